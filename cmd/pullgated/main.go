@@ -1,0 +1,175 @@
+// Command pullgated stands between the kubelet and the container runtime and lets a pod use an
+// image only if one of its credentials has proved access to it.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/pullgate/pullgate/pkg/config"
+	"github.com/pullgate/pullgate/pkg/daemon"
+)
+
+// Set by the linker, see the Makefile.
+var (
+	version = "dev"
+	commit  = "unknown"
+	date    = "unknown"
+)
+
+// Exit codes, the same for every program of the project.
+const (
+	exitDone   = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+const defaultConfig = "/etc/pullgate/config.yaml"
+
+const long = `pullgated stands between the kubelet and the container runtime. It records which
+credentials pulled which image, and hides an image that is already on the node
+from a pod that has not proved access to it, so that the kubelet pulls with the
+pod's own credentials (imagePullPolicy IfNotPresent) or refuses (Never).
+
+Point the kubelet's containerRuntimeEndpoint at the socket that pullgated listens
+on, and pullgated's runtimeEndpoint at the runtime. Without a configuration file
+every field has its default; docs/configuration.md lists them.`
+
+const examples = `  # See whether a configuration is right, without starting anything
+  pullgated --config /etc/pullgate/config.yaml --check-config
+
+  # Run it by hand, talkative, with JSON log lines
+  pullgated --config ./config.yaml --logging-format json -v 2
+
+  # After the store was lost: what is on the node now may be used by everybody
+  pullgated --accept-present-images`
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+// errUsage marks errors that are about the command line or the configuration.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+func run(args []string, stdout, stderr io.Writer) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	cmd := command()
+	cmd.SetArgs(args)
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	err := cmd.ExecuteContext(ctx)
+	if err == nil {
+		return exitDone
+	}
+	report(stderr, err)
+	var usage usageError
+	if errors.As(err, &usage) {
+		return exitUsage
+	}
+	return exitFailed
+}
+
+// report prints an error as an operator needs it: what and why, then what to do.
+func report(w io.Writer, err error) {
+	_, _ = fmt.Fprintf(w, "pullgated: %v\n", err)
+	var hint *daemon.HintError
+	if errors.As(err, &hint) {
+		_, _ = fmt.Fprintf(w, "pullgated: hint: %s\n", hint.Hint)
+	}
+}
+
+type flags struct {
+	config      string
+	check       bool
+	accept      bool
+	logFormat   string
+	verbosity   int
+	showVersion bool
+}
+
+func command() *cobra.Command {
+	var f flags
+	cmd := &cobra.Command{
+		Use:           "pullgated",
+		Short:         "Judge who may use the images of this node",
+		Long:          long,
+		Example:       examples,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("unexpected argument %q; pullgated takes flags only, see pullgated --help", args[0])}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return start(cmd, f) },
+	}
+	cmd.Flags().StringVar(&f.config, "config", defaultConfig, "configuration `file`; if it is absent every field has its default")
+	cmd.Flags().BoolVar(&f.check, "check-config", false, "check the configuration, say what is wrong with it, and exit")
+	cmd.Flags().BoolVar(&f.accept, "accept-present-images", false, "end the distrust of a store that was lost: take the images that are on the node now for preloaded")
+	cmd.Flags().StringVar(&f.logFormat, "logging-format", "text", "`format` of log lines: text or json")
+	cmd.Flags().IntVarP(&f.verbosity, "v", "v", 0, "log `level`: 0 for an operator, 2 and above for a developer")
+	cmd.Flags().BoolVar(&f.showVersion, "version", false, "print version, commit and date, and exit")
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		return usageError{fmt.Errorf("%w; see pullgated --help", err)}
+	})
+	return cmd
+}
+
+func start(cmd *cobra.Command, f flags) error {
+	if f.showVersion {
+		_, err := fmt.Fprintf(cmd.OutOrStdout(), "pullgated %s (commit %s, %s, %s)\n", version, commit, date, runtime.Version())
+		return err
+	}
+	log, err := logger(f, cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	c, err := config.Load(f.config)
+	if err != nil {
+		return usageError{fmt.Errorf("configuration %s:\n%w", f.config, err)}
+	}
+	if f.check {
+		_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: the configuration is right\n", f.config)
+		return err
+	}
+	return daemon.Run(klog.NewContext(cmd.Context(), log), daemon.Options{
+		Config:              c,
+		AcceptPresentImages: f.accept,
+		Log:                 log,
+		Version:             version,
+		GoVersion:           runtime.Version(),
+	})
+}
+
+// logger returns the logger that every part gets. The global one of klog, which libraries use, is
+// given the same output.
+func logger(f flags, w io.Writer) (klog.Logger, error) {
+	if f.verbosity < 0 {
+		return klog.Logger{}, usageError{fmt.Errorf("-v %d: the level is 0 or more", f.verbosity)}
+	}
+	var log klog.Logger
+	switch f.logFormat {
+	case "text":
+		log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(w), textlogger.Verbosity(f.verbosity)))
+	case "json":
+		log = logr.FromSlogHandler(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: slog.Level(-f.verbosity)}))
+	default:
+		return klog.Logger{}, usageError{fmt.Errorf("--logging-format %q: allowed are text and json", f.logFormat)}
+	}
+	klog.SetLogger(log)
+	return log, nil
+}

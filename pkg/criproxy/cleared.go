@@ -1,0 +1,42 @@
+package criproxy
+
+import "sync"
+
+// cleared holds the containers that were created here and may be started: their image has been
+// read back. The zero value is empty and ready; it may be used concurrently.
+type cleared struct {
+	mu sync.Mutex
+	of map[string]string // sandbox by container
+}
+
+func (c *cleared) add(container, sandbox string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.of == nil {
+		c.of = map[string]string{}
+	}
+	c.of[container] = sandbox
+}
+
+func (c *cleared) has(container string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, ok := c.of[container]
+	return ok
+}
+
+func (c *cleared) forget(container string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.of, container)
+}
+
+func (c *cleared) endSandbox(sandbox string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for container, of := range c.of {
+		if of == sandbox {
+			delete(c.of, container)
+		}
+	}
+}

@@ -1,0 +1,101 @@
+package criproxy
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+// A handler answers one judged call. The response is sent as it is.
+type handler func(ctx context.Context, c *call) (response []byte, err error)
+
+// A call is one unary call that is judged.
+type call struct {
+	method  string
+	request []byte // as it came; not to be changed
+
+	upstream        *Upstream
+	header, trailer metadata.MD // of the runtime's answer; they go with ours
+}
+
+// forward sends the call to the runtime as it came, with its metadata, and returns the runtime's
+// answer as it came.
+func (c *call) forward(ctx context.Context) ([]byte, error) {
+	req := frame{data: mem.BufferSlice{mem.SliceBuffer(c.request)}}
+	var resp frame
+	err := c.upstream.conn.Invoke(outgoing(ctx), c.method, &req, &resp, grpc.Header(&c.header), grpc.Trailer(&c.trailer))
+	if err != nil {
+		return nil, err
+	}
+	defer resp.free()
+	return resp.data.Materialize(), nil
+}
+
+// judge hands a call to its handler.
+func (s *Server) judge(stream grpc.ServerStream, method string, u *Upstream, h handler) error {
+	var req frame
+	if err := receive(stream, &req); err != nil {
+		return err
+	}
+	c := &call{method: method, request: req.data.Materialize(), upstream: u}
+	req.free()
+	response, err := h(stream.Context(), c)
+	if err := answer(stream, c.header, c.trailer); err != nil {
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	return stream.SendMsg(&frame{data: mem.BufferSlice{mem.SliceBuffer(response)}})
+}
+
+// forward passes a unary call on.
+func (s *Server) forward(stream grpc.ServerStream, method string, u *Upstream) error {
+	var req, resp frame
+	if err := receive(stream, &req); err != nil {
+		return err
+	}
+	var header, trailer metadata.MD
+	err := u.conn.Invoke(outgoing(stream.Context()), method, &req, &resp, grpc.Header(&header), grpc.Trailer(&trailer))
+	req.free()
+	if err := answer(stream, header, trailer); err != nil {
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	defer resp.free()
+	return stream.SendMsg(&resp)
+}
+
+// receive reads the one message of a unary call.
+func receive(stream grpc.ServerStream, f *frame) error {
+	err := stream.RecvMsg(f)
+	if errors.Is(err, io.EOF) {
+		return status.Error(codes.Internal, "cardinality violation: received no request message from non-client-streaming RPC")
+	}
+	return err
+}
+
+// answer puts the runtime's header and trailer on ours.
+func answer(stream grpc.ServerStream, header, trailer metadata.MD) error {
+	stream.SetTrailer(trailer)
+	return stream.SetHeader(header)
+}
+
+// outgoing lets the metadata of the client's call go with ours. What grpc writes itself it does not
+// take from there; compression is between neighbours only.
+func outgoing(ctx context.Context) context.Context {
+	md, ok := metadata.FromIncomingContext(ctx)
+	if !ok {
+		return ctx
+	}
+	md.Delete("grpc-accept-encoding")
+	return metadata.NewOutgoingContext(ctx, md)
+}

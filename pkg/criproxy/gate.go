@@ -1,0 +1,161 @@
+package criproxy
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// A Gate acts on verdicts: it knows what hiding, denying and answering mean in the CRI, and asks
+// the tracker who may pass. All of its handlers stand in intercept.go.
+type Gate struct {
+	tracker  *tracker.Tracker
+	pods     *pods.Index
+	runtime  *Runtime
+	metrics  GateMetrics
+	log      klog.Logger
+	shadow   bool
+	fallback bool
+	always   AlwaysPrecheck
+
+	hidden  hidden
+	cleared cleared
+	synced  synced
+}
+
+// GateMetrics counts what a [Gate] decides. Its methods may be called concurrently.
+type GateMetrics interface {
+	// Verdict is called for every judgement, with the CRI call that asked.
+	Verdict(call string, d policy.Decision)
+	// PrecheckHidden is called for every pre-check that was answered as if the image were absent.
+	PrecheckHidden()
+	// Denial is called for every call that was answered with PermissionDenied.
+	Denial(call string)
+	// RecheckHit and RecheckMiss are the KEP's metrics; took is the time of our own handling,
+	// for a miss that of the pull as well.
+	RecheckHit(pullPolicy string, took time.Duration)
+	RecheckMiss(pullPolicy, outcome string, took time.Duration)
+}
+
+// GateConfig are the parts and the settings of a [Gate].
+type GateConfig struct {
+	Tracker *tracker.Tracker
+	Pods    *pods.Index
+	Runtime *Runtime
+	Metrics GateMetrics
+	Log     klog.Logger
+	// Shadow is noPullImageSecretRecheck: judge and count, enforce nothing.
+	Shadow bool
+	// OutageFallback is registryOutageFallback.
+	OutageFallback bool
+	// AlwaysPrecheck is kubeletSkipsAlwaysPrecheck.
+	AlwaysPrecheck AlwaysPrecheck
+}
+
+// NewGate returns a gate. Every field of the configuration but the switches must be set.
+func NewGate(c GateConfig) *Gate {
+	return &Gate{
+		tracker:  c.Tracker,
+		pods:     c.Pods,
+		runtime:  c.Runtime,
+		metrics:  c.Metrics,
+		log:      c.Log,
+		shadow:   c.Shadow,
+		fallback: c.OutageFallback,
+		always:   c.AlwaysPrecheck,
+		synced:   synced{turn: make(chan struct{}, 1)},
+	}
+}
+
+// unknownPolicy is the pull_policy label as long as no pod source tells the policy.
+const unknownPolicy = "unknown"
+
+// identify returns the pod of a sandbox configuration as the tracker wants it. The kubelet writes
+// the configuration and its annotations, so they need no further proof.
+func identify(c *runtimeapi.PodSandboxConfig) pods.Pod {
+	m := c.GetMetadata()
+	return pods.Pod{
+		UID:       m.GetUid(),
+		Namespace: m.GetNamespace(),
+		Name:      m.GetName(),
+		Static:    pods.StaticSource(c.GetAnnotations()[pods.SourceAnnotation]),
+	}
+}
+
+func asked(p pods.Pod) tracker.Pod {
+	return tracker.Pod{UID: p.UID, Namespace: p.Namespace, Static: p.Static}
+}
+
+// decode reads a request. A judged call that cannot be read is refused, since it cannot be judged.
+func decode(c *call, into proto.Message) error {
+	if err := proto.Unmarshal(c.request, into); err != nil {
+		return refuse(codes.InvalidArgument, "UNDECODABLE_REQUEST",
+			"pullgate cannot read this request, which it has to judge; kubelet and pullgate may differ in their CRI version")
+	}
+	return nil
+}
+
+// judge asks the tracker, counts the verdict and logs every one but a repeated Allow.
+func (g *Gate) judge(ctx context.Context, callName string, p pods.Pod, r tracker.Request) tracker.Verdict {
+	r.Pod = asked(p)
+	v := g.tracker.Check(ctx, r)
+	if v.Reason == policy.Absent {
+		return v
+	}
+	g.metrics.Verdict(callName, v.Decision)
+	if !v.Allowed() || v.First {
+		g.log.Info("Verdict", "call", callName, "image", r.Name, "imageID", v.Pair.ImageID, "pod", klog.KRef(p.Namespace, p.Name),
+			"verdict", v.Verdict, "reason", v.Reason, "credentialID", v.Credential, "shadow", g.shadow)
+	}
+	return v
+}
+
+// hit counts a present image that was allowed by proof that was already there: once for each pod
+// and pair, which is when the pod's grant for it is new.
+func (g *Gate) hit(v tracker.Verdict, began time.Time) {
+	if v.First && (v.Reason == policy.Proved || v.Reason == policy.Open) {
+		g.metrics.RecheckHit(unknownPolicy, time.Since(began))
+	}
+}
+
+// deny is the answer to a container that may not be created or started. It says what is missing
+// and what to do, and names nothing that the caller has not named itself.
+func (g *Gate) deny(callName string, p pods.Pod, name string, v tracker.Verdict) error {
+	g.metrics.Denial(callName)
+	what := fmt.Sprintf("image %q", name)
+	if name == "" {
+		what = "its image"
+	}
+	missing := "no credential of this pod has proved access to it"
+	todo := "set imagePullSecrets that can pull it; with imagePullPolicy Never an image must have been proved before"
+	switch v.Reason {
+	case policy.ImageIDName:
+		missing, todo = "an image ID is not a name that access can be proved for", "use the image's repository with a tag or digest"
+	case policy.RecordUnreadable:
+		missing, todo = "the record of who proved access cannot be read", "see the log of pullgated on this node"
+	default:
+	}
+	return refuse(codes.PermissionDenied, "ACCESS_NOT_PROVED",
+		fmt.Sprintf("pullgate: pod %s/%s may not use %s: %s; %s", p.Namespace, p.Name, what, missing, todo))
+}
+
+// aborted reports whether an error only tells that the call itself broke off, so that it gives
+// nothing away about an image.
+func aborted(err error) bool {
+	switch status.Code(err) {
+	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:
+		return true
+	default:
+		return false
+	}
+}

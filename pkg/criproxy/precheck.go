@@ -1,0 +1,115 @@
+package criproxy
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// absent is what a runtime answers for an image that it does not have: an empty message.
+var absent = []byte{} //nolint:gochecknoglobals // the constant of its type
+
+// isPrecheck reports whether an ImageStatus may be judged. Only a kubelet that decides whether to
+// pull sends both of its own annotations; the call for the image's user has none, and to hide
+// the image there would make the container run as root.
+func isPrecheck(r *runtimeapi.ImageStatusRequest) bool {
+	a := r.GetImage().GetAnnotations()
+	return !r.GetVerbose() && a[pods.SeenAnnotation] != "" && a[pods.SourceAnnotation] != ""
+}
+
+// imageStatus hides an image that the pod has to prove access to.
+func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
+	var req runtimeapi.ImageStatusRequest
+	if err := decode(c, &req); err != nil {
+		return nil, err
+	}
+	if !isPrecheck(&req) {
+		return c.forward(ctx)
+	}
+	g.ready(ctx)
+	began := time.Now()
+	name, seen := req.GetImage().GetImage(), req.GetImage().GetAnnotations()[pods.SeenAnnotation]
+	who := g.pods.BySeen(seen)
+	if len(who) == 0 {
+		// Nobody known: what everybody may use is still to be had, and a static pod shows
+		// itself by its source.
+		who = []pods.Pod{{Static: pods.StaticSource(req.GetImage().GetAnnotations()[pods.SourceAnnotation])}}
+	}
+
+	raw, err := c.forward(ctx)
+	if err != nil {
+		return g.unresolved(name, who, err)
+	}
+	var resp runtimeapi.ImageStatusResponse
+	if err := proto.Unmarshal(raw, &resp); err != nil {
+		g.log.Error(err, "Answer of the runtime not readable, the image is hidden", "image", name)
+		return absent, nil
+	}
+	key := keyOf(seen, name)
+	if resp.GetImage().GetId() == "" {
+		g.hidden.clear(key)
+		return raw, nil
+	}
+
+	allowed, firsts := true, make([]tracker.Verdict, 0, 1)
+	for _, p := range who {
+		v := g.judge(ctx, "ImageStatus", p, tracker.Request{Name: name, Image: image(resp.GetImage())})
+		if g.hidden.refused(p.UID, v.Pair.ImageID) {
+			g.log.Info("Pre-check hidden, the pod was refused a container on this image", "image", name, "pod", klog.KRef(p.Namespace, p.Name))
+			allowed = false
+		}
+		allowed = allowed && v.Allowed()
+		firsts = append(firsts, v)
+	}
+	if allowed {
+		g.hidden.clear(key)
+		for _, v := range firsts {
+			g.hit(v, began)
+		}
+		return raw, nil
+	}
+	fresh := g.hidden.set(key)
+	if g.shadow {
+		if fresh {
+			g.metrics.RecheckMiss(unknownPolicy, "unverified", time.Since(began))
+		}
+		return raw, nil
+	}
+	g.metrics.PrecheckHidden()
+	return absent, nil
+}
+
+// unresolved answers a pre-check that the runtime answered with an error. An ambiguous prefix of an
+// image ID is one, and would tell that such images are here.
+func (g *Gate) unresolved(name string, who []pods.Pod, err error) ([]byte, error) {
+	if g.shadow || aborted(err) {
+		return nil, err
+	}
+	for _, p := range who {
+		if d := g.tracker.CheckID(asked(p), name); d.Verdict != policy.Allow {
+			g.metrics.Verdict("ImageStatus", d)
+			g.metrics.PrecheckHidden()
+			g.log.Info("Verdict", "call", "ImageStatus", "image", name, "pod", klog.KRef(p.Namespace, p.Name), "verdict", d.Verdict, "reason", d.Reason)
+			return absent, nil
+		}
+	}
+	return nil, err
+}
+
+// image is what the tracker wants to know of the runtime's image.
+func image(i *runtimeapi.Image) tracker.Image {
+	if i.GetId() == "" {
+		return tracker.Image{}
+	}
+	names := make([]string, 0, len(i.GetRepoTags())+len(i.GetRepoDigests()))
+	names = append(names, i.GetRepoTags()...)
+	names = append(names, i.GetRepoDigests()...)
+	return tracker.Image{ID: i.GetId(), Names: names}
+}

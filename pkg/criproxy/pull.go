@@ -1,0 +1,174 @@
+package criproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// A pullCall is one PullImage on its way through the gate.
+type pullCall struct {
+	began   time.Time
+	name    string
+	cred    credential.Credential
+	pod     pods.Pod
+	key     precheckKey
+	present tracker.Image // what the name stands for on the node before the pull
+	hidden  bool          // a pre-check of this pod for this name is hidden at the moment
+}
+
+// pullImage answers a request to prove access that the pod's credential has already answered, and
+// forwards every other pull between its intent and its record (DESIGN 3.4).
+func (g *Gate) pullImage(ctx context.Context, c *call) ([]byte, error) {
+	var req runtimeapi.PullImageRequest
+	if err := decode(c, &req); err != nil {
+		return nil, err
+	}
+	g.ready(ctx)
+	p := g.pullCall(&req)
+	img, err := g.runtime.imageStatus(ctx, p.name)
+	if err == nil {
+		p.present = img
+	}
+
+	exact := g.always.skips(ctx)
+	if p.hidden && exact && p.present.ID != "" {
+		if v := g.judgePull(ctx, p); v.Allowed() {
+			g.hit(v, p.began)
+			return g.onNode(p)
+		}
+	}
+	return g.realPull(ctx, c, p, exact)
+}
+
+func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
+	a := req.GetAuth()
+	p := &pullCall{
+		began: time.Now(),
+		name:  req.GetImage().GetImage(),
+		cred: credential.New(a.GetUsername(), a.GetPassword(), a.GetAuth(), a.GetServerAddress(),
+			a.GetIdentityToken(), a.GetRegistryToken()),
+	}
+	// Without a sandbox configuration it is somebody who pulls for no pod: crictl, kubeadm.
+	if config := req.GetSandboxConfig(); config != nil {
+		p.pod = identify(config)
+		seen := config.GetAnnotations()[pods.SeenAnnotation]
+		g.pods.Learn(seen, p.pod)
+		p.key = keyOf(seen, p.name)
+		p.hidden = seen != "" && !g.shadow && g.hidden.has(p.key)
+	}
+	return p
+}
+
+func (g *Gate) judgePull(ctx context.Context, p *pullCall) tracker.Verdict {
+	return g.judge(ctx, "PullImage", p.pod, tracker.Request{
+		Name: p.name, Image: p.present, Credentials: []credential.Credential{p.cred},
+	})
+}
+
+// onNode answers a pull with the image that the node has.
+func (g *Gate) onNode(p *pullCall) ([]byte, error) {
+	g.hidden.clear(p.key)
+	raw, err := proto.Marshal(&runtimeapi.PullImageResponse{ImageRef: p.present.ID})
+	if err != nil {
+		return nil, fmt.Errorf("answer a pull with the image on the node: %w", err)
+	}
+	return raw, nil
+}
+
+// realPull forwards: intent on disk, runtime, record on disk, grant, answer.
+func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall, exact bool) ([]byte, error) {
+	proved := g.shadow && p.present.ID != "" && g.judgePull(ctx, p).Allowed()
+
+	pull, err := g.tracker.BeginPull(ctx, p.name, p.present)
+	if err != nil {
+		if !errors.Is(err, tracker.ErrNoIntent) {
+			return nil, err
+		}
+		g.log.Error(err, "Pull refused, the store of pull records cannot be written", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+		// The kubelet gives the pod the reason RegistryUnavailable for a text that begins so;
+		// of code Unknown it shows the text alone.
+		return nil, refuse(codes.Unknown, "STORE_NOT_WRITABLE",
+			"RegistryUnavailable: pullgate cannot write its store of pull records on this node; see the log of pullgated and the disk that holds its state directory")
+	}
+	defer g.ended(pull.Lost) // for every way out, a panic included, that says nothing else
+
+	raw, err := c.forward(ctx)
+	out := classify(err)
+	if out == outcomeVerified {
+		out = g.verified(pull, p, raw)
+	} else if out.definite() {
+		g.ended(pull.Refused)
+	}
+	g.log.Info("Pull", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.label(), "took", time.Since(p.began))
+	g.countPull(p, proved, out)
+	if err == nil {
+		return raw, nil
+	}
+	if g.standsIn(ctx, p, exact, out) {
+		g.log.Info("Pull answered with the image on the node", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.label())
+		return g.onNode(p)
+	}
+	return nil, err
+}
+
+// verified makes a record of a successful pull. An answer without an image ID records nothing: the
+// intent stays, and the kubelet takes it for an error.
+func (g *Gate) verified(pull *tracker.Pull, p *pullCall, raw []byte) outcome {
+	var resp runtimeapi.PullImageResponse
+	if err := proto.Unmarshal(raw, &resp); err != nil || resp.GetImageRef() == "" {
+		g.log.Error(err, "Answer of the runtime to a pull names no image, nothing is recorded", "image", p.name)
+		return outcomeError
+	}
+	v, err := pull.Proved(tracker.Proof{ImageID: resp.GetImageRef(), Credential: p.cred, Pod: asked(p.pod)})
+	if err != nil {
+		g.log.Error(err, "Pull record not written, the image needs proof again for every other pod", "image", p.name)
+	}
+	g.hidden.clear(p.key)
+	g.log.Info("Proved", "image", p.name, "imageID", v.Pair.ImageID, "pod", klog.KRef(p.pod.Namespace, p.pod.Name),
+		"reason", v.Reason, "credentialID", v.Credential)
+	return outcomeVerified
+}
+
+// countPull counts a pull of an image that was present. In shadow mode the registry is asked where
+// an enforcing gate would not have asked it, so there a pull that was proved before is a hit.
+func (g *Gate) countPull(p *pullCall, proved bool, out outcome) {
+	switch {
+	case p.present.ID == "":
+	case g.shadow && proved:
+		g.metrics.RecheckHit(unknownPolicy, time.Since(p.began))
+	default:
+		g.metrics.RecheckMiss(unknownPolicy, out.label(), time.Since(p.began))
+	}
+}
+
+// standsIn reports whether the image on the node may stand in for a pull that failed. A kubelet that
+// sends a pre-check for Always as well leaves open whether this pull was one; it was forwarded
+// to be safe, but a pod that has proved access must not depend on the registry for it, and an
+// exempt one on nothing of ours.
+func (g *Gate) standsIn(ctx context.Context, p *pullCall, exact bool, out outcome) bool {
+	if exact || !p.hidden || p.present.ID == "" || ctx.Err() != nil {
+		return false
+	}
+	v := g.judgePull(ctx, p)
+	exempt := v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace
+	return v.Allowed() && (exempt || (g.fallback && out.unavailable()))
+}
+
+// ended tells the tracker how a pull ended; a failure leaves the intent on disk, which is safe.
+func (g *Gate) ended(end func() error) {
+	if err := end(); err != nil {
+		g.log.Error(err, "End of a pull not written, its intent stays")
+	}
+}

@@ -1,0 +1,96 @@
+package criproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+)
+
+// pump passes a call on without knowing whether either side streams: messages in both directions
+// until the runtime ends the call.
+func (s *Server) pump(client grpc.ServerStream, method string, u *Upstream) error {
+	ctx, cancel := context.WithCancelCause(client.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(s.stopping, func() { cancel(errStopping) })()
+
+	runtime, err := u.conn.NewStream(outgoing(ctx), &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
+	if err != nil {
+		return s.streamEnd(ctx, err)
+	}
+	// This direction may block in a read from the client until the call has been answered, so it
+	// is waited for at Shutdown and not here.
+	s.pumps.Go(func() {
+		if err := toRuntime(client, runtime); err != nil {
+			cancel(err)
+		}
+	})
+	err = toClient(client, runtime)
+	client.SetTrailer(runtime.Trailer())
+	return s.streamEnd(ctx, err)
+}
+
+// streamEnd is the status with which a stream ends: the runtime's own, but for a stop of ours.
+func (s *Server) streamEnd(ctx context.Context, err error) error {
+	if err != nil && errors.Is(context.Cause(ctx), errStopping) {
+		return refuse(codes.Unavailable, "STOPPING", "pullgated is stopping")
+	}
+	return err
+}
+
+// toRuntime passes the client's messages and its half-close on.
+func toRuntime(client grpc.ServerStream, runtime grpc.ClientStream) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	for {
+		var f frame
+		if err := client.RecvMsg(&f); err != nil {
+			if errors.Is(err, io.EOF) {
+				return runtime.CloseSend()
+			}
+			return err
+		}
+		err := runtime.SendMsg(&f)
+		f.free()
+		if errors.Is(err, io.EOF) {
+			return nil // the runtime has ended the call; toClient has its status
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// toClient passes the runtime's header on as soon as it is there, then its messages, and returns the
+// status of the call.
+func toClient(client grpc.ServerStream, runtime grpc.ClientStream) error {
+	header, err := runtime.Header()
+	if err != nil {
+		return err
+	}
+	if header != nil {
+		if err := client.SendHeader(header); err != nil {
+			return err
+		}
+	}
+	for {
+		var f frame
+		if err := runtime.RecvMsg(&f); err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		err := client.SendMsg(&f)
+		f.free()
+		if err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,109 @@
+package criproxy
+
+import (
+	"context"
+
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/pods"
+)
+
+// runPodSandbox learns which pod a sandbox belongs to.
+func (g *Gate) runPodSandbox(ctx context.Context, c *call) ([]byte, error) {
+	var req runtimeapi.RunPodSandboxRequest
+	if err := decode(c, &req); err != nil {
+		return nil, err
+	}
+	raw, err := c.forward(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var resp runtimeapi.RunPodSandboxResponse
+	if err := proto.Unmarshal(raw, &resp); err != nil {
+		g.log.Error(err, "Answer of the runtime not readable, the pod is not identified until its sandbox is listed")
+		return raw, nil
+	}
+	g.addSandbox(resp.GetPodSandboxId(), req.GetConfig())
+	return raw, nil
+}
+
+func (g *Gate) addSandbox(id string, config *runtimeapi.PodSandboxConfig) {
+	g.pods.Add(pods.Sandbox{ID: id, Pod: identify(config), Seen: config.GetAnnotations()[pods.SeenAnnotation]})
+}
+
+// removePodSandbox ends the grants of a pod whose last sandbox goes.
+func (g *Gate) removePodSandbox(ctx context.Context, c *call) ([]byte, error) {
+	var req runtimeapi.RemovePodSandboxRequest
+	if err := decode(c, &req); err != nil {
+		return nil, err
+	}
+	raw, err := c.forward(ctx)
+	if err == nil {
+		g.endPods(g.pods.Remove(req.GetPodSandboxId()))
+		g.cleared.endSandbox(req.GetPodSandboxId())
+	}
+	return raw, err
+}
+
+// listPodSandbox reads a list that is complete, which a kubelet asks for about once a second.
+func (g *Gate) listPodSandbox(ctx context.Context, c *call) ([]byte, error) {
+	var req runtimeapi.ListPodSandboxRequest
+	if err := decode(c, &req); err != nil {
+		return nil, err
+	}
+	since := g.pods.Now()
+	raw, err := c.forward(ctx)
+	if err != nil || proto.Size(req.GetFilter()) > 0 {
+		return raw, err
+	}
+	var resp runtimeapi.ListPodSandboxResponse
+	if err := proto.Unmarshal(raw, &resp); err != nil {
+		g.log.Error(err, "List of sandboxes not readable, pods keep what they are known by")
+		return raw, nil
+	}
+	if ended, ok := g.pods.Reconcile(since, sandboxes(&resp)); ok {
+		g.endPods(ended)
+	}
+	return raw, nil
+}
+
+// removeImage lets the records of an image go with it.
+func (g *Gate) removeImage(ctx context.Context, c *call) ([]byte, error) {
+	done := g.tracker.BeginRemoval()
+	defer done()
+	raw, err := c.forward(ctx)
+	if err != nil {
+		return nil, err
+	}
+	done()
+	// The image is gone whether or not the client still waits.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownCallLimit)
+	defer cancel()
+	if err := g.tracker.Prune(ctx); err != nil {
+		g.log.Info("Records of removed images stay until the next time", "err", err)
+	}
+	return raw, nil
+}
+
+func (g *Gate) endPods(uids []string) {
+	for _, uid := range uids {
+		g.tracker.EndPod(uid)
+		g.hidden.endPod(uid)
+	}
+}
+
+func sandboxes(r *runtimeapi.ListPodSandboxResponse) []pods.Sandbox {
+	list := make([]pods.Sandbox, 0, len(r.GetItems()))
+	for _, s := range r.GetItems() {
+		list = append(list, pods.Sandbox{
+			ID:   s.GetId(),
+			Seen: s.GetAnnotations()[pods.SeenAnnotation],
+			Pod: identify(&runtimeapi.PodSandboxConfig{
+				Metadata:    s.GetMetadata(),
+				Annotations: s.GetAnnotations(),
+			}),
+		})
+	}
+	return list
+}

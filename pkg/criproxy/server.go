@@ -1,0 +1,143 @@
+package criproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+)
+
+// Metrics counts what goes through a [Server]. Its methods may be called concurrently.
+type Metrics interface {
+	// ForwardedCall is called at the end of every call with the full method as it was called,
+	// which may be anything, and the name of the status code.
+	ForwardedCall(method, code string, judged bool, took time.Duration)
+	// Panic is called for every call that panicked.
+	Panic()
+}
+
+// Config are the parts of a [Server]. Every field must be set.
+type Config struct {
+	// Runtime serves the RuntimeService, Image the ImageService; they may be the same.
+	Runtime, Image *Upstream
+	Gate           *Gate
+	Metrics        Metrics
+	Log            klog.Logger
+}
+
+// A Server is the CRI as the kubelet sees it.
+type Server struct {
+	grpc     *grpc.Server
+	services map[string]*Upstream // by the prefix of the full method
+	unary    map[string]bool
+	handlers map[string]handler
+	metrics  Metrics
+	log      klog.Logger
+
+	stopping context.Context //nolint:containedctx // ends when Shutdown begins; every open stream hangs on it
+	stop     context.CancelCauseFunc
+	pumps    sync.WaitGroup
+}
+
+// errStopping is the cause with which open streams end at Shutdown.
+var errStopping = errors.New("criproxy: stopping")
+
+// New returns a server that does not serve yet.
+func New(c Config) *Server {
+	s := &Server{
+		services: map[string]*Upstream{
+			"/" + runtimeapi.RuntimeService_ServiceDesc.ServiceName + "/": c.Runtime,
+			"/" + runtimeapi.ImageService_ServiceDesc.ServiceName + "/":   c.Image,
+		},
+		unary:    map[string]bool{},
+		handlers: c.Gate.handlers(),
+		metrics:  c.Metrics,
+		log:      c.Log,
+	}
+	for _, d := range []grpc.ServiceDesc{runtimeapi.RuntimeService_ServiceDesc, runtimeapi.ImageService_ServiceDesc} {
+		for _, m := range d.Methods {
+			s.unary["/"+d.ServiceName+"/"+m.MethodName] = true
+		}
+	}
+	s.stopping, s.stop = context.WithCancelCause(context.Background())
+	s.grpc = grpc.NewServer(
+		grpc.ForceServerCodecV2(newCodec()),
+		grpc.UnknownServiceHandler(s.handle),
+		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.WaitForHandlers(true),
+	)
+	return s
+}
+
+// Serve answers calls until Shutdown, and returns nil then. It closes the listener.
+func (s *Server) Serve(l net.Listener) error {
+	if err := s.grpc.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("serve the CRI: %w", err)
+	}
+	return nil
+}
+
+// Shutdown ends open streams with Unavailable and takes no new calls. Unary calls under way go on
+// until ctx ends, and are cancelled then. It returns when no call is left.
+func (s *Server) Shutdown(ctx context.Context) {
+	s.stop(errStopping)
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		s.grpc.GracefulStop()
+	}()
+	select {
+	case <-drained:
+	case <-ctx.Done():
+		s.grpc.Stop()
+		<-drained
+	}
+	s.pumps.Wait()
+}
+
+// handle takes every call: no service is registered, so to grpc all of them are unknown.
+func (s *Server) handle(_ any, stream grpc.ServerStream) (err error) {
+	began := time.Now()
+	method, _ := grpc.MethodFromServerStream(stream)
+	judge, judged := s.handlers[method]
+	defer func() {
+		if p := recover(); p != nil {
+			s.metrics.Panic()
+			s.log.Error(fmt.Errorf("panic: %v", p), "A call panicked, it is answered with Internal", "method", method, "stack", string(debug.Stack()))
+			err = refuse(codes.Internal, "PANIC", "pullgate failed in this call; see the log of pullgated on this node")
+		}
+		s.metrics.ForwardedCall(method, status.Code(err).String(), judged, time.Since(began))
+	}()
+	u := s.route(method)
+	switch {
+	case u == nil:
+		service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+		return refuse(codes.Unimplemented, "SERVICE_NOT_PASSED_ON", "unknown service "+service)
+	case judged:
+		return s.judge(stream, method, u, judge)
+	case s.unary[method]:
+		return s.forward(stream, method, u)
+	default:
+		return s.pump(stream, method, u)
+	}
+}
+
+// route returns the upstream that serves a method, nil for a service that is not passed on.
+func (s *Server) route(method string) *Upstream {
+	for prefix, u := range s.services {
+		if strings.HasPrefix(method, prefix) {
+			return u
+		}
+	}
+	return nil
+}

@@ -1,0 +1,90 @@
+package criproxy
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+)
+
+// maxMessage is the limit that kubelets and containerd set on both sides, 16 MiB; grpc's own of
+// 4 MiB cuts the lists of a big node.
+const maxMessage = 16 << 20
+
+// Delays between attempts to connect. A runtime that is back is found within the longest of them.
+const (
+	firstRetry   = 100 * time.Millisecond
+	longestRetry = time.Second
+	// handshake bounds one attempt; a socket that accepts and stays silent is as good as none.
+	handshake = 3 * time.Second
+)
+
+// An Upstream is the connection to one endpoint of the runtime. It connects by itself, again and
+// again; a call fails at once with Unavailable while there is no connection. Its methods may be
+// called concurrently.
+type Upstream struct{ conn *grpc.ClientConn }
+
+// Dial returns an Upstream for an endpoint like unix:///run/containerd/containerd.sock. It does not
+// wait for the runtime; an error says that the endpoint is not well formed.
+func Dial(endpoint string) (*Upstream, error) {
+	conn, err := grpc.NewClient(endpoint,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"),
+		grpc.WithNoProxy(),
+		grpc.WithDisableRetry(),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithIdleTimeout(0),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: firstRetry, Multiplier: 1.6, Jitter: 0.2, MaxDelay: longestRetry},
+			MinConnectTimeout: handshake,
+		}),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(newCodec()), grpc.MaxCallRecvMsgSize(maxMessage)),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("endpoint %s: %w", endpoint, err)
+	}
+	conn.Connect()
+	return &Upstream{conn: conn}, nil
+}
+
+// Up reports whether there is a connection at this moment.
+func (u *Upstream) Up() bool { return u.conn.GetState() == connectivity.Ready }
+
+// Watch keeps the connection wanted and tells f whether it is up, first as it is and then at every
+// change, until ctx ends.
+func (u *Upstream) Watch(ctx context.Context, f func(up bool)) {
+	state := u.conn.GetState()
+	up := state == connectivity.Ready
+	f(up)
+	for {
+		if state == connectivity.Idle {
+			u.conn.Connect()
+		}
+		if !u.conn.WaitForStateChange(ctx, state) {
+			return
+		}
+		state = u.conn.GetState()
+		if now := state == connectivity.Ready; now != up {
+			up = now
+			f(up)
+		}
+	}
+}
+
+// Close ends the connection and every call on it.
+func (u *Upstream) Close() error {
+	if err := u.conn.Close(); err != nil {
+		return fmt.Errorf("close the connection to the runtime: %w", err)
+	}
+	return nil
+}
+
+// invoke makes a call of our own. The metadata of a client's call do not go with it.
+func (u *Upstream) invoke(ctx context.Context, method string, req, resp proto.Message) error {
+	return u.conn.Invoke(ctx, method, req, resp)
+}

@@ -1,0 +1,265 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/config"
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/metrics"
+	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// drainLimit is how long unary calls under way may take when the daemon stops (DESIGN 5).
+const drainLimit = 10 * time.Second
+
+// reconcileEvery is how often the list of sandboxes is read for ourselves, for a kubelet that reads
+// it in a way that passes us by.
+const reconcileEvery = time.Minute
+
+// Options are what pullgated is told on its command line, beside the configuration.
+type Options struct {
+	Config config.Config
+	// AcceptPresentImages ends the distrust of a store and takes what is on the node for
+	// preloaded, once.
+	AcceptPresentImages bool
+	Log                 klog.Logger
+	// Version and GoVersion are shown by pullgate_build_info.
+	Version, GoVersion string
+	// Ready is called once when the socket can be dialled; nil is allowed.
+	Ready func()
+}
+
+// Run runs the daemon until ctx ends, and returns when everything that it started has ended: nil
+// after an orderly stop, an error (often a [HintError]) if it could not start or go on. The
+// configuration is taken as checked by the config package.
+func Run(ctx context.Context, o Options) (err error) {
+	m := metrics.New(o.Version, o.GoVersion)
+
+	// The lock on the store is what keeps a second daemon from this node's state, so it comes
+	// before the socket.
+	st, err := openState(o.Config.StateDir, records.Options{Now: time.Now(), OnSync: m.StoreSync}, o.Log.WithName("records"))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, st.store.Close()) }()
+	if err := accept(o, st.store); err != nil {
+		return err
+	}
+
+	conns, err := dial(o.Config)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conns.close()) }()
+
+	runtime := criproxy.NewRuntime(conns.runtime, conns.image)
+	trk, err := tracker.New(st.store, st.key, runtime, tracker.Options{
+		Rules:           rules(o.Config),
+		VerifyUntracked: o.Config.UntrackedImages == config.UntrackedVerify,
+		Log:             o.Log.WithName("tracker"),
+	})
+	if err != nil {
+		o.Log.Error(err, "Pull intents of an earlier run not all read, what they stand for needs proof")
+	}
+	gate := criproxy.NewGate(criproxy.GateConfig{
+		Tracker:        trk,
+		Pods:           pods.New(),
+		Runtime:        runtime,
+		Metrics:        m,
+		Log:            o.Log.WithName("gate"),
+		Shadow:         o.Config.NoPullImageSecretRecheck,
+		OutageFallback: o.Config.RegistryOutageFallback,
+		AlwaysPrecheck: alwaysPrecheck(o.Config),
+	})
+	server := criproxy.New(criproxy.Config{
+		Runtime: conns.runtime,
+		Image:   conns.image,
+		Gate:    gate,
+		Metrics: m,
+		Log:     o.Log.WithName("proxy"),
+	})
+	m.SetStore(func() (int, int, int, int64) {
+		s, err := st.store.Stats()
+		if err != nil {
+			o.Log.Error(err, "Store of pull records not counted")
+		}
+		return s.Records, s.Intents, s.Marks, s.Bytes
+	})
+	m.SetGrants(trk.Grants)
+	m.StoreDistrusted(st.store.Distrusted() != nil)
+
+	listener, err := listen(ctx, o.Config.Listen)
+	if err != nil {
+		return err
+	}
+	web, err := listenWeb(ctx, o.Config.Metrics.Listen)
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	o.Log.Info("Serving", "listen", o.Config.Listen, "runtimeEndpoint", o.Config.RuntimeEndpoint, "imageEndpoint", o.Config.ImageEndpoint,
+		"policy", o.Config.ImagePullCredentialsVerificationPolicy, "enforcing", !o.Config.NoPullImageSecretRecheck, "version", o.Version)
+	if o.Ready != nil {
+		o.Ready()
+	}
+	return serve(ctx, o, parts{conns: conns, tracker: trk, gate: gate, server: server, metrics: m, cri: listener, web: web})
+}
+
+// parts are what serve keeps running.
+type parts struct {
+	conns    connections
+	tracker  *tracker.Tracker
+	gate     *criproxy.Gate
+	server   *criproxy.Server
+	metrics  *metrics.Metrics
+	cri, web net.Listener
+}
+
+// serve runs the parts and stops them in the reverse order when ctx ends or one of them fails: the
+// CRI first, while everything that a call under way needs is still there.
+func serve(ctx context.Context, o Options, p parts) error {
+	// behind carries what outlives the calls that are drained.
+	behind, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	var back errgroup.Group
+	back.Go(func() error { p.tracker.Run(behind); return nil })
+	back.Go(func() error { watch(behind, o.Log, p); return nil })
+	if p.web != nil {
+		back.Go(func() error { return serveWeb(behind, p) })
+	}
+
+	front, ctx := errgroup.WithContext(ctx)
+	front.Go(func() error { return p.server.Serve(p.cri) })
+	front.Go(func() error {
+		<-ctx.Done()
+		o.Log.Info("Stopping, calls under way are drained", "limit", drainLimit)
+		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainLimit)
+		defer cancel()
+		p.server.Shutdown(drain)
+		return nil
+	})
+	err := front.Wait()
+	stop()
+	err = errors.Join(err, back.Wait())
+	o.Log.Info("Stopped")
+	return err
+}
+
+// watch keeps the gate in step with the runtime.
+func watch(ctx context.Context, log klog.Logger, p parts) {
+	var g errgroup.Group
+	up := make(chan struct{}, 1)
+	for _, u := range p.conns.each() {
+		g.Go(func() error {
+			u.Watch(ctx, func(isUp bool) {
+				p.metrics.UpstreamUp(p.conns.up())
+				if !isUp {
+					p.gate.Disconnected()
+					log.Info("Runtime not reached, calls fail until it is back")
+					return
+				}
+				log.Info("Runtime reached")
+				select {
+				case up <- struct{}{}:
+				default:
+				}
+			})
+			return nil
+		})
+	}
+	g.Go(func() error {
+		tick := time.NewTicker(reconcileEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-up:
+			case <-tick.C:
+			}
+			err := p.gate.Sync(ctx)
+			if err == nil {
+				err = p.gate.Reconcile(ctx)
+			}
+			if err != nil && ctx.Err() == nil {
+				log.Info("Not in step with the runtime, judging by what is known", "err", err)
+			}
+		}
+	})
+	_ = g.Wait() // none of them returns an error
+}
+
+// accept ends distrust, if the operator says so.
+func accept(o Options, store *records.Store) error {
+	if !o.AcceptPresentImages {
+		return nil
+	}
+	o.Log.Info("Images that are on the node now are accepted as preloaded, as told by --accept-present-images",
+		"distrusted", store.Distrusted() != nil, "hint", "start without the flag from the next time on")
+	if err := store.Trust(); err != nil {
+		return fmt.Errorf("accept present images: %w", err)
+	}
+	return nil
+}
+
+func rules(c config.Config) tracker.Rules {
+	return tracker.Rules{
+		Policy:           c.Policy(),
+		ExemptStaticPods: c.Exempt.StaticPods,
+		ExemptNamespaces: c.Exempt.Namespaces,
+	}
+}
+
+func alwaysPrecheck(c config.Config) criproxy.AlwaysPrecheck {
+	switch c.KubeletSkipsAlwaysPrecheck {
+	case config.SkipsTrue:
+		return criproxy.AlwaysPrecheckSkipped
+	case config.SkipsFalse:
+		return criproxy.AlwaysPrecheckSent
+	default:
+		return criproxy.AlwaysPrecheckAuto
+	}
+}
+
+// connections are those to the runtime; both are the same if one endpoint serves both services.
+type connections struct{ runtime, image *criproxy.Upstream }
+
+func dial(c config.Config) (connections, error) {
+	runtime, err := criproxy.Dial(c.RuntimeEndpoint)
+	if err != nil {
+		return connections{}, fmt.Errorf("dial runtimeEndpoint %s: %w", c.RuntimeEndpoint, err)
+	}
+	if c.ImageEndpoint == c.RuntimeEndpoint {
+		return connections{runtime: runtime, image: runtime}, nil
+	}
+	image, err := criproxy.Dial(c.ImageEndpoint)
+	if err != nil {
+		return connections{}, errors.Join(fmt.Errorf("dial imageEndpoint %s: %w", c.ImageEndpoint, err), runtime.Close())
+	}
+	return connections{runtime: runtime, image: image}, nil
+}
+
+func (c connections) each() []*criproxy.Upstream {
+	if c.runtime == c.image {
+		return []*criproxy.Upstream{c.runtime}
+	}
+	return []*criproxy.Upstream{c.runtime, c.image}
+}
+
+func (c connections) up() bool { return c.runtime.Up() && c.image.Up() }
+
+func (c connections) close() error {
+	var err error
+	for _, u := range c.each() {
+		err = errors.Join(err, u.Close())
+	}
+	return err
+}

@@ -1,0 +1,67 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+)
+
+// Limits of the HTTP server; it answers with small pages to few askers.
+const (
+	webHeaderLimit = 5 * time.Second
+	webStopLimit   = 2 * time.Second
+)
+
+// listenWeb listens for scrapes and probes; an empty address means that there is to be no server.
+func listenWeb(ctx context.Context, address string) (net.Listener, error) {
+	if address == "" {
+		return nil, nil //nolint:nilnil // no listener is what was asked for
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, hinted(fmt.Errorf("listen on metrics.listen %s: %w", address, err), "set metrics.listen to a free address, or to \"\" for none")
+	}
+	return l, nil
+}
+
+// serveWeb serves /metrics, /healthz and /readyz until ctx ends.
+func serveWeb(ctx context.Context, p parts) error {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", p.metrics.Handler())
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		switch {
+		case !p.conns.up():
+			answer(w, http.StatusServiceUnavailable, "the runtime is not reached")
+		case !p.gate.Synced():
+			answer(w, http.StatusServiceUnavailable, "not yet in step with the runtime")
+		default:
+			answer(w, http.StatusOK, "ok")
+		}
+	})
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: webHeaderLimit}
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(p.web) }()
+	select {
+	case err := <-done:
+		return fmt.Errorf("serve metrics: %w", err)
+	case <-ctx.Done():
+	}
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), webStopLimit)
+	defer cancel()
+	err := server.Shutdown(stop)
+	if serveErr := <-done; !errors.Is(serveErr, http.ErrServerClosed) {
+		err = errors.Join(err, serveErr)
+	}
+	return err
+}
+
+func answer(w http.ResponseWriter, code int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(code)
+	_, _ = fmt.Fprintln(w, text) // a prober that hangs up is its own affair
+}

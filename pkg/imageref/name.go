@@ -1,0 +1,60 @@
+package imageref
+
+import (
+	"fmt"
+
+	"github.com/distribution/reference"
+)
+
+// idRepository is what the normal form of a name like sha256:7692 has for a repository. Runtimes
+// resolve such a name as an image ID, or as a prefix of one.
+const idRepository = "docker.io/library/sha256"
+
+// A Name is a normalised image name. It is comparable: equal names mean the same image, on one
+// runtime at one moment. The zero value is no name.
+type Name struct {
+	repository string
+	suffix     string // ":tag" or "@digest"
+}
+
+// Parse normalises a name as containerd does: docker.io/library is added where no registry is
+// given, :latest where there is neither tag nor digest, and of a name with both the digest counts.
+func Parse(s string) (Name, error) {
+	named, err := reference.ParseDockerRef(s)
+	if err != nil {
+		return Name{}, fmt.Errorf("image name %q: %w", s, err)
+	}
+	n := Name{repository: named.Name()}
+	switch named := named.(type) {
+	case reference.Canonical:
+		n.suffix = "@" + named.Digest().String()
+	case reference.Tagged:
+		n.suffix = ":" + named.Tag()
+	default:
+		return Name{}, fmt.Errorf("image name %q: neither tag nor digest in its normal form", s)
+	}
+	return n, nil
+}
+
+// String returns the normal form, "repository:tag" or "repository@digest"; "" for the zero value.
+// Parse of it gives the same name.
+func (n Name) String() string { return n.repository + n.suffix }
+
+// Repository returns the name without tag and digest, "docker.io/library/busybox".
+func (n Name) Repository() string { return n.repository }
+
+// IsImageID reports whether runtimes take the name for an image ID or a prefix of one.
+func (n Name) IsImageID() bool { return n.repository == idRepository }
+
+// KubeletName returns the name that a kubelet sends for one written in a pod: ":latest" is added, to
+// the string as it is, where there is neither tag nor digest.
+func KubeletName(s string) (string, error) {
+	named, err := reference.ParseNormalizedNamed(s)
+	if err != nil {
+		return "", fmt.Errorf("image name %q: %w", s, err)
+	}
+	if reference.IsNameOnly(named) {
+		return s + ":latest", nil
+	}
+	return s, nil
+}

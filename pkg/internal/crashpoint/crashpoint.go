@@ -1,0 +1,42 @@
+// Package crashpoint names the instants at which a process may die and leave something half done.
+// Built with the tag crashpoint a process kills itself, without any clean-up, at the instant that
+// the environment names; otherwise Hit does nothing and costs nothing.
+package crashpoint
+
+// Env names the environment variable that holds the point to die at: its name, or name#N for the
+// N-th time that it is passed.
+const Env = "PULLGATE_CRASHPOINT"
+
+// The points, in the order of a pull's life.
+const (
+	StoreTemporary = "records.create.temporary" // the new store is whole, under its temporary name
+	StoreRenamed   = "records.create.renamed"   // it has its name, the directory is not synced
+	SetAside       = "records.damaged.aside"    // a damaged store has been moved away
+	KeyMissing     = "daemon.key.missing"       // the store is there, the node's key is not
+	BeginBefore    = "records.begin.before"     // a pull is about to get its intent
+	BeginAfter     = "records.begin.after"      // the intent is on disk, the runtime knows nothing
+	Pulled         = "criproxy.pull.answered"   // the runtime has pulled, nothing is recorded
+	ProveBefore    = "records.prove.before"     // the record is about to be written
+	ProveAfter     = "records.prove.after"      // the record is on disk, nobody knows
+	Recorded       = "criproxy.pull.recorded"   // record and grant are there, the kubelet waits
+	DropBefore     = "records.drop.before"
+	DropAfter      = "records.drop.after"
+	EndBefore      = "records.end.before"
+	EndAfter       = "records.end.after"
+	MarkBefore     = "records.mark.before"
+	MarkAfter      = "records.mark.after"
+	SettleBefore   = "records.settle.before"
+	SettleAfter    = "records.settle.after"
+	PruneBefore    = "records.prune.before"
+	PruneAfter     = "records.prune.after"
+	Created        = "criproxy.create.created" // the runtime has created a container, it is not read back
+)
+
+// All returns every point.
+func All() []string {
+	return []string{
+		StoreTemporary, StoreRenamed, SetAside, KeyMissing, BeginBefore, BeginAfter, Pulled, ProveBefore,
+		ProveAfter, Recorded, DropBefore, DropAfter, EndBefore, EndAfter, MarkBefore, MarkAfter, SettleBefore,
+		SettleAfter, PruneBefore, PruneAfter, Created,
+	}
+}

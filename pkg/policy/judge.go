@@ -1,0 +1,116 @@
+package policy
+
+// A Verdict is the answer to "may this pod use this image?".
+type Verdict uint8
+
+// The zero value is the safe one.
+const (
+	// Reverify means that access has to be proved before the image may be used. Hiding the image
+	// and denying the call are what callers make of it.
+	Reverify Verdict = iota
+	// Allow means that the image may be used as it is.
+	Allow
+)
+
+// String returns "Reverify" or "Allow".
+func (v Verdict) String() string {
+	if v == Allow {
+		return "Allow"
+	}
+	return "Reverify"
+}
+
+// A Reason is the rule that a verdict rests on. The set is fixed, so that it can be a label.
+type Reason string
+
+// The reasons, in the order in which the rules are asked.
+const (
+	Absent           Reason = "absent"            // the runtime does not have the image; the caller's rule
+	ExemptStaticPod  Reason = "exempt_static_pod" // Allow
+	ExemptNamespace  Reason = "exempt_namespace"  // Allow
+	RecordUnreadable Reason = "record_unreadable" // Reverify, whatever the policy
+	NeverVerify      Reason = "never_verify"      // Allow
+	ImageIDName      Reason = "image_id_name"     // Reverify: an image ID is no name
+	Allowlisted      Reason = "allowlisted"       // Allow
+	Preloaded        Reason = "preloaded"         // Allow
+	Open             Reason = "open"              // Allow
+	Granted          Reason = "granted"           // Allow
+	Proved           Reason = "proved"            // Allow
+	NotProved        Reason = "not_proved"        // Reverify: there is a record, without the pod's credentials
+	Pulling          Reason = "pulling"           // Reverify: there is nothing but a pull intent
+	Untracked        Reason = "untracked"         // Reverify: there is nothing at all
+)
+
+// Reasons returns all of them.
+func Reasons() []Reason {
+	return []Reason{
+		Absent, ExemptStaticPod, ExemptNamespace, RecordUnreadable, NeverVerify, ImageIDName, Allowlisted,
+		Preloaded, Open, Granted, Proved, NotProved, Pulling, Untracked,
+	}
+}
+
+// An Exemption says whether a pod is exempt as a pod, whatever the image.
+type Exemption uint8
+
+// The zero value exempts nobody.
+const (
+	NotExempt Exemption = iota
+	StaticPod
+	ExemptedNamespace
+)
+
+// Evidence is everything that is known about one pod, one image ID and one repository. The zero value
+// is that of an untracked image.
+type Evidence struct {
+	Exempt     Exemption
+	Unreadable bool   // the record, or the mark, cannot be read
+	ByID       bool   // the name is an image ID or a prefix of one
+	Repository string // normalised; "" is never on the allowlist
+	Preloaded  bool   // the pair is marked preloaded
+	Tracked    bool   // the pair has a record
+	Pulling    bool   // the repository has a pull intent
+	Open       bool   // the record is open to every pod
+	Granted    bool   // the pod holds a grant for the pair
+	Proved     bool   // one of the pod's credentials is in the record and still valid
+}
+
+// A Decision is a verdict and the rule that it rests on. The zero value denies.
+type Decision struct {
+	Verdict Verdict
+	Reason  Reason
+}
+
+// Judge applies the rules in their order; the first that fits decides (KEP-2535 gives the rules of
+// the policies, the order is DESIGN 3.2). That the image is present is the caller's to see.
+func (p Policy) Judge(e Evidence) Decision {
+	allow := func(r Reason) Decision { return Decision{Verdict: Allow, Reason: r} }
+	reverify := func(r Reason) Decision { return Decision{Verdict: Reverify, Reason: r} }
+	switch {
+	case e.Exempt == StaticPod:
+		return allow(ExemptStaticPod)
+	case e.Exempt == ExemptedNamespace:
+		return allow(ExemptNamespace)
+	case e.Unreadable:
+		return reverify(RecordUnreadable)
+	case p.Mode() == ModeNeverVerify:
+		return allow(NeverVerify)
+	case e.ByID:
+		return reverify(ImageIDName)
+	case p.Mode() == ModeNeverVerifyAllowlistedImages && p.Allowlisted(e.Repository):
+		return allow(Allowlisted)
+	case p.Mode() == ModeNeverVerifyPreloadedImages && e.Preloaded:
+		return allow(Preloaded)
+	case e.Open:
+		return allow(Open)
+	case e.Granted:
+		return allow(Granted)
+	case e.Proved:
+		return allow(Proved)
+	case e.Tracked, e.Preloaded:
+		return reverify(NotProved)
+	case e.Pulling:
+		return reverify(Pulling)
+	default:
+		return reverify(Untracked)
+	}
+}

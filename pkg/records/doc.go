@@ -1,0 +1,33 @@
+// Package records keeps pull records, pull intents and preloaded marks in one bbolt file. It states
+// facts and judges nothing; the one rule that it knows is what a scan may mark, because that must be
+// decided in the transaction that writes the mark.
+//
+// A call that returns nil has reached the disk: after a crash at any instant the store holds every
+// fact whose call returned, and may hold the one that was under way.
+//
+// # Format 1
+//
+//	meta
+//	  format            1
+//	  distrust          Distrust, while the store is distrusted
+//	  scanned           the time of the first scan
+//	  key               fingerprint of the node's key
+//	intents             one per pull that was or is under way
+//	  <repository> 00 <sequence, 8 bytes>      Intent
+//	records             one per image ID and repository
+//	  <image ID> 00 <repository>               Record
+//	marks               one per image ID and repository that is preloaded
+//	  <image ID> 00 <repository>               Mark
+//
+// Every value is a CRC-32C of its bucket, its key and its payload (4 bytes, big endian), then the
+// payload as JSON. A value whose sum is wrong cannot be read, and what cannot be read needs proof: a
+// flipped bit, or a value that turned up under another key, never opens anything.
+//
+// # Damage
+//
+// Open checks the whole file. One whose tree is not sound is moved aside and a new store is begun in
+// distrust; the distrust is written in the first transaction, so that no crash can lose it. A single
+// value that cannot be read does not condemn the others.
+//
+// A Store may be used concurrently. Lock order: bbolt's write lock, then Store.mu.
+package records

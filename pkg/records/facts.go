@@ -1,0 +1,76 @@
+package records
+
+import (
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+)
+
+// MaxProofs bounds the credentials of one record; the longest unused goes first.
+const MaxProofs = 100
+
+// A Pair is what access is proved for: an image under one of its repositories.
+type Pair struct {
+	ImageID    string `json:"imageID"`
+	Repository string `json:"repository"`
+}
+
+// A SecretRef says which Secret a credential was read from.
+type SecretRef struct {
+	UID       string `json:"uid"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+// A Proof is one credential that pulled the image.
+type Proof struct {
+	Credential  credential.ID `json:"credential"`
+	Secrets     []SecretRef   `json:"secrets,omitempty"`
+	FirstProved time.Time     `json:"firstProved"`
+	LastProved  time.Time     `json:"lastProved"`
+	LastUsed    time.Time     `json:"lastUsed"`
+}
+
+// A Record says who proved access to a pair. One that is not open and has no proofs is of an image
+// that is known to be nobody's: it needs proof.
+type Record struct {
+	Pair     Pair      `json:"pair"`
+	Open     bool      `json:"open,omitempty"`
+	Opened   time.Time `json:"opened,omitzero"`
+	Created  time.Time `json:"created"`
+	LastUsed time.Time `json:"lastUsed,omitzero"`
+	Proofs   []Proof   `json:"proofs,omitempty"`
+}
+
+// An Intent says that a pull was sent to the runtime, or was about to be.
+type Intent struct {
+	ID         uint64    `json:"id"`
+	Name       string    `json:"name"`
+	Repository string    `json:"repository"`
+	Begun      time.Time `json:"begun"`
+	// Ended is when the pull's answer was lost; zero while it is under way, or if the process
+	// that made it died.
+	Ended time.Time `json:"ended,omitzero"`
+}
+
+// A Mark says that a pair was there before anybody had to prove access to it.
+type Mark struct {
+	Pair   Pair      `json:"pair"`
+	Set    time.Time `json:"set"`
+	Origin string    `json:"origin"`
+}
+
+// Distrust says that an earlier store was lost, so that what is on the node may have been anybody's.
+type Distrust struct {
+	Since  time.Time `json:"since"`
+	Reason string    `json:"reason"`
+}
+
+// Facts is everything that the store knows about one pair, read in one snapshot. The zero value is
+// that of an untracked pair.
+type Facts struct {
+	Record  *Record // nil if there is none
+	Intents int     // of the pair's repository
+	Marked  bool
+	Rivals  bool // another repository has a record for the image ID
+}

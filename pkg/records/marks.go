@@ -1,0 +1,62 @@
+package records
+
+import (
+	"fmt"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
+)
+
+// A Scan is a full list of the runtime's images, to be marked as preloaded as far as they are due.
+type Scan struct {
+	Pairs  []Pair
+	Origin string
+	Now    time.Time
+	// First sets the durable flag that the store has been scanned once.
+	First bool
+	// Still is asked inside the transaction whether the list still stands; if not, nothing is
+	// written. It must not call the store.
+	Still func() bool
+}
+
+// MarkPreloaded marks every pair of the scan that is due: the store is trusted, the pair has neither
+// record nor mark, its repository no intent, and no other repository has a record for its image ID. It
+// returns the pairs that it marked.
+func (s *Store) MarkPreloaded(sc Scan) (marked []Pair, err error) {
+	err = s.update(crashpoint.MarkBefore, crashpoint.MarkAfter, func(tx *bolt.Tx) error {
+		marked = nil
+		if tx.Bucket([]byte(bucketMeta)).Get([]byte(metaDistrust)) != nil || !sc.Still() {
+			return nil
+		}
+		for _, p := range sc.Pairs {
+			f, err := lookup(tx, p)
+			if err != nil || f.Record != nil || f.Marked || f.Intents > 0 || f.Rivals {
+				continue // what cannot be read is not unknown
+			}
+			if err := put(tx, bucketMarks, p.key(), Mark{Pair: p, Set: sc.Now, Origin: sc.Origin}); err != nil {
+				return err
+			}
+			s.wrote(p)
+			marked = append(marked, p)
+		}
+		if sc.First {
+			return put(tx, bucketMeta, []byte(metaScanned), sc.Now)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("write preloaded marks: %w", err)
+	}
+	return marked, nil
+}
+
+// ScannedOnce reports whether a first scan has been made.
+func (s *Store) ScannedOnce() (once bool, err error) {
+	err = s.view(func(tx *bolt.Tx) error {
+		once = tx.Bucket([]byte(bucketMeta)).Get([]byte(metaScanned)) != nil
+		return nil
+	})
+	return once, err
+}

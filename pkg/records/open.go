@@ -1,0 +1,295 @@
+package records
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
+)
+
+// format is the version that this code writes, and the newest that it reads.
+const format = 1
+
+// lockWait bounds the wait for the file lock. bbolt's default is to wait forever, which would turn a
+// second daemon into a silent hang.
+const lockWait = 2 * time.Second
+
+// The keys of the meta bucket.
+const (
+	metaFormat   = "format"
+	metaDistrust = "distrust"
+	metaScanned  = "scanned"
+	metaKey      = "key"
+)
+
+// Options are the settings of [Open]. The zero value is that of a very first start.
+type Options struct {
+	// KeyExists says that the node's key shows that there was a store. A store that is missing
+	// then was lost, and the new one is distrusted.
+	KeyExists bool
+	// Now is the time that is written; the zero value is the time of the call.
+	Now time.Time
+	// LockWait bounds the wait for the file lock; the zero value is 2 s.
+	LockWait time.Duration
+	// OnSync is told how long each write transaction took; nil is allowed.
+	OnSync func(time.Duration)
+}
+
+// A Report says what Open met.
+type Report struct {
+	// Created says that a new store was begun.
+	Created bool
+	// SetAside is where a damaged file was moved to; "" if there was none.
+	SetAside string
+	// Damage says what was wrong with it.
+	Damage string
+	// Distrust is set while the store is distrusted.
+	Distrust *Distrust
+}
+
+// A newerFormatError is a format that this code does not know.
+type newerFormatError struct{ found int }
+
+func (e newerFormatError) Error() string {
+	return fmt.Sprintf("%v: format %d, this version reads up to %d", ErrNewerFormat, e.found, format)
+}
+
+func (e newerFormatError) Is(target error) bool { return target == ErrNewerFormat }
+
+// Open opens the store at path, or begins a new one. It returns ErrNewerFormat or ErrInUse, or an
+// opaque error if the file cannot be had; a damaged file is no error but moved aside, see [Report].
+func Open(path string, o Options) (*Store, Report, error) {
+	if o.Now.IsZero() {
+		o.Now = time.Now()
+	}
+	if o.LockWait == 0 {
+		o.LockWait = lockWait
+	}
+	var report Report
+	distrust, err := presence(path, o)
+	if err != nil {
+		return nil, report, fmt.Errorf("open records %s: %w", path, err)
+	}
+	db, damage, err := openChecked(path, o)
+	if err != nil {
+		return nil, report, fmt.Errorf("open records %s: %w", path, err)
+	}
+	if db == nil && damage != nil {
+		report.Damage = damage.Error()
+		report.SetAside, err = setAside(path, o.Now)
+		if err != nil {
+			return nil, report, fmt.Errorf("set damaged records %s aside: %w", path, err)
+		}
+		distrust = &Distrust{Since: o.Now, Reason: "the store was damaged and set aside as " + filepath.Base(report.SetAside)}
+	}
+	if db == nil {
+		report.Created = true
+		if db, err = create(path, o, distrust); err != nil {
+			return nil, report, fmt.Errorf("begin records %s: %w", path, err)
+		}
+	}
+	s := &Store{db: db, onSync: o.OnSync, written: map[Pair]uint64{}}
+	if err := s.readDistrust(); err != nil {
+		return nil, report, errors.Join(fmt.Errorf("open records %s: %w", path, err), db.Close())
+	}
+	report.Distrust = s.Distrusted()
+	return s, report, nil
+}
+
+// presence looks at the path before anything is opened, and returns with which distrust a new store
+// would begin there.
+func presence(path string, o Options) (*Distrust, error) {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if aside, _ := filepath.Glob(path + ".damaged-*"); len(aside) > 0 {
+			// A crash between the setting aside and the new store.
+			return &Distrust{Since: o.Now, Reason: "the store was damaged and set aside as " + filepath.Base(aside[len(aside)-1])}, nil
+		}
+		if o.KeyExists {
+			return &Distrust{Since: o.Now, Reason: "the store is missing although the node's key shows that there was one"}, nil
+		}
+		return nil, nil //nolint:nilnil // trusted
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("it is no regular file but %v", info.Mode().Type())
+	}
+	return nil, nil //nolint:nilnil // trusted
+}
+
+// openChecked opens an existing file and reads all of it. It returns no db for a file that is absent,
+// and none but the damage for one that is damaged.
+func openChecked(path string, o Options) (db *bolt.DB, damage, err error) {
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if info.Size() == 0 {
+		return nil, errors.New("the file is empty"), nil // bbolt would begin a new database in it
+	}
+	damage = guard(func() (err error) {
+		db, err = bolt.Open(path, 0o600, &bolt.Options{Timeout: o.LockWait})
+		if err != nil {
+			return err
+		}
+		return check(db, info.Size())
+	})
+	switch {
+	case damage == nil:
+		return db, nil, nil
+	case errors.Is(damage, bolterrors.ErrTimeout):
+		return nil, nil, ErrInUse
+	case errors.Is(damage, ErrNewerFormat), errors.Is(damage, fs.ErrPermission), isSystem(damage):
+		return nil, nil, errors.Join(damage, closeDamaged(db))
+	}
+	return nil, damage, closeDamaged(db)
+}
+
+// isSystem reports whether an error is of the file system and says nothing about the file's content.
+func isSystem(err error) bool {
+	var path *fs.PathError
+	var call *os.SyscallError
+	return errors.As(err, &path) || errors.As(err, &call)
+}
+
+// closeDamaged closes what may be too damaged to be closed; its pages are not written to.
+func closeDamaged(db *bolt.DB) error {
+	if db == nil {
+		return nil
+	}
+	return guard(db.Close)
+}
+
+// check walks the whole tree and looks at the format.
+func check(db *bolt.DB, size int64) error {
+	return db.View(func(tx *bolt.Tx) error {
+		if tx.Size() > size {
+			return fmt.Errorf("the file has %d bytes, its tree %d", size, tx.Size())
+		}
+		found, err := readFormat(tx)
+		if err != nil {
+			return err
+		}
+		if found > format {
+			return newerFormatError{found: found}
+		}
+		// All messages must be read, or the check does not end.
+		for problem := range tx.Check() {
+			err = errors.Join(err, problem)
+		}
+		if err != nil {
+			return err
+		}
+		for _, name := range buckets() {
+			b := tx.Bucket([]byte(name))
+			if b == nil {
+				return fmt.Errorf("bucket %s is missing", name)
+			}
+			if err := b.ForEach(func(_, _ []byte) error { return nil }); err != nil {
+				return fmt.Errorf("bucket %s: %w", name, err)
+			}
+		}
+		return nil
+	})
+}
+
+func readFormat(tx *bolt.Tx) (int, error) {
+	meta := tx.Bucket([]byte(bucketMeta))
+	if meta == nil {
+		return 0, errors.New("bucket meta is missing")
+	}
+	found, err := strconv.Atoi(string(meta.Get([]byte(metaFormat))))
+	if err != nil || found < 1 {
+		return 0, errors.New("the format is not readable")
+	}
+	return found, nil
+}
+
+// create makes a new store under a temporary name and gives it its own when it is whole, so that no
+// crash leaves a part of one.
+func create(path string, o Options, distrust *Distrust) (*bolt.DB, error) {
+	temporary := path + ".new"
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	db, err := bolt.Open(temporary, 0o600, &bolt.Options{Timeout: o.LockWait})
+	if err != nil {
+		return nil, err
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		for _, name := range buckets() {
+			if _, err := tx.CreateBucketIfNotExists([]byte(name)); err != nil {
+				return err
+			}
+		}
+		if distrust != nil {
+			if err := put(tx, bucketMeta, []byte(metaDistrust), distrust); err != nil {
+				return err
+			}
+		}
+		return tx.Bucket([]byte(bucketMeta)).Put([]byte(metaFormat), []byte(strconv.Itoa(format)))
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		return nil, errors.Join(err, os.Remove(temporary))
+	}
+	crashpoint.Hit(crashpoint.StoreTemporary)
+	if err := os.Rename(temporary, path); err != nil {
+		return nil, err
+	}
+	crashpoint.Hit(crashpoint.StoreRenamed)
+	if err := syncDir(path); err != nil {
+		return nil, err
+	}
+	return bolt.Open(path, 0o600, &bolt.Options{Timeout: o.LockWait})
+}
+
+// setAside moves a damaged file away under a name that is free.
+func setAside(path string, now time.Time) (string, error) {
+	base := path + ".damaged-" + now.UTC().Format("20060102T150405Z")
+	to := base
+	for n := 1; ; n++ {
+		if _, err := os.Lstat(to); errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		to = fmt.Sprintf("%s-%d", base, n)
+	}
+	if err := os.Rename(path, to); err != nil {
+		return "", err
+	}
+	crashpoint.Hit(crashpoint.SetAside)
+	return to, syncDir(path)
+}
+
+func syncDir(path string) error {
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// guard runs f and makes an error of a panic, of a fault in the file's memory map as well: bbolt
+// trusts what it reads, and a damaged page leads it anywhere.
+func guard(f func() error) (err error) {
+	old := debug.SetPanicOnFault(true)
+	defer debug.SetPanicOnFault(old)
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: panic: %v", ErrUnreadable, p)
+		}
+	}()
+	return f()
+}

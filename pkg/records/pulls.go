@@ -1,0 +1,173 @@
+package records
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
+)
+
+// Begin writes the intent of a pull and returns its ID. When it returns nil the runtime may be asked.
+func (s *Store) Begin(name, repository string, now time.Time) (id uint64, err error) {
+	err = s.update(crashpoint.BeginBefore, crashpoint.BeginAfter, func(tx *bolt.Tx) error {
+		id, err = tx.Bucket([]byte(bucketIntents)).NextSequence()
+		if err != nil {
+			return err
+		}
+		in := Intent{ID: id, Name: name, Repository: repository, Begun: now}
+		return put(tx, bucketIntents, in.key(), in)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("write pull intent for %s: %w", repository, err)
+	}
+	return id, nil
+}
+
+// A Result is what a successful pull proved.
+type Result struct {
+	Pair Pair
+	// Open says that the pair is open to everybody from now on; else Credential proved access.
+	Open       bool
+	Credential credential.ID
+	Secrets    []SecretRef
+	At         time.Time
+}
+
+// Prove turns an intent into a record, in one transaction. An open record stays open. A record that
+// cannot be read is replaced: what it proved is lost, what the pull proved is known.
+func (s *Store) Prove(intent uint64, r Result) error {
+	if !r.Open && r.Credential == "" {
+		return errors.New("records: neither open nor a credential, nothing is proved")
+	}
+	err := s.update(crashpoint.ProveBefore, crashpoint.ProveAfter, func(tx *bolt.Tx) error {
+		rec := Record{}
+		if ok, err := get(tx, bucketRecords, r.Pair.key(), &rec); !ok || err != nil {
+			rec = Record{Pair: r.Pair, Created: r.At}
+		}
+		rec.prove(r)
+		if err := put(tx, bucketRecords, r.Pair.key(), rec); err != nil {
+			return err
+		}
+		s.wrote(r.Pair)
+		return deleteIntent(tx, intent)
+	})
+	if err != nil {
+		return fmt.Errorf("write pull record for %s: %w", r.Pair.Repository, err)
+	}
+	return nil
+}
+
+func (r *Record) prove(by Result) {
+	r.LastUsed = later(r.LastUsed, by.At)
+	if by.Open {
+		if !r.Open {
+			r.Open, r.Opened = true, by.At
+		}
+		return
+	}
+	for i := range r.Proofs {
+		p := &r.Proofs[i]
+		if p.Credential == by.Credential {
+			p.LastProved, p.LastUsed = later(p.LastProved, by.At), later(p.LastUsed, by.At)
+			for _, ref := range by.Secrets {
+				if !slices.Contains(p.Secrets, ref) {
+					p.Secrets = append(p.Secrets, ref)
+				}
+			}
+			return
+		}
+	}
+	if len(r.Proofs) >= MaxProofs {
+		oldest := 0
+		for i, p := range r.Proofs {
+			if p.LastUsed.Before(r.Proofs[oldest].LastUsed) {
+				oldest = i
+			}
+		}
+		r.Proofs = slices.Delete(r.Proofs, oldest, oldest+1)
+	}
+	r.Proofs = append(r.Proofs, Proof{
+		Credential: by.Credential, Secrets: by.Secrets,
+		FirstProved: by.At, LastProved: by.At, LastUsed: by.At,
+	})
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// wrote counts a write of a pair. It is called inside the transaction, before its commit, so that no
+// reader of the counter can have seen the pair in an older state.
+func (s *Store) wrote(p Pair) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.writes++
+	s.written[p] = s.writes
+}
+
+// Written returns a counter of the writes of records and marks in this process.
+func (s *Store) Written() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.writes
+}
+
+// findIntent returns the key of an intent, nil if it is not there.
+func findIntent(tx *bolt.Tx, id uint64) []byte {
+	c := tx.Bucket([]byte(bucketIntents)).Cursor()
+	want := Intent{ID: id}.key()
+	for k, _ := c.First(); k != nil; k, _ = c.Next() {
+		if len(k) >= len(want) && bytes.HasSuffix(k, want[1:]) {
+			return bytes.Clone(k)
+		}
+	}
+	return nil
+}
+
+func deleteIntent(tx *bolt.Tx, id uint64) error {
+	if k := findIntent(tx, id); k != nil {
+		return tx.Bucket([]byte(bucketIntents)).Delete(k)
+	}
+	return nil
+}
+
+// Drop deletes the intent of a pull that certainly brought nothing. An unknown one is no error.
+func (s *Store) Drop(intent uint64) error {
+	err := s.update(crashpoint.DropBefore, crashpoint.DropAfter, func(tx *bolt.Tx) error {
+		return deleteIntent(tx, intent)
+	})
+	if err != nil {
+		return fmt.Errorf("drop pull intent: %w", err)
+	}
+	return nil
+}
+
+// End notes that nobody knows how a pull ended. Its intent lingers.
+func (s *Store) End(intent uint64, at time.Time) error {
+	err := s.update(crashpoint.EndBefore, crashpoint.EndAfter, func(tx *bolt.Tx) error {
+		k := findIntent(tx, intent)
+		if k == nil {
+			return nil
+		}
+		var in Intent
+		if _, err := get(tx, bucketIntents, k, &in); err != nil {
+			// Its key still tells its repository and ID, and that is what it is there for.
+			in = intentOf(k)
+		}
+		in.Ended = at
+		return put(tx, bucketIntents, k, in)
+	})
+	if err != nil {
+		return fmt.Errorf("end pull intent: %w", err)
+	}
+	return nil
+}

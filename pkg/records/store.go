@@ -1,0 +1,197 @@
+package records
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
+)
+
+// A Store is one bbolt file. Its methods may be called concurrently.
+type Store struct {
+	db       *bolt.DB
+	onSync   func(time.Duration)
+	distrust atomic.Pointer[Distrust]
+
+	// mu guards the fields that follow. It is never held across a call to bbolt.
+	mu      sync.Mutex
+	writes  uint64
+	written map[Pair]uint64 // the value of writes when the pair was last written
+}
+
+// Close closes the file. Every call after it fails.
+func (s *Store) Close() error {
+	if err := s.db.Close(); err != nil {
+		return fmt.Errorf("close records: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) view(f func(*bolt.Tx) error) error {
+	return guard(func() error { return s.db.View(f) })
+}
+
+// update runs one write transaction; nil means that it is on disk.
+func (s *Store) update(before, after string, f func(*bolt.Tx) error) error {
+	crashpoint.Hit(before)
+	began := time.Now()
+	err := guard(func() error { return s.db.Update(f) })
+	if s.onSync != nil {
+		s.onSync(time.Since(began))
+	}
+	if err == nil {
+		crashpoint.Hit(after)
+	}
+	return err
+}
+
+// put writes a value; the zero sum of nothing else is readable.
+func put(tx *bolt.Tx, bucket string, key []byte, v any) error {
+	stored, err := encode(bucket, key, v)
+	if err != nil {
+		return err
+	}
+	return tx.Bucket([]byte(bucket)).Put(key, stored)
+}
+
+// get reads a value, and reports whether it is there.
+func get(tx *bolt.Tx, bucket string, key []byte, into any) (bool, error) {
+	stored := tx.Bucket([]byte(bucket)).Get(key)
+	if stored == nil {
+		return false, nil
+	}
+	return true, decode(bucket, key, stored, into)
+}
+
+// Lookup returns what is known about a pair. An error means that a part of it cannot be read; the
+// pair then needs proof whatever the policy.
+func (s *Store) Lookup(p Pair) (Facts, error) {
+	var f Facts
+	err := s.view(func(tx *bolt.Tx) (err error) {
+		f, err = lookup(tx, p)
+		return err
+	})
+	if err != nil {
+		return Facts{}, fmt.Errorf("look up %s of %s: %w", p.ImageID, p.Repository, err)
+	}
+	return f, nil
+}
+
+func lookup(tx *bolt.Tx, p Pair) (Facts, error) {
+	var f Facts
+	var r Record
+	if ok, err := get(tx, bucketRecords, p.key(), &r); err != nil {
+		return f, err
+	} else if ok {
+		f.Record = &r
+	}
+	var m Mark
+	ok, err := get(tx, bucketMarks, p.key(), &m)
+	if err != nil {
+		return f, err
+	}
+	f.Marked = ok
+	f.Intents = countIntents(tx, p.Repository)
+	f.Rivals = hasRivals(tx, p)
+	return f, nil
+}
+
+func countIntents(tx *bolt.Tx, repository string) (n int) {
+	prefix, length := ofRepository(repository)
+	c := tx.Bucket([]byte(bucketIntents)).Cursor()
+	for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
+		if len(k) == length {
+			n++
+		}
+	}
+	return n
+}
+
+// hasRivals reports whether another repository has a record, readable or not, for the image ID.
+func hasRivals(tx *bolt.Tx, p Pair) bool {
+	prefix, own := []byte(p.ImageID+"\x00"), p.key()
+	c := tx.Bucket([]byte(bucketRecords)).Cursor()
+	for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
+		if !bytes.Equal(k, own) {
+			return true
+		}
+	}
+	return false
+}
+
+// Distrusted returns why the store is distrusted, nil if it is not.
+func (s *Store) Distrusted() *Distrust { return s.distrust.Load() }
+
+func (s *Store) readDistrust() error {
+	return s.view(func(tx *bolt.Tx) error {
+		var d Distrust
+		ok, err := get(tx, bucketMeta, []byte(metaDistrust), &d)
+		if ok && err != nil {
+			d = Distrust{Reason: "the reason cannot be read"}
+		}
+		if ok {
+			s.distrust.Store(&d)
+		}
+		return nil
+	})
+}
+
+// Trust ends distrust, and lets the next scan be like the very first one.
+func (s *Store) Trust() error {
+	err := s.update("", "", func(tx *bolt.Tx) error {
+		meta := tx.Bucket([]byte(bucketMeta))
+		return errors.Join(meta.Delete([]byte(metaDistrust)), meta.Delete([]byte(metaScanned)))
+	})
+	if err != nil {
+		return fmt.Errorf("end distrust: %w", err)
+	}
+	s.distrust.Store(nil)
+	return nil
+}
+
+// SetKeyFingerprint notes which key the credential IDs of the store were made with.
+func (s *Store) SetKeyFingerprint(fingerprint string) error {
+	return s.update("", "", func(tx *bolt.Tx) error { return put(tx, bucketMeta, []byte(metaKey), fingerprint) })
+}
+
+// KeyFingerprint returns what SetKeyFingerprint noted, "" if nothing.
+func (s *Store) KeyFingerprint() (fingerprint string, err error) {
+	err = s.view(func(tx *bolt.Tx) error {
+		_, err := get(tx, bucketMeta, []byte(metaKey), &fingerprint)
+		return err
+	})
+	return fingerprint, err
+}
+
+// Stats counts what the store holds. Bytes is the size of the file.
+type Stats struct {
+	Records, Intents, Marks int
+	Bytes                   int64
+}
+
+// Stats returns the counts.
+func (s *Store) Stats() (Stats, error) {
+	var st Stats
+	err := s.view(func(tx *bolt.Tx) error {
+		st.Records = tx.Bucket([]byte(bucketRecords)).Stats().KeyN
+		st.Intents = tx.Bucket([]byte(bucketIntents)).Stats().KeyN
+		st.Marks = tx.Bucket([]byte(bucketMarks)).Stats().KeyN
+		return nil
+	})
+	if err != nil {
+		return Stats{}, fmt.Errorf("count records: %w", err)
+	}
+	info, err := os.Stat(s.db.Path())
+	if err != nil {
+		return Stats{}, fmt.Errorf("count records: %w", err)
+	}
+	st.Bytes = info.Size()
+	return st, nil
+}

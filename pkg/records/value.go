@@ -1,0 +1,83 @@
+package records
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"strings"
+)
+
+// The buckets of format 1.
+const (
+	bucketMeta    = "meta"
+	bucketIntents = "intents"
+	bucketRecords = "records"
+	bucketMarks   = "marks"
+)
+
+func buckets() []string { return []string{bucketMeta, bucketIntents, bucketRecords, bucketMarks} }
+
+const sumSize = 4
+
+// sum covers the place as well as the payload, so that a value is worth nothing anywhere else.
+func sum(bucket string, key, payload []byte) uint32 {
+	h := crc32.New(crc32.MakeTable(crc32.Castagnoli))
+	for _, part := range [][]byte{[]byte(bucket), key, payload} {
+		var size [8]byte
+		binary.BigEndian.PutUint64(size[:], uint64(len(part)))
+		_, _ = h.Write(size[:]) // a hash never fails
+		_, _ = h.Write(part)
+	}
+	return h.Sum32()
+}
+
+// encode makes the stored form of a value.
+func encode(bucket string, key []byte, v any) ([]byte, error) {
+	payload, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("encode a value of bucket %s: %w", bucket, err)
+	}
+	out := binary.BigEndian.AppendUint32(make([]byte, 0, sumSize+len(payload)), sum(bucket, key, payload))
+	return append(out, payload...), nil
+}
+
+// decode reads the stored form. It accepts nothing but what encode made for the same place.
+func decode(bucket string, key, stored []byte, into any) error {
+	if len(stored) < sumSize {
+		return fmt.Errorf("%w: bucket %s: %d bytes", ErrUnreadable, bucket, len(stored))
+	}
+	payload := stored[sumSize:]
+	if binary.BigEndian.Uint32(stored) != sum(bucket, key, payload) {
+		return fmt.Errorf("%w: bucket %s: wrong checksum", ErrUnreadable, bucket)
+	}
+	d := json.NewDecoder(bytes.NewReader(payload))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		return fmt.Errorf("%w: bucket %s: %v", ErrUnreadable, bucket, err)
+	}
+	return nil
+}
+
+func (p Pair) key() []byte { return []byte(p.ImageID + "\x00" + p.Repository) }
+
+func pairOf(key []byte) Pair {
+	id, repository, _ := strings.Cut(string(key), "\x00")
+	return Pair{ImageID: id, Repository: repository}
+}
+
+func (in Intent) key() []byte {
+	return binary.BigEndian.AppendUint64([]byte(in.Repository+"\x00"), in.ID)
+}
+
+// ofRepository returns the prefix and the length of the intent keys of a repository.
+func ofRepository(repository string) (prefix []byte, length int) {
+	return []byte(repository + "\x00"), len(repository) + 1 + 8
+}
+
+// intentOf returns what the key of an intent tells.
+func intentOf(key []byte) Intent {
+	at := len(key) - 8
+	return Intent{ID: binary.BigEndian.Uint64(key[at:]), Repository: string(key[:at-1])}
+}

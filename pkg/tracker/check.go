@@ -1,0 +1,189 @@
+package tracker
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+// A Request is one question: may the pod use the image under the name?
+type Request struct {
+	Pod Pod
+	// Name is the name that was asked for, as written. With "" (a CRI before 1.28 does not
+	// tell it when a container is created) any repository of the image that allows the pod is
+	// enough.
+	Name string
+	// Image is what the runtime says of the name at this moment.
+	Image Image
+	// Credentials are those that the pod can present; none of them is kept.
+	Credentials []credential.Credential
+	// Except is a repository that proves nothing here; "" excepts none. It serves an image
+	// that turned up in the place of another one, with the other one's name.
+	Except string
+}
+
+// A Verdict is the answer to a [Request] and what it rests on. The zero value denies.
+type Verdict struct {
+	policy.Decision
+	// Pair is the (image ID, repository) that was judged.
+	Pair records.Pair
+	// Credential is the ID of the credential that the verdict rests on; "" if on none.
+	Credential credential.ID
+	// First says that this Allow left the pod's first grant for the pair.
+	First bool
+}
+
+// Allowed reports whether the pod may use the image.
+func (v Verdict) Allowed() bool { return v.Verdict == policy.Allow }
+
+// Check judges (DESIGN 3.2; the order of the rules is that of policy.Policy.Judge). An Allow for
+// a pod with a UID leaves a grant. It writes nothing to disk, but for a mark when it meets an
+// untracked image that is due one. Whatever fails on the way leaves the verdict Reverify.
+func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
+	if r.Image.ID == "" {
+		return Verdict{Decision: policy.Decision{Reason: policy.Absent}}
+	}
+	var last Verdict
+	for i, c := range t.candidates(r.Name, r.Image) {
+		if r.Except != "" && c.pair.Repository == r.Except {
+			continue
+		}
+		v := t.checkPair(ctx, r, c)
+		if v.Allowed() || i == 0 {
+			last = v
+		}
+		if v.Allowed() {
+			break
+		}
+	}
+	if last.Reason == "" {
+		last = t.checkPair(ctx, r, candidate{pair: records.Pair{ImageID: r.Image.ID}, byID: true})
+	}
+	return last
+}
+
+// CheckID judges a name that the runtime could not resolve and answered with an error. Only a
+// name that is an image ID, or a prefix of one, gives more away by its error than by its
+// absence; for every other name the verdict is Allow, which lets the error pass.
+func (t *Tracker) CheckID(p Pod, name string) policy.Decision {
+	n, err := imageref.Parse(name)
+	if err == nil && !n.IsImageID() && !bareHex(name) {
+		return policy.Decision{Verdict: policy.Allow, Reason: policy.Absent}
+	}
+	rules := t.rules.Load()
+	e := policy.Evidence{ByID: true}
+	if err == nil {
+		e.Exempt = rules.exemption(p)
+	}
+	return rules.Policy.Judge(e)
+}
+
+// bareHex reports whether runtimes may take the name for the hexadecimal part of an image ID.
+func bareHex(name string) bool {
+	for _, c := range name {
+		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return name != ""
+}
+
+// A candidate is one way to read a request: a pair, and whether the name is only an ID.
+type candidate struct {
+	pair     records.Pair
+	byID     bool
+	unparsed bool
+}
+
+// candidates returns the pairs that a request may be judged by, at least one if name is given.
+func (t *Tracker) candidates(name string, img Image) []candidate {
+	if name != "" {
+		n, err := imageref.Parse(name)
+		if err != nil {
+			return []candidate{{pair: records.Pair{ImageID: img.ID, Repository: unparsedRepository(name)}, byID: true, unparsed: true}}
+		}
+		pair := records.Pair{ImageID: img.ID, Repository: n.Repository()}
+		return []candidate{{pair: pair, byID: n.IsImageID() || !img.carries(n)}}
+	}
+	var all []candidate
+	for _, r := range img.repositories() {
+		all = append(all, candidate{pair: records.Pair{ImageID: img.ID, Repository: r}})
+	}
+	return all
+}
+
+// unparsedRepository stands in for the repository of a name that has none. No repository of a
+// name that parses looks like it.
+func unparsedRepository(name string) string {
+	sum := sha256.Sum256([]byte(name))
+	return "unparsed/" + hex.EncodeToString(sum[:])
+}
+
+func (t *Tracker) checkPair(ctx context.Context, r Request, c candidate) Verdict {
+	facts, err := t.store.Lookup(c.pair)
+	if err == nil && untracked(facts) && !facts.Rivals && !c.byID && t.scan(ctx) {
+		facts, err = t.store.Lookup(c.pair)
+	}
+	rules := t.rules.Load()
+	v := Verdict{Pair: c.pair}
+	e := policy.Evidence{
+		Unreadable: err != nil,
+		ByID:       c.byID,
+		Repository: c.pair.Repository,
+		Preloaded:  facts.Marked,
+		Tracked:    facts.Record != nil,
+		Pulling:    facts.Intents > 0,
+	}
+	// A name that does not parse is exempt from nothing.
+	if !c.unparsed {
+		e.Exempt = rules.exemption(r.Pod)
+	}
+	g, ok := t.granted(r.Pod.UID, c.pair)
+	e.Granted = ok
+	var proof credential.ID
+	if facts.Record != nil {
+		e.Open = facts.Record.Open
+		proof = t.proof(facts.Record, r.Credentials)
+		e.Proved = proof != ""
+	}
+	v.Decision = rules.Policy.Judge(e)
+	if !v.Allowed() {
+		return v
+	}
+	switch v.Reason {
+	case policy.Granted:
+		v.Credential = g.credential
+	case policy.Proved:
+		v.Credential = proof
+	}
+	v.First = t.grant(r.Pod.UID, c.pair, grant{reason: v.Reason, credential: v.Credential})
+	if facts.Record != nil {
+		t.used(c.pair, v.Credential)
+	}
+	return v
+}
+
+// proof returns the first of the credentials that is in the record, "" if none is.
+func (t *Tracker) proof(r *records.Record, presented []credential.Credential) credential.ID {
+	for _, c := range presented {
+		id := t.key.ID(c)
+		if id == "" {
+			continue // an empty credential is no credential
+		}
+		for _, p := range r.Proofs {
+			if p.Credential == id {
+				return id
+			}
+		}
+	}
+	return ""
+}
+
+func untracked(f records.Facts) bool {
+	return f.Record == nil && !f.Marked && f.Intents == 0
+}

@@ -1,0 +1,130 @@
+package tracker_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/internal/conformance"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// Every case of the table that needs no Secret coordinates, against the library.
+func TestDecisions(t *testing.T) {
+	table, err := conformance.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := 0
+	for _, c := range table.Cases {
+		if c.Needs != conformance.NeedsCRI {
+			continue // a pod source tells these; without it the stricter verdict is right
+		}
+		ran++
+		t.Run(c.Name, func(t *testing.T) { decide(t, table, c) })
+	}
+	if ran < 30 {
+		t.Errorf("%d cases were run; the table has more that need the CRI only", ran)
+	}
+}
+
+func decide(t *testing.T, table conformance.Decisions, c conformance.Case) {
+	mode, allowlist, err := conformance.Policy(c.Policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := policy.New(mode, allowlist)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asks := tracker.Pod{UID: "uid-of-the-pod", Namespace: "team-of-the-pod"}
+	rules := tracker.Rules{Policy: p}
+	switch c.Exempt {
+	case "namespace":
+		rules.ExemptNamespaces = []string{asks.Namespace}
+	case "static":
+		rules.ExemptStaticPods, asks.Static = true, true
+	}
+	w := newWorld(t, tracker.Options{Rules: rules, VerifyUntracked: true})
+	w.prepare(table, c)
+
+	if c.RuntimeError != "" {
+		if d := w.CheckID(asks, c.Image); (d.Verdict == policy.Reverify) != (c.Verdict == conformance.Hidden) {
+			t.Errorf("CheckID(%s) = %v; want %s", c.Image, d.Verdict, c.Verdict)
+		}
+		return
+	}
+	id := conformance.ImageID(c.ID)
+	img := image(id, c.Image)
+	if c.ResolvedAsID {
+		img = image(id, app+":1")
+	}
+	if id == "" {
+		img = tracker.Image{}
+	}
+	if c.Grant {
+		w.Restore(asks, c.Image, img)
+	}
+	before := w.store.Written()
+	r := tracker.Request{Pod: asks, Name: c.Image, Image: img}
+	for _, s := range c.Pod {
+		r.Credentials = append(r.Credentials, credential.New(s.Username(), s.Content, "", "", "", ""))
+	}
+	got := w.Check(t.Context(), r)
+	if got.Allowed() != (c.Verdict == conformance.Allow) || (got.Reason == policy.Absent) != (c.Verdict == conformance.Absent) {
+		t.Errorf("Check = %v by %s; want %s", got.Verdict, got.Reason, c.Verdict)
+	}
+	if c.Writes != nil && int(w.store.Written()-before) != *c.Writes {
+		t.Errorf("Check wrote %d times; want %d", w.store.Written()-before, *c.Writes)
+	}
+}
+
+// prepare puts on disk what a case of the table begins with.
+func (w *world) prepare(table conformance.Decisions, c conformance.Case) {
+	w.t.Helper()
+	if c.Mark != "" {
+		got, err := w.store.MarkPreloaded(records.Scan{
+			Pairs: []records.Pair{{ImageID: conformance.ImageID(c.ID), Repository: "repo.test/any/pre"}},
+			Now:   time.Now(), Still: func() bool { return true },
+		})
+		if err != nil || len(got) != 1 {
+			w.t.Fatalf("MarkPreloaded = %v, %v; want one mark", got, err)
+		}
+	}
+	// The very first scan of a store marks what is there; it is behind us here.
+	if _, err := w.store.MarkPreloaded(records.Scan{First: true, Now: time.Now(), Still: func() bool { return true }}); err != nil {
+		w.t.Fatal(err)
+	}
+	if c.Intent != "" {
+		if _, err := w.BeginPull(w.t.Context(), table.Intents[c.Intent].Name, tracker.Image{}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	if c.Record == "" {
+		return
+	}
+	rec := table.Records[c.Record]
+	pair := records.Pair{ImageID: conformance.ImageID(rec.ID), Repository: rec.Repository}
+	intent, err := w.store.Begin(rec.Repository+":1", rec.Repository, time.Now())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	result := records.Result{Pair: pair, Open: rec.Open, At: time.Now()}
+	for _, s := range rec.Secrets {
+		result.Credential = w.key.ID(credential.New(s.Username(), s.Content, "", "", "", ""))
+		result.Secrets = []records.SecretRef{{UID: s.UID, Namespace: s.Namespace, Name: s.Name}}
+	}
+	if rec.Open || len(rec.Secrets) > 0 {
+		err = w.store.Prove(intent, result)
+	} else {
+		err = w.store.Settle([]uint64{intent}, []records.Pair{pair}, time.Now())
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if rec.Unreadable {
+		w.damage(pair)
+	}
+}

@@ -1,0 +1,99 @@
+package tracker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// A registry that lets one credential pull one image, and a runtime that keeps what was pulled:
+// what a program like a kubelet has around it.
+type node struct{ images []tracker.Image }
+
+func (n *node) Images(context.Context) ([]tracker.Image, error) { return n.images, nil }
+
+func (n *node) status(name string) tracker.Image {
+	for _, i := range n.images {
+		if i.Names[0] == name {
+			return i
+		}
+	}
+	return tracker.Image{}
+}
+
+func (n *node) pull(name, password string) (string, error) {
+	if password != "alice's" {
+		return "", errors.New("401 Unauthorized")
+	}
+	id := "sha256:7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"
+	n.images = []tracker.Image{{ID: id, Names: []string{name}}}
+	return id, nil
+}
+
+// A kubelet-like program without any proxy: before it runs a container it asks the tracker, and
+// when the answer is Reverify it pulls, between an intent and a record.
+func Example() {
+	dir, err := os.MkdirTemp("", "tracker")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	store, _, err := records.Open(filepath.Join(dir, "records.db"), records.Options{Now: time.Now()})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	runtime := &node{}
+	t, err := tracker.New(store, credential.NewKey(), runtime, tracker.Options{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	ensure := func(pod, name, user, password string) error {
+		ctx := context.Background()
+		who := tracker.Pod{UID: pod, Namespace: pod}
+		cred := credential.New(user, password, "", "", "", "")
+		v := t.Check(ctx, tracker.Request{Pod: who, Name: name, Image: runtime.status(name), Credentials: []credential.Credential{cred}})
+		if v.Allowed() {
+			fmt.Printf("%s runs: %s\n", pod, v.Reason)
+			return nil
+		}
+		pull, err := t.BeginPull(ctx, name, runtime.status(name)) // the intent is on disk now
+		if err != nil {
+			return err
+		}
+		id, err := runtime.pull(name, password)
+		if err != nil {
+			fmt.Printf("%s waits: %s, and the registry says %v\n", pod, v.Reason, err)
+			return pull.Refused()
+		}
+		v, err = pull.Proved(tracker.Proof{ImageID: id, Credential: cred, Pod: who}) // the record is on disk now
+		fmt.Printf("%s runs: %s by a pull\n", pod, v.Reason)
+		return err
+	}
+
+	const name = "registry.example/team/app:1"
+	for _, step := range []struct{ pod, user, password string }{
+		{"alice", "alice", "alice's"},
+		{"bob", "bob", "bob's"},
+		{"carol", "alice", "alice's"},
+	} {
+		if err := ensure(step.pod, name, step.user, step.password); err != nil {
+			fmt.Println(err)
+		}
+	}
+	// Output:
+	// alice runs: proved by a pull
+	// bob waits: not_proved, and the registry says 401 Unauthorized
+	// carol runs: proved
+}

@@ -1,0 +1,90 @@
+package tracker
+
+import (
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+// A grant lets one pod use one (image ID, repository) until the pod ends. It remembers what it
+// rests on, so that it can end with that.
+type grant struct {
+	reason     policy.Reason
+	credential credential.ID
+}
+
+// grant leaves a grant and reports whether it is the pod's first for the pair.
+func (t *Tracker) grant(uid string, p records.Pair, g grant) (first bool) {
+	if uid == "" {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	of := t.grants[uid]
+	if of == nil {
+		of = map[records.Pair]grant{}
+		t.grants[uid] = of
+	}
+	if _, ok := of[p]; ok {
+		return false
+	}
+	of[p] = g
+	return true
+}
+
+func (t *Tracker) granted(uid string, p records.Pair) (grant, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	g, ok := t.grants[uid][p]
+	return g, ok
+}
+
+// Restore gives a pod the grants that its container shows: it was started on the image, so the
+// pod had been allowed to use it. It is meant for the containers that the runtime has when the
+// program starts. Only a container that has been started is evidence; one that was merely
+// created may be one that was about to be denied. With name "" (a CRI before 1.28 does not tell
+// it) the grants are for every repository of the image.
+func (t *Tracker) Restore(p Pod, name string, img Image) {
+	if img.ID == "" {
+		return
+	}
+	for _, c := range t.candidates(name, img) {
+		t.grant(p.UID, c.pair, grant{reason: policy.Granted})
+	}
+}
+
+// EndPod ends every grant of a pod, as when its last sandbox is gone.
+func (t *Tracker) EndPod(uid string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.grants, uid)
+}
+
+// Grants returns how many grants there are.
+func (t *Tracker) Grants() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := 0
+	for _, of := range t.grants {
+		n += len(of)
+	}
+	return n
+}
+
+// used notes that a pair, and the credential that the use rests on, were used now.
+func (t *Tracker) used(p records.Pair, by credential.ID) {
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	u := t.uses[p]
+	u.At = now
+	if by != "" {
+		if u.Credentials == nil {
+			u.Credentials = map[credential.ID]time.Time{}
+		}
+		u.Credentials[by] = now
+	}
+	t.uses[p] = u
+}

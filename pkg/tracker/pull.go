@@ -1,0 +1,160 @@
+package tracker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+// ErrNoIntent is returned by [Tracker.BeginPull] when the intent cannot be written. The pull must
+// then not be made: its success could not be told from an image that was always there.
+var ErrNoIntent = errors.New("tracker: pull intent not written")
+
+// A Pull is one pull with one credential, from before the runtime is asked until its end is
+// told by exactly one of Proved, Refused and Lost. Later calls change nothing, so that a caller
+// can defer Lost. Its methods may be called concurrently.
+type Pull struct {
+	t      *Tracker
+	intent uint64
+	name   string
+	once   sync.Once
+}
+
+// BeginPull puts the intent of a pull on disk; when it returns nil the runtime may be asked.
+// present is the image that the name stands for on the node now, the zero value if none: if it
+// is due to be marked preloaded it is marked first, because a pull leaves a record behind.
+func (t *Tracker) BeginPull(ctx context.Context, name string, present Image) (*Pull, error) {
+	repository := unparsedRepository(name)
+	if n, err := imageref.Parse(name); err == nil {
+		repository = n.Repository()
+		if present.ID != "" && present.carries(n) {
+			facts, err := t.store.Lookup(records.Pair{ImageID: present.ID, Repository: repository})
+			if err == nil && untracked(facts) && !facts.Rivals {
+				t.scan(ctx)
+			}
+		}
+	}
+	// From here on no scan believes its image list, so the count goes up before the intent
+	// is written and not after.
+	t.begin()
+	intent, err := t.store.Begin(name, repository, time.Now())
+	if err != nil {
+		t.end()
+		return nil, fmt.Errorf("%w: %w", ErrNoIntent, err)
+	}
+	t.mu.Lock()
+	t.running[intent] = struct{}{}
+	t.mu.Unlock()
+	return &Pull{t: t, intent: intent, name: name}, nil
+}
+
+// A Proof says who proved what by a successful pull.
+type Proof struct {
+	// ImageID is the image that the runtime says it pulled. It must not be empty.
+	ImageID string
+	// Credential is the one that was sent with the pull. An empty one opens the image: it was
+	// pulled by nobody in particular.
+	Credential credential.Credential
+	// Pod gets a grant, if it has a UID.
+	Pod Pod
+}
+
+// Proved ends the pull as a success: record on disk and intent gone in one transaction, then the
+// grant; the caller answers after it. If the record cannot be written the intent stays, the pod
+// still gets its grant (the registry has just let it have the image), and the error says why.
+// It takes no context: the runtime has pulled, and a caller that hangs up must not lose the
+// record.
+func (p *Pull) Proved(proof Proof) (Verdict, error) {
+	var v Verdict
+	var err error
+	p.once.Do(func() { v, err = p.proved(proof) })
+	return v, err
+}
+
+func (p *Pull) proved(proof Proof) (Verdict, error) {
+	t := p.t
+	repository := unparsedRepository(p.name)
+	if n, err := imageref.Parse(p.name); err == nil {
+		repository = n.Repository()
+	}
+	id := t.key.ID(proof.Credential)
+	v := Verdict{
+		Decision:   policy.Decision{Verdict: policy.Allow, Reason: policy.Proved},
+		Pair:       records.Pair{ImageID: proof.ImageID, Repository: repository},
+		Credential: id,
+	}
+	if id == "" {
+		v.Reason = policy.Open
+	}
+	err := t.store.Prove(p.intent, records.Result{Pair: v.Pair, Open: id == "", Credential: id, At: time.Now()})
+	if err != nil {
+		err = fmt.Errorf("write pull record: %w", errors.Join(err, t.store.End(p.intent, time.Now())))
+	}
+	v.First = t.grant(proof.Pod.UID, v.Pair, grant{reason: v.Reason, credential: id})
+	p.left()
+	return v, err
+}
+
+// Refused ends the pull as one that certainly pulled nothing: the registry denied it, or was not
+// reached at all. The intent is dropped.
+func (p *Pull) Refused() error {
+	var err error
+	p.once.Do(func() {
+		err = p.t.store.Drop(p.intent)
+		p.left()
+	})
+	return err
+}
+
+// Lost ends the pull as one of which nothing is known: the runtime may complete it yet, or has
+// done so. The intent lingers until Settle is sure of it.
+func (p *Pull) Lost() error {
+	var err error
+	p.once.Do(func() {
+		err = p.t.store.End(p.intent, time.Now())
+		p.left()
+	})
+	return err
+}
+
+// left takes the pull off the running ones, after its end is on disk.
+func (p *Pull) left() {
+	p.t.mu.Lock()
+	delete(p.t.running, p.intent)
+	p.t.mu.Unlock()
+	p.t.end()
+}
+
+// BeginRemoval says that an image is about to be removed; the function that it returns, that it
+// was, or was not. In between no image list is believed.
+func (t *Tracker) BeginRemoval() (done func()) {
+	t.begin()
+	return sync.OnceFunc(t.end)
+}
+
+func (t *Tracker) begin() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.moving++
+	t.moves++
+}
+
+func (t *Tracker) end() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.moving--
+}
+
+// still returns the number of moves begun, and whether none is in flight.
+func (t *Tracker) still() (moves uint64, still bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.moves, t.moving == 0
+}

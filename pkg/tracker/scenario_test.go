@@ -1,0 +1,220 @@
+package tracker_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// The stories of testdata: what happens, line by line, and what the tracker says. Image IDs are
+// written 1 to 9, repositories without repo.test/. Time stands still but for "advance".
+//
+//	images  [ID=NAME,NAME …]                  the runtime has these images from now on
+//	pull    NAME [id=ID] [pod=UID] [secret=PW] [ends=proved|refused|lost|crash] [present=ID]
+//	check   NAME id=ID [pod=UID] [secrets=PW,PW] [static] [except=REPOSITORY]
+//	sync | settle | prune | restart [verify] | advance DURATION | end pod=UID
+//	restore NAME id=ID pod=UID
+//	store                                     prints what is on disk
+func TestScenarios(t *testing.T) {
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, tracker.Options{})
+			datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+				return w.play(t, d)
+			})
+		})
+	})
+}
+
+func (w *world) play(t *testing.T, d *datadriven.TestData) string {
+	arg := func(key string) string {
+		var v string
+		if d.HasArg(key) {
+			d.ScanArgs(t, key, &v)
+		}
+		return v
+	}
+	name := ""
+	if len(d.CmdArgs) > 0 && len(d.CmdArgs[0].Vals) == 0 {
+		name = full(d.CmdArgs[0].Key)
+	}
+	who := tracker.Pod{Static: d.HasArg("static")}
+	if uid := arg("pod"); uid != "" {
+		who = tracker.Pod{UID: uid, Namespace: "ns-" + uid, Static: d.HasArg("static")}
+	}
+	switch d.Cmd {
+	case "images":
+		var images []tracker.Image
+		for _, a := range d.CmdArgs {
+			i := tracker.Image{ID: scenarioID(a.Key)}
+			for _, v := range a.Vals {
+				i.Names = append(i.Names, full(v))
+			}
+			images = append(images, i)
+		}
+		w.runtime.set(images...)
+		return ""
+	case "pull":
+		return w.playPull(name, arg, who)
+	case "check":
+		r := tracker.Request{Pod: who, Name: name, Image: w.find(scenarioID(arg("id"))), Except: full(arg("except"))}
+		if name == full("-") {
+			r.Name = ""
+		}
+		if d.HasArg("secrets") {
+			for _, pw := range d.CmdArgs[slices.IndexFunc(d.CmdArgs, func(a datadriven.CmdArg) bool { return a.Key == "secrets" })].Vals {
+				r.Credentials = append(r.Credentials, secret(pw))
+			}
+		}
+		v := w.Check(t.Context(), r)
+		first := ""
+		if v.First {
+			first = ", first"
+		}
+		return fmt.Sprintf("%v by %s%s\n", v.Verdict, v.Reason, first)
+	case "sync":
+		return said(w.Sync(t.Context()))
+	case "settle":
+		return said(w.Settle(t.Context()))
+	case "prune":
+		return said(w.Prune(t.Context()))
+	case "flush":
+		return said(w.Flush())
+	case "restart":
+		w.options.VerifyUntracked = d.HasArg("verify")
+		w.restart()
+		return ""
+	case "trust":
+		return said(w.store.Trust())
+	case "policy":
+		p, err := policy.New(d.CmdArgs[0].Key, allowlist(d))
+		w.SetRules(tracker.Rules{Policy: p})
+		return said(err)
+	case "advance":
+		by, err := time.ParseDuration(d.CmdArgs[0].Key)
+		time.Sleep(by)
+		return said(err)
+	case "end":
+		w.EndPod(who.UID)
+		return ""
+	case "restore":
+		w.Restore(who, name, w.find(scenarioID(arg("id"))))
+		return ""
+	case "store":
+		return w.dump()
+	default:
+		t.Fatalf("unknown command %s", d.Cmd)
+		return ""
+	}
+}
+
+func (w *world) playPull(name string, arg func(string) string, who tracker.Pod) string {
+	var present tracker.Image
+	if p := arg("present"); p != "" {
+		present = w.find(scenarioID(p))
+	}
+	pull, err := w.BeginPull(w.t.Context(), name, present)
+	if err != nil {
+		return said(err)
+	}
+	switch arg("ends") {
+	case "refused":
+		return said(pull.Refused())
+	case "lost":
+		return said(pull.Lost())
+	case "crash":
+		return "" // nobody tells how it ended
+	}
+	v, err := pull.Proved(tracker.Proof{ImageID: scenarioID(arg("id")), Credential: secret(arg("secret")), Pod: who})
+	if err != nil {
+		return said(err)
+	}
+	return fmt.Sprintf("%v by %s\n", v.Verdict, v.Reason)
+}
+
+// find returns the image as the fake runtime has it now.
+func (w *world) find(id string) tracker.Image {
+	w.runtime.mu.Lock()
+	defer w.runtime.mu.Unlock()
+	for _, i := range w.runtime.images {
+		if i.ID == id {
+			return i
+		}
+	}
+	return tracker.Image{}
+}
+
+// dump prints the store, sorted, with passwords in the place of credential IDs.
+func (w *world) dump() string {
+	var b strings.Builder
+	err := w.store.Records(func(r records.Record) error {
+		proofs := map[string]bool{}
+		for _, p := range r.Proofs {
+			known := string(p.Credential)
+			for _, pw := range []string{"alice", "bob", "carol", "node"} {
+				if w.key.ID(secret(pw)) == p.Credential {
+					known = pw
+				}
+			}
+			proofs[known] = true
+		}
+		open := ""
+		if r.Open {
+			open = " open"
+		}
+		fmt.Fprintf(&b, "record %s%s %v\n", short(r.Pair), open, slices.Sorted(maps.Keys(proofs)))
+		return nil
+	})
+	err = errors.Join(err, w.store.Marks(func(m records.Mark) error {
+		fmt.Fprintf(&b, "mark %s (%s)\n", short(m.Pair), m.Origin)
+		return nil
+	}))
+	for _, in := range w.intents() {
+		fmt.Fprintf(&b, "intent %s\n", in)
+	}
+	fmt.Fprintf(&b, "%d grants\n", w.Grants())
+	return b.String() + said(err)
+}
+
+func short(p records.Pair) string {
+	return strings.TrimPrefix(p.ImageID, "sha256:")[:1] + " " + strings.TrimPrefix(p.Repository, "repo.test/")
+}
+
+func scenarioID(s string) string {
+	if s == "" {
+		return ""
+	}
+	return "sha256:" + strings.Repeat(s, 64)[:64]
+}
+
+func full(name string) string {
+	if name == "" || strings.HasPrefix(name, "sha256:") {
+		return name
+	}
+	return "repo.test/" + name
+}
+
+func said(err error) string {
+	if err != nil {
+		return "error: " + err.Error() + "\n"
+	}
+	return ""
+}
+
+func allowlist(d *datadriven.TestData) (list []string) {
+	for _, a := range d.CmdArgs[1:] {
+		list = append(list, full(a.Key))
+	}
+	return list
+}

@@ -1,0 +1,155 @@
+package tracker
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+// A Runtime is what the tracker asks of a container runtime.
+type Runtime interface {
+	// Images returns all images of the runtime, or an error; never a part of them.
+	Images(ctx context.Context) ([]Image, error)
+}
+
+// An Image is one image as the runtime has it. The zero value is an image that is absent.
+type Image struct {
+	// ID is what the runtime calls the image; for containerd the config digest.
+	ID string
+	// Names are all its tags and digests, as the runtime writes them.
+	Names []string
+}
+
+// A Pod is who asks. The zero value is a pod that is not identified: it is granted nothing and
+// exempt from nothing, and may use what everybody may.
+type Pod struct {
+	UID       string
+	Namespace string
+	// Static says that the kubelet has the pod from a file or a URL; it may be known of a pod
+	// that is not identified otherwise.
+	Static bool
+}
+
+// Rules are what an operator can change while the tracker runs. The zero value enforces the
+// default policy and exempts nobody.
+type Rules struct {
+	Policy policy.Policy
+	// ExemptStaticPods lets every static pod use every image.
+	ExemptStaticPods bool
+	// ExemptNamespaces lists the namespaces whose pods may use every image.
+	ExemptNamespaces []string
+}
+
+// Options are the fixed settings of a [Tracker].
+type Options struct {
+	Rules Rules
+	// VerifyUntracked stops images that turn up untracked from being taken for preloaded, but
+	// for those that are there at the very first start of the store.
+	VerifyUntracked bool
+	// Log receives changes of state and failures of upkeep. The zero value discards them.
+	Log klog.Logger
+}
+
+// A Tracker tracks which credentials pulled which image. Its methods may be called concurrently.
+type Tracker struct {
+	store   *records.Store
+	key     credential.Key
+	runtime Runtime
+	verify  bool // Options.VerifyUntracked
+	log     klog.Logger
+	rules   atomic.Pointer[Rules]
+
+	// mu guards the fields that follow; see the package comment for the lock order.
+	mu      sync.Mutex
+	grants  map[string]map[records.Pair]grant // by UID
+	running map[uint64]struct{}               // intents whose pull is under way here
+	moving  int                               // pulls and removals in flight
+	moves   uint64                            // pulls and removals ever begun
+	uses    map[records.Pair]records.Use      // not yet flushed
+}
+
+// New returns a tracker on an open store. The store stays the caller's to close, after
+// [Tracker.Run] has returned. Intents that an earlier process left under way linger from now on:
+// what it had asked of the runtime may complete at any time.
+func New(store *records.Store, key credential.Key, rt Runtime, o Options) (*Tracker, error) {
+	t := &Tracker{
+		store:   store,
+		key:     key,
+		runtime: rt,
+		verify:  o.VerifyUntracked,
+		log:     o.Log,
+		grants:  map[string]map[records.Pair]grant{},
+		running: map[uint64]struct{}{},
+		uses:    map[records.Pair]records.Use{},
+	}
+	t.SetRules(o.Rules)
+	left, err := store.Intents()
+	for _, in := range left {
+		if in.Ended.IsZero() {
+			err = errors.Join(err, store.End(in.ID, time.Now()))
+		}
+	}
+	return t, err
+}
+
+// SetRules replaces the rules for every judgement that begins after it returns. Grants stay.
+func (t *Tracker) SetRules(r Rules) {
+	r.ExemptNamespaces = slices.Clone(r.ExemptNamespaces)
+	t.rules.Store(&r)
+}
+
+// exemption says whether the pod is exempt as a pod.
+func (r *Rules) exemption(p Pod) policy.Exemption {
+	switch {
+	case p.Static && r.ExemptStaticPods:
+		return policy.StaticPod
+	case p.Namespace != "" && slices.Contains(r.ExemptNamespaces, p.Namespace):
+		return policy.ExemptedNamespace
+	default:
+		return policy.NotExempt
+	}
+}
+
+// carries reports whether the runtime knows the image by the name; a name that only resolves
+// as (a prefix of) an image ID is not among an image's names.
+func (i Image) carries(n imageref.Name) bool {
+	for _, s := range i.Names {
+		if known, err := imageref.Parse(s); err == nil && known == n {
+			return true
+		}
+	}
+	return false
+}
+
+// repositories returns the repositories of the image's names, sorted, each once.
+func (i Image) repositories() []string {
+	var all []string
+	for _, s := range i.Names {
+		if n, err := imageref.Parse(s); err == nil {
+			all = append(all, n.Repository())
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// pairsOf returns every (image ID, repository) of a list.
+func pairsOf(images []Image) []records.Pair {
+	var pairs []records.Pair
+	for _, i := range images {
+		for _, r := range i.repositories() {
+			pairs = append(pairs, records.Pair{ImageID: i.ID, Repository: r})
+		}
+	}
+	return pairs
+}

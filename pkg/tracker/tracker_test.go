@@ -1,0 +1,265 @@
+package tracker_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// Two pulls of one image at once, one with a good and one with a bad credential, never share a
+// result.
+func TestConcurrentPullsAreJudgedEachByItself(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	for round := range 200 {
+		name := fmt.Sprintf("%s:%d", app, round)
+		img := image(id1, name)
+		good, bad := pod(fmt.Sprintf("good%d", round)), pod(fmt.Sprintf("bad%d", round))
+		start := make(chan struct{})
+		var wg sync.WaitGroup
+		for who, ok := range map[tracker.Pod]bool{good: true, bad: false} {
+			wg.Go(func() {
+				<-start
+				pull, err := w.BeginPull(t.Context(), name, tracker.Image{})
+				if err != nil {
+					t.Errorf("BeginPull = %v; want nil", err)
+					return
+				}
+				if !ok {
+					err = pull.Refused()
+				} else {
+					_, err = pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("good"), Pod: who})
+				}
+				if err != nil {
+					t.Errorf("end of the pull = %v; want nil", err)
+				}
+			})
+		}
+		close(start)
+		wg.Wait()
+		if v := w.check(good, name, img); !v.Allowed() {
+			t.Fatalf("round %d: good pod = %v by %s; want Allow", round, v.Verdict, v.Reason)
+		}
+		if v := w.check(bad, name, img, "bad"); v.Allowed() {
+			t.Fatalf("round %d: bad pod = %v by %s; want Reverify", round, v.Verdict, v.Reason)
+		}
+	}
+	if got := w.intents(); len(got) != 0 {
+		t.Errorf("intents left: %v; want none", got)
+	}
+}
+
+// A scan whose list was under way while a pull began, or ended, must not mark what that pull brought.
+func TestScanThatRacesWithAPullMarksNothing(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		during func(w *world)
+		marked bool
+	}{
+		{"nothing happens", func(*world) {}, true},
+		{"a pull begins and goes on", func(w *world) {
+			if _, err := w.BeginPull(t.Context(), "repo.test/other/app:1", tracker.Image{}); err != nil {
+				t.Error(err)
+			}
+		}, false},
+		{"a pull begins and ends", func(w *world) {
+			pull, err := w.BeginPull(t.Context(), "repo.test/other/app:1", tracker.Image{})
+			if err := errors.Join(err, pull.Refused()); err != nil {
+				t.Error(err)
+			}
+		}, false},
+		{"a removal comes and goes", func(w *world) { w.BeginRemoval()() }, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := newWorld(t, tracker.Options{})
+			w.runtime.set(image(id1, app+":1"))
+			w.runtime.during = func() {
+				w.runtime.mu.Lock()
+				w.runtime.during = nil
+				w.runtime.mu.Unlock()
+				tc.during(w)
+			}
+			v := w.check(pod("bob"), app+":1", image(id1, app+":1"))
+			if v.Allowed() != tc.marked {
+				t.Errorf("Check = %v by %s; want Allow to be %v", v.Verdict, v.Reason, tc.marked)
+			}
+		})
+	}
+}
+
+// A pull that ends while image lists are compared keeps its record, though no list has its image.
+func TestPruneThatRacesWithAPullKeepsItsRecord(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	w.pulled(pod("old"), "repo.test/gone/app:1", id3, "alice")
+	w.runtime.set(image(id2, "repo.test/any/app:1"))
+	w.runtime.during = func() {
+		w.runtime.mu.Lock()
+		w.runtime.during = nil
+		w.runtime.mu.Unlock()
+		w.pulled(pod("alice"), app+":1", id1, "alice")
+	}
+	if err := w.Prune(t.Context()); err != nil {
+		t.Fatalf("Prune = %v; want nil", err)
+	}
+	w.want(w.check(pod("carol"), app+":1", image(id1, app+":1"), "alice"), policy.Allow, policy.Proved)
+	w.want(w.check(pod("carol"), "repo.test/gone/app:1", image(id3, "repo.test/gone/app:1"), "alice"), policy.Reverify, policy.Untracked)
+}
+
+func TestPruneBelievesOnlyTwoAgreeingLists(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	for name, lists := range map[string][2][]tracker.Image{
+		"empty":  {nil, nil},
+		"differ": {{image(id2, "repo.test/a:1")}, {image(id2, "repo.test/a:1"), image(id3, "repo.test/b:1")}},
+	} {
+		w.runtime.set(lists[0]...)
+		w.runtime.during = func() { w.runtime.set(lists[1]...) }
+		if err := w.Prune(t.Context()); err == nil {
+			t.Errorf("%s: Prune = nil; want an error", name)
+		}
+	}
+	w.runtime.err = errors.New("runtime is away")
+	if err := w.Prune(t.Context()); err == nil {
+		t.Error("Prune = nil while the runtime is away; want an error")
+	}
+	w.want(w.check(pod("carol"), app+":1", image(id1, app+":1"), "alice"), policy.Allow, policy.Proved)
+}
+
+// Whatever the store cannot do leaves images needing proof, and stops nobody who is exempt.
+func TestStoreThatFailsOpensNothing(t *testing.T) {
+	w := newWorld(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"kube-system"}, ExemptStaticPods: true}})
+	img := image(id1, app+":1")
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	w.want(w.check(pod("alice"), app+":1", img, "alice"), policy.Allow, policy.Granted)
+	pull, err := w.BeginPull(t.Context(), app+":2", tracker.Image{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.close()
+
+	w.want(w.check(pod("bob"), app+":1", img, "alice"), policy.Reverify, policy.RecordUnreadable)
+	w.want(w.check(tracker.Pod{UID: "u", Namespace: "kube-system"}, app+":1", img), policy.Allow, policy.ExemptNamespace)
+	w.want(w.check(tracker.Pod{Static: true}, app+":1", img), policy.Allow, policy.ExemptStaticPod)
+	if _, err := w.BeginPull(t.Context(), app+":3", tracker.Image{}); !errors.Is(err, tracker.ErrNoIntent) {
+		t.Errorf("BeginPull = %v; want ErrNoIntent", err)
+	}
+	before := w.Grants()
+	v, err := pull.Proved(tracker.Proof{ImageID: id2, Credential: secret("alice"), Pod: pod("carol")})
+	if err == nil || !v.Allowed() {
+		t.Errorf("Proved = %v, %v; want Allow, the registry let the pod have it, and an error", v.Verdict, err)
+	}
+	if w.Grants() != before+1 {
+		t.Errorf("%d grants; want %d: the pod gets its grant", w.Grants(), before+1)
+	}
+	for name, err := range map[string]error{
+		"Sync": w.Sync(t.Context()), "Settle": w.Settle(t.Context()), "Flush": w.Flush(),
+	} {
+		if err == nil && name != "Sync" {
+			t.Errorf("%s = nil on a closed store; want an error", name)
+		}
+	}
+	w.open()
+	if got := w.intents(); !slices.Equal(got, []string{"team/app:2 lingers"}) {
+		t.Errorf("intents = %v; want the one whose record could not be written", got)
+	}
+	w.want(w.check(pod("dora"), app+":2", image(id2, app+":2"), "alice"), policy.Reverify, policy.Pulling)
+}
+
+func TestNamesThatAreNoneAreExemptFromNothing(t *testing.T) {
+	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p, ExemptNamespaces: []string{"team-bob"}}})
+	hex := strings.Repeat("7", 64)
+	for _, name := range []string{hex, "Repo.test/App", "https://repo.test/app", "repo.test/app/"} {
+		w.want(w.check(pod("bob"), name, image("sha256:"+hex, app+":1")), policy.Reverify, policy.ImageIDName)
+	}
+	w.want(w.check(pod("bob"), "sha256:7", image("sha256:"+hex, app+":1")), policy.Allow, policy.ExemptNamespace)
+	w.want(w.check(pod("carol"), "sha256:7", image("sha256:"+hex, app+":1")), policy.Reverify, policy.ImageIDName)
+	w.want(w.check(pod("carol"), "busybox", image("sha256:"+hex, "docker.io/library/busybox:latest")), policy.Allow, policy.Allowlisted)
+	w.want(w.check(pod("carol"), "busybox", image("sha256:"+hex, "docker.io/library/busybox:1")), policy.Reverify, policy.ImageIDName)
+}
+
+func TestCheckIDHidesOnlyNamesThatAreIDs(t *testing.T) {
+	w := newWorld(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"team-exempt"}}})
+	for name, want := range map[string]policy.Verdict{
+		"sha256:7": policy.Reverify, "sha256:": policy.Reverify, "7692": policy.Reverify,
+		"docker.io/library/sha256:76": policy.Reverify, strings.Repeat("a", 64): policy.Reverify,
+		"busybox:1": policy.Allow, app: policy.Allow, appD: policy.Allow, "cafe:latest": policy.Allow,
+	} {
+		if d := w.CheckID(pod("bob"), name); d.Verdict != want {
+			t.Errorf("CheckID(%q) = %v by %s; want %v", name, d.Verdict, d.Reason, want)
+		}
+	}
+	if d := w.CheckID(pod("exempt"), "sha256:7"); d.Verdict != policy.Allow {
+		t.Errorf("CheckID of an exempt pod = %v; want Allow", d.Verdict)
+	}
+}
+
+func TestAbsentImageIsNeitherAllowedNorGranted(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.want(w.check(pod("bob"), app+":1", tracker.Image{}, "alice"), policy.Reverify, policy.Absent)
+	if got := w.Grants(); got != 0 {
+		t.Errorf("%d grants; want none", got)
+	}
+}
+
+func TestUnidentifiedPodGetsNoGrant(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.pulled(tracker.Pod{}, app+":1", id1, "alice")
+	w.want(w.check(tracker.Pod{}, app+":1", image(id1, app+":1"), "alice"), policy.Allow, policy.Proved)
+	w.want(w.check(tracker.Pod{}, app+":1", image(id1, app+":1")), policy.Reverify, policy.NotProved)
+	if got := w.Grants(); got != 0 {
+		t.Errorf("%d grants; want none", got)
+	}
+}
+
+func TestUsesReachTheDiskWithAFlush(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	before := lastUsed(t, w.store)
+	w.check(pod("carol"), app+":1", image(id1, app+":1"), "alice")
+	if got := lastUsed(t, w.store); got != before {
+		t.Errorf("last used = %v before the flush; want it unchanged, %v", got, before)
+	}
+	if err := w.Flush(); err != nil {
+		t.Fatalf("Flush = %v; want nil", err)
+	}
+	if got := lastUsed(t, w.store); got == before {
+		t.Errorf("last used = %v after the flush; want it later", got)
+	}
+}
+
+func lastUsed(t *testing.T, s *records.Store) string {
+	t.Helper()
+	var got string
+	if err := s.Records(func(r records.Record) error {
+		got = r.LastUsed.String() + r.Proofs[0].LastUsed.String()
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// No lookup asks the runtime for its images when no mark can come of it.
+func TestScanRunsOnlyForWhatIsUntracked(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.runtime.set(image(id1, app+":1"))
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	for range 3 {
+		w.check(pod("bob"), app+":1", image(id1, app+":1"))
+		w.check(pod("bob"), "repo.test/rival:1", image(id1, app+":1", "repo.test/rival:1"))
+		w.check(pod("bob"), "sha256:1", image(id1, app+":1"))
+	}
+	if got := w.runtime.listed(); got != 0 {
+		t.Errorf("%d image lists; want none", got)
+	}
+}

@@ -1,0 +1,175 @@
+package tracker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+const (
+	// flushEvery is how often last-used times go to disk, at most (DESIGN 2).
+	flushEvery = time.Minute
+	// lingerFor is how long after its end a lost pull may still complete in the runtime. An
+	// intent is settled against an image list that is at least this much younger.
+	lingerFor = time.Hour
+)
+
+// errNoAgreement is returned when the runtime does not give two equal, non-empty lists.
+var errNoAgreement = errors.New("tracker: two image lists of the runtime are empty or differ")
+
+// Sync is called when the runtime has been reached, at start and after each of its restarts:
+// records of images that are gone are pruned, and what is untracked and due is marked preloaded.
+// An error leaves the records as they are and opens nothing.
+func (t *Tracker) Sync(ctx context.Context) error {
+	err := t.Prune(ctx)
+	if errors.Is(err, errNoAgreement) {
+		err = nil // a node without images, or one that is busy; the next time will do
+	}
+	t.scan(ctx)
+	return err
+}
+
+// Prune deletes the records and marks of images that the runtime no longer has. It believes only
+// two full lists that agree and are not empty, and never deletes what was written since the
+// first of them was asked for, so that a pull which races with it keeps its record.
+func (t *Tracker) Prune(ctx context.Context) error {
+	before := t.store.Written()
+	images, err := t.agreedImages(ctx)
+	if err != nil {
+		return fmt.Errorf("prune pull records: %w", err)
+	}
+	present := make(map[string]struct{}, len(images))
+	for _, i := range images {
+		present[i.ID] = struct{}{}
+	}
+	gone, err := t.store.Prune(present, before)
+	if err != nil {
+		return fmt.Errorf("prune pull records: %w", err)
+	}
+	for _, p := range gone.Records {
+		t.log.Info("Pull record pruned", "imageID", p.ImageID, "repository", p.Repository)
+	}
+	for _, p := range gone.Marks {
+		t.log.Info("Preloaded mark pruned", "imageID", p.ImageID, "repository", p.Repository)
+	}
+	return nil
+}
+
+// Settle ends the intents of lost pulls that can no longer complete: what is there of their
+// repositories without a record gets one with nothing proved, so that it needs proof for ever.
+// An intent whose pull ended less than an hour ago stays.
+func (t *Tracker) Settle(ctx context.Context) error {
+	intents, err := t.store.Intents()
+	if err != nil {
+		return fmt.Errorf("settle pull intents: %w", err)
+	}
+	now := time.Now()
+	var due []uint64
+	for _, in := range intents {
+		switch {
+		case t.underWay(in.ID):
+		case in.Ended.IsZero():
+			// Its end could not be written when it happened.
+			if err := t.store.End(in.ID, now); err != nil {
+				return fmt.Errorf("settle pull intents: %w", err)
+			}
+		case now.Sub(in.Ended) >= lingerFor:
+			due = append(due, in.ID)
+		}
+	}
+	if len(due) == 0 {
+		return nil
+	}
+	images, err := t.agreedImages(ctx)
+	if err != nil {
+		return fmt.Errorf("settle pull intents: %w", err)
+	}
+	if err := t.store.Settle(due, pairsOf(images), now); err != nil {
+		return fmt.Errorf("settle pull intents: %w", err)
+	}
+	t.log.Info("Pull intents settled", "count", len(due))
+	return nil
+}
+
+// Flush writes the last-used times that are in memory to disk. If that fails they are kept.
+func (t *Tracker) Flush() error {
+	t.mu.Lock()
+	uses := t.uses
+	t.uses = map[records.Pair]records.Use{}
+	t.mu.Unlock()
+	if len(uses) == 0 {
+		return nil
+	}
+	err := t.store.Touch(uses)
+	if err == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for p, u := range uses {
+		if _, newer := t.uses[p]; !newer {
+			t.uses[p] = u
+		}
+	}
+	return fmt.Errorf("flush last-used times: %w", err)
+}
+
+// Run does the tracker's upkeep, a flush and a settlement a minute, until ctx ends; then it
+// flushes once more and returns. A failure is logged and tried again the next minute.
+func (t *Tracker) Run(ctx context.Context) {
+	tick := time.NewTicker(flushEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			if err := t.Flush(); err != nil {
+				t.log.Error(err, "Last-used times lost")
+			}
+			return
+		case <-tick.C:
+		}
+		if err := t.Flush(); err != nil {
+			t.log.Error(err, "Last-used times not written, they are kept for the next minute")
+		}
+		if err := t.Settle(ctx); err != nil && ctx.Err() == nil {
+			t.log.Info("Pull intents not settled, they linger", "err", err)
+		}
+	}
+}
+
+func (t *Tracker) underWay(intent uint64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, ok := t.running[intent]
+	return ok
+}
+
+// agreedImages returns the image list of the runtime after it has given the same one twice. A
+// runtime that is starting up shows few images or none.
+func (t *Tracker) agreedImages(ctx context.Context) ([]Image, error) {
+	first, err := t.runtime.Images(ctx)
+	if err != nil {
+		return nil, err
+	}
+	second, err := t.runtime.Images(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(first) == 0 || !slices.Equal(ids(first), ids(second)) {
+		return nil, errNoAgreement
+	}
+	return second, nil
+}
+
+func ids(images []Image) []string {
+	set := make(map[string]struct{}, len(images))
+	for _, i := range images {
+		set[i.ID] = struct{}{}
+	}
+	return slices.Sorted(maps.Keys(set))
+}

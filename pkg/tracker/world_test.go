@@ -1,0 +1,199 @@
+package tracker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+const (
+	app  = "repo.test/team/app"
+	id1  = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
+	id2  = "sha256:2222222222222222222222222222222222222222222222222222222222222222"
+	id3  = "sha256:3333333333333333333333333333333333333333333333333333333333333333"
+	appD = app + "@sha256:38a8906435c4dd5f4258899d46621bfd8eea3ad6ff494ee3c2f17ef0321625bd"
+)
+
+// A fakeRuntime is the image list of a runtime. The store beside it is always a real one.
+type fakeRuntime struct {
+	mu     sync.Mutex
+	images []tracker.Image
+	err    error
+	during func() // called in the middle of each list
+	lists  int
+}
+
+func (f *fakeRuntime) Images(context.Context) ([]tracker.Image, error) {
+	f.mu.Lock()
+	during := f.during
+	f.lists++
+	images, err := slices.Clone(f.images), f.err
+	f.mu.Unlock()
+	if during != nil {
+		during()
+	}
+	return images, err
+}
+
+func (f *fakeRuntime) set(images ...tracker.Image) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.images = images
+}
+
+func (f *fakeRuntime) listed() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.lists
+}
+
+// A world is a tracker on a real store, with a runtime that can be told what it has.
+type world struct {
+	*tracker.Tracker
+	t       *testing.T
+	path    string
+	store   *records.Store
+	key     credential.Key
+	runtime *fakeRuntime
+	options tracker.Options
+}
+
+func newWorld(t *testing.T, o tracker.Options) *world {
+	t.Helper()
+	w := &world{
+		t: t, path: filepath.Join(t.TempDir(), "records.db"), key: credential.NewKey(),
+		runtime: &fakeRuntime{}, options: o,
+	}
+	w.options.Log = klog.Background().V(99)
+	w.open()
+	t.Cleanup(func() { w.close() })
+	return w
+}
+
+func (w *world) open() {
+	w.t.Helper()
+	store, _, err := records.Open(w.path, records.Options{Now: time.Now()})
+	if err != nil {
+		w.t.Fatalf("Open(%s) = %v; want a store", w.path, err)
+	}
+	w.store = store
+	w.Tracker, err = tracker.New(store, w.key, w.runtime, w.options)
+	if err != nil {
+		w.t.Fatalf("New = %v; want nil", err)
+	}
+}
+
+func (w *world) close() {
+	w.t.Helper()
+	if err := w.store.Close(); err != nil {
+		w.t.Errorf("Close = %v; want nil", err)
+	}
+}
+
+// restart closes the store and begins anew on it, as after a crash: what is in memory is gone.
+func (w *world) restart() {
+	w.t.Helper()
+	w.close()
+	w.open()
+}
+
+// damage makes the stored record of a pair unreadable, under a closed store.
+func (w *world) damage(p records.Pair) {
+	w.t.Helper()
+	w.close()
+	db, err := bolt.Open(w.path, 0o600, nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		b := tx.Bucket([]byte("records"))
+		if b == nil {
+			return errors.New("no bucket of records")
+		}
+		key := []byte(p.ImageID + "\x00" + p.Repository)
+		value := slices.Clone(b.Get(key))
+		if len(value) == 0 {
+			return fmt.Errorf("no record of %v", p)
+		}
+		value[len(value)/2] ^= 0xff
+		return b.Put(key, value)
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		w.t.Fatal(err)
+	}
+	w.open()
+}
+
+func image(id string, names ...string) tracker.Image { return tracker.Image{ID: id, Names: names} }
+
+func pod(uid string) tracker.Pod { return tracker.Pod{UID: uid, Namespace: "team-" + uid} }
+
+// secret returns the credential with the password; "" gives an empty one.
+func secret(password string) credential.Credential {
+	if password == "" {
+		return credential.New("", "", "", "", "", "")
+	}
+	return credential.New("tenant", password, "", "", "", "")
+}
+
+// pulled makes a whole successful pull.
+func (w *world) pulled(p tracker.Pod, name, id, password string) tracker.Verdict {
+	w.t.Helper()
+	pull, err := w.BeginPull(w.t.Context(), name, tracker.Image{})
+	if err != nil {
+		w.t.Fatalf("BeginPull(%s) = %v; want nil", name, err)
+	}
+	v, err := pull.Proved(tracker.Proof{ImageID: id, Credential: secret(password), Pod: p})
+	if err != nil {
+		w.t.Fatalf("Proved(%s) = %v; want nil", id, err)
+	}
+	return v
+}
+
+// check asks with the passwords of the pod's credentials.
+func (w *world) check(p tracker.Pod, name string, img tracker.Image, passwords ...string) tracker.Verdict {
+	w.t.Helper()
+	r := tracker.Request{Pod: p, Name: name, Image: img}
+	for _, pw := range passwords {
+		r.Credentials = append(r.Credentials, secret(pw))
+	}
+	return w.Check(w.t.Context(), r)
+}
+
+func (w *world) want(v tracker.Verdict, verdict policy.Verdict, reason policy.Reason) {
+	w.t.Helper()
+	if v.Verdict != verdict || v.Reason != reason {
+		w.t.Errorf("verdict = %v by %s; want %v by %s", v.Verdict, v.Reason, verdict, reason)
+	}
+}
+
+func (w *world) intents() []string {
+	w.t.Helper()
+	all, err := w.store.Intents()
+	if err != nil {
+		w.t.Fatalf("Intents = %v; want nil", err)
+	}
+	var names []string
+	for _, in := range all {
+		state := " lingers"
+		if in.Ended.IsZero() {
+			state = " under way"
+		}
+		names = append(names, strings.TrimPrefix(in.Name, "repo.test/")+state)
+	}
+	return names
+}
