@@ -1,62 +1,67 @@
 package credential
 
 import (
-	"bytes"
-	"crypto/hmac"
-	"crypto/rand"
-	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"io"
 	"strings"
 )
 
-// scratch, superseded
-type ID string
+const redacted = "[redacted]"
 
+// A Credential is what is sent to a registry with a pull, in canonical form. The zero value is
+// anonymous: nothing is sent. It cannot be printed, logged or marshalled.
+//
+// The content is kept in a closure because the fmt package walks unexported fields, and follows
+// pointers to them, under verbs that a type does not expect.
 type Credential struct{ reveal func() []byte }
 
-func (Credential) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "[redacted]") }
-
+// New returns the credential that the fields of a CRI AuthConfig make. If neither username nor
+// password is given, they are taken from auth, base64 of "username:password", as runtimes do. Values
+// that are all empty make an anonymous credential; any other value, even a password alone, does not,
+// whatever a runtime would make of it.
 func New(username, password, auth, serverAddress, identityToken, registryToken string) Credential {
-	if username == "" && password == "" && auth != "" {
-		if d, err := base64.StdEncoding.DecodeString(auth); err == nil {
-			if u, p, ok := strings.Cut(string(d), ":"); ok {
-				username, password, auth = u, strings.TrimRight(p, "\x00"), ""
-			}
+	if user, pass, ok := decodeAuth(auth); ok {
+		same := user == username && pass == password
+		if username == "" && password == "" || same {
+			username, password, auth = user, pass, ""
 		}
 	}
-	var b bytes.Buffer
-	some := false
-	for _, f := range []string{username, password, identityToken, registryToken, serverAddress, auth} {
-		some = some || f != ""
-		_ = binary.Write(&b, binary.BigEndian, uint64(len(f)))
-		b.WriteString(f)
+	fields := []string{username, password, identityToken, registryToken, serverAddress, auth}
+	if strings.Join(fields[:4], "") == "" && auth == "" {
+		return Credential{} // a server address alone is no credential
 	}
-	if !some {
-		return Credential{}
+	// Each field is preceded by its length, so that no two credentials run into one form.
+	var canonical []byte
+	for _, f := range fields {
+		canonical = binary.BigEndian.AppendUint64(canonical, uint64(len(f)))
+		canonical = append(canonical, f...)
 	}
-	return Credential{reveal: b.Bytes}
+	return Credential{reveal: func() []byte { return canonical }}
 }
+
+// decodeAuth reads the auth form. Old clients pad the password with NUL.
+func decodeAuth(auth string) (username, password string, ok bool) {
+	if auth == "" {
+		return "", "", false
+	}
+	decoded, err := base64.StdEncoding.DecodeString(auth)
+	if err != nil {
+		return "", "", false
+	}
+	username, password, ok = strings.Cut(string(decoded), ":")
+	return username, strings.Trim(password, "\x00"), ok
+}
+
+// Anonymous reports whether nothing, or nothing but empty values, would be sent.
 func (c Credential) Anonymous() bool { return c.reveal == nil }
 
-type Key struct{ reveal func() []byte }
+// Format prints "[redacted]" under every verb.
+func (Credential) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, redacted) }
 
-func NewKey() Key {
-	k := make([]byte, 32)
-	_, _ = rand.Read(k)
-	return Key{reveal: func() []byte { return k }}
-}
-func LoadKey(path string) (Key, error)   { return Key{}, nil }
-func CreateKey(path string) (Key, error) { return NewKey(), nil }
-func (k Key) ID(c Credential) ID {
-	if c.Anonymous() {
-		return ""
-	}
-	m := hmac.New(sha256.New, k.reveal())
-	m.Write(c.reveal())
-	return ID(hex.EncodeToString(m.Sum(nil)))
-}
-func (k Key) Fingerprint() string { return "" }
+// MarshalLog returns "[redacted]" to loggers.
+func (Credential) MarshalLog() any { return redacted }
+
+// MarshalText returns "[redacted]" to encoders.
+func (Credential) MarshalText() ([]byte, error) { return []byte(redacted), nil }

@@ -52,6 +52,19 @@ type Server struct {
 // errStopping is the cause with which open streams end at Shutdown.
 var errStopping = errors.New("criproxy: stopping")
 
+// Methods returns the full names of the CRI's methods as far as they are known here.
+func Methods() (all []string) {
+	for _, d := range []grpc.ServiceDesc{runtimeapi.RuntimeService_ServiceDesc, runtimeapi.ImageService_ServiceDesc} {
+		for _, m := range d.Methods {
+			all = append(all, "/"+d.ServiceName+"/"+m.MethodName)
+		}
+		for _, m := range d.Streams {
+			all = append(all, "/"+d.ServiceName+"/"+m.StreamName)
+		}
+	}
+	return all
+}
+
 // New returns a server that does not serve yet.
 func New(c Config) *Server {
 	s := &Server{

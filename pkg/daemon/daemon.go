@@ -42,7 +42,7 @@ type Options struct {
 // after an orderly stop, an error (often a [HintError]) if it could not start or go on. The
 // configuration is taken as checked by the config package.
 func Run(ctx context.Context, o Options) (err error) {
-	m := metrics.New(o.Version, o.GoVersion)
+	m := metrics.New(o.Version, o.GoVersion, criproxy.Methods())
 
 	// The lock on the store is what keeps a second daemon from this node's state, so it comes
 	// before the socket.
@@ -220,13 +220,13 @@ func rules(c config.Config) tracker.Rules {
 
 func alwaysPrecheck(c config.Config) criproxy.AlwaysPrecheck {
 	switch c.KubeletSkipsAlwaysPrecheck {
-	case config.SkipsTrue:
+	case config.True:
 		return criproxy.AlwaysPrecheckSkipped
-	case config.SkipsFalse:
+	case config.False:
 		return criproxy.AlwaysPrecheckSent
-	default:
-		return criproxy.AlwaysPrecheckAuto
+	case config.Auto:
 	}
+	return criproxy.AlwaysPrecheckAuto
 }
 
 // connections are those to the runtime; both are the same if one endpoint serves both services.

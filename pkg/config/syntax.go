@@ -1,0 +1,29 @@
+package config
+
+import (
+	"net"
+	"strconv"
+)
+
+// isLabel reports whether a string is a DNS label (RFC 1123), as the name of a namespace must be.
+func isLabel(s string) bool {
+	if s == "" || len(s) > 63 || s[0] == '-' || s[len(s)-1] == '-' {
+		return false
+	}
+	for _, c := range s {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
+			return false
+		}
+	}
+	return true
+}
+
+// isAddress reports whether a string is host:port with a port that can be listened on.
+func isAddress(s string) bool {
+	_, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return false
+	}
+	n, err := strconv.Atoi(port)
+	return err == nil && n >= 0 && n <= 65535
+}

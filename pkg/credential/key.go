@@ -1,0 +1,122 @@
+package credential
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// ErrDamagedKey is returned by LoadKey for a file that does not hold a key.
+var ErrDamagedKey = errors.New("credential: key file damaged")
+
+// keySize is the size of a key in bytes, that of the hash.
+const keySize = sha256.Size
+
+// An ID identifies a credential on one node: 64 hexadecimal digits. The zero value is that of an
+// anonymous credential. It may be stored and shown.
+type ID string
+
+// A Key is the random key of a node. It cannot be printed, logged or marshalled. The zero value has no
+// key and must not be used.
+type Key struct{ reveal func() []byte }
+
+// NewKey returns a new key that is in memory only.
+func NewKey() Key {
+	key := make([]byte, keySize)
+	_, _ = rand.Read(key) // never fails, says crypto/rand
+	return Key{reveal: func() []byte { return key }}
+}
+
+// LoadKey reads the key that CreateKey wrote. The error is fs.ErrNotExist if there is none, and
+// ErrDamagedKey if the file holds something else.
+func LoadKey(path string) (Key, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Key{}, fmt.Errorf("load the node's key: %w", err)
+	}
+	text, err := io.ReadAll(io.LimitReader(f, 4*keySize))
+	if err := errors.Join(err, f.Close()); err != nil {
+		return Key{}, fmt.Errorf("load the node's key: %w", err)
+	}
+	key, err := hex.DecodeString(strings.TrimSuffix(string(text), "\n"))
+	if err != nil || len(key) != keySize {
+		return Key{}, fmt.Errorf("%w: %s: want %d hexadecimal digits", ErrDamagedKey, path, 2*keySize)
+	}
+	return Key{reveal: func() []byte { return key }}, nil
+}
+
+// CreateKey makes a new key and writes it, mode 0600, whole or not at all. The error is fs.ErrExist if
+// there is a file already; of two that create at once, one gets it.
+func CreateKey(path string) (Key, error) {
+	key := NewKey()
+	temporary, err := write(filepath.Dir(path), hex.EncodeToString(key.reveal())+"\n")
+	if err != nil {
+		return Key{}, fmt.Errorf("create the node's key: %w", err)
+	}
+	// Unlike a rename, a link does not replace what is there.
+	err = errors.Join(os.Link(temporary, path), os.Remove(temporary))
+	if err == nil {
+		err = syncDir(filepath.Dir(path))
+	}
+	if err != nil {
+		return Key{}, fmt.Errorf("create the node's key: %w", err)
+	}
+	return key, nil
+}
+
+// write puts a text on disk in a file of its own, mode 0600, and returns its path.
+func write(dir, text string) (path string, err error) {
+	f, err := os.CreateTemp(dir, ".node.key-*")
+	if err != nil {
+		return "", err
+	}
+	_, err = f.WriteString(text)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return "", errors.Join(err, os.Remove(f.Name()))
+	}
+	return f.Name(), nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// ID returns the ID of a credential under the key, "" for an anonymous one.
+func (k Key) ID(c Credential) ID {
+	if c.Anonymous() {
+		return ""
+	}
+	return ID(k.sum(c.reveal()))
+}
+
+// Fingerprint tells whether two keys are the same and nothing else; it may be stored and shown.
+func (k Key) Fingerprint() string { return k.sum([]byte("fingerprint of the node's key")) }
+
+func (k Key) sum(data []byte) string {
+	h := hmac.New(sha256.New, k.reveal())
+	_, _ = h.Write(data) // a hash never fails
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// Format prints "[redacted]" under every verb.
+func (Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, redacted) }
+
+// MarshalLog returns "[redacted]" to loggers.
+func (Key) MarshalLog() any { return redacted }
+
+// MarshalText returns "[redacted]" to encoders.
+func (Key) MarshalText() ([]byte, error) { return []byte(redacted), nil }

@@ -1,0 +1,210 @@
+package metrics
+
+import (
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/pullgate/pullgate/pkg/policy"
+)
+
+// other stands for every label value that is not of its fixed set.
+const other = "other"
+
+// Metrics are the metrics of one daemon. Its methods may be called concurrently; the Set methods are
+// called once each, before the first scrape.
+type Metrics struct {
+	registry *prometheus.Registry
+	methods  map[string]string // the label of every full method that is counted by name
+
+	hit, miss    *prometheus.HistogramVec
+	verdicts     *prometheus.CounterVec
+	hidden       prometheus.Counter
+	denials      *prometheus.CounterVec
+	forwarded    *prometheus.CounterVec
+	callDuration *prometheus.HistogramVec
+	storeSync    prometheus.Histogram
+	upstreamUp   prometheus.Gauge
+	distrusted   prometheus.Gauge
+	panics       prometheus.Counter
+}
+
+// New returns metrics on a registry of their own. methods lists the full methods that are counted by
+// name, "/runtime.v1.ImageService/PullImage".
+func New(version, goVersion string, methods []string) *Metrics {
+	m := &Metrics{registry: prometheus.NewRegistry(), methods: map[string]string{}}
+	for _, full := range methods {
+		m.methods[full] = full[strings.LastIndex(full, "/")+1:]
+	}
+	// From a verdict in memory to a pull of gigabytes.
+	recheck := []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
+	calls := []float64{.0002, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
+	m.hit = histogramVec("image_pull_secret_recheck_hit",
+		"Seconds spent on letting a pod use an image on the node by proof that was already recorded, without asking the registry.",
+		recheck, "pull_policy")
+	m.miss = histogramVec("image_pull_secret_recheck_miss",
+		"Seconds spent on a pull by which a pod had to prove access to an image on the node, by what came of it; outcome unverified counts in shadow mode only.",
+		recheck, "pull_policy", "outcome")
+	m.verdicts = counterVec("pullgate_verdicts_total", "Judgements by the CRI call that asked, the verdict and the rule it rests on.", "call", "verdict", "reason")
+	m.hidden = prometheus.NewCounter(prometheus.CounterOpts{Name: "pullgate_prechecks_hidden_total",
+		Help: "Pre-checks of the kubelet that were answered as if the image were not on the node."})
+	m.denials = counterVec("pullgate_denials_total", "Calls that were answered with PermissionDenied because the pod had not proved access to the image.", "call")
+	m.forwarded = counterVec("pullgate_forwarded_calls_total", "Calls through the CRI socket by method and status code.", "method", "code")
+	m.callDuration = histogramVec("pullgate_call_duration_seconds", "Seconds that a call took from its arrival to its answer, the runtime's part included.", calls, "judged")
+	m.storeSync = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pullgate_store_sync_seconds",
+		Help: "Seconds that a write to the store of pull records took until it was on disk.", Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5}})
+	m.upstreamUp = gauge("pullgate_upstream_up", "1 while the runtime is connected, else 0.")
+	m.distrusted = gauge("pullgate_store_distrusted", "1 while the store is distrusted because an earlier one was lost: images on the node are then not taken for preloaded.")
+	m.panics = prometheus.NewCounter(prometheus.CounterOpts{Name: "pullgate_panics_total", Help: "Calls that panicked and were answered with Internal. Anything but 0 is a bug."})
+	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "pullgate_build_info", Help: "1, with the version of pullgate and of Go as labels.",
+		ConstLabels: prometheus.Labels{"version": version, "goversion": goVersion}})
+	info.Set(1)
+	m.registry.MustRegister(m.hit, m.miss, m.verdicts, m.hidden, m.denials, m.forwarded, m.callDuration, m.storeSync, m.upstreamUp,
+		m.distrusted, m.panics, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+func histogramVec(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+}
+
+func counterVec(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+}
+
+func gauge(name, help string) prometheus.Gauge {
+	return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+}
+
+// Handler serves the metrics in the format that the scraper asks for.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+}
+
+// Registry returns the registry, to gather from.
+func (m *Metrics) Registry() *prometheus.Registry { return m.registry }
+
+// PullPolicies returns the values of the label pull_policy.
+func PullPolicies() []string { return []string{"Always", "IfNotPresent", "Never", "unknown"} }
+
+// Outcomes returns the values of the label outcome.
+func Outcomes() []string { return []string{"verified", "denied", "unavailable", "error", "unverified"} }
+
+// Calls returns the values of the label call.
+func Calls() []string {
+	return []string{"ImageStatus", "PullImage", "CreateContainer", "StartContainer", "RestorePod"}
+}
+
+func oneOf(set []string, value, otherwise string) string {
+	if slices.Contains(set, value) {
+		return value
+	}
+	return otherwise
+}
+
+// RecheckHit counts a present image that was allowed by proof that was already there.
+func (m *Metrics) RecheckHit(pullPolicy string, took time.Duration) {
+	m.hit.WithLabelValues(oneOf(PullPolicies(), pullPolicy, "unknown")).Observe(took.Seconds())
+}
+
+// RecheckMiss counts a present image that had to be proved.
+func (m *Metrics) RecheckMiss(pullPolicy, outcome string, took time.Duration) {
+	m.miss.WithLabelValues(oneOf(PullPolicies(), pullPolicy, "unknown"), oneOf(Outcomes(), outcome, "error")).Observe(took.Seconds())
+}
+
+// Verdict counts a judgement.
+func (m *Metrics) Verdict(call string, d policy.Decision) {
+	reason := other
+	if slices.Contains(policy.Reasons(), d.Reason) {
+		reason = string(d.Reason)
+	}
+	m.verdicts.WithLabelValues(oneOf(Calls(), call, other), d.Verdict.String(), reason).Inc()
+}
+
+// PrecheckHidden counts a pre-check that was answered as if the image were absent.
+func (m *Metrics) PrecheckHidden() { m.hidden.Inc() }
+
+// Denial counts a call that was answered with PermissionDenied.
+func (m *Metrics) Denial(call string) { m.denials.WithLabelValues(oneOf(Calls(), call, other)).Inc() }
+
+// ForwardedCall counts a call at its end. code is the name of a status code; a method that is not one
+// of those that New was given is counted as "other".
+func (m *Metrics) ForwardedCall(method, code string, judged bool, took time.Duration) {
+	label, ok := m.methods[method]
+	if !ok {
+		label = other
+	}
+	m.forwarded.WithLabelValues(label, oneOf(codeNames(), code, other)).Inc()
+	m.callDuration.WithLabelValues(strconv.FormatBool(judged)).Observe(took.Seconds())
+}
+
+func codeNames() []string {
+	return []string{
+		"OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "AlreadyExists",
+		"PermissionDenied", "ResourceExhausted", "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented",
+		"Internal", "Unavailable", "DataLoss", "Unauthenticated",
+	}
+}
+
+// Panic counts a call that panicked.
+func (m *Metrics) Panic() { m.panics.Inc() }
+
+// StoreSync counts a write to the store.
+func (m *Metrics) StoreSync(took time.Duration) { m.storeSync.Observe(took.Seconds()) }
+
+// UpstreamUp says whether the runtime is connected.
+func (m *Metrics) UpstreamUp(up bool) { m.upstreamUp.Set(number(up)) }
+
+// StoreDistrusted says whether the store is distrusted.
+func (m *Metrics) StoreDistrusted(yes bool) { m.distrusted.Set(number(yes)) }
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// SetGrants gives the function that counts the grants at each scrape.
+func (m *Metrics) SetGrants(grants func() int) {
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pullgate_grants",
+		Help: "Pods and images for which access is granted in memory."}, func() float64 { return float64(grants()) }))
+}
+
+// SetStore gives the function that counts what the store holds at each scrape.
+func (m *Metrics) SetStore(counts func() (records, intents, marks int, bytes int64)) {
+	m.registry.MustRegister(&storeCollector{counts: counts})
+}
+
+// storeCollector reads the four gauges of the store in one go.
+type storeCollector struct {
+	counts func() (records, intents, marks int, bytes int64)
+}
+
+func storeDescs() []*prometheus.Desc {
+	return []*prometheus.Desc{
+		prometheus.NewDesc("pullgate_pull_records", "Pull records on disk: images under one of their repositories for which somebody proved access.", nil, nil),
+		prometheus.NewDesc("pullgate_pull_intents", "Pulls that are under way, or whose answer was lost less than about an hour ago.", nil, nil),
+		prometheus.NewDesc("pullgate_preloaded_marks", "Images under one of their repositories that are marked preloaded.", nil, nil),
+		prometheus.NewDesc("pullgate_store_bytes", "Size of the file of the store of pull records.", nil, nil),
+	}
+}
+
+func (*storeCollector) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range storeDescs() {
+		to <- d
+	}
+}
+
+func (c *storeCollector) Collect(to chan<- prometheus.Metric) {
+	records, intents, marks, bytes := c.counts()
+	for i, v := range []float64{float64(records), float64(intents), float64(marks), float64(bytes)} {
+		to <- prometheus.MustNewConstMetric(storeDescs()[i], prometheus.GaugeValue, v)
+	}
+}
