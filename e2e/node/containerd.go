@@ -1,0 +1,115 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// A Containerd is a containerd with root, state and socket of its own.
+type Containerd struct {
+	*Process
+	ctx     context.Context
+	dir     string
+	program string
+}
+
+// containerdConfig serves 1.6 and 2.x: 2.x reads and migrates version 2. Without
+// restrict_oom_score_adj no container starts on a machine that lacks CAP_SYS_RESOURCE.
+const containerdConfig = `version = 2
+root = %[1]q
+state = %[2]q
+disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.aufs", "io.containerd.nri.v1.nri"]
+[grpc]
+  address = %[3]q
+[debug]
+  level = "info"
+[plugins."io.containerd.internal.v1.opt"]
+  path = %[4]q
+[plugins."io.containerd.grpc.v1.cri"]
+  restrict_oom_score_adj = true
+  sandbox_image = %[5]q
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+    conf_dir = %[6]q
+`
+
+// StartContainerd starts a containerd below dir. program is "" for the machine's own.
+func StartContainerd(ctx context.Context, dir, program, sandboxImage string) (*Containerd, error) {
+	if program == "" {
+		program = "containerd"
+	}
+	c := &Containerd{ctx: context.WithoutCancel(ctx), dir: dir, program: program}
+	for _, sub := range []string{"root", "state", "opt", "cni"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o711); err != nil {
+			return nil, err
+		}
+	}
+	text := fmt.Sprintf(containerdConfig, c.path("root"), c.path("state"), c.path("containerd.sock"), c.path("opt"), sandboxImage, c.path("cni"))
+	if err := os.WriteFile(c.path("config.toml"), []byte(text), 0o600); err != nil {
+		return nil, err
+	}
+	return c, c.Start(ctx)
+}
+
+// Start starts it again after it was stopped or killed.
+func (c *Containerd) Start(ctx context.Context) (err error) {
+	c.Process, err = start(ctx, "containerd", c.path("containerd.log"), func() error {
+		k, err := NewKubelet(ctx, c.Endpoint())
+		if err != nil {
+			return err
+		}
+		defer k.Close()
+		return k.RuntimeReady(ctx)
+	}, c.program, "--config", c.path("config.toml"))
+	return err
+}
+
+func (c *Containerd) path(name string) string { return filepath.Join(c.dir, name) }
+
+// Endpoint is where its CRI is served.
+func (c *Containerd) Endpoint() string { return "unix://" + c.path("containerd.sock") }
+
+// Import loads an image from an archive, behind everybody's back.
+func (c *Containerd) Import(ctx context.Context, archive string) error {
+	_, err := run(ctx, "ctr", "--address", c.path("containerd.sock"), "--namespace", "k8s.io", "images", "import", archive)
+	return err
+}
+
+// Tag gives an image another name, behind everybody's back.
+func (c *Containerd) Tag(ctx context.Context, from, to string) error {
+	_, err := run(ctx, "ctr", "--address", c.path("containerd.sock"), "--namespace", "k8s.io", "images", "tag", "--force", from, to)
+	return err
+}
+
+// Close removes every pod, ends containerd and unmounts what its containers left behind.
+func (c *Containerd) Close() error {
+	var err error
+	if c.Alive() {
+		if k, dialErr := NewKubelet(c.ctx, c.Endpoint()); dialErr == nil {
+			err = k.RemoveAllPods(c.ctx)
+			k.Close()
+		}
+	}
+	return errors.Join(err, c.Stop(), unmountBelow(c.dir))
+}
+
+// unmountBelow takes away the mounts below a directory, the deepest first.
+func unmountBelow(dir string) error {
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return err
+	}
+	lines := strings.Split(string(mounts), "\n")
+	for i := len(lines) - 1; i >= 0; i-- {
+		fields := strings.Fields(lines[i])
+		if len(fields) > 1 && strings.HasPrefix(fields[1], dir+"/") {
+			err = errors.Join(err, syscall.Unmount(fields[1], syscall.MNT_DETACH))
+		}
+	}
+	return err
+}

@@ -1,0 +1,165 @@
+package node
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// An Image is one to be built: a static busybox and whatever makes it differ from others.
+type Image struct {
+	// Content makes the layer unique; it is what /content holds.
+	Content string
+	// User is the USER of the image's configuration.
+	User string
+	// Entrypoint is run by a container without a command; by default it prints /content and sleeps.
+	Entrypoint []string
+	// Annotations go on the manifest.
+	Annotations map[string]string
+}
+
+// A Built image is an OCI layout on disk.
+type Built struct {
+	layout string
+	// ID is the digest of its configuration, which containerd uses for the image ID.
+	ID string
+	// Digest is that of its manifest.
+	Digest string
+}
+
+type descriptor struct {
+	MediaType   string            `json:"mediaType"`
+	Digest      string            `json:"digest"`
+	Size        int               `json:"size"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// Build writes an image as an OCI layout into dir.
+func (i Image) Build(dir string) (*Built, error) {
+	if i.Entrypoint == nil {
+		i.Entrypoint = []string{"/bin/sh", "-c", "cat /content; id -u; exec sleep 3600"}
+	}
+	layer, err := i.layer()
+	if err != nil {
+		return nil, err
+	}
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	if _, err := z.Write(layer); err != nil {
+		return nil, err
+	}
+	if err := z.Close(); err != nil {
+		return nil, err
+	}
+	config, err := json.Marshal(map[string]any{
+		"architecture": "amd64", "os": "linux",
+		"config": map[string]any{"User": i.User, "Entrypoint": i.Entrypoint, "Env": []string{"PATH=/bin"}},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{digest(layer)}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	l := layout{dir: dir}
+	manifest, err := json.Marshal(map[string]any{
+		"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+		"config":      l.blob("application/vnd.oci.image.config.v1+json", config),
+		"layers":      []descriptor{l.blob("application/vnd.oci.image.layer.v1.tar+gzip", packed.Bytes())},
+		"annotations": i.Annotations,
+	})
+	if err != nil {
+		return nil, err
+	}
+	d := l.blob("application/vnd.oci.image.manifest.v1+json", manifest)
+	index, err := json.Marshal(map[string]any{"schemaVersion": 2, "manifests": []descriptor{{
+		MediaType: d.MediaType, Digest: d.Digest, Size: d.Size, Annotations: map[string]string{"org.opencontainers.image.ref.name": "built"},
+	}}})
+	if err != nil {
+		return nil, err
+	}
+	l.file("index.json", index)
+	l.file("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`))
+	return &Built{layout: dir, ID: digest(config), Digest: d.Digest}, l.err
+}
+
+// layer is the tar of a file system with a busybox.
+func (i Image) layer() ([]byte, error) {
+	busybox, err := os.ReadFile("/bin/busybox")
+	if err != nil {
+		return nil, fmt.Errorf("busybox-static is not installed: %w", err)
+	}
+	var b bytes.Buffer
+	t := tar.NewWriter(&b)
+	for _, f := range []struct {
+		name, link string
+		data       []byte
+		mode       int64
+	}{
+		{name: "bin/busybox", data: busybox, mode: 0o755},
+		{name: "bin/sh", link: "busybox"}, {name: "bin/cat", link: "busybox"}, {name: "bin/id", link: "busybox"}, {name: "bin/sleep", link: "busybox"},
+		{name: "etc/passwd", data: []byte("root:x:0:0:root:/:/bin/sh\napp:x:4711:4711:app:/:/bin/sh\n"), mode: 0o644},
+		{name: "content", data: []byte(i.Content + "\n"), mode: 0o644},
+	} {
+		h := &tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.data)), ModTime: time.Unix(0, 0), Typeflag: tar.TypeReg}
+		if f.link != "" {
+			h.Typeflag, h.Linkname, h.Mode = tar.TypeSymlink, f.link, 0o777
+		}
+		if err := t.WriteHeader(h); err != nil {
+			return nil, err
+		}
+		if _, err := t.Write(f.data); err != nil {
+			return nil, err
+		}
+	}
+	return b.Bytes(), t.Close()
+}
+
+func digest(data []byte) string {
+	sum := sha256.Sum256(data)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// A layout collects the files of an OCI layout and the first error.
+type layout struct {
+	dir string
+	err error
+}
+
+func (l *layout) file(name string, data []byte) {
+	path := filepath.Join(l.dir, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil && l.err == nil {
+		l.err = err
+	}
+	if err := os.WriteFile(path, data, 0o644); err != nil && l.err == nil {
+		l.err = err
+	}
+}
+
+func (l *layout) blob(mediaType string, data []byte) descriptor {
+	d := digest(data)
+	l.file(filepath.Join("blobs", "sha256", d[len("sha256:"):]), data)
+	return descriptor{MediaType: mediaType, Digest: d, Size: len(data)}
+}
+
+// Push sends the image to a registry under a name like "127.0.0.1:5000/team/app:1".
+func (b *Built) Push(ctx context.Context, name string, login *Login) error {
+	args := []string{"copy", "--insecure-policy", "--dest-tls-verify=false", "--quiet"}
+	if login != nil {
+		args = append(args, "--dest-creds", login.Username+":"+login.Password)
+	}
+	_, err := run(ctx, "skopeo", append(args, "oci:"+b.layout+":built", "docker://"+name)...)
+	return err
+}
+
+// Archive writes the image as a tar that containerd imports under the name.
+func (b *Built) Archive(ctx context.Context, path, name string) error {
+	_, err := run(ctx, "skopeo", "copy", "--insecure-policy", "--quiet", "oci:"+b.layout+":built", "docker-archive:"+path+":"+name)
+	return err
+}

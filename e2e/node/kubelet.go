@@ -1,0 +1,377 @@
+package node
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	internalapi "k8s.io/cri-api/pkg/apis"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	cri "k8s.io/cri-client/pkg"
+	"k8s.io/klog/v2"
+)
+
+// A Kubelet asks a CRI endpoint for containers, call by call what a kubelet sends for one container
+// start. It has no API server and no back-off; everything else that reaches the socket is the same.
+type Kubelet struct {
+	Runtime internalapi.RuntimeService
+	Images  internalapi.ImageManagerService
+	logs    string
+}
+
+// Pull policies.
+const (
+	Always       = "Always"
+	IfNotPresent = "IfNotPresent"
+	Never        = "Never"
+)
+
+// A Pod is one pod with one container.
+type Pod struct {
+	Namespace, Name string
+	UID             string // made up if empty
+	Image           string
+	Policy          string // IfNotPresent if empty
+	Secrets         []Login
+	Source          string // of the pod; "api" if empty
+	// PrecheckAlways makes the client send a pre-check for Always, as kubelets up to 1.31 do.
+	PrecheckAlways bool
+	// Mounts are images to be mounted.
+	Mounts []string
+	// Command replaces the image's.
+	Command []string
+
+	seen    string
+	sandbox string
+	config  *runtimeapi.PodSandboxConfig
+	attempt uint32
+}
+
+// What becomes of a container, in the words that a kubelet shows.
+const (
+	Running          = "Running"
+	NeverPulled      = "ErrImageNeverPull"
+	PullFailed       = "ErrImagePull"
+	InspectFailed    = "ErrImageInspect"
+	CreateFailed     = "CreateContainerError"
+	StartFailed      = "RunContainerError"
+	RegistryNotThere = "RegistryUnavailable"
+)
+
+// An Outcome is what became of a container.
+type Outcome struct {
+	State     string
+	Text      string // of the error
+	Container string // its ID
+	ImageID   string
+	Pulls     int // PullImage calls that were sent
+	Pulled    bool
+}
+
+func (o Outcome) String() string {
+	if o.Text == "" {
+		return o.State
+	}
+	return o.State + ": " + o.Text
+}
+
+// NewKubelet dials an endpoint.
+func NewKubelet(ctx context.Context, endpoint string) (*Kubelet, error) {
+	// The client logs each failure as an error, and failures are what is tested here.
+	ctx = klog.NewContext(ctx, klog.Logger{})
+	const limit = 2 * time.Minute
+	r, err := cri.NewRemoteRuntimeServiceBuilder().WithEndpoint(endpoint).WithConnectionTimeout(limit).Build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	i, err := cri.NewRemoteImageServiceBuilder().WithEndpoint(endpoint).WithConnectionTimeout(limit).Build(ctx)
+	if err != nil {
+		return nil, errors.Join(err, r.Close(ctx))
+	}
+	logs, err := os.MkdirTemp("", "pullgate-pods-")
+	if err != nil {
+		return nil, err
+	}
+	return &Kubelet{Runtime: r, Images: i, logs: logs}, nil
+}
+
+// Close ends the connections.
+func (k *Kubelet) Close() {
+	_ = k.Runtime.Close(context.Background())
+	_ = k.Images.Close(context.Background())
+	_ = os.RemoveAll(k.logs)
+}
+
+// quiet keeps the CRI client from logging.
+func quiet(ctx context.Context) context.Context { return klog.NewContext(ctx, klog.Logger{}) }
+
+// RuntimeReady asks whether the runtime takes containers.
+func (k *Kubelet) RuntimeReady(ctx context.Context) error {
+	status, err := k.Runtime.Status(quiet(ctx), false)
+	if err != nil {
+		return err
+	}
+	for _, c := range status.GetStatus().GetConditions() {
+		if c.GetType() == runtimeapi.RuntimeReady && !c.GetStatus() {
+			return fmt.Errorf("%s: %s", c.GetReason(), c.GetMessage())
+		}
+	}
+	return nil
+}
+
+// Annotations are what a kubelet adds to those of the pod.
+func (p *Pod) Annotations() map[string]string {
+	source := p.Source
+	if source == "" {
+		source = "api"
+	}
+	return map[string]string{
+		"kubernetes.io/config.seen":   p.seen,
+		"kubernetes.io/config.source": source,
+		"example.test/owner":          p.Namespace,
+	}
+}
+
+// Sent is the image name as the kubelet sends it.
+func (p *Pod) Sent() string {
+	if rest := p.Image[strings.LastIndex(p.Image, "/")+1:]; !strings.ContainsAny(rest, ":@") {
+		return p.Image + ":latest"
+	}
+	return p.Image
+}
+
+func (p *Pod) spec() *runtimeapi.ImageSpec {
+	return &runtimeapi.ImageSpec{Image: p.Sent(), Annotations: p.Annotations()}
+}
+
+// Seen gives the pod a new config.seen, as a restart of the kubelet does.
+func (p *Pod) Seen() { p.seen = time.Now().Format(time.RFC3339Nano) }
+
+// Sandbox runs the pod's sandbox, on the host's network, so that no network plugin is needed.
+func (k *Kubelet) Sandbox(ctx context.Context, p *Pod) error {
+	if p.UID == "" {
+		var b [16]byte
+		_, _ = rand.Read(b[:])
+		p.UID = hex.EncodeToString(b[:])
+	}
+	p.Seen()
+	p.config = &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: p.Name, Namespace: p.Namespace, Uid: p.UID},
+		Annotations:  p.Annotations(),
+		LogDirectory: filepath.Join(k.logs, p.UID),
+		Labels:       map[string]string{"io.kubernetes.pod.uid": p.UID},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+			NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
+		}},
+	}
+	if err := os.MkdirAll(p.config.LogDirectory, 0o755); err != nil {
+		return err
+	}
+	id, err := k.Runtime.RunPodSandbox(quiet(ctx), p.config, "")
+	p.sandbox = id
+	return err
+}
+
+// SandboxConfig is what the kubelet sends with a pull of the pod; annotations are the present ones.
+func (p *Pod) SandboxConfig() *runtimeapi.PodSandboxConfig {
+	p.config.Annotations = p.Annotations()
+	return p.config
+}
+
+// SandboxID is the pod's sandbox.
+func (p *Pod) SandboxID() string { return p.sandbox }
+
+// Precheck is the ImageStatus that decides whether to pull; it returns the image ID, "" if absent.
+func (k *Kubelet) Precheck(ctx context.Context, p *Pod) (string, error) {
+	return k.status(ctx, p.spec())
+}
+
+func (k *Kubelet) status(ctx context.Context, spec *runtimeapi.ImageSpec) (string, error) {
+	resp, err := k.Images.ImageStatus(quiet(ctx), spec, false)
+	return resp.GetImage().GetId(), err
+}
+
+// Run runs the sandbox, if there is none, and one container of the pod.
+func (k *Kubelet) Run(ctx context.Context, p *Pod) Outcome {
+	if p.sandbox == "" {
+		if err := k.Sandbox(ctx, p); err != nil {
+			return Outcome{State: "RunPodSandboxError", Text: err.Error()}
+		}
+	}
+	return k.Start(ctx, p)
+}
+
+// Start starts a container of the pod in its sandbox, as at a restart of the container too.
+func (k *Kubelet) Start(ctx context.Context, p *Pod) Outcome {
+	o := k.EnsureImage(ctx, p)
+	if o.State != Running {
+		return o
+	}
+	return k.Create(ctx, p, o)
+}
+
+// EnsureImage decides on and makes the pull. State is Running if the container can be created.
+func (k *Kubelet) EnsureImage(ctx context.Context, p *Pod) Outcome {
+	ctx = quiet(ctx)
+	var o Outcome
+	if p.Policy == "" {
+		p.Policy = IfNotPresent
+	}
+	present := ""
+	if p.Policy != Always || p.PrecheckAlways {
+		id, err := k.Precheck(ctx, p)
+		if err != nil {
+			return Outcome{State: InspectFailed, Text: err.Error()}
+		}
+		present = id
+	}
+	if present == "" && p.Policy == Never {
+		return Outcome{State: NeverPulled, Text: fmt.Sprintf("Container image %q is not present with pull policy of Never", p.Image)}
+	}
+	if o.ImageID = present; present == "" || p.Policy == Always {
+		o = k.Pull(ctx, p)
+		if o.State != Running {
+			return o
+		}
+	}
+	// The size, since 1.30.
+	if id, err := k.status(ctx, p.spec()); err != nil || id == "" {
+		return Outcome{State: InspectFailed, Text: fmt.Sprintf("size of image: %q, %v", id, err), Pulls: o.Pulls}
+	}
+	o.State = Running
+	return o
+}
+
+// Pull sends one PullImage for each credential until one succeeds.
+func (k *Kubelet) Pull(ctx context.Context, p *Pod) Outcome {
+	o := Outcome{State: PullFailed, Pulled: true}
+	auths := []*runtimeapi.AuthConfig{nil}
+	if len(p.Secrets) > 0 {
+		auths = nil
+		for _, s := range p.Secrets {
+			auths = append(auths, &runtimeapi.AuthConfig{Username: s.Username, Password: s.Password})
+		}
+	}
+	var texts []string
+	for _, a := range auths {
+		o.Pulls++
+		id, err := k.Images.PullImage(quiet(ctx), p.spec(), a, p.SandboxConfig())
+		if err == nil {
+			o.State, o.ImageID = Running, id
+			return o
+		}
+		texts = append(texts, err.Error())
+	}
+	o.Text = strings.Join(texts, ", ")
+	if strings.HasPrefix(o.Text, RegistryNotThere) {
+		o.State = RegistryNotThere
+	}
+	return o
+}
+
+// Create creates and starts the container on the image that was ensured.
+func (k *Kubelet) Create(ctx context.Context, p *Pod, o Outcome) Outcome {
+	ctx = quiet(ctx)
+	// The image's user: the raw name, without annotations.
+	status, err := k.Images.ImageStatus(ctx, &runtimeapi.ImageSpec{Image: p.Image}, false)
+	if err != nil {
+		return Outcome{State: InspectFailed, Text: err.Error(), Pulls: o.Pulls}
+	}
+	user := &runtimeapi.LinuxContainerSecurityContext{
+		NamespaceOptions: p.config.GetLinux().GetSecurityContext().GetNamespaceOptions(),
+	}
+	if uid := status.GetImage().GetUid(); uid != nil {
+		user.RunAsUser = uid
+	} else if name := status.GetImage().GetUsername(); name != "" {
+		user.RunAsUsername = name
+	}
+	p.attempt++
+	config := &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "main", Attempt: p.attempt},
+		Image:    &runtimeapi.ImageSpec{Image: o.ImageID, UserSpecifiedImage: p.Image},
+		Command:  p.Command,
+		LogPath:  "main_" + strconv.Itoa(int(p.attempt)) + ".log",
+		Linux:    &runtimeapi.LinuxContainerConfig{SecurityContext: user},
+	}
+	for i, m := range p.Mounts {
+		id, err := k.status(ctx, &runtimeapi.ImageSpec{Image: m})
+		if err != nil {
+			return Outcome{State: InspectFailed, Text: err.Error()}
+		}
+		config.Mounts = append(config.Mounts, &runtimeapi.Mount{
+			ContainerPath: "/volume" + strconv.Itoa(i), Readonly: true,
+			Image: &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: m, Annotations: p.Annotations()},
+		})
+	}
+	o.Container, err = k.Runtime.CreateContainer(ctx, p.sandbox, config, p.SandboxConfig())
+	if err != nil {
+		o.State, o.Text = CreateFailed, err.Error()
+		return o
+	}
+	if err := k.Runtime.StartContainer(ctx, o.Container); err != nil {
+		o.State, o.Text = StartFailed, err.Error()
+		return o
+	}
+	o.State = Running
+	return o
+}
+
+// Output returns what the pod's last container has printed, once it has printed n lines.
+func (k *Kubelet) Output(ctx context.Context, p *Pod, n int) (string, error) {
+	path := filepath.Join(p.config.GetLogDirectory(), "main_"+strconv.Itoa(int(p.attempt))+".log")
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		text, err := os.ReadFile(path)
+		var lines []string
+		for line := range strings.Lines(string(text)) {
+			// time stream tag text
+			if fields := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 4); len(fields) == 4 {
+				lines = append(lines, fields[3])
+			}
+		}
+		if len(lines) >= n {
+			return strings.Join(lines, "\n"), nil
+		}
+		if time.Now().After(deadline) {
+			return "", fmt.Errorf("container printed %d lines, want %d: %q, %w", len(lines), n, text, err)
+		}
+		select {
+		case <-ctx.Done():
+			return "", ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Remove removes the pod with all its containers.
+func (k *Kubelet) Remove(ctx context.Context, p *Pod) error {
+	if p.sandbox == "" {
+		return nil
+	}
+	ctx = quiet(ctx)
+	err := errors.Join(k.Runtime.StopPodSandbox(ctx, p.sandbox), k.Runtime.RemovePodSandbox(ctx, p.sandbox))
+	p.sandbox = ""
+	return err
+}
+
+// RemoveAllPods removes every pod that the runtime has.
+func (k *Kubelet) RemoveAllPods(ctx context.Context) error {
+	ctx = quiet(ctx)
+	all, err := k.Runtime.ListPodSandbox(ctx, nil)
+	for _, s := range all {
+		err = errors.Join(err, k.Runtime.StopPodSandbox(ctx, s.GetId()), k.Runtime.RemovePodSandbox(ctx, s.GetId()))
+	}
+	return err
+}
+
+// RemoveImage removes an image, as the kubelet's image garbage collection does.
+func (k *Kubelet) RemoveImage(ctx context.Context, name string) error {
+	return k.Images.RemoveImage(quiet(ctx), &runtimeapi.ImageSpec{Image: name})
+}

@@ -1,0 +1,146 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// Tenants of the examples. Alice and carol hold the same credential, in secrets of their own; bob has
+// none, or one that the registry refuses.
+func Alice() Login { return Login{Username: "team-a", Password: "canary-5f2d-of-team-a"} }
+
+// Mallory is a login that the registry does not know.
+func Mallory() Login { return Login{Username: "team-b", Password: "canary-77c0-of-team-b"} }
+
+// Dora is another login that the registry knows.
+func Dora() Login { return Login{Username: "team-d", Password: "canary-91ab-of-team-d"} }
+
+// A Node is containerd, a registry that asks for credentials and one that does not.
+type Node struct {
+	Dir        string
+	Containerd *Containerd
+	Private    *Registry
+	Public     *Registry
+	pods       int
+	built      int
+	closers    []func() error
+}
+
+// Check says what is missing to run a node here, and what to do about it.
+func Check() error {
+	if os.Geteuid() != 0 {
+		return errors.New("containers are started here for real, which needs root; run it as root on a Debian machine")
+	}
+	for program, pkg := range map[string]string{
+		"containerd": "containerd", "runc": "runc", "docker-registry": "docker-registry", "skopeo": "skopeo",
+		"htpasswd": "apache2-utils", "ctr": "containerd",
+	} {
+		if _, err := exec.LookPath(program); err != nil {
+			return fmt.Errorf("%s is missing: install Debian's package %s, or run .ci/install-debs", program, pkg)
+		}
+	}
+	return nil
+}
+
+// New starts a node below a directory of its own. program is the containerd to run, "" for the
+// machine's. Close ends and removes all of it.
+func New(ctx context.Context, program string) (n *Node, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "pullgate-node-")
+	if err != nil {
+		return nil, err
+	}
+	n = &Node{Dir: dir}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.Close())
+		}
+	}()
+	if n.Public, err = StartRegistry(ctx, n.path("public")); err != nil {
+		return n, err
+	}
+	n.closers = append(n.closers, n.Public.Close)
+	if n.Private, err = StartRegistry(ctx, n.path("private"), Alice(), Dora()); err != nil {
+		return n, err
+	}
+	n.closers = append(n.closers, n.Private.Close)
+	pause, err := n.PushPublic(ctx, "pause:1", Image{Content: "pause", Entrypoint: []string{"/bin/sleep", "2147483647"}})
+	if err != nil {
+		return n, err
+	}
+	if n.Containerd, err = StartContainerd(ctx, n.path("containerd"), program, pause.Name); err != nil {
+		return n, err
+	}
+	n.closers = append(n.closers, n.Containerd.Close)
+	return n, nil
+}
+
+func (n *Node) path(name string) string { return filepath.Join(n.Dir, name) }
+
+// A Pushed image is one that a registry has.
+type Pushed struct {
+	*Built
+	// Name is how a pod asks for it.
+	Name string
+	// Repository is its repository within the registry.
+	Repository string
+}
+
+// Build builds an image.
+func (n *Node) Build(i Image) (*Built, error) {
+	n.built++
+	return i.Build(n.path(fmt.Sprintf("image-%d", n.built)))
+}
+
+// PushPrivate builds an image and pushes it to the registry that asks for credentials.
+func (n *Node) PushPrivate(ctx context.Context, name string, i Image) (Pushed, error) {
+	login := Alice()
+	return n.push(ctx, n.Private, name, i, &login)
+}
+
+// PushPublic builds an image and pushes it to the registry that lets everybody in.
+func (n *Node) PushPublic(ctx context.Context, name string, i Image) (Pushed, error) {
+	return n.push(ctx, n.Public, name, i, nil)
+}
+
+func (n *Node) push(ctx context.Context, r *Registry, name string, i Image, login *Login) (Pushed, error) {
+	b, err := n.Build(i)
+	if err != nil {
+		return Pushed{}, err
+	}
+	repository := name
+	for j := len(name) - 1; j >= 0; j-- {
+		if name[j] == ':' {
+			repository = name[:j]
+			break
+		}
+	}
+	p := Pushed{Built: b, Name: r.Host() + "/" + name, Repository: repository}
+	return p, b.Push(ctx, p.Name, login)
+}
+
+// Protect starts a pullgated before the node's containerd; Close ends it.
+func (n *Node) Protect(ctx context.Context, settings ...string) (*Pullgated, error) {
+	n.pods++
+	p, err := StartPullgated(ctx, n.path(fmt.Sprintf("pullgate-%d", n.pods)), n.Containerd.Endpoint(), settings...)
+	if err != nil {
+		return nil, err
+	}
+	n.closers = append(n.closers, func() error { return p.Stop() })
+	return p, nil
+}
+
+// Close ends every part and removes the node's directory.
+func (n *Node) Close() error {
+	var err error
+	for i := len(n.closers) - 1; i >= 0; i-- {
+		err = errors.Join(err, n.closers[i]())
+	}
+	return errors.Join(err, os.RemoveAll(n.Dir))
+}

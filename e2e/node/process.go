@@ -1,0 +1,176 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// startLimit is how long a part may take until it answers.
+const startLimit = 60 * time.Second
+
+// A Process is one part that runs as a program of its own.
+type Process struct {
+	name string
+	log  string
+	cmd  *exec.Cmd
+	done chan struct{} // closed when the process has ended
+
+	mu  sync.Mutex
+	err error
+}
+
+// start runs a program with its output in a log file and waits until ready says so.
+func start(ctx context.Context, name, log string, ready func() error, program string, args ...string) (*Process, error) {
+	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...)
+	cmd.Stdout, cmd.Stderr = out, out
+	// A group of its own, so that an interrupt at the terminal reaches us alone.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	p := &Process{name: name, log: log, cmd: cmd, done: make(chan struct{})}
+	go func() {
+		err := cmd.Wait()
+		p.mu.Lock()
+		p.err = err
+		p.mu.Unlock()
+		close(p.done)
+	}()
+	if err := p.wait(ctx, ready); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s did not come up: %w; it said last:\n%s", name, err, Tail(log, 15)), p.Kill())
+	}
+	return p, nil
+}
+
+func (p *Process) wait(ctx context.Context, ready func() error) error {
+	if ready == nil {
+		return nil
+	}
+	deadline := time.NewTimer(startLimit)
+	defer deadline.Stop()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := ready()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.done:
+			return errors.New("it ended")
+		case <-deadline.C:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// Log returns all that the process has printed.
+func (p *Process) Log() string {
+	text, err := os.ReadFile(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+// Alive reports whether the process runs.
+func (p *Process) Alive() bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// Kill ends the process with SIGKILL and waits for its end.
+func (p *Process) Kill() error { return p.signal(syscall.SIGKILL, 10*time.Second) }
+
+// Stop ends the process with SIGTERM and waits for its end.
+func (p *Process) Stop() error { return p.signal(syscall.SIGTERM, 30*time.Second) }
+
+func (p *Process) signal(s syscall.Signal, limit time.Duration) error {
+	if p == nil || !p.Alive() {
+		return nil
+	}
+	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("end %s: %w", p.name, err)
+	}
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-p.done:
+		return nil
+	case <-timer.C:
+		_ = p.cmd.Process.Kill()
+		<-p.done
+		return fmt.Errorf("%s did not end within %v of %v", p.name, limit, s)
+	}
+}
+
+// ExitCode returns the exit code of a process that has ended.
+func (p *Process) ExitCode() int {
+	<-p.done
+	return p.cmd.ProcessState.ExitCode()
+}
+
+// Tail returns the last lines of a file.
+func Tail(path string, lines int) string {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+	return "    " + strings.Join(all[max(0, len(all)-lines):], "\n    ")
+}
+
+// run runs a short program to its end and returns what it printed.
+func run(ctx context.Context, program string, args ...string) (string, error) {
+	var out, diag bytes.Buffer
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Stdout, cmd.Stderr = &out, &diag
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s %s: %w: %s", filepath.Base(program), args[0], err, diag.String())
+	}
+	return out.String(), nil
+}
+
+// answers returns a check that something accepts connections on an address.
+func answers(network, address string) func() error {
+	return func() error {
+		d := net.Dialer{Timeout: time.Second}
+		c, err := d.Dial(network, address)
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	}
+}
+
+// freePort returns a port of the loopback address that nobody listens on at the moment.
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	return port, l.Close()
+}

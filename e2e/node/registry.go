@@ -1,0 +1,222 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+)
+
+// A Login is what a pull secret holds.
+type Login struct{ Username, Password string }
+
+// A Registry is Debian's docker-registry behind a small front. The registry asks for credentials and
+// keeps the access log that requests are counted from; the front does nothing but fail on demand.
+type Registry struct {
+	*Process
+	dir   string
+	port  int
+	front *http.Server
+	addr  string
+
+	mu    sync.Mutex
+	fault func(w http.ResponseWriter, r *http.Request) (handled bool)
+	held  chan struct{} // closed to let held blobs go; nil if none are held
+	asked chan struct{} // closed when a held blob was asked for
+	down  bool
+}
+
+const registryConfig = `version: 0.1
+log: {level: info, accesslog: {disabled: false}}
+storage: {filesystem: {rootdirectory: %q}, delete: {enabled: true}}
+http: {addr: "127.0.0.1:%d"}
+`
+
+const registryAuth = `auth: {htpasswd: {realm: test, path: %q}}
+`
+
+// StartRegistry starts a registry below dir. Without logins it lets everybody in.
+func StartRegistry(ctx context.Context, dir string, logins ...Login) (*Registry, error) {
+	r := &Registry{dir: dir}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	r.port = port
+	config := fmt.Sprintf(registryConfig, filepath.Join(dir, "data"), port)
+	if len(logins) > 0 {
+		var users strings.Builder
+		for _, l := range logins {
+			line, err := run(ctx, "htpasswd", "-nbB", l.Username, l.Password)
+			if err != nil {
+				return nil, err
+			}
+			users.WriteString(strings.TrimSpace(line) + "\n")
+		}
+		if err := os.WriteFile(r.path("htpasswd"), []byte(users.String()), 0o600); err != nil {
+			return nil, err
+		}
+		config += fmt.Sprintf(registryAuth, r.path("htpasswd"))
+	}
+	if err := os.WriteFile(r.path("config.yml"), []byte(config), 0o600); err != nil {
+		return nil, err
+	}
+	r.Process, err = start(ctx, "docker-registry", r.path("registry.log"), answers("tcp", fmt.Sprintf("127.0.0.1:%d", port)),
+		"docker-registry", "serve", r.path("config.yml"))
+	if err != nil {
+		return nil, err
+	}
+	return r, r.openFront("127.0.0.1:0")
+}
+
+func (r *Registry) path(name string) string { return filepath.Join(r.dir, name) }
+
+func (r *Registry) openFront(address string) error {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return err
+	}
+	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: fmt.Sprintf("127.0.0.1:%d", r.port)})
+	proxy.Director = func(req *http.Request) { // the Host header stays, so that redirects come back here
+		req.URL.Scheme, req.URL.Host = "http", fmt.Sprintf("127.0.0.1:%d", r.port)
+	}
+	r.addr = l.Addr().String()
+	r.front = &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		r.mu.Lock()
+		fault, held, asked := r.fault, r.held, r.asked
+		r.mu.Unlock()
+		if fault != nil && fault(w, req) {
+			return
+		}
+		if held != nil && req.Method == http.MethodGet && strings.Contains(req.URL.Path, "/blobs/") {
+			select {
+			case <-asked:
+			default:
+				r.mu.Lock()
+				if r.asked != nil {
+					select {
+					case <-r.asked:
+					default:
+						close(r.asked)
+					}
+				}
+				r.mu.Unlock()
+			}
+			select {
+			case <-held:
+			case <-req.Context().Done():
+				return
+			}
+		}
+		proxy.ServeHTTP(w, req)
+	})}
+	go func() { _ = r.front.Serve(l) }() // ends with Down or Close
+	return nil
+}
+
+// Host is how images name the registry.
+func (r *Registry) Host() string { return r.addr }
+
+// Down closes the port that images name: connections are refused.
+func (r *Registry) Down() error {
+	r.down = true
+	return r.front.Close()
+}
+
+// Up opens the port again.
+func (r *Registry) Up() error {
+	r.down = false
+	return r.openFront(r.addr)
+}
+
+// Answer makes every request fail with an HTTP status; 0 ends that.
+func (r *Registry) Answer(status int) {
+	if status == 0 {
+		r.Fault(nil)
+		return
+	}
+	r.Fault(func(w http.ResponseWriter, _ *http.Request) bool {
+		w.WriteHeader(status)
+		return true
+	})
+}
+
+// Fault puts a function before the registry; nil takes it away.
+func (r *Registry) Fault(f func(w http.ResponseWriter, req *http.Request) (handled bool)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fault = f
+}
+
+// HoldBlobs lets manifests through and holds every blob back until release is called. asked is closed
+// when the first blob has been asked for.
+func (r *Registry) HoldBlobs() (asked <-chan struct{}, release func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	held := make(chan struct{})
+	r.held, r.asked = held, make(chan struct{})
+	return r.asked, sync.OnceFunc(func() {
+		close(held)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.held = nil
+	})
+}
+
+// A Request is one line of the registry's own access log.
+type Request struct {
+	Method, Path string
+	Status       string
+}
+
+var accessLine = regexp.MustCompile(`"(HEAD|GET|POST|PUT|PATCH|DELETE) (/v2/\S*) HTTP/1\.[01]" (\d{3})`)
+
+// Requests returns what the registry's access log says about a repository since a Mark; "" is any.
+func (r *Registry) Requests(since Mark, repository string) []Request {
+	text := r.Log()
+	var all []Request
+	for _, m := range accessLine.FindAllStringSubmatch(text[min(int(since), len(text)):], -1) {
+		if repository == "" || strings.HasPrefix(m[2], "/v2/"+repository+"/") {
+			all = append(all, Request{Method: m[1], Path: m[2], Status: m[3]})
+		}
+	}
+	return all
+}
+
+// A Mark is a place in the access log.
+type Mark int
+
+// Mark returns the end of the access log. The registry writes a line after it has answered, so a
+// moment is given to the last one.
+func (r *Registry) Mark() Mark {
+	last := -1
+	for {
+		n := len(r.Log())
+		if n == last {
+			return Mark(n)
+		}
+		last = n
+		time.Sleep(30 * time.Millisecond)
+	}
+}
+
+// Close ends front and registry.
+func (r *Registry) Close() error {
+	var err error
+	if !r.down {
+		err = r.front.Close()
+	}
+	return errors.Join(err, r.Stop())
+}
