@@ -34,7 +34,7 @@ demo: setup build ## show the main job on a real containerd and registry, as roo
 	cd e2e && go run ./demo
 
 .PHONY: test
-test: setup ## run every test there is, as root: unit, race, crash, fuzz seeds, end to end
+test: setup ## run every test there is, as root
 	@.ci/steps test unit race crash fuzz-seeds e2e
 
 .PHONY: unit
@@ -93,7 +93,7 @@ golangci: ## run golangci-lint over every module
 	for m in $(MODULES); do (cd $$m && $(GOLANGCI) run --config '$(CURDIR)/.golangci.yml' ./...); done
 
 .PHONY: checks
-checks: ## see that lint finds what is planted, that links lead somewhere, and that the tree keeps its shape
+checks: ## see that lint finds what is planted, that links lead somewhere, that the tree has its shape
 	cd .ci/checks && go test -count=1 ./...
 
 .PHONY: tidy-check

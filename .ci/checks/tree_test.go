@@ -1,7 +1,12 @@
 package checks_test
 
 import (
+	"crypto/sha256"
+	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -104,4 +109,48 @@ func tree(pairs ...string) fstest.MapFS {
 		files[pairs[i]] = &fstest.MapFile{Data: []byte(pairs[i+1])}
 	}
 	return files
+}
+
+func TestReadmeIsShort(t *testing.T) {
+	if n := strings.Count(read(t, filepath.Join(root, "README.md")), "\n"); n > 200 {
+		t.Errorf("README.md has %d lines; want at most 200, the rest belongs into docs", n)
+	}
+}
+
+func TestReadmeShowsMakeHelp(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), "make", "-s", "help")
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want strings.Builder
+	for l := range strings.Lines(string(out)) {
+		want.WriteString("    " + strings.TrimPrefix(l, "  "))
+	}
+	_, rest, _ := strings.Cut(read(t, filepath.Join(root, "README.md")), "<!-- make help")
+	_, rest, _ = strings.Cut(rest, "-->\n\n")
+	got, _, _ := strings.Cut(rest, "\n<!-- end -->")
+	if got != want.String() {
+		t.Errorf("README.md shows under Make\n%s\nwant what make help prints\n%s", got, &want)
+	}
+}
+
+func TestEveryMakeTargetSaysWhatItIsFor(t *testing.T) {
+	makefile := read(t, filepath.Join(root, "Makefile"))
+	for l := range strings.Lines(makefile) {
+		for target := range strings.FieldsSeq(strings.TrimPrefix(l, ".PHONY:")) {
+			if strings.HasPrefix(l, ".PHONY:") && !regexp.MustCompile(`(?m)^`+target+`:.*## .+`).MatchString(makefile) {
+				t.Errorf("Makefile: target %s has no \"## what it is for\"", target)
+			}
+		}
+	}
+}
+
+func TestLicenceIsApache2(t *testing.T) {
+	const apache2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+	if got := fmt.Sprintf("%x", sha256.Sum256([]byte(read(t, filepath.Join(root, "LICENSE"))))); got != apache2 {
+		t.Errorf("LICENSE has the SHA-256 %s; want %s, the text of Apache-2.0 as published", got, apache2)
+	}
 }
