@@ -6,10 +6,13 @@
 // deleted from or cleared, when its address is taken, and when a method with a pointer receiver
 // is called on it. Types that exist in order to change (channels, locks, atomics, pointers other
 // than to values known never to change) are reported where they are declared.
+//
+// Files that are only built with the tag crashpoint are left alone: they kill the process they are in.
 package globals
 
 import (
 	"go/ast"
+	"go/build/constraint"
 	"go/token"
 	"go/types"
 	"strings"
@@ -30,7 +33,7 @@ func Analyzer() *analysis.Analyzer {
 func run(pass *analysis.Pass) (any, error) {
 	c := checker{pass: pass}
 	for _, f := range pass.Files {
-		if ast.IsGenerated(f) {
+		if ast.IsGenerated(f) || forCrashes(f) {
 			continue
 		}
 		for _, d := range f.Decls {
@@ -41,6 +44,20 @@ func run(pass *analysis.Pass) (any, error) {
 		ast.Inspect(f, c.visit)
 	}
 	return nil, nil //nolint:nilnil // an analyzer without facts has no result
+}
+
+// forCrashes reports whether a file is only built with the tag crashpoint.
+func forCrashes(f *ast.File) bool {
+	for _, group := range f.Comments {
+		for _, c := range group.List {
+			if c.Pos() > f.Package || !constraint.IsGoBuild(c.Text) {
+				continue
+			}
+			expr, err := constraint.Parse(c.Text)
+			return err == nil && !expr.Eval(func(tag string) bool { return tag != "crashpoint" })
+		}
+	}
+	return false
 }
 
 type checker struct {

@@ -11,3 +11,8 @@ import (
 func TestAnalyzerFindsVariablesThatChange(t *testing.T) {
 	analysistest.Run(t, analysistest.TestData(), globals.Analyzer(), "a")
 }
+
+func TestAnalyzerLeavesCrashPointsAlone(t *testing.T) {
+	t.Setenv("GOFLAGS", "-tags=crashpoint")
+	analysistest.Run(t, analysistest.TestData(), globals.Analyzer(), "crash")
+}
