@@ -1,0 +1,95 @@
+package checks_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// An operator meets the log, the metrics and the flags before the source, so docs/operations.md has to
+// know every one of them.
+func TestOperationsKnows(t *testing.T) {
+	manual := read(t, filepath.Join(root, "docs", "operations.md"))
+	metric := regexp.MustCompile(`^(pullgate|image_pull)_[a-z_]+$`)
+	seen := map[string]int{}
+	know := func(what, text string, at token.Position) {
+		seen[what]++
+		if !strings.Contains(manual, text) {
+			t.Errorf("%s: docs/operations.md does not know %s %q", at, what, text)
+		}
+	}
+	for _, dir := range []string{"pkg", "cmd"} {
+		eachFile(t, filepath.Join(root, dir), func(fset *token.FileSet, f *ast.File) {
+			ast.Inspect(f, func(n ast.Node) bool {
+				switch n := n.(type) {
+				case *ast.CallExpr:
+					if s, ok := n.Fun.(*ast.SelectorExpr); ok && s.Sel.Name == "Error" && len(n.Args) > 1 && !isNamed(s.X, "status") {
+						if text, ok := literal(n.Args[1]); ok {
+							know("log message", text, fset.Position(n.Pos()))
+						}
+					}
+					if s, ok := n.Fun.(*ast.SelectorExpr); ok && strings.Contains(s.Sel.Name, "Var") && len(n.Args) > 2 {
+						if name, ok := literal(n.Args[1]); ok && f.Name.Name == "main" {
+							know("flag", "`-"+strings.Repeat("-", min(1, len(name)-1))+name, fset.Position(n.Pos()))
+						}
+					}
+				case *ast.BasicLit:
+					if text, ok := literal(n); ok && metric.MatchString(text) && f.Name.Name == "metrics" {
+						know("metric", text, fset.Position(n.Pos()))
+					}
+				}
+				return true
+			})
+		})
+	}
+	for _, what := range []string{"log message", "metric", "flag"} {
+		if seen[what] == 0 {
+			t.Errorf("no %s found in the source, so this test looks in the wrong place", what)
+		}
+	}
+}
+
+// isNamed reports whether e is the bare name of a package or a variable.
+func isNamed(e ast.Expr, name string) bool {
+	id, ok := e.(*ast.Ident)
+	return ok && id.Name == name
+}
+
+func literal(e ast.Expr) (string, bool) {
+	l, ok := e.(*ast.BasicLit)
+	if !ok || l.Kind != token.STRING {
+		return "", false
+	}
+	text, err := strconv.Unquote(l.Value)
+	return text, err == nil
+}
+
+// eachFile calls f for every Go file below dir that is neither a test nor test data.
+func eachFile(t *testing.T, dir string, f func(*token.FileSet, *ast.File)) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && d.Name() == "testdata":
+			return fs.SkipDir
+		case d.IsDir() || filepath.Ext(name) != ".go" || strings.HasSuffix(name, "_test.go"):
+			return nil
+		}
+		fset := token.NewFileSet()
+		file, err := parser.ParseFile(fset, name, nil, parser.SkipObjectResolution)
+		if err == nil {
+			f(fset, file)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}

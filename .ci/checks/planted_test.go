@@ -1,0 +1,343 @@
+package checks_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/pullgate/pullgate"
+
+// A plant is one file that breaks one rule, or with want "" keeps to the rules.
+type plant struct {
+	rule   string // the line of the house rules
+	file   string
+	source string
+	linter string // the linter that has to find it
+	want   string // a part of what it says
+}
+
+// imports is the source of a file that imports a package and does nothing else.
+func imports(file, path string) string {
+	name := filepath.Base(filepath.Dir(file))
+	return fmt.Sprintf("// Package %s is planted.\npackage %s\n\nimport _ %q // planted\n", name, name, path)
+}
+
+// up is an import that points up, or sideways, or through a wall.
+func up(from, to, want string) plant {
+	return placed(from, to, "depguard", want)
+}
+
+// down is an import that is allowed.
+func down(from, to string) plant {
+	return placed(from, to, "", "")
+}
+
+func placed(from, to, linter, want string) plant {
+	path := to
+	if first, _, _ := strings.Cut(to, "/"); !strings.Contains(first, ".") && first != "log" && first != "math" {
+		path = module + "/" + to
+	}
+	file := fmt.Sprintf("%s/to%s/planted.go", from, strings.NewReplacer("/", "", ".", "", "-", "").Replace(to))
+	return plant{rule: from + " imports " + to, file: file, source: imports(file, path), linter: linter, want: want}
+}
+
+// body is a violation inside a package of its own.
+func body(rule, file, linter, want, source string) plant {
+	name := filepath.Base(filepath.Dir(file))
+	return plant{
+		rule: rule, file: file, linter: linter, want: want,
+		source: fmt.Sprintf("// Package %s is planted.\npackage %s\n\n%s", name, name, source),
+	}
+}
+
+const (
+	bolt = "go.etcd.io/bbolt"
+	grpc = "google.golang.org/grpc"
+	cri  = "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// plants has one violation of each rule that .golangci.yml is there to hold, and beside them what
+// the same rules must let through.
+func plants() []plant {
+	return slices.Concat(directions(), walls(), shapes())
+}
+
+func directions() []plant {
+	const leaf = "leaf packages import nothing of this module"
+	return []plant{
+		up("pkg/internal", "pkg/credential", "imports nothing of this module"),
+		up("pkg/credential", "pkg/imageref", leaf),
+		up("pkg/credential", "pkg/internal", leaf),
+		up("pkg/imageref", "pkg/policy", leaf),
+		up("pkg/policy", "pkg/credential", leaf),
+		up("pkg/policy", "pkg/records", leaf),
+		up("pkg/records", "pkg/policy", "policy judges"),
+		up("pkg/records", "pkg/tracker", "policy judges"),
+		up("pkg/records", "pkg/metrics", "policy judges"),
+		down("pkg/records", "pkg/credential"),
+		down("pkg/records", "pkg/internal"),
+		up("pkg/tracker", "pkg/pods", "tracker imports records and the leaves alone"),
+		up("pkg/tracker", "pkg/criproxy", "tracker imports records and the leaves alone"),
+		up("pkg/tracker", "pkg/config", "tracker imports records and the leaves alone"),
+		down("pkg/tracker", "pkg/records"),
+		down("pkg/tracker", "pkg/policy"),
+		up("pkg/pods", "pkg/tracker", "who asks and who may are kept apart"),
+		up("pkg/pods", "pkg/criproxy", "who asks and who may are kept apart"),
+		down("pkg/pods", "pkg/imageref"),
+		up("pkg/criproxy", "pkg/admin", "criproxy imports tracker, pods"),
+		up("pkg/criproxy", "pkg/metrics", "declares the interfaces of everything else"),
+		up("pkg/criproxy", "pkg/config", "declares the interfaces of everything else"),
+		up("pkg/criproxy", "pkg/daemon", "criproxy imports tracker, pods"),
+		down("pkg/criproxy", "pkg/tracker"),
+		down("pkg/criproxy", "pkg/pods"),
+		up("pkg/admin", "pkg/criproxy", "admin imports tracker, pods"),
+		up("pkg/admin", "pkg/daemon", "admin imports tracker, pods"),
+		down("pkg/admin", "pkg/tracker"),
+		down("pkg/admin", "proto/pullgate/admin/v1"),
+		up("pkg/metrics", "pkg/records", "metrics imports leaf packages alone"),
+		up("pkg/metrics", "pkg/config", "metrics imports leaf packages alone"),
+		down("pkg/metrics", "pkg/policy"),
+		up("pkg/config", "pkg/tracker", "config imports leaf packages alone"),
+		up("pkg/config", "pkg/metrics", "config imports leaf packages alone"),
+		down("pkg/config", "pkg/policy"),
+		up("pkg/daemon", "cmd/pullgated", "daemon puts the packages of pkg together"),
+		down("pkg/daemon", "pkg/criproxy"),
+		down("pkg/daemon", "pkg/config"),
+		up("pkg/newcomer", "pkg/policy", "no place in the import direction"),
+		up("proto", "pkg/policy", "generated code imports nothing"),
+		up("cmd/pullgated", "pkg/records", "commands are thin"),
+		up("cmd/pullgated", "pkg/tracker", "commands are thin"),
+		up("cmd/pullgatectl", "pkg/criproxy", "commands are thin"),
+		down("cmd/pullgated", "pkg/daemon"),
+		down("cmd/pullgatectl", "pkg/admin"),
+		up("e2e", "pkg/records", "e2e is a black box"),
+		down("e2e", "pkg/criproxy/criproxytest"),
+		{
+			rule: "tests of a leaf import no more than leaves", file: "pkg/policy/direction/planted_test.go", linter: "depguard", want: "tests of leaf packages",
+			source: "package direction\n\nimport _ \"" + module + "/pkg/records\"\n",
+		},
+		{
+			rule: "tests point down too", file: "pkg/records/direction/planted_test.go", linter: "depguard", want: "policy judges",
+			source: "package direction\n\nimport _ \"" + module + "/pkg/tracker\"\n",
+		},
+	}
+}
+
+func walls() []plant {
+	var all []plant
+	for _, from := range []string{"pkg/internal", "pkg/credential", "pkg/tracker", "pkg/pods", "pkg/criproxy", "pkg/admin", "pkg/metrics", "pkg/config", "pkg/daemon", "cmd/pullgated", "cmd/pullgatectl", "e2e"} {
+		all = append(all, up(from, bolt, "bbolt stays in records"))
+	}
+	for _, from := range []string{"pkg/internal", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/metrics", "pkg/config", "cmd/pullgated"} {
+		all = append(all, up(from, grpc+"/codes", "gRPC stays at the edge"), up(from, cri, "CRI types stay in criproxy"))
+	}
+	return append(all,
+		down("pkg/records", bolt),
+		down("pkg/criproxy", grpc), down("pkg/admin", grpc), down("pkg/daemon", grpc), down("cmd/pullgatectl", grpc), down("e2e", grpc),
+		down("pkg/criproxy", cri), down("e2e", cri),
+		up("pkg/daemon", cri, "CRI types stay in criproxy"),
+		up("pkg/admin", cri, "CRI types stay in criproxy"),
+		up("pkg/daemon", "log", "klog"),
+		up("pkg/daemon", "math/rand", "math/rand/v2"),
+		body("os.Exit is called by main alone", "pkg/daemon/exits/exits.go", "forbidigo", "only main may exit",
+			"import \"os\"\n\n// Exits exits.\nfunc Exits() { os.Exit(1) }\n"),
+		body("os.Exit under another name", "pkg/daemon/exitsas/exitsas.go", "forbidigo", "only main may exit",
+			"import system \"os\"\n\n// Exits exits.\nfunc Exits() { system.Exit(1) }\n"),
+		body("os.Exit of another package", "pkg/daemon/exitssys/exitssys.go", "forbidigo", "only main may exit",
+			"import \"syscall\"\n\n// Exits exits.\nfunc Exits() { syscall.Exit(1) }\n"),
+		plant{
+			rule: "os.Exit beside main.go", file: "cmd/exitsbeside/flags.go", linter: "forbidigo", want: "only main may exit",
+			source: "// Command exitsbeside is planted.\npackage main\n\nimport \"os\"\n\nfunc main() { os.Exit(1) }\n",
+		},
+		plant{
+			rule: "main may exit", file: "cmd/exitsmain/main.go",
+			source: "// Command exitsmain is planted.\npackage main\n\nimport \"os\"\n\nfunc main() { os.Exit(1) }\n",
+		},
+		plant{
+			rule: "TestMain may exit", file: "pkg/daemon/testmain/main_test.go",
+			source: "package testmain\n\nimport (\n\t\"os\"\n\t\"testing\"\n)\n\nfunc TestMain(m *testing.M) { os.Exit(m.Run()) }\n",
+		},
+		body("klog's global functions", "pkg/daemon/logs/logs.go", "forbidigo", "klog.FromContext",
+			"import \"k8s.io/klog/v2\"\n\n// Logs logs.\nfunc Logs() { klog.InfoS(\"x\") }\n"),
+		body("klog exits as well", "pkg/daemon/fatal/fatal.go", "forbidigo", "klog.FromContext",
+			"import \"k8s.io/klog/v2\"\n\n// Fatal exits.\nfunc Fatal() { klog.Fatalf(\"x\") }\n"),
+		body("a contextual logger", "pkg/daemon/logger/logger.go", "", "",
+			"import (\n\t\"context\"\n\n\t\"k8s.io/klog/v2\"\n)\n\n// Logs logs.\nfunc Logs(ctx context.Context) { klog.FromContext(ctx).V(2).Info(\"x\", \"image\", \"y\") }\n"),
+		body("key-value pairs come in pairs", "pkg/daemon/odd/odd.go", "loggercheck", "odd number",
+			"import (\n\t\"context\"\n\n\t\"k8s.io/klog/v2\"\n)\n\n// Logs logs.\nfunc Logs(ctx context.Context) { klog.FromContext(ctx).Info(\"x\", \"image\") }\n"),
+		body("time.After", "pkg/daemon/after/after.go", "forbidigo", "cannot be stopped",
+			"import \"time\"\n\n// After waits.\nfunc After() { <-time.After(time.Second) }\n"),
+		body("grpc.Dial", "pkg/daemon/dials/dials.go", "forbidigo", "use grpc.NewClient",
+			"import \"google.golang.org/grpc\"\n\n// Dial dials.\nfunc Dial() (*grpc.ClientConn, error) {\n\treturn grpc.Dial(\"x\") //nolint:staticcheck // planted\n}\n"),
+	)
+}
+
+func shapes() []plant {
+	all := []plant{
+		body("no init", "pkg/daemon/inits/inits.go", "gochecknoinits", "don't use `init`", "func init() {}\n"),
+		body("nobody changes another package's variables", "pkg/daemon/reassigns/reassigns.go", "reassign", "reassigning variable",
+			"import \"os\"\n\n// Set sets.\nfunc Set() { os.Args = nil }\n"),
+		body("interfaces hold one to three methods", "pkg/daemon/bloats/bloats.go", "interfacebloat", "more than 3 methods",
+			"// B bloats.\ntype B interface{ A(); B(); C(); D() }\n"),
+		body("constructors return concrete types", "pkg/daemon/returns/returns.go", "ireturn", "returns interface",
+			"// I is one.\ntype I interface{ A() }\n\ntype i struct{}\n\nfunc (i) A() {}\n\n// New makes one.\nfunc New() I { return i{} }\n"),
+		body("a file explains itself above 500 lines", "pkg/daemon/long/long.go", "revive", "file-length-limit",
+			strings.Repeat("// X is planted.\ntype _ int\n\n", 200)),
+		body("a function fits one screen", "pkg/daemon/scrolls/scrolls.go", "revive", "function-length",
+			"// F is planted.\nfunc F(i int) int {\n"+strings.Repeat("\ti++\n", 120)+"\treturn i\n}\n"),
+		body("the folder has the package's name", "pkg/daemon/named/named.go", "revive", "package-directory-mismatch", ""),
+		{rule: "every package has a package comment", file: "pkg/daemon/mute/mute.go", linter: "revive", want: "package-comments", source: "package mute\n"},
+		body("what is exported is documented", "pkg/daemon/mumbles/mumbles.go", "revive", "exported", "func Mumble() {}\n"),
+		body("a nolint names a linter and a reason", "pkg/daemon/excuses/excuses.go", "nolintlint", "nolint", "// F is planted.\nfunc F() {} //nolint\n"),
+		body("an error is not dropped", "pkg/daemon/drops/drops.go", "errcheck", "not checked",
+			"import \"os\"\n\n// Drop drops.\nfunc Drop(f *os.File) { defer f.Close() }\n"),
+		body("a context is not kept", "pkg/daemon/keeps/keeps.go", "containedctx", "context.Context",
+			"import \"context\"\n\n// K keeps.\ntype K struct{ Ctx context.Context }\n"),
+		body("a new verdict is handled everywhere", "pkg/daemon/misses/misses.go", "exhaustive", "missing cases",
+			"// V is a verdict.\ntype V uint8\n\n// All of them.\nconst (\n\tReverify V = iota\n\tAllow\n)\n\n// F misses one.\nfunc F(v V) bool {\n\tswitch v {\n\tcase Allow:\n\t\treturn true\n\tdefault:\n\t\treturn false\n\t}\n}\n"),
+	}
+	for i := range all {
+		if all[i].want == "package-directory-mismatch" {
+			all[i].source = "// Package other is planted.\npackage other\n"
+		}
+	}
+	for _, name := range []string{"util", "common", "types", "helpers", "model"} {
+		all = append(all, body("no package called "+name, "pkg/daemon/"+name+"/"+name+".go", "revive", "package-naming", ""))
+	}
+	return all
+}
+
+// stubs are the packages that planted imports lead to.
+func stubs() []string {
+	return []string{
+		"pkg/internal", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods",
+		"pkg/criproxy", "pkg/criproxy/criproxytest", "pkg/admin", "pkg/metrics", "pkg/config", "pkg/daemon", "cmd/pullgated", "proto/pullgate/admin/v1",
+	}
+}
+
+// TestLintFindsWhatIsPlanted runs golangci-lint with the project's configuration over a module
+// of the same path that breaks every rule once. The checkout is only read.
+func TestLintFindsWhatIsPlanted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds golangci-lint")
+	}
+	// Folders that are named like ours: a glob that is not anchored would match them.
+	dir := filepath.Join(t.TempDir(), "proto", "pkg", "records", "checkout")
+	all := plants()
+	files := map[string]string{}
+	for _, s := range stubs() {
+		name := filepath.Base(s)
+		files[s+"/stub.go"] = fmt.Sprintf("// Package %s is a stub.\npackage %s\n", name, name)
+	}
+	for _, p := range all {
+		if _, taken := files[p.file]; taken {
+			t.Fatalf("%s: %s is planted twice", p.rule, p.file)
+		}
+		files[p.file] = p.source
+	}
+	for _, name := range []string{".golangci.yml", "go.mod", "go.sum"} {
+		files[name] = read(t, filepath.Join(root, name))
+	}
+	mod := strings.Replace(files["go.mod"], "module "+module+"\n", "module "+module+"/e2e\n\nreplace "+module+" => ../\n\nrequire "+module+" v0.0.0\n", 1)
+	files["e2e/go.mod"], files["e2e/go.sum"] = mod, files["go.sum"]
+	for name, content := range files {
+		write(t, filepath.Join(dir, name), content)
+	}
+
+	issues := append(lint(t, dir, ""), lint(t, dir, "e2e")...)
+	for _, p := range all {
+		t.Run(strings.ReplaceAll(p.rule, "/", "-"), func(t *testing.T) {
+			here := issues.of(p.file)
+			switch {
+			case p.linter == "" && len(here) > 0:
+				t.Errorf("%s is allowed, but lint says %q", p.rule, here)
+			case p.linter != "" && !here.have(p.linter, p.want):
+				t.Errorf("lint says %q; want %s to find %q", here, p.linter, p.want)
+			}
+		})
+	}
+}
+
+type issue struct {
+	FromLinter, Text string
+	Pos              struct{ Filename string }
+}
+
+func (i issue) String() string { return i.FromLinter + ": " + i.Text }
+
+type issues []issue
+
+func (all issues) of(file string) issues {
+	var here issues
+	for _, i := range all {
+		if i.Pos.Filename == file {
+			here = append(here, i)
+		}
+	}
+	return here
+}
+
+func (all issues) have(linter, text string) bool {
+	return slices.ContainsFunc(all, func(i issue) bool { return i.FromLinter == linter && strings.Contains(i.Text, text) })
+}
+
+// lint runs golangci-lint in the folder sub of a checkout and returns what it finds, with file
+// names from the checkout's root.
+func lint(t *testing.T, dir, sub string) issues {
+	t.Helper()
+	tools, err := filepath.Abs(filepath.Join(root, ".ci", "tools.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "tool", "-modfile="+tools, "golangci-lint", "run",
+		"--config", filepath.Join(dir, ".golangci.yml"), "--issues-exit-code=0", "--output.json.path=stdout", "--show-stats=false", "./...")
+	cmd.Dir = filepath.Join(dir, sub)
+	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("golangci-lint in %s: %v\n%s%s", sub, err, out, &stderr)
+	}
+	var report struct {
+		Issues issues
+	}
+	if err := json.Unmarshal(out, &report); err != nil {
+		t.Fatalf("golangci-lint in %s: %v\n%s%s", sub, err, out, &stderr)
+	}
+	for i, found := range report.Issues {
+		if found.FromLinter == "typecheck" {
+			t.Fatalf("what is planted does not compile: %s: %s", found.Pos.Filename, found.Text)
+		}
+		if !strings.HasPrefix(found.Pos.Filename, sub) {
+			report.Issues[i].Pos.Filename = sub + "/" + found.Pos.Filename
+		}
+	}
+	return report.Issues
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	content, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
+
+func write(t *testing.T, name, content string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

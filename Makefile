@@ -1,0 +1,129 @@
+# pullgate. `make` prints what there is. CI calls `make test` and `make lint` and knows nothing else.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+
+# What --version says. A release tarball without git sets them by hand.
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+DATE ?= $(shell git log -1 --format=%cI 2>/dev/null || echo unknown)
+LDFLAGS := -X main.version=$(VERSION) -X main.commit=$(COMMIT) -X main.date=$(DATE)
+
+# Where `make install` puts things, below DESTDIR.
+PREFIX ?= /usr/local
+UNITDIR ?= $(PREFIX)/lib/systemd/system
+
+FUZZTIME ?= 30s
+BENCH ?= .
+
+PROGRAMS := $(notdir $(patsubst %/,%,$(wildcard cmd/*/)))
+
+# The modules of this repository, each linted and kept tidy by itself.
+MODULES := . e2e .ci/checks
+GOLANGCI := go tool -modfile=$(CURDIR)/.ci/tools.mod golangci-lint
+SCRIPTS := $(shell grep -lE '^\#!.*\bbash\b' .ci/* 2>/dev/null)
+
+.PHONY: help
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: demo
+demo: setup build ## show the main job on a real containerd and registry, as root; removes what it made
+	cd e2e && go run ./demo
+
+.PHONY: test
+test: setup ## run every test there is, as root
+	@.ci/steps test unit race crash fuzz-seeds e2e
+
+.PHONY: unit
+unit: ## run the short tests; takes seconds
+	go test -short ./...
+
+.PHONY: race
+race: ## run all tests of the main module under the race detector
+	go test -race -count=1 -timeout 20m ./...
+
+.PHONY: crash
+crash: ## kill the daemon at every crash point and see that nothing unproved is allowed
+	go test -tags crashpoint -count=1 -timeout 20m ./...
+
+.PHONY: e2e
+e2e: build ## run built binaries against a real containerd and registry, as root
+	cd e2e && go test -tags e2e -count=1 -timeout 30m -v ./...
+
+.PHONY: fuzz-seeds
+fuzz-seeds: ## run every fuzz target on its seeds
+	.ci/fuzz seeds
+
+.PHONY: fuzz
+fuzz: ## fuzz every target for FUZZTIME (30s)
+	.ci/fuzz $(FUZZTIME)
+
+.PHONY: bench
+bench: ## measure the added latency of each call; BENCH selects
+	go test -run '^$$' -bench '$(BENCH)' -benchmem ./pkg/...
+
+.PHONY: build
+build: ## build the programs into bin/
+	go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+
+.PHONY: install
+install: build ## install programs and units below DESTDIR; enables nothing
+	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(UNITDIR)' '$(DESTDIR)$(PREFIX)/share/pullgate'
+	install -m 0755 $(PROGRAMS:%=bin/%) '$(DESTDIR)$(PREFIX)/bin/'
+	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' systemd/pullgated.service > '$(DESTDIR)$(UNITDIR)/pullgated.service'
+	chmod 0644 '$(DESTDIR)$(UNITDIR)/pullgated.service'
+	install -m 0644 systemd/kubelet/20-pullgate.conf '$(DESTDIR)$(PREFIX)/share/pullgate/20-pullgate.conf'
+
+.PHONY: lint
+lint: setup ## check everything that can be checked without running it
+	@.ci/steps lint vet golangci checks tidy-check generate-check scripts units
+
+.PHONY: vet
+vet: ## run go vet, and look for package variables that change
+	cd .ci/checks && go build -o '$(CURDIR)/bin/.globals' ./cmd/globals
+	for m in $(MODULES); do for tags in '' crashpoint,e2e; do \
+		(cd $$m && go vet -tags "$$tags" ./... && go vet -tags "$$tags" -vettool='$(CURDIR)/bin/.globals' ./...); \
+	done; done
+
+.PHONY: golangci
+golangci: ## run golangci-lint over every module
+	for m in $(MODULES); do (cd $$m && $(GOLANGCI) run --config '$(CURDIR)/.golangci.yml' ./...); done
+
+.PHONY: checks
+checks: ## see that lint finds what is planted, that links lead somewhere, that the tree has its shape
+	cd .ci/checks && go test -count=1 ./...
+
+.PHONY: tidy-check
+tidy-check: ## see that every go.mod is tidy
+	for m in $(MODULES); do (cd $$m && go mod tidy -diff); done
+
+.PHONY: generate-check
+generate-check: ## see that what is generated is up to date
+	.ci/unchanged make generate
+
+.PHONY: scripts
+scripts: ## run shellcheck over the scripts
+	shellcheck $(SCRIPTS)
+
+.PHONY: units
+units: ## see that systemd takes the units
+	.ci/verify-units
+
+.PHONY: fmt
+fmt: ## format every module
+	for m in $(MODULES); do (cd $$m && $(GOLANGCI) fmt --config '$(CURDIR)/.golangci.yml' ./...); done
+
+.PHONY: generate
+generate: ## write generated files anew
+	for m in $(MODULES); do (cd $$m && go generate ./...); done
+
+.PHONY: setup
+setup: ## install the Debian packages that tests and lint need; needs root if one is missing
+	.ci/setup
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin dist .cache
