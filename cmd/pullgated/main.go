@@ -58,7 +58,7 @@ const examples = `  # See whether a configuration is right, without starting any
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
-// errUsage marks errors that are about the command line or the configuration.
+// A usageError marks errors that are about the command line or the configuration.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
@@ -75,8 +75,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return exitDone
 	}
 	report(stderr, err)
-	var usage usageError
-	if errors.As(err, &usage) {
+	if _, ok := errors.AsType[usageError](err); ok {
 		return exitUsage
 	}
 	return exitFailed
@@ -85,8 +84,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 // report prints an error as an operator needs it: what and why, then what to do.
 func report(w io.Writer, err error) {
 	_, _ = fmt.Fprintf(w, "pullgated: %v\n", err)
-	var hint *daemon.HintError
-	if errors.As(err, &hint) {
+	if hint, ok := errors.AsType[*daemon.HintError](err); ok {
 		_, _ = fmt.Fprintf(w, "pullgated: hint: %s\n", hint.Hint)
 	}
 }

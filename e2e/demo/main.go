@@ -219,9 +219,11 @@ func (s *story) crash(ctx context.Context) error {
 	}
 	pulled := make(chan node.Outcome, 1)
 	go func() { pulled <- s.kubelet.Start(ctx, owner) }()
+	limit, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
 	select {
 	case <-asked:
-	case <-time.After(time.Minute):
+	case <-limit.Done():
 		return errors.New("no blob was asked for within a minute")
 	}
 	if err := s.gate.Kill(); err != nil {
@@ -270,7 +272,7 @@ func (s *story) table(took time.Duration) {
 	fmt.Printf("\n\033[1mIn short\033[0m (%v)\n", took.Round(time.Second))
 	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
 	for _, r := range s.rows {
-		fmt.Fprintf(w, "  %s\t%s\t%s\n", r[0], r[1], r[2])
+		_, _ = fmt.Fprintf(w, "  %s\t%s\t%s\n", r[0], r[1], r[2])
 	}
 	_ = w.Flush()
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -13,7 +14,6 @@ import (
 // A Containerd is a containerd with root, state and socket of its own.
 type Containerd struct {
 	*Process
-	ctx     context.Context
 	dir     string
 	program string
 }
@@ -43,7 +43,7 @@ func StartContainerd(ctx context.Context, dir, program, sandboxImage string) (*C
 	if program == "" {
 		program = "containerd"
 	}
-	c := &Containerd{ctx: context.WithoutCancel(ctx), dir: dir, program: program}
+	c := &Containerd{dir: dir, program: program}
 	for _, sub := range []string{"root", "state", "opt", "cni"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o711); err != nil {
 			return nil, err
@@ -90,8 +90,10 @@ func (c *Containerd) Tag(ctx context.Context, from, to string) error {
 func (c *Containerd) Close() error {
 	var err error
 	if c.Alive() {
-		if k, dialErr := NewKubelet(c.ctx, c.Endpoint()); dialErr == nil {
-			err = k.RemoveAllPods(c.ctx)
+		// Whoever closes does so at the end, when contexts have ended.
+		ctx := context.Background()
+		if k, dialErr := NewKubelet(ctx, c.Endpoint()); dialErr == nil {
+			err = k.RemoveAllPods(ctx)
 			k.Close()
 		}
 	}
@@ -104,9 +106,8 @@ func unmountBelow(dir string) error {
 	if err != nil {
 		return err
 	}
-	lines := strings.Split(string(mounts), "\n")
-	for i := len(lines) - 1; i >= 0; i-- {
-		fields := strings.Fields(lines[i])
+	for _, line := range slices.Backward(strings.Split(string(mounts), "\n")) {
+		fields := strings.Fields(line)
 		if len(fields) > 1 && strings.HasPrefix(fields[1], dir+"/") {
 			err = errors.Join(err, syscall.Unmount(fields[1], syscall.MNT_DETACH))
 		}

@@ -103,7 +103,10 @@ func (i Image) layer() ([]byte, error) {
 		mode       int64
 	}{
 		{name: "bin/busybox", data: busybox, mode: 0o755},
-		{name: "bin/sh", link: "busybox"}, {name: "bin/cat", link: "busybox"}, {name: "bin/id", link: "busybox"}, {name: "bin/sleep", link: "busybox"},
+		{name: "bin/sh", link: "busybox"},
+		{name: "bin/cat", link: "busybox"},
+		{name: "bin/id", link: "busybox"},
+		{name: "bin/sleep", link: "busybox"},
 		{name: "etc/passwd", data: []byte("root:x:0:0:root:/:/bin/sh\napp:x:4711:4711:app:/:/bin/sh\n"), mode: 0o644},
 		{name: "content", data: []byte(i.Content + "\n"), mode: 0o644},
 	} {

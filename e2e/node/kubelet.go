@@ -342,11 +342,10 @@ func (k *Kubelet) Output(ctx context.Context, p *Pod, n int) (string, error) {
 		if time.Now().After(deadline) {
 			return "", fmt.Errorf("container printed %d lines, want %d: %q, %w", len(lines), n, text, err)
 		}
-		select {
-		case <-ctx.Done():
-			return "", ctx.Err()
-		case <-time.After(20 * time.Millisecond):
+		if err := ctx.Err(); err != nil {
+			return "", err
 		}
+		time.Sleep(20 * time.Millisecond)
 	}
 }
 

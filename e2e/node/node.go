@@ -7,10 +7,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 )
 
-// Tenants of the examples. Alice and carol hold the same credential, in secrets of their own; bob has
-// none, or one that the registry refuses.
+// Alice is the login that owns the private images.
 func Alice() Login { return Login{Username: "team-a", Password: "canary-5f2d-of-team-a"} }
 
 // Mallory is a login that the registry does not know.
@@ -139,8 +139,8 @@ func (n *Node) Protect(ctx context.Context, settings ...string) (*Pullgated, err
 // Close ends every part and removes the node's directory.
 func (n *Node) Close() error {
 	var err error
-	for i := len(n.closers) - 1; i >= 0; i-- {
-		err = errors.Join(err, n.closers[i]())
+	for _, f := range slices.Backward(n.closers) {
+		err = errors.Join(err, f())
 	}
 	return errors.Join(err, os.RemoveAll(n.Dir))
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -35,7 +36,7 @@ func start(ctx context.Context, name, log string, ready func() error, program st
 	if err != nil {
 		return nil, err
 	}
-	defer out.Close()
+	defer func() { _ = out.Close() }() // the program has its own copy
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...)
 	cmd.Stdout, cmd.Stderr = out, out
 	// A group of its own, so that an interrupt at the terminal reaches us alone.
@@ -171,6 +172,7 @@ func freePort() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	port := l.Addr().(*net.TCPAddr).Port
-	return port, l.Close()
+	defer func() { _ = l.Close() }()
+	address, err := netip.ParseAddrPort(l.Addr().String())
+	return int(address.Port()), err
 }

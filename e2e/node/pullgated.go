@@ -17,7 +17,6 @@ type Pullgated struct {
 	*Process
 	dir      string
 	program  string
-	args     []string
 	upstream string
 	metrics  string
 }
@@ -107,7 +106,7 @@ func (p *Pullgated) get(path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	body, err := io.ReadAll(resp.Body)
 	if err == nil && resp.StatusCode != http.StatusOK {
 		err = fmt.Errorf("GET %s: %s: %s", path, resp.Status, body)

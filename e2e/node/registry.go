@@ -88,10 +88,10 @@ func (r *Registry) openFront(address string) error {
 	if err != nil {
 		return err
 	}
-	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: fmt.Sprintf("127.0.0.1:%d", r.port)})
-	proxy.Director = func(req *http.Request) { // the Host header stays, so that redirects come back here
-		req.URL.Scheme, req.URL.Host = "http", fmt.Sprintf("127.0.0.1:%d", r.port)
-	}
+	proxy := &httputil.ReverseProxy{Rewrite: func(req *httputil.ProxyRequest) {
+		req.SetURL(&url.URL{Scheme: "http", Host: fmt.Sprintf("127.0.0.1:%d", r.port)})
+		req.Out.Host = req.In.Host // so that redirects come back here
+	}}
 	r.addr = l.Addr().String()
 	r.front = &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		r.mu.Lock()

@@ -37,14 +37,12 @@ type Gate struct {
 type GateMetrics interface {
 	// Verdict is called for every judgement, with the CRI call that asked.
 	Verdict(call string, d policy.Decision)
-	// PrecheckHidden is called for every pre-check that was answered as if the image were absent.
-	PrecheckHidden()
-	// Denial is called for every call that was answered with PermissionDenied.
-	Denial(call string)
-	// RecheckHit and RecheckMiss are the KEP's metrics; took is the time of our own handling,
-	// for a miss that of the pull as well.
-	RecheckHit(pullPolicy string, took time.Duration)
-	RecheckMiss(pullPolicy, outcome string, took time.Duration)
+	// Refused is called for every ImageStatus that was answered as if the image were absent, and
+	// for every other call that was answered with PermissionDenied.
+	Refused(call string)
+	// Recheck is called when a pod was let use a present image, or was not: outcome is Hit or the
+	// label of the KEP's miss. took is the time of the handling, for a miss that of the pull too.
+	Recheck(pullPolicy, outcome string, took time.Duration)
 }
 
 // GateConfig are the parts and the settings of a [Gate].
@@ -76,6 +74,12 @@ func NewGate(c GateConfig) *Gate {
 		synced:   synced{turn: make(chan struct{}, 1)},
 	}
 }
+
+// Hit is the outcome of a recheck that needed no registry.
+const Hit = "hit"
+
+// unverified is the outcome of a recheck that the shadow mode let pass.
+const unverified = "unverified"
 
 // unknownPolicy is the pull_policy label as long as no pod source tells the policy.
 const unknownPolicy = "unknown"
@@ -124,14 +128,14 @@ func (g *Gate) judge(ctx context.Context, callName string, p pods.Pod, r tracker
 // and pair, which is when the pod's grant for it is new.
 func (g *Gate) hit(v tracker.Verdict, began time.Time) {
 	if v.First && (v.Reason == policy.Proved || v.Reason == policy.Open) {
-		g.metrics.RecheckHit(unknownPolicy, time.Since(began))
+		g.metrics.Recheck(unknownPolicy, Hit, time.Since(began))
 	}
 }
 
 // deny is the answer to a container that may not be created or started. It says what is missing
 // and what to do, and names nothing that the caller has not named itself.
 func (g *Gate) deny(callName string, p pods.Pod, name string, v tracker.Verdict) error {
-	g.metrics.Denial(callName)
+	g.metrics.Refused(callName)
 	what := fmt.Sprintf("image %q", name)
 	if name == "" {
 		what = "its image"

@@ -78,11 +78,11 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 	fresh := g.hidden.set(key)
 	if g.shadow {
 		if fresh {
-			g.metrics.RecheckMiss(unknownPolicy, "unverified", time.Since(began))
+			g.metrics.Recheck(unknownPolicy, unverified, time.Since(began))
 		}
 		return raw, nil
 	}
-	g.metrics.PrecheckHidden()
+	g.metrics.Refused("ImageStatus")
 	return absent, nil
 }
 
@@ -95,7 +95,7 @@ func (g *Gate) unresolved(name string, who []pods.Pod, err error) ([]byte, error
 	for _, p := range who {
 		if d := g.tracker.CheckID(asked(p), name); d.Verdict != policy.Allow {
 			g.metrics.Verdict("ImageStatus", d)
-			g.metrics.PrecheckHidden()
+			g.metrics.Refused("ImageStatus")
 			g.log.Info("Verdict", "call", "ImageStatus", "image", name, "pod", klog.KRef(p.Namespace, p.Name), "verdict", d.Verdict, "reason", d.Reason)
 			return absent, nil
 		}

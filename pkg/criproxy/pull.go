@@ -147,9 +147,9 @@ func (g *Gate) countPull(p *pullCall, proved bool, out outcome) {
 	switch {
 	case p.present.ID == "":
 	case g.shadow && proved:
-		g.metrics.RecheckHit(unknownPolicy, time.Since(p.began))
+		g.metrics.Recheck(unknownPolicy, Hit, time.Since(p.began))
 	default:
-		g.metrics.RecheckMiss(unknownPolicy, out.label(), time.Since(p.began))
+		g.metrics.Recheck(unknownPolicy, out.label(), time.Since(p.began))
 	}
 }
 

@@ -52,18 +52,24 @@ func New(version, goVersion string, methods []string) *Metrics {
 		"Seconds spent on a pull by which a pod had to prove access to an image on the node, by what came of it; outcome unverified counts in shadow mode only.",
 		recheck, "pull_policy", "outcome")
 	m.verdicts = counterVec("pullgate_verdicts_total", "Judgements by the CRI call that asked, the verdict and the rule it rests on.", "call", "verdict", "reason")
-	m.hidden = prometheus.NewCounter(prometheus.CounterOpts{Name: "pullgate_prechecks_hidden_total",
-		Help: "Pre-checks of the kubelet that were answered as if the image were not on the node."})
+	m.hidden = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "pullgate_prechecks_hidden_total",
+		Help: "Pre-checks of the kubelet that were answered as if the image were not on the node.",
+	})
 	m.denials = counterVec("pullgate_denials_total", "Calls that were answered with PermissionDenied because the pod had not proved access to the image.", "call")
 	m.forwarded = counterVec("pullgate_forwarded_calls_total", "Calls through the CRI socket by method and status code.", "method", "code")
 	m.callDuration = histogramVec("pullgate_call_duration_seconds", "Seconds that a call took from its arrival to its answer, the runtime's part included.", calls, "judged")
-	m.storeSync = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "pullgate_store_sync_seconds",
-		Help: "Seconds that a write to the store of pull records took until it was on disk.", Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5}})
+	m.storeSync = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "pullgate_store_sync_seconds",
+		Help: "Seconds that a write to the store of pull records took until it was on disk.", Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5},
+	})
 	m.upstreamUp = gauge("pullgate_upstream_up", "1 while the runtime is connected, else 0.")
 	m.distrusted = gauge("pullgate_store_distrusted", "1 while the store is distrusted because an earlier one was lost: images on the node are then not taken for preloaded.")
 	m.panics = prometheus.NewCounter(prometheus.CounterOpts{Name: "pullgate_panics_total", Help: "Calls that panicked and were answered with Internal. Anything but 0 is a bug."})
-	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "pullgate_build_info", Help: "1, with the version of pullgate and of Go as labels.",
-		ConstLabels: prometheus.Labels{"version": version, "goversion": goVersion}})
+	info := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "pullgate_build_info", Help: "1, with the version of pullgate and of Go as labels.",
+		ConstLabels: prometheus.Labels{"version": version, "goversion": goVersion},
+	})
 	info.Set(1)
 	m.registry.MustRegister(m.hit, m.miss, m.verdicts, m.hidden, m.denials, m.forwarded, m.callDuration, m.storeSync, m.upstreamUp,
 		m.distrusted, m.panics, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -108,14 +114,15 @@ func oneOf(set []string, value, otherwise string) string {
 	return otherwise
 }
 
-// RecheckHit counts a present image that was allowed by proof that was already there.
-func (m *Metrics) RecheckHit(pullPolicy string, took time.Duration) {
-	m.hit.WithLabelValues(oneOf(PullPolicies(), pullPolicy, "unknown")).Observe(took.Seconds())
-}
-
-// RecheckMiss counts a present image that had to be proved.
-func (m *Metrics) RecheckMiss(pullPolicy, outcome string, took time.Duration) {
-	m.miss.WithLabelValues(oneOf(PullPolicies(), pullPolicy, "unknown"), oneOf(Outcomes(), outcome, "error")).Observe(took.Seconds())
+// Recheck counts a present image that was allowed by proof that was already there, outcome "hit", or
+// one that had to be proved, by what came of it.
+func (m *Metrics) Recheck(pullPolicy, outcome string, took time.Duration) {
+	pullPolicy = oneOf(PullPolicies(), pullPolicy, "unknown")
+	if outcome == "hit" {
+		m.hit.WithLabelValues(pullPolicy).Observe(took.Seconds())
+		return
+	}
+	m.miss.WithLabelValues(pullPolicy, oneOf(Outcomes(), outcome, "error")).Observe(took.Seconds())
 }
 
 // Verdict counts a judgement.
@@ -127,11 +134,15 @@ func (m *Metrics) Verdict(call string, d policy.Decision) {
 	m.verdicts.WithLabelValues(oneOf(Calls(), call, other), d.Verdict.String(), reason).Inc()
 }
 
-// PrecheckHidden counts a pre-check that was answered as if the image were absent.
-func (m *Metrics) PrecheckHidden() { m.hidden.Inc() }
-
-// Denial counts a call that was answered with PermissionDenied.
-func (m *Metrics) Denial(call string) { m.denials.WithLabelValues(oneOf(Calls(), call, other)).Inc() }
+// Refused counts a pre-check, call "ImageStatus", that was answered as if the image were absent, or
+// any other call that was answered with PermissionDenied.
+func (m *Metrics) Refused(call string) {
+	if call == "ImageStatus" {
+		m.hidden.Inc()
+		return
+	}
+	m.denials.WithLabelValues(oneOf(Calls(), call, other)).Inc()
+}
 
 // ForwardedCall counts a call at its end. code is the name of a status code; a method that is not one
 // of those that New was given is counted as "other".
@@ -173,8 +184,10 @@ func number(b bool) float64 {
 
 // SetGrants gives the function that counts the grants at each scrape.
 func (m *Metrics) SetGrants(grants func() int) {
-	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "pullgate_grants",
-		Help: "Pods and images for which access is granted in memory."}, func() float64 { return float64(grants()) }))
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "pullgate_grants",
+		Help: "Pods and images for which access is granted in memory.",
+	}, func() float64 { return float64(grants()) }))
 }
 
 // SetStore gives the function that counts what the store holds at each scrape.

@@ -31,6 +31,7 @@ func TestDecisions(t *testing.T) {
 }
 
 func decide(t *testing.T, table conformance.Decisions, c conformance.Case) {
+	t.Helper()
 	mode, allowlist, err := conformance.Policy(c.Policy)
 	if err != nil {
 		t.Fatal(err)

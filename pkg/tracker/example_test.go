@@ -45,13 +45,13 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	store, _, err := records.Open(filepath.Join(dir, "records.db"), records.Options{Now: time.Now()})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	defer store.Close()
+	defer func() { _ = store.Close() }()
 	runtime := &node{}
 	t, err := tracker.New(store, credential.NewKey(), runtime, tracker.Options{})
 	if err != nil {

@@ -27,10 +27,10 @@ import (
 //	restore NAME id=ID pod=UID
 //	store                                     prints what is on disk
 func TestScenarios(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) { //nolint:thelper // the test itself
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, tracker.Options{})
-			datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string { //nolint:thelper // the test itself
 				return w.play(t, d)
 			})
 		})
@@ -38,6 +38,7 @@ func TestScenarios(t *testing.T) {
 }
 
 func (w *world) play(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
 	arg := func(key string) string {
 		var v string
 		if d.HasArg(key) {
