@@ -1,0 +1,155 @@
+package e2e_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// Whatever the registry answers: who has proved access starts, nobody else does, and the metrics tell
+// denied from unavailable.
+func TestRegistryThatFails(t *testing.T) {
+	type fault struct {
+		name    string
+		on, off func(*node.Registry) error
+		outcome string
+		intents float64 // that a failed pull leaves behind: none after a definite refusal
+	}
+	answer := func(status int) fault {
+		return fault{
+			name: fmt.Sprint(status),
+			on:   func(r *node.Registry) error { r.Answer(status); return nil },
+			off:  func(r *node.Registry) error { r.Answer(0); return nil },
+		}
+	}
+	var faults []fault
+	for _, status := range []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound} {
+		f := answer(status)
+		f.outcome = "denied"
+		faults = append(faults, f)
+	}
+	for _, status := range []int{http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusServiceUnavailable} {
+		f := answer(status)
+		f.outcome, f.intents = "unavailable", 1
+		faults = append(faults, f)
+	}
+	faults = append(faults, fault{name: "down", on: (*node.Registry).Down, off: (*node.Registry).Up, outcome: "unavailable"})
+	for _, f := range faults {
+		t.Run(f.name, func(t *testing.T) {
+			s := begin(t)
+			app := s.private("fails/app-"+f.name+":1", node.Image{})
+			s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
+			s.must(f.on(s.node.Private))
+			defer func() { s.must(f.off(s.node.Private)) }()
+			s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, 0)
+			s.run(pod("team-d", app, node.IfNotPresent, node.Dora()), app, node.PullFailed, -1)
+			s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
+			s.wantMetric(1, "image_pull_secret_recheck_miss_count", `outcome="`+f.outcome+`"`)
+			s.wantMetric(f.intents, "pullgate_pull_intents")
+		})
+	}
+}
+
+func TestSlowRegistryDelaysOnlyWhoHasToProve(t *testing.T) {
+	s := begin(t)
+	app := s.private("slow/app:1", node.Image{})
+	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
+	const delay = 2 * time.Second
+	s.node.Private.Fault(func(http.ResponseWriter, *http.Request) bool { time.Sleep(delay); return false })
+	defer s.node.Private.Fault(nil)
+	began := time.Now()
+	s.run(pod("team-c", app, node.IfNotPresent, node.Alice()), app, node.Running, 0)
+	if took := time.Since(began); took > delay {
+		t.Errorf("a proved pod took %v to start; want less than the registry's delay of %v", took, delay)
+	}
+	s.run(pod("team-d", app, node.IfNotPresent, node.Dora()), app, node.Running, 2)
+}
+
+// Always asks the registry every time and sees a tag that moved; IfNotPresent keeps what it has.
+func TestMovedTag(t *testing.T) {
+	s := begin(t)
+	app := s.private("moved/app:1", node.Image{Content: "before"})
+	keeps := pod("team-a", app, node.IfNotPresent, node.Alice())
+	s.keep(keeps, app, node.Running, -1)
+	moved := s.private("moved/app:1", node.Image{Content: "after"})
+	if o := s.keep(keeps, app, node.Running, 0); o.ImageID != app.ID {
+		t.Errorf("IfNotPresent runs %s; want %s, the image it has", o.ImageID, app.ID)
+	}
+	s.run(pod("team-b", app, node.Always), app, node.PullFailed, -1)
+	if o := s.run(pod("team-a", app, node.Always, node.Alice()), app, node.Running, -1); o.ImageID != moved.ID {
+		t.Errorf("Always runs %s; want %s, where the tag is now", o.ImageID, moved.ID)
+	}
+	s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, -1)
+	s.must(s.k.Remove(t.Context(), keeps))
+}
+
+// A kubelet up to 1.31 sends a pre-check for Always too: every new pod costs a manifest request, and the
+// image on the node stands in while the registry is away.
+func TestOldKubelet(t *testing.T) {
+	s := begin(t, "kubeletSkipsAlwaysPrecheck: false")
+	app := s.private("old/app:1", node.Image{})
+	old := func(namespace, policy string, secrets ...node.Login) *node.Pod {
+		p := pod(namespace, app, policy, secrets...)
+		p.PrecheckAlways = true
+		return p
+	}
+	s.run(old("team-a", node.IfNotPresent, node.Alice()), app, node.Running, -1)
+	s.run(old("team-c", node.IfNotPresent, node.Alice()), app, node.Running, 2)
+	s.run(old("team-c", node.Always, node.Alice()), app, node.Running, 2)
+	s.run(old("team-b", node.IfNotPresent), app, node.PullFailed, 1)
+	moved := s.private("old/app:1", node.Image{Content: "after"})
+	if o := s.run(old("team-a", node.Always, node.Alice()), app, node.Running, -1); o.ImageID != moved.ID {
+		t.Errorf("Always runs %s; want %s, where the tag is now", o.ImageID, moved.ID)
+	}
+	s.must(s.node.Private.Down())
+	s.run(old("team-c", node.IfNotPresent, node.Alice()), app, node.Running, 0)
+	s.run(old("team-a", node.Always, node.Alice()), app, node.Running, 0)
+	s.run(old("team-b", node.IfNotPresent), app, node.PullFailed, 0)
+	s.run(old("team-d", node.IfNotPresent, node.Dora()), app, node.PullFailed, 0)
+	s.must(s.gate.Restart(t.Context(), "kubeletSkipsAlwaysPrecheck: false", "registryOutageFallback: false"))
+	s.run(old("team-c", node.IfNotPresent, node.Alice()), app, node.PullFailed, 0)
+	s.must(s.node.Private.Up())
+}
+
+// The store is on a file system that fills up: no new pull, but what is proved goes on. What the file
+// has room for inside may still be written, so it takes a few pulls until one finds none.
+func TestFullDisk(t *testing.T) {
+	s := begin(t)
+	app := s.private("full/app:1", node.Image{})
+	holder := pod("team-a", app, node.IfNotPresent, node.Alice())
+	s.keep(holder, app, node.Running, -1)
+
+	s.must(s.gate.Stop())
+	fill := s.onTmpfs()
+	s.must(s.gate.Start(t.Context()))
+	fill()
+	refused := false
+	for i := 0; i < 20 && !refused; i++ {
+		next := s.private(fmt.Sprintf("full/next%d:1", i), node.Image{})
+		p := pod("team-a", next, node.IfNotPresent, node.Alice())
+		o := s.k.Run(t.Context(), p)
+		switch o.State {
+		case node.Running: // its intent was written; whether its record was or not, nobody else gets in
+			s.run(pod("team-b", next, node.Never), next, node.NeverPulled, 0)
+		case node.RegistryNotThere:
+			refused = true
+			if !strings.Contains(o.Text, "store of pull records") {
+				t.Errorf("text = %q; want it to name the store", o.Text)
+			}
+		default:
+			t.Errorf("pull on a full disk: %v; want Running or RegistryUnavailable", o)
+		}
+		s.must(s.k.Remove(t.Context(), p))
+	}
+	if !refused {
+		t.Error("no pull was refused although the disk is full")
+	}
+	s.keep(holder, app, node.Running, 0)
+	s.run(pod("team-c", app, node.IfNotPresent, node.Alice()), app, node.Running, 0)
+	s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
+	s.must(s.k.Remove(t.Context(), holder))
+}

@@ -1,0 +1,206 @@
+// Package e2e_test runs the built programs before a real containerd and real registries.
+package e2e_test
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// shared is the node that the tests run on, one for all of them. Each test has a pullgated and image
+// names of its own.
+var shared = sync.OnceValues(func() (*node.Node, error) { return node.New(context.Background(), "") })
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	n, err := shared()
+	if n != nil {
+		err = errors.Join(err, n.Close())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// A suite is what one test stands on.
+type suite struct {
+	*testing.T
+	node *node.Node
+	gate *node.Pullgated
+	k    *node.Kubelet // through pullgated
+}
+
+// begin starts a pullgated with the settings, and a kubelet's client before it.
+func begin(t *testing.T, settings ...string) *suite {
+	t.Helper()
+	s := bare(t)
+	gate, err := s.node.Protect(t.Context(), settings...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.gate = gate
+	s.k = s.dial(gate.Endpoint())
+	t.Cleanup(func() {
+		s.noCanary()
+		if err := gate.Stop(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("pullgated said last:\n%s", node.Tail(filepath.Join(gate.Dir(), "pullgated.log"), 40))
+		}
+	})
+	return s
+}
+
+// bare has no pullgated yet.
+func bare(t *testing.T) *suite {
+	t.Helper()
+	n, err := shared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &suite{T: t, node: n}
+}
+
+func (s *suite) dial(endpoint string) *node.Kubelet {
+	s.Helper()
+	k, err := node.NewKubelet(s.Context(), endpoint)
+	s.must(err)
+	s.Cleanup(k.Close)
+	return k
+}
+
+func (s *suite) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// private pushes an image that only alice and dora may pull.
+func (s *suite) private(name string, i node.Image) node.Pushed {
+	s.Helper()
+	if i.Content == "" {
+		i.Content = s.Name() + name
+	}
+	p, err := s.node.PushPrivate(s.Context(), name, i)
+	s.must(err)
+	return p
+}
+
+// public pushes an image that everybody may pull.
+func (s *suite) public(name string, i node.Image) node.Pushed {
+	s.Helper()
+	if i.Content == "" {
+		i.Content = s.Name() + name
+	}
+	p, err := s.node.PushPublic(s.Context(), name, i)
+	s.must(err)
+	return p
+}
+
+func pod(namespace string, image node.Pushed, policy string, secrets ...node.Login) *node.Pod {
+	return &node.Pod{Namespace: namespace, Name: "pod", Image: image.Name, Policy: policy, Secrets: secrets}
+}
+
+// run runs a pod and removes it; it fails if the state is another one than wanted, or the registry saw
+// another number of requests for the image (-1: any).
+func (s *suite) run(p *node.Pod, image node.Pushed, state string, requests int) node.Outcome {
+	s.Helper()
+	o := s.keep(p, image, state, requests)
+	s.must(s.k.Remove(s.Context(), p))
+	return o
+}
+
+// keep is run for a pod that stays.
+func (s *suite) keep(p *node.Pod, image node.Pushed, state string, requests int) node.Outcome {
+	s.Helper()
+	return s.asked(image, requests, func() node.Outcome {
+		o := s.k.Run(s.Context(), p)
+		if o.State != state {
+			s.Errorf("%s %s of %s with %d secrets: %v; want %s", p.Namespace, p.Policy, image.Repository, len(p.Secrets), o, state)
+		}
+		return o
+	})
+}
+
+// asked counts what the registries' own logs say of the image while f runs.
+func (s *suite) asked(image node.Pushed, want int, f func() node.Outcome) node.Outcome {
+	s.Helper()
+	private, public := s.node.Private.Mark(), s.node.Public.Mark()
+	o := f()
+	s.node.Private.Mark()
+	s.node.Public.Mark()
+	seen := append(s.node.Private.Requests(private, image.Repository), s.node.Public.Requests(public, image.Repository)...)
+	if want >= 0 && len(seen) != want {
+		s.Errorf("the registry saw %d requests for %s: %v; want %d", len(seen), image.Repository, seen, want)
+	}
+	return o
+}
+
+func (s *suite) metric(name string, labels ...string) float64 {
+	s.Helper()
+	v, err := s.gate.Metric(name, labels...)
+	s.must(err)
+	return v
+}
+
+func (s *suite) wantMetric(want float64, name string, labels ...string) {
+	s.Helper()
+	if got := s.metric(name, labels...); got != want {
+		s.Errorf("%s%v = %v; want %v", name, labels, got, want)
+	}
+}
+
+// removeImage takes an image off the node behind pullgated's back.
+func (s *suite) removeImage(name string) {
+	s.Helper()
+	k := s.dial(s.node.Containerd.Endpoint())
+	s.must(k.RemoveImage(s.Context(), name))
+}
+
+// noCanary looks for the passwords of the tests, raw, as base64 and as hex, in everything that
+// pullgated has written or serves.
+func (s *suite) noCanary() {
+	s.Helper()
+	texts := map[string]string{}
+	if page, err := s.gate.Scrape(); err == nil {
+		texts["/metrics"] = page
+	}
+	err := filepath.WalkDir(s.gate.Dir(), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		texts[path] = string(data)
+		return err
+	})
+	if err != nil {
+		s.Error(err)
+	}
+	for _, l := range []node.Login{node.Alice(), node.Dora(), node.Mallory()} {
+		for form, needle := range map[string]string{
+			"raw": l.Password, "hex": hex.EncodeToString([]byte(l.Password)),
+			"base64":              base64.StdEncoding.EncodeToString([]byte(l.Password)),
+			"base64 of the login": base64.StdEncoding.EncodeToString([]byte(l.Username + ":" + l.Password)),
+		} {
+			for where, text := range texts {
+				if strings.Contains(text, needle) {
+					s.Errorf("a password stands in %s, %s", where, form)
+				}
+			}
+		}
+	}
+}

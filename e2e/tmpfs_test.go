@@ -1,0 +1,43 @@
+package e2e_test
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+)
+
+// onTmpfs moves pullgated's state onto a small file system of its own and returns what fills it up.
+// pullgated must not run.
+func (s *suite) onTmpfs() (fill func()) {
+	s.Helper()
+	state := filepath.Join(s.gate.Dir(), "state")
+	aside := state + ".before"
+	s.must(os.Rename(state, aside))
+	s.must(os.Mkdir(state, 0o700))
+	s.must(syscall.Mount("tmpfs", state, "tmpfs", 0, "size=1m,mode=0700"))
+	s.Cleanup(func() {
+		s.must(s.gate.Stop())
+		s.must(syscall.Unmount(state, syscall.MNT_DETACH))
+	})
+	if out, err := exec.CommandContext(s.Context(), "cp", "-a", aside+"/.", state).CombinedOutput(); err != nil {
+		s.Fatalf("%v: %s", err, out)
+	}
+	return func() {
+		f, err := os.Create(filepath.Join(state, "ballast"))
+		s.must(err)
+		_, err = io.Copy(f, zeros{})
+		if err == nil {
+			s.Fatal("the file system does not fill up")
+		}
+		s.must(f.Close())
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
