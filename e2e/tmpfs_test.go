@@ -41,3 +41,21 @@ func (zeros) Read(p []byte) (int, error) {
 	clear(p)
 	return len(p), nil
 }
+
+// spoilStore loses or damages the store of a pullgated that does not run.
+func (s *suite) spoilStore(how string) {
+	s.Helper()
+	store := filepath.Join(s.gate.Dir(), "state", "records.db")
+	if how == "removed" {
+		s.must(os.Remove(store))
+		return
+	}
+	data, err := os.ReadFile(store)
+	s.must(err)
+	for i := range data {
+		if i >= 2*4096 { // the meta pages still point into the tree
+			data[i] ^= 0x5a
+		}
+	}
+	s.must(os.WriteFile(store, data, 0o600))
+}

@@ -1,0 +1,213 @@
+package e2e_test
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// imported puts an image on the node behind pullgated's back, under the name it would be pulled by.
+func (s *suite) imported(p node.Pushed) {
+	s.Helper()
+	archive := filepath.Join(s.TempDir(), "image.tar")
+	s.must(p.Archive(s.Context(), archive, p.Name))
+	s.must(s.node.Containerd.Import(s.Context(), archive))
+}
+
+// What is on the node before the first start of pullgated is preloaded, as far as the policy says so.
+func TestPreloadedImages(t *testing.T) {
+	b := bare(t)
+	app, listed := b.private("preloaded/app:1", node.Image{}), b.private("preloaded/listed/app:1", node.Image{})
+	b.imported(app)
+	b.imported(listed)
+	list := "preloadedImagesVerificationAllowlist: [\"" + b.node.Private.Host() + "/preloaded/listed/*\"]"
+	for _, tc := range []struct {
+		name        string
+		settings    []string
+		app, listed string
+	}{
+		{"default", nil, node.Running, node.Running},
+		{"preloaded", []string{"imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages"}, node.Running, node.Running},
+		{"never", []string{"imagePullCredentialsVerificationPolicy: NeverVerify"}, node.Running, node.Running},
+		{"always", []string{"imagePullCredentialsVerificationPolicy: AlwaysVerify"}, node.NeverPulled, node.NeverPulled},
+		{"list", []string{"imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages", list}, node.NeverPulled, node.Running},
+		{"shadow", []string{"imagePullCredentialsVerificationPolicy: AlwaysVerify", "noPullImageSecretRecheck: true"}, node.Running, node.Running},
+		{"exempt namespace", []string{"imagePullCredentialsVerificationPolicy: AlwaysVerify", "exempt: {namespaces: [team-b]}"}, node.Running, node.Running},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := begin(t, tc.settings...)
+			s.run(pod("team-b", app, node.Never), app, tc.app, 0)
+			s.run(pod("team-b", listed, node.Never), listed, tc.listed, 0)
+			static := pod("kube-system", app, node.Never)
+			static.Source = "file"
+			s.run(static, app, node.Running, 0)
+		})
+	}
+}
+
+// The same content pulled by a tenant under another repository leaves the preloaded name usable, and
+// makes the tenant's name no less private.
+func TestPreloadedContentUnderATenantsName(t *testing.T) {
+	b := bare(t)
+	app := b.private("content/app:1", node.Image{Content: "the same content"})
+	b.imported(app)
+	s := begin(t)
+	same := s.private("content/tenant/app:1", node.Image{Content: "the same content"})
+	if same.ID != app.ID {
+		t.Fatalf("IDs %s and %s differ; want the same image", same.ID, app.ID)
+	}
+	s.run(pod("team-a", same, node.IfNotPresent, node.Alice()), same, node.Running, -1)
+	s.run(pod("team-b", app, node.Never), app, node.Running, 0)
+	s.run(pod("team-b", same, node.Never), same, node.NeverPulled, 0)
+	s.run(pod("team-b", same, node.IfNotPresent), same, node.PullFailed, 1)
+	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, 0)
+	s.run(pod("team-b", app, node.IfNotPresent), app, node.Running, 0)
+}
+
+// What turns up without a pull is preloaded by default, and needs proof if the operator says so. What
+// was there at the very first start is preloaded either way.
+func TestUntrackedImages(t *testing.T) {
+	b := bare(t)
+	before := b.private("untracked/before:1", node.Image{})
+	b.imported(before)
+	for setting, want := range map[string]string{"Preloaded": node.Running, "Verify": node.NeverPulled} {
+		s := begin(t, "untrackedImages: "+setting)
+		s.run(pod("team-b", before, node.Never), before, node.Running, 0)
+		later := s.private("untracked/later-"+map[string]string{"Preloaded": "p", "Verify": "v"}[setting]+":1", node.Image{})
+		s.imported(later)
+		s.run(pod("team-b", later, node.Never), later, want, 0)
+		s.run(pod("team-b", before, node.Never), before, node.Running, 0)
+	}
+}
+
+// Image garbage collection takes the records of an image with it and leaves the others.
+func TestRemovedImageNeedsProofAgain(t *testing.T) {
+	s := begin(t)
+	app, stays := s.private("removed/app:1", node.Image{}), s.private("removed/stays:1", node.Image{})
+	for _, i := range []node.Pushed{app, stays} {
+		s.run(pod("team-a", i, node.IfNotPresent, node.Alice()), i, node.Running, -1)
+	}
+	s.wantMetric(2, "pullgate_pull_records")
+	s.must(s.k.RemoveImage(t.Context(), app.ID))
+	s.wantMetric(1, "pullgate_pull_records")
+	s.run(pod("team-c", stays, node.IfNotPresent, node.Alice()), stays, node.Running, 0)
+	s.run(pod("team-d", app, node.IfNotPresent, node.Dora()), app, node.Running, -1)
+	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, 2)
+}
+
+// Restarts of pullgated, orderly or not, of containerd, and of the kubelet: containers of running pods
+// restart without a registry, and nothing is opened.
+func TestRestarts(t *testing.T) {
+	s := begin(t)
+	app := s.private("restarts/app:1", node.Image{})
+	runs := pod("team-a", app, node.IfNotPresent, node.Alice())
+	s.keep(runs, app, node.Running, -1)
+	check := func(what string) {
+		t.Helper()
+		t.Log("after:", what)
+		s.must(s.node.Private.Down())
+		s.keep(runs, app, node.Running, 0)
+		s.run(pod("team-c", app, node.IfNotPresent, node.Alice()), app, node.Running, 0)
+		s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
+		s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, 0)
+		s.must(s.node.Private.Up())
+	}
+	check("the start")
+	s.must(s.gate.Restart(t.Context()))
+	check("a restart of pullgated")
+	s.must(s.gate.Kill())
+	s.must(s.gate.Start(t.Context()))
+	check("a kill of pullgated")
+	s.must(s.node.Containerd.Stop())
+	if _, err := s.k.Precheck(t.Context(), runs); err == nil {
+		t.Error("pre-check without a runtime = nil; want Unavailable")
+	}
+	if err := s.gate.Ready(); err == nil {
+		t.Error("/readyz without a runtime = ok; want not ready")
+	}
+	s.must(s.node.Containerd.Start(t.Context()))
+	s.back(2 * time.Second)
+	check("a restart of containerd")
+	runs.Seen()
+	s.must(s.node.Private.Down())
+	s.keep(runs, app, node.Running, 0)
+	s.must(s.node.Private.Up())
+	check("a restart of the kubelet")
+	s.must(s.k.Remove(t.Context(), runs))
+}
+
+// back waits until calls pass again, at most the limit.
+func (s *suite) back(limit time.Duration) {
+	s.Helper()
+	began := time.Now()
+	for {
+		if err := s.k.RuntimeReady(s.Context()); err == nil {
+			return
+		} else if time.Since(began) > limit {
+			s.Fatalf("calls do not pass %v after the runtime is back: %v", limit, err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// A store that is lost, or damaged, is begun anew in distrust: nothing on the node is taken for
+// preloaded until the operator says so.
+func TestLostStoreOpensNothing(t *testing.T) {
+	b := bare(t)
+	pre := b.private("distrust/pre:1", node.Image{})
+	b.imported(pre)
+	s := begin(t)
+	app := s.private("distrust/app:1", node.Image{})
+	s.run(pod("team-b", pre, node.Never), pre, node.Running, 0)
+	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
+	for _, how := range []string{"removed", "damaged"} {
+		s.must(s.gate.Stop())
+		s.spoilStore(how)
+		s.must(s.gate.Start(t.Context()))
+		s.wantMetric(1, "pullgate_store_distrusted")
+		s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
+		s.run(pod("team-b", pre, node.Never), pre, node.NeverPulled, 0)
+		s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, 1)
+		s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, 2)
+		static := pod("kube-system", pre, node.Never)
+		static.Source = "file"
+		s.run(static, pre, node.Running, 0)
+		s.must(s.gate.Restart(t.Context()))
+		s.wantMetric(1, "pullgate_store_distrusted")
+		s.run(pod("team-b", pre, node.Never), pre, node.NeverPulled, 0)
+	}
+	s.must(s.gate.Stop())
+	s.must(s.gate.Start(t.Context(), "--accept-present-images"))
+	s.wantMetric(0, "pullgate_store_distrusted")
+	s.run(pod("team-b", pre, node.Never), pre, node.Running, 0)
+	s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
+}
+
+// The shadow mode enforces nothing, records everything and counts what enforcing would have cost.
+func TestShadowMode(t *testing.T) {
+	s := begin(t, "noPullImageSecretRecheck: true")
+	app := s.private("shadow/app:1", node.Image{})
+	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
+	s.wantMetric(1, "pullgate_pull_records")
+	for range 3 { // once for each pod and image, however often it asks
+		p := pod("team-b", app, node.IfNotPresent)
+		s.keep(p, app, node.Running, 0)
+		s.keep(p, app, node.Running, 0)
+		s.must(s.k.Remove(t.Context(), p))
+	}
+	s.wantMetric(3, "image_pull_secret_recheck_miss_count", `outcome="unverified"`)
+	s.wantMetric(0, "pullgate_prechecks_hidden_total")
+	s.wantMetric(0, "pullgate_denials_total")
+	s.run(pod("team-c", app, node.Always, node.Alice()), app, node.Running, 2)
+	s.wantMetric(1, "image_pull_secret_recheck_hit_count")
+	s.run(pod("team-d", app, node.Always, node.Dora()), app, node.Running, 2)
+	s.wantMetric(1, "image_pull_secret_recheck_miss_count", `outcome="verified"`)
+	s.run(pod("team-b", app, node.Always), app, node.PullFailed, 1)
+	s.wantMetric(1, "image_pull_secret_recheck_miss_count", `outcome="denied"`)
+	// What was recorded counts once enforcing is on.
+	s.must(s.gate.Restart(t.Context(), "noPullImageSecretRecheck: false"))
+	s.run(pod("team-d", app, node.IfNotPresent, node.Dora()), app, node.Running, 0)
+	s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, 1)
+}
