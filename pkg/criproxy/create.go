@@ -169,7 +169,7 @@ func (g *Gate) judgeSpec(ctx context.Context, callName string, who pods.Pod, spe
 	if v.Allowed() || g.shadow {
 		return img.ID, nil
 	}
-	g.hidden.refuse(who.UID, img.ID)
+	g.hidden.refuse(who.UID, name, img.ID)
 	return "", g.deny(callName, who, name, v)
 }
 
@@ -239,8 +239,7 @@ func (g *Gate) judgeOther(ctx context.Context, callName string, who pods.Pod, im
 	if v.Allowed() {
 		return nil
 	}
-	g.hidden.refuse(who.UID, j.imageID)
-	g.hidden.refuse(who.UID, img.ID)
+	g.hidden.refuse(who.UID, j.name, j.imageID)
 	return g.deny(callName, who, j.name, v)
 }
 

@@ -23,10 +23,15 @@ func keyOf(seen, name string) precheckKey {
 	return precheckKey{seen: seen, name: name}
 }
 
-// A refusal is one pod that was denied a container on one image.
-type refusal struct {
-	uid     string
-	imageID string
+// A refusal is one pod that was denied a container on one image, by its normalised name, or by its ID
+// where the name is not told.
+type refusal struct{ uid, image string }
+
+func refusalOf(uid, name, imageID string) refusal {
+	if name == "" {
+		return refusal{uid: uid, image: imageID}
+	}
+	return refusal{uid: uid, image: keyOf("", name).name}
 }
 
 // hidden remembers the pre-checks that are hidden at the moment: a PullImage of the same pod for
@@ -83,9 +88,9 @@ func (h *hidden) clear(k precheckKey) {
 	h.order = kept
 }
 
-// refuse notes that a pod was denied a container on an image.
-func (h *hidden) refuse(uid, imageID string) {
-	if uid == "" || imageID == "" {
+// refuse notes that a pod was denied a container on an image; name may be "".
+func (h *hidden) refuse(uid, name, imageID string) {
+	if uid == "" {
 		return
 	}
 	h.mu.Lock()
@@ -93,17 +98,19 @@ func (h *hidden) refuse(uid, imageID string) {
 	if h.refusals == nil || len(h.refusals) >= maxHidden {
 		h.refusals = map[refusal]struct{}{}
 	}
-	h.refusals[refusal{uid, imageID}] = struct{}{}
+	h.refusals[refusalOf(uid, name, imageID)] = struct{}{}
 }
 
 // refused reports, once, whether a pod was denied a container on the image since the last time.
-func (h *hidden) refused(uid, imageID string) bool {
+func (h *hidden) refused(uid, name, imageID string) (yes bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	r := refusal{uid, imageID}
-	_, ok := h.refusals[r]
-	delete(h.refusals, r)
-	return ok
+	for _, r := range []refusal{refusalOf(uid, name, imageID), refusalOf(uid, "", imageID)} {
+		_, ok := h.refusals[r]
+		delete(h.refusals, r)
+		yes = yes || ok
+	}
+	return yes
 }
 
 // endPod forgets what a pod was refused.

@@ -61,7 +61,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 	allowed, firsts := true, make([]tracker.Verdict, 0, 1)
 	for _, p := range who {
 		v := g.judge(ctx, "ImageStatus", p, tracker.Request{Name: name, Image: image(resp.GetImage())})
-		if g.hidden.refused(p.UID, v.Pair.ImageID) {
+		if g.hidden.refused(p.UID, name, v.Pair.ImageID) {
 			g.log.Info("Pre-check hidden, the pod was refused a container on this image", "image", name, "pod", klog.KRef(p.Namespace, p.Name))
 			allowed = false
 		}

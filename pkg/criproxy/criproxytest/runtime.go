@@ -1,0 +1,432 @@
+package criproxytest
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// An Image is one that the fake runtime has, or that its registry gives.
+type Image struct {
+	ID    string
+	Names []string // tags and digests
+	// Restores is the ID of the image that a container on this checkpoint image gets instead.
+	Restores string
+}
+
+// A Runtime is a fake container runtime that behaves as containerd does where it matters to a proxy
+// that judges: it resolves prefixes of image IDs, with an error for an ambiguous one, answers an
+// absent image with an empty message, and puts a container that is created from a checkpoint image
+// on another image. Its fields may be changed under Do.
+type Runtime struct {
+	runtimeapi.UnimplementedRuntimeServiceServer
+	runtimeapi.UnimplementedImageServiceServer
+
+	// Registry answers a pull; a nil one has nothing.
+	Registry func(name string, auth *runtimeapi.AuthConfig) (Image, error)
+	// BeforeAnswer is called when a call has been carried out and not yet answered; nil is allowed.
+	BeforeAnswer func(method string)
+
+	mu         sync.Mutex
+	images     []Image
+	sandboxes  map[string]*runtimeapi.PodSandbox
+	containers map[string]*runtimeapi.Container
+	started    map[string]bool
+	calls      []string
+	next       int
+
+	socket string
+	server *grpc.Server
+}
+
+// NewRuntime starts a runtime that has nothing.
+func NewRuntime(t testing.TB) *Runtime {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "cri") //nolint:usetesting // a socket's path must be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &Runtime{
+		sandboxes:  map[string]*runtimeapi.PodSandbox{},
+		containers: map[string]*runtimeapi.Container{},
+		started:    map[string]bool{},
+		socket:     filepath.Join(dir, "runtime.sock"),
+	}
+	r.Start(t)
+	t.Cleanup(func() {
+		r.Stop()
+		_ = os.RemoveAll(dir)
+	})
+	return r
+}
+
+// Start serves again after Stop; what the runtime has is still there.
+func (r *Runtime) Start(t testing.TB) {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", r.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const limit = 16 << 20
+	r.server = grpc.NewServer(grpc.MaxRecvMsgSize(limit), grpc.UnaryInterceptor(r.note))
+	runtimeapi.RegisterRuntimeServiceServer(r.server, r)
+	runtimeapi.RegisterImageServiceServer(r.server, r)
+	go func(s *grpc.Server) { _ = s.Serve(l) }(r.server) // ends with Stop
+}
+
+// Stop breaks every connection and goes away.
+func (r *Runtime) Stop() { r.server.Stop() }
+
+// Endpoint is where the runtime listens.
+func (r *Runtime) Endpoint() string { return "unix://" + r.socket }
+
+// Do changes the runtime's fields while no call looks at them.
+func (r *Runtime) Do(f func(r *Runtime)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f(r)
+}
+
+// SetImages replaces the images.
+func (r *Runtime) SetImages(images ...Image) {
+	r.Do(func(r *Runtime) {
+		r.images = slices.Clone(images)
+		for i := range r.images {
+			r.images[i].Names = slices.Clone(r.images[i].Names)
+		}
+	})
+}
+
+// Calls returns how often a method was called, by its short name.
+func (r *Runtime) Calls(method string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := 0
+	for _, c := range r.calls {
+		if c == method {
+			n++
+		}
+	}
+	return n
+}
+
+// Containers returns the IDs of the containers, sorted.
+func (r *Runtime) Containers() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var ids []string
+	for id := range r.containers {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+func (r *Runtime) note(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	method := info.FullMethod[strings.LastIndex(info.FullMethod, "/")+1:]
+	r.mu.Lock()
+	r.calls = append(r.calls, method)
+	r.mu.Unlock()
+	resp, err := handler(ctx, req)
+	r.mu.Lock()
+	before := r.BeforeAnswer
+	r.mu.Unlock()
+	if before != nil {
+		before(method)
+	}
+	return resp, err
+}
+
+// resolveLocked finds an image by name, ID, or prefix of an ID.
+func (r *Runtime) resolveLocked(name string) (*Image, error) {
+	for i := range r.images {
+		if r.images[i].ID == name || slices.Contains(r.images[i].Names, name) {
+			return &r.images[i], nil
+		}
+	}
+	hex := strings.TrimPrefix(name, "sha256:")
+	if hex == "" || strings.Trim(hex, "0123456789abcdef") != "" {
+		return nil, nil //nolint:nilnil // absent
+	}
+	var found *Image
+	for i := range r.images {
+		if strings.HasPrefix(strings.TrimPrefix(r.images[i].ID, "sha256:"), hex) {
+			if found != nil {
+				return nil, status.Error(codes.Unknown, "ambiguous image id") //nolint:wrapcheck // the wire's own
+			}
+			found = &r.images[i]
+		}
+	}
+	return found, nil
+}
+
+func (i *Image) message() *runtimeapi.Image {
+	m := &runtimeapi.Image{Id: i.ID, Size: 1}
+	for _, n := range i.Names {
+		if strings.Contains(n, "@") {
+			m.RepoDigests = append(m.RepoDigests, n)
+		} else {
+			m.RepoTags = append(m.RepoTags, n)
+		}
+	}
+	return m
+}
+
+// ListImages returns all images.
+func (r *Runtime) ListImages(context.Context, *runtimeapi.ListImagesRequest) (*runtimeapi.ListImagesResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	resp := &runtimeapi.ListImagesResponse{}
+	for i := range r.images {
+		resp.Images = append(resp.Images, r.images[i].message())
+	}
+	return resp, nil
+}
+
+// ImageStatus resolves a name.
+func (r *Runtime) ImageStatus(_ context.Context, req *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i, err := r.resolveLocked(req.GetImage().GetImage())
+	if err != nil || i == nil {
+		return &runtimeapi.ImageStatusResponse{}, err
+	}
+	resp := &runtimeapi.ImageStatusResponse{Image: i.message()}
+	if req.GetVerbose() {
+		resp.Info = map[string]string{"verbose": "yes"}
+	}
+	return resp, nil
+}
+
+// PullImage asks the registry. A tag moves to the image that it gives.
+func (r *Runtime) PullImage(_ context.Context, req *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
+	r.mu.Lock()
+	registry := r.Registry
+	r.mu.Unlock()
+	name := req.GetImage().GetImage()
+	if registry == nil {
+		return nil, status.Errorf(codes.NotFound, "failed to pull and unpack image %q: not found", name)
+	}
+	img, err := registry(name, req.GetAuth())
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.addLocked(name, img)
+	return &runtimeapi.PullImageResponse{ImageRef: img.ID}, nil
+}
+
+func (r *Runtime) addLocked(name string, img Image) {
+	at := -1
+	for i := range r.images {
+		r.images[i].Names = slices.DeleteFunc(r.images[i].Names, func(n string) bool { return n == name })
+		if r.images[i].ID == img.ID {
+			at = i
+		}
+	}
+	if at < 0 {
+		img.Names = slices.Clone(img.Names)
+		r.images = append(r.images, img)
+		at = len(r.images) - 1
+	}
+	if !slices.Contains(r.images[at].Names, name) {
+		r.images[at].Names = append(r.images[at].Names, name)
+	}
+}
+
+// RemoveImage removes the image with all its names.
+func (r *Runtime) RemoveImage(_ context.Context, req *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i, err := r.resolveLocked(req.GetImage().GetImage()); err == nil && i != nil {
+		id := i.ID
+		r.images = slices.DeleteFunc(r.images, func(i Image) bool { return i.ID == id })
+	}
+	return &runtimeapi.RemoveImageResponse{}, nil
+}
+
+func (r *Runtime) idLocked(kind string) string {
+	r.next++
+	return fmt.Sprintf("%s-%d", kind, r.next)
+}
+
+// RunPodSandbox makes a sandbox.
+func (r *Runtime) RunPodSandbox(_ context.Context, req *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	id := r.idLocked("sandbox")
+	r.sandboxes[id] = &runtimeapi.PodSandbox{Id: id, Metadata: req.GetConfig().GetMetadata(), Annotations: req.GetConfig().GetAnnotations()}
+	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: id}, nil
+}
+
+// StopPodSandbox does nothing.
+func (*Runtime) StopPodSandbox(context.Context, *runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
+	return &runtimeapi.StopPodSandboxResponse{}, nil
+}
+
+// RemovePodSandbox removes a sandbox and its containers.
+func (r *Runtime) RemovePodSandbox(_ context.Context, req *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.sandboxes, req.GetPodSandboxId())
+	for id, c := range r.containers {
+		if c.GetPodSandboxId() == req.GetPodSandboxId() {
+			delete(r.containers, id)
+		}
+	}
+	return &runtimeapi.RemovePodSandboxResponse{}, nil
+}
+
+// ListPodSandbox returns the sandboxes that a filter by ID lets through.
+func (r *Runtime) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	resp := &runtimeapi.ListPodSandboxResponse{}
+	for id, s := range r.sandboxes {
+		if want := req.GetFilter().GetId(); want == "" || want == id {
+			resp.Items = append(resp.Items, s)
+		}
+	}
+	return resp, nil
+}
+
+// CreateContainer puts a container on the image, or on what a checkpoint image names. The runtime then
+// also gives that image the name that was asked for, as containerd does.
+func (r *Runtime) CreateContainer(_ context.Context, req *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	id, err := r.createLocked(req.GetPodSandboxId(), req.GetConfig())
+	return &runtimeapi.CreateContainerResponse{ContainerId: id}, err
+}
+
+func (r *Runtime) createLocked(sandbox string, config *runtimeapi.ContainerConfig) (string, error) {
+	i, err := r.resolveLocked(config.GetImage().GetImage())
+	if err != nil {
+		return "", err
+	}
+	if i == nil {
+		return "", status.Errorf(codes.NotFound, "image %q: not found", config.GetImage().GetImage())
+	}
+	on := i.ID
+	if i.Restores != "" {
+		on = i.Restores
+		if name := config.GetImage().GetUserSpecifiedImage(); name != "" {
+			r.addLocked(name, Image{ID: on})
+		}
+	}
+	id := r.idLocked("container")
+	r.containers[id] = &runtimeapi.Container{
+		Id: id, PodSandboxId: sandbox, Metadata: config.GetMetadata(), Image: config.GetImage(), ImageRef: on, ImageId: on,
+	}
+	return id, nil
+}
+
+// RestorePod makes a sandbox with created containers.
+func (r *Runtime) RestorePod(_ context.Context, req *runtimeapi.RestorePodRequest) (*runtimeapi.RestorePodResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	sandbox := r.idLocked("sandbox")
+	r.sandboxes[sandbox] = &runtimeapi.PodSandbox{Id: sandbox, Metadata: req.GetConfig().GetMetadata(), Annotations: req.GetConfig().GetAnnotations()}
+	resp := &runtimeapi.RestorePodResponse{PodSandboxId: sandbox}
+	for _, c := range req.GetContainerConfigs() {
+		id, err := r.createLocked(sandbox, c)
+		if err != nil {
+			return nil, err
+		}
+		resp.RestoredContainers = append(resp.RestoredContainers, &runtimeapi.RestoredContainer{Name: c.GetMetadata().GetName(), ContainerId: id})
+	}
+	return resp, nil
+}
+
+// StartContainer starts a created container.
+func (r *Runtime) StartContainer(_ context.Context, req *runtimeapi.StartContainerRequest) (*runtimeapi.StartContainerResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.containers[req.GetContainerId()]
+	if c == nil {
+		return nil, status.Errorf(codes.NotFound, "container %q: not found", req.GetContainerId())
+	}
+	c.State = runtimeapi.ContainerState_CONTAINER_RUNNING
+	r.started[c.GetId()] = true
+	return &runtimeapi.StartContainerResponse{}, nil
+}
+
+// StopContainer ends a container, started or not.
+func (r *Runtime) StopContainer(_ context.Context, req *runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c := r.containers[req.GetContainerId()]; c != nil {
+		c.State = runtimeapi.ContainerState_CONTAINER_EXITED
+	}
+	return &runtimeapi.StopContainerResponse{}, nil
+}
+
+// RemoveContainer removes a container.
+func (r *Runtime) RemoveContainer(_ context.Context, req *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.containers, req.GetContainerId())
+	return &runtimeapi.RemoveContainerResponse{}, nil
+}
+
+// ListContainers returns the containers that a filter by ID lets through.
+func (r *Runtime) ListContainers(_ context.Context, req *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	resp := &runtimeapi.ListContainersResponse{}
+	for id, c := range r.containers {
+		if want := req.GetFilter().GetId(); want == "" || want == id {
+			resp.Containers = append(resp.Containers, c)
+		}
+	}
+	return resp, nil
+}
+
+// ContainerStatus tells whether a container was ever started.
+func (r *Runtime) ContainerStatus(_ context.Context, req *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.containers[req.GetContainerId()]
+	if c == nil {
+		return nil, status.Errorf(codes.NotFound, "container %q: not found", req.GetContainerId())
+	}
+	s := &runtimeapi.ContainerStatus{Id: c.GetId(), State: c.GetState(), Image: c.GetImage(), ImageRef: c.GetImageRef()}
+	if r.started[c.GetId()] {
+		s.StartedAt = 1
+	}
+	return &runtimeapi.ContainerStatusResponse{Status: s}, nil
+}
+
+// Version names the fake.
+func (*Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
+	return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: "fake", RuntimeVersion: "1", RuntimeApiVersion: "v1"}, nil
+}
+
+// Status says that the runtime is ready.
+func (*Runtime) Status(context.Context, *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
+	return &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
+		{Type: runtimeapi.RuntimeReady, Status: true}, {Type: runtimeapi.NetworkReady, Status: true},
+	}}}, nil
+}
+
+// Denied is what containerd answers for a pull that the registry refuses.
+func Denied(name string) error {
+	return status.Errorf(codes.Unknown, "failed to pull and unpack image %q: failed to resolve reference %q: pulling from host repo.test failed with status code [manifests 1]: 401 Unauthorized", name, name)
+}
+
+// Unreached is what containerd answers for a pull when the registry cannot be reached.
+func Unreached(name string) error {
+	return status.Errorf(codes.Unknown, "failed to pull and unpack image %q: failed to resolve reference %q: failed to do request: Head \"https://repo.test/v2/\": dial tcp 10.0.0.1:443: connect: connection refused", name, name)
+}

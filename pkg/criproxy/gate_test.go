@@ -1,0 +1,532 @@
+package criproxy_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+func TestTenantHasToProveAccessToAnImageOnTheNode(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	alice, bob, carol := p.pod("alice"), p.pod("bob"), p.pod("carol")
+
+	if got := p.precheck(alice, app); got != "" {
+		t.Errorf("pre-check of an absent image = %q; want it absent", got)
+	}
+	if id, err := p.pull(alice, app, "good"); id != id1 || err != nil {
+		t.Fatalf("alice's pull = %q, %v; want %s", id, err, id1)
+	}
+	if got := p.precheck(alice, app); got != id1 {
+		t.Errorf("alice's pre-check = %q; want the image, she has a grant", got)
+	}
+	if got := p.precheck(bob, app); got != "" {
+		t.Errorf("bob's pre-check = %q; want the empty answer", got)
+	}
+	if _, err := p.pull(bob, app, "bad"); status.Code(err) != codes.Unknown || !strings.Contains(err.Error(), "401 Unauthorized") {
+		t.Errorf("bob's pull = %v; want the runtime's own answer", err)
+	}
+	before := p.runtime.Calls("PullImage")
+	if got := p.precheck(carol, app); got != "" {
+		t.Errorf("carol's pre-check = %q; want the empty answer, nothing tells her credential yet", got)
+	}
+	if id, err := p.pull(carol, app, "good"); id != id1 || err != nil {
+		t.Errorf("carol's pull = %q, %v; want %s", id, err, id1)
+	}
+	if got := p.runtime.Calls("PullImage"); got != before {
+		t.Errorf("the runtime was asked %d times more; want not at all", got-before)
+	}
+	if got := p.precheck(carol, app); got != id1 {
+		t.Errorf("carol's pre-check = %q; want the image", got)
+	}
+	want := map[string]int{"recheck hit": 1, "recheck denied": 1, "refused ImageStatus": 2}
+	if diff := cmp.Diff(want, p.counts.get()); diff != "" {
+		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+}
+
+// No call but a pre-check is judged: a container whose image's user cannot be told runs as root.
+func TestCallsThatAreNoPrecheckAreNeverAltered(t *testing.T) {
+	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
+	bob := p.pod("bob")
+	if got := p.precheck(bob, app); got == id1 {
+		// The very first scan marks what is there, so use a name that came later.
+		p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{app}})
+	}
+	if got := p.precheck(bob, app); got != "" {
+		t.Fatalf("pre-check = %q; want it hidden, or this test shows nothing", got)
+	}
+	seen := map[string]string{pods.SeenAnnotation: bob.seen}
+	source := map[string]string{pods.SourceAnnotation: "api"}
+	for name, req := range map[string]*runtimeapi.ImageStatusRequest{
+		"no annotations":   {Image: &runtimeapi.ImageSpec{Image: app}},
+		"no source":        {Image: &runtimeapi.ImageSpec{Image: app, Annotations: seen}},
+		"no config.seen":   {Image: &runtimeapi.ImageSpec{Image: app, Annotations: source}},
+		"verbose precheck": {Image: &runtimeapi.ImageSpec{Image: app, Annotations: bob.config.GetAnnotations()}, Verbose: true},
+	} {
+		resp, err := p.images.ImageStatus(t.Context(), req)
+		if err != nil || resp.GetImage().GetId() != id2 {
+			t.Errorf("%s: %q, %v; want the image", name, resp.GetImage().GetId(), err)
+		}
+	}
+	all, err := p.images.ListImages(t.Context(), &runtimeapi.ListImagesRequest{})
+	if err != nil || len(all.GetImages()) != 1 {
+		t.Errorf("ListImages = %v, %v; want it untouched", all, err)
+	}
+}
+
+func TestImageIDsAndTheirPrefixesAreAbsent(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	p.runtime.SetImages(
+		criproxytest.Image{ID: id1, Names: []string{app}},
+		criproxytest.Image{ID: id2, Names: []string{"repo.test/any:2"}},
+		criproxytest.Image{ID: id3, Names: []string{"repo.test/any:3"}},
+	)
+	bob := p.pod("bob")
+	for _, name := range []string{"sha256:1", "sha256:2", "sha256:9", id1, strings.TrimPrefix(id1, "sha256:"), "1", "2"} {
+		if got := p.precheck(bob, name); got != "" {
+			t.Errorf("pre-check of %s = %q; want the empty answer", name, got)
+		}
+		if _, err := p.create(bob, id1, name); status.Code(err) != codes.PermissionDenied {
+			t.Errorf("container by %s = %v; want PermissionDenied", name, err)
+		}
+	}
+	if got := p.precheck(bob, app); got != id1 {
+		t.Errorf("pre-check of %s = %q; want the preloaded image", app, got)
+	}
+}
+
+func TestCreateContainerIsTheSecondGate(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	alice, bob := p.pod("alice"), p.pod("bob")
+	if _, err := p.pull(alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	p.runtime.SetImages(
+		criproxytest.Image{ID: id1, Names: []string{app}},
+		criproxytest.Image{ID: id2, Names: []string{"repo.test/any:2"}},
+	)
+	mount := &runtimeapi.Mount{Image: &runtimeapi.ImageSpec{Image: id1, UserSpecifiedImage: app}}
+	gone := &runtimeapi.Mount{Image: &runtimeapi.ImageSpec{Image: id3, UserSpecifiedImage: "repo.test/gone:1"}}
+	for _, tc := range []struct {
+		what     string
+		x        *pod
+		id, name string
+		mounts   []*runtimeapi.Mount
+		want     codes.Code
+	}{
+		{"alice's image for alice", alice, id1, app, nil, codes.OK},
+		{"alice's image for alice by a kubelet that tells no name", alice, id1, "", nil, codes.OK},
+		{"a preloaded image for bob", bob, id2, "repo.test/any:2", nil, codes.OK},
+		{"alice's image for bob", bob, id1, app, nil, codes.PermissionDenied},
+		{"alice's image for bob without a name", bob, id1, "", nil, codes.PermissionDenied},
+		{"alice's image for bob under a name that is open", bob, id1, "repo.test/any:2", nil, codes.PermissionDenied},
+		{"alice's image mounted by bob", bob, id2, "repo.test/any:2", []*runtimeapi.Mount{mount}, codes.PermissionDenied},
+		{"alice's image mounted by alice", alice, id2, "repo.test/any:2", []*runtimeapi.Mount{mount}, codes.OK},
+		{"a mount that is not there", alice, id2, "repo.test/any:2", []*runtimeapi.Mount{gone}, codes.NotFound},
+		{"an image that is not there", bob, id3, "repo.test/gone:1", nil, codes.NotFound},
+	} {
+		before := p.runtime.Calls("CreateContainer")
+		id, err := p.create(tc.x, tc.id, tc.name, tc.mounts...)
+		if status.Code(err) != tc.want {
+			t.Errorf("%s: %v; want %v", tc.what, err, tc.want)
+		}
+		if tc.want == codes.PermissionDenied && p.runtime.Calls("CreateContainer") != before {
+			t.Errorf("%s: the runtime was asked", tc.what)
+		}
+		if err == nil {
+			if err := p.startContainer(id); err != nil {
+				t.Errorf("%s: start: %v", tc.what, err)
+			}
+		}
+	}
+	_, err := p.create(bob, id1, app)
+	for _, want := range []string{"bob/" + bob.uid, app, "imagePullSecrets"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("denial %q does not say %q", err, want)
+		}
+	}
+	for _, d := range status.Convert(err).Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); !ok || info.GetDomain() != "pullgate.dev" {
+			t.Errorf("details = %v; want ErrorInfo of pullgate.dev", d)
+		}
+	}
+}
+
+// A pod that was refused a container is asked to prove access, even for what its pre-check would show.
+func TestRefusedContainerHidesTheNextPrecheck(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.pull(p.pod("alice"), app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	both := []criproxytest.Image{{ID: id1, Names: []string{app}}, {ID: id2, Names: []string{"repo.test/any:2"}, Restores: id1}}
+	p.runtime.SetImages(both...)
+	bob := p.pod("bob")
+	if got := p.precheck(bob, "repo.test/any:2"); got != id2 {
+		t.Fatalf("pre-check = %q; want the preloaded image", got)
+	}
+	if _, err := p.create(bob, id2, "repo.test/any:2"); status.Code(err) != codes.PermissionDenied {
+		t.Fatalf("container that lands on alice's image = %v; want PermissionDenied", err)
+	}
+	p.runtime.SetImages(both...)
+	if got := p.precheck(bob, "repo.test/any:2"); got != "" {
+		t.Errorf("next pre-check = %q; want it hidden", got)
+	}
+	if got := p.precheck(bob, "repo.test/any:2"); got != id2 {
+		t.Errorf("pre-check after that = %q; want the image", got)
+	}
+}
+
+// containerd puts a container that is created from a checkpoint image on the image that the checkpoint
+// names, and gives that one the name that was asked for.
+func TestCheckpointImageDoesNotGiveAwayTheImageItNames(t *testing.T) {
+	const checkpoint = "repo.test/bob/checkpoint:1"
+	p := newProxy(t, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	alice := p.pod("alice")
+	if _, err := p.pull(alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: id1})
+	bob := p.pod("bob")
+	if _, err := p.pull(bob, checkpoint, "bobs"); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.precheck(bob, checkpoint); got != id2 {
+		t.Fatalf("pre-check = %q; want bob's own image", got)
+	}
+	if id, err := p.create(bob, id2, checkpoint); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("container = %q, %v; want PermissionDenied", id, err)
+	}
+	if got := p.runtime.Containers(); len(got) != 0 {
+		t.Errorf("containers left: %v; want the denied one removed", got)
+	}
+	// The name that was asked for stands for alice's image now.
+	if got := p.precheck(bob, checkpoint); got != "" {
+		t.Errorf("pre-check of the moved name = %q; want it hidden", got)
+	}
+	if id, err := p.create(bob, id1, checkpoint); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("container on the moved name = %q, %v; want PermissionDenied", id, err)
+	}
+	// Alice may restore onto what is hers.
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpoint}, Restores: id1})
+	if _, err := p.pull(alice, checkpoint, "bobs"); err != nil {
+		t.Fatal(err)
+	}
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpoint}, Restores: id1})
+	if _, err := p.create(alice, id2, checkpoint); err != nil {
+		t.Errorf("alice's container = %v; want it created, she may use both images", err)
+	}
+}
+
+// A container that was created while nobody looked is read back before it starts, and is no evidence
+// for a grant.
+func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
+	const checkpoint = "repo.test/bob/checkpoint:1"
+	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	alice := p.pod("alice")
+	if _, err := p.pull(alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: id1})
+	bob := p.pod("bob")
+	if _, err := p.pull(bob, checkpoint, "bobs"); err != nil {
+		t.Fatal(err)
+	}
+	// As after a crash between the creation and the read-back: behind the gate's back.
+	for _, tc := range []struct {
+		what string
+		end  func(id string)
+	}{
+		{"created", func(string) {}},
+		{"stopped without ever having been started", func(id string) {
+			if _, err := p.runs.StopContainer(t.Context(), &runtimeapi.StopContainerRequest{ContainerId: id}); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpoint}, Restores: id1})
+		made, err := p.runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
+			PodSandboxId: bob.sandbox,
+			Config:       &runtimeapi.ContainerConfig{Image: &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: checkpoint}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tc.end(made.GetContainerId())
+		p.restart()
+		if got := p.precheck(bob, app); got != "" {
+			t.Errorf("%s: pre-check of alice's image = %q; want it hidden: such a container is no evidence", tc.what, got)
+		}
+		if got := p.precheck(bob, checkpoint); got != "" {
+			t.Errorf("%s: pre-check of the moved name = %q; want it hidden", tc.what, got)
+		}
+		if tc.what == "created" {
+			if err := p.startContainer(made.GetContainerId()); status.Code(err) != codes.PermissionDenied {
+				t.Errorf("%s: start = %v; want PermissionDenied", tc.what, err)
+			}
+			if got := p.runtime.Containers(); len(got) != 0 {
+				t.Errorf("%s: containers left: %v; want the denied one removed", tc.what, got)
+			}
+		}
+	}
+	// One that alice had created and that was not started yet starts after a restart.
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
+	if _, err := p.pull(alice, app, "good"); err == nil {
+		t.Fatal("the registry serves bob's image only now")
+	}
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.pull(alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	id, err := p.create(alice, id1, app)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.startContainer(id); err != nil {
+		t.Errorf("start = %v; want nil", err)
+	}
+	p.restart()
+	if got := p.precheck(alice, app); got != id1 {
+		t.Errorf("alice's pre-check after a restart = %q; want the image: her container runs on it", got)
+	}
+}
+
+func TestRestorePodIsJudgedLikeCreateContainer(t *testing.T) {
+	const checkpoint = "repo.test/bob/checkpoint:1"
+	p := newProxy(t, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	alice := p.pod("alice")
+	if _, err := p.pull(alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	restore := func(x *pod, id, name string) (*runtimeapi.RestorePodResponse, error) {
+		return p.runs.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: x.config, ContainerConfigs: []*runtimeapi.ContainerConfig{
+			{Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Image: &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: name}},
+		}})
+	}
+	bob := p.podWith("bob", "api")
+	if _, err := restore(bob, id1, app); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("bob restores on alice's image: %v; want PermissionDenied", err)
+	}
+	p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: id1})
+	if _, err := p.pull(bob, checkpoint, "bobs"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := restore(bob, id2, checkpoint); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("bob restores a checkpoint onto alice's image: %v; want PermissionDenied", err)
+	}
+	if got := p.runtime.Containers(); len(got) != 0 {
+		t.Errorf("containers left: %v; want the sandbox removed with them", got)
+	}
+	resp, err := restore(alice, id1, app)
+	if err != nil {
+		t.Fatalf("alice restores on her image: %v; want nil", err)
+	}
+	if err := p.startContainer(resp.GetRestoredContainers()[0].GetContainerId()); err != nil {
+		t.Errorf("start = %v; want nil", err)
+	}
+}
+
+// Two PullImage calls at once for one image, one with a good and one with a bad credential.
+func TestConcurrentPullsNeverShareAResult(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	for round := range 200 {
+		good, bad := p.pod(fmt.Sprintf("good%d", round)), p.pod(fmt.Sprintf("bad%d", round))
+		var wg sync.WaitGroup
+		for x, password := range map[*pod]string{good: "good", bad: "bad"} {
+			wg.Go(func() {
+				_, err := p.pullContext(t.Context(), x, app, password)
+				if (err == nil) != (password == "good") {
+					t.Errorf("round %d: pull with %s credential = %v", round, password, err)
+				}
+			})
+		}
+		wg.Wait()
+		if got := p.precheck(good, app); got != id1 {
+			t.Fatalf("round %d: good pod's pre-check = %q; want the image", round, got)
+		}
+		if got := p.precheck(bad, app); got != "" {
+			t.Fatalf("round %d: bad pod's pre-check = %q; want it hidden", round, got)
+		}
+	}
+}
+
+// The runtime completes the pull, but the client has gone when it answers.
+func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	ctx, cancel := context.WithCancel(t.Context())
+	alice, bob := p.pod("alice"), p.pod("bob")
+	completed := make(chan struct{})
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			cancel()
+			time.Sleep(20 * time.Millisecond)
+			return criproxytest.Image{ID: id1}, nil
+		}
+		r.BeforeAnswer = func(method string) {
+			if method == "PullImage" {
+				close(completed)
+			}
+		}
+	})
+	if _, err := p.pullContext(ctx, alice, app, "good"); status.Code(err) != codes.Canceled {
+		t.Errorf("pull = %v; want Canceled", err)
+	}
+	<-completed
+	p.runtime.Do(func(r *criproxytest.Runtime) { r.BeforeAnswer = nil })
+	for _, x := range []*pod{bob, alice} {
+		if got := p.precheck(x, app); got != "" {
+			t.Errorf("%s's pre-check = %q; want it hidden, nobody knows who may have it", x.uid, got)
+		}
+	}
+	p.restart()
+	if got := p.precheck(bob, app); got != "" {
+		t.Errorf("bob's pre-check after a restart = %q; want it hidden", got)
+	}
+	stats, err := p.store.Stats()
+	if err != nil || stats.Intents != 1 || stats.Marks != 0 || stats.Records != 0 {
+		t.Errorf("store = %+v, %v; want the one intent and nothing else", stats, err)
+	}
+}
+
+func TestSandboxesTellWhoAsks(t *testing.T) {
+	p := newProxy(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}, ExemptStaticPods: true}, VerifyUntracked: true}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.pull(p.pod("alice"), app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	system := p.pod("system")
+	if got := p.precheck(system, app); got != id1 {
+		t.Errorf("exempt namespace's pre-check = %q; want the image", got)
+	}
+	if got := p.precheck(p.podWith("kube-system", "file"), app); got != id1 {
+		t.Errorf("static pod's pre-check = %q; want the image, though its sandbox is not known", got)
+	}
+	stranger := p.podWith("system", "api")
+	if got := p.precheck(stranger, app); got != "" {
+		t.Errorf("pre-check of a value that no sandbox carries = %q; want it hidden", got)
+	}
+	before := p.runtime.Calls("PullImage")
+	if id, err := p.pull(stranger, app, ""); id != id1 || err != nil {
+		t.Errorf("its pull = %q, %v; want the image: the call tells its namespace", id, err)
+	}
+	if got := p.precheck(stranger, app); got != id1 {
+		t.Errorf("its next pre-check = %q; want the image: the value has been learnt", got)
+	}
+	if p.runtime.Calls("PullImage") != before {
+		t.Error("the registry was asked for an exempt pod")
+	}
+	// The grant of a pod ends with its last sandbox.
+	alice := p.pod("alice")
+	if _, err := p.pull(alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.precheck(alice, app); got != id1 {
+		t.Fatalf("alice's pre-check = %q; want the image", got)
+	}
+	if _, err := p.runs.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: alice.sandbox}); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.precheck(alice, app); got != "" {
+		t.Errorf("pre-check of a pod that has ended = %q; want it hidden", got)
+	}
+	// Also if the sandbox went behind our back and only a list shows it.
+	dora := p.pod("dora")
+	if _, err := p.pull(dora, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: dora.sandbox}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.runs.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: "sandbox-1"}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.precheck(dora, app); got != id1 {
+		t.Errorf("pre-check after a filtered list = %q; want the image: such a list ends nobody", got)
+	}
+	if _, err := p.runs.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.precheck(dora, app); got != "" {
+		t.Errorf("pre-check after a full list = %q; want it hidden", got)
+	}
+}
+
+// Which kubelet asks is told by the grpc version in its user agent; this client's is new.
+func TestKubeletThatPrechecksAlwaysReachesTheRegistry(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		mode  criproxy.AlwaysPrecheck
+		asked int
+	}{
+		{"told new", criproxy.AlwaysPrecheckSkipped, 0},
+		{"told old", criproxy.AlwaysPrecheckSent, 1},
+		{"by its user agent", criproxy.AlwaysPrecheckAuto, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := newProxy(t, tracker.Options{}, criproxy.GateConfig{AlwaysPrecheck: tc.mode, OutageFallback: true})
+			p.serves(app, "good", criproxytest.Image{ID: id1})
+			if _, err := p.pull(p.pod("alice"), app, "good"); err != nil {
+				t.Fatal(err)
+			}
+			before := p.runtime.Calls("PullImage")
+			carol := p.pod("carol")
+			p.precheck(carol, app)
+			if _, err := p.pull(carol, app, "good"); err != nil {
+				t.Fatal(err)
+			}
+			if got := p.runtime.Calls("PullImage") - before; got != tc.asked {
+				t.Errorf("the runtime was asked %d times; want %d", got, tc.asked)
+			}
+			// A pull that no hidden pre-check explains is a real one on every kubelet.
+			before = p.runtime.Calls("PullImage")
+			if _, err := p.pull(carol, app, "good"); err != nil {
+				t.Fatal(err)
+			}
+			if got := p.runtime.Calls("PullImage") - before; got != 1 {
+				t.Errorf("a pull with policy Always asked the runtime %d times; want once", got)
+			}
+			// Without a pod it is a real one as well, and recorded.
+			if _, err := p.pull(nil, app, "good"); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+func TestRequestThatCannotBeReadIsRefused(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	for _, method := range []string{
+		runtimeapi.ImageService_ImageStatus_FullMethodName, runtimeapi.ImageService_PullImage_FullMethodName,
+		runtimeapi.RuntimeService_CreateContainer_FullMethodName, runtimeapi.RuntimeService_StartContainer_FullMethodName,
+		runtimeapi.RuntimeService_RunPodSandbox_FullMethodName, runtimeapi.RuntimeService_RestorePod_FullMethodName,
+	} {
+		err := criproxytest.InvokeRaw(t.Context(), p.conn, method, []byte{0xff, 0xff, 0xff})
+		if status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s = %v; want InvalidArgument", method, err)
+		}
+	}
+	if got := p.counts.get()["panic"]; got != 0 {
+		t.Errorf("%d panics; want none", got)
+	}
+}
