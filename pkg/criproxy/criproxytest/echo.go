@@ -1,0 +1,192 @@
+package criproxytest
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+// The request metadata by which a client tells an [Echo] what to do.
+const (
+	doHeaderFirst = "do-header-first" // send the header before anything is read
+	doReplies     = "do-replies"      // how many messages to send; by default one for each that came
+	doSize        = "do-size"         // of a message that is sent instead of an echo
+	doFail        = "do-fail"         // end with FailedPrecondition and details, after the messages
+	doHang        = "do-hang"         // wait for the end of the call
+)
+
+// Seen is what a runtime sees of one call.
+type Seen struct {
+	Method   string
+	Metadata metadata.MD // the client's own
+	Messages []string    // see inShort
+	HalfEnd  bool        // the client has half-closed
+	Deadline bool        // the call has a deadline, within a second of what the client set
+	Canceled bool        // the call was cancelled under way
+}
+
+// An Echo is a runtime that serves every method of every service: it sends back what it gets, with
+// header, trailer and status as the request's metadata say, and remembers what it saw.
+type Echo struct {
+	endpoint string
+	server   *grpc.Server
+
+	mu   sync.Mutex
+	seen map[string]chan Seen // by the client's call ID
+}
+
+// NewEcho starts an echo.
+func NewEcho(t testing.TB) *Echo {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "echo") //nolint:usetesting // a socket's path must be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &Echo{endpoint: "unix://" + filepath.Join(dir, "echo.sock"), seen: map[string]chan Seen{}}
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", filepath.Join(dir, "echo.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.server = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(e.handle), grpc.MaxRecvMsgSize(16<<20))
+	go func() { _ = e.server.Serve(l) }() // ends with Stop
+	t.Cleanup(func() {
+		e.server.Stop()
+		_ = os.RemoveAll(dir)
+	})
+	return e
+}
+
+// Endpoint is where the echo listens.
+func (e *Echo) Endpoint() string { return e.endpoint }
+
+// Stop breaks every connection and goes away.
+func (e *Echo) Stop() { e.server.Stop() }
+
+// of returns the channel of a call's Seen.
+func (e *Echo) of(call string) chan Seen {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.seen[call] == nil {
+		e.seen[call] = make(chan Seen, 1)
+	}
+	return e.seen[call]
+}
+
+func (e *Echo) handle(_ any, stream grpc.ServerStream) error {
+	method, _ := grpc.MethodFromServerStream(stream)
+	md, _ := metadata.FromIncomingContext(stream.Context())
+	saw := Seen{Method: method, Metadata: own(md)}
+	if at, ok := stream.Context().Deadline(); ok {
+		left := time.Until(at)
+		saw.Deadline = left > callLimit-time.Second && left <= callLimit
+	}
+	err := e.play(stream, md, &saw)
+	if stream.Context().Err() != nil && errors.Is(stream.Context().Err(), context.Canceled) {
+		saw.Canceled = true
+	}
+	if call := md.Get("call"); len(call) == 1 {
+		e.of(call[0]) <- saw
+	}
+	return err
+}
+
+func (e *Echo) play(stream grpc.ServerStream, md metadata.MD, saw *Seen) error {
+	header := metadata.Pairs("x-header", "one", "x-header", "two", "x-header-bin", "\x00\xff")
+	if err := stream.SetHeader(header); err != nil {
+		return err
+	}
+	stream.SetTrailer(metadata.Pairs("x-trailer", "one", "x-trailer", "two", "x-trailer-bin", "\x01\xfe"))
+	if len(md.Get(doHeaderFirst)) > 0 {
+		if err := stream.SendHeader(nil); err != nil {
+			return err
+		}
+	}
+	echoes := len(md.Get(doReplies)) == 0
+	for {
+		var m []byte
+		err := stream.RecvMsg(&m)
+		if errors.Is(err, io.EOF) {
+			saw.HalfEnd = true
+			break
+		}
+		if err != nil {
+			return err
+		}
+		saw.Messages = append(saw.Messages, inShort(m))
+		if echoes && len(md.Get(doHang)) == 0 {
+			if err := stream.SendMsg(&m); err != nil {
+				return err
+			}
+		}
+	}
+	if !echoes {
+		if err := replies(stream, md); err != nil {
+			return err
+		}
+	}
+	if len(md.Get(doHang)) > 0 {
+		<-stream.Context().Done()
+		return stream.Context().Err()
+	}
+	if len(md.Get(doFail)) > 0 {
+		s := status.New(codes.FailedPrecondition, "told to fail: ÄÖ % \n")
+		detailed, err := s.WithDetails(&errdetails.ErrorInfo{Domain: "echo", Reason: "TOLD"}, &errdetails.RetryInfo{})
+		if err != nil {
+			return err
+		}
+		return detailed.Err()
+	}
+	return nil
+}
+
+func replies(stream grpc.ServerStream, md metadata.MD) error {
+	n, err := strconv.Atoi(md.Get(doReplies)[0])
+	if err != nil {
+		return err
+	}
+	size := 1
+	if s := md.Get(doSize); len(s) == 1 {
+		if size, err = strconv.Atoi(s[0]); err != nil {
+			return err
+		}
+	}
+	for i := range n {
+		m := make([]byte, size)
+		if size > 0 {
+			m[0] = byte(i)
+		}
+		if err := stream.SendMsg(&m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inShort tells a message apart from every other one without holding megabytes of it.
+func inShort(m []byte) string {
+	return fmt.Sprintf("%d bytes %x", len(m), sha256.Sum256(m))
+}
+
+// own drops what grpc itself writes, which is between neighbours.
+func own(md metadata.MD) metadata.MD {
+	md = md.Copy()
+	for _, k := range []string{":authority", "content-type", "user-agent", "grpc-accept-encoding", "call"} {
+		md.Delete(k)
+	}
+	return md
+}

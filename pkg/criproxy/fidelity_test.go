@@ -1,0 +1,237 @@
+package criproxy_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// serveBefore starts a proxy before any endpoint and returns where it listens and how it stops.
+func serveBefore(t testing.TB, endpoint string) (proxied string, server *criproxy.Server) {
+	t.Helper()
+	up, err := criproxy.Dial(endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rt := criproxy.NewRuntime(up, up)
+	trk, err := tracker.New(store, credential.NewKey(), rt, tracker.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate := criproxy.NewGate(criproxy.GateConfig{Tracker: trk, Pods: pods.New(), Runtime: rt, Metrics: &counts{}, Log: klog.Logger{}})
+	server = criproxy.New(criproxy.Config{Runtime: up, Image: up, Gate: gate, Metrics: &counts{}, Log: klog.Logger{}})
+	socket := endpoint[len("unix://"):] + ".proxy"
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 2)
+	go func() { done <- server.Serve(l) }()
+	go func() { up.Watch(ctx, func(bool) {}); done <- nil }()
+	t.Cleanup(func() {
+		stop, end := context.WithTimeout(context.Background(), 5*time.Second)
+		defer end()
+		server.Shutdown(stop)
+		cancel()
+		if err := errors.Join(<-done, <-done, up.Close(), store.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return "unix://" + socket, server
+}
+
+func TestForwardingIsTransparent(t *testing.T) {
+	echo := criproxytest.NewEcho(t)
+	proxied, _ := serveBefore(t, echo.Endpoint())
+	criproxytest.Fidelity(t, echo, proxied)
+}
+
+func client(t testing.TB, endpoint string) *grpc.ClientConn {
+	t.Helper()
+	cc, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cc.Close() })
+	return cc
+}
+
+// Only runtime.v1 is passed on: the runtime's socket serves other APIs, which would be ways round.
+func TestOtherServicesAreNotPassedOn(t *testing.T) {
+	echo := criproxytest.NewEcho(t)
+	proxied, _ := serveBefore(t, echo.Endpoint())
+	cc := client(t, proxied)
+	for _, method := range []string{
+		"/containerd.services.images.v1.Images/List", "/grpc.health.v1.Health/Check", "/runtime.v1alpha2.ImageService/ListImages",
+		"/runtime.v1.RuntimeService2/Version", "/runtime.v1/Version", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+	} {
+		if err := criproxytest.InvokeRaw(t.Context(), cc, method, nil); status.Code(err) != codes.Unimplemented {
+			t.Errorf("%s = %v; want Unimplemented", method, err)
+		}
+	}
+}
+
+func TestRuntimeThatGoesAwayIsFoundWhenItIsBack(t *testing.T) {
+	runtime := criproxytest.NewRuntime(t)
+	proxied, _ := serveBefore(t, runtime.Endpoint())
+	runs := runtimeapi.NewRuntimeServiceClient(client(t, proxied))
+	version := func() error {
+		_, err := runs.Version(t.Context(), &runtimeapi.VersionRequest{})
+		return err
+	}
+	if err := version(); err != nil {
+		t.Fatalf("Version = %v; want nil", err)
+	}
+	for range 3 {
+		runtime.Stop()
+		for range 5 {
+			began := time.Now()
+			if err := version(); status.Code(err) != codes.Unavailable {
+				t.Errorf("Version without a runtime = %v; want Unavailable", err)
+			}
+			if took := time.Since(began); took > time.Second {
+				t.Errorf("a call without a runtime failed after %v; want at once", took)
+			}
+		}
+		time.Sleep(300 * time.Millisecond) // the back-off grows
+		runtime.Start(t)
+		back := time.Now()
+		for err := version(); err != nil; err = version() {
+			if time.Since(back) > 2*time.Second {
+				t.Fatalf("Version fails 2 s after the runtime is back: %v", err)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+}
+
+func TestOpenStreamEndsWithUnavailable(t *testing.T) {
+	for name, end := range map[string]func(*criproxytest.Echo, *criproxy.Server){
+		"when the runtime goes away": func(e *criproxytest.Echo, _ *criproxy.Server) { e.Stop() },
+		"when the proxy stops": func(_ *criproxytest.Echo, s *criproxy.Server) {
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			defer cancel()
+			s.Shutdown(ctx)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			echo := criproxytest.NewEcho(t)
+			proxied, server := serveBefore(t, echo.Endpoint())
+			stream, err := client(t, proxied).NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, "/runtime.v1.RuntimeService/GetContainerEvents")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := stream.SendMsg(&runtimeapi.GetEventsRequest{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := stream.RecvMsg(&runtimeapi.ContainerEventResponse{}); err != nil {
+				t.Fatalf("first message = %v; want the echo", err)
+			}
+			began := time.Now()
+			go end(echo, server)
+			err = stream.RecvMsg(&runtimeapi.ContainerEventResponse{})
+			if status.Code(err) != codes.Unavailable || errors.Is(err, io.EOF) {
+				t.Errorf("stream ended with %v; want Unavailable", err)
+			}
+			if took := time.Since(began); took > 3*time.Second {
+				t.Errorf("stream ended after %v; want at once", took)
+			}
+		})
+	}
+}
+
+// Stopping lets a unary call that is under way finish.
+func TestShutdownDrainsUnaryCalls(t *testing.T) {
+	runtime := criproxytest.NewRuntime(t)
+	proxied, server := serveBefore(t, runtime.Endpoint())
+	under, goOn := make(chan struct{}), make(chan struct{})
+	runtime.Do(func(r *criproxytest.Runtime) {
+		r.BeforeAnswer = func(method string) {
+			if method == "Version" {
+				close(under)
+				<-goOn
+			}
+		}
+	})
+	runs := runtimeapi.NewRuntimeServiceClient(client(t, proxied))
+	answered := make(chan error, 1)
+	go func() {
+		_, err := runs.Version(t.Context(), &runtimeapi.VersionRequest{})
+		answered <- err
+	}()
+	<-under
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		server.Shutdown(ctx)
+	}()
+	time.Sleep(50 * time.Millisecond)
+	select {
+	case <-stopped:
+		t.Error("Shutdown returned while a call was under way")
+	default:
+	}
+	close(goOn)
+	if err := <-answered; err != nil {
+		t.Errorf("call under way at Shutdown = %v; want nil", err)
+	}
+	<-stopped
+}
+
+// A handler that panics answers Internal, is counted, and takes nothing else down.
+func TestPanicIsAnsweredAndCounted(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, criproxy.GateConfig{})
+	p.gate.PanicForTest()
+	if _, err := p.pull(nil, app, ""); status.Code(err) != codes.Internal {
+		t.Errorf("call that panics = %v; want Internal", err)
+	}
+	if got := p.counts.get()["panic"]; got != 1 {
+		t.Errorf("%d panics counted; want 1", got)
+	}
+	if _, err := p.runs.Version(t.Context(), &runtimeapi.VersionRequest{}); err != nil {
+		t.Errorf("next call = %v; want nil", err)
+	}
+}
+
+func BenchmarkVersionDirect(b *testing.B)  { benchmarkVersion(b, false) }
+func BenchmarkVersionProxied(b *testing.B) { benchmarkVersion(b, true) }
+
+func benchmarkVersion(b *testing.B, through bool) {
+	b.Helper()
+	runtime := criproxytest.NewRuntime(b)
+	endpoint := runtime.Endpoint()
+	if through {
+		endpoint, _ = serveBefore(b, endpoint)
+	}
+	runs := runtimeapi.NewRuntimeServiceClient(client(b, endpoint))
+	for b.Loop() {
+		if _, err := runs.Version(b.Context(), &runtimeapi.VersionRequest{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
