@@ -9,6 +9,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
 	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -36,6 +37,7 @@ func (g *Gate) createContainer(ctx context.Context, c *call) ([]byte, error) {
 	if err := proto.Unmarshal(raw, &resp); err != nil {
 		return nil, refuse(codes.Internal, "UNDECODABLE_ANSWER", "pullgate cannot read the runtime's answer to CreateContainer")
 	}
+	crashpoint.Hit(crashpoint.Created)
 	// The container is there whether or not the client still waits.
 	ctx = context.WithoutCancel(ctx)
 	if err := g.readBack(ctx, name, who, resp.GetContainerId(), judged); err != nil {

@@ -207,13 +207,13 @@ func TestShutdownDrainsUnaryCalls(t *testing.T) {
 func TestPanicIsAnsweredAndCounted(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, criproxy.GateConfig{})
 	p.gate.PanicForTest()
-	if _, err := p.pull(nil, app, ""); status.Code(err) != codes.Internal {
+	if _, err := p.Pull(t.Context(), nil, app, ""); status.Code(err) != codes.Internal {
 		t.Errorf("call that panics = %v; want Internal", err)
 	}
 	if got := p.counts.get()["panic"]; got != 1 {
 		t.Errorf("%d panics counted; want 1", got)
 	}
-	if _, err := p.runs.Version(t.Context(), &runtimeapi.VersionRequest{}); err != nil {
+	if _, err := p.Runtime.Version(t.Context(), &runtimeapi.VersionRequest{}); err != nil {
 		t.Errorf("next call = %v; want nil", err)
 	}
 }

@@ -23,34 +23,34 @@ import (
 func TestTenantHasToProveAccessToAnImageOnTheNode(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
-	alice, bob, carol := p.pod("alice"), p.pod("bob"), p.pod("carol")
+	alice, bob, carol := p.Pod("alice"), p.Pod("bob"), p.Pod("carol")
 
-	if got := p.precheck(alice, app); got != "" {
+	if got := p.Precheck(alice, app); got != "" {
 		t.Errorf("pre-check of an absent image = %q; want it absent", got)
 	}
-	if id, err := p.pull(alice, app, "good"); id != id1 || err != nil {
+	if id, err := p.Pull(t.Context(), alice, app, "good"); id != id1 || err != nil {
 		t.Fatalf("alice's pull = %q, %v; want %s", id, err, id1)
 	}
-	if got := p.precheck(alice, app); got != id1 {
+	if got := p.Precheck(alice, app); got != id1 {
 		t.Errorf("alice's pre-check = %q; want the image, she has a grant", got)
 	}
-	if got := p.precheck(bob, app); got != "" {
+	if got := p.Precheck(bob, app); got != "" {
 		t.Errorf("bob's pre-check = %q; want the empty answer", got)
 	}
-	if _, err := p.pull(bob, app, "bad"); status.Code(err) != codes.Unknown || !strings.Contains(err.Error(), "401 Unauthorized") {
+	if _, err := p.Pull(t.Context(), bob, app, "bad"); status.Code(err) != codes.Unknown || !strings.Contains(err.Error(), "401 Unauthorized") {
 		t.Errorf("bob's pull = %v; want the runtime's own answer", err)
 	}
 	before := p.runtime.Calls("PullImage")
-	if got := p.precheck(carol, app); got != "" {
+	if got := p.Precheck(carol, app); got != "" {
 		t.Errorf("carol's pre-check = %q; want the empty answer, nothing tells her credential yet", got)
 	}
-	if id, err := p.pull(carol, app, "good"); id != id1 || err != nil {
+	if id, err := p.Pull(t.Context(), carol, app, "good"); id != id1 || err != nil {
 		t.Errorf("carol's pull = %q, %v; want %s", id, err, id1)
 	}
 	if got := p.runtime.Calls("PullImage"); got != before {
 		t.Errorf("the runtime was asked %d times more; want not at all", got-before)
 	}
-	if got := p.precheck(carol, app); got != id1 {
+	if got := p.Precheck(carol, app); got != id1 {
 		t.Errorf("carol's pre-check = %q; want the image", got)
 	}
 	want := map[string]int{"recheck hit": 1, "recheck denied": 1, "refused ImageStatus": 2}
@@ -63,28 +63,28 @@ func TestTenantHasToProveAccessToAnImageOnTheNode(t *testing.T) {
 func TestCallsThatAreNoPrecheckAreNeverAltered(t *testing.T) {
 	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
 	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
-	bob := p.pod("bob")
-	if got := p.precheck(bob, app); got == id1 {
+	bob := p.Pod("bob")
+	if got := p.Precheck(bob, app); got == id1 {
 		// The very first scan marks what is there, so use a name that came later.
 		p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{app}})
 	}
-	if got := p.precheck(bob, app); got != "" {
+	if got := p.Precheck(bob, app); got != "" {
 		t.Fatalf("pre-check = %q; want it hidden, or this test shows nothing", got)
 	}
-	seen := map[string]string{pods.SeenAnnotation: bob.seen}
+	seen := map[string]string{pods.SeenAnnotation: bob.Config.GetAnnotations()[pods.SeenAnnotation]}
 	source := map[string]string{pods.SourceAnnotation: "api"}
 	for name, req := range map[string]*runtimeapi.ImageStatusRequest{
 		"no annotations":   {Image: &runtimeapi.ImageSpec{Image: app}},
 		"no source":        {Image: &runtimeapi.ImageSpec{Image: app, Annotations: seen}},
 		"no config.seen":   {Image: &runtimeapi.ImageSpec{Image: app, Annotations: source}},
-		"verbose precheck": {Image: &runtimeapi.ImageSpec{Image: app, Annotations: bob.config.GetAnnotations()}, Verbose: true},
+		"verbose precheck": {Image: &runtimeapi.ImageSpec{Image: app, Annotations: bob.Config.GetAnnotations()}, Verbose: true},
 	} {
-		resp, err := p.images.ImageStatus(t.Context(), req)
+		resp, err := p.Images.ImageStatus(t.Context(), req)
 		if err != nil || resp.GetImage().GetId() != id2 {
 			t.Errorf("%s: %q, %v; want the image", name, resp.GetImage().GetId(), err)
 		}
 	}
-	all, err := p.images.ListImages(t.Context(), &runtimeapi.ListImagesRequest{})
+	all, err := p.Images.ListImages(t.Context(), &runtimeapi.ListImagesRequest{})
 	if err != nil || len(all.GetImages()) != 1 {
 		t.Errorf("ListImages = %v, %v; want it untouched", all, err)
 	}
@@ -97,16 +97,16 @@ func TestImageIDsAndTheirPrefixesAreAbsent(t *testing.T) {
 		criproxytest.Image{ID: id2, Names: []string{"repo.test/any:2"}},
 		criproxytest.Image{ID: id3, Names: []string{"repo.test/any:3"}},
 	)
-	bob := p.pod("bob")
+	bob := p.Pod("bob")
 	for _, name := range []string{"sha256:1", "sha256:2", "sha256:9", id1, strings.TrimPrefix(id1, "sha256:"), "1", "2"} {
-		if got := p.precheck(bob, name); got != "" {
+		if got := p.Precheck(bob, name); got != "" {
 			t.Errorf("pre-check of %s = %q; want the empty answer", name, got)
 		}
-		if _, err := p.create(bob, id1, name); status.Code(err) != codes.PermissionDenied {
+		if _, err := p.Create(t.Context(), bob, id1, name); status.Code(err) != codes.PermissionDenied {
 			t.Errorf("container by %s = %v; want PermissionDenied", name, err)
 		}
 	}
-	if got := p.precheck(bob, app); got != id1 {
+	if got := p.Precheck(bob, app); got != id1 {
 		t.Errorf("pre-check of %s = %q; want the preloaded image", app, got)
 	}
 }
@@ -114,8 +114,8 @@ func TestImageIDsAndTheirPrefixesAreAbsent(t *testing.T) {
 func TestCreateContainerIsTheSecondGate(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
-	alice, bob := p.pod("alice"), p.pod("bob")
-	if _, err := p.pull(alice, app, "good"); err != nil {
+	alice, bob := p.Pod("alice"), p.Pod("bob")
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
 		t.Fatal(err)
 	}
 	p.runtime.SetImages(
@@ -126,7 +126,7 @@ func TestCreateContainerIsTheSecondGate(t *testing.T) {
 	gone := &runtimeapi.Mount{Image: &runtimeapi.ImageSpec{Image: id3, UserSpecifiedImage: "repo.test/gone:1"}}
 	for _, tc := range []struct {
 		what     string
-		x        *pod
+		x        *criproxytest.Pod
 		id, name string
 		mounts   []*runtimeapi.Mount
 		want     codes.Code
@@ -143,7 +143,7 @@ func TestCreateContainerIsTheSecondGate(t *testing.T) {
 		{"an image that is not there", bob, id3, "repo.test/gone:1", nil, codes.NotFound},
 	} {
 		before := p.runtime.Calls("CreateContainer")
-		id, err := p.create(tc.x, tc.id, tc.name, tc.mounts...)
+		id, err := p.Create(t.Context(), tc.x, tc.id, tc.name, tc.mounts...)
 		if status.Code(err) != tc.want {
 			t.Errorf("%s: %v; want %v", tc.what, err, tc.want)
 		}
@@ -151,13 +151,13 @@ func TestCreateContainerIsTheSecondGate(t *testing.T) {
 			t.Errorf("%s: the runtime was asked", tc.what)
 		}
 		if err == nil {
-			if err := p.startContainer(id); err != nil {
+			if err := p.Start(t.Context(), id); err != nil {
 				t.Errorf("%s: start: %v", tc.what, err)
 			}
 		}
 	}
-	_, err := p.create(bob, id1, app)
-	for _, want := range []string{"bob/" + bob.uid, app, "imagePullSecrets"} {
+	_, err := p.Create(t.Context(), bob, id1, app)
+	for _, want := range []string{"bob/" + bob.UID, app, "imagePullSecrets"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("denial %q does not say %q", err, want)
 		}
@@ -173,23 +173,23 @@ func TestCreateContainerIsTheSecondGate(t *testing.T) {
 func TestRefusedContainerHidesTheNextPrecheck(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
-	if _, err := p.pull(p.pod("alice"), app, "good"); err != nil {
+	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
 		t.Fatal(err)
 	}
 	both := []criproxytest.Image{{ID: id1, Names: []string{app}}, {ID: id2, Names: []string{"repo.test/any:2"}, Restores: id1}}
 	p.runtime.SetImages(both...)
-	bob := p.pod("bob")
-	if got := p.precheck(bob, "repo.test/any:2"); got != id2 {
+	bob := p.Pod("bob")
+	if got := p.Precheck(bob, "repo.test/any:2"); got != id2 {
 		t.Fatalf("pre-check = %q; want the preloaded image", got)
 	}
-	if _, err := p.create(bob, id2, "repo.test/any:2"); status.Code(err) != codes.PermissionDenied {
+	if _, err := p.Create(t.Context(), bob, id2, "repo.test/any:2"); status.Code(err) != codes.PermissionDenied {
 		t.Fatalf("container that lands on alice's image = %v; want PermissionDenied", err)
 	}
 	p.runtime.SetImages(both...)
-	if got := p.precheck(bob, "repo.test/any:2"); got != "" {
+	if got := p.Precheck(bob, "repo.test/any:2"); got != "" {
 		t.Errorf("next pre-check = %q; want it hidden", got)
 	}
-	if got := p.precheck(bob, "repo.test/any:2"); got != id2 {
+	if got := p.Precheck(bob, "repo.test/any:2"); got != id2 {
 		t.Errorf("pre-check after that = %q; want the image", got)
 	}
 }
@@ -200,38 +200,38 @@ func TestCheckpointImageDoesNotGiveAwayTheImageItNames(t *testing.T) {
 	const checkpoint = "repo.test/bob/checkpoint:1"
 	p := newProxy(t, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
-	alice := p.pod("alice")
-	if _, err := p.pull(alice, app, "good"); err != nil {
+	alice := p.Pod("alice")
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
 		t.Fatal(err)
 	}
 	p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: id1})
-	bob := p.pod("bob")
-	if _, err := p.pull(bob, checkpoint, "bobs"); err != nil {
+	bob := p.Pod("bob")
+	if _, err := p.Pull(t.Context(), bob, checkpoint, "bobs"); err != nil {
 		t.Fatal(err)
 	}
-	if got := p.precheck(bob, checkpoint); got != id2 {
+	if got := p.Precheck(bob, checkpoint); got != id2 {
 		t.Fatalf("pre-check = %q; want bob's own image", got)
 	}
-	if id, err := p.create(bob, id2, checkpoint); status.Code(err) != codes.PermissionDenied {
+	if id, err := p.Create(t.Context(), bob, id2, checkpoint); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("container = %q, %v; want PermissionDenied", id, err)
 	}
 	if got := p.runtime.Containers(); len(got) != 0 {
 		t.Errorf("containers left: %v; want the denied one removed", got)
 	}
 	// The name that was asked for stands for alice's image now.
-	if got := p.precheck(bob, checkpoint); got != "" {
+	if got := p.Precheck(bob, checkpoint); got != "" {
 		t.Errorf("pre-check of the moved name = %q; want it hidden", got)
 	}
-	if id, err := p.create(bob, id1, checkpoint); status.Code(err) != codes.PermissionDenied {
+	if id, err := p.Create(t.Context(), bob, id1, checkpoint); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("container on the moved name = %q, %v; want PermissionDenied", id, err)
 	}
 	// Alice may restore onto what is hers.
 	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpoint}, Restores: id1})
-	if _, err := p.pull(alice, checkpoint, "bobs"); err != nil {
+	if _, err := p.Pull(t.Context(), alice, checkpoint, "bobs"); err != nil {
 		t.Fatal(err)
 	}
 	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpoint}, Restores: id1})
-	if _, err := p.create(alice, id2, checkpoint); err != nil {
+	if _, err := p.Create(t.Context(), alice, id2, checkpoint); err != nil {
 		t.Errorf("alice's container = %v; want it created, she may use both images", err)
 	}
 }
@@ -242,13 +242,13 @@ func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 	const checkpoint = "repo.test/bob/checkpoint:1"
 	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
-	alice := p.pod("alice")
-	if _, err := p.pull(alice, app, "good"); err != nil {
+	alice := p.Pod("alice")
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
 		t.Fatal(err)
 	}
 	p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: id1})
-	bob := p.pod("bob")
-	if _, err := p.pull(bob, checkpoint, "bobs"); err != nil {
+	bob := p.Pod("bob")
+	if _, err := p.Pull(t.Context(), bob, checkpoint, "bobs"); err != nil {
 		t.Fatal(err)
 	}
 	// As after a crash between the creation and the read-back: behind the gate's back.
@@ -258,14 +258,14 @@ func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 	}{
 		{"created", func(string) {}},
 		{"stopped without ever having been started", func(id string) {
-			if _, err := p.runs.StopContainer(t.Context(), &runtimeapi.StopContainerRequest{ContainerId: id}); err != nil {
+			if _, err := p.Runtime.StopContainer(t.Context(), &runtimeapi.StopContainerRequest{ContainerId: id}); err != nil {
 				t.Fatal(err)
 			}
 		}},
 	} {
 		p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpoint}, Restores: id1})
 		made, err := p.runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
-			PodSandboxId: bob.sandbox,
+			PodSandboxId: bob.Sandbox,
 			Config:       &runtimeapi.ContainerConfig{Image: &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: checkpoint}},
 		})
 		if err != nil {
@@ -273,14 +273,14 @@ func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 		}
 		tc.end(made.GetContainerId())
 		p.restart()
-		if got := p.precheck(bob, app); got != "" {
+		if got := p.Precheck(bob, app); got != "" {
 			t.Errorf("%s: pre-check of alice's image = %q; want it hidden: such a container is no evidence", tc.what, got)
 		}
-		if got := p.precheck(bob, checkpoint); got != "" {
+		if got := p.Precheck(bob, checkpoint); got != "" {
 			t.Errorf("%s: pre-check of the moved name = %q; want it hidden", tc.what, got)
 		}
 		if tc.what == "created" {
-			if err := p.startContainer(made.GetContainerId()); status.Code(err) != codes.PermissionDenied {
+			if err := p.Start(t.Context(), made.GetContainerId()); status.Code(err) != codes.PermissionDenied {
 				t.Errorf("%s: start = %v; want PermissionDenied", tc.what, err)
 			}
 			if got := p.runtime.Containers(); len(got) != 0 {
@@ -290,22 +290,22 @@ func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 	}
 	// One that alice had created and that was not started yet starts after a restart.
 	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
-	if _, err := p.pull(alice, app, "good"); err == nil {
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err == nil {
 		t.Fatal("the registry serves bob's image only now")
 	}
 	p.serves(app, "good", criproxytest.Image{ID: id1})
-	if _, err := p.pull(alice, app, "good"); err != nil {
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
 		t.Fatal(err)
 	}
-	id, err := p.create(alice, id1, app)
+	id, err := p.Create(t.Context(), alice, id1, app)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.startContainer(id); err != nil {
+	if err := p.Start(t.Context(), id); err != nil {
 		t.Errorf("start = %v; want nil", err)
 	}
 	p.restart()
-	if got := p.precheck(alice, app); got != id1 {
+	if got := p.Precheck(alice, app); got != id1 {
 		t.Errorf("alice's pre-check after a restart = %q; want the image: her container runs on it", got)
 	}
 }
@@ -314,21 +314,21 @@ func TestRestorePodIsJudgedLikeCreateContainer(t *testing.T) {
 	const checkpoint = "repo.test/bob/checkpoint:1"
 	p := newProxy(t, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
-	alice := p.pod("alice")
-	if _, err := p.pull(alice, app, "good"); err != nil {
+	alice := p.Pod("alice")
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
 		t.Fatal(err)
 	}
-	restore := func(x *pod, id, name string) (*runtimeapi.RestorePodResponse, error) {
-		return p.runs.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: x.config, ContainerConfigs: []*runtimeapi.ContainerConfig{
+	restore := func(x *criproxytest.Pod, id, name string) (*runtimeapi.RestorePodResponse, error) {
+		return p.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: x.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{
 			{Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Image: &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: name}},
 		}})
 	}
-	bob := p.podWith("bob", "api")
+	bob := p.PodFrom("bob", "api")
 	if _, err := restore(bob, id1, app); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("bob restores on alice's image: %v; want PermissionDenied", err)
 	}
 	p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: id1})
-	if _, err := p.pull(bob, checkpoint, "bobs"); err != nil {
+	if _, err := p.Pull(t.Context(), bob, checkpoint, "bobs"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := restore(bob, id2, checkpoint); status.Code(err) != codes.PermissionDenied {
@@ -341,7 +341,7 @@ func TestRestorePodIsJudgedLikeCreateContainer(t *testing.T) {
 	if err != nil {
 		t.Fatalf("alice restores on her image: %v; want nil", err)
 	}
-	if err := p.startContainer(resp.GetRestoredContainers()[0].GetContainerId()); err != nil {
+	if err := p.Start(t.Context(), resp.GetRestoredContainers()[0].GetContainerId()); err != nil {
 		t.Errorf("start = %v; want nil", err)
 	}
 }
@@ -351,21 +351,21 @@ func TestConcurrentPullsNeverShareAResult(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
 	for round := range 200 {
-		good, bad := p.pod(fmt.Sprintf("good%d", round)), p.pod(fmt.Sprintf("bad%d", round))
+		good, bad := p.Pod(fmt.Sprintf("good%d", round)), p.Pod(fmt.Sprintf("bad%d", round))
 		var wg sync.WaitGroup
-		for x, password := range map[*pod]string{good: "good", bad: "bad"} {
+		for x, password := range map[*criproxytest.Pod]string{good: "good", bad: "bad"} {
 			wg.Go(func() {
-				_, err := p.pullContext(t.Context(), x, app, password)
+				_, err := p.Pull(t.Context(), x, app, password)
 				if (err == nil) != (password == "good") {
 					t.Errorf("round %d: pull with %s credential = %v", round, password, err)
 				}
 			})
 		}
 		wg.Wait()
-		if got := p.precheck(good, app); got != id1 {
+		if got := p.Precheck(good, app); got != id1 {
 			t.Fatalf("round %d: good pod's pre-check = %q; want the image", round, got)
 		}
-		if got := p.precheck(bad, app); got != "" {
+		if got := p.Precheck(bad, app); got != "" {
 			t.Fatalf("round %d: bad pod's pre-check = %q; want it hidden", round, got)
 		}
 	}
@@ -375,7 +375,7 @@ func TestConcurrentPullsNeverShareAResult(t *testing.T) {
 func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
 	ctx, cancel := context.WithCancel(t.Context())
-	alice, bob := p.pod("alice"), p.pod("bob")
+	alice, bob := p.Pod("alice"), p.Pod("bob")
 	completed := make(chan struct{})
 	p.runtime.Do(func(r *criproxytest.Runtime) {
 		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
@@ -389,18 +389,18 @@ func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
 			}
 		}
 	})
-	if _, err := p.pullContext(ctx, alice, app, "good"); status.Code(err) != codes.Canceled {
+	if _, err := p.Pull(ctx, alice, app, "good"); status.Code(err) != codes.Canceled {
 		t.Errorf("pull = %v; want Canceled", err)
 	}
 	<-completed
 	p.runtime.Do(func(r *criproxytest.Runtime) { r.BeforeAnswer = nil })
-	for _, x := range []*pod{bob, alice} {
-		if got := p.precheck(x, app); got != "" {
-			t.Errorf("%s's pre-check = %q; want it hidden, nobody knows who may have it", x.uid, got)
+	for _, x := range []*criproxytest.Pod{bob, alice} {
+		if got := p.Precheck(x, app); got != "" {
+			t.Errorf("%s's pre-check = %q; want it hidden, nobody knows who may have it", x.UID, got)
 		}
 	}
 	p.restart()
-	if got := p.precheck(bob, app); got != "" {
+	if got := p.Precheck(bob, app); got != "" {
 		t.Errorf("bob's pre-check after a restart = %q; want it hidden", got)
 	}
 	stats, err := p.store.Stats()
@@ -412,62 +412,62 @@ func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
 func TestSandboxesTellWhoAsks(t *testing.T) {
 	p := newProxy(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}, ExemptStaticPods: true}, VerifyUntracked: true}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
-	if _, err := p.pull(p.pod("alice"), app, "good"); err != nil {
+	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
 		t.Fatal(err)
 	}
-	system := p.pod("system")
-	if got := p.precheck(system, app); got != id1 {
+	system := p.Pod("system")
+	if got := p.Precheck(system, app); got != id1 {
 		t.Errorf("exempt namespace's pre-check = %q; want the image", got)
 	}
-	if got := p.precheck(p.podWith("kube-system", "file"), app); got != id1 {
+	if got := p.Precheck(p.PodFrom("kube-system", "file"), app); got != id1 {
 		t.Errorf("static pod's pre-check = %q; want the image, though its sandbox is not known", got)
 	}
-	stranger := p.podWith("system", "api")
-	if got := p.precheck(stranger, app); got != "" {
+	stranger := p.PodFrom("system", "api")
+	if got := p.Precheck(stranger, app); got != "" {
 		t.Errorf("pre-check of a value that no sandbox carries = %q; want it hidden", got)
 	}
 	before := p.runtime.Calls("PullImage")
-	if id, err := p.pull(stranger, app, ""); id != id1 || err != nil {
+	if id, err := p.Pull(t.Context(), stranger, app, ""); id != id1 || err != nil {
 		t.Errorf("its pull = %q, %v; want the image: the call tells its namespace", id, err)
 	}
-	if got := p.precheck(stranger, app); got != id1 {
+	if got := p.Precheck(stranger, app); got != id1 {
 		t.Errorf("its next pre-check = %q; want the image: the value has been learnt", got)
 	}
 	if p.runtime.Calls("PullImage") != before {
 		t.Error("the registry was asked for an exempt pod")
 	}
 	// The grant of a pod ends with its last sandbox.
-	alice := p.pod("alice")
-	if _, err := p.pull(alice, app, "good"); err != nil {
+	alice := p.Pod("alice")
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
 		t.Fatal(err)
 	}
-	if got := p.precheck(alice, app); got != id1 {
+	if got := p.Precheck(alice, app); got != id1 {
 		t.Fatalf("alice's pre-check = %q; want the image", got)
 	}
-	if _, err := p.runs.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: alice.sandbox}); err != nil {
+	if _, err := p.Runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: alice.Sandbox}); err != nil {
 		t.Fatal(err)
 	}
-	if got := p.precheck(alice, app); got != "" {
+	if got := p.Precheck(alice, app); got != "" {
 		t.Errorf("pre-check of a pod that has ended = %q; want it hidden", got)
 	}
 	// Also if the sandbox went behind our back and only a list shows it.
-	dora := p.pod("dora")
-	if _, err := p.pull(dora, app, "good"); err != nil {
+	dora := p.Pod("dora")
+	if _, err := p.Pull(t.Context(), dora, app, "good"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: dora.sandbox}); err != nil {
+	if _, err := p.runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: dora.Sandbox}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.runs.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: "sandbox-1"}}); err != nil {
+	if _, err := p.Runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: "sandbox-1"}}); err != nil {
 		t.Fatal(err)
 	}
-	if got := p.precheck(dora, app); got != id1 {
+	if got := p.Precheck(dora, app); got != id1 {
 		t.Errorf("pre-check after a filtered list = %q; want the image: such a list ends nobody", got)
 	}
-	if _, err := p.runs.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{}); err != nil {
+	if _, err := p.Runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{}); err != nil {
 		t.Fatal(err)
 	}
-	if got := p.precheck(dora, app); got != "" {
+	if got := p.Precheck(dora, app); got != "" {
 		t.Errorf("pre-check after a full list = %q; want it hidden", got)
 	}
 }
@@ -486,13 +486,13 @@ func TestKubeletThatPrechecksAlwaysReachesTheRegistry(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			p := newProxy(t, tracker.Options{}, criproxy.GateConfig{AlwaysPrecheck: tc.mode, OutageFallback: true})
 			p.serves(app, "good", criproxytest.Image{ID: id1})
-			if _, err := p.pull(p.pod("alice"), app, "good"); err != nil {
+			if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
 				t.Fatal(err)
 			}
 			before := p.runtime.Calls("PullImage")
-			carol := p.pod("carol")
-			p.precheck(carol, app)
-			if _, err := p.pull(carol, app, "good"); err != nil {
+			carol := p.Pod("carol")
+			p.Precheck(carol, app)
+			if _, err := p.Pull(t.Context(), carol, app, "good"); err != nil {
 				t.Fatal(err)
 			}
 			if got := p.runtime.Calls("PullImage") - before; got != tc.asked {
@@ -500,14 +500,14 @@ func TestKubeletThatPrechecksAlwaysReachesTheRegistry(t *testing.T) {
 			}
 			// A pull that no hidden pre-check explains is a real one on every kubelet.
 			before = p.runtime.Calls("PullImage")
-			if _, err := p.pull(carol, app, "good"); err != nil {
+			if _, err := p.Pull(t.Context(), carol, app, "good"); err != nil {
 				t.Fatal(err)
 			}
 			if got := p.runtime.Calls("PullImage") - before; got != 1 {
 				t.Errorf("a pull with policy Always asked the runtime %d times; want once", got)
 			}
 			// Without a pod it is a real one as well, and recorded.
-			if _, err := p.pull(nil, app, "good"); err != nil {
+			if _, err := p.Pull(t.Context(), nil, app, "good"); err != nil {
 				t.Fatal(err)
 			}
 		})
@@ -521,7 +521,7 @@ func TestRequestThatCannotBeReadIsRefused(t *testing.T) {
 		runtimeapi.RuntimeService_CreateContainer_FullMethodName, runtimeapi.RuntimeService_StartContainer_FullMethodName,
 		runtimeapi.RuntimeService_RunPodSandbox_FullMethodName, runtimeapi.RuntimeService_RestorePod_FullMethodName,
 	} {
-		err := criproxytest.InvokeRaw(t.Context(), p.conn, method, []byte{0xff, 0xff, 0xff})
+		err := criproxytest.InvokeRaw(t.Context(), p.Conn, method, []byte{0xff, 0xff, 0xff})
 		if status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%s = %v; want InvalidArgument", method, err)
 		}

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
@@ -77,10 +75,7 @@ type proxy struct {
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
 
-	conn    *grpc.ClientConn
-	images  runtimeapi.ImageServiceClient
-	runs    runtimeapi.RuntimeServiceClient
-	nextPod int
+	*criproxytest.Kubelet
 }
 
 // newProxy starts a proxy; the options and the switches of the configuration are the test's.
@@ -139,21 +134,18 @@ func (p *proxy) start() {
 			p.t.Errorf("Serve = %v; want nil", err)
 		}
 	})
-	p.conn, err = grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
-	p.must(err)
-	p.images, p.runs = runtimeapi.NewImageServiceClient(p.conn), runtimeapi.NewRuntimeServiceClient(p.conn)
+	p.Kubelet = criproxytest.NewKubelet(p.t, "unix://"+socket)
 }
 
 func (p *proxy) stop() {
 	p.t.Helper()
-	err := p.conn.Close()
+	_ = p.Conn.Close() // also closed at the end of the test
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	p.server.Shutdown(ctx)
 	p.cancel()
 	p.wg.Wait()
-	p.must(errors.Join(err, p.up.Close(), p.store.Close()))
+	p.must(errors.Join(p.up.Close(), p.store.Close()))
 }
 
 // restart is a restart of the daemon: what is in memory is gone.
@@ -161,79 +153,6 @@ func (p *proxy) restart() {
 	p.t.Helper()
 	p.stop()
 	p.start()
-}
-
-// A pod is one pod as its kubelet knows it.
-type pod struct {
-	uid, seen, sandbox string
-	config             *runtimeapi.PodSandboxConfig
-}
-
-// pod runs a sandbox. The namespace is that of the team.
-func (p *proxy) pod(team string) *pod {
-	p.t.Helper()
-	x := p.podWith(team, "api")
-	resp, err := p.runs.RunPodSandbox(p.t.Context(), &runtimeapi.RunPodSandboxRequest{Config: x.config})
-	p.must(err)
-	x.sandbox = resp.GetPodSandboxId()
-	return x
-}
-
-func (p *proxy) podWith(team, source string) *pod {
-	p.nextPod++
-	uid := team + "-" + string(rune('a'+p.nextPod))
-	x := &pod{uid: uid, seen: "2026-11-21T05:00:00." + uid}
-	x.config = &runtimeapi.PodSandboxConfig{
-		Metadata:    &runtimeapi.PodSandboxMetadata{Uid: uid, Namespace: team, Name: uid},
-		Annotations: map[string]string{pods.SeenAnnotation: x.seen, pods.SourceAnnotation: source},
-	}
-	return x
-}
-
-// precheck returns the image ID of the answer, "" for the empty one.
-func (p *proxy) precheck(x *pod, name string) string {
-	p.t.Helper()
-	resp, err := p.images.ImageStatus(p.t.Context(), &runtimeapi.ImageStatusRequest{
-		Image: &runtimeapi.ImageSpec{Image: name, Annotations: x.config.GetAnnotations()},
-	})
-	p.must(err)
-	return resp.GetImage().GetId()
-}
-
-func (p *proxy) pull(x *pod, name, password string) (string, error) {
-	p.t.Helper()
-	return p.pullContext(p.t.Context(), x, name, password)
-}
-
-func (p *proxy) pullContext(ctx context.Context, x *pod, name, password string) (string, error) {
-	req := &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: name}}
-	if x != nil {
-		req.SandboxConfig = x.config
-	}
-	if password != "" {
-		req.Auth = &runtimeapi.AuthConfig{Username: "tenant", Password: password}
-	}
-	resp, err := p.images.PullImage(ctx, req)
-	return resp.GetImageRef(), err
-}
-
-func (p *proxy) create(x *pod, id, name string, mounts ...*runtimeapi.Mount) (string, error) {
-	p.t.Helper()
-	resp, err := p.runs.CreateContainer(p.t.Context(), &runtimeapi.CreateContainerRequest{
-		PodSandboxId: x.sandbox, SandboxConfig: x.config,
-		Config: &runtimeapi.ContainerConfig{
-			Metadata: &runtimeapi.ContainerMetadata{Name: "main"},
-			Image:    &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: name},
-			Mounts:   mounts,
-		},
-	})
-	return resp.GetContainerId(), err
-}
-
-func (p *proxy) startContainer(id string) error {
-	p.t.Helper()
-	_, err := p.runs.StartContainer(p.t.Context(), &runtimeapi.StartContainerRequest{ContainerId: id})
-	return err
 }
 
 // serves makes the registry give an image for a name to whoever has the password.

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
 	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -107,7 +108,9 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall, exact bool) (
 	raw, err := c.forward(ctx)
 	out := classify(err)
 	if out == outcomeVerified {
+		crashpoint.Hit(crashpoint.Pulled)
 		out = g.verified(pull, p, raw)
+		crashpoint.Hit(crashpoint.Recorded)
 	} else if out.definite() {
 		g.ended(pull.Refused)
 	}

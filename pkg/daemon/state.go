@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
@@ -43,6 +44,7 @@ func openState(dir string, o records.Options, log klog.Logger) (*state, error) {
 	}
 	logReport(log, storePath, report)
 	if keyErr != nil {
+		crashpoint.Hit(crashpoint.KeyMissing)
 		key = replaceKey(keyPath, keyErr, store, log)
 	}
 	if err := noteKey(store, key, log); err != nil {

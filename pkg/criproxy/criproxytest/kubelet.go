@@ -1,0 +1,122 @@
+package criproxytest
+
+import (
+	"context"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// The annotations that a kubelet writes.
+const (
+	seenAnnotation   = "kubernetes.io/config.seen"
+	sourceAnnotation = "kubernetes.io/config.source"
+)
+
+// A Kubelet sends the calls of a kubelet that matter to a proxy which judges.
+type Kubelet struct {
+	Conn    *grpc.ClientConn
+	Images  runtimeapi.ImageServiceClient
+	Runtime runtimeapi.RuntimeServiceClient
+
+	t    testing.TB
+	pods int
+}
+
+// NewKubelet returns a kubelet before an endpoint; it ends with the test.
+func NewKubelet(t testing.TB, endpoint string) *Kubelet {
+	t.Helper()
+	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(limit)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return &Kubelet{Conn: conn, Images: runtimeapi.NewImageServiceClient(conn), Runtime: runtimeapi.NewRuntimeServiceClient(conn), t: t}
+}
+
+// A Pod is one pod as its kubelet knows it.
+type Pod struct {
+	UID, Sandbox string
+	Config       *runtimeapi.PodSandboxConfig
+}
+
+// Pod runs the sandbox of a new pod in a namespace.
+func (k *Kubelet) Pod(namespace string) *Pod {
+	k.t.Helper()
+	p := k.PodFrom(namespace, "api")
+	if err := k.Sandbox(k.t.Context(), p); err != nil {
+		k.t.Fatal(err)
+	}
+	return p
+}
+
+// PodFrom returns a pod of a source, without a sandbox yet.
+func (k *Kubelet) PodFrom(namespace, source string) *Pod {
+	k.pods++
+	uid := namespace + "-" + string(rune('a'+k.pods))
+	return &Pod{UID: uid, Config: &runtimeapi.PodSandboxConfig{
+		Metadata:    &runtimeapi.PodSandboxMetadata{Uid: uid, Namespace: namespace, Name: uid},
+		Annotations: map[string]string{seenAnnotation: "2026-11-21T05:00:00." + uid, sourceAnnotation: source},
+	}}
+}
+
+// Sandbox runs the sandbox of a pod.
+func (k *Kubelet) Sandbox(ctx context.Context, p *Pod) error {
+	resp, err := k.Runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: p.Config})
+	p.Sandbox = resp.GetPodSandboxId()
+	return err
+}
+
+// Precheck returns the image ID of the answer, "" for the empty one.
+func (k *Kubelet) Precheck(p *Pod, name string) string {
+	k.t.Helper()
+	id, err := k.TryPrecheck(k.t.Context(), p, name)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return id
+}
+
+// TryPrecheck is Precheck for a call that may fail.
+func (k *Kubelet) TryPrecheck(ctx context.Context, p *Pod, name string) (string, error) {
+	resp, err := k.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{
+		Image: &runtimeapi.ImageSpec{Image: name, Annotations: p.Config.GetAnnotations()},
+	})
+	return resp.GetImage().GetId(), err
+}
+
+// Pull pulls with the password of the user "tenant", "" for no credential at all. A nil pod is
+// somebody who pulls for no pod.
+func (k *Kubelet) Pull(ctx context.Context, p *Pod, name, password string) (string, error) {
+	req := &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: name}}
+	if p != nil {
+		req.SandboxConfig = p.Config
+	}
+	if password != "" {
+		req.Auth = &runtimeapi.AuthConfig{Username: "tenant", Password: password}
+	}
+	resp, err := k.Images.PullImage(ctx, req)
+	return resp.GetImageRef(), err
+}
+
+// Create creates a container on an image ID that the pod names so.
+func (k *Kubelet) Create(ctx context.Context, p *Pod, id, name string, mounts ...*runtimeapi.Mount) (string, error) {
+	resp, err := k.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
+		PodSandboxId: p.Sandbox, SandboxConfig: p.Config,
+		Config: &runtimeapi.ContainerConfig{
+			Metadata: &runtimeapi.ContainerMetadata{Name: "main"},
+			Image:    &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: name},
+			Mounts:   mounts,
+		},
+	})
+	return resp.GetContainerId(), err
+}
+
+// Start starts a container.
+func (k *Kubelet) Start(ctx context.Context, id string) error {
+	_, err := k.Runtime.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: id})
+	return err
+}

@@ -1,0 +1,249 @@
+package daemon_test
+
+import (
+	"io/fs"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+)
+
+const (
+	id1 = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
+	id2 = "sha256:2222222222222222222222222222222222222222222222222222222222222222"
+	app = "repo.test/team/app:1"
+	pre = "repo.test/any/pre:1"
+)
+
+// serves makes the registry give an image to whoever has the password.
+func serves(r *criproxytest.Runtime, name, password, id string) {
+	r.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(asked string, auth *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			if asked != name || auth.GetPassword() != password {
+				return criproxytest.Image{}, criproxytest.Denied(asked)
+			}
+			return criproxytest.Image{ID: id}, nil
+		}
+	})
+}
+
+// Every row of the forwarding table, through the built binary.
+func TestBuiltBinaryForwardsTransparently(t *testing.T) {
+	echo := criproxytest.NewEcho(t)
+	p := prepare(t, echo.Endpoint())
+	p.spawn()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if _, err := p.get("/healthz"); err == nil {
+			break
+		}
+	}
+	criproxytest.Fidelity(t, echo, p.endpoint())
+}
+
+func TestSocketIsForItsOwnerAlone(t *testing.T) {
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+	p.start()
+	for path, want := range map[string]fs.FileMode{
+		"run": 0o700 | fs.ModeDir, "run/cri.sock": 0o600 | fs.ModeSocket,
+		"state": 0o700 | fs.ModeDir, "state/records.db": 0o600, "state/node.key": 0o600,
+	} {
+		info, err := os.Lstat(p.path(path))
+		if err != nil || info.Mode() != want {
+			t.Errorf("%s: %v, %v; want %v", path, info.Mode(), err, want)
+		}
+	}
+	p.stop()
+	if _, err := os.Lstat(p.path("run/cri.sock")); err == nil {
+		t.Error("the socket is left behind by an orderly stop")
+	}
+}
+
+func TestStaleSocketIsReplacedAndALiveOneRefused(t *testing.T) {
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+	p.start()
+	p.kill()
+	if _, err := os.Lstat(p.path("run/cri.sock")); err != nil {
+		t.Fatalf("a kill should leave the socket behind: %v", err)
+	}
+	p.start()
+
+	// Another state directory, the same socket.
+	second := prepare(t, p.runtime, "metrics: {listen: \"\"}")
+	text, err := os.ReadFile(p.path("config.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := strings.NewReplacer(p.path("state"), second.path("state"), p.metrics, second.metrics).Replace(string(text))
+	if err := os.WriteFile(second.path("config.yaml"), []byte(other), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	second.spawn()
+	if code := second.wait(); code != 1 || !strings.Contains(second.out.String(), "socket in use") || !strings.Contains(second.out.String(), "hint:") {
+		t.Errorf("second daemon on a live socket: exit %d, %q; want 1, what and a hint", code, second.out)
+	}
+
+	// The same state directory, another socket.
+	if err := os.WriteFile(second.path("config.yaml"), []byte(strings.ReplaceAll(string(text), "run/cri.sock", "run/other.sock")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	second.spawn()
+	if code := second.wait(); code != 1 || !strings.Contains(second.out.String(), "in use") || !strings.Contains(second.out.String(), "hint: another pullgated") {
+		t.Errorf("second daemon on a store in use: exit %d, %q; want 1, what and a hint", code, second.out)
+	}
+
+	// Something that is no socket.
+	third := prepare(t, p.runtime)
+	if err := os.Mkdir(third.path("run"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(third.path("run/cri.sock"), []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	third.spawn()
+	if code := third.wait(); code != 1 || !strings.Contains(third.out.String(), "no socket") {
+		t.Errorf("daemon on a regular file: exit %d, %q; want 1", code, third.out)
+	}
+	if data, err := os.ReadFile(third.path("run/cri.sock")); string(data) != "precious" {
+		t.Errorf("the file holds %q, %v; want it untouched", data, err)
+	}
+}
+
+func TestTakenMetricsAddressIsRefusedWithAHint(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+	p.metrics = l.Addr().String()
+	p.configure()
+	p.spawn()
+	if code := p.wait(); code != 1 || !strings.Contains(p.out.String(), "metrics.listen") {
+		t.Errorf("exit %d, %q; want 1 and the field", code, p.out)
+	}
+}
+
+// The daemon serves while the runtime is away, and says so.
+func TestDaemonStartsWithoutARuntime(t *testing.T) {
+	r := criproxytest.NewRuntime(t)
+	r.Stop()
+	p := prepare(t, r.Endpoint())
+	p.spawn()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := p.get("/healthz"); err == nil {
+			break
+		} else if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	if _, err := p.get("/readyz"); err == nil || !strings.Contains(err.Error(), "runtime") {
+		t.Errorf("/readyz = %v; want not ready, the runtime is away", err)
+	}
+	if got := p.metric("pullgate_upstream_up"); got != 0 {
+		t.Errorf("pullgate_upstream_up = %v; want 0", got)
+	}
+	r.Start(t)
+	if !p.ready() {
+		t.Error("not ready after the runtime came")
+	}
+	if got := p.metric("pullgate_upstream_up"); got != 1 {
+		t.Errorf("pullgate_upstream_up = %v; want 1", got)
+	}
+}
+
+// A key that is lost, or damaged, costs the old proofs and stops nothing.
+func TestLostKeyMakesOldProofsMatchNothing(t *testing.T) {
+	for name, spoil := range map[string]func(path string) error{
+		"lost":    os.Remove,
+		"damaged": func(path string) error { return os.WriteFile(path, []byte("garbage"), 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := criproxytest.NewRuntime(t)
+			r.SetImages(criproxytest.Image{ID: id2, Names: []string{pre}})
+			p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true")
+			p.start()
+			k := p.kubelet()
+			serves(r, app, "good", id1)
+			if _, err := k.Pull(t.Context(), k.Pod("alice"), app, "good"); err != nil {
+				t.Fatal(err)
+			}
+			p.stop()
+			if err := spoil(p.path("state/node.key")); err != nil {
+				t.Fatal(err)
+			}
+			p.start()
+			if !strings.Contains(p.out.String(), "no proof that was recorded before matches") {
+				t.Errorf("log = %q; want it said loudly", p.out)
+			}
+			k = p.kubelet()
+			carol := k.Pod("carol")
+			if got := k.Precheck(carol, app); got != "" {
+				t.Errorf("pre-check = %q; want it hidden", got)
+			}
+			before := r.Calls("PullImage")
+			if _, err := k.Pull(t.Context(), carol, app, "good"); err != nil || r.Calls("PullImage") != before+1 {
+				t.Errorf("pull = %v after %d calls; want the registry asked again", err, r.Calls("PullImage")-before)
+			}
+			if got := k.Precheck(carol, pre); got != id2 {
+				t.Errorf("pre-check of a preloaded image = %q; want the image: a lost key is no lost store", got)
+			}
+			if got := p.metric("pullgate_store_distrusted"); got != 0 {
+				t.Errorf("pullgate_store_distrusted = %v; want 0", got)
+			}
+		})
+	}
+}
+
+// SIGTERM lets a pull that is under way finish, with its record.
+func TestStopDrainsAPullThatIsUnderWay(t *testing.T) {
+	r := criproxytest.NewRuntime(t)
+	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true")
+	p.start()
+	k := p.kubelet()
+	alice := k.Pod("alice")
+	under, goOn := make(chan struct{}), make(chan struct{})
+	r.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			close(under)
+			<-goOn
+			return criproxytest.Image{ID: id1}, nil
+		}
+	})
+	pulled := make(chan error, 1)
+	go func() {
+		_, err := k.Pull(t.Context(), alice, app, "good")
+		pulled <- err
+	}()
+	<-under
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); p.stop() }()
+	time.Sleep(100 * time.Millisecond)
+	close(goOn)
+	if err := <-pulled; err != nil {
+		t.Errorf("pull under way at SIGTERM = %v; want nil", err)
+	}
+	<-stopped
+	p.start()
+	if got := p.metric("pullgate_pull_records"); got != 1 {
+		t.Errorf("%v records after the restart; want the pull's", got)
+	}
+	if got := p.metric("pullgate_pull_intents"); got != 0 {
+		t.Errorf("%v intents after the restart; want none", got)
+	}
+}
+
+func TestLogLinesAreJSONWhenAskedFor(t *testing.T) {
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+	p.start("--logging-format", "json")
+	p.stop()
+	for line := range strings.Lines(p.out.String()) {
+		if !strings.HasPrefix(line, "{") || !strings.Contains(line, `"msg":`) {
+			t.Errorf("line %q is no JSON", line)
+		}
+	}
+}

@@ -1,0 +1,203 @@
+package daemon_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+)
+
+// A process is the built pullgated.
+type process struct {
+	t       *testing.T
+	dir     string
+	metrics string
+	runtime string
+	env     []string
+
+	cmd  *exec.Cmd
+	done chan struct{}
+	out  *output
+}
+
+// output is what a process prints, read while it runs.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+// prepare makes a daemon that is not started, before a runtime's endpoint.
+func prepare(t *testing.T, runtime string, settings ...string) *process {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pg") //nolint:usetesting // a socket's path must be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{t: t, dir: dir, metrics: l.Addr().String(), runtime: runtime}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p.configure(settings...)
+	t.Cleanup(func() {
+		p.kill()
+		if t.Failed() && p.out != nil {
+			t.Logf("pullgated said:\n%s", p.out)
+		}
+		_ = os.RemoveAll(dir)
+	})
+	return p
+}
+
+func (p *process) configure(settings ...string) {
+	p.t.Helper()
+	lines := append([]string{
+		"apiVersion: config.pullgate.dev/v1alpha1", "kind: PullgateConfiguration", "listen: " + p.endpoint(),
+		"runtimeEndpoint: " + p.runtime, "stateDir: " + p.path("state"), "metrics: {listen: \"" + p.metrics + "\"}",
+	}, settings...)
+	if err := os.WriteFile(p.path("config.yaml"), []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *process) path(name string) string { return filepath.Join(p.dir, name) }
+
+func (p *process) endpoint() string { return "unix://" + p.path("run/cri.sock") }
+
+// spawn starts the daemon and does not wait for it.
+func (p *process) spawn(args ...string) {
+	p.t.Helper()
+	bin, err := program()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.out, p.done = &output{}, make(chan struct{})
+	p.cmd = exec.Command(bin, append([]string{"--config", p.path("config.yaml")}, args...)...)
+	p.cmd.Env = append(os.Environ(), p.env...)
+	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
+	if err := p.cmd.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	go func(cmd *exec.Cmd, done chan struct{}) { _ = cmd.Wait(); close(done) }(p.cmd, p.done)
+}
+
+// start starts the daemon and waits until it is ready.
+func (p *process) start(args ...string) {
+	p.t.Helper()
+	p.spawn(args...)
+	if !p.ready() {
+		p.t.Fatalf("pullgated did not come up:\n%s", p.out)
+	}
+}
+
+// ready waits until the daemon is in step with its runtime; false if it has ended.
+func (p *process) ready() bool {
+	p.t.Helper()
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if _, err := p.get("/readyz"); err == nil {
+			return true
+		}
+		select {
+		case <-p.done:
+			return false
+		default:
+		}
+	}
+	return false
+}
+
+func (p *process) get(path string) (string, error) {
+	resp, err := (&http.Client{Timeout: 5 * time.Second}).Get("http://" + p.metrics + path)
+	if err != nil {
+		return "", err
+	}
+	body, err := io.ReadAll(resp.Body)
+	err = errors.Join(err, resp.Body.Close())
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", resp.Status, body)
+	}
+	return string(body), err
+}
+
+// metric returns the value of the series that begins so, 0 if there is none.
+func (p *process) metric(series string) float64 {
+	p.t.Helper()
+	page, err := p.get("/metrics")
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for line := range strings.Lines(page) {
+		if value, ok := strings.CutPrefix(line, series+" "); ok {
+			v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			if err != nil {
+				p.t.Fatal(err)
+			}
+			return v
+		}
+	}
+	return 0
+}
+
+func (p *process) kubelet() *criproxytest.Kubelet {
+	p.t.Helper()
+	return criproxytest.NewKubelet(p.t, p.endpoint())
+}
+
+// wait returns the exit code, -1 for a death by signal.
+func (p *process) wait() int {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		p.t.Fatalf("pullgated does not end:\n%s", p.out)
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+func (p *process) stop() {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		p.t.Fatal(err)
+	}
+	if code := p.wait(); code != 0 {
+		p.t.Errorf("exit code after SIGTERM = %d; want 0\n%s", code, p.out)
+	}
+}
+
+func (p *process) kill() {
+	if p.cmd != nil && p.cmd.ProcessState == nil {
+		_ = p.cmd.Process.Kill()
+		<-p.done
+	}
+}
