@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -22,6 +23,9 @@ const format = 1
 // lockWait bounds the wait for the file lock. bbolt's default is to wait forever, which would turn a
 // second daemon into a silent hang.
 const lockWait = 2 * time.Second
+
+// asideInfix follows a store's path in the name that it is set aside under.
+const asideInfix = ".damaged-"
 
 // The keys of the meta bucket.
 const (
@@ -111,9 +115,13 @@ func presence(path string, o Options) (*Distrust, error) {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		if aside, _ := filepath.Glob(path + ".damaged-*"); len(aside) > 0 {
+		aside, err := lastAside(path)
+		if err != nil {
+			return nil, err
+		}
+		if aside != "" {
 			// A crash between the setting aside and the new store.
-			return &Distrust{Since: o.Now, Reason: "the store was damaged and set aside as " + filepath.Base(aside[len(aside)-1])}, nil
+			return &Distrust{Since: o.Now, Reason: "the store was damaged and set aside as " + aside}, nil
 		}
 		if o.KeyExists {
 			return &Distrust{Since: o.Now, Reason: "the store is missing although the node's key shows that there was one"}, nil
@@ -125,6 +133,17 @@ func presence(path string, o Options) (*Distrust, error) {
 		return nil, fmt.Errorf("it is no regular file but %v", info.Mode().Type())
 	}
 	return nil, nil //nolint:nilnil // trusted
+}
+
+// lastAside returns the name of the store that was last set aside, "" if none was.
+func lastAside(path string) (last string, err error) {
+	entries, err := os.ReadDir(filepath.Dir(path))
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), filepath.Base(path)+asideInfix) {
+			last = e.Name()
+		}
+	}
+	return last, err
 }
 
 // openChecked opens an existing file and reads all of it. It returns no db for a file that is absent,
@@ -258,7 +277,7 @@ func create(path string, o Options, distrust *Distrust) (*bolt.DB, error) {
 
 // setAside moves a damaged file away under a name that is free.
 func setAside(path string, now time.Time) (string, error) {
-	base := path + ".damaged-" + now.UTC().Format("20060102T150405Z")
+	base := path + asideInfix + now.UTC().Format("20060102T150405Z")
 	to := base
 	for n := 1; ; n++ {
 		if _, err := os.Lstat(to); errors.Is(err, fs.ErrNotExist) {
