@@ -198,6 +198,9 @@ func check(db *bolt.DB, size int64) error {
 		if tx.Size() > size {
 			return fmt.Errorf("the file has %d bytes, its tree %d", size, tx.Size())
 		}
+		if err := checkPages(db, tx); err != nil {
+			return err
+		}
 		found, err := readFormat(tx)
 		if err != nil {
 			return err
@@ -223,6 +226,17 @@ func check(db *bolt.DB, size int64) error {
 		}
 		return nil
 	})
+}
+
+// checkPages walks the tree with bounds, before bbolt does without.
+func checkPages(db *bolt.DB, tx *bolt.Tx) (err error) {
+	file, err := os.Open(db.Path())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	size := db.Info().PageSize
+	return checkTree(file, size, int(tx.Size())/size, tx.ID()%2)
 }
 
 func readFormat(tx *bolt.Tx) (int, error) {
