@@ -76,8 +76,11 @@ func ofRepository(repository string) (prefix []byte, length int) {
 	return []byte(repository + "\x00"), len(repository) + 1 + 8
 }
 
-// intentOf returns what the key of an intent tells.
+// intentOf returns what the key of an intent tells; one that is too short tells nothing.
 func intentOf(key []byte) Intent {
 	at := len(key) - 8
+	if at < 1 {
+		return Intent{}
+	}
 	return Intent{ID: binary.BigEndian.Uint64(key[at:]), Repository: string(key[:at-1])}
 }
