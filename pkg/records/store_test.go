@@ -27,7 +27,9 @@ const (
 
 func noon() time.Time { return time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC) }
 
-func pair(id, repository string) records.Pair { return records.Pair{ImageID: id, Repository: repository} }
+func pair(id, repository string) records.Pair {
+	return records.Pair{ImageID: id, Repository: repository}
+}
 
 func newPath(t *testing.T) string {
 	t.Helper()
