@@ -62,8 +62,7 @@ func crash(t *testing.T, path, point string, keyExists bool) (said string, died 
 		child.Env = append(child.Env, childKey+"=1")
 	}
 	out, err := child.Output()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		status, ok := exit.Sys().(syscall.WaitStatus)
 		died = ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 	}

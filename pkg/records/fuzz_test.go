@@ -10,8 +10,8 @@ import (
 )
 
 // stored returns one value of each bucket, with its key.
-func stored(t testing.TB) map[string][3][]byte {
-	t.Helper()
+func stored(tb testing.TB) map[string][3][]byte {
+	tb.Helper()
 	p := pair(id1, app)
 	in := records.Intent{ID: 7, Name: app + ":v1", Repository: app, Begun: noon()}
 	all := map[string][3][]byte{}
@@ -28,7 +28,7 @@ func stored(t testing.TB) map[string][3][]byte {
 	} {
 		b, err := records.Encode(bucket, value.key, value.v)
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		all[bucket] = [3][]byte{[]byte(bucket), value.key, b}
 	}

@@ -37,39 +37,39 @@ func newPath(t *testing.T) string {
 }
 
 // open opens a store that the end of the test closes, and whose file bbolt must then find sound.
-func open(t testing.TB, path string, o records.Options) (*records.Store, records.Report) {
-	t.Helper()
+func open(tb testing.TB, path string, o records.Options) (*records.Store, records.Report) {
+	tb.Helper()
 	if o.Now.IsZero() {
 		o.Now = noon()
 	}
 	s, report, err := records.Open(path, o)
 	if err != nil {
-		t.Fatalf("Open(%s) = %v; want nil", path, err)
+		tb.Fatalf("Open(%s) = %v; want nil", path, err)
 	}
-	t.Cleanup(func() {
-		closeStore(t, s)
-		checkFile(t, path)
+	tb.Cleanup(func() {
+		closeStore(tb, s)
+		checkFile(tb, path)
 	})
 	return s, report
 }
 
-func newStore(t testing.TB) *records.Store {
-	t.Helper()
-	s, _ := open(t, filepath.Join(t.TempDir(), "records.db"), records.Options{})
+func newStore(tb testing.TB) *records.Store {
+	tb.Helper()
+	s, _ := open(tb, filepath.Join(tb.TempDir(), "records.db"), records.Options{})
 	return s
 }
 
-func closeStore(t testing.TB, s *records.Store) {
-	t.Helper()
+func closeStore(tb testing.TB, s *records.Store) {
+	tb.Helper()
 	if err := s.Close(); err != nil {
-		t.Errorf("Close() = %v; want nil", err)
+		tb.Errorf("Close() = %v; want nil", err)
 	}
 }
 
 // checkFile runs the check of bbolt itself.
-func checkFile(t testing.TB, path string) {
-	t.Helper()
-	inFile(t, path, func(tx *bolt.Tx) error {
+func checkFile(tb testing.TB, path string) {
+	tb.Helper()
+	inFile(tb, path, func(tx *bolt.Tx) error {
 		var all error
 		for err := range tx.Check() {
 			all = errors.Join(all, err)
@@ -79,71 +79,71 @@ func checkFile(t testing.TB, path string) {
 }
 
 // inFile runs f on the file of a closed store.
-func inFile(t testing.TB, path string, f func(*bolt.Tx) error) {
-	t.Helper()
+func inFile(tb testing.TB, path string, f func(*bolt.Tx) error) {
+	tb.Helper()
 	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: 10 * time.Second})
 	if err != nil {
-		t.Fatalf("bolt.Open(%s) = %v; want nil", path, err)
+		tb.Fatalf("bolt.Open(%s) = %v; want nil", path, err)
 	}
 	if err := errors.Join(db.Update(f), db.Close()); err != nil {
-		t.Errorf("transaction in %s: %v; want nil", path, err)
+		tb.Errorf("transaction in %s: %v; want nil", path, err)
 	}
 }
 
 // key is the key of a pair in the buckets records and marks.
 func key(p records.Pair) []byte { return []byte(p.ImageID + "\x00" + p.Repository) }
 
-func readFile(t testing.TB, path string) []byte {
-	t.Helper()
+func readFile(tb testing.TB, path string) []byte {
+	tb.Helper()
 	content, err := os.ReadFile(path)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return content
 }
 
-func writeFile(t testing.TB, path string, content []byte) {
-	t.Helper()
+func writeFile(tb testing.TB, path string, content []byte) {
+	tb.Helper()
 	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
-func begin(t testing.TB, s *records.Store, repository string) uint64 {
-	t.Helper()
+func begin(tb testing.TB, s *records.Store, repository string) uint64 {
+	tb.Helper()
 	id, err := s.Begin(repository+":v1", repository, noon())
 	if err != nil {
-		t.Fatalf("Begin(%q) = %v; want nil", repository, err)
+		tb.Fatalf("Begin(%q) = %v; want nil", repository, err)
 	}
 	return id
 }
 
-func prove(t testing.TB, s *records.Store, r records.Result) {
-	t.Helper()
+func prove(tb testing.TB, s *records.Store, r records.Result) {
+	tb.Helper()
 	if r.At.IsZero() {
 		r.At = noon()
 	}
-	if err := s.Prove(begin(t, s, r.Pair.Repository), r); err != nil {
-		t.Fatalf("Prove(%v) = %v; want nil", r.Pair, err)
+	if err := s.Prove(begin(tb, s, r.Pair.Repository), r); err != nil {
+		tb.Fatalf("Prove(%v) = %v; want nil", r.Pair, err)
 	}
 }
 
-func mark(t testing.TB, s *records.Store, pairs ...records.Pair) []records.Pair {
-	t.Helper()
+func mark(tb testing.TB, s *records.Store, pairs ...records.Pair) []records.Pair {
+	tb.Helper()
 	marked, err := s.MarkPreloaded(records.Scan{
 		Pairs: pairs, Origin: "start", Now: noon(), Still: func() bool { return true },
 	})
 	if err != nil {
-		t.Fatalf("MarkPreloaded(%v) = %v; want nil", pairs, err)
+		tb.Fatalf("MarkPreloaded(%v) = %v; want nil", pairs, err)
 	}
 	return marked
 }
 
-func lookup(t testing.TB, s *records.Store, p records.Pair) records.Facts {
-	t.Helper()
+func lookup(tb testing.TB, s *records.Store, p records.Pair) records.Facts {
+	tb.Helper()
 	f, err := s.Lookup(p)
 	if err != nil {
-		t.Fatalf("Lookup(%v) = %v; want nil", p, err)
+		tb.Fatalf("Lookup(%v) = %v; want nil", p, err)
 	}
 	return f
 }
@@ -173,12 +173,12 @@ type filled struct {
 	want    map[records.Pair]string
 }
 
-func fill(t testing.TB) filled {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "records.db")
+func fill(tb testing.TB) filled {
+	tb.Helper()
+	path := filepath.Join(tb.TempDir(), "records.db")
 	s, _, err := records.Open(path, records.Options{Now: noon()})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var all filled
 	n := func(n int, kind string) records.Pair {
@@ -191,29 +191,29 @@ func fill(t testing.TB) filled {
 		marks = append(marks, n(i, "marked"))
 		nobodys = append(nobodys, n(i, "nobodys"))
 	}
-	mark(t, s, marks...)
+	mark(tb, s, marks...)
 	var intents []uint64
 	for _, p := range nobodys {
-		intents = append(intents, begin(t, s, p.Repository))
+		intents = append(intents, begin(tb, s, p.Repository))
 	}
 	if err := s.Settle(intents, nobodys, noon()); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	for i := range 20 {
-		prove(t, s, records.Result{Pair: n(i, "open"), Open: true})
-		prove(t, s, records.Result{Pair: n(i, "proved"), Credential: alice, Secrets: []records.SecretRef{
+		prove(tb, s, records.Result{Pair: n(i, "open"), Open: true})
+		prove(tb, s, records.Result{Pair: n(i, "proved"), Credential: alice, Secrets: []records.SecretRef{
 			{UID: "7b0a7a3c", Namespace: "team", Name: "pull"},
 		}})
-		begin(t, s, fmt.Sprintf("repo.test/intended/%d", i))
+		begin(tb, s, fmt.Sprintf("repo.test/intended/%d", i))
 	}
 	all.want = map[records.Pair]string{}
 	for i := range 5 {
 		n(i, "unknown")
 	}
 	for _, p := range all.pairs {
-		all.want[p] = said(lookup(t, s, p))
+		all.want[p] = said(lookup(tb, s, p))
 	}
-	closeStore(t, s)
-	all.content = readFile(t, path)
+	closeStore(tb, s)
+	all.content = readFile(tb, path)
 	return all
 }
