@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -224,7 +225,13 @@ func check(db *bolt.DB, size int64) error {
 				return fmt.Errorf("bucket %s: %w", name, err)
 			}
 		}
-		return nil
+		// Distrust is the one fact that stands by its key alone; under a damaged one it must not get lost.
+		return tx.Bucket([]byte(bucketMeta)).ForEach(func(k, _ []byte) error {
+			if !slices.Contains([]string{metaFormat, metaDistrust, metaScanned, metaKey}, string(k)) {
+				return fmt.Errorf("bucket meta: unknown key %q", k)
+			}
+			return nil
+		})
 	})
 }
 
