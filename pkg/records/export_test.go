@@ -1,6 +1,7 @@
 package records
 
 import (
+	"io"
 	"reflect"
 	"unsafe"
 )
@@ -11,6 +12,12 @@ func Encode(bucket string, key []byte, v any) ([]byte, error) { return encode(bu
 
 func Decode(bucket string, key, stored []byte, into any) error {
 	return decode(bucket, key, stored, into)
+}
+
+func IsSystem(err error) bool { return isSystem(err) }
+
+func CheckTree(file io.ReaderAt, pageSize, pages, meta int) error {
+	return checkTree(file, pageSize, pages, meta)
 }
 
 // WriteAt is how bbolt writes to its file.

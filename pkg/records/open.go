@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -182,7 +183,8 @@ func openChecked(path string, o Options) (db *bolt.DB, damage, err error) {
 func isSystem(err error) bool {
 	var path *fs.PathError
 	var call *os.SyscallError
-	return errors.As(err, &path) || errors.As(err, &call)
+	var number syscall.Errno // bbolt does not wrap those of flock, mmap and fdatasync
+	return errors.As(err, &path) || errors.As(err, &call) || errors.As(err, &number)
 }
 
 // closeDamaged closes what may be too damaged to be closed; its pages are not written to.

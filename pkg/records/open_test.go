@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -432,5 +433,26 @@ func TestUnreadableDistrustIsStillDistrust(t *testing.T) {
 	}
 	if got := mark(t, s, pair(id1, app)); got != nil {
 		t.Errorf("MarkPreloaded = %v; want none", got)
+	}
+}
+
+func TestErrorOfTheSystemIsNoDamage(t *testing.T) {
+	for _, err := range []error{
+		syscall.ENOMEM, syscall.ENOLCK, os.NewSyscallError("flock", syscall.EINTR), &os.PathError{Err: syscall.EIO},
+	} {
+		if !records.IsSystem(fmt.Errorf("open: %w", err)) {
+			t.Errorf("IsSystem(%v) = false; want true", err)
+		}
+	}
+}
+
+// A badDisk reads nothing.
+type badDisk struct{}
+
+func (badDisk) ReadAt([]byte, int64) (int, error) { return 0, &os.PathError{Op: "read", Err: syscall.EIO} }
+
+func TestUnreadableDiskIsDamage(t *testing.T) {
+	if err := records.CheckTree(badDisk{}, 4096, 4, 0); err == nil || records.IsSystem(err) {
+		t.Errorf("CheckTree of a disk that cannot be read = %v; want damage", err)
 	}
 }

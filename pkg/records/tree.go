@@ -38,7 +38,7 @@ type tree struct {
 func checkTree(file io.ReaderAt, pageSize, pages, meta int) error {
 	t := tree{file: file, size: uint64(pageSize), seen: make([]bool, pages)} //nolint:gosec // bbolt has checked the meta page
 	head := make([]byte, treeMetaFree+8)
-	if _, err := file.ReadAt(head, int64(meta)*int64(pageSize)); err != nil {
+	if err := t.read(head, int64(meta)*int64(pageSize)); err != nil {
 		return err
 	}
 	if err := t.free(binary.NativeEndian.Uint64(head[treeMetaFree:])); err != nil {
@@ -78,7 +78,7 @@ func (t *tree) page(id uint64) ([]byte, error) {
 	}
 	head := make([]byte, treeHead)
 	at := int64(id * t.size) //nolint:gosec // id is in bounds
-	if _, err := t.file.ReadAt(head, at); err != nil {
+	if err := t.read(head, at); err != nil {
 		return nil, err
 	}
 	more := uint64(binary.NativeEndian.Uint32(head[12:]))
@@ -92,8 +92,15 @@ func (t *tree) page(id uint64) ([]byte, error) {
 		t.seen[i] = true
 	}
 	page := make([]byte, (1+more)*t.size)
-	_, err := t.file.ReadAt(page, at)
-	return page, err
+	return page, t.read(page, at)
+}
+
+// read fills b. What the disk cannot read is damage, not an error of the file system.
+func (t *tree) read(b []byte, at int64) error {
+	if _, err := t.file.ReadAt(b, at); err != nil {
+		return fmt.Errorf("%d bytes at %d: %v", len(b), at, err)
+	}
+	return nil
 }
 
 func (t *tree) walk(id uint64) error {
