@@ -1,6 +1,8 @@
 package records
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -22,15 +24,23 @@ type Scan struct {
 }
 
 // MarkPreloaded marks every pair of the scan that is due: the store is trusted, the pair has neither
-// record nor mark, its repository no intent, and no other repository has a record for its image ID. It
-// returns the pairs that it marked.
+// record nor mark, its repository no intent, and no other repository has a record for its image ID. A
+// value that cannot be read counts for what its key says and for what it says itself. It returns the
+// pairs that it marked.
 func (s *Store) MarkPreloaded(sc Scan) (marked []Pair, err error) {
 	err = s.update(crashpoint.MarkBefore, crashpoint.MarkAfter, func(tx *bolt.Tx) error {
 		marked = nil
 		if tx.Bucket([]byte(bucketMeta)).Get([]byte(metaDistrust)) != nil || !sc.Still() {
 			return nil
 		}
+		images, repositories, err := strayed(tx)
+		if err != nil {
+			return err
+		}
 		for _, p := range sc.Pairs {
+			if images[p.ImageID] || repositories[p.Repository] {
+				continue
+			}
 			f, err := lookup(tx, p)
 			if err != nil || f.Record != nil || f.Marked || f.Intents > 0 || f.Rivals {
 				continue // what cannot be read is not unknown
@@ -50,6 +60,30 @@ func (s *Store) MarkPreloaded(sc Scan) (marked []Pair, err error) {
 		return nil, fmt.Errorf("write preloaded marks: %w", err)
 	}
 	return marked, nil
+}
+
+// strayed returns the images and repositories that records and intents name which cannot be read where
+// they are: a bit that flips in a key takes the value from its pair, which then looks unknown.
+func strayed(tx *bolt.Tx) (images, repositories map[string]bool, err error) {
+	images, repositories = map[string]bool{}, map[string]bool{}
+	for _, bucket := range []string{bucketRecords, bucketIntents} {
+		err = errors.Join(err, tx.Bucket([]byte(bucket)).ForEach(func(k, v []byte) error {
+			var named struct {
+				Pair       Pair   `json:"pair"`
+				Repository string `json:"repository"`
+			}
+			if sound(bucket, k, v) || len(v) < sumSize || json.Unmarshal(v[sumSize:], &named) != nil {
+				return nil // in its place, or it says nothing
+			}
+			if bucket == bucketRecords {
+				images[named.Pair.ImageID] = true
+			} else {
+				repositories[named.Repository] = true
+			}
+			return nil
+		}))
+	}
+	return images, repositories, err
 }
 
 // ScannedOnce reports whether a first scan has been made.

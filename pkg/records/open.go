@@ -7,7 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strconv"
+	"strings"
+	"syscall"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -22,6 +25,9 @@ const format = 1
 // lockWait bounds the wait for the file lock. bbolt's default is to wait forever, which would turn a
 // second daemon into a silent hang.
 const lockWait = 2 * time.Second
+
+// asideInfix follows a store's path in the name that it is set aside under.
+const asideInfix = ".damaged-"
 
 // The keys of the meta bucket.
 const (
@@ -111,9 +117,13 @@ func presence(path string, o Options) (*Distrust, error) {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		if aside, _ := filepath.Glob(path + ".damaged-*"); len(aside) > 0 {
+		aside, err := lastAside(path)
+		if err != nil {
+			return nil, err
+		}
+		if aside != "" {
 			// A crash between the setting aside and the new store.
-			return &Distrust{Since: o.Now, Reason: "the store was damaged and set aside as " + filepath.Base(aside[len(aside)-1])}, nil
+			return &Distrust{Since: o.Now, Reason: "the store was damaged and set aside as " + aside}, nil
 		}
 		if o.KeyExists {
 			return &Distrust{Since: o.Now, Reason: "the store is missing although the node's key shows that there was one"}, nil
@@ -125,6 +135,17 @@ func presence(path string, o Options) (*Distrust, error) {
 		return nil, fmt.Errorf("it is no regular file but %v", info.Mode().Type())
 	}
 	return nil, nil //nolint:nilnil // trusted
+}
+
+// lastAside returns the name of the store that was last set aside, "" if none was.
+func lastAside(path string) (last string, err error) {
+	entries, err := os.ReadDir(filepath.Dir(path))
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), filepath.Base(path)+asideInfix) {
+			last = e.Name()
+		}
+	}
+	return last, err
 }
 
 // openChecked opens an existing file and reads all of it. It returns no db for a file that is absent,
@@ -162,7 +183,8 @@ func openChecked(path string, o Options) (db *bolt.DB, damage, err error) {
 func isSystem(err error) bool {
 	var path *fs.PathError
 	var call *os.SyscallError
-	return errors.As(err, &path) || errors.As(err, &call)
+	var number syscall.Errno // bbolt does not wrap those of flock, mmap and fdatasync
+	return errors.As(err, &path) || errors.As(err, &call) || errors.As(err, &number)
 }
 
 // closeDamaged closes what may be too damaged to be closed; its pages are not written to.
@@ -178,6 +200,9 @@ func check(db *bolt.DB, size int64) error {
 	return db.View(func(tx *bolt.Tx) error {
 		if tx.Size() > size {
 			return fmt.Errorf("the file has %d bytes, its tree %d", size, tx.Size())
+		}
+		if err := checkPages(db, tx); err != nil {
+			return err
 		}
 		found, err := readFormat(tx)
 		if err != nil {
@@ -202,8 +227,25 @@ func check(db *bolt.DB, size int64) error {
 				return fmt.Errorf("bucket %s: %w", name, err)
 			}
 		}
-		return nil
+		// Distrust is the one fact that stands by its key alone; under a damaged one it must not get lost.
+		return tx.Bucket([]byte(bucketMeta)).ForEach(func(k, _ []byte) error {
+			if !slices.Contains([]string{metaFormat, metaDistrust, metaScanned, metaKey}, string(k)) {
+				return fmt.Errorf("bucket meta: unknown key %q", k)
+			}
+			return nil
+		})
 	})
+}
+
+// checkPages walks the tree with bounds, before bbolt does without.
+func checkPages(db *bolt.DB, tx *bolt.Tx) (err error) {
+	file, err := os.Open(db.Path())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	size := db.Info().PageSize
+	return checkTree(file, size, int(tx.Size())/size, tx.ID()%2)
 }
 
 func readFormat(tx *bolt.Tx) (int, error) {
@@ -258,7 +300,7 @@ func create(path string, o Options, distrust *Distrust) (*bolt.DB, error) {
 
 // setAside moves a damaged file away under a name that is free.
 func setAside(path string, now time.Time) (string, error) {
-	base := path + ".damaged-" + now.UTC().Format("20060102T150405Z")
+	base := path + asideInfix + now.UTC().Format("20060102T150405Z")
 	to := base
 	for n := 1; ; n++ {
 		if _, err := os.Lstat(to); errors.Is(err, fs.ErrNotExist) {

@@ -43,16 +43,17 @@ func encode(bucket string, key []byte, v any) ([]byte, error) {
 	return append(out, payload...), nil
 }
 
+// sound reports whether a value has the sum of what it is and where.
+func sound(bucket string, key, stored []byte) bool {
+	return len(stored) >= sumSize && binary.BigEndian.Uint32(stored) == sum(bucket, key, stored[sumSize:])
+}
+
 // decode reads the stored form. It accepts nothing but what encode made for the same place.
 func decode(bucket string, key, stored []byte, into any) error {
-	if len(stored) < sumSize {
-		return fmt.Errorf("%w: bucket %s: %d bytes", ErrUnreadable, bucket, len(stored))
+	if !sound(bucket, key, stored) {
+		return fmt.Errorf("%w: bucket %s: wrong checksum of %d bytes", ErrUnreadable, bucket, len(stored))
 	}
-	payload := stored[sumSize:]
-	if binary.BigEndian.Uint32(stored) != sum(bucket, key, payload) {
-		return fmt.Errorf("%w: bucket %s: wrong checksum", ErrUnreadable, bucket)
-	}
-	d := json.NewDecoder(bytes.NewReader(payload))
+	d := json.NewDecoder(bytes.NewReader(stored[sumSize:]))
 	d.DisallowUnknownFields()
 	if err := d.Decode(into); err != nil {
 		return fmt.Errorf("%w: bucket %s: %v", ErrUnreadable, bucket, err)
@@ -76,8 +77,11 @@ func ofRepository(repository string) (prefix []byte, length int) {
 	return []byte(repository + "\x00"), len(repository) + 1 + 8
 }
 
-// intentOf returns what the key of an intent tells.
+// intentOf returns what the key of an intent tells; one that is too short tells nothing.
 func intentOf(key []byte) Intent {
 	at := len(key) - 8
+	if at < 1 {
+		return Intent{}
+	}
 	return Intent{ID: binary.BigEndian.Uint64(key[at:]), Repository: string(key[:at-1])}
 }

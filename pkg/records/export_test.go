@@ -1,0 +1,33 @@
+package records
+
+import (
+	"io"
+	"reflect"
+	"unsafe"
+)
+
+// Hooks of the tests in records_test.
+
+func Encode(bucket string, key []byte, v any) ([]byte, error) { return encode(bucket, key, v) }
+
+func Decode(bucket string, key, stored []byte, into any) error {
+	return decode(bucket, key, stored, into)
+}
+
+func IsSystem(err error) bool { return isSystem(err) }
+
+func CheckTree(file io.ReaderAt, pageSize, pages, meta int) error {
+	return checkTree(file, pageSize, pages, meta)
+}
+
+// WriteAt is how bbolt writes to its file.
+type WriteAt func(b []byte, at int64) (int, error)
+
+// OnWrite puts f between bbolt and the file, and turns syncs off.
+func (s *Store) OnWrite(f func(write WriteAt, b []byte, at int64) (int, error)) {
+	s.db.NoSync = true
+	field := reflect.ValueOf(s.db).Elem().FieldByName("ops").FieldByName("writeAt")
+	hook := (*func([]byte, int64) (int, error))(unsafe.Pointer(field.UnsafeAddr()))
+	write := *hook
+	*hook = func(b []byte, at int64) (int, error) { return f(write, b, at) }
+}

@@ -1,0 +1,186 @@
+package records_test
+
+import (
+	"encoding/binary"
+	"flag"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+var update = flag.Bool("update", false, "write testdata/format-1.db anew; never once format 1 is released")
+
+// writeFormat makes the store that testdata holds.
+func writeFormat(t *testing.T, path string) {
+	t.Helper()
+	s, _ := open(t, path, records.Options{})
+	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice, At: at(1), Secrets: []records.SecretRef{
+		{UID: "7b0a7a3c", Namespace: "team", Name: "pull"},
+	}})
+	prove(t, s, records.Result{Pair: pair(id1, other), Open: true, At: at(2)})
+	lost := begin(t, s, "repo.test/lost")
+	settled := begin(t, s, "repo.test/settled")
+	if err := s.End(lost, at(3)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Settle([]uint64{settled}, []records.Pair{pair(id2, "repo.test/settled")}, at(4)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.MarkPreloaded(records.Scan{
+		Pairs: []records.Pair{pair("sha256:3", app)}, Origin: "start", Now: at(5), First: true,
+		Still: func() bool { return true },
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.SetKeyFingerprint("f00d"); err != nil {
+		t.Fatal(err)
+	}
+	closeStore(t, s)
+}
+
+// wantFormat holds a store to what writeFormat wrote.
+func wantFormat(t *testing.T, s *records.Store) {
+	t.Helper()
+	var all []records.Record
+	var marks []records.Mark
+	if err := s.Records(func(r records.Record) error { all = append(all, r); return nil }); err != nil {
+		t.Error(err)
+	}
+	if err := s.Marks(func(m records.Mark) error { marks = append(marks, m); return nil }); err != nil {
+		t.Error(err)
+	}
+	intents, err := s.Intents()
+	if err != nil {
+		t.Error(err)
+	}
+	proof := records.Proof{
+		Credential: alice, Secrets: []records.SecretRef{{UID: "7b0a7a3c", Namespace: "team", Name: "pull"}},
+		FirstProved: at(1), LastProved: at(1), LastUsed: at(1),
+	}
+	wantRecords := []records.Record{
+		{Pair: pair(id1, app), Created: at(1), LastUsed: at(1), Proofs: []records.Proof{proof}},
+		{Pair: pair(id1, other), Open: true, Opened: at(2), Created: at(2), LastUsed: at(2)},
+		{Pair: pair(id2, "repo.test/settled"), Created: at(4)},
+	}
+	wantIntents := []records.Intent{
+		{ID: 3, Name: "repo.test/lost:v1", Repository: "repo.test/lost", Begun: noon(), Ended: at(3)},
+	}
+	wantMarks := []records.Mark{{Pair: pair("sha256:3", app), Set: at(5), Origin: "start"}}
+	if diff := cmp.Diff(wantRecords, all) + cmp.Diff(wantIntents, intents) + cmp.Diff(wantMarks, marks); diff != "" {
+		t.Errorf("facts (-want +got):\n%s", diff)
+	}
+	if once, err := s.ScannedOnce(); !once || err != nil {
+		t.Errorf("ScannedOnce() = %v, %v; want true, nil", once, err)
+	}
+	if f, err := s.KeyFingerprint(); f != "f00d" || err != nil {
+		t.Errorf("KeyFingerprint() = %q, %v; want f00d, nil", f, err)
+	}
+}
+
+func TestFormat1Opens(t *testing.T) {
+	golden, path := filepath.Join("testdata", "format-1.db"), newPath(t)
+	if *update {
+		writeFormat(t, path)
+		writeFile(t, golden, readFile(t, path))
+	}
+	writeFile(t, path, readFile(t, golden))
+	s, report := open(t, path, records.Options{KeyExists: true})
+	if diff := cmp.Diff(records.Report{}, report); diff != "" {
+		t.Errorf("Report (-want +got):\n%s", diff)
+	}
+	wantFormat(t, s)
+	prove(t, s, records.Result{Pair: pair(id1, app), Credential: bob})
+	if got := lookup(t, s, pair(id1, app)); len(got.Record.Proofs) != 2 {
+		t.Errorf("%d proofs after a pull; want 2", len(got.Record.Proofs))
+	}
+}
+
+func TestFormat1IsWhatIsWritten(t *testing.T) {
+	path, golden := newPath(t), newPath(t)
+	writeFormat(t, path)
+	writeFile(t, golden, readFile(t, filepath.Join("testdata", "format-1.db")))
+	if diff := cmp.Diff(dump(t, golden), dump(t, path)); diff != "" {
+		t.Errorf("keys and values differ from testdata, which is a new format (-testdata +written):\n%s", diff)
+	}
+}
+
+// dump returns every key and value, by bucket.
+func dump(t *testing.T, path string) map[string]map[string]string {
+	t.Helper()
+	all := map[string]map[string]string{}
+	inFile(t, path, func(tx *bolt.Tx) error {
+		return tx.ForEach(func(name []byte, b *bolt.Bucket) error {
+			in := map[string]string{}
+			all[string(name)] = in
+			return b.ForEach(func(k, v []byte) error { in[string(k)] = string(v); return nil })
+		})
+	})
+	return all
+}
+
+// TestFormatIsAsItsDrawingSays reads the drawing in doc.go.
+func TestFormatIsAsItsDrawingSays(t *testing.T) {
+	drawing := map[string][]string{} // the keys of each bucket
+	bucket := ""
+	_, text, _ := strings.Cut(string(readFile(t, "doc.go")), "# Format 1\n//\n")
+	for line := range strings.Lines(text) {
+		line, found := strings.CutPrefix(line, "//\t")
+		if !found {
+			break
+		}
+		name, _, _ := strings.Cut(strings.TrimSpace(line), "  ")
+		if !strings.HasPrefix(line, " ") {
+			bucket, drawing[name] = name, nil
+			continue
+		}
+		drawing[bucket] = append(drawing[bucket], name)
+	}
+
+	path, distrusted := newPath(t), newPath(t)
+	writeFormat(t, path)
+	s, _ := open(t, distrusted, records.Options{KeyExists: true})
+	closeStore(t, s)
+	file := dump(t, path)
+	file["meta"]["distrust"] = dump(t, distrusted)["meta"]["distrust"]
+
+	sequence := binary.BigEndian.AppendUint64(nil, 3)
+	fill := func(key, id, repository string) string {
+		return strings.NewReplacer(" 00 ", "\x00", "<image ID>", id, "<repository>", repository,
+			"<sequence, 8 bytes>", string(sequence)).Replace(key)
+	}
+	want := map[string][]string{"meta": drawing["meta"]}
+	for name, of := range map[string][][2]string{
+		"intents": {{"", "repo.test/lost"}},
+		"records": {{id1, app}, {id1, other}, {id2, "repo.test/settled"}},
+		"marks":   {{"sha256:3", app}},
+	} {
+		want[name] = nil
+		for _, key := range drawing[name] {
+			for _, of := range of {
+				want[name] = append(want[name], fill(key, of[0], of[1]))
+			}
+		}
+	}
+	got := map[string][]string{}
+	for name, in := range file {
+		for key := range in {
+			got[name] = append(got[name], key)
+		}
+		slices.Sort(got[name])
+	}
+	for name := range want {
+		slices.Sort(want[name])
+	}
+	if len(drawing) != len(got) {
+		t.Errorf("the drawing has %d buckets, the file %d", len(drawing), len(got))
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("keys (-drawing +file):\n%s", diff)
+	}
+}

@@ -1,0 +1,190 @@
+package records_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+// A model is what a store must hold, kept in maps.
+type model struct {
+	records map[records.Pair]records.Record
+	marks   map[records.Pair]bool
+	intents map[uint64]string // to the repository
+	written map[records.Pair]int
+	writes  int
+}
+
+func (m *model) wrote(p records.Pair) {
+	m.writes++
+	m.written[p] = m.writes
+}
+
+func (m *model) facts(p records.Pair) (f records.Facts) {
+	if r, ok := m.records[p]; ok {
+		r.Proofs = slices.Clone(r.Proofs)
+		f.Record = &r
+	}
+	f.Marked = m.marks[p]
+	for _, repository := range m.intents {
+		if repository == p.Repository {
+			f.Intents++
+		}
+	}
+	for q := range m.records {
+		f.Rivals = f.Rivals || q.ImageID == p.ImageID && q != p
+	}
+	return f
+}
+
+func (m *model) prove(p records.Pair, open bool, id credential.ID, now int) {
+	r, ok := m.records[p]
+	if !ok {
+		r = records.Record{Pair: p, Created: at(now)}
+	}
+	r.LastUsed = at(now)
+	i := slices.IndexFunc(r.Proofs, func(p records.Proof) bool { return p.Credential == id })
+	switch {
+	case open && !r.Open:
+		r.Open, r.Opened = true, at(now)
+	case open:
+	case i >= 0:
+		r.Proofs = slices.Clone(r.Proofs)
+		r.Proofs[i].LastProved, r.Proofs[i].LastUsed = at(now), at(now)
+	default:
+		r.Proofs = append(slices.Clone(r.Proofs), records.Proof{
+			Credential: id, FirstProved: at(now), LastProved: at(now), LastUsed: at(now),
+		})
+	}
+	m.records[p] = r
+	m.wrote(p)
+}
+
+func (m *model) prune(present map[string]struct{}, before int) {
+	gone := func(p records.Pair) bool {
+		_, there := present[p.ImageID]
+		return !there && m.written[p] <= before
+	}
+	maps.DeleteFunc(m.records, func(p records.Pair, _ records.Record) bool { return gone(p) })
+	maps.DeleteFunc(m.marks, func(p records.Pair, _ bool) bool { return gone(p) })
+}
+
+func TestStoreIsTheModelAfterAnyOperations(t *testing.T) {
+	for range 8 {
+		seed := rand.Uint64()
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { againstModel(t, rand.New(rand.NewPCG(seed, 0)), 250) })
+	}
+}
+
+func againstModel(t *testing.T, random *rand.Rand, steps int) {
+	t.Helper()
+	path := newPath(t)
+	s, _ := open(t, path, records.Options{})
+	m := &model{
+		records: map[records.Pair]records.Record{}, marks: map[records.Pair]bool{},
+		intents: map[uint64]string{}, written: map[records.Pair]int{},
+	}
+	var pairs []records.Pair
+	for _, id := range []string{"1", "2", "12", "3"} {
+		for _, repository := range []string{"a", "a/b", "b"} {
+			pairs = append(pairs, pair(id, repository))
+		}
+	}
+	somePair := func() records.Pair { return pairs[random.IntN(len(pairs))] }
+	some := func() (some []records.Pair) {
+		for range random.IntN(4) {
+			if p := somePair(); !slices.Contains(some, p) {
+				some = append(some, p)
+			}
+		}
+		return some
+	}
+	intent := func() uint64 { // one that is there, or not
+		ids := slices.Sorted(maps.Keys(m.intents))
+		if len(ids) == 0 || random.IntN(10) == 0 {
+			return random.Uint64N(1000)
+		}
+		return ids[random.IntN(len(ids))]
+	}
+	var done []string
+	for now := range steps {
+		did, err := "", error(nil)
+		switch random.IntN(11) {
+		case 0, 1, 2:
+			p := somePair()
+			var id uint64
+			id, err = s.Begin("name", p.Repository, at(now))
+			did = fmt.Sprintf("Begin(%s) = %d", p.Repository, id)
+			m.intents[id] = p.Repository
+		case 3, 4:
+			id, p, open := intent(), somePair(), random.IntN(4) == 0
+			by := []credential.ID{alice, bob}[random.IntN(2)]
+			did = fmt.Sprintf("Prove(%d, %v, open %v, %s)", id, p, open, by)
+			err = s.Prove(id, records.Result{Pair: p, Open: open, Credential: by, At: at(now)})
+			m.prove(p, open, by, now)
+			delete(m.intents, id)
+		case 5:
+			id := intent()
+			did, err = fmt.Sprintf("Drop(%d)", id), s.Drop(id)
+			delete(m.intents, id)
+		case 6:
+			id := intent()
+			did, err = fmt.Sprintf("End(%d)", id), s.End(id, at(now))
+		case 7:
+			ids, present := []uint64{intent(), intent()}, some()
+			did, err = fmt.Sprintf("Settle(%v, %v)", ids, present), s.Settle(ids, present, at(now))
+			for _, p := range present {
+				f := m.facts(p)
+				if (m.intents[ids[0]] == p.Repository || m.intents[ids[1]] == p.Repository) && f.Record == nil && !f.Marked {
+					m.records[p] = records.Record{Pair: p, Created: at(now)}
+					m.wrote(p)
+				}
+			}
+			delete(m.intents, ids[0])
+			delete(m.intents, ids[1])
+		case 8:
+			scan, still := some(), random.IntN(4) > 0
+			did = fmt.Sprintf("MarkPreloaded(%v, still %v)", scan, still)
+			_, err = s.MarkPreloaded(records.Scan{Pairs: scan, Now: at(now), Still: func() bool { return still }})
+			for _, p := range scan {
+				if f := m.facts(p); still && f.Record == nil && !f.Marked && f.Intents == 0 && !f.Rivals {
+					m.marks[p] = true
+					m.wrote(p)
+				}
+			}
+		case 9:
+			present := map[string]struct{}{"none": {}}
+			for _, p := range some() {
+				present[p.ImageID] = struct{}{}
+			}
+			before := max(0, m.writes-random.IntN(3))
+			did = fmt.Sprintf("Prune(%v, %d)", present, before)
+			_, err = s.Prune(present, uint64(before))
+			m.prune(present, before)
+		case 10:
+			did = "reopen"
+			closeStore(t, s)
+			s, _ = open(t, path, records.Options{KeyExists: true})
+			m.writes, m.written = 0, map[records.Pair]int{}
+		}
+		done = append(done, did)
+		if err != nil {
+			t.Fatalf("%s: %v; want nil, after %q", did, err, done)
+		}
+		if got := s.Written(); got != uint64(m.writes) {
+			t.Fatalf("Written() = %d; want %d, after %q", got, m.writes, done)
+		}
+		for _, p := range pairs {
+			if diff := cmp.Diff(m.facts(p), lookup(t, s, p)); diff != "" {
+				t.Fatalf("facts of %v after %q (-want +got):\n%s", p, done, diff)
+			}
+		}
+	}
+}

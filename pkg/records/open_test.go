@@ -1,0 +1,458 @@
+package records_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+func TestOpenBeginsATrustedStoreOnTheVeryFirstStart(t *testing.T) {
+	path := newPath(t)
+	s, got := open(t, path, records.Options{})
+	if diff := cmp.Diff(records.Report{Created: true}, got); diff != "" {
+		t.Errorf("Report (-want +got):\n%s", diff)
+	}
+	if d := s.Distrusted(); d != nil {
+		t.Errorf("Distrusted() = %v; want nil", d)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("Stat = %v, %v; want mode 0600", info, err)
+	}
+	if once, err := s.ScannedOnce(); once || err != nil {
+		t.Errorf("ScannedOnce() = %v, %v; want false, nil", once, err)
+	}
+	if _, err := os.Stat(path + ".new"); err == nil {
+		t.Error("the temporary file is still there")
+	}
+}
+
+func TestReopenedStoreHoldsWhatWasWritten(t *testing.T) {
+	path := newPath(t)
+	s, _ := open(t, path, records.Options{})
+	begin(t, s, other)
+	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
+	mark(t, s, pair(id2, app))
+	if err := s.SetKeyFingerprint("f1"); err != nil {
+		t.Fatal(err)
+	}
+	want := []records.Facts{lookup(t, s, pair(id1, app)), lookup(t, s, pair(id2, app)), lookup(t, s, pair(id1, other))}
+	closeStore(t, s)
+
+	s, report := open(t, path, records.Options{KeyExists: true})
+	if diff := cmp.Diff(records.Report{}, report); diff != "" {
+		t.Errorf("Report (-want +got):\n%s", diff)
+	}
+	got := []records.Facts{lookup(t, s, pair(id1, app)), lookup(t, s, pair(id2, app)), lookup(t, s, pair(id1, other))}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("facts (-before +after):\n%s", diff)
+	}
+	if f, err := s.KeyFingerprint(); f != "f1" || err != nil {
+		t.Errorf("KeyFingerprint() = %q, %v; want f1, nil", f, err)
+	}
+}
+
+func TestLostStoreBeginsInDistrustThatOnlyTrustEnds(t *testing.T) {
+	path := newPath(t)
+	s, report := open(t, path, records.Options{KeyExists: true})
+	if !report.Created || report.Distrust == nil || !report.Distrust.Since.Equal(noon()) || report.Distrust.Reason == "" {
+		t.Fatalf("Report = %+v; want a created store in distrust since %v", report, noon())
+	}
+	if got := mark(t, s, pair(id1, app)); got != nil {
+		t.Errorf("MarkPreloaded in distrust = %v; want none", got)
+	}
+	for range 2 {
+		closeStore(t, s)
+		s, report = open(t, path, records.Options{Now: noon().Add(time.Hour)})
+		if report.Created || report.Distrust == nil || !report.Distrust.Since.Equal(noon()) {
+			t.Fatalf("Report after reopening = %+v; want distrust since %v", report, noon())
+		}
+	}
+	if err := s.Trust(); err != nil {
+		t.Fatalf("Trust() = %v; want nil", err)
+	}
+	closeStore(t, s)
+	if s, report = open(t, path, records.Options{}); report.Distrust != nil || s.Distrusted() != nil {
+		t.Errorf("Distrust after Trust = %v; want nil", report.Distrust)
+	}
+}
+
+func TestOpenRefusesNewerFormat(t *testing.T) {
+	for _, newer := range []string{"2", "10", "2147483647"} {
+		path := newPath(t)
+		s, _ := open(t, path, records.Options{})
+		prove(t, s, records.Result{Pair: pair(id1, app), Open: true})
+		closeStore(t, s)
+		inFile(t, path, func(tx *bolt.Tx) error {
+			// It may have any buckets and values.
+			if err := tx.DeleteBucket([]byte("marks")); err != nil {
+				return err
+			}
+			return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte(newer))
+		})
+		before := readFile(t, path)
+		_, _, err := records.Open(path, records.Options{})
+		if !errors.Is(err, records.ErrNewerFormat) {
+			t.Errorf("Open of format %s = %v; want ErrNewerFormat", newer, err)
+		}
+		if !bytes.Equal(before, readFile(t, path)) {
+			t.Errorf("Open of format %s has changed the file", newer)
+		}
+		wantFiles(t, path, filepath.Base(path))
+		checkFile(t, path) // nobody holds its lock
+	}
+}
+
+func wantFiles(t *testing.T, path string, want ...string) {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range entries {
+		got = append(got, e.Name())
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
+func TestOpenReturnsErrInUseWithinLockWait(t *testing.T) {
+	path := newPath(t)
+	open(t, path, records.Options{})
+	before := readFile(t, path)
+	began := time.Now()
+	_, _, err := records.Open(path, records.Options{LockWait: 100 * time.Millisecond})
+	if took := time.Since(began); !errors.Is(err, records.ErrInUse) || took > time.Second {
+		t.Errorf("second Open = %v after %v; want ErrInUse within 100ms", err, took)
+	}
+	if !bytes.Equal(before, readFile(t, path)) {
+		t.Error("the second Open has changed the file")
+	}
+	wantFiles(t, path, filepath.Base(path))
+}
+
+func TestOpenRefusesWhatIsNoRegularFile(t *testing.T) {
+	target := newPath(t)
+	s, _ := open(t, target, records.Options{})
+	closeStore(t, s)
+	for name, put := range map[string]func(path string) error{
+		"directory":     func(path string) error { return os.Mkdir(path, 0o700) },
+		"symlink":       func(path string) error { return os.Symlink(target, path) },
+		"dangling link": func(path string) error { return os.Symlink("nowhere", path) },
+	} {
+		path := newPath(t)
+		if err := put(path); err != nil {
+			t.Fatal(err)
+		}
+		if s, _, err := records.Open(path, records.Options{}); err == nil {
+			t.Errorf("Open of a %s = nil; want an error", name)
+			closeStore(t, s)
+		}
+		wantFiles(t, path, filepath.Base(path))
+	}
+}
+
+func TestOpenReportsAnUnusableDirectoryAndSetsNothingAside(t *testing.T) {
+	path := filepath.Join(newPath(t), "absent", "records.db")
+	if _, _, err := records.Open(path, records.Options{}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("Open in an absent directory = %v; want ErrNotExist", err)
+	}
+}
+
+// openDamaged opens a damaged file and holds that nobody gains by the damage. It reports whether the
+// file was set aside.
+func openDamaged(t *testing.T, path string, damaged []byte, all filled, what string) bool {
+	t.Helper()
+	writeFile(t, path, damaged)
+	s, report, err := records.Open(path, records.Options{Now: noon()})
+	if err != nil {
+		t.Errorf("%s: Open = %v; want nil", what, err)
+		return false
+	}
+	for _, p := range all.pairs {
+		f, err := s.Lookup(p)
+		switch got := said(f); {
+		case report.SetAside != "" && (got != "" || err != nil):
+			t.Errorf("%s: Lookup(%v) in a new store = %q, %v; want nothing", what, p, got, err)
+		case report.SetAside == "" && err == nil && got != all.want[p]:
+			t.Errorf("%s: Lookup(%v) = %q; want %q or an error", what, p, got, all.want[p])
+		}
+	}
+	if report.SetAside != "" {
+		if report.Damage == "" || report.Distrust == nil || !report.Created {
+			t.Errorf("%s: Report = %+v; want a new store in distrust", what, report)
+		}
+		if !bytes.Equal(readFile(t, report.SetAside), damaged) {
+			t.Errorf("%s: what was set aside is not what was there", what)
+		}
+	}
+	// Whatever it is, it is a store.
+	prove(t, s, records.Result{Pair: pair(id1, app), Credential: bob})
+	closeStore(t, s)
+	checkFile(t, path)
+	if report.SetAside != "" {
+		if err := os.Remove(report.SetAside); err != nil {
+			t.Error(err)
+		}
+	}
+	return report.SetAside != ""
+}
+
+func garbage(random *rand.Rand, n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(random.Uint32())
+	}
+	return b
+}
+
+func TestOpenSetsAFileAsideThatIsNoStore(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 1))
+	for name, content := range map[string][]byte{
+		"empty": {}, "one byte": {0}, "text": []byte("not a store\n"),
+		"garbage of a page": garbage(random, 4096), "garbage": garbage(random, 100_000),
+		"zeros": make([]byte, 65536),
+	} {
+		if !openDamaged(t, newPath(t), content, filled{}, name) {
+			t.Errorf("%s: not set aside", name)
+		}
+	}
+}
+
+func TestOpenSetsABoltFileAsideThatIsNoStore(t *testing.T) {
+	for name, change := range map[string]func(tx *bolt.Tx) error{
+		"no meta":      func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte("meta")) },
+		"no records":   func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte("records")) },
+		"no format":    func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Delete([]byte("format")) },
+		"empty format": func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("format"), nil) },
+		"format zero":  func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte("0")) },
+		"format text":  func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte("one")) },
+	} {
+		path := newPath(t)
+		s, _ := open(t, path, records.Options{})
+		closeStore(t, s)
+		inFile(t, path, change)
+		if !openDamaged(t, path, readFile(t, path), filled{}, name) {
+			t.Errorf("%s: not set aside", name)
+		}
+	}
+}
+
+func TestTruncatedStoreIsSetAside(t *testing.T) {
+	all, path := fill(t), newPath(t)
+	lengths := []int{1, 15, 16, 100, 1024, 4095, 4096, 4097, 8191, 8192, 8193}
+	for n := 12288; n < len(all.content); n += 4096 {
+		lengths = append(lengths, n-1, n, n+1)
+	}
+	aside := 0
+	for _, n := range lengths {
+		if openDamaged(t, path, all.content[:n], all, fmt.Sprintf("first %d bytes", n)) {
+			aside++
+		}
+	}
+	if aside < 12 {
+		t.Errorf("%d of %d truncated files were set aside; want all that lack a page", aside, len(lengths))
+	}
+}
+
+func TestOverwrittenPageOpensNothing(t *testing.T) {
+	all, path := fill(t), newPath(t)
+	seed := rand.Uint64()
+	random := rand.New(rand.NewPCG(seed, 0))
+	size := os.Getpagesize()
+	aside := 0
+	for page := range len(all.content) / size {
+		for _, by := range [][]byte{make([]byte, size), bytes.Repeat([]byte{0xff}, size), garbage(random, size)} {
+			damaged := slices.Clone(all.content)
+			copy(damaged[page*size:], by)
+			if openDamaged(t, path, damaged, all, fmt.Sprintf("seed %d: page %d by %x…", seed, page, by[:4])) {
+				aside++
+			}
+		}
+	}
+	if aside == 0 {
+		t.Error("no damage was found")
+	}
+}
+
+func TestSwappedPagesOpenNothing(t *testing.T) {
+	all, path := fill(t), newPath(t)
+	size := os.Getpagesize()
+	for from := range len(all.content) / size {
+		damaged := slices.Clone(all.content)
+		to := (from + 1) % (len(all.content) / size)
+		copy(damaged[to*size:(to+1)*size], all.content[from*size:])
+		openDamaged(t, path, damaged, all, fmt.Sprintf("page %d over page %d", from, to))
+	}
+}
+
+func TestDamageSetsAsideBesideEarlierDamage(t *testing.T) {
+	path := newPath(t)
+	for n, want := range []string{
+		"records.db.damaged-20260504T120000Z", "records.db.damaged-20260504T120000Z-1",
+		"records.db.damaged-20260504T120000Z-2",
+	} {
+		content := fmt.Appendf(nil, "damage %d", n)
+		writeFile(t, path, content)
+		s, report := open(t, path, records.Options{})
+		closeStore(t, s)
+		if filepath.Base(report.SetAside) != want {
+			t.Errorf("damage %d was set aside as %s; want %s", n, report.SetAside, want)
+		}
+		if got := readFile(t, report.SetAside); !bytes.Equal(got, content) {
+			t.Errorf("%s holds %q; want %q", want, got, content)
+		}
+	}
+	for n, name := range []string{"", "-1", "-2"} {
+		if got := readFile(t, path+".damaged-20260504T120000Z"+name); string(got) != fmt.Sprintf("damage %d", n) {
+			t.Errorf("damage %d has become %q", n, got)
+		}
+	}
+}
+
+func TestStoreThatIsMissingBesideASetAsideOneBeginsInDistrust(t *testing.T) {
+	for _, dir := range []string{"plain", "with [brackets", "with [a-b] * ?"} {
+		path := filepath.Join(t.TempDir(), dir, "records.db")
+		if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		writeFile(t, path+".damaged-20260504T120000Z", nil)
+		_, report := open(t, path, records.Options{})
+		if !report.Created || report.Distrust == nil {
+			t.Errorf("directory %q: Report = %+v; want a new store in distrust", dir, report)
+		}
+	}
+}
+
+func TestLeftoverTemporaryStoreIsReplaced(t *testing.T) {
+	path := newPath(t)
+	writeFile(t, path+".new", []byte("half of a store"))
+	if _, report := open(t, path, records.Options{}); !report.Created || report.Distrust != nil {
+		t.Errorf("Report = %+v; want a new store that is trusted", report)
+	}
+	wantFiles(t, path, filepath.Base(path))
+}
+
+func TestFlippedBitOfAValueMakesOnlyItsPairUnreadable(t *testing.T) {
+	victim, peer := pair(id1, app), pair(id2, app)
+	for _, bucket := range []string{"records", "marks"} {
+		path := newPath(t)
+		s, _ := open(t, path, records.Options{})
+		write := func(p records.Pair) {
+			if bucket == "marks" {
+				mark(t, s, p)
+			} else {
+				prove(t, s, records.Result{Pair: p, Open: true})
+			}
+		}
+		write(victim)
+		write(peer)
+		want := said(lookup(t, s, peer))
+		closeStore(t, s)
+		var sound []byte
+		inFile(t, path, func(tx *bolt.Tx) error {
+			sound = slices.Clone(tx.Bucket([]byte(bucket)).Get(key(victim)))
+			return nil
+		})
+		for bit := 0; bit < 8*len(sound); bit += 7 {
+			inFile(t, path, func(tx *bolt.Tx) error {
+				flipped := slices.Clone(sound)
+				flipped[bit/8] ^= 1 << (bit % 8)
+				return tx.Bucket([]byte(bucket)).Put(key(victim), flipped)
+			})
+			s, report, err := records.Open(path, records.Options{})
+			if err != nil || report.SetAside != "" {
+				t.Fatalf("bit %d of %s: Open = %+v, %v; want the same store", bit, bucket, report, err)
+			}
+			if f, err := s.Lookup(victim); !errors.Is(err, records.ErrUnreadable) || said(f) != "" {
+				t.Errorf("bit %d of %s: Lookup = %q, %v; want nothing, ErrUnreadable", bit, bucket, said(f), err)
+			}
+			if got := said(lookup(t, s, peer)); got != want {
+				t.Errorf("bit %d of %s: Lookup of another pair = %q; want %q", bit, bucket, got, want)
+			}
+			closeStore(t, s)
+		}
+	}
+}
+
+func TestValueUnderAnotherKeyIsUnreadable(t *testing.T) {
+	path := newPath(t)
+	s, _ := open(t, path, records.Options{})
+	prove(t, s, records.Result{Pair: pair(id1, app), Open: true})
+	mark(t, s, pair(id2, other))
+	closeStore(t, s)
+	thief := []records.Pair{pair(id2, app), pair(id1, other), pair(id1, app+"2")}
+	inFile(t, path, func(tx *bolt.Tx) error {
+		var all error
+		for _, p := range thief[:2] {
+			stolen := slices.Clone(tx.Bucket([]byte("records")).Get(key(pair(id1, app))))
+			all = errors.Join(all, tx.Bucket([]byte("records")).Put(key(p), stolen))
+		}
+		stolen := slices.Clone(tx.Bucket([]byte("marks")).Get(key(pair(id2, other))))
+		all = errors.Join(all, tx.Bucket([]byte("marks")).Put(key(thief[2]), stolen))
+		// A value of another bucket under its own key.
+		return errors.Join(all, tx.Bucket([]byte("records")).Put(key(pair(id2, other)), stolen))
+	})
+	s, _ = open(t, path, records.Options{})
+	for _, p := range append(thief, pair(id2, other)) {
+		if f, err := s.Lookup(p); !errors.Is(err, records.ErrUnreadable) {
+			t.Errorf("Lookup(%v) = %q, %v; want ErrUnreadable", p, said(f), err)
+		}
+	}
+	if got := lookup(t, s, pair(id1, app)); got.Record == nil || !got.Record.Open {
+		t.Errorf("Lookup of the owner = %q; want an open record", said(got))
+	}
+	if got := mark(t, s, thief...); got != nil {
+		t.Errorf("MarkPreloaded of what cannot be read = %v; want none", got)
+	}
+}
+
+func TestUnreadableDistrustIsStillDistrust(t *testing.T) {
+	path := newPath(t)
+	s, _ := open(t, path, records.Options{KeyExists: true})
+	closeStore(t, s)
+	inFile(t, path, func(tx *bolt.Tx) error {
+		return tx.Bucket([]byte("meta")).Put([]byte("distrust"), []byte("?"))
+	})
+	s, report := open(t, path, records.Options{})
+	if report.Distrust == nil {
+		t.Error("Distrust = nil; want the store distrusted")
+	}
+	if got := mark(t, s, pair(id1, app)); got != nil {
+		t.Errorf("MarkPreloaded = %v; want none", got)
+	}
+}
+
+func TestErrorOfTheSystemIsNoDamage(t *testing.T) {
+	for _, err := range []error{
+		syscall.ENOMEM, syscall.ENOLCK, os.NewSyscallError("flock", syscall.EINTR), &os.PathError{Err: syscall.EIO},
+	} {
+		if !records.IsSystem(fmt.Errorf("open: %w", err)) {
+			t.Errorf("IsSystem(%v) = false; want true", err)
+		}
+	}
+}
+
+// A badDisk reads nothing.
+type badDisk struct{}
+
+func (badDisk) ReadAt([]byte, int64) (int, error) { return 0, &os.PathError{Op: "read", Err: syscall.EIO} }
+
+func TestUnreadableDiskIsDamage(t *testing.T) {
+	if err := records.CheckTree(badDisk{}, 4096, 4, 0); err == nil || records.IsSystem(err) {
+		t.Errorf("CheckTree of a disk that cannot be read = %v; want damage", err)
+	}
+}

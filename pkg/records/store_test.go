@@ -1,0 +1,219 @@
+package records_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+const (
+	app   = "repo.test/team/app"
+	other = "repo.test/team/other"
+	id1   = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
+	id2   = "sha256:2222222222222222222222222222222222222222222222222222222222222222"
+
+	alice = credential.ID("a11ce")
+	bob   = credential.ID("b0b")
+)
+
+func noon() time.Time { return time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC) }
+
+func pair(id, repository string) records.Pair {
+	return records.Pair{ImageID: id, Repository: repository}
+}
+
+func newPath(t *testing.T) string {
+	t.Helper()
+	return filepath.Join(t.TempDir(), "records.db")
+}
+
+// open opens a store that the end of the test closes, and whose file bbolt must then find sound.
+func open(tb testing.TB, path string, o records.Options) (*records.Store, records.Report) {
+	tb.Helper()
+	if o.Now.IsZero() {
+		o.Now = noon()
+	}
+	s, report, err := records.Open(path, o)
+	if err != nil {
+		tb.Fatalf("Open(%s) = %v; want nil", path, err)
+	}
+	tb.Cleanup(func() {
+		closeStore(tb, s)
+		checkFile(tb, path)
+	})
+	return s, report
+}
+
+func newStore(tb testing.TB) *records.Store {
+	tb.Helper()
+	s, _ := open(tb, filepath.Join(tb.TempDir(), "records.db"), records.Options{})
+	return s
+}
+
+func closeStore(tb testing.TB, s *records.Store) {
+	tb.Helper()
+	if err := s.Close(); err != nil {
+		tb.Errorf("Close() = %v; want nil", err)
+	}
+}
+
+// checkFile runs the check of bbolt itself.
+func checkFile(tb testing.TB, path string) {
+	tb.Helper()
+	inFile(tb, path, func(tx *bolt.Tx) error {
+		var all error
+		for err := range tx.Check() {
+			all = errors.Join(all, err)
+		}
+		return all
+	})
+}
+
+// inFile runs f on the file of a closed store.
+func inFile(tb testing.TB, path string, f func(*bolt.Tx) error) {
+	tb.Helper()
+	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: 10 * time.Second})
+	if err != nil {
+		tb.Fatalf("bolt.Open(%s) = %v; want nil", path, err)
+	}
+	if err := errors.Join(db.Update(f), db.Close()); err != nil {
+		tb.Errorf("transaction in %s: %v; want nil", path, err)
+	}
+}
+
+// key is the key of a pair in the buckets records and marks.
+func key(p records.Pair) []byte { return []byte(p.ImageID + "\x00" + p.Repository) }
+
+func readFile(tb testing.TB, path string) []byte {
+	tb.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return content
+}
+
+func writeFile(tb testing.TB, path string, content []byte) {
+	tb.Helper()
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func begin(tb testing.TB, s *records.Store, repository string) uint64 {
+	tb.Helper()
+	id, err := s.Begin(repository+":v1", repository, noon())
+	if err != nil {
+		tb.Fatalf("Begin(%q) = %v; want nil", repository, err)
+	}
+	return id
+}
+
+func prove(tb testing.TB, s *records.Store, r records.Result) {
+	tb.Helper()
+	if r.At.IsZero() {
+		r.At = noon()
+	}
+	if err := s.Prove(begin(tb, s, r.Pair.Repository), r); err != nil {
+		tb.Fatalf("Prove(%v) = %v; want nil", r.Pair, err)
+	}
+}
+
+func mark(tb testing.TB, s *records.Store, pairs ...records.Pair) []records.Pair {
+	tb.Helper()
+	marked, err := s.MarkPreloaded(records.Scan{
+		Pairs: pairs, Origin: "start", Now: noon(), Still: func() bool { return true },
+	})
+	if err != nil {
+		tb.Fatalf("MarkPreloaded(%v) = %v; want nil", pairs, err)
+	}
+	return marked
+}
+
+func lookup(tb testing.TB, s *records.Store, p records.Pair) records.Facts {
+	tb.Helper()
+	f, err := s.Lookup(p)
+	if err != nil {
+		tb.Fatalf("Lookup(%v) = %v; want nil", p, err)
+	}
+	return f
+}
+
+// said is what a lookup says in favour of a pair, as text; "" is the pair of which nothing is known.
+func said(f records.Facts) string {
+	var b bytes.Buffer
+	if f.Record != nil {
+		fmt.Fprintf(&b, "record of %s in %s", f.Record.Pair.ImageID, f.Record.Pair.Repository)
+		if f.Record.Open {
+			b.WriteString(" open")
+		}
+		for _, p := range f.Record.Proofs {
+			fmt.Fprintf(&b, " %s", p.Credential)
+		}
+	}
+	if f.Marked {
+		b.WriteString(" marked")
+	}
+	return b.String()
+}
+
+// A filled store is one of several levels of pages, and what is true of every pair in it.
+type filled struct {
+	content []byte
+	pairs   []records.Pair // the last ones are unknown to the store
+	want    map[records.Pair]string
+}
+
+func fill(tb testing.TB) filled {
+	tb.Helper()
+	path := filepath.Join(tb.TempDir(), "records.db")
+	s, _, err := records.Open(path, records.Options{Now: noon()})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var all filled
+	n := func(n int, kind string) records.Pair {
+		p := pair(fmt.Sprintf("sha256:%064x", n), fmt.Sprintf("repo.test/%s/%d", kind, n))
+		all.pairs = append(all.pairs, p)
+		return p
+	}
+	var marks, nobodys []records.Pair
+	for i := range 60 {
+		marks = append(marks, n(i, "marked"))
+		nobodys = append(nobodys, n(i, "nobodys"))
+	}
+	mark(tb, s, marks...)
+	var intents []uint64
+	for _, p := range nobodys {
+		intents = append(intents, begin(tb, s, p.Repository))
+	}
+	if err := s.Settle(intents, nobodys, noon()); err != nil {
+		tb.Fatal(err)
+	}
+	for i := range 20 {
+		prove(tb, s, records.Result{Pair: n(i, "open"), Open: true})
+		prove(tb, s, records.Result{Pair: n(i, "proved"), Credential: alice, Secrets: []records.SecretRef{
+			{UID: "7b0a7a3c", Namespace: "team", Name: "pull"},
+		}})
+		begin(tb, s, fmt.Sprintf("repo.test/intended/%d", i))
+	}
+	all.want = map[records.Pair]string{}
+	for i := range 5 {
+		n(i, "unknown")
+	}
+	for _, p := range all.pairs {
+		all.want[p] = said(lookup(tb, s, p))
+	}
+	closeStore(tb, s)
+	all.content = readFile(tb, path)
+	return all
+}

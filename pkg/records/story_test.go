@@ -1,0 +1,86 @@
+package records_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+// A story is what happens to one pair: after each step its state is the next one.
+type story struct {
+	name   string
+	steps  []func(s *records.Store, p records.Pair, intent *uint64) error
+	states []string
+}
+
+func stories() []story {
+	type step = func(s *records.Store, p records.Pair, intent *uint64) error
+	begin := func(s *records.Store, p records.Pair, intent *uint64) (err error) {
+		*intent, err = s.Begin("name", p.Repository, noon())
+		return err
+	}
+	prove := func(open bool) step {
+		return func(s *records.Store, p records.Pair, intent *uint64) error {
+			return s.Prove(*intent, records.Result{Pair: p, Open: open, Credential: alice, At: noon()})
+		}
+	}
+	drop := func(s *records.Store, _ records.Pair, intent *uint64) error { return s.Drop(*intent) }
+	end := func(s *records.Store, _ records.Pair, intent *uint64) error { return s.End(*intent, noon()) }
+	mark := func(s *records.Store, p records.Pair, _ *uint64) error {
+		_, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{p}, Now: noon(), Still: func() bool { return true }})
+		return err
+	}
+	settle := func(s *records.Store, p records.Pair, intent *uint64) error {
+		return s.Settle([]uint64{*intent}, []records.Pair{p}, noon())
+	}
+	prune := func(s *records.Store, p records.Pair, _ *uint64) error {
+		present := map[string]struct{}{}
+		err := s.Records(func(r records.Record) error { present[r.Pair.ImageID] = struct{}{}; return nil })
+		if err == nil {
+			err = s.Marks(func(m records.Mark) error { present[m.Pair.ImageID] = struct{}{}; return nil })
+		}
+		delete(present, p.ImageID)
+		present["sha256:any"] = struct{}{}
+		if err == nil {
+			_, err = s.Prune(present, s.Written())
+		}
+		return err
+	}
+	return []story{
+		{"proved", []step{begin, prove(false)}, []string{"", "1 intent", "record a11ce"}},
+		{"opened", []step{begin, prove(true)}, []string{"", "1 intent", "record open"}},
+		{"proved then opened", []step{begin, prove(false), begin, prove(true)}, []string{
+			"", "1 intent", "record a11ce", "record a11ce 1 intent", "record open a11ce",
+		}},
+		{"dropped", []step{begin, drop}, []string{"", "1 intent", ""}},
+		{"lost", []step{begin, end, settle}, []string{"", "1 intent", "1 intent ended", "record"}},
+		{"preloaded", []step{mark, begin, settle}, []string{"", "marked", "marked 1 intent", "marked"}},
+		{"unmarked", []step{mark, prune}, []string{"", "marked", ""}},
+		{"pruned", []step{begin, prove(true), prune}, []string{"", "1 intent", "record open", ""}},
+	}
+}
+
+func storyPair(name string, round int) records.Pair {
+	return pair(fmt.Sprintf("sha256:%s-%d", name, round), fmt.Sprintf("repo.test/%s/%d", name, round))
+}
+
+// state is what the store says of a pair.
+func state(t *testing.T, s *records.Store, p records.Pair) string {
+	t.Helper()
+	f := lookup(t, s, p)
+	words := strings.Fields(strings.ReplaceAll(said(f), " of "+p.ImageID+" in "+p.Repository, ""))
+	if f.Intents > 0 {
+		words = append(words, fmt.Sprintf("%d intent", f.Intents))
+	}
+	intents, err := s.Intents()
+	if err != nil {
+		t.Error(err)
+	}
+	if slices.ContainsFunc(intents, func(in records.Intent) bool { return in.Repository == p.Repository && !in.Ended.IsZero() }) {
+		words = append(words, "ended")
+	}
+	return strings.Join(words, " ")
+}

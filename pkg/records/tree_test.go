@@ -1,0 +1,88 @@
+package records_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+// A bit of a page's head, or of the heads of its elements, leads bbolt anywhere.
+func TestFlippedBitOfAPageOpensNothing(t *testing.T) {
+	all, path := fill(t), newPath(t)
+	size, bits := os.Getpagesize(), 8*48
+	seed := rand.Uint64()
+	random := rand.New(rand.NewPCG(seed, 0))
+	for page := range len(all.content) / size {
+		for bit := range bits {
+			if random.IntN(40) > 0 {
+				continue
+			}
+			damaged := slices.Clone(all.content)
+			damaged[page*size+bit/8] ^= 1 << (bit % 8)
+			openDamaged(t, path, damaged, all, fmt.Sprintf("seed %d: page %d, bit %d", seed, page, bit))
+		}
+	}
+}
+
+// moveKey gives a value another key, as a bit does that flips in a key.
+func moveKey(t *testing.T, path, bucket string, from, to []byte) {
+	t.Helper()
+	inFile(t, path, func(tx *bolt.Tx) error {
+		b := tx.Bucket([]byte(bucket))
+		value := slices.Clone(b.Get(from))
+		return errors.Join(b.Delete(from), b.Put(to, value))
+	})
+}
+
+func TestFlippedBitOfAKeyLetsNothingBeMarked(t *testing.T) {
+	p := pair(id1, app)
+	for bucket, write := range map[string]func(s *records.Store){
+		"records": func(s *records.Store) { prove(t, s, records.Result{Pair: p, Credential: alice}) },
+		"intents": func(s *records.Store) { begin(t, s, app) },
+	} {
+		path := newPath(t)
+		s, _ := open(t, path, records.Options{})
+		write(s)
+		closeStore(t, s)
+		sound := key(p)
+		if bucket == "intents" {
+			sound = []byte(app + "\x00\x00\x00\x00\x00\x00\x00\x00\x01")
+		}
+		for bit := 0; bit < 8*len(sound); bit += 5 {
+			flipped := slices.Clone(sound)
+			flipped[bit/8] ^= 1 << (bit % 8)
+			moveKey(t, path, bucket, sound, flipped)
+			s, _, err := records.Open(path, records.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			unrelated := pair(fmt.Sprintf("sha256:%d", bit), other)
+			if got := mark(t, s, p, unrelated); !slices.Equal(got, []records.Pair{unrelated}) {
+				t.Errorf("bit %d of the key in %s: MarkPreloaded = %v; want %v alone", bit, bucket, got, unrelated)
+			}
+			closeStore(t, s)
+			moveKey(t, path, bucket, flipped, sound)
+		}
+	}
+}
+
+func TestFlippedBitOfAMetaKeyIsDamage(t *testing.T) {
+	for bit := range 8 * len("distrust") {
+		path := newPath(t)
+		s, _ := open(t, path, records.Options{KeyExists: true})
+		closeStore(t, s)
+		flipped := []byte("distrust")
+		flipped[bit/8] ^= 1 << (bit % 8)
+		moveKey(t, path, "meta", []byte("distrust"), flipped)
+		if _, report := open(t, path, records.Options{}); report.Distrust == nil {
+			t.Errorf("bit %d: Report = %+v; want distrust", bit, report)
+		}
+	}
+}
