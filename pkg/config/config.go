@@ -1,12 +1,14 @@
 package config
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -90,8 +92,10 @@ const (
 
 // UnmarshalJSON takes booleans as well as strings.
 func (t *Tristate) UnmarshalJSON(data []byte) error {
-	*t = Tristate(strings.Trim(string(data), `"`))
-	return nil // Parse judges the value
+	if string(data) != "null" { // which stands for the default, as elsewhere
+		*t = Tristate(strings.Trim(string(data), `"`)) // Parse judges the value
+	}
+	return nil
 }
 
 // Default returns the configuration of an absent or empty file.
@@ -134,33 +138,34 @@ func Load(path string) (Config, error) {
 
 // Parse reads a configuration from its YAML. Empty data give the defaults.
 func Parse(data []byte) (Config, error) {
-	c := Default()
-	c.ImageEndpoint = ""
-	switch {
-	case len(data) > maxSize:
+	if len(data) > maxSize {
 		return Config{}, fmt.Errorf("%w: more than %d bytes", ErrInvalid, maxSize)
-	case strings.Contains("\n"+string(data), "\n---\n") && strings.Count("\n"+string(data), "\n---") > 1:
-		return Config{}, fmt.Errorf("%w: more than one document; give one", ErrInvalid)
 	}
-	var probe map[string]any
-	if err := yaml.UnmarshalStrict(data, &probe); err != nil {
+	if err := checkOneDocument(data); err != nil {
 		return Config{}, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	if len(probe) > 0 {
+	var given map[string]any
+	if err := yaml.UnmarshalStrict(data, &given); err != nil {
+		return Config{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	c := Default()
+	c.ImageEndpoint = ""
+	if len(given) > 0 {
 		c.APIVersion, c.Kind = "", ""
-		if err := yaml.UnmarshalStrict(data, &c); err != nil {
-			return Config{}, fmt.Errorf("%w: %w; docs/configuration.md lists the fields", ErrInvalid, err)
-		}
 	}
-	if c.ImageEndpoint == "" {
-		c.ImageEndpoint = c.RuntimeEndpoint
+	errs := checkShape("", reflect.TypeFor[Config](), given)
+	rest, err := json.Marshal(given)
+	if err := errors.Join(err, json.Unmarshal(rest, &c)); err != nil {
+		return Config{}, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	var errs []error
 	for _, check := range []func(*Config) []error{checkHeader, checkEndpoints, checkValues, checkPolicy} {
 		errs = append(errs, check(&c)...)
 	}
 	if len(errs) > 0 {
 		return Config{}, fmt.Errorf("%w:\n%w", ErrInvalid, errors.Join(errs...))
+	}
+	if c.ImageEndpoint == "" {
+		c.ImageEndpoint = c.RuntimeEndpoint
 	}
 	return c, nil
 }
@@ -184,14 +189,17 @@ func checkEndpoints(c *Config) (errs []error) {
 	for _, f := range []struct{ path, value string }{
 		{"listen", c.Listen}, {"runtimeEndpoint", c.RuntimeEndpoint}, {"imageEndpoint", c.ImageEndpoint},
 	} {
+		if f.path == "imageEndpoint" && f.value == "" {
+			continue // runtimeEndpoint, which is checked
+		}
 		socket, ok := strings.CutPrefix(f.value, "unix://")
-		if !ok || !filepath.IsAbs(socket) || filepath.Clean(socket) != socket {
+		if !ok || !filepath.IsAbs(socket) || filepath.Clean(socket) != socket || socket == "/" {
 			errs = append(errs, wrong(f.path, f.value, "unix:// and an absolute path, as in unix:///run/containerd/containerd.sock"))
 		} else if len(socket) > 107 {
 			errs = append(errs, wrong(f.path, f.value, "a path of at most 107 bytes, which is what a socket address holds"))
 		}
 	}
-	if c.Listen == c.RuntimeEndpoint || c.Listen == c.ImageEndpoint {
+	if c.Listen != "" && (c.Listen == c.RuntimeEndpoint || c.Listen == c.ImageEndpoint) {
 		errs = append(errs, wrong("listen", c.Listen, "another socket than the runtime's own"))
 	}
 	return errs

@@ -24,6 +24,6 @@ func isAddress(s string) bool {
 	if err != nil {
 		return false
 	}
-	n, err := strconv.Atoi(port)
-	return err == nil && n >= 0 && n <= 65535
+	_, err = strconv.ParseUint(port, 10, 16)
+	return err == nil
 }

@@ -4,9 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
-
-	"github.com/distribution/reference"
 )
 
 // A Mode says for which images access has to be proved. Names and meanings are the kubelet's.
@@ -40,30 +37,19 @@ func (p Policy) Mode() Mode {
 	return p.mode
 }
 
-// A pattern matches a normalised repository, or all that begin with a prefix up to a slash.
-type pattern struct {
-	repository string
-	prefix     bool
-}
-
 // Allowlisted reports whether a normalised repository is on the allowlist.
 func (p Policy) Allowlisted(repository string) bool {
-	for _, x := range p.patterns {
-		if repository != "" && (repository == x.repository || x.prefix && strings.HasPrefix(repository, x.repository)) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.patterns, func(x pattern) bool { return x.matches(repository) })
 }
 
-// New checks a mode, "" being the default, and an allowlist in the kubelet's syntax.
+// New checks a mode, "" being the default, and an allowlist in the kubelet's syntax. Of a policy that
+// is wrong in several ways the error tells all; the policy returned beside it is the zero value.
 func New(mode string, allowlist []string) (Policy, error) {
 	p := Policy{mode: Mode(mode)}
 	var errs []error
-	if mode != "" && !slices.Contains(Modes(), p.mode) {
+	if known := mode == "" || slices.Contains(Modes(), p.mode); !known {
 		errs = append(errs, fmt.Errorf("imagePullCredentialsVerificationPolicy: %q is none of %v", mode, Modes()))
-	}
-	if len(allowlist) > 0 && p.mode != ModeNeverVerifyAllowlistedImages {
+	} else if len(allowlist) > 0 && p.mode != ModeNeverVerifyAllowlistedImages {
 		errs = append(errs, errors.New("preloadedImagesVerificationAllowlist: needs NeverVerifyAllowlistedImages"))
 	}
 	for i, s := range allowlist {
@@ -73,26 +59,8 @@ func New(mode string, allowlist []string) (Policy, error) {
 		}
 		p.patterns = append(p.patterns, x)
 	}
-	return p, errors.Join(errs...)
-}
-
-func parsePattern(s string) (pattern, error) {
-	base, wild := strings.CutSuffix(s, "/*")
-	probe := base
-	if wild {
-		if !strings.Contains(base, "/") && strings.ContainsAny(base, ".:") {
-			probe = base + "/x/x"
-		} else {
-			probe = base + "/x"
-		}
+	if len(errs) > 0 {
+		return Policy{}, errors.Join(errs...)
 	}
-	named, err := reference.ParseNormalizedNamed(probe)
-	if err != nil || !reference.IsNameOnly(named) {
-		return pattern{}, fmt.Errorf("%q is no pattern: %v", s, err)
-	}
-	if !wild {
-		return pattern{repository: named.Name()}, nil
-	}
-	name := strings.TrimSuffix(named.Name(), "x")
-	return pattern{repository: strings.TrimSuffix(name, "x/"), prefix: true}, nil
+	return p, nil
 }

@@ -1,0 +1,158 @@
+package credential_test
+
+import (
+	"encoding/base64"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+)
+
+func auth(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
+
+func TestFormsOfOneCredentialHaveOneID(t *testing.T) {
+	key := credential.NewKey()
+	want := key.ID(credential.New("user", "pa:ss", "", "", "", ""))
+	for name, c := range map[string]credential.Credential{
+		"the same again":             credential.New("user", "pa:ss", "", "", "", ""),
+		"auth":                       credential.New("", "", auth("user:pa:ss"), "", "", ""),
+		"both forms":                 credential.New("user", "pa:ss", auth("user:pa:ss"), "", "", ""),
+		"auth padded with NUL":       credential.New("", "", auth("user:pa:ss\x00\x00"), "", "", ""),
+		"both, auth padded with NUL": credential.New("user", "pa:ss", auth("user:pa:ss\x00"), "", "", ""),
+		"auth on two lines":          credential.New("", "", auth("user:pa:ss")[:4]+"\r\n"+auth("user:pa:ss")[4:], "", "", ""),
+	} {
+		if got := key.ID(c); got != want || c.Anonymous() {
+			t.Errorf("%s: ID %s, anonymous %v; want %s, false", name, got, c.Anonymous(), want)
+		}
+	}
+	for name, c := range map[string]credential.Credential{
+		"another password":               credential.New("user", "pass", "", "", "", ""),
+		"another user":                   credential.New("User", "pa:ss", "", "", "", ""),
+		"auth of another":                credential.New("", "", auth("user:pass"), "", "", ""),
+		"auth that differs from the two": credential.New("user", "pa:ss", auth("user:other"), "", "", ""),
+		"no password":                    credential.New("user", "", auth("user:pa:ss"), "", "", ""),
+		"another server":                 credential.New("user", "pa:ss", "", "repo.test", "", ""),
+		"a token beside":                 credential.New("user", "pa:ss", "", "", "token", ""),
+		"a registry token beside":        credential.New("user", "pa:ss", "", "", "", "token"),
+		"the text of auth as a password": credential.New("user", auth("user:pa:ss"), "", "", "", ""),
+	} {
+		if got := key.ID(c); got == want || got == "" {
+			t.Errorf("%s: ID %s; want one of its own", name, got)
+		}
+	}
+}
+
+func TestAnonymous(t *testing.T) {
+	key := credential.NewKey()
+	for _, c := range []struct {
+		username, password, auth, server, identity, registry string
+		want                                                 bool
+	}{
+		{want: true},
+		{server: "repo.test", want: true},
+		{auth: auth(":"), want: true},
+		{auth: auth(":\x00\x00"), want: true},
+		{auth: auth(":"), server: "repo.test", want: true},
+		{username: "u"},
+		{password: "p"},
+		{username: " "},
+		{password: "\x00"},
+		{auth: auth("u:")},
+		{auth: auth(":p")},
+		{auth: auth("no colon")},
+		{auth: "="}, // not base64
+		{auth: " "},
+		{identity: "t"},
+		{registry: "t"},
+		{auth: auth(":"), identity: "t"},
+		{auth: auth(":"), registry: "t"},
+		{auth: auth(":"), username: "u"},
+		{auth: auth(":"), password: "p"},
+	} {
+		got := credential.New(c.username, c.password, c.auth, c.server, c.identity, c.registry)
+		if got.Anonymous() != c.want || (key.ID(got) == "") != c.want {
+			t.Errorf("New(%+v): anonymous %v, ID %q; want %v", c, got.Anonymous(), key.ID(got), c.want)
+		}
+	}
+	if !(credential.Credential{}).Anonymous() || key.ID(credential.Credential{}) != "" {
+		t.Error("the zero Credential is not anonymous")
+	}
+}
+
+// No two tuples of fields run into each other, wherever a character moves to.
+func TestTuplesDoNotCollide(t *testing.T) {
+	key := credential.NewKey()
+	values := []string{"", "a", "ab", "aba"} // none is base64
+	seen := map[credential.ID][6]string{}
+	anonymous := 0
+	for i := range 1 << (2 * 6) {
+		var f [6]string
+		for j := range f {
+			f[j] = values[i>>(2*j)&3]
+		}
+		c := credential.New(f[0], f[1], f[2], f[3], f[4], f[5])
+		if c.Anonymous() {
+			anonymous++
+			continue
+		}
+		id := key.ID(c)
+		if other, ok := seen[id]; ok {
+			t.Fatalf("%q and %q have one ID", f, other)
+		}
+		seen[id] = f
+	}
+	if anonymous != len(values) || len(seen) != 4096-len(values) {
+		t.Errorf("%d anonymous, %d IDs; want 4 and 4092", anonymous, len(seen))
+	}
+	// Lengths written into a field do not make up for those that are missing.
+	a := credential.New("a", "\x00\x00\x00\x00\x00\x00\x00\x01b", "", "", "", "")
+	if b := credential.New("a\x00\x00\x00\x00\x00\x00\x00\x01", "b", "", "", "", ""); key.ID(a) == key.ID(b) {
+		t.Error("a field that looks like the length of the next one collides")
+	}
+}
+
+func TestIDsBelongToOneKey(t *testing.T) {
+	one, other := credential.NewKey(), credential.NewKey()
+	c := credential.New("user", "pass", "", "", "", "")
+	if one.ID(c) == other.ID(c) || one.Fingerprint() == other.Fingerprint() {
+		t.Error("two keys give one ID or one fingerprint")
+	}
+	for name, s := range map[string]string{"ID": string(one.ID(c)), "fingerprint": one.Fingerprint()} {
+		if len(s) != 64 || strings.Trim(s, "0123456789abcdef") != "" {
+			t.Errorf("%s %q; want 64 hexadecimal digits", name, s)
+		}
+	}
+}
+
+func FuzzNew(f *testing.F) {
+	f.Add("user", "pass", "", "", "", "")
+	f.Add("", "", auth("user:pass"), "repo.test", "", "")
+	f.Add("u", "p", auth("u:p\x00"), "", "", "")
+	f.Add("", "", auth(":"), "", "token", "")
+	f.Add("", "", "=", "", "", "registry token")
+	key := credential.NewKey()
+	f.Fuzz(func(t *testing.T, username, password, authForm, server, identity, registry string) {
+		c := credential.New(username, password, authForm, server, identity, registry)
+		id := key.ID(c)
+		if again := key.ID(credential.New(username, password, authForm, server, identity, registry)); again != id || (id == "") != c.Anonymous() {
+			t.Errorf("IDs %q and %q of one credential, anonymous %v", id, again, c.Anonymous())
+		}
+		if username+password+identity+registry != "" && c.Anonymous() {
+			t.Error("what is sent is taken for anonymous")
+		}
+		for _, verb := range verbs() {
+			// The address of a function is all that %p shows.
+			if got := fmt.Sprintf(verb, c); got != "[redacted]" && verb != "%p" && verb != "%#p" && verb != "%w" {
+				t.Errorf("%s prints %q", verb, got)
+			}
+		}
+		if strings.Contains(username, ":") || strings.Trim(password, "\x00") != password {
+			return
+		}
+		two, one := credential.New(username, password, "", server, identity, registry), credential.New("", "", auth(username+":"+password), server, identity, registry)
+		if key.ID(two) != key.ID(one) {
+			t.Errorf("%q and %q as auth have another ID than as two fields", username, password)
+		}
+	})
+}

@@ -1,0 +1,177 @@
+package credential_test
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+)
+
+func mustBeAlone(t *testing.T, path string) {
+	t.Helper()
+	files, err := os.ReadDir(filepath.Dir(path))
+	if err != nil || len(files) != 1 || files[0].Name() != filepath.Base(path) {
+		t.Errorf("beside the key there is %v, %v; want nothing", files, err)
+	}
+}
+
+func TestCreateKeyWritesWhatLoadKeyReads(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.key")
+	created, err := credential.CreateKey(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode() != 0o600 || info.Size() != 65 {
+		t.Errorf("key file: mode %v, %d bytes, %v; want -rw-------, 65", info.Mode(), info.Size(), err)
+	}
+	mustBeAlone(t, path)
+	loaded, err := credential.LoadKey(path)
+	c := credential.New("user", "pass", "", "", "", "")
+	if err != nil || loaded.Fingerprint() != created.Fingerprint() || loaded.ID(c) != created.ID(c) {
+		t.Errorf("LoadKey = another key than the one created, %v", err)
+	}
+}
+
+func TestCreateKeyReplacesNothing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.key")
+	if err := os.WriteFile(path, []byte("garbage"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := credential.CreateKey(path); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("CreateKey over a file = %v; want fs.ErrExist", err)
+	}
+	if got, err := os.ReadFile(path); err != nil || string(got) != "garbage" {
+		t.Errorf("the file now holds %q, %v; want what it held", got, err)
+	}
+	mustBeAlone(t, path)
+}
+
+func TestCreateKeyOfManyOneWins(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.key")
+	const many = 16
+	var (
+		keys [many]credential.Key
+		errs [many]error
+		wg   sync.WaitGroup
+	)
+	begin := make(chan struct{})
+	for i := range many {
+		wg.Go(func() {
+			<-begin
+			keys[i], errs[i] = credential.CreateKey(path)
+		})
+	}
+	close(begin)
+	wg.Wait()
+	loaded, err := credential.LoadKey(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	won := 0
+	for i, err := range errs {
+		switch {
+		case err == nil:
+			won++
+			if keys[i].Fingerprint() != loaded.Fingerprint() {
+				t.Error("the winner's key is not the one on disk")
+			}
+		case !errors.Is(err, fs.ErrExist):
+			t.Errorf("CreateKey = %v; want fs.ErrExist", err)
+		}
+	}
+	if won != 1 {
+		t.Errorf("%d of %d created the key; want 1", won, many)
+	}
+	mustBeAlone(t, path)
+}
+
+func TestCreateKeyWithoutADirectory(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "absent", "node.key")
+	if _, err := credential.CreateKey(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("CreateKey = %v; want fs.ErrNotExist", err)
+	}
+}
+
+func TestLoadKeyRefuses(t *testing.T) {
+	good := strings.Repeat("0123456789abcdef", 4)
+	for name, content := range map[string]string{
+		"empty":            "",
+		"one newline":      "\n",
+		"short":            good[:62] + "\n",
+		"odd":              good[:63] + "\n",
+		"long":             good + "00\n",
+		"twice":            good + "\n" + good + "\n",
+		"twice in one":     good + good,
+		"very long":        strings.Repeat(good, 1000),
+		"text after it":    good + "\n#",
+		"two newlines":     good + "\n\n",
+		"carriage return":  good + "\r\n",
+		"space before":     " " + good,
+		"not hexadecimal":  strings.Repeat("g", 64),
+		"raw bytes":        strings.Repeat("\x00", 32),
+		"garbage":          canary,
+		"zeros after loss": strings.Repeat("\x00", 65),
+	} {
+		path := filepath.Join(t.TempDir(), "node.key")
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := credential.LoadKey(path)
+		if !errors.Is(err, credential.ErrDamagedKey) || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: LoadKey = %v; want ErrDamagedKey with the path", name, err)
+		} else if strings.Contains(err.Error(), good[:62]) || strings.Contains(err.Error(), canary) {
+			t.Errorf("%s: LoadKey tells what the file holds: %v", name, err)
+		}
+	}
+	for _, content := range []string{good, good + "\n"} {
+		path := filepath.Join(t.TempDir(), "node.key")
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := credential.LoadKey(path); err != nil {
+			t.Errorf("LoadKey of %q = %v; want nil", content, err)
+		}
+	}
+}
+
+func TestLoadKeyTellsAbsentFromUnreadable(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := credential.LoadKey(filepath.Join(dir, "absent")); !errors.Is(err, fs.ErrNotExist) || errors.Is(err, credential.ErrDamagedKey) {
+		t.Errorf("LoadKey of nothing = %v; want fs.ErrNotExist", err)
+	}
+	// A caller that takes this for an absent key would make a new one.
+	_, err := credential.LoadKey(dir)
+	if !errors.Is(err, syscall.EISDIR) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, credential.ErrDamagedKey) || !strings.Contains(err.Error(), dir) {
+		t.Errorf("LoadKey of a directory = %v; want EISDIR with the path", err)
+	}
+}
+
+func FuzzLoadKey(f *testing.F) {
+	good := strings.Repeat("0123456789abcdef", 4)
+	for _, s := range []string{"", "\n", good, good + "\n", good + "0", strings.ToUpper(good), good[:63]} {
+		f.Add([]byte(s))
+	}
+	path := filepath.Join(f.TempDir(), "node.key")
+	f.Fuzz(func(t *testing.T, content []byte) {
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		k, err := credential.LoadKey(path)
+		digits := bytes.TrimSuffix(content, []byte("\n"))
+		valid := len(digits) == 64 && len(bytes.Trim(digits, "0123456789abcdefABCDEF")) == 0
+		if valid != (err == nil) || err != nil && !errors.Is(err, credential.ErrDamagedKey) {
+			t.Errorf("LoadKey of %q = %v; want a key: %v", content, err, valid)
+		}
+		if err == nil && len(k.Fingerprint()) != 64 {
+			t.Errorf("fingerprint %q", k.Fingerprint())
+		}
+	})
+}

@@ -1,0 +1,223 @@
+package credential_test
+
+import (
+	"bytes"
+	"encoding"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/xml"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2/textlogger"
+	"sigs.k8s.io/yaml"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+)
+
+const canary = "cAnary-Of-The-Mine"
+
+func verbs() []string {
+	return strings.Fields("%v %+v %#v %s %+s %#s %d %+d %x %X %#x %q %+q %#q %p %#p %c %U %#U %e %E %f %g %t %b %o %O %w %z")
+}
+
+// shapesOf wraps a value in everything that a caller may have it in.
+func shapesOf[T any](v T) map[string]any {
+	p := &v
+	return map[string]any{
+		"value": v, "pointer": p, "pointer to pointer": &p,
+		"struct":                       struct{ Exported T }{v},
+		"unexported field":             struct{ unexported T }{v},
+		"unexported pointer":           struct{ unexported *T }{p},
+		"pointer to struct":            &struct{ Exported, unexported T }{v, v},
+		"struct with pointer":          &struct{ Exported *T }{p},
+		"embedded":                     struct{ inner[T] }{inner[T]{v, v}},
+		"slice":                        []T{v},
+		"slice of pointers":            []*T{p},
+		"array":                        [1]T{v},
+		"slice of any":                 []any{v, p},
+		"map":                          map[string]T{"k": v},
+		"map of pointers":              map[string]*T{"k": p},
+		"map of slices in a struct":    struct{ m map[string][]*T }{map[string][]*T{"k": {p}}},
+		"interface in a struct":        struct{ a any }{v},
+		"exported interface in struct": struct{ A any }{p},
+	}
+}
+
+type inner[T any] struct {
+	Exported   T
+	unexported T
+}
+
+// renderings is every text that a value can be made into, by the way in which it was made.
+func renderings(v any) map[string]string {
+	out := map[string]string{
+		"Sprint":   fmt.Sprint(v),
+		"Sprintln": fmt.Sprintln("x", v),
+		"Errorf":   fmt.Errorf("x: %v", v).Error(),
+	}
+	for _, verb := range verbs() {
+		out[verb] = fmt.Sprintf(verb, v)
+	}
+	encode := func(name string, data []byte, err error) { out[name] = fmt.Sprintf("%s %v", data, err) }
+	data, err := json.Marshal(v)
+	encode("JSON", data, err)
+	data, err = yaml.Marshal(v)
+	encode("YAML", data, err)
+	data, err = xml.Marshal(v)
+	encode("XML", data, err)
+	if m, ok := v.(encoding.TextMarshaler); ok {
+		data, err = m.MarshalText()
+		encode("text", data, err)
+	}
+
+	var b bytes.Buffer
+	log := func(name string, l logr.Logger) {
+		b.Reset()
+		l.Info("Message", "key", v)
+		l.WithValues("key", v).Error(fmt.Errorf("error: %v", v), "Message")
+		out[name] = b.String()
+	}
+	log("klog text", textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&b))))
+	log("slog JSON through logr", logr.FromSlogHandler(slog.NewJSONHandler(&b, nil)))
+	log("slog text through logr", logr.FromSlogHandler(slog.NewTextHandler(&b, nil)))
+	for name, h := range map[string]slog.Handler{"slog JSON": slog.NewJSONHandler(&b, nil), "slog text": slog.NewTextHandler(&b, nil)} {
+		b.Reset()
+		slog.New(h).With("key", v).WithGroup("g").Info("Message", "key", v, slog.Group("h", "key", v))
+		out[name] = b.String()
+	}
+	return out
+}
+
+// formsOf returns what a secret may look like, by the name of the form.
+func formsOf(secret []byte) map[string]string {
+	forms := map[string]string{}
+	for _, b := range [][]byte{secret, []byte(hex.EncodeToString(secret))} {
+		for name, s := range map[string]string{
+			"raw": string(b), "hex": hex.EncodeToString(b), "base64": base64.RawStdEncoding.EncodeToString(b),
+			"base64url": base64.RawURLEncoding.EncodeToString(b), "Go": strings.TrimSuffix(strings.TrimPrefix(fmt.Sprintf("%#v", b), "[]byte{"), "}"),
+		} {
+			forms[name+" of "+string(b)] = s
+		}
+		for _, verb := range verbs() {
+			if verb == "%p" || verb == "%#p" {
+				continue // of bytes it prints an address
+			}
+			for _, v := range []any{b, string(b), []rune(string(b))} {
+				if s := strings.Trim(fmt.Sprintf(verb, v), "[]"); len(s) > 8 {
+					forms[fmt.Sprintf("%s of %T %s", verb, v, b)] = s
+				}
+			}
+		}
+	}
+	return forms
+}
+
+// shown returns the form in which a text holds a secret, "" if in none.
+func shown(text string, forms map[string]string) string {
+	for name, s := range forms {
+		if strings.Contains(text, s) || strings.Contains(strings.ToLower(text), strings.ToLower(s)) {
+			return name
+		}
+	}
+	return ""
+}
+
+func mustNotShow(t *testing.T, what string, secret []byte, shapes map[string]any) {
+	t.Helper()
+	forms := formsOf(secret)
+	for shape, v := range shapes {
+		for how, text := range renderings(v) {
+			if form := shown(text, forms); form != "" {
+				t.Errorf("%s as %s, by %s, shows the secret as %s: %s", what, shape, how, form, text)
+			}
+		}
+	}
+}
+
+func TestNothingShowsACredential(t *testing.T) {
+	for field, c := range map[string]credential.Credential{
+		"username":      credential.New(canary, "p", "", "", "", ""),
+		"password":      credential.New("u", canary, "", "", "", ""),
+		"auth":          credential.New("", "", base64.StdEncoding.EncodeToString([]byte("u:"+canary)), "", "", ""),
+		"raw auth":      credential.New("", "", canary, "", "", ""),
+		"identityToken": credential.New("", "", "", "", canary, ""),
+		"registryToken": credential.New("", "", "", "", "", canary),
+	} {
+		mustNotShow(t, field, []byte(canary), shapesOf(c))
+	}
+}
+
+func TestNothingShowsAKey(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.key")
+	created, err := credential.CreateKey(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := hex.DecodeString(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	loaded, err := credential.LoadKey(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustNotShow(t, "created key", secret, shapesOf(created))
+	mustNotShow(t, "loaded key", secret, shapesOf(loaded))
+	for name, s := range map[string]string{"fingerprint": loaded.Fingerprint(), "ID": string(loaded.ID(credential.New("u", canary, "", "", "", "")))} {
+		if shown(s, formsOf(secret)) != "" || shown(s, formsOf([]byte(canary))) != "" {
+			t.Errorf("%s %s shows the key or the credential", name, s)
+		}
+	}
+}
+
+func TestRedactedIsWhatIsShown(t *testing.T) {
+	for name, v := range map[string]any{
+		"credential": credential.New("u", canary, "", "", "", ""), "anonymous": credential.Credential{}, "key": credential.NewKey(), "zero key": credential.Key{},
+	} {
+		for how, text := range renderings(v) {
+			switch how {
+			case "%p", "%#p", "%w": // no method is asked; what is seen is the address of a function
+			default:
+				if !strings.Contains(text, "[redacted]") {
+					t.Errorf("%s by %s is %q; want [redacted]", name, how, text)
+				}
+			}
+		}
+	}
+}
+
+// leaky is what Credential must not become: secrets as they are behind a String method.
+type leaky struct {
+	bytes []byte
+	text  string
+}
+
+func (leaky) String() string { return "[redacted]" }
+
+// The tests above are worth what shown finds.
+func TestShownFindsWhatLeaks(t *testing.T) {
+	forms := formsOf([]byte(canary))
+	for _, v := range []leaky{{bytes: []byte(canary)}, {text: canary}} {
+		for verb := range strings.FieldsSeq("%v %+v %#v %s %d %x %X %q %c %U %e %t") {
+			if text := fmt.Sprintf(verb, struct{ unexported leaky }{v}); shown(text, forms) == "" {
+				t.Errorf("nothing is found in %q, by %s", text, verb)
+			}
+		}
+	}
+	for _, text := range []string{"x" + auth(canary), strings.ToUpper(hex.EncodeToString([]byte(canary)))} {
+		if shown(text, forms) == "" {
+			t.Errorf("nothing is found in %q", text)
+		}
+	}
+}

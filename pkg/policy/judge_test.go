@@ -1,0 +1,148 @@
+package policy_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/pullgate/pullgate/pkg/policy"
+)
+
+// everyEvidence yields every combination that evidence can have.
+func everyEvidence(yield func(policy.Evidence) bool) {
+	for _, exempt := range []policy.Exemption{policy.NotExempt, policy.StaticPod, policy.ExemptedNamespace, 99} {
+		for _, repository := range []string{"", "repo.test/listed", "repo.test/other"} {
+			for bits := range 1 << 8 {
+				on := func(i int) bool { return bits>>i&1 == 1 }
+				e := policy.Evidence{
+					Exempt: exempt, Repository: repository,
+					Unreadable: on(0), ByID: on(1), Preloaded: on(2), Tracked: on(3),
+					Pulling: on(4), Open: on(5), Granted: on(6), Proved: on(7),
+				}
+				if !yield(e) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func everyPolicy(t *testing.T) []policy.Policy {
+	t.Helper()
+	all := []policy.Policy{{}, mustNew(t, "")}
+	for _, m := range policy.Modes() {
+		if m == policy.ModeNeverVerifyAllowlistedImages {
+			all = append(all, mustNew(t, string(m), "repo.test/listed"))
+		}
+		all = append(all, mustNew(t, string(m)))
+	}
+	return all
+}
+
+// mayUse states DESIGN 3.2 as one condition.
+func mayUse(p policy.Policy, e policy.Evidence) bool {
+	exempt := e.Exempt == policy.StaticPod || e.Exempt == policy.ExemptedNamespace
+	needsNoProof := p.Mode() == "NeverVerifyPreloadedImages" && e.Preloaded ||
+		p.Mode() == "NeverVerifyAllowlistedImages" && p.Allowlisted("repo.test/listed") && e.Repository == "repo.test/listed"
+	proof := e.Open || e.Granted || e.Proved
+	return exempt || !e.Unreadable && (p.Mode() == "NeverVerify" || !e.ByID && (needsNoProof || proof))
+}
+
+// grounds says for each reason what has to be so for a decision to rest on it, in the order of
+// DESIGN 3.2: a decision rests on the first that is so. Absent is for the caller to find.
+var grounds = []struct {
+	reason  policy.Reason
+	verdict policy.Verdict
+	is      func(policy.Policy, policy.Evidence) bool
+}{
+	{"exempt_static_pod", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.Exempt == policy.StaticPod }},
+	{"exempt_namespace", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.Exempt == policy.ExemptedNamespace }},
+	{"record_unreadable", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.Unreadable }},
+	{"never_verify", policy.Allow, func(p policy.Policy, _ policy.Evidence) bool { return p.Mode() == "NeverVerify" }},
+	{"image_id_name", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.ByID }},
+	{"allowlisted", policy.Allow, func(p policy.Policy, e policy.Evidence) bool {
+		return p.Allowlisted("repo.test/listed") && e.Repository == "repo.test/listed"
+	}},
+	{"preloaded", policy.Allow, func(p policy.Policy, e policy.Evidence) bool {
+		return p.Mode() == "NeverVerifyPreloadedImages" && e.Preloaded
+	}},
+	{"open", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.Open }},
+	{"granted", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.Granted }},
+	{"proved", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.Proved }},
+	{"not_proved", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.Tracked || e.Preloaded }},
+	{"pulling", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.Pulling }},
+	{"untracked", policy.Reverify, func(policy.Policy, policy.Evidence) bool { return true }},
+}
+
+func TestJudgeOfEveryEvidence(t *testing.T) {
+	seen := map[policy.Reason]bool{}
+	for _, p := range everyPolicy(t) {
+		for e := range everyEvidence {
+			got := p.Judge(e)
+			if want := mayUse(p, e); (got.Verdict == policy.Allow) != want {
+				t.Fatalf("%s: Judge(%+v) = %v by %s; want Allow: %v", p.Mode(), e, got.Verdict, got.Reason, want)
+			}
+			for _, g := range grounds {
+				if !g.is(p, e) {
+					continue
+				}
+				if (got != policy.Decision{Verdict: g.verdict, Reason: g.reason}) {
+					t.Fatalf("%s: Judge(%+v) = %v by %s; want %v by %s", p.Mode(), e, got.Verdict, got.Reason, g.verdict, g.reason)
+				}
+				break
+			}
+			seen[got.Reason] = true
+		}
+	}
+	// The set of reasons is a contract of metrics: nothing that is missing, nothing more.
+	want := []policy.Reason{"absent"}
+	for _, g := range grounds {
+		want = append(want, g.reason)
+		if !seen[g.reason] {
+			t.Errorf("no evidence leads to %s", g.reason)
+		}
+	}
+	if !slices.Equal(policy.Reasons(), want) {
+		t.Errorf("Reasons() = %v; want %v", policy.Reasons(), want)
+	}
+}
+
+// More of what counts as proof never takes access away, and what makes a record unreadable, or a
+// name one of an image ID, never gives it.
+func TestJudgeIsMonotonic(t *testing.T) {
+	for _, p := range everyPolicy(t) {
+		for e := range everyEvidence {
+			allowed := p.Judge(e).Verdict == policy.Allow
+			for name, more := range map[string]func(*policy.Evidence){
+				"open": func(e *policy.Evidence) { e.Open = true }, "granted": func(e *policy.Evidence) { e.Granted = true },
+				"proved": func(e *policy.Evidence) { e.Proved = true }, "exempt": func(e *policy.Evidence) { e.Exempt = policy.StaticPod },
+			} {
+				with := e
+				if more(&with); allowed && p.Judge(with).Verdict != policy.Allow {
+					t.Fatalf("%s: %+v is allowed, but not if it is also %s", p.Mode(), e, name)
+				}
+			}
+			for name, less := range map[string]func(*policy.Evidence){
+				"unreadable": func(e *policy.Evidence) { e.Unreadable = true }, "by ID": func(e *policy.Evidence) { e.ByID = true },
+			} {
+				with := e
+				if less(&with); !allowed && p.Judge(with).Verdict == policy.Allow {
+					t.Fatalf("%s: %+v is not allowed, but is if it is also %s", p.Mode(), e, name)
+				}
+			}
+		}
+	}
+}
+
+func TestZeroValuesAreSafe(t *testing.T) {
+	if got := (policy.Policy{}).Judge(policy.Evidence{}); got != (policy.Decision{Verdict: policy.Reverify, Reason: policy.Untracked}) {
+		t.Errorf("zero Policy of zero Evidence = %v by %s; want Reverify by untracked", got.Verdict, got.Reason)
+	}
+	if (policy.Decision{}).Verdict == policy.Allow || (policy.Policy{}).Mode() != policy.ModeNeverVerifyPreloadedImages {
+		t.Error("a zero Decision allows, or a zero Policy is not the default")
+	}
+	for v, want := range map[policy.Verdict]string{policy.Reverify: "Reverify", policy.Allow: "Allow", 7: "Reverify"} {
+		if v.String() != want {
+			t.Errorf("Verdict(%d) = %s; want %s", v, v, want)
+		}
+	}
+}

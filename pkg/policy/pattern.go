@@ -1,0 +1,62 @@
+package policy
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/distribution/reference"
+)
+
+// allowedPattern ends the text of every error about a pattern.
+const allowedPattern = "allowed is a repository, as in repo.test/team/app, or everything below a registry or a path, as in repo.test/team/*"
+
+// A pattern matches normalised repositories: one, or, if it ends with a slash, all that begin with it.
+// No repository ends with a slash.
+type pattern string
+
+// parsePattern reads the kubelet's syntax. What is written is normalised as image names are, so
+// busybox means docker.io/library/busybox, and team/* means docker.io/team/*.
+func parsePattern(s string) (pattern, error) {
+	bad := func(why string) (pattern, error) {
+		return "", fmt.Errorf("%q is not allowed: %s; %s", s, why, allowedPattern)
+	}
+	base, wildcard := strings.CutSuffix(s, "/*")
+	switch {
+	case s == "":
+		return bad("it is empty")
+	case strings.TrimSpace(s) != s:
+		return bad("it has surrounding space")
+	case strings.Contains(base, "*"):
+		return bad("a star only as the whole last segment")
+	case base == "":
+		return bad("a host is needed before the star")
+	}
+	// What stands for the star are two segments and not one: the first below docker.io may be a
+	// user's, and a single one would be taken for library/x.
+	const below = "x/x"
+	name := base
+	if wildcard {
+		name = base + "/" + below
+	}
+	named, err := reference.ParseNormalizedNamed(name)
+	if err != nil {
+		return bad(fmt.Sprintf("%s is not an image name", base))
+	}
+	if _, ok := named.(reference.Digested); ok {
+		return bad("no digest may be given")
+	}
+	if _, ok := named.(reference.Tagged); ok {
+		return bad("no tag may be given")
+	}
+	if wildcard {
+		return pattern(strings.TrimSuffix(named.Name(), below)), nil
+	}
+	return pattern(named.Name()), nil
+}
+
+func (x pattern) matches(repository string) bool {
+	if strings.HasSuffix(string(x), "/") {
+		return strings.HasPrefix(repository, string(x))
+	}
+	return repository == string(x)
+}
