@@ -530,3 +530,29 @@ func TestRequestThatCannotBeReadIsRefused(t *testing.T) {
 		t.Errorf("%d panics; want none", got)
 	}
 }
+
+// The order of a pull: intent on disk → runtime asked → record on disk → kubelet answered.
+func TestIntentIsOnDiskBeforeTheRuntimeIsAskedAndTheRecordBeforeTheAnswer(t *testing.T) {
+	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
+	var events []string
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			events = append(events, "runtime asked with "+p.onDisk())
+			return criproxytest.Image{ID: id1}, nil
+		}
+	})
+	alice := p.Pod("alice")
+	events = append(events, "before: "+p.onDisk())
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	events = append(events, "answered with "+p.onDisk())
+	want := []string{
+		"before: 0 intents, 0 records",
+		"runtime asked with 1 intents, 0 records",
+		"answered with 0 intents, 1 records",
+	}
+	if diff := cmp.Diff(want, events); diff != "" {
+		t.Errorf("order (-want +got):\n%s", diff)
+	}
+}

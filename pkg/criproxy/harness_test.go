@@ -3,6 +3,7 @@ package criproxy_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net"
 	"os"
@@ -170,4 +171,22 @@ func (p *proxy) serves(name, password string, img criproxytest.Image) {
 // exact is the configuration for a kubelet that sends no pre-check for Always.
 func exact() criproxy.GateConfig {
 	return criproxy.GateConfig{OutageFallback: true, AlwaysPrecheck: criproxy.AlwaysPrecheckSkipped}
+}
+
+// onDisk reads a copy of the store's file, as a crash at this instant would leave it.
+func (p *proxy) onDisk() string {
+	p.t.Helper()
+	data, err := os.ReadFile(filepath.Join(p.dir, "records.db"))
+	p.must(err)
+	path := filepath.Join(p.t.TempDir(), "records.db")
+	p.must(os.WriteFile(path, data, 0o600))
+	s, report, err := records.Open(path, records.Options{})
+	p.must(err)
+	defer func() { p.must(s.Close()) }()
+	if report.SetAside != "" {
+		return "a damaged store"
+	}
+	stats, err := s.Stats()
+	p.must(err)
+	return fmt.Sprintf("%d intents, %d records", stats.Intents, stats.Records)
 }
