@@ -114,6 +114,8 @@ func command() *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return start(cmd, f) },
+		// cobra would take "completion" for a command, which --help does not list.
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	cmd.Flags().StringVar(&f.config, "config", defaultConfig, "configuration `file`; if it is absent every field has its default")
 	cmd.Flags().BoolVar(&f.check, "check-config", false, "check the configuration, say what is wrong with it, and exit")
