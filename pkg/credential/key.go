@@ -11,10 +11,15 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 )
 
 // ErrDamagedKey is returned by LoadKey for a file that does not hold a key.
 var ErrDamagedKey = errors.New("credential: key file damaged")
+
+// ErrExposedKey is returned by LoadKey for a file that others than its owner may read or write: they
+// may know the key, or have chosen it.
+var ErrExposedKey = errors.New("credential: key file exposed")
 
 // keySize is the size of a key in bytes, that of the hash.
 const keySize = sha256.Size
@@ -34,14 +39,16 @@ func NewKey() Key {
 	return Key{reveal: func() []byte { return key }}
 }
 
-// LoadKey reads the key that CreateKey wrote. The error is fs.ErrNotExist if there is none, and
-// ErrDamagedKey if the file holds something else.
+// LoadKey reads the key that CreateKey wrote. The error is fs.ErrNotExist if there is none,
+// ErrDamagedKey if the file holds something else, and ErrExposedKey if others than its owner have
+// access to it.
 func LoadKey(path string) (Key, error) {
-	f, err := os.Open(path)
+	// Without O_NONBLOCK the opening of a named pipe waits for a writer, for ever.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return Key{}, fmt.Errorf("load the node's key: %w", err)
 	}
-	text, err := io.ReadAll(io.LimitReader(f, 4*keySize))
+	text, err := readKey(f)
 	if err := errors.Join(err, f.Close()); err != nil {
 		return Key{}, fmt.Errorf("load the node's key: %w", err)
 	}
@@ -50,6 +57,22 @@ func LoadKey(path string) (Key, error) {
 		return Key{}, fmt.Errorf("%w: %s: want %d hexadecimal digits", ErrDamagedKey, path, 2*keySize)
 	}
 	return Key{reveal: func() []byte { return key }}, nil
+}
+
+// readKey returns the text of a key file, or why it is none. The text of a directory is EISDIR.
+func readKey(f *os.File) ([]byte, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	switch mode := info.Mode(); {
+	case !mode.IsRegular() && !mode.IsDir():
+		return nil, fmt.Errorf("%w: %s: not a regular file", ErrDamagedKey, f.Name())
+	case mode.IsRegular() && mode.Perm()&0o077 != 0:
+		return nil, fmt.Errorf("%w: %s: mode %#o, want 0600: chmod it only if nobody else had access to it, else remove it and every image is proved anew",
+			ErrExposedKey, f.Name(), mode.Perm())
+	}
+	return io.ReadAll(io.LimitReader(f, 4*keySize))
 }
 
 // CreateKey makes a new key and writes it, mode 0600, whole or not at all. The error is fs.ErrExist if

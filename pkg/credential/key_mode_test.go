@@ -1,0 +1,56 @@
+package credential_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+)
+
+func TestLoadKeyRefusesAnExposedKey(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.key")
+	if _, err := credential.CreateKey(path); err != nil {
+		t.Fatal(err)
+	}
+	for mode := range fs.FileMode(0o1000) {
+		if mode&0o400 == 0 {
+			continue // only root can read it, which the test may not be
+		}
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		_, err := credential.LoadKey(path)
+		if mode&0o077 == 0 {
+			if err != nil {
+				t.Errorf("mode %#o: LoadKey = %v; want nil", mode, err)
+			}
+			continue
+		}
+		if !errors.Is(err, credential.ErrExposedKey) || errors.Is(err, credential.ErrDamagedKey) || errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("mode %#o: LoadKey = %v; want ErrExposedKey", mode, err)
+			continue
+		}
+		for _, want := range []string{path, fmt.Sprintf("mode %#o", mode), "want 0600", "remove it"} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("mode %#o: LoadKey = %v; want %q in it", mode, err, want)
+			}
+		}
+	}
+}
+
+// A pipe without a writer would hold up the start for ever if it were opened as files are.
+func TestLoadKeyDoesNotWaitForAPipe(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.key")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := credential.LoadKey(path); !errors.Is(err, credential.ErrDamagedKey) {
+		t.Errorf("LoadKey of a pipe = %v; want ErrDamagedKey", err)
+	}
+}
