@@ -25,39 +25,39 @@ import (
 )
 
 // serveBefore starts a proxy before any endpoint and returns where it listens and how it stops.
-func serveBefore(t testing.TB, endpoint string) (proxied string, server *criproxy.Server) {
-	t.Helper()
+func serveBefore(tb testing.TB, endpoint string) (proxied string, server *criproxy.Server) {
+	tb.Helper()
 	up, err := criproxy.Dial(endpoint)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{})
+	store, _, err := records.Open(filepath.Join(tb.TempDir(), "records.db"), records.Options{})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	rt := criproxy.NewRuntime(up, up)
 	trk, err := tracker.New(store, credential.NewKey(), rt, tracker.Options{})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	gate := criproxy.NewGate(criproxy.GateConfig{Tracker: trk, Pods: pods.New(), Runtime: rt, Metrics: &counts{}, Log: klog.Logger{}})
 	server = criproxy.New(criproxy.Config{Runtime: up, Image: up, Gate: gate, Metrics: &counts{}, Log: klog.Logger{}})
 	socket := endpoint[len("unix://"):] + ".proxy"
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
+	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "unix", socket)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	done := make(chan error, 2)
 	go func() { done <- server.Serve(l) }()
 	go func() { up.Watch(ctx, func(bool) {}); done <- nil }()
-	t.Cleanup(func() {
-		stop, end := context.WithTimeout(context.Background(), 5*time.Second)
+	tb.Cleanup(func() {
+		stop, end := context.WithTimeout(context.WithoutCancel(tb.Context()), 5*time.Second)
 		defer end()
 		server.Shutdown(stop)
 		cancel()
 		if err := errors.Join(<-done, <-done, up.Close(), store.Close()); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return "unix://" + socket, server
@@ -69,13 +69,13 @@ func TestForwardingIsTransparent(t *testing.T) {
 	criproxytest.Fidelity(t, echo, proxied)
 }
 
-func client(t testing.TB, endpoint string) *grpc.ClientConn {
-	t.Helper()
+func client(tb testing.TB, endpoint string) *grpc.ClientConn {
+	tb.Helper()
 	cc, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { _ = cc.Close() })
+	tb.Cleanup(func() { _ = cc.Close() })
 	return cc
 }
 
@@ -132,7 +132,7 @@ func TestOpenStreamEndsWithUnavailable(t *testing.T) {
 	for name, end := range map[string]func(*criproxytest.Echo, *criproxy.Server){
 		"when the runtime goes away": func(e *criproxytest.Echo, _ *criproxy.Server) { e.Stop() },
 		"when the proxy stops": func(_ *criproxytest.Echo, s *criproxy.Server) {
-			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
 			s.Shutdown(ctx)
 		},
@@ -186,7 +186,7 @@ func TestShutdownDrainsUnaryCalls(t *testing.T) {
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		server.Shutdown(ctx)
 	}()

@@ -1,7 +1,6 @@
 package criproxy
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -64,7 +63,7 @@ func TestUserAgentTellsWhetherAlwaysIsPrechecked(t *testing.T) {
 		"grpc-go/1.58.3": false, "grpc-go/1.65.0": false, "grpc-go/1.68.0": true, "grpc-go/1.72.1": true, "grpc-go/1.79.0-dev": true,
 		"kubelet/1.34 grpc-go/1.72.1": true, "grpc-go/2.1.0": false, "grpc-go/": false, "grpc-go/1": false, "grpc-go/1.x": false, "": false, "grpc-c++/1.72.1": false,
 	} {
-		ctx := metadata.NewIncomingContext(context.Background(), metadata.Pairs("user-agent", agent))
+		ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs("user-agent", agent))
 		if got := AlwaysPrecheckAuto.skips(ctx); got != want {
 			t.Errorf("skips(%q) = %v; want %v", agent, got, want)
 		}
@@ -72,7 +71,7 @@ func TestUserAgentTellsWhetherAlwaysIsPrechecked(t *testing.T) {
 			t.Errorf("%q overrules what was configured", agent)
 		}
 	}
-	if AlwaysPrecheckAuto.skips(context.Background()) {
+	if AlwaysPrecheckAuto.skips(t.Context()) {
 		t.Error("a call without a user agent is taken for a new kubelet's")
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -45,26 +46,27 @@ type Seen struct {
 type Echo struct {
 	endpoint string
 	server   *grpc.Server
+	calls    atomic.Int64 // numbers the calls, so that each finds its own Seen
 
 	mu   sync.Mutex
 	seen map[string]chan Seen // by the client's call ID
 }
 
 // NewEcho starts an echo.
-func NewEcho(t testing.TB) *Echo {
-	t.Helper()
+func NewEcho(tb testing.TB) *Echo {
+	tb.Helper()
 	dir, err := os.MkdirTemp("", "echo") //nolint:usetesting // a socket's path must be short
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	e := &Echo{endpoint: "unix://" + filepath.Join(dir, "echo.sock"), seen: map[string]chan Seen{}}
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", filepath.Join(dir, "echo.sock"))
+	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "unix", filepath.Join(dir, "echo.sock"))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	e.server = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(e.handle), grpc.MaxRecvMsgSize(16<<20))
 	go func() { _ = e.server.Serve(l) }() // ends with Stop
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		e.server.Stop()
 		_ = os.RemoveAll(dir)
 	})

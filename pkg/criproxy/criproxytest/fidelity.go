@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -114,23 +113,20 @@ func Fidelity(t *testing.T, echo *Echo, proxied string) {
 	}
 }
 
-func dial(t testing.TB, endpoint string) *grpc.ClientConn {
-	t.Helper()
+func dial(tb testing.TB, endpoint string) *grpc.ClientConn {
+	tb.Helper()
 	cc, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(limit)))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { _ = cc.Close() })
+	tb.Cleanup(func() { _ = cc.Close() })
 	return cc
 }
 
-// calls numbers the calls of a process, so that each finds its own Seen.
-var calls atomic.Int64
-
 func observe(t *testing.T, echo *Echo, cc *grpc.ClientConn, r row) Observed {
 	t.Helper()
-	id := fmt.Sprint(calls.Add(1))
+	id := fmt.Sprint(echo.calls.Add(1))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	if r.deadline {

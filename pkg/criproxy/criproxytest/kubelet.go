@@ -2,6 +2,7 @@ package criproxytest
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -26,15 +27,15 @@ type Kubelet struct {
 }
 
 // NewKubelet returns a kubelet before an endpoint; it ends with the test.
-func NewKubelet(t testing.TB, endpoint string) *Kubelet {
-	t.Helper()
+func NewKubelet(tb testing.TB, endpoint string) *Kubelet {
+	tb.Helper()
 	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(limit)))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { _ = conn.Close() })
-	return &Kubelet{Conn: conn, Images: runtimeapi.NewImageServiceClient(conn), Runtime: runtimeapi.NewRuntimeServiceClient(conn), t: t}
+	tb.Cleanup(func() { _ = conn.Close() })
+	return &Kubelet{Conn: conn, Images: runtimeapi.NewImageServiceClient(conn), Runtime: runtimeapi.NewRuntimeServiceClient(conn), t: tb}
 }
 
 // A Pod is one pod as its kubelet knows it.
@@ -56,7 +57,7 @@ func (k *Kubelet) Pod(namespace string) *Pod {
 // PodFrom returns a pod of a source, without a sandbox yet.
 func (k *Kubelet) PodFrom(namespace, source string) *Pod {
 	k.pods++
-	uid := namespace + "-" + string(rune('a'+k.pods))
+	uid := fmt.Sprintf("%s-%d", namespace, k.pods)
 	return &Pod{UID: uid, Config: &runtimeapi.PodSandboxConfig{
 		Metadata:    &runtimeapi.PodSandboxMetadata{Uid: uid, Namespace: namespace, Name: uid},
 		Annotations: map[string]string{seenAnnotation: "2026-11-21T05:00:00." + uid, sourceAnnotation: source},

@@ -51,11 +51,11 @@ type Runtime struct {
 }
 
 // NewRuntime starts a runtime that has nothing.
-func NewRuntime(t testing.TB) *Runtime {
-	t.Helper()
+func NewRuntime(tb testing.TB) *Runtime {
+	tb.Helper()
 	dir, err := os.MkdirTemp("", "cri") //nolint:usetesting // a socket's path must be short
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	r := &Runtime{
 		sandboxes:  map[string]*runtimeapi.PodSandbox{},
@@ -63,8 +63,8 @@ func NewRuntime(t testing.TB) *Runtime {
 		started:    map[string]bool{},
 		socket:     filepath.Join(dir, "runtime.sock"),
 	}
-	r.Start(t)
-	t.Cleanup(func() {
+	r.Start(tb)
+	tb.Cleanup(func() {
 		r.Stop()
 		_ = os.RemoveAll(dir)
 	})
@@ -72,11 +72,11 @@ func NewRuntime(t testing.TB) *Runtime {
 }
 
 // Start serves again after Stop; what the runtime has is still there.
-func (r *Runtime) Start(t testing.TB) {
-	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", r.socket)
+func (r *Runtime) Start(tb testing.TB) {
+	tb.Helper()
+	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "unix", r.socket)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	const limit = 16 << 20
 	r.server = grpc.NewServer(grpc.MaxRecvMsgSize(limit), grpc.UnaryInterceptor(r.note))
