@@ -36,6 +36,13 @@ func openState(dir string, o records.Options, log klog.Logger) (*state, error) {
 	}
 	keyPath, storePath := filepath.Join(dir, keyFile), filepath.Join(dir, storeFile)
 	key, keyErr := credential.LoadKey(keyPath)
+	if errors.Is(keyErr, credential.ErrExposedKey) {
+		log.Error(keyErr, "The node's key could be read by others than root: it is closed to them and used on", "path", keyPath,
+			"hint", "whoever had it and the store can try passwords against the credential IDs; to be sure, delete the key: every image then needs proof once")
+		if keyErr = os.Chmod(keyPath, 0o600); keyErr == nil {
+			key, keyErr = credential.LoadKey(keyPath)
+		}
+	}
 	o.KeyExists = !errors.Is(keyErr, fs.ErrNotExist)
 
 	store, report, err := records.Open(storePath, o)
@@ -45,7 +52,10 @@ func openState(dir string, o records.Options, log klog.Logger) (*state, error) {
 	logReport(log, storePath, report)
 	if keyErr != nil {
 		crashpoint.Hit(crashpoint.KeyMissing)
-		key = replaceKey(keyPath, keyErr, store, log)
+		var kept bool
+		if key, kept = replaceKey(keyPath, keyErr, store, log); !kept {
+			return &state{store: store, key: key}, nil
+		}
 	}
 	if err := noteKey(store, key, log); err != nil {
 		log.Error(err, "Fingerprint of the node's key not written, a lost key may go unnoticed")
@@ -78,24 +88,29 @@ func logReport(log klog.Logger, path string, r records.Report) {
 	}
 }
 
-// replaceKey makes a new key where the old one cannot be had. What is damaged is kept beside it. If
-// no key can be written one in memory has to do until the next start.
-func replaceKey(path string, why error, store *records.Store, log klog.Logger) credential.Key {
-	if !errors.Is(why, fs.ErrNotExist) {
+// replaceKey makes a new key where the old one cannot be had. What is damaged is kept beside it; one
+// that only cannot be read at this moment stays where it is. If no key can be written one in memory
+// has to do until the next start; kept says that it is on disk.
+func replaceKey(path string, why error, store *records.Store, log klog.Logger) (key credential.Key, kept bool) {
+	switch old, err := store.KeyFingerprint(); {
+	case errors.Is(why, credential.ErrDamagedKey):
 		aside := fmt.Sprintf("%s.damaged-%s", path, time.Now().UTC().Format("20060102T150405.000000000Z"))
 		log.Error(why, "The node's key cannot be read: no proof that was recorded before matches, every image needs proof once", "path", path, "setAside", aside)
 		if err := os.Rename(path, aside); err != nil {
 			log.Error(err, "The node's key cannot be set aside", "path", path)
 		}
-	} else if old, err := store.KeyFingerprint(); err == nil && old != "" {
+	case !errors.Is(why, fs.ErrNotExist):
+		log.Error(why, "The node's key cannot be read at the moment: until the next restart no proof that was recorded before matches", "path", path)
+		return credential.NewKey(), false
+	case err == nil && old != "":
 		log.Error(why, "The node's key is lost: no proof that was recorded before matches, every image needs proof once", "path", path)
 	}
 	key, err := credential.CreateKey(path)
 	if err != nil {
 		log.Error(err, "The node's key cannot be written: proofs last until the next restart only", "path", path)
-		return credential.NewKey()
+		return credential.NewKey(), false
 	}
-	return key
+	return key, true
 }
 
 func noteKey(store *records.Store, key credential.Key, log klog.Logger) error {

@@ -73,7 +73,7 @@ func strayed(tx *bolt.Tx) (images, repositories map[string]bool, err error) {
 				Repository string `json:"repository"`
 			}
 			if sound(bucket, k, v) || len(v) < sumSize || json.Unmarshal(v[sumSize:], &named) != nil {
-				return nil // in its place, or it says nothing
+				return nil //nolint:nilerr // in its place, or it says nothing
 			}
 			if bucket == bucketRecords {
 				images[named.Pair.ImageID] = true
