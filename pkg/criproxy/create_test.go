@@ -247,4 +247,3 @@ func TestRestorePodIsJudgedLikeCreateContainer(t *testing.T) {
 		t.Errorf("start = %v; want nil", err)
 	}
 }
-

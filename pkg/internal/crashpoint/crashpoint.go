@@ -1,6 +1,3 @@
-// Package crashpoint names the instants at which a process may die and leave something half done.
-// Built with the tag crashpoint a process kills itself, without any clean-up, at the instant that
-// the environment names; otherwise Hit does nothing and costs nothing.
 package crashpoint
 
 // Env names the environment variable that holds the point to die at: its name, or name#N for the
