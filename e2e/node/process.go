@@ -39,6 +39,10 @@ func start(ctx context.Context, name, log string, ready func() error, program st
 	defer func() { _ = out.Close() }() // the program has its own copy
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...)
 	cmd.Stdout, cmd.Stderr = out, out
+	if filepath.IsAbs(program) {
+		// What was built with it comes before what the machine has: a containerd finds its shim so.
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"))
+	}
 	// A group of its own, so that an interrupt at the terminal reaches us alone.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
