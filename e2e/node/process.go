@@ -158,18 +158,6 @@ func run(ctx context.Context, program string, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// answers returns a check that something accepts connections on an address.
-func answers(network, address string) func() error {
-	return func() error {
-		d := net.Dialer{Timeout: time.Second}
-		c, err := d.Dial(network, address)
-		if err != nil {
-			return err
-		}
-		return c.Close()
-	}
-}
-
 // freePort returns a port of the loopback address that nobody listens on at the moment.
 func freePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
