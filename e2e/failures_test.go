@@ -12,7 +12,9 @@ import (
 
 // Whatever the registry answers: who has proved access starts, nobody else does, and the metrics tell
 // denied from unavailable.
-func TestRegistryThatFails(t *testing.T) {
+func TestRegistryThatFails(t *testing.T) { onEach(t, registryThatFails) }
+
+func registryThatFails(t stage) {
 	type fault struct {
 		name    string
 		on, off func(*node.Registry) error
@@ -39,7 +41,7 @@ func TestRegistryThatFails(t *testing.T) {
 	}
 	faults = append(faults, fault{name: "down", on: (*node.Registry).Down, off: (*node.Registry).Up, outcome: "unavailable"})
 	for _, f := range faults {
-		t.Run(f.name, func(t *testing.T) {
+		t.run(f.name, func(t stage) {
 			s := begin(t)
 			app := s.private("fails/app-"+f.name+":1", node.Image{})
 			s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
@@ -55,6 +57,10 @@ func TestRegistryThatFails(t *testing.T) {
 }
 
 func TestSlowRegistryDelaysOnlyWhoHasToProve(t *testing.T) {
+	onEach(t, slowRegistryDelaysOnlyWhoHasToProve)
+}
+
+func slowRegistryDelaysOnlyWhoHasToProve(t stage) {
 	s := begin(t)
 	app := s.private("slow/app:1", node.Image{})
 	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
@@ -70,7 +76,9 @@ func TestSlowRegistryDelaysOnlyWhoHasToProve(t *testing.T) {
 }
 
 // Always asks the registry every time and sees a tag that moved; IfNotPresent keeps what it has.
-func TestMovedTag(t *testing.T) {
+func TestMovedTag(t *testing.T) { onEach(t, movedTag) }
+
+func movedTag(t stage) {
 	s := begin(t)
 	app := s.private("moved/app:1", node.Image{Content: "before"})
 	keeps := pod("team-a", app, node.IfNotPresent, node.Alice())
@@ -89,7 +97,9 @@ func TestMovedTag(t *testing.T) {
 
 // A kubelet up to 1.31 sends a pre-check for Always too: every new pod costs a manifest request, and the
 // image on the node stands in while the registry is away.
-func TestOldKubelet(t *testing.T) {
+func TestOldKubelet(t *testing.T) { onEach(t, oldKubelet) }
+
+func oldKubelet(t stage) {
 	s := begin(t, "kubeletSkipsAlwaysPrecheck: false")
 	app := s.private("old/app:1", node.Image{})
 	old := func(namespace, policy string, secrets ...node.Login) *node.Pod {
@@ -117,7 +127,9 @@ func TestOldKubelet(t *testing.T) {
 
 // The store is on a file system that fills up: no new pull, but what is proved goes on. What the file
 // has room for inside may still be written, so it takes a few pulls until one finds none.
-func TestFullDisk(t *testing.T) {
+func TestFullDisk(t *testing.T) { onEach(t, fullDisk) }
+
+func fullDisk(t stage) {
 	s := begin(t)
 	app := s.private("full/app:1", node.Image{})
 	holder := pod("team-a", app, node.IfNotPresent, node.Alice())

@@ -13,7 +13,9 @@ import (
 
 // containerd takes any prefix of an image ID for the image. Through pullgated no such name reaches one,
 // and the answers are the same whether one image, several or none have the prefix.
-func TestNamesThatAreImageIDs(t *testing.T) {
+func TestNamesThatAreImageIDs(t *testing.T) { onEach(t, namesThatAreImageIDs) }
+
+func namesThatAreImageIDs(t stage) {
 	s := begin(t)
 	direct := s.dial(s.node.Containerd.Endpoint())
 

@@ -20,6 +20,10 @@ import (
 // moment of the pull; containerd may complete it a little later. Whatever is then on the node needs
 // proof, 200 times.
 func TestLostAnswersLeaveAnImageThatNeedsProof(t *testing.T) {
+	onEach(t, lostAnswersLeaveAnImageThatNeedsProof)
+}
+
+func lostAnswersLeaveAnImageThatNeedsProof(t stage) {
 	s := begin(t)
 	app := s.private("lost/app:1", node.Image{})
 	thief := pod("team-b", app, node.Never)
@@ -127,9 +131,11 @@ func (s *suite) removeQuietly(name string) {
 
 // pullgated is killed while the registry holds a blob back. Whether containerd gets the blob before or
 // after the restart, the image needs proof.
-func TestKilledInTheMiddleOfAPull(t *testing.T) {
+func TestKilledInTheMiddleOfAPull(t *testing.T) { onEach(t, killedInTheMiddleOfAPull) }
+
+func killedInTheMiddleOfAPull(t stage) {
 	for _, when := range []string{"before", "after"} {
-		t.Run("released "+when+" the restart", func(t *testing.T) {
+		t.run("released "+when+" the restart", func(t stage) {
 			s := begin(t)
 			app := s.private("killed/app-"+when+":1", node.Image{})
 			owner := pod("team-a", app, node.IfNotPresent, node.Alice())

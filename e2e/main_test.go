@@ -17,21 +17,83 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// shared is the node that the tests run on, one for all of them. Each test has a pullgated and image
-// names of its own.
-var shared = sync.OnceValues(func() (*node.Node, error) { return node.New(context.Background(), "") })
+// What tests run on.
+const (
+	debian       = "containerd-1.6" // or whatever the machine has
+	containerd21 = node.Containerd21
+	containerd24 = node.Containerd24
+)
+
+// startNode returns the node with a containerd, and starts it for the first test that asks.
+// closeNodes ends them all. Each test has a pullgated and image names of its own.
+var startNode, closeNodes = nodes()
+
+func nodes() (start func(containerd string) (*node.Node, error), closeAll func() error) {
+	var mu sync.Mutex
+	started := map[string]*node.Node{}
+	start = func(containerd string) (_ *node.Node, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if n := started[containerd]; n != nil {
+			return n, nil
+		}
+		ctx := context.Background() // the node outlives the test that starts it
+		program := ""
+		if containerd != debian {
+			if program, err = node.BuildContainerd(ctx, containerd); err != nil {
+				return nil, err
+			}
+		}
+		n, err := node.New(ctx, program)
+		if err == nil {
+			started[containerd] = n
+		}
+		return n, err
+	}
+	closeAll = func() (err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, n := range started {
+			err = errors.Join(err, n.Close())
+		}
+		return err
+	}
+	return start, closeAll
+}
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	n, err := shared()
-	if n != nil {
-		err = errors.Join(err, n.Close())
-	}
-	if err != nil {
+	if err := closeNodes(); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		code = 1
 	}
 	os.Exit(code)
+}
+
+// A stage is a test on one containerd.
+type stage struct {
+	*testing.T
+	containerd string
+}
+
+// on runs a test on each of some containerds.
+func on(t *testing.T, test func(stage), containerds ...string) {
+	t.Helper()
+	for _, c := range containerds {
+		t.Run(c, func(t *testing.T) { test(stage{T: t, containerd: c}) })
+	}
+}
+
+// onEach runs a test on the oldest containerd there is and on the newest.
+func onEach(t *testing.T, test func(stage)) {
+	t.Helper()
+	on(t, test, debian, containerd24)
+}
+
+// run runs a part of the test.
+func (t stage) run(name string, test func(stage)) {
+	t.Helper()
+	t.Run(name, func(sub *testing.T) { test(stage{T: sub, containerd: t.containerd}) })
 }
 
 // A suite is what one test stands on.
@@ -43,7 +105,7 @@ type suite struct {
 }
 
 // begin starts a pullgated with the settings, and a kubelet's client before it.
-func begin(t *testing.T, settings ...string) *suite {
+func begin(t stage, settings ...string) *suite {
 	t.Helper()
 	s := bare(t)
 	gate, err := s.node.Protect(t.Context(), settings...)
@@ -65,13 +127,13 @@ func begin(t *testing.T, settings ...string) *suite {
 }
 
 // bare has no pullgated yet.
-func bare(t *testing.T) *suite {
+func bare(t stage) *suite {
 	t.Helper()
-	n, err := shared()
+	n, err := startNode(t.containerd)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &suite{T: t, node: n}
+	return &suite{T: t.T, node: n}
 }
 
 func (s *suite) dial(endpoint string) *node.Kubelet {

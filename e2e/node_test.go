@@ -17,7 +17,9 @@ func (s *suite) imported(p node.Pushed) {
 }
 
 // What is on the node before the first start of pullgated is preloaded, as far as the policy says so.
-func TestPreloadedImages(t *testing.T) {
+func TestPreloadedImages(t *testing.T) { onEach(t, preloadedImages) }
+
+func preloadedImages(t stage) {
 	b := bare(t)
 	app, listed := b.private("preloaded/app:1", node.Image{}), b.private("preloaded/listed/app:1", node.Image{})
 	b.imported(app)
@@ -36,7 +38,7 @@ func TestPreloadedImages(t *testing.T) {
 		{"shadow", []string{"imagePullCredentialsVerificationPolicy: AlwaysVerify", "noPullImageSecretRecheck: true"}, node.Running, node.Running},
 		{"exempt namespace", []string{"imagePullCredentialsVerificationPolicy: AlwaysVerify", "exempt: {namespaces: [team-b]}"}, node.Running, node.Running},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
+		t.run(tc.name, func(t stage) {
 			s := begin(t, tc.settings...)
 			s.run(pod("team-b", app, node.Never), app, tc.app, 0)
 			s.run(pod("team-b", listed, node.Never), listed, tc.listed, 0)
@@ -50,6 +52,10 @@ func TestPreloadedImages(t *testing.T) {
 // The same content pulled by a tenant under another repository leaves the preloaded name usable, and
 // makes the tenant's name no less private.
 func TestPreloadedContentUnderATenantsName(t *testing.T) {
+	onEach(t, preloadedContentUnderATenantsName)
+}
+
+func preloadedContentUnderATenantsName(t stage) {
 	b := bare(t)
 	app := b.private("content/app:1", node.Image{Content: "the same content"})
 	b.imported(app)
@@ -68,7 +74,9 @@ func TestPreloadedContentUnderATenantsName(t *testing.T) {
 
 // What turns up without a pull is preloaded by default, and needs proof if the operator says so. What
 // was there at the very first start is preloaded either way.
-func TestUntrackedImages(t *testing.T) {
+func TestUntrackedImages(t *testing.T) { onEach(t, untrackedImages) }
+
+func untrackedImages(t stage) {
 	b := bare(t)
 	before := b.private("untracked/before:1", node.Image{})
 	b.imported(before)
@@ -83,7 +91,9 @@ func TestUntrackedImages(t *testing.T) {
 }
 
 // Image garbage collection takes the records of an image with it and leaves the others.
-func TestRemovedImageNeedsProofAgain(t *testing.T) {
+func TestRemovedImageNeedsProofAgain(t *testing.T) { onEach(t, removedImageNeedsProofAgain) }
+
+func removedImageNeedsProofAgain(t stage) {
 	s := begin(t)
 	app, stays := s.private("removed/app:1", node.Image{}), s.private("removed/stays:1", node.Image{})
 	for _, i := range []node.Pushed{app, stays} {
@@ -99,7 +109,9 @@ func TestRemovedImageNeedsProofAgain(t *testing.T) {
 
 // Restarts of pullgated, orderly or not, of containerd, and of the kubelet: containers of running pods
 // restart without a registry, and nothing is opened.
-func TestRestarts(t *testing.T) {
+func TestRestarts(t *testing.T) { onEach(t, restarts) }
+
+func restarts(t stage) {
 	s := begin(t)
 	app := s.private("restarts/app:1", node.Image{})
 	runs := pod("team-a", app, node.IfNotPresent, node.Alice())
@@ -154,7 +166,9 @@ func (s *suite) back(limit time.Duration) {
 
 // A store that is lost, or damaged, is begun anew in distrust: nothing on the node is taken for
 // preloaded until the operator says so.
-func TestLostStoreOpensNothing(t *testing.T) {
+func TestLostStoreOpensNothing(t *testing.T) { onEach(t, lostStoreOpensNothing) }
+
+func lostStoreOpensNothing(t stage) {
 	b := bare(t)
 	pre := b.private("distrust/pre:1", node.Image{})
 	b.imported(pre)
@@ -186,7 +200,9 @@ func TestLostStoreOpensNothing(t *testing.T) {
 }
 
 // The shadow mode enforces nothing, records everything and counts what enforcing would have cost.
-func TestShadowMode(t *testing.T) {
+func TestShadowMode(t *testing.T) { onEach(t, shadowMode) }
+
+func shadowMode(t stage) {
 	s := begin(t, "noPullImageSecretRecheck: true")
 	app := s.private("shadow/app:1", node.Image{})
 	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)

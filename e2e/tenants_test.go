@@ -11,6 +11,10 @@ import (
 // The control: without pullgate any tenant runs what another one's secret has pulled. If this does not
 // hold, the rest proves nothing.
 func TestUnprotectedRuntimeRunsAnybodysImage(t *testing.T) {
+	onEach(t, unprotectedRuntimeRunsAnybodysImage)
+}
+
+func unprotectedRuntimeRunsAnybodysImage(t stage) {
 	s := bare(t)
 	s.k = s.dial(s.node.Containerd.Endpoint())
 	app := s.private("control/app:1", node.Image{})
@@ -20,7 +24,9 @@ func TestUnprotectedRuntimeRunsAnybodysImage(t *testing.T) {
 	s.run(pod("team-b", app, node.Never, node.Mallory()), app, node.Running, 0)
 }
 
-func TestTenants(t *testing.T) {
+func TestTenants(t *testing.T) { onEach(t, tenants) }
+
+func tenants(t stage) {
 	s := begin(t)
 	app := s.private("tenants/app:1", node.Image{})
 	other := s.private("tenants/other:1", node.Image{})
@@ -65,6 +71,10 @@ func TestTenants(t *testing.T) {
 }
 
 func TestPublicImageIsOpenAfterAnAnonymousPull(t *testing.T) {
+	onEach(t, publicImageIsOpenAfterAnAnonymousPull)
+}
+
+func publicImageIsOpenAfterAnAnonymousPull(t stage) {
 	s := begin(t)
 	app := s.public("open/app:1", node.Image{})
 	s.run(pod("team-a", app, node.IfNotPresent), app, node.Running, -1)
@@ -80,6 +90,10 @@ func TestPublicImageIsOpenAfterAnAnonymousPull(t *testing.T) {
 
 // Two pulls of one image at once never share a result.
 func TestConcurrentPullsOfGoodAndBadCredentials(t *testing.T) {
+	onEach(t, concurrentPullsOfGoodAndBadCredentials)
+}
+
+func concurrentPullsOfGoodAndBadCredentials(t stage) {
 	s := begin(t)
 	app := s.private("concurrent/app:1", node.Image{})
 	for round := range 15 {
@@ -107,7 +121,9 @@ func TestConcurrentPullsOfGoodAndBadCredentials(t *testing.T) {
 
 // The user of a container comes from an ImageStatus without annotations. If that were answered
 // "absent" the container would silently run as root.
-func TestContainersRunAsTheUserOfTheImage(t *testing.T) {
+func TestContainersRunAsTheUserOfTheImage(t *testing.T) { onEach(t, containersRunAsTheUserOfTheImage) }
+
+func containersRunAsTheUserOfTheImage(t stage) {
 	s := begin(t)
 	for user, uid := range map[string]string{"4711": "4711", "app": "4711", "": "0"} {
 		app := s.private("user/app-"+user+"x:1", node.Image{User: user})

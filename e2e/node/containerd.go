@@ -86,7 +86,7 @@ func (c *Containerd) Tag(ctx context.Context, from, to string) error {
 	return err
 }
 
-// Close removes every pod, ends containerd and unmounts what its containers left behind.
+// Close removes every pod, ends containerd, and what its containers left behind.
 func (c *Containerd) Close() error {
 	var err error
 	if c.Alive() {
@@ -97,7 +97,7 @@ func (c *Containerd) Close() error {
 			k.Close()
 		}
 	}
-	return errors.Join(err, c.Stop(), unmountBelow(c.dir))
+	return errors.Join(err, c.Stop(), endContainers(c.dir), unmountBelow(c.dir))
 }
 
 // unmountBelow takes away the mounts below a directory, the deepest first.

@@ -43,7 +43,7 @@ type Pod struct {
 	Source          string // of the pod; "api" if empty
 	// PrecheckAlways makes the client send a pre-check for Always, as kubelets up to 1.31 do.
 	PrecheckAlways bool
-	// Mounts are images to be mounted.
+	// Mounts are images to be mounted, at /volume0, /volume1 …
 	Mounts []string
 	// Command replaces the image's.
 	Command []string
@@ -95,9 +95,9 @@ func NewKubelet(ctx context.Context, endpoint string) (*Kubelet, error) {
 	if err != nil {
 		return nil, errors.Join(err, r.Close(ctx))
 	}
-	logs, err := os.MkdirTemp("", "pullgate-pods-")
+	logs, err := os.MkdirTemp(filepath.Dir(strings.TrimPrefix(endpoint, "unix://")), "pods-")
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, r.Close(ctx), i.Close(ctx))
 	}
 	return &Kubelet{Runtime: r, Images: i, logs: logs}, nil
 }
@@ -210,6 +210,14 @@ func (k *Kubelet) Run(ctx context.Context, p *Pod) Outcome {
 
 // Start starts a container of the pod in its sandbox, as at a restart of the container too.
 func (k *Kubelet) Start(ctx context.Context, p *Pod) Outcome {
+	// Image volumes come first, each as if it were the image of a container.
+	for _, m := range p.Mounts {
+		volume := *p
+		volume.Image = m
+		if o := k.EnsureImage(ctx, &volume); o.State != Running {
+			return o
+		}
+	}
 	o := k.EnsureImage(ctx, p)
 	if o.State != Running {
 		return o

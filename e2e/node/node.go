@@ -28,6 +28,7 @@ type Node struct {
 	pods       int
 	built      int
 	closers    []func() error
+	unlock     func()
 }
 
 // Check says what is missing to run a node here, and what to do about it.
@@ -52,11 +53,14 @@ func New(ctx context.Context, program string) (n *Node, err error) {
 	if err := Check(); err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "pullgate-node-")
+	if err := sweep(); err != nil {
+		return nil, fmt.Errorf("clean up after an earlier run: %w", err)
+	}
+	dir, unlock, err := makeDir()
 	if err != nil {
 		return nil, err
 	}
-	n = &Node{Dir: dir}
+	n = &Node{Dir: dir, unlock: unlock}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.Close())
@@ -142,5 +146,7 @@ func (n *Node) Close() error {
 	for _, f := range slices.Backward(n.closers) {
 		err = errors.Join(err, f())
 	}
-	return errors.Join(err, os.RemoveAll(n.Dir))
+	err = errors.Join(err, os.RemoveAll(n.Dir))
+	n.unlock()
+	return err
 }

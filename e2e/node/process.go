@@ -39,6 +39,10 @@ func start(ctx context.Context, name, log string, ready func() error, program st
 	defer func() { _ = out.Close() }() // the program has its own copy
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...)
 	cmd.Stdout, cmd.Stderr = out, out
+	if filepath.IsAbs(program) {
+		// What was built with it comes before what the machine has: a containerd finds its shim so.
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"))
+	}
 	// A group of its own, so that an interrupt at the terminal reaches us alone.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -152,18 +156,6 @@ func run(ctx context.Context, program string, args ...string) (string, error) {
 		return "", fmt.Errorf("%s %s: %w: %s", filepath.Base(program), args[0], err, diag.String())
 	}
 	return out.String(), nil
-}
-
-// answers returns a check that something accepts connections on an address.
-func answers(network, address string) func() error {
-	return func() error {
-		d := net.Dialer{Timeout: time.Second}
-		c, err := d.Dial(network, address)
-		if err != nil {
-			return err
-		}
-		return c.Close()
-	}
 }
 
 // freePort returns a port of the loopback address that nobody listens on at the moment.

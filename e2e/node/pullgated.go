@@ -23,17 +23,11 @@ type Pullgated struct {
 
 // Program returns the path of a program that make build has built.
 func Program(name string) (string, error) {
-	dir, err := os.Getwd()
+	path, err := upward(filepath.Join("bin", name))
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("bin/%s is not built; run make build", name)
 	}
-	for ; dir != "/"; dir = filepath.Dir(dir) {
-		path := filepath.Join(dir, "bin", name)
-		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
-			return path, nil
-		}
-	}
-	return "", fmt.Errorf("bin/%s is not built; run make build", name)
+	return path, nil
 }
 
 // StartPullgated starts the daemon below dir, before a runtime. settings are lines of YAML that are

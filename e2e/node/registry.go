@@ -23,10 +23,10 @@ type Login struct{ Username, Password string }
 // keeps the access log that requests are counted from; the front does nothing but fail on demand.
 type Registry struct {
 	*Process
-	dir   string
-	port  int
-	front *http.Server
-	addr  string
+	dir    string
+	behind string // where the registry itself listens
+	front  *http.Server
+	addr   string
 
 	mu    sync.Mutex
 	fault func(w http.ResponseWriter, r *http.Request) (handled bool)
@@ -38,7 +38,7 @@ type Registry struct {
 const registryConfig = `version: 0.1
 log: {level: info, accesslog: {disabled: false}}
 storage: {filesystem: {rootdirectory: %q}, delete: {enabled: true}}
-http: {addr: "127.0.0.1:%d"}
+http: {addr: "127.0.0.1:0"}
 `
 
 const registryAuth = `auth: {htpasswd: {realm: test, path: %q}}
@@ -50,12 +50,7 @@ func StartRegistry(ctx context.Context, dir string, logins ...Login) (*Registry,
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	port, err := freePort()
-	if err != nil {
-		return nil, err
-	}
-	r.port = port
-	config := fmt.Sprintf(registryConfig, filepath.Join(dir, "data"), port)
+	config := fmt.Sprintf(registryConfig, filepath.Join(dir, "data"))
 	if len(logins) > 0 {
 		var users strings.Builder
 		for _, l := range logins {
@@ -73,12 +68,28 @@ func StartRegistry(ctx context.Context, dir string, logins ...Login) (*Registry,
 	if err := os.WriteFile(r.path("config.yml"), []byte(config), 0o600); err != nil {
 		return nil, err
 	}
-	r.Process, err = start(ctx, "docker-registry", r.path("registry.log"), answers("tcp", fmt.Sprintf("127.0.0.1:%d", port)),
-		"docker-registry", "serve", r.path("config.yml"))
+	var err error
+	r.Process, err = start(ctx, "docker-registry", r.path("registry.log"), r.listens, "docker-registry", "serve", r.path("config.yml"))
 	if err != nil {
 		return nil, err
 	}
 	return r, r.openFront("127.0.0.1:0")
+}
+
+var listening = regexp.MustCompile(`listening on (127\.0\.0\.1:\d+)`)
+
+// listens reads from the registry's log which port it was given.
+func (r *Registry) listens() error {
+	text, err := os.ReadFile(r.path("registry.log"))
+	if err != nil {
+		return err
+	}
+	m := listening.FindSubmatch(text)
+	if m == nil {
+		return errors.New("it does not listen yet")
+	}
+	r.behind = string(m[1])
+	return nil
 }
 
 func (r *Registry) path(name string) string { return filepath.Join(r.dir, name) }
@@ -89,7 +100,7 @@ func (r *Registry) openFront(address string) error {
 		return err
 	}
 	proxy := &httputil.ReverseProxy{Rewrite: func(req *httputil.ProxyRequest) {
-		req.SetURL(&url.URL{Scheme: "http", Host: fmt.Sprintf("127.0.0.1:%d", r.port)})
+		req.SetURL(&url.URL{Scheme: "http", Host: r.behind})
 		req.Out.Host = req.In.Host // so that redirects come back here
 	}}
 	r.addr = l.Addr().String()

@@ -1,0 +1,163 @@
+package e2e_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// A checkpoint image makes some containerds create a container on the image that the checkpoint names,
+// not on the one that was asked for. The tenant only has to know the digest of a manifest that is on the
+// node: a registry of its own says that it has it, and nothing is fetched.
+func TestCheckpointImageNamesAnotherImage(t *testing.T) {
+	on(t, checkpointImageNamesAnotherImage, debian, containerd21, containerd24)
+}
+
+func checkpointImageNamesAnotherImage(t stage) {
+	restores := t.containerd == containerd21 // the others take it for an image like any other
+	s := begin(t)
+	direct := s.dial(s.node.Containerd.Endpoint())
+	app := s.private("checkpoint/app:1", node.Image{})
+	owner := pod("team-a", app, node.IfNotPresent, node.Alice())
+	s.keep(owner, app, node.Running, -1)
+
+	s.claim("evil/base", app.Digest)
+	base := s.node.Public.Host() + "/evil/base@" + app.Digest
+	trap := s.public("evil/checkpoint:1", checkpointOf(base))
+
+	// The control: asked directly, containerd creates a container of team B on team A's image, for
+	// which no registry has seen a credential.
+	thief := pod("team-b", trap, node.IfNotPresent)
+	s.must(direct.Sandbox(t.Context(), thief))
+	o := s.asked(app, 0, func() node.Outcome { return direct.Start(t.Context(), thief) })
+	created := imageOf(s, direct, o.Container)
+	if restores && created != app.ID {
+		t.Fatalf("control: container is on %s, %v; want %s, the image of team A", created, o, app.ID)
+	}
+	if !restores && created != trap.ID {
+		t.Fatalf("control: container is on %s, %v; want %s, the image asked for", created, o, trap.ID)
+	}
+	s.must(direct.Remove(t.Context(), thief))
+	s.removeImage(base)
+
+	// Through pullgated: the image asked for is public, so its pull is open to all, and the gate lets
+	// the creation through. What the container really has is read back.
+	thief = pod("team-b", trap, node.IfNotPresent)
+	s.must(s.k.Sandbox(t.Context(), thief))
+	o = s.asked(app, 0, func() node.Outcome { return s.k.Start(t.Context(), thief) })
+	if restores {
+		if o.State != node.CreateFailed || !strings.Contains(o.Text, "PermissionDenied") {
+			t.Errorf("checkpoint image of team B: %v; want CreateContainerError with PermissionDenied", o)
+		}
+		if left := containersOf(s, direct, thief); len(left) > 0 {
+			t.Errorf("denied containers are still there: %v", left)
+		}
+		s.wantMetric(1, "pullgate_denials_total", `call="CreateContainer"`)
+	} else if got := imageOf(s, s.k, o.Container); got != trap.ID {
+		t.Errorf("checkpoint image of team B: %v on %s; want a container on itself", o, got)
+	}
+	s.must(s.k.Remove(t.Context(), thief))
+
+	// containerd has given team A's image another name meanwhile. Neither opens it.
+	s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
+	s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, 1)
+	s.run(pod("team-b", node.Pushed{Built: app.Built, Name: base, Repository: "evil/base"}, node.Never), app, node.NeverPulled, 0)
+
+	// The owner may use the image, so its own checkpoint of it is let through; that it does not start
+	// without criu is between it and containerd.
+	if restores {
+		own := *owner
+		own.Image = trap.Name
+		if o := s.k.Start(t.Context(), &own); o.State == node.CreateFailed || imageOf(s, direct, o.Container) != app.ID {
+			t.Errorf("checkpoint image of team A: %v; want a container on %s", o, app.ID)
+		}
+	}
+	s.must(s.k.Remove(t.Context(), owner))
+}
+
+// In shadow mode nothing is enforced: the runtime's answer passes, whatever it did.
+func TestCheckpointImageInShadowMode(t *testing.T) {
+	on(t, checkpointImageInShadowMode, containerd21)
+}
+
+func checkpointImageInShadowMode(t stage) {
+	s := begin(t, "noPullImageSecretRecheck: true")
+	app := s.private("shadowed/app:1", node.Image{})
+	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
+	s.claim("evil/shadowed", app.Digest)
+	trap := s.public("evil/shadow:1", checkpointOf(s.node.Public.Host()+"/evil/shadowed@"+app.Digest))
+	thief := pod("team-b", trap, node.IfNotPresent)
+	s.must(s.k.Sandbox(t.Context(), thief))
+	if o := s.k.Start(t.Context(), thief); imageOf(s, s.k, o.Container) != app.ID {
+		t.Errorf("checkpoint image in shadow mode: %v; want the container that containerd makes", o)
+	}
+	s.must(s.k.Remove(t.Context(), thief))
+	s.wantMetric(0, "pullgate_denials_total")
+}
+
+// claim makes the public registry say that a repository has a manifest, without having it.
+func (s *suite) claim(repository, digest string) {
+	s.Helper()
+	path := "/v2/" + repository + "/manifests/" + digest
+	s.node.Public.Fault(func(w http.ResponseWriter, req *http.Request) bool {
+		if req.Method != http.MethodHead || req.URL.Path != path {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/vnd.oci.image.manifest.v1+json")
+		w.Header().Set("Docker-Content-Digest", digest)
+		w.Header().Set("Content-Length", "1234")
+		return true
+	})
+	s.Cleanup(func() { s.node.Public.Fault(nil) })
+}
+
+// checkpointOf is an image that says it is the checkpoint of a container on the base image.
+func checkpointOf(base string) node.Image {
+	dump := func(v any) string {
+		text, err := json.Marshal(v)
+		if err != nil {
+			panic(fmt.Sprintf("encode %v: %v", v, err))
+		}
+		return string(text)
+	}
+	return node.Image{
+		Content:     "a checkpoint on " + base,
+		Annotations: map[string]string{"org.criu.checkpoint.container.name": "main"},
+		Files: map[string]string{
+			"spec.dump":   dump(map[string]any{"ociVersion": "1.0.0", "annotations": map[string]string{}}),
+			"config.dump": dump(map[string]string{"rootfsImageName": base, "rootfsImageRef": base, "name": "main"}),
+			"status.dump": dump(map[string]any{
+				"metadata": map[string]string{"name": "main"}, "image": map[string]string{"image": base},
+				"annotations": map[string]string{"made": "up"}, "labels": map[string]string{"made": "up"},
+			}),
+		},
+	}
+}
+
+// imageOf returns the ID of the image that a container was created on, "" if there is no container.
+func imageOf(s *suite, k *node.Kubelet, container string) string {
+	s.Helper()
+	if container == "" {
+		return ""
+	}
+	status, err := k.Runtime.ContainerStatus(s.Context(), container, false)
+	s.must(err)
+	name := status.GetStatus().GetImageRef()
+	image, err := k.Images.ImageStatus(s.Context(), &runtimeapi.ImageSpec{Image: name}, false)
+	s.must(err)
+	return image.GetImage().GetId()
+}
+
+// containersOf returns the containers of a pod.
+func containersOf(s *suite, k *node.Kubelet, p *node.Pod) []*runtimeapi.Container {
+	s.Helper()
+	all, err := k.Runtime.ListContainers(s.Context(), &runtimeapi.ContainerFilter{PodSandboxId: p.SandboxID()})
+	s.must(err)
+	return all
+}
