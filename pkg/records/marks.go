@@ -72,13 +72,12 @@ func strayed(tx *bolt.Tx) (images, repositories map[string]bool, err error) {
 				Pair       Pair   `json:"pair"`
 				Repository string `json:"repository"`
 			}
-			if sound(bucket, k, v) || len(v) < sumSize || json.Unmarshal(v[sumSize:], &named) != nil {
-				return nil //nolint:nilerr // in its place, or it says nothing
+			if sound(bucket, k, v) || len(v) < sumSize {
+				return nil
 			}
-			if bucket == bucketRecords {
-				images[named.Pair.ImageID] = true
-			} else {
-				repositories[named.Repository] = true
+			if json.Unmarshal(v[sumSize:], &named) == nil { // else it says nothing
+				images[named.Pair.ImageID] = bucket == bucketRecords
+				repositories[named.Repository] = bucket == bucketIntents
 			}
 			return nil
 		}))

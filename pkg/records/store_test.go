@@ -66,16 +66,23 @@ func closeStore(tb testing.TB, s *records.Store) {
 	}
 }
 
-// checkFile runs the check of bbolt itself.
+// checkFile runs the check of bbolt itself, and the walk that must agree with it.
 func checkFile(tb testing.TB, path string) {
 	tb.Helper()
-	inFile(tb, path, func(tx *bolt.Tx) error {
-		var all error
+	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: 10 * time.Second})
+	if err != nil {
+		tb.Fatalf("bolt.Open(%s) = %v; want nil", path, err)
+	}
+	err = db.View(func(tx *bolt.Tx) error {
+		all := records.CheckTree(bytes.NewReader(readFile(tb, path)), db.Info().PageSize, int(tx.Size())/db.Info().PageSize, tx.ID()%2)
 		for err := range tx.Check() {
 			all = errors.Join(all, err)
 		}
 		return all
 	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		tb.Errorf("check of %s: %v; want nil", path, err)
+	}
 }
 
 // inFile runs f on the file of a closed store.

@@ -86,3 +86,38 @@ func TestFlippedBitOfAMetaKeyIsDamage(t *testing.T) {
 		}
 	}
 }
+
+func TestSoundStoreIsNeverSetAside(t *testing.T) {
+	path := newPath(t)
+	seed := rand.Uint64()
+	random := rand.New(rand.NewPCG(seed, 0))
+	for round := range 12 {
+		s, report, err := records.Open(path, records.Options{Now: noon()})
+		if err != nil || report.SetAside != "" || report.Created != (round == 0) {
+			t.Fatalf("seed %d: round %d: Open = %+v, %v; want the store", seed, round, report, err)
+		}
+		// Marks by the thousand, values of many pages, and holes where they were.
+		var pairs []records.Pair
+		for range 1 + random.IntN(2000) {
+			pairs = append(pairs, pair(fmt.Sprintf("sha256:%d", random.IntN(3000)), fmt.Sprintf("%0*d", 1+random.IntN(300), 7)))
+		}
+		mark(t, s, pairs...)
+		for n := range 8 {
+			prove(t, s, records.Result{
+				Pair: pairs[random.IntN(len(pairs))], Credential: alice,
+				Secrets: make([]records.SecretRef, random.IntN(1000)), At: at(n),
+			})
+		}
+		present := map[string]struct{}{"none": {}}
+		for _, p := range pairs[:random.IntN(len(pairs))] {
+			present[p.ImageID] = struct{}{}
+		}
+		if round%3 > 0 {
+			if _, err := s.Prune(present, s.Written()); err != nil {
+				t.Errorf("seed %d: Prune = %v", seed, err)
+			}
+		}
+		closeStore(t, s)
+		checkFile(t, path)
+	}
+}
