@@ -9,8 +9,10 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 )
 
@@ -24,6 +26,8 @@ type Image struct {
 	Entrypoint []string
 	// Annotations go on the manifest.
 	Annotations map[string]string
+	// Files are more files of the root directory.
+	Files map[string]string
 }
 
 // A Built image is an OCI layout on disk.
@@ -97,11 +101,12 @@ func (i Image) layer() ([]byte, error) {
 	}
 	var b bytes.Buffer
 	t := tar.NewWriter(&b)
-	for _, f := range []struct {
+	type file struct {
 		name, link string
 		data       []byte
 		mode       int64
-	}{
+	}
+	files := []file{
 		{name: "bin/busybox", data: busybox, mode: 0o755},
 		{name: "bin/sh", link: "busybox"},
 		{name: "bin/cat", link: "busybox"},
@@ -109,7 +114,11 @@ func (i Image) layer() ([]byte, error) {
 		{name: "bin/sleep", link: "busybox"},
 		{name: "etc/passwd", data: []byte("root:x:0:0:root:/:/bin/sh\napp:x:4711:4711:app:/:/bin/sh\n"), mode: 0o644},
 		{name: "content", data: []byte(i.Content + "\n"), mode: 0o644},
-	} {
+	}
+	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
+		files = append(files, file{name: name, data: []byte(i.Files[name]), mode: 0o644})
+	}
+	for _, f := range files {
 		h := &tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.data)), ModTime: time.Unix(0, 0), Typeflag: tar.TypeReg}
 		if f.link != "" {
 			h.Typeflag, h.Linkname, h.Mode = tar.TypeSymlink, f.link, 0o777
