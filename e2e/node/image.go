@@ -6,12 +6,14 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
+	"debug/elf"
 	"encoding/hex"
 	"encoding/json"
-	"fmt"
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"time"
 )
@@ -64,7 +66,7 @@ func (i Image) Build(dir string) (*Built, error) {
 		return nil, err
 	}
 	config, err := json.Marshal(map[string]any{
-		"architecture": "amd64", "os": "linux",
+		"architecture": runtime.GOARCH, "os": "linux",
 		"config": map[string]any{"User": i.User, "Entrypoint": i.Entrypoint, "Env": []string{"PATH=/bin"}},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{digest(layer)}},
 	})
@@ -95,9 +97,13 @@ func (i Image) Build(dir string) (*Built, error) {
 
 // layer is the tar of a file system with a busybox.
 func (i Image) layer() ([]byte, error) {
-	busybox, err := os.ReadFile("/bin/busybox")
+	path, err := busyboxPath()
 	if err != nil {
-		return nil, fmt.Errorf("busybox-static is not installed: %w", err)
+		return nil, err
+	}
+	busybox, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
 	}
 	var b bytes.Buffer
 	t := tar.NewWriter(&b)
@@ -131,6 +137,31 @@ func (i Image) layer() ([]byte, error) {
 		}
 	}
 	return b.Bytes(), t.Close()
+}
+
+// busyboxPath returns a busybox that runs in an image without anything else: the machine's, if it is
+// linked statically, or the one that .ci/install-debs has unpacked beside it.
+func busyboxPath() (string, error) {
+	paths := []string{"/bin/busybox"}
+	if cache, err := os.UserCacheDir(); err == nil {
+		paths = append(paths, filepath.Join(cache, "pullgate", "busybox-static", "bin", "busybox"))
+	}
+	for _, path := range paths {
+		if static(path) {
+			return path, nil
+		}
+	}
+	return "", errors.New("no statically linked busybox: install Debian's package busybox-static, or run .ci/install-debs")
+}
+
+// static reports whether a file is a program that needs no interpreter.
+func static(path string) bool {
+	f, err := elf.Open(path)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }()
+	return !slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP })
 }
 
 func digest(data []byte) string {

@@ -44,7 +44,8 @@ func Check() error {
 			return fmt.Errorf("%s is missing: install Debian's package %s, or run .ci/install-debs", program, pkg)
 		}
 	}
-	return nil
+	_, err := busyboxPath()
+	return err
 }
 
 // New starts a node below a directory of its own. program is the containerd to run, "" for the
