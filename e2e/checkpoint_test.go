@@ -29,22 +29,21 @@ func checkpointImageNamesAnotherImage(t stage) {
 
 	s.claim("evil/base", app.Digest)
 	base := s.node.Public.Host() + "/evil/base@" + app.Digest
-	trap := s.public("evil/checkpoint:1", checkpointOf(base))
+	bait, trap := s.public("evil/bait:1", checkpointOf("bait", base)), s.public("evil/checkpoint:1", checkpointOf("trap", base))
 
 	// The control: asked directly, containerd creates a container of team B on team A's image, for
 	// which no registry has seen a credential.
-	thief := pod("team-b", trap, node.IfNotPresent)
+	thief := pod("team-b", bait, node.IfNotPresent)
 	s.must(direct.Sandbox(t.Context(), thief))
 	o := s.asked(app, 0, func() node.Outcome { return direct.Start(t.Context(), thief) })
 	created := imageOf(s, direct, o.Container)
 	if restores && created != app.ID {
 		t.Fatalf("control: container is on %s, %v; want %s, the image of team A", created, o, app.ID)
 	}
-	if !restores && created != trap.ID {
-		t.Fatalf("control: container is on %s, %v; want %s, the image asked for", created, o, trap.ID)
+	if !restores && created != bait.ID {
+		t.Fatalf("control: container is on %s, %v; want %s, the image asked for", created, o, bait.ID)
 	}
 	s.must(direct.Remove(t.Context(), thief))
-	s.removeImage(base)
 
 	// Through pullgated: the image asked for is public, so its pull is open to all, and the gate lets
 	// the creation through. What the container really has is read back.
@@ -91,7 +90,7 @@ func checkpointImageInShadowMode(t stage) {
 	app := s.private("shadowed/app:1", node.Image{})
 	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
 	s.claim("evil/shadowed", app.Digest)
-	trap := s.public("evil/shadow:1", checkpointOf(s.node.Public.Host()+"/evil/shadowed@"+app.Digest))
+	trap := s.public("evil/shadow:1", checkpointOf("trap", s.node.Public.Host()+"/evil/shadowed@"+app.Digest))
 	thief := pod("team-b", trap, node.IfNotPresent)
 	s.must(s.k.Sandbox(t.Context(), thief))
 	if o := s.k.Start(t.Context(), thief); imageOf(s, s.k, o.Container) != app.ID {
@@ -118,7 +117,7 @@ func (s *suite) claim(repository, digest string) {
 }
 
 // checkpointOf is an image that says it is the checkpoint of a container on the base image.
-func checkpointOf(base string) node.Image {
+func checkpointOf(content, base string) node.Image {
 	dump := func(v any) string {
 		text, err := json.Marshal(v)
 		if err != nil {
@@ -127,7 +126,7 @@ func checkpointOf(base string) node.Image {
 		return string(text)
 	}
 	return node.Image{
-		Content:     "a checkpoint on " + base,
+		Content:     content + " on " + base,
 		Annotations: map[string]string{"org.criu.checkpoint.container.name": "main"},
 		Files: map[string]string{
 			"spec.dump":   dump(map[string]any{"ociVersion": "1.0.0", "annotations": map[string]string{}}),

@@ -125,6 +125,34 @@ func oldKubelet(t stage) {
 	s.must(s.node.Private.Up())
 }
 
+// auto tells old kubelets from new ones by the user agent of the call.
+func TestOldKubeletIsToldByItsUserAgent(t *testing.T) { onEach(t, oldKubeletIsToldByItsUserAgent) }
+
+func oldKubeletIsToldByItsUserAgent(t stage) {
+	s := begin(t)
+	app := s.private("agent/app:1", node.Image{})
+	modern := s.k
+	old, err := node.NewOldKubelet(t.Context(), s.gate.Endpoint())
+	s.must(err)
+	t.Cleanup(old.Close)
+	starts := func(k *node.Kubelet, policy string, requests int, secrets ...node.Login) node.Outcome {
+		t.Helper()
+		s.k = k
+		p := pod("team-c", app, policy, secrets...)
+		p.PrecheckAlways = k == old
+		return s.run(p, app, node.Running, requests)
+	}
+	starts(modern, node.IfNotPresent, -1, node.Alice())
+	starts(modern, node.IfNotPresent, 0, node.Alice())
+	starts(old, node.IfNotPresent, 2, node.Alice()) // might as well be Always, so the registry is asked
+	moved := s.private("agent/app:1", node.Image{Content: "after"})
+	if o := starts(old, node.Always, -1, node.Alice()); o.ImageID != moved.ID {
+		t.Errorf("Always runs %s; want %s, where the tag is now", o.ImageID, moved.ID)
+	}
+	starts(modern, node.IfNotPresent, 0, node.Alice())
+	s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, 1)
+}
+
 // The store is on a file system that fills up: no new pull, but what is proved goes on. What the file
 // has room for inside may still be written, so it takes a few pulls until one finds none.
 func TestFullDisk(t *testing.T) { onEach(t, fullDisk) }

@@ -108,10 +108,10 @@ func (i Image) layer() ([]byte, error) {
 	}
 	files := []file{
 		{name: "bin/busybox", data: busybox, mode: 0o755},
-		{name: "bin/sh", link: "busybox"},
-		{name: "bin/cat", link: "busybox"},
-		{name: "bin/id", link: "busybox"},
-		{name: "bin/sleep", link: "busybox"},
+		{name: "bin/sh", link: "bin/busybox", mode: 0o755},
+		{name: "bin/cat", link: "bin/busybox", mode: 0o755},
+		{name: "bin/id", link: "bin/busybox", mode: 0o755},
+		{name: "bin/sleep", link: "bin/busybox", mode: 0o755},
 		{name: "etc/passwd", data: []byte("root:x:0:0:root:/:/bin/sh\napp:x:4711:4711:app:/:/bin/sh\n"), mode: 0o644},
 		{name: "content", data: []byte(i.Content + "\n"), mode: 0o644},
 	}
@@ -121,7 +121,7 @@ func (i Image) layer() ([]byte, error) {
 	for _, f := range files {
 		h := &tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.data)), ModTime: time.Unix(0, 0), Typeflag: tar.TypeReg}
 		if f.link != "" {
-			h.Typeflag, h.Linkname, h.Mode = tar.TypeSymlink, f.link, 0o777
+			h.Typeflag, h.Linkname = tar.TypeLink, f.link
 		}
 		if err := t.WriteHeader(h); err != nil {
 			return nil, err
