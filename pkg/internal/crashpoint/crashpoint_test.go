@@ -33,7 +33,7 @@ func TestEveryPointIsPassedSomewhere(t *testing.T) {
 			case strings.HasPrefix(point, "records."):
 				t.Errorf("no code passes crashpoint.%s", name)
 			default:
-				t.Skipf("no code passes crashpoint.%s", name)
+				t.Errorf("no code passes crashpoint.%s", name)
 			}
 		})
 	}
