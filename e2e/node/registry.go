@@ -102,6 +102,8 @@ func (r *Registry) openFront(address string) error {
 	proxy := &httputil.ReverseProxy{Rewrite: func(req *httputil.ProxyRequest) {
 		req.SetURL(&url.URL{Scheme: "http", Host: r.behind})
 		req.Out.Host = req.In.Host // so that redirects come back here
+	}, ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) {
+		w.WriteHeader(http.StatusBadGateway) // whoever asked has gone, mostly
 	}}
 	r.addr = l.Addr().String()
 	r.front = &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
