@@ -295,10 +295,13 @@ func (k *Kubelet) Create(ctx context.Context, p *Pod, o Outcome) Outcome {
 	user := &runtimeapi.LinuxContainerSecurityContext{
 		NamespaceOptions: p.config.GetLinux().GetSecurityContext().GetNamespaceOptions(),
 	}
-	if uid := status.GetImage().GetUid(); uid != nil {
+	switch name, uid := status.GetImage().GetUsername(), status.GetImage().GetUid(); {
+	case uid != nil:
 		user.RunAsUser = uid
-	} else if name := status.GetImage().GetUsername(); name != "" {
+	case name != "":
 		user.RunAsUsername = name
+	default: // what a kubelet takes for root, an image that is absent as well
+		user.RunAsUser = &runtimeapi.Int64Value{}
 	}
 	p.attempt++
 	config := &runtimeapi.ContainerConfig{
