@@ -226,12 +226,6 @@ func (s *suite) wantMetric(want float64, name string, labels ...string) {
 	}
 }
 
-// removeImage takes an image off the node behind pullgated's back.
-func (s *suite) removeImage(name string) {
-	s.Helper()
-	k := s.dial(s.node.Containerd.Endpoint())
-	s.must(k.RemoveImage(s.Context(), name))
-}
 
 // noCanary looks for the passwords of the tests, raw, as base64 and as hex, in everything that
 // pullgated has written or serves.
