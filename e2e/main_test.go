@@ -226,7 +226,6 @@ func (s *suite) wantMetric(want float64, name string, labels ...string) {
 	}
 }
 
-
 // noCanary looks for the passwords of the tests, raw, as base64 and as hex, in everything that
 // pullgated has written or serves.
 func (s *suite) noCanary() {
