@@ -189,6 +189,8 @@ func fullDisk(t stage) {
 		t.Error("no pull was refused although the disk is full")
 	}
 	s.keep(holder, app, node.Running, 0)
+	holder.Policy = node.Always // whoever holds a grant starts, though the registry cannot be asked
+	s.keep(holder, app, node.Running, -1)
 	s.run(pod("team-c", app, node.IfNotPresent, node.Alice()), app, node.Running, 0)
 	s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
 	s.must(s.k.Remove(t.Context(), holder))

@@ -31,11 +31,16 @@ func (c *cleared) forget(container string) {
 	delete(c.of, container)
 }
 
-func (c *cleared) endSandbox(sandbox string) {
+func (c *cleared) endSandbox(ended string) {
+	c.keep(func(sandbox string) bool { return sandbox != ended })
+}
+
+// keep forgets the containers of every sandbox that is not alive. alive must not call back.
+func (c *cleared) keep(alive func(sandbox string) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for container, of := range c.of {
-		if of == sandbox {
+		if !alive(of) {
 			delete(c.of, container)
 		}
 	}

@@ -3,14 +3,18 @@ package criproxy
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
 	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -31,7 +35,7 @@ func (g *Gate) createContainer(ctx context.Context, c *call) ([]byte, error) {
 	}
 	raw, err := c.forward(ctx)
 	if err != nil {
-		return nil, err
+		return nil, g.withoutCheckpoint(name, who, judged, err)
 	}
 	var resp runtimeapi.CreateContainerResponse
 	if err := proto.Unmarshal(raw, &resp); err != nil {
@@ -45,6 +49,16 @@ func (g *Gate) createContainer(ctx context.Context, c *call) ([]byte, error) {
 		return nil, err
 	}
 	return raw, nil
+}
+
+// withoutCheckpoint makes the runtime's answer that the base image of a checkpoint is not on the node
+// the same as ours when it is and the pod may not use it: the two would tell which images are here.
+func (g *Gate) withoutCheckpoint(callName string, who pods.Pod, j judgement, err error) error {
+	if g.shadow || !strings.Contains(status.Convert(err).Message(), "checkpoint base image") {
+		return err
+	}
+	g.log.Info("Checkpoint not restored, its base image is not to be had", "pod", klog.KRef(who.Namespace, who.Name), "image", j.name)
+	return g.deny(callName, who, j.name, tracker.Verdict{})
 }
 
 // restorePod judges each container configuration as createContainer does. Restored containers are
@@ -231,9 +245,9 @@ func (g *Gate) clear(ctx context.Context, callName string, who pods.Pod, c *runt
 // judgeOther judges an image that a container has in the place of the one that was judged. The
 // runtime may have given it the name that was asked for, so that name proves nothing.
 func (g *Gate) judgeOther(ctx context.Context, callName string, who pods.Pod, img tracker.Image, j judgement) error {
-	r := tracker.Request{Image: img}
+	r := tracker.Request{Image: img, Substituted: true}
 	if j.imageID == "" {
-		r.Name, r.Image = j.name, named(img, j.name)
+		r = tracker.Request{Name: j.name, Image: named(img, j.name)}
 	} else if n, err := imageref.Parse(j.name); err == nil {
 		r.Except = n.Repository()
 	}
@@ -242,6 +256,9 @@ func (g *Gate) judgeOther(ctx context.Context, callName string, who pods.Pod, im
 		return nil
 	}
 	g.hidden.refuse(who.UID, j.name, j.imageID)
+	if r.Substituted {
+		v.Reason = policy.NotProved // what is wrong with the other image's names is none of the pod's business
+	}
 	return g.deny(callName, who, j.name, v)
 }
 
@@ -254,13 +271,21 @@ func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
 	if c == nil || c.GetState() != runtimeapi.ContainerState_CONTAINER_CREATED {
 		return nil // nothing that a start could bring to life; the runtime says so itself
 	}
-	who := g.podOf(c.GetPodSandboxId(), nil)
+	who, ok := g.pods.BySandbox(c.GetPodSandboxId())
+	if !ok {
+		if err := g.Reconcile(ctx); err != nil {
+			return err
+		}
+		if who, ok = g.pods.BySandbox(c.GetPodSandboxId()); !ok {
+			return refuse(codes.Unavailable, "SANDBOX_NOT_KNOWN", fmt.Sprintf("pullgate: the sandbox of container %s is not known yet; try again", id))
+		}
+	}
 	j := judgement{name: c.GetImage().GetUserSpecifiedImage()}
 	j.imageID, err = g.judgeSpec(ctx, callName, who, c.GetImage())
 	if err == nil {
 		err = g.clear(ctx, callName, who, c, j)
 	}
-	if err != nil && !aborted(err) {
+	if status.Code(err) == codes.PermissionDenied {
 		g.drop(context.WithoutCancel(ctx), id)
 	}
 	return err

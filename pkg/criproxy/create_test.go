@@ -247,3 +247,56 @@ func TestRestorePodIsJudgedLikeCreateContainer(t *testing.T) {
 		t.Errorf("start = %v; want nil", err)
 	}
 }
+
+// An ID that the runtime would expand starts nothing that was not read back.
+func TestShortContainerIDIsReadBackToo(t *testing.T) {
+	const checkpoint = "repo.test/bob/checkpoint:1"
+	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: id1})
+	bob := p.Pod("bob")
+	if _, err := p.Pull(t.Context(), bob, checkpoint, "bobs"); err != nil {
+		t.Fatal(err)
+	}
+	made, err := p.runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
+		PodSandboxId: bob.Sandbox,
+		Config:       &runtimeapi.ContainerConfig{Image: &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: checkpoint}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	short := strings.TrimSuffix(made.GetContainerId(), made.GetContainerId()[len(made.GetContainerId())-1:])
+	if err := p.Start(t.Context(), short); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("start by %q of container %q = %v; want PermissionDenied", short, made.GetContainerId(), err)
+	}
+}
+
+// Whether the base image of a checkpoint is on the node is not told.
+func TestAbsentBaseOfACheckpointIsAnsweredAsAForbiddenOne(t *testing.T) {
+	const checkpoint = "repo.test/bob/checkpoint:1"
+	p := newProxy(t, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	var answers []string
+	for _, base := range []string{id1, "absent"} {
+		p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpoint}, Restores: base})
+		bob := &criproxytest.Pod{UID: "bob", Config: &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Uid: "bob", Namespace: "bob", Name: "bob"}}}
+		p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: base})
+		if _, err := p.Pull(t.Context(), bob, checkpoint, "bobs"); err != nil {
+			t.Fatal(err)
+		}
+		_, err := p.Create(t.Context(), bob, id2, checkpoint)
+		if err == nil {
+			t.Fatalf("container on a checkpoint of %s was created", base)
+		}
+		answers = append(answers, err.Error())
+	}
+	if answers[0] != answers[1] {
+		t.Errorf("present and absent are told apart:\n%s\n%s", answers[0], answers[1])
+	}
+}

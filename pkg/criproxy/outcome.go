@@ -35,8 +35,15 @@ func (o outcome) label() string {
 	return "error"
 }
 
-// definite reports whether the pull certainly brought nothing, so that its intent can go.
-func (o outcome) definite() bool { return o == outcomeDenied || o == outcomeUnreached }
+// resolving stands in every error of a pull that ended before anything was fetched. A pull that fails
+// later may already have stored the image: containerd looks it up again and tags it afterwards.
+const resolving = "failed to resolve "
+
+// definite reports whether a pull with this outcome and this error certainly brought nothing, so that
+// its intent can go.
+func (o outcome) definite(err error) bool {
+	return (o == outcomeDenied || o == outcomeUnreached) && strings.Contains(status.Convert(err).Message(), resolving)
+}
 
 // unavailable reports whether the registry could not be asked.
 func (o outcome) unavailable() bool { return o == outcomeUnreached || o == outcomeUnavailable }
@@ -45,7 +52,7 @@ func (o outcome) unavailable() bool { return o == outcomeUnreached || o == outco
 // space or a capital, so no image name, which the text quotes and a tenant chooses, can hold it.
 var (
 	deniedText = regexp.MustCompile(`401 Unauthorized|403 Forbidden|404 Not Found|pull access denied|` +
-		`authorization failed|insufficient_scope: |unauthorized: |denied: `)
+		`authorization failed|insufficient_scope: |unauthorized: authentication|denied: requested access`)
 	unreachedText = regexp.MustCompile(`dial tcp[ :].*(connection refused|no such host|i/o timeout|no route to host|` +
 		`network is unreachable|server misbehaving|connection timed out)|TLS handshake|tls: |x509: |` +
 		`server gave HTTP response to HTTPS client|proxyconnect tcp`)

@@ -98,3 +98,29 @@ func TestHiddenForgetsTheOldestBeyondItsBound(t *testing.T) {
 		t.Error("a cleared pre-check is still hidden")
 	}
 }
+
+// An intent goes only with an error that came before anything was fetched: containerd may fail after it
+// has stored the image.
+func TestOnlyAFailedResolveIsDefinite(t *testing.T) {
+	for _, tc := range []struct {
+		code codes.Code
+		text string
+		want bool
+	}{
+		{codes.Unknown, `failed to pull and unpack image "r.test/a:1": failed to resolve reference "r.test/a:1": 401 Unauthorized`, true},
+		{codes.NotFound, `failed to pull and unpack image "r.test/a:1": failed to resolve image: r.test/a:1: not found`, true},
+		{codes.Unknown, `failed to resolve reference "r.test/a:1": dial tcp 10.0.0.1:443: connect: connection refused`, true},
+		{codes.Unknown, `failed to resolve reference "r.test/a:1": 503 Service Unavailable`, false},
+		{codes.NotFound, `failed to get image from containerd "r.test/a:1": image "r.test/a:1": not found`, false},
+		{codes.PermissionDenied, "permission denied: unknown", false},
+		{codes.Unknown, "failed to copy: httpReadSeeker: 403 Forbidden", false},
+		{codes.Unknown, "open /var/lib/x: permission denied: unknown", false},
+		{codes.Unavailable, `failed to resolve reference: connection error: desc = "dial unix"`, false},
+		{codes.Canceled, "failed to resolve reference: context canceled", false},
+	} {
+		err := status.Error(tc.code, tc.text)
+		if got := classify(err).definite(err); got != tc.want {
+			t.Errorf("%v %q is definite: %v; want %v", tc.code, tc.text, got, tc.want)
+		}
+	}
+}

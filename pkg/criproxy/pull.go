@@ -97,6 +97,10 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall, exact bool) (
 		if !errors.Is(err, tracker.ErrNoIntent) {
 			return nil, err
 		}
+		if p.present.ID != "" && !g.shadow && g.judgePull(ctx, p).Allowed() {
+			g.log.Error(err, "Pull answered with the image on the node, the store of pull records cannot be written", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+			return g.onNode(p)
+		}
 		g.log.Error(err, "Pull refused, the store of pull records cannot be written", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 		// The kubelet gives the pod the reason RegistryUnavailable for a text that begins so;
 		// of code Unknown it shows the text alone.
@@ -111,7 +115,7 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall, exact bool) (
 		crashpoint.Hit(crashpoint.Pulled)
 		out = g.verified(pull, p, raw)
 		crashpoint.Hit(crashpoint.Recorded)
-	} else if out.definite() {
+	} else if out.definite(err) {
 		g.ended(pull.Refused)
 	}
 	g.log.Info("Pull", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.label(), "took", time.Since(p.began))

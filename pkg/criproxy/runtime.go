@@ -75,35 +75,32 @@ func (r *Runtime) containers(ctx context.Context, filter *runtimeapi.ContainerFi
 	return resp.GetContainers(), nil
 }
 
-// container returns one container by its ID, nil if there is none.
+// container returns one container by its ID, nil if there is none. Runtimes take a unique prefix for an
+// ID, and so does this.
 func (r *Runtime) container(ctx context.Context, id string) (*runtimeapi.Container, error) {
 	found, err := r.containers(ctx, &runtimeapi.ContainerFilter{Id: id})
 	if err != nil {
 		return nil, err
 	}
 	for _, c := range found {
-		if c.GetId() == id {
+		if c.GetId() == id || len(found) == 1 {
 			return c, nil
 		}
+	}
+	if len(found) > 0 {
+		return nil, fmt.Errorf("%d containers for ID %s, none of them with it", len(found), id)
 	}
 	return nil, nil //nolint:nilnil // absence is an answer here
 }
 
-// started reports whether a container has ever been started.
-func (r *Runtime) started(ctx context.Context, c *runtimeapi.Container) (bool, error) {
-	switch c.GetState() {
-	case runtimeapi.ContainerState_CONTAINER_RUNNING:
-		return true, nil
-	case runtimeapi.ContainerState_CONTAINER_CREATED:
-		return false, nil
-	case runtimeapi.ContainerState_CONTAINER_EXITED, runtimeapi.ContainerState_CONTAINER_UNKNOWN:
-	}
+// containerStatus returns what the runtime tells of one container.
+func (r *Runtime) containerStatus(ctx context.Context, c *runtimeapi.Container) (*runtimeapi.ContainerStatus, error) {
 	var resp runtimeapi.ContainerStatusResponse
 	req := &runtimeapi.ContainerStatusRequest{ContainerId: c.GetId()}
 	if err := own(ctx, r.runtime, runtimeapi.RuntimeService_ContainerStatus_FullMethodName, req, &resp); err != nil {
-		return false, fmt.Errorf("ask the runtime for container %s: %w", c.GetId(), err)
+		return nil, fmt.Errorf("ask the runtime for container %s: %w", c.GetId(), err)
 	}
-	return resp.GetStatus().GetStartedAt() > 0, nil
+	return resp.GetStatus(), nil
 }
 
 // removeContainer removes a container that must not be started.

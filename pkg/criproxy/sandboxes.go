@@ -54,7 +54,8 @@ func (g *Gate) listPodSandbox(ctx context.Context, c *call) ([]byte, error) {
 	}
 	since := g.pods.Now()
 	raw, err := c.forward(ctx)
-	if err != nil || proto.Size(req.GetFilter()) > 0 {
+	// What a newer CRI may have added to the request could make the list a partial one.
+	if err != nil || proto.Size(req.GetFilter()) > 0 || len(req.ProtoReflect().GetUnknown()) > 0 {
 		return raw, err
 	}
 	var resp runtimeapi.ListPodSandboxResponse
@@ -91,6 +92,20 @@ func (g *Gate) endPods(uids []string) {
 		g.tracker.EndPod(uid)
 		g.hidden.endPod(uid)
 	}
+}
+
+// endStragglers ends the grants of pods that ended while a pull of theirs was under way: its success came
+// after their end.
+func (g *Gate) endStragglers() {
+	for _, uid := range g.tracker.GrantedPods() {
+		if !g.pods.Has(uid) {
+			g.endPods([]string{uid})
+		}
+	}
+	g.cleared.keep(func(sandbox string) bool {
+		_, ok := g.pods.BySandbox(sandbox)
+		return ok
+	})
 }
 
 func sandboxes(r *runtimeapi.ListPodSandboxResponse) []pods.Sandbox {

@@ -4,11 +4,15 @@ import (
 	"context"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
+
+// readyLimit bounds how long a judged call waits for the gate to be in step.
+const readyLimit = 5 * time.Second
 
 // reconcileTries bounds how often a list of sandboxes that raced with a change is asked for anew.
 const reconcileTries = 5
@@ -63,6 +67,8 @@ func (g *Gate) ready(ctx context.Context) {
 	if g.synced.done.Load() {
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, readyLimit)
+	defer cancel()
 	if err := g.Sync(ctx); err != nil {
 		g.log.Info("Not in step with the runtime, judging by the records alone", "err", err)
 	}
@@ -79,6 +85,7 @@ func (g *Gate) Reconcile(ctx context.Context) error {
 		}
 		if ended, ok := g.pods.Reconcile(since, list); ok {
 			g.endPods(ended)
+			g.endStragglers()
 			return nil
 		}
 	}
@@ -106,10 +113,11 @@ func (g *Gate) restoreGrants(ctx context.Context) error {
 	}
 	for _, c := range all {
 		if err := g.restoreGrant(ctx, c, byID); err != nil {
-			return err
+			// One that went in the meantime, most likely; the others keep their grants.
+			g.log.Info("Grant not restored, the pod proves access again", "container", c.GetId(), "err", err)
 		}
 	}
-	return nil
+	return ctx.Err()
 }
 
 func (g *Gate) restoreGrant(ctx context.Context, c *runtimeapi.Container, byID map[string]tracker.Image) error {
@@ -117,14 +125,25 @@ func (g *Gate) restoreGrant(ctx context.Context, c *runtimeapi.Container, byID m
 	if !ok {
 		return nil
 	}
-	started, err := g.runtime.started(ctx, c)
-	if err != nil || !started {
+	if c.GetState() == runtimeapi.ContainerState_CONTAINER_CREATED {
+		return nil
+	}
+	status, err := g.runtime.containerStatus(ctx, c)
+	if err != nil || status.GetStartedAt() == 0 {
 		return err
 	}
-	img, ok := byID[runsOn(c)]
-	if !ok {
-		img = tracker.Image{ID: runsOn(c)}
+	restore := func(id, name string) {
+		img, ok := byID[id]
+		if !ok {
+			img = tracker.Image{ID: id}
+		}
+		g.tracker.Restore(asked(who), name, img)
 	}
-	g.tracker.Restore(asked(who), c.GetImage().GetUserSpecifiedImage(), img)
+	restore(runsOn(c), c.GetImage().GetUserSpecifiedImage())
+	for _, m := range status.GetMounts() {
+		if i := m.GetImage(); i != nil {
+			restore(i.GetImage(), i.GetUserSpecifiedImage())
+		}
+	}
 	return nil
 }

@@ -117,6 +117,18 @@ func (x *Index) BySandbox(id string) (Pod, bool) {
 	return s.Pod, ok
 }
 
+// Has reports whether a pod has a sandbox.
+func (x *Index) Has(uid string) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, s := range x.sandboxes {
+		if s.Pod.UID == uid {
+			return true
+		}
+	}
+	return false
+}
+
 // Remove takes a sandbox out, as after RemovePodSandbox. It returns the UIDs, at most one, of
 // pods that have lost their last sandbox by it. An unknown sandbox changes nothing.
 func (x *Index) Remove(id string) (ended []string) {

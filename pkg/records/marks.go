@@ -24,7 +24,8 @@ type Scan struct {
 }
 
 // MarkPreloaded marks every pair of the scan that is due: the store is trusted, the pair has neither
-// record nor mark, its repository no intent, and no other repository has a record for its image ID. A
+// record nor mark, none of the image's repositories in the scan has an intent, and no other repository
+// has a record for its image ID. Pairs holds every pair of an image, or none. A
 // value that cannot be read counts for what its key says and for what it says itself. It returns the
 // pairs that it marked.
 func (s *Store) MarkPreloaded(sc Scan) (marked []Pair, err error) {
@@ -37,8 +38,14 @@ func (s *Store) MarkPreloaded(sc Scan) (marked []Pair, err error) {
 		if err != nil {
 			return err
 		}
+		// A lost pull may have brought the image, whatever other names it has been given since.
 		for _, p := range sc.Pairs {
-			if images[p.ImageID] || repositories[p.Repository] {
+			if repositories[p.Repository] || countIntents(tx, p.Repository) > 0 {
+				images[p.ImageID] = true
+			}
+		}
+		for _, p := range sc.Pairs {
+			if images[p.ImageID] {
 				continue
 			}
 			f, err := lookup(tx, p)

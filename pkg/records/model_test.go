@@ -153,8 +153,12 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 			scan, still := some(), random.IntN(4) > 0
 			did = fmt.Sprintf("MarkPreloaded(%v, still %v)", scan, still)
 			_, err = s.MarkPreloaded(records.Scan{Pairs: scan, Now: at(now), Still: func() bool { return still }})
+			pulling := map[string]bool{}
 			for _, p := range scan {
-				if f := m.facts(p); still && f.Record == nil && !f.Marked && f.Intents == 0 && !f.Rivals {
+				pulling[p.ImageID] = pulling[p.ImageID] || m.facts(p).Intents > 0
+			}
+			for _, p := range scan {
+				if f := m.facts(p); still && f.Record == nil && !f.Marked && !pulling[p.ImageID] && !f.Rivals {
 					m.marks[p] = true
 					m.wrote(p)
 				}

@@ -22,9 +22,12 @@ type Request struct {
 	Image Image
 	// Credentials are those that the pod can present; none of them is kept.
 	Credentials []credential.Credential
-	// Except is a repository that proves nothing here; "" excepts none. It serves an image
-	// that turned up in the place of another one, with the other one's name.
+	// Except is a repository that proves nothing here; "" excepts none.
 	Except string
+	// Substituted says that the image turned up in the place of another one, as a checkpoint
+	// is restored. Whoever made the checkpoint may have chosen its names, so only what was
+	// known before counts: no name exempts it, and none is taken for preloaded.
+	Substituted bool
 }
 
 // A Verdict is the answer to a [Request] and what it rests on. The zero value denies.
@@ -48,23 +51,23 @@ func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
 	if r.Image.ID == "" {
 		return Verdict{Decision: policy.Decision{Reason: policy.Absent}}
 	}
-	var last Verdict
-	for i, c := range t.candidates(r.Name, r.Image) {
+	var first Verdict
+	for _, c := range t.candidates(r.Name, r.Image) {
 		if r.Except != "" && c.pair.Repository == r.Except {
 			continue
 		}
 		v := t.checkPair(ctx, r, c)
-		if v.Allowed() || i == 0 {
-			last = v
-		}
 		if v.Allowed() {
-			break
+			return v
+		}
+		if first.Reason == "" {
+			first = v
 		}
 	}
-	if last.Reason == "" {
-		last = t.checkPair(ctx, r, candidate{pair: records.Pair{ImageID: r.Image.ID}, byID: true})
+	if first.Reason == "" {
+		first = t.checkPair(ctx, r, candidate{pair: records.Pair{ImageID: r.Image.ID}, byID: true})
 	}
-	return last
+	return first
 }
 
 // CheckID judges a name that the runtime could not resolve and answered with an error. Only a
@@ -126,7 +129,7 @@ func unparsedRepository(name string) string {
 
 func (t *Tracker) checkPair(ctx context.Context, r Request, c candidate) Verdict {
 	facts, err := t.store.Lookup(c.pair)
-	if err == nil && untracked(facts) && !facts.Rivals && !c.byID && t.scan(ctx) {
+	if err == nil && untracked(facts) && !facts.Rivals && !c.byID && !r.Substituted && t.scan(ctx) {
 		facts, err = t.store.Lookup(c.pair)
 	}
 	rules := t.rules.Load()
@@ -134,10 +137,12 @@ func (t *Tracker) checkPair(ctx context.Context, r Request, c candidate) Verdict
 	e := policy.Evidence{
 		Unreadable: err != nil,
 		ByID:       c.byID,
-		Repository: c.pair.Repository,
 		Preloaded:  facts.Marked,
 		Tracked:    facts.Record != nil,
 		Pulling:    facts.Intents > 0,
+	}
+	if rules.Policy.Allowlisted(c.pair.Repository) && !r.Substituted && !t.foreign(facts, c.pair, r.Image) {
+		e.Repository = c.pair.Repository
 	}
 	// A name that does not parse is exempt from nothing.
 	if !c.unparsed {
@@ -166,6 +171,28 @@ func (t *Tracker) checkPair(ctx context.Context, r Request, c candidate) Verdict
 		t.used(c.pair, v.Credential)
 	}
 	return v
+}
+
+// foreign reports whether a name that is known of nothing stands on an image that somebody else had to
+// prove, or is pulling. Some versions of containerd let a tenant give any image on the node any name
+// (docs/design/0009), and a name that is on the allowlist would open it.
+func (t *Tracker) foreign(f records.Facts, p records.Pair, img Image) bool {
+	if f.Record != nil || f.Marked {
+		return false
+	}
+	if f.Rivals {
+		return true
+	}
+	for _, r := range img.repositories() {
+		if r == p.Repository {
+			continue
+		}
+		other, err := t.store.Lookup(records.Pair{ImageID: p.ImageID, Repository: r})
+		if err != nil || other.Intents > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // proof returns the first of the credentials that is in the record, "" if none is.

@@ -1,6 +1,8 @@
 package tracker
 
 import (
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/pullgate/pullgate/pkg/credential"
@@ -60,6 +62,13 @@ func (t *Tracker) EndPod(uid string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.grants, uid)
+}
+
+// GrantedPods returns the UIDs of the pods that hold grants, in no order.
+func (t *Tracker) GrantedPods() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Collect(maps.Keys(t.grants))
 }
 
 // Grants returns how many grants there are.

@@ -119,7 +119,7 @@ func (t *Tracker) Flush() error {
 	return fmt.Errorf("flush last-used times: %w", err)
 }
 
-// Run does the tracker's upkeep, a flush and a settlement a minute, until ctx ends; then it
+// Run does the tracker's upkeep, a flush, a settlement and a pruning a minute, until ctx ends; then it
 // flushes once more and returns. A failure is logged and tried again the next minute.
 func (t *Tracker) Run(ctx context.Context) {
 	tick := time.NewTicker(flushEvery)
@@ -138,6 +138,11 @@ func (t *Tracker) Run(ctx context.Context) {
 		}
 		if err := t.Settle(ctx); err != nil && ctx.Err() == nil {
 			t.log.Info("Pull intents not settled, they linger", "err", err)
+		}
+		// An image may have gone without a call of ours that told it, or with one whose lists
+		// did not agree.
+		if err := t.Prune(ctx); err != nil && !errors.Is(err, errNoAgreement) && ctx.Err() == nil {
+			t.log.Info("Records of removed images stay until the next minute", "err", err)
 		}
 	}
 }

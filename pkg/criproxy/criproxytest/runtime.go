@@ -322,6 +322,9 @@ func (r *Runtime) createLocked(sandbox string, config *runtimeapi.ContainerConfi
 	on := i.ID
 	if i.Restores != "" {
 		on = i.Restores
+		if base, err := r.resolveLocked(on); err != nil || base == nil {
+			return "", status.Errorf(codes.Unknown, "failed to pull checkpoint base image %s: not found", on)
+		}
 		if name := config.GetImage().GetUserSpecifiedImage(); name != "" {
 			r.addLocked(name, Image{ID: on})
 		}
@@ -354,7 +357,12 @@ func (r *Runtime) RestorePod(_ context.Context, req *runtimeapi.RestorePodReques
 func (r *Runtime) StartContainer(_ context.Context, req *runtimeapi.StartContainerRequest) (*runtimeapi.StartContainerResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	c := r.containers[req.GetContainerId()]
+	var c *runtimeapi.Container
+	for id, x := range r.containers {
+		if id == req.GetContainerId() || c == nil && strings.HasPrefix(id, req.GetContainerId()) {
+			c = x
+		}
+	}
 	if c == nil {
 		return nil, status.Errorf(codes.NotFound, "container %q: not found", req.GetContainerId())
 	}
@@ -387,7 +395,7 @@ func (r *Runtime) ListContainers(_ context.Context, req *runtimeapi.ListContaine
 	defer r.mu.Unlock()
 	resp := &runtimeapi.ListContainersResponse{}
 	for id, c := range r.containers {
-		if want := req.GetFilter().GetId(); want == "" || want == id {
+		if strings.HasPrefix(id, req.GetFilter().GetId()) { // a prefix does for the whole ID
 			resp.Containers = append(resp.Containers, c)
 		}
 	}

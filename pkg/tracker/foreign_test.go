@@ -1,0 +1,89 @@
+package tracker_test
+
+import (
+	"testing"
+
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// Some versions of containerd give an image a name out of a checkpoint, which a tenant has made. No such
+// name makes an image that somebody had to prove anybody else's.
+func TestForeignNameOnAProvedImageIsNotExemptByTheAllowlist(t *testing.T) {
+	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}})
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	const foreign = "docker.io/library/foreign:1"
+	img := image(id1, app+":1", foreign)
+	w.runtime.set(img)
+	w.want(w.check(pod("mallory"), foreign, img), policy.Reverify, policy.Untracked)
+	v := w.Check(t.Context(), tracker.Request{Pod: pod("mallory"), Image: img, Except: "repo.test/mallory/checkpoint", Substituted: true})
+	if v.Allowed() {
+		t.Errorf("read back: %v by %s; want Reverify", v.Verdict, v.Reason)
+	}
+	// A name that was known before is no foreign one, whoever pulls its content later.
+	w.runtime.set(image(id2, "docker.io/library/known:1"))
+	if err := w.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.pulled(pod("alice"), "repo.test/team/copy:1", id2, "alice")
+	known := image(id2, "docker.io/library/known:1", "repo.test/team/copy:1")
+	w.want(w.check(pod("bob"), "docker.io/library/known:1", known), policy.Allow, policy.Allowlisted)
+	// As the substitute for another image even that name exempts nobody.
+	v = w.Check(t.Context(), tracker.Request{Pod: pod("mallory"), Image: known, Substituted: true})
+	if v.Allowed() {
+		t.Errorf("read back on an allowlisted name: %v by %s; want Reverify", v.Verdict, v.Reason)
+	}
+	// Alice's own proof counts.
+	v = w.Check(t.Context(), tracker.Request{Pod: pod("alice"), Image: img, Substituted: true})
+	if !v.Allowed() {
+		t.Errorf("read back for alice: %v by %s; want Allow", v.Verdict, v.Reason)
+	}
+}
+
+func TestForeignNameOnALostPullIsNotPreloaded(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	pull, err := w.BeginPull(t.Context(), app+":1", tracker.Image{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := pull.Lost(); err != nil {
+		t.Fatal(err)
+	}
+	img := image(id1, app+":1", "repo.test/mallory/x:1")
+	w.runtime.set(img, image(id2, "repo.test/any:1"))
+	if v := w.check(pod("mallory"), "repo.test/mallory/x:1", img); v.Allowed() {
+		t.Errorf("pre-check of the foreign name: %v by %s; want Reverify", v.Verdict, v.Reason)
+	}
+	if v := w.Check(t.Context(), tracker.Request{Pod: pod("mallory"), Image: img, Substituted: true}); v.Allowed() {
+		t.Errorf("read back: %v by %s; want Reverify", v.Verdict, v.Reason)
+	}
+	w.want(w.check(pod("bob"), "repo.test/any:1", image(id2, "repo.test/any:1")), policy.Allow, policy.Preloaded)
+
+	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"repo.test/mallory/*"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.SetRules(tracker.Rules{Policy: p})
+	if v := w.check(pod("dora"), "repo.test/mallory/x:1", img); v.Allowed() {
+		t.Errorf("pre-check of a foreign name on the allowlist: %v by %s; want Reverify", v.Verdict, v.Reason)
+	}
+}
+
+func TestGrantedPodsTellsWhomAPullOutlived(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	pull, err := w.BeginPull(t.Context(), app+":1", tracker.Image{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.EndPod("alice")
+	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("a"), Pod: pod("alice")}); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.GrantedPods(); len(got) != 1 || got[0] != "alice" {
+		t.Errorf("GrantedPods = %v; want alice, for the caller to end", got)
+	}
+}
