@@ -72,6 +72,26 @@ func preloadedContentUnderATenantsName(t stage) {
 	s.run(pod("team-b", app, node.IfNotPresent), app, node.Running, 0)
 }
 
+// A name that turns up on an image which somebody had to prove is not taken for preloaded.
+func TestNewNameOnAProvedImage(t *testing.T) { onEach(t, newNameOnAProvedImage) }
+
+func newNameOnAProvedImage(t stage) {
+	s := begin(t)
+	app := s.private("renamed/app:1", node.Image{})
+	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
+	alias := node.Pushed{Built: app.Built, Name: "imported.test/renamed/app:1", Repository: "renamed/app"}
+	s.must(s.node.Containerd.Tag(t.Context(), app.Name, alias.Name))
+	for _, when := range []string{"at once", "after a restart"} {
+		s.run(pod("team-b", alias, node.Never), alias, node.NeverPulled, 0)
+		s.run(pod("team-b", alias, node.IfNotPresent), alias, node.PullFailed, 0)
+		s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, 0)
+		if t.Failed() {
+			t.Fatal("so it was", when)
+		}
+		s.must(s.gate.Restart(t.Context()))
+	}
+}
+
 // What turns up without a pull is preloaded by default, and needs proof if the operator says so. What
 // was there at the very first start is preloaded either way.
 func TestUntrackedImages(t *testing.T) { onEach(t, untrackedImages) }
@@ -120,6 +140,10 @@ func restarts(t stage) {
 		t.Helper()
 		t.Log("after:", what)
 		s.must(s.node.Private.Down())
+		// Never sends no credential: the pod lives on what it has been granted.
+		runs.Policy = node.Never
+		s.keep(runs, app, node.Running, 0)
+		runs.Policy = node.IfNotPresent
 		s.keep(runs, app, node.Running, 0)
 		s.run(pod("team-c", app, node.IfNotPresent, node.Alice()), app, node.Running, 0)
 		s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
