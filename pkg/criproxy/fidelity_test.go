@@ -1,6 +1,7 @@
 package criproxy_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -88,7 +89,7 @@ func TestOtherServicesAreNotPassedOn(t *testing.T) {
 		"/containerd.services.images.v1.Images/List", "/grpc.health.v1.Health/Check", "/runtime.v1alpha2.ImageService/ListImages",
 		"/runtime.v1.RuntimeService2/Version", "/runtime.v1/Version", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
 	} {
-		if err := criproxytest.InvokeRaw(t.Context(), cc, method, nil); status.Code(err) != codes.Unimplemented {
+		if _, err := criproxytest.CallRaw(t.Context(), cc, method, nil); status.Code(err) != codes.Unimplemented {
 			t.Errorf("%s = %v; want Unimplemented", method, err)
 		}
 	}
@@ -216,6 +217,24 @@ func TestPanicIsAnsweredAndCounted(t *testing.T) {
 	if _, err := p.Runtime.Version(t.Context(), &runtimeapi.VersionRequest{}); err != nil {
 		t.Errorf("next call = %v; want nil", err)
 	}
+}
+
+// Any bytes pass unchanged, whatever they would mean to a version of the CRI that knows more.
+func FuzzForwardedBytes(f *testing.F) {
+	for _, seed := range [][]byte{nil, {0}, {0xff, 0xff, 0xff}, {0x0a, 0x01, 'x'}, {0xfa, 0x3e, 0x03, 'n', 'e', 'w'}} {
+		f.Add(seed)
+	}
+	echo := criproxytest.NewEcho(f)
+	proxied, _ := serveBefore(f, echo.Endpoint())
+	cc := client(f, proxied)
+	f.Fuzz(func(t *testing.T, message []byte) {
+		for _, method := range []string{"/runtime.v1.RuntimeService/Version", "/runtime.v1.RuntimeService/NotYetInvented"} {
+			got, err := criproxytest.CallRaw(t.Context(), cc, method, message)
+			if err != nil || !bytes.Equal(got, message) {
+				t.Errorf("%s: %x became %x, %v", method, message, got, err)
+			}
+		}
+	})
 }
 
 func BenchmarkVersionDirect(b *testing.B)  { benchmarkVersion(b, false) }

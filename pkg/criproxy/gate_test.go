@@ -285,7 +285,7 @@ func TestRequestThatCannotBeReadIsRefused(t *testing.T) {
 		runtimeapi.RuntimeService_CreateContainer_FullMethodName, runtimeapi.RuntimeService_StartContainer_FullMethodName,
 		runtimeapi.RuntimeService_RunPodSandbox_FullMethodName, runtimeapi.RuntimeService_RestorePod_FullMethodName,
 	} {
-		err := criproxytest.InvokeRaw(t.Context(), p.Conn, method, []byte{0xff, 0xff, 0xff})
+		_, err := criproxytest.CallRaw(t.Context(), p.Conn, method, []byte{0xff, 0xff, 0xff})
 		if status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%s = %v; want InvalidArgument", method, err)
 		}

@@ -60,7 +60,7 @@ func (c *counts) Panic()                                            { c.add("pan
 
 // A proxy is a whole proxy in process: a real store, the fake runtime behind it, clients before it.
 type proxy struct {
-	t       *testing.T
+	t       testing.TB
 	runtime *criproxytest.Runtime
 	options tracker.Options
 	config  criproxy.GateConfig
@@ -80,15 +80,15 @@ type proxy struct {
 }
 
 // newProxy starts a proxy; the options and the switches of the configuration are the test's.
-func newProxy(t *testing.T, o tracker.Options, c criproxy.GateConfig) *proxy {
-	t.Helper()
+func newProxy(tb testing.TB, o tracker.Options, c criproxy.GateConfig) *proxy {
+	tb.Helper()
 	dir, err := os.MkdirTemp("", "gate") //nolint:usetesting // a socket's path must be short
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	p := &proxy{t: t, runtime: criproxytest.NewRuntime(t), options: o, config: c, dir: dir, key: credential.NewKey()}
+	p := &proxy{t: tb, runtime: criproxytest.NewRuntime(tb), options: o, config: c, dir: dir, key: credential.NewKey()}
 	p.start()
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		p.stop()
 		_ = os.RemoveAll(dir)
 	})

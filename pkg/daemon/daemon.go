@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -110,7 +111,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	if o.Ready != nil {
 		o.Ready()
 	}
-	return serve(ctx, o, parts{conns: conns, tracker: trk, gate: gate, server: server, metrics: m, cri: listener, web: web})
+	return serve(ctx, o, parts{conns: conns, tracker: trk, gate: gate, server: server, metrics: m, cri: listener, web: web, stopping: &atomic.Bool{}})
 }
 
 // parts are what serve keeps running.
@@ -121,6 +122,7 @@ type parts struct {
 	server   *criproxy.Server
 	metrics  *metrics.Metrics
 	cri, web net.Listener
+	stopping *atomic.Bool // for /readyz
 }
 
 // serve runs the parts and stops them in the reverse order when ctx ends or one of them fails: the
@@ -140,6 +142,7 @@ func serve(ctx context.Context, o Options, p parts) error {
 	front.Go(func() error { return p.server.Serve(p.cri) })
 	front.Go(func() error {
 		<-ctx.Done()
+		p.stopping.Store(true)
 		o.Log.Info("Stopping, calls under way are drained", "limit", drainLimit)
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainLimit)
 		defer cancel()

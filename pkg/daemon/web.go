@@ -35,6 +35,8 @@ func serveWeb(ctx context.Context, p parts) error {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		switch {
+		case p.stopping.Load():
+			answer(w, http.StatusServiceUnavailable, "stopping")
 		case !p.conns.up():
 			answer(w, http.StatusServiceUnavailable, "the runtime is not reached")
 		case !p.gate.Synced():

@@ -31,8 +31,8 @@ func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	return nil
 }
 
-// InvokeRaw makes a unary call with a message that need not be one.
-func InvokeRaw(ctx context.Context, conn *grpc.ClientConn, method string, message []byte) error {
-	var answer []byte
-	return conn.Invoke(ctx, method, &message, &answer, grpc.ForceCodecV2(rawCodec{}))
+// CallRaw makes a unary call with a message that need not be one, and returns the answer as it came.
+func CallRaw(ctx context.Context, conn *grpc.ClientConn, method string, message []byte) (answer []byte, err error) {
+	err = conn.Invoke(ctx, method, &message, &answer, grpc.ForceCodecV2(rawCodec{}))
+	return answer, err
 }
