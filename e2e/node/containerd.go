@@ -33,6 +33,10 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 [plugins."io.containerd.grpc.v1.cri"]
   restrict_oom_score_adj = true
   sandbox_image = %[5]q
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      Root = %[7]q
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
     conf_dir = %[6]q
@@ -49,7 +53,7 @@ func StartContainerd(ctx context.Context, dir, program, sandboxImage string) (*C
 			return nil, err
 		}
 	}
-	text := fmt.Sprintf(containerdConfig, c.path("root"), c.path("state"), c.path("containerd.sock"), c.path("opt"), sandboxImage, c.path("cni"))
+	text := fmt.Sprintf(containerdConfig, c.path("root"), c.path("state"), c.path("containerd.sock"), c.path("opt"), sandboxImage, c.path("cni"), c.path("runc"))
 	if err := os.WriteFile(c.path("config.toml"), []byte(text), 0o600); err != nil {
 		return nil, err
 	}
@@ -89,15 +93,15 @@ func (c *Containerd) Tag(ctx context.Context, from, to string) error {
 // Close removes every pod, ends containerd, and what its containers left behind.
 func (c *Containerd) Close() error {
 	var err error
+	// Whoever closes does so at the end, when contexts have ended.
+	ctx := context.Background()
 	if c.Alive() {
-		// Whoever closes does so at the end, when contexts have ended.
-		ctx := context.Background()
 		if k, dialErr := NewKubelet(ctx, c.Endpoint()); dialErr == nil {
 			err = k.RemoveAllPods(ctx)
 			k.Close()
 		}
 	}
-	return errors.Join(err, c.Stop(), endContainers(c.dir), unmountBelow(c.dir))
+	return errors.Join(err, c.Stop(), endContainers(ctx, c.dir), unmountBelow(c.dir))
 }
 
 // unmountBelow takes away the mounts below a directory, the deepest first.

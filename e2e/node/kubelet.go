@@ -23,7 +23,8 @@ import (
 type Kubelet struct {
 	Runtime internalapi.RuntimeService
 	Images  internalapi.ImageManagerService
-	logs    string
+	logs    string // below the directory of the endpoint, which goes with the node
+	cgroup  string // that its pods are put under
 }
 
 // Pull policies.
@@ -99,7 +100,7 @@ func NewKubelet(ctx context.Context, endpoint string) (*Kubelet, error) {
 	if err != nil {
 		return nil, errors.Join(err, r.Close(ctx), i.Close(ctx))
 	}
-	return &Kubelet{Runtime: r, Images: i, logs: logs}, nil
+	return &Kubelet{Runtime: r, Images: i, logs: logs, cgroup: cgroupOf(filepath.Dir(filepath.Dir(logs)))}, nil
 }
 
 // Close ends the connections.
@@ -167,7 +168,7 @@ func (k *Kubelet) Sandbox(ctx context.Context, p *Pod) error {
 		Annotations:  p.Annotations(),
 		LogDirectory: filepath.Join(k.logs, p.UID),
 		Labels:       map[string]string{"io.kubernetes.pod.uid": p.UID},
-		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+		Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: k.cgroup, SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 			NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
 		}},
 	}

@@ -54,7 +54,7 @@ func New(ctx context.Context, program string) (n *Node, err error) {
 	if err := Check(); err != nil {
 		return nil, err
 	}
-	if err := sweep(); err != nil {
+	if err := sweep(ctx); err != nil {
 		return nil, fmt.Errorf("clean up after an earlier run: %w", err)
 	}
 	dir, unlock, err := makeDir()
@@ -147,7 +147,7 @@ func (n *Node) Close() error {
 	for _, f := range slices.Backward(n.closers) {
 		err = errors.Join(err, f())
 	}
-	err = errors.Join(err, os.RemoveAll(n.Dir))
+	err = errors.Join(err, removeCgroups(n.Dir), os.RemoveAll(n.Dir))
 	n.unlock()
 	return err
 }

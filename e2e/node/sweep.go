@@ -2,13 +2,15 @@ package node
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -18,16 +20,24 @@ const nodePrefix = "pullgate-node-"
 
 // makeDir makes a node's directory and holds its lock for as long as the process lives.
 func makeDir() (dir string, unlock func(), err error) {
-	dir, err = os.MkdirTemp("", nodePrefix)
-	if err != nil {
-		return "", nil, err
+	for {
+		if dir, err = os.MkdirTemp("", nodePrefix); err != nil {
+			return "", nil, err
+		}
+		lock := filepath.Join(dir, "lock")
+		if unlock, err = lockFile(lock); err != nil {
+			return "", nil, err
+		}
+		// A sweep may have seen the file before it was locked.
+		if _, err := os.Stat(lock); err == nil {
+			return dir, unlock, nil
+		}
+		unlock()
 	}
-	unlock, err = lockFile(filepath.Join(dir, "lock"))
-	return dir, unlock, err
 }
 
 // sweep cleans up after nodes whose process was killed before it could.
-func sweep() error {
+func sweep(ctx context.Context) error {
 	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), nodePrefix+"*"))
 	if err != nil {
 		return err
@@ -39,16 +49,16 @@ func sweep() error {
 		}
 		if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
 			fmt.Fprintf(os.Stderr, "Cleaning up %s, which an earlier run has left behind …\n", dir)
-			err = errors.Join(err, endContainers(filepath.Join(dir, "containerd")), unmountBelow(dir), os.RemoveAll(dir))
+			err = errors.Join(err, endContainers(ctx, filepath.Join(dir, "containerd")), unmountBelow(dir), removeCgroups(dir), os.RemoveAll(dir))
 		}
 		err = errors.Join(err, f.Close())
 	}
 	return err
 }
 
-// endContainers kills what a containerd that is gone has left running: first the shims that serve it,
-// by the socket they were given, then the containers, by the process IDs that the shims noted.
-func endContainers(dir string) error {
+// endContainers ends what a containerd that is gone has left running: the shims that serve it, known
+// by the socket they were given, and the containers, known by runc's own notes.
+func endContainers(ctx context.Context, dir string) error {
 	var pids []int
 	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -56,36 +66,55 @@ func endContainers(dir string) error {
 	}
 	socket := []byte(filepath.Join(dir, "containerd.sock"))
 	for _, path := range commands {
-		args, err := os.ReadFile(path)
-		if err != nil || !slices.ContainsFunc(bytes.Split(args, []byte{0}), func(arg []byte) bool { return bytes.HasPrefix(arg, socket) }) ||
-			!bytes.Contains(args, []byte("containerd-shim")) {
+		text, err := os.ReadFile(path)
+		if err != nil || !bytes.Contains(text, []byte("containerd-shim")) || !slices.ContainsFunc(bytes.Split(text, []byte{0}), func(arg []byte) bool {
+			return bytes.HasPrefix(arg, socket) // its other socket begins so too
+		}) {
 			continue // gone by now, or somebody else's
 		}
 		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
 			pids = append(pids, pid)
 		}
 	}
-	tasks, err := filepath.Glob(filepath.Join(dir, "state", "io.containerd.runtime.v2.task", "*", "*", "init.pid"))
+	for _, pid := range pids {
+		if killErr := syscall.Kill(pid, syscall.SIGKILL); killErr != nil && !errors.Is(killErr, syscall.ESRCH) {
+			err = errors.Join(err, fmt.Errorf("end shim %d: %w", pid, killErr))
+		}
+	}
+	err = errors.Join(err, gone(pids))
+	containers, globErr := filepath.Glob(filepath.Join(dir, "runc", "k8s.io", "*"))
+	err = errors.Join(err, globErr)
+	for _, path := range containers {
+		_, runErr := run(ctx, "runc", "--root", filepath.Dir(path), "delete", "--force", filepath.Base(path))
+		err = errors.Join(err, runErr)
+	}
+	return errors.Join(err, removeSockets(dir))
+}
+
+var shimSocket = regexp.MustCompile(`unix://(/run/containerd/s/[0-9a-f]+)`)
+
+// removeSockets removes the sockets of shims that were killed, which lie where every containerd of
+// the machine has them.
+func removeSockets(dir string) error {
+	notes, err := filepath.Glob(filepath.Join(dir, "state", "io.containerd.runtime.v2.task", "*", "*", "*"))
 	if err != nil {
 		return err
 	}
-	for _, path := range tasks {
-		text, err := os.ReadFile(path)
-		if err != nil {
+	for _, path := range notes {
+		switch filepath.Base(path) {
+		case "address", "bootstrap.json":
+		default:
 			continue
 		}
-		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-		// The number may be somebody else's by now; the container's cgroup carries its ID.
-		if err == nil && inCgroup(pid, filepath.Base(filepath.Dir(path))) {
-			pids = append(pids, pid)
+		text, readErr := os.ReadFile(path)
+		err = errors.Join(err, readErr)
+		if m := shimSocket.FindSubmatch(text); m != nil {
+			if rmErr := os.Remove(string(m[1])); rmErr != nil && !errors.Is(rmErr, os.ErrNotExist) {
+				err = errors.Join(err, rmErr)
+			}
 		}
 	}
-	for _, pid := range pids {
-		if killErr := syscall.Kill(pid, syscall.SIGKILL); killErr != nil && !errors.Is(killErr, syscall.ESRCH) {
-			err = errors.Join(err, fmt.Errorf("end process %d: %w", pid, killErr))
-		}
-	}
-	return errors.Join(err, gone(pids))
+	return err
 }
 
 // gone waits for the end of processes that are not our children.
@@ -106,7 +135,36 @@ func gone(pids []int) error {
 	return nil
 }
 
-func inCgroup(pid int, container string) bool {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	return err == nil && strings.Contains(string(text), container)
+// cgroupOf is the cgroup that the pods of a node are put under.
+func cgroupOf(dir string) string { return "/" + filepath.Base(dir) }
+
+// removeCgroups removes the empty cgroups of a node, of either version.
+func removeCgroups(dir string) error {
+	var all []string
+	for _, pattern := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+		found, err := filepath.Glob(pattern + cgroupOf(dir))
+		if err != nil {
+			return err
+		}
+		all = append(all, found...)
+	}
+	var groups []string // parents before children
+	for _, top := range all {
+		err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				groups = append(groups, path)
+			}
+			return err
+		})
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	var err error
+	for _, group := range slices.Backward(groups) {
+		if rmErr := os.Remove(group); rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {
+			err = errors.Join(err, rmErr)
+		}
+	}
+	return err
 }
