@@ -166,6 +166,16 @@ func restarts(t stage) {
 	s.must(s.node.Containerd.Start(t.Context()))
 	s.back(2 * time.Second)
 	check("a restart of containerd")
+
+	// A kubelet that restarts gives every pod a new config.seen, which no sandbox carries: nobody is
+	// known by it, and nobody is let in for that.
+	thief := pod("team-b", app, node.Never)
+	s.must(s.k.Sandbox(t.Context(), thief))
+	thief.Seen()
+	s.keep(thief, app, node.NeverPulled, 0)
+	thief.Policy = node.IfNotPresent
+	s.keep(thief, app, node.PullFailed, 1)
+	s.must(s.k.Remove(t.Context(), thief))
 	runs.Seen()
 	s.must(s.node.Private.Down())
 	s.keep(runs, app, node.Running, 0)
