@@ -29,11 +29,11 @@ type call struct {
 func (c *call) forward(ctx context.Context) ([]byte, error) {
 	req := frame{data: mem.BufferSlice{mem.SliceBuffer(c.request)}}
 	var resp frame
+	defer resp.free() // a call may fail although its message has come
 	err := c.upstream.conn.Invoke(outgoing(ctx), c.method, &req, &resp, grpc.Header(&c.header), grpc.Trailer(&c.trailer))
 	if err != nil {
 		return nil, err
 	}
-	defer resp.free()
 	return resp.data.Materialize(), nil
 }
 
@@ -61,6 +61,7 @@ func (s *Server) forward(stream grpc.ServerStream, method string, u *Upstream) e
 	if err := receive(stream, &req); err != nil {
 		return err
 	}
+	defer resp.free() // a call may fail although its message has come
 	var header, trailer metadata.MD
 	err := u.conn.Invoke(outgoing(stream.Context()), method, &req, &resp, grpc.Header(&header), grpc.Trailer(&trailer))
 	req.free()
@@ -70,7 +71,6 @@ func (s *Server) forward(stream grpc.ServerStream, method string, u *Upstream) e
 	if err != nil {
 		return err
 	}
-	defer resp.free()
 	return stream.SendMsg(&resp)
 }
 

@@ -3,11 +3,11 @@ package criproxy
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // pump passes a call on without knowing whether either side streams: messages in both directions
@@ -19,35 +19,39 @@ func (s *Server) pump(client grpc.ServerStream, method string, u *Upstream) erro
 
 	runtime, err := u.conn.NewStream(outgoing(ctx), &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
 	if err != nil {
-		return s.streamEnd(ctx, err)
+		return streamEnd(ctx, err)
 	}
 	// This direction may block in a read from the client until the call has been answered, so it
 	// is waited for at Shutdown and not here.
 	s.pumps.Go(func() {
-		if err := toRuntime(client, runtime); err != nil {
+		if err := s.guard(method, func() error { return toRuntime(client, runtime) }); err != nil {
 			cancel(err)
 		}
 	})
 	err = toClient(client, runtime)
 	client.SetTrailer(runtime.Trailer())
-	return s.streamEnd(ctx, err)
+	return streamEnd(ctx, err)
 }
 
-// streamEnd is the status with which a stream ends: the runtime's own, but for a stop of ours.
-func (s *Server) streamEnd(ctx context.Context, err error) error {
-	if err != nil && errors.Is(context.Cause(ctx), errStopping) {
+// streamEnd is the status with which a stream ends that ended with err: the runtime's own, but for a
+// stop of ours, and for what went wrong on the way to the runtime, of which the runtime only knows
+// that the call was cancelled.
+func streamEnd(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	cause := context.Cause(ctx)
+	if errors.Is(cause, errStopping) {
 		return refuse(codes.Unavailable, "STOPPING", "pullgated is stopping")
+	}
+	if _, ours := status.FromError(cause); cause != nil && ours {
+		return cause
 	}
 	return err
 }
 
 // toRuntime passes the client's messages and its half-close on.
-func toRuntime(client grpc.ServerStream, runtime grpc.ClientStream) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v", p)
-		}
-	}()
+func toRuntime(client grpc.ServerStream, runtime grpc.ClientStream) error {
 	for {
 		var f frame
 		if err := client.RecvMsg(&f); err != nil {

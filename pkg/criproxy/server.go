@@ -119,19 +119,31 @@ func (s *Server) Shutdown(ctx context.Context) {
 }
 
 // handle takes every call: no service is registered, so to grpc all of them are unknown.
-func (s *Server) handle(_ any, stream grpc.ServerStream) (err error) {
+func (s *Server) handle(_ any, stream grpc.ServerStream) error {
 	began := time.Now()
 	method, _ := grpc.MethodFromServerStream(stream)
-	judge, judged := s.handlers[method]
+	err := s.guard(method, func() error { return s.dispatch(stream, method) })
+	_, judged := s.handlers[method]
+	s.metrics.ForwardedCall(method, status.Code(err).String(), judged, time.Since(began))
+	return err
+}
+
+// guard keeps a panic within its call: it is counted and logged, and the call answered with Internal.
+func (s *Server) guard(method string, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			s.metrics.Panic()
 			s.log.Error(fmt.Errorf("panic: %v", p), "A call panicked, it is answered with Internal", "method", method, "stack", string(debug.Stack()))
 			err = refuse(codes.Internal, "PANIC", "pullgate failed in this call; see the log of pullgated on this node")
 		}
-		s.metrics.ForwardedCall(method, status.Code(err).String(), judged, time.Since(began))
 	}()
+	return f()
+}
+
+// dispatch finds out who answers a call.
+func (s *Server) dispatch(stream grpc.ServerStream, method string) error {
 	u := s.route(method)
+	judge, judged := s.handlers[method]
 	switch {
 	case u == nil:
 		service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")

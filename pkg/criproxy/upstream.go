@@ -56,23 +56,37 @@ func Dial(endpoint string) (*Upstream, error) {
 func (u *Upstream) Up() bool { return u.conn.GetState() == connectivity.Ready }
 
 // Watch keeps the connection wanted and tells f whether it is up, first as it is and then at every
-// change, until ctx ends.
-func (u *Upstream) Watch(ctx context.Context, f func(up bool)) {
-	state := u.conn.GetState()
+// change, until ctx ends. A connection that was lost and is back before anybody looked is still
+// told as down and then up.
+func (u *Upstream) Watch(ctx context.Context, f func(up bool)) { watch(ctx, u.conn, f) }
+
+// A connection is what watch needs of a [grpc.ClientConn].
+type connection interface {
+	GetState() connectivity.State
+	WaitForStateChange(ctx context.Context, source connectivity.State) bool
+	Connect()
+}
+
+func watch(ctx context.Context, conn connection, f func(up bool)) {
+	state := conn.GetState()
 	up := state == connectivity.Ready
 	f(up)
 	for {
 		if state == connectivity.Idle {
-			u.conn.Connect()
+			conn.Connect()
 		}
-		if !u.conn.WaitForStateChange(ctx, state) {
+		if !conn.WaitForStateChange(ctx, state) {
 			return
 		}
-		state = u.conn.GetState()
-		if now := state == connectivity.Ready; now != up {
-			up = now
-			f(up)
+		state = conn.GetState()
+		now := state == connectivity.Ready
+		if up && now {
+			f(false)
 		}
+		if up || now {
+			f(now)
+		}
+		up = now
 	}
 }
 
