@@ -184,6 +184,30 @@ func restarts(t stage) {
 	s.must(s.k.Remove(t.Context(), runs))
 }
 
+// A container that ends is started anew with the same calls, each time; a pod that may use its image
+// goes on so while the registry is away.
+func TestContainerThatEndsIsRestarted(t *testing.T) { onEach(t, containerThatEndsIsRestarted) }
+
+func containerThatEndsIsRestarted(t stage) {
+	s := begin(t)
+	app := s.private("ends/app:1", node.Image{})
+	p := pod("team-a", app, node.IfNotPresent, node.Alice())
+	p.Command = []string{"/bin/sh", "-c", "cat /content; exit 7"}
+	requests := -1
+	for range 3 {
+		o := s.keep(p, app, node.Running, requests)
+		if code, err := s.k.Wait(t.Context(), o.Container); err != nil || code != 7 {
+			t.Fatalf("exit code = %d, %v; want 7", code, err)
+		}
+		if requests != 0 {
+			requests = 0
+			s.must(s.node.Private.Down())
+		}
+	}
+	s.must(s.node.Private.Up())
+	s.must(s.k.Remove(t.Context(), p))
+}
+
 // back waits until calls pass again, at most the limit.
 func (s *suite) back(limit time.Duration) {
 	s.Helper()

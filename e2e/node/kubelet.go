@@ -361,6 +361,24 @@ func (k *Kubelet) Output(ctx context.Context, p *Pod, n int) (string, error) {
 	}
 }
 
+// Wait waits for the end of a container and returns its exit code.
+func (k *Kubelet) Wait(ctx context.Context, container string) (int, error) {
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		status, err := k.Runtime.ContainerStatus(quiet(ctx), container, false)
+		if err != nil {
+			return 0, err
+		}
+		if s := status.GetStatus(); s.GetState() == runtimeapi.ContainerState_CONTAINER_EXITED {
+			return int(s.GetExitCode()), nil
+		}
+		if time.Now().After(deadline) {
+			return 0, fmt.Errorf("container %s is %v after 30 s; want it to have ended", container, status.GetStatus().GetState())
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
 // Remove removes the pod with all its containers.
 func (k *Kubelet) Remove(ctx context.Context, p *Pod) error {
 	if p.sandbox == "" {
