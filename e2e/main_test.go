@@ -134,6 +134,14 @@ func bare(t stage) *suite {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { // so that one test that fails does not make the next ones fail
+		for _, r := range []*node.Registry{n.Private, n.Public} {
+			r.Fault(nil)
+			if err := r.Up(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 	return &suite{T: t.T, node: n}
 }
 

@@ -148,8 +148,11 @@ func (r *Registry) Down() error {
 	return r.front.Close()
 }
 
-// Up opens the port again.
+// Up opens the port again, if it is closed.
 func (r *Registry) Up() error {
+	if !r.down {
+		return nil
+	}
 	r.down = false
 	return r.openFront(r.addr)
 }
