@@ -21,10 +21,10 @@ var ErrNoIntent = errors.New("tracker: pull intent not written")
 // told by exactly one of Proved, Refused and Lost. Later calls change nothing, so that a caller
 // can defer Lost. Its methods may be called concurrently.
 type Pull struct {
-	t      *Tracker
-	intent uint64
-	name   string
-	once   sync.Once
+	t          *Tracker
+	intent     uint64
+	repository string
+	once       sync.Once
 }
 
 // BeginPull puts the intent of a pull on disk; when it returns nil the runtime may be asked.
@@ -52,7 +52,7 @@ func (t *Tracker) BeginPull(ctx context.Context, name string, present Image) (*P
 	t.mu.Lock()
 	t.running[intent] = struct{}{}
 	t.mu.Unlock()
-	return &Pull{t: t, intent: intent, name: name}, nil
+	return &Pull{t: t, intent: intent, repository: repository}, nil
 }
 
 // A Proof says who proved what by a successful pull.
@@ -80,14 +80,10 @@ func (p *Pull) Proved(proof Proof) (Verdict, error) {
 
 func (p *Pull) proved(proof Proof) (Verdict, error) {
 	t := p.t
-	repository := unparsedRepository(p.name)
-	if n, err := imageref.Parse(p.name); err == nil {
-		repository = n.Repository()
-	}
 	id := t.key.ID(proof.Credential)
 	v := Verdict{
 		Decision:   policy.Decision{Verdict: policy.Allow, Reason: policy.Proved},
-		Pair:       records.Pair{ImageID: proof.ImageID, Repository: repository},
+		Pair:       records.Pair{ImageID: proof.ImageID, Repository: p.repository},
 		Credential: id,
 	}
 	if id == "" {
