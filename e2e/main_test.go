@@ -45,7 +45,7 @@ func nodes() (start func(containerd string) (*node.Node, error), closeAll func()
 				return nil, err
 			}
 		}
-		n, err := node.New(ctx, program)
+		n, err := node.New(ctx, node.Options{Containerd: program})
 		if err == nil {
 			started[containerd] = n
 		}

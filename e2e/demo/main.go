@@ -43,7 +43,7 @@ func run(ctx context.Context) (err error) {
 	}
 	began := time.Now()
 	fmt.Println("Starting a containerd and two registries of our own; nothing of this machine's is touched …")
-	n, err := node.New(ctx, "")
+	n, err := node.New(ctx, node.Options{})
 	if err != nil {
 		return err
 	}

@@ -1,16 +1,19 @@
 package node
 
 import (
+	"bufio"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -25,54 +28,99 @@ const (
 	Containerd24 = "containerd-2.4"
 )
 
-// buildLimit is how long a build may take on a slow machine, downloads included.
-const buildLimit = 15 * time.Minute
+const (
+	// buildLimit is how long a build may take on a slow machine, downloads included.
+	buildLimit = 30 * time.Minute
+	// progressEvery is how often a build says how far it is.
+	progressEvery = 20 * time.Second
+)
 
-var containerdVersion = regexp.MustCompile(`github\.com/containerd/containerd/v2 v(\S+)`)
+// A recipe says how the programs of a folder below tools are built.
+type recipe struct {
+	what     string // as it is called when it is built
+	module   string // whose version the folder pins
+	programs []string
+	tags     string
+	stamp    func(version string) []string // what the linker writes into them
+}
+
+func containerdRecipe() recipe {
+	const module = "github.com/containerd/containerd/v2"
+	return recipe{
+		what: "containerd", module: module, programs: []string{"containerd", "containerd-shim-runc-v2"},
+		tags:  "no_btrfs,no_zfs,no_devmapper",
+		stamp: func(version string) []string { return []string{module + "/version.Version=" + version} },
+	}
+}
+
+func kubernetesRecipe() recipe {
+	return recipe{
+		what: "kubelet and kube-apiserver", module: "k8s.io/kubernetes", programs: []string{"kubelet", "kube-apiserver"},
+		tags: "providerless",
+		stamp: func(version string) []string {
+			const v = "k8s.io/component-base/version."
+			major, rest, _ := strings.Cut(version, ".")
+			minor, _, _ := strings.Cut(rest, ".")
+			return []string{v + "gitVersion=v" + version, v + "gitMajor=" + major, v + "gitMinor=" + minor}
+		},
+	}
+}
 
 // BuildContainerd builds a containerd and its shim, once for each release, and returns the path of
 // containerd. What was built stays in the cache folder of the user. Two at a time wait for each other.
 func BuildContainerd(ctx context.Context, release string) (string, error) {
-	sources, err := upward(filepath.Join("tools", release), filepath.Join("e2e", "tools", release))
+	dir, err := containerdRecipe().build(ctx, release)
+	return filepath.Join(dir, "containerd"), err
+}
+
+// BuildKubernetes builds the kubelet and the kube-apiserver of a release such as "1.34", as
+// BuildContainerd does, and returns the folder where they are.
+func BuildKubernetes(ctx context.Context, release string) (string, error) {
+	return kubernetesRecipe().build(ctx, "kubernetes-"+release)
+}
+
+// build returns the folder with the programs that a folder below tools pins, built if they are not.
+func (r recipe) build(ctx context.Context, folder string) (string, error) {
+	sources, err := upward(filepath.Join("tools", folder), filepath.Join("e2e", "tools", folder))
 	if err != nil {
 		return "", err
 	}
-	version, key, err := pinned(sources)
+	version, key, err := r.pinned(sources)
 	if err != nil {
 		return "", err
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return "", fmt.Errorf("where to keep containerd %s: %w; set XDG_CACHE_HOME", version, err)
+		return "", fmt.Errorf("where to keep %s %s: %w; set XDG_CACHE_HOME", r.what, version, err)
 	}
-	dir := filepath.Join(cache, "pullgate", "containerd-"+version+"-"+key)
-	program := filepath.Join(dir, "containerd")
+	name, _, _ := strings.Cut(folder, "-")
+	dir := filepath.Join(cache, "pullgate", name+"-"+version+"-"+key)
 	unlock, err := lockFile(dir + ".lock")
 	if err != nil {
 		return "", err
 	}
 	defer unlock()
-	if _, err := os.Stat(program); err == nil {
-		return program, nil
+	if _, err := os.Stat(dir); err == nil {
+		return dir, nil
 	}
 	began := time.Now()
-	fmt.Fprintf(os.Stderr, "Building containerd %s, which takes a minute or two the first time …\n", version)
-	if err := build(ctx, sources, version, dir); err != nil {
-		return "", fmt.Errorf("build containerd %s from the module proxy: %w", version, err)
+	fmt.Fprintf(os.Stderr, "Building %s %s, which takes minutes the first time …\n", r.what, version)
+	if err := r.compile(ctx, sources, version, dir); err != nil {
+		return "", fmt.Errorf("build %s %s from the module proxy: %w", r.what, version, err)
 	}
-	fmt.Fprintf(os.Stderr, "Built containerd %s in %v; it stays in %s\n", version, time.Since(began).Round(time.Second), dir)
-	return program, nil
+	fmt.Fprintf(os.Stderr, "Built %s %s in %v; it stays in %s\n", r.what, version, time.Since(began).Round(time.Second), dir)
+	return dir, nil
 }
 
 // pinned returns the version that a folder of tools pins, and a key for all that it pins with it.
-func pinned(sources string) (version, key string, err error) {
+func (r recipe) pinned(sources string) (version, key string, err error) {
 	mod, err := os.ReadFile(filepath.Join(sources, "go.mod"))
 	if err != nil {
 		return "", "", err
 	}
-	m := containerdVersion.FindSubmatch(mod)
+	m := regexp.MustCompile(`(?m)^\s*(?:require )?` + regexp.QuoteMeta(r.module) + ` v(\S+)`).FindSubmatch(mod)
 	if m == nil {
-		return "", "", fmt.Errorf("%s/go.mod pins no containerd", sources)
+		return "", "", fmt.Errorf("%s/go.mod pins no %s", sources, r.module)
 	}
 	h := sha256.New()
 	for _, part := range [][]byte{mod, []byte(runtime.Version() + runtime.GOARCH)} {
@@ -81,8 +129,8 @@ func pinned(sources string) (version, key string, err error) {
 	return string(m[1]), hex.EncodeToString(h.Sum(nil))[:8], nil
 }
 
-// build builds into a folder beside dir and renames it, so that dir is there whole or not at all.
-func build(ctx context.Context, sources, version, dir string) error {
+// compile builds into a folder beside dir and renames it, so that dir is there whole or not at all.
+func (r recipe) compile(ctx context.Context, sources, version, dir string) error {
 	ctx, cancel := context.WithTimeout(ctx, buildLimit)
 	defer cancel()
 	out, err := os.MkdirTemp(filepath.Dir(dir), "building-")
@@ -90,16 +138,49 @@ func build(ctx context.Context, sources, version, dir string) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(out) }() // renamed if all went well
-	const module = "github.com/containerd/containerd/v2"
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-mod=readonly",
-		"-tags", "no_btrfs,no_zfs,no_devmapper", "-ldflags", "-s -w -X "+module+"/version.Version="+version, "-o", out+"/",
-		module+"/cmd/containerd", module+"/cmd/containerd-shim-runc-v2")
+	flags := []string{"-s", "-w"}
+	for _, s := range r.stamp(version) {
+		flags = append(flags, "-X", s)
+	}
+	args := []string{
+		"build", "-v", "-trimpath", "-buildvcs=false", "-mod=readonly", "-tags", r.tags,
+		"-ldflags", strings.Join(flags, " "), "-o", out + "/",
+	}
+	for _, p := range r.programs {
+		args = append(args, r.module+"/cmd/"+p)
+	}
+	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = sources
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
-	if text, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%w: %s", err, text)
+	said, err := cmd.StderrPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	last := progress(said)
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("%w: %s", err, strings.Join(last, "\n"))
 	}
 	return os.Rename(out, dir)
+}
+
+// progress says now and then how far a build is, and returns the last lines that it printed.
+func progress(said io.Reader) (last []string) {
+	began := time.Now()
+	next := began.Add(progressEvery)
+	packages := 0
+	for lines := bufio.NewScanner(said); lines.Scan(); {
+		packages++
+		last = append(last, lines.Text())
+		last = last[max(0, len(last)-15):]
+		if now := time.Now(); now.After(next) {
+			next = now.Add(progressEvery)
+			fmt.Fprintf(os.Stderr, "  %v: %d packages downloaded or compiled, now at %s\n", now.Sub(began).Round(time.Second), packages, lines.Text())
+		}
+	}
+	return last
 }
 
 // lockFile makes a file and waits for its lock.

@@ -62,7 +62,7 @@ func StartContainerd(ctx context.Context, dir, program, sandboxImage string) (*C
 
 // Start starts it again after it was stopped or killed.
 func (c *Containerd) Start(ctx context.Context) (err error) {
-	c.Process, err = start(ctx, "containerd", c.path("containerd.log"), func() error {
+	c.Process, err = Start(ctx, "containerd", c.path("containerd.log"), func() error {
 		k, err := NewKubelet(ctx, c.Endpoint())
 		if err != nil {
 			return err

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"syscall"
 )
 
 // Alice is the login that owns the private images.
@@ -48,9 +49,17 @@ func Check() error {
 	return err
 }
 
-// New starts a node below a directory of its own. program is the containerd to run, "" for the
-// machine's. Close ends and removes all of it.
-func New(ctx context.Context, program string) (n *Node, err error) {
+// Options are how a node differs from the usual one. The zero value is the usual one.
+type Options struct {
+	// Containerd is the program to run, "" for the machine's.
+	Containerd string
+	// ImageSpace is the size of a file system of its own, in memory, for what containerd keeps,
+	// such as "1g". "" keeps it on the disk of the node's directory.
+	ImageSpace string
+}
+
+// New starts a node below a directory of its own. Close ends and removes all of it.
+func New(ctx context.Context, options Options) (n *Node, err error) {
 	if err := Check(); err != nil {
 		return nil, err
 	}
@@ -79,7 +88,12 @@ func New(ctx context.Context, program string) (n *Node, err error) {
 	if err != nil {
 		return n, err
 	}
-	if n.Containerd, err = StartContainerd(ctx, n.path("containerd"), program, pause.Name); err != nil {
+	if options.ImageSpace != "" {
+		if err := mountMemory(n.path("containerd"), options.ImageSpace); err != nil {
+			return n, err
+		}
+	}
+	if n.Containerd, err = StartContainerd(ctx, n.path("containerd"), options.Containerd, pause.Name); err != nil {
 		return n, err
 	}
 	n.closers = append(n.closers, n.Containerd.Close)
@@ -106,15 +120,16 @@ func (n *Node) Build(i Image) (*Built, error) {
 // PushPrivate builds an image and pushes it to the registry that asks for credentials.
 func (n *Node) PushPrivate(ctx context.Context, name string, i Image) (Pushed, error) {
 	login := Alice()
-	return n.push(ctx, n.Private, name, i, &login)
+	return n.Push(ctx, n.Private, name, i, &login)
 }
 
 // PushPublic builds an image and pushes it to the registry that lets everybody in.
 func (n *Node) PushPublic(ctx context.Context, name string, i Image) (Pushed, error) {
-	return n.push(ctx, n.Public, name, i, nil)
+	return n.Push(ctx, n.Public, name, i, nil)
 }
 
-func (n *Node) push(ctx context.Context, r *Registry, name string, i Image, login *Login) (Pushed, error) {
+// Push builds an image and pushes it to a registry, with a login if it asks for one.
+func (n *Node) Push(ctx context.Context, r *Registry, name string, i Image, login *Login) (Pushed, error) {
 	b, err := n.Build(i)
 	if err != nil {
 		return Pushed{}, err
@@ -147,7 +162,21 @@ func (n *Node) Close() error {
 	for _, f := range slices.Backward(n.closers) {
 		err = errors.Join(err, f())
 	}
-	err = errors.Join(err, removeCgroups(n.Dir), os.RemoveAll(n.Dir))
+	err = errors.Join(err, unmountBelow(n.Dir), removeCgroups(n.Dir), os.RemoveAll(n.Dir))
 	n.unlock()
 	return err
 }
+
+// mountMemory mounts a file system in memory.
+func mountMemory(dir, size string) error {
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return err
+	}
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "mode=0711,size="+size); err != nil {
+		return fmt.Errorf("mount a tmpfs of %s on %s: %w", size, dir, err)
+	}
+	return nil
+}
+
+// Cgroup is the cgroup that the pods of the node are put under.
+func (n *Node) Cgroup() string { return cgroupOf(n.Dir) }

@@ -30,8 +30,8 @@ type Process struct {
 	err error
 }
 
-// start runs a program with its output in a log file and waits until ready says so.
-func start(ctx context.Context, name, log string, ready func() error, program string, args ...string) (*Process, error) {
+// Start runs a program with its output in a log file and waits until ready says so.
+func Start(ctx context.Context, name, log string, ready func() error, program string, args ...string) (*Process, error) {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -158,8 +158,8 @@ func run(ctx context.Context, program string, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// freePort returns a port of the loopback address that nobody listens on at the moment.
-func freePort() (int, error) {
+// FreePort returns a port of the loopback address that nobody listens on at the moment.
+func FreePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return 0, err

@@ -37,7 +37,7 @@ func StartPullgated(ctx context.Context, dir, runtime string, settings ...string
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort()
+	port, err := FreePort()
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +66,7 @@ func (p *Pullgated) Configure(settings ...string) error {
 
 // Start starts it again after it was stopped or killed, with more arguments for this time.
 func (p *Pullgated) Start(ctx context.Context, args ...string) (err error) {
-	p.Process, err = start(ctx, "pullgated", p.path("pullgated.log"), func() error {
+	p.Process, err = Start(ctx, "pullgated", p.path("pullgated.log"), func() error {
 		_, err := p.get("/healthz")
 		return err
 	}, p.program, append([]string{"--config", p.path("config.yaml"), "-v", "2"}, args...)...)

@@ -69,7 +69,7 @@ func StartRegistry(ctx context.Context, dir string, logins ...Login) (*Registry,
 		return nil, err
 	}
 	var err error
-	r.Process, err = start(ctx, "docker-registry", r.path("registry.log"), r.listens, "docker-registry", "serve", r.path("config.yml"))
+	r.Process, err = Start(ctx, "docker-registry", r.path("registry.log"), r.listens, "docker-registry", "serve", r.path("config.yml"))
 	if err != nil {
 		return nil, err
 	}

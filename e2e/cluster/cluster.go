@@ -1,0 +1,172 @@
+package cluster
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// A Cluster is an etcd and an API server that knows an administrator and some nodes.
+type Cluster struct {
+	// Client is the administrator's.
+	Client kubernetes.Interface
+
+	release  string // of Kubernetes, such as "1.34"
+	programs string // the folder of its programs
+	dir      string
+	url      string
+	port     int
+	etcdURL  string
+	etcd     *node.Process
+	api      *node.Process
+}
+
+// Start starts the control plane of a release of Kubernetes below dir, for nodes of these names.
+func Start(ctx context.Context, dir, release string, nodes ...string) (c *Cluster, err error) {
+	programs, err := node.BuildKubernetes(ctx, release)
+	if err != nil {
+		return nil, err
+	}
+	c = &Cluster{release: release, programs: programs, dir: dir}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return c, err
+	}
+	if err := c.startEtcd(ctx); err != nil {
+		return c, err
+	}
+	if err := c.prepareAPI(nodes); err != nil {
+		return c, err
+	}
+	return c, c.StartAPI(ctx)
+}
+
+func (c *Cluster) path(parts ...string) string {
+	return filepath.Join(append([]string{c.dir}, parts...)...)
+}
+
+func (c *Cluster) startEtcd(ctx context.Context) error {
+	ports, err := freePorts(2)
+	if err != nil {
+		return err
+	}
+	c.etcdURL = fmt.Sprintf("http://127.0.0.1:%d", ports[0])
+	peer := fmt.Sprintf("http://127.0.0.1:%d", ports[1])
+	c.etcd, err = node.Start(ctx, "etcd", c.path("etcd.log"), answers(c.etcdURL+"/health"), "etcd",
+		"--data-dir", c.path("etcd"), "--unsafe-no-fsync", // what is in it is not kept
+		"--listen-client-urls", c.etcdURL, "--advertise-client-urls", c.etcdURL,
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
+	return err
+}
+
+// prepareAPI writes what the API server reads: who may call it, and the key that it signs with.
+func (c *Cluster) prepareAPI(nodes []string) error {
+	ports, err := freePorts(1)
+	if err != nil {
+		return err
+	}
+	c.port = ports[0]
+	c.url = fmt.Sprintf("https://127.0.0.1:%d", c.port)
+	users := []string{"admin,admin,admin,system:masters"}
+	for _, n := range nodes {
+		users = append(users, fmt.Sprintf("%[1]s,system:node:%[1]s,%[1]s,system:nodes", n))
+	}
+	if err := os.WriteFile(c.path("tokens.csv"), []byte(strings.Join(users, "\n")+"\n"), 0o600); err != nil {
+		return err
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(c.path("accounts.key"), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600); err != nil {
+		return err
+	}
+	c.Client, err = kubernetes.NewForConfig(&rest.Config{
+		Host: c.url, BearerToken: "admin", QPS: 500, Burst: 1000, // a test waits for itself, not for its client
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, // its certificate is made at its start
+		Timeout:         30 * time.Second,
+	})
+	return err
+}
+
+// StartAPI starts the API server, the first time or again after StopAPI.
+func (c *Cluster) StartAPI(ctx context.Context) (err error) {
+	c.api, err = node.Start(ctx, "kube-apiserver", c.path("kube-apiserver.log"), func() error {
+		_, err := c.Client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceDefault, metav1.GetOptions{})
+		return err
+	}, filepath.Join(c.programs, "kube-apiserver"),
+		"--etcd-servers", c.etcdURL, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", c.port),
+		// Only said to others, of whom there are none; loopback is refused.
+		"--advertise-address=192.0.2.1", "--endpoint-reconciler-type=none",
+		"--cert-dir", c.path("certificates"), "--token-auth-file", c.path("tokens.csv"),
+		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--disable-admission-plugins=ServiceAccount",
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file", c.path("accounts.key"), "--service-account-signing-key-file", c.path("accounts.key"),
+		"--service-cluster-ip-range=10.96.0.0/16", "--watch-cache=true", "--v=1")
+	return err
+}
+
+// StopAPI stops the API server. Kubelets go on without.
+func (c *Cluster) StopAPI() error { return c.api.Kill() }
+
+// Release is the release of Kubernetes, such as "1.34".
+func (c *Cluster) Release() string { return c.release }
+
+// Close ends the control plane. Kubelets have to be closed before.
+func (c *Cluster) Close() error { return errors.Join(c.api.Kill(), c.etcd.Kill()) }
+
+// answers is ready once a URL answers with success.
+func answers(url string) func() error {
+	client := http.Client{Timeout: time.Second}
+	return func() error {
+		resp, err := client.Get(url)
+		if err != nil {
+			return err
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s: %s", url, resp.Status)
+		}
+		return nil
+	}
+}
+
+// freePorts returns some ports of the loopback address that nobody listens on at the moment.
+func freePorts(n int) ([]int, error) {
+	var ports []int
+	for len(ports) < n {
+		p, err := node.FreePort()
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(ports, p) {
+			ports = append(ports, p)
+		}
+	}
+	return ports, nil
+}

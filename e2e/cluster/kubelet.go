@@ -1,0 +1,166 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// A Kubelet is a real kubelet with a root directory of its own.
+type Kubelet struct {
+	*node.Process
+
+	cluster  *Cluster
+	name     string
+	dir      string
+	cgroup   string
+	ports    []int
+	settings map[string]any // of the last start
+}
+
+// Settings are fields of a KubeletConfiguration.
+type Settings map[string]any
+
+// NewKubelet prepares the kubelet of a node below dir; Start starts it. cgroup is the one that its
+// pods are put under.
+func (c *Cluster) NewKubelet(dir, name, cgroup string) (*Kubelet, error) {
+	k := &Kubelet{cluster: c, name: name, dir: dir, cgroup: cgroup}
+	if strings.HasPrefix(dir, "/var/lib/") || strings.HasPrefix(dir, "/var/log/") {
+		return nil, fmt.Errorf("%s: a kubelet sees nothing of /var/lib and /var/log here; set TMPDIR to another place", dir)
+	}
+	for _, sub := range []string{"root", "manifests", "pods", "plugins"} {
+		if err := os.MkdirAll(k.path(sub), 0o711); err != nil {
+			return nil, err
+		}
+	}
+	var err error
+	if k.ports, err = freePorts(2); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(k.path("kubeconfig"), c.kubeconfig(name), 0o600); err != nil {
+		return nil, err
+	}
+	return k, os.WriteFile(k.path("start"), []byte(k.privateView()), 0o700)
+}
+
+// Kubeconfig returns the path of the file by which the kubelet knows the API server and itself.
+func (k *Kubelet) Kubeconfig() string { return k.path("kubeconfig") }
+
+// Name is the name of the kubelet's node.
+func (k *Kubelet) Name() string { return k.name }
+
+// kubeconfig is one for a token.
+func (c *Cluster) kubeconfig(token string) []byte {
+	return fmt.Appendf(nil, `apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}]
+users: [{name: u, user: {token: %s}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+`, c.url, token)
+}
+
+// privateView is a script that starts the kubelet in a mount namespace of its own. There it has
+// folders of its own where its paths are fixed, and finds the kernel settings to be those that it would
+// write: nothing of the machine is changed, and two kubelets do not meet.
+func (k *Kubelet) privateView() string {
+	lines := []string{"#!/bin/sh", "set -eu"}
+	bind := func(from, to string) {
+		lines = append(lines, fmt.Sprintf("[ -e %[2]s ] && mount --bind '%[1]s' %[2]s", from, to))
+	}
+	// It makes /var/log/containers and /var/lib/kubelet/device-plugins, whatever its root directory is.
+	lines = append(lines, "mount -t tmpfs tmpfs /var/log", "mount -t tmpfs tmpfs /var/lib")
+	lines = append(lines, "mkdir -p '"+k.path("kernel")+"'")
+	for setting, value := range map[string]string{
+		"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
+		"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
+	} {
+		file := k.path("kernel", strings.ReplaceAll(setting, "/", "."))
+		lines = append(lines, fmt.Sprintf("echo %s > '%s'", value, file))
+		bind(file, "/proc/sys/"+setting)
+	}
+	return strings.Join(append(lines, `exec "$@"`), "\n") + "\n"
+}
+
+// Start starts it before a CRI endpoint, the first time or again. settings are added to what a node
+// of one test needs.
+func (k *Kubelet) Start(ctx context.Context, endpoint string, settings Settings) error {
+	config := map[string]any{
+		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+		"containerRuntimeEndpoint": endpoint,
+		"address":                  "127.0.0.1", "port": k.ports[0], "readOnlyPort": 0,
+		"healthzPort": k.ports[1], "healthzBindAddress": "127.0.0.1",
+		"authentication": map[string]any{"anonymous": map[string]any{"enabled": true}, "webhook": map[string]any{"enabled": false}},
+		"authorization":  map[string]any{"mode": "AlwaysAllow"},
+		"staticPodPath":  k.path("manifests"), "fileCheckFrequency": "1s",
+		"podLogsDir": k.path("pods"), "volumePluginDir": k.path("plugins"),
+		// The machine is shared, and has cgroups of whatever version.
+		"cgroupDriver": "cgroupfs", "cgroupsPerQOS": false, "enforceNodeAllocatable": []string{}, "cgroupRoot": k.cgroup,
+		"failSwapOn": false, "localStorageCapacityIsolation": false, "makeIPTablesUtilChains": false,
+		"evictionHard": map[string]string{"memory.available": "1Mi", "nodefs.available": "1Mi", "imagefs.available": "1Mi"},
+	}
+	if k.cluster.release != "1.30" { // which does not know it
+		config["failCgroupV1"] = false
+	}
+	maps.Copy(config, settings)
+	text, err := yaml.Marshal(config)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(k.path("config.yaml"), text, 0o600); err != nil {
+		return err
+	}
+	k.settings = settings
+	health := "http://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(k.ports[1])) + "/healthz"
+	k.Process, err = node.Start(ctx, "kubelet", k.path("kubelet.log"), answers(health),
+		"unshare", "--mount", "--propagation", "private", k.path("start"), filepath.Join(k.cluster.programs, "kubelet"),
+		"--config", k.path("config.yaml"), "--kubeconfig", k.path("kubeconfig"), "--root-dir", k.path("root"), "--cert-dir", k.path("pki"),
+		"--hostname-override", k.name, "--node-ip=127.0.0.1", "--v=2")
+	return err
+}
+
+func (k *Kubelet) path(parts ...string) string {
+	return filepath.Join(append([]string{k.dir}, parts...)...)
+}
+
+// Manifest puts a static pod on the node, or takes it away if the text is empty.
+func (k *Kubelet) Manifest(name, text string) error {
+	path := k.path("manifests", name+".yaml")
+	if text == "" {
+		return os.Remove(path)
+	}
+	// The kubelet must not see half of it; it skips names that begin with a dot.
+	hidden := k.path("manifests", "."+name)
+	return errors.Join(os.WriteFile(hidden, []byte(text), 0o600), os.Rename(hidden, path))
+}
+
+// Output returns what a container of a pod has printed in all its lives.
+func (k *Kubelet) Output(namespace, pod, uid, container string) (string, error) {
+	files, err := filepath.Glob(k.path("pods", namespace+"_"+pod+"_"+uid, container, "*.log"))
+	if err != nil {
+		return "", err
+	}
+	var all strings.Builder
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			return "", err
+		}
+		for line := range strings.Lines(string(text)) { // time, stream, F or P, text
+			if fields := strings.SplitN(line, " ", 4); len(fields) == 4 {
+				all.WriteString(fields[3])
+			}
+		}
+	}
+	return all.String(), nil
+}

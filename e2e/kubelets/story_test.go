@@ -1,0 +1,365 @@
+package kubelets_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+const (
+	always       = corev1.PullAlways
+	ifNotPresent = corev1.PullIfNotPresent
+	never        = corev1.PullNever
+)
+
+// What becomes of a pod.
+const (
+	running     = "Running"
+	pullFailed  = "ErrImagePull"
+	neverPulled = "ErrImageNeverPull"
+	unavailable = "RegistryUnavailable"
+)
+
+// What the registry is asked for an image, by its own access log.
+const (
+	anything  = "anything"
+	nothing   = "nothing"
+	manifest  = "one manifest" // asked for and given, after it asked who is there
+	refusals  = "refusals"     // asked for and not given
+	downloads = "the image"    // manifest and blobs
+)
+
+// patience is how long a pod may take to become what it should.
+const patience = 90 * time.Second
+
+// A story is one scenario on one node. It has images and namespaces of its own.
+type story struct {
+	*testing.T
+	*machine
+	name string
+	kept []*outcome
+	pods int
+}
+
+// A secret is one that a pod names, for a registry.
+type secret struct {
+	login    node.Login
+	registry string // host; that of the image if empty
+	name     string // "" makes one up for each login
+}
+
+func with(logins ...node.Login) []secret {
+	var all []secret
+	for _, l := range logins {
+		all = append(all, secret{login: l})
+	}
+	return all
+}
+
+// A pod is one to be created. It runs one container unless change says something else.
+type pod struct {
+	team    string
+	image   node.Pushed
+	policy  corev1.PullPolicy // IfNotPresent if empty
+	secrets []secret
+	change  func(p *corev1.Pod)
+}
+
+// A step is one pod that comes, and what should become of it.
+type step struct {
+	who  string
+	pod  pod
+	want string
+	asks string // of the registry; nothing if empty
+}
+
+// An outcome is what became of a pod.
+type outcome struct {
+	want, state string
+	text        string // what the kubelet said, in the pod's status and in events
+	pod         *corev1.Pod
+}
+
+// tell runs steps one after the other. Each pod is gone before the next one comes.
+func (s *story) tell(steps ...step) {
+	s.Helper()
+	for _, st := range steps {
+		o := s.keep(st)
+		s.drop(o)
+	}
+}
+
+// keep runs one step and leaves the pod on the node, until drop or the end of the story.
+func (s *story) keep(st step) *outcome {
+	s.Helper()
+	if st.asks == "" {
+		st.asks = nothing
+	}
+	registry := s.registryOf(st.pod.image)
+	since := registry.Mark()
+	o := s.wait(s.create(st.pod), st.want)
+	if o.state != st.want {
+		s.Fatalf("%s: %s; want %s\n%s", st.who, o, st.want, s.said())
+	}
+	registry.Mark()
+	requests := registry.Requests(since, st.pod.image.Repository)
+	if got := asked(requests); st.asks != anything && got != st.asks {
+		s.Errorf("%s asked the registry for %s: %v; want %s\n%s", st.who, got, requests, st.asks, s.said())
+	}
+	return o
+}
+
+func (s *story) registryOf(image node.Pushed) *node.Registry {
+	if strings.HasPrefix(image.Name, s.Public.Host()) {
+		return s.Public
+	}
+	return s.Private
+}
+
+// asked says what some requests were for.
+func asked(requests []node.Request) string {
+	given, blobs := 0, false
+	for _, r := range requests {
+		blobs = blobs || strings.Contains(r.Path, "/blobs/")
+		if strings.HasPrefix(r.Status, "2") {
+			given++
+		}
+	}
+	switch {
+	case len(requests) == 0:
+		return nothing
+	case blobs:
+		return downloads
+	case given == 0:
+		return refusals
+	case given == 1:
+		return manifest
+	}
+	return fmt.Sprintf("%d manifests", given)
+}
+
+// namespace is that of a team in this story.
+func (s *story) namespace(team string) string {
+	return strings.ToLower(s.name + "-" + team + "-" + s.kubelet.Name())
+}
+
+// create creates a pod, and its namespace and secrets as far as they are missing.
+func (s *story) create(p pod) *corev1.Pod {
+	s.Helper()
+	s.pods++
+	made := s.spec(fmt.Sprintf("pod-%d", s.pods), p)
+	core := s.cluster.Client.CoreV1()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: made.Namespace}}
+	if _, err := core.Namespaces().Create(s.Context(), ns, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		s.Fatal(err)
+	}
+	for i, sec := range p.secrets {
+		if sec.registry == "" {
+			sec.registry, _, _ = strings.Cut(p.image.Name, "/")
+		}
+		object := dockerSecret(made.Spec.ImagePullSecrets[i].Name, sec)
+		if _, err := core.Secrets(made.Namespace).Create(s.Context(), object, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+			s.Fatal(err)
+		}
+	}
+	made, err := core.Pods(made.Namespace).Create(s.Context(), made, metav1.CreateOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return made
+}
+
+// spec is what is sent to the API server for a pod.
+func (s *story) spec(name string, p pod) *corev1.Pod {
+	if p.policy == "" {
+		p.policy = ifNotPresent
+	}
+	no, soon := false, int64(1)
+	made := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.namespace(p.team)},
+		Spec: corev1.PodSpec{
+			NodeName: s.kubelet.Name(), HostNetwork: true,
+			Tolerations:                  []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+			AutomountServiceAccountToken: &no, EnableServiceLinks: &no, TerminationGracePeriodSeconds: &soon,
+			Containers: []corev1.Container{{Name: "main", Image: p.image.Name, ImagePullPolicy: p.policy}},
+		},
+	}
+	for _, sec := range p.secrets {
+		if sec.name == "" {
+			sec.name = "pull-" + sec.login.Username
+			if sec.registry != "" {
+				sec.name += "-elsewhere"
+			}
+		}
+		made.Spec.ImagePullSecrets = append(made.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: sec.name})
+	}
+	if p.change != nil {
+		p.change(made)
+	}
+	return made
+}
+
+func dockerSecret(name string, s secret) *corev1.Secret {
+	data, err := json.Marshal(map[string]any{"auths": map[string]any{
+		s.registry: map[string]string{"username": s.login.Username, "password": s.login.Password},
+	}})
+	if err != nil {
+		panic(err) // strings always marshal
+	}
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Type: corev1.SecretTypeDockerConfigJson,
+		Data: map[string][]byte{corev1.DockerConfigJsonKey: data},
+	}
+}
+
+// wait waits until a pod is what it should be, or has become what it should not.
+func (s *story) wait(p *corev1.Pod, want string) *outcome {
+	s.Helper()
+	o := &outcome{want: want, pod: p}
+	s.kept = append(s.kept, o)
+	end := time.Now().Add(patience)
+	for ; ; time.Sleep(100 * time.Millisecond) {
+		s.look(o)
+		decided := o.state != "" && (want == running || o.state != want)
+		if o.state == want || decided || time.Now().After(end) {
+			o.text += s.events(p)
+			return o
+		}
+	}
+}
+
+// look reads what has become of a pod by now.
+func (s *story) look(o *outcome) {
+	s.Helper()
+	p, err := s.cluster.Client.CoreV1().Pods(o.pod.Namespace).Get(s.Context(), o.pod.Name, metav1.GetOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	o.pod = p
+	o.state, o.text = stateOf(p)
+}
+
+// stateOf says in one word what has become of a pod, "" if it is not decided yet.
+func stateOf(p *corev1.Pod) (state, text string) {
+	up := 0
+	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		if w := c.State.Waiting; w != nil {
+			switch w.Reason {
+			case "", "ContainerCreating", "PodInitializing":
+			case "ImagePullBackOff": // what comes between two tries
+				return pullFailed, w.Message
+			default:
+				return w.Reason, w.Message
+			}
+		}
+	}
+	for _, c := range p.Status.ContainerStatuses {
+		if c.State.Running != nil {
+			up++
+		}
+	}
+	if up == len(p.Spec.Containers) {
+		return running, ""
+	}
+	if p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded {
+		return string(p.Status.Phase), p.Status.Reason + " " + p.Status.Message
+	}
+	return "", ""
+}
+
+// events are the messages of a pod's events.
+func (s *story) events(p *corev1.Pod) string {
+	list, err := s.cluster.Client.CoreV1().Events(p.Namespace).List(s.Context(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(p.UID)})
+	if err != nil {
+		return "\nevents: " + err.Error()
+	}
+	text := ""
+	for _, e := range list.Items {
+		text += "\n" + e.Reason + ": " + e.Message
+	}
+	return text
+}
+
+func (o *outcome) String() string {
+	state := o.state
+	if state == "" {
+		state = "not decided"
+	}
+	return fmt.Sprintf("%s/%s is %s: %s", o.pod.Namespace, o.pod.Name, state, o.text)
+}
+
+// drop deletes a pod, after a last look whether one that was refused has run all the same.
+func (s *story) drop(o *outcome) {
+	s.Helper()
+	s.kept = slices.DeleteFunc(s.kept, func(k *outcome) bool { return k == o })
+	s.neverRan(o)
+	now := int64(0)
+	// The story may be at its end, and its context with it.
+	err := s.cluster.Client.CoreV1().Pods(o.pod.Namespace).Delete(context.WithoutCancel(s.Context()), o.pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
+	if err != nil && !apierrors.IsNotFound(err) {
+		s.Error(err)
+	}
+}
+
+func (s *story) neverRan(o *outcome) {
+	s.Helper()
+	if o.want == running {
+		return
+	}
+	p, err := s.cluster.Client.CoreV1().Pods(o.pod.Namespace).Get(context.WithoutCancel(s.Context()), o.pod.Name, metav1.GetOptions{})
+	if err != nil {
+		s.Error(err)
+		return
+	}
+	for _, c := range p.Status.ContainerStatuses {
+		if c.ContainerID != "" || c.RestartCount > 0 {
+			s.Errorf("container %s of %s/%s has run; want %s for ever", c.Name, p.Namespace, p.Name, o.want)
+		}
+	}
+}
+
+// private pushes an image that alice and dora may pull.
+func (s *story) private(name string) node.Pushed {
+	s.Helper()
+	return s.push(s.Private, name, node.Image{}, true)
+}
+
+// public pushes an image that everybody may pull.
+func (s *story) public(name string) node.Pushed {
+	s.Helper()
+	return s.push(s.Public, name, node.Image{}, false)
+}
+
+func (s *story) push(r *node.Registry, name string, i node.Image, login bool) node.Pushed {
+	s.Helper()
+	if i.Content == "" {
+		i.Content = s.Name() + name
+	}
+	var as *node.Login
+	if login {
+		alice := node.Alice()
+		as = &alice
+	}
+	p, err := s.Push(s.Context(), r, s.name+"/"+name, i, as)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return p
+}
+
+func (s *story) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatalf("%v\n%s", err, s.said())
+	}
+}
