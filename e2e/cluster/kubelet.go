@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/e2e/node"
@@ -122,26 +123,49 @@ func (k *Kubelet) Start(ctx context.Context, endpoint string, settings Settings)
 	}
 	k.settings = settings
 	health := "http://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(k.ports[1])) + "/healthz"
+	address, err := ownAddress()
+	if err != nil {
+		return err
+	}
 	k.Process, err = node.Start(ctx, "kubelet", k.path("kubelet.log"), answers(health),
 		"unshare", "--mount", "--propagation", "private", k.path("start"), filepath.Join(k.cluster.programs, "kubelet"),
 		"--config", k.path("config.yaml"), "--kubeconfig", k.path("kubeconfig"), "--root-dir", k.path("root"), "--cert-dir", k.path("pki"),
-		"--hostname-override", k.name, "--node-ip=127.0.0.1", "--v=2")
+		"--hostname-override", k.name, "--node-ip", address, "--v=2")
 	return err
+}
+
+// ownAddress returns an address of this machine that is not loopback; a node must have one.
+func ownAddress() (string, error) {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return "", err
+	}
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && n.IP.To4() != nil {
+			return n.IP.String(), nil
+		}
+	}
+	return "", errors.New("this machine has no IPv4 address but loopback, which a node must have")
 }
 
 func (k *Kubelet) path(parts ...string) string {
 	return filepath.Join(append([]string{k.dir}, parts...)...)
 }
 
-// Manifest puts a static pod on the node, or takes it away if the text is empty.
-func (k *Kubelet) Manifest(name, text string) error {
-	path := k.path("manifests", name+".yaml")
-	if text == "" {
-		return os.Remove(path)
+// Manifest puts a static pod on the node.
+func (k *Kubelet) Manifest(p *corev1.Pod) error {
+	text, err := yaml.Marshal(p)
+	if err != nil {
+		return err
 	}
 	// The kubelet must not see half of it; it skips names that begin with a dot.
-	hidden := k.path("manifests", "."+name)
-	return errors.Join(os.WriteFile(hidden, []byte(text), 0o600), os.Rename(hidden, path))
+	hidden := k.path("manifests", "."+p.Name)
+	return errors.Join(os.WriteFile(hidden, text, 0o600), os.Rename(hidden, k.path("manifests", p.Name+".yaml")))
+}
+
+// RemoveManifest takes a static pod away.
+func (k *Kubelet) RemoveManifest(name string) error {
+	return os.Remove(k.path("manifests", name+".yaml"))
 }
 
 // Output returns what a container of a pod has printed in all its lives.

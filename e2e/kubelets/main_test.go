@@ -4,67 +4,103 @@
 package kubelets_test
 
 import (
-	"path/filepath"
+	"slices"
 	"testing"
-
-	"github.com/pullgate/pullgate/e2e/cluster"
 )
 
-// TestNode tells every story on every kubelet and runtime. -run 'TestNode/1.34/containerd-1.6/tenants'
-// tells one.
+// TestNode tells every story on every kubelet and runtime. -run TestNode/1.34/containerd-1.6/tenants
+// tells one, on a node that is as it would be then.
 func TestNode(t *testing.T) {
 	for _, release := range []string{kubelet134, kubelet130, kubelet136} {
 		t.Run(release, func(t *testing.T) {
-			c, err := cluster.Start(t.Context(), filepath.Join(t.TempDir(), "cluster"), release, nodeName(containerd16), nodeName(containerd24))
-			if err != nil {
-				t.Fatal(err)
+			for _, runtime := range []string{containerd16, containerd24} {
+				t.Run(runtime, func(t *testing.T) {
+					t.Parallel()
+					life(t, newMachine(t, release, runtime))
+				})
 			}
-			t.Cleanup(func() {
-				if err := c.Close(); err != nil {
-					t.Error(err)
-				}
-			})
-			t.Run("on", func(t *testing.T) {
-				for _, runtime := range []string{containerd16, containerd24} {
-					t.Run(runtime, func(t *testing.T) {
-						t.Parallel()
-						life(t, newMachine(t, c, runtime))
-					})
-				}
-			})
 		})
 	}
 }
 
-// life is the life of one node: first it is unprotected, then pullgate is installed.
+// A tale is a story and how it is called.
+type tale struct {
+	name  string
+	story func(*story)
+}
+
+// life is the life of one node.
 func life(t *testing.T, m *machine) {
-	if err := m.unprotected(t.Context()); err != nil {
-		t.Fatal(err)
+	// At first nothing protects it.
+	must(t, m.unprotected(t.Context()))
+	if !m.tell(t, tale{"hole", hole}) {
+		t.Fatal("without the hole the rest proves nothing")
 	}
-	m.tell(t, "hole", hole)
-	if err := m.protect(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	m.tell(t, tale{"crowd-unprotected", crowdUnprotected})
+
+	// Then pullgate is installed, beside images that are on the node by then.
+	must(t, m.preload(t.Context()))
+	must(t, m.protect(t.Context()))
+	m.tell(t, tale{"preloaded", preloaded})
+
 	t.Run("together", func(t *testing.T) {
-		for name, f := range map[string]func(*story){"tenants": tenants} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				m.tell(t, name, f)
-			})
+		for _, one := range m.together() {
+			m.tell(t, tale{one.name, func(s *story) {
+				s.Parallel()
+				one.story(s)
+			}})
 		}
 	})
+
+	// These do something to the whole node.
+	for _, one := range []tale{
+		{"crowd", crowdProtected},
+		{"policies", policies},
+		{"restarts", restarts},
+		{"kills", kills},
+		{"collected", collected},
+		{"static", static},
+	} {
+		m.tell(t, one)
+	}
+}
+
+// together are the stories that do not disturb each other.
+func (m *machine) together() []tale {
+	all := []tale{
+		{"tenants", tenants},
+		{"public", public},
+		{"tags", tags},
+		{"outage", outage},
+		{"crash-loop", crashLoop},
+		{"several-containers", severalContainers},
+		{"ephemeral", ephemeral},
+		{"users", users},
+	}
+	// No kubelet before 1.35 mounts images by default, and no containerd before 2.1 does.
+	if m.cluster.Release() == kubelet136 && m.runtime == containerd24 {
+		all = append(all, tale{"image-volumes", imageVolumes})
+	}
+	return slices.Clip(all)
 }
 
 // tell tells one story.
-func (m *machine) tell(t *testing.T, name string, f func(*story)) {
+func (m *machine) tell(t *testing.T, one tale) bool {
 	t.Helper()
-	t.Run(name, func(t *testing.T) {
-		s := &story{T: t, machine: m, name: name}
+	return t.Run(one.name, func(t *testing.T) {
+		s := &story{T: t, machine: m, name: one.name}
 		t.Cleanup(func() {
 			for len(s.kept) > 0 {
 				s.drop(s.kept[0])
 			}
 		})
-		f(s)
+		one.story(s)
 	})
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -3,7 +3,6 @@ package kubelets_test
 import (
 	"context"
 	"errors"
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -21,19 +20,22 @@ const (
 	containerd24 = node.Containerd24
 )
 
-// A machine is one node: containerd, registries, a kubelet, and, once it is protected, a pullgated.
+// A machine is one node: a control plane, containerd, registries, a kubelet, and, once it is protected,
+// a pullgated.
 type machine struct {
 	*node.Node
-	cluster *cluster.Cluster
-	kubelet *cluster.Kubelet
-	gate    *node.Pullgated
-	runtime string
+	cluster          *cluster.Cluster
+	kubelet          *cluster.Kubelet
+	gate             *node.Pullgated
+	runtime          string
+	preloaded        map[string]node.Pushed // by what the stories call them
+	unprotectedCrowd crowd
 }
 
 // newMachine starts a node's parts but the kubelet, which dials nothing yet.
-func newMachine(t *testing.T, c *cluster.Cluster, runtime string) *machine {
+func newMachine(t *testing.T, release, runtime string) *machine {
 	t.Helper()
-	options := node.Options{ImageSpace: "2g"}
+	options := node.Options{ImageSpace: "3G"}
 	if runtime != containerd16 {
 		program, err := node.BuildContainerd(t.Context(), runtime)
 		if err != nil {
@@ -45,27 +47,30 @@ func newMachine(t *testing.T, c *cluster.Cluster, runtime string) *machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &machine{Node: n, cluster: c, runtime: runtime}
+	m := &machine{Node: n, runtime: runtime}
 	t.Cleanup(func() {
+		var err error
 		if m.kubelet != nil {
-			err = errors.Join(err, m.kubelet.Kill())
+			err = m.kubelet.Kill()
+		}
+		if m.cluster != nil {
+			err = errors.Join(err, m.cluster.Close())
 		}
 		if err := errors.Join(err, n.Close()); err != nil {
 			t.Error(err)
 		}
 	})
-	m.kubelet, err = c.NewKubelet(filepath.Join(n.Dir, "kubelet"), nodeName(runtime), n.Cgroup())
-	if err != nil {
+	const name = "worker"
+	if m.cluster, err = cluster.Start(t.Context(), filepath.Join(n.Dir, "cluster"), release, name); err != nil {
+		t.Fatal(err)
+	}
+	if m.kubelet, err = m.cluster.NewKubelet(filepath.Join(n.Dir, "kubelet"), name, n.Cgroup()); err != nil {
 		t.Fatal(err)
 	}
 	return m
 }
 
-func nodeName(runtime string) string {
-	return map[string]string{containerd16: "old-runtime", containerd24: "new-runtime"}[runtime]
-}
-
-// native is what keeps a kubelet from verifying credentials itself.
+// withoutNative is what keeps a kubelet from verifying credentials itself.
 func (m *machine) withoutNative() cluster.Settings {
 	if m.cluster.Release() != kubelet136 {
 		return nil
@@ -83,8 +88,12 @@ func (m *machine) protect(ctx context.Context, settings ...string) (err error) {
 	if m.gate, err = m.Protect(ctx, settings...); err != nil {
 		return err
 	}
-	return m.restartKubelet(ctx, nil)
+	return m.restartKubelet(ctx, quick())
 }
+
+// quick is for stories that are told at the same time: the kubelet's own limit of pulls, 5 in a second,
+// would make them wait for each other. The story of many pods has the default.
+func quick() cluster.Settings { return cluster.Settings{"registryPullQPS": 50, "registryBurst": 100} }
 
 // restartKubelet starts the kubelet before pullgated, after ending it if it runs.
 func (m *machine) restartKubelet(ctx context.Context, settings cluster.Settings) error {
@@ -101,12 +110,4 @@ func (m *machine) said() string {
 		text += "\npullgated:\n" + node.Tail(filepath.Join(m.gate.Dir(), "pullgated.log"), 25)
 	}
 	return text
-}
-
-// chosen returns what is in an environment variable, or all that there is.
-func chosen(variable string, all ...string) []string {
-	if v := os.Getenv(variable); v != "" {
-		return []string{v}
-	}
-	return all
 }

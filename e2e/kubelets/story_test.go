@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -49,6 +51,8 @@ type story struct {
 	name string
 	kept []*outcome
 	pods int
+	// registries are those that are there for this story alone.
+	registries []*node.Registry
 }
 
 // A secret is one that a pod names, for a registry.
@@ -81,12 +85,15 @@ type step struct {
 	pod  pod
 	want string
 	asks string // of the registry; nothing if empty
+	says string // a pattern that status and events match, if not empty
+	text string // that the pod's main container prints, if not empty
 }
 
 // An outcome is what became of a pod.
 type outcome struct {
 	want, state string
-	text        string // what the kubelet said, in the pod's status and in events
+	text        string      // what the kubelet said, in the pod's status and in events
+	image       node.Pushed // that is judged
 	pod         *corev1.Pod
 }
 
@@ -107,9 +114,15 @@ func (s *story) keep(st step) *outcome {
 	}
 	registry := s.registryOf(st.pod.image)
 	since := registry.Mark()
-	o := s.wait(s.create(st.pod), st.want)
+	o := s.wait(s.create(st.pod), st.pod.image, st.want)
 	if o.state != st.want {
 		s.Fatalf("%s: %s; want %s\n%s", st.who, o, st.want, s.said())
+	}
+	if !regexp.MustCompile(st.says).MatchString(o.text) {
+		s.Errorf("%s: the kubelet says %q; want it to match %s", st.who, o.text, st.says)
+	}
+	if st.text != "" {
+		s.prints(o, "main", st.text)
 	}
 	registry.Mark()
 	requests := registry.Requests(since, st.pod.image.Repository)
@@ -119,7 +132,28 @@ func (s *story) keep(st step) *outcome {
 	return o
 }
 
+// prints waits until a container of a pod has printed a line.
+func (s *story) prints(o *outcome, container, line string) {
+	s.Helper()
+	got := ""
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		var err error
+		if got, err = s.kubelet.Output(o.pod.Namespace, o.pod.Name, string(o.pod.UID), container); err != nil {
+			s.Fatal(err)
+		}
+		if slices.Contains(strings.Split(got, "\n"), line) {
+			return
+		}
+	}
+	s.Errorf("container %s of %s/%s prints %q; want the line %q", container, o.pod.Namespace, o.pod.Name, got, line)
+}
+
 func (s *story) registryOf(image node.Pushed) *node.Registry {
+	for _, r := range s.registries {
+		if strings.HasPrefix(image.Name, r.Host()) {
+			return r
+		}
+	}
 	if strings.HasPrefix(image.Name, s.Public.Host()) {
 		return s.Public
 	}
@@ -223,9 +257,9 @@ func dockerSecret(name string, s secret) *corev1.Secret {
 }
 
 // wait waits until a pod is what it should be, or has become what it should not.
-func (s *story) wait(p *corev1.Pod, want string) *outcome {
+func (s *story) wait(p *corev1.Pod, image node.Pushed, want string) *outcome {
 	s.Helper()
-	o := &outcome{want: want, pod: p}
+	o := &outcome{want: want, pod: p, image: image}
 	s.kept = append(s.kept, o)
 	end := time.Now().Add(patience)
 	for ; ; time.Sleep(100 * time.Millisecond) {
@@ -321,36 +355,47 @@ func (s *story) neverRan(o *outcome) {
 		s.Error(err)
 		return
 	}
-	for _, c := range p.Status.ContainerStatuses {
-		if c.ContainerID != "" || c.RestartCount > 0 {
+	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses, p.Status.EphemeralContainerStatuses) {
+		if image := imageOf(p, c.Name); image == o.image.Name && (c.ContainerID != "" || c.RestartCount > 0) {
 			s.Errorf("container %s of %s/%s has run; want %s for ever", c.Name, p.Namespace, p.Name, o.want)
 		}
 	}
 }
 
+// imageOf is the image that a container of a pod asks for.
+func imageOf(p *corev1.Pod, container string) string {
+	all := slices.Concat(p.Spec.InitContainers, p.Spec.Containers)
+	for _, e := range p.Spec.EphemeralContainers {
+		all = append(all, corev1.Container(e.EphemeralContainerCommon))
+	}
+	for _, c := range all {
+		if c.Name == container {
+			return c.Image
+		}
+	}
+	return ""
+}
+
 // private pushes an image that alice and dora may pull.
 func (s *story) private(name string) node.Pushed {
 	s.Helper()
-	return s.push(s.Private, name, node.Image{}, true)
+	return s.push(s.Private, name, node.Image{})
 }
 
 // public pushes an image that everybody may pull.
 func (s *story) public(name string) node.Pushed {
 	s.Helper()
-	return s.push(s.Public, name, node.Image{}, false)
+	return s.push(s.Public, name, node.Image{})
 }
 
-func (s *story) push(r *node.Registry, name string, i node.Image, login bool) node.Pushed {
+// push pushes an image to a registry. Those that let everybody in get the login as well.
+func (s *story) push(r *node.Registry, name string, i node.Image) node.Pushed {
 	s.Helper()
 	if i.Content == "" {
 		i.Content = s.Name() + name
 	}
-	var as *node.Login
-	if login {
-		alice := node.Alice()
-		as = &alice
-	}
-	p, err := s.Push(s.Context(), r, s.name+"/"+name, i, as)
+	alice := node.Alice()
+	p, err := s.Push(s.Context(), r, s.name+"/"+name, i, &alice)
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -362,4 +407,18 @@ func (s *story) must(err error) {
 	if err != nil {
 		s.Fatalf("%v\n%s", err, s.said())
 	}
+}
+
+// registry starts a registry for this story alone, so that it can fail without harm to others.
+func (s *story) registry() *node.Registry {
+	s.Helper()
+	r, err := node.StartRegistry(s.Context(), filepath.Join(s.Dir, "registry-of-"+s.name), node.Alice(), node.Dora())
+	s.must(err)
+	s.registries = append(s.registries, r)
+	s.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			s.Error(err)
+		}
+	})
+	return r
 }

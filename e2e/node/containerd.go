@@ -42,6 +42,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
     conf_dir = %[6]q
 `
 
+const cniConfig = `{"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]}`
+
 // StartContainerd starts a containerd below dir. program is "" for the machine's own.
 func StartContainerd(ctx context.Context, dir, program, sandboxImage string) (*Containerd, error) {
 	if program == "" {
@@ -55,6 +57,10 @@ func StartContainerd(ctx context.Context, dir, program, sandboxImage string) (*C
 	}
 	text := fmt.Sprintf(containerdConfig, c.path("root"), c.path("state"), c.path("containerd.sock"), c.path("opt"), sandboxImage, c.path("cni"), c.path("runc"))
 	if err := os.WriteFile(c.path("config.toml"), []byte(text), 0o600); err != nil {
+		return nil, err
+	}
+	// Nothing is ever attached to it; a kubelet takes a runtime without any network for half a runtime.
+	if err := os.WriteFile(filepath.Join(dir, "cni", "10-none.conflist"), []byte(cniConfig), 0o600); err != nil {
 		return nil, err
 	}
 	return c, c.Start(ctx)
@@ -88,6 +94,29 @@ func (c *Containerd) Import(ctx context.Context, archive string) error {
 func (c *Containerd) Tag(ctx context.Context, from, to string) error {
 	_, err := run(ctx, "ctr", "--address", c.path("containerd.sock"), "--namespace", "k8s.io", "images", "tag", "--force", from, to)
 	return err
+}
+
+// Reboot does to containerd what a reboot of the machine does: it and all containers are killed, what is
+// below /run is gone, and containerd starts again with what it has on disk.
+func (c *Containerd) Reboot(ctx context.Context) error {
+	if err := errors.Join(c.Kill(), endContainers(ctx, c.dir), unmountBelow(c.dir)); err != nil {
+		return err
+	}
+	for _, sub := range []string{"state", "runc"} {
+		if err := os.RemoveAll(c.path(sub)); err != nil {
+			return err
+		}
+	}
+	return c.Start(ctx)
+}
+
+// Free returns how much space there is for images, in bytes.
+func (c *Containerd) Free() (uint64, error) {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(c.path("root"), &fs); err != nil {
+		return 0, fmt.Errorf("ask for the space of %s: %w", c.path("root"), err)
+	}
+	return fs.Bavail * uint64(fs.Bsize), nil
 }
 
 // Close removes every pod, ends containerd, and what its containers left behind.

@@ -404,3 +404,30 @@ func (k *Kubelet) RemoveAllPods(ctx context.Context) error {
 func (k *Kubelet) RemoveImage(ctx context.Context, name string) error {
 	return k.Images.RemoveImage(quiet(ctx), &runtimeapi.ImageSpec{Image: name})
 }
+
+// Sandboxes returns the IDs of the sandboxes of a namespace.
+func (k *Kubelet) Sandboxes(ctx context.Context, namespace string) ([]string, error) {
+	all, err := k.Runtime.ListPodSandbox(quiet(ctx), nil)
+	var ids []string
+	for _, s := range all {
+		if s.GetMetadata().GetNamespace() == namespace {
+			ids = append(ids, s.GetId())
+		}
+	}
+	return ids, err
+}
+
+// RunningIn returns how many containers of a pod run.
+func (k *Kubelet) RunningIn(ctx context.Context, pod string) (int, error) {
+	all, err := k.Runtime.ListContainers(quiet(ctx), &runtimeapi.ContainerFilter{
+		State:         &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
+		LabelSelector: map[string]string{"io.kubernetes.pod.name": pod},
+	})
+	return len(all), err
+}
+
+// HasImage asks whether the runtime has an image under a name.
+func (k *Kubelet) HasImage(ctx context.Context, name string) (bool, error) {
+	id, err := k.status(ctx, &runtimeapi.ImageSpec{Image: name})
+	return id != "", err
+}

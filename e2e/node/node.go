@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"syscall"
 )
 
 // Alice is the login that owns the private images.
@@ -39,7 +38,7 @@ func Check() error {
 	}
 	for program, pkg := range map[string]string{
 		"containerd": "containerd", "runc": "runc", "docker-registry": "docker-registry", "skopeo": "skopeo",
-		"htpasswd": "apache2-utils", "ctr": "containerd",
+		"htpasswd": "apache2-utils", "ctr": "containerd", "mkfs.ext4": "e2fsprogs",
 	} {
 		if _, err := exec.LookPath(program); err != nil {
 			return fmt.Errorf("%s is missing: install Debian's package %s, or run .ci/install-debs", program, pkg)
@@ -53,8 +52,8 @@ func Check() error {
 type Options struct {
 	// Containerd is the program to run, "" for the machine's.
 	Containerd string
-	// ImageSpace is the size of a file system of its own, in memory, for what containerd keeps,
-	// such as "1g". "" keeps it on the disk of the node's directory.
+	// ImageSpace is the size of a file system of its own for what containerd keeps, such as "1G".
+	// "" keeps it on the disk of the node's directory.
 	ImageSpace string
 }
 
@@ -89,7 +88,7 @@ func New(ctx context.Context, options Options) (n *Node, err error) {
 		return n, err
 	}
 	if options.ImageSpace != "" {
-		if err := mountMemory(n.path("containerd"), options.ImageSpace); err != nil {
+		if err := mountSpace(ctx, n.path("containerd"), options.ImageSpace); err != nil {
 			return n, err
 		}
 	}
@@ -167,15 +166,21 @@ func (n *Node) Close() error {
 	return err
 }
 
-// mountMemory mounts a file system in memory.
-func mountMemory(dir, size string) error {
+// mountSpace makes a file system in a file and mounts it. It is none in memory, since kubelets know
+// nothing of the space there is in those.
+func mountSpace(ctx context.Context, dir, size string) error {
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return err
 	}
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "mode=0711,size="+size); err != nil {
-		return fmt.Errorf("mount a tmpfs of %s on %s: %w", size, dir, err)
+	file := dir + ".ext4"
+	if _, err := run(ctx, "truncate", "--size", size, file); err != nil {
+		return err
 	}
-	return nil
+	if _, err := run(ctx, "mkfs.ext4", "-q", "-E", "root_perms=711", "-O", "^has_journal", file); err != nil {
+		return err
+	}
+	_, err := run(ctx, "mount", "-o", "loop", file, dir)
+	return err
 }
 
 // Cgroup is the cgroup that the pods of the node are put under.

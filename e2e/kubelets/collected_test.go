@@ -1,0 +1,56 @@
+package kubelets_test
+
+import (
+	"bytes"
+	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/pullgate/pullgate/e2e/cluster"
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// The kubelet removes images that nobody uses when space for images gets short. With an image its
+// records go, so that it needs proof once it is back; those of others stay.
+func collected(s *story) {
+	const size = 32 << 20
+	noise := make([]byte, size/2)
+	rng := rand.NewChaCha8([32]byte{1})
+	_, _ = rng.Read(noise) // never fails
+	var big bytes.Buffer
+	_, _ = hex.NewEncoder(&big).Write(noise)
+	app, stays := s.push(s.Private, "app:1", node.Image{Files: map[string]string{"big": big.String()}}), s.private("stays:1")
+	a, d := with(node.Alice()), with(node.Dora())
+	s.keep(step{who: "A, with its secret", pod: pod{team: "a", image: stays, secrets: a}, want: running, asks: downloads})
+	s.tell(
+		step{who: "A, with its secret", pod: pod{team: "a", image: app, secrets: a}, want: running, asks: downloads},
+		step{who: "D proves itself", pod: pod{team: "d", image: app, secrets: d}, want: running, asks: manifest},
+	)
+	s.gone("d")
+
+	free, err := s.Containerd.Free()
+	s.must(err)
+	// A little more than there is; what the big image takes is enough to get there.
+	s.must(s.restartKubelet(s.Context(), cluster.Settings{"evictionHard": map[string]string{"imagefs.available": fmt.Sprint(free + size/2)}}))
+	k := s.runtimeClient()
+	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
+		there, err := k.HasImage(s.Context(), app.Name)
+		s.must(err)
+		if !there {
+			break
+		}
+		if time.Now().After(end) {
+			s.Fatalf("the kubelet does not remove %s\n%s", app.Name, s.said())
+		}
+	}
+	s.must(s.restartKubelet(s.Context(), quick()))
+
+	s.tell(
+		step{who: "C on the image that stayed", pod: pod{team: "c", image: stays, secrets: a}, want: running, asks: s.recheck()},
+		step{who: "B on the image that stayed", pod: pod{team: "b", image: stays}, want: pullFailed, asks: refusals, says: denied},
+		step{who: "A on the image that went", pod: pod{team: "a", image: app, secrets: a}, want: running, asks: downloads},
+		step{who: "B on the image that came back", pod: pod{team: "b", image: app}, want: pullFailed, asks: refusals, says: denied},
+		step{who: "D, proved before, has to prove itself again", pod: pod{team: "d", image: app, secrets: d}, want: running, asks: manifest},
+	)
+}

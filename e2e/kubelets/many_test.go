@@ -1,0 +1,131 @@
+package kubelets_test
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// A crowd is 60 pods of three tenants that come at once, on five images of A that are on the node. A
+// and C have the credential that pulled them, B has none.
+type crowd struct {
+	started time.Duration // until the last pod of A and C runs
+	pulls   int           // that the kubelet announced for pods of A and C
+	delayed int           // pods of A and C that the kubelet's own limit of pulls sent into back-off
+}
+
+// crowdOf lets the crowd come. B's pods have to end in wantB.
+func (s *story) crowdOf(wantB string) crowd {
+	s.Helper()
+	images := make([]node.Pushed, 5)
+	for i := range images {
+		images[i] = s.private(fmt.Sprintf("app-%d:1", i))
+	}
+	for _, image := range images {
+		s.tell(step{who: "A pulls", pod: pod{team: "a", image: image, secrets: with(node.Alice())}, want: running, asks: downloads})
+	}
+	var all []*outcome
+	began := time.Now()
+	for i := range 60 {
+		p, want := pod{team: "a", image: images[i%5], secrets: with(node.Alice())}, running
+		switch i % 3 {
+		case 1:
+			p.team = "c"
+		case 2:
+			p.team, p.secrets, want = "b", nil, wantB
+		}
+		all = append(all, &outcome{want: want, image: p.image, pod: s.create(p)})
+	}
+	s.kept = append(s.kept, all...)
+	var c crowd
+	limit := time.Now().Add(5 * time.Minute)
+	for missing := all; len(missing) > 0; {
+		if time.Now().After(limit) {
+			s.Fatalf("%d of 60 pods are not what they should be, the first: %s%s\n%s", len(missing), missing[0], s.events(missing[0].pod), s.said())
+		}
+		time.Sleep(500 * time.Millisecond)
+		var later []*outcome
+		for _, o := range missing {
+			s.look(o)
+			switch {
+			case o.state == running && o.want != running:
+				s.Fatalf("%s; want %s", o, o.want)
+			case o.state == o.want && o.want == running:
+				c.started = time.Since(began)
+			case o.state == o.want:
+			default:
+				later = append(later, o)
+			}
+		}
+		missing = later
+	}
+	for _, o := range all {
+		if o.want == running && o.pod.Namespace != s.namespace("b") {
+			pulls, delayed := s.pullsOf(o.pod)
+			c.pulls += pulls
+			c.delayed += delayed
+		}
+	}
+	for len(s.kept) > 0 {
+		s.drop(s.kept[0])
+	}
+	s.gone("a", "b", "c")
+	return c
+}
+
+// pullsOf counts in a pod's events how often the kubelet pulled, and whether its own limit stopped it.
+func (s *story) pullsOf(p *corev1.Pod) (pulls, delayed int) {
+	s.Helper()
+	list, err := s.cluster.Client.CoreV1().Events(p.Namespace).List(s.Context(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(p.UID)})
+	s.must(err)
+	for _, e := range list.Items {
+		switch e.Reason {
+		case "Pulling":
+			pulls += int(max(e.Count, 1))
+		case "Failed":
+			delayed = 1
+		}
+	}
+	return pulls, delayed
+}
+
+// gone waits until the node has no container of some teams any more.
+func (s *story) gone(teams ...string) {
+	s.Helper()
+	k := s.runtimeClient()
+	for end := time.Now().Add(patience); ; time.Sleep(500 * time.Millisecond) {
+		left := 0
+		for _, team := range teams {
+			names, err := k.Sandboxes(s.Context(), s.namespace(team))
+			s.must(err)
+			left += len(names)
+		}
+		if left == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			s.Fatalf("%d pods are still on the node\n%s", left, s.said())
+		}
+	}
+}
+
+// The crowd without pullgate: everybody runs, and as fast as this node can.
+func crowdUnprotected(s *story) {
+	c := s.crowdOf(running)
+	s.unprotectedCrowd = c
+	s.Logf("unprotected: 40 pods of A and C ran after %v; the kubelet pulled %d times", c.started.Round(100*time.Millisecond), c.pulls)
+}
+
+// The crowd before pullgated: each pod ends as it should, no call is lost. Every pod of A and C costs a
+// PullImage, which the kubelet makes one at a time, 5 in a second.
+func crowdProtected(s *story) {
+	s.must(s.restartKubelet(s.Context(), nil)) // with the kubelet's default limits
+	c := s.crowdOf(pullFailed)
+	s.Logf("standalone: 40 pods of A and C ran after %v, of these %d after a back-off for the kubelet's own limit; the kubelet pulled %d times; unprotected they ran after %v. The pod source will save the pulls.",
+		c.started.Round(100*time.Millisecond), c.delayed, c.pulls, s.unprotectedCrowd.started.Round(100*time.Millisecond))
+	s.must(s.restartKubelet(s.Context(), quick()))
+}

@@ -1,0 +1,59 @@
+package kubelets_test
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// While the registry is away, slow, or answers with an error, pods whose credential is proved start.
+// Others wait, and are told whether they were denied or nobody could be asked. Nobody is let in.
+func outage(s *story) {
+	r := s.registry()
+	app := s.push(r, "app:1", node.Image{})
+	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
+	s.tell(step{who: "A, with its secret", pod: owner, want: running, asks: downloads})
+	answer := func(status int) func() { return func() { r.Answer(status) } }
+	for _, f := range []struct {
+		name  string
+		begin func()
+		says  string
+		// refuses is whether the registry itself refuses a credential that was good before.
+		refuses bool
+	}{
+		{"down", func() { s.must(r.Down()) }, `connection refused`, false},
+		{"answering 429", answer(http.StatusTooManyRequests), `429 Too Many Requests`, false},
+		{"answering 500", answer(http.StatusInternalServerError), `500 Internal Server Error`, false},
+		{"answering 503", answer(http.StatusServiceUnavailable), `503 Service Unavailable`, false},
+		{"answering 401", answer(http.StatusUnauthorized), denied, true},
+		{"answering 403", answer(http.StatusForbidden), `403 Forbidden`, true},
+		{"answering 404", answer(http.StatusNotFound), `not found`, true},
+	} {
+		f.begin()
+		proved := running
+		if f.refuses && s.cluster.Release() == kubelet130 {
+			proved = pullFailed // its re-pull cannot be told from a pull, which the registry refuses
+		}
+		s.tell(
+			step{who: "A, the registry " + f.name, pod: owner, want: proved},
+			step{who: "D, not proved, the registry " + f.name, pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: pullFailed, says: f.says},
+			step{who: "B without a secret, the registry " + f.name, pod: pod{team: "b", image: app}, want: pullFailed, says: f.says},
+			step{who: "B, Never, the registry " + f.name, pod: pod{team: "b", image: app, policy: never}, want: neverPulled},
+		)
+		r.Answer(0)
+		s.must(r.Up())
+	}
+	r.Fault(func(_ http.ResponseWriter, req *http.Request) bool {
+		select {
+		case <-time.After(2 * time.Second):
+		case <-req.Context().Done():
+		}
+		return false
+	})
+	s.tell(
+		step{who: "A, the registry slow", pod: owner, want: running, asks: s.recheck()},
+		step{who: "B without a secret, the registry slow", pod: pod{team: "b", image: app}, want: pullFailed, asks: refusals, says: denied},
+		step{who: "D, not proved, the registry slow", pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: running, asks: manifest},
+	)
+}

@@ -1,0 +1,212 @@
+package kubelets_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// compatibility is the page that the story of the policies is held to.
+const compatibility = "../../docs/compatibility.md"
+
+// preload puts images on the node, past every kubelet, as an operator does who builds a node's image.
+// Each pull policy has its own, so that the registry's log tells who asked.
+func (m *machine) preload(ctx context.Context) error {
+	m.preloaded = map[string]node.Pushed{}
+	for _, folder := range []string{"preloaded", "listed", "content"} {
+		for _, policy := range pullPolicies() {
+			name := folder + "/" + strings.ToLower(string(policy))
+			p, err := m.PushPrivate(ctx, name+":1", node.Image{Content: "preloaded"})
+			if err != nil {
+				return err
+			}
+			archive := filepath.Join(m.Dir, "preload.tar")
+			if err := p.Archive(ctx, archive, p.Name); err != nil {
+				return err
+			}
+			if err := m.Containerd.Import(ctx, archive); err != nil {
+				return err
+			}
+			if err := os.Remove(archive); err != nil {
+				return err
+			}
+			m.preloaded[name] = p
+		}
+	}
+	return nil
+}
+
+func pullPolicies() []corev1.PullPolicy { return []corev1.PullPolicy{ifNotPresent, always, never} }
+
+// What was on the node before pullgated is everybody's by default, and stays so when a tenant pulls the
+// same content under a name of its own, which is no less private for that.
+func preloaded(s *story) {
+	app := s.preloaded["content/never"]
+	same := s.push(s.Private, "same:1", node.Image{Content: "preloaded"})
+	if same.ID != app.ID {
+		s.Fatalf("image IDs %s and %s; want the same content", same.ID, app.ID)
+	}
+	s.tell(
+		step{who: "B, Never, on a preloaded image", pod: pod{team: "b", image: app, policy: never}, want: running},
+		step{who: "A pulls the same content under another name", pod: pod{team: "a", image: same, secrets: with(node.Alice())}, want: running, asks: anything},
+		step{who: "B on the preloaded name", pod: pod{team: "b", image: app}, want: running},
+		step{who: "B, Never, on the preloaded name", pod: pod{team: "b", image: app, policy: never}, want: running},
+		step{who: "B on A's name", pod: pod{team: "b", image: same}, want: pullFailed, asks: refusals, says: denied},
+		step{who: "B, Never, on A's name", pod: pod{team: "b", image: same, policy: never}, want: neverPulled},
+	)
+}
+
+// Under each policy, pods of every kind come with every pull policy. What becomes of them is what
+// docs/compatibility.md says, row by row. With WRITE_COMPATIBILITY=1 the page is written instead.
+func policies(s *story) {
+	listed := fmt.Sprintf("preloadedImagesVerificationAllowlist: [%q]", s.Private.Host()+"/listed/*")
+	var rows []string
+	for i, tc := range []struct {
+		name     string
+		settings []string
+	}{
+		{"NeverVerify", []string{"imagePullCredentialsVerificationPolicy: NeverVerify"}},
+		{"NeverVerifyPreloadedImages", []string{"imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages"}},
+		{"NeverVerifyAllowlistedImages", []string{"imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages", listed}},
+		{"AlwaysVerify", []string{"imagePullCredentialsVerificationPolicy: AlwaysVerify"}},
+		{"noPullImageSecretRecheck", []string{"noPullImageSecretRecheck: true"}},
+	} {
+		s.must(s.gate.Restart(s.Context(), tc.settings...))
+		rows = append(rows, s.matrix(fmt.Sprintf("policy-%d", i), tc.name)...)
+	}
+	s.must(s.gate.Restart(s.Context(), "noPullImageSecretRecheck: false"))
+	s.page(rows)
+}
+
+// matrix lets pods of every kind come under a policy, and returns a row of the page for each kind.
+func (s *story) matrix(prefix, policy string) []string {
+	s.Helper()
+	kinds := []struct {
+		name   string
+		folder string // of a preloaded image; A pulls one if empty
+		login  []node.Login
+		public bool
+	}{
+		{name: "the credential that pulled it", login: []node.Login{node.Alice()}},
+		{name: "another good credential", login: []node.Login{node.Dora()}},
+		{name: "no credential"},
+		{name: "no credential, the image preloaded", folder: "preloaded"},
+		{name: "no credential, the image preloaded and listed", folder: "listed"},
+		{name: "no credential, the image pulled without one", public: true},
+	}
+	// One pod of A pulls all that has to be there.
+	first := pod{team: "a", secrets: with(node.Alice())}
+	cells := map[string]*outcome{}
+	images := map[string]node.Pushed{}
+	var pulled []corev1.Container
+	for i, kind := range kinds {
+		for _, pullPolicy := range pullPolicies() {
+			cell := kind.name + string(pullPolicy)
+			if kind.folder != "" {
+				images[cell] = s.preloaded[kind.folder+"/"+strings.ToLower(string(pullPolicy))]
+				continue
+			}
+			registry := s.Private
+			if kind.public {
+				registry = s.Public
+			}
+			images[cell] = s.push(registry, fmt.Sprintf("%s/%d-%s:1", prefix, i, strings.ToLower(string(pullPolicy))), node.Image{})
+			if first.image.Built == nil {
+				first.image = images[cell]
+			}
+			pulled = append(pulled, corev1.Container{Name: fmt.Sprintf("c-%d", len(pulled)), Image: images[cell].Name, ImagePullPolicy: ifNotPresent})
+		}
+	}
+	first.change = func(p *corev1.Pod) { p.Spec.Containers = pulled }
+	s.tell(step{who: "A pulls", pod: first, want: running, asks: anything})
+
+	marks := map[*node.Registry]node.Mark{s.Private: s.Private.Mark(), s.Public: s.Public.Mark()}
+	for _, kind := range kinds {
+		for _, pullPolicy := range pullPolicies() {
+			cell := kind.name + string(pullPolicy)
+			p := pod{team: "x", image: images[cell], policy: pullPolicy, secrets: with(kind.login...)}
+			cells[cell] = &outcome{image: p.image, pod: s.create(p)}
+		}
+	}
+	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		waiting := 0
+		for _, o := range cells {
+			if s.look(o); o.state == "" {
+				waiting++
+			}
+		}
+		if waiting == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			s.Fatalf("under %s %d pods are not decided\n%s", policy, waiting, s.said())
+		}
+	}
+	marksNow := []node.Mark{s.Private.Mark(), s.Public.Mark()}
+	_ = marksNow // the logs are whole by now
+	var rows []string
+	for _, kind := range kinds {
+		row := []string{policy, kind.name}
+		for _, pullPolicy := range pullPolicies() {
+			cell := kind.name + string(pullPolicy)
+			o := cells[cell]
+			r := s.registryOf(o.image)
+			row = append(row, told(o.state, asked(r.Requests(marks[r], o.image.Repository))))
+			o.want = o.state
+			s.drop(o)
+		}
+		rows = append(rows, "| "+strings.Join(row, " | ")+" |")
+	}
+	return rows
+}
+
+// told is how the page calls an outcome.
+func told(state, asks string) string {
+	switch {
+	case state == running && asks == nothing:
+		return "runs"
+	case state == running && asks == manifest:
+		return "runs, asked"
+	case state == running:
+		return "runs, asked for " + asks
+	case asks == nothing || asks == refusals:
+		return state
+	}
+	return state + ", asked for " + asks
+}
+
+// page compares rows with those of the page, or writes them.
+func (s *story) page(rows []string) {
+	s.Helper()
+	text, err := os.ReadFile(compatibility)
+	s.must(err)
+	begin := "<!-- kubelet " + s.cluster.Release() + " -->\n"
+	head, rest, ok := strings.Cut(string(text), begin)
+	old, tail, ok2 := strings.Cut(rest, "<!-- end -->")
+	if !ok || !ok2 {
+		s.Fatalf("%s has no table for kubelet %s", compatibility, s.cluster.Release())
+	}
+	const title = "| policy of pullgated | who comes | IfNotPresent | Always | Never |\n| --- | --- | --- | --- | --- |\n"
+	want := title + strings.Join(rows, "\n") + "\n"
+	if os.Getenv("WRITE_COMPATIBILITY") != "" {
+		s.must(os.WriteFile(compatibility, []byte(head+begin+want+"<!-- end -->"+tail), 0o644))
+		return
+	}
+	said := strings.Split(old, "\n")
+	for _, row := range rows {
+		if !slices.Contains(said, row) {
+			s.Errorf("on %s this came out, which is not what %s says of kubelet %s:\n%s", s.runtime, compatibility, s.cluster.Release(), row)
+		}
+	}
+	if len(said) != strings.Count(want, "\n")+1 {
+		s.Errorf("%s has %d lines for kubelet %s; want %d", compatibility, len(said), s.cluster.Release(), strings.Count(want, "\n")+1)
+	}
+}

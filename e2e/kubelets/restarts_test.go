@@ -1,0 +1,196 @@
+package kubelets_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// Whatever is restarted: pods that run go on with the containers they have, new ones are judged as
+// before, and nothing is opened. The registry is away meanwhile, so that nobody is helped by it.
+func restarts(s *story) {
+	r := s.registry()
+	app, free := s.push(r, "app:1", node.Image{}), s.public("free:1")
+	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
+	stay := []*outcome{
+		s.keep(step{who: "A, with its secret", pod: owner, want: running, asks: downloads}),
+		s.keep(step{who: "B on a public image", pod: pod{team: "b", image: free}, want: running, asks: downloads}),
+	}
+	s.must(r.Down())
+	before := s.containers(stay)
+	check := func(what string) {
+		s.Helper()
+		s.tell(
+			step{who: "A, new, after " + what, pod: owner, want: running},
+			step{who: "B on the public image, after " + what, pod: pod{team: "b", image: free, policy: never}, want: running},
+			step{who: "B without a secret, after " + what, pod: pod{team: "b", image: app}, want: pullFailed, says: `connection refused`},
+			step{who: "B, Never, after " + what, pod: pod{team: "b", image: app, policy: never}, want: neverPulled},
+		)
+		if after := s.containers(stay); !maps.Equal(before, after) {
+			s.Errorf("after %s the pods that ran have containers %v; want %v, those from before", what, after, before)
+		}
+	}
+	check("nothing")
+	s.must(s.restartKubelet(s.Context(), quick()))
+	check("a restart of the kubelet")
+	s.must(s.gate.Restart(s.Context()))
+	check("a restart of pullgated")
+	s.must(s.gate.Kill())
+	s.must(s.gate.Start(s.Context()))
+	check("a kill of pullgated")
+	s.must(s.Containerd.Stop())
+	s.must(s.Containerd.Start(s.Context()))
+	check("a restart of containerd")
+
+	s.must(s.kubelet.Kill())
+	s.must(s.gate.Kill())
+	s.must(s.Containerd.Reboot(s.Context()))
+	s.must(s.gate.Start(s.Context()))
+	s.must(s.kubelet.Start(s.Context(), s.gate.Endpoint(), quick()))
+	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
+		after := s.containers(stay)
+		fresh := 0
+		for name, id := range after {
+			if id != "" && id != before[name] {
+				fresh++
+			}
+		}
+		if fresh == len(stay) {
+			before = after
+			break
+		}
+		if time.Now().After(end) {
+			s.Fatalf("after a reboot: %s\n%s\n%s", stay[0], stay[1], s.said())
+		}
+	}
+	check("a reboot")
+}
+
+// containers are the IDs of the running containers of some pods, by pod.
+func (s *story) containers(pods []*outcome) map[string]string {
+	s.Helper()
+	ids := map[string]string{}
+	for _, o := range pods {
+		s.look(o)
+		ids[o.pod.Name] = ""
+		for _, c := range o.pod.Status.ContainerStatuses {
+			if c.State.Running != nil {
+				ids[o.pod.Name] = c.ContainerID
+			}
+		}
+	}
+	return ids
+}
+
+// pullgated is killed while pods start, each time at another moment. In the end every pod is what it
+// should be.
+func kills(s *story) {
+	app := s.private("app:1")
+	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
+	s.tell(step{who: "A, with its secret", pod: owner, want: running, asks: downloads})
+	var good, bad []*outcome
+	for i := range 8 {
+		fresh := s.private(fmt.Sprintf("fresh-%d:1", i))
+		for _, p := range []pod{
+			owner,
+			{team: "a", image: fresh, secrets: with(node.Alice())},
+			{team: "b", image: app},
+			{team: "b", image: fresh},
+			{team: "b", image: app, policy: never},
+		} {
+			o := &outcome{image: p.image, pod: s.create(p), want: running}
+			if p.team == "a" {
+				good = append(good, o)
+			} else {
+				o.want = "refused"
+				bad = append(bad, o)
+			}
+			s.kept = append(s.kept, o)
+		}
+		time.Sleep(time.Duration(rand.IntN(1500)) * time.Millisecond)
+		s.must(s.gate.Kill())
+		time.Sleep(time.Duration(rand.IntN(500)) * time.Millisecond)
+		s.must(s.gate.Start(s.Context()))
+	}
+	for end := time.Now().Add(3 * time.Minute); ; time.Sleep(500 * time.Millisecond) {
+		left := 0
+		for _, o := range good {
+			if s.look(o); o.state != running {
+				left++
+			}
+		}
+		for _, o := range bad {
+			s.look(o)
+			if o.state == running {
+				s.Fatalf("%s; want it refused", o)
+			}
+			if o.state != pullFailed && o.state != neverPulled {
+				left++
+			}
+		}
+		if left == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			for _, o := range append(good, bad...) {
+				s.Logf("%s; want %s", o, o.want)
+			}
+			s.Fatalf("%d pods are not what they should be\n%s", left, s.said())
+		}
+	}
+}
+
+// A static pod starts while there is no API server, whoever pulled its image.
+func static(s *story) {
+	app := s.private("app:1")
+	s.tell(step{who: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, asks: downloads})
+	s.must(s.kubelet.Stop())
+	s.must(s.cluster.StopAPI())
+	s.must(s.kubelet.Start(s.Context(), s.gate.Endpoint(), quick()))
+	for _, policy := range []corev1.PullPolicy{never, ifNotPresent} {
+		name := "static-" + strings.ToLower(string(policy))
+		p := s.spec(name, pod{team: "kube", image: app, policy: policy})
+		p.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
+		p.Spec.NodeName = ""
+		s.must(s.kubelet.Manifest(p))
+		s.runsStatic(name)
+		s.must(s.kubelet.RemoveManifest(name))
+	}
+	s.must(s.cluster.StartAPI(s.Context()))
+	s.tell(
+		step{who: "B without a secret, afterwards", pod: pod{team: "b", image: app}, want: pullFailed, asks: refusals, says: denied},
+		step{who: "A, afterwards", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, asks: s.recheck()},
+	)
+}
+
+// runsStatic waits until the runtime runs a static pod; there is nobody else to ask.
+func (s *story) runsStatic(name string) {
+	s.Helper()
+	k := s.runtimeClient()
+	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
+		n, err := k.RunningIn(s.Context(), name+"-"+s.kubelet.Name())
+		s.must(err)
+		if n > 0 {
+			return
+		}
+		if time.Now().After(end) {
+			s.Fatalf("the static pod %s does not run\n%s", name, s.said())
+		}
+	}
+}
+
+// runtimeClient talks to containerd, past pullgated.
+func (s *story) runtimeClient() *node.Kubelet {
+	s.Helper()
+	k, err := node.NewKubelet(s.Context(), s.Containerd.Endpoint())
+	s.must(err)
+	s.Cleanup(k.Close)
+	return k
+}

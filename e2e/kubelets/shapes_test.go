@@ -1,0 +1,175 @@
+package kubelets_test
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// A container that ends is started again and again, with a check of its image each time. It goes on
+// while the registry is away.
+func crashLoop(s *story) {
+	r := s.registry()
+	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})
+	o := s.keep(step{who: "A's pod that ends at once", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, asks: downloads})
+	s.must(r.Down())
+	s.restarted(o, 2)
+	s.tell(step{who: "B without a secret", pod: pod{team: "b", image: app}, want: pullFailed, says: `connection refused`})
+	s.must(r.Up())
+}
+
+// restarted waits until the main container of a pod has been restarted a number of times.
+func (s *story) restarted(o *outcome, times int32) {
+	s.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
+		s.look(o)
+		if n := o.pod.Status.ContainerStatuses[0].RestartCount; n >= times {
+			return
+		}
+		if o.state == pullFailed || o.state == neverPulled || time.Now().After(end) {
+			s.Fatalf("after %d restarts: %s%s; want %d restarts\n%s", o.pod.Status.ContainerStatuses[0].RestartCount, o, s.events(o.pod), times, s.said())
+		}
+	}
+}
+
+// Init containers, and several containers with several images, are each judged by themselves.
+func severalContainers(s *story) {
+	app, prepare, free := s.private("app:1"), s.push(s.Private, "prepare:1", node.Image{Entrypoint: []string{"/bin/cat", "/content"}}), s.public("free:1")
+	more := func(init, second node.Pushed) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{{Name: "prepare", Image: init.Name, ImagePullPolicy: ifNotPresent, Command: []string{"/bin/cat", "/content"}}}
+			p.Spec.Containers = append(
+				p.Spec.Containers,
+				corev1.Container{Name: "second", Image: second.Name, ImagePullPolicy: ifNotPresent},
+				corev1.Container{Name: "third", Image: p.Spec.Containers[0].Image, ImagePullPolicy: ifNotPresent},
+			)
+		}
+	}
+	alice := with(node.Alice())
+	s.tell(
+		step{who: "A, three images", pod: pod{team: "a", image: app, secrets: alice, change: more(prepare, free)}, want: running, asks: downloads},
+		step{who: "A again", pod: pod{team: "a", image: app, secrets: alice, change: more(prepare, free)}, want: running, asks: s.recheck()},
+		step{who: "B, its main image another's", pod: pod{team: "b", image: app, change: more(free, free)}, want: pullFailed, asks: anything, says: denied},
+		step{who: "B, its second image another's", pod: pod{team: "b", image: app, change: func(p *corev1.Pod) {
+			more(free, app)(p)
+			p.Spec.Containers[0].Image, p.Spec.Containers[2].Image = free.Name, free.Name
+		}}, want: pullFailed, asks: refusals, says: denied},
+		step{who: "B, its init image another's", pod: pod{team: "b", image: prepare, change: func(p *corev1.Pod) {
+			more(prepare, free)(p)
+			p.Spec.Containers[0].Image, p.Spec.Containers[2].Image = free.Name, free.Name
+		}}, want: pullFailed, asks: refusals, says: denied},
+	)
+}
+
+// An ephemeral container is judged like any other, on a pod that runs already.
+func ephemeral(s *story) {
+	app, free := s.private("app:1"), s.public("free:1")
+	s.tell(step{who: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, asks: downloads})
+	for _, tc := range []struct {
+		team    string
+		secrets []secret
+		want    string
+	}{
+		{"a", with(node.Alice()), running},
+		{"b", nil, pullFailed},
+	} {
+		o := s.keep(step{who: "a pod of " + tc.team, pod: pod{team: tc.team, image: free, secrets: tc.secrets}, want: running, asks: anything})
+		p := o.pod.DeepCopy()
+		p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+			Name: "debug", Image: app.Name, ImagePullPolicy: ifNotPresent,
+		}}}
+		_, err := s.cluster.Client.CoreV1().Pods(p.Namespace).UpdateEphemeralContainers(s.Context(), p.Name, p, metav1.UpdateOptions{})
+		s.must(err)
+		got := ""
+		for end := time.Now().Add(patience); got == "" && time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+			s.look(o)
+			for _, c := range o.pod.Status.EphemeralContainerStatuses {
+				if w := c.State.Waiting; w != nil && w.Reason != "ContainerCreating" {
+					got = w.Reason
+				} else if c.State.Running != nil {
+					got = running
+				}
+			}
+		}
+		if got == "ImagePullBackOff" {
+			got = pullFailed
+		}
+		if got != tc.want {
+			s.Errorf("the ephemeral container of %s: %q; want %s\n%s\n%s", tc.team, got, tc.want, s.events(o.pod), s.said())
+		}
+		s.look(o)
+		if o.state != running {
+			s.Errorf("after the ephemeral container: %s; want the pod to go on", o)
+		}
+		if tc.want != running {
+			o.want, o.image = tc.want, app // no container of that image may have run
+		}
+	}
+}
+
+// Who a container runs as is read from the image after the check. It stays what image and pod say,
+// also for a pod whose check was answered as if the image were absent.
+func users(s *story) {
+	number := s.push(s.Private, "number:1", node.Image{User: "4711:4711"})
+	name := s.push(s.Private, "name:1", node.Image{User: "app"})
+	root := s.push(s.Private, "root:1", node.Image{})
+	nonRoot := func(p *corev1.Pod) {
+		yes := true
+		p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{RunAsNonRoot: &yes}
+	}
+	as := func(uid int64) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{RunAsUser: &uid} }
+	}
+	for _, again := range []string{"", ", its proof known"} {
+		for _, tc := range []struct {
+			image  node.Pushed
+			how    string
+			change func(*corev1.Pod)
+			uid    string
+		}{
+			{number, "USER 4711", nil, "4711"},
+			{number, "USER 4711, runAsNonRoot", nonRoot, "4711"},
+			{name, "USER app", nil, "4711"},
+			{root, "no USER", nil, "0"},
+			{root, "no USER, runAsUser 5000", as(5000), "5000"},
+		} {
+			s.tell(step{who: tc.how + again, pod: pod{team: "a", image: tc.image, secrets: with(node.Alice()), change: tc.change}, want: running, asks: anything, text: tc.uid})
+		}
+		s.tell(step{
+			who: "no USER, runAsNonRoot" + again, pod: pod{team: "a", image: root, secrets: with(node.Alice()), change: nonRoot},
+			want: "CreateContainerConfigError", asks: anything, says: "runAsNonRoot",
+		})
+	}
+}
+
+// An image that is mounted is judged like one that is run.
+func imageVolumes(s *story) {
+	data, free := s.push(s.Private, "data:1", node.Image{Files: map[string]string{"data": "the data of A\n"}}), s.public("free:1")
+	mount := func(policy corev1.PullPolicy) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			c := &p.Spec.Containers[0]
+			c.Image = free.Name
+			c.Command = []string{"/bin/cat", "/mounted/data"}
+			p.Spec.RestartPolicy = corev1.RestartPolicyNever
+			p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: data.Name, PullPolicy: policy}}}}
+			c.VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/mounted"}}
+		}
+	}
+	alice := with(node.Alice())
+	for _, st := range []step{
+		{who: "A mounts it", pod: pod{team: "a", image: data, secrets: alice, change: mount(ifNotPresent)}, want: "Succeeded", asks: downloads, text: "the data of A"},
+		{who: "C mounts it, with the same credential", pod: pod{team: "c", image: data, secrets: alice, change: mount(ifNotPresent)}, want: "Succeeded", text: "the data of A"},
+		{who: "B mounts it without a secret", pod: pod{team: "b", image: data, change: mount(ifNotPresent)}, want: pullFailed, asks: refusals, says: denied},
+		{who: "B mounts it without a secret, Never", pod: pod{team: "b", image: data, change: mount(never)}, want: neverPulled},
+	} {
+		o := s.keep(st)
+		if st.want != "Succeeded" && slices.ContainsFunc(o.pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.ContainerID != "" }) {
+			s.Errorf("%s: a container was made", st.who)
+		}
+		s.drop(o)
+	}
+}
