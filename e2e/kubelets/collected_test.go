@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/pullgate/pullgate/e2e/cluster"
 	"github.com/pullgate/pullgate/e2e/node"
 )
@@ -22,7 +24,8 @@ func collected(s *story) {
 	_, _ = hex.NewEncoder(&big).Write(noise)
 	app, stays := s.push(s.Private, "app:1", node.Image{Files: map[string]string{"big": big.String()}}), s.private("stays:1")
 	a, d := with(node.Alice()), with(node.Dora())
-	s.keep(step{who: "A, with its secret", pod: pod{team: "a", image: stays, secrets: a}, want: running, asks: downloads})
+	critical := func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-node-critical" } // which is never evicted
+	s.keep(step{who: "A, with its secret", pod: pod{team: "a", image: stays, secrets: a, change: critical}, want: running, asks: downloads})
 	s.tell(
 		step{who: "A, with its secret", pod: pod{team: "a", image: app, secrets: a}, want: running, asks: downloads},
 		step{who: "D proves itself", pod: pod{team: "d", image: app, secrets: d}, want: running, asks: manifest},
@@ -32,7 +35,12 @@ func collected(s *story) {
 	free, err := s.Containerd.Free()
 	s.must(err)
 	// A little more than there is; what the big image takes is enough to get there.
-	s.must(s.restartKubelet(s.Context(), cluster.Settings{"evictionHard": map[string]string{"imagefs.available": fmt.Sprint(free + size/2)}}))
+	s.must(s.restartKubelet(s.Context(), cluster.Settings{
+		"evictionHard":      map[string]string{"imagefs.available": fmt.Sprint(free + size/2)},
+		"imageMinimumGCAge": "1s",
+		// Else it measures no file system.
+		"localStorageCapacityIsolation": true,
+	}))
 	k := s.runtimeClient()
 	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
 		there, err := k.HasImage(s.Context(), app.Name)

@@ -176,7 +176,7 @@ func mountSpace(ctx context.Context, dir, size string) error {
 	if _, err := run(ctx, "truncate", "--size", size, file); err != nil {
 		return err
 	}
-	if _, err := run(ctx, "mkfs.ext4", "-q", "-E", "root_perms=711", "-O", "^has_journal", file); err != nil {
+	if _, err := run(ctx, "mkfs.ext4", "-q", "-O", "^has_journal", file); err != nil {
 		return err
 	}
 	_, err := run(ctx, "mount", "-o", "loop", file, dir)
