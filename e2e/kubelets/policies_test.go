@@ -68,6 +68,11 @@ func preloaded(s *story) {
 // docs/compatibility.md says, row by row. With WRITE_COMPATIBILITY=1 the page is written instead.
 func policies(s *story) {
 	listed := fmt.Sprintf("preloadedImagesVerificationAllowlist: [%q]", s.Private.Host()+"/listed/*")
+	s.Cleanup(func() {
+		if err := s.gate.Restart(context.WithoutCancel(s.Context()), "noPullImageSecretRecheck: false"); err != nil {
+			s.Error(err)
+		}
+	})
 	var rows []string
 	for i, tc := range []struct {
 		name     string
@@ -82,7 +87,6 @@ func policies(s *story) {
 		s.must(s.gate.Restart(s.Context(), tc.settings...))
 		rows = append(rows, s.matrix(fmt.Sprintf("policy-%d", i), tc.name)...)
 	}
-	s.must(s.gate.Restart(s.Context(), "noPullImageSecretRecheck: false"))
 	s.page(rows)
 }
 
@@ -106,6 +110,7 @@ func (s *story) matrix(prefix, policy string) []string {
 	first := pod{team: "a", secrets: with(node.Alice())}
 	cells := map[string]*outcome{}
 	images := map[string]node.Pushed{}
+	pods := map[string]pod{}
 	var pulled []corev1.Container
 	for i, kind := range kinds {
 		for _, pullPolicy := range pullPolicies() {
@@ -128,18 +133,27 @@ func (s *story) matrix(prefix, policy string) []string {
 	first.change = func(p *corev1.Pod) { p.Spec.Containers = pulled }
 	s.tell(step{who: "A pulls", pod: first, want: running, asks: anything})
 
-	marks := map[*node.Registry]node.Mark{s.Private: s.Private.Mark(), s.Public: s.Public.Mark()}
+	since := map[string]node.Mark{}
 	for _, kind := range kinds {
 		for _, pullPolicy := range pullPolicies() {
 			cell := kind.name + string(pullPolicy)
-			p := pod{team: "x", image: images[cell], policy: pullPolicy, secrets: with(kind.login...)}
-			cells[cell] = &outcome{image: p.image, pod: s.create(p)}
+			pods[cell] = pod{team: "x", image: images[cell], policy: pullPolicy, secrets: with(kind.login...)}
+			since[cell] = s.registryOf(images[cell]).Mark()
+			cells[cell] = &outcome{image: images[cell], pod: s.create(pods[cell])}
 		}
 	}
 	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
 		waiting := 0
-		for _, o := range cells {
-			if s.look(o); o.state == "" {
+		for cell, o := range cells {
+			s.look(o)
+			switch {
+			case o.state == "":
+				waiting++
+			case o.state == pullFailed && deprived(s.events(o.pod)):
+				o.want = pullFailed
+				s.drop(o)
+				since[cell] = s.registryOf(images[cell]).Mark()
+				cells[cell] = &outcome{image: images[cell], pod: s.create(pods[cell])}
 				waiting++
 			}
 		}
@@ -150,16 +164,15 @@ func (s *story) matrix(prefix, policy string) []string {
 			s.Fatalf("under %s %d pods are not decided\n%s", policy, waiting, s.said())
 		}
 	}
-	marksNow := []node.Mark{s.Private.Mark(), s.Public.Mark()}
-	_ = marksNow // the logs are whole by now
+	s.Private.Mark() // so that the logs are whole
+	s.Public.Mark()
 	var rows []string
 	for _, kind := range kinds {
 		row := []string{policy, kind.name}
 		for _, pullPolicy := range pullPolicies() {
 			cell := kind.name + string(pullPolicy)
 			o := cells[cell]
-			r := s.registryOf(o.image)
-			row = append(row, told(o.state, asked(r.Requests(marks[r], o.image.Repository))))
+			row = append(row, told(o.state, asked(s.registryOf(o.image).Requests(since[cell], o.image.Repository))))
 			o.want = o.state
 			s.drop(o)
 		}
