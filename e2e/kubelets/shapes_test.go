@@ -161,13 +161,13 @@ func imageVolumes(s *story) {
 	}
 	alice := with(node.Alice())
 	for _, st := range []step{
-		{who: "A mounts it", pod: pod{team: "a", image: data, secrets: alice, change: mount(ifNotPresent)}, want: "Succeeded", asks: downloads, text: "the data of A"},
-		{who: "C mounts it, with the same credential", pod: pod{team: "c", image: data, secrets: alice, change: mount(ifNotPresent)}, want: "Succeeded", text: "the data of A"},
+		{who: "A mounts it", pod: pod{team: "a", image: data, secrets: alice, change: mount(ifNotPresent)}, want: succeeded, asks: downloads, text: "the data of A"},
+		{who: "C mounts it, with the same credential", pod: pod{team: "c", image: data, secrets: alice, change: mount(ifNotPresent)}, want: succeeded, text: "the data of A"},
 		{who: "B mounts it without a secret", pod: pod{team: "b", image: data, change: mount(ifNotPresent)}, want: pullFailed, asks: refusals, says: denied},
 		{who: "B mounts it without a secret, Never", pod: pod{team: "b", image: data, change: mount(never)}, want: neverPulled},
 	} {
 		o := s.keep(st)
-		if st.want != "Succeeded" && slices.ContainsFunc(o.pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.ContainerID != "" }) {
+		if st.want != succeeded && slices.ContainsFunc(o.pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.ContainerID != "" }) {
 			s.Errorf("%s: a container was made", st.who)
 		}
 		s.drop(o)

@@ -27,6 +27,7 @@ const (
 // What becomes of a pod.
 const (
 	running     = "Running"
+	succeeded   = "Succeeded"
 	pullFailed  = "ErrImagePull"
 	neverPulled = "ErrImageNeverPull"
 	unavailable = "RegistryUnavailable"
@@ -275,8 +276,8 @@ func (s *story) wait(p *corev1.Pod, image node.Pushed, want string) *outcome {
 	end := time.Now().Add(patience)
 	for ; ; time.Sleep(100 * time.Millisecond) {
 		s.look(o)
-		decided := o.state != "" && (want == running || o.state != want)
-		if o.state == want || decided || time.Now().After(end) {
+		decided := o.state != "" && (o.state != running || want != succeeded)
+		if decided || time.Now().After(end) {
 			o.text += s.events(p)
 			return o
 		}
@@ -358,7 +359,7 @@ func (s *story) drop(o *outcome) {
 
 func (s *story) neverRan(o *outcome) {
 	s.Helper()
-	if o.want == running {
+	if o.want == running || o.want == succeeded {
 		return
 	}
 	p, err := s.cluster.Client.CoreV1().Pods(o.pod.Namespace).Get(context.WithoutCancel(s.Context()), o.pod.Name, metav1.GetOptions{})

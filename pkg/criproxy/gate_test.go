@@ -173,6 +173,45 @@ func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
 	}
 }
 
+// The runtime removes an image, but the client has gone when it answers: the records go all the same.
+func TestRemovalWhoseAnswerIsLostTakesTheRecords(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	alice := p.Pod("alice")
+	for name, id := range map[string]string{app: id1, "repo.test/stays:1": id2} {
+		p.serves(name, "good", criproxytest.Image{ID: id})
+		if _, err := p.Pull(t.Context(), alice, name, "good"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	answer := make(chan struct{})
+	defer close(answer)
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.BeforeAnswer = func(method string) {
+			if method == "RemoveImage" {
+				cancel()
+				<-answer
+			}
+		}
+	})
+	_, err := p.Images.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: id1}})
+	if status.Code(err) != codes.Canceled {
+		t.Errorf("removal = %v; want Canceled", err)
+	}
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		stats, err := p.store.Stats()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if stats.Records == 1 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("records = %d; want that of the image that is still there alone", stats.Records)
+		}
+	}
+}
+
 func TestSandboxesTellWhoAsks(t *testing.T) {
 	p := newProxy(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}, ExemptStaticPods: true}, VerifyUntracked: true}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})

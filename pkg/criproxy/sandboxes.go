@@ -74,17 +74,15 @@ func (g *Gate) removeImage(ctx context.Context, c *call) ([]byte, error) {
 	done := g.tracker.BeginRemoval()
 	defer done()
 	raw, err := c.forward(ctx)
-	if err != nil {
-		return nil, err
-	}
 	done()
-	// The image is gone whether or not the client still waits.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownCallLimit)
+	// The image may be gone whether or not the client still waits and the runtime's answer came. What
+	// the runtime still has keeps its records.
+	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownCallLimit)
 	defer cancel()
-	if err := g.tracker.Prune(ctx); err != nil {
+	if err := g.tracker.Prune(own); err != nil {
 		g.log.Info("Records of removed images stay until the next time", "err", err)
 	}
-	return raw, nil
+	return raw, err
 }
 
 func (g *Gate) endPods(uids []string) {
