@@ -15,6 +15,12 @@ LDFLAGS := -X main.version=$(VERSION) -X main.commit=$(COMMIT) -X main.date=$(DA
 PREFIX ?= /usr/local
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
+# Which nodes of e2e-node, and which stories by a pattern of their names: KUBELET=1.34
+# RUNTIME=containerd-2.4 RUN=tenants. Empty is all.
+KUBELET ?=
+RUNTIME ?=
+RUN ?=
+
 FUZZTIME ?= 30s
 BENCH ?= .
 
@@ -35,7 +41,7 @@ demo: setup build ## show the main job on a real containerd and registry, as roo
 
 .PHONY: test
 test: setup ## run every test there is, as root
-	@.ci/steps test unit race crash fuzz-seeds e2e
+	@.ci/steps test unit race crash fuzz-seeds e2e e2e-node
 
 .PHONY: unit
 unit: ## run the short tests; takes seconds
@@ -51,7 +57,11 @@ crash: ## kill the daemon at every crash point and see that nothing unproved is 
 
 .PHONY: e2e
 e2e: build ## run built binaries against a real containerd and registry, as root
-	cd e2e && go test -tags e2e -count=1 -timeout 25m -v ./...
+	cd e2e && go test -tags e2e -count=1 -timeout 25m -v $$(go list ./... | grep -v '/kubelets$$')
+
+.PHONY: e2e-node
+e2e-node: build ## tell stories of tenants under real kubelets, as root; KUBELET, RUNTIME and RUN select
+	cd e2e && STORY='$(RUN)' go test -tags e2e -count=1 -timeout 45m -v -parallel 32 -run '^TestNode$$/^$(or $(KUBELET),.*)$$/^$(or $(RUNTIME),.*)$$' ./kubelets
 
 .PHONY: fuzz-seeds
 fuzz-seeds: ## run every fuzz target on its seeds

@@ -113,6 +113,13 @@ func (s *story) gone(teams ...string) {
 	}
 }
 
+func (s *story) metric(name string) float64 {
+	s.Helper()
+	v, err := s.gate.Metric(name)
+	s.must(err)
+	return v
+}
+
 // The crowd without pullgate: everybody runs, and as fast as this node can.
 func crowdUnprotected(s *story) {
 	c := s.crowdOf(running)
@@ -124,7 +131,16 @@ func crowdUnprotected(s *story) {
 // PullImage, which the kubelet makes one at a time, 5 in a second.
 func crowdProtected(s *story) {
 	s.must(s.restartKubelet(s.Context(), nil)) // with the kubelet's default limits
+	hits := s.metric("image_pull_secret_recheck_hit_count")
 	c := s.crowdOf(pullFailed)
+	if got := s.metric("image_pull_secret_recheck_hit_count") - hits; s.recheck() == nothing && got != 40 {
+		s.Errorf("image_pull_secret_recheck_hit rose by %v; want 40, one for each pod of A and C", got)
+	}
+	for _, zero := range []string{"pullgate_pull_intents", "pullgate_panics_total"} {
+		if got := s.metric(zero); got != 0 {
+			s.Errorf("%s = %v; want 0, no call is lost", zero, got)
+		}
+	}
 	s.Logf("standalone: 40 pods of A and C ran after %v, of these %d after a back-off for the kubelet's own limit; the kubelet pulled %d times; unprotected they ran after %v. The pod source will save the pulls.",
 		c.started.Round(100*time.Millisecond), c.delayed, c.pulls, s.unprotectedCrowd.started.Round(100*time.Millisecond))
 	s.must(s.restartKubelet(s.Context(), quick()))

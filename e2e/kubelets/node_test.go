@@ -1,9 +1,12 @@
 package kubelets_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
+	"regexp"
 	"testing"
 
 	"github.com/pullgate/pullgate/e2e/cluster"
@@ -30,6 +33,9 @@ type machine struct {
 	runtime          string
 	preloaded        map[string]node.Pushed // by what the stories call them
 	unprotectedCrowd crowd
+
+	wanted *regexp.Regexp // of the names of stories
+	told   int
 }
 
 // newMachine starts a node's parts but the kubelet, which dials nothing yet.
@@ -47,7 +53,7 @@ func newMachine(t *testing.T, release, runtime string) *machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &machine{Node: n, runtime: runtime}
+	m := &machine{Node: n, runtime: runtime, wanted: regexp.MustCompile("^(?:" + cmp.Or(os.Getenv("STORY"), ".*") + ")$")}
 	t.Cleanup(func() {
 		var err error
 		if m.kubelet != nil {
@@ -70,9 +76,12 @@ func newMachine(t *testing.T, release, runtime string) *machine {
 	return m
 }
 
+// verifiesItself is whether the kubelet verifies credentials itself, unless it is told not to.
+func (m *machine) verifiesItself() bool { return m.cluster.Release() == kubelet136 }
+
 // withoutNative is what keeps a kubelet from verifying credentials itself.
 func (m *machine) withoutNative() cluster.Settings {
-	if m.cluster.Release() != kubelet136 {
+	if !m.verifiesItself() {
 		return nil
 	}
 	return cluster.Settings{"featureGates": map[string]bool{"KubeletEnsureSecretPulledImages": false}}

@@ -24,7 +24,11 @@ func (m *machine) preload(ctx context.Context) error {
 	for _, folder := range []string{"preloaded", "listed", "content"} {
 		for _, policy := range pullPolicies() {
 			name := folder + "/" + strings.ToLower(string(policy))
-			p, err := m.PushPrivate(ctx, name+":1", node.Image{Content: "preloaded"})
+			content := name
+			if folder == "content" {
+				content = folder // of all three
+			}
+			p, err := m.PushPrivate(ctx, name+":1", node.Image{Content: content})
 			if err != nil {
 				return err
 			}
@@ -50,18 +54,29 @@ func pullPolicies() []corev1.PullPolicy { return []corev1.PullPolicy{ifNotPresen
 // same content under a name of its own, which is no less private for that.
 func preloaded(s *story) {
 	app := s.preloaded["content/never"]
-	same := s.push(s.Private, "same:1", node.Image{Content: "preloaded"})
+	same := s.push(s.Private, "same:1", node.Image{Content: "content"})
 	if same.ID != app.ID {
 		s.Fatalf("image IDs %s and %s; want the same content", same.ID, app.ID)
 	}
 	s.tell(
 		step{who: "B, Never, on a preloaded image", pod: pod{team: "b", image: app, policy: never}, want: running},
 		step{who: "A pulls the same content under another name", pod: pod{team: "a", image: same, secrets: with(node.Alice())}, want: running, asks: anything},
+	)
+	if s.verifiesItself() {
+		// A kubelet that verifies knows one record for all names of an image: to it, nothing of the
+		// content that A pulled is preloaded any more.
+		s.tell(step{who: "B on the preloaded name, refused by the kubelet", pod: pod{team: "b", image: app}, want: pullFailed, asks: refusals, says: denied})
+		s.must(s.restartKubelet(s.Context(), s.withoutNative()))
+	}
+	s.tell(
 		step{who: "B on the preloaded name", pod: pod{team: "b", image: app}, want: running},
 		step{who: "B, Never, on the preloaded name", pod: pod{team: "b", image: app, policy: never}, want: running},
 		step{who: "B on A's name", pod: pod{team: "b", image: same}, want: pullFailed, asks: refusals, says: denied},
 		step{who: "B, Never, on A's name", pod: pod{team: "b", image: same, policy: never}, want: neverPulled},
 	)
+	if s.verifiesItself() {
+		s.must(s.restartKubelet(s.Context(), quick()))
+	}
 }
 
 // Under each policy, pods of every kind come with every pull policy. What becomes of them is what
@@ -87,7 +102,7 @@ func policies(s *story) {
 		s.must(s.gate.Restart(s.Context(), tc.settings...))
 		rows = append(rows, s.matrix(fmt.Sprintf("policy-%d", i), tc.name)...)
 	}
-	s.page(rows)
+	s.compare(rows)
 }
 
 // matrix lets pods of every kind come under a policy, and returns a row of the page for each kind.
@@ -196,8 +211,8 @@ func told(state, asks string) string {
 	return state + ", asked for " + asks
 }
 
-// page compares rows with those of the page, or writes them.
-func (s *story) page(rows []string) {
+// compare compares rows with those of the page, or writes them.
+func (s *story) compare(rows []string) {
 	s.Helper()
 	text, err := os.ReadFile(compatibility)
 	s.must(err)

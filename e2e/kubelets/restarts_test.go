@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -154,36 +153,42 @@ func static(s *story) {
 	s.must(s.kubelet.Stop())
 	s.must(s.cluster.StopAPI())
 	s.must(s.kubelet.Start(s.Context(), s.gate.Endpoint(), quick()))
-	for _, policy := range []corev1.PullPolicy{never, ifNotPresent} {
-		name := "static-" + strings.ToLower(string(policy))
-		p := s.spec(name, pod{team: "kube", image: app, policy: policy})
-		p.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
-		p.Spec.NodeName = ""
-		s.must(s.kubelet.Manifest(p))
-		s.runsStatic(name)
-		s.must(s.kubelet.RemoveManifest(name))
-	}
+	s.runsStatic(s.preloaded["preloaded/never"], never)
+	s.runsStatic(s.preloaded["preloaded/ifnotpresent"], ifNotPresent)
+	// A kubelet that verifies makes no exception for static pods.
+	s.must(s.restartKubelet(s.Context(), s.withoutNative()))
+	s.runsStatic(app, never)
+	s.runsStatic(app, ifNotPresent)
 	s.must(s.cluster.StartAPI(s.Context()))
+	s.must(s.restartKubelet(s.Context(), quick()))
 	s.tell(
 		step{who: "B without a secret, afterwards", pod: pod{team: "b", image: app}, want: pullFailed, asks: refusals, says: denied},
 		step{who: "A, afterwards", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, asks: s.recheck()},
 	)
 }
 
-// runsStatic waits until the runtime runs a static pod; there is nobody else to ask.
-func (s *story) runsStatic(name string) {
+// runsStatic puts a static pod on the node, waits until the runtime runs it (there is nobody else to
+// ask), and takes it away.
+func (s *story) runsStatic(image node.Pushed, policy corev1.PullPolicy) {
 	s.Helper()
+	s.pods++
+	name := fmt.Sprintf("static-%d", s.pods)
+	p := s.spec(name, pod{team: "kube", image: image, policy: policy})
+	p.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
+	p.Spec.NodeName = ""
+	s.must(s.kubelet.Manifest(p))
 	k := s.runtimeClient()
 	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
 		n, err := k.RunningIn(s.Context(), name+"-"+s.kubelet.Name())
 		s.must(err)
 		if n > 0 {
-			return
+			break
 		}
 		if time.Now().After(end) {
-			s.Fatalf("the static pod %s does not run\n%s", name, s.said())
+			s.Fatalf("the static pod on %s, %s, does not run\n%s", image.Name, policy, s.said())
 		}
 	}
+	s.must(s.kubelet.RemoveManifest(name))
 }
 
 // runtimeClient talks to containerd, past pullgated.
