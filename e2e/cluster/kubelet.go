@@ -80,7 +80,7 @@ func (k *Kubelet) privateView() string {
 		lines = append(lines, fmt.Sprintf("[ -e %[2]s ] && mount --bind '%[1]s' %[2]s", from, to))
 	}
 	// It makes /var/log/containers and /var/lib/kubelet/device-plugins, whatever its root directory is.
-	lines = append(lines, "mount -t tmpfs tmpfs /var/log", "mount -t tmpfs tmpfs /var/lib")
+	lines = append(lines, "mount -t tmpfs none /var/log", "mount -t tmpfs none /var/lib")
 	lines = append(lines, "mkdir -p '"+k.path("kernel")+"'")
 	for setting, value := range map[string]string{
 		"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",

@@ -38,6 +38,7 @@ type tale struct {
 
 // life is the life of one node.
 func life(t *testing.T, m *machine) {
+	t.Helper()
 	// At first nothing protects it.
 	must(t, m.unprotected(t.Context()))
 	if !t.Run("hole", func(t *testing.T) { m.begin(t, "hole", hole) }) {
@@ -46,8 +47,9 @@ func life(t *testing.T, m *machine) {
 	m.tell(t, tale{"crowd-unprotected", crowdUnprotected})
 
 	// Then pullgate is installed, beside images that are on the node by then.
-	must(t, m.preload(t.Context()))
-	must(t, m.protect(t.Context()))
+	if !t.Run("installed", func(t *testing.T) { m.begin(t, "installed", installed) }) {
+		t.Fatal("without pullgated before the kubelet the rest is not protected")
+	}
 	m.tell(t, tale{"preloaded", preloaded})
 
 	t.Run("together", func(t *testing.T) {

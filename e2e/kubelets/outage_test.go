@@ -1,6 +1,7 @@
 package kubelets_test
 
 import (
+	"context"
 	"net/http"
 	"time"
 
@@ -45,10 +46,9 @@ func outage(s *story) {
 		s.must(r.Up())
 	}
 	r.Fault(func(_ http.ResponseWriter, req *http.Request) bool {
-		select {
-		case <-time.After(2 * time.Second):
-		case <-req.Context().Done():
-		}
+		wait, done := context.WithTimeout(req.Context(), 2*time.Second)
+		defer done()
+		<-wait.Done()
 		return false
 	})
 	s.tell(

@@ -12,6 +12,20 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
+// pullgate is installed on a node that is in use: pods go on with the containers they have, and what is
+// there by then is everybody's as it was, by default.
+func installed(s *story) {
+	app := s.private("app:1")
+	stay := []*outcome{s.keep(step{who: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, asks: downloads})}
+	before := s.containers(stay)
+	s.must(s.preload(s.Context()))
+	s.must(s.protect(s.Context()))
+	s.tell(step{who: "B on an image from before", pod: pod{team: "b", image: app, policy: never}, want: running})
+	if after := s.containers(stay); !maps.Equal(before, after) {
+		s.Errorf("the pod that ran has the container %v; want %v, that from before", after, before)
+	}
+}
+
 // Whatever is restarted: pods that run go on with the containers they have, new ones are judged as
 // before, and nothing is opened. The registry is away meanwhile, so that nobody is helped by it.
 func restarts(s *story) {
