@@ -38,9 +38,12 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	return data, nil
 }
 
-// Unmarshal keeps a reference of its own; grpc gives back the one it has.
+// Unmarshal keeps a reference of its own; grpc gives back the one it has. A message that the frame
+// already has is given back: grpc reads on into the same frame to see that a unary answer is the
+// only one.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if f, ok := v.(*frame); ok {
+		f.free()
 		data.Ref()
 		f.data = data
 		return nil

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
@@ -42,7 +43,7 @@ func serveBefore(tb testing.TB, endpoint string) (proxied string, server *cripro
 		tb.Fatal(err)
 	}
 	gate := criproxy.NewGate(criproxy.GateConfig{Tracker: trk, Pods: pods.New(), Runtime: rt, Metrics: &counts{}, Log: klog.Logger{}})
-	server = criproxy.New(criproxy.Config{Runtime: up, Image: up, Gate: gate, Metrics: &counts{}, Log: klog.Logger{}})
+	server = criproxy.NewForTest(criproxy.Config{Runtime: up, Image: up, Gate: gate, Metrics: &counts{}, Log: klog.Logger{}}, experimental.BufferPool(buffers()))
 	socket := endpoint[len("unix://"):] + ".proxy"
 	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "unix", socket)
 	if err != nil {

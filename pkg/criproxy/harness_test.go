@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/experimental"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
@@ -116,7 +117,7 @@ func (p *proxy) start() {
 	c := p.config
 	c.Tracker, c.Pods, c.Runtime, c.Metrics, c.Log = p.tracker, pods.New(), rt, p.counts, klog.Logger{}
 	p.gate = criproxy.NewGate(c)
-	p.server = criproxy.New(criproxy.Config{Runtime: p.up, Image: p.up, Gate: p.gate, Metrics: p.counts, Log: klog.Logger{}})
+	p.server = criproxy.NewForTest(criproxy.Config{Runtime: p.up, Image: p.up, Gate: p.gate, Metrics: p.counts, Log: klog.Logger{}}, experimental.BufferPool(buffers()))
 	socket := filepath.Join(p.dir, "cri.sock")
 	_ = os.Remove(socket)
 	l, err := (&net.ListenConfig{}).Listen(p.t.Context(), "unix", socket)

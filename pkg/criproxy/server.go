@@ -26,13 +26,15 @@ type Metrics interface {
 	Panic()
 }
 
-// Config are the parts of a [Server]. Every field must be set.
+// Config are the parts of a [Server]. Every exported field must be set.
 type Config struct {
 	// Runtime serves the RuntimeService, Image the ImageService; they may be the same.
 	Runtime, Image *Upstream
 	Gate           *Gate
 	Metrics        Metrics
 	Log            klog.Logger
+
+	options []grpc.ServerOption // set by tests alone
 }
 
 // A Server is the CRI as the kubelet sees it.
@@ -83,12 +85,12 @@ func New(c Config) *Server {
 		}
 	}
 	s.stopping, s.stop = context.WithCancelCause(context.Background())
-	s.grpc = grpc.NewServer(
+	s.grpc = grpc.NewServer(append([]grpc.ServerOption{
 		grpc.ForceServerCodecV2(newCodec()),
 		grpc.UnknownServiceHandler(s.handle),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.WaitForHandlers(true),
-	)
+	}, c.options...)...)
 	return s
 }
 

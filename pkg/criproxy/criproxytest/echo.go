@@ -1,7 +1,6 @@
 package criproxytest
 
 import (
-	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -20,25 +19,29 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
 )
 
 // The request metadata by which a client tells an [Echo] what to do.
 const (
 	doHeaderFirst = "do-header-first" // send the header before anything is read
+	doBare        = "do-bare"         // send no header and no trailer of one's own
 	doReplies     = "do-replies"      // how many messages to send; by default one for each that came
 	doSize        = "do-size"         // of a message that is sent instead of an echo
-	doFail        = "do-fail"         // end with FailedPrecondition and details, after the messages
+	doRead        = "do-read"         // read only so many messages, not to the half-close
+	doFail        = "do-fail"         // end with this code and with details, after the messages
 	doHang        = "do-hang"         // wait for the end of the call
+	doLimit       = "do-limit"        // nothing to do: the deadline that the client has set
 )
 
 // Seen is what a runtime sees of one call.
 type Seen struct {
 	Method   string
-	Metadata metadata.MD // the client's own
+	Metadata metadata.MD // the client's own, with authority and content type
 	Messages []string    // see inShort
 	HalfEnd  bool        // the client has half-closed
 	Deadline bool        // the call has a deadline, within a second of what the client set
-	Canceled bool        // the call was cancelled under way
+	Canceled bool        // the call ended under way: cancelled, its deadline over or its connection lost
 }
 
 // An Echo is a runtime that serves every method of every service: it sends back what it gets, with
@@ -48,8 +51,9 @@ type Echo struct {
 	server   *grpc.Server
 	calls    atomic.Int64 // numbers the calls, so that each finds its own Seen
 
-	mu   sync.Mutex
-	seen map[string]chan Seen // by the client's call ID
+	mu    sync.Mutex
+	seen  map[string]chan Seen     // by the client's call ID
+	hangs map[string]chan struct{} // by the same; closed when the call hangs
 }
 
 // NewEcho starts an echo.
@@ -59,7 +63,7 @@ func NewEcho(tb testing.TB) *Echo {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	e := &Echo{endpoint: "unix://" + filepath.Join(dir, "echo.sock"), seen: map[string]chan Seen{}}
+	e := &Echo{endpoint: "unix://" + filepath.Join(dir, "echo.sock"), seen: map[string]chan Seen{}, hangs: map[string]chan struct{}{}}
 	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "unix", filepath.Join(dir, "echo.sock"))
 	if err != nil {
 		tb.Fatal(err)
@@ -89,18 +93,27 @@ func (e *Echo) of(call string) chan Seen {
 	return e.seen[call]
 }
 
+// hang returns the channel that is closed when a call hangs.
+func (e *Echo) hang(call string) chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.hangs[call] == nil {
+		e.hangs[call] = make(chan struct{})
+	}
+	return e.hangs[call]
+}
+
 func (e *Echo) handle(_ any, stream grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(stream)
 	md, _ := metadata.FromIncomingContext(stream.Context())
 	saw := Seen{Method: method, Metadata: own(md)}
-	if at, ok := stream.Context().Deadline(); ok {
+	if at, ok := stream.Context().Deadline(); ok && len(md.Get(doLimit)) == 1 {
+		limit, err := time.ParseDuration(md.Get(doLimit)[0])
 		left := time.Until(at)
-		saw.Deadline = left > callLimit-time.Second && left <= callLimit
+		saw.Deadline = err == nil && left > limit-time.Second && left <= limit
 	}
 	err := e.play(stream, md, &saw)
-	if stream.Context().Err() != nil && errors.Is(stream.Context().Err(), context.Canceled) {
-		saw.Canceled = true
-	}
+	saw.Canceled = stream.Context().Err() != nil
 	if call := md.Get("call"); len(call) == 1 {
 		e.of(call[0]) <- saw
 	}
@@ -108,52 +121,80 @@ func (e *Echo) handle(_ any, stream grpc.ServerStream) error {
 }
 
 func (e *Echo) play(stream grpc.ServerStream, md metadata.MD, saw *Seen) error {
-	header := metadata.Pairs("x-header", "one", "x-header", "two", "x-header-bin", "\x00\xff")
-	if err := stream.SetHeader(header); err != nil {
-		return err
+	if len(md.Get(doBare)) == 0 {
+		if err := stream.SetHeader(metadata.Pairs("x-header", "one", "x-header", "two", "x-header-bin", "\x00\xff")); err != nil {
+			return err
+		}
+		stream.SetTrailer(metadata.Pairs("x-trailer", "one", "x-trailer", "two", "x-trailer-bin", "\x01\xfe"))
 	}
-	stream.SetTrailer(metadata.Pairs("x-trailer", "one", "x-trailer", "two", "x-trailer-bin", "\x01\xfe"))
 	if len(md.Get(doHeaderFirst)) > 0 {
 		if err := stream.SendHeader(nil); err != nil {
 			return err
 		}
 	}
-	echoes := len(md.Get(doReplies)) == 0
-	for {
-		var m []byte
-		err := stream.RecvMsg(&m)
-		if errors.Is(err, io.EOF) {
-			saw.HalfEnd = true
-			break
-		}
-		if err != nil {
-			return err
-		}
-		saw.Messages = append(saw.Messages, inShort(m))
-		if echoes && len(md.Get(doHang)) == 0 {
-			if err := stream.SendMsg(&m); err != nil {
-				return err
-			}
-		}
+	if err := read(stream, md, saw); err != nil {
+		return err
 	}
-	if !echoes {
+	if len(md.Get(doReplies)) > 0 {
 		if err := replies(stream, md); err != nil {
 			return err
 		}
 	}
 	if len(md.Get(doHang)) > 0 {
+		if call := md.Get("call"); len(call) == 1 {
+			close(e.hang(call[0]))
+		}
 		<-stream.Context().Done()
 		return stream.Context().Err()
 	}
-	if len(md.Get(doFail)) > 0 {
-		s := status.New(codes.FailedPrecondition, "told to fail: ÄÖ % \n")
-		detailed, err := s.WithDetails(&errdetails.ErrorInfo{Domain: "echo", Reason: "TOLD"}, &errdetails.RetryInfo{})
+	if code := md.Get(doFail); len(code) == 1 {
+		return failure(code[0])
+	}
+	return nil
+}
+
+// read takes the client's messages, and echoes them unless something else is to be sent.
+func read(stream grpc.ServerStream, md metadata.MD, saw *Seen) error {
+	most := -1
+	if n := md.Get(doRead); len(n) == 1 {
+		var err error
+		if most, err = strconv.Atoi(n[0]); err != nil {
+			return err
+		}
+	}
+	for len(saw.Messages) != most {
+		var m []byte
+		err := stream.RecvMsg(&m)
+		if errors.Is(err, io.EOF) {
+			saw.HalfEnd = true
+			return nil
+		}
 		if err != nil {
 			return err
 		}
-		return detailed.Err()
+		saw.Messages = append(saw.Messages, inShort(m))
+		if len(md.Get(doReplies)) == 0 && len(md.Get(doHang)) == 0 {
+			if err := stream.SendMsg(&m); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
+}
+
+// failure is a status with details, one of them of a type that nobody but its sender knows.
+func failure(code string) error {
+	n, err := strconv.ParseUint(code, 10, 32)
+	if err != nil {
+		return err
+	}
+	s, err := status.New(codes.Code(n), "told to fail: ÄÖ % \n").WithDetails(&errdetails.ErrorInfo{Domain: "echo", Reason: "TOLD"}, &errdetails.RetryInfo{})
+	if err != nil {
+		return err
+	}
+	p := s.Proto()
+	p.Details = append(p.Details, &anypb.Any{TypeUrl: "types.test/not.known", Value: []byte{0xff, 0x00, 0xff}})
+	return status.FromProto(p).Err()
 }
 
 func replies(stream grpc.ServerStream, md metadata.MD) error {
@@ -184,10 +225,10 @@ func inShort(m []byte) string {
 	return fmt.Sprintf("%d bytes %x", len(m), sha256.Sum256(m))
 }
 
-// own drops what grpc itself writes, which is between neighbours.
+// own drops what is between neighbours: what grpc says of itself, and the number of the call.
 func own(md metadata.MD) metadata.MD {
 	md = md.Copy()
-	for _, k := range []string{":authority", "content-type", "user-agent", "grpc-accept-encoding", "call"} {
+	for _, k := range []string{"user-agent", "grpc-accept-encoding", "call"} {
 		md.Delete(k)
 	}
 	return md

@@ -1,11 +1,12 @@
 package criproxytest
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,8 +17,12 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// callLimit is the deadline of calls that have one.
-const callLimit = 30 * time.Second
+const (
+	// callLimit is the deadline of calls that have one, and bounds every wait.
+	callLimit = 30 * time.Second
+	// shortLimit is a deadline that passes.
+	shortLimit = 200 * time.Millisecond
+)
 
 // limit is the largest message that kubelets and containerd take.
 const limit = 16 << 20
@@ -32,114 +37,106 @@ type Observed struct {
 	Runtime         Seen
 }
 
-// A row is one property of forwarding.
-type row struct {
-	name   string
-	method string
-	// metadata of the request, in pairs.
-	metadata []string
-	send     [][]byte
-	// headerFirst waits for the header before anything is sent, lockstep for each echo before the
-	// next message.
-	headerFirst, lockstep bool
-	deadline              bool
-	cancel                bool // the client cancels once the runtime has its messages
-	// unseen says that the runtime does not see the call at all, or not to its end.
-	unseen bool
-}
-
-const (
-	knownUnary   = "/runtime.v1.RuntimeService/Version"
-	knownStream  = "/runtime.v1.RuntimeService/GetContainerEvents"
-	unknown      = "/runtime.v1.RuntimeService/NotYetInvented"
-	unknownImage = "/runtime.v1.ImageService/NotYetInvented"
-)
-
-// rows is the table: one row a property.
-func rows() []row {
-	// Fields that no version of the CRI knows, and bytes that are no message at all.
-	odd := []byte{0xfa, 0x3e, 0x03, 'n', 'e', 'w', 0x08, 0x96, 0x01}
-	garbage := []byte{0xff, 0xff, 0xff, 0xff}
-	big := bytes.Repeat([]byte{7}, limit)
-	over := append(bytes.Clone(big), 7)
-	one := [][]byte{odd}
-	replies := func(n, size int) []string { return []string{doReplies, fmt.Sprint(n), doSize, fmt.Sprint(size)} }
-	return []row{
-		{name: "known unary method with unknown fields", method: knownUnary, send: one},
-		{name: "known unary method with bytes that are no message", method: knownUnary, send: [][]byte{garbage}},
-		{name: "known unary method with an empty message", method: knownUnary, send: [][]byte{{}}},
-		{name: "known unary method that fails", method: knownUnary, send: one, metadata: append(replies(0, 0), doFail, "1")},
-		{name: "unknown unary method", method: unknown, send: one},
-		{name: "unknown unary method of the image service", method: unknownImage, send: one},
-		{name: "unknown method that fails without a message", method: unknown, metadata: append(replies(0, 0), doFail, "1")},
-		{name: "server stream", method: knownStream, send: one, metadata: replies(5, 3)},
-		{name: "server stream of empty messages", method: knownStream, send: [][]byte{{}}, metadata: replies(3, 0)},
-		{name: "server stream that fails after its messages", method: knownStream, send: one, metadata: append(replies(2, 1), doFail, "1")},
-		{name: "client stream with half-close", method: unknown, send: [][]byte{odd, {}, garbage}, metadata: replies(1, 9)},
-		{name: "stream without any message", method: unknown, metadata: replies(0, 0)},
-		{name: "both directions in turn", method: unknown, send: [][]byte{odd, {}, garbage, odd}, lockstep: true},
-		{name: "header before the first message", method: unknown, send: one, metadata: []string{doHeaderFirst, "1"}, headerFirst: true},
-		{name: "repeated and binary metadata", method: knownUnary, send: one, metadata: []string{"k", "1", "k", "2", "k-bin", "\x00\x01\xff", "traceparent", "00-x"}},
-		{name: "repeated and binary metadata of a stream", method: unknown, send: one, metadata: []string{"k", "1", "k", "2", "k-bin", "\x00\x01\xff"}},
-		{name: "deadline of a unary call", method: knownUnary, send: one, deadline: true},
-		{name: "deadline of a stream", method: unknown, send: one, deadline: true},
-		{name: "client that cancels a unary call", method: knownUnary, send: one, metadata: []string{doHang, "1"}, cancel: true},
-		{name: "client that cancels a stream", method: knownStream, send: one, metadata: []string{doHang, "1"}, cancel: true},
-		{name: "request of 16 MiB", method: knownUnary, send: [][]byte{big}, metadata: replies(1, 1)},
-		{name: "answer of 16 MiB", method: knownUnary, send: one, metadata: replies(1, limit)},
-		{name: "stream of 16 MiB both ways", method: unknown, send: [][]byte{big}},
-		{name: "request over 16 MiB", method: knownUnary, send: [][]byte{over}, unseen: true},
-		{name: "request over 16 MiB on a stream", method: unknown, send: [][]byte{over}, unseen: true},
-		{name: "answer over 16 MiB", method: knownUnary, send: one, metadata: replies(1, limit+1), unseen: true},
-		{name: "answer over 16 MiB on a stream", method: unknown, send: one, metadata: replies(1, limit+1), unseen: true},
-	}
-}
-
 // Fidelity makes every call of the table twice, directly to the echo and through the proxy that
-// listens on the endpoint proxied, and compares everything that both ends see.
+// listens on the endpoint proxied, and compares everything that both ends see. Then it makes all of
+// them at once, so that calls which get into each other's way show. The proxy may be in this
+// process or a program of its own.
 func Fidelity(t *testing.T, echo *Echo, proxied string) {
 	t.Helper()
-	direct, through := dial(t, echo.Endpoint()), dial(t, proxied)
+	direct, through := link(t, echo.Endpoint()), link(t, proxied)
 	for _, r := range rows() {
-		t.Run(r.name, func(t *testing.T) {
-			want, got := observe(t, echo, direct, r), observe(t, echo, through, r)
-			if want.Code == "Unavailable" {
-				t.Fatalf("the direct call did not get through: %s", want.Text)
+		t.Run(r.name, func(t *testing.T) { compare(t, echo, direct, through, r) })
+	}
+	t.Run("at once", func(t *testing.T) {
+		for _, r := range rows() {
+			if r.heavy() {
+				continue
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("direct and proxied differ (-direct +proxied):\n%.4000s", diff)
-			}
-		})
+			t.Run(r.name, func(t *testing.T) {
+				t.Parallel()
+				compare(t, echo, direct, through, r)
+			})
+		}
+	})
+}
+
+// heavy says that a row takes more memory than many calls at once should.
+func (r row) heavy() bool {
+	size := 0
+	for _, m := range r.send {
+		size += len(m)
+	}
+	return size >= limit || slices.Contains(r.metadata, fmt.Sprint(limit)) || slices.Contains(r.metadata, fmt.Sprint(limit+1))
+}
+
+func compare(t *testing.T, echo *Echo, direct, through *grpc.ClientConn, r row) {
+	t.Helper()
+	want, got := observe(t, echo, direct, r), observe(t, echo, through, r)
+	if want.Code == "Unavailable" {
+		t.Fatalf("the direct call did not get through: %s", want.Text)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("direct and proxied differ (-direct +proxied):\n%.4000s", diff)
 	}
 }
 
-func dial(tb testing.TB, endpoint string) *grpc.ClientConn {
+func link(tb testing.TB, endpoint string) *grpc.ClientConn {
 	tb.Helper()
 	cc, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(limit)))
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { _ = cc.Close() })
+	tb.Cleanup(func() { _ = cc.Close() }) // a row may have closed it
 	return cc
 }
 
 func observe(t *testing.T, echo *Echo, cc *grpc.ClientConn, r row) Observed {
 	t.Helper()
+	if r.cut == disconnects {
+		cc = link(t, cc.Target()) // the other rows need theirs
+	}
 	id := fmt.Sprint(echo.calls.Add(1))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	if r.deadline {
-		ctx, cancel = context.WithTimeout(ctx, callLimit)
+	defer time.AfterFunc(callLimit, cancel).Stop() // a call that hangs fails its row and no other
+	pairs := append([]string{"call", id}, r.metadata...)
+	if r.limit > 0 {
+		ctx, cancel = context.WithTimeout(ctx, r.limit)
 		defer cancel()
+		pairs = append(pairs, doLimit, r.limit.String())
 	}
-	ctx = metadata.NewOutgoingContext(ctx, metadata.Pairs(append([]string{"call", id}, r.metadata...)...))
+	ctx = metadata.NewOutgoingContext(ctx, metadata.Pairs(pairs...))
+	end := func() {}
+	switch r.cut {
+	case cancels:
+		end = cancel
+	case disconnects:
+		end = func() { _ = cc.Close() }
+	case noCut:
+	}
+	answered, stop := make(chan struct{}), make(chan struct{})
+	var cutting sync.WaitGroup
+	cutting.Go(func() {
+		for _, c := range []chan struct{}{echo.hang(id), answered} {
+			select {
+			case <-c:
+			case <-stop:
+				return
+			}
+		}
+		end()
+	})
 	var o Observed
-	err := r.make(ctx, cancel, cc, &o)
-	s := status.Convert(err)
-	o.Code, o.Text = s.Code().String(), s.Message()
-	for _, d := range s.Details() {
-		o.Details = append(o.Details, fmt.Sprintf("%T %v", d, d))
+	s := status.Convert(r.make(ctx, cc, &o, answered))
+	close(stop)
+	cutting.Wait()
+	o.Code = s.Code().String()
+	if !r.passes() {
+		o.Text = s.Message() // when a deadline passes, that of the end which is first to see it
+	}
+	for _, d := range s.Proto().GetDetails() {
+		o.Details = append(o.Details, fmt.Sprintf("%s %x", d.GetTypeUrl(), d.GetValue()))
 	}
 	o.Header, o.Trailer = own(o.Header), own(o.Trailer)
 	o.Trailer.Delete("grpc-status-details-bin") // the details themselves are compared
@@ -148,8 +145,8 @@ func observe(t *testing.T, echo *Echo, cc *grpc.ClientConn, r row) Observed {
 		o.Header, o.Trailer = nil, nil
 		return o
 	}
-	wait, stop := context.WithTimeout(t.Context(), callLimit)
-	defer stop()
+	wait, done := context.WithTimeout(t.Context(), callLimit)
+	defer done()
 	select {
 	case o.Runtime = <-echo.of(id):
 	case <-wait.Done():
@@ -158,8 +155,12 @@ func observe(t *testing.T, echo *Echo, cc *grpc.ClientConn, r row) Observed {
 	return o
 }
 
-// make makes the call as a stream in both directions, which any method looks like on the wire.
-func (r row) make(ctx context.Context, cancel context.CancelFunc, cc *grpc.ClientConn, o *Observed) error {
+// make makes the call as a stream in both directions, which any method looks like on the wire. It
+// closes answered when the answers of the row have come.
+func (r row) make(ctx context.Context, cc *grpc.ClientConn, o *Observed, answered chan struct{}) error {
+	if r.answers == 0 {
+		close(answered)
+	}
 	stream, err := cc.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, r.method)
 	if err != nil {
 		return err
@@ -170,35 +171,48 @@ func (r row) make(ctx context.Context, cancel context.CancelFunc, cc *grpc.Clien
 		}
 		o.HeaderFirst = true
 	}
-	for _, m := range r.send {
-		if err := stream.SendMsg(&m); err != nil {
-			break // the status is had from RecvMsg
-		}
-		if r.lockstep {
-			var answer []byte
-			if err := stream.RecvMsg(&answer); err != nil {
-				return err
-			}
-			o.Messages = append(o.Messages, inShort(answer))
-		}
-	}
-	_ = stream.CloseSend() // never fails in a way that RecvMsg would not tell
-	if r.cancel {
-		// Give the runtime the time to have the messages, or it could not tell them.
-		time.Sleep(100 * time.Millisecond)
-		cancel()
-	}
-	for {
+	receive := func() error {
 		var m []byte
-		if err = stream.RecvMsg(&m); err != nil {
-			break
+		if err := stream.RecvMsg(&m); err != nil {
+			return err
 		}
 		o.Messages = append(o.Messages, inShort(m))
+		if len(o.Messages) == r.answers {
+			close(answered)
+		}
+		return nil
 	}
-	if !r.headerFirst && !r.cancel {
-		o.Header, _ = stream.Header()
+	if r.lockstep {
+		for _, m := range r.send {
+			if err := stream.SendMsg(&m); err != nil {
+				return err
+			}
+			if err := receive(); err != nil {
+				return err
+			}
+		}
 	}
-	if !r.cancel {
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		if !r.lockstep {
+			for _, m := range r.send {
+				if err := stream.SendMsg(&m); err != nil {
+					return // the status is had from RecvMsg
+				}
+			}
+		}
+		if !r.open {
+			_ = stream.CloseSend() // never fails in a way that RecvMsg would not tell
+		}
+	})
+	for err = receive(); err == nil; err = receive() {
+	}
+	sending.Wait()
+	if r.cut == noCut && !r.passes() {
+		// Of a call that was cut off, grpc may have thrown away what had come.
+		if !r.headerFirst {
+			o.Header, _ = stream.Header()
+		}
 		o.Trailer = stream.Trailer()
 	}
 	if errors.Is(err, io.EOF) {
@@ -206,3 +220,6 @@ func (r row) make(ctx context.Context, cancel context.CancelFunc, cc *grpc.Clien
 	}
 	return err
 }
+
+// passes says that the row's deadline passes.
+func (r row) passes() bool { return r.limit == shortLimit }

@@ -3,8 +3,10 @@ package criproxytest
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
 )
 
@@ -29,6 +31,25 @@ func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	}
 	*b = data.Materialize()
 	return nil
+}
+
+// A keepingCodec keeps the bytes of every message that it decodes until they are taken.
+type keepingCodec struct {
+	encoding.CodecV2
+	kept sync.Map // from the message to its bytes
+}
+
+// Unmarshal decodes and keeps.
+func (c *keepingCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	c.kept.Store(v, data.Materialize())
+	return c.CodecV2.Unmarshal(data, v)
+}
+
+// take returns the bytes that a message was decoded from, once.
+func (c *keepingCodec) take(v any) []byte {
+	kept, _ := c.kept.LoadAndDelete(v)
+	b, _ := kept.([]byte)
+	return b
 }
 
 // CallRaw makes a unary call with a message that need not be one, and returns the answer as it came.

@@ -11,8 +11,11 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/distribution/reference"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
+	_ "google.golang.org/grpc/encoding/proto" // the codec that is kept
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -43,11 +46,18 @@ type Runtime struct {
 	sandboxes  map[string]*runtimeapi.PodSandbox
 	containers map[string]*runtimeapi.Container
 	started    map[string]bool
-	calls      []string
+	calls      []received
 	next       int
 
 	socket string
 	server *grpc.Server
+	codec  keepingCodec
+}
+
+// A received is one call that a runtime got.
+type received struct {
+	method  string // its short name
+	request []byte // as it came
 }
 
 // NewRuntime starts a runtime that has nothing.
@@ -62,6 +72,7 @@ func NewRuntime(tb testing.TB) *Runtime {
 		containers: map[string]*runtimeapi.Container{},
 		started:    map[string]bool{},
 		socket:     filepath.Join(dir, "runtime.sock"),
+		codec:      keepingCodec{CodecV2: encoding.GetCodecV2("proto")},
 	}
 	r.Start(tb)
 	tb.Cleanup(func() {
@@ -79,7 +90,7 @@ func (r *Runtime) Start(tb testing.TB) {
 		tb.Fatal(err)
 	}
 	const limit = 16 << 20
-	r.server = grpc.NewServer(grpc.MaxRecvMsgSize(limit), grpc.UnaryInterceptor(r.note))
+	r.server = grpc.NewServer(grpc.MaxRecvMsgSize(limit), grpc.UnaryInterceptor(r.note), grpc.ForceServerCodecV2(&r.codec))
 	runtimeapi.RegisterRuntimeServiceServer(r.server, r)
 	runtimeapi.RegisterImageServiceServer(r.server, r)
 	go func(s *grpc.Server) { _ = s.Serve(l) }(r.server) // ends with Stop
@@ -114,11 +125,23 @@ func (r *Runtime) Calls(method string) int {
 	defer r.mu.Unlock()
 	n := 0
 	for _, c := range r.calls {
-		if c == method {
+		if c.method == method {
 			n++
 		}
 	}
 	return n
+}
+
+// Requests returns the bytes of every call of a method as they came, by its short name, oldest first.
+func (r *Runtime) Requests(method string) (all [][]byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.calls {
+		if c.method == method {
+			all = append(all, c.request)
+		}
+	}
+	return all
 }
 
 // Containers returns the IDs of the containers, sorted.
@@ -136,7 +159,7 @@ func (r *Runtime) Containers() []string {
 func (r *Runtime) note(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	method := info.FullMethod[strings.LastIndex(info.FullMethod, "/")+1:]
 	r.mu.Lock()
-	r.calls = append(r.calls, method)
+	r.calls = append(r.calls, received{method: method, request: r.codec.take(req)})
 	r.mu.Unlock()
 	resp, err := handler(ctx, req)
 	r.mu.Lock()
@@ -146,29 +169,6 @@ func (r *Runtime) note(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 		before(method)
 	}
 	return resp, err
-}
-
-// resolveLocked finds an image by name, ID, or prefix of an ID.
-func (r *Runtime) resolveLocked(name string) (*Image, error) {
-	for i := range r.images {
-		if r.images[i].ID == name || slices.Contains(r.images[i].Names, name) {
-			return &r.images[i], nil
-		}
-	}
-	hex := strings.TrimPrefix(name, "sha256:")
-	if hex == "" || strings.Trim(hex, "0123456789abcdef") != "" {
-		return nil, nil //nolint:nilnil // absent
-	}
-	var found *Image
-	for i := range r.images {
-		if strings.HasPrefix(strings.TrimPrefix(r.images[i].ID, "sha256:"), hex) {
-			if found != nil {
-				return nil, status.Error(codes.Unknown, "ambiguous image id") //nolint:wrapcheck // the wire's own
-			}
-			found = &r.images[i]
-		}
-	}
-	return found, nil
 }
 
 func (i *Image) message() *runtimeapi.Image {
@@ -199,8 +199,11 @@ func (r *Runtime) ImageStatus(_ context.Context, req *runtimeapi.ImageStatusRequ
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	i, err := r.resolveLocked(req.GetImage().GetImage())
-	if err != nil || i == nil {
-		return &runtimeapi.ImageStatusResponse{}, err
+	if err != nil {
+		return nil, unresolved(req.GetImage().GetImage(), err)
+	}
+	if i == nil {
+		return &runtimeapi.ImageStatusResponse{}, nil
 	}
 	resp := &runtimeapi.ImageStatusResponse{Image: i.message()}
 	if req.GetVerbose() {
@@ -215,6 +218,9 @@ func (r *Runtime) PullImage(_ context.Context, req *runtimeapi.PullImageRequest)
 	registry := r.Registry
 	r.mu.Unlock()
 	name := req.GetImage().GetImage()
+	if _, err := reference.ParseDockerRef(name); err != nil {
+		return nil, status.Errorf(codes.Unknown, "failed to parse image reference %q: %v", name, err)
+	}
 	if registry == nil {
 		return nil, status.Errorf(codes.NotFound, "failed to pull and unpack image %q: not found", name)
 	}
@@ -229,9 +235,10 @@ func (r *Runtime) PullImage(_ context.Context, req *runtimeapi.PullImageRequest)
 }
 
 func (r *Runtime) addLocked(name string, img Image) {
+	name = normal(name)
 	at := -1
 	for i := range r.images {
-		r.images[i].Names = slices.DeleteFunc(r.images[i].Names, func(n string) bool { return n == name })
+		r.images[i].Names = slices.DeleteFunc(r.images[i].Names, func(n string) bool { return normal(n) == name })
 		if r.images[i].ID == img.ID {
 			at = i
 		}
@@ -250,7 +257,11 @@ func (r *Runtime) addLocked(name string, img Image) {
 func (r *Runtime) RemoveImage(_ context.Context, req *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if i, err := r.resolveLocked(req.GetImage().GetImage()); err == nil && i != nil {
+	i, err := r.resolveLocked(req.GetImage().GetImage())
+	if err != nil {
+		return nil, unresolved(req.GetImage().GetImage(), err)
+	}
+	if i != nil {
 		id := i.ID
 		r.images = slices.DeleteFunc(r.images, func(i Image) bool { return i.ID == id })
 	}
@@ -314,7 +325,7 @@ func (r *Runtime) CreateContainer(_ context.Context, req *runtimeapi.CreateConta
 func (r *Runtime) createLocked(sandbox string, config *runtimeapi.ContainerConfig) (string, error) {
 	i, err := r.resolveLocked(config.GetImage().GetImage())
 	if err != nil {
-		return "", err
+		return "", status.Errorf(codes.Unknown, "failed to resolve image %q: %v", config.GetImage().GetImage(), err)
 	}
 	if i == nil {
 		return "", status.Errorf(codes.NotFound, "image %q: not found", config.GetImage().GetImage())
@@ -427,14 +438,4 @@ func (*Runtime) Status(context.Context, *runtimeapi.StatusRequest) (*runtimeapi.
 	return &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
 		{Type: runtimeapi.RuntimeReady, Status: true}, {Type: runtimeapi.NetworkReady, Status: true},
 	}}}, nil
-}
-
-// Denied is what containerd answers for a pull that the registry refuses.
-func Denied(name string) error {
-	return status.Errorf(codes.Unknown, "failed to pull and unpack image %q: failed to resolve reference %q: pulling from host repo.test failed with status code [manifests 1]: 401 Unauthorized", name, name)
-}
-
-// Unreached is what containerd answers for a pull when the registry cannot be reached.
-func Unreached(name string) error {
-	return status.Errorf(codes.Unknown, "failed to pull and unpack image %q: failed to resolve reference %q: failed to do request: Head \"https://repo.test/v2/\": dial tcp 10.0.0.1:443: connect: connection refused", name, name)
 }
