@@ -10,14 +10,16 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/release"
 )
 
 // What tests run on.
 const (
 	debian       = "containerd-1.6" // or whatever the machine has
-	containerd21 = node.Containerd21
-	containerd24 = node.Containerd24
+	containerd21 = release.Containerd21
+	containerd24 = release.Containerd24
 )
 
 // startNode returns the node with a containerd, and starts it for the first test that asks.
@@ -36,7 +38,7 @@ func nodes() (start func(containerd string) (*node.Node, error), closeAll func()
 		ctx := context.Background() // the node outlives the test that starts it
 		program := ""
 		if containerd != debian {
-			if program, err = node.BuildContainerd(ctx, containerd); err != nil {
+			if program, err = release.Containerd(ctx, containerd); err != nil {
 				return nil, err
 			}
 		}
@@ -116,7 +118,7 @@ func begin(t stage, settings ...string) *suite {
 			t.Error(err)
 		}
 		if t.Failed() {
-			t.Logf("pullgated said last:\n%s", node.Tail(filepath.Join(gate.Dir(), "pullgated.log"), 40))
+			t.Logf("pullgated said last:\n%s", host.Tail(filepath.Join(gate.Dir(), "pullgated.log"), 40))
 		}
 	})
 	return s

@@ -20,7 +20,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/host"
+	"github.com/pullgate/pullgate/e2e/release"
 )
 
 // A Cluster is an etcd and an API server that knows an administrator and some nodes.
@@ -34,17 +35,17 @@ type Cluster struct {
 	url      string
 	port     int
 	etcdURL  string
-	etcd     *node.Process
-	api      *node.Process
+	etcd     *host.Process
+	api      *host.Process
 }
 
-// Start starts the control plane of a release of Kubernetes below dir, for nodes of these names.
-func Start(ctx context.Context, dir, release string, nodes ...string) (c *Cluster, err error) {
-	programs, err := node.BuildKubernetes(ctx, release)
+// Start starts the control plane of a release of Kubernetes, such as "1.34", below dir, for nodes of these names.
+func Start(ctx context.Context, dir, version string, nodes ...string) (c *Cluster, err error) {
+	programs, err := release.Kubernetes(ctx, version)
 	if err != nil {
 		return nil, err
 	}
-	c = &Cluster{release: release, programs: programs, dir: dir}
+	c = &Cluster{release: version, programs: programs, dir: dir}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.Close())
@@ -73,7 +74,7 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 	}
 	c.etcdURL = fmt.Sprintf("http://127.0.0.1:%d", ports[0])
 	peer := fmt.Sprintf("http://127.0.0.1:%d", ports[1])
-	c.etcd, err = node.Start(ctx, "etcd", c.path("etcd.log"), answers(c.etcdURL+"/health"), "etcd",
+	c.etcd, err = host.Start(ctx, "etcd", c.path("etcd.log"), answers(c.etcdURL+"/health"), "etcd",
 		"--data-dir", c.path("etcd"), "--unsafe-no-fsync", // what is in it is not kept
 		"--listen-client-urls", c.etcdURL, "--advertise-client-urls", c.etcdURL,
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
@@ -116,7 +117,7 @@ func (c *Cluster) prepareAPI(nodes []string) error {
 
 // StartAPI starts the API server, the first time or again after StopAPI.
 func (c *Cluster) StartAPI(ctx context.Context) (err error) {
-	c.api, err = node.Start(ctx, "kube-apiserver", c.path("kube-apiserver.log"), func() error {
+	c.api, err = host.Start(ctx, "kube-apiserver", c.path("kube-apiserver.log"), func() error {
 		_, err := c.Client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceDefault, metav1.GetOptions{})
 		return err
 	}, filepath.Join(c.programs, "kube-apiserver"),
@@ -160,7 +161,7 @@ func answers(url string) func() error {
 func freePorts(n int) ([]int, error) {
 	var ports []int
 	for len(ports) < n {
-		p, err := node.FreePort()
+		p, err := host.FreePort()
 		if err != nil {
 			return nil, err
 		}

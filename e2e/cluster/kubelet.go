@@ -14,12 +14,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // A Kubelet is a real kubelet with a root directory of its own.
 type Kubelet struct {
-	*node.Process
+	*host.Process
 
 	cluster  *Cluster
 	name     string
@@ -127,7 +127,7 @@ func (k *Kubelet) Start(ctx context.Context, endpoint string, settings Settings)
 	if err != nil {
 		return err
 	}
-	k.Process, err = node.Start(ctx, "kubelet", k.path("kubelet.log"), answers(health),
+	k.Process, err = host.Start(ctx, "kubelet", k.path("kubelet.log"), answers(health),
 		"unshare", "--mount", "--propagation", "private", k.path("start"), filepath.Join(k.cluster.programs, "kubelet"),
 		"--config", k.path("config.yaml"), "--kubeconfig", k.path("kubeconfig"), "--root-dir", k.path("root"), "--cert-dir", k.path("pki"),
 		"--hostname-override", k.name, "--node-ip", address, "--v=2")

@@ -14,13 +14,13 @@ import (
 // the names of stories, for those who want few; that of the hole is always told.
 func TestNode(t *testing.T) {
 	var lives atomic.Int32
-	for _, release := range []string{kubelet134, kubelet130, kubelet136} {
-		t.Run(release, func(t *testing.T) {
+	for _, version := range []string{kubelet134, kubelet130, kubelet136} {
+		t.Run(version, func(t *testing.T) {
 			for _, runtime := range []string{containerd16, containerd24} {
 				t.Run(runtime, func(t *testing.T) {
 					lives.Add(1)
 					t.Parallel()
-					life(t, newMachine(t, release, runtime))
+					life(t, newMachine(t, version, runtime))
 				})
 			}
 		})

@@ -10,7 +10,9 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/e2e/cluster"
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/release"
 )
 
 // The releases that the stories are told on.
@@ -20,7 +22,7 @@ const (
 	kubelet136 = "1.36" // verifies credentials itself, by default
 
 	containerd16 = "containerd-1.6" // or whatever the machine has
-	containerd24 = node.Containerd24
+	containerd24 = release.Containerd24
 )
 
 // A machine is one node: a control plane, containerd, registries, a kubelet, and, once it is protected,
@@ -39,11 +41,11 @@ type machine struct {
 }
 
 // newMachine starts a node's parts but the kubelet, which dials nothing yet.
-func newMachine(t *testing.T, release, runtime string) *machine {
+func newMachine(t *testing.T, version, runtime string) *machine {
 	t.Helper()
 	options := node.Options{ImageSpace: "3G"}
 	if runtime != containerd16 {
-		program, err := node.BuildContainerd(t.Context(), runtime)
+		program, err := release.Containerd(t.Context(), runtime)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -67,7 +69,7 @@ func newMachine(t *testing.T, release, runtime string) *machine {
 		}
 	})
 	const name = "worker"
-	if m.cluster, err = cluster.Start(t.Context(), filepath.Join(n.Dir, "cluster"), release, name); err != nil {
+	if m.cluster, err = cluster.Start(t.Context(), filepath.Join(n.Dir, "cluster"), version, name); err != nil {
 		t.Fatal(err)
 	}
 	if m.kubelet, err = m.cluster.NewKubelet(filepath.Join(n.Dir, "kubelet"), name, n.Cgroup()); err != nil {
@@ -114,9 +116,9 @@ func (m *machine) restartKubelet(ctx context.Context, settings cluster.Settings)
 
 // said is what the parts printed last, for a test that has failed.
 func (m *machine) said() string {
-	text := "kubelet:\n" + node.Tail(filepath.Join(m.Dir, "kubelet", "kubelet.log"), 15)
+	text := "kubelet:\n" + host.Tail(filepath.Join(m.Dir, "kubelet", "kubelet.log"), 15)
 	if m.gate != nil {
-		text += "\npullgated:\n" + node.Tail(filepath.Join(m.gate.Dir(), "pullgated.log"), 25)
+		text += "\npullgated:\n" + host.Tail(filepath.Join(m.gate.Dir(), "pullgated.log"), 25)
 	}
 	return text
 }

@@ -9,11 +9,13 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // A Containerd is a containerd with root, state and socket of its own.
 type Containerd struct {
-	*Process
+	*host.Process
 	dir     string
 	program string
 }
@@ -68,7 +70,7 @@ func StartContainerd(ctx context.Context, dir, program, sandboxImage string) (*C
 
 // Start starts it again after it was stopped or killed.
 func (c *Containerd) Start(ctx context.Context) (err error) {
-	c.Process, err = Start(ctx, "containerd", c.path("containerd.log"), func() error {
+	c.Process, err = host.Start(ctx, "containerd", c.path("containerd.log"), func() error {
 		k, err := NewKubelet(ctx, c.Endpoint())
 		if err != nil {
 			return err
@@ -86,13 +88,13 @@ func (c *Containerd) Endpoint() string { return "unix://" + c.path("containerd.s
 
 // Import loads an image from an archive, behind everybody's back.
 func (c *Containerd) Import(ctx context.Context, archive string) error {
-	_, err := run(ctx, "ctr", "--address", c.path("containerd.sock"), "--namespace", "k8s.io", "images", "import", archive)
+	_, err := host.Run(ctx, "ctr", "--address", c.path("containerd.sock"), "--namespace", "k8s.io", "images", "import", archive)
 	return err
 }
 
 // Tag gives an image another name, behind everybody's back.
 func (c *Containerd) Tag(ctx context.Context, from, to string) error {
-	_, err := run(ctx, "ctr", "--address", c.path("containerd.sock"), "--namespace", "k8s.io", "images", "tag", "--force", from, to)
+	_, err := host.Run(ctx, "ctr", "--address", c.path("containerd.sock"), "--namespace", "k8s.io", "images", "tag", "--force", from, to)
 	return err
 }
 

@@ -16,6 +16,8 @@ import (
 	"runtime"
 	"slices"
 	"time"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // An Image is one to be built: a static busybox and whatever makes it differ from others.
@@ -197,12 +199,12 @@ func (b *Built) Push(ctx context.Context, name string, login *Login) error {
 	if login != nil {
 		args = append(args, "--dest-creds", login.Username+":"+login.Password)
 	}
-	_, err := run(ctx, "skopeo", append(args, "oci:"+b.layout+":built", "docker://"+name)...)
+	_, err := host.Run(ctx, "skopeo", append(args, "oci:"+b.layout+":built", "docker://"+name)...)
 	return err
 }
 
 // Archive writes the image as a tar that containerd imports under the name.
 func (b *Built) Archive(ctx context.Context, path, name string) error {
-	_, err := run(ctx, "skopeo", "copy", "--insecure-policy", "--quiet", "oci:"+b.layout+":built", "docker-archive:"+path+":"+name)
+	_, err := host.Run(ctx, "skopeo", "copy", "--insecure-policy", "--quiet", "oci:"+b.layout+":built", "docker-archive:"+path+":"+name)
 	return err
 }

@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // Alice is the login that owns the private images.
@@ -173,13 +175,13 @@ func mountSpace(ctx context.Context, dir, size string) error {
 		return err
 	}
 	file := dir + ".ext4"
-	if _, err := run(ctx, "truncate", "--size", size, file); err != nil {
+	if _, err := host.Run(ctx, "truncate", "--size", size, file); err != nil {
 		return err
 	}
-	if _, err := run(ctx, "mkfs.ext4", "-q", "-O", "^has_journal", file); err != nil {
+	if _, err := host.Run(ctx, "mkfs.ext4", "-q", "-O", "^has_journal", file); err != nil {
 		return err
 	}
-	_, err := run(ctx, "mount", "-o", "loop", file, dir)
+	_, err := host.Run(ctx, "mount", "-o", "loop", file, dir)
 	return err
 }
 

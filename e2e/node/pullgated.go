@@ -10,11 +10,13 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // A Pullgated is the daemon, from the binary that was built.
 type Pullgated struct {
-	*Process
+	*host.Process
 	dir      string
 	program  string
 	upstream string
@@ -23,7 +25,7 @@ type Pullgated struct {
 
 // Program returns the path of a program that make build has built.
 func Program(name string) (string, error) {
-	path, err := upward(filepath.Join("bin", name))
+	path, err := host.Upward(filepath.Join("bin", name))
 	if err != nil {
 		return "", fmt.Errorf("bin/%s is not built; run make build", name)
 	}
@@ -37,7 +39,7 @@ func StartPullgated(ctx context.Context, dir, runtime string, settings ...string
 	if err != nil {
 		return nil, err
 	}
-	port, err := FreePort()
+	port, err := host.FreePort()
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +68,7 @@ func (p *Pullgated) Configure(settings ...string) error {
 
 // Start starts it again after it was stopped or killed, with more arguments for this time.
 func (p *Pullgated) Start(ctx context.Context, args ...string) (err error) {
-	p.Process, err = Start(ctx, "pullgated", p.path("pullgated.log"), func() error {
+	p.Process, err = host.Start(ctx, "pullgated", p.path("pullgated.log"), func() error {
 		_, err := p.get("/healthz")
 		return err
 	}, p.program, append([]string{"--config", p.path("config.yaml"), "-v", "2"}, args...)...)

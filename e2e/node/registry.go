@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // A Login is what a pull secret holds.
@@ -22,7 +24,7 @@ type Login struct{ Username, Password string }
 // A Registry is Debian's docker-registry behind a small front. The registry asks for credentials and
 // keeps the access log that requests are counted from; the front does nothing but fail on demand.
 type Registry struct {
-	*Process
+	*host.Process
 	dir    string
 	behind string // where the registry itself listens
 	front  *http.Server
@@ -54,7 +56,7 @@ func StartRegistry(ctx context.Context, dir string, logins ...Login) (*Registry,
 	if len(logins) > 0 {
 		var users strings.Builder
 		for _, l := range logins {
-			line, err := run(ctx, "htpasswd", "-nbB", l.Username, l.Password)
+			line, err := host.Run(ctx, "htpasswd", "-nbB", l.Username, l.Password)
 			if err != nil {
 				return nil, err
 			}
@@ -69,7 +71,7 @@ func StartRegistry(ctx context.Context, dir string, logins ...Login) (*Registry,
 		return nil, err
 	}
 	var err error
-	r.Process, err = Start(ctx, "docker-registry", r.path("registry.log"), r.listens, "docker-registry", "serve", r.path("config.yml"))
+	r.Process, err = host.Start(ctx, "docker-registry", r.path("registry.log"), r.listens, "docker-registry", "serve", r.path("config.yml"))
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // nodePrefix begins the name of every node's directory.
@@ -25,7 +27,7 @@ func makeDir() (dir string, unlock func(), err error) {
 			return "", nil, err
 		}
 		lock := filepath.Join(dir, "lock")
-		if unlock, err = lockFile(lock); err != nil {
+		if unlock, err = host.Lock(lock); err != nil {
 			return "", nil, err
 		}
 		// A sweep may have seen the file before it was locked.
@@ -85,7 +87,7 @@ func endContainers(ctx context.Context, dir string) error {
 	containers, globErr := filepath.Glob(filepath.Join(dir, "runc", "k8s.io", "*"))
 	err = errors.Join(err, globErr)
 	for _, path := range containers {
-		_, runErr := run(ctx, "runc", "--root", filepath.Dir(path), "delete", "--force", filepath.Base(path))
+		_, runErr := host.Run(ctx, "runc", "--root", filepath.Dir(path), "delete", "--force", filepath.Base(path))
 		err = errors.Join(err, runErr)
 	}
 	return errors.Join(err, removeSockets(dir))

@@ -1,4 +1,4 @@
-package node
+package host
 
 import (
 	"bytes"
@@ -147,8 +147,8 @@ func Tail(path string, lines int) string {
 	return "    " + strings.Join(all[max(0, len(all)-lines):], "\n    ")
 }
 
-// run runs a short program to its end and returns what it printed.
-func run(ctx context.Context, program string, args ...string) (string, error) {
+// Run runs a short program to its end and returns what it printed.
+func Run(ctx context.Context, program string, args ...string) (string, error) {
 	var out, diag bytes.Buffer
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Stdout, cmd.Stderr = &out, &diag

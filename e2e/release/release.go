@@ -1,11 +1,12 @@
-package node
+// Package release builds releases of containerd and of Kubernetes from source. What was built stays in
+// the cache folder of the user; tools pins the versions, a folder for each.
+package release
 
 import (
 	"bufio"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,8 +15,9 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
-	"syscall"
 	"time"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // Releases of containerd that are built here, by the folder below tools that pins them.
@@ -66,22 +68,22 @@ func kubernetesRecipe() recipe {
 	}
 }
 
-// BuildContainerd builds a containerd and its shim, once for each release, and returns the path of
+// Containerd builds a containerd and its shim, once for each release, and returns the path of
 // containerd. What was built stays in the cache folder of the user. Two at a time wait for each other.
-func BuildContainerd(ctx context.Context, release string) (string, error) {
+func Containerd(ctx context.Context, release string) (string, error) {
 	dir, err := containerdRecipe().build(ctx, release)
 	return filepath.Join(dir, "containerd"), err
 }
 
-// BuildKubernetes builds the kubelet and the kube-apiserver of a release such as "1.34", as
-// BuildContainerd does, and returns the folder where they are.
-func BuildKubernetes(ctx context.Context, release string) (string, error) {
+// Kubernetes builds the kubelet and the kube-apiserver of a release such as "1.34", as
+// Containerd does, and returns the folder where they are.
+func Kubernetes(ctx context.Context, release string) (string, error) {
 	return kubernetesRecipe().build(ctx, "kubernetes-"+release)
 }
 
 // build returns the folder with the programs that a folder below tools pins, built if they are not.
 func (r recipe) build(ctx context.Context, folder string) (string, error) {
-	sources, err := upward(filepath.Join("tools", folder), filepath.Join("e2e", "tools", folder))
+	sources, err := host.Upward(filepath.Join("tools", folder), filepath.Join("e2e", "tools", folder))
 	if err != nil {
 		return "", err
 	}
@@ -95,7 +97,7 @@ func (r recipe) build(ctx context.Context, folder string) (string, error) {
 	}
 	name, _, _ := strings.Cut(folder, "-")
 	dir := filepath.Join(cache, "pullgate", name+"-"+version+"-"+key)
-	unlock, err := lockFile(dir + ".lock")
+	unlock, err := host.Lock(dir + ".lock")
 	if err != nil {
 		return "", err
 	}
@@ -181,38 +183,4 @@ func progress(said io.Reader) (last []string) {
 		}
 	}
 	return last
-}
-
-// lockFile makes a file and waits for its lock.
-func lockFile(path string) (unlock func(), err error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
-	}
-	return func() { _ = f.Close() }, nil
-}
-
-// upward looks for one of some paths in the working directory and in those above it.
-func upward(paths ...string) (string, error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	for ; ; dir = filepath.Dir(dir) {
-		for _, p := range paths {
-			path := filepath.Join(dir, p)
-			if _, err := os.Stat(path); err == nil {
-				return path, nil
-			}
-		}
-		if dir == "/" {
-			return "", fmt.Errorf("%s: %w", paths[0], os.ErrNotExist)
-		}
-	}
 }

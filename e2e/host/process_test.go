@@ -1,17 +1,19 @@
-package node
+package host_test
 
 import (
 	"errors"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // A part that does not come up says why in its last lines, which is what somebody sees who runs the
 // suite on a machine where something is missing.
 func TestStartThatFailsShowsTheLastLines(t *testing.T) {
 	never := func() error { return errors.New("not there yet") }
-	_, err := Start(t.Context(), "part", filepath.Join(t.TempDir(), "log"), never, "/bin/sh", "-c", "seq 100; echo no such setting >&2; exit 3")
+	_, err := host.Start(t.Context(), "part", filepath.Join(t.TempDir(), "log"), never, "/bin/sh", "-c", "seq 100; echo no such setting >&2; exit 3")
 	if err == nil {
 		t.Fatal("start of a program that ends = nil; want an error")
 	}
