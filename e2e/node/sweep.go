@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -78,6 +79,7 @@ func endContainers(ctx context.Context, dir string) error {
 			pids = append(pids, pid)
 		}
 	}
+	sockets := socketsOf(pids) // of shims whose notes are gone already
 	for _, pid := range pids {
 		if killErr := syscall.Kill(pid, syscall.SIGKILL); killErr != nil && !errors.Is(killErr, syscall.ESRCH) {
 			err = errors.Join(err, fmt.Errorf("end shim %d: %w", pid, killErr))
@@ -89,6 +91,9 @@ func endContainers(ctx context.Context, dir string) error {
 	for _, path := range containers {
 		_, runErr := host.Run(ctx, "runc", "--root", filepath.Dir(path), "delete", "--force", filepath.Base(path))
 		err = errors.Join(err, runErr)
+	}
+	for _, path := range sockets {
+		err = errors.Join(err, removeSocket(path))
 	}
 	return errors.Join(err, removeSockets(dir))
 }
@@ -111,12 +116,43 @@ func removeSockets(dir string) error {
 		text, readErr := os.ReadFile(path)
 		err = errors.Join(err, readErr)
 		if m := shimSocket.FindSubmatch(text); m != nil {
-			if rmErr := os.Remove(string(m[1])); rmErr != nil && !errors.Is(rmErr, os.ErrNotExist) {
-				err = errors.Join(err, rmErr)
-			}
+			err = errors.Join(err, removeSocket(string(m[1])))
 		}
 	}
 	return err
+}
+
+func removeSocket(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// socketsOf returns the paths of the sockets that some shims listen on.
+func socketsOf(pids []int) []string {
+	var paths []string
+	for _, pid := range pids {
+		proc := filepath.Join("/proc", strconv.Itoa(pid))
+		table, err := os.ReadFile(filepath.Join(proc, "net", "unix"))
+		if err != nil {
+			continue // it has ended by itself, and removed them
+		}
+		files, _ := filepath.Glob(filepath.Join(proc, "fd", "*")) // the pattern is right
+		for _, file := range files {
+			target, err := os.Readlink(file)
+			inode, isSocket := strings.CutPrefix(strings.TrimSuffix(target, "]"), "socket:[")
+			if err != nil || !isSocket {
+				continue
+			}
+			for line := range strings.Lines(string(table)) { // number, references, protocol, flags, type, state, inode, path
+				if f := strings.Fields(line); len(f) == 8 && f[6] == inode && strings.HasPrefix(f[7], "/run/containerd/s/") && !slices.Contains(paths, f[7]) {
+					paths = append(paths, f[7])
+				}
+			}
+		}
+	}
+	return paths
 }
 
 // gone waits for the end of processes that are not our children.

@@ -89,9 +89,12 @@ func story(t *testing.T, r *criproxytest.Runtime, p *process) (was told) {
 	_, _ = k.Pull(ctx, bob, app, "bad") // refused
 	lost, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
+	// The registry answers when everybody has gone, or else its refusal could come first.
+	answer := make(chan struct{})
+	defer close(answer)
 	r.Do(func(r *criproxytest.Runtime) {
 		r.Registry = func(name string, _ *runtimeapi.AuthConfig) (criproxytest.Image, error) {
-			<-lost.Done()
+			<-answer
 			return criproxytest.Image{}, criproxytest.Denied(name)
 		}
 	})
