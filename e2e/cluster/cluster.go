@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -60,7 +61,30 @@ func Start(ctx context.Context, dir, version string, nodes ...string) (c *Cluste
 	if err := c.prepareAPI(nodes); err != nil {
 		return c, err
 	}
-	return c, c.StartAPI(ctx)
+	if err := c.StartAPI(ctx); err != nil {
+		return c, err
+	}
+	return c, c.letNodesReadSecrets(ctx)
+}
+
+// letNodesReadSecrets gives nodes what the Node authorizer gives them a moment late: it knows which
+// Secrets a pod names some time after the kubelet knows the pod, and a kubelet that is quicker pulls
+// without. With that each story would begin with a throw of dice.
+func (c *Cluster) letNodesReadSecrets(ctx context.Context) error {
+	rbac := c.Client.RbacV1()
+	name := metav1.ObjectMeta{Name: "nodes-read-secrets"}
+	_, err := rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: name, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get", "list", "watch"}},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	_, err = rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: name,
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name.Name},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.GroupKind, APIGroup: rbacv1.GroupName, Name: "system:nodes"}},
+	}, metav1.CreateOptions{})
+	return err
 }
 
 func (c *Cluster) path(parts ...string) string {

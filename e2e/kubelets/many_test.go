@@ -2,6 +2,7 @@ package kubelets_test
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -87,7 +88,9 @@ func (s *story) pullsOf(p *corev1.Pod) (pulls, delayed int) {
 		case "Pulling":
 			pulls += int(max(e.Count, 1))
 		case "Failed":
-			delayed = 1
+			if strings.Contains(e.Message, "QPS") { // "pull QPS exceeded"
+				delayed = 1
+			}
 		}
 	}
 	return pulls, delayed

@@ -125,7 +125,6 @@ func (s *story) matrix(prefix, policy string) []string {
 	first := pod{team: "a", secrets: with(node.Alice())}
 	cells := map[string]*outcome{}
 	images := map[string]node.Pushed{}
-	pods := map[string]pod{}
 	var pulled []corev1.Container
 	for i, kind := range kinds {
 		for _, pullPolicy := range pullPolicies() {
@@ -152,23 +151,15 @@ func (s *story) matrix(prefix, policy string) []string {
 	for _, kind := range kinds {
 		for _, pullPolicy := range pullPolicies() {
 			cell := kind.name + string(pullPolicy)
-			pods[cell] = pod{team: "x", image: images[cell], policy: pullPolicy, secrets: with(kind.login...)}
 			since[cell] = s.registryOf(images[cell]).Mark()
-			cells[cell] = &outcome{image: images[cell], pod: s.create(pods[cell])}
+			p := pod{team: "x", image: images[cell], policy: pullPolicy, secrets: with(kind.login...)}
+			cells[cell] = &outcome{image: p.image, pod: s.create(p)}
 		}
 	}
 	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
 		waiting := 0
-		for cell, o := range cells {
-			s.look(o)
-			switch {
-			case o.state == "":
-				waiting++
-			case o.state == pullFailed && deprived(s.events(o.pod)):
-				o.want = pullFailed
-				s.drop(o)
-				since[cell] = s.registryOf(images[cell]).Mark()
-				cells[cell] = &outcome{image: images[cell], pod: s.create(pods[cell])}
+		for _, o := range cells {
+			if s.look(o); o.state == "" {
 				waiting++
 			}
 		}

@@ -116,11 +116,8 @@ func (s *story) keep(st step) *outcome {
 	registry := s.registryOf(st.pod.image)
 	since := registry.Mark()
 	o := s.wait(s.create(st.pod), st.pod.image, st.want)
-	for tries := 0; o.state == pullFailed && deprived(o.text) && tries < 5; tries++ {
-		o.want = pullFailed
-		s.drop(o)
-		since = registry.Mark()
-		o = s.wait(s.create(st.pod), st.pod.image, st.want)
+	if strings.Contains(o.text, "FailedToRetrieveImagePullSecret") {
+		s.Fatalf("%s: the kubelet did not get the pod's secret, so that nothing is proved: %s", st.who, o)
 	}
 	if o.state != st.want {
 		s.Fatalf("%s: %s; want %s\n%s", st.who, o, st.want, s.said())
@@ -138,11 +135,6 @@ func (s *story) keep(st step) *outcome {
 	}
 	return o
 }
-
-// deprived reports whether the kubelet says that it could not get a secret of the pod. The API server
-// lets a node have the secrets of its pods a moment after the node hears of the pod; a kubelet that
-// asks too early pulls without. It tries again later, which a story does not wait for.
-func deprived(text string) bool { return strings.Contains(text, "FailedToRetrieveImagePullSecret") }
 
 // prints waits until a container of a pod has printed a line.
 func (s *story) prints(o *outcome, container, line string) {
