@@ -158,15 +158,12 @@ func (c Config) entries() []entry[Credential] {
 	return c.reveal()
 }
 
-// Seal returns the configuration with IDs in the place of the credentials. Entries that would send
-// nothing have no ID and are left out: they prove nothing.
+// Seal returns the configuration with IDs in the place of the credentials.
 func (c Config) Seal(k Key) Sealed {
 	all := c.entries()
 	sealed := make([]entry[ID], 0, len(all))
 	for _, e := range all {
-		if id := k.ID(e.value); id != "" {
-			sealed = append(sealed, entry[ID]{e.pattern.clone(), id})
-		}
+		sealed = append(sealed, entry[ID]{e.pattern.clone(), k.ID(e.value)})
 	}
 	return newSealed(sealed)
 }

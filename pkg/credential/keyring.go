@@ -97,16 +97,19 @@ type SealedOffer struct {
 	From int
 }
 
-// Lookup returns what [Keyring.Lookup] does, as IDs and without what is anonymous.
+// Lookup returns what [Keyring.Lookup] does, as IDs and without what is anonymous, which has no ID
+// and proves nothing.
 func (k SealedKeyring) Lookup(repository string) []SealedOffer {
 	sets := make([][]entry[ID], len(k))
 	for i, s := range k {
 		sets[i] = s.entries()
 	}
 	all := lookup(repository, sets)
-	offers := make([]SealedOffer, len(all))
-	for i, f := range all {
-		offers[i] = SealedOffer{f.value, f.from}
+	offers := make([]SealedOffer, 0, len(all))
+	for _, f := range all {
+		if f.value != "" {
+			offers = append(offers, SealedOffer{f.value, f.from})
+		}
 	}
 	return offers
 }
