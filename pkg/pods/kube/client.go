@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,6 +24,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 )
 
 const (
@@ -40,6 +42,9 @@ type client struct {
 	core, authentication rest.Interface
 	http                 *http.Client
 }
+
+// dialFunc makes connections.
+type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 
 // load reads a kubeconfig. The error wraps fs.ErrNotExist if the file, or one that it names, is
 // absent, and ErrKubeconfig otherwise.
@@ -85,12 +90,15 @@ func absence(path string, err error) error {
 }
 
 // newClient makes a client of a transport of its own.
-func newClient(config *rest.Config) (*client, error) {
+func newClient(config *rest.Config, dial dialFunc) (*client, error) {
+	if dial == nil {
+		dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
+	}
 	config = rest.CopyConfig(config)
 	config.UserAgent = userAgent
 	// What is sent is bounded by who sends: one watch, and as many gets as there are getters.
 	config.QPS = -1
-	config.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
+	config.Dial = dial
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	scheme := runtime.NewScheme()
@@ -123,6 +131,8 @@ func (c *client) close() { utilnet.CloseIdleConnectionsFor(c.http.Transport) }
 
 // secret gets a Secret.
 func (c *client) secret(ctx context.Context, namespace, name string) (*corev1.Secret, error) {
+	// At a high verbosity client-go logs what was answered.
+	ctx = klog.NewContext(ctx, logr.Discard())
 	s := &corev1.Secret{}
 	err := c.core.Get().Namespace(namespace).Resource("secrets").Name(name).Do(ctx).Into(s)
 	return s, err

@@ -276,7 +276,8 @@ func (s *secrets) done(log logr.Logger, k key, began time.Time, g got, err error
 		}
 	case err != nil:
 		s.count(reasonOf(err))
-		log.V(2).Info("Pull secret not read", "secret", secret, "reason", reasonOf(err), "err", err)
+		// The error may quote what was answered.
+		log.V(2).Info("Pull secret not read", "secret", secret, "reason", reasonOf(err))
 	case g.malformed != nil:
 		s.count(Malformed)
 		if news {

@@ -28,6 +28,8 @@ type Options struct {
 	// Failed is called for each thing that could not be learnt; nil ignores them. It may be called
 	// concurrently and has to return soon.
 	Failed func(Reason)
+
+	dial dialFunc // a test's network; nil means the machine's
 }
 
 // A Source knows the pods of one node and the credentials of their pull secrets. Its methods may be
@@ -97,7 +99,6 @@ func (s *Source) Run(ctx context.Context) error {
 	defer c.close()
 	log := klog.FromContext(ctx)
 	log.Info("Pod source starts", "node", s.NodeName())
-	s.store.onReplace(func() { s.state.gained(log, true) })
 	var g errgroup.Group
 	for range getters {
 		g.Go(func() error {
@@ -154,7 +155,7 @@ func (s *Source) open(ctx context.Context) (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := newClient(config)
+	c, err := newClient(config, s.options.dial)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrKubeconfig, err)
 	}

@@ -25,24 +25,15 @@ type store struct {
 	byKey map[key]*known // by namespace and name
 	byUID map[string]*known
 	named map[key]int // how many pods name a Secret
-	// replaced is called after each list.
-	replaced func()
 }
 
 var _ cache.ReflectorStore = (*store)(nil)
 
 func newStore(s *secrets) *store {
 	return &store{
-		secrets: s, replaced: func() {},
+		secrets: s,
 		byKey: map[key]*known{}, byUID: map[string]*known{}, named: map[key]int{},
 	}
-}
-
-// onReplace has f called after each list of all pods.
-func (s *store) onReplace(f func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.replaced = f
 }
 
 // Add puts a pod in, in the place of one of its name. Like the other methods that a reflector calls
@@ -104,10 +95,8 @@ func (s *store) Replace(list []any, _ string) error {
 			unnamed = append(unnamed, s.setLocked(at, nil)...)
 		}
 	}
-	replaced := s.replaced
 	s.mu.Unlock()
 	s.secrets.forget(unnamed)
-	replaced()
 	return nil
 }
 

@@ -42,28 +42,38 @@ func pause() wait.Backoff {
 type state struct {
 	count func(Reason)
 
-	mu     sync.Mutex // guards the fields that follow
-	listed bool       // once
-	up     bool
-	told   bool // that it is not up
+	mu    sync.Mutex // guards the fields that follow
+	up    bool
+	told bool // it was said that the watch is not up
+	watch int  // the number of the latest watch
 }
 
 func (s *state) synced() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.listed && s.up
+	return s.up
 }
 
-// gained notes that the watch is up; with listed also that the pods have been listed.
-func (s *state) gained(log klog.Logger, listed bool) {
+// gained notes that the pods have been listed and are watched, and returns the number of the watch.
+func (s *state) gained(log klog.Logger) (watch int) {
 	s.mu.Lock()
-	news := !(s.listed && s.up)
-	s.listed = s.listed || listed
+	news := s.watch == 0 || s.told
 	s.up, s.told = true, false
-	news = news && s.listed
+	s.watch++
+	watch = s.watch
 	s.mu.Unlock()
 	if news {
 		log.Info("Pod source synced")
+	}
+	return watch
+}
+
+// ended notes that a watch came to its end, which is in order, and often the next one is there before.
+func (s *state) ended(watch int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.watch == watch {
+		s.up = false
 	}
 }
 
@@ -114,7 +124,7 @@ func (p *podsOf) ListWithContext(ctx context.Context, o metav1.ListOptions) (run
 	return list, err
 }
 
-// WatchWithContext watches the pods.
+// WatchWithContext watches the pods, which have been listed.
 func (p *podsOf) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	bounded, cancel := context.WithCancelCause(ctx)
 	slow := time.AfterFunc(watchTimeout, func() { cancel(errSlow) })
@@ -128,11 +138,13 @@ func (p *podsOf) WatchWithContext(ctx context.Context, o metav1.ListOptions) (wa
 		p.state.lost(ctx, p.log, err)
 		return nil, err
 	}
-	p.state.gained(p.log, false)
+	number := p.state.gained(p.log)
 	told := &observed{in: w, out: make(chan watch.Event), stopped: make(chan struct{})}
-	go func() {
+	go func() { // ends with the watch, which the reflector stops
 		defer cancel(nil)
+		defer close(told.out)
 		told.pass(func(err error) { p.state.lost(ctx, p.log, err) })
+		p.state.ended(number)
 	}()
 	return told, nil
 }
@@ -147,7 +159,6 @@ type observed struct {
 
 // pass hands the events on until there are no more, which Stop brings about too.
 func (o *observed) pass(failed func(error)) {
-	defer close(o.out)
 	for event := range o.in.ResultChan() {
 		if event.Type == watch.Error {
 			failed(apierrors.FromObject(event.Object))

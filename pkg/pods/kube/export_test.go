@@ -1,0 +1,13 @@
+package kube
+
+// Dial makes the source of these options use another network.
+func (o *Options) Dial(dial dialFunc) { o.dial = dial }
+
+// Held returns the bytes that the pull secrets take, and how many Secrets are kept in any way.
+func (s *Source) Held() (bytes, secrets int) {
+	s.secrets.mu.Lock()
+	defer s.secrets.mu.Unlock()
+	return s.secrets.held, len(s.secrets.byKey)
+}
+
+const MaxHeld = maxHeld
