@@ -21,6 +21,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
 
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/pods/kube"
@@ -37,6 +39,7 @@ type apiserver struct {
 	// refuse is asked before each request; a status other than 0 is the answer.
 	refuse func(r *http.Request) int
 	seen   []string // requests, "GET /api/v1/…"
+	broken string   // what is answered for a Secret called broken
 }
 
 type event struct {
@@ -92,7 +95,13 @@ func (a *apiserver) list(w http.ResponseWriter) {
 func (a *apiserver) secret(w http.ResponseWriter, name string) {
 	a.mu.Lock()
 	s := a.secrets[name]
+	broken := a.broken
 	a.mu.Unlock()
+	if broken != "" && strings.HasSuffix(name, "/broken") {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(broken))
+		return
+	}
 	if s == nil {
 		answer(w, 404, status(404))
 		return
@@ -287,13 +296,14 @@ type world struct {
 	mu      sync.Mutex
 	reasons map[kube.Reason]int
 	stop    func()
+	log     klog.Logger
 }
 
 // inWorld runs a test in a bubble. The source starts when the test calls start.
 func inWorld(t *testing.T, f func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{T: t, api: newAPIServer(), net: newNetwork(), key: credential.NewKey(), reasons: map[kube.Reason]int{}, stop: func() {}}
+		w := &world{T: t, api: newAPIServer(), net: newNetwork(), key: credential.NewKey(), reasons: map[kube.Reason]int{}, stop: func() {}, log: ktesting.NewLogger(t, ktesting.DefaultConfig)}
 		server := httptest.NewUnstartedServer(w.api)
 		server.Listener = w.net
 		server.Start()
@@ -322,7 +332,7 @@ func inWorld(t *testing.T, f func(w *world)) {
 // start runs the source until the test ends, and returns when all is quiet.
 func (w *world) start() {
 	w.Helper()
-	ctx, cancel := context.WithCancel(w.Context())
+	ctx, cancel := context.WithCancel(klog.NewContext(w.Context(), w.log))
 	done := make(chan error, 1)
 	go func() { done <- w.source.Run(ctx) }()
 	w.stop = func() {

@@ -6,10 +6,10 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,6 +24,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/klog/v2"
 )
 
@@ -46,47 +47,42 @@ type client struct {
 // dialFunc makes connections.
 type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 
-// load reads a kubeconfig. The error wraps fs.ErrNotExist if the file, or one that it names, is
-// absent, and ErrKubeconfig otherwise.
+// load reads a kubeconfig. The error wraps ErrKubeconfig, and fs.ErrNotExist too if the file, or one that
+// its current context names, is absent.
 func load(path string) (*rest.Config, error) {
-	if _, err := os.Stat(path); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrKubeconfig, err)
+	file, err := clientcmd.LoadFromFile(path)
+	if err == nil {
+		err = clientcmd.ResolveLocalPaths(file)
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", path)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrKubeconfig, path, absence(path, err))
+		return nil, fmt.Errorf("%w: %s: %w", ErrKubeconfig, path, err)
 	}
-	for _, file := range []string{config.CertFile, config.KeyFile, config.CAFile, config.BearerTokenFile} {
-		if _, err := os.Stat(file); file != "" && err != nil {
+	for _, name := range namedBy(file) {
+		if _, err := os.Stat(name); err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", ErrKubeconfig, path, err)
 		}
+	}
+	config, err := clientcmd.NewDefaultClientConfig(*file, &clientcmd.ConfigOverrides{}).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrKubeconfig, path, err)
 	}
 	return config, nil
 }
 
-// absence returns why a kubeconfig is refused: the file that it names and that is not there, if that
-// is it. What clientcmd says does not tell it to errors.Is.
-func absence(path string, err error) error {
-	file, loadErr := clientcmd.LoadFromFile(path)
-	if loadErr != nil || clientcmd.ResolveLocalPaths(file) != nil {
-		return err
+// namedBy returns the files that the current context of a kubeconfig needs.
+func namedBy(file *clientcmdapi.Config) []string {
+	var names []string
+	current := file.Contexts[file.CurrentContext]
+	if current == nil {
+		return nil // which is refused for that
 	}
-	var named []string
-	for _, c := range file.Clusters {
-		named = append(named, c.CertificateAuthority)
+	if c := file.Clusters[current.Cluster]; c != nil {
+		names = append(names, c.CertificateAuthority)
 	}
-	for _, u := range file.AuthInfos {
-		named = append(named, u.ClientCertificate, u.ClientKey, u.TokenFile)
+	if u := file.AuthInfos[current.AuthInfo]; u != nil {
+		names = append(names, u.ClientCertificate, u.ClientKey, u.TokenFile)
 	}
-	for _, name := range named {
-		if name == "" {
-			continue
-		}
-		if _, statErr := os.Stat(name); errors.Is(statErr, fs.ErrNotExist) {
-			return statErr
-		}
-	}
-	return err
+	return slices.DeleteFunc(names, func(name string) bool { return name == "" })
 }
 
 // newClient makes a client of a transport of its own.

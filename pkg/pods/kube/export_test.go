@@ -11,3 +11,15 @@ func (s *Source) Held() (bytes, secrets int) {
 }
 
 const MaxHeld = maxHeld
+
+// Idle reports whether no Secret has to be got.
+func (s *Source) Idle() bool {
+	s.secrets.mu.Lock()
+	defer s.secrets.mu.Unlock()
+	for _, e := range s.secrets.byKey {
+		if e.queued || e.running {
+			return false
+		}
+	}
+	return true
+}

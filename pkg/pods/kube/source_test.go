@@ -66,15 +66,15 @@ func TestSourceTellsWhatAPodUsesAnImageFor(t *testing.T) {
 		}
 		busybox := []kube.Use{{kube.InitContainer, "other", "Never"}, {kube.EphemeralContainer, "debug", "IfNotPresent"}, {kube.ImageVolume, "data", "Always"}}
 		for image, want := range map[string][]kube.Use{
-			app:              {{kube.InitContainer, "prepare", "Always"}, {kube.Container, "main", "IfNotPresent"}},
-			"busybox":        busybox,
-			"busybox:latest": busybox,
+			app:                                      {{kube.InitContainer, "prepare", "Always"}, {kube.Container, "main", "IfNotPresent"}},
+			"busybox":                                busybox,
+			"busybox:latest":                         busybox,
 			"index.docker.io/library/busybox:latest": busybox,
-			"busybox:1":         nil,
-			"repo.test/app":     nil,
-			"no image":          nil,
-			"":                  nil,
-			"repo.test/team/ap": nil,
+			"busybox:1":                              nil,
+			"repo.test/app":                          nil,
+			"no image":                               nil,
+			"":                                       nil,
+			"repo.test/team/ap":                      nil,
 		} {
 			if diff := cmp.Diff(want, got.Uses(image)); diff != "" {
 				t.Errorf("Uses(%q) (-want +got):\n%s", image, diff)

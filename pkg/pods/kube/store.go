@@ -32,7 +32,7 @@ var _ cache.ReflectorStore = (*store)(nil)
 func newStore(s *secrets) *store {
 	return &store{
 		secrets: s,
-		byKey: map[key]*known{}, byUID: map[string]*known{}, named: map[key]int{},
+		byKey:   map[key]*known{}, byUID: map[string]*known{}, named: map[key]int{},
 	}
 }
 

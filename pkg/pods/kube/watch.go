@@ -44,7 +44,7 @@ type state struct {
 
 	mu    sync.Mutex // guards the fields that follow
 	up    bool
-	told bool // it was said that the watch is not up
+	told  bool // it was said that the watch is not up
 	watch int  // the number of the latest watch
 }
 
