@@ -69,14 +69,34 @@ func parsePattern(key string) pattern {
 	return p
 }
 
-// clone returns the pattern in memory of its own, so that it does not hold on to a payload.
+// clone returns the pattern in memory of its own, so that it does not hold on to a payload. Host and
+// path nearly always are parts of the key and share its memory.
 func (p pattern) clone() pattern {
-	p.key, p.host, p.port, p.path = strings.Clone(p.key), strings.Clone(p.host), strings.Clone(p.port), strings.Clone(p.path)
+	p.key, p.port = strings.Clone(p.key), strings.Clone(p.port)
+	if strings.HasPrefix(p.key, p.host) {
+		p.host = p.key[:len(p.host)]
+	} else {
+		p.host = strings.Clone(p.host)
+	}
+	if strings.HasSuffix(p.key, p.path) {
+		p.path = p.key[len(p.key)-len(p.path):]
+	} else {
+		p.path = strings.Clone(p.path)
+	}
 	return p
 }
 
-// size returns about how many bytes the pattern takes.
-func (p pattern) size() int { return 72 + len(p.key) + len(p.host) + len(p.port) + len(p.path) }
+// size returns about how many bytes the pattern takes, once it is cloned.
+func (p pattern) size() int {
+	size := 72 + len(p.key) + len(p.port)
+	if !strings.HasPrefix(p.key, p.host) {
+		size += len(p.host)
+	}
+	if !strings.HasSuffix(p.key, p.path) {
+		size += len(p.path)
+	}
+	return size
+}
 
 // matches reports whether the pattern is for a repository. Hosts must have the same number of
 // components, ports be equal; the path is a prefix, not only at its slashes.
