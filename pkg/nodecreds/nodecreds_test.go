@@ -119,21 +119,21 @@ func TestOffersWhatTheFilesHold(t *testing.T) {
 }
 
 func TestNothingIsKeptOfAFileThatIsGone(t *testing.T) {
-	for name, change := range map[string]func(t *testing.T, path string){
-		"removed":         func(t *testing.T, path string) { must(t, os.Remove(path)) },
-		"emptied":         func(t *testing.T, path string) { put(t, path, "") },
-		"cut off":         func(t *testing.T, path string) { put(t, path, config("repo.test", canary)[:50]) },
-		"malformed":       func(t *testing.T, path string) { put(t, path, `{"auths":{"repo.test":{"auth":"`+canary+`"}}}`) },
-		"too large":       func(t *testing.T, path string) { put(t, path, strings.Repeat(" ", 2<<20)) },
-		"without entries": func(t *testing.T, path string) { put(t, path, "{}") },
-		"a directory":     func(t *testing.T, path string) { must(t, os.Remove(path), os.Mkdir(path, 0o700)) },
-		"a named pipe":    func(t *testing.T, path string) { must(t, os.Remove(path), syscall.Mkfifo(path, 0o600)) },
-		"a loop":          func(t *testing.T, path string) { must(t, os.Remove(path), os.Symlink(path, path)) },
-		"below a file": func(t *testing.T, path string) {
-			must(t, os.RemoveAll(filepath.Dir(path)))
-			put(t, filepath.Dir(path), "")
+	for name, change := range map[string]func(n *node, path string){
+		"removed":         func(n *node, path string) { must(n, os.Remove(path)) },
+		"emptied":         func(n *node, path string) { put(n, path, "") },
+		"cut off":         func(n *node, path string) { put(n, path, config("repo.test", canary)[:50]) },
+		"malformed":       func(n *node, path string) { put(n, path, `{"auths":{"repo.test":{"auth":"`+canary+`"}}}`) },
+		"too large":       func(n *node, path string) { put(n, path, strings.Repeat(" ", 2<<20)) },
+		"without entries": func(n *node, path string) { put(n, path, "{}") },
+		"a directory":     func(n *node, path string) { must(n, os.Remove(path), os.Mkdir(path, 0o700)) },
+		"a named pipe":    func(n *node, path string) { must(n, os.Remove(path), syscall.Mkfifo(path, 0o600)) },
+		"a loop":          func(n *node, path string) { must(n, os.Remove(path), os.Symlink(path, path)) },
+		"below a file": func(n *node, path string) {
+			must(n, os.RemoveAll(filepath.Dir(path)))
+			put(n, filepath.Dir(path), "")
 		},
-		"of another secret": func(t *testing.T, path string) { put(t, path, config("repo.test", "b")) },
+		"of another secret": func(n *node, path string) { put(n, path, config("repo.test", "b")) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "dir", "config.json")
@@ -141,7 +141,7 @@ func TestNothingIsKeptOfAFileThatIsGone(t *testing.T) {
 			put(t, path, config("repo.test", "a"))
 			inNode(t, []string{path}, func(n *node) {
 				n.want(app, "a", true)
-				change(t, path)
+				change(n, path)
 				n.later()
 				n.want(app, "a", false)
 				n.want(app, "b", name == "of another secret")

@@ -48,8 +48,9 @@ type answer struct {
 // secret is what is kept of one Secret that some pod names.
 type secret struct {
 	answer
-	read time.Time // when answer was asked for; zero if never, or if it is to be asked for anew
-	used time.Time
+	known bool      // answer is what the API server said
+	read  time.Time // when answer was asked for; zero if never, or if it is to be asked for anew
+	used  time.Time
 	// failed is when the last attempt failed; zero if it did not.
 	failed   time.Time
 	failures int
@@ -156,9 +157,9 @@ func (s *secrets) look(k key) (answer, <-chan struct{}) {
 	switch {
 	case !e.read.IsZero() && now.Sub(e.read) < limit:
 		return e.answer, nil
-	case e.ref.UID != "" && !e.failed.IsZero() && now.Sub(e.failed) < fresh:
+	case e.known && !e.failed.IsZero() && now.Sub(e.failed) < fresh:
 		return e.answer, nil // the API server is away: what is known stays known
-	case e.ref.UID == "" && now.Before(e.retryAt):
+	case !e.known && now.Before(e.retryAt):
 		if e.retryAt.Sub(now) > maxWait {
 			return e.answer, nil
 		}
@@ -312,7 +313,7 @@ func (s *secrets) settle(k key, began time.Time, g got, err error) (news bool) {
 	default:
 		e.failed = time.Now()
 		e.failures++
-		if e.ref.UID == "" { // nobody may ask again in the time that the API server is there
+		if !e.known { // nobody may ask again in the time that the API server is there
 			pause := min(minRetry<<min(e.failures-1, 16), maxRetry)
 			e.retryAt = e.failed.Add(pause)
 			time.AfterFunc(pause, func() { s.retry(k, e) })
@@ -330,7 +331,7 @@ func (s *secrets) settle(k key, began time.Time, g got, err error) (news bool) {
 func (s *secrets) retry(k key, e *secret) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.byKey[k] == e && e.read.IsZero() && e.ref.UID == "" {
+	if s.byKey[k] == e && e.read.IsZero() && !e.known {
 		s.enqueueLocked(k, e, false)
 	}
 }
@@ -338,12 +339,12 @@ func (s *secrets) retry(k key, e *secret) {
 // keepLocked notes what a Secret holds, and makes room for it.
 func (s *secrets) keepLocked(e *secret, a answer) {
 	s.dropLocked(e)
-	e.answer = a
+	e.answer, e.known = a, true
 	s.held += a.sealed.Size()
 	for s.held > maxHeld {
 		var oldest *secret
 		for _, other := range s.byKey {
-			if other != e && other.ref.UID != "" && (oldest == nil || other.used.Before(oldest.used)) {
+			if other != e && other.known && (oldest == nil || other.used.Before(oldest.used)) {
 				oldest = other
 			}
 		}
@@ -357,8 +358,8 @@ func (s *secrets) keepLocked(e *secret, a answer) {
 
 // dropLocked makes nothing known of a Secret.
 func (s *secrets) dropLocked(e *secret) {
-	if e.ref.UID != "" {
+	if e.known {
 		s.held -= e.sealed.Size()
 	}
-	e.answer = answer{}
+	e.answer, e.known = answer{}, false
 }

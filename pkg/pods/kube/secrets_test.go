@@ -171,22 +171,22 @@ func TestSourceIsSafeForConcurrentUse(t *testing.T) {
 
 // BenchmarkHeapOf500Pods reports what a node with 500 pods costs: heap that stays, and heap at its most.
 func BenchmarkHeapOf500Pods(b *testing.B) {
-	for name, make := range map[string]func(name, uid string) *corev1.Secret{
+	for name, like := range map[string]func(name, uid string) *corev1.Secret{
 		"small": func(name, uid string) *corev1.Secret { return secret(name, uid, "repo.test", "other.test") },
 		"1MiB":  large,
 	} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
-				heapOf500Pods(b, make)
+				heapOf500Pods(b, like)
 			}
 		})
 	}
 }
 
 // heapOf500Pods has a server that only hands out bytes, so that what is measured is the source.
-func heapOf500Pods(b *testing.B, make func(name, uid string) *corev1.Secret) {
+func heapOf500Pods(b *testing.B, like func(name, uid string) *corev1.Secret) {
 	b.Helper()
-	list, one := answersOf500Pods(make)
+	list, one := answersOf500Pods(like)
 	api := newAPIServer()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -208,7 +208,7 @@ func heapOf500Pods(b *testing.B, make func(name, uid string) *corev1.Secret) {
 }
 
 // answersOf500Pods returns a list of pods, and the Secret that stands for all that they name.
-func answersOf500Pods(make func(name, uid string) *corev1.Secret) (list, secret []byte) {
+func answersOf500Pods(like func(name, uid string) *corev1.Secret) (list, secret []byte) {
 	api := newAPIServer()
 	for i := range 500 {
 		p := pod(fmt.Sprintf("p%d", i), fmt.Sprintf("u%d", i), app, fmt.Sprintf("s%d", i))
@@ -222,7 +222,7 @@ func answersOf500Pods(make func(name, uid string) *corev1.Secret) (list, secret 
 		}
 		api.change("ADDED", p)
 	}
-	api.put(make("any", "any"))
+	api.put(like("any", "any"))
 	stored := func(f func(w http.ResponseWriter)) []byte {
 		r := httptest.NewRecorder()
 		f(r)

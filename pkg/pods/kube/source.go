@@ -93,10 +93,15 @@ func (s *Source) NodeName() string {
 // looks after a client certificate in files; they end when the garbage collector finds them unused.
 func (s *Source) Run(ctx context.Context) error {
 	c, err := s.connect(ctx)
-	if err != nil || c == nil {
+	if c != nil {
+		defer c.close()
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
 		return err
 	}
-	defer c.close()
 	log := klog.FromContext(ctx)
 	log.Info("Pod source starts", "node", s.NodeName())
 	var g errgroup.Group
@@ -113,8 +118,8 @@ func (s *Source) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// connect reads the kubeconfig and finds out the node's name, as often as it takes. Both results are
-// nil if the context ended.
+// connect reads the kubeconfig and finds out the node's name, as often as it takes. The client may
+// have to be closed beside an error too, which is that of the context or wraps ErrNodeName.
 func (s *Source) connect(ctx context.Context) (*client, error) {
 	log := klog.FromContext(ctx)
 	var c *client
@@ -134,16 +139,7 @@ func (s *Source) connect(ctx context.Context) (*client, error) {
 		}
 		return false, nil
 	})
-	if err == nil {
-		return c, nil
-	}
-	if c != nil {
-		c.close()
-	}
-	if ctx.Err() != nil {
-		return nil, nil //nolint:nilnil // as documented
-	}
-	return nil, err
+	return c, err
 }
 
 // open makes one attempt to connect. The client may have to be closed beside an error too.
@@ -192,7 +188,8 @@ func (s *Source) ByUID(uid string) (Pod, bool) {
 // know of that pod before we do. So what is allowed has to be allowed to each of them, only pods
 // that have a sandbox can be asking, and the exact pod must be judged again when its container is created.
 //
-// ok is false while the source is not synced: there may be pods that are not known.
+// ok is false while the source is not synced: there may be pods that are not known. If it is true and there are
+// none, the pod that asks has not been brought by the watch yet.
 func (s *Source) Pods(annotations map[string]string, image string) (found []Pod, ok bool) {
 	name, err := imageref.Parse(image)
 	if err != nil || !s.Synced() {

@@ -114,7 +114,7 @@ func newPodsOf(c cache.Getter, node string, s *state, log klog.Logger) *podsOf {
 func (p *podsOf) IsWatchListSemanticsUnSupported() bool { return true }
 
 // ListWithContext lists the pods.
-func (p *podsOf) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+func (p *podsOf) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { //nolint:ireturn // what client-go wants
 	bounded, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	list, err := p.ListWatch.ListWithContext(bounded, o)
@@ -125,7 +125,7 @@ func (p *podsOf) ListWithContext(ctx context.Context, o metav1.ListOptions) (run
 }
 
 // WatchWithContext watches the pods, which have been listed.
-func (p *podsOf) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+func (p *podsOf) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) { //nolint:ireturn // what client-go wants
 	bounded, cancel := context.WithCancelCause(ctx)
 	slow := time.AfterFunc(watchTimeout, func() { cancel(errSlow) })
 	w, err := p.ListWatch.WatchWithContext(bounded, o)
