@@ -31,7 +31,7 @@ const (
 	getters = 2
 	// maxHeld bounds the memory that all Secrets take together, in bytes. Those that were not asked
 	// for longest are forgotten, and got again when they are.
-	maxHeld = 16 << 20
+	maxHeld = 8 << 20
 )
 
 // A key names a Secret.

@@ -113,7 +113,7 @@ func large(name, uid string) *corev1.Secret {
 
 func TestSecretsTogetherAreBounded(t *testing.T) {
 	inWorld(t, func(w *world) {
-		const n = 16
+		const n = 10
 		for i := range n {
 			name := fmt.Sprintf("s%d", i)
 			w.api.put(large(name, name))
