@@ -91,6 +91,11 @@ func directions() []plant {
 		up("pkg/pods", "pkg/tracker", "who asks and who may are kept apart"),
 		up("pkg/pods", "pkg/criproxy", "who asks and who may are kept apart"),
 		down("pkg/pods", "pkg/imageref"),
+		up("pkg/pods/kube", "pkg/tracker", "who asks and who may are kept apart"),
+		down("pkg/pods/kube", "pkg/pods"),
+		up("pkg/nodecreds", "pkg/records", "nodecreds imports leaf packages alone"),
+		up("pkg/nodecreds", "pkg/pods", "nodecreds imports leaf packages alone"),
+		down("pkg/nodecreds", "pkg/credential"),
 		up("pkg/criproxy", "pkg/admin", "criproxy imports tracker, pods"),
 		up("pkg/criproxy", "pkg/metrics", "declares the interfaces of everything else"),
 		up("pkg/criproxy", "pkg/config", "declares the interfaces of everything else"),
@@ -138,7 +143,13 @@ func walls() []plant {
 	for _, from := range []string{"pkg/internal", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/metrics", "pkg/config", "cmd/pullgated"} {
 		all = append(all, up(from, grpc+"/codes", "gRPC stays at the edge"), up(from, cri, "CRI types stay in criproxy"))
 	}
+	for _, from := range []string{"pkg/credential", "pkg/tracker", "pkg/pods", "pkg/criproxy", "pkg/daemon", "cmd/pullgated"} {
+		all = append(all, up(from, "k8s.io/client-go/rest", "talked to in pkg/pods/kube"))
+	}
 	return append(all,
+		up("pkg/daemon", "k8s.io/api/core/v1", "talked to in pkg/pods/kube"),
+		up("pkg/daemon", "k8s.io/apimachinery/pkg/types", "talked to in pkg/pods/kube"),
+		down("pkg/pods/kube", "k8s.io/client-go/rest"),
 		down("pkg/records", bolt),
 		down("pkg/criproxy", grpc), down("pkg/admin", grpc), down("pkg/daemon", grpc), down("cmd/pullgatectl", grpc), down("e2e", grpc),
 		down("pkg/criproxy", cri), down("e2e", cri),
@@ -217,7 +228,7 @@ func shapes() []plant {
 // stubs are the packages that planted imports lead to.
 func stubs() []string {
 	return []string{
-		"pkg/internal", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods",
+		"pkg/internal", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/nodecreds",
 		"pkg/criproxy", "pkg/criproxy/criproxytest", "pkg/admin", "pkg/metrics", "pkg/config", "pkg/daemon", "cmd/pullgated", "proto/pullgate/admin/v1",
 	}
 }

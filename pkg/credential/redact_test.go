@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"encoding/xml"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -154,6 +155,54 @@ func TestNothingShowsACredential(t *testing.T) {
 	}
 }
 
+func TestNothingShowsAConfiguration(t *testing.T) {
+	for field, payload := range map[string]string{
+		"username": fmt.Sprintf(`{"repo.test":{"username":%q,"password":"p"}}`, canary),
+		"password": fmt.Sprintf(`{"repo.test":{"username":"u","password":%q}}`, canary),
+		"auth":     fmt.Sprintf(`{"repo.test":{"auth":%q}}`, auth("u:"+canary)),
+		"key":      fmt.Sprintf(`{"https://u:%s@repo.test/%s":{"username":"u","password":"p"}}`, canary, canary),
+	} {
+		c, err := credential.ParseDockercfg([]byte(payload))
+		if err != nil || c.Len() != 1 {
+			t.Fatalf("%s: %d entries, %v; want 1, nil", field, c.Len(), err)
+		}
+		sealed := c.Seal(credential.NewKey())
+		mustNotShow(t, field, []byte(canary), shapesOf(c))
+		mustNotShow(t, field+" in a keyring", []byte(canary), map[string]any{"keyring": credential.Keyring{c}, "pointer": &credential.Keyring{c}})
+		mustNotShow(t, field+" sealed", []byte(canary), shapesOf(sealed))
+		mustNotShow(t, field+" in a sealed keyring", []byte(canary), map[string]any{"keyring": credential.SealedKeyring{sealed}})
+		for _, offer := range (credential.Keyring{c}).Lookup("repo.test/" + canary) {
+			mustNotShow(t, field+" as an offer", []byte(canary), shapesOf(offer))
+		}
+		for _, offer := range (credential.SealedKeyring{sealed}).Lookup("repo.test/" + canary) {
+			mustNotShow(t, field+" as a sealed offer", []byte(canary), shapesOf(offer))
+		}
+	}
+}
+
+func TestErrorsShowNothingOfAPayload(t *testing.T) {
+	for name, payload := range map[string]string{
+		"no JSON":            canary,
+		"cut off":            fmt.Sprintf(`{"auths":{"repo.test":{"password":%q`, canary),
+		"another type":       fmt.Sprintf(`{"auths":{"repo.test":{"password":[%q]}}}`, canary),
+		"auths of no object": fmt.Sprintf(`{"auths":%q}`, canary),
+		"an entry's text":    fmt.Sprintf(`{"auths":{%q:%q}}`, canary, canary),
+		"auth of no base64":  fmt.Sprintf(`{"auths":{"repo.test":{"auth":%q}}}`, canary),
+		"auth of one field":  fmt.Sprintf(`{"auths":{"repo.test":{"auth":%q}}}`, auth(canary)),
+		"too large":          fmt.Sprintf(`{"auths":{%q:{}}}`, strings.Repeat(canary, credential.MaxPayload/len(canary))),
+	} {
+		c, err := credential.ParseDockerConfigJSON([]byte(payload))
+		if err == nil || c.Len() != 0 {
+			t.Errorf("%s: %d entries, %v; want an error", name, c.Len(), err)
+			continue
+		}
+		mustNotShow(t, name, []byte(canary), map[string]any{"error": err, "text": err.Error()})
+		for wrapped := err; wrapped != nil; wrapped = errors.Unwrap(wrapped) {
+			mustNotShow(t, name, []byte(canary), map[string]any{"wrapped": wrapped.Error()})
+		}
+	}
+}
+
 func TestNothingShowsAKey(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.key")
 	created, err := credential.CreateKey(path)
@@ -184,6 +233,8 @@ func TestNothingShowsAKey(t *testing.T) {
 func TestRedactedIsWhatIsShown(t *testing.T) {
 	for name, v := range map[string]any{
 		"credential": credential.New("u", canary, "", "", "", ""), "anonymous": credential.Credential{}, "key": credential.NewKey(), "zero key": credential.Key{},
+		"zero configuration": credential.Config{}, "zero sealed configuration": credential.Sealed{},
+		"sealed configuration": credential.NewSealed([]string{canary}, "id"),
 	} {
 		for how, text := range renderings(v) {
 			switch how {

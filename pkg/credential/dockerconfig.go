@@ -1,0 +1,178 @@
+package credential
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+)
+
+const (
+	// MaxPayload is the size in bytes of the largest payload that is parsed, which is that of the
+	// largest Secret.
+	MaxPayload = 1 << 20
+	// MaxEntries is how many entries a payload may have.
+	MaxEntries = 4096
+)
+
+// A Config is what a docker configuration holds: credentials, and the registries and repositories
+// that they are for. The zero value holds none. It cannot be printed, logged or marshalled.
+type Config struct{ reveal func() []entry[Credential] }
+
+// ParseDockerConfigJSON reads the ".dockerconfigjson" of a Secret of the type
+// kubernetes.io/dockerconfigjson, or a config.json of docker. Fields are read as kubelets read them:
+// of an entry, auth counts if there is one, else username and password; everything else (email,
+// identitytoken, credential helpers) is never sent and therefore ignored. An entry whose key is no
+// URL is left out. One whose auth is malformed makes the whole payload ErrMalformed.
+func ParseDockerConfigJSON(payload []byte) (Config, error) {
+	var file struct {
+		Auths auths `json:"auths"`
+	}
+	return parse(payload, &file, &file.Auths)
+}
+
+// ParseDockercfg reads the ".dockercfg" of a Secret of the type kubernetes.io/dockercfg, which is
+// what ParseDockerConfigJSON finds under "auths".
+func ParseDockercfg(payload []byte) (Config, error) {
+	var file auths
+	return parse(payload, &file, &file)
+}
+
+// parse reads a payload into file, which holds found.
+func parse(payload []byte, file any, found *auths) (Config, error) {
+	if len(payload) > MaxPayload {
+		return Config{}, fmt.Errorf("%w: %d bytes, at most %d are read", ErrTooLarge, len(payload), MaxPayload)
+	}
+	// What encoding/json says quotes the content, so nothing of it is passed on.
+	if err := json.Unmarshal(payload, file); err != nil {
+		if found.many {
+			return Config{}, fmt.Errorf("%w: more than %d entries", ErrTooLarge, MaxEntries)
+		}
+		return Config{}, ErrMalformed
+	}
+	entries := make([]entry[Credential], 0, len(found.byKey))
+	for key, a := range found.byKey {
+		if p, ok := parseKey(key); ok {
+			entries = append(entries, entry[Credential]{p, a.credential})
+		}
+	}
+	order(entries)
+	return Config{reveal: func() []entry[Credential] { return entries }}, nil
+}
+
+// auths is a JSON object of entries by what they are for. It stops at MaxEntries, so that what a
+// payload needs in memory stays near its size.
+type auths struct {
+	byKey map[string]account
+	many  bool
+}
+
+// UnmarshalJSON adds the entries of an object to those that are there; encoding/json calls it once
+// for each time that the field occurs.
+func (a *auths) UnmarshalJSON(data []byte) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	switch t, err := d.Token(); {
+	case err != nil:
+		return err
+	case t == nil: // null
+		return nil
+	case t != json.Delim('{'):
+		return ErrMalformed
+	}
+	if a.byKey == nil {
+		a.byKey = map[string]account{}
+	}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return err
+		}
+		var entry account
+		if err := d.Decode(&entry); err != nil {
+			return err
+		}
+		name, ok := key.(string)
+		if !ok {
+			return ErrMalformed
+		}
+		if a.byKey[name] = entry; len(a.byKey) > MaxEntries {
+			a.many = true
+			return ErrTooLarge
+		}
+	}
+	return nil
+}
+
+// account is one entry.
+type account struct{ credential Credential }
+
+// UnmarshalJSON reads the fields that kubelets read and send.
+func (a *account) UnmarshalJSON(data []byte) error {
+	var fields struct {
+		Username string `json:"username"`
+		Password string `json:"password"`
+		Email    string `json:"email"` // read because a kubelet refuses one that is no string
+		Auth     string `json:"auth"`
+	}
+	if err := json.Unmarshal(data, &fields); err != nil {
+		return err
+	}
+	if fields.Auth != "" {
+		var err error
+		if fields.Username, fields.Password, err = splitAuth(fields.Auth); err != nil {
+			return err
+		}
+	}
+	// As in the kubelet's call to the runtime: two fields, and nothing in the others.
+	a.credential = New(fields.Username, fields.Password, "", "", "", "")
+	return nil
+}
+
+// splitAuth decodes an auth as kubelets do, which is not quite what runtimes do: the padding of the
+// base64 may be missing, and a NUL at the end is part of the password.
+func splitAuth(auth string) (username, password string, err error) {
+	encoding := base64.RawStdEncoding
+	if strings.HasSuffix(strings.TrimSpace(auth), "=") {
+		encoding = base64.StdEncoding
+	}
+	decoded, err := encoding.DecodeString(auth)
+	if err != nil {
+		return "", "", ErrMalformed
+	}
+	username, password, ok := strings.Cut(string(decoded), ":")
+	if !ok {
+		return "", "", ErrMalformed
+	}
+	return username, password, nil
+}
+
+// Len returns the number of entries.
+func (c Config) Len() int { return len(c.entries()) }
+
+func (c Config) entries() []entry[Credential] {
+	if c.reveal == nil {
+		return nil
+	}
+	return c.reveal()
+}
+
+// Seal returns the configuration with IDs in the place of the credentials.
+func (c Config) Seal(k Key) Sealed {
+	all := c.entries()
+	sealed := make([]entry[ID], 0, len(all))
+	for _, e := range all {
+		sealed = append(sealed, entry[ID]{e.pattern.clone(), k.ID(e.value)})
+	}
+	return newSealed(sealed)
+}
+
+// Format prints "[redacted]" under every verb.
+func (Config) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, redacted) }
+
+// MarshalLog returns "[redacted]" to loggers.
+func (Config) MarshalLog() any { return redacted }
+
+// MarshalText returns "[redacted]" to encoders.
+func (Config) MarshalText() ([]byte, error) { return []byte(redacted), nil }

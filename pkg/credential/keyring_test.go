@@ -1,0 +1,360 @@
+package credential_test
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+)
+
+// config makes a configuration whose users are called by the keys that they are given for.
+func config(tb testing.TB, keys ...string) credential.Config {
+	tb.Helper()
+	auths := map[string]any{}
+	for _, k := range keys {
+		auths[k] = map[string]string{"username": k, "password": "p"}
+	}
+	return parse(tb, map[string]any{"auths": auths})
+}
+
+func parse(tb testing.TB, file any) credential.Config {
+	tb.Helper()
+	payload, err := json.Marshal(file)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	c, err := credential.ParseDockerConfigJSON(payload)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return c
+}
+
+// user returns the ID that config gives a key.
+func user(key credential.Key, name string) credential.ID {
+	return key.ID(credential.New(name, "p", "", "", "", ""))
+}
+
+// offered returns whom a keyring offers, as "from:user", from both of its forms.
+func offered(tb testing.TB, k credential.Keyring, repository string, users ...string) []string {
+	tb.Helper()
+	key := credential.NewKey()
+	names := map[credential.ID]string{"": ""}
+	for _, u := range users {
+		names[user(key, u)] = u
+	}
+	got, sealed := []string{}, []string{}
+	for _, o := range k.Lookup(repository) {
+		got = append(got, fmt.Sprintf("%d:%s", o.From, names[key.ID(o.Credential)]))
+	}
+	ring := credential.SealedKeyring{}
+	for _, c := range k {
+		ring = append(ring, c.Seal(key))
+	}
+	for _, o := range ring.Lookup(repository) {
+		sealed = append(sealed, fmt.Sprintf("%d:%s", o.From, names[o.ID]))
+	}
+	if diff := cmp.Diff(got, sealed); diff != "" {
+		tb.Errorf("Lookup(%s), sealed (-plain +sealed):\n%s", repository, diff)
+	}
+	return got
+}
+
+// The cases are those of the Kubernetes documentation, page "Images", on the interpretation of
+// config.json: globs match within one component of the host, a path is a prefix, and every entry
+// that matches is tried.
+func TestKeysMatchAsDocumented(t *testing.T) {
+	for _, tc := range []struct {
+		key, image string
+		want       bool
+	}{
+		{"my-registry.example/images", "my-registry.example/images", true},
+		{"my-registry.example/images", "my-registry.example/images/my-image", true},
+		{"my-registry.example/images", "my-registry.example/images/another-image", true},
+		{"my-registry.example/images", "my-registry.example/other", false},
+		{"*.my-registry.example/images", "sub.my-registry.example/images/my-image", true},
+		{"*.my-registry.example/images", "a.sub.my-registry.example/images/my-image", false},
+		{"*.my-registry.example/images", "my-registry.example/images/my-image", false},
+		{"*.kubernetes.example", "abc.kubernetes.example/app", true},
+		{"*.kubernetes.example", "kubernetes.example/app", false},
+		{"*.*.kubernetes.example", "abc.kubernetes.example/app", false},
+		{"*.*.kubernetes.example", "abc.def.kubernetes.example/app", true},
+		{"prefix.*.example", "prefix.kubernetes.example/app", true},
+		{"*-good.kubernetes.example", "prefix-good.kubernetes.example/app", true},
+		{"*-good.kubernetes.example", "prefix-bad.kubernetes.example/app", false},
+		{"my-registry.example/sub-path", "my-registry.example/sub-path/my-image", true},
+		{"my-registry.example", "my-registry.example/sub-path/my-image", true},
+		// What the page says of globs in the path and of names without their registry.
+		{"my-registry.example/*", "my-registry.example/images", false},
+		{"my-registry", "my-registry.example/images", false},
+		{"example", "my-registry.example/images", false},
+	} {
+		if got := len(offered(t, credential.Keyring{config(t, tc.key)}, tc.image, tc.key)) == 1; got != tc.want {
+			t.Errorf("%s matches %s: %v; want %v", tc.key, tc.image, got, tc.want)
+		}
+	}
+}
+
+func TestKeysMatchAsKubeletsDo(t *testing.T) {
+	for _, tc := range []struct {
+		key, image string
+		want       bool
+	}{
+		// Schemes and docker's versions.
+		{"https://repo.test", "repo.test/app", true},
+		{"http://repo.test", "repo.test/app", true},
+		{"https://repo.test/", "repo.test/app", true},
+		{"https://repo.test/v1/", "repo.test/app", true},
+		{"repo.test/v2/", "repo.test/app", true},
+		{"https://repo.test/v2/team", "repo.test/team/app", true},
+		{"https://repo.test/v2/team", "repo.test/v2/team/app", false},
+		{"repo.test/v2", "repo.test/app", false},
+		{"repo.test/v2", "repo.test/v2/app", true},
+		{"repo.test/v3/", "repo.test/app", false},
+		{"ftp://repo.test", "repo.test/app", false},
+		{"HTTPS://repo.test", "repo.test/app", false},
+		// Ports.
+		{"repo.test:5000", "repo.test:5000/app", true},
+		{"repo.test:5000", "repo.test/app", false},
+		{"repo.test", "repo.test:5000/app", false},
+		{"repo.test:443", "repo.test/app", false},
+		{"*.test:5000", "repo.test:5000/app", true},
+		{"repo.test:*", "repo.test:5000/app", false},
+		{"localhost:5000", "localhost:5000/app", true},
+		{"[::1]:5000", "[::1]:5000/app", true},
+		// Paths: prefixes of the text, and exact in their case.
+		{"repo.test/team", "repo.test/team-b/app", true},
+		{"repo.test/team/", "repo.test/team-b/app", false},
+		{"repo.test/team/", "repo.test/team/app", true},
+		{"repo.test/team/app", "repo.test/team/app", true},
+		{"repo.test/team/app:1", "repo.test/team/app", false},
+		{"repo.test/a%62c", "repo.test/abc/app", true},
+		{"repo.test/team?x=y", "repo.test/team/app", true},
+		{"repo.test/team#x", "repo.test/team/app", true},
+		{"user:pass@repo.test", "repo.test/app", true},
+		// Hosts.
+		{"Repo.test", "repo.test/app", false},
+		{"r?po.test", "repo.test/app", false}, // a URL's query begins at the question mark
+		{"[a-z]epo.test", "repo.test/app", false},
+		{"*", "repo.test/app", false},
+		{"*", "localhost/app", true},
+		{"*.*", "repo.test/app", true},
+		{"repo.test.", "repo.test/app", false},
+		{"", "repo.test/app", false},
+		{"/", "repo.test/app", false},
+		{"/app", "repo.test/app", false},
+		{"\x7f", "repo.test/app", false},
+		{"repo.test/%zz", "repo.test/app", false},
+		// Docker's own registry.
+		{"docker.io", "docker.io/library/busybox", true},
+		{"docker.io/library", "docker.io/library/busybox", true},
+		{"docker.io/team", "docker.io/library/busybox", false},
+		{"https://index.docker.io/v1/", "docker.io/library/busybox", true},
+		{"index.docker.io", "docker.io/library/busybox", true},
+		{"index.docker.io", "index.docker.io/library/busybox", true},
+		{"index.docker.io/team", "docker.io/team/app", false},
+		{"index.docker.io", "busybox", true},
+		{"index.docker.io", "team/app", true},
+		{"index.docker.io", "repo.test/app", false},
+		{"index.docker.io", "localhost/app", true},
+		{"index.docker.io", "/app", false},
+		{"registry-1.docker.io", "docker.io/library/busybox", false},
+		{"*.docker.io", "docker.io/library/busybox", false},
+	} {
+		if got := len(offered(t, credential.Keyring{config(t, tc.key)}, tc.image, tc.key)) == 1; got != tc.want {
+			t.Errorf("%q matches %s: %v; want %v", tc.key, tc.image, got, tc.want)
+		}
+	}
+}
+
+func TestLookupOrdersByPatternThenBySecret(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		secrets [][]string
+		image   string
+		want    []string
+	}{
+		{"the longer path first", [][]string{{"repo.test", "repo.test/team", "repo.test/team/app"}}, "repo.test/team/app", []string{"0:repo.test/team/app", "0:repo.test/team", "0:repo.test"}},
+		{"the pattern before the secret", [][]string{{"repo.test"}, {"repo.test/team"}}, "repo.test/team/app", []string{"1:repo.test/team", "0:repo.test"}},
+		{"one pattern, the secrets in their order", [][]string{{"repo.test"}, {"https://repo.test/v1/"}, {"http://repo.test"}}, "repo.test/app", []string{"0:repo.test", "1:https://repo.test/v1/", "2:http://repo.test"}},
+		{"a wildcard last", [][]string{{"*.test"}, {"repo.test"}}, "repo.test/app", []string{"1:repo.test", "0:*.test"}},
+		{"the order is that of bytes", [][]string{{"*.test/team"}, {"repo.test"}}, "repo.test/team/app", []string{"1:repo.test", "0:*.test/team"}},
+		{"docker's alias if nothing else", [][]string{{"index.docker.io"}, {"other.test"}}, "docker.io/library/b", []string{"0:index.docker.io"}},
+		{"and not beside anything else", [][]string{{"index.docker.io"}, {"docker.io"}}, "docker.io/library/b", []string{"1:docker.io"}},
+		{"docker's alias from all secrets", [][]string{{"index.docker.io"}, {"https://index.docker.io/v1/"}}, "docker.io/library/b", []string{"0:index.docker.io", "1:https://index.docker.io/v1/"}},
+		{"nothing", [][]string{{}, {"other.test"}}, "repo.test/app", []string{}},
+		{"no secrets", nil, "repo.test/app", []string{}},
+	} {
+		var ring credential.Keyring
+		var users []string
+		for _, keys := range tc.secrets {
+			ring = append(ring, config(t, keys...))
+			users = append(users, keys...)
+		}
+		if diff := cmp.Diff(tc.want, offered(t, ring, tc.image, users...)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tc.name, diff)
+		}
+	}
+}
+
+func TestEntriesAreReadAsKubeletsReadThem(t *testing.T) {
+	key := credential.NewKey()
+	for _, tc := range []struct {
+		name, entry        string
+		username, password string
+	}{
+		{"two fields", `{"username":"u","password":"p"}`, "u", "p"},
+		{"auth", `{"auth":"` + auth("u:p") + `"}`, "u", "p"},
+		{"auth wins", `{"username":"x","password":"y","auth":"` + auth("u:p") + `"}`, "u", "p"},
+		{"auth without padding", `{"auth":"` + strings.TrimRight(auth("u:pa"), "=") + `"}`, "u", "pa"},
+		{"a password with colons", `{"auth":"` + auth("u:p:q:") + `"}`, "u", "p:q:"},
+		{"a NUL is part of the password", `{"auth":"` + auth("u:p\x00") + `"}`, "u", "p\x00"},
+		{"names in any case", `{"USERNAME":"u","PassWord":"p"}`, "u", "p"},
+		{"the last of two fields", `{"username":"x","username":"u","password":"p"}`, "u", "p"},
+		{"what is not sent is ignored", `{"username":"u","password":"p","email":"e","identitytoken":"t","registrytoken":"t","extra":[1]}`, "u", "p"},
+		{"nulls", `{"username":"u","password":"p","auth":null,"email":null}`, "u", "p"},
+		{"no password", `{"username":"u"}`, "u", ""},
+	} {
+		c, err := credential.ParseDockercfg([]byte(`{"repo.test":` + tc.entry + `}`))
+		if err != nil {
+			t.Errorf("%s: %v", tc.name, err)
+			continue
+		}
+		offers := credential.Keyring{c}.Lookup("repo.test/app")
+		want := key.ID(credential.New(tc.username, tc.password, "", "", "", ""))
+		if len(offers) != 1 || key.ID(offers[0].Credential) != want {
+			t.Errorf("%s: %d offers, or another credential; want %q, %q", tc.name, len(offers), tc.username, tc.password)
+		}
+	}
+}
+
+func TestAnEmptyEntryIsAnonymousAndHasNoID(t *testing.T) {
+	for _, entry := range []string{`{}`, `null`, `{"username":"","password":""}`, `{"auth":"` + auth(":") + `"}`, `{"email":"e"}`} {
+		c, err := credential.ParseDockercfg([]byte(`{"repo.test":` + entry + `}`))
+		if err != nil {
+			t.Fatalf("%s: %v", entry, err)
+		}
+		if offers := (credential.Keyring{c}).Lookup("repo.test/app"); len(offers) != 1 || !offers[0].Credential.Anonymous() {
+			t.Errorf("%s: %d offers; want one that is anonymous", entry, len(offers))
+		}
+		ring := credential.SealedKeyring{c.Seal(credential.NewKey())}
+		if offers := ring.Lookup("repo.test/app"); len(offers) != 0 {
+			t.Errorf("%s: %d sealed offers; want none", entry, len(offers))
+		}
+	}
+	// It still keeps docker's alias from being used, as in a kubelet.
+	c, err := credential.ParseDockercfg([]byte(`{"docker.io":{},"index.docker.io":{"username":"u"}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ring := credential.SealedKeyring{c.Seal(credential.NewKey())}
+	if offers := ring.Lookup("docker.io/library/busybox"); len(offers) != 0 {
+		t.Errorf("%d sealed offers beside an empty one; want none", len(offers))
+	}
+}
+
+func TestMalformedPayloadsAreRefusedAsAWhole(t *testing.T) {
+	const good = `"other.test":{"username":"u","password":"p"}`
+	for _, payload := range []string{
+		``, ` `, `x`, `[]`, `"auths"`, `1`, `{"auths":[]}`, `{"auths":"x"}`, `{"auths":{` + good, `{"auths":{` + good + `}}x`,
+		`{"auths":{` + good + `,"repo.test":"x"}}`,
+		`{"auths":{` + good + `,"repo.test":{"username":1}}}`,
+		`{"auths":{` + good + `,"repo.test":{"email":{}}}}`,
+		`{"auths":{` + good + `,"repo.test":{"auth":"%"}}}`,
+		`{"auths":{` + good + `,"repo.test":{"auth":" ` + auth("u:p") + `"}}}`,
+		`{"auths":{` + good + `,"repo.test":{"auth":"` + base64.URLEncoding.EncodeToString([]byte("u:\xff\xff\xff")) + `"}}}`,
+		`{"auths":{` + good + `,"repo.test":{"auth":"` + auth("no colon") + `"}}}`,
+		`{"auths":{` + good + `,"repo.test":` + strings.Repeat(`{"a":`, 20000) + `1` + strings.Repeat(`}`, 20000) + `}}`,
+	} {
+		c, err := credential.ParseDockerConfigJSON([]byte(payload))
+		if !errors.Is(err, credential.ErrMalformed) || c.Len() != 0 {
+			t.Errorf("%.80s: %d entries, %v; want ErrMalformed", payload, c.Len(), err)
+		}
+	}
+	for _, payload := range []string{`{}`, `null`, `{"auths":null}`, `{"auths":{}}`, `{"credsStore":"x","HttpHeaders":{"a":"b"}}`} {
+		if c, err := credential.ParseDockerConfigJSON([]byte(payload)); err != nil || c.Len() != 0 {
+			t.Errorf("%s: %d entries, %v; want none, nil", payload, c.Len(), err)
+		}
+	}
+}
+
+func TestAKeyThatIsNoURLIsLeftOutAlone(t *testing.T) {
+	c := config(t, "repo.test", "%zz", "a b", "repo.test:port", strings.Repeat("a", 600))
+	if got := offered(t, credential.Keyring{c}, "repo.test/app", "repo.test"); c.Len() != 1 || len(got) != 1 {
+		t.Errorf("%d entries, %q offered; want the one that is a URL", c.Len(), got)
+	}
+}
+
+func TestPayloadsAreBounded(t *testing.T) {
+	var b strings.Builder
+	b.WriteString(`{"auths":{`)
+	for i := range credential.MaxEntries {
+		fmt.Fprintf(&b, `"r%d.test":{"auth":"YTpi"},`, i)
+	}
+	most := strings.TrimSuffix(b.String(), ",") + "}}"
+	if c, err := credential.ParseDockerConfigJSON([]byte(most)); err != nil || c.Len() != credential.MaxEntries {
+		t.Errorf("%d entries, %v; want %d, nil", c.Len(), err, credential.MaxEntries)
+	}
+	for name, payload := range map[string]string{
+		"one entry more": b.String() + `"more.test":{}}}`,
+		"one byte more":  `{}` + strings.Repeat(" ", credential.MaxPayload-1),
+	} {
+		if c, err := credential.ParseDockerConfigJSON([]byte(payload)); !errors.Is(err, credential.ErrTooLarge) || c.Len() != 0 {
+			t.Errorf("%s: %d entries, %v; want ErrTooLarge", name, c.Len(), err)
+		}
+	}
+	if _, err := credential.ParseDockerConfigJSON([]byte(`{}` + strings.Repeat(" ", credential.MaxPayload-2))); err != nil {
+		t.Errorf("%d bytes: %v; want nil", credential.MaxPayload, err)
+	}
+}
+
+func TestNewSealedIsOneIDForSeveralPatterns(t *testing.T) {
+	ring := credential.SealedKeyring{credential.NewSealed([]string{"*.repo.test", "repo.test/team", "%zz"}, "id")}
+	for image, want := range map[string]int{"a.repo.test/x": 1, "repo.test/team/x": 1, "repo.test/x": 0, "b.a.repo.test/x": 0} {
+		if got := ring.Lookup(image); len(got) != want || want == 1 && got[0] != (credential.SealedOffer{ID: "id"}) {
+			t.Errorf("Lookup(%s) = %v; want %d offers", image, got, want)
+		}
+	}
+	if n := credential.NewSealed([]string{"repo.test"}, "").Len(); n != 0 {
+		t.Errorf("%d entries with the ID of an anonymous credential; want none", n)
+	}
+	if small, large := (credential.Sealed{}).Size(), ring[0].Size(); small <= 0 || large <= small {
+		t.Errorf("sizes %d and %d; want them to grow", small, large)
+	}
+}
+
+func FuzzParseDockerConfig(f *testing.F) {
+	for _, s := range []string{
+		``, `{}`, `null`, `{"auths":{"repo.test":{"username":"u","password":"p"}}}`, `{"auths":{"https://index.docker.io/v1/":{"auth":"dTpw"}}}`,
+		`{"*.repo.test:5000/team":{"auth":"dTpw"},"[::1]:1":{}}`, `{"auths":{"a":null}}`, `{"auths":{"[a-":{"auth":"dTpw"}}}`, `{"a":` + strings.Repeat(`[`, 100),
+	} {
+		f.Add([]byte(s), "repo.test/team/app")
+		f.Add([]byte(s), "docker.io/library/busybox")
+	}
+	key := credential.NewKey()
+	f.Fuzz(func(t *testing.T, payload []byte, repository string) {
+		for name, parse := range map[string]func([]byte) (credential.Config, error){"json": credential.ParseDockerConfigJSON, "cfg": credential.ParseDockercfg} {
+			c, err := parse(payload)
+			if err != nil && (c.Len() != 0 || !errors.Is(err, credential.ErrMalformed) && !errors.Is(err, credential.ErrTooLarge)) {
+				t.Errorf("%s: %d entries, %v; want one of the two errors and nothing", name, c.Len(), err)
+			}
+			var want []credential.SealedOffer
+			for _, o := range (credential.Keyring{c, c}).Lookup(repository) {
+				if id := key.ID(o.Credential); id != "" {
+					want = append(want, credential.SealedOffer{ID: id, From: o.From})
+				}
+			}
+			sealed := c.Seal(key)
+			got := credential.SealedKeyring{sealed, sealed}.Lookup(repository)
+			if len(want) != len(got) {
+				t.Errorf("%s: %d offers, %d sealed", name, len(want), len(got))
+			}
+		}
+	})
+}
