@@ -172,7 +172,7 @@ func (c *Credentials) read(ctx context.Context) {
 		case errors.Is(err, fs.ErrNotExist):
 			log.Info("Node credentials absent", "file", f.path)
 		default:
-			log.Error(err, "Node credentials cannot be read, and none of this file are known now", "file", f.path)
+			log.Error(err, "Node credentials not read, what the file offered counts no more", "file", f.path)
 		}
 	}
 	c.mu.Lock()
