@@ -455,3 +455,35 @@ func TestRunEndsWhileTheAPIServerIsAway(t *testing.T) {
 		}
 	})
 }
+
+func TestNotSyncedBetweenTwoWatches(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.api.change("ADDED", pod("web", "u1", app))
+		w.start()
+		w.api.hangUp() // sooner than a server does, so that the next watch is not begun at once
+		w.pass(0)
+		if w.source.Synced() {
+			t.Error("synced while nothing is watched; a pod may be missed")
+		}
+		w.pass(5 * time.Second)
+		if !w.source.Synced() || len(w.reasons) != 0 {
+			t.Errorf("synced %v, reasons %v; want true and none, watches end", w.source.Synced(), w.reasons)
+		}
+	})
+}
+
+func TestAPodThatArrivesIsNotAnsweredWithAnOlderSecret(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.api.put(secret("pull", "s1", "repo.test"))
+		w.api.change("ADDED", pod("web", "u1", app, "pull"))
+		w.start()
+		w.api.refusing(func(*http.Request) int {
+			time.Sleep(time.Second)
+			return 0
+		})
+		w.api.put(secret("pull", "s2", "repo.test"))
+		w.api.change("ADDED", pod("next", "u2", app, "pull"))
+		w.pass(0)
+		w.wantCredentials("u2", app, true, w.cred("pull", "s2", "repo.test"))
+	})
+}
