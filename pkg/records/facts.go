@@ -1,6 +1,7 @@
 package records
 
 import (
+	"slices"
 	"time"
 
 	"github.com/pullgate/pullgate/pkg/credential"
@@ -8,6 +9,10 @@ import (
 
 // MaxProofs bounds the credentials of one record; the longest unused goes first.
 const MaxProofs = 100
+
+// MaxSecrets bounds the Secrets that are noted with one credential; the one noted first goes first. What
+// is forgotten of a Secret only makes its next rotation need proof.
+const MaxSecrets = 100
 
 // A Pair is what access is proved for: an image under one of its repositories.
 type Pair struct {
@@ -29,6 +34,15 @@ type Proof struct {
 	FirstProved time.Time     `json:"firstProved"`
 	LastProved  time.Time     `json:"lastProved"`
 	LastUsed    time.Time     `json:"lastUsed"`
+}
+
+// note adds a Secret that holds the credential.
+func (p *Proof) note(ref SecretRef) {
+	if slices.Contains(p.Secrets, ref) {
+		return
+	}
+	p.Secrets = append(p.Secrets, ref)
+	p.Secrets = p.Secrets[max(0, len(p.Secrets)-MaxSecrets):]
 }
 
 // A Record says who proved access to a pair. One that is not open and has no proofs is of an image

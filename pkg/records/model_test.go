@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -44,7 +45,8 @@ func (m *model) facts(p records.Pair) (f records.Facts) {
 	return f
 }
 
-func (m *model) prove(p records.Pair, open bool, id credential.ID, now int) {
+func (m *model) prove(by records.Result, now int) {
+	p, open, id := by.Pair, by.Open, by.Credential
 	r, ok := m.records[p]
 	if !ok {
 		r = records.Record{Pair: p, Created: at(now)}
@@ -58,13 +60,48 @@ func (m *model) prove(p records.Pair, open bool, id credential.ID, now int) {
 	case i >= 0:
 		r.Proofs = slices.Clone(r.Proofs)
 		r.Proofs[i].LastProved, r.Proofs[i].LastUsed = at(now), at(now)
+		if len(by.Secrets) > 0 {
+			r.Proofs[i].Secrets = by.Secrets
+		}
 	default:
 		r.Proofs = append(slices.Clone(r.Proofs), records.Proof{
-			Credential: id, FirstProved: at(now), LastProved: at(now), LastUsed: at(now),
+			Credential: id, Secrets: by.Secrets, FirstProved: at(now), LastProved: at(now), LastUsed: at(now),
 		})
 	}
 	m.records[p] = r
 	m.wrote(p)
+}
+
+// rotate is that of the only Secret of the model.
+func (m *model) rotate(p records.Pair, to credential.ID, now int) (rotated bool) {
+	r, ok := m.records[p]
+	if !ok {
+		return false
+	}
+	next := records.Proof{Credential: to, Secrets: []records.SecretRef{pull}, LastUsed: at(now)}
+	var others []records.Proof
+	for _, was := range r.Proofs {
+		old := len(was.Secrets) > 0 && was.Credential != to
+		rotated = rotated || old
+		if !old && was.Credential != to {
+			others = append(others, was)
+			continue
+		}
+		for _, t := range []struct {
+			to   *time.Time
+			from time.Time
+		}{{&next.FirstProved, was.FirstProved}, {&next.LastProved, was.LastProved}} {
+			if t.from.After(*t.to) {
+				*t.to = t.from
+			}
+		}
+	}
+	if rotated {
+		r.Proofs, r.LastUsed = append(others, next), at(now)
+		m.records[p] = r
+		m.wrote(p)
+	}
+	return rotated
 }
 
 func (m *model) prune(present map[string]struct{}, before int) {
@@ -116,7 +153,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 	var done []string
 	for now := range steps {
 		did, err := "", error(nil)
-		switch random.IntN(11) {
+		switch random.IntN(12) {
 		case 0, 1, 2:
 			p := somePair()
 			var id uint64
@@ -127,8 +164,12 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 			id, p, open := intent(), somePair(), random.IntN(4) == 0
 			by := []credential.ID{alice, bob}[random.IntN(2)]
 			did = fmt.Sprintf("Prove(%d, %v, open %v, %s)", id, p, open, by)
-			err = s.Prove(id, records.Result{Pair: p, Open: open, Credential: by, At: at(now)})
-			m.prove(p, open, by, now)
+			r := records.Result{Pair: p, Open: open, Credential: by, At: at(now)}
+			if random.IntN(2) == 0 {
+				r.Secrets = []records.SecretRef{pull}
+			}
+			err = s.Prove(id, r)
+			m.prove(r, now)
 			delete(m.intents, id)
 		case 5:
 			id := intent()
@@ -173,6 +214,14 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 			_, err = s.Prune(present, uint64(before))
 			m.prune(present, before)
 		case 10:
+			p, to := somePair(), []credential.ID{alice, bob}[random.IntN(2)]
+			did = fmt.Sprintf("Rotate(%v, %s)", p, to)
+			var got bool
+			got, err = s.Rotate(records.Rotation{Pair: p, Secret: pull, Credential: to, At: at(now)})
+			if want := m.rotate(p, to, now); got != want {
+				t.Errorf("%s = %v; want %v", did, got, want)
+			}
+		case 11:
 			did = "reopen"
 			closeStore(t, s)
 			s, _ = open(t, path, records.Options{KeyExists: true})

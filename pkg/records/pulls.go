@@ -76,9 +76,7 @@ func (r *Record) prove(by Result) {
 		if p.Credential == by.Credential {
 			p.LastProved, p.LastUsed = later(p.LastProved, by.At), later(p.LastUsed, by.At)
 			for _, ref := range by.Secrets {
-				if !slices.Contains(p.Secrets, ref) {
-					p.Secrets = append(p.Secrets, ref)
-				}
+				p.note(ref)
 			}
 			return
 		}
@@ -92,10 +90,11 @@ func (r *Record) prove(by Result) {
 		}
 		r.Proofs = slices.Delete(r.Proofs, oldest, oldest+1)
 	}
-	r.Proofs = append(r.Proofs, Proof{
-		Credential: by.Credential, Secrets: by.Secrets,
-		FirstProved: by.At, LastProved: by.At, LastUsed: by.At,
-	})
+	p := Proof{Credential: by.Credential, FirstProved: by.At, LastProved: by.At, LastUsed: by.At}
+	for _, ref := range by.Secrets {
+		p.note(ref)
+	}
+	r.Proofs = append(r.Proofs, p)
 }
 
 func later(a, b time.Time) time.Time {

@@ -9,6 +9,9 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
+// pull is the Secret that alice's credential is in.
+var pull = records.SecretRef{UID: "u1", Namespace: "team-a", Name: "pull"}
+
 // A story is what happens to one pair: after each step its state is the next one.
 type story struct {
 	name   string
@@ -26,6 +29,13 @@ func stories() []story {
 		return func(s *records.Store, p records.Pair, intent *uint64) error {
 			return s.Prove(*intent, records.Result{Pair: p, Open: open, Credential: alice, At: noon()})
 		}
+	}
+	proveBySecret := func(s *records.Store, p records.Pair, intent *uint64) error {
+		return s.Prove(*intent, records.Result{Pair: p, Credential: alice, Secrets: []records.SecretRef{pull}, At: noon()})
+	}
+	rotate := func(s *records.Store, p records.Pair, _ *uint64) error {
+		_, err := s.Rotate(records.Rotation{Pair: p, Secret: pull, Credential: bob, At: noon()})
+		return err
 	}
 	drop := func(s *records.Store, _ records.Pair, intent *uint64) error { return s.Drop(*intent) }
 	end := func(s *records.Store, _ records.Pair, intent *uint64) error { return s.End(*intent, noon()) }
@@ -55,6 +65,7 @@ func stories() []story {
 		{"proved then opened", []step{begin, prove(false), begin, prove(true)}, []string{
 			"", "1 intent", "record a11ce", "record a11ce 1 intent", "record open a11ce",
 		}},
+		{"rotated", []step{begin, proveBySecret, rotate}, []string{"", "1 intent", "record a11ce", "record b0b"}},
 		{"dropped", []step{begin, drop}, []string{"", "1 intent", ""}},
 		{"lost", []step{begin, end, settle}, []string{"", "1 intent", "1 intent ended", "record"}},
 		{"preloaded", []step{mark, begin, settle}, []string{"", "marked", "marked 1 intent", "marked"}},

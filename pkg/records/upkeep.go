@@ -14,6 +14,8 @@ import (
 type Use struct {
 	At          time.Time
 	Credentials map[credential.ID]time.Time
+	// Secrets are those by which a credential was used, if they are to be noted with it.
+	Secrets map[credential.ID][]SecretRef
 }
 
 // Touch writes last-used times. Pairs and credentials without a record are passed over.
@@ -26,7 +28,11 @@ func (s *Store) Touch(uses map[Pair]Use) error {
 			}
 			r.LastUsed = later(r.LastUsed, u.At)
 			for i := range r.Proofs {
-				r.Proofs[i].LastUsed = later(r.Proofs[i].LastUsed, u.Credentials[r.Proofs[i].Credential])
+				proof := &r.Proofs[i]
+				proof.LastUsed = later(proof.LastUsed, u.Credentials[proof.Credential])
+				for _, ref := range u.Secrets[proof.Credential] {
+					proof.note(ref)
+				}
 			}
 			if err := put(tx, bucketRecords, p.key(), r); err != nil {
 				return err

@@ -26,6 +26,8 @@ const (
 	SettleAfter    = "records.settle.after"
 	PruneBefore    = "records.prune.before"
 	PruneAfter     = "records.prune.after"
+	RotateBefore   = "records.rotate.before" // a Secret's new credential is about to replace its old one
+	RotateAfter    = "records.rotate.after"
 	Created        = "criproxy.create.created" // the runtime has created a container, it is not read back
 )
 
@@ -34,6 +36,6 @@ func All() []string {
 	return []string{
 		StoreTemporary, StoreRenamed, SetAside, KeyMissing, BeginBefore, BeginAfter, Pulled, ProveBefore,
 		ProveAfter, Recorded, DropBefore, DropAfter, EndBefore, EndAfter, MarkBefore, MarkAfter, SettleBefore,
-		SettleAfter, PruneBefore, PruneAfter, Created,
+		SettleAfter, PruneBefore, PruneAfter, RotateBefore, RotateAfter, Created,
 	}
 }

@@ -1,0 +1,75 @@
+package records
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
+)
+
+// A Rotation is a Secret that proved access to a pair and holds another credential now.
+type Rotation struct {
+	Pair       Pair
+	Secret     SecretRef
+	Credential credential.ID // the one that it holds now
+	At         time.Time
+}
+
+// Rotate puts a Secret's credential in the place of the one with which the Secret proved access, whose
+// times of proof it keeps, and reports whether it did: only if the pair's record names the Secret. A
+// credential that other Secrets are noted with as well stays theirs; one that was noted with this Secret
+// alone is gone, whoever else may have it.
+func (s *Store) Rotate(r Rotation) (rotated bool, err error) {
+	if r.Credential == "" || r.Secret.UID == "" {
+		return false, nil
+	}
+	err = s.update(crashpoint.RotateBefore, crashpoint.RotateAfter, func(tx *bolt.Tx) error {
+		var rec Record
+		if ok, err := get(tx, bucketRecords, r.Pair.key(), &rec); !ok || err != nil {
+			return err
+		}
+		if rotated = rec.rotate(r); !rotated {
+			return nil
+		}
+		s.wrote(r.Pair)
+		return put(tx, bucketRecords, r.Pair.key(), rec)
+	})
+	if err != nil {
+		return false, fmt.Errorf("rotate a credential for %s: %w", r.Pair.Repository, err)
+	}
+	return rotated, nil
+}
+
+func (r *Record) rotate(to Rotation) (rotated bool) {
+	next := Proof{Credential: to.Credential}
+	var others []Proof
+	for _, p := range r.Proofs {
+		at := slices.Index(p.Secrets, to.Secret)
+		switch {
+		case p.Credential == to.Credential:
+			// It was proved by itself, which may have been later.
+			p.FirstProved, p.LastProved = later(next.FirstProved, p.FirstProved), later(next.LastProved, p.LastProved)
+			next = p
+			continue
+		case at >= 0:
+			rotated = true
+			next.FirstProved, next.LastProved = later(next.FirstProved, p.FirstProved), later(next.LastProved, p.LastProved)
+			if p.Secrets = slices.Delete(p.Secrets, at, at+1); len(p.Secrets) == 0 {
+				continue
+			}
+		}
+		others = append(others, p)
+	}
+	if !rotated {
+		return false
+	}
+	next.note(to.Secret)
+	next.LastUsed = later(next.LastUsed, to.At)
+	r.Proofs = append(others, next)
+	r.LastUsed = later(r.LastUsed, to.At)
+	return true
+}
