@@ -4,6 +4,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -20,14 +24,23 @@ type Request struct {
 	Name string
 	// Image is what the runtime says of the name at this moment.
 	Image Image
-	// Credentials are those that the pod can present; none of them is kept.
+	// Credentials are those that the pod presents, as with a pull; none of them is kept.
 	Credentials []credential.Credential
+	// Secrets are what the pod's pull secrets hold for the name, if somebody knows. They prove what
+	// Credentials do, and a Secret that proved access with another content proves it again.
+	Secrets []Secret
 	// Except is a repository that proves nothing here; "" excepts none.
 	Except string
 	// Substituted says that the image turned up in the place of another one, as a checkpoint
 	// is restored. Whoever made the checkpoint may have chosen its names, so only what was
 	// known before counts: no name exempts it, and none is taken for preloaded.
 	Substituted bool
+}
+
+// A Secret is one credential of a pull secret of the pod. The pull secret may have more of them.
+type Secret struct {
+	Credential credential.ID
+	Ref        records.SecretRef
 }
 
 // A Verdict is the answer to a [Request] and what it rests on. The zero value denies.
@@ -46,7 +59,8 @@ func (v Verdict) Allowed() bool { return v.Verdict == policy.Allow }
 
 // Check judges (DESIGN 3.2; the order of the rules is that of policy.Policy.Judge). An Allow for
 // a pod with a UID leaves a grant. It writes nothing to disk, but for a mark when it meets an
-// untracked image that is due one. Whatever fails on the way leaves the verdict Reverify.
+// untracked image that is due one, and for the credential of a Secret whose content changed. Whatever
+// fails on the way leaves the verdict Reverify.
 func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
 	if r.Image.ID == "" {
 		return Verdict{Decision: policy.Decision{Reason: policy.Absent}}
@@ -150,13 +164,18 @@ func (t *Tracker) checkPair(ctx context.Context, r Request, c candidate) Verdict
 	}
 	g, ok := t.granted(r.Pod.UID, c.pair)
 	e.Granted = ok
-	var proof credential.ID
+	var by Secret
 	if facts.Record != nil {
 		e.Open = facts.Record.Open
-		proof = t.proof(facts.Record, r.Credentials)
-		e.Proved = proof != ""
+		by, e.Proved = t.proof(facts.Record, r)
 	}
 	v.Decision = rules.Policy.Judge(e)
+	if v.Reason == policy.NotProved && facts.Record != nil {
+		// Only now, since it writes: nothing else lets the pod in.
+		if by, e.Proved = t.rotated(c.pair, facts.Record, r.Secrets); e.Proved {
+			v.Decision = rules.Policy.Judge(e)
+		}
+	}
 	if !v.Allowed() {
 		return v
 	}
@@ -164,11 +183,11 @@ func (t *Tracker) checkPair(ctx context.Context, r Request, c candidate) Verdict
 	case policy.Granted:
 		v.Credential = g.credential
 	case policy.Proved:
-		v.Credential = proof
+		v.Credential = by.Credential
 	}
 	v.First = t.grant(r.Pod.UID, c.pair, grant{reason: v.Reason, credential: v.Credential})
 	if facts.Record != nil {
-		t.used(c.pair, v.Credential)
+		t.used(c.pair, v.Credential, by.Ref)
 	}
 	return v
 }
@@ -195,20 +214,56 @@ func (t *Tracker) foreign(f records.Facts, p records.Pair, img Image) bool {
 	return false
 }
 
-// proof returns the first of the credentials that is in the record, "" if none is.
-func (t *Tracker) proof(r *records.Record, presented []credential.Credential) credential.ID {
-	for _, c := range presented {
-		id := t.key.ID(c)
-		if id == "" {
-			continue // an empty credential is no credential
-		}
-		for _, p := range r.Proofs {
-			if p.Credential == id {
-				return id
-			}
+// proof returns the first of the request's credentials that is in the record, with the Secret that it is
+// from if the record is to note that.
+func (t *Tracker) proof(r *records.Record, q Request) (by Secret, proved bool) {
+	for _, c := range q.Credentials {
+		if p := proofOf(r, t.key.ID(c)); p != nil {
+			return Secret{Credential: p.Credential}, true
 		}
 	}
-	return ""
+	for _, s := range q.Secrets {
+		p := proofOf(r, s.Credential)
+		if p == nil {
+			continue
+		}
+		if slices.Contains(p.Secrets, s.Ref) {
+			s.Ref = records.SecretRef{}
+		}
+		return s, true
+	}
+	return Secret{}, false
+}
+
+// proofOf returns the proof by a credential, nil if there is none. An empty credential is none.
+func proofOf(r *records.Record, id credential.ID) *records.Proof {
+	for i := range r.Proofs {
+		if id != "" && r.Proofs[i].Credential == id {
+			return &r.Proofs[i]
+		}
+	}
+	return nil
+}
+
+// rotated returns the first of the Secrets that proved access with another content, after what it holds
+// now is on disk in the place of that. A new uid is another Secret, whatever its name.
+func (t *Tracker) rotated(p records.Pair, r *records.Record, secrets []Secret) (by Secret, proved bool) {
+	for _, s := range secrets {
+		if !slices.ContainsFunc(r.Proofs, func(p records.Proof) bool { return slices.Contains(p.Secrets, s.Ref) }) {
+			continue
+		}
+		ok, err := t.store.Rotate(records.Rotation{Pair: p, Secret: s.Ref, Credential: s.Credential, At: time.Now()})
+		if err != nil {
+			t.log.Error(err, "Rotated credential not written, the image needs proof", "imageID", p.ImageID, "repository", p.Repository)
+			return Secret{}, false
+		}
+		if ok {
+			t.log.Info("Credential rotated", "imageID", p.ImageID, "repository", p.Repository,
+				"secret", klog.KRef(s.Ref.Namespace, s.Ref.Name), "credentialID", s.Credential)
+			return Secret{Credential: s.Credential}, true
+		}
+	}
+	return Secret{}, false
 }
 
 func untracked(f records.Facts) bool {

@@ -11,26 +11,29 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Every case of the table that needs no Secret coordinates, against the library.
+// Every case of the table, against the library: with what the pod presents, as in a pull, and with what a
+// pod source says of its Secrets. Where their coordinates are needed the stricter verdict is right
+// without them.
 func TestDecisions(t *testing.T) {
 	table, err := conformance.Read()
 	if err != nil {
 		t.Fatal(err)
 	}
-	ran := 0
+	ran := map[string]int{}
 	for _, c := range table.Cases {
-		if c.Needs != conformance.NeedsCRI {
-			continue // a pod source tells these; without it the stricter verdict is right
+		ran[c.Needs]++
+		t.Run(c.Name+"/by its Secrets", func(t *testing.T) { decide(t, table, c, true) })
+		if c.Needs == conformance.NeedsPods {
+			c.Verdict, c.NewRecord = conformance.Reverify, false
 		}
-		ran++
-		t.Run(c.Name, func(t *testing.T) { decide(t, table, c) })
+		t.Run(c.Name+"/by a pull", func(t *testing.T) { decide(t, table, c, false) })
 	}
-	if ran < 30 {
-		t.Errorf("%d cases were run; the table has more that need the CRI only", ran)
+	if ran[conformance.NeedsCRI] < 30 || ran[conformance.NeedsPods] < 1 || len(ran) != 2 {
+		t.Errorf("cases that were run, by what they need: %v; the table has more", ran)
 	}
 }
 
-func decide(t *testing.T, table conformance.Decisions, c conformance.Case) {
+func decide(t *testing.T, table conformance.Decisions, c conformance.Case, bySecrets bool) {
 	t.Helper()
 	mode, allowlist, err := conformance.Policy(c.Policy)
 	if err != nil {
@@ -71,11 +74,20 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case) {
 	before := w.store.Written()
 	r := tracker.Request{Pod: asks, Name: c.Image, Image: img}
 	for _, s := range c.Pod {
-		r.Credentials = append(r.Credentials, credential.New(s.Username(), s.Content, "", "", "", ""))
+		by := credential.New(s.Username(), s.Content, "", "", "", "")
+		if bySecrets {
+			ref := records.SecretRef{UID: s.UID, Namespace: s.Namespace, Name: s.Name}
+			r.Secrets = append(r.Secrets, tracker.Secret{Credential: w.key.ID(by), Ref: ref})
+		} else {
+			r.Credentials = append(r.Credentials, by)
+		}
 	}
 	got := w.Check(t.Context(), r)
 	if got.Allowed() != (c.Verdict == conformance.Allow) || (got.Reason == policy.Absent) != (c.Verdict == conformance.Absent) {
 		t.Errorf("Check = %v by %s; want %s", got.Verdict, got.Reason, c.Verdict)
+	}
+	if wrote := w.store.Written() != before; wrote != c.NewRecord {
+		t.Errorf("a new credential was recorded: %v; want %v", wrote, c.NewRecord)
 	}
 	if c.Writes != nil && int(w.store.Written()-before) != *c.Writes {
 		t.Errorf("Check wrote %d times; want %d", w.store.Written()-before, *c.Writes)

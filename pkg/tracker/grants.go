@@ -82,8 +82,9 @@ func (t *Tracker) Grants() int {
 	return n
 }
 
-// used notes that a pair, and the credential that the use rests on, were used now.
-func (t *Tracker) used(p records.Pair, by credential.ID) {
+// used notes that a pair, and the credential that the use rests on, were used now; and the Secret that the
+// credential is from, unless it is the zero value.
+func (t *Tracker) used(p records.Pair, by credential.ID, from records.SecretRef) {
 	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -94,6 +95,12 @@ func (t *Tracker) used(p records.Pair, by credential.ID) {
 			u.Credentials = map[credential.ID]time.Time{}
 		}
 		u.Credentials[by] = now
+	}
+	if known := u.Secrets[by]; from.UID != "" && !slices.Contains(known, from) && len(known) < records.MaxSecrets {
+		if u.Secrets == nil {
+			u.Secrets = map[credential.ID][]records.SecretRef{}
+		}
+		u.Secrets[by] = append(known, from)
 	}
 	t.uses[p] = u
 }

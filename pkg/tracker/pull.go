@@ -62,6 +62,9 @@ type Proof struct {
 	// Credential is the one that was sent with the pull. An empty one opens the image: it was
 	// pulled by nobody in particular.
 	Credential credential.Credential
+	// Secrets are what the pod's pull secrets hold for the name, if somebody knows. Those that hold
+	// Credential are noted with it.
+	Secrets []Secret
 	// Pod gets a grant, if it has a UID.
 	Pod Pod
 }
@@ -89,7 +92,13 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 	if id == "" {
 		v.Reason = policy.Open
 	}
-	err := t.store.Prove(p.intent, records.Result{Pair: v.Pair, Open: id == "", Credential: id, At: time.Now()})
+	var from []records.SecretRef
+	for _, s := range proof.Secrets {
+		if s.Credential == id {
+			from = append(from, s.Ref)
+		}
+	}
+	err := t.store.Prove(p.intent, records.Result{Pair: v.Pair, Open: id == "", Credential: id, Secrets: from, At: time.Now()})
 	if err != nil {
 		err = fmt.Errorf("write pull record: %w", errors.Join(err, t.store.End(p.intent, time.Now())))
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
+	"github.com/pullgate/pullgate/pkg/internal/conformance"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -21,8 +22,9 @@ import (
 // written 1 to 9, repositories without repo.test/. Time stands still but for "advance".
 //
 //	images  [ID=NAME,NAME …]                  the runtime has these images from now on
-//	pull    NAME [id=ID] [pod=UID] [secret=PW] [ends=proved|refused|lost|crash] [present=ID]
-//	check   NAME id=ID [pod=UID] [secrets=PW,PW] [static] [except=REPOSITORY]
+//	pull    NAME [id=ID] [pod=UID] [secret=PW] [held=SECRETS] [ends=proved|refused|lost|crash] [present=ID]
+//	check   NAME id=ID [pod=UID] [secrets=PW,PW] [held=SECRETS] [static] [except=REPOSITORY]
+//	        what the pod presents, and what a pod source says that its Secrets hold: UID/NAMESPACE/NAME#PW,…
 //	sync | settle | prune | restart [verify] | advance DURATION | end pod=UID
 //	restore NAME id=ID pod=UID
 //	store                                     prints what is on disk
@@ -67,7 +69,7 @@ func (w *world) play(t *testing.T, d *datadriven.TestData) string {
 		w.runtime.set(images...)
 		return ""
 	case "pull":
-		return w.playPull(name, arg, who)
+		return w.playPull(name, arg, who, w.held(t, d))
 	case "check":
 		r := tracker.Request{Pod: who, Name: name, Image: w.find(scenarioID(arg("id"))), Except: full(arg("except"))}
 		if name == full("-") {
@@ -78,6 +80,7 @@ func (w *world) play(t *testing.T, d *datadriven.TestData) string {
 				r.Credentials = append(r.Credentials, secret(pw))
 			}
 		}
+		r.Secrets = w.held(t, d)
 		v := w.Check(t.Context(), r)
 		first := ""
 		if v.First {
@@ -120,7 +123,28 @@ func (w *world) play(t *testing.T, d *datadriven.TestData) string {
 	}
 }
 
-func (w *world) playPull(name string, arg func(string) string, who tracker.Pod) string {
+// held returns what the pod's Secrets hold.
+func (w *world) held(t *testing.T, d *datadriven.TestData) (held []tracker.Secret) {
+	t.Helper()
+	for _, a := range d.CmdArgs {
+		if a.Key != "held" {
+			continue
+		}
+		for _, v := range a.Vals {
+			var s conformance.Secret
+			if err := s.UnmarshalText([]byte(v)); err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, tracker.Secret{
+				Credential: w.key.ID(secret(s.Content)),
+				Ref:        records.SecretRef{UID: s.UID, Namespace: s.Namespace, Name: s.Name},
+			})
+		}
+	}
+	return held
+}
+
+func (w *world) playPull(name string, arg func(string) string, who tracker.Pod, held []tracker.Secret) string {
 	var present tracker.Image
 	if p := arg("present"); p != "" {
 		present = w.find(scenarioID(p))
@@ -137,7 +161,7 @@ func (w *world) playPull(name string, arg func(string) string, who tracker.Pod) 
 	case "crash":
 		return "" // nobody tells how it ended
 	}
-	v, err := pull.Proved(tracker.Proof{ImageID: scenarioID(arg("id")), Credential: secret(arg("secret")), Pod: who})
+	v, err := pull.Proved(tracker.Proof{ImageID: scenarioID(arg("id")), Credential: secret(arg("secret")), Secrets: held, Pod: who})
 	if err != nil {
 		return said(err)
 	}
@@ -167,6 +191,9 @@ func (w *world) dump() string {
 				if w.key.ID(secret(pw)) == p.Credential {
 					known = pw
 				}
+			}
+			for _, ref := range p.Secrets {
+				known += "/" + ref.UID
 			}
 			proofs[known] = true
 		}
