@@ -1,6 +1,7 @@
 package config_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"os"
 	"reflect"
@@ -106,7 +107,7 @@ func TestManualHasEveryFieldWithItsDefault(t *testing.T) {
 		case reflect.Slice:
 			wantDefault, allowed = "`[]`", "a list"
 		case reflect.String:
-			wantDefault = "`" + f.value.String() + "`"
+			wantDefault = "`" + cmp.Or(f.value.String(), `""`) + "`"
 		default:
 			t.Errorf("%s is a %s; checkShape knows of none", f.path, f.value.Kind())
 		}

@@ -3,6 +3,7 @@ package config
 import (
 	"net"
 	"strconv"
+	"strings"
 )
 
 // isLabel reports whether a string is a DNS label (RFC 1123), as the name of a namespace must be.
@@ -16,6 +17,16 @@ func isLabel(s string) bool {
 		}
 	}
 	return true
+}
+
+// isSubdomain reports whether a string is a DNS subdomain (RFC 1123), as the name of a node must be.
+func isSubdomain(s string) bool {
+	for label := range strings.SplitSeq(s, ".") {
+		if !isLabel(label) {
+			return false
+		}
+	}
+	return len(s) <= 253
 }
 
 // isAddress reports whether a string is host:port with a port that can be listened on.
