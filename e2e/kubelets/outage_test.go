@@ -33,7 +33,7 @@ func outage(s *story) {
 	} {
 		f.begin()
 		proved := running
-		if f.refuses && s.cluster.Release() == kubelet130 {
+		if f.refuses && s.recheck() == manifest {
 			proved = pullFailed // its re-pull cannot be told from a pull, which the registry refuses
 		}
 		s.tell(
