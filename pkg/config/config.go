@@ -68,6 +68,8 @@ type Config struct {
 	RegistryOutageFallback bool `json:"registryOutageFallback"`
 	// NodeCredentials are those that the node itself offers to every pod.
 	NodeCredentials NodeCredentials `json:"nodeCredentials"`
+	// PodSource is the API server, where pull policies and pull secrets of pods are learnt.
+	PodSource PodSource `json:"podSource"`
 	// Metrics is the HTTP server for scrapes and probes.
 	Metrics Metrics `json:"metrics"`
 
@@ -87,6 +89,14 @@ type NodeCredentials struct {
 	// Listen is the endpoint that credential providers report to; "" means none. Parse fills it in:
 	// unless it is given it is credentials.sock beside the socket of Config.Listen.
 	Listen string `json:"listen"`
+}
+
+// PodSource is the API server as this node knows it.
+type PodSource struct {
+	// Kubeconfig is the path of a kubeconfig; "" means that there is no pod source.
+	Kubeconfig string `json:"kubeconfig"`
+	// NodeName is the name of the node; "" means the one of the identity in the kubeconfig.
+	NodeName string `json:"nodeName"`
 }
 
 // Metrics is the HTTP server for scrapes and probes.
@@ -285,6 +295,15 @@ func checkValues(c *Config) (errs []error) {
 		if !isPath(path) {
 			errs = append(errs, wrong(fmt.Sprintf("nodeCredentials.dockerConfigFiles[%d]", i), path, "an absolute path, as in /var/lib/kubelet/config.json"))
 		}
+	}
+	if k := c.PodSource.Kubeconfig; k != "" && (!filepath.IsAbs(k) || filepath.Clean(k) != k) {
+		errs = append(errs, wrong("podSource.kubeconfig", k, `an absolute path, as in /etc/kubernetes/kubelet.conf, or "" for no pod source`))
+	}
+	if n := c.PodSource.NodeName; n != "" && !isSubdomain(n) {
+		errs = append(errs, wrong("podSource.nodeName", n, "the name of a node: lower-case letters, digits, '-' and '.', at most 253"))
+	}
+	if c.PodSource.NodeName != "" && c.PodSource.Kubeconfig == "" {
+		errs = append(errs, wrong("podSource.nodeName", c.PodSource.NodeName, `"" without podSource.kubeconfig`))
 	}
 	if c.Metrics.Listen != "" && !isAddress(c.Metrics.Listen) {
 		errs = append(errs, wrong("metrics.listen", c.Metrics.Listen, `host:port, as in 127.0.0.1:9471, or "" for no server`))

@@ -162,7 +162,7 @@ func TestParseRefuses(t *testing.T) {
 		file    = "; allowed is an absolute path, as in /var/lib/kubelet/config.json"
 		address = `; allowed is host:port, as in 127.0.0.1:9471, or "" for no server`
 		fields  = "apiVersion, kind, listen, runtimeEndpoint, imageEndpoint, stateDir, noPullImageSecretRecheck, imagePullCredentialsVerificationPolicy, " +
-			"preloadedImagesVerificationAllowlist, kubeletConfig, exempt, untrackedImages, kubeletSkipsAlwaysPrecheck, registryOutageFallback, nodeCredentials, metrics"
+			"preloadedImagesVerificationAllowlist, kubeletConfig, exempt, untrackedImages, kubeletSkipsAlwaysPrecheck, registryOutageFallback, nodeCredentials, podSource, metrics"
 	)
 	long := "unix:///" + strings.Repeat("a", 107)
 	type refusal struct {
@@ -195,6 +195,14 @@ func TestParseRefuses(t *testing.T) {
 		{"exempt: {namespaces: [null]}", []string{`exempt.namespaces[0]: "" is not allowed` + label}},
 		{"exempt: {namespaces: [-a, a-, a.b]}", []string{`exempt.namespaces[0]: "-a" is not allowed` + label, `exempt.namespaces[1]: "a-" is not allowed` + label, `exempt.namespaces[2]: "a.b" is not allowed` + label}},
 		{"exempt: {namespaces: [" + long[8:72] + "]}", []string{`exempt.namespaces[0]: "` + long[8:72] + `" is not allowed` + label}},
+		{"podSource: x", []string{"podSource: x is of the wrong type; allowed is a mapping with the fields kubeconfig, nodeName"}},
+		{"podSource: {kubeconfig: kubelet.conf}", []string{
+			`podSource.kubeconfig: "kubelet.conf" is not allowed; allowed is an absolute path, as in /etc/kubernetes/kubelet.conf, or "" for no pod source`,
+		}},
+		{"podSource: {kubeconfig: /etc/kubelet.conf, nodeName: Node}", []string{
+			`podSource.nodeName: "Node" is not allowed; allowed is the name of a node: lower-case letters, digits, '-' and '.', at most 253`,
+		}},
+		{"podSource: {nodeName: node}", []string{`podSource.nodeName: "node" is not allowed; allowed is "" without podSource.kubeconfig`}},
 		{"metrics: {listen: 127.0.0.1}", []string{`metrics.listen: "127.0.0.1" is not allowed` + address}},
 		{"metrics: {listen: '127.0.0.1:65536'}", []string{`metrics.listen: "127.0.0.1:65536" is not allowed` + address}},
 		{"metrics: {listen: '127.0.0.1:http'}", []string{`metrics.listen: "127.0.0.1:http" is not allowed` + address}},
@@ -244,7 +252,7 @@ func TestParseRefuses(t *testing.T) {
 		},
 	}
 	// Fields of the design that are not there yet: whoever sets one must not believe it is obeyed.
-	for _, name := range []string{"credentialValidity", "registryUnavailableGrace", "podSource", "admin", "decisionLog"} {
+	for _, name := range []string{"credentialValidity", "registryUnavailableGrace", "admin", "decisionLog"} {
 		cases = append(cases, refusal{name + ": x", []string{name + ": unknown field; allowed is " + fields}})
 	}
 	for _, c := range cases {

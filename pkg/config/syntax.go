@@ -4,6 +4,7 @@ import (
 	"net"
 	"path/filepath"
 	"strconv"
+	"strings"
 )
 
 // isPath reports whether a string is the absolute path of a file, written in its shortest form.
@@ -22,6 +23,16 @@ func isLabel(s string) bool {
 		}
 	}
 	return true
+}
+
+// isSubdomain reports whether a string is a DNS subdomain (RFC 1123), as the name of a node must be.
+func isSubdomain(s string) bool {
+	for label := range strings.SplitSeq(s, ".") {
+		if !isLabel(label) {
+			return false
+		}
+	}
+	return len(s) <= 253
 }
 
 // isAddress reports whether a string is host:port with a port that can be listened on.

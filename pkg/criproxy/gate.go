@@ -22,6 +22,7 @@ type Gate struct {
 	tracker  *tracker.Tracker
 	pods     *pods.Index
 	runtime  *Runtime
+	source   PodSource // nil if there is none
 	metrics  GateMetrics
 	log      klog.Logger
 	shadow   bool
@@ -50,8 +51,10 @@ type GateConfig struct {
 	Tracker *tracker.Tracker
 	Pods    *pods.Index
 	Runtime *Runtime
-	Metrics GateMetrics
-	Log     klog.Logger
+	// PodSource tells of pods what the CRI does not; nil if nobody does.
+	PodSource PodSource
+	Metrics   GateMetrics
+	Log       klog.Logger
 	// Shadow is noPullImageSecretRecheck: judge and count, enforce nothing.
 	Shadow bool
 	// OutageFallback is registryOutageFallback.
@@ -60,12 +63,13 @@ type GateConfig struct {
 	AlwaysPrecheck AlwaysPrecheck
 }
 
-// NewGate returns a gate. Every field of the configuration but the switches must be set.
+// NewGate returns a gate. Every field of the configuration but PodSource and the switches must be set.
 func NewGate(c GateConfig) *Gate {
 	return &Gate{
 		tracker:  c.Tracker,
 		pods:     c.Pods,
 		runtime:  c.Runtime,
+		source:   c.PodSource,
 		metrics:  c.Metrics,
 		log:      c.Log,
 		shadow:   c.Shadow,
@@ -80,9 +84,6 @@ const Hit = "hit"
 
 // unverified is the outcome of a recheck that the shadow mode let pass.
 const unverified = "unverified"
-
-// unknownPolicy is the pull_policy label as long as no pod source tells the policy.
-const unknownPolicy = "unknown"
 
 // identify returns the pod of a sandbox configuration as the tracker wants it. The kubelet writes
 // the configuration and its annotations, so they need no further proof.
@@ -109,12 +110,19 @@ func decode(c *call, into proto.Message) error {
 	return nil
 }
 
-// judge asks the tracker, counts the verdict and logs every one but a repeated Allow.
+// judge asks the tracker, counts the verdict and logs every one but a repeated Allow. A request without
+// credentials is judged by those of the pod's Secrets, where they are known and nothing else decides:
+// to learn them may take a while.
 func (g *Gate) judge(ctx context.Context, callName string, p pods.Pod, r tracker.Request) tracker.Verdict {
 	r.Pod = asked(p)
 	v := g.tracker.Check(ctx, r)
 	if v.Reason == policy.Absent {
 		return v
+	}
+	if v.Reason == policy.NotProved && r.Credentials == nil {
+		if r.Secrets = g.secrets(ctx, p, r.Name); len(r.Secrets) > 0 {
+			v = g.tracker.Check(ctx, r)
+		}
 	}
 	g.metrics.Verdict(callName, v.Decision)
 	if !v.Allowed() || v.First {
@@ -126,9 +134,9 @@ func (g *Gate) judge(ctx context.Context, callName string, p pods.Pod, r tracker
 
 // hit counts a present image that was allowed by proof that was already there: once for each pod
 // and pair, which is when the pod's grant for it is new.
-func (g *Gate) hit(v tracker.Verdict, began time.Time) {
+func (g *Gate) hit(pullPolicy string, v tracker.Verdict, began time.Time) {
 	if v.First && (v.Reason == policy.Proved || v.Reason == policy.Open) {
-		g.metrics.Recheck(unknownPolicy, Hit, time.Since(began))
+		g.metrics.Recheck(pullPolicy, Hit, time.Since(began))
 	}
 }
 

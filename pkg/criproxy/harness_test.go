@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -53,9 +54,11 @@ func (c *counts) get() map[string]int {
 	return maps.Clone(c.of)
 }
 
-func (c *counts) Verdict(string, policy.Decision)                   {}
-func (c *counts) Refused(call string)                               { c.add("refused " + call) }
-func (c *counts) Recheck(_, outcome string, _ time.Duration)        { c.add("recheck " + outcome) }
+func (c *counts) Verdict(string, policy.Decision) {}
+func (c *counts) Refused(call string)             { c.add("refused " + call) }
+func (c *counts) Recheck(policy, outcome string, _ time.Duration) {
+	c.add(strings.TrimSuffix("recheck "+outcome+" "+policy, " unknown"))
+}
 func (c *counts) ForwardedCall(string, string, bool, time.Duration) {}
 func (c *counts) Panic()                                            { c.add("panic") }
 

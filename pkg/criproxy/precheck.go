@@ -38,6 +38,9 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 	name, seen := req.GetImage().GetImage(), req.GetImage().GetAnnotations()[pods.SeenAnnotation]
 	who := g.pods.BySeen(seen)
 	if len(who) == 0 {
+		who = g.candidates(req.GetImage().GetAnnotations(), name)
+	}
+	if len(who) == 0 {
 		// Nobody known: what everybody may use is still to be had, and a static pod shows
 		// itself by its source.
 		who = []pods.Pod{{Static: pods.StaticSource(req.GetImage().GetAnnotations()[pods.SourceAnnotation])}}
@@ -58,6 +61,10 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 		return raw, nil
 	}
 
+	pullPolicy := pullUnknown
+	if len(who) == 1 {
+		pullPolicy = g.precheckPolicy(ctx, who[0], name)
+	}
 	allowed, firsts := true, make([]tracker.Verdict, 0, 1)
 	for _, p := range who {
 		v := g.judge(ctx, "ImageStatus", p, tracker.Request{Name: name, Image: image(resp.GetImage())})
@@ -71,14 +78,16 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 	if allowed {
 		g.hidden.clear(key)
 		for _, v := range firsts {
-			g.hit(v, began)
+			if pullPolicy != pullAlways { // which asks the registry whatever is answered here
+				g.hit(pullPolicy, v, began)
+			}
 		}
 		return raw, nil
 	}
 	fresh := g.hidden.set(key)
 	if g.shadow {
-		if fresh {
-			g.metrics.Recheck(unknownPolicy, unverified, time.Since(began))
+		if fresh && pullPolicy != pullAlways {
+			g.metrics.Recheck(pullPolicy, unverified, time.Since(began))
 		}
 		return raw, nil
 	}

@@ -27,6 +27,8 @@ type pullCall struct {
 	key     precheckKey
 	present tracker.Image // what the name stands for on the node before the pull
 	hidden  bool          // a pre-check of this pod for this name is hidden at the moment
+	policy  string        // of the container, as far as it is known
+	exact   bool          // it is known whether the registry must be asked
 }
 
 // pullImage answers a request to prove access that the pod's credential has already answered, and
@@ -43,21 +45,42 @@ func (g *Gate) pullImage(ctx context.Context, c *call) ([]byte, error) {
 		p.present = img
 	}
 
-	exact := g.always.skips(ctx)
-	if p.hidden && exact && p.present.ID != "" {
-		if v := g.judgePull(ctx, p); v.Allowed() {
-			g.hit(v, p.began)
+	if g.isReproof(ctx, p) {
+		v := g.judgePull(ctx, p)
+		// Where nothing was hidden the kubelet has reasons of its own, such as records of its own: they
+		// must not learn from us that a credential is good which nobody has tried.
+		if v.Allowed() && (p.hidden || v.Reason == policy.Proved) {
+			g.hit(p.policy, v, p.began)
 			return g.onNode(p)
 		}
 	}
-	return g.realPull(ctx, c, p, exact)
+	return g.realPull(ctx, c, p)
+}
+
+// isReproof reports whether a pull is a request to prove access to what the node has, and not one that
+// must reach the registry; p.exact is set to whether that is known (DESIGN 3.4).
+func (g *Gate) isReproof(ctx context.Context, p *pullCall) bool {
+	switch p.policy {
+	case pullAlways:
+		p.exact = true
+		return false
+	case pullIfNotPresent:
+		p.exact = true
+		return p.present.ID != "" && !g.shadow
+	case pullMixed: // it may be for a container with Always
+		return false
+	default:
+		p.exact = g.always.skips(ctx)
+		return p.exact && p.hidden && p.present.ID != ""
+	}
 }
 
 func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
 	a := req.GetAuth()
 	p := &pullCall{
-		began: time.Now(),
-		name:  req.GetImage().GetImage(),
+		began:  time.Now(),
+		policy: pullUnknown,
+		name:   req.GetImage().GetImage(),
 		cred: credential.New(a.GetUsername(), a.GetPassword(), a.GetAuth(), a.GetServerAddress(),
 			a.GetIdentityToken(), a.GetRegistryToken()),
 	}
@@ -66,6 +89,7 @@ func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
 		p.pod = identify(config)
 		seen := config.GetAnnotations()[pods.SeenAnnotation]
 		g.pods.Learn(seen, p.pod)
+		p.policy = g.pullPolicy(p.pod, p.name, pullAlways, pullIfNotPresent)
 		p.key = keyOf(seen, p.name)
 		p.hidden = seen != "" && !g.shadow && g.hidden.has(p.key)
 	}
@@ -89,7 +113,7 @@ func (g *Gate) onNode(p *pullCall) ([]byte, error) {
 }
 
 // realPull forwards: intent on disk, runtime, record on disk, grant, answer.
-func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall, exact bool) ([]byte, error) {
+func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall) ([]byte, error) {
 	proved := g.shadow && p.present.ID != "" && g.judgePull(ctx, p).Allowed()
 
 	pull, err := g.tracker.BeginPull(ctx, p.name, p.present)
@@ -109,11 +133,16 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall, exact bool) (
 	}
 	defer g.ended(pull.Lost) // for every way out, a panic included, that says nothing else
 
+	// Before the runtime is asked: afterwards the client may have gone.
+	var held []tracker.Secret
+	if !p.cred.Anonymous() {
+		held = g.secrets(ctx, p.pod, p.name)
+	}
 	raw, err := c.forward(ctx)
 	out := classify(err)
 	if out == outcomeVerified {
 		crashpoint.Hit(crashpoint.Pulled)
-		out = g.verified(pull, p, raw)
+		out = g.verified(pull, p, held, raw)
 		crashpoint.Hit(crashpoint.Recorded)
 	} else if out.definite(err) {
 		g.ended(pull.Refused)
@@ -123,7 +152,7 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall, exact bool) (
 	if err == nil {
 		return raw, nil
 	}
-	if g.standsIn(ctx, p, exact, out) {
+	if g.standsIn(ctx, p, out) {
 		g.log.Info("Pull answered with the image on the node", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.label())
 		return g.onNode(p)
 	}
@@ -132,13 +161,13 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall, exact bool) (
 
 // verified makes a record of a successful pull. An answer without an image ID records nothing: the
 // intent stays, and the kubelet takes it for an error.
-func (g *Gate) verified(pull *tracker.Pull, p *pullCall, raw []byte) outcome {
+func (g *Gate) verified(pull *tracker.Pull, p *pullCall, held []tracker.Secret, raw []byte) outcome {
 	var resp runtimeapi.PullImageResponse
 	if err := proto.Unmarshal(raw, &resp); err != nil || resp.GetImageRef() == "" {
 		g.log.Error(err, "Answer of the runtime to a pull names no image, nothing is recorded", "image", p.name)
 		return outcomeError
 	}
-	v, err := pull.Proved(tracker.Proof{ImageID: resp.GetImageRef(), Credential: p.cred, Pod: asked(p.pod)})
+	v, err := pull.Proved(tracker.Proof{ImageID: resp.GetImageRef(), Credential: p.cred, Secrets: held, Pod: asked(p.pod)})
 	if err != nil {
 		g.log.Error(err, "Pull record not written, the image needs proof again for every other pod", "image", p.name)
 	}
@@ -154,9 +183,9 @@ func (g *Gate) countPull(p *pullCall, proved bool, out outcome) {
 	switch {
 	case p.present.ID == "":
 	case g.shadow && proved:
-		g.metrics.Recheck(unknownPolicy, Hit, time.Since(p.began))
+		g.metrics.Recheck(p.policy, Hit, time.Since(p.began))
 	default:
-		g.metrics.Recheck(unknownPolicy, out.label(), time.Since(p.began))
+		g.metrics.Recheck(p.policy, out.label(), time.Since(p.began))
 	}
 }
 
@@ -164,8 +193,8 @@ func (g *Gate) countPull(p *pullCall, proved bool, out outcome) {
 // sends a pre-check for Always as well leaves open whether this pull was one; it was forwarded
 // to be safe, but a pod that has proved access must not depend on the registry for it, and an
 // exempt one on nothing of ours.
-func (g *Gate) standsIn(ctx context.Context, p *pullCall, exact bool, out outcome) bool {
-	if exact || !p.hidden || p.present.ID == "" || ctx.Err() != nil {
+func (g *Gate) standsIn(ctx context.Context, p *pullCall, out outcome) bool {
+	if p.exact || !p.hidden || p.present.ID == "" || ctx.Err() != nil {
 		return false
 	}
 	v := g.judgePull(ctx, p)

@@ -71,10 +71,15 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		o.Log.Error(err, "Pull intents of an earlier run not all read, what they stand for needs proof")
 	}
+	source, err := openSource(o, st.key, m)
+	if err != nil {
+		return err
+	}
 	gate := criproxy.NewGate(criproxy.GateConfig{
 		Tracker:        trk,
 		Pods:           pods.New(),
 		Runtime:        runtime,
+		PodSource:      source.forGate(),
 		Metrics:        m,
 		Log:            o.Log.WithName("gate"),
 		Shadow:         o.Config.NoPullImageSecretRecheck,
@@ -111,13 +116,14 @@ func Run(ctx context.Context, o Options) (err error) {
 	if o.Ready != nil {
 		o.Ready()
 	}
-	return serve(ctx, o, parts{conns: conns, tracker: trk, gate: gate, server: server, metrics: m, cri: listener, web: web, stopping: &atomic.Bool{}})
+	return serve(ctx, o, parts{conns: conns, tracker: trk, source: source, gate: gate, server: server, metrics: m, cri: listener, web: web, stopping: &atomic.Bool{}})
 }
 
 // parts are what serve keeps running.
 type parts struct {
 	conns    connections
 	tracker  *tracker.Tracker
+	source   *podSource // nil if there is none
 	gate     *criproxy.Gate
 	server   *criproxy.Server
 	metrics  *metrics.Metrics
@@ -134,6 +140,9 @@ func serve(ctx context.Context, o Options, p parts) error {
 	var back errgroup.Group
 	back.Go(func() error { p.tracker.Run(behind); return nil })
 	back.Go(func() error { watch(behind, o.Log, p); return nil })
+	if p.source != nil {
+		back.Go(func() error { p.source.run(behind, o.Log.WithName("podSource")); return nil })
+	}
 	if p.web != nil {
 		back.Go(func() error { return serveWeb(behind, p) })
 	}

@@ -42,7 +42,7 @@ func serveWeb(ctx context.Context, p parts) error {
 		case !p.gate.Synced():
 			answer(w, http.StatusServiceUnavailable, "not yet in step with the runtime")
 		default:
-			answer(w, http.StatusOK, "ok")
+			answer(w, http.StatusOK, "ok"+p.source.state())
 		}
 	})
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: webHeaderLimit}

@@ -33,6 +33,8 @@ type Metrics struct {
 	upstreamUp   prometheus.Gauge
 	distrusted   prometheus.Gauge
 	panics       prometheus.Counter
+	sourceErrors *prometheus.CounterVec
+	sourceCauses []string
 }
 
 // New returns metrics on a registry of their own. methods lists the full methods that are counted by
@@ -66,13 +68,14 @@ func New(version, goVersion string, methods []string) *Metrics {
 	m.upstreamUp = gauge("pullgate_upstream_up", "1 while the runtime is connected, else 0.")
 	m.distrusted = gauge("pullgate_store_distrusted", "1 while the store is distrusted because an earlier one was lost: images on the node are then not taken for preloaded.")
 	m.panics = prometheus.NewCounter(prometheus.CounterOpts{Name: "pullgate_panics_total", Help: "Calls that panicked and were answered with Internal. Anything but 0 is a bug."})
+	m.sourceErrors = counterVec("pullgate_pod_source_errors_total", "Things that the pod source could not learn from the API server, by reason.", "reason")
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "pullgate_build_info", Help: "1, with the version of pullgate and of Go as labels.",
 		ConstLabels: prometheus.Labels{"version": version, "goversion": goVersion},
 	})
 	info.Set(1)
 	m.registry.MustRegister(m.hit, m.miss, m.verdicts, m.hidden, m.denials, m.forwarded, m.callDuration, m.storeSync, m.upstreamUp,
-		m.distrusted, m.panics, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		m.distrusted, m.panics, m.sourceErrors, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
@@ -180,6 +183,24 @@ func number(b bool) float64 {
 		return 1
 	}
 	return 0
+}
+
+// SetPodSource gives the function that tells, at each scrape, whether the pod source is in step with the API
+// server, and the reasons by which its errors are counted.
+func (m *Metrics) SetPodSource(reasons []string, synced func() bool) {
+	m.sourceCauses = reasons
+	for _, r := range reasons {
+		m.sourceErrors.WithLabelValues(r) // 0 is a value too
+	}
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "pullgate_pod_source_synced",
+		Help: "1 while the pods of the node are known and watched at the API server, else 0. Absent without a pod source.",
+	}, func() float64 { return number(synced()) }))
+}
+
+// PodSourceError counts something that the pod source could not learn.
+func (m *Metrics) PodSourceError(reason string) {
+	m.sourceErrors.WithLabelValues(oneOf(m.sourceCauses, reason, other)).Inc()
 }
 
 // SetGrants gives the function that counts the grants at each scrape.

@@ -37,6 +37,8 @@ func newMetrics() *metrics.Metrics {
 	m.StoreSync(time.Millisecond)
 	m.UpstreamUp(true)
 	m.StoreDistrusted(true)
+	m.SetPodSource([]string{"forbidden"}, func() bool { return true })
+	m.PodSourceError("forbidden")
 	return m
 }
 
@@ -44,23 +46,25 @@ func newMetrics() *metrics.Metrics {
 // alerts are written against it.
 func contract() map[string]string {
 	return map[string]string{
-		"image_pull_secret_recheck_hit":   "HISTOGRAM pull_policy",
-		"image_pull_secret_recheck_miss":  "HISTOGRAM outcome,pull_policy",
-		"pullgate_verdicts_total":         "COUNTER call,reason,verdict",
-		"pullgate_prechecks_hidden_total": "COUNTER ",
-		"pullgate_denials_total":          "COUNTER call",
-		"pullgate_forwarded_calls_total":  "COUNTER code,method",
-		"pullgate_call_duration_seconds":  "HISTOGRAM judged",
-		"pullgate_pull_records":           "GAUGE ",
-		"pullgate_pull_intents":           "GAUGE ",
-		"pullgate_preloaded_marks":        "GAUGE ",
-		"pullgate_grants":                 "GAUGE ",
-		"pullgate_store_bytes":            "GAUGE ",
-		"pullgate_store_sync_seconds":     "HISTOGRAM ",
-		"pullgate_store_distrusted":       "GAUGE ",
-		"pullgate_upstream_up":            "GAUGE ",
-		"pullgate_panics_total":           "COUNTER ",
-		"pullgate_build_info":             "GAUGE goversion,version",
+		"image_pull_secret_recheck_hit":    "HISTOGRAM pull_policy",
+		"image_pull_secret_recheck_miss":   "HISTOGRAM outcome,pull_policy",
+		"pullgate_verdicts_total":          "COUNTER call,reason,verdict",
+		"pullgate_prechecks_hidden_total":  "COUNTER ",
+		"pullgate_denials_total":           "COUNTER call",
+		"pullgate_forwarded_calls_total":   "COUNTER code,method",
+		"pullgate_call_duration_seconds":   "HISTOGRAM judged",
+		"pullgate_pull_records":            "GAUGE ",
+		"pullgate_pull_intents":            "GAUGE ",
+		"pullgate_preloaded_marks":         "GAUGE ",
+		"pullgate_grants":                  "GAUGE ",
+		"pullgate_store_bytes":             "GAUGE ",
+		"pullgate_store_sync_seconds":      "HISTOGRAM ",
+		"pullgate_store_distrusted":        "GAUGE ",
+		"pullgate_pod_source_synced":       "GAUGE ",
+		"pullgate_pod_source_errors_total": "COUNTER reason",
+		"pullgate_upstream_up":             "GAUGE ",
+		"pullgate_panics_total":            "COUNTER ",
+		"pullgate_build_info":              "GAUGE goversion,version",
 	}
 }
 

@@ -117,6 +117,21 @@ func (x *Index) BySandbox(id string) (Pod, bool) {
 	return s.Pod, ok
 }
 
+// All returns every pod that has a sandbox, by UID.
+func (x *Index) All() []Pod {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	by := make(map[string]Pod, len(x.sandboxes))
+	for _, s := range x.sandboxes {
+		by[s.Pod.UID] = s.Pod
+	}
+	all := make([]Pod, 0, len(by))
+	for _, uid := range slices.Sorted(maps.Keys(by)) {
+		all = append(all, by[uid])
+	}
+	return all
+}
+
 // Has reports whether a pod has a sandbox.
 func (x *Index) Has(uid string) bool {
 	x.mu.Lock()

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -23,6 +24,9 @@ const (
 	// maxSecrets is how many pull secrets of one pod are read.
 	maxSecrets = 100
 )
+
+// kubeletLag is how long a kubelet may still ask by what a pod was before a change.
+const kubeletLag = time.Minute
 
 // mirrorAnnotation is on the API server's copies of static pods, which no kubelet runs.
 const mirrorAnnotation = corev1.MirrorPodAnnotationKey
@@ -134,6 +138,7 @@ type known struct {
 	pod         pods.Pod
 	deleting    bool
 	annotations [sha256.Size]byte
+	changed     time.Time // when annotations or uses were seen to change; zero if never
 	uses        []use
 	secrets     []key // those that the pod names, in its order
 	cut         bool  // the pod names more

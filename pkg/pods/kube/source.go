@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
@@ -76,6 +77,9 @@ func (s *Source) nameFrom(config *rest.Config) error {
 	}
 	return err
 }
+
+// maxAwait bounds the wait for a pod that the watch has not brought yet.
+const maxAwait = time.Second
 
 // NodeName returns the name of the node, "" while it is not known.
 func (s *Source) NodeName() string {
@@ -178,10 +182,24 @@ func (s *Source) ByUID(uid string) (Pod, bool) {
 	return s.pod(k), true
 }
 
+// Await is ByUID that waits for a pod which is not known yet, at most a second: a kubelet may have it a
+// moment earlier.
+func (s *Source) Await(ctx context.Context, uid string) (Pod, bool) {
+	ctx, cancel := context.WithTimeout(ctx, maxAwait)
+	defer cancel()
+	k := s.store.await(ctx, uid)
+	if k == nil {
+		return Pod{}, false
+	}
+	return s.pod(k), true
+}
+
 // Pods returns all pods of the node, by UID, that use an image and whose present annotations equal the
 // given ones, but for those that the kubelet itself writes (kubernetes.io/config.seen, config.source and
-// config.mirror; kubernetes.io/config.hash is on static pods only). Mirror pods are none of them, since
-// no kubelet runs them.
+// config.mirror; kubernetes.io/config.hash is on static pods only). A pod whose annotations or images
+// changed less than a minute ago is one of them whatever it has now, and so is one that was there when the
+// source came in step less than a minute ago: the kubelet may know it as it was before. Mirror pods are none
+// of them, since no kubelet runs them.
 //
 // It is how a pre-check is told whose config.seen is not known, as after a restart of the kubelet. Equal
 // annotations are no proof of identity: a tenant can give its pod those of another one, and the kubelet may

@@ -3,6 +3,7 @@ package kube_test
 import (
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -125,6 +126,10 @@ func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
 			w.api.change("ADDED", p)
 		}
 		w.start()
+		if found, _ := w.source.Pods(nil, app); len(found) != 5 {
+			t.Errorf("Pods = %v at the start; want all five: what they had before is not known", names(found))
+		}
+		w.pass(time.Minute)
 		asks := func(extra ...string) map[string]string {
 			m := map[string]string{"k": "v", "config.kubernetes.io/x": "", pods.SeenAnnotation: "2026-01-01T00:00:00.1Z", pods.SourceAnnotation: "api"}
 			for i := 0; i < len(extra); i += 2 {
@@ -164,6 +169,45 @@ func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
 		w.pass(0)
 		if found, _ := w.source.Pods(asks(), app); len(found) != 3 {
 			t.Errorf("Pods = %v after a third became equal; want three", names(found))
+		}
+		// Its kubelet may not know of that yet, so it may be whoever asks.
+		if found, _ := w.source.Pods(asks("k", "w"), app); !slices.Equal(names(found), []string{"u3"}) {
+			t.Errorf("Pods = %v of what it had before; want it", names(found))
+		}
+		w.pass(time.Minute)
+		if found, _ := w.source.Pods(asks("k", "w"), app); len(found) != 0 {
+			t.Errorf("Pods = %v of what it had a minute ago; want none", names(found))
+		}
+		// The same of its image.
+		p.Spec.Containers[0].Image = "repo.test/next"
+		w.api.change("MODIFIED", p)
+		w.pass(0)
+		if found, _ := w.source.Pods(asks(), app); len(found) != 3 {
+			t.Errorf("Pods = %v of the image that it had before; want it too", names(found))
+		}
+		// One that is new to the node has been nothing else.
+		w.api.change("ADDED", pod("new", "u7", "repo.test/new"))
+		w.pass(0)
+		if found, _ := w.source.Pods(asks("k", "w"), app); !slices.Equal(names(found), []string{"u3"}) {
+			t.Errorf("Pods = %v; want none that is new and uses another image", names(found))
+		}
+	})
+}
+
+func TestAwaitWaitsForAPodThatTheKubeletKnowsFirst(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.start()
+		began := time.Now()
+		if _, ok := w.source.Await(w.Context(), "u1"); ok || time.Since(began) != time.Second {
+			t.Errorf("a pod that never comes is known: %v, after %v; want false after a second", ok, time.Since(began))
+		}
+		time.AfterFunc(time.Second/2, func() { w.api.change("ADDED", pod("web", "u1", app)) })
+		if p, ok := w.source.Await(w.Context(), "u1"); !ok || p.Name != "web" {
+			t.Errorf("Await = %v, %v; want the pod that came", p.Name, ok)
+		}
+		began = time.Now()
+		if _, ok := w.source.Await(w.Context(), "u1"); !ok || time.Since(began) != 0 {
+			t.Errorf("a pod that is known: %v after %v; want true at once", ok, time.Since(began))
 		}
 	})
 }

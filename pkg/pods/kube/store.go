@@ -1,11 +1,13 @@
 package kube
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -25,6 +27,8 @@ type store struct {
 	byKey map[key]*known // by namespace and name
 	byUID map[string]*known
 	named map[key]int // how many pods name a Secret
+	// arrived is closed, and another one made, when a pod comes or changes.
+	arrived chan struct{}
 }
 
 var _ cache.ReflectorStore = (*store)(nil)
@@ -33,6 +37,7 @@ func newStore(s *secrets) *store {
 	return &store{
 		secrets: s,
 		byKey:   map[key]*known{}, byUID: map[string]*known{}, named: map[key]int{},
+		arrived: make(chan struct{}),
 	}
 }
 
@@ -43,20 +48,32 @@ func (s *store) Add(obj any) error {
 	if !ok {
 		return errNoPod
 	}
+	s.put(p, false)
+	return nil
+}
+
+// put is Add. What a listed pod was before the list, if it is new, is not known.
+func (s *store) put(p *corev1.Pod, listed bool) {
 	at := key{p.Namespace, p.Name}
 	var k *known
 	if _, mirror := p.Annotations[mirrorAnnotation]; !mirror {
 		k = learn(p)
+		old := s.at(at)
 		// Before the pod can be asked for; and not for a change of its status, as most changes are.
-		if old := s.at(at); old == nil || old.pod != k.pod || !slices.Equal(old.secrets, k.secrets) {
+		if old == nil || old.pod != k.pod || !slices.Equal(old.secrets, k.secrets) {
 			s.secrets.want(k.secrets)
+		}
+		switch known := old != nil && old.pod == k.pod; {
+		case known && old.annotations == k.annotations && slices.Equal(old.uses, k.uses):
+			k.changed = old.changed
+		case known || listed:
+			k.changed = time.Now()
 		}
 	}
 	s.mu.Lock()
 	unnamed := s.setLocked(at, k)
 	s.mu.Unlock()
 	s.secrets.forget(unnamed)
-	return nil
 }
 
 // Update does what Add does.
@@ -84,9 +101,7 @@ func (s *store) Replace(list []any, _ string) error {
 			return errNoPod
 		}
 		listed[key{p.Namespace, p.Name}] = struct{}{}
-		if err := s.Add(p); err != nil {
-			return err
-		}
+		s.put(p, true)
 	}
 	s.mu.Lock()
 	var unnamed []key
@@ -123,6 +138,8 @@ func (s *store) setLocked(at key, k *known) (unnamed []key) {
 	}
 	if k != nil {
 		s.byKey[at], s.byUID[k.pod.UID] = k, k
+		close(s.arrived)
+		s.arrived = make(chan struct{})
 	}
 	return unnamed
 }
@@ -141,14 +158,32 @@ func (s *store) uid(uid string) *known {
 	return s.byUID[uid]
 }
 
-// match returns the pods that use an image and have these annotations, by UID.
+// await returns the pod with the UID, if it comes before the context ends; else nil.
+func (s *store) await(ctx context.Context, uid string) *known {
+	for {
+		s.mu.RLock()
+		k, arrived := s.byUID[uid], s.arrived
+		s.mu.RUnlock()
+		if k != nil {
+			return k
+		}
+		select {
+		case <-arrived:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// match returns the pods that use an image and have these annotations, and those that may have had and used
+// others a moment ago, by UID.
 func (s *store) match(annotations map[string]string, image imageref.Name) []*known {
-	want := hash(annotations)
+	want, now := hash(annotations), time.Now()
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	var found []*known
 	for _, k := range s.byUID {
-		if k.annotations == want && k.has(image) {
+		if now.Sub(k.changed) < kubeletLag || k.annotations == want && k.has(image) {
 			found = append(found, k)
 		}
 	}
