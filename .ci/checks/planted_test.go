@@ -232,7 +232,7 @@ func shapes() []plant {
 // stubs are the packages that planted imports lead to.
 func stubs() []string {
 	return []string{
-		"pkg/internal", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/nodecreds",
+		"pkg/internal", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/nodecreds", "pkg/nodecreds/report",
 		"pkg/criproxy", "pkg/criproxy/criproxytest", "pkg/admin", "pkg/metrics", "pkg/config", "pkg/daemon", "cmd/pullgated", "proto/pullgate/admin/v1",
 	}
 }
