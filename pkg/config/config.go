@@ -188,7 +188,8 @@ func Parse(data []byte) (Config, error) {
 	if err := errors.Join(err, json.Unmarshal(rest, &c)); err != nil {
 		return Config{}, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	if !has(given, "nodeCredentials", "listen") {
+	node, _ := given["nodeCredentials"].(map[string]any)
+	if _, ok := node["listen"]; !ok {
 		c.NodeCredentials.Listen = beside(c.Listen, "credentials.sock")
 	}
 	for _, check := range []func(*Config) []error{checkHeader, checkEndpoints, checkValues} {
@@ -202,16 +203,6 @@ func Parse(data []byte) (Config, error) {
 		c.ImageEndpoint = c.RuntimeEndpoint
 	}
 	return c, nil
-}
-
-// has reports whether a file gives a field, by its path. The shape of the file was checked.
-func has(given map[string]any, path ...string) bool {
-	value, ok := given[path[0]]
-	if len(path) == 1 || !ok {
-		return ok
-	}
-	inner, ok := value.(map[string]any)
-	return ok && has(inner, path[1:]...)
 }
 
 // beside returns the endpoint of another socket in the directory of one, "" if that is none.
@@ -316,7 +307,7 @@ func checkPolicy(c *Config, given map[string]any) (errs []error) {
 	from := "" // what errors of the policy begin with
 	if c.KubeletConfig != "" {
 		for _, name := range kubeletFields() {
-			if has(given, name) {
+			if _, ok := given[name]; ok {
 				errs = append(errs, fmt.Errorf("%s: not allowed beside kubeletConfig, which says where the policy is taken from; give one of the two", name))
 			}
 		}

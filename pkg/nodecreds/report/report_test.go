@@ -100,7 +100,7 @@ func newDaemon(t *testing.T) *daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(klog.NewContext(context.Background(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(d), textlogger.Verbosity(10)))))
+	ctx, stop := context.WithCancel(klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(d), textlogger.Verbosity(10)))))
 	done := make(chan error, 1)
 	go func() { done <- report.Serve(ctx, l, d.key.Fingerprint(), d) }()
 	t.Cleanup(func() {
