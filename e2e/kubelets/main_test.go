@@ -68,6 +68,7 @@ func life(t *testing.T, m *machine) {
 		{"restarts", restarts},
 		{"kills", kills},
 		{"static", static},
+		{"node-credentials", nodeCredentials},
 		{"collected", collected}, // takes what is preloaded with it
 	} {
 		m.tell(t, one)
