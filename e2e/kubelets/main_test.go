@@ -52,15 +52,7 @@ func life(t *testing.T, m *machine) {
 	}
 	m.tell(t, tale{"preloaded", preloaded})
 
-	t.Run("together", func(t *testing.T) {
-		for _, one := range m.together() {
-			m.tell(t, tale{one.name, func(s *story) {
-				s.Parallel()
-				one.story(s)
-			}})
-		}
-	})
-
+	m.tellAtOnce(t, "together", m.together())
 	// These do something to the whole node.
 	for _, one := range []tale{
 		{"crowd", crowdProtected},
@@ -69,7 +61,29 @@ func life(t *testing.T, m *machine) {
 		{"kills", kills},
 		{"static", static},
 		{"node-credentials", nodeCredentials},
-		{"collected", collected}, // takes what is preloaded with it
+	} {
+		m.tell(t, one)
+	}
+
+	// At last pullgated asks the API server too. The same stories again, and those that need it.
+	if !t.Run("sourced", func(t *testing.T) { m.begin(t, "sourced", sourced) }) {
+		t.Fatal("without the pod source the rest is the same again")
+	}
+	again := append(m.together(), tale{"exactly", exactly}, tale{"rotation", rotation})
+	for i := range again {
+		again[i].name += "-source"
+	}
+	m.tellAtOnce(t, "together-source", again)
+	for _, one := range []tale{
+		{"crowd-source", crowdProtected},
+		{"policies-source", policies},
+		{"restarts-source", restarts},
+		{"kills-source", kills},
+		{"static-source", static},
+		{"node-credentials-source", nodeCredentials},
+		{"away", away},
+		{"strangers", strangers},
+		{"collected-source", collected}, // takes what is preloaded with it
 	} {
 		m.tell(t, one)
 	}
@@ -81,6 +95,19 @@ func life(t *testing.T, m *machine) {
 	for _, l := range leaks {
 		t.Error(l)
 	}
+}
+
+// tellAtOnce tells stories side by side.
+func (m *machine) tellAtOnce(t *testing.T, name string, all []tale) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) {
+		for _, one := range all {
+			m.tell(t, tale{one.name, func(s *story) {
+				s.Parallel()
+				one.story(s)
+			}})
+		}
+	})
 }
 
 // page is the metrics page of pullgated.

@@ -17,9 +17,11 @@ type crowd struct {
 	started time.Duration // until the last pod of A and C runs
 	pulls   int           // that the kubelet announced for pods of A and C
 	delayed int           // pods of A and C that the kubelet's own limit of pulls sent into back-off
+	calls   float64       // of PullImage, for all 60 and for the large image
 }
 
-// crowdOf lets the crowd come. B's pods have to end in wantB.
+// crowdOf lets the crowd come, while an image is being pulled that takes its time. B's pods have to end in
+// wantB.
 func (s *story) crowdOf(wantB string) crowd {
 	s.Helper()
 	images := make([]node.Pushed, 5)
@@ -29,6 +31,8 @@ func (s *story) crowdOf(wantB string) crowd {
 	for _, image := range images {
 		s.tell(step{who: "A pulls", pod: pod{team: "a", image: image, secrets: with(node.Alice())}, want: running, asks: downloads})
 	}
+	calls := s.pullCalls()
+	s.pullSlowly(large)
 	var all []*outcome
 	began := time.Now()
 	for i := range 60 {
@@ -42,7 +46,7 @@ func (s *story) crowdOf(wantB string) crowd {
 		all = append(all, &outcome{want: want, image: p.image, pod: s.create(p)})
 	}
 	s.kept = append(s.kept, all...)
-	var c crowd
+	c := crowd{}
 	limit := time.Now().Add(5 * time.Minute)
 	for missing := all; len(missing) > 0; {
 		if time.Now().After(limit) {
@@ -71,11 +75,26 @@ func (s *story) crowdOf(wantB string) crowd {
 			c.delayed += delayed
 		}
 	}
+	c.calls = s.pullCalls() - calls
 	for len(s.kept) > 0 {
 		s.drop(s.kept[0])
 	}
 	s.gone("a", "b", "c")
 	return c
+}
+
+// large is how long the pull takes that goes on when the crowd comes.
+const large = 30 * time.Second
+
+// pullCalls is how many PullImage calls pullgated has seen; none if there is none.
+func (s *story) pullCalls() float64 {
+	s.Helper()
+	if s.gate == nil {
+		return 0
+	}
+	v, err := s.gate.Metric("pullgate_forwarded_calls_total", `method="PullImage"`)
+	s.must(err)
+	return v
 }
 
 // pullsOf counts in a pod's events how often the kubelet pulled, and whether its own limit stopped it.
@@ -130,8 +149,9 @@ func crowdUnprotected(s *story) {
 	s.Logf("unprotected: 40 pods of A and C ran after %v; the kubelet pulled %d times", c.started.Round(100*time.Millisecond), c.pulls)
 }
 
-// The crowd before pullgated: each pod ends as it should, no call is lost. Every pod of A and C costs a
-// PullImage, which the kubelet makes one at a time, 5 in a second.
+// The crowd before pullgated: each pod ends as it should, no call is lost. Standalone, every pod of A and C
+// costs a PullImage, which the kubelet makes one at a time, 5 in a second, and after the large one. With the
+// pod source none does.
 func crowdProtected(s *story) {
 	s.must(s.restartKubelet(s.Context(), nil)) // with the kubelet's default limits
 	before := map[string]float64{}
@@ -148,7 +168,17 @@ func crowdProtected(s *story) {
 			s.Errorf("%s rose by %v; want no call lost", still, got)
 		}
 	}
-	s.Logf("standalone: 40 pods of A and C ran after %v, of these %d after a back-off for the kubelet's own limit; the kubelet pulled %d times; unprotected they ran after %v. The pod source will save the pulls.",
-		c.started.Round(100*time.Millisecond), c.delayed, c.pulls, s.unprotectedCrowd.started.Round(100*time.Millisecond))
+	how := "standalone"
+	if s.sourced {
+		how = "with the pod source"
+		if c.pulls != 0 || c.delayed != 0 {
+			s.Errorf("the kubelet pulled %d times for pods of A and C, %d of them went into back-off; want no pull", c.pulls, c.delayed)
+		}
+	} else {
+		s.standaloneCrowd = c
+	}
+	s.Logf("%s: 40 pods of A and C ran after %v, of these %d after a back-off for the kubelet's own limit; the kubelet pulled %d times for them, and %v times in all; standalone they ran after %v, with %v calls, unprotected after %v",
+		how, c.started.Round(100*time.Millisecond), c.delayed, c.pulls, c.calls,
+		s.standaloneCrowd.started.Round(100*time.Millisecond), s.standaloneCrowd.calls, s.unprotectedCrowd.started.Round(100*time.Millisecond))
 	s.must(s.restartKubelet(s.Context(), quick()))
 }

@@ -34,7 +34,9 @@ type machine struct {
 	gate             *node.Pullgated
 	runtime          string
 	preloaded        map[string]node.Pushed // by what the stories call them
+	sourced          bool                   // the pod source is on
 	unprotectedCrowd crowd
+	standaloneCrowd  crowd
 
 	wanted *regexp.Regexp // of the names of stories
 	told   int

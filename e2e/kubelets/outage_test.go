@@ -33,10 +33,10 @@ func outage(s *story) {
 	} {
 		f.begin()
 		proved := running
-		if f.refuses && s.cluster.Release() == kubelet130 {
+		if f.refuses && s.recheck() == manifest {
 			proved = pullFailed // its re-pull cannot be told from a pull, which the registry refuses
 		}
-		s.tell(
+		s.tellAtOnce(
 			step{who: "A, the registry " + f.name, pod: owner, want: proved},
 			step{who: "D, not proved, the registry " + f.name, pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: pullFailed, says: f.says},
 			step{who: "B without a secret, the registry " + f.name, pod: pod{team: "b", image: app}, want: pullFailed, says: f.says},

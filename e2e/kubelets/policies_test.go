@@ -84,7 +84,7 @@ func preloaded(s *story) {
 func policies(s *story) {
 	listed := fmt.Sprintf("preloadedImagesVerificationAllowlist: [%q]", s.Private.Host()+"/listed/*")
 	s.Cleanup(func() {
-		if err := s.gate.Restart(context.WithoutCancel(s.Context()), "noPullImageSecretRecheck: false"); err != nil {
+		if err := s.gate.Restart(context.WithoutCancel(s.Context()), s.settings("noPullImageSecretRecheck: false")...); err != nil {
 			s.Error(err)
 		}
 	})
@@ -99,7 +99,13 @@ func policies(s *story) {
 		{"AlwaysVerify", []string{"imagePullCredentialsVerificationPolicy: AlwaysVerify"}},
 		{"noPullImageSecretRecheck", []string{"noPullImageSecretRecheck: true"}},
 	} {
-		s.must(s.gate.Restart(s.Context(), tc.settings...))
+		if s.sourced && (tc.name == "NeverVerify" || tc.name == "noPullImageSecretRecheck") {
+			continue // nothing is judged, so there is nothing that the pod source could add
+		}
+		s.must(s.gate.Restart(s.Context(), s.settings(tc.settings...)...))
+		if s.sourced {
+			s.inStep()
+		}
 		rows = append(rows, s.matrix(fmt.Sprintf("policy-%d", i), tc.name)...)
 	}
 	s.compare(rows)
@@ -207,11 +213,15 @@ func (s *story) compare(rows []string) {
 	s.Helper()
 	text, err := os.ReadFile(compatibility)
 	s.must(err)
-	begin := "<!-- kubelet " + s.cluster.Release() + " -->\n"
+	which := s.cluster.Release()
+	if s.sourced {
+		which += " with the pod source"
+	}
+	begin := "<!-- kubelet " + which + " -->\n"
 	head, rest, ok := strings.Cut(string(text), begin)
 	old, tail, ok2 := strings.Cut(rest, "<!-- end -->")
 	if !ok || !ok2 {
-		s.Fatalf("%s has no table for kubelet %s", compatibility, s.cluster.Release())
+		s.Fatalf("%s has no table for kubelet %s", compatibility, which)
 	}
 	const title = "| policy of pullgated | who comes | IfNotPresent | Always | Never |\n| --- | --- | --- | --- | --- |\n"
 	want := title + strings.Join(rows, "\n") + "\n"
@@ -222,10 +232,10 @@ func (s *story) compare(rows []string) {
 	said := strings.Split(old, "\n")
 	for _, row := range rows {
 		if !slices.Contains(said, row) {
-			s.Errorf("on %s this came out, which is not what %s says of kubelet %s:\n%s", s.runtime, compatibility, s.cluster.Release(), row)
+			s.Errorf("on %s this came out, which is not what %s says of kubelet %s:\n%s", s.runtime, compatibility, which, row)
 		}
 	}
 	if len(said) != strings.Count(want, "\n")+1 {
-		s.Errorf("%s has %d lines for kubelet %s; want %d", compatibility, len(said), s.cluster.Release(), strings.Count(want, "\n")+1)
+		s.Errorf("%s has %d lines for kubelet %s; want %d", compatibility, len(said), which, strings.Count(want, "\n")+1)
 	}
 }

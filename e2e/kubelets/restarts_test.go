@@ -40,7 +40,7 @@ func restarts(s *story) {
 	before := s.containers(stay)
 	check := func(what string) {
 		s.Helper()
-		s.tell(
+		s.tellAtOnce(
 			step{who: "A, new, after " + what, pod: owner, want: running},
 			step{who: "B on the public image, after " + what, pod: pod{team: "b", image: free, policy: never}, want: running},
 			step{who: "B without a secret, after " + what, pod: pod{team: "b", image: app}, want: pullFailed, says: `connection refused`},

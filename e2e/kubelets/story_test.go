@@ -107,15 +107,39 @@ func (s *story) tell(steps ...step) {
 	}
 }
 
+// tellAtOnce runs steps side by side, for whom the registry is asked nothing.
+func (s *story) tellAtOnce(steps ...step) {
+	s.Helper()
+	var since []node.Mark
+	var made []*corev1.Pod
+	for _, st := range steps {
+		since = append(since, s.registryOf(st.pod.image).Mark())
+		made = append(made, s.create(st.pod))
+	}
+	var all []*outcome
+	for i, st := range steps {
+		all = append(all, s.see(st, made[i], since[i]))
+	}
+	for _, o := range all {
+		s.drop(o)
+	}
+}
+
 // keep runs one step and leaves the pod on the node, until drop or the end of the story.
 func (s *story) keep(st step) *outcome {
+	s.Helper()
+	since := s.registryOf(st.pod.image).Mark()
+	return s.see(st, s.create(st.pod), since)
+}
+
+// see waits until a step's pod is what it should be.
+func (s *story) see(st step, p *corev1.Pod, since node.Mark) *outcome {
 	s.Helper()
 	if st.asks == "" {
 		st.asks = nothing
 	}
 	registry := s.registryOf(st.pod.image)
-	since := registry.Mark()
-	o := s.wait(s.create(st.pod), st.pod.image, st.want)
+	o := s.wait(p, st.pod.image, st.want)
 	if strings.Contains(o.text, "FailedToRetrieveImagePullSecret") {
 		s.Fatalf("%s: the kubelet did not get the pod's secret, so that nothing is proved: %s", st.who, o)
 	}

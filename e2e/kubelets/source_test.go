@@ -1,0 +1,194 @@
+package kubelets_test
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// settings are lines of pullgated's configuration; with the pod source, if it is on.
+func (m *machine) settings(lines ...string) []string {
+	if m.sourced {
+		lines = append(lines, "podSource: {kubeconfig: "+m.kubelet.Kubeconfig()+"}")
+	}
+	return lines
+}
+
+// The pod source is turned on, on a node in use: with the kubelet's own kubeconfig, and nothing else. Pods that
+// run go on.
+func sourced(s *story) {
+	app := s.private("app:1")
+	stay := []*outcome{s.keep(step{who: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, asks: downloads})}
+	before := s.containers(stay)
+	s.machine.sourced = true
+	s.must(s.gate.Restart(s.Context(), s.settings()...))
+	s.inStep()
+	if after := s.containers(stay); after[stay[0].pod.Name] != before[stay[0].pod.Name] {
+		s.Errorf("the pod that ran has the container %v; want %v, that from before", after, before)
+	}
+	// That credential was proved when nobody knew which Secret it is from.
+	s.tell(
+		step{who: "A, Never", pod: pod{team: "a", image: app, policy: never, secrets: with(node.Alice())}, want: running},
+		step{who: "B, Never", pod: pod{team: "b", image: app, policy: never}, want: neverPulled},
+	)
+}
+
+// inStep waits until the pod source is.
+func (s *story) inStep() {
+	s.Helper()
+	for end := time.Now().Add(patience); s.metric("pullgate_pod_source_synced") != 1; time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			s.Fatalf("the pod source is not in step with the API server\n%s", s.said())
+		}
+	}
+}
+
+// What no standalone pullgated can tell: that a pod with Never has the credential, in whatever namespace.
+func exactly(s *story) {
+	r := s.registry()
+	app := s.push(r, "app:1", node.Image{})
+	a := func(team string, policy corev1.PullPolicy, l ...node.Login) pod {
+		return pod{team: team, image: app, policy: policy, secrets: with(l...)}
+	}
+	s.tell(
+		step{who: "A, Always", pod: a("a", always, node.Alice()), want: running, asks: downloads},
+		step{who: "A, Never", pod: a("a", never, node.Alice()), want: running},
+		step{who: "C, Never, the same credential in another namespace", pod: a("c", never, node.Alice()), want: running},
+		step{who: "C, Never, a wrong secret before the right one", pod: a("c", never, node.Mallory(), node.Alice()), want: running},
+		step{who: "B, Never, without a secret", pod: a("b", never), want: neverPulled},
+		step{who: "B, Never, with a wrong secret", pod: a("b", never, node.Mallory()), want: neverPulled},
+		step{who: "D, Never, with a credential that nobody has proved", pod: a("d", never, node.Dora()), want: neverPulled},
+		step{who: "D, IfNotPresent", pod: a("d", ifNotPresent, node.Dora()), want: running, asks: manifest},
+		step{who: "D, Never, afterwards", pod: a("d", never, node.Dora()), want: running},
+		step{who: "C, IfNotPresent", pod: a("c", ifNotPresent, node.Alice()), want: running, says: `already present on machine`},
+		step{who: "A, Always, again", pod: a("a", always, node.Alice()), want: running, asks: manifest},
+	)
+	s.must(r.Down())
+	s.tell(
+		step{who: "A, Always, the registry down", pod: a("a", always, node.Alice()), want: pullFailed, says: `connection refused`},
+		step{who: "A, IfNotPresent, the registry down", pod: a("a", ifNotPresent, node.Alice()), want: running},
+	)
+	s.must(r.Up())
+}
+
+// A Secret's new content takes the place of what the Secret has proved, while no registry can be asked. A
+// Secret that is made anew is another one.
+func rotation(s *story) {
+	r := s.registry()
+	app := s.push(r, "app:1", node.Image{})
+	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
+	neverOwner := owner
+	neverOwner.policy = never
+	s.tell(step{who: "A, with its secret", pod: owner, want: running, asks: downloads})
+	s.must(r.Down())
+	name := "pull-" + node.Alice().Username
+	s.content(name, node.Login{Username: node.Alice().Username, Password: "canary-3b1e-rotated"}, false)
+	s.tell(
+		step{who: "A, Never, its Secret rotated", pod: neverOwner, want: running},
+		step{who: "A, its Secret rotated", pod: owner, want: running},
+		step{who: "C with the content from before", pod: pod{team: "c", image: app, secrets: with(node.Alice())}, want: pullFailed, says: `connection refused`},
+	)
+	s.content(name, node.Login{Username: node.Alice().Username, Password: "canary-8c44-anew"}, true)
+	s.tell(
+		step{who: "A, its Secret made anew", pod: owner, want: pullFailed, says: `connection refused`},
+		step{who: "A, Never, its Secret made anew", pod: neverOwner, want: neverPulled},
+	)
+	s.must(r.Up())
+}
+
+// content gives a Secret of team a another content, or makes it anew.
+func (s *story) content(name string, l node.Login, anew bool) {
+	s.Helper()
+	secrets := s.cluster.Client.CoreV1().Secrets(s.namespace("a"))
+	next := dockerSecret(name, secret{login: l, registry: s.registries[0].Host()})
+	var err error
+	if anew {
+		s.must(secrets.Delete(s.Context(), name, metav1.DeleteOptions{}))
+		_, err = secrets.Create(s.Context(), next, metav1.CreateOptions{})
+	} else {
+		_, err = secrets.Update(s.Context(), next, metav1.UpdateOptions{})
+	}
+	s.must(err)
+}
+
+// While there is no API server, pods that are known go on, also after a restart of pullgated, which then
+// knows of nobody. The node stays ready.
+func away(s *story) {
+	r := s.registry()
+	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})
+	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
+	o := s.keep(step{who: "A's pod that ends at once", pod: owner, want: running, asks: downloads})
+	s.must(r.Down())
+	s.restarted(o, 1)
+	lives := func() int {
+		text, err := s.kubelet.Output(o.pod.Namespace, o.pod.Name, string(o.pod.UID), "main")
+		s.must(err)
+		return strings.Count(text, "\n")
+	}
+	s.must(s.cluster.StopAPI())
+	for _, what := range []string{"went away", "was away when pullgated started"} {
+		for before, end := lives(), time.Now().Add(2*patience); lives() == before; time.Sleep(200 * time.Millisecond) {
+			if time.Now().After(end) {
+				s.Fatalf("no container was started after the API server %s\n%s", what, s.said())
+			}
+		}
+		if s.metric("pullgate_pod_source_synced") != 0 || s.metric("pullgate_pod_source_errors_total") == 0 {
+			s.Errorf("the metrics do not say that the API server %s", what)
+		}
+		s.must(s.gate.Ready())
+		s.must(s.gate.Kill())
+		s.must(s.gate.Start(s.Context()))
+	}
+	s.must(s.cluster.StartAPI(s.Context()))
+	s.inStep()
+	owner.policy = never
+	s.tell(
+		step{who: "A, Never, the API server back", pod: owner, want: running},
+		step{who: "B, Never, the API server back", pod: pod{team: "b", image: app, policy: never}, want: neverPulled},
+	)
+}
+
+// After a restart of the kubelet its pods ask by a value that no sandbox carries. The API server tells who they
+// may be.
+func strangers(s *story) {
+	r := s.registry()
+	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})
+	s.tell(step{who: "A pulls", pod: pod{team: "x", image: app, secrets: with(node.Alice())}, want: running, asks: downloads})
+	s.gone("x")
+	o := s.keep(step{who: "A's pod that ends at once, Never", pod: pod{team: "a", image: app, policy: never, secrets: with(node.Alice())}, want: running})
+	s.must(r.Down())
+	s.restarted(o, 1)
+	s.must(s.restartKubelet(s.Context(), quick()))
+	s.look(o)
+	before := o.pod.Status.ContainerStatuses[0].RestartCount
+	// A pod that has ended, but whose sandbox is still there, could be the one that asks.
+	for end := time.Now().Add(2 * patience); o.pod.Status.ContainerStatuses[0].RestartCount <= before; time.Sleep(200 * time.Millisecond) {
+		if s.look(o); time.Now().After(end) {
+			s.Fatalf("%s%s; want it to go on\n%s", o, s.events(o.pod), s.said())
+		}
+	}
+}
+
+// pullSlowly has a pod pull an image for some time, in which a kubelet that pulls one after the other pulls no
+// other one. It returns when that has begun.
+func (s *story) pullSlowly(d time.Duration) {
+	s.Helper()
+	r := s.registry()
+	large := s.push(r, "large:1", node.Image{})
+	asked, release := r.HoldBlobs()
+	s.Cleanup(release)
+	s.kept = append(s.kept, &outcome{want: running, image: large, pod: s.create(pod{team: "l", image: large, secrets: with(node.Alice())})})
+	ctx, cancel := context.WithTimeout(s.Context(), patience)
+	defer cancel()
+	select {
+	case <-asked:
+		time.AfterFunc(d, release)
+	case <-ctx.Done():
+		s.Fatalf("nobody pulls the large image\n%s", s.said())
+	}
+}
