@@ -75,6 +75,15 @@ func (d *daemon) id(user, password string) string {
 	return string(d.key.ID(credential.New(user, password, "", "", "", "")))
 }
 
+// expiries takes what was told since it was asked last.
+func (d *daemon) expiries() []time.Time {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	till := d.till
+	d.till = nil
+	return till
+}
+
 func (d *daemon) want(what string, want map[string]string) {
 	d.Helper()
 	d.mu.Lock()
@@ -150,12 +159,13 @@ func TestTellSaysHowLongTheKubeletUsesIt(t *testing.T) {
 		`"cacheDuration":"6h0m0s",`: 7 * time.Hour, `"cacheDuration":"0s",`: time.Hour, `"cacheDuration":"-5h",`: time.Hour,
 		`"cacheDuration":null,`: 24 * time.Hour, ``: 24 * time.Hour, `"cacheDuration":"2562046h",`: 2562047 * time.Hour,
 	} {
-		d.till = nil
-		if err := d.tell(request, answer(duration+`"auth":{"b.test":{"username":"u","password":"p"}}`)); err != nil || len(d.till) != 1 {
-			t.Fatalf("%s: Tell = %v after %d reports; want one", duration, err, len(d.till))
+		err := d.tell(request, answer(duration+`"auth":{"b.test":{"username":"u","password":"p"}}`))
+		till := d.expiries()
+		if err != nil || len(till) != 1 {
+			t.Fatalf("%s: Tell = %v after %d reports; want one", duration, err, len(till))
 		}
-		if got := time.Until(d.till[0].Add(-want)).Abs(); got > time.Minute {
-			t.Errorf("%s: expires %v; want in %v", duration, d.till[0], want)
+		if got := time.Until(till[0].Add(-want)).Abs(); got > time.Minute {
+			t.Errorf("%s: expires %v; want in %v", duration, till[0], want)
 		}
 	}
 }
