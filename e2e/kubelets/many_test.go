@@ -18,6 +18,7 @@ type crowd struct {
 	pulls   int           // that the kubelet announced for pods of A and C
 	delayed int           // pods of A and C that the kubelet's own limit of pulls sent into back-off
 	calls   float64       // of PullImage, for all 60 and for the large image
+	intents float64       // that were left when every pod was what it should be
 }
 
 // crowdOf lets the crowd come, while an image is being pulled that takes its time. B's pods have to end in
@@ -31,7 +32,7 @@ func (s *story) crowdOf(wantB string) crowd {
 	for _, image := range images {
 		s.tell(step{who: "A pulls", pod: pod{team: "a", image: image, secrets: with(node.Alice())}, want: running, asks: downloads})
 	}
-	calls := s.pullCalls()
+	calls, intents := s.pullCalls(), s.intents()
 	s.pullSlowly(large)
 	var all []*outcome
 	began := time.Now()
@@ -76,6 +77,13 @@ func (s *story) crowdOf(wantB string) crowd {
 		}
 	}
 	c.calls = s.pullCalls() - calls
+	// B's pods try again and again; what is under way at the moment ends, what was lost stays. Only as long as
+	// the pods are there: to be deleted may cost a pull its answer.
+	for end := time.Now().Add(15 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		if c.intents = s.intents() - intents; c.intents <= 0 || time.Now().After(end) {
+			break
+		}
+	}
 	for len(s.kept) > 0 {
 		s.drop(s.kept[0])
 	}
@@ -85,6 +93,15 @@ func (s *story) crowdOf(wantB string) crowd {
 
 // large is how long the pull takes that goes on when the crowd comes.
 const large = 30 * time.Second
+
+// intents is how many pull intents there are.
+func (s *story) intents() float64 {
+	s.Helper()
+	if s.gate == nil {
+		return 0
+	}
+	return s.metric("pullgate_pull_intents")
+}
 
 // pullCalls is how many PullImage calls pullgated has seen; none if there is none.
 func (s *story) pullCalls() float64 {
@@ -155,7 +172,7 @@ func crowdUnprotected(s *story) {
 func crowdProtected(s *story) {
 	s.must(s.restartKubelet(s.Context(), nil)) // with the kubelet's default limits
 	before := map[string]float64{}
-	for _, name := range []string{"image_pull_secret_recheck_hit_count", "pullgate_pull_intents", "pullgate_panics_total"} {
+	for _, name := range []string{"image_pull_secret_recheck_hit_count", "pullgate_panics_total"} {
 		before[name] = s.metric(name)
 	}
 	c := s.crowdOf(pullFailed)
@@ -163,10 +180,8 @@ func crowdProtected(s *story) {
 	if got := rose("image_pull_secret_recheck_hit_count"); s.recheck() == nothing && got != 40 {
 		s.Errorf("image_pull_secret_recheck_hit rose by %v; want 40, one for each pod of A and C", got)
 	}
-	for _, still := range []string{"pullgate_pull_intents", "pullgate_panics_total"} {
-		if got := rose(still); got != 0 {
-			s.Errorf("%s rose by %v; want no call lost", still, got)
-		}
+	if got := rose("pullgate_panics_total"); got != 0 || c.intents > 0 {
+		s.Errorf("%v panics, and %v pulls of which nobody knows the end; want no call lost", got, c.intents)
 	}
 	how := "standalone"
 	if s.sourced {
@@ -177,7 +192,7 @@ func crowdProtected(s *story) {
 	} else {
 		s.standaloneCrowd = c
 	}
-	s.Logf("%s: 40 pods of A and C ran after %v, of these %d after a back-off for the kubelet's own limit; the kubelet pulled %d times for them, and %v times in all; standalone they ran after %v, with %v calls, unprotected after %v",
+	s.Logf("%s: 40 pods of A and C ran after %v, of these %d after a back-off for the kubelet's own limit; the kubelet announced %d pulls for them and made %v calls of PullImage in all; standalone they ran after %v, with %v calls; unprotected after %v",
 		how, c.started.Round(100*time.Millisecond), c.delayed, c.pulls, c.calls,
 		s.standaloneCrowd.started.Round(100*time.Millisecond), s.standaloneCrowd.calls, s.unprotectedCrowd.started.Round(100*time.Millisecond))
 	s.must(s.restartKubelet(s.Context(), quick()))

@@ -17,27 +17,30 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// Every case of the table that needs no Secret coordinates, over the socket of the built binary. The
-// credentials come one PullImage at a time; the registry refuses them all, so that nothing but what
-// is recorded lets a pod in.
+// Every case of the table, over the socket of the built binary. The registry refuses everything, so that nothing
+// but what is recorded lets a pod in. Standalone the credentials come one PullImage at a time, and where
+// Secret coordinates are needed the stricter verdict is right; with a pod source the first pre-check has to
+// be the verdict, and nobody pulls.
 func TestDecisionsOverTheSocket(t *testing.T) {
 	table, err := conformance.Read()
 	if err != nil {
 		t.Fatal(err)
 	}
-	ran := 0
+	ran := map[string]int{}
 	for _, c := range table.Cases {
-		if c.Needs == conformance.NeedsCRI {
-			ran++
-			t.Run(c.Name, func(t *testing.T) { decide(t, table, c) })
+		ran[c.Needs]++
+		t.Run(c.Name+"/with a pod source", func(t *testing.T) { decide(t, table, c, true) })
+		if c.Needs == conformance.NeedsPods {
+			c.Verdict, c.NewRecord = conformance.Reverify, false
 		}
+		t.Run(c.Name+"/standalone", func(t *testing.T) { decide(t, table, c, false) })
 	}
-	if ran < 30 {
-		t.Errorf("%d cases were run; the table has more that need the CRI only", ran)
+	if ran[conformance.NeedsCRI] < 30 || ran[conformance.NeedsPods] < 1 || len(ran) != 2 {
+		t.Errorf("cases that were run, by what they need: %v; the table has more", ran)
 	}
 }
 
-func decide(t *testing.T, table conformance.Decisions, c conformance.Case) {
+func decide(t *testing.T, table conformance.Decisions, c conformance.Case, sourced bool) {
 	t.Helper()
 	mode, allowlist, err := conformance.Policy(c.Policy)
 	if err != nil {
@@ -54,7 +57,17 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case) {
 	case "static":
 		source = "file"
 	}
+	namespace := "tenant"
+	if len(c.Pod) > 0 { // the table has no pod with Secrets of two namespaces that both matter
+		namespace = c.Pod[len(c.Pod)-1].Namespace
+	}
+	x := (&criproxytest.Kubelet{}).PodFrom(namespace, source)
 	r := criproxytest.NewRuntime(t)
+	var api *apiServer
+	if sourced {
+		api = newAPIServer(t, x, c)
+		settings = append(settings, api.settings())
+	}
 	p := prepare(t, r.Endpoint(), settings...)
 	p.store(table, c)
 
@@ -74,11 +87,13 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case) {
 			return criproxytest.Image{}, criproxytest.Denied(name)
 		}
 	})
-	x := (&criproxytest.Kubelet{}).PodFrom("tenant", source)
 	if c.Grant {
 		holdGrant(t, r, x, id, c.Image)
 	}
 	p.start()
+	if sourced {
+		p.until("pullgate_pod_source_synced", 1)
+	}
 	k := p.kubelet()
 	if !c.Grant {
 		if err := k.Sandbox(t.Context(), x); err != nil {
@@ -89,7 +104,7 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case) {
 	got := k.Precheck(x, c.Image)
 	asked := r.Calls("PullImage")
 	for _, s := range c.Pod {
-		if got != "" {
+		if got != "" || sourced {
 			break
 		}
 		if ref, err := k.Pull(t.Context(), x, c.Image, s.Content); err == nil {
@@ -103,6 +118,9 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case) {
 	}
 	if want := map[bool]string{true: id, false: ""}[c.Verdict == conformance.Allow]; got != want {
 		t.Errorf("pre-check = %q; want %q: %s", got, want, c.Verdict)
+	}
+	if n := p.metric("pullgate_store_sync_seconds_count") - writes; sourced && (n > 0) != c.NewRecord {
+		t.Errorf("%v writes; want some if a new credential is recorded: %v", n, c.NewRecord)
 	}
 	if c.Writes != nil {
 		if n := p.metric("pullgate_store_sync_seconds_count") - writes; int(n) != *c.Writes {
@@ -173,6 +191,7 @@ func (p *process) store(table conformance.Decisions, c conformance.Case) {
 		result := records.Result{Pair: pair, Open: rec.Open, At: time.Now()}
 		for _, secret := range rec.Secrets {
 			result.Credential = key.ID(credential.New("tenant", secret.Content, "", "", "", ""))
+			result.Secrets = append(result.Secrets, records.SecretRef{UID: secret.UID, Namespace: secret.Namespace, Name: secret.Name})
 		}
 		if rec.Open || result.Credential != "" {
 			err = s.Prove(intent, result)
