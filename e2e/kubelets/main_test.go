@@ -80,7 +80,6 @@ func life(t *testing.T, m *machine) {
 		{"restarts-source", restarts},
 		{"kills-source", kills},
 		{"static-source", static},
-		{"node-credentials-source", nodeCredentials},
 		{"away", away},
 		{"strangers", strangers},
 		{"collected-source", collected}, // takes what is preloaded with it
