@@ -71,7 +71,7 @@ func (g *Gate) isReproof(ctx context.Context, p *pullCall) bool {
 	case pullMixed: // it may be for a container with Always
 		return false
 	default:
-		p.exact = g.always.skips(ctx)
+		p.exact = g.always.Skips(ctx)
 		return p.exact && p.hidden && p.present.ID != ""
 	}
 }

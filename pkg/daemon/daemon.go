@@ -13,6 +13,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/config"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/criproxy/kubelet"
 	"github.com/pullgate/pullgate/pkg/metrics"
 	"github.com/pullgate/pullgate/pkg/nodecreds"
 	"github.com/pullgate/pullgate/pkg/pods"
@@ -232,15 +233,15 @@ func rules(c config.Config) tracker.Rules {
 	}
 }
 
-func alwaysPrecheck(c config.Config) criproxy.AlwaysPrecheck {
+func alwaysPrecheck(c config.Config) kubelet.AlwaysPrecheck {
 	switch c.KubeletSkipsAlwaysPrecheck {
 	case config.True:
-		return criproxy.AlwaysPrecheckSkipped
+		return kubelet.Skipped
 	case config.False:
-		return criproxy.AlwaysPrecheckSent
+		return kubelet.Sent
 	case config.Auto:
 	}
-	return criproxy.AlwaysPrecheckAuto
+	return kubelet.Auto
 }
 
 // connections are those to the runtime; both are the same if one endpoint serves both services.
