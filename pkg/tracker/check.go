@@ -179,15 +179,16 @@ func (t *Tracker) checkPair(ctx context.Context, r Request, c candidate) Verdict
 	if !v.Allowed() {
 		return v
 	}
+	var from records.SecretRef // only of the credential that the verdict rests on
 	switch v.Reason {
 	case policy.Granted:
 		v.Credential = g.credential
 	case policy.Proved:
-		v.Credential = by.Credential
+		v.Credential, from = by.Credential, by.Ref
 	}
 	v.First = t.grant(r.Pod.UID, c.pair, grant{reason: v.Reason, credential: v.Credential})
 	if facts.Record != nil {
-		t.used(c.pair, v.Credential, by.Ref)
+		t.used(c.pair, v.Credential, from)
 	}
 	return v
 }
