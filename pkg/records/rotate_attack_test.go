@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/records"
 )
@@ -44,5 +46,24 @@ func TestRotationNeitherGrowsARecordNorPushesOthersOut(t *testing.T) {
 	// What takes the place of its own proof needs no room.
 	if rotated, err := s.Rotate(records.Rotation{Pair: p, Secret: secret("m0", "team-m", "own"), Credential: carol, At: at(4)}); !rotated || err != nil {
 		t.Errorf("Rotate in a full record = %v, %v; want true, nil", rotated, err)
+	}
+}
+
+// Where every pull goes to the registry a Secret that was changed proves itself by a pull, and no rotation is
+// needed. What it held before is worth nothing then either: it may have been changed because that had leaked.
+func TestAPullWithANewCredentialOfTheSecretTakesAwayTheOld(t *testing.T) {
+	s, _ := open(t, newPath(t), records.Options{})
+	p, twin := pair(id1, app), secret("u2", "team-b", "twin")
+	prove(t, s, records.Result{Pair: p, Credential: alice, Secrets: []records.SecretRef{pull}, At: at(0)})
+	prove(t, s, records.Result{Pair: p, Credential: carol, Secrets: []records.SecretRef{pull, twin}, At: at(1)})
+	prove(t, s, records.Result{Pair: p, Credential: "none", At: at(2)})
+	prove(t, s, records.Result{Pair: p, Credential: bob, Secrets: []records.SecretRef{pull}, At: at(3)})
+	var got []string
+	for _, p := range lookup(t, s, p).Record.Proofs {
+		got = append(got, fmt.Sprint(p.Credential, len(p.Secrets)))
+	}
+	want := []string{fmt.Sprint(carol, 1), fmt.Sprint("none", 0), fmt.Sprint(bob, 1)}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("proofs with their number of Secrets (-want +got):\n%s", diff)
 	}
 }
