@@ -47,9 +47,8 @@ func (g *Gate) pullImage(ctx context.Context, c *call) ([]byte, error) {
 
 	if g.isReproof(ctx, p) {
 		v := g.judgePull(ctx, p)
-		// Where nothing was hidden the kubelet has reasons of its own, such as records of its own: they
-		// must not learn from us that a credential is good which nobody has tried.
-		if v.Allowed() && (p.hidden || v.Reason == policy.Proved) {
+		// Where nothing was hidden the kubelet has reasons of its own, such as records of its own.
+		if answers(v) && (p.hidden || v.Proved) {
 			g.hit(p.policy, v, p.began)
 			return g.onNode(p)
 		}
@@ -100,6 +99,12 @@ func (g *Gate) judgePull(ctx context.Context, p *pullCall) tracker.Verdict {
 	return g.judge(ctx, "PullImage", p.pod, tracker.Request{
 		Name: p.name, Image: p.present, Credentials: []credential.Credential{p.cred},
 	})
+}
+
+// answers reports whether a verdict answers a pull. A grant of the pod does not: it may rest on another
+// credential, and a kubelet must not learn from us that one is good which nobody has tried.
+func answers(v tracker.Verdict) bool {
+	return v.Allowed() && (v.Proved || v.Reason != policy.Granted)
 }
 
 // onNode answers a pull with the image that the node has.
@@ -199,7 +204,7 @@ func (g *Gate) standsIn(ctx context.Context, p *pullCall, out outcome) bool {
 	}
 	v := g.judgePull(ctx, p)
 	exempt := v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace
-	return v.Allowed() && (exempt || (g.fallback && out.unavailable()))
+	return answers(v) && (exempt || (g.fallback && out.unavailable()))
 }
 
 // ended tells the tracker how a pull ended; a failure leaves the intent on disk, which is safe.

@@ -50,6 +50,9 @@ type Verdict struct {
 	Pair records.Pair
 	// Credential is the ID of the credential that the verdict rests on; "" if on none.
 	Credential credential.ID
+	// Proved says that a credential of the request proves access, whatever the verdict rests on. A pod with a
+	// grant may present one that does not.
+	Proved bool
 	// First says that this Allow left the pod's first grant for the pair.
 	First bool
 }
@@ -176,6 +179,7 @@ func (t *Tracker) checkPair(ctx context.Context, r Request, c candidate) Verdict
 			v.Decision = rules.Policy.Judge(e)
 		}
 	}
+	v.Proved = e.Proved
 	if !v.Allowed() {
 		return v
 	}

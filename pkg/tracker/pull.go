@@ -88,6 +88,7 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 		Decision:   policy.Decision{Verdict: policy.Allow, Reason: policy.Proved},
 		Pair:       records.Pair{ImageID: proof.ImageID, Repository: p.repository},
 		Credential: id,
+		Proved:     id != "",
 	}
 	if id == "" {
 		v.Reason = policy.Open
