@@ -1,6 +1,11 @@
 package criproxy_test
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -19,6 +24,26 @@ func (p *proxy) outage() {
 			return criproxytest.Image{}, errOutage
 		}
 	})
+}
+
+// failWrites makes the store one that can be read and not written, by a read-only file in the place of its own.
+func (p *proxy) failWrites() {
+	p.t.Helper()
+	path := filepath.Join(p.dir, "records.db")
+	all, err := os.ReadDir("/proc/self/fd")
+	p.must(err)
+	for _, e := range all {
+		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err != nil || to != path {
+			continue
+		}
+		fd, err := strconv.Atoi(e.Name())
+		p.must(err)
+		readOnly, err := os.Open(path)
+		p.must(err)
+		p.must(errors.Join(syscall.Dup3(int(readOnly.Fd()), fd, syscall.O_CLOEXEC), readOnly.Close()))
+		return
+	}
+	p.t.Fatal("the store's file is not open")
 }
 
 // A kubelet that verifies by itself pulls although its pre-check was shown the image, which has left the pod
@@ -64,5 +89,28 @@ func TestAHiddenPrecheckAndAGrantProveNoCredential(t *testing.T) {
 				t.Errorf("pull with the good one = %q, %v; want the image", id, err)
 			}
 		})
+	}
+}
+
+// A tenant may be able to fill the disk. A container with Always that has no grant yet must not run on what is
+// on the node because of that.
+func TestAlwaysIsNotAnsweredFromTheNodeWithoutAStore(t *testing.T) {
+	for _, tc := range []struct {
+		policy  string
+		granted bool
+		want    bool
+	}{{"Always", false, false}, {"Always", true, true}, {"IfNotPresent", false, true}} {
+		p, f := newProxyWithSource(t, exact())
+		x := p.Pod("carol")
+		f.tells(x, "good", tc.policy)
+		if tc.granted {
+			if _, err := p.Pull(t.Context(), x, app, "good"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p.failWrites()
+		if id, err := p.Pull(t.Context(), x, app, "good"); (err == nil) != tc.want {
+			t.Errorf("%s, granted %v: pull without a store = %q, %v; want it answered: %v", tc.policy, tc.granted, id, err, tc.want)
+		}
 	}
 }

@@ -126,7 +126,7 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall) ([]byte, erro
 		if !errors.Is(err, tracker.ErrNoIntent) {
 			return nil, err
 		}
-		if p.present.ID != "" && !g.shadow && g.judgePull(ctx, p).Allowed() {
+		if p.present.ID != "" && !g.shadow && p.standsWithoutStore(g.judgePull(ctx, p)) {
 			g.log.Error(err, "Pull answered with the image on the node, the store of pull records cannot be written", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 			return g.onNode(p)
 		}
@@ -162,6 +162,20 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall) ([]byte, erro
 		return g.onNode(p)
 	}
 	return nil, err
+}
+
+// standsWithoutStore reports whether the image on the node may stand in for a pull that cannot be noted. For
+// one that must reach the registry it does so for pods alone that nothing of ours may stop.
+func (p *pullCall) standsWithoutStore(v tracker.Verdict) bool {
+	if p.policy != pullAlways {
+		return v.Allowed()
+	}
+	switch v.Reason {
+	case policy.ExemptStaticPod, policy.ExemptNamespace, policy.Granted:
+		return true
+	default:
+		return false
+	}
 }
 
 // verified makes a record of a successful pull. An answer without an image ID records nothing: the
