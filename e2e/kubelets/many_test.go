@@ -133,14 +133,14 @@ func (s *story) pullsOf(p *corev1.Pod) (pulls, delayed int) {
 	return pulls, delayed
 }
 
-// gone waits until the node has no container of some teams any more.
+// gone waits until no container of some teams runs any more.
 func (s *story) gone(teams ...string) {
 	s.Helper()
 	k := s.runtimeClient()
 	for end := time.Now().Add(patience); ; time.Sleep(500 * time.Millisecond) {
 		left := 0
 		for _, team := range teams {
-			names, err := k.Sandboxes(s.Context(), s.namespace(team))
+			names, err := k.ReadySandboxes(s.Context(), s.namespace(team))
 			s.must(err)
 			left += len(names)
 		}

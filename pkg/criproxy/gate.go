@@ -113,15 +113,17 @@ func decode(c *call, into proto.Message) error {
 
 // judge asks the tracker, counts the verdict and logs every one but a repeated Allow. A request without
 // credentials is judged by those of the pod's Secrets, where they are known and nothing else decides:
-// to learn them may take a while.
+// to learn them may take a while. They are asked for before every refusal, so that the time it takes does
+// not tell why.
 func (g *Gate) judge(ctx context.Context, callName string, p pods.Pod, r tracker.Request) tracker.Verdict {
 	r.Pod = asked(p)
 	v := g.tracker.Check(ctx, r)
 	if v.Reason == policy.Absent {
 		return v
 	}
-	if v.Reason == policy.NotProved && r.Credentials == nil {
-		if r.Secrets = g.secrets(ctx, p, r.Name); len(r.Secrets) > 0 {
+	if !v.Allowed() && r.Credentials == nil {
+		r.Secrets = g.secrets(ctx, p, r.Name)
+		if v.Reason == policy.NotProved && len(r.Secrets) > 0 {
 			v = g.tracker.Check(ctx, r)
 		}
 	}

@@ -13,6 +13,10 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
+// manyLimit bounds the time in which all pods are judged that may have sent one pre-check: each may take as
+// long as its Secrets are slow to get, and the kubelet waits for the answer.
+const manyLimit = 3 * time.Second
+
 // absent is what a runtime answers for an image that it does not have: an empty message.
 var absent = []byte{} //nolint:gochecknoglobals // the constant of its type
 
@@ -47,8 +51,13 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 	}
 
 	raw, err := c.forward(ctx)
+	if len(who) > 1 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, manyLimit)
+		defer cancel()
+	}
 	if err != nil {
-		return g.unresolved(name, who, err)
+		return g.unresolved(ctx, name, who, err)
 	}
 	var resp runtimeapi.ImageStatusResponse
 	if err := proto.Unmarshal(raw, &resp); err != nil {
@@ -58,6 +67,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 	key := keyOf(seen, name)
 	if resp.GetImage().GetId() == "" {
 		g.hidden.clear(key)
+		g.linger(ctx, name, who)
 		return raw, nil
 	}
 
@@ -74,6 +84,9 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 		}
 		allowed = allowed && v.Allowed()
 		firsts = append(firsts, v)
+		if !allowed {
+			break // nothing that is learnt of the others changes the answer
+		}
 	}
 	if allowed {
 		g.hidden.clear(key)
@@ -95,14 +108,26 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 	return absent, nil
 }
 
+// linger takes as long as it would take to judge an image that is here. Else a tenant that names Secrets which
+// are slow to get could tell by the time which images are.
+func (g *Gate) linger(ctx context.Context, name string, who []pods.Pod) {
+	if g.shadow {
+		return
+	}
+	for _, p := range who {
+		g.secrets(ctx, p, name)
+	}
+}
+
 // unresolved answers a pre-check that the runtime answered with an error. An ambiguous prefix of an
 // image ID is one, and would tell that such images are here.
-func (g *Gate) unresolved(name string, who []pods.Pod, err error) ([]byte, error) {
+func (g *Gate) unresolved(ctx context.Context, name string, who []pods.Pod, err error) ([]byte, error) {
 	if g.shadow || aborted(err) {
 		return nil, err
 	}
 	for _, p := range who {
 		if d := g.tracker.CheckID(asked(p), name); d.Verdict != policy.Allow {
+			g.linger(ctx, name, who)
 			g.metrics.Verdict("ImageStatus", d)
 			g.metrics.Refused("ImageStatus")
 			g.log.Info("Verdict", "call", "ImageStatus", "image", name, "pod", klog.KRef(p.Namespace, p.Name), "verdict", d.Verdict, "reason", d.Reason)

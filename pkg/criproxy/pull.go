@@ -48,9 +48,8 @@ func (g *Gate) pullImage(ctx context.Context, c *call) ([]byte, error) {
 
 	if g.isReproof(ctx, p) {
 		v := g.judgePull(ctx, p)
-		// Where nothing was hidden the kubelet has reasons of its own, such as records of its own: they
-		// must not learn from us that a credential is good which nobody has tried.
-		if v.Allowed() && (p.hidden || v.Reason == policy.Proved) {
+		// Where nothing was hidden the kubelet has reasons of its own, such as records of its own.
+		if answers(v) && (p.hidden || v.Proved) {
 			g.hit(p.policy, v, p.began)
 			return g.onNode(p)
 		}
@@ -103,6 +102,12 @@ func (g *Gate) judgePull(ctx context.Context, p *pullCall) tracker.Verdict {
 	})
 }
 
+// answers reports whether a verdict answers a pull. A grant of the pod does not: it may rest on another
+// credential, and a kubelet must not learn from us that one is good which nobody has tried.
+func answers(v tracker.Verdict) bool {
+	return v.Allowed() && (v.Proved || v.Reason != policy.Granted)
+}
+
 // onNode answers a pull with the image that the node has.
 func (g *Gate) onNode(p *pullCall) ([]byte, error) {
 	g.hidden.clear(p.key)
@@ -122,7 +127,7 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall) ([]byte, erro
 		if !errors.Is(err, tracker.ErrNoIntent) {
 			return nil, err
 		}
-		if p.present.ID != "" && !g.shadow && g.judgePull(ctx, p).Allowed() {
+		if p.present.ID != "" && !g.shadow && p.standsWithoutStore(g.judgePull(ctx, p)) {
 			g.log.Error(err, "Pull answered with the image on the node, the store of pull records cannot be written", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 			return g.onNode(p)
 		}
@@ -158,6 +163,20 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall) ([]byte, erro
 		return g.onNode(p)
 	}
 	return nil, err
+}
+
+// standsWithoutStore reports whether the image on the node may stand in for a pull that cannot be noted. For
+// one that must reach the registry it does so for pods alone that nothing of ours may stop.
+func (p *pullCall) standsWithoutStore(v tracker.Verdict) bool {
+	if p.policy != pullAlways {
+		return v.Allowed()
+	}
+	switch v.Reason {
+	case policy.ExemptStaticPod, policy.ExemptNamespace, policy.Granted:
+		return true
+	default:
+		return false
+	}
 }
 
 // verified makes a record of a successful pull. An answer without an image ID records nothing: the
@@ -200,7 +219,7 @@ func (g *Gate) standsIn(ctx context.Context, p *pullCall, out outcome.Outcome) b
 	}
 	v := g.judgePull(ctx, p)
 	exempt := v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace
-	return v.Allowed() && (exempt || (g.fallback && out.Away()))
+	return answers(v) && (exempt || (g.fallback && out.Away()))
 }
 
 // ended tells the tracker how a pull ended; a failure leaves the intent on disk, which is safe.

@@ -52,6 +52,9 @@ func (m *model) prove(by records.Result, now int) {
 		r = records.Record{Pair: p, Created: at(now)}
 	}
 	r.LastUsed = at(now)
+	if !open && len(by.Secrets) > 0 {
+		r.Proofs = slices.DeleteFunc(slices.Clone(r.Proofs), func(p records.Proof) bool { return p.Credential != id && len(p.Secrets) > 0 })
+	}
 	i := slices.IndexFunc(r.Proofs, func(p records.Proof) bool { return p.Credential == id })
 	switch {
 	case open && !r.Open:

@@ -39,7 +39,8 @@ type Result struct {
 	At         time.Time
 }
 
-// Prove turns an intent into a record, in one transaction. An open record stays open. A record that
+// Prove turns an intent into a record, in one transaction. An open record stays open. A Secret is noted with
+// the credential in the place of any other that it is noted with, as by Rotate. A record that
 // cannot be read is replaced: what it proved is lost, what the pull proved is known.
 func (s *Store) Prove(intent uint64, r Result) error {
 	if !r.Open && r.Credential == "" {
@@ -71,6 +72,9 @@ func (r *Record) prove(by Result) {
 		}
 		return
 	}
+	for _, ref := range by.Secrets {
+		r.release(ref, by.Credential)
+	}
 	for i := range r.Proofs {
 		p := &r.Proofs[i]
 		if p.Credential == by.Credential {
@@ -95,6 +99,19 @@ func (r *Record) prove(by Result) {
 		p.note(ref)
 	}
 	r.Proofs = append(r.Proofs, p)
+}
+
+// release takes a Secret off every credential but one, as Rotate does: it holds another now. What no Secret
+// is left with by that is gone.
+func (r *Record) release(ref SecretRef, but credential.ID) {
+	r.Proofs = slices.DeleteFunc(r.Proofs, func(p Proof) bool {
+		return p.Credential != but && len(p.Secrets) == 1 && p.Secrets[0] == ref
+	})
+	for i := range r.Proofs {
+		if p := &r.Proofs[i]; p.Credential != but {
+			p.Secrets = slices.DeleteFunc(p.Secrets, func(s SecretRef) bool { return s == ref })
+		}
+	}
 }
 
 func later(a, b time.Time) time.Time {

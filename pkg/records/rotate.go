@@ -20,9 +20,9 @@ type Rotation struct {
 }
 
 // Rotate puts a Secret's credential in the place of the one with which the Secret proved access, whose
-// times of proof it keeps, and reports whether it did: only if the pair's record names the Secret. A
-// credential that other Secrets are noted with as well stays theirs; one that was noted with this Secret
-// alone is gone, whoever else may have it.
+// times of proof it keeps, and reports whether it did: only if the pair's record names the Secret, and is
+// not full of what others proved. A credential that other Secrets are noted with as well stays theirs; one
+// that was noted with this Secret alone is gone, whoever else may have it.
 func (s *Store) Rotate(r Rotation) (rotated bool, err error) {
 	if r.Credential == "" || r.Secret.UID == "" {
 		return false, nil
@@ -64,7 +64,9 @@ func (r *Record) rotate(to Rotation) (rotated bool) {
 		}
 		others = append(others, p)
 	}
-	if !rotated {
+	// A credential that stays with other Secrets leaves no room for its successor; in a full record nobody
+	// else's proof makes way for one that no registry has seen.
+	if !rotated || len(others) >= MaxProofs {
 		return false
 	}
 	next.note(to.Secret)

@@ -50,6 +50,9 @@ type Verdict struct {
 	Pair records.Pair
 	// Credential is the ID of the credential that the verdict rests on; "" if on none.
 	Credential credential.ID
+	// Proved says that a credential of the request proves access, whatever the verdict rests on. A pod with a
+	// grant may present one that does not.
+	Proved bool
 	// First says that this Allow left the pod's first grant for the pair.
 	First bool
 }
@@ -176,18 +179,20 @@ func (t *Tracker) checkPair(ctx context.Context, r Request, c candidate) Verdict
 			v.Decision = rules.Policy.Judge(e)
 		}
 	}
+	v.Proved = e.Proved
 	if !v.Allowed() {
 		return v
 	}
+	var from records.SecretRef // only of the credential that the verdict rests on
 	switch v.Reason {
 	case policy.Granted:
 		v.Credential = g.credential
 	case policy.Proved:
-		v.Credential = by.Credential
+		v.Credential, from = by.Credential, by.Ref
 	}
 	v.First = t.grant(r.Pod.UID, c.pair, grant{reason: v.Reason, credential: v.Credential})
 	if facts.Record != nil {
-		t.used(c.pair, v.Credential, by.Ref)
+		t.used(c.pair, v.Credential, from)
 	}
 	return v
 }

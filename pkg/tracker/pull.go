@@ -88,6 +88,7 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 		Decision:   policy.Decision{Verdict: policy.Allow, Reason: policy.Proved},
 		Pair:       records.Pair{ImageID: proof.ImageID, Repository: p.repository},
 		Credential: id,
+		Proved:     id != "",
 	}
 	open := id == "" || t.offers != nil && t.offers(p.repository, id)
 	if open {
