@@ -48,7 +48,7 @@ func (c *Cluster) NewKubelet(dir, name, cgroup string) (*Kubelet, error) {
 	if k.ports, err = freePorts(2); err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(k.path("kubeconfig"), c.Kubeconfig("token: " + name), 0o600); err != nil {
+	if err := os.WriteFile(k.path("kubeconfig"), c.Kubeconfig("token: "+name), 0o600); err != nil {
 		return nil, err
 	}
 	return k, os.WriteFile(k.path("start"), []byte(k.privateView()), 0o700)

@@ -35,7 +35,7 @@ func clusters() (start func(release string) (*cluster.Cluster, error), closeAll 
 		mu.Lock()
 		if dir == "" {
 			var err error
-			if dir, err = os.MkdirTemp("", "pullgate-"); err != nil { //nolint:usetesting // clusters outlive the test that starts them
+			if dir, err = os.MkdirTemp("", "pullgate-"); err != nil { // clusters outlive the test that starts them
 				mu.Unlock()
 				return nil, err
 			}

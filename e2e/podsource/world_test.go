@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/pods/kube"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -21,8 +23,6 @@ import (
 
 	"github.com/pullgate/pullgate/e2e/cluster"
 	"github.com/pullgate/pullgate/e2e/host"
-	"github.com/pullgate/pullgate/pkg/credential"
-	"github.com/pullgate/pullgate/pkg/pods/kube"
 )
 
 const (
@@ -287,7 +287,7 @@ func (w *world) has(uid string, want ...kube.Credential) bool {
 }
 
 // asNode is a client with the identity of the kubeconfig that the source has.
-func (w *world) asNode() kubernetes.Interface {
+func (w *world) asNode() *kubernetes.Clientset {
 	w.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(w.dir, "kubeconfig"))
 	w.must(err)
