@@ -80,10 +80,12 @@ func TestWithoutACertificateThatHoldsWhatIsKnownStaysKnown(t *testing.T) {
 	w.certify(4*time.Second, nodes)
 	w.start()
 	w.learns(uid, own)
+	asked := time.Now()
 	second := w.secret("second", "second")
 	time.Sleep(time.Until(w.expiry().Add(time.Second)))
 	late := w.pod("late", "second")
 	w.until("unauthorized", func() bool { return w.failed(kube.Unauthorized) > 0 })
+	time.Sleep(time.Until(asked.Add(fresh))) // what is known is old now
 	if !w.has(uid, own) {
 		t.Error("what was known is not known any more")
 	}

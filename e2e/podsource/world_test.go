@@ -34,8 +34,9 @@ const (
 	day = 24 * time.Hour
 	// nodes is the group of kubelets.
 	nodes = "system:nodes"
-	// patience is how long a test waits for what has to come.
-	patience = 20 * time.Second
+	// patience is how long a test waits for what has to come. The source pauses for half a minute at most
+	// between attempts to reach an API server that is away.
+	patience = 40 * time.Second
 )
 
 // A world is one node and one namespace of a cluster, and the source that runs for the node.
