@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -66,7 +67,8 @@ func begin(t *testing.T, release string) *world {
 func beginOn(t *testing.T, c *cluster.Cluster) *world {
 	t.Helper()
 	name := strings.ToLower(strings.NewReplacer("/", "-", ".", "-").Replace(t.Name()))
-	name = strings.Trim(name[:min(len(name), 60)], "-")
+	// With -count a test runs again on the same cluster.
+	name = strings.Trim(name[:min(len(name), 45)], "-") + "-" + strconv.FormatInt(time.Now().UnixNano(), 36)
 	w := &world{T: t, cluster: c, name: name, dir: t.TempDir(), key: credential.NewKey(), reasons: map[kube.Reason]int{}}
 	w.namespace(name)
 	t.Cleanup(func() {
