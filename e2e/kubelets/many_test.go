@@ -91,8 +91,9 @@ func (s *story) crowdOf(wantB string) crowd {
 	return c
 }
 
-// large is how long the pull takes that goes on when the crowd comes.
-const large = 30 * time.Second
+// large is how long the pull takes that goes on when the crowd comes. Some runtimes give up on a registry that is silent for half
+// a minute.
+const large = 20 * time.Second
 
 // intents is how many pull intents there are.
 func (s *story) intents() float64 {
