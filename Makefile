@@ -56,8 +56,8 @@ crash: ## kill the daemon at every crash point and see that nothing unproved is 
 	go test -tags crashpoint -count=1 -timeout 15m ./...
 
 .PHONY: e2e
-e2e: build ## run built binaries against a real containerd and registry, as root
-	cd e2e && go test -tags e2e -count=1 -timeout 25m -v $$(go list ./... | grep -v '/kubelets$$')
+e2e: build ## run built binaries against a real containerd, registry and kube-apiserver, as root
+	cd e2e && go test -tags e2e -count=1 -timeout 25m -v -parallel 16 $$(go list ./... | grep -v '/kubelets$$')
 
 .PHONY: e2e-node
 e2e-node: build ## tell stories of tenants under real kubelets, as root; KUBELET, RUNTIME and RUN select

@@ -128,6 +128,9 @@ func directions() []plant {
 		down("cmd/pullgatectl", "pkg/admin"),
 		up("e2e", "pkg/records", "e2e is a black box"),
 		down("e2e", "pkg/criproxy/criproxytest"),
+		up("e2e", "pkg/pods/kube", "e2e is a black box"),
+		up("e2e/podsource", "pkg/pods", "as whoever imports it would use it"),
+		down("e2e/podsource", "pkg/pods/kube"),
 		{
 			rule: "tests of a leaf import no more than leaves", file: "pkg/policy/direction/planted_test.go", linter: "depguard", want: "tests of leaf packages",
 			source: "package direction\n\nimport _ \"" + module + "/pkg/records\"\n",
@@ -232,7 +235,8 @@ func shapes() []plant {
 // stubs are the packages that planted imports lead to.
 func stubs() []string {
 	return []string{
-		"pkg/internal", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/nodecreds", "pkg/nodecreds/report",
+		"pkg/internal", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/pods/kube",
+		"pkg/nodecreds", "pkg/nodecreds/report",
 		"pkg/criproxy", "pkg/criproxy/criproxytest", "pkg/admin", "pkg/metrics", "pkg/config", "pkg/daemon", "cmd/pullgated", "proto/pullgate/admin/v1",
 	}
 }

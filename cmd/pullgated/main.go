@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"os/signal"
 	"runtime"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/go-logr/logr"
@@ -158,6 +160,7 @@ func start(cmd *cobra.Command, f flags) error {
 		_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: the configuration is right\n", f.config)
 		return err
 	}
+	boundMemory()
 	return daemon.Run(klog.NewContext(cmd.Context(), log), daemon.Options{
 		Config:              c,
 		AcceptPresentImages: f.accept,
@@ -165,6 +168,18 @@ func start(cmd *cobra.Command, f flags) error {
 		Version:             version,
 		GoVersion:           runtime.Version(),
 	})
+}
+
+// memoryLimit is how much memory the Go runtime takes before it collects garbage more often. What the daemon
+// holds is a fraction of it; one answer of an API server, with all pods of a large node, makes as much garbage as
+// this within a moment.
+const memoryLimit = 48 << 20
+
+// boundMemory sets the limit, unless the environment variable GOMEMLIMIT has set one.
+func boundMemory() {
+	if debug.SetMemoryLimit(-1) == math.MaxInt64 {
+		debug.SetMemoryLimit(memoryLimit)
+	}
 }
 
 // logger returns the logger that every part gets. The global one of klog, which libraries use, is

@@ -25,7 +25,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/release"
 )
 
-// A Cluster is an etcd and an API server that knows an administrator and some nodes.
+// A Cluster is an etcd and an API server that knows an administrator and some nodes by their tokens, and
+// whoever has a certificate.
 type Cluster struct {
 	// Client is the administrator's.
 	Client kubernetes.Interface
@@ -35,6 +36,7 @@ type Cluster struct {
 	dir      string
 	url      string
 	port     int
+	ca       *authority // of clients
 	etcdURL  string
 	etcd     *host.Process
 	api      *host.Process
@@ -61,16 +63,13 @@ func Start(ctx context.Context, dir, version string, nodes ...string) (c *Cluste
 	if err := c.prepareAPI(nodes); err != nil {
 		return c, err
 	}
-	if err := c.StartAPI(ctx); err != nil {
-		return c, err
-	}
-	return c, c.letNodesReadSecrets(ctx)
+	return c, c.StartAPI(ctx)
 }
 
-// letNodesReadSecrets gives nodes what the Node authorizer gives them a moment late: it knows which
+// LetNodesReadSecrets gives nodes what the Node authorizer gives them a moment late: it knows which
 // Secrets a pod names some time after the kubelet knows the pod, and a kubelet that is quicker pulls
-// without. With that each story would begin with a throw of dice.
-func (c *Cluster) letNodesReadSecrets(ctx context.Context) error {
+// without. With that each story of a kubelet would begin with a throw of dice.
+func (c *Cluster) LetNodesReadSecrets(ctx context.Context) error {
 	rbac := c.Client.RbacV1()
 	name := metav1.ObjectMeta{Name: "nodes-read-secrets"}
 	_, err := rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: name, Rules: []rbacv1.PolicyRule{
@@ -120,6 +119,9 @@ func (c *Cluster) prepareAPI(nodes []string) error {
 	if err := os.WriteFile(c.path("tokens.csv"), []byte(strings.Join(users, "\n")+"\n"), 0o600); err != nil {
 		return err
 	}
+	if c.ca, err = newAuthority(c.path("clients.pem")); err != nil {
+		return err
+	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return err
@@ -148,7 +150,7 @@ func (c *Cluster) StartAPI(ctx context.Context) (err error) {
 		"--etcd-servers", c.etcdURL, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", c.port),
 		// Only said to others, of whom there are none; loopback is refused.
 		"--advertise-address=192.0.2.1", "--endpoint-reconciler-type=none",
-		"--cert-dir", c.path("certificates"), "--token-auth-file", c.path("tokens.csv"),
+		"--cert-dir", c.path("certificates"), "--token-auth-file", c.path("tokens.csv"), "--client-ca-file", c.path("clients.pem"),
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--disable-admission-plugins=ServiceAccount",
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file", c.path("accounts.key"), "--service-account-signing-key-file", c.path("accounts.key"),
@@ -161,6 +163,9 @@ func (c *Cluster) StopAPI() error { return c.api.Kill() }
 
 // Release is the release of Kubernetes, such as "1.34".
 func (c *Cluster) Release() string { return c.release }
+
+// Log is where the API server's log is.
+func (c *Cluster) Log() string { return c.path("kube-apiserver.log") }
 
 // Close ends the control plane. Kubelets have to be closed before.
 func (c *Cluster) Close() error { return errors.Join(c.api.Kill(), c.etcd.Kill()) }

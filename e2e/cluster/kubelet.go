@@ -49,7 +49,7 @@ func (c *Cluster) NewKubelet(dir, name, cgroup string) (*Kubelet, error) {
 	if k.ports, err = freePorts(2); err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(k.path("kubeconfig"), c.kubeconfig(name), 0o600); err != nil {
+	if err := os.WriteFile(k.path("kubeconfig"), c.Kubeconfig("token: "+name), 0o600); err != nil {
 		return nil, err
 	}
 	return k, os.WriteFile(k.path("start"), []byte(k.privateView()), 0o700)
@@ -60,17 +60,6 @@ func (k *Kubelet) Kubeconfig() string { return k.path("kubeconfig") }
 
 // Name is the name of the kubelet's node.
 func (k *Kubelet) Name() string { return k.name }
-
-// kubeconfig is one for a token.
-func (c *Cluster) kubeconfig(token string) []byte {
-	return fmt.Appendf(nil, `apiVersion: v1
-kind: Config
-clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}]
-users: [{name: u, user: {token: %s}}]
-contexts: [{name: x, context: {cluster: c, user: u}}]
-current-context: x
-`, c.url, token)
-}
 
 // privateView is a script that starts the kubelet in a mount namespace of its own. There it has
 // folders of its own where its paths are fixed, and finds the kernel settings to be those that it would

@@ -96,6 +96,9 @@ func (p *Process) Log() string {
 	return string(text)
 }
 
+// PID is the process's ID.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
 // Alive reports whether the process runs.
 func (p *Process) Alive() bool {
 	select {

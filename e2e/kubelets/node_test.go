@@ -74,6 +74,9 @@ func newMachine(t *testing.T, version, runtime string) *machine {
 	if m.cluster, err = cluster.Start(t.Context(), filepath.Join(n.Dir, "cluster"), version, name); err != nil {
 		t.Fatal(err)
 	}
+	if err := m.cluster.LetNodesReadSecrets(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	if m.kubelet, err = m.cluster.NewKubelet(filepath.Join(n.Dir, "kubelet"), name, n.Cgroup()); err != nil {
 		t.Fatal(err)
 	}

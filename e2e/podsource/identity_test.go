@@ -1,0 +1,105 @@
+package podsource_test
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/pods/kube"
+)
+
+func TestNodeNameFollowsFromTheCertificate(t *testing.T) {
+	t.Parallel()
+	w := begin(t, kubernetes134)
+	uid := w.pod("web")
+	w.start()
+	if got := w.source.NodeName(); got != w.name {
+		t.Errorf("node %q before anything is asked; want %q", got, w.name)
+	}
+	w.learns(uid)
+}
+
+func TestNodeNameFollowsFromTheToken(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(w *world) {
+		own := w.secret("own", "own")
+		uid := w.create(pod(w.name, tokenNode, "web", "own"))
+		w.run(kube.Options{Kubeconfig: w.kubeconfigOf("token: " + tokenNode)})
+		w.learns(uid, own)
+		if got := w.source.NodeName(); got != tokenNode {
+			w.Errorf("node %q; want %q", got, tokenNode)
+		}
+	})
+}
+
+func TestTheGivenNodeNameWins(t *testing.T) {
+	t.Parallel()
+	w := begin(t, kubernetes134)
+	uid := w.create(pod(w.name, "given", "web"))
+	// An administrator may read the pods of every node.
+	w.run(kube.Options{Kubeconfig: w.kubeconfigOf("token: admin"), NodeName: "given"})
+	w.learns(uid)
+	if got := w.source.NodeName(); got != "given" {
+		t.Errorf("node %q; want given", got)
+	}
+	// And with the certificate of a node it is not that of the certificate.
+	w.certify(day, nodes)
+	s, err := kube.New(kube.Options{Kubeconfig: w.kubeconfig(), NodeName: "given"})
+	if err != nil || s.NodeName() != "given" {
+		t.Errorf("New = %v; want node given, nil", err)
+	}
+}
+
+// A kubelet replaces its certificate in time. Once the first one has expired the API server refuses it, on
+// connections that it was shown on too.
+func TestARotatedCertificateTakesOverBeforeTheFirstExpires(t *testing.T) {
+	t.Parallel()
+	w := begin(t, kubernetes134)
+	old := w.secret("old", "old")
+	uid := w.pod("web", "old")
+	w.certify(5*time.Second, nodes)
+	expires := w.expiry()
+	w.start()
+	w.learns(uid, old)
+	w.certify(day, nodes)
+	time.Sleep(time.Until(expires.Add(time.Second)))
+
+	fresh := w.secret("new", "new")
+	w.learns(w.pod("new", "new"), fresh)
+	rotated := w.rotate("old", "older")
+	w.learns(uid, rotated)
+}
+
+func TestWithoutACertificateThatHoldsWhatIsKnownStaysKnown(t *testing.T) {
+	t.Parallel()
+	w := begin(t, kubernetes134)
+	own := w.secret("own", "own")
+	uid := w.pod("web", "own")
+	w.certify(4*time.Second, nodes)
+	w.start()
+	w.learns(uid, own)
+	asked := time.Now()
+	second := w.secret("second", "second")
+	time.Sleep(time.Until(w.expiry().Add(time.Second)))
+	late := w.pod("late", "second")
+	w.until("unauthorized", func() bool { return w.failed(kube.Unauthorized) > 0 })
+	time.Sleep(time.Until(asked.Add(fresh))) // what is known is old now
+	if !w.has(uid, own) {
+		t.Error("what was known is not known any more")
+	}
+	w.certify(day, nodes)
+	w.learns(late, second)
+}
+
+// expiry is when the node's certificate expires.
+func (w *world) expiry() time.Time {
+	w.Helper()
+	content, err := os.ReadFile(w.certificateFile())
+	w.must(err)
+	block, _ := pem.Decode(content)
+	c, err := x509.ParseCertificate(block.Bytes)
+	w.must(err)
+	return c.NotAfter
+}

@@ -1,0 +1,147 @@
+package podsource_test
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// memoryLimit is what a pullgated may take of a node at any time, in bytes.
+const memoryLimit = 80 << 20
+
+func TestMemoryIsBoundedOnANodeOf500Pods(t *testing.T) {
+	w := begin(t, kubernetes134)
+	w.fill(500, func(i int) *corev1.Secret {
+		return pullSecret(w.name, fmt.Sprintf("registry-credentials-%d", i), "password of "+strconv.Itoa(i))
+	})
+	w.measure(500)
+}
+
+func TestMemoryIsBoundedWithSecretsOfAMegabyte(t *testing.T) {
+	w := begin(t, kubernetes134)
+	w.fill(60, func(i int) *corev1.Secret {
+		name := fmt.Sprintf("large-%d", i)
+		s := pullSecret(w.name, name, strings.Repeat("p", 1<<20-200))
+		if i%2 == 1 { // one login, or thousands
+			auths := map[string]any{}
+			for j := range 10_000 {
+				auths[fmt.Sprintf("registry-%d.test/team-%d", j, i)] = map[string]string{"username": "user", "password": "password"}
+			}
+			s.Data[corev1.DockerConfigJsonKey] = marshal(map[string]any{"auths": auths})
+		}
+		return s
+	})
+	w.measure(60)
+}
+
+// fill gives the node so many pods, each with a Secret of its own.
+func (w *world) fill(n int, secret func(i int) *corev1.Secret) {
+	w.Helper()
+	numbers := make(chan int)
+	failures := make(chan error, n)
+	var g sync.WaitGroup
+	for range 16 {
+		g.Go(func() {
+			for i := range numbers {
+				s, err := w.cluster.Client.CoreV1().Secrets(w.name).Create(w.Context(), secret(i), metav1.CreateOptions{})
+				if err == nil {
+					_, err = w.cluster.Client.CoreV1().Pods(w.name).Create(w.Context(), w.usualPod(i, s.Name), metav1.CreateOptions{})
+				}
+				if err != nil {
+					failures <- err
+				}
+			}
+		})
+	}
+	for i := range n {
+		numbers <- i
+	}
+	close(numbers)
+	g.Wait()
+	close(failures)
+	for err := range failures {
+		w.Fatal(err)
+	}
+}
+
+// usualPod is a pod as large as they are: a service and its sidecar, configured by the environment and
+// applied with kubectl.
+func (w *world) usualPod(i int, secret string) *corev1.Pod {
+	p := pod(w.name, w.name, fmt.Sprintf("web-5d8f7c9b4-%d", i), secret)
+	p.Labels = map[string]string{"app.kubernetes.io/name": "web", "app.kubernetes.io/instance": strconv.Itoa(i), "pod-template-hash": "5d8f7c9b4"}
+	p.Annotations = map[string]string{
+		"kubectl.kubernetes.io/last-applied-configuration": strings.Repeat(`{"name":"SETTING","value":"some value"},`, 60),
+		"prometheus.io/scrape":                             "true", "prometheus.io/port": "9090",
+		"checksum/config": strings.Repeat("0123456789abcdef", 4), "sidecar.test/status": strings.Repeat(`{"version":"1"}`, 20),
+	}
+	for _, name := range []string{"sidecar", "log-shipper"} {
+		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: name, Image: image + "-" + name})
+	}
+	for c := range p.Spec.Containers {
+		for e := range 40 {
+			p.Spec.Containers[c].Env = append(p.Spec.Containers[c].Env, corev1.EnvVar{Name: fmt.Sprintf("APPLICATION_SETTING_%d", e), Value: strings.Repeat("value ", 6)})
+		}
+	}
+	return p
+}
+
+// measure starts a pullgated on the node and sees what it takes while it learns so many Secrets, and after.
+func (w *world) measure(secrets int) {
+	w.Helper()
+	w.certify(day, nodes)
+	before := w.secretsRead()
+	gate, err := node.StartPullgated(w.Context(), w.dir, "unix://"+w.dir+"/no-runtime.sock", "podSource: {kubeconfig: "+w.kubeconfig()+"}")
+	w.must(err)
+	w.Cleanup(func() {
+		if err := gate.Stop(); err != nil {
+			w.Error(err)
+		}
+	})
+	w.until("all Secrets are read", func() bool { return w.secretsRead()-before >= secrets })
+	now, most := w.resident(gate.PID())
+	w.Logf("Resident with %d pods and a Secret for each: %d MiB, at most %d MiB", secrets, now>>20, most>>20)
+	if most > memoryLimit {
+		w.Errorf("at most %d MiB were resident; want %d", most>>20, memoryLimit>>20)
+	}
+}
+
+// secretsRead is how many single Secrets the API server has told.
+func (w *world) secretsRead() int {
+	w.Helper()
+	page, err := w.cluster.Client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(w.Context())
+	w.must(err)
+	total := 0
+	for _, m := range regexp.MustCompile(`(?m)^apiserver_request_total\{code="200".*resource="secrets".*verb="GET".*\} (\d+)$`).FindAllSubmatch(page, -1) {
+		n, err := strconv.Atoi(string(m[1]))
+		w.must(err)
+		total += n
+	}
+	return total
+}
+
+// resident returns how much memory of a process is resident, and was at most, in bytes.
+func (w *world) resident(pid int) (now, most int) {
+	w.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	w.must(err)
+	for field, at := range map[string]*int{"VmRSS": &now, "VmHWM": &most} {
+		m := regexp.MustCompile(field + `:\s+(\d+) kB`).FindSubmatch(status)
+		if m == nil {
+			w.Fatalf("no %s of process %d", field, pid)
+		}
+		if *at, err = strconv.Atoi(string(m[1])); err != nil {
+			w.Fatal(err)
+		}
+		*at <<= 10
+	}
+	return now, most
+}

@@ -1,0 +1,54 @@
+package podsource_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/pods/kube"
+
+	"github.com/pullgate/pullgate/e2e/cluster"
+)
+
+// The API server goes away with all that its watches remember, and etcd forgets its history before it comes
+// back.
+func TestAnAPIServerThatIsAwayTakesNothingAway(t *testing.T) {
+	t.Parallel()
+	c, err := cluster.Start(t.Context(), t.TempDir(), kubernetes134) // the other tests need theirs
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	w := beginOn(t, c)
+	own := w.secret("own", "own")
+	stays := w.pod("stays", "own")
+	w.start()
+	w.learns(stays, own)
+	goes := w.pod("goes", "own")
+	w.learns(goes, own) // through the watch, which then goes on where it was instead of listing anew
+	asked := time.Now()
+	w.must(w.cluster.StopAPI())
+	w.until("not synced", func() bool { return !w.source.Synced() })
+	w.until("unreachable", func() bool { return w.failed(kube.Unreachable) > 0 })
+	w.must(w.cluster.LosePod(w.Context(), w.name, "goes"))
+	time.Sleep(time.Until(asked.Add(fresh))) // what is known is old now
+	if !w.has(stays, own) || !w.has(goes, own) || w.source.Synced() {
+		t.Errorf("known %v and %v, synced %v; want what was known, and that it is not synced", w.has(stays, own), w.has(goes, own), w.source.Synced())
+	}
+
+	w.must(w.cluster.StartAPI(w.Context()))
+	second := w.secret("second", "second")
+	w.learns(w.pod("new", "second", "own"), second, own)
+	w.until("synced", w.source.Synced)
+	if w.known(goes) {
+		t.Error("a pod that is gone is known after a new list")
+	}
+	if w.failed(kube.Expired) == 0 {
+		t.Errorf("reasons %v; want expired among them: etcd forgot what the watch had missed", w.reasons)
+	}
+	rotated := w.rotate("own", "rotated")
+	w.learns(stays, rotated)
+}

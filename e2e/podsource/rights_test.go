@@ -1,0 +1,83 @@
+package podsource_test
+
+import (
+	"testing"
+
+	"github.com/pullgate/pullgate/pkg/pods/kube"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestTheRightsOfAKubeletAreEnough(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(w *world) {
+		own := w.secret("own", "own")
+		w.secret("others", "others")
+		before := w.pod("before", "own")
+		elsewhere := w.create(pod(w.name, "elsewhere", "elsewhere", "others"))
+		w.start()
+		w.learns(before, own)
+
+		// The authorizer learns which Secrets a pod names a moment after the pod is there, and so do we.
+		second := w.secret("second", "second")
+		w.learns(w.pod("after", "second", "own"), second, own)
+		if w.known(elsewhere) {
+			w.Error("the pod of another node is known")
+		}
+
+		// Without these the test would show nothing.
+		api := w.asNode().CoreV1()
+		_, err := api.Secrets(w.name).Get(w.Context(), "own", metav1.GetOptions{})
+		w.must(err)
+		_, err = api.Secrets(w.name).Get(w.Context(), "others", metav1.GetOptions{})
+		w.forbidden("get of a Secret that pods of another node name", err)
+		_, err = api.Secrets("").List(w.Context(), metav1.ListOptions{})
+		w.forbidden("list of all Secrets", err)
+		_, err = api.Secrets(w.name).List(w.Context(), metav1.ListOptions{})
+		w.forbidden("list of the Secrets of a namespace", err)
+		if w.cluster.Release() != kubernetes130 {
+			_, err = api.Pods("").List(w.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=elsewhere"})
+			w.forbidden("list of another node's pods", err)
+			_, err = api.Pods("").List(w.Context(), metav1.ListOptions{})
+			w.forbidden("list of all pods", err)
+		}
+	})
+}
+
+func (w *world) forbidden(what string, err error) {
+	w.Helper()
+	if !apierrors.IsForbidden(err) {
+		w.Errorf("%s = %v; want forbidden", what, err)
+	}
+}
+
+func TestSecretsOfPodsThatComeTogetherAreAllLearnt(t *testing.T) {
+	t.Parallel()
+	w := begin(t, kubernetes134)
+	w.start()
+	w.until("synced", w.source.Synced)
+	pods := map[string]kube.Credential{}
+	for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"} {
+		c := w.secret(name, name)
+		pods[w.pod(name, name)] = c // at once: the authorizer does not know of it yet
+	}
+	for uid, c := range pods {
+		w.learns(uid, c)
+	}
+}
+
+func TestNothingIsKnownWithoutRights(t *testing.T) {
+	t.Parallel()
+	w := begin(t, kubernetes134)
+	w.secret("own", "own")
+	uid := w.pod("web", "own")
+	w.certify(day) // the name of a node, and in no group
+	w.start()
+	w.until("forbidden twice", func() bool { return w.failed(kube.Forbidden) >= 2 })
+	if w.known(uid) || w.source.Synced() {
+		t.Errorf("pod known %v, synced %v; want neither", w.known(uid), w.source.Synced())
+	}
+	if len(w.reasons) != 1 {
+		t.Errorf("reasons %v; want forbidden alone", w.reasons)
+	}
+}

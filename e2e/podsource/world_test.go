@@ -1,0 +1,300 @@
+package podsource_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/pods/kube"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/pullgate/pullgate/e2e/cluster"
+	"github.com/pullgate/pullgate/e2e/host"
+)
+
+const (
+	// image is what all pods use.
+	image = "registry.test/team/app:1"
+	// registry is whom all Secrets are for.
+	registry = "registry.test"
+	// day is how long a certificate holds that is not about to expire.
+	day = 24 * time.Hour
+	// nodes is the group of kubelets.
+	nodes = "system:nodes"
+	// patience is how long a test waits for what has to come. The source pauses for half a minute at most
+	// between attempts to reach an API server that is away.
+	patience = 40 * time.Second
+)
+
+// A world is one node and one namespace of a cluster, and the source that runs for the node.
+type world struct {
+	*testing.T
+	cluster *cluster.Cluster
+	name    string // of the node and of the namespace
+	dir     string
+	key     credential.Key
+	source  *kube.Source
+
+	mu      sync.Mutex
+	reasons map[kube.Reason]int
+	log     bytes.Buffer
+}
+
+// begin has no source yet.
+func begin(t *testing.T, release string) *world {
+	t.Helper()
+	c, err := startCluster(release)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return beginOn(t, c)
+}
+
+func beginOn(t *testing.T, c *cluster.Cluster) *world {
+	t.Helper()
+	name := strings.ToLower(strings.NewReplacer("/", "-", ".", "-").Replace(t.Name()))
+	// With -count a test runs again on the same cluster.
+	name = strings.Trim(name[:min(len(name), 45)], "-") + "-" + strconv.FormatInt(time.Now().UnixNano(), 36)
+	w := &world{T: t, cluster: c, name: name, dir: t.TempDir(), key: credential.NewKey(), reasons: map[kube.Reason]int{}}
+	w.namespace(name)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the source failed: %v; it said:\n%s\nkube-apiserver:\n%s", w.reasons, w.said(), host.Tail(c.Log(), 10))
+		}
+	})
+	return w
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *world) namespace(name string) {
+	w.Helper()
+	_, err := w.cluster.Client.CoreV1().Namespaces().Create(w.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	w.must(err)
+}
+
+// certificateFile is where the node's certificate and key are, as kubelets name it.
+func (w *world) certificateFile() string { return filepath.Join(w.dir, "kubelet-client-current.pem") }
+
+// certify puts another certificate of the node in the place of the one there is, as kubelets do: a new file,
+// and a link to it that replaces another.
+func (w *world) certify(lifetime time.Duration, groups ...string) {
+	w.Helper()
+	content, err := w.cluster.NodeCertificate(w.name, lifetime, groups...)
+	w.must(err)
+	file := filepath.Join(w.dir, time.Now().Format("kubelet-client-2006-01-02-15-04-05.000000000.pem"))
+	w.must(os.WriteFile(file, content, 0o600))
+	next := filepath.Join(w.dir, "kubelet-client-updated.pem")
+	w.must(errors.Join(os.Symlink(file, next), os.Rename(next, w.certificateFile())))
+}
+
+// kubeconfig writes the kubeconfig of a kubelet with a certificate, and returns its path.
+func (w *world) kubeconfig() string {
+	w.Helper()
+	return w.kubeconfigOf("client-certificate: " + w.certificateFile() + ", client-key: " + w.certificateFile())
+}
+
+func (w *world) kubeconfigOf(user string) string {
+	w.Helper()
+	path := filepath.Join(w.dir, "kubeconfig")
+	w.must(os.WriteFile(path, w.cluster.Kubeconfig(user), 0o600))
+	return path
+}
+
+// start runs a source for a kubelet with a certificate until the test ends.
+func (w *world) start() {
+	w.Helper()
+	if _, err := os.Lstat(w.certificateFile()); err != nil {
+		w.certify(day, nodes)
+	}
+	w.run(kube.Options{Kubeconfig: w.kubeconfig()})
+}
+
+// run runs a source until the test ends.
+func (w *world) run(o kube.Options) {
+	w.Helper()
+	o.Key = w.key
+	o.Failed = func(r kube.Reason) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.reasons[r]++
+	}
+	var err error
+	w.source, err = kube.New(o)
+	w.must(err)
+	log := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(w), textlogger.Verbosity(2)))
+	ctx, cancel := context.WithCancel(klog.NewContext(w.Context(), log))
+	done := make(chan error, 1)
+	go func() { done <- w.source.Run(ctx) }()
+	w.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.Errorf("Run = %v; want nil", err)
+		}
+	})
+}
+
+// Write takes what the source logs.
+func (w *world) Write(text []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.log.Write(text)
+}
+
+func (w *world) said() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.log.String()
+}
+
+func (w *world) failed(r kube.Reason) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.reasons[r]
+}
+
+// until waits for something.
+func (w *world) until(what string, is func() bool) {
+	w.Helper()
+	for end := time.Now().Add(patience); !is(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			w.Fatalf("after %v still not: %s", patience, what)
+		}
+	}
+}
+
+// pod creates a pod of the node and returns its UID.
+func (w *world) pod(name string, secrets ...string) string {
+	w.Helper()
+	return w.create(pod(w.name, w.name, name, secrets...))
+}
+
+func (w *world) create(p *corev1.Pod) string {
+	w.Helper()
+	p, err := w.cluster.Client.CoreV1().Pods(p.Namespace).Create(w.Context(), p, metav1.CreateOptions{})
+	w.must(err)
+	return string(p.UID)
+}
+
+func pod(namespace, node, name string, secrets ...string) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: image, ImagePullPolicy: corev1.PullNever}}},
+	}
+	for _, s := range secrets {
+		p.Spec.ImagePullSecrets = append(p.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: s})
+	}
+	return p
+}
+
+// secret creates a pull secret for a password.
+func (w *world) secret(name, password string) kube.Credential {
+	w.Helper()
+	return w.put(pullSecret(w.name, name, password), password)
+}
+
+// put creates a Secret, and returns what it holds if that is the password.
+func (w *world) put(s *corev1.Secret, password string) kube.Credential {
+	w.Helper()
+	s, err := w.cluster.Client.CoreV1().Secrets(s.Namespace).Create(w.Context(), s, metav1.CreateOptions{})
+	w.must(err)
+	return w.held(s, password)
+}
+
+// rotate changes the password in a Secret.
+func (w *world) rotate(name, password string) kube.Credential {
+	w.Helper()
+	s, err := w.cluster.Client.CoreV1().Secrets(w.name).Update(w.Context(), pullSecret(w.name, name, password), metav1.UpdateOptions{})
+	w.must(err)
+	return w.held(s, password)
+}
+
+func (w *world) held(s *corev1.Secret, password string) kube.Credential {
+	c := kube.Credential{ID: w.key.ID(credential.New("user", password, "", "", "", ""))}
+	c.Secret.UID, c.Secret.Namespace, c.Secret.Name = string(s.UID), s.Namespace, s.Name
+	return c
+}
+
+func (w *world) unsecret(name string) {
+	w.Helper()
+	w.must(w.cluster.Client.CoreV1().Secrets(w.name).Delete(w.Context(), name, metav1.DeleteOptions{}))
+}
+
+func pullSecret(namespace, name, password string) *corev1.Secret {
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Type:       corev1.SecretTypeDockerConfigJson,
+		Data:       map[string][]byte{corev1.DockerConfigJsonKey: marshal(map[string]any{"auths": logins(password)})},
+	}
+}
+
+func logins(password string) map[string]any {
+	return map[string]any{registry: map[string]string{"username": "user", "password": password}}
+}
+
+func marshal(v any) []byte {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return data
+}
+
+// known reports whether the source knows a pod.
+func (w *world) known(uid string) bool {
+	_, ok := w.source.ByUID(uid)
+	return ok
+}
+
+// learns waits until the source knows a pod and has these credentials of it and no others.
+func (w *world) learns(uid string, want ...kube.Credential) {
+	w.Helper()
+	w.until("the pod and its credentials are known", func() bool { return w.has(uid, want...) })
+}
+
+// has reports whether the source has these credentials of a pod, and says that these are all.
+func (w *world) has(uid string, want ...kube.Credential) bool {
+	p, ok := w.source.ByUID(uid)
+	if !ok {
+		return false
+	}
+	got, err := p.Credentials(w.Context(), image)
+	if err != nil || len(got) != len(want) {
+		return false
+	}
+	for i := range got {
+		if got[i] != want[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// asNode is a client with the identity of the kubeconfig that the source has.
+func (w *world) asNode() *kubernetes.Clientset {
+	w.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(w.dir, "kubeconfig"))
+	w.must(err)
+	c, err := kubernetes.NewForConfig(config)
+	w.must(err)
+	return c
+}
