@@ -96,6 +96,8 @@ func directions() []plant {
 		up("pkg/nodecreds", "pkg/records", "nodecreds imports leaf packages alone"),
 		up("pkg/nodecreds", "pkg/pods", "nodecreds imports leaf packages alone"),
 		down("pkg/nodecreds", "pkg/credential"),
+		up("pkg/nodecreds/report", "pkg/daemon", "nodecreds imports leaf packages alone"),
+		down("pkg/nodecreds/report", "pkg/credential"),
 		up("pkg/criproxy", "pkg/admin", "criproxy imports tracker, pods"),
 		up("pkg/criproxy", "pkg/metrics", "declares the interfaces of everything else"),
 		up("pkg/criproxy", "pkg/config", "declares the interfaces of everything else"),
@@ -120,6 +122,8 @@ func directions() []plant {
 		up("cmd/pullgated", "pkg/records", "commands are thin"),
 		up("cmd/pullgated", "pkg/tracker", "commands are thin"),
 		up("cmd/pullgatectl", "pkg/criproxy", "commands are thin"),
+		up("cmd/pullgated", "pkg/nodecreds", "commands are thin"),
+		down("cmd/pullgated", "pkg/nodecreds/report"),
 		down("cmd/pullgated", "pkg/daemon"),
 		down("cmd/pullgatectl", "pkg/admin"),
 		up("e2e", "pkg/records", "e2e is a black box"),
@@ -228,7 +232,7 @@ func shapes() []plant {
 // stubs are the packages that planted imports lead to.
 func stubs() []string {
 	return []string{
-		"pkg/internal", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/nodecreds",
+		"pkg/internal", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/nodecreds", "pkg/nodecreds/report",
 		"pkg/criproxy", "pkg/criproxy/criproxytest", "pkg/admin", "pkg/metrics", "pkg/config", "pkg/daemon", "cmd/pullgated", "proto/pullgate/admin/v1",
 	}
 }

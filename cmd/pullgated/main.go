@@ -74,15 +74,18 @@ func run(args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exitDone
 	}
-	report(stderr, err)
+	if child, ok := errors.AsType[childError](err); ok {
+		return child.code
+	}
+	complain(stderr, err)
 	if _, ok := errors.AsType[usageError](err); ok {
 		return exitUsage
 	}
 	return exitFailed
 }
 
-// report prints an error as an operator needs it: what and why, then what to do.
-func report(w io.Writer, err error) {
+// complain prints an error as an operator needs it: what and why, then what to do.
+func complain(w io.Writer, err error) {
 	_, _ = fmt.Fprintf(w, "pullgated: %v\n", err)
 	if hint, ok := errors.AsType[*daemon.HintError](err); ok {
 		_, _ = fmt.Fprintf(w, "pullgated: hint: %s\n", hint.Hint)
@@ -107,13 +110,8 @@ func command() *cobra.Command {
 		Example:       examples,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usageError{fmt.Errorf("unexpected argument %q; pullgated takes flags only, see pullgated --help", args[0])}
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return start(cmd, f) },
+		Args:          noArguments,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return start(cmd, f) },
 		// cobra would take "completion" for a command, which --help does not list.
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
@@ -123,10 +121,24 @@ func command() *cobra.Command {
 	cmd.Flags().StringVar(&f.logFormat, "logging-format", "text", "`format` of log lines: text or json")
 	cmd.Flags().IntVarP(&f.verbosity, "v", "v", 0, "log `level`: 0 for an operator, 2 and above for a developer")
 	cmd.Flags().BoolVar(&f.showVersion, "version", false, "print version, commit and date, and exit")
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w; see pullgated --help", err)}
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
+	})
+	cmd.AddCommand(providerCommand())
+	// cobra would make "help" a command, beside --help. Under another name it is not listed either, and
+	// takes arguments as little as pullgated does.
+	cmd.SetHelpCommand(&cobra.Command{
+		Use: "no-help", Hidden: true, DisableFlagParsing: true,
+		RunE: func(*cobra.Command, []string) error { return noArguments(nil, []string{"no-help"}) },
 	})
 	return cmd
+}
+
+func noArguments(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usageError{fmt.Errorf("unexpected argument %q; pullgated takes flags only, see pullgated --help", args[0])}
+	}
+	return nil
 }
 
 func start(cmd *cobra.Command, f flags) error {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ func TestScripts(t *testing.T) {
 			"status":      status,
 			"expand":      expand,
 			"newer-store": newerStore,
+			"await":       await,
 		},
 	})
 }
@@ -38,7 +40,7 @@ func status(ts *testscript.TestScript, neg bool, args []string) {
 		if !ok {
 			ts.Fatalf("%v: %v", args[1:], err)
 		}
-		got = string(rune('0' + coded.ExitCode()))
+		got = strconv.Itoa(coded.ExitCode())
 	}
 	if got != args[0] {
 		ts.Fatalf("%v exits with %s; want %s", args[1:], got, args[0])
@@ -50,6 +52,22 @@ func expand(ts *testscript.TestScript, _ bool, args []string) {
 	for _, name := range args {
 		text := os.Expand(ts.ReadFile(name), ts.Getenv)
 		ts.Check(os.WriteFile(ts.MkAbs(name), []byte(text), 0o600))
+	}
+}
+
+// await waits until a file is there.
+func await(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: await file")
+	}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		_, err := os.Stat(ts.MkAbs(args[0]))
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			ts.Fatalf("%s does not appear: %v", args[0], err)
+		}
 	}
 }
 

@@ -27,6 +27,7 @@ type Kubelet struct {
 	cgroup   string
 	ports    []int
 	settings map[string]any // of the last start
+	flags    []string
 }
 
 // Settings are fields of a KubeletConfiguration.
@@ -93,6 +94,9 @@ func (k *Kubelet) privateView() string {
 	return strings.Join(append(lines, `exec "$@"`), "\n") + "\n"
 }
 
+// SetFlags gives flags to every start from now on, beside those that a node of one test needs.
+func (k *Kubelet) SetFlags(flags ...string) { k.flags = flags }
+
 // Start starts it before a CRI endpoint, the first time or again. settings are added to what a node
 // of one test needs.
 func (k *Kubelet) Start(ctx context.Context, endpoint string, settings Settings) error {
@@ -127,10 +131,12 @@ func (k *Kubelet) Start(ctx context.Context, endpoint string, settings Settings)
 	if err != nil {
 		return err
 	}
-	k.Process, err = host.Start(ctx, "kubelet", k.path("kubelet.log"), answers(health),
-		"unshare", "--mount", "--propagation", "private", k.path("start"), filepath.Join(k.cluster.programs, "kubelet"),
+	args := []string{
+		"--mount", "--propagation", "private", k.path("start"), filepath.Join(k.cluster.programs, "kubelet"),
 		"--config", k.path("config.yaml"), "--kubeconfig", k.path("kubeconfig"), "--root-dir", k.path("root"), "--cert-dir", k.path("pki"),
-		"--hostname-override", k.name, "--node-ip", address, "--v=2")
+		"--hostname-override", k.name, "--node-ip", address, "--v=2",
+	}
+	k.Process, err = host.Start(ctx, "kubelet", k.path("kubelet.log"), answers(health), "unshare", append(args, k.flags...)...)
 	return err
 }
 

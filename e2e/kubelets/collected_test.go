@@ -30,8 +30,6 @@ func collected(s *story) {
 		step{who: "A, with its secret", pod: pod{team: "a", image: app, secrets: a}, want: running, asks: downloads},
 		step{who: "D proves itself", pod: pod{team: "d", image: app, secrets: d}, want: running, asks: manifest},
 	)
-	s.gone("d")
-
 	free, err := s.Containerd.Free()
 	s.must(err)
 	// A little more than there is; what the big image takes is enough to get there.

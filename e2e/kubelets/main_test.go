@@ -60,6 +60,7 @@ func life(t *testing.T, m *machine) {
 		{"restarts", restarts},
 		{"kills", kills},
 		{"static", static},
+		{"node-credentials", nodeCredentials},
 	} {
 		m.tell(t, one)
 	}

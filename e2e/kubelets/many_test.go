@@ -91,8 +91,9 @@ func (s *story) crowdOf(wantB string) crowd {
 	return c
 }
 
-// large is how long the pull takes that goes on when the crowd comes.
-const large = 30 * time.Second
+// large is how long the pull takes that goes on when the crowd comes. Some runtimes give up on a registry that is silent for half
+// a minute.
+const large = 20 * time.Second
 
 // intents is how many pull intents there are.
 func (s *story) intents() float64 {
@@ -132,14 +133,14 @@ func (s *story) pullsOf(p *corev1.Pod) (pulls, delayed int) {
 	return pulls, delayed
 }
 
-// gone waits until the node has no container of some teams any more.
+// gone waits until no container of some teams runs any more.
 func (s *story) gone(teams ...string) {
 	s.Helper()
 	k := s.runtimeClient()
 	for end := time.Now().Add(patience); ; time.Sleep(500 * time.Millisecond) {
 		left := 0
 		for _, team := range teams {
-			names, err := k.Sandboxes(s.Context(), s.namespace(team))
+			names, err := k.ReadySandboxes(s.Context(), s.namespace(team))
 			s.must(err)
 			left += len(names)
 		}

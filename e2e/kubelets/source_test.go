@@ -159,7 +159,6 @@ func strangers(s *story) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})
 	s.tell(step{who: "A pulls", pod: pod{team: "x", image: app, secrets: with(node.Alice())}, want: running, asks: downloads})
-	s.gone("x")
 	o := s.keep(step{who: "A's pod that ends at once, Never", pod: pod{team: "a", image: app, policy: never, secrets: with(node.Alice())}, want: running})
 	s.must(r.Down())
 	s.restarted(o, 1)

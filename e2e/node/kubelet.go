@@ -405,12 +405,13 @@ func (k *Kubelet) RemoveImage(ctx context.Context, name string) error {
 	return k.Images.RemoveImage(quiet(ctx), &runtimeapi.ImageSpec{Image: name})
 }
 
-// Sandboxes returns the IDs of the sandboxes of a namespace.
-func (k *Kubelet) Sandboxes(ctx context.Context, namespace string) ([]string, error) {
+// ReadySandboxes returns the IDs of the sandboxes of a namespace that are not stopped. A kubelet leaves those
+// that are for its garbage collection, once a minute.
+func (k *Kubelet) ReadySandboxes(ctx context.Context, namespace string) ([]string, error) {
 	all, err := k.Runtime.ListPodSandbox(quiet(ctx), nil)
 	var ids []string
 	for _, s := range all {
-		if s.GetMetadata().GetNamespace() == namespace {
+		if s.GetMetadata().GetNamespace() == namespace && s.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY {
 			ids = append(ids, s.GetId())
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -54,6 +55,9 @@ type Config struct {
 	// they mean in a kubelet's configuration.
 	ImagePullCredentialsVerificationPolicy string   `json:"imagePullCredentialsVerificationPolicy"`
 	PreloadedImagesVerificationAllowlist   []string `json:"preloadedImagesVerificationAllowlist"`
+	// KubeletConfig is the path of a kubelet's configuration file, which the two fields above are
+	// taken from; "" is none. Parse fills them in.
+	KubeletConfig string `json:"kubeletConfig"`
 	// Exempt says which pods may use every image.
 	Exempt Exempt `json:"exempt"`
 	// UntrackedImages says what images are taken for that turn up without a pull.
@@ -62,6 +66,8 @@ type Config struct {
 	KubeletSkipsAlwaysPrecheck Tristate `json:"kubeletSkipsAlwaysPrecheck"`
 	// RegistryOutageFallback lets an image on the node stand in for a pull that fails.
 	RegistryOutageFallback bool `json:"registryOutageFallback"`
+	// NodeCredentials are those that the node itself offers to every pod.
+	NodeCredentials NodeCredentials `json:"nodeCredentials"`
 	// PodSource is the API server, where pull policies and pull secrets of pods are learnt.
 	PodSource PodSource `json:"podSource"`
 	// Metrics is the HTTP server for scrapes and probes.
@@ -74,6 +80,15 @@ type Config struct {
 type Exempt struct {
 	StaticPods bool     `json:"staticPods"`
 	Namespaces []string `json:"namespaces"`
+}
+
+// NodeCredentials says where the credentials are told that the node itself offers to every pod.
+type NodeCredentials struct {
+	// DockerConfigFiles are the files that the kubelet reads credentials from.
+	DockerConfigFiles []string `json:"dockerConfigFiles"`
+	// Listen is the endpoint that credential providers report to; "" means none. Parse fills it in:
+	// unless it is given it is credentials.sock beside the socket of Config.Listen.
+	Listen string `json:"listen"`
 }
 
 // PodSource is the API server as this node knows it.
@@ -122,7 +137,11 @@ func Default() Config {
 		UntrackedImages:                        UntrackedPreloaded,
 		KubeletSkipsAlwaysPrecheck:             Auto,
 		RegistryOutageFallback:                 true,
-		Metrics:                                Metrics{Listen: "127.0.0.1:9471"},
+		NodeCredentials: NodeCredentials{
+			DockerConfigFiles: []string{"/var/lib/kubelet/config.json"},
+			Listen:            "unix:///run/pullgate/credentials.sock",
+		},
+		Metrics: Metrics{Listen: "127.0.0.1:9471"},
 	}
 }
 
@@ -146,7 +165,8 @@ func Load(path string) (Config, error) {
 	return Parse(data)
 }
 
-// Parse reads a configuration from its YAML. Empty data give the defaults.
+// Parse reads a configuration from its YAML, and the file that kubeletConfig names. Empty data give
+// the defaults.
 func Parse(data []byte) (Config, error) {
 	if len(data) > maxSize {
 		return Config{}, fmt.Errorf("%w: more than %d bytes", ErrInvalid, maxSize)
@@ -168,9 +188,14 @@ func Parse(data []byte) (Config, error) {
 	if err := errors.Join(err, json.Unmarshal(rest, &c)); err != nil {
 		return Config{}, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	for _, check := range []func(*Config) []error{checkHeader, checkEndpoints, checkValues, checkPolicy} {
+	node, _ := given["nodeCredentials"].(map[string]any)
+	if _, ok := node["listen"]; !ok {
+		c.NodeCredentials.Listen = beside(c.Listen, "credentials.sock")
+	}
+	for _, check := range []func(*Config) []error{checkHeader, checkEndpoints, checkValues} {
 		errs = append(errs, check(&c)...)
 	}
+	errs = append(errs, checkPolicy(&c, given)...)
 	if len(errs) > 0 {
 		return Config{}, fmt.Errorf("%w:\n%w", ErrInvalid, errors.Join(errs...))
 	}
@@ -178,6 +203,14 @@ func Parse(data []byte) (Config, error) {
 		c.ImageEndpoint = c.RuntimeEndpoint
 	}
 	return c, nil
+}
+
+// beside returns the endpoint of another socket in the directory of one, "" if that is none.
+func beside(endpoint, name string) string {
+	if checkEndpoint("", endpoint) != nil {
+		return ""
+	}
+	return endpoint[:strings.LastIndex(endpoint, "/")+1] + name
 }
 
 // wrong says what is wrong with a field and what is allowed there.
@@ -196,23 +229,42 @@ func checkHeader(c *Config) (errs []error) {
 }
 
 func checkEndpoints(c *Config) (errs []error) {
-	for _, f := range []struct{ path, value string }{
-		{"listen", c.Listen}, {"runtimeEndpoint", c.RuntimeEndpoint}, {"imageEndpoint", c.ImageEndpoint},
+	for _, f := range []struct {
+		path, value string
+		optional    bool // "" is no endpoint to check
+	}{
+		{"listen", c.Listen, false},
+		{"runtimeEndpoint", c.RuntimeEndpoint, false},
+		{"imageEndpoint", c.ImageEndpoint, true},
+		{"nodeCredentials.listen", c.NodeCredentials.Listen, true},
 	} {
-		if f.path == "imageEndpoint" && f.value == "" {
-			continue // runtimeEndpoint, which is checked
+		if f.value == "" && f.optional {
+			continue
 		}
-		socket, ok := strings.CutPrefix(f.value, "unix://")
-		if !ok || !filepath.IsAbs(socket) || filepath.Clean(socket) != socket || socket == "/" {
-			errs = append(errs, wrong(f.path, f.value, "unix:// and an absolute path, as in unix:///run/containerd/containerd.sock"))
-		} else if len(socket) > 107 {
-			errs = append(errs, wrong(f.path, f.value, "a path of at most 107 bytes, which is what a socket address holds"))
+		if err := checkEndpoint(f.path, f.value); err != nil {
+			errs = append(errs, err)
 		}
 	}
-	if c.Listen != "" && (c.Listen == c.RuntimeEndpoint || c.Listen == c.ImageEndpoint) {
+	runtimes := []string{c.RuntimeEndpoint, c.ImageEndpoint}
+	if c.Listen != "" && slices.Contains(runtimes, c.Listen) {
 		errs = append(errs, wrong("listen", c.Listen, "another socket than the runtime's own"))
 	}
+	if l := c.NodeCredentials.Listen; l != "" && slices.Contains(append(runtimes, c.Listen), l) {
+		errs = append(errs, wrong("nodeCredentials.listen", l, "another socket than those of listen and of the runtime"))
+	}
 	return errs
+}
+
+func checkEndpoint(path, value string) error {
+	socket, ok := strings.CutPrefix(value, "unix://")
+	switch {
+	case !ok || !isPath(socket):
+		return wrong(path, value, "unix:// and an absolute path, as in unix:///run/containerd/containerd.sock")
+	case len(socket) > 107:
+		return wrong(path, value, "a path of at most 107 bytes, which is what a socket address holds")
+	default:
+		return nil
+	}
 }
 
 func checkValues(c *Config) (errs []error) {
@@ -230,6 +282,11 @@ func checkValues(c *Config) (errs []error) {
 			errs = append(errs, wrong(fmt.Sprintf("exempt.namespaces[%d]", i), ns, "the name of a namespace: lower-case letters, digits and '-', at most 63"))
 		}
 	}
+	for i, path := range c.NodeCredentials.DockerConfigFiles {
+		if !isPath(path) {
+			errs = append(errs, wrong(fmt.Sprintf("nodeCredentials.dockerConfigFiles[%d]", i), path, "an absolute path, as in /var/lib/kubelet/config.json"))
+		}
+	}
 	if k := c.PodSource.Kubeconfig; k != "" && (!filepath.IsAbs(k) || filepath.Clean(k) != k) {
 		errs = append(errs, wrong("podSource.kubeconfig", k, `an absolute path, as in /etc/kubernetes/kubelet.conf, or "" for no pod source`))
 	}
@@ -245,10 +302,28 @@ func checkValues(c *Config) (errs []error) {
 	return errs
 }
 
-func checkPolicy(c *Config) []error {
+// checkPolicy makes the policy of the fields of this file, or of those of the kubelet's.
+func checkPolicy(c *Config, given map[string]any) (errs []error) {
+	from := "" // what errors of the policy begin with
+	if c.KubeletConfig != "" {
+		for _, name := range kubeletFields() {
+			if _, ok := given[name]; ok {
+				errs = append(errs, fmt.Errorf("%s: not allowed beside kubeletConfig, which says where the policy is taken from; give one of the two", name))
+			}
+		}
+		k, bad := loadKubelet(c.KubeletConfig)
+		if errs = append(errs, bad...); len(errs) > 0 {
+			return errs
+		}
+		c.ImagePullCredentialsVerificationPolicy, c.PreloadedImagesVerificationAllowlist = k.Policy, k.Allowlist
+		from = inKubelet(c.KubeletConfig)
+	}
 	p, err := policy.New(c.ImagePullCredentialsVerificationPolicy, c.PreloadedImagesVerificationAllowlist)
 	if err != nil {
-		return []error{err}
+		for line := range strings.Lines(err.Error()) {
+			errs = append(errs, errors.New(from+strings.TrimSuffix(line, "\n")))
+		}
+		return errs
 	}
 	c.policy = p
 	c.ImagePullCredentialsVerificationPolicy = string(p.Mode())

@@ -105,14 +105,21 @@ func TestManualHasEveryFieldWithItsDefault(t *testing.T) {
 				wantDefault = "`true`"
 			}
 		case reflect.Slice:
-			wantDefault, allowed = "`[]`", "a list"
+			var items []string
+			for i := range f.value.Len() {
+				items = append(items, f.value.Index(i).String())
+			}
+			wantDefault, allowed = "`["+strings.Join(items, ", ")+"]`", "a list"
 		case reflect.String:
 			wantDefault = "`" + cmp.Or(f.value.String(), `""`) + "`"
 		default:
 			t.Errorf("%s is a %s; checkShape knows of none", f.path, f.value.Kind())
 		}
-		if f.path == "imageEndpoint" {
+		switch f.path {
+		case "imageEndpoint":
 			wantDefault = "that of `runtimeEndpoint`"
+		case "nodeCredentials.listen":
+			wantDefault = "`credentials.sock` beside `listen`"
 		}
 		if rows[i][1] != wantDefault || !strings.HasPrefix(rows[i][2], allowed) {
 			t.Errorf("%s: default %s, allowed %s; want %s, %s", f.path, rows[i][1], rows[i][2], wantDefault, allowed)

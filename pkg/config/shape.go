@@ -83,6 +83,10 @@ func checkFields(path string, want reflect.Type, got map[string]any) (errs []err
 			delete(got, name)
 			continue
 		}
+		if got[name] == nil {
+			delete(got, name) // as if it were not given
+			continue
+		}
 		field := want.Field(i).Type
 		bad := checkShape(path+name, field, got[name])
 		if _, mapping := got[name].(map[string]any); len(bad) > 0 && (field.Kind() != reflect.Struct || !mapping) {

@@ -2,9 +2,15 @@ package config
 
 import (
 	"net"
+	"path/filepath"
 	"strconv"
 	"strings"
 )
+
+// isPath reports whether a string is the absolute path of a file, written in its shortest form.
+func isPath(s string) bool {
+	return filepath.IsAbs(s) && filepath.Clean(s) == s && s != "/"
+}
 
 // isLabel reports whether a string is a DNS label (RFC 1123), as the name of a namespace must be.
 func isLabel(s string) bool {

@@ -11,6 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/pkg/criproxy/kubelet"
 	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -27,7 +28,7 @@ type Gate struct {
 	log      klog.Logger
 	shadow   bool
 	fallback bool
-	always   AlwaysPrecheck
+	always   kubelet.AlwaysPrecheck
 
 	hidden  hidden
 	cleared cleared
@@ -60,7 +61,7 @@ type GateConfig struct {
 	// OutageFallback is registryOutageFallback.
 	OutageFallback bool
 	// AlwaysPrecheck is kubeletSkipsAlwaysPrecheck.
-	AlwaysPrecheck AlwaysPrecheck
+	AlwaysPrecheck kubelet.AlwaysPrecheck
 }
 
 // NewGate returns a gate. Every field of the configuration but PodSource and the switches must be set.

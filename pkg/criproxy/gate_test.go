@@ -15,6 +15,7 @@ import (
 
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/criproxy/kubelet"
 	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -279,12 +280,12 @@ func TestSandboxesTellWhoAsks(t *testing.T) {
 func TestKubeletThatPrechecksAlwaysReachesTheRegistry(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
-		mode  criproxy.AlwaysPrecheck
+		mode  kubelet.AlwaysPrecheck
 		asked int
 	}{
-		{"told new", criproxy.AlwaysPrecheckSkipped, 0},
-		{"told old", criproxy.AlwaysPrecheckSent, 1},
-		{"by its user agent", criproxy.AlwaysPrecheckAuto, 0},
+		{"told new", kubelet.Skipped, 0},
+		{"told old", kubelet.Sent, 1},
+		{"by its user agent", kubelet.Auto, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := newProxy(t, tracker.Options{}, criproxy.GateConfig{AlwaysPrecheck: tc.mode, OutageFallback: true})

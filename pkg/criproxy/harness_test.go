@@ -20,6 +20,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/criproxy/kubelet"
 	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
@@ -174,7 +175,7 @@ func (p *proxy) serves(name, password string, img criproxytest.Image) {
 
 // exact is the configuration for a kubelet that sends no pre-check for Always.
 func exact() criproxy.GateConfig {
-	return criproxy.GateConfig{OutageFallback: true, AlwaysPrecheck: criproxy.AlwaysPrecheckSkipped}
+	return criproxy.GateConfig{OutageFallback: true, AlwaysPrecheck: kubelet.Skipped}
 }
 
 // onDisk reads a copy of the store's file, as a crash at this instant would leave it.

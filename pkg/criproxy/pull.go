@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy/outcome"
 	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
 	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -69,7 +70,7 @@ func (g *Gate) isReproof(ctx context.Context, p *pullCall) bool {
 	case pullMixed: // it may be for a container with Always
 		return false
 	default:
-		p.exact = g.always.skips(ctx)
+		p.exact = g.always.Skips(ctx)
 		return p.exact && p.hidden && p.present.ID != ""
 	}
 }
@@ -144,21 +145,21 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall) ([]byte, erro
 		held = g.secrets(ctx, p.pod, p.name)
 	}
 	raw, err := c.forward(ctx)
-	out := classify(err)
-	if out == outcomeVerified {
+	out := outcome.Of(err)
+	if out == outcome.Verified {
 		crashpoint.Hit(crashpoint.Pulled)
 		out = g.verified(pull, p, held, raw)
 		crashpoint.Hit(crashpoint.Recorded)
-	} else if out.definite(err) {
+	} else if out.Definite(err) {
 		g.ended(pull.Refused)
 	}
-	g.log.Info("Pull", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.label(), "took", time.Since(p.began))
+	g.log.Info("Pull", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.Label(), "took", time.Since(p.began))
 	g.countPull(p, proved, out)
 	if err == nil {
 		return raw, nil
 	}
 	if g.standsIn(ctx, p, out) {
-		g.log.Info("Pull answered with the image on the node", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.label())
+		g.log.Info("Pull answered with the image on the node", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.Label())
 		return g.onNode(p)
 	}
 	return nil, err
@@ -180,11 +181,11 @@ func (p *pullCall) standsWithoutStore(v tracker.Verdict) bool {
 
 // verified makes a record of a successful pull. An answer without an image ID records nothing: the
 // intent stays, and the kubelet takes it for an error.
-func (g *Gate) verified(pull *tracker.Pull, p *pullCall, held []tracker.Secret, raw []byte) outcome {
+func (g *Gate) verified(pull *tracker.Pull, p *pullCall, held []tracker.Secret, raw []byte) outcome.Outcome {
 	var resp runtimeapi.PullImageResponse
 	if err := proto.Unmarshal(raw, &resp); err != nil || resp.GetImageRef() == "" {
 		g.log.Error(err, "Answer of the runtime to a pull names no image, nothing is recorded", "image", p.name)
-		return outcomeError
+		return outcome.Error
 	}
 	v, err := pull.Proved(tracker.Proof{ImageID: resp.GetImageRef(), Credential: p.cred, Secrets: held, Pod: asked(p.pod)})
 	if err != nil {
@@ -193,18 +194,18 @@ func (g *Gate) verified(pull *tracker.Pull, p *pullCall, held []tracker.Secret, 
 	g.hidden.clear(p.key)
 	g.log.Info("Proved", "image", p.name, "imageID", v.Pair.ImageID, "pod", klog.KRef(p.pod.Namespace, p.pod.Name),
 		"reason", v.Reason, "credentialID", v.Credential)
-	return outcomeVerified
+	return outcome.Verified
 }
 
 // countPull counts a pull of an image that was present. In shadow mode the registry is asked where
 // an enforcing gate would not have asked it, so there a pull that was proved before is a hit.
-func (g *Gate) countPull(p *pullCall, proved bool, out outcome) {
+func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
 	switch {
 	case p.present.ID == "":
 	case g.shadow && proved:
 		g.metrics.Recheck(p.policy, Hit, time.Since(p.began))
 	default:
-		g.metrics.Recheck(p.policy, out.label(), time.Since(p.began))
+		g.metrics.Recheck(p.policy, out.Label(), time.Since(p.began))
 	}
 }
 
@@ -212,13 +213,13 @@ func (g *Gate) countPull(p *pullCall, proved bool, out outcome) {
 // sends a pre-check for Always as well leaves open whether this pull was one; it was forwarded
 // to be safe, but a pod that has proved access must not depend on the registry for it, and an
 // exempt one on nothing of ours.
-func (g *Gate) standsIn(ctx context.Context, p *pullCall, out outcome) bool {
+func (g *Gate) standsIn(ctx context.Context, p *pullCall, out outcome.Outcome) bool {
 	if p.exact || !p.hidden || p.present.ID == "" || ctx.Err() != nil {
 		return false
 	}
 	v := g.judgePull(ctx, p)
 	exempt := v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace
-	return answers(v) && (exempt || (g.fallback && out.unavailable()))
+	return answers(v) && (exempt || (g.fallback && out.Away()))
 }
 
 // ended tells the tracker how a pull ended; a failure leaves the intent on disk, which is safe.

@@ -54,7 +54,7 @@ func (g *Gate) pullPolicy(p pods.Pod, image string, leads ...string) string {
 
 // precheckPolicy returns how a pod that sent a pre-check uses an image.
 func (g *Gate) precheckPolicy(ctx context.Context, p pods.Pod, image string) string {
-	if g.always.skips(ctx) {
+	if g.always.Skips(ctx) {
 		return g.pullPolicy(p, image, pullIfNotPresent, pullNever)
 	}
 	return g.pullPolicy(p, image, pullAlways, pullIfNotPresent, pullNever)

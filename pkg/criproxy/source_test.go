@@ -15,6 +15,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/criproxy/kubelet"
 	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -133,7 +134,7 @@ func TestSecretThatIsNotNotedIsNotRotated(t *testing.T) {
 
 // Whether a PullImage has to reach the registry (DESIGN 3.4).
 func TestPullPolicyDecidesWhatAPullIs(t *testing.T) {
-	old := criproxy.GateConfig{OutageFallback: true, AlwaysPrecheck: criproxy.AlwaysPrecheckSent}
+	old := criproxy.GateConfig{OutageFallback: true, AlwaysPrecheck: kubelet.Sent}
 	for _, tc := range []struct {
 		name     string
 		gate     criproxy.GateConfig
@@ -258,7 +259,7 @@ func TestUnknownPrecheckIsJudgedForAllThatMayHaveSentIt(t *testing.T) {
 }
 
 func TestShadowModeTellsThePullPolicy(t *testing.T) {
-	p, f := newProxyWithSource(t, criproxy.GateConfig{Shadow: true, AlwaysPrecheck: criproxy.AlwaysPrecheckSent})
+	p, f := newProxyWithSource(t, criproxy.GateConfig{Shadow: true, AlwaysPrecheck: kubelet.Sent})
 	for _, pullPolicy := range []string{"Always", "IfNotPresent", "Never"} {
 		for _, password := range []string{"good", "bad"} {
 			x := p.Pod("team-" + password)

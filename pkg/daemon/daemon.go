@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync/atomic"
 	"time"
 
@@ -12,8 +11,11 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/config"
+	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/criproxy/kubelet"
 	"github.com/pullgate/pullgate/pkg/metrics"
+	"github.com/pullgate/pullgate/pkg/nodecreds"
 	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -63,9 +65,11 @@ func Run(ctx context.Context, o Options) (err error) {
 	defer func() { err = errors.Join(err, conns.close()) }()
 
 	runtime := criproxy.NewRuntime(conns.runtime, conns.image)
+	node := nodecreds.New(klog.NewContext(ctx, o.Log.WithName("nodeCredentials")), o.Config.NodeCredentials.DockerConfigFiles, st.key)
 	trk, err := tracker.New(st.store, st.key, runtime, tracker.Options{
 		Rules:           rules(o.Config),
 		VerifyUntracked: o.Config.UntrackedImages == config.UntrackedVerify,
+		NodeOffers:      node.Offers,
 		Log:             o.Log.WithName("tracker"),
 	})
 	if err != nil {
@@ -103,31 +107,29 @@ func Run(ctx context.Context, o Options) (err error) {
 	m.SetGrants(trk.Grants)
 	m.StoreDistrusted(st.store.Distrusted() != nil)
 
-	listener, err := listen(ctx, o.Config.Listen)
+	on, err := listenAll(ctx, o.Config)
 	if err != nil {
 		return err
-	}
-	web, err := listenWeb(ctx, o.Config.Metrics.Listen)
-	if err != nil {
-		return errors.Join(err, listener.Close())
 	}
 	o.Log.Info("Serving", "listen", o.Config.Listen, "runtimeEndpoint", o.Config.RuntimeEndpoint, "imageEndpoint", o.Config.ImageEndpoint,
 		"policy", o.Config.ImagePullCredentialsVerificationPolicy, "enforcing", !o.Config.NoPullImageSecretRecheck, "version", o.Version)
 	if o.Ready != nil {
 		o.Ready()
 	}
-	return serve(ctx, o, parts{conns: conns, tracker: trk, source: source, gate: gate, server: server, metrics: m, cri: listener, web: web, stopping: &atomic.Bool{}})
+	return serve(ctx, o, parts{conns: conns, key: st.key, tracker: trk, node: node, source: source, gate: gate, server: server, metrics: m, on: on, stopping: &atomic.Bool{}})
 }
 
 // parts are what serve keeps running.
 type parts struct {
 	conns    connections
+	key      credential.Key
 	tracker  *tracker.Tracker
+	node     *nodecreds.Credentials
 	source   *podSource // nil if there is none
 	gate     *criproxy.Gate
 	server   *criproxy.Server
 	metrics  *metrics.Metrics
-	cri, web net.Listener
+	on       listeners
 	stopping *atomic.Bool // for /readyz
 }
 
@@ -143,12 +145,13 @@ func serve(ctx context.Context, o Options, p parts) error {
 	if p.source != nil {
 		back.Go(func() error { p.source.run(behind, o.Log.WithName("podSource")); return nil })
 	}
-	if p.web != nil {
+	back.Go(func() error { return runNode(klog.NewContext(behind, o.Log.WithName("nodeCredentials")), p) })
+	if p.on.web != nil {
 		back.Go(func() error { return serveWeb(behind, p) })
 	}
 
 	front, ctx := errgroup.WithContext(ctx)
-	front.Go(func() error { return p.server.Serve(p.cri) })
+	front.Go(func() error { return p.server.Serve(p.on.cri) })
 	front.Go(func() error {
 		<-ctx.Done()
 		p.stopping.Store(true)
@@ -230,15 +233,15 @@ func rules(c config.Config) tracker.Rules {
 	}
 }
 
-func alwaysPrecheck(c config.Config) criproxy.AlwaysPrecheck {
+func alwaysPrecheck(c config.Config) kubelet.AlwaysPrecheck {
 	switch c.KubeletSkipsAlwaysPrecheck {
 	case config.True:
-		return criproxy.AlwaysPrecheckSkipped
+		return kubelet.Skipped
 	case config.False:
-		return criproxy.AlwaysPrecheckSent
+		return kubelet.Sent
 	case config.Auto:
 	}
-	return criproxy.AlwaysPrecheckAuto
+	return kubelet.Auto
 }
 
 // connections are those to the runtime; both are the same if one endpoint serves both services.

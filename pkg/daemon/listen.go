@@ -11,15 +11,49 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/pullgate/pullgate/pkg/config"
 )
 
 // dialLimit bounds the question whether anybody answers on a socket that is already there.
 const dialLimit = 2 * time.Second
 
-// listen binds the socket of an endpoint unix:///path, mode 0600 in a directory that is made with
+// listeners are where the daemon is reached; one that the configuration turns off is nil.
+type listeners struct{ cri, reports, web net.Listener }
+
+// listenAll listens wherever the configuration says, or nowhere.
+func listenAll(ctx context.Context, c config.Config) (on listeners, err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, on.close())
+		}
+	}()
+	if on.cri, err = listen(ctx, "listen", c.Listen); err != nil {
+		return on, err
+	}
+	if c.NodeCredentials.Listen != "" {
+		if on.reports, err = listen(ctx, "nodeCredentials.listen", c.NodeCredentials.Listen); err != nil {
+			return on, err
+		}
+	}
+	on.web, err = listenWeb(ctx, c.Metrics.Listen)
+	return on, err
+}
+
+func (on listeners) close() error {
+	var err error
+	for _, l := range []net.Listener{on.cri, on.reports, on.web} {
+		if l != nil {
+			err = errors.Join(err, l.Close())
+		}
+	}
+	return err
+}
+
+// listen binds the socket of an endpoint unix:///path that a field gives, mode 0600 in a directory that is made with
 // mode 0700 if it is not there. A socket that nobody answers on is left over from a crash and is
 // replaced; one that somebody answers on is refused.
-func listen(ctx context.Context, endpoint string) (net.Listener, error) {
+func listen(ctx context.Context, field, endpoint string) (net.Listener, error) {
 	path, ok := strings.CutPrefix(endpoint, "unix://")
 	if !ok {
 		return nil, fmt.Errorf("listen on %s: only unix:// can be listened on", endpoint)
@@ -27,7 +61,7 @@ func listen(ctx context.Context, endpoint string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", endpoint, err)
 	}
-	if err := clearStale(ctx, path); err != nil {
+	if err := clearStale(ctx, field, path); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", endpoint, err)
 	}
 	// The mode is set by the bind itself: a chmod after it would leave a moment in which
@@ -42,7 +76,7 @@ func listen(ctx context.Context, endpoint string) (net.Listener, error) {
 	return l, nil
 }
 
-func clearStale(ctx context.Context, path string) error {
+func clearStale(ctx context.Context, field, path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -51,7 +85,7 @@ func clearStale(ctx context.Context, path string) error {
 		return err
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return hinted(fmt.Errorf("%s exists and is no socket", path), "remove it, or set listen to another path")
+		return hinted(fmt.Errorf("%s exists and is no socket", path), "remove it, or set "+field+" to another path")
 	}
 	dialer := net.Dialer{Timeout: dialLimit}
 	conn, err := dialer.DialContext(ctx, "unix", path)

@@ -22,6 +22,9 @@ const (
 	keyFile   = "node.key"
 )
 
+// KeyPath returns where the node's key is in a state directory.
+func KeyPath(stateDir string) string { return filepath.Join(stateDir, keyFile) }
+
 // state is what survives a restart.
 type state struct {
 	store *records.Store
@@ -34,7 +37,7 @@ func openState(dir string, o records.Options, log klog.Logger) (*state, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, hinted(fmt.Errorf("make state directory: %w", err), "set stateDir to a directory on a local disk that pullgated may write")
 	}
-	keyPath, storePath := filepath.Join(dir, keyFile), filepath.Join(dir, storeFile)
+	keyPath, storePath := KeyPath(dir), filepath.Join(dir, storeFile)
 	key, keyErr := credential.LoadKey(keyPath)
 	if errors.Is(keyErr, credential.ErrExposedKey) {
 		log.Error(keyErr, "The node's key could be read by others than root: it is closed to them and used on", "path", keyPath,

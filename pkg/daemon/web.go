@@ -47,7 +47,7 @@ func serveWeb(ctx context.Context, p parts) error {
 	})
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: webHeaderLimit}
 	done := make(chan error, 1)
-	go func() { done <- server.Serve(p.web) }()
+	go func() { done <- server.Serve(p.on.web) }()
 	select {
 	case err := <-done:
 		return fmt.Errorf("serve metrics: %w", err)

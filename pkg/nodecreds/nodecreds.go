@@ -110,30 +110,33 @@ func (c *Credentials) Offers(repository string, id credential.ID) bool {
 
 // Add notes that a credential provider gave out a credential for images that match the patterns, until
 // expiry. An answer that is bound to one service account is none of the node's and must not be added.
-// The same report again only moves its expiry.
-func (c *Credentials) Add(patterns []string, id credential.ID, expiry time.Time) {
+// The same report again only moves its expiry. Add reports whether this one is news: nothing like it was
+// offered at the moment.
+func (c *Credentials) Add(patterns []string, id credential.ID, expiry time.Time) (news bool) {
 	now := time.Now()
 	if id == "" || !now.Before(expiry) {
-		return
+		return false
 	}
 	patterns = slices.Sorted(slices.Values(patterns))
 	patterns = slices.Compact(patterns)
 	patterns = patterns[:min(len(patterns), maxPatterns)]
 	sealed := credential.NewSealed(patterns, id)
 	if sealed.Len() == 0 {
-		return
+		return false
 	}
 	sum := sha256.Sum256([]byte(string(id) + "\x00" + strings.Join(patterns, "\x00")))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := string(sum[:])
-	if old, ok := c.reports[at]; ok && old.expiry.After(expiry) {
+	old, ok := c.reports[at]
+	if ok && old.expiry.After(expiry) {
 		expiry = old.expiry
 	}
 	c.reports[at] = report{id, credential.SealedKeyring{sealed}, expiry}
 	if len(c.reports) > maxReports {
 		c.makeRoomLocked(now)
 	}
+	return !ok || !now.Before(old.expiry)
 }
 
 // makeRoomLocked removes reports that have expired, or else the one that expires first.

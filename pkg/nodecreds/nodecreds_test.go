@@ -218,6 +218,28 @@ func TestReportsOfAProviderEnd(t *testing.T) {
 	})
 }
 
+func TestAddTellsNews(t *testing.T) {
+	inNode(t, nil, func(n *node) {
+		hour := func() time.Time { return time.Now().Add(time.Hour) }
+		n.news(n.creds.Add([]string{"a.test", "b.test"}, n.id("a"), hour()), true)
+		n.news(n.creds.Add([]string{"b.test", "a.test"}, n.id("a"), hour()), false)
+		n.news(n.creds.Add([]string{"a.test"}, n.id("a"), hour()), true)
+		n.news(n.creds.Add([]string{"a.test", "b.test"}, n.id("b"), hour()), true)
+		n.news(n.creds.Add([]string{"a.test"}, n.id("c"), time.Now()), false)
+		n.news(n.creds.Add(nil, n.id("c"), hour()), false)
+		n.news(n.creds.Add([]string{"a.test"}, "", hour()), false)
+		time.Sleep(time.Hour)
+		n.news(n.creds.Add([]string{"a.test"}, n.id("a"), hour()), true)
+	})
+}
+
+func (n *node) news(got, want bool) {
+	n.Helper()
+	if got != want {
+		n.Errorf("Add = %v; want %v", got, want)
+	}
+}
+
 func TestReportsAreBounded(t *testing.T) {
 	inNode(t, nil, func(n *node) {
 		for i := range 3000 {

@@ -34,51 +34,64 @@ func TestRotateReplacesWhatTheSecretProved(t *testing.T) {
 		want    []records.Proof
 	}{
 		"its old credential": {
-			[]pulled{{alice, []records.SecretRef{pull}}}, pull, bob, true,
+			[]pulled{{alice, []records.SecretRef{pull}}},
+			pull, bob, true,
 			[]records.Proof{proof(bob, 0, 0, 9, pull)},
 		},
 		"others stay": {
-			[]pulled{{alice, []records.SecretRef{pull}}, {carol, []records.SecretRef{twin}}, {"none", nil}}, pull, bob, true,
+			[]pulled{{alice, []records.SecretRef{pull}}, {carol, []records.SecretRef{twin}}, {"none", nil}},
+			pull, bob, true,
 			[]records.Proof{proof(carol, 1, 1, 1, twin), proof("none", 2, 2, 2), proof(bob, 0, 0, 9, pull)},
 		},
 		"a credential that another Secret holds too": {
-			[]pulled{{alice, []records.SecretRef{pull, twin}}}, pull, bob, true,
+			[]pulled{{alice, []records.SecretRef{pull, twin}}},
+			pull, bob, true,
 			[]records.Proof{proof(alice, 0, 0, 0, twin), proof(bob, 0, 0, 9, pull)},
 		},
 		"two of its credentials": {
-			[]pulled{{alice, []records.SecretRef{pull}}, {carol, []records.SecretRef{pull}}}, pull, bob, true,
+			[]pulled{{alice, []records.SecretRef{pull}}, {carol, []records.SecretRef{pull}}},
+			pull, bob, true,
 			[]records.Proof{proof(bob, 1, 1, 9, pull)},
 		},
 		"by one that proved access itself, later": {
-			[]pulled{{alice, []records.SecretRef{pull}}, {bob, nil}}, pull, bob, true,
+			[]pulled{{alice, []records.SecretRef{pull}}, {bob, nil}},
+			pull, bob, true,
 			[]records.Proof{proof(bob, 1, 1, 9, pull)},
 		},
 		"by one that proved access itself, earlier": {
-			[]pulled{{bob, nil}, {alice, []records.SecretRef{pull}}}, pull, bob, true,
+			[]pulled{{bob, nil}, {alice, []records.SecretRef{pull}}},
+			pull, bob, true,
 			[]records.Proof{proof(bob, 1, 1, 9, pull)},
 		},
 		"not for another uid": {
-			[]pulled{{alice, []records.SecretRef{pull}}}, secret("u9", pull.Namespace, pull.Name), bob, false,
+			[]pulled{{alice, []records.SecretRef{pull}}},
+			secret("u9", pull.Namespace, pull.Name), bob, false,
 			[]records.Proof{proof(alice, 0, 0, 0, pull)},
 		},
 		"not for another namespace": {
-			[]pulled{{alice, []records.SecretRef{pull}}}, secret(pull.UID, "team-b", pull.Name), bob, false,
+			[]pulled{{alice, []records.SecretRef{pull}}},
+			secret(pull.UID, "team-b", pull.Name), bob, false,
 			[]records.Proof{proof(alice, 0, 0, 0, pull)},
 		},
 		"not for another name": {
-			[]pulled{{alice, []records.SecretRef{pull}}}, secret(pull.UID, pull.Namespace, "other"), bob, false,
+			[]pulled{{alice, []records.SecretRef{pull}}},
+			secret(pull.UID, pull.Namespace, "other"), bob, false,
 			[]records.Proof{proof(alice, 0, 0, 0, pull)},
 		},
 		"not for no Secret": {
-			[]pulled{{alice, []records.SecretRef{{}}}}, records.SecretRef{}, bob, false,
+			[]pulled{{alice, []records.SecretRef{{}}}},
+			records.SecretRef{},
+			bob, false,
 			[]records.Proof{proof(alice, 0, 0, 0, records.SecretRef{})},
 		},
 		"not by no credential": {
-			[]pulled{{alice, []records.SecretRef{pull}}}, pull, "", false,
+			[]pulled{{alice, []records.SecretRef{pull}}},
+			pull, "", false,
 			[]records.Proof{proof(alice, 0, 0, 0, pull)},
 		},
 		"not without a change": {
-			[]pulled{{alice, []records.SecretRef{pull}}}, pull, alice, false,
+			[]pulled{{alice, []records.SecretRef{pull}}},
+			pull, alice, false,
 			[]records.Proof{proof(alice, 0, 0, 0, pull)},
 		},
 	} {

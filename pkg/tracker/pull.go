@@ -59,8 +59,8 @@ func (t *Tracker) BeginPull(ctx context.Context, name string, present Image) (*P
 type Proof struct {
 	// ImageID is the image that the runtime says it pulled. It must not be empty.
 	ImageID string
-	// Credential is the one that was sent with the pull. An empty one opens the image: it was
-	// pulled by nobody in particular.
+	// Credential is the one that was sent with the pull. An empty one opens the image, and so does
+	// one that the node offers for the repository: it was pulled by nobody in particular.
 	Credential credential.Credential
 	// Secrets are what the pod's pull secrets hold for the name, if somebody knows. Those that hold
 	// Credential are noted with it.
@@ -90,7 +90,8 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 		Credential: id,
 		Proved:     id != "",
 	}
-	if id == "" {
+	open := id == "" || t.offers != nil && t.offers(p.repository, id)
+	if open {
 		v.Reason = policy.Open
 	}
 	var from []records.SecretRef
@@ -99,7 +100,7 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 			from = append(from, s.Ref)
 		}
 	}
-	err := t.store.Prove(p.intent, records.Result{Pair: v.Pair, Open: id == "", Credential: id, Secrets: from, At: time.Now()})
+	err := t.store.Prove(p.intent, records.Result{Pair: v.Pair, Open: open, Credential: id, Secrets: from, At: time.Now()})
 	if err != nil {
 		err = fmt.Errorf("write pull record: %w", errors.Join(err, t.store.End(p.intent, time.Now())))
 	}

@@ -56,6 +56,10 @@ type Options struct {
 	// VerifyUntracked stops images that turn up untracked from being taken for preloaded, but
 	// for those that are there at the very first start of the store.
 	VerifyUntracked bool
+	// NodeOffers reports whether the node itself offers the credential, to every pod, for a
+	// repository. A pull that succeeds with such a one says nothing about the pod, and opens the
+	// image. It is called concurrently and must answer from memory. nil: the node offers nothing.
+	NodeOffers func(repository string, id credential.ID) bool
 	// Log receives changes of state and failures of upkeep. The zero value discards them.
 	Log klog.Logger
 }
@@ -66,6 +70,7 @@ type Tracker struct {
 	key     credential.Key
 	runtime Runtime
 	verify  bool // Options.VerifyUntracked
+	offers  func(repository string, id credential.ID) bool
 	log     klog.Logger
 	rules   atomic.Pointer[Rules]
 
@@ -87,6 +92,7 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) (*Trac
 		key:     key,
 		runtime: rt,
 		verify:  o.VerifyUntracked,
+		offers:  o.NodeOffers,
 		log:     o.Log,
 		grants:  map[string]map[records.Pair]grant{},
 		running: map[uint64]struct{}{},

@@ -1,4 +1,4 @@
-package criproxy
+package outcome
 
 import (
 	"regexp"
@@ -8,28 +8,28 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// An outcome is what came of a pull that was forwarded.
-type outcome uint8
+// An Outcome is what came of a pull that was forwarded.
+type Outcome uint8
 
 // The zero value is the one of which the least is known.
 const (
-	outcomeError       outcome = iota // anything else, cancellation included
-	outcomeVerified                   // the registry gave the image
-	outcomeDenied                     // 401, 403, 404
-	outcomeUnreached                  // the registry was not reached at all
-	outcomeUnavailable                // it was reached and cannot answer: 429, 5xx, a timeout under way
+	Error       Outcome = iota // anything else, cancellation included
+	Verified                   // the registry gave the image
+	Denied                     // 401, 403, 404
+	Unreached                  // the registry was not reached at all
+	Unavailable                // it was reached and cannot answer: 429, 5xx, a timeout under way
 )
 
-// label is the value of the outcome label of image_pull_secret_recheck_miss.
-func (o outcome) label() string {
+// Label is the value of the outcome label of image_pull_secret_recheck_miss.
+func (o Outcome) Label() string {
 	switch o {
-	case outcomeVerified:
+	case Verified:
 		return "verified"
-	case outcomeDenied:
+	case Denied:
 		return "denied"
-	case outcomeUnreached, outcomeUnavailable:
+	case Unreached, Unavailable:
 		return "unavailable"
-	case outcomeError:
+	case Error:
 		return "error"
 	}
 	return "error"
@@ -39,14 +39,14 @@ func (o outcome) label() string {
 // later may already have stored the image: containerd looks it up again and tags it afterwards.
 const resolving = "failed to resolve "
 
-// definite reports whether a pull with this outcome and this error certainly brought nothing, so that
+// Definite reports whether a pull with this outcome and this error certainly brought nothing, so that
 // its intent can go.
-func (o outcome) definite(err error) bool {
-	return (o == outcomeDenied || o == outcomeUnreached) && strings.Contains(status.Convert(err).Message(), resolving)
+func (o Outcome) Definite(err error) bool {
+	return (o == Denied || o == Unreached) && strings.Contains(status.Convert(err).Message(), resolving)
 }
 
-// unavailable reports whether the registry could not be asked.
-func (o outcome) unavailable() bool { return o == outcomeUnreached || o == outcomeUnavailable }
+// Away reports whether the registry could not be asked.
+func (o Outcome) Away() bool { return o == Unreached || o == Unavailable }
 
 // The texts of containerd 1.6 to 2.4, which reports nearly everything as code Unknown. Each has a
 // space or a capital, so no image name, which the text quotes and a tenant chooses, can hold it.
@@ -61,49 +61,49 @@ var (
 		`connection reset by peer|: EOF$|unexpected EOF|failed to fetch (oauth|anonymous) token`)
 )
 
-// classify tells what came of a pull from the runtime's answer.
+// Of tells what came of a pull from the runtime's answer.
 //
 // Only an answer that the runtime gave itself may be definite. Codes that grpc makes when the
 // connection to the runtime breaks, or when the client goes away, never are: the runtime may
 // complete such a pull.
-func classify(err error) outcome {
+func Of(err error) Outcome {
 	if err == nil {
-		return outcomeVerified
+		return Verified
 	}
 	s, ok := status.FromError(err)
 	if !ok {
-		return outcomeError
+		return Error
 	}
 	text := s.Message()
 	switch s.Code() {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Internal, codes.Aborted:
-		return outcomeError
+		return Error
 	case codes.NotFound, codes.Unauthenticated, codes.PermissionDenied:
-		return outcomeDenied
+		return Denied
 	case codes.ResourceExhausted:
 		// grpc's own, for a message over the limit, has no such text.
 		if unavailableText.MatchString(text) {
-			return outcomeUnavailable
+			return Unavailable
 		}
-		return outcomeError
+		return Error
 	case codes.Unavailable:
 		// grpc's own, for a lost connection to the runtime, names a unix socket or the
 		// transport; the runtime's names what it did to which reference.
 		if strings.Contains(text, "failed to ") && !strings.Contains(text, "dial unix") {
-			return outcomeUnavailable
+			return Unavailable
 		}
-		return outcomeError
+		return Error
 	default:
 	}
 	switch {
 	case strings.Contains(text, "dial unix"):
-		return outcomeError
+		return Error
 	case deniedText.MatchString(text):
-		return outcomeDenied
+		return Denied
 	case unreachedText.MatchString(text):
-		return outcomeUnreached
+		return Unreached
 	case unavailableText.MatchString(text):
-		return outcomeUnavailable
+		return Unavailable
 	}
-	return outcomeError
+	return Error
 }

@@ -1,4 +1,4 @@
-package criproxy
+package kubelet
 
 import (
 	"context"
@@ -15,12 +15,12 @@ type AlwaysPrecheck uint8
 
 // The values of kubeletSkipsAlwaysPrecheck. The zero value is the default.
 const (
-	// AlwaysPrecheckAuto judges each call by its user agent.
-	AlwaysPrecheckAuto AlwaysPrecheck = iota
-	// AlwaysPrecheckSkipped is set for a kubelet from 1.32 on.
-	AlwaysPrecheckSkipped
-	// AlwaysPrecheckSent is set for a kubelet up to 1.31.
-	AlwaysPrecheckSent
+	// Auto judges each call by its user agent.
+	Auto AlwaysPrecheck = iota
+	// Skipped is set for a kubelet from 1.32 on.
+	Skipped
+	// Sent is set for a kubelet up to 1.31.
+	Sent
 )
 
 // firstSkipping is the minor version of grpc-go that came with kubelet 1.33. Kubelets 1.26 to
@@ -28,15 +28,15 @@ const (
 // which costs a manifest request and opens nothing.
 const firstSkipping = 68
 
-// skips reports whether a PullImage that follows a hidden pre-check is certainly a request to
+// Skips reports whether a PullImage that follows a hidden pre-check is certainly a request to
 // prove access, and not an Always that must reach the registry.
-func (a AlwaysPrecheck) skips(ctx context.Context) bool {
+func (a AlwaysPrecheck) Skips(ctx context.Context) bool {
 	switch a {
-	case AlwaysPrecheckSkipped:
+	case Skipped:
 		return true
-	case AlwaysPrecheckSent:
+	case Sent:
 		return false
-	case AlwaysPrecheckAuto:
+	case Auto:
 	}
 	for _, agent := range metadata.ValueFromIncomingContext(ctx, "user-agent") {
 		for field := range strings.FieldsSeq(agent) {

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pullgate/pullgate/pkg/daemon"
+	"github.com/pullgate/pullgate/pkg/nodecreds/report"
+)
+
+const (
+	// maxMessage bounds what is kept of a request or an answer, in bytes. A longer one passes through,
+	// and is not reported.
+	maxMessage = 4 << 20
+	// endLimit is how long a provider may take to end once it was told to.
+	endLimit = 2 * time.Second
+)
+
+const providerLong = `credential-provider is a credential provider plugin for the kubelet. It runs the
+real one, passes its answer through as it is, and tells pullgated the IDs of the
+credentials in it: those that the node offers to every pod. An image that is
+pulled with one of them is open to all pods, so that a rotated token needs no
+registry. No credential leaves this process but to the kubelet.
+
+What the real plugin prints and its exit code are passed on. If pullgated cannot
+be told, one line on stderr says why, and the kubelet gets its answer all the same.
+An answer that is bound to a service account is not reported.
+
+To put it in place, on a node whose kubelet runs a plugin already:
+
+1. Link pullgated into the folder of --image-credential-provider-bin-dir, under
+   a name of its own for each plugin:
+
+     ln -s /usr/local/bin/pullgated BIN-DIR/pullgate-ecr
+
+2. In the file of --image-credential-provider-config give the plugin that name,
+   and put its own behind it. Keep matchImages and all other fields:
+
+     apiVersion: kubelet.config.k8s.io/v1
+     kind: CredentialProviderConfig
+     providers:
+     - name: pullgate-ecr                 # was: ecr-credential-provider
+       args: [credential-provider, --, BIN-DIR/ecr-credential-provider, get-credentials]
+       matchImages: ["*.dkr.ecr.*.amazonaws.com"]
+       defaultCacheDuration: 12h
+       apiVersion: credentialprovider.kubelet.k8s.io/v1
+
+3. Restart the kubelet.`
+
+const providerExamples = `  # Ask a plugin by hand
+  echo '{"apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+    "kind": "CredentialProviderRequest", "image": "registry.example/app"}' |
+    pullgated credential-provider -- /opt/plugins/provider
+
+  # With another configuration than the default one
+  pullgated credential-provider --socket /run/gate/credentials.sock \
+    --state-dir /srv/pullgate -- /opt/plugins/provider --profile node`
+
+// A childError ends the program with the exit code of a program that it ran, which has said itself why.
+type childError struct{ code int }
+
+// Error returns the code.
+func (e childError) Error() string { return fmt.Sprintf("exit code %d", e.code) }
+
+type providerFlags struct{ socket, stateDir string }
+
+func providerCommand() *cobra.Command {
+	var f providerFlags
+	cmd := &cobra.Command{
+		Use:                   "credential-provider [--socket path] [--state-dir dir] -- provider [argument...]",
+		DisableFlagsInUseLine: true,
+		Short:                 "Run a kubelet's credential provider plugin, and tell pullgated what it gave out",
+		Long:                  providerLong,
+		Example:               providerExamples,
+		Args: func(cmd *cobra.Command, args []string) error {
+			const see = "as in pullgated credential-provider -- /opt/plugins/provider; see pullgated credential-provider --help"
+			switch dash := cmd.ArgsLenAtDash(); {
+			case dash > 0, dash < 0 && len(args) > 0:
+				return usageError{fmt.Errorf("unexpected argument %q; give the plugin to run after --, %s", args[0], see)}
+			case len(args) == 0:
+				return usageError{fmt.Errorf("there is no plugin to run; give it after --, %s", see)}
+			default:
+				return nil
+			}
+		},
+		RunE: func(cmd *cobra.Command, args []string) error { return provide(cmd, f, args) },
+	}
+	cmd.Flags().StringVar(&f.socket, "socket", "/run/pullgate/credentials.sock", "`path` of the socket that pullgated takes reports on: nodeCredentials.listen of its configuration")
+	cmd.Flags().StringVar(&f.stateDir, "state-dir", "/var/lib/pullgate", "`directory` that holds node.key: stateDir of its configuration")
+	return cmd
+}
+
+// provide runs the real plugin between the kubelet and us. Whatever goes wrong on our side, the kubelet
+// gets what the plugin said.
+func provide(cmd *cobra.Command, f providerFlags, args []string) error {
+	// As long as nothing runs a signal ends us at once, also in the middle of reading.
+	signal.Reset(syscall.SIGTERM, syscall.SIGINT)
+	stdin := cmd.InOrStdin()
+	request, err := io.ReadAll(io.LimitReader(stdin, maxMessage+1))
+	if err != nil {
+		return fmt.Errorf("read the kubelet's request: %w", err)
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	answer := &heldAnswer{to: cmd.OutOrStdout()}
+	child := exec.CommandContext(ctx, args[0], args[1:]...) //nolint:gosec // the kubelet's configuration names it
+	child.Stdin, child.Stdout, child.Stderr = io.MultiReader(bytes.NewReader(request), stdin), answer, cmd.ErrOrStderr()
+	if len(request) <= maxMessage {
+		child.Stdin = bytes.NewReader(request)
+	}
+	if err := runChild(child); err != nil {
+		return errors.Join(err, answer.release())
+	}
+	if err := tell(ctx, f, request, answer); err != nil {
+		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "pullgated: not reported, so that images pulled with these credentials are not opened to all pods: %v\n", err)
+	}
+	return answer.release()
+}
+
+// runChild runs a program to its end, with ours as its latest. An exit code other than 0 is a childError.
+func runChild(child *exec.Cmd) error {
+	// The kubelet kills a plugin that takes too long; the one that it does not know of must not outlive
+	// that. The signal comes when the thread ends that started the program, hence the lock.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	child.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	child.Cancel = func() error { return child.Process.Signal(syscall.SIGTERM) }
+	child.WaitDelay = endLimit
+	err := child.Run()
+	if child.ProcessState == nil {
+		return &daemon.HintError{Err: fmt.Errorf("run the plugin: %w", err), Hint: "give the path of the real plugin after --, as in pullgated credential-provider -- /opt/plugins/provider"}
+	}
+	if status, ok := child.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return childError{128 + int(status.Signal())} // as shells say it
+	}
+	if code := child.ProcessState.ExitCode(); code != 0 {
+		return childError{code}
+	}
+	if err != nil && !errors.Is(err, exec.ErrWaitDelay) && !errors.Is(err, context.Canceled) {
+		return fmt.Errorf("run the plugin: %w", err)
+	}
+	return nil
+}
+
+func tell(ctx context.Context, f providerFlags, request []byte, answer *heldAnswer) error {
+	if len(request) > maxMessage || answer.passing {
+		return fmt.Errorf("request or answer has more than %d bytes", maxMessage)
+	}
+	return report.Tell(ctx, f.socket, daemon.KeyPath(f.stateDir), report.Exchange{Request: request, Answer: answer.held.Bytes()})
+}
+
+// A heldAnswer keeps what is written until it is released, so that pullgated knows of a credential before
+// the kubelet can use it. What is longer than maxMessage is held no more.
+type heldAnswer struct {
+	to      io.Writer
+	held    bytes.Buffer
+	passing bool
+}
+
+// Write keeps or passes on.
+func (a *heldAnswer) Write(p []byte) (int, error) {
+	if !a.passing && a.held.Len()+len(p) <= maxMessage {
+		return a.held.Write(p)
+	}
+	if err := a.release(); err != nil {
+		return 0, err
+	}
+	return a.to.Write(p)
+}
+
+// release passes on what is held.
+func (a *heldAnswer) release() error {
+	a.passing = true
+	if _, err := a.held.WriteTo(a.to); err != nil {
+		return fmt.Errorf("pass the plugin's answer on: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,86 @@
+package kubelets_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// A credential provider plugin of the kubelet, run through pullgated, gives out a credential of the node's.
+// What is pulled with it is everybody's, also when the registry and the plugin are away. What a tenant
+// pulls with a secret of its own is not.
+func nodeCredentials(s *story) {
+	r := s.registry()
+	app, own := s.push(r, "node/app:1", node.Image{}), s.push(r, "own/app:1", node.Image{Content: "own"})
+	s.must(s.plugin(r.Host()+"/"+s.name+"/node", node.Alice()))
+	defer func() {
+		s.kubelet.SetFlags()
+		s.must(s.restartKubelet(context.WithoutCancel(s.Context()), quick()))
+	}()
+	s.must(s.restartKubelet(s.Context(), quick()))
+	told := s.reports()
+	s.tell(
+		step{who: "A without a secret", pod: pod{team: "a", image: app}, want: running, asks: downloads},
+		step{who: "B without a secret", pod: pod{team: "b", image: app}, want: running},
+		step{who: "B, Never", pod: pod{team: "b", image: app, policy: never}, want: running},
+		step{who: "B with a wrong secret", pod: pod{team: "b", image: app, secrets: with(node.Mallory())}, want: running},
+		step{who: "A, with a secret, what the node offers nothing for", pod: pod{team: "a", image: own, secrets: with(node.Alice())}, want: running, asks: downloads},
+		step{who: "B without a secret, on that", pod: pod{team: "b", image: own}, want: pullFailed, asks: refusals, says: denied},
+		step{who: "B, Never, on that", pod: pod{team: "b", image: own, policy: never}, want: neverPulled},
+	)
+	if got := s.reports() - told; got != 1 {
+		s.Errorf("pullgated was told of %d credentials; want one\n%s", got, s.said())
+	}
+	// A restart forgets the report, and not what was opened.
+	s.must(r.Down())
+	s.must(s.gate.Restart(s.Context()))
+	s.tell(
+		step{who: "C without a secret, without a registry", pod: pod{team: "c", image: app}, want: running},
+		step{who: "C, Never", pod: pod{team: "c", image: app, policy: never}, want: running},
+	)
+}
+
+// reports is how often pullgated has said that a plugin gave out something new.
+func (s *story) reports() int {
+	s.Helper()
+	log, err := os.ReadFile(filepath.Join(s.gate.Dir(), "pullgated.log"))
+	s.must(err)
+	return strings.Count(string(log), "Node credentials reported by a credential provider")
+}
+
+// plugin has the kubelet run a plugin through pullgated, from its next start on: one that gives a login
+// for images that begin so.
+func (s *story) plugin(images string, login node.Login) error {
+	program, err := node.Program("pullgated")
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(s.Dir, "plugins-of-"+s.name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	path := func(name string) string { return filepath.Join(dir, name) }
+	answer := fmt.Sprintf(`{"apiVersion": "credentialprovider.kubelet.k8s.io/v1", "kind": "CredentialProviderResponse",
+  "cacheKeyType": "Registry", "cacheDuration": "1h", "auth": {%q: {"username": %q, "password": %q}}}`, images, login.Username, login.Password)
+	config := fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1
+kind: CredentialProviderConfig
+providers:
+- name: pullgate-plugin
+  apiVersion: credentialprovider.kubelet.k8s.io/v1
+  matchImages: [%q]
+  defaultCacheDuration: 1h
+  args: [credential-provider, --socket, %q, --state-dir, %q, --, %q]
+`, images, filepath.Join(s.gate.Dir(), "credentials.sock"), filepath.Join(s.gate.Dir(), "state"), path("plugin"))
+	s.kubelet.SetFlags("--image-credential-provider-config", path("config.yaml"), "--image-credential-provider-bin-dir", dir)
+	return errors.Join(
+		os.Symlink(program, path("pullgate-plugin")),
+		os.WriteFile(path("plugin"), []byte("#!/bin/sh\ncat >/dev/null\ncat '"+path("answer.json")+"'\n"), 0o700),
+		os.WriteFile(path("answer.json"), []byte(answer), 0o600),
+		os.WriteFile(path("config.yaml"), []byte(config), 0o600),
+	)
+}

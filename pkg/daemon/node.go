@@ -1,0 +1,20 @@
+package daemon
+
+import (
+	"context"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/pullgate/pullgate/pkg/nodecreds/report"
+)
+
+// runNode keeps the node's own credentials in step with their files and with what credential providers
+// report, until ctx ends.
+func runNode(ctx context.Context, p parts) error {
+	var g errgroup.Group
+	g.Go(func() error { return p.node.Run(ctx) })
+	if p.on.reports != nil {
+		g.Go(func() error { return report.Serve(ctx, p.on.reports, p.key.Fingerprint(), p.node) })
+	}
+	return g.Wait()
+}

@@ -1,0 +1,305 @@
+package daemon_test
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+)
+
+const (
+	other      = "repo.test/other/app:1"
+	nodeToken  = "n0de-cAnary-0ne"
+	nodeToken2 = "n0de-cAnary-tw0"
+)
+
+// A node is a daemon before a registry that takes every password that begins with "n0de" or "tenant".
+type node struct {
+	*process
+	runtime *criproxytest.Runtime
+	file    string // the node's docker configuration
+	k       *criproxytest.Kubelet
+}
+
+func newNode(t *testing.T, settings ...string) *node {
+	t.Helper()
+	r := criproxytest.NewRuntime(t)
+	r.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(name string, auth *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			if p := auth.GetPassword(); !strings.HasPrefix(p, "n0de") && !strings.HasPrefix(p, "tenant") {
+				return criproxytest.Image{}, criproxytest.Denied(name)
+			}
+			return criproxytest.Image{ID: map[string]string{app: id1, other: id2}[name], Names: []string{name}}, nil
+		}
+	})
+	p := prepare(t, r.Endpoint())
+	n := &node{process: p, runtime: r, file: p.path("config.json")}
+	p.configure(append(settings, "kubeletSkipsAlwaysPrecheck: true", "nodeCredentials: {dockerConfigFiles: ["+n.file+"]}")...)
+	return n
+}
+
+func (n *node) start() {
+	n.t.Helper()
+	n.process.start("-v", "10")
+	n.k = n.process.kubelet()
+}
+
+// offers replaces the node's docker configuration as kubelets and cloud agents do: by a rename.
+func (n *node) offers(repository, password string) {
+	n.t.Helper()
+	content := fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, repository, base64.StdEncoding.EncodeToString([]byte("tenant:"+password)))
+	if err := os.WriteFile(n.file+".new", []byte(content), 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := os.Rename(n.file+".new", n.file); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// says waits until the log has a text so many times.
+func (n *node) says(text string, times int) {
+	n.t.Helper()
+	for end := time.Now().Add(20 * time.Second); strings.Count(n.out.String(), text) < times; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			n.t.Fatalf("the log does not say %q %d times:\n%s", text, times, n.out)
+		}
+	}
+}
+
+// pulled has a new pod of a namespace pull with a password.
+func (n *node) pulled(namespace, image, password string) {
+	n.t.Helper()
+	if _, err := n.k.Pull(n.t.Context(), n.k.Pod(namespace), image, password); err != nil {
+		n.t.Fatalf("%s pulls %s: %v", namespace, image, err)
+	}
+}
+
+// runs reports whether a new pod may run an image that it shows no credential for.
+func (n *node) runs(namespace, image string, want bool) {
+	n.t.Helper()
+	before := n.runtime.Calls("PullImage")
+	if got := n.k.Precheck(n.k.Pod(namespace), image) != ""; got != want || n.runtime.Calls("PullImage") != before {
+		n.t.Errorf("%s may run %s: %v; want %v, and no registry asked", namespace, image, got, want)
+	}
+}
+
+// provide runs the built credential provider around one that gives out a password, and returns what it
+// prints.
+func (n *node) provide(password, request string) (stdout, stderr string) {
+	n.t.Helper()
+	bin, err := program()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	answer := `{"kind":"CredentialProviderResponse","apiVersion":"credentialprovider.kubelet.k8s.io/v1","cacheDuration":"1h","auth":{"*.test/team":{"username":"tenant","password":"` + password + `"}}}`
+	cmd := exec.Command(bin, "credential-provider", "--socket", n.path("run/credentials.sock"), "--state-dir", n.path("state"), "--", "printf", "%s", answer)
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(request), &out, &errs
+	if err := cmd.Run(); err != nil || out.String() != answer {
+		n.t.Fatalf("credential-provider = %q, %v, %s; want the plugin's answer", &out, err, &errs)
+	}
+	return out.String(), errs.String()
+}
+
+const asks = `{"kind":"CredentialProviderRequest","apiVersion":"credentialprovider.kubelet.k8s.io/v1","image":"repo.test/team/app:1"}`
+
+// leaksNothing looks for what must not be found in everything that the daemon has written.
+func (n *node) leaksNothing() {
+	n.t.Helper()
+	page, err := n.get("/metrics")
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.stop()
+	written := map[string][]byte{"log": []byte(n.out.String()), "metrics": []byte(page)}
+	err = filepath.WalkDir(n.path("state"), func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			written[path], err = os.ReadFile(path)
+		}
+		return err
+	})
+	if err != nil || len(written) < 4 {
+		n.t.Fatalf("%d places were looked at, %v; want log, metrics, store and key", len(written), err)
+	}
+	for where, content := range written {
+		for _, secret := range []string{nodeToken, nodeToken2} {
+			whole := "tenant:" + secret
+			for _, form := range []string{secret, hex.EncodeToString([]byte(secret)), base64.StdEncoding.EncodeToString([]byte(secret)), base64.StdEncoding.EncodeToString([]byte(whole))} {
+				if bytes.Contains(content, []byte(form)) {
+					n.t.Errorf("%s holds a credential as %s", where, form)
+				}
+			}
+		}
+	}
+}
+
+func TestNodesFileOpensAndRotationNeedsNoRegistry(t *testing.T) {
+	n := newNode(t)
+	n.offers("repo.test/team", nodeToken)
+	n.start()
+	n.pulled("alice", app, nodeToken)
+	n.runs("bob", app, true)
+
+	// The token is rotated. Nobody needs the registry, neither without a credential nor with the new one.
+	n.offers("repo.test/team", nodeToken2)
+	n.says("Node credentials read", 2)
+	n.runs("carol", app, true)
+	before := n.runtime.Calls("PullImage")
+	dave := n.k.Pod("dave")
+	if got := n.k.Precheck(dave, app); got != id1 {
+		t.Errorf("pre-check = %q; want the image", got)
+	}
+	if n.runtime.Calls("PullImage") != before {
+		t.Error("the registry was asked after the rotation")
+	}
+
+	// Another repository, that the file does not offer the token for, and the old token: both are a pod's.
+	n.pulled("alice", other, nodeToken2)
+	n.runs("bob", other, false)
+
+	// The file is gone, and with it what it offered; what it opened stays open.
+	if err := os.Remove(n.file); err != nil {
+		t.Fatal(err)
+	}
+	n.says("Node credentials absent", 1)
+	n.runs("erin", app, true)
+	n.leaksNothing()
+}
+
+func TestPodsOwnCredentialDoesNotOpen(t *testing.T) {
+	n := newNode(t)
+	n.offers("repo.test/team", nodeToken)
+	n.start()
+	n.pulled("alice", app, "tenant-alice")
+	n.runs("bob", app, false)
+
+	// What the node once offered is a pod's own as well.
+	n.offers("repo.test/team", nodeToken2)
+	n.says("Node credentials read", 2)
+	n.pulled("carol", app, nodeToken)
+	n.runs("bob", app, false)
+	n.pulled("dave", app, nodeToken2)
+	n.runs("bob", app, true)
+}
+
+func TestReportedCredentialOpens(t *testing.T) {
+	n := newNode(t)
+	n.start()
+	for path, want := range map[string]fs.FileMode{"run": 0o700 | fs.ModeDir, "run/credentials.sock": 0o600 | fs.ModeSocket} {
+		if info, err := os.Lstat(n.path(path)); err != nil || info.Mode() != want {
+			t.Errorf("%s: %v, %v; want %v", path, info, err, want)
+		}
+	}
+	// Bound to a service account, it is a pod's own.
+	if _, said := n.provide(nodeToken2, strings.Replace(asks, `"image"`, `"serviceAccountToken":"t","image"`, 1)); said != "" {
+		t.Errorf("credential-provider says %q; want nothing", said)
+	}
+	n.pulled("alice", app, nodeToken2)
+	n.runs("bob", app, false)
+
+	if _, said := n.provide(nodeToken, asks); said != "" {
+		t.Errorf("credential-provider says %q; want nothing", said)
+	}
+	n.says("Node credentials reported", 1)
+	n.pulled("alice", other, nodeToken) // it is not for this repository
+	n.runs("bob", other, false)
+	n.pulled("carol", app, nodeToken)
+	n.runs("bob", app, true)
+	n.leaksNothing()
+}
+
+// A restart forgets reports, which is the safe side; what was opened stays open.
+func TestRestartForgetsReports(t *testing.T) {
+	n := newNode(t)
+	n.start()
+	n.provide(nodeToken, asks)
+	n.pulled("alice", app, nodeToken)
+	n.stop()
+	if _, said := n.provide(nodeToken, asks); !strings.Contains(said, "not reported") || strings.Contains(said, nodeToken) {
+		t.Errorf("credential-provider says %q while the daemon is away; want why, and no credential", said)
+	}
+	n.start()
+	n.runs("bob", app, true)
+	// The same token, from the kubelet's cache.
+	n.runtime.SetImages()
+	n.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(name string, _ *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			return criproxytest.Image{ID: id2, Names: []string{name}}, nil
+		}
+	})
+	n.pulled("carol", app, nodeToken)
+	n.runs("bob", app, false)
+}
+
+func TestTakenCredentialsSocketIsRefusedWithItsField(t *testing.T) {
+	n := newNode(t)
+	if err := os.MkdirAll(n.path("run/credentials.sock"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	n.spawn()
+	if code := n.wait(); code != 1 || !strings.Contains(n.out.String(), "set nodeCredentials.listen to another path") {
+		t.Errorf("exit %d, %q; want 1 and the field", code, n.out)
+	}
+	if _, err := os.Lstat(n.path("run/cri.sock")); err == nil {
+		t.Error("the other socket is left behind")
+	}
+}
+
+// The kubelet kills a plugin that takes too long. The one behind it must not live on.
+func TestPluginDiesWithItsWrapper(t *testing.T) {
+	bin, err := program()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "told to end": syscall.SIGTERM} {
+		t.Run(name, func(t *testing.T) {
+			pid := filepath.Join(t.TempDir(), "pid")
+			cmd := exec.Command(bin, "credential-provider", "--", "sh", "-c", `echo $$ >"$0".new; mv "$0".new "$0"; exec sleep 1000`, pid)
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = cmd.Process.Kill() })
+			var plugin int
+			eventually(t, "the plugin to start", func() bool {
+				text, err := os.ReadFile(pid)
+				if err == nil {
+					_, err = fmt.Sscan(string(text), &plugin)
+				}
+				return err == nil
+			})
+			if err := cmd.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			_ = cmd.Wait()
+			eventually(t, "the plugin to end", func() bool {
+				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", plugin))
+				return err != nil || bytes.Contains(stat, []byte(") Z ")) // nobody has asked for its end yet
+			})
+			if code := cmd.ProcessState.ExitCode(); sig == syscall.SIGTERM && code != 128+int(syscall.SIGTERM) {
+				t.Errorf("exit code %d; want that of the plugin, which the signal ended", code)
+			}
+		})
+	}
+}
+
+// eventually waits until something is so.
+func eventually(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !so(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
