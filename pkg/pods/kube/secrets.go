@@ -194,8 +194,8 @@ func (s *secrets) run(ctx context.Context, get getter) {
 		s.work.Broadcast()
 	})()
 	for {
-		k, ok := s.next(ctx)
-		if !ok {
+		k, e := s.next(ctx)
+		if e == nil {
 			return
 		}
 		began := time.Now()
@@ -203,12 +203,12 @@ func (s *secrets) run(ctx context.Context, get getter) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.done(log, k, began, got, err)
+		s.done(log, k, e, began, got, err)
 	}
 }
 
-// next waits for a Secret that is to be got.
-func (s *secrets) next(ctx context.Context) (key, bool) {
+// next waits for a Secret that is to be got; nil if the context ends.
+func (s *secrets) next(ctx context.Context) (key, *secret) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for ctx.Err() == nil {
@@ -220,10 +220,10 @@ func (s *secrets) next(ctx context.Context) (key, bool) {
 		s.queue = slices.Delete(s.queue, 0, 1)
 		if e := s.byKey[k]; e != nil && e.queued {
 			e.queued, e.running = false, true
-			return k, true
+			return k, e
 		}
 	}
-	return key{}, false
+	return key{}, nil
 }
 
 // got is what came of a GET.
@@ -266,8 +266,8 @@ func configOf(s *corev1.Secret) (credential.Config, error) {
 }
 
 // done notes what came of an attempt, wakes those who wait for it, and says what is worth it.
-func (s *secrets) done(log logr.Logger, k key, began time.Time, g got, err error) {
-	news := s.settle(k, began, g, err)
+func (s *secrets) done(log logr.Logger, k key, e *secret, began time.Time, g got, err error) {
+	news := s.settle(k, e, began, g, err)
 	secret := klog.KRef(k.namespace, k.name)
 	switch {
 	case apierrors.IsNotFound(err):
@@ -288,12 +288,11 @@ func (s *secrets) done(log logr.Logger, k key, began time.Time, g got, err error
 }
 
 // settle notes what came of an attempt and reports whether it is news.
-func (s *secrets) settle(k key, began time.Time, g got, err error) (news bool) {
+func (s *secrets) settle(k key, e *secret, began time.Time, g got, err error) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.byKey[k]
-	if e == nil || !e.running {
-		return false // its pods are gone
+	if s.byKey[k] != e {
+		return false // its pods are gone, and those that name it now wait for an answer of their own
 	}
 	e.running = false
 	close(e.attempt)
