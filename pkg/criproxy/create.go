@@ -185,7 +185,7 @@ func (g *Gate) judgeSpec(ctx context.Context, callName string, who pods.Pod, spe
 	if v.Allowed() || g.shadow {
 		return img.ID, nil
 	}
-	g.hidden.refuse(who.UID, name, img.ID)
+	g.hidden.Refuse(who.UID, name, img.ID)
 	return "", g.deny(callName, who, name, v)
 }
 
@@ -255,7 +255,7 @@ func (g *Gate) judgeOther(ctx context.Context, callName string, who pods.Pod, im
 	if v.Allowed() {
 		return nil
 	}
-	g.hidden.refuse(who.UID, j.name, j.imageID)
+	g.hidden.Refuse(who.UID, j.name, j.imageID)
 	if r.Substituted {
 		v.Reason = policy.NotProved // what is wrong with the other image's names is none of the pod's business
 	}

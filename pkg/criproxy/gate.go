@@ -11,6 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/pkg/criproxy/hidden"
 	"github.com/pullgate/pullgate/pkg/criproxy/kubelet"
 	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -30,7 +31,7 @@ type Gate struct {
 	fallback bool
 	always   kubelet.AlwaysPrecheck
 
-	hidden  hidden
+	hidden  hidden.Set
 	cleared cleared
 	synced  synced
 }

@@ -8,6 +8,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/pkg/criproxy/hidden"
 	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -64,9 +65,9 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 		g.log.Error(err, "Answer of the runtime not readable, the image is hidden", "image", name)
 		return absent, nil
 	}
-	key := keyOf(seen, name)
+	key := hidden.KeyOf(seen, name)
 	if resp.GetImage().GetId() == "" {
-		g.hidden.clear(key)
+		g.hidden.Clear(key)
 		g.linger(ctx, name, who)
 		return raw, nil
 	}
@@ -78,7 +79,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 	allowed, firsts := true, make([]tracker.Verdict, 0, 1)
 	for _, p := range who {
 		v := g.judge(ctx, "ImageStatus", p, tracker.Request{Name: name, Image: image(resp.GetImage())})
-		if g.hidden.refused(p.UID, name, v.Pair.ImageID) {
+		if g.hidden.Refused(p.UID, name, v.Pair.ImageID) {
 			g.log.Info("Pre-check hidden, the pod was refused a container on this image", "image", name, "pod", klog.KRef(p.Namespace, p.Name))
 			allowed = false
 		}
@@ -89,7 +90,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 		}
 	}
 	if allowed {
-		g.hidden.clear(key)
+		g.hidden.Clear(key)
 		for _, v := range firsts {
 			if pullPolicy != pullAlways { // which asks the registry whatever is answered here
 				g.hit(pullPolicy, v, began)
@@ -97,7 +98,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 		}
 		return raw, nil
 	}
-	fresh := g.hidden.set(key)
+	fresh := g.hidden.Add(key)
 	if g.shadow {
 		if fresh && pullPolicy != pullAlways {
 			g.metrics.Recheck(pullPolicy, unverified, time.Since(began))

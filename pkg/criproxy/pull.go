@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy/hidden"
 	"github.com/pullgate/pullgate/pkg/criproxy/outcome"
 	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
 	"github.com/pullgate/pullgate/pkg/pods"
@@ -25,7 +26,7 @@ type pullCall struct {
 	name    string
 	cred    credential.Credential
 	pod     pods.Pod
-	key     precheckKey
+	key     hidden.Key
 	present tracker.Image // what the name stands for on the node before the pull
 	hidden  bool          // a pre-check of this pod for this name is hidden at the moment
 	policy  string        // of the container, as far as it is known
@@ -90,8 +91,8 @@ func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
 		seen := config.GetAnnotations()[pods.SeenAnnotation]
 		g.pods.Learn(seen, p.pod)
 		p.policy = g.pullPolicy(p.pod, p.name, pullAlways, pullIfNotPresent)
-		p.key = keyOf(seen, p.name)
-		p.hidden = seen != "" && !g.shadow && g.hidden.has(p.key)
+		p.key = hidden.KeyOf(seen, p.name)
+		p.hidden = seen != "" && !g.shadow && g.hidden.Has(p.key)
 	}
 	return p
 }
@@ -110,7 +111,7 @@ func answers(v tracker.Verdict) bool {
 
 // onNode answers a pull with the image that the node has.
 func (g *Gate) onNode(p *pullCall) ([]byte, error) {
-	g.hidden.clear(p.key)
+	g.hidden.Clear(p.key)
 	raw, err := proto.Marshal(&runtimeapi.PullImageResponse{ImageRef: p.present.ID})
 	if err != nil {
 		return nil, fmt.Errorf("answer a pull with the image on the node: %w", err)
@@ -122,6 +123,12 @@ func (g *Gate) onNode(p *pullCall) ([]byte, error) {
 func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall) ([]byte, error) {
 	proved := g.shadow && p.present.ID != "" && g.judgePull(ctx, p).Allowed()
 
+	// Before the intent, since this may take a while, and before the runtime is asked: afterwards the client may
+	// have gone.
+	var held []tracker.Secret
+	if !p.cred.Anonymous() {
+		held = g.secrets(ctx, p.pod, p.name)
+	}
 	pull, err := g.tracker.BeginPull(ctx, p.name, p.present)
 	if err != nil {
 		if !errors.Is(err, tracker.ErrNoIntent) {
@@ -139,11 +146,6 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall) ([]byte, erro
 	}
 	defer g.ended(pull.Lost) // for every way out, a panic included, that says nothing else
 
-	// Before the runtime is asked: afterwards the client may have gone.
-	var held []tracker.Secret
-	if !p.cred.Anonymous() {
-		held = g.secrets(ctx, p.pod, p.name)
-	}
 	raw, err := c.forward(ctx)
 	out := outcome.Of(err)
 	if out == outcome.Verified {
@@ -191,7 +193,7 @@ func (g *Gate) verified(pull *tracker.Pull, p *pullCall, held []tracker.Secret, 
 	if err != nil {
 		g.log.Error(err, "Pull record not written, the image needs proof again for every other pod", "image", p.name)
 	}
-	g.hidden.clear(p.key)
+	g.hidden.Clear(p.key)
 	g.log.Info("Proved", "image", p.name, "imageID", v.Pair.ImageID, "pod", klog.KRef(p.pod.Namespace, p.pod.Name),
 		"reason", v.Reason, "credentialID", v.Credential)
 	return outcome.Verified

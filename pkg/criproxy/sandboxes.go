@@ -88,7 +88,7 @@ func (g *Gate) removeImage(ctx context.Context, c *call) ([]byte, error) {
 func (g *Gate) endPods(uids []string) {
 	for _, uid := range uids {
 		g.tracker.EndPod(uid)
-		g.hidden.endPod(uid)
+		g.hidden.EndPod(uid)
 	}
 }
 

@@ -10,8 +10,8 @@ import (
 // MaxProofs bounds the credentials of one record; the longest unused goes first.
 const MaxProofs = 100
 
-// MaxSecrets bounds the Secrets that are noted with one credential; the one noted first goes first. What
-// is forgotten of a Secret only makes its next rotation need proof.
+// MaxSecrets bounds the Secrets that are noted with one credential; further ones are not. What is not noted of a
+// Secret makes its next rotation need proof.
 const MaxSecrets = 100
 
 // A Pair is what access is proved for: an image under one of its repositories.
@@ -38,11 +38,9 @@ type Proof struct {
 
 // note adds a Secret that holds the credential.
 func (p *Proof) note(ref SecretRef) {
-	if slices.Contains(p.Secrets, ref) {
-		return
+	if len(p.Secrets) < MaxSecrets && !slices.Contains(p.Secrets, ref) {
+		p.Secrets = append(p.Secrets, ref)
 	}
-	p.Secrets = append(p.Secrets, ref)
-	p.Secrets = p.Secrets[max(0, len(p.Secrets)-MaxSecrets):]
 }
 
 // A Record says who proved access to a pair. One that is not open and has no proofs is of an image

@@ -41,6 +41,7 @@ type Source struct {
 	state   *state
 	store   *store
 	secrets *secrets
+	ended   atomic.Bool // Run has returned: nothing is learnt any more
 }
 
 // New returns a source that knows nothing until Run runs. The error wraps ErrKubeconfig if the kubeconfig is
@@ -96,6 +97,7 @@ func (s *Source) NodeName() string {
 // When it returns everything that it started has ended, but for the goroutines with which client-go
 // looks after a client certificate in files; they end when the garbage collector finds them unused.
 func (s *Source) Run(ctx context.Context) error {
+	defer s.ended.Store(true)
 	c, err := s.connect(ctx)
 	if c != nil {
 		defer c.close()
@@ -185,6 +187,9 @@ func (s *Source) ByUID(uid string) (Pod, bool) {
 // Await is ByUID that waits for a pod which is not known yet, at most a second: a kubelet may have it a
 // moment earlier.
 func (s *Source) Await(ctx context.Context, uid string) (Pod, bool) {
+	if s.ended.Load() {
+		return s.ByUID(uid)
+	}
 	ctx, cancel := context.WithTimeout(ctx, maxAwait)
 	defer cancel()
 	k := s.store.await(ctx, uid)
