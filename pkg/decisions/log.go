@@ -138,25 +138,18 @@ func (l *Log) Run(ctx context.Context) {
 // Close closes the file. Run must have returned, or never have been called.
 func (l *Log) Close() error { return l.to.Close() }
 
-// flush writes what is queued and takes nothing any more.
+// flush takes nothing any more, and writes what is queued.
 func (l *Log) flush() {
-	end := time.Now().Add(flushLimit)
-	late := uint64(0)
-	for batch := l.take(); len(batch) > 0; batch = l.take() {
-		for _, e := range batch {
-			if time.Now().After(end) {
-				late++
-				continue
-			}
-			l.write(e)
-		}
-	}
 	l.mu.Lock()
 	l.closed = true
-	late += uint64(len(l.queue))
-	l.queue = nil
 	l.mu.Unlock()
-	l.drop(late)
+	end := time.Now().Add(flushLimit)
+	batch := l.take()
+	for len(batch) > 0 && time.Now().Before(end) {
+		l.write(batch[0])
+		batch = batch[1:]
+	}
+	l.drop(uint64(len(batch)))
 }
 
 func (l *Log) take() []entry {
