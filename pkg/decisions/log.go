@@ -73,6 +73,10 @@ func (l *Log) Record(d Decision) {
 		l.drop(1)
 		return
 	}
+	l.wake()
+}
+
+func (l *Log) wake() {
 	select {
 	case l.queued <- struct{}{}:
 	default: // Run is told already
@@ -116,23 +120,24 @@ func (l *Log) Reopen(ctx context.Context) error {
 	}
 }
 
-// Run writes what is recorded until ctx ends, and then what is queued for no longer than two seconds and the write
-// under way. It is called once.
+// Run writes what is recorded until ctx ends, and then for two seconds at most what is still queued; a write that is
+// under way is waited for. It is called once.
 func (l *Log) Run(ctx context.Context) {
 	defer close(l.ended)
-	for {
+	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-			l.flush()
-			return
 		case done := <-l.reopen:
 			done <- l.swap()
 		case <-l.queued:
-			for _, e := range l.take() {
+			// One at a time, so that the rest is heard in between.
+			if e, ok := l.take(); ok {
 				l.write(e)
+				l.wake()
 			}
 		}
 	}
+	l.flush()
 }
 
 // Close closes the file. Run must have returned, or never have been called.
@@ -144,20 +149,28 @@ func (l *Log) flush() {
 	l.closed = true
 	l.mu.Unlock()
 	end := time.Now().Add(flushLimit)
-	batch := l.take()
-	for len(batch) > 0 && time.Now().Before(end) {
-		l.write(batch[0])
-		batch = batch[1:]
+	late := uint64(0)
+	for e, ok := l.take(); ok; e, ok = l.take() {
+		if time.Now().Before(end) {
+			l.write(e)
+		} else {
+			late++
+		}
 	}
-	l.drop(uint64(len(batch)))
+	l.drop(late)
 }
 
-func (l *Log) take() []entry {
+// take returns the first entry of the queue; ok is false if there is none.
+func (l *Log) take() (e entry, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	batch := l.queue
-	l.queue = nil
-	return batch
+	if len(l.queue) == 0 {
+		return e, false
+	}
+	e = l.queue[0]
+	l.queue[0] = entry{} // of which the array keeps nothing
+	l.queue = l.queue[1:]
+	return e, true
 }
 
 // write writes one line, or counts the decision as dropped.
