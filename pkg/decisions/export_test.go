@@ -7,4 +7,6 @@ const QueueLimit = queueLimit
 type Sink = sink
 
 // OpenWith is Open with another way to open a file.
-func OpenWith(o Options, open func(path string) (Sink, error)) (*Log, error) { return openWith(o, open) }
+func OpenWith(o Options, open func(path string) (Sink, error)) (*Log, error) {
+	return openWith(o, open)
+}

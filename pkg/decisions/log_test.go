@@ -15,7 +15,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/pullgate/pullgate/pkg/decisions"
@@ -34,7 +33,7 @@ type log struct {
 
 func (l *log) options() decisions.Options {
 	l.journal = &bytes.Buffer{}
-	var to klog.Logger = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(l.journal)))
+	to := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(l.journal)))
 	return decisions.Options{Path: l.path, Journal: to, Dropped: func(n uint64) { l.dropped.Add(n) }}
 }
 
