@@ -241,7 +241,7 @@ func shapes() []plant {
 func stubs() []string {
 	return []string{
 		"pkg/internal", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/pods/kube",
-		"pkg/nodecreds", "pkg/nodecreds/report",
+		"pkg/nodecreds", "pkg/nodecreds/report", "pkg/decisions",
 		"pkg/criproxy", "pkg/criproxy/criproxytest", "pkg/admin", "pkg/metrics", "pkg/config", "pkg/daemon", "cmd/pullgated", "proto/pullgate/admin/v1",
 	}
 }

@@ -9,6 +9,9 @@ import (
 	"github.com/pullgate/pullgate/pkg/config"
 )
 
+// reopenLimit bounds the wait for a disk that hangs, which is no reason to keep an old policy.
+const reopenLimit = 5 * time.Second
+
 // reload obeys Options.Reload until ctx ends.
 func reload(ctx context.Context, o Options, p parts) {
 	for {
@@ -17,12 +20,19 @@ func reload(ctx context.Context, o Options, p parts) {
 			return
 		case <-o.Reload:
 		}
-		if p.decisions != nil {
-			if err := p.decisions.Reopen(ctx); err != nil && ctx.Err() == nil {
-				o.Log.Error(err, "Decision log not reopened, the old file is written on", "path", o.Config.DecisionLog.Path)
-			}
-		}
+		reopen(ctx, o, p)
 		reread(o, p)
+	}
+}
+
+func reopen(ctx context.Context, o Options, p parts) {
+	if p.decisions == nil {
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, reopenLimit)
+	defer cancel()
+	if err := p.decisions.Reopen(limited); err != nil && ctx.Err() == nil {
+		o.Log.Error(err, "Decision log not reopened, the old file is written on", "path", o.Config.DecisionLog.Path)
 	}
 }
 
