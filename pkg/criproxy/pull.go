@@ -227,9 +227,14 @@ func (g *Gate) standsIn(ctx context.Context, p *pullCall, out outcome.Outcome) b
 	if p.exact || !p.hidden || p.present.ID == "" || ctx.Err() != nil {
 		return false
 	}
-	v := g.judgePull(ctx, p)
-	exempt := v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace
-	return answers(v) && (exempt || (g.fallback && out.Away()))
+	if g.fallback && out.Away() {
+		return answers(g.judgePull(ctx, p))
+	}
+	// Only an exempt pod. As nobody in particular, since what the registry has just refused must not leave a
+	// grant, which would let the next pre-check pass.
+	nobody := pods.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}
+	v := g.judge(ctx, "PullImage", nobody, tracker.Request{Name: p.name, Image: p.present, Credentials: []credential.Credential{}})
+	return v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace
 }
 
 // ended tells the tracker how a pull ended; a failure leaves the intent on disk, which is safe.
