@@ -29,6 +29,8 @@ PROGRAMS := $(notdir $(patsubst %/,%,$(wildcard cmd/*/)))
 # The modules of this repository, each linted and kept tidy by itself.
 MODULES := . e2e .ci/checks
 GOLANGCI := go tool -modfile=$(CURDIR)/.ci/tools.mod golangci-lint
+# Shows tests as they run, and what those that failed have printed once more at the end.
+GOTESTSUM := go tool -modfile=$(CURDIR)/.ci/tools.mod gotestsum --format standard-verbose --hide-summary skipped --
 SCRIPTS := $(shell grep -lE '^\#!.*\bbash\b' .ci/* 2>/dev/null)
 
 .PHONY: help
@@ -57,11 +59,11 @@ crash: ## kill the daemon at every crash point and see that nothing unproved is 
 
 .PHONY: e2e
 e2e: build ## run built binaries against a real containerd, registry and kube-apiserver, as root
-	cd e2e && go test -tags e2e -count=1 -timeout 25m -v -parallel 16 $$(go list ./... | grep -v '/kubelets$$')
+	cd e2e && $(GOTESTSUM) -tags e2e -count=1 -timeout 25m -parallel 16 $$(go list ./... | grep -v '/kubelets$$')
 
 .PHONY: e2e-node
 e2e-node: build ## tell stories of tenants under real kubelets, as root; KUBELET, RUNTIME and RUN select
-	cd e2e && STORY='$(RUN)' go test -tags e2e -count=1 -timeout 45m -v -parallel 32 -run '^TestNode$$/^$(or $(KUBELET),.*)$$/^$(or $(RUNTIME),.*)$$' ./kubelets
+	cd e2e && STORY='$(RUN)' $(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 -run '^TestNode$$/^$(or $(KUBELET),.*)$$/^$(or $(RUNTIME),.*)$$' ./kubelets
 
 .PHONY: fuzz-seeds
 fuzz-seeds: ## run every fuzz target on its seeds
