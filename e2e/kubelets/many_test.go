@@ -47,7 +47,7 @@ func (s *story) crowdOf(wantB string) crowd {
 		all = append(all, &outcome{want: want, image: p.image, pod: s.create(p)})
 	}
 	s.kept = append(s.kept, all...)
-	c := crowd{}
+	var c crowd
 	limit := time.Now().Add(5 * time.Minute)
 	for missing := all; len(missing) > 0; {
 		if time.Now().After(limit) {

@@ -302,7 +302,7 @@ func checkValues(c *Config) (errs []error) {
 			errs = append(errs, wrong(fmt.Sprintf("nodeCredentials.dockerConfigFiles[%d]", i), path, "an absolute path, as in /var/lib/kubelet/config.json"))
 		}
 	}
-	if k := c.PodSource.Kubeconfig; k != "" && (!filepath.IsAbs(k) || filepath.Clean(k) != k) {
+	if k := c.PodSource.Kubeconfig; k != "" && !isPath(k) {
 		errs = append(errs, wrong("podSource.kubeconfig", k, `an absolute path, as in /etc/kubernetes/kubelet.conf, or "" for no pod source`))
 	}
 	if n := c.PodSource.NodeName; n != "" && !isSubdomain(n) {

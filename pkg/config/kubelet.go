@@ -4,15 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"os"
 	"reflect"
 	"slices"
-	"syscall"
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/pullgate/pullgate/pkg/internal/regular"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
@@ -43,7 +41,10 @@ func loadKubelet(path string) (kubelet, []error) {
 	if !isPath(path) {
 		return kubelet{}, []error{wrong("kubeletConfig", path, "an absolute path, as in /var/lib/kubelet/config.yaml")}
 	}
-	data, err := contentOf(path)
+	data, err := regular.Read(path, maxSize)
+	if err == nil && len(data) > maxSize {
+		err = fmt.Errorf("%s: more than %d bytes", path, maxSize)
+	}
 	if err != nil {
 		return kubelet{}, []error{fmt.Errorf("kubeletConfig: %w; allowed is a KubeletConfiguration that pullgated can read", err)}
 	}
@@ -69,28 +70,4 @@ func loadKubelet(path string) (kubelet, []error) {
 		errs[i] = fmt.Errorf("%s%w", inKubelet(path), err)
 	}
 	return k, errs
-}
-
-// contentOf reads a regular file of at most maxSize bytes.
-func contentOf(path string) ([]byte, error) {
-	// Without O_NONBLOCK the opening of a named pipe waits for a writer, for ever.
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s: not a regular file", path)
-	}
-	var data []byte
-	if err == nil {
-		data, err = io.ReadAll(io.LimitReader(f, maxSize+1))
-	}
-	if err == nil && len(data) > maxSize {
-		err = fmt.Errorf("%s: more than %d bytes", path, maxSize)
-	}
-	if err := errors.Join(err, f.Close()); err != nil {
-		return nil, err
-	}
-	return data, nil
 }

@@ -43,6 +43,7 @@ func (g *Gate) pullImage(ctx context.Context, c *call) ([]byte, error) {
 	}
 	g.ready(ctx)
 	p := g.pullCall(&req)
+	p.policy = g.policyFor(ctx, "PullImage", p.pod, p.name)
 	img, err := g.runtime.imageStatus(ctx, p.name)
 	if err == nil {
 		p.present = img
@@ -80,9 +81,8 @@ func (g *Gate) isReproof(ctx context.Context, p *pullCall) bool {
 func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
 	a := req.GetAuth()
 	p := &pullCall{
-		began:  time.Now(),
-		policy: pullUnknown,
-		name:   req.GetImage().GetImage(),
+		began: time.Now(),
+		name:  req.GetImage().GetImage(),
 		cred: credential.New(a.GetUsername(), a.GetPassword(), a.GetAuth(), a.GetServerAddress(),
 			a.GetIdentityToken(), a.GetRegistryToken()),
 	}
@@ -91,7 +91,6 @@ func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
 		p.pod = identify(config)
 		seen := config.GetAnnotations()[pods.SeenAnnotation]
 		g.pods.Learn(seen, p.pod)
-		p.policy = g.pullPolicy(p.pod, p.name, pullAlways, pullIfNotPresent)
 		p.key = hidden.KeyOf(seen, p.name)
 		p.hidden = seen != "" && !g.shadow && g.hidden.Has(p.key)
 	}

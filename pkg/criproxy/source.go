@@ -11,7 +11,7 @@ import (
 // A PodSource tells of a pod what the CRI does not: how it pulls, and what its pull secrets hold. Its
 // methods may be called concurrently. What it does not know only makes judgement stricter.
 type PodSource interface {
-	// PullPolicies returns the values of imagePullPolicy with which the pod uses an image; known is
+	// PullPolicies returns the imagePullPolicy of each use that the pod makes of an image; known is
 	// false for a pod that the source does not know at the moment.
 	PullPolicies(uid, image string) (policies []string, known bool)
 	// Secrets returns what the pod's pull secrets hold for an image, as far as it is known. It may wait

@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"k8s.io/klog/v2"
 
@@ -73,9 +72,7 @@ func (s *podSource) state() string {
 func (s *podSource) PullPolicies(uid, image string) (policies []string, known bool) {
 	p, known := s.source.ByUID(uid)
 	for _, u := range p.Uses(image) {
-		if !slices.Contains(policies, u.PullPolicy) {
-			policies = append(policies, u.PullPolicy)
-		}
+		policies = append(policies, u.PullPolicy)
 	}
 	return policies, known
 }

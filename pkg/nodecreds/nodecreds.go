@@ -5,19 +5,17 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/internal/regular"
 )
 
 const (
@@ -186,7 +184,7 @@ func (c *Credentials) read(ctx context.Context) {
 // read reads the file and parses it if it is another one than last time. After an error nothing of it is
 // held.
 func (f *file) read(key credential.Key) error {
-	content, err := contentOf(f.path)
+	content, err := regular.Read(f.path, credential.MaxPayload)
 	if err != nil {
 		f.sealed, f.sum = credential.Sealed{}, [sha256.Size]byte{}
 		return err
@@ -202,25 +200,4 @@ func (f *file) read(key credential.Key) error {
 	config, err := parse(content) // which is empty beside an error
 	f.sealed, f.sum, f.err = config.Seal(key), sum, err
 	return err
-}
-
-// contentOf reads a regular file, up to one byte more than is parsed.
-func contentOf(path string) ([]byte, error) {
-	// Without O_NONBLOCK the opening of a named pipe waits for a writer, for ever.
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s: not a regular file", path)
-	}
-	var content []byte
-	if err == nil {
-		content, err = io.ReadAll(io.LimitReader(f, credential.MaxPayload+1))
-	}
-	if err := errors.Join(err, f.Close()); err != nil {
-		return nil, err
-	}
-	return content, nil
 }

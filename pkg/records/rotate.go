@@ -33,7 +33,7 @@ func (s *Store) Rotate(r Rotation) (rotated bool, err error) {
 			return err
 		}
 		if rotated = rec.rotate(r); !rotated {
-			return nil
+			return nil // rec is a copy, and nothing is written
 		}
 		s.wrote(r.Pair)
 		return put(tx, bucketRecords, r.Pair.key(), rec)
@@ -46,32 +46,29 @@ func (s *Store) Rotate(r Rotation) (rotated bool, err error) {
 
 func (r *Record) rotate(to Rotation) (rotated bool) {
 	next := Proof{Credential: to.Credential}
-	var others []Proof
 	for _, p := range r.Proofs {
-		at := slices.Index(p.Secrets, to.Secret)
-		switch {
-		case p.Credential == to.Credential:
-			// It was proved by itself, which may have been later.
-			p.FirstProved, p.LastProved = later(next.FirstProved, p.FirstProved), later(next.LastProved, p.LastProved)
-			next = p
-			continue
-		case at >= 0:
-			rotated = true
-			next.FirstProved, next.LastProved = later(next.FirstProved, p.FirstProved), later(next.LastProved, p.LastProved)
-			if p.Secrets = slices.Delete(p.Secrets, at, at+1); len(p.Secrets) == 0 {
-				continue
-			}
+		own, noted := p.Credential == to.Credential, slices.Contains(p.Secrets, to.Secret)
+		if own { // it was proved by itself too, which may have been later
+			next.Secrets, next.LastUsed = p.Secrets, p.LastUsed
 		}
-		others = append(others, p)
+		if own || noted {
+			next.FirstProved, next.LastProved = later(next.FirstProved, p.FirstProved), later(next.LastProved, p.LastProved)
+		}
+		rotated = rotated || noted && !own
 	}
+	if !rotated {
+		return false
+	}
+	r.release(to.Secret, to.Credential)
+	r.Proofs = slices.DeleteFunc(r.Proofs, func(p Proof) bool { return p.Credential == to.Credential })
 	// A credential that stays with other Secrets leaves no room for its successor; in a full record nobody
 	// else's proof makes way for one that no registry has seen.
-	if !rotated || len(others) >= MaxProofs {
+	if len(r.Proofs) >= MaxProofs {
 		return false
 	}
 	next.note(to.Secret)
 	next.LastUsed = later(next.LastUsed, to.At)
-	r.Proofs = append(others, next)
+	r.Proofs = append(r.Proofs, next)
 	r.LastUsed = later(r.LastUsed, to.At)
 	return true
 }
