@@ -118,6 +118,7 @@ func decode(c *call, into proto.Message) error {
 // not tell why.
 func (g *Gate) judge(ctx context.Context, callName string, p pods.Pod, r tracker.Request) tracker.Verdict {
 	r.Pod = asked(p)
+	r.Unasked = r.Unasked || g.neverAsks(ctx, callName, p, r.Name)
 	v := g.tracker.Check(ctx, r)
 	if v.Reason == policy.Absent {
 		return v
@@ -139,7 +140,7 @@ func (g *Gate) judge(ctx context.Context, callName string, p pods.Pod, r tracker
 // hit counts a present image that was allowed by proof that was already there: once for each pod
 // and pair, which is when the pod's grant for it is new.
 func (g *Gate) hit(pullPolicy string, v tracker.Verdict, began time.Time) {
-	if v.First && (v.Reason == policy.Proved || v.Reason == policy.Open) {
+	if v.First && (v.Reason == policy.Proved || v.Reason == policy.ProvedInGrace || v.Reason == policy.Open) {
 		g.metrics.Recheck(pullPolicy, Hit, time.Since(began))
 	}
 }
@@ -159,6 +160,8 @@ func (g *Gate) deny(callName string, p pods.Pod, name string, v tracker.Verdict)
 		missing, todo = "an image ID is not a name that access can be proved for", "use the image's repository with a tag or digest"
 	case policy.RecordUnreadable:
 		missing, todo = "the record of who proved access cannot be read", "see the log of pullgated on this node"
+	case policy.ProofExpired:
+		missing, todo = "its proof of access has expired", "the next pull renews it; imagePullPolicy Never has none, use IfNotPresent"
 	default:
 	}
 	return refuse(codes.PermissionDenied, "ACCESS_NOT_PROVED",

@@ -60,6 +60,19 @@ func (g *Gate) precheckPolicy(ctx context.Context, p pods.Pod, image string) str
 	return g.pullPolicy(p, image, pullAlways, pullIfNotPresent, pullNever)
 }
 
+// neverAsks reports whether nobody is going to ask the registry for the pod: it uses the image under Never alone. A
+// pull is for somebody else to judge, it has asked or is about to.
+func (g *Gate) neverAsks(ctx context.Context, callName string, p pods.Pod, image string) bool {
+	switch callName {
+	case "PullImage":
+		return false
+	case "ImageStatus":
+		return g.precheckPolicy(ctx, p, image) == pullNever
+	default:
+		return g.pullPolicy(p, image, pullAlways, pullIfNotPresent, pullNever) == pullNever
+	}
+}
+
 // secrets returns what the pull secrets of a pod hold for an image, nothing if nobody tells.
 func (g *Gate) secrets(ctx context.Context, p pods.Pod, image string) []tracker.Secret {
 	if g.source == nil || p.UID == "" || p.Static || image == "" {

@@ -34,6 +34,9 @@ type Proof struct {
 	FirstProved time.Time     `json:"firstProved"`
 	LastProved  time.Time     `json:"lastProved"`
 	LastUsed    time.Time     `json:"lastUsed"`
+	// Denied is when a registry last refused the credential for the pair's repository; zero since it was
+	// last proved.
+	Denied time.Time `json:"denied,omitzero"`
 }
 
 // note adds a Secret that holds the credential.
