@@ -55,6 +55,8 @@ type Record struct {
 	Created  time.Time `json:"created"`
 	LastUsed time.Time `json:"lastUsed,omitzero"`
 	Proofs   []Proof   `json:"proofs,omitempty"`
+	// Revoked is when something was last taken back; what began to use the image before may rest on that.
+	Revoked time.Time `json:"revoked,omitzero"`
 }
 
 // An Intent says that a pull was sent to the runtime, or was about to be.

@@ -80,6 +80,9 @@ func (r *Record) prove(by Result) {
 		if p.Credential == by.Credential {
 			// Not the later of two: where the clock was set back, the older one lies in the future.
 			p.LastProved, p.LastUsed, p.Denied = by.At, later(p.LastUsed, by.At), time.Time{}
+			if by.At.Before(p.FirstProved) {
+				p.FirstProved = by.At
+			}
 			for _, ref := range by.Secrets {
 				p.note(ref)
 			}

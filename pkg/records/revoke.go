@@ -64,14 +64,16 @@ type Revoked struct {
 
 // Revoke takes back what is selected, in one transaction, and returns what that was. A record stays, also if
 // nothing is proved by it any more: it needs proof, and is never taken for preloaded. One that
-// cannot be read proves nothing and is passed over.
-func (s *Store) Revoke(r Revocation) (gone Revoked, err error) {
+// cannot be read proves nothing and is passed over. The records that are selected as a whole, or that a proof was
+// taken from, say since when.
+func (s *Store) Revoke(r Revocation, at time.Time) (gone Revoked, err error) {
 	err = s.update(crashpoint.RevokeBefore, crashpoint.RevokeAfter, func(tx *bolt.Tx) error {
 		var changed []Record
 		if gone, changed, err = revocable(tx, r); err != nil {
 			return err
 		}
 		for _, rec := range changed {
+			rec.Revoked = at
 			if err := put(tx, bucketRecords, rec.Pair.key(), rec); err != nil {
 				return err
 			}
@@ -113,12 +115,11 @@ func revocable(tx *bolt.Tx, r Revocation) (found Revoked, changed []Record, err 
 			return selected
 		})
 		found.Proofs = append(found.Proofs, gone...)
-		closed := r.Whole() && rec.Open
-		if closed {
+		if r.Whole() && rec.Open {
 			found.Closed = append(found.Closed, p)
 			rec.Open, rec.Opened = false, time.Time{}
 		}
-		if closed || len(gone) > 0 {
+		if r.Whole() || len(gone) > 0 {
 			changed = append(changed, rec)
 		}
 		return nil

@@ -181,6 +181,9 @@ func (t *Tracker) judgePair(ctx context.Context, r Request, c candidate) (Verdic
 		facts, err = t.store.Lookup(c.pair)
 	}
 	rules := t.rules.Load()
+	if rules.ahead(facts.Record) && t.clamp() {
+		facts, err = t.store.Lookup(c.pair)
+	}
 	v := Verdict{Pair: c.pair}
 	e := policy.Evidence{
 		Unreadable: err != nil,

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
@@ -42,7 +43,8 @@ type EndedGrant struct {
 //
 // Grants end as follows. By repository or image ID alone, all of the pairs that are selected. Else those that rest on
 // a credential, or on one from a Secret, that is selected. What a grant rests on that was restored at the start is
-// not known, so it ends with any proof of its pair that is revoked, and if its pair has no record that could be read.
+// not known, so it ends with any proof of its pair that is revoked, and if no record tells who proved access to
+// its pair. Nor is a grant restored later from a container that was started before: see [Tracker.Restore].
 //
 // After an error no grant has ended, and the proofs are on disk as they were; only if the disk failed while
 // it was written the revocation may be there nevertheless. Revoke again.
@@ -53,15 +55,16 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	if err := ctx.Err(); err != nil {
 		return Revoked{}, fmt.Errorf("revoke: %w", err)
 	}
-	take := t.store.Revoke
-	if r.DryRun {
-		take = t.store.Revocable
-	}
 	unknown, err := t.unrecorded(r.Revocation)
 	if err != nil {
 		return Revoked{}, err
 	}
-	gone, err := take(r.Revocation)
+	var gone records.Revoked
+	if r.DryRun {
+		gone, err = t.store.Revocable(r.Revocation)
+	} else {
+		gone, err = t.store.Revoke(r.Revocation, time.Now())
+	}
 	if err != nil {
 		return Revoked{}, err
 	}
@@ -91,7 +94,7 @@ func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error
 		if err != nil && !errors.Is(err, records.ErrUnreadable) {
 			return nil, fmt.Errorf("revoke: %w", err)
 		}
-		none[p] = err != nil || f.Record == nil
+		none[p] = err != nil || f.Record == nil || !f.Record.Open && len(f.Record.Proofs) == 0
 	}
 	return none, nil
 }

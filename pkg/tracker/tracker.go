@@ -105,6 +105,9 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) (*Trac
 		uses:    map[records.Pair]records.Use{},
 	}
 	t.SetRules(o.Rules)
+	if o.Rules.Validity > 0 {
+		t.clamp()
+	}
 	left, err := store.Intents()
 	for _, in := range left {
 		if in.Ended.IsZero() {

@@ -1,6 +1,7 @@
 package tracker
 
 import (
+	"slices"
 	"time"
 
 	"github.com/pullgate/pullgate/pkg/credential"
@@ -17,9 +18,9 @@ const (
 	valid
 )
 
-// standing returns what a proof is worth now (DESIGN 3.7). One from the future is as good as expired: the clock was
-// set back, so that nobody knows how old it is. A registry that denied the credential since it was proved
-// could be asked, so there is no grace.
+// standing returns what a proof is worth now (DESIGN 3.7). One from the future is worth nothing until clamp has set
+// it back with the clock. A registry that denied the credential since it was proved could be asked, so there
+// is no grace.
 func (r *Rules) standing(p *records.Proof, now time.Time) standing {
 	if p == nil {
 		return unproved
@@ -38,6 +39,29 @@ func (r *Rules) standing(p *records.Proof, now time.Time) standing {
 	default:
 		return expired
 	}
+}
+
+// clamp lets proofs from the future count from now, on disk: the clock was set back, and by their own times they would
+// be valid for longer than proofs are. It reports whether there were any. If that cannot be written they
+// stay in the future, where they prove nothing.
+func (t *Tracker) clamp() bool {
+	n, err := t.store.Clamp(time.Now())
+	if err != nil {
+		t.log.Error(err, "Proofs from the future not set back with the clock, they have to be renewed")
+	}
+	if n > 0 {
+		t.log.Info("Clock was set back, proofs from the future count from now", "records", n)
+	}
+	return n > 0
+}
+
+// ahead reports whether a record has a proof from the future that would have to be clamped.
+func (r *Rules) ahead(rec *records.Record) bool {
+	if r.Validity <= 0 || rec == nil {
+		return false
+	}
+	now := time.Now()
+	return slices.ContainsFunc(rec.Proofs, func(p records.Proof) bool { return p.LastProved.After(now) })
 }
 
 // A basis is the best that a request has to show for a pair.
