@@ -53,14 +53,14 @@ func (t *Tracker) granted(uid string, p records.Pair) (grant, bool) {
 // program starts. Only a container that has been started is evidence; one that was merely
 // created may be one that was about to be denied. With name "" (a CRI before 1.28 does not tell
 // it) the grants are for every repository of the image. What they rest on is not known any more, so none is given for
-// a pair of which something was revoked since the container was started.
-func (t *Tracker) Restore(p Pod, name string, img Image, started time.Time) {
+// a pair of which something was revoked since the container was created, which is when the pod was judged.
+func (t *Tracker) Restore(p Pod, name string, img Image, created time.Time) {
 	if img.ID == "" {
 		return
 	}
 	for _, c := range t.candidates(name, img) {
 		f, err := t.store.Lookup(c.pair)
-		if err != nil || f.Record != nil && !f.Record.Revoked.IsZero() && !started.After(f.Record.Revoked) {
+		if err != nil || f.Record != nil && !f.Record.Revoked.IsZero() && !created.After(f.Record.Revoked) {
 			t.log.Info("Grant not restored, what it rests on may be revoked", "imageID", c.pair.ImageID, "repository", c.pair.Repository, "err", err)
 			continue
 		}

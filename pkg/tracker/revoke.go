@@ -44,7 +44,7 @@ type EndedGrant struct {
 // Grants end as follows. By repository or image ID alone, all of the pairs that are selected. Else those that rest on
 // a credential, or on one from a Secret, that is selected. What a grant rests on that was restored at the start is
 // not known, so it ends with any proof of its pair that is revoked, and if no record tells who proved access to
-// its pair. Nor is a grant restored later from a container that was started before: see [Tracker.Restore].
+// its pair. Nor is a grant restored later from a container that was created before: see [Tracker.Restore].
 //
 // After an error no grant has ended, and the proofs are on disk as they were; only if the disk failed while
 // it was written the revocation may be there nevertheless. Revoke again.

@@ -27,7 +27,7 @@ import (
 //	check   NAME id=ID [pod=UID] [secrets=PW,PW] [held=SECRETS] [static] [except=REPOSITORY] [unasked]
 //	        what the pod presents, and what a pod source says that its Secrets hold: UID/NAMESPACE/NAME#PW,…
 //	sync | settle | prune | restart [verify] | advance DURATION | end pod=UID
-//	restore NAME id=ID pod=UID [began=DURATION-AGO]
+//	restore NAME id=ID pod=UID [created=DURATION-AGO]
 //	validity DURATION [grace=DURATION]        of proofs, from now on
 //	revoke  [credential=PW] [repository=NAME] [id=ID] [uid=UID] [namespace=NS] [secret=NAME] [dry]
 //	store                                     prints what is on disk
@@ -125,11 +125,11 @@ func (w *world) play(t *testing.T, d *datadriven.TestData) string {
 		w.EndPod(who.UID)
 		return ""
 	case "restore":
-		began := time.Now()
-		if d.HasArg("began") {
-			began = began.Add(-span(t, arg("began")))
+		created := time.Now()
+		if d.HasArg("created") {
+			created = created.Add(-span(t, arg("created")))
 		}
-		w.Restore(who, name, w.find(scenarioID(arg("id"))), began)
+		w.Restore(who, name, w.find(scenarioID(arg("id"))), created)
 		return ""
 	case "store":
 		return w.dump()
