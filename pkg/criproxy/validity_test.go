@@ -51,6 +51,7 @@ const (
 	away   = "dial tcp 127.0.0.1:1: connect: connection refused"
 	busy   = "unexpected status from HEAD request: 503 Service Unavailable"
 	denied = "unexpected status from HEAD request: 403 Forbidden"
+	broken = "the manifest is not one"
 )
 
 func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
@@ -71,6 +72,7 @@ func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
 		{"IfNotPresent, expired, away", exact(), []string{"IfNotPresent"}, graced, away, false, 1, true},
 		{"IfNotPresent, expired, busy", exact(), []string{"IfNotPresent"}, graced, busy, false, 1, true},
 		{"IfNotPresent, expired, denied", exact(), []string{"IfNotPresent"}, graced, denied, false, 1, false},
+		{"IfNotPresent, expired, an answer that is none", exact(), []string{"IfNotPresent"}, graced, broken, false, 1, false},
 		{"IfNotPresent, beyond the grace", exact(), []string{"IfNotPresent"}, old, "", false, 1, true},
 		{"IfNotPresent, beyond the grace, away", exact(), []string{"IfNotPresent"}, old, away, false, 1, false},
 		{"IfNotPresent, expired, away, no fallback", exactly, []string{"IfNotPresent"}, graced, away, false, 1, true},
@@ -88,6 +90,7 @@ func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
 		{"not known, beyond the grace, away", exact(), nil, old, away, false, 1, false},
 		{"not known, old kubelet, valid, away", before, nil, young, away, false, 1, true},
 		{"not known, old kubelet, expired, away", before, nil, graced, away, false, 1, true},
+		{"not known, old kubelet, expired, an answer that is none", before, nil, graced, broken, false, 1, false},
 		{"not known, old kubelet, beyond, away", before, nil, old, away, false, 1, false},
 		{"not known, old kubelet, expired, away, no fallback", without, nil, graced, away, false, 1, false},
 	} {

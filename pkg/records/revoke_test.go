@@ -2,6 +2,7 @@ package records_test
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -64,9 +65,7 @@ func TestRevokeTakesBackWhatIsSelectedAndNothingElse(t *testing.T) {
 			if diff := cmp.Diff(want, left()); err != nil || diff != "" {
 				t.Errorf("Revocable = %v and changes something (-want +got):\n%s", err, diff)
 			}
-			for p, is := range tc.want {
-				want[p] = is
-			}
+			maps.Copy(want, tc.want)
 			got, err := s.Revoke(tc.by, at(50))
 			if diff := cmp.Diff(would, got); err != nil || diff != "" {
 				t.Errorf("Revoke = %v; and what it would be (-) and was (+):\n%s", err, diff)

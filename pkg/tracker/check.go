@@ -285,7 +285,9 @@ func (t *Tracker) rotated(p records.Pair, r *records.Record, secrets []Secret) b
 	return false
 }
 
-func contains(refs []records.SecretRef, ref records.SecretRef) bool { return slices.Contains(refs, ref) }
+func contains(refs []records.SecretRef, ref records.SecretRef) bool {
+	return slices.Contains(refs, ref)
+}
 
 func untracked(f records.Facts) bool {
 	return f.Record == nil && !f.Marked && f.Intents == 0

@@ -85,9 +85,34 @@ func TestGrantDoesNotOutliveARevocationThatRacesWithIt(t *testing.T) {
 	}
 }
 
+// The same, at the worst moment: the record of the pull is on disk, and revoked before the pod has its grant.
+func TestPullThatIsRevokedBeforeItsGrantLeavesNone(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	pull, err := w.BeginPull(t.Context(), app+":1", tracker.Image{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.synced = func() {
+		w.synced = nil
+		w.revokes(records.Revocation{Repository: app})
+	}
+	v, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("alice"), Pod: pod("alice")})
+	if err != nil || v.First || w.Grants() != 0 {
+		t.Errorf("Proved = %+v, %v with %d grants; want none", v, err, w.Grants())
+	}
+	w.want(w.check(pod("alice"), app+":1", image(id1, app+":1"), "alice"), policy.Reverify, policy.NotProved)
+}
+
 // A use that was noted before a revocation must not come back with the proof that is made after it: a Secret that it
 // names could then be rotated to a credential that no registry has seen.
 func TestUseFromBeforeARevocationNotesNothing(t *testing.T) {
+	for _, between := range []time.Duration{0, time.Second} {
+		t.Run(between.String(), func(t *testing.T) { useBeforeRevocation(t, between) })
+	}
+}
+
+func useBeforeRevocation(t *testing.T, between time.Duration) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{VerifyUntracked: true})
 		img := image(id1, app+":1")
@@ -100,9 +125,9 @@ func TestUseFromBeforeARevocationNotesNothing(t *testing.T) {
 		if got := by("a", "u1", "alice"); got != policy.Proved {
 			t.Fatalf("by the Secret = %s; want proved", got)
 		}
-		time.Sleep(time.Second)
+		time.Sleep(between)
 		w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
-		time.Sleep(time.Second)
+		time.Sleep(between)
 		w.pulled(tracker.Pod{}, app+":1", id1, "alice")
 		if err := w.Flush(); err != nil {
 			t.Fatal(err)

@@ -77,7 +77,7 @@ func (b *basis) better(s standing, p *records.Proof, from records.SecretRef) (be
 	if s > b.standing {
 		*b = basis{standing: s, credential: p.Credential, secrets: p.Secrets}
 		if from.UID != "" && !contains(p.Secrets, from) {
-			b.fresh, b.secrets = from, append(p.Secrets[:len(p.Secrets):len(p.Secrets)], from)
+			b.fresh, b.secrets = from, append(slices.Clip(p.Secrets), from)
 		}
 	}
 	return b.standing == valid

@@ -48,7 +48,7 @@ func overTime(t *testing.T, random *rand.Rand) {
 	var done []string
 	for step := range 60 {
 		pw := passwords[random.IntN(len(passwords))]
-		did := ""
+		var did string
 		switch random.IntN(8) {
 		case 0:
 			pull, err := w.BeginPull(t.Context(), app+":1", img)
@@ -119,7 +119,7 @@ func overTime(t *testing.T, random *rand.Rand) {
 				if f, err := w.store.Lookup(records.Pair{ImageID: id1, Repository: app}); err == nil && want == policy.Untracked && f.Record != nil {
 					want = policy.NotProved
 				}
-				v := w.Check(context.Background(), tracker.Request{
+				v := w.Check(t.Context(), tracker.Request{
 					Pod: pod(fmt.Sprintf("%d-%d-%v", step, i, unasked)), Name: app + ":1", Image: img,
 					Credentials: []credential.Credential{secret(pw)}, Unasked: unasked,
 				})
