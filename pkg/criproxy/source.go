@@ -60,16 +60,15 @@ func (g *Gate) precheckPolicy(ctx context.Context, p pods.Pod, image string) str
 	return g.pullPolicy(p, image, pullAlways, pullIfNotPresent, pullNever)
 }
 
-// neverAsks reports whether nobody is going to ask the registry for the pod: it uses the image under Never alone. A
-// pull is for somebody else to judge, it has asked or is about to.
-func (g *Gate) neverAsks(ctx context.Context, callName string, p pods.Pod, image string) bool {
+// policyFor returns how a pod uses an image, as far as it leads to a call.
+func (g *Gate) policyFor(ctx context.Context, callName string, p pods.Pod, image string) string {
 	switch callName {
-	case "PullImage":
-		return false
 	case "ImageStatus":
-		return g.precheckPolicy(ctx, p, image) == pullNever
+		return g.precheckPolicy(ctx, p, image)
+	case "PullImage":
+		return g.pullPolicy(p, image, pullAlways, pullIfNotPresent)
 	default:
-		return g.pullPolicy(p, image, pullAlways, pullIfNotPresent, pullNever) == pullNever
+		return g.pullPolicy(p, image, pullAlways, pullIfNotPresent, pullNever)
 	}
 }
 

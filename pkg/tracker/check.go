@@ -73,12 +73,13 @@ func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
 	if r.Image.ID == "" {
 		return Verdict{Decision: policy.Decision{Reason: policy.Absent}}
 	}
+	rules := t.rules.Load() // once, so that SetRules changes all of a judgement or nothing
 	var first Verdict
 	for _, c := range t.candidates(r.Name, r.Image) {
 		if r.Except != "" && c.pair.Repository == r.Except {
 			continue
 		}
-		v := t.checkPair(ctx, r, c)
+		v := t.checkPair(ctx, rules, r, c)
 		if v.Allowed() {
 			return v
 		}
@@ -87,7 +88,7 @@ func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
 		}
 	}
 	if first.Reason == "" {
-		first = t.checkPair(ctx, r, candidate{pair: records.Pair{ImageID: r.Image.ID}, byID: true})
+		first = t.checkPair(ctx, rules, r, candidate{pair: records.Pair{ImageID: r.Image.ID}, byID: true})
 	}
 	return first
 }
@@ -150,10 +151,10 @@ func unparsedRepository(name string) string {
 }
 
 // checkPair judges one pair. What a revocation may have taken back meanwhile is judged anew.
-func (t *Tracker) checkPair(ctx context.Context, r Request, c candidate) Verdict {
+func (t *Tracker) checkPair(ctx context.Context, rules *Rules, r Request, c candidate) Verdict {
 	for {
 		since := t.revocations.Load()
-		v, leaves := t.judgePair(ctx, r, c)
+		v, leaves := t.judgePair(ctx, rules, r, c)
 		if !v.Allowed() {
 			return v
 		}
@@ -175,12 +176,11 @@ type leaving struct {
 }
 
 // judgePair returns a verdict and, if it is Allow, what it leaves.
-func (t *Tracker) judgePair(ctx context.Context, r Request, c candidate) (Verdict, leaving) {
+func (t *Tracker) judgePair(ctx context.Context, rules *Rules, r Request, c candidate) (Verdict, leaving) {
 	facts, err := t.store.Lookup(c.pair)
 	if err == nil && untracked(facts) && !facts.Rivals && !c.byID && !r.Substituted && t.scan(ctx) {
 		facts, err = t.store.Lookup(c.pair)
 	}
-	rules := t.rules.Load()
 	if rules.ahead(facts.Record) && t.clamp() {
 		facts, err = t.store.Lookup(c.pair)
 	}
