@@ -52,12 +52,13 @@ func (r *Record) rotate(to Rotation) (rotated bool) {
 		switch {
 		case p.Credential == to.Credential:
 			// It was proved by itself, which may have been later.
-			p.FirstProved, p.LastProved = later(next.FirstProved, p.FirstProved), later(next.LastProved, p.LastProved)
+			next.keep(p)
+			p.FirstProved, p.LastProved, p.Denied = next.FirstProved, next.LastProved, next.Denied
 			next = p
 			continue
 		case at >= 0:
 			rotated = true
-			next.FirstProved, next.LastProved = later(next.FirstProved, p.FirstProved), later(next.LastProved, p.LastProved)
+			next.keep(p)
 			if p.Secrets = slices.Delete(p.Secrets, at, at+1); len(p.Secrets) == 0 {
 				continue
 			}
@@ -74,4 +75,10 @@ func (r *Record) rotate(to Rotation) (rotated bool) {
 	r.Proofs = append(others, next)
 	r.LastUsed = later(r.LastUsed, to.At)
 	return true
+}
+
+// keep takes over the times of another proof, if they are later.
+func (p *Proof) keep(of Proof) {
+	p.FirstProved, p.LastProved = later(p.FirstProved, of.FirstProved), later(p.LastProved, of.LastProved)
+	p.Denied = later(p.Denied, of.Denied)
 }
