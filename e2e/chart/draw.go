@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"strings"
 )
 
 // pods are what became of the pods of one run.
@@ -86,10 +87,11 @@ func (c chart) row(to *bytes.Buffer, y int, label string, p pods) {
 
 // words say it to who does not see it.
 func (c chart) words() string {
-	s := fmt.Sprintf("Without pullgate %d of %d pods run, %d of them without a credential. With it %d run, each with a credential, and %d are refused.",
-		c.without.entitled+c.without.borrowed, c.without.all(), c.without.borrowed, c.with.entitled+c.with.borrowed, c.with.refused)
+	var s strings.Builder
+	fmt.Fprintf(&s, "Without pullgate %d of %d pods run, %d of them without a credential. With it %d run, each with a credential, and %d are refused.",
+		c.without.entitled+c.without.borrowed, c.without.all(), c.without.borrowed, c.with.entitled, c.with.refused)
 	for _, b := range c.times {
-		s += fmt.Sprintf(" %s: %.2g ms, mean of %d.", b.label, b.seconds*1000, b.count)
+		fmt.Fprintf(&s, " %s: %.2g ms, mean of %d.", b.label, b.seconds*1000, b.count)
 	}
-	return s
+	return s.String()
 }

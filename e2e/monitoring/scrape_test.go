@@ -87,7 +87,7 @@ func busyDaemon(ctx context.Context, t *testing.T) workload {
 			return criproxytest.Image{ID: id, Names: []string{name}}, nil
 		}
 	})
-	dir, err := os.MkdirTemp("", "pg") //nolint:usetesting // a socket's path must be short
+	dir, err := os.MkdirTemp("", "pg") // a socket's path must be short
 	if err != nil {
 		t.Fatal(err)
 	}
