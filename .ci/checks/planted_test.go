@@ -114,6 +114,11 @@ func directions() []plant {
 		up("pkg/config", "pkg/tracker", "config imports leaf packages alone"),
 		up("pkg/config", "pkg/metrics", "config imports leaf packages alone"),
 		down("pkg/config", "pkg/policy"),
+		up("pkg/decisions", "pkg/tracker", "writes what it is told"),
+		up("pkg/decisions", "pkg/policy", "writes what it is told"),
+		up("pkg/criproxy", "pkg/decisions", "declares the interfaces of everything else"),
+		down("pkg/criproxy/decision", "pkg/tracker"),
+		down("pkg/daemon", "pkg/decisions"),
 		up("pkg/daemon", "cmd/pullgated", "daemon puts the packages of pkg together"),
 		down("pkg/daemon", "pkg/criproxy"),
 		down("pkg/daemon", "pkg/config"),
@@ -236,7 +241,7 @@ func shapes() []plant {
 func stubs() []string {
 	return []string{
 		"pkg/internal", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/pods/kube",
-		"pkg/nodecreds", "pkg/nodecreds/report",
+		"pkg/nodecreds", "pkg/nodecreds/report", "pkg/decisions",
 		"pkg/criproxy", "pkg/criproxy/criproxytest", "pkg/admin", "pkg/metrics", "pkg/config", "pkg/daemon", "cmd/pullgated", "proto/pullgate/admin/v1",
 	}
 }

@@ -148,11 +148,16 @@ func start(cmd *cobra.Command, f flags) error {
 		_, err := fmt.Fprintf(cmd.OutOrStdout(), "pullgated %s (commit %s, %s, %s)\n", version, commit, date, runtime.Version())
 		return err
 	}
+	// From here on a SIGHUP ends nothing; one that comes before the daemon is up is obeyed then.
+	reload := make(chan os.Signal, 1)
+	signal.Notify(reload, syscall.SIGHUP)
+	defer signal.Stop(reload)
 	log, err := logger(f, cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}
-	c, err := config.Load(f.config)
+	load := loader(f.config)
+	c, err := load()
 	if err != nil {
 		return usageError{fmt.Errorf("configuration %s:\n%w", f.config, err)}
 	}
@@ -165,9 +170,25 @@ func start(cmd *cobra.Command, f flags) error {
 		Config:              c,
 		AcceptPresentImages: f.accept,
 		Log:                 log,
+		Reload:              reload,
+		Load:                load,
 		Version:             version,
 		GoVersion:           runtime.Version(),
 	})
+}
+
+// loader returns what reads the configuration, each time anew. An absent file stands for the defaults, but not
+// for one that was there before: it may be about to be replaced.
+func loader(path string) func() (config.Config, error) {
+	read := config.Load
+	return func() (config.Config, error) {
+		_, err := os.Lstat(path)
+		c, loadErr := read(path)
+		if err == nil && loadErr == nil {
+			read = config.LoadPresent
+		}
+		return c, loadErr
+	}
 }
 
 // memoryLimit is how much memory the Go runtime takes before it collects garbage more often. What the daemon

@@ -109,7 +109,7 @@ func kills(s *story) {
 	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
 	s.tell(step{who: "A, with its secret", pod: owner, want: running, asks: downloads})
 	var good, bad []*outcome
-	for i := range 8 {
+	for i := range 5 {
 		fresh := s.private(fmt.Sprintf("fresh-%d:1", i))
 		for _, p := range []pod{
 			owner,

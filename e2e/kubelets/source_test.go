@@ -162,10 +162,12 @@ func strangers(s *story) {
 	o := s.keep(step{who: "A's pod that ends at once, Never", pod: pod{team: "a", image: app, policy: never, secrets: with(node.Alice())}, want: running})
 	s.must(r.Down())
 	s.restarted(o, 1)
+	s.gone("x")
 	s.must(s.restartKubelet(s.Context(), quick()))
+	// A pod that has ended, but whose sandbox is still there, could be the one that asks.
+	s.must(s.runtimeClient().RemoveStopped(s.Context()))
 	s.look(o)
 	before := o.pod.Status.ContainerStatuses[0].RestartCount
-	// A pod that has ended, but whose sandbox is still there, could be the one that asks.
 	for end := time.Now().Add(2 * patience); o.pod.Status.ContainerStatuses[0].RestartCount <= before; time.Sleep(200 * time.Millisecond) {
 		if s.look(o); time.Now().After(end) {
 			s.Fatalf("%s%s; want it to go on\n%s", o, s.events(o.pod), s.said())

@@ -418,6 +418,17 @@ func (k *Kubelet) ReadySandboxes(ctx context.Context, namespace string) ([]strin
 	return ids, err
 }
 
+// RemoveStopped removes every stopped sandbox, as a kubelet's garbage collection does once a minute.
+func (k *Kubelet) RemoveStopped(ctx context.Context) error {
+	all, err := k.Runtime.ListPodSandbox(quiet(ctx), &runtimeapi.PodSandboxFilter{
+		State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY},
+	})
+	for _, s := range all {
+		err = errors.Join(err, k.Runtime.RemovePodSandbox(quiet(ctx), s.GetId()))
+	}
+	return err
+}
+
 // RunningIn returns how many containers of a pod run.
 func (k *Kubelet) RunningIn(ctx context.Context, pod string) (int, error) {
 	all, err := k.Runtime.ListContainers(quiet(ctx), &runtimeapi.ContainerFilter{

@@ -36,7 +36,8 @@ const maxSize = 1 << 20
 var ErrInvalid = errors.New("config: invalid")
 
 // A Config is a whole configuration. Default returns the one of an empty file; the zero value is
-// not valid. docs/configuration.md explains each field.
+// not valid. docs/configuration.md explains each field. A field whose tag says reload:"yes" can change while the
+// daemon runs.
 type Config struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -53,13 +54,13 @@ type Config struct {
 	NoPullImageSecretRecheck bool `json:"noPullImageSecretRecheck"`
 	// ImagePullCredentialsVerificationPolicy and PreloadedImagesVerificationAllowlist mean what
 	// they mean in a kubelet's configuration.
-	ImagePullCredentialsVerificationPolicy string   `json:"imagePullCredentialsVerificationPolicy"`
-	PreloadedImagesVerificationAllowlist   []string `json:"preloadedImagesVerificationAllowlist"`
+	ImagePullCredentialsVerificationPolicy string   `json:"imagePullCredentialsVerificationPolicy" reload:"yes"`
+	PreloadedImagesVerificationAllowlist   []string `json:"preloadedImagesVerificationAllowlist" reload:"yes"`
 	// KubeletConfig is the path of a kubelet's configuration file, which the two fields above are
 	// taken from; "" is none. Parse fills them in.
-	KubeletConfig string `json:"kubeletConfig"`
+	KubeletConfig string `json:"kubeletConfig" reload:"yes"`
 	// Exempt says which pods may use every image.
-	Exempt Exempt `json:"exempt"`
+	Exempt Exempt `json:"exempt" reload:"yes"`
 	// UntrackedImages says what images are taken for that turn up without a pull.
 	UntrackedImages string `json:"untrackedImages"`
 	// KubeletSkipsAlwaysPrecheck says whether the kubelet is of 1.32 or newer.
@@ -72,6 +73,8 @@ type Config struct {
 	PodSource PodSource `json:"podSource"`
 	// Metrics is the HTTP server for scrapes and probes.
 	Metrics Metrics `json:"metrics"`
+	// DecisionLog is the file that decisions are appended to.
+	DecisionLog DecisionLog `json:"decisionLog"`
 
 	policy policy.Policy
 }
@@ -103,6 +106,12 @@ type PodSource struct {
 type Metrics struct {
 	// Listen is host:port; "" means no server.
 	Listen string `json:"listen"`
+}
+
+// DecisionLog is the file that decisions are appended to.
+type DecisionLog struct {
+	// Path is an absolute path; "" means no file.
+	Path string `json:"path"`
 }
 
 // A Tristate is auto, true or false. The zero value is not valid.
@@ -151,10 +160,16 @@ func (c Config) Policy() policy.Policy { return c.policy }
 // Load reads a file. An absent one gives the defaults. An error wraps ErrInvalid if the content is
 // wrong.
 func Load(path string) (Config, error) {
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	c, err := LoadPresent(path)
+	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrInvalid) {
 		return Parse(nil)
 	}
+	return c, err
+}
+
+// LoadPresent is Load for a file that must be there.
+func LoadPresent(path string) (Config, error) {
+	f, err := os.Open(path)
 	if err != nil {
 		return Config{}, fmt.Errorf("read configuration: %w", err)
 	}
@@ -298,6 +313,9 @@ func checkValues(c *Config) (errs []error) {
 	}
 	if c.Metrics.Listen != "" && !isAddress(c.Metrics.Listen) {
 		errs = append(errs, wrong("metrics.listen", c.Metrics.Listen, `host:port, as in 127.0.0.1:9471, or "" for no server`))
+	}
+	if p := c.DecisionLog.Path; p != "" && !isPath(p) {
+		errs = append(errs, wrong("decisionLog.path", p, `an absolute path, as in /var/log/pullgate/decisions.log, or "" for no file`))
 	}
 	return errs
 }

@@ -29,11 +29,7 @@ func manual(t *testing.T) string {
 // section returns the rows of the table below a heading, without its head, and the text itself.
 func section(t *testing.T, heading string) (rows [][]string, text string) {
 	t.Helper()
-	_, text, ok := strings.Cut(manual(t), "\n## "+heading+"\n")
-	if !ok {
-		t.Fatalf("docs/configuration.md has no section %s", heading)
-	}
-	text, _, _ = strings.Cut(text, "\n## ")
+	text = under(t, heading)
 	for line := range strings.Lines(text) {
 		if line = strings.TrimSpace(line); strings.HasPrefix(line, "| ") {
 			cells := strings.Split(strings.Trim(line, "|"), "|")
@@ -47,6 +43,17 @@ func section(t *testing.T, heading string) (rows [][]string, text string) {
 		t.Fatalf("section %s has no table", heading)
 	}
 	return rows[2:], text
+}
+
+// under returns what stands below a heading.
+func under(t *testing.T, heading string) string {
+	t.Helper()
+	_, text, ok := strings.Cut(manual(t), "\n## "+heading+"\n")
+	if !ok {
+		t.Fatalf("docs/configuration.md has no section %s", heading)
+	}
+	text, _, _ = strings.Cut(text, "\n## ")
+	return text
 }
 
 type field struct {

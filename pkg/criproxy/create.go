@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/pkg/criproxy/decision"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
 	"github.com/pullgate/pullgate/pkg/pods"
@@ -57,7 +57,7 @@ func (g *Gate) withoutCheckpoint(callName string, who pods.Pod, j judgement, err
 	if g.shadow || !strings.Contains(status.Convert(err).Message(), "checkpoint base image") {
 		return err
 	}
-	g.log.Info("Checkpoint not restored, its base image is not to be had", "pod", klog.KRef(who.Namespace, who.Name), "image", j.name)
+	g.decided.Note(decision.Decision{Call: callName, Pod: who, Image: j.name, Verdict: decision.Overruled(tracker.Verdict{}, decision.CheckpointBase), PullPolicy: pullUnknown})
 	return g.deny(callName, who, j.name, tracker.Verdict{})
 }
 

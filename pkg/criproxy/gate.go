@@ -11,6 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/pkg/criproxy/decision"
 	"github.com/pullgate/pullgate/pkg/criproxy/hidden"
 	"github.com/pullgate/pullgate/pkg/criproxy/kubelet"
 	"github.com/pullgate/pullgate/pkg/pods"
@@ -27,6 +28,7 @@ type Gate struct {
 	source   PodSource // nil if there is none
 	metrics  GateMetrics
 	log      klog.Logger
+	decided  decision.Noter
 	shadow   bool
 	fallback bool
 	always   kubelet.AlwaysPrecheck
@@ -57,6 +59,8 @@ type GateConfig struct {
 	PodSource PodSource
 	Metrics   GateMetrics
 	Log       klog.Logger
+	// Decisions is told every decision that Log gets a line for; nil if nobody keeps them.
+	Decisions decision.Log
 	// Shadow is noPullImageSecretRecheck: judge and count, enforce nothing.
 	Shadow bool
 	// OutageFallback is registryOutageFallback.
@@ -65,7 +69,7 @@ type GateConfig struct {
 	AlwaysPrecheck kubelet.AlwaysPrecheck
 }
 
-// NewGate returns a gate. Every field of the configuration but PodSource and the switches must be set.
+// NewGate returns a gate. Every field of the configuration but PodSource, Decisions and the switches must be set.
 func NewGate(c GateConfig) *Gate {
 	return &Gate{
 		tracker:  c.Tracker,
@@ -74,6 +78,7 @@ func NewGate(c GateConfig) *Gate {
 		source:   c.PodSource,
 		metrics:  c.Metrics,
 		log:      c.Log,
+		decided:  decision.Noter{Journal: c.Log, Log: c.Decisions, Shadow: c.Shadow},
 		shadow:   c.Shadow,
 		fallback: c.OutageFallback,
 		always:   c.AlwaysPrecheck,
@@ -117,6 +122,7 @@ func decode(c *call, into proto.Message) error {
 // to learn them may take a while. They are asked for before every refusal, so that the time it takes does
 // not tell why.
 func (g *Gate) judge(ctx context.Context, callName string, p pods.Pod, r tracker.Request) tracker.Verdict {
+	began := time.Now()
 	r.Pod = asked(p)
 	v := g.tracker.Check(ctx, r)
 	if v.Reason == policy.Absent {
@@ -130,8 +136,10 @@ func (g *Gate) judge(ctx context.Context, callName string, p pods.Pod, r tracker
 	}
 	g.metrics.Verdict(callName, v.Decision)
 	if !v.Allowed() || v.First {
-		g.log.Info("Verdict", "call", callName, "image", r.Name, "imageID", v.Pair.ImageID, "pod", klog.KRef(p.Namespace, p.Name),
-			"verdict", v.Verdict, "reason", v.Reason, "credentialID", v.Credential, "shadow", g.shadow)
+		g.decided.Note(decision.Decision{
+			Call: callName, Pod: p, Image: r.Name, Verdict: v, Secrets: r.Secrets,
+			PullPolicy: g.policyFor(ctx, callName, p, r.Name), Took: time.Since(began),
+		})
 	}
 	return v
 }

@@ -6,8 +6,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/pkg/criproxy/decision"
 	"github.com/pullgate/pullgate/pkg/criproxy/hidden"
 	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -80,7 +80,9 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 	for _, p := range who {
 		v := g.judge(ctx, "ImageStatus", p, tracker.Request{Name: name, Image: image(resp.GetImage())})
 		if g.hidden.Refused(p.UID, name, v.Pair.ImageID) {
-			g.log.Info("Pre-check hidden, the pod was refused a container on this image", "image", name, "pod", klog.KRef(p.Namespace, p.Name))
+			if v.Allowed() { // else it is noted already
+				g.decided.Note(decision.Decision{Call: "ImageStatus", Pod: p, Image: name, Verdict: decision.Overruled(v, decision.ContainerRefused), PullPolicy: pullPolicy, Took: time.Since(began)})
+			}
 			allowed = false
 		}
 		allowed = allowed && v.Allowed()
@@ -126,12 +128,13 @@ func (g *Gate) unresolved(ctx context.Context, name string, who []pods.Pod, err 
 	if g.shadow || aborted(err) {
 		return nil, err
 	}
+	began := time.Now()
 	for _, p := range who {
 		if d := g.tracker.CheckID(asked(p), name); d.Verdict != policy.Allow {
 			g.linger(ctx, name, who)
 			g.metrics.Verdict("ImageStatus", d)
 			g.metrics.Refused("ImageStatus")
-			g.log.Info("Verdict", "call", "ImageStatus", "image", name, "pod", klog.KRef(p.Namespace, p.Name), "verdict", d.Verdict, "reason", d.Reason)
+			g.decided.Note(decision.Decision{Call: "ImageStatus", Pod: p, Image: name, Verdict: tracker.Verdict{Decision: d}, PullPolicy: g.precheckPolicy(ctx, p, name), Took: time.Since(began)})
 			return absent, nil
 		}
 	}

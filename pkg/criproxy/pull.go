@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy/decision"
 	"github.com/pullgate/pullgate/pkg/criproxy/hidden"
 	"github.com/pullgate/pullgate/pkg/criproxy/outcome"
 	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
@@ -139,6 +140,7 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall) ([]byte, erro
 			return g.onNode(p)
 		}
 		g.log.Error(err, "Pull refused, the store of pull records cannot be written", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+		g.pullEnded(p, held, tracker.Verdict{}, outcome.Error)
 		// The kubelet gives the pod the reason RegistryUnavailable for a text that begins so;
 		// of code Unknown it shows the text alone.
 		return nil, refuse(codes.Unknown, "STORE_NOT_WRITABLE",
@@ -147,15 +149,15 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall) ([]byte, erro
 	defer g.ended(pull.Lost) // for every way out, a panic included, that says nothing else
 
 	raw, err := c.forward(ctx)
-	out := outcome.Of(err)
+	out, v := outcome.Of(err), tracker.Verdict{}
 	if out == outcome.Verified {
 		crashpoint.Hit(crashpoint.Pulled)
-		out = g.verified(pull, p, held, raw)
+		v, out = g.verified(pull, p, held, raw)
 		crashpoint.Hit(crashpoint.Recorded)
 	} else if out.Definite(err) {
 		g.ended(pull.Refused)
 	}
-	g.log.Info("Pull", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.Label(), "took", time.Since(p.began))
+	g.pullEnded(p, held, v, out)
 	g.countPull(p, proved, out)
 	if err == nil {
 		return raw, nil
@@ -183,20 +185,26 @@ func (p *pullCall) standsWithoutStore(v tracker.Verdict) bool {
 
 // verified makes a record of a successful pull. An answer without an image ID records nothing: the
 // intent stays, and the kubelet takes it for an error.
-func (g *Gate) verified(pull *tracker.Pull, p *pullCall, held []tracker.Secret, raw []byte) outcome.Outcome {
+func (g *Gate) verified(pull *tracker.Pull, p *pullCall, held []tracker.Secret, raw []byte) (tracker.Verdict, outcome.Outcome) {
 	var resp runtimeapi.PullImageResponse
 	if err := proto.Unmarshal(raw, &resp); err != nil || resp.GetImageRef() == "" {
 		g.log.Error(err, "Answer of the runtime to a pull names no image, nothing is recorded", "image", p.name)
-		return outcome.Error
+		return tracker.Verdict{}, outcome.Error
 	}
 	v, err := pull.Proved(tracker.Proof{ImageID: resp.GetImageRef(), Credential: p.cred, Secrets: held, Pod: asked(p.pod)})
 	if err != nil {
 		g.log.Error(err, "Pull record not written, the image needs proof again for every other pod", "image", p.name)
 	}
 	g.hidden.Clear(p.key)
-	g.log.Info("Proved", "image", p.name, "imageID", v.Pair.ImageID, "pod", klog.KRef(p.pod.Namespace, p.pod.Name),
-		"reason", v.Reason, "credentialID", v.Credential)
-	return outcome.Verified
+	return v, outcome.Verified
+}
+
+// pullEnded notes what came of a pull; without success nothing is known of the image but its name.
+func (g *Gate) pullEnded(p *pullCall, held []tracker.Secret, v tracker.Verdict, out outcome.Outcome) {
+	g.decided.Note(decision.Decision{
+		Call: "PullImage", Pod: p.pod, Image: p.name, Verdict: v, Secrets: held,
+		PullPolicy: p.policy, Outcome: out.Label(), Took: time.Since(p.began),
+	})
 }
 
 // countPull counts a pull of an image that was present. In shadow mode the registry is asked where

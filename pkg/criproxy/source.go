@@ -60,6 +60,18 @@ func (g *Gate) precheckPolicy(ctx context.Context, p pods.Pod, image string) str
 	return g.pullPolicy(p, image, pullAlways, pullIfNotPresent, pullNever)
 }
 
+// policyFor returns how a pod uses an image, as far as it leads to a call.
+func (g *Gate) policyFor(ctx context.Context, callName string, p pods.Pod, image string) string {
+	switch callName {
+	case "ImageStatus":
+		return g.precheckPolicy(ctx, p, image)
+	case "PullImage":
+		return g.pullPolicy(p, image, pullAlways, pullIfNotPresent)
+	default:
+		return g.pullPolicy(p, image, pullAlways, pullIfNotPresent, pullNever)
+	}
+}
+
 // secrets returns what the pull secrets of a pod hold for an image, nothing if nobody tells.
 func (g *Gate) secrets(ctx context.Context, p pods.Pod, image string) []tracker.Secret {
 	if g.source == nil || p.UID == "" || p.Static || image == "" {

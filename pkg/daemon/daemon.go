@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -35,6 +36,10 @@ type Options struct {
 	// preloaded, once.
 	AcceptPresentImages bool
 	Log                 klog.Logger
+	// Reload tells to read the configuration again and to reopen what is appended to; nil: never.
+	Reload <-chan os.Signal
+	// Load reads the configuration again. It must be set if Reload is.
+	Load func() (config.Config, error)
 	// Version and GoVersion are shown by pullgate_build_info.
 	Version, GoVersion string
 	// Ready is called once when the socket can be dialled; nil is allowed.
@@ -46,6 +51,7 @@ type Options struct {
 // configuration is taken as checked by the config package.
 func Run(ctx context.Context, o Options) (err error) {
 	m := metrics.New(o.Version, o.GoVersion, criproxy.Methods())
+	m.ConfigRead(true, time.Now())
 
 	// The lock on the store is what keeps a second daemon from this node's state, so it comes
 	// before the socket.
@@ -57,6 +63,12 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err := accept(o, st.store); err != nil {
 		return err
 	}
+
+	decided, err := openDecisions(o, m)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, decided.close()) }()
 
 	conns, err := dial(o.Config)
 	if err != nil {
@@ -86,6 +98,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		PodSource:      source.forGate(),
 		Metrics:        m,
 		Log:            o.Log.WithName("gate"),
+		Decisions:      decided.forGate(),
 		Shadow:         o.Config.NoPullImageSecretRecheck,
 		OutageFallback: o.Config.RegistryOutageFallback,
 		AlwaysPrecheck: alwaysPrecheck(o.Config),
@@ -116,21 +129,22 @@ func Run(ctx context.Context, o Options) (err error) {
 	if o.Ready != nil {
 		o.Ready()
 	}
-	return serve(ctx, o, parts{conns: conns, key: st.key, tracker: trk, node: node, source: source, gate: gate, server: server, metrics: m, on: on, stopping: &atomic.Bool{}})
+	return serve(ctx, o, parts{conns: conns, key: st.key, tracker: trk, node: node, source: source, decisions: decided, gate: gate, server: server, metrics: m, on: on, stopping: &atomic.Bool{}})
 }
 
 // parts are what serve keeps running.
 type parts struct {
-	conns    connections
-	key      credential.Key
-	tracker  *tracker.Tracker
-	node     *nodecreds.Credentials
-	source   *podSource // nil if there is none
-	gate     *criproxy.Gate
-	server   *criproxy.Server
-	metrics  *metrics.Metrics
-	on       listeners
-	stopping *atomic.Bool // for /readyz
+	conns     connections
+	key       credential.Key
+	tracker   *tracker.Tracker
+	node      *nodecreds.Credentials
+	source    *podSource   // nil if there is none
+	decisions *decisionLog // nil if there is none
+	gate      *criproxy.Gate
+	server    *criproxy.Server
+	metrics   *metrics.Metrics
+	on        listeners
+	stopping  *atomic.Bool // for /readyz
 }
 
 // serve runs the parts and stops them in the reverse order when ctx ends or one of them fails: the
@@ -142,6 +156,10 @@ func serve(ctx context.Context, o Options, p parts) error {
 	var back errgroup.Group
 	back.Go(func() error { p.tracker.Run(behind); return nil })
 	back.Go(func() error { watch(behind, o.Log, p); return nil })
+	back.Go(func() error { reload(behind, o, p); return nil })
+	if p.decisions != nil {
+		back.Go(func() error { p.decisions.Run(behind); return nil })
+	}
 	if p.source != nil {
 		back.Go(func() error { p.source.run(behind, o.Log.WithName("podSource")); return nil })
 	}

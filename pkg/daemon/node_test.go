@@ -46,7 +46,7 @@ func newNode(t *testing.T, settings ...string) *node {
 	})
 	p := prepare(t, r.Endpoint())
 	n := &node{process: p, runtime: r, file: p.path("config.json")}
-	p.configure(append(settings, "kubeletSkipsAlwaysPrecheck: true", "nodeCredentials: {dockerConfigFiles: ["+n.file+"]}")...)
+	p.configure(append(settings, "kubeletSkipsAlwaysPrecheck: true", "nodeCredentials: {dockerConfigFiles: ["+n.file+"]}", p.decisionLog())...)
 	return n
 }
 
@@ -130,8 +130,11 @@ func (n *node) leaksNothing() {
 		}
 		return err
 	})
-	if err != nil || len(written) < 4 {
-		n.t.Fatalf("%d places were looked at, %v; want log, metrics, store and key", len(written), err)
+	if err == nil {
+		written["decision log"], err = os.ReadFile(n.path("decisions.log"))
+	}
+	if err != nil || len(written) < 5 || len(written["decision log"]) == 0 {
+		n.t.Fatalf("%d places were looked at, %v; want log, metrics, store, key and decision log", len(written), err)
 	}
 	for where, content := range written {
 		for _, secret := range []string{nodeToken, nodeToken2} {

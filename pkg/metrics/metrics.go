@@ -36,6 +36,9 @@ type Metrics struct {
 	upstreamUp   prometheus.Gauge
 	distrusted   prometheus.Gauge
 	panics       prometheus.Counter
+	dropped      prometheus.Counter
+	reloaded     prometheus.Gauge
+	reloadedAt   prometheus.Gauge
 	sourceErrors *prometheus.CounterVec
 	sourceCauses []string
 }
@@ -71,6 +74,12 @@ func New(version, goVersion string, methods []string) *Metrics {
 	m.upstreamUp = gauge("pullgate_upstream_up", "1 while the runtime is connected, else 0.")
 	m.distrusted = gauge("pullgate_store_distrusted", "1 while the store is distrusted because an earlier one was lost: images on the node are then not taken for preloaded.")
 	m.panics = prometheus.NewCounter(prometheus.CounterOpts{Name: "pullgate_panics_total", Help: "Calls that panicked and were answered with Internal. Anything but 0 is a bug."})
+	m.dropped = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "pullgate_decisions_dropped_total",
+		Help: "Decisions that are missing in the decision log, because its file could not be written, or not fast enough.",
+	})
+	m.reloaded = gauge("pullgate_config_last_reload_success", "1 if the configuration was right when it was last read, else 0: the last good one is in use.")
+	m.reloadedAt = gauge("pullgate_config_last_reload_success_timestamp_seconds", "When the configuration in use was read, in seconds since 1970.")
 	m.sourceErrors = counterVec("pullgate_pod_source_errors_total", "Things that the pod source could not learn from the API server, by reason.", "reason")
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "pullgate_build_info", Help: "1, with the version of pullgate and of Go as labels.",
@@ -78,7 +87,7 @@ func New(version, goVersion string, methods []string) *Metrics {
 	})
 	info.Set(1)
 	m.registry.MustRegister(m.hit, m.miss, m.verdicts, m.hidden, m.denials, m.forwarded, m.callDuration, m.storeSync, m.upstreamUp,
-		m.distrusted, m.panics, m.sourceErrors, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		m.distrusted, m.panics, m.dropped, m.reloaded, m.reloadedAt, m.sourceErrors, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.begin()
 	return m
 }
@@ -187,6 +196,17 @@ func codeNames() []string {
 
 // Panic counts a call that panicked.
 func (m *Metrics) Panic() { m.panics.Inc() }
+
+// DecisionsDropped counts decisions that are missing in the decision log.
+func (m *Metrics) DecisionsDropped(n uint64) { m.dropped.Add(float64(n)) }
+
+// ConfigRead says whether the configuration was right that was read at a time; only one that was is in use.
+func (m *Metrics) ConfigRead(right bool, at time.Time) {
+	m.reloaded.Set(number(right))
+	if right {
+		m.reloadedAt.Set(float64(at.UnixMilli()) / 1000)
+	}
+}
 
 // StoreSync counts a write to the store.
 func (m *Metrics) StoreSync(took time.Duration) { m.storeSync.Observe(took.Seconds()) }

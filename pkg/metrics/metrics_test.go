@@ -39,6 +39,8 @@ func newMetrics() *metrics.Metrics {
 	m.StoreDistrusted(true)
 	m.SetPodSource([]string{"forbidden"}, func() bool { return true })
 	m.PodSourceError("forbidden")
+	m.DecisionsDropped(3)
+	m.ConfigRead(true, time.Unix(1700000000, 5e8))
 	return m
 }
 
@@ -64,7 +66,12 @@ func contract() map[string]string {
 		"pullgate_pod_source_errors_total": "COUNTER reason",
 		"pullgate_upstream_up":             "GAUGE ",
 		"pullgate_panics_total":            "COUNTER ",
-		"pullgate_build_info":              "GAUGE goversion,version",
+		"pullgate_decisions_dropped_total": "COUNTER ",
+
+		"pullgate_config_last_reload_success":                   "GAUGE ",
+		"pullgate_config_last_reload_success_timestamp_seconds": "GAUGE ",
+
+		"pullgate_build_info": "GAUGE goversion,version",
 	}
 }
 

@@ -68,12 +68,13 @@ func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
 	if r.Image.ID == "" {
 		return Verdict{Decision: policy.Decision{Reason: policy.Absent}}
 	}
+	rules := t.rules.Load() // once, so that SetRules changes all of a judgement or nothing
 	var first Verdict
 	for _, c := range t.candidates(r.Name, r.Image) {
 		if r.Except != "" && c.pair.Repository == r.Except {
 			continue
 		}
-		v := t.checkPair(ctx, r, c)
+		v := t.checkPair(ctx, rules, r, c)
 		if v.Allowed() {
 			return v
 		}
@@ -82,7 +83,7 @@ func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
 		}
 	}
 	if first.Reason == "" {
-		first = t.checkPair(ctx, r, candidate{pair: records.Pair{ImageID: r.Image.ID}, byID: true})
+		first = t.checkPair(ctx, rules, r, candidate{pair: records.Pair{ImageID: r.Image.ID}, byID: true})
 	}
 	return first
 }
@@ -144,12 +145,11 @@ func unparsedRepository(name string) string {
 	return "unparsed/" + hex.EncodeToString(sum[:])
 }
 
-func (t *Tracker) checkPair(ctx context.Context, r Request, c candidate) Verdict {
+func (t *Tracker) checkPair(ctx context.Context, rules *Rules, r Request, c candidate) Verdict {
 	facts, err := t.store.Lookup(c.pair)
 	if err == nil && untracked(facts) && !facts.Rivals && !c.byID && !r.Substituted && t.scan(ctx) {
 		facts, err = t.store.Lookup(c.pair)
 	}
-	rules := t.rules.Load()
 	v := Verdict{Pair: c.pair}
 	e := policy.Evidence{
 		Unreadable: err != nil,

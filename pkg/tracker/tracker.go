@@ -108,7 +108,8 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) (*Trac
 	return t, err
 }
 
-// SetRules replaces the rules for every judgement that begins after it returns. Grants stay.
+// SetRules replaces the rules for every judgement that begins after it returns; one that is under way sees
+// the old ones or the new ones, never some of each. Grants stay.
 func (t *Tracker) SetRules(r Rules) {
 	r.ExemptNamespaces = slices.Clone(r.ExemptNamespaces)
 	t.rules.Store(&r)

@@ -263,3 +263,38 @@ func TestScanRunsOnlyForWhatIsUntracked(t *testing.T) {
 		t.Errorf("%d image lists; want none", got)
 	}
 }
+
+// Under each of the two rules one of the image's names is enough; under some of each it may be none.
+func TestAJudgementSeesOldRulesOrNewOnes(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	var both []tracker.Rules
+	for _, repository := range []string{"repo.test/a", "repo.test/b"} {
+		p, err := policy.New(string(policy.ModeNeverVerifyAllowlistedImages), []string{repository})
+		if err != nil {
+			t.Fatal(err)
+		}
+		both = append(both, tracker.Rules{Policy: p})
+	}
+	w.SetRules(both[0])
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-done:
+				return
+			default:
+				w.SetRules(both[i%2])
+			}
+		}
+	})
+	img := image(id1, "repo.test/a:1", "repo.test/b:1")
+	for range 2000 {
+		if v := w.check(tracker.Pod{}, "", img); !v.Allowed() || v.Reason != policy.Allowlisted {
+			t.Errorf("verdict %v by %s; want Allow, both rules say so", v.Verdict, v.Reason)
+			break
+		}
+	}
+	close(done)
+	wg.Wait()
+}

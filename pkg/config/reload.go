@@ -1,0 +1,28 @@
+package config
+
+import "reflect"
+
+// NeedRestart returns the paths of the fields that differ between two configurations and cannot change while the
+// daemon runs, in the order of the fields.
+func NeedRestart(running, next Config) []string {
+	return differing("", reflect.ValueOf(running), reflect.ValueOf(next))
+}
+
+func differing(prefix string, a, b reflect.Value) (paths []string) {
+	for f, v := range a.Fields() {
+		name := f.Tag.Get("json")
+		if name == "" || f.Tag.Get("reload") != "" {
+			continue
+		}
+		w := b.FieldByIndex(f.Index)
+		if f.Type.Kind() == reflect.Struct {
+			paths = append(paths, differing(prefix+name+".", v, w)...)
+			continue
+		}
+		empty := v.Kind() == reflect.Slice && v.Len() == 0 && w.Len() == 0 // nil or not
+		if !empty && !reflect.DeepEqual(v.Interface(), w.Interface()) {
+			paths = append(paths, prefix+name)
+		}
+	}
+	return paths
+}

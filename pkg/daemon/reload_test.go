@@ -1,0 +1,309 @@
+package daemon_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+)
+
+func (p *process) decisionLog() string { return "decisionLog: {path: " + p.path("decisions.log") + "}" }
+
+// hup sends SIGHUP and waits until the log has a text once more.
+func (p *process) hup(says string) {
+	p.t.Helper()
+	before := strings.Count(p.out.String(), says)
+	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		p.t.Fatal(err)
+	}
+	for end := time.Now().Add(20 * time.Second); strings.Count(p.out.String(), says) == before; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			p.t.Fatalf("the log does not say %q after SIGHUP:\n%s", says, p.out)
+		}
+	}
+}
+
+// decisions reads the decision log, and what it was rotated to.
+func (p *process) decisions() (all []map[string]any) {
+	p.t.Helper()
+	files, err := filepath.Glob(p.path("decisions.log*"))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for _, path := range files {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			var object map[string]any
+			if err := json.Unmarshal([]byte(line), &object); err != nil {
+				p.t.Fatalf("%s: line %q: %v", path, line, err)
+			}
+			all = append(all, object)
+		}
+	}
+	return all
+}
+
+const (
+	reloaded    = "Configuration reloaded"
+	notReloaded = "Configuration not reloaded, the last good one stays in use"
+)
+
+func TestSIGHUPChangesVerdictsAndABadFileDoesNot(t *testing.T) {
+	r := criproxytest.NewRuntime(t)
+	r.SetImages(criproxytest.Image{ID: id2, Names: []string{pre}})
+	p := prepare(t, r.Endpoint())
+	p.start()
+	k := p.kubelet()
+	sees := func(when, namespace, want string) {
+		t.Helper()
+		if got := k.Precheck(k.Pod(namespace), pre); got != want {
+			t.Errorf("%s: pre-check of %s = %q; want %q", when, namespace, got, want)
+		}
+	}
+	sees("at the start", "alice", id2)
+	holder := k.Pod("holder")
+	k.Precheck(holder, pre)
+
+	const always = "imagePullCredentialsVerificationPolicy: AlwaysVerify"
+	p.configure(always)
+	p.hup(reloaded)
+	sees("AlwaysVerify", "alice", "")
+	if got := k.Precheck(holder, pre); got != id2 {
+		t.Errorf("pre-check of a pod with a grant = %q; want it to stand", got)
+	}
+	read := p.metric("pullgate_config_last_reload_success_timestamp_seconds")
+	if now := float64(time.Now().Unix()); read < now-100 || read > now+1 || p.metric("pullgate_config_last_reload_success") != 1 {
+		t.Errorf("configuration read at %v, success %v; want now, 1", read, p.metric("pullgate_config_last_reload_success"))
+	}
+
+	p.configure("imagePullCredentialsVerificationPolicy: NeverVerify", "exempt: {namespaces: [Alice]}", "listn: x")
+	p.hup(notReloaded)
+	sees("a bad file", "alice", "")
+	said := ""
+	for line := range strings.Lines(p.out.String()) {
+		if strings.Contains(line, notReloaded) {
+			said = line
+		}
+	}
+	for _, wrong := range []string{"listn: unknown field", `exempt.namespaces[0]`, "; "} {
+		if !strings.Contains(said, wrong) {
+			t.Errorf("line %q; want it to say %s", said, wrong)
+		}
+	}
+	if p.metric("pullgate_config_last_reload_success") != 0 || p.metric("pullgate_config_last_reload_success_timestamp_seconds") != read {
+		t.Error("the metrics do not say that the last reading failed, and that the one before is in use")
+	}
+
+	if err := os.Remove(p.path("config.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	p.hup(notReloaded)
+	sees("no file", "alice", "")
+
+	p.configure(always, "exempt: {namespaces: [alice]}", "noPullImageSecretRecheck: true", "untrackedImages: Verify")
+	p.hup("Configuration changed where it takes effect at the start alone")
+	if out := p.out.String(); !strings.Contains(out, `needARestart=["noPullImageSecretRecheck","untrackedImages"]`) {
+		t.Errorf("log %s\nwant it to name the two fields", out)
+	}
+	sees("exempt", "alice", id2)
+	sees("exempt", "bob", "") // shadow mode does not begin without a restart
+	p.stop()
+}
+
+func TestSIGHUPReadsTheKubeletsFileAgain(t *testing.T) {
+	r := criproxytest.NewRuntime(t)
+	r.SetImages(criproxytest.Image{ID: id2, Names: []string{pre}})
+	p := prepare(t, r.Endpoint())
+	theirs := func(policy string) {
+		t.Helper()
+		text := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nimagePullCredentialsVerificationPolicy: " + policy + "\n"
+		if err := os.WriteFile(p.path("kubelet.yaml"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	theirs("AlwaysVerify")
+	p.configure("kubeletConfig: " + p.path("kubelet.yaml"))
+	p.start()
+	k := p.kubelet()
+	for _, step := range []struct{ policy, says, want string }{
+		{"NeverVerify", reloaded, id2}, {"Sometimes", notReloaded, id2}, {"AlwaysVerify", reloaded, ""},
+	} {
+		theirs(step.policy)
+		p.hup(step.says)
+		if got := k.Precheck(k.Pod("alice"), pre); got != step.want {
+			t.Errorf("%s: pre-check = %q; want %q", step.policy, got, step.want)
+		}
+	}
+}
+
+// A daemon that waits for its store is not up yet.
+func TestSIGHUPBeforeTheDaemonIsUpIsObeyedLater(t *testing.T) {
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+	p.start()
+	p.stop()
+	db, err := bolt.Open(p.path("state/records.db"), 0o600, nil) // holds the lock
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.spawn()
+	for end := time.Now().Add(10 * time.Second); !p.hasOpen(p.path("state/records.db")); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("pullgated does not open its store")
+		}
+	}
+	err = p.cmd.Process.Signal(syscall.SIGHUP)
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if !p.ready() {
+		t.Fatalf("SIGHUP before it was up ended pullgated:\n%s", p.out)
+	}
+	for end := time.Now().Add(10 * time.Second); !strings.Contains(p.out.String(), reloaded); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("SIGHUP before it was up is forgotten:\n%s", p.out)
+		}
+	}
+}
+
+// hasOpen reports whether the process has a file open.
+func (p *process) hasOpen(path string) bool {
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for _, fd := range fds {
+		if to, err := os.Readlink(fd); err == nil && to == path {
+			return true
+		}
+	}
+	return false
+}
+
+func TestDecisionLogOverRotations(t *testing.T) {
+	const canary = "cAnary-Of-The-Log"
+	r := criproxytest.NewRuntime(t)
+	p := prepare(t, r.Endpoint())
+	p.configure("kubeletSkipsAlwaysPrecheck: true", p.decisionLog())
+	serves(r, app, canary, id1)
+	p.start("-v", "10")
+	if info, err := os.Stat(p.path("decisions.log")); err != nil || info.Mode() != 0o600 {
+		t.Errorf("mode %v, %v; want 0600", info.Mode(), err)
+	}
+	k := p.kubelet()
+	const turns = 10
+	for turn := range turns {
+		x := k.Pod(fmt.Sprintf("tenant%d", turn))
+		k.Precheck(x, app) // absent, then hidden
+		if _, err := k.Pull(t.Context(), x, app, canary); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := k.Pull(t.Context(), x, app, "wrong"+canary); err == nil {
+			t.Fatal("a wrong credential pulls")
+		}
+		if err := os.Rename(p.path("decisions.log"), fmt.Sprintf("%s.%d", p.path("decisions.log"), turn)); err != nil {
+			t.Fatal(err)
+		}
+		p.hup(reloaded)
+	}
+	p.stop()
+	got := map[string]int{}
+	for _, d := range p.decisions() {
+		outcome, _ := d["outcome"].(string)
+		got[fmt.Sprintf("%s %s %s", d["call"], d["verdict"], outcome)]++
+		if d["repository"] != "repo.test/team/app" || d["image"] != app || d["dropped"] != nil {
+			t.Errorf("decision %v; want its image and repository, and none missing", d)
+		}
+	}
+	// A pull with a wrong credential is judged only where a pre-check is hidden.
+	for what, want := range map[string]int{
+		"PullImage Allow verified": 1, "PullImage Allow ": turns - 1, "ImageStatus Reverify ": turns - 1, "PullImage Reverify denied": turns,
+	} {
+		if got[what] != want {
+			t.Errorf("%d decisions %q; want %d; all: %v", got[what], what, want, got)
+		}
+	}
+	files, err := filepath.Glob(p.path("decisions.log*"))
+	if err != nil || len(files) != turns+1 {
+		t.Errorf("files %v, %v; want one for each rotation and the last", files, err)
+	}
+	for _, path := range files {
+		if text, err := os.ReadFile(path); err != nil || strings.Contains(string(text), canary) {
+			t.Errorf("%s: %v, or it holds a credential", path, err)
+		}
+	}
+	if strings.Contains(p.out.String(), canary) {
+		t.Error("the log of pullgated holds a credential")
+	}
+}
+
+func TestDecisionLogThatCannotBeOpenedKeepsTheDaemonFromStarting(t *testing.T) {
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+	if err := os.WriteFile(p.path("precious"), []byte("precious\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		p.path("nowhere/decisions.log"): "no such file or directory", p.dir: "is a directory", p.path("precious"): "not a log of decisions",
+	} {
+		p.configure("decisionLog: {path: " + path + "}")
+		p.spawn()
+		out := p.out
+		if code := p.wait(); code != 1 || !strings.Contains(out.String(), "open decisionLog.path: ") || !strings.Contains(out.String(), want) || !strings.Contains(out.String(), "hint: set decisionLog.path") {
+			t.Errorf("%s: exit %d, %q; want 1, what and a hint", path, code, out)
+		}
+		if _, err := os.Lstat(p.path("run/cri.sock")); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: the socket was made: %v", path, err)
+		}
+	}
+}
+
+// Decisions go on while their log cannot be written, and what is missing is counted and said.
+func TestDecisionsGoOnWithoutTheirLog(t *testing.T) {
+	r := criproxytest.NewRuntime(t)
+	p := prepare(t, r.Endpoint())
+	dir := p.path("log")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "decisions.log")
+	p.configure("decisionLog: {path: " + path + "}")
+	serves(r, app, "good", id1)
+	p.start()
+	k := p.kubelet()
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		if _, err := k.Pull(t.Context(), k.Pod(fmt.Sprintf("tenant%d", i)), app, "good"); err != nil {
+			t.Errorf("pull = %v; want nil", err)
+		}
+	}
+	p.until("pullgate_decisions_dropped_total", 3)
+	if n := strings.Count(p.out.String(), "Decision log not written, decisions go on and are missing in it"); n != 1 {
+		t.Errorf("said %d times that the log is not written; want once", n)
+	}
+	p.hup("Decision log not reopened, the old file is written on")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.Pull(t.Context(), k.Pod("last"), app, "good"); err != nil {
+		t.Errorf("pull = %v; want nil", err)
+	}
+	p.stop()
+	text, err := os.ReadFile(path)
+	if err != nil || strings.Count(string(text), "\n") != 1 || !strings.Contains(string(text), `"dropped":3`) {
+		t.Errorf("decision log %q, %v; want one line that says 3 are missing", text, err)
+	}
+}
