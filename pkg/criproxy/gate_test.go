@@ -318,6 +318,38 @@ func TestKubeletThatPrechecksAlwaysReachesTheRegistry(t *testing.T) {
 	}
 }
 
+// What cannot be told from a pull with Always is one: the registry has the last word, also at the next try.
+func TestProvedPullThatTheRegistryRefusesLeavesNoGrant(t *testing.T) {
+	p := newProxy(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}}}, criproxy.GateConfig{AlwaysPrecheck: kubelet.Sent, OutageFallback: true})
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	carol := p.Pod("carol")
+	if got := p.Precheck(carol, app); got != "" {
+		t.Fatalf("pre-check = %q; want it hidden, or this test shows nothing", got)
+	}
+	p.serves(app, "another", criproxytest.Image{ID: id1})
+	for range 2 {
+		if id, err := p.Pull(t.Context(), carol, app, "good"); err == nil {
+			t.Errorf("pull that the registry refuses = %q; want its refusal", id)
+		}
+		if got := p.Precheck(carol, app); got != "" {
+			t.Errorf("pre-check after a refused pull = %q; want it hidden", got)
+		}
+	}
+	// An exempt pod depends on nothing of ours, and a registry that is away refuses nobody.
+	stranger := p.PodFrom("system", "api")
+	p.Precheck(stranger, app)
+	if id, err := p.Pull(t.Context(), stranger, app, "bad"); id != id1 || err != nil {
+		t.Errorf("exempt pod's pull = %q, %v; want the image", id, err)
+	}
+	p.outage()
+	if id, err := p.Pull(t.Context(), carol, app, "good"); id != id1 || err != nil {
+		t.Errorf("pull during an outage = %q, %v; want the image", id, err)
+	}
+}
+
 func TestRequestThatCannotBeReadIsRefused(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
 	for _, method := range []string{

@@ -242,9 +242,15 @@ func (g *Gate) standsIn(ctx context.Context, p *pullCall, out outcome.Outcome) (
 	case p.exact || !p.hidden:
 		return v, false
 	}
-	v = g.judgePull(ctx, p, g.fallback && out.Away())
-	exempt := v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace
-	return v, answers(v) && (exempt || (g.fallback && out.Away()))
+	if g.fallback && out.Away() {
+		v = g.judgePull(ctx, p, true)
+		return v, answers(v)
+	}
+	// Only an exempt pod. As nobody in particular, since what the registry has just refused must not leave a
+	// grant, which would let the next pre-check pass.
+	nobody := pods.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}
+	v = g.judge(ctx, "PullImage", nobody, tracker.Request{Name: p.name, Image: p.present, Credentials: []credential.Credential{}})
+	return v, v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace
 }
 
 // ended tells the tracker how a pull ended; a failure leaves the intent on disk, which is safe.
