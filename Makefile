@@ -91,7 +91,7 @@ install: build ## install programs and units below DESTDIR; enables nothing
 
 .PHONY: lint
 lint: setup ## check everything that can be checked without running it
-	@.ci/steps lint vet golangci checks tidy-check generate-check scripts units
+	@.ci/steps lint vet golangci checks monitoring tidy-check generate-check scripts units
 
 .PHONY: vet
 vet: ## run go vet, and look for package variables that change
@@ -107,6 +107,12 @@ golangci: ## run golangci-lint over every module
 .PHONY: checks
 checks: ## see that lint finds what is planted, that links lead somewhere, that the tree has its shape
 	cd .ci/checks && go test -count=1 ./...
+
+.PHONY: monitoring
+monitoring: build ## play the alert rules, and hold them and the dashboard to a scrape of the daemon
+	promtool check rules docs/monitoring/alerts.yml
+	promtool test rules docs/monitoring/alerts_test.yml
+	cd e2e && go test -count=1 ./monitoring
 
 .PHONY: tidy-check
 tidy-check: ## see that every go.mod is tidy

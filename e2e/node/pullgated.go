@@ -96,6 +96,9 @@ func (p *Pullgated) Dir() string { return p.dir }
 // Endpoint is what the kubelet dials.
 func (p *Pullgated) Endpoint() string { return "unix://" + p.path("cri.sock") }
 
+// MetricsAddress is the host and port that its metrics are scraped from.
+func (p *Pullgated) MetricsAddress() string { return p.metrics }
+
 func (p *Pullgated) get(path string) (string, error) {
 	client := http.Client{Timeout: 5 * time.Second}
 	resp, err := client.Get("http://" + p.metrics + path)

@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"sigs.k8s.io/yaml"
 
@@ -67,6 +68,10 @@ type Config struct {
 	KubeletSkipsAlwaysPrecheck Tristate `json:"kubeletSkipsAlwaysPrecheck"`
 	// RegistryOutageFallback lets an image on the node stand in for a pull that fails.
 	RegistryOutageFallback bool `json:"registryOutageFallback"`
+	// CredentialValidity is how long a proof counts; 0 is for ever.
+	CredentialValidity Duration `json:"credentialValidity" reload:"yes"`
+	// RegistryUnavailableGrace is how much longer a proof stands that cannot be renewed.
+	RegistryUnavailableGrace Duration `json:"registryUnavailableGrace" reload:"yes"`
 	// NodeCredentials are those that the node itself offers to every pod.
 	NodeCredentials NodeCredentials `json:"nodeCredentials"`
 	// PodSource is the API server, where pull policies and pull secrets of pods are learnt.
@@ -132,6 +137,27 @@ func (t *Tristate) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
+// A Duration is a time span as Go and Kubernetes write it, "1h30m". The zero value is not valid.
+type Duration string
+
+// maxDuration is far beyond what anybody means, and far below what two of them overflow at.
+const maxDuration = 10 * 365 * 24 * time.Hour
+
+// Value returns the time span; that of a text which Parse refuses is 0.
+func (d Duration) Value() time.Duration {
+	v, err := time.ParseDuration(string(d))
+	if err != nil || v != 0 && v < time.Second || v > maxDuration {
+		return 0
+	}
+	return v
+}
+
+// valid reports whether a duration is one that Parse takes.
+func (d Duration) valid() bool {
+	v, err := time.ParseDuration(string(d))
+	return err == nil && v == d.Value()
+}
+
 // Default returns the configuration of an absent or empty file.
 func Default() Config {
 	return Config{
@@ -146,6 +172,8 @@ func Default() Config {
 		UntrackedImages:                        UntrackedPreloaded,
 		KubeletSkipsAlwaysPrecheck:             Auto,
 		RegistryOutageFallback:                 true,
+		CredentialValidity:                     "0s",
+		RegistryUnavailableGrace:               "0s",
 		NodeCredentials: NodeCredentials{
 			DockerConfigFiles: []string{"/var/lib/kubelet/config.json"},
 			Listen:            "unix:///run/pullgate/credentials.sock",
@@ -292,6 +320,7 @@ func checkValues(c *Config) (errs []error) {
 	if t := c.KubeletSkipsAlwaysPrecheck; t != Auto && t != True && t != False {
 		errs = append(errs, wrong("kubeletSkipsAlwaysPrecheck", string(t), "auto, true or false"))
 	}
+	errs = append(errs, checkDurations(c)...)
 	for i, ns := range c.Exempt.Namespaces {
 		if !isLabel(ns) {
 			errs = append(errs, wrong(fmt.Sprintf("exempt.namespaces[%d]", i), ns, "the name of a namespace: lower-case letters, digits and '-', at most 63"))
@@ -316,6 +345,22 @@ func checkValues(c *Config) (errs []error) {
 	}
 	if p := c.DecisionLog.Path; p != "" && !isPath(p) {
 		errs = append(errs, wrong("decisionLog.path", p, `an absolute path, as in /var/log/pullgate/decisions.log, or "" for no file`))
+	}
+	return errs
+}
+
+func checkDurations(c *Config) (errs []error) {
+	const allowed = "0s, or a duration from 1s to 87600h, as in 24h or 90m"
+	for _, f := range []struct {
+		path  string
+		value Duration
+	}{{"credentialValidity", c.CredentialValidity}, {"registryUnavailableGrace", c.RegistryUnavailableGrace}} {
+		if !f.value.valid() {
+			errs = append(errs, wrong(f.path, string(f.value), allowed))
+		}
+	}
+	if len(errs) == 0 && c.CredentialValidity.Value() == 0 && c.RegistryUnavailableGrace.Value() != 0 {
+		errs = append(errs, wrong("registryUnavailableGrace", string(c.RegistryUnavailableGrace), "0s without credentialValidity, since no proof expires"))
 	}
 	return errs
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -101,6 +102,8 @@ exempt: {staticPods: false, namespaces: [kube-system, a1]}
 untrackedImages: Verify
 kubeletSkipsAlwaysPrecheck: "true"
 registryOutageFallback: false
+credentialValidity: 24h
+registryUnavailableGrace: 1h30m
 nodeCredentials: {dockerConfigFiles: [/root/.docker/config.json, /root/.dockercfg], listen: unix:///run/c.sock}
 metrics: {listen: ""}
 decisionLog: {path: /var/log/decisions.log}
@@ -113,11 +116,15 @@ decisionLog: {path: /var/log/decisions.log}
 		PreloadedImagesVerificationAllowlist:   []string{"repo.test/team/*", "busybox"},
 		Exempt:                                 config.Exempt{Namespaces: []string{"kube-system", "a1"}},
 		UntrackedImages:                        "Verify", KubeletSkipsAlwaysPrecheck: "true",
+		CredentialValidity: "24h", RegistryUnavailableGrace: "1h30m",
 		NodeCredentials: config.NodeCredentials{
 			DockerConfigFiles: []string{"/root/.docker/config.json", "/root/.dockercfg"}, Listen: "unix:///run/c.sock",
 		},
 		DecisionLog: config.DecisionLog{Path: "/var/log/decisions.log"},
 	})
+	if v, g := c.CredentialValidity.Value(), c.RegistryUnavailableGrace.Value(); v != 24*time.Hour || g != 90*time.Minute {
+		t.Errorf("validity %v, grace %v; want 24h and 1h30m", v, g)
+	}
 	if p := c.Policy(); p.Mode() != policy.ModeNeverVerifyAllowlistedImages || !p.Allowlisted("docker.io/library/busybox") || p.Allowlisted("repo.test/x") {
 		t.Errorf("policy %s does not match what the file says", p.Mode())
 	}
@@ -163,8 +170,9 @@ func TestParseRefuses(t *testing.T) {
 		other   = "; allowed is another socket than those of listen and of the runtime"
 		file    = "; allowed is an absolute path, as in /var/lib/kubelet/config.json"
 		address = `; allowed is host:port, as in 127.0.0.1:9471, or "" for no server`
+		span    = "; allowed is 0s, or a duration from 1s to 87600h, as in 24h or 90m"
 		fields  = "apiVersion, kind, listen, runtimeEndpoint, imageEndpoint, stateDir, noPullImageSecretRecheck, imagePullCredentialsVerificationPolicy, " +
-			"preloadedImagesVerificationAllowlist, kubeletConfig, exempt, untrackedImages, kubeletSkipsAlwaysPrecheck, registryOutageFallback, nodeCredentials, podSource, metrics, decisionLog"
+			"preloadedImagesVerificationAllowlist, kubeletConfig, exempt, untrackedImages, kubeletSkipsAlwaysPrecheck, registryOutageFallback, credentialValidity, registryUnavailableGrace, nodeCredentials, podSource, metrics, decisionLog"
 	)
 	long := "unix:///" + strings.Repeat("a", 107)
 	type refusal struct {
@@ -223,6 +231,16 @@ func TestParseRefuses(t *testing.T) {
 			`nodeCredentials.dockerConfigFiles[1]: "b" is not allowed` + file, `nodeCredentials.dockerConfigFiles[2]: "" is not allowed` + file,
 			`nodeCredentials.dockerConfigFiles[3]: "/c/../d" is not allowed` + file, `nodeCredentials.dockerConfigFiles[4]: "/" is not allowed` + file,
 		}},
+		{"credentialValidity: 5m\nregistryUnavailableGrace: -1s", []string{`registryUnavailableGrace: "-1s" is not allowed` + span}},
+		{"credentialValidity: 1d", []string{`credentialValidity: "1d" is not allowed` + span}},
+		{"credentialValidity: ''", []string{`credentialValidity: "" is not allowed` + span}},
+		{"credentialValidity: '24'", []string{`credentialValidity: "24" is not allowed` + span}},
+		{"credentialValidity: 999ms", []string{`credentialValidity: "999ms" is not allowed` + span}},
+		{"credentialValidity: 87600h1ns\nregistryUnavailableGrace: 2562048h", []string{
+			`credentialValidity: "87600h1ns" is not allowed` + span, `registryUnavailableGrace: "2562048h" is not allowed` + span,
+		}},
+		{"registryUnavailableGrace: 1h", []string{`registryUnavailableGrace: "1h" is not allowed; allowed is 0s without credentialValidity, since no proof expires`}},
+		{"credentialValidity: 24", []string{"credentialValidity: 24 is of the wrong type; allowed is a duration, as in 24h or 0s"}},
 		{"imagePullCredentialsVerificationPolicy: Sometimes", []string{`imagePullCredentialsVerificationPolicy: "Sometimes"` + modes}},
 		{"preloadedImagesVerificationAllowlist: [repo.test/a]", []string{"preloadedImagesVerificationAllowlist: needs NeverVerifyAllowlistedImages"}},
 		{
@@ -257,7 +275,7 @@ func TestParseRefuses(t *testing.T) {
 		},
 	}
 	// Fields of the design that are not there yet: whoever sets one must not believe it is obeyed.
-	for _, name := range []string{"credentialValidity", "registryUnavailableGrace", "admin"} {
+	for _, name := range []string{"admin"} {
 		cases = append(cases, refusal{name + ": x", []string{name + ": unknown field; allowed is " + fields}})
 	}
 	for _, c := range cases {

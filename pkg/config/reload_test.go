@@ -50,6 +50,7 @@ func TestNeedRestart(t *testing.T) {
 		{"nodeCredentials: {dockerConfigFiles: []}", "nodeCredentials: {dockerConfigFiles: []}", nil},
 		{"imagePullCredentialsVerificationPolicy: AlwaysVerify", "exempt: {staticPods: false, namespaces: [a]}", nil},
 		{"", "imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages\npreloadedImagesVerificationAllowlist: [a/b]", nil},
+		{"", "credentialValidity: 24h\nregistryUnavailableGrace: 1h", nil},
 		{"", "noPullImageSecretRecheck: true", []string{"noPullImageSecretRecheck"}},
 		{"", "runtimeEndpoint: unix:///run/r.sock", []string{"runtimeEndpoint", "imageEndpoint"}},
 		{"", "listen: unix:///run/a/cri.sock\ndecisionLog: {path: /a}\nexempt: {staticPods: false}", []string{"listen", "nodeCredentials.listen", "decisionLog.path"}},

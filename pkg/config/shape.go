@@ -67,6 +67,9 @@ func checkShape(path string, want reflect.Type, got any) []error {
 		if tristate {
 			return mistyped("auto, true or false")
 		}
+		if want == reflect.TypeFor[Duration]() {
+			return mistyped("a duration, as in 24h or 0s")
+		}
 		return mistyped("a string, in quotes")
 	}
 	return nil

@@ -124,6 +124,8 @@ func decode(c *call, into proto.Message) error {
 func (g *Gate) judge(ctx context.Context, callName string, p pods.Pod, r tracker.Request) tracker.Verdict {
 	began := time.Now()
 	r.Pod = asked(p)
+	pullPolicy := g.policyFor(ctx, callName, p, r.Name)
+	r.Unasked = r.Unasked || pullPolicy == pullNever // nobody is going to ask the registry
 	v := g.tracker.Check(ctx, r)
 	if v.Reason == policy.Absent {
 		return v
@@ -138,7 +140,7 @@ func (g *Gate) judge(ctx context.Context, callName string, p pods.Pod, r tracker
 	if !v.Allowed() || v.First {
 		g.decided.Note(decision.Decision{
 			Call: callName, Pod: p, Image: r.Name, Verdict: v, Secrets: r.Secrets,
-			PullPolicy: g.policyFor(ctx, callName, p, r.Name), Took: time.Since(began),
+			PullPolicy: pullPolicy, Took: time.Since(began),
 		})
 	}
 	return v
@@ -147,7 +149,7 @@ func (g *Gate) judge(ctx context.Context, callName string, p pods.Pod, r tracker
 // hit counts a present image that was allowed by proof that was already there: once for each pod
 // and pair, which is when the pod's grant for it is new.
 func (g *Gate) hit(pullPolicy string, v tracker.Verdict, began time.Time) {
-	if v.First && (v.Reason == policy.Proved || v.Reason == policy.Open) {
+	if v.First && (v.Reason == policy.Proved || v.Reason == policy.ProvedInGrace || v.Reason == policy.Open) {
 		g.metrics.Recheck(pullPolicy, Hit, time.Since(began))
 	}
 }
@@ -167,6 +169,8 @@ func (g *Gate) deny(callName string, p pods.Pod, name string, v tracker.Verdict)
 		missing, todo = "an image ID is not a name that access can be proved for", "use the image's repository with a tag or digest"
 	case policy.RecordUnreadable:
 		missing, todo = "the record of who proved access cannot be read", "see the log of pullgated on this node"
+	case policy.ProofExpired:
+		missing, todo = "its proof of access has expired", "the next pull renews it; imagePullPolicy Never has none, use IfNotPresent"
 	default:
 	}
 	return refuse(codes.PermissionDenied, "ACCESS_NOT_PROVED",

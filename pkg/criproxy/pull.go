@@ -32,6 +32,7 @@ type pullCall struct {
 	hidden  bool          // a pre-check of this pod for this name is hidden at the moment
 	policy  string        // of the container, as far as it is known
 	exact   bool          // it is known whether the registry must be asked
+	reproof bool          // it need not be, if the credential is proved
 }
 
 // pullImage answers a request to prove access that the pod's credential has already answered, and
@@ -49,10 +50,8 @@ func (g *Gate) pullImage(ctx context.Context, c *call) ([]byte, error) {
 		p.present = img
 	}
 
-	if g.isReproof(ctx, p) {
-		v := g.judgePull(ctx, p)
-		// Where nothing was hidden the kubelet has reasons of its own, such as records of its own.
-		if answers(v) && (p.hidden || v.Proved) {
+	if p.reproof = g.isReproof(ctx, p); p.reproof {
+		if v := g.judgePull(ctx, p, false); p.answered(v) {
 			g.hit(p.policy, v, p.began)
 			return g.onNode(p)
 		}
@@ -97,11 +96,16 @@ func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
 	return p
 }
 
-func (g *Gate) judgePull(ctx context.Context, p *pullCall) tracker.Verdict {
+// judgePull judges by the credential of the pull; away says that the registry was asked and not reached.
+func (g *Gate) judgePull(ctx context.Context, p *pullCall, away bool) tracker.Verdict {
 	return g.judge(ctx, "PullImage", p.pod, tracker.Request{
-		Name: p.name, Image: p.present, Credentials: []credential.Credential{p.cred},
+		Name: p.name, Image: p.present, Credentials: []credential.Credential{p.cred}, Unasked: away,
 	})
 }
+
+// answered reports whether a verdict answers a request to prove access. Where nothing was hidden the kubelet has
+// reasons of its own, such as records of its own.
+func (p *pullCall) answered(v tracker.Verdict) bool { return answers(v) && (p.hidden || v.Proved) }
 
 // answers reports whether a verdict answers a pull. A grant of the pod does not: it may rest on another
 // credential, and a kubelet must not learn from us that one is good which nobody has tried.
@@ -121,7 +125,7 @@ func (g *Gate) onNode(p *pullCall) ([]byte, error) {
 
 // realPull forwards: intent on disk, runtime, record on disk, grant, answer.
 func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall) ([]byte, error) {
-	proved := g.shadow && p.present.ID != "" && g.judgePull(ctx, p).Allowed()
+	proved := g.shadow && p.present.ID != "" && g.judgePull(ctx, p, false).Allowed()
 
 	// Before the intent, since this may take a while, and before the runtime is asked: afterwards the client may
 	// have gone.
@@ -134,7 +138,7 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall) ([]byte, erro
 		if !errors.Is(err, tracker.ErrNoIntent) {
 			return nil, err
 		}
-		if p.present.ID != "" && !g.shadow && p.standsWithoutStore(g.judgePull(ctx, p)) {
+		if p.present.ID != "" && !g.shadow && p.standsWithoutStore(g.judgePull(ctx, p, false)) {
 			g.log.Error(err, "Pull answered with the image on the node, the store of pull records cannot be written", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 			return g.onNode(p)
 		}
@@ -154,15 +158,19 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall) ([]byte, erro
 		v, out = g.verified(pull, p, held, raw)
 		crashpoint.Hit(crashpoint.Recorded)
 	} else if out.Definite(err) {
-		g.ended(pull.Refused)
+		end := pull.Refused
+		if out == outcome.Denied {
+			end = func() error { return pull.Denied(p.present, p.cred) }
+		}
+		g.ended(end)
 	}
 	g.pullEnded(p, held, v, out)
 	g.countPull(p, proved, out)
 	if err == nil {
 		return raw, nil
 	}
-	if g.standsIn(ctx, p, out) {
-		g.log.Info("Pull answered with the image on the node", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.Label())
+	if v, ok := g.standsIn(ctx, p, out); ok {
+		g.log.Info("Pull answered with the image on the node", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.Label(), "inGrace", v.InGrace)
 		return g.onNode(p)
 	}
 	return nil, err
@@ -221,19 +229,27 @@ func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
 // standsIn reports whether the image on the node may stand in for a pull that failed. A kubelet that
 // sends a pre-check for Always as well leaves open whether this pull was one; it was forwarded
 // to be safe, but a pod that has proved access must not depend on the registry for it, and an
-// exempt one on nothing of ours.
-func (g *Gate) standsIn(ctx context.Context, p *pullCall, out outcome.Outcome) bool {
-	if p.exact || !p.hidden || p.present.ID == "" || ctx.Err() != nil {
-		return false
+// exempt one on nothing of ours. A known request to prove access was forwarded to renew a proof that has expired,
+// or because there is none; if the registry is away such a proof stands for its grace.
+func (g *Gate) standsIn(ctx context.Context, p *pullCall, out outcome.Outcome) (v tracker.Verdict, ok bool) {
+	switch {
+	case p.present.ID == "" || ctx.Err() != nil:
+		return v, false
+	case p.reproof && out.Away():
+		v = g.judgePull(ctx, p, true)
+		return v, p.answered(v)
+	case p.exact || !p.hidden:
+		return v, false
 	}
 	if g.fallback && out.Away() {
-		return answers(g.judgePull(ctx, p))
+		v = g.judgePull(ctx, p, true)
+		return v, answers(v)
 	}
 	// Only an exempt pod. As nobody in particular, since what the registry has just refused must not leave a
 	// grant, which would let the next pre-check pass.
 	nobody := pods.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}
-	v := g.judge(ctx, "PullImage", nobody, tracker.Request{Name: p.name, Image: p.present, Credentials: []credential.Credential{}})
-	return v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace
+	v = g.judge(ctx, "PullImage", nobody, tracker.Request{Name: p.name, Image: p.present, Credentials: []credential.Credential{}})
+	return v, v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace
 }
 
 // ended tells the tracker how a pull ended; a failure leaves the intent on disk, which is safe.

@@ -137,7 +137,7 @@ func (g *Gate) restoreGrant(ctx context.Context, c *runtimeapi.Container, byID m
 		if !ok {
 			img = tracker.Image{ID: id}
 		}
-		g.tracker.Restore(asked(who), name, img)
+		g.tracker.Restore(asked(who), name, img, time.Unix(0, status.GetCreatedAt()))
 	}
 	restore(runsOn(c), c.GetImage().GetUserSpecifiedImage())
 	for _, m := range status.GetMounts() {

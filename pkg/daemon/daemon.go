@@ -248,6 +248,8 @@ func rules(c config.Config) tracker.Rules {
 		Policy:           c.Policy(),
 		ExemptStaticPods: c.Exempt.StaticPods,
 		ExemptNamespaces: c.Exempt.Namespaces,
+		Validity:         c.CredentialValidity.Value(),
+		Grace:            c.RegistryUnavailableGrace.Value(),
 	}
 }
 

@@ -48,7 +48,8 @@ func reread(o Options, p parts) {
 	}
 	p.tracker.SetRules(rules(c))
 	o.Log.Info("Configuration reloaded", "policy", c.ImagePullCredentialsVerificationPolicy, "allowlist", len(c.PreloadedImagesVerificationAllowlist),
-		"exemptStaticPods", c.Exempt.StaticPods, "exemptNamespaces", c.Exempt.Namespaces)
+		"exemptStaticPods", c.Exempt.StaticPods, "exemptNamespaces", c.Exempt.Namespaces,
+		"credentialValidity", c.CredentialValidity, "registryUnavailableGrace", c.RegistryUnavailableGrace)
 	if fields := config.NeedRestart(o.Config, c); len(fields) > 0 {
 		o.Log.Info("Configuration changed where it takes effect at the start alone", "needARestart", fields, "hint", "systemctl restart pullgated")
 	}

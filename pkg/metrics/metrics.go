@@ -17,6 +17,9 @@ import (
 // other stands for every label value that is not of its fixed set.
 const other = "other"
 
+// unknown is the pull policy where no pod source tells it.
+const unknown = "unknown"
+
 // Metrics are the metrics of one daemon. Its methods may be called concurrently; the Set methods are
 // called once each, before the first scrape.
 type Metrics struct {
@@ -85,7 +88,23 @@ func New(version, goVersion string, methods []string) *Metrics {
 	info.Set(1)
 	m.registry.MustRegister(m.hit, m.miss, m.verdicts, m.hidden, m.denials, m.forwarded, m.callDuration, m.storeSync, m.upstreamUp,
 		m.distrusted, m.panics, m.dropped, m.reloaded, m.reloadedAt, m.sourceErrors, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.begin()
 	return m
+}
+
+// begin makes the series that alerts count at 0. One that appears with its first event has risen by
+// nothing for Prometheus, and the first denial is the one to know of.
+func (m *Metrics) begin() {
+	m.hit.WithLabelValues(unknown)
+	for _, o := range Outcomes() {
+		m.miss.WithLabelValues(unknown, o)
+	}
+	for _, c := range Calls() {
+		m.verdicts.WithLabelValues(c, policy.Reverify.String(), string(policy.RecordUnreadable))
+		if c != "ImageStatus" { // that one is hidden, not denied
+			m.denials.WithLabelValues(c)
+		}
+	}
 }
 
 func histogramVec(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
@@ -109,7 +128,7 @@ func (m *Metrics) Handler() http.Handler {
 func (m *Metrics) Registry() *prometheus.Registry { return m.registry }
 
 // PullPolicies returns the values of the label pull_policy.
-func PullPolicies() []string { return []string{"Always", "IfNotPresent", "Never", "unknown"} }
+func PullPolicies() []string { return []string{"Always", "IfNotPresent", "Never", unknown} }
 
 // Outcomes returns the values of the label outcome.
 func Outcomes() []string { return []string{"verified", "denied", "unavailable", "error", "unverified"} }
@@ -129,7 +148,7 @@ func oneOf(set []string, value, otherwise string) string {
 // Recheck counts a present image that was allowed by proof that was already there, outcome "hit", or
 // one that had to be proved, by what came of it.
 func (m *Metrics) Recheck(pullPolicy, outcome string, took time.Duration) {
-	pullPolicy = oneOf(PullPolicies(), pullPolicy, "unknown")
+	pullPolicy = oneOf(PullPolicies(), pullPolicy, unknown)
 	if outcome == "hit" {
 		m.hit.WithLabelValues(pullPolicy).Observe(took.Seconds())
 		return

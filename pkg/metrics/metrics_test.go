@@ -146,6 +146,23 @@ func series(t *testing.T, m *metrics.Metrics) []string {
 	return all
 }
 
+// An alert on a rise sees the first denial, and the first record that cannot be read, only if their
+// series were there before.
+func TestWhatAlertsCountBeginsAtZero(t *testing.T) {
+	m := metrics.New("v", "go", nil)
+	for name, want := range map[string]int{
+		"image_pull_secret_recheck_hit":  1,
+		"image_pull_secret_recheck_miss": len(metrics.Outcomes()),
+		"pullgate_denials_total":         len(metrics.Calls()) - 1, // a pre-check is never denied
+		"pullgate_verdicts_total":        len(metrics.Calls()),
+		"pullgate_panics_total":          1,
+	} {
+		if got, err := testutil.GatherAndCount(m.Registry(), name); err != nil || got != want {
+			t.Errorf("%s has %d series at the start, %v; want %d", name, got, err, want)
+		}
+	}
+}
+
 func TestUnknownValuesMakeNoSeries(t *testing.T) {
 	m := newMetrics()
 	unknown := func(i int) {
@@ -196,7 +213,7 @@ func TestEveryValueOfASetIsCountedAsItself(t *testing.T) {
 	for name, want := range map[string]int{
 		"image_pull_secret_recheck_hit":  4,
 		"image_pull_secret_recheck_miss": 4 * 5,
-		"pullgate_verdicts_total":        5 * 14 * 2,
+		"pullgate_verdicts_total":        5 * 16 * 2,
 		"pullgate_denials_total":         4,
 		"pullgate_forwarded_calls_total": 17,
 	} {

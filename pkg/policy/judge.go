@@ -36,6 +36,8 @@ const (
 	Open             Reason = "open"              // Allow
 	Granted          Reason = "granted"           // Allow
 	Proved           Reason = "proved"            // Allow
+	ProvedInGrace    Reason = "proved_in_grace"   // Allow: the proof has expired, and the registry cannot be asked
+	ProofExpired     Reason = "proof_expired"     // Reverify: the proof has to be renewed
 	NotProved        Reason = "not_proved"        // Reverify: there is a record, without the pod's credentials
 	Pulling          Reason = "pulling"           // Reverify: there is nothing but a pull intent
 	Untracked        Reason = "untracked"         // Reverify: there is nothing at all
@@ -45,7 +47,7 @@ const (
 func Reasons() []Reason {
 	return []Reason{
 		Absent, ExemptStaticPod, ExemptNamespace, RecordUnreadable, NeverVerify, ImageIDName, Allowlisted,
-		Preloaded, Open, Granted, Proved, NotProved, Pulling, Untracked,
+		Preloaded, Open, Granted, Proved, ProvedInGrace, ProofExpired, NotProved, Pulling, Untracked,
 	}
 }
 
@@ -72,6 +74,8 @@ type Evidence struct {
 	Open       bool   // the record is open to every pod
 	Granted    bool   // the pod holds a grant for the pair
 	Proved     bool   // one of the pod's credentials is in the record and still valid
+	InGrace    bool   // one of them was, it has expired, and nobody can ask the registry; it stands for a while
+	Expired    bool   // one of them was, and it has expired
 }
 
 // A Decision is a verdict and the rule that it rests on. The zero value denies.
@@ -106,6 +110,10 @@ func (p Policy) Judge(e Evidence) Decision {
 		return allow(Granted)
 	case e.Proved:
 		return allow(Proved)
+	case e.InGrace:
+		return allow(ProvedInGrace)
+	case e.Expired:
+		return reverify(ProofExpired)
 	case e.Tracked, e.Preloaded:
 		return reverify(NotProved)
 	case e.Pulling:

@@ -11,12 +11,12 @@ import (
 func everyEvidence(yield func(policy.Evidence) bool) {
 	for _, exempt := range []policy.Exemption{policy.NotExempt, policy.StaticPod, policy.ExemptedNamespace, 99} {
 		for _, repository := range []string{"", "repo.test/listed", "repo.test/other"} {
-			for bits := range 1 << 8 {
+			for bits := range 1 << 10 {
 				on := func(i int) bool { return bits>>i&1 == 1 }
 				e := policy.Evidence{
 					Exempt: exempt, Repository: repository,
 					Unreadable: on(0), ByID: on(1), Preloaded: on(2), Tracked: on(3),
-					Pulling: on(4), Open: on(5), Granted: on(6), Proved: on(7),
+					Pulling: on(4), Open: on(5), Granted: on(6), Proved: on(7), InGrace: on(8), Expired: on(9),
 				}
 				if !yield(e) {
 					return
@@ -43,7 +43,7 @@ func mayUse(p policy.Policy, e policy.Evidence) bool {
 	exempt := e.Exempt == policy.StaticPod || e.Exempt == policy.ExemptedNamespace
 	needsNoProof := p.Mode() == "NeverVerifyPreloadedImages" && e.Preloaded ||
 		p.Mode() == "NeverVerifyAllowlistedImages" && p.Allowlisted("repo.test/listed") && e.Repository == "repo.test/listed"
-	proof := e.Open || e.Granted || e.Proved
+	proof := e.Open || e.Granted || e.Proved || e.InGrace
 	return exempt || !e.Unreadable && (p.Mode() == "NeverVerify" || !e.ByID && (needsNoProof || proof))
 }
 
@@ -68,6 +68,8 @@ var grounds = []struct {
 	{"open", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.Open }},
 	{"granted", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.Granted }},
 	{"proved", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.Proved }},
+	{"proved_in_grace", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.InGrace }},
+	{"proof_expired", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.Expired }},
 	{"not_proved", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.Tracked || e.Preloaded }},
 	{"pulling", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.Pulling }},
 	{"untracked", policy.Reverify, func(policy.Policy, policy.Evidence) bool { return true }},
@@ -114,7 +116,8 @@ func TestJudgeIsMonotonic(t *testing.T) {
 			allowed := p.Judge(e).Verdict == policy.Allow
 			for name, more := range map[string]func(*policy.Evidence){
 				"open": func(e *policy.Evidence) { e.Open = true }, "granted": func(e *policy.Evidence) { e.Granted = true },
-				"proved": func(e *policy.Evidence) { e.Proved = true }, "exempt": func(e *policy.Evidence) { e.Exempt = policy.StaticPod },
+				"proved": func(e *policy.Evidence) { e.Proved = true }, "in grace": func(e *policy.Evidence) { e.InGrace = true },
+				"expired": func(e *policy.Evidence) { e.Expired = true }, "exempt": func(e *policy.Evidence) { e.Exempt = policy.StaticPod },
 			} {
 				with := e
 				if more(&with); allowed && p.Judge(with).Verdict != policy.Allow {
@@ -123,6 +126,7 @@ func TestJudgeIsMonotonic(t *testing.T) {
 			}
 			for name, less := range map[string]func(*policy.Evidence){
 				"unreadable": func(e *policy.Evidence) { e.Unreadable = true }, "by ID": func(e *policy.Evidence) { e.ByID = true },
+				"expired": func(e *policy.Evidence) { e.Expired = true },
 			} {
 				with := e
 				if less(&with); !allowed && p.Judge(with).Verdict == policy.Allow {

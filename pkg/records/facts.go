@@ -34,6 +34,9 @@ type Proof struct {
 	FirstProved time.Time     `json:"firstProved"`
 	LastProved  time.Time     `json:"lastProved"`
 	LastUsed    time.Time     `json:"lastUsed"`
+	// Denied is when a registry last refused the credential for the pair's repository; zero since it was
+	// last proved.
+	Denied time.Time `json:"denied,omitzero"`
 }
 
 // note adds a Secret that holds the credential.
@@ -52,6 +55,8 @@ type Record struct {
 	Created  time.Time `json:"created"`
 	LastUsed time.Time `json:"lastUsed,omitzero"`
 	Proofs   []Proof   `json:"proofs,omitempty"`
+	// Revoked is when something was last taken back; what began to use the image before may rest on that.
+	Revoked time.Time `json:"revoked,omitzero"`
 }
 
 // An Intent says that a pull was sent to the runtime, or was about to be.

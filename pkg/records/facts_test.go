@@ -47,7 +47,9 @@ func TestProveWritesWhatThePullProved(t *testing.T) {
 		},
 		"a clock that was set back": {
 			[]records.Result{proved(alice, 5), proved(alice, 2)},
-			records.Record{Pair: p, Created: at(5), LastUsed: at(5), Proofs: []records.Proof{proof(alice, 5, 5)}},
+			records.Record{Pair: p, Created: at(5), LastUsed: at(5), Proofs: []records.Proof{
+				{Credential: alice, FirstProved: at(2), LastProved: at(2), LastUsed: at(5)},
+			}},
 		},
 		"open": {
 			[]records.Result{opened(1)},

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -62,7 +63,7 @@ func (m *model) prove(by records.Result, now int) {
 	case open:
 	case i >= 0:
 		r.Proofs = slices.Clone(r.Proofs)
-		r.Proofs[i].LastProved, r.Proofs[i].LastUsed = at(now), at(now)
+		r.Proofs[i].LastProved, r.Proofs[i].LastUsed, r.Proofs[i].Denied = at(now), at(now), time.Time{}
 		if len(by.Secrets) > 0 {
 			r.Proofs[i].Secrets = by.Secrets
 		}
@@ -93,7 +94,7 @@ func (m *model) rotate(p records.Pair, to credential.ID, now int) (rotated bool)
 		for _, t := range []struct {
 			to   *time.Time
 			from time.Time
-		}{{&next.FirstProved, was.FirstProved}, {&next.LastProved, was.LastProved}} {
+		}{{&next.FirstProved, was.FirstProved}, {&next.LastProved, was.LastProved}, {&next.Denied, was.Denied}} {
 			if t.from.After(*t.to) {
 				*t.to = t.from
 			}
@@ -105,6 +106,50 @@ func (m *model) rotate(p records.Pair, to credential.ID, now int) (rotated bool)
 		m.wrote(p)
 	}
 	return rotated
+}
+
+// revoke returns how many proofs and openings it took back.
+func (m *model) revoke(by records.Revocation, now int) (n int) {
+	inOrder := func(a, b records.Pair) int {
+		return strings.Compare(a.ImageID+"\x00"+a.Repository, b.ImageID+"\x00"+b.Repository)
+	}
+	for _, p := range slices.SortedFunc(maps.Keys(m.records), inOrder) {
+		r := m.records[p]
+		if by.ImageID != "" && by.ImageID != p.ImageID || by.Repository != "" && by.Repository != p.Repository {
+			continue
+		}
+		was, proofs := n, []records.Proof(nil)
+		for _, x := range r.Proofs {
+			if by.Credential != "" && by.Credential != x.Credential || by.Secret.UID != "" && len(x.Secrets) == 0 {
+				proofs = append(proofs, x)
+			} else {
+				n++
+			}
+		}
+		whole := by.Credential == "" && by.Secret.UID == ""
+		if whole && r.Open {
+			r.Open, r.Opened = false, time.Time{}
+			n++
+		}
+		if whole || n > was {
+			r.Proofs, r.Revoked = proofs, at(now)
+			m.records[p] = r
+			m.wrote(p)
+		}
+	}
+	return n
+}
+
+func (m *model) deny(d records.Denial) {
+	r := m.records[d.Pair]
+	r.Proofs = slices.Clone(r.Proofs)
+	for i := range r.Proofs {
+		if r.Proofs[i].Credential == d.Credential {
+			r.Proofs[i].Denied = d.At
+			m.records[d.Pair] = r
+			m.wrote(d.Pair)
+		}
+	}
 }
 
 func (m *model) prune(present map[string]struct{}, before int) {
@@ -156,7 +201,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 	var done []string
 	for now := range steps {
 		did, err := "", error(nil)
-		switch random.IntN(12) {
+		switch random.IntN(14) {
 		case 0, 1, 2:
 			p := somePair()
 			var id uint64
@@ -225,6 +270,32 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 				t.Errorf("%s = %v; want %v", did, got, want)
 			}
 		case 11:
+			var by records.Revocation
+			if p := somePair(); random.IntN(2) == 0 {
+				by.ImageID = p.ImageID
+			} else {
+				by.Repository = p.Repository
+			}
+			if random.IntN(3) == 0 {
+				by.Credential = []credential.ID{alice, bob}[random.IntN(2)]
+			}
+			if random.IntN(3) == 0 {
+				by.Secret = records.SecretRef{UID: pull.UID}
+			}
+			did = fmt.Sprintf("Revoke(%+v)", by)
+			var would, got records.Revoked
+			if would, err = s.Revocable(by); err == nil {
+				got, err = s.Revoke(by, at(now))
+			}
+			if want := m.revoke(by, now); len(got.Proofs)+len(got.Closed) != want || !cmp.Equal(would, got) {
+				t.Errorf("%s = %+v, and before it would be %+v; want %d, after %q", did, got, would, want, done)
+			}
+		case 12:
+			id, d := intent(), records.Denial{Pair: somePair(), Credential: []credential.ID{alice, bob}[random.IntN(2)], At: at(now)}
+			did, err = fmt.Sprintf("Deny(%d, %v)", id, d), s.Deny(id, d)
+			m.deny(d)
+			delete(m.intents, id)
+		case 13:
 			did = "reopen"
 			closeStore(t, s)
 			s, _ = open(t, path, records.Options{KeyExists: true})

@@ -78,7 +78,11 @@ func (r *Record) prove(by Result) {
 	for i := range r.Proofs {
 		p := &r.Proofs[i]
 		if p.Credential == by.Credential {
-			p.LastProved, p.LastUsed = later(p.LastProved, by.At), later(p.LastUsed, by.At)
+			// Not the later of two: where the clock was set back, the older one lies in the future.
+			p.LastProved, p.LastUsed, p.Denied = by.At, later(p.LastUsed, by.At), time.Time{}
+			if by.At.Before(p.FirstProved) {
+				p.FirstProved = by.At
+			}
 			for _, ref := range by.Secrets {
 				p.note(ref)
 			}
@@ -165,6 +169,42 @@ func (s *Store) Drop(intent uint64) error {
 		return fmt.Errorf("drop pull intent: %w", err)
 	}
 	return nil
+}
+
+// A Denial says that a registry refused a credential.
+type Denial struct {
+	Pair       Pair // the image that the name stood for
+	Credential credential.ID
+	At         time.Time
+}
+
+// Deny deletes the intent of a pull that a registry refused, and notes that with the proof of the credential if
+// there is one, in one transaction. The proof stays, with its times.
+func (s *Store) Deny(intent uint64, d Denial) error {
+	err := s.update(crashpoint.DropBefore, crashpoint.DropAfter, func(tx *bolt.Tx) error {
+		if err := s.deny(tx, d); err != nil {
+			return err
+		}
+		return deleteIntent(tx, intent)
+	})
+	if err != nil {
+		return fmt.Errorf("note that %s was denied: %w", d.Pair.Repository, err)
+	}
+	return nil
+}
+
+func (s *Store) deny(tx *bolt.Tx, d Denial) error {
+	var rec Record
+	if ok, err := get(tx, bucketRecords, d.Pair.key(), &rec); !ok || err != nil {
+		return nil //nolint:nilerr // what cannot be read proves nothing that could be denied
+	}
+	i := slices.IndexFunc(rec.Proofs, func(p Proof) bool { return p.Credential == d.Credential })
+	if i < 0 {
+		return nil
+	}
+	rec.Proofs[i].Denied = d.At
+	s.wrote(d.Pair)
+	return put(tx, bucketRecords, d.Pair.key(), rec)
 }
 
 // End notes that nobody knows how a pull ended. Its intent lingers.

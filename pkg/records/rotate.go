@@ -52,7 +52,7 @@ func (r *Record) rotate(to Rotation) (rotated bool) {
 			next.Secrets, next.LastUsed = p.Secrets, p.LastUsed
 		}
 		if own || noted {
-			next.FirstProved, next.LastProved = later(next.FirstProved, p.FirstProved), later(next.LastProved, p.LastProved)
+			next.keep(p)
 		}
 		rotated = rotated || noted && !own
 	}
@@ -71,4 +71,10 @@ func (r *Record) rotate(to Rotation) (rotated bool) {
 	r.Proofs = append(r.Proofs, next)
 	r.LastUsed = later(r.LastUsed, to.At)
 	return true
+}
+
+// keep takes over the times of another proof, if they are later.
+func (p *Proof) keep(of Proof) {
+	p.FirstProved, p.LastProved = later(p.FirstProved, of.FirstProved), later(p.LastProved, of.LastProved)
+	p.Denied = later(p.Denied, of.Denied)
 }

@@ -3,6 +3,7 @@ package records_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -20,7 +21,9 @@ func TestRotationNeitherGrowsARecordNorPushesOthersOut(t *testing.T) {
 	refused := 0
 	for i := range 2 * records.MaxProofs {
 		own := secret(fmt.Sprintf("m%d", i), "team-m", "own")
-		err := s.Touch(map[records.Pair]records.Use{p: {At: at(2), Secrets: map[credential.ID][]records.SecretRef{alice: {own}}}})
+		err := s.Touch(map[records.Pair]records.Use{p: {
+			At: at(2), Credentials: map[credential.ID]time.Time{alice: at(2)}, Secrets: map[credential.ID][]records.SecretRef{alice: {own}},
+		}})
 		if err != nil {
 			t.Fatal(err)
 		}

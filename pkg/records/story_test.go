@@ -37,6 +37,13 @@ func stories() []story {
 		_, err := s.Rotate(records.Rotation{Pair: p, Secret: pull, Credential: bob, At: noon()})
 		return err
 	}
+	revoke := func(s *records.Store, p records.Pair, _ *uint64) error {
+		_, err := s.Revoke(records.Revocation{Repository: p.Repository}, noon())
+		return err
+	}
+	deny := func(s *records.Store, p records.Pair, intent *uint64) error {
+		return s.Deny(*intent, records.Denial{Pair: p, Credential: alice, At: noon()})
+	}
 	drop := func(s *records.Store, _ records.Pair, intent *uint64) error { return s.Drop(*intent) }
 	end := func(s *records.Store, _ records.Pair, intent *uint64) error { return s.End(*intent, noon()) }
 	mark := func(s *records.Store, p records.Pair, _ *uint64) error {
@@ -66,6 +73,13 @@ func stories() []story {
 			"", "1 intent", "record a11ce", "record a11ce 1 intent", "record open a11ce",
 		}},
 		{"rotated", []step{begin, proveBySecret, rotate}, []string{"", "1 intent", "record a11ce", "record b0b"}},
+		{"revoked", []step{begin, prove(false), revoke}, []string{"", "1 intent", "record a11ce", "record"}},
+		{"closed", []step{begin, prove(true), begin, prove(false), revoke}, []string{
+			"", "1 intent", "record open", "record open 1 intent", "record open a11ce", "record",
+		}},
+		{"denied", []step{begin, prove(false), begin, deny}, []string{
+			"", "1 intent", "record a11ce", "record a11ce 1 intent", "record a11ce denied",
+		}},
 		{"dropped", []step{begin, drop}, []string{"", "1 intent", ""}},
 		{"lost", []step{begin, end, settle}, []string{"", "1 intent", "1 intent ended", "record"}},
 		{"preloaded", []step{mark, begin, settle}, []string{"", "marked", "marked 1 intent", "marked"}},
@@ -92,6 +106,9 @@ func state(t *testing.T, s *records.Store, p records.Pair) string {
 	}
 	if slices.ContainsFunc(intents, func(in records.Intent) bool { return in.Repository == p.Repository && !in.Ended.IsZero() }) {
 		words = append(words, "ended")
+	}
+	if f.Record != nil && slices.ContainsFunc(f.Record.Proofs, func(p records.Proof) bool { return !p.Denied.IsZero() }) {
+		words = append(words, "denied")
 	}
 	return strings.Join(words, " ")
 }

@@ -2,6 +2,7 @@ package records
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -14,7 +15,8 @@ import (
 type Use struct {
 	At          time.Time
 	Credentials map[credential.ID]time.Time
-	// Secrets are those by which a credential was used, if they are to be noted with it.
+	// Secrets are those by which one of Credentials was used, if they are to be noted with it; they are not, if
+	// that was before the credential was first proved.
 	Secrets map[credential.ID][]SecretRef
 }
 
@@ -30,6 +32,9 @@ func (s *Store) Touch(uses map[Pair]Use) error {
 			for i := range r.Proofs {
 				proof := &r.Proofs[i]
 				proof.LastUsed = later(proof.LastUsed, u.Credentials[proof.Credential])
+				if u.Credentials[proof.Credential].Before(proof.FirstProved) {
+					continue // a use from before the credential was revoked and proved anew
+				}
 				for _, ref := range u.Secrets[proof.Credential] {
 					proof.note(ref)
 				}
@@ -44,6 +49,51 @@ func (s *Store) Touch(uses map[Pair]Use) error {
 		return fmt.Errorf("write last-used times: %w", err)
 	}
 	return nil
+}
+
+// Clamp lets every proof that lies in the future count from now: the clock was set back, and nobody knows better. It
+// returns how many records have one, and writes nothing if there are none.
+func (s *Store) Clamp(now time.Time) (n int, err error) {
+	if err := s.view(func(tx *bolt.Tx) error { n = len(ahead(tx, now)); return nil }); err != nil || n == 0 {
+		return 0, err
+	}
+	err = s.update("", "", func(tx *bolt.Tx) error {
+		found := ahead(tx, now)
+		n = len(found)
+		for _, r := range found {
+			for i := range r.Proofs {
+				p := &r.Proofs[i]
+				p.FirstProved, p.LastProved = earlier(p.FirstProved, now), earlier(p.LastProved, now)
+			}
+			if err := put(tx, bucketRecords, r.Pair.key(), r); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("set proofs back with the clock: %w", err)
+	}
+	return n, nil
+}
+
+// ahead returns the records that can be read and have a proof from the future.
+func ahead(tx *bolt.Tx, now time.Time) (found []Record) {
+	c := tx.Bucket([]byte(bucketRecords)).Cursor()
+	for k, v := c.First(); k != nil; k, v = c.Next() {
+		var r Record
+		if decode(bucketRecords, k, v, &r) == nil && slices.ContainsFunc(r.Proofs, func(p Proof) bool { return p.LastProved.After(now) }) {
+			found = append(found, r)
+		}
+	}
+	return found
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // Pruned is what Prune deleted.

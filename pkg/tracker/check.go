@@ -35,6 +35,9 @@ type Request struct {
 	// is restored. Whoever made the checkpoint may have chosen its names, so only what was
 	// known before counts: no name exempts it, and none is taken for preloaded.
 	Substituted bool
+	// Unasked says that the registry cannot be reached, or that nobody is going to ask it: a proof that has
+	// expired stands for the grace.
+	Unasked bool
 }
 
 // A Secret is one credential of a pull secret of the pod. The pull secret may have more of them.
@@ -53,6 +56,8 @@ type Verdict struct {
 	// Proved says that a credential of the request proves access, whatever the verdict rests on. A pod with a
 	// grant may present one that does not.
 	Proved bool
+	// InGrace says that it does so by a proof that has expired, because the registry is not asked.
+	InGrace bool
 	// First says that this Allow left the pod's first grant for the pair.
 	First bool
 }
@@ -145,9 +150,38 @@ func unparsedRepository(name string) string {
 	return "unparsed/" + hex.EncodeToString(sum[:])
 }
 
+// checkPair judges one pair. What a revocation may have taken back meanwhile is judged anew.
 func (t *Tracker) checkPair(ctx context.Context, rules *Rules, r Request, c candidate) Verdict {
+	for {
+		since := t.revocations.Load()
+		v, leaves := t.judgePair(ctx, rules, r, c)
+		if !v.Allowed() {
+			return v
+		}
+		if first, ok := t.grant(r.Pod.UID, v.Pair, leaves.grant, since); ok {
+			v.First = first
+			if leaves.recorded {
+				t.used(v.Pair, v.Credential, leaves.fresh)
+			}
+			return v
+		}
+	}
+}
+
+// A leaving is what an Allow leaves.
+type leaving struct {
+	grant
+	recorded bool              // its use is to be noted with a record
+	fresh    records.SecretRef // and this Secret with the credential that it rests on; the zero value is none
+}
+
+// judgePair returns a verdict and, if it is Allow, what it leaves.
+func (t *Tracker) judgePair(ctx context.Context, rules *Rules, r Request, c candidate) (Verdict, leaving) {
 	facts, err := t.store.Lookup(c.pair)
 	if err == nil && untracked(facts) && !facts.Rivals && !c.byID && !r.Substituted && t.scan(ctx) {
+		facts, err = t.store.Lookup(c.pair)
+	}
+	if rules.ahead(facts.Record) && t.clamp() {
 		facts, err = t.store.Lookup(c.pair)
 	}
 	v := Verdict{Pair: c.pair}
@@ -167,34 +201,34 @@ func (t *Tracker) checkPair(ctx context.Context, rules *Rules, r Request, c cand
 	}
 	g, ok := t.granted(r.Pod.UID, c.pair)
 	e.Granted = ok
-	var by Secret
-	if facts.Record != nil {
-		e.Open = facts.Record.Open
-		by, e.Proved = t.proof(facts.Record, r)
-	}
-	v.Decision = rules.Policy.Judge(e)
-	if v.Reason == policy.NotProved && facts.Record != nil {
-		// Only now, since it writes: nothing else lets the pod in.
-		if by, e.Proved = t.rotated(c.pair, facts.Record, r.Secrets); e.Proved {
-			v.Decision = rules.Policy.Judge(e)
+	var by basis
+	judge := func() {
+		if facts.Record != nil {
+			e.Open = facts.Record.Open
+			by = t.proof(facts.Record, rules, r)
 		}
+		e.Proved, e.InGrace, e.Expired = by.standing == valid, by.standing == inGrace && r.Unasked, by.standing == inGrace || by.standing == expired
+		v.Decision = rules.Policy.Judge(e)
 	}
-	v.Proved = e.Proved
-	if !v.Allowed() {
-		return v
+	judge()
+	if (v.Reason == policy.NotProved || v.Reason == policy.ProofExpired) && facts.Record != nil && t.rotated(c.pair, facts.Record, r.Secrets) {
+		// Only now, since it writes: nothing else lets the pod in.
+		if facts, err = t.store.Lookup(c.pair); err != nil {
+			v.Reason = policy.RecordUnreadable
+			return v, leaving{}
+		}
+		judge()
 	}
-	var from records.SecretRef // only of the credential that the verdict rests on
+	v.Proved, v.InGrace = e.Proved || e.InGrace, e.InGrace && !e.Proved
+	leaves := leaving{grant: grant{reason: v.Reason}, recorded: facts.Record != nil}
 	switch v.Reason {
 	case policy.Granted:
-		v.Credential = g.credential
-	case policy.Proved:
-		v.Credential, from = by.Credential, by.Ref
+		leaves.grant = g
+	case policy.Proved, policy.ProvedInGrace, policy.ProofExpired:
+		leaves.credential, leaves.secrets, leaves.fresh = by.credential, by.secrets, by.fresh
 	}
-	v.First = t.grant(r.Pod.UID, c.pair, grant{reason: v.Reason, credential: v.Credential})
-	if facts.Record != nil {
-		t.used(c.pair, v.Credential, from)
-	}
-	return v
+	v.Credential = leaves.credential
+	return v, leaves
 }
 
 // foreign reports whether a name that is known of nothing stands on an image that somebody else had to
@@ -219,27 +253,6 @@ func (t *Tracker) foreign(f records.Facts, p records.Pair, img Image) bool {
 	return false
 }
 
-// proof returns the first of the request's credentials that is in the record, with the Secret that it is
-// from if the record is to note that.
-func (t *Tracker) proof(r *records.Record, q Request) (by Secret, proved bool) {
-	for _, c := range q.Credentials {
-		if p := proofOf(r, t.key.ID(c)); p != nil {
-			return Secret{Credential: p.Credential}, true
-		}
-	}
-	for _, s := range q.Secrets {
-		p := proofOf(r, s.Credential)
-		if p == nil {
-			continue
-		}
-		if slices.Contains(p.Secrets, s.Ref) {
-			s.Ref = records.SecretRef{}
-		}
-		return s, true
-	}
-	return Secret{}, false
-}
-
 // proofOf returns the proof by a credential, nil if there is none. An empty credential is none.
 func proofOf(r *records.Record, id credential.ID) *records.Proof {
 	for i := range r.Proofs {
@@ -250,25 +263,30 @@ func proofOf(r *records.Record, id credential.ID) *records.Proof {
 	return nil
 }
 
-// rotated returns the first of the Secrets that proved access with another content, after what it holds
-// now is on disk in the place of that. A new uid is another Secret, whatever its name.
-func (t *Tracker) rotated(p records.Pair, r *records.Record, secrets []Secret) (by Secret, proved bool) {
+// rotated puts what the request's Secrets hold now into the place of that with which they proved access, on disk,
+// and reports whether one did. A rotated proof is as old as the one that it replaces. A new uid is another Secret,
+// whatever its name.
+func (t *Tracker) rotated(p records.Pair, r *records.Record, secrets []Secret) bool {
 	for _, s := range secrets {
-		if !slices.ContainsFunc(r.Proofs, func(p records.Proof) bool { return slices.Contains(p.Secrets, s.Ref) }) {
+		if !slices.ContainsFunc(r.Proofs, func(p records.Proof) bool { return p.Credential != s.Credential && contains(p.Secrets, s.Ref) }) {
 			continue
 		}
 		ok, err := t.store.Rotate(records.Rotation{Pair: p, Secret: s.Ref, Credential: s.Credential, At: time.Now()})
 		if err != nil {
 			t.log.Error(err, "Rotated credential not written, the image needs proof", "imageID", p.ImageID, "repository", p.Repository)
-			return Secret{}, false
+			return false
 		}
 		if ok {
 			t.log.Info("Credential rotated", "imageID", p.ImageID, "repository", p.Repository,
 				"secret", klog.KRef(s.Ref.Namespace, s.Ref.Name), "credentialID", s.Credential)
-			return Secret{Credential: s.Credential}, true
+			return true
 		}
 	}
-	return Secret{}, false
+	return false
+}
+
+func contains(refs []records.SecretRef, ref records.SecretRef) bool {
+	return slices.Contains(refs, ref)
 }
 
 func untracked(f records.Facts) bool {

@@ -69,7 +69,7 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case, bySec
 		img = tracker.Image{}
 	}
 	if c.Grant {
-		w.Restore(asks, c.Image, img)
+		w.Restore(asks, c.Image, img, time.Now())
 	}
 	before := w.store.Written()
 	r := tracker.Request{Pod: asks, Name: c.Image, Image: img}

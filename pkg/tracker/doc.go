@@ -2,14 +2,16 @@
 // which image and judges who may use it.
 //
 // A program that pulls images for several tenants, like a kubelet or a proxy before a container
-// runtime, asks and tells it four things:
+// runtime, asks and tells it these things:
 //
 //	Check      may this pod use this image under this name?      evidence → verdict
 //	BeginPull  a pull is about to be sent to the runtime          intent on disk
 //	  Proved   … it succeeded                                     record on disk, then grant
-//	  Refused  … it was refused, nothing was pulled               intent dropped
+//	  Denied   … the registry denied it, nothing was pulled       intent dropped, no grace
+//	  Refused  … it failed otherwise, nothing was pulled          intent dropped
 //	  Lost     … its answer was lost, the runtime may complete it intent stays
 //	EndPod     the pod is gone                                    grants end
+//	Revoke     what was proved is to be proved anew               record on disk, then grants end
 //	BeginRemoval, Prune  images were removed                      records go with them
 //
 // The verdict is policy.Reverify unless something on disk or a grant says otherwise: an error, a

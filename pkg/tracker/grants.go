@@ -15,25 +15,30 @@ import (
 type grant struct {
 	reason     policy.Reason
 	credential credential.ID
+	secrets    []records.SecretRef // that the credential was known to be from
 }
 
-// grant leaves a grant and reports whether it is the pod's first for the pair.
-func (t *Tracker) grant(uid string, p records.Pair, g grant) (first bool) {
-	if uid == "" {
-		return false
-	}
+// grant leaves a grant and reports whether it is the pod's first for the pair. ok is false, and there is no
+// grant, if there was a revocation since: what the grant would rest on may be gone.
+func (t *Tracker) grant(uid string, p records.Pair, g grant, since uint64) (first, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.revocations.Load() != since {
+		return false, false
+	}
+	if uid == "" {
+		return false, true
+	}
 	of := t.grants[uid]
 	if of == nil {
 		of = map[records.Pair]grant{}
 		t.grants[uid] = of
 	}
-	if _, ok := of[p]; ok {
-		return false
+	if _, held := of[p]; held {
+		return false, true
 	}
 	of[p] = g
-	return true
+	return true, true
 }
 
 func (t *Tracker) granted(uid string, p records.Pair) (grant, bool) {
@@ -47,13 +52,19 @@ func (t *Tracker) granted(uid string, p records.Pair) (grant, bool) {
 // pod had been allowed to use it. It is meant for the containers that the runtime has when the
 // program starts. Only a container that has been started is evidence; one that was merely
 // created may be one that was about to be denied. With name "" (a CRI before 1.28 does not tell
-// it) the grants are for every repository of the image.
-func (t *Tracker) Restore(p Pod, name string, img Image) {
+// it) the grants are for every repository of the image. What they rest on is not known any more, so none is given for
+// a pair of which something was revoked since the container was created, which is when the pod was judged.
+func (t *Tracker) Restore(p Pod, name string, img Image, created time.Time) {
 	if img.ID == "" {
 		return
 	}
 	for _, c := range t.candidates(name, img) {
-		t.grant(p.UID, c.pair, grant{reason: policy.Granted})
+		f, err := t.store.Lookup(c.pair)
+		if err != nil || f.Record != nil && !f.Record.Revoked.IsZero() && !created.After(f.Record.Revoked) {
+			t.log.Info("Grant not restored, what it rests on may be revoked", "imageID", c.pair.ImageID, "repository", c.pair.Repository, "err", err)
+			continue
+		}
+		t.grant(p.UID, c.pair, grant{reason: policy.Granted}, t.revocations.Load())
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 var ErrNoIntent = errors.New("tracker: pull intent not written")
 
 // A Pull is one pull with one credential, from before the runtime is asked until its end is
-// told by exactly one of Proved, Refused and Lost. Later calls change nothing, so that a caller
+// told by exactly one of Proved, Denied, Refused and Lost. Later calls change nothing, so that a caller
 // can defer Lost. Its methods may be called concurrently.
 type Pull struct {
 	t          *Tracker
@@ -100,17 +100,35 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 			from = append(from, s.Ref)
 		}
 	}
+	since := t.revocations.Load()
 	err := t.store.Prove(p.intent, records.Result{Pair: v.Pair, Open: open, Credential: id, Secrets: from, At: time.Now()})
 	if err != nil {
 		err = fmt.Errorf("write pull record: %w", errors.Join(err, t.store.End(p.intent, time.Now())))
 	}
-	v.First = t.grant(proof.Pod.UID, v.Pair, grant{reason: v.Reason, credential: id})
+	var ok bool
+	if v.First, ok = t.grant(proof.Pod.UID, v.Pair, grant{reason: v.Reason, credential: id, secrets: from}, since); !ok {
+		// Revoked in the same moment, maybe: the record says, and the pod is judged by it when it asks.
+		t.log.Info("Pull that ended with a revocation leaves no grant", "imageID", v.Pair.ImageID, "repository", v.Pair.Repository)
+	}
 	p.left()
 	return v, err
 }
 
-// Refused ends the pull as one that certainly pulled nothing: the registry denied it, or was not
-// reached at all. The intent is dropped.
+// Denied ends the pull as one that certainly pulled nothing because the registry denied it. The intent is dropped. What the
+// credential has proved before stays proved as long as it is valid, and has no grace: that is for a registry
+// which cannot be asked. present is the image that the name stood for.
+func (p *Pull) Denied(present Image, by credential.Credential) error {
+	var err error
+	p.once.Do(func() {
+		pair := records.Pair{ImageID: present.ID, Repository: p.repository}
+		err = p.t.store.Deny(p.intent, records.Denial{Pair: pair, Credential: p.t.key.ID(by), At: time.Now()})
+		p.left()
+	})
+	return err
+}
+
+// Refused ends the pull as one that certainly pulled nothing, for whatever reason, such as a registry that was
+// not reached at all. The intent is dropped.
 func (p *Pull) Refused() error {
 	var err error
 	p.once.Do(func() {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
+	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/internal/conformance"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
@@ -22,11 +23,13 @@ import (
 // written 1 to 9, repositories without repo.test/. Time stands still but for "advance".
 //
 //	images  [ID=NAME,NAME …]                  the runtime has these images from now on
-//	pull    NAME [id=ID] [pod=UID] [secret=PW] [held=SECRETS] [ends=proved|refused|lost|crash] [present=ID]
-//	check   NAME id=ID [pod=UID] [secrets=PW,PW] [held=SECRETS] [static] [except=REPOSITORY]
+//	pull    NAME [id=ID] [pod=UID] [secret=PW] [held=SECRETS] [ends=proved|denied|refused|lost|crash] [present=ID]
+//	check   NAME id=ID [pod=UID] [secrets=PW,PW] [held=SECRETS] [static] [except=REPOSITORY] [unasked]
 //	        what the pod presents, and what a pod source says that its Secrets hold: UID/NAMESPACE/NAME#PW,…
 //	sync | settle | prune | restart [verify] | advance DURATION | end pod=UID
-//	restore NAME id=ID pod=UID
+//	restore NAME id=ID pod=UID [created=DURATION-AGO]
+//	validity DURATION [grace=DURATION]        of proofs, from now on
+//	revoke  [credential=PW] [repository=NAME] [id=ID] [uid=UID] [namespace=NS] [secret=NAME] [dry]
 //	store                                     prints what is on disk
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) { //nolint:thelper // the test itself
@@ -71,7 +74,7 @@ func (w *world) play(t *testing.T, d *datadriven.TestData) string {
 	case "pull":
 		return w.playPull(name, arg, who, w.held(t, d))
 	case "check":
-		r := tracker.Request{Pod: who, Name: name, Image: w.find(scenarioID(arg("id"))), Except: full(arg("except"))}
+		r := tracker.Request{Pod: who, Name: name, Image: w.find(scenarioID(arg("id"))), Except: full(arg("except")), Unasked: d.HasArg("unasked")}
 		if name == full("-") {
 			r.Name = ""
 		}
@@ -105,15 +108,28 @@ func (w *world) play(t *testing.T, d *datadriven.TestData) string {
 		p, err := policy.New(d.CmdArgs[0].Key, allowlist(d))
 		w.SetRules(tracker.Rules{Policy: p})
 		return said(err)
+	case "validity":
+		rules := tracker.Rules{Validity: span(t, d.CmdArgs[0].Key)}
+		if d.HasArg("grace") {
+			rules.Grace = span(t, arg("grace"))
+		}
+		w.options.Rules = rules
+		w.SetRules(rules)
+		return ""
+	case "revoke":
+		return w.playRevoke(arg, d.HasArg("dry"))
 	case "advance":
-		by, err := time.ParseDuration(d.CmdArgs[0].Key)
-		time.Sleep(by)
-		return said(err)
+		time.Sleep(span(t, d.CmdArgs[0].Key))
+		return ""
 	case "end":
 		w.EndPod(who.UID)
 		return ""
 	case "restore":
-		w.Restore(who, name, w.find(scenarioID(arg("id"))))
+		created := time.Now()
+		if d.HasArg("created") {
+			created = created.Add(-span(t, arg("created")))
+		}
+		w.Restore(who, name, w.find(scenarioID(arg("id"))), created)
 		return ""
 	case "store":
 		return w.dump()
@@ -154,6 +170,8 @@ func (w *world) playPull(name string, arg func(string) string, who tracker.Pod, 
 		return said(err)
 	}
 	switch arg("ends") {
+	case "denied":
+		return said(pull.Denied(present, secret(arg("secret"))))
 	case "refused":
 		return said(pull.Refused())
 	case "lost":
@@ -166,6 +184,51 @@ func (w *world) playPull(name string, arg func(string) string, who tracker.Pod, 
 		return said(err)
 	}
 	return fmt.Sprintf("%v by %s\n", v.Verdict, v.Reason)
+}
+
+// playRevoke prints what is revoked, with the pods whose grants end.
+func (w *world) playRevoke(arg func(string) string, dry bool) string {
+	r := tracker.Revocation{DryRun: dry, Revocation: records.Revocation{
+		Repository: full(arg("repository")), ImageID: scenarioID(arg("id")),
+		Secret: records.SecretRef{UID: arg("uid"), Namespace: arg("namespace"), Name: arg("secret")},
+	}}
+	if pw := arg("credential"); pw != "" {
+		r.Credential = w.key.ID(secret(pw))
+	}
+	got, err := w.Revoke(w.t.Context(), r)
+	var b strings.Builder
+	for _, p := range got.Proofs {
+		fmt.Fprintf(&b, "proof %s %s\n", short(p.Pair), w.password(p.Proof.Credential))
+	}
+	for _, p := range got.Closed {
+		fmt.Fprintf(&b, "closed %s\n", short(p))
+	}
+	for _, p := range got.Marked {
+		fmt.Fprintf(&b, "still marked %s\n", short(p))
+	}
+	for _, g := range got.Grants {
+		fmt.Fprintf(&b, "grant %s %s\n", g.Pod, short(g.Pair))
+	}
+	return b.String() + said(err)
+}
+
+// password returns the one that a credential ID stands for, if it is known.
+func (w *world) password(id credential.ID) string {
+	for _, pw := range []string{"alice", "bob", "carol", "node"} {
+		if w.key.ID(secret(pw)) == id {
+			return pw
+		}
+	}
+	return string(id)
+}
+
+func span(t *testing.T, s string) time.Duration {
+	t.Helper()
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
 }
 
 // find returns the image as the fake runtime has it now.
@@ -186,12 +249,7 @@ func (w *world) dump() string {
 	err := w.store.Records(func(r records.Record) error {
 		proofs := map[string]bool{}
 		for _, p := range r.Proofs {
-			known := string(p.Credential)
-			for _, pw := range []string{"alice", "bob", "carol", "node"} {
-				if w.key.ID(secret(pw)) == p.Credential {
-					known = pw
-				}
-			}
+			known := w.password(p.Credential)
 			for _, ref := range p.Secrets {
 				known += "/" + ref.UID
 			}

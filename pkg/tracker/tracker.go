@@ -48,6 +48,10 @@ type Rules struct {
 	ExemptStaticPods bool
 	// ExemptNamespaces lists the namespaces whose pods may use every image.
 	ExemptNamespaces []string
+	// Validity is how long a proof counts from when a registry last confirmed it; 0 is for ever.
+	Validity time.Duration
+	// Grace is how much longer a proof stands where the registry cannot be asked.
+	Grace time.Duration
 }
 
 // Options are the fixed settings of a [Tracker].
@@ -73,6 +77,8 @@ type Tracker struct {
 	offers  func(repository string, id credential.ID) bool
 	log     klog.Logger
 	rules   atomic.Pointer[Rules]
+	// revocations counts them; it goes up under mu, after one is on disk and with the end of its grants.
+	revocations atomic.Uint64
 
 	// mu guards the fields that follow; see the package comment for the lock order.
 	mu      sync.Mutex
@@ -99,6 +105,9 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) (*Trac
 		uses:    map[records.Pair]records.Use{},
 	}
 	t.SetRules(o.Rules)
+	if o.Rules.Validity > 0 {
+		t.clamp()
+	}
 	left, err := store.Intents()
 	for _, in := range left {
 		if in.Ended.IsZero() {

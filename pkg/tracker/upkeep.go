@@ -119,7 +119,7 @@ func (t *Tracker) Flush() error {
 	return fmt.Errorf("flush last-used times: %w", err)
 }
 
-// Run does the tracker's upkeep, a flush, a settlement and a pruning a minute, until ctx ends; then it
+// Run does the tracker's upkeep, a flush, a look at the clock, a settlement and a pruning a minute, until ctx ends; then it
 // flushes once more and returns. A failure is logged and tried again the next minute.
 func (t *Tracker) Run(ctx context.Context) {
 	tick := time.NewTicker(flushEvery)
@@ -135,6 +135,9 @@ func (t *Tracker) Run(ctx context.Context) {
 		}
 		if err := t.Flush(); err != nil {
 			t.log.Error(err, "Last-used times not written, they are kept for the next minute")
+		}
+		if t.rules.Load().Validity > 0 {
+			t.clamp()
 		}
 		if err := t.Settle(ctx); err != nil && ctx.Err() == nil {
 			t.log.Info("Pull intents not settled, they linger", "err", err)

@@ -70,6 +70,7 @@ type world struct {
 	key     credential.Key
 	runtime *fakeRuntime
 	options tracker.Options
+	synced  func() // called when something has reached the disk, before the tracker knows; nil is allowed
 }
 
 func newWorld(t *testing.T, o tracker.Options) *world {
@@ -86,7 +87,11 @@ func newWorld(t *testing.T, o tracker.Options) *world {
 
 func (w *world) open() {
 	w.t.Helper()
-	store, _, err := records.Open(w.path, records.Options{Now: time.Now()})
+	store, _, err := records.Open(w.path, records.Options{Now: time.Now(), OnSync: func(time.Duration) {
+		if w.synced != nil {
+			w.synced()
+		}
+	}})
 	if err != nil {
 		w.t.Fatalf("Open(%s) = %v; want a store", w.path, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/distribution/reference"
 	"google.golang.org/grpc"
@@ -343,6 +344,7 @@ func (r *Runtime) createLocked(sandbox string, config *runtimeapi.ContainerConfi
 	id := r.idLocked("container")
 	r.containers[id] = &runtimeapi.Container{
 		Id: id, PodSandboxId: sandbox, Metadata: config.GetMetadata(), Image: config.GetImage(), ImageRef: on, ImageId: on,
+		CreatedAt: time.Now().UnixNano(),
 	}
 	return id, nil
 }
@@ -421,7 +423,7 @@ func (r *Runtime) ContainerStatus(_ context.Context, req *runtimeapi.ContainerSt
 	if c == nil {
 		return nil, status.Errorf(codes.NotFound, "container %q: not found", req.GetContainerId())
 	}
-	s := &runtimeapi.ContainerStatus{Id: c.GetId(), State: c.GetState(), Image: c.GetImage(), ImageRef: c.GetImageRef()}
+	s := &runtimeapi.ContainerStatus{Id: c.GetId(), State: c.GetState(), Image: c.GetImage(), ImageRef: c.GetImageRef(), CreatedAt: c.GetCreatedAt()}
 	if r.started[c.GetId()] {
 		s.StartedAt = 1
 	}

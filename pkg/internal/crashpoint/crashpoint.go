@@ -28,6 +28,8 @@ const (
 	PruneAfter     = "records.prune.after"
 	RotateBefore   = "records.rotate.before" // a Secret's new credential is about to replace its old one
 	RotateAfter    = "records.rotate.after"
+	RevokeBefore   = "records.revoke.before"   // what was proved is about to be proved no more
+	RevokeAfter    = "records.revoke.after"    // it is so on disk, grants still rest on it
 	Created        = "criproxy.create.created" // the runtime has created a container, it is not read back
 )
 
@@ -36,6 +38,6 @@ func All() []string {
 	return []string{
 		StoreTemporary, StoreRenamed, SetAside, KeyMissing, BeginBefore, BeginAfter, Pulled, ProveBefore,
 		ProveAfter, Recorded, DropBefore, DropAfter, EndBefore, EndAfter, MarkBefore, MarkAfter, SettleBefore,
-		SettleAfter, PruneBefore, PruneAfter, RotateBefore, RotateAfter, Created,
+		SettleAfter, PruneBefore, PruneAfter, RotateBefore, RotateAfter, RevokeBefore, RevokeAfter, Created,
 	}
 }

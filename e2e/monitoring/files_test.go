@@ -1,0 +1,241 @@
+// Package monitoring_test holds the dashboard and the alert rules of docs/monitoring to themselves, to the
+// runbooks, and to what a real Prometheus scrapes from the built daemon.
+package monitoring_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/pullgate/pullgate/e2e/host"
+)
+
+// A rule is one alert of alerts.yml.
+type rule struct {
+	Alert, Expr, For    string
+	Labels, Annotations map[string]string
+}
+
+// A panel is one of dashboard.json.
+type panel struct {
+	ID                 int
+	Type               string
+	Title, Description string
+	Datasource         struct{ Type, UID string }
+	GridPos            struct{ X, Y, W, H int }
+	Targets            []target
+}
+
+// A target is one query of a panel.
+type target struct {
+	RefID, Expr, LegendFormat string
+	Datasource                struct{ Type, UID string }
+}
+
+type dashboard struct {
+	UID, Title string
+	Panels     []panel
+	Templating struct {
+		List []struct {
+			Name, Type string
+			Query      any
+		}
+	}
+}
+
+// docs returns the path of a file of docs.
+func docs(t *testing.T, name string) string {
+	t.Helper()
+	path, err := host.Upward(filepath.Join("docs", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(docs(t, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func rules(t *testing.T) []rule {
+	t.Helper()
+	var file struct {
+		Groups []struct {
+			Name  string
+			Rules []rule
+		}
+	}
+	if err := yaml.UnmarshalStrict([]byte(read(t, "monitoring/alerts.yml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	var all []rule
+	for _, g := range file.Groups {
+		all = append(all, g.Rules...)
+	}
+	if len(all) == 0 {
+		t.Fatal("no rules in docs/monitoring/alerts.yml")
+	}
+	return all
+}
+
+func board(t *testing.T) dashboard {
+	t.Helper()
+	var d dashboard
+	if err := json.Unmarshal([]byte(read(t, "monitoring/dashboard.json")), &d); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// Whoever is called at night has a severity, what it is about, and a runbook that is there.
+func TestEveryAlertHasARunbook(t *testing.T) {
+	sections := map[string]string{}
+	for _, s := range strings.Split(read(t, "runbooks.md"), "\n## ")[1:] {
+		title, text, _ := strings.Cut(s, "\n")
+		sections[title] = text
+	}
+	const home = "https://github.com/pullgate/pullgate/blob/main/docs/runbooks.md#"
+	for _, r := range rules(t) {
+		if s := r.Labels["severity"]; s != "critical" && s != "warning" {
+			t.Errorf("%s: severity %q; want critical or warning", r.Alert, s)
+		}
+		for _, a := range []string{"summary", "description"} {
+			if r.Annotations[a] == "" {
+				t.Errorf("%s has no %s", r.Alert, a)
+			}
+		}
+		if got, want := r.Annotations["runbook_url"], home+strings.ToLower(r.Alert); got != want {
+			t.Errorf("%s: runbook_url %q; want %q", r.Alert, got, want)
+		}
+		text, ok := sections[r.Alert]
+		if !ok {
+			t.Errorf("docs/runbooks.md has no section %s", r.Alert)
+		}
+		for _, part := range []string{"**Means.**", "**Confirm.**", "**Do.**", "**Verify.**"} {
+			if !strings.Contains(text, part) {
+				t.Errorf("docs/runbooks.md: %s does not have %s", r.Alert, part)
+			}
+		}
+		delete(sections, r.Alert)
+	}
+	for title := range sections {
+		if strings.HasPrefix(title, "Pullgate") {
+			t.Errorf("docs/runbooks.md: %s is no alert", title)
+		}
+	}
+}
+
+// Every alert has a case in which it fires and one in which it does not.
+func TestEveryAlertIsTestedBothWays(t *testing.T) {
+	var file struct {
+		Tests []struct {
+			Cases []struct {
+				Alertname string `json:"alertname"`
+				Alerts    []any  `json:"exp_alerts"`
+			} `json:"alert_rule_test"`
+		}
+	}
+	if err := yaml.Unmarshal([]byte(read(t, "monitoring/alerts_test.yml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	fires, silent := map[string]int{}, map[string]int{}
+	for _, test := range file.Tests {
+		for _, c := range test.Cases {
+			if len(c.Alerts) > 0 {
+				fires[c.Alertname]++
+			} else {
+				silent[c.Alertname]++
+			}
+		}
+	}
+	for _, r := range rules(t) {
+		if fires[r.Alert] == 0 || silent[r.Alert] == 0 {
+			t.Errorf("%s has %d cases in which it fires and %d in which it does not; want some of both", r.Alert, fires[r.Alert], silent[r.Alert])
+		}
+	}
+}
+
+// Above every rule stands why its threshold is what it is.
+func TestEveryThresholdIsExplained(t *testing.T) {
+	lines := strings.Split(read(t, "monitoring/alerts.yml"), "\n")
+	for i, l := range lines {
+		if strings.Contains(l, "- alert: ") && !strings.HasPrefix(strings.TrimSpace(lines[i-1]), "# ") {
+			t.Errorf("no comment above %s", strings.TrimSpace(l))
+		}
+	}
+}
+
+// The dashboard can be imported into any Grafana: its data source is a variable, panels do not lie on one
+// another, and each says what it shows.
+func TestDashboardCanBeImported(t *testing.T) {
+	d := board(t)
+	if d.UID == "" || d.Title == "" {
+		t.Error("no uid or title")
+	}
+	variables := map[string]string{}
+	for _, v := range d.Templating.List {
+		variables[v.Name] = v.Type
+	}
+	if variables["datasource"] != "datasource" || variables["instance"] != "query" {
+		t.Errorf("variables %v; want datasource and instance", variables)
+	}
+	ids, at := map[int]bool{}, map[[2]int]string{}
+	for _, p := range d.Panels {
+		if ids[p.ID] {
+			t.Errorf("%s: ID %d is taken", p.Title, p.ID)
+		}
+		ids[p.ID] = true
+		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
+			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
+				if other, taken := at[[2]int{x, y}]; taken || x >= 24 {
+					t.Fatalf("%s lies on %q or beside the grid", p.Title, other)
+				}
+				at[[2]int{x, y}] = p.Title
+			}
+		}
+		if p.Type == "row" {
+			continue
+		}
+		if p.Title == "" || p.Description == "" || len(p.Targets) == 0 || p.Datasource.UID != "${datasource}" {
+			t.Errorf("panel %d %q lacks a description, a query or the data source's variable", p.ID, p.Title)
+		}
+		var refs []string
+		for _, q := range p.Targets {
+			if q.Expr == "" || q.Datasource.UID != "${datasource}" || slices.Contains(refs, q.RefID) {
+				t.Errorf("%s: query %s is empty, named twice or without the data source's variable", p.Title, q.RefID)
+			}
+			refs = append(refs, q.RefID)
+		}
+	}
+}
+
+// What the panels have to show.
+func TestDashboardShows(t *testing.T) {
+	var all strings.Builder
+	for _, p := range board(t).Panels {
+		for _, q := range p.Targets {
+			all.WriteString(q.Expr + "\n")
+		}
+	}
+	own := regexp.MustCompile("(?m)^### `((?:pullgate|image_pull)_[a-z_]+)`$")
+	names := own.FindAllStringSubmatch(read(t, "metrics.md"), -1)
+	if len(names) < 15 {
+		t.Fatalf("docs/metrics.md has %d metrics; this test looks in the wrong place", len(names))
+	}
+	for _, m := range names {
+		if !strings.Contains(all.String(), m[1]) {
+			t.Errorf("no panel shows %s", m[1])
+		}
+	}
+}

@@ -1,0 +1,76 @@
+package monitoring_test
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// uses is what a PromQL expression takes from a scrape.
+type uses struct {
+	labels  map[string][]string // of each metric, those its selectors name
+	grouped []string            // labels of by, on and group_left clauses
+}
+
+var (
+	promqlNoise = regexp.MustCompile(`\[[^\]]*\]`)
+	promqlToken = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|[0-9][0-9a-zA-Z.]*|[a-zA-Z_:][a-zA-Z0-9_:]*|=~|!~|!=|[{}(),=]`)
+	promqlName  = regexp.MustCompile(`^[a-zA-Z_:]`)
+)
+
+// usesOf reads an expression as far as it has to be read: a name before a bracket or a clause is a function,
+// names in brackets behind a clause are labels, and every other name is a metric.
+func usesOf(expr string) uses {
+	u := uses{labels: map[string][]string{}}
+	tokens := promqlToken.FindAllString(promqlNoise.ReplaceAllString(expr, ""), -1)
+	next := func(i int) string {
+		if i+1 < len(tokens) {
+			return tokens[i+1]
+		}
+		return ""
+	}
+	clauses := []string{"by", "without", "on", "ignoring", "group_left", "group_right"}
+	words := []string{"and", "or", "unless", "bool", "offset"}
+	for i := 0; i < len(tokens); i++ {
+		switch token := tokens[i]; {
+		case !promqlName.MatchString(token) || slices.Contains(words, token):
+		case slices.Contains(clauses, token):
+			for i += 2; i < len(tokens) && tokens[i] != ")"; i++ {
+				if tokens[i] != "," {
+					u.grouped = append(u.grouped, tokens[i])
+				}
+			}
+		case next(i) == "(" || next(i) == "by" || next(i) == "without": // a function
+		default:
+			u.labels[token] = append(u.labels[token], []string{}...)
+			if next(i) != "{" {
+				continue
+			}
+			for i += 2; i < len(tokens) && tokens[i] != "}"; i++ {
+				if promqlName.MatchString(tokens[i]) {
+					u.labels[token] = append(u.labels[token], tokens[i])
+				}
+			}
+		}
+	}
+	return u
+}
+
+func TestUsesOf(t *testing.T) {
+	got := usesOf(`sum by (le, call) (rate(a_bucket{x="y{z}", w=~"b\"c"}[5m] offset 1h)) > 3 * b_total and on (instance) group_left (version) (c unless histogram_quantile(0.9, d{e!="f"}))`)
+	var metrics []string
+	for m := range got.labels {
+		metrics = append(metrics, m)
+	}
+	slices.Sort(metrics)
+	if s := strings.Join(metrics, " "); s != "a_bucket b_total c d" {
+		t.Errorf("metrics = %s; want a_bucket b_total c d", s)
+	}
+	if !slices.Equal(got.labels["a_bucket"], []string{"x", "w"}) || !slices.Equal(got.labels["d"], []string{"e"}) || len(got.labels["c"]) != 0 {
+		t.Errorf("labels = %v; want x and w of a_bucket, e of d", got.labels)
+	}
+	if !slices.Equal(got.grouped, []string{"le", "call", "instance", "version"}) {
+		t.Errorf("grouped = %v; want le, call, instance and version", got.grouped)
+	}
+}

@@ -1,0 +1,281 @@
+package monitoring_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/e2e/host"
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+const (
+	app = "repo.test/team/app:1"
+	id  = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
+)
+
+// The dashboard and the rules before a real Prometheus that scrapes the built daemon: every metric and every
+// label that they name is there, every query has an answer, every rule is evaluated, and none fires on a node
+// that is well.
+func TestDashboardAndRulesHoldOnARealScrape(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	work := busyDaemon(ctx, t)
+	p := startPrometheus(ctx, t, work.metrics)
+	// A rate needs two scrapes with something between them.
+	for p.value(ctx, t, `sum(rate(image_pull_secret_recheck_hit_count[1m])) * sum(rate(image_pull_secret_recheck_miss_count[1m]))`) == 0 {
+		work.calls(ctx, t)
+	}
+
+	for _, panel := range board(t).Panels {
+		for _, q := range panel.Targets {
+			t.Run(panel.Title+"/"+q.RefID, func(t *testing.T) {
+				expr := strings.NewReplacer("$__rate_interval", "1m", "$instance", ".*").Replace(q.Expr)
+				p.hasAll(ctx, t, expr)
+				found := p.query(ctx, t, expr)
+				if len(found) == 0 {
+					t.Fatalf("%s has no answer", expr)
+				}
+				for _, m := range regexp.MustCompile(`\{\{(\w+)\}\}`).FindAllStringSubmatch(q.LegendFormat, -1) {
+					if found[0].Metric[m[1]] == "" {
+						t.Errorf("%s has no label %s for its legend", expr, m[1])
+					}
+				}
+				for _, s := range found {
+					if s.Value[1] == "NaN" {
+						t.Errorf("%s is no number for %v", expr, s.Metric)
+					}
+				}
+			})
+		}
+	}
+	for _, r := range rules(t) {
+		t.Run(r.Alert, func(t *testing.T) { p.hasAll(ctx, t, r.Expr) })
+	}
+	p.rulesAreWell(ctx, t)
+}
+
+// A workload is a daemon before a fake runtime and a fake API server.
+type workload struct {
+	metrics string
+	kubelet *criproxytest.Kubelet
+}
+
+func busyDaemon(ctx context.Context, t *testing.T) workload {
+	t.Helper()
+	r := criproxytest.NewRuntime(t)
+	r.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(name string, auth *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			if auth.GetPassword() != "good" {
+				return criproxytest.Image{}, criproxytest.Denied(name)
+			}
+			return criproxytest.Image{ID: id, Names: []string{name}}, nil
+		}
+	})
+	dir, err := os.MkdirTemp("", "pg") // a socket's path must be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	d, err := node.StartPullgated(ctx, dir, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true",
+		fmt.Sprintf("podSource: {kubeconfig: %q, nodeName: node}", emptyAPIServer(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Stop() })
+	return workload{metrics: d.MetricsAddress(), kubelet: criproxytest.NewKubelet(t, d.Endpoint())}
+}
+
+// calls makes a call that is not judged, a hit (a miss the first time) and a miss that is denied, with a fresh pod
+// each.
+func (w workload) calls(ctx context.Context, t *testing.T) {
+	t.Helper()
+	if _, err := w.kubelet.Runtime.Status(ctx, &runtimeapi.StatusRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, password := range []string{"good", "bad"} {
+		pod := w.kubelet.Pod("tenant")
+		w.kubelet.Precheck(pod, app)
+		if _, err := w.kubelet.Pull(ctx, pod, app, password); (err == nil) != (password == "good") {
+			t.Fatalf("pull with %s = %v", password, err)
+		}
+	}
+}
+
+// emptyAPIServer has no pods, and returns the kubeconfig for it.
+func emptyAPIServer(t *testing.T) string {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if r.URL.Query().Get("watch") != "" {
+			w.WriteHeader(http.StatusOK)
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+			return
+		}
+		_, _ = fmt.Fprint(w, `{"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []}`)
+	}))
+	t.Cleanup(server.Close)
+	t.Cleanup(server.CloseClientConnections) // a watch has no end
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{name: c, cluster: {server: %q}}]\n"+
+		"users: [{name: u, user: {token: t}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n", server.URL)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// A prometheus is Debian's, with the alert rules.
+type prometheus struct{ url string }
+
+func startPrometheus(ctx context.Context, t *testing.T, target string) prometheus {
+	t.Helper()
+	port, err := host.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := prometheus{fmt.Sprintf("http://127.0.0.1:%d", port)}
+	dir := t.TempDir()
+	config := filepath.Join(dir, "prometheus.yml")
+	text := fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%q]\nscrape_configs: [{job_name: pullgated, static_configs: [{targets: [%q]}]}]\n",
+		docs(t, "monitoring/alerts.yml"), target)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	process, err := host.Start(ctx, "prometheus", filepath.Join(dir, "log"), func() error {
+		_, err := p.get(ctx, "/-/ready")
+		return err
+	}, "prometheus", "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"), fmt.Sprintf("--web.listen-address=127.0.0.1:%d", port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = process.Stop() })
+	return p
+}
+
+func (p prometheus) get(ctx context.Context, path string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("GET %s: %s: %s", path, resp.Status, body)
+	}
+	return body, err
+}
+
+// A sample is one series of an answer, with time and value.
+type sample struct {
+	Metric map[string]string
+	Value  [2]any
+}
+
+func (p prometheus) query(ctx context.Context, t *testing.T, expr string) []sample {
+	t.Helper()
+	body, err := p.get(ctx, "/api/v1/query?query="+url.QueryEscape(expr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var answer struct{ Data struct{ Result []sample } }
+	if err := json.Unmarshal(body, &answer); err != nil {
+		t.Fatal(err)
+	}
+	return answer.Data.Result
+}
+
+// value returns the number that a query comes to, 0 if it comes to none.
+func (p prometheus) value(ctx context.Context, t *testing.T, expr string) float64 {
+	t.Helper()
+	found := p.query(ctx, t, expr)
+	if len(found) == 0 {
+		return 0
+	}
+	v, err := strconv.ParseFloat(fmt.Sprint(found[0].Value[1]), 64)
+	if err != nil || math.IsNaN(v) {
+		return 0
+	}
+	return v
+}
+
+// hasAll wants every metric of an expression, with every label that its selectors name, and each label of its
+// clauses on one of the metrics.
+func (p prometheus) hasAll(ctx context.Context, t *testing.T, expr string) {
+	t.Helper()
+	has := func(selector string) bool { return p.value(ctx, t, "count("+selector+")") > 0 }
+	u := usesOf(expr)
+	if len(u.labels) == 0 {
+		t.Errorf("no metric is found in %s", expr)
+	}
+	for metric, labels := range u.labels {
+		if !has(metric) {
+			t.Errorf("the daemon has no metric %s", metric)
+		}
+		for _, l := range labels {
+			if !has(fmt.Sprintf(`%s{%s!=""}`, metric, l)) {
+				t.Errorf("%s has no label %s", metric, l)
+			}
+		}
+	}
+	for _, l := range u.grouped {
+		found := false
+		for metric := range u.labels {
+			found = found || has(fmt.Sprintf(`%s{%s!=""}`, metric, l))
+		}
+		if !found {
+			t.Errorf("no metric of %s has the label %s", expr, l)
+		}
+	}
+}
+
+// rulesAreWell wants every rule evaluated without an error, and none to fire: a few denied pulls are no surge.
+func (p prometheus) rulesAreWell(ctx context.Context, t *testing.T) {
+	t.Helper()
+	body, err := p.get(ctx, "/api/v1/rules")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var answer struct {
+		Data struct {
+			Groups []struct {
+				Rules []struct{ Name, Health, State, LastError string }
+			}
+		}
+	}
+	if err := json.Unmarshal(body, &answer); err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for _, g := range answer.Data.Groups {
+		for _, r := range g.Rules {
+			seen++
+			if r.Health != "ok" || r.State != "inactive" {
+				t.Errorf("%s is %s and %s, %s; want ok and inactive", r.Name, r.Health, r.State, r.LastError)
+			}
+		}
+	}
+	if want := len(rules(t)); seen != want {
+		t.Errorf("Prometheus has %d rules; want %d", seen, want)
+	}
+}

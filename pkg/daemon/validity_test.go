@@ -1,0 +1,84 @@
+package daemon_test
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+// What the two fields say reaches the decision, over the socket of the built binary: a proof of an hour and a half while
+// the registry is away.
+func TestValidityAndGraceOverTheSocket(t *testing.T) {
+	for _, tc := range []struct {
+		settings    string
+		asked, runs bool
+		reason      string // that is counted
+	}{
+		{"", false, true, "proved"},
+		{"credentialValidity: 2h", false, true, "proved"},
+		{"credentialValidity: 1h", true, false, "proof_expired"},
+		{"credentialValidity: 1h\nregistryUnavailableGrace: 20m", true, false, "proof_expired"},
+		{"credentialValidity: 1h\nregistryUnavailableGrace: 1h", true, true, "proved_in_grace"},
+	} {
+		t.Run(strings.ReplaceAll(tc.settings, "\n", ", "), func(t *testing.T) {
+			r := criproxytest.NewRuntime(t)
+			r.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
+			r.Do(func(r *criproxytest.Runtime) {
+				r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+					return criproxytest.Image{}, status.Error(codes.Unknown, "failed to resolve reference: dial tcp 127.0.0.1:1: connect: connection refused")
+				}
+			})
+			p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", tc.settings)
+			p.provedBefore(90 * time.Minute)
+			p.start()
+			k := p.kubelet()
+			x := k.Pod("carol")
+			if got := k.Precheck(x, app); got != "" {
+				t.Fatalf("pre-check = %q; want it hidden, nothing tells her credential", got)
+			}
+			id, err := k.Pull(t.Context(), x, app, "good")
+			if (err == nil && id == id1) != tc.runs || (r.Calls("PullImage") > 0) != tc.asked {
+				t.Errorf("pull = %q, %v, the registry was asked %d times; want the image: %v, asked: %v", id, err, r.Calls("PullImage"), tc.runs, tc.asked)
+			}
+			verdict := map[bool]string{true: "Allow", false: "Reverify"}[tc.runs]
+			if p.metric(`pullgate_verdicts_total{call="PullImage",reason="`+tc.reason+`",verdict="`+verdict+`"}`) == 0 {
+				t.Errorf("no verdict by %s is counted", tc.reason)
+			}
+		})
+	}
+}
+
+// provedBefore leaves a store with a proof of that age.
+func (p *process) provedBefore(age time.Duration) {
+	p.t.Helper()
+	if err := os.MkdirAll(p.path("state"), 0o700); err != nil {
+		p.t.Fatal(err)
+	}
+	s, _, err := records.Open(p.path("state/records.db"), records.Options{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	key, err := credential.CreateKey(p.path("state/node.key"))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	err = s.Prove(0, records.Result{
+		Pair:       records.Pair{ImageID: id1, Repository: strings.TrimSuffix(app, ":1")},
+		Credential: key.ID(credential.New("tenant", "good", "", "", "", "")), At: time.Now().Add(-age),
+	})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		p.t.Fatal(err)
+	}
+}

@@ -1,0 +1,137 @@
+package records
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
+)
+
+// A Revocation selects what is to be proved no longer. Of the fields that are given all have to fit; the zero
+// value selects nothing.
+type Revocation struct {
+	// ImageID and Repository select records.
+	ImageID    string
+	Repository string
+	// Credential selects proofs by the credential.
+	Credential credential.ID
+	// Secret selects the proofs that a Secret is noted with, by each of its fields that is given: the UID,
+	// namespace and name, or the namespace alone.
+	Secret SecretRef
+}
+
+// Empty reports whether nothing is selected.
+func (r Revocation) Empty() bool { return r == Revocation{} }
+
+// Whole reports whether records are selected whatever is in them: everything that is proved of them goes, and an
+// open one is closed. Else single proofs are, and an open record stays open.
+func (r Revocation) Whole() bool { return r.Credential == "" && r.Secret == SecretRef{} }
+
+// Covers reports whether a pair is among those that are selected.
+func (r Revocation) Covers(p Pair) bool {
+	return !r.Empty() && (r.ImageID == "" || r.ImageID == p.ImageID) && (r.Repository == "" || r.Repository == p.Repository)
+}
+
+// Selects reports whether a credential is, which comes from these Secrets as far as it is known; the pair is
+// the caller's to see.
+func (r Revocation) Selects(id credential.ID, from []SecretRef) bool {
+	if r.Credential != "" && r.Credential != id {
+		return false
+	}
+	return r.Secret == SecretRef{} || slices.ContainsFunc(from, func(s SecretRef) bool {
+		return (r.Secret.UID == "" || r.Secret.UID == s.UID) && (r.Secret.Namespace == "" || r.Secret.Namespace == s.Namespace) &&
+			(r.Secret.Name == "" || r.Secret.Name == s.Name)
+	})
+}
+
+// A RevokedProof is a proof that is gone, or would be.
+type RevokedProof struct {
+	Pair  Pair
+	Proof Proof
+}
+
+// Revoked is what a revocation concerns, in the order of image ID and repository.
+type Revoked struct {
+	Proofs []RevokedProof
+	Closed []Pair // records that were open
+	// Marked are pairs of a whole revocation that are marked preloaded. The marks stay.
+	Marked []Pair
+}
+
+// Revoke takes back what is selected, in one transaction, and returns what that was. A record stays, also if
+// nothing is proved by it any more: it needs proof, and is never taken for preloaded. One that
+// cannot be read proves nothing and is passed over. The records that are selected as a whole, or that a proof was
+// taken from, say since when.
+func (s *Store) Revoke(r Revocation, at time.Time) (gone Revoked, err error) {
+	err = s.update(crashpoint.RevokeBefore, crashpoint.RevokeAfter, func(tx *bolt.Tx) error {
+		var changed []Record
+		if gone, changed, err = revocable(tx, r); err != nil {
+			return err
+		}
+		for _, rec := range changed {
+			rec.Revoked = at
+			if err := put(tx, bucketRecords, rec.Pair.key(), rec); err != nil {
+				return err
+			}
+			s.wrote(rec.Pair)
+		}
+		return nil
+	})
+	if err != nil {
+		return Revoked{}, fmt.Errorf("revoke: %w", err)
+	}
+	return gone, nil
+}
+
+// Revocable returns what Revoke would take back, and changes nothing.
+func (s *Store) Revocable(r Revocation) (found Revoked, err error) {
+	err = s.view(func(tx *bolt.Tx) error {
+		found, _, err = revocable(tx, r)
+		return err
+	})
+	if err != nil {
+		return Revoked{}, fmt.Errorf("look for what to revoke: %w", err)
+	}
+	return found, nil
+}
+
+func revocable(tx *bolt.Tx, r Revocation) (found Revoked, changed []Record, err error) {
+	err = tx.Bucket([]byte(bucketRecords)).ForEach(func(k, v []byte) error {
+		var rec Record
+		p := pairOf(k)
+		if !r.Covers(p) || decode(bucketRecords, k, v, &rec) != nil {
+			return nil //nolint:nilerr // what cannot be read proves nothing
+		}
+		var gone []RevokedProof
+		rec.Proofs = slices.DeleteFunc(rec.Proofs, func(proof Proof) bool {
+			selected := r.Selects(proof.Credential, proof.Secrets)
+			if selected {
+				gone = append(gone, RevokedProof{Pair: p, Proof: proof})
+			}
+			return selected
+		})
+		found.Proofs = append(found.Proofs, gone...)
+		if r.Whole() && rec.Open {
+			found.Closed = append(found.Closed, p)
+			rec.Open, rec.Opened = false, time.Time{}
+		}
+		if r.Whole() || len(gone) > 0 {
+			changed = append(changed, rec)
+		}
+		return nil
+	})
+	if err != nil || !r.Whole() {
+		return found, changed, err
+	}
+	err = tx.Bucket([]byte(bucketMarks)).ForEach(func(k, _ []byte) error {
+		if p := pairOf(k); r.Covers(p) {
+			found.Marked = append(found.Marked, p)
+		}
+		return nil
+	})
+	return found, changed, err
+}

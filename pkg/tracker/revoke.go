@@ -1,0 +1,152 @@
+package tracker
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+// ErrNothingSelected is returned by [Tracker.Revoke] for a revocation that names nothing. It is not taken for
+// one of everything.
+var ErrNothingSelected = errors.New("tracker: revocation selects nothing; name a credential, a repository, an image, a Secret or a namespace")
+
+// A Revocation says what is to be proved no longer.
+type Revocation struct {
+	records.Revocation
+	// DryRun changes nothing and tells what would be revoked.
+	DryRun bool
+}
+
+// Revoked is what was revoked, or would be.
+type Revoked struct {
+	records.Revoked
+	// Grants are those that ended, by pod and pair.
+	Grants []EndedGrant
+}
+
+// An EndedGrant is a grant that a revocation ended.
+type EndedGrant struct {
+	Pod  string // its UID
+	Pair records.Pair
+}
+
+// Revoke takes proofs back, and ends at once the grants that rest on them: on disk, then in memory, then it
+// answers. What is revoked is no longer proved, no more: the credential may prove itself again at the registry.
+// By repository or image ID open records are closed as well; marks stay, and Revoked names them.
+//
+// Grants end as follows. By repository or image ID alone, all of the pairs that are selected. Else those that rest on
+// a credential, or on one from a Secret, that is selected. What a grant rests on that was restored at the start is
+// not known, so it ends with any proof of its pair that is revoked, and if no record tells who proved access to
+// its pair. Nor is a grant restored later from a container that was created before: see [Tracker.Restore].
+//
+// After an error no grant has ended, and the proofs are on disk as they were; only if the disk failed while
+// it was written the revocation may be there nevertheless. Revoke again.
+func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
+	if r.Empty() {
+		return Revoked{}, ErrNothingSelected
+	}
+	if err := ctx.Err(); err != nil {
+		return Revoked{}, fmt.Errorf("revoke: %w", err)
+	}
+	unknown, err := t.unrecorded(r.Revocation)
+	if err != nil {
+		return Revoked{}, err
+	}
+	var gone records.Revoked
+	if r.DryRun {
+		gone, err = t.store.Revocable(r.Revocation)
+	} else {
+		gone, err = t.store.Revoke(r.Revocation, time.Now())
+	}
+	if err != nil {
+		return Revoked{}, err
+	}
+	all := Revoked{Revoked: gone, Grants: t.endGrants(r, gone, unknown)}
+	if !r.DryRun {
+		t.log.Info("Revoked", "credentialID", r.Credential, "imageID", r.ImageID, "repository", r.Repository, "secret", r.Secret,
+			"proofs", len(all.Proofs), "closed", len(all.Closed), "grants", len(all.Grants))
+	}
+	return all, nil
+}
+
+// unrecorded returns the pairs of restored grants of which no record tells who proved access.
+func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error) {
+	var pairs []records.Pair
+	t.mu.Lock()
+	for _, of := range t.grants {
+		for p, g := range of {
+			if g.reason == policy.Granted && r.Covers(p) {
+				pairs = append(pairs, p)
+			}
+		}
+	}
+	t.mu.Unlock()
+	none := map[records.Pair]bool{}
+	for _, p := range pairs {
+		f, err := t.store.Lookup(p)
+		if err != nil && !errors.Is(err, records.ErrUnreadable) {
+			return nil, fmt.Errorf("revoke: %w", err)
+		}
+		none[p] = err != nil || f.Record == nil || !f.Record.Open && len(f.Record.Proofs) == 0
+	}
+	return none, nil
+}
+
+// endGrants ends the grants that rest on what is gone from disk, and what is to be noted of its uses; in a dry run
+// it only tells which.
+func (t *Tracker) endGrants(r Revocation, gone records.Revoked, unknown map[records.Pair]bool) (ended []EndedGrant) {
+	touched := map[records.Pair]bool{}
+	for _, p := range gone.Proofs {
+		touched[p.Pair] = true
+	}
+	rests := func(p records.Pair, g grant) bool {
+		switch {
+		case !r.Covers(p):
+			return false
+		case r.Whole():
+			return true
+		case g.reason == policy.Granted:
+			return touched[p] || unknown[p]
+		case g.credential == "":
+			return false
+		}
+		return r.Selects(g.credential, g.secrets) || slices.ContainsFunc(gone.Proofs, func(x records.RevokedProof) bool {
+			return x.Pair == p && x.Proof.Credential == g.credential
+		})
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !r.DryRun {
+		t.revocations.Add(1)
+		for p := range t.uses {
+			if touched[p] {
+				delete(t.uses, p)
+			}
+		}
+	}
+	for uid, of := range t.grants {
+		for p, g := range of {
+			if !rests(p, g) {
+				continue
+			}
+			ended = append(ended, EndedGrant{Pod: uid, Pair: p})
+			if !r.DryRun {
+				delete(of, p)
+			}
+		}
+		if len(of) == 0 {
+			delete(t.grants, uid)
+		}
+	}
+	slices.SortFunc(ended, func(a, b EndedGrant) int {
+		return cmp.Or(strings.Compare(a.Pod, b.Pod), strings.Compare(a.Pair.ImageID, b.Pair.ImageID), strings.Compare(a.Pair.Repository, b.Pair.Repository))
+	})
+	return ended
+}

@@ -1,0 +1,164 @@
+package tracker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+func (w *world) revokes(r records.Revocation) tracker.Revoked {
+	w.t.Helper()
+	got, err := w.Revoke(w.t.Context(), tracker.Revocation{Revocation: r})
+	if err != nil {
+		w.t.Fatalf("Revoke(%+v) = %v; want nil", r, err)
+	}
+	return got
+}
+
+func TestRevocationThatCannotBeWrittenEndsNoGrant(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	w.close()
+	for _, r := range []records.Revocation{{Credential: w.key.ID(secret("alice"))}, {Repository: app}} {
+		got, err := w.Revoke(t.Context(), tracker.Revocation{Revocation: r})
+		if err == nil || len(got.Grants)+len(got.Proofs) > 0 || w.Grants() != 1 {
+			t.Errorf("Revoke(%+v) = %+v, %v with %d grants; want an error, nothing and the grant", r, got, err, w.Grants())
+		}
+	}
+	w.open()
+	w.want(w.check(pod("carol"), app+":1", image(id1, app+":1"), "alice"), policy.Allow, policy.Proved)
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := w.Revoke(canceled, tracker.Revocation{Revocation: records.Revocation{Repository: app}}); !errors.Is(err, context.Canceled) {
+		t.Errorf("Revoke when the caller has gone = %v; want context.Canceled", err)
+	}
+	if _, err := w.Revoke(t.Context(), tracker.Revocation{DryRun: true}); !errors.Is(err, tracker.ErrNothingSelected) {
+		t.Errorf("Revoke of nothing = %v; want ErrNothingSelected", err)
+	}
+	w.want(w.check(pod("dora"), app+":1", image(id1, app+":1"), "alice"), policy.Allow, policy.Proved)
+}
+
+// A judgement or a pull that a revocation overtakes leaves no grant on what is gone.
+func TestGrantDoesNotOutliveARevocationThatRacesWithIt(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	img, alice := image(id1, app+":1"), records.Revocation{Credential: w.key.ID(secret("alice"))}
+	for round := range 100 {
+		w.pulled(tracker.Pod{}, app+":1", id1, "alice")
+		var wg sync.WaitGroup
+		start := make(chan struct{})
+		for i := range 3 {
+			wg.Go(func() {
+				<-start
+				w.check(pod(fmt.Sprintf("judged-%d-%d", round, i)), app+":1", img, "alice")
+			})
+		}
+		wg.Go(func() {
+			<-start
+			w.revokes(alice)
+		})
+		if round%2 == 0 {
+			wg.Go(func() {
+				<-start
+				w.pulled(pod(fmt.Sprintf("pulled-%d", round)), app+":1", id1, "alice")
+			})
+		}
+		close(start)
+		wg.Wait()
+		f, err := w.store.Lookup(records.Pair{ImageID: id1, Repository: app})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(f.Record.Proofs) == 0 && w.Grants() > 0 {
+			t.Fatalf("round %d: %d grants, and nothing is proved", round, w.Grants())
+		}
+		if w.revokes(alice); w.Grants() > 0 {
+			t.Fatalf("round %d: %d grants after a revocation that nothing raced with", round, w.Grants())
+		}
+	}
+}
+
+// The same, at the worst moment: the record of the pull is on disk, and revoked before the pod has its grant.
+func TestPullThatIsRevokedBeforeItsGrantLeavesNone(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	pull, err := w.BeginPull(t.Context(), app+":1", tracker.Image{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.synced = func() {
+		w.synced = nil
+		w.revokes(records.Revocation{Repository: app})
+	}
+	v, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("alice"), Pod: pod("alice")})
+	if err != nil || v.First || w.Grants() != 0 {
+		t.Errorf("Proved = %+v, %v with %d grants; want none", v, err, w.Grants())
+	}
+	w.want(w.check(pod("alice"), app+":1", image(id1, app+":1"), "alice"), policy.Reverify, policy.NotProved)
+}
+
+// A use that was noted before a revocation must not come back with the proof that is made after it: a Secret that it
+// names could then be rotated to a credential that no registry has seen.
+func TestUseFromBeforeARevocationNotesNothing(t *testing.T) {
+	for _, between := range []time.Duration{0, time.Second} {
+		t.Run(between.String(), func(t *testing.T) { useBeforeRevocation(t, between) })
+	}
+}
+
+func useBeforeRevocation(t *testing.T, between time.Duration) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tracker.Options{VerifyUntracked: true})
+		img := image(id1, app+":1")
+		by := func(uid, holds, password string) policy.Reason {
+			return w.Check(t.Context(), tracker.Request{Pod: pod(uid), Name: app + ":1", Image: img, Secrets: []tracker.Secret{{
+				Credential: w.key.ID(secret(password)), Ref: records.SecretRef{UID: holds, Namespace: "team", Name: "pull"},
+			}}}).Reason
+		}
+		w.pulled(tracker.Pod{}, app+":1", id1, "alice")
+		if got := by("a", "u1", "alice"); got != policy.Proved {
+			t.Fatalf("by the Secret = %s; want proved", got)
+		}
+		time.Sleep(between)
+		w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
+		time.Sleep(between)
+		w.pulled(tracker.Pod{}, app+":1", id1, "alice")
+		if err := w.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		if got := by("b", "u1", "unseen"); got != policy.NotProved {
+			t.Errorf("by a credential that no registry has seen = %s; want not_proved", got)
+		}
+	})
+}
+
+// With a grant that rests on another credential of the same pair nothing happens.
+func TestRevocationEndsOnlyGrantsThatRestOnIt(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true, Rules: tracker.Rules{ExemptNamespaces: []string{"team-exempt"}}})
+	other := "repo.test/team/other:1"
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	w.pulled(pod("bob"), app+":1", id1, "bob")
+	w.pulled(pod("alice"), other, id1, "alice")
+	w.pulled(pod("open"), "repo.test/pub:1", id2, "")
+	w.check(pod("exempt"), app+":1", image(id1, app+":1"))
+	if w.Grants() != 5 {
+		t.Fatalf("%d grants; want 5", w.Grants())
+	}
+	got := w.revokes(records.Revocation{Credential: w.key.ID(secret("alice")), Repository: app})
+	if len(got.Grants) != 1 || got.Grants[0].Pod != "alice" || got.Grants[0].Pair.Repository != app || len(got.Proofs) != 1 {
+		t.Errorf("Revoke = %+v; want alice's proof and her grant for the one repository", got)
+	}
+	w.want(w.check(pod("alice"), app+":1", image(id1, app+":1")), policy.Reverify, policy.NotProved)
+	w.want(w.check(pod("alice"), other, image(id1, other)), policy.Allow, policy.Granted)
+	if got := w.revokes(records.Revocation{ImageID: id1}); len(got.Grants) != 3 || len(got.Proofs) != 2 {
+		t.Errorf("Revoke of the image = %+v; want all three grants of it and both proofs", got)
+	}
+	w.want(w.check(pod("exempt"), app+":1", image(id1, app+":1")), policy.Allow, policy.ExemptNamespace)
+	w.want(w.check(pod("open"), "repo.test/pub:1", image(id2, "repo.test/pub:1")), policy.Allow, policy.Open)
+}

@@ -1,0 +1,176 @@
+package tracker_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// A confirmed is what the model knows of a credential: when a registry last confirmed it, whether one denied it
+// since, and whether the Secret holds it.
+type confirmed struct {
+	at     time.Time
+	denied bool
+	held   bool
+}
+
+// At any time a pod without a grant is allowed by a proof if and only if a registry confirmed it less than the validity ago,
+// or the grace more where nobody asks and no registry has denied it since.
+func TestProofCountsAsLongAsItIsValid(t *testing.T) {
+	for range 5 {
+		seed := rand.Uint64()
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { overTime(t, rand.New(rand.NewPCG(seed, 0))) })
+		})
+	}
+}
+
+func overTime(t *testing.T, random *rand.Rand) {
+	t.Helper()
+	minutes := func(n int) time.Duration { return time.Duration(random.IntN(n)) * time.Minute }
+	rules := tracker.Rules{Validity: time.Minute + minutes(90), Grace: minutes(60)}
+	if random.IntN(8) == 0 {
+		rules.Validity = 0
+	}
+	w := newWorld(t, tracker.Options{Rules: rules, VerifyUntracked: true})
+	img := image(id1, app+":1")
+	ref := records.SecretRef{UID: "u1", Namespace: "team-a", Name: "pull"}
+	passwords := []string{"alice", "bob", "carol"}
+	model := map[string]*confirmed{}
+	var done []string
+	for step := range 60 {
+		pw := passwords[random.IntN(len(passwords))]
+		var did string
+		switch random.IntN(8) {
+		case 0:
+			pull, err := w.BeginPull(t.Context(), app+":1", img)
+			if err != nil {
+				t.Fatal(err)
+			}
+			held, bySecret := []tracker.Secret{}, random.IntN(2) == 0
+			if bySecret {
+				held = []tracker.Secret{{Credential: w.key.ID(secret(pw)), Ref: ref}}
+				for other, m := range model {
+					if m.held && other != pw {
+						delete(model, other) // the Secret holds another one now
+					}
+				}
+			}
+			if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret(pw), Secrets: held}); err != nil {
+				t.Fatal(err)
+			}
+			was := model[pw]
+			model[pw] = &confirmed{at: time.Now(), held: bySecret || was != nil && was.held}
+			did = fmt.Sprintf("%s confirmed, by its Secret: %v", pw, bySecret)
+		case 1:
+			pull, err := w.BeginPull(t.Context(), app+":1", img)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := pull.Denied(img, secret(pw)); err != nil {
+				t.Fatal(err)
+			}
+			if m := model[pw]; m != nil {
+				m.denied = true
+			}
+			did = pw + " denied"
+		case 2:
+			w.restart()
+			did = "restart"
+		case 3:
+			if err := w.Flush(); err != nil {
+				t.Fatal(err)
+			}
+			did = "flush"
+		default:
+			d := minutes(40)
+			if random.IntN(2) == 0 {
+				d = rules.Validity - time.Nanosecond*time.Duration(random.IntN(2))
+			}
+			time.Sleep(d)
+			did = "advance " + d.String()
+		}
+		done = append(done, did)
+		for i, pw := range passwords {
+			for _, unasked := range []bool{false, true} {
+				want := policy.NotProved
+				if len(model) == 0 {
+					want = policy.Untracked
+				}
+				if m := model[pw]; m != nil {
+					age := time.Since(m.at)
+					switch {
+					case rules.Validity == 0 || age < rules.Validity:
+						want = policy.Proved
+					case unasked && !m.denied && age < rules.Validity+rules.Grace:
+						want = policy.ProvedInGrace
+					default:
+						want = policy.ProofExpired
+					}
+				}
+				if f, err := w.store.Lookup(records.Pair{ImageID: id1, Repository: app}); err == nil && want == policy.Untracked && f.Record != nil {
+					want = policy.NotProved
+				}
+				v := w.Check(t.Context(), tracker.Request{
+					Pod: pod(fmt.Sprintf("%d-%d-%v", step, i, unasked)), Name: app + ":1", Image: img,
+					Credentials: []credential.Credential{secret(pw)}, Unasked: unasked,
+				})
+				if v.Reason != want || v.Allowed() != (want == policy.Proved || want == policy.ProvedInGrace) || v.InGrace != (want == policy.ProvedInGrace) {
+					t.Fatalf("validity %v, grace %v: %s, unasked %v: %v by %s; want %s, after %q", rules.Validity, rules.Grace, pw, unasked, v.Verdict, v.Reason, want, done)
+				}
+			}
+		}
+	}
+}
+
+// The clock was set back after a proof was made: by its own time it would be valid for longer than proofs are.
+func TestProofFromTheFutureIsValidNoLongerThanOneFromNow(t *testing.T) {
+	const validity, grace = 2 * time.Hour, time.Hour
+	img := image(id1, app+":1")
+	begin := func(t *testing.T, ahead time.Duration) *world {
+		t.Helper()
+		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: validity, Grace: grace}, VerifyUntracked: true})
+		err := w.store.Prove(1, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret("alice")), At: time.Now().Add(ahead)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w
+	}
+	n := 0
+	fresh := func(w *world) tracker.Verdict {
+		n++
+		return w.check(pod(fmt.Sprint(n)), app+":1", img, "alice")
+	}
+	for _, ahead := range []time.Duration{time.Nanosecond, time.Hour, 1000 * time.Hour} {
+		for name, notice := range map[string]func(t *testing.T, w *world){
+			"by a check":   func(_ *testing.T, w *world) { w.want(fresh(w), policy.Allow, policy.Proved) },
+			"by a restart": func(_ *testing.T, w *world) { w.restart() },
+			"by upkeep": func(t *testing.T, w *world) {
+				t.Helper()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute+time.Nanosecond)
+				defer cancel()
+				w.Run(ctx)
+			},
+		} {
+			t.Run(fmt.Sprintf("%v/%s", ahead, name), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := begin(t, ahead)
+					notice(t, w)
+					noticed := time.Now()
+					time.Sleep(validity - time.Minute - time.Second)
+					w.want(fresh(w), policy.Allow, policy.Proved)
+					time.Sleep(time.Until(noticed.Add(validity)))
+					w.want(fresh(w), policy.Reverify, policy.ProofExpired)
+				})
+			})
+		}
+	}
+}
