@@ -29,6 +29,7 @@ PROGRAMS := $(notdir $(patsubst %/,%,$(wildcard cmd/*/)))
 # The modules of this repository, each linted and kept tidy by itself.
 MODULES := . e2e .ci/checks
 GOLANGCI := go tool -modfile=$(CURDIR)/.ci/tools.mod golangci-lint
+BUF := go tool -modfile=$(CURDIR)/.ci/buf.mod buf
 # Shows tests as they run, and what those that failed have printed once more at the end.
 GOTESTSUM := go tool -modfile=$(CURDIR)/.ci/tools.mod gotestsum --format standard-verbose --hide-summary skipped --
 SCRIPTS := $(shell grep -lE '^\#!.*\bbash\b' .ci/* 2>/dev/null)
@@ -91,7 +92,7 @@ install: build ## install programs and units below DESTDIR; enables nothing
 
 .PHONY: lint
 lint: setup ## check everything that can be checked without running it
-	@.ci/steps lint vet golangci checks monitoring tidy-check generate-check scripts units
+	@.ci/steps lint vet golangci checks monitoring tidy-check generate-check proto scripts units
 
 .PHONY: vet
 vet: ## run go vet, and look for package variables that change
@@ -121,6 +122,10 @@ tidy-check: ## see that every go.mod is tidy
 .PHONY: generate-check
 generate-check: ## see that what is generated is up to date
 	.ci/unchanged make generate
+
+.PHONY: proto
+proto: ## see that the admin API keeps the rules, and breaks no program written against it
+	cd proto && $(BUF) lint && $(BUF) format --diff --exit-code && $(BUF) breaking --against baseline.binpb
 
 .PHONY: scripts
 scripts: ## run shellcheck over the scripts
