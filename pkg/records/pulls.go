@@ -202,7 +202,8 @@ func (s *Store) deny(tx *bolt.Tx, d Denial) error {
 	if i < 0 {
 		return nil
 	}
-	rec.Proofs[i].Denied = d.At
+	// Where the clock was set back the proof lies in the future; it was made before the denial nevertheless.
+	rec.Proofs[i].Denied = later(d.At, rec.Proofs[i].LastProved)
 	s.wrote(d.Pair)
 	return put(tx, bucketRecords, d.Pair.key(), rec)
 }

@@ -174,3 +174,29 @@ func TestProofFromTheFutureIsValidNoLongerThanOneFromNow(t *testing.T) {
 		}
 	}
 }
+
+// A registry that denied a credential has denied it, also if the clock was set back to before the proof.
+func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: 2 * time.Hour, Grace: time.Hour}, VerifyUntracked: true})
+		img := image(id1, app+":1")
+		err := w.store.Prove(1, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret("alice")), At: time.Now().Add(time.Hour)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pull, err := w.BeginPull(t.Context(), app+":1", img)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := pull.Denied(img, secret("alice")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		w.Run(ctx) // sets the proof back with the clock
+		time.Sleep(2*time.Hour + time.Minute)
+		v := w.Check(t.Context(), tracker.Request{Pod: pod("a"), Name: app + ":1", Image: img, Credentials: []credential.Credential{secret("alice")}, Unasked: true})
+		w.want(v, policy.Reverify, policy.ProofExpired)
+	})
+}
