@@ -268,7 +268,10 @@ func proofOf(r *records.Record, id credential.ID) *records.Proof {
 // whatever its name.
 func (t *Tracker) rotated(p records.Pair, r *records.Record, secrets []Secret) bool {
 	for _, s := range secrets {
-		if !slices.ContainsFunc(r.Proofs, func(p records.Proof) bool { return p.Credential != s.Credential && contains(p.Secrets, s.Ref) }) {
+		// One that the Secret still holds, beside s, is no old content: its proof has expired, that is all.
+		if !slices.ContainsFunc(r.Proofs, func(p records.Proof) bool {
+			return contains(p.Secrets, s.Ref) && !slices.Contains(secrets, Secret{Credential: p.Credential, Ref: s.Ref})
+		}) {
 			continue
 		}
 		ok, err := t.store.Rotate(records.Rotation{Pair: p, Secret: s.Ref, Credential: s.Credential, At: time.Now()})

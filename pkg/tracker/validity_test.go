@@ -200,3 +200,39 @@ func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 		w.want(v, policy.Reverify, policy.ProofExpired)
 	})
 }
+
+// A Secret may hold several credentials for one image. That one of them proved access does not make the others new.
+func TestSecretThatStillHoldsTheCredentialIsNotRotated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: time.Hour}, VerifyUntracked: true})
+		w.pulledBy(pod("a"), "alice", "u1")
+		time.Sleep(time.Hour)
+		for i := range 3 {
+			v := w.Check(t.Context(), tracker.Request{Pod: pod(fmt.Sprint(i)), Name: app + ":1", Image: image(id1, app+":1"), Secrets: []tracker.Secret{
+				{Credential: w.key.ID(secret("alice")), Ref: ref("u1")}, {Credential: w.key.ID(secret("bob")), Ref: ref("u1")},
+			}})
+			w.want(v, policy.Reverify, policy.ProofExpired)
+			f, err := w.store.Lookup(records.Pair{ImageID: id1, Repository: app})
+			if err != nil || len(f.Record.Proofs) != 1 || f.Record.Proofs[0].Credential != w.key.ID(secret("alice")) {
+				t.Fatalf("after %d judgements Lookup = %+v, %v; want alice's proof", i+1, f.Record, err)
+			}
+		}
+	})
+}
+
+// pulledBy makes a successful pull with what a Secret holds.
+func (w *world) pulledBy(p tracker.Pod, password, uid string) {
+	w.t.Helper()
+	pull, err := w.BeginPull(w.t.Context(), app+":1", tracker.Image{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	held := []tracker.Secret{{Credential: w.key.ID(secret(password)), Ref: ref(uid)}}
+	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret(password), Secrets: held, Pod: p}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func ref(uid string) records.SecretRef {
+	return records.SecretRef{UID: uid, Namespace: "team", Name: "pull"}
+}
