@@ -235,7 +235,7 @@ func (t *Tracker) judgePair(ctx context.Context, rules *Rules, r Request, c cand
 // prove, or is pulling. Some versions of containerd let a tenant give any image on the node any name
 // (docs/design/0009), and a name that is on the allowlist would open it.
 func (t *Tracker) foreign(f records.Facts, p records.Pair, img Image) bool {
-	if f.Record != nil || f.Marked {
+	if f.Marked || proves(f.Record) {
 		return false
 	}
 	if f.Rivals {
@@ -252,6 +252,10 @@ func (t *Tracker) foreign(f records.Facts, p records.Pair, img Image) bool {
 	}
 	return false
 }
+
+// proves reports whether a record says that anybody proved access. One that does not is what a lost pull or a revocation
+// leaves, and says nothing for the name.
+func proves(r *records.Record) bool { return r != nil && (r.Open || len(r.Proofs) > 0) }
 
 // proofOf returns the proof by a credential, nil if there is none. An empty credential is none.
 func proofOf(r *records.Record, id credential.ID) *records.Proof {

@@ -94,7 +94,7 @@ func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error
 		if err != nil && !errors.Is(err, records.ErrUnreadable) {
 			return nil, fmt.Errorf("revoke: %w", err)
 		}
-		none[p] = err != nil || f.Record == nil || !f.Record.Open && len(f.Record.Proofs) == 0
+		none[p] = err != nil || !proves(f.Record)
 	}
 	return none, nil
 }
