@@ -53,15 +53,27 @@ func TestGrantDoesNotOutliveARevocationThatRacesWithIt(t *testing.T) {
 	for round := range 100 {
 		w.pulled(tracker.Pod{}, app+":1", id1, "alice")
 		var wg sync.WaitGroup
-		start := make(chan struct{})
-		for i := range 3 {
+		start, revoked, created := make(chan struct{}), make(chan struct{}), time.Now()
+		for i := range 8 { // again and again, so that some are between their look at the record and their grant
 			wg.Go(func() {
 				<-start
-				w.check(pod(fmt.Sprintf("judged-%d-%d", round, i)), app+":1", img, "alice")
+				for n := 0; ; n++ {
+					select {
+					case <-revoked:
+						return
+					default:
+						if p := pod(fmt.Sprintf("%d-%d-%d", round, i, n)); i%4 == 0 {
+							w.Restore(p, app+":1", img, created)
+						} else {
+							w.check(p, app+":1", img, "alice")
+						}
+					}
+				}
 			})
 		}
 		wg.Go(func() {
 			<-start
+			defer close(revoked)
 			w.revokes(alice)
 		})
 		if round%2 == 0 {
