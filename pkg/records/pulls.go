@@ -37,6 +37,9 @@ type Result struct {
 	Credential credential.ID
 	Secrets    []SecretRef
 	At         time.Time
+	// Revoked is asked inside the transaction whether what the pull proved has been revoked since it began. The record
+	// then gets nothing by it. It must not call the store; nil: it has not.
+	Revoked func() bool
 }
 
 // Prove turns an intent into a record, in one transaction. An open record stays open. A Secret is noted with
@@ -51,7 +54,9 @@ func (s *Store) Prove(intent uint64, r Result) error {
 		if ok, err := get(tx, bucketRecords, r.Pair.key(), &rec); !ok || err != nil {
 			rec = Record{Pair: r.Pair, Created: r.At}
 		}
-		rec.prove(r)
+		if r.Revoked == nil || !r.Revoked() {
+			rec.prove(r)
+		}
 		if err := put(tx, bucketRecords, r.Pair.key(), rec); err != nil {
 			return err
 		}
