@@ -134,3 +134,21 @@ func TestRevocationLeavesMarkedPairsWithoutARecord(t *testing.T) {
 		t.Errorf("Lookup = %+v, %v; want the mark alone", f, err)
 	}
 }
+
+// A use that is noted and not yet written tells as well from which Secret a credential is.
+func TestRevocationBySecretKnowsWhatIsNotYetWritten(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	w.pulled(tracker.Pod{}, app+":1", id1, "alice")
+	by := func(uid string) tracker.Verdict {
+		return w.Check(t.Context(), tracker.Request{Pod: pod(uid), Name: app + ":1", Image: image(id1, app+":1"), Secrets: []tracker.Secret{
+			{Credential: w.key.ID(secret("alice")), Ref: ref("u1")},
+		}})
+	}
+	w.want(by("a"), policy.Allow, policy.Proved)
+	r := records.Revocation{Secret: ref("u1")}
+	would, err := w.Revoke(t.Context(), tracker.Revocation{Revocation: r, DryRun: true})
+	if got := w.revokes(r); err != nil || len(got.Proofs) != 1 || len(got.Grants) != 1 || len(would.Proofs) != 1 {
+		t.Errorf("Revoke = %+v, and would be %+v, %v; want alice's proof and a's grant", got, would, err)
+	}
+	w.want(by("a"), policy.Reverify, policy.NotProved)
+}

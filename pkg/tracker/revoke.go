@@ -20,7 +20,7 @@ var ErrNothingSelected = errors.New("tracker: revocation selects nothing; name a
 // A Revocation says what is to be proved no longer.
 type Revocation struct {
 	records.Revocation
-	// DryRun changes nothing and tells what would be revoked.
+	// DryRun takes nothing back and tells what would be revoked.
 	DryRun bool
 }
 
@@ -54,6 +54,10 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 		return Revoked{}, ErrNothingSelected
 	}
 	if err := ctx.Err(); err != nil {
+		return Revoked{}, fmt.Errorf("revoke: %w", err)
+	}
+	// What is known of Secrets has to be on disk, where the proofs are selected by it.
+	if err := t.Flush(); err != nil {
 		return Revoked{}, fmt.Errorf("revoke: %w", err)
 	}
 	unknown, err := t.unrecorded(r.Revocation)
