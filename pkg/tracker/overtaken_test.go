@@ -44,12 +44,12 @@ func TestPullThatARevocationOvertakesProvesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.revokes(tc.revoke(w))
-			_, err = pull.Proved(tracker.Proof{
+			v, err := pull.Proved(tracker.Proof{
 				ImageID: id1, Credential: secret(tc.password), Pod: pod("a"),
 				Secrets: []tracker.Secret{{Credential: key(w, "alice"), Ref: ref("u1")}},
 			})
-			if err != nil {
-				t.Fatal(err)
+			if err != nil || v.Allowed() != tc.proves || v.First != tc.proves {
+				t.Errorf("Proved = %v by %s, %v; want Allow: %v", v.Verdict, v.Reason, err, tc.proves)
 			}
 			granted := w.Grants()
 			if v := w.check(pod("b"), app+":1", image(id1, app+":1"), "alice"); v.Allowed() != tc.proves || granted == 1 != tc.proves {

@@ -76,8 +76,8 @@ type Proof struct {
 // grant; the caller answers after it. If the record cannot be written the intent stays, the pod
 // still gets its grant (the registry has just let it have the image), and the error says why.
 // It takes no context: the runtime has pulled, and a caller that hangs up must not lose the
-// record. What was revoked since the pull began is not proved, since the registry may have been asked before; the pod gets
-// no grant, and is judged by the record when it asks.
+// record. What was revoked since the pull began is not proved, since the registry may have been asked before: the verdict
+// is Reverify, and the pod is judged by the record when it asks.
 func (p *Pull) Proved(proof Proof) (Verdict, error) {
 	var v Verdict
 	var err error
@@ -116,6 +116,7 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 		since := t.revocations.Load()
 		if p.overtaken(v.Pair, g) {
 			t.log.Info("Pull that was overtaken by a revocation leaves no grant", "imageID", v.Pair.ImageID, "repository", v.Pair.Repository)
+			v.Decision, v.Proved = policy.Decision{Reason: policy.NotProved}, false
 			break
 		}
 		v.First, ok = t.grant(proof.Pod.UID, v.Pair, g, since)
