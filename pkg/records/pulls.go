@@ -44,14 +44,17 @@ type Result struct {
 
 // Prove turns an intent into a record, in one transaction. An open record stays open. A Secret is noted with
 // the credential in the place of any other that it is noted with, as by Rotate. A record that
-// cannot be read is replaced: what it proved is lost, what the pull proved is known.
+// cannot be read is replaced: what it proved is lost, what the pull proved is known. It may have said that something was
+// revoked, so its successor says so too.
 func (s *Store) Prove(intent uint64, r Result) error {
 	if !r.Open && r.Credential == "" {
 		return errors.New("records: neither open nor a credential, nothing is proved")
 	}
 	err := s.update(crashpoint.ProveBefore, crashpoint.ProveAfter, func(tx *bolt.Tx) error {
 		rec := Record{}
-		if ok, err := get(tx, bucketRecords, r.Pair.key(), &rec); !ok || err != nil {
+		if ok, err := get(tx, bucketRecords, r.Pair.key(), &rec); err != nil {
+			rec = Record{Pair: r.Pair, Created: r.At, Revoked: r.At}
+		} else if !ok {
 			rec = Record{Pair: r.Pair, Created: r.At}
 		}
 		if r.Revoked == nil || !r.Revoked() {

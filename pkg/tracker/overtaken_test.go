@@ -152,3 +152,20 @@ func TestRevocationBySecretKnowsWhatIsNotYetWritten(t *testing.T) {
 	}
 	w.want(by("a"), policy.Reverify, policy.NotProved)
 }
+
+// A record that cannot be read may have said that something was revoked.
+func TestDamagedRecordBringsBackNoRevokedGrant(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	img := image(id1, app+":1")
+	w.pulled(pod("a"), app+":1", id1, "alice")
+	created := time.Now()
+	w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
+	w.damage(records.Pair{ImageID: id1, Repository: app})
+	w.pulled(pod("b"), app+":1", id1, "bob")
+	later := time.Now()
+	w.restart()
+	w.Restore(pod("a"), app+":1", img, created)
+	w.Restore(pod("b"), app+":1", img, later)
+	w.want(w.check(pod("a"), app+":1", img), policy.Reverify, policy.NotProved)
+	w.want(w.check(pod("b"), app+":1", img), policy.Allow, policy.Granted)
+}
