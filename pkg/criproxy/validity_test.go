@@ -227,6 +227,41 @@ func TestRevocationOutlivesARestart(t *testing.T) {
 	}
 }
 
+// A pull that is under way when its credential is revoked brings the image and opens it to nobody; the kubelet pulls once more.
+func TestRevocationDuringAPull(t *testing.T) {
+	p, _ := newProxyWithSource(t, exact())
+	x, revoke := p.Pod("carol"), true
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			if revoke {
+				_, err := p.tracker.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Credential: p.key.ID(tenant("good"))}})
+				p.must(err)
+			}
+			return criproxytest.Image{ID: id1}, nil
+		}
+	})
+	if id, err := p.Pull(t.Context(), x, app, "good"); err != nil || id != id1 {
+		t.Fatalf("pull = %q, %v; want the runtime's answer", id, err)
+	}
+	if _, err := p.Create(t.Context(), x, id1, app); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("container = %v; want PermissionDenied", err)
+	}
+	if got := p.Precheck(p.Pod("dora"), app); got != "" {
+		t.Errorf("pre-check of another pod = %q; want it hidden", got)
+	}
+	revoke = false
+	if got := p.Precheck(x, app); got != "" {
+		t.Errorf("pre-check after the refusal = %q; want it hidden, so that the kubelet pulls", got)
+	}
+	before := p.runtime.Calls("PullImage")
+	if _, err := p.Pull(t.Context(), x, app, "good"); err != nil || p.runtime.Calls("PullImage") != before+1 {
+		t.Errorf("pull = %v, and the registry was asked %d times; want nil and once", err, p.runtime.Calls("PullImage")-before)
+	}
+	if _, err := p.Create(t.Context(), x, id1, app); err != nil {
+		t.Errorf("container after the next pull = %v; want it", err)
+	}
+}
+
 // tenant is the credential that the tests pull with.
 func tenant(password string) credential.Credential {
 	return credential.New("tenant", password, "", "", "", "")

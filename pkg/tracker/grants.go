@@ -59,12 +59,19 @@ func (t *Tracker) Restore(p Pod, name string, img Image, created time.Time) {
 		return
 	}
 	for _, c := range t.candidates(name, img) {
-		f, err := t.store.Lookup(c.pair)
+		t.restore(p, c.pair, created)
+	}
+}
+
+func (t *Tracker) restore(p Pod, pair records.Pair, created time.Time) {
+	for ok := false; !ok; { // until there is no revocation between the look and the grant
+		since := t.revocations.Load()
+		f, err := t.store.Lookup(pair)
 		if err != nil || f.Record != nil && !f.Record.Revoked.IsZero() && !created.After(f.Record.Revoked) {
-			t.log.Info("Grant not restored, what it rests on may be revoked", "imageID", c.pair.ImageID, "repository", c.pair.Repository, "err", err)
-			continue
+			t.log.Info("Grant not restored, what it rests on may be revoked", "imageID", pair.ImageID, "repository", pair.Repository, "err", err)
+			return
 		}
-		t.grant(p.UID, c.pair, grant{reason: policy.Granted}, t.revocations.Load())
+		_, ok = t.grant(p.UID, pair, grant{reason: policy.Granted}, since)
 	}
 }
 
