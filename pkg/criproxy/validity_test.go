@@ -49,6 +49,7 @@ func (p *proxy) registryFails(text string) {
 
 const (
 	away   = "dial tcp 127.0.0.1:1: connect: connection refused"
+	mirror = `failed to do request: Head "https://mirror.test:5000/v2/app/manifests/1?ns=repo.test": dial tcp 127.0.0.1:1: connect: connection refused`
 	busy   = "unexpected status from HEAD request: 503 Service Unavailable"
 	denied = "unexpected status from HEAD request: 403 Forbidden"
 	broken = "the manifest is not one"
@@ -70,6 +71,8 @@ func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
 		{"IfNotPresent, valid", exact(), []string{"IfNotPresent"}, young, away, true, 0, true},
 		{"IfNotPresent, expired", exact(), []string{"IfNotPresent"}, graced, "", false, 1, true},
 		{"IfNotPresent, expired, away", exact(), []string{"IfNotPresent"}, graced, away, false, 1, true},
+		{"IfNotPresent, expired, its mirror away", exact(), []string{"IfNotPresent"}, graced, mirror, false, 1, false},
+		{"IfNotPresent, valid, its mirror away", exact(), []string{"IfNotPresent"}, young, mirror, true, 0, true},
 		{"IfNotPresent, expired, busy", exact(), []string{"IfNotPresent"}, graced, busy, false, 1, true},
 		{"IfNotPresent, expired, denied", exact(), []string{"IfNotPresent"}, graced, denied, false, 1, false},
 		{"IfNotPresent, expired, an answer that is none", exact(), []string{"IfNotPresent"}, graced, broken, false, 1, false},
