@@ -193,9 +193,10 @@ func (s *Server) guard(method string, f func() error) (err error) {
 			err, _ = answer(errPanicking)
 		}
 	}()
-	err, explain := answer(f())
+	cause := f()
+	err, explain := answer(cause)
 	if explain {
-		s.c.Log.Error(err, "Call of the admin API failed", "method", method)
+		s.c.Log.Error(cause, "Call of the admin API failed", "method", method)
 	}
 	return err
 }

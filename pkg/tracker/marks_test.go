@@ -104,27 +104,6 @@ func TestGrantDoesNotOutliveAForgottenMarkThatRacesWithIt(t *testing.T) {
 	}
 }
 
-// The same for a grant that is restored.
-func TestGrantIsNotRestoredBesideARevocation(t *testing.T) {
-	w := newWorld(t, tracker.Options{VerifyUntracked: true})
-	img, created := image(id1, app+":1"), time.Now().Add(-time.Hour)
-	for round := range 200 {
-		w.pulled(tracker.Pod{}, app+":1", id1, "alice")
-		if round == 0 {
-			w.Restore(pod("before"), app+":1", img, created)
-		}
-		var wg sync.WaitGroup
-		start := make(chan struct{})
-		wg.Go(func() { <-start; w.Restore(pod("restored"), app+":1", img, created) })
-		wg.Go(func() { <-start; w.revokes(records.Revocation{Repository: app}) })
-		close(start)
-		wg.Wait()
-		if w.Grants() > 0 {
-			t.Fatalf("round %d: %d grants; want none", round, w.Grants())
-		}
-	}
-}
-
 func TestAcceptedMarkOpensWhateverTheRecord(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	w.runtime.set(image(id2, "repo.test/pre:1"))
