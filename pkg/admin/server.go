@@ -179,7 +179,7 @@ func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServ
 	case err := <-done:
 		return err
 	case <-s.stopping.Done():
-		err, _ := answer(errStopping)
+		_, err := answer(errStopping)
 		return err
 	}
 }
@@ -190,11 +190,11 @@ func (s *Server) guard(method string, f func() error) (err error) {
 		if p := recover(); p != nil {
 			s.c.Panic()
 			s.c.Log.Error(fmt.Errorf("panic: %v", p), "A call panicked, it is answered with Internal", "method", method, "stack", string(debug.Stack()))
-			err, _ = answer(errPanicking)
+			_, err = answer(errPanicking)
 		}
 	}()
 	cause := f()
-	err, explain := answer(cause)
+	explain, err := answer(cause)
 	if explain {
 		s.c.Log.Error(cause, "Call of the admin API failed", "method", method)
 	}

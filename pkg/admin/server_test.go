@@ -50,7 +50,7 @@ func TestStranger(t *testing.T) {
 	}
 	_, health := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{})
 	_, unknown := c.GetImage(ctx, &adminv1.GetImageRequest{Image: strings.Repeat("x", 1<<20)})
-	fmt.Println("says:", status.Code(unary), status.Code(err), status.Code(health), status.Code(unknown), status.Convert(unary).Message())
+	fmt.Println("unary:", status.Code(unary), "stream:", status.Code(err), "health:", status.Code(health), "large:", status.Code(unknown), status.Convert(unary).Message())
 }
 
 func TestOnlyRootAndOurOwnUserMayCall(t *testing.T) {
@@ -78,7 +78,7 @@ func TestOnlyRootAndOurOwnUserMayCall(t *testing.T) {
 	cmd.Dir = filepath.Dir(w.socket)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	out, err := cmd.CombinedOutput()
-	want := "says: PermissionDenied PermissionDenied PermissionDenied PermissionDenied user 65534 may not call"
+	want := "unary: PermissionDenied stream: PermissionDenied health: PermissionDenied large: PermissionDenied user 65534 may not call"
 	if err != nil || !strings.Contains(string(out), want) {
 		t.Errorf("a stranger says %s, %v; want %s", out, err, want)
 	}

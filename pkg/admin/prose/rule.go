@@ -198,4 +198,3 @@ func (c Case) whyUnmarked() string {
 		return "pulls or removals are under way, or another name of the image is being pulled; the next pod that asks is judged anew"
 	}
 }
-
