@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -73,7 +72,7 @@ func (c *console) print(o *output, m proto.Message, draw func(view.View, *text.P
 	case asTable:
 		p := &text.Page{Colours: c.colours()}
 		draw(o.view(c), p)
-		b = p.Bytes()
+		b = p.Take()
 	}
 	if err != nil {
 		return err
@@ -81,9 +80,9 @@ func (c *console) print(o *output, m proto.Message, draw func(view.View, *text.P
 	return write(c.out, b)
 }
 
-// write writes to stdout. Who reads it and has hung up, as head does, has seen enough.
+// write writes to stdout. If nobody reads it any more the runtime has ended us by SIGPIPE, as any Unix program.
 func write(w io.Writer, b []byte) error {
-	if _, err := w.Write(b); err != nil && !errors.Is(err, syscall.EPIPE) {
+	if _, err := w.Write(b); err != nil {
 		return &failure{code: exitFailed, err: fmt.Errorf("write to stdout: %w", err), hint: "what was printed is not whole"}
 	}
 	return nil

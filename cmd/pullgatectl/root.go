@@ -14,11 +14,12 @@ credentials proved access to which image, who may use what and why.
 Answers go to stdout, everything else to stderr.
 
 Exit codes:
-  0  done
-  1  failed: the reason stands on stderr, in one line, and mostly a hint in another
-  2  wrong usage
-  3  pullgated is not reached
-  4  explain: the pod would need proof`
+
+    0  done
+    1  failed: the reason stands on stderr in a line, and mostly a hint in another
+    2  wrong usage
+    3  pullgated is not reached
+    4  explain: the pod would need proof`
 
 const examples = `  # How are daemon, store and runtime?
   pullgatectl status
@@ -46,7 +47,17 @@ func rootCommand(c *console) (*cobra.Command, *bool) {
 	// (node.go), and the commands of `store` for a file that no daemon has open (store.go) are hung in here too.
 	root.AddCommand(
 		statusCommand(c),
+		imagesCommand(c),
+		intentsCommand(c),
+		grantsCommand(c),
+		explainCommand(c),
+		revokeCommand(c),
+		preloadedCommand(c),
+		distrustCommand(c),
+		storeCommand(c),
+		watchCommand(c),
 		versionCommand(c),
+		docsCommand(c),
 	)
 
 	root.SetHelpCommand(helpCommand())

@@ -3,7 +3,6 @@ package text
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"strings"
 	"unicode/utf8"
 )
@@ -108,11 +107,12 @@ func (p *Page) Row(r Row, widths []int) {
 	p.Paint(r.Colour, "%s", line.String())
 }
 
-// Bytes returns what the page holds.
-func (p *Page) Bytes() []byte { return p.buf.Bytes() }
-
-// WriteTo writes what the page holds, and empties it.
-func (p *Page) WriteTo(w io.Writer) (int64, error) { return p.buf.WriteTo(w) }
+// Take returns what the page holds, and empties it.
+func (p *Page) Take() []byte {
+	b := bytes.Clone(p.buf.Bytes())
+	p.buf.Reset()
+	return b
+}
 
 func shown(cell string) string {
 	if cell == "" {

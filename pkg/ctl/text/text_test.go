@@ -142,7 +142,7 @@ func TestPageMakesEverythingSafe(t *testing.T) {
 		p.Prose("- ", "d %s", hostile)
 		p.PaintProse(text.Good, hostile, "e")
 		p.Table([]string{"F" + hostile, "G"}, []text.Row{{Colour: text.Heed, Cells: []string{hostile, ""}}})
-		out := string(p.Bytes())
+		out := string(p.Take())
 		for _, own := range []text.Colour{text.Bad, text.Good, text.Heed, text.Bold, "\x1b[0m"} {
 			if strings.Contains(out, string(own)) != colours {
 				t.Errorf("colours %v, and %q in\n%q", colours, own, out)
@@ -159,7 +159,7 @@ func TestTableIsAsWideAsItsCells(t *testing.T) {
 	p := &text.Page{}
 	p.Table([]string{"NAME", "N"}, []text.Row{{Cells: []string{"приложение", "1"}}, {Cells: []string{"", "22"}}, {Cells: []string{"x", ""}}})
 	const want = "NAME        N\nприложение  1\n-           22\nx           -\n"
-	if got := string(p.Bytes()); got != want {
+	if got := string(p.Take()); got != want {
 		t.Errorf("the table is\n%s; want\n%s", got, want)
 	}
 }
@@ -168,8 +168,9 @@ func TestProseIsWrappedBelowItsBeginning(t *testing.T) {
 	p := &text.Page{}
 	p.Prose("  - ", "%s", strings.Repeat("word ", 30)+"end")
 	p.Prose("", "%s", strings.Repeat("x", 120))
-	lines := strings.Split(string(p.Bytes()), "\n")
+	page := string(p.Take())
+	lines := strings.Split(page, "\n")
 	if len(lines) != 4 || len(lines[0]) > 90 || !strings.HasPrefix(lines[1], "    word") || !strings.HasSuffix(lines[1], "end") || len(lines[2]) != 120 {
-		t.Errorf("the page is\n%s", p.Bytes())
+		t.Errorf("the page is\n%s", page)
 	}
 }

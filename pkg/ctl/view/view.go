@@ -59,6 +59,18 @@ func (v View) ago(t *timestamppb.Timestamp) string {
 	}
 }
 
+// lasting is how long something is so: "for 3d4h", "since 2026-01-02T15:04:05Z".
+func (v View) lasting(t *timestamppb.Timestamp) string {
+	switch {
+	case t == nil:
+		return "since nobody knows when"
+	case v.AbsoluteTimes:
+		return "since " + v.date(t)
+	default:
+		return "for " + text.Age(v.Now.Sub(t.AsTime()))
+	}
+}
+
 func (View) date(t *timestamppb.Timestamp) string { return t.AsTime().UTC().Format(time.RFC3339) }
 
 // podName is the best name that is known of a pod.
