@@ -30,6 +30,9 @@ const (
 // ask connects to the daemon and calls f with it. Each unary call that f makes ends after --timeout, and so does
 // connecting; a stream ends with ctx. What f returns is made a failure.
 func (c *console) ask(ctx context.Context, f func(context.Context, adminv1.PullRecordsClient) error) (err error) {
+	if c.timeout < 0 {
+		return misused("0 is without end", "--timeout %s: it is 0 or more", c.timeout)
+	}
 	path, err := c.socket()
 	if err != nil {
 		return err

@@ -70,11 +70,16 @@ func failed(err error) *failure {
 		return f
 	}
 	f := &failure{code: exitFailed, err: err}
-	s, ok := status.FromError(err)
+	answer, ok := errors.AsType[interface {
+		error
+		GRPCStatus() *status.Status
+	}](err)
 	if !ok {
 		return f
 	}
-	f.err = errors.New(s.Message())
+	s := answer.GRPCStatus()
+	// "rpc error: code = " says nothing to an operator; what was being done does.
+	f.err = errors.New(strings.ReplaceAll(err.Error(), answer.Error(), s.Message()))
 	switch s.Code() {
 	case codes.PermissionDenied:
 		f.hint = "only root and the user that pullgated runs as may ask it; run it as root"

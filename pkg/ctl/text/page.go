@@ -46,6 +46,13 @@ func (p *Page) Paint(c Colour, format string, args ...any) {
 	p.buf.WriteString(string(c) + line + endOfColour + "\n")
 }
 
+// Gap adds an empty line between what is there and what comes.
+func (p *Page) Gap() {
+	if p.buf.Len() > 0 {
+		p.buf.WriteByte('\n')
+	}
+}
+
 // Text adds a text that has lines of its own, each below the indent.
 func (p *Page) Text(indent, text string) {
 	for line := range strings.SplitSeq(strings.TrimRight(text, "\n"), "\n") {

@@ -22,7 +22,7 @@ func (v View) Revocation(p *text.Page, r *adminv1.RevokeResponse) {
 	}
 	v.ending(p, r.GetGrants())
 	if len(r.GetMarked()) > 0 {
-		p.Line("")
+		p.Gap()
 		p.PaintProse(text.Heed, "", "%s preloaded and not touched by this: under a policy that exempts preloaded images every pod may go on using what is marked. pullgatectl preloaded forget ends that.",
 			count(len(r.GetMarked()), "pair is", "pairs are"))
 		p.Table([]string{"REPOSITORY", "IMAGE ID", "SINCE", "SET BY"}, v.markRows(r.GetMarked()))
@@ -34,7 +34,7 @@ func (v View) ending(p *text.Page, grants []*adminv1.Grant) {
 	if len(grants) == 0 {
 		return
 	}
-	p.Line("")
+	p.Gap()
 	p.Prose("", "Grants that end; containers that run go on, and a new container of these pods is judged anew:")
 	v.Grants(p, grants)
 }

@@ -10,9 +10,9 @@ import (
 // decisionWidths are those of what is usual: a table that has no end cannot wait for its widest cell. The last one
 // takes what it needs.
 func (v View) decisionWidths() []int {
-	widths := []int{8, 15, 8, 18, 36, 12, 0}
+	widths := []int{8, 15, 8, 20, 36, 12, 0}
 	if v.AbsoluteTimes {
-		widths[0] = len(time.RFC3339)
+		widths[0] = len("2006-01-02T15:04:05Z")
 	}
 	if v.WholeIDs {
 		widths[5] = 64

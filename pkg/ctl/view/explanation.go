@@ -15,7 +15,7 @@ const mostProofs = 10
 func (v View) Explanation(p *text.Page, image string, e *adminv1.ExplainResponse) {
 	who := "Pod " + podName(e.GetPod())
 	if e.GetPod().GetName() == "" && e.GetPod().GetUid() == "" {
-		who = "A pod of namespace " + e.GetPod().GetNamespace() + " of which nothing else is known"
+		who = "A new pod of namespace " + e.GetPod().GetNamespace()
 	}
 	switch e.GetVerdict() {
 	case adminv1.Verdict_VERDICT_ALLOW:
@@ -28,7 +28,7 @@ func (v View) Explanation(p *text.Page, image string, e *adminv1.ExplainResponse
 	if e.GetVerdict() == adminv1.Verdict_VERDICT_REVERIFY && !e.GetEvidence().GetEnforcing() {
 		p.PaintProse(text.Heed, "", "Nothing is enforced at the moment, so it gets the image all the same.")
 	}
-	p.Line("")
+	p.Gap()
 	p.Prose("", "Why (%s): %s", e.GetReason(), sentence(e.GetRule()))
 	for _, fact := range v.facts(e) {
 		p.Prose("  - ", "%s", fact)
@@ -41,7 +41,7 @@ func (View) section(p *text.Page, title string, lines []string) {
 	if len(lines) == 0 {
 		return
 	}
-	p.Line("")
+	p.Gap()
 	p.Line("%s", title)
 	for _, line := range lines {
 		p.Prose("  - ", "%s", line)

@@ -39,7 +39,7 @@ func (v View) Image(p *text.Page, i *adminv1.Image) {
 		p.Line("%-8s %s", map[bool]string{true: "Names"}[n == 0], name)
 	}
 	for _, k := range repositories(i) {
-		p.Line("")
+		p.Gap()
 		p.Paint(text.Bold, "%s", k.repository)
 		if k.mark != nil {
 			p.Line("  Preloaded %s, set by %s.", v.lasting(k.mark.GetSet()), origin(k.mark.GetOrigin()))
@@ -131,7 +131,7 @@ func (v View) Marks(p *text.Page, marks []*adminv1.Mark) {
 func (v View) markRows(marks []*adminv1.Mark) []text.Row {
 	rows := make([]text.Row, 0, len(marks))
 	for _, m := range marks {
-		rows = append(rows, text.Row{Cells: []string{m.GetPair().GetRepository(), v.ID(m.GetPair().GetImageId()), v.age(m.GetSet()), origin(m.GetOrigin())}})
+		rows = append(rows, text.Row{Cells: []string{m.GetPair().GetRepository(), v.ID(m.GetPair().GetImageId()), v.age(m.GetSet()), m.GetOrigin()}})
 	}
 	return rows
 }
@@ -210,7 +210,7 @@ func secretNames(secrets []*adminv1.SecretRef) string {
 	return strings.Join(all, ", ")
 }
 
-// origin says what set a mark.
+// origin says in a sentence what set a mark.
 func origin(o string) string {
 	switch o {
 	case "start":

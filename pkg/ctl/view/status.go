@@ -10,7 +10,7 @@ import (
 // Status says how the daemon is, with what needs a human painted, and the configuration below.
 func (v View) Status(p *text.Page, s *adminv1.GetStatusResponse) {
 	line := func(c text.Colour, name, format string, args ...any) {
-		p.Paint(c, "%-13s %s", name, fmt.Sprintf(format, args...))
+		p.Paint(c, "%-14s %s", name, fmt.Sprintf(format, args...))
 	}
 	line(text.Plain, "Version", "%s (commit %s)", s.GetVersion(), s.GetCommit())
 	line(text.Plain, "Started", "%s", v.ago(s.GetStarted()))
@@ -57,8 +57,10 @@ func (v View) Status(p *text.Page, s *adminv1.GetStatusResponse) {
 	default:
 		line(text.Bad, "Configuration", "read %s and refused, the one before is in force: %s", v.ago(r.GetAt()), r.GetError())
 	}
-	p.Line("")
-	p.Text("  ", s.GetConfiguration())
+	if s.GetConfiguration() != "" {
+		p.Gap()
+		p.Text("  ", s.GetConfiguration())
+	}
 }
 
 // also is what is known of a runtime beside its endpoint.
