@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/dynamicpb"
 
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -27,6 +27,7 @@ import (
 // message, {"error": {"code": "…", "message": "…"}}, or {"wait": true} until the caller hangs up.
 type daemon struct {
 	dir, socket string
+	methods     protoreflect.MethodDescriptors
 	server      *grpc.Server
 	served      chan struct{}
 
@@ -42,6 +43,7 @@ func startDaemon(answers string) (*daemon, error) {
 		return nil, err
 	}
 	d := &daemon{dir: dir, socket: filepath.Join(dir, "admin.sock"), served: make(chan struct{}), answers: map[string][]string{}}
+	d.methods = adminv1.File_pullgate_admin_v1_pull_records_proto.Services().Get(0).Methods()
 	files, err := filepath.Glob(filepath.Join(answers, "*.json"))
 	if err != nil {
 		return nil, err
@@ -55,11 +57,11 @@ func startDaemon(answers string) (*daemon, error) {
 			return nil, err
 		}
 	}
-	l, err := net.Listen("unix", d.socket)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: d.socket})
 	if err != nil {
 		return nil, err
 	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false) // as a daemon that was killed leaves it
+	l.SetUnlinkOnClose(false) // as a daemon that was killed leaves it
 	d.server = grpc.NewServer(grpc.UnknownServiceHandler(d.handle))
 	go func() {
 		defer close(d.served)
@@ -75,7 +77,7 @@ func (d *daemon) stop() {
 }
 
 func (d *daemon) answer(method string, texts ...string) error {
-	if descriptor(method) == nil {
+	if d.methods.ByName(protoreflect.Name(method)) == nil {
 		return fmt.Errorf("there is no method %q", method)
 	}
 	d.mu.Lock()
@@ -92,21 +94,14 @@ func (d *daemon) asked() string {
 	return all
 }
 
-func descriptor(method string) protoreflect.MethodDescriptor {
-	return adminv1.File_pullgate_admin_v1_pull_records_proto.Services().Get(0).Methods().ByName(protoreflect.Name(method))
-}
-
 // handle answers any method.
 func (d *daemon) handle(_ any, stream grpc.ServerStream) error {
 	path, _ := grpc.MethodFromServerStream(stream)
-	method := descriptor(path[strings.LastIndex(path, "/")+1:])
+	method := d.methods.ByName(protoreflect.Name(path[strings.LastIndex(path, "/")+1:]))
 	if method == nil {
 		return status.Error(codes.Unimplemented, path)
 	}
-	request, err := message(method.Input())
-	if err != nil {
-		return err
-	}
+	request := dynamicpb.NewMessage(method.Input())
 	if err := stream.RecvMsg(request); err != nil {
 		return err
 	}
@@ -166,20 +161,9 @@ func (*daemon) say(stream grpc.ServerStream, method protoreflect.MethodDescripto
 	if order.Error != nil {
 		return status.Error(order.Error.Code, order.Error.Message)
 	}
-	m, err := message(method.Output())
-	if err != nil {
-		return err
-	}
+	m := dynamicpb.NewMessage(method.Output())
 	if err := protojson.Unmarshal(line, m); err != nil {
 		return status.Errorf(codes.Internal, "the script's answer to %s: %v", method.Name(), err)
 	}
 	return stream.SendMsg(m)
-}
-
-func message(d protoreflect.MessageDescriptor) (proto.Message, error) {
-	t, err := protoregistry.GlobalTypes.FindMessageByName(d.FullName())
-	if err != nil {
-		return nil, err
-	}
-	return t.New().Interface(), nil
 }

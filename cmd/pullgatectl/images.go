@@ -34,8 +34,9 @@ ACCESS says who may use it:
     open           every pod: it was pulled without a credential, or with the node's
     2 credentials  pods that have one of them
     preloaded      every pod, under a policy that exempts preloaded images
-    nobody         nobody without proof: nothing has been proved, or all was revoked
-    untracked      nobody without proof: nothing is known of it`,
+    nobody         who proves access: nothing has been proved, or all was revoked
+    untracked      the same: nothing is known of it
+    unreadable     the same, whatever the policy: what is known of it cannot be read`,
 		Example: `  # What has Secret team-a/regcred opened?
   pullgatectl images list --secret team-a/regcred
 

@@ -102,6 +102,14 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
+func daemonOf(ts *testscript.TestScript) *daemon {
+	d, ok := ts.Value("daemon").(*daemon)
+	if !ok {
+		ts.Fatalf("there is no daemon")
+	}
+	return d
+}
+
 // answer has the daemon answer the next call of a method with a file, the one after with the next, and all
 // others with the last.
 func answer(ts *testscript.TestScript, neg bool, args []string) {
@@ -112,7 +120,7 @@ func answer(ts *testscript.TestScript, neg bool, args []string) {
 	for _, file := range args[1:] {
 		texts = append(texts, ts.ReadFile(file))
 	}
-	ts.Check(ts.Value("daemon").(*daemon).answer(args[0], texts...))
+	ts.Check(daemonOf(ts).answer(args[0], texts...))
 }
 
 // requests writes what the daemon was asked since the last time into a file.
@@ -120,12 +128,12 @@ func requests(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: requests file")
 	}
-	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(ts.Value("daemon").(*daemon).asked()), 0o600))
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(daemonOf(ts).asked()), 0o600))
 }
 
 // hangUp ends the daemon and leaves its socket.
 func hangUp(ts *testscript.TestScript, _ bool, _ []string) {
-	ts.Value("daemon").(*daemon).stop()
+	daemonOf(ts).stop()
 }
 
 // mode compares the mode of a file: mode 0600 file.

@@ -29,7 +29,7 @@ func (c *console) pages(limit int, ask func(token string, size int32) (int, stri
 		if limit > 0 {
 			size = min(size, limit-all)
 		}
-		n, next, err := ask(token, int32(size)) //nolint:gosec // at most mostOfPage
+		n, next, err := ask(token, int32(size))
 		if err != nil {
 			return err
 		}

@@ -46,7 +46,7 @@ read some are left out, and stderr says how many.`,
 			return c.follow(o, limit, stream.Recv)
 		})
 		if interrupted.Err() != nil {
-			return nil // Ctrl-C is how it ends
+			err = nil // Ctrl-C is how it ends
 		}
 		return err
 	}

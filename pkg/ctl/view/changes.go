@@ -46,7 +46,9 @@ func (View) Revoked(p *text.Page, r *adminv1.RevokeResponse) {
 }
 
 // Acceptance says which pairs are taken for preloaded, or would be.
-func (v View) Acceptance(p *text.Page, r *adminv1.AcceptPreloadedResponse) { v.pairs(p, r.GetAccepted()) }
+func (v View) Acceptance(p *text.Page, r *adminv1.AcceptPreloadedResponse) {
+	v.pairs(p, r.GetAccepted())
+}
 
 // Accepted says in a sentence what was marked.
 func (View) Accepted(p *text.Page, r *adminv1.AcceptPreloadedResponse) {
@@ -95,4 +97,3 @@ func (View) Verification(p *text.Page, r *adminv1.VerifyStoreResponse) {
 	}
 	p.Table([]string{"WHERE", "WHAT"}, rows)
 }
-

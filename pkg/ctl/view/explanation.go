@@ -33,18 +33,19 @@ func (v View) Explanation(p *text.Page, image string, e *adminv1.ExplainResponse
 	for _, fact := range v.facts(e) {
 		p.Prose("  - ", "%s", fact)
 	}
-	v.section(p, "What it meets:", e.GetConsequences())
-	v.section(p, "What would change it:", e.GetRemedies())
-}
-
-func (View) section(p *text.Page, title string, lines []string) {
-	if len(lines) == 0 {
-		return
+	if len(e.GetConsequences()) > 0 {
+		p.Gap()
+		p.Line("What it meets:")
 	}
-	p.Gap()
-	p.Line("%s", title)
-	for _, line := range lines {
+	for _, line := range e.GetConsequences() {
 		p.Prose("  - ", "%s", line)
+	}
+	if len(e.GetRemedies()) > 0 {
+		p.Gap()
+		p.Line("What would change it:")
+	}
+	for _, line := range e.GetRemedies() {
+		p.Line("  - %s", line) // in one line, so that a command in it can be copied
 	}
 }
 

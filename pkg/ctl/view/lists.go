@@ -45,6 +45,8 @@ func (v View) Image(p *text.Page, i *adminv1.Image) {
 			p.Line("  Preloaded %s, set by %s.", v.lasting(k.mark.GetSet()), origin(k.mark.GetOrigin()))
 		}
 		switch r := k.record; {
+		case k.unreadable:
+			p.Line("  What is known of it cannot be read: it needs proof, whatever the policy.")
 		case r == nil && k.mark == nil:
 			p.Line("  Nothing is known of it: it is untracked and needs proof.")
 		case r == nil:
@@ -149,6 +151,7 @@ type repository struct {
 	repository string
 	record     *adminv1.Record
 	mark       *adminv1.Mark
+	unreadable bool
 }
 
 // repositories is what is known of an image, by repository.
@@ -169,6 +172,9 @@ func repositories(i *adminv1.Image) []*repository {
 	for _, name := range i.GetUntracked() {
 		of(name)
 	}
+	for _, name := range i.GetUnreadable() {
+		of(name).unreadable = true
+	}
 	return slices.SortedFunc(maps.Values(by), func(a, b *repository) int { return cmp.Compare(a.repository, b.repository) })
 }
 
@@ -179,6 +185,8 @@ func (k *repository) access() string {
 		all = append(all, "preloaded")
 	}
 	switch n := len(k.record.GetProofs()); {
+	case k.unreadable:
+		return "unreadable"
 	case k.record.GetOpen():
 		all = append(all, "open")
 	case n > 0:
@@ -213,12 +221,10 @@ func secretNames(secrets []*adminv1.SecretRef) string {
 // origin says in a sentence what set a mark.
 func origin(o string) string {
 	switch o {
-	case "start":
-		return "the scan at a start"
-	case "precheck":
-		return "the scan of a pre-check"
-	case "pull":
-		return "the scan before a pull"
+	case "first start":
+		return "the very first start"
+	case "untracked":
+		return "a scan, when a pod asked for the image"
 	case "operator":
 		return "an operator"
 	default:
