@@ -21,7 +21,7 @@ type console struct {
 
 	getenv func(string) string
 	now    func() time.Time
-	// dial connects to the socket at the path.
+	// dial connects to the socket at the path; nil is as the system does.
 	dial func(ctx context.Context, path string) (net.Conn, error)
 
 	// Set by the flags that every command has.
@@ -36,10 +36,6 @@ func system() *console {
 		inTerminal: isTerminal(os.Stdin), outTerminal: isTerminal(os.Stdout), errTerminal: isTerminal(os.Stderr),
 		getenv: os.Getenv,
 		now:    time.Now,
-		dial: func(ctx context.Context, path string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "unix", path)
-		},
 	}
 }
 
