@@ -45,20 +45,20 @@ func codeOf(err error) (code codes.Code, todo string, listed bool) {
 }
 
 // answer makes the status of an error that a call ended with, and reports whether it is one that the log is to explain.
-func answer(err error) (answered error, explain bool) {
+func answer(err error) (explain bool, answered error) {
 	if err == nil {
-		return nil, false
+		return false, nil
 	}
 	code, todo, listed := codeOf(err)
 	if !listed {
 		if _, ok := status.FromError(err); ok { // of gRPC itself, as when a stream is broken
-			return err, false
+			return false, err
 		}
-		return status.Error(codes.Internal, "internal error, see the log of pullgated"), true
+		return true, status.Error(codes.Internal, "internal error, see the log of pullgated")
 	}
 	text := strings.TrimPrefix(err.Error(), "tracker: ")
 	if todo != "" {
 		text += "; " + todo
 	}
-	return status.Error(code, text), false
+	return false, status.Error(code, text)
 }
