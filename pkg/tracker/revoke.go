@@ -1,21 +1,15 @@
 package tracker
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 )
-
-// ErrNothingSelected is returned by [Tracker.Revoke] for a revocation that names nothing. It is not taken for
-// one of everything.
-var ErrNothingSelected = errors.New("tracker: revocation selects nothing; name a credential, a repository, an image, a Secret or a namespace")
 
 // A Revocation says what is to be proved no longer.
 type Revocation struct {
@@ -28,13 +22,7 @@ type Revocation struct {
 type Revoked struct {
 	records.Revoked
 	// Grants are those that ended, by pod and pair.
-	Grants []EndedGrant
-}
-
-// An EndedGrant is a grant that a revocation ended.
-type EndedGrant struct {
-	Pod  string // its UID
-	Pair records.Pair
+	Grants []Grant
 }
 
 // Revoke takes proofs back, and ends at once the grants that rest on them: on disk, then in memory, then it
@@ -73,7 +61,7 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 		})
 	}
 	if err != nil {
-		return Revoked{}, err
+		return Revoked{}, unwritten(err)
 	}
 	all := Revoked{Revoked: gone, Grants: t.endGrants(reachOf(r, gone, unknown))}
 	if !r.DryRun {
@@ -99,7 +87,7 @@ func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error
 	for _, p := range pairs {
 		f, err := t.store.Lookup(p)
 		if err != nil && !errors.Is(err, records.ErrUnreadable) {
-			return nil, fmt.Errorf("revoke: %w", err)
+			return nil, unwritten(err)
 		}
 		none[p] = err != nil || !proves(f.Record)
 	}
@@ -161,24 +149,28 @@ func (t *Tracker) overtake(r reach) (pairs []records.Pair) {
 
 // endGrants ends the grants that rest on what is gone from disk, and what is to be noted of its uses; in a dry run
 // it only tells which.
-func (t *Tracker) endGrants(r reach) (ended []EndedGrant) {
+func (t *Tracker) endGrants(r reach) []Grant { return t.endAll(r.by.DryRun, r.touched, r.rests) }
+
+// endAll ends the grants that rest on what is gone from disk, and forgets the uses of pairs that are to be noted yet; in a
+// dry run it only tells which. What is judged or pulled at the same time leaves no grant on what it saw before.
+func (t *Tracker) endAll(dryRun bool, unused map[records.Pair]bool, rests func(p records.Pair, g grant) bool) (ended []Grant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !r.by.DryRun {
+	if !dryRun {
 		t.revocations.Add(1)
 		for p := range t.uses {
-			if r.touched[p] {
+			if unused[p] {
 				delete(t.uses, p)
 			}
 		}
 	}
 	for uid, of := range t.grants {
 		for p, g := range of {
-			if !r.rests(p, g) {
+			if !rests(p, g) {
 				continue
 			}
-			ended = append(ended, EndedGrant{Pod: uid, Pair: p})
-			if !r.by.DryRun {
+			ended = append(ended, g.tell(uid, p))
+			if !dryRun {
 				delete(of, p)
 			}
 		}
@@ -186,8 +178,6 @@ func (t *Tracker) endGrants(r reach) (ended []EndedGrant) {
 			delete(t.grants, uid)
 		}
 	}
-	slices.SortFunc(ended, func(a, b EndedGrant) int {
-		return cmp.Or(strings.Compare(a.Pod, b.Pod), strings.Compare(a.Pair.ImageID, b.Pair.ImageID), strings.Compare(a.Pair.Repository, b.Pair.Repository))
-	})
+	slices.SortFunc(ended, Grant.compare)
 	return ended
 }
