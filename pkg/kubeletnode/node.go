@@ -84,7 +84,7 @@ func (h Host) Discover(ctx context.Context, unit string) (Node, error) {
 	args := s.words[1:]
 	if n.Program != "kubelet" {
 		// A script: what it runs the kubelet with is seen when it does.
-		if len(running) == 0 {
+		if n.Process.PID == 0 {
 			return Node{}, fmt.Errorf("%s runs %s, and no kubelet is seen among its processes", u.Name, s.words[0].text)
 		}
 		args = running
@@ -110,7 +110,7 @@ func (h Host) discoverRancher(n Node, s service) (Node, error) {
 
 // running sets n.Running.
 func (h Host) running(n *Node, args []word, before told) error {
-	if len(args) == 0 {
+	if n.Process.PID == 0 {
 		return nil
 	}
 	s, err := h.settings(args, before)

@@ -115,6 +115,9 @@ func (h Host) service(u Unit) (service, error) {
 	var files []word // EnvironmentFile=, which counts more than Environment=
 	for _, file := range u.Files {
 		content, err := h.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) && path.Ext(file) == ".conf" {
+			continue // a drop-in that was removed, and systemd has not been told yet
+		}
 		if err != nil {
 			return service{}, fmt.Errorf("read a file of %s: %w", u.Name, err)
 		}

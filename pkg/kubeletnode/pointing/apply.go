@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 
 )
@@ -71,9 +72,11 @@ func (s Switch) do(ctx context.Context, p Plan) (began int, err error) {
 		if err := s.step(ctx, step, w); err != nil {
 			return i + 1, fmt.Errorf("%s: %w", firstClause(step.Text), err)
 		}
-	}
-	if f := p.folder(); !p.Enable && f != "" {
-		_ = os.Remove(s.Host.Path(f)) // unless somebody has put something into it
+		if step.Action == Remove && p.look.journal != nil {
+			for _, dir := range slices.Backward(p.look.journal.File.Folders) {
+				_ = os.Remove(s.Host.Path(dir)) // unless something is in it
+			}
+		}
 	}
 	return len(p.Steps), nil
 }
@@ -81,14 +84,6 @@ func (s Switch) do(ctx context.Context, p Plan) (began int, err error) {
 func firstClause(text string) string {
 	first, _, _ := strings.Cut(text, ":")
 	return first
-}
-
-// folder is the one that was made for the file that the journal names.
-func (p Plan) folder() string {
-	if p.look.journal == nil {
-		return ""
-	}
-	return p.look.journal.File.Folder
 }
 
 func (s Switch) step(ctx context.Context, step Step, w *watcher) error {
@@ -143,12 +138,7 @@ func (s Switch) rollBack(ctx context.Context, p Plan, began int, why error) erro
 }
 
 func restarted(steps []Step) bool {
-	for _, s := range steps {
-		if s.isRestart() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(steps, Step.isRestart)
 }
 
 // withoutRestart leaves a kubelet alone that was not restarted, and so has met none of what is taken back.

@@ -41,8 +41,8 @@ type noted struct {
 	Path string `json:"path"`
 	// Lines are what was replaced in it; none if the whole file is ours.
 	Lines []line `json:"lines,omitempty"`
-	// Folder is the one that was made for the file; "" if it was there.
-	Folder string `json:"folder,omitempty"`
+	// Folders are those that were made for the file, the outermost first.
+	Folders []string `json:"folders,omitempty"`
 }
 
 // readJournal returns the journal, nil if there is none.

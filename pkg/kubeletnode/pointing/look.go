@@ -39,11 +39,10 @@ func (s Switch) look(ctx context.Context) (look, error) {
 		unit = j.Unit
 	}
 	l := look{journal: j}
-	if l.node, err = s.Host.Discover(ctx, unit); err != nil {
+	if l.node, l.blind = s.Host.Discover(ctx, unit); l.blind != nil {
 		if j == nil {
-			return look{}, err
+			return look{}, l.blind
 		}
-		l.blind = err
 		l.node = kubeletnode.Node{Unit: kubeletnode.Unit{Name: unit}}
 	}
 	if err := l.own(s.Host); err != nil {

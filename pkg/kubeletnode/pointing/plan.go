@@ -141,10 +141,13 @@ func (s Switch) enableSteps(l look, c change, before []byte) []Step {
 		Runtime: l.base.Configured.Runtime.Value, Image: l.base.Configured.Image.Value,
 		File: noted{Path: c.path, Lines: c.lines},
 	}
-	if dir := path.Dir(c.path); !exists(s.Host, dir) {
-		j.File.Folder = dir
-	} else if l.journal != nil && l.journal.File.Path == c.path {
-		j.File.Folder = l.journal.File.Folder
+	if l.journal != nil && l.journal.File.Path == c.path {
+		j.File.Folders = l.journal.File.Folders
+	}
+	for dir := path.Dir(c.path); !exists(s.Host, dir); dir = path.Dir(dir) {
+		if !slices.Contains(j.File.Folders, dir) {
+			j.File.Folders = append([]string{dir}, j.File.Folders...)
+		}
 	}
 	var steps []Step
 	reload := isUnitFile(c.path)
@@ -246,6 +249,9 @@ func noteStep(text string, j journal) Step {
 // found says how the kubelet of a node is run and what it dials.
 func found(n kubeletnode.Node) string {
 	d := n.Dials()
+	if c := n.Configured; c.Runtime.Value == d.Runtime.Value && c.Image.Value == d.Image.Value {
+		d = c // which knows the file, and not only the process
+	}
 	text := fmt.Sprintf("%s (%s) is %s. The kubelet dials %s, told by %s", n.Unit.Name, n.Kind, n.Unit.Active, d.Runtime.Value, d.Runtime.From)
 	if d.Image.Value != d.Runtime.Value {
 		text += fmt.Sprintf(", and for images %s, told by %s", d.Image.Value, d.Image.From)
@@ -264,10 +270,10 @@ func diff(before, after []byte) []string {
 	}
 	var all []string
 	for _, l := range was {
-		all = append(all, "- "+l)
+		all = append(all, strings.TrimRight("- "+l, " "))
 	}
 	for _, l := range now {
-		all = append(all, "+ "+l)
+		all = append(all, strings.TrimRight("+ "+l, " "))
 	}
 	return all
 }
@@ -285,4 +291,19 @@ func readIfThere(h kubeletnode.Host, file string) ([]byte, error) {
 		return nil, nil
 	}
 	return content, err
+}
+
+// Lines returns the plan as somebody reads it.
+func (p Plan) Lines() []string {
+	all := slices.Clone(p.Found)
+	for i, s := range p.Steps {
+		if i == 0 {
+			all = append(all, "")
+		}
+		all = append(all, fmt.Sprintf("%d. %s", i+1, s.Text))
+		for _, l := range s.Diff {
+			all = append(all, "     "+l)
+		}
+	}
+	return all
 }
