@@ -45,7 +45,7 @@ func (g *Gate) pullImage(ctx context.Context, c *call) ([]byte, error) {
 	g.ready(ctx)
 	p := g.pullCall(&req)
 	p.policy = g.policyFor(ctx, "PullImage", p.pod, p.name)
-	img, err := g.runtime.imageStatus(ctx, p.name)
+	img, err := g.runtime.Image(ctx, p.name)
 	if err == nil {
 		p.present = img
 	}

@@ -11,4 +11,6 @@ var (
 	ErrUnreadable = errors.New("records: stored value unreadable")
 	// ErrNoImages is returned by Prune for an empty list of images, which is not believed.
 	ErrNoImages = errors.New("records: empty list of images")
+	// ErrDistrusted is returned by AcceptMarks while the store is distrusted.
+	ErrDistrusted = errors.New("records: store distrusted")
 )

@@ -19,8 +19,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
 )
 
-// format is the version that this code writes, and the newest that it reads.
-const format = 1
+// Format is the version of the file that this code writes, and the newest that it reads.
+const Format = 1
 
 // lockWait bounds the wait for the file lock. bbolt's default is to wait forever, which would turn a
 // second daemon into a silent hang.
@@ -66,7 +66,7 @@ type Report struct {
 type newerFormatError struct{ found int }
 
 func (e newerFormatError) Error() string {
-	return fmt.Sprintf("%v: format %d, this version reads up to %d", ErrNewerFormat, e.found, format)
+	return fmt.Sprintf("%v: format %d, this version reads up to %d", ErrNewerFormat, e.found, Format)
 }
 
 func (e newerFormatError) Is(target error) bool { return target == ErrNewerFormat }
@@ -208,7 +208,7 @@ func check(db *bolt.DB, size int64) error {
 		if err != nil {
 			return err
 		}
-		if found > format {
+		if found > Format {
 			return newerFormatError{found: found}
 		}
 		// All messages must be read, or the check does not end.
@@ -282,7 +282,7 @@ func create(path string, o Options, distrust *Distrust) (*bolt.DB, error) {
 				return err
 			}
 		}
-		return tx.Bucket([]byte(bucketMeta)).Put([]byte(metaFormat), []byte(strconv.Itoa(format)))
+		return tx.Bucket([]byte(bucketMeta)).Put([]byte(metaFormat), []byte(strconv.Itoa(Format)))
 	})
 	if err := errors.Join(err, db.Close()); err != nil {
 		return nil, errors.Join(err, os.Remove(temporary))

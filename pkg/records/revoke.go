@@ -58,8 +58,8 @@ type RevokedProof struct {
 type Revoked struct {
 	Proofs []RevokedProof
 	Closed []Pair // records that were open
-	// Marked are pairs of a whole revocation that are marked preloaded. The marks stay.
-	Marked []Pair
+	// Marked are the preloaded marks of the pairs of a whole revocation. They stay.
+	Marked []Mark
 }
 
 // Revoke takes back what is selected, in one transaction, and returns what that was. A record stays, also if
@@ -127,11 +127,6 @@ func revocable(tx *bolt.Tx, r Revocation) (found Revoked, changed []Record, err 
 	if err != nil || !r.Whole() {
 		return found, changed, err
 	}
-	err = tx.Bucket([]byte(bucketMarks)).ForEach(func(k, _ []byte) error {
-		if p := pairOf(k); r.Covers(p) {
-			found.Marked = append(found.Marked, p)
-		}
-		return nil
-	})
+	found.Marked, err = selectedMarks(tx, r)
 	return found, changed, err
 }

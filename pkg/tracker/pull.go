@@ -13,10 +13,6 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// ErrNoIntent is returned by [Tracker.BeginPull] when the intent cannot be written. The pull must
-// then not be made: its success could not be told from an image that was always there.
-var ErrNoIntent = errors.New("tracker: pull intent not written")
-
 // A Pull is one pull with one credential, from before the runtime is asked until its end is
 // told by exactly one of Proved, Denied, Refused and Lost. Later calls change nothing, so that a caller
 // can defer Lost. Its methods may be called concurrently.
@@ -34,7 +30,7 @@ func (t *Tracker) BeginPull(ctx context.Context, name string, present Image) (*P
 	repository := unparsedRepository(name)
 	if n, err := imageref.Parse(name); err == nil {
 		repository = n.Repository()
-		if present.ID != "" && present.carries(n) {
+		if present.ID != "" && present.Carries(n) {
 			facts, err := t.store.Lookup(records.Pair{ImageID: present.ID, Repository: repository})
 			if err == nil && untracked(facts) && !facts.Rivals {
 				t.scan(ctx)

@@ -1,21 +1,15 @@
 package tracker
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 )
-
-// ErrNothingSelected is returned by [Tracker.Revoke] for a revocation that names nothing. It is not taken for
-// one of everything.
-var ErrNothingSelected = errors.New("tracker: revocation selects nothing; name a credential, a repository, an image, a Secret or a namespace")
 
 // A Revocation says what is to be proved no longer.
 type Revocation struct {
@@ -28,13 +22,7 @@ type Revocation struct {
 type Revoked struct {
 	records.Revoked
 	// Grants are those that ended, by pod and pair.
-	Grants []EndedGrant
-}
-
-// An EndedGrant is a grant that a revocation ended.
-type EndedGrant struct {
-	Pod  string // its UID
-	Pair records.Pair
+	Grants []Grant
 }
 
 // Revoke takes proofs back, and ends at once the grants that rest on them: on disk, then in memory, then it
@@ -66,7 +54,7 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 		gone, err = t.store.Revoke(r.Revocation, time.Now())
 	}
 	if err != nil {
-		return Revoked{}, err
+		return Revoked{}, unwritten(err)
 	}
 	all := Revoked{Revoked: gone, Grants: t.endGrants(r, gone, unknown)}
 	if !r.DryRun {
@@ -101,12 +89,12 @@ func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error
 
 // endGrants ends the grants that rest on what is gone from disk, and what is to be noted of its uses; in a dry run
 // it only tells which.
-func (t *Tracker) endGrants(r Revocation, gone records.Revoked, unknown map[records.Pair]bool) (ended []EndedGrant) {
+func (t *Tracker) endGrants(r Revocation, gone records.Revoked, unknown map[records.Pair]bool) []Grant {
 	touched := map[records.Pair]bool{}
 	for _, p := range gone.Proofs {
 		touched[p.Pair] = true
 	}
-	rests := func(p records.Pair, g grant) bool {
+	return t.endAll(r.DryRun, touched, func(p records.Pair, g grant) bool {
 		switch {
 		case !r.Covers(p):
 			return false
@@ -120,13 +108,18 @@ func (t *Tracker) endGrants(r Revocation, gone records.Revoked, unknown map[reco
 		return r.Selects(g.credential, g.secrets) || slices.ContainsFunc(gone.Proofs, func(x records.RevokedProof) bool {
 			return x.Pair == p && x.Proof.Credential == g.credential
 		})
-	}
+	})
+}
+
+// endAll ends the grants that rest on what is gone from disk, and forgets the uses of pairs that are to be noted yet; in a
+// dry run it only tells which. What is judged or pulled at the same time leaves no grant on what it saw before.
+func (t *Tracker) endAll(dryRun bool, unused map[records.Pair]bool, rests func(p records.Pair, g grant) bool) (ended []Grant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !r.DryRun {
+	if !dryRun {
 		t.revocations.Add(1)
 		for p := range t.uses {
-			if touched[p] {
+			if unused[p] {
 				delete(t.uses, p)
 			}
 		}
@@ -136,8 +129,8 @@ func (t *Tracker) endGrants(r Revocation, gone records.Revoked, unknown map[reco
 			if !rests(p, g) {
 				continue
 			}
-			ended = append(ended, EndedGrant{Pod: uid, Pair: p})
-			if !r.DryRun {
+			ended = append(ended, g.tell(uid, p))
+			if !dryRun {
 				delete(of, p)
 			}
 		}
@@ -145,8 +138,6 @@ func (t *Tracker) endGrants(r Revocation, gone records.Revoked, unknown map[reco
 			delete(t.grants, uid)
 		}
 	}
-	slices.SortFunc(ended, func(a, b EndedGrant) int {
-		return cmp.Or(strings.Compare(a.Pod, b.Pod), strings.Compare(a.Pair.ImageID, b.Pair.ImageID), strings.Compare(a.Pair.Repository, b.Pair.Repository))
-	})
+	slices.SortFunc(ended, Grant.compare)
 	return ended
 }

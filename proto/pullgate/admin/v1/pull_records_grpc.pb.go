@@ -50,8 +50,12 @@ const (
 // PullRecords shows and corrects what pullgated knows: which credentials proved access to which image.
 //
 // Lists come in pages: page_size is how many entries a page has at most, 0 means 100, and more than 1000 are
-// 1000. page_token is the next_page_token of the page before, with the same filter; it stays good
-// while entries come and go, of which a walk may see some and not others. An empty next_page_token ends the list.
+// 1000; a page of large entries has fewer. page_token is the next_page_token of the page before, with the same
+// filter; it stays good while entries come and go, of which a walk may see some and not others. An empty
+// next_page_token ends the list. What is no page (a negative size, a token of another list) is INVALID_ARGUMENT.
+//
+// No request is larger than 64 KiB. An answer may be larger than what gRPC takes by default; take 16 MiB, as with
+// the CRI.
 //
 // What changes something takes dry_run: the answer then tells what would be done, and nothing is.
 type PullRecordsClient interface {
@@ -299,8 +303,12 @@ type PullRecords_WatchDecisionsClient = grpc.ServerStreamingClient[WatchDecision
 // PullRecords shows and corrects what pullgated knows: which credentials proved access to which image.
 //
 // Lists come in pages: page_size is how many entries a page has at most, 0 means 100, and more than 1000 are
-// 1000. page_token is the next_page_token of the page before, with the same filter; it stays good
-// while entries come and go, of which a walk may see some and not others. An empty next_page_token ends the list.
+// 1000; a page of large entries has fewer. page_token is the next_page_token of the page before, with the same
+// filter; it stays good while entries come and go, of which a walk may see some and not others. An empty
+// next_page_token ends the list. What is no page (a negative size, a token of another list) is INVALID_ARGUMENT.
+//
+// No request is larger than 64 KiB. An answer may be larger than what gRPC takes by default; take 16 MiB, as with
+// the CRI.
 //
 // What changes something takes dry_run: the answer then tells what would be done, and nothing is.
 type PullRecordsServer interface {

@@ -1,0 +1,52 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/term"
+)
+
+// A console is where a command is run: what it reads and writes, what it is told about that, and how it reaches the
+// daemon. Every command is made for one.
+type console struct {
+	in       io.Reader
+	out, err io.Writer
+
+	// Whether somebody sits in front of each.
+	inTerminal, outTerminal, errTerminal bool
+
+	getenv func(string) string
+	now    func() time.Time
+	// dial connects to the socket at the path.
+	dial func(ctx context.Context, path string) (net.Conn, error)
+
+	// Set by the flags that every command has.
+	endpoint string
+	timeout  time.Duration
+}
+
+// system is the console of a process.
+func system() *console {
+	return &console{
+		in: os.Stdin, out: os.Stdout, err: os.Stderr,
+		inTerminal: isTerminal(os.Stdin), outTerminal: isTerminal(os.Stdout), errTerminal: isTerminal(os.Stderr),
+		getenv: os.Getenv,
+		now:    time.Now,
+		dial: func(ctx context.Context, path string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", path)
+		},
+	}
+}
+
+func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
+
+// colours says whether what is printed is painted: on a terminal that can, for somebody who has not refused
+// (https://no-color.org).
+func (c *console) colours() bool {
+	return c.outTerminal && c.getenv("NO_COLOR") == "" && c.getenv("TERM") != "dumb"
+}
