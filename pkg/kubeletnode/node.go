@@ -102,7 +102,7 @@ func (h Host) discoverRancher(n Node, s service) (Node, error) {
 		return Node{}, err
 	}
 	n.RancherConfig = r.file
-	if n.Configured, err = h.settings(r.kubeletArgs(n.Program, h), r.before()); err != nil {
+	if n.Configured, err = h.settings(r.kubeletArgs(h), r.before()); err != nil {
 		return Node{}, err
 	}
 	return n, h.running(&n, n.Process.words(), r.before())

@@ -19,15 +19,16 @@ const (
 // rancher is the configuration of k3s or RKE2.
 type rancher struct {
 	// file is its configuration file; beside it is the folder of its drop-ins.
-	file   string
-	values map[string][]word
-	cli    []word
+	file    string
+	product string // k3s or rke2
+	values  map[string][]word
+	cli     []word
 }
 
 // rancher reads the configuration of k3s or RKE2.
 func (h Host) rancher(s service) (rancher, error) {
 	product := s.program()
-	r := rancher{file: "/etc/rancher/" + product + "/config.yaml", values: map[string][]word{}, cli: s.words[1:]}
+	r := rancher{file: "/etc/rancher/" + product + "/config.yaml", product: product, values: map[string][]word{}, cli: s.words[1:]}
 	if named := append(values(r.cli, "c"), values(r.cli, "config")...); len(named) > 0 {
 		r.file = named[0].text
 	}
@@ -103,7 +104,7 @@ func (r rancher) one(name string, short ...string) word {
 
 // before is what k3s itself tells the kubelet, which counts less than any file or flag of the kubelet's.
 func (r rancher) before() told {
-	t := told{runtime: Setting{rancherContainerd, "its own containerd"}}
+	t := told{runtime: Setting{rancherContainerd, r.product + " itself"}}
 	for _, w := range r.cli {
 		if w.text == "--docker" {
 			t.runtime = Setting{rancherDocker, w.from}
@@ -125,15 +126,15 @@ func withScheme(endpoint string) string {
 }
 
 // kubeletArgs returns the flags of the kubelet as far as they come from files and from the command line of k3s.
-func (r rancher) kubeletArgs(product string, h Host) []word {
+func (r rancher) kubeletArgs(h Host) []word {
 	var args []word
 	dir := r.one("data-dir", "d").text
 	if dir == "" {
-		dir = "/var/lib/rancher/" + product
+		dir = "/var/lib/rancher/" + r.product
 	}
 	// From 1.32 on; older ones do not make the folder.
 	if dir = path.Join(dir, "agent/etc/kubelet.conf.d"); h.exists(dir) {
-		args = append(args, word{"--config-dir=" + dir, product})
+		args = append(args, word{"--config-dir=" + dir, r.product + " itself"})
 	}
 	for _, v := range append(r.values["kubelet-arg"], values(r.cli, "kubelet-arg")...) {
 		name, value, _ := strings.Cut(strings.TrimPrefix(v.text, "--"), "=")

@@ -12,8 +12,8 @@ import (
 const (
 	// lookEvery is how often the kubelet is looked at while it is watched.
 	lookEvery = time.Second
-	// settle is how long it has to be well without a break. systemd starts a kubelet that ended after ten seconds.
-	settle = 12 * time.Second
+	// settled is Switch.Settle if that says nothing.
+	settled = 12 * time.Second
 	// restartsAllowed is how often it may be started again before that: k3s may end once while the runtime comes up.
 	restartsAllowed = 1
 )
@@ -38,6 +38,10 @@ func (w *watcher) watch(ctx context.Context) error {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	wrong := errors.New("it was not looked at")
+	settle := w.s.Settle
+	if settle <= 0 {
+		settle = settled
+	}
 	for {
 		restarts, err := w.look(ctx)
 		switch {

@@ -69,7 +69,7 @@ func (s Switch) Enable(ctx context.Context) (Plan, error) {
 	if err != nil {
 		return Plan{}, err
 	}
-	p := Plan{Enable: true, look: l}
+	p := Plan{Enable: true, Steps: []Step{}, look: l}
 	if s.enabled(l) && l.journal == nil && len(l.files) == 0 {
 		p.Found = []string{found(l.node), "Already enabled, nothing to do. It was not pullgatectl that did it."}
 		return p, nil
@@ -128,8 +128,11 @@ func (s Switch) target(ctx context.Context, l look) (change, error) {
 		kubeletnode.Setting
 	}{{"container runtime endpoint", n.Configured.Runtime}, {"image service endpoint", n.Configured.Image}} {
 		if !kubeletnode.Same(v.Value, endpoint) {
-			return change{}, refuse(fmt.Sprintf("take the %s out of %s, where it counts more than %s, then try again", v.name, v.From, c.path),
-				"the kubelet would still dial %s for its %s, told by %s", v.Value, v.name, v.From)
+			hint := fmt.Sprintf("take the %s out of %s, where it counts more than %s, then try again", v.name, v.From, c.path)
+			if !path.IsAbs(v.From) {
+				hint = fmt.Sprintf(`a file that is read after %s takes back what it says; look for one with ExecStart=, or with kubelet-arg and no "+"`, c.path)
+			}
+			return change{}, refuse(hint, "the kubelet would still dial %s for its %s, told by %s", v.Value, v.name, v.From)
 		}
 	}
 	return c, nil
@@ -183,7 +186,7 @@ func (s Switch) Disable(ctx context.Context) (Plan, error) {
 	if len(l.stuck) > 0 {
 		return Plan{}, refuse(byHand(l), "%s was written by pullgatectl node enable and changed by somebody else since; it is left as it is", l.stuck[0])
 	}
-	p := Plan{look: l}
+	p := Plan{Steps: []Step{}, look: l}
 	listen := s.listen(l)
 	if l.blind != nil {
 		p.Found = []string{fmt.Sprintf("What the kubelet is told is not known (%v); what the journal names is taken back.", l.blind)}

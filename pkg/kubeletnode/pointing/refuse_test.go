@@ -34,7 +34,7 @@ func TestEnableRefuses(t *testing.T) {
 		{"no room", "k3s", func(n *node) { n.free = 10 << 20 }, "room for 10 MiB, and 64 are wanted", "free space", nil},
 		{
 			"another runtime", "k3s", func(n *node) { n.runtime = "unix:///run/containerd/containerd.sock" },
-			"the kubelet dials unix:///run/k3s/containerd/containerd.sock, told by its own containerd, and pullgated's runtimeEndpoint is unix:///run/containerd/containerd.sock",
+			"the kubelet dials unix:///run/k3s/containerd/containerd.sock, told by k3s itself, and pullgated's runtimeEndpoint is unix:///run/containerd/containerd.sock",
 			"set runtimeEndpoint: unix:///run/k3s/containerd/containerd.sock", nil,
 		},
 		{
@@ -51,7 +51,7 @@ func TestEnableRefuses(t *testing.T) {
 		{"a foreign file in the way", "k3s", func(n *node) { n.put(rancherDropIn, "v: 1\n") }, "is there already, and pullgatectl did not write it", "move it away", nil},
 		{
 			"a later drop-in of k3s", "k3s", func(n *node) { n.put("/etc/rancher/k3s/config.yaml.d/95-x.yaml", "kubelet-arg: [v=2]\n") },
-			"the kubelet would still dial unix:///run/k3s/containerd/containerd.sock", "take the container runtime endpoint out of its own containerd", nil,
+			"the kubelet would still dial unix:///run/k3s/containerd/containerd.sock", "look for one with ExecStart=, or with kubelet-arg and no", nil,
 		},
 		{
 			"k3s's own command line", "k3s", func(n *node) {

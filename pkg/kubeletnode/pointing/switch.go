@@ -35,6 +35,9 @@ type Switch struct {
 	Unit string
 	// Wait is how long the kubelet has to be well again after a restart.
 	Wait time.Duration
+	// Settle is how long it has to be well without a break; 0 is 12 seconds, since systemd starts a kubelet that
+	// ended after ten.
+	Settle time.Duration
 	// Say is told of each step when it begins, and of what was seen when one fails; nil is allowed.
 	Say func(line string)
 
