@@ -182,7 +182,7 @@ func (s service) readEnvironment(h Host, file string) error {
 func (s service) expand(w string) []word {
 	if name, ok := strings.CutPrefix(w, "$"); ok && isVariable(name) {
 		var all []word
-		for _, part := range strings.Fields(s.environment[name].text) {
+		for part := range strings.FieldsSeq(s.environment[name].text) {
 			all = append(all, word{part, s.environment[name].from})
 		}
 		return all
@@ -258,13 +258,7 @@ func logicalLines(content string) []string {
 }
 
 // split returns the words of a value as systemd does: between blanks, with quotes taken off.
-func split(s string) []string {
-	var all []string
-	for _, w := range unquotedWords(s, true) {
-		all = append(all, w)
-	}
-	return all
-}
+func split(s string) []string { return unquotedWords(s, true) }
 
 // unquoted returns a value with its quotes taken off, as one word.
 func unquoted(s string) []string { return unquotedWords(s, false) }

@@ -8,7 +8,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-
 )
 
 // tail is how many lines of the unit's log are shown when its kubelet does not get well.
@@ -165,4 +164,3 @@ func (s Switch) showLog(ctx context.Context, unit string) {
 		s.say("  %s", line)
 	}
 }
-

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -63,8 +64,7 @@ func edit(h kubeletnode.Host, file, endpoint string) (change, error) {
 // taken back where what was put in stands once and whole; ok is false if it does not.
 func undo(content []byte, lines []line) (before []byte, ok bool) {
 	text := string(content)
-	for i := len(lines) - 1; i >= 0; i-- {
-		l := lines[i]
+	for _, l := range slices.Backward(lines) {
 		if count(text, l.Now) == 1 {
 			at := index(text, l.Now)
 			text = text[:at] + l.Was + text[at+len(l.Now):]

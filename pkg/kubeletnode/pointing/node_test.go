@@ -31,24 +31,24 @@ type node struct {
 	// within says that the kubelet is no process of its own.
 	within bool
 
-	fragment          string
-	dropIns           []string // as they were at the last daemon-reload
-	pid, restarts     int
-	invocation        int
-	active, sub       string
-	commands          []string
-	unitFileState     string
-	ready, healthy    int // what the probes answer
-	forwards          bool
-	calls             int
-	dialErr           error
-	free              uint64
-	fail              map[string]error // by the beginning of a command; one is used up
-	onRestart         func()
-	runtime, image    string // of pullgated
-	said              []string
-	sayHook           func(line string)
-	metrics           string
+	fragment       string
+	dropIns        []string // as they were at the last daemon-reload
+	pid, restarts  int
+	invocation     int
+	active, sub    string
+	commands       []string
+	unitFileState  string
+	ready, healthy int // what the probes answer
+	forwards       bool
+	calls          int
+	dialErr        error
+	free           uint64
+	fail           map[string]error // by the beginning of a command; one is used up
+	onRestart      func()
+	runtime, image string // of pullgated
+	said           []string
+	sayHook        func(line string)
+	metrics        string
 }
 
 // load makes a node of an archive of kubeletnode.

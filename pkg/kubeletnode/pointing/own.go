@@ -65,7 +65,9 @@ func unitFile(n kubeletnode.Node) string {
 	return path.Join("/etc/systemd/system", n.Unit.Name+".d", "90-pullgate.conf")
 }
 
-func kubeletFile(n kubeletnode.Node) string { return path.Join(n.Configured.ConfigDir, "90-pullgate.conf") }
+func kubeletFile(n kubeletnode.Node) string {
+	return path.Join(n.Configured.ConfigDir, "90-pullgate.conf")
+}
 
 func rancherFile(n kubeletnode.Node) string { return n.RancherConfig + ".d/90-pullgate.yaml" }
 

@@ -79,7 +79,9 @@ func TestEnableRefuses(t *testing.T) {
 			"the kubelet has no configuration file", "have it give the kubelet --config", nil,
 		},
 		{"a file in JSON", "plain-script", func(n *node) { n.put("/etc/kubelet.yaml", "{\"kind\": \"KubeletConfiguration\"}\n") }, "not written in a way", "by hand", nil},
-		{"a value over two lines", "plain-script", func(n *node) { n.put("/etc/kubelet.yaml", "containerRuntimeEndpoint:\n  unix:///run/containerd/containerd.sock\n") }, "not written in a way", "by hand", nil},
+		{"a value over two lines", "plain-script", func(n *node) {
+			n.put("/etc/kubelet.yaml", "containerRuntimeEndpoint:\n  unix:///run/containerd/containerd.sock\n")
+		}, "not written in a way", "by hand", nil},
 		{"a journal of a newer version", "k3s", func(n *node) { n.put(pointing.Journal, `{"version": 2}`) }, "has version 2, and this pullgatectl knows 1", "the pullgatectl that wrote it", nil},
 		{"a torn journal", "k3s", func(n *node) { n.put(pointing.Journal, `{"version": 1,`) }, "read the journal", "move the file away", nil},
 		{"a journal of nothing", "k3s", func(n *node) { n.put(pointing.Journal, `{"version": 1}`) }, "says what no journal says", "move it away", nil},
@@ -278,26 +280,24 @@ func TestEnableWithoutMetrics(t *testing.T) {
 func TestStatus(t *testing.T) {
 	for _, tc := range []struct {
 		name, kind string
-		spoil      func(*testing.T, *node)
+		spoil      func(*node)
 		enabled    bool
 		wrong      []string
 	}{
-		{"as installed", "kubeadm-flags", func(*testing.T, *node) {}, false, nil},
-		{"enabled", "kubeadm-flags", func(t *testing.T, n *node) { mustEnable(t, n) }, true, nil},
-		{"enabled, pullgated dead", "k3s", func(t *testing.T, n *node) { mustEnable(t, n); n.dialErr = errors.New("refused") }, true, []string{"k3s.service needs pullgated: pointing: pullgated is not reached on " + listen + ": refused."}},
-		{"half by hand", "kubeadm-config", func(_ *testing.T, n *node) {
+		{"as installed", "kubeadm-flags", func(*node) {}, false, nil},
+		{"enabled", "kubeadm-flags", func(n *node) { n.mustEnable() }, true, nil},
+		{"enabled, pullgated dead", "k3s", func(n *node) { n.mustEnable(); n.dialErr = errors.New("refused") }, true, []string{"k3s.service needs pullgated: pointing: pullgated is not reached on " + listen + ": refused."}},
+		{"half by hand", "kubeadm-config", func(n *node) {
 			n.put("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint: "+listen+"\nimageServiceEndpoint: unix:///run/other.sock\n")
 		}, false, []string{"Half of it goes round pullgated: " + listen + " is dialled for containers, unix:///run/other.sock for images (told by /var/lib/kubelet/config.yaml)."}},
-		{"our drop-in changed", "k3s", func(t *testing.T, n *node) { mustEnable(t, n); n.put(rancherDropIn, n.read(rancherDropIn)+"# mine\n") }, true, []string{rancherDropIn + " was changed since pullgatectl node enable wrote it; enable and disable leave it as it is."}},
-		{"our drop-in removed", "kubeadm-flags", func(t *testing.T, n *node) { mustEnable(t, n); _ = os.Remove(filepath.Join(n.root, unitDropIn)) }, false, []string{"The kubelet that runs dials " + listen + ", and started again it will dial unix:///var/run/containerd/containerd.sock (told by /var/lib/kubelet/kubeadm-flags.env)."}},
-		{"interrupted", "k3s", func(t *testing.T, n *node) {
-			n.killed(2, n.enable)
-		}, true, []string{"pullgatectl node enable was interrupted; run it again, or pullgatectl node disable."}},
+		{"our drop-in changed", "k3s", func(n *node) { n.mustEnable(); n.put(rancherDropIn, n.read(rancherDropIn)+"# mine\n") }, true, []string{rancherDropIn + " was changed since pullgatectl node enable wrote it; enable and disable leave it as it is."}},
+		{"our drop-in removed", "kubeadm-flags", func(n *node) { n.mustEnable(); _ = os.Remove(filepath.Join(n.root, unitDropIn)) }, false, []string{"The kubelet that runs dials " + listen + ", and started again it will dial unix:///var/run/containerd/containerd.sock (told by /var/lib/kubelet/kubeadm-flags.env)."}},
+		{"interrupted", "k3s", func(n *node) { n.killed(2, n.enable) }, true, []string{"pullgatectl node enable was interrupted; run it again, or pullgatectl node disable."}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := load(t, tc.kind)
-				tc.spoil(t, n)
+				tc.spoil(n)
 				before := n.snapshot()
 				st, err := n.sw().Status(t.Context())
 				if err != nil || st.Enabled != tc.enabled {
@@ -314,10 +314,9 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-func mustEnable(t *testing.T, n *node) {
-	t.Helper()
+func (n *node) mustEnable() {
+	n.t.Helper()
 	if err := n.enable(); err != nil {
-		t.Fatal(err)
+		n.t.Fatal(err)
 	}
 }
-
