@@ -76,8 +76,8 @@ func TestKilledAtEveryStep(t *testing.T) {
 						if diff := cmp.Diff(before, n.snapshot()); diff != "" {
 							t.Errorf("killed before step %d, after disable (-before +after):\n%s", nth+1, diff)
 						}
-						if _, err := os.Stat(filepath.Join(n.root, pointing.Journal)); err == nil || n.through() {
-							t.Errorf("killed before step %d: the journal is left, or the kubelet dials pullgated", nth+1)
+						if _, err := os.Stat(filepath.Join(n.root, pointing.Journal)); err == nil || n.through() || n.loaded() {
+							t.Errorf("killed before step %d: the journal is left, systemd has our drop-in, or the kubelet dials pullgated", nth+1)
 						}
 					})
 					if !reached {
@@ -90,6 +90,47 @@ func TestKilledAtEveryStep(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Killed while the kubelet was watched nobody knows whether it got well: enable restarts and watches again.
+func TestEnableWatchesWhatNobodyWatched(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := load(t, "k3s")
+		n.killed(4, n.enable)
+		if p, err := n.sw().Enable(t.Context()); err != nil || len(p.Steps) != 4 || !n.through() {
+			t.Errorf("Enable = %v, %v; want a note, a restart, a watch and a note", p.Lines(), err)
+		}
+	})
+}
+
+// Somebody removed the drop-in and left it at that: the kubelet that runs has to be told.
+func TestDisableRestartsAKubeletThatWasLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := load(t, "kubeadm-flags")
+		n.mustEnable()
+		if err := errors.Join(os.Remove(filepath.Join(n.root, unitDropIn)), os.Remove(filepath.Join(n.root, pointing.Journal))); err != nil {
+			t.Fatal(err)
+		}
+		n.reload()
+		if err := n.disable(); err != nil || len(n.commands) != 3 {
+			t.Errorf("disable: %v, commands %v; want one more restart", err, n.commands)
+		}
+	})
+}
+
+// Well, unwell and well again: the time counts from the last of them.
+func TestEnableWaitsForAKubeletThatStaysWell(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := load(t, "kubeadm-flags")
+		n.onRestart = func() {
+			time.AfterFunc(6500*time.Millisecond, func() { n.healthy = http.StatusInternalServerError })
+			time.AfterFunc(8500*time.Millisecond, func() { n.healthy = http.StatusOK })
+		}
+		began := time.Now()
+		if err := n.enable(); err != nil || time.Since(began) < 20*time.Second {
+			t.Errorf("enable after %s: %v; want 12 s from when it was well again", time.Since(began), err)
+		}
+	})
 }
 
 // What goes wrong with the kubelet after it was restarted, and what is said of it.

@@ -222,6 +222,9 @@ func TestEnableChangesItsWay(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(n.root, unitDropIn)); err == nil {
 			t.Error("the old drop-in is still there")
 		}
+		if n.loaded() {
+			t.Error("systemd still goes by the old drop-in")
+		}
 		if !strings.Contains(n.read("/etc/kubelet.d/90-pullgate.conf"), listen) {
 			t.Error("the new drop-in is not there")
 		}
