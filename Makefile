@@ -82,9 +82,20 @@ bench: ## measure the added latency of each call; BENCH selects
 build: ## build the programs into bin/
 	go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
+.PHONY: man
+man: ## write manual pages and shell completion of pullgatectl into bin/man and bin/completion
+	rm -rf bin/man bin/completion && mkdir -p bin/completion
+	GOOS= GOARCH= go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/.pullgatectl ./cmd/pullgatectl
+	bin/.pullgatectl docs man bin/man
+	for s in bash zsh fish; do bin/.pullgatectl completion $$s > bin/completion/$$s; done
+
 .PHONY: install
-install: build ## install programs and units below DESTDIR; enables nothing
-	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(UNITDIR)' '$(DESTDIR)$(PREFIX)/share/pullgate'
+install: build man ## install programs, manual pages and units below DESTDIR; enables nothing
+	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(UNITDIR)' '$(DESTDIR)$(PREFIX)/share/pullgate' '$(DESTDIR)$(PREFIX)/share/man/man1'
+	install -m 0644 bin/man/*.1 '$(DESTDIR)$(PREFIX)/share/man/man1/'
+	install -D -m 0644 bin/completion/bash '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/pullgatectl'
+	install -D -m 0644 bin/completion/zsh '$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_pullgatectl'
+	install -D -m 0644 bin/completion/fish '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/pullgatectl.fish'
 	install -m 0755 $(PROGRAMS:%=bin/%) '$(DESTDIR)$(PREFIX)/bin/'
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' systemd/pullgated.service > '$(DESTDIR)$(UNITDIR)/pullgated.service'
 	chmod 0644 '$(DESTDIR)$(UNITDIR)/pullgated.service'

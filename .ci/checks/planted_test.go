@@ -168,7 +168,7 @@ func walls() []plant {
 		up("pkg/daemon", "k8s.io/apimachinery/pkg/types", "talked to in pkg/pods/kube"),
 		down("pkg/pods/kube", "k8s.io/client-go/rest"),
 		down("pkg/records", bolt),
-		down("pkg/criproxy", grpc), down("pkg/admin", grpc), down("pkg/daemon", grpc), down("cmd/pullgatectl", grpc), down("e2e", grpc),
+		down("pkg/criproxy", grpc), down("pkg/admin", grpc), down("pkg/daemon", grpc), down("cmd/pullgatectl", grpc), down("pkg/ctl/link", grpc), down("e2e", grpc),
 		down("pkg/criproxy", cri), down("e2e", cri),
 		up("pkg/daemon", cri, "CRI types stay in criproxy"),
 		up("pkg/admin", cri, "CRI types stay in criproxy"),

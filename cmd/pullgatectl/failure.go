@@ -1,14 +1,14 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
+	"github.com/pullgate/pullgate/pkg/ctl/link"
 	"github.com/pullgate/pullgate/pkg/ctl/text"
 )
 
@@ -64,39 +64,19 @@ func wrongUsage(cmd *cobra.Command, err error) *failure {
 	return misused("see "+cmd.CommandPath()+" --help", "%s", what)
 }
 
-// failed makes a failure of an error of a call, or of anything else.
+// failed makes a failure of any error.
 func failed(err error) *failure {
 	if f, ok := errors.AsType[*failure](err); ok {
 		return f
 	}
-	f := &failure{code: exitFailed, err: err}
-	answer, ok := errors.AsType[interface {
-		error
-		GRPCStatus() *status.Status
-	}](err)
-	if !ok {
-		return f
+	if e, ok := errors.AsType[*link.NotReachedError](err); ok {
+		return &failure{code: exitNotReached, err: e, hint: e.Hint()}
 	}
-	s := answer.GRPCStatus()
-	// "rpc error: code = " says nothing to an operator; what was being done does.
-	f.err = errors.New(strings.ReplaceAll(err.Error(), answer.Error(), s.Message()))
-	switch s.Code() {
-	case codes.PermissionDenied:
-		f.hint = "only root and the user that pullgated runs as may ask it; run it as root"
-	case codes.DeadlineExceeded:
-		f.err = errors.New("pullgated has not answered in time")
-		f.hint = "give it more time with --timeout, and look at journalctl -u pullgated"
-	case codes.Canceled:
-		f.err = errors.New("interrupted")
-	case codes.Unimplemented:
-		f.hint = "pullgated is older than pullgatectl; compare pullgatectl version with pullgated --version"
-	case codes.Unavailable:
-		f.hint = "try again; if it stays so, look at systemctl status pullgated"
-	case codes.Internal, codes.Unknown, codes.DataLoss:
-		f.hint = "journalctl -u pullgated has the reason"
-	case codes.ResourceExhausted:
-		f.hint = "end one of the others, or try again later"
-	default: // the message says it all
+	if e, ok := errors.AsType[*link.RefusedError](err); ok {
+		return &failure{code: exitFailed, err: err, hint: e.Hint()}
 	}
-	return f
+	if errors.Is(err, context.Canceled) {
+		return &failure{code: exitFailed, err: errors.New("interrupted")}
+	}
+	return &failure{code: exitFailed, err: err}
 }

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/pullgate/pullgate/pkg/ctl/catalog"
 	"github.com/pullgate/pullgate/pkg/ctl/text"
 	"github.com/pullgate/pullgate/pkg/ctl/view"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -52,18 +54,19 @@ ACCESS says who may use it:
 	flags.StringVar(&f.namespace, "namespace", "", "only what a Secret of this `namespace` proved access to")
 	flags.StringVar(&f.olderThan, "older-than", "", "only what something is known of for longer than this `age`, as in 30d")
 	flags.StringVar(&f.unusedFor, "unused-for", "", "only what has not been used for this `age`, as in 12h")
-	limit := limitFlag(cmd)
+	most := limitFlag(cmd)
 	o := outputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		filter, err := f.message(c)
-		if err != nil {
+		if err := cmp.Or(err, most.check()); err != nil {
 			return err
 		}
 		return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			all, err := c.listImages(ctx, api, *limit, filter)
+			all, err := catalog.Images(ctx, api, most.n, filter)
 			if err != nil {
 				return err
 			}
+			c.cut(all.GetNextPageToken(), len(all.GetImages()))
 			return c.print(o, all, func(v view.View, p *text.Page) { v.Images(p, all.GetImages()) })
 		})
 	}
@@ -96,18 +99,6 @@ func (c *console) before(flag, age string) (*timestamppb.Timestamp, error) {
 		return nil, misused("", "--%s: %w", flag, err)
 	}
 	return timestamppb.New(c.now().Add(-d)), nil
-}
-
-// listImages lists up to limit images as one answer.
-func (c *console) listImages(ctx context.Context, api adminv1.PullRecordsClient, limit int, filter *adminv1.ImageFilter) (*adminv1.ListImagesResponse, error) {
-	all := &adminv1.ListImagesResponse{}
-	err := c.pages(limit, func(token string, size int32) (int, string, error) {
-		page, err := api.ListImages(ctx, &adminv1.ListImagesRequest{Filter: filter, PageSize: size, PageToken: token})
-		all.Images = append(all.Images, page.GetImages()...)
-		all.NextPageToken = page.GetNextPageToken()
-		return len(page.GetImages()), page.GetNextPageToken(), err
-	})
-	return all, err
 }
 
 func imagesGetCommand(c *console) *cobra.Command {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pullgate/pullgate/pkg/ctl/catalog"
 	"github.com/pullgate/pullgate/pkg/ctl/text"
 	"github.com/pullgate/pullgate/pkg/ctl/view"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -25,20 +26,18 @@ settled by a list of images at least an hour later.`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
-	limit := limitFlag(cmd)
+	most := limitFlag(cmd)
 	o := outputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := most.check(); err != nil {
+			return err
+		}
 		return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			all := &adminv1.ListIntentsResponse{}
-			err := c.pages(*limit, func(token string, size int32) (int, string, error) {
-				page, err := api.ListIntents(ctx, &adminv1.ListIntentsRequest{Repository: repository, PageSize: size, PageToken: token})
-				all.Intents = append(all.Intents, page.GetIntents()...)
-				all.NextPageToken = page.GetNextPageToken()
-				return len(page.GetIntents()), page.GetNextPageToken(), err
-			})
+			all, err := catalog.Intents(ctx, api, most.n, repository)
 			if err != nil {
 				return err
 			}
+			c.cut(all.GetNextPageToken(), len(all.GetIntents()))
 			return c.print(o, all, func(v view.View, p *text.Page) { v.Intents(p, all.GetIntents()) })
 		})
 	}
@@ -64,9 +63,12 @@ REASON is the rule, or "granted" of a grant that was restored from a running con
 	cmd.Flags().StringVar(&namespace, "namespace", "", "only those of pods of this `namespace`")
 	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
 	cmd.MarkFlagsMutuallyExclusive("pod", "namespace")
-	limit := limitFlag(cmd)
+	most := limitFlag(cmd)
 	o := outputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := most.check(); err != nil {
+			return err
+		}
 		who := &adminv1.PodRef{Uid: uid, Namespace: namespace}
 		if pod != "" {
 			var err error
@@ -75,25 +77,14 @@ REASON is the rule, or "granted" of a grant that was restored from a running con
 			}
 		}
 		return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			all, err := c.listGrants(ctx, api, *limit, who, repository)
+			all, err := catalog.Grants(ctx, api, most.n, who, repository)
 			if err != nil {
 				return err
 			}
+			c.cut(all.GetNextPageToken(), len(all.GetGrants()))
 			return c.print(o, all, func(v view.View, p *text.Page) { v.Grants(p, all.GetGrants()) })
 		})
 	}
 	c.completeFlags(cmd)
 	return cmd
-}
-
-// listGrants lists up to limit grants as one answer.
-func (c *console) listGrants(ctx context.Context, api adminv1.PullRecordsClient, limit int, who *adminv1.PodRef, repository string) (*adminv1.ListGrantsResponse, error) {
-	all := &adminv1.ListGrantsResponse{}
-	err := c.pages(limit, func(token string, size int32) (int, string, error) {
-		page, err := api.ListGrants(ctx, &adminv1.ListGrantsRequest{Pod: who, Repository: repository, PageSize: size, PageToken: token})
-		all.Grants = append(all.Grants, page.GetGrants()...)
-		all.NextPageToken = page.GetNextPageToken()
-		return len(page.GetGrants()), page.GetNextPageToken(), err
-	})
-	return all, err
 }

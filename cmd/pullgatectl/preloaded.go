@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pullgate/pullgate/pkg/ctl/catalog"
 	"github.com/pullgate/pullgate/pkg/ctl/text"
 	"github.com/pullgate/pullgate/pkg/ctl/view"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -27,20 +28,18 @@ func preloadedListCommand(c *console) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
 	cmd.Flags().StringVar(&image, "image-id", "", "only those of the image of this `ID`, or of this beginning of one")
-	limit := limitFlag(cmd)
+	most := limitFlag(cmd)
 	o := outputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := most.check(); err != nil {
+			return err
+		}
 		return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			all := &adminv1.ListPreloadedResponse{}
-			err := c.pages(*limit, func(token string, size int32) (int, string, error) {
-				page, err := api.ListPreloaded(ctx, &adminv1.ListPreloadedRequest{Repository: repository, ImageId: image, PageSize: size, PageToken: token})
-				all.Marks = append(all.Marks, page.GetMarks()...)
-				all.NextPageToken = page.GetNextPageToken()
-				return len(page.GetMarks()), page.GetNextPageToken(), err
-			})
+			all, err := catalog.Preloaded(ctx, api, most.n, repository, image)
 			if err != nil {
 				return err
 			}
+			c.cut(all.GetNextPageToken(), len(all.GetMarks()))
 			return c.print(o, all, func(v view.View, p *text.Page) { v.Marks(p, all.GetMarks()) })
 		})
 	}

@@ -51,7 +51,7 @@ again. The grants that rest on it end at once; containers that run go on. With
 				if request.ImageId, err = imageID(ctx, api, request.GetImageId()); err != nil {
 					return nil, err
 				}
-				if request.CredentialId, err = c.credentialID(ctx, api, request.GetCredentialId()); err != nil {
+				if request.CredentialId, err = credentialID(ctx, api, request.GetCredentialId()); err != nil {
 					return nil, err
 				}
 				request.DryRun = dryRun

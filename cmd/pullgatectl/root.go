@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pullgate/pullgate/pkg/ctl/link"
 )
 
 const long = `pullgatectl asks the pullgated of this node what it knows, and corrects it: which
@@ -37,7 +39,7 @@ func rootCommand(c *console) (*cobra.Command, *bool) {
 	root := groupCommand("pullgatectl", "Show and correct what the pullgated of this node knows", long)
 	root.Example = examples
 	root.SilenceUsage, root.SilenceErrors = true, true
-	root.PersistentFlags().StringVar(&c.endpoint, "endpoint", "", "`socket` of pullgated's admin API, else $"+endpointVariable+", else "+defaultEndpoint)
+	root.PersistentFlags().StringVar(&c.endpoint, "endpoint", "", "`socket` of pullgated's admin API, else $"+endpointVariable+", else "+link.Default)
 	root.PersistentFlags().DurationVar(&c.timeout, "timeout", 10*time.Second, "how long to wait for one answer; 0 is without end, and so are watch and backup")
 	root.SetFlagErrorFunc(wrongFlag)
 	// A group is run to refuse it, and is no usage.

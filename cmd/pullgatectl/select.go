@@ -2,11 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"regexp"
-	"slices"
 	"strings"
 
+	"github.com/pullgate/pullgate/pkg/ctl/catalog"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -33,48 +33,35 @@ func secret(name, uid string) (*adminv1.SecretRef, error) {
 	return s, nil
 }
 
-var (
-	wholeImageID      = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
-	wholeCredentialID = regexp.MustCompile(`^[0-9a-f]{64}$`)
-	beginningOfID     = regexp.MustCompile(`^[0-9a-f]{7,64}$`)
-)
-
-// imageID is the whole image ID that begins as tables show it. What changes something takes no less, so that
-// nobody changes more than was meant.
-func imageID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
-	if id == "" || wholeImageID.MatchString(id) {
-		return id, nil
+// unfit makes a failure of an ID that a flag gives.
+func unfit(flag string, err error) error {
+	err = fmt.Errorf("--%s %w", flag, err)
+	switch {
+	case errors.Is(err, catalog.ErrNoID):
+		return &failure{code: exitUsage, err: err, hint: "give 7 digits or more; pullgatectl images list and images get show 12"}
+	case errors.Is(err, catalog.ErrNone):
+		return &failure{code: exitFailed, err: err, hint: "pullgatectl images get IMAGE has those of an image"}
+	case errors.Is(err, catalog.ErrSeveral):
+		return &failure{code: exitFailed, err: err, hint: "give more digits"}
+	default:
+		return err
 	}
-	if !beginningOfID.MatchString(strings.TrimPrefix(id, "sha256:")) {
-		return "", misused("pullgatectl images list has them in its first column", "--image-id %q: neither an image ID nor 7 digits of its beginning", id)
-	}
-	answer, err := api.GetImage(ctx, &adminv1.GetImageRequest{Image: id})
-	if err != nil {
-		return "", fmt.Errorf("--image-id %s: %w", id, err)
-	}
-	return answer.GetImage().GetImageId(), nil
 }
 
-// credentialID is the whole credential ID that begins as tables show it.
-func (c *console) credentialID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
-	if id == "" || wholeCredentialID.MatchString(id) {
-		return id, nil
-	}
-	if !beginningOfID.MatchString(id) {
-		return "", misused("pullgatectl images get IMAGE has them in its first column", "--credential %q: neither a credential ID nor 7 digits of its beginning", id)
-	}
-	all, err := knownCredentials(ctx, c, api)
+// imageID is the whole image ID that --image-id begins.
+func imageID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
+	whole, err := catalog.ImageID(ctx, api, id)
 	if err != nil {
-		return "", err
+		return "", unfit("image-id", err)
 	}
-	slices.Sort(all)
-	fitting := slices.DeleteFunc(slices.Compact(all), func(whole string) bool { return !strings.HasPrefix(whole, id) })
-	switch len(fitting) {
-	case 0:
-		return "", &failure{code: exitFailed, err: fmt.Errorf("--credential %s: no credential that proved access begins so", id), hint: "pullgatectl images get IMAGE has those of an image"}
-	case 1:
-		return fitting[0], nil
-	default:
-		return "", &failure{code: exitFailed, err: fmt.Errorf("--credential %s: %d credentials begin so", id, len(fitting)), hint: "give more digits: " + strings.Join(fitting, ", ")}
+	return whole, nil
+}
+
+// credentialID is the whole credential ID that --credential begins.
+func credentialID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
+	whole, err := catalog.CredentialID(ctx, api, id)
+	if err != nil {
+		return "", unfit("credential", err)
 	}
+	return whole, nil
 }
