@@ -2,19 +2,19 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/pkg/config"
+	"github.com/pullgate/pullgate/pkg/ctl/configured"
 	"github.com/pullgate/pullgate/pkg/ctl/text"
+	"github.com/pullgate/pullgate/pkg/ctl/view"
 	"github.com/pullgate/pullgate/pkg/kubeletnode/pointing"
-	"github.com/pullgate/pullgate/pkg/policy"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -109,7 +109,7 @@ func nodeStatusCommand(c *console) *cobra.Command {
 		if wrong != nil {
 			st.Wrong = append(st.Wrong, fmt.Sprintf("pullgated's configuration cannot be read, its defaults were taken: %v", wrong))
 		}
-		return c.printValue(o, st, func(p *text.Page) { drawNode(p, st) })
+		return c.print(o, st, func(_ view.View, p *text.Page) { draw(p, st.Lines()) })
 	}
 	return cmd
 }
@@ -144,9 +144,9 @@ func (s *nodeSwitch) on(d pointing.Daemon) pointing.Switch {
 func (s *nodeSwitch) configured() (pointing.Daemon, error) {
 	loaded, err := config.Load(s.c.node.Host.Path(s.config))
 	if err != nil {
-		return told(config.Default(), ""), err
+		return configured.File(config.Default()), err
 	}
-	return told(loaded, ""), nil
+	return configured.File(loaded), nil
 }
 
 // running is the daemon as it says itself that it was configured, if its configuration file says the same.
@@ -156,7 +156,7 @@ func (s *nodeSwitch) running(ctx context.Context) (pointing.Daemon, error) {
 		return pointing.Daemon{}, misused("mend it, see that pullgated --check-config likes it, then systemctl restart pullgated", "pullgated's configuration %s: %w", s.config, err)
 	}
 	if file.Admin.Listen == "" {
-		return told(file, "does as its configuration says"), nil
+		return configured.File(file), nil
 	}
 	if s.c.endpoint == "" && s.c.getenv(endpointVariable) == "" {
 		s.c.endpoint = file.Admin.Listen
@@ -167,45 +167,12 @@ func (s *nodeSwitch) running(ctx context.Context) (pointing.Daemon, error) {
 		if err != nil {
 			return err
 		}
-		var inForce config.Config // pullgated has checked it
-		if err := yaml.Unmarshal([]byte(status.GetConfiguration()), &inForce); err != nil {
-			return fmt.Errorf("read the configuration that pullgated runs with: %w", err)
-		}
-		d = told(inForce, enforces(status, inForce))
-		want := told(file, d.Enforces)
-		if d != want {
-			return &failure{
-				code: exitFailed, hint: "systemctl restart pullgated, then try again",
-				err: fmt.Errorf("pullgated listens on %s and forwards to %s, and by %s it should listen on %s and forward to %s", d.Listen, d.Runtime, s.config, want.Listen, want.Runtime),
-			}
+		if d, err = configured.Running(file, s.config, status); err != nil {
+			return unpointed(err)
 		}
 		return nil
 	})
 	return d, err
-}
-
-func told(c config.Config, enforces string) pointing.Daemon {
-	if c.ImageEndpoint == "" {
-		c.ImageEndpoint = c.RuntimeEndpoint
-	}
-	return pointing.Daemon{
-		Listen: c.Listen, Runtime: c.RuntimeEndpoint, Image: c.ImageEndpoint,
-		Metrics: c.Metrics.Listen, StateDir: c.StateDir, Enforces: enforces,
-	}
-}
-
-// enforces says in a few words whether pods will notice.
-func enforces(s *adminv1.GetStatusResponse, c config.Config) string {
-	switch {
-	case c.NoPullImageSecretRecheck:
-		return "is in shadow mode: it records and counts, and refuses nothing"
-	case c.ImagePullCredentialsVerificationPolicy == string(policy.ModeNeverVerify):
-		return "asks for no proof under the policy NeverVerify"
-	case s.GetStore().GetDistrust() != nil:
-		return "enforces " + c.ImagePullCredentialsVerificationPolicy + ", and distrusts its store: no image is taken for preloaded"
-	default:
-		return "enforces " + c.ImagePullCredentialsVerificationPolicy
-	}
 }
 
 // carryOut shows a plan, and applies it if that is wanted.
@@ -224,10 +191,10 @@ func (s *nodeSwitch) carryOut(ctx context.Context, o *output, how *consent, d po
 		return unpointed(err)
 	}
 	if how.dryRun || len(p.Steps) == 0 {
-		return s.c.printValue(o, p, func(page *text.Page) { drawPlan(page, p) })
+		return s.c.print(o, p, func(_ view.View, page *text.Page) { draw(page, p.Lines()) })
 	}
 	page := &text.Page{Colours: s.c.errTerminal && s.c.colours()}
-	drawPlan(page, p)
+	draw(page, p.Lines())
 	if _, err := s.c.err.Write(page.Take()); err != nil {
 		return fmt.Errorf("show what would be done: %w", err)
 	}
@@ -243,7 +210,7 @@ func (s *nodeSwitch) carryOut(ctx context.Context, o *output, how *consent, d po
 	if err != nil {
 		return unpointed(err)
 	}
-	return s.c.printValue(o, st, func(p *text.Page) { drawNode(p, st) })
+	return s.c.print(o, st, func(_ view.View, p *text.Page) { draw(p, st.Lines()) })
 }
 
 // unpointed makes a failure of an error of pointing.
@@ -263,52 +230,15 @@ func unpointed(err error) error {
 	return f
 }
 
-func drawPlan(p *text.Page, plan pointing.Plan) {
-	for _, line := range plan.Lines() {
-		p.Line("%s", line)
+func draw(p *text.Page, lines []string) {
+	for i, line := range lines {
+		colour := text.Plain
+		switch {
+		case i == 0 && strings.HasPrefix(line, "enabled"):
+			colour = text.Good
+		case strings.HasPrefix(line, "  ! "):
+			colour = text.Heed
+		}
+		p.Paint(colour, "%s", line)
 	}
-}
-
-func drawNode(p *text.Page, st pointing.Status) {
-	colour, state := text.Plain, "disabled: the kubelet dials the runtime itself"
-	if st.Enabled {
-		colour, state = text.Good, "enabled: the kubelet dials pullgated"
-	}
-	p.Paint(colour, "%s", state)
-	row := func(name, format string, args ...any) { p.Line("  %-12s %s", name, fmt.Sprintf(format, args...)) }
-	row("unit", "%s (%s), %s", st.Unit, st.Kind, st.State)
-	row("dials", "%s, told by %s", st.Runtime.Endpoint, st.Runtime.From)
-	if st.Image != st.Runtime {
-		row("for images", "%s, told by %s", st.Image.Endpoint, st.Image.From)
-	}
-	if st.Without.Endpoint != st.Runtime.Endpoint {
-		row("disabled", "it would dial %s, told by %s", st.Without.Endpoint, st.Without.From)
-	}
-	for _, f := range st.Files {
-		row("written", "%s", f)
-	}
-	if st.Journal != "" {
-		row("journal", "%s, in %s", st.Journal, pointing.Journal)
-	}
-	for _, w := range st.Wrong {
-		p.PaintProse(text.Heed, "  ! ", "%s", w)
-	}
-}
-
-// printValue writes a value to stdout, as text by what draw makes of it. Its JSON names are those of its type.
-func (c *console) printValue(o *output, v any, draw func(*text.Page)) error {
-	p := &text.Page{Colours: c.colours()}
-	if o.format == asTable {
-		draw(p)
-		return write(c.out, p.Take())
-	}
-	b, err := json.MarshalIndent(v, "", "  ")
-	if err == nil && o.format == asYAML {
-		b, err = yaml.JSONToYAML(b)
-	}
-	if err != nil {
-		return err
-	}
-	p.Text("", string(b))
-	return write(c.out, p.Take())
 }

@@ -6,7 +6,6 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/pullgate/pullgate/pkg/ctl/text"
 	"github.com/pullgate/pullgate/pkg/ctl/view"
@@ -67,7 +66,7 @@ func (o *output) view(c *console) view.View {
 }
 
 // print writes an answer to stdout, as text by what draw makes of it.
-func (c *console) print(o *output, m proto.Message, draw func(view.View, *text.Page)) error {
+func (c *console) print(o *output, m any, draw func(view.View, *text.Page)) error {
 	var b []byte
 	var err error
 	switch o.format {

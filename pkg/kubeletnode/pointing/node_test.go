@@ -191,7 +191,9 @@ func (n *node) reload() {
 }
 
 // loaded reports whether systemd goes by a drop-in of ours.
-func (n *node) loaded() bool { return strings.Contains(strings.Join(n.dropIns, " "), "90-pullgate.conf") }
+func (n *node) loaded() bool {
+	return strings.Contains(strings.Join(n.dropIns, " "), "90-pullgate.conf")
+}
 
 // restart starts a kubelet with what it is told now by the files that systemd has read.
 func (n *node) restart() {

@@ -91,3 +91,32 @@ func (s Switch) wrong(ctx context.Context, l look) []string {
 	}
 	return all
 }
+
+// Lines returns the status as somebody reads it: what is, and after "!" what is wrong.
+func (st Status) Lines() []string {
+	all := []string{"disabled: the kubelet dials the runtime itself"}
+	if st.Enabled {
+		all[0] = "enabled: the kubelet dials pullgated"
+	}
+	row := func(name, format string, args ...any) {
+		all = append(all, fmt.Sprintf("  %-12s ", name)+fmt.Sprintf(format, args...))
+	}
+	row("unit", "%s (%s), %s", st.Unit, st.Kind, st.State)
+	row("dials", "%s, told by %s", st.Runtime.Endpoint, st.Runtime.From)
+	if st.Image != st.Runtime {
+		row("for images", "%s, told by %s", st.Image.Endpoint, st.Image.From)
+	}
+	if st.Without.Endpoint != st.Runtime.Endpoint {
+		row("disabled", "it would dial %s, told by %s", st.Without.Endpoint, st.Without.From)
+	}
+	for _, f := range st.Files {
+		row("written", "%s", f)
+	}
+	if st.Journal != "" {
+		row("journal", "%s, in %s", st.Journal, Journal)
+	}
+	for _, w := range st.Wrong {
+		all = append(all, "  ! "+w)
+	}
+	return all
+}
