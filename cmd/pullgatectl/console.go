@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/term"
+
+	"github.com/pullgate/pullgate/pkg/kubeletnode/pointing"
 )
 
 // A console is where a command is run: what it reads and writes, what it is told about that, and how it reaches the
@@ -23,6 +25,8 @@ type console struct {
 	now    func() time.Time
 	// dial connects to the socket at the path; nil is as the system does.
 	dial func(ctx context.Context, path string) (net.Conn, error)
+	// node is the machine whose kubelet is pointed; the zero value is this one.
+	node pointing.Switch
 
 	// Set by the flags that every command has.
 	endpoint string

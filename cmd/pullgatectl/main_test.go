@@ -12,6 +12,9 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
+
+	"github.com/pullgate/pullgate/pkg/kubeletnode"
+	"github.com/pullgate/pullgate/pkg/kubeletnode/pointing"
 )
 
 // now is the time of the program under test: answers tell of days before it.
@@ -45,6 +48,7 @@ func consoleAtNow() *console {
 		}
 		return t
 	}
+	c.node = pointing.Switch{Host: kubeletnode.Host{Root: c.getenv("NODE_ROOT")}, Settle: time.Millisecond}
 	return c
 }
 

@@ -6,7 +6,6 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/pullgate/pullgate/pkg/ctl/text"
 	"github.com/pullgate/pullgate/pkg/ctl/view"
@@ -47,10 +46,16 @@ type output struct {
 
 // outputFlags gives a command the flags of an output.
 func outputFlags(cmd *cobra.Command) *output {
-	o := &output{format: asTable}
-	cmd.Flags().VarP(&o.format, "output", "o", "how to print it: table, json or yaml")
+	o := formatFlag(cmd)
 	cmd.Flags().BoolVar(&o.wholeIDs, "no-trunc", false, "print IDs whole, not their first 12 digits")
 	cmd.Flags().BoolVar(&o.absoluteTimes, "absolute-times", false, "print times as dates, not as how long ago")
+	return o
+}
+
+// formatFlag gives a command the one flag of an output that is about its format.
+func formatFlag(cmd *cobra.Command) *output {
+	o := &output{format: asTable}
+	cmd.Flags().VarP(&o.format, "output", "o", "how to print it: table, json or yaml")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
 	return o
 }
@@ -61,7 +66,7 @@ func (o *output) view(c *console) view.View {
 }
 
 // print writes an answer to stdout, as text by what draw makes of it.
-func (c *console) print(o *output, m proto.Message, draw func(view.View, *text.Page)) error {
+func (c *console) print(o *output, m any, draw func(view.View, *text.Page)) error {
 	var b []byte
 	var err error
 	switch o.format {

@@ -16,21 +16,21 @@ import (
 
 // JSON returns a message as JSON, over several lines, with the names of its fields in lowerCamelCase. The same
 // message gives the same bytes. A list is there if it is empty, and so are numbers, texts and booleans; a message
-// or a time that is absent is not.
-func JSON(m proto.Message) ([]byte, error) {
+// or a time that is absent is not. What is no message of protobuf is written as encoding/json does.
+func JSON(m any) ([]byte, error) {
 	line, err := JSONLine(m)
 	if err != nil {
 		return nil, err
 	}
 	var b bytes.Buffer
 	if err := json.Indent(&b, line, "", "  "); err != nil {
-		return nil, fmt.Errorf("indent %s: %w", m.ProtoReflect().Descriptor().Name(), err)
+		return nil, fmt.Errorf("indent %s: %w", name(m), err)
 	}
 	return b.Bytes(), nil
 }
 
 // JSONLine returns a message as one line of JSON, the line feed included.
-func JSONLine(m proto.Message) ([]byte, error) {
+func JSONLine(m any) ([]byte, error) {
 	raw, err := compact(m)
 	if err != nil {
 		return nil, err
@@ -38,21 +38,30 @@ func JSONLine(m proto.Message) ([]byte, error) {
 	return append(escape(raw, pair), '\n'), nil
 }
 
-func compact(m proto.Message) ([]byte, error) {
-	raw, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
+func compact(m any) ([]byte, error) {
+	var raw []byte
+	var err error
+	if message, ok := m.(proto.Message); ok {
+		raw, err = protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(message)
+	} else {
+		raw, err = json.Marshal(m)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("write %s as JSON: %w", m.ProtoReflect().Descriptor().Name(), err)
+		return nil, fmt.Errorf("write %s as JSON: %w", name(m), err)
 	}
 	// protojson puts blanks where it likes, so that nobody relies on its bytes. Those who script rely on ours.
 	var b bytes.Buffer
 	if err := json.Compact(&b, raw); err != nil {
-		return nil, fmt.Errorf("compact %s: %w", m.ProtoReflect().Descriptor().Name(), err)
+		return nil, fmt.Errorf("compact %s: %w", name(m), err)
 	}
 	return b.Bytes(), nil
 }
 
+// name is what a message is called.
+func name(m any) string { return strings.TrimPrefix(fmt.Sprintf("%T", m), "*") }
+
 // YAML returns a message as a document of YAML with what JSON has, in the same order.
-func YAML(m proto.Message) ([]byte, error) {
+func YAML(m any) ([]byte, error) {
 	raw, err := compact(m)
 	if err != nil {
 		return nil, err
@@ -60,13 +69,13 @@ func YAML(m proto.Message) ([]byte, error) {
 	// JSON is YAML, but for what has to be an escape in YAML, and for escapes that come in pairs.
 	var doc yaml.Node
 	if err := yaml.Unmarshal(escape(raw, func(r rune) string { return string(r) }), &doc); err != nil {
-		return nil, fmt.Errorf("write %s as YAML: %w", m.ProtoReflect().Descriptor().Name(), err)
+		return nil, fmt.Errorf("write %s as YAML: %w", name(m), err)
 	}
 	var b bytes.Buffer
 	e := yaml.NewEncoder(&b)
 	e.SetIndent(2)
 	if err := errors.Join(restyle(&doc), e.Encode(&doc), e.Close()); err != nil {
-		return nil, fmt.Errorf("write %s as YAML: %w", m.ProtoReflect().Descriptor().Name(), err)
+		return nil, fmt.Errorf("write %s as YAML: %w", name(m), err)
 	}
 	return escape(b.Bytes(), whole), nil
 }
