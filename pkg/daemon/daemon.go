@@ -124,18 +124,24 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
+	svc := newService(o.Log, o.Config)
 	o.Log.Info("Serving", "listen", o.Config.Listen, "runtimeEndpoint", o.Config.RuntimeEndpoint, "imageEndpoint", o.Config.ImageEndpoint,
 		"policy", o.Config.ImagePullCredentialsVerificationPolicy, "enforcing", !o.Config.NoPullImageSecretRecheck, "version", o.Version)
 	if o.Ready != nil {
 		o.Ready()
 	}
-	return serve(ctx, o, parts{conns: conns, key: st.key, tracker: trk, node: node, source: source, decisions: decided, gate: gate, server: server, metrics: m, on: on, stopping: &atomic.Bool{}})
+	svc.ready()
+	return serve(ctx, o, parts{
+		conns: conns, key: st.key, store: st.store, tracker: trk, node: node, source: source, decisions: decided, gate: gate,
+		server: server, metrics: m, on: on, service: svc, stopping: &atomic.Bool{},
+	})
 }
 
 // parts are what serve keeps running.
 type parts struct {
 	conns     connections
 	key       credential.Key
+	store     *records.Store
 	tracker   *tracker.Tracker
 	node      *nodecreds.Credentials
 	source    *podSource   // nil if there is none
@@ -144,6 +150,7 @@ type parts struct {
 	server    *criproxy.Server
 	metrics   *metrics.Metrics
 	on        listeners
+	service   *service
 	stopping  *atomic.Bool // for /readyz
 }
 
@@ -170,9 +177,11 @@ func serve(ctx context.Context, o Options, p parts) error {
 
 	front, ctx := errgroup.WithContext(ctx)
 	front.Go(func() error { return p.server.Serve(p.on.cri) })
+	front.Go(func() error { return runWatchdog(ctx, o, p) })
 	front.Go(func() error {
 		<-ctx.Done()
 		p.stopping.Store(true)
+		p.service.stop()
 		o.Log.Info("Stopping, calls under way are drained", "limit", drainLimit)
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainLimit)
 		defer cancel()
@@ -194,6 +203,7 @@ func watch(ctx context.Context, log klog.Logger, p parts) {
 		g.Go(func() error {
 			u.Watch(ctx, func(isUp bool) {
 				p.metrics.UpstreamUp(p.conns.up())
+				p.service.reached(p.conns.up())
 				if !isUp {
 					p.gate.Disconnected()
 					log.Info("Runtime not reached, calls fail until it is back")

@@ -20,8 +20,10 @@ func reload(ctx context.Context, o Options, p parts) {
 			return
 		case <-o.Reload:
 		}
+		p.service.reloading()
 		reopen(ctx, o, p)
 		reread(o, p)
+		p.service.ready()
 	}
 }
 
@@ -47,6 +49,7 @@ func reread(o Options, p parts) {
 		return
 	}
 	p.tracker.SetRules(rules(c))
+	p.service.enforces(c.ImagePullCredentialsVerificationPolicy)
 	o.Log.Info("Configuration reloaded", "policy", c.ImagePullCredentialsVerificationPolicy, "allowlist", len(c.PreloadedImagesVerificationAllowlist),
 		"exemptStaticPods", c.Exempt.StaticPods, "exemptNamespaces", c.Exempt.Namespaces,
 		"credentialValidity", c.CredentialValidity, "registryUnavailableGrace", c.RegistryUnavailableGrace)
