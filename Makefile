@@ -86,6 +86,7 @@ build: ## build the programs into bin/
 install: build ## install programs and units below DESTDIR; enables nothing
 	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(UNITDIR)' '$(DESTDIR)$(PREFIX)/share/pullgate'
 	install -m 0755 $(PROGRAMS:%=bin/%) '$(DESTDIR)$(PREFIX)/bin/'
+	install -m 0644 systemd/pullgated.socket '$(DESTDIR)$(UNITDIR)/pullgated.socket'
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' systemd/pullgated.service > '$(DESTDIR)$(UNITDIR)/pullgated.service'
 	chmod 0644 '$(DESTDIR)$(UNITDIR)/pullgated.service'
 	install -m 0644 systemd/kubelet/20-pullgate.conf '$(DESTDIR)$(PREFIX)/share/pullgate/20-pullgate.conf'
