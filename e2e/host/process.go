@@ -32,17 +32,22 @@ type Process struct {
 
 // Start runs a program with its output in a log file and waits until ready says so.
 func Start(ctx context.Context, name, log string, ready func() error, program string, args ...string) (*Process, error) {
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...)
+	if filepath.IsAbs(program) {
+		// What was built with it comes before what the machine has: a containerd finds its shim so.
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"))
+	}
+	return StartCommand(ctx, name, log, ready, cmd)
+}
+
+// StartCommand is Start for a program that needs more than arguments.
+func StartCommand(ctx context.Context, name, log string, ready func() error, cmd *exec.Cmd) (*Process, error) {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = out.Close() }() // the program has its own copy
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...)
 	cmd.Stdout, cmd.Stderr = out, out
-	if filepath.IsAbs(program) {
-		// What was built with it comes before what the machine has: a containerd finds its shim so.
-		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"))
-	}
 	// A group of its own, so that an interrupt at the terminal reaches us alone.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {

@@ -87,6 +87,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		o.Log.Error(err, "Pull intents of an earlier run not all read, what they stand for needs proof")
 	}
+	takeOver(o, st, trk)
 	source, err := openSource(o, st.key, m)
 	if err != nil {
 		return err
@@ -191,6 +192,7 @@ func serve(ctx context.Context, o Options, p parts) error {
 	err := front.Wait()
 	stop()
 	err = errors.Join(err, back.Wait())
+	handOver(o, p.tracker)
 	o.Log.Info("Stopped")
 	return err
 }
