@@ -61,13 +61,14 @@ func StartCommand(ctx context.Context, name, log string, ready func() error, cmd
 		p.mu.Unlock()
 		close(p.done)
 	}()
-	if err := p.wait(ctx, ready); err != nil {
+	if err := p.Wait(ctx, ready); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s did not come up: %w; it said last:\n%s", name, err, Tail(log, 15)), p.Kill())
 	}
 	return p, nil
 }
 
-func (p *Process) wait(ctx context.Context, ready func() error) error {
+// Wait asks ready again and again until it says so. It gives up after a minute, or if the process ends.
+func (p *Process) Wait(ctx context.Context, ready func() error) error {
 	if ready == nil {
 		return nil
 	}

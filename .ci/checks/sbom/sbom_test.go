@@ -34,8 +34,8 @@ func TestBillNamesTheModulesOfAProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	var read struct {
-		BOMFormat string
-		Metadata  struct{ Timestamp string }
+		BOMFormat  string
+		Metadata   struct{ Timestamp string }
 		Components []struct{ Purl, Version string }
 	}
 	if err := json.Unmarshal(text.Bytes(), &read); err != nil {
