@@ -35,6 +35,7 @@ type watchdog struct {
 
 // A question is one that a part was asked.
 type question struct {
+	over     <-chan struct{} // closed at the end of the time that it was given
 	answered chan struct{}
 	err      error // readable when it is answered
 }
@@ -79,7 +80,7 @@ func (w *watchdog) round(ctx context.Context) {
 	defer cancel()
 	for _, p := range w.parts {
 		if w.open[p.name] == nil {
-			q := &question{answered: make(chan struct{})}
+			q := &question{over: limited.Done(), answered: make(chan struct{})}
 			w.open[p.name] = q
 			w.asking.Go(func() { defer close(q.answered); q.err = p.ask(limited) })
 		}
@@ -114,8 +115,10 @@ func (w *watchdog) answered(limited context.Context, name string) bool {
 		return false
 	}
 	delete(w.open, name)
-	if limited.Err() != nil {
+	select {
+	case <-q.over: // of this round or of one before
 		return false
+	default:
 	}
 	if q.err != nil && !w.failed[name] {
 		w.log.Error(q.err, "A part of pullgated answers with an error", "part", name)
