@@ -121,7 +121,7 @@ func Payload(bucket string, key, stored []byte) (json.RawMessage, error) {
 		switch {
 		case err != nil || found < 1:
 			return nil, fmt.Errorf("%w: bucket %s: the format is %q", ErrUnreadable, bucket, stored)
-		case found > format:
+		case found > Format:
 			return nil, newerFormatError{found: found}
 		}
 		return stored, nil
