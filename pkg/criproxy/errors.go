@@ -4,10 +4,12 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/ping"
 )
 
 // errorDomain names pullgate in the details of a status that is its own and not the runtime's.
-const errorDomain = "pullgate.dev"
+const errorDomain = ping.Domain
 
 // refuse makes a status of our own. reason is a constant that a program may branch on.
 func refuse(code codes.Code, reason, message string) error {

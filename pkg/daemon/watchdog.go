@@ -9,7 +9,7 @@ import (
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/criproxy/ping"
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
@@ -33,8 +33,9 @@ type watchdog struct {
 	asking sync.WaitGroup
 }
 
-// A question is one that a part was asked.
+// A question is one that a part was asked. An answer that comes after its limit is none.
 type question struct {
+	limit    context.Context //nolint:containedctx // the round that it was asked in
 	answered chan struct{}
 	err      error // readable when it is answered
 }
@@ -49,7 +50,7 @@ func runWatchdog(ctx context.Context, o Options, p parts) error {
 		return nil
 	}
 	newWatchdog(o.Log, patience, p.service.alive,
-		part{"socket", func(ctx context.Context) error { return criproxy.Ping(ctx, o.Config.Listen) }},
+		part{"socket", func(ctx context.Context) error { return ping.Send(ctx, o.Config.Listen) }},
 		storePart(p.store),
 		part{"tracker", func(context.Context) error { p.tracker.Grants(); return nil }},
 	).run(ctx)
@@ -79,7 +80,7 @@ func (w *watchdog) round(ctx context.Context) {
 	defer cancel()
 	for _, p := range w.parts {
 		if w.open[p.name] == nil {
-			q := &question{answered: make(chan struct{})}
+			q := &question{limit: limited, answered: make(chan struct{})}
 			w.open[p.name] = q
 			w.asking.Go(func() { defer close(q.answered); q.err = p.ask(limited) })
 		}
@@ -100,21 +101,16 @@ func (w *watchdog) round(ctx context.Context) {
 	<-limited.Done()
 }
 
-// answered waits for the answer of a part. What comes when the time is over says only that it is.
+// answered waits for the answer of a part.
 func (w *watchdog) answered(limited context.Context, name string) bool {
 	q := w.open[name]
 	select {
 	case <-q.answered:
+		delete(w.open, name)
 	case <-limited.Done():
-		select {
-		case <-q.answered:
-			delete(w.open, name)
-		default:
-		}
 		return false
 	}
-	delete(w.open, name)
-	if limited.Err() != nil {
+	if q.limit.Err() != nil {
 		return false
 	}
 	if q.err != nil && !w.failed[name] {
