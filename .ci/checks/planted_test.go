@@ -119,6 +119,11 @@ func directions() []plant {
 		up("pkg/criproxy", "pkg/decisions", "declares the interfaces of everything else"),
 		down("pkg/criproxy/decision", "pkg/tracker"),
 		down("pkg/daemon", "pkg/decisions"),
+		up("pkg/ctl", "pkg/policy", "imports nothing but that API"),
+		up("pkg/ctl/view", "pkg/admin", "imports nothing but that API"),
+		down("pkg/ctl/view", "pkg/ctl"),
+		down("pkg/ctl/view", "proto/pullgate/admin/v1"),
+		down("cmd/pullgatectl", "pkg/ctl/view"),
 		up("pkg/daemon", "cmd/pullgated", "daemon puts the packages of pkg together"),
 		down("pkg/daemon", "pkg/criproxy"),
 		down("pkg/daemon", "pkg/config"),
@@ -152,7 +157,7 @@ func walls() []plant {
 	for _, from := range []string{"pkg/internal", "pkg/credential", "pkg/tracker", "pkg/pods", "pkg/criproxy", "pkg/admin", "pkg/metrics", "pkg/config", "pkg/daemon", "cmd/pullgated", "cmd/pullgatectl", "e2e"} {
 		all = append(all, up(from, bolt, "bbolt stays in records"))
 	}
-	for _, from := range []string{"pkg/internal", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/metrics", "pkg/config", "cmd/pullgated"} {
+	for _, from := range []string{"pkg/internal", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/metrics", "pkg/config", "pkg/ctl", "cmd/pullgated"} {
 		all = append(all, up(from, grpc+"/codes", "gRPC stays at the edge"), up(from, cri, "CRI types stay in criproxy"))
 	}
 	for _, from := range []string{"pkg/credential", "pkg/tracker", "pkg/pods", "pkg/criproxy", "pkg/daemon", "cmd/pullgated"} {
@@ -163,7 +168,7 @@ func walls() []plant {
 		up("pkg/daemon", "k8s.io/apimachinery/pkg/types", "talked to in pkg/pods/kube"),
 		down("pkg/pods/kube", "k8s.io/client-go/rest"),
 		down("pkg/records", bolt),
-		down("pkg/criproxy", grpc), down("pkg/admin", grpc), down("pkg/daemon", grpc), down("cmd/pullgatectl", grpc), down("e2e", grpc),
+		down("pkg/criproxy", grpc), down("pkg/admin", grpc), down("pkg/daemon", grpc), down("cmd/pullgatectl", grpc), down("pkg/ctl/link", grpc), down("e2e", grpc),
 		down("pkg/criproxy", cri), down("e2e", cri),
 		up("pkg/daemon", cri, "CRI types stay in criproxy"),
 		up("pkg/admin", cri, "CRI types stay in criproxy"),
@@ -241,7 +246,7 @@ func shapes() []plant {
 func stubs() []string {
 	return []string{
 		"pkg/internal", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/pods/kube",
-		"pkg/nodecreds", "pkg/nodecreds/report", "pkg/decisions",
+		"pkg/nodecreds", "pkg/nodecreds/report", "pkg/decisions", "pkg/ctl", "pkg/ctl/view",
 		"pkg/criproxy", "pkg/criproxy/criproxytest", "pkg/admin", "pkg/metrics", "pkg/config", "pkg/daemon", "cmd/pullgated", "proto/pullgate/admin/v1",
 	}
 }

@@ -173,6 +173,7 @@ func start(cmd *cobra.Command, f flags) error {
 		Reload:              reload,
 		Load:                load,
 		Version:             version,
+		Commit:              commit,
 		GoVersion:           runtime.Version(),
 	})
 }

@@ -59,6 +59,9 @@ func life(t *testing.T, m *machine) {
 	if m.leads() {
 		m.tell(t, tale{"crowd", crowdProtected})
 	}
+	if m.expires() {
+		m.tell(t, tale{"expiry", expiry})
+	}
 	m.tellAll(
 		t,
 		tale{"policies", policies},
@@ -69,6 +72,9 @@ func life(t *testing.T, m *machine) {
 	)
 	if m.leads() {
 		m.askTheAPI(t)
+	}
+	if m.expires() {
+		m.tell(t, tale{"expiry-source", expiry})
 	}
 	m.tell(t, tale{"collected", collected}) // takes what is preloaded with it
 	if m.told == 0 {
@@ -89,6 +95,9 @@ func (m *machine) leads() bool {
 	}
 	return m.runtime == containerd24
 }
+
+// expires is whether the node tells the story of proofs that expire, on which it waits long: one does.
+func (m *machine) expires() bool { return m.leads() && m.cluster.Release() == kubelet134 }
 
 // askTheAPI is the life of a node from the time on when pullgated asks the API server too: the same stories again,
 // and those that need it.

@@ -78,6 +78,8 @@ type Config struct {
 	PodSource PodSource `json:"podSource"`
 	// Metrics is the HTTP server for scrapes and probes.
 	Metrics Metrics `json:"metrics"`
+	// Admin is the admin API.
+	Admin Admin `json:"admin"`
 	// DecisionLog is the file that decisions are appended to.
 	DecisionLog DecisionLog `json:"decisionLog"`
 
@@ -110,6 +112,13 @@ type PodSource struct {
 // Metrics is the HTTP server for scrapes and probes.
 type Metrics struct {
 	// Listen is host:port; "" means no server.
+	Listen string `json:"listen"`
+}
+
+// Admin is the admin API.
+type Admin struct {
+	// Listen is the endpoint that pullgatectl dials; "" means none. Parse fills it in: unless it is given it is
+	// admin.sock beside the socket of Config.Listen.
 	Listen string `json:"listen"`
 }
 
@@ -179,6 +188,7 @@ func Default() Config {
 			Listen:            "unix:///run/pullgate/credentials.sock",
 		},
 		Metrics: Metrics{Listen: "127.0.0.1:9471"},
+		Admin:   Admin{Listen: "unix:///run/pullgate/admin.sock"},
 	}
 }
 
@@ -231,9 +241,14 @@ func Parse(data []byte) (Config, error) {
 	if err := errors.Join(err, json.Unmarshal(rest, &c)); err != nil {
 		return Config{}, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	node, _ := given["nodeCredentials"].(map[string]any)
-	if _, ok := node["listen"]; !ok {
-		c.NodeCredentials.Listen = beside(c.Listen, "credentials.sock")
+	for _, f := range []struct {
+		section, socket string
+		listen          *string
+	}{{"nodeCredentials", "credentials.sock", &c.NodeCredentials.Listen}, {"admin", "admin.sock", &c.Admin.Listen}} {
+		section, _ := given[f.section].(map[string]any)
+		if _, ok := section["listen"]; !ok {
+			*f.listen = beside(c.Listen, f.socket)
+		}
 	}
 	for _, check := range []func(*Config) []error{checkHeader, checkEndpoints, checkValues} {
 		errs = append(errs, check(&c)...)
@@ -280,6 +295,7 @@ func checkEndpoints(c *Config) (errs []error) {
 		{"runtimeEndpoint", c.RuntimeEndpoint, false},
 		{"imageEndpoint", c.ImageEndpoint, true},
 		{"nodeCredentials.listen", c.NodeCredentials.Listen, true},
+		{"admin.listen", c.Admin.Listen, true},
 	} {
 		if f.value == "" && f.optional {
 			continue
@@ -292,8 +308,12 @@ func checkEndpoints(c *Config) (errs []error) {
 	if c.Listen != "" && slices.Contains(runtimes, c.Listen) {
 		errs = append(errs, wrong("listen", c.Listen, "another socket than the runtime's own"))
 	}
-	if l := c.NodeCredentials.Listen; l != "" && slices.Contains(append(runtimes, c.Listen), l) {
+	taken := append(runtimes, c.Listen)
+	if l := c.NodeCredentials.Listen; l != "" && slices.Contains(taken, l) {
 		errs = append(errs, wrong("nodeCredentials.listen", l, "another socket than those of listen and of the runtime"))
+	}
+	if l := c.Admin.Listen; l != "" && slices.Contains(append(taken, c.NodeCredentials.Listen), l) {
+		errs = append(errs, wrong("admin.listen", l, "another socket than those of listen, of nodeCredentials.listen and of the runtime"))
 	}
 	return errs
 }

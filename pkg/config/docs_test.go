@@ -127,6 +127,8 @@ func TestManualHasEveryFieldWithItsDefault(t *testing.T) {
 			wantDefault = "that of `runtimeEndpoint`"
 		case "nodeCredentials.listen":
 			wantDefault = "`credentials.sock` beside `listen`"
+		case "admin.listen":
+			wantDefault = "`admin.sock` beside `listen`"
 		}
 		if rows[i][1] != wantDefault || !strings.HasPrefix(rows[i][2], allowed) {
 			t.Errorf("%s: default %s, allowed %s; want %s, %s", f.path, rows[i][1], rows[i][2], wantDefault, allowed)

@@ -8,6 +8,24 @@ func NeedRestart(running, next Config) []string {
 	return differing("", reflect.ValueOf(running), reflect.ValueOf(next))
 }
 
+// Reloaded returns the running configuration with those fields of the next one that can change while the daemon runs.
+func Reloaded(running, next Config) Config {
+	take(reflect.ValueOf(&running).Elem(), reflect.ValueOf(next))
+	running.policy = next.policy
+	return running
+}
+
+func take(into, from reflect.Value) {
+	for f, v := range into.Fields() {
+		switch {
+		case f.Tag.Get("reload") != "":
+			v.Set(from.FieldByIndex(f.Index))
+		case f.IsExported() && f.Type.Kind() == reflect.Struct:
+			take(v, from.FieldByIndex(f.Index))
+		}
+	}
+}
+
 func differing(prefix string, a, b reflect.Value) (paths []string) {
 	for f, v := range a.Fields() {
 		name := f.Tag.Get("json")

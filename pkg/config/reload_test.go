@@ -53,7 +53,7 @@ func TestNeedRestart(t *testing.T) {
 		{"", "credentialValidity: 24h\nregistryUnavailableGrace: 1h", nil},
 		{"", "noPullImageSecretRecheck: true", []string{"noPullImageSecretRecheck"}},
 		{"", "runtimeEndpoint: unix:///run/r.sock", []string{"runtimeEndpoint", "imageEndpoint"}},
-		{"", "listen: unix:///run/a/cri.sock\ndecisionLog: {path: /a}\nexempt: {staticPods: false}", []string{"listen", "nodeCredentials.listen", "decisionLog.path"}},
+		{"", "listen: unix:///run/a/cri.sock\ndecisionLog: {path: /a}\nexempt: {staticPods: false}", []string{"listen", "nodeCredentials.listen", "admin.listen", "decisionLog.path"}},
 		{"nodeCredentials: {dockerConfigFiles: [/a]}", "nodeCredentials: {dockerConfigFiles: [/a, /b]}", []string{"nodeCredentials.dockerConfigFiles"}},
 	} {
 		running, err1 := config.Parse([]byte(header + c.running))
@@ -87,6 +87,13 @@ func TestEveryFieldIsTakenOverOrNeedsARestart(t *testing.T) {
 		}
 		if got := config.NeedRestart(config.Default(), next); !slices.Equal(got, want) {
 			t.Errorf("%s: NeedRestart = %v; want %v", f.path, got, want)
+		}
+		inForce := config.Default()
+		if want == nil {
+			inForce = next
+		}
+		if got := config.Reloaded(config.Default(), next); !reflect.DeepEqual(got, inForce) {
+			t.Errorf("%s: Reloaded = %+v; want %+v", f.path, got, inForce)
 		}
 	}
 }

@@ -168,7 +168,7 @@ func (g *Gate) judgeConfig(ctx context.Context, callName string, who pods.Pod, c
 
 // judgeSpec judges one image and returns its ID, "" if it is absent.
 func (g *Gate) judgeSpec(ctx context.Context, callName string, who pods.Pod, spec *runtimeapi.ImageSpec) (string, error) {
-	img, err := g.runtime.imageStatus(ctx, spec.GetImage())
+	img, err := g.runtime.Image(ctx, spec.GetImage())
 	if err != nil {
 		if g.shadow || !aborted(err) {
 			// The runtime cannot resolve it and will say so itself; what it creates in
@@ -225,7 +225,7 @@ func (g *Gate) readBack(ctx context.Context, callName string, who pods.Pod, id s
 func (g *Gate) clear(ctx context.Context, callName string, who pods.Pod, c *runtimeapi.Container, j judgement) error {
 	on := runsOn(c)
 	if on != j.imageID || on == "" {
-		img, err := g.runtime.imageStatus(ctx, on)
+		img, err := g.runtime.Image(ctx, on)
 		if err != nil {
 			return err
 		}

@@ -46,14 +46,23 @@ func (r *Runtime) Images(ctx context.Context) ([]tracker.Image, error) {
 	return images, nil
 }
 
-// imageStatus returns what the runtime has under a name or an ID, the zero value if nothing.
-func (r *Runtime) imageStatus(ctx context.Context, name string) (tracker.Image, error) {
+// Image returns what the runtime has under a name or an ID, the zero value if nothing.
+func (r *Runtime) Image(ctx context.Context, name string) (tracker.Image, error) {
 	var resp runtimeapi.ImageStatusResponse
 	req := &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: name}}
 	if err := own(ctx, r.image, runtimeapi.ImageService_ImageStatus_FullMethodName, req, &resp); err != nil {
 		return tracker.Image{}, fmt.Errorf("ask the runtime for image %q: %w", name, err)
 	}
 	return image(resp.GetImage()), nil
+}
+
+// Version returns the name and the version of the runtime.
+func (r *Runtime) Version(ctx context.Context) (name, version string, err error) {
+	var resp runtimeapi.VersionResponse
+	if err := own(ctx, r.runtime, runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}, &resp); err != nil {
+		return "", "", fmt.Errorf("ask the runtime for its version: %w", err)
+	}
+	return resp.GetRuntimeName(), resp.GetRuntimeVersion(), nil
 }
 
 // sandboxes returns every sandbox of the runtime.

@@ -19,10 +19,8 @@ var errStopping = errors.New("criproxy: stopping")
 // returns when no call is left.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.underWay.Wait(ctx, lastCalls)
-	if l := s.listener.Swap(nil); l != nil {
-		if err := l.Pause(ctx); err != nil {
-			s.log.Info("Connections that came last are not greeted, their clients connect anew", "err", err)
-		}
+	if err := s.listener.Swap(nil).Pause(ctx); err != nil {
+		s.log.Info("Connections that came last are not greeted, their clients connect anew", "err", err)
 	}
 	drained := make(chan struct{})
 	go func() {

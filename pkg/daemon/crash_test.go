@@ -27,11 +27,12 @@ type told struct {
 // The daemon is killed at every point that a story of a node passes. After the restart all that was
 // answered holds, and nothing is open that was not proved.
 func TestKilledAtEveryPoint(t *testing.T) {
-	// An hour passes before an intent is settled, a rotation needs an API server, and a revocation somebody
-	// who asks for it; these are killed by the tests of the store.
+	// An hour passes before an intent is settled, a rotation needs an API server, and a revocation and what is done to
+	// marks an operator; these are killed by the tests of the store.
 	elsewhere := []string{
 		crashpoint.SettleBefore, crashpoint.SettleAfter, crashpoint.RotateBefore, crashpoint.RotateAfter,
-		crashpoint.RevokeBefore, crashpoint.RevokeAfter,
+		crashpoint.RevokeBefore, crashpoint.RevokeAfter, crashpoint.AcceptBefore, crashpoint.AcceptAfter,
+		crashpoint.ForgetBefore, crashpoint.ForgetAfter,
 	}
 	for _, point := range crashpoint.All() {
 		if slices.Contains(elsewhere, point) {

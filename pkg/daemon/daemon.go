@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/pkg/admin"
 	"github.com/pullgate/pullgate/pkg/config"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
@@ -40,8 +41,8 @@ type Options struct {
 	Reload <-chan os.Signal
 	// Load reads the configuration again. It must be set if Reload is.
 	Load func() (config.Config, error)
-	// Version and GoVersion are shown by pullgate_build_info.
-	Version, GoVersion string
+	// Version and GoVersion are shown by pullgate_build_info, Version and Commit by the admin API.
+	Version, GoVersion, Commit string
 	// Ready is called once when the socket can be dialled; nil is allowed.
 	Ready func()
 }
@@ -64,11 +65,12 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 
-	decided, err := openDecisions(o, m)
+	log, err := openDecisions(o, m)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, decided.close()) }()
+	defer func() { err = errors.Join(err, log.close()) }()
+	feed := &admin.Feed{}
 
 	conns, err := dial(o.Config)
 	if err != nil {
@@ -92,14 +94,15 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
+	index := pods.New()
 	gate := criproxy.NewGate(criproxy.GateConfig{
 		Tracker:        trk,
-		Pods:           pods.New(),
+		Pods:           index,
 		Runtime:        runtime,
 		PodSource:      source.forGate(),
 		Metrics:        m,
 		Log:            o.Log.WithName("gate"),
-		Decisions:      decided.forGate(),
+		Decisions:      decided{log: log, feed: feed},
 		Shadow:         o.Config.NoPullImageSecretRecheck,
 		OutageFallback: o.Config.RegistryOutageFallback,
 		AlwaysPrecheck: alwaysPrecheck(o.Config),
@@ -132,10 +135,12 @@ func Run(ctx context.Context, o Options) (err error) {
 		o.Ready()
 	}
 	svc.ready()
-	return serve(ctx, o, parts{
-		conns: conns, key: st.key, store: st.store, tracker: trk, node: node, source: source, decisions: decided, gate: gate,
-		server: server, metrics: m, on: on, service: svc, stopping: &atomic.Bool{},
-	})
+	p := parts{
+		conns: conns, key: st.key, store: st.store, tracker: trk, node: node, source: source, decisions: log, gate: gate,
+		server: server, metrics: m, on: on, inForce: newInForce(o.Config), service: svc, stopping: &atomic.Bool{},
+	}
+	p.admin = adminOf(o, p, st.store, index, runtime, feed)
+	return serve(ctx, o, p)
 }
 
 // parts are what serve keeps running.
@@ -150,7 +155,9 @@ type parts struct {
 	gate      *criproxy.Gate
 	server    *criproxy.Server
 	metrics   *metrics.Metrics
+	admin     *admin.Server
 	on        listeners
+	inForce   *inForce
 	service   *service
 	stopping  *atomic.Bool // for /readyz
 }
@@ -176,12 +183,18 @@ func serve(ctx context.Context, o Options, p parts) error {
 		back.Go(func() error { return serveWeb(behind, p) })
 	}
 
+	if p.on.admin != nil {
+		back.Go(func() error { serveAdmin(behind, o.Log.WithName("admin"), p); return nil })
+	}
+
 	front, ctx := errgroup.WithContext(ctx)
 	front.Go(func() error { return p.server.Serve(p.on.cri) })
 	front.Go(func() error { return runWatchdog(ctx, o, p) })
+	p.admin.Serving(true)
 	front.Go(func() error {
 		<-ctx.Done()
 		p.stopping.Store(true)
+		p.admin.Serving(false)
 		p.service.stop()
 		o.Log.Info("Stopping, calls under way are drained", "limit", drainLimit)
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainLimit)

@@ -2,36 +2,40 @@ package daemon
 
 import (
 	"fmt"
+	"sync/atomic"
 
+	"github.com/pullgate/pullgate/pkg/admin"
 	"github.com/pullgate/pullgate/pkg/criproxy/decision"
 	"github.com/pullgate/pullgate/pkg/decisions"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/metrics"
+	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// decisionLog is the log of decisions as the gate wants it.
-type decisionLog struct{ *decisions.Log }
+// decisionLog is the log of decisions that the configuration asks for.
+type decisionLog struct {
+	*decisions.Log
+	path    string
+	dropped atomic.Uint64
+}
 
 // openDecisions opens the log of decisions that the configuration asks for, nil if none.
 func openDecisions(o Options, m *metrics.Metrics) (*decisionLog, error) {
-	path := o.Config.DecisionLog.Path
-	if path == "" {
+	l := &decisionLog{path: o.Config.DecisionLog.Path}
+	if l.path == "" {
 		return nil, nil //nolint:nilnil // no log is what was asked for
 	}
-	log, err := decisions.Open(decisions.Options{Path: path, Dropped: m.DecisionsDropped, Journal: o.Log.WithName("decisionLog")})
+	dropped := func(n uint64) {
+		l.dropped.Add(n)
+		m.DecisionsDropped(n)
+	}
+	log, err := decisions.Open(decisions.Options{Path: l.path, Dropped: dropped, Journal: o.Log.WithName("decisionLog")})
 	if err != nil {
 		return nil, hinted(fmt.Errorf("open decisionLog.path: %w", err),
 			"set decisionLog.path to a file of its own in a directory that exists and that pullgated may write, or to \"\" for none")
 	}
-	return &decisionLog{log}, nil
-}
-
-// forGate returns the log as an interface that is nil if there is none.
-func (l *decisionLog) forGate() decision.Log { //nolint:ireturn // what the gate wants
-	if l == nil {
-		return nil
-	}
-	return l
+	l.Log = log
+	return l, nil
 }
 
 func (l *decisionLog) close() error {
@@ -41,31 +45,53 @@ func (l *decisionLog) close() error {
 	return l.Close()
 }
 
+// status is what the admin API tells of the log, nil if there is none.
+func (l *decisionLog) status() *admin.DecisionLogStatus {
+	if l == nil {
+		return nil
+	}
+	return &admin.DecisionLogStatus{Path: l.path, Dropped: l.dropped.Load()}
+}
+
+// decided passes the decisions of the gate on to the log, if there is one, and to whoever watches.
+type decided struct {
+	log  *decisionLog
+	feed *admin.Feed
+}
+
 // Record keeps a decision of the gate.
-func (l *decisionLog) Record(d decision.Decision) {
+func (to decided) Record(d decision.Decision) {
 	v := d.Verdict
-	kept := decisions.Decision{
-		Call:         d.Call,
-		Pod:          decisions.Pod{UID: d.Pod.UID, Namespace: d.Pod.Namespace, Name: d.Pod.Name},
-		Image:        d.Image,
-		ImageID:      v.Pair.ImageID,
-		Repository:   v.Pair.Repository,
-		Verdict:      v.Verdict.String(),
-		Reason:       string(v.Reason),
-		CredentialID: string(v.Credential),
-		PullPolicy:   d.PullPolicy,
-		Outcome:      d.Outcome,
-		Took:         d.Took,
-		Shadow:       d.Shadow,
+	repository := v.Pair.Repository
+	if n, err := imageref.Parse(d.Image); err == nil && repository == "" {
+		repository = n.Repository() // of a pull that did not succeed, say
 	}
-	if n, err := imageref.Parse(d.Image); err == nil && kept.Repository == "" {
-		kept.Repository = n.Repository() // of a pull that did not succeed, say
-	}
+	var from records.SecretRef
 	for _, s := range d.Secrets {
 		if v.Credential != "" && s.Credential == v.Credential {
-			kept.Secret = decisions.Secret{Namespace: s.Ref.Namespace, Name: s.Ref.Name}
+			from = s.Ref
 			break
 		}
 	}
-	l.Log.Record(kept)
+	if to.log != nil {
+		to.log.Record(decisions.Decision{
+			Call:         d.Call,
+			Pod:          decisions.Pod{UID: d.Pod.UID, Namespace: d.Pod.Namespace, Name: d.Pod.Name},
+			Image:        d.Image,
+			ImageID:      v.Pair.ImageID,
+			Repository:   repository,
+			Verdict:      v.Verdict.String(),
+			Reason:       string(v.Reason),
+			CredentialID: string(v.Credential),
+			Secret:       decisions.Secret{Namespace: from.Namespace, Name: from.Name},
+			PullPolicy:   d.PullPolicy,
+			Outcome:      d.Outcome,
+			Took:         d.Took,
+			Shadow:       d.Shadow,
+		})
+	}
+	to.feed.Publish(admin.Decision{
+		Call: d.Call, Pod: d.Pod, Image: d.Image, Verdict: v, Repository: repository, Secret: from,
+		PullPolicy: d.PullPolicy, Outcome: d.Outcome, Took: d.Took, Shadow: d.Shadow,
+	})
 }

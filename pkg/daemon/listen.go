@@ -19,7 +19,7 @@ import (
 const dialLimit = 2 * time.Second
 
 // listeners are where the daemon is reached; one that the configuration turns off is nil.
-type listeners struct{ cri, reports, web net.Listener }
+type listeners struct{ cri, reports, admin, web net.Listener }
 
 // listenAll listens wherever the configuration says, or nowhere.
 func listenAll(ctx context.Context, c config.Config) (on listeners, err error) {
@@ -41,13 +41,18 @@ func listenAll(ctx context.Context, c config.Config) (on listeners, err error) {
 			return on, err
 		}
 	}
+	if c.Admin.Listen != "" {
+		if on.admin, err = listen(ctx, "admin.listen", c.Admin.Listen); err != nil {
+			return on, err
+		}
+	}
 	on.web, err = listenWeb(ctx, c.Metrics.Listen)
 	return on, err
 }
 
 func (on listeners) close() error {
 	var err error
-	for _, l := range []net.Listener{on.cri, on.reports, on.web} {
+	for _, l := range []net.Listener{on.cri, on.reports, on.admin, on.web} {
 		if l != nil {
 			err = errors.Join(err, l.Close())
 		}

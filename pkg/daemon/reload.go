@@ -45,10 +45,13 @@ func reread(o Options, p parts) {
 	p.metrics.ConfigRead(err == nil, at)
 	if err != nil {
 		// It has a line for each wrong field, and the journal one for each event.
-		o.Log.Error(errors.New(strings.ReplaceAll(strings.ReplaceAll(err.Error(), ":\n", ": "), "\n", "; ")), "Configuration not reloaded, the last good one stays in use")
+		err = errors.New(strings.ReplaceAll(strings.ReplaceAll(err.Error(), ":\n", ": "), "\n", "; "))
+		p.inForce.refused(at, err)
+		o.Log.Error(err, "Configuration not reloaded, the last good one stays in use")
 		return
 	}
 	p.tracker.SetRules(rules(c))
+	p.inForce.took(at, c)
 	p.service.enforces(c.ImagePullCredentialsVerificationPolicy)
 	o.Log.Info("Configuration reloaded", "policy", c.ImagePullCredentialsVerificationPolicy, "allowlist", len(c.PreloadedImagesVerificationAllowlist),
 		"exemptStaticPods", c.Exempt.StaticPods, "exemptNamespaces", c.Exempt.Namespaces,

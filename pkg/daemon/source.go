@@ -6,9 +6,11 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/pkg/admin"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/metrics"
+	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/pods/kube"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -85,6 +87,51 @@ func (s *podSource) Secrets(ctx context.Context, uid, image string) []tracker.Se
 	}
 	// Of a list that is not whole what is in it is the pod's nevertheless.
 	found, _ := p.Credentials(ctx, image)
+	return heldOf(found)
+}
+
+// adminSource is the pod source as the admin API wants it.
+type adminSource struct{ *podSource }
+
+// forAdmin returns the source as an interface that is nil if there is none.
+func (s *podSource) forAdmin() admin.PodSource { //nolint:ireturn // what the admin API wants
+	if s == nil {
+		return nil
+	}
+	return adminSource{s}
+}
+
+// status is what the admin API tells of the source, nil if there is none.
+func (s *podSource) status() *admin.PodSourceStatus {
+	if s == nil {
+		return nil
+	}
+	return &admin.PodSourceStatus{Node: s.source.NodeName(), Synced: s.source.Synced(), Pods: s.source.Len()}
+}
+
+// Find returns the pod with the UID, or with the namespace and name.
+func (s adminSource) Find(uid, namespace, name string) []pods.Pod {
+	p, known := s.source.ByUID(uid)
+	if uid == "" {
+		p, known = s.source.ByName(namespace, name)
+	}
+	if !known {
+		return nil
+	}
+	return []pods.Pod{p.Pod}
+}
+
+// Secrets returns what a pod's pull secrets hold for an image, and whether that is all.
+func (s adminSource) Secrets(ctx context.Context, uid, image string) (held []tracker.Secret, whole bool) {
+	p, known := s.source.ByUID(uid)
+	if !known {
+		return nil, false
+	}
+	found, err := p.Credentials(ctx, image)
+	return heldOf(found), err == nil
+}
+
+func heldOf(found []kube.Credential) []tracker.Secret {
 	held := make([]tracker.Secret, 0, len(found))
 	for _, c := range found {
 		held = append(held, tracker.Secret{Credential: c.ID, Ref: c.Secret})

@@ -33,9 +33,9 @@ type watchdog struct {
 	asking sync.WaitGroup
 }
 
-// A question is one that a part was asked. An answer that comes after its limit is none.
+// A question is one that a part was asked.
 type question struct {
-	limit    context.Context //nolint:containedctx // the round that it was asked in
+	over     <-chan struct{} // closed at the end of the time that it was given
 	answered chan struct{}
 	err      error // readable when it is answered
 }
@@ -80,7 +80,7 @@ func (w *watchdog) round(ctx context.Context) {
 	defer cancel()
 	for _, p := range w.parts {
 		if w.open[p.name] == nil {
-			q := &question{limit: limited, answered: make(chan struct{})}
+			q := &question{over: limited.Done(), answered: make(chan struct{})}
 			w.open[p.name] = q
 			w.asking.Go(func() { defer close(q.answered); q.err = p.ask(limited) })
 		}
@@ -101,17 +101,24 @@ func (w *watchdog) round(ctx context.Context) {
 	<-limited.Done()
 }
 
-// answered waits for the answer of a part.
+// answered waits for the answer of a part. What comes when the time is over says only that it is.
 func (w *watchdog) answered(limited context.Context, name string) bool {
 	q := w.open[name]
 	select {
 	case <-q.answered:
-		delete(w.open, name)
 	case <-limited.Done():
+		select {
+		case <-q.answered:
+			delete(w.open, name)
+		default:
+		}
 		return false
 	}
-	if q.limit.Err() != nil {
+	delete(w.open, name)
+	select {
+	case <-q.over: // of this round or of one before
 		return false
+	default:
 	}
 	if q.err != nil && !w.failed[name] {
 		w.log.Error(q.err, "A part of pullgated answers with an error", "part", name)

@@ -31,33 +31,19 @@ type Scan struct {
 func (s *Store) MarkPreloaded(sc Scan) (marked []Pair, err error) {
 	err = s.update(crashpoint.MarkBefore, crashpoint.MarkAfter, func(tx *bolt.Tx) error {
 		marked = nil
-		if tx.Bucket([]byte(bucketMeta)).Get([]byte(metaDistrust)) != nil || !sc.Still() {
+		if distrusted(tx) || !sc.Still() {
 			return nil
 		}
-		images, repositories, err := strayed(tx)
+		pairs, err := due(tx, sc.Pairs)
 		if err != nil {
 			return err
 		}
-		// A lost pull may have brought the image, whatever other names it has been given since.
-		for _, p := range sc.Pairs {
-			if repositories[p.Repository] || countIntents(tx, p.Repository) > 0 {
-				images[p.ImageID] = true
-			}
-		}
-		for _, p := range sc.Pairs {
-			if images[p.ImageID] {
-				continue
-			}
-			f, err := lookup(tx, p)
-			if err != nil || f.Record != nil || f.Marked || f.Intents > 0 || f.Rivals {
-				continue // what cannot be read is not unknown
-			}
-			if err := put(tx, bucketMarks, p.key(), Mark{Pair: p, Set: sc.Now, Origin: sc.Origin}); err != nil {
+		for _, p := range pairs {
+			if err := s.mark(tx, Mark{Pair: p, Set: sc.Now, Origin: sc.Origin}); err != nil {
 				return err
 			}
-			s.wrote(p)
-			marked = append(marked, p)
 		}
+		marked = pairs
 		if sc.First {
 			return put(tx, bucketMeta, []byte(metaScanned), sc.Now)
 		}
@@ -67,6 +53,169 @@ func (s *Store) MarkPreloaded(sc Scan) (marked []Pair, err error) {
 		return nil, fmt.Errorf("write preloaded marks: %w", err)
 	}
 	return marked, nil
+}
+
+// Due returns the pairs of a scan that MarkPreloaded would mark if the store is trusted and the list stands.
+func (s *Store) Due(pairs []Pair) (found []Pair, err error) {
+	err = s.view(func(tx *bolt.Tx) error {
+		found, err = due(tx, pairs)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for what is preloaded: %w", err)
+	}
+	return found, nil
+}
+
+func distrusted(tx *bolt.Tx) bool {
+	return tx.Bucket([]byte(bucketMeta)).Get([]byte(metaDistrust)) != nil
+}
+
+func due(tx *bolt.Tx, pairs []Pair) (found []Pair, err error) {
+	images, repositories, err := strayed(tx)
+	if err != nil {
+		return nil, err
+	}
+	// A lost pull may have brought the image, whatever other names it has been given since.
+	for _, p := range pairs {
+		if repositories[p.Repository] || countIntents(tx, p.Repository) > 0 {
+			images[p.ImageID] = true
+		}
+	}
+	for _, p := range pairs {
+		if images[p.ImageID] {
+			continue
+		}
+		f, err := lookup(tx, p)
+		if err != nil || f.Record != nil || f.Marked || f.Intents > 0 || f.Rivals {
+			continue // what cannot be read is not unknown
+		}
+		found = append(found, p)
+	}
+	return found, nil
+}
+
+func (s *Store) mark(tx *bolt.Tx, m Mark) error {
+	s.wrote(m.Pair)
+	return put(tx, bucketMarks, m.Pair.key(), m)
+}
+
+// AcceptMarks marks the pairs that have no mark yet, whatever else is known of them, and returns these. Records and
+// intents stay as they are. A store that is distrusted is left alone: ErrDistrusted.
+func (s *Store) AcceptMarks(pairs []Pair, origin string, now time.Time) (marked []Pair, err error) {
+	err = s.update(crashpoint.AcceptBefore, crashpoint.AcceptAfter, func(tx *bolt.Tx) error {
+		if distrusted(tx) {
+			return ErrDistrusted
+		}
+		marked = unmarked(tx, pairs)
+		for _, p := range marked {
+			if err := s.mark(tx, Mark{Pair: p, Set: now, Origin: origin}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("accept preloaded marks: %w", err)
+	}
+	return marked, nil
+}
+
+// Unmarked returns the pairs that have no mark, in their order.
+func (s *Store) Unmarked(pairs []Pair) (found []Pair, err error) {
+	err = s.view(func(tx *bolt.Tx) error {
+		found = unmarked(tx, pairs)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for pairs without a mark: %w", err)
+	}
+	return found, nil
+}
+
+// unmarked takes a mark that cannot be read for none, since it opens nothing.
+func unmarked(tx *bolt.Tx, pairs []Pair) (found []Pair) {
+	for _, p := range pairs {
+		var m Mark
+		if ok, err := get(tx, bucketMarks, p.key(), &m); !ok || err != nil {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+// ForgetMarks takes marks away, in one transaction, and returns them. A record takes the place of each, with nothing proved
+// if there is none: so the pair needs proof, and no scan finds it unknown and marks it again. The
+// record says since when, as after a revocation. A selection of nothing forgets nothing.
+func (s *Store) ForgetMarks(of Selection, now time.Time) (gone []Mark, err error) {
+	err = s.update(crashpoint.ForgetBefore, crashpoint.ForgetAfter, func(tx *bolt.Tx) error {
+		if gone, err = selectedMarks(tx, of); err != nil {
+			return err
+		}
+		for _, m := range gone {
+			k := m.Pair.key()
+			rec := Record{Pair: m.Pair, Created: now}
+			if _, err := get(tx, bucketRecords, k, &rec); err == nil { // else it needs proof as it is
+				rec.Revoked = now
+				if err := put(tx, bucketRecords, k, rec); err != nil {
+					return err
+				}
+			}
+			if err := tx.Bucket([]byte(bucketMarks)).Delete(k); err != nil {
+				return err
+			}
+			s.wrote(m.Pair)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("forget preloaded marks: %w", err)
+	}
+	return gone, nil
+}
+
+// Selected returns the marks that ForgetMarks would take away.
+func (s *Store) Selected(of Selection) (found []Mark, err error) {
+	err = s.view(func(tx *bolt.Tx) error {
+		found, err = selectedMarks(tx, of)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for preloaded marks: %w", err)
+	}
+	return found, nil
+}
+
+// A Selection selects pairs. Of the fields that are given all have to fit; the zero value selects nothing.
+type Selection struct {
+	ImageID    string
+	Repository string
+	// All selects every pair, and excludes the others.
+	All bool
+}
+
+// Empty reports whether nothing is selected.
+func (s Selection) Empty() bool { return s == Selection{} }
+
+// Covers reports whether a pair is among those that are selected.
+func (s Selection) Covers(p Pair) bool {
+	return !s.Empty() && (s.ImageID == "" || s.ImageID == p.ImageID) && (s.Repository == "" || s.Repository == p.Repository)
+}
+
+// selectedMarks returns the marks of the pairs that are selected; one that cannot be read, with its pair alone.
+func selectedMarks(tx *bolt.Tx, of interface{ Covers(p Pair) bool }) (found []Mark, err error) {
+	err = tx.Bucket([]byte(bucketMarks)).ForEach(func(k, v []byte) error {
+		if !of.Covers(pairOf(k)) {
+			return nil
+		}
+		var m Mark
+		if decode(bucketMarks, k, v, &m) != nil {
+			m = Mark{Pair: pairOf(k)}
+		}
+		found = append(found, m)
+		return nil
+	})
+	return found, err
 }
 
 // strayed returns the images and repositories that records and intents name which cannot be read where

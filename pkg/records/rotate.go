@@ -44,6 +44,19 @@ func (s *Store) Rotate(r Rotation) (rotated bool, err error) {
 	return rotated, nil
 }
 
+// Rotated returns the record as Rotate would leave it, and whether that is another. It shares nothing with it that changes.
+func (r *Record) Rotated(to Rotation) (next Record, rotated bool) {
+	next = *r
+	next.Proofs = slices.Clone(r.Proofs)
+	for i := range next.Proofs {
+		next.Proofs[i].Secrets = slices.Clone(next.Proofs[i].Secrets)
+	}
+	if to.Credential == "" || to.Secret.UID == "" || !next.rotate(to) {
+		return *r, false
+	}
+	return next, true
+}
+
 func (r *Record) rotate(to Rotation) (rotated bool) {
 	next := Proof{Credential: to.Credential}
 	for _, p := range r.Proofs {

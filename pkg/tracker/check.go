@@ -70,16 +70,21 @@ func (v Verdict) Allowed() bool { return v.Verdict == policy.Allow }
 // untracked image that is due one, and for the credential of a Secret whose content changed. Whatever
 // fails on the way leaves the verdict Reverify.
 func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
+	rules := t.rules.Load() // once, so that SetRules changes all of a judgement or nothing
+	return t.choose(r, func(c candidate) Verdict { return t.checkPair(ctx, rules, r, c) })
+}
+
+// choose judges the pairs that a request may be judged by, and returns the first verdict that allows; else the first.
+func (t *Tracker) choose(r Request, judge func(candidate) Verdict) Verdict {
 	if r.Image.ID == "" {
 		return Verdict{Decision: policy.Decision{Reason: policy.Absent}}
 	}
-	rules := t.rules.Load() // once, so that SetRules changes all of a judgement or nothing
 	var first Verdict
 	for _, c := range t.candidates(r.Name, r.Image) {
 		if r.Except != "" && c.pair.Repository == r.Except {
 			continue
 		}
-		v := t.checkPair(ctx, rules, r, c)
+		v := judge(c)
 		if v.Allowed() {
 			return v
 		}
@@ -88,7 +93,7 @@ func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
 		}
 	}
 	if first.Reason == "" {
-		first = t.checkPair(ctx, rules, r, candidate{pair: records.Pair{ImageID: r.Image.ID}, byID: true})
+		first = judge(candidate{pair: records.Pair{ImageID: r.Image.ID}, byID: true})
 	}
 	return first
 }
@@ -134,10 +139,10 @@ func (t *Tracker) candidates(name string, img Image) []candidate {
 			return []candidate{{pair: records.Pair{ImageID: img.ID, Repository: unparsedRepository(name)}, byID: true, unparsed: true}}
 		}
 		pair := records.Pair{ImageID: img.ID, Repository: n.Repository()}
-		return []candidate{{pair: pair, byID: n.IsImageID() || !img.carries(n)}}
+		return []candidate{{pair: pair, byID: n.IsImageID() || !img.Carries(n)}}
 	}
 	var all []candidate
-	for _, r := range img.repositories() {
+	for _, r := range img.Repositories() {
 		all = append(all, candidate{pair: records.Pair{ImageID: img.ID, Repository: r}})
 	}
 	return all
@@ -178,20 +183,41 @@ type leaving struct {
 // judgePair returns a verdict and, if it is Allow, what it leaves.
 func (t *Tracker) judgePair(ctx context.Context, rules *Rules, r Request, c candidate) (Verdict, leaving) {
 	facts, err := t.store.Lookup(c.pair)
-	if err == nil && untracked(facts) && !facts.Rivals && !c.byID && !r.Substituted && t.scan(ctx) {
+	if err == nil && mayBePreloaded(facts, r, c) && t.scan(ctx) {
 		facts, err = t.store.Lookup(c.pair)
 	}
 	if rules.ahead(facts.Record) && t.clamp() {
 		facts, err = t.store.Lookup(c.pair)
 	}
-	v := Verdict{Pair: c.pair}
-	e := policy.Evidence{
-		Unreadable: err != nil,
-		ByID:       c.byID,
-		Preloaded:  facts.Marked,
-		Tracked:    facts.Record != nil,
-		Pulling:    facts.Intents > 0,
+	f := t.find(rules, r, c, facts, err)
+	// Only now, since it writes: nothing else lets the pod in.
+	if f.needsRotation() && t.rotated(c.pair, facts.Record, r.Secrets) {
+		facts, err = t.store.Lookup(c.pair)
+		f = t.find(rules, r, c, facts, err)
 	}
+	return f.Verdict, f.leaves()
+}
+
+// A finding is what is known of one candidate of a request, and the verdict that follows from it.
+type finding struct {
+	Verdict
+	evidence policy.Evidence
+	facts    records.Facts
+	grant    grant // that the pod holds
+	by       basis
+}
+
+// find judges a candidate by what the store says of its pair, or could not say. It changes nothing.
+func (t *Tracker) find(rules *Rules, r Request, c candidate, facts records.Facts, err error) finding {
+	f := finding{facts: facts}
+	f.Pair = c.pair
+	f.grant, f.evidence.Granted = t.granted(r.Pod.UID, c.pair)
+	e := &f.evidence
+	e.Unreadable = err != nil
+	e.ByID = c.byID
+	e.Preloaded = facts.Marked
+	e.Tracked = facts.Record != nil
+	e.Pulling = facts.Intents > 0
 	if rules.Policy.Allowlisted(c.pair.Repository) && !r.Substituted && !t.foreign(facts, c.pair, r.Image) {
 		e.Repository = c.pair.Repository
 	}
@@ -199,49 +225,52 @@ func (t *Tracker) judgePair(ctx context.Context, rules *Rules, r Request, c cand
 	if !c.unparsed {
 		e.Exempt = rules.exemption(r.Pod)
 	}
-	g, ok := t.granted(r.Pod.UID, c.pair)
-	e.Granted = ok
-	var by basis
-	judge := func() {
-		if facts.Record != nil {
-			e.Open = facts.Record.Open
-			by = t.proof(facts.Record, rules, r)
-		}
-		e.Proved, e.InGrace, e.Expired = by.standing == valid, by.standing == inGrace && r.Unasked, by.standing == inGrace || by.standing == expired
-		v.Decision = rules.Policy.Judge(e)
+	if facts.Record != nil {
+		e.Open = facts.Record.Open
+		f.by = t.proof(facts.Record, rules, r)
 	}
-	judge()
-	if (v.Reason == policy.NotProved || v.Reason == policy.ProofExpired) && facts.Record != nil && t.rotated(c.pair, facts.Record, r.Secrets) {
-		// Only now, since it writes: nothing else lets the pod in.
-		if facts, err = t.store.Lookup(c.pair); err != nil {
-			v.Reason = policy.RecordUnreadable
-			return v, leaving{}
-		}
-		judge()
-	}
-	v.Proved, v.InGrace = e.Proved || e.InGrace, e.InGrace && !e.Proved
-	leaves := leaving{grant: grant{reason: v.Reason}, recorded: facts.Record != nil}
-	switch v.Reason {
+	e.Proved = f.by.standing == valid
+	e.InGrace = f.by.standing == inGrace && r.Unasked
+	e.Expired = f.by.standing == inGrace || f.by.standing == expired
+	f.Decision = rules.Policy.Judge(*e)
+	f.Proved, f.InGrace = e.Proved || e.InGrace, e.InGrace && !e.Proved
+	f.Credential = f.leaves().credential
+	return f
+}
+
+// needsRotation reports whether nothing but a Secret whose content changed could let the pod in.
+func (f *finding) needsRotation() bool {
+	return f.facts.Record != nil && (f.Reason == policy.NotProved || f.Reason == policy.ProofExpired)
+}
+
+// leaves returns what the verdict rests on, for the grant that it leaves if it is Allow.
+func (f *finding) leaves() leaving {
+	l := leaving{grant: grant{reason: f.Reason}, recorded: f.facts.Record != nil}
+	switch f.Reason {
 	case policy.Granted:
-		leaves.grant = g
+		l.grant = f.grant
 	case policy.Proved, policy.ProvedInGrace, policy.ProofExpired:
-		leaves.credential, leaves.secrets, leaves.fresh = by.credential, by.secrets, by.fresh
+		l.credential, l.secrets, l.fresh = f.by.credential, f.by.secrets, f.by.fresh
 	}
-	v.Credential = leaves.credential
-	return v, leaves
+	return l
+}
+
+// mayBePreloaded reports whether a scan could let the request in.
+func mayBePreloaded(f records.Facts, r Request, c candidate) bool {
+	return untracked(f) && !f.Rivals && !c.byID && !r.Substituted
 }
 
 // foreign reports whether a name that is known of nothing stands on an image that somebody else had to
 // prove, or is pulling. Some versions of containerd let a tenant give any image on the node any name
 // (docs/design/0009), and a name that is on the allowlist would open it.
 func (t *Tracker) foreign(f records.Facts, p records.Pair, img Image) bool {
-	if f.Record != nil || f.Marked {
+	if f.Marked || proves(f.Record) {
 		return false
 	}
 	if f.Rivals {
 		return true
 	}
-	for _, r := range img.repositories() {
+	for _, r := range img.Repositories() {
 		if r == p.Repository {
 			continue
 		}
@@ -252,6 +281,10 @@ func (t *Tracker) foreign(f records.Facts, p records.Pair, img Image) bool {
 	}
 	return false
 }
+
+// proves reports whether a record says that anybody proved access. One that does not is what a lost pull or a revocation
+// leaves, and says nothing for the name.
+func proves(r *records.Record) bool { return r != nil && (r.Open || len(r.Proofs) > 0) }
 
 // proofOf returns the proof by a credential, nil if there is none. An empty credential is none.
 func proofOf(r *records.Record, id credential.ID) *records.Proof {
@@ -268,10 +301,10 @@ func proofOf(r *records.Record, id credential.ID) *records.Proof {
 // whatever its name.
 func (t *Tracker) rotated(p records.Pair, r *records.Record, secrets []Secret) bool {
 	for _, s := range secrets {
-		if !slices.ContainsFunc(r.Proofs, func(p records.Proof) bool { return p.Credential != s.Credential && contains(p.Secrets, s.Ref) }) {
+		if !rotates(r, s, secrets) {
 			continue
 		}
-		ok, err := t.store.Rotate(records.Rotation{Pair: p, Secret: s.Ref, Credential: s.Credential, At: time.Now()})
+		ok, err := t.store.Rotate(rotation(p, s))
 		if err != nil {
 			t.log.Error(err, "Rotated credential not written, the image needs proof", "imageID", p.ImageID, "repository", p.Repository)
 			return false
@@ -283,6 +316,17 @@ func (t *Tracker) rotated(p records.Pair, r *records.Record, secrets []Secret) b
 		}
 	}
 	return false
+}
+
+// rotates reports whether a Secret proved access with another content than it has now.
+func rotates(r *records.Record, s Secret, secrets []Secret) bool {
+	return slices.ContainsFunc(r.Proofs, func(p records.Proof) bool {
+		return contains(p.Secrets, s.Ref) && !slices.Contains(secrets, Secret{Credential: p.Credential, Ref: s.Ref})
+	})
+}
+
+func rotation(p records.Pair, s Secret) records.Rotation {
+	return records.Rotation{Pair: p, Secret: s.Ref, Credential: s.Credential, At: time.Now()}
 }
 
 func contains(refs []records.SecretRef, ref records.SecretRef) bool {

@@ -1,8 +1,10 @@
 package tracker
 
 import (
+	"cmp"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pullgate/pullgate/pkg/credential"
@@ -59,12 +61,19 @@ func (t *Tracker) Restore(p Pod, name string, img Image, created time.Time) {
 		return
 	}
 	for _, c := range t.candidates(name, img) {
-		f, err := t.store.Lookup(c.pair)
+		t.restore(p, c.pair, created)
+	}
+}
+
+func (t *Tracker) restore(p Pod, pair records.Pair, created time.Time) {
+	for ok := false; !ok; { // until there is no revocation between the look and the grant
+		since := t.revocations.Load()
+		f, err := t.store.Lookup(pair)
 		if err != nil || f.Record != nil && !f.Record.Revoked.IsZero() && !created.After(f.Record.Revoked) {
-			t.log.Info("Grant not restored, what it rests on may be revoked", "imageID", c.pair.ImageID, "repository", c.pair.Repository, "err", err)
-			continue
+			t.log.Info("Grant not restored, what it rests on may be revoked", "imageID", pair.ImageID, "repository", pair.Repository, "err", err)
+			return
 		}
-		t.grant(p.UID, c.pair, grant{reason: policy.Granted}, t.revocations.Load())
+		_, ok = t.grant(p.UID, pair, grant{reason: policy.Granted}, since)
 	}
 }
 
@@ -80,6 +89,41 @@ func (t *Tracker) GrantedPods() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Collect(maps.Keys(t.grants))
+}
+
+// A Grant is one as it is told.
+type Grant struct {
+	Pod  string // its UID
+	Pair records.Pair
+	// Reason is the rule that it rests on; Granted, if it was restored and nobody knows.
+	Reason policy.Reason
+	// Credential is the one that it rests on; "" if on none.
+	Credential credential.ID
+}
+
+func (g grant) tell(uid string, p records.Pair) Grant {
+	return Grant{Pod: uid, Pair: p, Reason: g.reason, Credential: g.credential}
+}
+
+func (g Grant) compare(with Grant) int {
+	return cmp.Or(strings.Compare(g.Pod, with.Pod), strings.Compare(g.Pair.ImageID, with.Pair.ImageID), strings.Compare(g.Pair.Repository, with.Pair.Repository))
+}
+
+// GrantsAfter returns the grants that keep takes, by pod and pair, from the first one on that follows after; the zero
+// value is before all. limit is how many at most.
+func (t *Tracker) GrantsAfter(after Grant, limit int, keep func(Grant) bool) []Grant {
+	var found []Grant
+	t.mu.Lock()
+	for uid, of := range t.grants {
+		for p, g := range of {
+			if told := g.tell(uid, p); after.compare(told) < 0 && keep(told) {
+				found = append(found, told)
+			}
+		}
+	}
+	t.mu.Unlock()
+	slices.SortFunc(found, Grant.compare)
+	return found[:min(limit, len(found))]
 }
 
 // Grants returns how many grants there are.

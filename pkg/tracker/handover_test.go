@@ -58,7 +58,7 @@ func TestGrantsThatMayBeStaleAreNotTakenOver(t *testing.T) {
 		change  func(string) string
 	}{
 		"something was revoked": {func(s *records.Store) {
-			if _, err := s.Revoke(records.Revocation{Repository: app}, time.Now()); err != nil {
+			if _, err := s.Revoke(records.Revocation{Repository: app}, time.Now(), nil); err != nil {
 				t.Error(err)
 			}
 		}, same},

@@ -204,7 +204,7 @@ func (w *world) playRevoke(arg func(string) string, dry bool) string {
 		fmt.Fprintf(&b, "closed %s\n", short(p))
 	}
 	for _, p := range got.Marked {
-		fmt.Fprintf(&b, "still marked %s\n", short(p))
+		fmt.Fprintf(&b, "still marked %s\n", short(p.Pair))
 	}
 	for _, g := range got.Grants {
 		fmt.Fprintf(&b, "grant %s %s\n", g.Pod, short(g.Pair))

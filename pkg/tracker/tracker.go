@@ -83,7 +83,7 @@ type Tracker struct {
 	// mu guards the fields that follow; see the package comment for the lock order.
 	mu      sync.Mutex
 	grants  map[string]map[records.Pair]grant // by UID
-	running map[uint64]struct{}               // intents whose pull is under way here
+	running map[uint64]*Pull                  // by intent: those that are under way here
 	moving  int                               // pulls and removals in flight
 	moves   uint64                            // pulls and removals ever begun
 	uses    map[records.Pair]records.Use      // not yet flushed
@@ -101,7 +101,7 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) (*Trac
 		offers:  o.NodeOffers,
 		log:     o.Log,
 		grants:  map[string]map[records.Pair]grant{},
-		running: map[uint64]struct{}{},
+		running: map[uint64]*Pull{},
 		uses:    map[records.Pair]records.Use{},
 	}
 	t.SetRules(o.Rules)
@@ -136,9 +136,9 @@ func (r *Rules) exemption(p Pod) policy.Exemption {
 	}
 }
 
-// carries reports whether the runtime knows the image by the name; a name that only resolves
+// Carries reports whether the runtime knows the image by the name; a name that only resolves
 // as (a prefix of) an image ID is not among an image's names.
-func (i Image) carries(n imageref.Name) bool {
+func (i Image) Carries(n imageref.Name) bool {
 	for _, s := range i.Names {
 		if known, err := imageref.Parse(s); err == nil && known == n {
 			return true
@@ -147,8 +147,8 @@ func (i Image) carries(n imageref.Name) bool {
 	return false
 }
 
-// repositories returns the repositories of the image's names, sorted, each once.
-func (i Image) repositories() []string {
+// Repositories returns the repositories of the image's names, sorted, each once.
+func (i Image) Repositories() []string {
 	var all []string
 	for _, s := range i.Names {
 		if n, err := imageref.Parse(s); err == nil {
@@ -163,7 +163,7 @@ func (i Image) repositories() []string {
 func pairsOf(images []Image) []records.Pair {
 	var pairs []records.Pair
 	for _, i := range images {
-		for _, r := range i.repositories() {
+		for _, r := range i.Repositories() {
 			pairs = append(pairs, records.Pair{ImageID: i.ID, Repository: r})
 		}
 	}

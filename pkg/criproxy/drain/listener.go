@@ -55,8 +55,11 @@ func (l *Listener) take() (net.Conn, error) {
 }
 
 // Pause lets no more connections in and waits until those that are in are greeted, or ctx ends. It is called
-// once.
+// once; nil has none to let in.
 func (l *Listener) Pause(ctx context.Context) error {
+	if l == nil {
+		return nil
+	}
 	bounded, ok := l.Listener.(interface{ SetDeadline(t time.Time) error })
 	if !ok {
 		return fmt.Errorf("%T has no deadline", l.Listener)

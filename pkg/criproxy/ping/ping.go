@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// What a ping calls, and by what its answer is known. Method is of a service that is not served, like every one but the
+// What a ping calls, and by what its answer is known: Domain is in every status of pullgate's own. Method is of a service that is not served, like every one but the
 // CRI: the answer says that a call has been taken and handled, and no more.
 const (
 	Method = "/pullgate.dev.Server/Ping"

@@ -184,6 +184,18 @@ func (s *Source) ByUID(uid string) (Pod, bool) {
 	return s.pod(k), true
 }
 
+// ByName returns the pod with a namespace and name.
+func (s *Source) ByName(namespace, name string) (Pod, bool) {
+	k := s.store.at(key{namespace, name})
+	if k == nil {
+		return Pod{}, false
+	}
+	return s.pod(k), true
+}
+
+// Len returns how many pods are known.
+func (s *Source) Len() int { return s.store.len() }
+
 // Await is ByUID that waits for a pod which is not known yet, at most a second: a kubelet may have it a
 // moment earlier.
 func (s *Source) Await(ctx context.Context, uid string) (Pod, bool) {

@@ -151,6 +151,13 @@ func (s *store) at(at key) *known {
 	return s.byKey[at]
 }
 
+// len returns how many pods are known.
+func (s *store) len() int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return len(s.byKey)
+}
+
 // uid returns the pod with the UID, nil if it is not known.
 func (s *store) uid(uid string) *known {
 	s.mu.RLock()

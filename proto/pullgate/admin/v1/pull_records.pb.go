@@ -589,7 +589,7 @@ type Mark struct {
 	Pair *Pair `protobuf:"bytes,1,opt,name=pair,proto3" json:"pair,omitempty"`
 	// When it was set.
 	Set *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=set,proto3" json:"set,omitempty"`
-	// What set it: "start", "precheck", "pull" or "operator".
+	// What set it: "first start", "untracked" (a pod asked for the image, or pulled it) or "operator".
 	Origin        string `protobuf:"bytes,3,opt,name=origin,proto3" json:"origin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -816,7 +816,9 @@ type Image struct {
 	// Its marks.
 	Marks []*Mark `protobuf:"bytes,5,rep,name=marks,proto3" json:"marks,omitempty"`
 	// The repositories of its names that nothing is known of.
-	Untracked     []string `protobuf:"bytes,6,rep,name=untracked,proto3" json:"untracked,omitempty"`
+	Untracked []string `protobuf:"bytes,6,rep,name=untracked,proto3" json:"untracked,omitempty"`
+	// The repositories of which the record or the mark cannot be read. They need proof whatever the policy.
+	Unreadable    []string `protobuf:"bytes,7,rep,name=unreadable,proto3" json:"unreadable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -889,6 +891,13 @@ func (x *Image) GetMarks() []*Mark {
 func (x *Image) GetUntracked() []string {
 	if x != nil {
 		return x.Untracked
+	}
+	return nil
+}
+
+func (x *Image) GetUnreadable() []string {
+	if x != nil {
+		return x.Unreadable
 	}
 	return nil
 }
@@ -1482,7 +1491,8 @@ type ImageFilter struct {
 	Namespace string `protobuf:"bytes,4,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Something is known of the image since before this time.
 	CreatedBefore *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created_before,json=createdBefore,proto3" json:"created_before,omitempty"`
-	// Something is known of the image, and none of it was used since.
+	// There is a record of the image, and none of its records was used since. The use of an image that has marks
+	// alone is not noted, so it is not selected.
 	UnusedSince   *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=unused_since,json=unusedSince,proto3" json:"unused_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3201,7 +3211,9 @@ type VerifyStoreResponse struct {
 	// What cannot be read; nothing if the store is sound.
 	Problems []*StoreProblem `protobuf:"bytes,2,rep,name=problems,proto3" json:"problems,omitempty"`
 	// How long it took.
-	Took          *durationpb.Duration `protobuf:"bytes,3,opt,name=took,proto3" json:"took,omitempty"`
+	Took *durationpb.Duration `protobuf:"bytes,3,opt,name=took,proto3" json:"took,omitempty"`
+	// How many problems there are beside those that are told; no more than 1000 are.
+	Omitted       int64 `protobuf:"varint,4,opt,name=omitted,proto3" json:"omitted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3255,6 +3267,13 @@ func (x *VerifyStoreResponse) GetTook() *durationpb.Duration {
 		return x.Took
 	}
 	return nil
+}
+
+func (x *VerifyStoreResponse) GetOmitted() int64 {
+	if x != nil {
+		return x.Omitted
+	}
+	return 0
 }
 
 // A StoreProblem is one thing in the store that cannot be read.
@@ -3673,14 +3692,17 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x03pod\x18\x01 \x01(\v2\x19.pullgate.admin.v1.PodRefR\x03pod\x12+\n" +
 	"\x04pair\x18\x02 \x01(\v2\x17.pullgate.admin.v1.PairR\x04pair\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12#\n" +
-	"\rcredential_id\x18\x04 \x01(\tR\fcredentialId\"\xf3\x01\n" +
+	"\rcredential_id\x18\x04 \x01(\tR\fcredentialId\"\x93\x02\n" +
 	"\x05Image\x12\x19\n" +
 	"\bimage_id\x18\x01 \x01(\tR\aimageId\x127\n" +
 	"\bpresence\x18\x02 \x01(\x0e2\x1b.pullgate.admin.v1.PresenceR\bpresence\x12\x14\n" +
 	"\x05names\x18\x03 \x03(\tR\x05names\x123\n" +
 	"\arecords\x18\x04 \x03(\v2\x19.pullgate.admin.v1.RecordR\arecords\x12-\n" +
 	"\x05marks\x18\x05 \x03(\v2\x17.pullgate.admin.v1.MarkR\x05marks\x12\x1c\n" +
-	"\tuntracked\x18\x06 \x03(\tR\tuntracked\"\x12\n" +
+	"\tuntracked\x18\x06 \x03(\tR\tuntracked\x12\x1e\n" +
+	"\n" +
+	"unreadable\x18\a \x03(\tR\n" +
+	"unreadable\"\x12\n" +
 	"\x10GetStatusRequest\"\x88\x04\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
@@ -3854,11 +3876,12 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x13EndDistrustResponse\x121\n" +
 	"\x05ended\x18\x01 \x01(\v2\x1b.pullgate.admin.v1.DistrustR\x05ended\x123\n" +
 	"\baccepted\x18\x02 \x03(\v2\x17.pullgate.admin.v1.PairR\baccepted\"\x14\n" +
-	"\x12VerifyStoreRequest\"\x99\x01\n" +
+	"\x12VerifyStoreRequest\"\xb3\x01\n" +
 	"\x13VerifyStoreResponse\x12\x16\n" +
 	"\x06values\x18\x01 \x01(\x03R\x06values\x12;\n" +
 	"\bproblems\x18\x02 \x03(\v2\x1f.pullgate.admin.v1.StoreProblemR\bproblems\x12-\n" +
-	"\x04took\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04took\"8\n" +
+	"\x04took\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04took\x12\x18\n" +
+	"\aomitted\x18\x04 \x01(\x03R\aomitted\"8\n" +
 	"\fStoreProblem\x12\x14\n" +
 	"\x05where\x18\x01 \x01(\tR\x05where\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\"\x0f\n" +

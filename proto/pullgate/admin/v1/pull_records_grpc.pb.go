@@ -50,8 +50,12 @@ const (
 // PullRecords shows and corrects what pullgated knows: which credentials proved access to which image.
 //
 // Lists come in pages: page_size is how many entries a page has at most, 0 means 100, and more than 1000 are
-// 1000. page_token is the next_page_token of the page before, with the same filter; it stays good
-// while entries come and go, of which a walk may see some and not others. An empty next_page_token ends the list.
+// 1000; a page of large entries has fewer. page_token is the next_page_token of the page before, with the same
+// filter; it stays good while entries come and go, of which a walk may see some and not others. An empty
+// next_page_token ends the list. What is no page (a negative size, a token of another list) is INVALID_ARGUMENT.
+//
+// No request is larger than 64 KiB. An answer may be larger than what gRPC takes by default; take 16 MiB, as with
+// the CRI.
 //
 // What changes something takes dry_run: the answer then tells what would be done, and nothing is.
 type PullRecordsClient interface {
@@ -117,7 +121,8 @@ type PullRecordsClient interface {
 	// Backup sends a consistent copy of the store as it is at one moment, while the daemon goes on. The copy holds
 	// no credential and is of use only with this node's key, which is not in it.
 	//
-	// DATA_LOSS: the store could not be read to its end; what was sent is no backup.
+	// RESOURCE_EXHAUSTED: the disk of the store has no room for the copy, which is made beside it first. DATA_LOSS: the
+	// store could not be read to its end; what was sent is no backup.
 	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error)
 	// WatchDecisions sends every decision from now on that the decision log would hold, whether it is configured or
 	// not, until the caller hangs up. It never delays a decision: who reads too slowly misses some, and is told how many.
@@ -299,8 +304,12 @@ type PullRecords_WatchDecisionsClient = grpc.ServerStreamingClient[WatchDecision
 // PullRecords shows and corrects what pullgated knows: which credentials proved access to which image.
 //
 // Lists come in pages: page_size is how many entries a page has at most, 0 means 100, and more than 1000 are
-// 1000. page_token is the next_page_token of the page before, with the same filter; it stays good
-// while entries come and go, of which a walk may see some and not others. An empty next_page_token ends the list.
+// 1000; a page of large entries has fewer. page_token is the next_page_token of the page before, with the same
+// filter; it stays good while entries come and go, of which a walk may see some and not others. An empty
+// next_page_token ends the list. What is no page (a negative size, a token of another list) is INVALID_ARGUMENT.
+//
+// No request is larger than 64 KiB. An answer may be larger than what gRPC takes by default; take 16 MiB, as with
+// the CRI.
 //
 // What changes something takes dry_run: the answer then tells what would be done, and nothing is.
 type PullRecordsServer interface {
@@ -366,7 +375,8 @@ type PullRecordsServer interface {
 	// Backup sends a consistent copy of the store as it is at one moment, while the daemon goes on. The copy holds
 	// no credential and is of use only with this node's key, which is not in it.
 	//
-	// DATA_LOSS: the store could not be read to its end; what was sent is no backup.
+	// RESOURCE_EXHAUSTED: the disk of the store has no room for the copy, which is made beside it first. DATA_LOSS: the
+	// store could not be read to its end; what was sent is no backup.
 	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error
 	// WatchDecisions sends every decision from now on that the decision log would hold, whether it is configured or
 	// not, until the caller hangs up. It never delays a decision: who reads too slowly misses some, and is told how many.

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pullgate/pullgate/pkg/ctl/catalog"
+	"github.com/pullgate/pullgate/pkg/ctl/text"
+	"github.com/pullgate/pullgate/pkg/ctl/view"
+	"github.com/pullgate/pullgate/pkg/ctl/wholefile"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+func damaged(places int) error {
+	return &failure{
+		code: exitFailed, err: fmt.Errorf("%d places of the store cannot be read", places),
+		hint: "look at the disk; the chapter \"A lost or damaged store\" of docs/operations.md says how to go on",
+	}
+}
+
+func storeBackupCommand(c *console) *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "backup FILE",
+		Short: "Write a consistent copy of the store while pullgated goes on",
+		Long: `Write a copy of the store, as it is at one moment, while pullgated goes on. FILE is there
+whole, on disk and with mode 0600, or not at all; "-" is stdout. The copy is of use
+only on this node, with the node.key that it was written with: keep that beside it.`,
+		Example: `  pullgatectl store backup /root/pullgate-backup/records.db
+
+  # Onto another machine
+  pullgatectl store backup - | ssh backup 'cat > node-7-records.db'`,
+		Args: cobra.ExactArgs(1),
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "replace FILE if it is there")
+	o := outputFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		file := args[0]
+		if file == "-" {
+			if c.outTerminal {
+				return misused("send stdout to a file or another program", "a backup is not printed on a terminal")
+			}
+			return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+				_, err := catalog.Backup(ctx, api, c.out)
+				return backupFailure(err)
+			})
+		}
+		if err := wholefile.May(file, force); err != nil {
+			return backupFailure(err) // before the daemon begins to send
+		}
+		var size int64
+		err := c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) (err error) {
+			size, err = backUp(ctx, api, file, force)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		told, err := structpb.NewStruct(map[string]any{"file": file, "bytes": size})
+		if err != nil {
+			return err
+		}
+		return c.print(o, told, func(_ view.View, p *text.Page) { p.Line("%s written to %s", text.Size(size), file) })
+	}
+	return cmd
+}
+
+// backUp writes a backup to a file that is there whole or not at all.
+func backUp(ctx context.Context, api adminv1.PullRecordsClient, file string, replace bool) (size int64, err error) {
+	err = wholefile.Write(file, replace, func(w io.Writer) (err error) {
+		size, err = catalog.Backup(ctx, api, w)
+		return err
+	})
+	return size, backupFailure(err)
+}
+
+// backupFailure makes a failure of what goes wrong with a backup and its file. Other errors stay what they are.
+func backupFailure(err error) error {
+	f := &failure{code: exitFailed, err: err}
+	switch {
+	case errors.Is(err, catalog.ErrNotWhole):
+		f.hint = "what was sent is no backup; try again"
+	case errors.Is(err, wholefile.ErrExists):
+		f.hint = "give another name, or --force to replace it"
+	case errors.Is(err, wholefile.ErrNoFile):
+		f.code, f.hint = exitUsage, "give the name of a file, or - and send stdout there"
+	case errors.Is(err, fs.ErrNotExist):
+		f.hint = "make the directory first"
+	case errors.Is(err, fs.ErrPermission):
+		f.hint = "choose a directory that you may write to"
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		f.hint = "free space, or choose another disk; nothing was left behind"
+	default:
+		return err
+	}
+	return f
+}

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"context"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pullgate/pullgate/pkg/ctl/catalog"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// completeFlags has the shell complete the values of a command's flags by what the daemon knows.
+func (c *console) completeFlags(cmd *cobra.Command) {
+	for flag, from := range map[string]catalog.Source{
+		"repository": catalog.Repositories, "image-id": catalog.ImageIDs, "credential": catalog.Credentials,
+		"secret": catalog.Secrets, "pod": catalog.Pods, "pod-uid": catalog.PodUIDs, "namespace": catalog.Namespaces,
+	} {
+		if cmd.Flags().Lookup(flag) != nil {
+			_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+				return c.complete(cmd, begun, from), cobra.ShellCompDirectiveNoFileComp
+			})
+		}
+	}
+}
+
+// completeImages completes the one argument that is an image.
+func (c *console) completeImages(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return c.complete(cmd, begun, catalog.Names), cobra.ShellCompDirectiveNoFileComp
+}
+
+// harmless is what a shell, whose completion scripts quote as they like, takes for one word without a meaning.
+var harmless = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$`)
+
+// complete returns what the daemon knows that begins so. Whatever fails is silent: the line that is typed stays whole.
+func (c *console) complete(cmd *cobra.Command, begun string, from catalog.Source) []string {
+	quick := *c
+	quick.timeout = c.patience
+	ctx, cancel := context.WithTimeout(cmd.Context(), c.patience)
+	defer cancel()
+	var all []string
+	err := quick.ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) (err error) {
+		all, err = from(ctx, api)
+		return err
+	})
+	if err != nil {
+		return nil
+	}
+	all = slices.DeleteFunc(all, func(s string) bool { return !strings.HasPrefix(s, begun) || !harmless.MatchString(s) })
+	slices.Sort(all)
+	return slices.Compact(all)
+}

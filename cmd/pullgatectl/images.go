@@ -1,0 +1,125 @@
+package main
+
+import (
+	"cmp"
+	"context"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/pullgate/pullgate/pkg/ctl/catalog"
+	"github.com/pullgate/pullgate/pkg/ctl/text"
+	"github.com/pullgate/pullgate/pkg/ctl/view"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+func imagesCommand(c *console) *cobra.Command {
+	return groupCommand("images", "Show images and who proved access to them", "", imagesListCommand(c), imagesGetCommand(c))
+}
+
+// imageFilter is what the flags of `images list` select.
+type imageFilter struct {
+	repository, imageID, secret, secretUID, namespace string
+	olderThan, unusedFor                              string
+}
+
+func imagesListCommand(c *console) *cobra.Command {
+	var f imageFilter
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List images, by repository, with who may use them",
+		Long: `List the images that the runtime has or that something is known of, a line for each
+repository of an image. What is given as a filter has to fit all at once.
+
+ACCESS says who may use it:
+
+    open           every pod: it was pulled without a credential, or with the node's
+    2 credentials  pods that have one of them
+    preloaded      every pod, under a policy that exempts preloaded images
+    nobody         who proves access: nothing has been proved, or all was revoked
+    untracked      the same: nothing is known of it
+    unreadable     the same, whatever the policy: what is known of it cannot be read`,
+		Example: `  # What has Secret team-a/regcred opened?
+  pullgatectl images list --secret team-a/regcred
+
+  # Which repositories are known, for a script
+  pullgatectl images list -o json | jq -r '.images[].records[].pair.repository' | sort -u`,
+		Args: cobra.NoArgs,
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&f.repository, "repository", "", "only what is known of this `repository`")
+	flags.StringVar(&f.imageID, "image-id", "", "only the image of this `ID`, or of this beginning of one")
+	flags.StringVar(&f.secret, "secret", "", "only what this Secret, `namespace/name`, proved access to")
+	flags.StringVar(&f.secretUID, "secret-uid", "", "only what the Secret of this `UID` proved access to")
+	flags.StringVar(&f.namespace, "namespace", "", "only what a Secret of this `namespace` proved access to")
+	flags.StringVar(&f.olderThan, "older-than", "", "only what something is known of for longer than this `age`, as in 30d")
+	flags.StringVar(&f.unusedFor, "unused-for", "", "only what has not been used for this `age`, as in 12h")
+	most := limitFlag(cmd)
+	o := outputFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		filter, err := f.message(c)
+		if err := cmp.Or(err, most.check()); err != nil {
+			return err
+		}
+		return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+			all, err := catalog.Images(ctx, api, most.n, filter)
+			if err != nil {
+				return err
+			}
+			c.cut(all.GetNextPageToken(), len(all.GetImages()))
+			return c.print(o, all, func(v view.View, p *text.Page) { v.Images(p, all.GetImages()) })
+		})
+	}
+	c.completeFlags(cmd)
+	return cmd
+}
+
+func (f *imageFilter) message(c *console) (*adminv1.ImageFilter, error) {
+	var err error
+	m := &adminv1.ImageFilter{Repository: f.repository, ImageId: f.imageID, Namespace: f.namespace}
+	if m.Secret, err = secret(f.secret, f.secretUID); err != nil {
+		return nil, err
+	}
+	if m.CreatedBefore, err = c.before("older-than", f.olderThan); err != nil {
+		return nil, err
+	}
+	if m.UnusedSince, err = c.before("unused-for", f.unusedFor); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// before is the time that lies as long ago as a flag says; nil if it says nothing.
+func (c *console) before(flag, age string) (*timestamppb.Timestamp, error) {
+	if age == "" {
+		return nil, nil
+	}
+	d, err := text.ParseAge(age)
+	if err != nil {
+		return nil, misused("", "--%s: %w", flag, err)
+	}
+	return timestamppb.New(c.now().Add(-d)), nil
+}
+
+func imagesGetCommand(c *console) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "get IMAGE",
+		Short: "Show all that is known of one image",
+		Long:  "Show all that is known of one image, which is given by a name that the runtime has, by its ID, or by 7 digits or more of its beginning.",
+		Example: `  pullgatectl images get registry.example/team-a/app:1.4
+  pullgatectl images get 3f9a2c81d0be -o yaml`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: c.completeImages,
+	}
+	o := outputFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+			answer, err := api.GetImage(ctx, &adminv1.GetImageRequest{Image: args[0]})
+			if err != nil {
+				return err
+			}
+			return c.print(o, answer.GetImage(), func(v view.View, p *text.Page) { v.Image(p, answer.GetImage()) })
+		})
+	}
+	return cmd
+}

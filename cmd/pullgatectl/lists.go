@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pullgate/pullgate/pkg/ctl/catalog"
+	"github.com/pullgate/pullgate/pkg/ctl/text"
+	"github.com/pullgate/pullgate/pkg/ctl/view"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+func intentsCommand(c *console) *cobra.Command {
+	return groupCommand("intents", "Show pulls that are under way, or whose end nobody knows", "", intentsListCommand(c))
+}
+
+func intentsListCommand(c *console) *cobra.Command {
+	var repository string
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List pull intents, by repository",
+		Long: `List pull intents: pulls that are under way, and pulls whose answer was lost. As long as
+a repository has one, nothing of it is taken for preloaded. One whose answer was lost is
+settled by a list of images at least an hour later.`,
+		Args: cobra.NoArgs,
+	}
+	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
+	most := limitFlag(cmd)
+	o := outputFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := most.check(); err != nil {
+			return err
+		}
+		return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+			all, err := catalog.Intents(ctx, api, most.n, repository)
+			if err != nil {
+				return err
+			}
+			c.cut(all.GetNextPageToken(), len(all.GetIntents()))
+			return c.print(o, all, func(v view.View, p *text.Page) { v.Intents(p, all.GetIntents()) })
+		})
+	}
+	c.completeFlags(cmd)
+	return cmd
+}
+
+func grantsCommand(c *console) *cobra.Command {
+	return groupCommand("grants", "Show which pods were let in", "", grantsListCommand(c))
+}
+
+func grantsListCommand(c *console) *cobra.Command {
+	var pod, uid, namespace, repository string
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List grants, by pod UID",
+		Long: `List grants: which pods may use which image until they end, and what that rests on.
+REASON is the rule, or "granted" of a grant that was restored from a running container.`,
+		Args: cobra.NoArgs,
+	}
+	cmd.Flags().StringVar(&pod, "pod", "", "only those of this pod, `namespace/name`")
+	cmd.Flags().StringVar(&uid, "pod-uid", "", "only those of the pod of this `UID`")
+	cmd.Flags().StringVar(&namespace, "namespace", "", "only those of pods of this `namespace`")
+	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
+	cmd.MarkFlagsMutuallyExclusive("pod", "namespace")
+	most := limitFlag(cmd)
+	o := outputFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := most.check(); err != nil {
+			return err
+		}
+		who := &adminv1.PodRef{Uid: uid, Namespace: namespace}
+		if pod != "" {
+			var err error
+			if who.Namespace, who.Name, err = coordinates("pod", pod); err != nil {
+				return err
+			}
+		}
+		return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+			all, err := catalog.Grants(ctx, api, most.n, who, repository)
+			if err != nil {
+				return err
+			}
+			c.cut(all.GetNextPageToken(), len(all.GetGrants()))
+			return c.print(o, all, func(v view.View, p *text.Page) { v.Grants(p, all.GetGrants()) })
+		})
+	}
+	c.completeFlags(cmd)
+	return cmd
+}

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"go.uber.org/goleak"
+
+	"github.com/pullgate/pullgate/pkg/kubeletnode"
+	"github.com/pullgate/pullgate/pkg/kubeletnode/pointing"
+)
+
+// now is the time of the program under test: answers tell of days before it.
+const now = "2026-07-01T12:00:00Z"
+
+func TestMain(m *testing.M) {
+	testscript.Main(leakless{m}, map[string]func(){
+		"pullgatectl": func() { os.Exit(run(os.Args[1:], consoleAtNow())) },
+	})
+}
+
+// leakless fails if a test has left a goroutine behind.
+type leakless struct{ m *testing.M }
+
+func (l leakless) Run() int {
+	code := l.m.Run()
+	if err := goleak.Find(); err != nil && code == 0 {
+		_, _ = fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// consoleAtNow is that of the process, but for its clock.
+func consoleAtNow() *console {
+	c := system()
+	c.now = func() time.Time {
+		t, err := time.Parse(time.RFC3339, now)
+		if err != nil {
+			panic(err)
+		}
+		return t
+	}
+	c.node = pointing.Switch{Host: kubeletnode.Host{Root: c.getenv("NODE_ROOT")}, Settle: time.Millisecond}
+	return c
+}
+
+// UPDATE=1 go test writes what is printed into the scripts, to be read before it is committed.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata",
+		Deadline:            time.Now().Add(2 * time.Minute), // for a program that hangs
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		UpdateScripts:       os.Getenv("UPDATE") != "",
+		Setup: func(env *testscript.Env) error {
+			d, err := startDaemon(filepath.Join("testdata", "answers"))
+			if err != nil {
+				return err
+			}
+			env.Defer(func() {
+				d.stop()
+				_ = os.RemoveAll(d.dir)
+			})
+			env.Values["daemon"] = d
+			env.Setenv("PULLGATECTL_ENDPOINT", "unix://"+d.socket)
+			env.Setenv("SOCKET", d.socket)
+			env.Setenv("GORACE", "atexit_sleep_ms=0") // a second for each of hundreds of programs, otherwise
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"status":   exits,
+			"answer":   answer,
+			"requests": requests,
+			"hang-up":  hangUp,
+			"mode":     mode,
+			"clean":    clean,
+			"terminal": terminal,
+			"await":    await,
+			"only":     only,
+		},
+	})
+}
+
+// exits runs a program and compares its exit code: status 2 pullgatectl --nonsense.
+func exits(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: status code program [argument...]")
+	}
+	got := "0"
+	if err := ts.Exec(args[1], args[2:]...); err != nil {
+		coded, ok := err.(interface{ ExitCode() int })
+		if !ok {
+			ts.Fatalf("%v: %v", args[1:], err)
+		}
+		got = strconv.Itoa(coded.ExitCode())
+	}
+	if got != args[0] {
+		ts.Fatalf("%v exits with %s; want %s", args[1:], got, args[0])
+	}
+}
+
+func daemonOf(ts *testscript.TestScript) *daemon {
+	d, ok := ts.Value("daemon").(*daemon)
+	if !ok {
+		ts.Fatalf("there is no daemon")
+	}
+	return d
+}
+
+// answer has the daemon answer the next call of a method with a file, the one after with the next, and all
+// others with the last.
+func answer(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: answer method file...")
+	}
+	texts := make([]string, 0, len(args)-1)
+	for _, file := range args[1:] {
+		texts = append(texts, ts.ReadFile(file))
+	}
+	ts.Check(daemonOf(ts).answer(args[0], texts...))
+}
+
+// requests writes what the daemon was asked since the last time into a file.
+func requests(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: requests file")
+	}
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(daemonOf(ts).asked()), 0o600))
+}
+
+// hangUp ends the daemon and leaves its socket.
+func hangUp(ts *testscript.TestScript, _ bool, _ []string) {
+	daemonOf(ts).stop()
+}
+
+// mode compares the mode of a file: mode 0600 file.
+func mode(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: mode octal file")
+	}
+	info, err := os.Stat(ts.MkAbs(args[1]))
+	ts.Check(err)
+	if got := fmt.Sprintf("%04o", info.Mode().Perm()); got != args[0] {
+		ts.Fatalf("%s has mode %s; want %s", args[1], got, args[0])
+	}
+}
+
+// clean sees that nothing in the output of the last program would move a terminal.
+func clean(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 0 {
+		ts.Fatalf("usage: clean")
+	}
+	for _, stream := range []string{"stdout", "stderr"} {
+		for _, r := range ts.ReadFile(stream) {
+			if r != '\n' && (r < ' ' || r >= 0x7f && r < 0xa0 || strings.ContainsRune("\u202e\u200b\ufeff\ufffd", r)) {
+				ts.Fatalf("%q is on %s", r, stream)
+			}
+		}
+	}
+}
+
+// await waits until what fits a pattern has so many bytes: await 100 out.
+func await(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: await bytes pattern")
+	}
+	want, err := strconv.ParseInt(args[0], 10, 64)
+	ts.Check(err)
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		files, err := filepath.Glob(ts.MkAbs(args[1]))
+		ts.Check(err)
+		for _, f := range files {
+			if info, err := os.Stat(f); err == nil && info.Size() >= want {
+				return
+			}
+		}
+		if time.Now().After(end) {
+			ts.Fatalf("%v do not get %d bytes", files, want)
+		}
+	}
+}
+
+// only sees that a folder holds these files and no other: only folder file...
+func only(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 1 {
+		ts.Fatalf("usage: only folder file...")
+	}
+	entries, err := os.ReadDir(ts.MkAbs(args[0]))
+	ts.Check(err)
+	var got []string
+	for _, e := range entries {
+		got = append(got, e.Name())
+	}
+	if !slices.Equal(got, args[1:]) {
+		ts.Fatalf("%s holds %q; want %q", args[0], got, args[1:])
+	}
+}

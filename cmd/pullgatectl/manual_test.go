@@ -1,0 +1,71 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const manual = "../../docs/pullgatectl.md"
+
+// What the manual shows is what is printed. UPDATE=1 go test writes it anew.
+func TestManualShowsWhatIsPrinted(t *testing.T) {
+	if _, err := exec.LookPath("jq"); err != nil {
+		t.Skip("no jq on this machine")
+	}
+	d, err := startDaemon(filepath.Join("testdata", "answers"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		d.stop()
+		_ = os.RemoveAll(d.dir)
+	})
+	raw, err := os.ReadFile(manual)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want strings.Builder
+	inside, ran := false, 0
+	for line := range strings.Lines(string(raw)) {
+		command, isCommand := strings.CutPrefix(line, "$ ")
+		switch {
+		case strings.HasPrefix(line, "```"):
+			inside = line == "```console\n"
+		case inside && !isCommand:
+			continue // what was printed
+		}
+		want.WriteString(line)
+		if inside && isCommand {
+			want.WriteString(printed(t, d, command))
+			ran++
+		}
+	}
+	if ran < 10 {
+		t.Errorf("the manual shows %d commands; want more", ran)
+	}
+	if string(raw) == want.String() {
+		return
+	}
+	if os.Getenv("UPDATE") == "" {
+		t.Fatalf("%s does not show what is printed; it would be\n%s", manual, want.String())
+	}
+	if err := os.WriteFile(manual, []byte(want.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// printed is what a shell shows of a command, whatever it exits with.
+func printed(t *testing.T, d *daemon, command string) string {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", command)
+	cmd.Dir = t.TempDir()
+	cmd.Env = append(os.Environ(), endpointVariable+"=unix://"+d.socket)
+	out, err := cmd.CombinedOutput()
+	if err != nil && cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}

@@ -1,0 +1,244 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pullgate/pullgate/pkg/config"
+	"github.com/pullgate/pullgate/pkg/ctl/configured"
+	"github.com/pullgate/pullgate/pkg/ctl/text"
+	"github.com/pullgate/pullgate/pkg/ctl/view"
+	"github.com/pullgate/pullgate/pkg/kubeletnode/pointing"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+const nodeLong = `Point the kubelet of this node at pullgated, take that back, and tell what it dials.
+
+It knows the ways of kubeadm, of a kubelet in a systemd unit of its own, of k3s and of
+RKE2. Pods that run go on: the kubelet finds the same containers behind the other socket.`
+
+func nodeCommand(c *console) *cobra.Command {
+	return groupCommand("node", "Point the kubelet of this node at pullgated, and back", nodeLong,
+		nodeEnableCommand(c), nodeDisableCommand(c), nodeStatusCommand(c))
+}
+
+func nodeEnableCommand(c *console) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "enable",
+		Short: "Point the kubelet at pullgated, and take it back if the node does not stay well",
+		Long: `Point the kubelet at pullgated.
+
+It looks at how the kubelet of this node is told what to dial, and plans a file of its own
+where there is a place for one. It refuses a node that is not well already, a pullgated
+that does not run, is not enabled for the next boot or forwards to another runtime than
+the kubelet dials, and a node on which something else would have the last word.
+
+What it will do is shown first, on stderr. Then it asks whether to go on; where nobody can
+answer, --yes has to say so beforehand. --dry-run stops before that.
+
+Then the kubelet is restarted and watched. If it is not well within --wait, or Ctrl-C is
+pressed, all of it is taken back and the kubelet restarted once more. Killed midway, run
+it again, or pullgatectl node disable: both get to a whole state.`,
+		Example: `  # What would it do?
+  pullgatectl node enable --dry-run
+
+  # In a script
+  pullgatectl node enable --yes`,
+		Args: cobra.NoArgs,
+	}
+	s := nodeFlags(c, cmd)
+	how := consentFlags(cmd)
+	o := formatFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		d, err := s.running(cmd.Context())
+		if err != nil {
+			return err
+		}
+		return s.carryOut(cmd.Context(), o, how, d, "Point the kubelet at pullgated?", pointing.Switch.Enable)
+	}
+	return cmd
+}
+
+func nodeDisableCommand(c *console) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "disable",
+		Short: "Take back what node enable did: the kubelet dials the runtime itself",
+		Long: `Take back what node enable did, and nothing else: every file is what it was before, but
+for what somebody else changed since, which is left as it is and told.
+
+It needs neither pullgated nor its configuration, and does without the journal of node
+enable where files tell by themselves who wrote them. Do this before pullgated is removed:
+without it a kubelet that is pointed at it reaches no runtime.
+
+What it will do is shown first, on stderr, and asked for; --yes and --dry-run do as they do
+with node enable. If the kubelet does not get well it stays disabled.`,
+		Example: `  pullgatectl node disable --dry-run
+  pullgatectl node disable --yes`,
+		Args: cobra.NoArgs,
+	}
+	s := nodeFlags(c, cmd)
+	how := consentFlags(cmd)
+	o := formatFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		d, _ := s.configured() // its defaults do if it cannot be read
+		return s.carryOut(cmd.Context(), o, how, d, "Take it back?", pointing.Switch.Disable)
+	}
+	return cmd
+}
+
+func nodeStatusCommand(c *console) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Tell what the kubelet dials, and which file says so",
+		Args:  cobra.NoArgs,
+	}
+	s := nodeFlags(c, cmd)
+	o := formatFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		d, wrong := s.configured()
+		st, err := s.on(d).Status(cmd.Context())
+		if err != nil {
+			return unpointed(err)
+		}
+		if wrong != nil {
+			st.Wrong = append(st.Wrong, fmt.Sprintf("pullgated's configuration cannot be read, its defaults were taken: %v", wrong))
+		}
+		return c.print(o, st, func(_ view.View, p *text.Page) { draw(p, st.Lines()) })
+	}
+	return cmd
+}
+
+// A nodeSwitch is what the flags of a command of node say.
+type nodeSwitch struct {
+	c            *console
+	config, unit string
+	wait         time.Duration
+}
+
+func nodeFlags(c *console, cmd *cobra.Command) *nodeSwitch {
+	s := &nodeSwitch{c: c}
+	cmd.Flags().StringVar(&s.config, "config", "/etc/pullgate/config.yaml", "pullgated's configuration `file`")
+	cmd.Flags().StringVar(&s.unit, "unit", "", "the systemd `unit` that runs the kubelet; one is looked for if it is not given")
+	if cmd.Name() != "status" {
+		cmd.Flags().DurationVar(&s.wait, "wait", 2*time.Minute, "how long the kubelet may take to be well after its restart")
+	}
+	_ = cmd.RegisterFlagCompletionFunc("unit", cobra.FixedCompletions([]string{"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-server.service", "rke2-agent.service"}, cobra.ShellCompDirectiveNoFileComp))
+	return s
+}
+
+// on is the switch between the kubelet and a daemon.
+func (s *nodeSwitch) on(d pointing.Daemon) pointing.Switch {
+	to := s.c.node
+	to.Daemon, to.Unit, to.Wait = d, s.unit, s.wait
+	to.Say = func(line string) { _, _ = fmt.Fprintln(s.c.err, text.Safe(line)) }
+	return to
+}
+
+// configured is the daemon as its configuration file tells, and as its defaults tell if that cannot be read.
+func (s *nodeSwitch) configured() (pointing.Daemon, error) {
+	loaded, err := config.Load(s.c.node.Host.Path(s.config))
+	if err != nil {
+		return configured.File(config.Default()), err
+	}
+	return configured.File(loaded), nil
+}
+
+// running is the daemon as it says itself that it was configured, if its configuration file says the same.
+func (s *nodeSwitch) running(ctx context.Context) (pointing.Daemon, error) {
+	file, err := config.Load(s.c.node.Host.Path(s.config))
+	if err != nil {
+		return pointing.Daemon{}, misused("mend it, see that pullgated --check-config likes it, then systemctl restart pullgated", "pullgated's configuration %s: %w", s.config, err)
+	}
+	if file.Admin.Listen == "" {
+		return configured.File(file), nil
+	}
+	if s.c.endpoint == "" && s.c.getenv(endpointVariable) == "" {
+		s.c.endpoint = file.Admin.Listen
+	}
+	var d pointing.Daemon
+	err = s.c.ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) error {
+		status, err := api.GetStatus(ctx, &adminv1.GetStatusRequest{})
+		if err != nil {
+			return err
+		}
+		if d, err = configured.Running(file, s.config, status); err != nil {
+			return unpointed(err)
+		}
+		return nil
+	})
+	return d, err
+}
+
+// carryOut shows a plan, and applies it if that is wanted.
+func (s *nodeSwitch) carryOut(ctx context.Context, o *output, how *consent, d pointing.Daemon, question string,
+	plan func(pointing.Switch, context.Context) (pointing.Plan, error),
+) error {
+	if s.wait <= 0 {
+		return misused("give it a minute or two", "--wait %s: it is more than 0", s.wait)
+	}
+	if !how.dryRun && !how.yes && !s.c.inTerminal {
+		return misused("add --yes to do it, or --dry-run to see what it would do", "nobody can be asked whether to go on: stdin is no terminal")
+	}
+	to := s.on(d)
+	p, err := plan(to, ctx)
+	if err != nil {
+		return unpointed(err)
+	}
+	if how.dryRun || len(p.Steps) == 0 {
+		return s.c.print(o, p, func(_ view.View, page *text.Page) { draw(page, p.Lines()) })
+	}
+	page := &text.Page{Colours: s.c.errTerminal && s.c.colours()}
+	draw(page, p.Lines())
+	if _, err := s.c.err.Write(page.Take()); err != nil {
+		return fmt.Errorf("show what would be done: %w", err)
+	}
+	if !how.yes {
+		if err := s.c.confirm(ctx, question); err != nil {
+			return err
+		}
+	}
+	if err := to.Apply(ctx, p); err != nil {
+		return unpointed(err)
+	}
+	st, err := to.Status(ctx)
+	if err != nil {
+		return unpointed(err)
+	}
+	return s.c.print(o, st, func(_ view.View, p *text.Page) { draw(p, st.Lines()) })
+}
+
+// unpointed makes a failure of an error of pointing.
+func unpointed(err error) error {
+	f := &failure{code: exitFailed, err: err}
+	if hint, ok := errors.AsType[*pointing.HintError](err); ok {
+		f.hint = hint.Hint
+	}
+	switch {
+	case errors.Is(err, pointing.ErrNotReached):
+		f.code = exitNotReached
+	case errors.Is(err, pointing.ErrBusy):
+		f.hint = "wait for it, then look at pullgatectl node status"
+	case errors.Is(err, fs.ErrPermission) && f.hint == "":
+		f.hint = "run it as root"
+	}
+	return f
+}
+
+func draw(p *text.Page, lines []string) {
+	for i, line := range lines {
+		colour := text.Plain
+		switch {
+		case i == 0 && strings.HasPrefix(line, "enabled"):
+			colour = text.Good
+		case strings.HasPrefix(line, "  ! "):
+			colour = text.Heed
+		}
+		p.Paint(colour, "%s", line)
+	}
+}

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pullgate/pullgate/pkg/ctl/view"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+func revokeCommand(c *console) *cobra.Command {
+	var request adminv1.RevokeRequest
+	var secretName, secretUID string
+	cmd := &cobra.Command{
+		Use:   "revoke",
+		Short: "Take proofs back, and end the grants that rest on them",
+		Long: `Take proofs back: what is selected, all of it at once, has to be proved at the registry
+again. The grants that rest on it end at once; containers that run go on. With
+--repository and --image-id alone, what was open to every pod is closed as well.` + changing,
+		Example: `  # A credential has leaked
+  pullgatectl revoke --secret team-a/regcred
+
+  # Everybody has to prove access to this repository again
+  pullgatectl revoke --repository registry.example/team-a/app --yes`,
+		Args: cobra.NoArgs,
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&request.CredentialId, "credential", "", "what the credential of this `ID`, or of this beginning of one, proved")
+	flags.StringVar(&request.Repository, "repository", "", "what was proved of this `repository`")
+	flags.StringVar(&request.ImageId, "image-id", "", "what was proved of the image of this `ID`, or of this beginning of one")
+	flags.StringVar(&secretName, "secret", "", "what this Secret, `namespace/name`, proved")
+	flags.StringVar(&secretUID, "secret-uid", "", "what the Secret of this `UID` proved")
+	flags.StringVar(&request.Namespace, "namespace", "", "what the Secrets of this `namespace` proved")
+	how := consentFlags(cmd)
+	o := outputFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		var err error
+		if request.Secret, err = secret(secretName, secretUID); err != nil {
+			return err
+		}
+		if proto.Equal(&request, &adminv1.RevokeRequest{}) {
+			return misused("give --credential, --repository, --image-id, --secret, --secret-uid or --namespace", "nothing is selected")
+		}
+		return carryOut(cmd.Context(), c, o, how, change[*adminv1.RevokeResponse]{
+			question: "Revoke this?",
+			nothing:  "Nothing to revoke: no proof fits.",
+			do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.RevokeResponse, error) {
+				var err error
+				if request.ImageId, err = imageID(ctx, api, request.GetImageId()); err != nil {
+					return nil, err
+				}
+				if request.CredentialId, err = credentialID(ctx, api, request.GetCredentialId()); err != nil {
+					return nil, err
+				}
+				request.DryRun = dryRun
+				return api.Revoke(ctx, &request)
+			},
+			empty: func(r *adminv1.RevokeResponse) bool {
+				return len(r.GetProofs())+len(r.GetClosed())+len(r.GetGrants()) == 0
+			},
+			plan: view.View.Revocation,
+			done: view.View.Revoked,
+		})
+	}
+	c.completeFlags(cmd)
+	return cmd
+}

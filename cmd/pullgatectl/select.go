@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/pullgate/pullgate/pkg/ctl/catalog"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// coordinates reads NAMESPACE/NAME of a flag.
+func coordinates(flag, value string) (namespace, name string, err error) {
+	namespace, name, ok := strings.Cut(value, "/")
+	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+		return "", "", misused("write it as in --"+flag+" team-a/app", "--%s %q is not NAMESPACE/NAME", flag, value)
+	}
+	return namespace, name, nil
+}
+
+// secret reads a Secret from the values of --secret and --secret-uid; nil if both are empty.
+func secret(name, uid string) (*adminv1.SecretRef, error) {
+	s := &adminv1.SecretRef{Uid: uid}
+	if name != "" {
+		var err error
+		if s.Namespace, s.Name, err = coordinates("secret", name); err != nil {
+			return nil, err
+		}
+	} else if uid == "" {
+		return nil, nil
+	}
+	return s, nil
+}
+
+// unfit makes a failure of an ID that a flag gives.
+func unfit(flag string, err error) error {
+	err = fmt.Errorf("--%s %w", flag, err)
+	switch {
+	case errors.Is(err, catalog.ErrNoID):
+		return &failure{code: exitUsage, err: err, hint: "give 7 digits or more; pullgatectl images list and images get show 12"}
+	case errors.Is(err, catalog.ErrNone):
+		return &failure{code: exitFailed, err: err, hint: "pullgatectl images get IMAGE has those of an image"}
+	case errors.Is(err, catalog.ErrSeveral):
+		return &failure{code: exitFailed, err: err, hint: "give more digits"}
+	default:
+		return err
+	}
+}
+
+// imageID is the whole image ID that --image-id begins.
+func imageID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
+	whole, err := catalog.ImageID(ctx, api, id)
+	if err != nil {
+		return "", unfit("image-id", err)
+	}
+	return whole, nil
+}
+
+// credentialID is the whole credential ID that --credential begins.
+func credentialID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
+	whole, err := catalog.CredentialID(ctx, api, id)
+	if err != nil {
+		return "", unfit("credential", err)
+	}
+	return whole, nil
+}

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pullgate/pullgate/pkg/ctl/text"
+	"github.com/pullgate/pullgate/pkg/ctl/view"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// storeCommand is the group of what is about the store as a file. Those that ask the daemon stand first; those that
+// read a file which no daemon has open are added below them.
+func storeCommand(c *console) *cobra.Command {
+	return groupCommand("store", "Verify and back up the store of pull records", "",
+		storeVerifyCommand(c),
+		storeBackupCommand(c),
+	)
+}
+
+func storeVerifyCommand(c *console) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "verify",
+		Short: "Have pullgated read its whole store, and tell what cannot be read",
+		Long: `Have pullgated read its whole store while it goes on, and tell what cannot be read. What
+cannot be read needs proof. The exit code is 1 if there is such a thing. Give a large
+store more time with --timeout.`,
+		Args: cobra.NoArgs,
+	}
+	o := outputFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+			answer, err := api.VerifyStore(ctx, &adminv1.VerifyStoreRequest{})
+			if err != nil {
+				return err
+			}
+			if err := c.print(o, answer, func(v view.View, p *text.Page) { v.Verification(p, answer) }); err != nil {
+				return err
+			}
+			if n := len(answer.GetProblems()); n > 0 {
+				return damaged(n)
+			}
+			return nil
+		})
+	}
+	return cmd
+}

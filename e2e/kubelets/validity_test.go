@@ -1,0 +1,56 @@
+package kubelets_test
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// A proof that is older than credentialValidity is renewed at the registry by the next pod. While the registry is
+// away it stands for registryUnavailableGrace longer, and without a grace it does not.
+func expiry(s *story) {
+	const validity = 12 * time.Second
+	expires := fmt.Sprintf("credentialValidity: %s", validity)
+	expired := func() { time.Sleep(validity) }
+	install := func(settings ...string) {
+		s.must(s.gate.Restart(context.WithoutCancel(s.Context()), s.settings(settings...)...))
+		if s.sourced {
+			s.inStep()
+		}
+	}
+	s.Cleanup(func() { install("credentialValidity: 0s") })
+	r := s.registry()
+	app := s.push(r, "app:1", node.Image{})
+	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
+	ownerNever := owner
+	ownerNever.policy = never
+	want := neverPulled
+	if s.sourced { // nobody is going to ask the registry for it, so that the grace has begun
+		want = running
+	}
+
+	install(expires, "registryUnavailableGrace: 1h")
+	s.tell(step{who: "A, with its secret", pod: owner, want: running, asks: downloads})
+	expired()
+	s.tell(
+		step{who: "A, Never, its proof expired", pod: ownerNever, want: want},
+		step{who: "A, its proof expired", pod: owner, want: running, asks: manifest},
+	)
+	expired()
+	s.must(r.Down())
+	s.tell(
+		step{who: "A, its proof expired and the registry down", pod: owner, want: running},
+		step{who: "D, not proved", pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: pullFailed, says: `connection refused`},
+		step{who: "B without a secret", pod: pod{team: "b", image: app}, want: pullFailed, says: `connection refused`},
+	)
+
+	install(expires)
+	s.tell(
+		step{who: "A, its proof expired, the registry down, no grace", pod: owner, want: pullFailed, says: `connection refused`},
+		step{who: "A, Never, its proof expired, no grace", pod: ownerNever, want: neverPulled},
+	)
+	s.must(r.Up())
+	s.tell(step{who: "A, the registry back", pod: owner, want: running, asks: manifest})
+}

@@ -1,0 +1,145 @@
+package records
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// A store is walked page by page, each in a transaction of its own: a reader that takes its time holds up neither the
+// writers nor the reuse of pages in the file. What comes and goes between two pages may be seen or not.
+
+// An ImageFacts is everything that the store knows about one image ID.
+type ImageFacts struct {
+	ImageID string
+	Records []Record // by repository
+	Marks   []Mark   // by repository
+	// Unreadable are the repositories of which something cannot be read. They need proof whatever the policy.
+	Unreadable []string
+}
+
+// Images returns what is known about the image IDs from one on, by image ID: at most limit of them.
+func (s *Store) Images(from string, limit int) (all []ImageFacts, err error) {
+	err = s.view(func(tx *bolt.Tx) error {
+		all = nil
+		recs, marks := tx.Bucket([]byte(bucketRecords)).Cursor(), tx.Bucket([]byte(bucketMarks)).Cursor()
+		rk, rv := recs.Seek([]byte(from))
+		mk, mv := marks.Seek([]byte(from))
+		for len(all) < limit && (rk != nil || mk != nil) {
+			f := ImageFacts{ImageID: pairOf(first(rk, mk)).ImageID}
+			for ; rk != nil && pairOf(rk).ImageID == f.ImageID; rk, rv = recs.Next() {
+				f.Records = appendTo(&f, bucketRecords, f.Records, rk, rv)
+			}
+			for ; mk != nil && pairOf(mk).ImageID == f.ImageID; mk, mv = marks.Next() {
+				f.Marks = appendTo(&f, bucketMarks, f.Marks, mk, mv)
+			}
+			all = append(all, f)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list images of the store: %w", err)
+	}
+	return all, nil
+}
+
+// first returns the key that comes first; one that is nil comes after all others.
+func first(a, b []byte) []byte {
+	if a == nil || b != nil && bytes.Compare(b, a) < 0 {
+		return b
+	}
+	return a
+}
+
+func appendTo[T any](f *ImageFacts, bucket string, to []T, k, v []byte) []T {
+	var value T
+	if decode(bucket, k, v, &value) != nil {
+		f.Unreadable = append(f.Unreadable, pairOf(k).Repository)
+		return to
+	}
+	return append(to, value)
+}
+
+// MarksFrom returns the marks of the pairs from one on, by image ID and repository: at most limit of them. One that
+// cannot be read is returned with its pair alone.
+func (s *Store) MarksFrom(from Pair, limit int) ([]Mark, error) {
+	return page(s, bucketMarks, from.key(), limit, func(k []byte) Mark { return Mark{Pair: pairOf(k)} })
+}
+
+// IntentsFrom returns the intents from one on, by repository and ID: at most limit of them. One that cannot be read is
+// returned with its repository and ID alone.
+func (s *Store) IntentsFrom(repository string, id uint64, limit int) ([]Intent, error) {
+	return page(s, bucketIntents, Intent{Repository: repository, ID: id}.key(), limit, intentOf)
+}
+
+func page[T any](s *Store, bucket string, from []byte, limit int, byKey func(k []byte) T) (all []T, err error) {
+	err = s.view(func(tx *bolt.Tx) error {
+		all = nil
+		c := tx.Bucket([]byte(bucket)).Cursor()
+		for k, v := c.Seek(from); k != nil && len(all) < limit; k, v = c.Next() {
+			var value T
+			if decode(bucket, k, v, &value) != nil {
+				value = byKey(k)
+			}
+			all = append(all, value)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list bucket %s: %w", bucket, err)
+	}
+	return all, nil
+}
+
+// Details is Facts with what is behind its counts, read in one snapshot.
+type Details struct {
+	Facts
+	Mark       *Mark    // nil if there is none
+	OfIntents  []Intent // of the pair's repository
+	RivalNames []string // the other repositories that have a record for the image ID
+}
+
+// Describe returns everything that is known about a pair. The error is that of Lookup; of what cannot be read the
+// Details hold what its key tells.
+func (s *Store) Describe(p Pair) (d Details, err error) {
+	var unreadable error
+	err = s.view(func(tx *bolt.Tx) error {
+		d = Details{}
+		d.Facts, unreadable = lookup(tx, p)
+		var m Mark
+		if ok, err := get(tx, bucketMarks, p.key(), &m); ok && err == nil {
+			d.Mark = &m
+		}
+		prefix, length := ofRepository(p.Repository)
+		c := tx.Bucket([]byte(bucketIntents)).Cursor()
+		for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
+			var in Intent
+			if decode(bucketIntents, k, v, &in) != nil {
+				in = intentOf(k)
+			}
+			if len(k) == length {
+				d.OfIntents = append(d.OfIntents, in)
+			}
+		}
+		c = tx.Bucket([]byte(bucketRecords)).Cursor()
+		prefix = []byte(p.ImageID + "\x00")
+		for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
+			if other := pairOf(k); other != p {
+				d.RivalNames = append(d.RivalNames, other.Repository)
+			}
+		}
+		return nil
+	})
+	if err = cmp.Or(err, unreadable); err != nil {
+		return d, fmt.Errorf("look up %s of %s: %w", p.ImageID, p.Repository, err)
+	}
+	return d, nil
+}
+
+// After returns the first image ID, as Images takes it, that can follow one.
+func After(imageID string) string { return imageID + "\x01" }
+
+// Next returns the first pair, as MarksFrom takes it, that can follow the pair.
+func (p Pair) Next() Pair { return Pair{ImageID: p.ImageID, Repository: p.Repository + "\x00"} }

@@ -1,0 +1,28 @@
+package tracker
+
+import (
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrNoIntent is returned by [Tracker.BeginPull] when the intent cannot be written. The pull must
+	// then not be made: its success could not be told from an image that was always there.
+	ErrNoIntent = errors.New("tracker: pull intent not written")
+	// ErrNothingSelected is returned for a correction that names nothing. It is not taken for one of everything.
+	ErrNothingSelected = errors.New("tracker: nothing is selected")
+	// ErrNotPresent is returned by [Tracker.AcceptMarks] if nothing that is selected is on the node.
+	ErrNotPresent = errors.New("tracker: nothing that is selected is on the node")
+	// ErrDistrusted is returned by [Tracker.AcceptMarks] while the store is distrusted.
+	ErrDistrusted = errors.New("tracker: the store is distrusted; end that first")
+	// ErrTrusted is returned by [Tracker.EndDistrust] for a store that is not distrusted.
+	ErrTrusted = errors.New("tracker: the store is not distrusted")
+	// ErrBusy is returned by [Tracker.AcceptMarks] if pulls or removals are under way that make the runtime's list doubtful.
+	ErrBusy = errors.New("tracker: pulls or removals are under way; try again when they have ended")
+	// ErrRuntime is returned for a correction that needs the list of images, if the runtime does not give it.
+	ErrRuntime = errors.New("tracker: the runtime cannot be asked")
+	// ErrStore is returned for a correction that cannot be written.
+	ErrStore = errors.New("tracker: the store of pull records cannot be written")
+)
+
+func unwritten(err error) error { return fmt.Errorf("%w: %w", ErrStore, err) }

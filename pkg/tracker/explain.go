@@ -1,0 +1,163 @@
+package tracker
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+// A Standing says what a credential is worth for a pair.
+type Standing uint8
+
+// The values of a Standing.
+const (
+	ProvedNothing Standing = iota
+	Valid
+	InGrace // expired, and stands only where the registry cannot be asked
+	Expired
+	Rotated // its Secret proved access with another content, in whose place it will be put when the pod asks
+)
+
+// An Explanation is what [Tracker.Check] would come to, and what that rests on.
+type Explanation struct {
+	Verdict
+	// Rules are those in force.
+	Rules Rules
+	// Evidence is what was judged.
+	Evidence policy.Evidence
+	// Known is what the store holds about the pair now, before any rotation or mark that Check would write.
+	Known records.Details
+	// Unreadable says why a part of it cannot be read; nil if it can.
+	Unreadable error
+	// Grant is the pod's for the pair, nil if it has none.
+	Grant *Grant
+	// Standings are those of the request's Secrets, in their order.
+	Standings []Standing
+	// Distrust is why nothing is taken for preloaded; nil if the store is trusted.
+	Distrust *records.Distrust
+}
+
+// Explain judges as Check does and has no effect: no grant, no mark, no rotation, no time of use, nothing that goes back
+// with the clock. Where Check would do any of it before it judges, Explain judges as if it had been done.
+func (t *Tracker) Explain(ctx context.Context, r Request) Explanation {
+	rules := t.rules.Load()
+	all := map[records.Pair]Explanation{}
+	v := t.choose(r, func(c candidate) Verdict {
+		e := t.explainPair(ctx, rules, r, c)
+		all[c.pair] = e
+		return e.Verdict
+	})
+	e := all[v.Pair] // the zero value of an image that is absent
+	e.Verdict, e.Rules, e.Distrust = v, *rules, t.store.Distrusted()
+	e.Rules.ExemptNamespaces = slices.Clone(rules.ExemptNamespaces)
+	return e
+}
+
+func (t *Tracker) explainPair(ctx context.Context, rules *Rules, r Request, c candidate) Explanation {
+	known, err := t.store.Describe(c.pair)
+	e := Explanation{Known: known, Unreadable: err}
+	facts := known.Facts
+	if err != nil {
+		facts = records.Facts{} // as Lookup has it
+	}
+	if err == nil && mayBePreloaded(facts, r, c) {
+		facts.Marked = t.wouldMark(ctx, c.pair)
+	}
+	facts.Record = clamped(rules, facts.Record)
+	f := t.find(rules, r, c, facts, err)
+	e.Standings = t.standings(rules, facts.Record, r.Secrets)
+	if f.needsRotation() {
+		if next, ok := wouldRotate(c.pair, facts.Record, r.Secrets); ok {
+			facts.Record = next
+			f = t.find(rules, r, c, facts, nil)
+		}
+	}
+	e.Verdict, e.Evidence = f.Verdict, f.evidence
+	if f.evidence.Granted {
+		told := f.grant.tell(r.Pod.UID, c.pair)
+		e.Grant = &told
+	}
+	if r.Pod.UID != "" && f.Allowed() && e.Grant == nil {
+		e.First = true
+	}
+	return e
+}
+
+// wouldMark reports whether a scan that is made now marks a pair.
+func (t *Tracker) wouldMark(ctx context.Context, p records.Pair) bool {
+	sc, ok := t.plan(ctx)
+	if !ok {
+		return false
+	}
+	due, err := t.store.Due(sc.Pairs)
+	return err == nil && sc.Still() && slices.Contains(due, p)
+}
+
+// clamped returns a record as clamp leaves it, a copy if that is another one.
+func clamped(rules *Rules, r *records.Record) *records.Record {
+	if !rules.ahead(r) {
+		return r
+	}
+	now, next := time.Now(), *r
+	next.Proofs = slices.Clone(r.Proofs)
+	for i := range next.Proofs {
+		if p := &next.Proofs[i]; p.LastProved.After(now) {
+			p.LastProved = now
+		}
+	}
+	return &next
+}
+
+// wouldRotate returns the record as rotated leaves it, and whether it rotates anything.
+func wouldRotate(p records.Pair, r *records.Record, secrets []Secret) (*records.Record, bool) {
+	for _, s := range secrets {
+		if !rotates(r, s, secrets) {
+			continue
+		}
+		if next, ok := r.Rotated(rotation(p, s)); ok {
+			return &next, true
+		}
+	}
+	return nil, false
+}
+
+func (t *Tracker) standings(rules *Rules, r *records.Record, secrets []Secret) []Standing {
+	all := make([]Standing, len(secrets))
+	if r == nil {
+		return all
+	}
+	now := time.Now()
+	for i, s := range secrets {
+		switch rules.standing(proofOf(r, s.Credential), now) {
+		case valid:
+			all[i] = Valid
+		case inGrace:
+			all[i] = InGrace
+		case expired:
+			all[i] = Expired
+		case unproved:
+			if rotates(r, s, secrets) {
+				all[i] = Rotated
+			}
+		}
+	}
+	return all
+}
+
+// Expires returns when a proof has to be renewed; the zero time is never.
+func (r *Rules) Expires(p records.Proof) time.Time {
+	if r.Validity <= 0 {
+		return time.Time{}
+	}
+	return p.LastProved.Add(r.Validity)
+}
+
+// Rules returns the rules in force.
+func (t *Tracker) Rules() Rules {
+	r := *t.rules.Load()
+	r.ExemptNamespaces = slices.Clone(r.ExemptNamespaces)
+	return r
+}
