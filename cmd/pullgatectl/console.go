@@ -28,6 +28,9 @@ type console struct {
 	// node is the machine whose kubelet is pointed; the zero value is this one.
 	node pointing.Switch
 
+	// patience is how long somebody who has pressed Tab waits for the daemon.
+	patience time.Duration
+
 	// Set by the flags that every command has.
 	endpoint string
 	timeout  time.Duration
@@ -40,6 +43,8 @@ func system() *console {
 		inTerminal: isTerminal(os.Stdin), outTerminal: isTerminal(os.Stdout), errTerminal: isTerminal(os.Stderr),
 		getenv: os.Getenv,
 		now:    time.Now,
+
+		patience: time.Second,
 	}
 }
 

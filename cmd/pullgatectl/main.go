@@ -23,6 +23,8 @@ func main() { os.Exit(run(os.Args[1:], system())) }
 func run(args []string, c *console) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	// The first signal ends what can be ended in order; another one ends the rest.
+	defer context.AfterFunc(ctx, stop)()
 	root, begun := rootCommand(c)
 	root.SetArgs(args)
 	root.SetIn(c.in)

@@ -175,4 +175,3 @@ func (s *Server) explained(c prose.Case, present tracker.Image) *adminv1.Explain
 		Evidence: e, Consequences: c.Consequences(), Remedies: c.Remedies(),
 	}
 }
-

@@ -112,14 +112,23 @@ type world struct {
 
 func newWorld(t *testing.T, o tracker.Options, change ...func(c *admin.Config)) *world {
 	t.Helper()
+	store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newWorldOn(t, store, o, change...)
+}
+
+func newWorldOn(t *testing.T, store *records.Store, o tracker.Options, change ...func(c *admin.Config)) *world {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "pga") //nolint:usetesting // a socket's path must be short
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	w := &world{t: t, node: &node{policies: map[string][]string{}, secrets: map[string][]tracker.Secret{}}, key: credential.NewKey(), feed: &admin.Feed{}, socket: filepath.Join(dir, "admin.sock")}
-	if w.store, _, err = records.Open(filepath.Join(dir, "records.db"), records.Options{}); err != nil {
-		t.Fatal(err)
+	w := &world{
+		t: t, store: store, key: credential.NewKey(), feed: &admin.Feed{}, socket: filepath.Join(dir, "admin.sock"),
+		node: &node{policies: map[string][]string{}, secrets: map[string][]tracker.Secret{}},
 	}
 	t.Cleanup(func() { _ = w.store.Close() })
 	o.Log = klog.Background().V(99)

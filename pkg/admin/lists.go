@@ -119,4 +119,3 @@ func (s *Server) ListGrants(_ context.Context, req *adminv1.ListGrantsRequest) (
 	}
 	return &adminv1.ListGrantsResponse{Grants: p.entries, NextPageToken: p.next}, nil
 }
-

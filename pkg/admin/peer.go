@@ -29,7 +29,7 @@ type caller struct {
 func (caller) AuthType() string { return "SO_PEERCRED" }
 
 // ServerHandshake asks who dialled.
-func (peerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (peerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) { //nolint:ireturn // what grpc wants
 	uid, err := uidOf(c)
 	if err != nil {
 		return nil, nil, err
@@ -61,7 +61,7 @@ func uidOf(c net.Conn) (int, error) {
 }
 
 // ClientHandshake does nothing; no client is made here.
-func (peerCredentials) ClientHandshake(_ context.Context, _ string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (peerCredentials) ClientHandshake(_ context.Context, _ string, c net.Conn) (net.Conn, credentials.AuthInfo, error) { //nolint:ireturn // what grpc wants
 	return c, nil, nil
 }
 

@@ -179,7 +179,7 @@ func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServ
 	case err := <-done:
 		return err
 	case <-s.stopping.Done():
-		err, _ := answer(errStopping)
+		_, err := answer(errStopping)
 		return err
 	}
 }
@@ -190,12 +190,13 @@ func (s *Server) guard(method string, f func() error) (err error) {
 		if p := recover(); p != nil {
 			s.c.Panic()
 			s.c.Log.Error(fmt.Errorf("panic: %v", p), "A call panicked, it is answered with Internal", "method", method, "stack", string(debug.Stack()))
-			err, _ = answer(errPanicking)
+			_, err = answer(errPanicking)
 		}
 	}()
-	err, explain := answer(f())
+	cause := f()
+	explain, err := answer(cause)
 	if explain {
-		s.c.Log.Error(err, "Call of the admin API failed", "method", method)
+		s.c.Log.Error(cause, "Call of the admin API failed", "method", method)
 	}
 	return err
 }

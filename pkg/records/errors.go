@@ -11,6 +11,8 @@ var (
 	ErrUnreadable = errors.New("records: stored value unreadable")
 	// ErrNoImages is returned by Prune for an empty list of images, which is not believed.
 	ErrNoImages = errors.New("records: empty list of images")
+	// ErrNoRoom is returned by Backup if a copy would fill the disk, or nearly.
+	ErrNoRoom = errors.New("records: no room for a copy on the disk of the store")
 	// ErrDistrusted is returned by AcceptMarks while the store is distrusted.
 	ErrDistrusted = errors.New("records: store distrusted")
 )

@@ -1,7 +1,6 @@
 package records
 
 import (
-	"io"
 	"reflect"
 	"unsafe"
 )
@@ -15,10 +14,6 @@ func Decode(bucket string, key, stored []byte, into any) error {
 }
 
 func IsSystem(err error) bool { return isSystem(err) }
-
-func CheckTree(file io.ReaderAt, pageSize, pages, meta int) error {
-	return checkTree(file, pageSize, pages, meta)
-}
 
 // WriteAt is how bbolt writes to its file.
 type WriteAt func(b []byte, at int64) (int, error)

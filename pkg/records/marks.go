@@ -67,7 +67,9 @@ func (s *Store) Due(pairs []Pair) (found []Pair, err error) {
 	return found, nil
 }
 
-func distrusted(tx *bolt.Tx) bool { return tx.Bucket([]byte(bucketMeta)).Get([]byte(metaDistrust)) != nil }
+func distrusted(tx *bolt.Tx) bool {
+	return tx.Bucket([]byte(bucketMeta)).Get([]byte(metaDistrust)) != nil
+}
 
 func due(tx *bolt.Tx, pairs []Pair) (found []Pair, err error) {
 	images, repositories, err := strayed(tx)
@@ -105,9 +107,7 @@ func (s *Store) AcceptMarks(pairs []Pair, origin string, now time.Time) (marked 
 		if distrusted(tx) {
 			return ErrDistrusted
 		}
-		if marked, err = unmarked(tx, pairs); err != nil {
-			return err
-		}
+		marked = unmarked(tx, pairs)
 		for _, p := range marked {
 			if err := s.mark(tx, Mark{Pair: p, Set: now, Origin: origin}); err != nil {
 				return err
@@ -124,8 +124,8 @@ func (s *Store) AcceptMarks(pairs []Pair, origin string, now time.Time) (marked 
 // Unmarked returns the pairs that have no mark, in their order.
 func (s *Store) Unmarked(pairs []Pair) (found []Pair, err error) {
 	err = s.view(func(tx *bolt.Tx) error {
-		found, err = unmarked(tx, pairs)
-		return err
+		found = unmarked(tx, pairs)
+		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("look for pairs without a mark: %w", err)
@@ -134,19 +134,19 @@ func (s *Store) Unmarked(pairs []Pair) (found []Pair, err error) {
 }
 
 // unmarked takes a mark that cannot be read for none, since it opens nothing.
-func unmarked(tx *bolt.Tx, pairs []Pair) (found []Pair, err error) {
+func unmarked(tx *bolt.Tx, pairs []Pair) (found []Pair) {
 	for _, p := range pairs {
 		var m Mark
 		if ok, err := get(tx, bucketMarks, p.key(), &m); !ok || err != nil {
 			found = append(found, p)
 		}
 	}
-	return found, nil
+	return found
 }
 
 // ForgetMarks takes marks away, in one transaction, and returns them. A record takes the place of each, with nothing proved
 // if there is none: so the pair needs proof, and no scan finds it unknown and marks it again. The
-// record says since when, as after a revocation. The zero value of of forgets nothing; all forgets every mark.
+// record says since when, as after a revocation. A selection of nothing forgets nothing.
 func (s *Store) ForgetMarks(of Selection, now time.Time) (gone []Mark, err error) {
 	err = s.update(crashpoint.ForgetBefore, crashpoint.ForgetAfter, func(tx *bolt.Tx) error {
 		if gone, err = selectedMarks(tx, of); err != nil {

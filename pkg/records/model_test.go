@@ -140,6 +140,25 @@ func (m *model) revoke(by records.Revocation, now int) (n int) {
 	return n
 }
 
+// forget returns how many marks it took away.
+func (m *model) forget(of records.Selection, now int) (n int) {
+	for _, p := range slices.SortedFunc(maps.Keys(m.marks), compare) { // as in the file
+		if !m.marks[p] || !of.Covers(p) {
+			continue
+		}
+		r, ok := m.records[p]
+		if !ok {
+			r = records.Record{Pair: p, Created: at(now)}
+		}
+		r.Revoked = at(now)
+		m.records[p] = r
+		delete(m.marks, p)
+		m.wrote(p)
+		n++
+	}
+	return n
+}
+
 func (m *model) deny(d records.Denial) {
 	r := m.records[d.Pair]
 	r.Proofs = slices.Clone(r.Proofs)
@@ -201,7 +220,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 	var done []string
 	for now := range steps {
 		did, err := "", error(nil)
-		switch random.IntN(14) {
+		switch random.IntN(16) {
 		case 0, 1, 2:
 			p := somePair()
 			var id uint64
@@ -264,8 +283,16 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 		case 10:
 			p, to := somePair(), []credential.ID{alice, bob}[random.IntN(2)]
 			did = fmt.Sprintf("Rotate(%v, %s)", p, to)
-			var got bool
-			got, err = s.Rotate(records.Rotation{Pair: p, Secret: pull, Credential: to, At: at(now)})
+			var got, would bool
+			var next records.Record
+			by := records.Rotation{Pair: p, Secret: pull, Credential: to, At: at(now)}
+			if before := m.facts(p).Record; before != nil {
+				next, would = before.Rotated(by)
+			}
+			got, err = s.Rotate(by)
+			if after := lookup(t, s, p).Record; would != got || got && !cmp.Equal(next, *after) {
+				t.Errorf("Rotated = %+v, %v; %s left %+v", next, would, did, after)
+			}
 			if want := m.rotate(p, to, now); got != want {
 				t.Errorf("%s = %v; want %v", did, got, want)
 			}
@@ -296,6 +323,39 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 			m.deny(d)
 			delete(m.intents, id)
 		case 13:
+			accepted := some()
+			did = fmt.Sprintf("AcceptMarks(%v)", accepted)
+			var would, got []records.Pair
+			if would, err = s.Unmarked(accepted); err == nil {
+				got, err = s.AcceptMarks(accepted, "operator", at(now))
+			}
+			accepted = slices.DeleteFunc(accepted, func(p records.Pair) bool { return m.marks[p] })
+			if !slices.Equal(got, accepted) || !slices.Equal(would, accepted) {
+				t.Errorf("%s = %v, and before it would be %v; want %v", did, got, would, accepted)
+			}
+			for _, p := range accepted {
+				m.marks[p] = true
+				m.wrote(p)
+			}
+		case 14:
+			var of records.Selection
+			switch p := somePair(); random.IntN(8) {
+			case 0:
+				of.All = true
+			case 1, 2, 3:
+				of.Repository = p.Repository
+			default:
+				of.ImageID = p.ImageID
+			}
+			did = fmt.Sprintf("ForgetMarks(%+v)", of)
+			var would, got []records.Mark
+			if would, err = s.Selected(of); err == nil {
+				got, err = s.ForgetMarks(of, at(now))
+			}
+			if want := m.forget(of, now); len(got) != want || !cmp.Equal(would, got) {
+				t.Errorf("%s = %+v, and before it would be %+v; want %d", did, got, would, want)
+			}
+		case 15:
 			did = "reopen"
 			closeStore(t, s)
 			s, _ = open(t, path, records.Options{KeyExists: true})
@@ -312,6 +372,11 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 			if diff := cmp.Diff(m.facts(p), lookup(t, s, p)); diff != "" {
 				t.Fatalf("facts of %v after %q (-want +got):\n%s", p, done, diff)
 			}
+			d, err := s.Describe(p)
+			if err != nil || !cmp.Equal(d.Facts, m.facts(p)) || (d.Mark != nil) != m.marks[p] || len(d.OfIntents) != d.Intents || (len(d.RivalNames) > 0) != d.Rivals {
+				t.Fatalf("Describe(%v) = %+v, %v after %q; want what Lookup says with what is behind it", p, d, err, done)
+			}
 		}
+		pagesAreTheModel(t, s, m, 1+random.IntN(3))
 	}
 }

@@ -17,6 +17,7 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 
 	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
+	"github.com/pullgate/pullgate/pkg/records/pages"
 )
 
 // Format is the version of the file that this code writes, and the newest that it reads.
@@ -25,6 +26,11 @@ const Format = 1
 // lockWait bounds the wait for the file lock. bbolt's default is to wait forever, which would turn a
 // second daemon into a silent hang.
 const lockWait = 2 * time.Second
+
+// replacedTimes bounds how often Open follows a file that is replaced while it waits for the lock.
+const replacedTimes = 3
+
+var errReplaced = errors.New("the file was replaced while its lock was waited for")
 
 // asideInfix follows a store's path in the name that it is set aside under.
 const asideInfix = ".damaged-"
@@ -48,6 +54,8 @@ type Options struct {
 	LockWait time.Duration
 	// OnSync is told how long each write transaction took; nil is allowed.
 	OnSync func(time.Duration)
+
+	readOnly bool // for Examine
 }
 
 // A Report says what Open met.
@@ -81,15 +89,19 @@ func Open(path string, o Options) (*Store, Report, error) {
 		o.LockWait = lockWait
 	}
 	var report Report
-	distrust, err := presence(path, o)
+	var b *boltFile
+	var distrust *Distrust
+	var damage, err error
+	for range replacedTimes {
+		b, distrust, damage, err = openPresent(path, o)
+		if !errors.Is(err, errReplaced) {
+			break
+		}
+	}
 	if err != nil {
 		return nil, report, fmt.Errorf("open records %s: %w", path, err)
 	}
-	db, damage, err := openChecked(path, o)
-	if err != nil {
-		return nil, report, fmt.Errorf("open records %s: %w", path, err)
-	}
-	if db == nil && damage != nil {
+	if damage != nil {
 		report.Damage = damage.Error()
 		report.SetAside, err = setAside(path, o.Now)
 		if err != nil {
@@ -97,42 +109,68 @@ func Open(path string, o Options) (*Store, Report, error) {
 		}
 		distrust = &Distrust{Since: o.Now, Reason: "the store was damaged and set aside as " + filepath.Base(report.SetAside)}
 	}
-	if db == nil {
+	if b == nil {
 		report.Created = true
-		if db, err = create(path, o, distrust); err != nil {
+		if b, err = create(path, o, distrust); err != nil {
 			return nil, report, fmt.Errorf("begin records %s: %w", path, err)
 		}
 	}
-	s := &Store{db: db, onSync: o.OnSync, written: map[Pair]uint64{}}
+	s := &Store{db: b.db, file: b.file, onSync: o.OnSync, written: map[Pair]uint64{}}
 	if err := s.readDistrust(); err != nil {
-		return nil, report, errors.Join(fmt.Errorf("open records %s: %w", path, err), db.Close())
+		return nil, report, errors.Join(fmt.Errorf("open records %s: %w", path, err), b.db.Close())
 	}
 	report.Distrust = s.Distrusted()
 	return s, report, nil
 }
 
-// presence looks at the path before anything is opened, and returns with which distrust a new store
-// would begin there.
-func presence(path string, o Options) (*Distrust, error) {
+// A boltFile is an open bbolt file.
+type boltFile struct {
+	db   *bolt.DB
+	file *os.File    // of db, closed with it
+	info fs.FileInfo // of file, when it was opened
+}
+
+// open opens the file at path, with its lock. What it has opened is noted also if it fails.
+func (b *boltFile) open(path string, o Options, flags int) (err error) {
+	b.db, err = bolt.Open(path, 0o600, &bolt.Options{
+		Timeout: o.LockWait, ReadOnly: o.readOnly,
+		OpenFile: func(name string, flag int, mode os.FileMode) (file *os.File, err error) {
+			if file, err = os.OpenFile(name, flag&^os.O_CREATE|flags, mode); err == nil {
+				b.file = file
+				b.info, err = file.Stat()
+			}
+			return file, err
+		},
+	})
+	return err
+}
+
+// openPresent opens the store if there is one, and else returns with which distrust a new one would begin.
+func openPresent(path string, o Options) (b *boltFile, distrust *Distrust, damage, err error) {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		aside, err := lastAside(path)
-		if err != nil {
-			return nil, err
-		}
-		if aside != "" {
-			// A crash between the setting aside and the new store.
-			return &Distrust{Since: o.Now, Reason: "the store was damaged and set aside as " + aside}, nil
-		}
-		if o.KeyExists {
-			return &Distrust{Since: o.Now, Reason: "the store is missing although the node's key shows that there was one"}, nil
-		}
-		return nil, nil //nolint:nilnil // trusted
+		distrust, err = absent(path, o)
+		return nil, distrust, nil, err
+	case err != nil:
+		return nil, nil, nil, err
+	case !info.Mode().IsRegular():
+		return nil, nil, nil, fmt.Errorf("it is no regular file but %v", info.Mode().Type())
+	}
+	b, damage, err = openChecked(path, info, o)
+	return b, nil, damage, err
+}
+
+// absent returns with which distrust a new store begins, nil for none.
+func absent(path string, o Options) (*Distrust, error) {
+	aside, err := lastAside(path)
+	switch {
 	case err != nil:
 		return nil, err
-	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("it is no regular file but %v", info.Mode().Type())
+	case aside != "": // a crash between the setting aside and the new store
+		return &Distrust{Since: o.Now, Reason: "the store was damaged and set aside as " + aside}, nil
+	case o.KeyExists:
+		return &Distrust{Since: o.Now, Reason: "the store is missing although the node's key shows that there was one"}, nil
 	}
 	return nil, nil //nolint:nilnil // trusted
 }
@@ -148,35 +186,41 @@ func lastAside(path string) (last string, err error) {
 	return last, err
 }
 
-// openChecked opens an existing file and reads all of it. It returns no db for a file that is absent,
-// and none but the damage for one that is damaged.
-func openChecked(path string, o Options) (db *bolt.DB, damage, err error) {
-	info, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, nil
-	}
-	if err != nil {
-		return nil, nil, err
-	}
+// openChecked opens an existing file and reads all of it. It returns none but the damage for one that is damaged, and
+// errReplaced if the path has come to lead elsewhere.
+func openChecked(path string, info fs.FileInfo, o Options) (b *boltFile, damage, err error) {
 	if info.Size() == 0 {
 		return nil, errors.New("the file is empty"), nil // bbolt would begin a new database in it
 	}
-	damage = guard(func() (err error) {
-		db, err = bolt.Open(path, 0o600, &bolt.Options{Timeout: o.LockWait})
-		if err != nil {
+	b = &boltFile{info: info}
+	damage = guard(func() error {
+		if err := b.open(path, o, 0); err != nil {
 			return err
 		}
-		return check(db, info.Size())
+		return check(b)
 	})
+	if err := b.inPlace(path); err != nil {
+		return nil, nil, errors.Join(err, closeDamaged(b.db))
+	}
 	switch {
 	case damage == nil:
-		return db, nil, nil
+		return b, nil, nil
 	case errors.Is(damage, bolterrors.ErrTimeout):
 		return nil, nil, ErrInUse
 	case errors.Is(damage, ErrNewerFormat), errors.Is(damage, fs.ErrPermission), isSystem(damage):
-		return nil, nil, errors.Join(damage, closeDamaged(db))
+		return nil, nil, errors.Join(damage, closeDamaged(b.db))
 	}
-	return nil, damage, closeDamaged(db)
+	return nil, damage, closeDamaged(b.db)
+}
+
+// inPlace returns errReplaced if the path leads to another file than was opened: who held the lock has put one there.
+// On the old one everything would be lost that is written from now on.
+func (b *boltFile) inPlace(path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(b.info, info) {
+		return errReplaced
+	}
+	return err
 }
 
 // isSystem reports whether an error is of the file system and says nothing about the file's content.
@@ -196,12 +240,21 @@ func closeDamaged(db *bolt.DB) error {
 }
 
 // check walks the whole tree and looks at the format.
-func check(db *bolt.DB, size int64) error {
-	return db.View(func(tx *bolt.Tx) error {
-		if tx.Size() > size {
-			return fmt.Errorf("the file has %d bytes, its tree %d", size, tx.Size())
+func check(b *boltFile) error {
+	info, err := b.file.Stat() // now that nobody else writes
+	if err != nil {
+		return err
+	}
+	return b.db.View(func(tx *bolt.Tx) error {
+		if tx.Size() > info.Size() {
+			return fmt.Errorf("the file has %d bytes, its tree %d", info.Size(), tx.Size())
 		}
-		if err := checkPages(db, tx); err != nil {
+		// Before bbolt walks the tree, which trusts what it reads.
+		m, err := pages.Newest(b.file)
+		if err != nil {
+			return err
+		}
+		if err := pages.Walk(b.file, m, pages.Visitor{}); err != nil {
 			return err
 		}
 		found, err := readFormat(tx)
@@ -237,17 +290,6 @@ func check(db *bolt.DB, size int64) error {
 	})
 }
 
-// checkPages walks the tree with bounds, before bbolt does without.
-func checkPages(db *bolt.DB, tx *bolt.Tx) (err error) {
-	file, err := os.Open(db.Path())
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	size := db.Info().PageSize
-	return checkTree(file, size, int(tx.Size())/size, tx.ID()%2)
-}
-
 func readFormat(tx *bolt.Tx) (int, error) {
 	meta := tx.Bucket([]byte(bucketMeta))
 	if meta == nil {
@@ -262,16 +304,16 @@ func readFormat(tx *bolt.Tx) (int, error) {
 
 // create makes a new store under a temporary name and gives it its own when it is whole, so that no
 // crash leaves a part of one.
-func create(path string, o Options, distrust *Distrust) (*bolt.DB, error) {
+func create(path string, o Options, distrust *Distrust) (*boltFile, error) {
 	temporary := path + ".new"
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	db, err := bolt.Open(temporary, 0o600, &bolt.Options{Timeout: o.LockWait})
-	if err != nil {
+	var b boltFile
+	if err := b.open(temporary, o, os.O_CREATE); err != nil {
 		return nil, err
 	}
-	err = db.Update(func(tx *bolt.Tx) error {
+	err := b.db.Update(func(tx *bolt.Tx) error {
 		for _, name := range buckets() {
 			if _, err := tx.CreateBucketIfNotExists([]byte(name)); err != nil {
 				return err
@@ -284,7 +326,7 @@ func create(path string, o Options, distrust *Distrust) (*bolt.DB, error) {
 		}
 		return tx.Bucket([]byte(bucketMeta)).Put([]byte(metaFormat), []byte(strconv.Itoa(Format)))
 	})
-	if err := errors.Join(err, db.Close()); err != nil {
+	if err := errors.Join(err, b.db.Close()); err != nil {
 		return nil, errors.Join(err, os.Remove(temporary))
 	}
 	crashpoint.Hit(crashpoint.StoreTemporary)
@@ -295,7 +337,7 @@ func create(path string, o Options, distrust *Distrust) (*bolt.DB, error) {
 	if err := syncDir(path); err != nil {
 		return nil, err
 	}
-	return bolt.Open(path, 0o600, &bolt.Options{Timeout: o.LockWait})
+	return &b, b.open(path, o, 0)
 }
 
 // setAside moves a damaged file away under a name that is free.

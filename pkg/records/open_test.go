@@ -445,16 +445,3 @@ func TestErrorOfTheSystemIsNoDamage(t *testing.T) {
 		}
 	}
 }
-
-// A badDisk reads nothing.
-type badDisk struct{}
-
-func (badDisk) ReadAt([]byte, int64) (int, error) {
-	return 0, &os.PathError{Op: "read", Err: syscall.EIO}
-}
-
-func TestUnreadableDiskIsDamage(t *testing.T) {
-	if err := records.CheckTree(badDisk{}, 4096, 4, 0); err == nil || records.IsSystem(err) {
-		t.Errorf("CheckTree of a disk that cannot be read = %v; want damage", err)
-	}
-}

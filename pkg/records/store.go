@@ -17,6 +17,7 @@ import (
 // A Store is one bbolt file. Its methods may be called concurrently.
 type Store struct {
 	db       *bolt.DB
+	file     *os.File // of db
 	onSync   func(time.Duration)
 	distrust atomic.Pointer[Distrust]
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/records/pages"
 )
 
 const (
@@ -74,7 +75,9 @@ func checkFile(tb testing.TB, path string) {
 		tb.Fatalf("bolt.Open(%s) = %v; want nil", path, err)
 	}
 	err = db.View(func(tx *bolt.Tx) error {
-		all := records.CheckTree(bytes.NewReader(readFile(tb, path)), db.Info().PageSize, int(tx.Size())/db.Info().PageSize, tx.ID()%2)
+		content := bytes.NewReader(readFile(tb, path))
+		m, all := pages.Newest(content)
+		all = errors.Join(all, pages.Walk(content, m, pages.Visitor{}))
 		for err := range tx.Check() {
 			all = errors.Join(all, err)
 		}

@@ -50,6 +50,14 @@ func stories() []story {
 		_, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{p}, Now: noon(), Still: func() bool { return true }})
 		return err
 	}
+	accept := func(s *records.Store, p records.Pair, _ *uint64) error {
+		_, err := s.AcceptMarks([]records.Pair{p}, "operator", noon())
+		return err
+	}
+	forget := func(s *records.Store, p records.Pair, _ *uint64) error {
+		_, err := s.ForgetMarks(records.Selection{ImageID: p.ImageID}, noon())
+		return err
+	}
 	settle := func(s *records.Store, p records.Pair, intent *uint64) error {
 		return s.Settle([]uint64{*intent}, []records.Pair{p}, noon())
 	}
@@ -83,6 +91,12 @@ func stories() []story {
 		{"dropped", []step{begin, drop}, []string{"", "1 intent", ""}},
 		{"lost", []step{begin, end, settle}, []string{"", "1 intent", "1 intent ended", "record"}},
 		{"preloaded", []step{mark, begin, settle}, []string{"", "marked", "marked 1 intent", "marked"}},
+		{"accepted", []step{begin, prove(false), accept}, []string{"", "1 intent", "record a11ce", "record a11ce marked"}},
+		{"forgotten", []step{mark, forget}, []string{"", "marked", "record"}},
+		{"forgotten, never marked again", []step{accept, forget, mark}, []string{"", "marked", "record", "record"}},
+		{"forgotten, proof kept", []step{mark, begin, prove(false), forget}, []string{
+			"", "marked", "marked 1 intent", "record a11ce marked", "record a11ce",
+		}},
 		{"unmarked", []step{mark, prune}, []string{"", "marked", ""}},
 		{"pruned", []step{begin, prove(true), prune}, []string{"", "1 intent", "record open", ""}},
 	}

@@ -161,4 +161,3 @@ func (t *Tracker) Rules() Rules {
 	r.ExemptNamespaces = slices.Clone(r.ExemptNamespaces)
 	return r
 }
-

@@ -80,7 +80,7 @@ func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error
 	for _, p := range pairs {
 		f, err := t.store.Lookup(p)
 		if err != nil && !errors.Is(err, records.ErrUnreadable) {
-			return nil, fmt.Errorf("revoke: %w", err)
+			return nil, unwritten(err)
 		}
 		none[p] = err != nil || f.Record == nil || !f.Record.Open && len(f.Record.Proofs) == 0
 	}

@@ -44,7 +44,7 @@ func (c Case) withIfNotPresent() string {
 		return "the kubelet pulls the image with the pod's credentials: if the registry lets them in, the pod starts and that is recorded, " + refused
 	case policy.ImageIDName:
 		return "the kubelet is told that the image is absent, and tries to pull " + c.Image + " from a registry: the pod stays in ErrImagePull and ImagePullBackOff"
-	case policy.ProofExpired:
+	case policy.ProofExpired, policy.ProvedInGrace:
 		away := "if the registry cannot be reached, it stays in ErrImagePull until it can"
 		if until, lasts := c.graceful(); lasts {
 			away = "if the registry cannot be reached, the image on the node stands in until " + at(until)

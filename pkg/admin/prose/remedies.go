@@ -134,5 +134,9 @@ func (c Case) letsByMark(say func(string, ...any)) {
 		say("pullgatectl distrust end takes what is on the node now, and nothing is known of, for preloaded; see pullgatectl distrust end --dry-run first.")
 		return
 	}
-	say("pullgatectl preloaded accept %s opens it to every pod of the node.", c.pair())
+	warning := ""
+	if len(c.Known.RivalNames) > 0 {
+		warning = ", although somebody had to prove access to the same image as " + list(c.Known.RivalNames)
+	}
+	say("pullgatectl preloaded accept %s opens it to every pod of the node%s.", c.pair(), warning)
 }

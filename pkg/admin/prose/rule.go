@@ -50,7 +50,11 @@ func (c Case) Rule() string {
 func upper(s string) string { return strings.ToUpper(s[:min(1, len(s))]) + s[min(1, len(s)):] }
 
 func (c Case) byID() string {
-	if n, err := imageref.Parse(c.Image); err == nil && !n.IsImageID() {
+	n, err := imageref.Parse(c.Image)
+	switch {
+	case err != nil && strings.Trim(strings.TrimPrefix(c.Image, "sha256:"), "0123456789abcdef") != "":
+		return fmt.Sprintf("%q is not a name that an image can have in a registry: access is proved for a repository, and this is in none.", c.Image)
+	case err == nil && !n.IsImageID():
 		return fmt.Sprintf("The runtime finds an image under %q, but that is not one of its names: access is proved for a repository, and nobody can prove it for a name that the image does not have.", c.Image)
 	}
 	return fmt.Sprintf("%q is an image ID and not a name: access is proved for a repository, and an ID is in none.", c.Image)
@@ -155,6 +159,8 @@ func (c Case) ownCredentials() string {
 		return c.who() + " has no imagePullSecrets for it"
 	case len(c.Secrets) == 0:
 		return "the Secrets of " + c.who() + " could not be read"
+	case len(c.Secrets) > 1:
+		return "those of " + list(c.secretNames()) + " are not among them"
 	default:
 		return "that of " + list(c.secretNames()) + " is not among them"
 	}
@@ -192,4 +198,3 @@ func (c Case) whyUnmarked() string {
 		return "pulls or removals are under way, or another name of the image is being pulled; the next pod that asks is judged anew"
 	}
 }
-

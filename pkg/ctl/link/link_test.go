@@ -76,7 +76,11 @@ func TestAskTellsWhoIsNotReached(t *testing.T) {
 		"another error":       {link.Link{Path: "/s", Dial: dial(syscall.EPROTOTYPE)}, syscall.EPROTOTYPE, "--endpoint"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			begun := time.Now()
 			err := tc.link.Ask(t.Context(), never)
+			if took := time.Since(begun); took > 10*time.Second { // gRPC's own limit is 20 seconds
+				t.Errorf("Ask took %v; want no more than the limit of %v", took, tc.link.Limit)
+			}
 			e, ok := errors.AsType[*link.NotReachedError](err)
 			if !ok || e.Path != tc.link.Path || !errors.Is(e.Cause, tc.cause) || !strings.Contains(e.Hint(), tc.hint) || !strings.Contains(e.Error(), tc.link.Path) {
 				t.Errorf("Ask = %v; want that %s is not reached, because of %v, and the hint %q", err, tc.link.Path, tc.cause, tc.hint)

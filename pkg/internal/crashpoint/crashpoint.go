@@ -28,12 +28,12 @@ const (
 	PruneAfter     = "records.prune.after"
 	RotateBefore   = "records.rotate.before" // a Secret's new credential is about to replace its old one
 	RotateAfter    = "records.rotate.after"
-	RevokeBefore   = "records.revoke.before"   // what was proved is about to be proved no more
-	RevokeAfter    = "records.revoke.after"    // it is so on disk, grants still rest on it
-	AcceptBefore   = "records.accept.before"   // an operator's marks are about to be set
+	RevokeBefore   = "records.revoke.before" // what was proved is about to be proved no more
+	RevokeAfter    = "records.revoke.after"  // it is so on disk, grants still rest on it
+	AcceptBefore   = "records.accept.before" // an operator's marks are about to be set
 	AcceptAfter    = "records.accept.after"
-	ForgetBefore   = "records.forget.before" // marks are about to give way to records with nothing proved
-	ForgetAfter    = "records.forget.after"  // they have on disk, grants still rest on them
+	ForgetBefore   = "records.forget.before"   // marks are about to give way to records with nothing proved
+	ForgetAfter    = "records.forget.after"    // they have on disk, grants still rest on them
 	Created        = "criproxy.create.created" // the runtime has created a container, it is not read back
 )
 

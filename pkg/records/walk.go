@@ -143,4 +143,3 @@ func After(imageID string) string { return imageID + "\x01" }
 
 // Next returns the first pair, as MarksFrom takes it, that can follow the pair.
 func (p Pair) Next() Pair { return Pair{ImageID: p.ImageID, Repository: p.Repository + "\x00"} }
-

@@ -1,0 +1,95 @@
+package pages
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+)
+
+// The layout of bbolt's file; numbers are in the byte order of the machine.
+const (
+	pageHead    = 16 // ID, flags, count, overflow
+	metaVersion = pageHead + 4
+	metaSize    = pageHead + 8 // of a page
+	metaRoot    = pageHead + 16
+	metaFree    = metaRoot + bucketHead
+	metaPages   = metaFree + 8
+	metaTxID    = metaFree + 16
+	metaSum     = metaFree + 24
+	metaEnd     = metaSum + 8
+
+	magic   = 0xED0CDAED
+	version = 2
+
+	minPageSize = 1 << 10
+	maxPageSize = 1 << 24
+)
+
+// A Meta is one of the two pages that a file begins with, and of which the newer one that is sound counts.
+type Meta struct {
+	PageSize int
+	Pages    int    // that the file has, used and free
+	TxID     uint64 // of the transaction that wrote it
+
+	root, free uint64
+}
+
+// ParseMeta reads a meta page, of which it needs no more than the beginning.
+func ParseMeta(page []byte) (Meta, error) {
+	if len(page) < metaEnd {
+		return Meta{}, errors.New("the file is too short")
+	}
+	sum := fnv.New64a()
+	_, _ = sum.Write(page[pageHead:metaSum]) // a hash never fails
+	size := number(page[metaSize:])
+	m := Meta{
+		PageSize: int(size), Pages: int(wide(page[metaPages:])), TxID: wide(page[metaTxID:]), //nolint:gosec // looked at below
+		root: wide(page[metaRoot:]), free: wide(page[metaFree:]),
+	}
+	switch {
+	case number(page[pageHead:]) != magic || number(page[metaVersion:]) != version:
+		return Meta{}, errors.New("it is no bbolt file")
+	case wide(page[metaSum:]) != sum.Sum64():
+		return Meta{}, errors.New("the checksum of a meta page is wrong")
+	case size < minPageSize || size > maxPageSize || size&(size-1) != 0:
+		return Meta{}, fmt.Errorf("pages of %d bytes", size)
+	case m.Pages < 3 || uint64(m.Pages) > 1<<62/size:
+		return Meta{}, fmt.Errorf("%d pages", m.Pages)
+	}
+	return m, nil
+}
+
+// Newest returns the meta page that counts, as bbolt chooses it.
+func Newest(file io.ReaderAt) (Meta, error) {
+	m, err := metaAt(file, 0)
+	if err == nil {
+		if second, err := metaAt(file, int64(m.PageSize)); err == nil && second.TxID > m.TxID {
+			return second, nil
+		}
+		return m, nil
+	}
+	// The first one does not tell where the second one is.
+	for size := int64(minPageSize); size <= maxPageSize; size *= 2 {
+		if second, err := metaAt(file, size); err == nil && int64(second.PageSize) == size {
+			return second, nil
+		}
+	}
+	return Meta{}, err
+}
+
+func metaAt(file io.ReaderAt, at int64) (Meta, error) {
+	page := make([]byte, metaEnd)
+	n, err := file.ReadAt(page, at)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return Meta{}, unread(err, len(page), at)
+	}
+	return ParseMeta(page[:n])
+}
+
+// unread makes damage of what the disk cannot read; it is not an error of the file system.
+func unread(err error, n int, at int64) error { return fmt.Errorf("%d bytes at %d: %v", n, at, err) }
+
+func number(b []byte) uint64 { return uint64(binary.NativeEndian.Uint32(b)) }
+func wide(b []byte) uint64   { return binary.NativeEndian.Uint64(b) }

@@ -1,0 +1,354 @@
+package pages_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/pkg/records/pages"
+)
+
+// write makes a file by a transaction for each of the functions.
+func write(tb testing.TB, changes ...func(tx *bolt.Tx) error) []byte {
+	tb.Helper()
+	path := filepath.Join(tb.TempDir(), "file.db")
+	db, err := bolt.Open(path, 0o600, nil)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, change := range changes {
+		if err := db.Update(change); err != nil {
+			tb.Error(err)
+		}
+	}
+	if err := db.Close(); err != nil {
+		tb.Error(err)
+	}
+	content, err := os.ReadFile(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return content
+}
+
+// fill puts n values into a bucket.
+func fill(bucket string, n int, value string) func(tx *bolt.Tx) error {
+	return func(tx *bolt.Tx) error {
+		b, err := tx.CreateBucketIfNotExists([]byte(bucket))
+		for i := 0; i < n && err == nil; i++ {
+			err = b.Put(fmt.Appendf(nil, "key %04d", i), []byte(value))
+		}
+		return errors.Join(err, b.SetSequence(uint64(n)))
+	}
+}
+
+func nested(tx *bolt.Tx) error {
+	outer, err := tx.CreateBucketIfNotExists([]byte("outer"))
+	if err != nil {
+		return err
+	}
+	inner, err := outer.CreateBucketIfNotExists([]byte("inner"))
+	if err != nil {
+		return err
+	}
+	return errors.Join(outer.Put([]byte("a"), []byte("1")), inner.Put([]byte("b"), []byte("2")))
+}
+
+// read returns everything in a file, a line each, and what is damaged.
+func read(content []byte) (lines, damage []string) {
+	file := bytes.NewReader(content)
+	m, err := pages.Newest(file)
+	if err != nil {
+		return nil, []string{err.Error()}
+	}
+	err = pages.Walk(file, m, pages.Visitor{
+		Bucket: func(name string, sequence uint64) error {
+			lines = append(lines, fmt.Sprintf("%s: %d", name, sequence))
+			return nil
+		},
+		Value: func(bucket string, key, value []byte) error {
+			lines = append(lines, fmt.Sprintf("%s: %q %q", bucket, key, value))
+			return nil
+		},
+		Damage: func(err error) error { damage = append(damage, err.Error()); return nil },
+	})
+	if err != nil {
+		damage = append(damage, "ended: "+err.Error())
+	}
+	return lines, damage
+}
+
+// byBolt returns what bbolt finds in a file, as read does.
+func byBolt(tb testing.TB, content []byte) (lines []string) {
+	tb.Helper()
+	path := filepath.Join(tb.TempDir(), "copy.db")
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var walk func(name string, b *bolt.Bucket) error
+	walk = func(name string, b *bolt.Bucket) error {
+		lines = append(lines, fmt.Sprintf("%s: %d", name, b.Sequence()))
+		return b.ForEach(func(k, v []byte) error {
+			if v == nil {
+				return walk(name+"/"+string(k), b.Bucket(k))
+			}
+			lines = append(lines, fmt.Sprintf("%s: %q %q", name, k, v))
+			return nil
+		})
+	}
+	err = db.View(func(tx *bolt.Tx) error {
+		return tx.ForEach(func(name []byte, b *bolt.Bucket) error { return walk(string(name), b) })
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		tb.Error(err)
+	}
+	return lines
+}
+
+func TestWalkFindsWhatBoltFinds(t *testing.T) {
+	drop := func(tx *bolt.Tx) error {
+		b := tx.Bucket([]byte("many"))
+		for i := 0; i < 900; i += 2 {
+			if err := b.Delete(fmt.Appendf(nil, "key %04d", i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for name, content := range map[string][]byte{
+		"empty":              write(t),
+		"one value":          write(t, fill("one", 1, "v")),
+		"several levels":     write(t, fill("many", 3000, strings.Repeat("v", 100)), fill("few", 3, "")),
+		"values of pages":    write(t, fill("long", 5, strings.Repeat("v", 100_000))),
+		"buckets in buckets": write(t, nested, nested),
+		"holes":              write(t, fill("many", 1000, strings.Repeat("v", 50)), drop, fill("late", 9, "v")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			lines, damage := read(content)
+			if diff := cmp.Diff(byBolt(t, content), lines); diff != "" || damage != nil {
+				t.Errorf("damage %q; lines (-bbolt +Walk):\n%s", damage, diff)
+			}
+		})
+	}
+}
+
+func TestWalkGoesOnBesideDamage(t *testing.T) {
+	content := write(t, fill("many", 3000, strings.Repeat("v", 100)))
+	whole, _ := read(content)
+	size, less := os.Getpagesize(), 0
+	for page := 2; page < len(content)/size; page++ {
+		damaged := slices.Clone(content)
+		clear(damaged[page*size : (page+1)*size])
+		lines, damage := read(damaged)
+		for _, line := range lines {
+			if !slices.Contains(whole, line) {
+				t.Fatalf("page %d: Walk finds %s, which was not there", page, line)
+			}
+		}
+		if len(lines) < len(whole) {
+			if less++; len(damage) == 0 {
+				t.Errorf("page %d: Walk finds %d lines of %d, and no damage", page, len(lines), len(whole))
+			}
+			if leaf := content[page*size+8] == 2; leaf && len(lines) > 0 && len(lines) < len(whole)*9/10 {
+				t.Errorf("page %d: Walk finds %d lines of %d; want all but those of a page", page, len(lines), len(whole))
+			}
+		}
+	}
+	if less < 50 {
+		t.Errorf("%d pages were missed; want those of several levels", less)
+	}
+}
+
+func TestDamageThatBoltWouldFollow(t *testing.T) {
+	content := write(t, fill("many", 3000, strings.Repeat("v", 100)))
+	size := os.Getpagesize()
+	var branch, leaf, list int // the last of each kind that has something in it
+	for page := 2; page < len(content)/size; page++ {
+		switch kind, count := content[page*size+8], content[page*size+10]; {
+		case kind == 1:
+			branch = page
+		case kind == 2 && count > 10 && !bytes.Contains(content[page*size:(page+1)*size], []byte("key 2999")):
+			leaf = page
+		case kind == 16:
+			list = page
+		}
+	}
+	number := func(page, at int, n uint64) func([]byte) {
+		return func(b []byte) { binary.NativeEndian.PutUint64(b[page*size+at:], n) }
+	}
+	// key is the n-th key of the leaf, which has others before and behind it.
+	key := func(b []byte, n int) []byte {
+		at := leaf*size + 16 + 16*n
+		at += int(binary.NativeEndian.Uint32(b[at+4:]))
+		return b[at : at+len("key 0000")]
+	}
+	last := int(content[leaf*size+10]) - 1
+	for name, tc := range map[string]struct {
+		damage func([]byte)
+		want   string
+	}{
+		"a key below those before it": {func(b []byte) { key(b, 2)[0] = 'a' }, "key 2 is out of order"},
+		"a key twice":                 {func(b []byte) { copy(key(b, 2), key(b, 1)) }, "key 2 is out of order"},
+		"a key below its page":        {func(b []byte) { key(b, 0)[0] = 'a' }, "key 0 is out of order"},
+		"a key above its page":        {func(b []byte) { key(b, last)[0] = 'z' }, fmt.Sprintf("key %d is out of order", last)},
+		"a page freed twice": {func(b []byte) {
+			copy(b[list*size+16:list*size+24], b[list*size+24:list*size+32])
+		}, "referenced twice"},
+		"circle":                 {number(branch, 16+8, uint64(branch)), "referenced twice"},
+		"out of the file":        {number(branch, 16+8, 1<<40), "out of bounds"},
+		"a meta page as a child": {number(branch, 16+8, 1), "out of bounds"},
+		"a free list as a child": {number(branch, 16+8, uint64(list)), "referenced twice"},
+		"two children changed over": {func(b []byte) {
+			first, second := b[branch*size+16+8:branch*size+16+16], b[branch*size+32+8:branch*size+32+16]
+			kept := slices.Clone(first)
+			copy(first, second)
+			copy(second, kept)
+		}, "out of order"},
+		"another page's ID":        {number(leaf, 0, 3), "wrong head"},
+		"four billion pages":       {func(b []byte) { binary.NativeEndian.PutUint32(b[leaf*size+12:], 1<<32-1) }, "wrong head"},
+		"more elements than room":  {func(b []byte) { binary.NativeEndian.PutUint16(b[leaf*size+10:], 1<<16-1) }, "more elements"},
+		"fewer elements":           {func(b []byte) { b[leaf*size+10]-- }, "misplaced"},
+		"a huge key":               {func(b []byte) { binary.NativeEndian.PutUint32(b[leaf*size+24:], 1<<32-1) }, "misplaced"},
+		"an unknown kind of value": {func(b []byte) { b[leaf*size+16] = 2 }, "misplaced"},
+		"an unknown kind of page":  {func(b []byte) { b[leaf*size+8] = 4 }, "unexpected flags 4"},
+		"a free page in use":       {number(list, 16, uint64(leaf)), "twice"},
+		"a free page out of it":    {number(list, 16, 1<<50), "out of bounds"},
+		"a free list too long":     {func(b []byte) { b[list*size+11] = 0xfe }, "wrong head"},
+		"a lost page":              {func(b []byte) { b[list*size+10]-- }, "1 pages are neither used nor free"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			damaged := slices.Clone(content)
+			tc.damage(damaged)
+			_, damage := read(damaged)
+			if !strings.Contains(strings.Join(damage, "\n"), tc.want) {
+				t.Fatalf("damage = %q; want … %s …", damage, tc.want)
+			}
+			m, err := pages.Newest(bytes.NewReader(damaged))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := pages.Walk(bytes.NewReader(damaged), m, pages.Visitor{}); err == nil || err.Error() != damage[0] {
+				t.Errorf("Walk without Damage = %v; want the first damage, %s", err, damage[0])
+			}
+		})
+	}
+}
+
+func TestNewestChoosesAsBoltDoes(t *testing.T) {
+	content := write(t, fill("first", 1, "v"), fill("second", 1, "v"), fill("third", 1, "v"))
+	size := os.Getpagesize()
+	newer := 0
+	if binary.NativeEndian.Uint64(content[size+64:]) > binary.NativeEndian.Uint64(content[64:]) {
+		newer = 1
+	}
+	for name, tc := range map[string]struct {
+		damage []int // meta pages
+		want   string
+	}{
+		"sound":                {nil, "third"},
+		"newer one is damaged": {[]int{newer}, "second"},
+		"older one is damaged": {[]int{1 - newer}, "third"},
+		"both are":             {[]int{0, 1}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			damaged := slices.Clone(content)
+			for _, page := range tc.damage {
+				damaged[page*size+40] ^= 1
+			}
+			lines, damage := read(damaged)
+			if tc.want == "" {
+				if len(lines) > 0 || len(damage) != 1 || !strings.Contains(damage[0], "checksum") {
+					t.Errorf("read = %q, %q; want a wrong checksum", lines, damage)
+				}
+				return
+			}
+			if diff := cmp.Diff(byBolt(t, damaged), lines); diff != "" {
+				t.Errorf("lines (-bbolt +Walk):\n%s", diff)
+			}
+			if last := lines[len(lines)-1]; !strings.HasPrefix(last, tc.want) {
+				t.Errorf("last line = %s; want %s", last, tc.want)
+			}
+		})
+	}
+}
+
+func TestNewestOfWhatIsNoBoltFile(t *testing.T) {
+	content := write(t)
+	for name, tc := range map[string]struct {
+		content []byte
+		want    string
+	}{
+		"empty":     {nil, "too short"},
+		"text":      {[]byte("no such file\n"), "too short"},
+		"long text": {bytes.Repeat([]byte("no such file\n"), 10_000), "no bbolt file"},
+		"zeros":     {make([]byte, 1<<16), "no bbolt file"},
+		"cut":       {content[:60], "too short"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if m, err := pages.Newest(bytes.NewReader(tc.content)); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("Newest = %+v, %v; want … %s …", m, err, tc.want)
+			}
+		})
+	}
+}
+
+func TestFunctionOfAVisitorEndsTheWalk(t *testing.T) {
+	content := bytes.NewReader(write(t, fill("a", 9, "v"), fill("b", 9, "v")))
+	m, err := pages.Newest(content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	enough := errors.New("enough")
+	for name, v := range map[string]pages.Visitor{
+		"Bucket": {Bucket: func(string, uint64) error { return enough }},
+		"Value":  {Value: func(string, []byte, []byte) error { return enough }},
+	} {
+		v.Damage = func(err error) error { t.Errorf("%s: damage: %v", name, err); return nil }
+		if err := pages.Walk(content, m, v); !errors.Is(err, enough) {
+			t.Errorf("%s: Walk = %v; want its error", name, err)
+		}
+	}
+}
+
+// A badDisk reads nothing.
+type badDisk struct{}
+
+func (badDisk) ReadAt([]byte, int64) (int, error) {
+	return 0, &os.PathError{Op: "read", Err: syscall.EIO}
+}
+
+func TestUnreadableDiskIsDamage(t *testing.T) {
+	if _, err := pages.Newest(badDisk{}); err == nil || errors.Is(err, syscall.EIO) {
+		t.Errorf("Newest of a disk that cannot be read = %v; want damage", err)
+	}
+}
+
+func FuzzWalkEnds(f *testing.F) {
+	content := write(f, fill("many", 200, "value"), nested)
+	size := os.Getpagesize()
+	f.Add(uint32(2*size+8), uint32(1))
+	f.Add(uint32(3*size+16), uint32(1<<31))
+	f.Add(uint32(size), uint32(0))
+	f.Fuzz(func(t *testing.T, at, value uint32) {
+		damaged := slices.Clone(content)
+		binary.NativeEndian.PutUint32(damaged[int(at)%(len(damaged)-4):], value)
+		lines, _ := read(damaged)
+		if len(lines) > 1000 {
+			t.Errorf("Walk finds %d lines; want no more than there are", len(lines))
+		}
+	})
+}

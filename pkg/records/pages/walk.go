@@ -1,0 +1,235 @@
+package pages
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+)
+
+const (
+	element    = 16
+	bucketHead = 16 // root, sequence
+
+	branchPage  = 1
+	leafPage    = 2
+	freePage    = 16
+	bucketEntry = 1
+)
+
+// A Visitor is told what is in a file. A function that is nil is not called; an error of one ends the walk.
+type Visitor struct {
+	// Bucket is told of each bucket before what is in it. One that lies in another has the names of both, with a
+	// slash between.
+	Bucket func(name string, sequence uint64) error
+	// Value is told of each value, in the order of the keys, under the name of its bucket.
+	Value func(bucket string, key, value []byte) error
+	// Damage is told of what cannot be walked, and the walk goes on beside it. If it is nil the first
+	// damage ends the walk and is its error.
+	Damage func(error) error
+}
+
+// A walker walks the pages of a file.
+type walker struct {
+	file    io.ReaderAt
+	size    uint64 // of a page
+	seen    []bool // by page ID
+	visitor Visitor
+	damages int
+}
+
+// Walk walks the tree of a meta page and its list of free pages.
+func Walk(file io.ReaderAt, m Meta, v Visitor) error {
+	w := &walker{file: file, size: uint64(m.PageSize), visitor: v} //nolint:gosec // ParseMeta has checked it
+	if _, err := file.ReadAt(make([]byte, 1), int64(m.Pages)*int64(m.PageSize)-1); err != nil {
+		return w.damage(fmt.Errorf("the file is shorter than its %d pages: %v", m.Pages, err))
+	}
+	w.seen = make([]bool, m.Pages)
+	if err := w.free(m.free); err != nil {
+		if err := w.damage(fmt.Errorf("free list: %w", err)); err != nil {
+			return err
+		}
+	}
+	if err := w.walk(m.root, "", nil, nil); err != nil {
+		return err
+	}
+	lost := 0
+	for _, seen := range w.seen[2:] {
+		if !seen {
+			lost++
+		}
+	}
+	if lost > 0 && w.damages == 0 { // else it follows from what has been told
+		return w.damage(fmt.Errorf("%d pages are neither used nor free", lost))
+	}
+	return nil
+}
+
+func (w *walker) damage(err error) error {
+	w.damages++
+	if w.visitor.Damage == nil {
+		return err
+	}
+	return w.visitor.Damage(err)
+}
+
+// free takes the pages of the free list off those that may be referenced.
+func (w *walker) free(id uint64) error {
+	page, err := w.page(id)
+	if err != nil {
+		return err
+	}
+	ids, count := page[pageHead:], uint64(binary.NativeEndian.Uint16(page[10:]))
+	if count == math.MaxUint16 { // the first one counts the others
+		ids, count = ids[8:], wide(ids)
+	}
+	if binary.NativeEndian.Uint16(page[8:]) != freePage || count > uint64(len(ids)/8) {
+		return errors.New("wrong head")
+	}
+	for i := range count {
+		free := wide(ids[8*i:])
+		if free < 2 || free >= uint64(len(w.seen)) || w.seen[free] {
+			return fmt.Errorf("page %d is out of bounds or referenced twice", free)
+		}
+		w.seen[free] = true
+	}
+	return nil
+}
+
+// page reads a page with all that overflows from it.
+func (w *walker) page(id uint64) ([]byte, error) {
+	high := uint64(len(w.seen))
+	if id < 2 || id >= high {
+		return nil, fmt.Errorf("page %d is out of bounds", id)
+	}
+	head := make([]byte, pageHead)
+	at := int64(id * w.size) //nolint:gosec // id is in bounds
+	if _, err := w.file.ReadAt(head, at); err != nil {
+		return nil, unread(err, len(head), at)
+	}
+	more := number(head[12:])
+	if wide(head) != id || id+more >= high {
+		return nil, fmt.Errorf("page %d has a wrong head", id)
+	}
+	for i := id; i <= id+more; i++ {
+		if w.seen[i] {
+			return nil, fmt.Errorf("page %d is referenced twice", i)
+		}
+		w.seen[i] = true
+	}
+	page := make([]byte, (1+more)*w.size)
+	if _, err := w.file.ReadAt(page, at); err != nil {
+		return nil, unread(err, len(page), at)
+	}
+	return page, nil
+}
+
+// walk walks a page whose keys are not below low, and below high unless that is nil.
+func (w *walker) walk(id uint64, bucket string, low, high []byte) error {
+	page, err := w.page(id)
+	if err != nil {
+		return w.damage(err)
+	}
+	return w.elements(page, fmt.Sprintf("page %d", id), bucket, low, high)
+}
+
+// An entry is what an element of a page says.
+type entry struct {
+	key, value []byte
+	child      uint64 // of a branch page
+	bucket     bool   // the value is a bucket
+}
+
+// elements walks what a page leads to. The page may be one that lies in a value.
+func (w *walker) elements(page []byte, where, bucket string, low, high []byte) error {
+	entries, branch, damage := parse(page, low, high)
+	for i, e := range entries {
+		var err error
+		switch {
+		case branch:
+			below := high
+			if i+1 < len(entries) {
+				below = entries[i+1].key
+			}
+			err = w.walk(e.child, bucket, e.key, below)
+		case e.bucket:
+			err = w.bucket(e.value, where, join(bucket, e.key))
+		case w.visitor.Value != nil:
+			err = w.visitor.Value(bucket, e.key, e.value)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if damage != nil {
+		return w.damage(fmt.Errorf("%s: %w", where, damage))
+	}
+	return nil
+}
+
+// parse reads the elements of a page, up to the first one that is not as bbolt writes it.
+func parse(page, low, high []byte) (entries []entry, branch bool, err error) {
+	flags, count := binary.NativeEndian.Uint16(page[8:]), uint64(binary.NativeEndian.Uint16(page[10:]))
+	if flags != branchPage && flags != leafPage {
+		return nil, false, fmt.Errorf("unexpected flags %x", flags)
+	}
+	branch = flags == branchPage
+	end := pageHead + count*element // where the next key begins
+	if end > uint64(len(page)) {
+		return nil, branch, errors.New("more elements than there is room for")
+	}
+	last, first := low, true
+	for i := range count {
+		at := pageHead + i*element
+		head := page[at : at+element]
+		var kind, pos, keySize, valueSize uint64
+		var e entry
+		if branch {
+			pos, keySize, e.child = number(head), number(head[4:]), wide(head[8:])
+		} else {
+			kind, pos, keySize, valueSize = number(head), number(head[4:]), number(head[8:]), number(head[12:])
+		}
+		if at+pos != end || end+keySize+valueSize > uint64(len(page)) || kind > bucketEntry {
+			return entries, branch, fmt.Errorf("element %d is misplaced", i)
+		}
+		e.bucket = kind == bucketEntry
+		e.key, e.value = page[end:end+keySize:end+keySize], page[end+keySize:end+keySize+valueSize:end+keySize+valueSize]
+		end += keySize + valueSize
+		order := bytes.Compare(last, e.key)
+		if len(e.key) == 0 || order > 0 || order == 0 && !first || high != nil && bytes.Compare(e.key, high) >= 0 {
+			return entries, branch, fmt.Errorf("key %d is out of order", i)
+		}
+		last, first = e.key, false
+		entries = append(entries, e)
+	}
+	return entries, branch, nil
+}
+
+// bucket walks the bucket of a value: its root, or the page that follows if it is a small one.
+func (w *walker) bucket(value []byte, where, name string) error {
+	if len(value) < bucketHead {
+		return w.damage(fmt.Errorf("%s: a bucket has no head", where))
+	}
+	if w.visitor.Bucket != nil {
+		if err := w.visitor.Bucket(name, wide(value[8:])); err != nil {
+			return err
+		}
+	}
+	if root := wide(value); root != 0 {
+		return w.walk(root, name, nil, nil)
+	}
+	page := value[bucketHead:]
+	if len(page) < pageHead || binary.NativeEndian.Uint16(page[8:]) != leafPage {
+		return w.damage(fmt.Errorf("%s: a bucket has no page", where))
+	}
+	return w.elements(page, where, name, nil, nil)
+}
+
+func join(bucket string, name []byte) string {
+	if bucket == "" {
+		return string(name)
+	}
+	return bucket + "/" + string(name)
+}

@@ -1,0 +1,143 @@
+package records_test
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+func compare(a, b records.Pair) int {
+	return strings.Compare(a.ImageID+"\x00"+a.Repository, b.ImageID+"\x00"+b.Repository)
+}
+
+// pagesAreTheModel walks everything page by page.
+func pagesAreTheModel(t *testing.T, s *records.Store, m *model, size int) {
+	t.Helper()
+	var found, marked []records.Pair
+	for from, more := "", true; more; {
+		page, err := s.Images(from, size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range page {
+			from = records.After(i.ImageID)
+			for _, r := range i.Records {
+				found = append(found, r.Pair)
+			}
+			for _, mark := range i.Marks {
+				marked = append(marked, mark.Pair)
+			}
+		}
+		more = len(page) == size
+	}
+	wantPairs(t, "records of Images", found, slices.SortedFunc(maps.Keys(m.records), compare))
+	marks := slices.SortedFunc(maps.Keys(m.marks), compare)
+	wantPairs(t, "marks of Images", marked, marks)
+	marked = nil
+	for from, more := (records.Pair{}), true; more; {
+		page, err := s.MarksFrom(from, size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, mark := range page {
+			from = mark.Pair.Next()
+			marked = append(marked, mark.Pair)
+		}
+		more = len(page) == size
+	}
+	wantPairs(t, "MarksFrom", marked, marks)
+	intents := map[uint64]string{}
+	for from, more := (records.Intent{}), true; more; {
+		page, err := s.IntentsFrom(from.Repository, from.ID, size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, in := range page {
+			intents[in.ID] = in.Repository
+			from = records.Intent{Repository: in.Repository, ID: in.ID + 1}
+		}
+		more = len(page) == size
+	}
+	if !maps.Equal(intents, m.intents) {
+		t.Fatalf("IntentsFrom = %v; want %v", intents, m.intents)
+	}
+}
+
+func wantPairs(t *testing.T, what string, got, want []records.Pair) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Fatalf("%s = %v; want %v", what, got, want)
+	}
+}
+
+// What cannot be read is told by its key, and a forgotten mark goes whether it can be read or not.
+func TestPagesTellWhatCannotBeRead(t *testing.T) {
+	path := newPath(t)
+	s, _ := open(t, path, records.Options{})
+	marked, recorded := pair(id1, app), pair(id2, app)
+	if _, err := s.AcceptMarks([]records.Pair{marked}, "operator", noon()); err != nil {
+		t.Fatal(err)
+	}
+	prove(t, s, records.Result{Pair: recorded, Credential: alice})
+	if _, err := s.Begin("name", app, noon()); err != nil {
+		t.Fatal(err)
+	}
+	closeStore(t, s)
+	db, err := bolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.Update(func(tx *bolt.Tx) (err error) {
+		for _, bucket := range []string{"records", "marks", "intents"} {
+			k, v := tx.Bucket([]byte(bucket)).Cursor().First()
+			v = slices.Clone(v)
+			v[len(v)-1] ^= 1
+			err = errors.Join(err, tx.Bucket([]byte(bucket)).Put(slices.Clone(k), v))
+		}
+		return err
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	s, _ = open(t, path, records.Options{KeyExists: true})
+	images, err := s.Images("", 10)
+	if err != nil || len(images) != 2 || !slices.Equal(images[0].Unreadable, []string{app}) || !slices.Equal(images[1].Unreadable, []string{app}) {
+		t.Errorf("Images = %+v, %v; want both repositories unreadable", images, err)
+	}
+	marks, err := s.MarksFrom(records.Pair{}, 10)
+	if err != nil || len(marks) != 1 || marks[0] != (records.Mark{Pair: marked}) {
+		t.Errorf("MarksFrom = %+v, %v; want the pair alone", marks, err)
+	}
+	intents, err := s.IntentsFrom("", 0, 10)
+	if err != nil || len(intents) != 1 || intents[0].Repository != app || intents[0].Name != "" {
+		t.Errorf("IntentsFrom = %+v, %v; want the repository alone", intents, err)
+	}
+	if d, err := s.Describe(marked); !errors.Is(err, records.ErrUnreadable) || d.Mark != nil || len(d.OfIntents) != 1 {
+		t.Errorf("Describe = %+v, %v; want ErrUnreadable, and the intent by its key", d, err)
+	}
+	if gone, err := s.ForgetMarks(records.Selection{All: true}, noon()); err != nil || len(gone) != 1 {
+		t.Errorf("ForgetMarks = %v, %v; want the mark gone", gone, err)
+	}
+	if f := lookup(t, s, marked); f.Marked || f.Record == nil || !f.Record.Revoked.Equal(noon()) {
+		t.Errorf("facts = %+v; want a record with nothing proved", f)
+	}
+}
+
+func TestMarksOfADistrustedStoreAreNotAccepted(t *testing.T) {
+	s, _ := open(t, newPath(t), records.Options{KeyExists: true})
+	if got, err := s.AcceptMarks([]records.Pair{pair(id1, app)}, "operator", noon()); !errors.Is(err, records.ErrDistrusted) || got != nil {
+		t.Errorf("AcceptMarks = %v, %v; want ErrDistrusted", got, err)
+	}
+	if lookup(t, s, pair(id1, app)).Marked {
+		t.Error("the pair is marked")
+	}
+	if due, err := s.Due([]records.Pair{pair(id1, app)}); err != nil || len(due) != 1 {
+		t.Errorf("Due = %v, %v; want the pair, whatever the distrust", due, err)
+	}
+}

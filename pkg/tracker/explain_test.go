@@ -1,0 +1,161 @@
+package tracker_test
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// In any state Explain says what Check comes to afterwards, and has changed nothing: not a byte of the file, no grant, no time of use.
+func TestExplainSaysWhatCheckComesToAndChangesNothing(t *testing.T) {
+	for range 20 {
+		seed := rand.Uint64()
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { explainedOverTime(t, rand.New(rand.NewPCG(seed, 0))) })
+		})
+	}
+}
+
+// A state is everything that Explain must leave alone.
+type state struct {
+	File   [sha256.Size]byte
+	Grants []tracker.Grant
+	Uses   map[records.Pair]records.Use
+	Moves  uint64
+}
+
+func (w *world) state() state {
+	w.t.Helper()
+	file, err := os.ReadFile(w.path)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	all := w.GrantsAfter(tracker.Grant{}, 1000, func(tracker.Grant) bool { return true })
+	return state{File: sha256.Sum256(file), Grants: all, Uses: w.Uses(), Moves: w.Moves()}
+}
+
+func explainedOverTime(t *testing.T, random *rand.Rand) {
+	t.Helper()
+	pick := func(n int) int { return random.IntN(n) }
+	modes := policy.Modes()
+	w := newWorld(t, tracker.Options{VerifyUntracked: pick(3) == 0})
+	names := []string{app + ":1", app + ":2", "repo.test/other:1", app + ":1", app + ":2", app + ":1", id1, "UPPER"}
+	images := []tracker.Image{{}, image(id1, app+":1", "repo.test/other:1"), image(id2, app+":2", "repo.test/third:1"), image(id1, app+":1")}
+	passwords := []string{"alice", "bob", "carol"}
+	ref := func() records.SecretRef {
+		return records.SecretRef{UID: fmt.Sprintf("u%d", pick(2)), Namespace: "team", Name: "pull"}
+	}
+	someSecret := func() tracker.Secret {
+		return tracker.Secret{Credential: w.key.ID(secret(passwords[pick(3)])), Ref: ref()}
+	}
+	for step := range 120 {
+		switch pick(13) {
+		case 0:
+			mode := modes[pick(len(modes))]
+			var list []string
+			if mode == policy.ModeNeverVerifyAllowlistedImages {
+				list = []string{"repo.test/other"}
+			}
+			p, err := policy.New(string(mode), list)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.SetRules(tracker.Rules{
+				Policy: p, ExemptStaticPods: pick(2) == 0, ExemptNamespaces: []string{"team-exempt"},
+				Validity: time.Duration(pick(3)) * time.Hour, Grace: time.Duration(pick(2)) * time.Hour,
+			})
+		case 1, 2, 3:
+			pull, err := w.BeginPull(t.Context(), names[pick(3)], images[pick(4)])
+			if err != nil {
+				t.Fatal(err)
+			}
+			proof := tracker.Proof{ImageID: []string{id1, id2}[pick(2)], Pod: tracker.Pod{}}
+			if pick(4) > 0 {
+				pw := passwords[pick(3)]
+				proof.Credential = secret(pw)
+				if pick(2) == 0 {
+					proof.Secrets = []tracker.Secret{{Credential: w.key.ID(secret(pw)), Ref: ref()}}
+				}
+			}
+			switch pick(6) {
+			case 0:
+				err = pull.Lost()
+			case 1:
+				err = pull.Denied(images[pick(4)], secret(passwords[pick(3)]))
+			default:
+				_, err = pull.Proved(proof)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		case 4:
+			w.runtime.set(images[1+pick(3)])
+		case 5:
+			time.Sleep(time.Duration(pick(90)) * time.Minute)
+		case 6:
+			_, _ = w.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Repository: []string{app, "repo.test/other"}[pick(2)]}})
+		case 7:
+			_, _ = w.ForgetMarks(t.Context(), records.Selection{ImageID: []string{id1, id2}[pick(2)]}, false)
+		case 8:
+			_, _ = w.AcceptMarks(t.Context(), records.Selection{ImageID: []string{id1, id2}[pick(2)]}, false)
+		case 9:
+			done := w.BeginRemoval()
+			if pick(2) == 0 {
+				_ = w.Prune(t.Context())
+			}
+			if pick(3) > 0 {
+				done()
+			} else {
+				defer done()
+			}
+		case 10: // the clock was set back: a proof from the future
+			err := w.store.Prove(0, records.Result{
+				Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret(passwords[pick(3)])), At: time.Now().Add(time.Hour),
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		case 11:
+			w.EndPod(fmt.Sprintf("pod-%d", pick(20)))
+		case 12:
+			if pick(3) == 0 {
+				w.restart()
+			}
+		}
+		r := tracker.Request{
+			Name: names[pick(len(names))], Image: images[pick(4)], Unasked: pick(2) == 0, Substituted: pick(8) == 0,
+			Pod: tracker.Pod{UID: fmt.Sprintf("pod-%d", pick(20)), Namespace: []string{"team", "team-exempt"}[pick(12)/11], Static: pick(12) == 0},
+		}
+		switch {
+		case pick(6) == 0:
+			r.Name = ""
+		case len(r.Image.Names) > 0 && pick(8) > 0:
+			r.Name = r.Image.Names[0]
+		}
+		for range pick(3) {
+			r.Secrets = append(r.Secrets, someSecret())
+		}
+		before := w.state()
+		e := w.Explain(t.Context(), r)
+		if diff := cmp.Diff(before, w.state()); diff != "" {
+			t.Fatalf("step %d: Explain(%+v) changed something:\n%s", step, r, diff)
+		}
+		v := w.Check(t.Context(), r)
+		if diff := cmp.Diff(v, e.Verdict); diff != "" {
+			t.Fatalf("step %d: Explain(%+v) differs from Check after it (-Check +Explain):\n%s", step, r, diff)
+		}
+		if len(e.Standings) != len(r.Secrets) && e.Reason != policy.Absent {
+			t.Fatalf("step %d: %d standings of %d Secrets", step, len(e.Standings), len(r.Secrets))
+		}
+	}
+}

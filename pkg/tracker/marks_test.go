@@ -1,0 +1,255 @@
+package tracker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+const other = "repo.test/team/other"
+
+func pairOf(id, repository string) records.Pair {
+	return records.Pair{ImageID: id, Repository: repository}
+}
+
+func (w *world) sync() {
+	w.t.Helper()
+	if err := w.Sync(w.t.Context()); err != nil {
+		w.t.Fatalf("Sync = %v; want nil", err)
+	}
+}
+
+// A forgotten mark opens nothing any more: not for the pod that it let in, not after a scan, not after a restart.
+func TestForgottenMarkNeedsProofFromThenOn(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	img, created := image(id1, app+":1", other+":1"), time.Now()
+	w.runtime.set(img)
+	w.sync()
+	w.want(w.check(pod("in"), app+":1", img), policy.Allow, policy.Preloaded)
+	w.want(w.check(pod("in"), other+":1", img), policy.Allow, policy.Preloaded)
+	w.Restore(pod("restored"), app+":1", img, created)
+
+	would, err := w.ForgetMarks(t.Context(), records.Selection{Repository: app}, true)
+	if err != nil || len(would.Marks) != 1 || len(would.Grants) != 2 || w.Grants() != 3 {
+		t.Fatalf("dry run = %+v, %v with %d grants; want one mark and two grants, and all there", would, err, w.Grants())
+	}
+	got, err := w.ForgetMarks(t.Context(), records.Selection{Repository: app}, false)
+	if err != nil || !slices.Equal(got.Grants, would.Grants) || !slices.Equal(got.Marks, would.Marks) {
+		t.Fatalf("ForgetMarks = %+v, %v; want what the dry run said, %+v", got, err, would)
+	}
+	w.want(w.check(pod("in"), app+":1", img), policy.Reverify, policy.NotProved)
+	w.want(w.check(pod("in"), other+":1", img), policy.Allow, policy.Preloaded)
+	w.sync()
+	w.want(w.check(pod("new"), app+":1", img), policy.Reverify, policy.NotProved)
+	w.restart()
+	w.sync()
+	w.Restore(pod("in"), app+":1", img, created)
+	w.want(w.check(pod("in"), app+":1", img), policy.Reverify, policy.NotProved)
+	w.pulled(pod("in"), app+":1", id1, "in")
+	w.want(w.check(pod("late"), app+":1", img, "in"), policy.Allow, policy.Proved)
+}
+
+func TestForgettingEndsOnlyGrantsThatRestOnMarks(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	img := image(id1, app+":1")
+	w.runtime.set(img)
+	w.sync()
+	w.pulled(pod("proved"), app+":1", id1, "alice")
+	w.check(pod("in"), app+":1", img)
+	got, err := w.ForgetMarks(t.Context(), records.Selection{All: true}, false)
+	if err != nil || len(got.Grants) != 1 || got.Grants[0].Pod != "in" || got.Grants[0].Reason != policy.Preloaded {
+		t.Errorf("ForgetMarks = %+v, %v; want the grant by the mark alone", got, err)
+	}
+	w.want(w.check(pod("proved"), app+":1", img), policy.Allow, policy.Granted)
+	w.want(w.check(pod("new"), app+":1", img, "alice"), policy.Allow, policy.Proved)
+}
+
+// A judgement that a forgetting overtakes leaves no grant on the mark.
+func TestGrantDoesNotOutliveAForgottenMarkThatRacesWithIt(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	img := image(id1, app+":1")
+	w.runtime.set(img)
+	w.sync()
+	for round := range 100 {
+		if _, err := w.AcceptMarks(t.Context(), records.Selection{ImageID: id1}, false); err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		start := make(chan struct{})
+		for i := range 3 {
+			wg.Go(func() {
+				<-start
+				w.check(pod(fmt.Sprintf("%d-%d", round, i)), app+":1", img)
+			})
+		}
+		wg.Go(func() {
+			<-start
+			if _, err := w.ForgetMarks(t.Context(), records.Selection{ImageID: id1}, false); err != nil {
+				t.Error(err)
+			}
+		})
+		close(start)
+		wg.Wait()
+		if w.Grants() > 0 {
+			t.Fatalf("round %d: %d grants, and no mark", round, w.Grants())
+		}
+	}
+}
+
+func TestAcceptedMarkOpensWhateverTheRecord(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	w.runtime.set(image(id2, "repo.test/pre:1"))
+	w.sync() // the very first start is over
+	img := image(id1, app+":1", other+":1")
+	w.runtime.set(img, image(id2, "repo.test/pre:1"))
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
+	would, err := w.AcceptMarks(t.Context(), records.Selection{Repository: app}, true)
+	if err != nil || !slices.Equal(would, []records.Pair{pairOf(id1, app)}) {
+		t.Fatalf("dry run = %v, %v; want the pair", would, err)
+	}
+	w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
+	got, err := w.AcceptMarks(t.Context(), records.Selection{Repository: app}, false)
+	if err != nil || !slices.Equal(got, would) {
+		t.Fatalf("AcceptMarks = %v, %v; want %v", got, err, would)
+	}
+	w.want(w.check(pod("bob"), app+":1", img), policy.Allow, policy.Preloaded)
+	w.want(w.check(pod("bob"), other+":1", img), policy.Reverify, policy.Untracked)
+	if got, err := w.AcceptMarks(t.Context(), records.Selection{Repository: app}, false); err != nil || len(got) != 0 {
+		t.Errorf("again = %v, %v; want nothing new", got, err)
+	}
+}
+
+// All that is untracked is what a scan would take, and no more: a name that a tenant gave to an image which somebody had to
+// prove is not opened by the way.
+func TestAcceptAllTakesOnlyWhatNothingIsKnownOf(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	w.runtime.set(image(id3, "repo.test/pre:1"))
+	w.sync()
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	lost, err := w.BeginPull(t.Context(), "repo.test/lost:1", tracker.Image{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.runtime.set(image(id1, app+":1", "repo.test/evil:1"), image(id2, "repo.test/new:1"), image(id3, "repo.test/pre:1", "repo.test/lost:1"))
+	all := records.Selection{All: true}
+	if got, err := w.AcceptMarks(t.Context(), all, false); !errors.Is(err, tracker.ErrBusy) {
+		t.Errorf("while a pull is under way = %v, %v; want ErrBusy", got, err)
+	}
+	if err := lost.Lost(); err != nil {
+		t.Fatal(err)
+	}
+	want := []records.Pair{pairOf(id2, "repo.test/new")}
+	for _, dryRun := range []bool{true, false} {
+		if got, err := w.AcceptMarks(t.Context(), all, dryRun); err != nil || !slices.Equal(got, want) {
+			t.Errorf("AcceptMarks(all, dry run %v) = %v, %v; want %v", dryRun, got, err, want)
+		}
+	}
+	// A removal that begins while the list is on its way makes it doubtful.
+	w.runtime.set(image(id2, "repo.test/newer:1"))
+	w.runtime.during = func() { w.BeginRemoval()() }
+	if got, err := w.AcceptMarks(t.Context(), all, false); !errors.Is(err, tracker.ErrBusy) {
+		t.Errorf("beside a removal = %v, %v; want ErrBusy", got, err)
+	}
+}
+
+func TestEndOfDistrustTakesWhatIsThereForPreloaded(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	w.close()
+	w.path += ".lost"
+	store, _, err := records.Open(w.path, records.Options{KeyExists: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w.open()
+	img := image(id1, app+":1")
+	w.runtime.set(img)
+	w.sync()
+	w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.Untracked)
+	if _, err := w.AcceptMarks(t.Context(), records.Selection{ImageID: id1}, false); !errors.Is(err, tracker.ErrDistrusted) {
+		t.Errorf("AcceptMarks = %v; want ErrDistrusted", err)
+	}
+	w.runtime.err = errors.New("away")
+	if _, _, err := w.EndDistrust(t.Context(), false); !errors.Is(err, tracker.ErrRuntime) || w.store.Distrusted() == nil {
+		t.Errorf("EndDistrust without a runtime = %v; want ErrRuntime, and the distrust", err)
+	}
+	w.runtime.err = nil
+	for _, dryRun := range []bool{true, false} {
+		ended, due, err := w.EndDistrust(t.Context(), dryRun)
+		if err != nil || ended.Reason == "" || !slices.Equal(due, []records.Pair{pairOf(id1, app)}) || (w.store.Distrusted() != nil) != dryRun {
+			t.Fatalf("EndDistrust(dry run %v) = %+v, %v, %v, distrusted: %+v", dryRun, ended, due, err, w.store.Distrusted())
+		}
+	}
+	w.want(w.check(pod("bob"), app+":1", img), policy.Allow, policy.Preloaded)
+	if _, _, err := w.EndDistrust(t.Context(), false); !errors.Is(err, tracker.ErrTrusted) {
+		t.Errorf("again = %v; want ErrTrusted", err)
+	}
+}
+
+func TestCorrectionsThatCannotBeMadeChangeNothing(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	img := image(id1, app+":1")
+	w.runtime.set(img)
+	w.sync()
+	w.check(pod("in"), app+":1", img)
+	if _, err := w.ForgetMarks(t.Context(), records.Selection{}, true); !errors.Is(err, tracker.ErrNothingSelected) {
+		t.Errorf("ForgetMarks of nothing = %v; want ErrNothingSelected", err)
+	}
+	if _, err := w.AcceptMarks(t.Context(), records.Selection{}, true); !errors.Is(err, tracker.ErrNothingSelected) {
+		t.Errorf("AcceptMarks of nothing = %v; want ErrNothingSelected", err)
+	}
+	if _, err := w.AcceptMarks(t.Context(), records.Selection{Repository: "repo.test/absent"}, false); !errors.Is(err, tracker.ErrNotPresent) {
+		t.Errorf("AcceptMarks of what is absent = %v; want ErrNotPresent", err)
+	}
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := w.ForgetMarks(canceled, records.Selection{All: true}, false); !errors.Is(err, context.Canceled) {
+		t.Errorf("ForgetMarks when the caller has gone = %v; want context.Canceled", err)
+	}
+	w.close()
+	got, err := w.ForgetMarks(t.Context(), records.Selection{All: true}, false)
+	if !errors.Is(err, tracker.ErrStore) || len(got.Grants) > 0 || w.Grants() != 1 {
+		t.Errorf("ForgetMarks without a store = %+v, %v with %d grants; want ErrStore and the grant", got, err, w.Grants())
+	}
+	if _, err := w.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Repository: app}}); !errors.Is(err, tracker.ErrStore) {
+		t.Errorf("Revoke without a store = %v; want ErrStore", err)
+	}
+	w.open()
+	w.want(w.check(pod("new"), app+":1", img), policy.Allow, policy.Preloaded)
+}
+
+func TestGrantsAreListedInOrderFromAnywhere(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	for i := range 10 {
+		w.pulled(pod(fmt.Sprintf("pod-%d", 9-i)), app+":1", []string{id1, id2}[i%2], "x")
+		w.pulled(pod(fmt.Sprintf("pod-%d", 9-i)), other+":1", id1, "y")
+	}
+	everything := func(tracker.Grant) bool { return true }
+	var after tracker.Grant
+	var all []tracker.Grant
+	for {
+		page := w.GrantsAfter(after, 3, everything)
+		if len(page) == 0 {
+			break
+		}
+		all, after = append(all, page...), page[len(page)-1]
+	}
+	if !slices.Equal(all, w.GrantsAfter(tracker.Grant{}, 100, everything)) || len(all) != 20 {
+		t.Errorf("by pages: %v; want all 20 in their order", all)
+	}
+	some := w.GrantsAfter(tracker.Grant{}, 100, func(g tracker.Grant) bool { return g.Pair.Repository == other })
+	if len(some) != 10 || some[0].Pod != "pod-0" || some[0].Credential != w.key.ID(secret("y")) || some[0].Reason != policy.Proved {
+		t.Errorf("of one repository: %+v; want 10 with what they rest on", some)
+	}
+}
