@@ -9,7 +9,17 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 DATE ?= $(shell git log -1 --format=%cI 2>/dev/null || echo unknown)
-LDFLAGS := -X main.version=$(VERSION) -X main.commit=$(COMMIT) -X main.date=$(DATE)
+LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT) -X main.date=$(DATE)
+
+# For which machines programs and packages are built, and where to.
+ARCH ?= $(shell go env GOARCH)
+ARCHES ?= amd64 arm64
+BIN ?= bin
+DIST ?= dist
+# What packages are called: the version without v, or for a commit that is no release a version before all
+# releases. Every file in them has the time of the commit.
+PACKAGE_VERSION ?= $(if $(shell [[ '$(VERSION)' =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9a-z.]+)?$$ ]] && echo yes),$(subst -,~,$(VERSION:v%=%)),0.0.0~$(shell git log -1 --format=%cd.%h --date=format:%Y%m%d%H%M%S 2>/dev/null || echo dev))
+export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 # Where `make install` puts things, below DESTDIR.
 PREFIX ?= /usr/local
@@ -29,10 +39,11 @@ PROGRAMS := $(notdir $(patsubst %/,%,$(wildcard cmd/*/)))
 # The modules of this repository, each linted and kept tidy by itself.
 MODULES := . e2e .ci/checks
 GOLANGCI := go tool -modfile=$(CURDIR)/.ci/tools.mod golangci-lint
+NFPM := go tool -modfile=$(CURDIR)/.ci/nfpm.mod nfpm
 BUF := go tool -modfile=$(CURDIR)/.ci/buf.mod buf
 # Shows tests as they run, and what those that failed have printed once more at the end.
 GOTESTSUM := go tool -modfile=$(CURDIR)/.ci/tools.mod gotestsum --format standard-verbose --hide-summary skipped --
-SCRIPTS := $(shell grep -lE '^\#!.*\bbash\b' .ci/* 2>/dev/null)
+SCRIPTS := $(shell grep -lE '^\#!.*\b(ba)?sh\b' .ci/* systemd/packaging/* 2>/dev/null)
 
 .PHONY: help
 help: ## print this list
@@ -80,7 +91,7 @@ bench: ## measure the added latency of each call; BENCH selects
 
 .PHONY: build
 build: ## build the programs into bin/
-	go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+	CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o '$(BIN)/' ./cmd/...
 
 .PHONY: man
 man: ## write manual pages and shell completion of pullgatectl into bin/man and bin/completion
@@ -96,10 +107,28 @@ install: build man ## install programs, manual pages and units below DESTDIR; en
 	install -D -m 0644 bin/completion/bash '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/pullgatectl'
 	install -D -m 0644 bin/completion/zsh '$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_pullgatectl'
 	install -D -m 0644 bin/completion/fish '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/pullgatectl.fish'
-	install -m 0755 $(PROGRAMS:%=bin/%) '$(DESTDIR)$(PREFIX)/bin/'
+	install -m 0755 $(PROGRAMS:%='$(BIN)/%') '$(DESTDIR)$(PREFIX)/bin/'
+	install -m 0644 systemd/pullgated.socket '$(DESTDIR)$(UNITDIR)/pullgated.socket'
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' systemd/pullgated.service > '$(DESTDIR)$(UNITDIR)/pullgated.service'
 	chmod 0644 '$(DESTDIR)$(UNITDIR)/pullgated.service'
 	install -m 0644 systemd/kubelet/20-pullgate.conf '$(DESTDIR)$(PREFIX)/share/pullgate/20-pullgate.conf'
+
+.PHONY: uninstall
+uninstall: ## remove what make install installed below DESTDIR; state and configuration stay
+	rm -f $(PROGRAMS:%='$(DESTDIR)$(PREFIX)/bin/%') '$(DESTDIR)$(UNITDIR)/pullgated.socket' '$(DESTDIR)$(UNITDIR)/pullgated.service'
+	rm -rf '$(DESTDIR)$(PREFIX)/share/pullgate'
+
+.PHONY: package
+package: ## build .deb, .rpm and a bill of materials for ARCHES into dist/
+	.ci/package '$(DIST)' '$(PACKAGE_VERSION)' $(ARCHES)
+
+.PHONY: reproducible
+reproducible: ## build the packages twice, in two places, and see that not a byte differs
+	.ci/reproducible
+
+.PHONY: release
+release: ## go through the checklist of docs/release.md for VERSION
+	.ci/release '$(VERSION)'
 
 .PHONY: lint
 lint: setup ## check everything that can be checked without running it

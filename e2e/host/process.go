@@ -32,17 +32,22 @@ type Process struct {
 
 // Start runs a program with its output in a log file and waits until ready says so.
 func Start(ctx context.Context, name, log string, ready func() error, program string, args ...string) (*Process, error) {
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...)
+	if filepath.IsAbs(program) {
+		// What was built with it comes before what the machine has: a containerd finds its shim so.
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"))
+	}
+	return StartCommand(ctx, name, log, ready, cmd)
+}
+
+// StartCommand is Start for a program that needs more than arguments.
+func StartCommand(ctx context.Context, name, log string, ready func() error, cmd *exec.Cmd) (*Process, error) {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = out.Close() }() // the program has its own copy
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...)
 	cmd.Stdout, cmd.Stderr = out, out
-	if filepath.IsAbs(program) {
-		// What was built with it comes before what the machine has: a containerd finds its shim so.
-		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"))
-	}
 	// A group of its own, so that an interrupt at the terminal reaches us alone.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -56,13 +61,14 @@ func Start(ctx context.Context, name, log string, ready func() error, program st
 		p.mu.Unlock()
 		close(p.done)
 	}()
-	if err := p.wait(ctx, ready); err != nil {
+	if err := p.Wait(ctx, ready); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s did not come up: %w; it said last:\n%s", name, err, Tail(log, 15)), p.Kill())
 	}
 	return p, nil
 }
 
-func (p *Process) wait(ctx context.Context, ready func() error) error {
+// Wait asks ready again and again until it says so. It gives up after a minute, or if the process ends.
+func (p *Process) Wait(ctx context.Context, ready func() error) error {
 	if ready == nil {
 		return nil
 	}

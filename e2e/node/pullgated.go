@@ -2,10 +2,13 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -21,6 +24,7 @@ type Pullgated struct {
 	program  string
 	upstream string
 	metrics  string
+	socket   *os.File // nil: it makes its own
 }
 
 // Program returns the path of a program that make build has built.
@@ -68,11 +72,54 @@ func (p *Pullgated) Configure(settings ...string) error {
 
 // Start starts it again after it was stopped or killed, with more arguments for this time.
 func (p *Pullgated) Start(ctx context.Context, args ...string) (err error) {
-	p.Process, err = host.Start(ctx, "pullgated", p.path("pullgated.log"), func() error {
+	healthy := func() error {
 		_, err := p.get("/healthz")
 		return err
-	}, p.program, append([]string{"--config", p.path("config.yaml"), "-v", "2"}, args...)...)
+	}
+	args = append([]string{"--config", p.path("config.yaml"), "-v", "2"}, args...)
+	if p.socket == nil {
+		p.Process, err = host.Start(ctx, "pullgated", p.path("pullgated.log"), healthy, p.program, args...)
+		return err
+	}
+	// Only the process itself knows its ID before it runs.
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), "/bin/sh", append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`, p.program}, args...)...)
+	cmd.Env = append(os.Environ(), "LISTEN_FDS=1", "LISTEN_FDNAMES=cri")
+	cmd.ExtraFiles = []*os.File{p.socket}
+	p.Process, err = host.StartCommand(ctx, "pullgated", p.path("pullgated.log"), healthy, cmd)
 	return err
+}
+
+// KeepSocket stops it and starts it on a socket that stays open over every later stop and start, as systemd keeps
+// it. release gives the socket up.
+func (p *Pullgated) KeepSocket(ctx context.Context) (release func() error, err error) {
+	if err := p.Stop(); err != nil {
+		return nil, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: p.path("cri.sock")})
+	if err != nil {
+		return nil, err
+	}
+	if p.socket, err = l.File(); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return func() error { return errors.Join(p.socket.Close(), l.Close()) }, p.Start(ctx)
+}
+
+// Replace makes the next start run another file of the program, as an upgrade does.
+func (p *Pullgated) Replace() error {
+	content, err := os.ReadFile(p.program)
+	if err != nil {
+		return err
+	}
+	next := p.path("pullgated.a")
+	if p.program == next {
+		next = p.path("pullgated.b")
+	}
+	p.program = next
+	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return os.WriteFile(next, content, 0o700)
 }
 
 // Restart stops and starts it, with other settings if any are given.

@@ -41,9 +41,12 @@ func TestRevokeEndsAtOnceWhatADryRunTold(t *testing.T) {
 			t.Errorf("%s = %v, %v; want %+v", name, r, err, tc)
 		}
 	}
+	if v := w.try(aPod("alice"), app+":1"); v.Reason != policy.Granted {
+		t.Fatalf("alice after dry runs = %+v; want her grant still there", v)
+	}
 	would, err := w.Revoke(t.Context(), &adminv1.RevokeRequest{Repository: app, DryRun: true})
-	if err != nil || w.try(aPod("alice"), app+":1").Reason != policy.Granted {
-		t.Fatalf("dry run = %v, %v; want alice's grant still there", would, err)
+	if err != nil {
+		t.Fatal(err)
 	}
 	done, err := w.Revoke(t.Context(), &adminv1.RevokeRequest{Repository: app})
 	if err != nil || !proto.Equal(would, done) || done.GetGrants()[0].GetPod().GetName() != "alice" || done.GetGrants()[0].GetCredentialId() != string(w.id("alice")) {

@@ -39,11 +39,14 @@ func aNode(t *testing.T, change ...func(c *admin.Config)) *world {
 	w.node.do(func(n *node) {
 		n.images = append(n.images, tracker.Image{ID: id1, Names: []string{app + ":1", "repo.test/other:latest"}})
 		n.pods = []pods.Pod{aPod("alice"), aPod("bob"), {UID: "old", Namespace: "team", Name: "twice"}, {UID: "new", Namespace: "team", Name: "twice"}}
-		n.sourced = []pods.Pod{aPod("bob"), aPod("carol")}
+		n.sourced = []pods.Pod{aPod("bob"), aPod("carol"), aPod("dave")}
 		n.policies["uid-bob"] = []string{"Never", "Never"}
 		n.policies["uid-carol"] = []string{"Always", "IfNotPresent"}
+		n.policies["uid-dave"] = []string{"IfNotPresent"}
 		n.secrets["uid-bob"] = []tracker.Secret{w.held("bob")}
-		n.secrets["uid-carol"] = []tracker.Secret{w.held("carol"), w.held("alice"), {Credential: w.id("newer"), Ref: w.held("alice").Ref}}
+		newer := tracker.Secret{Credential: w.id("newer"), Ref: w.held("alice").Ref}
+		n.secrets["uid-carol"] = []tracker.Secret{w.held("carol"), w.held("alice"), newer}
+		n.secrets["uid-dave"] = []tracker.Secret{newer}
 	})
 	return w
 }
@@ -63,9 +66,13 @@ func TestExplainTellsVerdictAndEvidence(t *testing.T) {
 		t.Errorf("text = %q %q %q; want that of his own pull policy first", e.GetRule(), e.GetConsequences(), e.GetRemedies())
 	}
 
+	e = w.explain(of("dave", app+":1"))
+	if c := e.GetEvidence().GetCredentials(); len(c) != 1 || c[0].GetStanding() != adminv1.CredentialStanding_CREDENTIAL_STANDING_ROTATED || e.GetReason() != "proved" {
+		t.Errorf("dave = %v; want what his Secret holds now in the place of what it held", e)
+	}
 	e = w.explain(of("carol", app+":1"))
-	standing := []adminv1.CredentialStanding{
-		adminv1.CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED, adminv1.CredentialStanding_CREDENTIAL_STANDING_PROVED, adminv1.CredentialStanding_CREDENTIAL_STANDING_ROTATED,
+	standing := []adminv1.CredentialStanding{ // her Secret still holds what it proved access with, and has not been rotated
+		adminv1.CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED, adminv1.CredentialStanding_CREDENTIAL_STANDING_PROVED, adminv1.CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED,
 	}
 	for i, c := range e.GetEvidence().GetCredentials() {
 		if c.GetStanding() != standing[i] {

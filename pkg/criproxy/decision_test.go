@@ -87,6 +87,10 @@ func TestDecisionsAreNotedOnce(t *testing.T) {
 	p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{"repo.test/b:1"}}, criproxytest.Image{ID: id3, Names: []string{"repo.test/c:1"}})
 	_, _ = p.TryPrecheck(t.Context(), bob, "sha256:2")
 	k.wants(t, "the prefix of an image ID", "ImageStatus bob: Reverify image_id_name unknown")
+	for range 2 {
+		p.Precheck(p.PodFrom("dave", "api"), "repo.test/b:1")
+		k.wants(t, "an Allow for nobody that is known", "ImageStatus : Allow preloaded unknown")
+	}
 }
 
 func TestRefusalsOfTheGatesOwnAreNoted(t *testing.T) {

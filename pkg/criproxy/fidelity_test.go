@@ -29,6 +29,19 @@ import (
 // serveBefore starts a proxy before any endpoint and returns where it listens and how it stops.
 func serveBefore(tb testing.TB, endpoint string) (proxied string, server *criproxy.Server) {
 	tb.Helper()
+	socket := endpoint[len("unix://"):] + ".proxy"
+	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "unix", socket)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	server, stop := serveOn(tb, l, endpoint)
+	tb.Cleanup(stop)
+	return "unix://" + socket, server
+}
+
+// serveOn starts a proxy on a listener before any endpoint, and returns what stops it.
+func serveOn(tb testing.TB, l net.Listener, endpoint string) (server *criproxy.Server, stop func()) {
+	tb.Helper()
 	up, err := criproxy.Dial(endpoint)
 	if err != nil {
 		tb.Fatal(err)
@@ -44,25 +57,19 @@ func serveBefore(tb testing.TB, endpoint string) (proxied string, server *cripro
 	}
 	gate := criproxy.NewGate(criproxy.GateConfig{Tracker: trk, Pods: pods.New(), Runtime: rt, Metrics: &counts{}, Log: klog.Logger{}})
 	server = criproxy.NewForTest(criproxy.Config{Runtime: up, Image: up, Gate: gate, Metrics: &counts{}, Log: klog.Logger{}}, experimental.BufferPool(buffers()))
-	socket := endpoint[len("unix://"):] + ".proxy"
-	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "unix", socket)
-	if err != nil {
-		tb.Fatal(err)
-	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	done := make(chan error, 2)
 	go func() { done <- server.Serve(l) }()
 	go func() { up.Watch(ctx, func(bool) {}); done <- nil }()
-	tb.Cleanup(func() {
-		stop, end := context.WithTimeout(context.WithoutCancel(tb.Context()), 5*time.Second)
+	return server, func() {
+		limited, end := context.WithTimeout(context.WithoutCancel(tb.Context()), 5*time.Second)
 		defer end()
-		server.Shutdown(stop)
+		server.Shutdown(limited)
 		cancel()
 		if err := errors.Join(<-done, <-done, up.Close(), store.Close()); err != nil {
 			tb.Error(err)
 		}
-	})
-	return "unix://" + socket, server
+	}
 }
 
 func TestForwardingIsTransparent(t *testing.T) {

@@ -137,7 +137,7 @@ func (g *Gate) judge(ctx context.Context, callName string, p pods.Pod, r tracker
 		}
 	}
 	g.metrics.Verdict(callName, v.Decision)
-	if !v.Allowed() || v.First {
+	if !v.Allowed() || v.First || p.UID == "" { // whether somebody unknown was allowed before is not known
 		g.decided.Note(decision.Decision{
 			Call: callName, Pod: p, Image: r.Name, Verdict: v, Secrets: r.Secrets,
 			PullPolicy: pullPolicy, Took: time.Since(began),

@@ -96,10 +96,10 @@ func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
 	return p
 }
 
-// judgePull judges by the credential of the pull; away says that the registry was asked and not reached.
-func (g *Gate) judgePull(ctx context.Context, p *pullCall, away bool) tracker.Verdict {
+// judgePull judges by the credential of the pull; unasked says that the registry is known not to have been reached.
+func (g *Gate) judgePull(ctx context.Context, p *pullCall, unasked bool) tracker.Verdict {
 	return g.judge(ctx, "PullImage", p.pod, tracker.Request{
-		Name: p.name, Image: p.present, Credentials: []credential.Credential{p.cred}, Unasked: away,
+		Name: p.name, Image: p.present, Credentials: []credential.Credential{p.cred}, Unasked: unasked,
 	})
 }
 
@@ -169,7 +169,7 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall) ([]byte, erro
 	if err == nil {
 		return raw, nil
 	}
-	if v, ok := g.standsIn(ctx, p, out); ok {
+	if v, ok := g.standsIn(ctx, p, out, err); ok {
 		g.log.Info("Pull answered with the image on the node", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.Label(), "inGrace", v.InGrace)
 		return g.onNode(p)
 	}
@@ -230,19 +230,21 @@ func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
 // sends a pre-check for Always as well leaves open whether this pull was one; it was forwarded
 // to be safe, but a pod that has proved access must not depend on the registry for it, and an
 // exempt one on nothing of ours. A known request to prove access was forwarded to renew a proof that has expired,
-// or because there is none; if the registry is away such a proof stands for its grace.
-func (g *Gate) standsIn(ctx context.Context, p *pullCall, out outcome.Outcome) (v tracker.Verdict, ok bool) {
+// or because there is none; if the registry is away such a proof stands for its grace. That a mirror is away does not
+// say so: the registry behind it may have been asked, and have refused.
+func (g *Gate) standsIn(ctx context.Context, p *pullCall, out outcome.Outcome, err error) (v tracker.Verdict, ok bool) {
+	unasked := !outcome.OfMirror(err)
 	switch {
 	case p.present.ID == "" || ctx.Err() != nil:
 		return v, false
 	case p.reproof && out.Away():
-		v = g.judgePull(ctx, p, true)
+		v = g.judgePull(ctx, p, unasked)
 		return v, p.answered(v)
 	case p.exact || !p.hidden:
 		return v, false
 	}
 	if g.fallback && out.Away() {
-		v = g.judgePull(ctx, p, true)
+		v = g.judgePull(ctx, p, unasked)
 		return v, answers(v)
 	}
 	// Only an exempt pod. As nobody in particular, since what the registry has just refused must not leave a

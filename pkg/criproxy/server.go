@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -25,6 +26,10 @@ type Metrics interface {
 	// Panic is called for every call that panicked.
 	Panic()
 }
+
+// greetLimit bounds how long a connection may stay silent before its first call. A stop waits for it; kubelets give
+// up on a silent server after the same time.
+const greetLimit = 5 * time.Second
 
 // Config are the parts of a [Server]. Every exported field must be set.
 type Config struct {
@@ -49,10 +54,9 @@ type Server struct {
 	stopping context.Context //nolint:containedctx // ends when Shutdown begins; every open stream hangs on it
 	stop     context.CancelCauseFunc
 	pumps    sync.WaitGroup
+	underWay underWay
+	acceptor atomic.Pointer[acceptor] // nil until Serve
 }
-
-// errStopping is the cause with which open streams end at Shutdown.
-var errStopping = errors.New("criproxy: stopping")
 
 // Methods returns the full names of the CRI's methods as far as they are known here.
 func Methods() (all []string) {
@@ -90,40 +94,28 @@ func New(c Config) *Server {
 		grpc.UnknownServiceHandler(s.handle),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.WaitForHandlers(true),
+		grpc.ConnectionTimeout(greetLimit),
 	}, c.options...)...)
 	return s
 }
 
-// Serve answers calls until Shutdown, and returns nil then. It closes the listener.
+// Serve answers calls until Shutdown, and returns nil then. It closes the listener. It is called once.
 func (s *Server) Serve(l net.Listener) error {
-	if err := s.grpc.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+	a := newAcceptor(l)
+	s.acceptor.Store(a)
+	if err := s.grpc.Serve(a); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve the CRI: %w", err)
 	}
 	return nil
-}
-
-// Shutdown ends open streams with Unavailable and takes no new calls. Unary calls under way go on
-// until ctx ends, and are cancelled then. It returns when no call is left.
-func (s *Server) Shutdown(ctx context.Context) {
-	s.stop(errStopping)
-	drained := make(chan struct{})
-	go func() {
-		defer close(drained)
-		s.grpc.GracefulStop()
-	}()
-	select {
-	case <-drained:
-	case <-ctx.Done():
-		s.grpc.Stop()
-		<-drained
-	}
-	s.pumps.Wait()
 }
 
 // handle takes every call: no service is registered, so to grpc all of them are unknown.
 func (s *Server) handle(_ any, stream grpc.ServerStream) error {
 	began := time.Now()
 	method, _ := grpc.MethodFromServerStream(stream)
+	if method == pingMethod {
+		return pong()
+	}
 	err := s.guard(method, func() error { return s.dispatch(stream, method) })
 	_, judged := s.handlers[method]
 	s.metrics.ForwardedCall(method, status.Code(err).String(), judged, time.Since(began))
@@ -151,8 +143,10 @@ func (s *Server) dispatch(stream grpc.ServerStream, method string) error {
 		service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 		return refuse(codes.Unimplemented, "SERVICE_NOT_PASSED_ON", "unknown service "+service)
 	case judged:
+		defer s.underWay.begin()()
 		return s.judge(stream, method, u, judge)
 	case s.unary[method]:
+		defer s.underWay.begin()()
 		return s.forward(stream, method, u)
 	default:
 		return s.pump(stream, method, u)

@@ -49,6 +49,7 @@ func (p *proxy) registryFails(text string) {
 
 const (
 	away   = "dial tcp 127.0.0.1:1: connect: connection refused"
+	mirror = `failed to do request: Head "https://mirror.test:5000/v2/app/manifests/1?ns=repo.test": dial tcp 127.0.0.1:1: connect: connection refused`
 	busy   = "unexpected status from HEAD request: 503 Service Unavailable"
 	denied = "unexpected status from HEAD request: 403 Forbidden"
 	broken = "the manifest is not one"
@@ -70,6 +71,8 @@ func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
 		{"IfNotPresent, valid", exact(), []string{"IfNotPresent"}, young, away, true, 0, true},
 		{"IfNotPresent, expired", exact(), []string{"IfNotPresent"}, graced, "", false, 1, true},
 		{"IfNotPresent, expired, away", exact(), []string{"IfNotPresent"}, graced, away, false, 1, true},
+		{"IfNotPresent, expired, its mirror away", exact(), []string{"IfNotPresent"}, graced, mirror, false, 1, false},
+		{"IfNotPresent, valid, its mirror away", exact(), []string{"IfNotPresent"}, young, mirror, true, 0, true},
 		{"IfNotPresent, expired, busy", exact(), []string{"IfNotPresent"}, graced, busy, false, 1, true},
 		{"IfNotPresent, expired, denied", exact(), []string{"IfNotPresent"}, graced, denied, false, 1, false},
 		{"IfNotPresent, expired, an answer that is none", exact(), []string{"IfNotPresent"}, graced, broken, false, 1, false},
@@ -224,6 +227,41 @@ func TestRevocationOutlivesARestart(t *testing.T) {
 	}
 	if got := p.Precheck(late, app); got != id1 {
 		t.Errorf("pre-check of a pod that was created after the revocation = %q; want the image", got)
+	}
+}
+
+// A pull that is under way when its credential is revoked brings the image and opens it to nobody; the kubelet pulls once more.
+func TestRevocationDuringAPull(t *testing.T) {
+	p, _ := newProxyWithSource(t, exact())
+	x, revoke := p.Pod("carol"), true
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			if revoke {
+				_, err := p.tracker.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Credential: p.key.ID(tenant("good"))}})
+				p.must(err)
+			}
+			return criproxytest.Image{ID: id1}, nil
+		}
+	})
+	if id, err := p.Pull(t.Context(), x, app, "good"); err != nil || id != id1 {
+		t.Fatalf("pull = %q, %v; want the runtime's answer", id, err)
+	}
+	if _, err := p.Create(t.Context(), x, id1, app); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("container = %v; want PermissionDenied", err)
+	}
+	if got := p.Precheck(p.Pod("dora"), app); got != "" {
+		t.Errorf("pre-check of another pod = %q; want it hidden", got)
+	}
+	revoke = false
+	if got := p.Precheck(x, app); got != "" {
+		t.Errorf("pre-check after the refusal = %q; want it hidden, so that the kubelet pulls", got)
+	}
+	before := p.runtime.Calls("PullImage")
+	if _, err := p.Pull(t.Context(), x, app, "good"); err != nil || p.runtime.Calls("PullImage") != before+1 {
+		t.Errorf("pull = %v, and the registry was asked %d times; want nil and once", err, p.runtime.Calls("PullImage")-before)
+	}
+	if _, err := p.Create(t.Context(), x, id1, app); err != nil {
+		t.Errorf("container after the next pull = %v; want it", err)
 	}
 }
 

@@ -89,6 +89,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		o.Log.Error(err, "Pull intents of an earlier run not all read, what they stand for needs proof")
 	}
+	takeOver(o, st, trk)
 	source, err := openSource(o, st.key, m)
 	if err != nil {
 		return err
@@ -127,12 +128,17 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
+	svc := newService(o.Log, o.Config)
 	o.Log.Info("Serving", "listen", o.Config.Listen, "runtimeEndpoint", o.Config.RuntimeEndpoint, "imageEndpoint", o.Config.ImageEndpoint,
 		"policy", o.Config.ImagePullCredentialsVerificationPolicy, "enforcing", !o.Config.NoPullImageSecretRecheck, "version", o.Version)
 	if o.Ready != nil {
 		o.Ready()
 	}
-	p := parts{conns: conns, key: st.key, tracker: trk, node: node, source: source, decisions: log, gate: gate, server: server, metrics: m, on: on, inForce: newInForce(o.Config), stopping: &atomic.Bool{}}
+	svc.ready()
+	p := parts{
+		conns: conns, key: st.key, store: st.store, tracker: trk, node: node, source: source, decisions: log, gate: gate,
+		server: server, metrics: m, on: on, inForce: newInForce(o.Config), service: svc, stopping: &atomic.Bool{},
+	}
 	p.admin = adminOf(o, p, st.store, index, runtime, feed)
 	return serve(ctx, o, p)
 }
@@ -141,6 +147,7 @@ func Run(ctx context.Context, o Options) (err error) {
 type parts struct {
 	conns     connections
 	key       credential.Key
+	store     *records.Store
 	tracker   *tracker.Tracker
 	node      *nodecreds.Credentials
 	source    *podSource   // nil if there is none
@@ -151,6 +158,7 @@ type parts struct {
 	admin     *admin.Server
 	on        listeners
 	inForce   *inForce
+	service   *service
 	stopping  *atomic.Bool // for /readyz
 }
 
@@ -181,11 +189,13 @@ func serve(ctx context.Context, o Options, p parts) error {
 
 	front, ctx := errgroup.WithContext(ctx)
 	front.Go(func() error { return p.server.Serve(p.on.cri) })
+	front.Go(func() error { return runWatchdog(ctx, o, p) })
 	p.admin.Serving(true)
 	front.Go(func() error {
 		<-ctx.Done()
 		p.stopping.Store(true)
 		p.admin.Serving(false)
+		p.service.stop()
 		o.Log.Info("Stopping, calls under way are drained", "limit", drainLimit)
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainLimit)
 		defer cancel()
@@ -195,6 +205,7 @@ func serve(ctx context.Context, o Options, p parts) error {
 	err := front.Wait()
 	stop()
 	err = errors.Join(err, back.Wait())
+	handOver(o, p.tracker)
 	o.Log.Info("Stopped")
 	return err
 }
@@ -207,6 +218,7 @@ func watch(ctx context.Context, log klog.Logger, p parts) {
 		g.Go(func() error {
 			u.Watch(ctx, func(isUp bool) {
 				p.metrics.UpstreamUp(p.conns.up())
+				p.service.reached(p.conns.up())
 				if !isUp {
 					p.gate.Disconnected()
 					log.Info("Runtime not reached, calls fail until it is back")

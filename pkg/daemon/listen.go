@@ -28,8 +28,13 @@ func listenAll(ctx context.Context, c config.Config) (on listeners, err error) {
 			err = errors.Join(err, on.close())
 		}
 	}()
-	if on.cri, err = listen(ctx, "listen", c.Listen); err != nil {
+	if on.cri, err = inherit(c.Listen); err != nil {
 		return on, err
+	}
+	if on.cri == nil {
+		if on.cri, err = listen(ctx, "listen", c.Listen); err != nil {
+			return on, err
+		}
 	}
 	if c.NodeCredentials.Listen != "" {
 		if on.reports, err = listen(ctx, "nodeCredentials.listen", c.NodeCredentials.Listen); err != nil {

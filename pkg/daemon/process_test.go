@@ -28,6 +28,7 @@ type process struct {
 	metrics string
 	runtime string
 	env     []string
+	sockets map[string]*os.File // passed on as systemd does, by name
 
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -103,6 +104,9 @@ func (p *process) spawn(args ...string) {
 	p.out, p.done = &output{}, make(chan struct{})
 	p.cmd = exec.Command(bin, append([]string{"--config", p.path("config.yaml")}, args...)...)
 	p.cmd.Env = append(os.Environ(), p.env...)
+	if len(p.sockets) > 0 {
+		p.activate()
+	}
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
 	if err := p.cmd.Start(); err != nil {
 		p.t.Fatal(err)

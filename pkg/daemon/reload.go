@@ -20,8 +20,10 @@ func reload(ctx context.Context, o Options, p parts) {
 			return
 		case <-o.Reload:
 		}
+		p.service.reloading()
 		reopen(ctx, o, p)
 		reread(o, p)
+		p.service.ready()
 	}
 }
 
@@ -50,6 +52,7 @@ func reread(o Options, p parts) {
 	}
 	p.tracker.SetRules(rules(c))
 	p.inForce.took(at, c)
+	p.service.enforces(c.ImagePullCredentialsVerificationPolicy)
 	o.Log.Info("Configuration reloaded", "policy", c.ImagePullCredentialsVerificationPolicy, "allowlist", len(c.PreloadedImagesVerificationAllowlist),
 		"exemptStaticPods", c.Exempt.StaticPods, "exemptNamespaces", c.Exempt.Namespaces,
 		"credentialValidity", c.CredentialValidity, "registryUnavailableGrace", c.RegistryUnavailableGrace)

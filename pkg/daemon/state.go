@@ -18,8 +18,9 @@ import (
 // The files of the state directory. The key is made after the store, so that a key without a
 // store means that the store was lost.
 const (
-	storeFile = "records.db"
-	keyFile   = "node.key"
+	storeFile  = "records.db"
+	keyFile    = "node.key"
+	grantsFile = "grants.json" // from an orderly stop to the next start
 )
 
 // KeyPath returns where the node's key is in a state directory.
@@ -27,8 +28,9 @@ func KeyPath(stateDir string) string { return filepath.Join(stateDir, keyFile) }
 
 // state is what survives a restart.
 type state struct {
-	store *records.Store
-	key   credential.Key
+	store     *records.Store
+	key       credential.Key
+	lastWrite uint64 // to the store, before this start
 }
 
 // openState opens the store and the node's key. Only a store that cannot be had stops the start;
@@ -52,18 +54,22 @@ func openState(dir string, o records.Options, log klog.Logger) (*state, error) {
 	if err != nil {
 		return nil, storeHint(err)
 	}
+	lastWrite, err := store.LastWrite()
+	if err != nil {
+		return nil, errors.Join(storeHint(err), store.Close())
+	}
 	logReport(log, storePath, report)
 	if keyErr != nil {
 		crashpoint.Hit(crashpoint.KeyMissing)
 		var kept bool
 		if key, kept = replaceKey(keyPath, keyErr, store, log); !kept {
-			return &state{store: store, key: key}, nil
+			return &state{store: store, key: key, lastWrite: lastWrite}, nil
 		}
 	}
 	if err := noteKey(store, key, log); err != nil {
 		log.Error(err, "Fingerprint of the node's key not written, a lost key may go unnoticed")
 	}
-	return &state{store: store, key: key}, nil
+	return &state{store: store, key: key, lastWrite: lastWrite}, nil
 }
 
 func storeHint(err error) error {

@@ -55,7 +55,10 @@ func serveWeb(ctx context.Context, p parts) error {
 	}
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), webStopLimit)
 	defer cancel()
-	err := server.Shutdown(stop)
+	var err error
+	if server.Shutdown(stop) != nil {
+		err = server.Close() // an asker that hangs is its own affair
+	}
 	if serveErr := <-done; !errors.Is(serveErr, http.ErrServerClosed) {
 		err = errors.Join(err, serveErr)
 	}

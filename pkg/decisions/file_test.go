@@ -144,3 +144,32 @@ func TestReopenThatFailsGoesOnInTheOldFile(t *testing.T) {
 		t.Errorf("lines %v, %d dropped; want the line in the old file", lines, l.dropped.Load())
 	}
 }
+
+// A file system may tell only when a file is closed that it could not keep it.
+type unclosable struct{ *tokens }
+
+func (unclosable) Close() error { return errors.New("quota exceeded") }
+
+func TestAnOldFileThatCannotBeClosedFailsNothing(t *testing.T) {
+	closable := &tokens{next: make(chan error, 1)}
+	sinks := []decisions.Sink{unclosable{&tokens{}}, closable}
+	l := &log{t: t}
+	var err error
+	l.Log, err = decisions.OpenWith(l.options(), func(string) (to decisions.Sink, err error) {
+		to, sinks = sinks[0], sinks[1:]
+		return to, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closable.next <- nil
+	l.run()
+	if err := l.Reopen(t.Context()); err != nil {
+		t.Errorf("Reopen = %v; want nil, since the new file is written from now on", err)
+	}
+	l.Record(named(1))
+	l.stop()
+	if n := l.dropped.Load(); n != 0 || len(closable.lines) != 1 || strings.Count(l.journal.String(), "quota exceeded") != 1 {
+		t.Errorf("%d dropped, lines %q, journal %q; want one line, and what could not be closed", n, closable.lines, l.journal)
+	}
+}

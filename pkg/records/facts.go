@@ -55,7 +55,7 @@ type Record struct {
 	Created  time.Time `json:"created"`
 	LastUsed time.Time `json:"lastUsed,omitzero"`
 	Proofs   []Proof   `json:"proofs,omitempty"`
-	// Revoked is when something was last taken back; what began to use the image before may rest on that.
+	// Revoked is when something was last taken back, or lost; what began to use the image before may rest on that.
 	Revoked time.Time `json:"revoked,omitzero"`
 }
 

@@ -123,7 +123,7 @@ func TestProveReplacesADamagedRecord(t *testing.T) {
 	inFile(t, path, func(tx *bolt.Tx) error { return tx.Bucket([]byte("records")).Put(key(p), []byte("damaged")) })
 	s, _ = open(t, path, records.Options{})
 	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(9)})
-	want := records.Facts{Record: &records.Record{Pair: p, Created: at(9), LastUsed: at(9), Proofs: []records.Proof{
+	want := records.Facts{Record: &records.Record{Pair: p, Created: at(9), LastUsed: at(9), Revoked: at(9), Proofs: []records.Proof{
 		{Credential: alice, FirstProved: at(9), LastProved: at(9), LastUsed: at(9)},
 	}}}
 	if diff := cmp.Diff(want, lookup(t, s, p)); diff != "" {

@@ -312,7 +312,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 			did = fmt.Sprintf("Revoke(%+v)", by)
 			var would, got records.Revoked
 			if would, err = s.Revocable(by); err == nil {
-				got, err = s.Revoke(by, at(now))
+				got, err = s.Revoke(by, at(now), nil)
 			}
 			if want := m.revoke(by, now); len(got.Proofs)+len(got.Closed) != want || !cmp.Equal(would, got) {
 				t.Errorf("%s = %+v, and before it would be %+v; want %d, after %q", did, got, would, want, done)

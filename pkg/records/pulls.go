@@ -37,21 +37,29 @@ type Result struct {
 	Credential credential.ID
 	Secrets    []SecretRef
 	At         time.Time
+	// Revoked is asked inside the transaction whether what the pull proved has been revoked since it began. The record
+	// then gets nothing by it. It must not call the store; nil: it has not.
+	Revoked func() bool
 }
 
 // Prove turns an intent into a record, in one transaction. An open record stays open. A Secret is noted with
 // the credential in the place of any other that it is noted with, as by Rotate. A record that
-// cannot be read is replaced: what it proved is lost, what the pull proved is known.
+// cannot be read is replaced: what it proved is lost, what the pull proved is known. It may have said that something was
+// revoked, so its successor says so too.
 func (s *Store) Prove(intent uint64, r Result) error {
 	if !r.Open && r.Credential == "" {
 		return errors.New("records: neither open nor a credential, nothing is proved")
 	}
 	err := s.update(crashpoint.ProveBefore, crashpoint.ProveAfter, func(tx *bolt.Tx) error {
 		rec := Record{}
-		if ok, err := get(tx, bucketRecords, r.Pair.key(), &rec); !ok || err != nil {
+		if ok, err := get(tx, bucketRecords, r.Pair.key(), &rec); err != nil {
+			rec = Record{Pair: r.Pair, Created: r.At, Revoked: r.At}
+		} else if !ok {
 			rec = Record{Pair: r.Pair, Created: r.At}
 		}
-		rec.prove(r)
+		if r.Revoked == nil || !r.Revoked() {
+			rec.prove(r)
+		}
 		if err := put(tx, bucketRecords, r.Pair.key(), rec); err != nil {
 			return err
 		}
@@ -202,7 +210,8 @@ func (s *Store) deny(tx *bolt.Tx, d Denial) error {
 	if i < 0 {
 		return nil
 	}
-	rec.Proofs[i].Denied = d.At
+	// Where the clock was set back the proof lies in the future; it was made before the denial nevertheless.
+	rec.Proofs[i].Denied = later(d.At, rec.Proofs[i].LastProved)
 	s.wrote(d.Pair)
 	return put(tx, bucketRecords, d.Pair.key(), rec)
 }

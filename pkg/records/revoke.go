@@ -66,14 +66,21 @@ type Revoked struct {
 // nothing is proved by it any more: it needs proof, and is never taken for preloaded. One that
 // cannot be read proves nothing and is passed over. The records that are selected as a whole, or that a proof was
 // taken from, say since when.
-func (s *Store) Revoke(r Revocation, at time.Time) (gone Revoked, err error) {
+//
+// So do those of the pairs that used returns, which rest on what is revoked although no proof tells it any more; one that has
+// neither record nor mark gets a record with nothing proved. used is called inside the transaction, with what is taken
+// back, and must not call the store; nil: there are none.
+func (s *Store) Revoke(r Revocation, at time.Time, used func(Revoked) []Pair) (gone Revoked, err error) {
 	err = s.update(crashpoint.RevokeBefore, crashpoint.RevokeAfter, func(tx *bolt.Tx) error {
 		var changed []Record
 		if gone, changed, err = revocable(tx, r); err != nil {
 			return err
 		}
+		if used != nil {
+			changed = withUsed(tx, changed, used(gone), at)
+		}
 		for _, rec := range changed {
-			rec.Revoked = at
+			rec.Revoked = later(rec.Revoked, at)
 			if err := put(tx, bucketRecords, rec.Pair.key(), rec); err != nil {
 				return err
 			}
@@ -85,6 +92,24 @@ func (s *Store) Revoke(r Revocation, at time.Time) (gone Revoked, err error) {
 		return Revoked{}, fmt.Errorf("revoke: %w", err)
 	}
 	return gone, nil
+}
+
+// withUsed adds the records of further pairs, as far as they can be read.
+func withUsed(tx *bolt.Tx, recs []Record, used []Pair, at time.Time) []Record {
+	for _, p := range used {
+		if slices.ContainsFunc(recs, func(r Record) bool { return r.Pair == p }) {
+			continue
+		}
+		f, err := lookup(tx, p)
+		switch {
+		case err != nil || f.Record == nil && f.Marked:
+		case f.Record == nil:
+			recs = append(recs, Record{Pair: p, Created: at})
+		default:
+			recs = append(recs, *f.Record)
+		}
+	}
+	return recs
 }
 
 // Revocable returns what Revoke would take back, and changes nothing.

@@ -66,7 +66,7 @@ func TestRevokeTakesBackWhatIsSelectedAndNothingElse(t *testing.T) {
 				t.Errorf("Revocable = %v and changes something (-want +got):\n%s", err, diff)
 			}
 			maps.Copy(want, tc.want)
-			got, err := s.Revoke(tc.by, at(50))
+			got, err := s.Revoke(tc.by, at(50), nil)
 			if diff := cmp.Diff(would, got); err != nil || diff != "" {
 				t.Errorf("Revoke = %v; and what it would be (-) and was (+):\n%s", err, diff)
 			}
@@ -76,7 +76,7 @@ func TestRevokeTakesBackWhatIsSelectedAndNothingElse(t *testing.T) {
 			if n := len(got.Proofs) + len(got.Closed); (n > 0) != (tc.want != nil) {
 				t.Errorf("Revoke tells of %d; want some: %v", n, tc.want != nil)
 			}
-			if again, err := s.Revoke(tc.by, at(50)); err != nil || len(again.Proofs)+len(again.Closed) > 0 {
+			if again, err := s.Revoke(tc.by, at(50), nil); err != nil || len(again.Proofs)+len(again.Closed) > 0 {
 				t.Errorf("Revoke again = %+v, %v; want nothing left", again, err)
 			}
 		})
@@ -94,12 +94,53 @@ func TestRevokeTellsOfMarksAndLeavesThem(t *testing.T) {
 	if _, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{p}, Now: noon(), Still: func() bool { return true }}); err != nil {
 		t.Fatal(err)
 	}
-	got, err := s.Revoke(records.Revocation{Repository: app}, at(50))
+	got, err := s.Revoke(records.Revocation{Repository: app}, at(50), nil)
 	if err != nil || len(got.Marked) != 1 || got.Marked[0].Pair != p || len(got.Proofs)+len(got.Closed) > 0 || !lookup(t, s, p).Marked {
 		t.Errorf("Revoke = %+v, %v; want the mark named, and there", got, err)
 	}
-	if got, err := s.Revoke(records.Revocation{Credential: alice}, at(50)); err != nil || len(got.Marked) > 0 {
+	if got, err := s.Revoke(records.Revocation{Credential: alice}, at(50), nil); err != nil || len(got.Marked) > 0 {
 		t.Errorf("Revoke of a credential = %+v, %v; want no word of marks", got, err)
+	}
+}
+
+// What a revocation ends beside what is on disk is noted there, so that a restart does not bring it back.
+func TestRevokeNotesWhenAlsoWhatRestsOnNoProof(t *testing.T) {
+	s := newStore(t)
+	proved, rotated, none, marked := pair(id1, app), pair(id2, app), pair(id1, other), pair(id2, other)
+	mark(t, s, marked)
+	prove(t, s, records.Result{Pair: proved, Credential: alice, At: at(1)})
+	prove(t, s, records.Result{Pair: rotated, Credential: bob, At: at(1)})
+	var told records.Revoked
+	got, err := s.Revoke(records.Revocation{Credential: alice}, at(50), func(gone records.Revoked) []records.Pair {
+		told = gone
+		return []records.Pair{proved, rotated, none, marked}
+	})
+	if err != nil || !cmp.Equal(told, got) || len(got.Proofs) != 1 {
+		t.Errorf("Revoke = %+v, %v, and tells %+v; want alice's proof, and the same", got, err, told)
+	}
+	for _, p := range []records.Pair{proved, rotated, none} {
+		if r := lookup(t, s, p).Record; r == nil || !r.Revoked.Equal(at(50)) || r.Open || len(r.Proofs) > 1 {
+			t.Errorf("record of %v = %+v; want one that was revoked at 50", p, r)
+		}
+	}
+	if f := lookup(t, s, marked); f.Record != nil || !f.Marked {
+		t.Errorf("marked pair = %+v; want the mark alone", f)
+	}
+	// A clock that was set back hides none.
+	if _, err := s.Revoke(records.Revocation{Credential: bob}, at(40), nil); err != nil || !lookup(t, s, rotated).Record.Revoked.Equal(at(50)) {
+		t.Errorf("Revoke = %v, record %+v; want it revoked at 50, the later time", err, lookup(t, s, rotated).Record)
+	}
+}
+
+func TestProveOfWhatIsRevokedProvesNothing(t *testing.T) {
+	s := newStore(t)
+	p := pair(id1, app)
+	for _, r := range []records.Result{{Pair: p, Credential: alice}, {Pair: p, Open: true}} {
+		r.Revoked = func() bool { return true }
+		prove(t, s, r)
+		if rec := lookup(t, s, p).Record; rec == nil || rec.Open || len(rec.Proofs) > 0 {
+			t.Errorf("record = %+v; want one with nothing proved", rec)
+		}
 	}
 }
 
@@ -151,7 +192,7 @@ func TestTimesOfAProof(t *testing.T) {
 		t.Errorf("rotated proof = %+v; want all times of the one that it replaces", got)
 	}
 
-	if _, err := s.Revoke(records.Revocation{Repository: app}, at(50)); err != nil {
+	if _, err := s.Revoke(records.Revocation{Repository: app}, at(50), nil); err != nil {
 		t.Fatal(err)
 	}
 	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(20)})

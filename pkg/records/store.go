@@ -171,6 +171,16 @@ func (s *Store) KeyFingerprint() (fingerprint string, err error) {
 	return fingerprint, err
 }
 
+// LastWrite returns the number of the last write transaction. Two equal ones of the same file say that nothing was
+// written between them, by whatever program.
+func (s *Store) LastWrite() (number uint64, err error) {
+	err = s.view(func(tx *bolt.Tx) error {
+		number = uint64(tx.ID()) //nolint:gosec // it begins at 0 and goes up
+		return nil
+	})
+	return number, err
+}
+
 // Stats counts what the store holds. Bytes is the size of the file.
 type Stats struct {
 	Records, Intents, Marks int

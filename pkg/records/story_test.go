@@ -38,7 +38,7 @@ func stories() []story {
 		return err
 	}
 	revoke := func(s *records.Store, p records.Pair, _ *uint64) error {
-		_, err := s.Revoke(records.Revocation{Repository: p.Repository}, noon())
+		_, err := s.Revoke(records.Revocation{Repository: p.Repository}, noon(), nil)
 		return err
 	}
 	deny := func(s *records.Store, p records.Pair, intent *uint64) error {

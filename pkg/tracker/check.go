@@ -264,7 +264,7 @@ func mayBePreloaded(f records.Facts, r Request, c candidate) bool {
 // prove, or is pulling. Some versions of containerd let a tenant give any image on the node any name
 // (docs/design/0009), and a name that is on the allowlist would open it.
 func (t *Tracker) foreign(f records.Facts, p records.Pair, img Image) bool {
-	if f.Record != nil || f.Marked {
+	if f.Marked || proves(f.Record) {
 		return false
 	}
 	if f.Rivals {
@@ -282,6 +282,10 @@ func (t *Tracker) foreign(f records.Facts, p records.Pair, img Image) bool {
 	return false
 }
 
+// proves reports whether a record says that anybody proved access. One that does not is what a lost pull or a revocation
+// leaves, and says nothing for the name.
+func proves(r *records.Record) bool { return r != nil && (r.Open || len(r.Proofs) > 0) }
+
 // proofOf returns the proof by a credential, nil if there is none. An empty credential is none.
 func proofOf(r *records.Record, id credential.ID) *records.Proof {
 	for i := range r.Proofs {
@@ -297,7 +301,7 @@ func proofOf(r *records.Record, id credential.ID) *records.Proof {
 // whatever its name.
 func (t *Tracker) rotated(p records.Pair, r *records.Record, secrets []Secret) bool {
 	for _, s := range secrets {
-		if !rotates(r, s) {
+		if !rotates(r, s, secrets) {
 			continue
 		}
 		ok, err := t.store.Rotate(rotation(p, s))
@@ -315,8 +319,10 @@ func (t *Tracker) rotated(p records.Pair, r *records.Record, secrets []Secret) b
 }
 
 // rotates reports whether a Secret proved access with another content than it has now.
-func rotates(r *records.Record, s Secret) bool {
-	return slices.ContainsFunc(r.Proofs, func(p records.Proof) bool { return p.Credential != s.Credential && contains(p.Secrets, s.Ref) })
+func rotates(r *records.Record, s Secret, secrets []Secret) bool {
+	return slices.ContainsFunc(r.Proofs, func(p records.Proof) bool {
+		return contains(p.Secrets, s.Ref) && !slices.Contains(secrets, Secret{Credential: p.Credential, Ref: s.Ref})
+	})
 }
 
 func rotation(p records.Pair, s Secret) records.Rotation {

@@ -34,6 +34,6 @@
 // # Locks
 //
 // Tracker.mu guards the memory of the tracker. It is never held across a call to the store or
-// to the runtime; the store may take it through Scan.Still, inside its write transaction. Lock
-// order: the store's write transaction, then mu.
+// to the runtime; the store may take it inside its write transaction, through what Scan, Result and
+// Revoke are given to ask. Lock order: the store's write transaction, then mu.
 package tracker

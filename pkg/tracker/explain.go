@@ -114,7 +114,7 @@ func clamped(rules *Rules, r *records.Record) *records.Record {
 // wouldRotate returns the record as rotated leaves it, and whether it rotates anything.
 func wouldRotate(p records.Pair, r *records.Record, secrets []Secret) (*records.Record, bool) {
 	for _, s := range secrets {
-		if !rotates(r, s) {
+		if !rotates(r, s, secrets) {
 			continue
 		}
 		if next, ok := r.Rotated(rotation(p, s)); ok {
@@ -139,7 +139,7 @@ func (t *Tracker) standings(rules *Rules, r *records.Record, secrets []Secret) [
 		case expired:
 			all[i] = Expired
 		case unproved:
-			if rotates(r, s) {
+			if rotates(r, s, secrets) {
 				all[i] = Rotated
 			}
 		}

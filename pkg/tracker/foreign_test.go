@@ -2,6 +2,8 @@ package tracker_test
 
 import (
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -86,4 +88,34 @@ func TestGrantedPodsTellsWhomAPullOutlived(t *testing.T) {
 	if got := w.GrantedPods(); len(got) != 1 || got[0] != "alice" {
 		t.Errorf("GrantedPods = %v; want alice, for the caller to end", got)
 	}
+}
+
+// A lost pull of the foreign name's repository settles as a record with nothing proved, which says nothing for the name.
+func TestForeignNameIsNotExemptByARecordWithNothingProved(t *testing.T) {
+	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}})
+		w.pulled(pod("alice"), app+":1", id1, "alice")
+		const foreign = "docker.io/library/foreign:1"
+		pull, err := w.BeginPull(t.Context(), foreign, tracker.Image{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := pull.Lost(); err != nil {
+			t.Fatal(err)
+		}
+		img := image(id1, app+":1", foreign)
+		w.runtime.set(img)
+		time.Sleep(2 * time.Hour)
+		if err := w.Settle(t.Context()); err != nil || len(w.intents()) > 0 {
+			t.Fatalf("Settle = %v and leaves %v; want nil and nothing", err, w.intents())
+		}
+		w.want(w.check(pod("mallory"), foreign, img), policy.Reverify, policy.NotProved)
+		// One under which somebody pulled the image is no foreign one.
+		w.pulled(pod("bob"), foreign, id1, "bob")
+		w.want(w.check(pod("carol"), foreign, img), policy.Allow, policy.Allowlisted)
+	})
 }

@@ -61,16 +61,19 @@ func (t *Tracker) Restore(p Pod, name string, img Image, created time.Time) {
 		return
 	}
 	for _, c := range t.candidates(name, img) {
+		t.restore(p, c.pair, created)
+	}
+}
+
+func (t *Tracker) restore(p Pod, pair records.Pair, created time.Time) {
+	for ok := false; !ok; { // until there is no revocation between the look and the grant
 		since := t.revocations.Load()
-		f, err := t.store.Lookup(c.pair)
-		revoked := err != nil || f.Record != nil && !f.Record.Revoked.IsZero() && !created.After(f.Record.Revoked)
-		if !revoked {
-			_, ok := t.grant(p.UID, c.pair, grant{reason: policy.Granted}, since)
-			revoked = !ok // in this moment, maybe
+		f, err := t.store.Lookup(pair)
+		if err != nil || f.Record != nil && !f.Record.Revoked.IsZero() && !created.After(f.Record.Revoked) {
+			t.log.Info("Grant not restored, what it rests on may be revoked", "imageID", pair.ImageID, "repository", pair.Repository, "err", err)
+			return
 		}
-		if revoked {
-			t.log.Info("Grant not restored, what it rests on may be revoked", "imageID", c.pair.ImageID, "repository", c.pair.Repository, "err", err)
-		}
+		_, ok = t.grant(p.UID, pair, grant{reason: policy.Granted}, since)
 	}
 }
 

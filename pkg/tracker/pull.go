@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,6 +22,7 @@ type Pull struct {
 	intent     uint64
 	repository string
 	once       sync.Once
+	revoked    []reach // since it began; guarded by Tracker.mu
 }
 
 // BeginPull puts the intent of a pull on disk; when it returns nil the runtime may be asked.
@@ -45,10 +47,11 @@ func (t *Tracker) BeginPull(ctx context.Context, name string, present Image) (*P
 		t.end()
 		return nil, fmt.Errorf("%w: %w", ErrNoIntent, err)
 	}
+	p := &Pull{t: t, intent: intent, repository: repository}
 	t.mu.Lock()
-	t.running[intent] = struct{}{}
+	t.running[intent] = p
 	t.mu.Unlock()
-	return &Pull{t: t, intent: intent, repository: repository}, nil
+	return p, nil
 }
 
 // A Proof says who proved what by a successful pull.
@@ -69,7 +72,8 @@ type Proof struct {
 // grant; the caller answers after it. If the record cannot be written the intent stays, the pod
 // still gets its grant (the registry has just let it have the image), and the error says why.
 // It takes no context: the runtime has pulled, and a caller that hangs up must not lose the
-// record.
+// record. What was revoked since the pull began is not proved, since the registry may have been asked before: the verdict
+// is Reverify, and the pod is judged by the record when it asks.
 func (p *Pull) Proved(proof Proof) (Verdict, error) {
 	var v Verdict
 	var err error
@@ -96,18 +100,32 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 			from = append(from, s.Ref)
 		}
 	}
-	since := t.revocations.Load()
-	err := t.store.Prove(p.intent, records.Result{Pair: v.Pair, Open: open, Credential: id, Secrets: from, At: time.Now()})
+	g := grant{reason: v.Reason, credential: id, secrets: from}
+	err := t.store.Prove(p.intent, records.Result{
+		Pair: v.Pair, Open: open, Credential: id, Secrets: from, At: time.Now(),
+		Revoked: func() bool { return p.overtaken(v.Pair, g) },
+	})
 	if err != nil {
 		err = fmt.Errorf("write pull record: %w", errors.Join(err, t.store.End(p.intent, time.Now())))
 	}
-	var ok bool
-	if v.First, ok = t.grant(proof.Pod.UID, v.Pair, grant{reason: v.Reason, credential: id, secrets: from}, since); !ok {
-		// Revoked in the same moment, maybe: the record says, and the pod is judged by it when it asks.
-		t.log.Info("Pull that ended with a revocation leaves no grant", "imageID", v.Pair.ImageID, "repository", v.Pair.Repository)
+	for ok := false; !ok; {
+		since := t.revocations.Load()
+		if p.overtaken(v.Pair, g) {
+			t.log.Info("Pull that was overtaken by a revocation leaves no grant", "imageID", v.Pair.ImageID, "repository", v.Pair.Repository)
+			v.Decision, v.Proved = policy.Decision{Reason: policy.NotProved}, false
+			break
+		}
+		v.First, ok = t.grant(proof.Pod.UID, v.Pair, g, since)
 	}
 	p.left()
 	return v, err
+}
+
+// overtaken reports whether what the pull proved has been revoked since it began.
+func (p *Pull) overtaken(pair records.Pair, g grant) bool {
+	p.t.mu.Lock()
+	defer p.t.mu.Unlock()
+	return slices.ContainsFunc(p.revoked, func(r reach) bool { return r.rests(pair, g) })
 }
 
 // Denied ends the pull as one that certainly pulled nothing because the registry denied it. The intent is dropped. What the

@@ -14,7 +14,7 @@ import (
 // A Revocation says what is to be proved no longer.
 type Revocation struct {
 	records.Revocation
-	// DryRun changes nothing and tells what would be revoked.
+	// DryRun takes nothing back and tells what would be revoked.
 	DryRun bool
 }
 
@@ -32,7 +32,8 @@ type Revoked struct {
 // Grants end as follows. By repository or image ID alone, all of the pairs that are selected. Else those that rest on
 // a credential, or on one from a Secret, that is selected. What a grant rests on that was restored at the start is
 // not known, so it ends with any proof of its pair that is revoked, and if no record tells who proved access to
-// its pair. Nor is a grant restored later from a container that was created before: see [Tracker.Restore].
+// its pair. Nor is a grant restored later from a container that was created before: see [Tracker.Restore]. And a pull
+// that began before proves nothing of what is revoked, whenever it ends.
 //
 // After an error no grant has ended, and the proofs are on disk as they were; only if the disk failed while
 // it was written the revocation may be there nevertheless. Revoke again.
@@ -43,6 +44,10 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	if err := ctx.Err(); err != nil {
 		return Revoked{}, fmt.Errorf("revoke: %w", err)
 	}
+	// What is known of Secrets has to be on disk, where the proofs are selected by it.
+	if err := t.Flush(); err != nil {
+		return Revoked{}, fmt.Errorf("revoke: %w", err)
+	}
 	unknown, err := t.unrecorded(r.Revocation)
 	if err != nil {
 		return Revoked{}, err
@@ -51,12 +56,14 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	if r.DryRun {
 		gone, err = t.store.Revocable(r.Revocation)
 	} else {
-		gone, err = t.store.Revoke(r.Revocation, time.Now())
+		gone, err = t.store.Revoke(r.Revocation, time.Now(), func(gone records.Revoked) []records.Pair {
+			return t.overtake(reachOf(r, gone, unknown))
+		})
 	}
 	if err != nil {
 		return Revoked{}, unwritten(err)
 	}
-	all := Revoked{Revoked: gone, Grants: t.endGrants(r, gone, unknown)}
+	all := Revoked{Revoked: gone, Grants: t.endGrants(reachOf(r, gone, unknown))}
 	if !r.DryRun {
 		t.log.Info("Revoked", "credentialID", r.Credential, "imageID", r.ImageID, "repository", r.Repository, "secret", r.Secret,
 			"proofs", len(all.Proofs), "closed", len(all.Closed), "grants", len(all.Grants))
@@ -82,34 +89,67 @@ func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error
 		if err != nil && !errors.Is(err, records.ErrUnreadable) {
 			return nil, unwritten(err)
 		}
-		none[p] = err != nil || f.Record == nil || !f.Record.Open && len(f.Record.Proofs) == 0
+		none[p] = err != nil || !proves(f.Record)
 	}
 	return none, nil
 }
 
-// endGrants ends the grants that rest on what is gone from disk, and what is to be noted of its uses; in a dry run
-// it only tells which.
-func (t *Tracker) endGrants(r Revocation, gone records.Revoked, unknown map[records.Pair]bool) []Grant {
-	touched := map[records.Pair]bool{}
+// A reach is how far a revocation goes: what it takes from those who rest on it.
+type reach struct {
+	by      Revocation
+	gone    []records.RevokedProof
+	touched map[records.Pair]bool // pairs of gone
+	unknown map[records.Pair]bool // see unrecorded
+}
+
+func reachOf(by Revocation, gone records.Revoked, unknown map[records.Pair]bool) reach {
+	r := reach{by: by, gone: gone.Proofs, touched: map[records.Pair]bool{}, unknown: unknown}
 	for _, p := range gone.Proofs {
-		touched[p.Pair] = true
+		r.touched[p.Pair] = true
 	}
-	return t.endAll(r.DryRun, touched, func(p records.Pair, g grant) bool {
-		switch {
-		case !r.Covers(p):
-			return false
-		case r.Whole():
-			return true
-		case g.reason == policy.Granted:
-			return touched[p] || unknown[p]
-		case g.credential == "":
-			return false
-		}
-		return r.Selects(g.credential, g.secrets) || slices.ContainsFunc(gone.Proofs, func(x records.RevokedProof) bool {
-			return x.Pair == p && x.Proof.Credential == g.credential
-		})
+	return r
+}
+
+// rests reports whether a grant rests on what is revoked.
+func (r reach) rests(p records.Pair, g grant) bool {
+	switch {
+	case !r.by.Covers(p):
+		return false
+	case r.by.Whole():
+		return true
+	case g.reason == policy.Granted:
+		return r.touched[p] || r.unknown[p]
+	case g.credential == "":
+		return false
+	}
+	return r.by.Selects(g.credential, g.secrets) || slices.ContainsFunc(r.gone, func(x records.RevokedProof) bool {
+		return x.Pair == p && x.Proof.Credential == g.credential
 	})
 }
+
+// overtake is called when a revocation is about to reach the disk, inside its transaction. It tells it to the pulls
+// that are under way, so that none which writes its record later proves what is revoked, and returns the pairs whose
+// grants are going to end.
+func (t *Tracker) overtake(r reach) (pairs []records.Pair) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.revocations.Add(1) // a grant by a judgement that is under way would not be among them
+	for _, p := range t.running {
+		p.revoked = append(p.revoked, r)
+	}
+	for _, of := range t.grants {
+		for p, g := range of {
+			if r.rests(p, g) && !slices.Contains(pairs, p) {
+				pairs = append(pairs, p)
+			}
+		}
+	}
+	return pairs
+}
+
+// endGrants ends the grants that rest on what is gone from disk, and what is to be noted of its uses; in a dry run
+// it only tells which.
+func (t *Tracker) endGrants(r reach) []Grant { return t.endAll(r.by.DryRun, r.touched, r.rests) }
 
 // endAll ends the grants that rest on what is gone from disk, and forgets the uses of pairs that are to be noted yet; in a
 // dry run it only tells which. What is judged or pulled at the same time leaves no grant on what it saw before.

@@ -53,15 +53,27 @@ func TestGrantDoesNotOutliveARevocationThatRacesWithIt(t *testing.T) {
 	for round := range 100 {
 		w.pulled(tracker.Pod{}, app+":1", id1, "alice")
 		var wg sync.WaitGroup
-		start := make(chan struct{})
-		for i := range 3 {
+		start, revoked, created := make(chan struct{}), make(chan struct{}), time.Now()
+		for i := range 8 { // again and again, so that some are between their look at the record and their grant
 			wg.Go(func() {
 				<-start
-				w.check(pod(fmt.Sprintf("judged-%d-%d", round, i)), app+":1", img, "alice")
+				for n := 0; ; n++ {
+					select {
+					case <-revoked:
+						return
+					default:
+						if p := pod(fmt.Sprintf("%d-%d-%d", round, i, n)); i%4 == 0 {
+							w.Restore(p, app+":1", img, created)
+						} else {
+							w.check(p, app+":1", img, "alice")
+						}
+					}
+				}
 			})
 		}
 		wg.Go(func() {
 			<-start
+			defer close(revoked)
 			w.revokes(alice)
 		})
 		if round%2 == 0 {
@@ -126,13 +138,17 @@ func useBeforeRevocation(t *testing.T, between time.Duration) {
 			t.Fatalf("by the Secret = %s; want proved", got)
 		}
 		time.Sleep(between)
+		w.synced = func() { // what was noted before is written first; this is noted after that
+			w.synced = nil
+			by("c", "u2", "alice")
+		}
 		w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
 		time.Sleep(between)
 		w.pulled(tracker.Pod{}, app+":1", id1, "alice")
 		if err := w.Flush(); err != nil {
 			t.Fatal(err)
 		}
-		if got := by("b", "u1", "unseen"); got != policy.NotProved {
+		if got := by("b", "u2", "unseen"); got != policy.NotProved {
 			t.Errorf("by a credential that no registry has seen = %s; want not_proved", got)
 		}
 	})

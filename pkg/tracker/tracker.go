@@ -83,7 +83,7 @@ type Tracker struct {
 	// mu guards the fields that follow; see the package comment for the lock order.
 	mu      sync.Mutex
 	grants  map[string]map[records.Pair]grant // by UID
-	running map[uint64]struct{}               // intents whose pull is under way here
+	running map[uint64]*Pull                  // by intent: those that are under way here
 	moving  int                               // pulls and removals in flight
 	moves   uint64                            // pulls and removals ever begun
 	uses    map[records.Pair]records.Use      // not yet flushed
@@ -101,7 +101,7 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) (*Trac
 		offers:  o.NodeOffers,
 		log:     o.Log,
 		grants:  map[string]map[records.Pair]grant{},
-		running: map[uint64]struct{}{},
+		running: map[uint64]*Pull{},
 		uses:    map[records.Pair]records.Use{},
 	}
 	t.SetRules(o.Rules)

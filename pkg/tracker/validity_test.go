@@ -174,3 +174,65 @@ func TestProofFromTheFutureIsValidNoLongerThanOneFromNow(t *testing.T) {
 		}
 	}
 }
+
+// A registry that denied a credential has denied it, also if the clock was set back to before the proof.
+func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: 2 * time.Hour, Grace: time.Hour}, VerifyUntracked: true})
+		img := image(id1, app+":1")
+		err := w.store.Prove(1, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret("alice")), At: time.Now().Add(time.Hour)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pull, err := w.BeginPull(t.Context(), app+":1", img)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := pull.Denied(img, secret("alice")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		w.Run(ctx) // sets the proof back with the clock
+		time.Sleep(2*time.Hour + time.Minute)
+		v := w.Check(t.Context(), tracker.Request{Pod: pod("a"), Name: app + ":1", Image: img, Credentials: []credential.Credential{secret("alice")}, Unasked: true})
+		w.want(v, policy.Reverify, policy.ProofExpired)
+	})
+}
+
+// A Secret may hold several credentials for one image. That one of them proved access does not make the others new.
+func TestSecretThatStillHoldsTheCredentialIsNotRotated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: time.Hour}, VerifyUntracked: true})
+		w.pulledBy(pod("a"), "alice", "u1")
+		time.Sleep(time.Hour)
+		for i := range 3 {
+			v := w.Check(t.Context(), tracker.Request{Pod: pod(fmt.Sprint(i)), Name: app + ":1", Image: image(id1, app+":1"), Secrets: []tracker.Secret{
+				{Credential: w.key.ID(secret("alice")), Ref: ref("u1")}, {Credential: w.key.ID(secret("bob")), Ref: ref("u1")},
+			}})
+			w.want(v, policy.Reverify, policy.ProofExpired)
+			f, err := w.store.Lookup(records.Pair{ImageID: id1, Repository: app})
+			if err != nil || len(f.Record.Proofs) != 1 || f.Record.Proofs[0].Credential != w.key.ID(secret("alice")) {
+				t.Fatalf("after %d judgements Lookup = %+v, %v; want alice's proof", i+1, f.Record, err)
+			}
+		}
+	})
+}
+
+// pulledBy makes a successful pull with what a Secret holds.
+func (w *world) pulledBy(p tracker.Pod, password, uid string) {
+	w.t.Helper()
+	pull, err := w.BeginPull(w.t.Context(), app+":1", tracker.Image{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	held := []tracker.Secret{{Credential: w.key.ID(secret(password)), Ref: ref(uid)}}
+	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret(password), Secrets: held, Pod: p}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func ref(uid string) records.SecretRef {
+	return records.SecretRef{UID: uid, Namespace: "team", Name: "pull"}
+}

@@ -48,6 +48,14 @@ func (o Outcome) Definite(err error) bool {
 // Away reports whether the registry could not be asked.
 func (o Outcome) Away() bool { return o == Unreached || o == Unavailable }
 
+// mirrorText is in the URL of every request that containerd sends to a mirror, which is told whose images are asked
+// for. No image name, which a tenant chooses, can hold it.
+var mirrorText = regexp.MustCompile(`https?://[^ "]*\?ns=`)
+
+// OfMirror reports whether the error tells of a request to a mirror. containerd then says nothing of the registry
+// behind it, which may have been asked as well and refused.
+func OfMirror(err error) bool { return mirrorText.MatchString(status.Convert(err).Message()) }
+
 // The texts of containerd 1.6 to 2.4, which reports nearly everything as code Unknown. Each has a
 // space or a capital, so no image name, which the text quotes and a tenant chooses, can hold it.
 var (

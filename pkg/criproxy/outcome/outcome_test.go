@@ -83,3 +83,18 @@ func TestOnlyAFailedResolveIsDefinite(t *testing.T) {
 		}
 	}
 }
+
+func TestOfMirror(t *testing.T) {
+	const resolve = `failed to resolve reference "r.test/a:1": failed to do request: Head `
+	for text, want := range map[string]bool{
+		resolve + `"https://mirror.test:5000/v2/a/manifests/1?ns=r.test": dial tcp: lookup mirror.test: no such host`: true,
+		`unexpected status from HEAD request to http://10.0.0.1/v2/a/manifests/1?ns=docker.io: 500 Server Error`:      true,
+		resolve + `"https://r.test/v2/a/manifests/1": dial tcp 10.0.0.1:443: connect: connection refused`:             false,
+		`pull access denied: "r.test/a:1?ns=x"`: false,
+		"":                                      false,
+	} {
+		if got := outcome.OfMirror(status.Error(codes.Unknown, text)); got != want {
+			t.Errorf("OfMirror(%s) = %t; want %t", text, got, want)
+		}
+	}
+}

@@ -1,0 +1,139 @@
+package machine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pullgate/pullgate/e2e/host"
+)
+
+// closeLimit is how long the processes of a machine that is off may take to end.
+const closeLimit = 10 * time.Second
+
+// A Machine is one that has booted.
+type Machine struct {
+	*host.Process
+	init int // its PID 1, as the host sees it
+}
+
+// Options are how a machine is put into its host.
+type Options struct {
+	// Dir is a folder of its own for the log of the console.
+	Dir string
+	// Cgroup is one of its own, as in /pullgate-1; whoever gives it removes it.
+	Cgroup string
+	// Binds are folders of the host, by their paths in the machine.
+	Binds map[string]string
+}
+
+// Start boots a machine. It ends with the process that started it, if not before.
+func Start(ctx context.Context, o Options) (*Machine, error) {
+	base, err := debian(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, hierarchy := range []string{"systemd", "unified", ""} {
+		top := filepath.Join("/sys/fs/cgroup", hierarchy)
+		if _, err := os.Stat(filepath.Join(top, "cgroup.procs")); err == nil {
+			if err := os.MkdirAll(filepath.Join(top, o.Cgroup), 0o755); err != nil {
+				return nil, err
+			}
+		}
+	}
+	// nspawn makes cgroups below its own, so it gets one that can be cleaned up.
+	enter := `for top in /sys/fs/cgroup/systemd /sys/fs/cgroup/unified /sys/fs/cgroup; do
+		[ ! -e "$top$0/cgroup.procs" ] || echo $$ >"$top$0/cgroup.procs"
+	done
+	exec "$@"`
+	args := []string{
+		"-c", enter, o.Cgroup,
+		// The processes of a machine outlive their nspawn. Its own namespace of processes ends with its first one, and that
+		// with unshare, and that with us; its own mounts go with it.
+		"unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc",
+		"systemd-nspawn", "--quiet", "--settings=no", "--register=no", "--keep-unit", "--boot", "--machine=pullgate",
+		"--directory=" + base, "--volatile=overlay", "--private-network", "--link-journal=no", "--resolv-conf=off", "--timezone=off", "--console=pipe",
+	}
+	for inside, outside := range o.Binds {
+		args = append(args, "--bind="+outside+":"+inside)
+	}
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), "/bin/sh", args...)
+	cmd.Env = append(os.Environ(), "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=0")
+	m := &Machine{}
+	m.Process, err = host.StartCommand(ctx, "machine", filepath.Join(o.Dir, "console.log"), nil, cmd)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.Wait(ctx, m.booted); err != nil {
+		return nil, errors.Join(fmt.Errorf("the machine does not boot: %w; it said last:\n%s", err, host.Tail(filepath.Join(o.Dir, "console.log"), 20)), m.Close())
+	}
+	return m, nil
+}
+
+// Close switches the machine off, and waits until nothing of it runs any more.
+func (m *Machine) Close() error {
+	err := m.Kill()
+	if m.init == 0 {
+		return err
+	}
+	for end := time.Now().Add(closeLimit); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if _, statErr := os.Stat(fmt.Sprintf("/proc/%d", m.init)); statErr != nil {
+			return err // PID 1 goes last
+		}
+	}
+	return errors.Join(err, fmt.Errorf("the machine's PID 1, %d, does not end", m.init))
+}
+
+// booted finds PID 1 and asks it.
+func (m *Machine) booted() error {
+	pid := m.PID()
+	for range 2 { // unshare, nspawn
+		children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+		if err != nil {
+			return err
+		}
+		first, _, _ := strings.Cut(strings.TrimSpace(string(children)), " ")
+		if pid, err = strconv.Atoi(first); err != nil {
+			return errors.New("it has no PID 1 yet")
+		}
+	}
+	m.init = pid
+	state, err := m.Run(context.Background(), "systemctl", "is-system-running")
+	if strings.TrimSpace(state) == "running" {
+		return nil
+	}
+	return fmt.Errorf("it is %q: %w", state, err)
+}
+
+// Path is where the host sees a path of the machine.
+func (m *Machine) Path(inside string) string {
+	return filepath.Join("/proc", strconv.Itoa(m.init), "root", inside)
+}
+
+// Run runs a program in the machine, as root, and returns what it printed on both of its streams.
+func (m *Machine) Run(ctx context.Context, program string, args ...string) (string, error) {
+	var out bytes.Buffer
+	cmd := m.Command(ctx, program, args...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	if err != nil {
+		err = fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err, out.String())
+	}
+	return out.String(), err
+}
+
+// Command is a program of the machine that is to be run in it.
+func (m *Machine) Command(ctx context.Context, program string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{
+		"--target", strconv.Itoa(m.init), "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd=/", "--", program,
+	}, args...)...)
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive"}
+	return cmd
+}

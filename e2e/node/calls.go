@@ -1,0 +1,79 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// Calls are made again and again by clients side by side, while something happens to what they call.
+type Calls struct {
+	ctx   context.Context //nolint:containedctx // ends them all
+	stop  context.CancelFunc
+	group sync.WaitGroup
+
+	mu      sync.Mutex
+	made    int
+	failed  []error
+	longest time.Duration
+	slowest string
+}
+
+// NewCalls returns calls that end with Stop, or with ctx.
+func NewCalls(ctx context.Context) *Calls {
+	c := &Calls{}
+	c.ctx, c.stop = context.WithCancel(ctx)
+	return c
+}
+
+// Again makes a call until Stop is called, one after the other.
+func (c *Calls) Again(name string, call func(ctx context.Context) error) { c.again(name, true, call) }
+
+// Live is Again for what is many calls, and does more than calling, so that how long it takes says nothing.
+func (c *Calls) Live(name string, life func(ctx context.Context) error) { c.again(name, false, life) }
+
+func (c *Calls) again(name string, single bool, call func(ctx context.Context) error) {
+	c.group.Go(func() {
+		for c.ctx.Err() == nil {
+			began := time.Now()
+			err := call(c.ctx)
+			took := time.Since(began)
+			if c.ctx.Err() != nil {
+				return // the end has cancelled it
+			}
+			c.mu.Lock()
+			c.made++
+			if err != nil {
+				c.failed = append(c.failed, fmt.Errorf("%s, after %v: %w", name, took, err))
+			}
+			if single && took > c.longest {
+				c.longest, c.slowest = took, name
+			}
+			c.mu.Unlock()
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+}
+
+// Made is how many have been made.
+func (c *Calls) Made() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.made
+}
+
+// Await waits until so many more calls have been made, half a minute at most.
+func (c *Calls) Await(more int) {
+	until := c.Made() + more
+	for end := time.Now().Add(30 * time.Second); c.Made() < until && time.Now().Before(end); {
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// Stop ends the calls, and returns what came of them in words, and those that failed.
+func (c *Calls) Stop() (summary string, failed []error) {
+	c.stop()
+	c.group.Wait()
+	return fmt.Sprintf("%d calls: %d failed; the longest took %v: %s", c.made, len(c.failed), c.longest.Round(time.Millisecond), c.slowest), c.failed
+}

@@ -1,0 +1,341 @@
+package systemd_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+const sent = "containerRuntimeEndpoint: unix:///run/pullgate/cri.sock\n"
+
+// The life of pullgate on a node, from its installation to the day on which nothing of it is left.
+func TestLifeOnADebianNode(t *testing.T) {
+	s := newSite(t)
+	for _, step := range []struct {
+		name string
+		tell func(*site)
+	}{
+		{"installed, nothing is started and the kubelet is left alone", installed},
+		{"enabled, it serves", enabled},
+		{"the sandbox is enforced", sandboxed},
+		{"reloaded, it says so", reloaded},
+		{"restarted, no call fails", restarted},
+		{"hung, the watchdog restarts it", hung},
+		{"upgraded, no call fails", upgraded},
+		{"a configuration that the new version refuses is refused before anything is restarted", misconfigured},
+		{"downgraded, as far as the store can be read", downgraded},
+		{"not removed while a kubelet is sent through it", needed},
+		{"disabled and enabled, it knows what it knew", disabled},
+		{"removed and installed, it knows what it knew", removed},
+		{"purged, nothing is left", purged},
+		{"the other package manager does the same", rpm},
+	} {
+		s.step(step.name, func() { step.tell(s) })
+	}
+}
+
+func installed(s *site) {
+	s.write("/var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\n")
+	before := s.do("find", "/var/lib/kubelet", "/etc/systemd", "-newermt", "1 minute ago")
+	if said := s.do("dpkg", "--install", packed+"/"+older+".deb"); !strings.Contains(said, "Nothing is started") {
+		s.Errorf("dpkg says %q; want it to say what comes next", said)
+	}
+	s.wantState(unit, "inactive")
+	s.wantState(socket, "inactive")
+	if s.exists("/run/pullgate") || s.exists("/var/lib/pullgate") {
+		s.Error("something was started")
+	}
+	if after := s.do("find", "/var/lib/kubelet", "/etc/systemd", "-newermt", "1 minute ago"); after != before {
+		s.Errorf("changed are %s; want nothing more than\n%s", after, before)
+	}
+	if out := s.do("pullgated", "--version"); !strings.Contains(out, "pullgated v"+older+" (commit ") {
+		s.Errorf("--version = %q; want version and commit", out)
+	}
+}
+
+func enabled(s *site) {
+	s.write(conf, configuration)
+	s.do("pullgated", "--check-config")
+	s.do("systemctl", "enable", "--now", unit)
+	s.wantState(unit, "active")
+	s.wantState(socket, "active")
+	for u, want := range map[string]string{unit: "enabled", socket: "enabled"} {
+		if got := s.shows(u, "UnitFileState"); got != want {
+			s.Errorf("%s is %s; want %s", u, got, want)
+		}
+	}
+	for path, want := range map[string]os.FileMode{
+		"/run/pullgate": 0o700, "/run/pullgate/cri.sock": 0o600, "/var/lib/pullgate": 0o700, "/var/lib/pullgate/records.db": 0o600, "/var/log/pullgate": 0o700,
+	} {
+		if info, err := os.Lstat(s.machine.Path(path)); err != nil || info.Mode().Perm() != want {
+			s.Errorf("%s: %v, %v; want mode %o", path, info, err, want)
+		}
+	}
+	s.connect()
+	if o := s.pod("team-a", node.IfNotPresent, node.Alice()); o.State != node.Running {
+		s.Fatalf("alice's pod: %v; want it to run", o)
+	}
+	s.judges()
+	if got := s.shows(unit, "StatusText"); got != "Serving the kubelet (NeverVerifyPreloadedImages); the runtime is reached" {
+		s.Errorf("systemctl status says %q; want how it is", got)
+	}
+	s.do("/bin/bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9471; printf 'GET /readyz HTTP/1.0\\r\\n\\r\\n' >&3; grep -q '200 OK' <&3")
+}
+
+// Only what is in force counts, so it is read from the kernel and tried.
+func sandboxed(s *site) {
+	status, err := os.ReadFile(s.machine.Path(fmt.Sprintf("/proc/%d/status", s.pid())))
+	s.must(err)
+	for _, want := range []string{"Seccomp:\t2", "NoNewPrivs:\t1", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000"} {
+		if !strings.Contains(string(status), want+"\n") {
+			s.Errorf("the kernel does not say %q of the daemon", want)
+		}
+	}
+	for _, dir := range []string{"/", "/usr/bin", "/etc", "/etc/pullgate", "/var/lib", "/var/lib/kubelet", "/srv"} {
+		if out, err := s.inside("touch " + dir + "/probe"); err == nil || !strings.Contains(out, "Read-only file system") {
+			s.Errorf("a write to %s = %v, %s; want a read-only file system", dir, err, out)
+		}
+	}
+	for _, dir := range []string{"/var/lib/pullgate", "/run/pullgate", "/var/log/pullgate"} {
+		if out, err := s.inside("touch " + dir + "/probe && rm " + dir + "/probe"); err != nil {
+			s.Errorf("a write to %s = %v, %s; want it to succeed", dir, err, out)
+		}
+	}
+	for _, path := range []string{"/root", "/home"} {
+		if out, err := s.inside("ls " + path + "/."); err == nil && out != "" {
+			s.Errorf("%s holds %q for the daemon; want it hidden", path, out)
+		}
+	}
+	if out, err := s.inside("cat /var/lib/kubelet/config.yaml /run/containerd/config.toml >/dev/null"); err != nil {
+		s.Errorf("reading what is the kubelet's = %v, %s; want it to succeed", err, out)
+	}
+	limits, err := os.ReadFile(s.machine.Path(fmt.Sprintf("/proc/%d/limits", s.pid())))
+	if s.must(err); !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "Max core file size 0 0 ") {
+		s.Errorf("limits are %s; want no core file", limits)
+	}
+	s.refusesSystemCalls()
+}
+
+// refusesSystemCalls runs other programs under the same restrictions, and without them.
+func (s *site) refusesSystemCalls() {
+	s.Helper()
+	var restrictions strings.Builder
+	for line := range strings.Lines(s.do("cat", "/usr/lib/systemd/system/"+unit)) {
+		for _, like := range []string{"Protect", "Private", "Restrict", "SystemCall", "Capability", "NoNew", "MemoryDeny", "Lock"} {
+			if strings.HasPrefix(line, like) {
+				restrictions.WriteString(line)
+			}
+		}
+	}
+	start := func(restrictions, command string) error {
+		s.write("/run/systemd/system/probe.service", "[Service]\nType=oneshot\nExecStart="+command+"\n"+restrictions)
+		s.do("systemctl", "daemon-reload")
+		_, err := s.machine.Run(s.Context(), "systemctl", "start", "probe.service")
+		return err
+	}
+	if err := start(restrictions.String(), "/bin/true"); err != nil {
+		s.Errorf("nothing runs under the restrictions: %v", err)
+	}
+	// The first two need no capability, so nothing but the filter of system calls is in their way.
+	for _, command := range []string{"/usr/bin/unshare --user /bin/true", "/usr/bin/setarch i686 /bin/true", "/usr/bin/mount -t tmpfs none /mnt", "/usr/sbin/chroot / /bin/true"} {
+		if err := start("", command); err != nil {
+			s.Errorf("%s does not run without restrictions either: %v", command, err)
+		}
+		if err := start(restrictions.String(), command); err == nil {
+			s.Errorf("%s runs under the restrictions of the unit", command)
+		}
+	}
+	s.must(os.Remove(s.machine.Path("/run/systemd/system/probe.service")))
+	s.do("systemctl", "daemon-reload")
+	s.do("systemctl", "reset-failed")
+	s.do("umount", "/mnt")
+}
+
+func reloaded(s *site) {
+	s.write(conf, configuration+"imagePullCredentialsVerificationPolicy: AlwaysVerify\n")
+	s.do("systemctl", "reload", unit)
+	s.until("the new policy in the status", func() bool { return strings.Contains(s.shows(unit, "StatusText"), "AlwaysVerify") })
+	s.wantState(unit, "active")
+	s.write(conf, configuration)
+	s.do("systemctl", "reload", unit)
+	s.until("the old policy in the status", func() bool { return strings.Contains(s.shows(unit, "StatusText"), "NeverVerifyPreloadedImages") })
+}
+
+func (s *site) until(what string, so func() bool) {
+	s.Helper()
+	for end := time.Now().Add(30 * time.Second); !so(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			s.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+func restarted(s *site) {
+	s.underCalls(func() {
+		for range 5 {
+			s.do("systemctl", "restart", unit)
+		}
+	})
+	s.judges()
+}
+
+// A process that is held answers nothing, like one that hangs.
+func hung(s *site) {
+	s.write("/run/systemd/system/pullgated.service.d/impatient.conf", "[Service]\nWatchdogSec=2\n")
+	s.do("systemctl", "daemon-reload")
+	s.do("systemctl", "restart", unit)
+	time.Sleep(4 * time.Second) // one that is fed lives on
+	before, restarts := s.pid(), s.shows(unit, "NRestarts")
+	if restarts != "0" {
+		s.Errorf("restarted %s times although it answers", restarts)
+	}
+	s.do("systemctl", "kill", "--kill-whom=main", "--signal=STOP", unit)
+	s.until("a restart by the watchdog", func() bool { return s.shows(unit, "NRestarts") == "1" })
+	s.until("the new process to serve", func() bool { return s.shows(unit, "ActiveState") == "active" })
+	if after := s.pid(); after == before {
+		s.Error("the process is the one that hung")
+	}
+	if journal := s.do("journalctl", "--unit="+unit, "--no-pager"); !strings.Contains(journal, "Watchdog timeout") || !strings.Contains(journal, "goroutine ") {
+		s.Error("the journal has not both the watchdog and the stacks of what hung")
+	}
+	s.must(os.RemoveAll(s.machine.Path("/run/systemd/system/pullgated.service.d")))
+	s.do("systemctl", "daemon-reload")
+	s.do("systemctl", "restart", unit)
+	s.connect()
+	s.judges()
+}
+
+func upgraded(s *site) {
+	s.underCalls(func() { s.do("dpkg", "--install", packed+"/"+newer+".deb") })
+	s.wantVersion(newer)
+	s.judges()
+}
+
+func misconfigured(s *site) {
+	before := s.pid()
+	s.write(conf, configuration+"ofAnotherVersion: true\n")
+	s.underCalls(func() {
+		s.refused("does not take /etc/pullgate/config.yaml", "dpkg", "--install", packed+"/"+older+".deb")
+	})
+	if after := s.pid(); after != before {
+		s.Error("the daemon was restarted with a configuration that it refuses")
+	}
+	s.judges()
+	s.refused("ofAnotherVersion", "dpkg", "--configure", "pullgate")
+	s.write(conf, configuration)
+	s.underCalls(func() { s.do("dpkg", "--configure", "pullgate") })
+	s.wantVersion(older)
+	s.judges()
+	s.do("dpkg", "--install", packed+"/"+newer+".deb")
+	s.wantVersion(newer)
+}
+
+func downgraded(s *site) {
+	// As a version has it that writes a format which the older one does not read.
+	prerm := "/var/lib/dpkg/info/pullgate.prerm"
+	s.do("sed", "-i.before", "s/^reads_store=.*/reads_store="+newer+"/", prerm)
+	before := s.pid()
+	s.refused("cannot read /var/lib/pullgate/records.db", "dpkg", "--install", packed+"/"+older+".deb")
+	if after := s.pid(); after != before {
+		s.Error("the daemon was restarted by a downgrade that was refused")
+	}
+	if got := strings.TrimSpace(s.do("dpkg-query", "--show", "--showformat=${Version} ${db:Status-Status}", "pullgate")); got != newer+" installed" {
+		s.Errorf("the package is %q; want it as it was", got)
+	}
+	s.do("mv", prerm+".before", prerm)
+	s.underCalls(func() { s.do("dpkg", "--install", packed+"/"+older+".deb") })
+	s.wantVersion(older)
+	s.judges()
+}
+
+func needed(s *site) {
+	s.write("/var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\n"+sent)
+	s.refused("/var/lib/kubelet/config.yaml", "dpkg", "--remove", "pullgate")
+	s.write("/var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\n")
+	kubelet := s.machine.Command(s.Context(), "/bin/sh", "-c", "echo $$; read line", "--container-runtime-endpoint=unix:///run/pullgate/cri.sock")
+	up, err := kubelet.StdoutPipe()
+	s.must(err)
+	end, err := kubelet.StdinPipe()
+	s.must(err)
+	s.must(kubelet.Start())
+	_, err = up.Read(make([]byte, 1))
+	s.must(err)
+	s.refused("process ", "dpkg", "--remove", "pullgate")
+	s.must(end.Close())
+	_ = kubelet.Wait() // the end of what it reads is a failure to read
+	s.wantState(unit, "active")
+	s.judges()
+}
+
+func disabled(s *site) {
+	s.do("systemctl", "disable", "--now", unit, socket)
+	s.wantState(unit, "inactive")
+	s.wantState(socket, "inactive")
+	if s.exists("/run/pullgate/cri.sock") {
+		s.Error("the socket is still there")
+	}
+	s.do("systemctl", "enable", "--now", unit)
+	s.connect()
+	s.judges()
+}
+
+func removed(s *site) {
+	s.do("dpkg", "--remove", "pullgate")
+	for _, path := range []string{"/usr/bin/pullgated", "/usr/lib/systemd/system/" + unit, "/run/pullgate/cri.sock", "/etc/systemd/system/multi-user.target.wants/" + unit, "/etc/systemd/system/sockets.target.wants/" + socket} {
+		if s.exists(path) {
+			s.Errorf("%s is still there", path)
+		}
+	}
+	for _, path := range []string{"/var/lib/pullgate/records.db", "/var/lib/pullgate/node.key", conf} {
+		if !s.exists(path) {
+			s.Errorf("%s is gone, and nobody said purge", path)
+		}
+	}
+	s.do("dpkg", "--install", packed+"/"+older+".deb")
+	s.do("systemctl", "enable", "--now", unit)
+	s.connect()
+	s.judges()
+}
+
+func purged(s *site) {
+	s.do("dpkg", "--purge", "pullgate")
+	if left := s.do("find", "/", "-xdev", "-name", "*pullgate*", "-not", "-path", "/proc/*", "-not", "-path", "/sys/*"); left != "" {
+		s.Errorf("left behind is\n%s", left)
+	}
+	if failed := s.do("systemctl", "--failed", "--no-legend"); failed != "" {
+		s.Errorf("failed units: %s", failed)
+	}
+}
+
+func rpm(s *site) {
+	install := func(how, version string) string { return s.do("rpm", how, "--nodeps", packed+"/"+version+".rpm") }
+	if said := install("--install", older); !strings.Contains(said, "Nothing is started") {
+		s.Errorf("rpm says %q; want it to say what comes next", said)
+	}
+	s.wantState(unit, "inactive")
+	s.write(conf, configuration)
+	s.do("systemctl", "enable", "--now", unit)
+	s.connect()
+	var err error // the image from before is on the node, and nothing is known of it any more: it is preloaded
+	s.app, err = s.node.PushPrivate(s.Context(), "site/next:1", node.Image{Content: "next"})
+	s.must(err)
+	if o := s.pod("team-a", node.IfNotPresent, node.Alice()); o.State != node.Running {
+		s.Fatalf("alice's pod: %v; want it to run", o)
+	}
+	s.underCalls(func() { install("--upgrade", newer) })
+	s.wantVersion(newer)
+	s.judges()
+	s.write("/var/lib/kubelet/config.yaml", sent)
+	s.refused("not removed", "rpm", "--erase", "pullgate")
+	s.wantState(unit, "active")
+	s.do("rm", "/var/lib/kubelet/config.yaml")
+	s.do("rpm", "--erase", "pullgate")
+	s.wantState(unit, "inactive")
+	if s.exists("/usr/bin/pullgated") || !s.exists("/var/lib/pullgate/records.db") {
+		s.Error("want the program gone, and the store there")
+	}
+}

@@ -1,0 +1,193 @@
+package criproxy_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+)
+
+// While a call takes long the proxy serves on, old connections and new ones.
+func TestShutdownServesOnUntilALongCallEnds(t *testing.T) {
+	runtime := criproxytest.NewRuntime(t)
+	proxied, server := serveBefore(t, runtime.Endpoint())
+	under, goOn := make(chan struct{}), make(chan struct{})
+	runtime.Do(func(r *criproxytest.Runtime) {
+		r.BeforeAnswer = func(method string) {
+			if method == "Status" {
+				close(under)
+				<-goOn
+			}
+		}
+	})
+	runs := runtimeapi.NewRuntimeServiceClient(client(t, proxied))
+	long := make(chan error, 1)
+	go func() {
+		_, err := runs.Status(t.Context(), &runtimeapi.StatusRequest{})
+		long <- err
+	}()
+	<-under
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		server.Shutdown(ctx)
+	}()
+	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
+		for who, k := range map[string]runtimeapi.RuntimeServiceClient{"old": runs, "new": runtimeapi.NewRuntimeServiceClient(client(t, proxied))} {
+			if _, err := k.Version(t.Context(), &runtimeapi.VersionRequest{}); err != nil {
+				t.Errorf("Version on a %s connection = %v; want it served", who, err)
+			}
+		}
+	}
+	select {
+	case <-stopped:
+		t.Error("stopped before the long call has ended")
+	default:
+	}
+	close(goOn)
+	if err := <-long; err != nil {
+		t.Errorf("the long call = %v; want its answer", err)
+	}
+	<-stopped
+}
+
+// A connection that says nothing does not hold up a stop for longer than kubelets wait.
+func TestSilentConnectionDoesNotHoldUpAStop(t *testing.T) {
+	proxied, server := serveBefore(t, criproxytest.NewRuntime(t).Endpoint())
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", proxied[len("unix://"):])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if _, err := conn.Read(make([]byte, 1)); err != nil { // it is greeted
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	began := time.Now()
+	server.Shutdown(ctx)
+	if took := time.Since(began); took > 8*time.Second {
+		t.Errorf("the stop took %v; want it within the limit of a greeting", took)
+	}
+}
+
+func TestPingSaysWhetherAServerAnswers(t *testing.T) {
+	runtime := criproxytest.NewRuntime(t)
+	proxied, _ := serveBefore(t, runtime.Endpoint())
+	runtime.Stop()
+	if err := criproxy.Ping(t.Context(), proxied); err != nil {
+		t.Errorf("Ping without a runtime = %v; want nil", err)
+	}
+	if err := criproxy.Ping(t.Context(), criproxytest.NewRuntime(t).Endpoint()); err == nil {
+		t.Error("Ping of a runtime = nil; want an error, it is no pullgate")
+	}
+	if err := criproxy.Ping(t.Context(), "unix:///nonexistent/cri.sock"); err == nil {
+		t.Error("Ping of nobody = nil; want an error")
+	}
+}
+
+// One process after the other serves the same socket, while kubelets call and connect. No call fails.
+func TestHandoverFailsNoCall(t *testing.T) {
+	runtime := criproxytest.NewRuntime(t)
+	rounds := 30
+	if testing.Short() {
+		rounds = 5
+	}
+	socket := filepath.Join(filepath.Dir(runtime.Endpoint()[len("unix://"):]), "kept.sock")
+	kept, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = kept.Close() }()
+
+	var callers errgroup.Group
+	var answered atomic.Int64
+	over := make(chan struct{})
+	call := func(conn *grpc.ClientConn) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		_, err := runtimeapi.NewRuntimeServiceClient(conn).Version(ctx, &runtimeapi.VersionRequest{})
+		answered.Add(1)
+		return err
+	}
+	for range 3 { // who stays connected
+		conn := dialAsKubelet(t, "unix://"+socket)
+		callers.Go(func() error { return until(over, func() error { return call(conn) }) })
+	}
+	callers.Go(func() error { // who connects anew each time
+		return until(over, func() error {
+			conn := dialAsKubelet(t, "unix://"+socket)
+			return errors.Join(call(conn), conn.Close())
+		})
+	})
+	for range rounds {
+		f, err := kept.File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := net.FileListener(f)
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Fatal(err)
+		}
+		_, stop := serveOn(t, l, runtime.Endpoint())
+		for before := answered.Load(); answered.Load() < before+20; {
+			time.Sleep(time.Millisecond)
+		}
+		stop()
+	}
+	close(over)
+	last, err := kept.File() // who still waits is answered too
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.FileListener(last)
+	if err := errors.Join(err, last.Close()); err != nil {
+		t.Fatal(err)
+	}
+	_, stop := serveOn(t, l, runtime.Endpoint())
+	defer stop()
+	if err := callers.Wait(); err != nil {
+		t.Errorf("of %d calls one failed: %v; want none", answered.Load(), err)
+	}
+}
+
+// until does something again and again, until it fails or it is over.
+func until(over <-chan struct{}, do func() error) error {
+	for {
+		select {
+		case <-over:
+			return nil
+		default:
+		}
+		if err := do(); err != nil {
+			return err
+		}
+	}
+}
+
+// dialAsKubelet connects with a kubelet's settings.
+func dialAsKubelet(t *testing.T, endpoint string) *grpc.ClientConn {
+	t.Helper()
+	params := grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: 5 * time.Second}
+	params.Backoff.MaxDelay = 3 * time.Second
+	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(params), grpc.WithAuthority("localhost"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}

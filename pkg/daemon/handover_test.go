@@ -1,0 +1,55 @@
+package daemon_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+)
+
+// A pod that has pulled, and whose container is not started yet, goes on after an orderly restart. After a crash it
+// proves access again, and what was written down by an earlier stop is not used twice.
+func TestGrantsOutliveAnOrderlyStopAlone(t *testing.T) {
+	r := criproxytest.NewRuntime(t)
+	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify")
+	p.start()
+	k := p.kubelet()
+	serves(r, app, "good", id1)
+	alice := k.Pod("alice")
+	if _, err := k.Pull(t.Context(), alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	sees := func(when, want string) {
+		t.Helper()
+		if got := k.Precheck(alice, app); got != want {
+			t.Errorf("pre-check %s = %q; want %q", when, got, want)
+		}
+	}
+	p.stop()
+	handed, err := os.ReadFile(p.path("state/grants.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(p.path("state/grants.json")); err != nil || info.Mode() != 0o600 {
+		t.Errorf("grants.json: %v, %v; want it for root alone", info.Mode(), err)
+	}
+	p.start()
+	sees("after a restart", id1)
+	if _, err := os.Stat(p.path("state/grants.json")); !os.IsNotExist(err) {
+		t.Errorf("grants.json after the start: %v; want it gone", err)
+	}
+	p.kill()
+	p.start()
+	sees("after a crash", "")
+
+	// The file of a stop before something was written.
+	if _, err := k.Pull(t.Context(), k.Pod("bob"), app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	p.stop()
+	if err := os.WriteFile(p.path("state/grants.json"), handed, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.start()
+	sees("with stale grants", "")
+}

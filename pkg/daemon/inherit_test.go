@@ -1,0 +1,162 @@
+package daemon_test
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+)
+
+// activate passes the sockets on as systemd does. Only the process itself knows its ID before it runs.
+func (p *process) activate() {
+	names := slices.Sorted(maps.Keys(p.sockets))
+	args := append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`}, p.cmd.Args...)
+	env := append(p.cmd.Env, fmt.Sprintf("LISTEN_FDS=%d", len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"))
+	p.cmd = exec.Command("/bin/sh", args...)
+	p.cmd.Env = env
+	for _, n := range names {
+		p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, p.sockets[n])
+	}
+}
+
+// bind makes a socket and keeps it, as systemd does.
+func (p *process) bind(path string) *os.File {
+	p.t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		p.t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	f, err := l.File()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+func TestSocketOfSystemdIsServedAndLeftToIt(t *testing.T) {
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+	p.sockets = map[string]*os.File{"cri": p.bind(p.path("run/cri.sock"))}
+	p.start()
+	k := p.kubelet()
+	version := func() {
+		t.Helper()
+		if _, err := k.Runtime.Version(t.Context(), &runtimeapi.VersionRequest{}); err != nil {
+			t.Errorf("Version = %v; want nil", err)
+		}
+	}
+	version()
+	environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.cmd.Process.Pid))
+	if err != nil || !strings.Contains(string(environment), "LISTEN_FDS=1") {
+		t.Fatalf("environment %q, %v; want it to tell of the socket", environment, err)
+	}
+	p.stop()
+	info, err := os.Lstat(p.path("run/cri.sock"))
+	if err != nil {
+		t.Fatalf("the socket is gone after a stop: %v", err)
+	}
+	// A call that nobody answers yet is answered by the next process.
+	answered := make(chan struct{})
+	go func() { defer close(answered); version() }()
+	p.start()
+	<-answered
+	if now, err := os.Lstat(p.path("run/cri.sock")); err != nil || !os.SameFile(info, now) {
+		t.Errorf("the socket is another one after a restart, %v", err)
+	}
+}
+
+func TestSocketOfSystemdByAnotherPathOfTheSameFile(t *testing.T) {
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+	p.sockets = map[string]*os.File{"cri": p.bind(p.path("run/cri.sock"))}
+	if err := os.Symlink(p.path("run"), p.path("var-run")); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(p.path("config.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(p.path("config.yaml"), []byte(strings.ReplaceAll(string(text), "/run/cri.sock", "/var-run/cri.sock")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.start()
+}
+
+func TestWrongSocketOfSystemdIsRefused(t *testing.T) {
+	for name, tc := range map[string]struct {
+		pass func(p *process) map[string]*os.File
+		want []string
+	}{
+		"another path": {
+			func(p *process) map[string]*os.File {
+				return map[string]*os.File{"cri": p.bind(p.path("run/other.sock"))}
+			},
+			[]string{"run/cri.sock is configured", "systemd passes on", "run/other.sock", "hint: give the same path"},
+		},
+		"another name": {
+			func(p *process) map[string]*os.File {
+				return map[string]*os.File{"pullgated.socket": p.bind(p.path("run/cri.sock"))}
+			},
+			[]string{`named "pullgated.socket"`, `takes one named "cri"`, "hint: see FileDescriptorName="},
+		},
+		"two of them": {
+			func(p *process) map[string]*os.File {
+				return map[string]*os.File{"cri": p.bind(p.path("run/cri.sock")), "admin": p.bind(p.path("run/admin.sock"))}
+			},
+			[]string{`named "admin", "cri"`},
+		},
+		"no socket": {
+			func(p *process) map[string]*os.File {
+				f, err := os.Open(p.path("config.yaml"))
+				if err != nil {
+					p.t.Fatal(err)
+				}
+				p.t.Cleanup(func() { _ = f.Close() })
+				return map[string]*os.File{"cri": f}
+			},
+			[]string{"no socket to listen on"},
+		},
+		"a TCP socket": {
+			func(p *process) map[string]*os.File {
+				l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+				if err != nil {
+					p.t.Fatal(err)
+				}
+				f, err := l.File()
+				if err != nil {
+					p.t.Fatal(err)
+				}
+				p.t.Cleanup(func() { _, _ = l.Close(), f.Close() })
+				return map[string]*os.File{"cri": f}
+			},
+			[]string{"is configured, and systemd passes on 127.0.0.1:"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+			p.sockets = tc.pass(p)
+			p.spawn()
+			code := p.wait()
+			for _, w := range tc.want {
+				if code != 1 || !strings.Contains(p.out.String(), w) {
+					t.Errorf("exit %d, %q; want 1 and %q", code, p.out, w)
+				}
+			}
+		})
+	}
+}

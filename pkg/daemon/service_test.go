@@ -1,0 +1,137 @@
+package daemon_test
+
+import (
+	"net"
+	"os"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+)
+
+// A manager is the ear of systemd.
+type manager struct {
+	t    *testing.T
+	conn *net.UnixConn
+}
+
+// notified makes the daemon tell a manager how it is.
+func notified(p *process) *manager {
+	p.t.Helper()
+	path := p.path("notify")
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: path})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { _ = conn.Close() })
+	p.env = append(p.env, "NOTIFY_SOCKET="+path)
+	return &manager{p.t, conn}
+}
+
+// next returns the next message, "" if none comes within a time.
+func (m *manager) next(limit time.Duration) string {
+	m.t.Helper()
+	if err := m.conn.SetReadDeadline(time.Now().Add(limit)); err != nil {
+		m.t.Fatal(err)
+	}
+	var b [4096]byte
+	n, err := m.conn.Read(b[:])
+	if err != nil {
+		return ""
+	}
+	return string(b[:n])
+}
+
+// hears waits for a message.
+func (m *manager) hears(pattern string) {
+	m.t.Helper()
+	want := regexp.MustCompile("^" + pattern + "$")
+	var heard []string
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
+		told := m.next(time.Until(end))
+		if want.MatchString(told) {
+			return
+		}
+		heard = append(heard, told)
+	}
+	m.t.Fatalf("systemd is told %q; want %s", heard, pattern)
+}
+
+func TestSystemdIsToldHowTheDaemonIs(t *testing.T) {
+	r := criproxytest.NewRuntime(t)
+	p := prepare(t, r.Endpoint())
+	m := notified(p)
+	p.spawn()
+	m.hears(`READY=1\nSTATUS=Serving the kubelet \(NeverVerifyPreloadedImages\); the runtime is not reached, calls fail until it is back`)
+	m.hears(`STATUS=Serving the kubelet \(NeverVerifyPreloadedImages\); the runtime is reached`)
+	r.Stop()
+	m.hears(`STATUS=.*the runtime is not reached.*`)
+	r.Start(t)
+	m.hears(`STATUS=.*the runtime is reached`)
+
+	p.configure("imagePullCredentialsVerificationPolicy: AlwaysVerify")
+	p.hup("Configuration reloaded")
+	m.hears(`RELOADING=1\nMONOTONIC_USEC=[1-9][0-9]*`)
+	m.hears(`READY=1\nSTATUS=Serving the kubelet \(AlwaysVerify\); the runtime is reached`)
+	p.configure("nonsense: true")
+	p.hup("Configuration not reloaded")
+	m.hears(`RELOADING=1\n.*`)
+	m.hears(`READY=1\nSTATUS=Serving the kubelet \(AlwaysVerify\); the runtime is reached`)
+
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	m.hears(`STOPPING=1\nSTATUS=Stopping, calls under way are drained`)
+	if code := p.wait(); code != 0 {
+		t.Errorf("exit code %d; want 0", code)
+	}
+}
+
+func TestShadowModeIsSaidInTheStatus(t *testing.T) {
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint(), "noPullImageSecretRecheck: true")
+	m := notified(p)
+	p.spawn()
+	m.hears(`(?s)READY=1.*shadow mode, nothing is enforced.*`)
+}
+
+// The watchdog is fed while the daemon answers, with or without a runtime, and not while it is held.
+func TestWatchdogIsFedByADaemonThatAnswers(t *testing.T) {
+	r := criproxytest.NewRuntime(t)
+	p := prepare(t, r.Endpoint())
+	m := notified(p)
+	p.env = append(p.env, "WATCHDOG_USEC=600000")
+	p.start()
+	m.hears("WATCHDOG=1")
+	r.Stop()
+	m.hears("(?s)STATUS=.*not reached.*")
+	m.hears("WATCHDOG=1")
+	m.hears("WATCHDOG=1")
+	if got := p.metric(`pullgate_forwarded_calls_total{code="Unimplemented",method="other"}`); got != 0 {
+		t.Errorf("%v calls counted; the daemon's questions to itself are none", got)
+	}
+
+	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for m.next(50*time.Millisecond) != "" { // what was on its way
+	}
+	if told := m.next(time.Second); told != "" {
+		t.Errorf("systemd is told %q by a process that is held", told)
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	m.hears("WATCHDOG=1")
+
+	// A socket that is gone is no reason to end the connections that there are.
+	if err := os.Remove(p.path("run/cri.sock")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the loss to be said", func() bool {
+		return strings.Contains(p.out.String(), "A part of pullgated answers with an error")
+	})
+	m.hears("WATCHDOG=1")
+}

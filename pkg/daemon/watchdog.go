@@ -1,0 +1,128 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	sd "github.com/coreos/go-systemd/v22/daemon"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+// A part of the daemon is asked whether it still answers. An error is an answer: it is logged and the watchdog is
+// fed, since a restart mends what hangs and not what fails.
+type part struct {
+	name string
+	ask  func(ctx context.Context) error
+}
+
+// A watchdog tells systemd that the daemon is alive for as long as all of its parts answer. If systemd hears nothing
+// for too long (WatchdogSec=) it kills the daemon and starts it again.
+type watchdog struct {
+	every time.Duration // how often parts are asked, and how long each may take
+	parts []part
+	feed  func()
+	log   klog.Logger
+
+	open   map[string]*question // by part; one that hangs is asked nothing more
+	failed map[string]bool      // by part, what it answered last
+	asking sync.WaitGroup
+}
+
+// A question is one that a part was asked.
+type question struct {
+	over     <-chan struct{} // closed at the end of the time that it was given
+	answered chan struct{}
+	err      error // readable when it is answered
+}
+
+// runWatchdog feeds systemd's watchdog until ctx ends, if there is one.
+func runWatchdog(ctx context.Context, o Options, p parts) error {
+	patience, err := sd.SdWatchdogEnabled(true)
+	if err != nil {
+		return hinted(fmt.Errorf("read how long systemd's watchdog waits: %w", err), "see WatchdogSec= in: systemctl cat pullgated.service")
+	}
+	if patience <= 0 {
+		return nil
+	}
+	newWatchdog(o.Log, patience, p.service.alive,
+		part{"socket", func(ctx context.Context) error { return criproxy.Ping(ctx, o.Config.Listen) }},
+		storePart(p.store),
+		part{"tracker", func(context.Context) error { p.tracker.Grants(); return nil }},
+	).run(ctx)
+	return nil
+}
+
+// storePart reads. A write may take as long as the disk does, and a restart does not mend a disk.
+func storePart(s *records.Store) part {
+	return part{"store", func(context.Context) error { _, err := s.KeyFingerprint(); return err }}
+}
+
+func newWatchdog(log klog.Logger, patience time.Duration, feed func(), parts ...part) *watchdog {
+	return &watchdog{every: patience / 3, parts: parts, feed: feed, log: log, open: map[string]*question{}, failed: map[string]bool{}}
+}
+
+// run asks and feeds until ctx ends and every question is answered.
+func (w *watchdog) run(ctx context.Context) {
+	defer w.asking.Wait()
+	for ctx.Err() == nil {
+		w.round(ctx)
+	}
+}
+
+// round asks each part once and feeds the watchdog if all have answered. It takes as long as they may.
+func (w *watchdog) round(ctx context.Context) {
+	limited, cancel := context.WithTimeout(ctx, w.every)
+	defer cancel()
+	for _, p := range w.parts {
+		if w.open[p.name] == nil {
+			q := &question{over: limited.Done(), answered: make(chan struct{})}
+			w.open[p.name] = q
+			w.asking.Go(func() { defer close(q.answered); q.err = p.ask(limited) })
+		}
+	}
+	var silent []string
+	for _, p := range w.parts {
+		if !w.answered(limited, p.name) {
+			silent = append(silent, p.name)
+		}
+	}
+	switch {
+	case ctx.Err() != nil:
+	case len(silent) == 0:
+		w.feed()
+	default:
+		w.log.Error(context.DeadlineExceeded, "A part of pullgated does not answer, systemd restarts it if that goes on", "parts", silent, "limit", w.every)
+	}
+	<-limited.Done()
+}
+
+// answered waits for the answer of a part. What comes when the time is over says only that it is.
+func (w *watchdog) answered(limited context.Context, name string) bool {
+	q := w.open[name]
+	select {
+	case <-q.answered:
+	case <-limited.Done():
+		select {
+		case <-q.answered:
+			delete(w.open, name)
+		default:
+		}
+		return false
+	}
+	delete(w.open, name)
+	select {
+	case <-q.over: // of this round or of one before
+		return false
+	default:
+	}
+	if q.err != nil && !w.failed[name] {
+		w.log.Error(q.err, "A part of pullgated answers with an error", "part", name)
+	}
+	w.failed[name] = q.err != nil
+	return true
+}

@@ -1,0 +1,162 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+// testWatchdog runs a watchdog of 30 s, and returns how often it was fed.
+func testWatchdog(t *testing.T, log klog.Logger, parts ...part) *atomic.Int32 {
+	t.Helper()
+	var fed atomic.Int32
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		newWatchdog(log, 30*time.Second, func() { fed.Add(1) }, parts...).run(ctx)
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return &fed
+}
+
+func TestWatchdogIsFedWhileAllPartsAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log, said := recorder(t)
+		fed := testWatchdog(t, log,
+			part{"sound", func(context.Context) error { return nil }},
+			part{"slow", func(context.Context) error { time.Sleep(9 * time.Second); return nil }},
+			part{"failing", func(context.Context) error { return errors.New("it fails") }})
+		time.Sleep(time.Minute + time.Second)
+		if got := fed.Load(); got != 6 {
+			t.Errorf("fed %d times in a minute; want 6, each third of its patience", got)
+		}
+		if n := strings.Count(said(), "it fails"); n != 1 {
+			t.Errorf("the failure is said %d times; want once: %s", n, said())
+		}
+	})
+}
+
+func TestWatchdogStarvesWhileAPartIsSilent(t *testing.T) {
+	for name, silent := range map[string]func(ctx context.Context, goOn <-chan struct{}) error{
+		"it hangs": func(_ context.Context, goOn <-chan struct{}) error { <-goOn; return nil },
+		"it gives up with the time": func(ctx context.Context, goOn <-chan struct{}) error {
+			select {
+			case <-goOn:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				log, said := recorder(t)
+				goOn := make(chan struct{})
+				fed := testWatchdog(t, log,
+					part{"sound", func(context.Context) error { return nil }},
+					part{"silent", func(ctx context.Context) error { return silent(ctx, goOn) }})
+				time.Sleep(time.Hour)
+				if got := fed.Load(); got != 0 || !strings.Contains(said(), "silent") || strings.Contains(said(), "sound") {
+					t.Errorf("fed %d times, said %q; want never, and the name of the part", got, said())
+				}
+				close(goOn)
+				time.Sleep(time.Minute)
+				if got := fed.Load(); got < 5 {
+					t.Errorf("fed %d times in the minute after; want it fed again", got)
+				}
+			})
+		})
+	}
+}
+
+// A write that makes the file grow waits for those who read, and lets nobody read who comes after: so one reader that
+// does not end hangs the store.
+func TestWatchdogStarvesWhileTheStoreHangs(t *testing.T) {
+	store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{Now: time.Now()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = store.Close() }()
+	id, err := store.Begin("repo.test/app:1", "repo.test/app", time.Now())
+	if err == nil {
+		err = store.Prove(id, records.Result{Pair: records.Pair{ImageID: "sha256:1", Repository: "repo.test/app"}, Credential: credential.ID(strings.Repeat("a", 64)), At: time.Now()})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	fed := make(chan struct{}, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	log, said := recorder(t)
+	go func() {
+		defer close(done)
+		newWatchdog(log, 300*time.Millisecond, func() {
+			select {
+			case fed <- struct{}{}:
+			default:
+			}
+		}, storePart(store)).run(ctx)
+	}()
+	<-fed
+
+	reading, release, written := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		_ = store.Records(func(records.Record) error { close(reading); <-release; return nil })
+	}()
+	<-reading
+	go func() {
+		var err error
+		for i := 0; err == nil && i < 2000; i++ {
+			name := fmt.Sprintf("repo.test/%s-%d", strings.Repeat("x", 200), i)
+			_, err = store.Begin(name+":1", name, time.Now())
+		}
+		written <- err
+	}()
+	patience := time.NewTimer(2 * time.Second)
+	for end, starved := time.Now().Add(20*time.Second), false; !starved; {
+		select {
+		case <-fed:
+			patience.Reset(2 * time.Second)
+		case <-patience.C:
+			starved = true
+		}
+		if time.Now().After(end) {
+			t.Error("the watchdog is fed although the store hangs")
+			break
+		}
+	}
+	if !strings.Contains(said(), "does not answer") || !strings.Contains(said(), "store") {
+		t.Errorf("said %q; want which part is silent", said())
+	}
+	close(release)
+	<-fed
+	if err := <-written; err != nil {
+		t.Error(err)
+	}
+	cancel()
+	<-done
+}
+
+// recorder returns a logger and what it was given.
+func recorder(t *testing.T) (log klog.Logger, said func() string) {
+	t.Helper()
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	sink, ok := logger.GetSink().(ktesting.Underlier)
+	if !ok {
+		t.Fatal("the logger keeps nothing")
+	}
+	return logger, func() string { return sink.GetBuffer().String() }
+}

@@ -1,0 +1,76 @@
+package tracker
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+// handoverVersion is that of the form in which grants are handed over. Another one is refused.
+const handoverVersion = 1
+
+// A handover is the grants of one process, for the next one.
+type handover struct {
+	Version int `json:"version"`
+	// Store is the number of the last write to the store that the grants go with. A store that was written since
+	// may know of a revocation.
+	Store  uint64        `json:"store"`
+	Grants []handedGrant `json:"grants"`
+}
+
+type handedGrant struct {
+	Pod        string              `json:"pod"` // its UID
+	ImageID    string              `json:"imageID"`
+	Repository string              `json:"repository"`
+	Reason     policy.Reason       `json:"reason"`
+	Credential credential.ID       `json:"credential,omitempty"`
+	Secrets    []records.SecretRef `json:"secrets,omitempty"`
+}
+
+// HandOver returns the grants for a tracker of a later process on the same store; see [Tracker.TakeOver]. It is the last that
+// is asked of a tracker: what is written or granted after it is not in there, and makes it worthless.
+func (t *Tracker) HandOver() ([]byte, error) {
+	number, err := t.store.LastWrite()
+	if err != nil {
+		return nil, fmt.Errorf("hand grants over: %w", err)
+	}
+	h := handover{Version: handoverVersion, Store: number}
+	t.mu.Lock()
+	for uid, of := range t.grants {
+		for p, g := range of {
+			h.Grants = append(h.Grants, handedGrant{Pod: uid, ImageID: p.ImageID, Repository: p.Repository, Reason: g.reason, Credential: g.credential, Secrets: g.secrets})
+		}
+	}
+	t.mu.Unlock()
+	return json.Marshal(h)
+}
+
+// TakeOver gives pods the grants that another process handed over, and returns how many. lastWrite is what
+// [records.Store.LastWrite] said before this process wrote. If it is not what it was when they were handed over, or they cannot be
+// read, none is given. Pods that have ended meanwhile lose theirs with [Tracker.EndPod], as ever.
+//
+// The caller sees to it that what is taken over cannot be taken over again.
+func (t *Tracker) TakeOver(data []byte, lastWrite uint64) (int, error) {
+	var h handover
+	if err := json.Unmarshal(data, &h); err != nil {
+		return 0, fmt.Errorf("take grants over: %w", err)
+	}
+	switch {
+	case h.Version != handoverVersion:
+		return 0, fmt.Errorf("take grants over: they are in form %d, this version reads %d", h.Version, handoverVersion)
+	case h.Store != lastWrite:
+		return 0, errors.New("take grants over: the store was written since")
+	}
+	since := t.revocations.Load()
+	for _, g := range h.Grants {
+		if g.ImageID == "" || g.Repository == "" {
+			continue
+		}
+		t.grant(g.Pod, records.Pair{ImageID: g.ImageID, Repository: g.Repository}, grant{reason: g.Reason, credential: g.Credential, secrets: g.Secrets}, since)
+	}
+	return len(h.Grants), nil
+}

@@ -1,0 +1,171 @@
+package tracker_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// The registry may have let the pull have the image before the operator took the credential back there and here.
+func TestPullThatARevocationOvertakesProvesNothing(t *testing.T) {
+	key := func(w *world, password string) credential.ID { return w.key.ID(secret(password)) }
+	for name, tc := range map[string]struct {
+		password string
+		revoke   func(w *world) records.Revocation
+		proves   bool
+	}{
+		"its credential":  {"alice", func(w *world) records.Revocation { return records.Revocation{Credential: key(w, "alice")} }, false},
+		"its Secret":      {"alice", func(*world) records.Revocation { return records.Revocation{Secret: ref("u1")} }, false},
+		"its repository":  {"alice", func(*world) records.Revocation { return records.Revocation{Repository: app} }, false},
+		"its image":       {"alice", func(*world) records.Revocation { return records.Revocation{ImageID: id1} }, false},
+		"an open pull":    {"", func(*world) records.Revocation { return records.Revocation{Repository: app} }, false},
+		"a twin's Secret": {"alice", func(*world) records.Revocation { return records.Revocation{Secret: ref("u2")} }, false},
+		"another one":     {"alice", func(w *world) records.Revocation { return records.Revocation{Credential: key(w, "bob")} }, true},
+		"another's image": {"alice", func(*world) records.Revocation { return records.Revocation{ImageID: id2} }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, tracker.Options{VerifyUntracked: true})
+			if name == "a twin's Secret" { // which holds the same, and is noted with it
+				pull, err := w.BeginPull(t.Context(), app+":1", tracker.Image{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				held := []tracker.Secret{{Credential: key(w, "alice"), Ref: ref("u2")}}
+				if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("alice"), Secrets: held}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			pull, err := w.BeginPull(t.Context(), app+":1", tracker.Image{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.revokes(tc.revoke(w))
+			v, err := pull.Proved(tracker.Proof{
+				ImageID: id1, Credential: secret(tc.password), Pod: pod("a"),
+				Secrets: []tracker.Secret{{Credential: key(w, "alice"), Ref: ref("u1")}},
+			})
+			if err != nil || v.Allowed() != tc.proves || v.First != tc.proves {
+				t.Errorf("Proved = %v by %s, %v; want Allow: %v", v.Verdict, v.Reason, err, tc.proves)
+			}
+			granted := w.Grants()
+			if v := w.check(pod("b"), app+":1", image(id1, app+":1"), "alice"); v.Allowed() != tc.proves || granted == 1 != tc.proves {
+				t.Errorf("afterwards %v by %s, and %d grants; want proved: %v", v.Verdict, v.Reason, granted, tc.proves)
+			}
+			if left := w.intents(); len(left) > 0 {
+				t.Errorf("intents %v; want none", left)
+			}
+			// The next pull asks the registry anew.
+			w.pulled(pod("c"), app+":1", id1, "alice")
+			w.want(w.check(pod("d"), app+":1", image(id1, app+":1"), "alice"), policy.Allow, policy.Proved)
+		})
+	}
+}
+
+// The same where its record cannot be written: a grant would be all that is left of it.
+func TestOvertakenPullWithoutARecordLeavesNoGrant(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	pull, err := w.BeginPull(t.Context(), app+":1", tracker.Image{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
+	w.close()
+	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("alice"), Pod: pod("a")}); err == nil || w.Grants() > 0 {
+		t.Errorf("Proved = %v with %d grants; want an error and none", err, w.Grants())
+	}
+	w.open()
+}
+
+// A grant may end of which no proof is left on disk that could be taken back. A restart must not bring it back either.
+func TestRestartBringsBackNoGrantThatEndedAlone(t *testing.T) {
+	img := image(id1, app+":1")
+	for name, tc := range map[string]struct {
+		begin  func(w *world)
+		revoke func(w *world) records.Revocation
+	}{
+		"its Secret holds another credential by now": {
+			func(w *world) {
+				w.pulledBy(pod("a"), "alice", "u1")
+				v := w.Check(w.t.Context(), tracker.Request{Pod: pod("b"), Name: app + ":1", Image: img, Secrets: []tracker.Secret{{Credential: w.key.ID(secret("bob")), Ref: ref("u1")}}})
+				w.want(v, policy.Allow, policy.Proved)
+			},
+			func(w *world) records.Revocation { return records.Revocation{Credential: w.key.ID(secret("alice"))} },
+		},
+		"its record went with the image, which the container keeps": {
+			func(w *world) {
+				w.pulled(pod("a"), app+":1", id1, "alice")
+				w.runtime.set(image(id2, "repo.test/any:1"))
+				if err := w.Prune(w.t.Context()); err != nil {
+					w.t.Fatal(err)
+				}
+			},
+			func(*world) records.Revocation { return records.Revocation{Repository: app} },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, tracker.Options{VerifyUntracked: true})
+			tc.begin(w)
+			created := time.Now()
+			if got := w.revokes(tc.revoke(w)); len(got.Grants) == 0 || got.Grants[0].Pod != "a" {
+				t.Fatalf("Revoke = %+v; want a's grant ended", got)
+			}
+			w.restart()
+			w.Restore(pod("a"), app+":1", img, created)
+			w.want(w.check(pod("a"), app+":1", img), policy.Reverify, policy.NotProved)
+		})
+	}
+}
+
+// A revocation leaves no record where a mark says that nobody had to prove anything.
+func TestRevocationLeavesMarkedPairsWithoutARecord(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.runtime.set(image(id1, app+":1"))
+	if err := w.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.want(w.check(pod("a"), app+":1", image(id1, app+":1")), policy.Allow, policy.Preloaded)
+	w.revokes(records.Revocation{Repository: app})
+	f, err := w.store.Lookup(records.Pair{ImageID: id1, Repository: app})
+	if err != nil || f.Record != nil || !f.Marked {
+		t.Errorf("Lookup = %+v, %v; want the mark alone", f, err)
+	}
+}
+
+// A use that is noted and not yet written tells as well from which Secret a credential is.
+func TestRevocationBySecretKnowsWhatIsNotYetWritten(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	w.pulled(tracker.Pod{}, app+":1", id1, "alice")
+	by := func(uid string) tracker.Verdict {
+		return w.Check(t.Context(), tracker.Request{Pod: pod(uid), Name: app + ":1", Image: image(id1, app+":1"), Secrets: []tracker.Secret{
+			{Credential: w.key.ID(secret("alice")), Ref: ref("u1")},
+		}})
+	}
+	w.want(by("a"), policy.Allow, policy.Proved)
+	r := records.Revocation{Secret: ref("u1")}
+	would, err := w.Revoke(t.Context(), tracker.Revocation{Revocation: r, DryRun: true})
+	if got := w.revokes(r); err != nil || len(got.Proofs) != 1 || len(got.Grants) != 1 || len(would.Proofs) != 1 {
+		t.Errorf("Revoke = %+v, and would be %+v, %v; want alice's proof and a's grant", got, would, err)
+	}
+	w.want(by("a"), policy.Reverify, policy.NotProved)
+}
+
+// A record that cannot be read may have said that something was revoked.
+func TestDamagedRecordBringsBackNoRevokedGrant(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	img := image(id1, app+":1")
+	w.pulled(pod("a"), app+":1", id1, "alice")
+	created := time.Now()
+	w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
+	w.damage(records.Pair{ImageID: id1, Repository: app})
+	w.pulled(pod("b"), app+":1", id1, "bob")
+	later := time.Now()
+	w.restart()
+	w.Restore(pod("a"), app+":1", img, created)
+	w.Restore(pod("b"), app+":1", img, later)
+	w.want(w.check(pod("a"), app+":1", img), policy.Reverify, policy.NotProved)
+	w.want(w.check(pod("b"), app+":1", img), policy.Allow, policy.Granted)
+}
