@@ -95,7 +95,7 @@ func (s Switch) step(ctx context.Context, step Step, w *watcher) error {
 			if err != nil {
 				return err
 			}
-			w.before = units[0].Invocation
+			w.before, w.restarts = units[0].Invocation, units[0].Restarts
 		}
 		_, err := s.command(ctx, step.Command...)
 		return err
