@@ -48,12 +48,14 @@ type Node struct {
 	Process Process
 }
 
-// Dials returns what the kubelet dials, as far as it can be told.
+// Dials returns what the kubelet dials, as far as it can be told. Where a restart would not change it, it says which
+// file tells, and not only that the process was told.
 func (n Node) Dials() Settings {
-	if n.Running != nil {
-		return *n.Running
+	r, c := n.Running, n.Configured
+	if r != nil && (r.Runtime.Value != c.Runtime.Value || r.Image.Value != c.Image.Value) {
+		return *r
 	}
-	return n.Configured
+	return c
 }
 
 // Through reports whether settings send both services to one endpoint.

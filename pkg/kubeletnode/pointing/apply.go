@@ -69,7 +69,10 @@ func (s Switch) do(ctx context.Context, p Plan) (began int, err error) {
 		}
 		s.say("%s", step.Text)
 		if err := s.step(ctx, step, w); err != nil {
-			return i + 1, fmt.Errorf("%s: %w", firstClause(step.Text), err)
+			if step.Action != Watch { // which says by itself what it saw
+				err = fmt.Errorf("%s: %w", step.Text, err)
+			}
+			return i + 1, err
 		}
 		if step.Action == Remove && p.look.journal != nil {
 			for _, dir := range slices.Backward(p.look.journal.File.Folders) {
@@ -78,11 +81,6 @@ func (s Switch) do(ctx context.Context, p Plan) (began int, err error) {
 		}
 	}
 	return len(p.Steps), nil
-}
-
-func firstClause(text string) string {
-	first, _, _ := strings.Cut(text, ":")
-	return first
 }
 
 func (s Switch) step(ctx context.Context, step Step, w *watcher) error {
@@ -97,7 +95,7 @@ func (s Switch) step(ctx context.Context, step Step, w *watcher) error {
 			if err != nil {
 				return err
 			}
-			w.before = units[0].Invocation
+			w.before, w.restarts = units[0].Invocation, units[0].Restarts
 		}
 		_, err := s.command(ctx, step.Command...)
 		return err

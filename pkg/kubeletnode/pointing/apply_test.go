@@ -165,8 +165,8 @@ func TestEnableTakesItBack(t *testing.T) {
 					if first != nil {
 						first()
 					}
-					// The second restart, that of the way back, finds the node as it was.
-					n.onRestart = func() { n.active, n.sub, n.restarts, n.healthy = "active", "running", 0, http.StatusOK }
+					// The second restart, that of the way back, finds the node as it was; systemd goes on counting.
+					n.onRestart = func() { n.active, n.sub, n.healthy = "active", "running", http.StatusOK }
 				}
 				err := n.enable()
 				hint, ok := errors.AsType[*pointing.HintError](err)
@@ -227,7 +227,7 @@ func TestEnableSaysWhatItCouldNotTakeBack(t *testing.T) {
 		n.onRestart = func() { n.healthy = http.StatusInternalServerError }
 		err := n.enable()
 		hint, _ := errors.AsType[*pointing.HintError](err)
-		if err == nil || !strings.Contains(err.Error(), "and not all of it was taken back: watch it") || !strings.Contains(hint.Hint, "pullgatectl node disable") {
+		if err == nil || !strings.Contains(err.Error(), "and not all of it was taken back: the kubelet was not well") || !strings.Contains(hint.Hint, "pullgatectl node disable") {
 			t.Fatalf("enable: %v", err)
 		}
 		if n.snapshot() != before || n.through() {
@@ -254,7 +254,7 @@ func TestDisableStaysDisabled(t *testing.T) {
 		n.onRestart = func() { n.healthy = http.StatusInternalServerError }
 		err := n.disable()
 		hint, _ := errors.AsType[*pointing.HintError](err)
-		if err == nil || !strings.Contains(err.Error(), "not disabled: watch it") || !strings.Contains(hint.Hint, "stays taken back") {
+		if err == nil || !strings.Contains(err.Error(), "not disabled: the kubelet was not well") || !strings.Contains(hint.Hint, "stays taken back") {
 			t.Fatalf("disable: %v", err)
 		}
 		if n.snapshot() != before || n.through() {

@@ -252,9 +252,6 @@ func noteStep(text string, j journal) Step {
 // found says how the kubelet of a node is run and what it dials.
 func found(n kubeletnode.Node) string {
 	d := n.Dials()
-	if c := n.Configured; c.Runtime.Value == d.Runtime.Value && c.Image.Value == d.Image.Value {
-		d = c // which knows the file, and not only the process
-	}
 	text := fmt.Sprintf("%s (%s) is %s. The kubelet dials %s, told by %s", n.Unit.Name, n.Kind, n.Unit.Active, d.Runtime.Value, d.Runtime.From)
 	if d.Image.Value != d.Runtime.Value {
 		text += fmt.Sprintf(", and for images %s, told by %s", d.Image.Value, d.Image.From)

@@ -1,0 +1,143 @@
+// Command stubkubelet is as much of a kubelet as is needed to see what one is told: it takes the flags that say an
+// endpoint, and its configuration file, asks the runtime what a kubelet asks it all the time, and tells on
+// /healthz whether it gets answers. It ends if it gets none at the start, as a kubelet does.
+//
+// Called k3s, it takes its flags from where k3s does.
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// spoilt is a file that makes it end as soon as it is pointed at pullgate, as one that cannot work behind it.
+const spoilt = "/run/spoilt"
+
+func main() {
+	// Whatever ends it, systemd starts it again.
+	fmt.Fprintln(os.Stderr, "stubkubelet ends:", run())
+}
+
+func run() error {
+	endpoint, err := endpoint()
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(spoilt); err == nil && strings.Contains(endpoint, "pullgate") {
+		return fmt.Errorf("it does not want to dial %s", endpoint)
+	}
+	fmt.Fprintln(os.Stderr, "stubkubelet dials", endpoint)
+	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	runtime := runtimeapi.NewRuntimeServiceClient(conn)
+	ask := func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+		defer cancel()
+		_, err := runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+		return err
+	}
+	if err := ask(); err != nil {
+		return err
+	}
+	var unwell atomic.Pointer[error]
+	http.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := unwell.Load(); err != nil {
+			http.Error(w, (*err).Error(), http.StatusInternalServerError)
+		}
+	})
+	go func() {
+		for range time.Tick(time.Second) {
+			if err := ask(); err != nil {
+				unwell.Store(&err)
+			} else {
+				unwell.Store(nil)
+			}
+		}
+	}()
+	server := http.Server{Addr: "127.0.0.1:10248", ReadHeaderTimeout: time.Second}
+	return server.ListenAndServe()
+}
+
+// endpoint is what it is told, the last flag before the file.
+func endpoint() (string, error) {
+	args, said := os.Args[1:], "unix:///run/containerd/containerd.sock"
+	if filepath.Base(os.Args[0]) == "k3s" {
+		var err error
+		if args, err = argsOfK3s(); err != nil {
+			return "", err
+		}
+	}
+	file, flag := "", ""
+	for _, arg := range args {
+		if v, ok := strings.CutPrefix(arg, "--config="); ok {
+			file = v
+		}
+		if v, ok := strings.CutPrefix(arg, "--container-runtime-endpoint="); ok {
+			flag = v
+		}
+	}
+	if file != "" {
+		var c struct {
+			Endpoint string `json:"containerRuntimeEndpoint"`
+		}
+		if err := read(file, &c); err != nil {
+			return "", err
+		}
+		if c.Endpoint != "" {
+			said = c.Endpoint
+		}
+	}
+	if flag != "" {
+		said = flag
+	}
+	return said, nil
+}
+
+func argsOfK3s() ([]string, error) {
+	files, err := filepath.Glob("/etc/rancher/k3s/config.yaml.d/*.yaml")
+	if err != nil {
+		return nil, err
+	}
+	var args []string
+	for _, f := range append([]string{"/etc/rancher/k3s/config.yaml"}, files...) {
+		var c struct {
+			Endpoint string   `json:"container-runtime-endpoint"`
+			Args     []string `json:"kubelet-arg"`
+			More     []string `json:"kubelet-arg+"`
+		}
+		if err := read(f, &c); err != nil {
+			return nil, err
+		}
+		if c.Args != nil {
+			args = nil
+		}
+		if c.Endpoint != "" {
+			args = append(args, "--container-runtime-endpoint=unix://"+c.Endpoint)
+		}
+		for _, a := range append(c.Args, c.More...) {
+			args = append(args, "--"+a)
+		}
+	}
+	return args, nil
+}
+
+func read(file string, into any) error {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	return yaml.Unmarshal(content, into)
+}

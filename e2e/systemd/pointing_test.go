@@ -1,0 +1,214 @@
+package systemd_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+const shadow = configuration + "noPullImageSecretRecheck: true\n"
+
+// where are the folders in which anything that tells a kubelet could be changed.
+const where = "find /etc /usr/lib/systemd /var/lib/kubelet -xdev -type f -not -name 'ld.so.cache' -exec sha256sum {} + | sort -k 2; " +
+	"find /etc /var/lib/kubelet -xdev -type d | sort"
+
+// A kubelet is pointed at pullgate and back, and nothing but that is changed.
+func TestPointingTheKubelet(t *testing.T) {
+	s := newSite(t)
+	s.do("dpkg", "--install", packed+"/"+newer+".deb")
+	s.write(conf, shadow)
+	s.kubelets()
+	s.do("systemctl", "daemon-reload")
+	s.do("systemctl", "enable", "--now", unit)
+	s.do("systemctl", "start", "kubelet.service")
+	for _, step := range []struct {
+		name string
+		tell func(*site)
+	}{
+		{"not before pullgate is enabled for the next boot", notEnabled},
+		{"a dry run changes nothing", dryRun},
+		{"enable, twice, and back with pullgate gone, twice", backAndForth},
+		{"a kubelet that ends behind pullgate is taken back", takenBack},
+		{"killed midway, enable does the rest", killedMidway},
+		{"lines of the kubelet's own file", lines},
+		{"k3s", k3s},
+	} {
+		s.step(step.name, func() { step.tell(s) })
+	}
+}
+
+// kubelets puts a kubelet as kubeadm sets it up, one that a script runs, and k3s onto the machine.
+func (s *site) kubelets() {
+	s.Helper()
+	built := filepath.Join(s.TempDir(), "kubelet")
+	cmd := exec.CommandContext(s.Context(), "go", "build", "-o", built, "../stubkubelet")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		s.Fatalf("build the kubelet: %v\n%s", err, out)
+	}
+	program, err := os.ReadFile(built)
+	s.must(err)
+	for _, name := range []string{"kubelet", "k3s"} {
+		s.must(os.WriteFile(s.machine.Path("/usr/bin/"+name), program, 0o755))
+	}
+	const service = "[Service]\nRestart=always\nRestartSec=2\nExecStart="
+	s.write("/usr/lib/systemd/system/kubelet.service", service+"/usr/bin/kubelet\n")
+	s.write("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", `[Service]
+Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"
+EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
+ExecStart=
+ExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
+`)
+	s.write("/var/lib/kubelet/config.yaml", "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n")
+	s.write("/var/lib/kubelet/kubeadm-flags.env", "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint=unix:///run/containerd/containerd.sock\"\n")
+	s.write("/etc/systemd/system/scripted.service", service+"/bin/sh -c '/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml; true'\n")
+	s.write("/etc/systemd/system/k3s.service", service+"/usr/bin/k3s server\n")
+	s.write("/etc/rancher/k3s/config.yaml", "container-runtime-endpoint: /run/containerd/containerd.sock\n")
+}
+
+// files is everything that tells a kubelet.
+func (s *site) files() string {
+	s.Helper()
+	return s.do("/bin/sh", "-c", where)
+}
+
+func (s *site) wantFiles(before string) {
+	s.Helper()
+	if after := s.files(); after != before {
+		s.Errorf("changed is\n%s", difference(before, after))
+	}
+}
+
+func difference(before, after string) string {
+	var b strings.Builder
+	for _, side := range []struct{ sign, of, in string }{{"-", before, after}, {"+", after, before}} {
+		for line := range strings.Lines(side.of) {
+			if !strings.Contains(side.in, line) {
+				b.WriteString(side.sign + line)
+			}
+		}
+	}
+	return b.String()
+}
+
+// dials is what the kubelet of a unit said last.
+func (s *site) dials(unit string) string {
+	s.Helper()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		// It fails where nothing is found.
+		said, _ := s.machine.Run(s.Context(), "journalctl", "--unit="+unit, "--output=cat", "--no-pager", "--grep=stubkubelet dials", "--lines=1")
+		if _, endpoint, ok := strings.Cut(said, "dials "); ok || time.Now().After(end) {
+			return strings.TrimSpace(endpoint)
+		}
+	}
+}
+
+func (s *site) wantDials(unit, socket string) {
+	s.Helper()
+	if got := s.dials(unit); got != "unix://"+socket {
+		s.Errorf("the kubelet dials %s; want %s", got, socket)
+	}
+	s.wantState(unit, "active")
+}
+
+const (
+	direct  = "/run/containerd/containerd.sock"
+	through = "/run/pullgate/cri.sock"
+)
+
+func notEnabled(s *site) {
+	s.wantDials("kubelet.service", direct)
+	s.do("systemctl", "disable", unit, socket)
+	s.refused("after the next boot the kubelet would reach no runtime", "pullgatectl", "node", "enable", "--yes")
+	s.do("systemctl", "enable", unit)
+}
+
+func dryRun(s *site) {
+	before := s.files()
+	if out := s.do("pullgatectl", "node", "enable", "--dry-run"); !strings.Contains(out, "write /etc/systemd/system/kubelet.service.d/90-pullgate.conf") {
+		s.Errorf("the plan is\n%s", out)
+	}
+	s.wantFiles(before)
+}
+
+func backAndForth(s *site) {
+	before := s.files()
+	s.do("pullgatectl", "node", "enable", "--yes")
+	s.wantDials("kubelet.service", through)
+	invocation := s.shows("kubelet.service", "InvocationID")
+	if out := s.do("pullgatectl", "node", "enable", "--yes"); !strings.Contains(out, "Already enabled") || s.shows("kubelet.service", "InvocationID") != invocation {
+		s.Errorf("enable once more: %s", out)
+	}
+	s.refused("90-pullgate.conf", "dpkg", "--remove", "pullgate")
+
+	s.do("systemctl", "disable", "--now", unit, socket)
+	s.do("pullgatectl", "node", "disable", "--yes")
+	s.wantDials("kubelet.service", direct)
+	if out := s.do("pullgatectl", "node", "disable", "--yes"); !strings.Contains(out, "Already disabled") {
+		s.Errorf("disable once more: %s", out)
+	}
+	if out, err := s.machine.Run(s.Context(), "pullgatectl", "node", "enable", "--yes"); err == nil || !strings.Contains(err.Error(), "exit status 3") {
+		s.Errorf("enable without pullgate = %v, %s; want exit code 3", err, out)
+	}
+	s.do("systemctl", "enable", "--now", unit)
+	s.wantFiles(before)
+}
+
+func takenBack(s *site) {
+	before := s.files()
+	s.write("/run/spoilt", "")
+	s.refused("not enabled, and all of it is taken back: systemd started it again", "pullgatectl", "node", "enable", "--yes")
+	s.must(os.Remove(s.machine.Path("/run/spoilt")))
+	s.wantDials("kubelet.service", direct)
+	s.wantFiles(before)
+}
+
+func killedMidway(s *site) {
+	before := s.files()
+	var said bytes.Buffer
+	enable := s.machine.Command(s.Context(), "pullgatectl", "node", "enable", "--yes")
+	enable.Stderr = &said
+	s.must(enable.Start())
+	for end := time.Now().Add(20 * time.Second); s.dials("kubelet.service") != "unix://"+through; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			s.Fatalf("the kubelet is not restarted")
+		}
+	}
+	s.do("/bin/sh", "-c", "kill -KILL $(pidof pullgatectl)") // what was started here only waits for it
+	_ = enable.Wait()                                        // it was killed
+	if out := s.do("pullgatectl", "node", "status"); !strings.Contains(out, "was interrupted") {
+		s.Errorf("status after the kill: %s\n%s", out, said.String())
+	}
+	s.do("pullgatectl", "node", "enable", "--yes")
+	s.wantDials("kubelet.service", through)
+	s.do("pullgatectl", "node", "disable", "--yes")
+	s.wantDials("kubelet.service", direct)
+	s.wantFiles(before)
+}
+
+// other points the kubelet of another unit.
+func (s *site) other(name, file string) {
+	s.Helper()
+	s.do("systemctl", "stop", "kubelet.service")
+	s.do("systemctl", "start", name)
+	before := s.files()
+	s.wantDials(name, direct)
+	out := s.do("pullgatectl", "node", "enable", "--yes", "--unit", name)
+	if s.wantDials(name, through); !strings.Contains(out, fmt.Sprintf("write %s\n", file)) {
+		s.Errorf("enable says\n%s\nwant it to write %s", out, file)
+	}
+	s.do("pullgatectl", "node", "disable", "--yes", "--unit", name)
+	s.wantDials(name, direct)
+	s.wantFiles(before)
+	s.do("systemctl", "stop", name)
+	s.do("systemctl", "start", "kubelet.service")
+}
+
+func lines(s *site) { s.other("scripted.service", "/var/lib/kubelet/config.yaml") }
+
+func k3s(s *site) { s.other("k3s.service", "/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml") }
