@@ -24,6 +24,9 @@ type console struct {
 	// dial connects to the socket at the path; nil is as the system does.
 	dial func(ctx context.Context, path string) (net.Conn, error)
 
+	// patience is how long somebody who has pressed Tab waits for the daemon.
+	patience time.Duration
+
 	// Set by the flags that every command has.
 	endpoint string
 	timeout  time.Duration
@@ -36,6 +39,8 @@ func system() *console {
 		inTerminal: isTerminal(os.Stdin), outTerminal: isTerminal(os.Stdout), errTerminal: isTerminal(os.Stderr),
 		getenv: os.Getenv,
 		now:    time.Now,
+
+		patience: time.Second,
 	}
 }
 

@@ -52,7 +52,7 @@ func consoleAtNow() *console {
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
-		Deadline:            time.Now().Add(time.Minute),
+		Deadline:            time.Now().Add(2 * time.Minute), // for a program that hangs
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		UpdateScripts:       os.Getenv("UPDATE") != "",
@@ -68,6 +68,7 @@ func TestScripts(t *testing.T) {
 			env.Values["daemon"] = d
 			env.Setenv("PULLGATECTL_ENDPOINT", "unix://"+d.socket)
 			env.Setenv("SOCKET", d.socket)
+			env.Setenv("GORACE", "atexit_sleep_ms=0") // a second for each of hundreds of programs, otherwise
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){

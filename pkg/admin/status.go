@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -32,7 +33,8 @@ func codeOf(err error) (code codes.Code, todo string, listed bool) {
 		{tracker.ErrStore, codes.Unavailable, "see the disk that holds stateDir, and the log of pullgated"},
 		{errStopping, codes.Unavailable, "try again when it is back"},
 		{errWatchers, codes.ResourceExhausted, "end one of them"},
-		{errBackup, codes.DataLoss, "see what VerifyStore says"},
+		{records.ErrNoRoom, codes.ResourceExhausted, "free space"},
+		{errBackup, codes.DataLoss, "see what VerifyStore says, and the log of pullgated"},
 		// Last, since what is listed above may hold one of them as its cause.
 		{context.Canceled, codes.Canceled, ""},
 		{context.DeadlineExceeded, codes.DeadlineExceeded, ""},
@@ -56,7 +58,10 @@ func answer(err error) (explain bool, answered error) {
 		}
 		return true, status.Error(codes.Internal, "internal error, see the log of pullgated")
 	}
-	text := strings.TrimPrefix(err.Error(), "tracker: ")
+	text := err.Error()
+	for _, of := range []string{"tracker: ", "back up records: records: "} {
+		text = strings.TrimPrefix(text, of)
+	}
 	if todo != "" {
 		text += "; " + todo
 	}

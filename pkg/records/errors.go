@@ -15,6 +15,8 @@ var (
 	ErrUnreadable = dbfile.ErrUnreadable
 	// ErrNoImages is returned by Prune for an empty list of images, which is not believed.
 	ErrNoImages = errors.New("records: empty list of images")
+	// ErrNoRoom is returned by Backup if a copy would fill the disk, or nearly.
+	ErrNoRoom = dbfile.ErrNoRoom
 	// ErrDistrusted is returned by AcceptMarks while the store is distrusted.
 	ErrDistrusted = errors.New("records: store distrusted")
 )

@@ -62,7 +62,7 @@ func room(path string, n int64) error {
 		return fmt.Errorf("look for room beside the file: %w", err)
 	}
 	if free := int64(disk.Bavail) * disk.Bsize; free/2 < n { //nolint:gosec // blocks of a disk
-		return fmt.Errorf("%d bytes are free on the disk of the file, a copy of %d needs twice its size", free, n)
+		return fmt.Errorf("%w: %d bytes are free, a copy of %d needs twice its size", ErrNoRoom, free, n)
 	}
 	return nil
 }

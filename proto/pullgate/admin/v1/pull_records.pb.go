@@ -3211,7 +3211,9 @@ type VerifyStoreResponse struct {
 	// What cannot be read; nothing if the store is sound.
 	Problems []*StoreProblem `protobuf:"bytes,2,rep,name=problems,proto3" json:"problems,omitempty"`
 	// How long it took.
-	Took          *durationpb.Duration `protobuf:"bytes,3,opt,name=took,proto3" json:"took,omitempty"`
+	Took *durationpb.Duration `protobuf:"bytes,3,opt,name=took,proto3" json:"took,omitempty"`
+	// How many problems there are beside those that are told; no more than 1000 are.
+	Omitted       int64 `protobuf:"varint,4,opt,name=omitted,proto3" json:"omitted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3265,6 +3267,13 @@ func (x *VerifyStoreResponse) GetTook() *durationpb.Duration {
 		return x.Took
 	}
 	return nil
+}
+
+func (x *VerifyStoreResponse) GetOmitted() int64 {
+	if x != nil {
+		return x.Omitted
+	}
+	return 0
 }
 
 // A StoreProblem is one thing in the store that cannot be read.
@@ -3867,11 +3876,12 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x13EndDistrustResponse\x121\n" +
 	"\x05ended\x18\x01 \x01(\v2\x1b.pullgate.admin.v1.DistrustR\x05ended\x123\n" +
 	"\baccepted\x18\x02 \x03(\v2\x17.pullgate.admin.v1.PairR\baccepted\"\x14\n" +
-	"\x12VerifyStoreRequest\"\x99\x01\n" +
+	"\x12VerifyStoreRequest\"\xb3\x01\n" +
 	"\x13VerifyStoreResponse\x12\x16\n" +
 	"\x06values\x18\x01 \x01(\x03R\x06values\x12;\n" +
 	"\bproblems\x18\x02 \x03(\v2\x1f.pullgate.admin.v1.StoreProblemR\bproblems\x12-\n" +
-	"\x04took\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04took\"8\n" +
+	"\x04took\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04took\x12\x18\n" +
+	"\aomitted\x18\x04 \x01(\x03R\aomitted\"8\n" +
 	"\fStoreProblem\x12\x14\n" +
 	"\x05where\x18\x01 \x01(\tR\x05where\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\"\x0f\n" +

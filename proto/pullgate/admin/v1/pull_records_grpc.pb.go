@@ -121,7 +121,8 @@ type PullRecordsClient interface {
 	// Backup sends a consistent copy of the store as it is at one moment, while the daemon goes on. The copy holds
 	// no credential and is of use only with this node's key, which is not in it.
 	//
-	// DATA_LOSS: the store could not be read to its end; what was sent is no backup.
+	// RESOURCE_EXHAUSTED: the disk of the store has no room for the copy, which is made beside it first. DATA_LOSS: the
+	// store could not be read to its end; what was sent is no backup.
 	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error)
 	// WatchDecisions sends every decision from now on that the decision log would hold, whether it is configured or
 	// not, until the caller hangs up. It never delays a decision: who reads too slowly misses some, and is told how many.
@@ -374,7 +375,8 @@ type PullRecordsServer interface {
 	// Backup sends a consistent copy of the store as it is at one moment, while the daemon goes on. The copy holds
 	// no credential and is of use only with this node's key, which is not in it.
 	//
-	// DATA_LOSS: the store could not be read to its end; what was sent is no backup.
+	// RESOURCE_EXHAUSTED: the disk of the store has no room for the copy, which is made beside it first. DATA_LOSS: the
+	// store could not be read to its end; what was sent is no backup.
 	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error
 	// WatchDecisions sends every decision from now on that the decision log would hold, whether it is configured or
 	// not, until the caller hangs up. It never delays a decision: who reads too slowly misses some, and is told how many.

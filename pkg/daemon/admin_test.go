@@ -1,0 +1,414 @@
+package daemon_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// canary is the password that must be in no answer.
+const canary = "tenant-cAnary-4dm1n"
+
+// An operator calls the admin API of a built daemon, and keeps every answer.
+type operator struct {
+	adminv1.PullRecordsClient
+	t       *testing.T
+	conn    *grpc.ClientConn
+	answers [][]byte
+	called  map[string]bool
+}
+
+func (p *process) operator() *operator {
+	p.t.Helper()
+	o := &operator{t: p.t, called: map[string]bool{}}
+	keep := func(method string, answer any) {
+		o.called[method] = true
+		if m, ok := answer.(proto.Message); ok {
+			wire, err := proto.Marshal(m)
+			text, err2 := protojson.Marshal(m)
+			if err := errors.Join(err, err2); err != nil {
+				p.t.Error(err)
+			}
+			o.answers = append(o.answers, wire, text)
+		}
+	}
+	conn, err := grpc.NewClient("unix://"+p.path("run/admin.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, resp any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			err := invoke(ctx, method, req, resp, cc, opts...)
+			keep(method, resp)
+			return err
+		}),
+		grpc.WithStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			s, err := open(ctx, desc, cc, method, opts...)
+			return kept{s, func(m any) { keep(method, m) }}, err
+		}))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { _ = conn.Close() })
+	o.PullRecordsClient, o.conn = adminv1.NewPullRecordsClient(conn), conn
+	return o
+}
+
+type kept struct {
+	grpc.ClientStream
+	keep func(m any)
+}
+
+func (k kept) RecvMsg(m any) error {
+	err := k.ClientStream.RecvMsg(m)
+	if err == nil {
+		k.keep(m)
+	}
+	return err
+}
+
+// ask is one call that must succeed.
+func ask[Q, A any](o *operator, call func(context.Context, Q, ...grpc.CallOption) (A, error), req Q) A { //nolint:ireturn // the answer's own type
+	o.t.Helper()
+	resp, err := call(o.t.Context(), req)
+	if err != nil {
+		o.t.Fatalf("%T = %v; want an answer", req, err)
+	}
+	return resp
+}
+
+// aTenantsNode has a preloaded image, and one that alice pulled with the canary.
+func aTenantsNode(t *testing.T, settings ...string) (*process, *criproxytest.Runtime, *criproxytest.Kubelet) {
+	t.Helper()
+	r := criproxytest.NewRuntime(t)
+	r.SetImages(criproxytest.Image{ID: id2, Names: []string{pre}})
+	p := prepare(t, r.Endpoint(), append(settings, "kubeletSkipsAlwaysPrecheck: true")...)
+	p.start()
+	serves(r, app, canary, id1)
+	k := p.kubelet()
+	if _, err := k.Pull(t.Context(), k.Pod("alice"), app, canary); err != nil {
+		t.Fatal(err)
+	}
+	return p, r, k
+}
+
+// Every rpc once, over the socket of the built binary; no answer holds a credential.
+func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
+	p, r, k := aTenantsNode(t, "credentialValidity: 24h", "decisionLog: {path: "+filepath.Join(t.TempDir(), "decisions.log")+"}")
+	o := p.operator()
+	watching, stopWatching := context.WithCancel(t.Context())
+	defer stopWatching()
+	decisions, err := o.WatchDecisions(watching, &adminv1.WatchDecisionsRequest{Namespace: "bob"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := decisions.Header(); err != nil {
+		t.Fatal(err)
+	}
+
+	st := ask(o, o.GetStatus, &adminv1.GetStatusRequest{})
+	if st.GetStore().GetRecords() != 1 || st.GetStore().GetMarks() != 1 || st.GetGrants() != 1 || !st.GetEnforcing() || !st.GetRuntime().GetUp() || st.GetRuntime().GetVersion() == "" ||
+		!strings.Contains(st.GetConfiguration(), "credentialValidity: 24h") || st.GetReload().GetAt() == nil || st.GetReload().GetError() != "" ||
+		st.GetStarted() == nil || st.GetCommit() == "" || st.GetDecisionLog().GetPath() == "" || st.GetStore().GetPath() != p.path("state/records.db") {
+		t.Errorf("GetStatus = %v; want what the node has", st)
+	}
+	images := ask(o, o.ListImages, &adminv1.ListImagesRequest{}).GetImages()
+	if len(images) != 2 || images[0].GetImageId() != id1 || len(images[0].GetRecords()[0].GetProofs()) != 1 || len(images[1].GetMarks()) != 1 {
+		t.Errorf("ListImages = %v; want alice's and the preloaded one", images)
+	}
+	if i := ask(o, o.GetImage, &adminv1.GetImageRequest{Image: app}).GetImage(); i.GetImageId() != id1 {
+		t.Errorf("GetImage = %v; want alice's", i)
+	}
+	if l := ask(o, o.ListPreloaded, &adminv1.ListPreloadedRequest{}).GetMarks(); len(l) != 1 || l[0].GetOrigin() != "first start" {
+		t.Errorf("ListPreloaded = %v; want the mark of the first start", l)
+	}
+	grants := ask(o, o.ListGrants, &adminv1.ListGrantsRequest{}).GetGrants()
+	if len(grants) != 1 || grants[0].GetPod().GetNamespace() != "alice" || grants[0].GetReason() != "proved" {
+		t.Errorf("ListGrants = %v; want alice's", grants)
+	}
+
+	bob := k.Pod("bob")
+	if got := k.Precheck(bob, app); got != "" {
+		t.Errorf("bob's pre-check = %q; want it hidden", got)
+	}
+	d, err := decisions.Recv()
+	if err != nil || d.GetCall() != "ImageStatus" || d.GetReason() != "not_proved" || d.GetPod().GetUid() != bob.UID || d.GetVerdict() != adminv1.Verdict_VERDICT_REVERIFY {
+		t.Errorf("WatchDecisions = %v, %v; want bob's pre-check", d, err)
+	}
+	e := ask(o, o.Explain, &adminv1.ExplainRequest{Image: app, Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: bob.UID}}})
+	if e.GetReason() != "not_proved" || e.GetEvidence().GetRecord().GetProofs()[0].GetExpires() == nil || len(e.GetRemedies()) == 0 {
+		t.Errorf("Explain = %v; want that nothing of bob's is proved", e)
+	}
+
+	r.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			return criproxytest.Image{}, status.Error(codes.Unknown, "reset")
+		}
+	})
+	_, _ = k.Pull(t.Context(), bob, "repo.test/lost:1", canary)
+	if l := ask(o, o.ListIntents, &adminv1.ListIntentsRequest{}).GetIntents(); len(l) != 1 || l[0].GetEnded() == nil {
+		t.Errorf("ListIntents = %v; want the lost pull", l)
+	}
+
+	if got := ask(o, o.AcceptPreloaded, &adminv1.AcceptPreloadedRequest{ImageId: id1}); len(got.GetAccepted()) != 1 || k.Precheck(bob, app) != id1 {
+		t.Errorf("AcceptPreloaded = %v; want bob let in", got)
+	}
+	if got := ask(o, o.ForgetPreloaded, &adminv1.ForgetPreloadedRequest{All: true}); len(got.GetForgotten()) != 2 || k.Precheck(bob, app) != "" {
+		t.Errorf("ForgetPreloaded = %v; want bob kept out again", got)
+	}
+	if got := ask(o, o.Revoke, &adminv1.RevokeRequest{CredentialId: e.GetEvidence().GetRecord().GetProofs()[0].GetCredentialId()}); len(got.GetProofs()) != 1 || len(got.GetGrants()) != 1 {
+		t.Errorf("Revoke = %v; want alice's proof and grant", got)
+	}
+	if _, err := o.EndDistrust(t.Context(), &adminv1.EndDistrustRequest{}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("EndDistrust of a trusted store = %v; want FailedPrecondition", err)
+	}
+	o.store(p)
+	stopWatching()
+
+	for method := range (&adminv1.PullRecords_ServiceDesc).Methods {
+		name := "/pullgate.admin.v1.PullRecords/" + adminv1.PullRecords_ServiceDesc.Methods[method].MethodName
+		if !o.called[name] {
+			t.Errorf("%s was not called", name)
+		}
+	}
+	o.findsNoCredential(canary)
+}
+
+// findsNoCredential looks for a password in every answer.
+func (o *operator) findsNoCredential(password string) {
+	o.t.Helper()
+	if len(o.answers) < 20 {
+		o.t.Errorf("%d answers were looked at", len(o.answers))
+	}
+	for _, form := range []string{password, hex.EncodeToString([]byte(password)), base64.StdEncoding.EncodeToString([]byte(password)), base64.StdEncoding.EncodeToString([]byte("tenant:" + password))} {
+		for _, a := range o.answers {
+			if bytes.Contains(a, []byte(form)) {
+				o.t.Errorf("an answer holds the credential as %s: %q", form, a)
+			}
+		}
+	}
+}
+
+// store asks for what concerns the whole store.
+func (o *operator) store(p *process) {
+	o.t.Helper()
+	if v := ask(o, o.VerifyStore, &adminv1.VerifyStoreRequest{}); v.GetValues() < 4 || len(v.GetProblems()) > 0 || v.GetTook() == nil {
+		o.t.Errorf("VerifyStore = %v; want a sound store", v)
+	}
+	if copied := o.backup(); len(copied) < 4096 {
+		o.t.Errorf("a backup of %d bytes", len(copied))
+	}
+}
+
+// backup returns the bytes of one.
+func (o *operator) backup() (copied []byte) {
+	o.t.Helper()
+	stream, err := o.Backup(o.t.Context(), &adminv1.BackupRequest{})
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	size := int64(-1)
+	for {
+		piece, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			o.t.Fatal(err)
+		}
+		if size < 0 {
+			size = piece.GetSize()
+		}
+		copied = append(copied, piece.GetChunk()...)
+	}
+	if int64(len(copied)) != size {
+		o.t.Errorf("%d bytes of %d", len(copied), size)
+	}
+	return copied
+}
+
+// A backup of a daemon that runs, given to a new one with the key, judges the same.
+func TestBackupRestoredIntoANewDaemonJudgesTheSame(t *testing.T) {
+	p, r, _ := aTenantsNode(t)
+	o := p.operator()
+	copied := o.backup()
+	before := ask(o, o.ListImages, &adminv1.ListImagesRequest{}).GetImages()
+	p.stop()
+
+	restored := prepare(t, p.runtime, "kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify")
+	key, err := os.ReadFile(p.path("state/node.key"))
+	if err == nil {
+		err = errors.Join(os.Mkdir(restored.path("state"), 0o700), os.WriteFile(restored.path("state/records.db"), copied, 0o600), os.WriteFile(restored.path("state/node.key"), key, 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	restored.start()
+	ro := restored.operator()
+	after := ask(ro, ro.ListImages, &adminv1.ListImagesRequest{}).GetImages()
+	if len(after) != len(before) {
+		t.Fatalf("restored: %v; want %v", after, before)
+	}
+	for i := range after {
+		if !proto.Equal(after[i], before[i]) {
+			t.Errorf("restored: %v; want %v", after[i], before[i])
+		}
+	}
+	k := restored.kubelet()
+	serves(r, "repo.test/nothing:1", "", "") // the registry refuses everything
+	carol := k.Pod("carol")
+	if got := k.Precheck(carol, app); got != "" {
+		t.Errorf("carol's pre-check = %q; want it hidden", got)
+	}
+	if id, err := k.Pull(t.Context(), carol, app, canary); err != nil || id != id1 {
+		t.Errorf("carol's pull with the proved credential = %q, %v; want the image at once", id, err)
+	}
+	if id, err := k.Pull(t.Context(), k.Pod("dora"), app, "another"); err == nil {
+		t.Errorf("dora's pull with another = %q; want it refused", id)
+	}
+	if got := k.Precheck(carol, pre); got != id2 {
+		t.Errorf("pre-check of the preloaded image = %q; want it", got)
+	}
+}
+
+// A revocation ends a grant at once: the pod's next pre-check is hidden.
+func TestRevocationOverTheWireEndsAGrantAtOnce(t *testing.T) {
+	p, r, k := aTenantsNode(t)
+	alice := k.Pod("alice")
+	if _, err := k.Pull(t.Context(), alice, app, canary); err != nil {
+		t.Fatal(err)
+	}
+	if got := k.Precheck(alice, app); got != id1 {
+		t.Fatalf("alice's pre-check = %q; want the image", got)
+	}
+	serves(r, "repo.test/nothing:1", "", "")
+	o := p.operator()
+	got := ask(o, o.Revoke, &adminv1.RevokeRequest{Repository: app})
+	if len(got.GetGrants()) != 2 || k.Precheck(alice, app) != "" {
+		t.Errorf("Revoke = %v; want both grants ended, and the image hidden", got)
+	}
+	if _, err := k.Create(t.Context(), alice, id1, app); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("alice's container = %v; want PermissionDenied", err)
+	}
+}
+
+// What was forgotten stays forgotten: after a restart with its scan, and for the container that ran.
+func TestForgottenMarkSurvivesARestart(t *testing.T) {
+	p, _, k := aTenantsNode(t)
+	bob := k.Pod("bob")
+	if got := k.Precheck(bob, pre); got != id2 {
+		t.Fatalf("bob's pre-check = %q; want the preloaded image", got)
+	}
+	if id, err := k.Create(t.Context(), bob, id2, pre); err != nil || k.Start(t.Context(), id) != nil {
+		t.Fatal(err)
+	}
+	o := p.operator()
+	if got := ask(o, o.ForgetPreloaded, &adminv1.ForgetPreloadedRequest{Repository: pre}); len(got.GetForgotten()) != 1 || len(got.GetGrants()) != 1 {
+		t.Errorf("ForgetPreloaded = %v; want the mark and bob's grant", got)
+	}
+	p.stop()
+	p.start()
+	k = p.kubelet()
+	for name, x := range map[string]*criproxytest.Pod{"bob": bob, "carol": k.Pod("carol")} {
+		if got := k.Precheck(x, pre); got != "" {
+			t.Errorf("%s's pre-check after the restart = %q; want it hidden", name, got)
+		}
+	}
+}
+
+// The distrust of a store that was lost is ended while the daemon runs.
+func TestDistrustIsEndedWhileTheDaemonRuns(t *testing.T) {
+	p, _, _ := aTenantsNode(t)
+	p.stop()
+	if err := os.Remove(p.path("state/records.db")); err != nil {
+		t.Fatal(err)
+	}
+	p.start()
+	k, o := p.kubelet(), p.operator()
+	bob := k.Pod("bob")
+	if st := ask(o, o.GetStatus, &adminv1.GetStatusRequest{}); k.Precheck(bob, pre) != "" || st.GetStore().GetDistrust() == nil || p.metric("pullgate_store_distrusted") != 1 {
+		t.Errorf("GetStatus = %v; want distrust, and the image hidden", st)
+	}
+	got := ask(o, o.EndDistrust, &adminv1.EndDistrustRequest{})
+	if len(got.GetAccepted()) != 2 || k.Precheck(bob, pre) != id2 || p.metric("pullgate_store_distrusted") != 0 {
+		t.Errorf("EndDistrust = %v; want what is there taken for preloaded", got)
+	}
+}
+
+func TestAdminSocketIsForItsOwnerAndHealthIsThatOfTheCRI(t *testing.T) {
+	p, _, _ := aTenantsNode(t)
+	info, err := os.Lstat(p.path("run/admin.sock"))
+	if err != nil || info.Mode() != 0o600|fs.ModeSocket {
+		t.Errorf("admin.sock: %v, %v; want a socket of 0600", info.Mode(), err)
+	}
+	o := p.operator()
+	h, err := healthv1.NewHealthClient(o.conn).Check(t.Context(), &healthv1.HealthCheckRequest{})
+	if err != nil || h.GetStatus() != healthv1.HealthCheckResponse_SERVING {
+		t.Errorf("health = %v, %v; want SERVING", h, err)
+	}
+	// Streams that nobody ends hold up no stop.
+	w, err := o.WatchDecisions(t.Context(), &adminv1.WatchDecisionsRequest{})
+	if err == nil {
+		_, err = w.Header()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	p.stop()
+	if _, err := w.Recv(); status.Code(err) != codes.Unavailable || time.Since(began) > 5*time.Second {
+		t.Errorf("the stream at the stop = %v after %v; want Unavailable soon", err, time.Since(began))
+	}
+	if _, err := os.Lstat(p.path("run/admin.sock")); err == nil {
+		t.Error("the socket is left behind by an orderly stop")
+	}
+}
+
+func TestAdminSocketThatCannotBeHadKeepsTheDaemonFromStarting(t *testing.T) {
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+	if err := errors.Join(os.Mkdir(p.path("run"), 0o700), os.WriteFile(p.path("run/admin.sock"), []byte("precious"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	p.spawn()
+	if code := p.wait(); code != 1 || !strings.Contains(p.out.String(), "admin.listen") || !strings.Contains(p.out.String(), "no socket") {
+		t.Errorf("exit %d, %q; want 1 and the field", code, p.out)
+	}
+	p.configure(`admin: {listen: ""}`)
+	p.start()
+}
+
+// What a reload changes is in the configuration that the status tells, and what it refuses is said.
+func TestStatusTellsTheConfigurationInForce(t *testing.T) {
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+	p.start()
+	o := p.operator()
+	p.configure("credentialValidity: 1h", "untrackedImages: Verify")
+	p.hup(reloaded)
+	st := ask(o, o.GetStatus, &adminv1.GetStatusRequest{})
+	if c := st.GetConfiguration(); !strings.Contains(c, "credentialValidity: 1h") || !strings.Contains(c, "untrackedImages: Preloaded") || st.GetReload().GetError() != "" {
+		t.Errorf("after a reload = %v; want what can change taken over, and nothing else", st)
+	}
+	p.configure("credentialValidity: nonsense")
+	p.hup(notReloaded)
+	st = ask(o, o.GetStatus, &adminv1.GetStatusRequest{})
+	if !strings.Contains(st.GetConfiguration(), "credentialValidity: 1h") || !strings.Contains(st.GetReload().GetError(), "credentialValidity") {
+		t.Errorf("after a bad file = %v; want the last good one, and what is wrong", st)
+	}
+}
