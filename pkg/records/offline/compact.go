@@ -32,7 +32,7 @@ type Compaction struct{ Before, After int64 }
 
 // Compact puts a file that holds the same values without the pages that are free in the place of the one at path, with
 // its mode and owner. What cannot be read is kept as it is, because it makes an image need proof. ErrDamaged is
-// returned for a file whose structure is damaged, and records.ErrNewerFormat for one of a newer format.
+// returned for a file whose structure is damaged, and ErrNewerFormat for one of a newer format.
 func Compact(ctx context.Context, path string) (c Compaction, err error) {
 	err = locked(ctx, path, syscall.LOCK_EX, func(f *os.File) error {
 		c, err = compact(ctx, path, f)
@@ -142,7 +142,7 @@ func (b *batch) flush() error {
 
 // finish sees that the new file holds what the old one does, and gives it the mode and owner of that.
 func finish(from *os.File, path string, c *Compaction) (err error) {
-	to, err := os.Open(path)
+	to, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
@@ -157,6 +157,13 @@ func finish(from *os.File, path string, c *Compaction) (err error) {
 	}
 	if !bytes.Equal(want, got) {
 		return errors.New("the new file does not hold the values of the old one; the old one is left as it was")
+	}
+	m, err := pages.Newest(to)
+	if err != nil {
+		return err
+	}
+	if err := to.Truncate(int64(m.Pages) * int64(m.PageSize)); err != nil { // bbolt makes room ahead
+		return err
 	}
 	if damage, err := records.Examine(path); damage != nil || err != nil {
 		return errors.Join(damage, err)

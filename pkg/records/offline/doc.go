@@ -5,7 +5,7 @@
 // it was, whatever happens on the way.
 //
 // Each call holds the file's lock, which is waited for no longer than a daemon would wait; a daemon that runs has it, and
-// the error is records.ErrInUse then.
+// the error is ErrInUse then.
 //
 // # Lines of a dump
 //

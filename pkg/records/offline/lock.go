@@ -8,7 +8,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/records/dbfile"
 )
 
@@ -44,7 +43,7 @@ func locked(ctx context.Context, path string, how int, do func(*os.File) error) 
 }
 
 func lock(ctx context.Context, f *os.File, how int) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, dbfile.LockWait, records.ErrInUse)
+	ctx, cancel := context.WithTimeoutCause(ctx, dbfile.LockWait, ErrInUse)
 	defer cancel()
 	pause := time.NewTicker(lockPause)
 	defer pause.Stop()

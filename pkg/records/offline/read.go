@@ -17,7 +17,7 @@ import (
 )
 
 // Check reads the whole file at path and tells what cannot be read, and for what a daemon would set it aside. A file of
-// a newer format is records.ErrNewerFormat.
+// a newer format is ErrNewerFormat.
 func Check(ctx context.Context, path string) (v records.Verification, err error) {
 	err = locked(ctx, path, syscall.LOCK_SH, func(f *os.File) error {
 		if v, err = records.VerifyFile(ctx, f); err != nil {
@@ -48,7 +48,7 @@ type line struct {
 }
 
 // Dump writes what the file at path holds to w, as the package comment draws it, and returns what it came upon. A file
-// of a newer format is records.ErrNewerFormat, and nothing is written.
+// of a newer format is ErrNewerFormat, and nothing is written.
 func Dump(ctx context.Context, path string, w io.Writer) (v records.Verification, err error) {
 	err = locked(ctx, path, syscall.LOCK_SH, func(f *os.File) error {
 		if v, err = records.VerifyFile(ctx, f); err != nil {
