@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/term"
+
+	"github.com/pullgate/pullgate/pkg/doctor"
 )
 
 // A console is where a command is run: what it reads and writes, what it is told about that, and how it reaches the
@@ -26,6 +28,9 @@ type console struct {
 
 	// patience is how long somebody who has pressed Tab waits for the daemon.
 	patience time.Duration
+
+	// node is where doctor looks.
+	node doctor.Node
 
 	// Set by the flags that every command has.
 	endpoint string
