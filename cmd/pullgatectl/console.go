@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/pullgate/pullgate/pkg/doctor"
 	"github.com/pullgate/pullgate/pkg/kubeletnode/pointing"
 )
 
@@ -30,6 +31,9 @@ type console struct {
 
 	// patience is how long somebody who has pressed Tab waits for the daemon.
 	patience time.Duration
+
+	// node is where doctor looks.
+	node doctor.Node
 
 	// Set by the flags that every command has.
 	endpoint string
