@@ -26,8 +26,8 @@ type console struct {
 	now    func() time.Time
 	// dial connects to the socket at the path; nil is as the system does.
 	dial func(ctx context.Context, path string) (net.Conn, error)
-	// node is the machine whose kubelet is pointed; the zero value is this one.
-	node pointing.Switch
+	// pointer points the kubelet of a machine; the zero value is this one.
+	pointer pointing.Switch
 
 	// patience is how long somebody who has pressed Tab waits for the daemon.
 	patience time.Duration

@@ -48,7 +48,7 @@ func consoleAtNow() *console {
 		}
 		return t
 	}
-	c.node = pointing.Switch{Host: kubeletnode.Host{Root: c.getenv("NODE_ROOT")}, Settle: time.Millisecond}
+	c.pointer = pointing.Switch{Host: kubeletnode.Host{Root: c.getenv("NODE_ROOT")}, Settle: time.Millisecond}
 	return c
 }
 
