@@ -234,10 +234,10 @@ func pairsOf(n int) (all []records.Pair) {
 func TestPageOfLargeImagesEndsEarly(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	for i := range 2 {
-		for c := range records.MaxProofs {
+		for c := range 20 {
 			r := records.Result{Pair: records.Pair{ImageID: numbered(i).ID, Repository: app}, Credential: w.id(fmt.Sprint(c)), At: time.Now()}
 			for s := range records.MaxSecrets {
-				r.Secrets = append(r.Secrets, records.SecretRef{UID: fmt.Sprintf("%036d", c*1000+s), Namespace: strings.Repeat("n", 20), Name: strings.Repeat("s", 30)})
+				r.Secrets = append(r.Secrets, records.SecretRef{UID: fmt.Sprintf("%036d", c*1000+s), Namespace: strings.Repeat("n", 63), Name: strings.Repeat("s", 253)})
 			}
 			if err := w.store.Prove(0, r); err != nil {
 				t.Fatal(err)
