@@ -5,16 +5,12 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/pkg/ctl/catalog"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
-
-// completionTime is how long somebody who has pressed Tab waits for the daemon.
-const completionTime = time.Second
 
 // completeFlags has the shell complete the values of a command's flags by what the daemon knows.
 func (c *console) completeFlags(cmd *cobra.Command) {
@@ -44,8 +40,8 @@ var harmless = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$`)
 // complete returns what the daemon knows that begins so. Whatever fails is silent: the line that is typed stays whole.
 func (c *console) complete(cmd *cobra.Command, begun string, from catalog.Source) []string {
 	quick := *c
-	quick.timeout = completionTime
-	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+	quick.timeout = c.patience
+	ctx, cancel := context.WithTimeout(cmd.Context(), c.patience)
 	defer cancel()
 	var all []string
 	err := quick.ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) (err error) {

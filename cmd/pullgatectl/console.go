@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/term"
+
+	"github.com/pullgate/pullgate/pkg/doctor"
 )
 
 // A console is where a command is run: what it reads and writes, what it is told about that, and how it reaches the
@@ -24,6 +26,12 @@ type console struct {
 	// dial connects to the socket at the path; nil is as the system does.
 	dial func(ctx context.Context, path string) (net.Conn, error)
 
+	// patience is how long somebody who has pressed Tab waits for the daemon.
+	patience time.Duration
+
+	// node is where doctor looks.
+	node doctor.Node
+
 	// Set by the flags that every command has.
 	endpoint string
 	timeout  time.Duration
@@ -36,6 +44,8 @@ func system() *console {
 		inTerminal: isTerminal(os.Stdin), outTerminal: isTerminal(os.Stdout), errTerminal: isTerminal(os.Stderr),
 		getenv: os.Getenv,
 		now:    time.Now,
+
+		patience: time.Second,
 	}
 }
 

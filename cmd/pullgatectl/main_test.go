@@ -50,9 +50,13 @@ func consoleAtNow() *console {
 
 // UPDATE=1 go test writes what is printed into the scripts, to be read before it is committed.
 func TestScripts(t *testing.T) {
+	store, err := filepath.Abs("../../pkg/records/testdata/format-1.db")
+	if err != nil {
+		t.Fatal(err)
+	}
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
-		Deadline:            time.Now().Add(time.Minute),
+		Deadline:            time.Now().Add(2 * time.Minute), // for a program that hangs
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		UpdateScripts:       os.Getenv("UPDATE") != "",
@@ -68,6 +72,8 @@ func TestScripts(t *testing.T) {
 			env.Values["daemon"] = d
 			env.Setenv("PULLGATECTL_ENDPOINT", "unix://"+d.socket)
 			env.Setenv("SOCKET", d.socket)
+			env.Setenv("STORE", store)
+			env.Setenv("GORACE", "atexit_sleep_ms=0") // a second for each of hundreds of programs, otherwise
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){

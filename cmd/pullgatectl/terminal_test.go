@@ -15,20 +15,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal runs a program on a terminal of its own, types a text once it asks something, and compares its exit code.
-// What the terminal showed is in the file "screen". ^C and ^D are typed as what they stand for.
+// terminal runs a program on a terminal of its own, types a text once the screen shows a word, and compares its exit
+// code. What the terminal showed is in the file "screen". ^C and ^D are typed as what they stand for.
 //
-//	terminal code text program [argument...]
+//	terminal code word text program [argument...]
 func terminal(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) < 3 {
-		ts.Fatalf("usage: terminal code text program [argument...]")
+	if neg || len(args) < 4 {
+		ts.Fatalf("usage: terminal code word text program [argument...]")
 	}
 	ours, theirs, err := openTerminal()
 	ts.Check(err)
 	defer func() { _ = ours.Close() }()
-	path, err := exec.LookPath(args[2])
+	path, err := exec.LookPath(args[3])
 	ts.Check(err)
-	cmd := exec.Command(path, args[3:]...)
+	cmd := exec.Command(path, args[4:]...)
 	cmd.Dir = ts.Getenv("WORK")
 	cmd.Env = append(os.Environ(), "PULLGATECTL_ENDPOINT="+ts.Getenv("PULLGATECTL_ENDPOINT"), "TERM="+ts.Getenv("TERM"), "NO_COLOR="+ts.Getenv("NO_COLOR"))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = theirs, theirs, theirs
@@ -38,12 +38,12 @@ func terminal(ts *testscript.TestScript, neg bool, args []string) {
 	watchdog := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
 	defer watchdog.Stop()
 
-	typed := strings.NewReplacer("^C", "\x03", "^D", "\x04", `\n`, "\n").Replace(args[1])
+	typed := strings.NewReplacer("^C", "\x03", "^D", "\x04", `\n`, "\n").Replace(args[2])
 	var screen strings.Builder
 	for buf := make([]byte, 4096); ; {
 		n, err := ours.Read(buf)
 		screen.Write(buf[:n])
-		if typed != "" && strings.Contains(screen.String(), "[y/N] ") {
+		if typed != "" && strings.Contains(screen.String(), args[1]) {
 			_, err := io.WriteString(ours, typed)
 			ts.Check(err)
 			typed = ""
@@ -59,7 +59,7 @@ func terminal(ts *testscript.TestScript, neg bool, args []string) {
 	text := strings.ReplaceAll(screen.String(), "\r\n", "\n")
 	ts.Check(os.WriteFile(ts.MkAbs("screen"), []byte(text), 0o600))
 	if got != args[0] {
-		ts.Fatalf("%v exits with %s; want %s; the terminal shows\n%s", args[2:], got, args[0], text)
+		ts.Fatalf("%v exits with %s; want %s; the terminal shows\n%s", args[3:], got, args[0], text)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/pullgate/pullgate/pkg/ctl/wholefile"
@@ -74,7 +75,12 @@ func TestWriteLeavesWhatIsNoFile(t *testing.T) {
 	if err := os.Symlink(filepath.Join(dir, "target"), link); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{link, dir, os.DevNull} {
+	// It stands for any device: a test that goes wrong must not replace one of the system.
+	pipe := filepath.Join(dir, "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{link, dir, pipe} {
 		if err := wholefile.Write(path, true, text("x", nil)); !errors.Is(err, wholefile.ErrNoFile) {
 			t.Errorf("Write(%s) = %v; want %v", path, err, wholefile.ErrNoFile)
 		}

@@ -1,0 +1,215 @@
+package daemon_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+)
+
+// A ctl is the built pullgatectl before one daemon.
+type ctl struct {
+	t        *testing.T
+	path     string
+	endpoint string
+	said     bytes.Buffer // all that it ever printed
+}
+
+func newCtl(t *testing.T, p *process) *ctl {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ctl") //nolint:usetesting // another user is to run it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	c := &ctl{t: t, path: filepath.Join(dir, "pullgatectl"), endpoint: "unix://" + p.path("run/admin.sock")}
+	if out, err := exec.Command("go", "build", "-o", c.path, "github.com/pullgate/pullgate/cmd/pullgatectl").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func (c *ctl) command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, c.path, args...)
+	cmd.Env = append(os.Environ(), "PULLGATECTL_ENDPOINT="+c.endpoint)
+	return cmd
+}
+
+// run runs it to its end and compares the exit code.
+func (c *ctl) run(code int, args ...string) (stdout, stderr string) {
+	c.t.Helper()
+	return c.finish(code, c.command(c.t.Context(), args...))
+}
+
+func (c *ctl) finish(code int, cmd *exec.Cmd) (stdout, stderr string) {
+	c.t.Helper()
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	if _, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
+		c.t.Fatal(err)
+	}
+	if got := cmd.ProcessState.ExitCode(); got != code {
+		c.t.Errorf("%v exits with %d; want %d\n%s%s", cmd.Args[1:], got, code, &out, &errs)
+	}
+	c.said.Write(out.Bytes())
+	c.said.Write(errs.Bytes())
+	return out.String(), errs.String()
+}
+
+// says runs it and looks for a text on stdout.
+func (c *ctl) says(code int, want string, args ...string) {
+	c.t.Helper()
+	if out, errs := c.run(code, args...); !strings.Contains(out, want) {
+		c.t.Errorf("%v prints\n%s%s; want %q in it", args, out, errs, want)
+	}
+}
+
+// An operator's day, with the built programs: every command of pullgatectl that asks the daemon, and what it does to pods.
+func TestPullgatectlTellsAndCorrects(t *testing.T) {
+	r := criproxytest.NewRuntime(t)
+	r.SetImages(criproxytest.Image{ID: id2, Names: []string{pre}})
+	serves(r, app, canary, id1)
+	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true")
+	p.start()
+	c, k := newCtl(t, p), p.kubelet()
+	alice := k.Pod("alice")
+	if _, err := k.Pull(t.Context(), alice, app, canary); err != nil {
+		t.Fatal(err)
+	}
+
+	c.says(0, "Enforcing      yes", "status")
+	c.says(0, "listen: "+p.endpoint(), "status")
+	c.says(0, "repo.test/team/app", "images", "list")
+	c.says(0, "1 credential", "images", "list", "--repository", app)
+	c.says(0, "Preloaded for", "images", "get", pre)
+	c.says(0, alice.UID, "grants", "list", "--pod", "alice/"+alice.UID, "-o", "yaml")
+	c.says(0, `"intents": []`, "intents", "list", "-o", "json")
+	c.says(0, "may use "+app, "explain", app, "--pod", "alice/"+alice.UID)
+	c.says(4, "would need proof to use "+app, "explain", app, "--namespace", "bob")
+	c.says(1, "is not on this node", "explain", "repo.test/gone:1", "--namespace", "bob")
+	c.run(1, "explain", app, "--pod", "bob/nobody")
+	c.says(0, "sound", "store", "verify")
+	if _, errs := c.run(1, "distrust", "end", "--yes"); !strings.Contains(errs, "not distrusted") {
+		t.Errorf("distrust end says %q", errs)
+	}
+
+	// The dry run changes nothing; the revocation ends the grant at once.
+	c.says(0, alice.UID, "revoke", "--repository", app, "--dry-run")
+	c.says(0, "may use", "explain", app, "--pod-uid", alice.UID)
+	c.run(2, "revoke", "--repository", app)
+	if got := k.Precheck(alice, app); got != id1 {
+		t.Errorf("before the revocation the pre-check = %q; want the image", got)
+	}
+	c.says(0, "Revoked 1 proof", "revoke", "--repository", app, "--yes")
+	c.says(4, "would need proof", "explain", app, "--pod-uid", alice.UID)
+	if got := k.Precheck(alice, app); got != "" {
+		t.Errorf("after the revocation the pre-check = %q; want it hidden", got)
+	}
+	c.says(0, "Nothing to revoke", "revoke", "--repository", app, "--yes")
+
+	// Marks: closed, and opened again.
+	c.says(0, "repo.test/any/pre", "preloaded", "list")
+	c.says(0, "may use", "explain", pre, "--namespace", "bob")
+	c.says(0, "Forgot 1 mark", "preloaded", "forget", "--repository", pre, "-y")
+	c.says(4, "would need proof", "explain", pre, "--namespace", "bob")
+	c.says(0, "Marked 1 pair", "preloaded", "accept", "--image-id", id2, "--repository", pre, "--yes")
+	c.says(0, "may use", "explain", pre, "--namespace", "bob")
+
+	c.watches(k, alice)
+
+	backup := p.path("backup.db")
+	c.run(0, "store", "backup", backup)
+	c.run(1, "store", "backup", backup)
+	if info, err := os.Stat(backup); err != nil || info.Mode() != 0o600 || info.Size() == 0 {
+		t.Errorf("the backup is %v, %v; want a file of mode 0600 with something in it", info, err)
+	}
+
+	if os.Getuid() == 0 {
+		stranger := c.command(t.Context(), "status")
+		stranger.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		if _, errs := c.finish(3, stranger); !strings.Contains(errs, "permission denied") || !strings.Contains(errs, "run it as root") {
+			t.Errorf("a stranger is told %q", errs)
+		}
+	}
+	p.stop()
+	if _, errs := c.run(3, "status"); !strings.Contains(errs, "systemctl status pullgated") {
+		t.Errorf("without a daemon it says %q", errs)
+	}
+	for _, form := range []string{canary, hex.EncodeToString([]byte(canary)), base64.StdEncoding.EncodeToString([]byte(canary))} {
+		if strings.Contains(c.said.String(), form) {
+			t.Errorf("pullgatectl has printed a credential as %s", form)
+		}
+	}
+}
+
+func TestPullgatectlEndsDistrust(t *testing.T) {
+	r := criproxytest.NewRuntime(t)
+	r.SetImages(criproxytest.Image{ID: id2, Names: []string{pre}})
+	p := prepare(t, r.Endpoint())
+	p.start()
+	p.stop()
+	if err := os.Remove(p.path("state/records.db")); err != nil {
+		t.Fatal(err)
+	}
+	p.start()
+	c := newCtl(t, p)
+	c.says(0, "distrusted since", "status")
+	c.says(4, "would need proof", "explain", pre, "--namespace", "bob")
+	c.says(0, "repo.test/any/pre", "distrust", "end", "--dry-run")
+	c.says(4, "would need proof", "explain", pre, "--namespace", "bob")
+	if _, errs := c.run(1, "preloaded", "accept", "--all-untracked", "--yes"); !strings.Contains(errs, "distrust") {
+		t.Errorf("preloaded accept in distrust says %q", errs)
+	}
+	c.says(0, "Distrust has ended", "distrust", "end", "--yes")
+	c.says(0, "may use", "explain", pre, "--namespace", "bob")
+	if out, _ := c.run(0, "status"); strings.Contains(out, "distrusted") {
+		t.Errorf("after the end of distrust the status is\n%s", out)
+	}
+	p.stop()
+}
+
+// watches sees that a decision is printed while it is watched for.
+func (c *ctl) watches(k *criproxytest.Kubelet, pod *criproxytest.Pod) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(c.t.Context(), 20*time.Second)
+	defer cancel()
+	watch := c.command(ctx, "watch", "--limit", "1", "--repository", app, "-o", "json")
+	var out bytes.Buffer
+	watch.Stdout = &out
+	if err := watch.Start(); err != nil {
+		c.t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- watch.Wait() }()
+	for ticks := time.NewTicker(20 * time.Millisecond); ; {
+		select {
+		case err := <-done:
+			ticks.Stop()
+			var d struct {
+				Call, Verdict, Image string
+				Pod                  struct{ UID string }
+			}
+			if err := errors.Join(err, json.Unmarshal(out.Bytes(), &d)); err != nil || d.Verdict != "VERDICT_REVERIFY" || d.Image != app || d.Pod.UID != pod.UID {
+				c.t.Errorf("watch prints %s, %v; want the hidden pre-check", &out, err)
+			}
+			return
+		case <-ticks.C:
+			k.Precheck(pod, app)
+		}
+	}
+}
