@@ -1,10 +1,14 @@
 package daemon_test
 
 import (
+	"errors"
+	"fmt"
 	"os"
+	"regexp"
 	"testing"
 
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/records"
 )
 
 // A pod that has pulled, and whose container is not started yet, goes on after an orderly restart. After a crash it
@@ -52,4 +56,38 @@ func TestGrantsOutliveAnOrderlyStopAlone(t *testing.T) {
 	}
 	p.start()
 	sees("with stale grants", "")
+}
+
+// Of a store that was lost nobody knows what was revoked, and a new one counts its writes from the beginning.
+func TestGrantsDoNotOutliveTheirStore(t *testing.T) {
+	r := criproxytest.NewRuntime(t)
+	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify")
+	p.start()
+	k := p.kubelet()
+	serves(r, app, "good", id1)
+	alice := k.Pod("alice")
+	if _, err := k.Pull(t.Context(), alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	p.stop()
+	fresh, _, err := records.Open(p.path("fresh.db"), records.Options{KeyExists: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	number, err := fresh.LastWrite()
+	if err := errors.Join(err, fresh.Close(), os.Remove(p.path("state/records.db"))); err != nil {
+		t.Fatal(err)
+	}
+	handed, err := os.ReadFile(p.path("state/grants.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	same := regexp.MustCompile(`"store":[0-9]+`).ReplaceAll(handed, fmt.Appendf(nil, `"store":%d`, number))
+	if err := os.WriteFile(p.path("state/grants.json"), same, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.start()
+	if got := k.Precheck(alice, app); got != "" {
+		t.Errorf("pre-check on a store that was lost = %q; want it hidden", got)
+	}
 }

@@ -30,7 +30,7 @@ func KeyPath(stateDir string) string { return filepath.Join(stateDir, keyFile) }
 type state struct {
 	store     *records.Store
 	key       credential.Key
-	lastWrite uint64 // to the store, before this start
+	lastWrite uint64 // to the store, before this start; 0 if this start has begun it
 }
 
 // openState opens the store and the node's key. Only a store that cannot be had stops the start;
@@ -57,6 +57,9 @@ func openState(dir string, o records.Options, log klog.Logger) (*state, error) {
 	lastWrite, err := store.LastWrite()
 	if err != nil {
 		return nil, errors.Join(storeHint(err), store.Close())
+	}
+	if report.Created {
+		lastWrite = 0 // another store has the same numbers
 	}
 	logReport(log, storePath, report)
 	if keyErr != nil {

@@ -50,7 +50,7 @@ func (t *Tracker) HandOver() ([]byte, error) {
 }
 
 // TakeOver gives pods the grants that another process handed over, and returns how many. lastWrite is what
-// [records.Store.LastWrite] said before this process wrote. If it is not what it was when they were handed over, or they cannot be
+// [records.Store.LastWrite] said before this process wrote, 0 for a store that it has begun. If it is not what it was when they were handed over, or they cannot be
 // read, none is given. Pods that have ended meanwhile lose theirs with [Tracker.EndPod], as ever.
 //
 // The caller sees to it that what is taken over cannot be taken over again.
@@ -62,7 +62,7 @@ func (t *Tracker) TakeOver(data []byte, lastWrite uint64) (int, error) {
 	switch {
 	case h.Version != handoverVersion:
 		return 0, fmt.Errorf("take grants over: they are in form %d, this version reads %d", h.Version, handoverVersion)
-	case h.Store != lastWrite:
+	case h.Store != lastWrite || lastWrite == 0:
 		return 0, errors.New("take grants over: the store was written since")
 	}
 	since := t.revocations.Load()
