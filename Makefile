@@ -95,18 +95,18 @@ build: ## build the programs into bin/
 
 .PHONY: man
 man: ## write manual pages and shell completion of pullgatectl into bin/man and bin/completion
-	rm -rf bin/man bin/completion && mkdir -p bin/completion
-	GOOS= GOARCH= go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/.pullgatectl ./cmd/pullgatectl
-	bin/.pullgatectl docs man bin/man
-	for s in bash zsh fish; do bin/.pullgatectl completion $$s > bin/completion/$$s; done
+	rm -rf '$(BIN)/man' '$(BIN)/completion' && mkdir -p '$(BIN)/completion'
+	GOOS= GOARCH= go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o '$(BIN)/.pullgatectl' ./cmd/pullgatectl
+	'$(BIN)/.pullgatectl' docs man '$(BIN)/man'
+	for s in bash zsh fish; do '$(BIN)/.pullgatectl' completion $$s > '$(BIN)/completion/'$$s; done
 
 .PHONY: install
 install: build man ## install programs, manual pages and units below DESTDIR; enables nothing
 	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(UNITDIR)' '$(DESTDIR)$(PREFIX)/share/pullgate' '$(DESTDIR)$(PREFIX)/share/man/man1'
-	install -m 0644 bin/man/*.1 '$(DESTDIR)$(PREFIX)/share/man/man1/'
-	install -D -m 0644 bin/completion/bash '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/pullgatectl'
-	install -D -m 0644 bin/completion/zsh '$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_pullgatectl'
-	install -D -m 0644 bin/completion/fish '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/pullgatectl.fish'
+	install -m 0644 '$(BIN)'/man/*.1 '$(DESTDIR)$(PREFIX)/share/man/man1/'
+	install -D -m 0644 '$(BIN)/completion/bash' '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/pullgatectl'
+	install -D -m 0644 '$(BIN)/completion/zsh' '$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_pullgatectl'
+	install -D -m 0644 '$(BIN)/completion/fish' '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/pullgatectl.fish'
 	install -m 0755 $(PROGRAMS:%='$(BIN)/%') '$(DESTDIR)$(PREFIX)/bin/'
 	install -m 0644 systemd/pullgated.socket '$(DESTDIR)$(UNITDIR)/pullgated.socket'
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' systemd/pullgated.service > '$(DESTDIR)$(UNITDIR)/pullgated.service'
@@ -116,6 +116,8 @@ install: build man ## install programs, manual pages and units below DESTDIR; en
 .PHONY: uninstall
 uninstall: ## remove what make install installed below DESTDIR; state and configuration stay
 	rm -f $(PROGRAMS:%='$(DESTDIR)$(PREFIX)/bin/%') '$(DESTDIR)$(UNITDIR)/pullgated.socket' '$(DESTDIR)$(UNITDIR)/pullgated.service'
+	rm -f '$(DESTDIR)$(PREFIX)/share/man/man1/'pullgatectl*.1 '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/pullgatectl' \
+		'$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_pullgatectl' '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/pullgatectl.fish'
 	rm -rf '$(DESTDIR)$(PREFIX)/share/pullgate'
 
 .PHONY: package

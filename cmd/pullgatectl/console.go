@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/pullgate/pullgate/pkg/doctor"
 	"github.com/pullgate/pullgate/pkg/kubeletnode/pointing"
 )
 
@@ -25,11 +26,14 @@ type console struct {
 	now    func() time.Time
 	// dial connects to the socket at the path; nil is as the system does.
 	dial func(ctx context.Context, path string) (net.Conn, error)
-	// node is the machine whose kubelet is pointed; the zero value is this one.
-	node pointing.Switch
+	// pointer points the kubelet of a machine; the zero value is this one.
+	pointer pointing.Switch
 
 	// patience is how long somebody who has pressed Tab waits for the daemon.
 	patience time.Duration
+
+	// node is where doctor looks.
+	node doctor.Node
 
 	// Set by the flags that every command has.
 	endpoint string

@@ -48,12 +48,16 @@ func consoleAtNow() *console {
 		}
 		return t
 	}
-	c.node = pointing.Switch{Host: kubeletnode.Host{Root: c.getenv("NODE_ROOT")}, Settle: time.Millisecond}
+	c.pointer = pointing.Switch{Host: kubeletnode.Host{Root: c.getenv("NODE_ROOT")}, Settle: time.Millisecond}
 	return c
 }
 
 // UPDATE=1 go test writes what is printed into the scripts, to be read before it is committed.
 func TestScripts(t *testing.T) {
+	store, err := filepath.Abs("../../pkg/records/testdata/format-1.db")
+	if err != nil {
+		t.Fatal(err)
+	}
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
 		Deadline:            time.Now().Add(2 * time.Minute), // for a program that hangs
@@ -72,6 +76,7 @@ func TestScripts(t *testing.T) {
 			env.Values["daemon"] = d
 			env.Setenv("PULLGATECTL_ENDPOINT", "unix://"+d.socket)
 			env.Setenv("SOCKET", d.socket)
+			env.Setenv("STORE", store)
 			env.Setenv("GORACE", "atexit_sleep_ms=0") // a second for each of hundreds of programs, otherwise
 			return nil
 		},

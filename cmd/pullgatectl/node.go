@@ -134,7 +134,7 @@ func nodeFlags(c *console, cmd *cobra.Command) *nodeSwitch {
 
 // on is the switch between the kubelet and a daemon.
 func (s *nodeSwitch) on(d pointing.Daemon) pointing.Switch {
-	to := s.c.node
+	to := s.c.pointer
 	to.Daemon, to.Unit, to.Wait = d, s.unit, s.wait
 	to.Say = func(line string) { _, _ = fmt.Fprintln(s.c.err, text.Safe(line)) }
 	return to
@@ -142,7 +142,7 @@ func (s *nodeSwitch) on(d pointing.Daemon) pointing.Switch {
 
 // configured is the daemon as its configuration file tells, and as its defaults tell if that cannot be read.
 func (s *nodeSwitch) configured() (pointing.Daemon, error) {
-	loaded, err := config.Load(s.c.node.Host.Path(s.config))
+	loaded, err := config.Load(s.c.pointer.Host.Path(s.config))
 	if err != nil {
 		return configured.File(config.Default()), err
 	}
@@ -151,7 +151,7 @@ func (s *nodeSwitch) configured() (pointing.Daemon, error) {
 
 // running is the daemon as it says itself that it was configured, if its configuration file says the same.
 func (s *nodeSwitch) running(ctx context.Context) (pointing.Daemon, error) {
-	file, err := config.Load(s.c.node.Host.Path(s.config))
+	file, err := config.Load(s.c.pointer.Host.Path(s.config))
 	if err != nil {
 		return pointing.Daemon{}, misused("mend it, see that pullgated --check-config likes it, then systemctl restart pullgated", "pullgated's configuration %s: %w", s.config, err)
 	}

@@ -45,8 +45,7 @@ func rootCommand(c *console) (*cobra.Command, *bool) {
 	// A group is run to refuse it, and is no usage.
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
 
-	// A group of commands is a file, and a command a constructor that takes the console. `doctor` (doctor.go)
-	// and the commands of `store` for a file that no daemon has open (store.go) are hung in here too.
+	// A group of commands is a file, and a command a constructor that takes the console.
 	root.AddCommand(
 		statusCommand(c),
 		imagesCommand(c),
@@ -57,6 +56,7 @@ func rootCommand(c *console) (*cobra.Command, *bool) {
 		preloadedCommand(c),
 		distrustCommand(c),
 		storeCommand(c),
+		doctorCommand(c),
 		watchCommand(c),
 		nodeCommand(c),
 		versionCommand(c),

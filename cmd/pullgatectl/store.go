@@ -13,9 +13,12 @@ import (
 // storeCommand is the group of what is about the store as a file. Those that ask the daemon stand first; those that
 // read a file which no daemon has open are added below them.
 func storeCommand(c *console) *cobra.Command {
-	return groupCommand("store", "Verify and back up the store of pull records", "",
+	return groupCommand("store", "Verify, back up, check, dump and compact the store of pull records", "",
 		storeVerifyCommand(c),
 		storeBackupCommand(c),
+		storeCheckCommand(c),
+		storeDumpCommand(c),
+		storeCompactCommand(c),
 	)
 }
 
@@ -38,10 +41,7 @@ store more time with --timeout.`,
 			if err := c.print(o, answer, func(v view.View, p *text.Page) { v.Verification(p, answer) }); err != nil {
 				return err
 			}
-			if n := len(answer.GetProblems()); n > 0 {
-				return damaged(n)
-			}
-			return nil
+			return damagedIf(len(answer.GetProblems()))
 		})
 	}
 	return cmd

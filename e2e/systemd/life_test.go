@@ -284,7 +284,9 @@ func disabled(s *site) {
 }
 
 func removed(s *site) {
-	s.do("dpkg", "--remove", "pullgate")
+	s.write("/var/lib/kubelet/config.yaml", sent)
+	s.do("env", "PULLGATE_REMOVE=anyway", "dpkg", "--remove", "pullgate")
+	s.must(os.Remove(s.machine.Path("/var/lib/kubelet/config.yaml")))
 	for _, path := range []string{"/usr/bin/pullgated", "/usr/lib/systemd/system/" + unit, "/run/pullgate/cri.sock", "/etc/systemd/system/multi-user.target.wants/" + unit, "/etc/systemd/system/sockets.target.wants/" + socket} {
 		if s.exists(path) {
 			s.Errorf("%s is still there", path)

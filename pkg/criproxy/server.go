@@ -16,6 +16,9 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/drain"
+	"github.com/pullgate/pullgate/pkg/criproxy/ping"
 )
 
 // Metrics counts what goes through a [Server]. Its methods may be called concurrently.
@@ -54,8 +57,8 @@ type Server struct {
 	stopping context.Context //nolint:containedctx // ends when Shutdown begins; every open stream hangs on it
 	stop     context.CancelCauseFunc
 	pumps    sync.WaitGroup
-	underWay underWay
-	acceptor atomic.Pointer[acceptor] // nil until Serve
+	underWay drain.Calls                    // unary ones
+	listener atomic.Pointer[drain.Listener] // nil until Serve, and from Shutdown on
 }
 
 // Methods returns the full names of the CRI's methods as far as they are known here.
@@ -101,9 +104,9 @@ func New(c Config) *Server {
 
 // Serve answers calls until Shutdown, and returns nil then. It closes the listener. It is called once.
 func (s *Server) Serve(l net.Listener) error {
-	a := newAcceptor(l)
-	s.acceptor.Store(a)
-	if err := s.grpc.Serve(a); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+	drained := drain.NewListener(l)
+	s.listener.Store(drained)
+	if err := s.grpc.Serve(drained); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve the CRI: %w", err)
 	}
 	return nil
@@ -113,8 +116,8 @@ func (s *Server) Serve(l net.Listener) error {
 func (s *Server) handle(_ any, stream grpc.ServerStream) error {
 	began := time.Now()
 	method, _ := grpc.MethodFromServerStream(stream)
-	if method == pingMethod {
-		return pong()
+	if method == ping.Method {
+		return refuse(codes.Unimplemented, ping.Reason, "pullgated serves the CRI of this node and no other service")
 	}
 	err := s.guard(method, func() error { return s.dispatch(stream, method) })
 	_, judged := s.handlers[method]
@@ -143,10 +146,10 @@ func (s *Server) dispatch(stream grpc.ServerStream, method string) error {
 		service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 		return refuse(codes.Unimplemented, "SERVICE_NOT_PASSED_ON", "unknown service "+service)
 	case judged:
-		defer s.underWay.begin()()
+		defer s.underWay.Begin()()
 		return s.judge(stream, method, u, judge)
 	case s.unary[method]:
-		defer s.underWay.begin()()
+		defer s.underWay.Begin()()
 		return s.forward(stream, method, u)
 	default:
 		return s.pump(stream, method, u)

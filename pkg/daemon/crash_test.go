@@ -33,6 +33,7 @@ func TestKilledAtEveryPoint(t *testing.T) {
 		crashpoint.SettleBefore, crashpoint.SettleAfter, crashpoint.RotateBefore, crashpoint.RotateAfter,
 		crashpoint.RevokeBefore, crashpoint.RevokeAfter, crashpoint.AcceptBefore, crashpoint.AcceptAfter,
 		crashpoint.ForgetBefore, crashpoint.ForgetAfter,
+		crashpoint.CompactWritten, crashpoint.CompactRenamed, // of no daemon
 	}
 	for _, point := range crashpoint.All() {
 		if slices.Contains(elsewhere, point) {

@@ -9,7 +9,7 @@ import (
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/criproxy/ping"
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
@@ -50,7 +50,7 @@ func runWatchdog(ctx context.Context, o Options, p parts) error {
 		return nil
 	}
 	newWatchdog(o.Log, patience, p.service.alive,
-		part{"socket", func(ctx context.Context) error { return criproxy.Ping(ctx, o.Config.Listen) }},
+		part{"socket", func(ctx context.Context) error { return ping.Send(ctx, o.Config.Listen) }},
 		storePart(p.store),
 		part{"tracker", func(context.Context) error { p.tracker.Grants(); return nil }},
 	).run(ctx)

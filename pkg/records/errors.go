@@ -1,18 +1,22 @@
 package records
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/pullgate/pullgate/pkg/records/dbfile"
+)
 
 var (
 	// ErrNewerFormat is returned by Open for a file of a newer format; the file is untouched.
 	ErrNewerFormat = errors.New("records: file written by a newer version")
 	// ErrInUse is returned by Open when another process holds the file's lock.
-	ErrInUse = errors.New("records: file in use")
+	ErrInUse = dbfile.ErrInUse
 	// ErrUnreadable is returned when a stored value cannot be read. What it stands for needs proof.
-	ErrUnreadable = errors.New("records: stored value unreadable")
+	ErrUnreadable = dbfile.ErrUnreadable
 	// ErrNoImages is returned by Prune for an empty list of images, which is not believed.
 	ErrNoImages = errors.New("records: empty list of images")
 	// ErrNoRoom is returned by Backup if a copy would fill the disk, or nearly.
-	ErrNoRoom = errors.New("records: no room for a copy on the disk of the store")
+	ErrNoRoom = dbfile.ErrNoRoom
 	// ErrDistrusted is returned by AcceptMarks while the store is distrusted.
 	ErrDistrusted = errors.New("records: store distrusted")
 )

@@ -13,15 +13,13 @@ func Decode(bucket string, key, stored []byte, into any) error {
 	return decode(bucket, key, stored, into)
 }
 
-func IsSystem(err error) bool { return isSystem(err) }
-
 // WriteAt is how bbolt writes to its file.
 type WriteAt func(b []byte, at int64) (int, error)
 
 // OnWrite puts f between bbolt and the file, and turns syncs off.
 func (s *Store) OnWrite(f func(write WriteAt, b []byte, at int64) (int, error)) {
-	s.db.NoSync = true
-	field := reflect.ValueOf(s.db).Elem().FieldByName("ops").FieldByName("writeAt")
+	s.file.DB.NoSync = true
+	field := reflect.ValueOf(s.file.DB).Elem().FieldByName("ops").FieldByName("writeAt")
 	hook := (*func([]byte, int64) (int, error))(unsafe.Pointer(field.UnsafeAddr()))
 	write := *hook
 	*hook = func(b []byte, at int64) (int, error) { return f(write, b, at) }

@@ -6,31 +6,22 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
-	bolterrors "go.etcd.io/bbolt/errors"
 
 	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
-	"github.com/pullgate/pullgate/pkg/records/pages"
+	"github.com/pullgate/pullgate/pkg/records/dbfile"
 )
 
 // Format is the version of the file that this code writes, and the newest that it reads.
 const Format = 1
 
-// lockWait bounds the wait for the file lock. bbolt's default is to wait forever, which would turn a
-// second daemon into a silent hang.
-const lockWait = 2 * time.Second
-
 // replacedTimes bounds how often Open follows a file that is replaced while it waits for the lock.
 const replacedTimes = 3
-
-var errReplaced = errors.New("the file was replaced while its lock was waited for")
 
 // asideInfix follows a store's path in the name that it is set aside under.
 const asideInfix = ".damaged-"
@@ -54,8 +45,6 @@ type Options struct {
 	LockWait time.Duration
 	// OnSync is told how long each write transaction took; nil is allowed.
 	OnSync func(time.Duration)
-
-	readOnly bool // for Examine
 }
 
 // A Report says what Open met.
@@ -85,16 +74,13 @@ func Open(path string, o Options) (*Store, Report, error) {
 	if o.Now.IsZero() {
 		o.Now = time.Now()
 	}
-	if o.LockWait == 0 {
-		o.LockWait = lockWait
-	}
 	var report Report
-	var b *boltFile
+	var f *dbfile.File
 	var distrust *Distrust
 	var damage, err error
 	for range replacedTimes {
-		b, distrust, damage, err = openPresent(path, o)
-		if !errors.Is(err, errReplaced) {
+		f, distrust, damage, err = openPresent(path, o)
+		if !errors.Is(err, dbfile.ErrReplaced) {
 			break
 		}
 	}
@@ -109,56 +95,36 @@ func Open(path string, o Options) (*Store, Report, error) {
 		}
 		distrust = &Distrust{Since: o.Now, Reason: "the store was damaged and set aside as " + filepath.Base(report.SetAside)}
 	}
-	if b == nil {
+	if f == nil {
 		report.Created = true
-		if b, err = create(path, o, distrust); err != nil {
+		if f, err = create(path, o, distrust); err != nil {
 			return nil, report, fmt.Errorf("begin records %s: %w", path, err)
 		}
 	}
-	s := &Store{db: b.db, file: b.file, onSync: o.OnSync, written: map[Pair]uint64{}}
+	s := &Store{file: f, onSync: o.OnSync, written: map[Pair]uint64{}}
 	if err := s.readDistrust(); err != nil {
-		return nil, report, errors.Join(fmt.Errorf("open records %s: %w", path, err), b.db.Close())
+		return nil, report, errors.Join(fmt.Errorf("open records %s: %w", path, err), f.DB.Close())
 	}
 	report.Distrust = s.Distrusted()
 	return s, report, nil
 }
 
-// A boltFile is an open bbolt file.
-type boltFile struct {
-	db   *bolt.DB
-	file *os.File    // of db, closed with it
-	info fs.FileInfo // of file, when it was opened
-}
-
-// open opens the file at path, with its lock. What it has opened is noted also if it fails.
-func (b *boltFile) open(path string, o Options, flags int) (err error) {
-	b.db, err = bolt.Open(path, 0o600, &bolt.Options{
-		Timeout: o.LockWait, ReadOnly: o.readOnly,
-		OpenFile: func(name string, flag int, mode os.FileMode) (file *os.File, err error) {
-			if file, err = os.OpenFile(name, flag&^os.O_CREATE|flags, mode); err == nil {
-				b.file = file
-				b.info, err = file.Stat()
-			}
-			return file, err
-		},
-	})
-	return err
-}
-
 // openPresent opens the store if there is one, and else returns with which distrust a new one would begin.
-func openPresent(path string, o Options) (b *boltFile, distrust *Distrust, damage, err error) {
-	info, err := os.Lstat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+func openPresent(path string, o Options) (f *dbfile.File, distrust *Distrust, damage, err error) {
+	f, damage, err = openFile(path, o.LockWait, false)
+	if errors.Is(err, fs.ErrNotExist) {
 		distrust, err = absent(path, o)
-		return nil, distrust, nil, err
-	case err != nil:
-		return nil, nil, nil, err
-	case !info.Mode().IsRegular():
-		return nil, nil, nil, fmt.Errorf("it is no regular file but %v", info.Mode().Type())
 	}
-	b, damage, err = openChecked(path, info, o)
-	return b, nil, damage, err
+	return f, distrust, damage, err
+}
+
+// openFile opens an existing file and reads all of it.
+func openFile(path string, wait time.Duration, readOnly bool) (f *dbfile.File, damage, err error) {
+	f, damage, err = dbfile.Open(path, dbfile.Options{LockWait: wait, ReadOnly: readOnly, Check: check})
+	if errors.Is(damage, ErrNewerFormat) {
+		return nil, nil, errors.Join(damage, err)
+	}
+	return f, damage, err
 }
 
 // absent returns with which distrust a new store begins, nil for none.
@@ -186,107 +152,30 @@ func lastAside(path string) (last string, err error) {
 	return last, err
 }
 
-// openChecked opens an existing file and reads all of it. It returns none but the damage for one that is damaged, and
-// errReplaced if the path has come to lead elsewhere.
-func openChecked(path string, info fs.FileInfo, o Options) (b *boltFile, damage, err error) {
-	if info.Size() == 0 {
-		return nil, errors.New("the file is empty"), nil // bbolt would begin a new database in it
-	}
-	b = &boltFile{info: info}
-	damage = guard(func() error {
-		if err := b.open(path, o, 0); err != nil {
-			return err
-		}
-		return check(b)
-	})
-	if err := b.inPlace(path); err != nil {
-		return nil, nil, errors.Join(err, closeDamaged(b.db))
-	}
-	switch {
-	case damage == nil:
-		return b, nil, nil
-	case errors.Is(damage, bolterrors.ErrTimeout):
-		return nil, nil, ErrInUse
-	case errors.Is(damage, ErrNewerFormat), errors.Is(damage, fs.ErrPermission), isSystem(damage):
-		return nil, nil, errors.Join(damage, closeDamaged(b.db))
-	}
-	return nil, damage, closeDamaged(b.db)
-}
-
-// inPlace returns errReplaced if the path leads to another file than was opened: who held the lock has put one there.
-// On the old one everything would be lost that is written from now on.
-func (b *boltFile) inPlace(path string) error {
-	info, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(b.info, info) {
-		return errReplaced
-	}
-	return err
-}
-
-// isSystem reports whether an error is of the file system and says nothing about the file's content.
-func isSystem(err error) bool {
-	var path *fs.PathError
-	var call *os.SyscallError
-	var number syscall.Errno // bbolt does not wrap those of flock, mmap and fdatasync
-	return errors.As(err, &path) || errors.As(err, &call) || errors.As(err, &number)
-}
-
-// closeDamaged closes what may be too damaged to be closed; its pages are not written to.
-func closeDamaged(db *bolt.DB) error {
-	if db == nil {
-		return nil
-	}
-	return guard(db.Close)
-}
-
-// check walks the whole tree and looks at the format.
-func check(b *boltFile) error {
-	info, err := b.file.Stat() // now that nobody else writes
+// check looks at the format and at what must be there.
+func check(tx *bolt.Tx) error {
+	found, err := readFormat(tx)
 	if err != nil {
 		return err
 	}
-	return b.db.View(func(tx *bolt.Tx) error {
-		if tx.Size() > info.Size() {
-			return fmt.Errorf("the file has %d bytes, its tree %d", info.Size(), tx.Size())
+	if found > Format {
+		return newerFormatError{found: found}
+	}
+	for _, name := range buckets() {
+		b := tx.Bucket([]byte(name))
+		if b == nil {
+			return fmt.Errorf("bucket %s is missing", name)
 		}
-		// Before bbolt walks the tree, which trusts what it reads.
-		m, err := pages.Newest(b.file)
-		if err != nil {
-			return err
+		if err := b.ForEach(func(_, _ []byte) error { return nil }); err != nil {
+			return fmt.Errorf("bucket %s: %w", name, err)
 		}
-		if err := pages.Walk(b.file, m, pages.Visitor{}); err != nil {
-			return err
+	}
+	// Distrust is the one fact that stands by its key alone; under a damaged one it must not get lost.
+	return tx.Bucket([]byte(bucketMeta)).ForEach(func(k, _ []byte) error {
+		if !slices.Contains([]string{metaFormat, metaDistrust, metaScanned, metaKey}, string(k)) {
+			return fmt.Errorf("bucket meta: unknown key %q", k)
 		}
-		found, err := readFormat(tx)
-		if err != nil {
-			return err
-		}
-		if found > Format {
-			return newerFormatError{found: found}
-		}
-		// All messages must be read, or the check does not end.
-		for problem := range tx.Check() {
-			err = errors.Join(err, problem)
-		}
-		if err != nil {
-			return err
-		}
-		for _, name := range buckets() {
-			b := tx.Bucket([]byte(name))
-			if b == nil {
-				return fmt.Errorf("bucket %s is missing", name)
-			}
-			if err := b.ForEach(func(_, _ []byte) error { return nil }); err != nil {
-				return fmt.Errorf("bucket %s: %w", name, err)
-			}
-		}
-		// Distrust is the one fact that stands by its key alone; under a damaged one it must not get lost.
-		return tx.Bucket([]byte(bucketMeta)).ForEach(func(k, _ []byte) error {
-			if !slices.Contains([]string{metaFormat, metaDistrust, metaScanned, metaKey}, string(k)) {
-				return fmt.Errorf("bucket meta: unknown key %q", k)
-			}
-			return nil
-		})
+		return nil
 	})
 }
 
@@ -304,16 +193,16 @@ func readFormat(tx *bolt.Tx) (int, error) {
 
 // create makes a new store under a temporary name and gives it its own when it is whole, so that no
 // crash leaves a part of one.
-func create(path string, o Options, distrust *Distrust) (*boltFile, error) {
+func create(path string, o Options, distrust *Distrust) (*dbfile.File, error) {
 	temporary := path + ".new"
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	var b boltFile
-	if err := b.open(temporary, o, os.O_CREATE); err != nil {
+	f, err := dbfile.Create(temporary)
+	if err != nil {
 		return nil, err
 	}
-	err := b.db.Update(func(tx *bolt.Tx) error {
+	err = f.Update(func(tx *bolt.Tx) error {
 		for _, name := range buckets() {
 			if _, err := tx.CreateBucketIfNotExists([]byte(name)); err != nil {
 				return err
@@ -326,7 +215,7 @@ func create(path string, o Options, distrust *Distrust) (*boltFile, error) {
 		}
 		return tx.Bucket([]byte(bucketMeta)).Put([]byte(metaFormat), []byte(strconv.Itoa(Format)))
 	})
-	if err := errors.Join(err, b.db.Close()); err != nil {
+	if err := errors.Join(err, f.DB.Close()); err != nil {
 		return nil, errors.Join(err, os.Remove(temporary))
 	}
 	crashpoint.Hit(crashpoint.StoreTemporary)
@@ -334,10 +223,11 @@ func create(path string, o Options, distrust *Distrust) (*boltFile, error) {
 		return nil, err
 	}
 	crashpoint.Hit(crashpoint.StoreRenamed)
-	if err := syncDir(path); err != nil {
+	if err := dbfile.SyncDir(path); err != nil {
 		return nil, err
 	}
-	return &b, b.open(path, o, 0)
+	f, damage, err := openFile(path, o.LockWait, false)
+	return f, errors.Join(damage, err)
 }
 
 // setAside moves a damaged file away under a name that is free.
@@ -354,26 +244,5 @@ func setAside(path string, now time.Time) (string, error) {
 		return "", err
 	}
 	crashpoint.Hit(crashpoint.SetAside)
-	return to, syncDir(path)
-}
-
-func syncDir(path string) error {
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
-}
-
-// guard runs f and makes an error of a panic, of a fault in the file's memory map as well: bbolt
-// trusts what it reads, and a damaged page leads it anywhere.
-func guard(f func() error) (err error) {
-	old := debug.SetPanicOnFault(true)
-	defer debug.SetPanicOnFault(old)
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("%w: panic: %v", ErrUnreadable, p)
-		}
-	}()
-	return f()
+	return to, dbfile.SyncDir(path)
 }

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 	"testing"
 	"time"
 
@@ -433,15 +432,5 @@ func TestUnreadableDistrustIsStillDistrust(t *testing.T) {
 	}
 	if got := mark(t, s, pair(id1, app)); got != nil {
 		t.Errorf("MarkPreloaded = %v; want none", got)
-	}
-}
-
-func TestErrorOfTheSystemIsNoDamage(t *testing.T) {
-	for _, err := range []error{
-		syscall.ENOMEM, syscall.ENOLCK, os.NewSyscallError("flock", syscall.EINTR), &os.PathError{Err: syscall.EIO},
-	} {
-		if !records.IsSystem(fmt.Errorf("open: %w", err)) {
-			t.Errorf("IsSystem(%v) = false; want true", err)
-		}
 	}
 }

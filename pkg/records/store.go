@@ -12,12 +12,12 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
+	"github.com/pullgate/pullgate/pkg/records/dbfile"
 )
 
 // A Store is one bbolt file. Its methods may be called concurrently.
 type Store struct {
-	db       *bolt.DB
-	file     *os.File // of db
+	file     *dbfile.File
 	onSync   func(time.Duration)
 	distrust atomic.Pointer[Distrust]
 
@@ -29,21 +29,21 @@ type Store struct {
 
 // Close closes the file. Every call after it fails.
 func (s *Store) Close() error {
-	if err := s.db.Close(); err != nil {
+	if err := s.file.DB.Close(); err != nil {
 		return fmt.Errorf("close records: %w", err)
 	}
 	return nil
 }
 
 func (s *Store) view(f func(*bolt.Tx) error) error {
-	return guard(func() error { return s.db.View(f) })
+	return s.file.View(f)
 }
 
 // update runs one write transaction; nil means that it is on disk.
 func (s *Store) update(before, after string, f func(*bolt.Tx) error) error {
 	crashpoint.Hit(before)
 	began := time.Now()
-	err := guard(func() error { return s.db.Update(f) })
+	err := s.file.Update(f)
 	if s.onSync != nil {
 		s.onSync(time.Since(began))
 	}
@@ -199,7 +199,7 @@ func (s *Store) Stats() (Stats, error) {
 	if err != nil {
 		return Stats{}, fmt.Errorf("count records: %w", err)
 	}
-	info, err := os.Stat(s.db.Path())
+	info, err := os.Stat(s.file.DB.Path())
 	if err != nil {
 		return Stats{}, fmt.Errorf("count records: %w", err)
 	}

@@ -1,13 +1,11 @@
 package records
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,15 +51,7 @@ func (v *Verification) add(where string, err error) {
 // file waits, as for any reader.
 func (s *Store) Verify(ctx context.Context) (v Verification, err error) {
 	err = s.view(func(tx *bolt.Tx) error {
-		var head firstWrite
-		if _, err := tx.WriteTo(&head); head.page == nil {
-			return err
-		}
-		m, err := pages.ParseMeta(head.page)
-		if err != nil {
-			return err
-		}
-		v, err = verify(ctx, s.file, m)
+		v, err = verify(ctx, func(to pages.Visitor) error { return s.file.Walk(tx, to) })
 		return err
 	})
 	if err != nil {
@@ -70,24 +60,30 @@ func (s *Store) Verify(ctx context.Context) (v Verification, err error) {
 	return v, nil
 }
 
-// A firstWrite keeps what is written first and takes no more. Of a transaction that is its own meta page, while those
-// of the file may be of later ones.
-type firstWrite struct{ page []byte }
-
-func (f *firstWrite) Write(b []byte) (int, error) {
-	if f.page != nil {
-		return 0, io.ErrShortWrite
+// VerifyFile does the same with the file of a store, which nobody writes to meanwhile. A file of a newer format is
+// ErrNewerFormat.
+func VerifyFile(ctx context.Context, file io.ReaderAt) (Verification, error) {
+	v, err := verify(ctx, func(to pages.Visitor) error {
+		m, err := pages.Newest(file)
+		if err != nil {
+			return to.Damage(err)
+		}
+		return pages.Walk(file, m, to)
+	})
+	if err != nil {
+		return Verification{}, fmt.Errorf("verify records: %w", err)
 	}
-	f.page = bytes.Clone(b)
-	return len(b), nil
+	return v, nil
 }
 
-// verify reads everything that a meta page leads to.
-func verify(ctx context.Context, file io.ReaderAt, m pages.Meta) (Verification, error) {
+func verify(ctx context.Context, walk func(pages.Visitor) error) (Verification, error) {
 	var v Verification
 	missing := buckets()
-	err := pages.Walk(file, m, pages.Visitor{
+	err := walk(pages.Visitor{
 		Bucket: func(name string, _ uint64) error {
+			if !slices.Contains(missing, name) {
+				v.add(WhereTree, fmt.Errorf("bucket %q is unknown", name))
+			}
 			missing = slices.DeleteFunc(missing, func(known string) bool { return known == name })
 			return nil
 		},
@@ -109,6 +105,15 @@ func verify(ctx context.Context, file io.ReaderAt, m pages.Meta) (Verification, 
 		v.add(WhereTree, fmt.Errorf("bucket %s is missing", name))
 	}
 	return v, errors.Join(err, ctx.Err())
+}
+
+// Backup writes a copy of the store as it is at one moment, which [Open] takes, while other calls go on. Before the
+// first byte it tells size how many come; nil is allowed. After an error what was written is no copy.
+func (s *Store) Backup(ctx context.Context, w io.Writer, size func(int64)) error {
+	if err := s.file.Copy(ctx, w, size); err != nil {
+		return fmt.Errorf("back up records: %w", err)
+	}
+	return nil
 }
 
 // Payload returns the JSON of a stored value, or why it cannot be read: ErrUnreadable, or ErrNewerFormat for the format
@@ -171,17 +176,10 @@ func KeyText(bucket string, key []byte) string {
 
 // Examine tells what [Open] would find at path, and changes nothing: the damage for which it would set the file
 // aside, or the error that it would return.
-func Examine(path string, wait time.Duration) (damage, err error) {
-	info, err := os.Lstat(path)
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("it is no regular file but %v", info.Mode().Type())
-	}
-	if err != nil {
-		return nil, fmt.Errorf("examine records %s: %w", path, err)
-	}
-	b, damage, err := openChecked(path, info, Options{LockWait: wait, readOnly: true})
-	if b != nil {
-		err = b.db.Close()
+func Examine(path string) (damage, err error) {
+	f, damage, err := openFile(path, 0, true)
+	if f != nil {
+		err = f.DB.Close()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("examine records %s: %w", path, err)

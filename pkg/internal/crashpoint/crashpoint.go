@@ -34,6 +34,8 @@ const (
 	AcceptAfter    = "records.accept.after"
 	ForgetBefore   = "records.forget.before"   // marks are about to give way to records with nothing proved
 	ForgetAfter    = "records.forget.after"    // they have on disk, grants still rest on them
+	CompactWritten = "offline.compact.written" // the compacted store is whole, under its temporary name
+	CompactRenamed = "offline.compact.renamed" // it has its name, the directory is not synced
 	Created        = "criproxy.create.created" // the runtime has created a container, it is not read back
 )
 
@@ -43,6 +45,6 @@ func All() []string {
 		StoreTemporary, StoreRenamed, SetAside, KeyMissing, BeginBefore, BeginAfter, Pulled, ProveBefore,
 		ProveAfter, Recorded, DropBefore, DropAfter, EndBefore, EndAfter, MarkBefore, MarkAfter, SettleBefore,
 		SettleAfter, PruneBefore, PruneAfter, RotateBefore, RotateAfter, RevokeBefore, RevokeAfter,
-		AcceptBefore, AcceptAfter, ForgetBefore, ForgetAfter, Created,
+		AcceptBefore, AcceptAfter, ForgetBefore, ForgetAfter, CompactWritten, CompactRenamed, Created,
 	}
 }

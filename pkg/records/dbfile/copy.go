@@ -1,4 +1,4 @@
-package records
+package dbfile
 
 import (
 	"context"
@@ -12,24 +12,21 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// Backup writes a copy of the store as it is at one moment, which [Open] takes. Before the first byte it tells size how
+// Copy writes the file as it is at one moment, also while others write to it. Before the first byte it tells size how
 // many come; nil is allowed. After an error what was written is no copy.
 //
-// The copy is made beside the store first, in a file without a name, and sent from there: a reader of bbolt that
+// The copy is made beside the file first, in a file without a name, and sent from there: a reader of bbolt that
 // waits for a slow w would hold up the write that has to enlarge the memory map, and behind it every call.
-func (s *Store) Backup(ctx context.Context, w io.Writer, size func(int64)) error {
-	err := s.backup(ctx, w, size)
+func (f *File) Copy(ctx context.Context, w io.Writer, size func(int64)) error {
+	err := f.copy(ctx, w, size)
 	if err != nil && ctx.Err() != nil {
 		err = ctx.Err() // bbolt does not wrap it
 	}
-	if err != nil {
-		return fmt.Errorf("back up records: %w", err)
-	}
-	return nil
+	return err
 }
 
-func (s *Store) backup(ctx context.Context, w io.Writer, size func(int64)) (err error) {
-	copied, err := os.CreateTemp(filepath.Dir(s.db.Path()), filepath.Base(s.db.Path())+".backup-")
+func (f *File) copy(ctx context.Context, w io.Writer, size func(int64)) (err error) {
+	copied, err := os.CreateTemp(filepath.Dir(f.DB.Path()), filepath.Base(f.DB.Path())+".backup-")
 	if err != nil {
 		return err
 	}
@@ -38,7 +35,7 @@ func (s *Store) backup(ctx context.Context, w io.Writer, size func(int64)) (err 
 		return err
 	}
 	var n int64
-	err = s.view(func(tx *bolt.Tx) error {
+	err = f.View(func(tx *bolt.Tx) error {
 		if err := room(copied.Name(), tx.Size()); err != nil {
 			return err
 		}
@@ -62,7 +59,7 @@ func (s *Store) backup(ctx context.Context, w io.Writer, size func(int64)) (err 
 func room(path string, n int64) error {
 	var disk syscall.Statfs_t
 	if err := syscall.Statfs(filepath.Dir(path), &disk); err != nil {
-		return fmt.Errorf("look for room beside the store: %w", err)
+		return fmt.Errorf("look for room beside the file: %w", err)
 	}
 	if free := int64(disk.Bavail) * disk.Bsize; free/2 < n { //nolint:gosec // blocks of a disk
 		return fmt.Errorf("%w: %d bytes are free, a copy of %d needs twice its size", ErrNoRoom, free, n)

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pullgate/pullgate/pkg/config"
+	"github.com/pullgate/pullgate/pkg/ctl/text"
+	"github.com/pullgate/pullgate/pkg/ctl/view"
+	"github.com/pullgate/pullgate/pkg/doctor"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// defaultConfig is where pullgated has its configuration.
+const defaultConfig = "/etc/pullgate/config.yaml"
+
+func doctorCommand(c *console) *cobra.Command {
+	node := c.node
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Look at the node from outside, and tell what is wrong and what to do",
+		Long: `Look at this node from outside, also while pullgated does not run: who owns which socket
+and who answers there, what the kubelet dials and whether that is pullgated, the versions of
+kubelet and runtime, mirrors that may answer without credentials, files and their modes,
+free disk, the clock, and what pullgated says of itself.
+
+Each finding is ok, warn, fail or unknown, and says what to do unless it is ok. Nothing is
+changed. The exit code is 1 if one is fail. Run it as root on the node; each mirror of the
+runtime is asked once, without credentials, unless --no-network is given.`,
+		Args: cobra.NoArgs,
+	}
+	cmd.Flags().StringVar(&node.ConfigPath, "config", defaultConfig, "pullgated's configuration `file`")
+	cmd.Flags().BoolVar(&node.NoNetwork, "no-network", false, "ask no mirror")
+	o := outputFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		n := node
+		n.Config, n.ConfigErr = config.LoadPresent(filepath.Join("/", n.Root, n.ConfigPath))
+		if n.ConfigErr != nil {
+			n.Config = config.Default()
+		}
+		if errors.Is(n.ConfigErr, fs.ErrNotExist) && !errors.Is(n.ConfigErr, config.ErrInvalid) {
+			n.ConfigErr = nil
+		}
+		n.Status, n.StatusErr = c.statusFor(cmd.Context(), n.Config.Admin.Listen)
+		found := n.Examine(cmd.Context())
+		if err := cmd.Context().Err(); err != nil {
+			return err
+		}
+		told, err := structpb.NewStruct(map[string]any{"findings": asValues(found)})
+		if err != nil {
+			return err
+		}
+		if err := c.print(o, told, func(_ view.View, p *text.Page) { showFindings(p, found) }); err != nil {
+			return err
+		}
+		if doctor.Failed(found) {
+			return &failure{code: exitFailed, err: errors.New("something here does not work, or lets through what it should not"), hint: "each line that says fail says what to do"}
+		}
+		return nil
+	}
+	return cmd
+}
+
+// statusFor asks the daemon how it is, at its own socket unless another was given.
+func (c *console) statusFor(ctx context.Context, listen string) (status *adminv1.GetStatusResponse, err error) {
+	asked := *c
+	if asked.endpoint == "" && c.getenv(endpointVariable) == "" {
+		if listen == "" {
+			return nil, errors.New("it has no admin API: admin.listen is empty")
+		}
+		asked.endpoint = listen
+	}
+	err = asked.ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) (err error) {
+		status, err = api.GetStatus(ctx, &adminv1.GetStatusRequest{})
+		return err
+	})
+	return status, err
+}
+
+func asValues(found []doctor.Finding) []any {
+	var all []any
+	for _, f := range found {
+		all = append(all, map[string]any{"check": f.Check, "level": string(f.Level), "found": valid(f.Found), "mend": valid(f.Mend)})
+	}
+	return all
+}
+
+// valid is what a protocol buffer takes: a file of the node may hold anything.
+func valid(s string) string { return strings.ToValidUTF8(s, "\ufffd") }
+
+// showFindings writes findings below each other, with what to do below each.
+func showFindings(p *text.Page, found []doctor.Finding) {
+	colours := map[doctor.Level]text.Colour{doctor.OK: text.Good, doctor.Warn: text.Heed, doctor.Fail: text.Bad, doctor.Unknown: text.Heed}
+	for _, f := range found {
+		first := fmt.Sprintf("%-8s %-14s ", f.Level, f.Check)
+		p.PaintProse(colours[f.Level], first, "%s", f.Found)
+		if f.Mend != "" {
+			p.Prose(strings.Repeat(" ", len(first))+"-> ", "%s", f.Mend)
+		}
+	}
+}

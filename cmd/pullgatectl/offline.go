@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/pullgate/pullgate/pkg/ctl/text"
+	"github.com/pullgate/pullgate/pkg/ctl/view"
+	"github.com/pullgate/pullgate/pkg/records/offline"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// defaultStore is where the store is unless stateDir says otherwise.
+const defaultStore = "/var/lib/pullgate/records.db"
+
+// offlineCommand makes a command of the file of a store that no daemon has open.
+func offlineCommand(cmd *cobra.Command, do func(ctx context.Context, file string) error) *cobra.Command {
+	cmd.Args = cobra.MaximumNArgs(1)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		file := defaultStore
+		if len(args) > 0 {
+			file = args[0]
+		}
+		return offlineFailure(do(cmd.Context(), file))
+	}
+	return cmd
+}
+
+func storeCheckCommand(c *console) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "check [FILE]",
+		Short: "Read a store that no pullgated has open, and tell what cannot be read",
+		Long: `Read the whole file of a store that no pullgated has open, ` + defaultStore + `
+by default, and tell what cannot be read, and for what pullgated would set the file aside
+at its start. Nothing is changed. The exit code is 1 if there is such a thing. While
+pullgated runs, store verify does the same.`,
+		Example: `  # Is this backup sound?
+  pullgatectl store check /root/pullgate-backup/records.db`,
+	}
+	o := outputFlags(cmd)
+	return offlineCommand(cmd, func(ctx context.Context, file string) error {
+		began := time.Now()
+		v, err := offline.Check(ctx, file)
+		if err != nil {
+			return err
+		}
+		answer := &adminv1.VerifyStoreResponse{Values: int64(v.Values), Omitted: int64(v.Omitted), Took: durationpb.New(time.Since(began))}
+		for _, p := range v.Problems {
+			answer.Problems = append(answer.Problems, &adminv1.StoreProblem{Where: p.Where, What: p.What})
+		}
+		if err := c.print(o, answer, func(v view.View, p *text.Page) { v.Verification(p, answer) }); err != nil {
+			return err
+		}
+		return damagedIf(len(v.Problems) + v.Omitted)
+	})
+}
+
+func storeDumpCommand(c *console) *cobra.Command {
+	return offlineCommand(&cobra.Command{
+		Use:   "dump [FILE]",
+		Short: "Print a store that no pullgated has open, as JSON lines",
+		Long: `Print what the file of a store holds that no pullgated has open, ` + defaultStore + `
+by default: a line of JSON for each value, in the order of bucket and key. What cannot be
+read is a line with "unreadable" or "damage", and makes the exit code 1. Nothing is
+changed. A store holds no credentials, only their IDs.`,
+		Example: `  # Who proved access to what?
+  pullgatectl store dump | jq -r 'select(.bucket == "records").value |
+    [.pair.repository, (.proofs // [] | map(.credential[:12]) | join(","))] | @tsv'`,
+	}, func(ctx context.Context, file string) error {
+		v, err := offline.Dump(ctx, file, c.out)
+		if err != nil {
+			return err
+		}
+		return damagedIf(len(v.Problems) + v.Omitted)
+	})
+}
+
+func storeCompactCommand(c *console) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "compact [FILE]",
+		Short: "Make the file of a store smaller that no pullgated has open",
+		Long: `Put a file that holds the same values without free space in the place of the file of a
+store, ` + defaultStore + ` by default, with its mode and owner. It has to be as
+large as what the store holds, beside the old one, and takes the place of that once it is whole,
+on disk and compared with it; whatever happens before leaves the old one. Stop pullgated
+first.`,
+		Example: `  systemctl stop pullgated && pullgatectl store compact; systemctl start pullgated`,
+	}
+	o := outputFlags(cmd)
+	return offlineCommand(cmd, func(ctx context.Context, file string) error {
+		done, err := offline.Compact(ctx, file)
+		if err != nil {
+			return err
+		}
+		told, err := structpb.NewStruct(map[string]any{"file": file, "bytesBefore": done.Before, "bytes": done.After})
+		if err != nil {
+			return err
+		}
+		return c.print(o, told, func(_ view.View, p *text.Page) {
+			p.Line("%s: %s, before %s", file, text.Size(done.After), text.Size(done.Before))
+		})
+	})
+}
+
+func damagedIf(places int) error {
+	if places == 0 {
+		return nil
+	}
+	return damaged(places)
+}
+
+// offlineFailure makes a failure of what goes wrong with the file of a store. Other errors stay what they are.
+func offlineFailure(err error) error {
+	f := &failure{code: exitFailed, err: err}
+	switch {
+	case errors.Is(err, offline.ErrInUse):
+		f.hint = "pullgated has it open: pullgatectl store verify and store backup read it meanwhile, or stop it first"
+	case errors.Is(err, offline.ErrReplaced):
+		f.hint = "somebody else is at work on it; try again"
+	case errors.Is(err, offline.ErrNewerFormat):
+		f.hint = "a newer pullgated wrote this store; use the pullgatectl of that version"
+	case errors.Is(err, offline.ErrDamaged):
+		f.hint = "pullgatectl store dump shows what can be read of it; pullgated sets it aside at its start and begins anew"
+	case errors.Is(err, fs.ErrNotExist):
+		f.hint = "give the file: it is records.db in stateDir, or a backup of that"
+	case errors.Is(err, fs.ErrPermission):
+		f.hint = "a store is for root alone: run it as root"
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		f.hint = "free space; the store is as it was"
+	default:
+		return err
+	}
+	return f
+}

@@ -1,0 +1,96 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// What a disk should have free: pulls are refused on one that is full.
+const (
+	littleBytes = 64 << 20
+	noBytes     = 4 << 20
+	littleNodes = 1000
+)
+
+// disk looks for room where the store is.
+func (n Node) disk(context.Context) []Finding {
+	dir := n.Config.StateDir
+	d, err := n.Disk(n.path(dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return []Finding{unknown("start pullgated, which makes it", "there is no %s", dir)}
+	}
+	if err != nil {
+		return []Finding{unknown("run it as root", "%s: %v", dir, err)}
+	}
+	var all []Finding
+	if d.Remote {
+		all = append(all, fail("set stateDir to a directory on a local disk", "%s is on the disk of another machine: the store locks and maps its file", dir))
+	}
+	const mend = "free space there: when it is full, every pull that needs proof is refused"
+	switch {
+	case d.Free < noBytes:
+		all = append(all, fail(mend, "%s has %d MiB free", dir, d.Free>>20))
+	case d.Free < littleBytes:
+		all = append(all, warn(mend, "%s has %d MiB free", dir, d.Free>>20))
+	}
+	if d.Inodes > 0 && d.FreeNodes < littleNodes {
+		all = append(all, warn("delete files there: no store can be begun or backed up without a free inode", "%s has %d inodes free", dir, d.FreeNodes))
+	}
+	if len(all) == 0 {
+		all = append(all, ok("%s has %d MiB free", dir, d.Free>>20))
+	}
+	return all
+}
+
+// clock compares the clock with what it said before. Proofs have times.
+func (n Node) clock(context.Context) []Finding {
+	var all []Finding
+	now := n.Now()
+	newest, of := time.Time{}, ""
+	later := func(t time.Time, what string) {
+		if t.After(newest) {
+			newest, of = t, what
+		}
+	}
+	for _, name := range []string{"records.db", "node.key"} {
+		if info, err := os.Stat(n.path(n.Config.StateDir, name)); err == nil {
+			later(info.ModTime(), filepath.Join(n.Config.StateDir, name)+" was written")
+		}
+	}
+	if s := n.Status; s != nil {
+		later(s.GetStarted().AsTime(), "pullgated started")
+		later(s.GetReload().GetAt().AsTime(), "the configuration was read")
+	}
+	if skew := newest.Sub(now); skew > time.Minute {
+		all = append(all, fail("set the clock right; if it is right now it was ahead before, and what was proved then counts from when pullgated notices",
+			"the clock was set back: %s at %s, which is %s from now", of, newest.UTC().Format(time.RFC3339), skew.Round(time.Second)))
+	}
+	const mend = "run chrony, systemd-timesyncd or another NTP client: how old a proof is, the clock tells"
+	switch step, err := n.ClockInStep(); {
+	case err != nil:
+		all = append(all, unknown(mend, "whether the clock is kept right: %v", err))
+	case !step:
+		all = append(all, warn(mend, "nothing keeps the clock right"))
+	}
+	if len(all) == 0 {
+		all = append(all, ok("the clock is kept right, and nothing is from the future"))
+	}
+	return all
+}
+
+// owner returns the owner of a file.
+func owner(info fs.FileInfo) (uid, gid int) {
+	s, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return -1, -1
+	}
+	return int(s.Uid), int(s.Gid)
+}
+
+func who(uid, gid int) string { return fmt.Sprintf("user %d, group %d", uid, gid) }

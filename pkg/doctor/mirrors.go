@@ -1,0 +1,268 @@
+package doctor
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/pelletier/go-toml/v2"
+)
+
+// defaultHosts is the hosts directory if the runtime's configuration names none.
+const defaultHosts = "/etc/containerd/certs.d"
+
+// maxMirrors bounds how many mirrors are asked.
+const maxMirrors = 50
+
+// A mirror is a host that the runtime pulls from in the place of a registry.
+type mirror struct {
+	base  string // the URL below which /v2/ is
+	api   string // the URL of the API's root
+	where string // the file that names it
+}
+
+// A registries is what the runtime's configuration says of registries.
+type registries struct {
+	mirrors []mirror
+	secrets []string // files in which the runtime has credentials of its own
+	broken  []string // files that cannot be read, with why
+}
+
+// mirrors looks at the mirrors of the runtime: what one hands out to anybody, every pod can prove.
+func (n Node) mirrors(ctx context.Context) (all []Finding) {
+	if name := n.Status.GetRuntime().GetName(); name != "" && !strings.HasPrefix(name, "containerd") {
+		return []Finding{unknown("see in its manual where it has mirrors, and that they ask for credentials", "which mirrors %s has", name)}
+	}
+	r := n.registries()
+	for _, b := range r.broken {
+		all = append(all, unknown("mend the file; containerd does not read it either", "%s", b))
+	}
+	for _, s := range r.secrets {
+		all = append(all, warn("take them out and use pull secrets, or nodeCredentials, where they are meant for every pod",
+			"%s gives the runtime credentials of its own: a pull that comes without any uses them and opens the image to all", s))
+	}
+	if len(r.mirrors) == 0 {
+		return append(all, ok("no mirror is configured in the runtime"))
+	}
+	asked := r.mirrors
+	if len(asked) > maxMirrors {
+		asked = asked[:maxMirrors]
+		all = append(all, unknown("see that they ask for credentials", "%d mirrors more than are asked", len(r.mirrors)-maxMirrors))
+	}
+	if n.NoNetwork {
+		for _, m := range asked {
+			all = append(all, unknown("run it without --no-network", "whether the mirror %s (%s) asks for credentials", m.base, m.where))
+		}
+		return all
+	}
+	answers := make([]Finding, len(asked))
+	var wait sync.WaitGroup
+	for i, m := range asked {
+		wait.Go(func() { answers[i] = n.ask(ctx, m) })
+	}
+	wait.Wait()
+	return append(all, answers...)
+}
+
+// ask asks a mirror without credentials.
+func (n Node) ask(ctx context.Context, m mirror) Finding {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, m.api, http.NoBody)
+	if err != nil {
+		return unknown("mend the address", "the mirror %s (%s): %v", m.base, m.where, err)
+	}
+	transport := &http.Transport{
+		DialContext: n.Dial, DisableKeepAlives: true,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // nothing is sent, and of the answer only the status counts
+	}
+	client := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	response, err := client.Do(request)
+	if err != nil {
+		return unknown("see that it asks for credentials once it is there", "the mirror %s (%s) does not answer: %v", m.base, m.where, err)
+	}
+	_ = response.Body.Close() // it is not read
+	switch response.StatusCode {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return ok("the mirror %s (%s) asks for credentials", m.base, m.where)
+	case http.StatusOK:
+		return warn("have it ask for the registry's credentials, or do not use it for private images",
+			"the mirror %s (%s) answers without credentials: what it hands out so, every pod can prove", m.base, m.where)
+	}
+	return unknown("see that it asks for credentials", "the mirror %s (%s) answers %d", m.base, m.where, response.StatusCode)
+}
+
+// registries reads the configuration of the runtime.
+func (n Node) registries() (r registries) {
+	var dirs []string
+	for _, file := range n.containerdFiles() {
+		dirs = append(dirs, n.containerdFile(file, &r)...)
+	}
+	if len(dirs) == 0 {
+		dirs = []string{defaultHosts}
+	}
+	slices.Sort(dirs)
+	for _, dir := range slices.Compact(dirs) {
+		for _, file := range n.glob(filepath.Join(dir, "*", "hosts.toml")) {
+			n.hostsFile(file, &r)
+		}
+	}
+	slices.SortStableFunc(r.mirrors, func(a, b mirror) int { return strings.Compare(a.base+a.where, b.base+b.where) })
+	r.mirrors = slices.CompactFunc(r.mirrors, func(a, b mirror) bool { return a.api == b.api })
+	return r
+}
+
+// containerdFiles returns the configuration files of the containerd that runs, or those that are usual.
+func (n Node) containerdFiles() (files []string) {
+	for _, p := range n.running("containerd") {
+		args := n.arguments(p.pid)
+		file := flag(args, "-config")
+		if at := slices.Index(args, "-c"); file == "" && at >= 0 && at+1 < len(args) {
+			file = args[at+1]
+		}
+		if file != "" {
+			files = append(files, file)
+		}
+	}
+	if len(files) == 0 {
+		files = []string{
+			"/etc/containerd/config.toml", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+			"/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+		}
+	}
+	for _, file := range slices.Clone(files) {
+		var c struct {
+			Imports []string `toml:"imports"`
+		}
+		if toml.Unmarshal([]byte(n.read(file)), &c) != nil {
+			continue // said when it is read
+		}
+		for _, pattern := range c.Imports {
+			if !filepath.IsAbs(pattern) {
+				pattern = filepath.Join(filepath.Dir(file), pattern)
+			}
+			files = append(files, n.glob(pattern)...)
+		}
+	}
+	return files
+}
+
+// containerdFile adds what a configuration of containerd says, of whatever version, and returns its hosts directories.
+func (n Node) containerdFile(path string, r *registries) (dirs []string) {
+	type registry struct {
+		ConfigPath string `toml:"config_path"`
+		Mirrors    map[string]struct {
+			Endpoint []string `toml:"endpoint"`
+		} `toml:"mirrors"`
+		Configs map[string]struct {
+			Auth map[string]any `toml:"auth"`
+		} `toml:"configs"`
+	}
+	var c struct {
+		Plugins map[string]struct {
+			Registry registry `toml:"registry"`
+		} `toml:"plugins"`
+	}
+	if !n.toml(path, &c, r) {
+		return nil
+	}
+	for _, plugin := range []string{"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images"} {
+		registry := c.Plugins[plugin].Registry
+		dirs = append(dirs, filepath.SplitList(registry.ConfigPath)...)
+		for _, m := range registry.Mirrors {
+			for _, endpoint := range m.Endpoint {
+				r.add(endpoint, false, path)
+			}
+		}
+		for _, host := range registry.Configs {
+			if len(host.Auth) > 0 && !slices.Contains(r.secrets, path) {
+				r.secrets = append(r.secrets, path)
+			}
+		}
+	}
+	return dirs
+}
+
+// hostsFile adds what the hosts.toml of a registry says.
+func (n Node) hostsFile(path string, r *registries) {
+	type host struct {
+		OverridePath bool           `toml:"override_path"`
+		Header       map[string]any `toml:"header"`
+	}
+	var c struct {
+		Server string          `toml:"server"`
+		Host   map[string]host `toml:"host"`
+		host
+	}
+	if !n.toml(path, &c, r) {
+		return
+	}
+	secret := hasSecret(c.Header)
+	for address, h := range c.Host {
+		r.add(address, h.OverridePath, path)
+		secret = secret || hasSecret(h.Header)
+	}
+	// The server that a registry is redirected to is one as well.
+	if name := filepath.Base(filepath.Dir(path)); c.Server != "" && hostOf(c.Server) != name && !(name == "docker.io" && hostOf(c.Server) == "registry-1.docker.io") {
+		r.add(c.Server, c.OverridePath, path)
+	}
+	if secret {
+		r.secrets = append(r.secrets, path)
+	}
+}
+
+func hasSecret(header map[string]any) bool {
+	for name := range header {
+		if strings.EqualFold(name, "authorization") {
+			return true
+		}
+	}
+	return false
+}
+
+// toml reads a file, and reports whether there is one that can be read.
+func (n Node) toml(path string, into any, r *registries) bool {
+	if _, err := os.Stat(n.path(path)); os.IsNotExist(err) {
+		return false
+	}
+	if err := toml.Unmarshal([]byte(n.read(path)), into); err != nil {
+		r.broken = append(r.broken, fmt.Sprintf("%s: %v", path, err))
+		return false
+	}
+	return true
+}
+
+func (r *registries) add(address string, override bool, where string) {
+	if !strings.Contains(address, "://") {
+		address = "https://" + address
+	}
+	api := strings.TrimRight(address, "/")
+	if !override && !strings.HasSuffix(api, "/v2") {
+		api += "/v2"
+	}
+	r.mirrors = append(r.mirrors, mirror{base: redacted(address), api: api + "/", where: where})
+}
+
+// redacted returns an address without what somebody may have put into it and would not want to see printed.
+func redacted(address string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		return "that cannot be read"
+	}
+	u.User, u.RawQuery = nil, ""
+	return u.String()
+}
+
+func hostOf(address string) string {
+	if u, err := url.Parse(address); err == nil && u.Host != "" {
+		return u.Host
+	}
+	return address
+}

@@ -1,0 +1,69 @@
+package doctor
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A process is one of the node. Its name is "" if that cannot be found out.
+type process struct {
+	pid  int
+	name string
+}
+
+func (p process) String() string {
+	if p.name == "" {
+		return "a process that cannot be seen from here"
+	}
+	return fmt.Sprintf("%s (process %d)", p.name, p.pid)
+}
+
+// running returns the processes of these names that are the node's own, by their numbers.
+func (n Node) running(names ...string) (found []process) {
+	for _, path := range n.glob("/proc/[0-9]*/comm") {
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err != nil {
+			continue
+		}
+		if p := (process{pid, n.nameOf(pid)}); slices.Contains(names, p.name) && n.ownProcess(pid) {
+			found = append(found, p)
+		}
+	}
+	slices.SortFunc(found, func(a, b process) int { return a.pid - b.pid })
+	return found
+}
+
+// ownProcess reports whether a process is one of the node and not of a container or a user: anybody may give his process
+// any name, and what such a one says must not be believed, nor its program run.
+func (n Node) ownProcess(pid int) bool {
+	dir := n.path("/proc", strconv.Itoa(pid))
+	info, err := os.Stat(dir)
+	if err != nil {
+		return false
+	}
+	if uid, _ := owner(info); uid != 0 && uid != os.Geteuid() {
+		return false
+	}
+	for _, namespace := range []string{"ns/mnt", "ns/user"} {
+		ours, err := os.Readlink(n.path("/proc/self", namespace))
+		if err != nil {
+			return false
+		}
+		if theirs, err := os.Readlink(filepath.Join(dir, namespace)); err != nil || theirs != ours {
+			return false
+		}
+	}
+	return true
+}
+
+func (n Node) nameOf(pid int) string {
+	return strings.TrimSpace(n.read("/proc/" + strconv.Itoa(pid) + "/comm"))
+}
+
+func (n Node) arguments(pid int) []string {
+	return strings.Split(strings.TrimRight(n.read("/proc/"+strconv.Itoa(pid)+"/cmdline"), "\x00"), "\x00")
+}

@@ -1,0 +1,134 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// socketPath returns the path of an endpoint, in one form: unix:// or not, /var/run or /run.
+func socketPath(endpoint string) string {
+	path := strings.TrimPrefix(strings.TrimPrefix(endpoint, "unix:"), "//")
+	if !strings.HasPrefix(path, "/") {
+		return endpoint // tcp, npipe or nothing
+	}
+	path = filepath.Clean(path)
+	if rest, found := strings.CutPrefix(path, "/var/run/"); found {
+		path = "/run/" + rest
+	}
+	return path
+}
+
+// sockets looks at who owns which socket and who answers there.
+func (n Node) sockets(ctx context.Context) []Finding {
+	var all []Finding
+	for _, s := range []struct{ field, endpoint string }{
+		{"listen", n.Config.Listen},
+		{"admin.listen", n.Config.Admin.Listen},
+		{"nodeCredentials.listen", n.Config.NodeCredentials.Listen},
+	} {
+		if s.endpoint != "" {
+			all = append(all, n.own(ctx, s.field, socketPath(s.endpoint))...)
+		}
+	}
+	return append(all, n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint)))
+}
+
+// own looks at a socket of pullgated.
+func (n Node) own(ctx context.Context, field, path string) (all []Finding) {
+	info, err := n.socket(path)
+	if err != nil {
+		return []Finding{fail("systemctl status pullgated; then compare "+field+" with where it listens", "%s: %v", field, err)}
+	}
+	all = private(nil, info, path, 0o600)
+	if dir, err := os.Stat(n.path(filepath.Dir(path))); err == nil {
+		if w := writable(dir, filepath.Dir(path)); w != nil {
+			all = append(all, *w) // who may write there may put a socket of his own in its place
+		}
+	}
+	peer, err := n.peer(ctx, path)
+	switch {
+	case err != nil:
+		all = append(all, fail("systemctl restart pullgated", "%s: nobody answers at %s: %v", field, path, err))
+	case peer.name != "" && peer.name != "pullgated" && peer.name != "systemd": // which holds it for pullgated
+		all = append(all, fail(fmt.Sprintf("stop process %d, or set %s to another path, then restart pullgated", peer.pid, field),
+			"%s: at %s answers %s", field, path, peer))
+	case len(all) == 0:
+		all = append(all, ok("%s: at %s answers %s", field, path, peer))
+	}
+	return all
+}
+
+func (n Node) runtimeSocket(ctx context.Context, path string) Finding {
+	info, err := n.socket(path)
+	if err != nil {
+		return fail("systemctl status containerd; compare runtimeEndpoint with where the runtime listens", "runtimeEndpoint: %v", err)
+	}
+	uid, gid := owner(info)
+	mode := info.Mode().Perm()
+	if uid != 0 || mode&0o002 != 0 || mode&0o020 != 0 && gid != 0 {
+		return fail("give it to root alone, where the runtime is configured (grpc.uid, grpc.gid)",
+			"the runtime's own %s has mode %04o and is of %s: who may connect there passes pullgate by", path, mode, who(uid, gid))
+	}
+	peer, err := n.peer(ctx, path)
+	if err != nil {
+		return fail("systemctl status containerd", "nobody answers at the runtime's %s: %v", path, err)
+	}
+	return ok("runtimeEndpoint: at %s answers %s, for root alone", path, peer)
+}
+
+// socket looks at a path that is to be a socket.
+func (n Node) socket(path string) (fs.FileInfo, error) {
+	info, err := os.Stat(n.path(path))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("there is no %s", path)
+	case err == nil && info.Mode().Type() != fs.ModeSocket:
+		return nil, fmt.Errorf("%s is no socket", path)
+	}
+	return info, err
+}
+
+// peer connects to a socket and returns who listens there.
+func (n Node) peer(ctx context.Context, path string) (process, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	c, err := n.Dial(ctx, "unix", n.path(path))
+	if err != nil {
+		return process{}, n.bound(path, err)
+	}
+	defer func() { _ = c.Close() }() // nothing was written
+	connection, isUnix := c.(*net.UnixConn)
+	if !isUnix {
+		return process{}, nil
+	}
+	raw, err := connection.SyscallConn()
+	if err != nil {
+		return process{}, nil // somebody answers, who that is stays unknown
+	}
+	var p process
+	_ = raw.Control(func(fd uintptr) { // as well
+		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			p.pid = int(cred.Pid)
+		}
+	})
+	p.name = n.nameOf(p.pid)
+	return p, nil
+}
+
+// bound adds to an error whether the kernel knows a socket at the path.
+func (n Node) bound(path string, err error) error {
+	for line := range strings.Lines(n.read("/proc/net/unix")) {
+		if fields := strings.Fields(line); len(fields) == 8 && socketPath(fields[7]) == path {
+			return fmt.Errorf("somebody has it open and does not take the call: %w", err)
+		}
+	}
+	return err
+}

@@ -1,0 +1,100 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// The oldest that are supported.
+const (
+	oldestKubelet    = 26 // 1.26
+	oldestContainerd = 6  // 1.6
+)
+
+// A version is the first three numbers of a text that tells one.
+type version struct{ major, minor, patch int }
+
+func (v version) String() string { return fmt.Sprintf("%d.%d.%d", v.major, v.minor, v.patch) }
+
+func (v version) before(major, minor int) bool {
+	return v.major < major || v.major == major && v.minor < minor
+}
+
+func versionIn(text string) (version, bool) {
+	found := regexp.MustCompile(`\bv?(\d{1,4})\.(\d{1,4})\.(\d{1,4})`).FindStringSubmatch(text)
+	if found == nil {
+		return version{}, false
+	}
+	var parts [3]int
+	for i := range parts {
+		parts[i], _ = strconv.Atoi(found[i+1]) // digits
+	}
+	return version{parts[0], parts[1], parts[2]}, true
+}
+
+// versions compares the versions of kubelet and runtime with what is supported.
+func (n Node) versions(ctx context.Context) (all []Finding) {
+	kubelets := n.running("kubelet", "k3s", "k3s-server", "k3s-agent")
+	if len(kubelets) == 0 {
+		all = append(all, unknown("run it on the node, as root, with the kubelet running", "no kubelet runs here"))
+	}
+	for _, p := range kubelets {
+		v, err := n.versionOf(ctx, p)
+		switch {
+		case err != nil:
+			all = append(all, unknown("run it as root", "which version %s is: %v", p, err))
+		case v.before(1, oldestKubelet):
+			all = append(all, fail("upgrade the kubelet", "%s is version %s, older than 1.%d, the oldest that is supported", p, v, oldestKubelet))
+		default:
+			all = append(all, ok("%s is version %s", p, v))
+		}
+	}
+	return append(all, n.runtimeVersion(ctx))
+}
+
+func (n Node) runtimeVersion(ctx context.Context) Finding {
+	name, text := n.Status.GetRuntime().GetName(), n.Status.GetRuntime().GetVersion()
+	if text == "" { // without the daemon
+		p, err := n.peer(ctx, socketPath(n.Config.RuntimeEndpoint))
+		if err != nil || p.name == "" {
+			return unknown("start the runtime and pullgated, which asks it; run it as root", "which version the runtime is")
+		}
+		v, err := n.versionOf(ctx, p)
+		if err != nil {
+			return unknown("start pullgated, which asks it", "which version %s is: %v", p, err)
+		}
+		name, text = p.name, v.String()
+	}
+	v, known := versionIn(text)
+	switch {
+	case !strings.HasPrefix(name, "containerd"):
+		return warn("see that image_ref of its answers equals the image's ID, as the CRI has it", "the runtime is %s %s; containerd is what pullgate is tested with", name, text)
+	case !known:
+		return unknown("", "the runtime is %s %s, which is no version that can be compared", name, text)
+	case v.before(1, oldestContainerd):
+		return fail("upgrade containerd", "containerd is version %s, older than 1.%d, the oldest that is supported", v, oldestContainerd)
+	}
+	return ok("containerd is version %s", v)
+}
+
+// versionOf asks the program of a process.
+func (n Node) versionOf(ctx context.Context, p process) (version, error) {
+	if !n.ownProcess(p.pid) {
+		return version{}, errors.New("it is not a process of the node itself, whose program could be asked")
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	out, err := n.Run(ctx, n.path("/proc", strconv.Itoa(p.pid), "exe"), "--version")
+	if err != nil {
+		return version{}, err
+	}
+	v, known := versionIn(string(out))
+	if !known {
+		return version{}, errors.New("--version does not say so")
+	}
+	return v, nil
+}

@@ -1,0 +1,5 @@
+package dbfile
+
+// Hooks of the tests in dbfile_test.
+
+func IsSystem(err error) bool { return isSystem(err) }

@@ -1,0 +1,210 @@
+package dbfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/pullgate/pullgate/pkg/records/pages"
+)
+
+// LockWait is how long a file's lock is waited for by default. bbolt's own is for ever, which would turn a second
+// daemon into a silent hang.
+const LockWait = 2 * time.Second
+
+// Options are the settings of [Open].
+type Options struct {
+	// LockWait bounds the wait for the file lock; the zero value is [LockWait].
+	LockWait time.Duration
+	// ReadOnly opens a file that is only read, together with others.
+	ReadOnly bool
+	// Check looks at what is in the file once its structure is known to be sound; an error is damage.
+	Check func(*bolt.Tx) error
+}
+
+// A File is an open file. Its methods may be called concurrently.
+type File struct {
+	// DB is the database. To go through View and Update keeps a damaged page from ending the process.
+	DB   *bolt.DB
+	file *os.File    // of DB, closed with it
+	info fs.FileInfo // of file, when it was opened
+}
+
+// Open opens the file at path, which has to be a regular one, and reads all of it. It returns no file but the damage
+// for one that is damaged. An error says nothing about the content: ErrInUse, ErrReplaced, or one of the file system.
+func Open(path string, o Options) (f *File, damage, err error) {
+	info, err := os.Lstat(path)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case !info.Mode().IsRegular():
+		return nil, nil, fmt.Errorf("it is no regular file but %v", info.Mode().Type())
+	case info.Size() == 0:
+		return nil, errors.New("the file is empty"), nil // bbolt would begin a new database in it
+	}
+	f = &File{info: info}
+	damage = guard(func() error {
+		if err := f.open(path, o, 0); err != nil {
+			return err
+		}
+		return f.check(o.Check)
+	})
+	if err := InPlace(path, f.info); err != nil {
+		return nil, nil, errors.Join(err, f.closeDamaged())
+	}
+	switch {
+	case damage == nil:
+		return f, nil, nil
+	case errors.Is(damage, bolterrors.ErrTimeout):
+		return nil, nil, ErrInUse
+	case errors.Is(damage, fs.ErrPermission), isSystem(damage):
+		return nil, nil, errors.Join(damage, f.closeDamaged())
+	}
+	return nil, damage, f.closeDamaged()
+}
+
+// Create begins a database in a new file.
+func Create(path string) (*File, error) {
+	var f File
+	if err := f.open(path, Options{}, os.O_CREATE|os.O_EXCL); err != nil {
+		return nil, err
+	}
+	return &f, nil
+}
+
+// open opens the file with its lock. What it has opened is noted also if it fails.
+func (f *File) open(path string, o Options, flags int) (err error) {
+	if o.LockWait == 0 {
+		o.LockWait = LockWait
+	}
+	f.DB, err = bolt.Open(path, 0o600, &bolt.Options{
+		Timeout: o.LockWait, ReadOnly: o.ReadOnly,
+		OpenFile: func(name string, flag int, mode os.FileMode) (file *os.File, err error) {
+			if file, err = os.OpenFile(name, flag&^os.O_CREATE|flags, mode); err == nil {
+				f.file = file
+				f.info, err = file.Stat()
+			}
+			return file, err
+		},
+	})
+	return err
+}
+
+// InPlace returns ErrReplaced if the path leads to another file than before: who held the lock has put one there.
+// On the old one everything would be lost that is written from now on.
+func InPlace(path string, before fs.FileInfo) error {
+	now, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(before, now) {
+		return ErrReplaced
+	}
+	return err
+}
+
+// isSystem reports whether an error is of the file system and says nothing about the file's content.
+func isSystem(err error) bool {
+	var path *fs.PathError
+	var call *os.SyscallError
+	var number syscall.Errno // bbolt does not wrap those of flock, mmap and fdatasync
+	return errors.As(err, &path) || errors.As(err, &call) || errors.As(err, &number)
+}
+
+// closeDamaged closes what may be too damaged to be closed; its pages are not written to.
+func (f *File) closeDamaged() error {
+	if f.DB == nil {
+		return nil
+	}
+	return guard(f.DB.Close)
+}
+
+// check walks the whole tree.
+func (f *File) check(content func(*bolt.Tx) error) error {
+	info, err := f.file.Stat() // now that nobody else writes
+	if err != nil {
+		return err
+	}
+	return f.DB.View(func(tx *bolt.Tx) error {
+		if tx.Size() > info.Size() {
+			return fmt.Errorf("the file has %d bytes, its tree %d", info.Size(), tx.Size())
+		}
+		// Before bbolt walks the tree, which trusts what it reads.
+		if err := f.Walk(tx, pages.Visitor{}); err != nil {
+			return err
+		}
+		if content != nil {
+			if err := content(tx); err != nil {
+				return err
+			}
+		}
+		// All messages must be read, or the check does not end.
+		var err error
+		for problem := range tx.Check() {
+			err = errors.Join(err, problem)
+		}
+		return err
+	})
+}
+
+// View runs a read transaction, and makes an error of a panic.
+func (f *File) View(do func(*bolt.Tx) error) error {
+	return guard(func() error { return f.DB.View(do) })
+}
+
+// Update runs a write transaction, and makes an error of a panic. nil means that it is on disk.
+func (f *File) Update(do func(*bolt.Tx) error) error {
+	return guard(func() error { return f.DB.Update(do) })
+}
+
+// Walk walks the pages of a transaction of the file, also while others write.
+func (f *File) Walk(tx *bolt.Tx, v pages.Visitor) error {
+	// The file's own meta pages may be those of later transactions.
+	var head firstWrite
+	if _, err := tx.WriteTo(&head); head.page == nil {
+		return err
+	}
+	m, err := pages.ParseMeta(head.page)
+	if err != nil {
+		return err
+	}
+	return pages.Walk(f.file, m, v)
+}
+
+// A firstWrite keeps what is written first and takes no more. Of a transaction that is its own meta page.
+type firstWrite struct{ page []byte }
+
+func (f *firstWrite) Write(b []byte) (int, error) {
+	if f.page != nil {
+		return 0, io.ErrShortWrite
+	}
+	f.page = append([]byte{}, b...)
+	return len(b), nil
+}
+
+// SyncDir writes what a path leads to, such as after a rename, to the disk.
+func SyncDir(path string) error {
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// guard runs f and makes an error of a panic, of a fault in the file's memory map as well.
+func guard(f func() error) (err error) {
+	old := debug.SetPanicOnFault(true)
+	defer debug.SetPanicOnFault(old)
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: panic: %v", ErrUnreadable, p)
+		}
+	}()
+	return f()
+}

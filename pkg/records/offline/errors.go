@@ -1,0 +1,19 @@
+package offline
+
+import (
+	"errors"
+
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/records/dbfile"
+)
+
+var (
+	// ErrDamaged is returned by Compact for a file whose structure is damaged: what cannot be walked would be lost.
+	ErrDamaged = errors.New("records: file damaged")
+	// ErrInUse is returned for a file that a daemon has open.
+	ErrInUse = records.ErrInUse
+	// ErrNewerFormat is returned for a file of a newer format.
+	ErrNewerFormat = records.ErrNewerFormat
+	// ErrReplaced is returned if another file took the place of the one whose lock was waited for.
+	ErrReplaced = dbfile.ErrReplaced
+)

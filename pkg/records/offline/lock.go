@@ -1,0 +1,61 @@
+package offline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/records/dbfile"
+)
+
+// Between two attempts to get the lock.
+const lockPause = 20 * time.Millisecond
+
+// locked calls do with the file at path, opened for reading and locked as bbolt does it: syscall.LOCK_SH keeps writers
+// out, syscall.LOCK_EX everybody.
+func locked(ctx context.Context, path string, how int, do func(*os.File) error) (err error) {
+	// A link is refused as Open refuses it, and a named pipe is not waited for.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, syscall.ELOOP) {
+		return fmt.Errorf("%s is a symbolic link; give the file that it leads to", path)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }() // which ends the lock
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is no regular file but %v", path, info.Mode().Type())
+	}
+	if err := lock(ctx, f, how); err != nil {
+		return fmt.Errorf("lock %s: %w", path, err)
+	}
+	if err := dbfile.InPlace(path, info); err != nil {
+		return fmt.Errorf("lock %s: %w", path, err)
+	}
+	return do(f)
+}
+
+func lock(ctx context.Context, f *os.File, how int) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, dbfile.LockWait, ErrInUse)
+	defer cancel()
+	pause := time.NewTicker(lockPause)
+	defer pause.Stop()
+	for {
+		err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB)
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-pause.C:
+		}
+	}
+}
