@@ -122,11 +122,13 @@ func TestDisableRestartsAKubeletThatWasLeft(t *testing.T) {
 func TestEnableWaitsForAKubeletThatStaysWell(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "kubeadm-flags")
-		n.onRestart = func() {
-			time.AfterFunc(6500*time.Millisecond, func() { n.healthy = http.StatusInternalServerError })
-			time.AfterFunc(8500*time.Millisecond, func() { n.healthy = http.StatusOK })
-		}
 		began := time.Now()
+		n.beforeGet = func() {
+			n.healthy = http.StatusOK
+			if after := time.Since(began); after > 6500*time.Millisecond && after < 8500*time.Millisecond {
+				n.healthy = http.StatusInternalServerError
+			}
+		}
 		if err := n.enable(); err != nil || time.Since(began) < 20*time.Second {
 			t.Errorf("enable after %s: %v; want 12 s from when it was well again", time.Since(began), err)
 		}

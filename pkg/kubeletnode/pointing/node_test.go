@@ -47,6 +47,7 @@ type node struct {
 	onRestart      func()
 	runtime, image string // of pullgated
 	said           []string
+	beforeGet      func() // nil is allowed
 	sayHook        func(line string)
 	metrics        string
 }
@@ -124,6 +125,9 @@ func (n *node) sw() pointing.Switch {
 }
 
 func (n *node) get(_ context.Context, url string) (int, []byte, error) {
+	if n.beforeGet != nil {
+		n.beforeGet()
+	}
 	switch {
 	case strings.HasSuffix(url, ":9471/readyz"):
 		return n.ready, []byte("the runtime is not reached\n"), nil
