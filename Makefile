@@ -102,7 +102,7 @@ man: ## write manual pages and shell completion of pullgatectl into bin/man and 
 
 .PHONY: install
 install: build man ## install programs, manual pages and units below DESTDIR; enables nothing
-	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(UNITDIR)' '$(DESTDIR)$(PREFIX)/share/pullgate' '$(DESTDIR)$(PREFIX)/share/man/man1'
+	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(UNITDIR)' '$(DESTDIR)$(PREFIX)/share/man/man1'
 	install -m 0644 '$(BIN)'/man/*.1 '$(DESTDIR)$(PREFIX)/share/man/man1/'
 	install -D -m 0644 '$(BIN)/completion/bash' '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/pullgatectl'
 	install -D -m 0644 '$(BIN)/completion/zsh' '$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_pullgatectl'
@@ -111,14 +111,12 @@ install: build man ## install programs, manual pages and units below DESTDIR; en
 	install -m 0644 systemd/pullgated.socket '$(DESTDIR)$(UNITDIR)/pullgated.socket'
 	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' systemd/pullgated.service > '$(DESTDIR)$(UNITDIR)/pullgated.service'
 	chmod 0644 '$(DESTDIR)$(UNITDIR)/pullgated.service'
-	install -m 0644 systemd/kubelet/20-pullgate.conf '$(DESTDIR)$(PREFIX)/share/pullgate/20-pullgate.conf'
 
 .PHONY: uninstall
 uninstall: ## remove what make install installed below DESTDIR; state and configuration stay
 	rm -f $(PROGRAMS:%='$(DESTDIR)$(PREFIX)/bin/%') '$(DESTDIR)$(UNITDIR)/pullgated.socket' '$(DESTDIR)$(UNITDIR)/pullgated.service'
 	rm -f '$(DESTDIR)$(PREFIX)/share/man/man1/'pullgatectl*.1 '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/pullgatectl' \
 		'$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_pullgatectl' '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/pullgatectl.fish'
-	rm -rf '$(DESTDIR)$(PREFIX)/share/pullgate'
 
 .PHONY: package
 package: ## build .deb, .rpm and a bill of materials for ARCHES into dist/
