@@ -41,8 +41,8 @@ func TestOperationsKnows(t *testing.T) {
 						}
 					}
 					if s, ok := n.Fun.(*ast.SelectorExpr); ok && strings.Contains(s.Sel.Name, "Var") && len(n.Args) > 2 {
-						if name, ok := literal(n.Args[1]); ok && f.Name.Name == "main" {
-							know("flag of "+filepath.Base(filepath.Dir(fset.Position(n.Pos()).Filename)), "`-"+strings.Repeat("-", min(1, len(name)-1))+name, fset.Position(n.Pos()))
+						if name, ok := literal(n.Args[1]); ok && (f.Name.Name == "main" || f.Name.Name == "console") {
+							know("flag of "+program(fset.Position(n.Pos())), "`-"+strings.Repeat("-", min(1, len(name)-1))+name, fset.Position(n.Pos()))
 						}
 					}
 				case *ast.BasicLit:
@@ -59,6 +59,14 @@ func TestOperationsKnows(t *testing.T) {
 			t.Errorf("no %s found in the source, so this test looks in the wrong place", what)
 		}
 	}
+}
+
+// program is the one that has a flag: what makes it is in its folder, or in the console that pullgatectl's commands share.
+func program(at token.Position) string {
+	if dir := filepath.Base(filepath.Dir(at.Filename)); dir != "console" {
+		return dir
+	}
+	return "pullgatectl"
 }
 
 // isNamed reports whether e is the bare name of a package or a variable.

@@ -124,6 +124,10 @@ func directions() []plant {
 		down("pkg/ctl/view", "pkg/ctl"),
 		down("pkg/ctl/view", "proto/pullgate/admin/v1"),
 		down("cmd/pullgatectl", "pkg/ctl/view"),
+		up("pkg/ctl/console", "pkg/policy", "imports nothing but that API"),
+		up("pkg/ctl/view", "pkg/ctl/console", "ctl/console is for commands"),
+		down("pkg/ctl/console", "pkg/ctl/view"),
+		down("cmd/pullgatectl", "pkg/ctl/console"),
 		up("pkg/daemon", "cmd/pullgated", "daemon puts the packages of pkg together"),
 		down("pkg/daemon", "pkg/criproxy"),
 		down("pkg/daemon", "pkg/config"),
@@ -157,7 +161,7 @@ func walls() []plant {
 	for _, from := range []string{"pkg/internal", "pkg/credential", "pkg/tracker", "pkg/pods", "pkg/criproxy", "pkg/admin", "pkg/metrics", "pkg/config", "pkg/daemon", "cmd/pullgated", "cmd/pullgatectl", "e2e"} {
 		all = append(all, up(from, bolt, "bbolt stays in records"))
 	}
-	for _, from := range []string{"pkg/internal", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/metrics", "pkg/config", "pkg/ctl", "cmd/pullgated"} {
+	for _, from := range []string{"pkg/internal", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/metrics", "pkg/config", "pkg/ctl", "pkg/ctl/console", "cmd/pullgated"} {
 		all = append(all, up(from, grpc+"/codes", "gRPC stays at the edge"), up(from, cri, "CRI types stay in criproxy"))
 	}
 	for _, from := range []string{"pkg/credential", "pkg/tracker", "pkg/pods", "pkg/criproxy", "pkg/daemon", "cmd/pullgated"} {
@@ -246,7 +250,7 @@ func shapes() []plant {
 func stubs() []string {
 	return []string{
 		"pkg/internal", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/pods/kube",
-		"pkg/nodecreds", "pkg/nodecreds/report", "pkg/decisions", "pkg/ctl", "pkg/ctl/view",
+		"pkg/nodecreds", "pkg/nodecreds/report", "pkg/decisions", "pkg/ctl", "pkg/ctl/console", "pkg/ctl/view",
 		"pkg/criproxy", "pkg/criproxy/criproxytest", "pkg/admin", "pkg/metrics", "pkg/config", "pkg/daemon", "cmd/pullgated", "proto/pullgate/admin/v1",
 	}
 }

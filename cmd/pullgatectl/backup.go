@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pullgate/pullgate/pkg/ctl/catalog"
+	"github.com/pullgate/pullgate/pkg/ctl/console"
 	"github.com/pullgate/pullgate/pkg/ctl/text"
 	"github.com/pullgate/pullgate/pkg/ctl/view"
 	"github.com/pullgate/pullgate/pkg/ctl/wholefile"
@@ -19,13 +20,13 @@ import (
 )
 
 func damaged(places int) error {
-	return &failure{
-		code: exitFailed, err: fmt.Errorf("%d places of the store cannot be read", places),
-		hint: "look at the disk; the chapter \"A lost or damaged store\" of docs/operations.md says how to go on",
+	return &console.ExitError{
+		Code: console.ExitFailed, Err: fmt.Errorf("%d places of the store cannot be read", places),
+		Hint: "look at the disk; the chapter \"A lost or damaged store\" of docs/operations.md says how to go on",
 	}
 }
 
-func storeBackupCommand(c *console) *cobra.Command {
+func storeBackupCommand(c *console.Console) *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "backup FILE",
@@ -40,15 +41,15 @@ only on this node, with the node.key that it was written with: keep that beside 
 		Args: cobra.ExactArgs(1),
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "replace FILE if it is there")
-	o := outputFlags(cmd)
+	o := console.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		file := args[0]
 		if file == "-" {
-			if c.outTerminal {
-				return misused("send stdout to a file or another program", "a backup is not printed on a terminal")
+			if c.OutTerminal {
+				return console.Misused("send stdout to a file or another program", "a backup is not printed on a terminal")
 			}
-			return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-				_, err := catalog.Backup(ctx, api, c.out)
+			return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+				_, err := catalog.Backup(ctx, api, c.Out)
 				return backupFailure(err)
 			})
 		}
@@ -56,7 +57,7 @@ only on this node, with the node.key that it was written with: keep that beside 
 			return backupFailure(err) // before the daemon begins to send
 		}
 		var size int64
-		err := c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) (err error) {
+		err := c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) (err error) {
 			size, err = backUp(ctx, api, file, force)
 			return err
 		})
@@ -67,7 +68,7 @@ only on this node, with the node.key that it was written with: keep that beside 
 		if err != nil {
 			return err
 		}
-		return c.print(o, told, func(_ view.View, p *text.Page) { p.Line("%s written to %s", text.Size(size), file) })
+		return c.Print(o, told, func(_ view.View, p *text.Page) { p.Line("%s written to %s", text.Size(size), file) })
 	}
 	return cmd
 }
@@ -83,20 +84,20 @@ func backUp(ctx context.Context, api adminv1.PullRecordsClient, file string, rep
 
 // backupFailure makes a failure of what goes wrong with a backup and its file. Other errors stay what they are.
 func backupFailure(err error) error {
-	f := &failure{code: exitFailed, err: err}
+	f := &console.ExitError{Code: console.ExitFailed, Err: err}
 	switch {
 	case errors.Is(err, catalog.ErrNotWhole):
-		f.hint = "what was sent is no backup; try again"
+		f.Hint = "what was sent is no backup; try again"
 	case errors.Is(err, wholefile.ErrExists):
-		f.hint = "give another name, or --force to replace it"
+		f.Hint = "give another name, or --force to replace it"
 	case errors.Is(err, wholefile.ErrNoFile):
-		f.code, f.hint = exitUsage, "give the name of a file, or - and send stdout there"
+		f.Code, f.Hint = console.ExitUsage, "give the name of a file, or - and send stdout there"
 	case errors.Is(err, fs.ErrNotExist):
-		f.hint = "make the directory first"
+		f.Hint = "make the directory first"
 	case errors.Is(err, fs.ErrPermission):
-		f.hint = "choose a directory that you may write to"
+		f.Hint = "choose a directory that you may write to"
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		f.hint = "free space, or choose another disk; nothing was left behind"
+		f.Hint = "free space, or choose another disk; nothing was left behind"
 	default:
 		return err
 	}

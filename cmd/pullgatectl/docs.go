@@ -8,11 +8,13 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
+
+	"github.com/pullgate/pullgate/pkg/ctl/console"
 )
 
 // docsCommand writes what --help says in other forms. It is for those who build and package pullgatectl.
-func docsCommand(c *console) *cobra.Command {
-	cmd := groupCommand("docs", "Write the manual of pullgatectl", "", docsManCommand(), docsMarkdownCommand(c))
+func docsCommand(c *console.Console) *cobra.Command {
+	cmd := console.Group("docs", "Write the manual of pullgatectl", "", docsManCommand(), docsMarkdownCommand(c))
 	cmd.Hidden = true
 	return cmd
 }
@@ -38,7 +40,7 @@ func docsManCommand() *cobra.Command {
 	}
 }
 
-func docsMarkdownCommand(c *console) *cobra.Command {
+func docsMarkdownCommand(c *console.Console) *cobra.Command {
 	return &cobra.Command{
 		Use:   "markdown",
 		Short: "Print the whole manual as Markdown",
@@ -48,7 +50,7 @@ func docsMarkdownCommand(c *console) *cobra.Command {
 			if err := markdown(documented(cmd), &b); err != nil {
 				return err
 			}
-			return write(c.out, b.Bytes())
+			return c.Emit(b.Bytes())
 		},
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pullgate/pullgate/pkg/config"
+	"github.com/pullgate/pullgate/pkg/ctl/console"
 	"github.com/pullgate/pullgate/pkg/ctl/text"
 	"github.com/pullgate/pullgate/pkg/ctl/view"
 	"github.com/pullgate/pullgate/pkg/doctor"
@@ -21,8 +22,7 @@ import (
 // defaultConfig is where pullgated has its configuration.
 const defaultConfig = "/etc/pullgate/config.yaml"
 
-func doctorCommand(c *console) *cobra.Command {
-	node := c.node
+func doctorCommand(c *console.Console, node doctor.Node) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Look at the node from outside, and tell what is wrong and what to do",
@@ -38,7 +38,7 @@ runtime is asked once, without credentials, unless --no-network is given.`,
 	}
 	cmd.Flags().StringVar(&node.ConfigPath, "config", defaultConfig, "pullgated's configuration `file`")
 	cmd.Flags().BoolVar(&node.NoNetwork, "no-network", false, "ask no mirror")
-	o := outputFlags(cmd)
+	o := console.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		n := node
 		n.Config, n.ConfigErr = config.LoadPresent(filepath.Join("/", n.Root, n.ConfigPath))
@@ -48,7 +48,7 @@ runtime is asked once, without credentials, unless --no-network is given.`,
 		if errors.Is(n.ConfigErr, fs.ErrNotExist) && !errors.Is(n.ConfigErr, config.ErrInvalid) {
 			n.ConfigErr = nil
 		}
-		n.Status, n.StatusErr = c.statusFor(cmd.Context(), n.Config.Admin.Listen)
+		n.Status, n.StatusErr = statusFor(cmd.Context(), c, n.Config.Admin.Listen)
 		found := n.Examine(cmd.Context())
 		if err := cmd.Context().Err(); err != nil {
 			return err
@@ -57,11 +57,11 @@ runtime is asked once, without credentials, unless --no-network is given.`,
 		if err != nil {
 			return err
 		}
-		if err := c.print(o, told, func(_ view.View, p *text.Page) { showFindings(p, found) }); err != nil {
+		if err := c.Print(o, told, func(_ view.View, p *text.Page) { showFindings(p, found) }); err != nil {
 			return err
 		}
 		if doctor.Failed(found) {
-			return &failure{code: exitFailed, err: errors.New("something here does not work, or lets through what it should not"), hint: "each line that says fail says what to do"}
+			return &console.ExitError{Code: console.ExitFailed, Err: errors.New("something here does not work, or lets through what it should not"), Hint: "each line that says fail says what to do"}
 		}
 		return nil
 	}
@@ -69,15 +69,11 @@ runtime is asked once, without credentials, unless --no-network is given.`,
 }
 
 // statusFor asks the daemon how it is, at its own socket unless another was given.
-func (c *console) statusFor(ctx context.Context, listen string) (status *adminv1.GetStatusResponse, err error) {
-	asked := *c
-	if asked.endpoint == "" && c.getenv(endpointVariable) == "" {
-		if listen == "" {
-			return nil, errors.New("it has no admin API: admin.listen is empty")
-		}
-		asked.endpoint = listen
+func statusFor(ctx context.Context, c *console.Console, listen string) (status *adminv1.GetStatusResponse, err error) {
+	if listen == "" && !c.Told() {
+		return nil, errors.New("it has no admin API: admin.listen is empty")
 	}
-	err = asked.ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) (err error) {
+	err = c.At(listen).Ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) (err error) {
 		status, err = api.GetStatus(ctx, &adminv1.GetStatusRequest{})
 		return err
 	})

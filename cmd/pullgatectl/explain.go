@@ -6,12 +6,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pullgate/pullgate/pkg/ctl/console"
 	"github.com/pullgate/pullgate/pkg/ctl/text"
 	"github.com/pullgate/pullgate/pkg/ctl/view"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func explainCommand(c *console) *cobra.Command {
+func explainCommand(c *console.Console) *cobra.Command {
 	var pod, uid, namespace string
 	cmd := &cobra.Command{
 		Use:   "explain IMAGE (--pod NAMESPACE/NAME | --pod-uid UID | --namespace NAMESPACE)",
@@ -29,12 +30,12 @@ or anything else failed; 2 and 3 as ever.`,
   pullgatectl explain registry.example/team-a/app:1.4 --namespace team-b -o json | jq -r .reason`,
 		DisableFlagsInUseLine: true,
 		Args:                  cobra.ExactArgs(1),
-		ValidArgsFunction:     c.completeImages,
+		ValidArgsFunction:     c.CompleteImages,
 	}
 	cmd.Flags().StringVar(&pod, "pod", "", "explain it for this pod, `namespace/name`")
 	cmd.Flags().StringVar(&uid, "pod-uid", "", "explain it for the pod of this `UID`")
 	cmd.Flags().StringVar(&namespace, "namespace", "", "explain it for a new pod of this `namespace`")
-	o := outputFlags(cmd)
+	o := console.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		request := &adminv1.ExplainRequest{Image: args[0]}
 		given := 0
@@ -55,20 +56,20 @@ or anything else failed; 2 and 3 as ever.`,
 			request.Who = &adminv1.ExplainRequest_Namespace{Namespace: namespace}
 		}
 		if given != 1 {
-			return misused("an image may be for one pod and not for another", "give one of --pod, --pod-uid and --namespace")
+			return console.Misused("an image may be for one pod and not for another", "give one of --pod, --pod-uid and --namespace")
 		}
-		return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
 			answer, err := api.Explain(ctx, request)
 			if err != nil {
 				return err
 			}
-			if err := c.print(o, answer, func(v view.View, p *text.Page) { v.Explanation(p, args[0], answer) }); err != nil {
+			if err := c.Print(o, answer, func(v view.View, p *text.Page) { v.Explanation(p, args[0], answer) }); err != nil {
 				return err
 			}
 			return toldBy(answer.GetVerdict(), args[0])
 		})
 	}
-	c.completeFlags(cmd)
+	c.CompleteFlags(cmd)
 	return cmd
 }
 
@@ -78,8 +79,8 @@ func toldBy(v adminv1.Verdict, image string) error {
 	case adminv1.Verdict_VERDICT_ALLOW:
 		return nil
 	case adminv1.Verdict_VERDICT_REVERIFY:
-		return &failure{code: exitNeedsProof}
+		return &console.ExitError{Code: console.ExitNeedsProof}
 	case adminv1.Verdict_VERDICT_UNSPECIFIED:
 	}
-	return &failure{code: exitFailed, err: fmt.Errorf("explain %s: the image is not on this node", image)}
+	return &console.ExitError{Code: console.ExitFailed, Err: fmt.Errorf("explain %s: the image is not on this node", image)}
 }

@@ -8,13 +8,14 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pullgate/pullgate/pkg/ctl/catalog"
+	"github.com/pullgate/pullgate/pkg/ctl/console"
 	"github.com/pullgate/pullgate/pkg/ctl/text"
 	"github.com/pullgate/pullgate/pkg/ctl/view"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func imagesCommand(c *console) *cobra.Command {
-	return groupCommand("images", "Show images and who proved access to them", "", imagesListCommand(c), imagesGetCommand(c))
+func imagesCommand(c *console.Console) *cobra.Command {
+	return console.Group("images", "Show images and who proved access to them", "", imagesListCommand(c), imagesGetCommand(c))
 }
 
 // imageFilter is what the flags of `images list` select.
@@ -23,7 +24,7 @@ type imageFilter struct {
 	olderThan, unusedFor                              string
 }
 
-func imagesListCommand(c *console) *cobra.Command {
+func imagesListCommand(c *console.Console) *cobra.Command {
 	var f imageFilter
 	cmd := &cobra.Command{
 		Use:   "list",
@@ -54,54 +55,54 @@ ACCESS says who may use it:
 	flags.StringVar(&f.namespace, "namespace", "", "only what a Secret of this `namespace` proved access to")
 	flags.StringVar(&f.olderThan, "older-than", "", "only what something is known of for longer than this `age`, as in 30d")
 	flags.StringVar(&f.unusedFor, "unused-for", "", "only what has not been used for this `age`, as in 12h")
-	most := limitFlag(cmd)
-	o := outputFlags(cmd)
+	most := console.LimitFlag(cmd)
+	o := console.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		filter, err := f.message(c)
-		if err := cmp.Or(err, most.check()); err != nil {
+		if err := cmp.Or(err, most.Check()); err != nil {
 			return err
 		}
-		return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			all, err := catalog.Images(ctx, api, most.n, filter)
+		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+			all, err := catalog.Images(ctx, api, most.N, filter)
 			if err != nil {
 				return err
 			}
-			c.cut(all.GetNextPageToken(), len(all.GetImages()))
-			return c.print(o, all, func(v view.View, p *text.Page) { v.Images(p, all.GetImages()) })
+			c.Cut(all.GetNextPageToken(), len(all.GetImages()))
+			return c.Print(o, all, func(v view.View, p *text.Page) { v.Images(p, all.GetImages()) })
 		})
 	}
-	c.completeFlags(cmd)
+	c.CompleteFlags(cmd)
 	return cmd
 }
 
-func (f *imageFilter) message(c *console) (*adminv1.ImageFilter, error) {
+func (f *imageFilter) message(c *console.Console) (*adminv1.ImageFilter, error) {
 	var err error
 	m := &adminv1.ImageFilter{Repository: f.repository, ImageId: f.imageID, Namespace: f.namespace}
 	if m.Secret, err = secret(f.secret, f.secretUID); err != nil {
 		return nil, err
 	}
-	if m.CreatedBefore, err = c.before("older-than", f.olderThan); err != nil {
+	if m.CreatedBefore, err = before(c, "older-than", f.olderThan); err != nil {
 		return nil, err
 	}
-	if m.UnusedSince, err = c.before("unused-for", f.unusedFor); err != nil {
+	if m.UnusedSince, err = before(c, "unused-for", f.unusedFor); err != nil {
 		return nil, err
 	}
 	return m, nil
 }
 
 // before is the time that lies as long ago as a flag says; nil if it says nothing.
-func (c *console) before(flag, age string) (*timestamppb.Timestamp, error) {
+func before(c *console.Console, flag, age string) (*timestamppb.Timestamp, error) {
 	if age == "" {
 		return nil, nil
 	}
 	d, err := text.ParseAge(age)
 	if err != nil {
-		return nil, misused("", "--%s: %w", flag, err)
+		return nil, console.Misused("", "--%s: %w", flag, err)
 	}
-	return timestamppb.New(c.now().Add(-d)), nil
+	return timestamppb.New(c.Now().Add(-d)), nil
 }
 
-func imagesGetCommand(c *console) *cobra.Command {
+func imagesGetCommand(c *console.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get IMAGE",
 		Short: "Show all that is known of one image",
@@ -109,16 +110,16 @@ func imagesGetCommand(c *console) *cobra.Command {
 		Example: `  pullgatectl images get registry.example/team-a/app:1.4
   pullgatectl images get 3f9a2c81d0be -o yaml`,
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: c.completeImages,
+		ValidArgsFunction: c.CompleteImages,
 	}
-	o := outputFlags(cmd)
+	o := console.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
 			answer, err := api.GetImage(ctx, &adminv1.GetImageRequest{Image: args[0]})
 			if err != nil {
 				return err
 			}
-			return c.print(o, answer.GetImage(), func(v view.View, p *text.Page) { v.Image(p, answer.GetImage()) })
+			return c.Print(o, answer.GetImage(), func(v view.View, p *text.Page) { v.Image(p, answer.GetImage()) })
 		})
 	}
 	return cmd

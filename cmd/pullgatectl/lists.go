@@ -6,16 +6,17 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/pkg/ctl/catalog"
+	"github.com/pullgate/pullgate/pkg/ctl/console"
 	"github.com/pullgate/pullgate/pkg/ctl/text"
 	"github.com/pullgate/pullgate/pkg/ctl/view"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func intentsCommand(c *console) *cobra.Command {
-	return groupCommand("intents", "Show pulls that are under way, or whose end nobody knows", "", intentsListCommand(c))
+func intentsCommand(c *console.Console) *cobra.Command {
+	return console.Group("intents", "Show pulls that are under way, or whose end nobody knows", "", intentsListCommand(c))
 }
 
-func intentsListCommand(c *console) *cobra.Command {
+func intentsListCommand(c *console.Console) *cobra.Command {
 	var repository string
 	cmd := &cobra.Command{
 		Use:   "list",
@@ -26,30 +27,30 @@ settled by a list of images at least an hour later.`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
-	most := limitFlag(cmd)
-	o := outputFlags(cmd)
+	most := console.LimitFlag(cmd)
+	o := console.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := most.check(); err != nil {
+		if err := most.Check(); err != nil {
 			return err
 		}
-		return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			all, err := catalog.Intents(ctx, api, most.n, repository)
+		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+			all, err := catalog.Intents(ctx, api, most.N, repository)
 			if err != nil {
 				return err
 			}
-			c.cut(all.GetNextPageToken(), len(all.GetIntents()))
-			return c.print(o, all, func(v view.View, p *text.Page) { v.Intents(p, all.GetIntents()) })
+			c.Cut(all.GetNextPageToken(), len(all.GetIntents()))
+			return c.Print(o, all, func(v view.View, p *text.Page) { v.Intents(p, all.GetIntents()) })
 		})
 	}
-	c.completeFlags(cmd)
+	c.CompleteFlags(cmd)
 	return cmd
 }
 
-func grantsCommand(c *console) *cobra.Command {
-	return groupCommand("grants", "Show which pods were let in", "", grantsListCommand(c))
+func grantsCommand(c *console.Console) *cobra.Command {
+	return console.Group("grants", "Show which pods were let in", "", grantsListCommand(c))
 }
 
-func grantsListCommand(c *console) *cobra.Command {
+func grantsListCommand(c *console.Console) *cobra.Command {
 	var pod, uid, namespace, repository string
 	cmd := &cobra.Command{
 		Use:   "list",
@@ -63,10 +64,10 @@ REASON is the rule, or "granted" of a grant that was restored from a running con
 	cmd.Flags().StringVar(&namespace, "namespace", "", "only those of pods of this `namespace`")
 	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
 	cmd.MarkFlagsMutuallyExclusive("pod", "namespace")
-	most := limitFlag(cmd)
-	o := outputFlags(cmd)
+	most := console.LimitFlag(cmd)
+	o := console.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := most.check(); err != nil {
+		if err := most.Check(); err != nil {
 			return err
 		}
 		who := &adminv1.PodRef{Uid: uid, Namespace: namespace}
@@ -76,15 +77,15 @@ REASON is the rule, or "granted" of a grant that was restored from a running con
 				return err
 			}
 		}
-		return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			all, err := catalog.Grants(ctx, api, most.n, who, repository)
+		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+			all, err := catalog.Grants(ctx, api, most.N, who, repository)
 			if err != nil {
 				return err
 			}
-			c.cut(all.GetNextPageToken(), len(all.GetGrants()))
-			return c.print(o, all, func(v view.View, p *text.Page) { v.Grants(p, all.GetGrants()) })
+			c.Cut(all.GetNextPageToken(), len(all.GetGrants()))
+			return c.Print(o, all, func(v view.View, p *text.Page) { v.Grants(p, all.GetGrants()) })
 		})
 	}
-	c.completeFlags(cmd)
+	c.CompleteFlags(cmd)
 	return cmd
 }

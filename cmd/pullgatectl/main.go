@@ -2,12 +2,11 @@
 package main
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
+
+	"github.com/pullgate/pullgate/pkg/ctl/console"
+	"github.com/pullgate/pullgate/pkg/doctor"
+	"github.com/pullgate/pullgate/pkg/kubeletnode/pointing"
 )
 
 // Set by the linker, see the Makefile.
@@ -17,32 +16,15 @@ var (
 	date    = "unknown"
 )
 
-func main() { os.Exit(run(os.Args[1:], system())) }
+func main() { os.Exit(run(os.Args[1:], console.System(), machine{})) }
+
+// A machine is what commands work on that do without the daemon; the zero value is this one.
+type machine struct {
+	// node is where doctor looks.
+	node doctor.Node
+	// pointer points the kubelet.
+	pointer pointing.Switch
+}
 
 // run does what the arguments say and returns the exit code.
-func run(args []string, c *console) int {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
-	// The first signal ends what can be ended in order; another one ends the rest.
-	defer context.AfterFunc(ctx, stop)()
-	root, begun := rootCommand(c)
-	root.SetArgs(args)
-	root.SetIn(c.in)
-	root.SetOut(c.out)
-	root.SetErr(c.err)
-	cmd, err := root.ExecuteContextC(ctx)
-	if ctx.Err() != nil && c.errTerminal {
-		_, _ = fmt.Fprintln(c.err) // the terminal has just shown ^C
-	}
-	if err == nil {
-		return exitDone
-	}
-	if f, ok := errors.AsType[*failure](err); ok {
-		return c.complain(f)
-	}
-	if !*begun {
-		// What goes wrong before a command begins is about the command line.
-		return c.complain(wrongUsage(cmd, err))
-	}
-	return c.complain(failed(err))
-}
+func run(args []string, c *console.Console, on machine) int { return c.Run(rootCommand(c, on), args) }

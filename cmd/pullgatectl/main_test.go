@@ -13,6 +13,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
 
+	"github.com/pullgate/pullgate/pkg/ctl/console"
 	"github.com/pullgate/pullgate/pkg/kubeletnode"
 	"github.com/pullgate/pullgate/pkg/kubeletnode/pointing"
 )
@@ -22,7 +23,7 @@ const now = "2026-07-01T12:00:00Z"
 
 func TestMain(m *testing.M) {
 	testscript.Main(leakless{m}, map[string]func(){
-		"pullgatectl": func() { os.Exit(run(os.Args[1:], consoleAtNow())) },
+		"pullgatectl": func() { os.Exit(run(os.Args[1:], consoleAtNow(), machineOfTest())) },
 	})
 }
 
@@ -39,17 +40,21 @@ func (l leakless) Run() int {
 }
 
 // consoleAtNow is that of the process, but for its clock.
-func consoleAtNow() *console {
-	c := system()
-	c.now = func() time.Time {
+func consoleAtNow() *console.Console {
+	c := console.System()
+	c.Now = func() time.Time {
 		t, err := time.Parse(time.RFC3339, now)
 		if err != nil {
 			panic(err)
 		}
 		return t
 	}
-	c.pointer = pointing.Switch{Host: kubeletnode.Host{Root: c.getenv("NODE_ROOT")}, Settle: time.Millisecond}
 	return c
+}
+
+// machineOfTest is a folder.
+func machineOfTest() machine {
+	return machine{pointer: pointing.Switch{Host: kubeletnode.Host{Root: os.Getenv("NODE_ROOT")}, Settle: time.Millisecond}}
 }
 
 // UPDATE=1 go test writes what is printed into the scripts, to be read before it is committed.

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/pullgate/pullgate/pkg/ctl/console"
 )
 
 const manual = "../../docs/pullgatectl.md"
@@ -62,7 +64,7 @@ func printed(t *testing.T, d *daemon, command string) string {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", command)
 	cmd.Dir = t.TempDir()
-	cmd.Env = append(os.Environ(), endpointVariable+"=unix://"+d.socket)
+	cmd.Env = append(os.Environ(), console.EndpointVariable+"=unix://"+d.socket)
 	out, err := cmd.CombinedOutput()
 	if err != nil && cmd.ProcessState == nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pullgate/pullgate/pkg/config"
 	"github.com/pullgate/pullgate/pkg/ctl/configured"
+	"github.com/pullgate/pullgate/pkg/ctl/console"
 	"github.com/pullgate/pullgate/pkg/ctl/text"
 	"github.com/pullgate/pullgate/pkg/ctl/view"
 	"github.com/pullgate/pullgate/pkg/kubeletnode/pointing"
@@ -23,12 +24,12 @@ const nodeLong = `Point the kubelet of this node at pullgated, take that back, a
 It knows the ways of kubeadm, of a kubelet in a systemd unit of its own, of k3s and of
 RKE2. Pods that run go on: the kubelet finds the same containers behind the other socket.`
 
-func nodeCommand(c *console) *cobra.Command {
-	return groupCommand("node", "Point the kubelet of this node at pullgated, and back", nodeLong,
-		nodeEnableCommand(c), nodeDisableCommand(c), nodeStatusCommand(c))
+func nodeCommand(c *console.Console, pointer pointing.Switch) *cobra.Command {
+	return console.Group("node", "Point the kubelet of this node at pullgated, and back", nodeLong,
+		nodeEnableCommand(c, pointer), nodeDisableCommand(c, pointer), nodeStatusCommand(c, pointer))
 }
 
-func nodeEnableCommand(c *console) *cobra.Command {
+func nodeEnableCommand(c *console.Console, pointer pointing.Switch) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "enable",
 		Short: "Point the kubelet at pullgated, and take it back if the node does not stay well",
@@ -52,9 +53,9 @@ it again, or pullgatectl node disable: both get to a whole state.`,
   pullgatectl node enable --yes`,
 		Args: cobra.NoArgs,
 	}
-	s := nodeFlags(c, cmd)
-	how := consentFlags(cmd)
-	o := formatFlag(cmd)
+	s := nodeFlags(c, pointer, cmd)
+	how := console.ConsentFlags(cmd)
+	o := console.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		d, err := s.running(cmd.Context())
 		if err != nil {
@@ -65,7 +66,7 @@ it again, or pullgatectl node disable: both get to a whole state.`,
 	return cmd
 }
 
-func nodeDisableCommand(c *console) *cobra.Command {
+func nodeDisableCommand(c *console.Console, pointer pointing.Switch) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "disable",
 		Short: "Take back what node enable did: the kubelet dials the runtime itself",
@@ -82,9 +83,9 @@ with node enable. If the kubelet does not get well it stays disabled.`,
   pullgatectl node disable --yes`,
 		Args: cobra.NoArgs,
 	}
-	s := nodeFlags(c, cmd)
-	how := consentFlags(cmd)
-	o := formatFlag(cmd)
+	s := nodeFlags(c, pointer, cmd)
+	how := console.ConsentFlags(cmd)
+	o := console.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		d, _ := s.configured() // its defaults do if it cannot be read
 		return s.carryOut(cmd.Context(), o, how, d, "Take it back?", pointing.Switch.Disable)
@@ -92,14 +93,14 @@ with node enable. If the kubelet does not get well it stays disabled.`,
 	return cmd
 }
 
-func nodeStatusCommand(c *console) *cobra.Command {
+func nodeStatusCommand(c *console.Console, pointer pointing.Switch) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Tell what the kubelet dials, and which file says so",
 		Args:  cobra.NoArgs,
 	}
-	s := nodeFlags(c, cmd)
-	o := formatFlag(cmd)
+	s := nodeFlags(c, pointer, cmd)
+	o := console.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		d, wrong := s.configured()
 		st, err := s.on(d).Status(cmd.Context())
@@ -109,20 +110,21 @@ func nodeStatusCommand(c *console) *cobra.Command {
 		if wrong != nil {
 			st.Wrong = append(st.Wrong, fmt.Sprintf("pullgated's configuration cannot be read, its defaults were taken: %v", wrong))
 		}
-		return c.print(o, st, func(_ view.View, p *text.Page) { draw(p, st.Lines()) })
+		return c.Print(o, st, func(_ view.View, p *text.Page) { draw(p, st.Lines()) })
 	}
 	return cmd
 }
 
 // A nodeSwitch is what the flags of a command of node say.
 type nodeSwitch struct {
-	c            *console
+	c            *console.Console
+	pointer      pointing.Switch
 	config, unit string
 	wait         time.Duration
 }
 
-func nodeFlags(c *console, cmd *cobra.Command) *nodeSwitch {
-	s := &nodeSwitch{c: c}
+func nodeFlags(c *console.Console, pointer pointing.Switch, cmd *cobra.Command) *nodeSwitch {
+	s := &nodeSwitch{c: c, pointer: pointer}
 	cmd.Flags().StringVar(&s.config, "config", "/etc/pullgate/config.yaml", "pullgated's configuration `file`")
 	cmd.Flags().StringVar(&s.unit, "unit", "", "the systemd `unit` that runs the kubelet; one is looked for if it is not given")
 	if cmd.Name() != "status" {
@@ -134,15 +136,15 @@ func nodeFlags(c *console, cmd *cobra.Command) *nodeSwitch {
 
 // on is the switch between the kubelet and a daemon.
 func (s *nodeSwitch) on(d pointing.Daemon) pointing.Switch {
-	to := s.c.pointer
+	to := s.pointer
 	to.Daemon, to.Unit, to.Wait = d, s.unit, s.wait
-	to.Say = func(line string) { _, _ = fmt.Fprintln(s.c.err, text.Safe(line)) }
+	to.Say = func(line string) { _, _ = fmt.Fprintln(s.c.Err, text.Safe(line)) }
 	return to
 }
 
 // configured is the daemon as its configuration file tells, and as its defaults tell if that cannot be read.
 func (s *nodeSwitch) configured() (pointing.Daemon, error) {
-	loaded, err := config.Load(s.c.pointer.Host.Path(s.config))
+	loaded, err := config.Load(s.pointer.Host.Path(s.config))
 	if err != nil {
 		return configured.File(config.Default()), err
 	}
@@ -151,18 +153,15 @@ func (s *nodeSwitch) configured() (pointing.Daemon, error) {
 
 // running is the daemon as it says itself that it was configured, if its configuration file says the same.
 func (s *nodeSwitch) running(ctx context.Context) (pointing.Daemon, error) {
-	file, err := config.Load(s.c.pointer.Host.Path(s.config))
+	file, err := config.Load(s.pointer.Host.Path(s.config))
 	if err != nil {
-		return pointing.Daemon{}, misused("mend it, see that pullgated --check-config likes it, then systemctl restart pullgated", "pullgated's configuration %s: %w", s.config, err)
+		return pointing.Daemon{}, console.Misused("mend it, see that pullgated --check-config likes it, then systemctl restart pullgated", "pullgated's configuration %s: %w", s.config, err)
 	}
 	if file.Admin.Listen == "" {
 		return configured.File(file), nil
 	}
-	if s.c.endpoint == "" && s.c.getenv(endpointVariable) == "" {
-		s.c.endpoint = file.Admin.Listen
-	}
 	var d pointing.Daemon
-	err = s.c.ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) error {
+	err = s.c.At(file.Admin.Listen).Ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) error {
 		status, err := api.GetStatus(ctx, &adminv1.GetStatusRequest{})
 		if err != nil {
 			return err
@@ -176,32 +175,25 @@ func (s *nodeSwitch) running(ctx context.Context) (pointing.Daemon, error) {
 }
 
 // carryOut shows a plan, and applies it if that is wanted.
-func (s *nodeSwitch) carryOut(ctx context.Context, o *output, how *consent, d pointing.Daemon, question string,
+func (s *nodeSwitch) carryOut(ctx context.Context, o *console.Output, how *console.Consent, d pointing.Daemon, question string,
 	plan func(pointing.Switch, context.Context) (pointing.Plan, error),
 ) error {
 	if s.wait <= 0 {
-		return misused("give it a minute or two", "--wait %s: it is more than 0", s.wait)
+		return console.Misused("give it a minute or two", "--wait %s: it is more than 0", s.wait)
 	}
-	if !how.dryRun && !how.yes && !s.c.inTerminal {
-		return misused("add --yes to do it, or --dry-run to see what it would do", "nobody can be asked whether to go on: stdin is no terminal")
+	if err := s.c.Answerable(how); err != nil {
+		return err
 	}
 	to := s.on(d)
 	p, err := plan(to, ctx)
 	if err != nil {
 		return unpointed(err)
 	}
-	if how.dryRun || len(p.Steps) == 0 {
-		return s.c.print(o, p, func(_ view.View, page *text.Page) { draw(page, p.Lines()) })
+	if how.DryRun || len(p.Steps) == 0 {
+		return s.c.Print(o, p, func(_ view.View, page *text.Page) { draw(page, p.Lines()) })
 	}
-	page := &text.Page{Colours: s.c.errTerminal && s.c.colours()}
-	draw(page, p.Lines())
-	if _, err := s.c.err.Write(page.Take()); err != nil {
-		return fmt.Errorf("show what would be done: %w", err)
-	}
-	if !how.yes {
-		if err := s.c.confirm(ctx, question); err != nil {
-			return err
-		}
+	if err := s.c.Agree(ctx, how, question, func(page *text.Page) { draw(page, p.Lines()) }); err != nil {
+		return err
 	}
 	if err := to.Apply(ctx, p); err != nil {
 		return unpointed(err)
@@ -210,22 +202,22 @@ func (s *nodeSwitch) carryOut(ctx context.Context, o *output, how *consent, d po
 	if err != nil {
 		return unpointed(err)
 	}
-	return s.c.print(o, st, func(_ view.View, p *text.Page) { draw(p, st.Lines()) })
+	return s.c.Print(o, st, func(_ view.View, p *text.Page) { draw(p, st.Lines()) })
 }
 
 // unpointed makes a failure of an error of pointing.
 func unpointed(err error) error {
-	f := &failure{code: exitFailed, err: err}
+	f := &console.ExitError{Code: console.ExitFailed, Err: err}
 	if hint, ok := errors.AsType[*pointing.HintError](err); ok {
-		f.hint = hint.Hint
+		f.Hint = hint.Hint
 	}
 	switch {
 	case errors.Is(err, pointing.ErrNotReached):
-		f.code = exitNotReached
+		f.Code = console.ExitNotReached
 	case errors.Is(err, pointing.ErrBusy):
-		f.hint = "wait for it, then look at pullgatectl node status"
-	case errors.Is(err, fs.ErrPermission) && f.hint == "":
-		f.hint = "run it as root"
+		f.Hint = "wait for it, then look at pullgatectl node status"
+	case errors.Is(err, fs.ErrPermission) && f.Hint == "":
+		f.Hint = "run it as root"
 	}
 	return f
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/pullgate/pullgate/pkg/ctl/console"
 	"github.com/pullgate/pullgate/pkg/ctl/text"
 	"github.com/pullgate/pullgate/pkg/ctl/view"
 	"github.com/pullgate/pullgate/pkg/records/offline"
@@ -33,7 +34,7 @@ func offlineCommand(cmd *cobra.Command, do func(ctx context.Context, file string
 	return cmd
 }
 
-func storeCheckCommand(c *console) *cobra.Command {
+func storeCheckCommand(c *console.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check [FILE]",
 		Short: "Read a store that no pullgated has open, and tell what cannot be read",
@@ -44,7 +45,7 @@ pullgated runs, store verify does the same.`,
 		Example: `  # Is this backup sound?
   pullgatectl store check /root/pullgate-backup/records.db`,
 	}
-	o := outputFlags(cmd)
+	o := console.OutputFlags(cmd)
 	return offlineCommand(cmd, func(ctx context.Context, file string) error {
 		began := time.Now()
 		v, err := offline.Check(ctx, file)
@@ -55,14 +56,14 @@ pullgated runs, store verify does the same.`,
 		for _, p := range v.Problems {
 			answer.Problems = append(answer.Problems, &adminv1.StoreProblem{Where: p.Where, What: p.What})
 		}
-		if err := c.print(o, answer, func(v view.View, p *text.Page) { v.Verification(p, answer) }); err != nil {
+		if err := c.Print(o, answer, func(v view.View, p *text.Page) { v.Verification(p, answer) }); err != nil {
 			return err
 		}
 		return damagedIf(len(v.Problems) + v.Omitted)
 	})
 }
 
-func storeDumpCommand(c *console) *cobra.Command {
+func storeDumpCommand(c *console.Console) *cobra.Command {
 	return offlineCommand(&cobra.Command{
 		Use:   "dump [FILE]",
 		Short: "Print a store that no pullgated has open, as JSON lines",
@@ -74,7 +75,7 @@ changed. A store holds no credentials, only their IDs.`,
   pullgatectl store dump | jq -r 'select(.bucket == "records").value |
     [.pair.repository, (.proofs // [] | map(.credential[:12]) | join(","))] | @tsv'`,
 	}, func(ctx context.Context, file string) error {
-		v, err := offline.Dump(ctx, file, c.out)
+		v, err := offline.Dump(ctx, file, c.Out)
 		if err != nil {
 			return err
 		}
@@ -82,7 +83,7 @@ changed. A store holds no credentials, only their IDs.`,
 	})
 }
 
-func storeCompactCommand(c *console) *cobra.Command {
+func storeCompactCommand(c *console.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compact [FILE]",
 		Short: "Make the file of a store smaller that no pullgated has open",
@@ -93,7 +94,7 @@ on disk and compared with it; whatever happens before leaves the old one. Stop p
 first.`,
 		Example: `  systemctl stop pullgated && pullgatectl store compact; systemctl start pullgated`,
 	}
-	o := outputFlags(cmd)
+	o := console.OutputFlags(cmd)
 	return offlineCommand(cmd, func(ctx context.Context, file string) error {
 		done, err := offline.Compact(ctx, file)
 		if err != nil {
@@ -103,7 +104,7 @@ first.`,
 		if err != nil {
 			return err
 		}
-		return c.print(o, told, func(_ view.View, p *text.Page) {
+		return c.Print(o, told, func(_ view.View, p *text.Page) {
 			p.Line("%s: %s, before %s", file, text.Size(done.After), text.Size(done.Before))
 		})
 	})
@@ -118,22 +119,22 @@ func damagedIf(places int) error {
 
 // offlineFailure makes a failure of what goes wrong with the file of a store. Other errors stay what they are.
 func offlineFailure(err error) error {
-	f := &failure{code: exitFailed, err: err}
+	f := &console.ExitError{Code: console.ExitFailed, Err: err}
 	switch {
 	case errors.Is(err, offline.ErrInUse):
-		f.hint = "pullgated has it open: pullgatectl store verify and store backup read it meanwhile, or stop it first"
+		f.Hint = "pullgated has it open: pullgatectl store verify and store backup read it meanwhile, or stop it first"
 	case errors.Is(err, offline.ErrReplaced):
-		f.hint = "somebody else is at work on it; try again"
+		f.Hint = "somebody else is at work on it; try again"
 	case errors.Is(err, offline.ErrNewerFormat):
-		f.hint = "a newer pullgated wrote this store; use the pullgatectl of that version"
+		f.Hint = "a newer pullgated wrote this store; use the pullgatectl of that version"
 	case errors.Is(err, offline.ErrDamaged):
-		f.hint = "pullgatectl store dump shows what can be read of it; pullgated sets it aside at its start and begins anew"
+		f.Hint = "pullgatectl store dump shows what can be read of it; pullgated sets it aside at its start and begins anew"
 	case errors.Is(err, fs.ErrNotExist):
-		f.hint = "give the file: it is records.db in stateDir, or a backup of that"
+		f.Hint = "give the file: it is records.db in stateDir, or a backup of that"
 	case errors.Is(err, fs.ErrPermission):
-		f.hint = "a store is for root alone: run it as root"
+		f.Hint = "a store is for root alone: run it as root"
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		f.hint = "free space; the store is as it was"
+		f.Hint = "free space; the store is as it was"
 	default:
 		return err
 	}

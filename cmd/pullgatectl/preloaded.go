@@ -6,20 +6,21 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/pkg/ctl/catalog"
+	"github.com/pullgate/pullgate/pkg/ctl/console"
 	"github.com/pullgate/pullgate/pkg/ctl/text"
 	"github.com/pullgate/pullgate/pkg/ctl/view"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func preloadedCommand(c *console) *cobra.Command {
-	return groupCommand("preloaded", "Show and correct which images were there before anybody had to prove access",
+func preloadedCommand(c *console.Console) *cobra.Command {
+	return console.Group("preloaded", "Show and correct which images were there before anybody had to prove access",
 		`Show and correct the marks of preloaded images, which need no proof under the default
 policy. A node that had private images before pullgated came has them all marked:
 preloaded list shows them, and preloaded forget closes them.`,
 		preloadedListCommand(c), preloadedAcceptCommand(c), preloadedForgetCommand(c))
 }
 
-func preloadedListCommand(c *console) *cobra.Command {
+func preloadedListCommand(c *console.Console) *cobra.Command {
 	var repository, image string
 	cmd := &cobra.Command{
 		Use:   "list",
@@ -28,22 +29,22 @@ func preloadedListCommand(c *console) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
 	cmd.Flags().StringVar(&image, "image-id", "", "only those of the image of this `ID`, or of this beginning of one")
-	most := limitFlag(cmd)
-	o := outputFlags(cmd)
+	most := console.LimitFlag(cmd)
+	o := console.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := most.check(); err != nil {
+		if err := most.Check(); err != nil {
 			return err
 		}
-		return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			all, err := catalog.Preloaded(ctx, api, most.n, repository, image)
+		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+			all, err := catalog.Preloaded(ctx, api, most.N, repository, image)
 			if err != nil {
 				return err
 			}
-			c.cut(all.GetNextPageToken(), len(all.GetMarks()))
-			return c.print(o, all, func(v view.View, p *text.Page) { v.Marks(p, all.GetMarks()) })
+			c.Cut(all.GetNextPageToken(), len(all.GetMarks()))
+			return c.Print(o, all, func(v view.View, p *text.Page) { v.Marks(p, all.GetMarks()) })
 		})
 	}
-	c.completeFlags(cmd)
+	c.CompleteFlags(cmd)
 	return cmd
 }
 
@@ -63,79 +64,79 @@ func (s *pairSelection) flags(cmd *cobra.Command, all, meaning string) {
 
 func (s *pairSelection) check(all string) error {
 	if s.repository == "" && s.imageID == "" && !s.all {
-		return misused("give --repository, --image-id, or --"+all, "nothing is selected")
+		return console.Misused("give --repository, --image-id, or --"+all, "nothing is selected")
 	}
 	return nil
 }
 
-func preloadedAcceptCommand(c *console) *cobra.Command {
+func preloadedAcceptCommand(c *console.Console) *cobra.Command {
 	var s pairSelection
 	cmd := &cobra.Command{
 		Use:   "accept",
 		Short: "Mark images that are on the node as preloaded, for every pod",
-		Long:  "Mark images that are on the node as preloaded: every pod may use them, under a policy that exempts preloaded images." + changing,
+		Long:  "Mark images that are on the node as preloaded: every pod may use them, under a policy that exempts preloaded images." + console.Changing,
 		Args:  cobra.NoArgs,
 	}
 	s.flags(cmd, "all-untracked", "every image of the node that nothing is known of")
-	how := consentFlags(cmd)
-	o := outputFlags(cmd)
+	how := console.ConsentFlags(cmd)
+	o := console.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := s.check("all-untracked"); err != nil {
 			return err
 		}
-		return carryOut(cmd.Context(), c, o, how, change[*adminv1.AcceptPreloadedResponse]{
-			question: "Let every pod use these?",
-			nothing:  "Nothing to accept: what is selected is marked already, or nothing is untracked.",
-			do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (_ *adminv1.AcceptPreloadedResponse, err error) {
+		return console.CarryOut(cmd.Context(), c, o, how, console.Change[*adminv1.AcceptPreloadedResponse]{
+			Question: "Let every pod use these?",
+			Nothing:  "Nothing to accept: what is selected is marked already, or nothing is untracked.",
+			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (_ *adminv1.AcceptPreloadedResponse, err error) {
 				if s.imageID, err = imageID(ctx, api, s.imageID); err != nil {
 					return nil, err
 				}
 				return api.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{Repository: s.repository, ImageId: s.imageID, AllUntracked: s.all, DryRun: dryRun})
 			},
-			empty: func(r *adminv1.AcceptPreloadedResponse) bool { return len(r.GetAccepted()) == 0 },
-			plan:  view.View.Acceptance,
-			done:  view.View.Accepted,
+			Empty: func(r *adminv1.AcceptPreloadedResponse) bool { return len(r.GetAccepted()) == 0 },
+			Plan:  view.View.Acceptance,
+			Done:  view.View.Accepted,
 		})
 	}
-	c.completeFlags(cmd)
+	c.CompleteFlags(cmd)
 	return cmd
 }
 
-func preloadedForgetCommand(c *console) *cobra.Command {
+func preloadedForgetCommand(c *console.Console) *cobra.Command {
 	var s pairSelection
 	cmd := &cobra.Command{
 		Use:   "forget",
 		Short: "Take marks away, so that the images need proof from now on",
 		Long: `Take marks away: the images need proof from now on, no scan marks them again, and the
-grants that rest on the marks end at once.` + changing,
+grants that rest on the marks end at once.` + console.Changing,
 		Example: `  # The node had private images before pullgated came: close all that is of a registry of yours
   pullgatectl preloaded list
   pullgatectl preloaded forget --repository registry.example/team-a/app`,
 		Args: cobra.NoArgs,
 	}
 	s.flags(cmd, "all", "every mark")
-	how := consentFlags(cmd)
-	o := outputFlags(cmd)
+	how := console.ConsentFlags(cmd)
+	o := console.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := s.check("all"); err != nil {
 			return err
 		}
-		return carryOut(cmd.Context(), c, o, how, change[*adminv1.ForgetPreloadedResponse]{
-			question: "Let nobody use these without proof?",
-			nothing:  "Nothing to forget: no mark fits.",
-			do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (_ *adminv1.ForgetPreloadedResponse, err error) {
+		return console.CarryOut(cmd.Context(), c, o, how, console.Change[*adminv1.ForgetPreloadedResponse]{
+			Question: "Let nobody use these without proof?",
+			Nothing:  "Nothing to forget: no mark fits.",
+			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (_ *adminv1.ForgetPreloadedResponse, err error) {
 				if s.imageID, err = imageID(ctx, api, s.imageID); err != nil {
 					return nil, err
 				}
 				return api.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{Repository: s.repository, ImageId: s.imageID, All: s.all, DryRun: dryRun})
 			},
-			empty: func(r *adminv1.ForgetPreloadedResponse) bool {
+			Empty: func(r *adminv1.ForgetPreloadedResponse) bool {
 				return len(r.GetForgotten())+len(r.GetGrants()) == 0
 			},
-			plan: view.View.Forgetting,
-			done: view.View.Forgotten,
+			Plan: view.View.Forgetting,
+			Done: view.View.Forgotten,
 		})
 	}
-	c.completeFlags(cmd)
+	c.CompleteFlags(cmd)
 	return cmd
 }

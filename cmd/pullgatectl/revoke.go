@@ -6,11 +6,12 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pullgate/pullgate/pkg/ctl/console"
 	"github.com/pullgate/pullgate/pkg/ctl/view"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func revokeCommand(c *console) *cobra.Command {
+func revokeCommand(c *console.Console) *cobra.Command {
 	var request adminv1.RevokeRequest
 	var secretName, secretUID string
 	cmd := &cobra.Command{
@@ -18,7 +19,7 @@ func revokeCommand(c *console) *cobra.Command {
 		Short: "Take proofs back, and end the grants that rest on them",
 		Long: `Take proofs back: what is selected, all of it at once, has to be proved at the registry
 again. The grants that rest on it end at once; containers that run go on. With
---repository and --image-id alone, what was open to every pod is closed as well.` + changing,
+--repository and --image-id alone, what was open to every pod is closed as well.` + console.Changing,
 		Example: `  # A credential has leaked
   pullgatectl revoke --secret team-a/regcred
 
@@ -33,20 +34,20 @@ again. The grants that rest on it end at once; containers that run go on. With
 	flags.StringVar(&secretName, "secret", "", "what this Secret, `namespace/name`, proved")
 	flags.StringVar(&secretUID, "secret-uid", "", "what the Secret of this `UID` proved")
 	flags.StringVar(&request.Namespace, "namespace", "", "what the Secrets of this `namespace` proved")
-	how := consentFlags(cmd)
-	o := outputFlags(cmd)
+	how := console.ConsentFlags(cmd)
+	o := console.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var err error
 		if request.Secret, err = secret(secretName, secretUID); err != nil {
 			return err
 		}
 		if proto.Equal(&request, &adminv1.RevokeRequest{}) {
-			return misused("give --credential, --repository, --image-id, --secret, --secret-uid or --namespace", "nothing is selected")
+			return console.Misused("give --credential, --repository, --image-id, --secret, --secret-uid or --namespace", "nothing is selected")
 		}
-		return carryOut(cmd.Context(), c, o, how, change[*adminv1.RevokeResponse]{
-			question: "Revoke this?",
-			nothing:  "Nothing to revoke: no proof fits.",
-			do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.RevokeResponse, error) {
+		return console.CarryOut(cmd.Context(), c, o, how, console.Change[*adminv1.RevokeResponse]{
+			Question: "Revoke this?",
+			Nothing:  "Nothing to revoke: no proof fits.",
+			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.RevokeResponse, error) {
 				var err error
 				if request.ImageId, err = imageID(ctx, api, request.GetImageId()); err != nil {
 					return nil, err
@@ -57,13 +58,13 @@ again. The grants that rest on it end at once; containers that run go on. With
 				request.DryRun = dryRun
 				return api.Revoke(ctx, &request)
 			},
-			empty: func(r *adminv1.RevokeResponse) bool {
+			Empty: func(r *adminv1.RevokeResponse) bool {
 				return len(r.GetProofs())+len(r.GetClosed())+len(r.GetGrants()) == 0
 			},
-			plan: view.View.Revocation,
-			done: view.View.Revoked,
+			Plan: view.View.Revocation,
+			Done: view.View.Revoked,
 		})
 	}
-	c.completeFlags(cmd)
+	c.CompleteFlags(cmd)
 	return cmd
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/pullgate/pullgate/pkg/ctl/catalog"
+	"github.com/pullgate/pullgate/pkg/ctl/console"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -14,7 +15,7 @@ import (
 func coordinates(flag, value string) (namespace, name string, err error) {
 	namespace, name, ok := strings.Cut(value, "/")
 	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
-		return "", "", misused("write it as in --"+flag+" team-a/app", "--%s %q is not NAMESPACE/NAME", flag, value)
+		return "", "", console.Misused("write it as in --"+flag+" team-a/app", "--%s %q is not NAMESPACE/NAME", flag, value)
 	}
 	return namespace, name, nil
 }
@@ -38,11 +39,11 @@ func unfit(flag string, err error) error {
 	err = fmt.Errorf("--%s %w", flag, err)
 	switch {
 	case errors.Is(err, catalog.ErrNoID):
-		return &failure{code: exitUsage, err: err, hint: "give 7 digits or more; pullgatectl images list and images get show 12"}
+		return &console.ExitError{Code: console.ExitUsage, Err: err, Hint: "give 7 digits or more; pullgatectl images list and images get show 12"}
 	case errors.Is(err, catalog.ErrNone):
-		return &failure{code: exitFailed, err: err, hint: "pullgatectl images get IMAGE has those of an image"}
+		return &console.ExitError{Code: console.ExitFailed, Err: err, Hint: "pullgatectl images get IMAGE has those of an image"}
 	case errors.Is(err, catalog.ErrSeveral):
-		return &failure{code: exitFailed, err: err, hint: "give more digits"}
+		return &console.ExitError{Code: console.ExitFailed, Err: err, Hint: "give more digits"}
 	default:
 		return err
 	}

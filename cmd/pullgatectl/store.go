@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pullgate/pullgate/pkg/ctl/console"
 	"github.com/pullgate/pullgate/pkg/ctl/text"
 	"github.com/pullgate/pullgate/pkg/ctl/view"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -12,8 +13,8 @@ import (
 
 // storeCommand is the group of what is about the store as a file. Those that ask the daemon stand first; those that
 // read a file which no daemon has open are added below them.
-func storeCommand(c *console) *cobra.Command {
-	return groupCommand("store", "Verify, back up, check, dump and compact the store of pull records", "",
+func storeCommand(c *console.Console) *cobra.Command {
+	return console.Group("store", "Verify, back up, check, dump and compact the store of pull records", "",
 		storeVerifyCommand(c),
 		storeBackupCommand(c),
 		storeCheckCommand(c),
@@ -22,7 +23,7 @@ func storeCommand(c *console) *cobra.Command {
 	)
 }
 
-func storeVerifyCommand(c *console) *cobra.Command {
+func storeVerifyCommand(c *console.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Have pullgated read its whole store, and tell what cannot be read",
@@ -31,14 +32,14 @@ cannot be read needs proof. The exit code is 1 if there is such a thing. Give a 
 store more time with --timeout.`,
 		Args: cobra.NoArgs,
 	}
-	o := outputFlags(cmd)
+	o := console.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
 			answer, err := api.VerifyStore(ctx, &adminv1.VerifyStoreRequest{})
 			if err != nil {
 				return err
 			}
-			if err := c.print(o, answer, func(v view.View, p *text.Page) { v.Verification(p, answer) }); err != nil {
+			if err := c.Print(o, answer, func(v view.View, p *text.Page) { v.Verification(p, answer) }); err != nil {
 				return err
 			}
 			return damagedIf(len(answer.GetProblems()))

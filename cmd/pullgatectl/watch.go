@@ -8,11 +8,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pullgate/pullgate/pkg/ctl/console"
 	"github.com/pullgate/pullgate/pkg/ctl/text"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func watchCommand(c *console) *cobra.Command {
+func watchCommand(c *console.Console) *cobra.Command {
 	var request adminv1.WatchDecisionsRequest
 	var limit int
 	cmd := &cobra.Command{
@@ -30,70 +31,70 @@ read some are left out, and stderr says how many.`,
 	cmd.Flags().StringVar(&request.Namespace, "namespace", "", "only those about pods of this `namespace`")
 	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those about this `repository`")
 	cmd.Flags().IntVar(&limit, "limit", 0, "end after `N` decisions; 0 is never")
-	o := outputFlags(cmd)
+	o := console.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if limit < 0 {
-			return misused("0 is never", "--limit %d: it is 0 or more", limit)
+			return console.Misused("0 is never", "--limit %d: it is 0 or more", limit)
 		}
 		interrupted := cmd.Context()
-		err := c.ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+		err := c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
 			stream, err := api.WatchDecisions(ctx, &request)
 			if err != nil {
 				return err
 			}
-			return c.follow(o, limit, stream.Recv)
+			return follow(c, o, limit, stream.Recv)
 		})
 		if interrupted.Err() != nil {
 			err = nil // Ctrl-C is how it ends
 		}
 		return err
 	}
-	c.completeFlags(cmd)
+	c.CompleteFlags(cmd)
 	return cmd
 }
 
 // follow prints what comes until there are limit decisions, or it fails.
-func (c *console) follow(o *output, limit int, next func() (*adminv1.WatchDecisionsResponse, error)) error {
-	p := &text.Page{Colours: c.colours()}
-	if o.format == asTable {
-		o.view(c).DecisionHead(p)
-		if err := write(c.out, p.Take()); err != nil {
+func follow(c *console.Console, o *console.Output, limit int, next func() (*adminv1.WatchDecisionsResponse, error)) error {
+	p := &text.Page{Colours: c.Colours()}
+	if o.Format == console.AsTable {
+		o.View(c).DecisionHead(p)
+		if err := c.Emit(p.Take()); err != nil {
 			return err
 		}
 	}
 	for n := 0; limit == 0 || n < limit; n++ {
 		d, err := next()
 		if errors.Is(err, io.EOF) {
-			return &failure{code: exitFailed, err: errors.New("pullgated has ended the watch"), hint: "it stops or starts anew; see systemctl status pullgated"}
+			return &console.ExitError{Code: console.ExitFailed, Err: errors.New("pullgated has ended the watch"), Hint: "it stops or starts anew; see systemctl status pullgated"}
 		}
 		if err != nil {
 			return err
 		}
 		if d.GetDropped() > 0 {
-			_, _ = fmt.Fprintf(c.err, "pullgatectl: %d decisions are missing here, they came faster than they were read\n", d.GetDropped())
+			_, _ = fmt.Fprintf(c.Err, "pullgatectl: %d decisions are missing here, they came faster than they were read\n", d.GetDropped())
 		}
-		b, err := c.line(o, p, d)
+		b, err := line(c, o, p, d)
 		if err != nil {
 			return err
 		}
-		if err := write(c.out, b); err != nil {
+		if err := c.Emit(b); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *console) line(o *output, p *text.Page, d *adminv1.WatchDecisionsResponse) ([]byte, error) {
-	switch o.format {
-	case asJSON:
+func line(c *console.Console, o *console.Output, p *text.Page, d *adminv1.WatchDecisionsResponse) ([]byte, error) {
+	switch o.Format {
+	case console.AsJSON:
 		return text.JSONLine(d)
-	case asYAML:
+	case console.AsYAML:
 		b, err := text.YAML(d)
 		return append([]byte("---\n"), b...), err
-	case asTable:
+	case console.AsTable:
 	}
-	o.view(c).Decision(p, d)
+	o.View(c).Decision(p, d)
 	return p.Take(), nil
 }

@@ -1,10 +1,11 @@
-package main
+package console
 
 import (
 	"context"
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -12,8 +13,8 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// completeFlags has the shell complete the values of a command's flags by what the daemon knows.
-func (c *console) completeFlags(cmd *cobra.Command) {
+// CompleteFlags has the shell complete the values of a command's flags by what the daemon knows.
+func (c *Console) CompleteFlags(cmd *cobra.Command) {
 	for flag, from := range map[string]catalog.Source{
 		"repository": catalog.Repositories, "image-id": catalog.ImageIDs, "credential": catalog.Credentials,
 		"secret": catalog.Secrets, "pod": catalog.Pods, "pod-uid": catalog.PodUIDs, "namespace": catalog.Namespaces,
@@ -26,25 +27,28 @@ func (c *console) completeFlags(cmd *cobra.Command) {
 	}
 }
 
-// completeImages completes the one argument that is an image.
-func (c *console) completeImages(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+// CompleteImages completes the one argument that is an image.
+func (c *Console) CompleteImages(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	return c.complete(cmd, begun, catalog.Names), cobra.ShellCompDirectiveNoFileComp
 }
 
+// patience is how long somebody who has pressed Tab waits for the daemon.
+const patience = time.Second
+
 // harmless is what a shell, whose completion scripts quote as they like, takes for one word without a meaning.
 var harmless = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$`)
 
 // complete returns what the daemon knows that begins so. Whatever fails is silent: the line that is typed stays whole.
-func (c *console) complete(cmd *cobra.Command, begun string, from catalog.Source) []string {
+func (c *Console) complete(cmd *cobra.Command, begun string, from catalog.Source) []string {
 	quick := *c
-	quick.timeout = c.patience
-	ctx, cancel := context.WithTimeout(cmd.Context(), c.patience)
+	quick.timeout = patience
+	ctx, cancel := context.WithTimeout(cmd.Context(), patience)
 	defer cancel()
 	var all []string
-	err := quick.ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) (err error) {
+	err := quick.Ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) (err error) {
 		all, err = from(ctx, api)
 		return err
 	})
