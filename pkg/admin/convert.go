@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -20,11 +21,15 @@ func timestamp(t time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(t)
 }
 
+// legible returns a text that a message can hold: a damaged key may be no UTF-8, and gRPC sends nothing of an answer that
+// holds one.
+func legible(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+
 func pairTo(p records.Pair) *adminv1.Pair {
 	if p == (records.Pair{}) {
 		return nil
 	}
-	return &adminv1.Pair{ImageId: p.ImageID, Repository: p.Repository}
+	return &adminv1.Pair{ImageId: legible(p.ImageID), Repository: legible(p.Repository)}
 }
 
 func pairsTo(pairs []records.Pair) []*adminv1.Pair { return all(pairs, pairTo) }
@@ -56,7 +61,7 @@ func markTo(m records.Mark) *adminv1.Mark {
 }
 
 func intentTo(in records.Intent) *adminv1.Intent {
-	return &adminv1.Intent{Id: in.ID, Name: in.Name, Repository: in.Repository, Begun: timestamp(in.Begun), Ended: timestamp(in.Ended)}
+	return &adminv1.Intent{Id: in.ID, Name: in.Name, Repository: legible(in.Repository), Begun: timestamp(in.Begun), Ended: timestamp(in.Ended)}
 }
 
 // proofTo tells a proof, with when it expires by the rules in force.
