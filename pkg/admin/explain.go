@@ -45,6 +45,7 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 	s.learn(ctx, &c)
 	r.Secrets, r.Unasked = c.Secrets, c.PullPolicy == pullNever
 	c.Explanation = s.c.Tracker.Explain(ctx, r)
+	c.Known.RivalNames = all(c.Known.RivalNames, text)
 	if refused != nil {
 		c.Decision, c.Evidence.ByID = *refused, true
 	}

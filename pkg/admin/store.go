@@ -25,7 +25,7 @@ func (s *Server) VerifyStore(ctx context.Context, _ *adminv1.VerifyStoreRequest)
 	return &adminv1.VerifyStoreResponse{
 		Values: int64(v.Values), Omitted: int64(v.Omitted), Took: durationpb.New(time.Since(began)),
 		Problems: all(v.Problems, func(p records.Problem) *adminv1.StoreProblem {
-			return &adminv1.StoreProblem{Where: p.Where, What: p.What}
+			return &adminv1.StoreProblem{Where: text(p.Where), What: text(p.What)}
 		}),
 	}, nil
 }
