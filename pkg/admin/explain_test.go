@@ -10,6 +10,7 @@ import (
 
 	"github.com/pullgate/pullgate/pkg/admin"
 	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -80,6 +81,23 @@ func TestExplainTellsVerdictAndEvidence(t *testing.T) {
 	}
 	if n := w.tracker.Grants(); n != 1 {
 		t.Errorf("%d grants after the questions; want alice's", n)
+	}
+}
+
+// A proof that has expired stands for a pod with Never, for which nobody asks a registry.
+func TestExplainJudgesByThePullPolicy(t *testing.T) {
+	w := aNode(t)
+	w.tracker.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
+	err := w.store.Prove(0, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for policy, want := range map[string]string{"Never": "proved_in_grace", "IfNotPresent": "proof_expired"} {
+		w.node.do(func(n *node) { n.policies["uid-bob"] = []string{policy} })
+		e := w.explain(of("bob", app+":1"))
+		if e.GetReason() != want || e.GetEvidence().GetCredentials()[0].GetStanding() != adminv1.CredentialStanding_CREDENTIAL_STANDING_IN_GRACE {
+			t.Errorf("with %s = %v; want %s", policy, e, want)
+		}
 	}
 }
 
@@ -168,6 +186,9 @@ func TestGetImageFindsByIDBeginningAndName(t *testing.T) {
 		if _, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: name}); status.Code(err) != code {
 			t.Errorf("GetImage(%q) = %v; want %v", name, err, code)
 		}
+	}
+	if resp, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: id3}); err != nil || resp.GetImage().GetPresence() != adminv1.Presence_PRESENCE_ABSENT {
+		t.Errorf("what the runtime does not have = %v, %v; want it absent", resp, err)
 	}
 	w.node.do(func(n *node) { n.err = status.Error(codes.Unavailable, "away"); n.images = nil })
 	if _, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: app + ":1"}); status.Code(err) != codes.Unavailable {

@@ -1,6 +1,7 @@
 package admin_test
 
 import (
+	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -229,7 +230,31 @@ func pairsOf(n int) (all []records.Pair) {
 	return all
 }
 
-// 10 000 images are listed page by page, each page within bounds, while a page of images with many proofs ends early.
+// A page of images with many proofs ends early: no answer grows without bounds.
+func TestPageOfLargeImagesEndsEarly(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	for i := range 2 {
+		for c := range 20 {
+			r := records.Result{Pair: records.Pair{ImageID: numbered(i).ID, Repository: app}, Credential: w.id(fmt.Sprint(c)), At: time.Now()}
+			for s := range records.MaxSecrets {
+				r.Secrets = append(r.Secrets, records.SecretRef{UID: fmt.Sprintf("%036d", c*1000+s), Namespace: strings.Repeat("n", 63), Name: strings.Repeat("s", 253)})
+			}
+			if err := w.store.Prove(0, r); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	first, err := w.ListImages(t.Context(), &adminv1.ListImagesRequest{})
+	if err != nil || len(first.GetImages()) != 1 || first.GetNextPageToken() == "" {
+		t.Fatalf("ListImages = %d images, %v; want one, and another page", len(first.GetImages()), err)
+	}
+	second, err := w.ListImages(t.Context(), &adminv1.ListImagesRequest{PageToken: first.GetNextPageToken()})
+	if err != nil || len(second.GetImages()) != 1 || second.GetNextPageToken() != "" || second.GetImages()[0].GetImageId() != numbered(1).ID {
+		t.Errorf("the next page = %d images, %v; want the other one, and the end", len(second.GetImages()), err)
+	}
+}
+
+// 10 000 images are listed page by page.
 func TestTenThousandImagesAreListedPageByPage(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	const n = 10_000

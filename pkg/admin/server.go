@@ -132,8 +132,8 @@ func (s *Server) Serve(l net.Listener) error {
 	return nil
 }
 
-// Shutdown ends open streams with Unavailable and takes no new calls. Unary calls under way go on
-// until ctx ends, and are cancelled then. It returns when no call is left.
+// Shutdown ends open streams with Unavailable and takes no new calls. Unary calls under way, and the last bytes of streams
+// that are not read, have time until ctx ends, and are cut off then. It returns when no call is left.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.health.Shutdown()
 	s.stop()

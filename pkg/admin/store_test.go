@@ -101,7 +101,9 @@ func TestBackupEndsWithItsReader(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.server.Shutdown(t.Context())
+	limited, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	w.server.Shutdown(limited) // what is on its way to a sleeper is cut off then
 	for err == nil {
 		_, err = stream.Recv()
 	}
