@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -20,11 +21,14 @@ func timestamp(t time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(t)
 }
 
+// text returns a string as protobuf takes it: what was read from the key of a damaged value may be anything.
+func text(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+
 func pairTo(p records.Pair) *adminv1.Pair {
 	if p == (records.Pair{}) {
 		return nil
 	}
-	return &adminv1.Pair{ImageId: p.ImageID, Repository: p.Repository}
+	return &adminv1.Pair{ImageId: text(p.ImageID), Repository: text(p.Repository)}
 }
 
 func pairsTo(pairs []records.Pair) []*adminv1.Pair { return all(pairs, pairTo) }
@@ -56,7 +60,7 @@ func markTo(m records.Mark) *adminv1.Mark {
 }
 
 func intentTo(in records.Intent) *adminv1.Intent {
-	return &adminv1.Intent{Id: in.ID, Name: in.Name, Repository: in.Repository, Begun: timestamp(in.Begun), Ended: timestamp(in.Ended)}
+	return &adminv1.Intent{Id: in.ID, Name: in.Name, Repository: text(in.Repository), Begun: timestamp(in.Begun), Ended: timestamp(in.Ended)}
 }
 
 // proofTo tells a proof, with when it expires by the rules in force.

@@ -138,7 +138,7 @@ func (s *Server) explained(c prose.Case, present tracker.Image) *adminv1.Explain
 	e := &adminv1.Evidence{
 		Presence: adminv1.Presence_PRESENCE_PRESENT, ById: c.Evidence.ByID, Policy: string(c.Rules.Policy.Mode()),
 		Allowlisted: c.Rules.Policy.Mode() == policy.ModeNeverVerifyAllowlistedImages && c.Evidence.Repository != "",
-		Intents:     all(c.Known.OfIntents, intentTo), Rivals: c.Known.RivalNames,
+		Intents:     all(c.Known.OfIntents, intentTo), Rivals: all(c.Known.RivalNames, text),
 		CredentialsKnown: c.CredentialsKnown, PullPolicy: c.PullPolicy, Enforcing: !c.Shadow,
 	}
 	if present.ID == "" {
@@ -152,7 +152,7 @@ func (s *Server) explained(c prose.Case, present tracker.Image) *adminv1.Explain
 	case policy.NotExempt:
 	}
 	if c.Unreadable != nil {
-		e.Unreadable = c.Unreadable.Error()
+		e.Unreadable = text(c.Unreadable.Error())
 	}
 	if c.Known.Record != nil {
 		e.Record = recordTo(c.Rules, *c.Known.Record)
@@ -171,7 +171,7 @@ func (s *Server) explained(c prose.Case, present tracker.Image) *adminv1.Explain
 		e.Credentials = append(e.Credentials, to)
 	}
 	return &adminv1.ExplainResponse{
-		Verdict: verdictTo(c.Decision), Reason: string(c.Reason), Rule: c.Rule(), Pair: pairTo(c.Pair), Pod: podTo(c.Pod),
-		Evidence: e, Consequences: c.Consequences(), Remedies: c.Remedies(),
+		Verdict: verdictTo(c.Decision), Reason: string(c.Reason), Rule: text(c.Rule()), Pair: pairTo(c.Pair), Pod: podTo(c.Pod),
+		Evidence: e, Consequences: c.Consequences(), Remedies: all(c.Remedies(), text),
 	}
 }

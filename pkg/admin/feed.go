@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"strings"
 	"sync"
 	"time"
 
@@ -14,6 +15,8 @@ const (
 	maxWatchers = 16
 	// backlog is how many decisions wait for one watcher. A node makes a few for each pod that starts.
 	backlog = 1024
+	// maxImage bounds the name of an image in a queue, in bytes. A tenant chooses it; one that can be pulled is shorter.
+	maxImage = 1024
 )
 
 // A Decision is one that the decision log would hold.
@@ -57,6 +60,9 @@ type watched struct {
 
 // Publish passes a decision on, and returns at once: of one who reads too slowly it is dropped.
 func (f *Feed) Publish(d Decision) {
+	if len(d.Image) > maxImage {
+		d.Image = text(strings.Clone(d.Image[:maxImage])) // and keeps no longer one in memory
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for w := range f.watchers {

@@ -199,7 +199,7 @@ func take(present *[]tracker.Image, known *[]records.ImageFacts) (i image) {
 func (s *Server) imageTo(i image, asked bool) *adminv1.Image {
 	rules := s.c.Tracker.Rules()
 	to := &adminv1.Image{
-		ImageId: i.ID, Names: i.Names, Unreadable: i.facts.Unreadable,
+		ImageId: text(i.ID), Names: i.Names, Unreadable: all(i.facts.Unreadable, text),
 		Records: all(i.facts.Records, func(r records.Record) *adminv1.Record { return recordTo(rules, r) }),
 		Marks:   all(i.facts.Marks, markTo),
 	}

@@ -1,8 +1,8 @@
 package admin
 
 import (
+	"cmp"
 	"context"
-	"encoding/binary"
 	"strings"
 
 	"github.com/pullgate/pullgate/pkg/records"
@@ -10,7 +10,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// separator joins what a key is made of; no image ID, repository or UID holds one.
+// separator joins what the key of a grant is made of; no image ID, repository or UID holds one.
 const separator = "\x00"
 
 // ListIntents lists pull intents.
@@ -23,26 +23,18 @@ func (s *Server) ListIntents(ctx context.Context, req *adminv1.ListIntentsReques
 	if err != nil {
 		return nil, err
 	}
-	from := records.Intent{Repository: of}
-	if at.after != "" {
-		repository, id, ok := strings.Cut(at.after, separator)
-		if !ok || len(id) != 8 {
-			return nil, invalid("page_token: not one of this list")
-		}
-		from = records.Intent{Repository: repository, ID: binary.BigEndian.Uint64([]byte(id)) + 1}
-	}
 	p := page[*adminv1.Intent]{pager: at}
+	after := cmp.Or(at.after, of)
 	for {
-		found, err := s.c.Store.IntentsFrom(from.Repository, from.ID, batch)
+		found, err := s.c.Store.IntentsAfter(after, batch)
 		if err != nil {
 			return nil, err
 		}
 		for _, in := range found {
-			key := in.Repository + separator + string(binary.BigEndian.AppendUint64(nil, in.ID))
-			if of != "" && in.Repository != of || p.add(key, intentTo(in)) {
+			after = in.Key
+			if of != "" && in.Value.Repository != of || p.add(in.Key, intentTo(in.Value)) {
 				return &adminv1.ListIntentsResponse{Intents: p.entries, NextPageToken: p.next}, nil
 			}
-			from = records.Intent{Repository: in.Repository, ID: in.ID + 1}
 		}
 		if err := ctx.Err(); len(found) < batch || err != nil {
 			return &adminv1.ListIntentsResponse{Intents: p.entries}, err
@@ -60,23 +52,20 @@ func (s *Server) ListPreloaded(ctx context.Context, req *adminv1.ListPreloadedRe
 	if err != nil {
 		return nil, err
 	}
-	var from records.Pair
-	if at.after != "" {
-		id, repository, _ := strings.Cut(at.after, separator)
-		from = records.Pair{ImageID: id, Repository: repository}.Next()
-	}
 	p := page[*adminv1.Mark]{pager: at}
+	after := at.after
 	for {
-		found, err := s.c.Store.MarksFrom(from, batch)
+		found, err := s.c.Store.MarksAfter(after, batch)
 		if err != nil {
 			return nil, err
 		}
 		for _, m := range found {
-			from = m.Pair.Next()
-			if of != "" && m.Pair.Repository != of || !begins(m.Pair.ImageID, req.GetImageId()) {
+			after = m.Key
+			pair := m.Value.Pair
+			if of != "" && pair.Repository != of || !begins(pair.ImageID, req.GetImageId()) {
 				continue
 			}
-			if p.add(m.Pair.ImageID+separator+m.Pair.Repository, markTo(m)) {
+			if p.add(m.Key, markTo(m.Value)) {
 				return &adminv1.ListPreloadedResponse{Marks: p.entries, NextPageToken: p.next}, nil
 			}
 		}

@@ -59,7 +59,7 @@ func answer(err error) (explain bool, answered error) {
 		return true, status.Error(codes.Internal, "internal error, see the log of pullgated")
 	}
 	text := err.Error()
-	for _, of := range []string{"tracker: ", "back up records: records: "} {
+	for _, of := range []string{"tracker: ", "back up records: "} {
 		text = strings.TrimPrefix(text, of)
 	}
 	if todo != "" {

@@ -71,6 +71,10 @@ func TestWatchTellsWhatIsDecidedFromNowOn(t *testing.T) {
 			}
 		}
 	}
+	w.feed.Publish(decided("team", strings.Repeat("x", 1023)+"é"+strings.Repeat("x", 1<<20)))
+	if d, err := all.Recv(); err != nil || len(d.GetImage()) > 1030 || len(d.GetImage()) < 1000 {
+		t.Errorf("a long name = %d bytes, %v; want it cut", len(d.GetImage()), err)
+	}
 	bad, err := w.WatchDecisions(t.Context(), &adminv1.WatchDecisionsRequest{Repository: "UPPER CASE"})
 	if err == nil {
 		_, err = bad.Recv()

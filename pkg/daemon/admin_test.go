@@ -85,7 +85,7 @@ func (k kept) RecvMsg(m any) error {
 }
 
 // ask is one call that must succeed.
-func ask[Q, A any](o *operator, call func(context.Context, Q, ...grpc.CallOption) (A, error), req Q) A { //nolint:ireturn // the answer's own type
+func ask[Q, A any](o *operator, call func(context.Context, Q, ...grpc.CallOption) (A, error), req Q) A {
 	o.t.Helper()
 	resp, err := call(o.t.Context(), req)
 	if err != nil {

@@ -62,28 +62,38 @@ func appendTo[T any](f *ImageFacts, bucket string, to []T, k, v []byte) []T {
 	return append(to, value)
 }
 
-// MarksFrom returns the marks of the pairs from one on, by image ID and repository: at most limit of them. One that
-// cannot be read is returned with its pair alone.
-func (s *Store) MarksFrom(from Pair, limit int) ([]Mark, error) {
-	return page(s, bucketMarks, from.key(), limit, func(k []byte) Mark { return Mark{Pair: pairOf(k)} })
+// A Keyed is a value with the key that it is stored under, from which a walk goes on after it.
+type Keyed[T any] struct {
+	Key   string
+	Value T
 }
 
-// IntentsFrom returns the intents from one on, by repository and ID: at most limit of them. One that cannot be read is
-// returned with its repository and ID alone.
-func (s *Store) IntentsFrom(repository string, id uint64, limit int) ([]Intent, error) {
-	return page(s, bucketIntents, Intent{Repository: repository, ID: id}.key(), limit, intentOf)
+// MarksAfter returns the marks after a key, by image ID and repository: at most limit of them. "" is before all. One
+// that cannot be read is returned with its pair alone.
+func (s *Store) MarksAfter(key string, limit int) ([]Keyed[Mark], error) {
+	return page(s, bucketMarks, key, limit, func(k []byte) Mark { return Mark{Pair: pairOf(k)} })
 }
 
-func page[T any](s *Store, bucket string, from []byte, limit int, byKey func(k []byte) T) (all []T, err error) {
+// IntentsAfter returns the intents after a key, by repository and ID: at most limit of them. A repository is before all
+// of its own. One that cannot be read is returned with its repository and ID alone.
+func (s *Store) IntentsAfter(key string, limit int) ([]Keyed[Intent], error) {
+	return page(s, bucketIntents, key, limit, intentOf)
+}
+
+func page[T any](s *Store, bucket, after string, limit int, byKey func(k []byte) T) (all []Keyed[T], err error) {
 	err = s.view(func(tx *bolt.Tx) error {
 		all = nil
 		c := tx.Bucket([]byte(bucket)).Cursor()
-		for k, v := c.Seek(from); k != nil && len(all) < limit; k, v = c.Next() {
-			var value T
-			if decode(bucket, k, v, &value) != nil {
-				value = byKey(k)
+		k, v := c.Seek([]byte(after))
+		if string(k) == after {
+			k, v = c.Next()
+		}
+		for ; k != nil && len(all) < limit; k, v = c.Next() {
+			at := Keyed[T]{Key: string(k)}
+			if decode(bucket, k, v, &at.Value) != nil {
+				at.Value = byKey(k)
 			}
-			all = append(all, value)
+			all = append(all, at)
 		}
 		return nil
 	})
@@ -140,6 +150,3 @@ func (s *Store) Describe(p Pair) (d Details, err error) {
 
 // After returns the first image ID, as Images takes it, that can follow one.
 func After(imageID string) string { return imageID + "\x01" }
-
-// Next returns the first pair, as MarksFrom takes it, that can follow the pair.
-func (p Pair) Next() Pair { return Pair{ImageID: p.ImageID, Repository: p.Repository + "\x00"} }

@@ -40,32 +40,31 @@ func pagesAreTheModel(t *testing.T, s *records.Store, m *model, size int) {
 	marks := slices.SortedFunc(maps.Keys(m.marks), compare)
 	wantPairs(t, "marks of Images", marked, marks)
 	marked = nil
-	for from, more := (records.Pair{}), true; more; {
-		page, err := s.MarksFrom(from, size)
+	for after, more := "", true; more; {
+		page, err := s.MarksAfter(after, size)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, mark := range page {
-			from = mark.Pair.Next()
-			marked = append(marked, mark.Pair)
+			after = mark.Key
+			marked = append(marked, mark.Value.Pair)
 		}
 		more = len(page) == size
 	}
-	wantPairs(t, "MarksFrom", marked, marks)
+	wantPairs(t, "MarksAfter", marked, marks)
 	intents := map[uint64]string{}
-	for from, more := (records.Intent{}), true; more; {
-		page, err := s.IntentsFrom(from.Repository, from.ID, size)
+	for after, more := "", true; more; {
+		page, err := s.IntentsAfter(after, size)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, in := range page {
-			intents[in.ID] = in.Repository
-			from = records.Intent{Repository: in.Repository, ID: in.ID + 1}
+			intents[in.Value.ID], after = in.Value.Repository, in.Key
 		}
 		more = len(page) == size
 	}
 	if !maps.Equal(intents, m.intents) {
-		t.Fatalf("IntentsFrom = %v; want %v", intents, m.intents)
+		t.Fatalf("IntentsAfter = %v; want %v", intents, m.intents)
 	}
 }
 
@@ -110,13 +109,13 @@ func TestPagesTellWhatCannotBeRead(t *testing.T) {
 	if err != nil || len(images) != 2 || !slices.Equal(images[0].Unreadable, []string{app}) || !slices.Equal(images[1].Unreadable, []string{app}) {
 		t.Errorf("Images = %+v, %v; want both repositories unreadable", images, err)
 	}
-	marks, err := s.MarksFrom(records.Pair{}, 10)
-	if err != nil || len(marks) != 1 || marks[0] != (records.Mark{Pair: marked}) {
-		t.Errorf("MarksFrom = %+v, %v; want the pair alone", marks, err)
+	marks, err := s.MarksAfter("", 10)
+	if err != nil || len(marks) != 1 || marks[0].Value != (records.Mark{Pair: marked}) {
+		t.Errorf("MarksAfter = %+v, %v; want the pair alone", marks, err)
 	}
-	intents, err := s.IntentsFrom("", 0, 10)
-	if err != nil || len(intents) != 1 || intents[0].Repository != app || intents[0].Name != "" {
-		t.Errorf("IntentsFrom = %+v, %v; want the repository alone", intents, err)
+	intents, err := s.IntentsAfter(app, 10)
+	if err != nil || len(intents) != 1 || intents[0].Value.Repository != app || intents[0].Value.Name != "" {
+		t.Errorf("IntentsAfter = %+v, %v; want the repository alone", intents, err)
 	}
 	if d, err := s.Describe(marked); !errors.Is(err, records.ErrUnreadable) || d.Mark != nil || len(d.OfIntents) != 1 {
 		t.Errorf("Describe = %+v, %v; want ErrUnreadable, and the intent by its key", d, err)

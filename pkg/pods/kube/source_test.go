@@ -355,6 +355,12 @@ func TestAPodThatIsMadeAgainHasAnotherUID(t *testing.T) {
 		if _, ok := w.source.ByUID("u1"); ok {
 			t.Error("the pod that was replaced is known")
 		}
+		if p, ok := w.source.ByName("team-a", "web"); !ok || p.UID != "u2" || w.source.Len() != 1 {
+			t.Errorf("ByName = %v, %v of %d pods; want the one that replaced it, alone", p.UID, ok, w.source.Len())
+		}
+		if p, ok := w.source.ByName("team-b", "web"); ok {
+			t.Errorf("ByName of another namespace = %v; want none", p.UID)
+		}
 		w.wantCredentials("u2", app, true, w.cred("next", "s2", "repo.test"))
 		if got, err := old.Credentials(w.Context(), app); len(got) != 0 || !errors.Is(err, kube.ErrNotKnown) {
 			t.Errorf("Credentials of the pod that is gone = %v, %v; want none, ErrNotKnown", got, err)
