@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pullgate/pullgate/pkg/ctl/console"
+	"github.com/pullgate/pullgate/pkg/doctor"
 	"github.com/pullgate/pullgate/pkg/kubeletnode"
 	"github.com/pullgate/pullgate/pkg/kubeletnode/pointing"
 )
@@ -54,7 +55,14 @@ func consoleAtNow() *console.Console {
 
 // machineOfTest is a folder.
 func machineOfTest() machine {
-	return machine{pointer: pointing.Switch{Host: kubeletnode.Host{Root: os.Getenv("NODE_ROOT")}, Settle: time.Millisecond}}
+	return machine{
+		node: doctor.Node{
+			Root: os.Getenv("NODE"), Now: consoleAtNow().Now,
+			Disk:        func(string) (doctor.Disk, error) { return doctor.Disk{Bytes: 2 << 30, Free: 1 << 30}, nil },
+			ClockInStep: func() (bool, error) { return true, nil },
+		},
+		pointer: pointing.Switch{Host: kubeletnode.Host{Root: os.Getenv("NODE_ROOT")}, Settle: time.Millisecond},
+	}
 }
 
 // UPDATE=1 go test writes what is printed into the scripts, to be read before it is committed.
@@ -85,6 +93,7 @@ func TestScripts(t *testing.T) {
 			env.Setenv("GORACE", "atexit_sleep_ms=0") // a second for each of hundreds of programs, otherwise
 			return nil
 		},
+		Condition: func(name string) (bool, error) { return name == "root" && os.Geteuid() == 0, nil },
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"status":   exits,
 			"answer":   answer,

@@ -51,8 +51,8 @@ func TestKeysThatAreNoTextAreAnswered(t *testing.T) {
 	if r, err := w.ListImages(t.Context(), &adminv1.ListImagesRequest{}); err != nil || len(r.GetImages()) != 1 || len(r.GetImages()[0].GetUnreadable()) != 2 {
 		t.Errorf("ListImages = %v, %v; want one image whose mark and record cannot be read", r, err)
 	}
-	if r, err := w.VerifyStore(t.Context(), &adminv1.VerifyStoreRequest{}); err != nil || len(r.GetProblems()) != 3 {
-		t.Errorf("VerifyStore = %v, %v; want the mark, the record and the bucket", r, err)
+	if r, err := w.VerifyStore(t.Context(), &adminv1.VerifyStoreRequest{}); err != nil || len(r.GetProblems()) != 4 {
+		t.Errorf("VerifyStore = %v, %v; want the mark, the record, the bucket and what is in it", r, err)
 	}
 	w.node.do(func(n *node) { n.images = []tracker.Image{{ID: id1, Names: []string{app + ":1"}}} })
 	if r, err := w.Explain(t.Context(), &adminv1.ExplainRequest{Image: app + ":1", Who: &adminv1.ExplainRequest_Namespace{Namespace: "team"}}); err != nil || len(r.GetEvidence().GetRivals()) != 1 {
