@@ -331,6 +331,16 @@ func rpm(s *site) {
 	s.underCalls(func() { install("--upgrade", newer) })
 	s.wantVersion(newer)
 	s.judges()
+	word := "/usr/share/pullgate/reads-store"
+	was := s.do("cat", word)
+	s.write(word, newer) // as a version has it that writes a format which the older one does not read
+	s.refused("cannot read /var/lib/pullgate/records.db", "rpm", "--upgrade", "--oldpackage", "--nodeps", packed+"/"+older+".rpm")
+	s.wantVersion(newer)
+	s.judges()
+	s.write(word, was)
+	s.underCalls(func() { s.do("rpm", "--upgrade", "--oldpackage", "--nodeps", packed+"/"+older+".rpm") })
+	s.wantVersion(older)
+	s.judges()
 	s.write("/var/lib/kubelet/config.yaml", sent)
 	s.refused("not removed", "rpm", "--erase", "pullgate")
 	s.wantState(unit, "active")
