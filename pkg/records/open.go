@@ -27,6 +27,13 @@ const Format = 1
 // second daemon into a silent hang.
 const lockWait = 2 * time.Second
 
+// mapped is how much of the address space is set aside for the file. It costs nothing, and a file that stays smaller never has
+// its memory map enlarged: that waits for every reader, with all other calls behind it. allocated is by how much it grows.
+const (
+	mapped    = 256 << 20
+	allocated = 1 << 20
+)
+
 // replacedTimes bounds how often Open follows a file that is replaced while it waits for the lock.
 const replacedTimes = 3
 
@@ -133,7 +140,7 @@ type boltFile struct {
 // open opens the file at path, with its lock. What it has opened is noted also if it fails.
 func (b *boltFile) open(path string, o Options, flags int) (err error) {
 	b.db, err = bolt.Open(path, 0o600, &bolt.Options{
-		Timeout: o.LockWait, ReadOnly: o.readOnly,
+		Timeout: o.LockWait, ReadOnly: o.readOnly, InitialMmapSize: mapped,
 		OpenFile: func(name string, flag int, mode os.FileMode) (file *os.File, err error) {
 			if file, err = os.OpenFile(name, flag&^os.O_CREATE|flags, mode); err == nil {
 				b.file = file
@@ -142,6 +149,9 @@ func (b *boltFile) open(path string, o Options, flags int) (err error) {
 			return file, err
 		},
 	})
+	if err == nil {
+		b.db.AllocSize = allocated // else as much as is mapped, at once
+	}
 	return err
 }
 
