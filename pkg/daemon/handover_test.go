@@ -1,10 +1,15 @@
 package daemon_test
 
 import (
+	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
+	"regexp"
 	"testing"
 
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/records"
 )
 
 // A pod that has pulled, and whose container is not started yet, goes on after an orderly restart. After a crash it
@@ -52,4 +57,38 @@ func TestGrantsOutliveAnOrderlyStopAlone(t *testing.T) {
 	}
 	p.start()
 	sees("with stale grants", "")
+}
+
+// Numbers of writes are of one store. A new one has been written as often as another one was once.
+func TestGrantsOfAStoreThatIsLostAreNotTakenOver(t *testing.T) {
+	r := criproxytest.NewRuntime(t)
+	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify")
+	p.start()
+	k := p.kubelet()
+	serves(r, app, "good", id1)
+	alice := k.Pod("alice")
+	if _, err := k.Pull(t.Context(), alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	p.stop()
+	fresh, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	number, err := fresh.LastWrite()
+	if err := errors.Join(err, fresh.Close(), os.Remove(p.path("state/records.db"))); err != nil {
+		t.Fatal(err)
+	}
+	handed, err := os.ReadFile(p.path("state/grants.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	handed = regexp.MustCompile(`"store":\d+`).ReplaceAll(handed, fmt.Appendf(nil, `"store":%d`, number))
+	if err := os.WriteFile(p.path("state/grants.json"), handed, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.start()
+	if got := k.Precheck(alice, app); got != "" {
+		t.Errorf("pre-check with the grants of another store = %q; want it hidden", got)
+	}
 }

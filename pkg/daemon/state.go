@@ -58,6 +58,9 @@ func openState(dir string, o records.Options, log klog.Logger) (*state, error) {
 	if err != nil {
 		return nil, errors.Join(storeHint(err), store.Close())
 	}
+	if report.Created {
+		lastWrite = 0 // it is none that an earlier run can have known, though that may have counted as far
+	}
 	logReport(log, storePath, report)
 	if keyErr != nil {
 		crashpoint.Hit(crashpoint.KeyMissing)
