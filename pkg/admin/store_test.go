@@ -101,7 +101,9 @@ func TestBackupEndsWithItsReader(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.server.Shutdown(t.Context())
+	limited, stop := context.WithTimeout(t.Context(), time.Second) // what is sent and not read holds up its status
+	defer stop()
+	w.server.Shutdown(limited)
 	for err == nil {
 		_, err = stream.Recv()
 	}
