@@ -47,8 +47,7 @@ func (v *Verification) add(where string, err error) {
 }
 
 // Verify reads every value of one moment and tells what cannot be read; it changes nothing. An error means that it
-// did not come to its end. Other calls go on meanwhile, except that a write which has to enlarge the memory map of the
-// file waits, as for any reader.
+// did not come to its end. Other calls go on meanwhile, unless the file has outgrown what is mapped of it at once.
 func (s *Store) Verify(ctx context.Context) (v Verification, err error) {
 	err = s.view(func(tx *bolt.Tx) error {
 		v, err = verify(ctx, func(to pages.Visitor) error { return s.file.Walk(tx, to) })

@@ -10,7 +10,9 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	bolt "go.etcd.io/bbolt"
@@ -282,4 +284,50 @@ func size(t *testing.T, path string) int64 {
 		t.Fatal(err)
 	}
 	return info.Size()
+}
+
+// A stalled is a context that is asked for its error once and answers late.
+type stalled struct {
+	context.Context
+	once        sync.Once
+	asked, goOn chan struct{}
+}
+
+func (s *stalled) Err() error {
+	s.once.Do(func() { close(s.asked); <-s.goOn })
+	return s.Context.Err()
+}
+
+// Not even the write that makes the file much larger waits for a verification, and behind it every call.
+func TestVerifyThatTakesLongHoldsUpNoCall(t *testing.T) {
+	s := newStore(t)
+	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
+	ctx := &stalled{Context: t.Context(), asked: make(chan struct{}), goOn: make(chan struct{})}
+	verified := make(chan error, 1)
+	go func() { _, err := s.Verify(ctx); verified <- err }()
+	<-ctx.asked
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var pairs []records.Pair
+		for n := range 10_000 {
+			pairs = append(pairs, pair(fmt.Sprintf("sha256:%064d", n), other))
+		}
+		if _, err := s.AcceptMarks(pairs, "operator", noon()); err != nil {
+			t.Errorf("AcceptMarks = %v; want nil", err)
+		}
+		if _, err := s.Lookup(pair(id1, app)); err != nil {
+			t.Errorf("Lookup = %v; want nil", err)
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Error("the calls wait for the verification")
+	}
+	close(ctx.goOn)
+	if err := <-verified; err != nil {
+		t.Errorf("Verify = %v; want nil", err)
+	}
+	<-done
 }

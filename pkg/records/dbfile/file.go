@@ -81,13 +81,21 @@ func Create(path string) (*File, error) {
 	return &f, nil
 }
 
+// mapped is how much of the address space is set aside for the file, in bytes. It costs nothing, and a file that stays
+// smaller never has its memory map enlarged: that waits for every reader, with all other calls behind it. allocated is by how
+// much the file grows.
+const (
+	mapped    = 256 << 20
+	allocated = 1 << 20
+)
+
 // open opens the file with its lock. What it has opened is noted also if it fails.
 func (f *File) open(path string, o Options, flags int) (err error) {
 	if o.LockWait == 0 {
 		o.LockWait = LockWait
 	}
 	f.DB, err = bolt.Open(path, 0o600, &bolt.Options{
-		Timeout: o.LockWait, ReadOnly: o.ReadOnly,
+		Timeout: o.LockWait, ReadOnly: o.ReadOnly, InitialMmapSize: mapped,
 		OpenFile: func(name string, flag int, mode os.FileMode) (file *os.File, err error) {
 			if file, err = os.OpenFile(name, flag&^os.O_CREATE|flags, mode); err == nil {
 				f.file = file
@@ -96,6 +104,9 @@ func (f *File) open(path string, o Options, flags int) (err error) {
 			return file, err
 		},
 	})
+	if err == nil {
+		f.DB.AllocSize = allocated // else as much as is mapped, at once
+	}
 	return err
 }
 
