@@ -12,6 +12,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
+
+	"github.com/pullgate/pullgate/pkg/doctor"
 )
 
 // now is the time of the program under test: answers tell of days before it.
@@ -45,6 +47,11 @@ func consoleAtNow() *console {
 		}
 		return t
 	}
+	c.node = doctor.Node{
+		Root: os.Getenv("NODE"), Now: c.now,
+		Disk:        func(string) (doctor.Disk, error) { return doctor.Disk{Bytes: 2 << 30, Free: 1 << 30}, nil },
+		ClockInStep: func() (bool, error) { return true, nil },
+	}
 	return c
 }
 
@@ -76,6 +83,7 @@ func TestScripts(t *testing.T) {
 			env.Setenv("GORACE", "atexit_sleep_ms=0") // a second for each of hundreds of programs, otherwise
 			return nil
 		},
+		Condition: func(name string) (bool, error) { return name == "root" && os.Geteuid() == 0, nil },
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"status":   exits,
 			"answer":   answer,

@@ -12,6 +12,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/pullgate/pullgate/pkg/config"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records/offline"
 )
@@ -84,9 +85,9 @@ func (n Node) daemon(context.Context) []Finding {
 
 // policyOf returns the verification policy of a configuration.
 func policyOf(configuration string) string {
-	var c struct {
+	c := struct {
 		Policy string `json:"imagePullCredentialsVerificationPolicy"`
-	}
+	}{config.Default().ImagePullCredentialsVerificationPolicy}
 	if yaml.Unmarshal([]byte(configuration), &c) != nil {
 		return ""
 	}

@@ -50,28 +50,38 @@ func (n Node) kubelet(context.Context) (all []Finding) {
 		}
 		all = append(all, judge(ours, p.String(), d, kubeletDefault))
 	}
-	next, found := n.configured()
-	switch {
-	case !found && len(running) == 0:
-		return []Finding{unknown("run it on the node, as root, with the kubelet running", "no kubelet runs here and none is configured where kubeadm, k3s or RKE2 would")}
-	case !found:
-		return all
-	case len(running) == 0:
-		f := judge(ours, "the kubelet, which does not run,", next, kubeletDefault)
-		return append(all, f)
+	next, files := n.startedWith()
+	if len(running) == 0 {
+		return []Finding{n.atItsStart(ours, next, files)}
 	}
 	if next.runtime.value == "" {
 		return all // whoever starts the kubelet tells it elsewhere
 	}
-	// A kubelet that was started before its files were changed.
+	// A kubelet that was started before its unit was changed.
 	later := judge(ours, "the kubelet, once it is started anew,", next, kubeletDefault)
-	if slices.ContainsFunc(all, func(f Finding) bool { return f.Level == OK }) && later.Level == Fail {
+	has := func(l Level) bool { return slices.ContainsFunc(all, func(f Finding) bool { return f.Level == l }) }
+	switch {
+	case later.Level == Fail && has(OK):
 		later.Level = Warn
-		all = append(all, later)
-	} else if later.Level == OK && slices.ContainsFunc(all, func(f Finding) bool { return f.Level == Fail }) {
-		all = append(all, warn("restart the kubelet; running pods go on", "%s", later.Found))
+		return append(all, later)
+	case later.Level == OK && has(Fail):
+		return append(all, warn("restart the kubelet; running pods go on", "%s", later.Found))
 	}
 	return all
+}
+
+// atItsStart looks at what a kubelet that does not run will dial.
+func (n Node) atItsStart(ours string, d dials, files []string) Finding {
+	for _, file := range append(files, "/var/lib/kubelet/instance-config.yaml", "/var/lib/kubelet/config.yaml") {
+		d = d.over(n.kubeletFile(file))
+	}
+	for _, which := range []string{"k3s", "rke2"} {
+		d = d.over(n.rancher(which))
+	}
+	if _, err := os.Stat(n.path("/var/lib/kubelet/config.yaml")); err != nil && d == (dials{}) {
+		return unknown("run it on the node, as root, with the kubelet running", "no kubelet runs here and none is configured where kubeadm, k3s or RKE2 would")
+	}
+	return judge(ours, "the kubelet, which does not run,", d, kubeletDefault)
 }
 
 // judge says whether what a kubelet dials is pullgated.
@@ -90,34 +100,27 @@ func judge(ours, kubelet string, d dials, otherwise string) Finding {
 	return ok("%s dials %s (%s)", kubelet, ours, d.runtime.where)
 }
 
-// configured returns what the files say that a kubelet is started with. Flags count more than a file, and of flags the last.
-func (n Node) configured() (d dials, found bool) {
-	add := func(more dials) {
-		d = d.over(more)
-		found = found || more != dials{}
+// startedWith returns the flags that the kubelet's unit starts it with, and the configuration files that it names. Of flags
+// the last counts.
+func (n Node) startedWith() (d dials, files []string) {
+	var units []string
+	for _, dir := range []string{"/etc", "/usr/lib", "/lib"} {
+		units = append(units, n.glob(dir+"/systemd/system/kubelet.service.d/*.conf")...)
 	}
-	units := slices.Concat(n.glob("/etc/systemd/system/kubelet.service.d/*.conf"), n.glob("/usr/lib/systemd/system/kubelet.service.d/*.conf"),
-		n.glob("/lib/systemd/system/kubelet.service.d/*.conf"), n.glob("/etc/systemd/system/kubelet.service"), n.glob("/usr/lib/systemd/system/kubelet.service"))
-	// The last drop-in by name counts, wherever it is.
+	// The last drop-in by name counts, wherever it is, and each before the unit itself.
 	slices.SortStableFunc(units, func(a, b string) int { return strings.Compare(filepath.Base(b), filepath.Base(a)) })
-	files := []string{}
+	for _, dir := range []string{"/etc", "/usr/lib", "/lib"} {
+		units = append(units, dir+"/systemd/system/kubelet.service")
+	}
 	for _, unit := range units {
 		words := n.words(unit)
-		add(flags(words, unit))
+		d = d.over(flags(words, unit))
 		files = append(files, n.kubeletFiles(words)...)
 	}
 	for _, env := range []string{"/etc/default/kubelet", "/etc/sysconfig/kubelet", "/var/lib/kubelet/kubeadm-flags.env"} {
-		add(flags(n.words(env), env))
+		d = d.over(flags(n.words(env), env))
 	}
-	files = append(files, "/var/lib/kubelet/instance-config.yaml", "/var/lib/kubelet/config.yaml")
-	for _, file := range files {
-		add(n.kubeletFile(file))
-	}
-	for _, which := range []string{"k3s", "rke2"} {
-		add(n.rancher(which))
-	}
-	_, err := os.Stat(n.path("/var/lib/kubelet/config.yaml"))
-	return d, found || err == nil
+	return d, files
 }
 
 // words returns the words of a file that systemd reads, without quotes and comments.

@@ -239,25 +239,25 @@ func (n Node) toml(path string, into any, r *registries) bool {
 	return true
 }
 
+// add adds a mirror by its address. What somebody may have put into that and would not want to see sent or printed is
+// taken off.
 func (r *registries) add(address string, override bool, where string) {
 	if !strings.Contains(address, "://") {
 		address = "https://" + address
 	}
-	api := strings.TrimRight(address, "/")
-	if !override && !strings.HasSuffix(api, "/v2") {
-		api += "/v2"
-	}
-	r.mirrors = append(r.mirrors, mirror{base: redacted(address), api: api + "/", where: where})
-}
-
-// redacted returns an address without what somebody may have put into it and would not want to see printed.
-func redacted(address string) string {
 	u, err := url.Parse(address)
 	if err != nil {
-		return "that cannot be read"
+		r.broken = append(r.broken, where+": the address of a mirror cannot be read")
+		return
 	}
-	u.User, u.RawQuery = nil, ""
-	return u.String()
+	u.User, u.RawQuery, u.Fragment = nil, "", ""
+	u.Path = strings.TrimRight(u.Path, "/")
+	m := mirror{base: u.String(), where: where}
+	if !override && !strings.HasSuffix(u.Path, "/v2") {
+		u.Path += "/v2"
+	}
+	m.api = u.String() + "/"
+	r.mirrors = append(r.mirrors, m)
 }
 
 func hostOf(address string) string {

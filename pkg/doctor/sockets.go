@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +30,7 @@ func socketPath(endpoint string) string {
 // sockets looks at who owns which socket and who answers there.
 func (n Node) sockets(ctx context.Context) []Finding {
 	var all []Finding
+	folders := []string{}
 	for _, s := range []struct{ field, endpoint string }{
 		{"listen", n.Config.Listen},
 		{"admin.listen", n.Config.Admin.Listen},
@@ -36,6 +38,16 @@ func (n Node) sockets(ctx context.Context) []Finding {
 	} {
 		if s.endpoint != "" {
 			all = append(all, n.own(ctx, s.field, socketPath(s.endpoint))...)
+			folders = append(folders, filepath.Dir(socketPath(s.endpoint)))
+		}
+	}
+	slices.Sort(folders)
+	for _, dir := range slices.Compact(folders) {
+		// Who may write there may put a socket of his own in the place of one.
+		if info, err := os.Stat(n.path(dir)); err == nil {
+			if w := writable(info, dir); w != nil {
+				all = append(all, *w)
+			}
 		}
 	}
 	return append(all, n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint)))
@@ -48,11 +60,6 @@ func (n Node) own(ctx context.Context, field, path string) (all []Finding) {
 		return []Finding{fail("systemctl status pullgated; then compare "+field+" with where it listens", "%s: %v", field, err)}
 	}
 	all = private(nil, info, path, 0o600)
-	if dir, err := os.Stat(n.path(filepath.Dir(path))); err == nil {
-		if w := writable(dir, filepath.Dir(path)); w != nil {
-			all = append(all, *w) // who may write there may put a socket of his own in its place
-		}
-	}
 	peer, err := n.peer(ctx, path)
 	switch {
 	case err != nil:

@@ -74,7 +74,7 @@ func (n Node) runtimeVersion(ctx context.Context) Finding {
 	case !strings.HasPrefix(name, "containerd"):
 		return warn("see that image_ref of its answers equals the image's ID, as the CRI has it", "the runtime is %s %s; containerd is what pullgate is tested with", name, text)
 	case !known:
-		return unknown("", "the runtime is %s %s, which is no version that can be compared", name, text)
+		return unknown("see with crictl version what it is", "the runtime is %s %s, which is no version that can be compared", name, text)
 	case v.before(1, oldestContainerd):
 		return fail("upgrade containerd", "containerd is version %s, older than 1.%d, the oldest that is supported", v, oldestContainerd)
 	}

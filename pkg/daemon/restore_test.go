@@ -1,0 +1,92 @@
+package daemon_test
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/records/offline"
+)
+
+const (
+	id3   = "sha256:3333333333333333333333333333333333333333333333333333333333333333"
+	later = "repo.test/team/later:1"
+)
+
+// The steps of docs/operations.md, Backup and restore: what each kind of copy is worth, on the node that it is from.
+func TestRestoreByTheStepsOfTheManual(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		key     string // what is in node.key then, "" for what was there
+		proved  bool   // what was proved before the copy is known
+		message string // in the log
+	}{
+		{name: "both", proved: true},
+		{name: "another key", key: "another", message: "The node's key is not the one that the store was written with"},
+		{name: "no key", key: "none", message: "The node's key is lost: no proof that was recorded before matches"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p, r, _ := aTenantsNode(t)
+			copied := p.operator().backup()
+			// After the copy somebody pulls an image that is nobody else's.
+			serves(r, later, "letmein", id3)
+			k := p.kubelet()
+			if _, err := k.Pull(t.Context(), k.Pod("erin"), later, "letmein"); err != nil {
+				t.Fatal(err)
+			}
+			p.stop()
+			err := errors.Join(os.Remove(p.path("state/records.db")), os.WriteFile(p.path("state/records.db"), copied, 0o600))
+			switch tc.key {
+			case "":
+			case "none":
+				err = errors.Join(err, os.Remove(p.path("state/node.key")))
+			default:
+				other := prepare(t, r.Endpoint(), "untrackedImages: Verify")
+				other.start()
+				other.stop()
+				key, readErr := os.ReadFile(other.path("state/node.key"))
+				err = errors.Join(err, readErr, os.WriteFile(p.path("state/node.key"), key, 0o600))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if v, err := offline.Check(t.Context(), p.path("state/records.db")); err != nil || len(v.Problems) > 0 {
+				t.Errorf("store check = %+v, %v; want it sound", v, err)
+			}
+			p.configure("kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify")
+			p.start()
+			restoredNode(t, r, p, tc.proved)
+			if tc.message != "" && !strings.Contains(p.out.String(), tc.message) {
+				t.Errorf("the log does not say %q", tc.message)
+			}
+			if tc.message == "" && strings.Contains(p.out.String(), "key") {
+				t.Error("the log says something about the key")
+			}
+		})
+	}
+}
+
+// restoredNode holds a node after a restore to what the manual says of it.
+func restoredNode(t *testing.T, r *criproxytest.Runtime, p *process, proved bool) {
+	t.Helper()
+	serves(r, "repo.test/nothing:1", "", "") // the registry refuses everything
+	k := p.kubelet()
+	pod := k.Pod("frank")
+	if got := k.Precheck(pod, pre); got != id2 {
+		t.Errorf("pre-check of the preloaded image = %q; want it, by its mark", got)
+	}
+	if got := k.Precheck(pod, later); got != "" {
+		t.Errorf("pre-check of what came after the copy = %q; want it hidden", got)
+	}
+	if got := k.Precheck(pod, app); got != "" {
+		t.Errorf("pre-check of what was proved = %q; want it hidden", got)
+	}
+	switch id, err := k.Pull(t.Context(), pod, app, canary); {
+	case proved && (err != nil || id != id1):
+		t.Errorf("pull with what was proved = %q, %v; want the image at once", id, err)
+	case !proved && err == nil:
+		t.Errorf("pull with what was proved under another key = %q; want it refused by the registry", id)
+	}
+}
