@@ -150,6 +150,14 @@ func directions() []plant {
 			source: "package direction\n\nimport _ \"" + module + "/pkg/records\"\n",
 		},
 		{
+			rule: "tests of the daemon may call the admin API", file: "pkg/daemon/direction/planted_test.go",
+			source: imports("pkg/daemon/direction/planted_test.go", module+"/proto/pullgate/admin/v1"),
+		},
+		{
+			rule: "tests of the daemon import no command", file: "pkg/daemon/direction/command_test.go", linter: "depguard", want: "tests of daemon import the packages of pkg",
+			source: imports("pkg/daemon/direction/command_test.go", module+"/cmd/pullgated"),
+		},
+		{
 			rule: "tests point down too", file: "pkg/records/direction/planted_test.go", linter: "depguard", want: "policy judges",
 			source: "package direction\n\nimport _ \"" + module + "/pkg/tracker\"\n",
 		},
