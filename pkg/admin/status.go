@@ -26,6 +26,7 @@ func codeOf(err error) (code codes.Code, todo string, listed bool) {
 		{tracker.ErrNotPresent, codes.NotFound, "see what is there with ListImages"},
 		{errSeveral, codes.FailedPrecondition, ""},
 		{tracker.ErrDistrusted, codes.FailedPrecondition, ""},
+		{tracker.ErrRivals, codes.FailedPrecondition, "give image_id as well if it is to be so"},
 		{tracker.ErrTrusted, codes.FailedPrecondition, ""},
 		{errUnasked, codes.Unavailable, "see that the runtime runs, and the log of pullgated"},
 		{tracker.ErrRuntime, codes.Unavailable, "see that the runtime runs, and the log of pullgated"},

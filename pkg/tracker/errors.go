@@ -13,6 +13,9 @@ var (
 	ErrNothingSelected = errors.New("tracker: nothing is selected")
 	// ErrNotPresent is returned by [Tracker.AcceptMarks] if nothing that is selected is on the node.
 	ErrNotPresent = errors.New("tracker: nothing that is selected is on the node")
+	// ErrRivals is returned by [Tracker.AcceptMarks] for a repository of which a name stands on an image that somebody
+	// had to prove under another one. A tenant may have given it that name (docs/design/0009).
+	ErrRivals = errors.New("tracker: access to the image was proved under another repository, whose tenant may have given it this name")
 	// ErrDistrusted is returned by [Tracker.AcceptMarks] while the store is distrusted.
 	ErrDistrusted = errors.New("tracker: the store is distrusted; end that first")
 	// ErrTrusted is returned by [Tracker.EndDistrust] for a store that is not distrusted.

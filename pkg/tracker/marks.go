@@ -56,7 +56,7 @@ func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun 
 }
 
 // AcceptMarks marks what is selected and on the node as preloaded, by the word of an operator, and returns the pairs
-// that had no mark. Selected as a whole (All), only those pairs are that a scan would mark: of which nothing is known, and
+// that had no mark. By a repository alone nothing is marked beside rivals: ErrRivals. Selected as a whole (All), only those pairs are that a scan would mark: of which nothing is known, and
 // neither of their image.
 func (t *Tracker) AcceptMarks(ctx context.Context, of records.Selection, dryRun bool) ([]records.Pair, error) {
 	switch {
@@ -85,12 +85,31 @@ func (t *Tracker) AcceptMarks(ctx context.Context, of records.Selection, dryRun 
 	if len(selected) == 0 {
 		return nil, ErrNotPresent
 	}
+	if of.ImageID == "" {
+		if err := t.withoutRivals(selected); err != nil {
+			return nil, err
+		}
+	}
 	if dryRun {
 		marked, err = t.store.Unmarked(selected)
 	} else {
 		marked, err = t.store.AcceptMarks(selected, byOperator, time.Now())
 	}
 	return t.accepted(marked, dryRun, err)
+}
+
+// withoutRivals returns an error if one of the pairs has rivals: who names a repository alone may not know of which images.
+func (t *Tracker) withoutRivals(pairs []records.Pair) error {
+	for _, p := range pairs {
+		f, err := t.store.Lookup(p)
+		switch {
+		case err != nil && !errors.Is(err, records.ErrUnreadable):
+			return unwritten(err)
+		case err == nil && f.Rivals && (f.Record == nil || !proves(f.Record)):
+			return fmt.Errorf("%w: %s under %s", ErrRivals, p.ImageID, p.Repository)
+		}
+	}
+	return nil
 }
 
 // acceptUntracked marks by the rules of a scan, whose list has to stand until the marks are on disk.

@@ -128,6 +128,28 @@ func TestAcceptedMarkOpensWhateverTheRecord(t *testing.T) {
 	}
 }
 
+// By a repository alone, a name that a tenant gave to what another one proved is not opened. Who names the image knows.
+func TestAcceptByNameSparesWhatOthersProved(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	w.runtime.set(image(id3, "repo.test/pre:1"))
+	w.sync()
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	const trusted = "repo.test/trusted"
+	w.runtime.set(image(id1, app+":1", trusted+":evil"), image(id2, trusted+":1"))
+	for _, dryRun := range []bool{true, false} {
+		if got, err := w.AcceptMarks(t.Context(), records.Selection{Repository: trusted}, dryRun); !errors.Is(err, tracker.ErrRivals) {
+			t.Errorf("AcceptMarks(%s, dry run %v) = %v, %v; want ErrRivals", trusted, dryRun, got, err)
+		}
+	}
+	w.want(w.check(pod("bob"), trusted+":1", image(id2, trusted+":1")), policy.Reverify, policy.Untracked)
+	for _, id := range []string{id1, id2} {
+		want := []records.Pair{pairOf(id, trusted)}
+		if got, err := w.AcceptMarks(t.Context(), records.Selection{Repository: trusted, ImageID: id}, false); err != nil || !slices.Equal(got, want) {
+			t.Errorf("AcceptMarks(%s of %s) = %v, %v; want %v", trusted, id, got, err, want)
+		}
+	}
+}
+
 // All that is untracked is what a scan would take, and no more: a name that a tenant gave to an image which somebody had to
 // prove is not opened by the way.
 func TestAcceptAllTakesOnlyWhatNothingIsKnownOf(t *testing.T) {

@@ -102,11 +102,12 @@ type PullRecordsClient interface {
 	// it is; the mark opens the pair all the same, under a policy that exempts preloaded images.
 	//
 	// INVALID_ARGUMENT: nothing is selected. NOT_FOUND: nothing that is selected is on the node.
-	// FAILED_PRECONDITION: the store is distrusted; end that first. UNAVAILABLE: the runtime cannot be asked, or the
-	// store cannot be written.
+	// FAILED_PRECONDITION: the store is distrusted, end that first; or it was selected by a repository alone, and stands on
+	// an image that somebody proved access to under another one, so that a tenant may have given it that name.
+	// UNAVAILABLE: the runtime cannot be asked, or the store cannot be written.
 	AcceptPreloaded(ctx context.Context, in *AcceptPreloadedRequest, opts ...grpc.CallOption) (*AcceptPreloadedResponse, error)
 	// ForgetPreloaded takes marks away, so that the pairs need proof from now on and are never marked again by a
-	// scan, and ends at once the grants that rest on the marks.
+	// scan, and ends at once the grants that rest on the marks. A record that is open stays so: Revoke closes it.
 	//
 	// INVALID_ARGUMENT: nothing is selected. UNAVAILABLE: the store cannot be written; nothing has changed.
 	ForgetPreloaded(ctx context.Context, in *ForgetPreloadedRequest, opts ...grpc.CallOption) (*ForgetPreloadedResponse, error)
@@ -356,11 +357,12 @@ type PullRecordsServer interface {
 	// it is; the mark opens the pair all the same, under a policy that exempts preloaded images.
 	//
 	// INVALID_ARGUMENT: nothing is selected. NOT_FOUND: nothing that is selected is on the node.
-	// FAILED_PRECONDITION: the store is distrusted; end that first. UNAVAILABLE: the runtime cannot be asked, or the
-	// store cannot be written.
+	// FAILED_PRECONDITION: the store is distrusted, end that first; or it was selected by a repository alone, and stands on
+	// an image that somebody proved access to under another one, so that a tenant may have given it that name.
+	// UNAVAILABLE: the runtime cannot be asked, or the store cannot be written.
 	AcceptPreloaded(context.Context, *AcceptPreloadedRequest) (*AcceptPreloadedResponse, error)
 	// ForgetPreloaded takes marks away, so that the pairs need proof from now on and are never marked again by a
-	// scan, and ends at once the grants that rest on the marks.
+	// scan, and ends at once the grants that rest on the marks. A record that is open stays so: Revoke closes it.
 	//
 	// INVALID_ARGUMENT: nothing is selected. UNAVAILABLE: the store cannot be written; nothing has changed.
 	ForgetPreloaded(context.Context, *ForgetPreloadedRequest) (*ForgetPreloadedResponse, error)
