@@ -288,7 +288,7 @@ func size(t *testing.T, path string) int64 {
 
 // A stalled is a context that is asked for its error once and answers late.
 type stalled struct {
-	context.Context
+	context.Context //nolint:containedctx // it is one
 	once        sync.Once
 	asked, goOn chan struct{}
 }
@@ -320,9 +320,11 @@ func TestVerifyThatTakesLongHoldsUpNoCall(t *testing.T) {
 			t.Errorf("Lookup = %v; want nil", err)
 		}
 	}()
+	limit := time.NewTimer(20 * time.Second)
+	defer limit.Stop()
 	select {
 	case <-done:
-	case <-time.After(20 * time.Second):
+	case <-limit.C:
 		t.Error("the calls wait for the verification")
 	}
 	close(ctx.goOn)
