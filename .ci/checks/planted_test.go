@@ -128,6 +128,14 @@ func directions() []plant {
 		up("pkg/ctl/view", "pkg/ctl/console", "ctl/console is for commands"),
 		down("pkg/ctl/console", "pkg/ctl/view"),
 		down("cmd/pullgatectl", "pkg/ctl/console"),
+		up("pkg/doctor", "pkg/records", "doctor looks from outside"),
+		up("pkg/doctor", "pkg/daemon", "doctor looks from outside"),
+		down("pkg/doctor", "pkg/records/offline"),
+		down("pkg/doctor", "pkg/config"),
+		down("cmd/pullgatectl", "pkg/doctor"),
+		down("cmd/pullgatectl", "pkg/records/offline"),
+		up("pkg/records/offline", "pkg/tracker", "policy judges"),
+		down("pkg/records/offline", "pkg/records"),
 		up("pkg/daemon", "cmd/pullgated", "daemon puts the packages of pkg together"),
 		down("pkg/daemon", "pkg/criproxy"),
 		down("pkg/daemon", "pkg/config"),
@@ -258,7 +266,7 @@ func shapes() []plant {
 func stubs() []string {
 	return []string{
 		"pkg/internal", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/pods/kube",
-		"pkg/nodecreds", "pkg/nodecreds/report", "pkg/decisions", "pkg/ctl", "pkg/ctl/console", "pkg/ctl/view",
+		"pkg/nodecreds", "pkg/nodecreds/report", "pkg/decisions", "pkg/ctl", "pkg/ctl/console", "pkg/ctl/view", "pkg/doctor", "pkg/records/offline",
 		"pkg/criproxy", "pkg/criproxy/criproxytest", "pkg/admin", "pkg/metrics", "pkg/config", "pkg/daemon", "cmd/pullgated", "proto/pullgate/admin/v1",
 	}
 }

@@ -289,8 +289,8 @@ func size(t *testing.T, path string) int64 {
 // A stalled is a context that is asked for its error once and answers late.
 type stalled struct {
 	context.Context //nolint:containedctx // it is one
-	once        sync.Once
-	asked, goOn chan struct{}
+	once            sync.Once
+	asked, goOn     chan struct{}
 }
 
 func (s *stalled) Err() error {
