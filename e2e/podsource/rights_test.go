@@ -3,10 +3,9 @@ package podsource_test
 import (
 	"testing"
 
+	"github.com/pullgate/pullgate/pkg/pods/kube"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/pullgate/pullgate/pkg/pods/kube"
 )
 
 func TestTheRightsOfAKubeletAreEnough(t *testing.T) {
