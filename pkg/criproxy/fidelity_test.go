@@ -172,46 +172,6 @@ func TestOpenStreamEndsWithUnavailable(t *testing.T) {
 	}
 }
 
-// Stopping lets a unary call that is under way finish.
-func TestShutdownDrainsUnaryCalls(t *testing.T) {
-	runtime := criproxytest.NewRuntime(t)
-	proxied, server := serveBefore(t, runtime.Endpoint())
-	under, goOn := make(chan struct{}), make(chan struct{})
-	runtime.Do(func(r *criproxytest.Runtime) {
-		r.BeforeAnswer = func(method string) {
-			if method == "Version" {
-				close(under)
-				<-goOn
-			}
-		}
-	})
-	runs := runtimeapi.NewRuntimeServiceClient(client(t, proxied))
-	answered := make(chan error, 1)
-	go func() {
-		_, err := runs.Version(t.Context(), &runtimeapi.VersionRequest{})
-		answered <- err
-	}()
-	<-under
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		server.Shutdown(ctx)
-	}()
-	time.Sleep(50 * time.Millisecond)
-	select {
-	case <-stopped:
-		t.Error("Shutdown returned while a call was under way")
-	default:
-	}
-	close(goOn)
-	if err := <-answered; err != nil {
-		t.Errorf("call under way at Shutdown = %v; want nil", err)
-	}
-	<-stopped
-}
-
 // A handler that panics answers Internal, is counted, and takes nothing else down.
 func TestPanicIsAnsweredAndCounted(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, criproxy.GateConfig{})
