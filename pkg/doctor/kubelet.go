@@ -90,7 +90,7 @@ func judge(ours, kubelet string, d dials, otherwise string) Finding {
 		d.runtime = setting{otherwise, "its default"}
 	}
 	if got := socketPath(d.runtime.value); got != ours {
-		return fail("send it through "+ours+" as docs/operations.md says (Install on a node), then restart the kubelet",
+		return fail("pullgatectl node enable sends it through "+ours,
 			"%s dials %s (%s), which passes pullgate by", kubelet, got, d.runtime.where)
 	}
 	if got := socketPath(d.images.value); got != "" && got != ours {
@@ -202,17 +202,20 @@ func (n Node) rancher(which string) (d dials) {
 			Runtime string `json:"container-runtime-endpoint"`
 			Images  string `json:"image-service-endpoint"`
 			Args    any    `json:"kubelet-arg"`
+			More    any    `json:"kubelet-arg+"` // adds to those of the files before
 		}
 		if yaml.Unmarshal([]byte(n.read(path)), &c) != nil {
 			continue
 		}
 		var args []string
-		switch more := c.Args.(type) {
-		case string:
-			args = []string{"-" + more}
-		case []any:
-			for _, arg := range more {
-				args = append(args, fmt.Sprintf("-%v", arg))
+		for _, some := range []any{c.Args, c.More} {
+			switch some := some.(type) {
+			case string:
+				args = append(args, "-"+some)
+			case []any:
+				for _, arg := range some {
+					args = append(args, fmt.Sprintf("-%v", arg))
+				}
 			}
 		}
 		d = d.over(flags(args, path)).over(dials{runtime: setting{c.Runtime, path}, images: setting{c.Images, path}}.withoutEmpty())

@@ -23,8 +23,8 @@ func TestWhatTheKubeletDials(t *testing.T) {
 	const file = "/var/lib/kubelet/config.yaml"
 	const dropIn = "/etc/systemd/system/kubelet.service.d/20-pullgate.conf"
 	play(t, []row{
-		{"the runtime", func(n *testNode) { n.kubeletArgs("--container-runtime-endpoint=" + theirs) }, "kubelet", doctor.Fail, "kubelet (process 812) dials /run/containerd/containerd.sock (its arguments), which passes pullgate by", "Install on a node"},
-		{"its default", func(n *testNode) { n.kubeletArgs() }, "kubelet", doctor.Fail, "(its default)", "restart the kubelet"},
+		{"the runtime", func(n *testNode) { n.kubeletArgs("--container-runtime-endpoint=" + theirs) }, "kubelet", doctor.Fail, "kubelet (process 812) dials /run/containerd/containerd.sock (its arguments), which passes pullgate by", "pullgatectl node enable"},
+		{"its default", func(n *testNode) { n.kubeletArgs() }, "kubelet", doctor.Fail, "(its default)", "pullgatectl node enable"},
 		{"two words", func(n *testNode) { n.kubeletArgs("--container-runtime-endpoint", ours) }, "kubelet", doctor.OK, "dials /run/pullgate/cri.sock", ""},
 		{"one hyphen, no scheme, /var/run", func(n *testNode) { n.kubeletArgs("-container-runtime-endpoint=/var/run/pullgate//cri.sock") }, "kubelet", doctor.OK, "dials", ""},
 		{"its file", func(n *testNode) {
@@ -58,7 +58,7 @@ func TestWhatTheKubeletDials(t *testing.T) {
 		{"a drop-in it was not started with", func(n *testNode) {
 			n.kubeletArgs("--container-runtime-endpoint=" + ours)
 			n.file(dropIn, 0o644, "[Service]\nExecStart=/usr/bin/kubelet \\\n  --container-runtime-endpoint="+theirs+"\n# --container-runtime-endpoint="+ours+"\n")
-		}, "kubelet", doctor.Warn, "once it is started anew, dials /run/containerd/containerd.sock (" + dropIn + ")", "Install on a node"},
+		}, "kubelet", doctor.Warn, "once it is started anew, dials /run/containerd/containerd.sock (" + dropIn + ")", "pullgatectl node enable"},
 		{"kubeadm's flags, and the drop-in over them", func(n *testNode) {
 			n.file("/var/lib/kubelet/kubeadm-flags.env", 0o644, `KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=`+theirs+` --pod-infra-container-image=x"`)
 			n.file(dropIn, 0o644, "ExecStart=\nExecStart=/usr/bin/kubelet $A --container-runtime-endpoint="+ours+"\n")
@@ -104,6 +104,10 @@ func TestKubeletThatDoesNotRun(t *testing.T) {
 			"/etc/systemd/system/kubelet.service.d/10-pullgate.conf":   "ExecStart=/usr/bin/kubelet --container-runtime-endpoint=" + ours,
 			"/usr/lib/systemd/system/kubelet.service.d/20-vendor.conf": "ExecStart=/usr/bin/kubelet --container-runtime-endpoint=" + theirs,
 		}, doctor.Fail, "20-vendor.conf"},
+		{"k3s, as pullgatectl node enable points it", map[string]string{
+			"/etc/rancher/k3s/config.yaml":                    "kubelet-arg: [v=2]",
+			"/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml": "kubelet-arg+:\n- container-runtime-endpoint=" + ours + "\n- image-service-endpoint=" + ours,
+		}, doctor.OK, "(/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml)"},
 		{"k3s", map[string]string{"/etc/rancher/k3s/config.yaml": "container-runtime-endpoint: " + ours}, doctor.OK, "(/etc/rancher/k3s/config.yaml)"},
 		{"RKE2", map[string]string{
 			"/etc/rancher/rke2/config.yaml":          "container-runtime-endpoint: " + ours,
