@@ -56,7 +56,8 @@ func (s *site) kubelets() {
 	for _, name := range []string{"kubelet", "k3s"} {
 		s.must(os.WriteFile(s.machine.Path("/usr/bin/"+name), program, 0o755))
 	}
-	const service = "[Service]\nRestart=always\nRestartSec=2\nExecStart="
+	// Here systemd does not always hear that the last process of a unit has ended, and would wait for 90 s.
+	const service = "[Service]\nRestart=always\nRestartSec=2\nTimeoutStopSec=3\nExecStart="
 	s.write("/usr/lib/systemd/system/kubelet.service", service+"/usr/bin/kubelet\n")
 	s.write("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", `[Service]
 Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"
