@@ -2,17 +2,17 @@ package admin
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"os"
 	"sync"
-	"syscall"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
+
+	"github.com/pullgate/pullgate/pkg/internal/peercred"
 )
 
 // peerCredentials ask the kernel who dialled, once for each connection, before anything is read from it. What the socket's
@@ -41,23 +41,8 @@ func uidOf(c net.Conn) (int, error) {
 	if counted, ok := c.(*countedConn); ok {
 		c = counted.Conn
 	}
-	u, ok := c.(*net.UnixConn)
-	if !ok {
-		return 0, fmt.Errorf("a connection from %v is no Unix socket", c.RemoteAddr())
-	}
-	raw, err := u.SyscallConn()
-	if err != nil {
-		return 0, fmt.Errorf("ask who dialled: %w", err)
-	}
-	var cred *syscall.Ucred
-	var credErr error
-	err = raw.Control(func(fd uintptr) {
-		cred, credErr = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
-	})
-	if err != nil || credErr != nil {
-		return 0, fmt.Errorf("ask who dialled: %w, %w", err, credErr)
-	}
-	return int(cred.Uid), nil
+	who, err := peercred.Of(c)
+	return int(who.Uid), err
 }
 
 // ClientHandshake does nothing; no client is made here.

@@ -5,13 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/pullgate/pullgate/pkg/internal/peercred"
 )
 
 // socketPath returns the path of an endpoint, in one form: unix:// or not, /var/run or /run.
@@ -112,22 +111,11 @@ func (n Node) peer(ctx context.Context, path string) (process, error) {
 		return process{}, n.bound(path, err)
 	}
 	defer func() { _ = c.Close() }() // nothing was written
-	connection, isUnix := c.(*net.UnixConn)
-	if !isUnix {
-		return process{}, nil
-	}
-	raw, err := connection.SyscallConn()
+	who, err := peercred.Of(c)
 	if err != nil {
 		return process{}, nil // somebody answers, who that is stays unknown
 	}
-	var p process
-	_ = raw.Control(func(fd uintptr) { // as well
-		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			p.pid = int(cred.Pid)
-		}
-	})
-	p.name = n.nameOf(p.pid)
-	return p, nil
+	return process{pid: int(who.Pid), name: n.nameOf(int(who.Pid))}, nil
 }
 
 // bound adds to an error whether the kernel knows a socket at the path.

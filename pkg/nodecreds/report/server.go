@@ -10,12 +10,12 @@ import (
 	"net/http"
 	"os"
 	"regexp"
-	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/internal/peercred"
 )
 
 // Limits of the server, which has one kind of caller with one small message.
@@ -138,23 +138,11 @@ type peerKey struct{}
 
 // withPeer adds who dialled a connection, if it can be told.
 func withPeer(ctx context.Context, c net.Conn) context.Context {
-	u, ok := c.(*net.UnixConn)
-	if !ok {
-		return ctx
-	}
-	raw, err := u.SyscallConn()
+	who, err := peercred.Of(c)
 	if err != nil {
 		return ctx
 	}
-	var cred *syscall.Ucred
-	var credErr error
-	err = raw.Control(func(fd uintptr) {
-		cred, credErr = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
-	})
-	if err != nil || credErr != nil {
-		return ctx
-	}
-	return context.WithValue(ctx, peerKey{}, int(cred.Uid))
+	return context.WithValue(ctx, peerKey{}, int(who.Uid))
 }
 
 func peer(ctx context.Context) (uid int, ok bool) {

@@ -1,0 +1,30 @@
+package peercred
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"syscall"
+)
+
+// Of returns who dialled a connection, or who listens where it was dialled, as the kernel noted it then. A connection
+// that is no Unix socket is an error.
+func Of(c net.Conn) (syscall.Ucred, error) {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return syscall.Ucred{}, fmt.Errorf("a connection from %v is no Unix socket", c.RemoteAddr())
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return syscall.Ucred{}, fmt.Errorf("ask who is at the other end: %w", err)
+	}
+	var found *syscall.Ucred
+	var foundErr error
+	err = raw.Control(func(fd uintptr) {
+		found, foundErr = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
+	})
+	if err := errors.Join(err, foundErr); err != nil {
+		return syscall.Ucred{}, fmt.Errorf("ask who is at the other end: %w", err)
+	}
+	return *found, nil
+}
