@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/pullgate/pullgate/pkg/internal/durable"
 	"github.com/pullgate/pullgate/pkg/internal/regular"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -49,7 +50,7 @@ func removeFile(path string) error {
 	if err := os.Remove(path); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(path))
+	return durable.Folder(filepath.Dir(path))
 }
 
 // replaceFile makes a file anew, as a whole or not at all.
@@ -69,13 +70,5 @@ func replaceFile(path string, data []byte) error {
 	if err := os.Rename(temporary, path); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return durable.Folder(filepath.Dir(path))
 }

@@ -14,6 +14,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
+	"github.com/pullgate/pullgate/pkg/internal/durable"
 	"github.com/pullgate/pullgate/pkg/records/dbfile"
 )
 
@@ -223,7 +224,7 @@ func create(path string, o Options, distrust *Distrust) (*dbfile.File, error) {
 		return nil, err
 	}
 	crashpoint.Hit(crashpoint.StoreRenamed)
-	if err := dbfile.SyncDir(path); err != nil {
+	if err := durable.Folder(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
 	f, damage, err := openFile(path, o.LockWait, false)
@@ -244,5 +245,5 @@ func setAside(path string, now time.Time) (string, error) {
 		return "", err
 	}
 	crashpoint.Hit(crashpoint.SetAside)
-	return to, dbfile.SyncDir(path)
+	return to, durable.Folder(filepath.Dir(path))
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/pullgate/pullgate/pkg/internal/durable"
 	"github.com/pullgate/pullgate/pkg/kubeletnode"
 )
 
@@ -50,7 +51,7 @@ func write(h kubeletnode.Host, file string, content []byte, mode fs.FileMode) er
 		_ = os.Remove(tmp) // nobody would read it
 		return fmt.Errorf("write %s: %w", file, err)
 	}
-	return syncFolder(dir)
+	return durable.Folder(dir)
 }
 
 // fill writes a new file and waits until it is on disk.
@@ -77,19 +78,11 @@ func remove(h kubeletnode.Host, file string) error {
 	if err := os.Remove(h.Path(file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	err := syncFolder(filepath.Dir(h.Path(file)))
+	err := durable.Folder(filepath.Dir(h.Path(file)))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
-}
-
-func syncFolder(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // lock keeps others from pointing the same kubelet until it is closed.

@@ -6,7 +6,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 	"syscall"
 	"time"
@@ -197,15 +196,6 @@ func (f *firstWrite) Write(b []byte) (int, error) {
 	}
 	f.page = append([]byte{}, b...)
 	return len(b), nil
-}
-
-// SyncDir writes what a path leads to, such as after a rename, to the disk.
-func SyncDir(path string) error {
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }
 
 // guard runs f and makes an error of a panic, of a fault in the file's memory map as well.

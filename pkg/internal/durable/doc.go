@@ -1,0 +1,2 @@
+// Package durable waits until what was done to a folder is on disk.
+package durable

@@ -1,0 +1,16 @@
+package durable
+
+import (
+	"errors"
+	"os"
+)
+
+// Folder returns when the names in a folder are on disk as they are: a file that was made, renamed or removed there
+// stays so after a crash.
+func Folder(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
