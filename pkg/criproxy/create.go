@@ -168,7 +168,7 @@ func (g *Gate) judgeConfig(ctx context.Context, callName string, who pods.Pod, c
 
 // judgeSpec judges one image and returns its ID, "" if it is absent.
 func (g *Gate) judgeSpec(ctx context.Context, callName string, who pods.Pod, spec *runtimeapi.ImageSpec) (string, error) {
-	img, err := g.runtime.Image(ctx, spec.GetImage())
+	img, err := g.runtime.imageOf(ctx, spec)
 	if err != nil {
 		if g.shadow || !aborted(err) {
 			// The runtime cannot resolve it and will say so itself; what it creates in

@@ -48,6 +48,9 @@ type GateMetrics interface {
 	// Recheck is called when a pod was let use a present image, or was not: outcome is Hit or the
 	// label of the KEP's miss. took is the time of the handling, for a miss that of the pull too.
 	Recheck(pullPolicy, outcome string, took time.Duration)
+	// PullUnresolved is called for every successful pull that was not recorded, because the runtime does not
+	// say which image it pulled.
+	PullUnresolved()
 }
 
 // GateConfig are the parts and the settings of a [Gate].

@@ -25,6 +25,7 @@ import (
 type pullCall struct {
 	began   time.Time
 	name    string
+	image   *runtimeapi.ImageSpec // as the client sent it
 	cred    credential.Credential
 	pod     pods.Pod
 	key     hidden.Key
@@ -45,7 +46,7 @@ func (g *Gate) pullImage(ctx context.Context, c *call) ([]byte, error) {
 	g.ready(ctx)
 	p := g.pullCall(&req)
 	p.policy = g.policyFor(ctx, "PullImage", p.pod, p.name)
-	img, err := g.runtime.Image(ctx, p.name)
+	img, err := g.runtime.imageOf(ctx, p.image)
 	if err == nil {
 		p.present = img
 	}
@@ -82,6 +83,7 @@ func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
 	p := &pullCall{
 		began: time.Now(),
 		name:  req.GetImage().GetImage(),
+		image: req.GetImage(),
 		cred: credential.New(a.GetUsername(), a.GetPassword(), a.GetAuth(), a.GetServerAddress(),
 			a.GetIdentityToken(), a.GetRegistryToken()),
 	}
@@ -155,7 +157,7 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall) ([]byte, erro
 	out, v := outcome.Of(err), tracker.Verdict{}
 	if out == outcome.Verified {
 		crashpoint.Hit(crashpoint.Pulled)
-		v, out = g.verified(pull, p, held, raw)
+		v, out = g.verified(ctx, pull, p, held, raw)
 		crashpoint.Hit(crashpoint.Recorded)
 	} else if out.Definite(err) {
 		end := pull.Refused
@@ -190,20 +192,58 @@ func (p *pullCall) standsWithoutStore(v tracker.Verdict) bool {
 	}
 }
 
-// verified makes a record of a successful pull. An answer without an image ID records nothing: the
-// intent stays, and the kubelet takes it for an error.
-func (g *Gate) verified(pull *tracker.Pull, p *pullCall, held []tracker.Secret, raw []byte) (tracker.Verdict, outcome.Outcome) {
-	var resp runtimeapi.PullImageResponse
-	if err := proto.Unmarshal(raw, &resp); err != nil || resp.GetImageRef() == "" {
-		g.log.Error(err, "Answer of the runtime to a pull names no image, nothing is recorded", "image", p.name)
+// verified writes the record of a successful pull, for the image ID that ImageStatus reports. If the runtime does
+// not say which image that is, nothing is recorded and nobody is granted anything: the intent stays on disk, so that
+// the image needs proof.
+func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, held []tracker.Secret, raw []byte) (tracker.Verdict, outcome.Outcome) {
+	id, err := g.pulledImage(ctx, p, raw)
+	if err != nil {
+		g.metrics.PullUnresolved()
+		g.log.Error(err, "Pull not recorded, the runtime does not say which image it pulled; the image needs proof", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 		return tracker.Verdict{}, outcome.Error
 	}
-	v, err := pull.Proved(tracker.Proof{ImageID: resp.GetImageRef(), Credential: p.cred, Secrets: held, Pod: asked(p.pod)})
+	v, err := pull.Proved(tracker.Proof{ImageID: id, Credential: p.cred, Secrets: held, Pod: asked(p.pod)})
 	if err != nil {
 		g.log.Error(err, "Pull record not written, the image needs proof again for every other pod", "image", p.name)
 	}
 	g.hidden.Clear(p.key)
 	return v, outcome.Verified
+}
+
+// pulledImage returns the ID of the image that a pull brought. The image_ref of the answer need not be that ID: before
+// CRI 0.36 it may be a digest. So the requested name and image_ref must both be on the node, as one image.
+func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (string, error) {
+	var resp runtimeapi.PullImageResponse
+	if err := proto.Unmarshal(raw, &resp); err != nil {
+		return "", fmt.Errorf("decode the answer to PullImage: %w", err)
+	}
+	ref := resp.GetImageRef()
+	if ref == "" {
+		return "", errors.New("the answer to PullImage has no image_ref")
+	}
+	// The runtime has pulled, so the record is written even if the client has hung up.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownCallLimit)
+	defer cancel()
+	requested, err := g.runtime.imageOf(ctx, p.image)
+	if err != nil {
+		return "", err
+	}
+	if requested.ID == "" {
+		return "", fmt.Errorf("image %q is not on the node after its pull (image_ref %q)", p.name, ref)
+	}
+	if requested.ID == ref {
+		return ref, nil
+	}
+	answered, err := g.runtime.imageOf(ctx, &runtimeapi.ImageSpec{
+		Image: ref, Annotations: p.image.GetAnnotations(), RuntimeHandler: p.image.GetRuntimeHandler(),
+	})
+	if err != nil {
+		return "", err
+	}
+	if answered.ID != requested.ID {
+		return "", fmt.Errorf("image %q is %s on the node, image_ref %q of its pull is %q", p.name, requested.ID, ref, answered.ID)
+	}
+	return requested.ID, nil
 }
 
 // pullEnded notes what came of a pull; without success nothing is known of the image but its name.

@@ -48,10 +48,16 @@ func (r *Runtime) Images(ctx context.Context) ([]tracker.Image, error) {
 
 // Image returns what the runtime has under a name or an ID, the zero value if nothing.
 func (r *Runtime) Image(ctx context.Context, name string) (tracker.Image, error) {
+	return r.imageOf(ctx, &runtimeapi.ImageSpec{Image: name})
+}
+
+// imageOf is Image for the image specification of a client's call. A runtime may have several images under one name,
+// one for each runtime_handler, so the specification is passed on whole.
+func (r *Runtime) imageOf(ctx context.Context, spec *runtimeapi.ImageSpec) (tracker.Image, error) {
 	var resp runtimeapi.ImageStatusResponse
-	req := &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: name}}
+	req := &runtimeapi.ImageStatusRequest{Image: spec}
 	if err := own(ctx, r.image, runtimeapi.ImageService_ImageStatus_FullMethodName, req, &resp); err != nil {
-		return tracker.Image{}, fmt.Errorf("ask the runtime for image %q: %w", name, err)
+		return tracker.Image{}, fmt.Errorf("ask the runtime for image %q: %w", spec.GetImage(), err)
 	}
 	return image(resp.GetImage()), nil
 }

@@ -36,6 +36,7 @@ type Metrics struct {
 	upstreamUp   prometheus.Gauge
 	distrusted   prometheus.Gauge
 	panics       prometheus.Counter
+	unresolved   prometheus.Counter
 	dropped      prometheus.Counter
 	reloaded     prometheus.Gauge
 	reloadedAt   prometheus.Gauge
@@ -74,6 +75,10 @@ func New(version, goVersion string, methods []string) *Metrics {
 	m.upstreamUp = gauge("pullgate_upstream_up", "1 while the runtime is connected, else 0.")
 	m.distrusted = gauge("pullgate_store_distrusted", "1 while the store is distrusted because an earlier one was lost: images on the node are then not taken for preloaded.")
 	m.panics = prometheus.NewCounter(prometheus.CounterOpts{Name: "pullgate_panics_total", Help: "Calls that panicked and were answered with Internal. Anything but 0 is a bug."})
+	m.unresolved = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "pullgate_pulls_unresolved_total",
+		Help: "Successful pulls that were not recorded, because the runtime does not say which image it pulled. Their images need proof.",
+	})
 	m.dropped = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "pullgate_decisions_dropped_total",
 		Help: "Decisions that are missing in the decision log, because its file could not be written, or not fast enough.",
@@ -87,7 +92,7 @@ func New(version, goVersion string, methods []string) *Metrics {
 	})
 	info.Set(1)
 	m.registry.MustRegister(m.hit, m.miss, m.verdicts, m.hidden, m.denials, m.forwarded, m.callDuration, m.storeSync, m.upstreamUp,
-		m.distrusted, m.panics, m.dropped, m.reloaded, m.reloadedAt, m.sourceErrors, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		m.distrusted, m.panics, m.unresolved, m.dropped, m.reloaded, m.reloadedAt, m.sourceErrors, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.begin()
 	return m
 }
@@ -196,6 +201,9 @@ func codeNames() []string {
 
 // Panic counts a call that panicked.
 func (m *Metrics) Panic() { m.panics.Inc() }
+
+// PullUnresolved counts a successful pull that was not recorded, because the runtime does not say which image it pulled.
+func (m *Metrics) PullUnresolved() { m.unresolved.Inc() }
 
 // DecisionsDropped counts decisions that are missing in the decision log.
 func (m *Metrics) DecisionsDropped(n uint64) { m.dropped.Add(float64(n)) }

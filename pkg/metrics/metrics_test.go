@@ -66,6 +66,7 @@ func contract() map[string]string {
 		"pullgate_pod_source_errors_total": "COUNTER reason",
 		"pullgate_upstream_up":             "GAUGE ",
 		"pullgate_panics_total":            "COUNTER ",
+		"pullgate_pulls_unresolved_total":  "COUNTER ",
 		"pullgate_decisions_dropped_total": "COUNTER ",
 
 		"pullgate_config_last_reload_success":                   "GAUGE ",
@@ -156,6 +157,8 @@ func TestWhatAlertsCountBeginsAtZero(t *testing.T) {
 		"pullgate_denials_total":         len(metrics.Calls()) - 1, // a pre-check is never denied
 		"pullgate_verdicts_total":        len(metrics.Calls()),
 		"pullgate_panics_total":          1,
+
+		"pullgate_pulls_unresolved_total": 1,
 	} {
 		if got, err := testutil.GatherAndCount(m.Registry(), name); err != nil || got != want {
 			t.Errorf("%s has %d series at the start, %v; want %d", name, got, err, want)

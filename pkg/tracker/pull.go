@@ -56,7 +56,8 @@ func (t *Tracker) BeginPull(ctx context.Context, name string, present Image) (*P
 
 // A Proof says who proved what by a successful pull.
 type Proof struct {
-	// ImageID is the image that the runtime says it pulled. It must not be empty.
+	// ImageID is the ID of the image that was pulled, as the runtime's image list has it; image_ref of the answer
+	// to the pull may be something else. It must not be empty.
 	ImageID string
 	// Credential is the one that was sent with the pull. An empty one opens the image, and so does
 	// one that the node offers for the repository: it was pulled by nobody in particular.

@@ -39,6 +39,11 @@ type Runtime struct {
 
 	// Registry answers a pull; a nil one has nothing.
 	Registry func(name string, auth *runtimeapi.AuthConfig) (Image, error)
+	// ImageRef returns the image_ref that answers a pull of a name; nil answers with the image's ID.
+	ImageRef func(name string, img Image) string
+	// Fail returns the error that a method, by its short name, answers with instead of being carried out; nil
+	// for none.
+	Fail func(method string) error
 	// BeforeAnswer is called when a call has been carried out and not yet answered; nil is allowed.
 	BeforeAnswer func(method string)
 
@@ -161,7 +166,13 @@ func (r *Runtime) note(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	method := info.FullMethod[strings.LastIndex(info.FullMethod, "/")+1:]
 	r.mu.Lock()
 	r.calls = append(r.calls, received{method: method, request: r.codec.take(req)})
+	fail := r.Fail
 	r.mu.Unlock()
+	if fail != nil {
+		if err := fail(method); err != nil {
+			return nil, err
+		}
+	}
 	resp, err := handler(ctx, req)
 	r.mu.Lock()
 	before := r.BeforeAnswer
@@ -232,7 +243,11 @@ func (r *Runtime) PullImage(_ context.Context, req *runtimeapi.PullImageRequest)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.addLocked(name, img)
-	return &runtimeapi.PullImageResponse{ImageRef: img.ID}, nil
+	ref := img.ID
+	if r.ImageRef != nil {
+		ref = r.ImageRef(name, img)
+	}
+	return &runtimeapi.PullImageResponse{ImageRef: ref}, nil
 }
 
 func (r *Runtime) addLocked(name string, img Image) {
