@@ -1,6 +1,7 @@
 package criproxy_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -42,7 +43,10 @@ func (p *proxy) registryFails(text string) {
 	}
 	p.runtime.Do(func(r *criproxytest.Runtime) {
 		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
-			return criproxytest.Image{}, status.Error(codes.Unknown, "failed to pull and unpack image: failed to resolve reference: "+text)
+			if !strings.Contains(text, crioSource) {
+				text = "failed to pull and unpack image: failed to resolve reference: " + text
+			}
+			return criproxytest.Image{}, status.Error(codes.Unknown, text)
 		}
 	})
 }
@@ -53,6 +57,15 @@ const (
 	busy   = "unexpected status from HEAD request: 503 Service Unavailable"
 	denied = "unexpected status from HEAD request: 403 Forbidden"
 	broken = "the manifest is not one"
+
+	// The same of CRI-O, whose registry has a mirror.
+	crioSource  = "initializing source docker://" + app + ": "
+	crioAway    = "pinging container registry repo.test: Get \"https://repo.test/v2/\": " + away
+	crioRefused = "reading manifest 1 in repo.test/team/app: authentication required"
+	behindDown  = "(Mirrors also failed: [mirror.test/team/app:1: " + crioAway + "]): " + app + ": "
+	crioDenied  = "unable to pull image or OCI artifact: pull image err: " + crioSource + behindDown + crioRefused +
+		"; artifact err: image reference: get manifest from ref: create image source: " + behindDown + crioRefused
+	crioDown = "RegistryUnavailable: unable to pull image: " + crioSource + "(Mirrors also failed: [mirror.test/team/app:1: " + crioRefused + "]): " + app + ": " + crioAway
 )
 
 func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
@@ -73,6 +86,9 @@ func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
 		{"IfNotPresent, expired, away", exact(), []string{"IfNotPresent"}, graced, away, false, 1, true},
 		{"IfNotPresent, expired, its mirror away", exact(), []string{"IfNotPresent"}, graced, mirror, false, 1, false},
 		{"IfNotPresent, valid, its mirror away", exact(), []string{"IfNotPresent"}, young, mirror, true, 0, true},
+		{"IfNotPresent, expired, denied, its mirror away, CRI-O", exact(), []string{"IfNotPresent"}, graced, crioDenied, false, 1, false},
+		{"IfNotPresent, expired, away, its mirror denied, CRI-O", exact(), []string{"IfNotPresent"}, graced, crioDown, false, 1, true},
+		{"not known, old kubelet, expired, denied, its mirror away, CRI-O", before, nil, graced, crioDenied, false, 1, false},
 		{"IfNotPresent, expired, busy", exact(), []string{"IfNotPresent"}, graced, busy, false, 1, true},
 		{"IfNotPresent, expired, denied", exact(), []string{"IfNotPresent"}, graced, denied, false, 1, false},
 		{"IfNotPresent, expired, an answer that is none", exact(), []string{"IfNotPresent"}, graced, broken, false, 1, false},
@@ -178,6 +194,25 @@ func TestGraceIsForProofsThatCannotBeRenewed(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, p.counts.get()); diff != "" {
 		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+}
+
+// A mirror that is down does not turn a refusal of the registry into an outage: the pull fails, the proof loses its grace, and
+// nothing of the pull stays on disk.
+func TestDeadMirrorHidesNoRefusal(t *testing.T) {
+	p, f := newProxyWithSource(t, exact())
+	p.ages(graced)
+	for _, tc := range []struct{ does, registry string }{{"denies", crioDenied}, {"is away, after it denied", crioDown}} {
+		p.registryFails(tc.registry)
+		x := p.Pod("carol")
+		f.tells(x, "good", "IfNotPresent")
+		p.Precheck(x, app)
+		if id, err := p.Pull(t.Context(), x, app, "good"); err == nil {
+			t.Errorf("pull while the registry %s = %q; want its own error", tc.does, id)
+		}
+		if got := p.onDisk(); got != "0 intents, 1 records" {
+			t.Errorf("on disk after the registry %s: %s; want no intent", tc.does, got)
+		}
 	}
 }
 

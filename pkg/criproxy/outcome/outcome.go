@@ -35,14 +35,22 @@ func (o Outcome) Label() string {
 	return "error"
 }
 
-// resolving stands in every error of a pull that ended before anything was fetched. A pull that fails
-// later may already have stored the image: containerd looks it up again and tags it afterwards.
-const resolving = "failed to resolve "
+// resolving begins every error of containerd for a pull that ended before anything was fetched. A pull that fails
+// later may already have stored the image: containerd looks it up again and tags it afterwards. It is matched at the
+// beginning, since errors of a later stage can quote a registry.
+var resolving = regexp.MustCompile(`^(?:failed to pull and unpack image(?: "[^" ]*")?: )?failed to resolve `)
 
 // Definite reports whether a pull with this outcome and this error certainly brought nothing, so that
 // its intent can go.
 func (o Outcome) Definite(err error) bool {
-	return (o == Denied || o == Unreached) && strings.Contains(status.Convert(err).Message(), resolving)
+	if o != Denied && o != Unreached {
+		return false
+	}
+	text := status.Convert(err).Message()
+	if _, early, ok := ofCRIO(text); ok {
+		return early
+	}
+	return resolving.MatchString(text)
 }
 
 // Away reports whether the registry could not be asked.
@@ -102,6 +110,9 @@ func Of(err error) Outcome {
 		}
 		return Error
 	default:
+	}
+	if out, _, ok := ofCRIO(text); ok {
+		return out
 	}
 	switch {
 	case strings.Contains(text, "dial unix"):
