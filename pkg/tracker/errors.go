@@ -20,8 +20,9 @@ var (
 	ErrDistrusted = errors.New("tracker: the store is distrusted; end that first")
 	// ErrTrusted is returned by [Tracker.EndDistrust] for a store that is not distrusted.
 	ErrTrusted = errors.New("tracker: the store is not distrusted")
-	// ErrBusy is returned by [Tracker.AcceptMarks] if pulls or removals are under way that make the runtime's list doubtful.
-	ErrBusy = errors.New("tracker: pulls or removals are under way; try again when they have ended")
+	// ErrBusy is returned by [Tracker.AcceptMarks] for all images while an image is being removed or a container is being
+	// created, which can change the images of the runtime at any moment. Pulls are not a reason.
+	ErrBusy = errors.New("tracker: an image is being removed or a container is being created; try again when that has ended")
 	// ErrRuntime is returned for a correction that needs the list of images, if the runtime does not give it.
 	ErrRuntime = errors.New("tracker: the runtime cannot be asked")
 	// ErrStore is returned for a correction that cannot be written.

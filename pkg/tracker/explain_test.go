@@ -31,7 +31,7 @@ type state struct {
 	File   [sha256.Size]byte
 	Grants []tracker.Grant
 	Uses   map[records.Pair]records.Use
-	Moves  uint64
+	Holds  uint64
 }
 
 func (w *world) state() state {
@@ -41,7 +41,7 @@ func (w *world) state() state {
 		w.t.Fatal(err)
 	}
 	all := w.GrantsAfter(tracker.Grant{}, 1000, func(tracker.Grant) bool { return true })
-	return state{File: sha256.Sum256(file), Grants: all, Uses: w.Uses(), Moves: w.Moves()}
+	return state{File: sha256.Sum256(file), Grants: all, Uses: w.Uses(), Holds: w.Holds()}
 }
 
 func explainedOverTime(t *testing.T, random *rand.Rand) {

@@ -13,8 +13,8 @@ func (t *Tracker) Uses() map[records.Pair]records.Use {
 	return maps.Clone(t.uses)
 }
 
-// Moves returns how many pulls and removals ever began.
-func (t *Tracker) Moves() uint64 {
-	moves, _ := t.still()
-	return moves
+// Holds returns how often scans have been held.
+func (t *Tracker) Holds() uint64 {
+	holds, _ := t.scansHeld()
+	return holds
 }

@@ -65,8 +65,8 @@ func (t *Tracker) AcceptMarks(ctx context.Context, of records.Selection, dryRun 
 	case t.store.Distrusted() != nil:
 		return nil, ErrDistrusted
 	}
-	still, quiet := t.quiet()
-	if of.All && !quiet {
+	still, idle := t.idle()
+	if of.All && !idle {
 		return nil, ErrBusy
 	}
 	pairs, err := t.present(ctx)

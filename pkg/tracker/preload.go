@@ -7,14 +7,25 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// scan marks as preloaded what is due (DESIGN 3.6) and reports whether it marked anything. It
-// believes a list only if no pull and no removal was in flight from before the list was asked
-// for until the marks are on disk: what is then present and unknown to the store was brought by
-// nobody that the store should know of.
+// scan marks as preloaded what is due and reports whether it marked anything.
 //
-// The runtime is asked under no lock. Instead, Still is asked inside the write transaction: a
-// pull that begins later has to wait for that transaction before its own intent is on disk, and
-// goes to the runtime only after, so it cannot have brought anything that the list holds.
+// A scan asks the runtime for its images, under no lock, and then marks in one write transaction of the store. It must
+// not mark an image that came by a pull. For a pull of a repository there are these cases:
+//
+//   - Its intent was written before the marks and is still on disk: the pull is in progress, or it ended without a known
+//     result. The store marks no image of the repository then.
+//   - It ended with success before the marks. The transaction that removed the intent wrote a record of the image, and
+//     the store marks no image that has one.
+//   - It was refused before the marks. It brought nothing.
+//   - It ended without a known result long ago and its intent was settled before the marks. The settlement wrote a record of
+//     each image of the repository that the runtime listed and that had none.
+//   - Its intent is written after the marks. The runtime is asked to pull after the intent is on disk, so the image
+//     was not in the list.
+//
+// A pull that is in progress therefore does not stop a scan of other repositories, however long it takes. Operations that
+// have no intent do stop it: from before the list is requested until the marks are in the transaction there must be no
+// removal, no operation that creates a container, and no pull of an invalid name. [records.Scan].Still is asked for
+// that inside the transaction.
 func (t *Tracker) scan(ctx context.Context) (marked bool) {
 	sc, ok := t.plan(ctx)
 	if !ok {
@@ -44,8 +55,8 @@ func (t *Tracker) plan(ctx context.Context) (sc records.Scan, ok bool) {
 	if !once {
 		origin = "first start"
 	}
-	still, quiet := t.quiet()
-	if !quiet {
+	still, idle := t.idle()
+	if !idle {
 		return sc, false
 	}
 	images, err := t.runtime.Images(ctx)
@@ -56,11 +67,11 @@ func (t *Tracker) plan(ctx context.Context) (sc records.Scan, ok bool) {
 	return records.Scan{Pairs: pairsOf(images), Origin: origin, Now: time.Now(), First: !once, Still: still}, true
 }
 
-// quiet reports whether no pull and no removal is in flight; still, whether none has been since.
-func (t *Tracker) quiet() (still func() bool, quiet bool) {
-	moves, quiet := t.still()
+// idle reports whether no operation holds scans; still, whether none has since.
+func (t *Tracker) idle() (still func() bool, idle bool) {
+	before, held := t.scansHeld()
 	return func() bool {
-		now, quiet := t.still()
-		return quiet && now == moves
-	}, quiet
+		now, held := t.scansHeld()
+		return !held && now == before
+	}, !held
 }

@@ -22,6 +22,7 @@ type Pull struct {
 	intent     uint64
 	repository string
 	once       sync.Once
+	unhold     func()  // ends the hold on scans that a pull of an invalid name has; nil for other pulls
 	revoked    []reach // since it began; guarded by Tracker.mu
 }
 
@@ -30,7 +31,8 @@ type Pull struct {
 // is due to be marked preloaded it is marked first, because a pull leaves a record behind.
 func (t *Tracker) BeginPull(ctx context.Context, name string, present Image) (*Pull, error) {
 	repository := unparsedRepository(name)
-	if n, err := imageref.Parse(name); err == nil {
+	n, invalid := imageref.Parse(name)
+	if invalid == nil {
 		repository = n.Repository()
 		if present.ID != "" && present.Carries(n) {
 			facts, err := t.store.Lookup(records.Pair{ImageID: present.ID, Repository: repository})
@@ -39,15 +41,17 @@ func (t *Tracker) BeginPull(ctx context.Context, name string, present Image) (*P
 			}
 		}
 	}
-	// From here on no scan believes its image list, so the count goes up before the intent
-	// is written and not after.
-	t.begin()
+	p := &Pull{t: t, repository: repository}
+	if invalid != nil {
+		// The intent is of a repository that no image has, so it cannot keep scans from what the pull brings.
+		p.unhold = t.holdScans()
+	}
 	intent, err := t.store.Begin(name, repository, time.Now())
 	if err != nil {
-		t.end()
+		p.releaseScans()
 		return nil, fmt.Errorf("%w: %w", ErrNoIntent, err)
 	}
-	p := &Pull{t: t, intent: intent, repository: repository}
+	p.intent = intent
 	t.mu.Lock()
 	t.running[intent] = p
 	t.mu.Unlock()
@@ -169,32 +173,37 @@ func (p *Pull) left() {
 	p.t.mu.Lock()
 	delete(p.t.running, p.intent)
 	p.t.mu.Unlock()
-	p.t.end()
+	p.releaseScans()
 }
 
-// BeginRemoval says that an image is about to be removed; the function that it returns, that it
-// was, or was not. In between no image list is believed.
-func (t *Tracker) BeginRemoval() (done func()) {
-	t.begin()
-	return sync.OnceFunc(t.end)
+func (p *Pull) releaseScans() {
+	if p.unhold != nil {
+		p.unhold()
+	}
 }
 
-func (t *Tracker) begin() {
+// BeginRemoval is called before an image is removed; the function that it returns, after the removal has succeeded or
+// failed. In between no scan marks anything.
+func (t *Tracker) BeginRemoval() (done func()) { return t.holdScans() }
+
+// holdScans keeps scans from marking anything until done is called; a scan whose list of images is older than that
+// marks nothing either. It is for operations that change the images of the runtime and have no intent on disk. done may be
+// called more than once.
+func (t *Tracker) holdScans() (done func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.moving++
-	t.moves++
+	t.holding++
+	t.holds++
+	return sync.OnceFunc(func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.holding--
+	})
 }
 
-func (t *Tracker) end() {
+// scansHeld returns how many holds there have been, and whether one is in effect.
+func (t *Tracker) scansHeld() (holds uint64, held bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.moving--
-}
-
-// still returns the number of moves begun, and whether none is in flight.
-func (t *Tracker) still() (moves uint64, still bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.moves, t.moving == 0
+	return t.holds, t.holding > 0
 }

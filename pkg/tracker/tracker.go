@@ -84,8 +84,8 @@ type Tracker struct {
 	mu      sync.Mutex
 	grants  map[string]map[records.Pair]grant // by UID
 	running map[uint64]*Pull                  // by intent: those that are under way here
-	moving  int                               // pulls and removals in flight
-	moves   uint64                            // pulls and removals ever begun
+	holding int                               // holds on scans that are in effect, see holdScans
+	holds   uint64                            // holds on scans ever begun
 	uses    map[records.Pair]records.Use      // not yet flushed
 }
 

@@ -55,26 +55,30 @@ func TestConcurrentPullsAreJudgedEachByItself(t *testing.T) {
 	}
 }
 
-// A scan whose list was under way while a pull began, or ended, must not mark what that pull brought.
-func TestScanThatRacesWithAPullMarksNothing(t *testing.T) {
+// What happens between the list of images and the marks of a scan decides whether the list can be used.
+func TestScanMarksOnlyWhatNoOperationCanHaveBrought(t *testing.T) {
+	begin := func(w *world, name string) *tracker.Pull {
+		pull, err := w.BeginPull(t.Context(), name, tracker.Image{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pull
+	}
 	for _, tc := range []struct {
 		name   string
 		during func(w *world)
 		marked bool
 	}{
-		{"nothing happens", func(*world) {}, true},
-		{"a pull begins and goes on", func(w *world) {
-			if _, err := w.BeginPull(t.Context(), "repo.test/other/app:1", tracker.Image{}); err != nil {
-				t.Error(err)
-			}
-		}, false},
-		{"a pull begins and ends", func(w *world) {
-			pull, err := w.BeginPull(t.Context(), "repo.test/other/app:1", tracker.Image{})
-			if err := errors.Join(err, pull.Refused()); err != nil {
-				t.Error(err)
-			}
-		}, false},
-		{"a removal comes and goes", func(w *world) { w.BeginRemoval()() }, false},
+		{"nothing", func(*world) {}, true},
+		{"pull of another repository goes on", func(w *world) { begin(w, "repo.test/other/app:1") }, true},
+		{"pull of another repository is refused", func(w *world) { _ = begin(w, "repo.test/other/app:1").Refused() }, true},
+		{"pull of the repository goes on", func(w *world) { begin(w, app+":1") }, false},
+		{"pull of the repository has no known result", func(w *world) { _ = begin(w, app+":1").Lost() }, false},
+		{"pull of the repository is refused", func(w *world) { _ = begin(w, app+":1").Refused() }, true},
+		{"pull of the repository succeeds", func(w *world) { w.pulled(pod("alice"), app+":1", id1, "alice") }, false},
+		{"pull of an invalid name goes on", func(w *world) { begin(w, "Repo.test/App") }, false},
+		{"pull of an invalid name is refused", func(w *world) { _ = begin(w, "Repo.test/App").Refused() }, false},
+		{"removal", func(w *world) { w.BeginRemoval()() }, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := newWorld(t, tracker.Options{})
@@ -90,6 +94,24 @@ func TestScanThatRacesWithAPullMarksNothing(t *testing.T) {
 				t.Errorf("Check = %v by %s; want Allow to be %v", v.Verdict, v.Reason, tc.marked)
 			}
 		})
+	}
+}
+
+// A registry that never answers keeps a pull in progress for as long as its tenant likes.
+func TestPullInProgressDoesNotStopMarksOfOtherRepositories(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.runtime.set(image(id3, "repo.test/any:1"))
+	w.sync()
+	if _, err := w.BeginPull(t.Context(), "tenant.test/endless:1", tracker.Image{}); err != nil {
+		t.Fatal(err)
+	}
+	const system = "docker.io/rancher/coredns"
+	w.runtime.set(image(id3, "repo.test/any:1"), image(id2, system+":new"), image(id1, app+":1"))
+	w.want(w.check(pod("system"), system+":new", image(id2, system+":new")), policy.Allow, policy.Preloaded)
+	w.runtime.set(image(id3, "repo.test/any:1", "repo.test/second:1"), image(id2, system+":new"))
+	got, err := w.AcceptMarks(t.Context(), records.Selection{All: true}, false)
+	if want := []records.Pair{pairOf(id3, "repo.test/second")}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("AcceptMarks(all) = %v, %v; want %v, nil", got, err, want)
 	}
 }
 

@@ -180,7 +180,7 @@ func cases() []struct {
 		})),
 		one("untracked beside a rival", web, judged(policy.Untracked, false, func(e *tracker.Explanation) { e.Known.RivalNames = []string{"registry.example/team-c/app"} })),
 		one("untracked, untrackedImages is Verify", web, judged(policy.Untracked, false), func(c *prose.Case) { c.VerifyUntracked = true }),
-		one("untracked, pulls under way", web, judged(policy.Untracked, false)),
+		one("untracked, removal in progress", web, judged(policy.Untracked, false)),
 	}
 }
 

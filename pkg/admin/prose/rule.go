@@ -195,6 +195,6 @@ func (c Case) whyUnmarked() string {
 	case c.VerifyUntracked:
 		return "untrackedImages is Verify"
 	default:
-		return "pulls or removals are under way, or another name of the image is being pulled; the next pod that asks is judged anew"
+		return "an image is being removed, a container is being created, or another name of the image is being pulled; the next pod that asks is judged again"
 	}
 }
