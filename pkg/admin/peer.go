@@ -4,7 +4,6 @@ import (
 	"context"
 	"net"
 	"os"
-	"sync"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -38,9 +37,6 @@ func (peerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthIn
 }
 
 func uidOf(c net.Conn) (int, error) {
-	if counted, ok := c.(*countedConn); ok {
-		c = counted.Conn
-	}
 	who, err := peercred.Of(c)
 	return int(who.Uid), err
 }
@@ -74,47 +70,4 @@ func admit(ctx context.Context, _ *tap.Info) (context.Context, error) {
 		return nil, status.Errorf(codes.PermissionDenied, "user %d may not call the admin API of pullgated; root may, and the user that it runs as", who.uid)
 	}
 	return ctx, nil
-}
-
-// limited is a listener that closes at once what comes while it holds as many connections as it may.
-type limited struct {
-	net.Listener
-	most int
-
-	// mu guards open, how many connections there are. Nothing is called under it.
-	mu   sync.Mutex
-	open int
-}
-
-// Accept returns the next connection that is not too many.
-func (l *limited) Accept() (net.Conn, error) {
-	for {
-		c, err := l.Listener.Accept()
-		if err != nil || l.add(1) {
-			return &countedConn{Conn: c, gone: sync.OnceFunc(func() { l.add(-1) })}, err
-		}
-		_ = c.Close() // nothing was promised to it
-	}
-}
-
-func (l *limited) add(n int) (ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if n > 0 && l.open >= l.most {
-		return false
-	}
-	l.open += n
-	return true
-}
-
-// A countedConn is one that is counted until it is closed.
-type countedConn struct {
-	net.Conn
-	gone func()
-}
-
-// Close closes the connection.
-func (c *countedConn) Close() error {
-	c.gone()
-	return c.Conn.Close()
 }

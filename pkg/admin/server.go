@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/admin/prose"
+	"github.com/pullgate/pullgate/pkg/internal/connlimit"
 	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -126,7 +127,7 @@ func (s *Server) Serving(yes bool) {
 
 // Serve answers calls on a Unix socket until Shutdown, and returns nil then. It closes the listener.
 func (s *Server) Serve(l net.Listener) error {
-	if err := s.grpc.Serve(&limited{Listener: l, most: maxConnections}); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+	if err := s.grpc.Serve(connlimit.New(l, connlimit.Limits{Total: maxConnections}, s.c.Log)); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve the admin API: %w", err)
 	}
 	return nil

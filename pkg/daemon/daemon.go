@@ -16,6 +16,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/criproxy/kubelet"
+	"github.com/pullgate/pullgate/pkg/internal/connlimit"
 	"github.com/pullgate/pullgate/pkg/metrics"
 	"github.com/pullgate/pullgate/pkg/nodecreds"
 	"github.com/pullgate/pullgate/pkg/pods"
@@ -25,6 +26,10 @@ import (
 
 // drainLimit is how long unary calls under way may take when the daemon stops (DESIGN 5).
 const drainLimit = 10 * time.Second
+
+// criConnections is how many connections one process may have to the CRI at the same time. A kubelet has a few. The
+// limit is per process, so that a client that never closes its connections does not lock the kubelet out.
+const criConnections = 128
 
 // reconcileEvery is how often the list of sandboxes is read for ourselves, for a kubelet that reads
 // it in a way that passes us by.
@@ -180,7 +185,7 @@ func serve(ctx context.Context, o Options, p parts) error {
 	}
 	back.Go(func() error { return runNode(klog.NewContext(behind, o.Log.WithName("nodeCredentials")), p) })
 	if p.on.web != nil {
-		back.Go(func() error { return serveWeb(behind, p) })
+		back.Go(func() error { return serveWeb(behind, o.Log.WithName("metrics"), p) })
 	}
 
 	if p.on.admin != nil {
@@ -188,7 +193,8 @@ func serve(ctx context.Context, o Options, p parts) error {
 	}
 
 	front, ctx := errgroup.WithContext(ctx)
-	front.Go(func() error { return p.server.Serve(p.on.cri) })
+	cri := connlimit.New(p.on.cri, connlimit.Limits{PerProcess: criConnections}, o.Log.WithName("proxy"))
+	front.Go(func() error { return p.server.Serve(cri) })
 	front.Go(func() error { return runWatchdog(ctx, o, p) })
 	p.admin.Serving(true)
 	front.Go(func() error {

@@ -23,12 +23,13 @@ import (
 
 // A process is the built pullgated.
 type process struct {
-	t       *testing.T
-	dir     string
-	metrics string
-	runtime string
-	env     []string
-	sockets map[string]*os.File // passed on as systemd does, by name
+	t        *testing.T
+	dir      string
+	metrics  string
+	runtime  string
+	env      []string
+	sockets  map[string]*os.File // passed on as systemd does, by name
+	maxFiles int                 // RLIMIT_NOFILE; 0 is that of the test
 
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -106,6 +107,9 @@ func (p *process) spawn(args ...string) {
 	p.cmd.Env = append(os.Environ(), p.env...)
 	if len(p.sockets) > 0 {
 		p.activate()
+	}
+	if p.maxFiles > 0 {
+		p.cmd.Path, p.cmd.Args = "/bin/sh", append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, p.maxFiles)}, p.cmd.Args...)
 	}
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
 	if err := p.cmd.Start(); err != nil {

@@ -7,11 +7,19 @@ import (
 	"net"
 	"net/http"
 	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/internal/connlimit"
 )
 
-// Limits of the HTTP server; it answers with small pages to few askers.
+// Limits of the HTTP server. Its clients are a few scrapers and probes; where it listens on more than loopback, others
+// can connect too, and must neither hold connections for long nor take the file descriptors that the CRI needs.
 const (
-	webHeaderLimit = 5 * time.Second
+	webReadLimit   = 5 * time.Second  // for a request, from the first byte that may come
+	webWriteLimit  = 30 * time.Second // for an answer, which holds some hundred series
+	webIdleLimit   = time.Minute      // between two requests; longer than most scrape intervals
+	webConnections = 32
 	webStopLimit   = 2 * time.Second
 )
 
@@ -29,7 +37,7 @@ func listenWeb(ctx context.Context, address string) (net.Listener, error) {
 }
 
 // serveWeb serves /metrics, /healthz and /readyz until ctx ends.
-func serveWeb(ctx context.Context, p parts) error {
+func serveWeb(ctx context.Context, log klog.Logger, p parts) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", p.metrics.Handler())
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, "ok") })
@@ -45,9 +53,12 @@ func serveWeb(ctx context.Context, p parts) error {
 			answer(w, http.StatusOK, "ok"+p.source.state())
 		}
 	})
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: webHeaderLimit}
+	server := &http.Server{
+		Handler: mux, ReadHeaderTimeout: webReadLimit, ReadTimeout: webReadLimit, WriteTimeout: webWriteLimit, IdleTimeout: webIdleLimit,
+	}
 	done := make(chan error, 1)
-	go func() { done <- server.Serve(p.on.web) }()
+	limited := connlimit.New(p.on.web, connlimit.Limits{Total: webConnections}, log)
+	go func() { done <- server.Serve(limited) }()
 	select {
 	case err := <-done:
 		return fmt.Errorf("serve metrics: %w", err)

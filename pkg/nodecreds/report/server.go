@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/internal/connlimit"
 	"github.com/pullgate/pullgate/pkg/internal/peercred"
 )
 
@@ -25,6 +26,7 @@ const (
 	maxHeader      = 8 << 10
 	maxBody        = 1 << 20
 	maxCredentials = 256
+	maxConnections = 64
 )
 
 var idForm = regexp.MustCompile(`^[0-9a-f]{64}$`)
@@ -48,7 +50,8 @@ func Serve(ctx context.Context, l net.Listener, keyFingerprint string, to Creden
 		ReadTimeout: callLimit, WriteTimeout: callLimit, IdleTimeout: callLimit,
 	}
 	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
+	limited := connlimit.New(l, connlimit.Limits{Total: maxConnections}, h.log)
+	go func() { done <- server.Serve(limited) }()
 	select {
 	case err := <-done:
 		return fmt.Errorf("serve reports of credential providers: %w", err)
