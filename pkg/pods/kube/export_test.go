@@ -17,7 +17,7 @@ func (s *Source) Idle() bool {
 	s.secrets.mu.Lock()
 	defer s.secrets.mu.Unlock()
 	for _, e := range s.secrets.byKey {
-		if e.queued || e.running {
+		if e.queued != nil || e.running {
 			return false
 		}
 	}

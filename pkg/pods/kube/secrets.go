@@ -1,8 +1,8 @@
 package kube
 
 import (
+	"container/list"
 	"context"
-	"slices"
 	"sync"
 	"time"
 
@@ -18,8 +18,15 @@ import (
 const (
 	// fresh is how old what is known of a Secret may be when it is asked for.
 	fresh = 10 * time.Second
-	// freshMissing is the same of one that did not exist; it may be created any moment.
-	freshMissing = 2 * time.Second
+	// freshMissing is the same of one that did not exist, at the first time; it may be created any
+	// moment. It doubles with each time that the Secret still does not exist, up to 2^missingDoublings
+	// times that.
+	freshMissing     = 2 * time.Second
+	missingDoublings = 4
+	// missingPace is what each missing Secret of a namespace adds to that for all of them, so that
+	// the API server gets at most one GET in it that finds nothing; up to maxMissing.
+	missingPace = 100 * time.Millisecond
+	maxMissing  = 5 * time.Minute
 	// maxWait bounds how long one question waits for the API server. The kubelet waits for us.
 	maxWait = 2 * time.Second
 	// getTimeout bounds one GET.
@@ -29,8 +36,9 @@ const (
 	minRetry, maxRetry = 200 * time.Millisecond, 30 * time.Second
 	// getters is how many Secrets are got at once. Each holds a response of some megabytes for a moment.
 	getters = 2
-	// maxHeld bounds the memory that all Secrets take together, in bytes. Those that were not asked
-	// for longest are forgotten, and got again when they are.
+	// maxHeld bounds the memory that all Secrets take together, in bytes. Above it the namespace that
+	// holds most loses the Secret that was not asked for longest, which is got again when it is. So a
+	// namespace that holds no more than its share loses none.
 	maxHeld = 8 << 20
 )
 
@@ -47,7 +55,11 @@ type answer struct {
 
 // secret is what is kept of one Secret that some pod names.
 type secret struct {
+	key
 	answer
+	in        *namespace
+	forgotten bool // no pod names it any more
+
 	known bool      // answer is what the API server said
 	read  time.Time // when answer was asked for; zero if never, or if it is to be asked for anew
 	used  time.Time
@@ -55,11 +67,32 @@ type secret struct {
 	failed   time.Time
 	failures int
 	retryAt  time.Time // when one that was never read is got again
-	missing  bool
-	told     string // the resource version that was called malformed
+	misses   int       // how often in a row it did not exist
+	told     string    // the resource version that was called malformed
 
-	queued, running, again bool
-	attempt                chan struct{} // closed at the end of the next attempt
+	queued         *list.Element // in the list of its namespace; nil if it is in none
+	urgency        urgency
+	running, again bool
+	attempt        chan struct{} // closed at the end of the next attempt
+}
+
+// freshFor returns how old what is known of the Secret may be when it is asked for.
+func (e *secret) freshFor() time.Duration {
+	if e.misses == 0 {
+		return fresh
+	}
+	alone := freshMissing << min(e.misses-1, missingDoublings)
+	return min(max(alone, time.Duration(e.in.missing)*missingPace), maxMissing)
+}
+
+// missed notes how often in a row the Secret did not exist.
+func (e *secret) missed(times int) {
+	if e.misses > 0 {
+		e.in.missing--
+	}
+	if e.misses = times; times > 0 {
+		e.in.missing++
+	}
 }
 
 // getter gets one Secret from the API server.
@@ -70,18 +103,21 @@ type secrets struct {
 	seal  credential.Key
 	count func(Reason)
 
+	work chan struct{} // holds a token if a getter has to look at queue
+
 	// mu guards the fields that follow. It is never held across a request.
-	mu    sync.Mutex
-	work  sync.Cond // signals that queue grew, or that a getter has to end
-	byKey map[key]*secret
-	queue []key
-	held  int // bytes
+	mu     sync.Mutex
+	byKey  map[key]*secret
+	byName map[string]*namespace // those that have Secrets
+	queue  fairQueue
+	held   int // bytes
 }
 
 func newSecrets(seal credential.Key, count func(Reason)) *secrets {
-	s := &secrets{seal: seal, count: count, byKey: map[key]*secret{}}
-	s.work.L = &s.mu
-	return s
+	return &secrets{
+		seal: seal, count: count, work: make(chan struct{}, 1),
+		byKey: map[key]*secret{}, byName: map[string]*namespace{},
+	}
 }
 
 // want makes sure that the Secrets are known, and anew if they are, since a pod that names them arrived.
@@ -91,12 +127,24 @@ func (s *secrets) want(keys []key) {
 	for _, k := range keys {
 		e := s.byKey[k]
 		if e == nil {
-			e = &secret{attempt: make(chan struct{}), used: time.Now()}
-			s.byKey[k] = e
+			e = s.addLocked(k)
 		}
+		e.missed(min(e.misses, 1)) // it may well exist now
 		e.read = time.Time{}
-		s.enqueueLocked(k, e, false)
+		s.enqueueLocked(e, wanted)
 	}
+}
+
+func (s *secrets) addLocked(k key) *secret {
+	n := s.byName[k.namespace]
+	if n == nil {
+		n = &namespace{}
+		s.byName[k.namespace] = n
+	}
+	n.secrets++
+	e := &secret{key: k, in: n, attempt: make(chan struct{}), used: time.Now()}
+	s.byKey[k] = e
+	return e
 }
 
 // forget drops Secrets that no pod names any more.
@@ -104,11 +152,18 @@ func (s *secrets) forget(keys []key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range keys {
-		if e := s.byKey[k]; e != nil {
-			s.dropLocked(e)
-			close(e.attempt)
-			e.attempt = make(chan struct{})
-			delete(s.byKey, k)
+		e := s.byKey[k]
+		if e == nil {
+			continue
+		}
+		s.dropLocked(e)
+		e.missed(0)
+		s.queue.remove(e)
+		e.forgotten = true
+		close(e.attempt)
+		delete(s.byKey, k)
+		if e.in.secrets--; e.in.secrets == 0 {
+			delete(s.byName, k.namespace)
 		}
 	}
 }
@@ -150,12 +205,8 @@ func (s *secrets) look(k key) (answer, <-chan struct{}) {
 	}
 	now := time.Now()
 	e.used = now
-	limit := fresh
-	if e.missing {
-		limit = freshMissing
-	}
 	switch {
-	case !e.read.IsZero() && now.Sub(e.read) < limit:
+	case !e.read.IsZero() && now.Sub(e.read) < e.freshFor():
 		return e.answer, nil
 	case e.known && !e.failed.IsZero() && now.Sub(e.failed) < fresh:
 		return e.answer, nil // the API server is away: what is known stays known
@@ -165,65 +216,64 @@ func (s *secrets) look(k key) (answer, <-chan struct{}) {
 		}
 		return e.answer, e.attempt
 	}
-	s.enqueueLocked(k, e, true)
+	s.enqueueLocked(e, awaited)
 	return e.answer, e.attempt
 }
 
-func (s *secrets) enqueueLocked(k key, e *secret, first bool) {
-	switch {
-	case e.running:
+func (s *secrets) enqueueLocked(e *secret, u urgency) {
+	if e.running {
 		// What is being got answers those who ask; only a pod that arrived wants a newer one.
-		e.again = e.again || !first
-	case !e.queued:
-		e.queued = true
-		if first {
-			s.queue = slices.Insert(s.queue, 0, k)
-		} else {
-			s.queue = append(s.queue, k)
-		}
-		s.work.Signal()
+		e.again = e.again || u == wanted
+		return
+	}
+	s.queue.push(e, u)
+	s.wake()
+}
+
+// wake makes one getter look at the queue.
+func (s *secrets) wake() {
+	select {
+	case s.work <- struct{}{}:
+	default:
 	}
 }
 
 // run gets Secrets until the context ends.
 func (s *secrets) run(ctx context.Context, get getter) {
 	log := klog.FromContext(ctx)
-	defer context.AfterFunc(ctx, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.work.Broadcast()
-	})()
-	for {
-		k, e := s.next(ctx)
+	timer := time.NewTimer(idle)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		e, wait := s.next()
 		if e == nil {
-			return
+			timer.Reset(wait)
+			select {
+			case <-s.work:
+			case <-timer.C:
+			case <-ctx.Done():
+			}
+			continue
 		}
+		s.wake() // there may be one for another getter
 		began := time.Now()
-		got, err := s.fetch(ctx, get, k)
+		got, err := s.fetch(ctx, get, e.key)
 		if ctx.Err() != nil {
 			return
 		}
-		s.done(log, k, e, began, got, err)
+		s.done(log, e, began, got, err)
 	}
 }
 
-// next waits for a Secret that is to be got; nil if the context ends.
-func (s *secrets) next(ctx context.Context) (key, *secret) {
+// next returns the Secret that is to be got now; nil if there is none, with how long it takes until
+// there may be one.
+func (s *secrets) next() (*secret, time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for ctx.Err() == nil {
-		if len(s.queue) == 0 {
-			s.work.Wait()
-			continue
-		}
-		k := s.queue[0]
-		s.queue = slices.Delete(s.queue, 0, 1)
-		if e := s.byKey[k]; e != nil && e.queued {
-			e.queued, e.running = false, true
-			return k, e
-		}
+	e, wait := s.queue.pop(time.Now())
+	if e != nil {
+		e.running = true
 	}
-	return key{}, nil
+	return e, wait
 }
 
 // got is what came of a GET.
@@ -266,9 +316,9 @@ func configOf(s *corev1.Secret) (credential.Config, error) {
 }
 
 // done notes what came of an attempt, wakes those who wait for it, and says what is worth it.
-func (s *secrets) done(log logr.Logger, k key, e *secret, began time.Time, g got, err error) {
-	news := s.settle(k, e, began, g, err)
-	secret := klog.KRef(k.namespace, k.name)
+func (s *secrets) done(log logr.Logger, e *secret, began time.Time, g got, err error) {
+	news := s.settle(e, began, g, err)
+	secret := klog.KRef(e.namespace, e.name)
 	switch {
 	case apierrors.IsNotFound(err):
 		s.count(Missing)
@@ -288,10 +338,10 @@ func (s *secrets) done(log logr.Logger, k key, e *secret, began time.Time, g got
 }
 
 // settle notes what came of an attempt and reports whether it is news.
-func (s *secrets) settle(k key, e *secret, began time.Time, g got, err error) (news bool) {
+func (s *secrets) settle(e *secret, began time.Time, g got, err error) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.byKey[k] != e {
+	if e.forgotten {
 		return false // its pods are gone, and those that name it now wait for an answer of their own
 	}
 	e.running = false
@@ -304,61 +354,73 @@ func (s *secrets) settle(k key, e *secret, began time.Time, g got, err error) (n
 			e.told = g.version
 		}
 		s.keepLocked(e, g.answer)
-		e.read, e.failed, e.failures, e.missing = began, time.Time{}, 0, false
+		e.missed(0)
+		e.read, e.failed, e.failures = began, time.Time{}, 0
 	case apierrors.IsNotFound(err):
-		news = !e.missing
+		news = e.misses == 0
 		s.dropLocked(e)
-		e.read, e.failed, e.failures, e.missing = began, time.Time{}, 0, true
+		e.missed(e.misses + 1)
+		e.read, e.failed, e.failures = began, time.Time{}, 0
 	default:
 		e.failed = time.Now()
 		e.failures++
 		if !e.known { // nobody may ask again in the time that the API server is there
-			pause := min(minRetry<<min(e.failures-1, 16), maxRetry)
-			e.retryAt = e.failed.Add(pause)
-			time.AfterFunc(pause, func() { s.retry(k, e) })
+			e.retryAt = e.failed.Add(min(minRetry<<min(e.failures-1, 16), maxRetry))
+			s.queue.retryAt(e, e.retryAt)
+			s.wake()
 		}
 	}
 	if e.again {
 		e.again = false
 		e.read = time.Time{}
-		s.enqueueLocked(k, e, false)
+		s.enqueueLocked(e, wanted)
 	}
 	return news
 }
 
-// retry gets a Secret again if it is the same one and still not known.
-func (s *secrets) retry(k key, e *secret) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.byKey[k] == e && e.read.IsZero() && !e.known {
-		s.enqueueLocked(k, e, false)
-	}
-}
-
-// keepLocked notes what a Secret holds, and makes room for it.
+// keepLocked notes what a Secret holds, and makes room for it. Without room nothing is known of it.
 func (s *secrets) keepLocked(e *secret, a answer) {
 	s.dropLocked(e)
 	e.answer, e.known = a, true
 	s.held += a.sealed.Size()
+	e.in.held += a.sealed.Size()
 	for s.held > maxHeld {
-		var oldest *secret
-		for _, other := range s.byKey {
-			if other != e && other.known && (oldest == nil || other.used.Before(oldest.used)) {
-				oldest = other
-			}
+		other := s.evictableLocked(e)
+		if other == nil {
+			s.dropLocked(e)
+			return
 		}
-		if oldest == nil {
-			return // one Secret is never above the limit
-		}
-		s.dropLocked(oldest)
-		oldest.read = time.Time{}
+		s.dropLocked(other)
+		other.read = time.Time{}
 	}
+}
+
+// evictableLocked returns the Secret that makes room for another one: of the namespace that holds most,
+// the one that was not asked for longest. A namespace that holds no more than an equal share of the
+// memory loses none: then it returns nil.
+func (s *secrets) evictableLocked(e *secret) *secret {
+	holders := 0
+	for _, n := range s.byName {
+		if n.held > 0 {
+			holders++
+		}
+	}
+	var oldest *secret
+	for _, other := range s.byKey {
+		switch {
+		case other == e || !other.known || other.in.held <= maxHeld/holders:
+		case oldest == nil, other.in.held > oldest.in.held, other.in == oldest.in && other.used.Before(oldest.used):
+			oldest = other
+		}
+	}
+	return oldest
 }
 
 // dropLocked makes nothing known of a Secret.
 func (s *secrets) dropLocked(e *secret) {
 	if e.known {
 		s.held -= e.sealed.Size()
+		e.in.held -= e.sealed.Size()
 	}
 	e.answer, e.known = answer{}, false
 }
