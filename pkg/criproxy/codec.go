@@ -22,8 +22,9 @@ type codec struct{ messages encoding.CodecV2 }
 
 func newCodec() codec { return codec{messages: encoding.GetCodecV2("proto")} }
 
-// Name is that of the codec which both ends use; another one would show in the content type.
-func (codec) Name() string { return "proto" }
+// Name is empty: grpc sends a codec's name as the content subtype, and kubelets send none. CRI-O's socket closes
+// connections on which another content type than application/grpc arrives.
+func (codec) Name() string { return "" }
 
 // Marshal returns a reference of its own, which grpc gives back when the message is sent.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -30,7 +31,7 @@ func (c *call) forward(ctx context.Context) ([]byte, error) {
 	req := frame{data: mem.BufferSlice{mem.SliceBuffer(c.request)}}
 	var resp frame
 	defer resp.free() // a call may fail although its message has come
-	err := c.upstream.conn.Invoke(outgoing(ctx), c.method, &req, &resp, grpc.Header(&c.header), grpc.Trailer(&c.trailer))
+	err := c.upstream.conn.Invoke(outgoing(ctx), c.method, &req, &resp, contentSubtype(ctx), grpc.Header(&c.header), grpc.Trailer(&c.trailer))
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +64,8 @@ func (s *Server) forward(stream grpc.ServerStream, method string, u *Upstream) e
 	}
 	defer resp.free() // a call may fail although its message has come
 	var header, trailer metadata.MD
-	err := u.conn.Invoke(outgoing(stream.Context()), method, &req, &resp, grpc.Header(&header), grpc.Trailer(&trailer))
+	ctx := stream.Context()
+	err := u.conn.Invoke(outgoing(ctx), method, &req, &resp, contentSubtype(ctx), grpc.Header(&header), grpc.Trailer(&trailer))
 	req.free()
 	if err := answer(stream, header, trailer); err != nil {
 		return err
@@ -98,4 +100,15 @@ func outgoing(ctx context.Context) context.Context {
 	}
 	md.Delete("grpc-accept-encoding")
 	return metadata.NewOutgoingContext(ctx, md)
+}
+
+// contentSubtype gives a call the content type of the client's call: application/grpc, with a subtype only if the
+// client sent one.
+func contentSubtype(ctx context.Context) grpc.CallOption {
+	for _, contentType := range metadata.ValueFromIncomingContext(ctx, "content-type") {
+		if _, subtype, ok := strings.Cut(contentType, "+"); ok {
+			return grpc.CallContentSubtype(subtype)
+		}
+	}
+	return grpc.CallContentSubtype("")
 }

@@ -39,6 +39,8 @@ type Gate struct {
 }
 
 // GateMetrics counts what a [Gate] decides. Its methods may be called concurrently.
+//
+//nolint:interfacebloat // one method for each thing that is counted, of one implementation
 type GateMetrics interface {
 	// Verdict is called for every judgement, with the CRI call that asked.
 	Verdict(call string, d policy.Decision)

@@ -17,7 +17,7 @@ func (s *Server) pump(client grpc.ServerStream, method string, u *Upstream) erro
 	defer cancel(nil)
 	defer context.AfterFunc(s.stopping, func() { cancel(errStopping) })()
 
-	runtime, err := u.conn.NewStream(outgoing(ctx), &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
+	runtime, err := u.conn.NewStream(outgoing(ctx), &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method, contentSubtype(ctx))
 	if err != nil {
 		return streamEnd(ctx, err)
 	}

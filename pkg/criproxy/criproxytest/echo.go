@@ -83,6 +83,9 @@ func (e *Echo) Endpoint() string { return e.endpoint }
 // Stop breaks every connection and goes away.
 func (e *Echo) Stop() { e.server.Stop() }
 
+// Next returns the channel that gets what the echo sees of the one call with this value of the metadata "call".
+func (e *Echo) Next(call string) <-chan Seen { return e.of(call) }
+
 // of returns the channel of a call's Seen.
 func (e *Echo) of(call string) chan Seen {
 	e.mu.Lock()

@@ -161,7 +161,7 @@ func (r row) make(ctx context.Context, cc *grpc.ClientConn, o *Observed, answere
 	if r.answers == 0 {
 		close(answered)
 	}
-	stream, err := cc.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, r.method)
+	stream, err := cc.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, r.method, grpc.CallContentSubtype(r.subtype))
 	if err != nil {
 		return err
 	}

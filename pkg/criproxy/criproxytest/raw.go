@@ -10,11 +10,11 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// rawCodec sends and receives messages as they are, as *[]byte. It calls itself proto, like the codec
-// of both ends of the CRI.
+// rawCodec sends and receives messages as they are, as *[]byte.
 type rawCodec struct{}
 
-func (rawCodec) Name() string { return "proto" }
+// Name is empty, so that calls have the content type of a kubelet's, application/grpc without a subtype.
+func (rawCodec) Name() string { return "" }
 
 func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
 	b, ok := v.(*[]byte)

@@ -16,7 +16,9 @@ type row struct {
 	method string
 	// metadata of the request, in pairs.
 	metadata []string
-	send     [][]byte
+	// subtype is that of the content type, "" for the content type that kubelets send, application/grpc.
+	subtype string
+	send    [][]byte
 	// headerFirst waits for the header before anything is sent, lockstep for each echo before the
 	// next message.
 	headerFirst, lockstep bool
@@ -108,6 +110,12 @@ func rows() []row {
 		{name: "repeated and binary metadata", method: knownUnary, send: one, metadata: do("k", "1", "k", "2", "k-bin", "\x00\x01\xff", "k-bin", "", "traceparent", "00-x")},
 		{name: "repeated and binary metadata of a stream", method: unknown, send: one, metadata: do("k", "1", "k", "2", "k-bin", "\x00\x01\xff", "k-bin", "")},
 		{name: "large metadata", method: knownUnary, send: one, metadata: do("k", strings.Repeat("v", 32<<10))},
+
+		// Content types. A call of every other row has none but application/grpc.
+		{name: "content subtype of a unary call", method: knownUnary, send: one, subtype: "proto"},
+		{name: "content subtype of a stream", method: knownStream, send: one, subtype: "proto"},
+		{name: "content subtype of a call that is read", method: image, send: one, subtype: "proto"},
+		{name: "content subtype that no codec has", method: unknown, send: one, subtype: "x-new"},
 
 		// Deadlines, and calls that end under way.
 		{name: "deadline of a unary call", method: knownUnary, send: one, limit: callLimit},
