@@ -98,7 +98,7 @@ func (s *Server) ForgetPreloaded(ctx context.Context, req *adminv1.ForgetPreload
 	if err != nil {
 		return nil, err
 	}
-	return &adminv1.ForgetPreloadedResponse{Forgotten: all(gone.Marks, markTo), Grants: all(gone.Grants, s.names().grant)}, nil
+	return &adminv1.ForgetPreloadedResponse{Forgotten: all(gone.Marks, markTo), Grants: all(gone.Grants, s.names().grant), StillOpen: pairsTo(gone.Open)}, nil
 }
 
 // EndDistrust ends the distrust of the store.

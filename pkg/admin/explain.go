@@ -46,6 +46,7 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 	r.Secrets, r.Unasked = c.Secrets, c.PullPolicy == pullNever
 	c.Explanation = s.c.Tracker.Explain(ctx, r)
 	c.Known.RivalNames = all(c.Known.RivalNames, text)
+	c.Known.MarkedAs = all(c.Known.MarkedAs, text)
 	if refused != nil {
 		c.Decision, c.Evidence.ByID = *refused, true
 	}
@@ -139,7 +140,7 @@ func (s *Server) explained(c prose.Case, present tracker.Image) *adminv1.Explain
 	e := &adminv1.Evidence{
 		Presence: adminv1.Presence_PRESENCE_PRESENT, ById: c.Evidence.ByID, Policy: string(c.Rules.Policy.Mode()),
 		Allowlisted: c.Rules.Policy.Mode() == policy.ModeNeverVerifyAllowlistedImages && c.Evidence.Repository != "",
-		Intents:     all(c.Known.OfIntents, intentTo), Rivals: all(c.Known.RivalNames, text),
+		Intents:     all(c.Known.OfIntents, intentTo), Rivals: all(c.Known.RivalNames, text), MarkedAs: all(c.Known.MarkedAs, text),
 		CredentialsKnown: c.CredentialsKnown, PullPolicy: c.PullPolicy, Enforcing: !c.Shadow,
 	}
 	if present.ID == "" {

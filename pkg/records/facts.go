@@ -89,5 +89,14 @@ type Facts struct {
 	Record  *Record // nil if there is none
 	Intents int     // of the pair's repository
 	Marked  bool
-	Rivals  bool // another repository has a record for the image ID
+	// Rivals says that another repository has a record for the image ID that is not open to every pod.
+	Rivals bool
+	// MarkedElsewhere says that another repository has a mark for the image ID, and that the store has been scanned.
+	MarkedElsewhere bool
 }
+
+// Untracked reports whether nothing is known of the pair itself.
+func (f Facts) Untracked() bool { return f.Record == nil && !f.Marked && f.Intents == 0 }
+
+// MayBeMarked reports whether a scan may mark the pair: it is untracked, and no other repository of the image is known.
+func (f Facts) MayBeMarked() bool { return f.Untracked() && !f.Rivals && !f.MarkedElsewhere }

@@ -170,8 +170,10 @@ func TestMarkPreloadedMarksNoPairThatMayBeSomebodys(t *testing.T) {
 		"mark of the pair":                  {func(s *records.Store) { mark(t, s, p) }, true, false},
 		"intent of the repository":          {func(s *records.Store) { begin(t, s, app) }, true, false},
 		"intent of another repository":      {func(s *records.Store) { begin(t, s, other) }, true, true},
-		"record in another repository":      {func(s *records.Store) { prove(t, s, records.Result{Pair: pair(id1, other), Open: true}) }, true, false},
+		"proof in another repository":       {func(s *records.Store) { prove(t, s, records.Result{Pair: pair(id1, other), Credential: alice}) }, true, false},
+		"open record in another repository": {func(s *records.Store) { prove(t, s, records.Result{Pair: pair(id1, other), Open: true}) }, true, true},
 		"mark in another repository":        {func(s *records.Store) { mark(t, s, pair(id1, other)) }, true, true},
+		"the same, after the first scan":    {func(s *records.Store) { mark(t, s, pair(id1, other)); firstScan(t, s) }, true, false},
 		"record of another image":           {func(s *records.Store) { prove(t, s, records.Result{Pair: pair(id2, app), Open: true}) }, true, true},
 		"record of an image with this stem": {func(s *records.Store) { prove(t, s, records.Result{Pair: pair(id1+"2", other), Open: true}) }, true, true},
 	} {
@@ -190,6 +192,14 @@ func TestMarkPreloadedMarksNoPairThatMayBeSomebodys(t *testing.T) {
 		if once, err := s.ScannedOnce(); once != tc.still || err != nil {
 			t.Errorf("%s: ScannedOnce() = %v, %v; want %v", name, once, err, tc.still)
 		}
+	}
+}
+
+// firstScan makes the first scan of a node without images.
+func firstScan(t *testing.T, s *records.Store) {
+	t.Helper()
+	if _, err := s.MarkPreloaded(records.Scan{Now: at(0), First: true, Still: func() bool { return true }}); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -25,7 +25,7 @@ type Scan struct {
 
 // MarkPreloaded marks every pair of the scan that is due: the store is trusted, the pair has neither
 // record nor mark, none of the image's repositories in the scan has an intent, and no other repository
-// has a record for its image ID. Pairs holds every pair of an image, or none. A
+// of the image is known ([Facts.MayBeMarked]). Pairs holds every pair of an image, or none. A
 // value that cannot be read counts for what its key says and for what it says itself. It returns the
 // pairs that it marked.
 func (s *Store) MarkPreloaded(sc Scan) (marked []Pair, err error) {
@@ -87,10 +87,9 @@ func due(tx *bolt.Tx, pairs []Pair) (found []Pair, err error) {
 			continue
 		}
 		f, err := lookup(tx, p)
-		if err != nil || f.Record != nil || f.Marked || f.Intents > 0 || f.Rivals {
-			continue // what cannot be read is not unknown
+		if err == nil && f.MayBeMarked() { // what cannot be read is not unknown
+			found = append(found, p)
 		}
-		found = append(found, p)
 	}
 	return found, nil
 }
@@ -144,15 +143,25 @@ func unmarked(tx *bolt.Tx, pairs []Pair) (found []Pair) {
 	return found
 }
 
+// Forgotten is what ForgetMarks took away, or would take.
+type Forgotten struct {
+	Marks []Mark
+	// Open are the pairs of the images of Marks that every pod may use all the same, because their record is open.
+	Open []Pair
+}
+
 // ForgetMarks takes marks away, in one transaction, and returns them. A record takes the place of each, with nothing proved
 // if there is none: so the pair needs proof, and no scan finds it unknown and marks it again. The
 // record says since when, as after a revocation. A selection of nothing forgets nothing.
-func (s *Store) ForgetMarks(of Selection, now time.Time) (gone []Mark, err error) {
+//
+// A repository alone selects the images that have a mark of it, and all marks of these go: the same content must not stay usable
+// under a further name, which a tenant may have given it. With an image ID beside the repository the mark of that pair alone goes.
+func (s *Store) ForgetMarks(of Selection, now time.Time) (gone Forgotten, err error) {
 	err = s.update(crashpoint.ForgetBefore, crashpoint.ForgetAfter, func(tx *bolt.Tx) error {
-		if gone, err = selectedMarks(tx, of); err != nil {
+		if gone, err = forgettable(tx, of); err != nil {
 			return err
 		}
-		for _, m := range gone {
+		for _, m := range gone.Marks {
 			k := m.Pair.key()
 			rec := Record{Pair: m.Pair, Created: now}
 			if _, err := get(tx, bucketRecords, k, &rec); err == nil { // else it needs proof as it is
@@ -169,22 +178,59 @@ func (s *Store) ForgetMarks(of Selection, now time.Time) (gone []Mark, err error
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("forget preloaded marks: %w", err)
+		return Forgotten{}, fmt.Errorf("forget preloaded marks: %w", err)
 	}
 	return gone, nil
 }
 
-// Selected returns the marks that ForgetMarks would take away.
-func (s *Store) Selected(of Selection) (found []Mark, err error) {
+// Forgettable returns what ForgetMarks would take away.
+func (s *Store) Forgettable(of Selection) (found Forgotten, err error) {
 	err = s.view(func(tx *bolt.Tx) error {
-		found, err = selectedMarks(tx, of)
+		found, err = forgettable(tx, of)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look for preloaded marks: %w", err)
+		return Forgotten{}, fmt.Errorf("look for preloaded marks: %w", err)
 	}
 	return found, nil
 }
+
+func forgettable(tx *bolt.Tx, of Selection) (found Forgotten, err error) {
+	if found.Marks, err = selectedMarks(tx, of); err != nil {
+		return Forgotten{}, err
+	}
+	images := map[string]bool{}
+	for _, m := range found.Marks {
+		images[m.Pair.ImageID] = true
+	}
+	if of.ImageID == "" {
+		if found.Marks, err = selectedMarks(tx, ofImages(images)); err != nil {
+			return Forgotten{}, err
+		}
+	}
+	err = tx.Bucket([]byte(bucketRecords)).ForEach(func(k, v []byte) error {
+		var r Record
+		if images[pairOf(k).ImageID] && decode(bucketRecords, k, v, &r) == nil && r.Open {
+			found.Open = append(found.Open, pairOf(k))
+		}
+		return nil
+	})
+	return found, err
+}
+
+// ofImages covers every pair of some image IDs.
+type ofImages map[string]bool
+
+// Covers reports whether the pair is of one of the images.
+func (o ofImages) Covers(p Pair) bool { return o[p.ImageID] }
+
+type covering interface{ Covers(p Pair) bool }
+
+// either covers what one of two covers.
+type either [2]covering
+
+// Covers reports whether one of the two covers the pair.
+func (e either) Covers(p Pair) bool { return e[0].Covers(p) || e[1].Covers(p) }
 
 // A Selection selects pairs. Of the fields that are given all have to fit; the zero value selects nothing.
 type Selection struct {
@@ -203,7 +249,7 @@ func (s Selection) Covers(p Pair) bool {
 }
 
 // selectedMarks returns the marks of the pairs that are selected; one that cannot be read, with its pair alone.
-func selectedMarks(tx *bolt.Tx, of interface{ Covers(p Pair) bool }) (found []Mark, err error) {
+func selectedMarks(tx *bolt.Tx, of covering) (found []Mark, err error) {
 	err = tx.Bucket([]byte(bucketMarks)).ForEach(func(k, v []byte) error {
 		if !of.Covers(pairOf(k)) {
 			return nil
@@ -241,10 +287,14 @@ func strayed(tx *bolt.Tx) (images, repositories map[string]bool, err error) {
 	return images, repositories, err
 }
 
+func scannedOnce(tx *bolt.Tx) bool {
+	return tx.Bucket([]byte(bucketMeta)).Get([]byte(metaScanned)) != nil
+}
+
 // ScannedOnce reports whether a first scan has been made.
 func (s *Store) ScannedOnce() (once bool, err error) {
 	err = s.view(func(tx *bolt.Tx) error {
-		once = tx.Bucket([]byte(bucketMeta)).Get([]byte(metaScanned)) != nil
+		once = scannedOnce(tx)
 		return nil
 	})
 	return once, err

@@ -22,6 +22,7 @@ type model struct {
 	intents map[uint64]string // to the repository
 	written map[records.Pair]int
 	writes  int
+	scanned bool
 }
 
 func (m *model) wrote(p records.Pair) {
@@ -40,8 +41,11 @@ func (m *model) facts(p records.Pair) (f records.Facts) {
 			f.Intents++
 		}
 	}
-	for q := range m.records {
-		f.Rivals = f.Rivals || q.ImageID == p.ImageID && q != p
+	for q, r := range m.records {
+		f.Rivals = f.Rivals || q.ImageID == p.ImageID && q != p && !r.Open
+	}
+	for q, marked := range m.marks {
+		f.MarkedElsewhere = f.MarkedElsewhere || m.scanned && marked && q.ImageID == p.ImageID && q != p
 	}
 	return f
 }
@@ -142,8 +146,12 @@ func (m *model) revoke(by records.Revocation, now int) (n int) {
 
 // forget returns how many marks it took away.
 func (m *model) forget(of records.Selection, now int) (n int) {
+	images := map[string]bool{}
+	for p, marked := range m.marks {
+		images[p.ImageID] = images[p.ImageID] || marked && of.Covers(p) && of.ImageID == ""
+	}
 	for _, p := range slices.SortedFunc(maps.Keys(m.marks), compare) { // as in the file
-		if !m.marks[p] || !of.Covers(p) {
+		if !m.marks[p] || !of.Covers(p) && !images[p.ImageID] {
 			continue
 		}
 		r, ok := m.records[p]
@@ -258,19 +266,24 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 			delete(m.intents, ids[0])
 			delete(m.intents, ids[1])
 		case 8:
-			scan, still := some(), random.IntN(4) > 0
-			did = fmt.Sprintf("MarkPreloaded(%v, still %v)", scan, still)
-			_, err = s.MarkPreloaded(records.Scan{Pairs: scan, Now: at(now), Still: func() bool { return still }})
+			scan, still, first := some(), random.IntN(4) > 0, random.IntN(4) == 0
+			did = fmt.Sprintf("MarkPreloaded(%v, still %v, first %v)", scan, still, first)
+			_, err = s.MarkPreloaded(records.Scan{Pairs: scan, Now: at(now), Still: func() bool { return still }, First: first})
 			pulling := map[string]bool{}
 			for _, p := range scan {
 				pulling[p.ImageID] = pulling[p.ImageID] || m.facts(p).Intents > 0
 			}
+			var due []records.Pair
 			for _, p := range scan {
-				if f := m.facts(p); still && f.Record == nil && !f.Marked && !pulling[p.ImageID] && !f.Rivals {
-					m.marks[p] = true
-					m.wrote(p)
+				if f := m.facts(p); still && f.Record == nil && !f.Marked && !pulling[p.ImageID] && !f.Rivals && !f.MarkedElsewhere {
+					due = append(due, p)
 				}
 			}
+			for _, p := range due {
+				m.marks[p] = true
+				m.wrote(p)
+			}
+			m.scanned = m.scanned || still && first
 		case 9:
 			present := map[string]struct{}{"none": {}}
 			for _, p := range some() {
@@ -348,12 +361,12 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 				of.ImageID = p.ImageID
 			}
 			did = fmt.Sprintf("ForgetMarks(%+v)", of)
-			var would, got []records.Mark
-			if would, err = s.Selected(of); err == nil {
+			var would, got records.Forgotten
+			if would, err = s.Forgettable(of); err == nil {
 				got, err = s.ForgetMarks(of, at(now))
 			}
-			if want := m.forget(of, now); len(got) != want || !cmp.Equal(would, got) {
-				t.Errorf("%s = %+v, and before it would be %+v; want %d", did, got, would, want)
+			if want := m.forget(of, now); len(got.Marks) != want || !cmp.Equal(would, got) {
+				t.Errorf("%s = %+v, and before it would be %+v; want %d marks", did, got, would, want)
 			}
 		case 15:
 			did = "reopen"
@@ -373,7 +386,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 				t.Fatalf("facts of %v after %q (-want +got):\n%s", p, done, diff)
 			}
 			d, err := s.Describe(p)
-			if err != nil || !cmp.Equal(d.Facts, m.facts(p)) || (d.Mark != nil) != m.marks[p] || len(d.OfIntents) != d.Intents || (len(d.RivalNames) > 0) != d.Rivals {
+			if err != nil || !cmp.Equal(d.Facts, m.facts(p)) || (d.Mark != nil) != m.marks[p] || len(d.OfIntents) != d.Intents || (len(d.RivalNames) > 0) != d.Rivals || (len(d.MarkedAs) > 0) != d.MarkedElsewhere {
 				t.Fatalf("Describe(%v) = %+v, %v after %q; want what Lookup says with what is behind it", p, d, err, done)
 			}
 		}

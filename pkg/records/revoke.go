@@ -58,7 +58,7 @@ type RevokedProof struct {
 type Revoked struct {
 	Proofs []RevokedProof
 	Closed []Pair // records that were open
-	// Marked are the preloaded marks of the pairs of a whole revocation. They stay.
+	// Marked are the preloaded marks of the images of a whole revocation, under whatever repository. They stay.
 	Marked []Mark
 }
 
@@ -152,6 +152,10 @@ func revocable(tx *bolt.Tx, r Revocation) (found Revoked, changed []Record, err 
 	if err != nil || !r.Whole() {
 		return found, changed, err
 	}
-	found.Marked, err = selectedMarks(tx, r)
+	images := ofImages{}
+	for _, rec := range changed {
+		images[rec.Pair.ImageID] = r.ImageID == "" || r.Repository == "" // with both, one pair alone is meant
+	}
+	found.Marked, err = selectedMarks(tx, either{r, images})
 	return found, changed, err
 }

@@ -100,7 +100,8 @@ func lookup(tx *bolt.Tx, p Pair) (Facts, error) {
 	}
 	f.Marked = ok
 	f.Intents = countIntents(tx, p.Repository)
-	f.Rivals = hasRivals(tx, p)
+	f.Rivals = len(rivalRecords(tx, p, 1)) > 0
+	f.MarkedElsewhere = len(rivalMarks(tx, p, 1)) > 0
 	return f, nil
 }
 
@@ -115,16 +116,35 @@ func countIntents(tx *bolt.Tx, repository string) (n int) {
 	return n
 }
 
-// hasRivals reports whether another repository has a record, readable or not, for the image ID.
-func hasRivals(tx *bolt.Tx, p Pair) bool {
+// rivalRecords returns the other repositories of the image, at most limit of them, whose record needs proof. A record that is open is not
+// one of them: an image that every pod may use has nothing to hide under a further name. One that cannot be read is.
+func rivalRecords(tx *bolt.Tx, p Pair, limit int) []string {
+	return otherRepositories(tx, bucketRecords, p, limit, func(k, v []byte) bool {
+		var r Record
+		return decode(bucketRecords, k, v, &r) != nil || !r.Open
+	})
+}
+
+// rivalMarks returns the other repositories of the image, at most limit of them, that are marked. There are none before the first
+// scan, to which all names of an image are equally old. A name that turns up later on a preloaded image may have been given by
+// a tenant, and would stay usable after the operator has forgotten the mark of the first (docs/design/0024).
+func rivalMarks(tx *bolt.Tx, p Pair, limit int) []string {
+	if !scannedOnce(tx) {
+		return nil
+	}
+	return otherRepositories(tx, bucketMarks, p, limit, func(_, _ []byte) bool { return true })
+}
+
+// otherRepositories returns the other repositories of the image that have a value in the bucket which counts.
+func otherRepositories(tx *bolt.Tx, bucket string, p Pair, limit int, counts func(k, v []byte) bool) (found []string) {
 	prefix, own := []byte(p.ImageID+"\x00"), p.key()
-	c := tx.Bucket([]byte(bucketRecords)).Cursor()
-	for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
-		if !bytes.Equal(k, own) {
-			return true
+	c := tx.Bucket([]byte(bucket)).Cursor()
+	for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix) && len(found) < limit; k, v = c.Next() {
+		if !bytes.Equal(k, own) && counts(k, v) {
+			found = append(found, pairOf(k).Repository)
 		}
 	}
-	return false
+	return found
 }
 
 // Distrusted returns why the store is distrusted, nil if it is not.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"math"
 
 	bolt "go.etcd.io/bbolt"
 )
@@ -108,7 +109,8 @@ type Details struct {
 	Facts
 	Mark       *Mark    // nil if there is none
 	OfIntents  []Intent // of the pair's repository
-	RivalNames []string // the other repositories that have a record for the image ID
+	RivalNames []string // those behind Rivals
+	MarkedAs   []string // those behind MarkedElsewhere
 }
 
 // Describe returns everything that is known about a pair. The error is that of Lookup; of what cannot be read the
@@ -133,13 +135,8 @@ func (s *Store) Describe(p Pair) (d Details, err error) {
 				d.OfIntents = append(d.OfIntents, in)
 			}
 		}
-		c = tx.Bucket([]byte(bucketRecords)).Cursor()
-		prefix = []byte(p.ImageID + "\x00")
-		for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
-			if other := pairOf(k); other != p {
-				d.RivalNames = append(d.RivalNames, other.Repository)
-			}
-		}
+		d.RivalNames = rivalRecords(tx, p, math.MaxInt)
+		d.MarkedAs = rivalMarks(tx, p, math.MaxInt)
 		return nil
 	})
 	if err = cmp.Or(err, unreadable); err != nil {

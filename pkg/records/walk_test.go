@@ -120,7 +120,7 @@ func TestPagesTellWhatCannotBeRead(t *testing.T) {
 	if d, err := s.Describe(marked); !errors.Is(err, records.ErrUnreadable) || d.Mark != nil || len(d.OfIntents) != 1 {
 		t.Errorf("Describe = %+v, %v; want ErrUnreadable, and the intent by its key", d, err)
 	}
-	if gone, err := s.ForgetMarks(records.Selection{All: true}, noon()); err != nil || len(gone) != 1 {
+	if gone, err := s.ForgetMarks(records.Selection{All: true}, noon()); err != nil || len(gone.Marks) != 1 {
 		t.Errorf("ForgetMarks = %v, %v; want the mark gone", gone, err)
 	}
 	if f := lookup(t, s, marked); f.Marked || f.Record == nil || !f.Record.Revoked.Equal(noon()) {

@@ -257,7 +257,7 @@ func (f *finding) leaves() leaving {
 
 // mayBePreloaded reports whether a scan could let the request in.
 func mayBePreloaded(f records.Facts, r Request, c candidate) bool {
-	return untracked(f) && !f.Rivals && !c.byID && !r.Substituted
+	return f.MayBeMarked() && !c.byID && !r.Substituted
 }
 
 // foreign reports whether a name that is known of nothing stands on an image that somebody else had to
@@ -267,7 +267,7 @@ func (t *Tracker) foreign(f records.Facts, p records.Pair, img Image) bool {
 	if f.Marked || proves(f.Record) {
 		return false
 	}
-	if f.Rivals {
+	if f.Rivals || f.MarkedElsewhere {
 		return true
 	}
 	for _, r := range img.Repositories() {
@@ -331,8 +331,4 @@ func rotation(p records.Pair, s Secret) records.Rotation {
 
 func contains(refs []records.SecretRef, ref records.SecretRef) bool {
 	return slices.Contains(refs, ref)
-}
-
-func untracked(f records.Facts) bool {
-	return f.Record == nil && !f.Marked && f.Intents == 0
 }

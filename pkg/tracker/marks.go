@@ -15,13 +15,14 @@ const byOperator = "operator"
 
 // Forgotten is what [Tracker.ForgetMarks] took away, or would take.
 type Forgotten struct {
-	Marks []records.Mark
+	records.Forgotten
 	// Grants are those that ended, by pod and pair.
 	Grants []Grant
 }
 
 // ForgetMarks takes preloaded marks away, so that their pairs need proof from now on, and ends at once the grants that
-// rest on them: on disk, then in memory, then it answers. No scan marks such a pair again as long as its image stays. A grant
+// rest on them: on disk, then in memory, then it answers. A repository alone selects whole images: all marks of the images that
+// have a mark of it. No scan marks such a pair again as long as its image stays. A grant
 // of which nobody knows what it rests on, because it was restored at the start, ends with the mark of its pair.
 //
 // After an error no grant has ended; only if the disk failed while it was written the marks may be gone nevertheless.
@@ -32,10 +33,10 @@ func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun 
 	if err := ctx.Err(); err != nil {
 		return Forgotten{}, fmt.Errorf("forget marks: %w", err)
 	}
-	var gone []records.Mark
+	var gone records.Forgotten
 	var err error
 	if dryRun {
-		gone, err = t.store.Selected(of)
+		gone, err = t.store.Forgettable(of)
 	} else {
 		gone, err = t.store.ForgetMarks(of, time.Now())
 	}
@@ -43,10 +44,10 @@ func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun 
 		return Forgotten{}, unwritten(err)
 	}
 	unmarked := map[records.Pair]bool{}
-	for _, m := range gone {
+	for _, m := range gone.Marks {
 		unmarked[m.Pair] = true
 	}
-	f := Forgotten{Marks: gone, Grants: t.endAll(dryRun, nil, func(p records.Pair, g grant) bool {
+	f := Forgotten{Forgotten: gone, Grants: t.endAll(dryRun, nil, func(p records.Pair, g grant) bool {
 		return unmarked[p] && (g.reason == policy.Preloaded || g.reason == policy.Granted)
 	})}
 	if !dryRun {

@@ -30,11 +30,11 @@ func (w *world) sync() {
 // A forgotten mark opens nothing any more: not for the pod that it let in, not after a scan, not after a restart.
 func TestForgottenMarkNeedsProofFromThenOn(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
-	img, created := image(id1, app+":1", other+":1"), time.Now()
-	w.runtime.set(img)
+	img, created := image(id1, app+":1"), time.Now()
+	w.runtime.set(img, image(id2, other+":1"))
 	w.sync()
 	w.want(w.check(pod("in"), app+":1", img), policy.Allow, policy.Preloaded)
-	w.want(w.check(pod("in"), other+":1", img), policy.Allow, policy.Preloaded)
+	w.want(w.check(pod("in"), other+":1", image(id2, other+":1")), policy.Allow, policy.Preloaded)
 	w.Restore(pod("restored"), app+":1", img, created)
 
 	would, err := w.ForgetMarks(t.Context(), records.Selection{Repository: app}, true)
@@ -46,7 +46,7 @@ func TestForgottenMarkNeedsProofFromThenOn(t *testing.T) {
 		t.Fatalf("ForgetMarks = %+v, %v; want what the dry run said, %+v", got, err, would)
 	}
 	w.want(w.check(pod("in"), app+":1", img), policy.Reverify, policy.NotProved)
-	w.want(w.check(pod("in"), other+":1", img), policy.Allow, policy.Preloaded)
+	w.want(w.check(pod("in"), other+":1", image(id2, other+":1")), policy.Allow, policy.Preloaded)
 	w.sync()
 	w.want(w.check(pod("new"), app+":1", img), policy.Reverify, policy.NotProved)
 	w.restart()

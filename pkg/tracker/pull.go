@@ -36,7 +36,7 @@ func (t *Tracker) BeginPull(ctx context.Context, name string, present Image) (*P
 		repository = n.Repository()
 		if present.ID != "" && present.Carries(n) {
 			facts, err := t.store.Lookup(records.Pair{ImageID: present.ID, Repository: repository})
-			if err == nil && untracked(facts) && !facts.Rivals {
+			if err == nil && facts.MayBeMarked() {
 				t.scan(ctx)
 			}
 		}

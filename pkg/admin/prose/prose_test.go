@@ -178,6 +178,7 @@ func cases() []struct {
 		one("untracked in distrust", web, judged(policy.Untracked, false, func(e *tracker.Explanation) {
 			e.Distrust = &records.Distrust{Since: at(0), Reason: "the store was damaged"}
 		})),
+		one("untracked beside a mark", web, judged(policy.Untracked, false, func(e *tracker.Explanation) { e.Known.MarkedAs = []string{"registry.example/team-c/app"} })),
 		one("untracked beside a rival", web, judged(policy.Untracked, false, func(e *tracker.Explanation) { e.Known.RivalNames = []string{"registry.example/team-c/app"} })),
 		one("untracked, untrackedImages is Verify", web, judged(policy.Untracked, false), func(c *prose.Case) { c.VerifyUntracked = true }),
 		one("untracked, removal in progress", web, judged(policy.Untracked, false)),

@@ -135,8 +135,11 @@ func (c Case) letsByMark(say func(string, ...any)) {
 		return
 	}
 	warning := ""
-	if len(c.Known.RivalNames) > 0 {
-		warning = ", although somebody had to prove access to the same image as " + list(c.Known.RivalNames)
+	switch {
+	case len(c.Known.RivalNames) > 0:
+		warning = ". Do so only if the name is yours: the same image needs proof as " + list(c.Known.RivalNames)
+	case len(c.Known.MarkedAs) > 0:
+		warning = ". Do so only if the name is yours: the image has it beside " + list(c.Known.MarkedAs)
 	}
 	say("pullgatectl preloaded accept %s opens it to every pod of the node%s.", c.pair(), warning)
 }

@@ -191,7 +191,9 @@ func (c Case) whyUnmarked() string {
 	case c.Distrust != nil:
 		return fmt.Sprintf("the store is distrusted since %s (%s)", at(c.Distrust.Since), c.Distrust.Reason)
 	case len(c.Known.RivalNames) > 0:
-		return "somebody had to prove access to the same image as " + list(c.Known.RivalNames)
+		return "the same image needs proof as " + list(c.Known.RivalNames) + ", and a tenant may have given it this further name"
+	case len(c.Known.MarkedAs) > 0:
+		return "the same image is preloaded as " + list(c.Known.MarkedAs) + ", and a tenant may have given it this further name"
 	case c.VerifyUntracked:
 		return "untrackedImages is Verify"
 	default:

@@ -59,6 +59,11 @@ func (View) Accepted(p *text.Page, r *adminv1.AcceptPreloadedResponse) {
 func (v View) Forgetting(p *text.Page, r *adminv1.ForgetPreloadedResponse) {
 	v.Marks(p, r.GetForgotten())
 	v.ending(p, r.GetGrants())
+	if len(r.GetStillOpen()) > 0 {
+		p.Gap()
+		p.PaintProse(text.Heed, "", "Every pod may go on using these names of the same images, because their records are open; pullgatectl revoke --repository closes them:")
+		v.pairs(p, r.GetStillOpen())
+	}
 }
 
 // Forgotten says in a sentence which marks went.

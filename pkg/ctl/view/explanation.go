@@ -97,6 +97,9 @@ func (v View) facts(e *adminv1.ExplainResponse) []string {
 	if len(evidence.GetRivals()) > 0 {
 		all = append(all, "Others proved access to the same image as "+strings.Join(evidence.GetRivals(), ", ")+", which shows nothing about "+e.GetPair().GetRepository()+".")
 	}
+	if len(evidence.GetMarkedAs()) > 0 {
+		all = append(all, "The same image is preloaded as "+strings.Join(evidence.GetMarkedAs(), ", ")+", which opens nothing under "+e.GetPair().GetRepository()+".")
+	}
 	if g := evidence.GetGrant(); g != nil {
 		fact := "The pod holds a grant (" + g.GetReason()
 		if g.GetCredentialId() != "" {

@@ -398,7 +398,10 @@ type Proof struct {
 	Denied *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=denied,proto3" json:"denied,omitempty"`
 	// When it has to be renewed; absent if never. It stands for registryUnavailableGrace longer while the registry
 	// cannot be asked.
-	Expires       *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expires,proto3" json:"expires,omitempty"`
+	Expires *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expires,proto3" json:"expires,omitempty"`
+	// The IDs of the credentials that its Secret held before, if no registry has confirmed it since the Secret changed. It
+	// then counts for that Secret alone, and a revocation of one of these takes it back.
+	RotatedFrom   []string `protobuf:"bytes,8,rep,name=rotated_from,json=rotatedFrom,proto3" json:"rotated_from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -478,6 +481,13 @@ func (x *Proof) GetDenied() *timestamppb.Timestamp {
 func (x *Proof) GetExpires() *timestamppb.Timestamp {
 	if x != nil {
 		return x.Expires
+	}
+	return nil
+}
+
+func (x *Proof) GetRotatedFrom() []string {
+	if x != nil {
+		return x.RotatedFrom
 	}
 	return nil
 }
@@ -2256,7 +2266,7 @@ type Evidence struct {
 	Intents []*Intent `protobuf:"bytes,9,rep,name=intents,proto3" json:"intents,omitempty"`
 	// The pod's grant for the pair; absent if it has none.
 	Grant *Grant `protobuf:"bytes,10,opt,name=grant,proto3" json:"grant,omitempty"`
-	// The repositories under which others proved access to the same image.
+	// The other repositories of the same image whose record is not open to every pod.
 	Rivals []string `protobuf:"bytes,11,rep,name=rivals,proto3" json:"rivals,omitempty"`
 	// The pod's credentials for the image.
 	Credentials []*PodCredential `protobuf:"bytes,12,rep,name=credentials,proto3" json:"credentials,omitempty"`
@@ -2266,7 +2276,9 @@ type Evidence struct {
 	// How the pod pulls the image: its imagePullPolicy, "mixed", or "unknown".
 	PullPolicy string `protobuf:"bytes,14,opt,name=pull_policy,json=pullPolicy,proto3" json:"pull_policy,omitempty"`
 	// Whether verdicts are enforced; false in shadow mode.
-	Enforcing     bool `protobuf:"varint,15,opt,name=enforcing,proto3" json:"enforcing,omitempty"`
+	Enforcing bool `protobuf:"varint,15,opt,name=enforcing,proto3" json:"enforcing,omitempty"`
+	// The other repositories under which the same image is preloaded; none before the first scan.
+	MarkedAs      []string `protobuf:"bytes,16,rep,name=marked_as,json=markedAs,proto3" json:"marked_as,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2406,6 +2418,13 @@ func (x *Evidence) GetEnforcing() bool {
 	return false
 }
 
+func (x *Evidence) GetMarkedAs() []string {
+	if x != nil {
+		return x.MarkedAs
+	}
+	return nil
+}
+
 // A PodCredential is one that a pod presents for an image.
 type PodCredential struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2475,7 +2494,7 @@ type RevokeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A credential's ID.
 	CredentialId string `protobuf:"bytes,1,opt,name=credential_id,json=credentialId,proto3" json:"credential_id,omitempty"`
-	// A repository in whatever form a name may have; a tag or a digest is ignored.
+	// A repository, without tag and digest.
 	Repository string `protobuf:"bytes,2,opt,name=repository,proto3" json:"repository,omitempty"`
 	// A whole image ID.
 	ImageId string `protobuf:"bytes,3,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
@@ -2570,8 +2589,8 @@ type RevokeResponse struct {
 	Closed []*Pair `protobuf:"bytes,2,rep,name=closed,proto3" json:"closed,omitempty"`
 	// The grants that ended. Of a dry run, those that rest on it at the moment.
 	Grants []*Grant `protobuf:"bytes,3,rep,name=grants,proto3" json:"grants,omitempty"`
-	// Marks of pairs that were selected as a whole. They stay, and open the pair under a policy that exempts preloaded
-	// images.
+	// Marks of the images that were selected as a whole, under whatever repository. They stay, and open the pair under a
+	// policy that exempts preloaded images.
 	Marked        []*Mark `protobuf:"bytes,4,rep,name=marked,proto3" json:"marked,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2821,14 +2840,18 @@ func (x *ListPreloadedResponse) GetNextPageToken() string {
 // AcceptPreloadedRequest says what is to be marked: of the fields that are given all have to fit.
 type AcceptPreloadedRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A repository in whatever form a name may have.
+	// A repository, without tag and digest.
 	Repository string `protobuf:"bytes,1,opt,name=repository,proto3" json:"repository,omitempty"`
 	// A whole image ID.
 	ImageId string `protobuf:"bytes,2,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
 	// Every pair of the node that nothing is known of; excludes the others.
 	AllUntracked bool `protobuf:"varint,3,opt,name=all_untracked,json=allUntracked,proto3" json:"all_untracked,omitempty"`
 	// Tells what would be marked, and marks nothing.
-	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	DryRun bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// Also marks pairs that a credential proved access to and that are not open to every pod. A dry run tells them in any case.
+	IncludingProved bool `protobuf:"varint,5,opt,name=including_proved,json=includingProved,proto3" json:"including_proved,omitempty"`
+	// The confirmation of a dry run's answer: marks what that answer told, or nothing. "": whatever is selected.
+	Confirmation  string `protobuf:"bytes,6,opt,name=confirmation,proto3" json:"confirmation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2891,11 +2914,30 @@ func (x *AcceptPreloadedRequest) GetDryRun() bool {
 	return false
 }
 
+func (x *AcceptPreloadedRequest) GetIncludingProved() bool {
+	if x != nil {
+		return x.IncludingProved
+	}
+	return false
+}
+
+func (x *AcceptPreloadedRequest) GetConfirmation() string {
+	if x != nil {
+		return x.Confirmation
+	}
+	return ""
+}
+
 // AcceptPreloadedResponse tells what was marked, or would be.
 type AcceptPreloadedResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The pairs that had no mark.
-	Accepted      []*Pair `protobuf:"bytes,1,rep,name=accepted,proto3" json:"accepted,omitempty"`
+	Accepted []*Pair `protobuf:"bytes,1,rep,name=accepted,proto3" json:"accepted,omitempty"`
+	// The records of accepted pairs that a credential proved access to and that are not open to every pod: the mark opens
+	// these images to pods that never proved anything. A record that cannot be read has its pair alone.
+	Proved []*Record `protobuf:"bytes,2,rep,name=proved,proto3" json:"proved,omitempty"`
+	// Stands for exactly these pairs, and for which of them have proofs.
+	Confirmation  string `protobuf:"bytes,3,opt,name=confirmation,proto3" json:"confirmation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2937,10 +2979,25 @@ func (x *AcceptPreloadedResponse) GetAccepted() []*Pair {
 	return nil
 }
 
+func (x *AcceptPreloadedResponse) GetProved() []*Record {
+	if x != nil {
+		return x.Proved
+	}
+	return nil
+}
+
+func (x *AcceptPreloadedResponse) GetConfirmation() string {
+	if x != nil {
+		return x.Confirmation
+	}
+	return ""
+}
+
 // ForgetPreloadedRequest says which marks go: of the fields that are given all have to fit.
 type ForgetPreloadedRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A repository in whatever form a name may have.
+	// A repository, without tag and digest. Without image_id it selects the images that have a mark of it, and
+	// all marks of these go; with image_id, the mark of that pair alone.
 	Repository string `protobuf:"bytes,1,opt,name=repository,proto3" json:"repository,omitempty"`
 	// A whole image ID.
 	ImageId string `protobuf:"bytes,2,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
@@ -3016,7 +3073,9 @@ type ForgetPreloadedResponse struct {
 	// The marks that went.
 	Forgotten []*Mark `protobuf:"bytes,1,rep,name=forgotten,proto3" json:"forgotten,omitempty"`
 	// The grants that ended.
-	Grants        []*Grant `protobuf:"bytes,2,rep,name=grants,proto3" json:"grants,omitempty"`
+	Grants []*Grant `protobuf:"bytes,2,rep,name=grants,proto3" json:"grants,omitempty"`
+	// The pairs of the same images that every pod may use all the same, because their record is open; Revoke closes them.
+	StillOpen     []*Pair `protobuf:"bytes,3,rep,name=still_open,json=stillOpen,proto3" json:"still_open,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3061,6 +3120,13 @@ func (x *ForgetPreloadedResponse) GetForgotten() []*Mark {
 func (x *ForgetPreloadedResponse) GetGrants() []*Grant {
 	if x != nil {
 		return x.Grants
+	}
+	return nil
+}
+
+func (x *ForgetPreloadedResponse) GetStillOpen() []*Pair {
+	if x != nil {
+		return x.StillOpen
 	}
 	return nil
 }
@@ -3658,7 +3724,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x06PodRef\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"\x83\x03\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\xa6\x03\n" +
 	"\x05Proof\x12#\n" +
 	"\rcredential_id\x18\x01 \x01(\tR\fcredentialId\x126\n" +
 	"\asecrets\x18\x02 \x03(\v2\x1c.pullgate.admin.v1.SecretRefR\asecrets\x12=\n" +
@@ -3667,7 +3733,8 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"lastProved\x127\n" +
 	"\tlast_used\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\blastUsed\x122\n" +
 	"\x06denied\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x06denied\x124\n" +
-	"\aexpires\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\"\xd4\x02\n" +
+	"\aexpires\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12!\n" +
+	"\frotated_from\x18\b \x03(\tR\vrotatedFrom\"\xd4\x02\n" +
 	"\x06Record\x12+\n" +
 	"\x04pair\x18\x01 \x01(\v2\x17.pullgate.admin.v1.PairR\x04pair\x12\x12\n" +
 	"\x04open\x18\x02 \x01(\bR\x04open\x122\n" +
@@ -3799,7 +3866,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x03pod\x18\x05 \x01(\v2\x19.pullgate.admin.v1.PodRefR\x03pod\x127\n" +
 	"\bevidence\x18\x06 \x01(\v2\x1b.pullgate.admin.v1.EvidenceR\bevidence\x12\"\n" +
 	"\fconsequences\x18\a \x03(\tR\fconsequences\x12\x1a\n" +
-	"\bremedies\x18\b \x03(\tR\bremedies\"\xdd\x04\n" +
+	"\bremedies\x18\b \x03(\tR\bremedies\"\xfa\x04\n" +
 	"\bEvidence\x127\n" +
 	"\bpresence\x18\x01 \x01(\x0e2\x1b.pullgate.admin.v1.PresenceR\bpresence\x12\x13\n" +
 	"\x05by_id\x18\x02 \x01(\bR\x04byId\x12\x1c\n" +
@@ -3819,7 +3886,8 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x11credentials_known\x18\r \x01(\bR\x10credentialsKnown\x12\x1f\n" +
 	"\vpull_policy\x18\x0e \x01(\tR\n" +
 	"pullPolicy\x12\x1c\n" +
-	"\tenforcing\x18\x0f \x01(\bR\tenforcing\"\xad\x01\n" +
+	"\tenforcing\x18\x0f \x01(\bR\tenforcing\x12\x1b\n" +
+	"\tmarked_as\x18\x10 \x03(\tR\bmarkedAs\"\xad\x01\n" +
 	"\rPodCredential\x12#\n" +
 	"\rcredential_id\x18\x01 \x01(\tR\fcredentialId\x124\n" +
 	"\x06secret\x18\x02 \x01(\v2\x1c.pullgate.admin.v1.SecretRefR\x06secret\x12A\n" +
@@ -3851,26 +3919,32 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"page_token\x18\x04 \x01(\tR\tpageToken\"n\n" +
 	"\x15ListPreloadedResponse\x12-\n" +
 	"\x05marks\x18\x01 \x03(\v2\x17.pullgate.admin.v1.MarkR\x05marks\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x91\x01\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xe0\x01\n" +
 	"\x16AcceptPreloadedRequest\x12\x1e\n" +
 	"\n" +
 	"repository\x18\x01 \x01(\tR\n" +
 	"repository\x12\x19\n" +
 	"\bimage_id\x18\x02 \x01(\tR\aimageId\x12#\n" +
 	"\rall_untracked\x18\x03 \x01(\bR\fallUntracked\x12\x17\n" +
-	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"N\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12)\n" +
+	"\x10including_proved\x18\x05 \x01(\bR\x0fincludingProved\x12\"\n" +
+	"\fconfirmation\x18\x06 \x01(\tR\fconfirmation\"\xa5\x01\n" +
 	"\x17AcceptPreloadedResponse\x123\n" +
-	"\baccepted\x18\x01 \x03(\v2\x17.pullgate.admin.v1.PairR\baccepted\"~\n" +
+	"\baccepted\x18\x01 \x03(\v2\x17.pullgate.admin.v1.PairR\baccepted\x121\n" +
+	"\x06proved\x18\x02 \x03(\v2\x19.pullgate.admin.v1.RecordR\x06proved\x12\"\n" +
+	"\fconfirmation\x18\x03 \x01(\tR\fconfirmation\"~\n" +
 	"\x16ForgetPreloadedRequest\x12\x1e\n" +
 	"\n" +
 	"repository\x18\x01 \x01(\tR\n" +
 	"repository\x12\x19\n" +
 	"\bimage_id\x18\x02 \x01(\tR\aimageId\x12\x10\n" +
 	"\x03all\x18\x03 \x01(\bR\x03all\x12\x17\n" +
-	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"\x82\x01\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"\xba\x01\n" +
 	"\x17ForgetPreloadedResponse\x125\n" +
 	"\tforgotten\x18\x01 \x03(\v2\x17.pullgate.admin.v1.MarkR\tforgotten\x120\n" +
-	"\x06grants\x18\x02 \x03(\v2\x18.pullgate.admin.v1.GrantR\x06grants\"-\n" +
+	"\x06grants\x18\x02 \x03(\v2\x18.pullgate.admin.v1.GrantR\x06grants\x126\n" +
+	"\n" +
+	"still_open\x18\x03 \x03(\v2\x17.pullgate.admin.v1.PairR\tstillOpen\"-\n" +
 	"\x12EndDistrustRequest\x12\x17\n" +
 	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"}\n" +
 	"\x13EndDistrustResponse\x121\n" +
@@ -4075,51 +4149,53 @@ var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	6,  // 58: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
 	8,  // 59: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
 	3,  // 60: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	8,  // 61: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
-	10, // 62: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
-	16, // 63: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
-	3,  // 64: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	46, // 65: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
-	52, // 66: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
-	51, // 67: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
-	5,  // 68: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	3,  // 69: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
-	1,  // 70: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	4,  // 71: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
-	52, // 72: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
-	12, // 73: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
-	21, // 74: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
-	23, // 75: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
-	25, // 76: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
-	27, // 77: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
-	29, // 78: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
-	33, // 79: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
-	36, // 80: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
-	38, // 81: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
-	40, // 82: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
-	42, // 83: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
-	44, // 84: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
-	47, // 85: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
-	49, // 86: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
-	13, // 87: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
-	22, // 88: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
-	24, // 89: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
-	26, // 90: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
-	28, // 91: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
-	30, // 92: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
-	34, // 93: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
-	37, // 94: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
-	39, // 95: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
-	41, // 96: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
-	43, // 97: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
-	45, // 98: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
-	48, // 99: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
-	50, // 100: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
-	87, // [87:101] is the sub-list for method output_type
-	73, // [73:87] is the sub-list for method input_type
-	73, // [73:73] is the sub-list for extension type_name
-	73, // [73:73] is the sub-list for extension extendee
-	0,  // [0:73] is the sub-list for field type_name
+	7,  // 61: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
+	8,  // 62: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
+	10, // 63: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
+	3,  // 64: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
+	16, // 65: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
+	3,  // 66: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	46, // 67: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
+	52, // 68: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
+	51, // 69: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
+	5,  // 70: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	3,  // 71: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
+	1,  // 72: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	4,  // 73: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
+	52, // 74: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
+	12, // 75: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
+	21, // 76: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
+	23, // 77: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
+	25, // 78: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
+	27, // 79: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
+	29, // 80: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
+	33, // 81: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
+	36, // 82: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
+	38, // 83: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
+	40, // 84: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
+	42, // 85: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
+	44, // 86: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
+	47, // 87: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
+	49, // 88: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
+	13, // 89: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
+	22, // 90: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
+	24, // 91: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
+	26, // 92: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
+	28, // 93: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
+	30, // 94: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
+	34, // 95: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
+	37, // 96: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
+	39, // 97: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
+	41, // 98: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
+	43, // 99: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
+	45, // 100: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
+	48, // 101: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
+	50, // 102: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
+	89, // [89:103] is the sub-list for method output_type
+	75, // [75:89] is the sub-list for method input_type
+	75, // [75:75] is the sub-list for extension type_name
+	75, // [75:75] is the sub-list for extension extendee
+	0,  // [0:75] is the sub-list for field type_name
 }
 
 func init() { file_pullgate_admin_v1_pull_records_proto_init() }

@@ -99,17 +99,21 @@ type PullRecordsClient interface {
 	// INVALID_ARGUMENT: the filter or the page token is not one.
 	ListPreloaded(ctx context.Context, in *ListPreloadedRequest, opts ...grpc.CallOption) (*ListPreloadedResponse, error)
 	// AcceptPreloaded marks pairs that are on the node as preloaded, as only a scan does otherwise. A record stays as
-	// it is; the mark opens the pair all the same, under a policy that exempts preloaded images.
+	// it is; the mark opens the pair all the same, under a policy that exempts preloaded images. It works in a distrusted
+	// store too, except with all_untracked.
 	//
-	// INVALID_ARGUMENT: nothing is selected. NOT_FOUND: nothing that is selected is on the node.
-	// FAILED_PRECONDITION: the store is distrusted, end that first; or it was selected by a repository alone, and stands on
-	// an image that somebody proved access to under another one, so that a tenant may have given it that name.
-	// UNAVAILABLE: the runtime cannot be asked, or the store cannot be written.
+	// INVALID_ARGUMENT: nothing is selected, or the repository has a tag or a digest. NOT_FOUND: nothing that is selected is
+	// on the node. FAILED_PRECONDITION: all_untracked in a distrusted store, end that first; or a pair was selected by its
+	// repository alone, and the image may have that name from a tenant, because access to it was proved under another
+	// repository (in a distrusted store: because it has another repository at all); or access to a pair was proved, and
+	// including_proved is not set. ABORTED: what would be marked is not what the confirmation stands for. UNAVAILABLE: the
+	// runtime cannot be asked, or the store cannot be written. After an error nothing is marked.
 	AcceptPreloaded(ctx context.Context, in *AcceptPreloadedRequest, opts ...grpc.CallOption) (*AcceptPreloadedResponse, error)
 	// ForgetPreloaded takes marks away, so that the pairs need proof from now on and are never marked again by a
 	// scan, and ends at once the grants that rest on the marks. A record that is open stays so: Revoke closes it.
 	//
-	// INVALID_ARGUMENT: nothing is selected. UNAVAILABLE: the store cannot be written; nothing has changed.
+	// INVALID_ARGUMENT: nothing is selected, or the repository has a tag or a digest. UNAVAILABLE: the store cannot be
+	// written; nothing has changed.
 	ForgetPreloaded(ctx context.Context, in *ForgetPreloadedRequest, opts ...grpc.CallOption) (*ForgetPreloadedResponse, error)
 	// EndDistrust ends the distrust of a store that was begun anew: what is on the node now, and nothing is known of, is
 	// taken for preloaded by the next scan, as at a very first start.
@@ -354,17 +358,21 @@ type PullRecordsServer interface {
 	// INVALID_ARGUMENT: the filter or the page token is not one.
 	ListPreloaded(context.Context, *ListPreloadedRequest) (*ListPreloadedResponse, error)
 	// AcceptPreloaded marks pairs that are on the node as preloaded, as only a scan does otherwise. A record stays as
-	// it is; the mark opens the pair all the same, under a policy that exempts preloaded images.
+	// it is; the mark opens the pair all the same, under a policy that exempts preloaded images. It works in a distrusted
+	// store too, except with all_untracked.
 	//
-	// INVALID_ARGUMENT: nothing is selected. NOT_FOUND: nothing that is selected is on the node.
-	// FAILED_PRECONDITION: the store is distrusted, end that first; or it was selected by a repository alone, and stands on
-	// an image that somebody proved access to under another one, so that a tenant may have given it that name.
-	// UNAVAILABLE: the runtime cannot be asked, or the store cannot be written.
+	// INVALID_ARGUMENT: nothing is selected, or the repository has a tag or a digest. NOT_FOUND: nothing that is selected is
+	// on the node. FAILED_PRECONDITION: all_untracked in a distrusted store, end that first; or a pair was selected by its
+	// repository alone, and the image may have that name from a tenant, because access to it was proved under another
+	// repository (in a distrusted store: because it has another repository at all); or access to a pair was proved, and
+	// including_proved is not set. ABORTED: what would be marked is not what the confirmation stands for. UNAVAILABLE: the
+	// runtime cannot be asked, or the store cannot be written. After an error nothing is marked.
 	AcceptPreloaded(context.Context, *AcceptPreloadedRequest) (*AcceptPreloadedResponse, error)
 	// ForgetPreloaded takes marks away, so that the pairs need proof from now on and are never marked again by a
 	// scan, and ends at once the grants that rest on the marks. A record that is open stays so: Revoke closes it.
 	//
-	// INVALID_ARGUMENT: nothing is selected. UNAVAILABLE: the store cannot be written; nothing has changed.
+	// INVALID_ARGUMENT: nothing is selected, or the repository has a tag or a digest. UNAVAILABLE: the store cannot be
+	// written; nothing has changed.
 	ForgetPreloaded(context.Context, *ForgetPreloadedRequest) (*ForgetPreloadedResponse, error)
 	// EndDistrust ends the distrust of a store that was begun anew: what is on the node now, and nothing is known of, is
 	// taken for preloaded by the next scan, as at a very first start.
