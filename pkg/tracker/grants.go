@@ -18,6 +18,11 @@ type grant struct {
 	reason     policy.Reason
 	credential credential.ID
 	secrets    []records.SecretRef // that the credential was known to be from
+	// created is when the container was created that a restored grant comes from.
+	created time.Time
+	// unnamed is set for a restored grant if the container did not show the name of its image: the grant may be based
+	// on what was proved for another repository of the image.
+	unnamed bool
 }
 
 // grant leaves a grant and reports whether it is the pod's first for the pair. ok is false, and there is no
@@ -61,19 +66,19 @@ func (t *Tracker) Restore(p Pod, name string, img Image, created time.Time) {
 		return
 	}
 	for _, c := range t.candidates(name, img) {
-		t.restore(p, c.pair, created)
+		t.restore(p, c.pair, grant{reason: policy.Granted, created: created, unnamed: name == ""})
 	}
 }
 
-func (t *Tracker) restore(p Pod, pair records.Pair, created time.Time) {
+func (t *Tracker) restore(p Pod, pair records.Pair, g grant) {
 	for ok := false; !ok; { // until there is no revocation between the look and the grant
 		since := t.revocations.Load()
 		f, err := t.store.Lookup(pair)
-		if err != nil || f.Record != nil && !f.Record.Revoked.IsZero() && !created.After(f.Record.Revoked) {
+		if err != nil || f.Record != nil && !f.Record.Revoked.IsZero() && !g.created.After(f.Record.Revoked) {
 			t.log.Info("Grant not restored, what it rests on may be revoked", "imageID", pair.ImageID, "repository", pair.Repository, "err", err)
 			return
 		}
-		_, ok = t.grant(p.UID, pair, grant{reason: policy.Granted}, since)
+		_, ok = t.grant(p.UID, pair, g, since)
 	}
 }
 

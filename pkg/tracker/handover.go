@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -29,6 +30,8 @@ type handedGrant struct {
 	Reason     policy.Reason       `json:"reason"`
 	Credential credential.ID       `json:"credential,omitempty"`
 	Secrets    []records.SecretRef `json:"secrets,omitempty"`
+	Created    time.Time           `json:"created,omitzero"`
+	Unnamed    bool                `json:"unnamed,omitempty"`
 }
 
 // HandOver returns the grants for a tracker of a later process on the same store; see [Tracker.TakeOver]. It is the last that
@@ -42,7 +45,7 @@ func (t *Tracker) HandOver() ([]byte, error) {
 	t.mu.Lock()
 	for uid, of := range t.grants {
 		for p, g := range of {
-			h.Grants = append(h.Grants, handedGrant{Pod: uid, ImageID: p.ImageID, Repository: p.Repository, Reason: g.reason, Credential: g.credential, Secrets: g.secrets})
+			h.Grants = append(h.Grants, handedGrant{Pod: uid, ImageID: p.ImageID, Repository: p.Repository, Reason: g.reason, Credential: g.credential, Secrets: g.secrets, Created: g.created, Unnamed: g.unnamed})
 		}
 	}
 	t.mu.Unlock()
@@ -70,7 +73,7 @@ func (t *Tracker) TakeOver(data []byte, lastWrite uint64) (int, error) {
 		if g.ImageID == "" || g.Repository == "" {
 			continue
 		}
-		t.grant(g.Pod, records.Pair{ImageID: g.ImageID, Repository: g.Repository}, grant{reason: g.Reason, credential: g.Credential, secrets: g.Secrets}, since)
+		t.grant(g.Pod, records.Pair{ImageID: g.ImageID, Repository: g.Repository}, grant{reason: g.Reason, credential: g.Credential, secrets: g.Secrets, created: g.Created, unnamed: g.Unnamed}, since)
 	}
 	return len(h.Grants), nil
 }

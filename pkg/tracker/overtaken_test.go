@@ -169,3 +169,52 @@ func TestDamagedRecordBringsBackNoRevokedGrant(t *testing.T) {
 	w.want(w.check(pod("a"), app+":1", img), policy.Reverify, policy.NotProved)
 	w.want(w.check(pod("b"), app+":1", img), policy.Allow, policy.Granted)
 }
+
+// A record may be younger than a container: then it does not say on what the pod's grant was based.
+func TestRestoredGrantEndsWithARevocationIfTheRecordIsYoungerThanTheContainer(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.pulled(pod("bob"), app+":1", id1, "bob")
+	created := time.Now()
+	w.runtime.set(image(id2, "repo.test/any:1")) // the image was removed, and the record with it
+	if err := w.Prune(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	w.restart()
+	img := image(id1, app+":1")
+	w.Restore(pod("bob"), app+":1", img, created)
+	data, err := w.HandOver() // which keeps what is known of a grant
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.restart()
+	number, err := w.store.LastWrite()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.TakeOver(data, number); err != nil {
+		t.Fatal(err)
+	}
+	w.want(w.check(pod("bob"), app+":1", img), policy.Allow, policy.Granted)
+	w.revokes(records.Revocation{Credential: w.key.ID(secret("bob"))})
+	w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
+}
+
+// Where the runtime does not report the name, a restored grant for one repository may be based on the proof of another one.
+func TestRestoredGrantWithoutANameEndsWithARevocationForAnotherRepository(t *testing.T) {
+	for _, r := range []records.Revocation{{Credential: "alice"}, {Repository: app}} {
+		w := newWorld(t, tracker.Options{})
+		w.pulled(pod("alice"), app+":1", id1, "alice")
+		w.pulled(pod("bob"), "repo.test/shared:1", id1, "bob")
+		img := image(id1, app+":1", "repo.test/shared:1")
+		created := time.Now()
+		w.restart()
+		w.Restore(pod("alice"), "", img, created)
+		w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
+		if r.Credential != "" {
+			r.Credential = w.key.ID(secret("alice"))
+		}
+		w.revokes(r)
+		w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Reverify, policy.NotProved)
+	}
+}

@@ -32,7 +32,7 @@ type Revoked struct {
 // Grants end as follows. By repository or image ID alone, all of the pairs that are selected. Else those that rest on
 // a credential, or on one from a Secret, that is selected. What a grant rests on that was restored at the start is
 // not known, so it ends with any proof of its pair that is revoked, and if no record tells who proved access to
-// its pair. Nor is a grant restored later from a container that was created before: see [Tracker.Restore]. And a pull
+// its pair when its container was created; where the container did not show the name of its image, with any proof of the image. Nor is a grant restored later from a container that was created before: see [Tracker.Restore]. And a pull
 // that began before proves nothing of what is revoked, whenever it ends.
 //
 // After an error no grant has ended, and the proofs are on disk as they were; only if the disk failed while
@@ -71,25 +71,29 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	return all, nil
 }
 
-// unrecorded returns the pairs of restored grants of which no record tells who proved access.
+// unrecorded returns the pairs of restored grants of which no record tells who proved access when the grant's container was
+// created.
 func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error) {
-	var pairs []records.Pair
+	created := map[records.Pair]time.Time{} // of the oldest container
 	t.mu.Lock()
 	for _, of := range t.grants {
 		for p, g := range of {
-			if g.reason == policy.Granted && r.Covers(p) {
-				pairs = append(pairs, p)
+			if g.reason != policy.Granted || !r.Covers(p) {
+				continue
+			}
+			if oldest, ok := created[p]; !ok || g.created.Before(oldest) {
+				created[p] = g.created
 			}
 		}
 	}
 	t.mu.Unlock()
 	none := map[records.Pair]bool{}
-	for _, p := range pairs {
+	for p, oldest := range created {
 		f, err := t.store.Lookup(p)
 		if err != nil && !errors.Is(err, records.ErrUnreadable) {
 			return nil, unwritten(err)
 		}
-		none[p] = err != nil || !proves(f.Record)
+		none[p] = err != nil || !proves(f.Record) || f.Record.Created.After(oldest)
 	}
 	return none, nil
 }
@@ -99,13 +103,17 @@ type reach struct {
 	by      Revocation
 	gone    []records.RevokedProof
 	touched map[records.Pair]bool // pairs of gone
+	images  map[string]bool       // image IDs of which a proof is gone, or a record was closed
 	unknown map[records.Pair]bool // see unrecorded
 }
 
 func reachOf(by Revocation, gone records.Revoked, unknown map[records.Pair]bool) reach {
-	r := reach{by: by, gone: gone.Proofs, touched: map[records.Pair]bool{}, unknown: unknown}
+	r := reach{by: by, gone: gone.Proofs, touched: map[records.Pair]bool{}, images: map[string]bool{}, unknown: unknown}
 	for _, p := range gone.Proofs {
-		r.touched[p.Pair] = true
+		r.touched[p.Pair], r.images[p.Pair.ImageID] = true, true
+	}
+	for _, p := range gone.Closed {
+		r.images[p.ImageID] = true
 	}
 	return r
 }
@@ -113,6 +121,8 @@ func reachOf(by Revocation, gone records.Revoked, unknown map[records.Pair]bool)
 // rests reports whether a grant rests on what is revoked.
 func (r reach) rests(p records.Pair, g grant) bool {
 	switch {
+	case g.unnamed && r.images[p.ImageID]:
+		return true
 	case !r.by.Covers(p):
 		return false
 	case r.by.Whole():
