@@ -30,6 +30,12 @@ const (
 	UntrackedVerify    = "Verify"
 )
 
+// Values of runtimeCredentials.
+const (
+	RuntimeCredentialsNone         = "none"
+	RuntimeCredentialsPerNamespace = "perNamespace"
+)
+
 // maxSize bounds the file; a configuration has a few lines.
 const maxSize = 1 << 20
 
@@ -74,6 +80,8 @@ type Config struct {
 	RegistryUnavailableGrace Duration `json:"registryUnavailableGrace" reload:"yes"`
 	// NodeCredentials are those that the node itself offers to every pod.
 	NodeCredentials NodeCredentials `json:"nodeCredentials"`
+	// RuntimeCredentials says whether the runtime holds credentials of its own for the pods of a namespace.
+	RuntimeCredentials string `json:"runtimeCredentials"`
 	// PodSource is the API server, where pull policies and pull secrets of pods are learnt.
 	PodSource PodSource `json:"podSource"`
 	// Metrics is the HTTP server for scrapes and probes.
@@ -187,8 +195,9 @@ func Default() Config {
 			DockerConfigFiles: []string{"/var/lib/kubelet/config.json"},
 			Listen:            "unix:///run/pullgate/credentials.sock",
 		},
-		Metrics: Metrics{Listen: "127.0.0.1:9471"},
-		Admin:   Admin{Listen: "unix:///run/pullgate/admin.sock"},
+		RuntimeCredentials: RuntimeCredentialsNone,
+		Metrics:            Metrics{Listen: "127.0.0.1:9471"},
+		Admin:              Admin{Listen: "unix:///run/pullgate/admin.sock"},
 	}
 }
 
@@ -336,6 +345,9 @@ func checkValues(c *Config) (errs []error) {
 	}
 	if c.UntrackedImages != UntrackedPreloaded && c.UntrackedImages != UntrackedVerify {
 		errs = append(errs, wrong("untrackedImages", c.UntrackedImages, "Preloaded or Verify"))
+	}
+	if r := c.RuntimeCredentials; r != RuntimeCredentialsNone && r != RuntimeCredentialsPerNamespace {
+		errs = append(errs, wrong("runtimeCredentials", r, RuntimeCredentialsNone+" or "+RuntimeCredentialsPerNamespace))
 	}
 	if t := c.KubeletSkipsAlwaysPrecheck; t != Auto && t != True && t != False {
 		errs = append(errs, wrong("kubeletSkipsAlwaysPrecheck", string(t), "auto, true or false"))

@@ -108,6 +108,7 @@ nodeCredentials: {dockerConfigFiles: [/root/.docker/config.json, /root/.dockercf
 metrics: {listen: ""}
 admin: {listen: unix:///run/a.sock}
 decisionLog: {path: /var/log/decisions.log}
+runtimeCredentials: perNamespace
 `))
 	mustBe(t, "every field", c, err, config.Config{
 		APIVersion: config.APIVersion, Kind: config.Kind,
@@ -121,8 +122,9 @@ decisionLog: {path: /var/log/decisions.log}
 		NodeCredentials: config.NodeCredentials{
 			DockerConfigFiles: []string{"/root/.docker/config.json", "/root/.dockercfg"}, Listen: "unix:///run/c.sock",
 		},
-		Admin:       config.Admin{Listen: "unix:///run/a.sock"},
-		DecisionLog: config.DecisionLog{Path: "/var/log/decisions.log"},
+		RuntimeCredentials: "perNamespace",
+		Admin:              config.Admin{Listen: "unix:///run/a.sock"},
+		DecisionLog:        config.DecisionLog{Path: "/var/log/decisions.log"},
 	})
 	if v, g := c.CredentialValidity.Value(), c.RegistryUnavailableGrace.Value(); v != 24*time.Hour || g != 90*time.Minute {
 		t.Errorf("validity %v, grace %v; want 24h and 1h30m", v, g)
@@ -179,7 +181,7 @@ func TestParseRefuses(t *testing.T) {
 		address = `; allowed is host:port, as in 127.0.0.1:9471, or "" for no server`
 		span    = "; allowed is 0s, or a duration from 1s to 87600h, as in 24h or 90m"
 		fields  = "apiVersion, kind, listen, runtimeEndpoint, imageEndpoint, stateDir, noPullImageSecretRecheck, imagePullCredentialsVerificationPolicy, " +
-			"preloadedImagesVerificationAllowlist, kubeletConfig, exempt, untrackedImages, kubeletSkipsAlwaysPrecheck, registryOutageFallback, credentialValidity, registryUnavailableGrace, nodeCredentials, podSource, metrics, admin, decisionLog"
+			"preloadedImagesVerificationAllowlist, kubeletConfig, exempt, untrackedImages, kubeletSkipsAlwaysPrecheck, registryOutageFallback, credentialValidity, registryUnavailableGrace, nodeCredentials, runtimeCredentials, podSource, metrics, admin, decisionLog"
 	)
 	long := "unix:///" + strings.Repeat("a", 107)
 	type refusal struct {
@@ -202,6 +204,9 @@ func TestParseRefuses(t *testing.T) {
 		{"stateDir: var/lib", []string{`stateDir: "var/lib" is not allowed; allowed is an absolute path`}},
 		{`stateDir: ""`, []string{`stateDir: "" is not allowed; allowed is an absolute path`}},
 		{"untrackedImages: preloaded", []string{`untrackedImages: "preloaded" is not allowed; allowed is Preloaded or Verify`}},
+		{"runtimeCredentials: PerNamespace", []string{`runtimeCredentials: "PerNamespace" is not allowed; allowed is none or perNamespace`}},
+		{`runtimeCredentials: ""`, []string{`runtimeCredentials: "" is not allowed; allowed is none or perNamespace`}},
+		{"runtimeCredentials: [perNamespace]", []string{`runtimeCredentials: [perNamespace] is of the wrong type; allowed is a string, in quotes`}},
 		{`untrackedImages: ""`, []string{`untrackedImages: "" is not allowed; allowed is Preloaded or Verify`}},
 		{"kubeletSkipsAlwaysPrecheck: maybe", []string{`kubeletSkipsAlwaysPrecheck: "maybe" is not allowed; allowed is auto, true or false`}},
 		{`kubeletSkipsAlwaysPrecheck: ""`, []string{`kubeletSkipsAlwaysPrecheck: "" is not allowed; allowed is auto, true or false`}},

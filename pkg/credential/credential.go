@@ -15,14 +15,19 @@ const redacted = "[redacted]"
 //
 // The content is kept in a closure because the fmt package walks unexported fields, and follows
 // pointers to them, under verbs that a type does not expect.
-type Credential struct{ reveal func() []byte }
+type Credential struct {
+	reveal func() []byte
+	named  bool // see HasUsername
+}
 
 // New returns the credential that the fields of a CRI AuthConfig make. If neither username nor
 // password is given, they are taken from auth, base64 of "username:password", as runtimes do. Values
 // that are all empty make an anonymous credential; any other value, even a password alone, does not,
 // whatever a runtime would make of it.
 func New(username, password, auth, serverAddress, identityToken, registryToken string) Credential {
+	named := username != ""
 	if user, pass, ok := decodeAuth(auth); ok {
+		named = user != ""
 		same := user == username && pass == password
 		if username == "" && password == "" || same {
 			username, password, auth = user, pass, ""
@@ -38,7 +43,7 @@ func New(username, password, auth, serverAddress, identityToken, registryToken s
 		canonical = binary.BigEndian.AppendUint64(canonical, uint64(len(f)))
 		canonical = append(canonical, f...)
 	}
-	return Credential{reveal: func() []byte { return canonical }}
+	return Credential{reveal: func() []byte { return canonical }, named: named}
 }
 
 // decodeAuth reads the auth form. Old clients pad the password with NUL.
@@ -56,6 +61,10 @@ func decodeAuth(auth string) (username, password string, ok bool) {
 
 // Anonymous reports whether nothing, or nothing but empty values, would be sent.
 func (c Credential) Anonymous() bool { return c.reveal == nil }
+
+// HasUsername reports whether the credential has a user name, which auth tells if it is given. A runtime that sends user
+// names with passwords alone, as CRI-O does, sends nothing of one that has none.
+func (c Credential) HasUsername() bool { return c.named }
 
 // Format prints "[redacted]" under every verb.
 func (Credential) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, redacted) }

@@ -156,3 +156,24 @@ func FuzzNew(f *testing.F) {
 		}
 	})
 }
+
+func TestHasUsername(t *testing.T) {
+	for name, tc := range map[string]struct {
+		credential credential.Credential
+		want       bool
+	}{
+		"nothing":                        {credential.Credential{}, false},
+		"user name":                      {credential.New("u", "", "", "", "", ""), true},
+		"password alone":                 {credential.New("", "p", "", "", "", ""), false},
+		"identity token":                 {credential.New("", "", "", "", "t", ""), false},
+		"registry token":                 {credential.New("", "", "", "", "", "t"), false},
+		"auth":                           {credential.New("", "", auth("u:p"), "", "", ""), true},
+		"auth without user name":         {credential.New("", "", auth(":p"), "", "", ""), false},
+		"auth that is not base64":        {credential.New("", "", "?", "", "", ""), false},
+		"user name and auth without one": {credential.New("u", "p", auth(":x"), "", "", ""), false},
+	} {
+		if got := tc.credential.HasUsername(); got != tc.want {
+			t.Errorf("HasUsername of %s = %v; want %v", name, got, tc.want)
+		}
+	}
+}

@@ -126,6 +126,16 @@ func (k Key) ID(c Credential) ID {
 	return ID(k.sum(c.reveal()))
 }
 
+// NamespaceID returns the ID that stands for the credentials which the runtime itself holds for the pods of a namespace, ""
+// for no namespace. It is the ID of no [Credential]: a canonical form begins with the length of a user name, and no
+// user name is as long as the text here would say.
+func (k Key) NamespaceID(namespace string) ID {
+	if namespace == "" {
+		return ""
+	}
+	return ID(k.sum([]byte("credentials of the runtime for namespace " + namespace)))
+}
+
 // Fingerprint tells whether two keys are the same and nothing else; it may be stored and shown.
 func (k Key) Fingerprint() string { return k.sum([]byte("fingerprint of the node's key")) }
 

@@ -175,3 +175,30 @@ func FuzzLoadKey(f *testing.F) {
 		}
 	})
 }
+
+// What stands for a namespace is told from every credential, whatever a tenant makes of his.
+func TestNamespaceIDIsThatOfNoCredential(t *testing.T) {
+	key := credential.NewKey()
+	if got := key.NamespaceID(""); got != "" {
+		t.Errorf("ID of no namespace = %q; want none", got)
+	}
+	ids := map[credential.ID]string{credential.ID(key.Fingerprint()): "fingerprint"}
+	see := func(what string, id credential.ID) {
+		t.Helper()
+		if other, known := ids[id]; known {
+			t.Errorf("the ID of %s is that of %s", what, other)
+		}
+		ids[id] = what
+	}
+	for _, namespace := range []string{"a", "team-a", "team-b"} {
+		see("namespace "+namespace, key.NamespaceID(namespace))
+		if key.NamespaceID(namespace) != key.NamespaceID(namespace) || credential.NewKey().NamespaceID(namespace) == key.NamespaceID(namespace) {
+			t.Errorf("ID of namespace %s: want one for each key", namespace)
+		}
+		text := "credentials of the runtime for namespace " + namespace
+		see("user name "+text, key.ID(credential.New(text, "", "", "", "", "")))
+		see("token "+text, key.ID(credential.New("", "", "", "", "", text)))
+		see("password "+text, key.ID(credential.New("", text, "", "", "", "")))
+		see("auth "+text, key.ID(credential.New("", "", text, "", "", "")))
+	}
+}

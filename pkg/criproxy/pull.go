@@ -162,7 +162,7 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall) ([]byte, erro
 	} else if out.Definite(err) {
 		end := pull.Refused
 		if out == outcome.Denied {
-			end = func() error { return pull.Denied(p.present, p.cred) }
+			end = func() error { return pull.Denied(p.present, p.cred, asked(p.pod)) }
 		}
 		g.ended(end)
 	}

@@ -72,6 +72,7 @@ func adminOf(o Options, p parts, store *records.Store, index *pods.Index, runtim
 			Shadow:          o.Config.NoPullImageSecretRecheck,
 			OutageFallback:  o.Config.RegistryOutageFallback,
 			VerifyUntracked: o.Config.UntrackedImages == config.UntrackedVerify,
+			PerNamespace:    o.Config.RuntimeCredentials == config.RuntimeCredentialsPerNamespace,
 		},
 		Log: log,
 		Status: func(ctx context.Context) admin.Status {

@@ -20,12 +20,16 @@ type Pair struct {
 	Repository string `json:"repository"`
 }
 
-// A SecretRef says which Secret a credential was read from.
+// A SecretRef says which Secret a credential was read from. One with a namespace alone says that it stands for the
+// credentials which the runtime itself holds for that namespace.
 type SecretRef struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 }
+
+// OfNamespace reports whether it stands for the credentials that the runtime holds for a namespace.
+func (s SecretRef) OfNamespace() bool { return s.Namespace != "" && s.UID == "" && s.Name == "" }
 
 // A Proof is one credential that pulled the image.
 type Proof struct {

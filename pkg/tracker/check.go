@@ -24,7 +24,8 @@ type Request struct {
 	Name string
 	// Image is what the runtime says of the name at this moment.
 	Image Image
-	// Credentials are those that the pod presents, as with a pull; none of them is kept.
+	// Credentials are those that the pod presents, as with a pull; none of them is kept. With nil, what the runtime holds
+	// for the pod's namespace counts, if it may hold anything.
 	Credentials []credential.Credential
 	// Secrets are what the pod's pull secrets hold for the name, if somebody knows. They prove what
 	// Credentials do, and a Secret that proved access with another content proves it again.

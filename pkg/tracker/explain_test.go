@@ -91,7 +91,7 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 			case 0:
 				err = pull.Lost()
 			case 1:
-				err = pull.Denied(images[pick(4)], secret(passwords[pick(3)]))
+				err = pull.Denied(images[pick(4)], secret(passwords[pick(3)]), tracker.Pod{})
 			default:
 				_, err = pull.Proved(proof)
 			}

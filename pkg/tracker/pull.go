@@ -63,8 +63,8 @@ type Proof struct {
 	// ImageID is the ID of the image that was pulled, as the runtime's image list has it; image_ref of the answer
 	// to the pull may be something else. It must not be empty.
 	ImageID string
-	// Credential is the one that was sent with the pull. An empty one opens the image, and so does
-	// one that the node offers for the repository: it was pulled by nobody in particular.
+	// Credential is the one that was sent with the pull. An empty one opens the image, unless the runtime may have used
+	// one that it holds for the pod's namespace, and so does one that the node offers for the repository.
 	Credential credential.Credential
 	// Secrets are what the pod's pull secrets hold for the name, if somebody knows. Those that hold
 	// Credential are noted with it.
@@ -88,7 +88,7 @@ func (p *Pull) Proved(proof Proof) (Verdict, error) {
 
 func (p *Pull) proved(proof Proof) (Verdict, error) {
 	t := p.t
-	id := t.key.ID(proof.Credential)
+	id, from := t.sent(proof.Credential, proof.Pod)
 	v := Verdict{
 		Decision:   policy.Decision{Verdict: policy.Allow, Reason: policy.Proved},
 		Pair:       records.Pair{ImageID: proof.ImageID, Repository: p.repository},
@@ -99,7 +99,6 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 	if open {
 		v.Reason = policy.Open
 	}
-	var from []records.SecretRef
 	for _, s := range proof.Secrets {
 		if s.Credential == id {
 			from = append(from, s.Ref)
@@ -135,12 +134,13 @@ func (p *Pull) overtaken(pair records.Pair, g grant) bool {
 
 // Denied ends the pull as one that certainly pulled nothing because the registry denied it. The intent is dropped. What the
 // credential has proved before stays proved as long as it is valid, and has no grace: that is for a registry
-// which cannot be asked. present is the image that the name stood for.
-func (p *Pull) Denied(present Image, by credential.Credential) error {
+// which cannot be asked. present is the image that the name stood for, and pod the one that the pull was for.
+func (p *Pull) Denied(present Image, by credential.Credential, pod Pod) error {
 	var err error
 	p.once.Do(func() {
 		pair := records.Pair{ImageID: present.ID, Repository: p.repository}
-		err = p.t.store.Deny(p.intent, records.Denial{Pair: pair, Credential: p.t.key.ID(by), At: time.Now()})
+		id, _ := p.t.sent(by, pod)
+		err = p.t.store.Deny(p.intent, records.Denial{Pair: pair, Credential: id, At: time.Now()})
 		p.left()
 	})
 	return err

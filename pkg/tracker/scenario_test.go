@@ -171,7 +171,7 @@ func (w *world) playPull(name string, arg func(string) string, who tracker.Pod, 
 	}
 	switch arg("ends") {
 	case "denied":
-		return said(pull.Denied(present, secret(arg("secret"))))
+		return said(pull.Denied(present, secret(arg("secret")), tracker.Pod{}))
 	case "refused":
 		return said(pull.Refused())
 	case "lost":

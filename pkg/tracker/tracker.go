@@ -64,19 +64,24 @@ type Options struct {
 	// repository. A pull that succeeds with such a one says nothing about the pod, and opens the
 	// image. It is called concurrently and must answer from memory. nil: the node offers nothing.
 	NodeOffers func(repository string, id credential.ID) bool
+	// RuntimeCredentialsPerNamespace says that the runtime may pull for a pod with credentials that it holds for the pod's
+	// namespace, if the call has none. A pull for a pod that succeeds without a credential then proves access for the
+	// pods of that namespace alone. Without it such a pull opens the image.
+	RuntimeCredentialsPerNamespace bool
 	// Log receives changes of state and failures of upkeep. The zero value discards them.
 	Log klog.Logger
 }
 
 // A Tracker tracks which credentials pulled which image. Its methods may be called concurrently.
 type Tracker struct {
-	store   *records.Store
-	key     credential.Key
-	runtime Runtime
-	verify  bool // Options.VerifyUntracked
-	offers  func(repository string, id credential.ID) bool
-	log     klog.Logger
-	rules   atomic.Pointer[Rules]
+	store        *records.Store
+	key          credential.Key
+	runtime      Runtime
+	verify       bool // Options.VerifyUntracked
+	offers       func(repository string, id credential.ID) bool
+	perNamespace bool // Options.RuntimeCredentialsPerNamespace
+	log          klog.Logger
+	rules        atomic.Pointer[Rules]
 	// revocations counts them; it goes up under mu, after one is on disk and with the end of its grants.
 	revocations atomic.Uint64
 
@@ -94,15 +99,16 @@ type Tracker struct {
 // what it had asked of the runtime may complete at any time.
 func New(store *records.Store, key credential.Key, rt Runtime, o Options) (*Tracker, error) {
 	t := &Tracker{
-		store:   store,
-		key:     key,
-		runtime: rt,
-		verify:  o.VerifyUntracked,
-		offers:  o.NodeOffers,
-		log:     o.Log,
-		grants:  map[string]map[records.Pair]grant{},
-		running: map[uint64]*Pull{},
-		uses:    map[records.Pair]records.Use{},
+		store:        store,
+		key:          key,
+		runtime:      rt,
+		verify:       o.VerifyUntracked,
+		offers:       o.NodeOffers,
+		perNamespace: o.RuntimeCredentialsPerNamespace,
+		log:          o.Log,
+		grants:       map[string]map[records.Pair]grant{},
+		running:      map[uint64]*Pull{},
+		uses:         map[records.Pair]records.Use{},
 	}
 	t.SetRules(o.Rules)
 	if o.Rules.Validity > 0 {

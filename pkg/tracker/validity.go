@@ -87,7 +87,8 @@ func (b *basis) better(s standing, p *records.Proof, from records.SecretRef) (be
 func (t *Tracker) proof(r *records.Record, rules *Rules, q Request) (b basis) {
 	now := time.Now()
 	for _, c := range q.Credentials {
-		if p := proofOf(r, t.key.ID(c)); b.better(rules.standing(p, now), p, records.SecretRef{}) {
+		id, _ := t.sent(c, q.Pod)
+		if p := proofOf(r, id); b.better(rules.standing(p, now), p, records.SecretRef{}) {
 			return b
 		}
 	}
@@ -95,6 +96,11 @@ func (t *Tracker) proof(r *records.Record, rules *Rules, q Request) (b basis) {
 		if p := proofOf(r, s.Credential); b.better(rules.standing(p, now), p, s.Ref) {
 			return b
 		}
+	}
+	// Not for a request that presents a credential: it asks whether that one is good.
+	if q.Credentials == nil {
+		p := proofOf(r, t.ofNamespace(q.Pod))
+		b.better(rules.standing(p, now), p, records.SecretRef{})
 	}
 	return b
 }

@@ -75,7 +75,7 @@ func overTime(t *testing.T, random *rand.Rand) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := pull.Denied(img, secret(pw)); err != nil {
+			if err := pull.Denied(img, secret(pw), tracker.Pod{}); err != nil {
 				t.Fatal(err)
 			}
 			if m := model[pw]; m != nil {
@@ -188,7 +188,7 @@ func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := pull.Denied(img, secret("alice")); err != nil {
+		if err := pull.Denied(img, secret("alice"), tracker.Pod{}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Second)

@@ -39,6 +39,8 @@ type Settings struct {
 	OutageFallback bool
 	// VerifyUntracked is untrackedImages: Verify.
 	VerifyUntracked bool
+	// PerNamespace is runtimeCredentials: perNamespace.
+	PerNamespace bool
 }
 
 // who names the pod.
@@ -69,14 +71,23 @@ func (c Case) pair() string {
 	return "--image-id " + c.Pair.ImageID + " --repository " + c.Pair.Repository
 }
 
-func named(s records.SecretRef) string { return "Secret " + s.Namespace + "/" + s.Name }
+func named(s records.SecretRef) string {
+	if s.OfNamespace() {
+		return "the runtime for namespace " + s.Namespace
+	}
+	return "Secret " + s.Namespace + "/" + s.Name
+}
 
-// secretOf names the Secret by which a credential is the pod's, "" if none is known.
+// secretOf names the Secret by which a credential is the pod's, or the namespace that the runtime holds it for; "" if
+// neither is known.
 func (c Case) secretOf(id credential.ID) string {
 	for _, s := range c.Secrets {
 		if s.Credential == id {
 			return named(s.Ref)
 		}
+	}
+	if p, _ := c.proof(); len(p.Secrets) == 1 && p.Secrets[0].OfNamespace() {
+		return named(p.Secrets[0])
 	}
 	return ""
 }

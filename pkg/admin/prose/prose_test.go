@@ -127,6 +127,7 @@ func cases() []struct {
 	}
 	unknownPod := func(c *prose.Case) { c.PodSource = true }
 	shadow := func(c *prose.Case) { c.Shadow = true }
+	perNamespace := func(c *prose.Case) { c.PerNamespace = true }
 	notProved := func() tracker.Explanation { return judged(policy.NotProved, false, provedBy(alice)) }
 	expires := func(grace int, s tracker.Standing) tracker.Explanation {
 		return judged(policy.ProofExpired, false, provedBy(bob), by(bob, s), ruled(with("", 24, grace)))
@@ -152,6 +153,7 @@ func cases() []struct {
 		one("proved for a day", web, judged(policy.Proved, true, provedBy(bob), by(bob, tracker.Valid), ruled(with("", 24, 0))), source("Never", true, holds...)),
 		one("proved by a rotated Secret", web, judged(policy.Proved, true, record(records.Record{Proofs: []records.Proof{{Credential: alice, LastProved: at(1), Secrets: []records.SecretRef{pull}}}}), by(bob, tracker.Rotated)), source("mixed", true, holds...)),
 		one("proved, old kubelets", web, judged(policy.Proved, true, provedBy(bob), by(bob, tracker.Valid))),
+		one("proved for its namespace by the runtime", web, judged(policy.Proved, true, record(records.Record{Proofs: []records.Proof{{Credential: alice, LastProved: at(1), Secrets: []records.SecretRef{{Namespace: "team-b"}}}}}), by(alice, tracker.Valid)), perNamespace),
 		one("in grace", web, judged(policy.ProvedInGrace, true, provedBy(bob), by(bob, tracker.InGrace), ruled(with("", 24, 4)), func(e *tracker.Explanation) { e.InGrace, e.Evidence.InGrace = true, true }), source("Never", true, holds...)),
 		one("expired", web, expires(0, tracker.Expired), source("Never", true, holds...)),
 		one("expired, in grace for others", web, expires(4, tracker.InGrace), source("IfNotPresent", true, holds...)),
@@ -162,6 +164,7 @@ func cases() []struct {
 		one("not proved, no Secrets", web, notProved(), source("Never", true)),
 		one("not proved, Secrets not read", web, notProved(), source("IfNotPresent", false)),
 		one("not proved, with a Secret", web, notProved(), source("Always", true, holds...)),
+		one("not proved, runtimeCredentials is perNamespace", web, notProved(), source("IfNotPresent", true), perNamespace),
 		one("not proved, in shadow", web, notProved(), source("IfNotPresent", true, holds...), shadow),
 		one("not proved, static pod that is not exempt", pods.Pod{UID: "uid", Namespace: "kube-system", Name: "etcd", Static: true}, notProved()),
 		one("not proved, the record is full", web, judged(policy.NotProved, false, provedBy(alice), by("", tracker.Rotated)), source("IfNotPresent", true, holds...)),

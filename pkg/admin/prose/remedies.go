@@ -120,6 +120,9 @@ func (c Case) letsByProof(say func(string, ...any)) {
 	if !c.PodSource {
 		say("Set podSource.kubeconfig and restart pullgated: a pod with a proved credential is then let in without a pull, with imagePullPolicy Never too.")
 	}
+	if c.PerNamespace && c.Pod.Namespace != "" && c.PullPolicy != never {
+		say("If the runtime holds credentials for namespace %s (runtimeCredentials: perNamespace), a pull by one of its pods without imagePullSecrets that succeeds lets all of its pods in.", c.Pod.Namespace)
+	}
 	if slices.Contains(c.Standings, tracker.Rotated) {
 		say("The record is full (100 credentials), so the rotated Secret waits for a pull that succeeds.")
 	}

@@ -54,7 +54,9 @@ func Secrets(ctx context.Context, api adminv1.PullRecordsClient) ([]string, erro
 	return ofProofs(ctx, api, func(p *adminv1.Proof) []string {
 		var all []string
 		for _, s := range p.GetSecrets() {
-			all = append(all, s.GetNamespace()+"/"+s.GetName())
+			if s.GetName() != "" { // else it stands for a namespace
+				all = append(all, s.GetNamespace()+"/"+s.GetName())
+			}
 		}
 		return all
 	})

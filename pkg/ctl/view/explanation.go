@@ -142,8 +142,11 @@ func (v View) recordFacts(evidence *adminv1.Evidence) []string {
 
 func (v View) proofFact(proof *adminv1.Proof) string {
 	fact := "Credential " + v.ID(proof.GetCredentialId())
-	if names := secretNames(proof.GetSecrets()); names != "" {
-		fact += ", of Secret " + names + ","
+	switch from := proof.GetSecrets(); {
+	case len(from) == 1 && isNamespace(from[0]):
+		fact += ", of the " + secretName(from[0]) + ","
+	case secretNames(from) != "":
+		fact += ", of Secret " + secretNames(from) + ","
 	}
 	fact += " proved access " + v.ago(proof.GetFirstProved()) + ", last " + v.ago(proof.GetLastProved()) + "; last used " + v.ago(proof.GetLastUsed())
 	if proof.GetDenied() != nil {

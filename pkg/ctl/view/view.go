@@ -86,10 +86,18 @@ func podName(p *adminv1.PodRef) string {
 }
 
 func secretName(s *adminv1.SecretRef) string {
-	if s.GetName() == "" {
+	switch {
+	case isNamespace(s):
+		return "runtime for namespace " + s.GetNamespace()
+	case s.GetName() == "":
 		return ""
 	}
 	return s.GetNamespace() + "/" + s.GetName()
+}
+
+// isNamespace reports whether a reference stands for the credentials that the runtime itself holds for a namespace.
+func isNamespace(s *adminv1.SecretRef) bool {
+	return s.GetName() == "" && s.GetUid() == "" && s.GetNamespace() != ""
 }
 
 // count is a number with its noun.

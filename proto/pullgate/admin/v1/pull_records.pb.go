@@ -253,7 +253,8 @@ func (x *Pair) GetRepository() string {
 	return ""
 }
 
-// A SecretRef says which Secret of the Kubernetes API a credential was read from.
+// A SecretRef says which Secret of the Kubernetes API a credential was read from. One of a proof that has a namespace
+// alone says that the runtime itself holds the credential for the pods of that namespace (runtimeCredentials).
 type SecretRef struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The UID of the Secret.
@@ -1497,7 +1498,7 @@ type ImageFilter struct {
 	ImageId string `protobuf:"bytes,2,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
 	// A Secret that proved access, by each field that is given.
 	Secret *SecretRef `protobuf:"bytes,3,opt,name=secret,proto3" json:"secret,omitempty"`
-	// A namespace of which a Secret proved access.
+	// A namespace of which a Secret proved access, or for which the runtime's own credential did.
 	Namespace string `protobuf:"bytes,4,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Something is known of the image since before this time.
 	CreatedBefore *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created_before,json=createdBefore,proto3" json:"created_before,omitempty"`
@@ -2500,7 +2501,7 @@ type RevokeRequest struct {
 	ImageId string `protobuf:"bytes,3,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
 	// A Secret, by its UID or by its namespace and name.
 	Secret *SecretRef `protobuf:"bytes,4,opt,name=secret,proto3" json:"secret,omitempty"`
-	// The namespace of Secrets.
+	// The namespace of Secrets, or the one that the runtime itself holds a credential for.
 	Namespace string `protobuf:"bytes,5,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Tells what would be revoked, and revokes nothing.
 	DryRun        bool `protobuf:"varint,6,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`

@@ -1,0 +1,148 @@
+package tracker_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// namespaceWorld is a world whose runtime may hold credentials for namespaces, and has the image of app.
+func namespaceWorld(t *testing.T) (*world, tracker.Image) {
+	t.Helper()
+	w := newWorld(t, tracker.Options{RuntimeCredentialsPerNamespace: true})
+	return w, image(id1, app+":1")
+}
+
+func inNamespace(uid, namespace string) tracker.Pod {
+	return tracker.Pod{UID: uid, Namespace: namespace}
+}
+
+func TestPullWithoutCredentialProvesForItsNamespaceAlone(t *testing.T) {
+	w, img := namespaceWorld(t)
+	v := w.pulled(inNamespace("a1", "team-a"), app+":1", id1, "")
+	w.want(v, policy.Allow, policy.Proved)
+	if id := w.key.NamespaceID("team-a"); v.Credential != id {
+		t.Errorf("credential of the verdict = %q; want %q, that of the namespace", v.Credential, id)
+	}
+	w.restart()
+	w.want(w.check(inNamespace("a2", "team-a"), app+":1", img), policy.Allow, policy.Proved)
+	w.want(w.check(inNamespace("b1", "team-b"), app+":1", img), policy.Reverify, policy.NotProved)
+	w.want(w.check(inNamespace("b1", "team-b"), app+":1", img, ""), policy.Reverify, policy.NotProved)
+	w.want(w.check(tracker.Pod{}, app+":1", img), policy.Reverify, policy.NotProved)
+	w.want(w.check(inNamespace("a3", "team-a"), app+":1", img, ""), policy.Allow, policy.Proved)
+	// Another repository of the image is another thing to prove.
+	other := image(id1, app+":1", "repo.test/other:1")
+	w.want(w.check(inNamespace("a4", "team-a"), "repo.test/other:1", other), policy.Reverify, policy.Untracked)
+	// And each namespace proves for itself.
+	w.want(w.pulled(inNamespace("b1", "team-b"), app+":1", id1, ""), policy.Allow, policy.Proved)
+	w.want(w.check(inNamespace("b2", "team-b"), app+":1", img), policy.Allow, policy.Proved)
+	w.want(w.check(inNamespace("c1", "team-c"), app+":1", img), policy.Reverify, policy.NotProved)
+}
+
+// A request with a credential asks whether that one is good, which no proof of the namespace answers.
+func TestProofOfANamespaceAnswersForNoCredential(t *testing.T) {
+	w, img := namespaceWorld(t)
+	w.pulled(inNamespace("a1", "team-a"), app+":1", id1, "")
+	w.want(w.check(inNamespace("a2", "team-a"), app+":1", img, "bad"), policy.Reverify, policy.NotProved)
+	w.want(w.pulled(inNamespace("b1", "team-b"), app+":1", id1, "bob"), policy.Allow, policy.Proved)
+	w.want(w.check(inNamespace("c1", "team-c"), app+":1", img, "bob"), policy.Allow, policy.Proved)
+	w.want(w.check(inNamespace("b2", "team-b"), app+":1", img), policy.Reverify, policy.NotProved)
+}
+
+// Such a runtime sends user names with passwords alone, so what has no user name proves nothing but what its own does.
+func TestCredentialWithoutUserNameProvesForItsNamespace(t *testing.T) {
+	w, img := namespaceWorld(t)
+	token := credential.New("", "", "", "", "token", "")
+	pull, err := w.BeginPull(t.Context(), app+":1", tracker.Image{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: token, Pod: inNamespace("a1", "team-a")}); err != nil {
+		t.Fatal(err)
+	}
+	ask := func(p tracker.Pod) tracker.Verdict {
+		return w.Check(t.Context(), tracker.Request{Pod: p, Name: app + ":1", Image: img, Credentials: []credential.Credential{token}})
+	}
+	w.want(ask(inNamespace("b1", "team-b")), policy.Reverify, policy.NotProved)
+	w.want(ask(inNamespace("a2", "team-a")), policy.Allow, policy.Proved)
+}
+
+// The runtime takes what it holds for a namespace by the pod's sandbox. A pull without one uses only what is the node's.
+func TestPullWithoutPodOpens(t *testing.T) {
+	w, img := namespaceWorld(t)
+	w.want(w.pulled(tracker.Pod{}, app+":1", id1, ""), policy.Allow, policy.Open)
+	w.want(w.check(inNamespace("b1", "team-b"), app+":1", img), policy.Allow, policy.Open)
+}
+
+func TestNamespacesCountOnlyWithTheSetting(t *testing.T) {
+	w, img := namespaceWorld(t)
+	w.pulled(inNamespace("a1", "team-a"), app+":1", id1, "")
+	w.options.RuntimeCredentialsPerNamespace = false
+	w.restart()
+	w.want(w.check(inNamespace("a2", "team-a"), app+":1", img), policy.Reverify, policy.NotProved)
+	w.want(w.pulled(inNamespace("a1", "team-a"), app+":1", id1, ""), policy.Allow, policy.Open)
+	w.want(w.check(inNamespace("b1", "team-b"), app+":1", img), policy.Allow, policy.Open)
+}
+
+func TestRevocationByNamespaceEndsItsProof(t *testing.T) {
+	for name, by := range map[string]func(w *world) records.Revocation{
+		"namespace": func(*world) records.Revocation {
+			return records.Revocation{Secret: records.SecretRef{Namespace: "team-a"}}
+		},
+		"credential": func(w *world) records.Revocation { return records.Revocation{Credential: w.key.NamespaceID("team-a")} },
+	} {
+		w, img := namespaceWorld(t)
+		w.pulled(inNamespace("a1", "team-a"), app+":1", id1, "")
+		w.pulled(inNamespace("b1", "team-b"), app+":1", id1, "")
+		w.check(inNamespace("a2", "team-a"), app+":1", img)
+		gone, err := w.Revoke(t.Context(), tracker.Revocation{Revocation: by(w)})
+		if err != nil || len(gone.Proofs) != 1 || len(gone.Grants) != 2 {
+			t.Errorf("by %s: Revoke = %+v, %v; want the proof of team-a and the grants of its two pods", name, gone, err)
+		}
+		w.want(w.check(inNamespace("a2", "team-a"), app+":1", img), policy.Reverify, policy.NotProved)
+		w.want(w.check(inNamespace("b2", "team-b"), app+":1", img), policy.Allow, policy.Proved)
+	}
+}
+
+func TestProofOfANamespaceExpiresAndLosesItsGrace(t *testing.T) {
+	w, img := namespaceWorld(t)
+	w.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
+	err := w.store.Prove(0, records.Result{
+		Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.NamespaceID("team-a"), At: time.Now().Add(-90 * time.Minute),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func() tracker.Verdict {
+		return w.Check(t.Context(), tracker.Request{Pod: inNamespace("", "team-a"), Name: app + ":1", Image: img, Unasked: true})
+	}
+	w.want(ask(), policy.Allow, policy.ProvedInGrace)
+	pull, err := w.BeginPull(t.Context(), app+":1", img)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := pull.Denied(img, credential.Credential{}, inNamespace("a1", "team-a")); err != nil {
+		t.Fatal(err)
+	}
+	w.want(ask(), policy.Reverify, policy.ProofExpired)
+}
+
+func TestExplainOfANamespacesProof(t *testing.T) {
+	w, img := namespaceWorld(t)
+	w.pulled(inNamespace("a1", "team-a"), app+":1", id1, "")
+	e := w.Explain(t.Context(), tracker.Request{Pod: inNamespace("", "team-a"), Name: app + ":1", Image: img})
+	w.want(e.Verdict, policy.Allow, policy.Proved)
+	want := []records.SecretRef{{Namespace: "team-a"}}
+	if diff := cmp.Diff(want, e.Known.Record.Proofs[0].Secrets); diff != "" {
+		t.Errorf("what the proof is from (-want +got):\n%s", diff)
+	}
+	if !want[0].OfNamespace() || (records.SecretRef{Namespace: "team-a", Name: "pull"}).OfNamespace() {
+		t.Error("OfNamespace does not tell a namespace from a Secret")
+	}
+}
