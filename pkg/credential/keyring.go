@@ -3,7 +3,17 @@ package credential
 import (
 	"fmt"
 	"io"
+	"slices"
 )
+
+// MaxOffers is how many credentials of one pod are considered for one image. A kubelet would try all of
+// them at the registry, which notices; where they are only compared with what is recorded, thousands of
+// them would be guesses.
+const MaxOffers = 16
+
+// maxWork bounds the work of one look-up by [SealedKeyring.First], in bytes of patterns and hosts that are
+// compared: a few milliseconds. Secrets may hold tens of thousands of patterns with wildcards.
+const maxWork = 1 << 20
 
 // A Keyring is what the pull secrets of one pod hold, in the order in which the pod names them.
 type Keyring []Config
@@ -112,4 +122,51 @@ func (k SealedKeyring) Lookup(repository string) []SealedOffer {
 		}
 	}
 	return offers
+}
+
+// First returns the first n of what [SealedKeyring.Lookup] does, without repetitions of a credential of the
+// same Sealed. Its work is bounded, whatever the keyring holds; whole is false if patterns were left out for
+// that, each Sealed having the same share of the work.
+func (k SealedKeyring) First(repository string, n int) (offers []SealedOffer, whole bool) {
+	whole = true
+	target := parsePattern(repository)
+	var all []found[ID]
+	collect := func(fits func(pattern) bool, cost func(pattern) int) {
+		for from, s := range k {
+			got, ok := first(s.entries(), n, maxWork/len(k), fits, cost)
+			whole = whole && ok
+			for _, e := range got {
+				all = append(all, found[ID]{e.pattern.key, e.value, from})
+			}
+		}
+	}
+	if !target.broken {
+		collect(func(p pattern) bool { return p.matches(target) }, func(p pattern) int { return p.cost(target) })
+	}
+	if len(all) == 0 && isDefaultRegistry(repository) {
+		collect(func(p pattern) bool { return p.key == defaultRegistry }, func(pattern) int { return 1 })
+	}
+	sortFound(all)
+	for _, f := range all[:min(n, len(all))] {
+		offers = append(offers, SealedOffer{f.value, f.from})
+	}
+	return offers, whole
+}
+
+// first returns the first n entries that fit and have a value of their own. whole is false if entries were
+// left out because they cost too much.
+func first(entries []entry[ID], n, work int, fits func(pattern) bool, cost func(pattern) int) (got []entry[ID], whole bool) {
+	for _, e := range entries {
+		if len(got) == n {
+			break
+		}
+		if work -= cost(e.pattern); work < 0 {
+			return got, false
+		}
+		if e.value == "" || !fits(e.pattern) || slices.ContainsFunc(got, func(g entry[ID]) bool { return g.value == e.value }) {
+			continue
+		}
+		got = append(got, e)
+	}
+	return got, true
 }

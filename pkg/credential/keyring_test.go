@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/pullgate/pullgate/pkg/credential"
 )
@@ -357,4 +358,73 @@ func FuzzParseDockerConfig(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestFirstReturnsTheBeginningOfLookup(t *testing.T) {
+	key := credential.NewKey()
+	ring := credential.SealedKeyring{
+		config(t, "repo.test/team/app", "repo.test", "*.test/team", "other.test", "index.docker.io").Seal(key),
+		config(t, "repo.test/team", "r*.test", "[r]epo.test", "repo.test:443").Seal(key),
+		{},
+	}
+	for _, repository := range []string{"repo.test/team/app", "repo.test/x", "docker.io/library/busybox", "none.example/x"} {
+		all := ring.Lookup(repository)
+		for n := range len(all) + 2 {
+			got, whole := ring.First(repository, n)
+			if diff := cmp.Diff(all[:min(n, len(all))], got, cmpopts.EquateEmpty()); diff != "" || !whole {
+				t.Errorf("First(%s, %d), whole %v (-lookup +first):\n%s", repository, n, whole, diff)
+			}
+		}
+	}
+	again := credential.NewSealed([]string{"repo.test", "repo.test/team", "r*.test"}, "one")
+	if got, _ := (credential.SealedKeyring{again, again}).First("repo.test/team/app", 16); len(got) != 2 {
+		t.Errorf("First = %v; want the credential once for each of two Secrets", got)
+	}
+}
+
+// globs is what the pull secrets of one pod hold that tries passwords: every entry matches repo.test.
+func globs(tb testing.TB, key credential.Key, secrets int, host string) (ring credential.SealedKeyring) {
+	tb.Helper()
+	for s := range secrets {
+		auths := map[string]any{}
+		for i := range 4000 {
+			k := strings.Repeat("*", 1+i%64) + host[:1] + strings.Repeat("*", 1+i/64) + host[1:]
+			auths[k] = map[string]string{"username": "u", "password": fmt.Sprintf("%d-%d", s, i)}
+		}
+		ring = append(ring, parse(tb, map[string]any{"auths": auths}).Seal(key))
+	}
+	return ring
+}
+
+func TestTheWorkOfFirstIsBounded(t *testing.T) {
+	key := credential.NewKey()
+	got, whole := globs(t, key, 15, "repo.test").First("repo.test/team/app", credential.MaxOffers)
+	if len(got) != credential.MaxOffers || !whole {
+		t.Errorf("First of entries that all match = %d, %v; want %d, true", len(got), whole, credential.MaxOffers)
+	}
+	none := globs(t, key, 15, "repx.test")
+	if got, whole := none.First("repo.test/team/app", credential.MaxOffers); len(got) != 0 || whole {
+		t.Errorf("First of thousands of wildcards that do not match = %d, %v; want none, and false", len(got), whole)
+	}
+	// A Secret beside such ones is considered.
+	good := append(none, config(t, "repo.test").Seal(key))
+	if got, _ := good.First("repo.test/team/app", credential.MaxOffers); len(got) != 1 {
+		t.Errorf("First = %d beside Secrets with too many wildcards; want 1", len(got))
+	}
+}
+
+func BenchmarkFirstOf60000Wildcards(b *testing.B) {
+	key := credential.NewKey()
+	for name, ring := range map[string]credential.SealedKeyring{"match": globs(b, key, 15, "repo.test"), "no match": globs(b, key, 15, "repx.test")} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				_, _ = ring.First("repo.test/team/app", credential.MaxOffers)
+			}
+		})
+		b.Run(name+", all", func(b *testing.B) {
+			for b.Loop() {
+				_ = ring.Lookup("repo.test/team/app")
+			}
+		})
+	}
 }

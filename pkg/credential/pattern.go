@@ -98,14 +98,31 @@ func (p pattern) size() int {
 	return size
 }
 
+// mayMatch reports whether a pattern is for a repository, as far as that is known without its wildcards.
+func (p pattern) mayMatch(repository pattern) bool {
+	return !p.broken && p.port == repository.port && strings.HasPrefix(repository.path, p.path) &&
+		strings.Count(p.host, ".") == strings.Count(repository.host, ".")
+}
+
+// wild reports whether the host has wildcards.
+func (p pattern) wild() bool { return strings.ContainsAny(p.host, `*?[\`) }
+
+// cost returns about how many bytes matches compares.
+func (p pattern) cost(repository pattern) int {
+	if !p.mayMatch(repository) || !p.wild() {
+		return 1
+	}
+	return 1 + len(p.host)*len(repository.host)
+}
+
 // matches reports whether the pattern is for a repository. Hosts must have the same number of
 // components, ports be equal; the path is a prefix, not only at its slashes.
 func (p pattern) matches(repository pattern) bool {
-	if p.broken || p.port != repository.port || !strings.HasPrefix(repository.path, p.path) {
+	if !p.mayMatch(repository) {
 		return false
 	}
-	if strings.Count(p.host, ".") != strings.Count(repository.host, ".") {
-		return false
+	if !p.wild() {
+		return p.host == repository.host
 	}
 	glob, host := p.host, repository.host
 	for more := true; more; {
@@ -164,6 +181,11 @@ func lookup[T any](repository string, sets [][]entry[T]) []found[T] {
 	if len(all) == 0 && isDefaultRegistry(repository) {
 		collect(func(p pattern) bool { return p.key == defaultRegistry })
 	}
-	slices.SortStableFunc(all, func(a, b found[T]) int { return cmp.Compare(b.key, a.key) })
+	sortFound(all)
 	return all
+}
+
+// sortFound brings what the sets offer, one set after the other, into the order of a kubelet.
+func sortFound[T any](all []found[T]) {
+	slices.SortStableFunc(all, func(a, b found[T]) int { return cmp.Compare(b.key, a.key) })
 }

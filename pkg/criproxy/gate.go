@@ -34,6 +34,7 @@ type Gate struct {
 	always   kubelet.AlwaysPrecheck
 
 	hidden  hidden.Set
+	told    hidden.PerPod // images for which it was logged that the pod has too many credentials
 	cleared cleared
 	synced  synced
 }
@@ -50,6 +51,8 @@ type GateMetrics interface {
 	// Recheck is called when a pod was let use a present image, or was not: outcome is Hit or the
 	// label of the KEP's miss. took is the time of the handling, for a miss that of the pull too.
 	Recheck(pullPolicy, outcome string, took time.Duration)
+	// CredentialsIgnored is called when a pod has more credentials for an image than are considered.
+	CredentialsIgnored()
 	// PullUnresolved is called for every successful pull that was not recorded, because the runtime does not
 	// say which image it pulled.
 	PullUnresolved()

@@ -60,6 +60,7 @@ func (c *counts) Refused(call string)             { c.add("refused " + call) }
 func (c *counts) Recheck(policy, outcome string, _ time.Duration) {
 	c.add(strings.TrimSuffix("recheck "+outcome+" "+policy, " unknown"))
 }
+func (c *counts) CredentialsIgnored()                               { c.add("credentials ignored") }
 func (c *counts) PullUnresolved()                                   { c.add("unresolved") }
 func (c *counts) ForwardedCall(string, string, bool, time.Duration) {}
 func (c *counts) Panic()                                            { c.add("panic") }

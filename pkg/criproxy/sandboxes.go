@@ -89,6 +89,10 @@ func (g *Gate) endPods(uids []string) {
 	for _, uid := range uids {
 		g.tracker.EndPod(uid)
 		g.hidden.EndPod(uid)
+		g.told.End(uid)
+	}
+	if len(uids) > 0 {
+		g.hidden.EndUnknown(func(seen string) bool { return len(g.pods.BySeen(seen)) > 0 })
 	}
 }
 

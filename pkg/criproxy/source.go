@@ -4,6 +4,9 @@ import (
 	"context"
 	"slices"
 
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -14,8 +17,9 @@ type PodSource interface {
 	// PullPolicies returns the imagePullPolicy of each use that the pod makes of an image; known is
 	// false for a pod that the source does not know at the moment.
 	PullPolicies(uid, image string) (policies []string, known bool)
-	// Secrets returns what the pod's pull secrets hold for an image, as far as it is known. It may wait
-	// a few seconds for it.
+	// Secrets returns what the pod's pull secrets hold for an image, as far as it is known, in the order in
+	// which a kubelet would try it. The first credential.MaxOffers are considered; one more says that
+	// there are more. It may wait a few seconds.
 	Secrets(ctx context.Context, uid, image string) []tracker.Secret
 	// Candidates returns the UIDs of the pods that may be asking for an image with these annotations;
 	// ok is false if there may be others.
@@ -77,7 +81,16 @@ func (g *Gate) secrets(ctx context.Context, p pods.Pod, image string) []tracker.
 	if g.source == nil || p.UID == "" || p.Static || image == "" {
 		return nil
 	}
-	return g.source.Secrets(ctx, p.UID, image)
+	held := g.source.Secrets(ctx, p.UID, image)
+	if len(held) <= credential.MaxOffers {
+		return held
+	}
+	g.metrics.CredentialsIgnored()
+	if g.told.Add(p.UID, image) {
+		g.log.Info("Pod has too many credentials for an image, the rest is ignored; remove entries for its registry from the pod's pull secrets",
+			"image", image, "pod", klog.KRef(p.Namespace, p.Name), "considered", credential.MaxOffers)
+	}
+	return held[:credential.MaxOffers]
 }
 
 // candidates returns the pods of which one has sent a pre-check that carries an unknown config.seen, as after a

@@ -37,6 +37,7 @@ type Metrics struct {
 	distrusted   prometheus.Gauge
 	panics       prometheus.Counter
 	unresolved   prometheus.Counter
+	ignored      prometheus.Counter
 	dropped      prometheus.Counter
 	reloaded     prometheus.Gauge
 	reloadedAt   prometheus.Gauge
@@ -79,6 +80,10 @@ func New(version, goVersion string, methods []string) *Metrics {
 		Name: "pullgate_pulls_unresolved_total",
 		Help: "Successful pulls that were not recorded, because the runtime does not say which image it pulled. Their images need proof.",
 	})
+	m.ignored = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "pullgate_credentials_ignored_total",
+		Help: "Look-ups of a pod's credentials for an image that found more than 16. Only the first 16, in the order in which a kubelet tries them, are considered.",
+	})
 	m.dropped = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "pullgate_decisions_dropped_total",
 		Help: "Decisions that are missing in the decision log, because its file could not be written, or not fast enough.",
@@ -92,7 +97,7 @@ func New(version, goVersion string, methods []string) *Metrics {
 	})
 	info.Set(1)
 	m.registry.MustRegister(m.hit, m.miss, m.verdicts, m.hidden, m.denials, m.forwarded, m.callDuration, m.storeSync, m.upstreamUp,
-		m.distrusted, m.panics, m.unresolved, m.dropped, m.reloaded, m.reloadedAt, m.sourceErrors, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		m.distrusted, m.panics, m.unresolved, m.ignored, m.dropped, m.reloaded, m.reloadedAt, m.sourceErrors, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.begin()
 	return m
 }
@@ -204,6 +209,9 @@ func (m *Metrics) Panic() { m.panics.Inc() }
 
 // PullUnresolved counts a successful pull that was not recorded, because the runtime does not say which image it pulled.
 func (m *Metrics) PullUnresolved() { m.unresolved.Inc() }
+
+// CredentialsIgnored counts a look-up of a pod's credentials for an image that found more than are considered.
+func (m *Metrics) CredentialsIgnored() { m.ignored.Inc() }
 
 // DecisionsDropped counts decisions that are missing in the decision log.
 func (m *Metrics) DecisionsDropped(n uint64) { m.dropped.Add(float64(n)) }

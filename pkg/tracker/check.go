@@ -28,7 +28,9 @@ type Request struct {
 	// for the pod's namespace counts, if it may hold anything.
 	Credentials []credential.Credential
 	// Secrets are what the pod's pull secrets hold for the name, if somebody knows. They prove what
-	// Credentials do, and a Secret that proved access with another content proves it again.
+	// Credentials do, and a Secret that proved access with another content proves it again. The
+	// first credential.MaxOffers count, the rest is ignored, so that a pod cannot try credentials
+	// by thousands without a registry.
 	Secrets []Secret
 	// Except is a repository that proves nothing here; "" excepts none.
 	Except string
@@ -71,8 +73,14 @@ func (v Verdict) Allowed() bool { return v.Verdict == policy.Allow }
 // untracked image that is due one, and for the credential of a Secret whose content changed. Whatever
 // fails on the way leaves the verdict Reverify.
 func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
+	r.Secrets = considered(r.Secrets)
 	rules := t.rules.Load() // once, so that SetRules changes all of a judgement or nothing
 	return t.choose(r, func(c candidate) Verdict { return t.checkPair(ctx, rules, r, c) })
+}
+
+// considered returns the Secrets of a request that count.
+func considered(secrets []Secret) []Secret {
+	return secrets[:min(len(secrets), credential.MaxOffers)]
 }
 
 // choose judges the pairs that a request may be judged by, and returns the first verdict that allows; else the first.

@@ -43,6 +43,7 @@ type Explanation struct {
 // Explain judges as Check does and has no effect: no grant, no mark, no rotation, no time of use, nothing that goes back
 // with the clock. Where Check would do any of it before it judges, Explain judges as if it had been done.
 func (t *Tracker) Explain(ctx context.Context, r Request) Explanation {
+	r.Secrets = considered(r.Secrets)
 	rules := t.rules.Load()
 	all := map[records.Pair]Explanation{}
 	v := t.choose(r, func(c candidate) Verdict {

@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -103,7 +105,11 @@ func (p Pod) Uses(image string) []Use {
 // a kubelet would send them. It waits for a Secret that has to be got, at most two seconds, and for
 // none that is known and cannot be got again at present.
 //
-// With ErrNotKnown the list is not whole: some Secret is missing, malformed or could not be read. What
+// It returns at most one more than are considered, credential.MaxOffers, and each credential of a Secret
+// once.
+//
+// With ErrNotKnown the list is not whole: some Secret is missing, malformed, could not be read or has too many
+// wildcards. What
 // is in the list belongs to the pod nevertheless. An empty list never means that the pull would be
 // anonymous; without an error it means that the pod's Secrets have nothing for this image, and the node
 // may still have credentials of its own.
@@ -124,7 +130,16 @@ func (p Pod) Credentials(ctx context.Context, image string) ([]Credential, error
 		from = append(from, s.ref)
 	}
 	var found []Credential
-	for _, o := range ring.Lookup(name.Repository()) {
+	offers, all := ring.First(name.Repository(), credential.MaxOffers+1)
+	if !all {
+		p.secrets.count(Excessive)
+		whole = false
+		if !p.known.told.Swap(true) {
+			klog.FromContext(ctx).Info("Pull secrets of a pod have too many wildcards, some entries are ignored; remove entries from them",
+				"pod", klog.KRef(p.Namespace, p.Name), "image", image)
+		}
+	}
+	for _, o := range offers {
 		found = append(found, Credential{ID: o.ID, Secret: from[o.From]})
 	}
 	if !whole {
@@ -140,8 +155,9 @@ type known struct {
 	annotations [sha256.Size]byte
 	changed     time.Time // when annotations or uses were seen to change; zero if never
 	uses        []use
-	secrets     []key // those that the pod names, in its order
-	cut         bool  // the pod names more
+	secrets     []key       // those that the pod names, in its order
+	cut         bool        // the pod names more
+	told        atomic.Bool // that its Secrets have too many wildcards
 }
 
 type use struct {

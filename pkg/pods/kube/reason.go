@@ -27,6 +27,8 @@ const (
 	Missing Reason = "missing"
 	// Malformed is a pull secret that cannot be read.
 	Malformed Reason = "malformed"
+	// Excessive are pull secrets of one pod with so many wildcards that some are ignored.
+	Excessive Reason = "excessive"
 	// Expired is a 410: the watch fell behind and began anew.
 	Expired Reason = "expired"
 	// Throttled is a 429.
@@ -39,7 +41,7 @@ const (
 
 // Reasons returns every value of a Reason.
 func Reasons() []Reason {
-	return []Reason{Kubeconfig, Unreachable, Timeout, Unauthorized, Forbidden, Missing, Malformed, Expired, Throttled, Server, Other}
+	return []Reason{Kubeconfig, Unreachable, Timeout, Unauthorized, Forbidden, Missing, Malformed, Excessive, Expired, Throttled, Server, Other}
 }
 
 // reasonOf sorts an error of a request.

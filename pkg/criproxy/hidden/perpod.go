@@ -1,0 +1,119 @@
+package hidden
+
+import (
+	"crypto/sha256"
+	"sync"
+)
+
+const (
+	// maxNames is how many names are remembered of one pod. Few pods use as many images.
+	maxNames = 64
+	// maxPods bounds how many pods are remembered. It is far more than a node runs; a pod that has
+	// ended is forgotten before.
+	maxPods = 4096
+)
+
+// A PerPod is a set of names for each pod, bounded for each pod by itself: what one pod adds makes it
+// forget no name of another pod. The zero value is empty and ready; it may be used concurrently. A
+// name takes the same memory whatever its length.
+type PerPod struct {
+	mu   sync.Mutex
+	pods map[string]*names
+	next uint64
+}
+
+// names are those of one pod, with the order in which they were added.
+type names struct {
+	added   uint64
+	lasting bool // the pod has been known
+	order   map[[sha256.Size]byte]uint64
+}
+
+// Add adds a name and reports whether it is new. Beyond the bound the oldest name of the pod is forgotten.
+func (s *PerPod) Add(pod, name string) (fresh bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.next++
+	if s.pods == nil {
+		s.pods = map[string]*names{}
+	}
+	of := s.pods[pod]
+	if of == nil {
+		if len(s.pods) >= maxPods {
+			delete(s.pods, oldest(s.pods, func(n *names) uint64 { return n.added }))
+		}
+		of = &names{added: s.next, order: map[[sha256.Size]byte]uint64{}}
+		s.pods[pod] = of
+	}
+	key := sha256.Sum256([]byte(name))
+	if _, ok := of.order[key]; ok {
+		return false
+	}
+	if len(of.order) >= maxNames {
+		delete(of.order, oldest(of.order, func(n uint64) uint64 { return n }))
+	}
+	of.order[key] = s.next
+	return true
+}
+
+// oldest returns the key whose value was added first.
+func oldest[K comparable, V any](of map[K]V, added func(V) uint64) (first K) {
+	least := ^uint64(0)
+	for k, v := range of {
+		if n := added(v); n < least {
+			first, least = k, n
+		}
+	}
+	return first
+}
+
+// Has reports whether a pod has a name.
+func (s *PerPod) Has(pod, name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	of := s.pods[pod]
+	if of == nil {
+		return false
+	}
+	_, ok := of.order[sha256.Sum256([]byte(name))]
+	return ok
+}
+
+// Remove forgets a name of a pod and reports whether the pod had it.
+func (s *PerPod) Remove(pod, name string) (had bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	of := s.pods[pod]
+	if of == nil {
+		return false
+	}
+	key := sha256.Sum256([]byte(name))
+	if _, had = of.order[key]; had {
+		delete(of.order, key)
+		if len(of.order) == 0 {
+			delete(s.pods, pod)
+		}
+	}
+	return had
+}
+
+// End forgets a pod.
+func (s *PerPod) End(pod string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.pods, pod)
+}
+
+// EndUnknown forgets every pod that is not known any more. A pod that has not been known yet stays.
+func (s *PerPod) EndUnknown(known func(pod string) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for pod, of := range s.pods {
+		switch {
+		case known(pod):
+			of.lasting = true
+		case of.lasting:
+			delete(s.pods, pod)
+		}
+	}
+}
