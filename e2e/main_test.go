@@ -106,10 +106,33 @@ type suite struct {
 func begin(t stage, settings ...string) *suite {
 	t.Helper()
 	s := bare(t)
-	gate, err := s.node.Protect(t.Context(), settings...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s.protect(s.node.Containerd.Endpoint(), settings...)
+	return s
+}
+
+// behindShim is begin with a shim between pullgated and containerd; it returns the shim's endpoint as well.
+func behindShim(t stage, rewrites node.Rewrites, settings ...string) (s *suite, endpoint string) {
+	t.Helper()
+	s = bare(t)
+	dir, err := os.MkdirTemp("", "shim") // a socket's path must be short
+	s.must(err)
+	shim, err := node.StartShim(t.Context(), dir, s.node.Containerd.Endpoint(), rewrites)
+	s.must(err)
+	t.Cleanup(func() {
+		if err := errors.Join(shim.Close(), os.RemoveAll(dir)); err != nil {
+			t.Error(err)
+		}
+	})
+	s.protect(shim.Endpoint(), settings...)
+	return s, shim.Endpoint()
+}
+
+// protect starts a pullgated before a runtime, and a kubelet's client before it.
+func (s *suite) protect(runtime string, settings ...string) {
+	s.Helper()
+	t := s.T
+	gate, err := s.node.ProtectRuntime(t.Context(), runtime, settings...)
+	s.must(err)
 	s.gate = gate
 	s.k = s.dial(gate.Endpoint())
 	t.Cleanup(func() {
@@ -121,7 +144,6 @@ func begin(t stage, settings ...string) *suite {
 			t.Logf("pullgated said last:\n%s", host.Tail(filepath.Join(gate.Dir(), "pullgated.log"), 40))
 		}
 	})
-	return s
 }
 
 // bare has no pullgated yet.

@@ -148,8 +148,13 @@ func (n *Node) Push(ctx context.Context, r *Registry, name string, i Image, logi
 
 // Protect starts a pullgated before the node's containerd; Close ends it.
 func (n *Node) Protect(ctx context.Context, settings ...string) (*Pullgated, error) {
+	return n.ProtectRuntime(ctx, n.Containerd.Endpoint(), settings...)
+}
+
+// ProtectRuntime is Protect with a runtime's endpoint, such as a [Shim]'s.
+func (n *Node) ProtectRuntime(ctx context.Context, runtime string, settings ...string) (*Pullgated, error) {
 	n.pods++
-	p, err := StartPullgated(ctx, n.path(fmt.Sprintf("pullgate-%d", n.pods)), n.Containerd.Endpoint(), settings...)
+	p, err := StartPullgated(ctx, n.path(fmt.Sprintf("pullgate-%d", n.pods)), runtime, settings...)
 	if err != nil {
 		return nil, err
 	}
