@@ -95,7 +95,7 @@ func TestExplainTellsVerdictAndEvidence(t *testing.T) {
 func TestExplainJudgesByThePullPolicy(t *testing.T) {
 	w := aNode(t)
 	w.tracker.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
-	err := w.store.Prove(0, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute)})
+	err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -162,7 +162,7 @@ func TestListsArePagedInOrder(t *testing.T) {
 		}
 		w.pulled(aPod([]string{"one", "two"}[i%2]), "repo.test/pulled:1", img.ID, "x")
 	}
-	if err := w.store.Drop(0); err != nil {
+	if err := w.store.Drop(records.Intent{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.store.AcceptMarks(pairsOf(25), "operator", time.Now()); err != nil {
@@ -239,7 +239,7 @@ func TestPageOfLargeImagesEndsEarly(t *testing.T) {
 			for s := range records.MaxSecrets {
 				r.Secrets = append(r.Secrets, records.SecretRef{UID: fmt.Sprintf("%036d", c*1000+s), Namespace: strings.Repeat("n", 63), Name: strings.Repeat("s", 253)})
 			}
-			if err := w.store.Prove(0, r); err != nil {
+			if err := w.store.Prove(records.Intent{}, r); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -29,7 +29,7 @@ const (
 func (p *proxy) ages(age time.Duration) {
 	p.t.Helper()
 	p.tracker.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
-	p.must(p.store.Prove(0, records.Result{
+	p.must(p.store.Prove(records.Intent{}, records.Result{
 		Pair:       records.Pair{ImageID: id1, Repository: "repo.test/team/app"},
 		Credential: p.key.ID(tenant("good")), At: time.Now().Add(-age),
 	}))

@@ -196,7 +196,7 @@ func (p *process) store(table conformance.Decisions, c conformance.Case) {
 		if rec.Open || result.Credential != "" {
 			err = s.Prove(intent, result)
 		} else {
-			err = s.Settle([]uint64{intent}, []records.Pair{pair}, time.Now())
+			err = s.Settle(records.Settlement{Intents: []records.Intent{intent}, Present: []records.Pair{pair}, Now: time.Now()})
 		}
 		if err != nil {
 			t.Fatal(err)

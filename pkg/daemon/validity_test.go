@@ -71,7 +71,7 @@ func (p *process) provedBefore(age time.Duration) {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	err = s.Prove(0, records.Result{
+	err = s.Prove(records.Intent{}, records.Result{
 		Pair:       records.Pair{ImageID: id1, Repository: strings.TrimSuffix(app, ":1")},
 		Credential: key.ID(credential.New("tenant", "good", "", "", "", "")), At: time.Now().Add(-age),
 	})

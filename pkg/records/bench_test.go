@@ -2,7 +2,9 @@ package records_test
 
 import (
 	"path/filepath"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/pullgate/pullgate/pkg/records"
 )
@@ -28,4 +30,41 @@ func BenchmarkBeginAndProve(b *testing.B) {
 	for i := 0; b.Loop(); i++ {
 		prove(b, s, records.Result{Pair: all.pairs[i%len(all.pairs)], Credential: alice})
 	}
+}
+
+// BenchmarkSettle settles 20,000 intents while pulls begin, and reports the longest time that one of these took.
+func BenchmarkSettle(b *testing.B) {
+	var longest time.Duration
+	for b.Loop() {
+		b.StopTimer()
+		s, _ := open(b, filepath.Join(b.TempDir(), "records.db"), records.Options{})
+		all := lostPulls(b, s, 20000)
+		done := make(chan struct{})
+		var pulls sync.WaitGroup
+		pulls.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				began := time.Now()
+				in := begin(b, s, app)
+				longest = max(longest, time.Since(began))
+				if err := s.Drop(in); err != nil {
+					b.Error(err)
+				}
+			}
+		})
+		b.StartTimer()
+		if err := s.Settle(settlement(all...)); err != nil {
+			b.Fatal(err)
+		}
+		b.StopTimer()
+		close(done)
+		pulls.Wait()
+		closeStore(b, s)
+		b.StartTimer()
+	}
+	b.ReportMetric(float64(longest.Microseconds())/1000, "ms-longest-begin")
 }

@@ -37,7 +37,7 @@ func TestChild(t *testing.T) {
 	if report.Distrust == nil {
 		for round := range rounds {
 			for _, story := range stories() {
-				var intent uint64
+				var intent records.Intent
 				for _, step := range story.steps {
 					fmt.Printf("try %s-%d\n", story.name, round)
 					if err := step(s, storyPair(story.name, round), &intent); err != nil {

@@ -7,6 +7,8 @@ import (
 
 // Hooks of the tests in records_test.
 
+const MaxBatch = maxBatch
+
 func Encode(bucket string, key []byte, v any) ([]byte, error) { return encode(bucket, key, v) }
 
 func Decode(bucket string, key, stored []byte, into any) error {

@@ -63,14 +63,15 @@ type Record struct {
 	Revoked time.Time `json:"revoked,omitzero"`
 }
 
-// An Intent says that a pull was sent to the runtime, or was about to be.
+// An Intent says that a pull was sent to the runtime, or was about to be. Its ID and Repository identify it.
 type Intent struct {
 	ID         uint64    `json:"id"`
 	Name       string    `json:"name"`
 	Repository string    `json:"repository"`
 	Begun      time.Time `json:"begun"`
-	// Ended is when the pull's answer was lost; zero while it is under way, or if the process
-	// that made it died.
+	// Ended is when the pull ended without a known result; zero while it is in progress, or if the process that
+	// made it died. Such an intent may stand for several pulls, and its Name is empty if their names differ; see
+	// [MaxUnresolved].
 	Ended time.Time `json:"ended,omitzero"`
 }
 

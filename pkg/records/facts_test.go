@@ -274,7 +274,7 @@ func TestPruneKeepsWhatWasWrittenSince(t *testing.T) {
 		"Prove":         func(s *records.Store, p records.Pair) { prove(t, s, records.Result{Pair: p, Open: true}) },
 		"MarkPreloaded": func(s *records.Store, p records.Pair) { mark(t, s, p) },
 		"Settle": func(s *records.Store, p records.Pair) {
-			if err := s.Settle([]uint64{begin(t, s, p.Repository)}, []records.Pair{p}, noon()); err != nil {
+			if err := s.Settle(records.Settlement{Intents: []records.Intent{begin(t, s, p.Repository)}, Present: []records.Pair{p}, Now: noon()}); err != nil {
 				t.Error(err)
 			}
 		},
@@ -321,7 +321,7 @@ func TestPruneBesideWritersKeepsWhatWasWrittenSince(t *testing.T) {
 	kept := pair("sha256:kept", app)
 	pruner.Go(func() {
 		before := s.Written()
-		if err := s.Prove(0, records.Result{Pair: kept, Open: true, At: noon()}); err != nil {
+		if err := s.Prove(records.Intent{}, records.Result{Pair: kept, Open: true, At: noon()}); err != nil {
 			t.Error(err)
 		}
 		for {
@@ -377,8 +377,8 @@ func TestClosedStoreFailsEveryCall(t *testing.T) {
 	_, counted := s.Stats()
 	for name, err := range map[string]error{
 		"Begin": begun, "Lookup": looked, "Prune": pruned, "MarkPreloaded": marked, "Stats": counted,
-		"Prove": s.Prove(1, records.Result{Open: true}), "Drop": s.Drop(1), "End": s.End(1, noon()),
-		"Settle": s.Settle(nil, nil, noon()), "Touch": s.Touch(nil), "Trust": s.Trust(),
+		"Prove": s.Prove(records.Intent{}, records.Result{Open: true}), "Drop": s.Drop(records.Intent{}), "End": s.End(records.Intent{ID: 1}, noon()),
+		"Settle": s.Settle(settlement(records.Intent{ID: 1})), "Touch": s.Touch(nil), "Trust": s.Trust(),
 	} {
 		if err == nil {
 			t.Errorf("%s = nil; want an error", name)

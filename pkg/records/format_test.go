@@ -29,7 +29,7 @@ func writeFormat(t *testing.T, path string) {
 	if err := s.End(lost, at(3)); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Settle([]uint64{settled}, []records.Pair{pair(id2, "repo.test/settled")}, at(4)); err != nil {
+	if err := s.Settle(records.Settlement{Intents: []records.Intent{settled}, Present: []records.Pair{pair(id2, "repo.test/settled")}, Now: at(4)}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.MarkPreloaded(records.Scan{

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	bolt "go.etcd.io/bbolt"
@@ -13,24 +14,34 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
+// unknown returns an intent that the store does not have.
+func unknown(in records.Intent) records.Intent {
+	in.ID += 256
+	return in
+}
+
+func settlement(intents ...records.Intent) records.Settlement {
+	return records.Settlement{Intents: intents, Now: at(5)}
+}
+
 func TestIntentLivesUntilItIsProvedDroppedOrSettled(t *testing.T) {
 	p := pair(id1, app)
 	for name, tc := range map[string]struct {
-		end  func(s *records.Store, id uint64) error
+		end  func(s *records.Store, in records.Intent) error
 		want int
 	}{
-		"nothing": {func(*records.Store, uint64) error { return nil }, 1},
-		"Prove": {func(s *records.Store, id uint64) error {
-			return s.Prove(id, records.Result{Pair: p, Open: true, At: noon()})
+		"nothing": {func(*records.Store, records.Intent) error { return nil }, 1},
+		"Prove": {func(s *records.Store, in records.Intent) error {
+			return s.Prove(in, records.Result{Pair: p, Open: true, At: noon()})
 		}, 0},
-		"Drop":           {func(s *records.Store, id uint64) error { return s.Drop(id) }, 0},
-		"Drop twice":     {func(s *records.Store, id uint64) error { return errors.Join(s.Drop(id), s.Drop(id)) }, 0},
-		"Drop of none":   {func(s *records.Store, id uint64) error { return s.Drop(id + 1) }, 1},
-		"End":            {func(s *records.Store, id uint64) error { return s.End(id, at(1)) }, 1},
-		"End of none":    {func(s *records.Store, id uint64) error { return s.End(id+256, at(1)) }, 1},
-		"End, then Drop": {func(s *records.Store, id uint64) error { return errors.Join(s.End(id, at(1)), s.Drop(id)) }, 0},
-		"Settle":         {func(s *records.Store, id uint64) error { return s.Settle([]uint64{id}, nil, at(1)) }, 0},
-		"Settle of none": {func(s *records.Store, id uint64) error { return s.Settle([]uint64{id + 1}, nil, at(1)) }, 1},
+		"Drop":           {func(s *records.Store, in records.Intent) error { return s.Drop(in) }, 0},
+		"Drop twice":     {func(s *records.Store, in records.Intent) error { return errors.Join(s.Drop(in), s.Drop(in)) }, 0},
+		"Drop of none":   {func(s *records.Store, in records.Intent) error { return s.Drop(unknown(in)) }, 1},
+		"End":            {func(s *records.Store, in records.Intent) error { return s.End(in, at(1)) }, 1},
+		"End of none":    {func(s *records.Store, in records.Intent) error { return s.End(unknown(in), at(1)) }, 1},
+		"End, then Drop": {func(s *records.Store, in records.Intent) error { return errors.Join(s.End(in, at(1)), s.Drop(in)) }, 0},
+		"Settle":         {func(s *records.Store, in records.Intent) error { return s.Settle(settlement(in)) }, 0},
+		"Settle of none": {func(s *records.Store, in records.Intent) error { return s.Settle(settlement(unknown(in))) }, 1},
 	} {
 		s := newStore(t)
 		if err := tc.end(s, begin(t, s, app)); err != nil {
@@ -44,12 +55,12 @@ func TestIntentLivesUntilItIsProvedDroppedOrSettled(t *testing.T) {
 
 func TestEndNotesWhenThePullWasLost(t *testing.T) {
 	s := newStore(t)
-	id := begin(t, s, app)
-	if err := s.End(id, at(3)); err != nil {
+	in := begin(t, s, app)
+	if err := s.End(in, at(3)); err != nil {
 		t.Fatal(err)
 	}
 	got, err := s.Intents()
-	want := []records.Intent{{ID: id, Name: app + ":v1", Repository: app, Begun: noon(), Ended: at(3)}}
+	want := []records.Intent{{ID: in.ID, Name: app + ":v1", Repository: app, Begun: noon(), Ended: at(3)}}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("Intents() error %v (-want +got):\n%s", err, diff)
 	}
@@ -61,12 +72,12 @@ func TestIntentIDsAreNeverUsedTwice(t *testing.T) {
 	for range 3 {
 		s, _ := open(t, path, records.Options{})
 		for range 3 {
-			id := begin(t, s, app)
-			if seen[id] {
-				t.Errorf("Begin returned %d again", id)
+			in := begin(t, s, app)
+			if seen[in.ID] {
+				t.Errorf("Begin returned %d again", in.ID)
 			}
-			seen[id] = true
-			if err := s.Drop(id); err != nil {
+			seen[in.ID] = true
+			if err := s.Drop(in); err != nil {
 				t.Error(err)
 			}
 		}
@@ -98,15 +109,15 @@ func TestIntentsOfOneRepositoryAreNotOfAnother(t *testing.T) {
 func TestDropEndsOnlyItsIntent(t *testing.T) {
 	s := newStore(t)
 	// IDs from 1 to 300, so that one is the end of another.
-	ids := make([]uint64, 300)
-	for i := range ids {
-		ids[i] = begin(t, s, fmt.Sprintf("r%d", i%7))
+	intents := make([]records.Intent, 300)
+	for i := range intents {
+		intents[i] = begin(t, s, fmt.Sprintf("r%d", i%7))
 	}
-	if err := s.Drop(ids[0]); err != nil {
+	if err := s.Drop(intents[0]); err != nil {
 		t.Fatal(err)
 	}
 	all, err := s.Intents()
-	if err != nil || len(all) != 299 || slices.ContainsFunc(all, func(in records.Intent) bool { return in.ID == ids[0] }) {
+	if err != nil || len(all) != 299 || slices.ContainsFunc(all, func(in records.Intent) bool { return in.ID == intents[0].ID }) {
 		t.Errorf("%d intents, %v; want all but the first", len(all), err)
 	}
 }
@@ -114,7 +125,7 @@ func TestDropEndsOnlyItsIntent(t *testing.T) {
 func TestUnreadableIntentStillCounts(t *testing.T) {
 	path := newPath(t)
 	s, _ := open(t, path, records.Options{})
-	id, sound := begin(t, s, app), begin(t, s, other)
+	damaged, sound := begin(t, s, app), begin(t, s, other)
 	closeStore(t, s)
 	inFile(t, path, func(tx *bolt.Tx) error {
 		b := tx.Bucket([]byte("intents"))
@@ -127,30 +138,30 @@ func TestUnreadableIntentStillCounts(t *testing.T) {
 		t.Errorf("%d intents; want 1", got)
 	}
 	all, err := s.Intents()
-	has := func(id uint64, repository string) bool {
-		return slices.ContainsFunc(all, func(in records.Intent) bool { return in.ID == id && in.Repository == repository })
+	has := func(want records.Intent) bool {
+		return slices.ContainsFunc(all, func(in records.Intent) bool { return in.ID == want.ID && in.Repository == want.Repository })
 	}
-	if !errors.Is(err, records.ErrUnreadable) || !has(id, app) || !has(sound, other) {
+	if !errors.Is(err, records.ErrUnreadable) || !has(damaged) || !has(sound) {
 		t.Errorf("Intents() = %v, %v; want both and ErrUnreadable", all, err)
 	}
 	if got := mark(t, s, pair(id1, app)); got != nil {
 		t.Errorf("MarkPreloaded = %v; want none", got)
 	}
 	// End mends it.
-	if err := s.End(id, at(2)); err != nil {
+	if err := s.End(damaged, at(2)); err != nil {
 		t.Fatal(err)
 	}
-	if all, _ := s.Intents(); !slices.Contains(all, records.Intent{ID: id, Repository: app, Ended: at(2)}) {
+	if all, _ := s.Intents(); !slices.Contains(all, records.Intent{ID: damaged.ID, Repository: app, Ended: at(2)}) {
 		t.Errorf("Intents() after End = %v; want it ended", all)
 	}
-	if err := s.Drop(id); err != nil || lookup(t, s, pair(id1, app)).Intents != 0 {
+	if err := s.Drop(damaged); err != nil || lookup(t, s, pair(id1, app)).Intents != 0 {
 		t.Errorf("Drop = %v; want no intent left", err)
 	}
 }
 
 func TestSettleRecordsWhatIsPresentAsNobodys(t *testing.T) {
 	s := newStore(t)
-	known, marked, unknown, elsewhere := pair(id1, app), pair(id1, app+"/marked"), pair(id2, app), pair(id2, other)
+	known, marked, unheard, elsewhere := pair(id1, app), pair(id1, app+"/marked"), pair(id2, app), pair(id2, other)
 	prove(t, s, records.Result{Pair: known, Credential: alice})
 	if got := mark(t, s, pair("sha256:5", app+"/marked")); len(got) != 1 {
 		t.Fatal("no mark")
@@ -159,17 +170,124 @@ func TestSettleRecordsWhatIsPresentAsNobodys(t *testing.T) {
 	one, two := begin(t, s, app), begin(t, s, app+"/marked")
 	begin(t, s, other)
 	want := lookup(t, s, known).Record
-	if err := s.Settle([]uint64{one, two, 999}, []records.Pair{known, marked, unknown, elsewhere}, at(5)); err != nil {
+	of := settlement(one, two, records.Intent{ID: 999, Repository: app})
+	of.Present = []records.Pair{known, marked, unheard, elsewhere}
+	if err := s.Settle(of); err != nil {
 		t.Fatal(err)
 	}
 	for p, want := range map[records.Pair]records.Facts{
 		known:     {Record: want, Rivals: false},
 		marked:    {Marked: true},
-		unknown:   {Record: &records.Record{Pair: unknown, Created: at(5)}},
+		unheard:   {Record: &records.Record{Pair: unheard, Created: at(5)}},
 		elsewhere: {Intents: 1, Rivals: true},
 	} {
 		if diff := cmp.Diff(want, lookup(t, s, p)); diff != "" {
 			t.Errorf("facts of %v (-want +got):\n%s", p, diff)
 		}
+	}
+}
+
+func namesOf(t *testing.T, s *records.Store) (names []string) {
+	t.Helper()
+	all, err := s.Intents()
+	if err != nil {
+		t.Error(err)
+	}
+	for _, in := range all {
+		names = append(names, in.Name)
+	}
+	return names
+}
+
+// Pulls of one name that end without a known result need one intent: that of the latest end.
+func TestEndKeepsOneIntentOfEachName(t *testing.T) {
+	s := newStore(t)
+	for n := range 5 {
+		for _, name := range []string{app + ":1", app + ":2"} {
+			in, err := s.Begin(name, app, at(n))
+			if err = errors.Join(err, s.End(in, at(10+n))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	inProgress, elsewhere := begin(t, s, app), begin(t, s, app+"/more")
+	if err := s.End(elsewhere, at(20)); err != nil {
+		t.Fatal(err)
+	}
+	want := []records.Intent{
+		{ID: 9, Name: app + ":1", Repository: app, Begun: at(4), Ended: at(14)},
+		{ID: 10, Name: app + ":2", Repository: app, Begun: at(4), Ended: at(14)},
+		inProgress,
+		{ID: elsewhere.ID, Name: app + "/more:v1", Repository: app + "/more", Begun: noon(), Ended: at(20)},
+	}
+	got, err := s.Intents()
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("Intents() error %v (-want +got):\n%s", err, diff)
+	}
+}
+
+// However many names a tenant makes up, the intents of a repository stay few; what is then not known of the names makes
+// every image of the repository need proof.
+func TestEndBoundsTheIntentsOfOneRepository(t *testing.T) {
+	s := newStore(t)
+	most := 0
+	for n := range 4 * records.MaxUnresolved {
+		in, err := s.Begin(fmt.Sprintf("%s:%d", app, n), app, noon())
+		if err = errors.Join(err, s.End(in, at(n))); err != nil {
+			t.Fatal(err)
+		}
+		most = max(most, lookup(t, s, pair(id1, app)).Intents)
+	}
+	if most > records.MaxUnresolved {
+		t.Errorf("%d intents of one repository; want at most %d", most, records.MaxUnresolved)
+	}
+	if names := namesOf(t, s); !slices.Contains(names, "") {
+		t.Errorf("names %q; want one intent without a name", names)
+	}
+}
+
+// lostPulls fills a store with ended intents, each of a repository of its own.
+func lostPulls(tb testing.TB, s *records.Store, n int) []records.Intent {
+	tb.Helper()
+	for i := range n {
+		repository := fmt.Sprintf("tenant.test/%05d/%0200d", i, i)
+		if _, err := s.Begin(repository+":1", repository, noon()); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	begun, err := s.Intents()
+	if err = errors.Join(err, s.EndAll(begun, at(1))); err != nil {
+		tb.Fatal(err)
+	}
+	ended, err := s.Intents()
+	if err != nil || len(ended) != n {
+		tb.Fatalf("Intents = %d, %v; want %d", len(ended), err, n)
+	}
+	return ended
+}
+
+// The work of a settlement grows with what is settled, and no transaction is longer than for a batch.
+func TestSettleIsLinearAndInBatches(t *testing.T) {
+	for _, n := range []int{1, 1000, 4000} {
+		transactions := 0
+		s, _ := open(t, newPath(t), records.Options{OnSync: func(time.Duration) { transactions++ }})
+		s.OnWrite(func(write records.WriteAt, b []byte, at int64) (int, error) { return write(b, at) }) // without syncs
+		of := settlement(lostPulls(t, s, n)...)
+		for i := range 100 { // images of the first repository alone
+			of.Present = append(of.Present, pair(fmt.Sprintf("sha256:%d", i), of.Intents[0].Repository))
+		}
+		asked := 0
+		of.Brought = func(records.Intent, records.Pair) bool { asked++; return true }
+		transactions = 0
+		if err := s.Settle(of); err != nil {
+			t.Fatal(err)
+		}
+		if want := (n + records.MaxBatch - 1) / records.MaxBatch; transactions != want || asked != len(of.Present) {
+			t.Errorf("settling %d intents took %d transactions and looked at %d pairs; want %d and %d", n, transactions, asked, want, len(of.Present))
+		}
+		if left := namesOf(t, s); len(left) > 0 {
+			t.Errorf("%d of %d intents left; want none", len(left), n)
+		}
+		closeStore(t, s)
 	}
 }

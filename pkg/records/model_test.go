@@ -19,7 +19,7 @@ import (
 type model struct {
 	records map[records.Pair]records.Record
 	marks   map[records.Pair]bool
-	intents map[uint64]string // to the repository
+	intents map[uint64]records.Intent
 	written map[records.Pair]int
 	writes  int
 	scanned bool
@@ -36,8 +36,8 @@ func (m *model) facts(p records.Pair) (f records.Facts) {
 		f.Record = &r
 	}
 	f.Marked = m.marks[p]
-	for _, repository := range m.intents {
-		if repository == p.Repository {
+	for _, in := range m.intents {
+		if in.Repository == p.Repository {
 			f.Intents++
 		}
 	}
@@ -179,6 +179,34 @@ func (m *model) deny(d records.Denial) {
 	}
 }
 
+// end keeps one intent of each name of a repository.
+func (m *model) end(id uint64, now int) {
+	in, ok := m.intents[id]
+	if !ok {
+		return
+	}
+	maps.DeleteFunc(m.intents, func(_ uint64, other records.Intent) bool {
+		return other.Repository == in.Repository && other.Name == in.Name && !other.Ended.IsZero()
+	})
+	in.Ended = at(now)
+	m.intents[id] = in
+}
+
+func (m *model) settle(intents []records.Intent, present []records.Pair, brought func(records.Intent, records.Pair) bool, now int) {
+	for _, in := range intents {
+		if _, ok := m.intents[in.ID]; !ok {
+			continue
+		}
+		for _, p := range present {
+			if f := m.facts(p); p.Repository == in.Repository && brought(in, p) && f.Record == nil && !f.Marked {
+				m.records[p] = records.Record{Pair: p, Created: at(now)}
+				m.wrote(p)
+			}
+		}
+		delete(m.intents, in.ID)
+	}
+}
+
 func (m *model) prune(present map[string]struct{}, before int) {
 	gone := func(p records.Pair) bool {
 		_, there := present[p.ImageID]
@@ -201,7 +229,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 	s, _ := open(t, path, records.Options{})
 	m := &model{
 		records: map[records.Pair]records.Record{}, marks: map[records.Pair]bool{},
-		intents: map[uint64]string{}, written: map[records.Pair]int{},
+		intents: map[uint64]records.Intent{}, written: map[records.Pair]int{},
 	}
 	var pairs []records.Pair
 	for _, id := range []string{"1", "2", "12", "3"} {
@@ -218,12 +246,12 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 		}
 		return some
 	}
-	intent := func() uint64 { // one that is there, or not
+	intent := func() records.Intent { // one that is there, or not
 		ids := slices.Sorted(maps.Keys(m.intents))
 		if len(ids) == 0 || random.IntN(10) == 0 {
-			return random.Uint64N(1000)
+			return records.Intent{ID: 1000 + random.Uint64N(1000), Repository: somePair().Repository}
 		}
-		return ids[random.IntN(len(ids))]
+		return m.intents[ids[random.IntN(len(ids))]]
 	}
 	var done []string
 	for now := range steps {
@@ -231,40 +259,36 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 		switch random.IntN(16) {
 		case 0, 1, 2:
 			p := somePair()
-			var id uint64
-			id, err = s.Begin("name", p.Repository, at(now))
-			did = fmt.Sprintf("Begin(%s) = %d", p.Repository, id)
-			m.intents[id] = p.Repository
+			var in records.Intent
+			in, err = s.Begin([]string{"one", "two"}[random.IntN(2)], p.Repository, at(now))
+			did = fmt.Sprintf("Begin(%s) = %d", p.Repository, in.ID)
+			m.intents[in.ID] = in
 		case 3, 4:
-			id, p, open := intent(), somePair(), random.IntN(4) == 0
+			in, p, open := intent(), somePair(), random.IntN(4) == 0
 			by := []credential.ID{alice, bob}[random.IntN(2)]
-			did = fmt.Sprintf("Prove(%d, %v, open %v, %s)", id, p, open, by)
+			did = fmt.Sprintf("Prove(%d, %v, open %v, %s)", in.ID, p, open, by)
 			r := records.Result{Pair: p, Open: open, Credential: by, At: at(now)}
 			if random.IntN(2) == 0 {
 				r.Secrets = []records.SecretRef{pull}
 			}
-			err = s.Prove(id, r)
+			err = s.Prove(in, r)
 			m.prove(r, now)
-			delete(m.intents, id)
+			delete(m.intents, in.ID)
 		case 5:
-			id := intent()
-			did, err = fmt.Sprintf("Drop(%d)", id), s.Drop(id)
-			delete(m.intents, id)
+			in := intent()
+			did, err = fmt.Sprintf("Drop(%d)", in.ID), s.Drop(in)
+			delete(m.intents, in.ID)
 		case 6:
-			id := intent()
-			did, err = fmt.Sprintf("End(%d)", id), s.End(id, at(now))
+			in := intent()
+			did, err = fmt.Sprintf("End(%d)", in.ID), s.End(in, at(now))
+			m.end(in.ID, now)
 		case 7:
-			ids, present := []uint64{intent(), intent()}, some()
-			did, err = fmt.Sprintf("Settle(%v, %v)", ids, present), s.Settle(ids, present, at(now))
-			for _, p := range present {
-				f := m.facts(p)
-				if (m.intents[ids[0]] == p.Repository || m.intents[ids[1]] == p.Repository) && f.Record == nil && !f.Marked {
-					m.records[p] = records.Record{Pair: p, Created: at(now)}
-					m.wrote(p)
-				}
-			}
-			delete(m.intents, ids[0])
-			delete(m.intents, ids[1])
+			intents, present := []records.Intent{intent(), intent()}, some()
+			spared := somePair()
+			brought := func(_ records.Intent, p records.Pair) bool { return p != spared }
+			did = fmt.Sprintf("Settle(%v, %v, but %v)", intents, present, spared)
+			err = s.Settle(records.Settlement{Intents: intents, Present: present, Brought: brought, Now: at(now)})
+			m.settle(intents, present, brought, now)
 		case 8:
 			scan, still, first := some(), random.IntN(4) > 0, random.IntN(4) == 0
 			did = fmt.Sprintf("MarkPreloaded(%v, still %v, first %v)", scan, still, first)
@@ -331,10 +355,10 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 				t.Errorf("%s = %+v, and before it would be %+v; want %d, after %q", did, got, would, want, done)
 			}
 		case 12:
-			id, d := intent(), records.Denial{Pair: somePair(), Credential: []credential.ID{alice, bob}[random.IntN(2)], At: at(now)}
-			did, err = fmt.Sprintf("Deny(%d, %v)", id, d), s.Deny(id, d)
+			in, d := intent(), records.Denial{Pair: somePair(), Credential: []credential.ID{alice, bob}[random.IntN(2)], At: at(now)}
+			did, err = fmt.Sprintf("Deny(%d, %v)", in.ID, d), s.Deny(in, d)
 			m.deny(d)
-			delete(m.intents, id)
+			delete(m.intents, in.ID)
 		case 13:
 			accepted := some()
 			did = fmt.Sprintf("AcceptMarks(%v)", accepted)

@@ -13,20 +13,31 @@ import (
 	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
 )
 
-// Begin writes the intent of a pull and returns its ID. When it returns nil the runtime may be asked.
-func (s *Store) Begin(name, repository string, now time.Time) (id uint64, err error) {
+// MaxUnresolved bounds the intents of one repository whose pulls have ended without a known result. Of pulls of the same name
+// there is one intent, that of the latest end. If there would be more than MaxUnresolved, one intent without a name takes
+// the place of all: any image of the repository may be what one of these pulls brought.
+const MaxUnresolved = 64
+
+// Begin writes the intent of a pull and returns it, as the handle by which the end of the pull is written. When the
+// error is nil the runtime may be asked.
+func (s *Store) Begin(name, repository string, now time.Time) (in Intent, err error) {
 	err = s.update(crashpoint.BeginBefore, crashpoint.BeginAfter, func(tx *bolt.Tx) error {
-		id, err = tx.Bucket([]byte(bucketIntents)).NextSequence()
-		if err != nil {
-			return err
-		}
-		in := Intent{ID: id, Name: name, Repository: repository, Begun: now}
-		return put(tx, bucketIntents, in.key(), in)
+		in, err = begin(tx, name, repository, now)
+		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("write pull intent for %s: %w", repository, err)
+		return Intent{}, fmt.Errorf("write pull intent for %s: %w", repository, err)
 	}
-	return id, nil
+	return in, nil
+}
+
+func begin(tx *bolt.Tx, name, repository string, now time.Time) (Intent, error) {
+	id, err := tx.Bucket([]byte(bucketIntents)).NextSequence()
+	if err != nil {
+		return Intent{}, err
+	}
+	in := Intent{ID: id, Name: name, Repository: repository, Begun: now}
+	return in, put(tx, bucketIntents, in.key(), in)
 }
 
 // A Result is what a successful pull proved.
@@ -46,7 +57,7 @@ type Result struct {
 // the credential in the place of any other that it is noted with, as by Rotate. A record that
 // cannot be read is replaced: what it proved is lost, what the pull proved is known. It may have said that something was
 // revoked, so its successor says so too.
-func (s *Store) Prove(intent uint64, r Result) error {
+func (s *Store) Prove(in Intent, r Result) error {
 	if !r.Open && r.Credential == "" {
 		return errors.New("records: neither open nor a credential, nothing is proved")
 	}
@@ -64,7 +75,7 @@ func (s *Store) Prove(intent uint64, r Result) error {
 			return err
 		}
 		s.wrote(r.Pair)
-		return deleteIntent(tx, intent)
+		return deleteIntent(tx, in)
 	})
 	if err != nil {
 		return fmt.Errorf("write pull record for %s: %w", r.Pair.Repository, err)
@@ -149,30 +160,13 @@ func (s *Store) Written() uint64 {
 	return s.writes
 }
 
-// findIntent returns the key of an intent, nil if it is not there.
-func findIntent(tx *bolt.Tx, id uint64) []byte {
-	c := tx.Bucket([]byte(bucketIntents)).Cursor()
-	want := Intent{ID: id}.key()
-	for k, _ := c.First(); k != nil; k, _ = c.Next() {
-		if len(k) >= len(want) && bytes.HasSuffix(k, want[1:]) {
-			return bytes.Clone(k)
-		}
-	}
-	return nil
-}
-
-func deleteIntent(tx *bolt.Tx, id uint64) error {
-	if k := findIntent(tx, id); k != nil {
-		return tx.Bucket([]byte(bucketIntents)).Delete(k)
-	}
-	return nil
+func deleteIntent(tx *bolt.Tx, in Intent) error {
+	return tx.Bucket([]byte(bucketIntents)).Delete(in.key())
 }
 
 // Drop deletes the intent of a pull that certainly brought nothing. An unknown one is no error.
-func (s *Store) Drop(intent uint64) error {
-	err := s.update(crashpoint.DropBefore, crashpoint.DropAfter, func(tx *bolt.Tx) error {
-		return deleteIntent(tx, intent)
-	})
+func (s *Store) Drop(in Intent) error {
+	err := s.update(crashpoint.DropBefore, crashpoint.DropAfter, func(tx *bolt.Tx) error { return deleteIntent(tx, in) })
 	if err != nil {
 		return fmt.Errorf("drop pull intent: %w", err)
 	}
@@ -188,12 +182,12 @@ type Denial struct {
 
 // Deny deletes the intent of a pull that a registry refused, and notes that with the proof of the credential if
 // there is one, in one transaction. The proof stays, with its times.
-func (s *Store) Deny(intent uint64, d Denial) error {
+func (s *Store) Deny(in Intent, d Denial) error {
 	err := s.update(crashpoint.DropBefore, crashpoint.DropAfter, func(tx *bolt.Tx) error {
 		if err := s.deny(tx, d); err != nil {
 			return err
 		}
-		return deleteIntent(tx, intent)
+		return deleteIntent(tx, in)
 	})
 	if err != nil {
 		return fmt.Errorf("note that %s was denied: %w", d.Pair.Repository, err)
@@ -216,23 +210,86 @@ func (s *Store) deny(tx *bolt.Tx, d Denial) error {
 	return put(tx, bucketRecords, d.Pair.key(), rec)
 }
 
-// End notes that nobody knows how a pull ended. Its intent lingers.
-func (s *Store) End(intent uint64, at time.Time) error {
-	err := s.update(crashpoint.EndBefore, crashpoint.EndAfter, func(tx *bolt.Tx) error {
-		k := findIntent(tx, intent)
-		if k == nil {
+// End notes that a pull has ended without a known result. Its intent stays, and takes the place of earlier ones as
+// MaxUnresolved says. An unknown one is no error.
+func (s *Store) End(in Intent, at time.Time) error { return s.EndAll([]Intent{in}, at) }
+
+// EndAll does as End for each of several intents, in transactions of a bounded size. After an error the first
+// ones may have been ended.
+func (s *Store) EndAll(intents []Intent, at time.Time) error {
+	for batch := range slices.Chunk(intents, maxBatch) {
+		err := s.update(crashpoint.EndBefore, crashpoint.EndAfter, func(tx *bolt.Tx) error {
+			for _, in := range batch {
+				if err := end(tx, in, at); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("end pull intents: %w", err)
+		}
+	}
+	return nil
+}
+
+func end(tx *bolt.Tx, in Intent, at time.Time) error {
+	var stored Intent
+	switch ok, err := get(tx, bucketIntents, in.key(), &stored); {
+	case err != nil:
+		stored = intentOf(in.key()) // its repository and ID are in its key
+	case !ok:
+		return nil
+	}
+	stored.Ended = at
+	return unresolved(tx, stored)
+}
+
+// unresolved writes the intent of a pull that has ended without a known result, and deletes those of the repository whose
+// place it takes.
+func unresolved(tx *bolt.Tx, in Intent) error {
+	var all, same [][]byte // keys of the others that have ended; those with the same name
+	err := intentsOf(tx, in.Repository, func(k []byte, other Intent) error {
+		if other.ID == in.ID || other.Ended.IsZero() {
 			return nil
 		}
-		var in Intent
-		if _, err := get(tx, bucketIntents, k, &in); err != nil {
-			// Its key still tells its repository and ID, and that is what it is there for.
-			in = intentOf(k)
+		k = bytes.Clone(k) // bbolt's own is not valid any more after a write
+		all = append(all, k)
+		if other.Name == in.Name {
+			same = append(same, k)
 		}
-		in.Ended = at
-		return put(tx, bucketIntents, k, in)
+		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("end pull intent: %w", err)
+		return err
+	}
+	if len(all)-len(same) >= MaxUnresolved {
+		in.Name, same = "", all
+	}
+	for _, k := range same {
+		if err := tx.Bucket([]byte(bucketIntents)).Delete(k); err != nil {
+			return err
+		}
+	}
+	return put(tx, bucketIntents, in.key(), in)
+}
+
+// intentsOf calls f for every intent of a repository with its key. One that cannot be read is given with what its key
+// says.
+func intentsOf(tx *bolt.Tx, repository string, f func(k []byte, in Intent) error) error {
+	prefix, length := ofRepository(repository)
+	c := tx.Bucket([]byte(bucketIntents)).Cursor()
+	for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
+		if len(k) != length {
+			continue // of a repository whose name has this one for a prefix
+		}
+		var in Intent
+		if decode(bucketIntents, k, v, &in) != nil {
+			in = intentOf(k)
+		}
+		if err := f(k, in); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -159,7 +159,7 @@ func TestTimesOfAProof(t *testing.T) {
 	}
 	deny := func(by credential.ID, when int) {
 		t.Helper()
-		if err := s.Deny(99, records.Denial{Pair: p, Credential: by, At: at(when)}); err != nil {
+		if err := s.Deny(records.Intent{}, records.Denial{Pair: p, Credential: by, At: at(when)}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -119,13 +119,13 @@ func writeFile(tb testing.TB, path string, content []byte) {
 	}
 }
 
-func begin(tb testing.TB, s *records.Store, repository string) uint64 {
+func begin(tb testing.TB, s *records.Store, repository string) records.Intent {
 	tb.Helper()
-	id, err := s.Begin(repository+":v1", repository, noon())
+	in, err := s.Begin(repository+":v1", repository, noon())
 	if err != nil {
 		tb.Fatalf("Begin(%q) = %v; want nil", repository, err)
 	}
-	return id
+	return in
 }
 
 func prove(tb testing.TB, s *records.Store, r records.Result) {
@@ -202,11 +202,11 @@ func fill(tb testing.TB) filled {
 		nobodys = append(nobodys, n(i, "nobodys"))
 	}
 	mark(tb, s, marks...)
-	var intents []uint64
+	var intents []records.Intent
 	for _, p := range nobodys {
 		intents = append(intents, begin(tb, s, p.Repository))
 	}
-	if err := s.Settle(intents, nobodys, noon()); err != nil {
+	if err := s.Settle(records.Settlement{Intents: intents, Present: nobodys, Now: noon()}); err != nil {
 		tb.Fatal(err)
 	}
 	for i := range 20 {

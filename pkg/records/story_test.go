@@ -15,53 +15,53 @@ var pull = records.SecretRef{UID: "u1", Namespace: "team-a", Name: "pull"}
 // A story is what happens to one pair: after each step its state is the next one.
 type story struct {
 	name   string
-	steps  []func(s *records.Store, p records.Pair, intent *uint64) error
+	steps  []func(s *records.Store, p records.Pair, intent *records.Intent) error
 	states []string
 }
 
 func stories() []story {
-	type step = func(s *records.Store, p records.Pair, intent *uint64) error
-	begin := func(s *records.Store, p records.Pair, intent *uint64) (err error) {
+	type step = func(s *records.Store, p records.Pair, intent *records.Intent) error
+	begin := func(s *records.Store, p records.Pair, intent *records.Intent) (err error) {
 		*intent, err = s.Begin("name", p.Repository, noon())
 		return err
 	}
 	prove := func(open bool) step {
-		return func(s *records.Store, p records.Pair, intent *uint64) error {
+		return func(s *records.Store, p records.Pair, intent *records.Intent) error {
 			return s.Prove(*intent, records.Result{Pair: p, Open: open, Credential: alice, At: noon()})
 		}
 	}
-	proveBySecret := func(s *records.Store, p records.Pair, intent *uint64) error {
+	proveBySecret := func(s *records.Store, p records.Pair, intent *records.Intent) error {
 		return s.Prove(*intent, records.Result{Pair: p, Credential: alice, Secrets: []records.SecretRef{pull}, At: noon()})
 	}
-	rotate := func(s *records.Store, p records.Pair, _ *uint64) error {
+	rotate := func(s *records.Store, p records.Pair, _ *records.Intent) error {
 		_, err := s.Rotate(records.Rotation{Pair: p, Secret: pull, Credential: bob, At: noon()})
 		return err
 	}
-	revoke := func(s *records.Store, p records.Pair, _ *uint64) error {
+	revoke := func(s *records.Store, p records.Pair, _ *records.Intent) error {
 		_, err := s.Revoke(records.Revocation{Repository: p.Repository}, noon(), nil)
 		return err
 	}
-	deny := func(s *records.Store, p records.Pair, intent *uint64) error {
+	deny := func(s *records.Store, p records.Pair, intent *records.Intent) error {
 		return s.Deny(*intent, records.Denial{Pair: p, Credential: alice, At: noon()})
 	}
-	drop := func(s *records.Store, _ records.Pair, intent *uint64) error { return s.Drop(*intent) }
-	end := func(s *records.Store, _ records.Pair, intent *uint64) error { return s.End(*intent, noon()) }
-	mark := func(s *records.Store, p records.Pair, _ *uint64) error {
+	drop := func(s *records.Store, _ records.Pair, intent *records.Intent) error { return s.Drop(*intent) }
+	end := func(s *records.Store, _ records.Pair, intent *records.Intent) error { return s.End(*intent, noon()) }
+	mark := func(s *records.Store, p records.Pair, _ *records.Intent) error {
 		_, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{p}, Now: noon(), Still: func() bool { return true }})
 		return err
 	}
-	accept := func(s *records.Store, p records.Pair, _ *uint64) error {
+	accept := func(s *records.Store, p records.Pair, _ *records.Intent) error {
 		_, err := s.AcceptMarks([]records.Pair{p}, "operator", noon())
 		return err
 	}
-	forget := func(s *records.Store, p records.Pair, _ *uint64) error {
+	forget := func(s *records.Store, p records.Pair, _ *records.Intent) error {
 		_, err := s.ForgetMarks(records.Selection{ImageID: p.ImageID}, noon())
 		return err
 	}
-	settle := func(s *records.Store, p records.Pair, intent *uint64) error {
-		return s.Settle([]uint64{*intent}, []records.Pair{p}, noon())
+	settle := func(s *records.Store, p records.Pair, intent *records.Intent) error {
+		return s.Settle(records.Settlement{Intents: []records.Intent{*intent}, Present: []records.Pair{p}, Now: noon()})
 	}
-	prune := func(s *records.Store, p records.Pair, _ *uint64) error {
+	prune := func(s *records.Store, p records.Pair, _ *records.Intent) error {
 		present := map[string]struct{}{}
 		err := s.Records(func(r records.Record) error { present[r.Pair.ImageID] = struct{}{}; return nil })
 		if err == nil {

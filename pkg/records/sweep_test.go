@@ -53,7 +53,7 @@ func failsAt(t *testing.T, what string, n, burst int, fail func(write records.Wr
 	allowed := map[records.Pair][2]string{pair(id1, app): {early, early}}
 	for _, story := range stories() {
 		p := storyPair(story.name, 0)
-		var intent uint64
+		var intent records.Intent
 		for i, step := range story.steps {
 			allowed[p] = [2]string{story.states[i+1], story.states[i+1]}
 			if err := step(s, p, &intent); err != nil {

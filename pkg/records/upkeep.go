@@ -2,6 +2,7 @@ package records
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -18,6 +19,31 @@ type Use struct {
 	// Secrets are those by which one of Credentials was used, if they are to be noted with it; they are not, if
 	// that was before the credential was first proved.
 	Secrets map[credential.ID][]SecretRef
+}
+
+// Merge returns a use that says what both say. It shares nothing with them that changes.
+func (u Use) Merge(with Use) Use {
+	u.At = later(u.At, with.At)
+	u.Credentials, u.Secrets = maps.Clone(u.Credentials), maps.Clone(u.Secrets)
+	for id, at := range with.Credentials {
+		if u.Credentials == nil {
+			u.Credentials = map[credential.ID]time.Time{}
+		}
+		u.Credentials[id] = later(u.Credentials[id], at)
+	}
+	for id, refs := range with.Secrets {
+		if u.Secrets == nil {
+			u.Secrets = map[credential.ID][]SecretRef{}
+		}
+		all := slices.Clone(u.Secrets[id])
+		for _, ref := range refs {
+			if len(all) < MaxSecrets && !slices.Contains(all, ref) {
+				all = append(all, ref)
+			}
+		}
+		u.Secrets[id] = all
+	}
+	return u
 }
 
 // Touch writes last-used times. Pairs and credentials without a record are passed over.
@@ -166,38 +192,63 @@ func (s *Store) goneIn(tx *bolt.Tx, present map[string]struct{}, before uint64) 
 	return gone, err
 }
 
-// Settle ends intents for good, in one transaction: whatever is present of their repositories with
-// neither record nor mark gets a record with nothing proved.
-func (s *Store) Settle(intents []uint64, present []Pair, now time.Time) error {
-	err := s.update(crashpoint.SettleBefore, crashpoint.SettleAfter, func(tx *bolt.Tx) error {
-		repositories := map[string]struct{}{}
-		for _, id := range intents {
-			if k := findIntent(tx, id); k != nil {
-				repositories[intentOf(k).Repository] = struct{}{}
+// maxBatch bounds the intents that one transaction ends or settles, so that no other write waits long for it.
+const maxBatch = 250
+
+// A Settlement ends the intents of pulls that can no longer bring an image.
+type Settlement struct {
+	Intents []Intent
+	// Present is every pair of a full list of the runtime's images.
+	Present []Pair
+	// Brought reports whether the pull of an intent may have brought the image of a pair of its repository; nil: it may.
+	// It must not call the store.
+	Brought func(Intent, Pair) bool
+	Now     time.Time
+}
+
+// Settle writes a record with nothing proved for each pair that one of the pulls may have brought and that has neither
+// record nor mark, and deletes the intents. It does so in transactions of a bounded size, each with the
+// intents that it settles; after an error the first ones may have been settled. An unknown intent is no error.
+func (s *Store) Settle(of Settlement) error {
+	present := map[string][]Pair{}
+	for _, p := range of.Present {
+		present[p.Repository] = append(present[p.Repository], p)
+	}
+	for batch := range slices.Chunk(of.Intents, maxBatch) {
+		err := s.update(crashpoint.SettleBefore, crashpoint.SettleAfter, func(tx *bolt.Tx) error {
+			for _, in := range batch {
+				if err := s.settle(tx, in, present[in.Repository], of); err != nil {
+					return err
+				}
 			}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("settle pull intents: %w", err)
 		}
-		for _, p := range present {
-			if _, ok := repositories[p.Repository]; !ok {
-				continue
-			}
-			f, err := lookup(tx, p)
-			if err != nil || f.Record != nil || f.Marked {
-				continue
-			}
-			if err := put(tx, bucketRecords, p.key(), Record{Pair: p, Created: now}); err != nil {
-				return err
-			}
-			s.wrote(p)
-		}
-		for _, id := range intents {
-			if err := deleteIntent(tx, id); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("settle pull intents: %w", err)
 	}
 	return nil
+}
+
+func (s *Store) settle(tx *bolt.Tx, in Intent, present []Pair, of Settlement) error {
+	intents := tx.Bucket([]byte(bucketIntents))
+	if intents.Get(in.key()) == nil {
+		return nil
+	}
+	for _, p := range present {
+		if of.Brought != nil && !of.Brought(in, p) || known(tx, p) {
+			continue
+		}
+		if err := put(tx, bucketRecords, p.key(), Record{Pair: p, Created: of.Now}); err != nil {
+			return err
+		}
+		s.wrote(p)
+	}
+	return intents.Delete(in.key())
+}
+
+// known reports whether a pair has a record or a mark, readable or not.
+func known(tx *bolt.Tx, p Pair) bool {
+	k := p.key()
+	return tx.Bucket([]byte(bucketRecords)).Get(k) != nil || tx.Bucket([]byte(bucketMarks)).Get(k) != nil
 }

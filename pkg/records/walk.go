@@ -124,16 +124,12 @@ func (s *Store) Describe(p Pair) (d Details, err error) {
 		if ok, err := get(tx, bucketMarks, p.key(), &m); ok && err == nil {
 			d.Mark = &m
 		}
-		prefix, length := ofRepository(p.Repository)
-		c := tx.Bucket([]byte(bucketIntents)).Cursor()
-		for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
-			var in Intent
-			if decode(bucketIntents, k, v, &in) != nil {
-				in = intentOf(k)
-			}
-			if len(k) == length {
-				d.OfIntents = append(d.OfIntents, in)
-			}
+		err := intentsOf(tx, p.Repository, func(_ []byte, in Intent) error {
+			d.OfIntents = append(d.OfIntents, in)
+			return nil
+		})
+		if err != nil {
+			return err
 		}
 		d.RivalNames = rivalRecords(tx, p, math.MaxInt)
 		d.MarkedAs = rivalMarks(tx, p, math.MaxInt)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/pkg/records"
@@ -52,18 +54,18 @@ func pagesAreTheModel(t *testing.T, s *records.Store, m *model, size int) {
 		more = len(page) == size
 	}
 	wantPairs(t, "MarksAfter", marked, marks)
-	intents := map[uint64]string{}
+	intents := map[uint64]records.Intent{}
 	for after, more := "", true; more; {
 		page, err := s.IntentsAfter(after, size)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, in := range page {
-			intents[in.Value.ID], after = in.Value.Repository, in.Key
+			intents[in.Value.ID], after = in.Value, in.Key
 		}
 		more = len(page) == size
 	}
-	if !maps.Equal(intents, m.intents) {
+	if !cmp.Equal(intents, m.intents) {
 		t.Fatalf("IntentsAfter = %v; want %v", intents, m.intents)
 	}
 }

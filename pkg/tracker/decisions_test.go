@@ -132,7 +132,7 @@ func (w *world) prepare(table conformance.Decisions, c conformance.Case) {
 	if rec.Open || len(rec.Secrets) > 0 {
 		err = w.store.Prove(intent, result)
 	} else {
-		err = w.store.Settle([]uint64{intent}, []records.Pair{pair}, time.Now())
+		err = w.store.Settle(records.Settlement{Intents: []records.Intent{intent}, Present: []records.Pair{pair}, Now: time.Now()})
 	}
 	if err != nil {
 		w.t.Fatal(err)

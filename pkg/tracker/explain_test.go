@@ -119,7 +119,7 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 				defer done()
 			}
 		case 10: // the clock was set back: a proof from the future
-			err := w.store.Prove(0, records.Result{
+			err := w.store.Prove(records.Intent{}, records.Result{
 				Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret(passwords[pick(3)])), At: time.Now().Add(time.Hour),
 			})
 			if err != nil {

@@ -18,3 +18,8 @@ func (t *Tracker) Holds() uint64 {
 	holds, _ := t.scansHeld()
 	return holds
 }
+
+// TakeUses and KeepUses are what Flush does before and after a write that fails.
+func (t *Tracker) TakeUses() map[records.Pair]records.Use { return t.takeUses() }
+
+func (t *Tracker) KeepUses(uses map[records.Pair]records.Use) { t.keepUses(uses) }

@@ -113,7 +113,7 @@ func TestRevocationByNamespaceEndsItsProof(t *testing.T) {
 func TestProofOfANamespaceExpiresAndLosesItsGrace(t *testing.T) {
 	w, img := namespaceWorld(t)
 	w.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
-	err := w.store.Prove(0, records.Result{
+	err := w.store.Prove(records.Intent{}, records.Result{
 		Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.NamespaceID("team-a"), At: time.Now().Add(-90 * time.Minute),
 	})
 	if err != nil {

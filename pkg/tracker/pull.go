@@ -19,7 +19,7 @@ import (
 // can defer Lost. Its methods may be called concurrently.
 type Pull struct {
 	t          *Tracker
-	intent     uint64
+	intent     records.Intent
 	repository string
 	once       sync.Once
 	unhold     func()  // ends the hold on scans that a pull of an invalid name has; nil for other pulls
@@ -53,7 +53,7 @@ func (t *Tracker) BeginPull(ctx context.Context, name string, present Image) (*P
 	}
 	p.intent = intent
 	t.mu.Lock()
-	t.running[intent] = p
+	t.running[intent.ID] = p
 	t.mu.Unlock()
 	return p, nil
 }
@@ -171,7 +171,8 @@ func (p *Pull) Lost() error {
 // left takes the pull off the running ones, after its end is on disk.
 func (p *Pull) left() {
 	p.t.mu.Lock()
-	delete(p.t.running, p.intent)
+	delete(p.t.running, p.intent.ID)
+	p.t.ended[p.intent.ID] = time.Now() // of no meaning if the intent is gone; the next Settle removes it then
 	p.t.mu.Unlock()
 	p.releaseScans()
 }

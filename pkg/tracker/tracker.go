@@ -89,6 +89,7 @@ type Tracker struct {
 	mu      sync.Mutex
 	grants  map[string]map[records.Pair]grant // by UID
 	running map[uint64]*Pull                  // by intent: those that are under way here
+	ended   map[uint64]time.Time              // by intent: since when this process knows that its pull has ended
 	holding int                               // holds on scans that are in effect, see holdScans
 	holds   uint64                            // holds on scans ever begun
 	uses    map[records.Pair]records.Use      // not yet flushed
@@ -108,6 +109,7 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) (*Trac
 		log:          o.Log,
 		grants:       map[string]map[records.Pair]grant{},
 		running:      map[uint64]*Pull{},
+		ended:        map[uint64]time.Time{},
 		uses:         map[records.Pair]records.Use{},
 	}
 	t.SetRules(o.Rules)
@@ -116,11 +118,10 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) (*Trac
 	}
 	left, err := store.Intents()
 	for _, in := range left {
-		if in.Ended.IsZero() {
-			err = errors.Join(err, store.End(in.ID, time.Now()))
-		}
+		t.ended[in.ID] = time.Now() // of this process, whatever the clock said when the pull ended
 	}
-	return t, err
+	left = slices.DeleteFunc(left, func(in records.Intent) bool { return !in.Ended.IsZero() })
+	return t, errors.Join(err, store.EndAll(left, time.Now()))
 }
 
 // SetRules replaces the rules for every judgement that begins after it returns; one that is under way sees

@@ -14,9 +14,9 @@ import (
 const (
 	// flushEvery is how often last-used times go to disk, at most (DESIGN 2).
 	flushEvery = time.Minute
-	// lingerFor is how long after its end a lost pull may still complete in the runtime. An
+	// settleAfter is how long after its end a pull without a known result may still bring its image. An
 	// intent is settled against an image list that is at least this much younger.
-	lingerFor = time.Hour
+	settleAfter = time.Hour
 )
 
 // errNoAgreement is returned when the runtime does not give two equal, non-empty lists.
@@ -60,27 +60,19 @@ func (t *Tracker) Prune(ctx context.Context) error {
 	return nil
 }
 
-// Settle ends the intents of lost pulls that can no longer complete: what is there of their
-// repositories without a record gets one with nothing proved, so that it needs proof for ever.
-// An intent whose pull ended less than an hour ago stays.
+// Settle deletes the intents of pulls that ended without a known result and can bring nothing any more. Of the images that
+// such a pull may have brought, those with neither record nor mark get a record with nothing proved: they need proof
+// from then on. An intent stays until an hour of this process's own time has passed since the end of its pull, or since the start of the
+// process if the pull is of an earlier one, so that a clock which is set forward settles nothing early.
 func (t *Tracker) Settle(ctx context.Context) error {
 	intents, err := t.store.Intents()
 	if err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}
-	now := time.Now()
-	var due []uint64
-	for _, in := range intents {
-		switch {
-		case t.underWay(in.ID):
-		case in.Ended.IsZero():
-			// Its end could not be written when it happened.
-			if err := t.store.End(in.ID, now); err != nil {
-				return fmt.Errorf("settle pull intents: %w", err)
-			}
-		case now.Sub(in.Ended) >= lingerFor:
-			due = append(due, in.ID)
-		}
+	due, unended := t.settleable(intents)
+	// Their ends could not be written when they happened.
+	if err := t.store.EndAll(unended, time.Now()); err != nil {
+		return fmt.Errorf("settle pull intents: %w", err)
 	}
 	if len(due) == 0 {
 		return nil
@@ -89,34 +81,65 @@ func (t *Tracker) Settle(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}
-	if err := t.store.Settle(due, pairsOf(images), now); err != nil {
+	if err := t.store.Settle(records.Settlement{Intents: due, Present: pairsOf(images), Now: time.Now()}); err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}
 	t.log.Info("Pull intents settled", "count", len(due))
 	return nil
 }
 
+// settleable returns the intents that are due to be settled, and those whose pull has ended although that is not on disk.
+func (t *Tracker) settleable(intents []records.Intent) (due, unended []records.Intent) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now, ended := time.Now(), map[uint64]time.Time{}
+	for _, in := range intents {
+		if _, ok := t.running[in.ID]; ok {
+			continue
+		}
+		since, known := t.ended[in.ID]
+		if !known {
+			since = now
+		}
+		ended[in.ID] = since
+		if in.Ended.IsZero() {
+			unended = append(unended, in)
+		} else if now.Sub(since) >= settleAfter {
+			due = append(due, in)
+		}
+	}
+	t.ended = ended
+	return due, unended
+}
+
 // Flush writes the last-used times that are in memory to disk. If that fails they are kept.
 func (t *Tracker) Flush() error {
-	t.mu.Lock()
-	uses := t.uses
-	t.uses = map[records.Pair]records.Use{}
-	t.mu.Unlock()
+	uses := t.takeUses()
 	if len(uses) == 0 {
 		return nil
 	}
-	err := t.store.Touch(uses)
-	if err == nil {
-		return nil
+	if err := t.store.Touch(uses); err != nil {
+		t.keepUses(uses)
+		return fmt.Errorf("flush last-used times: %w", err)
 	}
+	return nil
+}
+
+func (t *Tracker) takeUses() map[records.Pair]records.Use {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	uses := t.uses
+	t.uses = map[records.Pair]records.Use{}
+	return uses
+}
+
+// keepUses puts back what could not be written, together with what has been noted since.
+func (t *Tracker) keepUses(uses map[records.Pair]records.Use) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for p, u := range uses {
-		if _, newer := t.uses[p]; !newer {
-			t.uses[p] = u
-		}
+		t.uses[p] = u.Merge(t.uses[p])
 	}
-	return fmt.Errorf("flush last-used times: %w", err)
 }
 
 // Run does the tracker's upkeep, a flush, a look at the clock, a settlement and a pruning a minute, until ctx ends; then it
@@ -140,7 +163,7 @@ func (t *Tracker) Run(ctx context.Context) {
 			t.clamp()
 		}
 		if err := t.Settle(ctx); err != nil && ctx.Err() == nil {
-			t.log.Info("Pull intents not settled, they linger", "err", err)
+			t.log.Info("Could not settle pull intents; will retry", "err", err)
 		}
 		// An image may have gone without a call of ours that told it, or with one whose lists
 		// did not agree.
@@ -148,13 +171,6 @@ func (t *Tracker) Run(ctx context.Context) {
 			t.log.Info("Records of removed images stay until the next minute", "err", err)
 		}
 	}
-}
-
-func (t *Tracker) underWay(intent uint64) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	_, ok := t.running[intent]
-	return ok
 }
 
 // agreedImages returns the image list of the runtime after it has given the same one twice. A

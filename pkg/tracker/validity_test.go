@@ -138,7 +138,7 @@ func TestProofFromTheFutureIsValidNoLongerThanOneFromNow(t *testing.T) {
 	begin := func(t *testing.T, ahead time.Duration) *world {
 		t.Helper()
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: validity, Grace: grace}, VerifyUntracked: true})
-		err := w.store.Prove(1, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret("alice")), At: time.Now().Add(ahead)})
+		err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret("alice")), At: time.Now().Add(ahead)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -180,7 +180,7 @@ func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: 2 * time.Hour, Grace: time.Hour}, VerifyUntracked: true})
 		img := image(id1, app+":1")
-		err := w.store.Prove(1, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret("alice")), At: time.Now().Add(time.Hour)})
+		err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret("alice")), At: time.Now().Add(time.Hour)})
 		if err != nil {
 			t.Fatal(err)
 		}

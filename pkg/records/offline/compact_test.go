@@ -100,8 +100,8 @@ func TestCompactKeepsEveryValueModeAndOwner(t *testing.T) {
 	if err != nil || report != (records.Report{}) {
 		t.Fatalf("Open = %+v, %v; want the store", report, err)
 	}
-	if id, err := s.Begin("n", "r", noon()); err != nil || id != 303 {
-		t.Errorf("Begin = %d, %v; want 303, the next one", id, err)
+	if in, err := s.Begin("n", "r", noon()); err != nil || in.ID != 303 {
+		t.Errorf("Begin = %d, %v; want 303, the next one", in.ID, err)
 	}
 	if err := s.Close(); err != nil {
 		t.Error(err)

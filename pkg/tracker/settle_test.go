@@ -1,0 +1,94 @@
+package tracker_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// lost makes a pull that ends without a known result.
+func (w *world) lost(name string) {
+	w.t.Helper()
+	pull, err := w.BeginPull(w.t.Context(), name, tracker.Image{})
+	if err != nil {
+		w.t.Fatalf("BeginPull(%s) = %v; want nil", name, err)
+	}
+	if err := pull.Lost(); err != nil {
+		w.t.Fatalf("Lost = %v; want nil", err)
+	}
+}
+
+func (w *world) settle() {
+	w.t.Helper()
+	if err := w.Settle(w.t.Context()); err != nil {
+		w.t.Fatalf("Settle = %v; want nil", err)
+	}
+}
+
+func (w *world) wantIntents(when string, want int) {
+	w.t.Helper()
+	if got := w.intents(); len(got) != want {
+		w.t.Errorf("%s: intents %v; want %d", when, got, want)
+	}
+}
+
+// The runtime may bring the image of a pull for an hour after its end, whatever the clock says meanwhile.
+func TestClockThatIsSetForwardSettlesNothingEarly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tracker.Options{})
+		w.runtime.set(image(id3, "repo.test/any:1"))
+		w.lost(app + ":1")
+		setForward := func() { // as if the pull had ended two hours before now
+			all, err := w.store.Intents()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := w.store.EndAll(all, time.Now().Add(-2*time.Hour)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		setForward()
+		w.settle()
+		w.wantIntents("after the clock was set forward", 1)
+		w.restart()
+		w.settle()
+		w.wantIntents("after a restart", 1)
+		time.Sleep(59 * time.Minute)
+		w.settle()
+		w.wantIntents("59 minutes after the restart", 1)
+		time.Sleep(time.Minute)
+		w.settle()
+		w.wantIntents("an hour after the restart", 0)
+	})
+}
+
+// What is noted while a flush fails does not displace what the flush could not write.
+func TestFailedFlushKeepsEarlierAndLaterNotes(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	img, pair := image(id1, app+":1"), pairOf(id1, app)
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	id := w.key.ID(secret("alice"))
+	check := func(uid, name string) records.SecretRef {
+		ref := records.SecretRef{UID: uid, Namespace: "team", Name: name}
+		w.Check(t.Context(), tracker.Request{Pod: pod(uid), Name: app + ":1", Image: img, Secrets: []tracker.Secret{{Credential: id, Ref: ref}}})
+		return ref
+	}
+	first := check("u1", "first")
+	unwritten := w.TakeUses()
+	second := check("u2", "second")
+	w.KeepUses(unwritten)
+	got := w.Uses()[pair].Secrets[id]
+	if len(got) != 2 || got[0] != first || got[1] != second {
+		t.Errorf("noted Secrets = %v; want %v and %v", got, first, second)
+	}
+	if err := w.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := w.store.Lookup(pair)
+	if err != nil || len(f.Record.Proofs[0].Secrets) != 2 {
+		t.Errorf("Secrets on disk = %+v, %v; want both", f.Record, err)
+	}
+}
