@@ -88,6 +88,7 @@ func checks() []check {
 		{"sockets", Node.sockets},
 		{"kubelet", Node.kubelet},
 		{"versions", Node.versions},
+		{"cri-o", Node.crioFiles},
 		{"mirrors", Node.mirrors},
 		{"state", Node.state},
 		{"disk", Node.disk},

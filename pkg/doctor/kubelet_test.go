@@ -161,7 +161,7 @@ func TestVersions(t *testing.T) {
 	wantFinding(t, n.Examine(t.Context()), "versions", doctor.OK, "containerd is version 2.1.4")
 	n.Status.Runtime.Name, n.Status.Runtime.Version = "cri-o", "1.33.1"
 	all := n.Examine(t.Context())
-	wantFinding(t, all, "versions", doctor.Warn, "the runtime is cri-o 1.33.1")
+	wantFinding(t, all, "versions", doctor.Warn, "CRI-O is version 1.33.1")
 	wantFinding(t, all, "mirrors", doctor.Unknown, "which mirrors cri-o has")
 }
 

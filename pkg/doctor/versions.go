@@ -13,6 +13,7 @@ import (
 const (
 	oldestKubelet    = 26 // 1.26
 	oldestContainerd = 6  // 1.6
+	oldestCRIO       = 34 // 1.34, of those that were tested
 )
 
 // A version is the first three numbers of a text that tells one.
@@ -71,14 +72,26 @@ func (n Node) runtimeVersion(ctx context.Context) Finding {
 	}
 	v, known := versionIn(text)
 	switch {
-	case !strings.HasPrefix(name, "containerd"):
-		return warn("see that image_ref of its answers equals the image's ID, as the CRI has it", "the runtime is %s %s; containerd is what pullgate is tested with", name, text)
+	case (name == crio || name == "crio") && known:
+		return crioVersion(v)
+	case !strings.HasPrefix(name, "containerd") && name != crio && name != "crio":
+		return warn("use containerd or CRI-O; if you keep it, watch pullgate_pulls_unresolved_total and see that pods without a credential are denied",
+			"the runtime is %s %s, which pullgate was never tested with", name, text)
 	case !known:
 		return unknown("see with crictl version what it is", "the runtime is %s %s, which is no version that can be compared", name, text)
 	case v.before(1, oldestContainerd):
 		return fail("upgrade containerd", "containerd is version %s, older than 1.%d, the oldest that is supported", v, oldestContainerd)
 	}
 	return ok("containerd is version %s", v)
+}
+
+// crioVersion says how much a version of CRI-O was tested.
+func crioVersion(v version) Finding {
+	const how = "1.34.4 and 1.36.3 were tested by hand; each change is tested with runtimes that answer as CRI-O does"
+	if v.before(1, oldestCRIO) {
+		return warn("upgrade CRI-O to 1.34 or newer", "CRI-O is version %s, older than those that were tested: %s", v, how)
+	}
+	return ok("CRI-O is version %s: %s", v, how)
 }
 
 // versionOf asks the program of a process.
