@@ -3,6 +3,7 @@ package criproxy
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -14,6 +15,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy/decision"
 	"github.com/pullgate/pullgate/pkg/criproxy/hidden"
 	"github.com/pullgate/pullgate/pkg/criproxy/kubelet"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -174,7 +176,7 @@ func (g *Gate) deny(callName string, p pods.Pod, name string, v tracker.Verdict)
 	todo := "set imagePullSecrets that can pull it; with imagePullPolicy Never an image must have been proved before"
 	switch v.Reason {
 	case policy.ImageIDName:
-		missing, todo = "an image ID is not a name that access can be proved for", "use the image's repository with a tag or digest"
+		missing, todo = unnamed(name)
 	case policy.RecordUnreadable:
 		missing, todo = "the record of who proved access cannot be read", "see the log of pullgated on this node"
 	case policy.ProofExpired:
@@ -183,6 +185,20 @@ func (g *Gate) deny(callName string, p pods.Pod, name string, v tracker.Verdict)
 	}
 	return refuse(codes.PermissionDenied, "ACCESS_NOT_PROVED",
 		fmt.Sprintf("pullgate: pod %s/%s may not use %s: %s; %s", p.Namespace, p.Name, what, missing, todo))
+}
+
+// unnamed says why access cannot be proved for a name that the runtime resolves to an image without that name. It
+// goes by the name alone, so that it tells nothing of the images on the node.
+func unnamed(name string) (missing, todo string) {
+	switch {
+	case imageref.IsShort(name):
+		return "it names no registry, and the runtime resolved the short name to another registry than docker.io",
+			fmt.Sprintf("write the registry in the name of the image, as in REGISTRY/%s", name)
+	case strings.Contains(name, "/"): // which no image ID has
+		return "the image that the runtime resolved it to does not have this name", "pull it by this name, with imagePullPolicy IfNotPresent or Always"
+	default:
+		return "an image ID is not a name that access can be proved for", "use the image's repository with a tag or digest"
+	}
 }
 
 // aborted reports whether an error only tells that the call itself broke off, so that it gives

@@ -2,6 +2,7 @@ package imageref
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/distribution/reference"
 )
@@ -57,4 +58,15 @@ func KubeletName(s string) (string, error) {
 		return s + ":latest", nil
 	}
 	return s, nil
+}
+
+// IsShort reports whether a name is written without a registry. It means docker.io to Parse and to containerd; other
+// runtimes may be configured to look elsewhere. What can be read as an image ID, or a prefix of one, is not short.
+func IsShort(s string) bool {
+	n, err := Parse(s)
+	if err != nil || n.IsImageID() || strings.Trim(s, "0123456789abcdef") == "" {
+		return false
+	}
+	domain := "docker.io/"
+	return strings.HasPrefix(n.repository, domain) && !strings.HasPrefix(s, domain) && !strings.HasPrefix(s, "index."+domain)
 }

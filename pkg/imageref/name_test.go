@@ -185,3 +185,15 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+func TestIsShort(t *testing.T) {
+	for name, want := range map[string]bool{
+		"pause": true, "pause:3.9": true, "team/app": true, "team/app@sha256:" + strings.Repeat("0", 64): true, "7692ac1:latest": true,
+		"docker.io/library/pause": false, "index.docker.io/pause": false, "localhost/pause": false, "127.0.0.1:5000/pause": false, "quay.test/pause:1": false,
+		"sha256:7692": false, "7692ac1": false, strings.Repeat("0", 64): false, "UPPER": false, "": false,
+	} {
+		if got := imageref.IsShort(name); got != want {
+			t.Errorf("IsShort(%q) = %v; want %v", name, got, want)
+		}
+	}
+}
