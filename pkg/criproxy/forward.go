@@ -31,7 +31,7 @@ func (c *call) forward(ctx context.Context) ([]byte, error) {
 	req := frame{data: mem.BufferSlice{mem.SliceBuffer(c.request)}}
 	var resp frame
 	defer resp.free() // a call may fail although its message has come
-	err := c.upstream.conn.Invoke(outgoing(ctx), c.method, &req, &resp, contentSubtype(ctx), grpc.Header(&c.header), grpc.Trailer(&c.trailer))
+	err := c.upstream.unary(outgoing(ctx), c.method, &req, &resp, contentSubtype(ctx), grpc.Header(&c.header), grpc.Trailer(&c.trailer))
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func (s *Server) forward(stream grpc.ServerStream, method string, u *Upstream) e
 	defer resp.free() // a call may fail although its message has come
 	var header, trailer metadata.MD
 	ctx := stream.Context()
-	err := u.conn.Invoke(outgoing(ctx), method, &req, &resp, contentSubtype(ctx), grpc.Header(&header), grpc.Trailer(&trailer))
+	err := u.unary(outgoing(ctx), method, &req, &resp, contentSubtype(ctx), grpc.Header(&header), grpc.Trailer(&trailer))
 	req.free()
 	if err := answer(stream, header, trailer); err != nil {
 		return err

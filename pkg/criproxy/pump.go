@@ -29,6 +29,7 @@ func (s *Server) pump(client grpc.ServerStream, method string, u *Upstream) erro
 		}
 	})
 	err = toClient(client, runtime)
+	u.dialer.answer(err)
 	client.SetTrailer(runtime.Trailer())
 	return streamEnd(ctx, err)
 }

@@ -20,6 +20,7 @@ const maxMessage = 16 << 20
 const (
 	firstRetry   = 100 * time.Millisecond
 	longestRetry = time.Second
+	retryGrowth  = 1.6
 	// handshake bounds one attempt; a socket that accepts and stays silent is as good as none.
 	handshake = 3 * time.Second
 )
@@ -27,12 +28,17 @@ const (
 // An Upstream is the connection to one endpoint of the runtime. It connects by itself, again and
 // again; a call fails at once with Unavailable while there is no connection. Its methods may be
 // called concurrently.
-type Upstream struct{ conn *grpc.ClientConn }
+type Upstream struct {
+	conn   *grpc.ClientConn
+	dialer *dialer
+}
 
 // Dial returns an Upstream for an endpoint like unix:///run/containerd/containerd.sock. It does not
 // wait for the runtime; an error says that the endpoint is not well formed.
 func Dial(endpoint string) (*Upstream, error) {
+	dialer := newDialer()
 	conn, err := grpc.NewClient(endpoint,
+		grpc.WithContextDialer(dialer.connect),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"),
 		grpc.WithNoProxy(),
@@ -40,7 +46,7 @@ func Dial(endpoint string) (*Upstream, error) {
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: firstRetry, Multiplier: 1.6, Jitter: 0.2, MaxDelay: longestRetry},
+			Backoff:           backoff.Config{BaseDelay: firstRetry, Multiplier: retryGrowth, Jitter: 0.2, MaxDelay: longestRetry},
 			MinConnectTimeout: handshake,
 		}),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(newCodec()), grpc.MaxCallRecvMsgSize(maxMessage)),
@@ -49,7 +55,7 @@ func Dial(endpoint string) (*Upstream, error) {
 		return nil, fmt.Errorf("endpoint %s: %w", endpoint, err)
 	}
 	conn.Connect()
-	return &Upstream{conn: conn}, nil
+	return &Upstream{conn: conn, dialer: dialer}, nil
 }
 
 // Up reports whether there is a connection at this moment.
@@ -100,5 +106,12 @@ func (u *Upstream) Close() error {
 
 // invoke makes a call of our own. The metadata of a client's call do not go with it.
 func (u *Upstream) invoke(ctx context.Context, method string, req, resp proto.Message) error {
-	return u.conn.Invoke(ctx, method, req, resp)
+	return u.unary(ctx, method, req, resp)
+}
+
+// unary makes a call that has one request and one answer.
+func (u *Upstream) unary(ctx context.Context, method string, req, resp any, opts ...grpc.CallOption) error {
+	err := u.conn.Invoke(ctx, method, req, resp, opts...)
+	u.dialer.answer(err)
+	return err
 }

@@ -223,16 +223,25 @@ func watch(ctx context.Context, log klog.Logger, p parts) {
 	var g errgroup.Group
 	up := make(chan struct{}, 1)
 	for _, u := range p.conns.each() {
+		changes := make(chan bool)
+		g.Go(func() error {
+			logStates(ctx, changes, func(isUp bool, unlogged int) {
+				logUpstream(log, isUp, unlogged)
+			})
+			return nil
+		})
 		g.Go(func() error {
 			u.Watch(ctx, func(isUp bool) {
 				p.metrics.UpstreamUp(p.conns.up())
 				p.service.reached(p.conns.up())
+				select {
+				case changes <- isUp:
+				case <-ctx.Done():
+				}
 				if !isUp {
 					p.gate.Disconnected()
-					log.Info("Runtime not reached, calls fail until it is back")
 					return
 				}
-				log.Info("Runtime reached")
 				select {
 				case up <- struct{}{}:
 				default:
@@ -242,6 +251,7 @@ func watch(ctx context.Context, log klog.Logger, p parts) {
 		})
 	}
 	g.Go(func() error {
+		var logged time.Time // when a failed sync was logged last
 		tick := time.NewTicker(reconcileEvery)
 		defer tick.Stop()
 		for {
@@ -255,12 +265,26 @@ func watch(ctx context.Context, log klog.Logger, p parts) {
 			if err == nil {
 				err = p.gate.Reconcile(ctx)
 			}
-			if err != nil && ctx.Err() == nil {
+			if err != nil && ctx.Err() == nil && time.Since(logged) >= stateLogInterval {
+				logged = time.Now()
 				log.Info("Not in step with the runtime, judging by what is known", "err", err)
 			}
 		}
 	})
 	_ = g.Wait() // none of them returns an error
+}
+
+// logUpstream logs the state of the connection to the runtime. Many changes that are not logged mean a runtime that
+// closes the connections that it accepts.
+func logUpstream(log klog.Logger, isUp bool, unlogged int) {
+	if unlogged > 0 {
+		log = log.WithValues("changesNotLogged", unlogged)
+	}
+	if isUp {
+		log.Info("Runtime reached")
+		return
+	}
+	log.Info("Runtime not reached, calls fail until it is back")
 }
 
 // accept ends distrust, if the operator says so.

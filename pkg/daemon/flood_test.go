@@ -1,0 +1,49 @@
+package daemon_test
+
+import (
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A runtime that closes each connection that it accepts, as CRI-O does with a client that it does not understand, fills
+// no journal: each state is logged once a second at most.
+func TestRuntimeThatClosesEveryConnectionDoesNotFloodTheLog(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "runtime.sock")
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0}) // empty SETTINGS
+			time.Sleep(time.Millisecond) // so that the connection is seen to be up
+			_ = c.Close()
+		}
+	}()
+	p := prepare(t, "unix://"+socket)
+	p.spawn()
+	began := time.Now()
+	eventually(t, "the first state", func() bool { return strings.Contains(p.out.String(), "not reached") })
+	time.Sleep(1500 * time.Millisecond)
+	log := p.out.String()
+	seconds := int(time.Since(began).Seconds()) + 1
+	for _, message := range []string{"Runtime reached", "Runtime not reached", "Not in step"} {
+		if n := strings.Count(log, message); n > seconds {
+			t.Errorf("%q is logged %d times in %d seconds; want once a second at most", message, n, seconds)
+		}
+	}
+	if n := strings.Count(log, "\n"); n > 4*seconds+20 {
+		t.Errorf("%d lines in %d seconds:\n%.2000s", n, seconds, log)
+	}
+	_ = l.Close()
+	<-ended
+}
