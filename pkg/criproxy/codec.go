@@ -6,6 +6,7 @@ import (
 	"google.golang.org/grpc/encoding"
 	_ "google.golang.org/grpc/encoding/proto" // our own calls are encoded by the codec it registers
 	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
 )
 
 // A frame is one message as it came off the wire. The zero value is an empty message.
@@ -49,7 +50,11 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 		f.data = data
 		return nil
 	}
-	if err := c.messages.Unmarshal(data, v); err != nil {
+	m, ok := v.(proto.Message)
+	if !ok {
+		return fmt.Errorf("decode the answer to our own call: %T is not a message", v)
+	}
+	if err := decodeAnswer(data.Materialize(), m); err != nil {
 		return fmt.Errorf("decode the answer to our own call: %w", err)
 	}
 	return nil

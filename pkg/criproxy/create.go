@@ -7,7 +7,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/pkg/criproxy/decision"
@@ -38,7 +37,7 @@ func (g *Gate) createContainer(ctx context.Context, c *call) ([]byte, error) {
 		return nil, g.withoutCheckpoint(name, who, judged, err)
 	}
 	var resp runtimeapi.CreateContainerResponse
-	if err := proto.Unmarshal(raw, &resp); err != nil {
+	if err := decodeAnswer(raw, &resp); err != nil {
 		return nil, refuse(codes.Internal, "UNDECODABLE_ANSWER", "pullgate cannot read the runtime's answer to CreateContainer")
 	}
 	crashpoint.Hit(crashpoint.Created)
@@ -84,7 +83,7 @@ func (g *Gate) restorePod(ctx context.Context, c *call) ([]byte, error) {
 		return nil, err
 	}
 	var resp runtimeapi.RestorePodResponse
-	if err := proto.Unmarshal(raw, &resp); err != nil {
+	if err := decodeAnswer(raw, &resp); err != nil {
 		return nil, refuse(codes.Internal, "UNDECODABLE_ANSWER", "pullgate cannot read the runtime's answer to RestorePod")
 	}
 	g.addSandbox(resp.GetPodSandboxId(), req.GetConfig())

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/status"
+
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/records"
@@ -127,5 +129,35 @@ func TestHiddenPrechecksOfOnePodAreItsOwn(t *testing.T) {
 	}
 	if id, err := p.Pull(t.Context(), victim, app, "good"); id != id1 || err != nil {
 		t.Errorf("the victim's proved pull during an outage = %q, %v; want it answered from the node", id, err)
+	}
+}
+
+// A pull needs its intent on disk, for an exempt pod as well; an image that is there needs no disk.
+func TestAFullDiskStopsNoExemptPodWhoseImageIsThere(t *testing.T) {
+	const absent, present = "repo.test/sys/new:1", "repo.test/sys/old:1"
+	p := newProxy(t, tracker.Options{Rules: tracker.Rules{ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"}}}, exact())
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{present}})
+	p.serves(absent, "", criproxytest.Image{ID: id2})
+	static := p.PodFrom("kube-system", "file")
+	if err := p.Sandbox(t.Context(), static); err != nil {
+		t.Fatal(err)
+	}
+	p.failWrites()
+	for _, x := range []*criproxytest.Pod{static, p.Pod("kube-system")} {
+		if got := p.Precheck(x, present); got != id1 {
+			t.Errorf("%s: pre-check of an image that is there = %q; want %s", x.UID, got, id1)
+		}
+		id, err := p.Create(t.Context(), x, id1, present)
+		if err == nil {
+			err = p.Start(t.Context(), id)
+		}
+		if err != nil {
+			t.Errorf("%s: container = %v; want it started", x.UID, err)
+		}
+		_, err = p.Pull(t.Context(), x, absent, "")
+		message := status.Convert(err).Message()
+		if !strings.HasPrefix(message, "RegistryUnavailable: ") || !strings.Contains(message, "cannot write its store") || p.runtime.Calls("PullImage") != 0 {
+			t.Errorf("%s: pull of an absent image = %v; want RegistryUnavailable, that the store cannot be written, and no pull", x.UID, err)
+		}
 	}
 }

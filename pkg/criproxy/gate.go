@@ -92,7 +92,6 @@ func NewGate(c GateConfig) *Gate {
 		shadow:   c.Shadow,
 		fallback: c.OutageFallback,
 		always:   c.AlwaysPrecheck,
-		synced:   synced{turn: make(chan struct{}, 1)},
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/pkg/criproxy/decision"
@@ -61,7 +60,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 		return g.unresolved(ctx, name, who, err)
 	}
 	var resp runtimeapi.ImageStatusResponse
-	if err := proto.Unmarshal(raw, &resp); err != nil {
+	if err := decodeAnswer(raw, &resp); err != nil {
 		g.log.Error(err, "Answer of the runtime not readable, the image is hidden", "image", name)
 		return absent, nil
 	}

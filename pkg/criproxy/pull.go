@@ -214,7 +214,7 @@ func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, he
 // CRI 0.36 it may be a digest. So the requested name and image_ref must both be on the node, as one image.
 func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (string, error) {
 	var resp runtimeapi.PullImageResponse
-	if err := proto.Unmarshal(raw, &resp); err != nil {
+	if err := decodeAnswer(raw, &resp); err != nil {
 		return "", fmt.Errorf("decode the answer to PullImage: %w", err)
 	}
 	ref := resp.GetImageRef()

@@ -20,7 +20,7 @@ func (g *Gate) runPodSandbox(ctx context.Context, c *call) ([]byte, error) {
 		return nil, err
 	}
 	var resp runtimeapi.RunPodSandboxResponse
-	if err := proto.Unmarshal(raw, &resp); err != nil {
+	if err := decodeAnswer(raw, &resp); err != nil {
 		g.log.Error(err, "Answer of the runtime not readable, the pod is not identified until its sandbox is listed")
 		return raw, nil
 	}
@@ -59,7 +59,7 @@ func (g *Gate) listPodSandbox(ctx context.Context, c *call) ([]byte, error) {
 		return raw, err
 	}
 	var resp runtimeapi.ListPodSandboxResponse
-	if err := proto.Unmarshal(raw, &resp); err != nil {
+	if err := decodeAnswer(raw, &resp); err != nil {
 		g.log.Error(err, "List of sandboxes not readable, pods keep what they are known by")
 		return raw, nil
 	}

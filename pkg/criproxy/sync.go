@@ -2,17 +2,30 @@ package criproxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 // readyLimit bounds how long a judged call waits for the gate to be in step.
 const readyLimit = 5 * time.Second
+
+// firstPause and longestPause bound the pause after an attempt to sync that failed, before a judged call makes
+// the next one. The daemon's own attempts do not wait for it.
+const firstPause, longestPause = time.Second, 30 * time.Second
+
+// restoreAtOnce is how many containers or images the runtime is asked for at once.
+const restoreAtOnce = 8
 
 // reconcileTries bounds how often a list of sandboxes that raced with a change is asked for anew.
 const reconcileTries = 5
@@ -22,22 +35,69 @@ const reconcileTries = 5
 type synced struct {
 	done     atomic.Bool
 	restored atomic.Bool
-	turn     chan struct{} // holds one token; who takes it syncs
+
+	mu       sync.Mutex    // guards the fields that follow
+	attempt  *attempt      // the one in progress; nil if there is none
+	failures int           // in a row
+	failed   time.Time     // when the last attempt failed
+	pause    time.Duration // until judged calls make the next one
+}
+
+// An attempt to sync is shared by all that need it.
+type attempt struct {
+	done chan struct{} // closed when err is set
+	err  error
 }
 
 // Disconnected says that the runtime has gone; what is known of its pods is rebuilt when it is back.
-func (g *Gate) Disconnected() { g.synced.done.Store(false) }
+func (g *Gate) Disconnected() {
+	g.synced.done.Store(false)
+	g.synced.mu.Lock()
+	defer g.synced.mu.Unlock()
+	g.synced.pause = 0
+}
 
 // Sync rebuilds what is kept in memory from the runtime: sandboxes, and at the first time the
 // grants that its started containers show; then records are pruned and marks set. An error leaves
-// pods unknown and ungranted, which is the stricter side; the next judged call tries again.
+// pods unknown and ungranted, which is the stricter side. An attempt that is in progress is waited for.
 func (g *Gate) Sync(ctx context.Context) error {
-	select {
-	case g.synced.turn <- struct{}{}:
-		defer func() { <-g.synced.turn }()
-	case <-ctx.Done():
-		return ctx.Err()
+	s := &g.synced
+	if s.done.Load() {
+		return nil
 	}
+	s.mu.Lock()
+	a := s.attempt
+	if a != nil {
+		s.mu.Unlock()
+		select {
+		case <-a.done:
+			return a.err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	a = &attempt{done: make(chan struct{})}
+	s.attempt = a
+	s.mu.Unlock()
+
+	a.err = errors.New("the attempt to sync with the runtime panicked")
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.attempt = nil
+		if a.err == nil {
+			s.failures, s.pause = 0, 0
+		} else {
+			s.failed, s.pause = time.Now(), min(firstPause<<min(s.failures, 16), longestPause)
+			s.failures++
+		}
+		close(a.done)
+	}()
+	a.err = g.sync(ctx)
+	return a.err
+}
+
+func (g *Gate) sync(ctx context.Context) error {
 	if g.synced.done.Load() {
 		return nil
 	}
@@ -51,7 +111,11 @@ func (g *Gate) Sync(ctx context.Context) error {
 		g.synced.restored.Store(true)
 	}
 	if err := g.tracker.Sync(ctx); err != nil {
-		return err
+		if ctx.Err() != nil {
+			return err
+		}
+		// The pods and their grants are known, and that is what calls are judged by. The tracker prunes once a minute.
+		g.log.Info("Records of removed images stay until the next minute", "err", err)
 	}
 	g.synced.done.Store(true)
 	g.log.Info("In step with the runtime", "grants", g.tracker.Grants())
@@ -64,14 +128,22 @@ func (g *Gate) Synced() bool { return g.synced.done.Load() }
 // ready brings the gate into step before a call is judged, so that a pod which held a grant
 // before a restart is not taken for a stranger.
 func (g *Gate) ready(ctx context.Context) {
-	if g.synced.done.Load() {
+	if g.synced.done.Load() || g.synced.pausing() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, readyLimit)
+	// Others may wait for this attempt, so it does not end with the client's call.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readyLimit)
 	defer cancel()
 	if err := g.Sync(ctx); err != nil {
 		g.log.Info("Not in step with the runtime, judging by the records alone", "err", err)
 	}
+}
+
+// pausing reports whether the last attempt failed so recently that a judged call makes none.
+func (s *synced) pausing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.attempt == nil && time.Since(s.failed) < s.pause
 }
 
 // Reconcile makes the index of pods equal to the sandboxes of the runtime, and ends the grants of
@@ -92,58 +164,98 @@ func (g *Gate) Reconcile(ctx context.Context) error {
 	return fmt.Errorf("list sandboxes of the runtime: they changed during each of %d lists", reconcileTries)
 }
 
+// A started is a container that has been started, with the pod that it belongs to.
+type started struct {
+	pod    pods.Pod
+	uses   []use
+	create time.Time
+}
+
+// A use is an image that a container runs on or mounts: the runtime's name of it, and the pod's, "" before CRI 1.28.
+type use struct{ image, name string }
+
 // restoreGrants gives pods the grants that their containers show. A container counts once it has
 // been started, for then it went through the gate; one that was only created may be one that a
 // crash kept from being denied.
+//
+// The runtime is asked for each image by itself. Its list of all images can be too large to be sent, which a tenant
+// achieves with images that have a long USER.
 func (g *Gate) restoreGrants(ctx context.Context) error {
-	images, err := g.runtime.Images(ctx)
-	if err != nil {
-		return err
-	}
-	byID := make(map[string]tracker.Image, len(images))
-	for _, i := range images {
-		byID[i.ID] = i
-		for _, n := range i.Names {
-			byID[n] = i
-		}
-	}
 	all, err := g.runtime.containers(ctx, nil)
 	if err != nil {
 		return err
 	}
-	for _, c := range all {
-		if err := g.restoreGrant(ctx, c, byID); err != nil {
+	running := make([]started, len(all))
+	each(len(all), func(i int) {
+		var err error
+		if running[i], err = g.startedOf(ctx, all[i]); err != nil {
 			// One that went in the meantime, most likely; the others keep their grants.
-			g.log.Info("Grant not restored, the pod proves access again", "container", c.GetId(), "err", err)
+			g.log.Info("Grant not restored, the pod proves access again", "container", all[i].GetId(), "err", err)
+		}
+	})
+	images := map[string]tracker.Image{}
+	for _, r := range running {
+		for _, u := range r.uses {
+			images[u.image] = tracker.Image{}
 		}
 	}
-	return ctx.Err()
-}
-
-func (g *Gate) restoreGrant(ctx context.Context, c *runtimeapi.Container, byID map[string]tracker.Image) error {
-	who, ok := g.pods.BySandbox(c.GetPodSandboxId())
-	if !ok {
-		return nil
+	names := slices.Sorted(maps.Keys(images))
+	found := make([]tracker.Image, len(names))
+	each(len(names), func(i int) { found[i] = g.imageOrID(ctx, names[i]) })
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
-	if c.GetState() == runtimeapi.ContainerState_CONTAINER_CREATED {
-		return nil
+	for i, name := range names {
+		images[name] = found[i]
 	}
-	status, err := g.runtime.containerStatus(ctx, c)
-	if err != nil || status.GetStartedAt() == 0 {
-		return err
-	}
-	restore := func(id, name string) {
-		img, ok := byID[id]
-		if !ok {
-			img = tracker.Image{ID: id}
-		}
-		g.tracker.Restore(asked(who), name, img, time.Unix(0, status.GetCreatedAt()))
-	}
-	restore(runsOn(c), c.GetImage().GetUserSpecifiedImage())
-	for _, m := range status.GetMounts() {
-		if i := m.GetImage(); i != nil {
-			restore(i.GetImage(), i.GetUserSpecifiedImage())
+	for _, r := range running {
+		for _, u := range r.uses {
+			g.tracker.Restore(asked(r.pod), u.name, images[u.image], r.create)
 		}
 	}
 	return nil
+}
+
+// each calls f for 0 to n-1, a few at once.
+func each(n int, f func(i int)) {
+	var g errgroup.Group
+	g.SetLimit(restoreAtOnce)
+	for i := range n {
+		g.Go(func() error {
+			f(i)
+			return nil
+		})
+	}
+	_ = g.Wait() // none of them returns an error
+}
+
+// startedOf returns what a container shows; it has no uses if it shows nothing.
+func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started, error) {
+	who, ok := g.pods.BySandbox(c.GetPodSandboxId())
+	if !ok || c.GetState() == runtimeapi.ContainerState_CONTAINER_CREATED {
+		return started{}, nil
+	}
+	status, err := g.runtime.containerStatus(ctx, c)
+	if err != nil || status.GetStartedAt() == 0 {
+		return started{}, err
+	}
+	s := started{pod: who, create: time.Unix(0, status.GetCreatedAt()), uses: []use{{runsOn(c), c.GetImage().GetUserSpecifiedImage()}}}
+	for _, m := range status.GetMounts() {
+		if i := m.GetImage(); i != nil {
+			s.uses = append(s.uses, use{i.GetImage(), i.GetUserSpecifiedImage()})
+		}
+	}
+	return s, nil
+}
+
+// imageOrID returns an image of the runtime; of one that it does not have or does not describe, only what it is called.
+func (g *Gate) imageOrID(ctx context.Context, name string) tracker.Image {
+	img, err := g.runtime.Image(ctx, name)
+	if err != nil {
+		g.log.Info("Image of a running container cannot be read, its names are not known", "imageID", name, "err", err)
+	}
+	if img.ID == "" {
+		img.ID = name
+	}
+	return img
 }

@@ -16,7 +16,12 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// A Runtime is what the tracker asks of a container runtime.
+// A Runtime is what the tracker asks of a container runtime. One that also has the method
+//
+//	Image(ctx context.Context, name string) (Image, error)
+//
+// which returns the zero value of an image that is absent, is asked for the images of the records one by one if it
+// cannot list its images: the list may be too large to be sent.
 type Runtime interface {
 	// Images returns all images of the runtime, or an error; never a part of them.
 	Images(ctx context.Context) ([]Image, error)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -39,13 +40,9 @@ func (t *Tracker) Sync(ctx context.Context) error {
 // first of them was asked for, so that a pull which races with it keeps its record.
 func (t *Tracker) Prune(ctx context.Context) error {
 	before := t.store.Written()
-	images, err := t.agreedImages(ctx)
+	present, err := t.presentImages(ctx)
 	if err != nil {
 		return fmt.Errorf("prune pull records: %w", err)
-	}
-	present := make(map[string]struct{}, len(images))
-	for _, i := range images {
-		present[i.ID] = struct{}{}
 	}
 	gone, err := t.store.Prune(present, before)
 	if err != nil {
@@ -196,4 +193,55 @@ func ids(images []Image) []string {
 		set[i.ID] = struct{}{}
 	}
 	return slices.Sorted(maps.Keys(set))
+}
+
+// presentImages returns the IDs of the images that the runtime has, at least of those that have records or marks.
+func (t *Tracker) presentImages(ctx context.Context) (map[string]struct{}, error) {
+	images, err := t.agreedImages(ctx)
+	if err == nil {
+		present := make(map[string]struct{}, len(images))
+		for _, i := range images {
+			present[i.ID] = struct{}{}
+		}
+		return present, nil
+	}
+	one, ok := t.runtime.(interface {
+		Image(ctx context.Context, name string) (Image, error)
+	})
+	if !ok || errors.Is(err, errNoAgreement) || ctx.Err() != nil {
+		return nil, err
+	}
+	present, each := t.askForEach(ctx, one.Image)
+	if each != nil {
+		return nil, errors.Join(err, each)
+	}
+	return present, nil
+}
+
+// askForEach asks the runtime for each image that has records or marks. As with lists, an image is absent if the runtime
+// says so twice, and at least one must be there.
+func (t *Tracker) askForEach(ctx context.Context, image func(context.Context, string) (Image, error)) (map[string]struct{}, error) {
+	known, err := t.store.Images("", math.MaxInt)
+	if err != nil {
+		return nil, err
+	}
+	present := map[string]struct{}{}
+	for range 2 {
+		for _, k := range known {
+			if _, ok := present[k.ImageID]; ok {
+				continue
+			}
+			img, err := image(ctx, k.ImageID)
+			if err != nil {
+				return nil, err
+			}
+			if img.ID != "" {
+				present[k.ImageID] = struct{}{}
+			}
+		}
+	}
+	if len(present) == 0 {
+		return nil, errNoAgreement
+	}
+	return present, nil
 }

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/encoding"
 	_ "google.golang.org/grpc/encoding/proto" // the codec that is kept
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -44,6 +45,8 @@ type Runtime struct {
 	// Fail returns the error that a method, by its short name, answers with instead of being carried out; nil
 	// for none.
 	Fail func(method string) error
+	// Rewrite changes the bytes of the answer to a method, by its short name; nil changes none.
+	Rewrite func(method string, answer []byte) []byte
 	// BeforeAnswer is called when a call has been carried out and not yet answered; nil is allowed.
 	BeforeAnswer func(method string)
 
@@ -175,12 +178,20 @@ func (r *Runtime) note(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	}
 	resp, err := handler(ctx, req)
 	r.mu.Lock()
-	before := r.BeforeAnswer
+	before, rewrite := r.BeforeAnswer, r.Rewrite
 	r.mu.Unlock()
 	if before != nil {
 		before(method)
 	}
-	return resp, err
+	m, ok := resp.(proto.Message)
+	if err != nil || rewrite == nil || !ok {
+		return resp, err
+	}
+	data, err := proto.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	return rawAnswer(rewrite(method, data)), nil
 }
 
 func (i *Image) message() *runtimeapi.Image {
