@@ -137,6 +137,12 @@ func (g *Gate) realPull(ctx context.Context, c *call, p *pullCall) ([]byte, erro
 	}
 	pull, err := g.tracker.BeginPull(ctx, p.name, p.present)
 	if err != nil {
+		if errors.Is(err, tracker.ErrRuntime) {
+			g.log.Error(err, "Pull refused, the runtime did not list its images", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+			g.pullEnded(p, held, tracker.Verdict{}, outcome.Error)
+			return nil, refuse(codes.Unavailable, "RUNTIME_NOT_LISTING",
+				"pullgate cannot list the images of the container runtime, which it needs before a pull of a repository with preloaded images; see the logs of pullgated and of the runtime")
+		}
 		if !errors.Is(err, tracker.ErrNoIntent) {
 			return nil, err
 		}

@@ -44,6 +44,9 @@ func (n Name) String() string { return n.repository + n.suffix }
 // Repository returns the name without tag and digest, "docker.io/library/busybox".
 func (n Name) Repository() string { return n.repository }
 
+// IsDigest reports whether the name is a repository and a digest.
+func (n Name) IsDigest() bool { return strings.HasPrefix(n.suffix, "@") }
+
 // IsImageID reports whether runtimes take the name for an image ID or a prefix of one.
 func (n Name) IsImageID() bool { return n.repository == idRepository }
 

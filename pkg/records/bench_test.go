@@ -1,6 +1,7 @@
 package records_test
 
 import (
+	"fmt"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -67,4 +68,24 @@ func BenchmarkSettle(b *testing.B) {
 		b.StartTimer()
 	}
 	b.ReportMetric(float64(longest.Microseconds())/1000, "ms-longest-begin")
+}
+
+// BenchmarkBeginListed begins pulls of a repository with a mark, beside 10,000 marks of others.
+func BenchmarkBeginListed(b *testing.B) {
+	s, _ := open(b, filepath.Join(b.TempDir(), "records.db"), records.Options{})
+	var pairs []records.Pair
+	for i := range 10000 {
+		pairs = append(pairs, pair(fmt.Sprintf("sha256:%064x", i), fmt.Sprintf("repo.test/%d", i)))
+	}
+	mark(b, s, pairs...)
+	present := map[string]struct{}{pairs[5000].ImageID: {}}
+	for b.Loop() {
+		in, gone, err := s.BeginListed("name", pairs[5000].Repository, noon(), present)
+		if err != nil || len(gone) > 0 {
+			b.Fatal(gone, err)
+		}
+		if err := s.Drop(in); err != nil {
+			b.Fatal(err)
+		}
+	}
 }

@@ -21,10 +21,13 @@ type Scan struct {
 	// Still is asked inside the transaction whether the list still stands; if not, nothing is
 	// written. It must not call the store.
 	Still func() bool
+	// Brought reports whether the pull of an intent may have brought the image of a pair of its repository; nil: it may.
+	// It must not call the store.
+	Brought func(Intent, Pair) bool
 }
 
 // MarkPreloaded marks every pair of the scan that is due: the store is trusted, the pair has neither
-// record nor mark, none of the image's repositories in the scan has an intent, and no other repository
+// record nor mark, no pull that has an intent may have brought the image, under any of its names, and no other repository
 // of the image is known ([Facts.MayBeMarked]). Pairs holds every pair of an image, or none. A
 // value that cannot be read counts for what its key says and for what it says itself. It returns the
 // pairs that it marked.
@@ -34,7 +37,7 @@ func (s *Store) MarkPreloaded(sc Scan) (marked []Pair, err error) {
 		if distrusted(tx) || !sc.Still() {
 			return nil
 		}
-		pairs, err := due(tx, sc.Pairs)
+		pairs, err := due(tx, sc.Pairs, sc.Brought)
 		if err != nil {
 			return err
 		}
@@ -55,10 +58,10 @@ func (s *Store) MarkPreloaded(sc Scan) (marked []Pair, err error) {
 	return marked, nil
 }
 
-// Due returns the pairs of a scan that MarkPreloaded would mark if the store is trusted and the list stands.
-func (s *Store) Due(pairs []Pair) (found []Pair, err error) {
+// Due returns the pairs that MarkPreloaded would mark, with Scan.Brought, if the store is trusted and the list stands.
+func (s *Store) Due(pairs []Pair, brought func(Intent, Pair) bool) (found []Pair, err error) {
 	err = s.view(func(tx *bolt.Tx) error {
-		found, err = due(tx, pairs)
+		found, err = due(tx, pairs, brought)
 		return err
 	})
 	if err != nil {
@@ -71,15 +74,25 @@ func distrusted(tx *bolt.Tx) bool {
 	return tx.Bucket([]byte(bucketMeta)).Get([]byte(metaDistrust)) != nil
 }
 
-func due(tx *bolt.Tx, pairs []Pair) (found []Pair, err error) {
+func due(tx *bolt.Tx, pairs []Pair, brought func(Intent, Pair) bool) (found []Pair, err error) {
 	images, repositories, err := strayed(tx)
 	if err != nil {
 		return nil, err
 	}
-	// A lost pull may have brought the image, whatever other names it has been given since.
+	// A pull may have brought the image, whatever other names it has been given since.
 	for _, p := range pairs {
-		if repositories[p.Repository] || countIntents(tx, p.Repository) > 0 {
+		if repositories[p.Repository] {
 			images[p.ImageID] = true
+			continue
+		}
+		err := intentsOf(tx, p.Repository, func(_ []byte, in Intent) error {
+			if brought == nil || brought(in, p) {
+				images[p.ImageID] = true
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
 		}
 	}
 	for _, p := range pairs {
@@ -87,6 +100,7 @@ func due(tx *bolt.Tx, pairs []Pair) (found []Pair, err error) {
 			continue
 		}
 		f, err := lookup(tx, p)
+		f.Intents = 0 // of pulls that did not bring the image
 		if err == nil && f.MayBeMarked() { // what cannot be read is not unknown
 			found = append(found, p)
 		}
@@ -96,7 +110,43 @@ func due(tx *bolt.Tx, pairs []Pair) (found []Pair, err error) {
 
 func (s *Store) mark(tx *bolt.Tx, m Mark) error {
 	s.wrote(m.Pair)
+	s.index(m.Pair)
 	return put(tx, bucketMarks, m.Pair.key(), m)
+}
+
+// indexMarks fills Store.marked.
+func (s *Store) indexMarks() error {
+	return s.view(func(tx *bolt.Tx) error {
+		return tx.Bucket([]byte(bucketMarks)).ForEach(func(k, _ []byte) error {
+			s.index(pairOf(k))
+			return nil
+		})
+	})
+}
+
+func (s *Store) index(p Pair) {
+	of := s.marked[p.Repository]
+	if of == nil {
+		of = map[string]struct{}{}
+		s.marked[p.Repository] = of
+	}
+	of[p.ImageID] = struct{}{}
+}
+
+// marksOf returns the pairs of a repository that have a mark. It is called in a write transaction, before that deletes any.
+func (s *Store) marksOf(tx *bolt.Tx, repository string) (pairs []Pair) {
+	for id := range s.marked[repository] {
+		p := Pair{ImageID: id, Repository: repository}
+		if tx.Bucket([]byte(bucketMarks)).Get(p.key()) != nil {
+			pairs = append(pairs, p)
+		} else {
+			delete(s.marked[repository], id)
+		}
+	}
+	if len(s.marked[repository]) == 0 {
+		delete(s.marked, repository)
+	}
+	return pairs
 }
 
 // AcceptMarks marks the pairs that have no mark yet, whatever else is known of them, and returns these. Records and

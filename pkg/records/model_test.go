@@ -1,6 +1,7 @@
 package records_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -179,6 +180,28 @@ func (m *model) deny(d records.Denial) {
 	}
 }
 
+func (m *model) marked(repository string) (found bool) {
+	for p, marked := range m.marks {
+		found = found || marked && p.Repository == repository
+	}
+	return found
+}
+
+// latest returns the intent that was written last.
+func (m *model) latest(t *testing.T, s *records.Store) (last records.Intent) {
+	t.Helper()
+	all, err := s.Intents()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, in := range all {
+		if in.ID > last.ID {
+			last = in
+		}
+	}
+	return last
+}
+
 // end keeps one intent of each name of a repository.
 func (m *model) end(id uint64, now int) {
 	in, ok := m.intents[id]
@@ -260,8 +283,27 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 		case 0, 1, 2:
 			p := somePair()
 			var in records.Intent
-			in, err = s.Begin([]string{"one", "two"}[random.IntN(2)], p.Repository, at(now))
-			did = fmt.Sprintf("Begin(%s) = %d", p.Repository, in.ID)
+			name, listed := []string{"one", "two"}[random.IntN(2)], map[string]struct{}{}
+			for _, p := range some() {
+				listed[p.ImageID] = struct{}{}
+			}
+			if random.IntN(2) == 0 {
+				in, err = s.Begin(name, p.Repository, at(now))
+				did = fmt.Sprintf("Begin(%s) = %d", p.Repository, in.ID)
+			} else {
+				var unmarked []records.Pair
+				if _, _, err := s.BeginListed(name, p.Repository, at(now), nil); errors.Is(err, records.ErrMarked) != m.marked(p.Repository) {
+					t.Errorf("BeginListed(%s) without a list = %v; the repository is marked: %v, after %q", p.Repository, err, m.marked(p.Repository), done)
+				} else if in := m.latest(t, s); err == nil {
+					m.intents[in.ID] = in
+				}
+				in, unmarked, err = s.BeginListed(name, p.Repository, at(now), listed)
+				did = fmt.Sprintf("BeginListed(%s, %v) = %d, %v", p.Repository, listed, in.ID, unmarked)
+				maps.DeleteFunc(m.marks, func(q records.Pair, _ bool) bool {
+					_, there := listed[q.ImageID]
+					return q.Repository == p.Repository && !there
+				})
+			}
 			m.intents[in.ID] = in
 		case 3, 4:
 			in, p, open := intent(), somePair(), random.IntN(4) == 0

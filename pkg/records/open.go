@@ -102,8 +102,8 @@ func Open(path string, o Options) (*Store, Report, error) {
 			return nil, report, fmt.Errorf("begin records %s: %w", path, err)
 		}
 	}
-	s := &Store{file: f, onSync: o.OnSync, written: map[Pair]uint64{}}
-	if err := s.readDistrust(); err != nil {
+	s := &Store{file: f, onSync: o.OnSync, written: map[Pair]uint64{}, marked: map[string]map[string]struct{}{}}
+	if err := errors.Join(s.readDistrust(), s.indexMarks()); err != nil {
 		return nil, report, errors.Join(fmt.Errorf("open records %s: %w", path, err), f.DB.Close())
 	}
 	report.Distrust = s.Distrusted()

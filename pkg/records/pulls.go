@@ -31,6 +31,35 @@ func (s *Store) Begin(name, repository string, now time.Time) (in Intent, err er
 	return in, nil
 }
 
+// BeginListed does as Begin, and deletes in the same transaction the marks of the repository whose image is not in present:
+// the IDs of the images that the runtime lists under the repository. What the pull brings is then not taken for an
+// image that was marked and has been removed since. It returns the pairs whose marks it deleted. With a nil map, which says
+// that the runtime was not asked, it writes nothing and returns ErrMarked if there are marks of the repository.
+func (s *Store) BeginListed(name, repository string, now time.Time, present map[string]struct{}) (in Intent, unmarked []Pair, err error) {
+	err = s.update(crashpoint.BeginBefore, crashpoint.BeginAfter, func(tx *bolt.Tx) error {
+		unmarked = nil
+		marked := s.marksOf(tx, repository)
+		if len(marked) > 0 && present == nil {
+			return ErrMarked
+		}
+		for _, p := range marked {
+			if _, ok := present[p.ImageID]; ok {
+				continue
+			}
+			if err := tx.Bucket([]byte(bucketMarks)).Delete(p.key()); err != nil {
+				return err
+			}
+			unmarked = append(unmarked, p)
+		}
+		in, err = begin(tx, name, repository, now)
+		return err
+	})
+	if err != nil {
+		return Intent{}, nil, fmt.Errorf("write pull intent for %s: %w", repository, err)
+	}
+	return in, unmarked, nil
+}
+
 func begin(tx *bolt.Tx, name, repository string, now time.Time) (Intent, error) {
 	id, err := tx.Bucket([]byte(bucketIntents)).NextSequence()
 	if err != nil {

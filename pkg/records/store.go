@@ -25,6 +25,11 @@ type Store struct {
 	mu      sync.Mutex
 	writes  uint64
 	written map[Pair]uint64 // the value of writes when the pair was last written
+
+	// marked has the image IDs of the marks of each repository, since the keys of the marks begin with the image
+	// ID. It may have more than the file has, after a failed write, but never less. It is used inside write
+	// transactions alone, which bbolt runs one after the other.
+	marked map[string]map[string]struct{}
 }
 
 // Close closes the file. Every call after it fails.

@@ -25,6 +25,10 @@ func stories() []story {
 		*intent, err = s.Begin("name", p.Repository, noon())
 		return err
 	}
+	beginWithout := func(s *records.Store, p records.Pair, intent *records.Intent) (err error) {
+		*intent, _, err = s.BeginListed("name", p.Repository, noon(), map[string]struct{}{})
+		return err
+	}
 	prove := func(open bool) step {
 		return func(s *records.Store, p records.Pair, intent *records.Intent) error {
 			return s.Prove(*intent, records.Result{Pair: p, Open: open, Credential: alice, At: noon()})
@@ -97,6 +101,7 @@ func stories() []story {
 		{"forgotten, proof kept", []step{mark, begin, prove(false), forget}, []string{
 			"", "marked", "marked 1 intent", "record a11ce marked", "record a11ce",
 		}},
+		{"unmarked by a pull", []step{mark, beginWithout, prove(false)}, []string{"", "marked", "1 intent", "record a11ce"}},
 		{"unmarked", []step{mark, prune}, []string{"", "marked", ""}},
 		{"pruned", []step{begin, prove(true), prune}, []string{"", "1 intent", "record open", ""}},
 	}

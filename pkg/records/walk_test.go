@@ -138,7 +138,7 @@ func TestMarksOfADistrustedStoreAreNotAccepted(t *testing.T) {
 	if lookup(t, s, pair(id1, app)).Marked {
 		t.Error("the pair is marked")
 	}
-	if due, err := s.Due([]records.Pair{pair(id1, app)}); err != nil || len(due) != 1 {
+	if due, err := s.Due([]records.Pair{pair(id1, app)}, nil); err != nil || len(due) != 1 {
 		t.Errorf("Due = %v, %v; want the pair, whatever the distrust", due, err)
 	}
 }

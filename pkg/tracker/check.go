@@ -192,7 +192,7 @@ type leaving struct {
 // judgePair returns a verdict and, if it is Allow, what it leaves.
 func (t *Tracker) judgePair(ctx context.Context, rules *Rules, r Request, c candidate) (Verdict, leaving) {
 	facts, err := t.store.Lookup(c.pair)
-	if err == nil && mayBePreloaded(facts, r, c) && t.scan(ctx) {
+	if err == nil && t.mayBePreloaded(facts, r, c) && t.scan(ctx) {
 		facts, err = t.store.Lookup(c.pair)
 	}
 	if rules.ahead(facts.Record) && t.clamp() {
@@ -265,8 +265,8 @@ func (f *finding) leaves() leaving {
 }
 
 // mayBePreloaded reports whether a scan could let the request in.
-func mayBePreloaded(f records.Facts, r Request, c candidate) bool {
-	return f.MayBeMarked() && !c.byID && !r.Substituted
+func (t *Tracker) mayBePreloaded(f records.Facts, r Request, c candidate) bool {
+	return !c.byID && !r.Substituted && t.mayBeMarked(f, c.pair, r.Image)
 }
 
 // foreign reports whether a name that is known of nothing stands on an image that somebody else had to

@@ -23,7 +23,8 @@ var (
 	// ErrBusy is returned by [Tracker.AcceptMarks] for all images while an image is being removed or a container is being
 	// created, which can change the images of the runtime at any moment. Pulls are not a reason.
 	ErrBusy = errors.New("tracker: an image is being removed or a container is being created; try again when that has ended")
-	// ErrRuntime is returned for a correction that needs the list of images, if the runtime does not give it.
+	// ErrRuntime is returned if the list of images is needed and the runtime does not return it: for a correction, and by
+	// [Tracker.BeginPull] for a repository that has preloaded marks.
 	ErrRuntime = errors.New("tracker: the runtime cannot be asked")
 	// ErrStore is returned for a correction that cannot be written.
 	ErrStore = errors.New("tracker: the store of pull records cannot be written")

@@ -64,7 +64,7 @@ func (t *Tracker) explainPair(ctx context.Context, rules *Rules, r Request, c ca
 	if err != nil {
 		facts = records.Facts{} // as Lookup has it
 	}
-	if err == nil && mayBePreloaded(facts, r, c) {
+	if err == nil && t.mayBePreloaded(facts, r, c) {
 		facts.Marked = t.wouldMark(ctx, c.pair)
 	}
 	facts.Record = clamped(rules, facts.Record)
@@ -93,7 +93,7 @@ func (t *Tracker) wouldMark(ctx context.Context, p records.Pair) bool {
 	if !ok {
 		return false
 	}
-	due, err := t.store.Due(sc.Pairs)
+	due, err := t.store.Due(sc.Pairs, sc.Brought)
 	return err == nil && sc.Still() && slices.Contains(due, p)
 }
 

@@ -70,15 +70,15 @@ func (t *Tracker) AcceptMarks(ctx context.Context, of records.Selection, dryRun 
 	if of.All && !idle {
 		return nil, ErrBusy
 	}
-	pairs, err := t.present(ctx)
+	images, err := t.present(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if of.All {
-		return t.acceptUntracked(pairs, still, dryRun)
+		return t.acceptUntracked(images, still, dryRun)
 	}
 	var selected, marked []records.Pair
-	for _, p := range pairs {
+	for _, p := range pairsOf(images) {
 		if of.Covers(p) {
 			selected = append(selected, p)
 		}
@@ -114,13 +114,13 @@ func (t *Tracker) withoutRivals(pairs []records.Pair) error {
 }
 
 // acceptUntracked marks by the rules of a scan, whose list has to stand until the marks are on disk.
-func (t *Tracker) acceptUntracked(pairs []records.Pair, still func() bool, dryRun bool) ([]records.Pair, error) {
+func (t *Tracker) acceptUntracked(images []Image, still func() bool, dryRun bool) ([]records.Pair, error) {
 	if dryRun {
-		due, err := t.store.Due(pairs)
+		due, err := t.store.Due(pairsOf(images), broughtBy(images))
 		return t.accepted(due, dryRun, err)
 	}
 	stood := true
-	marked, err := t.store.MarkPreloaded(records.Scan{Pairs: pairs, Origin: byOperator, Now: time.Now(), Still: func() bool {
+	marked, err := t.store.MarkPreloaded(records.Scan{Pairs: pairsOf(images), Brought: broughtBy(images), Origin: byOperator, Now: time.Now(), Still: func() bool {
 		stood = still()
 		return stood
 	}})
@@ -144,13 +144,13 @@ func (t *Tracker) accepted(marked []records.Pair, dryRun bool, err error) ([]rec
 	return marked, nil
 }
 
-// present returns every pair that is on the node.
-func (t *Tracker) present(ctx context.Context) ([]records.Pair, error) {
+// present returns every image that is on the node.
+func (t *Tracker) present(ctx context.Context) ([]Image, error) {
 	images, err := t.runtime.Images(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRuntime, err)
 	}
-	return pairsOf(images), nil
+	return images, nil
 }
 
 // EndDistrust ends the distrust of the store and lets the next scan, which it makes at once, be like the very first one.
@@ -162,11 +162,11 @@ func (t *Tracker) EndDistrust(ctx context.Context, dryRun bool) (ended records.D
 	if why == nil {
 		return ended, nil, ErrTrusted
 	}
-	pairs, err := t.present(ctx)
+	images, err := t.present(ctx)
 	if err != nil {
 		return ended, nil, err
 	}
-	if due, err = t.store.Due(pairs); err != nil {
+	if due, err = t.store.Due(pairsOf(images), broughtBy(images)); err != nil {
 		return ended, nil, unwritten(err)
 	}
 	if dryRun {

@@ -2,8 +2,10 @@ package tracker
 
 import (
 	"context"
+	"slices"
 	"time"
 
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
@@ -13,12 +15,12 @@ import (
 // not mark an image that came by a pull. For a pull of a repository there are these cases:
 //
 //   - Its intent was written before the marks and is still on disk: the pull is in progress, or it ended without a known
-//     result. The store marks no image of the repository then.
+//     result. The store marks no image then that the pull may have brought; broughtBy says which these are.
 //   - It ended with success before the marks. The transaction that removed the intent wrote a record of the image, and
 //     the store marks no image that has one.
 //   - It was refused before the marks. It brought nothing.
 //   - It ended without a known result long ago and its intent was settled before the marks. The settlement wrote a record of
-//     each image of the repository that the runtime listed and that had none.
+//     each image that the pull may have brought and that had neither record nor mark.
 //   - Its intent is written after the marks. The runtime is asked to pull after the intent is on disk, so the image
 //     was not in the list.
 //
@@ -30,6 +32,12 @@ func (t *Tracker) scan(ctx context.Context) (marked bool) {
 	sc, ok := t.plan(ctx)
 	if !ok {
 		return false
+	}
+	if !sc.First {
+		// Usually there is nothing to mark, which needs no write transaction.
+		if due, err := t.store.Due(sc.Pairs, sc.Brought); err == nil && len(due) == 0 {
+			return false
+		}
 	}
 	got, err := t.store.MarkPreloaded(sc)
 	if err != nil {
@@ -64,7 +72,50 @@ func (t *Tracker) plan(ctx context.Context) (sc records.Scan, ok bool) {
 		t.log.Info("Images not listed, nothing is taken for preloaded", "err", err)
 		return sc, false
 	}
-	return records.Scan{Pairs: pairsOf(images), Origin: origin, Now: time.Now(), First: !once, Still: still}, true
+	return records.Scan{
+		Pairs: pairsOf(images), Origin: origin, Now: time.Now(), First: !once, Still: still, Brought: broughtBy(images),
+	}, true
+}
+
+// broughtBy returns a function that reports whether the pull of an intent may have brought an image of a list of the runtime.
+//
+// A runtime that completes a pull gives the image the requested name and, in the repository of that, the digest
+// under which it was found. Another pull may take the name away again; the digest stays as long as the image.
+// So the pull brought neither an image that has another name of the repository and no digest of it, as an import leaves one, nor, if
+// a digest was requested, one that does not have this digest. An image that was present before the pull began is
+// told apart by its mark: [Tracker.Run] marks what is due each minute.
+func broughtBy(images []Image) func(records.Intent, records.Pair) bool {
+	names := map[records.Pair][]imageref.Name{}
+	for _, i := range images {
+		for _, s := range i.Names {
+			if n, err := imageref.Parse(s); err == nil {
+				p := records.Pair{ImageID: i.ID, Repository: n.Repository()}
+				names[p] = append(names[p], n)
+			}
+		}
+	}
+	return func(in records.Intent, p records.Pair) bool {
+		requested, err := imageref.Parse(in.Name)
+		if err != nil {
+			return true // the intent cannot be read, or stands for pulls of many names
+		}
+		return slices.ContainsFunc(names[p], func(n imageref.Name) bool {
+			return n == requested || n.IsDigest() && !requested.IsDigest()
+		})
+	}
+}
+
+// mayBeMarked reports whether a scan could mark the pair of an image.
+func (t *Tracker) mayBeMarked(f records.Facts, p records.Pair, img Image) bool {
+	if f.Intents > 0 {
+		d, err := t.store.Describe(p)
+		brought := broughtBy([]Image{img})
+		if err != nil || slices.ContainsFunc(d.OfIntents, func(in records.Intent) bool { return brought(in, p) }) {
+			return false
+		}
+		f.Intents = 0
+	}
+	return f.MayBeMarked()
 }
 
 // idle reports whether no operation holds scans; still, whether none has since.

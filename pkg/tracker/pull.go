@@ -28,7 +28,9 @@ type Pull struct {
 
 // BeginPull puts the intent of a pull on disk; when it returns nil the runtime may be asked.
 // present is the image that the name stands for on the node now, the zero value if none: if it
-// is due to be marked preloaded it is marked first, because a pull leaves a record behind.
+// is due to be marked preloaded it is marked first, because a pull leaves a record behind. Preloaded marks of the
+// repository end if the runtime does not list their image under it any more. The error is ErrNoIntent, or ErrRuntime if the runtime's
+// list of images was needed for that and could not be had.
 func (t *Tracker) BeginPull(ctx context.Context, name string, present Image) (*Pull, error) {
 	repository := unparsedRepository(name)
 	n, invalid := imageref.Parse(name)
@@ -36,7 +38,7 @@ func (t *Tracker) BeginPull(ctx context.Context, name string, present Image) (*P
 		repository = n.Repository()
 		if present.ID != "" && present.Carries(n) {
 			facts, err := t.store.Lookup(records.Pair{ImageID: present.ID, Repository: repository})
-			if err == nil && facts.MayBeMarked() {
+			if err == nil && t.mayBeMarked(facts, records.Pair{ImageID: present.ID, Repository: repository}, present) {
 				t.scan(ctx)
 			}
 		}
@@ -46,16 +48,48 @@ func (t *Tracker) BeginPull(ctx context.Context, name string, present Image) (*P
 		// The intent is of a repository that no image has, so it cannot keep scans from what the pull brings.
 		p.unhold = t.holdScans()
 	}
-	intent, err := t.store.Begin(name, repository, time.Now())
+	intent, err := t.writeIntent(ctx, name, repository)
 	if err != nil {
 		p.releaseScans()
-		return nil, fmt.Errorf("%w: %w", ErrNoIntent, err)
+		return nil, err
 	}
 	p.intent = intent
 	t.mu.Lock()
 	t.running[intent.ID] = p
 	t.mu.Unlock()
 	return p, nil
+}
+
+// writeIntent writes the intent of a pull, and deletes in the same transaction the marks of the repository whose image the
+// runtime does not list under it any more. The runtime is asked for its images only if the repository has marks.
+func (t *Tracker) writeIntent(ctx context.Context, name, repository string) (records.Intent, error) {
+	in, _, err := t.store.BeginListed(name, repository, time.Now(), nil)
+	if errors.Is(err, records.ErrMarked) {
+		images, listErr := t.runtime.Images(ctx)
+		if listErr != nil {
+			return in, fmt.Errorf("%w: %w", ErrRuntime, listErr)
+		}
+		var unmarked []records.Pair
+		in, unmarked, err = t.store.BeginListed(name, repository, time.Now(), idsUnder(repository, images))
+		for _, p := range unmarked {
+			t.log.Info("Preloaded mark removed, the image is not present any more", "imageID", p.ImageID, "repository", p.Repository)
+		}
+	}
+	if err != nil {
+		return in, fmt.Errorf("%w: %w", ErrNoIntent, err)
+	}
+	return in, nil
+}
+
+// idsUnder returns the IDs of the images that have a name of the repository.
+func idsUnder(repository string, images []Image) map[string]struct{} {
+	found := map[string]struct{}{}
+	for _, p := range pairsOf(images) {
+		if p.Repository == repository {
+			found[p.ImageID] = struct{}{}
+		}
+	}
+	return found
 }
 
 // A Proof says who proved what by a successful pull.

@@ -78,7 +78,7 @@ func (t *Tracker) Settle(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}
-	if err := t.store.Settle(records.Settlement{Intents: due, Present: pairsOf(images), Now: time.Now()}); err != nil {
+	if err := t.store.Settle(records.Settlement{Intents: due, Present: pairsOf(images), Brought: broughtBy(images), Now: time.Now()}); err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}
 	t.log.Info("Pull intents settled", "count", len(due))
@@ -139,7 +139,7 @@ func (t *Tracker) keepUses(uses map[records.Pair]records.Use) {
 	}
 }
 
-// Run does the tracker's upkeep, a flush, a look at the clock, a settlement and a pruning a minute, until ctx ends; then it
+// Run does the tracker's upkeep, a flush, a look at the clock, a settlement, a pruning and a scan a minute, until ctx ends; then it
 // flushes once more and returns. A failure is logged and tried again the next minute.
 func (t *Tracker) Run(ctx context.Context) {
 	tick := time.NewTicker(flushEvery)
@@ -167,6 +167,9 @@ func (t *Tracker) Run(ctx context.Context) {
 		if err := t.Prune(ctx); err != nil && !errors.Is(err, errNoAgreement) && ctx.Err() == nil {
 			t.log.Info("Records of removed images stay until the next minute", "err", err)
 		}
+		// What is due is marked now, and not only when a pod asks for it, so that a pull of the same repository which
+		// begins later and ends without a known result does not keep it from being marked.
+		t.scan(ctx)
 	}
 }
 
