@@ -1,8 +1,6 @@
 package checks
 
 import (
-	"bufio"
-	"bytes"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -13,15 +11,10 @@ import (
 	"strings"
 )
 
-// maxPackageLines is how much code a reader can hold in mind, about 1500 lines and a tenth: those of a
-// package without tests, generated files, comments and blank lines.
-const maxPackageLines = 1650
-
 // Layout returns every breach of the rules of the tree that can be seen without types:
 //
 //   - every package under pkg/ has a doc.go, and its package comment stands there and nowhere else;
-//   - no folder is named after nothing in particular (util, common, types, helpers, model);
-//   - no package is longer than a reader can hold in mind.
+//   - no folder is named after nothing in particular (util, common, types, helpers, model).
 //
 // The root of fsys is the root of the project.
 func Layout(fsys fs.FS) ([]string, error) {
@@ -41,7 +34,6 @@ type goPackage struct {
 	dir      string
 	files    []string
 	comments []string // files with a package comment
-	lines    int      // of code
 }
 
 func (p *goPackage) breaches() []string {
@@ -50,9 +42,6 @@ func (p *goPackage) breaches() []string {
 		if isEmptyName(name) {
 			found = append(found, fmt.Sprintf("%s: %q says nothing of what a package is for", p.dir, name))
 		}
-	}
-	if p.lines > maxPackageLines {
-		found = append(found, fmt.Sprintf("%s: %d lines of code, more than %d; split it where its words split", p.dir, p.lines, maxPackageLines))
 	}
 	if !strings.HasPrefix(p.dir, "pkg/") {
 		return found
@@ -106,7 +95,6 @@ func packagesOf(fsys fs.FS) ([]*goPackage, error) {
 		if f.Doc != nil {
 			p.comments = append(p.comments, base)
 		}
-		p.lines += codeLines(src)
 		return nil
 	})
 	if err != nil {
@@ -117,19 +105,6 @@ func packagesOf(fsys fs.FS) ([]*goPackage, error) {
 		all = append(all, byDir[d])
 	}
 	return all, nil
-}
-
-// codeLines counts lines that are neither blank nor line comments.
-func codeLines(src []byte) int {
-	n := 0
-	lines := bufio.NewScanner(bytes.NewReader(src))
-	for lines.Scan() {
-		l := bytes.TrimSpace(lines.Bytes())
-		if len(l) > 0 && !bytes.HasPrefix(l, []byte("//")) {
-			n++
-		}
-	}
-	return n
 }
 
 // walk calls f for every file with the extension, but for those that are nobody's source: testdata,
