@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 
 	"github.com/spf13/cobra"
 
@@ -62,6 +63,21 @@ func (s *pairSelection) flags(cmd *cobra.Command, all, meaning string) {
 	cmd.MarkFlagsMutuallyExclusive(all, "image-id")
 }
 
+// image selects by the argument IMAGE.
+func (s *pairSelection) image(args []string) error {
+	switch {
+	case len(args) == 0:
+		return nil
+	case s.repository != "" || s.imageID != "" || s.all:
+		return console.Misused("give IMAGE alone, or flags alone", "IMAGE and flags select")
+	case catalog.IsID(args[0]):
+		s.imageID = args[0]
+	default:
+		s.repository = args[0]
+	}
+	return nil
+}
+
 func (s *pairSelection) check(all string) error {
 	if s.repository == "" && s.imageID == "" && !s.all {
 		return console.Misused("give --repository, --image-id, or --"+all, "nothing is selected")
@@ -71,16 +87,27 @@ func (s *pairSelection) check(all string) error {
 
 func preloadedAcceptCommand(c *console.Console) *cobra.Command {
 	var s pairSelection
+	var includingProved bool
 	cmd := &cobra.Command{
-		Use:   "accept",
+		Use:   "accept [IMAGE]",
 		Short: "Mark images that are on the node as preloaded, for every pod",
-		Long:  "Mark images that are on the node as preloaded: every pod may use them, under a policy that exempts preloaded images." + console.Changing,
-		Args:  cobra.NoArgs,
+		Long: `Mark images that are on the node as preloaded: every pod may use them, under a policy
+that exempts preloaded images. IMAGE is a name, as for --repository, or an image ID; a name
+with a tag or a digest selects the images that have it. What is shown is what is marked:
+if it has changed meanwhile, nothing is. In a distrusted store --all-untracked is refused.` + console.Changing,
+		Example: `  # One image after the store was lost
+  pullgatectl preloaded accept registry.example/tools/agent:1`,
+		Args: cobra.MaximumNArgs(1),
 	}
+	cmd.Flags().BoolVar(&includingProved, "including-proved", false, "also open images to every pod that credentials proved access to")
 	s.flags(cmd, "all-untracked", "every image of the node that nothing is known of")
 	how := console.ConsentFlags(cmd)
 	o := console.OutputFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+	var confirmation string
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := s.image(args); err != nil {
+			return err
+		}
 		if err := s.check("all-untracked"); err != nil {
 			return err
 		}
@@ -91,7 +118,22 @@ func preloadedAcceptCommand(c *console.Console) *cobra.Command {
 				if s.imageID, err = imageID(ctx, api, s.imageID); err != nil {
 					return nil, err
 				}
-				return api.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{Repository: s.repository, ImageId: s.imageID, AllUntracked: s.all, DryRun: dryRun})
+				r, err := api.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{
+					Repository: s.repository, ImageId: s.imageID, AllUntracked: s.all, DryRun: dryRun,
+					IncludingProved: includingProved, Confirmation: confirmation,
+				})
+				confirmation = r.GetConfirmation()
+				return r, err
+			},
+			Refuse: func(r *adminv1.AcceptPreloadedResponse) error {
+				if len(r.GetProved()) == 0 || includingProved {
+					return nil
+				}
+				return &console.ExitError{
+					Code: console.ExitFailed,
+					Err:  errors.New("credentials proved access to some of these images, and accepting opens them to pods that did not"),
+					Hint: "select the others by name or --image-id, or add --including-proved",
+				}
 			},
 			Empty: func(r *adminv1.AcceptPreloadedResponse) bool { return len(r.GetAccepted()) == 0 },
 			Plan:  view.View.Acceptance,

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -29,6 +30,9 @@ func (s *Server) Revoke(ctx context.Context, req *adminv1.RevokeRequest) (*admin
 	}
 	repository, err := repositoryOf("repository", req.GetRepository())
 	if err != nil {
+		return nil, err
+	}
+	if err := nameless(req.GetRepository()); err != nil {
 		return nil, err
 	}
 	if err := wholeID(req.GetImageId()); err != nil {
@@ -63,6 +67,14 @@ func (s *Server) Revoke(ctx context.Context, req *adminv1.RevokeRequest) (*admin
 	}, nil
 }
 
+// nameless refuses a tag and a digest where they would be ignored: records and marks are kept by repository.
+func nameless(repository string) error {
+	if !imageref.NameOnly(repository) {
+		return invalid("repository: %q has a tag or a digest, and all images of a repository are selected; give the repository alone, or image_id", repository)
+	}
+	return nil
+}
+
 // selection returns which pairs a request names.
 func selection(repository, imageID, allName string, whole bool) (of records.Selection, err error) {
 	of = records.Selection{ImageID: imageID, All: whole}
@@ -81,17 +93,30 @@ func (s *Server) AcceptPreloaded(ctx context.Context, req *adminv1.AcceptPreload
 	if err != nil {
 		return nil, err
 	}
-	accepted, err := s.c.Tracker.AcceptMarks(ctx, of, req.GetDryRun())
+	a := tracker.Acceptance{
+		Selection: of, DryRun: req.GetDryRun(), IncludingProved: req.GetIncludingProved(), Confirmation: req.GetConfirmation(),
+	}
+	if !imageref.NameOnly(req.GetRepository()) {
+		a.Name, _ = imageref.Parse(req.GetRepository()) // selection has parsed it
+	}
+	accepted, err := s.c.Tracker.AcceptMarks(ctx, a)
 	if err != nil {
 		return nil, err
 	}
-	return &adminv1.AcceptPreloadedResponse{Accepted: pairsTo(accepted)}, nil
+	rules := s.c.Tracker.Rules()
+	return &adminv1.AcceptPreloadedResponse{
+		Accepted: pairsTo(accepted.Pairs), Confirmation: accepted.Confirmation,
+		Proved: all(accepted.Proved, func(r records.Record) *adminv1.Record { return recordTo(rules, r) }),
+	}, nil
 }
 
 // ForgetPreloaded takes marks away.
 func (s *Server) ForgetPreloaded(ctx context.Context, req *adminv1.ForgetPreloadedRequest) (*adminv1.ForgetPreloadedResponse, error) {
 	of, err := selection(req.GetRepository(), req.GetImageId(), "all", req.GetAll())
 	if err != nil {
+		return nil, err
+	}
+	if err := nameless(req.GetRepository()); err != nil {
 		return nil, err
 	}
 	gone, err := s.c.Tracker.ForgetMarks(ctx, of, req.GetDryRun())

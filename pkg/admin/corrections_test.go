@@ -27,7 +27,7 @@ func TestRevokeEndsAtOnceWhatADryRunTold(t *testing.T) {
 	}{
 		"credential":       {&adminv1.RevokeRequest{CredentialId: string(w.id("alice"))}, 1, 0, 1, 0},
 		"other credential": {&adminv1.RevokeRequest{CredentialId: string(w.id("bob"))}, 0, 0, 0, 0},
-		"repository":       {&adminv1.RevokeRequest{Repository: app + ":1"}, 1, 0, 1, 0},
+		"repository":       {&adminv1.RevokeRequest{Repository: app}, 1, 0, 1, 0},
 		"image ID":         {&adminv1.RevokeRequest{ImageId: id1}, 1, 0, 1, 0},
 		"Secret by UID":    {&adminv1.RevokeRequest{Secret: &adminv1.SecretRef{Uid: "uid-alice"}}, 1, 0, 1, 0},
 		"Secret by name":   {&adminv1.RevokeRequest{Secret: &adminv1.SecretRef{Namespace: "team", Name: "alice"}}, 1, 0, 1, 0},
@@ -60,8 +60,8 @@ func TestRevokeEndsAtOnceWhatADryRunTold(t *testing.T) {
 func TestMarksAreAcceptedAndForgottenOverTheWire(t *testing.T) {
 	w := aNode(t)
 	for _, dryRun := range []bool{true, false} {
-		got, err := w.AcceptPreloaded(t.Context(), &adminv1.AcceptPreloadedRequest{Repository: app, DryRun: dryRun})
-		if err != nil || len(got.GetAccepted()) != 1 || got.GetAccepted()[0].GetImageId() != id1 || w.try(aPod("bob"), app+":1").Allowed() == dryRun {
+		got, err := w.AcceptPreloaded(t.Context(), &adminv1.AcceptPreloadedRequest{Repository: app, DryRun: dryRun, IncludingProved: !dryRun})
+		if err != nil || len(got.GetProved()) != 1 || got.GetConfirmation() == "" || len(got.GetAccepted()) != 1 || got.GetAccepted()[0].GetImageId() != id1 || w.try(aPod("bob"), app+":1").Allowed() == dryRun {
 			t.Errorf("AcceptPreloaded(dry run %v) = %v, %v", dryRun, got, err)
 		}
 	}
@@ -96,6 +96,23 @@ func TestCorrectionsRefuseWhatNamesNothing(t *testing.T) {
 		"short credential":         {func() error { _, err := w.Revoke(ctx, &adminv1.RevokeRequest{CredentialId: "abc"}); return err }, codes.InvalidArgument},
 		"beginning of an image ID": {func() error { _, err := w.Revoke(ctx, &adminv1.RevokeRequest{ImageId: "sha256:1111111"}); return err }, codes.InvalidArgument},
 		"no repository":            {func() error { _, err := w.Revoke(ctx, &adminv1.RevokeRequest{Repository: "UPPER CASE"}); return err }, codes.InvalidArgument},
+		"revoke a tag":             {func() error { _, err := w.Revoke(ctx, &adminv1.RevokeRequest{Repository: app + ":1"}); return err }, codes.InvalidArgument},
+		"forget a digest": {func() error {
+			_, err := w.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{Repository: app + "@" + id1})
+			return err
+		}, codes.InvalidArgument},
+		"accept a tag that is not there": {func() error {
+			_, err := w.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{Repository: app + ":none"})
+			return err
+		}, codes.NotFound},
+		"accept proved": {func() error {
+			_, err := w.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{Repository: app})
+			return err
+		}, codes.FailedPrecondition},
+		"accept what was not confirmed": {func() error {
+			_, err := w.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{Repository: app, IncludingProved: true, Confirmation: "x"})
+			return err
+		}, codes.Aborted},
 		"two namespaces": {func() error {
 			_, err := w.Revoke(ctx, &adminv1.RevokeRequest{Namespace: "a", Secret: &adminv1.SecretRef{Namespace: "b", Name: "c"}})
 			return err
@@ -142,8 +159,8 @@ func TestDistrustEndsOverTheWire(t *testing.T) {
 	}
 	w := newWorldOn(t, store, tracker.Options{VerifyUntracked: true})
 	w.node.do(func(n *node) { n.images = []tracker.Image{{ID: id1, Names: []string{app + ":1"}}} })
-	if _, err := w.AcceptPreloaded(t.Context(), &adminv1.AcceptPreloadedRequest{ImageId: id1}); status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("AcceptPreloaded = %v; want FailedPrecondition", err)
+	if _, err := w.AcceptPreloaded(t.Context(), &adminv1.AcceptPreloadedRequest{AllUntracked: true}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("AcceptPreloaded(all) = %v; want FailedPrecondition", err)
 	}
 	for _, dryRun := range []bool{true, false} {
 		resp, err := w.EndDistrust(t.Context(), &adminv1.EndDistrustRequest{DryRun: dryRun})

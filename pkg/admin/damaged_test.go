@@ -22,7 +22,7 @@ func TestKeysThatAreNoTextAreAnswered(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.AcceptMarks([]records.Pair{{ImageID: id1, Repository: app}}, "operator", time.Now()); err != nil {
+	if _, err := s.AcceptMarks([]records.Pair{{ImageID: id1, Repository: app}}, "operator", time.Now(), nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); err != nil {

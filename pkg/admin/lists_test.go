@@ -165,7 +165,7 @@ func TestListsArePagedInOrder(t *testing.T) {
 	if err := w.store.Drop(records.Intent{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.store.AcceptMarks(pairsOf(25), "operator", time.Now()); err != nil {
+	if _, err := w.store.AcceptMarks(pairsOf(25), "operator", time.Now(), nil); err != nil {
 		t.Fatal(err)
 	}
 	walk := func(list func(token string) (n int, keys []string, next string)) (all []string, pages int) {

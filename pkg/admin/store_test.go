@@ -33,7 +33,7 @@ func filled(t *testing.T) (*records.Store, string) {
 	for i := range 20_000 {
 		pairs = append(pairs, records.Pair{ImageID: numbered(i).ID, Repository: app})
 	}
-	if _, err := s.AcceptMarks(pairs, "operator", time.Now()); err != nil {
+	if _, err := s.AcceptMarks(pairs, "operator", time.Now(), nil); err != nil {
 		t.Fatal(err)
 	}
 	return s, path

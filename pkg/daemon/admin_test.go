@@ -167,7 +167,7 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 		t.Errorf("ListIntents = %v; want the lost pull", l)
 	}
 
-	if got := ask(o, o.AcceptPreloaded, &adminv1.AcceptPreloadedRequest{ImageId: id1}); len(got.GetAccepted()) != 1 || k.Precheck(bob, app) != id1 {
+	if got := ask(o, o.AcceptPreloaded, &adminv1.AcceptPreloadedRequest{ImageId: id1, IncludingProved: true}); len(got.GetAccepted()) != 1 || k.Precheck(bob, app) != id1 {
 		t.Errorf("AcceptPreloaded = %v; want bob let in", got)
 	}
 	if got := ask(o, o.ForgetPreloaded, &adminv1.ForgetPreloadedRequest{All: true}); len(got.GetForgotten()) != 2 || k.Precheck(bob, app) != "" {
@@ -300,7 +300,7 @@ func TestRevocationOverTheWireEndsAGrantAtOnce(t *testing.T) {
 	}
 	serves(r, "repo.test/nothing:1", "", "")
 	o := p.operator()
-	got := ask(o, o.Revoke, &adminv1.RevokeRequest{Repository: app})
+	got := ask(o, o.Revoke, &adminv1.RevokeRequest{Repository: repositoryOf(app)})
 	if len(got.GetGrants()) != 2 || k.Precheck(alice, app) != "" {
 		t.Errorf("Revoke = %v; want both grants ended, and the image hidden", got)
 	}
@@ -320,7 +320,7 @@ func TestForgottenMarkSurvivesARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := p.operator()
-	if got := ask(o, o.ForgetPreloaded, &adminv1.ForgetPreloadedRequest{Repository: pre}); len(got.GetForgotten()) != 1 || len(got.GetGrants()) != 1 {
+	if got := ask(o, o.ForgetPreloaded, &adminv1.ForgetPreloadedRequest{Repository: repositoryOf(pre)}); len(got.GetForgotten()) != 1 || len(got.GetGrants()) != 1 {
 		t.Errorf("ForgetPreloaded = %v; want the mark and bob's grant", got)
 	}
 	p.stop()

@@ -109,23 +109,23 @@ func TestPullgatectlTellsAndCorrects(t *testing.T) {
 	}
 
 	// The dry run changes nothing; the revocation ends the grant at once.
-	c.says(0, alice.UID, "revoke", "--repository", app, "--dry-run")
+	c.says(0, alice.UID, "revoke", "--repository", repositoryOf(app), "--dry-run")
 	c.says(0, "may use", "explain", app, "--pod-uid", alice.UID)
-	c.run(2, "revoke", "--repository", app)
+	c.run(2, "revoke", "--repository", repositoryOf(app))
 	if got := k.Precheck(alice, app); got != id1 {
 		t.Errorf("before the revocation the pre-check = %q; want the image", got)
 	}
-	c.says(0, "Revoked 1 proof", "revoke", "--repository", app, "--yes")
+	c.says(0, "Revoked 1 proof", "revoke", "--repository", repositoryOf(app), "--yes")
 	c.says(4, "would need proof", "explain", app, "--pod-uid", alice.UID)
 	if got := k.Precheck(alice, app); got != "" {
 		t.Errorf("after the revocation the pre-check = %q; want it hidden", got)
 	}
-	c.says(0, "Nothing to revoke", "revoke", "--repository", app, "--yes")
+	c.says(0, "Nothing to revoke", "revoke", "--repository", repositoryOf(app), "--yes")
 
 	// Marks: closed, and opened again.
 	c.says(0, "repo.test/any/pre", "preloaded", "list")
 	c.says(0, "may use", "explain", pre, "--namespace", "bob")
-	c.says(0, "Forgot 1 mark", "preloaded", "forget", "--repository", pre, "-y")
+	c.says(0, "Forgot 1 mark", "preloaded", "forget", "--repository", repositoryOf(pre), "-y")
 	c.says(4, "would need proof", "explain", pre, "--namespace", "bob")
 	c.says(0, "Marked 1 pair", "preloaded", "accept", "--image-id", id2, "--repository", pre, "--yes")
 	c.says(0, "may use", "explain", pre, "--namespace", "bob")

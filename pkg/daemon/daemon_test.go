@@ -250,3 +250,6 @@ func TestLogLinesAreJSONWhenAskedFor(t *testing.T) {
 		}
 	}
 }
+
+// repositoryOf returns a name without its tag.
+func repositoryOf(name string) string { return name[:strings.LastIndex(name, ":")] }

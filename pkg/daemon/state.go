@@ -89,11 +89,11 @@ func storeHint(err error) error {
 func logReport(log klog.Logger, path string, r records.Report) {
 	if r.SetAside != "" {
 		log.Error(errors.New(r.Damage), "Store of pull records damaged, set aside and begun anew in distrust: images on the node need proof",
-			"path", path, "setAside", r.SetAside, "hint", "start once with --accept-present-images if the images on this node may be used by everybody")
+			"path", path, "setAside", r.SetAside, "hint", distrustHint)
 	}
 	if r.Distrust != nil && r.SetAside == "" {
 		log.Error(errors.New(r.Distrust.Reason), "Store of pull records is distrusted: images on the node are not taken for preloaded",
-			"path", path, "since", r.Distrust.Since, "hint", "start once with --accept-present-images if the images on this node may be used by everybody")
+			"path", path, "since", r.Distrust.Since, "hint", distrustHint)
 	}
 	if r.Created && r.SetAside == "" {
 		log.Info("Store of pull records made", "path", path)
@@ -138,3 +138,7 @@ func noteKey(store *records.Store, key credential.Key, log klog.Logger) error {
 	}
 	return store.SetKeyFingerprint(key.Fingerprint())
 }
+
+// distrustHint says how an operator lets pods use the images on the node of a distrusted store.
+const distrustHint = "pullgatectl preloaded accept IMAGE opens one image to every pod, pullgatectl distrust end opens all that nothing is known of; " +
+	"without the admin API start once with --accept-present-images"

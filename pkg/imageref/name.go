@@ -50,6 +50,12 @@ func (n Name) IsDigest() bool { return strings.HasPrefix(n.suffix, "@") }
 // IsImageID reports whether runtimes take the name for an image ID or a prefix of one.
 func (n Name) IsImageID() bool { return n.repository == idRepository }
 
+// NameOnly reports whether a name as it is written has neither tag nor digest. A name that does not parse has none.
+func NameOnly(s string) bool {
+	named, err := reference.ParseNormalizedNamed(s)
+	return err != nil || reference.IsNameOnly(named)
+}
+
 // KubeletName returns the name that a kubelet sends for one written in a pod: ":latest" is added, to
 // the string as it is, where there is neither tag nor digest.
 func KubeletName(s string) (string, error) {

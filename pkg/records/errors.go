@@ -19,6 +19,4 @@ var (
 	ErrNoRoom = dbfile.ErrNoRoom
 	// ErrMarked is returned by BeginListed without a list of images, if the repository has preloaded marks.
 	ErrMarked = errors.New("records: the repository has preloaded marks and no list of images is given")
-	// ErrDistrusted is returned by AcceptMarks while the store is distrusted.
-	ErrDistrusted = errors.New("records: store distrusted")
 )

@@ -24,6 +24,9 @@ type Scan struct {
 	// Brought reports whether the pull of an intent may have brought the image of a pair of its repository; nil: it may.
 	// It must not call the store.
 	Brought func(Intent, Pair) bool
+	// Agree is called inside the transaction with what is due; nothing is written if it returns an error, which is returned. It
+	// must not call the store; nil agrees.
+	Agree func(due []Pair) error
 }
 
 // MarkPreloaded marks every pair of the scan that is due: the store is trusted, the pair has neither
@@ -40,6 +43,11 @@ func (s *Store) MarkPreloaded(sc Scan) (marked []Pair, err error) {
 		pairs, err := due(tx, sc.Pairs, sc.Brought)
 		if err != nil {
 			return err
+		}
+		if sc.Agree != nil {
+			if err := sc.Agree(pairs); err != nil {
+				return err
+			}
 		}
 		for _, p := range pairs {
 			if err := s.mark(tx, Mark{Pair: p, Set: sc.Now, Origin: sc.Origin}); err != nil {
@@ -100,7 +108,7 @@ func due(tx *bolt.Tx, pairs []Pair, brought func(Intent, Pair) bool) (found []Pa
 			continue
 		}
 		f, err := lookup(tx, p)
-		f.Intents = 0 // of pulls that did not bring the image
+		f.Intents = 0                      // of pulls that did not bring the image
 		if err == nil && f.MayBeMarked() { // what cannot be read is not unknown
 			found = append(found, p)
 		}
@@ -149,15 +157,27 @@ func (s *Store) marksOf(tx *bolt.Tx, repository string) (pairs []Pair) {
 	return pairs
 }
 
-// AcceptMarks marks the pairs that have no mark yet, whatever else is known of them, and returns these. Records and
-// intents stay as they are. A store that is distrusted is left alone: ErrDistrusted.
-func (s *Store) AcceptMarks(pairs []Pair, origin string, now time.Time) (marked []Pair, err error) {
+// Acceptable is what AcceptMarks marks, or would mark.
+type Acceptable struct {
+	// Pairs have no mark yet.
+	Pairs []Pair
+	// Proved are the records of Pairs that a credential proved access to and that are not open. Of one that cannot be read there
+	// is the pair alone.
+	Proved []Record
+}
+
+// AcceptMarks marks the pairs that have no mark yet, whatever else is known of them, in a distrusted store too, and returns these.
+// Records and intents stay as they are. agree is called inside the transaction with what is to be marked, and nothing is marked
+// if it returns an error, which AcceptMarks then returns; it must not call the store. nil agrees.
+func (s *Store) AcceptMarks(pairs []Pair, origin string, now time.Time, agree func(Acceptable) error) (marked Acceptable, err error) {
 	err = s.update(crashpoint.AcceptBefore, crashpoint.AcceptAfter, func(tx *bolt.Tx) error {
-		if distrusted(tx) {
-			return ErrDistrusted
+		marked = acceptable(tx, pairs)
+		if agree != nil {
+			if err := agree(marked); err != nil {
+				return err
+			}
 		}
-		marked = unmarked(tx, pairs)
-		for _, p := range marked {
+		for _, p := range marked.Pairs {
 			if err := s.mark(tx, Mark{Pair: p, Set: now, Origin: origin}); err != nil {
 				return err
 			}
@@ -165,29 +185,37 @@ func (s *Store) AcceptMarks(pairs []Pair, origin string, now time.Time) (marked 
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("accept preloaded marks: %w", err)
+		return Acceptable{}, fmt.Errorf("accept preloaded marks: %w", err)
 	}
 	return marked, nil
 }
 
-// Unmarked returns the pairs that have no mark, in their order.
-func (s *Store) Unmarked(pairs []Pair) (found []Pair, err error) {
+// Acceptable returns what AcceptMarks would mark.
+func (s *Store) Acceptable(pairs []Pair) (found Acceptable, err error) {
 	err = s.view(func(tx *bolt.Tx) error {
-		found = unmarked(tx, pairs)
+		found = acceptable(tx, pairs)
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look for pairs without a mark: %w", err)
+		return Acceptable{}, fmt.Errorf("look for pairs without a mark: %w", err)
 	}
 	return found, nil
 }
 
-// unmarked takes a mark that cannot be read for none, since it opens nothing.
-func unmarked(tx *bolt.Tx, pairs []Pair) (found []Pair) {
+// acceptable takes a mark that cannot be read for none, since it opens nothing.
+func acceptable(tx *bolt.Tx, pairs []Pair) (found Acceptable) {
 	for _, p := range pairs {
 		var m Mark
-		if ok, err := get(tx, bucketMarks, p.key(), &m); !ok || err != nil {
-			found = append(found, p)
+		if ok, err := get(tx, bucketMarks, p.key(), &m); ok && err == nil {
+			continue
+		}
+		found.Pairs = append(found.Pairs, p)
+		var r Record
+		switch ok, err := get(tx, bucketRecords, p.key(), &r); {
+		case err != nil:
+			found.Proved = append(found.Proved, Record{Pair: p})
+		case ok && !r.Open && len(r.Proofs) > 0:
+			found.Proved = append(found.Proved, r)
 		}
 	}
 	return found

@@ -404,13 +404,25 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 		case 13:
 			accepted := some()
 			did = fmt.Sprintf("AcceptMarks(%v)", accepted)
-			var would, got []records.Pair
-			if would, err = s.Unmarked(accepted); err == nil {
-				got, err = s.AcceptMarks(accepted, "operator", at(now))
+			var would, got records.Acceptable
+			if would, err = s.Acceptable(accepted); err == nil {
+				got, err = s.AcceptMarks(accepted, "operator", at(now), nil)
 			}
 			accepted = slices.DeleteFunc(accepted, func(p records.Pair) bool { return m.marks[p] })
-			if !slices.Equal(got, accepted) || !slices.Equal(would, accepted) {
-				t.Errorf("%s = %v, and before it would be %v; want %v", did, got, would, accepted)
+			var proved []records.Pair
+			for _, p := range accepted {
+				if r, ok := m.records[p]; ok && !r.Open && len(r.Proofs) > 0 {
+					proved = append(proved, p)
+				}
+			}
+			ofProved := func(a records.Acceptable) (pairs []records.Pair) {
+				for _, r := range a.Proved {
+					pairs = append(pairs, r.Pair)
+				}
+				return pairs
+			}
+			if !slices.Equal(got.Pairs, accepted) || !slices.Equal(ofProved(got), proved) || !cmp.Equal(would, got) {
+				t.Errorf("%s = %v, and before it would be %v; want %v, proved %v", did, got, would, accepted, proved)
 			}
 			for _, p := range accepted {
 				m.marks[p] = true

@@ -55,7 +55,7 @@ func stories() []story {
 		return err
 	}
 	accept := func(s *records.Store, p records.Pair, _ *records.Intent) error {
-		_, err := s.AcceptMarks([]records.Pair{p}, "operator", noon())
+		_, err := s.AcceptMarks([]records.Pair{p}, "operator", noon(), nil)
 		return err
 	}
 	forget := func(s *records.Store, p records.Pair, _ *records.Intent) error {

@@ -82,7 +82,7 @@ func TestPagesTellWhatCannotBeRead(t *testing.T) {
 	path := newPath(t)
 	s, _ := open(t, path, records.Options{})
 	marked, recorded := pair(id1, app), pair(id2, app)
-	if _, err := s.AcceptMarks([]records.Pair{marked}, "operator", noon()); err != nil {
+	if _, err := s.AcceptMarks([]records.Pair{marked}, "operator", noon(), nil); err != nil {
 		t.Fatal(err)
 	}
 	prove(t, s, records.Result{Pair: recorded, Credential: alice})
@@ -130,10 +130,12 @@ func TestPagesTellWhatCannotBeRead(t *testing.T) {
 	}
 }
 
-func TestMarksOfADistrustedStoreAreNotAccepted(t *testing.T) {
+func TestMarksThatAreNotAgreedToAreNotAccepted(t *testing.T) {
 	s, _ := open(t, newPath(t), records.Options{KeyExists: true})
-	if got, err := s.AcceptMarks([]records.Pair{pair(id1, app)}, "operator", noon()); !errors.Is(err, records.ErrDistrusted) || got != nil {
-		t.Errorf("AcceptMarks = %v, %v; want ErrDistrusted", got, err)
+	refused := errors.New("refused")
+	got, err := s.AcceptMarks([]records.Pair{pair(id1, app)}, "operator", noon(), func(records.Acceptable) error { return refused })
+	if !errors.Is(err, refused) || got.Pairs != nil {
+		t.Errorf("AcceptMarks = %v, %v; want the error of agree", got, err)
 	}
 	if lookup(t, s, pair(id1, app)).Marked {
 		t.Error("the pair is marked")

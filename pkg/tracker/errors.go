@@ -13,11 +13,15 @@ var (
 	ErrNothingSelected = errors.New("tracker: nothing is selected")
 	// ErrNotPresent is returned by [Tracker.AcceptMarks] if nothing that is selected is on the node.
 	ErrNotPresent = errors.New("tracker: nothing that is selected is on the node")
-	// ErrRivals is returned by [Tracker.AcceptMarks] for a repository of which a name stands on an image that somebody
-	// had to prove under another one. A tenant may have given it that name (docs/design/0009).
-	ErrRivals = errors.New("tracker: access to the image was proved under another repository, whose tenant may have given it this name")
-	// ErrDistrusted is returned by [Tracker.AcceptMarks] while the store is distrusted.
-	ErrDistrusted = errors.New("tracker: the store is distrusted; end that first")
+	// ErrRivals is returned by [Tracker.AcceptMarks] for a repository alone if one of its images needs proof under another repository, or
+	// has another repository in a distrusted store. A tenant may have given it the name (docs/design/0009).
+	ErrRivals = errors.New("tracker: the image also has the name of another repository, whose tenant may have given it this one")
+	// ErrProved is returned by [Tracker.AcceptMarks] for a pair that a credential proved access to, unless the operator included it.
+	ErrProved = errors.New("tracker: credentials proved access to the image, and accepting it opens it to pods that did not")
+	// ErrChanged is returned by [Tracker.AcceptMarks] if what is selected is not what a dry run returned.
+	ErrChanged = errors.New("tracker: the selected images or their proofs have changed since they were shown; nothing was marked")
+	// ErrDistrusted is returned by [Tracker.AcceptMarks] for all images of a store that is distrusted.
+	ErrDistrusted = errors.New("tracker: the store is distrusted")
 	// ErrTrusted is returned by [Tracker.EndDistrust] for a store that is not distrusted.
 	ErrTrusted = errors.New("tracker: the store is not distrusted")
 	// ErrBusy is returned by [Tracker.AcceptMarks] for all images while an image is being removed or a container is being

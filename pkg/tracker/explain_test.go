@@ -107,7 +107,7 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 		case 7:
 			_, _ = w.ForgetMarks(t.Context(), records.Selection{ImageID: []string{id1, id2}[pick(2)]}, false)
 		case 8:
-			_, _ = w.AcceptMarks(t.Context(), records.Selection{ImageID: []string{id1, id2}[pick(2)]}, false)
+			_, _ = w.accept(records.Selection{ImageID: []string{id1, id2}[pick(2)]}, false)
 		case 9:
 			done := w.BeginRemoval()
 			if pick(2) == 0 {

@@ -2,10 +2,15 @@ package tracker
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 )
@@ -56,57 +61,113 @@ func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun 
 	return f, nil
 }
 
-// AcceptMarks marks what is selected and on the node as preloaded, by the word of an operator, and returns the pairs
-// that had no mark. By a repository alone nothing is marked beside rivals: ErrRivals. Selected as a whole (All), only those pairs are that a scan would mark: of which nothing is known, and
-// neither of their image.
-func (t *Tracker) AcceptMarks(ctx context.Context, of records.Selection, dryRun bool) ([]records.Pair, error) {
+// An Acceptance says what an operator accepts as preloaded.
+type Acceptance struct {
+	records.Selection
+	// Name narrows the selection to images that carry this name; the zero value does not.
+	Name imageref.Name
+	// DryRun marks nothing and returns what would be marked.
+	DryRun bool
+	// IncludingProved marks pairs too that a credential proved access to and that are not open. Without it, nothing is marked if there
+	// is one among the others: [ErrProved].
+	IncludingProved bool
+	// Confirmation is that of a dry run: what the dry run returned is marked, or nothing: [ErrChanged]. "" marks whatever is selected.
+	Confirmation string
+
+	refused error // what agree returned
+}
+
+// Accepted is what [Tracker.AcceptMarks] marked, or would mark.
+type Accepted struct {
+	records.Acceptable
+	// Confirmation stands for exactly this, see [Acceptance].
+	Confirmation string
+}
+
+// confirmation returns a digest of the pairs and of which of them have proofs.
+func confirmation(a records.Acceptable) string {
+	proved := map[records.Pair]bool{}
+	for _, r := range a.Proved {
+		proved[r.Pair] = true
+	}
+	var lines []string
+	for _, p := range a.Pairs {
+		lines = append(lines, fmt.Sprintf("%q %q %v\n", p.ImageID, p.Repository, proved[p]))
+	}
+	slices.Sort(lines)
+	sum := sha256.Sum256([]byte(strings.Join(lines, "")))
+	return hex.EncodeToString(sum[:])
+}
+
+// agree refuses to mark what the operator did not ask for, and keeps the reason.
+func (a *Acceptance) agree(found records.Acceptable) error {
 	switch {
-	case of.Empty():
-		return nil, ErrNothingSelected
-	case t.store.Distrusted() != nil:
-		return nil, ErrDistrusted
+	case a.Confirmation != "" && a.Confirmation != confirmation(found):
+		a.refused = ErrChanged
+	case !a.IncludingProved && len(found.Proved) > 0:
+		p := found.Proved[0].Pair
+		a.refused = fmt.Errorf("%w: %s under %s", ErrProved, p.ImageID, p.Repository)
+	}
+	return a.refused
+}
+
+// AcceptMarks marks what is selected and on the node as preloaded, by the word of an operator, and returns the pairs
+// that had no mark. An error means that nothing is marked.
+//
+// By a repository alone nothing is marked beside rivals: ErrRivals. In a distrusted store, which has lost what was proved, every further
+// repository of the image counts as a rival. Selected as a whole (All), only those pairs are marked that a scan would mark, and none
+// in a distrusted store: ErrDistrusted.
+func (t *Tracker) AcceptMarks(ctx context.Context, a Acceptance) (Accepted, error) {
+	switch {
+	case a.Empty():
+		return Accepted{}, ErrNothingSelected
+	case a.All && t.store.Distrusted() != nil:
+		return Accepted{}, ErrDistrusted
 	}
 	still, idle := t.idle()
-	if of.All && !idle {
-		return nil, ErrBusy
+	if a.All && !idle {
+		return Accepted{}, ErrBusy
 	}
 	images, err := t.present(ctx)
 	if err != nil {
-		return nil, err
+		return Accepted{}, err
 	}
-	if of.All {
-		return t.acceptUntracked(images, still, dryRun)
+	if a.All {
+		return t.acceptUntracked(a, images, still)
 	}
-	var selected, marked []records.Pair
-	for _, p := range pairsOf(images) {
-		if of.Covers(p) {
-			selected = append(selected, p)
-		}
+	present := pairsOf(images)
+	if a.Name != (imageref.Name{}) {
+		images = slices.DeleteFunc(images, func(i Image) bool { return !i.Carries(a.Name) })
 	}
+	selected := slices.DeleteFunc(pairsOf(images), func(p records.Pair) bool { return !a.Covers(p) })
 	if len(selected) == 0 {
-		return nil, ErrNotPresent
+		return Accepted{}, ErrNotPresent
 	}
-	if of.ImageID == "" {
-		if err := t.withoutRivals(selected); err != nil {
-			return nil, err
+	if a.ImageID == "" {
+		if err := t.withoutRivals(selected, present); err != nil {
+			return Accepted{}, err
 		}
 	}
-	if dryRun {
-		marked, err = t.store.Unmarked(selected)
+	var marked records.Acceptable
+	if a.DryRun {
+		marked, err = t.store.Acceptable(selected)
 	} else {
-		marked, err = t.store.AcceptMarks(selected, byOperator, time.Now())
+		marked, err = t.store.AcceptMarks(selected, byOperator, time.Now(), a.agree)
 	}
-	return t.accepted(marked, dryRun, err)
+	return t.accepted(a, marked, err)
 }
 
-// withoutRivals returns an error if one of the pairs has rivals: who names a repository alone may not know of which images.
-func (t *Tracker) withoutRivals(pairs []records.Pair) error {
-	for _, p := range pairs {
+// withoutRivals returns an error if one of the selected pairs has rivals: an operator who names a repository alone may not know of which
+// images.
+func (t *Tracker) withoutRivals(selected, present []records.Pair) error {
+	distrusted := t.store.Distrusted() != nil
+	for _, p := range selected {
 		f, err := t.store.Lookup(p)
-		switch {
-		case err != nil && !errors.Is(err, records.ErrUnreadable):
+		if err != nil && !errors.Is(err, records.ErrUnreadable) {
 			return unwritten(err)
-		case err == nil && f.Rivals && (f.Record == nil || !proves(f.Record)):
+		}
+		rivals := err == nil && f.Rivals || distrusted && slices.ContainsFunc(present, func(q records.Pair) bool { return q.ImageID == p.ImageID && q != p })
+		if rivals && !f.Marked && !proves(f.Record) {
 			return fmt.Errorf("%w: %s under %s", ErrRivals, p.ImageID, p.Repository)
 		}
 	}
@@ -114,34 +175,38 @@ func (t *Tracker) withoutRivals(pairs []records.Pair) error {
 }
 
 // acceptUntracked marks by the rules of a scan, whose list has to stand until the marks are on disk.
-func (t *Tracker) acceptUntracked(images []Image, still func() bool, dryRun bool) ([]records.Pair, error) {
-	if dryRun {
+func (t *Tracker) acceptUntracked(a Acceptance, images []Image, still func() bool) (Accepted, error) {
+	if a.DryRun {
 		due, err := t.store.Due(pairsOf(images), broughtBy(images))
-		return t.accepted(due, dryRun, err)
+		return t.accepted(a, records.Acceptable{Pairs: due}, err)
 	}
 	stood := true
-	marked, err := t.store.MarkPreloaded(records.Scan{Pairs: pairsOf(images), Brought: broughtBy(images), Origin: byOperator, Now: time.Now(), Still: func() bool {
-		stood = still()
-		return stood
-	}})
+	marked, err := t.store.MarkPreloaded(records.Scan{
+		Pairs: pairsOf(images), Brought: broughtBy(images), Origin: byOperator, Now: time.Now(),
+		Still: func() bool {
+			stood = still()
+			return stood
+		},
+		Agree: func(due []records.Pair) error { return a.agree(records.Acceptable{Pairs: due}) },
+	})
 	if err == nil && !stood {
-		return nil, ErrBusy
+		return Accepted{}, ErrBusy
 	}
-	return t.accepted(marked, dryRun, err)
+	return t.accepted(a, records.Acceptable{Pairs: marked}, err)
 }
 
-func (t *Tracker) accepted(marked []records.Pair, dryRun bool, err error) ([]records.Pair, error) {
+func (t *Tracker) accepted(a Acceptance, marked records.Acceptable, err error) (Accepted, error) {
 	switch {
-	case errors.Is(err, records.ErrDistrusted):
-		return nil, ErrDistrusted
+	case a.refused != nil:
+		return Accepted{}, a.refused
 	case err != nil:
-		return nil, unwritten(err)
-	case !dryRun:
-		for _, p := range marked {
+		return Accepted{}, unwritten(err)
+	case !a.DryRun:
+		for _, p := range marked.Pairs {
 			t.log.Info("Taken for preloaded", "imageID", p.ImageID, "repository", p.Repository, "origin", byOperator)
 		}
 	}
-	return marked, nil
+	return Accepted{Acceptable: marked, Confirmation: confirmation(marked)}, nil
 }
 
 // present returns every image that is on the node.

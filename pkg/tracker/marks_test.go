@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -79,7 +80,7 @@ func TestGrantDoesNotOutliveAForgottenMarkThatRacesWithIt(t *testing.T) {
 	w.runtime.set(img)
 	w.sync()
 	for round := range 100 {
-		if _, err := w.AcceptMarks(t.Context(), records.Selection{ImageID: id1}, false); err != nil {
+		if _, err := w.accept(records.Selection{ImageID: id1}, false); err != nil {
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup
@@ -112,19 +113,105 @@ func TestAcceptedMarkOpensWhateverTheRecord(t *testing.T) {
 	w.runtime.set(img, image(id2, "repo.test/pre:1"))
 	w.pulled(pod("alice"), app+":1", id1, "alice")
 	w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
-	would, err := w.AcceptMarks(t.Context(), records.Selection{Repository: app}, true)
+	would, err := w.accept(records.Selection{Repository: app}, true)
 	if err != nil || !slices.Equal(would, []records.Pair{pairOf(id1, app)}) {
 		t.Fatalf("dry run = %v, %v; want the pair", would, err)
 	}
 	w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
-	got, err := w.AcceptMarks(t.Context(), records.Selection{Repository: app}, false)
+	got, err := w.accept(records.Selection{Repository: app}, false)
 	if err != nil || !slices.Equal(got, would) {
 		t.Fatalf("AcceptMarks = %v, %v; want %v", got, err, would)
 	}
 	w.want(w.check(pod("bob"), app+":1", img), policy.Allow, policy.Preloaded)
 	w.want(w.check(pod("bob"), other+":1", img), policy.Reverify, policy.Untracked)
-	if got, err := w.AcceptMarks(t.Context(), records.Selection{Repository: app}, false); err != nil || len(got) != 0 {
+	if got, err := w.accept(records.Selection{Repository: app}, false); err != nil || len(got) != 0 {
 		t.Errorf("again = %v, %v; want nothing new", got, err)
+	}
+}
+
+// In a distrusted store one image can be accepted without opening all.
+func TestOneImageIsAcceptedInDistrust(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.close()
+	w.path += ".lost"
+	store, _, err := records.Open(w.path, records.Options{KeyExists: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w.open()
+	public, private := image(id1, "repo.test/public:1"), image(id2, app+":1", "repo.test/public:evil")
+	w.runtime.set(public, private)
+	w.sync()
+	// The store has lost what was proved of the image with two names.
+	if got, err := w.accept(records.Selection{Repository: "repo.test/public"}, false); !errors.Is(err, tracker.ErrRivals) {
+		t.Errorf("AcceptMarks by repository = %v, %v; want ErrRivals", got, err)
+	}
+	want := []records.Pair{pairOf(id1, "repo.test/public")}
+	if got, err := w.accept(records.Selection{ImageID: id1}, false); err != nil || !slices.Equal(got, want) {
+		t.Errorf("AcceptMarks by image ID = %v, %v; want %v", got, err, want)
+	}
+	w.want(w.check(pod("bob"), "repo.test/public:1", public), policy.Allow, policy.Preloaded)
+	w.want(w.check(pod("bob"), app+":1", private), policy.Reverify, policy.Untracked)
+	if w.store.Distrusted() == nil {
+		t.Error("the store is trusted; want it distrusted as before")
+	}
+}
+
+// What credentials proved is opened to every pod only if the operator says so.
+func TestAcceptRefusesProvedImages(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.sync()
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	imported := image(id2, app+":2")
+	w.runtime.set(image(id1, app+":1"), imported)
+	of := records.Selection{Repository: app}
+	if _, err := w.store.ForgetMarks(records.Selection{All: true}, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	plan, err := w.AcceptMarks(t.Context(), tracker.Acceptance{Selection: of, DryRun: true})
+	if err != nil || len(plan.Pairs) != 2 || len(plan.Proved) != 1 || plan.Proved[0].Pair != pairOf(id1, app) || len(plan.Proved[0].Proofs) != 1 {
+		t.Fatalf("dry run = %+v, %v; want two pairs, and the record of %s", plan, err, id1)
+	}
+	if got, err := w.AcceptMarks(t.Context(), tracker.Acceptance{Selection: of, Confirmation: plan.Confirmation}); !errors.Is(err, tracker.ErrProved) || len(got.Pairs) > 0 {
+		t.Errorf("AcceptMarks = %+v, %v; want ErrProved", got, err)
+	}
+	w.want(w.check(pod("bob"), app+":1", image(id1, app+":1")), policy.Reverify, policy.NotProved)
+	name, err := imageref.Parse(app + ":2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := w.AcceptMarks(t.Context(), tracker.Acceptance{Selection: of, Name: name})
+	if err != nil || !slices.Equal(got.Pairs, []records.Pair{pairOf(id2, app)}) {
+		t.Errorf("AcceptMarks of a tag = %+v, %v; want %s alone", got, err, id2)
+	}
+	got, err = w.AcceptMarks(t.Context(), tracker.Acceptance{Selection: of, IncludingProved: true})
+	if err != nil || !slices.Equal(got.Pairs, []records.Pair{pairOf(id1, app)}) {
+		t.Errorf("AcceptMarks including proved = %+v, %v; want the rest", got, err)
+	}
+}
+
+// What comes between the dry run and the confirmation is not marked with it.
+func TestAcceptMarksOnlyWhatWasConfirmed(t *testing.T) {
+	for _, of := range []records.Selection{{Repository: app}, {All: true}} {
+		w := newWorld(t, tracker.Options{VerifyUntracked: true})
+		w.sync()
+		w.runtime.set(image(id1, app+":1"))
+		plan, err := w.AcceptMarks(t.Context(), tracker.Acceptance{Selection: of, DryRun: true})
+		if err != nil || len(plan.Pairs) != 1 {
+			t.Fatalf("dry run = %+v, %v; want one pair", plan, err)
+		}
+		w.runtime.set(image(id1, app+":1"), image(id2, app+":2"))
+		confirmed := tracker.Acceptance{Selection: of, Confirmation: plan.Confirmation}
+		if got, err := w.AcceptMarks(t.Context(), confirmed); !errors.Is(err, tracker.ErrChanged) || len(got.Pairs) > 0 {
+			t.Errorf("AcceptMarks(%+v) = %+v, %v; want ErrChanged", of, got, err)
+		}
+		w.runtime.set(image(id1, app+":1"))
+		if got, err := w.AcceptMarks(t.Context(), confirmed); err != nil || !slices.Equal(got.Pairs, plan.Pairs) {
+			t.Errorf("AcceptMarks(%+v) = %+v, %v; want what was confirmed", of, got, err)
+		}
 	}
 }
 
@@ -137,14 +224,14 @@ func TestAcceptByNameSparesWhatOthersProved(t *testing.T) {
 	const trusted = "repo.test/trusted"
 	w.runtime.set(image(id1, app+":1", trusted+":evil"), image(id2, trusted+":1"))
 	for _, dryRun := range []bool{true, false} {
-		if got, err := w.AcceptMarks(t.Context(), records.Selection{Repository: trusted}, dryRun); !errors.Is(err, tracker.ErrRivals) {
+		if got, err := w.accept(records.Selection{Repository: trusted}, dryRun); !errors.Is(err, tracker.ErrRivals) {
 			t.Errorf("AcceptMarks(%s, dry run %v) = %v, %v; want ErrRivals", trusted, dryRun, got, err)
 		}
 	}
 	w.want(w.check(pod("bob"), trusted+":1", image(id2, trusted+":1")), policy.Reverify, policy.Untracked)
 	for _, id := range []string{id1, id2} {
 		want := []records.Pair{pairOf(id, trusted)}
-		if got, err := w.AcceptMarks(t.Context(), records.Selection{Repository: trusted, ImageID: id}, false); err != nil || !slices.Equal(got, want) {
+		if got, err := w.accept(records.Selection{Repository: trusted, ImageID: id}, false); err != nil || !slices.Equal(got, want) {
 			t.Errorf("AcceptMarks(%s of %s) = %v, %v; want %v", trusted, id, got, err, want)
 		}
 	}
@@ -164,21 +251,21 @@ func TestAcceptAllTakesOnlyWhatNothingIsKnownOf(t *testing.T) {
 	w.runtime.set(image(id1, app+":1", "repo.test/evil:1"), image(id2, "repo.test/new:1"), image(id3, "repo.test/pre:1", "repo.test/lost:1"))
 	all := records.Selection{All: true}
 	want := []records.Pair{pairOf(id2, "repo.test/new")}
-	if got, err := w.AcceptMarks(t.Context(), all, true); err != nil || !slices.Equal(got, want) {
+	if got, err := w.accept(all, true); err != nil || !slices.Equal(got, want) {
 		t.Errorf("dry run while a pull is in progress = %v, %v; want %v", got, err, want)
 	}
 	if err := lost.Lost(); err != nil {
 		t.Fatal(err)
 	}
 	for _, dryRun := range []bool{true, false} {
-		if got, err := w.AcceptMarks(t.Context(), all, dryRun); err != nil || !slices.Equal(got, want) {
+		if got, err := w.accept(all, dryRun); err != nil || !slices.Equal(got, want) {
 			t.Errorf("AcceptMarks(all, dry run %v) = %v, %v; want %v", dryRun, got, err, want)
 		}
 	}
 	// A removal that begins while the list is on its way makes it doubtful.
 	w.runtime.set(image(id2, "repo.test/newer:1"))
 	w.runtime.during = func() { w.BeginRemoval()() }
-	if got, err := w.AcceptMarks(t.Context(), all, false); !errors.Is(err, tracker.ErrBusy) {
+	if got, err := w.accept(all, false); !errors.Is(err, tracker.ErrBusy) {
 		t.Errorf("beside a removal = %v, %v; want ErrBusy", got, err)
 	}
 }
@@ -199,8 +286,8 @@ func TestEndOfDistrustTakesWhatIsThereForPreloaded(t *testing.T) {
 	w.runtime.set(img)
 	w.sync()
 	w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.Untracked)
-	if _, err := w.AcceptMarks(t.Context(), records.Selection{ImageID: id1}, false); !errors.Is(err, tracker.ErrDistrusted) {
-		t.Errorf("AcceptMarks = %v; want ErrDistrusted", err)
+	if _, err := w.accept(records.Selection{All: true}, false); !errors.Is(err, tracker.ErrDistrusted) {
+		t.Errorf("AcceptMarks(all) = %v; want ErrDistrusted", err)
 	}
 	w.runtime.err = errors.New("away")
 	if _, _, err := w.EndDistrust(t.Context(), false); !errors.Is(err, tracker.ErrRuntime) || w.store.Distrusted() == nil {
@@ -228,10 +315,10 @@ func TestCorrectionsThatCannotBeMadeChangeNothing(t *testing.T) {
 	if _, err := w.ForgetMarks(t.Context(), records.Selection{}, true); !errors.Is(err, tracker.ErrNothingSelected) {
 		t.Errorf("ForgetMarks of nothing = %v; want ErrNothingSelected", err)
 	}
-	if _, err := w.AcceptMarks(t.Context(), records.Selection{}, true); !errors.Is(err, tracker.ErrNothingSelected) {
+	if _, err := w.accept(records.Selection{}, true); !errors.Is(err, tracker.ErrNothingSelected) {
 		t.Errorf("AcceptMarks of nothing = %v; want ErrNothingSelected", err)
 	}
-	if _, err := w.AcceptMarks(t.Context(), records.Selection{Repository: "repo.test/absent"}, false); !errors.Is(err, tracker.ErrNotPresent) {
+	if _, err := w.accept(records.Selection{Repository: "repo.test/absent"}, false); !errors.Is(err, tracker.ErrNotPresent) {
 		t.Errorf("AcceptMarks of what is absent = %v; want ErrNotPresent", err)
 	}
 	canceled, cancel := context.WithCancel(t.Context())

@@ -127,7 +127,7 @@ func TestImportOfBytesThatATenantPulled(t *testing.T) {
 		if !slices.Equal(e.Known.RivalNames, []string{mine}) {
 			t.Errorf("Explain: rivals %v; want %s", e.Known.RivalNames, mine)
 		}
-		if _, err := w.AcceptMarks(t.Context(), records.Selection{Repository: system, ImageID: id2}, false); err != nil {
+		if _, err := w.accept(records.Selection{Repository: system, ImageID: id2}, false); err != nil {
 			t.Fatalf("AcceptMarks = %v; want nil", err)
 		}
 		w.want(w.check(pod("dns"), system+":1", img), policy.Allow, policy.Preloaded)

@@ -110,7 +110,7 @@ func TestPullInProgressDoesNotStopMarksOfOtherRepositories(t *testing.T) {
 	w.want(w.check(pod("system"), system+":new", image(id2, system+":new")), policy.Allow, policy.Preloaded)
 	const id4 = "sha256:4444444444444444444444444444444444444444444444444444444444444444"
 	w.runtime.set(image(id4, "repo.test/second:1"), image(id2, system+":new"))
-	got, err := w.AcceptMarks(t.Context(), records.Selection{All: true}, false)
+	got, err := w.accept(records.Selection{All: true}, false)
 	if want := []records.Pair{pairOf(id4, "repo.test/second")}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("AcceptMarks(all) = %v, %v; want %v, nil", got, err, want)
 	}

@@ -179,6 +179,12 @@ func (w *world) check(p tracker.Pod, name string, img tracker.Image, passwords .
 	return w.Check(w.t.Context(), r)
 }
 
+// accept marks what is selected, proved or not, and returns the pairs.
+func (w *world) accept(of records.Selection, dryRun bool) ([]records.Pair, error) {
+	got, err := w.AcceptMarks(w.t.Context(), tracker.Acceptance{Selection: of, DryRun: dryRun, IncludingProved: true})
+	return got.Pairs, err
+}
+
 func (w *world) want(v tracker.Verdict, verdict policy.Verdict, reason policy.Reason) {
 	w.t.Helper()
 	if v.Verdict != verdict || v.Reason != reason {

@@ -134,6 +134,7 @@ func (c Case) letsByMark(say func(string, ...any)) {
 		return
 	}
 	if c.Distrust != nil {
+		say("pullgatectl preloaded accept %s opens it to every pod of the node.", c.pair())
 		say("pullgatectl distrust end takes what is on the node now, and nothing is known of, for preloaded; see pullgatectl distrust end --dry-run first.")
 		return
 	}

@@ -16,6 +16,9 @@ var (
 	beginningOfID     = regexp.MustCompile(`^[0-9a-f]{7,64}$`)
 )
 
+// IsID reports whether an argument is an image ID or a beginning of one that is long enough, and not a name.
+func IsID(image string) bool { return beginningOfID.MatchString(strings.TrimPrefix(image, "sha256:")) }
+
 // ImageID returns the whole image ID that begins so, as tables show it. "" and a whole one are returned as they are.
 func ImageID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
 	if id == "" || wholeImageID.MatchString(id) {

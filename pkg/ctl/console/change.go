@@ -48,15 +48,23 @@ func (c *Console) Answerable(how *Consent) error {
 
 // Agree shows a plan on stderr, and returns nil if it is agreed to.
 func (c *Console) Agree(ctx context.Context, how *Consent, question string, plan func(*text.Page)) error {
-	p := &text.Page{Colours: c.errTerminal && c.Colours()}
-	plan(p)
-	if _, err := c.Err.Write(p.Take()); err != nil {
-		return fmt.Errorf("show what would be done: %w", err)
+	if err := c.show(plan); err != nil {
+		return err
 	}
 	if how.yes {
 		return nil
 	}
 	return c.confirm(ctx, question)
+}
+
+// show writes a plan to stderr.
+func (c *Console) show(plan func(*text.Page)) error {
+	p := &text.Page{Colours: c.errTerminal && c.Colours()}
+	plan(p)
+	if _, err := c.Err.Write(p.Take()); err != nil {
+		return fmt.Errorf("show what would be done: %w", err)
+	}
+	return nil
 }
 
 // A Change is something that a command does to what the daemon knows.
@@ -65,6 +73,8 @@ type Change[R proto.Message] struct {
 	Question string
 	// Nothing is said if the plan is empty.
 	Nothing string
+	// Refuse says why a plan is not carried out, which is shown all the same; nil refuses none.
+	Refuse func(R) error
 	// Do asks the daemon to do it, or what it would do.
 	Do func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (R, error)
 	// Empty says whether a plan holds nothing to do.
@@ -90,6 +100,11 @@ func CarryOut[R proto.Message](ctx context.Context, c *Console, o *Output, how *
 					p.Prose("", "%s", what.Nothing)
 				}
 			})
+		}
+		if what.Refuse != nil {
+			if err := what.Refuse(planned); err != nil {
+				return errors.Join(c.show(func(p *text.Page) { what.Plan(o.View(c), p, planned) }), err)
+			}
 		}
 		if err := c.Agree(ctx, how, what.Question, func(p *text.Page) { what.Plan(o.View(c), p, planned) }); err != nil {
 			return err

@@ -47,7 +47,26 @@ func (View) Revoked(p *text.Page, r *adminv1.RevokeResponse) {
 
 // Acceptance says which pairs are taken for preloaded, or would be.
 func (v View) Acceptance(p *text.Page, r *adminv1.AcceptPreloadedResponse) {
-	v.pairs(p, r.GetAccepted())
+	if len(r.GetProved()) == 0 {
+		v.pairs(p, r.GetAccepted())
+		return
+	}
+	proved := map[string]string{}
+	for _, rec := range r.GetProved() {
+		by := "unreadable record"
+		if n := len(rec.GetProofs()); n > 0 {
+			by = count(n, "credential", "credentials")
+		}
+		proved[rec.GetPair().GetImageId()+" "+rec.GetPair().GetRepository()] = by
+	}
+	rows := make([]text.Row, 0, len(r.GetAccepted()))
+	for _, pair := range r.GetAccepted() {
+		rows = append(rows, text.Row{Cells: []string{pair.GetRepository(), v.ID(pair.GetImageId()), proved[pair.GetImageId()+" "+pair.GetRepository()]}})
+	}
+	p.Table([]string{"REPOSITORY", "IMAGE ID", "PROVED BY"}, rows)
+	p.Gap()
+	p.PaintProse(text.Heed, "", "Access to %s was proved with credentials. Accepting them opens them to every pod, and needs --including-proved.",
+		count(len(r.GetProved()), "of these pairs", "of these pairs"))
 }
 
 // Accepted says in a sentence what was marked.

@@ -2841,7 +2841,7 @@ func (x *ListPreloadedResponse) GetNextPageToken() string {
 // AcceptPreloadedRequest says what is to be marked: of the fields that are given all have to fit.
 type AcceptPreloadedRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A repository, without tag and digest.
+	// A repository. With a tag or a digest, only the images that have this name.
 	Repository string `protobuf:"bytes,1,opt,name=repository,proto3" json:"repository,omitempty"`
 	// A whole image ID.
 	ImageId string `protobuf:"bytes,2,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`

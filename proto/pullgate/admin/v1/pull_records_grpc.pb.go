@@ -102,7 +102,7 @@ type PullRecordsClient interface {
 	// it is; the mark opens the pair all the same, under a policy that exempts preloaded images. It works in a distrusted
 	// store too, except with all_untracked.
 	//
-	// INVALID_ARGUMENT: nothing is selected, or the repository has a tag or a digest. NOT_FOUND: nothing that is selected is
+	// INVALID_ARGUMENT: nothing is selected. NOT_FOUND: nothing that is selected is
 	// on the node. FAILED_PRECONDITION: all_untracked in a distrusted store, end that first; or a pair was selected by its
 	// repository alone, and the image may have that name from a tenant, because access to it was proved under another
 	// repository (in a distrusted store: because it has another repository at all); or access to a pair was proved, and
@@ -361,7 +361,7 @@ type PullRecordsServer interface {
 	// it is; the mark opens the pair all the same, under a policy that exempts preloaded images. It works in a distrusted
 	// store too, except with all_untracked.
 	//
-	// INVALID_ARGUMENT: nothing is selected, or the repository has a tag or a digest. NOT_FOUND: nothing that is selected is
+	// INVALID_ARGUMENT: nothing is selected. NOT_FOUND: nothing that is selected is
 	// on the node. FAILED_PRECONDITION: all_untracked in a distrusted store, end that first; or a pair was selected by its
 	// repository alone, and the image may have that name from a tenant, because access to it was proved under another
 	// repository (in a distrusted store: because it has another repository at all); or access to a pair was proved, and
