@@ -22,6 +22,28 @@ import (
 // defaultConfig is where pullgated has its configuration.
 const defaultConfig = "/etc/pullgate/config.yaml"
 
+const configUsage = "pullgated's configuration `file`; one that is given must exist"
+
+// loadConfig reads pullgated's configuration from a path. That the file is absent is an error, see isAbsent, if --config
+// names it, and gives the defaults else.
+func loadConfig(cmd *cobra.Command, path string) (config.Config, error) {
+	if !cmd.Flags().Changed("config") {
+		c, _, err := config.Load(path)
+		return c, err
+	}
+	c, err := config.LoadPresent(path)
+	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, config.ErrInvalid) {
+		err = console.Misused("give --config the path of the file that pullgated reads, see pullgatectl status", "%w", err)
+	}
+	return c, err
+}
+
+// isAbsent reports whether an error of loadConfig says that the file that --config names is absent.
+func isAbsent(err error) bool {
+	_, misused := errors.AsType[*console.ExitError](err)
+	return misused
+}
+
 func doctorCommand(c *console.Console, node doctor.Node) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
@@ -36,17 +58,17 @@ changed. The exit code is 1 if one is fail. Run it as root on the node; each mir
 runtime is asked once, without credentials, unless --no-network is given.`,
 		Args: cobra.NoArgs,
 	}
-	cmd.Flags().StringVar(&node.ConfigPath, "config", defaultConfig, "pullgated's configuration `file`")
+	cmd.Flags().StringVar(&node.ConfigPath, "config", defaultConfig, configUsage)
 	cmd.Flags().BoolVar(&node.NoNetwork, "no-network", false, "ask no mirror")
 	o := console.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		n := node
-		n.Config, n.ConfigErr = config.LoadPresent(filepath.Join("/", n.Root, n.ConfigPath))
+		n.Config, n.ConfigErr = loadConfig(cmd, filepath.Join("/", n.Root, n.ConfigPath))
+		if isAbsent(n.ConfigErr) {
+			return n.ConfigErr
+		}
 		if n.ConfigErr != nil {
 			n.Config = config.Default()
-		}
-		if errors.Is(n.ConfigErr, fs.ErrNotExist) && !errors.Is(n.ConfigErr, config.ErrInvalid) {
-			n.ConfigErr = nil
 		}
 		n.Status, n.StatusErr = statusFor(cmd.Context(), c, n.Config.Admin.Listen)
 		found := n.Examine(cmd.Context())

@@ -103,6 +103,9 @@ func nodeStatusCommand(c *console.Console, pointer pointing.Switch) *cobra.Comma
 	o := console.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		d, wrong := s.configured()
+		if isAbsent(wrong) {
+			return wrong
+		}
 		st, err := s.on(d).Status(cmd.Context())
 		if err != nil {
 			return unpointed(err)
@@ -118,14 +121,15 @@ func nodeStatusCommand(c *console.Console, pointer pointing.Switch) *cobra.Comma
 // A nodeSwitch is what the flags of a command of node say.
 type nodeSwitch struct {
 	c            *console.Console
+	cmd          *cobra.Command
 	pointer      pointing.Switch
 	config, unit string
 	wait         time.Duration
 }
 
 func nodeFlags(c *console.Console, pointer pointing.Switch, cmd *cobra.Command) *nodeSwitch {
-	s := &nodeSwitch{c: c, pointer: pointer}
-	cmd.Flags().StringVar(&s.config, "config", "/etc/pullgate/config.yaml", "pullgated's configuration `file`")
+	s := &nodeSwitch{c: c, cmd: cmd, pointer: pointer}
+	cmd.Flags().StringVar(&s.config, "config", defaultConfig, configUsage)
 	cmd.Flags().StringVar(&s.unit, "unit", "", "the systemd `unit` that runs the kubelet; one is looked for if it is not given")
 	if cmd.Name() != "status" {
 		cmd.Flags().DurationVar(&s.wait, "wait", 2*time.Minute, "how long the kubelet may take to be well after its restart")
@@ -144,7 +148,7 @@ func (s *nodeSwitch) on(d pointing.Daemon) pointing.Switch {
 
 // configured is the daemon as its configuration file tells, and as its defaults tell if that cannot be read.
 func (s *nodeSwitch) configured() (pointing.Daemon, error) {
-	loaded, err := config.Load(s.pointer.Host.Path(s.config))
+	loaded, err := loadConfig(s.cmd, s.pointer.Host.Path(s.config))
 	if err != nil {
 		return configured.File(config.Default()), err
 	}
@@ -153,7 +157,10 @@ func (s *nodeSwitch) configured() (pointing.Daemon, error) {
 
 // running is the daemon as it says itself that it was configured, if its configuration file says the same.
 func (s *nodeSwitch) running(ctx context.Context) (pointing.Daemon, error) {
-	file, err := config.Load(s.pointer.Host.Path(s.config))
+	file, err := loadConfig(s.cmd, s.pointer.Host.Path(s.config))
+	if isAbsent(err) {
+		return pointing.Daemon{}, err
+	}
 	if err != nil {
 		return pointing.Daemon{}, console.Misused("mend it, see that pullgated --check-config likes it, then systemctl restart pullgated", "pullgated's configuration %s: %w", s.config, err)
 	}

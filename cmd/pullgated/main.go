@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"math"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"syscall"
@@ -46,11 +48,12 @@ from a pod that has not proved access to it, so that the kubelet pulls with the
 pod's own credentials (imagePullPolicy IfNotPresent) or refuses (Never).
 
 Point the kubelet's containerRuntimeEndpoint at the socket that pullgated listens
-on, and pullgated's runtimeEndpoint at the runtime. Without a configuration file
-every field has its default; docs/configuration.md lists them.`
+on, and pullgated's runtimeEndpoint at the runtime. Without
+/etc/pullgate/config.yaml every field has its default; docs/configuration.md lists them.
+A file that --config names must exist.`
 
-const examples = `  # See whether a configuration is right, without starting anything
-  pullgated --config /etc/pullgate/config.yaml --check-config
+const examples = `  # Check the configuration, and that a start could use the files and addresses in it
+  pullgated --check-config
 
   # Run it by hand, talkative, with JSON log lines
   pullgated --config ./config.yaml --logging-format json -v 2
@@ -96,6 +99,7 @@ func complain(w io.Writer, err error) {
 
 type flags struct {
 	config      string
+	configGiven bool // --config is on the command line
 	check       bool
 	accept      bool
 	logFormat   string
@@ -113,12 +117,15 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          noArguments,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return start(cmd, f) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			f.configGiven = cmd.Flags().Changed("config")
+			return start(cmd, f)
+		},
 		// cobra would take "completion" for a command, which --help does not list.
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
-	cmd.Flags().StringVar(&f.config, "config", defaultConfig, "configuration `file`; if it is absent every field has its default")
-	cmd.Flags().BoolVar(&f.check, "check-config", false, "check the configuration, say what is wrong with it, and exit")
+	cmd.Flags().StringVar(&f.config, "config", defaultConfig, "configuration `file`; one that is given must exist, without the default one every field has its default")
+	cmd.Flags().BoolVar(&f.check, "check-config", false, "check the configuration and what a start would do with it, print errors and warnings, and exit; safe beside a running daemon")
 	cmd.Flags().BoolVar(&f.accept, "accept-present-images", false, "end the distrust of a store that was lost: take the images that are on the node now for preloaded")
 	cmd.Flags().StringVar(&f.logFormat, "logging-format", "text", "`format` of log lines: text or json")
 	cmd.Flags().IntVarP(&f.verbosity, "v", "v", 0, "log `level`: 0 for an operator, 2 and above for a developer")
@@ -156,18 +163,29 @@ func start(cmd *cobra.Command, f flags) error {
 	if err != nil {
 		return err
 	}
-	load := loader(f.config)
-	c, err := load()
+	load := loader(f.config, f.configGiven)
+	c, found, err := load()
+	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, config.ErrInvalid) {
+		return usageError{fmt.Errorf("configuration %s: %w; give --config the path of a file that exists, or no --config for the defaults", f.config, err)}
+	}
 	if err != nil {
 		return usageError{fmt.Errorf("configuration %s:\n%w", f.config, err)}
 	}
+	path, err := filepath.Abs(f.config)
+	if err != nil {
+		return fmt.Errorf("configuration %s: %w", f.config, err)
+	}
 	if f.check {
-		_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: the configuration is right\n", f.config)
-		return err
+		return check(cmd, f.config, c, found)
+	}
+	if !found {
+		log.Info("Configuration file not found: using defaults", "path", path, "enforcement", c.Enforcement())
 	}
 	boundMemory()
 	return daemon.Run(klog.NewContext(cmd.Context(), log), daemon.Options{
 		Config:              c,
+		ConfigPath:          path,
+		ConfigFound:         found,
 		AcceptPresentImages: f.accept,
 		Log:                 log,
 		Reload:              reload,
@@ -178,17 +196,42 @@ func start(cmd *cobra.Command, f flags) error {
 	})
 }
 
-// loader returns what reads the configuration, each time anew. An absent file stands for the defaults, but not
-// for one that was there before: it may be about to be replaced.
-func loader(path string) func() (config.Config, error) {
-	read := config.Load
-	return func() (config.Config, error) {
-		_, err := os.Lstat(path)
-		c, loadErr := read(path)
-		if err == nil && loadErr == nil {
-			read = config.LoadPresent
+// check prints what a configuration comes to, and what a start with it would refuse or go without.
+func check(cmd *cobra.Command, path string, c config.Config, found bool) error {
+	state := "configuration is valid"
+	if !found {
+		state = "not found: using defaults"
+	}
+	p := daemon.Examine(cmd.Context(), c)
+	for _, w := range p.Warnings {
+		if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "pullgated: warning: %v\n", w); err != nil {
+			return err
 		}
-		return c, loadErr
+	}
+	if len(p.Errors) > 0 {
+		return usageError{fmt.Errorf("configuration %s: pullgated would not start:\n%w", path, errors.Join(p.Errors...))}
+	}
+	source := c.PodSource.Kubeconfig
+	if source == "" {
+		source = "none"
+	}
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: %s; %s\n  kubelet -> %s -> %s\n  state %s, metrics %q, pod source %s, decision log %q\n",
+		path, state, c.Enforcement(), c.Listen, c.RuntimeEndpoint, c.StateDir, c.Metrics.Listen, source, c.DecisionLog.Path)
+	return err
+}
+
+// loader returns what reads the configuration, each time anew, and reports whether its file was found. An absent file
+// stands for the defaults, unless it was named on the command line, or was there before: it may be about to be replaced.
+func loader(path string, given bool) func() (config.Config, bool, error) {
+	required := given
+	return func() (config.Config, bool, error) {
+		if required {
+			c, err := config.LoadPresent(path)
+			return c, err == nil, err
+		}
+		c, found, err := config.Load(path)
+		required = found
+		return c, found, err
 	}
 }
 

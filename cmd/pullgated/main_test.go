@@ -1,8 +1,14 @@
 package main
 
 import (
+	"bytes"
+	"errors"
+	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -27,6 +33,40 @@ func TestScripts(t *testing.T) {
 			"await":       await,
 		},
 	})
+}
+
+// Without --config an absent file stands for the defaults, until it was there once.
+func TestLoaderOfTheDefaultPath(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	load := loader(path, false)
+	c, found, err := load()
+	if err != nil || found || c.Enforcement() != "enforcing with policy NeverVerifyPreloadedImages" {
+		t.Errorf("absent: %s, found: %v, %v; want the defaults, which enforce", c.Enforcement(), found, err)
+	}
+	var out bytes.Buffer
+	cmd := command()
+	cmd.SetOut(&out)
+	cmd.SetErr(io.Discard)
+	cmd.SetContext(t.Context())
+	c.StateDir = t.TempDir()
+	if err := check(cmd, path, c, found); err != nil || !strings.HasPrefix(out.String(), path+": not found: using defaults; enforcing with policy NeverVerifyPreloadedImages\n") {
+		t.Errorf("check = %v, prints %q; want it to say that the file was not found", err, out.String())
+	}
+	if err := os.WriteFile(path, []byte("{}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, found, err := load(); err != nil || !found {
+		t.Errorf("present: found: %v, %v; want it found", found, err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := load(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("gone: %v; want ErrNotExist", err)
+	}
+	if _, _, err := loader(path, true)(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("absent and given: %v; want ErrNotExist", err)
+	}
 }
 
 // status runs a program and compares its exit code: status 2 pullgated --nonsense.

@@ -16,13 +16,22 @@ type Status struct {
 	Started         time.Time
 	Enforcing       bool
 	Configuration   string // as YAML
+	// ConfigurationPath is the absolute path of the configuration file. ConfigurationFound is false if it was absent
+	// when it was read last, and the configuration therefore the defaults.
+	ConfigurationPath  string
+	ConfigurationFound bool
 	// Reload is the last reading of the configuration; its Error is "" if what was read is in force.
 	Reload      Reload
 	StorePath   string
 	Runtime     RuntimeStatus
 	PodSource   *PodSourceStatus   // nil if there is none
 	DecisionLog *DecisionLogStatus // nil if there is none
+	// NotListening are the listeners that could not be bound yet.
+	NotListening []NotListening
 }
+
+// A NotListening is a listener that could not be bound, by its field of the configuration.
+type NotListening struct{ Field, Error string }
 
 // A Reload is a reading of the configuration.
 type Reload struct {
@@ -67,6 +76,10 @@ func (s *Server) GetStatus(ctx context.Context, _ *adminv1.GetStatusRequest) (*a
 		},
 		Runtime: &adminv1.RuntimeStatus{Endpoint: st.Runtime.Endpoint, Up: st.Runtime.Up, Name: st.Runtime.Name, Version: st.Runtime.Version},
 		Grants:  int64(s.c.Tracker.Grants()),
+	}
+	to.ConfigurationPath, to.ConfigurationFound = st.ConfigurationPath, st.ConfigurationFound
+	for _, l := range st.NotListening {
+		to.NotListening = append(to.NotListening, &adminv1.NotListening{Field: l.Field, Error: l.Error})
 	}
 	if p := st.PodSource; p != nil {
 		to.PodSource = &adminv1.PodSourceStatus{Node: p.Node, Synced: p.Synced, Pods: int64(p.Pods)}

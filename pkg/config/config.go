@@ -204,14 +204,27 @@ func Default() Config {
 // Policy returns the verification policy with its allowlist.
 func (c Config) Policy() policy.Policy { return c.policy }
 
-// Load reads a file. An absent one gives the defaults. An error wraps ErrInvalid if the content is
-// wrong.
-func Load(path string) (Config, error) {
-	c, err := LoadPresent(path)
-	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrInvalid) {
-		return Parse(nil)
+// Enforcement says in a few words what the configuration makes of a pod that has not proved access to an image.
+func (c Config) Enforcement() string {
+	switch {
+	case c.NoPullImageSecretRecheck:
+		return "shadow mode: recording and counting, denying nothing (policy " + string(c.policy.Mode()) + ")"
+	case c.policy.Mode() == policy.ModeNeverVerify:
+		return "not enforcing: policy " + string(c.policy.Mode()) + " allows every pod every image"
+	default:
+		return "enforcing with policy " + string(c.policy.Mode())
 	}
-	return c, err
+}
+
+// Load reads a file, and reports whether it was found: an absent one gives the defaults. A symbolic link whose target is
+// absent is an error. An error wraps ErrInvalid if the content is wrong.
+func Load(path string) (c Config, found bool, err error) {
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		c, err := Parse(nil)
+		return c, false, err
+	}
+	c, err = LoadPresent(path)
+	return c, err == nil, err
 }
 
 // LoadPresent is Load for a file that must be there.

@@ -2,6 +2,7 @@ package config_test
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,32 +61,49 @@ func TestDefaults(t *testing.T) {
 }
 
 func TestLoadOfNothingGivesTheDefaults(t *testing.T) {
-	c, err := config.Load(filepath.Join(t.TempDir(), "absent.yaml"))
+	c, found, err := config.Load(filepath.Join(t.TempDir(), "absent.yaml"))
 	mustBe(t, "absent file", c, err, config.Default())
+	if found {
+		t.Error("an absent file was found")
+	}
 	for name, content := range map[string]string{
 		"empty": "", "newline": "\n", "comments": "# pullgate\n# listen: x\n", "marker": "---\n", "comment and marker": "# x\n---\n# y\n",
 		"null": "null\n", "braces": "{}\n", "header only": header,
 	} {
-		c, err := config.Load(write(t, content))
+		c, found, err := config.Load(write(t, content))
 		mustBe(t, name, c, err, config.Default())
+		if !found {
+			t.Errorf("%s: the file was not found", name)
+		}
 	}
-	c, err = config.Load(write(t, header+"exempt:\nlisten:\nkubeletSkipsAlwaysPrecheck:\nregistryOutageFallback: null\nmetrics: {listen: null}\n"))
+	c, _, err = config.Load(write(t, header+"exempt:\nlisten:\nkubeletSkipsAlwaysPrecheck:\nregistryOutageFallback: null\nmetrics: {listen: null}\n"))
 	mustBe(t, "null values", c, err, config.Default())
 }
 
 func TestLoadTellsWhatCannotBeRead(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := config.Load(dir); !errors.Is(err, syscall.EISDIR) || errors.Is(err, config.ErrInvalid) || !strings.Contains(err.Error(), dir) {
+	if _, _, err := config.Load(dir); !errors.Is(err, syscall.EISDIR) || errors.Is(err, config.ErrInvalid) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("Load of a directory = %v; want EISDIR with the path", err)
 	}
-	if _, err := config.Load(filepath.Join(write(t, ""), "x")); !errors.Is(err, syscall.ENOTDIR) {
+	if _, _, err := config.Load(filepath.Join(write(t, ""), "x")); !errors.Is(err, syscall.ENOTDIR) {
 		t.Errorf("Load below a file = %v; want ENOTDIR", err)
 	}
 	for size, ok := range map[int]bool{1 << 20: true, 1<<20 + 1: false} {
-		_, err := config.Load(write(t, header+strings.Repeat("#", size-len(header))))
+		_, _, err := config.Load(write(t, header+strings.Repeat("#", size-len(header))))
 		if (err == nil) != ok || !ok && (!errors.Is(err, config.ErrInvalid) || !strings.Contains(err.Error(), "more than 1048576 bytes")) {
 			t.Errorf("Load of %d bytes = %v; want it taken: %v", size, err, ok)
 		}
+	}
+}
+
+// The operator made the link, so that the defaults would be a surprise.
+func TestLoadOfALinkToNothingIsAnError(t *testing.T) {
+	link := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.Symlink("absent.yaml", link); err != nil {
+		t.Fatal(err)
+	}
+	if _, found, err := config.Load(link); !errors.Is(err, fs.ErrNotExist) || found {
+		t.Errorf("Load = %v, found: %v; want ErrNotExist", err, found)
 	}
 }
 

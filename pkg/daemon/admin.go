@@ -29,17 +29,19 @@ const (
 type inForce struct {
 	mu     sync.Mutex // guards the fields that follow; nothing is called under it
 	config config.Config
+	found  bool // config is of a file, and not the defaults
 	reload admin.Reload
 }
 
-func newInForce(c config.Config) *inForce {
-	return &inForce{config: c, reload: admin.Reload{At: time.Now()}}
+func newInForce(c config.Config, found bool) *inForce {
+	return &inForce{config: c, found: found, reload: admin.Reload{At: time.Now()}}
 }
 
 // took notes that a configuration was read, as far as it can change while the daemon runs.
-func (f *inForce) took(at time.Time, c config.Config) {
+func (f *inForce) took(at time.Time, c config.Config, found bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.found = found
 	f.config, f.reload = config.Reloaded(f.config, c), admin.Reload{At: at}
 }
 
@@ -50,10 +52,10 @@ func (f *inForce) refused(at time.Time, why error) {
 	f.reload = admin.Reload{At: at, Error: why.Error()}
 }
 
-func (f *inForce) get() (config.Config, admin.Reload) {
+func (f *inForce) get() (c config.Config, found bool, reload admin.Reload) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.config, f.reload
+	return f.config, f.found, f.reload
 }
 
 // adminOf returns the server of the admin API over the parts.
@@ -76,7 +78,7 @@ func adminOf(o Options, p parts, store *records.Store, index *pods.Index, runtim
 		},
 		Log: log,
 		Status: func(ctx context.Context) admin.Status {
-			c, reload := p.inForce.get()
+			c, found, reload := p.inForce.get()
 			text, err := yaml.Marshal(c)
 			if err != nil {
 				log.Info("Configuration not told", "err", err)
@@ -85,6 +87,7 @@ func adminOf(o Options, p parts, store *records.Store, index *pods.Index, runtim
 				Version: o.Version, Commit: o.Commit, Started: started,
 				Enforcing:     !c.NoPullImageSecretRecheck && c.Policy().Mode() != policy.ModeNeverVerify,
 				Configuration: string(text), Reload: reload,
+				ConfigurationPath: o.ConfigPath, ConfigurationFound: found, NotListening: p.service.notListening(),
 				StorePath: filepath.Join(c.StateDir, storeFile),
 				Runtime:   admin.RuntimeStatus{Endpoint: c.RuntimeEndpoint, Up: p.conns.up()},
 				PodSource: p.source.status(), DecisionLog: p.decisions.status(),
@@ -101,8 +104,12 @@ func adminOf(o Options, p parts, store *records.Store, index *pods.Index, runtim
 
 // serveAdmin serves the admin API until ctx ends. Its end does not end the daemon: no pod waits for it.
 func serveAdmin(ctx context.Context, log klog.Logger, p parts) {
+	listener := p.on.admin.wait(ctx)
+	if listener == nil {
+		return
+	}
 	done := make(chan error, 1)
-	go func() { done <- p.admin.Serve(p.on.admin) }()
+	go func() { done <- p.admin.Serve(listener) }()
 	select {
 	case err := <-done:
 		log.Error(err, "Admin API ended, the CRI is served as before", "hint", "restart pullgated to have it back")

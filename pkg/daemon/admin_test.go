@@ -402,6 +402,9 @@ func TestStatusTellsTheConfigurationInForce(t *testing.T) {
 	p.configure("credentialValidity: 1h", "untrackedImages: Verify")
 	p.hup(reloaded)
 	st := ask(o, o.GetStatus, &adminv1.GetStatusRequest{})
+	if st.GetConfigurationPath() != p.path("config.yaml") || !st.GetConfigurationFound() {
+		t.Errorf("configuration of %q, found: %v; want %s, found", st.GetConfigurationPath(), st.GetConfigurationFound(), p.path("config.yaml"))
+	}
 	if c := st.GetConfiguration(); !strings.Contains(c, "credentialValidity: 1h") || !strings.Contains(c, "untrackedImages: Preloaded") || st.GetReload().GetError() != "" {
 		t.Errorf("after a reload = %v; want what can change taken over, and nothing else", st)
 	}

@@ -38,14 +38,18 @@ const reconcileEvery = time.Minute
 // Options are what pullgated is told on its command line, beside the configuration.
 type Options struct {
 	Config config.Config
+	// ConfigPath is the absolute path of the configuration file. ConfigFound is false if it is absent, and Config
+	// therefore the defaults.
+	ConfigPath  string
+	ConfigFound bool
 	// AcceptPresentImages ends the distrust of a store and takes what is on the node for
 	// preloaded, once.
 	AcceptPresentImages bool
 	Log                 klog.Logger
 	// Reload tells to read the configuration again and to reopen what is appended to; nil: never.
 	Reload <-chan os.Signal
-	// Load reads the configuration again. It must be set if Reload is.
-	Load func() (config.Config, error)
+	// Load reads the configuration again, and reports whether its file was found. It must be set if Reload is.
+	Load func() (c config.Config, found bool, err error)
 	// Version and GoVersion are shown by pullgate_build_info, Version and Commit by the admin API.
 	Version, GoVersion, Commit string
 	// Ready is called once when the socket can be dialled; nil is allowed.
@@ -95,7 +99,6 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		o.Log.Error(err, "Pull intents of an earlier run not all read, what they stand for needs proof")
 	}
-	takeOver(o, st, trk)
 	source, err := openSource(o, st.key, m)
 	if err != nil {
 		return err
@@ -130,12 +133,14 @@ func Run(ctx context.Context, o Options) (err error) {
 	m.SetGrants(trk.Grants)
 	m.StoreDistrusted(st.store.Distrusted() != nil)
 
-	on, err := listenAll(ctx, o.Config)
+	svc := newService(o.Log, o.Config)
+	on, err := listenAll(ctx, o.Log, o.Config, svc.bound)
 	if err != nil {
 		return err
 	}
 	warnOfRuntimeCredentials(o.Log, o.Config, "/")
-	svc := newService(o.Log, o.Config)
+	// Last, since nothing fails from here on: a start that fails leaves the grants to the one after it.
+	takeOver(o, st, trk)
 	o.Log.Info("Serving", "listen", o.Config.Listen, "runtimeEndpoint", o.Config.RuntimeEndpoint, "imageEndpoint", o.Config.ImageEndpoint,
 		"policy", o.Config.ImagePullCredentialsVerificationPolicy, "enforcing", !o.Config.NoPullImageSecretRecheck, "version", o.Version)
 	if o.Ready != nil {
@@ -144,7 +149,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	svc.ready()
 	p := parts{
 		conns: conns, key: st.key, store: st.store, tracker: trk, node: node, source: source, decisions: log, gate: gate,
-		server: server, metrics: m, on: on, inForce: newInForce(o.Config), service: svc, stopping: &atomic.Bool{},
+		server: server, metrics: m, on: on, inForce: newInForce(o.Config, o.ConfigFound), service: svc, stopping: &atomic.Bool{},
 	}
 	p.admin = adminOf(o, p, st.store, index, runtime, feed)
 	return serve(ctx, o, p)

@@ -1,9 +1,13 @@
 package daemon_test
 
 import (
+	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -113,7 +117,8 @@ func TestStaleSocketIsReplacedAndALiveOneRefused(t *testing.T) {
 	}
 }
 
-func TestTakenMetricsAddressIsRefusedWithAHint(t *testing.T) {
+// Metrics and the sockets beside the CRI are no reason to leave a node without a runtime. They are tried again.
+func TestCRIIsServedWithoutTheOtherListeners(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -121,11 +126,89 @@ func TestTakenMetricsAddressIsRefusedWithAHint(t *testing.T) {
 	defer func() { _ = l.Close() }()
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	p.metrics = l.Addr().String()
-	p.configure()
-	p.spawn()
-	if code := p.wait(); code != 1 || !strings.Contains(p.out.String(), "metrics.listen") {
-		t.Errorf("exit %d, %q; want 1 and the field", code, p.out)
+	p.configure("admin: {listen: \"unix://" + p.path("occupied") + "\"}")
+	if err := os.WriteFile(p.path("occupied"), nil, 0o600); err != nil {
+		t.Fatal(err)
 	}
+	m := notified(p)
+	p.spawn()
+	m.hears(`(?s).*the runtime is reached; not listening: admin.listen, metrics.listen`)
+	p.kubelet().Pod("alice")
+	for _, want := range []string{`field="metrics.listen"`, "address already in use", `field="admin.listen"`, "is no socket", "hint="} {
+		if !strings.Contains(p.out.String(), want) {
+			t.Errorf("log does not say %q:\n%s", want, p.out)
+		}
+	}
+	if err := errors.Join(l.Close(), os.Remove(p.path("occupied"))); err != nil {
+		t.Fatal(err)
+	}
+	if !p.ready() {
+		t.Error("metrics are not served after the address was freed")
+	}
+	eventually(t, "the admin API to be served", func() bool {
+		info, err := os.Lstat(p.path("occupied"))
+		return err == nil && info.Mode() == 0o600|fs.ModeSocket
+	})
+	m.hears(`STATUS=Serving the kubelet \(NeverVerifyPreloadedImages\); the runtime is reached`)
+	p.stop()
+}
+
+// Beside a running daemon the check of its own configuration finds nothing and changes nothing; another program at
+// metrics.listen is found.
+func TestCheckConfigBesideARunningDaemon(t *testing.T) {
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+	p.start()
+	bin, err := program()
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func() string {
+		t.Helper()
+		out, err := exec.Command(bin, "--config", p.path("config.yaml"), "--check-config").CombinedOutput()
+		if err != nil {
+			t.Errorf("check: %v", err)
+		}
+		return string(out)
+	}
+	if got := check(); !strings.Contains(got, "configuration is valid") || strings.Contains(got, "warning") {
+		t.Errorf("beside the daemon: %s; want no warning", got)
+	}
+	if !p.ready() {
+		t.Error("the daemon is not ready after the check")
+	}
+	p.stop()
+	before := tree(t, p.dir)
+	l, err := net.Listen("tcp", p.metrics)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	if got := check(); !strings.Contains(got, "warning: metrics.listen: "+p.metrics+": bind: address already in use") {
+		t.Errorf("with the address in use: %s; want a warning", got)
+	}
+	if after := tree(t, p.dir); after != before {
+		t.Errorf("the check changed files:\n%s\nbefore:\n%s", after, before)
+	}
+}
+
+// tree lists what is below a folder.
+func tree(t *testing.T, dir string) string {
+	t.Helper()
+	var b strings.Builder
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			_, err = fmt.Fprintln(&b, path, info.Mode(), info.Size(), info.ModTime())
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
 }
 
 // The daemon serves while the runtime is away, and says so.

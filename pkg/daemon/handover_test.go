@@ -3,6 +3,7 @@ package daemon_test
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"regexp"
 	"testing"
@@ -56,6 +57,45 @@ func TestGrantsOutliveAnOrderlyStopAlone(t *testing.T) {
 	}
 	p.start()
 	sees("with stale grants", "")
+}
+
+// A start that fails, for whatever is wrong with the configuration, leaves the grants to the one after it.
+func TestGrantsOutliveAFailedStart(t *testing.T) {
+	r := criproxytest.NewRuntime(t)
+	settings := []string{"kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify"}
+	p := prepare(t, r.Endpoint(), settings...)
+	p.start()
+	k := p.kubelet()
+	serves(r, app, "good", id1)
+	alice := k.Pod("alice")
+	if _, err := k.Pull(t.Context(), alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	p.stop()
+	if err := os.WriteFile(p.path("malformed"), []byte("clusters: ["), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", p.path("taken.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	for name, wrong := range map[string]string{
+		"kubeconfig":   "podSource: {kubeconfig: " + p.path("malformed") + "}",
+		"decision log": "decisionLog: {path: " + p.path("absent/decisions.log") + "}",
+		"admin socket": "admin: {listen: \"unix://" + p.path("taken.sock") + "\"}",
+	} {
+		p.configure(append(settings, wrong)...)
+		p.spawn()
+		if code := p.wait(); code != 1 {
+			t.Fatalf("%s: exit code %d; want a start that fails\n%s", name, code, p.out)
+		}
+	}
+	p.configure(settings...)
+	p.start()
+	if got := k.Precheck(alice, app); got != id1 {
+		t.Errorf("pre-check after a failed start and a good one = %q; want the image", got)
+	}
 }
 
 // Of a store that was lost nobody knows what was revoked, and a new one counts its writes from the beginning.

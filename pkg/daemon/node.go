@@ -14,7 +14,13 @@ func runNode(ctx context.Context, p parts) error {
 	var g errgroup.Group
 	g.Go(func() error { return p.node.Run(ctx) })
 	if p.on.reports != nil {
-		g.Go(func() error { return report.Serve(ctx, p.on.reports, p.key.Fingerprint(), p.node) })
+		g.Go(func() error {
+			l := p.on.reports.wait(ctx)
+			if l == nil {
+				return nil
+			}
+			return report.Serve(ctx, l, p.key.Fingerprint(), p.node)
+		})
 	}
 	return g.Wait()
 }

@@ -41,7 +41,7 @@ func reopen(ctx context.Context, o Options, p parts) {
 // reread takes over what may change of the configuration, if all of it is right.
 func reread(o Options, p parts) {
 	at := time.Now()
-	c, err := o.Load()
+	c, found, err := o.Load()
 	p.metrics.ConfigRead(err == nil, at)
 	if err != nil {
 		// It has a line for each wrong field, and the journal one for each event.
@@ -51,7 +51,7 @@ func reread(o Options, p parts) {
 		return
 	}
 	p.tracker.SetRules(rules(c))
-	p.inForce.took(at, c)
+	p.inForce.took(at, c, found)
 	p.service.enforces(c.ImagePullCredentialsVerificationPolicy)
 	o.Log.Info("Configuration reloaded", "policy", c.ImagePullCredentialsVerificationPolicy, "allowlist", len(c.PreloadedImagesVerificationAllowlist),
 		"exemptStaticPods", c.Exempt.StaticPods, "exemptNamespaces", c.Exempt.Namespaces,

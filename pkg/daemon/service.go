@@ -2,12 +2,15 @@ package daemon
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/pkg/admin"
 	"github.com/pullgate/pullgate/pkg/config"
 )
 
@@ -21,10 +24,11 @@ type service struct {
 	policy   string
 	up       bool
 	stopping bool
+	unbound  map[string]error // by field, the listeners that could not be bound
 }
 
 func newService(log klog.Logger, c config.Config) *service {
-	return &service{log: log, shadow: c.NoPullImageSecretRecheck, policy: c.ImagePullCredentialsVerificationPolicy}
+	return &service{unbound: map[string]error{}, log: log, shadow: c.NoPullImageSecretRecheck, policy: c.ImagePullCredentialsVerificationPolicy}
 }
 
 // ready says that the socket is served, by the configuration that was read last.
@@ -40,6 +44,29 @@ func (s *service) reached(up bool) {
 	defer s.mu.Unlock()
 	s.up = up
 	s.tell(s.status())
+}
+
+// bound notes that the listener of a field could not be bound, or with nil that it is.
+func (s *service) bound(field string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := len(s.unbound)
+	if s.unbound[field] = err; err == nil {
+		delete(s.unbound, field)
+	}
+	if len(s.unbound) != before {
+		s.tell(s.status())
+	}
+}
+
+// notListening returns the listeners that could not be bound, in the order of their fields.
+func (s *service) notListening() (all []admin.NotListening) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, field := range slices.Sorted(maps.Keys(s.unbound)) {
+		all = append(all, admin.NotListening{Field: field, Error: s.unbound[field].Error()})
+	}
+	return all
 }
 
 // reloading says that the configuration is read again, until ready is called.
@@ -75,10 +102,18 @@ func (s *service) status() string {
 	case s.stopping:
 		return "STATUS=Stopping, calls under way are drained"
 	case s.up:
-		return fmt.Sprintf("STATUS=Serving the kubelet (%s); the runtime is reached", mode)
+		return fmt.Sprintf("STATUS=Serving the kubelet (%s); the runtime is reached%s", mode, s.withoutLocked())
 	default:
-		return fmt.Sprintf("STATUS=Serving the kubelet (%s); the runtime is not reached, calls fail until it is back", mode)
+		return fmt.Sprintf("STATUS=Serving the kubelet (%s); the runtime is not reached, calls fail until it is back%s", mode, s.withoutLocked())
 	}
+}
+
+// withoutLocked names the fields whose listeners could not be bound.
+func (s *service) withoutLocked() string {
+	if len(s.unbound) == 0 {
+		return ""
+	}
+	return "; not listening: " + strings.Join(slices.Sorted(maps.Keys(s.unbound)), ", ")
 }
 
 func (s *service) tell(lines ...string) {

@@ -23,11 +23,8 @@ const (
 	webStopLimit   = 2 * time.Second
 )
 
-// listenWeb listens for scrapes and probes; an empty address means that there is to be no server.
+// listenWeb listens for scrapes and probes.
 func listenWeb(ctx context.Context, address string) (net.Listener, error) {
-	if address == "" {
-		return nil, nil //nolint:nilnil // no listener is what was asked for
-	}
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", address)
 	if err != nil {
@@ -36,8 +33,12 @@ func listenWeb(ctx context.Context, address string) (net.Listener, error) {
 	return l, nil
 }
 
-// serveWeb serves /metrics, /healthz and /readyz until ctx ends.
+// serveWeb serves /metrics, /healthz and /readyz until ctx ends, from when its address can be bound.
 func serveWeb(ctx context.Context, log klog.Logger, p parts) error {
+	listener := p.on.web.wait(ctx)
+	if listener == nil {
+		return nil
+	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", p.metrics.Handler())
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, "ok") })
@@ -57,7 +58,7 @@ func serveWeb(ctx context.Context, log klog.Logger, p parts) error {
 		Handler: mux, ReadHeaderTimeout: webReadLimit, ReadTimeout: webReadLimit, WriteTimeout: webWriteLimit, IdleTimeout: webIdleLimit,
 	}
 	done := make(chan error, 1)
-	limited := connlimit.New(p.on.web, connlimit.Limits{Total: webConnections}, log)
+	limited := connlimit.New(listener, connlimit.Limits{Total: webConnections}, log)
 	go func() { done <- server.Serve(limited) }()
 	select {
 	case err := <-done:

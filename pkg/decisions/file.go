@@ -4,8 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // mode is that of a file that is made. One that is there keeps its own.
@@ -37,6 +41,32 @@ func openFile(path string) (*file, error) {
 		return nil, errors.Join(fmt.Errorf("%w: %s %w", ErrNotALog, path, err), f.Close())
 	}
 	return &file{File: f, torn: torn}, nil
+}
+
+// CheckPath reports why Open would fail, without making or changing a file.
+func CheckPath(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		dir := filepath.Dir(path)
+		info, err := os.Stat(dir)
+		switch {
+		case err != nil:
+			return err
+		case !info.IsDir():
+			return fmt.Errorf("%s is not a directory", dir)
+		}
+		if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+			return &fs.PathError{Op: "write to", Path: dir, Err: err}
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if _, err = check(f); err != nil {
+		err = fmt.Errorf("%w: %s %w", ErrNotALog, path, err)
+	}
+	return errors.Join(err, f.Close())
 }
 
 // check refuses what was not written by this package, which a wrong path in a configuration would spoil, and

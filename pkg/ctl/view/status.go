@@ -50,12 +50,23 @@ func (v View) Status(p *text.Page, s *adminv1.GetStatusResponse) {
 	default:
 		line(text.Heed, "Decision log", "%s, %s missing in it", log.GetPath(), count(log.GetDropped(), "decision", "decisions"))
 	}
+	for _, l := range s.GetNotListening() {
+		line(text.Bad, "Listener", "%s is not bound, trying again: %s", l.GetField(), l.GetError())
+	}
+	file := s.GetConfigurationPath()
+	switch {
+	case file == "": // a pullgated that does not say it
+	case s.GetConfigurationFound():
+		file += ", "
+	default:
+		file += " not found: using defaults, "
+	}
 	switch r := s.GetReload(); {
 	case r == nil:
 	case r.GetError() == "":
-		line(text.Plain, "Configuration", "read %s", v.ago(r.GetAt()))
+		line(text.Plain, "Configuration", "%sread %s", file, v.ago(r.GetAt()))
 	default:
-		line(text.Bad, "Configuration", "read %s and refused, the one before is in force: %s", v.ago(r.GetAt()), r.GetError())
+		line(text.Bad, "Configuration", "%sread %s and refused, the one before is in force: %s", file, v.ago(r.GetAt()), r.GetError())
 	}
 	if s.GetConfiguration() != "" {
 		p.Gap()

@@ -974,7 +974,13 @@ type GetStatusResponse struct {
 	// The pod source; absent if none is configured.
 	PodSource *PodSourceStatus `protobuf:"bytes,10,opt,name=pod_source,json=podSource,proto3" json:"pod_source,omitempty"`
 	// How many decisions the decision log had to drop; absent if there is none.
-	DecisionLog   *DecisionLogStatus `protobuf:"bytes,11,opt,name=decision_log,json=decisionLog,proto3" json:"decision_log,omitempty"`
+	DecisionLog *DecisionLogStatus `protobuf:"bytes,11,opt,name=decision_log,json=decisionLog,proto3" json:"decision_log,omitempty"`
+	// The absolute path of the configuration file that pullgated reads.
+	ConfigurationPath string `protobuf:"bytes,12,opt,name=configuration_path,json=configurationPath,proto3" json:"configuration_path,omitempty"`
+	// Whether that file was there when it was read last; without it every field has its default.
+	ConfigurationFound bool `protobuf:"varint,13,opt,name=configuration_found,json=configurationFound,proto3" json:"configuration_found,omitempty"`
+	// The listeners that could not be bound; pullgated serves the CRI without them and tries again.
+	NotListening  []*NotListening `protobuf:"bytes,14,rep,name=not_listening,json=notListening,proto3" json:"not_listening,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1086,6 +1092,82 @@ func (x *GetStatusResponse) GetDecisionLog() *DecisionLogStatus {
 	return nil
 }
 
+func (x *GetStatusResponse) GetConfigurationPath() string {
+	if x != nil {
+		return x.ConfigurationPath
+	}
+	return ""
+}
+
+func (x *GetStatusResponse) GetConfigurationFound() bool {
+	if x != nil {
+		return x.ConfigurationFound
+	}
+	return false
+}
+
+func (x *GetStatusResponse) GetNotListening() []*NotListening {
+	if x != nil {
+		return x.NotListening
+	}
+	return nil
+}
+
+// NotListening is a listener that could not be bound.
+type NotListening struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The field of the configuration that holds its address.
+	Field string `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"`
+	// Why it could not be bound.
+	Error         string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NotListening) Reset() {
+	*x = NotListening{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NotListening) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NotListening) ProtoMessage() {}
+
+func (x *NotListening) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NotListening.ProtoReflect.Descriptor instead.
+func (*NotListening) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *NotListening) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *NotListening) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 // Reload tells of the last reading of the configuration.
 type Reload struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1099,7 +1181,7 @@ type Reload struct {
 
 func (x *Reload) Reset() {
 	*x = Reload{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[11]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1111,7 +1193,7 @@ func (x *Reload) String() string {
 func (*Reload) ProtoMessage() {}
 
 func (x *Reload) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[11]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1124,7 +1206,7 @@ func (x *Reload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reload.ProtoReflect.Descriptor instead.
 func (*Reload) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{11}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Reload) GetAt() *timestamppb.Timestamp {
@@ -1164,7 +1246,7 @@ type StoreStatus struct {
 
 func (x *StoreStatus) Reset() {
 	*x = StoreStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1176,7 +1258,7 @@ func (x *StoreStatus) String() string {
 func (*StoreStatus) ProtoMessage() {}
 
 func (x *StoreStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1189,7 +1271,7 @@ func (x *StoreStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreStatus.ProtoReflect.Descriptor instead.
 func (*StoreStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{12}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StoreStatus) GetPath() string {
@@ -1254,7 +1336,7 @@ type Distrust struct {
 
 func (x *Distrust) Reset() {
 	*x = Distrust{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1266,7 +1348,7 @@ func (x *Distrust) String() string {
 func (*Distrust) ProtoMessage() {}
 
 func (x *Distrust) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1279,7 +1361,7 @@ func (x *Distrust) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Distrust.ProtoReflect.Descriptor instead.
 func (*Distrust) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{13}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Distrust) GetSince() *timestamppb.Timestamp {
@@ -1313,7 +1395,7 @@ type RuntimeStatus struct {
 
 func (x *RuntimeStatus) Reset() {
 	*x = RuntimeStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1325,7 +1407,7 @@ func (x *RuntimeStatus) String() string {
 func (*RuntimeStatus) ProtoMessage() {}
 
 func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1338,7 +1420,7 @@ func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeStatus.ProtoReflect.Descriptor instead.
 func (*RuntimeStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{14}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RuntimeStatus) GetEndpoint() string {
@@ -1384,7 +1466,7 @@ type PodSourceStatus struct {
 
 func (x *PodSourceStatus) Reset() {
 	*x = PodSourceStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1396,7 +1478,7 @@ func (x *PodSourceStatus) String() string {
 func (*PodSourceStatus) ProtoMessage() {}
 
 func (x *PodSourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1409,7 +1491,7 @@ func (x *PodSourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodSourceStatus.ProtoReflect.Descriptor instead.
 func (*PodSourceStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{15}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PodSourceStatus) GetNode() string {
@@ -1446,7 +1528,7 @@ type DecisionLogStatus struct {
 
 func (x *DecisionLogStatus) Reset() {
 	*x = DecisionLogStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1458,7 +1540,7 @@ func (x *DecisionLogStatus) String() string {
 func (*DecisionLogStatus) ProtoMessage() {}
 
 func (x *DecisionLogStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1471,7 +1553,7 @@ func (x *DecisionLogStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecisionLogStatus.ProtoReflect.Descriptor instead.
 func (*DecisionLogStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{16}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DecisionLogStatus) GetPath() string {
@@ -1511,7 +1593,7 @@ type ImageFilter struct {
 
 func (x *ImageFilter) Reset() {
 	*x = ImageFilter{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1523,7 +1605,7 @@ func (x *ImageFilter) String() string {
 func (*ImageFilter) ProtoMessage() {}
 
 func (x *ImageFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1536,7 +1618,7 @@ func (x *ImageFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageFilter.ProtoReflect.Descriptor instead.
 func (*ImageFilter) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{17}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ImageFilter) GetRepository() string {
@@ -1596,7 +1678,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1608,7 +1690,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1621,7 +1703,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{18}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListImagesRequest) GetFilter() *ImageFilter {
@@ -1658,7 +1740,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1670,7 +1752,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1683,7 +1765,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{19}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -1711,7 +1793,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1723,7 +1805,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1736,7 +1818,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{20}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetImageRequest) GetImage() string {
@@ -1757,7 +1839,7 @@ type GetImageResponse struct {
 
 func (x *GetImageResponse) Reset() {
 	*x = GetImageResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1769,7 +1851,7 @@ func (x *GetImageResponse) String() string {
 func (*GetImageResponse) ProtoMessage() {}
 
 func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1782,7 +1864,7 @@ func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageResponse.ProtoReflect.Descriptor instead.
 func (*GetImageResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{21}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GetImageResponse) GetImage() *Image {
@@ -1807,7 +1889,7 @@ type ListIntentsRequest struct {
 
 func (x *ListIntentsRequest) Reset() {
 	*x = ListIntentsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1819,7 +1901,7 @@ func (x *ListIntentsRequest) String() string {
 func (*ListIntentsRequest) ProtoMessage() {}
 
 func (x *ListIntentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1832,7 +1914,7 @@ func (x *ListIntentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIntentsRequest.ProtoReflect.Descriptor instead.
 func (*ListIntentsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{22}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListIntentsRequest) GetRepository() string {
@@ -1869,7 +1951,7 @@ type ListIntentsResponse struct {
 
 func (x *ListIntentsResponse) Reset() {
 	*x = ListIntentsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1881,7 +1963,7 @@ func (x *ListIntentsResponse) String() string {
 func (*ListIntentsResponse) ProtoMessage() {}
 
 func (x *ListIntentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1894,7 +1976,7 @@ func (x *ListIntentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIntentsResponse.ProtoReflect.Descriptor instead.
 func (*ListIntentsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{23}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListIntentsResponse) GetIntents() []*Intent {
@@ -1928,7 +2010,7 @@ type ListGrantsRequest struct {
 
 func (x *ListGrantsRequest) Reset() {
 	*x = ListGrantsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1940,7 +2022,7 @@ func (x *ListGrantsRequest) String() string {
 func (*ListGrantsRequest) ProtoMessage() {}
 
 func (x *ListGrantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1953,7 +2035,7 @@ func (x *ListGrantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGrantsRequest.ProtoReflect.Descriptor instead.
 func (*ListGrantsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{24}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListGrantsRequest) GetPod() *PodRef {
@@ -1997,7 +2079,7 @@ type ListGrantsResponse struct {
 
 func (x *ListGrantsResponse) Reset() {
 	*x = ListGrantsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2009,7 +2091,7 @@ func (x *ListGrantsResponse) String() string {
 func (*ListGrantsResponse) ProtoMessage() {}
 
 func (x *ListGrantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2022,7 +2104,7 @@ func (x *ListGrantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGrantsResponse.ProtoReflect.Descriptor instead.
 func (*ListGrantsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{25}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListGrantsResponse) GetGrants() []*Grant {
@@ -2057,7 +2139,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2069,7 +2151,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2082,7 +2164,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{26}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExplainRequest) GetImage() string {
@@ -2160,7 +2242,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2172,7 +2254,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2185,7 +2267,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{27}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExplainResponse) GetVerdict() Verdict {
@@ -2286,7 +2368,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2298,7 +2380,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2311,7 +2393,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{28}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Evidence) GetPresence() Presence {
@@ -2441,7 +2523,7 @@ type PodCredential struct {
 
 func (x *PodCredential) Reset() {
 	*x = PodCredential{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2453,7 +2535,7 @@ func (x *PodCredential) String() string {
 func (*PodCredential) ProtoMessage() {}
 
 func (x *PodCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2466,7 +2548,7 @@ func (x *PodCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodCredential.ProtoReflect.Descriptor instead.
 func (*PodCredential) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{29}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PodCredential) GetCredentialId() string {
@@ -2511,7 +2593,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2523,7 +2605,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2536,7 +2618,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{30}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RevokeRequest) GetCredentialId() string {
@@ -2599,7 +2681,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2611,7 +2693,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2624,7 +2706,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{31}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RevokeResponse) GetProofs() []*RevokedProof {
@@ -2668,7 +2750,7 @@ type RevokedProof struct {
 
 func (x *RevokedProof) Reset() {
 	*x = RevokedProof{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2680,7 +2762,7 @@ func (x *RevokedProof) String() string {
 func (*RevokedProof) ProtoMessage() {}
 
 func (x *RevokedProof) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2693,7 +2775,7 @@ func (x *RevokedProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedProof.ProtoReflect.Descriptor instead.
 func (*RevokedProof) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{32}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RevokedProof) GetPair() *Pair {
@@ -2727,7 +2809,7 @@ type ListPreloadedRequest struct {
 
 func (x *ListPreloadedRequest) Reset() {
 	*x = ListPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2739,7 +2821,7 @@ func (x *ListPreloadedRequest) String() string {
 func (*ListPreloadedRequest) ProtoMessage() {}
 
 func (x *ListPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2752,7 +2834,7 @@ func (x *ListPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*ListPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{33}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListPreloadedRequest) GetRepository() string {
@@ -2796,7 +2878,7 @@ type ListPreloadedResponse struct {
 
 func (x *ListPreloadedResponse) Reset() {
 	*x = ListPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2808,7 +2890,7 @@ func (x *ListPreloadedResponse) String() string {
 func (*ListPreloadedResponse) ProtoMessage() {}
 
 func (x *ListPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2821,7 +2903,7 @@ func (x *ListPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*ListPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{34}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListPreloadedResponse) GetMarks() []*Mark {
@@ -2859,7 +2941,7 @@ type AcceptPreloadedRequest struct {
 
 func (x *AcceptPreloadedRequest) Reset() {
 	*x = AcceptPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +2953,7 @@ func (x *AcceptPreloadedRequest) String() string {
 func (*AcceptPreloadedRequest) ProtoMessage() {}
 
 func (x *AcceptPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +2966,7 @@ func (x *AcceptPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*AcceptPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{35}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AcceptPreloadedRequest) GetRepository() string {
@@ -2945,7 +3027,7 @@ type AcceptPreloadedResponse struct {
 
 func (x *AcceptPreloadedResponse) Reset() {
 	*x = AcceptPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2957,7 +3039,7 @@ func (x *AcceptPreloadedResponse) String() string {
 func (*AcceptPreloadedResponse) ProtoMessage() {}
 
 func (x *AcceptPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2970,7 +3052,7 @@ func (x *AcceptPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*AcceptPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{36}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *AcceptPreloadedResponse) GetAccepted() []*Pair {
@@ -3012,7 +3094,7 @@ type ForgetPreloadedRequest struct {
 
 func (x *ForgetPreloadedRequest) Reset() {
 	*x = ForgetPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3024,7 +3106,7 @@ func (x *ForgetPreloadedRequest) String() string {
 func (*ForgetPreloadedRequest) ProtoMessage() {}
 
 func (x *ForgetPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3037,7 +3119,7 @@ func (x *ForgetPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*ForgetPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{37}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ForgetPreloadedRequest) GetRepository() string {
@@ -3083,7 +3165,7 @@ type ForgetPreloadedResponse struct {
 
 func (x *ForgetPreloadedResponse) Reset() {
 	*x = ForgetPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3095,7 +3177,7 @@ func (x *ForgetPreloadedResponse) String() string {
 func (*ForgetPreloadedResponse) ProtoMessage() {}
 
 func (x *ForgetPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3108,7 +3190,7 @@ func (x *ForgetPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*ForgetPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{38}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ForgetPreloadedResponse) GetForgotten() []*Mark {
@@ -3143,7 +3225,7 @@ type EndDistrustRequest struct {
 
 func (x *EndDistrustRequest) Reset() {
 	*x = EndDistrustRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3155,7 +3237,7 @@ func (x *EndDistrustRequest) String() string {
 func (*EndDistrustRequest) ProtoMessage() {}
 
 func (x *EndDistrustRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3168,7 +3250,7 @@ func (x *EndDistrustRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDistrustRequest.ProtoReflect.Descriptor instead.
 func (*EndDistrustRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{39}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *EndDistrustRequest) GetDryRun() bool {
@@ -3191,7 +3273,7 @@ type EndDistrustResponse struct {
 
 func (x *EndDistrustResponse) Reset() {
 	*x = EndDistrustResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3203,7 +3285,7 @@ func (x *EndDistrustResponse) String() string {
 func (*EndDistrustResponse) ProtoMessage() {}
 
 func (x *EndDistrustResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3216,7 +3298,7 @@ func (x *EndDistrustResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDistrustResponse.ProtoReflect.Descriptor instead.
 func (*EndDistrustResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{40}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EndDistrustResponse) GetEnded() *Distrust {
@@ -3242,7 +3324,7 @@ type VerifyStoreRequest struct {
 
 func (x *VerifyStoreRequest) Reset() {
 	*x = VerifyStoreRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3254,7 +3336,7 @@ func (x *VerifyStoreRequest) String() string {
 func (*VerifyStoreRequest) ProtoMessage() {}
 
 func (x *VerifyStoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3267,7 +3349,7 @@ func (x *VerifyStoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyStoreRequest.ProtoReflect.Descriptor instead.
 func (*VerifyStoreRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{41}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{42}
 }
 
 // VerifyStoreResponse tells what was read.
@@ -3287,7 +3369,7 @@ type VerifyStoreResponse struct {
 
 func (x *VerifyStoreResponse) Reset() {
 	*x = VerifyStoreResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3299,7 +3381,7 @@ func (x *VerifyStoreResponse) String() string {
 func (*VerifyStoreResponse) ProtoMessage() {}
 
 func (x *VerifyStoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3312,7 +3394,7 @@ func (x *VerifyStoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyStoreResponse.ProtoReflect.Descriptor instead.
 func (*VerifyStoreResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{42}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *VerifyStoreResponse) GetValues() int64 {
@@ -3356,7 +3438,7 @@ type StoreProblem struct {
 
 func (x *StoreProblem) Reset() {
 	*x = StoreProblem{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3368,7 +3450,7 @@ func (x *StoreProblem) String() string {
 func (*StoreProblem) ProtoMessage() {}
 
 func (x *StoreProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3381,7 +3463,7 @@ func (x *StoreProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreProblem.ProtoReflect.Descriptor instead.
 func (*StoreProblem) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{43}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StoreProblem) GetWhere() string {
@@ -3407,7 +3489,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3419,7 +3501,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3432,7 +3514,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{44}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{45}
 }
 
 // BackupResponse is a piece of the backup.
@@ -3448,7 +3530,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3460,7 +3542,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3473,7 +3555,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{45}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *BackupResponse) GetChunk() []byte {
@@ -3503,7 +3585,7 @@ type WatchDecisionsRequest struct {
 
 func (x *WatchDecisionsRequest) Reset() {
 	*x = WatchDecisionsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3515,7 +3597,7 @@ func (x *WatchDecisionsRequest) String() string {
 func (*WatchDecisionsRequest) ProtoMessage() {}
 
 func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3528,7 +3610,7 @@ func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsRequest.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{46}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WatchDecisionsRequest) GetNamespace() string {
@@ -3582,7 +3664,7 @@ type WatchDecisionsResponse struct {
 
 func (x *WatchDecisionsResponse) Reset() {
 	*x = WatchDecisionsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3594,7 +3676,7 @@ func (x *WatchDecisionsResponse) String() string {
 func (*WatchDecisionsResponse) ProtoMessage() {}
 
 func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3607,7 +3689,7 @@ func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsResponse.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{47}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *WatchDecisionsResponse) GetTime() *timestamppb.Timestamp {
@@ -3771,7 +3853,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\n" +
 	"unreadable\x18\a \x03(\tR\n" +
 	"unreadable\"\x12\n" +
-	"\x10GetStatusRequest\"\x88\x04\n" +
+	"\x10GetStatusRequest\"\xae\x05\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06commit\x18\x02 \x01(\tR\x06commit\x124\n" +
@@ -3785,7 +3867,13 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\n" +
 	"pod_source\x18\n" +
 	" \x01(\v2\".pullgate.admin.v1.PodSourceStatusR\tpodSource\x12G\n" +
-	"\fdecision_log\x18\v \x01(\v2$.pullgate.admin.v1.DecisionLogStatusR\vdecisionLog\"J\n" +
+	"\fdecision_log\x18\v \x01(\v2$.pullgate.admin.v1.DecisionLogStatusR\vdecisionLog\x12-\n" +
+	"\x12configuration_path\x18\f \x01(\tR\x11configurationPath\x12/\n" +
+	"\x13configuration_found\x18\r \x01(\bR\x12configurationFound\x12D\n" +
+	"\rnot_listening\x18\x0e \x03(\v2\x1f.pullgate.admin.v1.NotListeningR\fnotListening\":\n" +
+	"\fNotListening\x12\x14\n" +
+	"\x05field\x18\x01 \x01(\tR\x05field\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"J\n" +
 	"\x06Reload\x12*\n" +
 	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x14\n" +
 	"\x05error\x18\x02 \x01(\tR\x05error\"\xd2\x01\n" +
@@ -4032,7 +4120,7 @@ func file_pullgate_admin_v1_pull_records_proto_rawDescGZIP() []byte {
 }
 
 var file_pullgate_admin_v1_pull_records_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(Presence)(0),                   // 0: pullgate.admin.v1.Presence
 	(Verdict)(0),                    // 1: pullgate.admin.v1.Verdict
@@ -4048,155 +4136,157 @@ var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(*Image)(nil),                   // 11: pullgate.admin.v1.Image
 	(*GetStatusRequest)(nil),        // 12: pullgate.admin.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 13: pullgate.admin.v1.GetStatusResponse
-	(*Reload)(nil),                  // 14: pullgate.admin.v1.Reload
-	(*StoreStatus)(nil),             // 15: pullgate.admin.v1.StoreStatus
-	(*Distrust)(nil),                // 16: pullgate.admin.v1.Distrust
-	(*RuntimeStatus)(nil),           // 17: pullgate.admin.v1.RuntimeStatus
-	(*PodSourceStatus)(nil),         // 18: pullgate.admin.v1.PodSourceStatus
-	(*DecisionLogStatus)(nil),       // 19: pullgate.admin.v1.DecisionLogStatus
-	(*ImageFilter)(nil),             // 20: pullgate.admin.v1.ImageFilter
-	(*ListImagesRequest)(nil),       // 21: pullgate.admin.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),      // 22: pullgate.admin.v1.ListImagesResponse
-	(*GetImageRequest)(nil),         // 23: pullgate.admin.v1.GetImageRequest
-	(*GetImageResponse)(nil),        // 24: pullgate.admin.v1.GetImageResponse
-	(*ListIntentsRequest)(nil),      // 25: pullgate.admin.v1.ListIntentsRequest
-	(*ListIntentsResponse)(nil),     // 26: pullgate.admin.v1.ListIntentsResponse
-	(*ListGrantsRequest)(nil),       // 27: pullgate.admin.v1.ListGrantsRequest
-	(*ListGrantsResponse)(nil),      // 28: pullgate.admin.v1.ListGrantsResponse
-	(*ExplainRequest)(nil),          // 29: pullgate.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),         // 30: pullgate.admin.v1.ExplainResponse
-	(*Evidence)(nil),                // 31: pullgate.admin.v1.Evidence
-	(*PodCredential)(nil),           // 32: pullgate.admin.v1.PodCredential
-	(*RevokeRequest)(nil),           // 33: pullgate.admin.v1.RevokeRequest
-	(*RevokeResponse)(nil),          // 34: pullgate.admin.v1.RevokeResponse
-	(*RevokedProof)(nil),            // 35: pullgate.admin.v1.RevokedProof
-	(*ListPreloadedRequest)(nil),    // 36: pullgate.admin.v1.ListPreloadedRequest
-	(*ListPreloadedResponse)(nil),   // 37: pullgate.admin.v1.ListPreloadedResponse
-	(*AcceptPreloadedRequest)(nil),  // 38: pullgate.admin.v1.AcceptPreloadedRequest
-	(*AcceptPreloadedResponse)(nil), // 39: pullgate.admin.v1.AcceptPreloadedResponse
-	(*ForgetPreloadedRequest)(nil),  // 40: pullgate.admin.v1.ForgetPreloadedRequest
-	(*ForgetPreloadedResponse)(nil), // 41: pullgate.admin.v1.ForgetPreloadedResponse
-	(*EndDistrustRequest)(nil),      // 42: pullgate.admin.v1.EndDistrustRequest
-	(*EndDistrustResponse)(nil),     // 43: pullgate.admin.v1.EndDistrustResponse
-	(*VerifyStoreRequest)(nil),      // 44: pullgate.admin.v1.VerifyStoreRequest
-	(*VerifyStoreResponse)(nil),     // 45: pullgate.admin.v1.VerifyStoreResponse
-	(*StoreProblem)(nil),            // 46: pullgate.admin.v1.StoreProblem
-	(*BackupRequest)(nil),           // 47: pullgate.admin.v1.BackupRequest
-	(*BackupResponse)(nil),          // 48: pullgate.admin.v1.BackupResponse
-	(*WatchDecisionsRequest)(nil),   // 49: pullgate.admin.v1.WatchDecisionsRequest
-	(*WatchDecisionsResponse)(nil),  // 50: pullgate.admin.v1.WatchDecisionsResponse
-	(*timestamppb.Timestamp)(nil),   // 51: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 52: google.protobuf.Duration
+	(*NotListening)(nil),            // 14: pullgate.admin.v1.NotListening
+	(*Reload)(nil),                  // 15: pullgate.admin.v1.Reload
+	(*StoreStatus)(nil),             // 16: pullgate.admin.v1.StoreStatus
+	(*Distrust)(nil),                // 17: pullgate.admin.v1.Distrust
+	(*RuntimeStatus)(nil),           // 18: pullgate.admin.v1.RuntimeStatus
+	(*PodSourceStatus)(nil),         // 19: pullgate.admin.v1.PodSourceStatus
+	(*DecisionLogStatus)(nil),       // 20: pullgate.admin.v1.DecisionLogStatus
+	(*ImageFilter)(nil),             // 21: pullgate.admin.v1.ImageFilter
+	(*ListImagesRequest)(nil),       // 22: pullgate.admin.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),      // 23: pullgate.admin.v1.ListImagesResponse
+	(*GetImageRequest)(nil),         // 24: pullgate.admin.v1.GetImageRequest
+	(*GetImageResponse)(nil),        // 25: pullgate.admin.v1.GetImageResponse
+	(*ListIntentsRequest)(nil),      // 26: pullgate.admin.v1.ListIntentsRequest
+	(*ListIntentsResponse)(nil),     // 27: pullgate.admin.v1.ListIntentsResponse
+	(*ListGrantsRequest)(nil),       // 28: pullgate.admin.v1.ListGrantsRequest
+	(*ListGrantsResponse)(nil),      // 29: pullgate.admin.v1.ListGrantsResponse
+	(*ExplainRequest)(nil),          // 30: pullgate.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),         // 31: pullgate.admin.v1.ExplainResponse
+	(*Evidence)(nil),                // 32: pullgate.admin.v1.Evidence
+	(*PodCredential)(nil),           // 33: pullgate.admin.v1.PodCredential
+	(*RevokeRequest)(nil),           // 34: pullgate.admin.v1.RevokeRequest
+	(*RevokeResponse)(nil),          // 35: pullgate.admin.v1.RevokeResponse
+	(*RevokedProof)(nil),            // 36: pullgate.admin.v1.RevokedProof
+	(*ListPreloadedRequest)(nil),    // 37: pullgate.admin.v1.ListPreloadedRequest
+	(*ListPreloadedResponse)(nil),   // 38: pullgate.admin.v1.ListPreloadedResponse
+	(*AcceptPreloadedRequest)(nil),  // 39: pullgate.admin.v1.AcceptPreloadedRequest
+	(*AcceptPreloadedResponse)(nil), // 40: pullgate.admin.v1.AcceptPreloadedResponse
+	(*ForgetPreloadedRequest)(nil),  // 41: pullgate.admin.v1.ForgetPreloadedRequest
+	(*ForgetPreloadedResponse)(nil), // 42: pullgate.admin.v1.ForgetPreloadedResponse
+	(*EndDistrustRequest)(nil),      // 43: pullgate.admin.v1.EndDistrustRequest
+	(*EndDistrustResponse)(nil),     // 44: pullgate.admin.v1.EndDistrustResponse
+	(*VerifyStoreRequest)(nil),      // 45: pullgate.admin.v1.VerifyStoreRequest
+	(*VerifyStoreResponse)(nil),     // 46: pullgate.admin.v1.VerifyStoreResponse
+	(*StoreProblem)(nil),            // 47: pullgate.admin.v1.StoreProblem
+	(*BackupRequest)(nil),           // 48: pullgate.admin.v1.BackupRequest
+	(*BackupResponse)(nil),          // 49: pullgate.admin.v1.BackupResponse
+	(*WatchDecisionsRequest)(nil),   // 50: pullgate.admin.v1.WatchDecisionsRequest
+	(*WatchDecisionsResponse)(nil),  // 51: pullgate.admin.v1.WatchDecisionsResponse
+	(*timestamppb.Timestamp)(nil),   // 52: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 53: google.protobuf.Duration
 }
 var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	4,  // 0: pullgate.admin.v1.Proof.secrets:type_name -> pullgate.admin.v1.SecretRef
-	51, // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
-	51, // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
-	51, // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
-	51, // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
-	51, // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
+	52, // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
+	52, // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
+	52, // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
+	52, // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
+	52, // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
 	3,  // 6: pullgate.admin.v1.Record.pair:type_name -> pullgate.admin.v1.Pair
-	51, // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
-	51, // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
-	51, // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
+	52, // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
+	52, // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
+	52, // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
 	6,  // 10: pullgate.admin.v1.Record.proofs:type_name -> pullgate.admin.v1.Proof
-	51, // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
+	52, // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
 	3,  // 12: pullgate.admin.v1.Mark.pair:type_name -> pullgate.admin.v1.Pair
-	51, // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
-	51, // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
-	51, // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
+	52, // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
+	52, // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
+	52, // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
 	5,  // 16: pullgate.admin.v1.Grant.pod:type_name -> pullgate.admin.v1.PodRef
 	3,  // 17: pullgate.admin.v1.Grant.pair:type_name -> pullgate.admin.v1.Pair
 	0,  // 18: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
 	7,  // 19: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
 	8,  // 20: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
-	51, // 21: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	14, // 22: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
-	15, // 23: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
-	17, // 24: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
-	18, // 25: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
-	19, // 26: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
-	51, // 27: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
-	16, // 28: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
-	51, // 29: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
-	4,  // 30: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
-	51, // 31: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
-	51, // 32: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
-	20, // 33: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
-	11, // 34: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
-	11, // 35: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
-	9,  // 36: pullgate.admin.v1.ListIntentsResponse.intents:type_name -> pullgate.admin.v1.Intent
-	5,  // 37: pullgate.admin.v1.ListGrantsRequest.pod:type_name -> pullgate.admin.v1.PodRef
-	10, // 38: pullgate.admin.v1.ListGrantsResponse.grants:type_name -> pullgate.admin.v1.Grant
-	5,  // 39: pullgate.admin.v1.ExplainRequest.pod:type_name -> pullgate.admin.v1.PodRef
-	1,  // 40: pullgate.admin.v1.ExplainResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	3,  // 41: pullgate.admin.v1.ExplainResponse.pair:type_name -> pullgate.admin.v1.Pair
-	5,  // 42: pullgate.admin.v1.ExplainResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	31, // 43: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
-	0,  // 44: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
-	7,  // 45: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
-	8,  // 46: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
-	9,  // 47: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
-	10, // 48: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
-	32, // 49: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
-	4,  // 50: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
-	2,  // 51: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
-	4,  // 52: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
-	35, // 53: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
-	3,  // 54: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
-	10, // 55: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
-	8,  // 56: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
-	3,  // 57: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
-	6,  // 58: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
-	8,  // 59: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
-	3,  // 60: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	7,  // 61: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
-	8,  // 62: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
-	10, // 63: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
-	3,  // 64: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
-	16, // 65: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
-	3,  // 66: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	46, // 67: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
-	52, // 68: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
-	51, // 69: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
-	5,  // 70: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	3,  // 71: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
-	1,  // 72: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	4,  // 73: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
-	52, // 74: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
-	12, // 75: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
-	21, // 76: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
-	23, // 77: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
-	25, // 78: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
-	27, // 79: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
-	29, // 80: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
-	33, // 81: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
-	36, // 82: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
-	38, // 83: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
-	40, // 84: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
-	42, // 85: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
-	44, // 86: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
-	47, // 87: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
-	49, // 88: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
-	13, // 89: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
-	22, // 90: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
-	24, // 91: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
-	26, // 92: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
-	28, // 93: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
-	30, // 94: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
-	34, // 95: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
-	37, // 96: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
-	39, // 97: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
-	41, // 98: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
-	43, // 99: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
-	45, // 100: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
-	48, // 101: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
-	50, // 102: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
-	89, // [89:103] is the sub-list for method output_type
-	75, // [75:89] is the sub-list for method input_type
-	75, // [75:75] is the sub-list for extension type_name
-	75, // [75:75] is the sub-list for extension extendee
-	0,  // [0:75] is the sub-list for field type_name
+	52, // 21: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	15, // 22: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
+	16, // 23: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
+	18, // 24: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
+	19, // 25: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
+	20, // 26: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
+	14, // 27: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
+	52, // 28: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
+	17, // 29: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
+	52, // 30: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
+	4,  // 31: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
+	52, // 32: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
+	52, // 33: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
+	21, // 34: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
+	11, // 35: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
+	11, // 36: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
+	9,  // 37: pullgate.admin.v1.ListIntentsResponse.intents:type_name -> pullgate.admin.v1.Intent
+	5,  // 38: pullgate.admin.v1.ListGrantsRequest.pod:type_name -> pullgate.admin.v1.PodRef
+	10, // 39: pullgate.admin.v1.ListGrantsResponse.grants:type_name -> pullgate.admin.v1.Grant
+	5,  // 40: pullgate.admin.v1.ExplainRequest.pod:type_name -> pullgate.admin.v1.PodRef
+	1,  // 41: pullgate.admin.v1.ExplainResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	3,  // 42: pullgate.admin.v1.ExplainResponse.pair:type_name -> pullgate.admin.v1.Pair
+	5,  // 43: pullgate.admin.v1.ExplainResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	32, // 44: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
+	0,  // 45: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
+	7,  // 46: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
+	8,  // 47: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
+	9,  // 48: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
+	10, // 49: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
+	33, // 50: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
+	4,  // 51: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
+	2,  // 52: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
+	4,  // 53: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
+	36, // 54: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
+	3,  // 55: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
+	10, // 56: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
+	8,  // 57: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
+	3,  // 58: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
+	6,  // 59: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
+	8,  // 60: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
+	3,  // 61: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	7,  // 62: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
+	8,  // 63: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
+	10, // 64: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
+	3,  // 65: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
+	17, // 66: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
+	3,  // 67: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	47, // 68: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
+	53, // 69: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
+	52, // 70: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
+	5,  // 71: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	3,  // 72: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
+	1,  // 73: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	4,  // 74: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
+	53, // 75: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
+	12, // 76: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
+	22, // 77: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
+	24, // 78: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
+	26, // 79: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
+	28, // 80: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
+	30, // 81: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
+	34, // 82: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
+	37, // 83: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
+	39, // 84: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
+	41, // 85: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
+	43, // 86: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
+	45, // 87: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
+	48, // 88: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
+	50, // 89: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
+	13, // 90: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
+	23, // 91: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
+	25, // 92: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
+	27, // 93: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
+	29, // 94: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
+	31, // 95: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
+	35, // 96: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
+	38, // 97: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
+	40, // 98: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
+	42, // 99: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
+	44, // 100: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
+	46, // 101: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
+	49, // 102: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
+	51, // 103: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
+	90, // [90:104] is the sub-list for method output_type
+	76, // [76:90] is the sub-list for method input_type
+	76, // [76:76] is the sub-list for extension type_name
+	76, // [76:76] is the sub-list for extension extendee
+	0,  // [0:76] is the sub-list for field type_name
 }
 
 func init() { file_pullgate_admin_v1_pull_records_proto_init() }
@@ -4204,7 +4294,7 @@ func file_pullgate_admin_v1_pull_records_proto_init() {
 	if File_pullgate_admin_v1_pull_records_proto != nil {
 		return
 	}
-	file_pullgate_admin_v1_pull_records_proto_msgTypes[26].OneofWrappers = []any{
+	file_pullgate_admin_v1_pull_records_proto_msgTypes[27].OneofWrappers = []any{
 		(*ExplainRequest_Pod)(nil),
 		(*ExplainRequest_Namespace)(nil),
 	}
@@ -4214,7 +4304,7 @@ func file_pullgate_admin_v1_pull_records_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pullgate_admin_v1_pull_records_proto_rawDesc), len(file_pullgate_admin_v1_pull_records_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   48,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
