@@ -132,6 +132,7 @@ func directions() []plant {
 		up("pkg/doctor", "pkg/daemon", "doctor looks from outside"),
 		down("pkg/doctor", "pkg/records/offline"),
 		down("pkg/doctor", "pkg/config"),
+		down("pkg/doctor", "pkg/kubeletnode"),
 		down("cmd/pullgatectl", "pkg/doctor"),
 		down("cmd/pullgatectl", "pkg/records/offline"),
 		up("pkg/records/offline", "pkg/tracker", "policy judges"),
@@ -266,7 +267,7 @@ func shapes() []plant {
 func stubs() []string {
 	return []string{
 		"pkg/internal", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "pkg/pods", "pkg/pods/kube",
-		"pkg/nodecreds", "pkg/nodecreds/report", "pkg/decisions", "pkg/ctl", "pkg/ctl/console", "pkg/ctl/view", "pkg/doctor", "pkg/records/offline",
+		"pkg/nodecreds", "pkg/nodecreds/report", "pkg/decisions", "pkg/ctl", "pkg/ctl/console", "pkg/ctl/view", "pkg/doctor", "pkg/kubeletnode", "pkg/records/offline",
 		"pkg/criproxy", "pkg/criproxy/criproxytest", "pkg/admin", "pkg/metrics", "pkg/config", "pkg/daemon", "cmd/pullgated", "proto/pullgate/admin/v1",
 	}
 }

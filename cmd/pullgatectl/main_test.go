@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -60,9 +61,26 @@ func machineOfTest() machine {
 			Root: os.Getenv("NODE"), Now: consoleAtNow().Now,
 			Disk:        func(string) (doctor.Disk, error) { return doctor.Disk{Bytes: 2 << 30, Free: 1 << 30}, nil },
 			ClockInStep: func() (bool, error) { return true, nil },
+			Run:         systemctl,
 		},
 		pointer: pointing.Switch{Host: kubeletnode.Host{Root: os.Getenv("NODE_ROOT")}, Settle: time.Millisecond},
 	}
+}
+
+// systemctl answers as on a node with a kubelet.service that does not run.
+func systemctl(_ context.Context, name string, args ...string) ([]byte, error) {
+	if name != "systemctl" || len(args) < 4 {
+		return nil, fmt.Errorf("unexpected command %s %v", name, args)
+	}
+	var out []string
+	for _, unit := range args[3:] {
+		state := "LoadState=not-found\nActiveState=inactive"
+		if unit == "kubelet.service" {
+			state = "LoadState=loaded\nActiveState=inactive\nFragmentPath=/etc/systemd/system/kubelet.service\nDropInPaths="
+		}
+		out = append(out, "Id="+unit+"\n"+state+"\n")
+	}
+	return []byte(strings.Join(out, "\n")), nil
 }
 
 // UPDATE=1 go test writes what is printed into the scripts, to be read before it is committed.

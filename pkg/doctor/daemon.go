@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,6 +20,9 @@ import (
 
 // configuration looks at the file that the daemon reads.
 func (n Node) configuration(context.Context) []Finding {
+	if errors.Is(n.ConfigErr, fs.ErrPermission) {
+		return []Finding{unknown("run it as root", "%s is not read, what follows is about the defaults: %v", n.ConfigPath, n.ConfigErr)}
+	}
 	if n.ConfigErr != nil {
 		return []Finding{fail("mend what it names; pullgated --check-config says whether that was all",
 			"%s is not read, what follows is about the defaults: %v", n.ConfigPath, n.ConfigErr)}
@@ -51,6 +55,12 @@ func writable(info fs.FileInfo, path string) *Finding {
 // daemon tells what the daemon says of itself that somebody should act on.
 func (n Node) daemon(context.Context) []Finding {
 	s := n.Status
+	if found := n.otherConfiguration(); found != nil {
+		return []Finding{*found}
+	}
+	if s == nil && errors.Is(n.StatusErr, fs.ErrPermission) {
+		return []Finding{unknown("run it as root", "what pullgated says: permission denied: %v", n.StatusErr)}
+	}
 	if s == nil {
 		return []Finding{fail("systemctl status pullgated, and journalctl -u pullgated says why; is this run as root?",
 			"pullgated does not answer: %v", n.StatusErr)}
@@ -64,6 +74,9 @@ func (n Node) daemon(context.Context) []Finding {
 			add(warn("remove noPullImageSecretRecheck and restart pullgated, once image_pull_secret_recheck_miss says what that costs",
 				"shadow mode: everything is recorded, and nobody is kept from an image"))
 		}
+	}
+	for _, l := range s.GetNotListening() {
+		add(warn("free the address, or set "+l.GetField()+" to another one and restart pullgated", "%s is not bound, pullgated tries again: %s", l.GetField(), l.GetError()))
 	}
 	if e := s.GetReload().GetError(); e != "" {
 		add(warn("mend the file, then systemctl reload pullgated", "the configuration was read again and refused, the one before is in force: %s", e))
@@ -82,6 +95,42 @@ func (n Node) daemon(context.Context) []Finding {
 	}
 	return all
 }
+
+// otherConfiguration returns a finding if pullgated runs with another configuration file than the one that is looked at:
+// then what is found of its sockets says nothing about it. Without an answer of the daemon its command line tells.
+func (n Node) otherConfiguration() *Finding {
+	if file := n.Status.GetConfigurationPath(); file != "" {
+		if file == filepath.Clean(n.ConfigPath) {
+			return nil
+		}
+		f := fail("pullgatectl doctor --config "+file, "pullgated runs with the configuration %s, and this looked at %s", file, n.ConfigPath)
+		return &f
+	}
+	if n.Status != nil {
+		return nil // one that does not say
+	}
+	for _, p := range n.running("pullgated") {
+		file := flagValue(n.arguments(p.pid), "--config")
+		if file == "" {
+			file = defaultConfig
+		}
+		if !filepath.IsAbs(file) {
+			cwd, err := os.Readlink(n.path("/proc", strconv.Itoa(p.pid), "cwd"))
+			if err != nil {
+				continue
+			}
+			file = filepath.Join(cwd, file)
+		}
+		if filepath.Clean(file) != filepath.Clean(n.ConfigPath) {
+			f := fail("pullgatectl doctor --config "+file, "%s runs with the configuration %s, and this looked at %s", p, file, n.ConfigPath)
+			return &f
+		}
+	}
+	return nil
+}
+
+// defaultConfig is the file that pullgated reads without --config.
+const defaultConfig = "/etc/pullgate/config.yaml"
 
 // policyOf returns the verification policy of a configuration.
 func policyOf(configuration string) string {

@@ -3,10 +3,14 @@ package doctor_test
 import (
 	"context"
 	"errors"
+	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -181,15 +185,15 @@ func TestSockets(t *testing.T) {
 			n.must(os.Remove(n.path("/run/pullgate/admin.sock")))
 			n.file("/run/pullgate/admin.sock", 0o600, "")
 		}, "sockets", doctor.Fail, "admin.listen: /run/pullgate/admin.sock is no socket", "admin.listen"},
-		{"nobody answers", func(n *testNode) { n.must(n.sockets[cri].Close()) }, "sockets", doctor.Fail, "nobody answers at " + cri, "systemctl restart pullgated"},
+		{"nobody answers", func(n *testNode) { n.must(n.sockets[cri].Close()) }, "sockets", doctor.Fail, "listen: " + cri + ": connection refused", "systemctl restart pullgated"},
 		{"not wanted", func(n *testNode) {
 			n.Config.NodeCredentials.Listen = ""
 			n.must(os.Remove(n.path("/run/pullgate/credentials.sock")))
 		}, "sockets", doctor.OK, "admin.listen", ""},
-		{"runtime's, everybody's", mode(runtime, 0o666), "sockets", doctor.Fail, "passes pullgate by", "grpc.gid"},
+		{"runtime's, everybody's", mode(runtime, 0o666), "sockets", doctor.Fail, "bypasses pullgate", "grpc.gid"},
 		{"runtime's, a group's", own(runtime, 0, 999), "sockets", doctor.Fail, "group 999", "root alone"},
 		{"runtime's, absent", func(n *testNode) { n.must(os.Remove(n.path(runtime))) }, "sockets", doctor.Fail, "runtimeEndpoint: there is no", "runtimeEndpoint"},
-		{"runtime's, nobody answers", func(n *testNode) { n.must(n.sockets[runtime].Close()) }, "sockets", doctor.Fail, "nobody answers at the runtime's", "systemctl"},
+		{"runtime's, nobody answers", func(n *testNode) { n.must(n.sockets[runtime].Close()) }, "sockets", doctor.Fail, "the runtime's " + runtime + ": connection refused", "systemctl"},
 	})
 }
 
@@ -198,11 +202,98 @@ func TestSocketsTellWhoAnswers(t *testing.T) {
 	n.process(strconv.Itoa(os.Getpid()), "socat")
 	all := n.Examine(t.Context())
 	wantFinding(t, all, "sockets", doctor.Fail, "listen: at /run/pullgate/cri.sock answers socat (process "+strconv.Itoa(os.Getpid())+")")
-	n = newNode(t)
-	n.must(n.sockets["/run/pullgate/cri.sock"].Close())
-	n.file("/proc/net/unix", 0o600, "Num RefCount Protocol Flags Type St Inode Path\n"+
-		"0000000000000000: 00000002 00000000 00010000 0001 01 12345 /var/run/pullgate/cri.sock\n")
-	wantFinding(t, n.Examine(t.Context()), "sockets", doctor.Fail, "somebody has it open and does not take the call")
+}
+
+// Each cause has its own words, since each has another remedy.
+func TestSocketThatCannotBeDialledSaysWhy(t *testing.T) {
+	for _, tc := range []struct {
+		err         error
+		level       doctor.Level
+		found, mend string
+	}{
+		{syscall.EACCES, doctor.Unknown, "permission denied", "root"},
+		{syscall.ECONNREFUSED, doctor.Fail, "connection refused, no process listens there", "systemctl restart pullgated"},
+		{context.DeadlineExceeded, doctor.Fail, "timed out after 2s, a process has it open and does not accept connections", "systemctl restart pullgated"},
+	} {
+		n := newNode(t)
+		n.Dial = func(context.Context, string, string) (net.Conn, error) {
+			return nil, &net.OpError{Op: "dial", Net: "unix", Err: tc.err}
+		}
+		for _, f := range n.Examine(t.Context()) {
+			if strings.HasPrefix(f.Found, "listen: ") && (f.Level != tc.level || !strings.Contains(f.Found, tc.found) || !strings.Contains(f.Mend, tc.mend)) {
+				t.Errorf("%v: %+v; want %s: … %s …", tc.err, f, tc.level, tc.found)
+			}
+		}
+	}
+}
+
+// Another user than root can find out little, and is not sent to restart what runs.
+func TestWithoutRootWhatCannotBeReadIsUnknown(t *testing.T) {
+	n := newNode(t)
+	n.must(os.Chmod(n.Root, 0o755))
+	n.directory("/run/containerd", 0o700)
+	n.Status, n.StatusErr = nil, &net.OpError{Op: "dial", Net: "unix", Err: syscall.EACCES}
+	n.ConfigErr = &fs.PathError{Op: "open", Path: n.ConfigPath, Err: syscall.EACCES}
+	n.NoNetwork = true
+	// The user of one thread alone is another one, while it looks.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	become := func(euid uintptr) {
+		if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, ^uintptr(0), euid, ^uintptr(0)); errno != 0 {
+			t.Fatal(errno)
+		}
+	}
+	become(65534)
+	all := n.Examine(t.Context())
+	become(0)
+	for _, f := range all {
+		if f.Level == doctor.Fail || strings.Contains(f.Mend, "systemctl") {
+			t.Errorf("%+v; want no failure and nothing to restart", f)
+		}
+	}
+	for _, check := range []string{"configuration", "daemon", "records", "sockets", "state"} {
+		wantFinding(t, all, check, doctor.Unknown, "permission denied")
+	}
+	wantFinding(t, all, "kubelet", doctor.Unknown, "no kubelet is seen")
+}
+
+// What a daemon with another configuration file has at other paths is no failure of its sockets.
+func TestDaemonWithAnotherConfigurationIsTheCause(t *testing.T) {
+	for name, set := range map[string]func(n *testNode){
+		"it says so": func(n *testNode) { n.Status.ConfigurationPath = "/etc/elsewhere.yaml" },
+		"its command line says so": func(n *testNode) {
+			n.Status, n.StatusErr = nil, syscall.ENOENT
+			n.process(strconv.Itoa(os.Getpid()), "pullgated", "/usr/local/bin/pullgated", "--config", "/etc/elsewhere.yaml")
+		},
+		"relative": func(n *testNode) {
+			n.Status, n.StatusErr = nil, syscall.ENOENT
+			n.process(strconv.Itoa(os.Getpid()), "pullgated", "./pullgated", "--config=elsewhere.yaml")
+			n.must(os.Symlink("/etc", n.path("/proc/"+strconv.Itoa(os.Getpid())+"/cwd")))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			set(n)
+			n.must(os.RemoveAll(n.path("/run/pullgate")))
+			n.must(os.Remove(n.path("/var/lib/pullgate/records.db"))) // which holds nothing, and is read without the daemon
+			fails := 0
+			for _, f := range n.Examine(t.Context()) {
+				if f.Level != doctor.Fail {
+					continue
+				}
+				if fails++; f.Check != "daemon" || !strings.Contains(f.Found, "runs with the configuration /etc/elsewhere.yaml") || f.Mend != "pullgatectl doctor --config /etc/elsewhere.yaml" {
+					t.Errorf("%+v; want the cause alone", f)
+				}
+			}
+			if fails != 1 {
+				t.Errorf("%d failures; want 1", fails)
+			}
+		})
+	}
+	n := newNode(t)
+	n.Status.ConfigurationPath, n.Status.ConfigurationFound = "/etc/pullgate/config.yaml", true
+	n.Status.NotListening = []*adminv1.NotListening{{Field: "metrics.listen", Error: "address already in use"}}
+	wantFinding(t, n.Examine(t.Context()), "daemon", doctor.Warn, "metrics.listen is not bound, pullgated tries again: address already in use")
 }
 
 func TestState(t *testing.T) {

@@ -23,8 +23,8 @@ func TestWhatTheKubeletDials(t *testing.T) {
 	const file = "/var/lib/kubelet/config.yaml"
 	const dropIn = "/etc/systemd/system/kubelet.service.d/20-pullgate.conf"
 	play(t, []row{
-		{"the runtime", func(n *testNode) { n.kubeletArgs("--container-runtime-endpoint=" + theirs) }, "kubelet", doctor.Fail, "kubelet (process 812) dials /run/containerd/containerd.sock (its arguments), which passes pullgate by", "pullgatectl node enable"},
-		{"its default", func(n *testNode) { n.kubeletArgs() }, "kubelet", doctor.Fail, "(its default)", "pullgatectl node enable"},
+		{"the runtime", func(n *testNode) { n.kubeletArgs("--container-runtime-endpoint=" + theirs) }, "kubelet", doctor.Fail, "kubelet (process 812) dials /run/containerd/containerd.sock (the command line of process 812), which bypasses pullgate", "pullgatectl node enable"},
+		{"its default", func(n *testNode) { n.kubeletArgs() }, "kubelet", doctor.Fail, "(the kubelet's default)", "pullgatectl node enable"},
 		{"two words", func(n *testNode) { n.kubeletArgs("--container-runtime-endpoint", ours) }, "kubelet", doctor.OK, "dials /run/pullgate/cri.sock", ""},
 		{"one hyphen, no scheme, /var/run", func(n *testNode) { n.kubeletArgs("-container-runtime-endpoint=/var/run/pullgate//cri.sock") }, "kubelet", doctor.OK, "dials", ""},
 		{"its file", func(n *testNode) {
@@ -34,7 +34,7 @@ func TestWhatTheKubeletDials(t *testing.T) {
 		{"its file, and a flag over it", func(n *testNode) {
 			n.file(file, 0o600, kubeletConfig(ours, ""))
 			n.kubeletArgs("--config="+file, "--container-runtime-endpoint="+theirs)
-		}, "kubelet", doctor.Fail, "(its arguments)", ""},
+		}, "kubelet", doctor.Fail, "(the command line of process 812)", ""},
 		{"a file over its file", func(n *testNode) {
 			n.file(file, 0o600, kubeletConfig(theirs, ""))
 			n.file("/etc/kubelet.d/10-a.conf", 0o600, kubeletConfig(theirs, ""))
@@ -51,17 +51,25 @@ func TestWhatTheKubeletDials(t *testing.T) {
 		{"images here", func(n *testNode) {
 			n.kubeletArgs("--container-runtime-endpoint="+ours, "--image-service-endpoint="+ours)
 		}, "kubelet", doctor.OK, "dials", ""},
+		{"underscores", func(n *testNode) { n.kubeletArgs("--container_runtime_endpoint=" + ours) }, "kubelet", doctor.OK, "dials /run/pullgate/cri.sock (the command line of process 812)", ""},
 		{"a file that cannot be read", func(n *testNode) {
 			n.file(file, 0o600, "\t{")
 			n.kubeletArgs("--container-runtime-endpoint="+ours, "--config="+file)
-		}, "kubelet", doctor.OK, "dials", ""},
-		{"a drop-in it was not started with", func(n *testNode) {
+		}, "kubelet", doctor.Unknown, "what kubelet (process 812) dials: read the kubelet's configuration " + file, "root"},
+		{"two units that run one", func(n *testNode) {
+			n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet")
+			n.unit("k3s.service", 900, "/usr/local/bin/k3s server")
+		}, "kubelet", doctor.Unknown, "kubelet.service and k3s.service", "--unit"},
+		{"a drop-in that it was not started with", func(n *testNode) {
 			n.kubeletArgs("--container-runtime-endpoint=" + ours)
-			n.file(dropIn, 0o644, "[Service]\nExecStart=/usr/bin/kubelet \\\n  --container-runtime-endpoint="+theirs+"\n# --container-runtime-endpoint="+ours+"\n")
-		}, "kubelet", doctor.Warn, "once it is started anew, dials /run/containerd/containerd.sock (" + dropIn + ")", "pullgatectl node enable"},
+			n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet --container-runtime-endpoint="+ours, dropIn)
+			n.file(dropIn, 0o644, "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet \\\n  --container-runtime-endpoint="+theirs+"\n# --container-runtime-endpoint="+ours+"\n")
+		}, "kubelet", doctor.Warn, "the kubelet of kubelet.service dials /run/containerd/containerd.sock (" + dropIn + "), which bypasses pullgate, once it is restarted", "pullgatectl node enable"},
 		{"kubeadm's flags, and the drop-in over them", func(n *testNode) {
+			n.kubeletArgs("--container-runtime-endpoint="+theirs, "--container-runtime-endpoint="+ours)
+			n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet", dropIn)
 			n.file("/var/lib/kubelet/kubeadm-flags.env", 0o644, `KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=`+theirs+` --pod-infra-container-image=x"`)
-			n.file(dropIn, 0o644, "ExecStart=\nExecStart=/usr/bin/kubelet $A --container-runtime-endpoint="+ours+"\n")
+			n.file(dropIn, 0o644, "[Service]\nEnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env\nExecStart=\nExecStart=/usr/bin/kubelet $KUBELET_KUBEADM_ARGS --container-runtime-endpoint="+ours+"\n")
 		}, "kubelet", doctor.OK, "dials", ""},
 	})
 }
@@ -69,77 +77,73 @@ func TestWhatTheKubeletDials(t *testing.T) {
 func TestKubeletThatHasToBeRestarted(t *testing.T) {
 	n := newNode(t)
 	n.kubeletArgs()
-	n.file("/etc/systemd/system/kubelet.service.d/20-pullgate.conf", 0o644, "ExecStart=/usr/bin/kubelet --container-runtime-endpoint="+ours+"\n")
+	n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet --container-runtime-endpoint="+ours)
 	all := n.Examine(t.Context())
-	wantFinding(t, all, "kubelet", doctor.Fail, "kubelet (process 812) dials /run/containerd/containerd.sock (its default)")
-	wantFinding(t, all, "kubelet", doctor.Warn, "once it is started anew, dials /run/pullgate/cri.sock")
+	wantFinding(t, all, "kubelet", doctor.Fail, "kubelet (process 812) dials /run/containerd/containerd.sock (the kubelet's default)")
+	wantFinding(t, all, "kubelet", doctor.Warn, "the kubelet of kubelet.service dials /run/pullgate/cri.sock (/etc/systemd/system/kubelet.service), once it is restarted")
 }
 
-func TestKubeletThatDoesNotRun(t *testing.T) {
+// What kubeletnode reads right is right here: the flags and the configuration of k3s and RKE2, and a kubelet that does
+// not run.
+func TestKubeletByItsUnit(t *testing.T) {
 	for _, tc := range []struct {
-		name  string
-		files map[string]string
-		level doctor.Level
-		found string
+		name, unit, execStart string
+		files                 map[string]string
+		level                 doctor.Level
+		found                 string
 	}{
-		{"nowhere", nil, doctor.Unknown, "no kubelet runs here and none is configured"},
-		{"kubeadm", map[string]string{
-			"/var/lib/kubelet/kubeadm-flags.env": `KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=` + theirs + `"`,
-		}, doctor.Fail, "which does not run, dials /run/containerd/containerd.sock (/var/lib/kubelet/kubeadm-flags.env)"},
-		{"kubeadm with a configuration", map[string]string{
-			"/var/lib/kubelet/instance-config.yaml": "containerRuntimeEndpoint: " + theirs,
-			"/var/lib/kubelet/config.yaml":          "containerRuntimeEndpoint: " + ours,
-		}, doctor.Fail, "instance-config.yaml"},
-		{"a configuration that leaves the default", map[string]string{"/var/lib/kubelet/config.yaml": "kind: x"}, doctor.Fail, "its default"},
-		{"the file that its unit names", map[string]string{
-			"/etc/systemd/system/kubelet.service": "ExecStart=/usr/bin/kubelet --config=/etc/kubelet.yaml",
-			"/etc/kubelet.yaml":                   "containerRuntimeEndpoint: " + ours,
+		{"no unit", "", "", nil, doctor.Unknown, "no kubelet is seen"},
+		{"its file", "kubelet.service", "/usr/bin/kubelet --config=/etc/kubelet.yaml", map[string]string{
+			"/etc/kubelet.yaml": "containerRuntimeEndpoint: " + ours,
 		}, doctor.OK, "(/etc/kubelet.yaml)"},
-		{"two drop-ins", map[string]string{
-			"/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf":   "ExecStart=/usr/bin/kubelet --container-runtime-endpoint=" + theirs,
-			"/etc/systemd/system/kubelet.service.d/20-pullgate.conf":      "ExecStart=/usr/bin/kubelet --container-runtime-endpoint=" + ours,
-			"/usr/lib/systemd/system/kubelet.service.d/05-something.conf": "ExecStart=/usr/bin/kubelet --container-runtime-endpoint=" + theirs,
-		}, doctor.OK, "20-pullgate.conf"},
-		{"two drop-ins, the last in the packages' folder", map[string]string{
-			"/etc/systemd/system/kubelet.service.d/10-pullgate.conf":   "ExecStart=/usr/bin/kubelet --container-runtime-endpoint=" + ours,
-			"/usr/lib/systemd/system/kubelet.service.d/20-vendor.conf": "ExecStart=/usr/bin/kubelet --container-runtime-endpoint=" + theirs,
-		}, doctor.Fail, "20-vendor.conf"},
-		{"k3s, as pullgatectl node enable points it", map[string]string{
+		{"its default", "kubelet.service", "/usr/bin/kubelet", nil, doctor.Fail, "(the kubelet's default), which bypasses pullgate"},
+		{"k3s, --kubelet-arg=", "k3s.service", "/usr/local/bin/k3s server --kubelet-arg=container-runtime-endpoint=" + ours, nil,
+			doctor.OK, "the kubelet of k3s.service dials /run/pullgate/cri.sock (/etc/systemd/system/k3s.service)"},
+		{"k3s, as pullgatectl node enable points it", "k3s.service", "/usr/local/bin/k3s server", map[string]string{
 			"/etc/rancher/k3s/config.yaml":                    "kubelet-arg: [v=2]",
 			"/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml": "kubelet-arg+:\n- container-runtime-endpoint=" + ours + "\n- image-service-endpoint=" + ours,
 		}, doctor.OK, "(/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml)"},
-		{"k3s", map[string]string{"/etc/rancher/k3s/config.yaml": "container-runtime-endpoint: " + ours}, doctor.OK, "(/etc/rancher/k3s/config.yaml)"},
-		{"RKE2", map[string]string{
+		{"k3s, its own containerd", "k3s.service", "/usr/local/bin/k3s server", nil, doctor.Fail, "dials /run/k3s/containerd/containerd.sock (k3s itself)"},
+		{"k3s that sends images elsewhere", "k3s.service", "/usr/local/bin/k3s server", map[string]string{
+			"/etc/rancher/k3s/config.yaml": "container-runtime-endpoint: " + ours + "\nkubelet-arg: [v=2, image-service-endpoint=" + theirs + "]",
+		}, doctor.Fail, "pulls through"},
+		{"RKE2, a drop-in", "rke2-agent.service", "/usr/local/bin/rke2 agent", map[string]string{
 			"/etc/rancher/rke2/config.yaml":          "container-runtime-endpoint: " + ours,
 			"/etc/rancher/rke2/config.yaml.d/a.yaml": "container-runtime-endpoint: " + theirs,
 		}, doctor.Fail, "(/etc/rancher/rke2/config.yaml.d/a.yaml)"},
-		{"k3s that sends images elsewhere", map[string]string{
-			"/etc/rancher/k3s/config.yaml": "container-runtime-endpoint: " + ours + "\nkubelet-arg: [v=2, image-service-endpoint=" + theirs + "]",
-		}, doctor.Fail, "pulls through"},
+		{"RKE2", "rke2-server.service", "/usr/local/bin/rke2 server", map[string]string{
+			"/etc/rancher/rke2/config.yaml": "kubelet-arg: container_runtime_endpoint=" + ours,
+		}, doctor.OK, "(/etc/rancher/rke2/config.yaml)"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n := newNode(t)
 			n.gone(kubeletPID)
+			if tc.unit != "" {
+				n.unit(tc.unit, 0, tc.execStart)
+			}
 			for path, content := range tc.files {
 				n.file(path, 0o644, content)
 			}
 			all := n.Examine(t.Context())
 			wantFinding(t, all, "kubelet", tc.level, tc.found)
-			wantFinding(t, all, "versions", doctor.Unknown, "no kubelet runs here")
+			wantFinding(t, all, "versions", doctor.Unknown, "no kubelet is seen here")
 		})
 	}
 }
 
-func TestK3sThatRuns(t *testing.T) {
+func TestK3sWithoutAUnit(t *testing.T) {
 	n := newNode(t)
 	n.gone(kubeletPID)
 	n.process("900", "k3s-server", "/usr/local/bin/k3s server")
 	n.versions[900] = "k3s version v1.33.5+k3s1 (abc)\ngo version go1.24.6\n"
 	all := n.Examine(t.Context())
-	wantFinding(t, all, "kubelet", doctor.Fail, "k3s-server (process 900) dials /run/k3s/containerd/containerd.sock (its default)")
+	wantFinding(t, all, "kubelet", doctor.Fail, "k3s-server (process 900) dials /run/k3s/containerd/containerd.sock (k3s itself)")
 	wantFinding(t, all, "versions", doctor.OK, "k3s-server (process 900) is version 1.33.5")
 	n.file("/etc/rancher/k3s/config.yaml", 0o600, "container-runtime-endpoint: "+ours)
 	wantFinding(t, n.Examine(t.Context()), "kubelet", doctor.OK, "(/etc/rancher/k3s/config.yaml)")
+	n.must(os.Remove(n.path("/etc/rancher/k3s/config.yaml")))
+	n.process("900", "k3s-server", "/usr/local/bin/k3s", "server", "--kubelet-arg=container-runtime-endpoint="+ours)
+	wantFinding(t, n.Examine(t.Context()), "kubelet", doctor.OK, "(the command line of process 900)")
 }
 
 func TestVersions(t *testing.T) {

@@ -122,12 +122,7 @@ func (n Node) registries() (r registries) {
 // containerdFiles returns the configuration files of the containerd that runs, or those that are usual.
 func (n Node) containerdFiles() (files []string) {
 	for _, p := range n.running("containerd") {
-		args := n.arguments(p.pid)
-		file := flag(args, "-config")
-		if at := slices.Index(args, "-c"); file == "" && at >= 0 && at+1 < len(args) {
-			file = args[at+1]
-		}
-		if file != "" {
+		if file := flagValue(n.arguments(p.pid), "--config", "-c"); file != "" {
 			files = append(files, file)
 		}
 	}

@@ -32,8 +32,9 @@ func now() time.Time { return time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC) }
 type testNode struct {
 	t *testing.T
 	doctor.Node
-	versions map[int]string // by process
-	asked    []string       // programs that were run
+	versions map[int]string    // by process
+	asked    []string          // programs that were run
+	units    map[string]string // by name, what systemctl show says beside the name; none is known in the beginning
 	disk     doctor.Disk
 	inStep   bool
 	clockErr error
@@ -59,7 +60,7 @@ func newNode(t *testing.T) *testNode {
 	n := &testNode{
 		t: t, versions: map[int]string{kubeletPID: "Kubernetes v1.34.4\n", containerdPID: "containerd github.com/containerd/containerd/v2 v2.1.4 abc\n"},
 		disk: doctor.Disk{Bytes: 10 << 30, Free: 5 << 30, Inodes: 1 << 20, FreeNodes: 1 << 19}, inStep: true,
-		sockets: map[string]*net.UnixListener{}, hosts: map[string]string{},
+		units: map[string]string{}, sockets: map[string]*net.UnixListener{}, hosts: map[string]string{},
 	}
 	n.Node = doctor.Node{
 		Root: root, Config: config.Default(), ConfigPath: "/etc/pullgate/config.yaml", Status: healthy(),
@@ -70,6 +71,7 @@ func newNode(t *testing.T) *testNode {
 		Now:         now,
 	}
 	n.file("/etc/pullgate/config.yaml", 0o644, "apiVersion: x\n")
+	n.file("/var/lib/kubelet/config.yaml", 0o644, "kind: KubeletConfiguration\n")
 	n.directory("/run/pullgate", 0o700)
 	for _, name := range []string{"cri", "admin", "credentials"} {
 		n.listen("/run/pullgate/"+name+".sock", 0o600)
@@ -159,6 +161,17 @@ func (n *testNode) process(pid, name string, arguments ...string) {
 
 // run answers for the programs of the node.
 func (n *testNode) run(_ context.Context, name string, args ...string) ([]byte, error) {
+	if name == "systemctl" && len(args) > 2 && args[0] == "show" {
+		var out []string
+		for _, unit := range args[3:] {
+			state := n.units[unit]
+			if state == "" {
+				state = "LoadState=not-found\nActiveState=inactive"
+			}
+			out = append(out, "Id="+unit+"\n"+state+"\n")
+		}
+		return []byte(strings.Join(out, "\n")), nil
+	}
 	n.asked = append(n.asked, name)
 	pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
 	if err != nil || filepath.Base(name) != "exe" || len(args) != 1 || args[0] != "--version" {
@@ -205,6 +218,18 @@ func (n *testNode) serve(address string, status int) (asked *[]string) {
 	n.t.Cleanup(s.Close)
 	n.hosts[address] = s.Listener.Addr().String()
 	return asked
+}
+
+// unit makes a unit that runs, with the process pid; 0 is one that does not run.
+func (n *testNode) unit(name string, pid int, execStart string, dropIns ...string) {
+	n.t.Helper()
+	state := "ActiveState=active\nSubState=running"
+	if pid == 0 {
+		state = "ActiveState=inactive\nSubState=dead"
+	}
+	path := "/etc/systemd/system/" + name
+	n.file(path, 0o644, "[Service]\nExecStart="+execStart+"\n")
+	n.units[name] = fmt.Sprintf("LoadState=loaded\n%s\nMainPID=%d\nFragmentPath=%s\nDropInPaths=%s", state, pid, path, strings.Join(dropIns, " "))
 }
 
 // kubeletArgs gives the kubelet other arguments.

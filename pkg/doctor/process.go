@@ -67,3 +67,19 @@ func (n Node) nameOf(pid int) string {
 func (n Node) arguments(pid int) []string {
 	return strings.Split(strings.TrimRight(n.read("/proc/"+strconv.Itoa(pid)+"/cmdline"), "\x00"), "\x00")
 }
+
+// flagValue returns the last value of a flag with these names among arguments: NAME=VALUE or NAME VALUE; "" if there is
+// none.
+func flagValue(args []string, names ...string) (value string) {
+	for i, arg := range args {
+		name, joined, isJoined := strings.Cut(arg, "=")
+		switch {
+		case !slices.Contains(names, name):
+		case isJoined:
+			value = joined
+		case i+1 < len(args):
+			value = args[i+1]
+		}
+	}
+	return value
+}

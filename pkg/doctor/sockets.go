@@ -8,28 +8,27 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
+	"syscall"
 
 	"github.com/pullgate/pullgate/pkg/internal/peercred"
+	"github.com/pullgate/pullgate/pkg/kubeletnode"
 )
 
-// socketPath returns the path of an endpoint, in one form: unix:// or not, /var/run or /run.
+// socketPath returns the path of an endpoint's socket, the endpoint itself if it is no Unix socket.
 func socketPath(endpoint string) string {
-	path := strings.TrimPrefix(strings.TrimPrefix(endpoint, "unix:"), "//")
-	if !strings.HasPrefix(path, "/") {
-		return endpoint // tcp, npipe or nothing
+	if path := kubeletnode.Socket(endpoint); path != "" {
+		return path
 	}
-	path = filepath.Clean(path)
-	if rest, found := strings.CutPrefix(path, "/var/run/"); found {
-		path = "/run/" + rest
-	}
-	return path
+	return endpoint
 }
 
 // sockets looks at who owns which socket and who answers there.
 func (n Node) sockets(ctx context.Context) []Finding {
 	var all []Finding
 	folders := []string{}
+	if found := n.otherConfiguration(); found != nil {
+		return append(all, unknown(found.Mend, "the sockets of pullgated: %s", found.Found), n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint)))
+	}
 	for _, s := range []struct{ field, endpoint string }{
 		{"listen", n.Config.Listen},
 		{"admin.listen", n.Config.Admin.Listen},
@@ -55,14 +54,19 @@ func (n Node) sockets(ctx context.Context) []Finding {
 // own looks at a socket of pullgated.
 func (n Node) own(ctx context.Context, field, path string) (all []Finding) {
 	info, err := n.socket(path)
+	if errors.Is(err, fs.ErrPermission) {
+		return []Finding{unknown("run it as root", "%s: %v", field, err)}
+	}
 	if err != nil {
 		return []Finding{fail("systemctl status pullgated; then compare "+field+" with where it listens", "%s: %v", field, err)}
 	}
 	all = private(nil, info, path, 0o600)
 	peer, err := n.peer(ctx, path)
 	switch {
+	case errors.Is(err, fs.ErrPermission):
+		all = append(all, unknown("run it as root", "%s: who listens at %s: %v", field, path, err))
 	case err != nil:
-		all = append(all, fail("systemctl restart pullgated", "%s: nobody answers at %s: %v", field, path, err))
+		all = append(all, fail("systemctl restart pullgated", "%s: %s: %v", field, path, err))
 	case peer.name != "" && peer.name != "pullgated" && peer.name != "systemd": // which holds it for pullgated
 		all = append(all, fail(fmt.Sprintf("stop process %d, or set %s to another path, then restart pullgated", peer.pid, field),
 			"%s: at %s answers %s", field, path, peer))
@@ -74,6 +78,9 @@ func (n Node) own(ctx context.Context, field, path string) (all []Finding) {
 
 func (n Node) runtimeSocket(ctx context.Context, path string) Finding {
 	info, err := n.socket(path)
+	if errors.Is(err, fs.ErrPermission) {
+		return unknown("run it as root", "runtimeEndpoint: %v", err)
+	}
 	if err != nil {
 		return fail("systemctl status containerd; compare runtimeEndpoint with where the runtime listens", "runtimeEndpoint: %v", err)
 	}
@@ -81,11 +88,14 @@ func (n Node) runtimeSocket(ctx context.Context, path string) Finding {
 	mode := info.Mode().Perm()
 	if uid != 0 || mode&0o002 != 0 || mode&0o020 != 0 && gid != 0 {
 		return fail("give it to root alone, where the runtime is configured (grpc.uid, grpc.gid)",
-			"the runtime's own %s has mode %04o and is of %s: who may connect there passes pullgate by", path, mode, who(uid, gid))
+			"the runtime's own %s has mode %04o and is of %s: who may connect there bypasses pullgate", path, mode, who(uid, gid))
 	}
 	peer, err := n.peer(ctx, path)
+	if errors.Is(err, fs.ErrPermission) {
+		return unknown("run it as root", "who listens at the runtime's %s: %v", path, err)
+	}
 	if err != nil {
-		return fail("systemctl status containerd", "nobody answers at the runtime's %s: %v", path, err)
+		return fail("systemctl status containerd", "the runtime's %s: %v", path, err)
 	}
 	return ok("runtimeEndpoint: at %s answers %s, for root alone", path, peer)
 }
@@ -108,7 +118,7 @@ func (n Node) peer(ctx context.Context, path string) (process, error) {
 	defer cancel()
 	c, err := n.Dial(ctx, "unix", n.path(path))
 	if err != nil {
-		return process{}, n.bound(path, err)
+		return process{}, dialError(err)
 	}
 	defer func() { _ = c.Close() }() // nothing was written
 	who, err := peercred.Of(c)
@@ -118,12 +128,15 @@ func (n Node) peer(ctx context.Context, path string) (process, error) {
 	return process{pid: int(who.Pid), name: n.nameOf(int(who.Pid))}, nil
 }
 
-// bound adds to an error whether the kernel knows a socket at the path.
-func (n Node) bound(path string, err error) error {
-	for line := range strings.Lines(n.read("/proc/net/unix")) {
-		if fields := strings.Fields(line); len(fields) == 8 && socketPath(fields[7]) == path {
-			return fmt.Errorf("somebody has it open and does not take the call: %w", err)
-		}
+// dialError says why a socket could not be connected to: permission denied, connection refused or timed out.
+func dialError(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("permission denied: %w", err)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("connection refused, no process listens there: %w", err)
+	case errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("timed out after %v, a process has it open and does not accept connections: %w", patience, err)
 	}
 	return err
 }

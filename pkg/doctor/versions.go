@@ -41,7 +41,7 @@ func versionIn(text string) (version, bool) {
 func (n Node) versions(ctx context.Context) (all []Finding) {
 	kubelets := n.running("kubelet", "k3s", "k3s-server", "k3s-agent")
 	if len(kubelets) == 0 {
-		all = append(all, unknown("run it on the node, as root, with the kubelet running", "no kubelet runs here"))
+		all = append(all, unknown("run it on the node, as root, with the kubelet running", "no kubelet is seen here"))
 	}
 	for _, p := range kubelets {
 		v, err := n.versionOf(ctx, p)

@@ -3,6 +3,7 @@ package kubeletnode
 import (
 	"context"
 	"fmt"
+	"os"
 	"path"
 	"slices"
 	"strings"
@@ -95,6 +96,35 @@ func (h Host) Discover(ctx context.Context, unit string) (Node, error) {
 		return Node{}, err
 	}
 	return n, h.running(&n, running, told{})
+}
+
+// Told returns what the kubelet that a process runs was told: by the flags of the process and by files as they are now,
+// and where the process is k3s or RKE2 by their configuration. It asks no unit, so that a variable of one that names
+// another configuration of k3s is not seen; Discover sees it.
+func (h Host) Told(pid int) (Settings, error) {
+	content, err := os.ReadFile(h.Path(fmt.Sprintf("/proc/%d/cmdline", pid)))
+	if err != nil {
+		return Settings{}, fmt.Errorf("read the command line of process %d: %w", pid, err)
+	}
+	// k3s shows its first words as one.
+	program, rest, _ := strings.Cut(strings.TrimSuffix(string(content), "\x00"), "\x00")
+	args := strings.Fields(program)
+	if len(args) == 0 {
+		return Settings{}, fmt.Errorf("process %d has no command line", pid)
+	}
+	if rest != "" {
+		args = append(args, strings.Split(rest, "\x00")...)
+	}
+	words := append([]word{{text: args[0]}}, Process{pid, args}.words()...)
+	s := service{words: words, environment: map[string]word{}}
+	if !Kind(s.program()).Rancher() {
+		return h.settings(words[1:], told{})
+	}
+	r, err := h.rancher(s)
+	if err != nil {
+		return Settings{}, err
+	}
+	return h.settings(r.kubeletArgs(h), r.before())
 }
 
 func (h Host) discoverRancher(n Node, s service) (Node, error) {
