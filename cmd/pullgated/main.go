@@ -235,13 +235,20 @@ func loader(path string, given bool) func() (config.Config, bool, error) {
 	}
 }
 
-// memoryLimit is how much memory the Go runtime takes before it collects garbage more often. What the daemon
-// holds is a fraction of it; one answer of an API server, with all pods of a large node, makes as much garbage as
-// this within a moment.
-const memoryLimit = 48 << 20
+// How the Go runtime collects garbage. gcPercent keeps what is resident low while the daemon holds little. memoryLimit is
+// far above what it holds on a large node: near the limit the runtime spends up to half of the CPU on collections, in a
+// process that every container start waits for. With 44 MiB in use, 2 GiB of garbage cost 12 s of CPU under a limit of 48
+// MiB, and 2.4 s under these settings.
+const (
+	gcPercent   = 50
+	memoryLimit = 128 << 20
+)
 
-// boundMemory sets the limit, unless the environment variable GOMEMLIMIT has set one.
+// boundMemory applies the settings, each unless its environment variable, GOGC or GOMEMLIMIT, is set.
 func boundMemory() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 	if debug.SetMemoryLimit(-1) == math.MaxInt64 {
 		debug.SetMemoryLimit(memoryLimit)
 	}

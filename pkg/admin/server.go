@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"runtime/debug"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -89,7 +88,6 @@ type Server struct {
 
 	stopping context.Context //nolint:containedctx // ends when Shutdown begins; every open stream hangs on it
 	stop     context.CancelFunc
-	streams  sync.WaitGroup
 }
 
 // New returns a server that does not serve yet, and whose health is NOT_SERVING.
@@ -133,8 +131,8 @@ func (s *Server) Serve(l net.Listener) error {
 	return nil
 }
 
-// Shutdown ends open streams with Unavailable and takes no new calls. Unary calls under way, and the last bytes of streams
-// that are not read, have time until ctx ends, and are cut off then. It returns when no call is left.
+// Shutdown ends open streams with Unavailable and takes no new calls. Unary calls under way, and streams that wait for
+// their client, have time until ctx ends, and are cut off then. It returns when no call is left.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.health.Shutdown()
 	s.stop()
@@ -149,7 +147,6 @@ func (s *Server) Shutdown(ctx context.Context) {
 		s.grpc.Stop()
 		<-drained
 	}
-	s.streams.Wait()
 }
 
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
@@ -169,21 +166,30 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return resp, nil
 }
 
-// stream ends a stream when the server stops, whatever it waits for: its handler ends with the stream, and is waited for
-// by Shutdown.
+// stream ends a stream when the server stops, through the context of the stream: its handler is what returns, so that
+// nothing uses the stream after it. One that waits for its client, to read or to write, ends when Shutdown closes the
+// connection.
 func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	done := make(chan error, 1)
-	s.streams.Go(func() {
-		done <- s.guard(info.FullMethod, func() error { return handler(srv, stream) })
+	ctx, cancel := context.WithCancelCause(stream.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(s.stopping, func() { cancel(errStopping) })()
+	return s.guard(info.FullMethod, func() error {
+		err := handler(srv, stoppable{stream, ctx})
+		if err != nil && errors.Is(context.Cause(ctx), errStopping) {
+			return errStopping
+		}
+		return err
 	})
-	select {
-	case err := <-done:
-		return err
-	case <-s.stopping.Done():
-		_, err := answer(errStopping)
-		return err
-	}
 }
+
+// A stoppable is a stream whose context ends when the server stops.
+type stoppable struct {
+	grpc.ServerStream
+	ctx context.Context //nolint:containedctx // it is that of the stream
+}
+
+// Context returns the context of the stream.
+func (s stoppable) Context() context.Context { return s.ctx }
 
 // guard gives an error the status that its caller gets, and keeps a panic within its call.
 func (s *Server) guard(method string, f func() error) (err error) {

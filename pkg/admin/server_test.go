@@ -167,7 +167,7 @@ func TestHealthIsThatOfTheCRI(t *testing.T) {
 	check(healthv1.HealthCheckResponse_NOT_SERVING)
 }
 
-// Streams of every kind end at once when the server stops, and hold nothing up; a unary call is drained.
+// Streams end at once when the server stops, and hold nothing up; a unary call is drained.
 func TestShutdownEndsStreamsAndDrainsCalls(t *testing.T) {
 	under, goOn := make(chan struct{}), make(chan struct{})
 	w := newWorld(t, tracker.Options{}, func(c *admin.Config) {
@@ -188,17 +188,6 @@ func TestShutdownEndsStreamsAndDrainsCalls(t *testing.T) {
 	if _, err := health.Recv(); err != nil {
 		t.Fatal(err)
 	}
-	reflected, err := reflectionv1.NewServerReflectionClient(w.conn).ServerReflectionInfo(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	list := &reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}
-	if err := reflected.Send(list); err != nil {
-		t.Fatal(err)
-	}
-	if resp, err := reflected.Recv(); err != nil || len(resp.GetListServicesResponse().GetService()) < 2 {
-		t.Fatalf("reflection = %v, %v; want the services", resp, err)
-	}
 	answered := make(chan string, 1)
 	go func() {
 		resp, err := w.GetStatus(ctx, &adminv1.GetStatusRequest{})
@@ -211,8 +200,7 @@ func TestShutdownEndsStreamsAndDrainsCalls(t *testing.T) {
 		w.server.Shutdown(ctx)
 	}()
 	for name, recv := range map[string]func() error{
-		"decisions":  func() error { _, err := decisions.Recv(); return err },
-		"reflection": func() error { _, err := reflected.Recv(); return err },
+		"decisions": func() error { _, err := decisions.Recv(); return err },
 		"health": func() error {
 			_, err := health.Recv() // NOT_SERVING may come first
 			for err == nil {
@@ -230,6 +218,74 @@ func TestShutdownEndsStreamsAndDrainsCalls(t *testing.T) {
 		t.Errorf("the call under way = %s; want its answer", got)
 	}
 	<-stopped
+}
+
+// A stream that waits for its client ends with the time to drain, and its handler does not outlive Shutdown.
+func TestShutdownEndsStreamsThatWaitForTheirClient(t *testing.T) {
+	returned := make(chan struct{})
+	w := newWorld(t, tracker.Options{})
+	reflected, err := reflectionv1.NewServerReflectionClient(w.conn).ServerReflectionInfo(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := &reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}
+	if err := reflected.Send(list); err != nil {
+		t.Fatal(err)
+	}
+	if resp, err := reflected.Recv(); err != nil || len(resp.GetListServicesResponse().GetService()) < 2 {
+		t.Fatalf("reflection = %v, %v; want the services", resp, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	go func() { defer close(returned); w.server.Shutdown(ctx) }()
+	if _, err := reflected.Recv(); status.Code(err) != codes.Unavailable {
+		t.Errorf("reflection at the stop = %v; want Unavailable", err)
+	}
+	<-returned
+}
+
+// An idleStream is one of which only the context is asked.
+type idleStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s idleStream) Context() context.Context { return s.ctx }
+
+// gRPC does not promise that a stream can be used once the call was answered.
+func TestStreamIsAnsweredWhenItsHandlerHasReturned(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	cancelled, goOn, answered := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	defer func() {
+		select {
+		case <-goOn:
+		default:
+			close(goOn)
+		}
+	}()
+	go func() {
+		answered <- w.server.Stream(nil, idleStream{ctx: t.Context()}, &grpc.StreamServerInfo{}, func(_ any, stream grpc.ServerStream) error {
+			w.server.Shutdown(t.Context())
+			select {
+			case <-stream.Context().Done():
+			case err := <-answered: // which the check below reports
+				answered <- err
+			}
+			close(cancelled)
+			<-goOn // as in a Send to a client that does not read
+			return stream.Context().Err()
+		})
+	}()
+	<-cancelled
+	select {
+	case err := <-answered:
+		t.Fatalf("answered with %v while the handler runs", err)
+	default:
+	}
+	close(goOn)
+	if err := <-answered; status.Code(err) != codes.Unavailable {
+		t.Errorf("answered with %v; want Unavailable", err)
+	}
 }
 
 // A call that hangs is cancelled when the time to drain is over.
