@@ -247,7 +247,7 @@ func TestShutdownEndsStreamsThatWaitForTheirClient(t *testing.T) {
 // An idleStream is one of which only the context is asked.
 type idleStream struct {
 	grpc.ServerStream
-	ctx context.Context
+	ctx context.Context //nolint:containedctx // it is that of the stream
 }
 
 func (s idleStream) Context() context.Context { return s.ctx }

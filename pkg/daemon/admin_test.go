@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -381,14 +382,21 @@ func TestAdminSocketIsForItsOwnerAndHealthIsThatOfTheCRI(t *testing.T) {
 	}
 }
 
-func TestAdminSocketThatCannotBeHadKeepsTheDaemonFromStarting(t *testing.T) {
+// Another process on the admin socket is another pullgated; each of the two would keep half of the records.
+func TestAdminSocketInUseStopsTheStart(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
-	if err := errors.Join(os.Mkdir(p.path("run"), 0o700), os.WriteFile(p.path("run/admin.sock"), []byte("precious"), 0o600)); err != nil {
+	l, err := net.Listen("unix", p.path("admin.sock"))
+	if err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _ = l.Close() }()
+	p.configure("admin: {listen: \"unix://" + p.path("admin.sock") + "\"}")
 	p.spawn()
-	if code := p.wait(); code != 1 || !strings.Contains(p.out.String(), "admin.listen") || !strings.Contains(p.out.String(), "no socket") {
-		t.Errorf("exit %d, %q; want 1 and the field", code, p.out)
+	if code := p.wait(); code != 1 || !strings.Contains(p.out.String(), "socket in use") {
+		t.Errorf("exit %d, %q; want 1 and the reason", code, p.out)
+	}
+	if _, err := os.Lstat(p.path("run/cri.sock")); err == nil {
+		t.Error("the other socket is left behind")
 	}
 	p.configure(`admin: {listen: ""}`)
 	p.start()

@@ -97,8 +97,10 @@ func TestKubeletByItsUnit(t *testing.T) {
 			"/etc/kubelet.yaml": "containerRuntimeEndpoint: " + ours,
 		}, doctor.OK, "(/etc/kubelet.yaml)"},
 		{"its default", "kubelet.service", "/usr/bin/kubelet", nil, doctor.Fail, "(the kubelet's default), which bypasses pullgate"},
-		{"k3s, --kubelet-arg=", "k3s.service", "/usr/local/bin/k3s server --kubelet-arg=container-runtime-endpoint=" + ours, nil,
-			doctor.OK, "the kubelet of k3s.service dials /run/pullgate/cri.sock (/etc/systemd/system/k3s.service)"},
+		{
+			"k3s, --kubelet-arg=", "k3s.service", "/usr/local/bin/k3s server --kubelet-arg=container-runtime-endpoint=" + ours, nil,
+			doctor.OK, "the kubelet of k3s.service dials /run/pullgate/cri.sock (/etc/systemd/system/k3s.service)",
+		},
 		{"k3s, as pullgatectl node enable points it", "k3s.service", "/usr/local/bin/k3s server", map[string]string{
 			"/etc/rancher/k3s/config.yaml":                    "kubelet-arg: [v=2]",
 			"/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml": "kubelet-arg+:\n- container-runtime-endpoint=" + ours + "\n- image-service-endpoint=" + ours,
