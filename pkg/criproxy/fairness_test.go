@@ -10,9 +10,11 @@ import (
 	"time"
 
 	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -160,4 +162,44 @@ func TestAFullDiskStopsNoExemptPodWhoseImageIsThere(t *testing.T) {
 			t.Errorf("%s: pull of an absent image = %v; want RegistryUnavailable, that the store cannot be written, and no pull", x.UID, err)
 		}
 	}
+}
+
+// A pre-check that one of several pods has sent names none of them in the log and grants nothing. The decision that names the
+// pod is that on its container.
+func TestCandidatesAreJudgedWithoutEffect(t *testing.T) {
+	k := &keeper{}
+	c := exact()
+	c.Decisions = k
+	p, f := newProxyWithSource(t, c)
+	asks := &criproxytest.Pod{Config: &runtimeapi.PodSandboxConfig{Annotations: map[string]string{
+		pods.SeenAnnotation: "2026-11-21T06:00:00.1", pods.SourceAnnotation: "api",
+	}}}
+	first := p.Pod("first")
+	f.tells(first, "good", "Never")
+	f.asks = append(f.asks, first.UID)
+	k.since()
+	before, hits := p.tracker.Grants(), p.counts.get()["recheck hit Never"]
+	if got := p.Precheck(asks, app); got != id1 {
+		t.Fatalf("pre-check = %q; want %s", got, id1)
+	}
+	k.wants(t, "one pod may be asking", "ImageStatus first: Allow proved Never by pull")
+	for _, namespace := range []string{"second", "third"} {
+		x := p.Pod(namespace)
+		f.tells(x, "good", "Never")
+		f.asks = append(f.asks, x.UID)
+	}
+	if got := p.Precheck(asks, app); got != id1 {
+		t.Fatalf("pre-check = %q; want %s", got, id1)
+	}
+	k.wants(t, "three pods may be asking", "ImageStatus : Allow proved unknown")
+	if n := p.tracker.Grants(); n != before {
+		t.Errorf("%d grants; want %d as before, no pod is known to have asked", n, before)
+	}
+	if n := p.counts.get()["recheck hit Never"] + p.counts.get()["recheck hit"] - hits; n != 2 {
+		t.Errorf("%d hits; want one for each pre-check", n)
+	}
+	if _, err := p.Create(t.Context(), first, id1, app); err != nil {
+		t.Fatal(err)
+	}
+	k.wants(t, "the first real use", "CreateContainer first: Allow proved Never by pull")
 }

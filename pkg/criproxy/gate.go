@@ -131,28 +131,38 @@ func decode(c *call, into proto.Message) error {
 // to learn them may take a while. They are asked for before every refusal, so that the time it takes does
 // not tell why.
 func (g *Gate) judge(ctx context.Context, callName string, p pods.Pod, r tracker.Request) tracker.Verdict {
+	d := g.decide(ctx, callName, p, r, g.tracker.Check)
+	if d.Verdict.Reason != policy.Absent {
+		g.count(d)
+	}
+	return d.Verdict
+}
+
+// decide judges by a check of the tracker. It neither counts nor logs what it decided.
+func (g *Gate) decide(ctx context.Context, callName string, p pods.Pod, r tracker.Request, check func(context.Context, tracker.Request) tracker.Verdict) decision.Decision {
 	began := time.Now()
 	r.Pod = asked(p)
 	pullPolicy := g.policyFor(ctx, callName, p, r.Name)
 	r.Unasked = r.Unasked || pullPolicy == pullNever // nobody is going to ask the registry
-	v := g.tracker.Check(ctx, r)
-	if v.Reason == policy.Absent {
-		return v
-	}
-	if !v.Allowed() && r.Credentials == nil {
+	v := check(ctx, r)
+	if !v.Allowed() && v.Reason != policy.Absent && r.Credentials == nil {
 		r.Secrets = g.secrets(ctx, p, r.Name)
 		if v.Reason == policy.NotProved && len(r.Secrets) > 0 {
-			v = g.tracker.Check(ctx, r)
+			v = check(ctx, r)
 		}
 	}
-	g.metrics.Verdict(callName, v.Decision)
-	if !v.Allowed() || v.First || p.UID == "" { // whether somebody unknown was allowed before is not known
-		g.decided.Note(decision.Decision{
-			Call: callName, Pod: p, Image: r.Name, Verdict: v, Secrets: r.Secrets,
-			PullPolicy: pullPolicy, Took: time.Since(began),
-		})
+	return decision.Decision{
+		Call: callName, Pod: p, Image: r.Name, Verdict: v, Secrets: r.Secrets,
+		PullPolicy: pullPolicy, Took: time.Since(began),
 	}
-	return v
+}
+
+// count counts a verdict and logs it, unless it is a repeated Allow.
+func (g *Gate) count(d decision.Decision) {
+	g.metrics.Verdict(d.Call, d.Verdict.Decision)
+	if !d.Verdict.Allowed() || d.Verdict.First || d.Pod.UID == "" { // whether an unknown pod was allowed before is not known
+		g.decided.Note(d)
+	}
 }
 
 // hit counts a present image that was allowed by proof that was already there: once for each pod

@@ -41,6 +41,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 	began := time.Now()
 	name, seen := req.GetImage().GetImage(), req.GetImage().GetAnnotations()[pods.SeenAnnotation]
 	who := g.pods.BySeen(seen)
+	known := len(who) == 1 // that it is this pod which asks
 	if len(who) == 0 {
 		who = g.candidates(req.GetImage().GetAnnotations(), name)
 	}
@@ -75,27 +76,17 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 	if len(who) == 1 {
 		pullPolicy = g.precheckPolicy(ctx, who[0], name)
 	}
-	allowed, firsts := true, make([]tracker.Verdict, 0, 1)
-	for _, p := range who {
-		v := g.judge(ctx, "ImageStatus", p, tracker.Request{Name: name, Image: image(resp.GetImage())})
-		if g.hidden.Refused(p.UID, name, v.Pair.ImageID) {
-			if v.Allowed() { // else it is noted already
-				g.decided.Note(decision.Decision{Call: "ImageStatus", Pod: p, Image: name, Verdict: decision.Overruled(v, decision.ContainerRefused), PullPolicy: pullPolicy, Took: time.Since(began)})
-			}
-			allowed = false
-		}
-		allowed = allowed && v.Allowed()
-		firsts = append(firsts, v)
-		if !allowed {
-			break // nothing that is learnt of the others changes the answer
-		}
+	r := tracker.Request{Name: name, Image: image(resp.GetImage())}
+	var v tracker.Verdict
+	if known || who[0].UID == "" {
+		v = g.judgeAsking(ctx, who[0], r, pullPolicy, began)
+	} else {
+		v = g.judgeCandidates(ctx, who, r)
 	}
-	if allowed {
+	if v.Allowed() {
 		g.hidden.Clear(key)
-		for _, v := range firsts {
-			if pullPolicy != pullAlways { // which asks the registry whatever is answered here
-				g.hit(pullPolicy, v, began)
-			}
+		if pullPolicy != pullAlways { // which asks the registry whatever is answered here
+			g.hit(pullPolicy, v, began)
 		}
 		return raw, nil
 	}
@@ -108,6 +99,46 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 	}
 	g.metrics.Refused("ImageStatus")
 	return absent, nil
+}
+
+// judgeAsking judges the pre-check of a pod.
+func (g *Gate) judgeAsking(ctx context.Context, p pods.Pod, r tracker.Request, pullPolicy string, began time.Time) tracker.Verdict {
+	v := g.judge(ctx, "ImageStatus", p, r)
+	if !g.hidden.Refused(p.UID, r.Name, v.Pair.ImageID) || !v.Allowed() {
+		return v
+	}
+	v = decision.Overruled(v, decision.ContainerRefused)
+	g.decided.Note(decision.Decision{Call: "ImageStatus", Pod: p, Image: r.Name, Verdict: v, PullPolicy: pullPolicy, Took: time.Since(began)})
+	return v
+}
+
+// judgeCandidates judges a pre-check that one of several pods has sent; it is allowed if it would be to each of them. It
+// has no effect on any of them: which of them uses the image shows when a container is created, and the grant and its
+// decision belong there. What is logged is one decision, which names the pod if there is only one.
+func (g *Gate) judgeCandidates(ctx context.Context, who []pods.Pod, r tracker.Request) tracker.Verdict {
+	began := time.Now()
+	explain := func(ctx context.Context, r tracker.Request) tracker.Verdict { return g.tracker.Explain(ctx, r).Verdict }
+	var d decision.Decision
+	for i, p := range who {
+		one := g.decide(ctx, "ImageStatus", p, r, explain)
+		if one.Verdict.Allowed() && g.hidden.WillRefuse(p.UID, r.Name, one.Verdict.Pair.ImageID) {
+			one.Verdict = decision.Overruled(one.Verdict, decision.ContainerRefused)
+		}
+		first := d.Verdict.First || one.Verdict.First
+		if i == 0 || !one.Verdict.Allowed() {
+			d = one
+		}
+		if !one.Verdict.Allowed() {
+			break // nothing that is learnt of the others changes the answer
+		}
+		d.Verdict.First = first
+	}
+	if len(who) > 1 {
+		d.Pod, d.PullPolicy, d.Secrets, d.Verdict.Credential = pods.Pod{}, pullUnknown, nil, ""
+	}
+	d.Took = time.Since(began)
+	g.count(d)
+	return d.Verdict
 }
 
 // linger takes as long as it would take to judge an image that is here. Else a tenant that names Secrets which
