@@ -16,13 +16,6 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// How a pod pulls an image, where that is not one imagePullPolicy.
-const (
-	pullNever   = "Never"
-	pullMixed   = "mixed"
-	pullUnknown = "unknown"
-)
-
 // Explain tells a judgement and what it rests on.
 func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
 	if req.GetImage() == "" {
@@ -32,7 +25,7 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 	if err != nil {
 		return nil, err
 	}
-	c := prose.Case{Image: req.GetImage(), Pod: who, PodSource: s.c.PodSource != nil, PullPolicy: pullUnknown, Settings: s.c.Settings}
+	c := prose.Case{Image: req.GetImage(), Pod: who, PodSource: s.c.PodSource != nil, PullPolicy: pods.PullUnknown, Settings: s.c.Settings}
 	if n, err := imageref.KubeletName(c.Image); err == nil {
 		c.Image = n // what a kubelet would send
 	}
@@ -43,12 +36,17 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 	c.Names = present.Names
 	r := tracker.Request{Pod: tracker.Pod{UID: who.UID, Namespace: who.Namespace, Static: who.Static}, Name: c.Image, Image: present}
 	s.learn(ctx, &c)
-	r.Secrets, r.Unasked = c.Secrets, c.PullPolicy == pullNever
+	r.Secrets, r.Unasked = c.Secrets, c.PullPolicy == pods.PullNever
 	c.Explanation = s.c.Tracker.Explain(ctx, r)
 	c.Known.RivalNames = all(c.Known.RivalNames, text)
 	c.Known.MarkedAs = all(c.Known.MarkedAs, text)
 	if refused != nil {
 		c.Decision, c.Evidence.ByID = *refused, true
+	}
+	if s.c.Gate != nil && c.Allowed() {
+		if d, ok := s.c.Gate.Refusal(who.UID, c.Image, c.Pair.ImageID); ok {
+			c.Decision = d
+		}
 	}
 	if n, err := imageref.Parse(c.Image); err == nil && c.Pair.Repository == "" {
 		c.Pair.Repository = n.Repository() // of an image that is absent
@@ -123,14 +121,7 @@ func (s *Server) learn(ctx context.Context, c *prose.Case) {
 		return
 	}
 	policies, known := s.c.PodSource.PullPolicies(c.Pod.UID, c.Image)
-	slices.Sort(policies)
-	switch policies = slices.Compact(policies); len(policies) {
-	case 0:
-	case 1:
-		c.PullPolicy = policies[0]
-	default:
-		c.PullPolicy = pullMixed
-	}
+	c.PullPolicy = pods.PrecheckPolicy(policies, s.c.Gate != nil && s.c.Gate.SkipsAlways())
 	if c.PodKnown = known; known && !c.Pod.Static {
 		c.Secrets, c.CredentialsKnown = s.c.PodSource.Secrets(ctx, c.Pod.UID, c.Image)
 	}

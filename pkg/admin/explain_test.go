@@ -10,6 +10,7 @@ import (
 
 	"github.com/pullgate/pullgate/pkg/admin"
 	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -105,6 +106,46 @@ func TestExplainJudgesByThePullPolicy(t *testing.T) {
 		if e.GetReason() != want || e.GetEvidence().GetCredentials()[0].GetStanding() != adminv1.CredentialStanding_CREDENTIAL_STANDING_IN_GRACE {
 			t.Errorf("with %s = %v; want %s", policy, e, want)
 		}
+	}
+}
+
+// aGate is a gate before a kubelet that sends no pre-check for Always, if skips, and that refused a container to one pod.
+type aGate struct {
+	skips   bool
+	refused string
+}
+
+func (g aGate) SkipsAlways() bool { return g.skips }
+
+func (g aGate) Refusal(uid, _, _ string) (policy.Decision, bool) {
+	return policy.Decision{Verdict: policy.Reverify, Reason: "container_refused"}, uid == g.refused
+}
+
+// A pod that uses an image with Always and with Never is judged at the pre-check by the one for which its kubelet sends it.
+func TestExplainJudgesSeveralUsesAsTheGateDoes(t *testing.T) {
+	for skips, want := range map[bool][2]string{true: {"Never", "proved_in_grace"}, false: {"mixed", "proof_expired"}} {
+		w := aNode(t, func(c *admin.Config) { c.Gate = aGate{skips: skips} })
+		w.tracker.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
+		err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.node.do(func(n *node) { n.policies["uid-bob"] = []string{"Always", "Never"} })
+		e := w.explain(of("bob", app+":1"))
+		if got := [2]string{e.GetEvidence().GetPullPolicy(), e.GetReason()}; got != want {
+			t.Errorf("with a kubelet that skips Always %v: pull policy, reason = %v; want %v", skips, got, want)
+		}
+	}
+}
+
+func TestExplainKnowsAPodThatWasRefusedAContainer(t *testing.T) {
+	w := aNode(t, func(c *admin.Config) { c.Gate = aGate{refused: "uid-alice"} })
+	e := w.explain(of("alice", app+":1"))
+	if e.GetVerdict() != adminv1.Verdict_VERDICT_REVERIFY || e.GetReason() != "container_refused" || !strings.Contains(e.GetRule(), "refused a container") {
+		t.Errorf("alice = %v; want Reverify by container_refused, and what that is", e)
+	}
+	if e := w.explain(of("dave", app+":1")); e.GetVerdict() != adminv1.Verdict_VERDICT_ALLOW {
+		t.Errorf("dave = %v; want Allow", e)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/admin/prose"
 	"github.com/pullgate/pullgate/pkg/internal/connlimit"
 	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -59,13 +60,23 @@ type PodSource interface {
 	Secrets(ctx context.Context, uid, image string) (held []tracker.Secret, whole bool)
 }
 
-// Config are the parts of a [Server]. Every field but PodSource must be set.
+// A Gate tells how pre-checks are judged.
+type Gate interface {
+	// SkipsAlways reports whether the kubelet sends no pre-check for containers with imagePullPolicy Always.
+	SkipsAlways() bool
+	// Refusal returns how the gate decides on the next pre-check of a pod for an image, whatever the tracker
+	// allows; ok is false if it does as the tracker says.
+	Refusal(uid, image, imageID string) (d policy.Decision, ok bool)
+}
+
+// Config are the parts of a [Server]. Every field but PodSource and Gate must be set.
 type Config struct {
 	Tracker   *tracker.Tracker
 	Store     *records.Store
 	Runtime   Runtime
 	Pods      Pods
 	PodSource PodSource // nil if there is none
+	Gate      Gate      // nil if none enforces
 	// Decisions are what is watched.
 	Decisions *Feed
 	// Status tells what GetStatus answers beside what the tracker and the store know.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -34,6 +35,8 @@ type Gate struct {
 	shadow   bool
 	fallback bool
 	always   kubelet.AlwaysPrecheck
+	// skipsAlways is what the last pre-check showed of the kubelet.
+	skipsAlways atomic.Bool
 
 	hidden  hidden.Set
 	told    hidden.PerPod // images for which it was logged that the pod has too many credentials
@@ -81,7 +84,7 @@ type GateConfig struct {
 
 // NewGate returns a gate. Every field of the configuration but PodSource, Decisions and the switches must be set.
 func NewGate(c GateConfig) *Gate {
-	return &Gate{
+	g := &Gate{
 		tracker:  c.Tracker,
 		pods:     c.Pods,
 		runtime:  c.Runtime,
@@ -93,6 +96,8 @@ func NewGate(c GateConfig) *Gate {
 		fallback: c.OutageFallback,
 		always:   c.AlwaysPrecheck,
 	}
+	g.skipsAlways.Store(c.AlwaysPrecheck == kubelet.Skipped)
+	return g
 }
 
 // Hit is the outcome of a recheck that needed no registry.

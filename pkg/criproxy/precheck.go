@@ -37,6 +37,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 	if !isPrecheck(&req) {
 		return c.forward(ctx)
 	}
+	g.skipsAlways.Store(g.always.Skips(ctx))
 	g.ready(ctx)
 	began := time.Now()
 	name, seen := req.GetImage().GetImage(), req.GetImage().GetAnnotations()[pods.SeenAnnotation]

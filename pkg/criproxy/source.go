@@ -7,7 +7,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy/decision"
 	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -26,42 +28,40 @@ type PodSource interface {
 	Candidates(annotations map[string]string, image string) (uids []string, ok bool)
 }
 
-// The values of imagePullPolicy, which are those of the label pull_policy too.
+// The values of imagePullPolicy, which are those of the label pull_policy too. Metrics count pullMixed as unknown.
 const (
-	pullAlways       = "Always"
-	pullIfNotPresent = "IfNotPresent"
-	pullNever        = "Never"
-	// pullUnknown is the label where no pod source tells the policy.
-	pullUnknown = "unknown"
-	// pullMixed is that of a pod which uses an image under several; metrics count it as unknown.
-	pullMixed = "mixed"
+	pullAlways       = pods.PullAlways
+	pullIfNotPresent = pods.PullIfNotPresent
+	pullNever        = pods.PullNever
+	pullUnknown      = pods.PullUnknown
+	pullMixed        = pods.PullMixed
 )
 
-// pullPolicy returns how a pod uses an image, given which of the policies lead to the call at hand.
-func (g *Gate) pullPolicy(p pods.Pod, image string, leads ...string) string {
+// uses returns the imagePullPolicy of each use that a pod makes of an image, as far as it is known.
+func (g *Gate) uses(p pods.Pod, image string) []string {
 	if g.source == nil || p.UID == "" {
-		return pullUnknown
+		return nil
 	}
 	policies, _ := g.source.PullPolicies(p.UID, image)
-	policy := pullUnknown
-	for _, one := range policies {
-		switch {
-		case !slices.Contains(leads, one), one == policy:
-		case policy == pullUnknown:
-			policy = one
-		default:
-			return pullMixed
-		}
-	}
-	return policy
+	return policies
 }
 
 // precheckPolicy returns how a pod that sent a pre-check uses an image.
 func (g *Gate) precheckPolicy(ctx context.Context, p pods.Pod, image string) string {
-	if g.always.Skips(ctx) {
-		return g.pullPolicy(p, image, pullIfNotPresent, pullNever)
+	return pods.PrecheckPolicy(g.uses(p, image), g.always.Skips(ctx))
+}
+
+// SkipsAlways reports whether the kubelet sends no pre-check for containers with imagePullPolicy Always, as it was
+// configured or as the last pre-check showed.
+func (g *Gate) SkipsAlways() bool { return g.skipsAlways.Load() }
+
+// Refusal returns how the gate decides on the next pre-check of a pod for an image, whatever the tracker allows; ok is
+// false if it does as the tracker says. It has no effect.
+func (g *Gate) Refusal(uid, image, imageID string) (d policy.Decision, ok bool) {
+	if !g.hidden.WillRefuse(uid, image, imageID) {
+		return d, false
 	}
-	return g.pullPolicy(p, image, pullAlways, pullIfNotPresent, pullNever)
+	return decision.Overruled(tracker.Verdict{}, decision.ContainerRefused).Decision, true
 }
 
 // policyFor returns how a pod uses an image, as far as it leads to a call.
@@ -70,9 +70,9 @@ func (g *Gate) policyFor(ctx context.Context, callName string, p pods.Pod, image
 	case "ImageStatus":
 		return g.precheckPolicy(ctx, p, image)
 	case "PullImage":
-		return g.pullPolicy(p, image, pullAlways, pullIfNotPresent)
+		return pods.PullPolicy(g.uses(p, image), pullAlways, pullIfNotPresent)
 	default:
-		return g.pullPolicy(p, image, pullAlways, pullIfNotPresent, pullNever)
+		return pods.PullPolicy(g.uses(p, image), pullAlways, pullIfNotPresent, pullNever)
 	}
 }
 

@@ -67,6 +67,7 @@ func adminOf(o Options, p parts, store *records.Store, index *pods.Index, runtim
 		Runtime:   runtime,
 		Pods:      index,
 		PodSource: p.source.forAdmin(),
+		Gate:      p.gate,
 		Decisions: feed,
 		Trusted:   func() { p.metrics.StoreDistrusted(store.Distrusted() != nil) },
 		Panic:     p.metrics.Panic,

@@ -8,6 +8,9 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
+// containerRefused is the reason by which the gate hides an image from a pod that was refused a container on it.
+const containerRefused policy.Reason = "container_refused"
+
 // Rule tells the rule that the verdict rests on, with its evidence.
 func (c Case) Rule() string {
 	repository := c.Pair.Repository
@@ -42,6 +45,8 @@ func (c Case) Rule() string {
 		return c.pulling()
 	case policy.Untracked:
 		return fmt.Sprintf("Nobody has pulled %s through pullgate, and the image is not taken for preloaded: %s.", repository, c.whyUnmarked())
+	case containerRefused:
+		return fmt.Sprintf("%s was refused a container on the image, so its next pre-check is answered as if the image were absent: the kubelet pulls, and the pull proves access again.", upper(c.who()))
 	default:
 		return "By the rule " + string(c.Reason) + "."
 	}
