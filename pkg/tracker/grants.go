@@ -60,26 +60,39 @@ func (t *Tracker) granted(uid string, p records.Pair) (grant, bool) {
 // program starts. Only a container that has been started is evidence; one that was merely
 // created may be one that was about to be denied. With name "" (a CRI before 1.28 does not tell
 // it) the grants are for every repository of the image. What they rest on is not known any more, so none is given for
-// a pair of which something was revoked since the container was created, which is when the pod was judged.
+// a pair of which something was revoked since the container was created, which is when the pod was judged; with name "", none at
+// all if that is so for one of the repositories. Nor is one given for a pair whose record is younger than the container, unless every
+// pod may use the pair: what was revoked before is not known.
 func (t *Tracker) Restore(p Pod, name string, img Image, created time.Time) {
 	if img.ID == "" {
 		return
 	}
-	for _, c := range t.candidates(name, img) {
-		t.restore(p, c.pair, grant{reason: policy.Granted, created: created, unnamed: name == ""})
+	g := grant{reason: policy.Granted, created: created, unnamed: name == ""}
+	for ok := false; !ok; { // until there is no revocation between the reading of the records and the grants
+		since := t.revocations.Load()
+		if !t.unrevoked(name, img, created) {
+			return
+		}
+		ok = true
+		for _, c := range t.candidates(name, img) {
+			_, granted := t.grant(p.UID, c.pair, g, since)
+			ok = ok && granted
+		}
 	}
 }
 
-func (t *Tracker) restore(p Pod, pair records.Pair, g grant) {
-	for ok := false; !ok; { // until there is no revocation between the look and the grant
-		since := t.revocations.Load()
-		f, err := t.store.Lookup(pair)
-		if err != nil || f.Record != nil && !f.Record.Revoked.IsZero() && !g.created.After(f.Record.Revoked) {
-			t.log.Info("Grant not restored, what it rests on may be revoked", "imageID", pair.ImageID, "repository", pair.Repository, "err", err)
-			return
+// unrevoked reports whether nothing was revoked since created that a container on the image may be based on.
+func (t *Tracker) unrevoked(name string, img Image, created time.Time) bool {
+	for _, c := range t.candidates(name, img) {
+		f, err := t.store.Lookup(c.pair)
+		revoked := f.Record != nil && !f.Record.Revoked.IsZero() && !created.After(f.Record.Revoked)
+		younger := f.Record != nil && !f.Record.Open && !f.Marked && f.Record.Created.After(created)
+		if err != nil || revoked || younger {
+			t.log.Info("Grant not restored, what it rests on may be revoked", "imageID", c.pair.ImageID, "repository", c.pair.Repository, "err", err)
+			return false
 		}
-		_, ok = t.grant(p.UID, pair, g, since)
 	}
+	return true
 }
 
 // EndPod ends every grant of a pod, as when its last sandbox is gone.

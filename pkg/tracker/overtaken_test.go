@@ -170,19 +170,22 @@ func TestDamagedRecordBringsBackNoRevokedGrant(t *testing.T) {
 	w.want(w.check(pod("b"), app+":1", img), policy.Allow, policy.Granted)
 }
 
-// A record may be younger than a container: then it does not say on what the pod's grant was based.
-func TestRestoredGrantEndsWithARevocationIfTheRecordIsYoungerThanTheContainer(t *testing.T) {
+// A record that is younger than a container does not say on what the pod's grant was based, nor whether that was revoked.
+func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
+	img, bob := image(id1, app+":1"), records.Revocation{Credential: w.key.ID(secret("bob"))}
+	removed := func() { // and the record with it
+		w.runtime.set(image(id2, "repo.test/any:1"))
+		if err := w.Prune(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
 	w.pulled(pod("bob"), app+":1", id1, "bob")
 	created := time.Now()
-	w.runtime.set(image(id2, "repo.test/any:1")) // the image was removed, and the record with it
-	if err := w.Prune(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	w.pulled(pod("alice"), app+":1", id1, "alice")
 	w.restart()
-	img := image(id1, app+":1")
 	w.Restore(pod("bob"), app+":1", img, created)
+	removed()
+	w.pulled(pod("alice"), app+":1", id1, "alice")
 	data, err := w.HandOver() // which keeps what is known of a grant
 	if err != nil {
 		t.Fatal(err)
@@ -196,7 +199,13 @@ func TestRestoredGrantEndsWithARevocationIfTheRecordIsYoungerThanTheContainer(t 
 		t.Fatal(err)
 	}
 	w.want(w.check(pod("bob"), app+":1", img), policy.Allow, policy.Granted)
-	w.revokes(records.Revocation{Credential: w.key.ID(secret("bob"))})
+	w.revokes(bob)
+	w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
+
+	removed() // and with the record what it said of the revocation
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	w.restart()
+	w.Restore(pod("bob"), app+":1", img, created)
 	w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
 }
 
@@ -217,4 +226,16 @@ func TestRestoredGrantWithoutANameEndsWithARevocationForAnotherRepository(t *tes
 		w.revokes(r)
 		w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Reverify, policy.NotProved)
 	}
+}
+
+func TestGrantsWithoutANameAreNotRestoredIfOneRepositoryWasRevoked(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	w.pulled(pod("bob"), "repo.test/shared:1", id1, "bob")
+	img := image(id1, app+":1", "repo.test/shared:1")
+	created := time.Now()
+	w.restart()
+	w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
+	w.Restore(pod("alice"), "", img, created)
+	w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Reverify, policy.NotProved)
 }
