@@ -55,7 +55,7 @@ demo: setup build ## show the main job on a real containerd and registry, as roo
 
 .PHONY: test
 test: setup ## run every test there is, as root
-	@.ci/steps test race crash e2e e2e-node
+	@.ci/steps test race model crash e2e e2e-node
 
 .PHONY: unit
 unit: ## run the short tests; takes seconds
@@ -64,6 +64,10 @@ unit: ## run the short tests; takes seconds
 .PHONY: race
 race: ## run all tests of the main module under the race detector
 	go test -race -count=1 -timeout 15m ./...
+
+.PHONY: model
+model: ## let two tenants and an operator do a million things at random, and see that no pod uses what it may not
+	PULLGATE_MODEL_STEPS=1000000 go test -count=1 -timeout 10m -v -run '^TestModel$$' ./pkg/criproxy
 
 .PHONY: crash
 crash: ## kill the daemon at every crash point and see that nothing unproved is allowed

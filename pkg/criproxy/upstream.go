@@ -30,6 +30,7 @@ const (
 // called concurrently.
 type Upstream struct {
 	conn   *grpc.ClientConn
+	calls  grpc.ClientConnInterface // for unary calls: conn, or a runtime in process in tests
 	dialer *dialer
 }
 
@@ -55,7 +56,7 @@ func Dial(endpoint string) (*Upstream, error) {
 		return nil, fmt.Errorf("endpoint %s: %w", endpoint, err)
 	}
 	conn.Connect()
-	return &Upstream{conn: conn, dialer: dialer}, nil
+	return &Upstream{conn: conn, calls: conn, dialer: dialer}, nil
 }
 
 // Up reports whether there is a connection at this moment.
@@ -111,7 +112,7 @@ func (u *Upstream) invoke(ctx context.Context, method string, req, resp proto.Me
 
 // unary makes a call that has one request and one answer.
 func (u *Upstream) unary(ctx context.Context, method string, req, resp any, opts ...grpc.CallOption) error {
-	err := u.conn.Invoke(ctx, method, req, resp, opts...)
+	err := u.calls.Invoke(ctx, method, req, resp, opts...)
 	u.dialer.answer(err)
 	return err
 }
