@@ -227,7 +227,7 @@ func (t *Tracker) find(rules *Rules, r Request, c candidate, facts records.Facts
 	e.Preloaded = facts.Marked
 	e.Tracked = facts.Record != nil
 	e.Pulling = facts.Intents > 0
-	if rules.Policy.Allowlisted(c.pair.Repository) && !r.Substituted && !t.foreign(facts, c.pair, r.Image) {
+	if !r.Substituted && rules.allowlists(facts, c.pair, r.Image) {
 		e.Repository = c.pair.Repository
 	}
 	// A name that does not parse is exempt from nothing.
@@ -269,26 +269,20 @@ func (t *Tracker) mayBePreloaded(f records.Facts, r Request, c candidate) bool {
 	return !c.byID && !r.Substituted && t.mayBeMarked(f, c.pair, r.Image)
 }
 
-// foreign reports whether a name that is known of nothing stands on an image that somebody else had to
-// prove, or is pulling. Some versions of containerd let a tenant give any image on the node any name
-// (docs/design/0009), and a name that is on the allowlist would open it.
-func (t *Tracker) foreign(f records.Facts, p records.Pair, img Image) bool {
-	if f.Marked || proves(f.Record) {
+// allowlists reports whether the allowlist exempts the pair from proof. A tenant can give any image of the node a further
+// name (docs/design/0022). If nothing is proved or marked for the pair itself, its name may be such a name, and the image is
+// exempt only if every repository on it is on the allowlist.
+func (r *Rules) allowlists(f records.Facts, p records.Pair, img Image) bool {
+	if !r.Policy.Allowlisted(p.Repository) {
 		return false
 	}
-	if f.Rivals || f.MarkedElsewhere {
+	if f.Marked || proves(f.Record) {
 		return true
 	}
-	for _, r := range img.Repositories() {
-		if r == p.Repository {
-			continue
-		}
-		other, err := t.store.Lookup(records.Pair{ImageID: p.ImageID, Repository: r})
-		if err != nil || other.Intents > 0 {
-			return true
-		}
+	if f.Rivals || f.MarkedElsewhere { // by a name that the image may have lost since
+		return false
 	}
-	return false
+	return !slices.ContainsFunc(img.Repositories(), func(repository string) bool { return !r.Policy.Allowlisted(repository) })
 }
 
 // proves reports whether a record says that anybody proved access. One that does not is what a lost pull or a revocation

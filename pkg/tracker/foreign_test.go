@@ -119,3 +119,51 @@ func TestForeignNameIsNotExemptByARecordWithNothingProved(t *testing.T) {
 		w.want(w.check(pod("carol"), foreign, img), policy.Allow, policy.Allowlisted)
 	})
 }
+
+// A name that a tenant gives to an image of which nothing is recorded does not exempt the image, although the name is on the
+// allowlist: the image has another name that is not.
+func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.T) {
+	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*", "repo.test/listed/*"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const given = "docker.io/library/given:1"
+	imported := image(id2, "repo.test/other:1")
+	for _, tc := range []struct {
+		name   string
+		verify bool // untrackedImages is Verify, and the image came after the first scan
+	}{{"marked preloaded", false}, {"imported later, not marked", true}} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}, VerifyUntracked: tc.verify})
+			private := image(id1, app+":1")
+			if tc.verify {
+				w.runtime.set(imported)
+			} else {
+				w.runtime.set(private, imported)
+			}
+			if err := w.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			w.runtime.set(private, imported)
+			if v := w.check(pod("mallory"), app+":1", private); v.Allowed() {
+				t.Fatalf("its own name: %v by %s; want Reverify", v.Verdict, v.Reason)
+			}
+			img := image(id1, app+":1", given)
+			w.runtime.set(img, imported)
+			if v := w.check(pod("mallory"), given, img); v.Allowed() {
+				t.Errorf("allowlisted name: %v by %s; want Reverify", v.Verdict, v.Reason)
+			}
+			r := tracker.Request{Pod: pod("mallory"), Name: given, Image: img}
+			if e := w.Explain(t.Context(), r); e.Allowed() {
+				t.Errorf("Explain: %v by %s; want Reverify as Check", e.Verdict.Verdict, e.Reason)
+			}
+		})
+	}
+	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}, VerifyUntracked: true})
+	if err := w.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	both := image(id3, given, "repo.test/listed/copy:1")
+	w.runtime.set(both)
+	w.want(w.check(pod("bob"), given, both), policy.Allow, policy.Allowlisted)
+}

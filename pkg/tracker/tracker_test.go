@@ -299,6 +299,11 @@ func TestAJudgementSeesOldRulesOrNewOnes(t *testing.T) {
 		both = append(both, tracker.Rules{Policy: p})
 	}
 	w.SetRules(both[0])
+	img := image(id1, "repo.test/a:1", "repo.test/b:1")
+	w.runtime.set(img)
+	if err := w.Sync(t.Context()); err != nil { // marks both names, so that the allowlist exempts each by itself
+		t.Fatal(err)
+	}
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -311,7 +316,6 @@ func TestAJudgementSeesOldRulesOrNewOnes(t *testing.T) {
 			}
 		}
 	})
-	img := image(id1, "repo.test/a:1", "repo.test/b:1")
 	for range 2000 {
 		if v := w.check(tracker.Pod{}, "", img); !v.Allowed() || v.Reason != policy.Allowlisted {
 			t.Errorf("verdict %v by %s; want Allow, both rules say so", v.Verdict, v.Reason)
