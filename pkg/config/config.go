@@ -70,6 +70,8 @@ type Config struct {
 	Exempt Exempt `json:"exempt" reload:"yes"`
 	// UntrackedImages says what images are taken for that turn up without a pull.
 	UntrackedImages string `json:"untrackedImages"`
+	// AllowRestores lets pods that are not exempt have containers that are restored from a checkpoint.
+	AllowRestores bool `json:"allowRestores" reload:"yes"`
 	// KubeletSkipsAlwaysPrecheck says whether the kubelet is of 1.32 or newer.
 	KubeletSkipsAlwaysPrecheck Tristate `json:"kubeletSkipsAlwaysPrecheck"`
 	// RegistryOutageFallback lets an image on the node stand in for a pull that fails.

@@ -199,7 +199,7 @@ func TestParseRefuses(t *testing.T) {
 		address = `; allowed is host:port, as in 127.0.0.1:9471, or "" for no server`
 		span    = "; allowed is 0s, or a duration from 1s to 87600h, as in 24h or 90m"
 		fields  = "apiVersion, kind, listen, runtimeEndpoint, imageEndpoint, stateDir, noPullImageSecretRecheck, imagePullCredentialsVerificationPolicy, " +
-			"preloadedImagesVerificationAllowlist, kubeletConfig, exempt, untrackedImages, kubeletSkipsAlwaysPrecheck, registryOutageFallback, credentialValidity, registryUnavailableGrace, nodeCredentials, runtimeCredentials, podSource, metrics, admin, decisionLog"
+			"preloadedImagesVerificationAllowlist, kubeletConfig, exempt, untrackedImages, allowRestores, kubeletSkipsAlwaysPrecheck, registryOutageFallback, credentialValidity, registryUnavailableGrace, nodeCredentials, runtimeCredentials, podSource, metrics, admin, decisionLog"
 	)
 	long := "unix:///" + strings.Repeat("a", 107)
 	type refusal struct {

@@ -3,6 +3,8 @@ package criproxy_test
 import (
 	"testing"
 
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -86,6 +88,32 @@ func BenchmarkPullDirect(b *testing.B) {
 	alice := direct.Pod("alice")
 	for b.Loop() {
 		if _, err := direct.Pull(b.Context(), alice, app, "good"); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// A container from an ordinary image of which one has been created before.
+func BenchmarkCreateContainer(b *testing.B) {
+	p := newProxy(b, tracker.Options{}, exact())
+	benchmarkCreate(b, p, p.Kubelet)
+}
+
+func BenchmarkCreateContainerDirect(b *testing.B) {
+	p := newProxy(b, tracker.Options{}, exact())
+	benchmarkCreate(b, p, criproxytest.NewKubelet(b, p.runtime.Endpoint()))
+}
+
+func benchmarkCreate(b *testing.B, p *proxy, k *criproxytest.Kubelet) {
+	b.Helper()
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
+	alice := p.Pod("alice")
+	for b.Loop() {
+		id, err := k.Create(b.Context(), alice, id1, app)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := p.runtime.RemoveContainer(b.Context(), &runtimeapi.RemoveContainerRequest{ContainerId: id}); err != nil {
 			b.Fatal(err)
 		}
 	}

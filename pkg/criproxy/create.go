@@ -3,11 +3,11 @@ package criproxy
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/criproxy/decision"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -28,36 +28,78 @@ func (g *Gate) createContainer(ctx context.Context, c *call) ([]byte, error) {
 	}
 	g.ready(ctx)
 	who := g.podOf(req.GetPodSandboxId(), req.GetSandboxConfig())
+	create := g.tracker.BeginCreate(g.mayRestore(ctx))
+	defer create.Lost() // for every way out, a panic included, that reports nothing else
 	judged, err := g.judgeConfig(ctx, name, who, req.GetConfig())
 	if err != nil {
 		return nil, err
 	}
+	create.From(ctx, judged.image)
 	raw, err := c.forward(ctx)
 	if err != nil {
-		return nil, g.withoutCheckpoint(name, who, judged, err)
+		return nil, g.createFailed(ctx, name, who, judged, create, err)
 	}
+	// The container is there whether or not the client still waits.
+	ctx = context.WithoutCancel(ctx)
 	var resp runtimeapi.CreateContainerResponse
 	if err := decodeAnswer(raw, &resp); err != nil {
 		return nil, refuse(codes.Internal, "UNDECODABLE_ANSWER", "pullgate cannot read the runtime's answer to CreateContainer")
 	}
 	crashpoint.Hit(crashpoint.Created)
-	// The container is there whether or not the client still waits.
-	ctx = context.WithoutCancel(ctx)
-	if err := g.readBack(ctx, name, who, resp.GetContainerId(), judged); err != nil {
+	asked, err := g.readBack(ctx, name, who, resp.GetContainerId(), judged)
+	if err != nil {
 		g.drop(ctx, resp.GetContainerId())
+	}
+	switch {
+	case asked:
+		create.Created()
+	case aborted(err):
+		return nil, err
+	default:
+		withheld := g.withholds(who, create)
+		create.Restored(ctx)
+		if status.Code(err) == codes.PermissionDenied && withheld {
+			err = g.notCreated(who, judged)
+		}
+	}
+	if err != nil {
 		return nil, err
 	}
 	return raw, nil
 }
 
-// withoutCheckpoint makes the runtime's answer that the base image of a checkpoint is not on the node
-// the same as ours when it is and the pod may not use it: the two would tell which images are here.
-func (g *Gate) withoutCheckpoint(callName string, who pods.Pod, j judgement, err error) error {
-	if g.shadow || !strings.Contains(status.Convert(err).Message(), "checkpoint base image") {
+// createFailed returns the answer to a call that the runtime failed to carry out. Where the image may be a checkpoint, the
+// error of the runtime could tell which other images are on the node, so the answer is the one to a refused container.
+func (g *Gate) createFailed(ctx context.Context, callName string, who pods.Pod, j judgement, create *tracker.Create, err error) error {
+	if aborted(err) {
+		return err // the runtime may still be at it, so the create is lost
+	}
+	withheld := g.withholds(who, create)
+	create.Failed(context.WithoutCancel(ctx))
+	if !withheld {
 		return err
 	}
-	g.decided.Note(decision.Decision{Call: callName, Pod: who, Image: j.name, Verdict: decision.Overruled(tracker.Verdict{}, decision.CheckpointBase), PullPolicy: pullUnknown})
-	return g.deny(callName, who, j.name, tracker.Verdict{})
+	g.log.Error(err, "Runtime failed to create a container; its error is not in the answer, because the image may be a checkpoint",
+		"call", callName, "image", j.name, "pod", klog.KRef(who.Namespace, who.Name))
+	g.metrics.CreationRefused(CreationFailed)
+	g.decided.Note(decision.Decision{Call: callName, Pod: who, Image: j.name, Verdict: decision.Overruled(tracker.Verdict{}, decision.CreationFailed), PullPolicy: pullUnknown})
+	return g.notCreated(who, j)
+}
+
+// withholds reports whether the pod must not see what became of a create in the runtime.
+func (g *Gate) withholds(who pods.Pod, create *tracker.Create) bool {
+	return !g.shadow && !create.Ordinary() && !g.tracker.Exempt(asked(who))
+}
+
+// notCreated is the one answer to a create from an image that may be a checkpoint, whether the runtime failed, as it does
+// if the image that the checkpoint names is absent, or created a container that was refused.
+func (g *Gate) notCreated(who pods.Pod, j judgement) error {
+	if g.allowRestores.Load() {
+		g.hidden.Refuse(who.UID, j.name, j.image.ID)
+	}
+	return refuse(codes.PermissionDenied, "CONTAINER_NOT_CREATED", fmt.Sprintf(
+		"pullgate: no container of pod %s/%s was created from image %q: the runtime failed to create it, or restored it from a checkpoint, "+
+			"which this pod may not do; see the log of pullgated on this node, and allowRestores in its configuration", who.Namespace, who.Name, j.name))
 }
 
 // restorePod judges each container configuration as createContainer does. Restored containers are
@@ -70,6 +112,12 @@ func (g *Gate) restorePod(ctx context.Context, c *call) ([]byte, error) {
 	}
 	g.ready(ctx)
 	who := identify(req.GetConfig())
+	if !g.mayUseRestored(who) {
+		g.refusedRestore(name, who, "", "")
+		return nil, refuse(codes.PermissionDenied, "RESTORE_NOT_ALLOWED", fmt.Sprintf(
+			"pullgate: pod %s/%s may not be restored from a checkpoint: which images a checkpoint uses cannot be verified; "+
+				"set allowRestores: true in the configuration of pullgated to allow it, or exempt the pod", who.Namespace, who.Name))
+	}
 	judged := map[string]judgement{}
 	for _, config := range req.GetContainerConfigs() {
 		j, err := g.judgeConfig(ctx, name, who, config)
@@ -78,21 +126,28 @@ func (g *Gate) restorePod(ctx context.Context, c *call) ([]byte, error) {
 		}
 		judged[config.GetMetadata().GetName()] = j
 	}
+	create := g.tracker.BeginCreate(true)
+	defer create.Lost() // for every way out that reports nothing else
+	create.From(ctx, tracker.Image{})
 	raw, err := c.forward(ctx)
 	if err != nil {
-		return nil, err
+		return nil, g.createFailed(ctx, name, who, judgement{}, create, err)
 	}
+	ctx = context.WithoutCancel(ctx)
 	var resp runtimeapi.RestorePodResponse
 	if err := decodeAnswer(raw, &resp); err != nil {
 		return nil, refuse(codes.Internal, "UNDECODABLE_ANSWER", "pullgate cannot read the runtime's answer to RestorePod")
 	}
 	g.addSandbox(resp.GetPodSandboxId(), req.GetConfig())
-	ctx = context.WithoutCancel(ctx)
+	create.Restored(ctx)
 	for _, restored := range resp.GetRestoredContainers() {
-		if err := g.readBack(ctx, name, who, restored.GetContainerId(), judged[restored.GetName()]); err != nil {
+		if _, err := g.readBack(ctx, name, who, restored.GetContainerId(), judged[restored.GetName()]); err != nil {
 			removed := g.runtime.removeSandbox(ctx, resp.GetPodSandboxId())
 			if removed != nil {
 				g.log.Error(removed, "Restored pod not removed, its containers are refused at StartContainer")
+			}
+			if status.Code(err) == codes.PermissionDenied {
+				err = g.notCreated(who, judgement{})
 			}
 			return nil, err
 		}
@@ -124,8 +179,8 @@ func (g *Gate) startContainer(ctx context.Context, c *call) ([]byte, error) {
 
 // A judgement is what a container was allowed to be created on.
 type judgement struct {
-	name    string // as the pod names the image; "" before CRI 1.28
-	imageID string // "" if the image was absent when it was judged
+	name  string        // as the pod names the image; "" before CRI 1.28
+	image tracker.Image // the zero value if the image was absent when it was judged
 }
 
 // podOf tells the pod of a sandbox. What the index has comes from the runtime's own answers and
@@ -141,22 +196,22 @@ func (g *Gate) podOf(sandboxID string, config *runtimeapi.PodSandboxConfig) pods
 func (g *Gate) judgeConfig(ctx context.Context, callName string, who pods.Pod, config *runtimeapi.ContainerConfig) (judgement, error) {
 	spec := config.GetImage()
 	j := judgement{name: spec.GetUserSpecifiedImage()}
-	id, err := g.judgeSpec(ctx, callName, who, spec)
+	img, err := g.judgeSpec(ctx, callName, who, spec)
 	if err != nil {
 		return j, err
 	}
 	// An image that is absent now is refused by the runtime; should it turn up in between, it
 	// is judged when it is read back.
-	j.imageID = id
+	j.image = img
 	for _, m := range config.GetMounts() {
 		if m.GetImage() == nil {
 			continue
 		}
-		id, err := g.judgeSpec(ctx, callName, who, m.GetImage())
+		img, err := g.judgeSpec(ctx, callName, who, m.GetImage())
 		if err != nil {
 			return j, err
 		}
-		if id == "" && !g.shadow {
+		if img.ID == "" && !g.shadow {
 			// A mount is not read back, so its image must be there to be judged.
 			return j, refuse(codes.NotFound, "IMAGE_NOT_FOUND",
 				fmt.Sprintf("pullgate: image %q to be mounted is not on the node", m.GetImage().GetUserSpecifiedImage()))
@@ -165,27 +220,27 @@ func (g *Gate) judgeConfig(ctx context.Context, callName string, who pods.Pod, c
 	return j, nil
 }
 
-// judgeSpec judges one image and returns its ID, "" if it is absent.
-func (g *Gate) judgeSpec(ctx context.Context, callName string, who pods.Pod, spec *runtimeapi.ImageSpec) (string, error) {
+// judgeSpec judges one image and returns it, the zero value if it is absent.
+func (g *Gate) judgeSpec(ctx context.Context, callName string, who pods.Pod, spec *runtimeapi.ImageSpec) (tracker.Image, error) {
 	img, err := g.runtime.imageOf(ctx, spec)
 	if err != nil {
 		if g.shadow || !aborted(err) {
 			// The runtime cannot resolve it and will say so itself; what it creates in
 			// spite of that is read back.
-			return "", nil
+			return tracker.Image{}, nil
 		}
-		return "", err
+		return tracker.Image{}, err
 	}
 	name := spec.GetUserSpecifiedImage()
 	if img.ID == "" {
-		return "", nil
+		return tracker.Image{}, nil
 	}
 	v := g.judge(ctx, callName, who, tracker.Request{Name: name, Image: named(img, name)})
 	if v.Allowed() || g.shadow {
-		return img.ID, nil
+		return img, nil
 	}
 	g.hidden.Refuse(who.UID, name, img.ID)
-	return "", g.deny(callName, who, name, v)
+	return tracker.Image{}, g.deny(callName, who, name, v)
 }
 
 // named adds a name to an image that carries another tag or digest of the name's repository. The
@@ -206,46 +261,50 @@ func named(img tracker.Image, name string) tracker.Image {
 }
 
 // readBack clears a created container for its start if it has the image it was allowed, or one that
-// the pod may use anyway.
-func (g *Gate) readBack(ctx context.Context, callName string, who pods.Pod, id string, j judgement) error {
-	if g.shadow {
-		return nil
-	}
+// the pod may use anyway. It reports whether the container is on the image it was allowed and was not restored.
+func (g *Gate) readBack(ctx context.Context, callName string, who pods.Pod, id string, j judgement) (asked bool, err error) {
 	c, err := g.runtime.container(ctx, id)
-	if err != nil {
-		return err
-	}
-	if c == nil {
-		return refuse(codes.NotFound, "CONTAINER_NOT_FOUND", fmt.Sprintf("pullgate: container %s is gone before its image could be read back", id))
+	switch {
+	case g.shadow && c == nil:
+		return false, nil //nolint:nilerr // nothing is enforced; what came with the container needs proof
+	case err != nil:
+		return false, err
+	case c == nil:
+		return false, refuse(codes.NotFound, "CONTAINER_NOT_FOUND", fmt.Sprintf("pullgate: container %s is gone before its image could be read back", id))
 	}
 	return g.clear(ctx, callName, who, c, j)
 }
 
-func (g *Gate) clear(ctx context.Context, callName string, who pods.Pod, c *runtimeapi.Container, j judgement) error {
-	on := runsOn(c)
-	if on != j.imageID || on == "" {
-		img, err := g.runtime.Image(ctx, on)
-		if err != nil {
-			return err
+func (g *Gate) clear(ctx context.Context, callName string, who pods.Pod, c *runtimeapi.Container, j judgement) (asked bool, err error) {
+	on := tracker.Image{ID: runsOn(c)}
+	if on.ID != j.image.ID || on.ID == "" {
+		img, err := g.runtime.Image(ctx, on.ID)
+		switch {
+		case err != nil && !g.shadow:
+			return false, err
+		case img.ID != "":
+			on = img
 		}
-		if img.ID == "" {
-			img.ID = on
-		}
-		if img.ID != j.imageID || img.ID == "" {
-			if err := g.judgeOther(ctx, callName, who, img, j); err != nil {
-				return err
-			}
+	}
+	same, restored := on.ID == j.image.ID && on.ID != "", wasRestored(c)
+	switch {
+	case g.shadow:
+	case restored && !g.mayUseRestored(who):
+		return false, g.denyRestored(callName, who, c, j.name)
+	case !same:
+		if err := g.judgeOther(ctx, callName, who, on, j); err != nil {
+			return false, err
 		}
 	}
 	g.cleared.add(c.GetId(), c.GetPodSandboxId())
-	return nil
+	return same && !restored, nil
 }
 
 // judgeOther judges an image that a container has in the place of the one that was judged. The
 // runtime may have given it the name that was asked for, so that name proves nothing.
 func (g *Gate) judgeOther(ctx context.Context, callName string, who pods.Pod, img tracker.Image, j judgement) error {
 	r := tracker.Request{Image: img, Substituted: true}
-	if j.imageID == "" {
+	if j.image.ID == "" {
 		r = tracker.Request{Name: j.name, Image: named(img, j.name)}
 	} else if n, err := imageref.Parse(j.name); err == nil {
 		r.Except = n.Repository()
@@ -254,7 +313,7 @@ func (g *Gate) judgeOther(ctx context.Context, callName string, who pods.Pod, im
 	if v.Allowed() {
 		return nil
 	}
-	g.hidden.Refuse(who.UID, j.name, j.imageID)
+	g.hidden.Refuse(who.UID, j.name, j.image.ID)
 	if r.Substituted {
 		v.Reason = policy.NotProved // what is wrong with the other image's names is none of the pod's business
 	}
@@ -280,9 +339,10 @@ func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
 		}
 	}
 	j := judgement{name: c.GetImage().GetUserSpecifiedImage()}
-	j.imageID, err = g.judgeSpec(ctx, callName, who, c.GetImage())
-	if err == nil {
-		err = g.clear(ctx, callName, who, c, j)
+	if wasRestored(c) && !g.mayUseRestored(who) { // its image is what the checkpoint says
+		err = g.denyRestored(callName, who, c, j.name)
+	} else if j.image, err = g.judgeSpec(ctx, callName, who, c.GetImage()); err == nil {
+		_, err = g.clear(ctx, callName, who, c, j)
 	}
 	if status.Code(err) == codes.PermissionDenied {
 		g.drop(context.WithoutCancel(ctx), id)

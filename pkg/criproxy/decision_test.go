@@ -95,7 +95,7 @@ func TestDecisionsAreNotedOnce(t *testing.T) {
 
 func TestRefusalsOfTheGatesOwnAreNoted(t *testing.T) {
 	k := &keeper{}
-	c := exact()
+	c := restoring()
 	c.Decisions = k
 	p := newProxy(t, tracker.Options{}, c)
 	const landing, gone = "repo.test/any:2", "repo.test/any:3"
@@ -116,7 +116,7 @@ func TestRefusalsOfTheGatesOwnAreNoted(t *testing.T) {
 		}
 		p.runtime.SetImages(all...)
 		if name == gone {
-			k.wants(t, "a checkpoint of what is not here", "CreateContainer bob: Allow preloaded unknown", "CreateContainer bob: Reverify checkpoint_base unknown")
+			k.wants(t, "a checkpoint of what is not here", "CreateContainer bob: Allow preloaded unknown", "CreateContainer bob: Reverify creation_failed unknown")
 			continue
 		}
 		k.wants(t, "another image than the one asked for", "CreateContainer bob: Reverify not_proved unknown")

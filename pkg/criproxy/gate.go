@@ -42,6 +42,9 @@ type Gate struct {
 	told    hidden.PerPod // images for which it was logged that the pod has too many credentials
 	cleared cleared
 	synced  synced
+	// restoring is what is known of the runtime.
+	restoring     restoring
+	allowRestores atomic.Bool
 }
 
 // GateMetrics counts what a [Gate] decides. Its methods may be called concurrently.
@@ -61,6 +64,9 @@ type GateMetrics interface {
 	// PullUnresolved is called for every successful pull that was not recorded, because the runtime does not
 	// say which image it pulled.
 	PullUnresolved()
+	// CreationRefused is called for every CreateContainer, StartContainer and RestorePod that was refused although its images
+	// were allowed: CreationRestored or CreationFailed.
+	CreationRefused(reason string)
 }
 
 // GateConfig are the parts and the settings of a [Gate].
@@ -80,6 +86,8 @@ type GateConfig struct {
 	OutageFallback bool
 	// AlwaysPrecheck is kubeletSkipsAlwaysPrecheck.
 	AlwaysPrecheck kubelet.AlwaysPrecheck
+	// AllowRestores is allowRestores; SetAllowRestores changes it.
+	AllowRestores bool
 }
 
 // NewGate returns a gate. Every field of the configuration but PodSource, Decisions and the switches must be set.
@@ -97,6 +105,7 @@ func NewGate(c GateConfig) *Gate {
 		always:   c.AlwaysPrecheck,
 	}
 	g.skipsAlways.Store(c.AlwaysPrecheck == kubelet.Skipped)
+	g.allowRestores.Store(c.AllowRestores)
 	return g
 }
 

@@ -62,6 +62,7 @@ func (c *counts) Recheck(policy, outcome string, _ time.Duration) {
 }
 func (c *counts) CredentialsIgnored()                               { c.add("credentials ignored") }
 func (c *counts) PullUnresolved()                                   { c.add("unresolved") }
+func (c *counts) CreationRefused(reason string)                     { c.add("creation refused " + reason) }
 func (c *counts) ForwardedCall(string, string, bool, time.Duration) {}
 func (c *counts) Panic()                                            { c.add("panic") }
 
@@ -175,18 +176,32 @@ func (p *proxy) serves(name, password string, img criproxytest.Image) {
 	})
 }
 
+// restoring is exact with restored containers allowed.
+func restoring() criproxy.GateConfig {
+	c := exact()
+	c.AllowRestores = true
+	return c
+}
+
 // exact is the configuration for a kubelet that sends no pre-check for Always.
 func exact() criproxy.GateConfig {
 	return criproxy.GateConfig{OutageFallback: true, AlwaysPrecheck: kubelet.Skipped}
 }
 
-// onDisk reads a copy of the store's file, as a crash at this instant would leave it.
-func (p *proxy) onDisk() string {
+// copied copies the store's file, as a crash at this instant would leave it.
+func (p *proxy) copied() string {
 	p.t.Helper()
 	data, err := os.ReadFile(filepath.Join(p.dir, "records.db"))
 	p.must(err)
 	path := filepath.Join(p.t.TempDir(), "records.db")
 	p.must(os.WriteFile(path, data, 0o600))
+	return path
+}
+
+// onDisk reads a copy of the store's file, as a crash at this instant would leave it.
+func (p *proxy) onDisk() string {
+	p.t.Helper()
+	path := p.copied()
 	s, report, err := records.Open(path, records.Options{})
 	p.must(err)
 	defer func() { p.must(s.Close()) }()

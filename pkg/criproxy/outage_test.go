@@ -23,7 +23,7 @@ import (
 // A judged call that is let through reaches the runtime byte for byte: fields that nobody here knows
 // are still in it.
 func TestJudgedRequestReachesTheRuntimeAsItCame(t *testing.T) {
-	p := newProxy(t, tracker.Options{}, exact())
+	p := newProxy(t, tracker.Options{}, restoring())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
 	alice := p.Pod("alice")
 	container := &runtimeapi.ContainerConfig{

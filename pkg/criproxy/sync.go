@@ -52,6 +52,7 @@ type attempt struct {
 // Disconnected says that the runtime has gone; what is known of its pods is rebuilt when it is back.
 func (g *Gate) Disconnected() {
 	g.synced.done.Store(false)
+	g.restoring.forget()
 	g.synced.mu.Lock()
 	defer g.synced.mu.Unlock()
 	g.synced.pause = 0
@@ -166,9 +167,10 @@ func (g *Gate) Reconcile(ctx context.Context) error {
 
 // A started is a container that has been started, with the pod that it belongs to.
 type started struct {
-	pod    pods.Pod
-	uses   []use
-	create time.Time
+	pod      pods.Pod
+	uses     []use // the image that it runs on first
+	create   time.Time
+	restored bool // from a checkpoint
 }
 
 // A use is an image that a container runs on or mounts: the runtime's name of it, and the pod's, "" before CRI 1.28.
@@ -209,6 +211,9 @@ func (g *Gate) restoreGrants(ctx context.Context) error {
 		images[name] = found[i]
 	}
 	for _, r := range running {
+		if len(r.uses) > 0 && !r.restored {
+			g.tracker.NoteOrdinary(images[r.uses[0].image])
+		}
 		for _, u := range r.uses {
 			g.tracker.Restore(asked(r.pod), u.name, images[u.image], r.create)
 		}
@@ -239,7 +244,7 @@ func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started,
 	if err != nil || status.GetStartedAt() == 0 {
 		return started{}, err
 	}
-	s := started{pod: who, create: time.Unix(0, status.GetCreatedAt()), uses: []use{{runsOn(c), c.GetImage().GetUserSpecifiedImage()}}}
+	s := started{pod: who, restored: wasRestored(c), create: time.Unix(0, status.GetCreatedAt()), uses: []use{{runsOn(c), c.GetImage().GetUserSpecifiedImage()}}}
 	for _, m := range status.GetMounts() {
 		if i := m.GetImage(); i != nil {
 			s.uses = append(s.uses, use{i.GetImage(), i.GetUserSpecifiedImage()})

@@ -115,6 +115,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		Shadow:         o.Config.NoPullImageSecretRecheck,
 		OutageFallback: o.Config.RegistryOutageFallback,
 		AlwaysPrecheck: alwaysPrecheck(o.Config),
+		AllowRestores:  o.Config.AllowRestores,
 	})
 	server := criproxy.New(criproxy.Config{
 		Runtime: conns.runtime,

@@ -51,10 +51,11 @@ func reread(o Options, p parts) {
 		return
 	}
 	p.tracker.SetRules(rules(c))
+	p.gate.SetAllowRestores(c.AllowRestores)
 	p.inForce.took(at, c, found)
 	p.service.enforces(c.ImagePullCredentialsVerificationPolicy)
 	o.Log.Info("Configuration reloaded", "policy", c.ImagePullCredentialsVerificationPolicy, "allowlist", len(c.PreloadedImagesVerificationAllowlist),
-		"exemptStaticPods", c.Exempt.StaticPods, "exemptNamespaces", c.Exempt.Namespaces,
+		"exemptStaticPods", c.Exempt.StaticPods, "exemptNamespaces", c.Exempt.Namespaces, "allowRestores", c.AllowRestores,
 		"credentialValidity", c.CredentialValidity, "registryUnavailableGrace", c.RegistryUnavailableGrace)
 	if fields := config.NeedRestart(o.Config, c); len(fields) > 0 {
 		o.Log.Info("Configuration changed where it takes effect at the start alone", "needARestart", fields, "hint", "systemctl restart pullgated")

@@ -157,6 +157,8 @@ func TestVersions(t *testing.T) {
 			n.versions[kubeletPID] = "Kubernetes v1.26.0"
 			n.Status.Runtime.Version = "1.6.0"
 		}, "versions", doctor.OK, "containerd is version 1.6.0", ""},
+		{"containerd that restores under any name", func(n *testNode) { n.Status.Runtime.Version = "v2.2.4" }, "versions", doctor.Warn, "containerd 2.2.4 restores containers from checkpoint images", "upgrade containerd"},
+		{"its first release that does not", func(n *testNode) { n.Status.Runtime.Version = "v2.2.5" }, "versions", doctor.OK, "containerd is version 2.2.5", ""},
 		{"old containerd", func(n *testNode) { n.Status.Runtime.Version = "v1.5.18" }, "versions", doctor.Fail, "1.5.18, older than 1.6", "upgrade containerd"},
 		{"containerd of no version", func(n *testNode) { n.Status.Runtime.Version = "main" }, "versions", doctor.Unknown, "containerd main", "crictl version"},
 	})
@@ -164,7 +166,7 @@ func TestVersions(t *testing.T) {
 	n.Status.Runtime.Name, n.Status.Runtime.Version = "", ""
 	n.process(strconv.Itoa(os.Getpid()), "containerd")
 	n.versions[os.Getpid()] = n.versions[containerdPID]
-	wantFinding(t, n.Examine(t.Context()), "versions", doctor.OK, "containerd is version 2.1.4")
+	wantFinding(t, n.Examine(t.Context()), "versions", doctor.OK, "containerd is version 2.1.9")
 	n.Status.Runtime.Name, n.Status.Runtime.Version = "cri-o", "1.33.1"
 	all := n.Examine(t.Context())
 	wantFinding(t, all, "versions", doctor.Warn, "CRI-O is version 1.33.1")

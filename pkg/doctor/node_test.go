@@ -58,7 +58,7 @@ func newNode(t *testing.T) *testNode {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	n := &testNode{
-		t: t, versions: map[int]string{kubeletPID: "Kubernetes v1.34.4\n", containerdPID: "containerd github.com/containerd/containerd/v2 v2.1.4 abc\n"},
+		t: t, versions: map[int]string{kubeletPID: "Kubernetes v1.34.4\n", containerdPID: "containerd github.com/containerd/containerd/v2 v2.1.9 abc\n"},
 		disk: doctor.Disk{Bytes: 10 << 30, Free: 5 << 30, Inodes: 1 << 20, FreeNodes: 1 << 19}, inStep: true,
 		units: map[string]string{}, sockets: map[string]*net.UnixListener{}, hosts: map[string]string{},
 	}
@@ -97,7 +97,7 @@ func healthy() *adminv1.GetStatusResponse {
 		Version: "v0.9.0", Enforcing: true, Started: timestamppb.New(now().Add(-time.Hour)),
 		Configuration: "imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages\n",
 		Store:         &adminv1.StoreStatus{Path: "/var/lib/pullgate/records.db", Records: 3},
-		Runtime:       &adminv1.RuntimeStatus{Endpoint: "unix:///run/containerd/containerd.sock", Up: true, Name: "containerd", Version: "2.1.4"},
+		Runtime:       &adminv1.RuntimeStatus{Endpoint: "unix:///run/containerd/containerd.sock", Up: true, Name: "containerd", Version: "2.1.9"},
 		PodSource:     &adminv1.PodSourceStatus{Node: "node-7", Synced: true, Pods: 41},
 	}
 }

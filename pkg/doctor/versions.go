@@ -79,10 +79,19 @@ func (n Node) runtimeVersion(ctx context.Context) Finding {
 			"the runtime is %s %s, which pullgate was never tested with", name, text)
 	case !known:
 		return unknown("see with crictl version what it is", "the runtime is %s %s, which is no version that can be compared", name, text)
+	case restoresUnderAnyName(v):
+		return warn("upgrade containerd, or set enable_experimental_restore_via_create = false in its configuration; leave allowRestores of pullgated at false",
+			"containerd %s restores containers from checkpoint images on any image of the node and under any name; pullgated refuses restored containers unless allowRestores is true", v)
 	case v.before(1, oldestContainerd):
 		return fail("upgrade containerd", "containerd is version %s, older than 1.%d, the oldest that is supported", v, oldestContainerd)
 	}
 	return ok("containerd is version %s", v)
+}
+
+// restoresUnderAnyName reports whether a containerd lets a checkpoint image use any image of the node and give it any name.
+func restoresUnderAnyName(v version) bool {
+	last, affected := map[int]int{1: 8, 2: 4, 3: 1}[v.minor]
+	return v.major == 2 && affected && v.patch <= last
 }
 
 // crioVersion says how much a version of CRI-O was tested.

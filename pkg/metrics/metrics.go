@@ -30,6 +30,7 @@ type Metrics struct {
 	verdicts     *prometheus.CounterVec
 	hidden       prometheus.Counter
 	denials      *prometheus.CounterVec
+	notCreated   *prometheus.CounterVec
 	forwarded    *prometheus.CounterVec
 	callDuration *prometheus.HistogramVec
 	storeSync    prometheus.Histogram
@@ -96,7 +97,8 @@ func New(version, goVersion string, methods []string) *Metrics {
 		ConstLabels: prometheus.Labels{"version": version, "goversion": goVersion},
 	})
 	info.Set(1)
-	m.registry.MustRegister(m.hit, m.miss, m.verdicts, m.hidden, m.denials, m.forwarded, m.callDuration, m.storeSync, m.upstreamUp,
+	m.notCreated = counterVec("pullgate_container_creations_refused_total", "Calls that create or start containers and were answered with PermissionDenied for another reason than the judgement of an image.", "reason")
+	m.registry.MustRegister(m.hit, m.miss, m.verdicts, m.hidden, m.denials, m.notCreated, m.forwarded, m.callDuration, m.storeSync, m.upstreamUp,
 		m.distrusted, m.panics, m.unresolved, m.ignored, m.dropped, m.reloaded, m.reloadedAt, m.sourceErrors, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.begin()
 	return m
@@ -108,6 +110,9 @@ func (m *Metrics) begin() {
 	m.hit.WithLabelValues(unknown)
 	for _, o := range Outcomes() {
 		m.miss.WithLabelValues(unknown, o)
+	}
+	for _, r := range CreationRefusals() {
+		m.notCreated.WithLabelValues(r)
 	}
 	for _, c := range Calls() {
 		m.verdicts.WithLabelValues(c, policy.Reverify.String(), string(policy.RecordUnreadable))
@@ -148,6 +153,9 @@ func Calls() []string {
 	return []string{"ImageStatus", "PullImage", "CreateContainer", "StartContainer", "RestorePod"}
 }
 
+// CreationRefusals returns the values of the label reason of pullgate_container_creations_refused_total.
+func CreationRefusals() []string { return []string{"restored", "runtime_error"} }
+
 func oneOf(set []string, value, otherwise string) string {
 	if slices.Contains(set, value) {
 		return value
@@ -183,6 +191,11 @@ func (m *Metrics) Refused(call string) {
 		return
 	}
 	m.denials.WithLabelValues(oneOf(Calls(), call, other)).Inc()
+}
+
+// CreationRefused counts a call that creates or starts containers and was refused although its images were allowed.
+func (m *Metrics) CreationRefused(reason string) {
+	m.notCreated.WithLabelValues(oneOf(CreationRefusals(), reason, other)).Inc()
 }
 
 // ForwardedCall counts a call at its end. code is the name of a status code; a method that is not one

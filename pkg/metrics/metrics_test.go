@@ -70,6 +70,8 @@ func contract() map[string]string {
 		"pullgate_pulls_unresolved_total":    "COUNTER ",
 		"pullgate_decisions_dropped_total":   "COUNTER ",
 
+		"pullgate_container_creations_refused_total": "COUNTER reason",
+
 		"pullgate_config_last_reload_success":                   "GAUGE ",
 		"pullgate_config_last_reload_success_timestamp_seconds": "GAUGE ",
 
@@ -175,6 +177,7 @@ func TestUnknownValuesMakeNoSeries(t *testing.T) {
 		m.Recheck(s, s, time.Second)
 		m.Verdict(s, policy.Decision{Verdict: policy.Verdict(2 + i%200), Reason: policy.Reason(s)})
 		m.Refused(s)
+		m.CreationRefused(s)
 		m.ForwardedCall("/runtime.v1.ImageService/"+s, s, i%2 == 0, time.Second)
 	}
 	unknown(0)

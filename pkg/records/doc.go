@@ -18,6 +18,8 @@
 //	  <image ID> 00 <repository>               Record
 //	marks               one per image ID and repository that is preloaded
 //	  <image ID> 00 <repository>               Mark
+//	creations           one per container that is or was created from an image that may be a checkpoint; absent until there is one
+//	  <sequence, 8 bytes>                      Creation
 //
 // Every value is a CRC-32C of its bucket, its key and its payload (4 bytes, big endian), then the
 // payload as JSON. A value whose sum is wrong cannot be read, and what cannot be read needs proof: a

@@ -2,6 +2,7 @@ package records_test
 
 import (
 	"encoding/binary"
+	"errors"
 	"flag"
 	"path/filepath"
 	"slices"
@@ -41,6 +42,16 @@ func writeFormat(t *testing.T, path string) {
 	if err := s.SetKeyFingerprint("f00d"); err != nil {
 		t.Fatal(err)
 	}
+	for _, end := range []func(id uint64) error{
+		func(id uint64) error { return s.DropCreation(id, "") },
+		func(id uint64) error { _, err := s.SettleCreations([]uint64{id}, nil, at(7)); return err },
+		func(id uint64) error { return s.EndCreation(id, at(7)) },
+	} {
+		id, err := s.BeginCreation(records.Creation{Image: "lost", Listed: []records.Pair{pair("sha256:4", app)}, Begun: at(6)})
+		if err := errors.Join(err, end(id)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	closeStore(t, s)
 }
 
@@ -77,6 +88,13 @@ func wantFormat(t *testing.T, s *records.Store) {
 	}
 	if once, err := s.ScannedOnce(); !once || err != nil {
 		t.Errorf("ScannedOnce() = %v, %v; want true, nil", once, err)
+	}
+	created, err := s.Creations()
+	wantCreated := []records.Creation{
+		{ID: 3, Image: "lost", Listed: []records.Pair{pair("sha256:4", app)}, Begun: at(6), Ended: at(7)},
+	}
+	if diff := cmp.Diff(wantCreated, created); diff != "" || err != nil {
+		t.Errorf("Creations (-want +got), %v:\n%s", err, diff)
 	}
 	if f, err := s.KeyFingerprint(); f != "f00d" || err != nil {
 		t.Errorf("KeyFingerprint() = %q, %v; want f00d, nil", f, err)
@@ -159,6 +177,8 @@ func TestFormatIsAsItsDrawingSays(t *testing.T) {
 		"intents": {{"", "repo.test/lost"}},
 		"records": {{id1, app}, {id1, other}, {id2, "repo.test/settled"}},
 		"marks":   {{"sha256:3", app}},
+
+		"creations": {{"", ""}},
 	} {
 		want[name] = nil
 		for _, key := range drawing[name] {

@@ -31,7 +31,8 @@ type Scan struct {
 
 // MarkPreloaded marks every pair of the scan that is due: the store is trusted, the pair has neither
 // record nor mark, no pull that has an intent may have brought the image, under any of its names, and no other repository
-// of the image is known ([Facts.MayBeMarked]). Pairs holds every pair of an image, or none. A
+// of the image is known ([Facts.MayBeMarked]). Pairs holds every pair of an image, or none.
+// A pair that is not in the list of every [Creation] is not due either. A
 // value that cannot be read counts for what its key says and for what it says itself. It returns the
 // pairs that it marked.
 func (s *Store) MarkPreloaded(sc Scan) (marked []Pair, err error) {
@@ -103,8 +104,12 @@ func due(tx *bolt.Tx, pairs []Pair, brought func(Intent, Pair) bool) (found []Pa
 			return nil, err
 		}
 	}
+	creating, err := creations(tx)
+	if err != nil {
+		return nil, err
+	}
 	for _, p := range pairs {
-		if images[p.ImageID] {
+		if images[p.ImageID] || !listedByAll(creating, p) {
 			continue
 		}
 		f, err := lookup(tx, p)

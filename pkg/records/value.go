@@ -15,8 +15,11 @@ const (
 	bucketIntents = "intents"
 	bucketRecords = "records"
 	bucketMarks   = "marks"
+	// bucketCreations is made when it is first written to.
+	bucketCreations = "creations"
 )
 
+// buckets returns those that every store has.
 func buckets() []string { return []string{bucketMeta, bucketIntents, bucketRecords, bucketMarks} }
 
 const sumSize = 4

@@ -80,7 +80,7 @@ func verify(ctx context.Context, walk func(pages.Visitor) error) (Verification, 
 	missing := buckets()
 	err := walk(pages.Visitor{
 		Bucket: func(name string, _ uint64) error {
-			if !slices.Contains(missing, name) {
+			if !slices.Contains(missing, name) && name != bucketCreations {
 				v.add(WhereTree, fmt.Errorf("bucket %q is unknown", name))
 			}
 			missing = slices.DeleteFunc(missing, func(known string) bool { return known == name })
@@ -143,6 +143,8 @@ func Payload(bucket string, key, stored []byte) (json.RawMessage, error) {
 			into = new(Record)
 		case bucketMarks:
 			into = new(Mark)
+		case bucketCreations:
+			into = new(Creation)
 		default:
 			return nil, fmt.Errorf("%w: bucket %s: an unknown key", ErrUnreadable, bucket)
 		}
@@ -153,14 +155,18 @@ func Payload(bucket string, key, stored []byte) (json.RawMessage, error) {
 	return stored[sumSize:], nil
 }
 
-// KeyText returns a key as printable text: an image ID and a repository, a repository and the number of an intent, or a
-// name. One that is not printable is quoted.
+// KeyText returns a key as printable text: an image ID and a repository, a repository and the number of an intent, the number of a
+// creation, or a name. One that is not printable is quoted.
 func KeyText(bucket string, key []byte) string {
 	text := string(key)
 	switch bucket {
 	case bucketIntents:
 		if in := intentOf(key); in.ID != 0 {
 			text = in.Repository + " " + strconv.FormatUint(in.ID, 10)
+		}
+	case bucketCreations:
+		if id := creationID(key); id != 0 {
+			text = strconv.FormatUint(id, 10)
 		}
 	case bucketRecords, bucketMarks:
 		text = strings.Replace(text, "\x00", " ", 1)

@@ -56,6 +56,7 @@ func (t *Tracker) BeginPull(ctx context.Context, name string, present Image) (*P
 	p.intent = intent
 	t.mu.Lock()
 	t.running[intent.ID] = p
+	t.pullBeganLocked(repository)
 	t.mu.Unlock()
 	return p, nil
 }
@@ -227,6 +228,10 @@ func (t *Tracker) BeginRemoval() (done func()) { return t.holdScans() }
 func (t *Tracker) holdScans() (done func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.holdScansLocked()
+}
+
+func (t *Tracker) holdScansLocked() (done func()) {
 	t.holding++
 	t.holds++
 	return sync.OnceFunc(func() {

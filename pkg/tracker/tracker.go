@@ -98,6 +98,13 @@ type Tracker struct {
 	holding int                               // holds on scans that are in effect, see holdScans
 	holds   uint64                            // holds on scans ever begun
 	uses    map[records.Pair]records.Use      // not yet flushed
+
+	lists     *lists
+	creating  map[*Create]struct{} // those in progress
+	ordinary  map[string]bool      // images that are not checkpoints, by ordinaryKey
+	unwritten []unwrittenEnd
+
+	endedCreations map[uint64]time.Time // since when, in this process, by their IDs
 }
 
 // New returns a tracker on an open store. The store stays the caller's to close, after
@@ -116,6 +123,11 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) (*Trac
 		running:      map[uint64]*Pull{},
 		ended:        map[uint64]time.Time{},
 		uses:         map[records.Pair]records.Use{},
+		lists:        newLists(rt),
+		creating:     map[*Create]struct{}{},
+		ordinary:     map[string]bool{},
+
+		endedCreations: map[uint64]time.Time{},
 	}
 	t.SetRules(o.Rules)
 	if o.Rules.Validity > 0 {
@@ -126,7 +138,7 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) (*Trac
 		t.ended[in.ID] = time.Now() // of this process, whatever the clock said when the pull ended
 	}
 	left = slices.DeleteFunc(left, func(in records.Intent) bool { return !in.Ended.IsZero() })
-	return t, errors.Join(err, store.EndAll(left, time.Now()))
+	return t, errors.Join(err, store.EndAll(left, time.Now()), t.endCreations())
 }
 
 // SetRules replaces the rules for every judgement that begins after it returns; one that is under way sees

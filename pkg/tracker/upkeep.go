@@ -162,6 +162,9 @@ func (t *Tracker) Run(ctx context.Context) {
 		if err := t.Settle(ctx); err != nil && ctx.Err() == nil {
 			t.log.Info("Could not settle pull intents; will retry", "err", err)
 		}
+		if err := t.SettleCreates(ctx); err != nil && ctx.Err() == nil {
+			t.log.Info("Creations of containers not settled; will retry in a minute", "err", err)
+		}
 		// An image may have gone without a call of ours that told it, or with one whose lists
 		// did not agree.
 		if err := t.Prune(ctx); err != nil && !errors.Is(err, errNoAgreement) && ctx.Err() == nil {

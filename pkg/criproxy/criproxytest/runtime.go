@@ -26,8 +26,14 @@ import (
 type Image struct {
 	ID    string
 	Names []string // tags and digests
-	// Restores is the ID of the image that a container on this checkpoint image gets instead.
+	// Restores is a name or the ID of the image that a container on this checkpoint image gets instead.
 	Restores string
+	// Claims is the ID of the image that the runtime says such a container is on; "" is the true one.
+	Claims string
+	// Brings are images that the runtime pulls and names when it restores the checkpoint, before anything can fail.
+	Brings []Image
+	// Fails is the error after which no container is created from the checkpoint; nil is none.
+	Fails error
 }
 
 // A Runtime is a fake container runtime that behaves as containerd does where it matters to a proxy
@@ -47,6 +53,8 @@ type Runtime struct {
 	Fail func(method string) error
 	// Rewrite changes the bytes of the answer to a method, by its short name; nil changes none.
 	Rewrite func(method string, answer []byte) []byte
+	// Release is the name and the version that the runtime says it is; the zero value is a fake of version 1.
+	Release [2]string
 	// BeforeAnswer is called when a call has been carried out and not yet answered; nil is allowed.
 	BeforeAnswer func(method string)
 
@@ -357,22 +365,43 @@ func (r *Runtime) createLocked(sandbox string, config *runtimeapi.ContainerConfi
 	if i == nil {
 		return "", status.Errorf(codes.NotFound, "image %q: not found", config.GetImage().GetImage())
 	}
-	on := i.ID
+	on, annotations := i.ID, config.GetAnnotations()
 	if i.Restores != "" {
-		on = i.Restores
-		if base, err := r.resolveLocked(on); err != nil || base == nil {
-			return "", status.Errorf(codes.Unknown, "failed to pull checkpoint base image %s: not found", on)
+		if on, err = r.restoreLocked(*i, config.GetImage().GetUserSpecifiedImage()); err != nil {
+			return "", err
 		}
-		if name := config.GetImage().GetUserSpecifiedImage(); name != "" {
-			r.addLocked(name, Image{ID: on})
-		}
+		annotations = map[string]string{"restored": "true", "checkpointImage": config.GetImage().GetUserSpecifiedImage()}
 	}
 	id := r.idLocked("container")
 	r.containers[id] = &runtimeapi.Container{
 		Id: id, PodSandboxId: sandbox, Metadata: config.GetMetadata(), Image: config.GetImage(), ImageRef: on, ImageId: on,
-		CreatedAt: time.Now().UnixNano(),
+		CreatedAt: time.Now().UnixNano(), Annotations: annotations,
 	}
 	return id, nil
+}
+
+// restoreLocked brings what a checkpoint brings and returns the ID of the image that the container says it is on.
+func (r *Runtime) restoreLocked(checkpoint Image, name string) (on string, err error) {
+	for _, b := range checkpoint.Brings {
+		for _, n := range b.Names {
+			r.addLocked(n, b)
+		}
+	}
+	base, err := r.resolveLocked(checkpoint.Restores)
+	if err != nil || base == nil {
+		return "", status.Errorf(codes.Unknown, "failed to pull checkpoint base image %s: not found", checkpoint.Restores)
+	}
+	if checkpoint.Fails != nil {
+		return "", checkpoint.Fails
+	}
+	on = base.ID
+	if name != "" {
+		r.addLocked(name, Image{ID: on})
+	}
+	if checkpoint.Claims != "" {
+		on = checkpoint.Claims
+	}
+	return on, nil
 }
 
 // RestorePod makes a sandbox with created containers.
@@ -456,9 +485,15 @@ func (r *Runtime) ContainerStatus(_ context.Context, req *runtimeapi.ContainerSt
 	return &runtimeapi.ContainerStatusResponse{Status: s}, nil
 }
 
-// Version names the fake.
-func (*Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
-	return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: "fake", RuntimeVersion: "1", RuntimeApiVersion: "v1"}, nil
+// Version names the fake, or what it says it is.
+func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	name, version := r.Release[0], r.Release[1]
+	if name == "" {
+		name, version = "fake", "1"
+	}
+	return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: name, RuntimeVersion: version, RuntimeApiVersion: "v1"}, nil
 }
 
 // Status says that the runtime is ready.

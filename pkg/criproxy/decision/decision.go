@@ -43,8 +43,10 @@ type Log interface {
 const (
 	// ContainerRefused hides an image from a pod that was refused a container on it.
 	ContainerRefused policy.Reason = "container_refused"
-	// CheckpointBase denies a checkpoint whose base image the pod may not use, or is not on the node.
-	CheckpointBase policy.Reason = "checkpoint_base"
+	// Restored refuses a container, or a pod, that was or would be restored from a checkpoint.
+	Restored policy.Reason = "restored"
+	// CreationFailed replaces the error of a runtime that failed to create a container from an image that may be a checkpoint.
+	CreationFailed policy.Reason = "creation_failed"
 )
 
 // Overruled returns a verdict that denies for a reason of the gate's own.

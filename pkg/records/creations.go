@@ -1,0 +1,207 @@
+package records
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// A Creation says that the runtime was asked, or was about to be asked, to create a container from an image that may be a
+// checkpoint. To restore one, a runtime may pull images and give names to images. While the creation is in the store, a
+// scan marks only those pairs that Listed has.
+type Creation struct {
+	ID uint64 `json:"id"`
+	// Image identifies the image and its names, "" if the runtime did not have the image.
+	Image string `json:"image,omitempty"`
+	// Listed are the pairs without record and mark that were on the node before.
+	Listed []Pair    `json:"listed,omitempty"`
+	Begun  time.Time `json:"begun"`
+	// Ended is when the answer of the runtime was lost; zero while the creation is in progress, or if the process that made
+	// it died.
+	Ended time.Time `json:"ended,omitzero"`
+}
+
+// BeginCreation writes a creation and returns its ID. When it returns nil the runtime may be asked. Of the pairs in Listed it
+// keeps those without record and mark. Its own ID is ignored.
+func (s *Store) BeginCreation(c Creation) (id uint64, err error) {
+	err = s.update("", "", func(tx *bolt.Tx) error {
+		b, err := tx.CreateBucketIfNotExists([]byte(bucketCreations))
+		if err != nil {
+			return err
+		}
+		if id, err = b.NextSequence(); err != nil {
+			return err
+		}
+		c.ID = id
+		c.Listed = unknown(tx, c.Listed)
+		return put(tx, bucketCreations, creationKey(id), c)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("write creation of a container: %w", err)
+	}
+	return id, nil
+}
+
+// unknown returns the pairs that have neither record nor mark, readable or not.
+func unknown(tx *bolt.Tx, pairs []Pair) (found []Pair) {
+	recs, marks := tx.Bucket([]byte(bucketRecords)), tx.Bucket([]byte(bucketMarks))
+	for _, p := range pairs {
+		if key := p.key(); recs.Get(key) == nil && marks.Get(key) == nil {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+// EndCreation notes that the answer of the runtime was lost. The creation stays until it is settled. It takes the place of earlier
+// ones of the same image, so that there are not more of them than images.
+func (s *Store) EndCreation(id uint64, at time.Time) error {
+	err := s.update("", "", func(tx *bolt.Tx) error {
+		key := creationKey(id)
+		var c Creation
+		ok, err := getCreation(tx, key, &c)
+		if !ok {
+			return nil
+		}
+		if err != nil { // it still says by its key that there was a creation
+			c = Creation{ID: id, Begun: at}
+		}
+		c.Ended = at
+		var earlier [][]byte
+		err = eachCreation(tx, func(k []byte, e Creation) {
+			if e.ID != id && e.Image != "" && e.Image == c.Image && !e.Ended.IsZero() {
+				earlier = append(earlier, k)
+				c.Listed = slices.DeleteFunc(c.Listed, func(p Pair) bool { return !slices.Contains(e.Listed, p) })
+			}
+		})
+		if err != nil {
+			return err
+		}
+		return errors.Join(deleteCreations(tx, earlier), put(tx, bucketCreations, key, c))
+	})
+	if err != nil {
+		return fmt.Errorf("end creation of a container: %w", err)
+	}
+	return nil
+}
+
+// DropCreation deletes a creation that has brought nothing, because the image turned out not to be a checkpoint. So do the
+// creations of the same image whose answer was lost: image is what their Image has, "" for none.
+func (s *Store) DropCreation(id uint64, image string) error {
+	err := s.update("", "", func(tx *bolt.Tx) error {
+		var drop [][]byte
+		err := eachCreation(tx, func(key []byte, c Creation) {
+			if c.ID == id || image != "" && c.Image == image && !c.Ended.IsZero() {
+				drop = append(drop, key)
+			}
+		})
+		if err != nil {
+			return err
+		}
+		return deleteCreations(tx, drop)
+	})
+	if err != nil {
+		return fmt.Errorf("drop creation of a container: %w", err)
+	}
+	return nil
+}
+
+// SettleCreations ends creations for good, in one transaction. Each pair that is present, has neither record nor mark and is
+// not in the list of every one of them may have come with them: it gets a record with nothing proved. The pairs are returned.
+// Without creations every pair without record and mark gets one.
+func (s *Store) SettleCreations(ids []uint64, present []Pair, now time.Time) (closed []Pair, err error) {
+	err = s.update("", "", func(tx *bolt.Tx) error {
+		closed = nil
+		var settled []Creation
+		var keys [][]byte
+		err := eachCreation(tx, func(key []byte, c Creation) {
+			if slices.Contains(ids, c.ID) {
+				settled, keys = append(settled, c), append(keys, key)
+			}
+		})
+		if err != nil {
+			return err
+		}
+		for _, p := range unknown(tx, present) {
+			if len(settled) > 0 && listedByAll(settled, p) {
+				continue
+			}
+			if err := put(tx, bucketRecords, p.key(), Record{Pair: p, Created: now}); err != nil {
+				return err
+			}
+			s.wrote(p)
+			closed = append(closed, p)
+		}
+		return deleteCreations(tx, keys)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("settle creations of containers: %w", err)
+	}
+	return closed, nil
+}
+
+// Creations returns every creation. One that cannot be read is returned with its ID alone.
+func (s *Store) Creations() (all []Creation, err error) {
+	err = s.view(func(tx *bolt.Tx) error {
+		all, err = creations(tx)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read creations of containers: %w", err)
+	}
+	return all, nil
+}
+
+func creations(tx *bolt.Tx) (all []Creation, err error) {
+	err = eachCreation(tx, func(_ []byte, c Creation) { all = append(all, c) })
+	return all, err
+}
+
+// listedByAll reports whether a pair was there before each of the creations.
+func listedByAll(all []Creation, p Pair) bool {
+	return !slices.ContainsFunc(all, func(c Creation) bool { return !slices.Contains(c.Listed, p) })
+}
+
+func eachCreation(tx *bolt.Tx, f func(key []byte, c Creation)) error {
+	b := tx.Bucket([]byte(bucketCreations))
+	if b == nil {
+		return nil
+	}
+	return b.ForEach(func(k, v []byte) error {
+		var c Creation
+		if decode(bucketCreations, k, v, &c) != nil {
+			c = Creation{ID: creationID(k)} // lists nothing, so that nothing is marked
+		}
+		f(slices.Clone(k), c)
+		return nil
+	})
+}
+
+func getCreation(tx *bolt.Tx, key []byte, c *Creation) (bool, error) {
+	if tx.Bucket([]byte(bucketCreations)) == nil {
+		return false, nil
+	}
+	return get(tx, bucketCreations, key, c)
+}
+
+func deleteCreations(tx *bolt.Tx, keys [][]byte) error {
+	for _, k := range keys {
+		if err := tx.Bucket([]byte(bucketCreations)).Delete(k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func creationKey(id uint64) []byte { return binary.BigEndian.AppendUint64(nil, id) }
+
+func creationID(key []byte) uint64 {
+	if len(key) != 8 {
+		return 0
+	}
+	return binary.BigEndian.Uint64(key)
+}

@@ -1,0 +1,421 @@
+package tracker
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+// maxOrdinary bounds the images that are known not to be checkpoints. Beyond it they are learned anew.
+const maxOrdinary = 10_000
+
+// A Create is one call that creates containers, from before its image is looked up until its end is reported by exactly
+// one of Created, Failed, Restored, Lost and Dropped. Later calls change nothing, so that a caller can defer Lost. Its methods may
+// be called concurrently.
+//
+// A runtime that restores a checkpoint may pull images and give names to images while it creates a container. An image is known
+// to be ordinary, which means that it is not a checkpoint, once a container was created from it and not restored. Every other
+// create is written to the store before the runtime is asked (records.Creation), so that no scan marks what it brings, also
+// after a crash.
+type Create struct {
+	t        *Tracker
+	restores bool
+	once     sync.Once
+	key      string         // of the image; "" if it cannot be known to be ordinary
+	note     uint64         // the creation in the store; 0 is none
+	listed   []records.Pair // what was on the node before, if the creation could not be written
+	release  func()         // ends the hold on scans of a create that has no creation in the store; guarded by Tracker.mu
+
+	// Tracker.mu guards the fields that follow.
+	asked        bool     // From has returned: the runtime may have been asked
+	repositories []string // of the image
+	pulled       []string // repositories that were pulled since the create began
+	known        bool     // the image was known to be ordinary
+	unsteady     bool     // a name of the image may have moved to another manifest since
+}
+
+// BeginCreate begins a create. restores says that the runtime may restore checkpoints; of one that cannot, every image
+// is ordinary. It is called before the image is looked up, because a pull could move the image's names afterwards.
+func (t *Tracker) BeginCreate(restores bool) *Create {
+	c := &Create{t: t, restores: restores}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, p := range t.running {
+		c.pulled = append(c.pulled, p.repository)
+	}
+	t.creating[c] = struct{}{}
+	return c
+}
+
+// From says which image the container is to be created from, the zero value for one that is not known. After it the runtime
+// may be asked. It writes to disk unless the image is known to be ordinary. If that write fails, scans mark nothing until the
+// create has ended, and it goes on: a full disk must not stop a pod that may use its image.
+func (c *Create) From(ctx context.Context, img Image) {
+	if !c.restores {
+		return
+	}
+	t := c.t
+	repositories := img.Repositories()
+	key := ordinaryKey(img)
+	lost := t.pulling(img.ID, repositories)
+	t.mu.Lock()
+	c.key, c.repositories = key, repositories
+	c.known = t.ordinary[key]
+	c.unsteady = key == "" || lost || slices.ContainsFunc(c.pulled, func(r string) bool { return slices.Contains(repositories, r) })
+	c.asked = true
+	ordinary := c.ordinaryLocked()
+	t.mu.Unlock()
+	if ordinary {
+		return
+	}
+	// A list that is up to a second old will do: what came since needs proof if the create fails.
+	images, err := t.lists.since(ctx, time.Now().Add(-listEvery))
+	if err != nil {
+		t.log.Info("Images not listed before a container is created; if the creation fails, all images without record and mark need proof", "err", err)
+	}
+	c.listed = pairsOf(images)
+	note, err := t.store.BeginCreation(records.Creation{Image: key, Listed: c.listed, Begun: time.Now()})
+	if err != nil {
+		t.log.Error(err, "Creation of a container not written, no image is marked preloaded until it has ended")
+		t.mu.Lock()
+		c.holdLocked()
+		t.mu.Unlock()
+		return
+	}
+	c.note, c.listed = note, nil
+}
+
+// pulling reports whether a pull of one of the repositories is in progress or may complete yet.
+func (t *Tracker) pulling(imageID string, repositories []string) bool {
+	return slices.ContainsFunc(repositories, func(r string) bool {
+		f, err := t.store.Lookup(records.Pair{ImageID: imageID, Repository: r})
+		return err != nil || f.Intents > 0
+	})
+}
+
+// holdLocked keeps scans from marking anything until the create has ended.
+func (c *Create) holdLocked() {
+	if c.release == nil {
+		c.release = c.t.holdScansLocked()
+	}
+}
+
+// Ordinary reports whether the image is known not to be a checkpoint. It is asked again after the runtime has answered, since
+// the names of the image may have moved meanwhile.
+func (c *Create) Ordinary() bool {
+	if !c.restores {
+		return true
+	}
+	c.t.mu.Lock()
+	defer c.t.mu.Unlock()
+	if !c.ordinaryLocked() {
+		return false
+	}
+	// A checkpoint that is being restored can move any name.
+	for other := range c.t.creating {
+		if other.asked && !other.ordinaryLocked() {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *Create) ordinaryLocked() bool { return c.known && !c.unsteady }
+
+// Created ends a create whose container is on the image that was asked for and was not restored. The image is ordinary.
+func (c *Create) Created() {
+	c.once.Do(func() {
+		t := c.t
+		t.mu.Lock()
+		steady := c.restores && !c.unsteady && c.key != ""
+		if steady {
+			t.learnLocked(c.key)
+		}
+		t.mu.Unlock()
+		if c.note != 0 {
+			image := ""
+			if steady {
+				image = c.key
+			}
+			if err := t.store.DropCreation(c.note, image); err != nil {
+				t.log.Error(err, "Creation of a container not dropped; images without record and mark need proof until it is settled")
+				c.end()
+			}
+		}
+		c.leave()
+	})
+}
+
+// Failed ends a create that the runtime answered with an error. Unless the image is ordinary, it is treated as Restored.
+func (c *Create) Failed(ctx context.Context) {
+	if c.Ordinary() {
+		c.Dropped()
+		return
+	}
+	c.Restored(ctx)
+}
+
+// Restored ends a create whose container was restored, or is on another image than the one asked for. When it returns, each pair
+// that the runtime lists now, that has neither record nor mark and that was not listed before has a record with nothing proved.
+// If these cannot be listed or written, the create counts as Lost. ctx should outlive the call of the client.
+func (c *Create) Restored(ctx context.Context) {
+	c.once.Do(func() {
+		t := c.t
+		if !c.restores {
+			c.leave()
+			return
+		}
+		t.forgetOrdinary()
+		images, err := t.lists.since(ctx, time.Now())
+		if err == nil {
+			err = t.settleCreations(c.notes(), c.without(pairsOf(images)))
+		}
+		if err != nil {
+			t.log.Info("Images that came with a container not recorded; will retry in an hour, until then no new image is marked preloaded", "err", err)
+			c.end()
+		}
+		c.leave()
+	})
+}
+
+// Lost ends a create whose end is not known: the runtime may still bring images.
+func (c *Create) Lost() {
+	c.once.Do(func() {
+		c.t.mu.Lock()
+		asked := c.asked
+		c.t.mu.Unlock()
+		if asked && !c.Ordinary() {
+			c.t.forgetOrdinary()
+			c.end()
+		}
+		c.leave()
+	})
+}
+
+// Dropped ends a create that brought nothing: the runtime was not asked, or the image is ordinary.
+func (c *Create) Dropped() {
+	c.once.Do(func() {
+		if c.note != 0 {
+			if err := c.t.store.DropCreation(c.note, ""); err != nil {
+				c.end()
+			}
+		}
+		c.leave()
+	})
+}
+
+func (c *Create) notes() []uint64 {
+	if c.note == 0 {
+		return nil
+	}
+	return []uint64{c.note}
+}
+
+// without returns the pairs that were not listed before. What a creation in the store lists is left to the store.
+func (c *Create) without(pairs []records.Pair) []records.Pair {
+	return slices.DeleteFunc(pairs, func(p records.Pair) bool { return slices.Contains(c.listed, p) })
+}
+
+// end notes that the create has ended without its images having been recorded. If that cannot be written, scans
+// mark nothing until it is.
+func (c *Create) end() {
+	ended := records.Creation{ID: c.note, Image: c.key, Listed: c.listed, Begun: time.Now(), Ended: time.Now()}
+	if err := c.t.writeEnd(ended); err != nil {
+		c.t.log.Error(err, "End of a creation not written, no image is marked preloaded until it is")
+		c.t.mu.Lock()
+		c.holdLocked()
+		c.t.unwritten = append(c.t.unwritten, unwrittenEnd{ended, c.release})
+		c.release = nil
+		c.t.mu.Unlock()
+	}
+}
+
+// An unwrittenEnd is an ended creation that could not be written, and holds scans until it is.
+type unwrittenEnd struct {
+	creation records.Creation
+	release  func()
+}
+
+func (t *Tracker) writeEnd(c records.Creation) error {
+	if c.ID != 0 {
+		return t.store.EndCreation(c.ID, c.Ended)
+	}
+	_, err := t.store.BeginCreation(c)
+	return err
+}
+
+func (c *Create) leave() {
+	t := c.t
+	t.mu.Lock()
+	delete(t.creating, c)
+	release := c.release
+	c.release = nil
+	t.mu.Unlock()
+	if release != nil {
+		release()
+	}
+}
+
+// pullBeganLocked notes with the creates in progress that a repository is being pulled.
+func (t *Tracker) pullBeganLocked(repository string) {
+	for c := range t.creating {
+		c.pulled = append(c.pulled, repository)
+		if slices.Contains(c.repositories, repository) {
+			c.unsteadyLocked()
+		}
+	}
+}
+
+// unsteadyLocked notes that a name of the image may have moved, possibly to a checkpoint. A create that has nothing in the store
+// holds scans from now on.
+func (c *Create) unsteadyLocked() {
+	if c.restores && !c.unsteady {
+		c.unsteady = true
+		if c.known {
+			c.holdLocked()
+		}
+	}
+}
+
+func (t *Tracker) learnLocked(key string) {
+	if len(t.ordinary) >= maxOrdinary {
+		clear(t.ordinary)
+	}
+	t.ordinary[key] = true
+}
+
+// forgetOrdinary forgets which images are ordinary: a checkpoint that was restored may have moved the name of any image.
+func (t *Tracker) forgetOrdinary() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	clear(t.ordinary)
+	for c := range t.creating {
+		c.unsteadyLocked()
+	}
+}
+
+// NoteOrdinary says that a container was created from the image and not restored, so that the image is not a checkpoint.
+func (t *Tracker) NoteOrdinary(img Image) {
+	if key := ordinaryKey(img); key != "" && len(img.Names) > 0 {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.learnLocked(key)
+	}
+}
+
+// ordinaryKey identifies an image with its names. Whether an image is a checkpoint stands in its manifest, and manifests can
+// share an image ID. A runtime adds the digest of each manifest that it pulls to the names, so all names of an image with at most
+// one digest are of one manifest. For every other image the key is "".
+func ordinaryKey(img Image) string {
+	if img.ID == "" {
+		return ""
+	}
+	digest := ""
+	for _, n := range img.Names {
+		_, d, ok := strings.Cut(n, "@")
+		if ok && digest != "" && d != digest {
+			return ""
+		}
+		if ok {
+			digest = d
+		}
+	}
+	h := sha256.New()
+	for _, n := range append([]string{img.ID}, slices.Sorted(slices.Values(img.Names))...) {
+		_, _ = h.Write([]byte(strconv.Itoa(len(n)) + ":" + n)) // a hash never fails
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// Exempt reports whether the pod is exempt as a pod: static, or of a namespace that is exempt.
+func (t *Tracker) Exempt(p Pod) bool { return t.rules.Load().exemption(p) != policy.NotExempt }
+
+// settleCreations records what came with creations, and removes them.
+func (t *Tracker) settleCreations(ids []uint64, present []records.Pair) error {
+	closed, err := t.store.SettleCreations(ids, present, time.Now())
+	for _, p := range closed {
+		t.log.Info("Image came while a container was created that failed or was restored, it needs proof", "imageID", p.ImageID, "repository", p.Repository)
+	}
+	return err
+}
+
+// SettleCreates ends creations whose answer was lost at least an hour ago, so that they bring nothing any more. What is there
+// by then, was not before and has neither record nor mark gets a record with nothing proved.
+func (t *Tracker) SettleCreates(ctx context.Context) error {
+	t.writeUnwritten()
+	all, err := t.store.Creations()
+	if err != nil {
+		return err
+	}
+	due := t.dueCreations(all)
+	if len(due) == 0 {
+		return nil
+	}
+	images, err := t.agreedImages(ctx)
+	if err != nil {
+		return fmt.Errorf("settle creations of containers: %w", err)
+	}
+	return t.settleCreations(due, pairsOf(images))
+}
+
+// dueCreations returns the creations that ended at least an hour ago by the clock of this process, whatever the clock of the node
+// said when they ended.
+func (t *Tracker) dueCreations(all []records.Creation) (due []uint64) {
+	now, ended := time.Now(), map[uint64]time.Time{}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, c := range all {
+		if c.Ended.IsZero() {
+			continue
+		}
+		since, known := t.endedCreations[c.ID]
+		if !known {
+			since = now
+		}
+		ended[c.ID] = since
+		if now.Sub(since) >= settleAfter {
+			due = append(due, c.ID)
+		}
+	}
+	t.endedCreations = ended
+	return due
+}
+
+// endCreations ends the creations that an earlier process left in progress.
+func (t *Tracker) endCreations() error {
+	all, err := t.store.Creations()
+	for _, c := range all {
+		t.endedCreations[c.ID] = time.Now()
+		if c.Ended.IsZero() {
+			err = errors.Join(err, t.store.EndCreation(c.ID, time.Now()))
+		}
+	}
+	return err
+}
+
+// writeUnwritten writes the ends that could not be written before.
+func (t *Tracker) writeUnwritten() {
+	t.mu.Lock()
+	ends := t.unwritten
+	t.unwritten = nil
+	t.mu.Unlock()
+	for _, e := range ends {
+		if err := t.writeEnd(e.creation); err != nil {
+			t.mu.Lock()
+			t.unwritten = append(t.unwritten, e)
+			t.mu.Unlock()
+			continue
+		}
+		e.release()
+	}
+}

@@ -1,0 +1,237 @@
+package tracker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unsafe"
+
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// begun returns a create from an image, before its end.
+func (w *world) begun(img tracker.Image) *tracker.Create {
+	w.t.Helper()
+	c := w.BeginCreate(true)
+	c.From(w.t.Context(), img)
+	return c
+}
+
+func (w *world) scanned() {
+	w.t.Helper()
+	if err := w.Sync(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) marks() (marked []records.Pair) {
+	w.t.Helper()
+	if err := w.store.Marks(func(m records.Mark) error { marked = append(marked, m.Pair); return nil }); err != nil {
+		w.t.Fatal(err)
+	}
+	return marked
+}
+
+// A create can take as long as a registry that a tenant runs, and must not keep images from being marked that it cannot have brought.
+func TestScanMarksWhatWasThereBeforeACreate(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	before, after := image(id1, "repo.test/before:1"), image(id2, "repo.test/after:1")
+	w.runtime.set(before)
+	c := w.begun(image(id3, "repo.test/checkpoint:1"))
+	w.runtime.set(before, after)
+	w.want(w.check(pod("bob"), "repo.test/before:1", before), policy.Allow, policy.Preloaded)
+	w.want(w.check(pod("bob"), "repo.test/after:1", after), policy.Reverify, policy.Untracked)
+	c.Created()
+	w.want(w.check(pod("bob"), "repo.test/after:1", after), policy.Allow, policy.Preloaded)
+}
+
+// The list of one create has what another one brought; the end of the other one closes that.
+func TestConcurrentCreatesDoNotHideWhatTheOtherBrought(t *testing.T) {
+	for name, end := range map[string]func(ctx context.Context, restored, other *tracker.Create){
+		"the other ends first": func(ctx context.Context, restored, other *tracker.Create) { other.Created(); restored.Restored(ctx) },
+		"the other ends last":  func(ctx context.Context, restored, other *tracker.Create) { restored.Failed(ctx); other.Created() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, tracker.Options{})
+				restored := w.begun(image(id1, "repo.test/checkpoint:1"))
+				brought := image(id2, app+":2")
+				w.runtime.set(brought)
+				time.Sleep(2 * time.Second) // so that the list is not shared
+				other := w.begun(image(id3, "repo.test/other:1"))
+				w.scanned()
+				end(t.Context(), restored, other)
+				w.scanned()
+				if got := w.marks(); len(got) > 0 {
+					t.Errorf("marked %v; want nothing", got)
+				}
+				w.want(w.check(pod("bob"), app+":2", brought), policy.Reverify, policy.NotProved)
+			})
+		})
+	}
+}
+
+// The runtime may complete a create whose answer was lost.
+func TestLostCreateIsSettledAfterAnHour(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tracker.Options{})
+		checkpoint := image(id1, "repo.test/checkpoint:1")
+		before, brought := image(id3, "repo.test/before:1"), image(id2, app+":2")
+		w.runtime.set(before)
+		w.begun(checkpoint) // pullgated is killed
+		w.restart()
+		w.runtime.set(before, brought)
+		for range 2 {
+			w.scanned()
+			if got := w.marks(); !slices.Equal(got, []records.Pair{pairOf(id3, "repo.test/before")}) {
+				t.Errorf("marked %v; want what was there before the create alone", got)
+			}
+			if err := w.SettleCreates(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(2 * time.Hour)
+		}
+		if err := w.SettleCreates(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.want(w.check(pod("bob"), app+":2", brought), policy.Reverify, policy.NotProved)
+		if left, err := w.store.Creations(); err != nil || len(left) > 0 {
+			t.Errorf("Creations = %v, %v; want none", left, err)
+		}
+	})
+}
+
+// An image that turns out to be no checkpoint has brought nothing by the creates whose answer was lost either.
+func TestCreatedContainerSettlesLostCreatesOfItsImage(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	img := image(id1, "repo.test/ordinary:1")
+	w.begun(img).Lost()
+	imported := image(id2, "repo.test/imported:1")
+	w.runtime.set(imported)
+	w.want(w.check(pod("bob"), "repo.test/imported:1", imported), policy.Reverify, policy.Untracked)
+	w.begun(img).Created()
+	w.want(w.check(pod("bob"), "repo.test/imported:1", imported), policy.Allow, policy.Preloaded)
+}
+
+func TestWhenAnImageIsOrdinary(t *testing.T) {
+	const d1, d2 = "@sha256:38a8906435c4dd5f4258899d46621bfd8eea3ad6ff494ee3c2f17ef0321625bd", "@sha256:48a8906435c4dd5f4258899d46621bfd8eea3ad6ff494ee3c2f17ef0321625bd"
+	img := image(id1, app+":1", app+d1)
+	pulling := func(w *world, name string) *tracker.Pull {
+		p, err := w.BeginPull(w.t.Context(), name, tracker.Image{})
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		return p
+	}
+	for name, tc := range map[string]struct {
+		during func(w *world) // while a container is created from the image, which is known to be ordinary
+		from   tracker.Image  // the zero value is that image
+		want   bool
+	}{
+		"nothing happens":               {want: true},
+		"pull of its repository":        {during: func(w *world) { pulling(w, app+":2") }},
+		"pull of another repository":    {during: func(w *world) { pulling(w, "repo.test/other:2") }, want: true},
+		"a checkpoint is restored":      {during: func(w *world) { w.begun(image(id2, "repo.test/c:1")).Restored(w.t.Context()) }},
+		"a checkpoint may be restoring": {during: func(w *world) { w.begun(image(id2, "repo.test/c:1")) }},
+		"another name":                  {from: image(id1, app+":1", app+d1, "repo.test/given:1")},
+		"a second manifest":             {from: image(id1, app+":1", app+d1, app+d2)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, tracker.Options{})
+			w.begun(img).Created()
+			from := img
+			if tc.from.ID != "" {
+				from = tc.from
+			}
+			if name == "a second manifest" { // which makes it no more ordinary
+				w.begun(from).Created()
+			}
+			c := w.begun(from)
+			if tc.during != nil {
+				tc.during(w)
+			}
+			if got := c.Ordinary(); got != tc.want {
+				t.Errorf("Ordinary = %v; want %v", got, tc.want)
+			}
+			c.Created()
+		})
+	}
+	w := newWorld(t, tracker.Options{})
+	w.begun(img).Created()
+	if err := pulling(w, app+":2").Lost(); err != nil { // the runtime may complete it yet
+		t.Fatal(err)
+	}
+	if c := w.begun(img); c.Ordinary() {
+		t.Error("ordinary after a lost pull; want not")
+	}
+	if c := newWorld(t, tracker.Options{}).BeginCreate(false); !c.Ordinary() {
+		t.Error("not ordinary before a runtime that cannot restore")
+	}
+}
+
+// writeHook is how bbolt writes to the file of a store.
+func writeHook(s *records.Store) *func(b []byte, at int64) (int, error) {
+	db := reflect.ValueOf(s).Elem().FieldByName("file").Elem().FieldByName("DB").Elem()
+	return (*func([]byte, int64) (int, error))(unsafe.Pointer(db.FieldByName("ops").FieldByName("writeAt").UnsafeAddr()))
+}
+
+// A full disk stops no create, and opens nothing that comes with one.
+func TestCreateThatCannotBeWrittenHoldsScans(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tracker.Options{})
+		w.scanned()
+		brought := image(id2, app+":2")
+		disk := errors.New("no space left on device")
+		full := true
+		hook := writeHook(w.store)
+		write := *hook
+		*hook = func(b []byte, at int64) (int, error) {
+			if full {
+				return 0, disk
+			}
+			return write(b, at)
+		}
+		c := w.begun(image(id1, "repo.test/checkpoint:1"))
+		w.runtime.set(brought)
+		c.Restored(t.Context())
+		full = false
+		w.want(w.check(pod("bob"), app+":2", brought), policy.Reverify, policy.Untracked)
+		if err := w.SettleCreates(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.want(w.check(pod("bob"), app+":2", brought), policy.Reverify, policy.Untracked)
+		w.restart()
+		w.want(w.check(pod("bob"), app+":2", brought), policy.Reverify, policy.Untracked)
+		time.Sleep(2 * time.Hour)
+		if err := w.SettleCreates(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.want(w.check(pod("bob"), app+":2", brought), policy.Reverify, policy.NotProved)
+	})
+}
+
+// Many creates of new images at once, as after a reboot, share lists of images.
+func TestCreatesShareListsOfImages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tracker.Options{})
+		began := time.Now()
+		var all sync.WaitGroup
+		for i := range 200 {
+			all.Go(func() {
+				w.begun(image(fmt.Sprintf("sha256:%d", i), "repo.test/checkpoint:1")).Failed(t.Context())
+			})
+		}
+		all.Wait()
+		if took, lists := time.Since(began), w.runtime.listed(); lists > 8 || took > 5*time.Second {
+			t.Errorf("%d lists in %v; want a few", lists, took)
+		}
+	})
+}
