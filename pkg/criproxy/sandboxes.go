@@ -71,6 +71,13 @@ func (g *Gate) listPodSandbox(ctx context.Context, c *call) ([]byte, error) {
 
 // removeImage lets the records of an image go with it.
 func (g *Gate) removeImage(ctx context.Context, c *call) ([]byte, error) {
+	var req runtimeapi.RemoveImageRequest
+	if err := decode(c, &req); err != nil {
+		return nil, err
+	}
+	// What was there before and is not after the call was removed by it. Without an answer the records stay, with nothing
+	// proved.
+	img, _ := g.runtime.Image(ctx, req.GetImage().GetImage())
 	done := g.tracker.BeginRemoval()
 	defer done()
 	raw, err := c.forward(ctx)
@@ -79,7 +86,7 @@ func (g *Gate) removeImage(ctx context.Context, c *call) ([]byte, error) {
 	// the runtime still has keeps its records.
 	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownCallLimit)
 	defer cancel()
-	if err := g.tracker.Prune(own); err != nil {
+	if err := g.tracker.Removed(own, img.ID); err != nil {
 		g.log.Info("Records of removed images stay until the next time", "err", err)
 	}
 	return raw, err

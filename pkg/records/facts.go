@@ -61,7 +61,16 @@ type Record struct {
 	Proofs   []Proof   `json:"proofs,omitempty"`
 	// Revoked is when something was last taken back, or lost; what began to use the image before may rest on that.
 	Revoked time.Time `json:"revoked,omitzero"`
+	// Unlisted says that no list of the runtime's images has had the image since the record was made.
+	Unlisted bool `json:"unlisted,omitempty"`
+	// Gone is when lists of the runtime's images did not have the image any more, although it was not removed through
+	// pullgate. Nothing is proved by such a record: it keeps the image from being marked if it comes back. At most
+	// [MaxGone] are kept.
+	Gone time.Time `json:"gone,omitzero"`
 }
+
+// MaxGone bounds the records of images that are gone; the first to go is the one that has been gone for the longest time.
+const MaxGone = 4096
 
 // An Intent says that a pull was sent to the runtime, or was about to be. Its ID and Repository identify it.
 type Intent struct {

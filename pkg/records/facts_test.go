@@ -75,6 +75,7 @@ func TestProveWritesWhatThePullProved(t *testing.T) {
 			for _, r := range tc.pulls {
 				prove(t, s, r)
 			}
+			tc.want.Unlisted = true
 			if diff := cmp.Diff(records.Facts{Record: &tc.want}, lookup(t, s, p)); diff != "" {
 				t.Errorf("facts (-want +got):\n%s", diff)
 			}
@@ -123,7 +124,7 @@ func TestProveReplacesADamagedRecord(t *testing.T) {
 	inFile(t, path, func(tx *bolt.Tx) error { return tx.Bucket([]byte("records")).Put(key(p), []byte("damaged")) })
 	s, _ = open(t, path, records.Options{})
 	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(9)})
-	want := records.Facts{Record: &records.Record{Pair: p, Created: at(9), LastUsed: at(9), Revoked: at(9), Proofs: []records.Proof{
+	want := records.Facts{Record: &records.Record{Pair: p, Created: at(9), LastUsed: at(9), Revoked: at(9), Unlisted: true, Proofs: []records.Proof{
 		{Credential: alice, FirstProved: at(9), LastProved: at(9), LastUsed: at(9)},
 	}}}
 	if diff := cmp.Diff(want, lookup(t, s, p)); diff != "" {
@@ -179,6 +180,7 @@ func TestMarkPreloadedMarksNoPairThatMayBeSomebodys(t *testing.T) {
 	} {
 		s := newStore(t)
 		tc.before(s)
+		listed(t, s)
 		before := said(lookup(t, s, p))
 		got, err := s.MarkPreloaded(records.Scan{
 			Pairs: []records.Pair{p}, Origin: "start", Now: at(1), First: true, Still: func() bool { return tc.still },
@@ -238,13 +240,14 @@ func TestPruneDeletesWhatIsGone(t *testing.T) {
 	s := newStore(t)
 	prove(t, s, records.Result{Pair: pair(id1, app), Open: true})
 	prove(t, s, records.Result{Pair: pair(id2, app), Open: true})
+	listed(t, s)
 	mark(t, s, pair("sha256:3", app), pair("sha256:4", app))
 	begin(t, s, app)
 	for _, want := range []records.Pruned{
 		{Records: []records.Pair{pair(id2, app)}, Marks: []records.Pair{pair("sha256:4", app)}},
 		{},
 	} {
-		got, err := s.Prune(map[string]struct{}{id1: {}, "sha256:3": {}}, s.Written())
+		got, err := s.Prune(pruning(map[string]struct{}{id1: {}, "sha256:3": {}}, s.Written()))
 		if diff := cmp.Diff(want, got); diff != "" || err != nil {
 			t.Errorf("Prune error %v (-want +got):\n%s", err, diff)
 		}
@@ -259,7 +262,7 @@ func TestPruneDoesNotBelieveAnEmptyList(t *testing.T) {
 	s := newStore(t)
 	mark(t, s, pair(id1, app))
 	for _, present := range []map[string]struct{}{nil, {}} {
-		if _, err := s.Prune(present, s.Written()); !errors.Is(err, records.ErrNoImages) {
+		if _, err := s.Prune(pruning(present, s.Written())); !errors.Is(err, records.ErrNoImages) {
 			t.Errorf("Prune(%v) = %v; want ErrNoImages", present, err)
 		}
 	}
@@ -283,11 +286,11 @@ func TestPruneKeepsWhatWasWrittenSince(t *testing.T) {
 		before := s.Written()
 		write(s, p)
 		for range 2 {
-			if got, err := s.Prune(elsewhere, before); len(got.Records)+len(got.Marks) > 0 || err != nil {
+			if got, err := s.Prune(pruning(elsewhere, before)); len(got.Records)+len(got.Marks)+len(got.Closed) > 0 || err != nil {
 				t.Errorf("%s: Prune = %v, %v; want nothing", name, got, err)
 			}
 		}
-		if got, err := s.Prune(elsewhere, s.Written()); len(got.Records)+len(got.Marks) != 1 || err != nil {
+		if got, err := s.Prune(pruning(elsewhere, s.Written())); len(got.Records)+len(got.Marks)+len(got.Closed) != 1 || err != nil {
 			t.Errorf("%s: Prune with a new list = %v, %v; want it gone", name, got, err)
 		}
 	}
@@ -308,7 +311,7 @@ func TestPruneBesideWritersKeepsWhatWasWrittenSince(t *testing.T) {
 					err = s.Prove(id, records.Result{Pair: p, Open: true, At: noon()})
 				}
 				if err == nil {
-					_, err = s.Prune(besides, s.Written())
+					_, err = s.Prune(pruning(besides, s.Written()))
 				}
 				if err != nil {
 					t.Errorf("writer %d: %v", w, err)
@@ -325,7 +328,7 @@ func TestPruneBesideWritersKeepsWhatWasWrittenSince(t *testing.T) {
 			t.Error(err)
 		}
 		for {
-			if _, err := s.Prune(elsewhere, before); err != nil {
+			if _, err := s.Prune(pruning(elsewhere, before)); err != nil {
 				t.Errorf("Prune = %v", err)
 			}
 			if f, err := s.Lookup(kept); err != nil || f.Record == nil {
@@ -372,7 +375,7 @@ func TestClosedStoreFailsEveryCall(t *testing.T) {
 	closeStore(t, s)
 	_, begun := s.Begin("", app, noon())
 	_, looked := s.Lookup(pair(id1, app))
-	_, pruned := s.Prune(map[string]struct{}{"x": {}}, 0)
+	_, pruned := s.Prune(pruning(map[string]struct{}{"x": {}}, 0))
 	_, marked := s.MarkPreloaded(records.Scan{Still: func() bool { return true }})
 	_, counted := s.Stats()
 	for name, err := range map[string]error{
@@ -393,5 +396,99 @@ func TestOnSyncIsToldOfEveryWrite(t *testing.T) {
 	lookup(t, s, pair(id1, app))
 	if told != 2 {
 		t.Errorf("OnSync was told of %d writes; want 2", told)
+	}
+}
+
+func TestPruneClosesRecordsOfImagesThatWereNotRemovedThroughPullgate(t *testing.T) {
+	p := pair(id1, app)
+	for name, tc := range map[string]struct {
+		open, removed bool
+		want          *records.Record
+	}{
+		"proved":                           {false, false, &records.Record{Pair: p, Created: at(90), Gone: at(90)}},
+		"proved, removed through pullgate": {false, true, nil},
+		"open":                             {true, false, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t)
+			prove(t, s, records.Result{Pair: p, Open: tc.open, Credential: alice})
+			listed(t, s)
+			of := pruning(map[string]struct{}{id2: {}}, s.Written())
+			if tc.removed {
+				of.Removed = id1
+			}
+			for range 2 {
+				if _, err := s.Prune(of); err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(tc.want, lookup(t, s, p).Record); diff != "" {
+					t.Errorf("record (-want +got):\n%s", diff)
+				}
+				of.Now = at(91)
+			}
+			listed(t, s) // it is back
+			if tc.want == nil {
+				return
+			}
+			if got := lookup(t, s, p).Record; got == nil || !got.Gone.IsZero() || len(got.Proofs) > 0 {
+				t.Errorf("record = %+v; want one with nothing proved, of an image that is present", got)
+			}
+		})
+	}
+}
+
+func TestPruneBoundsRecordsOfImagesThatAreGone(t *testing.T) {
+	s := newStore(t)
+	const more = 10
+	var lost []records.Intent
+	var pairs []records.Pair
+	for n := range records.MaxGone + more {
+		pairs = append(pairs, pair(fmt.Sprintf("sha256:%d", n), app))
+	}
+	lost = append(lost, begin(t, s, app))
+	if err := s.Settle(records.Settlement{Intents: lost, Present: pairs, Now: noon()}); err != nil {
+		t.Fatal(err)
+	}
+	first := map[string]struct{}{"sha256:any": {}}
+	for _, p := range pairs[more:] {
+		first[p.ImageID] = struct{}{}
+	}
+	for _, present := range []map[string]struct{}{first, {"sha256:any": {}}} {
+		of := pruning(present, s.Written())
+		of.Now = at(len(present))
+		if len(present) == 1 {
+			of.Now = at(100000)
+		}
+		if _, err := s.Prune(of); err != nil {
+			t.Fatal(err)
+		}
+	}
+	st, err := s.Stats()
+	if err != nil || st.Records != records.MaxGone {
+		t.Errorf("%d records, %v; want %d", st.Records, err, records.MaxGone)
+	}
+	if lookup(t, s, pairs[0]).Record != nil || lookup(t, s, pairs[more]).Record == nil {
+		t.Error("the record of the image that has been gone for the longest time is not the one that is deleted")
+	}
+}
+
+// A record whose image no list has had may be of a wrong image ID: the repository needs proof as after a lost pull.
+func TestPruneOfAnUnlistedRecordLeavesAnIntent(t *testing.T) {
+	s := newStore(t)
+	wrong, real := pair("sha256:not-what-is-listed", app), pair(id1, app)
+	prove(t, s, records.Result{Pair: wrong, Credential: alice})
+	if got := mark(t, s, real); len(got) > 0 {
+		t.Errorf("MarkPreloaded before the pruning = %v; want none", got)
+	}
+	done, err := s.Prune(pruning(map[string]struct{}{id1: {}}, s.Written()))
+	if err != nil || !slices.Equal(done.Unlisted, []records.Pair{wrong}) {
+		t.Errorf("Prune = %+v, %v; want %v to be unlisted", done, err, wrong)
+	}
+	all, err := s.Intents()
+	if want := []records.Intent{{ID: 2, Repository: app, Begun: at(90), Ended: at(90)}}; !cmp.Equal(all, want) || err != nil {
+		t.Errorf("Intents() = %+v, %v; want %+v", all, err, want)
+	}
+	if got := mark(t, s, real); len(got) > 0 {
+		t.Errorf("MarkPreloaded after the pruning = %v; want none", got)
 	}
 }

@@ -25,6 +25,7 @@ func writeFormat(t *testing.T, path string) {
 		{UID: "7b0a7a3c", Namespace: "team", Name: "pull"},
 	}})
 	prove(t, s, records.Result{Pair: pair(id1, other), Open: true, At: at(2)})
+	listed(t, s)
 	lost := begin(t, s, "repo.test/lost")
 	settled := begin(t, s, "repo.test/settled")
 	if err := s.End(lost, at(3)); err != nil {

@@ -84,7 +84,11 @@ func distrusted(tx *bolt.Tx) bool {
 }
 
 func due(tx *bolt.Tx, pairs []Pair, brought func(Intent, Pair) bool) (found []Pair, err error) {
-	images, repositories, err := strayed(tx)
+	listed := map[string]bool{}
+	for _, p := range pairs {
+		listed[p.ImageID] = true
+	}
+	images, repositories, err := strayed(tx, listed)
 	if err != nil {
 		return nil, err
 	}
@@ -347,22 +351,34 @@ func selectedMarks(tx *bolt.Tx, of covering) (found []Mark, err error) {
 	return found, err
 }
 
-// strayed returns the images and repositories that records and intents name which cannot be read where
-// they are: a bit that flips in a key takes the value from its pair, which then looks unknown.
-func strayed(tx *bolt.Tx) (images, repositories map[string]bool, err error) {
+// strayed returns the images and repositories that need proof although no record, mark or intent of theirs says so. They are
+// named by records and intents that cannot be read where they are: a bit that flips in a key takes the value from its
+// pair. And they are the repositories of records whose image no list has ever had, this one included: the image that such
+// a pull really brought may be listed under another ID.
+func strayed(tx *bolt.Tx, listed map[string]bool) (images, repositories map[string]bool, err error) {
 	images, repositories = map[string]bool{}, map[string]bool{}
 	for _, bucket := range []string{bucketRecords, bucketIntents} {
 		err = errors.Join(err, tx.Bucket([]byte(bucket)).ForEach(func(k, v []byte) error {
 			var named struct {
 				Pair       Pair   `json:"pair"`
 				Repository string `json:"repository"`
+				Unlisted   bool   `json:"unlisted"`
 			}
-			if sound(bucket, k, v) || len(v) < sumSize {
+			readable := sound(bucket, k, v)
+			if len(v) < sumSize || readable && (bucket == bucketIntents || !says(v, fieldUnlisted)) {
 				return nil
 			}
-			if json.Unmarshal(v[sumSize:], &named) == nil { // else it says nothing
-				images[named.Pair.ImageID] = bucket == bucketRecords
-				repositories[named.Repository] = bucket == bucketIntents
+			if json.Unmarshal(v[sumSize:], &named) != nil {
+				return nil // it says nothing
+			}
+			if named.Unlisted && !listed[named.Pair.ImageID] {
+				repositories[named.Pair.Repository] = true
+			}
+			if !readable && bucket == bucketRecords {
+				images[named.Pair.ImageID] = true
+			}
+			if !readable && bucket == bucketIntents {
+				repositories[named.Repository] = true
 			}
 			return nil
 		}))

@@ -55,7 +55,10 @@ func (m *model) prove(by records.Result, now int) {
 	p, open, id := by.Pair, by.Open, by.Credential
 	r, ok := m.records[p]
 	if !ok {
-		r = records.Record{Pair: p, Created: at(now)}
+		r = records.Record{Pair: p, Created: at(now), Unlisted: true}
+	}
+	if !r.Gone.IsZero() {
+		r.Gone, r.Unlisted = time.Time{}, true
 	}
 	r.LastUsed = at(now)
 	if !open && len(by.Secrets) > 0 {
@@ -187,6 +190,16 @@ func (m *model) marked(repository string) (found bool) {
 	return found
 }
 
+// unlisted reports whether the repository has a record of an image that no list has had, nor has the scan.
+func (m *model) unlisted(repository string, scan []records.Pair) bool {
+	for p, r := range m.records {
+		if r.Unlisted && p.Repository == repository && !slices.ContainsFunc(scan, func(q records.Pair) bool { return q.ImageID == p.ImageID }) {
+			return true
+		}
+	}
+	return false
+}
+
 // latest returns the intent that was written last.
 func (m *model) latest(t *testing.T, s *records.Store) (last records.Intent) {
 	t.Helper()
@@ -203,7 +216,9 @@ func (m *model) latest(t *testing.T, s *records.Store) (last records.Intent) {
 }
 
 // end keeps one intent of each name of a repository.
-func (m *model) end(id uint64, now int) {
+func (m *model) end(id uint64, now int) { m.endAt(id, at(now)) }
+
+func (m *model) endAt(id uint64, now time.Time) {
 	in, ok := m.intents[id]
 	if !ok {
 		return
@@ -211,7 +226,7 @@ func (m *model) end(id uint64, now int) {
 	maps.DeleteFunc(m.intents, func(_ uint64, other records.Intent) bool {
 		return other.Repository == in.Repository && other.Name == in.Name && !other.Ended.IsZero()
 	})
-	in.Ended = at(now)
+	in.Ended = now
 	m.intents[id] = in
 }
 
@@ -230,13 +245,35 @@ func (m *model) settle(intents []records.Intent, present []records.Pair, brought
 	}
 }
 
-func (m *model) prune(present map[string]struct{}, before int) {
-	gone := func(p records.Pair) bool {
-		_, there := present[p.ImageID]
-		return !there && m.written[p] <= before
+// prune writes the intents of unlisted records with the IDs that the store gives, which follow last.
+func (m *model) prune(of records.Pruning, last uint64) {
+	absent := func(p records.Pair) bool {
+		_, there := of.Images[p.ImageID]
+		return !there && m.written[p] <= int(of.Before)
 	}
-	maps.DeleteFunc(m.records, func(p records.Pair, _ records.Record) bool { return gone(p) })
-	maps.DeleteFunc(m.marks, func(p records.Pair, _ bool) bool { return gone(p) })
+	for _, p := range slices.SortedFunc(maps.Keys(m.records), compare) {
+		r := m.records[p]
+		_, there := of.Images[p.ImageID]
+		switch {
+		case there:
+			r.Unlisted, r.Gone = false, time.Time{}
+			m.records[p] = r
+		case !absent(p) || !r.Gone.IsZero():
+		case r.Open || p.ImageID == of.Removed:
+			delete(m.records, p)
+		default:
+			m.records[p] = records.Record{Pair: p, Created: of.Now, Revoked: r.Revoked, Gone: of.Now}
+			if r.Unlisted {
+				last++
+				m.intents[last] = records.Intent{ID: last, Repository: p.Repository, Begun: of.Now}
+				m.endAt(last, of.Now)
+			}
+		}
+	}
+	maps.DeleteFunc(m.marks, func(p records.Pair, _ bool) bool {
+		_, there := of.Pairs[p]
+		return absent(p) || of.Pairs != nil && !there && m.written[p] <= int(of.Before)
+	})
 }
 
 func TestStoreIsTheModelAfterAnyOperations(t *testing.T) {
@@ -337,7 +374,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 			_, err = s.MarkPreloaded(records.Scan{Pairs: scan, Now: at(now), Still: func() bool { return still }, First: first})
 			pulling := map[string]bool{}
 			for _, p := range scan {
-				pulling[p.ImageID] = pulling[p.ImageID] || m.facts(p).Intents > 0
+				pulling[p.ImageID] = pulling[p.ImageID] || m.facts(p).Intents > 0 || m.unlisted(p.Repository, scan)
 			}
 			var due []records.Pair
 			for _, p := range scan {
@@ -351,14 +388,24 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 			}
 			m.scanned = m.scanned || still && first
 		case 9:
-			present := map[string]struct{}{"none": {}}
-			for _, p := range some() {
-				present[p.ImageID] = struct{}{}
+			of := records.Pruning{Images: map[string]struct{}{"none": {}}, Before: uint64(max(0, m.writes-random.IntN(3))), Now: at(now)}
+			if random.IntN(2) == 0 {
+				of.Removed = somePair().ImageID
 			}
-			before := max(0, m.writes-random.IntN(3))
-			did = fmt.Sprintf("Prune(%v, %d)", present, before)
-			_, err = s.Prune(present, uint64(before))
-			m.prune(present, before)
+			if random.IntN(2) == 0 {
+				of.Pairs = map[records.Pair]struct{}{}
+			}
+			for _, p := range some() {
+				of.Images[p.ImageID] = struct{}{}
+				if of.Pairs != nil {
+					of.Pairs[p] = struct{}{}
+				}
+			}
+			did = fmt.Sprintf("Prune(%+v)", of)
+			before, beginErr := s.Begin("sequence", "none", at(now))
+			_, err = s.Prune(of)
+			m.prune(of, before.ID)
+			err = errors.Join(err, beginErr, s.Drop(before))
 		case 10:
 			p, to := somePair(), []credential.ID{alice, bob}[random.IntN(2)]
 			did = fmt.Sprintf("Rotate(%v, %s)", p, to)

@@ -34,12 +34,13 @@ func (s *Store) Begin(name, repository string, now time.Time) (in Intent, err er
 // BeginListed does as Begin, and deletes in the same transaction the marks of the repository whose image is not in present:
 // the IDs of the images that the runtime lists under the repository. What the pull brings is then not taken for an
 // image that was marked and has been removed since. It returns the pairs whose marks it deleted. With a nil map, which says
-// that the runtime was not asked, it writes nothing and returns ErrMarked if there are marks of the repository.
+// that the runtime was not asked, it writes nothing and returns ErrMarked, with the pairs, if there are marks of the repository.
 func (s *Store) BeginListed(name, repository string, now time.Time, present map[string]struct{}) (in Intent, unmarked []Pair, err error) {
 	err = s.update(crashpoint.BeginBefore, crashpoint.BeginAfter, func(tx *bolt.Tx) error {
 		unmarked = nil
 		marked := s.marksOf(tx, repository)
 		if len(marked) > 0 && present == nil {
+			unmarked = marked
 			return ErrMarked
 		}
 		for _, p := range marked {
@@ -55,7 +56,7 @@ func (s *Store) BeginListed(name, repository string, now time.Time, present map[
 		return err
 	})
 	if err != nil {
-		return Intent{}, nil, fmt.Errorf("write pull intent for %s: %w", repository, err)
+		return Intent{}, unmarked, fmt.Errorf("write pull intent for %s: %w", repository, err)
 	}
 	return in, unmarked, nil
 }
@@ -93,9 +94,12 @@ func (s *Store) Prove(in Intent, r Result) error {
 	err := s.update(crashpoint.ProveBefore, crashpoint.ProveAfter, func(tx *bolt.Tx) error {
 		rec := Record{}
 		if ok, err := get(tx, bucketRecords, r.Pair.key(), &rec); err != nil {
-			rec = Record{Pair: r.Pair, Created: r.At, Revoked: r.At}
+			rec = Record{Pair: r.Pair, Created: r.At, Revoked: r.At, Unlisted: true}
 		} else if !ok {
-			rec = Record{Pair: r.Pair, Created: r.At}
+			rec = Record{Pair: r.Pair, Created: r.At, Unlisted: true}
+		}
+		if !rec.Gone.IsZero() {
+			rec.Gone, rec.Unlisted = time.Time{}, true
 		}
 		if r.Revoked == nil || !r.Revoked() {
 			rec.prove(r)

@@ -227,3 +227,24 @@ func fill(tb testing.TB) filled {
 	all.content = readFile(tb, path)
 	return all
 }
+
+// pruning says which images are present, under whatever names.
+func pruning(present map[string]struct{}, before uint64) records.Pruning {
+	return records.Pruning{Images: present, Before: before, Now: at(90)}
+}
+
+// listed says that the runtime lists the images of all records and marks.
+func listed(tb testing.TB, s *records.Store) {
+	tb.Helper()
+	present := map[string]struct{}{"sha256:any": {}}
+	err := errors.Join(
+		s.Records(func(r records.Record) error { present[r.Pair.ImageID] = struct{}{}; return nil }),
+		s.Marks(func(m records.Mark) error { present[m.Pair.ImageID] = struct{}{}; return nil }),
+	)
+	if err == nil {
+		_, err = s.Prune(pruning(present, s.Written()))
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+}

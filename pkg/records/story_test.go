@@ -74,7 +74,7 @@ func stories() []story {
 		delete(present, p.ImageID)
 		present["sha256:any"] = struct{}{}
 		if err == nil {
-			_, err = s.Prune(present, s.Written())
+			_, err = s.Prune(pruning(present, s.Written()))
 		}
 		return err
 	}

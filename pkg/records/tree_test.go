@@ -113,7 +113,7 @@ func TestSoundStoreIsNeverSetAside(t *testing.T) {
 			present[p.ImageID] = struct{}{}
 		}
 		if round%3 > 0 {
-			if _, err := s.Prune(present, s.Written()); err != nil {
+			if _, err := s.Prune(pruning(present, s.Written())); err != nil {
 				t.Errorf("seed %d: Prune = %v", seed, err)
 			}
 		}

@@ -122,74 +122,174 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// Pruned is what Prune deleted.
-type Pruned struct{ Records, Marks []Pair }
+// Pruned is what Prune did.
+type Pruned struct {
+	// Records and Marks are what it deleted.
+	Records, Marks []Pair
+	// Closed are the records that have become such of images that are gone: nothing is proved by them any more.
+	Closed []Pair
+	// Unlisted are the pairs of those records whose image no list has ever had. Their repositories have an intent now.
+	Unlisted []Pair
+}
 
-// Prune deletes the records and marks of images that are not present, but for those that were
-// written since the counter of [Store.Written] was before: the list of images may be older than they
-// are. An empty list is not believed: ErrNoImages.
-func (s *Store) Prune(present map[string]struct{}, before uint64) (Pruned, error) {
-	if len(present) == 0 {
+// A Pruning says which images the runtime has.
+type Pruning struct {
+	// Images are the IDs of all images of the runtime, or at least of those that have records or marks.
+	Images map[string]struct{}
+	// Pairs are the pairs of these images. A mark whose pair is not among them is deleted. With nil a mark stays as long
+	// as its image, under whatever name.
+	Pairs map[Pair]struct{}
+	// Before is what [Store.Written] returned before the runtime was asked. What was written since stays, since what the
+	// runtime said may be older.
+	Before uint64
+	// Removed is the ID of an image that was removed through pullgate; "" is none.
+	Removed string
+	Now     time.Time
+}
+
+// Prune deletes the marks of pairs that are not present, and the records of images that are not present if every pod could
+// use them or if they were removed through pullgate. The records of other images that are not present become such
+// of images that are gone: a runtime may leave an image out of its lists and have it again after its next
+// restart, and then it must not look like one of which nothing is known.
+//
+// A record whose image no list has ever had may be of a wrong image ID, and the image that the pull really brought may be on the
+// node. So Prune writes an intent of its repository, as of a pull that has ended without a known result.
+//
+// A Pruning without images is not believed: ErrNoImages.
+func (s *Store) Prune(of Pruning) (done Pruned, err error) {
+	if len(of.Images) == 0 {
 		return Pruned{}, ErrNoImages
 	}
-	gone, err := s.gone(present, before)
-	if err != nil || len(gone.Records)+len(gone.Marks) == 0 {
+	var changes pruneChanges
+	err = s.view(func(tx *bolt.Tx) error {
+		changes, err = s.toPrune(tx, of)
+		return err
+	})
+	if err != nil || changes.empty() {
 		return Pruned{}, err // nothing to write, the usual case
 	}
 	err = s.update(crashpoint.PruneBefore, crashpoint.PruneAfter, func(tx *bolt.Tx) error {
-		gone, err = s.goneIn(tx, present, before)
-		if err != nil {
+		if changes, err = s.toPrune(tx, of); err != nil {
 			return err
 		}
-		for bucket, pairs := range map[string][]Pair{bucketRecords: gone.Records, bucketMarks: gone.Marks} {
-			for _, p := range pairs {
-				if err := tx.Bucket([]byte(bucket)).Delete(p.key()); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
+		return s.prune(tx, changes, of)
 	})
 	if err != nil {
 		return Pruned{}, fmt.Errorf("prune: %w", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, p := range append(gone.Records, gone.Marks...) {
-		if s.written[p] <= before {
+	for _, p := range slices.Concat(changes.Records, changes.Marks, changes.Closed) {
+		if s.written[p] <= of.Before {
 			delete(s.written, p)
 		}
 	}
-	return gone, nil
+	return changes.Pruned, nil
 }
 
-func (s *Store) gone(present map[string]struct{}, before uint64) (gone Pruned, err error) {
-	err = s.view(func(tx *bolt.Tx) error {
-		gone, err = s.goneIn(tx, present, before)
-		return err
-	})
-	return gone, err
+// pruneChanges are what Prune does, and the records that it writes for that.
+type pruneChanges struct {
+	Pruned
+	write []Record
 }
 
-func (s *Store) goneIn(tx *bolt.Tx, present map[string]struct{}, before uint64) (gone Pruned, err error) {
-	collect := func(into *[]Pair) func(k, _ []byte) error {
-		return func(k, _ []byte) error {
-			p := pairOf(k)
-			_, there := present[p.ImageID]
-			s.mu.Lock()
-			young := s.written[p] > before
-			s.mu.Unlock()
-			if !there && !young {
-				*into = append(*into, p)
+func (c pruneChanges) empty() bool {
+	return len(c.Records)+len(c.Marks)+len(c.write) == 0
+}
+
+func (s *Store) prune(tx *bolt.Tx, c pruneChanges, of Pruning) error {
+	for bucket, pairs := range map[string][]Pair{bucketRecords: c.Records, bucketMarks: c.Marks} {
+		for _, p := range pairs {
+			if err := tx.Bucket([]byte(bucket)).Delete(p.key()); err != nil {
+				return err
 			}
-			return nil
 		}
 	}
-	err = tx.Bucket([]byte(bucketRecords)).ForEach(collect(&gone.Records))
-	if err == nil {
-		err = tx.Bucket([]byte(bucketMarks)).ForEach(collect(&gone.Marks))
+	for _, r := range c.write {
+		if err := put(tx, bucketRecords, r.Pair.key(), r); err != nil {
+			return err
+		}
 	}
-	return gone, err
+	for _, p := range c.Unlisted {
+		in, err := begin(tx, "", p.Repository, of.Now)
+		if err != nil {
+			return err
+		}
+		in.Ended = of.Now
+		if err := unresolved(tx, in); err != nil {
+			return err
+		}
+	}
+	return boundGone(tx)
+}
+
+// boundGone deletes the records of images that are gone beyond MaxGone.
+func boundGone(tx *bolt.Tx) error {
+	var gone []Record
+	err := tx.Bucket([]byte(bucketRecords)).ForEach(func(k, v []byte) error {
+		var r Record
+		if says(v, fieldGone) && decode(bucketRecords, k, v, &r) == nil && !r.Gone.IsZero() {
+			gone = append(gone, r)
+		}
+		return nil
+	})
+	if err != nil || len(gone) <= MaxGone {
+		return err
+	}
+	slices.SortFunc(gone, func(a, b Record) int { return a.Gone.Compare(b.Gone) })
+	for _, r := range gone[:len(gone)-MaxGone] {
+		if err := tx.Bucket([]byte(bucketRecords)).Delete(r.Pair.key()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Store) toPrune(tx *bolt.Tx, of Pruning) (c pruneChanges, err error) {
+	err = tx.Bucket([]byte(bucketRecords)).ForEach(func(k, v []byte) error {
+		p := pairOf(k)
+		_, present := of.Images[p.ImageID]
+		if present && !says(v, fieldUnlisted) && !says(v, fieldGone) {
+			return nil // the usual case
+		}
+		var r Record
+		unreadable := decode(bucketRecords, k, v, &r) != nil
+		switch {
+		case present && !unreadable:
+			r.Unlisted, r.Gone = false, time.Time{}
+			c.write = append(c.write, r)
+		case present || s.writtenSince(p, of.Before) || !r.Gone.IsZero():
+		case r.Open || p.ImageID == of.Removed:
+			c.Records = append(c.Records, p)
+		default:
+			c.Closed = append(c.Closed, p)
+			c.write = append(c.write, Record{Pair: p, Created: of.Now, Revoked: r.Revoked, Gone: of.Now})
+			if r.Unlisted {
+				c.Unlisted = append(c.Unlisted, p)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return c, err
+	}
+	return c, tx.Bucket([]byte(bucketMarks)).ForEach(func(k, _ []byte) error {
+		p := pairOf(k)
+		_, present := of.Images[p.ImageID]
+		if present && of.Pairs != nil {
+			_, present = of.Pairs[p]
+		}
+		if !present && !s.writtenSince(p, of.Before) {
+			c.Marks = append(c.Marks, p)
+		}
+		return nil
+	})
+}
+
+func (s *Store) writtenSince(p Pair, before uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.written[p] > before
 }
 
 // maxBatch bounds the intents that one transaction ends or settles, so that no other write waits long for it.

@@ -44,6 +44,7 @@ func TestVerifyCountsEveryValueOfASoundStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
+	listed(t, s)
 	begin(t, s, other)
 	mark(t, s, pair(id2, app))
 	want = 4
@@ -89,6 +90,7 @@ func TestVerifyTellsEachValueThatCannotBeRead(t *testing.T) {
 			path := newPath(t)
 			s, _ := open(t, path, records.Options{})
 			prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
+			listed(t, s)
 			mark(t, s, pair(id2, app), pair(id2, other))
 			begin(t, s, app)
 			closeStore(t, s)

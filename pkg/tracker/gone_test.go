@@ -171,3 +171,73 @@ func TestRunMarksWhatIsDueEachMinute(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// A runtime can leave an image out of its lists, as containerd does with one that it cannot load when it starts, and have
+// it again after its next restart.
+func TestImageThatListsLeaveOutForAWhileIsNotPreloaded(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	anyImage, img := image(id3, "repo.test/any:1"), image(id1, app+":1")
+	w.runtime.set(anyImage, img)
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	w.sync()
+	w.runtime.set(anyImage)
+	w.sync()
+	w.restart()
+	w.sync()
+	w.runtime.set(anyImage, img)
+	w.sync()
+	w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	w.want(w.check(pod("carol"), app+":1", img, "alice"), policy.Allow, policy.Proved)
+}
+
+// What a client removes and another one imports later is of nobody, as on a new node.
+func TestImageThatWasRemovedThroughPullgateCanBeImported(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	anyImage, img := image(id3, "repo.test/any:1"), image(id1, app+":1")
+	w.runtime.set(anyImage, img)
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	w.sync()
+	done := w.BeginRemoval()
+	w.runtime.set(anyImage)
+	done()
+	if err := w.Removed(t.Context(), id1); err != nil {
+		t.Fatal(err)
+	}
+	w.runtime.set(anyImage, img)
+	w.want(w.check(pod("bob"), app+":1", img), policy.Allow, policy.Preloaded)
+}
+
+// A mark is of a pair: it ends when the image loses the name, also if the image stays under another one.
+func TestMarkEndsWhenItsImageLosesTheRepository(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	w.runtime.set(image(id1, app+":1", "repo.test/second:1"))
+	w.sync()
+	w.runtime.set(image(id1, "repo.test/second:1"))
+	w.sync()
+	both := image(id1, app+":1", "repo.test/second:1")
+	w.runtime.set(both)
+	w.want(w.check(pod("bob"), app+":1", both), policy.Reverify, policy.Untracked)
+	w.want(w.check(pod("bob"), "repo.test/second:1", both), policy.Allow, policy.Preloaded)
+}
+
+// A pull that was proved for an image ID which no list has: the image that it brought is listed under another ID.
+func TestRecordOfAnImageThatNoListHasKeepsItsRepositoryClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tracker.Options{})
+		anyImage, img := image(id3, "repo.test/any:1"), image(id1, app+":1")
+		w.runtime.set(anyImage)
+		w.sync()
+		w.pulled(pod("alice"), app+":1", "sha256:digest-of-a-manifest", "alice")
+		w.runtime.set(anyImage, img)
+		w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.Untracked)
+		for range 3 {
+			w.sync()
+			if v := w.check(pod("bob"), app+":1", img); v.Allowed() {
+				t.Errorf("after a pruning: %v by %s; want Reverify", v.Verdict, v.Reason)
+			}
+			time.Sleep(time.Hour)
+			w.settle()
+		}
+	})
+}

@@ -64,15 +64,21 @@ func (t *Tracker) BeginPull(ctx context.Context, name string, present Image) (*P
 // writeIntent writes the intent of a pull, and deletes in the same transaction the marks of the repository whose image the
 // runtime does not list under it any more. The runtime is asked for its images only if the repository has marks.
 func (t *Tracker) writeIntent(ctx context.Context, name, repository string) (records.Intent, error) {
-	in, _, err := t.store.BeginListed(name, repository, time.Now(), nil)
+	in, marked, err := t.store.BeginListed(name, repository, time.Now(), nil)
 	if errors.Is(err, records.ErrMarked) {
 		images, listErr := t.runtime.Images(ctx)
+		if one, ok := t.runtime.(imageStatus); listErr != nil && ok && ctx.Err() == nil {
+			ids := make([]string, 0, len(marked))
+			for _, p := range marked {
+				ids = append(ids, p.ImageID)
+			}
+			images, listErr = askForEach(ctx, one, ids)
+		}
 		if listErr != nil {
 			return in, fmt.Errorf("%w: %w", ErrRuntime, listErr)
 		}
-		var unmarked []records.Pair
-		in, unmarked, err = t.store.BeginListed(name, repository, time.Now(), idsUnder(repository, images))
-		for _, p := range unmarked {
+		in, marked, err = t.store.BeginListed(name, repository, time.Now(), idsUnder(repository, images))
+		for _, p := range marked {
 			t.log.Info("Preloaded mark removed, the image is not present any more", "imageID", p.ImageID, "repository", p.Repository)
 		}
 	}

@@ -131,7 +131,7 @@ func TestPruneThatRacesWithAPullKeepsItsRecord(t *testing.T) {
 		t.Fatalf("Prune = %v; want nil", err)
 	}
 	w.want(w.check(pod("carol"), app+":1", image(id1, app+":1"), "alice"), policy.Allow, policy.Proved)
-	w.want(w.check(pod("carol"), "repo.test/gone/app:1", image(id3, "repo.test/gone/app:1"), "alice"), policy.Reverify, policy.Untracked)
+	w.want(w.check(pod("carol"), "repo.test/gone/app:1", image(id3, "repo.test/gone/app:1"), "alice"), policy.Reverify, policy.NotProved)
 }
 
 func TestPruneBelievesOnlyTwoAgreeingLists(t *testing.T) {

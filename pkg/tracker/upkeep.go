@@ -1,12 +1,13 @@
 package tracker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pullgate/pullgate/pkg/records"
@@ -35,23 +36,40 @@ func (t *Tracker) Sync(ctx context.Context) error {
 	return err
 }
 
-// Prune deletes the records and marks of images that the runtime no longer has. It believes only
-// two full lists that agree and are not empty, and never deletes what was written since the
-// first of them was asked for, so that a pull which races with it keeps its record.
-func (t *Tracker) Prune(ctx context.Context) error {
-	before := t.store.Written()
+// Prune deletes the marks of images that the runtime no longer has, and takes back what was proved of them. It believes only
+// two full lists that agree and are not empty, and never touches what was written since the
+// first of them was requested, so that a pull which races with it keeps its record. The record of an image stays, with
+// nothing proved, unless every pod could use the image: the runtime may have it again.
+func (t *Tracker) Prune(ctx context.Context) error { return t.prune(ctx, "") }
+
+// Removed does as Prune after an image was removed at the request of a client, whose records are deleted.
+func (t *Tracker) Removed(ctx context.Context, imageID string) error { return t.prune(ctx, imageID) }
+
+func (t *Tracker) prune(ctx context.Context, removed string) error {
+	of := records.Pruning{Images: map[string]struct{}{}, Pairs: map[records.Pair]struct{}{}, Before: t.store.Written(), Removed: removed}
 	present, err := t.presentImages(ctx)
 	if err != nil {
 		return fmt.Errorf("prune pull records: %w", err)
 	}
-	gone, err := t.store.Prune(present, before)
+	for _, i := range present {
+		of.Images[i.ID] = struct{}{}
+	}
+	for _, p := range pairsOf(present) {
+		of.Pairs[p] = struct{}{}
+	}
+	of.Now = time.Now()
+	done, err := t.store.Prune(of)
 	if err != nil {
 		return fmt.Errorf("prune pull records: %w", err)
 	}
-	for _, p := range gone.Records {
+	for _, p := range done.Records {
 		t.log.Info("Pull record pruned", "imageID", p.ImageID, "repository", p.Repository)
 	}
-	for _, p := range gone.Marks {
+	for _, p := range done.Closed {
+		t.log.Info("Image is not present any more, although it was not removed through pullgate; nothing is proved of it any more",
+			"imageID", p.ImageID, "repository", p.Repository, "unlisted", slices.Contains(done.Unlisted, p))
+	}
+	for _, p := range done.Marks {
 		t.log.Info("Preloaded mark pruned", "imageID", p.ImageID, "repository", p.Repository)
 	}
 	return nil
@@ -187,67 +205,74 @@ func (t *Tracker) agreedImages(ctx context.Context) ([]Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(first) == 0 || !slices.Equal(ids(first), ids(second)) {
+	if len(first) == 0 || !slices.Equal(contents(first), contents(second)) {
 		return nil, errNoAgreement
 	}
 	return second, nil
 }
 
-func ids(images []Image) []string {
-	set := make(map[string]struct{}, len(images))
+// contents returns the IDs of images and their pairs, each once, in order.
+func contents(images []Image) []records.Pair {
+	all := pairsOf(images)
 	for _, i := range images {
-		set[i.ID] = struct{}{}
+		all = append(all, records.Pair{ImageID: i.ID})
 	}
-	return slices.Sorted(maps.Keys(set))
+	slices.SortFunc(all, func(a, b records.Pair) int {
+		return cmp.Or(strings.Compare(a.ImageID, b.ImageID), strings.Compare(a.Repository, b.Repository))
+	})
+	return slices.Compact(all)
 }
 
-// presentImages returns the IDs of the images that the runtime has, at least of those that have records or marks.
-func (t *Tracker) presentImages(ctx context.Context) (map[string]struct{}, error) {
+// presentImages returns the images that the runtime has, at least those that have records or marks.
+func (t *Tracker) presentImages(ctx context.Context) ([]Image, error) {
 	images, err := t.agreedImages(ctx)
 	if err == nil {
-		present := make(map[string]struct{}, len(images))
-		for _, i := range images {
-			present[i.ID] = struct{}{}
-		}
-		return present, nil
+		return images, nil
 	}
-	one, ok := t.runtime.(interface {
-		Image(ctx context.Context, name string) (Image, error)
-	})
+	one, ok := t.runtime.(imageStatus)
 	if !ok || errors.Is(err, errNoAgreement) || ctx.Err() != nil {
 		return nil, err
 	}
-	present, each := t.askForEach(ctx, one.Image)
+	known, each := t.store.Images("", math.MaxInt)
+	ids := make([]string, 0, len(known))
+	for _, k := range known {
+		ids = append(ids, k.ImageID)
+	}
+	if each == nil {
+		images, each = askForEach(ctx, one, ids)
+	}
+	if each == nil && len(images) == 0 {
+		each = errNoAgreement
+	}
 	if each != nil {
 		return nil, errors.Join(err, each)
 	}
-	return present, nil
+	return images, nil
 }
 
-// askForEach asks the runtime for each image that has records or marks. As with lists, an image is absent if the runtime
-// says so twice, and at least one must be there.
-func (t *Tracker) askForEach(ctx context.Context, image func(context.Context, string) (Image, error)) (map[string]struct{}, error) {
-	known, err := t.store.Images("", math.MaxInt)
-	if err != nil {
-		return nil, err
-	}
-	present := map[string]struct{}{}
+// An imageStatus is a runtime that can be asked for one image as well.
+type imageStatus interface {
+	Image(ctx context.Context, name string) (Image, error)
+}
+
+// askForEach asks the runtime for each of several images and returns those that it has. As with lists, an image is absent
+// if the runtime says so twice.
+func askForEach(ctx context.Context, runtime imageStatus, ids []string) (present []Image, err error) {
 	for range 2 {
-		for _, k := range known {
-			if _, ok := present[k.ImageID]; ok {
-				continue
-			}
-			img, err := image(ctx, k.ImageID)
+		ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
 			if err != nil {
-				return nil, err
+				return false
 			}
+			var img Image
+			img, err = runtime.Image(ctx, id)
 			if img.ID != "" {
-				present[k.ImageID] = struct{}{}
+				present = append(present, Image{ID: id, Names: img.Names})
 			}
+			return img.ID != ""
+		})
+		if err != nil {
+			return nil, err
 		}
-	}
-	if len(present) == 0 {
-		return nil, errNoAgreement
 	}
 	return present, nil
 }

@@ -40,7 +40,7 @@ func loosen(t *testing.T, path string) {
 	}
 	_, err = s.MarkPreloaded(records.Scan{Pairs: pairs, Now: noon(), Still: func() bool { return true }})
 	if err == nil {
-		_, err = s.Prune(map[string]struct{}{id1: {}, id2: {}}, s.Written())
+		_, err = s.Prune(records.Pruning{Images: map[string]struct{}{id1: {}, id2: {}}, Before: s.Written()})
 	}
 	if err := errors.Join(err, s.Close()); err != nil {
 		t.Fatal(err)
