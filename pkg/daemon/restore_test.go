@@ -55,8 +55,10 @@ func TestRestoreByTheStepsOfTheManual(t *testing.T) {
 			if v, err := offline.Check(t.Context(), p.path("state/records.db")); err != nil || len(v.Problems) > 0 {
 				t.Errorf("store check = %+v, %v; want it sound", v, err)
 			}
-			p.configure("kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify")
 			p.start()
+			if !strings.Contains(p.out.String(), "the store is a copy that was made at") {
+				t.Error("the log does not say that the store is a copy")
+			}
 			restoredNode(t, r, p, tc.proved)
 			if tc.message != "" && !strings.Contains(p.out.String(), tc.message) {
 				t.Errorf("the log does not say %q", tc.message)

@@ -58,8 +58,8 @@ func openState(dir string, o records.Options, log klog.Logger) (*state, error) {
 	if err != nil {
 		return nil, errors.Join(storeHint(err), store.Close())
 	}
-	if report.Created {
-		lastWrite = 0 // another store has the same numbers
+	if report.Created || report.Distrust != nil && report.Distrust.Copy {
+		lastWrite = 0 // another store, or the one that was copied, has the same numbers
 	}
 	logReport(log, storePath, report)
 	if keyErr != nil {

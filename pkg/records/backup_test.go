@@ -73,8 +73,57 @@ func TestBackupIsTheStoreAsItWas(t *testing.T) {
 	all, path := fill(t), newPath(t)
 	writeFile(t, path, all.content)
 	s, _ := open(t, path, records.Options{})
-	if diff := cmp.Diff(dump(t, backup(t, s)), fileOf(t, all.content)); diff != "" {
+	copied := dump(t, backup(t, s))
+	if copied["meta"]["distrust"] == "" {
+		t.Error("the backup is not distrusted")
+	}
+	delete(copied["meta"], "distrust")
+	if diff := cmp.Diff(copied, fileOf(t, all.content)); diff != "" {
 		t.Errorf("keys and values (-backup +store):\n%s", diff)
+	}
+}
+
+// What was pulled after a copy was made is unknown to it, and must not be marked preloaded when the copy is put back.
+func TestBackupThatIsPutBackMarksNothingAsPreloaded(t *testing.T) {
+	for name, distrusted := range map[string]bool{"a trusted store": false, "a distrusted store": true} {
+		t.Run(name, func(t *testing.T) {
+			s, before := open(t, newPath(t), records.Options{KeyExists: distrusted, Now: noon()})
+			copied := backup(t, s)
+			if (s.Distrusted() != nil) != distrusted {
+				t.Errorf("Distrusted() of the store after its backup = %v; want it as it was", s.Distrusted())
+			}
+			for _, restart := range []string{"first", "second"} {
+				r, report := open(t, copied, records.Options{KeyExists: true})
+				if report.Distrust == nil || !report.Distrust.Copy {
+					t.Errorf("%s start: Report.Distrust = %+v; want that of a copy", restart, report.Distrust)
+				}
+				if distrusted && report.Distrust != nil && report.Distrust.Reason != before.Distrust.Reason {
+					t.Errorf("reason = %q; want the one of the store, %q", report.Distrust.Reason, before.Distrust.Reason)
+				}
+				if got := mark(t, r, pair(id1, app)); got != nil {
+					t.Errorf("%s start: marked %v; want nothing", restart, got)
+				}
+				closeStore(t, r)
+			}
+		})
+	}
+}
+
+// A store grows by 16 MiB at a time. Its copy is sent over a socket and kept.
+func TestBackupIsNotMuchLargerThanTheStore(t *testing.T) {
+	s := newStore(t)
+	var many []records.Pair
+	for n := range 40_000 {
+		many = append(many, pair(fmt.Sprintf("sha256:%064x", n), app))
+	}
+	mark(t, s, many...)
+	stats, err := s.Stats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(backup(t, s))
+	if err != nil || info.Size() > stats.Bytes+1<<20 {
+		t.Errorf("the backup has %d bytes, %v; want hardly more than the store's %d", info.Size(), err, stats.Bytes)
 	}
 }
 

@@ -9,7 +9,7 @@
 //
 //	meta
 //	  format            1
-//	  distrust          Distrust, while the store is distrusted
+//	  distrust          Distrust, while the store is distrusted; a copy is from the moment that it is made
 //	  scanned           the time of the first scan
 //	  key               fingerprint of the node's key
 //	intents             one per pull that was or is under way

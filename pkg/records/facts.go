@@ -91,10 +91,13 @@ type Mark struct {
 	Origin string    `json:"origin"`
 }
 
-// Distrust says that an earlier store was lost, so that what is on the node may have been anybody's.
+// Distrust says that an earlier store was lost, or that this one is a copy from an earlier time, so that images on the node
+// may have been pulled with credentials that the store does not know.
 type Distrust struct {
 	Since  time.Time `json:"since"`
 	Reason string    `json:"reason"`
+	// Copy says that the store is a copy that [Store.Backup] made.
+	Copy bool `json:"copy,omitempty"`
 }
 
 // Facts is everything that the store knows about one pair, read in one snapshot. The zero value is

@@ -106,13 +106,29 @@ func verify(ctx context.Context, walk func(pages.Visitor) error) (Verification, 
 	return v, errors.Join(err, ctx.Err())
 }
 
-// Backup writes a copy of the store as it is at one moment, which [Open] takes, while other calls go on. Before the
-// first byte it tells size how many come; nil is allowed. After an error what was written is no copy.
+// Backup writes a copy of the store as it is at one moment, which [Open] takes, while other calls go on. The copy is distrusted:
+// when it is put back it does not know which images were pulled after it was made, and a scan would mark them as preloaded. Before the
+// first byte size is called with the number of bytes that follow; nil is allowed. After an error what was written is no copy.
 func (s *Store) Backup(ctx context.Context, w io.Writer, size func(int64)) error {
-	if err := s.file.Copy(ctx, w, size); err != nil {
+	if err := s.file.Copy(ctx, w, size, func(tx *bolt.Tx) error { return distrustCopy(tx, time.Now()) }); err != nil {
 		return fmt.Errorf("back up records: %w", err)
 	}
 	return nil
+}
+
+func distrustCopy(tx *bolt.Tx, now time.Time) error {
+	d := Distrust{
+		Since:  now,
+		Reason: "the store is a copy that was made at " + now.UTC().Format(time.RFC3339) + ", which does not know the images that were pulled later",
+	}
+	if distrusted(tx) {
+		var earlier Distrust
+		if _, err := get(tx, bucketMeta, []byte(metaDistrust), &earlier); err == nil {
+			d = earlier
+		}
+	}
+	d.Copy = true
+	return put(tx, bucketMeta, []byte(metaDistrust), d)
 }
 
 // Payload returns the JSON of a stored value, or why it cannot be read: ErrUnreadable, or ErrNewerFormat for the format

@@ -12,20 +12,21 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// Copy writes the file as it is at one moment, also while others write to it. Before the first byte it tells size how
-// many come; nil is allowed. After an error what was written is no copy.
+// Copy writes the file as it is at one moment, also while others write to it. change is made to the copy alone, in one
+// transaction, before it is sent. Before the first byte size is called with the number of bytes that follow; nil is
+// allowed. After an error what was written is no copy.
 //
 // The copy is made beside the file first, in a file without a name, and sent from there: a reader of bbolt that
 // waits for a slow w would hold up the write that has to enlarge the memory map, and behind it every call.
-func (f *File) Copy(ctx context.Context, w io.Writer, size func(int64)) error {
-	err := f.copy(ctx, w, size)
+func (f *File) Copy(ctx context.Context, w io.Writer, size func(int64), change func(*bolt.Tx) error) error {
+	err := f.copy(ctx, w, size, change)
 	if err != nil && ctx.Err() != nil {
 		err = ctx.Err() // bbolt does not wrap it
 	}
 	return err
 }
 
-func (f *File) copy(ctx context.Context, w io.Writer, size func(int64)) (err error) {
+func (f *File) copy(ctx context.Context, w io.Writer, size func(int64), change func(*bolt.Tx) error) (err error) {
 	copied, err := os.CreateTemp(filepath.Dir(f.DB.Path()), filepath.Base(f.DB.Path())+".backup-")
 	if err != nil {
 		return err
@@ -34,14 +35,20 @@ func (f *File) copy(ctx context.Context, w io.Writer, size func(int64)) (err err
 	if err := os.Remove(copied.Name()); err != nil {
 		return err
 	}
-	var n int64
 	err = f.View(func(tx *bolt.Tx) error {
 		if err := room(copied.Name(), tx.Size()); err != nil {
 			return err
 		}
-		n, err = tx.WriteTo(untilDone{ctx, copied})
+		_, err = tx.WriteTo(untilDone{ctx, copied})
 		return err
 	})
+	if err != nil {
+		return err
+	}
+	if err := changeCopy(copied, change); err != nil {
+		return fmt.Errorf("change the copy: %w", err)
+	}
+	info, err := copied.Stat()
 	if err != nil {
 		return err
 	}
@@ -49,10 +56,22 @@ func (f *File) copy(ctx context.Context, w io.Writer, size func(int64)) (err err
 		return err
 	}
 	if size != nil {
-		size(n)
+		size(info.Size())
 	}
 	_, err = io.Copy(untilDone{ctx, w}, copied)
 	return err
+}
+
+// changeCopy makes one transaction in a file that has no name any more, which is reached by its descriptor. The copy is
+// synced by the program that stores it, so bbolt need not.
+func changeCopy(copied *os.File, change func(*bolt.Tx) error) (err error) {
+	db, err := bolt.Open(fmt.Sprintf("/proc/self/fd/%d", copied.Fd()), 0o600, &bolt.Options{NoSync: true, NoGrowSync: true})
+	if err != nil {
+		return err
+	}
+	db.AllocSize = os.Getpagesize() // otherwise a copy of some size grows by 16 MiB
+	defer func() { err = errors.Join(err, db.Close()) }()
+	return db.Update(change)
 }
 
 // room returns an error if a copy of n bytes would fill the disk, or nearly: pulls are refused on a full one.
