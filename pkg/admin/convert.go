@@ -8,6 +8,7 @@ import (
 
 	"github.com/pullgate/pullgate/pkg/pods"
 	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -69,6 +70,7 @@ func proofTo(rules tracker.Rules, p records.Proof) *adminv1.Proof {
 		CredentialId: string(p.Credential), Secrets: all(p.Secrets, secretTo),
 		FirstProved: timestamp(p.FirstProved), LastProved: timestamp(p.LastProved), LastUsed: timestamp(p.LastUsed),
 		Denied: timestamp(p.Denied), Expires: timestamp(rules.Expires(p)),
+		RotatedFrom: all(p.RotatedFrom, func(id credential.ID) string { return string(id) }),
 	}
 }
 

@@ -7,8 +7,13 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// MaxProofs bounds the credentials of one record; the longest unused goes first.
+// MaxProofs bounds the credentials of one record. The namespace that holds most of them makes room for a further one: first with a
+// credential that is from no known Secret, then with the longest unused.
 const MaxProofs = 100
+
+// MaxRotations bounds how often the content of a Secret takes the place of the one before without a registry having confirmed any of
+// them. The next rotation needs proof.
+const MaxRotations = 64
 
 // MaxSecrets bounds the Secrets that are noted with one credential; further ones are not. What is not noted of a
 // Secret makes its next rotation need proof.
@@ -41,6 +46,26 @@ type Proof struct {
 	// Denied is when a registry last refused the credential for the pair's repository; zero since it was
 	// last proved.
 	Denied time.Time `json:"denied,omitzero"`
+	// RotatedFrom are the credentials that its Secret held before, oldest first, if no registry has confirmed this one since the Secret
+	// changed. Such a proof counts for Secrets alone; see [Proof.Counts].
+	RotatedFrom []credential.ID `json:"rotatedFrom,omitempty"`
+	// Namespace is that of the pod that proved it; "" if it is not known.
+	Namespace string `json:"namespace,omitempty"`
+}
+
+// Counts reports whether the proof is worth something to a request that presents its credential, from a Secret if that is known. A
+// credential that no registry has confirmed is worth something from its own Secrets alone: any other holder may have
+// made it up.
+func (p *Proof) Counts(from SecretRef) bool {
+	return len(p.RotatedFrom) == 0 || slices.Contains(p.Secrets, from)
+}
+
+// namespace returns the namespace that the proof is of, "" if none is known.
+func (p *Proof) namespace() string {
+	if p.Namespace == "" && len(p.Secrets) > 0 {
+		return p.Secrets[0].Namespace
+	}
+	return p.Namespace
 }
 
 // note adds a Secret that holds the credential.

@@ -72,6 +72,7 @@ func (m *model) prove(by records.Result, now int) {
 	case i >= 0:
 		r.Proofs = slices.Clone(r.Proofs)
 		r.Proofs[i].LastProved, r.Proofs[i].LastUsed, r.Proofs[i].Denied = at(now), at(now), time.Time{}
+		r.Proofs[i].RotatedFrom = nil
 		if len(by.Secrets) > 0 {
 			r.Proofs[i].Secrets = by.Secrets
 		}
@@ -90,15 +91,10 @@ func (m *model) rotate(p records.Pair, to credential.ID, now int) (rotated bool)
 	if !ok {
 		return false
 	}
-	next := records.Proof{Credential: to, Secrets: []records.SecretRef{pull}, LastUsed: at(now)}
+	next := records.Proof{Credential: to}
+	var own *records.Proof
 	var others []records.Proof
-	for _, was := range r.Proofs {
-		old := len(was.Secrets) > 0 && was.Credential != to
-		rotated = rotated || old
-		if !old && was.Credential != to {
-			others = append(others, was)
-			continue
-		}
+	later := func(was records.Proof) {
 		for _, t := range []struct {
 			to   *time.Time
 			from time.Time
@@ -107,6 +103,38 @@ func (m *model) rotate(p records.Pair, to credential.ID, now int) (rotated bool)
 				*t.to = t.from
 			}
 		}
+	}
+	for _, was := range r.Proofs {
+		switch {
+		case was.Credential == to:
+			own = &was
+		case len(was.Secrets) > 0:
+			rotated = true
+			later(was)
+			for _, id := range append(slices.Clone(was.RotatedFrom), was.Credential) {
+				if !slices.Contains(next.RotatedFrom, id) {
+					next.RotatedFrom = append(next.RotatedFrom, id)
+				}
+			}
+		default:
+			others = append(others, was)
+		}
+	}
+	if own != nil && len(own.RotatedFrom) == 0 {
+		next = *own
+	} else if own != nil {
+		later(*own)
+		before := next.RotatedFrom
+		next.RotatedFrom = slices.Clone(own.RotatedFrom)
+		for _, id := range before {
+			if !slices.Contains(next.RotatedFrom, id) {
+				next.RotatedFrom = append(next.RotatedFrom, id)
+			}
+		}
+	}
+	next.Namespace, next.Secrets, next.LastUsed = "", []records.SecretRef{pull}, at(now)
+	if own == nil || len(next.RotatedFrom) > 0 {
+		next.Namespace = pull.Namespace
 	}
 	if rotated {
 		r.Proofs, r.LastUsed = append(others, next), at(now)
@@ -128,7 +156,7 @@ func (m *model) revoke(by records.Revocation, now int) (n int) {
 		}
 		was, proofs := n, []records.Proof(nil)
 		for _, x := range r.Proofs {
-			if by.Credential != "" && by.Credential != x.Credential || by.Secret.UID != "" && len(x.Secrets) == 0 {
+			if by.Credential != "" && by.Credential != x.Credential && !slices.Contains(x.RotatedFrom, by.Credential) || by.Secret.UID != "" && len(x.Secrets) == 0 {
 				proofs = append(proofs, x)
 			} else {
 				n++

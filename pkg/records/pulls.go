@@ -77,6 +77,7 @@ type Result struct {
 	Open       bool
 	Credential credential.ID
 	Secrets    []SecretRef
+	Namespace  string // of the pod that the pull was for; "" if it is not known
 	At         time.Time
 	// Revoked is asked inside the transaction whether what the pull proved has been revoked since it began. The record
 	// then gets nothing by it. It must not call the store; nil: it has not.
@@ -132,6 +133,7 @@ func (r *Record) prove(by Result) {
 		if p.Credential == by.Credential {
 			// Not the later of two: where the clock was set back, the older one lies in the future.
 			p.LastProved, p.LastUsed, p.Denied = by.At, later(p.LastUsed, by.At), time.Time{}
+			p.RotatedFrom = nil
 			if by.At.Before(p.FirstProved) {
 				p.FirstProved = by.At
 			}
@@ -141,20 +143,46 @@ func (r *Record) prove(by Result) {
 			return
 		}
 	}
-	if len(r.Proofs) >= MaxProofs {
-		oldest := 0
-		for i, p := range r.Proofs {
-			if p.LastUsed.Before(r.Proofs[oldest].LastUsed) {
-				oldest = i
-			}
-		}
-		r.Proofs = slices.Delete(r.Proofs, oldest, oldest+1)
-	}
-	p := Proof{Credential: by.Credential, FirstProved: by.At, LastProved: by.At, LastUsed: by.At}
+	p := Proof{Credential: by.Credential, Namespace: by.Namespace, FirstProved: by.At, LastProved: by.At, LastUsed: by.At}
 	for _, ref := range by.Secrets {
 		p.note(ref)
 	}
+	if len(r.Proofs) >= MaxProofs {
+		at := r.evicted(p.namespace())
+		r.Proofs = slices.Delete(r.Proofs, at, at+1)
+	}
 	r.Proofs = append(r.Proofs, p)
+}
+
+// evicted returns the index of the proof that makes room for one of a namespace: of the namespace that would hold most, the newcomer's
+// if others hold as many, so that no namespace pushes out what another one proved.
+func (r *Record) evicted(newcomer string) (index int) {
+	held := map[string]int{newcomer: 1}
+	for i := range r.Proofs {
+		held[r.Proofs[i].namespace()]++
+	}
+	most := newcomer
+	for namespace, n := range held {
+		if n > held[most] || n == held[most] && most != newcomer && namespace < most {
+			most = namespace
+		}
+	}
+	index = -1
+	for i := range r.Proofs {
+		p := &r.Proofs[i]
+		if p.namespace() == most && (index < 0 || p.goesBefore(&r.Proofs[index])) {
+			index = i
+		}
+	}
+	return index
+}
+
+// goesBefore reports whether the proof makes room rather than another one of its namespace.
+func (p *Proof) goesBefore(other *Proof) bool {
+	if (len(p.Secrets) == 0) != (len(other.Secrets) == 0) {
+		return len(p.Secrets) == 0
+	}
+	return p.LastUsed.Before(other.LastUsed)
 }
 
 // release takes a Secret off every credential but one, as Rotate does: it holds another now. What no Secret

@@ -17,7 +17,8 @@ type Revocation struct {
 	// ImageID and Repository select records.
 	ImageID    string
 	Repository string
-	// Credential selects proofs by the credential.
+	// Credential selects proofs by the credential, and those of a Secret that held it before and whose content no registry has confirmed
+	// since.
 	Credential credential.ID
 	// Secret selects the proofs that a Secret is noted with, by each of its fields that is given: the UID,
 	// namespace and name, or the namespace alone.
@@ -46,6 +47,17 @@ func (r Revocation) Selects(id credential.ID, from []SecretRef) bool {
 		return (r.Secret.UID == "" || r.Secret.UID == s.UID) && (r.Secret.Namespace == "" || r.Secret.Namespace == s.Namespace) &&
 			(r.Secret.Name == "" || r.Secret.Name == s.Name)
 	})
+}
+
+// SelectsProof reports whether a proof is selected: by its credential or, while no registry has confirmed that, by one that its Secret
+// held before.
+func (r Revocation) SelectsProof(p Proof) bool {
+	return r.SelectsAny(p.Credential, p.RotatedFrom, p.Secrets)
+}
+
+// SelectsAny reports whether a credential is selected, or one of those that its Secret held before.
+func (r Revocation) SelectsAny(id credential.ID, before []credential.ID, from []SecretRef) bool {
+	return r.Selects(id, from) || slices.ContainsFunc(before, func(b credential.ID) bool { return r.Selects(b, from) })
 }
 
 // A RevokedProof is a proof that is gone, or would be.
@@ -133,7 +145,7 @@ func revocable(tx *bolt.Tx, r Revocation) (found Revoked, changed []Record, err 
 		}
 		var gone []RevokedProof
 		rec.Proofs = slices.DeleteFunc(rec.Proofs, func(proof Proof) bool {
-			selected := r.Selects(proof.Credential, proof.Secrets)
+			selected := r.SelectsProof(proof)
 			if selected {
 				gone = append(gone, RevokedProof{Pair: p, Proof: proof})
 			}

@@ -20,8 +20,9 @@ type Rotation struct {
 }
 
 // Rotate puts a Secret's credential in the place of the one with which the Secret proved access, whose
-// times of proof it keeps, and reports whether it did: only if the pair's record names the Secret, and is
-// not full of what others proved. A credential that other Secrets are noted with as well stays theirs; one
+// times of proof it keeps unless a registry has confirmed it by itself, and reports whether it did: only if the pair's record names the Secret, is
+// not full of what others proved, and the Secret has not changed more than MaxRotations times since a registry confirmed it. The new
+// credential is not confirmed: see [Proof.RotatedFrom]. A credential that other Secrets are noted with as well stays theirs; one
 // that was noted with this Secret alone is gone, whoever else may have it.
 func (s *Store) Rotate(r Rotation) (rotated bool, err error) {
 	if r.Credential == "" || r.Secret.UID == "" {
@@ -50,6 +51,7 @@ func (r *Record) Rotated(to Rotation) (next Record, rotated bool) {
 	next.Proofs = slices.Clone(r.Proofs)
 	for i := range next.Proofs {
 		next.Proofs[i].Secrets = slices.Clone(next.Proofs[i].Secrets)
+		next.Proofs[i].RotatedFrom = slices.Clone(next.Proofs[i].RotatedFrom)
 	}
 	if to.Credential == "" || to.Secret.UID == "" || !next.rotate(to) {
 		return *r, false
@@ -58,19 +60,29 @@ func (r *Record) Rotated(to Rotation) (next Record, rotated bool) {
 }
 
 func (r *Record) rotate(to Rotation) (rotated bool) {
-	next := Proof{Credential: to.Credential}
-	for _, p := range r.Proofs {
-		own, noted := p.Credential == to.Credential, slices.Contains(p.Secrets, to.Secret)
-		if own { // it was proved by itself too, which may have been later
-			next.Secrets, next.LastUsed = p.Secrets, p.LastUsed
+	next := Proof{Credential: to.Credential, Namespace: to.Secret.Namespace}
+	var own *Proof
+	for i := range r.Proofs {
+		p := &r.Proofs[i]
+		if p.Credential == to.Credential {
+			own = p
+		} else if slices.Contains(p.Secrets, to.Secret) {
+			next.keep(*p)
+			next.RotatedFrom = union(next.RotatedFrom, append(slices.Clone(p.RotatedFrom), p.Credential))
+			rotated = true
 		}
-		if own || noted {
-			next.keep(p)
-		}
-		rotated = rotated || noted && !own
 	}
-	if !rotated {
+	if !rotated || len(next.RotatedFrom) > MaxRotations {
 		return false
+	}
+	switch {
+	case own == nil:
+	case len(own.RotatedFrom) == 0:
+		next = *own // a registry confirmed it by itself: it keeps its own times, and counts for every holder
+	default:
+		next.keep(*own)
+		next.Secrets, next.LastUsed = own.Secrets, own.LastUsed
+		next.RotatedFrom = union(own.RotatedFrom, next.RotatedFrom)
 	}
 	r.release(to.Secret, to.Credential)
 	r.Proofs = slices.DeleteFunc(r.Proofs, func(p Proof) bool { return p.Credential == to.Credential })
@@ -84,6 +96,17 @@ func (r *Record) rotate(to Rotation) (rotated bool) {
 	r.Proofs = append(r.Proofs, next)
 	r.LastUsed = later(r.LastUsed, to.At)
 	return true
+}
+
+// union returns the credentials of both, each once.
+func union(a, b []credential.ID) []credential.ID {
+	all := slices.Clone(a)
+	for _, id := range b {
+		if !slices.Contains(all, id) {
+			all = append(all, id)
+		}
+	}
+	return all
 }
 
 // keep takes over the times of another proof, if they are later.

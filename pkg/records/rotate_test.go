@@ -21,6 +21,10 @@ func TestRotateReplacesWhatTheSecretProved(t *testing.T) {
 	proof := func(id credential.ID, first, last, used int, secrets ...records.SecretRef) records.Proof {
 		return records.Proof{Credential: id, Secrets: secrets, FirstProved: at(first), LastProved: at(last), LastUsed: at(used)}
 	}
+	rotated := func(p records.Proof, from ...credential.ID) records.Proof {
+		p.RotatedFrom, p.Namespace = from, pull.Namespace
+		return p
+	}
 	type pulled struct {
 		by      credential.ID
 		secrets []records.SecretRef
@@ -36,22 +40,22 @@ func TestRotateReplacesWhatTheSecretProved(t *testing.T) {
 		"its old credential": {
 			[]pulled{{alice, []records.SecretRef{pull}}},
 			pull, bob, true,
-			[]records.Proof{proof(bob, 0, 0, 9, pull)},
+			[]records.Proof{rotated(proof(bob, 0, 0, 9, pull), alice)},
 		},
 		"others stay": {
 			[]pulled{{alice, []records.SecretRef{pull}}, {carol, []records.SecretRef{twin}}, {"none", nil}},
 			pull, bob, true,
-			[]records.Proof{proof(carol, 1, 1, 1, twin), proof("none", 2, 2, 2), proof(bob, 0, 0, 9, pull)},
+			[]records.Proof{proof(carol, 1, 1, 1, twin), proof("none", 2, 2, 2), rotated(proof(bob, 0, 0, 9, pull), alice)},
 		},
 		"a credential that another Secret holds too": {
 			[]pulled{{alice, []records.SecretRef{pull, twin}}},
 			pull, bob, true,
-			[]records.Proof{proof(alice, 0, 0, 0, twin), proof(bob, 0, 0, 9, pull)},
+			[]records.Proof{proof(alice, 0, 0, 0, twin), rotated(proof(bob, 0, 0, 9, pull), alice)},
 		},
 		"two of its credentials": {
 			[]pulled{{alice, []records.SecretRef{pull}}, {carol, []records.SecretRef{pull}}},
 			pull, bob, true,
-			[]records.Proof{proof(bob, 1, 1, 9, pull)},
+			[]records.Proof{rotated(proof(bob, 1, 1, 9, pull), carol)},
 		},
 		"by one that proved access itself, later": {
 			[]pulled{{alice, []records.SecretRef{pull}}, {bob, nil}},
@@ -61,7 +65,7 @@ func TestRotateReplacesWhatTheSecretProved(t *testing.T) {
 		"by one that proved access itself, earlier": {
 			[]pulled{{bob, nil}, {alice, []records.SecretRef{pull}}},
 			pull, bob, true,
-			[]records.Proof{proof(bob, 1, 1, 9, pull)},
+			[]records.Proof{proof(bob, 0, 0, 9, pull)},
 		},
 		"not for another uid": {
 			[]pulled{{alice, []records.SecretRef{pull}}},

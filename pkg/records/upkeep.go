@@ -58,8 +58,8 @@ func (s *Store) Touch(uses map[Pair]Use) error {
 			for i := range r.Proofs {
 				proof := &r.Proofs[i]
 				proof.LastUsed = later(proof.LastUsed, u.Credentials[proof.Credential])
-				if u.Credentials[proof.Credential].Before(proof.FirstProved) {
-					continue // a use from before the credential was revoked and proved anew
+				if u.Credentials[proof.Credential].Before(proof.FirstProved) || len(proof.RotatedFrom) > 0 {
+					continue // a use from before the credential was revoked and proved anew, or from before its Secret changed
 				}
 				for _, ref := range u.Secrets[proof.Credential] {
 					proof.note(ref)

@@ -259,7 +259,7 @@ func (f *finding) leaves() leaving {
 	case policy.Granted:
 		l.grant = f.grant
 	case policy.Proved, policy.ProvedInGrace, policy.ProofExpired:
-		l.credential, l.secrets, l.fresh = f.by.credential, f.by.secrets, f.by.fresh
+		l.credential, l.secrets, l.before, l.fresh = f.by.credential, f.by.secrets, f.by.before, f.by.fresh
 	}
 	return l
 }
@@ -289,10 +289,10 @@ func (r *Rules) allowlists(f records.Facts, p records.Pair, img Image) bool {
 // leaves, and says nothing for the name.
 func proves(r *records.Record) bool { return r != nil && (r.Open || len(r.Proofs) > 0) }
 
-// proofOf returns the proof by a credential, nil if there is none. An empty credential is none.
-func proofOf(r *records.Record, id credential.ID) *records.Proof {
+// proofOf returns the proof by a credential that counts for where it is from, nil if there is none. An empty credential is none.
+func proofOf(r *records.Record, id credential.ID, from records.SecretRef) *records.Proof {
 	for i := range r.Proofs {
-		if id != "" && r.Proofs[i].Credential == id {
+		if id != "" && r.Proofs[i].Credential == id && r.Proofs[i].Counts(from) {
 			return &r.Proofs[i]
 		}
 	}

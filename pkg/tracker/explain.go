@@ -132,7 +132,7 @@ func (t *Tracker) standings(rules *Rules, r *records.Record, secrets []Secret) [
 	}
 	now := time.Now()
 	for i, s := range secrets {
-		switch rules.standing(proofOf(r, s.Credential), now) {
+		switch rules.standing(proofOf(r, s.Credential, s.Ref), now) {
 		case valid:
 			all[i] = Valid
 		case inGrace:

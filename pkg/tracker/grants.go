@@ -18,6 +18,7 @@ type grant struct {
 	reason     policy.Reason
 	credential credential.ID
 	secrets    []records.SecretRef // that the credential was known to be from
+	before     []credential.ID     // that its Secret held before, while no registry had confirmed it
 	// created is when the container was created that a restored grant comes from.
 	created time.Time
 	// unnamed is set for a restored grant if the container did not show the name of its image: the grant may be based
@@ -62,9 +63,15 @@ func (t *Tracker) granted(uid string, p records.Pair) (grant, bool) {
 // it) the grants are for every repository of the image. What they rest on is not known any more, so none is given for
 // a pair of which something was revoked since the container was created, which is when the pod was judged; with name "", none at
 // all if that is so for one of the repositories. Nor is one given for a pair whose record is younger than the container, unless every
-// pod may use the pair: what was revoked before is not known.
+// pod may use the pair: what was revoked before is not known. Nor for a container
+// whose creation time is in the future: the clock was set back, and nothing tells what is older.
 func (t *Tracker) Restore(p Pod, name string, img Image, created time.Time) {
 	if img.ID == "" {
+		return
+	}
+	if created.After(time.Now()) {
+		t.log.Info("Grant not restored: the creation time of the container is in the future, so it may be older than a revocation",
+			"imageID", img.ID, "pod", p.UID, "created", created)
 		return
 	}
 	g := grant{reason: policy.Granted, created: created, unnamed: name == ""}

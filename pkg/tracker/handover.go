@@ -30,6 +30,7 @@ type handedGrant struct {
 	Reason     policy.Reason       `json:"reason"`
 	Credential credential.ID       `json:"credential,omitempty"`
 	Secrets    []records.SecretRef `json:"secrets,omitempty"`
+	Before     []credential.ID     `json:"before,omitempty"`
 	Created    time.Time           `json:"created,omitzero"`
 	Unnamed    bool                `json:"unnamed,omitempty"`
 }
@@ -45,7 +46,7 @@ func (t *Tracker) HandOver() ([]byte, error) {
 	t.mu.Lock()
 	for uid, of := range t.grants {
 		for p, g := range of {
-			h.Grants = append(h.Grants, handedGrant{Pod: uid, ImageID: p.ImageID, Repository: p.Repository, Reason: g.reason, Credential: g.credential, Secrets: g.secrets, Created: g.created, Unnamed: g.unnamed})
+			h.Grants = append(h.Grants, handedGrant{Pod: uid, ImageID: p.ImageID, Repository: p.Repository, Reason: g.reason, Credential: g.credential, Secrets: g.secrets, Before: g.before, Created: g.created, Unnamed: g.unnamed})
 		}
 	}
 	t.mu.Unlock()
@@ -73,7 +74,7 @@ func (t *Tracker) TakeOver(data []byte, lastWrite uint64) (int, error) {
 		if g.ImageID == "" || g.Repository == "" {
 			continue
 		}
-		t.grant(g.Pod, records.Pair{ImageID: g.ImageID, Repository: g.Repository}, grant{reason: g.Reason, credential: g.Credential, secrets: g.Secrets, created: g.Created, unnamed: g.Unnamed}, since)
+		t.grant(g.Pod, records.Pair{ImageID: g.ImageID, Repository: g.Repository}, grant{reason: g.Reason, credential: g.Credential, secrets: g.Secrets, before: g.Before, created: g.Created, unnamed: g.Unnamed}, since)
 	}
 	return len(h.Grants), nil
 }

@@ -132,7 +132,7 @@ func (r reach) rests(p records.Pair, g grant) bool {
 	case g.credential == "":
 		return false
 	}
-	return r.by.Selects(g.credential, g.secrets) || slices.ContainsFunc(r.gone, func(x records.RevokedProof) bool {
+	return r.by.SelectsAny(g.credential, g.before, g.secrets) || slices.ContainsFunc(r.gone, func(x records.RevokedProof) bool {
 		return x.Pair == p && x.Proof.Credential == g.credential
 	})
 }

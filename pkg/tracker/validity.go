@@ -70,12 +70,13 @@ type basis struct {
 	credential credential.ID
 	secrets    []records.SecretRef // that the credential is known to be from
 	fresh      records.SecretRef   // the one that is to be noted with it; the zero value is none
+	before     []credential.ID     // see records.Proof.RotatedFrom
 }
 
 // better replaces the basis by a proof that is worth more, and reports whether it cannot get better.
 func (b *basis) better(s standing, p *records.Proof, from records.SecretRef) (best bool) {
 	if s > b.standing {
-		*b = basis{standing: s, credential: p.Credential, secrets: p.Secrets}
+		*b = basis{standing: s, credential: p.Credential, secrets: p.Secrets, before: p.RotatedFrom}
 		if from.UID != "" && !contains(p.Secrets, from) {
 			b.fresh, b.secrets = from, append(slices.Clip(p.Secrets), from)
 		}
@@ -88,18 +89,18 @@ func (t *Tracker) proof(r *records.Record, rules *Rules, q Request) (b basis) {
 	now := time.Now()
 	for _, c := range q.Credentials {
 		id, _ := t.sent(c, q.Pod)
-		if p := proofOf(r, id); b.better(rules.standing(p, now), p, records.SecretRef{}) {
+		if p := proofOf(r, id, records.SecretRef{}); b.better(rules.standing(p, now), p, records.SecretRef{}) {
 			return b
 		}
 	}
 	for _, s := range q.Secrets {
-		if p := proofOf(r, s.Credential); b.better(rules.standing(p, now), p, s.Ref) {
+		if p := proofOf(r, s.Credential, s.Ref); b.better(rules.standing(p, now), p, s.Ref) {
 			return b
 		}
 	}
 	// Not for a request that presents a credential: it asks whether that one is good.
 	if q.Credentials == nil {
-		p := proofOf(r, t.ofNamespace(q.Pod))
+		p := proofOf(r, t.ofNamespace(q.Pod), records.SecretRef{})
 		b.better(rules.standing(p, now), p, records.SecretRef{})
 	}
 	return b

@@ -1,0 +1,125 @@
+package tracker_test
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+var ownSecret = records.SecretRef{UID: "u1", Namespace: "team-m", Name: "pull"}
+
+// holding asks as a pod with a pull secret of this content.
+func (w *world) holding(uid string, ref records.SecretRef, password string) tracker.Request {
+	return tracker.Request{
+		Pod: pod(uid), Name: app + ":1", Image: image(id1, app+":1"),
+		Secrets: []tracker.Secret{{Credential: w.key.ID(secret(password)), Ref: ref}},
+	}
+}
+
+// pulledWith makes a successful pull with the content of a pull secret.
+func (w *world) pulledWith(uid string, ref records.SecretRef, password string) {
+	w.t.Helper()
+	pull, err := w.BeginPull(w.t.Context(), app+":1", tracker.Image{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	from := []tracker.Secret{{Credential: w.key.ID(secret(password)), Ref: ref}}
+	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret(password), Secrets: from, Pod: pod(uid)}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) revokeCredential(password string) tracker.Revoked {
+	w.t.Helper()
+	got, err := w.Revoke(w.t.Context(), tracker.Revocation{Revocation: records.Revocation{Credential: w.key.ID(secret(password))}})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return got
+}
+
+// A Secret that is overwritten before the credential that leaked is revoked does not keep what the credential proved.
+func TestRevocationFindsWhatARotationHides(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.runtime.set(image(id1, app+":1"))
+	w.pulledWith("m1", ownSecret, "leaked")
+	w.want(w.Check(t.Context(), w.holding("m2", ownSecret, "junk")), policy.Allow, policy.Proved)
+	w.want(w.Check(t.Context(), w.holding("m3", ownSecret, "more junk")), policy.Allow, policy.Proved)
+	got := w.revokeCredential("leaked")
+	if len(got.Proofs) != 1 || len(got.Grants) != 3 {
+		t.Errorf("Revoke = %+v; want the proof and the grants of all three pods", got)
+	}
+	for _, uid := range []string{"m1", "m2", "m3", "m4"} {
+		w.want(w.Check(t.Context(), w.holding(uid, ownSecret, "more junk")), policy.Reverify, policy.NotProved)
+	}
+}
+
+// A credential that no registry has confirmed is worth nothing to other holders.
+func TestUnconfirmedCredentialCountsForItsOwnSecretOnly(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	img := image(id1, app+":1")
+	w.runtime.set(img)
+	w.pulledWith("a1", ownSecret, "old")
+	w.want(w.Check(t.Context(), w.holding("a2", ownSecret, "new")), policy.Allow, policy.Proved)
+	other := records.SecretRef{UID: "u2", Namespace: "team-s", Name: "pull"}
+	w.want(w.check(pod("stranger"), app+":1", img, "new"), policy.Reverify, policy.NotProved)
+	w.want(w.Check(t.Context(), w.holding("stranger", other, "new")), policy.Reverify, policy.NotProved)
+	if e := w.Explain(t.Context(), w.holding("stranger", other, "new")); e.Standings[0] != tracker.ProvedNothing {
+		t.Errorf("Explain: the stranger's Secret is %v; want ProvedNothing", e.Standings[0])
+	}
+	w.want(w.Check(t.Context(), w.holding("a3", ownSecret, "new")), policy.Allow, policy.Proved)
+	// A registry confirms it.
+	w.pulledWith("a4", ownSecret, "new")
+	w.want(w.check(pod("stranger"), app+":1", img, "new"), policy.Allow, policy.Proved)
+	if got := w.revokeCredential("old"); len(got.Proofs) > 0 {
+		t.Errorf("Revoke of what a registry has replaced = %+v; want no proof", got)
+	}
+	w.want(w.Check(t.Context(), w.holding("a5", ownSecret, "new")), policy.Allow, policy.Proved)
+}
+
+func TestRotationsWithoutARegistryAreBounded(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.runtime.set(image(id1, app+":1"))
+	w.pulledWith("a", ownSecret, "0")
+	for i := 1; i <= records.MaxRotations; i++ {
+		w.want(w.Check(t.Context(), w.holding(fmt.Sprint("a", i), ownSecret, fmt.Sprint(i))), policy.Allow, policy.Proved)
+	}
+	w.want(w.Check(t.Context(), w.holding("late", ownSecret, "late")), policy.Reverify, policy.NotProved)
+	if got := w.revokeCredential("0"); len(got.Proofs) != 1 {
+		t.Errorf("Revoke of the first = %+v; want the proof", got)
+	}
+}
+
+// One tenant's credentials push out its own proofs, not those of others.
+func TestProofsOfOneNamespaceDoNotEvictOthers(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	img := image(id1, app+":1")
+	w.runtime.set(img)
+	w.pulled(pod("victim"), app+":1", id1, "victim")
+	for i := range 3 * records.MaxProofs / 2 {
+		w.pulled(tracker.Pod{UID: fmt.Sprint("m", i), Namespace: "team-m"}, app+":1", id1, fmt.Sprint("m", i))
+	}
+	w.want(w.check(pod("victim-2"), app+":1", img, "victim"), policy.Allow, policy.Proved)
+	w.want(w.check(pod("m-new"), app+":1", img, fmt.Sprint("m", 3*records.MaxProofs/2-1)), policy.Allow, policy.Proved)
+	w.want(w.check(pod("m-old"), app+":1", img, "m0"), policy.Reverify, policy.NotProved)
+}
+
+// The clock was two hours ahead when the container was created, was put right, and then the image was revoked.
+func TestContainerFromTheFutureRestoresNoGrant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tracker.Options{})
+		img := image(id1, app+":1")
+		w.runtime.set(img)
+		w.pulled(pod("m"), app+":1", id1, "leaked")
+		created := time.Now().Add(2 * time.Hour)
+		w.revokeCredential("leaked")
+		w.restart()
+		w.Restore(pod("m"), app+":1", img, created)
+		w.want(w.check(pod("m"), app+":1", img), policy.Reverify, policy.NotProved)
+	})
+}
