@@ -81,10 +81,6 @@ e2e: build ## run built binaries against a real containerd, registry and kube-ap
 e2e-node: build ## tell stories of tenants under real kubelets, as root; KUBELET, RUNTIME and RUN select
 	cd e2e && STORY='$(RUN)' $(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 -run '^TestNode$$/^$(or $(KUBELET),.*)$$/^$(or $(RUNTIME),.*)$$' ./kubelets
 
-.PHONY: fuzz-seeds
-fuzz-seeds: ## run every fuzz target on its seeds
-	.ci/fuzz seeds
-
 .PHONY: fuzz
 fuzz: ## fuzz every target for FUZZTIME (30s)
 	.ci/fuzz $(FUZZTIME)
