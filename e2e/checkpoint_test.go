@@ -16,11 +16,11 @@ import (
 // not on the one that was asked for. The tenant only has to know the digest of a manifest that is on the
 // node: a registry of its own says that it has it, and nothing is fetched.
 func TestCheckpointImageNamesAnotherImage(t *testing.T) {
-	on(t, checkpointImageNamesAnotherImage, debian, containerd21, containerd24)
+	on(t, checkpointImageNamesAnotherImage, debian, containerd21, containerd22, containerd24)
 }
 
 func checkpointImageNamesAnotherImage(t stage) {
-	restores := t.containerd == containerd21 // the others take it for an image like any other
+	restores := t.restores()
 	s := begin(t)
 	direct := s.dial(s.node.Containerd.Endpoint())
 	app := s.private("checkpoint/app:1", node.Image{})
@@ -45,8 +45,8 @@ func checkpointImageNamesAnotherImage(t stage) {
 	}
 	s.must(direct.Remove(t.Context(), thief))
 
-	// Through pullgated: the image asked for is public, so its pull is open to all, and the gate lets
-	// the creation through. What the container really has is read back.
+	// Through pullgated: the image asked for is public, so its pull is open to all, and the gate forwards
+	// the creation. The container is a restored one.
 	thief = pod("team-b", trap, node.IfNotPresent)
 	s.must(s.k.Sandbox(t.Context(), thief))
 	o = s.asked(app, 0, func() node.Outcome { return s.k.Start(t.Context(), thief) })
@@ -58,6 +58,7 @@ func checkpointImageNamesAnotherImage(t stage) {
 			t.Errorf("denied containers are still there: %v", left)
 		}
 		s.wantMetric(1, "pullgate_denials_total", `call="CreateContainer"`)
+		s.wantMetric(1, "pullgate_container_creations_refused_total", `reason="restored"`)
 	} else if got := imageOf(s, s.k, o.Container); got != trap.ID {
 		t.Errorf("checkpoint image of team B: %v on %s; want a container on itself", o, got)
 	}
@@ -68,14 +69,38 @@ func checkpointImageNamesAnotherImage(t stage) {
 	s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, 1)
 	s.run(pod("team-b", node.Pushed{Built: app.Built, Name: base, Repository: "evil/base"}, node.Never), app, node.NeverPulled, 0)
 
-	// The owner may use the image, so its own checkpoint of it is let through; that it does not start
-	// without criu is between it and containerd.
-	if restores {
-		own := *owner
-		own.Image = trap.Name
-		if o := s.k.Start(t.Context(), &own); o.State == node.CreateFailed || imageOf(s, direct, o.Container) != app.ID {
-			t.Errorf("checkpoint image of team A: %v; want a container on %s", o, app.ID)
-		}
+	// The owner may use the image, and may not restore a checkpoint of it either.
+	own := *owner
+	own.Image = trap.Name
+	if o := s.k.Start(t.Context(), &own); restores && o.State != node.CreateFailed {
+		t.Errorf("checkpoint image of team A: %v; want CreateContainerError", o)
+	}
+	s.must(s.k.Remove(t.Context(), owner))
+}
+
+// With allowRestores the image that the runtime reports is judged. That it does not start without criu is between the pod and
+// containerd.
+func TestCheckpointImageWithAllowRestores(t *testing.T) {
+	on(t, checkpointImageWithAllowRestores, containerd21)
+}
+
+func checkpointImageWithAllowRestores(t stage) {
+	s := begin(t, "allowRestores: true")
+	app := s.private("allowed/app:1", node.Image{})
+	owner := pod("team-a", app, node.IfNotPresent, node.Alice())
+	s.keep(owner, app, node.Running, -1)
+	s.claim("allowed/base", app.Digest)
+	trap := s.public("allowed/checkpoint:1", checkpointOf("trap", s.node.Public.Host()+"/allowed/base@"+app.Digest))
+	thief := pod("team-b", trap, node.IfNotPresent)
+	s.must(s.k.Sandbox(t.Context(), thief))
+	if o := s.k.Start(t.Context(), thief); o.State != node.CreateFailed || !strings.Contains(o.Text, "PermissionDenied") {
+		t.Errorf("checkpoint image of team B: %v; want CreateContainerError with PermissionDenied", o)
+	}
+	s.must(s.k.Remove(t.Context(), thief))
+	own := *owner
+	own.Image = trap.Name
+	if o := s.k.Start(t.Context(), &own); o.State == node.CreateFailed || imageOf(s, s.k, o.Container) != app.ID {
+		t.Errorf("checkpoint image of team A: %v; want a container on %s", o, app.ID)
 	}
 	s.must(s.k.Remove(t.Context(), owner))
 }
@@ -117,7 +142,10 @@ func (s *suite) claim(repository, digest string) {
 }
 
 // checkpointOf is an image that says it is the checkpoint of a container on the base image.
-func checkpointOf(content, base string) node.Image {
+func checkpointOf(content, base string) node.Image { return checkpoint(content, base, base) }
+
+// checkpoint is an image that says it is the checkpoint of a container on one image, which is to get a name.
+func checkpoint(content, base, name string) node.Image {
 	dump := func(v any) string {
 		text, err := json.Marshal(v)
 		if err != nil {
@@ -126,11 +154,11 @@ func checkpointOf(content, base string) node.Image {
 		return string(text)
 	}
 	return node.Image{
-		Content:     content + " on " + base,
+		Content:     content + " on " + base + " as " + name,
 		Annotations: map[string]string{"org.criu.checkpoint.container.name": "main"},
 		Files: map[string]string{
 			"spec.dump":   dump(map[string]any{"ociVersion": "1.0.0", "annotations": map[string]string{}}),
-			"config.dump": dump(map[string]string{"rootfsImageName": base, "rootfsImageRef": base, "name": "main"}),
+			"config.dump": dump(map[string]string{"rootfsImageName": name, "rootfsImageRef": base, "name": "main"}),
 			"status.dump": dump(map[string]any{
 				"metadata": map[string]string{"name": "main"}, "image": map[string]string{"image": base},
 				"annotations": map[string]string{"made": "up"}, "labels": map[string]string{"made": "up"},

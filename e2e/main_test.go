@@ -19,6 +19,7 @@ import (
 const (
 	debian       = "containerd-1.6" // or whatever the machine has
 	containerd21 = release.Containerd21
+	containerd22 = release.Containerd22
 	containerd24 = release.Containerd24
 )
 

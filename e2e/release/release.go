@@ -22,10 +22,12 @@ import (
 
 // Releases of containerd that are built here, by the folder below tools that pins them.
 const (
-	// Containerd21 is the last release line that creates a container from a checkpoint image on
-	// whatever image the checkpoint names, without being told to: 2.0 cannot restore at all, and
-	// 2.2 after 2.2.3, 2.3 and 2.4 ask for a switch or have given it up.
+	// Containerd21 creates a container from a checkpoint image on whatever image the checkpoint names, which it pulls
+	// first.
 	Containerd21 = "containerd-2.1"
+	// Containerd22 takes the image that a checkpoint names from the node if it is there, and gives it the name
+	// that the checkpoint says; 2.2.0 to 2.2.4 and 2.3.0 to 2.3.1 do.
+	Containerd22 = "containerd-2.2"
 	// Containerd24 is the newest one.
 	Containerd24 = "containerd-2.4"
 )
