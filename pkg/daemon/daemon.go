@@ -65,7 +65,11 @@ func Run(ctx context.Context, o Options) (err error) {
 
 	// The lock on the store is what keeps a second daemon from this node's state, so it comes
 	// before the socket.
-	st, err := openState(o.Config.StateDir, records.Options{Now: time.Now(), OnSync: m.StoreSync}, o.Log.WithName("records"))
+	onPanic := func(value any, stack []byte) {
+		m.Panic()
+		o.Log.Error(fmt.Errorf("panic: %v", value), "A transaction of the store of pull records panicked; it has failed. Report it with the stack, unless pullgatectl store verify finds damage", "stack", string(stack))
+	}
+	st, err := openState(o.Config.StateDir, records.Options{Now: time.Now(), OnSync: m.StoreSync, OnPanic: onPanic}, o.Log.WithName("records"))
 	if err != nil {
 		return err
 	}

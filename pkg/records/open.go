@@ -44,6 +44,9 @@ type Options struct {
 	Now time.Time
 	// LockWait bounds the wait for the file lock; the zero value is 2 s.
 	LockWait time.Duration
+	// OnPanic is called for each panic in a transaction, with its value and the stack; nil is allowed. The call that made
+	// the transaction returns ErrUnreadable.
+	OnPanic func(value any, stack []byte)
 	// OnSync is told how long each write transaction took; nil is allowed.
 	OnSync func(time.Duration)
 }
@@ -112,7 +115,7 @@ func Open(path string, o Options) (*Store, Report, error) {
 
 // openPresent opens the store if there is one, and else returns with which distrust a new one would begin.
 func openPresent(path string, o Options) (f *dbfile.File, distrust *Distrust, damage, err error) {
-	f, damage, err = openFile(path, o.LockWait, false)
+	f, damage, err = openFile(path, o, false)
 	if errors.Is(err, fs.ErrNotExist) {
 		distrust, err = absent(path, o)
 	}
@@ -120,8 +123,8 @@ func openPresent(path string, o Options) (f *dbfile.File, distrust *Distrust, da
 }
 
 // openFile opens an existing file and reads all of it.
-func openFile(path string, wait time.Duration, readOnly bool) (f *dbfile.File, damage, err error) {
-	f, damage, err = dbfile.Open(path, dbfile.Options{LockWait: wait, ReadOnly: readOnly, Check: check})
+func openFile(path string, o Options, readOnly bool) (f *dbfile.File, damage, err error) {
+	f, damage, err = dbfile.Open(path, dbfile.Options{LockWait: o.LockWait, ReadOnly: readOnly, OnPanic: o.OnPanic, Check: check})
 	if errors.Is(damage, ErrNewerFormat) {
 		return nil, nil, errors.Join(damage, err)
 	}
@@ -227,7 +230,7 @@ func create(path string, o Options, distrust *Distrust) (*dbfile.File, error) {
 	if err := durable.Folder(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	f, damage, err := openFile(path, o.LockWait, false)
+	f, damage, err := openFile(path, o, false)
 	return f, errors.Join(damage, err)
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -246,5 +247,26 @@ func listed(tb testing.TB, s *records.Store) {
 	}
 	if err != nil {
 		tb.Fatal(err)
+	}
+}
+
+// A panic in a transaction fails the call, and is reported with its stack.
+func TestPanicInATransactionIsReported(t *testing.T) {
+	var values []any
+	var stack string
+	s, _ := open(t, newPath(t), records.Options{OnPanic: func(value any, at []byte) {
+		values, stack = append(values, value), string(at)
+	}})
+	err := s.Records(func(records.Record) error { return nil })
+	if err != nil || len(values) > 0 {
+		t.Fatalf("Records = %v, panics %v; want none", err, values)
+	}
+	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
+	err = s.Records(func(records.Record) error { panic("a bug") })
+	if !errors.Is(err, records.ErrUnreadable) || len(values) != 1 || values[0] != "a bug" || !strings.Contains(stack, "TestPanicInATransactionIsReported") {
+		t.Errorf("Records = %v, panics %v with the stack %q; want ErrUnreadable and the panic with its stack", err, values, stack)
+	}
+	if f := lookup(t, s, pair(id1, app)); f.Record == nil {
+		t.Error("the store cannot be used after the panic")
 	}
 }

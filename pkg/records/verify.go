@@ -198,7 +198,7 @@ func KeyText(bucket string, key []byte) string {
 // Examine tells what [Open] would find at path, and changes nothing: the damage for which it would set the file
 // aside, or the error that it would return.
 func Examine(path string) (damage, err error) {
-	f, damage, err := openFile(path, 0, true)
+	f, damage, err := openFile(path, Options{}, true)
 	if f != nil {
 		err = f.DB.Close()
 	}

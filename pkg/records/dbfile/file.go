@@ -26,6 +26,9 @@ type Options struct {
 	LockWait time.Duration
 	// ReadOnly opens a file that is only read, together with others.
 	ReadOnly bool
+	// OnPanic is called for each panic in a transaction, with its value and the stack, before the transaction returns
+	// ErrUnreadable; nil is allowed. A damaged page can cause one, or an error in the program.
+	OnPanic func(value any, stack []byte)
 	// Check looks at what is in the file once its structure is known to be sound; an error is damage.
 	Check func(*bolt.Tx) error
 }
@@ -34,8 +37,10 @@ type Options struct {
 type File struct {
 	// DB is the database. To go through View and Update keeps a damaged page from ending the process.
 	DB   *bolt.DB
-	file *os.File    // of DB, closed with it
-	info fs.FileInfo // of file, when it was opened
+	file *os.File // of DB, closed with it
+	// onPanic is Options.OnPanic.
+	onPanic func(value any, stack []byte)
+	info    fs.FileInfo // of file, when it was opened
 }
 
 // Open opens the file at path, which has to be a regular one, and reads all of it. It returns no file but the damage
@@ -50,8 +55,8 @@ func Open(path string, o Options) (f *File, damage, err error) {
 	case info.Size() == 0:
 		return nil, errors.New("the file is empty"), nil // bbolt would begin a new database in it
 	}
-	f = &File{info: info}
-	damage = guard(func() error {
+	f = &File{info: info, onPanic: o.OnPanic}
+	damage = guard(nil, func() error {
 		if err := f.open(path, o, 0); err != nil {
 			return err
 		}
@@ -132,7 +137,7 @@ func (f *File) closeDamaged() error {
 	if f.DB == nil {
 		return nil
 	}
-	return guard(f.DB.Close)
+	return guard(nil, f.DB.Close)
 }
 
 // check walks the whole tree.
@@ -165,12 +170,12 @@ func (f *File) check(content func(*bolt.Tx) error) error {
 
 // View runs a read transaction, and makes an error of a panic.
 func (f *File) View(do func(*bolt.Tx) error) error {
-	return guard(func() error { return f.DB.View(do) })
+	return guard(f.onPanic, func() error { return f.DB.View(do) })
 }
 
 // Update runs a write transaction, and makes an error of a panic. nil means that it is on disk.
 func (f *File) Update(do func(*bolt.Tx) error) error {
-	return guard(func() error { return f.DB.Update(do) })
+	return guard(f.onPanic, func() error { return f.DB.Update(do) })
 }
 
 // Walk walks the pages of a transaction of the file, also while others write.
@@ -198,12 +203,16 @@ func (f *firstWrite) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// guard runs f and makes an error of a panic, of a fault in the file's memory map as well.
-func guard(f func() error) (err error) {
+// guard runs f and makes an error of a panic, of a fault in the file's memory map as well. It calls onPanic first, unless that
+// is nil.
+func guard(onPanic func(value any, stack []byte), f func() error) (err error) {
 	old := debug.SetPanicOnFault(true)
 	defer debug.SetPanicOnFault(old)
 	defer func() {
 		if p := recover(); p != nil {
+			if onPanic != nil {
+				onPanic(p, debug.Stack())
+			}
 			err = fmt.Errorf("%w: panic: %v", ErrUnreadable, p)
 		}
 	}()
