@@ -73,9 +73,13 @@ func serveOn(tb testing.TB, l net.Listener, endpoint string) (server *criproxy.S
 }
 
 func TestForwardingIsTransparent(t *testing.T) {
-	echo := criproxytest.NewEcho(t)
-	proxied, _ := serveBefore(t, echo.Endpoint())
-	criproxytest.Fidelity(t, echo, proxied)
+	for _, profile := range []criproxytest.Profile{criproxytest.Containerd, criproxytest.CRIO} {
+		t.Run(profile.String(), func(t *testing.T) {
+			echo := criproxytest.NewEchoAs(t, profile)
+			proxied, _ := serveBefore(t, echo.Endpoint())
+			criproxytest.Fidelity(t, echo, proxied)
+		})
+	}
 }
 
 func client(tb testing.TB, endpoint string) *grpc.ClientConn {

@@ -27,11 +27,13 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-const (
-	id1 = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
-	id2 = "sha256:2222222222222222222222222222222222222222222222222222222222222222"
-	id3 = "sha256:2333333333333333333333333333333333333333333333333333333333333333"
-	app = "repo.test/team/app:1"
+const app = "repo.test/team/app:1"
+
+// Image IDs, as the runtime under test writes them.
+var (
+	id1 = underTest().ID("sha256:1111111111111111111111111111111111111111111111111111111111111111")
+	id2 = underTest().ID("sha256:2222222222222222222222222222222222222222222222222222222222222222")
+	id3 = underTest().ID("sha256:2333333333333333333333333333333333333333333333333333333333333333")
 )
 
 // counts is the metrics of a gate under test.
@@ -66,6 +68,19 @@ func (c *counts) CreationRefused(reason string)                     { c.add("cre
 func (c *counts) ForwardedCall(string, string, bool, time.Duration) {}
 func (c *counts) Panic()                                            { c.add("panic") }
 
+// runtimeVariable names the profile of the runtime behind the proxies of a process, containerd by default.
+const runtimeVariable = "PULLGATE_TEST_RUNTIME"
+
+// underTest is that profile.
+func underTest() criproxytest.Profile {
+	for _, profile := range criproxytest.Profiles() {
+		if profile.String() == os.Getenv(runtimeVariable) {
+			return profile
+		}
+	}
+	return criproxytest.Containerd
+}
+
 // A proxy is a whole proxy in process: a real store, the fake runtime behind it, clients before it.
 type proxy struct {
 	t       testing.TB
@@ -94,7 +109,7 @@ func newProxy(tb testing.TB, o tracker.Options, c criproxy.GateConfig) *proxy {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p := &proxy{t: tb, runtime: criproxytest.NewRuntime(tb), options: o, config: c, dir: dir, key: credential.NewKey()}
+	p := &proxy{t: tb, runtime: criproxytest.NewRuntimeAs(tb, underTest()), options: o, config: c, dir: dir, key: credential.NewKey()}
 	p.start()
 	tb.Cleanup(func() {
 		p.stop()

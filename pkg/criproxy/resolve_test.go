@@ -2,6 +2,7 @@ package criproxy_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -17,6 +18,14 @@ import (
 // digest1 is a repo digest of the image id1.
 const digest1 = "repo.test/team/app@sha256:d111111111111111111111111111111111111111111111111111111111111111"
 
+// pullRef pulls with the good password and returns the image_ref of the answer.
+func (p *proxy) pullRef(x *criproxytest.Pod, name string) (string, error) {
+	resp, err := p.Images.PullImage(p.t.Context(), &runtimeapi.PullImageRequest{
+		Image: &runtimeapi.ImageSpec{Image: name}, SandboxConfig: x.Config, Auth: &runtimeapi.AuthConfig{Username: "tenant", Password: "good"},
+	})
+	return resp.GetImageRef(), err
+}
+
 // Before CRI 0.36 a runtime may answer a pull with a digest, and CRI-O does.
 func TestPullIsRecordedUnderTheImageID(t *testing.T) {
 	for name, ref := range map[string]string{"image ID": id1, "repo digest": digest1, "name": app} {
@@ -25,7 +34,7 @@ func TestPullIsRecordedUnderTheImageID(t *testing.T) {
 			p.serves(app, "good", criproxytest.Image{ID: id1, Names: []string{digest1}})
 			p.runtime.Do(func(r *criproxytest.Runtime) { r.ImageRef = func(string, criproxytest.Image) string { return ref } })
 			alice, bob := p.Pod("alice"), p.Pod("bob")
-			if got, err := p.Pull(t.Context(), alice, app, "good"); got != ref || err != nil {
+			if got, err := p.pullRef(alice, app); got != ref || err != nil {
 				t.Fatalf("pull = %q, %v; want the runtime's own answer, %s", got, err, ref)
 			}
 			for range 2 { // a pre-check is what marks an untracked image preloaded
@@ -77,7 +86,7 @@ func TestPullThatCannotBeResolvedOpensNothing(t *testing.T) {
 	}{
 		"the answer is another image":    {ref: id2},
 		"the answer is not on the node":  {ref: id3},
-		"the answer is a digest of none": {ref: "repo.test/team/app@" + id3},
+		"the answer is a digest of none": {ref: "repo.test/team/app@sha256:" + strings.TrimPrefix(id3, "sha256:")},
 		"the answer is no name":          {ref: "No Name"},
 		"the answer is empty":            {},
 		"ImageStatus fails":              {ref: id1, fail: unresolved},
@@ -97,7 +106,7 @@ func TestPullThatCannotBeResolvedOpensNothing(t *testing.T) {
 				// It is on the node, and somebody else's.
 				p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{"repo.test/other/app:1"}})
 			}
-			if got, err := p.Pull(t.Context(), alice, app, "good"); got != tc.ref || err != nil {
+			if got, err := p.pullRef(alice, app); got != tc.ref || err != nil {
 				t.Errorf("pull = %q, %v; want the runtime's own answer, %q", got, err, tc.ref)
 			}
 			p.runtime.Do(func(r *criproxytest.Runtime) { r.Fail = nil })

@@ -17,7 +17,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// Every case of the table, over the socket of the built binary. The registry refuses everything, so that nothing
+// Every case of the table, over the socket of the built binary, before each runtime. The registry refuses everything, so that nothing
 // but what is recorded lets a pod in. Standalone the credentials come one PullImage at a time, and where
 // Secret coordinates are needed the stricter verdict is right; with a pod source the first pre-check has to
 // be the verdict, and nobody pulls.
@@ -29,18 +29,22 @@ func TestDecisionsOverTheSocket(t *testing.T) {
 	ran := map[string]int{}
 	for _, c := range table.Cases {
 		ran[c.Needs]++
-		t.Run(c.Name+"/with a pod source", func(t *testing.T) { decide(t, table, c, true) })
+		for _, profile := range criproxytest.Profiles() {
+			t.Run(c.Name+"/"+profile.String()+"/with a pod source", func(t *testing.T) { decide(t, table, c, profile, true) })
+		}
 		if c.Needs == conformance.NeedsPods {
 			c.Verdict, c.NewRecord = conformance.Reverify, false
 		}
-		t.Run(c.Name+"/standalone", func(t *testing.T) { decide(t, table, c, false) })
+		for _, profile := range criproxytest.Profiles() {
+			t.Run(c.Name+"/"+profile.String()+"/standalone", func(t *testing.T) { decide(t, table, c, profile, false) })
+		}
 	}
 	if ran[conformance.NeedsCRI] < 30 || ran[conformance.NeedsPods] < 1 || len(ran) != 2 {
 		t.Errorf("cases that were run, by what they need: %v; the table has more", ran)
 	}
 }
 
-func decide(t *testing.T, table conformance.Decisions, c conformance.Case, sourced bool) {
+func decide(t *testing.T, table conformance.Decisions, c conformance.Case, profile criproxytest.Profile, sourced bool) {
 	t.Helper()
 	mode, allowlist, err := conformance.Policy(c.Policy)
 	if err != nil {
@@ -62,16 +66,19 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case, sourc
 		namespace = c.Pod[len(c.Pod)-1].Namespace
 	}
 	x := (&criproxytest.Kubelet{}).PodFrom(namespace, source)
-	r := criproxytest.NewRuntime(t)
+	r := criproxytest.NewRuntimeAs(t, profile)
 	var api *apiServer
 	if sourced {
 		api = newAPIServer(t, x, c)
 		settings = append(settings, api.settings())
 	}
 	p := prepare(t, r.Endpoint(), settings...)
-	p.store(table, c)
+	p.store(table, c, profile)
 
-	id := conformance.ImageID(c.ID)
+	id := profile.ID(conformance.ImageID(c.ID))
+	if c.ResolvedAsID || c.RuntimeError != "" {
+		c.Image = profile.ID(c.Image) // the beginning of an ID, as the runtime resolves it
+	}
 	var images []criproxytest.Image
 	switch {
 	case c.RuntimeError == "ambiguous":
@@ -150,7 +157,7 @@ func holdGrant(t *testing.T, r *criproxytest.Runtime, x *criproxytest.Pod, id, n
 }
 
 // store writes what a case of the table begins with, with the daemon's own library.
-func (p *process) store(table conformance.Decisions, c conformance.Case) {
+func (p *process) store(table conformance.Decisions, c conformance.Case, profile criproxytest.Profile) {
 	t := p.t
 	t.Helper()
 	if err := os.MkdirAll(p.path("state"), 0o700); err != nil {
@@ -167,7 +174,7 @@ func (p *process) store(table conformance.Decisions, c conformance.Case) {
 	}
 	still := func() bool { return true }
 	if c.Mark != "" {
-		pair := records.Pair{ImageID: conformance.ImageID(c.ID), Repository: "repo.test/any/pre"}
+		pair := records.Pair{ImageID: profile.ID(conformance.ImageID(c.ID)), Repository: "repo.test/any/pre"}
 		if _, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{pair}, Still: still}); err != nil {
 			t.Fatal(err)
 		}
@@ -183,7 +190,7 @@ func (p *process) store(table conformance.Decisions, c conformance.Case) {
 	var damaged *records.Pair
 	if c.Record != "" {
 		rec := table.Records[c.Record]
-		pair := records.Pair{ImageID: conformance.ImageID(rec.ID), Repository: rec.Repository}
+		pair := records.Pair{ImageID: profile.ID(conformance.ImageID(rec.ID)), Repository: rec.Repository}
 		intent, err := s.Begin(rec.Repository+":1", rec.Repository, time.Now())
 		if err != nil {
 			t.Fatal(err)

@@ -25,7 +25,7 @@ func TestRuntimeThatClosesEveryConnectionDoesNotFloodTheLog(t *testing.T) {
 				return
 			}
 			_, _ = c.Write([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0}) // empty SETTINGS
-			time.Sleep(time.Millisecond) // so that the connection is seen to be up
+			time.Sleep(time.Millisecond)                      // so that the connection is seen to be up
 			_ = c.Close()
 		}
 	}()

@@ -49,6 +49,7 @@ type Seen struct {
 type Echo struct {
 	endpoint string
 	server   *grpc.Server
+	exact    bool         // it closes connections with another content type than application/grpc
 	calls    atomic.Int64 // numbers the calls, so that each finds its own Seen
 
 	mu    sync.Mutex
@@ -59,6 +60,12 @@ type Echo struct {
 // NewEcho starts an echo.
 func NewEcho(tb testing.TB) *Echo {
 	tb.Helper()
+	return NewEchoAs(tb, Containerd)
+}
+
+// NewEchoAs starts an echo that accepts the content types that a runtime accepts.
+func NewEchoAs(tb testing.TB, profile Profile) *Echo {
+	tb.Helper()
 	dir, err := os.MkdirTemp("", "echo") //nolint:usetesting // a socket's path must be short
 	if err != nil {
 		tb.Fatal(err)
@@ -68,7 +75,12 @@ func NewEcho(tb testing.TB) *Echo {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	e.server = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(e.handle), grpc.MaxRecvMsgSize(16<<20))
+	options := []grpc.ServerOption{grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(e.handle), grpc.MaxRecvMsgSize(16 << 20)}
+	if profile != Containerd {
+		e.exact = true
+		options = append(options, exactContentType()...)
+	}
+	e.server = grpc.NewServer(options...)
 	go func() { _ = e.server.Serve(l) }() // ends with Stop
 	tb.Cleanup(func() {
 		e.server.Stop()

@@ -3,6 +3,7 @@ package criproxytest
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -21,9 +22,8 @@ type Kubelet struct {
 	Conn    *grpc.ClientConn
 	Images  runtimeapi.ImageServiceClient
 	Runtime runtimeapi.RuntimeServiceClient
-
-	t    testing.TB
-	pods int
+	t       testing.TB
+	pods    int
 }
 
 // NewKubelet returns a kubelet before an endpoint; it ends with the test.
@@ -89,8 +89,8 @@ func (k *Kubelet) TryPrecheck(ctx context.Context, p *Pod, name string) (string,
 	return resp.GetImage().GetId(), err
 }
 
-// Pull pulls with the password of the user "tenant", "" for no credential at all. A nil pod is
-// somebody who pulls for no pod.
+// Pull pulls with the password of the user "tenant", "" for no credential at all, and returns the image's ID, also if
+// the runtime answers with a digest. A nil pod is somebody who pulls for no pod.
 func (k *Kubelet) Pull(ctx context.Context, p *Pod, name, password string) (string, error) {
 	req := &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: name}}
 	if p != nil {
@@ -100,6 +100,10 @@ func (k *Kubelet) Pull(ctx context.Context, p *Pod, name, password string) (stri
 		req.Auth = &runtimeapi.AuthConfig{Username: "tenant", Password: password}
 	}
 	resp, err := k.Images.PullImage(ctx, req)
+	if ref := resp.GetImageRef(); err == nil && strings.Contains(ref, "@") {
+		status, err := k.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: ref}})
+		return status.GetImage().GetId(), err
+	}
 	return resp.GetImageRef(), err
 }
 

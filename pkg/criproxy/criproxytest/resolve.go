@@ -30,6 +30,9 @@ func isID(name string) bool {
 // resolveLocked finds an image as containerd does: by a whole ID; else by its name, normalised; else by
 // the beginning of an ID, with or without the algorithm. Nothing is the beginning of all.
 func (r *Runtime) resolveLocked(name string) (*Image, error) {
+	if r.profile != Containerd {
+		return r.resolveCRIOLocked(name)
+	}
 	whole := isID(name)
 	want := normal(name)
 	for i := range r.images {
@@ -56,8 +59,11 @@ func (r *Runtime) resolveLocked(name string) (*Image, error) {
 	return found, nil
 }
 
-// unresolved is containerd's answer to a call about an image that cannot be told from another.
-func unresolved(name string, err error) error {
+// unresolved is the answer to a call about an image that cannot be told from another.
+func (r *Runtime) unresolved(name string, err error) error {
+	if r.profile != Containerd {
+		return unresolvedCRIO(name, err)
+	}
 	return status.Errorf(codes.Unknown, "can not resolve %q locally: %v", name, err)
 }
 

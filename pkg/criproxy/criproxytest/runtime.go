@@ -36,7 +36,7 @@ type Image struct {
 	Fails error
 }
 
-// A Runtime is a fake container runtime that behaves as containerd does where it matters to a proxy
+// A Runtime is a fake container runtime that behaves as containerd does, or as its [Profile] says, where it matters to a proxy
 // that judges: it resolves prefixes of image IDs, with an error for an ambiguous one, answers an
 // absent image with an empty message, and puts a container that is created from a checkpoint image
 // on another image. Its fields may be changed under Do.
@@ -48,6 +48,8 @@ type Runtime struct {
 	Registry func(name string, auth *runtimeapi.AuthConfig) (Image, error)
 	// ImageRef returns the image_ref that answers a pull of a name; nil answers with the image's ID.
 	ImageRef func(name string, img Image) string
+	// Search is the registry that a name without one is looked for in by CRI-O; with "" such a name is an error.
+	Search string
 	// Fail returns the error that a method, by its short name, answers with instead of being carried out; nil
 	// for none.
 	Fail func(method string) error
@@ -66,9 +68,10 @@ type Runtime struct {
 	calls      []received
 	next       int
 
-	socket string
-	server *grpc.Server
-	codec  keepingCodec
+	profile Profile
+	socket  string
+	server  *grpc.Server
+	codec   keepingCodec
 }
 
 // A received is one call that a runtime got.
@@ -77,8 +80,14 @@ type received struct {
 	request []byte // as it came
 }
 
-// NewRuntime starts a runtime that has nothing.
+// NewRuntime starts a runtime that has nothing, with the profile of containerd.
 func NewRuntime(tb testing.TB) *Runtime {
+	tb.Helper()
+	return NewRuntimeAs(tb, Containerd)
+}
+
+// NewRuntimeAs starts a runtime that has nothing.
+func NewRuntimeAs(tb testing.TB, profile Profile) *Runtime {
 	tb.Helper()
 	dir, err := os.MkdirTemp("", "cri") //nolint:usetesting // a socket's path must be short
 	if err != nil {
@@ -88,6 +97,8 @@ func NewRuntime(tb testing.TB) *Runtime {
 		sandboxes:  map[string]*runtimeapi.PodSandbox{},
 		containers: map[string]*runtimeapi.Container{},
 		started:    map[string]bool{},
+		profile:    profile,
+		Search:     "docker.io",
 		socket:     filepath.Join(dir, "runtime.sock"),
 		codec:      keepingCodec{CodecV2: encoding.GetCodecV2("proto")},
 	}
@@ -107,7 +118,11 @@ func (r *Runtime) Start(tb testing.TB) {
 		tb.Fatal(err)
 	}
 	const limit = 16 << 20
-	r.server = grpc.NewServer(grpc.MaxRecvMsgSize(limit), grpc.UnaryInterceptor(r.note), grpc.ForceServerCodecV2(&r.codec))
+	options := []grpc.ServerOption{grpc.MaxRecvMsgSize(limit), grpc.UnaryInterceptor(r.note), grpc.ForceServerCodecV2(&r.codec)}
+	if r.profile != Containerd {
+		options = append(options, exactContentType()...)
+	}
+	r.server = grpc.NewServer(options...)
 	runtimeapi.RegisterRuntimeServiceServer(r.server, r)
 	runtimeapi.RegisterImageServiceServer(r.server, r)
 	go func(s *grpc.Server) { _ = s.Serve(l) }(r.server) // ends with Stop
@@ -202,14 +217,17 @@ func (r *Runtime) note(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return rawAnswer(rewrite(method, data)), nil
 }
 
-func (i *Image) message() *runtimeapi.Image {
-	m := &runtimeapi.Image{Id: i.ID, Size: 1}
+func (r *Runtime) message(i *Image) *runtimeapi.Image {
+	m := &runtimeapi.Image{Id: r.profile.ID(i.ID), Size: 1}
 	for _, n := range i.Names {
 		if strings.Contains(n, "@") {
 			m.RepoDigests = append(m.RepoDigests, n)
 		} else {
 			m.RepoTags = append(m.RepoTags, n)
 		}
+	}
+	if r.profile != Containerd {
+		m.RepoDigests = everyDigest(i.Names)
 	}
 	return m
 }
@@ -220,7 +238,7 @@ func (r *Runtime) ListImages(context.Context, *runtimeapi.ListImagesRequest) (*r
 	defer r.mu.Unlock()
 	resp := &runtimeapi.ListImagesResponse{}
 	for i := range r.images {
-		resp.Images = append(resp.Images, r.images[i].message())
+		resp.Images = append(resp.Images, r.message(&r.images[i]))
 	}
 	return resp, nil
 }
@@ -231,12 +249,12 @@ func (r *Runtime) ImageStatus(_ context.Context, req *runtimeapi.ImageStatusRequ
 	defer r.mu.Unlock()
 	i, err := r.resolveLocked(req.GetImage().GetImage())
 	if err != nil {
-		return nil, unresolved(req.GetImage().GetImage(), err)
+		return nil, r.unresolved(req.GetImage().GetImage(), err)
 	}
 	if i == nil {
 		return &runtimeapi.ImageStatusResponse{}, nil
 	}
-	resp := &runtimeapi.ImageStatusResponse{Image: i.message()}
+	resp := &runtimeapi.ImageStatusResponse{Image: r.message(i)}
 	if req.GetVerbose() {
 		resp.Info = map[string]string{"verbose": "yes"}
 	}
@@ -257,12 +275,16 @@ func (r *Runtime) PullImage(_ context.Context, req *runtimeapi.PullImageRequest)
 	}
 	img, err := registry(name, req.GetAuth())
 	if err != nil {
-		return nil, err
+		return nil, r.profile.refusal(name, err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.addLocked(name, img)
 	ref := img.ID
+	if r.profile == Containerd {
+		r.addLocked(name, img)
+	} else if ref, err = r.pulledCRIOLocked(name, img); err != nil {
+		return nil, err
+	}
 	if r.ImageRef != nil {
 		ref = r.ImageRef(name, img)
 	}
@@ -294,7 +316,10 @@ func (r *Runtime) RemoveImage(_ context.Context, req *runtimeapi.RemoveImageRequ
 	defer r.mu.Unlock()
 	i, err := r.resolveLocked(req.GetImage().GetImage())
 	if err != nil {
-		return nil, unresolved(req.GetImage().GetImage(), err)
+		return nil, r.unresolved(req.GetImage().GetImage(), err)
+	}
+	if i != nil && r.profile != Containerd {
+		return &runtimeapi.RemoveImageResponse{}, r.removeCRIOLocked(req.GetImage().GetImage(), i)
 	}
 	if i != nil {
 		id := i.ID
@@ -464,7 +489,7 @@ func (r *Runtime) ListContainers(_ context.Context, req *runtimeapi.ListContaine
 	resp := &runtimeapi.ListContainersResponse{}
 	for id, c := range r.containers {
 		if strings.HasPrefix(id, req.GetFilter().GetId()) { // a prefix does for the whole ID
-			resp.Containers = append(resp.Containers, c)
+			resp.Containers = append(resp.Containers, r.asListedLocked(c))
 		}
 	}
 	return resp, nil
@@ -478,6 +503,7 @@ func (r *Runtime) ContainerStatus(_ context.Context, req *runtimeapi.ContainerSt
 	if c == nil {
 		return nil, status.Errorf(codes.NotFound, "container %q: not found", req.GetContainerId())
 	}
+	c = r.asListedLocked(c)
 	s := &runtimeapi.ContainerStatus{Id: c.GetId(), State: c.GetState(), Image: c.GetImage(), ImageRef: c.GetImageRef(), CreatedAt: c.GetCreatedAt()}
 	if r.started[c.GetId()] {
 		s.StartedAt = 1

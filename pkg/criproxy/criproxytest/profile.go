@@ -1,0 +1,264 @@
+package criproxytest
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+
+	"github.com/distribution/reference"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// A Profile is the runtime that a fake [Runtime] behaves as.
+type Profile uint8
+
+const (
+	// Containerd is the zero value.
+	Containerd Profile = iota
+	// CRIO behaves as CRI-O 1.36 does. It closes a connection on which a call has another content type than
+	// application/grpc. Its image IDs are bare hexadecimal digits, and beginnings of 3 and more resolve. A list of
+	// containers has no user_specified_image, and a repo digest as image_ref. To remove an image by a name takes the name
+	// away; to remove one that a container uses fails.
+	CRIO
+	// CRIODigest is CRIO with a repo digest as the image_ref of a pull's answer, as CRI-O up to 1.35.1 has it.
+	CRIODigest
+)
+
+// Profiles returns all of them.
+func Profiles() []Profile { return []Profile{Containerd, CRIO, CRIODigest} }
+
+// String returns the name of the runtime.
+func (p Profile) String() string {
+	return map[Profile]string{Containerd: "containerd", CRIO: "CRI-O", CRIODigest: "CRI-O with digests"}[p]
+}
+
+// ID returns an image ID as the runtime writes it.
+func (p Profile) ID(id string) string {
+	if p == Containerd {
+		return id
+	}
+	return strings.TrimPrefix(id, "sha256:")
+}
+
+// errNotParsed is CRI-O's word for a name that is none.
+var errNotParsed = errors.New("invalid reference format")
+
+// resolveCRIOLocked finds an image as CRI-O does: by an ID or the beginning of one, of 3 digits and more; else by a name,
+// of which one without a registry is looked for in Search.
+func (r *Runtime) resolveCRIOLocked(name string) (*Image, error) {
+	if len(name) >= 3 && strings.Trim(name, "0123456789abcdef") == "" {
+		var found []*Image
+		for i := range r.images {
+			if strings.HasPrefix(CRIO.ID(r.images[i].ID), name) {
+				found = append(found, &r.images[i])
+			}
+		}
+		if len(found) == 1 {
+			return found[0], nil
+		}
+		if isID("sha256:" + name) {
+			return nil, nil //nolint:nilnil // absent
+		}
+	}
+	full, err := r.fullNameLocked(name)
+	if err != nil {
+		return nil, err
+	}
+	for i := range r.images {
+		if slices.ContainsFunc(r.images[i].Names, func(n string) bool { return normal(n) == full }) {
+			return &r.images[i], nil
+		}
+	}
+	return nil, nil //nolint:nilnil // absent
+}
+
+// fullNameLocked returns a name with its registry, as CRI-O resolves it.
+func (r *Runtime) fullNameLocked(name string) (string, error) {
+	if _, err := reference.ParseDockerRef(name); err != nil {
+		return "", errNotParsed
+	}
+	if host, _, ok := strings.Cut(name, "/"); ok && (strings.ContainsAny(host, ".:") || host == "localhost") {
+		return normal(name), nil
+	}
+	switch r.Search {
+	case "":
+		return "", fmt.Errorf("short-name %q did not resolve to an alias and no unqualified-search registries are defined in \"/etc/containers/registries.conf\"", name)
+	case "docker.io":
+		return normal(name), nil
+	default:
+		return normal(r.Search + "/" + name), nil
+	}
+}
+
+// unresolvedCRIO is CRI-O's answer to a call about a name that it cannot resolve.
+func unresolvedCRIO(name string, err error) error {
+	if errors.Is(err, errNotParsed) {
+		return status.Errorf(codes.Unknown, "cannot parse input: %q: %v", name, err)
+	}
+	return status.Error(codes.Unknown, err.Error())
+}
+
+// repoDigest is what CRI-O answers for a pull of a name: the repository with the manifest's digest.
+func repoDigest(name string, img Image) string {
+	repository := normal(name)
+	if named, err := reference.ParseDockerRef(name); err == nil {
+		repository = named.Name()
+	}
+	for _, n := range img.Names {
+		if strings.HasPrefix(n, repository+"@") {
+			return n
+		}
+	}
+	sum := sha256.Sum256([]byte(img.ID))
+	return repository + "@sha256:" + hex.EncodeToString(sum[:])
+}
+
+// pulledCRIOLocked adds what a pull brought, and returns the answer's image_ref.
+func (r *Runtime) pulledCRIOLocked(name string, img Image) (string, error) {
+	full, err := r.fullNameLocked(name)
+	if err != nil {
+		return "", unresolvedCRIO(name, err)
+	}
+	digest := repoDigest(full, img)
+	r.addLocked(full, img)
+	r.addLocked(digest, img)
+	if r.profile == CRIODigest {
+		return digest, nil
+	}
+	return CRIO.ID(img.ID), nil
+}
+
+// removeCRIOLocked removes a name, and with the last name the image; or an image by its ID, unless a container uses it.
+func (r *Runtime) removeCRIOLocked(name string, i *Image) error {
+	full, err := r.fullNameLocked(name)
+	byName := err == nil && slices.ContainsFunc(i.Names, func(n string) bool { return normal(n) == full })
+	if byName {
+		i.Names = slices.DeleteFunc(i.Names, func(n string) bool { return normal(n) == full })
+		if slices.ContainsFunc(i.Names, func(n string) bool { return !strings.Contains(n, "@") }) {
+			return nil
+		}
+	}
+	for id, c := range r.containers {
+		if c.GetImageId() != i.ID {
+			continue
+		}
+		if byName {
+			return nil
+		}
+		return status.Errorf(codes.Unknown, "delete image: image used by %s: image is in use by a container", id)
+	}
+	id := i.ID
+	r.images = slices.DeleteFunc(r.images, func(i Image) bool { return i.ID == id })
+	return nil
+}
+
+// everyDigest returns each repository of the names with each digest, as CRI-O lists them; not all of them need exist.
+func everyDigest(names []string) []string {
+	var repositories, digests []string
+	for _, n := range names {
+		named, err := reference.ParseDockerRef(n)
+		if err != nil {
+			continue
+		}
+		repositories = append(repositories, named.Name())
+		if digested, ok := named.(reference.Digested); ok {
+			digests = append(digests, digested.Digest().String())
+		}
+	}
+	slices.Sort(repositories)
+	var all []string
+	for _, r := range slices.Compact(repositories) {
+		for _, d := range digests {
+			all = append(all, r+"@"+d)
+		}
+	}
+	return all
+}
+
+// asListedLocked returns a container as a list of the runtime has it.
+func (r *Runtime) asListedLocked(c *runtimeapi.Container) *runtimeapi.Container {
+	if r.profile == Containerd {
+		return c
+	}
+	c = proto.CloneOf(c)
+	c.Image = &runtimeapi.ImageSpec{Image: c.GetImage().GetImage()}
+	img := Image{ID: c.GetImageId()}
+	for _, i := range r.images {
+		if i.ID == img.ID {
+			img = i
+		}
+	}
+	c.ImageId = CRIO.ID(img.ID)
+	c.ImageRef = c.ImageId
+	for _, n := range img.Names {
+		if strings.Contains(n, "@") {
+			c.ImageRef = n
+			break
+		}
+	}
+	return c
+}
+
+// refusal returns an error of the fake's registry in the words of the runtime.
+func (p Profile) refusal(name string, err error) error {
+	source := fmt.Sprintf("initializing source docker://%s: ", name)
+	switch {
+	case p == Containerd:
+		return err
+	case err.Error() == Denied(name).Error():
+		repository, tag, _ := strings.Cut(name, ":")
+		reason := fmt.Sprintf("reading manifest %s in %s: authentication required", tag, repository)
+		return status.Errorf(codes.Unknown, "unable to pull image or OCI artifact: pull image err: %s%s; artifact err: image reference: get manifest from ref: create image source: %s", source, reason, reason)
+	case err.Error() == Unreached(name).Error():
+		return status.Errorf(codes.Unknown, "RegistryUnavailable: unable to pull image: %spinging container registry repo.test: Get \"https://repo.test/v2/\": dial tcp 10.0.0.1:443: connect: connection refused", source)
+	default:
+		return err
+	}
+}
+
+// exactContentType are the options of a server that closes a connection on which a call has another content type than
+// application/grpc, as CRI-O's socket does.
+func exactContentType() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.Creds(knownConns{insecure.NewCredentials()}),
+		grpc.InTapHandle(func(ctx context.Context, info *tap.Info) (context.Context, error) {
+			if slices.Equal(info.Header.Get("content-type"), []string{"application/grpc"}) {
+				return ctx, nil
+			}
+			if p, ok := peer.FromContext(ctx); ok {
+				if c, ok := p.AuthInfo.(knownConn); ok {
+					_ = c.Close()
+				}
+			}
+			return nil, status.Error(codes.Unavailable, "content type refused")
+		}),
+	}
+}
+
+// knownConns are credentials that tell a call its connection.
+type knownConns struct {
+	credentials.TransportCredentials
+}
+
+func (knownConns) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return c, knownConn{c}, nil
+}
+
+// A knownConn is the connection of a call.
+type knownConn struct{ net.Conn }
+
+// AuthType makes it a [credentials.AuthInfo].
+func (knownConn) AuthType() string { return "insecure" }
