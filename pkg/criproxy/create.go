@@ -235,7 +235,7 @@ func (g *Gate) judgeSpec(ctx context.Context, callName string, who pods.Pod, spe
 	if img.ID == "" {
 		return tracker.Image{}, nil
 	}
-	v := g.judge(ctx, callName, who, tracker.Request{Name: name, Image: named(img, name)})
+	v := g.judge(ctx, callName, who, tracker.Request{Name: name, Image: named(img, name), Using: true})
 	if v.Allowed() || g.shadow {
 		return img, nil
 	}
@@ -303,9 +303,9 @@ func (g *Gate) clear(ctx context.Context, callName string, who pods.Pod, c *runt
 // judgeOther judges an image that a container has in the place of the one that was judged. The
 // runtime may have given it the name that was asked for, so that name proves nothing.
 func (g *Gate) judgeOther(ctx context.Context, callName string, who pods.Pod, img tracker.Image, j judgement) error {
-	r := tracker.Request{Image: img, Substituted: true}
+	r := tracker.Request{Image: img, Substituted: true, Using: true}
 	if j.image.ID == "" {
-		r = tracker.Request{Name: j.name, Image: named(img, j.name)}
+		r = tracker.Request{Name: j.name, Image: named(img, j.name), Using: true}
 	} else if n, err := imageref.Parse(j.name); err == nil {
 		r.Except = n.Repository()
 	}

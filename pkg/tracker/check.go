@@ -38,6 +38,10 @@ type Request struct {
 	// is restored. Whoever made the checkpoint may have chosen its names, so only what was
 	// known before counts: no name exempts it, and none is taken for preloaded.
 	Substituted bool
+	// Using says that the pod uses the image now: a container is being created on it. Only then does an Allow by policy alone
+	// (NeverVerify, the allowlist, an exemption) leave a grant, so that nothing outlasts a change of the rules but what a pod
+	// has used before.
+	Using bool
 	// Unasked says that the registry cannot be reached, or that nobody is going to ask it: a proof that has
 	// expired stands for the grace.
 	Unasked bool
@@ -61,7 +65,7 @@ type Verdict struct {
 	Proved bool
 	// InGrace says that it does so by a proof that has expired, because the registry is not asked.
 	InGrace bool
-	// First says that this Allow left the pod's first grant for the pair.
+	// First says that this Allow left the pod's first grant for the pair, or is the first by policy that left none.
 	First bool
 }
 
@@ -69,7 +73,7 @@ type Verdict struct {
 func (v Verdict) Allowed() bool { return v.Verdict == policy.Allow }
 
 // Check judges (DESIGN 3.2; the order of the rules is that of policy.Policy.Judge). An Allow for
-// a pod with a UID leaves a grant. It writes nothing to disk, but for a mark when it meets an
+// a pod with a UID leaves a grant; one by policy alone does so if the pod uses the image, see [Request]. It writes nothing to disk, but for a mark when it meets an
 // untracked image that is due one, and for the credential of a Secret whose content changed. Whatever
 // fails on the way leaves the verdict Reverify.
 func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
@@ -172,7 +176,13 @@ func (t *Tracker) checkPair(ctx context.Context, rules *Rules, r Request, c cand
 		if !v.Allowed() {
 			return v
 		}
-		if first, ok := t.grant(r.Pod.UID, v.Pair, leaves.grant, since); ok {
+		first, ok := false, true
+		if byPolicy(v.Reason) && !r.Using {
+			first = t.note(r.Pod.UID, v.Pair)
+		} else {
+			first, ok = t.grant(r.Pod.UID, v.Pair, leaves.grant, since)
+		}
+		if ok {
 			v.First = first
 			if leaves.recorded {
 				t.used(v.Pair, v.Credential, leaves.fresh)

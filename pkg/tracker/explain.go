@@ -82,7 +82,7 @@ func (t *Tracker) explainPair(ctx context.Context, rules *Rules, r Request, c ca
 		e.Grant = &told
 	}
 	if r.Pod.UID != "" && f.Allowed() && e.Grant == nil {
-		e.First = true
+		e.First = !byPolicy(f.Reason) || !t.wasNoted(r.Pod.UID, c.pair)
 	}
 	return e
 }

@@ -26,8 +26,39 @@ type grant struct {
 	unnamed bool
 }
 
-// grant leaves a grant and reports whether it is the pod's first for the pair. ok is false, and there is no
-// grant, if there was a revocation since: what the grant would rest on may be gone.
+// byPolicy reports whether a verdict is based on the rules alone, which can change, and on nothing that is known of the pod and the
+// image.
+func byPolicy(r policy.Reason) bool {
+	return r == policy.NeverVerify || r == policy.Allowlisted || r == policy.ExemptStaticPod || r == policy.ExemptNamespace
+}
+
+// note notes an Allow that leaves no grant, and reports whether it is the pod's first for the pair.
+func (t *Tracker) note(uid string, p records.Pair) (first bool) {
+	if uid == "" {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, held := t.grants[uid][p]
+	if held || t.noted[uid][p] {
+		return false
+	}
+	if t.noted[uid] == nil {
+		t.noted[uid] = map[records.Pair]bool{}
+	}
+	t.noted[uid][p] = true
+	return true
+}
+
+// wasNoted reports whether an Allow by policy was noted for the pod and the pair.
+func (t *Tracker) wasNoted(uid string, p records.Pair) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.noted[uid][p]
+}
+
+// grant leaves a grant and reports whether it is the pod's first for the pair, and not one by policy of which there was a note. ok is
+// false, and there is no grant, if there was a revocation since: what the grant would rest on may be gone.
 func (t *Tracker) grant(uid string, p records.Pair, g grant, since uint64) (first, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -46,7 +77,9 @@ func (t *Tracker) grant(uid string, p records.Pair, g grant, since uint64) (firs
 		return false, true
 	}
 	of[p] = g
-	return true, true
+	noted := t.noted[uid][p]
+	delete(t.noted[uid], p)
+	return !noted || !byPolicy(g.reason), true
 }
 
 func (t *Tracker) granted(uid string, p records.Pair) (grant, bool) {
@@ -107,13 +140,18 @@ func (t *Tracker) EndPod(uid string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.grants, uid)
+	delete(t.noted, uid)
 }
 
-// GrantedPods returns the UIDs of the pods that hold grants, in no order.
+// GrantedPods returns the UIDs of the pods that hold grants, or that were allowed something, in no order.
 func (t *Tracker) GrantedPods() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.Collect(maps.Keys(t.grants))
+	uids := maps.Clone(t.noted)
+	for uid := range t.grants {
+		uids[uid] = nil
+	}
+	return slices.Collect(maps.Keys(uids))
 }
 
 // A Grant is one as it is told.

@@ -162,7 +162,7 @@ func TestRevocationEndsOnlyGrantsThatRestOnIt(t *testing.T) {
 	w.pulled(pod("bob"), app+":1", id1, "bob")
 	w.pulled(pod("alice"), other, id1, "alice")
 	w.pulled(pod("open"), "repo.test/pub:1", id2, "")
-	w.check(pod("exempt"), app+":1", image(id1, app+":1"))
+	w.Check(t.Context(), tracker.Request{Pod: pod("exempt"), Name: app + ":1", Image: image(id1, app+":1"), Using: true})
 	if w.Grants() != 5 {
 		t.Fatalf("%d grants; want 5", w.Grants())
 	}

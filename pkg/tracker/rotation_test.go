@@ -109,6 +109,47 @@ func TestProofsOfOneNamespaceDoNotEvictOthers(t *testing.T) {
 	w.want(w.check(pod("m-old"), app+":1", img, "m0"), policy.Reverify, policy.NotProved)
 }
 
+// While nothing is verified a pod is granted what it uses, not what it asks about.
+func TestVerdictByPolicyLeavesNoGrantUntilTheImageIsUsed(t *testing.T) {
+	rules := func(policyName string, allowlist ...string) tracker.Rules {
+		p, err := policy.New(policyName, allowlist)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tracker.Rules{Policy: p}
+	}
+	exempt := rules("AlwaysVerify")
+	exempt.ExemptNamespaces = []string{"team-mallory", "team-user"}
+	for name, lax := range map[string]tracker.Rules{
+		"NeverVerify": rules("NeverVerify"), "allowlist": rules("NeverVerifyAllowlistedImages", app), "exempt namespace": exempt,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, tracker.Options{Rules: rules("AlwaysVerify")})
+			img := image(id1, app+":1")
+			w.runtime.set(img)
+			w.pulled(pod("victim"), app+":1", id1, "victim")
+			w.SetRules(lax)
+			for i := range 2 {
+				if v := w.check(pod("mallory"), app+":1", img); !v.Allowed() || v.First != (i == 0) {
+					t.Errorf("check %d = %v by %s, first %v; want Allow, first only once", i, v.Verdict, v.Reason, v.First)
+				}
+			}
+			w.check(pod("user"), app+":1", img)
+			v := w.Check(t.Context(), tracker.Request{Pod: pod("user"), Name: app + ":1", Image: img, Using: true})
+			if !v.Allowed() || v.First {
+				t.Errorf("use = %v by %s, first %v; want Allow, and the pre-check as the first", v.Verdict, v.Reason, v.First)
+			}
+			w.SetRules(rules("AlwaysVerify"))
+			w.want(w.check(pod("mallory"), app+":1", img), policy.Reverify, policy.NotProved)
+			w.want(w.check(pod("user"), app+":1", img), policy.Allow, policy.Granted)
+			w.EndPod("mallory")
+			if got := w.GrantedPods(); len(got) != 2 {
+				t.Errorf("GrantedPods = %v; want user and victim", got)
+			}
+		})
+	}
+}
+
 // The clock was two hours ahead when the container was created, was put right, and then the image was revoked.
 func TestContainerFromTheFutureRestoresNoGrant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

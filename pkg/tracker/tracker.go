@@ -93,6 +93,7 @@ type Tracker struct {
 	// mu guards the fields that follow; see the package comment for the lock order.
 	mu      sync.Mutex
 	grants  map[string]map[records.Pair]grant // by UID
+	noted   map[string]map[records.Pair]bool  // by UID: what a pod was allowed by policy alone, which leaves no grant
 	running map[uint64]*Pull                  // by intent: those that are under way here
 	ended   map[uint64]time.Time              // by intent: since when this process knows that its pull has ended
 	holding int                               // holds on scans that are in effect, see holdScans
@@ -120,6 +121,7 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) (*Trac
 		perNamespace: o.RuntimeCredentialsPerNamespace,
 		log:          o.Log,
 		grants:       map[string]map[records.Pair]grant{},
+		noted:        map[string]map[records.Pair]bool{},
 		running:      map[uint64]*Pull{},
 		ended:        map[uint64]time.Time{},
 		uses:         map[records.Pair]records.Use{},
