@@ -90,6 +90,7 @@ func checkpointForgesTheImageOfItsContainer(t stage) {
 			})
 		}
 	}
+	s.run(pod("team-b", own, node.IfNotPresent), own, node.Running, -1) // so that team B may use what is reported
 	for _, image := range steps("gate:1") {
 		s.refused(t, image)
 	}

@@ -266,7 +266,7 @@ func (g *Gate) readBack(ctx context.Context, callName string, who pods.Pod, id s
 	c, err := g.runtime.container(ctx, id)
 	switch {
 	case g.shadow && c == nil:
-		return false, nil //nolint:nilerr // nothing is enforced; what came with the container needs proof
+		return false, nil // nothing is enforced; what came with the container needs proof
 	case err != nil:
 		return false, err
 	case c == nil:

@@ -33,6 +33,17 @@ func (s *Store) Intents() (all []Intent, err error) {
 	return all, err
 }
 
+// Pulling reports whether one of the repositories has an intent.
+func (s *Store) Pulling(repositories []string) (pulling bool, err error) {
+	err = s.view(func(tx *bolt.Tx) error {
+		for _, r := range repositories {
+			pulling = pulling || countIntents(tx, r) > 0
+		}
+		return nil
+	})
+	return pulling, err
+}
+
 func each[T any](s *Store, bucket string, f func(T) error) error {
 	return s.view(func(tx *bolt.Tx) error {
 		var unreadable error

@@ -20,8 +20,8 @@ import (
 const maxOrdinary = 10_000
 
 // A Create is one call that creates containers, from before its image is looked up until its end is reported by exactly
-// one of Created, Failed, Restored, Lost and Dropped. Later calls change nothing, so that a caller can defer Lost. Its methods may
-// be called concurrently.
+// one of Created, Failed, Restored, Lost and Dropped. Later calls change nothing, so that a caller can defer Lost. It is used by
+// one goroutine.
 //
 // A runtime that restores a checkpoint may pull images and give names to images while it creates a container. An image is known
 // to be ordinary, which means that it is not a checkpoint, once a container was created from it and not restored. Every other
@@ -67,11 +67,11 @@ func (c *Create) From(ctx context.Context, img Image) {
 	t := c.t
 	repositories := img.Repositories()
 	key := ordinaryKey(img)
-	lost := t.pulling(img.ID, repositories)
+	pulling, err := t.store.Pulling(repositories) // or may complete a pull yet
 	t.mu.Lock()
 	c.key, c.repositories = key, repositories
 	c.known = t.ordinary[key]
-	c.unsteady = key == "" || lost || slices.ContainsFunc(c.pulled, func(r string) bool { return slices.Contains(repositories, r) })
+	c.unsteady = key == "" || err != nil || pulling || slices.ContainsFunc(c.pulled, func(r string) bool { return slices.Contains(repositories, r) })
 	c.asked = true
 	ordinary := c.ordinaryLocked()
 	t.mu.Unlock()
@@ -93,14 +93,6 @@ func (c *Create) From(ctx context.Context, img Image) {
 		return
 	}
 	c.note, c.listed = note, nil
-}
-
-// pulling reports whether a pull of one of the repositories is in progress or may complete yet.
-func (t *Tracker) pulling(imageID string, repositories []string) bool {
-	return slices.ContainsFunc(repositories, func(r string) bool {
-		f, err := t.store.Lookup(records.Pair{ImageID: imageID, Repository: r})
-		return err != nil || f.Intents > 0
-	})
 }
 
 // holdLocked keeps scans from marking anything until the create has ended.

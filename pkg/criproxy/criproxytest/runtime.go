@@ -405,30 +405,6 @@ func (r *Runtime) createLocked(sandbox string, config *runtimeapi.ContainerConfi
 	return id, nil
 }
 
-// restoreLocked brings what a checkpoint brings and returns the ID of the image that the container says it is on.
-func (r *Runtime) restoreLocked(checkpoint Image, name string) (on string, err error) {
-	for _, b := range checkpoint.Brings {
-		for _, n := range b.Names {
-			r.addLocked(n, b)
-		}
-	}
-	base, err := r.resolveLocked(checkpoint.Restores)
-	if err != nil || base == nil {
-		return "", status.Errorf(codes.Unknown, "failed to pull checkpoint base image %s: not found", checkpoint.Restores)
-	}
-	if checkpoint.Fails != nil {
-		return "", checkpoint.Fails
-	}
-	on = base.ID
-	if name != "" {
-		r.addLocked(name, Image{ID: on})
-	}
-	if checkpoint.Claims != "" {
-		on = checkpoint.Claims
-	}
-	return on, nil
-}
-
 // RestorePod makes a sandbox with created containers.
 func (r *Runtime) RestorePod(_ context.Context, req *runtimeapi.RestorePodRequest) (*runtimeapi.RestorePodResponse, error) {
 	r.mu.Lock()
