@@ -475,9 +475,9 @@ func TestPruneBoundsRecordsOfImagesThatAreGone(t *testing.T) {
 // A record whose image no list has had may be of a wrong image ID: the repository needs proof as after a lost pull.
 func TestPruneOfAnUnlistedRecordLeavesAnIntent(t *testing.T) {
 	s := newStore(t)
-	wrong, real := pair("sha256:not-what-is-listed", app), pair(id1, app)
+	wrong, brought := pair("sha256:not-what-is-listed", app), pair(id1, app)
 	prove(t, s, records.Result{Pair: wrong, Credential: alice})
-	if got := mark(t, s, real); len(got) > 0 {
+	if got := mark(t, s, brought); len(got) > 0 {
 		t.Errorf("MarkPreloaded before the pruning = %v; want none", got)
 	}
 	done, err := s.Prune(pruning(map[string]struct{}{id1: {}}, s.Written()))
@@ -488,7 +488,7 @@ func TestPruneOfAnUnlistedRecordLeavesAnIntent(t *testing.T) {
 	if want := []records.Intent{{ID: 2, Repository: app, Begun: at(90), Ended: at(90)}}; !cmp.Equal(all, want) || err != nil {
 		t.Errorf("Intents() = %+v, %v; want %+v", all, err, want)
 	}
-	if got := mark(t, s, real); len(got) > 0 {
+	if got := mark(t, s, brought); len(got) > 0 {
 		t.Errorf("MarkPreloaded after the pruning = %v; want none", got)
 	}
 }

@@ -369,7 +369,7 @@ func strayed(tx *bolt.Tx, listed map[string]bool) (images, repositories map[stri
 				return nil
 			}
 			if json.Unmarshal(v[sumSize:], &named) != nil {
-				return nil // it says nothing
+				return nil //nolint:nilerr // it says nothing
 			}
 			if named.Unlisted && !listed[named.Pair.ImageID] {
 				repositories[named.Pair.Repository] = true

@@ -125,8 +125,7 @@ func countIntents(tx *bolt.Tx, repository string) (n int) {
 // one of them: an image that every pod may use has nothing to hide under a further name. One that cannot be read is.
 func rivalRecords(tx *bolt.Tx, p Pair, limit int) []string {
 	return otherRepositories(tx, bucketRecords, p, limit, func(k, v []byte) bool {
-		var r Record
-		return decode(bucketRecords, k, v, &r) != nil || !r.Open
+		return !sound(bucketRecords, k, v) || !says(v, fieldOpen)
 	})
 }
 

@@ -64,9 +64,10 @@ func decode(bucket string, key, stored []byte, into any) error {
 	return nil
 }
 
-// The fields of a record by which says finds the few records that have them. Within a value of JSON the quotes of a text are
+// The fields of a record that says looks for. Within a value of JSON the quotes of a text are
 // escaped, so that no text has one of them.
 const (
+	fieldOpen     = `"open":true`
 	fieldUnlisted = `"unlisted":`
 	fieldGone     = `"gone":`
 )

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/pkg/records"
