@@ -338,10 +338,18 @@ func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
 			return refuse(codes.Unavailable, "SANDBOX_NOT_KNOWN", fmt.Sprintf("pullgate: the sandbox of container %s is not known yet; try again", id))
 		}
 	}
-	j := judgement{name: c.GetImage().GetUserSpecifiedImage()}
+	spec := c.GetImage()
+	if spec.GetUserSpecifiedImage() == "" && g.source != nil {
+		img := g.imageOrID(ctx, runsOn(c))
+		img.Names = g.usedNames(who, img.Names)
+		if len(img.Repositories()) == 1 {
+			spec = &runtimeapi.ImageSpec{Image: spec.GetImage(), UserSpecifiedImage: img.Names[0], RuntimeHandler: spec.GetRuntimeHandler()}
+		}
+	}
+	j := judgement{name: spec.GetUserSpecifiedImage()}
 	if wasRestored(c) && !g.mayUseRestored(who) { // its image is what the checkpoint says
 		err = g.denyRestored(callName, who, c, j.name)
-	} else if j.image, err = g.judgeSpec(ctx, callName, who, c.GetImage()); err == nil {
+	} else if j.image, err = g.judgeSpec(ctx, callName, who, spec); err == nil {
 		_, err = g.clear(ctx, callName, who, c, j)
 	}
 	if status.Code(err) == codes.PermissionDenied {

@@ -27,6 +27,7 @@ type fakeSource struct {
 	key   credential.Key
 	pods  map[string]sourcePod // by UID
 	asks  []string             // the candidates for every question
+	named map[string][]string  // by UID, the names that a pod uses; a pod that is not in it uses every name
 	whole bool                 // there are no others
 }
 
@@ -35,8 +36,11 @@ type sourcePod struct {
 	secrets  map[records.SecretRef]string // to the password
 }
 
-func (f *fakeSource) PullPolicies(uid, _ string) ([]string, bool) {
+func (f *fakeSource) PullPolicies(uid, image string) ([]string, bool) {
 	p, ok := f.pods[uid]
+	if names, some := f.named[uid]; some && !slices.Contains(names, image) {
+		return nil, ok
+	}
 	return p.policies, ok
 }
 
@@ -275,5 +279,54 @@ func TestShadowModeTellsThePullPolicy(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, p.counts.get()); diff != "" {
 		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+}
+
+// CRI-O does not report which name a container was created by. The pod source tells which names its pod uses, and grants come
+// back after a restart for their repositories alone; without it, for every repository of the image.
+func TestGrantsThatNameNoRepositoryAreForThoseThatThePodUses(t *testing.T) {
+	const other = "repo.test/other/app:1"
+	for name, tc := range map[string]struct {
+		sourced bool
+		want    string // what the pod sees of the other name
+	}{
+		"with a pod source":    {sourced: true, want: ""},
+		"without a pod source": {sourced: false, want: id1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &fakeSource{pods: map[string]sourcePod{}, named: map[string][]string{}, whole: true}
+			c := exact()
+			if tc.sourced {
+				c.PodSource = f
+			}
+			p := newProxy(t, tracker.Options{}, c)
+			f.key = p.key
+			alice, bob := p.Pod("alice"), p.Pod("bob")
+			for name, x := range map[string]*criproxytest.Pod{app: alice, other: bob} {
+				f.tells(x, "", "IfNotPresent")
+				f.named[x.UID] = []string{name}
+				p.serves(name, "good", criproxytest.Image{ID: id1})
+				if _, err := p.Pull(t.Context(), x, name, "good"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			container, err := p.Create(t.Context(), alice, id1, "")
+			if err == nil {
+				err = p.Start(t.Context(), container)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.restart()
+			if got := p.Precheck(alice, app); got != id1 {
+				t.Errorf("pre-check of a running pod = %q; want the image", got)
+			}
+			if got := p.Precheck(alice, other); got != tc.want {
+				t.Errorf("its pre-check of another name of the image = %q; want %q", got, tc.want)
+			}
+			if got := p.Precheck(p.Pod("carol"), app); got != "" {
+				t.Errorf("a stranger's pre-check = %q; want it hidden", got)
+			}
+		})
 	}
 }

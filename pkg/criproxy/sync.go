@@ -215,10 +215,33 @@ func (g *Gate) restoreGrants(ctx context.Context) error {
 			g.tracker.NoteOrdinary(images[r.uses[0].image])
 		}
 		for _, u := range r.uses {
-			g.tracker.Restore(asked(r.pod), u.name, images[u.image], r.create)
+			img := images[u.image]
+			if u.name == "" {
+				img.Names = g.usedNames(r.pod, img.Names)
+			}
+			g.tracker.Restore(asked(r.pod), u.name, img, r.create)
 		}
 	}
 	return nil
+}
+
+// usedNames returns those of an image's names that a pod uses, as the pod source tells; all of them if it does not know the
+// pod. CRI-O does not report which name a container was created by (user_specified_image), and of the names that it reports
+// it chooses one by itself.
+func (g *Gate) usedNames(p pods.Pod, names []string) (used []string) {
+	if g.source == nil {
+		return names
+	}
+	for _, name := range names {
+		policies, known := g.source.PullPolicies(p.UID, name)
+		if !known {
+			return names
+		}
+		if len(policies) > 0 {
+			used = append(used, name)
+		}
+	}
+	return used
 }
 
 // each calls f for 0 to n-1, a few at once.

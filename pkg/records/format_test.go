@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	bolt "go.etcd.io/bbolt"
@@ -164,9 +165,14 @@ func TestFormatIsAsItsDrawingSays(t *testing.T) {
 	path, distrusted := newPath(t), newPath(t)
 	writeFormat(t, path)
 	s, _ := open(t, distrusted, records.Options{KeyExists: true})
+	if _, err := s.Revoke(records.Revocation{Repository: "repo.test/any"}, time.Now(), nil); err != nil {
+		t.Fatal(err)
+	}
 	closeStore(t, s)
 	file := dump(t, path)
-	file["meta"]["distrust"] = dump(t, distrusted)["meta"]["distrust"]
+	for _, key := range []string{"distrust", "revoked"} {
+		file["meta"][key] = dump(t, distrusted)["meta"][key]
+	}
 
 	sequence := binary.BigEndian.AppendUint64(nil, 3)
 	fill := func(key, id, repository string) string {

@@ -33,6 +33,7 @@ const (
 	metaDistrust = "distrust"
 	metaScanned  = "scanned"
 	metaKey      = "key"
+	metaRevoked  = "revoked"
 )
 
 // Options are the settings of [Open]. The zero value is that of a very first start.
@@ -176,7 +177,7 @@ func check(tx *bolt.Tx) error {
 	}
 	// Distrust is the one fact that stands by its key alone; under a damaged one it must not get lost.
 	return tx.Bucket([]byte(bucketMeta)).ForEach(func(k, _ []byte) error {
-		if !slices.Contains([]string{metaFormat, metaDistrust, metaScanned, metaKey}, string(k)) {
+		if !slices.Contains([]string{metaFormat, metaDistrust, metaScanned, metaKey, metaRevoked}, string(k)) {
 			return fmt.Errorf("bucket meta: unknown key %q", k)
 		}
 		return nil

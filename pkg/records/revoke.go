@@ -98,12 +98,33 @@ func (s *Store) Revoke(r Revocation, at time.Time, used func(Revoked) []Pair) (g
 			}
 			s.wrote(rec.Pair)
 		}
-		return nil
+		last, err := lastRevoked(tx)
+		if err != nil {
+			last = at // it cannot be read, and is written anew
+		}
+		return put(tx, bucketMeta, []byte(metaRevoked), later(last, at))
 	})
 	if err != nil {
 		return Revoked{}, fmt.Errorf("revoke: %w", err)
 	}
 	return gone, nil
+}
+
+// LastRevoked returns when Revoke was last called, whatever it selected; the zero time if never.
+func (s *Store) LastRevoked() (at time.Time, err error) {
+	err = s.view(func(tx *bolt.Tx) error {
+		at, err = lastRevoked(tx)
+		return err
+	})
+	if err != nil {
+		return time.Time{}, fmt.Errorf("read the time of the last revocation: %w", err)
+	}
+	return at, nil
+}
+
+func lastRevoked(tx *bolt.Tx) (at time.Time, err error) {
+	_, err = get(tx, bucketMeta, []byte(metaRevoked), &at)
+	return at, err
 }
 
 // withUsed adds the records of further pairs, as far as they can be read.

@@ -147,7 +147,7 @@ func Payload(bucket string, key, stored []byte) (json.RawMessage, error) {
 		return stored, nil
 	case bucketMeta + "/" + metaDistrust:
 		into = new(Distrust)
-	case bucketMeta + "/" + metaScanned:
+	case bucketMeta + "/" + metaScanned, bucketMeta + "/" + metaRevoked:
 		into = new(time.Time)
 	case bucketMeta + "/" + metaKey:
 		into = new(string)

@@ -95,7 +95,7 @@ func (t *Tracker) granted(uid string, p records.Pair) (grant, bool) {
 // created may be one that was about to be denied. With name "" (a CRI before 1.28 does not tell
 // it) the grants are for every repository of the image. What they rest on is not known any more, so none is given for
 // a pair of which something was revoked since the container was created, which is when the pod was judged; with name "", none at
-// all if that is so for one of the repositories. Nor is one given for a pair whose record is younger than the container, unless every
+// all if anything was revoked since: the container may be based on a repository that the image has lost, and its record with it. Nor is one given for a pair whose record is younger than the container, unless every
 // pod may use the pair: what was revoked before is not known. Nor for a container
 // whose creation time is in the future: the clock was set back, and nothing tells what is older.
 func (t *Tracker) Restore(p Pod, name string, img Image, created time.Time) {
@@ -123,6 +123,14 @@ func (t *Tracker) Restore(p Pod, name string, img Image, created time.Time) {
 
 // unrevoked reports whether nothing was revoked since created that a container on the image may be based on.
 func (t *Tracker) unrevoked(name string, img Image, created time.Time) bool {
+	if name == "" {
+		last, err := t.store.LastRevoked()
+		if err != nil || !last.IsZero() && !created.After(last) {
+			t.log.Info("Grant not restored: the runtime does not report the name of the container's image, and there was a revocation since the container was created",
+				"imageID", img.ID, "created", created, "err", err)
+			return false
+		}
+	}
 	for _, c := range t.candidates(name, img) {
 		f, err := t.store.Lookup(c.pair)
 		revoked := f.Record != nil && !f.Record.Revoked.IsZero() && !created.After(f.Record.Revoked)

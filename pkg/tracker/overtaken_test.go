@@ -239,3 +239,34 @@ func TestGrantsWithoutANameAreNotRestoredIfOneRepositoryWasRevoked(t *testing.T)
 	w.Restore(pod("alice"), "", img, created)
 	w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Reverify, policy.NotProved)
 }
+
+// The image may have lost the repository that the container was allowed by, and its record with it. So without a name every
+// revocation that may select the image ends the grant, or keeps it from being restored, before and after another restart.
+func TestGrantWithoutANameEndsWithARevocationForARepositoryThatIsGone(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		w := newWorld(t, tracker.Options{})
+		w.pulled(pod("bob"), "repo.test/shared:1", id1, "bob")
+		img := image(id1, "repo.test/shared:1")
+		created := time.Now()
+		w.restart()
+		revoke := func() { w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))}) }
+		if late {
+			w.Restore(pod("alice"), "", img, created)
+			w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
+			revoke()
+		} else {
+			revoke()
+			w.Restore(pod("alice"), "", img, created)
+		}
+		w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Reverify, policy.NotProved)
+		w.restart()
+		w.Restore(pod("alice"), "", img, created)
+		w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Reverify, policy.NotProved)
+
+		// A container that was created since is based on nothing that was revoked; nor is one of another image.
+		w.Restore(pod("carol"), "", img, time.Now())
+		w.want(w.check(pod("carol"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
+		w.revokes(records.Revocation{ImageID: id2})
+		w.want(w.check(pod("carol"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
+	}
+}

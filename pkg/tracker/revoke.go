@@ -32,7 +32,8 @@ type Revoked struct {
 // Grants end as follows. By repository or image ID alone, all of the pairs that are selected. Else those that rest on
 // a credential, or on one from a Secret, that is selected. What a grant rests on that was restored at the start is
 // not known, so it ends with any proof of its pair that is revoked, and if no record tells who proved access to
-// its pair when its container was created; where the container did not show the name of its image, with any proof of the image. Nor is a grant restored later from a container that was created before: see [Tracker.Restore]. And a pull
+// its pair when its container was created; where the container did not show the name of its image, with every revocation that
+// may select the image. Nor is a grant restored later from a container that was created before: see [Tracker.Restore]. And a pull
 // that began before proves nothing of what is revoked, whenever it ends.
 //
 // After an error no grant has ended, and the proofs are on disk as they were; only if the disk failed while
@@ -103,17 +104,13 @@ type reach struct {
 	by      Revocation
 	gone    []records.RevokedProof
 	touched map[records.Pair]bool // pairs of gone
-	images  map[string]bool       // image IDs of which a proof is gone, or a record was closed
 	unknown map[records.Pair]bool // see unrecorded
 }
 
 func reachOf(by Revocation, gone records.Revoked, unknown map[records.Pair]bool) reach {
-	r := reach{by: by, gone: gone.Proofs, touched: map[records.Pair]bool{}, images: map[string]bool{}, unknown: unknown}
+	r := reach{by: by, gone: gone.Proofs, touched: map[records.Pair]bool{}, unknown: unknown}
 	for _, p := range gone.Proofs {
-		r.touched[p.Pair], r.images[p.Pair.ImageID] = true, true
-	}
-	for _, p := range gone.Closed {
-		r.images[p.ImageID] = true
+		r.touched[p.Pair] = true
 	}
 	return r
 }
@@ -121,8 +118,9 @@ func reachOf(by Revocation, gone records.Revoked, unknown map[records.Pair]bool)
 // rests reports whether a grant rests on what is revoked.
 func (r reach) rests(p records.Pair, g grant) bool {
 	switch {
-	case g.unnamed && r.images[p.ImageID]:
-		return true
+	case g.unnamed:
+		// Neither the repository nor the credential is known that it rests on, and the record of it may be gone.
+		return r.by.ImageID == "" || r.by.ImageID == p.ImageID
 	case !r.by.Covers(p):
 		return false
 	case r.by.Whole():
@@ -149,7 +147,8 @@ func (t *Tracker) overtake(r reach) (pairs []records.Pair) {
 	}
 	for _, of := range t.grants {
 		for p, g := range of {
-			if r.rests(p, g) && !slices.Contains(pairs, p) {
+			// The store notes the time for grants without a name; see Restore.
+			if !g.unnamed && r.rests(p, g) && !slices.Contains(pairs, p) {
 				pairs = append(pairs, p)
 			}
 		}
