@@ -237,8 +237,6 @@ func shapes() []plant {
 			"// B bloats.\ntype B interface{ A(); B(); C(); D() }\n"),
 		body("constructors return concrete types", "pkg/daemon/returns/returns.go", "ireturn", "returns interface",
 			"// I is one.\ntype I interface{ A() }\n\ntype i struct{}\n\nfunc (i) A() {}\n\n// New makes one.\nfunc New() I { return i{} }\n"),
-		body("a file explains itself above 500 lines", "pkg/daemon/long/long.go", "revive", "file-length-limit",
-			strings.Repeat("// X is planted.\ntype _ int\n\n", 200)),
 		body("a function fits one screen", "pkg/daemon/scrolls/scrolls.go", "revive", "function-length",
 			"// F is planted.\nfunc F(i int) int {\n"+strings.Repeat("\ti++\n", 120)+"\treturn i\n}\n"),
 		body("the folder has the package's name", "pkg/daemon/named/named.go", "revive", "package-directory-mismatch", ""),

@@ -22,7 +22,9 @@ func (g *Gate) PanicForTest() { g.runtime = nil }
 type RuntimeFunc func(ctx context.Context, method string, request []byte) (response []byte, err error)
 
 // UpstreamForTest returns an Upstream whose unary calls are answered by f.
-func UpstreamForTest(f RuntimeFunc) *Upstream { return &Upstream{calls: inProcess(f), dialer: newDialer()} }
+func UpstreamForTest(f RuntimeFunc) *Upstream {
+	return &Upstream{calls: inProcess(f), dialer: newDialer()}
+}
 
 type inProcess RuntimeFunc
 

@@ -108,6 +108,7 @@ func TestRevocationNamesMarksUnderOtherRepositories(t *testing.T) {
 func TestImportOfBytesThatATenantPulled(t *testing.T) {
 	const system = "repo.test/system/dns"
 	start := func(t *testing.T, password string) (*world, tracker.Image) {
+		t.Helper()
 		w := newWorld(t, tracker.Options{})
 		w.runtime.set(image(id3, "repo.test/any:1"))
 		w.sync()
