@@ -197,14 +197,6 @@ func TestMarkPreloadedMarksNoPairThatMayBeSomebodys(t *testing.T) {
 	}
 }
 
-// firstScan makes the first scan of a node without images.
-func firstScan(t *testing.T, s *records.Store) {
-	t.Helper()
-	if _, err := s.MarkPreloaded(records.Scan{Now: at(0), First: true, Still: func() bool { return true }}); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestMarkPreloadedMarksEveryRepositoryOfAnImage(t *testing.T) {
 	s := newStore(t)
 	both := []records.Pair{pair(id1, app), pair(id1, other)}

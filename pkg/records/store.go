@@ -133,8 +133,8 @@ func rivalRecords(tx *bolt.Tx, p Pair, limit int) []string {
 // scan, to which all names of an image are equally old. A name that turns up later on a preloaded image may have been given by
 // a tenant, and would stay usable after the operator has forgotten the mark of the first (docs/design/0024).
 func rivalMarks(tx *bolt.Tx, p Pair, limit int) []string {
-	if !scannedOnce(tx) {
-		return nil
+	if !scannedOnce(tx) || distrusted(tx) {
+		return nil // the next scan of a distrusted store is a first one
 	}
 	return otherRepositories(tx, bucketMarks, p, limit, func(_, _ []byte) bool { return true })
 }

@@ -176,14 +176,13 @@ func (t *Tracker) checkPair(ctx context.Context, rules *Rules, r Request, c cand
 		if !v.Allowed() {
 			return v
 		}
-		first, ok := false, true
+		var ok bool
 		if byPolicy(v.Reason) && !r.Using {
-			first = t.note(r.Pod.UID, v.Pair)
+			v.First, ok = t.note(r.Pod.UID, v.Pair), true
 		} else {
-			first, ok = t.grant(r.Pod.UID, v.Pair, leaves.grant, since)
+			v.First, ok = t.grant(r.Pod.UID, v.Pair, leaves.grant, since)
 		}
 		if ok {
-			v.First = first
 			if leaves.recorded {
 				t.used(v.Pair, v.Credential, leaves.fresh)
 			}
