@@ -24,10 +24,18 @@ func TestNode(t *testing.T) {
 					life(t, newMachine(t, version, runtime))
 				})
 			}
+			if version != kubelet134 {
+				return
+			}
+			t.Run(asCRIO, func(t *testing.T) {
+				lives.Add(1)
+				t.Parallel()
+				lifeAsCRIO(t, newMachine(t, version, asCRIO))
+			})
 		})
 	}
 	if lives.Load() == 0 {
-		t.Error("no node is chosen; want one of kubelet 1.30, 1.34, 1.36 on containerd-1.6, containerd-2.4")
+		t.Error("no node is chosen; want one of kubelet 1.30, 1.34, 1.36 on containerd-1.6, containerd-2.4, or 1.34 on cri-o")
 	}
 }
 
@@ -97,6 +105,26 @@ func (m *machine) leads() bool {
 		return m.runtime == containerd16
 	}
 	return m.runtime == containerd24
+}
+
+// lifeAsCRIO is the life of the node whose runtime answers as CRI-O does: first with a repo digest to each pull, then, with the
+// pod source, with an image ID.
+func lifeAsCRIO(t *testing.T, m *machine) {
+	t.Helper()
+	must(t, m.unprotected(t.Context()))
+	if !t.Run("hole", func(t *testing.T) { m.begin(t, "hole", hole) }) {
+		t.Fatal("without the hole the rest proves nothing")
+	}
+	if !t.Run("installed", func(t *testing.T) { m.begin(t, "installed", installed) }) {
+		t.Fatal("without pullgated before the kubelet the rest is not protected")
+	}
+	m.tell(t, tale{"preloaded", preloaded})
+	m.tellAtOnce(t, "together", m.together())
+	m.crio.PullAnswersID.Store(true)
+	if !t.Run("sourced", func(t *testing.T) { m.begin(t, "sourced", sourced) }) {
+		t.Fatal("without the pod source the rest is the same again")
+	}
+	m.tell(t, tale{"tenants-source", tenants})
 }
 
 // everyPair reports whether every pair of kubelet and containerd runs all of its tests. Otherwise restarts, kills, static pods

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/pullgate/pullgate/e2e/cluster"
@@ -23,6 +24,8 @@ const (
 
 	containerd16 = "containerd-1.6" // or whatever the machine has
 	containerd24 = release.Containerd24
+
+	asCRIO = "cri-o" // the newest containerd, behind a program that makes it answer as CRI-O does
 )
 
 // A machine is one node: a control plane, containerd, registries, a kubelet, and, once it is protected,
@@ -33,6 +36,8 @@ type machine struct {
 	kubelet          *cluster.Kubelet
 	gate             *node.Pullgated
 	runtime          string
+	crio             *node.CRIO             // nil but for asCRIO
+	endpoint         string                 // of the runtime
 	preloaded        map[string]node.Pushed // by what the stories call them
 	sourced          bool                   // the pod source is on
 	unprotectedCrowd crowd
@@ -47,7 +52,7 @@ func newMachine(t *testing.T, version, runtime string) *machine {
 	t.Helper()
 	options := node.Options{ImageSpace: "3G"}
 	if runtime != containerd16 {
-		program, err := release.Containerd(t.Context(), runtime)
+		program, err := release.Containerd(t.Context(), strings.Replace(runtime, asCRIO, containerd24, 1))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -57,7 +62,7 @@ func newMachine(t *testing.T, version, runtime string) *machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &machine{Node: n, runtime: runtime, wanted: regexp.MustCompile("^(?:" + cmp.Or(os.Getenv("STORY"), ".*") + ")$")}
+	m := &machine{Node: n, runtime: runtime, endpoint: n.Containerd.Endpoint(), wanted: regexp.MustCompile("^(?:" + cmp.Or(os.Getenv("STORY"), ".*") + ")$")}
 	t.Cleanup(func() {
 		var err error
 		if m.kubelet != nil {
@@ -70,6 +75,15 @@ func newMachine(t *testing.T, version, runtime string) *machine {
 			t.Error(err)
 		}
 	})
+	if runtime == asCRIO {
+		m.crio = &node.CRIO{}
+		shim, err := node.StartShim(t.Context(), n.Dir, m.endpoint, m.crio.Rewrites())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = shim.Close() })
+		m.endpoint = shim.Endpoint()
+	}
 	const name = "worker"
 	if m.cluster, err = cluster.Start(t.Context(), filepath.Join(n.Dir, "cluster"), version, name); err != nil {
 		t.Fatal(err)
@@ -96,12 +110,12 @@ func (m *machine) withoutNative() cluster.Settings {
 
 // unprotected starts the kubelet directly before containerd.
 func (m *machine) unprotected(ctx context.Context) error {
-	return m.kubelet.Start(ctx, m.Containerd.Endpoint(), m.withoutNative())
+	return m.kubelet.Start(ctx, m.endpoint, m.withoutNative())
 }
 
 // protect starts a pullgated and has the kubelet dial it, as an operator does on a node that is in use.
 func (m *machine) protect(ctx context.Context, settings ...string) (err error) {
-	if m.gate, err = m.Protect(ctx, settings...); err != nil {
+	if m.gate, err = m.ProtectRuntime(ctx, m.endpoint, settings...); err != nil {
 		return err
 	}
 	return m.restartKubelet(ctx, quick())

@@ -32,6 +32,8 @@ type Rewrite func(ctx context.Context, runtime *grpc.ClientConn, message []byte)
 type Rewrites struct {
 	// Requests are applied to each message of the client, Answers to each of the runtime.
 	Requests, Answers map[string]Rewrite
+	// ContentType is the only one that calls may have; "" takes every one.
+	ContentType string
 }
 
 // shimLimit is the size of the largest message; kubelets and containerd have the same.
@@ -67,6 +69,9 @@ func (s *Shim) Close() error {
 // pass passes one call on, whatever its method streams.
 func (s *Shim) pass(_ any, client grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(client)
+	if err := refuseContentType(client.Context(), s.rewrites.ContentType); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancel(client.Context())
 	defer cancel()
 	md, _ := metadata.FromIncomingContext(ctx)
@@ -109,11 +114,14 @@ func (s *Shim) copy(ctx context.Context, from, to func(any) error, rewrite Rewri
 	}
 }
 
-// Rewriting returns a [Rewrite] that changes messages of one type.
-func Rewriting[M any, P interface {
+// A message is a pointer to a generated type.
+type message[M any] interface {
 	*M
 	proto.Message
-}](change func(ctx context.Context, runtime *grpc.ClientConn, m P) error) Rewrite {
+}
+
+// Rewriting returns a [Rewrite] that changes messages of one type.
+func Rewriting[M any, P message[M]](change func(ctx context.Context, runtime *grpc.ClientConn, m P) error) Rewrite {
 	return func(ctx context.Context, runtime *grpc.ClientConn, message []byte) ([]byte, error) {
 		m := P(new(M))
 		if err := proto.Unmarshal(message, m); err != nil {
@@ -130,17 +138,9 @@ func Rewriting[M any, P interface {
 // DigestAnswers makes a runtime answer a pull with a repo digest of the image, as CRI-O did up to 1.35.1.
 func DigestAnswers() Rewrites {
 	return Rewrites{Answers: map[string]Rewrite{
-		runtimeapi.ImageService_PullImage_FullMethodName: Rewriting(func(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.PullImageResponse) error {
-			i, err := runtimeapi.NewImageServiceClient(runtime).ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: m.GetImageRef()}})
-			if err != nil {
-				return err
-			}
-			digests := i.GetImage().GetRepoDigests()
-			if len(digests) == 0 {
-				return fmt.Errorf("image %s has no repo digest", m.GetImageRef())
-			}
-			m.ImageRef = digests[0]
-			return nil
+		runtimeapi.ImageService_PullImage_FullMethodName: Rewriting(func(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.PullImageResponse) (err error) {
+			m.ImageRef, err = repoDigest(ctx, runtime, m.GetImageRef())
+			return err
 		}),
 	}}
 }
