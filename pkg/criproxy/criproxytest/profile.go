@@ -165,6 +165,22 @@ func (r *Runtime) removeCRIOLocked(name string, i *Image) error {
 	return nil
 }
 
+// message is an image as the runtime tells it.
+func (r *Runtime) message(i *Image) *runtimeapi.Image {
+	m := &runtimeapi.Image{Id: r.profile.ID(i.ID), Size: 1}
+	for _, n := range i.Names {
+		if strings.Contains(n, "@") {
+			m.RepoDigests = append(m.RepoDigests, n)
+		} else {
+			m.RepoTags = append(m.RepoTags, n)
+		}
+	}
+	if r.profile != Containerd {
+		m.RepoDigests = everyDigest(i.Names)
+	}
+	return m
+}
+
 // everyDigest returns each repository of the names with each digest, as CRI-O lists them; not all of them need exist.
 func everyDigest(names []string) []string {
 	var repositories, digests []string
@@ -253,6 +269,7 @@ type knownConns struct {
 	credentials.TransportCredentials
 }
 
+//nolint:ireturn // the interface wants it
 func (knownConns) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) { //nolint:ireturn // the method of an interface of grpc
 	return c, knownConn{c}, nil
 }

@@ -217,21 +217,6 @@ func (r *Runtime) note(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return rawAnswer(rewrite(method, data)), nil
 }
 
-func (r *Runtime) message(i *Image) *runtimeapi.Image {
-	m := &runtimeapi.Image{Id: r.profile.ID(i.ID), Size: 1}
-	for _, n := range i.Names {
-		if strings.Contains(n, "@") {
-			m.RepoDigests = append(m.RepoDigests, n)
-		} else {
-			m.RepoTags = append(m.RepoTags, n)
-		}
-	}
-	if r.profile != Containerd {
-		m.RepoDigests = everyDigest(i.Names)
-	}
-	return m
-}
-
 // ListImages returns all images.
 func (r *Runtime) ListImages(context.Context, *runtimeapi.ListImagesRequest) (*runtimeapi.ListImagesResponse, error) {
 	r.mu.Lock()
