@@ -392,3 +392,25 @@ func TestIntentIsOnDiskBeforeTheRuntimeIsAskedAndTheRecordBeforeTheAnswer(t *tes
 		t.Errorf("order (-want +got):\n%s", diff)
 	}
 }
+
+// The record of an image goes with it, and with the record what it says of a revocation.
+func TestNoGrantIsRestoredForAnImageThatIsGone(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	other := criproxytest.Image{ID: id2, Names: []string{"repo.test/other:1"}}
+	p.runtime.SetImages(other)
+	p.serves(app, "good", criproxytest.Image{ID: id1, Names: []string{app}})
+	a := p.Pod("team-a")
+	_, err := p.Pull(t.Context(), a, app, "good")
+	p.must(err)
+	c, err := p.Create(t.Context(), a, id1, app)
+	p.must(err)
+	p.must(p.Start(t.Context(), c))
+	p.runtime.SetImages(other)
+	p.restart()
+	p.must(p.gate.Sync(t.Context()))
+	_, err = p.Pull(t.Context(), p.Pod("team-b"), app, "good")
+	p.must(err)
+	if id := p.Precheck(a, app); id != "" {
+		t.Errorf("pre-check of the pod whose image was gone at the restart = %q; want the empty answer", id)
+	}
+}

@@ -276,14 +276,13 @@ func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started,
 	return s, nil
 }
 
-// imageOrID returns an image of the runtime; of one that it does not have or does not describe, only what it is called.
+// imageOrID returns an image of the runtime; of one that it does not describe, only what it is called; of one that it does not
+// have, the zero value: who uses it next pulls it first, and proves access by that.
 func (g *Gate) imageOrID(ctx context.Context, name string) tracker.Image {
 	img, err := g.runtime.Image(ctx, name)
 	if err != nil {
 		g.log.Info("Image of a running container cannot be read, its names are not known", "imageID", name, "err", err)
-	}
-	if img.ID == "" {
-		img.ID = name
+		return tracker.Image{ID: name}
 	}
 	return img
 }

@@ -12,7 +12,7 @@
 //	  distrust          Distrust, while the store is distrusted; a copy is from the moment that it is made
 //	  scanned           the time of the first scan
 //	  key               fingerprint of the node's key
-//	  revoked           the time of the last revocation, absent until there is one
+//	  revoked           the time at which something was last revoked or a mark forgotten, absent until then
 //	intents             one per pull that was or is under way
 //	  <repository> 00 <sequence, 8 bytes>      Intent
 //	records             one per image ID and repository

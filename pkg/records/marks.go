@@ -262,7 +262,10 @@ func (s *Store) ForgetMarks(of Selection, now time.Time) (gone Forgotten, err er
 			}
 			s.wrote(m.Pair)
 		}
-		return nil
+		if len(gone.Marks) == 0 {
+			return nil
+		}
+		return noteRevoked(tx, now)
 	})
 	if err != nil {
 		return Forgotten{}, fmt.Errorf("forget preloaded marks: %w", err)

@@ -98,11 +98,7 @@ func (s *Store) Revoke(r Revocation, at time.Time, used func(Revoked) []Pair) (g
 			}
 			s.wrote(rec.Pair)
 		}
-		last, err := lastRevoked(tx)
-		if err != nil {
-			last = at // it cannot be read, and is written anew
-		}
-		return put(tx, bucketMeta, []byte(metaRevoked), later(last, at))
+		return noteRevoked(tx, at)
 	})
 	if err != nil {
 		return Revoked{}, fmt.Errorf("revoke: %w", err)
@@ -110,7 +106,7 @@ func (s *Store) Revoke(r Revocation, at time.Time, used func(Revoked) []Pair) (g
 	return gone, nil
 }
 
-// LastRevoked returns when Revoke was last called, whatever it selected; the zero time if never.
+// LastRevoked returns when Revoke was last called, whatever it selected, or marks were last forgotten; the zero time if never.
 func (s *Store) LastRevoked() (at time.Time, err error) {
 	err = s.view(func(tx *bolt.Tx) error {
 		at, err = lastRevoked(tx)
@@ -120,6 +116,14 @@ func (s *Store) LastRevoked() (at time.Time, err error) {
 		return time.Time{}, fmt.Errorf("read the time of the last revocation: %w", err)
 	}
 	return at, nil
+}
+
+func noteRevoked(tx *bolt.Tx, at time.Time) error {
+	last, err := lastRevoked(tx)
+	if err != nil {
+		last = at // it cannot be read, and is written anew
+	}
+	return put(tx, bucketMeta, []byte(metaRevoked), later(last, at))
 }
 
 func lastRevoked(tx *bolt.Tx) (at time.Time, err error) {

@@ -95,8 +95,8 @@ func (t *Tracker) granted(uid string, p records.Pair) (grant, bool) {
 // created may be one that was about to be denied. With name "" (a CRI before 1.28 does not tell
 // it) the grants are for every repository of the image. What they rest on is not known any more, so none is given for
 // a pair of which something was revoked since the container was created, which is when the pod was judged; with name "", none at
-// all if anything was revoked since: the container may be based on a repository that the image has lost, and its record with it. Nor is one given for a pair whose record is younger than the container, unless every
-// pod may use the pair: what was revoked before is not known. Nor for a container
+// all if anything was revoked since: the container may be based on a repository that the image has lost, and its record with it. The
+// same holds for a pair whose record is younger than the container, or has none. Nor is one given for a container
 // whose creation time is in the future: the clock was set back, and nothing tells what is older.
 func (t *Tracker) Restore(p Pod, name string, img Image, created time.Time) {
 	if img.ID == "" {
@@ -110,37 +110,43 @@ func (t *Tracker) Restore(p Pod, name string, img Image, created time.Time) {
 	g := grant{reason: policy.Granted, created: created, unnamed: name == ""}
 	for ok := false; !ok; { // until there is no revocation between the reading of the records and the grants
 		since := t.revocations.Load()
-		if !t.unrevoked(name, img, created) {
+		pairs, err := t.shown(name, img, created)
+		if err != nil {
+			t.log.Info("Grants not restored, the pod proves access again", "imageID", img.ID, "pod", p.UID, "err", err)
 			return
 		}
 		ok = true
-		for _, c := range t.candidates(name, img) {
-			_, granted := t.grant(p.UID, c.pair, g, since)
+		for _, pair := range pairs {
+			_, granted := t.grant(p.UID, pair, g, since)
 			ok = ok && granted
 		}
 	}
 }
 
-// unrevoked reports whether nothing was revoked since created that a container on the image may be based on.
-func (t *Tracker) unrevoked(name string, img Image, created time.Time) bool {
-	if name == "" {
-		last, err := t.store.LastRevoked()
-		if err != nil || !last.IsZero() && !created.After(last) {
-			t.log.Info("Grant not restored: the runtime does not report the name of the container's image, and there was a revocation since the container was created",
-				"imageID", img.ID, "created", created, "err", err)
-			return false
-		}
+// shown returns the pairs for which a container on the image shows a grant. An error says why it shows none.
+func (t *Tracker) shown(name string, img Image, created time.Time) (pairs []records.Pair, err error) {
+	last, err := t.store.LastRevoked()
+	switch {
+	case err != nil:
+		return nil, err
+	case name == "" && !created.After(last):
+		return nil, errRevokedSince
 	}
 	for _, c := range t.candidates(name, img) {
 		f, err := t.store.Lookup(c.pair)
-		revoked := f.Record != nil && !f.Record.Revoked.IsZero() && !created.After(f.Record.Revoked)
-		younger := f.Record != nil && !f.Record.Open && !f.Marked && f.Record.Created.After(created)
-		if err != nil || revoked || younger {
-			t.log.Info("Grant not restored, what it rests on may be revoked", "imageID", c.pair.ImageID, "repository", c.pair.Repository, "err", err)
-			return false
+		if err != nil {
+			return nil, err
 		}
+		revoked := last // which may have been noted with a record that has gone
+		if f.Record != nil && !f.Record.Created.After(created) {
+			revoked = f.Record.Revoked
+		}
+		if !created.After(revoked) {
+			return nil, errRevokedSince
+		}
+		pairs = append(pairs, c.pair)
 	}
-	return true
+	return pairs, nil
 }
 
 // EndPod ends every grant of a pod, as when its last sandbox is gone.

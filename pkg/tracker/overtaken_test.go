@@ -202,11 +202,25 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 	w.revokes(bob)
 	w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
 
-	removed() // and with the record what it said of the revocation
-	w.pulled(pod("alice"), app+":1", id1, "alice")
-	w.restart()
-	w.Restore(pod("bob"), app+":1", img, created)
-	w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
+	for how, remove := range map[string]func(){
+		"directly in the runtime": removed,
+		"through pullgate": func() { // then the record that tells of the revocation is deleted
+			gone := records.Pruning{Images: map[string]struct{}{id2: {}}, Before: w.store.Written(), Removed: id1, Now: time.Now()}
+			if _, err := w.store.Prune(gone); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		remove()
+		w.pulled(pod("alice"), app+":1", id1, "alice")
+		w.restart()
+		w.Restore(pod("bob"), app+":1", img, created)
+		if v := w.check(pod("bob"), app+":1", img); v.Allowed() {
+			t.Errorf("the image was removed %s and pulled again: %v by %s; want Reverify", how, v.Verdict, v.Reason)
+		}
+		w.Restore(pod("carol"), app+":1", img, time.Now())
+		w.want(w.check(pod("carol"), app+":1", img), policy.Allow, policy.Granted)
+	}
 }
 
 // Where the runtime does not report the name, a restored grant for one repository may be based on the proof of another one.
@@ -229,15 +243,25 @@ func TestRestoredGrantWithoutANameEndsWithARevocationForAnotherRepository(t *tes
 }
 
 func TestGrantsWithoutANameAreNotRestoredIfOneRepositoryWasRevoked(t *testing.T) {
-	w := newWorld(t, tracker.Options{})
-	w.pulled(pod("alice"), app+":1", id1, "alice")
-	w.pulled(pod("bob"), "repo.test/shared:1", id1, "bob")
-	img := image(id1, app+":1", "repo.test/shared:1")
-	created := time.Now()
-	w.restart()
-	w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
-	w.Restore(pod("alice"), "", img, created)
-	w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Reverify, policy.NotProved)
+	for name, img := range map[string]tracker.Image{
+		"with its name":             image(id1, app+":1", "repo.test/shared:1"),
+		"whose name the image lost": image(id1, "repo.test/shared:1"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, tracker.Options{})
+			w.pulled(pod("bob"), "repo.test/shared:1", id1, "bob")
+			w.pulled(pod("alice"), app+":1", id1, "alice")
+			created := time.Now()
+			w.pulled(pod("carol"), "repo.test/carol:1", id1, "carol") // which is no reason
+			w.restart()
+			w.Restore(pod("alice"), "", img, created)
+			w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
+			w.restart()
+			w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
+			w.Restore(pod("alice"), "", img, created)
+			w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Reverify, policy.NotProved)
+		})
+	}
 }
 
 // The image may have lost the repository that the container was allowed by, and its record with it. So without a name every
