@@ -153,10 +153,10 @@ func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption)
 			ok = true
 			if began == uninterrupted && password != "" && password != operatorPassword {
 				at := pair{c, repositoryOf(name)}
-				if w.live[at] == nil {
-					w.live[at] = map[string]bool{}
+				if w.truth.live[at] == nil {
+					w.truth.live[at] = map[string]bool{}
 				}
-				w.live[at][password] = true
+				w.truth.live[at][password] = true
 			}
 		default:
 			w.counts["pull answered with the image on the node"]++
@@ -182,6 +182,11 @@ func (w *modelWorld) doCreate(p *modelPod, name, image string, mounts []string, 
 		c, _ := w.on(m)
 		req.Config.Mounts = append(req.Config.Mounts, &runtimeapi.Mount{ContainerPath: "/m", Image: &runtimeapi.ImageSpec{Image: c.id(), UserSpecifiedImage: w.userImage(m)}})
 	}
+	w.uses(p, contentOf(image), name)
+	for _, m := range mounts {
+		c, _ := w.on(m)
+		w.uses(p, c, m)
+	}
 	x.may = w.mayStart(p, append(mounts, name))
 	var resp runtimeapi.CreateContainerResponse
 	w.interrupted(x, func(ctx context.Context) {
@@ -196,6 +201,17 @@ func (w *modelWorld) doCreate(p *modelPod, name, image string, mounts []string, 
 		}
 	})
 	return id, err
+}
+
+// uses notes that a pod creates a container on an image, or has started one.
+func (w *modelWorld) uses(p *modelPod, c content, name string) {
+	repositories := []string{repositoryOf(name)}
+	if w.userImage(name) == "" {
+		repositories = modelRepositories()
+	}
+	for _, r := range repositories {
+		w.truth.used(w.question(p, c, r, ""))
+	}
 }
 
 func (w *modelWorld) userImage(name string) string {
@@ -232,7 +248,9 @@ func (w *modelWorld) doStart(p *modelPod, id string) error {
 	}
 	w.counts["container started"]++
 	for _, on := range c.real {
-		w.truth.started(w.question(p, on, repositoryOf(c.asked), ""))
+		w.uses(p, on, c.asked)
+		// A container that was restored on an image which the pod may use under another name is evidence for its own one.
+		w.truth.restored(p.uid, on, []string{repositoryOf(c.asked)})
 		if !c.may[on] && !w.mayUseOne(p, on, "") {
 			w.fail("safety: a container of %s is started on %v, created as %s", p.uid, on, c.GetImage())
 		}

@@ -79,6 +79,7 @@ type truth struct {
 	proofs      map[pair][]*modelProof
 	grants      map[string]map[pair][]reason
 	revocations []revocation
+	live        map[pair]map[string]bool // passwords that must be allowed without a registry
 }
 
 // A revocation is one that an operator made. Empty fields select everything.
@@ -108,6 +109,7 @@ func (r revocation) selects(password string, secrets []secretRef) bool {
 func newTruth() *truth {
 	return &truth{
 		present: map[pair]bool{}, imported: map[pair]bool{}, named: map[pair]bool{}, open: map[pair]bool{},
+		live:   map[pair]map[string]bool{},
 		proofs: map[pair][]*modelProof{}, grants: map[string]map[pair][]reason{},
 	}
 }
@@ -174,8 +176,8 @@ func (t *truth) asked(q question) []reason {
 		return why
 	}
 	for _, r := range why {
-		if r.kind == byPolicy || r.kind == byGrant { // what was not verified leaves nothing
-			continue
+		if slices.Contains([]reasonKind{byPolicy, byExemption, byAllowlist, byGrant}, r.kind) {
+			continue // what was not verified leaves nothing
 		}
 		t.grant(q.uid, q.pair, r)
 	}
@@ -235,6 +237,7 @@ func (t *truth) departed(c content) {
 	for _, of := range []map[pair]bool{t.present, t.imported} {
 		maps.DeleteFunc(of, func(p pair, _ bool) bool { return p.content == c })
 	}
+	maps.DeleteFunc(t.live, func(p pair, _ map[string]bool) bool { return p.content == c })
 }
 
 // forgotten notes that an operator took marks away.
@@ -284,16 +287,12 @@ func (t *truth) lost() {
 	clear(t.grants)
 }
 
-// started notes that a container was started, which is evidence at a restart whatever allowed it; also if it was restored on an
-// image that the pod may use under other names alone.
-func (t *truth) started(q question) {
+// used notes that a pod creates a container, or has started one, and keeps its grant whatever allowed it.
+func (t *truth) used(q question) {
 	for _, r := range t.why(q) {
 		if r.kind != byGrant {
 			t.grant(q.uid, q.pair, r)
 		}
-	}
-	if len(t.grants[q.uid][q.pair]) == 0 {
-		t.restored(q.uid, q.content, []string{q.repository})
 	}
 }
 

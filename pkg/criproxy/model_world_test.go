@@ -76,7 +76,6 @@ type modelWorld struct {
 	passwords int
 	uids      int
 	waiting   []*waitingCall
-	live      map[pair]map[string]bool // what must be allowed without a registry
 	scanned   bool
 	lastWrite uint64
 	failure   string
@@ -86,7 +85,7 @@ func newModelWorld(s setting, path string) *modelWorld {
 	t := newTruth()
 	w := &modelWorld{
 		setting: s, path: path, key: credential.NewKey(), truth: t, runtime: newModelRuntime(s.kind, t), counts: map[string]int{},
-		secrets: map[string][2]*modelSecret{}, good: map[string][]string{"alice": {"a0"}, "bob": {"b0"}}, live: map[pair]map[string]bool{},
+		secrets: map[string][2]*modelSecret{}, good: map[string][]string{"alice": {"a0"}, "bob": {"b0"}},
 	}
 	t.exempt, t.validity, t.grace = s.exempt, s.validity, s.grace
 	for _, ns := range []string{"alice", "bob"} {
@@ -127,7 +126,7 @@ func (w *modelWorld) run(ops []op) string {
 	}
 	failure := w.failure
 	w.kill()
-	synctest.Wait()
+	rest()
 	return failure
 }
 
@@ -212,7 +211,7 @@ func (w *modelWorld) kill() {
 	}
 	w.waiting = nil
 	w.process.wg.Wait()
-	synctest.Wait()
+	rest()
 	w.must(err)
 }
 
@@ -231,12 +230,18 @@ func (w *modelWorld) stop() []byte {
 	return data
 }
 
+// rest lets everything go on that waits for no more than calls of the runtime, each of which takes a moment.
+func rest() {
+	time.Sleep(time.Millisecond)
+	synctest.Wait()
+}
+
 // settle lets everything go on that can, and judges the answers that have come.
 func (w *modelWorld) settle() {
 	if len(w.waiting) == 0 {
 		return
 	}
-	synctest.Wait()
+	rest()
 	for _, c := range slices.Clone(w.waiting) {
 		if c.done {
 			c.cancel()
