@@ -104,7 +104,7 @@ func outgoing(ctx context.Context) context.Context {
 
 // contentSubtype gives a call the content type of the client's call: application/grpc, with a subtype only if the
 // client sent one.
-func contentSubtype(ctx context.Context) grpc.ContentSubtypeCallOption { //nolint:ireturn // grpc has no other type for it
+func contentSubtype(ctx context.Context) grpc.ContentSubtypeCallOption {
 	for _, contentType := range metadata.ValueFromIncomingContext(ctx, "content-type") {
 		if _, subtype, ok := strings.Cut(contentType, "+"); ok {
 			return grpc.ContentSubtypeCallOption{ContentSubtype: strings.ToLower(subtype)}

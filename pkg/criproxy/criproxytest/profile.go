@@ -269,7 +269,6 @@ type knownConns struct {
 	credentials.TransportCredentials
 }
 
-//nolint:ireturn // the interface wants it
 func (knownConns) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) { //nolint:ireturn // the method of an interface of grpc
 	return c, knownConn{c}, nil
 }
