@@ -287,7 +287,7 @@ const dumped = `{"v":1,"bucket":"intents","key":"repo.test/lost 2","value":{"id"
 func TestDumpWritesEveryValueInALine(t *testing.T) {
 	const sound = `"value":{"pair":{"imageID":"` + id1 + `","repository":"repo.test/team/app"},"created":"2026-05-04T12:00:00Z",` +
 		`"lastUsed":"2026-05-04T12:00:00Z","proofs":[{"credential":"a11ce","secrets":[{"uid":"7b0a7a3c","namespace":"team","name":"pull"}],` +
-		`"firstProved":"2026-05-04T12:00:00Z","lastProved":"2026-05-04T12:00:00Z","lastUsed":"2026-05-04T12:00:00Z"}]}`
+		`"firstProved":"2026-05-04T12:00:00Z","lastProved":"2026-05-04T12:00:00Z","lastUsed":"2026-05-04T12:00:00Z"}],"unlisted":true}`
 	const unreadable = `"unreadable":"records: stored value unreadable: bucket records: wrong checksum of 6 bytes"`
 	for _, tc := range []struct {
 		name   string
