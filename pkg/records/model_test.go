@@ -126,7 +126,9 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 			}
 			m.scanned = m.scanned || still && first
 		case 9:
-			of := records.Pruning{Images: map[string]struct{}{"none": {}}, Before: uint64(max(0, m.writes-random.IntN(3))), Now: at(now)}
+			of := records.Pruning{Images: map[string]struct{}{"none": {}}, Now: at(now)}
+			m.before = max(m.before, m.writes-random.IntN(3), 0) // the counter never goes back
+			of.Before = uint64(m.before)
 			if random.IntN(2) == 0 {
 				of.Removed = somePair().ImageID
 			}
@@ -235,7 +237,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 			did = "reopen"
 			closeStore(t, s)
 			s, _ = open(t, path, records.Options{KeyExists: true})
-			m.writes, m.written = 0, map[records.Pair]int{}
+			m.writes, m.before, m.written = 0, 0, map[records.Pair]int{}
 		}
 		done = append(done, did)
 		if err != nil {

@@ -18,6 +18,7 @@ type model struct {
 	intents map[uint64]records.Intent
 	written map[records.Pair]int
 	writes  int
+	before  int // of the last Prune
 	scanned bool
 }
 
