@@ -128,7 +128,18 @@ func (h how) String() string {
 
 // wait is how long an opWait takes.
 func (o op) wait() time.Duration {
-	return [...]time.Duration{2 * time.Second, 15 * time.Second, 61 * time.Second, 61 * time.Second, 2 * time.Second, 61 * time.Second, 11 * time.Minute, 65 * time.Minute}[o.n%8]
+	switch n := o.n % 16; {
+	case n < 6:
+		return 2 * time.Second
+	case n < 9:
+		return 15 * time.Second
+	case n < 13:
+		return 61 * time.Second
+	case n < 15:
+		return 6 * time.Minute // proofs expire after it, in some settings
+	default:
+		return 65 * time.Minute // lost pulls are settled
+	}
 }
 
 func (o op) String() string {
@@ -251,11 +262,11 @@ func (c checkpoint) String() string {
 
 // How often what happens, relative to each other.
 var opWeights = [opKinds]int{
-	opPrecheck: 140, opPull: 120, opCreate: 60, opStart: 50, opRun: 200, opHonest: 60, opRestorePod: 10,
+	opPrecheck: 180, opPull: 110, opCreate: 70, opStart: 60, opRun: 100, opHonest: 36, opRestorePod: 10,
 	opRemove: 12, opDirectRemove: 12, opUntag: 5, opTag: 5, opImport: 12, opPush: 10, opCheckpoint: 20,
 	opRotate: 14, opRecreate: 4, opRevoke: 14, opAccept: 6, opForget: 8, opPolicy: 6,
 	opEndPod: 40, opNewSeen: 5, opRestart: 8, opKill: 8, opLose: 2, opTrust: 4, opRuntimeRestart: 5, opOutage: 14,
-	opRelease: 40, opCancel: 8, opLate: 14, opWait: 22,
+	opRelease: 40, opCancel: 8, opLate: 14, opWait: 14,
 }
 
 // Names and contents that are used more often make it likelier that operations meet.
@@ -331,7 +342,7 @@ func randomSetting(r *rand.Rand) setting {
 		policy: modelPolicies[weighted(r, []int{10, 5, 3, 1})], verify: one(6), podSource: one(2), exempt: one(2), skips: !one(3), fallback: one(2),
 	}
 	if one(5) {
-		s.validity, s.grace = 10*time.Minute, 5*time.Minute
+		s.validity, s.grace = 5*time.Minute, 5*time.Minute
 	}
 	for i := range s.pullPolicy {
 		s.pullPolicy[i] = []string{"IfNotPresent", "IfNotPresent", "Always", "Never"}[r.IntN(4)]

@@ -360,6 +360,7 @@ func (r *modelRuntime) create(sandbox string, config *runtimeapi.ContainerConfig
 				return "", status.Errorf(codes.Unknown, "failed to pull checkpoint base image %s: %v", ck.base, err)
 			}
 			r.name(on, ck.base)
+			r.truth.named[pair{on, repositoryOf(ck.base)}] = true
 		}
 		if r.kind.givesNames && ck.given != "" {
 			r.name(on, ck.given)

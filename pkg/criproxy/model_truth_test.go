@@ -74,6 +74,7 @@ type truth struct {
 
 	present     map[pair]bool // what has been pulled since the image came to the node
 	imported    map[pair]bool // what an operator brought or accepted, while the image stays
+	again       map[pair]bool // what was so until the image left, and has not been pulled since: it is again if an operator brings it back
 	named       map[pair]bool // names that a pull or an operator gave
 	open        map[pair]bool
 	proofs      map[pair][]*modelProof
@@ -108,7 +109,7 @@ func (r revocation) selects(password string, secrets []secretRef) bool {
 
 func newTruth() *truth {
 	return &truth{
-		present: map[pair]bool{}, imported: map[pair]bool{}, named: map[pair]bool{}, open: map[pair]bool{},
+		present: map[pair]bool{}, imported: map[pair]bool{}, again: map[pair]bool{}, named: map[pair]bool{}, open: map[pair]bool{},
 		live:   map[pair]map[string]bool{},
 		proofs: map[pair][]*modelProof{}, grants: map[string]map[pair][]reason{},
 	}
@@ -196,6 +197,7 @@ func (t *truth) grant(uid string, p pair, r reason) {
 // proved notes that a registry gave an image for a pull.
 func (t *truth) proved(p pair, by *registryPull) {
 	t.present[p], t.named[p] = t.present[p] || !by.lost, true
+	delete(t.again, p)
 	for _, r := range t.revocations[by.begun:] {
 		if r.covers(p) && (r.whole() || by.password != "" && r.selects(by.password, by.secrets)) {
 			return // what is revoked while a pull is in progress is not proved by it
@@ -227,13 +229,16 @@ func (t *truth) proved(p pair, by *registryPull) {
 // brought notes that an operator imported an image, or named one, or accepted it.
 func (t *truth) brought(p pair, marks bool) {
 	t.named[p] = true
-	if marks && !t.present[p] {
+	if (marks || t.again[p]) && !t.present[p] {
 		t.imported[p] = true
 	}
 }
 
 // departed notes that an image has left the node.
 func (t *truth) departed(c content) {
+	for p := range t.imported {
+		t.again[p] = t.again[p] || p.content == c
+	}
 	for _, of := range []map[pair]bool{t.present, t.imported} {
 		maps.DeleteFunc(of, func(p pair, _ bool) bool { return p.content == c })
 	}
@@ -242,7 +247,9 @@ func (t *truth) departed(c content) {
 
 // forgotten notes that an operator took marks away.
 func (t *truth) forgotten(which func(pair) bool) {
-	maps.DeleteFunc(t.imported, func(p pair, _ bool) bool { return which(p) })
+	for _, of := range []map[pair]bool{t.imported, t.again} {
+		maps.DeleteFunc(of, func(p pair, _ bool) bool { return which(p) })
+	}
 	t.endGrants(which, func(r reason) bool { return r.kind == byMark })
 }
 
@@ -284,6 +291,7 @@ func (t *truth) revoked(r revocation) {
 func (t *truth) lost() {
 	clear(t.present)
 	clear(t.imported)
+	clear(t.again)
 	clear(t.grants)
 }
 
