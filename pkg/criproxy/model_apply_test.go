@@ -84,8 +84,8 @@ func (w *modelWorld) apply(o op) {
 		w.direct(func() { w.runtime.down = o.n%2 == 0 })
 	case opRelease:
 		if i := int(o.n % 4); i < len(w.waiting) && w.waiting[i].interruption.waiting {
-			close(w.waiting[i].release)
 			w.waiting[i].interruption.waiting = false
+			close(w.waiting[i].release)
 		}
 	case opCancel:
 		if i := int(o.n % 4); i < len(w.waiting) {
