@@ -133,15 +133,17 @@ func rivalRecords(tx *bolt.Tx, p Pair, limit int) []string {
 // scan, to which all names of an image are equally old. A name that turns up later on a preloaded image may have been given by
 // a tenant, and would stay usable after the operator has forgotten the mark of the first (docs/design/0024).
 func rivalMarks(tx *bolt.Tx, p Pair, limit int) []string {
-	if !scannedOnce(tx) || distrusted(tx) {
+	marked := otherRepositories(tx, bucketMarks, p, limit, func(_, _ []byte) bool { return true })
+	if len(marked) == 0 || !scannedOnce(tx) || distrusted(tx) {
 		return nil // the next scan of a distrusted store is a first one
 	}
-	return otherRepositories(tx, bucketMarks, p, limit, func(_, _ []byte) bool { return true })
+	return marked
 }
 
 // otherRepositories returns the other repositories of the image that have a value in the bucket which counts.
 func otherRepositories(tx *bolt.Tx, bucket string, p Pair, limit int, counts func(k, v []byte) bool) (found []string) {
-	prefix, own := []byte(p.ImageID+"\x00"), p.key()
+	own := p.key()
+	prefix := own[:len(p.ImageID)+1]
 	c := tx.Bucket([]byte(bucket)).Cursor()
 	for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix) && len(found) < limit; k, v = c.Next() {
 		if !bytes.Equal(k, own) && counts(k, v) {
