@@ -129,8 +129,19 @@ func TestWalkFindsWhatBoltFinds(t *testing.T) {
 		}
 		return nil
 	}
+	empty := func(tx *bolt.Tx) error {
+		c := tx.Bucket([]byte("many")).Cursor()
+		for k, _ := c.First(); k != nil; k, _ = c.First() {
+			if err := c.Delete(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	for name, content := range map[string][]byte{
 		"empty":              write(t),
+		"an empty bucket":    write(t, fill("none", 0, "")),
+		"emptied":            write(t, fill("many", 1000, strings.Repeat("v", 50)), empty, fill("late", 9, "v")),
 		"one value":          write(t, fill("one", 1, "v")),
 		"several levels":     write(t, fill("many", 3000, strings.Repeat("v", 100)), fill("few", 3, "")),
 		"values of pages":    write(t, fill("long", 5, strings.Repeat("v", 100_000))),
@@ -174,8 +185,14 @@ func TestWalkGoesOnBesideDamage(t *testing.T) {
 }
 
 func TestDamageThatBoltWouldFollow(t *testing.T) {
-	content := write(t, fill("many", 3000, strings.Repeat("v", 100)))
+	content := write(t, func(tx *bolt.Tx) error {
+		return errors.Join(fill("many", 3000, strings.Repeat("v", 100))(tx), fill("few", 4, "w")(tx))
+	})
 	size := os.Getpagesize()
+	// inline is the page of the bucket few, which lies in the value that names it.
+	inline := func(b []byte) []byte {
+		return b[bytes.LastIndex(b, []byte("few"))+len("few")+16:]
+	}
 	var branch, leaf, list int // the last of each kind that has something in it
 	for page := 2; page < len(content)/size; page++ {
 		switch kind, count := content[page*size+8], content[page*size+10]; {
@@ -222,6 +239,8 @@ func TestDamageThatBoltWouldFollow(t *testing.T) {
 		"four billion pages":       {func(b []byte) { binary.NativeEndian.PutUint32(b[leaf*size+12:], 1<<32-1) }, "wrong head"},
 		"more elements than room":  {func(b []byte) { binary.NativeEndian.PutUint16(b[leaf*size+10:], 1<<16-1) }, "more elements"},
 		"fewer elements":           {func(b []byte) { b[leaf*size+10]-- }, "misplaced"},
+		"no elements":              {func(b []byte) { clear(b[leaf*size+10 : leaf*size+12]) }, "no elements"},
+		"no elements of few":       {func(b []byte) { clear(inline(b)[10:12]) }, "no elements"},
 		"a huge key":               {func(b []byte) { binary.NativeEndian.PutUint32(b[leaf*size+24:], 1<<32-1) }, "misplaced"},
 		"an unknown kind of value": {func(b []byte) { b[leaf*size+16] = 2 }, "misplaced"},
 		"an unknown kind of page":  {func(b []byte) { b[leaf*size+8] = 4 }, "unexpected flags 4"},

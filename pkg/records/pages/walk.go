@@ -145,6 +145,10 @@ type entry struct {
 // elements walks what a page leads to. The page may be one that lies in a value.
 func (w *walker) elements(page []byte, where, bucket string, low, high []byte) error {
 	entries, branch, damage := parse(page, low, high)
+	if damage == nil && len(entries) == 0 && len(page) > pageHead && bucket != "" {
+		// bbolt keeps an empty bucket in the value that names it, with a page that ends after its head.
+		damage = errors.New("no elements where there is room for some")
+	}
 	for i, e := range entries {
 		var err error
 		switch {
