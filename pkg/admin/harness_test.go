@@ -2,7 +2,6 @@ package admin_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -133,10 +132,7 @@ func newWorldOn(t *testing.T, store *records.Store, o tracker.Options, change ..
 	}
 	t.Cleanup(func() { _ = w.store.Close() })
 	o.Log = klog.Background().V(99)
-	// What it cannot read of an earlier run it goes on without.
-	if w.tracker, err = tracker.New(w.store, w.key, w.node, o); err != nil && !errors.Is(err, records.ErrUnreadable) {
-		t.Fatal(err)
-	}
+	w.tracker = tracker.New(w.store, w.key, w.node, o)
 	c := admin.Config{
 		Tracker: w.tracker, Store: w.store, Runtime: w.node, Pods: w.node, PodSource: w.node, Decisions: w.feed,
 		Status:  func(context.Context) admin.Status { return admin.Status{Version: "v0", Configuration: "kind: x\n"} },

@@ -51,10 +51,7 @@ func serveOn(tb testing.TB, l net.Listener, endpoint string) (server *criproxy.S
 		tb.Fatal(err)
 	}
 	rt := criproxy.NewRuntime(up, up)
-	trk, err := tracker.New(store, credential.NewKey(), rt, tracker.Options{})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	trk := tracker.New(store, credential.NewKey(), rt, tracker.Options{})
 	gate := criproxy.NewGate(criproxy.GateConfig{Tracker: trk, Pods: pods.New(), Runtime: rt, Metrics: &counts{}, Log: klog.Logger{}})
 	server = criproxy.NewForTest(criproxy.Config{Runtime: up, Image: up, Gate: gate, Metrics: &counts{}, Log: klog.Logger{}}, experimental.BufferPool(buffers()))
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))

@@ -134,8 +134,7 @@ func (p *proxy) start() {
 	p.up, err = criproxy.Dial(p.runtime.Endpoint())
 	p.must(err)
 	rt := criproxy.NewRuntime(p.up, p.up)
-	p.tracker, err = tracker.New(p.store, p.key, rt, p.options)
-	p.must(err)
+	p.tracker = tracker.New(p.store, p.key, rt, p.options)
 	c := p.config
 	c.Tracker, c.Pods, c.Runtime, c.Metrics, c.Log = p.tracker, pods.New(), rt, p.counts, klog.Logger{}
 	p.gate = criproxy.NewGate(c)

@@ -163,14 +163,13 @@ func (w *modelWorld) start() {
 	p.up = criproxy.UpstreamForTest(p.conn.call)
 	rt := criproxy.NewRuntime(p.up, p.up)
 	offered := w.key.ID(credential.New("tenant", operatorPassword, "", "", "", ""))
-	var trackerErr error
-	p.tracker, trackerErr = tracker.New(store, w.key, rt, tracker.Options{
+	p.tracker = tracker.New(store, w.key, rt, tracker.Options{
 		Rules: w.rules(), VerifyUntracked: w.verify,
 		NodeOffers: func(repository string, id credential.ID) bool {
 			return repository == repositoryOf(systemImage) && id == offered
 		},
 	})
-	w.must(errors.Join(err, trackerErr))
+	w.must(err)
 	always := kubelet.Sent
 	if w.skips {
 		always = kubelet.Skipped

@@ -219,8 +219,7 @@ func TestImageThatCameWithALostCreateIsNotMarkedAfterARestart(t *testing.T) {
 	p.must(err)
 	defer func() { p.must(store.Close()) }()
 	p.runtime.SetImages(criproxytest.Image{ID: id3, Names: []string{planted}}, imported)
-	restarted, err := tracker.New(store, p.key, criproxy.NewRuntime(p.up, p.up), tracker.Options{})
-	p.must(err)
+	restarted := tracker.New(store, p.key, criproxy.NewRuntime(p.up, p.up), tracker.Options{})
 	p.must(restarted.Sync(t.Context()))
 	p.must(store.Marks(func(m records.Mark) error {
 		t.Errorf("marked after the restart: %v", m.Pair)

@@ -93,16 +93,13 @@ func Run(ctx context.Context, o Options) (err error) {
 
 	runtime := criproxy.NewRuntime(conns.runtime, conns.image)
 	node := nodecreds.New(klog.NewContext(ctx, o.Log.WithName("nodeCredentials")), o.Config.NodeCredentials.DockerConfigFiles, st.key)
-	trk, err := tracker.New(st.store, st.key, runtime, tracker.Options{
+	trk := tracker.New(st.store, st.key, runtime, tracker.Options{
 		Rules:                          rules(o.Config),
 		VerifyUntracked:                o.Config.UntrackedImages == config.UntrackedVerify,
 		NodeOffers:                     node.Offers,
 		RuntimeCredentialsPerNamespace: o.Config.RuntimeCredentials == config.RuntimeCredentialsPerNamespace,
 		Log:                            o.Log.WithName("tracker"),
 	})
-	if err != nil {
-		o.Log.Error(err, "Pull intents of an earlier run not all read, what they stand for needs proof")
-	}
 	source, err := openSource(o, st.key, m)
 	if err != nil {
 		return err

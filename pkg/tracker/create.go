@@ -248,6 +248,7 @@ func (t *Tracker) writeEnd(c records.Creation) error {
 
 func (c *Create) leave() {
 	t := c.t
+	t.met(time.Now())
 	t.mu.Lock()
 	delete(t.creating, c)
 	release := c.release

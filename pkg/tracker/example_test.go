@@ -53,11 +53,7 @@ func Example() {
 	}
 	defer func() { _ = store.Close() }()
 	runtime := &node{}
-	t, err := tracker.New(store, credential.NewKey(), runtime, tracker.Options{})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	t := tracker.New(store, credential.NewKey(), runtime, tracker.Options{})
 
 	ensure := func(pod, name, user, password string) error {
 		ctx := context.Background()

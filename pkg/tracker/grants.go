@@ -103,6 +103,7 @@ func (t *Tracker) Restore(p Pod, name string, img Image, created time.Time) {
 		return
 	}
 	if created.After(time.Now()) {
+		t.met(created)
 		t.log.Info("Grant not restored: the creation time of the container is in the future, so it may be older than a revocation",
 			"imageID", img.ID, "pod", p.UID, "created", created)
 		return
@@ -147,6 +148,17 @@ func (t *Tracker) shown(name string, img Image, created time.Time) (pairs []reco
 		pairs = append(pairs, c.pair)
 	}
 	return pairs, nil
+}
+
+// met notes a time at which a container may have been created, and returns the latest one so far. The clock may be set back: a
+// revocation is dated with the latest time, so that it is never older than a container that was allowed before it.
+func (t *Tracker) met(at time.Time) time.Time {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if at = at.Round(0); at.After(t.latest) { // without the reading of the monotonic clock, which is not set
+		t.latest = at
+	}
+	return t.latest
 }
 
 // EndPod ends every grant of a pod, as when its last sandbox is gone.

@@ -20,6 +20,7 @@ type handover struct {
 	// Store is the number of the last write to the store that the grants go with. A store that was written since
 	// may know of a revocation.
 	Store  uint64        `json:"store"`
+	Latest time.Time     `json:"latest,omitzero"` // see [Tracker.met]
 	Grants []handedGrant `json:"grants"`
 }
 
@@ -42,7 +43,7 @@ func (t *Tracker) HandOver() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("hand grants over: %w", err)
 	}
-	h := handover{Version: handoverVersion, Store: number}
+	h := handover{Version: handoverVersion, Store: number, Latest: t.met(time.Now())}
 	t.mu.Lock()
 	for uid, of := range t.grants {
 		for p, g := range of {
@@ -63,6 +64,7 @@ func (t *Tracker) TakeOver(data []byte, lastWrite uint64) (int, error) {
 	if err := json.Unmarshal(data, &h); err != nil {
 		return 0, fmt.Errorf("take grants over: %w", err)
 	}
+	t.met(h.Latest) // whether or not the grants are still good
 	switch {
 	case h.Version != handoverVersion:
 		return 0, fmt.Errorf("take grants over: they are in form %d, this version reads %d", h.Version, handoverVersion)

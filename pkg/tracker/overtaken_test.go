@@ -1,7 +1,9 @@
 package tracker_test
 
 import (
+	"encoding/json"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/pullgate/pullgate/pkg/credential"
@@ -292,5 +294,57 @@ func TestGrantWithoutANameEndsWithARevocationForARepositoryThatIsGone(t *testing
 		w.want(w.check(pod("carol"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
 		w.revokes(records.Revocation{ImageID: id2})
 		w.want(w.check(pod("carol"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
+	}
+}
+
+// The clock ran ahead while a container was created, and was set back before the revocation. A restart after the time at which the
+// container says it was created must not undo the revocation.
+func TestRevocationIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
+	for name, meet := range map[string]func(w *world, created time.Time){
+		"which the start finds": func(w *world, created time.Time) {
+			w.Restore(pod("bob"), app+":1", image(id1, app+":1"), created)
+		},
+		"which an earlier process has seen": func(w *world, created time.Time) {
+			data, err := w.HandOver()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var handed map[string]any
+			if err := json.Unmarshal(data, &handed); err != nil {
+				t.Fatal(err)
+			}
+			handed["latest"] = created
+			if data, err = json.Marshal(handed); err != nil {
+				t.Fatal(err)
+			}
+			w.restart()
+			number, err := w.store.LastWrite()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.TakeOver(data, number); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, tracker.Options{})
+				img := image(id1, app+":1")
+				w.runtime.set(img)
+				w.pulled(pod("bob"), app+":1", id1, "bob")
+				created := time.Now().Add(time.Hour)
+				meet(w, created)
+				w.EndPod(pod("bob").UID)
+				w.revokes(records.Revocation{Credential: w.key.ID(secret("bob"))})
+				time.Sleep(2 * time.Hour)
+				w.restart()
+				w.Restore(pod("bob"), app+":1", img, created)
+				w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
+				// What is created later is not affected.
+				w.Restore(pod("carol"), app+":1", img, time.Now())
+				w.want(w.check(pod("carol"), app+":1", img), policy.Allow, policy.Granted)
+			})
+		})
 	}
 }

@@ -57,7 +57,7 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	if r.DryRun {
 		gone, err = t.store.Revocable(r.Revocation)
 	} else {
-		gone, err = t.store.Revoke(r.Revocation, time.Now(), func(gone records.Revoked) []records.Pair {
+		gone, err = t.store.Revoke(r.Revocation, t.met(time.Now()), func(gone records.Revoked) []records.Pair {
 			return t.overtake(reachOf(r, gone, unknown))
 		})
 	}

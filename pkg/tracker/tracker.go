@@ -99,6 +99,7 @@ type Tracker struct {
 	holding int                               // holds on scans that are in effect, see holdScans
 	holds   uint64                            // holds on scans ever begun
 	uses    map[records.Pair]records.Use      // not yet flushed
+	latest  time.Time                         // see met
 
 	lists     *lists
 	creating  map[*Create]struct{} // those in progress
@@ -110,8 +111,9 @@ type Tracker struct {
 
 // New returns a tracker on an open store. The store stays the caller's to close, after
 // [Tracker.Run] has returned. Intents that an earlier process left under way linger from now on:
-// what it had asked of the runtime may complete at any time.
-func New(store *records.Store, key credential.Key, rt Runtime, o Options) (*Tracker, error) {
+// what it had asked of the runtime may complete at any time. Those that cannot be read or written are logged, and linger too:
+// what they stand for needs proof.
+func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Tracker {
 	t := &Tracker{
 		store:        store,
 		key:          key,
@@ -140,7 +142,10 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) (*Trac
 		t.ended[in.ID] = time.Now() // of this process, whatever the clock said when the pull ended
 	}
 	left = slices.DeleteFunc(left, func(in records.Intent) bool { return !in.Ended.IsZero() })
-	return t, errors.Join(err, store.EndAll(left, time.Now()), t.endCreations())
+	if err := errors.Join(err, store.EndAll(left, time.Now()), t.endCreations()); err != nil {
+		t.log.Error(err, "Pull intents of an earlier run not all read, what they stand for needs proof")
+	}
+	return t
 }
 
 // SetRules replaces the rules for every judgement that begins after it returns; one that is under way sees

@@ -96,10 +96,7 @@ func (w *world) open() {
 		w.t.Fatalf("Open(%s) = %v; want a store", w.path, err)
 	}
 	w.store = store
-	w.Tracker, err = tracker.New(store, w.key, w.runtime, w.options)
-	if err != nil {
-		w.t.Fatalf("New = %v; want nil", err)
-	}
+	w.Tracker = tracker.New(store, w.key, w.runtime, w.options)
 }
 
 func (w *world) close() {
