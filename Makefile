@@ -71,7 +71,7 @@ model: ## let two tenants and an operator do a million things at random, and see
 
 .PHONY: crash
 crash: ## kill the daemon at every crash point and see that nothing unproved is allowed
-	go test -tags crashpoint -count=1 -timeout 15m -run 'Crash|Kill' ./pkg/records/... ./pkg/daemon ./pkg/internal/crashpoint
+	go test -tags crashpoint -count=1 -timeout 15m -run 'Crash|Kill' ./pkg/records/... ./internal/daemon ./internal/crashpoint
 
 .PHONY: e2e
 e2e: build ## run built binaries against a real containerd, registry and kube-apiserver, as root

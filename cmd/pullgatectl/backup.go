@@ -11,22 +11,20 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/pullgate/pullgate/pkg/ctl/catalog"
-	"github.com/pullgate/pullgate/pkg/ctl/console"
-	"github.com/pullgate/pullgate/pkg/ctl/text"
-	"github.com/pullgate/pullgate/pkg/ctl/view"
-	"github.com/pullgate/pullgate/pkg/ctl/wholefile"
+	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/cli/output"
+	"github.com/pullgate/pullgate/internal/atomicfile"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 func damaged(places int) error {
-	return &console.ExitError{
-		Code: console.ExitFailed, Err: fmt.Errorf("%d places of the store cannot be read", places),
+	return &cli.ExitError{
+		Code: cli.ExitFailed, Err: fmt.Errorf("%d places of the store cannot be read", places),
 		Hint: "look at the disk; the chapter \"A lost or damaged store\" of docs/operations.md says how to go on",
 	}
 }
 
-func storeBackupCommand(c *console.Console) *cobra.Command {
+func storeBackupCommand(c *cli.Console) *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "backup FILE",
@@ -41,19 +39,19 @@ only on this node, with the node.key that it was written with: keep that beside 
 		Args: cobra.ExactArgs(1),
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "replace FILE if it is there")
-	o := console.OutputFlags(cmd)
+	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		file := args[0]
 		if file == "-" {
 			if c.OutTerminal {
-				return console.Misused("send stdout to a file or another program", "a backup is not printed on a terminal")
+				return cli.Misused("send stdout to a file or another program", "a backup is not printed on a terminal")
 			}
 			return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-				_, err := catalog.Backup(ctx, api, c.Out)
+				_, err := cli.Backup(ctx, api, c.Out)
 				return backupFailure(err)
 			})
 		}
-		if err := wholefile.May(file, force); err != nil {
+		if err := atomicfile.May(file, force); err != nil {
 			return backupFailure(err) // before the daemon begins to send
 		}
 		var size int64
@@ -68,15 +66,15 @@ only on this node, with the node.key that it was written with: keep that beside 
 		if err != nil {
 			return err
 		}
-		return c.Print(o, told, func(_ view.View, p *text.Page) { p.Line("%s written to %s", text.Size(size), file) })
+		return c.Print(o, told, func(_ output.View, p *output.Page) { p.Line("%s written to %s", output.Size(size), file) })
 	}
 	return cmd
 }
 
 // backUp writes a backup to a file that is there whole or not at all.
 func backUp(ctx context.Context, api adminv1.PullRecordsClient, file string, replace bool) (size int64, err error) {
-	err = wholefile.Write(file, replace, func(w io.Writer) (err error) {
-		size, err = catalog.Backup(ctx, api, w)
+	err = atomicfile.Write(file, replace, func(w io.Writer) (err error) {
+		size, err = cli.Backup(ctx, api, w)
 		return err
 	})
 	return size, backupFailure(err)
@@ -84,14 +82,14 @@ func backUp(ctx context.Context, api adminv1.PullRecordsClient, file string, rep
 
 // backupFailure makes a failure of what goes wrong with a backup and its file. Other errors stay what they are.
 func backupFailure(err error) error {
-	f := &console.ExitError{Code: console.ExitFailed, Err: err}
+	f := &cli.ExitError{Code: cli.ExitFailed, Err: err}
 	switch {
-	case errors.Is(err, catalog.ErrNotWhole):
+	case errors.Is(err, cli.ErrNotWhole):
 		f.Hint = "what was sent is no backup; try again"
-	case errors.Is(err, wholefile.ErrExists):
+	case errors.Is(err, atomicfile.ErrExists):
 		f.Hint = "give another name, or --force to replace it"
-	case errors.Is(err, wholefile.ErrNoFile):
-		f.Code, f.Hint = console.ExitUsage, "give the name of a file, or - and send stdout there"
+	case errors.Is(err, atomicfile.ErrNoFile):
+		f.Code, f.Hint = cli.ExitUsage, "give the name of a file, or - and send stdout there"
 	case errors.Is(err, fs.ErrNotExist):
 		f.Hint = "make the directory first"
 	case errors.Is(err, fs.ErrPermission):

@@ -9,12 +9,12 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 
-	"github.com/pullgate/pullgate/pkg/ctl/console"
+	"github.com/pullgate/pullgate/internal/cli"
 )
 
 // docsCommand writes what --help says in other forms. It is for those who build and package pullgatectl.
-func docsCommand(c *console.Console) *cobra.Command {
-	cmd := console.Group("docs", "Write the manual of pullgatectl", "", docsManCommand(), docsMarkdownCommand(c))
+func docsCommand(c *cli.Console) *cobra.Command {
+	cmd := cli.Group("docs", "Write the manual of pullgatectl", "", docsManCommand(), docsMarkdownCommand(c))
 	cmd.Hidden = true
 	return cmd
 }
@@ -40,7 +40,7 @@ func docsManCommand() *cobra.Command {
 	}
 }
 
-func docsMarkdownCommand(c *console.Console) *cobra.Command {
+func docsMarkdownCommand(c *cli.Console) *cobra.Command {
 	return &cobra.Command{
 		Use:   "markdown",
 		Short: "Print the whole manual as Markdown",

@@ -11,11 +11,10 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/pullgate/pullgate/pkg/config"
-	"github.com/pullgate/pullgate/pkg/ctl/console"
-	"github.com/pullgate/pullgate/pkg/ctl/text"
-	"github.com/pullgate/pullgate/pkg/ctl/view"
-	"github.com/pullgate/pullgate/pkg/doctor"
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/cli/output"
+	"github.com/pullgate/pullgate/internal/doctor"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -33,18 +32,18 @@ func loadConfig(cmd *cobra.Command, path string) (config.Config, error) {
 	}
 	c, err := config.LoadPresent(path)
 	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, config.ErrInvalid) {
-		err = console.Misused("give --config the path of the file that pullgated reads, see pullgatectl status", "%w", err)
+		err = cli.Misused("give --config the path of the file that pullgated reads, see pullgatectl status", "%w", err)
 	}
 	return c, err
 }
 
 // isAbsent reports whether an error of loadConfig says that the file that --config names is absent.
 func isAbsent(err error) bool {
-	_, misused := errors.AsType[*console.ExitError](err)
+	_, misused := errors.AsType[*cli.ExitError](err)
 	return misused
 }
 
-func doctorCommand(c *console.Console, node doctor.Node) *cobra.Command {
+func doctorCommand(c *cli.Console, node doctor.Node) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Look at the node from outside, and tell what is wrong and what to do",
@@ -60,7 +59,7 @@ runtime is asked once, without credentials, unless --no-network is given.`,
 	}
 	cmd.Flags().StringVar(&node.ConfigPath, "config", defaultConfig, configUsage)
 	cmd.Flags().BoolVar(&node.NoNetwork, "no-network", false, "ask no mirror")
-	o := console.OutputFlags(cmd)
+	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		n := node
 		n.Config, n.ConfigErr = loadConfig(cmd, filepath.Join("/", n.Root, n.ConfigPath))
@@ -79,11 +78,11 @@ runtime is asked once, without credentials, unless --no-network is given.`,
 		if err != nil {
 			return err
 		}
-		if err := c.Print(o, told, func(_ view.View, p *text.Page) { showFindings(p, found) }); err != nil {
+		if err := c.Print(o, told, func(_ output.View, p *output.Page) { showFindings(p, found) }); err != nil {
 			return err
 		}
 		if doctor.Failed(found) {
-			return &console.ExitError{Code: console.ExitFailed, Err: errors.New("something here does not work, or lets through what it should not"), Hint: "each line that says fail says what to do"}
+			return &cli.ExitError{Code: cli.ExitFailed, Err: errors.New("something here does not work, or lets through what it should not"), Hint: "each line that says fail says what to do"}
 		}
 		return nil
 	}
@@ -91,7 +90,7 @@ runtime is asked once, without credentials, unless --no-network is given.`,
 }
 
 // statusFor asks the daemon how it is, at its own socket unless another was given.
-func statusFor(ctx context.Context, c *console.Console, listen string) (status *adminv1.GetStatusResponse, err error) {
+func statusFor(ctx context.Context, c *cli.Console, listen string) (status *adminv1.GetStatusResponse, err error) {
 	if listen == "" && !c.Told() {
 		return nil, errors.New("it has no admin API: admin.listen is empty")
 	}
@@ -114,8 +113,8 @@ func asValues(found []doctor.Finding) []any {
 func valid(s string) string { return strings.ToValidUTF8(s, "\ufffd") }
 
 // showFindings writes findings below each other, with what to do below each.
-func showFindings(p *text.Page, found []doctor.Finding) {
-	colours := map[doctor.Level]text.Colour{doctor.OK: text.Good, doctor.Warn: text.Heed, doctor.Fail: text.Bad, doctor.Unknown: text.Heed}
+func showFindings(p *output.Page, found []doctor.Finding) {
+	colours := map[doctor.Level]output.Colour{doctor.OK: output.Good, doctor.Warn: output.Heed, doctor.Fail: output.Bad, doctor.Unknown: output.Heed}
 	for _, f := range found {
 		first := fmt.Sprintf("%-8s %-14s ", f.Level, f.Check)
 		p.PaintProse(colours[f.Level], first, "%s", f.Found)

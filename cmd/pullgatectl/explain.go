@@ -6,13 +6,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pullgate/pullgate/pkg/ctl/console"
-	"github.com/pullgate/pullgate/pkg/ctl/text"
-	"github.com/pullgate/pullgate/pkg/ctl/view"
+	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func explainCommand(c *console.Console) *cobra.Command {
+func explainCommand(c *cli.Console) *cobra.Command {
 	var pod, uid, namespace string
 	cmd := &cobra.Command{
 		Use:   "explain IMAGE (--pod NAMESPACE/NAME | --pod-uid UID | --namespace NAMESPACE)",
@@ -35,7 +34,7 @@ or anything else failed; 2 and 3 as ever.`,
 	cmd.Flags().StringVar(&pod, "pod", "", "explain it for this pod, `namespace/name`")
 	cmd.Flags().StringVar(&uid, "pod-uid", "", "explain it for the pod of this `UID`")
 	cmd.Flags().StringVar(&namespace, "namespace", "", "explain it for a new pod of this `namespace`")
-	o := console.OutputFlags(cmd)
+	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		request := &adminv1.ExplainRequest{Image: args[0]}
 		given := 0
@@ -56,14 +55,14 @@ or anything else failed; 2 and 3 as ever.`,
 			request.Who = &adminv1.ExplainRequest_Namespace{Namespace: namespace}
 		}
 		if given != 1 {
-			return console.Misused("an image may be for one pod and not for another", "give one of --pod, --pod-uid and --namespace")
+			return cli.Misused("an image may be for one pod and not for another", "give one of --pod, --pod-uid and --namespace")
 		}
 		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
 			answer, err := api.Explain(ctx, request)
 			if err != nil {
 				return err
 			}
-			if err := c.Print(o, answer, func(v view.View, p *text.Page) { v.Explanation(p, args[0], answer) }); err != nil {
+			if err := c.Print(o, answer, func(v output.View, p *output.Page) { v.Explanation(p, args[0], answer) }); err != nil {
 				return err
 			}
 			return toldBy(answer.GetVerdict(), args[0])
@@ -79,8 +78,8 @@ func toldBy(v adminv1.Verdict, image string) error {
 	case adminv1.Verdict_VERDICT_ALLOW:
 		return nil
 	case adminv1.Verdict_VERDICT_REVERIFY:
-		return &console.ExitError{Code: console.ExitNeedsProof}
+		return &cli.ExitError{Code: cli.ExitNeedsProof}
 	case adminv1.Verdict_VERDICT_UNSPECIFIED:
 	}
-	return &console.ExitError{Code: console.ExitFailed, Err: fmt.Errorf("explain %s: the image is not on this node", image)}
+	return &cli.ExitError{Code: cli.ExitFailed, Err: fmt.Errorf("explain %s: the image is not on this node", image)}
 }

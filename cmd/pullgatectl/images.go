@@ -7,15 +7,13 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/pullgate/pullgate/pkg/ctl/catalog"
-	"github.com/pullgate/pullgate/pkg/ctl/console"
-	"github.com/pullgate/pullgate/pkg/ctl/text"
-	"github.com/pullgate/pullgate/pkg/ctl/view"
+	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func imagesCommand(c *console.Console) *cobra.Command {
-	return console.Group("images", "Show images and who proved access to them", "", imagesListCommand(c), imagesGetCommand(c))
+func imagesCommand(c *cli.Console) *cobra.Command {
+	return cli.Group("images", "Show images and who proved access to them", "", imagesListCommand(c), imagesGetCommand(c))
 }
 
 // imageFilter is what the flags of `images list` select.
@@ -24,7 +22,7 @@ type imageFilter struct {
 	olderThan, unusedFor                              string
 }
 
-func imagesListCommand(c *console.Console) *cobra.Command {
+func imagesListCommand(c *cli.Console) *cobra.Command {
 	var f imageFilter
 	cmd := &cobra.Command{
 		Use:   "list",
@@ -55,27 +53,27 @@ ACCESS says who may use it:
 	flags.StringVar(&f.namespace, "namespace", "", "only what a Secret of this `namespace` proved access to")
 	flags.StringVar(&f.olderThan, "older-than", "", "only what something is known of for longer than this `age`, as in 30d")
 	flags.StringVar(&f.unusedFor, "unused-for", "", "only what has not been used for this `age`, as in 12h")
-	most := console.LimitFlag(cmd)
-	o := console.OutputFlags(cmd)
+	most := cli.LimitFlag(cmd)
+	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		filter, err := f.message(c)
 		if err := cmp.Or(err, most.Check()); err != nil {
 			return err
 		}
 		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			all, err := catalog.Images(ctx, api, most.N, filter)
+			all, err := cli.Images(ctx, api, most.N, filter)
 			if err != nil {
 				return err
 			}
 			c.Cut(all.GetNextPageToken(), len(all.GetImages()))
-			return c.Print(o, all, func(v view.View, p *text.Page) { v.Images(p, all.GetImages()) })
+			return c.Print(o, all, func(v output.View, p *output.Page) { v.Images(p, all.GetImages()) })
 		})
 	}
 	c.CompleteFlags(cmd)
 	return cmd
 }
 
-func (f *imageFilter) message(c *console.Console) (*adminv1.ImageFilter, error) {
+func (f *imageFilter) message(c *cli.Console) (*adminv1.ImageFilter, error) {
 	var err error
 	m := &adminv1.ImageFilter{Repository: f.repository, ImageId: f.imageID, Namespace: f.namespace}
 	if m.Secret, err = secret(f.secret, f.secretUID); err != nil {
@@ -91,18 +89,18 @@ func (f *imageFilter) message(c *console.Console) (*adminv1.ImageFilter, error) 
 }
 
 // before is the time that lies as long ago as a flag says; nil if it says nothing.
-func before(c *console.Console, flag, age string) (*timestamppb.Timestamp, error) {
+func before(c *cli.Console, flag, age string) (*timestamppb.Timestamp, error) {
 	if age == "" {
 		return nil, nil
 	}
-	d, err := text.ParseAge(age)
+	d, err := output.ParseAge(age)
 	if err != nil {
-		return nil, console.Misused("", "--%s: %w", flag, err)
+		return nil, cli.Misused("", "--%s: %w", flag, err)
 	}
 	return timestamppb.New(c.Now().Add(-d)), nil
 }
 
-func imagesGetCommand(c *console.Console) *cobra.Command {
+func imagesGetCommand(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get IMAGE",
 		Short: "Show all that is known of one image",
@@ -112,14 +110,14 @@ func imagesGetCommand(c *console.Console) *cobra.Command {
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: c.CompleteImages,
 	}
-	o := console.OutputFlags(cmd)
+	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
 			answer, err := api.GetImage(ctx, &adminv1.GetImageRequest{Image: args[0]})
 			if err != nil {
 				return err
 			}
-			return c.Print(o, answer.GetImage(), func(v view.View, p *text.Page) { v.Image(p, answer.GetImage()) })
+			return c.Print(o, answer.GetImage(), func(v output.View, p *output.Page) { v.Image(p, answer.GetImage()) })
 		})
 	}
 	return cmd

@@ -5,18 +5,16 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pullgate/pullgate/pkg/ctl/catalog"
-	"github.com/pullgate/pullgate/pkg/ctl/console"
-	"github.com/pullgate/pullgate/pkg/ctl/text"
-	"github.com/pullgate/pullgate/pkg/ctl/view"
+	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func intentsCommand(c *console.Console) *cobra.Command {
-	return console.Group("intents", "Show pulls that are under way, or whose end nobody knows", "", intentsListCommand(c))
+func intentsCommand(c *cli.Console) *cobra.Command {
+	return cli.Group("intents", "Show pulls that are under way, or whose end nobody knows", "", intentsListCommand(c))
 }
 
-func intentsListCommand(c *console.Console) *cobra.Command {
+func intentsListCommand(c *cli.Console) *cobra.Command {
 	var repository string
 	cmd := &cobra.Command{
 		Use:   "list",
@@ -27,30 +25,30 @@ settled by a list of images at least an hour later.`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
-	most := console.LimitFlag(cmd)
-	o := console.OutputFlags(cmd)
+	most := cli.LimitFlag(cmd)
+	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := most.Check(); err != nil {
 			return err
 		}
 		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			all, err := catalog.Intents(ctx, api, most.N, repository)
+			all, err := cli.Intents(ctx, api, most.N, repository)
 			if err != nil {
 				return err
 			}
 			c.Cut(all.GetNextPageToken(), len(all.GetIntents()))
-			return c.Print(o, all, func(v view.View, p *text.Page) { v.Intents(p, all.GetIntents()) })
+			return c.Print(o, all, func(v output.View, p *output.Page) { v.Intents(p, all.GetIntents()) })
 		})
 	}
 	c.CompleteFlags(cmd)
 	return cmd
 }
 
-func grantsCommand(c *console.Console) *cobra.Command {
-	return console.Group("grants", "Show which pods were let in", "", grantsListCommand(c))
+func grantsCommand(c *cli.Console) *cobra.Command {
+	return cli.Group("grants", "Show which pods were let in", "", grantsListCommand(c))
 }
 
-func grantsListCommand(c *console.Console) *cobra.Command {
+func grantsListCommand(c *cli.Console) *cobra.Command {
 	var pod, uid, namespace, repository string
 	cmd := &cobra.Command{
 		Use:   "list",
@@ -64,8 +62,8 @@ REASON is the rule, or "granted" of a grant that was restored from a running con
 	cmd.Flags().StringVar(&namespace, "namespace", "", "only those of pods of this `namespace`")
 	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
 	cmd.MarkFlagsMutuallyExclusive("pod", "namespace")
-	most := console.LimitFlag(cmd)
-	o := console.OutputFlags(cmd)
+	most := cli.LimitFlag(cmd)
+	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := most.Check(); err != nil {
 			return err
@@ -78,12 +76,12 @@ REASON is the rule, or "granted" of a grant that was restored from a running con
 			}
 		}
 		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			all, err := catalog.Grants(ctx, api, most.N, who, repository)
+			all, err := cli.Grants(ctx, api, most.N, who, repository)
 			if err != nil {
 				return err
 			}
 			c.Cut(all.GetNextPageToken(), len(all.GetGrants()))
-			return c.Print(o, all, func(v view.View, p *text.Page) { v.Grants(p, all.GetGrants()) })
+			return c.Print(o, all, func(v output.View, p *output.Page) { v.Grants(p, all.GetGrants()) })
 		})
 	}
 	c.CompleteFlags(cmd)

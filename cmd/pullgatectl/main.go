@@ -4,9 +4,9 @@ package main
 import (
 	"os"
 
-	"github.com/pullgate/pullgate/pkg/ctl/console"
-	"github.com/pullgate/pullgate/pkg/doctor"
-	"github.com/pullgate/pullgate/pkg/kubeletnode/pointing"
+	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/doctor"
+	"github.com/pullgate/pullgate/internal/nodeenable"
 )
 
 // Set by the linker, see the Makefile.
@@ -16,15 +16,15 @@ var (
 	date    = "unknown"
 )
 
-func main() { os.Exit(run(os.Args[1:], console.System(), machine{})) }
+func main() { os.Exit(run(os.Args[1:], cli.System(), machine{})) }
 
 // A machine is what commands work on that do without the daemon; the zero value is this one.
 type machine struct {
 	// node is where doctor looks.
 	node doctor.Node
 	// pointer points the kubelet.
-	pointer pointing.Switch
+	pointer nodeenable.Switch
 }
 
 // run does what the arguments say and returns the exit code.
-func run(args []string, c *console.Console, on machine) int { return c.Run(rootCommand(c, on), args) }
+func run(args []string, c *cli.Console, on machine) int { return c.Run(rootCommand(c, on), args) }

@@ -14,10 +14,10 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
 
-	"github.com/pullgate/pullgate/pkg/ctl/console"
-	"github.com/pullgate/pullgate/pkg/doctor"
-	"github.com/pullgate/pullgate/pkg/kubeletnode"
-	"github.com/pullgate/pullgate/pkg/kubeletnode/pointing"
+	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/doctor"
+	"github.com/pullgate/pullgate/internal/kubeletconf"
+	"github.com/pullgate/pullgate/internal/nodeenable"
 )
 
 // now is the time of the program under test: answers tell of days before it.
@@ -42,8 +42,8 @@ func (l leakless) Run() int {
 }
 
 // consoleAtNow is that of the process, but for its clock.
-func consoleAtNow() *console.Console {
-	c := console.System()
+func consoleAtNow() *cli.Console {
+	c := cli.System()
 	c.Now = func() time.Time {
 		t, err := time.Parse(time.RFC3339, now)
 		if err != nil {
@@ -63,7 +63,7 @@ func machineOfTest() machine {
 			ClockInStep: func() (bool, error) { return true, nil },
 			Run:         systemctl,
 		},
-		pointer: pointing.Switch{Host: kubeletnode.Host{Root: os.Getenv("NODE_ROOT")}, Settle: time.Millisecond},
+		pointer: nodeenable.Switch{Host: kubeletconf.Host{Root: os.Getenv("NODE_ROOT")}, Settle: time.Millisecond},
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/pkg/ctl/console"
+	"github.com/pullgate/pullgate/internal/cli"
 )
 
 const manual = "../../docs/pullgatectl.md"
@@ -64,7 +64,7 @@ func printed(t *testing.T, d *daemon, command string) string {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", command)
 	cmd.Dir = t.TempDir()
-	cmd.Env = append(os.Environ(), console.EndpointVariable+"=unix://"+d.socket)
+	cmd.Env = append(os.Environ(), cli.EndpointVariable+"=unix://"+d.socket)
 	out, err := cmd.CombinedOutput()
 	if err != nil && cmd.ProcessState == nil {
 		t.Fatal(err)

@@ -10,12 +10,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pullgate/pullgate/pkg/config"
-	"github.com/pullgate/pullgate/pkg/ctl/configured"
-	"github.com/pullgate/pullgate/pkg/ctl/console"
-	"github.com/pullgate/pullgate/pkg/ctl/text"
-	"github.com/pullgate/pullgate/pkg/ctl/view"
-	"github.com/pullgate/pullgate/pkg/kubeletnode/pointing"
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/nodeenable/configured"
+	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/cli/output"
+	"github.com/pullgate/pullgate/internal/nodeenable"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -24,12 +23,12 @@ const nodeLong = `Point the kubelet of this node at pullgated, take that back, a
 It knows the ways of kubeadm, of a kubelet in a systemd unit of its own, of k3s and of
 RKE2. Pods that run go on: the kubelet finds the same containers behind the other socket.`
 
-func nodeCommand(c *console.Console, pointer pointing.Switch) *cobra.Command {
-	return console.Group("node", "Point the kubelet of this node at pullgated, and back", nodeLong,
+func nodeCommand(c *cli.Console, pointer nodeenable.Switch) *cobra.Command {
+	return cli.Group("node", "Point the kubelet of this node at pullgated, and back", nodeLong,
 		nodeEnableCommand(c, pointer), nodeDisableCommand(c, pointer), nodeStatusCommand(c, pointer))
 }
 
-func nodeEnableCommand(c *console.Console, pointer pointing.Switch) *cobra.Command {
+func nodeEnableCommand(c *cli.Console, pointer nodeenable.Switch) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "enable",
 		Short: "Point the kubelet at pullgated, and take it back if the node does not stay well",
@@ -54,19 +53,19 @@ it again, or pullgatectl node disable: both get to a whole state.`,
 		Args: cobra.NoArgs,
 	}
 	s := nodeFlags(c, pointer, cmd)
-	how := console.ConsentFlags(cmd)
-	o := console.FormatFlag(cmd)
+	how := cli.ConsentFlags(cmd)
+	o := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		d, err := s.running(cmd.Context())
 		if err != nil {
 			return err
 		}
-		return s.carryOut(cmd.Context(), o, how, d, "Point the kubelet at pullgated?", pointing.Switch.Enable)
+		return s.carryOut(cmd.Context(), o, how, d, "Point the kubelet at pullgated?", nodeenable.Switch.Enable)
 	}
 	return cmd
 }
 
-func nodeDisableCommand(c *console.Console, pointer pointing.Switch) *cobra.Command {
+func nodeDisableCommand(c *cli.Console, pointer nodeenable.Switch) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "disable",
 		Short: "Take back what node enable did: the kubelet dials the runtime itself",
@@ -84,23 +83,23 @@ with node enable. If the kubelet does not get well it stays disabled.`,
 		Args: cobra.NoArgs,
 	}
 	s := nodeFlags(c, pointer, cmd)
-	how := console.ConsentFlags(cmd)
-	o := console.FormatFlag(cmd)
+	how := cli.ConsentFlags(cmd)
+	o := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		d, _ := s.configured() // its defaults do if it cannot be read
-		return s.carryOut(cmd.Context(), o, how, d, "Take it back?", pointing.Switch.Disable)
+		return s.carryOut(cmd.Context(), o, how, d, "Take it back?", nodeenable.Switch.Disable)
 	}
 	return cmd
 }
 
-func nodeStatusCommand(c *console.Console, pointer pointing.Switch) *cobra.Command {
+func nodeStatusCommand(c *cli.Console, pointer nodeenable.Switch) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Tell what the kubelet dials, and which file says so",
 		Args:  cobra.NoArgs,
 	}
 	s := nodeFlags(c, pointer, cmd)
-	o := console.FormatFlag(cmd)
+	o := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		d, wrong := s.configured()
 		if isAbsent(wrong) {
@@ -113,21 +112,21 @@ func nodeStatusCommand(c *console.Console, pointer pointing.Switch) *cobra.Comma
 		if wrong != nil {
 			st.Wrong = append(st.Wrong, fmt.Sprintf("pullgated's configuration cannot be read, its defaults were taken: %v", wrong))
 		}
-		return c.Print(o, st, func(_ view.View, p *text.Page) { draw(p, st.Lines()) })
+		return c.Print(o, st, func(_ output.View, p *output.Page) { draw(p, st.Lines()) })
 	}
 	return cmd
 }
 
 // A nodeSwitch is what the flags of a command of node say.
 type nodeSwitch struct {
-	c            *console.Console
+	c            *cli.Console
 	cmd          *cobra.Command
-	pointer      pointing.Switch
+	pointer      nodeenable.Switch
 	config, unit string
 	wait         time.Duration
 }
 
-func nodeFlags(c *console.Console, pointer pointing.Switch, cmd *cobra.Command) *nodeSwitch {
+func nodeFlags(c *cli.Console, pointer nodeenable.Switch, cmd *cobra.Command) *nodeSwitch {
 	s := &nodeSwitch{c: c, cmd: cmd, pointer: pointer}
 	cmd.Flags().StringVar(&s.config, "config", defaultConfig, configUsage)
 	cmd.Flags().StringVar(&s.unit, "unit", "", "the systemd `unit` that runs the kubelet; one is looked for if it is not given")
@@ -139,15 +138,15 @@ func nodeFlags(c *console.Console, pointer pointing.Switch, cmd *cobra.Command) 
 }
 
 // on is the switch between the kubelet and a daemon.
-func (s *nodeSwitch) on(d pointing.Daemon) pointing.Switch {
+func (s *nodeSwitch) on(d nodeenable.Daemon) nodeenable.Switch {
 	to := s.pointer
 	to.Daemon, to.Unit, to.Wait = d, s.unit, s.wait
-	to.Say = func(line string) { _, _ = fmt.Fprintln(s.c.Err, text.Safe(line)) }
+	to.Say = func(line string) { _, _ = fmt.Fprintln(s.c.Err, output.Safe(line)) }
 	return to
 }
 
 // configured is the daemon as its configuration file tells, and as its defaults tell if that cannot be read.
-func (s *nodeSwitch) configured() (pointing.Daemon, error) {
+func (s *nodeSwitch) configured() (nodeenable.Daemon, error) {
 	loaded, err := loadConfig(s.cmd, s.pointer.Host.Path(s.config))
 	if err != nil {
 		return configured.File(config.Default()), err
@@ -156,18 +155,18 @@ func (s *nodeSwitch) configured() (pointing.Daemon, error) {
 }
 
 // running is the daemon as it says itself that it was configured, if its configuration file says the same.
-func (s *nodeSwitch) running(ctx context.Context) (pointing.Daemon, error) {
+func (s *nodeSwitch) running(ctx context.Context) (nodeenable.Daemon, error) {
 	file, err := loadConfig(s.cmd, s.pointer.Host.Path(s.config))
 	if isAbsent(err) {
-		return pointing.Daemon{}, err
+		return nodeenable.Daemon{}, err
 	}
 	if err != nil {
-		return pointing.Daemon{}, console.Misused("mend it, see that pullgated --check-config likes it, then systemctl restart pullgated", "pullgated's configuration %s: %w", s.config, err)
+		return nodeenable.Daemon{}, cli.Misused("mend it, see that pullgated --check-config likes it, then systemctl restart pullgated", "pullgated's configuration %s: %w", s.config, err)
 	}
 	if file.Admin.Listen == "" {
 		return configured.File(file), nil
 	}
-	var d pointing.Daemon
+	var d nodeenable.Daemon
 	err = s.c.At(file.Admin.Listen).Ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) error {
 		status, err := api.GetStatus(ctx, &adminv1.GetStatusRequest{})
 		if err != nil {
@@ -182,11 +181,11 @@ func (s *nodeSwitch) running(ctx context.Context) (pointing.Daemon, error) {
 }
 
 // carryOut shows a plan, and applies it if that is wanted.
-func (s *nodeSwitch) carryOut(ctx context.Context, o *console.Output, how *console.Consent, d pointing.Daemon, question string,
-	plan func(pointing.Switch, context.Context) (pointing.Plan, error),
+func (s *nodeSwitch) carryOut(ctx context.Context, o *cli.Output, how *cli.Consent, d nodeenable.Daemon, question string,
+	plan func(nodeenable.Switch, context.Context) (nodeenable.Plan, error),
 ) error {
 	if s.wait <= 0 {
-		return console.Misused("give it a minute or two", "--wait %s: it is more than 0", s.wait)
+		return cli.Misused("give it a minute or two", "--wait %s: it is more than 0", s.wait)
 	}
 	if err := s.c.Answerable(how); err != nil {
 		return err
@@ -197,9 +196,9 @@ func (s *nodeSwitch) carryOut(ctx context.Context, o *console.Output, how *conso
 		return unpointed(err)
 	}
 	if how.DryRun || len(p.Steps) == 0 {
-		return s.c.Print(o, p, func(_ view.View, page *text.Page) { draw(page, p.Lines()) })
+		return s.c.Print(o, p, func(_ output.View, page *output.Page) { draw(page, p.Lines()) })
 	}
-	if err := s.c.Agree(ctx, how, question, func(page *text.Page) { draw(page, p.Lines()) }); err != nil {
+	if err := s.c.Agree(ctx, how, question, func(page *output.Page) { draw(page, p.Lines()) }); err != nil {
 		return err
 	}
 	if err := to.Apply(ctx, p); err != nil {
@@ -209,19 +208,19 @@ func (s *nodeSwitch) carryOut(ctx context.Context, o *console.Output, how *conso
 	if err != nil {
 		return unpointed(err)
 	}
-	return s.c.Print(o, st, func(_ view.View, p *text.Page) { draw(p, st.Lines()) })
+	return s.c.Print(o, st, func(_ output.View, p *output.Page) { draw(p, st.Lines()) })
 }
 
 // unpointed makes a failure of an error of pointing.
 func unpointed(err error) error {
-	f := &console.ExitError{Code: console.ExitFailed, Err: err}
-	if hint, ok := errors.AsType[*pointing.HintError](err); ok {
+	f := &cli.ExitError{Code: cli.ExitFailed, Err: err}
+	if hint, ok := errors.AsType[*nodeenable.HintError](err); ok {
 		f.Hint = hint.Hint
 	}
 	switch {
-	case errors.Is(err, pointing.ErrNotReached):
-		f.Code = console.ExitNotReached
-	case errors.Is(err, pointing.ErrBusy):
+	case errors.Is(err, nodeenable.ErrNotReached):
+		f.Code = cli.ExitNotReached
+	case errors.Is(err, nodeenable.ErrBusy):
 		f.Hint = "wait for it, then look at pullgatectl node status"
 	case errors.Is(err, fs.ErrPermission) && f.Hint == "":
 		f.Hint = "run it as root"
@@ -229,14 +228,14 @@ func unpointed(err error) error {
 	return f
 }
 
-func draw(p *text.Page, lines []string) {
+func draw(p *output.Page, lines []string) {
 	for i, line := range lines {
-		colour := text.Plain
+		colour := output.Plain
 		switch {
 		case i == 0 && strings.HasPrefix(line, "enabled"):
-			colour = text.Good
+			colour = output.Good
 		case strings.HasPrefix(line, "  ! "):
-			colour = text.Heed
+			colour = output.Heed
 		}
 		p.Paint(colour, "%s", line)
 	}

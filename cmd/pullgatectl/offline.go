@@ -11,9 +11,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/pullgate/pullgate/pkg/ctl/console"
-	"github.com/pullgate/pullgate/pkg/ctl/text"
-	"github.com/pullgate/pullgate/pkg/ctl/view"
+	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/cli/output"
 	"github.com/pullgate/pullgate/pkg/records/offline"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -34,7 +33,7 @@ func offlineCommand(cmd *cobra.Command, do func(ctx context.Context, file string
 	return cmd
 }
 
-func storeCheckCommand(c *console.Console) *cobra.Command {
+func storeCheckCommand(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check [FILE]",
 		Short: "Read a store that no pullgated has open, and tell what cannot be read",
@@ -45,7 +44,7 @@ pullgated runs, store verify does the same.`,
 		Example: `  # Is this backup sound?
   pullgatectl store check /root/pullgate-backup/records.db`,
 	}
-	o := console.OutputFlags(cmd)
+	o := cli.OutputFlags(cmd)
 	return offlineCommand(cmd, func(ctx context.Context, file string) error {
 		began := time.Now()
 		v, err := offline.Check(ctx, file)
@@ -56,14 +55,14 @@ pullgated runs, store verify does the same.`,
 		for _, p := range v.Problems {
 			answer.Problems = append(answer.Problems, &adminv1.StoreProblem{Where: p.Where, What: p.What})
 		}
-		if err := c.Print(o, answer, func(v view.View, p *text.Page) { v.Verification(p, answer) }); err != nil {
+		if err := c.Print(o, answer, func(v output.View, p *output.Page) { v.Verification(p, answer) }); err != nil {
 			return err
 		}
 		return damagedIf(len(v.Problems) + v.Omitted)
 	})
 }
 
-func storeDumpCommand(c *console.Console) *cobra.Command {
+func storeDumpCommand(c *cli.Console) *cobra.Command {
 	return offlineCommand(&cobra.Command{
 		Use:   "dump [FILE]",
 		Short: "Print a store that no pullgated has open, as JSON lines",
@@ -83,7 +82,7 @@ changed. A store holds no credentials, only their IDs.`,
 	})
 }
 
-func storeCompactCommand(c *console.Console) *cobra.Command {
+func storeCompactCommand(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compact [FILE]",
 		Short: "Make the file of a store smaller that no pullgated has open",
@@ -94,7 +93,7 @@ on disk and compared with it; whatever happens before leaves the old one. Stop p
 first.`,
 		Example: `  systemctl stop pullgated && pullgatectl store compact; systemctl start pullgated`,
 	}
-	o := console.OutputFlags(cmd)
+	o := cli.OutputFlags(cmd)
 	return offlineCommand(cmd, func(ctx context.Context, file string) error {
 		done, err := offline.Compact(ctx, file)
 		if err != nil {
@@ -104,8 +103,8 @@ first.`,
 		if err != nil {
 			return err
 		}
-		return c.Print(o, told, func(_ view.View, p *text.Page) {
-			p.Line("%s: %s, before %s", file, text.Size(done.After), text.Size(done.Before))
+		return c.Print(o, told, func(_ output.View, p *output.Page) {
+			p.Line("%s: %s, before %s", file, output.Size(done.After), output.Size(done.Before))
 		})
 	})
 }
@@ -119,7 +118,7 @@ func damagedIf(places int) error {
 
 // offlineFailure makes a failure of what goes wrong with the file of a store. Other errors stay what they are.
 func offlineFailure(err error) error {
-	f := &console.ExitError{Code: console.ExitFailed, Err: err}
+	f := &cli.ExitError{Code: cli.ExitFailed, Err: err}
 	switch {
 	case errors.Is(err, offline.ErrInUse):
 		f.Hint = "pullgated has it open: pullgatectl store verify and store backup read it meanwhile, or stop it first"

@@ -6,22 +6,20 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pullgate/pullgate/pkg/ctl/catalog"
-	"github.com/pullgate/pullgate/pkg/ctl/console"
-	"github.com/pullgate/pullgate/pkg/ctl/text"
-	"github.com/pullgate/pullgate/pkg/ctl/view"
+	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func preloadedCommand(c *console.Console) *cobra.Command {
-	return console.Group("preloaded", "Show and correct which images were there before anybody had to prove access",
+func preloadedCommand(c *cli.Console) *cobra.Command {
+	return cli.Group("preloaded", "Show and correct which images were there before anybody had to prove access",
 		`Show and correct the marks of preloaded images, which need no proof under the default
 policy. A node that had private images before pullgated came has them all marked:
 preloaded list shows them, and preloaded forget closes them.`,
 		preloadedListCommand(c), preloadedAcceptCommand(c), preloadedForgetCommand(c))
 }
 
-func preloadedListCommand(c *console.Console) *cobra.Command {
+func preloadedListCommand(c *cli.Console) *cobra.Command {
 	var repository, image string
 	cmd := &cobra.Command{
 		Use:   "list",
@@ -30,19 +28,19 @@ func preloadedListCommand(c *console.Console) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
 	cmd.Flags().StringVar(&image, "image-id", "", "only those of the image of this `ID`, or of this beginning of one")
-	most := console.LimitFlag(cmd)
-	o := console.OutputFlags(cmd)
+	most := cli.LimitFlag(cmd)
+	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := most.Check(); err != nil {
 			return err
 		}
 		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			all, err := catalog.Preloaded(ctx, api, most.N, repository, image)
+			all, err := cli.Preloaded(ctx, api, most.N, repository, image)
 			if err != nil {
 				return err
 			}
 			c.Cut(all.GetNextPageToken(), len(all.GetMarks()))
-			return c.Print(o, all, func(v view.View, p *text.Page) { v.Marks(p, all.GetMarks()) })
+			return c.Print(o, all, func(v output.View, p *output.Page) { v.Marks(p, all.GetMarks()) })
 		})
 	}
 	c.CompleteFlags(cmd)
@@ -69,8 +67,8 @@ func (s *pairSelection) image(args []string) error {
 	case len(args) == 0:
 		return nil
 	case s.repository != "" || s.imageID != "" || s.all:
-		return console.Misused("give IMAGE alone, or flags alone", "IMAGE and flags select")
-	case catalog.IsID(args[0]):
+		return cli.Misused("give IMAGE alone, or flags alone", "IMAGE and flags select")
+	case cli.IsID(args[0]):
 		s.imageID = args[0]
 	default:
 		s.repository = args[0]
@@ -80,12 +78,12 @@ func (s *pairSelection) image(args []string) error {
 
 func (s *pairSelection) check(all string) error {
 	if s.repository == "" && s.imageID == "" && !s.all {
-		return console.Misused("give --repository, --image-id, or --"+all, "nothing is selected")
+		return cli.Misused("give --repository, --image-id, or --"+all, "nothing is selected")
 	}
 	return nil
 }
 
-func preloadedAcceptCommand(c *console.Console) *cobra.Command {
+func preloadedAcceptCommand(c *cli.Console) *cobra.Command {
 	var s pairSelection
 	var includingProved bool
 	cmd := &cobra.Command{
@@ -94,15 +92,15 @@ func preloadedAcceptCommand(c *console.Console) *cobra.Command {
 		Long: `Mark images that are on the node as preloaded: every pod may use them, under a policy
 that exempts preloaded images. IMAGE is a name, as for --repository, or an image ID; a name
 with a tag or a digest selects the images that have it. What is shown is what is marked:
-if it has changed meanwhile, nothing is. In a distrusted store --all-untracked is refused.` + console.Changing,
+if it has changed meanwhile, nothing is. In a distrusted store --all-untracked is refused.` + cli.Changing,
 		Example: `  # One image after the store was lost
   pullgatectl preloaded accept registry.example/tools/agent:1`,
 		Args: cobra.MaximumNArgs(1),
 	}
 	cmd.Flags().BoolVar(&includingProved, "including-proved", false, "also open images to every pod that credentials proved access to")
 	s.flags(cmd, "all-untracked", "every image of the node that nothing is known of")
-	how := console.ConsentFlags(cmd)
-	o := console.OutputFlags(cmd)
+	how := cli.ConsentFlags(cmd)
+	o := cli.OutputFlags(cmd)
 	var confirmation string
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := s.image(args); err != nil {
@@ -111,7 +109,7 @@ if it has changed meanwhile, nothing is. In a distrusted store --all-untracked i
 		if err := s.check("all-untracked"); err != nil {
 			return err
 		}
-		return console.CarryOut(cmd.Context(), c, o, how, console.Change[*adminv1.AcceptPreloadedResponse]{
+		return cli.CarryOut(cmd.Context(), c, o, how, cli.Change[*adminv1.AcceptPreloadedResponse]{
 			Question: "Let every pod use these?",
 			Nothing:  "Nothing to accept: what is selected is marked already, or nothing is untracked.",
 			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (_ *adminv1.AcceptPreloadedResponse, err error) {
@@ -129,41 +127,41 @@ if it has changed meanwhile, nothing is. In a distrusted store --all-untracked i
 				if len(r.GetProved()) == 0 || includingProved {
 					return nil
 				}
-				return &console.ExitError{
-					Code: console.ExitFailed,
+				return &cli.ExitError{
+					Code: cli.ExitFailed,
 					Err:  errors.New("credentials proved access to some of these images, and accepting opens them to pods that did not"),
 					Hint: "select the others by name or --image-id, or add --including-proved",
 				}
 			},
 			Empty: func(r *adminv1.AcceptPreloadedResponse) bool { return len(r.GetAccepted()) == 0 },
-			Plan:  view.View.Acceptance,
-			Done:  view.View.Accepted,
+			Plan:  output.View.Acceptance,
+			Done:  output.View.Accepted,
 		})
 	}
 	c.CompleteFlags(cmd)
 	return cmd
 }
 
-func preloadedForgetCommand(c *console.Console) *cobra.Command {
+func preloadedForgetCommand(c *cli.Console) *cobra.Command {
 	var s pairSelection
 	cmd := &cobra.Command{
 		Use:   "forget",
 		Short: "Take marks away, so that the images need proof from now on",
 		Long: `Take marks away: the images need proof from now on, no scan marks them again, and the
-grants that rest on the marks end at once.` + console.Changing,
+grants that rest on the marks end at once.` + cli.Changing,
 		Example: `  # The node had private images before pullgated came: close all that is of a registry of yours
   pullgatectl preloaded list
   pullgatectl preloaded forget --repository registry.example/team-a/app`,
 		Args: cobra.NoArgs,
 	}
 	s.flags(cmd, "all", "every mark")
-	how := console.ConsentFlags(cmd)
-	o := console.OutputFlags(cmd)
+	how := cli.ConsentFlags(cmd)
+	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := s.check("all"); err != nil {
 			return err
 		}
-		return console.CarryOut(cmd.Context(), c, o, how, console.Change[*adminv1.ForgetPreloadedResponse]{
+		return cli.CarryOut(cmd.Context(), c, o, how, cli.Change[*adminv1.ForgetPreloadedResponse]{
 			Question: "Let nobody use these without proof?",
 			Nothing:  "Nothing to forget: no mark fits.",
 			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (_ *adminv1.ForgetPreloadedResponse, err error) {
@@ -175,8 +173,8 @@ grants that rest on the marks end at once.` + console.Changing,
 			Empty: func(r *adminv1.ForgetPreloadedResponse) bool {
 				return len(r.GetForgotten())+len(r.GetGrants()) == 0
 			},
-			Plan: view.View.Forgetting,
-			Done: view.View.Forgotten,
+			Plan: output.View.Forgetting,
+			Done: output.View.Forgotten,
 		})
 	}
 	c.CompleteFlags(cmd)

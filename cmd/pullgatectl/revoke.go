@@ -6,12 +6,12 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/pullgate/pullgate/pkg/ctl/console"
-	"github.com/pullgate/pullgate/pkg/ctl/view"
+	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func revokeCommand(c *console.Console) *cobra.Command {
+func revokeCommand(c *cli.Console) *cobra.Command {
 	var request adminv1.RevokeRequest
 	var secretName, secretUID string
 	cmd := &cobra.Command{
@@ -19,7 +19,7 @@ func revokeCommand(c *console.Console) *cobra.Command {
 		Short: "Take proofs back, and end the grants that rest on them",
 		Long: `Take proofs back: what is selected, all of it at once, has to be proved at the registry
 again. The grants that rest on it end at once; containers that run go on. With
---repository and --image-id alone, what was open to every pod is closed as well.` + console.Changing,
+--repository and --image-id alone, what was open to every pod is closed as well.` + cli.Changing,
 		Example: `  # A credential has leaked
   pullgatectl revoke --secret team-a/regcred
 
@@ -34,17 +34,17 @@ again. The grants that rest on it end at once; containers that run go on. With
 	flags.StringVar(&secretName, "secret", "", "what this Secret, `namespace/name`, proved")
 	flags.StringVar(&secretUID, "secret-uid", "", "what the Secret of this `UID` proved")
 	flags.StringVar(&request.Namespace, "namespace", "", "what the Secrets of this `namespace` proved")
-	how := console.ConsentFlags(cmd)
-	o := console.OutputFlags(cmd)
+	how := cli.ConsentFlags(cmd)
+	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var err error
 		if request.Secret, err = secret(secretName, secretUID); err != nil {
 			return err
 		}
 		if proto.Equal(&request, &adminv1.RevokeRequest{}) {
-			return console.Misused("give --credential, --repository, --image-id, --secret, --secret-uid or --namespace", "nothing is selected")
+			return cli.Misused("give --credential, --repository, --image-id, --secret, --secret-uid or --namespace", "nothing is selected")
 		}
-		return console.CarryOut(cmd.Context(), c, o, how, console.Change[*adminv1.RevokeResponse]{
+		return cli.CarryOut(cmd.Context(), c, o, how, cli.Change[*adminv1.RevokeResponse]{
 			Question: "Revoke this?",
 			Nothing:  "Nothing to revoke: no proof fits.",
 			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.RevokeResponse, error) {
@@ -61,8 +61,8 @@ again. The grants that rest on it end at once; containers that run go on. With
 			Empty: func(r *adminv1.RevokeResponse) bool {
 				return len(r.GetProofs())+len(r.GetClosed())+len(r.GetGrants()) == 0
 			},
-			Plan: view.View.Revocation,
-			Done: view.View.Revoked,
+			Plan: output.View.Revocation,
+			Done: output.View.Revoked,
 		})
 	}
 	c.CompleteFlags(cmd)

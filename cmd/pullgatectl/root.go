@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/pullgate/pullgate/pkg/ctl/console"
+	"github.com/pullgate/pullgate/internal/cli"
 )
 
 const long = `pullgatectl asks the pullgated of this node what it knows, and corrects it: which
@@ -30,7 +30,7 @@ const examples = `  # How are daemon, store and runtime?
   pullgatectl revoke --secret team-a/regcred`
 
 // rootCommand makes the tree of commands.
-func rootCommand(c *console.Console, on machine) *cobra.Command {
+func rootCommand(c *cli.Console, on machine) *cobra.Command {
 	// A group of commands is a file, and a command a constructor that takes the console.
 	root := c.Root("pullgatectl", "Show and correct what the pullgated of this node knows", long,
 		statusCommand(c),

@@ -6,8 +6,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/pullgate/pullgate/pkg/ctl/catalog"
-	"github.com/pullgate/pullgate/pkg/ctl/console"
+	"github.com/pullgate/pullgate/internal/cli"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -15,7 +14,7 @@ import (
 func coordinates(flag, value string) (namespace, name string, err error) {
 	namespace, name, ok := strings.Cut(value, "/")
 	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
-		return "", "", console.Misused("write it as in --"+flag+" team-a/app", "--%s %q is not NAMESPACE/NAME", flag, value)
+		return "", "", cli.Misused("write it as in --"+flag+" team-a/app", "--%s %q is not NAMESPACE/NAME", flag, value)
 	}
 	return namespace, name, nil
 }
@@ -38,12 +37,12 @@ func secret(name, uid string) (*adminv1.SecretRef, error) {
 func unfit(flag string, err error) error {
 	err = fmt.Errorf("--%s %w", flag, err)
 	switch {
-	case errors.Is(err, catalog.ErrNoID):
-		return &console.ExitError{Code: console.ExitUsage, Err: err, Hint: "give 7 digits or more; pullgatectl images list and images get show 12"}
-	case errors.Is(err, catalog.ErrNone):
-		return &console.ExitError{Code: console.ExitFailed, Err: err, Hint: "pullgatectl images get IMAGE has those of an image"}
-	case errors.Is(err, catalog.ErrSeveral):
-		return &console.ExitError{Code: console.ExitFailed, Err: err, Hint: "give more digits"}
+	case errors.Is(err, cli.ErrNoID):
+		return &cli.ExitError{Code: cli.ExitUsage, Err: err, Hint: "give 7 digits or more; pullgatectl images list and images get show 12"}
+	case errors.Is(err, cli.ErrNone):
+		return &cli.ExitError{Code: cli.ExitFailed, Err: err, Hint: "pullgatectl images get IMAGE has those of an image"}
+	case errors.Is(err, cli.ErrSeveral):
+		return &cli.ExitError{Code: cli.ExitFailed, Err: err, Hint: "give more digits"}
 	default:
 		return err
 	}
@@ -51,7 +50,7 @@ func unfit(flag string, err error) error {
 
 // imageID is the whole image ID that --image-id begins.
 func imageID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
-	whole, err := catalog.ImageID(ctx, api, id)
+	whole, err := cli.ImageID(ctx, api, id)
 	if err != nil {
 		return "", unfit("image-id", err)
 	}
@@ -60,7 +59,7 @@ func imageID(ctx context.Context, api adminv1.PullRecordsClient, id string) (str
 
 // credentialID is the whole credential ID that --credential begins.
 func credentialID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
-	whole, err := catalog.CredentialID(ctx, api, id)
+	whole, err := cli.CredentialID(ctx, api, id)
 	if err != nil {
 		return "", unfit("credential", err)
 	}

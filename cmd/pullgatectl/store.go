@@ -5,16 +5,15 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pullgate/pullgate/pkg/ctl/console"
-	"github.com/pullgate/pullgate/pkg/ctl/text"
-	"github.com/pullgate/pullgate/pkg/ctl/view"
+	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 // storeCommand is the group of what is about the store as a file. Those that ask the daemon stand first; those that
 // read a file which no daemon has open are added below them.
-func storeCommand(c *console.Console) *cobra.Command {
-	return console.Group("store", "Verify, back up, check, dump and compact the store of pull records", "",
+func storeCommand(c *cli.Console) *cobra.Command {
+	return cli.Group("store", "Verify, back up, check, dump and compact the store of pull records", "",
 		storeVerifyCommand(c),
 		storeBackupCommand(c),
 		storeCheckCommand(c),
@@ -23,7 +22,7 @@ func storeCommand(c *console.Console) *cobra.Command {
 	)
 }
 
-func storeVerifyCommand(c *console.Console) *cobra.Command {
+func storeVerifyCommand(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Have pullgated read its whole store, and tell what cannot be read",
@@ -32,14 +31,14 @@ cannot be read needs proof. The exit code is 1 if there is such a thing. Give a 
 store more time with --timeout.`,
 		Args: cobra.NoArgs,
 	}
-	o := console.OutputFlags(cmd)
+	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
 			answer, err := api.VerifyStore(ctx, &adminv1.VerifyStoreRequest{})
 			if err != nil {
 				return err
 			}
-			if err := c.Print(o, answer, func(v view.View, p *text.Page) { v.Verification(p, answer) }); err != nil {
+			if err := c.Print(o, answer, func(v output.View, p *output.Page) { v.Verification(p, answer) }); err != nil {
 				return err
 			}
 			return damagedIf(len(answer.GetProblems()))

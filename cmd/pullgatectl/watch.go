@@ -8,12 +8,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pullgate/pullgate/pkg/ctl/console"
-	"github.com/pullgate/pullgate/pkg/ctl/text"
+	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func watchCommand(c *console.Console) *cobra.Command {
+func watchCommand(c *cli.Console) *cobra.Command {
 	var request adminv1.WatchDecisionsRequest
 	var limit int
 	cmd := &cobra.Command{
@@ -31,10 +31,10 @@ read some are left out, and stderr says how many.`,
 	cmd.Flags().StringVar(&request.Namespace, "namespace", "", "only those about pods of this `namespace`")
 	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those about this `repository`")
 	cmd.Flags().IntVar(&limit, "limit", 0, "end after `N` decisions; 0 is never")
-	o := console.OutputFlags(cmd)
+	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if limit < 0 {
-			return console.Misused("0 is never", "--limit %d: it is 0 or more", limit)
+			return cli.Misused("0 is never", "--limit %d: it is 0 or more", limit)
 		}
 		interrupted := cmd.Context()
 		err := c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
@@ -56,9 +56,9 @@ read some are left out, and stderr says how many.`,
 }
 
 // follow prints what comes until there are limit decisions, or it fails.
-func follow(c *console.Console, o *console.Output, limit int, next func() (*adminv1.WatchDecisionsResponse, error)) error {
-	p := &text.Page{Colours: c.Colours()}
-	if o.Format == console.AsTable {
+func follow(c *cli.Console, o *cli.Output, limit int, next func() (*adminv1.WatchDecisionsResponse, error)) error {
+	p := &output.Page{Colours: c.Colours()}
+	if o.Format == cli.AsTable {
 		o.View(c).DecisionHead(p)
 		if err := c.Emit(p.Take()); err != nil {
 			return err
@@ -67,7 +67,7 @@ func follow(c *console.Console, o *console.Output, limit int, next func() (*admi
 	for n := 0; limit == 0 || n < limit; n++ {
 		d, err := next()
 		if errors.Is(err, io.EOF) {
-			return &console.ExitError{Code: console.ExitFailed, Err: errors.New("pullgated has ended the watch"), Hint: "it stops or starts anew; see systemctl status pullgated"}
+			return &cli.ExitError{Code: cli.ExitFailed, Err: errors.New("pullgated has ended the watch"), Hint: "it stops or starts anew; see systemctl status pullgated"}
 		}
 		if err != nil {
 			return err
@@ -86,14 +86,14 @@ func follow(c *console.Console, o *console.Output, limit int, next func() (*admi
 	return nil
 }
 
-func line(c *console.Console, o *console.Output, p *text.Page, d *adminv1.WatchDecisionsResponse) ([]byte, error) {
+func line(c *cli.Console, o *cli.Output, p *output.Page, d *adminv1.WatchDecisionsResponse) ([]byte, error) {
 	switch o.Format {
-	case console.AsJSON:
-		return text.JSONLine(d)
-	case console.AsYAML:
-		b, err := text.YAML(d)
+	case cli.AsJSON:
+		return output.JSONLine(d)
+	case cli.AsYAML:
+		b, err := output.YAML(d)
 		return append([]byte("---\n"), b...), err
-	case console.AsTable:
+	case cli.AsTable:
 	}
 	o.View(c).Decision(p, d)
 	return p.Take(), nil

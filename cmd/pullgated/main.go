@@ -22,8 +22,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
-	"github.com/pullgate/pullgate/pkg/config"
-	"github.com/pullgate/pullgate/pkg/daemon"
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/daemon"
 )
 
 // Set by the linker, see the Makefile.

@@ -14,8 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pullgate/pullgate/pkg/daemon"
-	"github.com/pullgate/pullgate/pkg/nodecreds/report"
+	"github.com/pullgate/pullgate/internal/daemon"
+	"github.com/pullgate/pullgate/internal/nodecreds/report"
 )
 
 const (

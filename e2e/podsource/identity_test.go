@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/pkg/pods/kube"
+	"github.com/pullgate/pullgate/internal/podsource"
 )
 
 func TestNodeNameFollowsFromTheCertificate(t *testing.T) {
@@ -26,7 +26,7 @@ func TestNodeNameFollowsFromTheToken(t *testing.T) {
 	onEach(t, func(w *world) {
 		own := w.secret("own", "own")
 		uid := w.create(pod(w.name, tokenNode, "web", "own"))
-		w.run(kube.Options{Kubeconfig: w.kubeconfigOf("token: " + tokenNode)})
+		w.run(podsource.Options{Kubeconfig: w.kubeconfigOf("token: " + tokenNode)})
 		w.learns(uid, own)
 		if got := w.source.NodeName(); got != tokenNode {
 			w.Errorf("node %q; want %q", got, tokenNode)
@@ -39,14 +39,14 @@ func TestTheGivenNodeNameWins(t *testing.T) {
 	w := begin(t, kubernetes134)
 	uid := w.create(pod(w.name, "given", "web"))
 	// An administrator may read the pods of every node.
-	w.run(kube.Options{Kubeconfig: w.kubeconfigOf("token: admin"), NodeName: "given"})
+	w.run(podsource.Options{Kubeconfig: w.kubeconfigOf("token: admin"), NodeName: "given"})
 	w.learns(uid)
 	if got := w.source.NodeName(); got != "given" {
 		t.Errorf("node %q; want given", got)
 	}
 	// And with the certificate of a node it is not that of the certificate.
 	w.certify(day, nodes)
-	s, err := kube.New(kube.Options{Kubeconfig: w.kubeconfig(), NodeName: "given"})
+	s, err := podsource.New(podsource.Options{Kubeconfig: w.kubeconfig(), NodeName: "given"})
 	if err != nil || s.NodeName() != "given" {
 		t.Errorf("New = %v; want node given, nil", err)
 	}
@@ -84,7 +84,7 @@ func TestWithoutACertificateThatHoldsWhatIsKnownStaysKnown(t *testing.T) {
 	second := w.secret("second", "second")
 	time.Sleep(time.Until(w.expiry().Add(time.Second)))
 	late := w.pod("late", "second")
-	w.until("unauthorized", func() bool { return w.failed(kube.Unauthorized) > 0 })
+	w.until("unauthorized", func() bool { return w.failed(podsource.Unauthorized) > 0 })
 	time.Sleep(time.Until(asked.Add(fresh))) // what is known is old now
 	if !w.has(uid, own) {
 		t.Error("what was known is not known any more")

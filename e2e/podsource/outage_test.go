@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/pkg/pods/kube"
+	"github.com/pullgate/pullgate/internal/podsource"
 
 	"github.com/pullgate/pullgate/e2e/cluster"
 )
@@ -32,7 +32,7 @@ func TestAnAPIServerThatIsAwayTakesNothingAway(t *testing.T) {
 	asked := time.Now()
 	w.must(w.cluster.StopAPI())
 	w.until("not synced", func() bool { return !w.source.Synced() })
-	w.until("unreachable", func() bool { return w.failed(kube.Unreachable) > 0 })
+	w.until("unreachable", func() bool { return w.failed(podsource.Unreachable) > 0 })
 	w.must(w.cluster.LosePod(w.Context(), w.name, "goes"))
 	time.Sleep(time.Until(asked.Add(fresh))) // what is known is old now
 	if !w.has(stays, own) || !w.has(goes, own) || w.source.Synced() {
@@ -46,7 +46,7 @@ func TestAnAPIServerThatIsAwayTakesNothingAway(t *testing.T) {
 	if w.known(goes) {
 		t.Error("a pod that is gone is known after a new list")
 	}
-	if w.failed(kube.Expired) == 0 {
+	if w.failed(podsource.Expired) == 0 {
 		t.Errorf("reasons %v; want expired among them: etcd forgot what the watch had missed", w.reasons)
 	}
 	rotated := w.rotate("own", "rotated")

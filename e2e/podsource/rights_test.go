@@ -3,7 +3,7 @@ package podsource_test
 import (
 	"testing"
 
-	"github.com/pullgate/pullgate/pkg/pods/kube"
+	"github.com/pullgate/pullgate/internal/podsource"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -56,7 +56,7 @@ func TestSecretsOfPodsThatComeTogetherAreAllLearnt(t *testing.T) {
 	w := begin(t, kubernetes134)
 	w.start()
 	w.until("synced", w.source.Synced)
-	pods := map[string]kube.Credential{}
+	pods := map[string]podsource.Credential{}
 	for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"} {
 		c := w.secret(name, name)
 		pods[w.pod(name, name)] = c // at once: the authorizer does not know of it yet
@@ -73,7 +73,7 @@ func TestNothingIsKnownWithoutRights(t *testing.T) {
 	uid := w.pod("web", "own")
 	w.certify(day) // the name of a node, and in no group
 	w.start()
-	w.until("forbidden twice", func() bool { return w.failed(kube.Forbidden) >= 2 })
+	w.until("forbidden twice", func() bool { return w.failed(podsource.Forbidden) >= 2 })
 	if w.known(uid) || w.source.Synced() {
 		t.Errorf("pod known %v, synced %v; want neither", w.known(uid), w.source.Synced())
 	}

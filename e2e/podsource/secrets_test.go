@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/pkg/pods/kube"
+	"github.com/pullgate/pullgate/internal/podsource"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -47,7 +47,7 @@ func TestASecretThatIsDeletedHasNothingAndIsNotForgotten(t *testing.T) {
 	w.start()
 	w.learns(uid, first)
 	w.unsecret("s")
-	w.until("the Secret is missing", func() bool { return !w.has(uid, first) && w.failed(kube.Missing) > 0 })
+	w.until("the Secret is missing", func() bool { return !w.has(uid, first) && w.failed(podsource.Missing) > 0 })
 	second := w.secret("s", "second")
 	w.learns(uid, second)
 }
@@ -77,9 +77,9 @@ func TestEveryTypeOfPullSecretIsRead(t *testing.T) {
 		return err != nil && len(got) == 2 && got[0] == young && got[1] == old
 	})
 	// Each pod that comes has it read anew; it is the same Secret.
-	count := w.failed(kube.Malformed)
+	count := w.failed(podsource.Malformed)
 	w.pod("another", "broken")
-	w.until("it was read again", func() bool { return w.failed(kube.Malformed) > count })
+	w.until("it was read again", func() bool { return w.failed(podsource.Malformed) > count })
 	if n := strings.Count(w.said(), "Pull secret skipped"); n != 1 {
 		t.Errorf("it was said %d times that it is skipped; want once", n)
 	}

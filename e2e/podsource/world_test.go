@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/pkg/credential"
-	"github.com/pullgate/pullgate/pkg/pods/kube"
+	"github.com/pullgate/pullgate/internal/podsource"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -47,10 +47,10 @@ type world struct {
 	name    string // of the node and of the namespace
 	dir     string
 	key     credential.Key
-	source  *kube.Source
+	source  *podsource.Source
 
 	mu      sync.Mutex
-	reasons map[kube.Reason]int
+	reasons map[podsource.Reason]int
 	log     bytes.Buffer
 }
 
@@ -69,7 +69,7 @@ func beginOn(t *testing.T, c *cluster.Cluster) *world {
 	name := strings.ToLower(strings.NewReplacer("/", "-", ".", "-").Replace(t.Name()))
 	// With -count a test runs again on the same cluster.
 	name = strings.Trim(name[:min(len(name), 45)], "-") + "-" + strconv.FormatInt(time.Now().UnixNano(), 36)
-	w := &world{T: t, cluster: c, name: name, dir: t.TempDir(), key: credential.NewKey(), reasons: map[kube.Reason]int{}}
+	w := &world{T: t, cluster: c, name: name, dir: t.TempDir(), key: credential.NewKey(), reasons: map[podsource.Reason]int{}}
 	w.namespace(name)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -126,20 +126,20 @@ func (w *world) start() {
 	if _, err := os.Lstat(w.certificateFile()); err != nil {
 		w.certify(day, nodes)
 	}
-	w.run(kube.Options{Kubeconfig: w.kubeconfig()})
+	w.run(podsource.Options{Kubeconfig: w.kubeconfig()})
 }
 
 // run runs a source until the test ends.
-func (w *world) run(o kube.Options) {
+func (w *world) run(o podsource.Options) {
 	w.Helper()
 	o.Key = w.key
-	o.Failed = func(r kube.Reason) {
+	o.Failed = func(r podsource.Reason) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.reasons[r]++
 	}
 	var err error
-	w.source, err = kube.New(o)
+	w.source, err = podsource.New(o)
 	w.must(err)
 	log := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(w), textlogger.Verbosity(2)))
 	ctx, cancel := context.WithCancel(klog.NewContext(w.Context(), log))
@@ -166,7 +166,7 @@ func (w *world) said() string {
 	return w.log.String()
 }
 
-func (w *world) failed(r kube.Reason) int {
+func (w *world) failed(r podsource.Reason) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.reasons[r]
@@ -207,13 +207,13 @@ func pod(namespace, node, name string, secrets ...string) *corev1.Pod {
 }
 
 // secret creates a pull secret for a password.
-func (w *world) secret(name, password string) kube.Credential {
+func (w *world) secret(name, password string) podsource.Credential {
 	w.Helper()
 	return w.put(pullSecret(w.name, name, password), password)
 }
 
 // put creates a Secret, and returns what it holds if that is the password.
-func (w *world) put(s *corev1.Secret, password string) kube.Credential {
+func (w *world) put(s *corev1.Secret, password string) podsource.Credential {
 	w.Helper()
 	s, err := w.cluster.Client.CoreV1().Secrets(s.Namespace).Create(w.Context(), s, metav1.CreateOptions{})
 	w.must(err)
@@ -221,15 +221,15 @@ func (w *world) put(s *corev1.Secret, password string) kube.Credential {
 }
 
 // rotate changes the password in a Secret.
-func (w *world) rotate(name, password string) kube.Credential {
+func (w *world) rotate(name, password string) podsource.Credential {
 	w.Helper()
 	s, err := w.cluster.Client.CoreV1().Secrets(w.name).Update(w.Context(), pullSecret(w.name, name, password), metav1.UpdateOptions{})
 	w.must(err)
 	return w.held(s, password)
 }
 
-func (w *world) held(s *corev1.Secret, password string) kube.Credential {
-	c := kube.Credential{ID: w.key.ID(credential.New("user", password, "", "", "", ""))}
+func (w *world) held(s *corev1.Secret, password string) podsource.Credential {
+	c := podsource.Credential{ID: w.key.ID(credential.New("user", password, "", "", "", ""))}
 	c.Secret.UID, c.Secret.Namespace, c.Secret.Name = string(s.UID), s.Namespace, s.Name
 	return c
 }
@@ -266,13 +266,13 @@ func (w *world) known(uid string) bool {
 }
 
 // learns waits until the source knows a pod and has these credentials of it and no others.
-func (w *world) learns(uid string, want ...kube.Credential) {
+func (w *world) learns(uid string, want ...podsource.Credential) {
 	w.Helper()
 	w.until("the pod and its credentials are known", func() bool { return w.has(uid, want...) })
 }
 
 // has reports whether the source has these credentials of a pod, and says that these are all.
-func (w *world) has(uid string, want ...kube.Credential) bool {
+func (w *world) has(uid string, want ...podsource.Credential) bool {
 	p, ok := w.source.ByUID(uid)
 	if !ok {
 		return false

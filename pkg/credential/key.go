@@ -9,9 +9,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/pullgate/pullgate/internal/atomicfile"
 )
 
 // ErrDamagedKey is returned by LoadKey for a file that does not hold a key.
@@ -79,43 +80,14 @@ func readKey(f *os.File) ([]byte, error) {
 // there is a file already; of two that create at once, one gets it.
 func CreateKey(path string) (Key, error) {
 	key := NewKey()
-	temporary, err := write(filepath.Dir(path), hex.EncodeToString(key.reveal())+"\n")
-	if err != nil {
-		return Key{}, fmt.Errorf("create the node's key: %w", err)
-	}
-	// Unlike a rename, a link does not replace what is there.
-	err = errors.Join(os.Link(temporary, path), os.Remove(temporary))
-	if err == nil {
-		err = syncDir(filepath.Dir(path))
-	}
+	err := atomicfile.Write(path, false, func(w io.Writer) error {
+		_, err := io.WriteString(w, hex.EncodeToString(key.reveal())+"\n")
+		return err
+	})
 	if err != nil {
 		return Key{}, fmt.Errorf("create the node's key: %w", err)
 	}
 	return key, nil
-}
-
-// write puts a text on disk in a file of its own, mode 0600, and returns its path.
-func write(dir, text string) (path string, err error) {
-	f, err := os.CreateTemp(dir, ".node.key-*")
-	if err != nil {
-		return "", err
-	}
-	_, err = f.WriteString(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err := errors.Join(err, f.Close()); err != nil {
-		return "", errors.Join(err, os.Remove(f.Name()))
-	}
-	return f.Name(), nil
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // ID returns the ID of a credential under the key, "" for an anonymous one.

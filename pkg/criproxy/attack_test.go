@@ -17,7 +17,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
-	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -207,7 +207,7 @@ func TestManyWhoMayBeAskingDoNotTakeForEver(t *testing.T) {
 			}
 			began := time.Now()
 			asks := &criproxytest.Pod{Config: &runtimeapi.PodSandboxConfig{Annotations: map[string]string{
-				pods.SeenAnnotation: "2026-11-21T06:00:00.1", pods.SourceAnnotation: "api",
+				podindex.SeenAnnotation: "2026-11-21T06:00:00.1", podindex.SourceAnnotation: "api",
 			}}}
 			got := p.Precheck(asks, app)
 			if took, n := time.Since(began), s.took(); took > 10*time.Second || n > tc.asked {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
-	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -172,7 +172,7 @@ func TestCandidatesAreJudgedWithoutEffect(t *testing.T) {
 	c.Decisions = k
 	p, f := newProxyWithSource(t, c)
 	asks := &criproxytest.Pod{Config: &runtimeapi.PodSandboxConfig{Annotations: map[string]string{
-		pods.SeenAnnotation: "2026-11-21T06:00:00.1", pods.SourceAnnotation: "api",
+		podindex.SeenAnnotation: "2026-11-21T06:00:00.1", podindex.SourceAnnotation: "api",
 	}}}
 	first := p.Pod("first")
 	f.tells(first, "good", "Never")

@@ -21,7 +21,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
-	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -52,7 +52,7 @@ func serveOn(tb testing.TB, l net.Listener, endpoint string) (server *criproxy.S
 	}
 	rt := criproxy.NewRuntime(up, up)
 	trk := tracker.New(store, credential.NewKey(), rt, tracker.Options{})
-	gate := criproxy.NewGate(criproxy.GateConfig{Tracker: trk, Pods: pods.New(), Runtime: rt, Metrics: &counts{}, Log: klog.Logger{}})
+	gate := criproxy.NewGate(criproxy.GateConfig{Tracker: trk, Pods: podindex.New(), Runtime: rt, Metrics: &counts{}, Log: klog.Logger{}})
 	server = criproxy.NewForTest(criproxy.Config{Runtime: up, Image: up, Gate: gate, Metrics: &counts{}, Log: klog.Logger{}}, experimental.BufferPool(buffers()))
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	done := make(chan error, 2)

@@ -17,7 +17,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy/hidden"
 	"github.com/pullgate/pullgate/pkg/criproxy/kubelet"
 	"github.com/pullgate/pullgate/pkg/imageref"
-	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -26,7 +26,7 @@ import (
 // the tracker who may pass. All of its handlers stand in intercept.go.
 type Gate struct {
 	tracker  *tracker.Tracker
-	pods     *pods.Index
+	pods     *podindex.Index
 	runtime  *Runtime
 	source   PodSource // nil if there is none
 	metrics  GateMetrics
@@ -72,7 +72,7 @@ type GateMetrics interface {
 // GateConfig are the parts and the settings of a [Gate].
 type GateConfig struct {
 	Tracker *tracker.Tracker
-	Pods    *pods.Index
+	Pods    *podindex.Index
 	Runtime *Runtime
 	// PodSource tells of pods what the CRI does not; nil if nobody does.
 	PodSource PodSource
@@ -117,17 +117,17 @@ const unverified = "unverified"
 
 // identify returns the pod of a sandbox configuration as the tracker wants it. The kubelet writes
 // the configuration and its annotations, so they need no further proof.
-func identify(c *runtimeapi.PodSandboxConfig) pods.Pod {
+func identify(c *runtimeapi.PodSandboxConfig) podindex.Pod {
 	m := c.GetMetadata()
-	return pods.Pod{
+	return podindex.Pod{
 		UID:       m.GetUid(),
 		Namespace: m.GetNamespace(),
 		Name:      m.GetName(),
-		Static:    pods.StaticSource(c.GetAnnotations()[pods.SourceAnnotation]),
+		Static:    podindex.StaticSource(c.GetAnnotations()[podindex.SourceAnnotation]),
 	}
 }
 
-func asked(p pods.Pod) tracker.Pod {
+func asked(p podindex.Pod) tracker.Pod {
 	return tracker.Pod{UID: p.UID, Namespace: p.Namespace, Static: p.Static}
 }
 
@@ -144,7 +144,7 @@ func decode(c *call, into proto.Message) error {
 // credentials is judged by those of the pod's Secrets, where they are known and nothing else decides:
 // to learn them may take a while. They are asked for before every refusal, so that the time it takes does
 // not tell why.
-func (g *Gate) judge(ctx context.Context, callName string, p pods.Pod, r tracker.Request) tracker.Verdict {
+func (g *Gate) judge(ctx context.Context, callName string, p podindex.Pod, r tracker.Request) tracker.Verdict {
 	d := g.decide(ctx, callName, p, r, g.tracker.Check)
 	if d.Verdict.Reason != policy.Absent {
 		g.count(d)
@@ -153,7 +153,7 @@ func (g *Gate) judge(ctx context.Context, callName string, p pods.Pod, r tracker
 }
 
 // decide judges by a check of the tracker. It neither counts nor logs what it decided.
-func (g *Gate) decide(ctx context.Context, callName string, p pods.Pod, r tracker.Request, check func(context.Context, tracker.Request) tracker.Verdict) decision.Decision {
+func (g *Gate) decide(ctx context.Context, callName string, p podindex.Pod, r tracker.Request, check func(context.Context, tracker.Request) tracker.Verdict) decision.Decision {
 	began := time.Now()
 	r.Pod = asked(p)
 	pullPolicy := g.policyFor(ctx, callName, p, r.Name)
@@ -189,7 +189,7 @@ func (g *Gate) hit(pullPolicy string, v tracker.Verdict, began time.Time) {
 
 // deny is the answer to a container that may not be created or started. It says what is missing
 // and what to do, and names nothing that the caller has not named itself.
-func (g *Gate) deny(callName string, p pods.Pod, name string, v tracker.Verdict) error {
+func (g *Gate) deny(callName string, p podindex.Pod, name string, v tracker.Verdict) error {
 	g.metrics.Refused(callName)
 	what := fmt.Sprintf("image %q", name)
 	if name == "" {

@@ -16,7 +16,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/criproxy/kubelet"
-	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -71,8 +71,8 @@ func TestCallsThatAreNoPrecheckAreNeverAltered(t *testing.T) {
 	if got := p.Precheck(bob, app); got != "" {
 		t.Fatalf("pre-check = %q; want it hidden, or this test shows nothing", got)
 	}
-	seen := map[string]string{pods.SeenAnnotation: bob.Config.GetAnnotations()[pods.SeenAnnotation]}
-	source := map[string]string{pods.SourceAnnotation: "api"}
+	seen := map[string]string{podindex.SeenAnnotation: bob.Config.GetAnnotations()[podindex.SeenAnnotation]}
+	source := map[string]string{podindex.SourceAnnotation: "api"}
 	for name, req := range map[string]*runtimeapi.ImageStatusRequest{
 		"no annotations":   {Image: &runtimeapi.ImageSpec{Image: app}},
 		"no source":        {Image: &runtimeapi.ImageSpec{Image: app, Annotations: seen}},

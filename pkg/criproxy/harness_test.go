@@ -21,7 +21,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/criproxy/kubelet"
-	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -136,7 +136,7 @@ func (p *proxy) start() {
 	rt := criproxy.NewRuntime(p.up, p.up)
 	p.tracker = tracker.New(p.store, p.key, rt, p.options)
 	c := p.config
-	c.Tracker, c.Pods, c.Runtime, c.Metrics, c.Log = p.tracker, pods.New(), rt, p.counts, klog.Logger{}
+	c.Tracker, c.Pods, c.Runtime, c.Metrics, c.Log = p.tracker, podindex.New(), rt, p.counts, klog.Logger{}
 	p.gate = criproxy.NewGate(c)
 	p.server = criproxy.NewForTest(criproxy.Config{Runtime: p.up, Image: p.up, Gate: p.gate, Metrics: p.counts, Log: klog.Logger{}}, experimental.BufferPool(buffers()))
 	socket := filepath.Join(p.dir, "cri.sock")

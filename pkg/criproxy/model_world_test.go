@@ -21,7 +21,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/criproxy/kubelet"
-	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -175,7 +175,7 @@ func (w *modelWorld) start() {
 		always = kubelet.Skipped
 	}
 	config := criproxy.GateConfig{
-		Tracker: p.tracker, Pods: pods.New(), Runtime: rt, Metrics: &counts{}, Log: klog.Logger{},
+		Tracker: p.tracker, Pods: podindex.New(), Runtime: rt, Metrics: &counts{}, Log: klog.Logger{},
 		OutageFallback: w.fallback, AlwaysPrecheck: always,
 	}
 	if w.podSource {
@@ -279,7 +279,7 @@ func (w *modelWorld) newPod(at uint8) *modelPod {
 }
 
 func (p *modelPod) annotations() map[string]string {
-	return map[string]string{pods.SeenAnnotation: p.seen, pods.SourceAnnotation: p.source}
+	return map[string]string{podindex.SeenAnnotation: p.seen, podindex.SourceAnnotation: p.source}
 }
 
 func (p *modelPod) config() *runtimeapi.PodSandboxConfig {

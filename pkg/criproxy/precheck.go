@@ -8,7 +8,7 @@ import (
 
 	"github.com/pullgate/pullgate/pkg/criproxy/decision"
 	"github.com/pullgate/pullgate/pkg/criproxy/hidden"
-	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -25,7 +25,7 @@ var absent = []byte{} //nolint:gochecknoglobals // the constant of its type
 // the image there would make the container run as root.
 func isPrecheck(r *runtimeapi.ImageStatusRequest) bool {
 	a := r.GetImage().GetAnnotations()
-	return !r.GetVerbose() && a[pods.SeenAnnotation] != "" && a[pods.SourceAnnotation] != ""
+	return !r.GetVerbose() && a[podindex.SeenAnnotation] != "" && a[podindex.SourceAnnotation] != ""
 }
 
 // imageStatus hides an image that the pod has to prove access to.
@@ -40,7 +40,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 	g.skipsAlways.Store(g.always.Skips(ctx))
 	g.ready(ctx)
 	began := time.Now()
-	name, seen := req.GetImage().GetImage(), req.GetImage().GetAnnotations()[pods.SeenAnnotation]
+	name, seen := req.GetImage().GetImage(), req.GetImage().GetAnnotations()[podindex.SeenAnnotation]
 	who := g.pods.BySeen(seen)
 	known := len(who) == 1 // that it is this pod which asks
 	if len(who) == 0 {
@@ -49,7 +49,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 	if len(who) == 0 {
 		// Nobody known: what everybody may use is still to be had, and a static pod shows
 		// itself by its source.
-		who = []pods.Pod{{Static: pods.StaticSource(req.GetImage().GetAnnotations()[pods.SourceAnnotation])}}
+		who = []podindex.Pod{{Static: podindex.StaticSource(req.GetImage().GetAnnotations()[podindex.SourceAnnotation])}}
 	}
 
 	raw, err := c.forward(ctx)
@@ -103,7 +103,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *call) ([]byte, error) {
 }
 
 // judgeAsking judges the pre-check of a pod.
-func (g *Gate) judgeAsking(ctx context.Context, p pods.Pod, r tracker.Request, pullPolicy string, began time.Time) tracker.Verdict {
+func (g *Gate) judgeAsking(ctx context.Context, p podindex.Pod, r tracker.Request, pullPolicy string, began time.Time) tracker.Verdict {
 	v := g.judge(ctx, "ImageStatus", p, r)
 	if !g.hidden.Refused(p.UID, r.Name, v.Pair.ImageID) || !v.Allowed() {
 		return v
@@ -116,7 +116,7 @@ func (g *Gate) judgeAsking(ctx context.Context, p pods.Pod, r tracker.Request, p
 // judgeCandidates judges a pre-check that one of several pods has sent; it is allowed if it would be to each of them. It
 // has no effect on any of them: which of them uses the image shows when a container is created, and the grant and its
 // decision belong there. What is logged is one decision, which names the pod if there is only one.
-func (g *Gate) judgeCandidates(ctx context.Context, who []pods.Pod, r tracker.Request) tracker.Verdict {
+func (g *Gate) judgeCandidates(ctx context.Context, who []podindex.Pod, r tracker.Request) tracker.Verdict {
 	began := time.Now()
 	explain := func(ctx context.Context, r tracker.Request) tracker.Verdict { return g.tracker.Explain(ctx, r).Verdict }
 	var d decision.Decision
@@ -135,7 +135,7 @@ func (g *Gate) judgeCandidates(ctx context.Context, who []pods.Pod, r tracker.Re
 		d.Verdict.First = first
 	}
 	if len(who) > 1 {
-		d.Pod, d.PullPolicy, d.Secrets, d.Verdict.Credential = pods.Pod{}, pullUnknown, nil, ""
+		d.Pod, d.PullPolicy, d.Secrets, d.Verdict.Credential = podindex.Pod{}, pullUnknown, nil, ""
 	}
 	d.Took = time.Since(began)
 	g.count(d)
@@ -144,7 +144,7 @@ func (g *Gate) judgeCandidates(ctx context.Context, who []pods.Pod, r tracker.Re
 
 // linger takes as long as it would take to judge an image that is here. Else a tenant that names Secrets which
 // are slow to get could tell by the time which images are.
-func (g *Gate) linger(ctx context.Context, name string, who []pods.Pod) {
+func (g *Gate) linger(ctx context.Context, name string, who []podindex.Pod) {
 	if g.shadow {
 		return
 	}
@@ -155,7 +155,7 @@ func (g *Gate) linger(ctx context.Context, name string, who []pods.Pod) {
 
 // unresolved answers a pre-check that the runtime answered with an error. An ambiguous prefix of an
 // image ID is one, and would tell that such images are here.
-func (g *Gate) unresolved(ctx context.Context, name string, who []pods.Pod, err error) ([]byte, error) {
+func (g *Gate) unresolved(ctx context.Context, name string, who []podindex.Pod, err error) ([]byte, error) {
 	if g.shadow || aborted(err) {
 		return nil, err
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy/decision"
 	"github.com/pullgate/pullgate/pkg/criproxy/hidden"
 	"github.com/pullgate/pullgate/pkg/criproxy/outcome"
-	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
-	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/internal/crashpoint"
+	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -27,7 +27,7 @@ type pullCall struct {
 	name    string
 	image   *runtimeapi.ImageSpec // as the client sent it
 	cred    credential.Credential
-	pod     pods.Pod
+	pod     podindex.Pod
 	key     hidden.Key
 	present tracker.Image // what the name stands for on the node before the pull
 	hidden  bool          // a pre-check of this pod for this name is hidden at the moment
@@ -90,7 +90,7 @@ func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
 	// Without a sandbox configuration it is somebody who pulls for no pod: crictl, kubeadm.
 	if config := req.GetSandboxConfig(); config != nil {
 		p.pod = identify(config)
-		seen := config.GetAnnotations()[pods.SeenAnnotation]
+		seen := config.GetAnnotations()[podindex.SeenAnnotation]
 		g.pods.Learn(seen, p.pod)
 		p.key = hidden.KeyOf(seen, p.name)
 		p.hidden = seen != "" && !g.shadow && g.hidden.Has(p.key)
@@ -295,7 +295,7 @@ func (g *Gate) standsIn(ctx context.Context, p *pullCall, out outcome.Outcome, e
 	}
 	// Only an exempt pod. As nobody in particular, since what the registry has just refused must not leave a
 	// grant, which would let the next pre-check pass.
-	nobody := pods.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}
+	nobody := podindex.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}
 	v = g.judge(ctx, "PullImage", nobody, tracker.Request{Name: p.name, Image: p.present, Credentials: []credential.Credential{}})
 	return v, v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace
 }

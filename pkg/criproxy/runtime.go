@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -72,7 +72,7 @@ func (r *Runtime) Version(ctx context.Context) (name, version string, err error)
 }
 
 // sandboxes returns every sandbox of the runtime.
-func (r *Runtime) sandboxes(ctx context.Context) ([]pods.Sandbox, error) {
+func (r *Runtime) sandboxes(ctx context.Context) ([]podindex.Sandbox, error) {
 	var resp runtimeapi.ListPodSandboxResponse
 	if err := own(ctx, r.runtime, runtimeapi.RuntimeService_ListPodSandbox_FullMethodName, &runtimeapi.ListPodSandboxRequest{}, &resp); err != nil {
 		return nil, fmt.Errorf("list sandboxes of the runtime: %w", err)

@@ -6,7 +6,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/internal/podindex"
 )
 
 // runPodSandbox learns which pod a sandbox belongs to.
@@ -29,7 +29,7 @@ func (g *Gate) runPodSandbox(ctx context.Context, c *call) ([]byte, error) {
 }
 
 func (g *Gate) addSandbox(id string, config *runtimeapi.PodSandboxConfig) {
-	g.pods.Add(pods.Sandbox{ID: id, Pod: identify(config), Seen: config.GetAnnotations()[pods.SeenAnnotation]})
+	g.pods.Add(podindex.Sandbox{ID: id, Pod: identify(config), Seen: config.GetAnnotations()[podindex.SeenAnnotation]})
 }
 
 // removePodSandbox ends the grants of a pod whose last sandbox goes.
@@ -117,12 +117,12 @@ func (g *Gate) endStragglers() {
 	})
 }
 
-func sandboxes(r *runtimeapi.ListPodSandboxResponse) []pods.Sandbox {
-	list := make([]pods.Sandbox, 0, len(r.GetItems()))
+func sandboxes(r *runtimeapi.ListPodSandboxResponse) []podindex.Sandbox {
+	list := make([]podindex.Sandbox, 0, len(r.GetItems()))
 	for _, s := range r.GetItems() {
-		list = append(list, pods.Sandbox{
+		list = append(list, podindex.Sandbox{
 			ID:   s.GetId(),
-			Seen: s.GetAnnotations()[pods.SeenAnnotation],
+			Seen: s.GetAnnotations()[podindex.SeenAnnotation],
 			Pod: identify(&runtimeapi.PodSandboxConfig{
 				Metadata:    s.GetMetadata(),
 				Annotations: s.GetAnnotations(),

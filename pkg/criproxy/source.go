@@ -8,7 +8,7 @@ import (
 
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy/decision"
-	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -30,15 +30,15 @@ type PodSource interface {
 
 // The values of imagePullPolicy, which are those of the label pull_policy too. Metrics count pullMixed as unknown.
 const (
-	pullAlways       = pods.PullAlways
-	pullIfNotPresent = pods.PullIfNotPresent
-	pullNever        = pods.PullNever
-	pullUnknown      = pods.PullUnknown
-	pullMixed        = pods.PullMixed
+	pullAlways       = podindex.PullAlways
+	pullIfNotPresent = podindex.PullIfNotPresent
+	pullNever        = podindex.PullNever
+	pullUnknown      = podindex.PullUnknown
+	pullMixed        = podindex.PullMixed
 )
 
 // uses returns the imagePullPolicy of each use that a pod makes of an image, as far as it is known.
-func (g *Gate) uses(p pods.Pod, image string) []string {
+func (g *Gate) uses(p podindex.Pod, image string) []string {
 	if g.source == nil || p.UID == "" {
 		return nil
 	}
@@ -47,8 +47,8 @@ func (g *Gate) uses(p pods.Pod, image string) []string {
 }
 
 // precheckPolicy returns how a pod that sent a pre-check uses an image.
-func (g *Gate) precheckPolicy(ctx context.Context, p pods.Pod, image string) string {
-	return pods.PrecheckPolicy(g.uses(p, image), g.always.Skips(ctx))
+func (g *Gate) precheckPolicy(ctx context.Context, p podindex.Pod, image string) string {
+	return podindex.PrecheckPolicy(g.uses(p, image), g.always.Skips(ctx))
 }
 
 // SkipsAlways reports whether the kubelet sends no pre-check for containers with imagePullPolicy Always, as it was
@@ -65,19 +65,19 @@ func (g *Gate) Refusal(uid, image, imageID string) (d policy.Decision, ok bool) 
 }
 
 // policyFor returns how a pod uses an image, as far as it leads to a call.
-func (g *Gate) policyFor(ctx context.Context, callName string, p pods.Pod, image string) string {
+func (g *Gate) policyFor(ctx context.Context, callName string, p podindex.Pod, image string) string {
 	switch callName {
 	case "ImageStatus":
 		return g.precheckPolicy(ctx, p, image)
 	case "PullImage":
-		return pods.PullPolicy(g.uses(p, image), pullAlways, pullIfNotPresent)
+		return podindex.PullPolicy(g.uses(p, image), pullAlways, pullIfNotPresent)
 	default:
-		return pods.PullPolicy(g.uses(p, image), pullAlways, pullIfNotPresent, pullNever)
+		return podindex.PullPolicy(g.uses(p, image), pullAlways, pullIfNotPresent, pullNever)
 	}
 }
 
 // secrets returns what the pull secrets of a pod hold for an image, nothing if nobody tells.
-func (g *Gate) secrets(ctx context.Context, p pods.Pod, image string) []tracker.Secret {
+func (g *Gate) secrets(ctx context.Context, p podindex.Pod, image string) []tracker.Secret {
 	if g.source == nil || p.UID == "" || p.Static || image == "" {
 		return nil
 	}
@@ -96,8 +96,8 @@ func (g *Gate) secrets(ctx context.Context, p pods.Pod, image string) []tracker.
 // candidates returns the pods of which one has sent a pre-check that carries an unknown config.seen, as after a
 // restart of the kubelet; nil if that is not certain. Only a pod with a sandbox can be asking, and one
 // that the source does not know, though it has a sandbox, could be anybody.
-func (g *Gate) candidates(annotations map[string]string, image string) (who []pods.Pod) {
-	if g.source == nil || pods.StaticSource(annotations[pods.SourceAnnotation]) {
+func (g *Gate) candidates(annotations map[string]string, image string) (who []podindex.Pod) {
+	if g.source == nil || podindex.StaticSource(annotations[podindex.SourceAnnotation]) {
 		return nil
 	}
 	uids, ok := g.source.Candidates(annotations, image)

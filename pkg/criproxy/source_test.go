@@ -16,12 +16,12 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/criproxy/kubelet"
-	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A fakeSource is a pod source that knows what it is told. The real one stands in pkg/pods/kube, and before a
+// A fakeSource is a pod source that knows what it is told. The real one stands in internal/podsource, and before a
 // real API server in e2e.
 type fakeSource struct {
 	key   credential.Key
@@ -253,7 +253,7 @@ func TestUnknownPrecheckIsJudgedForAllThatMayHaveSentIt(t *testing.T) {
 				source = "api"
 			}
 			asks := &criproxytest.Pod{Config: &runtimeapi.PodSandboxConfig{Annotations: map[string]string{
-				pods.SeenAnnotation: "2026-11-21T06:00:00.1", pods.SourceAnnotation: source,
+				podindex.SeenAnnotation: "2026-11-21T06:00:00.1", podindex.SourceAnnotation: source,
 			}}}
 			if got := p.Precheck(asks, app); got != tc.want {
 				t.Errorf("pre-check = %q; want %q", got, tc.want)

@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
+	"github.com/pullgate/pullgate/internal/crashpoint"
 	"github.com/pullgate/pullgate/pkg/records"
 )
 

@@ -8,7 +8,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
-	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
+	"github.com/pullgate/pullgate/internal/crashpoint"
 )
 
 // A Scan is a full list of the runtime's images, to be marked as preloaded as far as they are due.

@@ -13,8 +13,8 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
-	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
-	"github.com/pullgate/pullgate/pkg/internal/durable"
+	"github.com/pullgate/pullgate/internal/crashpoint"
+	"github.com/pullgate/pullgate/internal/atomicfile"
 	"github.com/pullgate/pullgate/pkg/records/dbfile"
 )
 
@@ -228,7 +228,7 @@ func create(path string, o Options, distrust *Distrust) (*dbfile.File, error) {
 		return nil, err
 	}
 	crashpoint.Hit(crashpoint.StoreRenamed)
-	if err := durable.Folder(filepath.Dir(path)); err != nil {
+	if err := atomicfile.SyncFolder(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
 	f, damage, err := openFile(path, o, false)
@@ -249,5 +249,5 @@ func setAside(path string, now time.Time) (string, error) {
 		return "", err
 	}
 	crashpoint.Hit(crashpoint.SetAside)
-	return to, durable.Folder(filepath.Dir(path))
+	return to, atomicfile.SyncFolder(filepath.Dir(path))
 }

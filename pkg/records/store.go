@@ -11,7 +11,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
-	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
+	"github.com/pullgate/pullgate/internal/crashpoint"
 	"github.com/pullgate/pullgate/pkg/records/dbfile"
 )
 

@@ -5,7 +5,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/pkg/pods"
+	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -16,7 +16,7 @@ type Decision struct {
 	// Call is the method that was judged, as in ImageStatus.
 	Call string
 	// Pod is who asked; the zero value is nobody that is known, or nobody at all.
-	Pod pods.Pod
+	Pod podindex.Pod
 	// Image is the name as it was asked for.
 	Image string
 	// Verdict is the verdict and what it rests on. A pull that did not succeed has the zero value.

@@ -15,8 +15,8 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
-	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
-	"github.com/pullgate/pullgate/pkg/internal/durable"
+	"github.com/pullgate/pullgate/internal/crashpoint"
+	"github.com/pullgate/pullgate/internal/atomicfile"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/records/dbfile"
 	"github.com/pullgate/pullgate/pkg/records/pages"
@@ -78,7 +78,7 @@ func compact(ctx context.Context, path string, f *os.File) (c Compaction, err er
 		return c, err
 	}
 	crashpoint.Hit(crashpoint.CompactRenamed)
-	return c, durable.Folder(filepath.Dir(path))
+	return c, atomicfile.SyncFolder(filepath.Dir(path))
 }
 
 // write makes a new file of the values of another.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/pullgate/pullgate/pkg/internal/crashpoint"
+	"github.com/pullgate/pullgate/internal/crashpoint"
 	"github.com/pullgate/pullgate/pkg/records/offline"
 )
 

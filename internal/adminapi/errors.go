@@ -1,0 +1,34 @@
+package adminapi
+
+import (
+	"errors"
+	"fmt"
+)
+
+// What a call is refused for, beside what the tracker and the store say. status.go gives each its code.
+var (
+	errInvalid   = errors.New("not a valid request")
+	errNotFound  = errors.New("not found")
+	errSeveral   = errors.New("several fit")
+	errUnasked   = errors.New("the runtime cannot be asked")
+	errStopping  = errors.New("pullgated is stopping")
+	errWatchers  = errors.New("too many watch already")
+	errBackup    = errors.New("the store could not be read to its end; what was sent is no backup")
+	errPanicking = errors.New("panic")
+)
+
+// A refusal is an error with the text that the caller gets.
+type refusal struct {
+	is   error
+	text string
+}
+
+func (r refusal) Error() string { return r.text }
+
+func (r refusal) Unwrap() error { return r.is }
+
+func refuse(is error, format string, args ...any) error {
+	return refusal{is: is, text: fmt.Sprintf(format, args...)}
+}
+
+func invalid(format string, args ...any) error { return refuse(errInvalid, format, args...) }

@@ -1,0 +1,170 @@
+package adminapi
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pullgate/pullgate/internal/adminapi/prose"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// Explain tells a judgement and what it rests on.
+func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
+	if req.GetImage() == "" {
+		return nil, invalid("image: give the name as the pod's spec has it")
+	}
+	who, err := s.whoever(req)
+	if err != nil {
+		return nil, err
+	}
+	c := prose.Case{Image: req.GetImage(), Pod: who, PodSource: s.c.PodSource != nil, PullPolicy: podindex.PullUnknown, Settings: s.c.Settings}
+	if n, err := imageref.KubeletName(c.Image); err == nil {
+		c.Image = n // what a kubelet would send
+	}
+	present, refused, err := s.resolve(ctx, tracker.Pod{UID: who.UID, Namespace: who.Namespace, Static: who.Static}, c.Image)
+	if err != nil {
+		return nil, err
+	}
+	c.Names = present.Names
+	r := tracker.Request{Pod: tracker.Pod{UID: who.UID, Namespace: who.Namespace, Static: who.Static}, Name: c.Image, Image: present}
+	s.learn(ctx, &c)
+	r.Secrets, r.Unasked = c.Secrets, c.PullPolicy == podindex.PullNever
+	c.Explanation = s.c.Tracker.Explain(ctx, r)
+	c.Known.RivalNames = all(c.Known.RivalNames, text)
+	c.Known.MarkedAs = all(c.Known.MarkedAs, text)
+	if refused != nil {
+		c.Decision, c.Evidence.ByID = *refused, true
+	}
+	if s.c.Gate != nil && c.Allowed() {
+		if d, ok := s.c.Gate.Refusal(who.UID, c.Image, c.Pair.ImageID); ok {
+			c.Decision = d
+		}
+	}
+	if n, err := imageref.Parse(c.Image); err == nil && c.Pair.Repository == "" {
+		c.Pair.Repository = n.Repository() // of an image that is absent
+	}
+	explained := s.explained(c, present)
+	if refused != nil {
+		explained.Evidence.Presence = adminv1.Presence_PRESENCE_UNSPECIFIED // maybe several
+	}
+	return explained, nil
+}
+
+// resolve asks the runtime what a name stands for. refused is set if the runtime answers with an error that is hidden from
+// the pod: that of an image ID which is not one or several.
+func (s *Server) resolve(ctx context.Context, p tracker.Pod, name string) (i tracker.Image, refused *policy.Decision, err error) {
+	i, err = s.c.Runtime.Image(ctx, name)
+	if err == nil {
+		return i, nil, nil
+	}
+	switch status.Code(err) {
+	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:
+		if ctx.Err() != nil {
+			return i, nil, ctx.Err()
+		}
+	default:
+		if d := s.c.Tracker.CheckID(p, name); d.Verdict != policy.Allow {
+			return i, &d, nil
+		}
+	}
+	return i, nil, refuse(errUnasked, "the runtime cannot be asked what %q stands for: %s", name, status.Convert(err).Message())
+}
+
+// whoever returns the pod that a request asks about; one of a namespace has nothing else.
+func (s *Server) whoever(req *adminv1.ExplainRequest) (podindex.Pod, error) {
+	ref := req.GetPod()
+	switch {
+	case req.GetNamespace() != "":
+		return podindex.Pod{Namespace: req.GetNamespace()}, nil
+	case ref == nil, ref.GetUid() == "" && (ref.GetNamespace() == "" || ref.GetName() == ""):
+		return podindex.Pod{}, invalid("give pod, by its UID or by namespace and name, or namespace")
+	}
+	var found []podindex.Pod
+	for _, p := range s.c.Pods.All() {
+		if ref.GetUid() != "" && p.UID == ref.GetUid() || ref.GetUid() == "" && p.Namespace == ref.GetNamespace() && p.Name == ref.GetName() {
+			found = append(found, p)
+		}
+	}
+	if s.c.PodSource != nil {
+		for _, p := range s.c.PodSource.Find(ref.GetUid(), ref.GetNamespace(), ref.GetName()) {
+			if !slices.ContainsFunc(found, func(other podindex.Pod) bool { return other.UID == p.UID }) {
+				found = append(found, p)
+			}
+		}
+	}
+	what := ref.GetNamespace() + "/" + ref.GetName()
+	if ref.GetUid() != "" {
+		what = ref.GetUid()
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return podindex.Pod{}, refuse(errNotFound, "pod %s has no sandbox on this node; a pod of its namespace that is new can be asked about by namespace", what)
+	default:
+		uids := all(found, func(p podindex.Pod) string { return p.UID })
+		return podindex.Pod{}, refuse(errSeveral, "pods of several UIDs are or were %s; give one of them: %s", what, strings.Join(uids, ", "))
+	}
+}
+
+// learn asks the pod source about the pod.
+func (s *Server) learn(ctx context.Context, c *prose.Case) {
+	if s.c.PodSource == nil || c.Pod.UID == "" {
+		return
+	}
+	policies, known := s.c.PodSource.PullPolicies(c.Pod.UID, c.Image)
+	c.PullPolicy = podindex.PrecheckPolicy(policies, s.c.Gate != nil && s.c.Gate.SkipsAlways())
+	if c.PodKnown = known; known && !c.Pod.Static {
+		c.Secrets, c.CredentialsKnown = s.c.PodSource.Secrets(ctx, c.Pod.UID, c.Image)
+	}
+}
+
+func (s *Server) explained(c prose.Case, present tracker.Image) *adminv1.ExplainResponse {
+	e := &adminv1.Evidence{
+		Presence: adminv1.Presence_PRESENCE_PRESENT, ById: c.Evidence.ByID, Policy: string(c.Rules.Policy.Mode()),
+		Allowlisted: c.Rules.Policy.Mode() == policy.ModeNeverVerifyAllowlistedImages && c.Evidence.Repository != "",
+		Intents:     all(c.Known.OfIntents, intentTo), Rivals: all(c.Known.RivalNames, text), MarkedAs: all(c.Known.MarkedAs, text),
+		CredentialsKnown: c.CredentialsKnown, PullPolicy: c.PullPolicy, Enforcing: !c.Shadow,
+	}
+	if present.ID == "" {
+		e.Presence = adminv1.Presence_PRESENCE_ABSENT
+	}
+	switch c.Evidence.Exempt {
+	case policy.StaticPod:
+		e.Exemption = string(policy.ExemptStaticPod)
+	case policy.ExemptedNamespace:
+		e.Exemption = string(policy.ExemptNamespace)
+	case policy.NotExempt:
+	}
+	if c.Unreadable != nil {
+		e.Unreadable = text(c.Unreadable.Error())
+	}
+	if c.Known.Record != nil {
+		e.Record = recordTo(c.Rules, *c.Known.Record)
+	}
+	if c.Known.Mark != nil {
+		e.Mark = markTo(*c.Known.Mark)
+	}
+	if c.Grant != nil {
+		e.Grant = names{c.Pod.UID: c.Pod}.grant(*c.Grant)
+	}
+	for i, secret := range c.Secrets {
+		to := &adminv1.PodCredential{CredentialId: string(secret.Credential), Secret: secretTo(secret.Ref)}
+		if i < len(c.Standings) {
+			to.Standing = standingTo(c.Standings[i])
+		}
+		e.Credentials = append(e.Credentials, to)
+	}
+	return &adminv1.ExplainResponse{
+		Verdict: verdictTo(c.Decision), Reason: string(c.Reason), Rule: text(c.Rule()), Pair: pairTo(c.Pair), Pod: podTo(c.Pod),
+		Evidence: e, Consequences: c.Consequences(), Remedies: all(c.Remedies(), text),
+	}
+}

@@ -1,0 +1,218 @@
+package adminapi_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/adminapi"
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+const (
+	app = "repo.test/team/app"
+	id1 = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
+	id2 = "sha256:2222222222222222222222222222222222222222222222222222222222222222"
+	id3 = "sha256:1111111333333333333333333333333333333333333333333333333333333333"
+)
+
+// A node is what the server asks beside the tracker and the store: the runtime's images, the pods, the pod source.
+type node struct {
+	mu       sync.Mutex
+	images   []tracker.Image
+	err      error // of the runtime
+	pods     []podindex.Pod
+	sourced  []podindex.Pod
+	policies map[string][]string         // by UID
+	secrets  map[string][]tracker.Secret // by UID
+}
+
+func (n *node) do(f func(n *node)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f(n)
+}
+
+func (n *node) Images(context.Context) ([]tracker.Image, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.images), n.err
+}
+
+func (n *node) Image(_ context.Context, name string) (tracker.Image, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, i := range n.images {
+		if i.ID == name || slices.Contains(i.Names, name) {
+			return i, n.err
+		}
+	}
+	return tracker.Image{}, n.err
+}
+
+func (n *node) All() []podindex.Pod {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.pods)
+}
+
+func (n *node) Find(uid, namespace, name string) (found []podindex.Pod) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, p := range n.sourced {
+		if p.UID == uid || uid == "" && p.Namespace == namespace && p.Name == name {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+func (n *node) PullPolicies(uid, _ string) ([]string, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p, ok := n.policies[uid]
+	return slices.Clone(p), ok
+}
+
+func (n *node) Secrets(_ context.Context, uid, _ string) ([]tracker.Secret, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s, ok := n.secrets[uid]
+	return s, ok
+}
+
+// A world is a served admin API over a real store and a real tracker.
+type world struct {
+	adminv1.PullRecordsClient
+	t       *testing.T
+	node    *node
+	store   *records.Store
+	key     credential.Key
+	tracker *tracker.Tracker
+	server  *adminapi.Server
+	feed    *adminapi.Feed
+	socket  string
+	conn    *grpc.ClientConn
+	panics  int
+	trusted int
+}
+
+func newWorld(t *testing.T, o tracker.Options, change ...func(c *adminapi.Config)) *world {
+	t.Helper()
+	store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newWorldOn(t, store, o, change...)
+}
+
+func newWorldOn(t *testing.T, store *records.Store, o tracker.Options, change ...func(c *adminapi.Config)) *world {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pga") //nolint:usetesting // a socket's path must be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	w := &world{
+		t: t, store: store, key: credential.NewKey(), feed: &adminapi.Feed{}, socket: filepath.Join(dir, "admin.sock"),
+		node: &node{policies: map[string][]string{}, secrets: map[string][]tracker.Secret{}},
+	}
+	t.Cleanup(func() { _ = w.store.Close() })
+	o.Log = klog.Background().V(99)
+	w.tracker = tracker.New(w.store, w.key, w.node, o)
+	c := adminapi.Config{
+		Tracker: w.tracker, Store: w.store, Runtime: w.node, Pods: w.node, PodSource: w.node, Decisions: w.feed,
+		Status:  func(context.Context) adminapi.Status { return adminapi.Status{Version: "v0", Configuration: "kind: x\n"} },
+		Trusted: func() { w.trusted++ }, Panic: func() { w.panics++ }, Log: klog.Background().V(99),
+	}
+	for _, f := range change {
+		f(&c)
+	}
+	w.server = adminapi.New(c)
+	w.serve()
+	w.conn = w.dial()
+	w.PullRecordsClient = adminv1.NewPullRecordsClient(w.conn)
+	return w
+}
+
+func (w *world) serve() {
+	w.t.Helper()
+	l := listen(w.t, w.socket)
+	done := make(chan error, 1)
+	go func() { done <- w.server.Serve(l) }()
+	w.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		w.server.Shutdown(ctx)
+		if err := <-done; err != nil {
+			w.t.Errorf("Serve = %v; want nil", err)
+		}
+	})
+}
+
+func (w *world) dial() *grpc.ClientConn {
+	w.t.Helper()
+	conn, err := grpc.NewClient("unix://"+w.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+func secret(password string) credential.Credential {
+	return credential.New("tenant", password, "", "", "", "")
+}
+
+func (w *world) id(password string) credential.ID { return w.key.ID(secret(password)) }
+
+// pulled makes a whole pull, with a Secret that is called like the password.
+func (w *world) pulled(pod podindex.Pod, name, id, password string) {
+	w.t.Helper()
+	pull, err := w.tracker.BeginPull(w.t.Context(), name, tracker.Image{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	proof := tracker.Proof{ImageID: id, Pod: tracker.Pod{UID: pod.UID, Namespace: pod.Namespace}}
+	if password != "" {
+		proof.Credential = secret(password)
+		proof.Secrets = []tracker.Secret{w.held(password)}
+	}
+	if _, err := pull.Proved(proof); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) held(password string) tracker.Secret {
+	return tracker.Secret{Credential: w.id(password), Ref: records.SecretRef{UID: "uid-" + password, Namespace: "team", Name: password}}
+}
+
+func aPod(name string) podindex.Pod { return podindex.Pod{UID: "uid-" + name, Namespace: "team", Name: name} }
+
+// try checks by the tracker, as the gate does.
+func (w *world) try(pod podindex.Pod, name string) tracker.Verdict {
+	w.t.Helper()
+	i, err := w.node.Image(w.t.Context(), name)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return w.tracker.Check(w.t.Context(), tracker.Request{Pod: tracker.Pod{UID: pod.UID, Namespace: pod.Namespace}, Name: name, Image: i})
+}
+
+func numbered(n int) tracker.Image {
+	return tracker.Image{ID: fmt.Sprintf("sha256:%064x", n), Names: []string{fmt.Sprintf("repo.test/many/%d:1", n)}}
+}

@@ -1,0 +1,220 @@
+package adminapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime/debug"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/adminapi/prose"
+	"github.com/pullgate/pullgate/internal/connlimit"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// Limits of the server. Its callers are few, root's, and on this machine; what they leave open by mistake must not add up.
+const (
+	maxRequest     = 64 << 10
+	maxConnections = 64
+	maxStreams     = 64 // of one connection
+	// callLimit bounds a unary call, whatever time its caller gave it.
+	callLimit = time.Minute
+	// verifyLimit is that of VerifyStore, which reads the whole file.
+	verifyLimit = 10 * time.Minute
+)
+
+// A Runtime tells which images there are.
+type Runtime interface {
+	// Images returns all images, or an error; never a part of them.
+	Images(ctx context.Context) ([]tracker.Image, error)
+	// Image returns what a name stands for, the zero value if nothing.
+	Image(ctx context.Context, name string) (tracker.Image, error)
+}
+
+// Pods tell which pods have a sandbox.
+type Pods interface {
+	All() []podindex.Pod
+}
+
+// A PodSource tells of a pod what the CRI does not. What it does not know is said to be not known.
+type PodSource interface {
+	// Find returns the pods with the UID, or with the namespace and name if that is "".
+	Find(uid, namespace, name string) []podindex.Pod
+	// PullPolicies returns the imagePullPolicy of each use that the pod makes of an image; known is
+	// false for a pod that the source does not know.
+	PullPolicies(uid, image string) (policies []string, known bool)
+	// Secrets returns what the pod's pull secrets hold for an image, and whether that is all. It may wait a few
+	// seconds for it.
+	Secrets(ctx context.Context, uid, image string) (held []tracker.Secret, whole bool)
+}
+
+// A Gate tells how pre-checks are judged.
+type Gate interface {
+	// SkipsAlways reports whether the kubelet sends no pre-check for containers with imagePullPolicy Always.
+	SkipsAlways() bool
+	// Refusal returns how the gate decides on the next pre-check of a pod for an image, whatever the tracker
+	// allows; ok is false if it does as the tracker says.
+	Refusal(uid, image, imageID string) (d policy.Decision, ok bool)
+}
+
+// Config are the parts of a [Server]. Every field but PodSource and Gate must be set.
+type Config struct {
+	Tracker   *tracker.Tracker
+	Store     *records.Store
+	Runtime   Runtime
+	Pods      Pods
+	PodSource PodSource // nil if there is none
+	Gate      Gate      // nil if none enforces
+	// Decisions are what is watched.
+	Decisions *Feed
+	// Status tells what GetStatus answers beside what the tracker and the store know.
+	Status func(ctx context.Context) Status
+	// Trusted is called when an operator has ended the distrust of the store.
+	Trusted func()
+	// Panic is called for every call that panicked.
+	Panic    func()
+	Settings prose.Settings
+	Log      klog.Logger
+}
+
+// A Server serves the admin API, gRPC's health service and reflection.
+type Server struct {
+	adminv1.UnimplementedPullRecordsServer
+
+	c      Config
+	grpc   *grpc.Server
+	health *health.Server
+
+	stopping context.Context //nolint:containedctx // ends when Shutdown begins; every open stream hangs on it
+	stop     context.CancelFunc
+}
+
+// New returns a server that does not serve yet, and whose health is NOT_SERVING.
+func New(c Config) *Server {
+	s := &Server{c: c, health: health.NewServer()}
+	s.stopping, s.stop = context.WithCancel(context.Background())
+	s.grpc = grpc.NewServer(
+		grpc.Creds(peerCredentials{}),
+		grpc.InTapHandle(admit),
+		grpc.MaxRecvMsgSize(maxRequest),
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.WaitForHandlers(true),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+		grpc.UnaryInterceptor(s.unary),
+		grpc.StreamInterceptor(s.stream),
+	)
+	adminv1.RegisterPullRecordsServer(s.grpc, s)
+	healthv1.RegisterHealthServer(s.grpc, s.health)
+	reflection.Register(s.grpc)
+	s.Serving(false)
+	return s
+}
+
+// Serving says whether the CRI is served, which is the health of the daemon.
+func (s *Server) Serving(yes bool) {
+	state := healthv1.HealthCheckResponse_NOT_SERVING
+	if yes {
+		state = healthv1.HealthCheckResponse_SERVING
+	}
+	for _, service := range []string{"", adminv1.PullRecords_ServiceDesc.ServiceName} {
+		s.health.SetServingStatus(service, state)
+	}
+}
+
+// Serve answers calls on a Unix socket until Shutdown, and returns nil then. It closes the listener.
+func (s *Server) Serve(l net.Listener) error {
+	if err := s.grpc.Serve(connlimit.New(l, connlimit.Limits{Total: maxConnections}, s.c.Log)); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("serve the admin API: %w", err)
+	}
+	return nil
+}
+
+// Shutdown ends open streams with Unavailable and takes no new calls. Unary calls under way, and streams that wait for
+// their client, have time until ctx ends, and are cut off then. It returns when no call is left.
+func (s *Server) Shutdown(ctx context.Context) {
+	s.health.Shutdown()
+	s.stop()
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		s.grpc.GracefulStop()
+	}()
+	select {
+	case <-drained:
+	case <-ctx.Done():
+		s.grpc.Stop()
+		<-drained
+	}
+}
+
+func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+	limit := callLimit
+	if info.FullMethod == adminv1.PullRecords_VerifyStore_FullMethodName {
+		limit = verifyLimit
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err = s.guard(info.FullMethod, func() error {
+		resp, err = handler(ctx, req)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return resp, nil
+}
+
+// stream ends a stream when the server stops, through the context of the stream: its handler is what returns, so that
+// nothing uses the stream after it. One that waits for its client, to read or to write, ends when Shutdown closes the
+// connection.
+func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	ctx, cancel := context.WithCancelCause(stream.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(s.stopping, func() { cancel(errStopping) })()
+	return s.guard(info.FullMethod, func() error {
+		err := handler(srv, stoppable{stream, ctx})
+		if err != nil && errors.Is(context.Cause(ctx), errStopping) {
+			return errStopping
+		}
+		return err
+	})
+}
+
+// A stoppable is a stream whose context ends when the server stops.
+type stoppable struct {
+	grpc.ServerStream
+	ctx context.Context //nolint:containedctx // it is that of the stream
+}
+
+// Context returns the context of the stream.
+func (s stoppable) Context() context.Context { return s.ctx }
+
+// guard gives an error the status that its caller gets, and keeps a panic within its call.
+func (s *Server) guard(method string, f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.c.Panic()
+			s.c.Log.Error(fmt.Errorf("panic: %v", p), "A call panicked, it is answered with Internal", "method", method, "stack", string(debug.Stack()))
+			_, err = answer(errPanicking)
+		}
+	}()
+	cause := f()
+	explain, err := answer(cause)
+	if explain {
+		s.c.Log.Error(cause, "Call of the admin API failed", "method", method)
+	}
+	return err
+}

@@ -1,0 +1,164 @@
+package adminapi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// filled returns a store of several megabytes and its path.
+func filled(t *testing.T) (*records.Store, string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "records.db")
+	s, _, err := records.Open(path, records.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pairs []records.Pair
+	for i := range 20_000 {
+		pairs = append(pairs, records.Pair{ImageID: numbered(i).ID, Repository: app})
+	}
+	if _, err := s.AcceptMarks(pairs, "operator", time.Now(), nil); err != nil {
+		t.Fatal(err)
+	}
+	return s, path
+}
+
+func TestBackupSendsAWholeStoreWhileItIsWritten(t *testing.T) {
+	s, _ := filled(t)
+	w := newWorldOn(t, s, tracker.Options{})
+	stream, err := w.Backup(t.Context(), &adminv1.BackupRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var copied []byte
+	for n := 0; ; n++ {
+		piece, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (piece.GetSize() != 0) != (n == 0) || len(piece.GetChunk()) > 1<<20 {
+			t.Errorf("piece %d: %d bytes, size %d; want the size with the first alone", n, len(piece.GetChunk()), piece.GetSize())
+		}
+		if n == 1 { // nothing of it waits for the reader
+			w.pulled(aPod("late"), "repo.test/late:1", id1, "late")
+		}
+		copied = append(copied, piece.GetChunk()...)
+	}
+	path := filepath.Join(t.TempDir(), "copy.db")
+	if err := os.WriteFile(path, copied, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, report, err := records.Open(path, records.Options{KeyExists: true})
+	if err != nil || report != (records.Report{Distrust: report.Distrust}) || report.Distrust == nil {
+		t.Fatalf("the copy: %+v, %v; want a sound store in distrust", report, err)
+	}
+	defer func() { _ = c.Close() }()
+	if st, err := c.Stats(); err != nil || st.Marks != 20_000 || st.Records != 0 {
+		t.Errorf("the copy has %+v, %v; want what was there when it was asked for", st, err)
+	}
+}
+
+// A reader that hangs up, and one that goes to sleep while the server stops, leave nothing behind.
+func TestBackupEndsWithItsReader(t *testing.T) {
+	s, _ := filled(t)
+	w := newWorldOn(t, s, tracker.Options{})
+	ctx, cancel := context.WithCancel(t.Context())
+	stream, err := w.Backup(ctx, &adminv1.BackupRequest{})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	if status.Code(err) != codes.Canceled {
+		t.Errorf("after hanging up: %v; want Canceled", err)
+	}
+	if stream, err = w.Backup(t.Context(), &adminv1.BackupRequest{}); err == nil {
+		_, err = stream.Recv()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	limited, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	w.server.Shutdown(limited) // what is on its way to a sleeper is cut off then
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	if status.Code(err) != codes.Unavailable && !errors.Is(err, io.EOF) {
+		t.Errorf("at the stop: %v; want Unavailable", err)
+	}
+}
+
+func TestVerifyStoreTellsWhatCannotBeRead(t *testing.T) {
+	s, path := filled(t)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	db, err := bolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		b := tx.Bucket([]byte("marks"))
+		k, v := b.Cursor().First()
+		v = slices.Clone(v)
+		v[len(v)/2] ^= 1
+		return errors.Join(b.Put(slices.Clone(k), v),
+			// A flipped bit of a key may make it no text.
+			b.Put([]byte("sha256:f\xff\x00repo\xff"), v), tx.Bucket([]byte("intents")).Put([]byte("repo\xff\x00\x01\x02\x03\x04\x05\x06\x07\x08"), v))
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if s, _, err = records.Open(path, records.Options{KeyExists: true}); err != nil {
+		t.Fatal(err)
+	}
+	w := newWorldOn(t, s, tracker.Options{})
+	v, err := w.VerifyStore(t.Context(), &adminv1.VerifyStoreRequest{})
+	if err != nil || v.GetValues() < 20_000 || len(v.GetProblems()) != 2 || !strings.Contains(fmt.Sprint(v.GetProblems()), "marks") || v.GetOmitted() != 0 || v.GetTook().AsDuration() <= 0 {
+		t.Errorf("VerifyStore = %v, %v; want two problems: that of the intent is mended, it lingers", v, err)
+	}
+	if marks, err := w.ListPreloaded(t.Context(), &adminv1.ListPreloadedRequest{ImageId: "sha256:f"}); err != nil || len(marks.GetMarks()) != 1 {
+		t.Errorf("ListPreloaded = %v, %v; want the mark by its key", marks, err)
+	}
+	if intents, err := w.ListIntents(t.Context(), &adminv1.ListIntentsRequest{}); err != nil || len(intents.GetIntents()) != 1 {
+		t.Errorf("ListIntents = %v, %v; want the intent by its key", intents, err)
+	}
+	images := w.images(nil, 1000)
+	if i := images[0]; !slices.Equal(i.GetUnreadable(), []string{app}) || len(i.GetMarks()) != 0 {
+		t.Errorf("image = %v; want its repository unreadable", i)
+	}
+	e := w.explain(&adminv1.ExplainRequest{Image: numbered(0).ID, Who: &adminv1.ExplainRequest_Namespace{Namespace: "team"}})
+	if e.GetReason() != "absent" {
+		t.Errorf("Explain = %v; want absent", e)
+	}
+	w.node.do(func(n *node) { n.images = []tracker.Image{{ID: numbered(0).ID, Names: []string{app + ":1"}}} })
+	e = w.explain(&adminv1.ExplainRequest{Image: app + ":1", Who: &adminv1.ExplainRequest_Namespace{Namespace: "team"}})
+	if e.GetReason() != "record_unreadable" || e.GetEvidence().GetUnreadable() == "" || !strings.Contains(strings.Join(e.GetRemedies(), " "), "preloaded forget") {
+		t.Errorf("Explain = %v; want record_unreadable, and what to do", e)
+	}
+}

@@ -1,0 +1,16 @@
+package atomicfile
+
+import (
+	"errors"
+	"os"
+)
+
+// SyncFolder returns when the names in a folder are on disk as they are: a file that was made, renamed or removed there
+// stays so after a crash.
+func SyncFolder(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}

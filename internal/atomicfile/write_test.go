@@ -1,0 +1,91 @@
+package atomicfile_test
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/atomicfile"
+)
+
+var errFill = errors.New("no more")
+
+func text(s string, err error) func(io.Writer) error {
+	return func(w io.Writer) error {
+		_, writeErr := io.WriteString(w, s)
+		return errors.Join(writeErr, err)
+	}
+}
+
+func TestWriteIsAllOrNothing(t *testing.T) {
+	for name, tc := range map[string]struct {
+		before  string // "" is no file
+		replace bool
+		fill    func(path string) func(io.Writer) error
+		wantErr error
+		want    string
+	}{
+		"a new file":                   {"", false, with("new", nil), nil, "new"},
+		"a new file that may replace":  {"", true, with("new", nil), nil, "new"},
+		"an empty one":                 {"", false, with("", nil), nil, ""},
+		"one that is there":            {"old", false, with("new", nil), atomicfile.ErrExists, "old"},
+		"one that is to be replaced":   {"old", true, with("new", nil), nil, "new"},
+		"a failure":                    {"", false, with("half", errFill), errFill, ""},
+		"a failure where one is there": {"old", true, with("half", errFill), errFill, "old"},
+		"one that somebody makes meanwhile": {"", false, func(path string) func(io.Writer) error {
+			return func(io.Writer) error { return os.WriteFile(path, []byte("theirs"), 0o600) }
+		}, atomicfile.ErrExists, "theirs"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "file")
+			if tc.before != "" {
+				if err := os.WriteFile(path, []byte(tc.before), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := atomicfile.Write(path, tc.replace, tc.fill(path)); !errors.Is(err, tc.wantErr) {
+				t.Errorf("Write = %v; want %v", err, tc.wantErr)
+			}
+			got, err := os.ReadFile(path)
+			if string(got) != tc.want || err != nil && tc.want != "" {
+				t.Errorf("the file holds %q, %v; want %q", got, err, tc.want)
+			}
+			entries, err := os.ReadDir(dir)
+			if err != nil || len(entries) > 1 || len(entries) == 1 && entries[0].Name() != "file" {
+				t.Errorf("the folder holds %v, %v; want the file alone", entries, err)
+			}
+			if info, err := os.Stat(path); err == nil && info.Mode() != 0o600 {
+				t.Errorf("the file has mode %v; want 0600", info.Mode())
+			}
+		})
+	}
+}
+
+func with(s string, err error) func(string) func(io.Writer) error {
+	return func(string) func(io.Writer) error { return text(s, err) }
+}
+
+func TestWriteLeavesWhatIsNoFile(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink(filepath.Join(dir, "target"), link); err != nil {
+		t.Fatal(err)
+	}
+	// It stands for any device: a test that goes wrong must not replace one of the system.
+	pipe := filepath.Join(dir, "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{link, dir, pipe} {
+		if err := atomicfile.Write(path, true, text("x", nil)); !errors.Is(err, atomicfile.ErrNoFile) {
+			t.Errorf("Write(%s) = %v; want %v", path, err, atomicfile.ErrNoFile)
+		}
+	}
+	if err := atomicfile.Write(filepath.Join(dir, "gone", "file"), false, text("x", nil)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("Write into a folder that is not there = %v; want %v", err, os.ErrNotExist)
+	}
+}

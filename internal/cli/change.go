@@ -1,0 +1,142 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pullgate/pullgate/internal/cli/output"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// Changing is what the help of every command says that changes something.
+const Changing = `
+
+What it would do is always asked for first, and shown on stderr. Then it asks whether to
+go on; where nobody can answer, --yes has to say so beforehand. --dry-run stops before
+that, and shows it on stdout.`
+
+// A Consent says how far a change may go.
+type Consent struct {
+	// DryRun shows what would be done, and no more.
+	DryRun bool
+	yes    bool
+}
+
+// ConsentFlags gives a command the flags of a consent.
+func ConsentFlags(cmd *cobra.Command) *Consent {
+	var how Consent
+	cmd.Flags().BoolVar(&how.DryRun, "dry-run", false, "show what would be done, and do nothing")
+	cmd.Flags().BoolVarP(&how.yes, "yes", "y", false, "do not ask whether to go on")
+	cmd.MarkFlagsMutuallyExclusive("dry-run", "yes")
+	return &how
+}
+
+// Answerable refuses a change that has to be agreed to where nobody can be asked.
+func (c *Console) Answerable(how *Consent) error {
+	if !how.DryRun && !how.yes && !c.inTerminal {
+		return Misused("add --yes to do it, or --dry-run to see what it would do", "nobody can be asked whether to go on: stdin is no terminal")
+	}
+	return nil
+}
+
+// Agree shows a plan on stderr, and returns nil if it is agreed to.
+func (c *Console) Agree(ctx context.Context, how *Consent, question string, plan func(*output.Page)) error {
+	if err := c.show(plan); err != nil {
+		return err
+	}
+	if how.yes {
+		return nil
+	}
+	return c.confirm(ctx, question)
+}
+
+// show writes a plan to stderr.
+func (c *Console) show(plan func(*output.Page)) error {
+	p := &output.Page{Colours: c.errTerminal && c.Colours()}
+	plan(p)
+	if _, err := c.Err.Write(p.Take()); err != nil {
+		return fmt.Errorf("show what would be done: %w", err)
+	}
+	return nil
+}
+
+// A Change is something that a command does to what the daemon knows.
+type Change[R proto.Message] struct {
+	// Question is asked once the plan is shown.
+	Question string
+	// Nothing is said if the plan is empty.
+	Nothing string
+	// Refuse says why a plan is not carried out, which is shown all the same; nil refuses none.
+	Refuse func(R) error
+	// Do asks the daemon to do it, or what it would do.
+	Do func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (R, error)
+	// Empty says whether a plan holds nothing to do.
+	Empty func(R) bool
+	// Plan shows what would be done, and Done what was.
+	Plan, Done func(output.View, *output.Page, R)
+}
+
+// CarryOut shows what a change would do, and does it if that is wanted.
+func CarryOut[R proto.Message](ctx context.Context, c *Console, o *Output, how *Consent, what Change[R]) error {
+	if err := c.Answerable(how); err != nil {
+		return err
+	}
+	return c.Ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) error {
+		planned, err := what.Do(ctx, api, true)
+		if err != nil {
+			return err
+		}
+		if how.DryRun || what.Empty(planned) {
+			return c.Print(o, planned, func(v output.View, p *output.Page) {
+				what.Plan(v, p, planned)
+				if what.Empty(planned) {
+					p.Prose("", "%s", what.Nothing)
+				}
+			})
+		}
+		if what.Refuse != nil {
+			if err := what.Refuse(planned); err != nil {
+				return errors.Join(c.show(func(p *output.Page) { what.Plan(o.View(c), p, planned) }), err)
+			}
+		}
+		if err := c.Agree(ctx, how, what.Question, func(p *output.Page) { what.Plan(o.View(c), p, planned) }); err != nil {
+			return err
+		}
+		did, err := what.Do(ctx, api, false)
+		if err != nil {
+			return err
+		}
+		return c.Print(o, did, func(v output.View, p *output.Page) { what.Done(v, p, did) })
+	})
+}
+
+// confirm asks a question on stderr and returns nil if it is answered with yes.
+func (c *Console) confirm(ctx context.Context, question string) error {
+	_, _ = fmt.Fprintf(c.Err, "\n%s [y/N] ", output.Safe(question))
+	answers := make(chan string, 1)
+	// A read from a terminal cannot be broken off, so this one is left to the end of the process.
+	go func() {
+		line, _ := bufio.NewReader(c.in).ReadString('\n')
+		answers <- line
+	}()
+	select {
+	case <-ctx.Done():
+		return errors.New("interrupted, nothing was changed")
+	case answer := <-answers:
+		if !strings.HasSuffix(answer, "\n") { // Ctrl-D leaves the cursor where it is
+			_, _ = fmt.Fprintln(c.Err)
+		}
+		switch strings.ToLower(strings.TrimSpace(answer)) {
+		case "y", "yes":
+			return nil
+		default:
+			return &ExitError{Code: ExitFailed, Err: errors.New("not confirmed, nothing was changed")}
+		}
+	}
+}

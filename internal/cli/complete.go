@@ -1,0 +1,60 @@
+package cli
+
+import (
+	"context"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// CompleteFlags has the shell complete the values of a command's flags by what the daemon knows.
+func (c *Console) CompleteFlags(cmd *cobra.Command) {
+	for flag, from := range map[string]Source{
+		"repository": Repositories, "image-id": ImageIDs, "credential": Credentials,
+		"secret": Secrets, "pod": Pods, "pod-uid": PodUIDs, "namespace": Namespaces,
+	} {
+		if cmd.Flags().Lookup(flag) != nil {
+			_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+				return c.complete(cmd, begun, from), cobra.ShellCompDirectiveNoFileComp
+			})
+		}
+	}
+}
+
+// CompleteImages completes the one argument that is an image.
+func (c *Console) CompleteImages(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return c.complete(cmd, begun, Names), cobra.ShellCompDirectiveNoFileComp
+}
+
+// patience is how long somebody who has pressed Tab waits for the daemon.
+const patience = time.Second
+
+// harmless is what a shell, whose completion scripts quote as they like, takes for one word without a meaning.
+var harmless = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$`)
+
+// complete returns what the daemon knows that begins so. Whatever fails is silent: the line that is typed stays whole.
+func (c *Console) complete(cmd *cobra.Command, begun string, from Source) []string {
+	quick := *c
+	quick.timeout = patience
+	ctx, cancel := context.WithTimeout(cmd.Context(), patience)
+	defer cancel()
+	var all []string
+	err := quick.Ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) (err error) {
+		all, err = from(ctx, api)
+		return err
+	})
+	if err != nil {
+		return nil
+	}
+	all = slices.DeleteFunc(all, func(s string) bool { return !strings.HasPrefix(s, begun) || !harmless.MatchString(s) })
+	slices.Sort(all)
+	return slices.Compact(all)
+}

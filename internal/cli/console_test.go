@@ -1,0 +1,99 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pullgate/pullgate/internal/cli/output"
+)
+
+// What commands do with a console is held by the scripts of cmd/pullgatectl. Here is what no script comes by.
+
+// consoleWith is a console that nobody sits in front of.
+func consoleWith(environment map[string]string) (c *Console, out, err *bytes.Buffer) {
+	out, err = &bytes.Buffer{}, &bytes.Buffer{}
+	return &Console{in: strings.NewReader(""), Out: out, Err: err, getenv: func(name string) string { return environment[name] }}, out, err
+}
+
+func TestAtYieldsToWhatTheCallerSaid(t *testing.T) {
+	for name, test := range map[string]struct {
+		flag, variable string
+		want           string
+	}{
+		"nothing":  {want: "/run/own.sock"},
+		"flag":     {flag: "unix:///run/flag.sock", want: "/run/flag.sock"},
+		"variable": {variable: "unix:///run/variable.sock", want: "/run/variable.sock"},
+		"both":     {flag: "unix:///run/flag.sock", variable: "unix:///run/variable.sock", want: "/run/flag.sock"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, _, _ := consoleWith(map[string]string{EndpointVariable: test.variable})
+			c.endpoint = test.flag
+			got, err := c.At("unix:///run/own.sock").socket()
+			if err != nil || got != test.want {
+				t.Errorf("socket() = %q, %v; want %q", got, err, test.want)
+			}
+			if c.endpoint != test.flag {
+				t.Errorf("the console itself was moved to %q", c.endpoint)
+			}
+		})
+	}
+}
+
+func TestAgreeShowsBeforeItReturns(t *testing.T) {
+	for name, test := range map[string]struct {
+		how    Consent
+		answer string
+		agreed bool
+	}{
+		"--yes":   {how: Consent{yes: true}, agreed: true},
+		"yes":     {answer: "Yes\n", agreed: true},
+		"no":      {answer: "n\n"},
+		"nothing": {answer: "\n"},
+		"the end": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, out, shown := consoleWith(nil)
+			c.in = strings.NewReader(test.answer)
+			err := c.Agree(t.Context(), &test.how, "Do it?", func(p *output.Page) { p.Line("the plan") })
+			if (err == nil) != test.agreed {
+				t.Errorf("Agree() = %v; want agreed: %t", err, test.agreed)
+			}
+			if !strings.HasPrefix(shown.String(), "the plan\n") || out.Len() > 0 {
+				t.Errorf("stderr shows %q and stdout %q; want the plan on stderr alone", shown, out)
+			}
+		})
+	}
+}
+
+// A plan that nobody could see is not agreed to, whatever was said beforehand.
+func TestAgreeFailsIfThePlanIsNotShown(t *testing.T) {
+	c, _, _ := consoleWith(nil)
+	c.Err = broken{}
+	if err := c.Agree(t.Context(), &Consent{yes: true}, "Do it?", func(p *output.Page) { p.Line("the plan") }); !errors.Is(err, errBroken) {
+		t.Errorf("Agree() = %v; want %v", err, errBroken)
+	}
+}
+
+func TestRunSaysWhatFailedOnALineOfStderr(t *testing.T) {
+	c, out, said := consoleWith(nil)
+	root := c.Root("pullgatectl", "", "", &cobra.Command{Use: "fail", RunE: func(*cobra.Command, []string) error {
+		return &ExitError{Code: ExitNeedsProof, Err: errors.New("read a\nb"), Hint: "look\x1b[2J"}
+	}})
+	if code := c.Run(root, []string{"fail"}); code != ExitNeedsProof {
+		t.Errorf("Run() = %d; want %d", code, ExitNeedsProof)
+	}
+	want := "pullgatectl: read a\\u000ab\npullgatectl: hint: look\\u001b[2J\n"
+	if said.String() != want || out.Len() > 0 {
+		t.Errorf("stderr has %q and stdout %q; want %q and nothing", said, out, want)
+	}
+}
+
+var errBroken = errors.New("broken")
+
+type broken struct{}
+
+func (broken) Write([]byte) (int, error) { return 0, errBroken }

@@ -1,0 +1,88 @@
+package cli
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+)
+
+// Root makes the command that holds all others, with the flags that every one of them has.
+func (c *Console) Root(use, short, long string, commands ...*cobra.Command) *cobra.Command {
+	root := Group(use, short, long, commands...)
+	root.SilenceUsage, root.SilenceErrors = true, true
+	root.PersistentFlags().StringVar(&c.endpoint, "endpoint", "", "`socket` of pullgated's admin API, else $"+EndpointVariable+", else "+Default)
+	root.PersistentFlags().DurationVar(&c.timeout, "timeout", 10*time.Second, "how long to wait for one answer; 0 is without end, and so are watch and backup")
+	root.SetFlagErrorFunc(wrongFlag)
+	// A group is run to refuse it, and is no usage.
+	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
+
+	root.SetHelpCommand(helpCommand())
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		if cmd.Name() == "completion" {
+			asGroup(cmd)
+		}
+	}
+	return root
+}
+
+func wrongFlag(cmd *cobra.Command, err error) error { return wrongUsage(cmd, err) }
+
+// Group makes a command that does nothing but hold others. Alone it is wrong usage, so that a script does not
+// take a missing word for success.
+func Group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short, Long: long}
+	cmd.AddCommand(commands...)
+	asGroup(cmd)
+	return cmd
+}
+
+func asGroup(cmd *cobra.Command) {
+	cmd.Args = cobra.ArbitraryArgs // cobra's own check lets what is unknown below a group pass
+	cmd.SuggestionsMinimumDistance = 2
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		hint := "see " + cmd.CommandPath() + " --help"
+		if len(args) == 0 {
+			return Misused(hint, "%s needs a command: %s", cmd.CommandPath(), strings.Join(names(cmd), ", "))
+		}
+		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+			hint = fmt.Sprintf("is it %s? See %s --help", strings.Join(near, " or "), cmd.CommandPath())
+		}
+		return Misused(hint, "%s has no command %q", cmd.CommandPath(), args[0])
+	}
+}
+
+// helpCommand is cobra's own, but that a command which is not there is wrong usage.
+func helpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [command]",
+		Short: "Explain a command",
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if of, _, err := cmd.Root().Find(args); err == nil {
+				return names(of), cobra.ShellCompDirectiveNoFileComp
+			}
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			of, rest, err := cmd.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				return Misused("see pullgatectl --help", "there is no command %q", strings.Join(args, " "))
+			}
+			return of.Help()
+		},
+	}
+}
+
+func names(cmd *cobra.Command) []string {
+	var all []string
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() && sub.Name() != "help" {
+			all = append(all, sub.Name())
+		}
+	}
+	return all
+}

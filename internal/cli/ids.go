@@ -1,0 +1,60 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+var (
+	wholeImageID      = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+	wholeCredentialID = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	beginningOfID     = regexp.MustCompile(`^[0-9a-f]{7,64}$`)
+)
+
+// IsID reports whether an argument is an image ID or a beginning of one that is long enough, and not a name.
+func IsID(image string) bool { return beginningOfID.MatchString(strings.TrimPrefix(image, "sha256:")) }
+
+// ImageID returns the whole image ID that begins so, as tables show it. "" and a whole one are returned as they are.
+func ImageID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
+	if id == "" || wholeImageID.MatchString(id) {
+		return id, nil
+	}
+	if !beginningOfID.MatchString(strings.TrimPrefix(id, "sha256:")) {
+		return "", fmt.Errorf("%q: %w", id, ErrNoID)
+	}
+	answer, err := api.GetImage(ctx, &adminv1.GetImageRequest{Image: id})
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", id, err)
+	}
+	return answer.GetImage().GetImageId(), nil
+}
+
+// CredentialID returns the whole credential ID that begins so, of those that have proved something. "" and a whole one
+// are returned as they are.
+func CredentialID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
+	if id == "" || wholeCredentialID.MatchString(id) {
+		return id, nil
+	}
+	if !beginningOfID.MatchString(id) {
+		return "", fmt.Errorf("%q: %w", id, ErrNoID)
+	}
+	all, err := Credentials(ctx, api)
+	if err != nil {
+		return "", err
+	}
+	slices.Sort(all)
+	fitting := slices.DeleteFunc(slices.Compact(all), func(whole string) bool { return !strings.HasPrefix(whole, id) })
+	switch len(fitting) {
+	case 0:
+		return "", fmt.Errorf("%s: %w", id, ErrNone)
+	case 1:
+		return fitting[0], nil
+	default:
+		return "", fmt.Errorf("%s: %w: %s", id, ErrSeveral, strings.Join(fitting, ", "))
+	}
+}

@@ -1,0 +1,117 @@
+package cli
+
+import (
+	"context"
+	"slices"
+
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// A Source is one kind of what the daemon knows, such as [Names]. It returns all of it, some of it more than once.
+type Source func(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error)
+
+// ofImages collects from every image.
+func ofImages(ctx context.Context, api adminv1.PullRecordsClient, collect func(*adminv1.Image) []string) ([]string, error) {
+	images, err := Images(ctx, api, 0, nil)
+	var all []string
+	for _, i := range images.GetImages() {
+		all = append(all, collect(i)...)
+	}
+	return all, err
+}
+
+// Names are the names of images.
+func Names(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
+	return ofImages(ctx, api, (*adminv1.Image).GetNames)
+}
+
+// ImageIDs are the IDs of images.
+func ImageIDs(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
+	return ofImages(ctx, api, func(i *adminv1.Image) []string { return []string{i.GetImageId()} })
+}
+
+// Repositories are those that something is known of, and those that nothing is.
+func Repositories(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
+	return ofImages(ctx, api, func(i *adminv1.Image) []string {
+		all := slices.Clone(i.GetUntracked())
+		for _, r := range i.GetRecords() {
+			all = append(all, r.GetPair().GetRepository())
+		}
+		for _, m := range i.GetMarks() {
+			all = append(all, m.GetPair().GetRepository())
+		}
+		return all
+	})
+}
+
+// Credentials are the IDs of those that have proved something.
+func Credentials(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
+	return ofProofs(ctx, api, func(p *adminv1.Proof) []string { return []string{p.GetCredentialId()} })
+}
+
+// Secrets are those that have proved something, as namespace/name.
+func Secrets(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
+	return ofProofs(ctx, api, func(p *adminv1.Proof) []string {
+		var all []string
+		for _, s := range p.GetSecrets() {
+			if s.GetName() != "" { // else it stands for a namespace
+				all = append(all, s.GetNamespace()+"/"+s.GetName())
+			}
+		}
+		return all
+	})
+}
+
+// ofProofs collects from every proof.
+func ofProofs(ctx context.Context, api adminv1.PullRecordsClient, collect func(*adminv1.Proof) []string) ([]string, error) {
+	return ofImages(ctx, api, func(i *adminv1.Image) []string {
+		var all []string
+		for _, r := range i.GetRecords() {
+			for _, p := range r.GetProofs() {
+				all = append(all, collect(p)...)
+			}
+		}
+		return all
+	})
+}
+
+// Pods are those that hold a grant, as namespace/name.
+func Pods(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
+	return ofGrants(ctx, api, func(p *adminv1.PodRef) string {
+		if p.GetName() == "" {
+			return ""
+		}
+		return p.GetNamespace() + "/" + p.GetName()
+	})
+}
+
+// PodUIDs are the UIDs of those that hold a grant.
+func PodUIDs(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
+	return ofGrants(ctx, api, (*adminv1.PodRef).GetUid)
+}
+
+// Namespaces are those of pods that hold a grant, and of Secrets that proved something.
+func Namespaces(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
+	pods, err := ofGrants(ctx, api, (*adminv1.PodRef).GetNamespace)
+	if err != nil {
+		return nil, err
+	}
+	secrets, err := ofProofs(ctx, api, func(p *adminv1.Proof) []string {
+		var all []string
+		for _, s := range p.GetSecrets() {
+			all = append(all, s.GetNamespace())
+		}
+		return all
+	})
+	return append(pods, secrets...), err
+}
+
+// ofGrants collects from the pod of every grant.
+func ofGrants(ctx context.Context, api adminv1.PullRecordsClient, collect func(*adminv1.PodRef) string) ([]string, error) {
+	grants, err := Grants(ctx, api, 0, nil, "")
+	var all []string
+	for _, g := range grants.GetGrants() {
+		all = append(all, collect(g.GetPod()))
+	}
+	return all, err
+}

@@ -1,0 +1,121 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// Default is where pullgated listens unless it is told otherwise.
+const Default = "unix:///run/pullgate/admin.sock"
+
+// longestPath is what fits into the address of a socket on Linux, the zero at its end left out.
+const longestPath = 107
+
+// Path returns the path of an endpoint, or an [*EndpointError] that begins with where the endpoint is from.
+func Path(from, endpoint string) (string, error) {
+	wrong := func(hint, format string, args ...any) error {
+		return &EndpointError{What: fmt.Sprintf("%s %q: ", from, endpoint) + fmt.Sprintf(format, args...), Hint: hint}
+	}
+	path, ok := strings.CutPrefix(endpoint, "unix://")
+	switch {
+	case !ok && filepath.IsAbs(endpoint):
+		return "", wrong("write unix://"+endpoint, "a path is no endpoint")
+	case !ok:
+		return "", wrong("it listens on a Unix socket of its node: "+Default+", or what admin.listen of its configuration says",
+			"pullgated is asked on a Unix socket alone, in the form unix:///path")
+	case !filepath.IsAbs(path):
+		return "", wrong("write unix:///path, with three slashes", "the path is not absolute")
+	case len(path) > longestPath:
+		return "", wrong("give pullgated a shorter admin.listen", "the path has %d bytes, more than the %d of a socket", len(path), longestPath)
+	default:
+		return path, nil
+	}
+}
+
+// A Link is how the daemon is reached.
+type Link struct {
+	// Path is that of its socket.
+	Path string
+	// Limit is how long connecting, and then each question, may take; 0 is without end. A stream lasts as long as it lasts.
+	Limit time.Duration
+	// Dial connects to a socket; nil is as the system does.
+	Dial func(ctx context.Context, path string) (net.Conn, error)
+}
+
+// Ask connects and calls f with the daemon. Its error is a [*NotReachedError], a [*RefusedError], or what f made itself.
+func (l Link) Ask(ctx context.Context, f func(context.Context, adminv1.PullRecordsClient) error) (err error) {
+	dial := l.Dial
+	if dial == nil {
+		dial = func(ctx context.Context, path string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}
+	}
+	var last atomic.Pointer[error] // what connecting came to
+	conn, err := grpc.NewClient("passthrough:///pullgated",
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the daemon looks at who asks, not at what is sent
+		grpc.WithNoProxy(),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			conn, err := dial(ctx, l.Path)
+			last.Store(&err)
+			return conn, err
+		}),
+		// An answer may be larger than what gRPC takes by default. The daemon is of this node, and trusted.
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)),
+		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			ctx, cancel := l.limited(ctx)
+			defer cancel()
+			return invoke(ctx, method, req, reply, cc, opts...)
+		}))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	if !l.reach(ctx, conn) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		e := &NotReachedError{Path: l.Path}
+		if cause := last.Load(); cause != nil {
+			e.Cause = *cause
+		}
+		return e
+	}
+	return refused(f(ctx, adminv1.NewPullRecordsClient(conn)))
+}
+
+// limited is ctx with the limit.
+func (l Link) limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	if l.Limit == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, l.Limit)
+}
+
+// reach waits for the connection and reports whether there is one.
+func (l Link) reach(ctx context.Context, conn *grpc.ClientConn) bool {
+	ctx, cancel := l.limited(ctx)
+	defer cancel()
+	conn.Connect()
+	for {
+		state := conn.GetState()
+		if state == connectivity.Ready {
+			return true
+		}
+		if state == connectivity.TransientFailure || state == connectivity.Shutdown || !conn.WaitForStateChange(ctx, state) {
+			return false
+		}
+	}
+}

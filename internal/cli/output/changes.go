@@ -1,0 +1,122 @@
+package output
+
+import (
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// Revocation says what a revocation takes back, or would.
+func (v View) Revocation(p *Page, r *adminv1.RevokeResponse) {
+	var rows []Row
+	for _, proof := range r.GetProofs() {
+		rows = append(rows, Row{Cells: []string{
+			proof.GetPair().GetRepository(), v.ID(proof.GetPair().GetImageId()), v.ID(proof.GetProof().GetCredentialId()),
+			secretNames(proof.GetProof().GetSecrets()), v.age(proof.GetProof().GetLastProved()), v.age(proof.GetProof().GetLastUsed()),
+		}})
+	}
+	for _, pair := range r.GetClosed() {
+		rows = append(rows, Row{Cells: []string{pair.GetRepository(), v.ID(pair.GetImageId()), "every pod", "", "", ""}})
+	}
+	if len(rows) > 0 {
+		p.Table([]string{"REPOSITORY", "IMAGE ID", "CREDENTIAL", "SECRETS", "LAST PROVED", "LAST USED"}, rows)
+	}
+	v.ending(p, r.GetGrants())
+	if len(r.GetMarked()) > 0 {
+		p.Gap()
+		p.PaintProse(Heed, "", "%s preloaded and not touched by this: under a policy that exempts preloaded images every pod may go on using what is marked. pullgatectl preloaded forget ends that.",
+			count(len(r.GetMarked()), "pair is", "pairs are"))
+		p.Table([]string{"REPOSITORY", "IMAGE ID", "SINCE", "SET BY"}, v.markRows(r.GetMarked()))
+	}
+}
+
+// ending says which grants end with a change.
+func (v View) ending(p *Page, grants []*adminv1.Grant) {
+	if len(grants) == 0 {
+		return
+	}
+	p.Gap()
+	p.Prose("", "Grants that end; containers that run go on, and a new container of these pods is judged anew:")
+	v.Grants(p, grants)
+}
+
+// Revoked says in a sentence what was revoked.
+func (View) Revoked(p *Page, r *adminv1.RevokeResponse) {
+	p.Prose("", "Revoked %s, closed %s that every pod could use, ended %s.", count(len(r.GetProofs()), "proof", "proofs"),
+		count(len(r.GetClosed()), "pair", "pairs"), count(len(r.GetGrants()), "grant", "grants"))
+}
+
+// Acceptance says which pairs are taken for preloaded, or would be.
+func (v View) Acceptance(p *Page, r *adminv1.AcceptPreloadedResponse) {
+	if len(r.GetProved()) == 0 {
+		v.pairs(p, r.GetAccepted())
+		return
+	}
+	proved := map[string]string{}
+	for _, rec := range r.GetProved() {
+		by := "unreadable record"
+		if n := len(rec.GetProofs()); n > 0 {
+			by = count(n, "credential", "credentials")
+		}
+		proved[rec.GetPair().GetImageId()+" "+rec.GetPair().GetRepository()] = by
+	}
+	rows := make([]Row, 0, len(r.GetAccepted()))
+	for _, pair := range r.GetAccepted() {
+		rows = append(rows, Row{Cells: []string{pair.GetRepository(), v.ID(pair.GetImageId()), proved[pair.GetImageId()+" "+pair.GetRepository()]}})
+	}
+	p.Table([]string{"REPOSITORY", "IMAGE ID", "PROVED BY"}, rows)
+	p.Gap()
+	p.PaintProse(Heed, "", "Access to %s was proved with credentials. Accepting them opens them to every pod, and needs --including-proved.",
+		count(len(r.GetProved()), "of these pairs", "of these pairs"))
+}
+
+// Accepted says in a sentence what was marked.
+func (View) Accepted(p *Page, r *adminv1.AcceptPreloadedResponse) {
+	p.Prose("", "Marked %s as preloaded.", count(len(r.GetAccepted()), "pair", "pairs"))
+}
+
+// Forgetting says which marks go, or would.
+func (v View) Forgetting(p *Page, r *adminv1.ForgetPreloadedResponse) {
+	v.Marks(p, r.GetForgotten())
+	v.ending(p, r.GetGrants())
+	if len(r.GetStillOpen()) > 0 {
+		p.Gap()
+		p.PaintProse(Heed, "", "Every pod may go on using these names of the same images, because their records are open; pullgatectl revoke --repository closes them:")
+		v.pairs(p, r.GetStillOpen())
+	}
+}
+
+// Forgotten says in a sentence which marks went.
+func (View) Forgotten(p *Page, r *adminv1.ForgetPreloadedResponse) {
+	p.Prose("", "Forgot %s, ended %s. The images need proof from now on.", count(len(r.GetForgotten()), "mark", "marks"),
+		count(len(r.GetGrants()), "grant", "grants"))
+}
+
+// Trusting says what the end of distrust opens, or would.
+func (v View) Trusting(p *Page, r *adminv1.EndDistrustResponse) {
+	p.Prose("", "The store is distrusted since %s: %s.", v.date(r.GetEnded().GetSince()), r.GetEnded().GetReason())
+	if len(r.GetAccepted()) == 0 {
+		p.Prose("", "Something is known of every image on the node: nothing is taken for preloaded by ending it.")
+		return
+	}
+	p.Prose("", "Taken for preloaded, for every pod:")
+	v.pairs(p, r.GetAccepted())
+}
+
+// Trusted says in a sentence that distrust has ended.
+func (View) Trusted(p *Page, r *adminv1.EndDistrustResponse) {
+	p.Prose("", "Distrust has ended; the next scan takes %s for preloaded.", count(len(r.GetAccepted()), "pair", "pairs"))
+}
+
+// Verification says how the store was read.
+func (View) Verification(p *Page, r *adminv1.VerifyStoreResponse) {
+	if len(r.GetProblems()) == 0 {
+		p.Paint(Good, "%s read in %s: the store is sound.", count(r.GetValues(), "value", "values"), r.GetTook().AsDuration())
+		return
+	}
+	p.Paint(Bad, "%s read in %s, %s cannot be read. What cannot be read needs proof.", count(r.GetValues(), "value", "values"),
+		r.GetTook().AsDuration(), count(len(r.GetProblems()), "place", "places"))
+	rows := make([]Row, 0, len(r.GetProblems()))
+	for _, problem := range r.GetProblems() {
+		rows = append(rows, Row{Cells: []string{problem.GetWhere(), problem.GetWhat()}})
+	}
+	p.Table([]string{"WHERE", "WHAT"}, rows)
+}

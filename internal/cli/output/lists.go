@@ -1,0 +1,232 @@
+package output
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// Images says who may use which image, a line for each repository of one.
+func (v View) Images(p *Page, images []*adminv1.Image) {
+	var rows []Row
+	for _, i := range images {
+		known := repositories(i)
+		for _, k := range known {
+			since := k.record.GetCreated()
+			if since == nil {
+				since = k.mark.GetSet()
+			}
+			rows = append(rows, Row{Cells: []string{
+				v.ID(i.GetImageId()), presence(i.GetPresence()), k.repository, k.access(), v.age(since), v.age(k.record.GetLastUsed()),
+			}})
+		}
+		if len(known) == 0 {
+			rows = append(rows, Row{Cells: []string{v.ID(i.GetImageId()), presence(i.GetPresence()), "", "", "", ""}})
+		}
+	}
+	p.Table([]string{"IMAGE ID", "PRESENT", "REPOSITORY", "ACCESS", "SINCE", "LAST USED"}, rows)
+}
+
+// Image says all that is known of one image.
+func (v View) Image(p *Page, i *adminv1.Image) {
+	p.Line("Image    %s", i.GetImageId())
+	p.Line("Present  %s", presence(i.GetPresence()))
+	for n, name := range i.GetNames() {
+		p.Line("%-8s %s", map[bool]string{true: "Names"}[n == 0], name)
+	}
+	for _, k := range repositories(i) {
+		p.Gap()
+		p.Paint(Bold, "%s", k.repository)
+		if k.mark != nil {
+			p.Line("  Preloaded %s, set by %s.", v.lasting(k.mark.GetSet()), origin(k.mark.GetOrigin()))
+		}
+		switch r := k.record; {
+		case k.unreadable:
+			p.Line("  What is known of it cannot be read: it needs proof, whatever the policy.")
+		case r == nil && k.mark == nil:
+			p.Line("  Nothing is known of it: it is untracked and needs proof.")
+		case r == nil:
+		default:
+			v.record(p, r)
+		}
+	}
+}
+
+func (v View) record(p *Page, r *adminv1.Record) {
+	switch {
+	case r.GetOpen():
+		p.Line("  Open to every pod %s.", v.lasting(r.GetOpened()))
+	case len(r.GetProofs()) == 0:
+		p.Line("  Nobody has proved access: it needs proof.")
+	}
+	line := "  Recorded " + v.ago(r.GetCreated()) + ", last used " + v.ago(r.GetLastUsed())
+	if r.GetRevoked() != nil {
+		line += ", something of it revoked " + v.ago(r.GetRevoked())
+	}
+	p.Line("%s.", line)
+	if len(r.GetProofs()) == 0 {
+		return
+	}
+	rows := make([]Row, 0, len(r.GetProofs()))
+	for _, proof := range r.GetProofs() {
+		rows = append(rows, Row{Cells: []string{
+			"  " + v.ID(proof.GetCredentialId()), secretNames(proof.GetSecrets()), v.age(proof.GetFirstProved()), v.age(proof.GetLastProved()),
+			v.age(proof.GetLastUsed()), v.expiry(proof), v.age(proof.GetDenied()),
+		}})
+	}
+	p.Table([]string{"  CREDENTIAL", "SECRETS", "FIRST PROVED", "LAST PROVED", "LAST USED", "EXPIRES", "REFUSED"}, rows)
+}
+
+// expiry is when a proof has to be renewed.
+func (v View) expiry(proof *adminv1.Proof) string {
+	switch {
+	case proof.GetExpires() == nil:
+		return "never"
+	case v.AbsoluteTimes:
+		return v.date(proof.GetExpires())
+	default:
+		return v.ago(proof.GetExpires())
+	}
+}
+
+// Intents says which pulls have no end that is known.
+func (v View) Intents(p *Page, intents []*adminv1.Intent) {
+	rows := make([]Row, 0, len(intents))
+	for _, i := range intents {
+		state := "under way"
+		if i.GetEnded() != nil {
+			state = "answer lost"
+		}
+		rows = append(rows, Row{Cells: []string{i.GetRepository(), i.GetName(), state, v.age(i.GetBegun()), v.age(i.GetEnded())}})
+	}
+	p.Table([]string{"REPOSITORY", "NAME", "STATE", "BEGUN", "ANSWER LOST"}, rows)
+}
+
+// Grants says which pods may use what.
+func (v View) Grants(p *Page, grants []*adminv1.Grant) {
+	p.Table([]string{"POD", "UID", "REPOSITORY", "IMAGE ID", "REASON", "CREDENTIAL"}, v.grantRows(grants))
+}
+
+func (v View) grantRows(grants []*adminv1.Grant) []Row {
+	rows := make([]Row, 0, len(grants))
+	for _, g := range grants {
+		name := ""
+		if g.GetPod().GetName() != "" {
+			name = podName(g.GetPod())
+		}
+		rows = append(rows, Row{Cells: []string{
+			name, g.GetPod().GetUid(), g.GetPair().GetRepository(), v.ID(g.GetPair().GetImageId()), g.GetReason(), v.ID(g.GetCredentialId()),
+		}})
+	}
+	return rows
+}
+
+// Marks says what is preloaded.
+func (v View) Marks(p *Page, marks []*adminv1.Mark) {
+	p.Table([]string{"REPOSITORY", "IMAGE ID", "SINCE", "SET BY"}, v.markRows(marks))
+}
+
+func (v View) markRows(marks []*adminv1.Mark) []Row {
+	rows := make([]Row, 0, len(marks))
+	for _, m := range marks {
+		rows = append(rows, Row{Cells: []string{m.GetPair().GetRepository(), v.ID(m.GetPair().GetImageId()), v.age(m.GetSet()), m.GetOrigin()}})
+	}
+	return rows
+}
+
+func (v View) pairs(p *Page, pairs []*adminv1.Pair) {
+	rows := make([]Row, 0, len(pairs))
+	for _, pair := range pairs {
+		rows = append(rows, Row{Cells: []string{pair.GetRepository(), v.ID(pair.GetImageId())}})
+	}
+	p.Table([]string{"REPOSITORY", "IMAGE ID"}, rows)
+}
+
+// A repository is what is known of one repository of an image.
+type repository struct {
+	repository string
+	record     *adminv1.Record
+	mark       *adminv1.Mark
+	unreadable bool
+}
+
+// repositories is what is known of an image, by repository.
+func repositories(i *adminv1.Image) []*repository {
+	by := map[string]*repository{}
+	of := func(name string) *repository {
+		if by[name] == nil {
+			by[name] = &repository{repository: name}
+		}
+		return by[name]
+	}
+	for _, r := range i.GetRecords() {
+		of(r.GetPair().GetRepository()).record = r
+	}
+	for _, m := range i.GetMarks() {
+		of(m.GetPair().GetRepository()).mark = m
+	}
+	for _, name := range i.GetUntracked() {
+		of(name)
+	}
+	for _, name := range i.GetUnreadable() {
+		of(name).unreadable = true
+	}
+	return slices.SortedFunc(maps.Values(by), func(a, b *repository) int { return cmp.Compare(a.repository, b.repository) })
+}
+
+// access says in a word or two who may use it.
+func (k *repository) access() string {
+	var all []string
+	if k.mark != nil {
+		all = append(all, "preloaded")
+	}
+	switch n := len(k.record.GetProofs()); {
+	case k.unreadable:
+		return "unreadable"
+	case k.record.GetOpen():
+		all = append(all, "open")
+	case n > 0:
+		all = append(all, count(n, "credential", "credentials"))
+	case k.record != nil && k.mark == nil:
+		all = append(all, "nobody")
+	case k.mark == nil:
+		all = append(all, "untracked")
+	}
+	return strings.Join(all, ", ")
+}
+
+func presence(p adminv1.Presence) string {
+	switch p {
+	case adminv1.Presence_PRESENCE_PRESENT:
+		return "yes"
+	case adminv1.Presence_PRESENCE_ABSENT:
+		return "no"
+	case adminv1.Presence_PRESENCE_UNSPECIFIED:
+	}
+	return "unknown"
+}
+
+func secretNames(secrets []*adminv1.SecretRef) string {
+	all := make([]string, 0, len(secrets))
+	for _, s := range secrets {
+		all = append(all, secretName(s))
+	}
+	return strings.Join(all, ", ")
+}
+
+// origin says in a sentence what set a mark.
+func origin(o string) string {
+	switch o {
+	case "first start":
+		return "the very first start"
+	case "untracked":
+		return "a scan, when a pod asked for the image"
+	case "operator":
+		return "an operator"
+	default:
+		return o
+	}
+}

@@ -1,0 +1,129 @@
+package output
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// width is where prose is wrapped. A terminal may be narrower and wraps by itself; what is longer is hard to read.
+const width = 90
+
+// A Colour is how a line is painted, if it is at all.
+type Colour string
+
+// The colours, and that of the terminal itself, which is the zero value.
+const (
+	Plain Colour = ""
+	Good  Colour = "\x1b[32m"
+	Heed  Colour = "\x1b[33m"
+	Bad   Colour = "\x1b[31m"
+	Bold  Colour = "\x1b[1m"
+
+	endOfColour = "\x1b[0m"
+)
+
+// A Page is text that is made line by line. Whatever is given to it has become Safe in it. The zero Page is an
+// empty one without colours.
+type Page struct {
+	// Colours says whether lines are painted.
+	Colours bool
+
+	buf bytes.Buffer
+}
+
+// Line adds a line.
+func (p *Page) Line(format string, args ...any) { p.Paint(Plain, format, args...) }
+
+// Paint adds a line in a colour.
+func (p *Page) Paint(c Colour, format string, args ...any) {
+	line := Safe(strings.TrimRight(fmt.Sprintf(format, args...), " "))
+	if !p.Colours || c == Plain || line == "" {
+		p.buf.WriteString(line + "\n")
+		return
+	}
+	p.buf.WriteString(string(c) + line + endOfColour + "\n")
+}
+
+// Gap adds an empty line between what is there and what comes.
+func (p *Page) Gap() {
+	if p.buf.Len() > 0 {
+		p.buf.WriteByte('\n')
+	}
+}
+
+// Text adds a text that has lines of its own, each below the indent.
+func (p *Page) Text(indent, text string) {
+	for line := range strings.SplitSeq(strings.TrimRight(text, "\n"), "\n") {
+		p.Line("%s%s", indent, line)
+	}
+}
+
+// Prose adds a paragraph, wrapped between words. The first line begins with first, the others with as many blanks.
+func (p *Page) Prose(first, format string, args ...any) { p.PaintProse(Plain, first, format, args...) }
+
+// PaintProse adds a paragraph in a colour.
+func (p *Page) PaintProse(c Colour, first, format string, args ...any) {
+	line := first
+	for i, word := range strings.Split(Safe(fmt.Sprintf(format, args...)), " ") {
+		switch {
+		case i == 0:
+			line += word
+		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width:
+			p.Paint(c, "%s", line)
+			line = strings.Repeat(" ", utf8.RuneCountInString(first)) + word
+		default:
+			line += " " + word
+		}
+	}
+	p.Paint(c, "%s", line)
+}
+
+// A Row is a line of a table.
+type Row struct {
+	Colour Colour
+	Cells  []string
+}
+
+// Table adds a table whose columns are as wide as what stands in them. An empty cell is a dash.
+func (p *Page) Table(head []string, rows []Row) {
+	all := append([]Row{{Colour: Bold, Cells: head}}, rows...)
+	widths := make([]int, len(head))
+	for _, r := range all {
+		for i, cell := range r.Cells {
+			widths[i] = max(widths[i], utf8.RuneCountInString(shown(cell)))
+		}
+	}
+	for _, r := range all {
+		p.Row(r, widths)
+	}
+}
+
+// Row adds a line of a table whose columns have these widths, for tables that are longer than can be waited for.
+func (p *Page) Row(r Row, widths []int) {
+	var line strings.Builder
+	for i, cell := range r.Cells {
+		if i > 0 {
+			line.WriteString("  ")
+		}
+		cell = shown(cell)
+		line.WriteString(cell)
+		line.WriteString(strings.Repeat(" ", max(0, widths[i]-utf8.RuneCountInString(cell))))
+	}
+	p.Paint(r.Colour, "%s", line.String())
+}
+
+// Take returns what the page holds, and empties it.
+func (p *Page) Take() []byte {
+	b := bytes.Clone(p.buf.Bytes())
+	p.buf.Reset()
+	return b
+}
+
+func shown(cell string) string {
+	if cell == "" {
+		return "-"
+	}
+	return Safe(cell)
+}

@@ -1,0 +1,85 @@
+package output
+
+import (
+	"fmt"
+
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// Status says how the daemon is, with what needs a human painted, and the configuration below.
+func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
+	line := func(c Colour, name, format string, args ...any) {
+		p.Paint(c, "%-14s %s", name, fmt.Sprintf(format, args...))
+	}
+	line(Plain, "Version", "%s (commit %s)", s.GetVersion(), s.GetCommit())
+	line(Plain, "Started", "%s", v.ago(s.GetStarted()))
+	if s.GetEnforcing() {
+		line(Good, "Enforcing", "yes")
+	} else {
+		line(Heed, "Enforcing", "no: everything is recorded and counted, nobody is kept from an image")
+	}
+	store := s.GetStore()
+	line(Plain, "Store", "%s, format %d, %s", store.GetPath(), store.GetFormat(), Size(store.GetBytes()))
+	line(Plain, "", "%s, %s, %s", count(store.GetRecords(), "record", "records"), count(store.GetIntents(), "intent", "intents"),
+		count(store.GetMarks(), "preloaded mark", "preloaded marks"))
+	if d := store.GetDistrust(); d != nil {
+		line(Bad, "", "distrusted since %s: %s", v.date(d.GetSince()), d.GetReason())
+		line(Bad, "", "pullgatectl distrust end --dry-run shows what ending that opens")
+	}
+	line(Plain, "Grants", "%d", s.GetGrants())
+	runtime := s.GetRuntime()
+	if runtime.GetUp() {
+		line(Good, "Runtime", "%s, up%s", runtime.GetEndpoint(), also(runtime.GetName(), runtime.GetVersion()))
+	} else {
+		line(Bad, "Runtime", "%s, NOT reached%s", runtime.GetEndpoint(), also(runtime.GetName(), runtime.GetVersion()))
+	}
+	switch source := s.GetPodSource(); {
+	case source == nil:
+		line(Plain, "Pod source", "none")
+	case source.GetSynced():
+		line(Good, "Pod source", "node %s, in step, %s", source.GetNode(), count(source.GetPods(), "pod", "pods"))
+	default:
+		line(Heed, "Pod source", "node %s, NOT in step with the API server, %s known", source.GetNode(), count(source.GetPods(), "pod", "pods"))
+	}
+	switch log := s.GetDecisionLog(); {
+	case log == nil:
+		line(Plain, "Decision log", "none")
+	case log.GetDropped() == 0:
+		line(Plain, "Decision log", "%s", log.GetPath())
+	default:
+		line(Heed, "Decision log", "%s, %s missing in it", log.GetPath(), count(log.GetDropped(), "decision", "decisions"))
+	}
+	for _, l := range s.GetNotListening() {
+		line(Bad, "Listener", "%s is not bound, trying again: %s", l.GetField(), l.GetError())
+	}
+	file := s.GetConfigurationPath()
+	switch {
+	case file == "": // a pullgated that does not say it
+	case s.GetConfigurationFound():
+		file += ", "
+	default:
+		file += " not found: using defaults, "
+	}
+	switch r := s.GetReload(); {
+	case r == nil:
+	case r.GetError() == "":
+		line(Plain, "Configuration", "%sread %s", file, v.ago(r.GetAt()))
+	default:
+		line(Bad, "Configuration", "%sread %s and refused, the one before is in force: %s", file, v.ago(r.GetAt()), r.GetError())
+	}
+	if s.GetConfiguration() != "" {
+		p.Gap()
+		p.Text("  ", s.GetConfiguration())
+	}
+}
+
+// also is what is known of a runtime beside its endpoint.
+func also(name, version string) string {
+	if name == "" {
+		return ""
+	}
+	if version == "" {
+		return ", " + name
+	}
+	return ", " + name + " " + version
+}

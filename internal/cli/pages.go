@@ -1,0 +1,82 @@
+package cli
+
+import (
+	"context"
+
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// mostOfPage is how many entries are asked for at a time at most.
+const mostOfPage = 100
+
+// pages asks for page after page until there are limit entries, or all if that is 0. One page is asked for by the token
+// of the one before and a size, and tells how many entries it has and the token of the next.
+func pages(limit int, ask func(token string, size int32) (int, string, error)) error {
+	for token, all := "", 0; ; {
+		size := mostOfPage
+		if limit > 0 {
+			size = min(size, limit-all)
+		}
+		n, next, err := ask(token, int32(size))
+		if err != nil {
+			return err
+		}
+		all += n
+		if next == "" || limit > 0 && all >= limit {
+			return nil
+		}
+		if next == token {
+			return ErrCircle
+		}
+		token = next
+	}
+}
+
+// Images lists up to limit images, all if that is 0. Its NextPageToken is not empty if there are more; so it is
+// of the other lists.
+func Images(ctx context.Context, api adminv1.PullRecordsClient, limit int, filter *adminv1.ImageFilter) (*adminv1.ListImagesResponse, error) {
+	all := &adminv1.ListImagesResponse{}
+	err := pages(limit, func(token string, size int32) (int, string, error) {
+		page, err := api.ListImages(ctx, &adminv1.ListImagesRequest{Filter: filter, PageSize: size, PageToken: token})
+		all.Images = append(all.Images, page.GetImages()...)
+		all.NextPageToken = page.GetNextPageToken()
+		return len(page.GetImages()), page.GetNextPageToken(), err
+	})
+	return all, err
+}
+
+// Intents lists up to limit intents of a repository, or of all if that is "".
+func Intents(ctx context.Context, api adminv1.PullRecordsClient, limit int, repository string) (*adminv1.ListIntentsResponse, error) {
+	all := &adminv1.ListIntentsResponse{}
+	err := pages(limit, func(token string, size int32) (int, string, error) {
+		page, err := api.ListIntents(ctx, &adminv1.ListIntentsRequest{Repository: repository, PageSize: size, PageToken: token})
+		all.Intents = append(all.Intents, page.GetIntents()...)
+		all.NextPageToken = page.GetNextPageToken()
+		return len(page.GetIntents()), page.GetNextPageToken(), err
+	})
+	return all, err
+}
+
+// Grants lists up to limit grants of a pod and a repository, each as far as it is given.
+func Grants(ctx context.Context, api adminv1.PullRecordsClient, limit int, pod *adminv1.PodRef, repository string) (*adminv1.ListGrantsResponse, error) {
+	all := &adminv1.ListGrantsResponse{}
+	err := pages(limit, func(token string, size int32) (int, string, error) {
+		page, err := api.ListGrants(ctx, &adminv1.ListGrantsRequest{Pod: pod, Repository: repository, PageSize: size, PageToken: token})
+		all.Grants = append(all.Grants, page.GetGrants()...)
+		all.NextPageToken = page.GetNextPageToken()
+		return len(page.GetGrants()), page.GetNextPageToken(), err
+	})
+	return all, err
+}
+
+// Preloaded lists up to limit marks of a repository and an image, each as far as it is given.
+func Preloaded(ctx context.Context, api adminv1.PullRecordsClient, limit int, repository, image string) (*adminv1.ListPreloadedResponse, error) {
+	all := &adminv1.ListPreloadedResponse{}
+	err := pages(limit, func(token string, size int32) (int, string, error) {
+		page, err := api.ListPreloaded(ctx, &adminv1.ListPreloadedRequest{Repository: repository, ImageId: image, PageSize: size, PageToken: token})
+		all.Marks = append(all.Marks, page.GetMarks()...)
+		all.NextPageToken = page.GetNextPageToken()
+		return len(page.GetMarks()), page.GetNextPageToken(), err
+	})
+	return all, err
+}

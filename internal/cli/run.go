@@ -1,0 +1,53 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// Run has a root do what the arguments say and returns the exit code.
+func (c *Console) Run(root *cobra.Command, args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	// The first signal ends what can be ended in order; another one ends the rest.
+	defer context.AfterFunc(ctx, stop)()
+	begun := false
+	note(root, &begun)
+	root.SetArgs(args)
+	root.SetIn(c.in)
+	root.SetOut(c.Out)
+	root.SetErr(c.Err)
+	cmd, err := root.ExecuteContextC(ctx)
+	if ctx.Err() != nil && c.errTerminal {
+		_, _ = fmt.Fprintln(c.Err) // the terminal has just shown ^C
+	}
+	if err == nil {
+		return ExitDone
+	}
+	if f, ok := errors.AsType[*ExitError](err); ok {
+		return c.complain(f)
+	}
+	if !begun {
+		// What goes wrong before a command begins is about the command line.
+		return c.complain(wrongUsage(cmd, err))
+	}
+	return c.complain(failed(err))
+}
+
+// note has every command say that it has begun.
+func note(cmd *cobra.Command, begun *bool) {
+	if do := cmd.RunE; do != nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			*begun = true
+			return do(cmd, args)
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		note(sub, begun)
+	}
+}

@@ -1,0 +1,124 @@
+package config_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/pkg/policy"
+)
+
+const (
+	kubeletHeader = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+	names         = "imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages\npreloadedImagesVerificationAllowlist: [busybox]\n"
+)
+
+// withKubelet parses a configuration that takes the policy from a kubelet's file of this content.
+func withKubelet(t *testing.T, content, own string) (path string, c config.Config, err error) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "kubelet.yaml")
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err = config.Parse([]byte(header + "kubeletConfig: " + path + "\n" + own))
+	return path, c, err
+}
+
+func TestKubeletConfigGivesThePolicy(t *testing.T) {
+	for name, tc := range map[string]struct {
+		content   string
+		mode      policy.Mode
+		allowlist []string
+	}{
+		"neither is set": {kubeletHeader, policy.ModeNeverVerifyPreloadedImages, nil},
+		"both are set":   {kubeletHeader + names, policy.ModeNeverVerifyAllowlistedImages, []string{"busybox"}},
+		"policy alone":   {kubeletHeader + "imagePullCredentialsVerificationPolicy: AlwaysVerify\n", policy.ModeAlwaysVerify, nil},
+		"null and empty": {kubeletHeader + "imagePullCredentialsVerificationPolicy: \"\"\npreloadedImagesVerificationAllowlist:\n", policy.ModeNeverVerifyPreloadedImages, nil},
+		"JSON":           {`{"kind":"KubeletConfiguration","apiVersion":"kubelet.config.k8s.io/v1beta1","imagePullCredentialsVerificationPolicy":"NeverVerify"}`, policy.ModeNeverVerify, nil},
+		// What a kubelet of another version may have, and what is another field for the kubelet too.
+		"other fields": {kubeletHeader + "cgroupDriver: systemd\nfromTheFuture: {a: [1, {b: null}]}\nauthentication: 5\n" + names, policy.ModeNeverVerifyAllowlistedImages, []string{"busybox"}},
+		"other case":   {kubeletHeader + "ImagePullCredentialsVerificationPolicy: AlwaysVerify\n", policy.ModeNeverVerifyPreloadedImages, nil},
+	} {
+		path, got, err := withKubelet(t, tc.content, "")
+		want := config.Default()
+		want.KubeletConfig, want.ImagePullCredentialsVerificationPolicy, want.PreloadedImagesVerificationAllowlist = path, string(tc.mode), tc.allowlist
+		mustBe(t, name, got, err, want)
+		if p := got.Policy(); p.Mode() != tc.mode || p.Allowlisted("docker.io/library/busybox") != (tc.allowlist != nil) {
+			t.Errorf("%s: policy %s; want %s with allowlist %v", name, p.Mode(), tc.mode, tc.allowlist)
+		}
+	}
+}
+
+func TestKubeletConfigIsRefused(t *testing.T) {
+	for name, tc := range map[string]struct {
+		content, own string
+		want         []string // with FILE in the place of the path
+	}{
+		"other kind":       {"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: CredentialProviderConfig\n", "", []string{`kubeletConfig: FILE: kind: "CredentialProviderConfig" is not allowed; allowed is KubeletConfiguration`}},
+		"other apiVersion": {"apiVersion: kubelet.config.k8s.io/v1\nkind: KubeletConfiguration\n", "", []string{`kubeletConfig: FILE: apiVersion: "kubelet.config.k8s.io/v1" is not allowed; allowed is kubelet.config.k8s.io/v1beta1`}},
+		"empty": {"", "", []string{
+			`kubeletConfig: FILE: apiVersion: "" is not allowed; allowed is kubelet.config.k8s.io/v1beta1`, `kubeletConfig: FILE: kind: "" is not allowed; allowed is KubeletConfiguration`,
+		}},
+		"wrong types": {kubeletHeader + "imagePullCredentialsVerificationPolicy: 1\npreloadedImagesVerificationAllowlist: busybox\n", "", []string{
+			"kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: 1 is of the wrong type; allowed is a string, in quotes",
+			"kubeletConfig: FILE: preloadedImagesVerificationAllowlist: busybox is of the wrong type; allowed is a list",
+		}},
+		"wrong values": {kubeletHeader + "imagePullCredentialsVerificationPolicy: Sometimes\npreloadedImagesVerificationAllowlist: [a, 'b:1']\n", "", []string{
+			`kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: "Sometimes" is none of `, `kubeletConfig: FILE: preloadedImagesVerificationAllowlist[1]: "b:1" is not allowed`,
+		}},
+		"no YAML": {"a: [\n", "", []string{"kubeletConfig: FILE: ", "line 1"}},
+		"a list":  {"- a\n", "", []string{"kubeletConfig: FILE: "}},
+		"too large": {kubeletHeader + strings.Repeat("#", 1<<20), "", []string{
+			"kubeletConfig: FILE: more than 1048576 bytes; allowed is a KubeletConfiguration that pullgated can read",
+		}},
+		"policy given twice": {kubeletHeader, "imagePullCredentialsVerificationPolicy: AlwaysVerify\n", []string{
+			"imagePullCredentialsVerificationPolicy: not allowed beside kubeletConfig, which says where the policy is taken from; give one of the two",
+		}},
+		"given twice, equal and empty": {kubeletHeader, "imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages\npreloadedImagesVerificationAllowlist: []\n", []string{
+			"imagePullCredentialsVerificationPolicy: not allowed beside kubeletConfig", "preloadedImagesVerificationAllowlist: not allowed beside kubeletConfig",
+		}},
+		"beside other errors": {kubeletHeader + "imagePullCredentialsVerificationPolicy: 1\n", "stateDir: x\n", []string{
+			`stateDir: "x" is not allowed`, "kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: 1 is of the wrong type",
+		}},
+	} {
+		path, got, err := withKubelet(t, tc.content, tc.own)
+		if !errors.Is(err, config.ErrInvalid) {
+			t.Errorf("%s: %v; want ErrInvalid", name, err)
+			continue
+		}
+		for _, want := range tc.want {
+			if want = strings.ReplaceAll(want, "FILE", path); !strings.Contains(err.Error(), want) {
+				t.Errorf("%s:\n%v\nwant it to say\n%s", name, err, want)
+			}
+		}
+		mustBe(t, name, got, nil, config.Config{})
+	}
+	// Null is not given.
+	if _, _, err := withKubelet(t, kubeletHeader, "imagePullCredentialsVerificationPolicy:\npreloadedImagesVerificationAllowlist: null\n"); err != nil {
+		t.Errorf("null beside kubeletConfig = %v; want nil", err)
+	}
+}
+
+// The operator named the file, so an absent one is not taken for an empty one.
+func TestKubeletConfigMustBeThere(t *testing.T) {
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		filepath.Join(dir, "absent"): "kubeletConfig: open " + filepath.Join(dir, "absent") + ": no such file or directory; allowed is a KubeletConfiguration that pullgated can read",
+		dir:                          "kubeletConfig: " + dir + ": not a regular file; allowed is",
+		pipe:                         "kubeletConfig: " + pipe + ": not a regular file; allowed is",
+		"kubelet.yaml":               `kubeletConfig: "kubelet.yaml" is not allowed; allowed is an absolute path, as in /var/lib/kubelet/config.yaml`,
+	} {
+		_, err := config.Parse([]byte(header + "kubeletConfig: " + path + "\n"))
+		if !errors.Is(err, config.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("kubeletConfig %s = %v; want ErrInvalid that says %s", path, err, want)
+		}
+	}
+}

@@ -1,0 +1,127 @@
+package daemon
+
+import (
+	"context"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/yaml"
+
+	"github.com/pullgate/pullgate/internal/adminapi"
+	"github.com/pullgate/pullgate/internal/adminapi/prose"
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+const (
+	// adminStopLimit is how long calls of the admin API that are under way may take when the daemon stops.
+	adminStopLimit = 2 * time.Second
+	// versionLimit bounds the question which runtime it is.
+	versionLimit = 2 * time.Second
+)
+
+// inForce is the configuration that is in use, and how the last reading of it went.
+type inForce struct {
+	mu     sync.Mutex // guards the fields that follow; nothing is called under it
+	config config.Config
+	found  bool // config is of a file, and not the defaults
+	reload adminapi.Reload
+}
+
+func newInForce(c config.Config, found bool) *inForce {
+	return &inForce{config: c, found: found, reload: adminapi.Reload{At: time.Now()}}
+}
+
+// took notes that a configuration was read, as far as it can change while the daemon runs.
+func (f *inForce) took(at time.Time, c config.Config, found bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.found = found
+	f.config, f.reload = config.Reloaded(f.config, c), adminapi.Reload{At: at}
+}
+
+// refused notes that what was read is not in use.
+func (f *inForce) refused(at time.Time, why error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.reload = adminapi.Reload{At: at, Error: why.Error()}
+}
+
+func (f *inForce) get() (c config.Config, found bool, reload adminapi.Reload) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.config, f.found, f.reload
+}
+
+// adminOf returns the server of the admin API over the parts.
+func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, runtime *criproxy.Runtime, feed *adminapi.Feed) *adminapi.Server {
+	log, started := o.Log.WithName("admin"), time.Now()
+	return adminapi.New(adminapi.Config{
+		Tracker:   p.tracker,
+		Store:     store,
+		Runtime:   runtime,
+		Pods:      index,
+		PodSource: p.source.forAdmin(),
+		Gate:      p.gate,
+		Decisions: feed,
+		Trusted:   func() { p.metrics.StoreDistrusted(store.Distrusted() != nil) },
+		Panic:     p.metrics.Panic,
+		Settings: prose.Settings{
+			Shadow:          o.Config.NoPullImageSecretRecheck,
+			OutageFallback:  o.Config.RegistryOutageFallback,
+			VerifyUntracked: o.Config.UntrackedImages == config.UntrackedVerify,
+			PerNamespace:    o.Config.RuntimeCredentials == config.RuntimeCredentialsPerNamespace,
+		},
+		Log: log,
+		Status: func(ctx context.Context) adminapi.Status {
+			c, found, reload := p.inForce.get()
+			text, err := yaml.Marshal(c)
+			if err != nil {
+				log.Info("Configuration not told", "err", err)
+			}
+			s := adminapi.Status{
+				Version: o.Version, Commit: o.Commit, Started: started,
+				Enforcing:     !c.NoPullImageSecretRecheck && c.Policy().Mode() != policy.ModeNeverVerify,
+				Configuration: string(text), Reload: reload,
+				ConfigurationPath: o.ConfigPath, ConfigurationFound: found, NotListening: p.service.notListening(),
+				StorePath: filepath.Join(c.StateDir, storeFile),
+				Runtime:   adminapi.RuntimeStatus{Endpoint: c.RuntimeEndpoint, Up: p.conns.up()},
+				PodSource: p.source.status(), DecisionLog: p.decisions.status(),
+			}
+			limited, cancel := context.WithTimeout(ctx, versionLimit)
+			defer cancel()
+			if s.Runtime.Name, s.Runtime.Version, err = runtime.Version(limited); err != nil {
+				log.V(2).Info("Version of the runtime not known", "err", err)
+			}
+			return s
+		},
+	})
+}
+
+// serveAdmin serves the admin API until ctx ends. Its end does not end the daemon: no pod waits for it.
+func serveAdmin(ctx context.Context, log klog.Logger, p parts) {
+	listener := p.on.admin.wait(ctx)
+	if listener == nil {
+		return
+	}
+	done := make(chan error, 1)
+	go func() { done <- p.admin.Serve(listener) }()
+	select {
+	case err := <-done:
+		log.Error(err, "Admin API ended, the CRI is served as before", "hint", "restart pullgated to have it back")
+		<-ctx.Done()
+		return
+	case <-ctx.Done():
+	}
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), adminStopLimit)
+	defer cancel()
+	p.admin.Shutdown(drain)
+	if err := <-done; err != nil {
+		log.Info("Admin API ended with an error", "err", err)
+	}
+}

@@ -1,0 +1,159 @@
+//go:build crashpoint
+
+package daemon_test
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/crashpoint"
+)
+
+const gone = "repo.test/gone/app:1"
+
+// told is what the daemon had answered before it died.
+type told struct {
+	alicePulled  bool
+	aliceCreated bool
+}
+
+// The daemon is killed at every point that a story of a node passes. After the restart all that was
+// answered holds, and nothing is open that was not proved.
+func TestKilledAtEveryPoint(t *testing.T) {
+	// An hour passes before an intent is settled, a rotation needs an API server, and a revocation and what is done to
+	// marks an operator; these are killed by the tests of the store.
+	elsewhere := []string{
+		crashpoint.SettleBefore, crashpoint.SettleAfter, crashpoint.RotateBefore, crashpoint.RotateAfter,
+		crashpoint.RevokeBefore, crashpoint.RevokeAfter, crashpoint.AcceptBefore, crashpoint.AcceptAfter,
+		crashpoint.ForgetBefore, crashpoint.ForgetAfter,
+		crashpoint.CompactWritten, crashpoint.CompactRenamed, // of no daemon
+	}
+	for _, point := range crashpoint.All() {
+		if slices.Contains(elsewhere, point) {
+			continue
+		}
+		t.Run(point, func(t *testing.T) {
+			r := criproxytest.NewRuntime(t)
+			r.SetImages(criproxytest.Image{ID: id2, Names: []string{pre}})
+			p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true")
+			distrusted := point == crashpoint.SetAside
+			if distrusted {
+				damagedBefore(p)
+			}
+			p.env = []string{crashpoint.Env + "=" + point}
+			p.spawn()
+			var was told
+			if p.ready() {
+				was = story(t, r, p)
+			}
+			if code := p.wait(); code != -1 {
+				t.Fatalf("exit code %d; want a death by SIGKILL: the story does not pass the point", code)
+			}
+			p.env = nil
+			p.start()
+			after(t, r, p, was, distrusted)
+		})
+	}
+}
+
+// damagedBefore leaves a store that cannot be read.
+func damagedBefore(p *process) {
+	p.t.Helper()
+	if err := os.MkdirAll(p.path("state"), 0o700); err != nil {
+		p.t.Fatal(err)
+	}
+	if err := os.WriteFile(p.path("state/records.db"), []byte(strings.Repeat("damaged", 4096)), 0o600); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// story plays until the daemon dies: a pull, a container, a refused pull, a lost one, a removal.
+func story(t *testing.T, r *criproxytest.Runtime, p *process) (was told) {
+	t.Helper()
+	ctx := t.Context()
+	k := p.kubelet()
+	alice, bob := k.PodFrom("alice", "api"), k.PodFrom("bob", "api")
+	if k.Sandbox(ctx, alice) != nil || k.Sandbox(ctx, bob) != nil {
+		return was
+	}
+	serves(r, app, "good", id1)
+	if _, err := k.Pull(ctx, alice, app, "good"); err != nil {
+		return was
+	}
+	was.alicePulled = true
+	if id, err := k.Create(ctx, alice, id1, app); err != nil || k.Start(ctx, id) != nil {
+		return was
+	}
+	was.aliceCreated = true
+	_, _ = k.Pull(ctx, bob, app, "bad") // refused
+	lost, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	// The registry answers when everybody has gone, or else its refusal could come first.
+	answer := make(chan struct{})
+	defer close(answer)
+	r.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(name string, _ *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			<-answer
+			return criproxytest.Image{}, criproxytest.Denied(name)
+		}
+	})
+	_, _ = k.Pull(lost, bob, app, "good")
+	serves(r, gone, "good", "sha256:"+strings.Repeat("9", 64))
+	if _, err := k.Pull(ctx, alice, gone, "good"); err != nil {
+		return was
+	}
+	_, _ = k.Images.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: gone}})
+	return was
+}
+
+// after looks at the restarted daemon.
+func after(t *testing.T, r *criproxytest.Runtime, p *process, was told, distrusted bool) {
+	t.Helper()
+	ctx := t.Context()
+	serves(r, "repo.test/nothing:1", "", "") // the registry refuses everything from now on
+	k := p.kubelet()
+	bob, carol := k.Pod("bob"), k.Pod("carol")
+	present, err := k.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: app}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := k.Precheck(bob, app); got != "" {
+		t.Errorf("bob's pre-check of alice's image = %q; want it hidden", got)
+	}
+	for _, password := range []string{"", "bad"} {
+		if id, err := k.Pull(ctx, bob, app, password); err == nil {
+			t.Errorf("bob's pull with %q = %q; want it refused", password, id)
+		}
+	}
+	if present.GetImage() != nil {
+		if id, err := k.Create(ctx, bob, id1, app); err == nil {
+			t.Errorf("bob's container on alice's image = %q; want it denied", id)
+		}
+	}
+	if was.alicePulled {
+		if got := k.Precheck(carol, app); got != "" {
+			t.Errorf("carol's pre-check = %q; want it hidden until she shows her credential", got)
+		}
+		before := r.Calls("PullImage")
+		if id, err := k.Pull(ctx, carol, app, "good"); id != id1 || err != nil || r.Calls("PullImage") != before {
+			t.Errorf("carol's pull with the proved credential = %q, %v after %d calls; want the image at once", id, err, r.Calls("PullImage")-before)
+		}
+	}
+	want := id2
+	if distrusted {
+		want = ""
+	}
+	if got := k.Precheck(bob, pre); got != want {
+		t.Errorf("bob's pre-check of the preloaded image = %q; want %q", got, want)
+	}
+	if got := p.metric("pullgate_store_distrusted") == 1; got != distrusted {
+		t.Errorf("distrusted = %v; want %v", got, distrusted)
+	}
+}

@@ -1,0 +1,364 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/adminapi"
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/criproxy/kubelet"
+	"github.com/pullgate/pullgate/internal/connlimit"
+	"github.com/pullgate/pullgate/internal/metrics"
+	"github.com/pullgate/pullgate/internal/nodecreds"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// drainLimit is how long unary calls under way may take when the daemon stops (DESIGN 5).
+const drainLimit = 10 * time.Second
+
+// criConnections is how many connections one process may have to the CRI at the same time. A kubelet has a few. The
+// limit is per process, so that a client that never closes its connections does not lock the kubelet out.
+const criConnections = 128
+
+// reconcileEvery is how often the list of sandboxes is read for ourselves, for a kubelet that reads
+// it in a way that passes us by.
+const reconcileEvery = time.Minute
+
+// Options are what pullgated is told on its command line, beside the configuration.
+type Options struct {
+	Config config.Config
+	// ConfigPath is the absolute path of the configuration file. ConfigFound is false if it is absent, and Config
+	// therefore the defaults.
+	ConfigPath  string
+	ConfigFound bool
+	// AcceptPresentImages ends the distrust of a store and takes what is on the node for
+	// preloaded, once.
+	AcceptPresentImages bool
+	Log                 klog.Logger
+	// Reload tells to read the configuration again and to reopen what is appended to; nil: never.
+	Reload <-chan os.Signal
+	// Load reads the configuration again, and reports whether its file was found. It must be set if Reload is.
+	Load func() (c config.Config, found bool, err error)
+	// Version and GoVersion are shown by pullgate_build_info, Version and Commit by the admin API.
+	Version, GoVersion, Commit string
+	// Ready is called once when the socket can be dialled; nil is allowed.
+	Ready func()
+}
+
+// Run runs the daemon until ctx ends, and returns when everything that it started has ended: nil
+// after an orderly stop, an error (often a [HintError]) if it could not start or go on. The
+// configuration is taken as checked by the config package.
+func Run(ctx context.Context, o Options) (err error) {
+	m := metrics.New(o.Version, o.GoVersion, criproxy.Methods())
+	m.ConfigRead(true, time.Now())
+
+	// The lock on the store is what keeps a second daemon from this node's state, so it comes
+	// before the socket.
+	onPanic := func(value any, stack []byte) {
+		m.Panic()
+		o.Log.Error(fmt.Errorf("panic: %v", value), "A transaction of the store of pull records panicked; it has failed. Report it with the stack, unless pullgatectl store verify finds damage", "stack", string(stack))
+	}
+	st, err := openState(o.Config.StateDir, records.Options{Now: time.Now(), OnSync: m.StoreSync, OnPanic: onPanic}, o.Log.WithName("records"))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, st.store.Close()) }()
+	if err := accept(o, st.store); err != nil {
+		return err
+	}
+
+	log, err := openDecisions(o, m)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, log.close()) }()
+	feed := &adminapi.Feed{}
+
+	conns, err := dial(o.Config)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conns.close()) }()
+
+	runtime := criproxy.NewRuntime(conns.runtime, conns.image)
+	node := nodecreds.New(klog.NewContext(ctx, o.Log.WithName("nodeCredentials")), o.Config.NodeCredentials.DockerConfigFiles, st.key)
+	trk := tracker.New(st.store, st.key, runtime, tracker.Options{
+		Rules:                          rules(o.Config),
+		VerifyUntracked:                o.Config.UntrackedImages == config.UntrackedVerify,
+		NodeOffers:                     node.Offers,
+		RuntimeCredentialsPerNamespace: o.Config.RuntimeCredentials == config.RuntimeCredentialsPerNamespace,
+		Log:                            o.Log.WithName("tracker"),
+	})
+	source, err := openSource(o, st.key, m)
+	if err != nil {
+		return err
+	}
+	index := podindex.New()
+	gate := criproxy.NewGate(criproxy.GateConfig{
+		Tracker:        trk,
+		Pods:           index,
+		Runtime:        runtime,
+		PodSource:      source.forGate(),
+		Metrics:        m,
+		Log:            o.Log.WithName("gate"),
+		Decisions:      decided{log: log, feed: feed},
+		Shadow:         o.Config.NoPullImageSecretRecheck,
+		OutageFallback: o.Config.RegistryOutageFallback,
+		AlwaysPrecheck: alwaysPrecheck(o.Config),
+		AllowRestores:  o.Config.AllowRestores,
+	})
+	server := criproxy.New(criproxy.Config{
+		Runtime: conns.runtime,
+		Image:   conns.image,
+		Gate:    gate,
+		Metrics: m,
+		Log:     o.Log.WithName("proxy"),
+	})
+	m.SetStore(func() (int, int, int, int64) {
+		s, err := st.store.Stats()
+		if err != nil {
+			o.Log.Error(err, "Store of pull records not counted")
+		}
+		return s.Records, s.Intents, s.Marks, s.Bytes
+	})
+	m.SetGrants(trk.Grants)
+	m.StoreDistrusted(st.store.Distrusted() != nil)
+
+	svc := newService(o.Log, o.Config)
+	on, err := listenAll(ctx, o.Log, o.Config, svc.bound)
+	if err != nil {
+		return err
+	}
+	warnOfRuntimeCredentials(o.Log, o.Config, "/")
+	// Last, since nothing fails from here on: a start that fails leaves the grants to the one after it.
+	takeOver(o, st, trk)
+	o.Log.Info("Serving", "listen", o.Config.Listen, "runtimeEndpoint", o.Config.RuntimeEndpoint, "imageEndpoint", o.Config.ImageEndpoint,
+		"policy", o.Config.ImagePullCredentialsVerificationPolicy, "enforcing", !o.Config.NoPullImageSecretRecheck, "version", o.Version)
+	if o.Ready != nil {
+		o.Ready()
+	}
+	svc.ready()
+	p := parts{
+		conns: conns, key: st.key, store: st.store, tracker: trk, node: node, source: source, decisions: log, gate: gate,
+		server: server, metrics: m, on: on, inForce: newInForce(o.Config, o.ConfigFound), service: svc, stopping: &atomic.Bool{},
+	}
+	p.admin = adminOf(o, p, st.store, index, runtime, feed)
+	return serve(ctx, o, p)
+}
+
+// parts are what serve keeps running.
+type parts struct {
+	conns     connections
+	key       credential.Key
+	store     *records.Store
+	tracker   *tracker.Tracker
+	node      *nodecreds.Credentials
+	source    *podSource   // nil if there is none
+	decisions *decisionLog // nil if there is none
+	gate      *criproxy.Gate
+	server    *criproxy.Server
+	metrics   *metrics.Metrics
+	admin     *adminapi.Server
+	on        listeners
+	inForce   *inForce
+	service   *service
+	stopping  *atomic.Bool // for /readyz
+}
+
+// serve runs the parts and stops them in the reverse order when ctx ends or one of them fails: the
+// CRI first, while everything that a call under way needs is still there.
+func serve(ctx context.Context, o Options, p parts) error {
+	// behind carries what outlives the calls that are drained.
+	behind, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	var back errgroup.Group
+	back.Go(func() error { p.tracker.Run(behind); return nil })
+	back.Go(func() error { watch(behind, o.Log, p); return nil })
+	back.Go(func() error { reload(behind, o, p); return nil })
+	if p.decisions != nil {
+		back.Go(func() error { p.decisions.Run(behind); return nil })
+	}
+	if p.source != nil {
+		back.Go(func() error { p.source.run(behind, o.Log.WithName("podSource")); return nil })
+	}
+	back.Go(func() error { return runNode(klog.NewContext(behind, o.Log.WithName("nodeCredentials")), p) })
+	if p.on.web != nil {
+		back.Go(func() error { return serveWeb(behind, o.Log.WithName("metrics"), p) })
+	}
+
+	if p.on.admin != nil {
+		back.Go(func() error { serveAdmin(behind, o.Log.WithName("admin"), p); return nil })
+	}
+
+	front, ctx := errgroup.WithContext(ctx)
+	cri := connlimit.New(p.on.cri, connlimit.Limits{PerProcess: criConnections}, o.Log.WithName("proxy"))
+	front.Go(func() error { return p.server.Serve(cri) })
+	front.Go(func() error { return runWatchdog(ctx, o, p) })
+	p.admin.Serving(true)
+	front.Go(func() error {
+		<-ctx.Done()
+		p.stopping.Store(true)
+		p.admin.Serving(false)
+		p.service.stop()
+		o.Log.Info("Stopping, calls under way are drained", "limit", drainLimit)
+		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainLimit)
+		defer cancel()
+		p.server.Shutdown(drain)
+		return nil
+	})
+	err := front.Wait()
+	stop()
+	err = errors.Join(err, back.Wait())
+	handOver(o, p.tracker)
+	o.Log.Info("Stopped")
+	return err
+}
+
+// watch keeps the gate in step with the runtime.
+func watch(ctx context.Context, log klog.Logger, p parts) {
+	var g errgroup.Group
+	up := make(chan struct{}, 1)
+	for _, u := range p.conns.each() {
+		changes := make(chan bool)
+		g.Go(func() error {
+			logStates(ctx, changes, func(isUp bool, unlogged int) {
+				logUpstream(log, isUp, unlogged)
+			})
+			return nil
+		})
+		g.Go(func() error {
+			u.Watch(ctx, func(isUp bool) {
+				p.metrics.UpstreamUp(p.conns.up())
+				p.service.reached(p.conns.up())
+				select {
+				case changes <- isUp:
+				case <-ctx.Done():
+				}
+				if !isUp {
+					p.gate.Disconnected()
+					return
+				}
+				select {
+				case up <- struct{}{}:
+				default:
+				}
+			})
+			return nil
+		})
+	}
+	g.Go(func() error {
+		var logged time.Time // when a failed sync was logged last
+		tick := time.NewTicker(reconcileEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-up:
+			case <-tick.C:
+			}
+			err := p.gate.Sync(ctx)
+			if err == nil {
+				err = p.gate.Reconcile(ctx)
+			}
+			if err != nil && ctx.Err() == nil && time.Since(logged) >= stateLogInterval {
+				logged = time.Now()
+				log.Info("Not in step with the runtime, judging by what is known", "err", err)
+			}
+		}
+	})
+	_ = g.Wait() // none of them returns an error
+}
+
+// logUpstream logs the state of the connection to the runtime. Many changes that are not logged mean a runtime that
+// closes the connections that it accepts.
+func logUpstream(log klog.Logger, isUp bool, unlogged int) {
+	if unlogged > 0 {
+		log = log.WithValues("changesNotLogged", unlogged)
+	}
+	if isUp {
+		log.Info("Runtime reached")
+		return
+	}
+	log.Info("Runtime not reached, calls fail until it is back")
+}
+
+// accept ends distrust, if the operator says so.
+func accept(o Options, store *records.Store) error {
+	if !o.AcceptPresentImages {
+		return nil
+	}
+	o.Log.Info("Images that are on the node now are accepted as preloaded, as told by --accept-present-images",
+		"distrusted", store.Distrusted() != nil, "hint", "start without the flag from the next time on")
+	if err := store.Trust(); err != nil {
+		return fmt.Errorf("accept present images: %w", err)
+	}
+	return nil
+}
+
+func rules(c config.Config) tracker.Rules {
+	return tracker.Rules{
+		Policy:           c.Policy(),
+		ExemptStaticPods: c.Exempt.StaticPods,
+		ExemptNamespaces: c.Exempt.Namespaces,
+		Validity:         c.CredentialValidity.Value(),
+		Grace:            c.RegistryUnavailableGrace.Value(),
+	}
+}
+
+func alwaysPrecheck(c config.Config) kubelet.AlwaysPrecheck {
+	switch c.KubeletSkipsAlwaysPrecheck {
+	case config.True:
+		return kubelet.Skipped
+	case config.False:
+		return kubelet.Sent
+	case config.Auto:
+	}
+	return kubelet.Auto
+}
+
+// connections are those to the runtime; both are the same if one endpoint serves both services.
+type connections struct{ runtime, image *criproxy.Upstream }
+
+func dial(c config.Config) (connections, error) {
+	runtime, err := criproxy.Dial(c.RuntimeEndpoint)
+	if err != nil {
+		return connections{}, fmt.Errorf("dial runtimeEndpoint %s: %w", c.RuntimeEndpoint, err)
+	}
+	if c.ImageEndpoint == c.RuntimeEndpoint {
+		return connections{runtime: runtime, image: runtime}, nil
+	}
+	image, err := criproxy.Dial(c.ImageEndpoint)
+	if err != nil {
+		return connections{}, errors.Join(fmt.Errorf("dial imageEndpoint %s: %w", c.ImageEndpoint, err), runtime.Close())
+	}
+	return connections{runtime: runtime, image: image}, nil
+}
+
+func (c connections) each() []*criproxy.Upstream {
+	if c.runtime == c.image {
+		return []*criproxy.Upstream{c.runtime}
+	}
+	return []*criproxy.Upstream{c.runtime, c.image}
+}
+
+func (c connections) up() bool { return c.runtime.Up() && c.image.Up() }
+
+func (c connections) close() error {
+	var err error
+	for _, u := range c.each() {
+		err = errors.Join(err, u.Close())
+	}
+	return err
+}

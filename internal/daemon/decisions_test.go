@@ -1,0 +1,240 @@
+package daemon_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/conformance"
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+// Every case of the table, over the socket of the built binary, before each runtime. The registry refuses everything, so that nothing
+// but what is recorded lets a pod in. Standalone the credentials come one PullImage at a time, and where
+// Secret coordinates are needed the stricter verdict is right; with a pod source the first pre-check has to
+// be the verdict, and nobody pulls.
+func TestDecisionsOverTheSocket(t *testing.T) {
+	table, err := conformance.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := map[string]int{}
+	for _, c := range table.Cases {
+		ran[c.Needs]++
+		for _, profile := range criproxytest.Profiles() {
+			t.Run(c.Name+"/"+profile.String()+"/with a pod source", func(t *testing.T) { decide(t, table, c, profile, true) })
+		}
+		if c.Needs == conformance.NeedsPods {
+			c.Verdict, c.NewRecord = conformance.Reverify, false
+		}
+		for _, profile := range criproxytest.Profiles() {
+			t.Run(c.Name+"/"+profile.String()+"/standalone", func(t *testing.T) { decide(t, table, c, profile, false) })
+		}
+	}
+	if ran[conformance.NeedsCRI] < 30 || ran[conformance.NeedsPods] < 1 || len(ran) != 2 {
+		t.Errorf("cases that were run, by what they need: %v; the table has more", ran)
+	}
+}
+
+func decide(t *testing.T, table conformance.Decisions, c conformance.Case, profile criproxytest.Profile, sourced bool) {
+	t.Helper()
+	mode, allowlist, err := conformance.Policy(c.Policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings := []string{"imagePullCredentialsVerificationPolicy: " + mode, "untrackedImages: Verify", "kubeletSkipsAlwaysPrecheck: true"}
+	if len(allowlist) > 0 {
+		settings = append(settings, "preloadedImagesVerificationAllowlist: ["+allowlist[0]+"]")
+	}
+	source := "api"
+	switch c.Exempt {
+	case "namespace":
+		settings = append(settings, "exempt: {namespaces: [tenant]}")
+	case "static":
+		source = "file"
+	}
+	namespace := "tenant"
+	if len(c.Pod) > 0 { // the table has no pod with Secrets of two namespaces that both matter
+		namespace = c.Pod[len(c.Pod)-1].Namespace
+	}
+	x := (&criproxytest.Kubelet{}).PodFrom(namespace, source)
+	r := criproxytest.NewRuntimeAs(t, profile)
+	var api *apiServer
+	if sourced {
+		api = newAPIServer(t, x, c)
+		settings = append(settings, api.settings())
+	}
+	p := prepare(t, r.Endpoint(), settings...)
+	p.store(table, c, profile)
+
+	id := profile.ID(conformance.ImageID(c.ID))
+	if c.ResolvedAsID || c.RuntimeError != "" {
+		c.Image = profile.ID(c.Image) // the beginning of an ID, as the runtime resolves it
+	}
+	var images []criproxytest.Image
+	switch {
+	case c.RuntimeError == "ambiguous":
+		images = []criproxytest.Image{{ID: conformance.ImageID("ID2"), Names: []string{"repo.test/a:1"}}, {ID: "sha256:7f" + id1[9:], Names: []string{"repo.test/b:1"}}}
+	case c.ResolvedAsID:
+		images = []criproxytest.Image{{ID: id, Names: []string{app}}}
+	case id != "":
+		images = []criproxytest.Image{{ID: id, Names: []string{c.Image}}}
+	}
+	r.SetImages(images...)
+	r.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(name string, _ *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			return criproxytest.Image{}, criproxytest.Denied(name)
+		}
+	})
+	if c.Grant {
+		holdGrant(t, r, x, id, c.Image)
+	}
+	p.start()
+	if sourced {
+		p.until("pullgate_pod_source_synced", 1)
+	}
+	k := p.kubelet()
+	if !c.Grant {
+		if err := k.Sandbox(t.Context(), x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	writes := p.metric("pullgate_store_sync_seconds_count")
+	got := k.Precheck(x, c.Image)
+	asked := r.Calls("PullImage")
+	for _, s := range c.Pod {
+		if got != "" || sourced {
+			break
+		}
+		if ref, err := k.Pull(t.Context(), x, c.Image, s.Content); err == nil {
+			if ref != id || r.Calls("PullImage") != asked {
+				t.Errorf("pull = %q after %d calls of the runtime; want %q after none", ref, r.Calls("PullImage")-asked, id)
+			}
+			got = k.Precheck(x, c.Image)
+			break
+		}
+		asked = r.Calls("PullImage")
+	}
+	if want := map[bool]string{true: id, false: ""}[c.Verdict == conformance.Allow]; got != want {
+		t.Errorf("pre-check = %q; want %q: %s", got, want, c.Verdict)
+	}
+	if n := p.metric("pullgate_store_sync_seconds_count") - writes; sourced && (n > 0) != c.NewRecord {
+		t.Errorf("%v writes; want some if a new credential is recorded: %v", n, c.NewRecord)
+	}
+	if c.Writes != nil {
+		if n := p.metric("pullgate_store_sync_seconds_count") - writes; int(n) != *c.Writes {
+			t.Errorf("%v writes; want %d", n, *c.Writes)
+		}
+	}
+}
+
+// holdGrant leaves a container running that shows the pod's grant.
+func holdGrant(t *testing.T, r *criproxytest.Runtime, x *criproxytest.Pod, id, name string) {
+	t.Helper()
+	sandbox, err := r.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: x.Config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.Sandbox = sandbox.GetPodSandboxId()
+	made, err := r.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
+		PodSandboxId: x.Sandbox,
+		Config:       &runtimeapi.ContainerConfig{Image: &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: name}},
+	})
+	if err == nil {
+		_, err = r.StartContainer(t.Context(), &runtimeapi.StartContainerRequest{ContainerId: made.GetContainerId()})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// store writes what a case of the table begins with, with the daemon's own library.
+func (p *process) store(table conformance.Decisions, c conformance.Case, profile criproxytest.Profile) {
+	t := p.t
+	t.Helper()
+	if err := os.MkdirAll(p.path("state"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	path := p.path("state/records.db")
+	s, _, err := records.Open(path, records.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := credential.CreateKey(filepath.Join(p.path("state"), "node.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	still := func() bool { return true }
+	if c.Mark != "" {
+		pair := records.Pair{ImageID: profile.ID(conformance.ImageID(c.ID)), Repository: "repo.test/any/pre"}
+		if _, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{pair}, Still: still}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := s.MarkPreloaded(records.Scan{First: true, Still: still}); err != nil {
+		t.Fatal(err)
+	}
+	if c.Intent != "" {
+		if _, err := s.Begin(table.Intents[c.Intent].Name, "repo.test/team/app", time.Now()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var damaged *records.Pair
+	if c.Record != "" {
+		rec := table.Records[c.Record]
+		pair := records.Pair{ImageID: profile.ID(conformance.ImageID(rec.ID)), Repository: rec.Repository}
+		intent, err := s.Begin(rec.Repository+":1", rec.Repository, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		result := records.Result{Pair: pair, Open: rec.Open, At: time.Now()}
+		for _, secret := range rec.Secrets {
+			result.Credential = key.ID(credential.New("tenant", secret.Content, "", "", "", ""))
+			result.Secrets = append(result.Secrets, records.SecretRef{UID: secret.UID, Namespace: secret.Namespace, Name: secret.Name})
+		}
+		if rec.Open || result.Credential != "" {
+			err = s.Prove(intent, result)
+		} else {
+			err = s.Settle(records.Settlement{Intents: []records.Intent{intent}, Present: []records.Pair{pair}, Now: time.Now()})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rec.Unreadable {
+			damaged = &pair
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if damaged != nil {
+		damage(t, path, *damaged)
+	}
+}
+
+// damage makes a stored record unreadable.
+func damage(t *testing.T, path string, p records.Pair) {
+	t.Helper()
+	db, err := bolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		b := tx.Bucket([]byte("records"))
+		key := []byte(p.ImageID + "\x00" + p.Repository)
+		value := slices.Clone(b.Get(key))
+		value[len(value)/2] ^= 0xff
+		return b.Put(key, value)
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,57 @@
+package daemon
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/pullgate/pullgate/internal/atomicfile"
+	"github.com/pullgate/pullgate/internal/regularfile"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// maxGrants bounds the file of grants, in bytes; a grant takes a few hundred.
+const maxGrants = 64 << 20
+
+// handOver writes down which pods hold grants, for the process that comes next: one that was granted an image and has
+// not started its container yet would be refused by it. Without the file pods prove access again.
+func handOver(o Options, t *tracker.Tracker) {
+	data, err := t.HandOver()
+	if err == nil {
+		err = atomicfile.Write(filepath.Join(o.Config.StateDir, grantsFile), true, func(w io.Writer) error {
+			_, err := w.Write(data)
+			return err
+		})
+	}
+	if err != nil {
+		o.Log.Info("Grants not handed over to the next start, pods whose containers are being created prove access again", "err", err)
+	}
+}
+
+// takeOver gives pods the grants that the last process has written down. What is on disk goes first, so that no
+// later start finds them: a grant that ended meanwhile must not come back.
+func takeOver(o Options, st *state, t *tracker.Tracker) {
+	path := filepath.Join(o.Config.StateDir, grantsFile)
+	data, err := regularfile.Read(path, maxGrants)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	n := 0
+	if err = errors.Join(err, removeFile(path)); err == nil {
+		n, err = t.TakeOver(data, st.lastWrite)
+	}
+	if err != nil {
+		o.Log.Info("Grants of the last run not taken over, pods whose containers are being created prove access again", "err", err)
+		return
+	}
+	o.Log.Info("Grants of the last run taken over", "grants", n)
+}
+
+func removeFile(path string) error {
+	if err := os.Remove(path); err != nil {
+		return err
+	}
+	return atomicfile.SyncFolder(filepath.Dir(path))
+}

@@ -1,0 +1,193 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/config"
+)
+
+// dialLimit bounds the question whether anybody answers on a socket that is already there.
+const dialLimit = 2 * time.Second
+
+// bindRetry is how long a listener without which the CRI is served waits after it could not be bound.
+const bindRetry = 2 * time.Second
+
+// listeners are where the daemon is reached; one that the configuration turns off is nil.
+type listeners struct {
+	cri                 net.Listener
+	reports, admin, web *optional
+}
+
+// An optional is a listener without which the CRI is served.
+type optional struct {
+	field, address string
+	bind           func(ctx context.Context) (net.Listener, error)
+	log            klog.Logger
+	bound          func(field string, err error) // is called when it could not be bound, and with nil when it is
+
+	listener net.Listener // nil until it is bound
+}
+
+// optionalSocket is a Unix socket of the configuration without which the CRI is served.
+type optionalSocket struct{ field, address string }
+
+func optionalSockets(c config.Config) (all []optionalSocket) {
+	for _, s := range []optionalSocket{{"nodeCredentials.listen", c.NodeCredentials.Listen}, {"admin.listen", c.Admin.Listen}} {
+		if s.address != "" {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// start tries to bind the listener. That another process answers at its socket is an error: it is another pullgated, or
+// will be taken for this one. Every other failure is logged, and wait tries again.
+func (l *optional) start(ctx context.Context) (err error) {
+	l.listener, err = l.bind(ctx)
+	if err == nil || errors.Is(err, ErrSocketInUse) {
+		return err
+	}
+	l.bound(l.field, err)
+	hint := "free the address, or set " + l.field + " to another one"
+	if hinted, ok := errors.AsType[*HintError](err); ok {
+		hint = hinted.Hint
+	}
+	l.log.Error(err, "Not listening, trying again; the CRI is served without it", "field", l.field, "every", bindRetry, "hint", hint)
+	return nil
+}
+
+// wait returns the listener once it is bound, nil if ctx ends before.
+func (l *optional) wait(ctx context.Context) net.Listener {
+	if l.listener != nil {
+		return l.listener
+	}
+	again := time.NewTicker(bindRetry)
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-again.C:
+		}
+		listener, err := l.bind(ctx)
+		if err != nil {
+			l.bound(l.field, err)
+			continue
+		}
+		l.bound(l.field, nil)
+		l.log.Info("Listening now", "field", l.field, "address", l.address)
+		return listener
+	}
+}
+
+// listenAll listens on the CRI's socket, or nowhere, and on the other listeners as far as they can be bound.
+func listenAll(ctx context.Context, log klog.Logger, c config.Config, bound func(field string, err error)) (on listeners, err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, on.close())
+		}
+	}()
+	if on.cri, err = inherit(c.Listen); err != nil {
+		return on, err
+	}
+	if on.cri == nil {
+		if on.cri, err = listen(ctx, "listen", c.Listen); err != nil {
+			return on, err
+		}
+	}
+	at := map[string]**optional{"nodeCredentials.listen": &on.reports, "admin.listen": &on.admin}
+	for _, o := range optionalSockets(c) {
+		l := &optional{field: o.field, address: o.address, log: log, bound: bound, bind: func(ctx context.Context) (net.Listener, error) {
+			return listen(ctx, o.field, o.address)
+		}}
+		*at[o.field] = l
+		if err := l.start(ctx); err != nil {
+			return on, err
+		}
+	}
+	if c.Metrics.Listen != "" {
+		on.web = &optional{field: "metrics.listen", address: c.Metrics.Listen, log: log, bound: bound, bind: func(ctx context.Context) (net.Listener, error) {
+			return listenWeb(ctx, c.Metrics.Listen)
+		}}
+		return on, on.web.start(ctx)
+	}
+	return on, nil
+}
+
+func (on listeners) close() error {
+	all := []net.Listener{on.cri}
+	for _, o := range []*optional{on.reports, on.admin, on.web} {
+		if o != nil {
+			all = append(all, o.listener)
+		}
+	}
+	var err error
+	for _, l := range all {
+		if l != nil {
+			err = errors.Join(err, l.Close())
+		}
+	}
+	return err
+}
+
+// listen binds the socket of an endpoint unix:///path that a field gives, mode 0600 in a directory that is made with
+// mode 0700 if it is not there. A socket that nobody answers on is left over from a crash and is
+// replaced; one that somebody answers on is refused.
+func listen(ctx context.Context, field, endpoint string) (net.Listener, error) {
+	path, ok := strings.CutPrefix(endpoint, "unix://")
+	if !ok {
+		return nil, fmt.Errorf("listen on %s: only unix:// can be listened on", endpoint)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", endpoint, err)
+	}
+	if err := clearStale(ctx, field, path); err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", endpoint, err)
+	}
+	// The mode is set by the bind itself: a chmod after it would leave a moment in which
+	// others can connect.
+	old := syscall.Umask(0o177)
+	defer syscall.Umask(old)
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", endpoint, err)
+	}
+	return l, nil
+}
+
+func clearStale(ctx context.Context, field, path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode().Type() != fs.ModeSocket {
+		return hinted(fmt.Errorf("%s exists and is no socket", path), "remove it, or set "+field+" to another path")
+	}
+	dialer := net.Dialer{Timeout: dialLimit}
+	conn, err := dialer.DialContext(ctx, "unix", path)
+	if err == nil {
+		return errors.Join(hinted(ErrSocketInUse, "another pullgated, or another program, answers on "+path+"; see systemctl status pullgated, or: ss -xlp"), conn.Close())
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}

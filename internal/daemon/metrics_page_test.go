@@ -1,0 +1,200 @@
+package daemon_test
+
+import (
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/conformance"
+	"github.com/pullgate/pullgate/internal/metrics"
+	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/pkg/policy"
+)
+
+// busyScrape is the metrics page of the built daemon, with every part that there is, after a hit, a miss and a
+// pre-check that was hidden.
+func busyScrape(t *testing.T) string {
+	t.Helper()
+	r := criproxytest.NewRuntime(t)
+	api := newAPIServer(t, (&criproxytest.Kubelet{}).PodFrom("source", "api"), conformance.Case{Image: app})
+	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", api.settings())
+	serves(r, app, "good", id1)
+	p.start()
+	p.until("pullgate_pod_source_synced", 1)
+	k := p.kubelet()
+	alice, bob := k.Pod("alice"), k.Pod("bob")
+	for _, pod := range []*criproxytest.Pod{alice, bob} {
+		k.Precheck(pod, app)
+		if _, err := k.Pull(t.Context(), pod, app, "good"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mallory := k.Pod("mallory")
+	if got := k.Precheck(mallory, app); got != "" {
+		t.Fatalf("pre-check = %q; want it hidden", got)
+	}
+	if _, err := k.Pull(t.Context(), mallory, app, "bad"); err == nil {
+		t.Fatal("a pull with a wrong password succeeds")
+	}
+	page, err := p.get("/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return page
+}
+
+// promlint has nothing to say about any metric of the daemon, those of Go and of the process included.
+func TestPromlintOfARealScrape(t *testing.T) {
+	problems, err := promlint.New(strings.NewReader(busyScrape(t))).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
+
+// docs/metrics.md has every metric of the daemon with its type and labels, and no other.
+func TestMetricsPageIsARealScrape(t *testing.T) {
+	page := readMetricsPage(t)
+	if diff := cmp.Diff(scraped(busyScrape(t)), page.metrics); diff != "" {
+		t.Errorf("docs/metrics.md (-scrape +page):\n%s", diff)
+	}
+	for name, unit := range page.units {
+		for suffix, want := range map[string]string{"_seconds": "seconds", "_bytes": "bytes"} {
+			if strings.HasSuffix(strings.TrimSuffix(name, "_total"), suffix) && unit != want {
+				t.Errorf("docs/metrics.md: unit of %s = %q; want %q", name, unit, want)
+			}
+		}
+	}
+}
+
+// Of every label the page has all values, and no other.
+func TestMetricsPageHasEveryValueOfALabel(t *testing.T) {
+	methods := []string{"other"}
+	for _, full := range criproxy.Methods() {
+		methods = append(methods, full[strings.LastIndex(full, "/")+1:])
+	}
+	rules := []string{"other"}
+	for _, r := range policy.Reasons() {
+		rules = append(rules, string(r))
+	}
+	var source []string
+	for _, r := range podsource.Reasons() {
+		source = append(source, string(r))
+	}
+	codes := strings.Fields("OK Canceled Unknown InvalidArgument DeadlineExceeded NotFound AlreadyExists PermissionDenied ResourceExhausted " +
+		"FailedPrecondition Aborted OutOfRange Unimplemented Internal Unavailable DataLoss Unauthenticated other")
+	want := map[string][]string{
+		"pull_policy":                       metrics.PullPolicies(),
+		"outcome":                           metrics.Outcomes(),
+		"call":                              append(metrics.Calls(), "other"),
+		"verdict":                           {policy.Allow.String(), policy.Reverify.String()},
+		"reason of pullgate_verdicts_total": rules,
+		"reason of pullgate_pod_source_errors_total":           source,
+		"reason of pullgate_container_creations_refused_total": append(metrics.CreationRefusals(), "other"),
+		"judged":    {"true", "false"},
+		"code":      codes,
+		"method":    methods,
+		"version":   nil,
+		"goversion": nil,
+	}
+	for _, values := range want {
+		slices.Sort(values)
+	}
+	if diff := cmp.Diff(want, readMetricsPage(t).values); diff != "" {
+		t.Errorf("docs/metrics.md (-code +page):\n%s", diff)
+	}
+}
+
+// metricsPage is what docs/metrics.md says.
+type metricsPage struct {
+	metrics map[string]string // type and labels
+	units   map[string]string
+	values  map[string][]string
+}
+
+func readMetricsPage(t *testing.T) metricsPage {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := metricsPage{metrics: map[string]string{}, units: map[string]string{}, values: map[string][]string{}}
+	ofMetrics, ofLabels, _ := strings.Cut(string(text), "\n## Labels\n")
+	quoted := regexp.MustCompile("`([^`]+)`")
+	for _, section := range strings.Split(ofMetrics, "\n### ")[1:] {
+		title, rest, _ := strings.Cut(section, "\n")
+		name := strings.Trim(title, "`")
+		_, row, _ := strings.Cut(rest, "| --- | --- | --- |\n")
+		row, told, _ := strings.Cut(row, "\n")
+		cells := strings.Split(strings.Trim(row, "| "), " | ")
+		if len(cells) != 3 {
+			t.Errorf("docs/metrics.md: %s: row %q; want type, unit and labels", name, row)
+			continue
+		}
+		if !strings.Contains(told, "\n*Look* ") {
+			t.Errorf("docs/metrics.md: %s: it is not said when to look", name)
+		}
+		var labels []string
+		for _, m := range quoted.FindAllStringSubmatch(cells[2], -1) {
+			labels = append(labels, m[1])
+		}
+		slices.Sort(labels)
+		page.metrics[name] = cells[0] + " " + strings.Join(labels, ",")
+		page.units[name] = cells[1]
+	}
+	for _, section := range strings.Split(ofLabels, "\n### ")[1:] {
+		title, rest, _ := strings.Cut(section, "\n")
+		label := strings.ReplaceAll(title, "`", "")
+		page.values[label] = nil
+		for line := range strings.Lines(rest) {
+			if first, ok := strings.CutPrefix(line, "| `"); ok {
+				cell, _, _ := strings.Cut("`"+first, " | ")
+				for _, m := range quoted.FindAllStringSubmatch(cell, -1) {
+					page.values[label] = append(page.values[label], m[1])
+				}
+			}
+		}
+		slices.Sort(page.values[label])
+	}
+	return page
+}
+
+// scraped returns type and labels of every metric of a page that is pullgate's own.
+func scraped(page string) map[string]string {
+	types := map[string]string{}
+	labels := map[string]map[string]bool{}
+	label := regexp.MustCompile(`([a-z_]+)="`)
+	for line := range strings.Lines(page) {
+		if name, ok := strings.CutPrefix(line, "# TYPE "); ok {
+			name, kind, _ := strings.Cut(strings.TrimSpace(name), " ")
+			types[name], labels[name] = kind, map[string]bool{}
+			continue
+		}
+		name := line[:strings.IndexAny(line, "{ ")]
+		if _, ok := types[name]; !ok {
+			name = name[:max(strings.LastIndex(name, "_"), 0)] // a series of a histogram
+		}
+		for _, m := range label.FindAllStringSubmatch(line, -1) {
+			if labels[name] != nil && (m[1] != "le" || types[name] != "histogram") {
+				labels[name][m[1]] = true
+			}
+		}
+	}
+	all := map[string]string{}
+	for name, kind := range types {
+		if !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") {
+			all[name] = kind + " " + strings.Join(slices.Sorted(maps.Keys(labels[name])), ",")
+		}
+	}
+	return all
+}

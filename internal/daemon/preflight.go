@@ -1,0 +1,202 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/internal/podsource"
+)
+
+// Bounds of the question whether what answers at metrics.listen is a pullgated.
+const (
+	scrapeLimit = time.Second
+	maxScrape   = 4 << 20 // bytes
+)
+
+// A Preflight is what a configuration comes to on this machine before a start.
+type Preflight struct {
+	// Errors are what a start would refuse, or would certainly not be able to use.
+	Errors []error
+	// Warnings do not keep the CRI from being served.
+	Warnings []error
+}
+
+// Examine looks at the files, folders and addresses that a configuration names. It creates and changes nothing, takes
+// no lock, and does not connect to a socket of pullgated, so that it can be used beside a running daemon. The
+// configuration is taken as checked by the config package. A finding that says "permission denied" is a warning unless
+// the process is root: it is about another user than the one that pullgated runs as.
+func Examine(ctx context.Context, c config.Config) Preflight {
+	var p Preflight
+	p.add("stateDir", examineStateDir(c.StateDir))
+	p.add("listen", examineSocket(c.Listen))
+	if path := c.DecisionLog.Path; path != "" {
+		p.add("decisionLog.path", decisionlog.CheckPath(path))
+	}
+	if c.PodSource.Kubeconfig != "" {
+		_, err := podsource.New(podsource.Options{Kubeconfig: c.PodSource.Kubeconfig, NodeName: c.PodSource.NodeName})
+		p.add("podSource.kubeconfig", err)
+		if _, err := os.Stat(c.PodSource.Kubeconfig); errors.Is(err, fs.ErrNotExist) {
+			p.warn("podSource.kubeconfig", fmt.Errorf("%s: not found; pullgated starts without the pod source and waits for the file", c.PodSource.Kubeconfig))
+		}
+	}
+	// What follows is bound again and again until that succeeds.
+	for _, s := range optionalSockets(c) {
+		p.warn(s.field, examineSocket(s.address))
+	}
+	if c.Metrics.Listen != "" {
+		p.warn("metrics.listen", examineAddress(ctx, c.Metrics.Listen))
+	}
+	return p
+}
+
+func (p *Preflight) add(field string, err error) {
+	switch {
+	case err == nil:
+	case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
+		p.warn(field, fmt.Errorf("%w; this is about user %d, run the check as root", err, os.Geteuid()))
+	default:
+		p.Errors = append(p.Errors, fmt.Errorf("%s: %w", field, err))
+	}
+}
+
+func (p *Preflight) warn(field string, err error) {
+	if err != nil {
+		p.Warnings = append(p.Warnings, fmt.Errorf("%s: %w", field, err))
+	}
+}
+
+func examineStateDir(dir string) error {
+	if err := usableFolder(dir); err != nil {
+		return fmt.Errorf("%w; set stateDir to a directory on a local disk that pullgated may write", err)
+	}
+	for _, name := range []string{storeFile, keyFile} {
+		path := filepath.Join(dir, name)
+		info, err := os.Lstat(path)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err == nil && !info.Mode().IsRegular() {
+			return fmt.Errorf("%s is not a regular file; move it away", path)
+		}
+	}
+	return nil
+}
+
+// usableFolder reports why a folder could not be used or made.
+func usableFolder(dir string) error {
+	info, err := os.Stat(dir)
+	if errors.Is(err, fs.ErrNotExist) && dir != "/" {
+		return usableFolder(filepath.Dir(dir)) // MkdirAll makes what is below it
+	}
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%s is not a directory", dir)
+	}
+	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+		return &fs.PathError{Op: "write to", Path: dir, Err: err}
+	}
+	// Root may write everywhere, but these file systems take no files.
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return &fs.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	switch s.Type {
+	case unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC:
+		return fmt.Errorf("%s is on a file system of the kernel, which takes no files", dir)
+	}
+	return nil
+}
+
+// examineSocket reports why a socket could not be made at an endpoint. One that is there may be in use by the daemon
+// that runs, or be systemd's.
+func examineSocket(endpoint string) error {
+	path := strings.TrimPrefix(endpoint, "unix://")
+	if err := usableFolder(filepath.Dir(path)); err != nil {
+		return err
+	}
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode().Type() != fs.ModeSocket:
+		return fmt.Errorf("%s exists and is no socket; remove it, or set another path", path)
+	}
+	return nil
+}
+
+// examineAddress reports why an address could not be listened on, unless a pullgated listens there already.
+func examineAddress(ctx context.Context, address string) error {
+	err := bindable(ctx, address)
+	if err == nil || errors.Is(err, unix.EADDRINUSE) && isPullgated(ctx, address) {
+		return nil
+	}
+	return fmt.Errorf("%s: %w; pullgated serves the CRI, and tries again every %v", address, err, bindRetry)
+}
+
+// bindable binds an address and releases it. It does not listen, so that no client can connect, and a daemon that starts
+// at the same moment can bind it too.
+func bindable(ctx context.Context, address string) error {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	number, err := net.DefaultResolver.LookupPort(ctx, "tcp", port)
+	if err != nil {
+		return err
+	}
+	ips := []net.IPAddr{{IP: net.IPv4zero}}
+	if host != "" {
+		if ips, err = net.DefaultResolver.LookupIPAddr(ctx, host); err != nil {
+			return err
+		}
+	}
+	family, to := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Port: number, Addr: [16]byte(ips[0].IP.To16())})
+	if ip := ips[0].IP.To4(); ip != nil {
+		family, to = unix.AF_INET, &unix.SockaddrInet4{Port: number, Addr: [4]byte(ip)}
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	defer func() { _ = unix.Close(fd) }() // nothing was written to it
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return os.NewSyscallError("setsockopt", err)
+	}
+	return os.NewSyscallError("bind", unix.Bind(fd, to))
+}
+
+// isPullgated reports whether the metrics of a pullgated are served at an address.
+func isPullgated(ctx context.Context, address string) bool {
+	ctx, cancel := context.WithTimeout(ctx, scrapeLimit)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
+	if err != nil {
+		return false
+	}
+	transport := &http.Transport{DisableKeepAlives: true}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = resp.Body.Close() }() // it was only read
+	page, err := io.ReadAll(io.LimitReader(resp.Body, maxScrape))
+	return err == nil && bytes.Contains(page, []byte("pullgate_build_info"))
+}

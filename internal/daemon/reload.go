@@ -1,0 +1,63 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/config"
+)
+
+// reopenLimit bounds the wait for a disk that hangs, which is no reason to keep an old policy.
+const reopenLimit = 5 * time.Second
+
+// reload obeys Options.Reload until ctx ends.
+func reload(ctx context.Context, o Options, p parts) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-o.Reload:
+		}
+		p.service.reloading()
+		reopen(ctx, o, p)
+		reread(o, p)
+		p.service.ready()
+	}
+}
+
+func reopen(ctx context.Context, o Options, p parts) {
+	if p.decisions == nil {
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, reopenLimit)
+	defer cancel()
+	if err := p.decisions.Reopen(limited); err != nil && ctx.Err() == nil {
+		o.Log.Error(err, "Decision log not reopened, the old file is written on", "path", o.Config.DecisionLog.Path)
+	}
+}
+
+// reread takes over what may change of the configuration, if all of it is right.
+func reread(o Options, p parts) {
+	at := time.Now()
+	c, found, err := o.Load()
+	p.metrics.ConfigRead(err == nil, at)
+	if err != nil {
+		// It has a line for each wrong field, and the journal one for each event.
+		err = errors.New(strings.ReplaceAll(strings.ReplaceAll(err.Error(), ":\n", ": "), "\n", "; "))
+		p.inForce.refused(at, err)
+		o.Log.Error(err, "Configuration not reloaded, the last good one stays in use")
+		return
+	}
+	p.tracker.SetRules(rules(c))
+	p.gate.SetAllowRestores(c.AllowRestores)
+	p.inForce.took(at, c, found)
+	p.service.enforces(c.ImagePullCredentialsVerificationPolicy)
+	o.Log.Info("Configuration reloaded", "policy", c.ImagePullCredentialsVerificationPolicy, "allowlist", len(c.PreloadedImagesVerificationAllowlist),
+		"exemptStaticPods", c.Exempt.StaticPods, "exemptNamespaces", c.Exempt.Namespaces, "allowRestores", c.AllowRestores,
+		"credentialValidity", c.CredentialValidity, "registryUnavailableGrace", c.RegistryUnavailableGrace)
+	if fields := config.NeedRestart(o.Config, c); len(fields) > 0 {
+		o.Log.Info("Configuration changed where it takes effect at the start alone", "needARestart", fields, "hint", "systemctl restart pullgated")
+	}
+}

@@ -1,0 +1,23 @@
+package daemon
+
+import (
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/criofiles"
+)
+
+// warnOfRuntimeCredentials logs a warning if CRI-O holds credentials for namespaces on this node, and the configuration says
+// that the runtime holds none. root is where the node's files are.
+func warnOfRuntimeCredentials(log klog.Logger, c config.Config, root string) {
+	if c.RuntimeCredentials == config.RuntimeCredentialsPerNamespace {
+		return
+	}
+	found, unread := criofiles.Node(root).NamespaceCredentials()
+	if len(found) > 0 {
+		log.Error(nil, "CRI-O pulls with credentials of namespaces, and runtimeCredentials is none: such pulls open images to every pod; set runtimeCredentials: perNamespace", "found", found)
+	}
+	for _, err := range unread {
+		log.Info("Whether CRI-O holds credentials of namespaces is not known", "err", err)
+	}
+}

@@ -1,0 +1,39 @@
+package daemon
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/pullgate/pullgate/internal/config"
+)
+
+func TestWarningOfRuntimeCredentials(t *testing.T) {
+	const warning = "set runtimeCredentials: perNamespace"
+	root := t.TempDir()
+	said := func(setting string) string {
+		var out strings.Builder
+		c := config.Default()
+		c.RuntimeCredentials = setting
+		warnOfRuntimeCredentials(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&out))), c, root)
+		return out.String()
+	}
+	if err := os.MkdirAll(filepath.Join(root, "/etc/crio/auth"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := said(config.RuntimeCredentialsNone); got != "" {
+		t.Errorf("with the empty directory that CRI-O makes: %s; want nothing", got)
+	}
+	if err := os.Mkdir(filepath.Join(root, "/etc/crio/auth/in-use"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if got := said(config.RuntimeCredentialsNone); !strings.Contains(got, warning) || !strings.Contains(got, "/etc/crio/auth") {
+		t.Errorf("with auth files that were used: %q; want a warning that names the directory", got)
+	}
+	if got := said(config.RuntimeCredentialsPerNamespace); got != "" {
+		t.Errorf("with runtimeCredentials: perNamespace: %s; want nothing", got)
+	}
+}

@@ -1,0 +1,123 @@
+package daemon
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	sd "github.com/coreos/go-systemd/v22/daemon"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/adminapi"
+	"github.com/pullgate/pullgate/internal/config"
+)
+
+// A service tells systemd how the daemon is, as far as systemd has asked (Type=notify). Its methods may be called
+// concurrently.
+type service struct {
+	log    klog.Logger
+	shadow bool
+
+	mu       sync.Mutex
+	policy   string
+	up       bool
+	stopping bool
+	unbound  map[string]error // by field, the listeners that could not be bound
+}
+
+func newService(log klog.Logger, c config.Config) *service {
+	return &service{unbound: map[string]error{}, log: log, shadow: c.NoPullImageSecretRecheck, policy: c.ImagePullCredentialsVerificationPolicy}
+}
+
+// ready says that the socket is served, by the configuration that was read last.
+func (s *service) ready() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tell(sd.SdNotifyReady, s.status())
+}
+
+// reached says whether the runtime is.
+func (s *service) reached(up bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.up = up
+	s.tell(s.status())
+}
+
+// bound notes that the listener of a field could not be bound, or with nil that it is.
+func (s *service) bound(field string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := len(s.unbound)
+	if s.unbound[field] = err; err == nil {
+		delete(s.unbound, field)
+	}
+	if len(s.unbound) != before {
+		s.tell(s.status())
+	}
+}
+
+// notListening returns the listeners that could not be bound, in the order of their fields.
+func (s *service) notListening() (all []adminapi.NotListening) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, field := range slices.Sorted(maps.Keys(s.unbound)) {
+		all = append(all, adminapi.NotListening{Field: field, Error: s.unbound[field].Error()})
+	}
+	return all
+}
+
+// reloading says that the configuration is read again, until ready is called.
+func (s *service) reloading() {
+	s.tell(sd.SdNotifyReloading, strings.TrimSpace(sd.SdNotifyMonotonicUsec()))
+}
+
+// enforces notes which policy is in use.
+func (s *service) enforces(policy string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.policy = policy
+}
+
+// stop says that the daemon stops.
+func (s *service) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopping = true
+	s.tell(sd.SdNotifyStopping, s.status())
+}
+
+// alive feeds the watchdog.
+func (s *service) alive() { s.tell(sd.SdNotifyWatchdog) }
+
+// status is the line that systemctl status shows.
+func (s *service) status() string {
+	mode := s.policy
+	if s.shadow {
+		mode = "shadow mode, nothing is enforced"
+	}
+	switch {
+	case s.stopping:
+		return "STATUS=Stopping, calls under way are drained"
+	case s.up:
+		return fmt.Sprintf("STATUS=Serving the kubelet (%s); the runtime is reached%s", mode, s.withoutLocked())
+	default:
+		return fmt.Sprintf("STATUS=Serving the kubelet (%s); the runtime is not reached, calls fail until it is back%s", mode, s.withoutLocked())
+	}
+}
+
+// withoutLocked names the fields whose listeners could not be bound.
+func (s *service) withoutLocked() string {
+	if len(s.unbound) == 0 {
+		return ""
+	}
+	return "; not listening: " + strings.Join(slices.Sorted(maps.Keys(s.unbound)), ", ")
+}
+
+func (s *service) tell(lines ...string) {
+	if _, err := sd.SdNotify(false, strings.Join(lines, "\n")); err != nil {
+		s.log.Info("systemd not told how the daemon is", "told", lines, "err", err)
+	}
+}

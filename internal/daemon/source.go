@@ -1,0 +1,149 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/adminapi"
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/internal/metrics"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// podSource is the pod source as the gate wants it.
+type podSource struct{ source *podsource.Source }
+
+// openSource returns the pod source that the configuration asks for, nil if none. An API server that is away,
+// or a kubeconfig that is absent yet, is no error.
+func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podSource, error) {
+	if o.Config.PodSource.Kubeconfig == "" {
+		return nil, nil //nolint:nilnil // no source is what was asked for
+	}
+	source, err := podsource.New(podsource.Options{
+		Kubeconfig: o.Config.PodSource.Kubeconfig,
+		NodeName:   o.Config.PodSource.NodeName,
+		Key:        key,
+		Failed:     func(r podsource.Reason) { m.PodSourceError(string(r)) },
+	})
+	if err != nil {
+		return nil, hinted(fmt.Errorf("open pod source: %w", err),
+			"podSource.kubeconfig is normally the kubelet's own, as in /etc/kubernetes/kubelet.conf; give podSource.nodeName if it is another one")
+	}
+	var reasons []string
+	for _, r := range podsource.Reasons() {
+		reasons = append(reasons, string(r))
+	}
+	m.SetPodSource(reasons, source.Synced)
+	return &podSource{source}, nil
+}
+
+// run keeps the source in step until ctx ends. Without it judgement is stricter, so its end does not end
+// the daemon.
+func (s *podSource) run(ctx context.Context, log klog.Logger) {
+	if err := s.source.Run(klog.NewContext(ctx, log)); err != nil {
+		log.Error(err, "Pod source ended, pods are judged by what the CRI tells alone", "hint", "set podSource.nodeName and restart pullgated")
+	}
+}
+
+// forGate returns the source as an interface that is nil if there is none.
+func (s *podSource) forGate() criproxy.PodSource { //nolint:ireturn // what the gate wants
+	if s == nil {
+		return nil
+	}
+	return s
+}
+
+// state is what /readyz adds: an API server that is away does not make a node unready.
+func (s *podSource) state() string {
+	switch {
+	case s == nil:
+		return ""
+	case s.source.Synced():
+		return "\npod source: in step with the API server"
+	default:
+		return "\npod source: not in step with the API server; what is known of pods stays known, others are judged by what the CRI tells"
+	}
+}
+
+// PullPolicies returns how a pod uses an image.
+func (s *podSource) PullPolicies(uid, image string) (policies []string, known bool) {
+	p, known := s.source.ByUID(uid)
+	for _, u := range p.Uses(image) {
+		policies = append(policies, u.PullPolicy)
+	}
+	return policies, known
+}
+
+// Secrets returns what a pod's pull secrets hold for an image.
+func (s *podSource) Secrets(ctx context.Context, uid, image string) []tracker.Secret {
+	p, known := s.source.Await(ctx, uid)
+	if !known {
+		return nil
+	}
+	// Of a list that is not whole what is in it is the pod's nevertheless.
+	found, _ := p.Credentials(ctx, image)
+	return heldOf(found)
+}
+
+// adminSource is the pod source as the admin API wants it.
+type adminSource struct{ *podSource }
+
+// forAdmin returns the source as an interface that is nil if there is none.
+func (s *podSource) forAdmin() adminapi.PodSource { //nolint:ireturn // what the admin API wants
+	if s == nil {
+		return nil
+	}
+	return adminSource{s}
+}
+
+// status is what the admin API tells of the source, nil if there is none.
+func (s *podSource) status() *adminapi.PodSourceStatus {
+	if s == nil {
+		return nil
+	}
+	return &adminapi.PodSourceStatus{Node: s.source.NodeName(), Synced: s.source.Synced(), Pods: s.source.Len()}
+}
+
+// Find returns the pod with the UID, or with the namespace and name.
+func (s adminSource) Find(uid, namespace, name string) []podindex.Pod {
+	p, known := s.source.ByUID(uid)
+	if uid == "" {
+		p, known = s.source.ByName(namespace, name)
+	}
+	if !known {
+		return nil
+	}
+	return []podindex.Pod{p.Pod}
+}
+
+// Secrets returns what a pod's pull secrets hold for an image, and whether that is all.
+func (s adminSource) Secrets(ctx context.Context, uid, image string) (held []tracker.Secret, whole bool) {
+	p, known := s.source.ByUID(uid)
+	if !known {
+		return nil, false
+	}
+	found, err := p.Credentials(ctx, image)
+	return heldOf(found), err == nil
+}
+
+func heldOf(found []podsource.Credential) []tracker.Secret {
+	held := make([]tracker.Secret, 0, len(found))
+	for _, c := range found {
+		held = append(held, tracker.Secret{Credential: c.ID, Ref: c.Secret})
+	}
+	return held
+}
+
+// Candidates returns the pods that may be asking.
+func (s *podSource) Candidates(annotations map[string]string, image string) (uids []string, ok bool) {
+	found, ok := s.source.Pods(annotations, image)
+	for _, p := range found {
+		uids = append(uids, p.UID)
+	}
+	return uids, ok
+}

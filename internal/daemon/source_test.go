@@ -1,0 +1,95 @@
+package daemon_test
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/conformance"
+)
+
+// An apiServer has one pod and its Secrets, which never change. The real one stands in e2e.
+type apiServer struct {
+	kubeconfig string
+	pod        map[string]any
+	secrets    map[string]map[string]any
+}
+
+// newAPIServer has a pod that uses the image of a case, with the case's Secrets.
+func newAPIServer(t *testing.T, x *criproxytest.Pod, c conformance.Case) *apiServer {
+	t.Helper()
+	a := &apiServer{secrets: map[string]map[string]any{}, kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
+	var named []map[string]string
+	for _, s := range c.Pod {
+		named = append(named, map[string]string{"name": s.Name})
+		entry := map[string]string{"username": s.Username(), "password": s.Content}
+		config, err := json.Marshal(map[string]any{"auths": map[string]any{"repo.test": entry}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.secrets[s.Name] = map[string]any{
+			"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/dockerconfigjson",
+			"metadata": map[string]any{"name": s.Name, "namespace": x.Config.GetMetadata().GetNamespace(), "uid": s.UID, "resourceVersion": "1"},
+			"data":     map[string]string{".dockerconfigjson": base64.StdEncoding.EncodeToString(config)},
+		}
+	}
+	a.pod = map[string]any{
+		"metadata": map[string]any{"name": x.UID, "namespace": x.Config.GetMetadata().GetNamespace(), "uid": x.UID, "resourceVersion": "1"},
+		"spec": map[string]any{
+			"nodeName": "node", "imagePullSecrets": named,
+			"containers": []map[string]string{{"name": "main", "image": c.Image, "imagePullPolicy": "Never"}},
+		},
+	}
+	server := httptest.NewServer(a)
+	t.Cleanup(server.CloseClientConnections) // a watch has no end
+	t.Cleanup(server.Close)
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{name: c, cluster: {server: %q}}]\n"+
+		"users: [{name: u, user: {token: t}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n", server.URL)
+	if err := os.WriteFile(a.kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func (a *apiServer) settings() string {
+	return fmt.Sprintf("podSource: {kubeconfig: %q, nodeName: node}", a.kubeconfig)
+}
+
+func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_, name, isSecret := strings.Cut(r.URL.Path, "/secrets/")
+	var answer any
+	switch {
+	case isSecret && a.secrets[name] != nil:
+		answer = a.secrets[name]
+	case r.URL.Path != "/api/v1/pods":
+		w.WriteHeader(http.StatusNotFound)
+		answer = map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": http.StatusNotFound}
+	case r.URL.Query().Get("watch") != "":
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+		return
+	default:
+		answer = map[string]any{"kind": "PodList", "apiVersion": "v1", "metadata": map[string]any{"resourceVersion": "1"}, "items": []any{a.pod}}
+	}
+	_ = json.NewEncoder(w).Encode(answer) // whoever asked may have gone
+}
+
+// until waits until a metric has a value.
+func (p *process) until(metric string, want float64) {
+	p.t.Helper()
+	for end := time.Now().Add(20 * time.Second); p.metric(metric) != want; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			p.t.Fatalf("%s is %v; want %v", metric, p.metric(metric), want)
+		}
+	}
+}

@@ -1,0 +1,12 @@
+package decisionlog
+
+// QueueLimit is how many decisions may wait.
+const QueueLimit = queueLimit
+
+// A Sink is what lines are written to.
+type Sink = sink
+
+// OpenWith is Open with another way to open a file.
+func OpenWith(o Options, open func(path string) (Sink, error)) (*Log, error) {
+	return openWith(o, open)
+}

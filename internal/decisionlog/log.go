@@ -1,0 +1,221 @@
+package decisionlog
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+const (
+	// queueLimit is how many decisions may wait to be written, about 1 MB of them. A node makes a few for each pod
+	// that starts.
+	queueLimit = 1024
+	// flushLimit is how long the queue is written after Run was told to end.
+	flushLimit = 2 * time.Second
+)
+
+// Options are the settings of a [Log].
+type Options struct {
+	// Path is the file. Its directory must exist.
+	Path string
+	// Dropped is called when decisions are dropped, with how many. It may be called concurrently and must not
+	// block. nil: nobody counts.
+	Dropped func(n uint64)
+	// Journal is told when the file cannot be written, once until it can be again. The zero value discards it.
+	Journal klog.Logger
+}
+
+// A Log is one file of decisions. Its methods may be called concurrently.
+type Log struct {
+	o    Options
+	open func(path string) (sink, error)
+
+	reopen chan chan error
+	queued chan struct{} // holds a token if the queue may hold something
+	ended  chan struct{} // closed when Run has ended
+
+	// The fields that follow are those of Run.
+	to      sink
+	missing uint64 // decisions that are dropped since the last line
+	failing bool   // the last line could not be written
+
+	// mu guards the fields that follow. Nothing is called under it.
+	mu      sync.Mutex
+	queue   []entry
+	dropped uint64 // since the last entry of the queue
+	closed  bool   // nothing is taken any more
+}
+
+// Open opens a log, and makes its file if that is not there. What is recorded from now on is written once Run
+// runs. The caller closes the log after Run has returned, or without it.
+func Open(o Options) (*Log, error) {
+	return openWith(o, func(path string) (sink, error) { return openFile(path) })
+}
+
+func openWith(o Options, open func(path string) (sink, error)) (*Log, error) {
+	to, err := open(o.Path)
+	if err != nil {
+		return nil, err
+	}
+	return &Log{
+		o: o, open: open, to: to,
+		reopen: make(chan chan error), queued: make(chan struct{}, 1), ended: make(chan struct{}),
+	}, nil
+}
+
+// Record queues a decision that was made now, and returns at once. If the queue is full, or Run has ended, the
+// decision is dropped.
+func (l *Log) Record(d Decision) {
+	d.Image = bounded(d.Image)
+	if !l.put(d) {
+		l.drop(1)
+		return
+	}
+	l.wake()
+}
+
+func (l *Log) wake() {
+	select {
+	case l.queued <- struct{}{}:
+	default: // Run is told already
+	}
+}
+
+func (l *Log) put(d Decision) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || len(l.queue) >= queueLimit {
+		l.dropped++
+		return false
+	}
+	l.queue = append(l.queue, entry{at: time.Now(), before: l.dropped, decided: d})
+	l.dropped = 0
+	return true
+}
+
+func (l *Log) drop(n uint64) {
+	if n > 0 && l.o.Dropped != nil {
+		l.o.Dropped(n)
+	}
+}
+
+// Reopen makes Run go on in the file that now has the path, and makes it if it is not there. When Reopen has
+// returned nothing is written to the old one any more; if it returns an error, Run goes on there. It waits for Run.
+func (l *Log) Reopen(ctx context.Context) error {
+	done := make(chan error, 1)
+	select {
+	case l.reopen <- done:
+	case <-l.ended:
+		return errEnded
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Run writes what is recorded until ctx ends, and then for two seconds at most what is still queued; a write that is
+// under way is waited for. It is called once.
+func (l *Log) Run(ctx context.Context) {
+	defer close(l.ended)
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case done := <-l.reopen:
+			done <- l.swap()
+		case <-l.queued:
+			// One at a time, so that the rest is heard in between.
+			if e, ok := l.take(); ok {
+				l.write(e)
+				l.wake()
+			}
+		}
+	}
+	l.flush()
+}
+
+// Close closes the file. Run must have returned, or never have been called.
+func (l *Log) Close() error { return l.to.Close() }
+
+// flush takes nothing any more, and writes what is queued.
+func (l *Log) flush() {
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
+	end := time.Now().Add(flushLimit)
+	late := uint64(0)
+	for e, ok := l.take(); ok; e, ok = l.take() {
+		if time.Now().Before(end) {
+			l.write(e)
+		} else {
+			late++
+		}
+	}
+	l.drop(late)
+}
+
+// take returns the first entry of the queue; ok is false if there is none.
+func (l *Log) take() (e entry, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.queue) == 0 {
+		return e, false
+	}
+	e = l.queue[0]
+	l.queue[0] = entry{} // of which the array keeps nothing
+	l.queue = l.queue[1:]
+	return e, true
+}
+
+// write writes one line, or counts the decision as dropped.
+func (l *Log) write(e entry) {
+	l.missing += e.before
+	line, err := e.line(l.missing)
+	if err == nil {
+		err = l.append(line)
+	}
+	if err != nil {
+		if !l.failing {
+			l.o.Journal.Error(err, "Decision log not written, decisions go on and are missing in it", "path", l.o.Path)
+		}
+		l.failing = true
+		l.missing++
+		l.drop(1)
+		return
+	}
+	if l.failing {
+		l.o.Journal.Info("Decision log written again", "path", l.o.Path, "dropped", l.missing)
+	}
+	l.failing, l.missing = false, 0
+}
+
+func (l *Log) append(line []byte) error {
+	if l.to.Gone() {
+		if err := l.swap(); err != nil {
+			return err
+		}
+	}
+	_, err := l.to.Write(line)
+	return err
+}
+
+// swap goes on in the file that now has the path.
+func (l *Log) swap() error {
+	to, err := l.open(l.o.Path)
+	if err != nil {
+		return err
+	}
+	old := l.to
+	l.to = to
+	if err := old.Close(); err != nil {
+		// It is the new one that counts from now on, so this fails neither Reopen nor a line.
+		l.o.Journal.Info("Old file of the decision log not closed, its last lines may be missing", "path", l.o.Path, "err", err)
+	}
+	return nil
+}

@@ -1,0 +1,144 @@
+package decisionlog_test
+
+import (
+	"bytes"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/decisionlog"
+)
+
+// manual returns what docs/operations.md says of the decision log.
+func manual(t *testing.T) string {
+	t.Helper()
+	data, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, ok := strings.Cut(string(data), "\n## The decision log\n")
+	if !ok {
+		t.Fatal("docs/operations.md has no section on the decision log")
+	}
+	text, _, _ = strings.Cut(text, "\n## ")
+	return text
+}
+
+func TestManualHasEveryField(t *testing.T) {
+	var got []string
+	for line := range strings.Lines(manual(t)) {
+		if cells := strings.Split(line, "|"); len(cells) == 4 && strings.Contains(cells[1], "`") {
+			for _, m := range regexp.MustCompile("`([^`]*)`").FindAllStringSubmatch(cells[1], -1) {
+				got = append(got, m[1])
+			}
+		}
+	}
+	var want []string
+	for name, d := range drawing(t) {
+		if d.Kind != "object" {
+			want = append(want, name)
+		}
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("docs/operations.md has the fields\n%v\nwant those of the drawing in doc.go\n%v", got, want)
+	}
+}
+
+// program returns the jq program of the manual.
+func program(t *testing.T) string {
+	t.Helper()
+	m := regexp.MustCompile(`(?s)jq -Rr --arg repository registry\.example/team-a/app '([^']*)' /var/log/pullgate/decisions\.log`).FindStringSubmatch(manual(t))
+	if m == nil {
+		t.Fatal("the section has no jq program that asks who used an image")
+	}
+	return m[1]
+}
+
+func TestManualsQueryNamesFieldsThatExist(t *testing.T) {
+	fields := drawing(t)
+	named := regexp.MustCompile(`\.([a-zA-Z]+(?:\.[a-zA-Z]+)?)\b`).FindAllStringSubmatch(program(t), -1)
+	for _, m := range named {
+		if d, ok := fields[m[1]]; !ok || d.Kind == "object" {
+			t.Errorf("the query asks for .%s; the fields are %v", m[1], slices.Sorted(maps.Keys(fields)))
+		}
+	}
+	if len(named) < 8 {
+		t.Errorf("the query asks for %v; want some more", named)
+	}
+}
+
+// The query of the manual, told again in Go, and run by jq where there is one.
+func TestManualsQueryTellsWhoUsedAnImage(t *testing.T) {
+	const repository = "registry.example/team-a/app"
+	decided := func(pod, repository, verdict, outcome string, shadow bool) decisionlog.Decision {
+		d := decisionlog.Decision{Call: "PullImage", Image: repository + ":1", Repository: repository, Verdict: verdict, Outcome: outcome, Shadow: shadow}
+		if pod != "" {
+			d.Pod = decisionlog.Pod{UID: pod, Namespace: "ns", Name: pod}
+		}
+		return d
+	}
+	l := newLog(t, filepath.Join(t.TempDir(), "decisions.log"))
+	for _, d := range []decisionlog.Decision{
+		decided("proved", repository, "Allow", "", false),
+		decided("refused", repository, "Reverify", "", false),
+		decided("pulled", repository, "Allow", "verified", false),
+		decided("denied", repository, "Reverify", "denied", false),
+		decided("other", repository+"/b", "Allow", "", false),
+		decided("", repository, "Allow", "verified", false),
+		decided("shadowed", repository, "Reverify", "", true),
+		decided("broken", repository, "Reverify", "error", true),
+	} {
+		l.Record(d)
+	}
+	l.run()
+	l.stop()
+	want := []string{"proved", "pulled", "", "shadowed"}
+	var got []string
+	for _, line := range l.lines() {
+		if line["v"] == 1.0 && line["repository"] == repository && (line["verdict"] == "Allow" || line["shadow"] == true && line["outcome"] == nil) {
+			pod, _ := line["pod"].(map[string]any)
+			name, _ := pod["name"].(string)
+			got = append(got, name)
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("the query in Go tells %q; want %q", got, want)
+	}
+	jq, err := exec.LookPath("jq")
+	if err != nil {
+		t.Skip("no jq on this machine")
+	}
+	if err := appendTo(l.path, "{\"v\":1,\"torn\n"); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), jq, "-Rr", "--arg", "repository", repository, program(t), l.path).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	got = nil
+	for line := range bytes.Lines(out) {
+		cells := strings.Split(string(line), "\t")
+		if len(cells) != 8 {
+			t.Fatalf("jq says %q; want 8 cells a line", out)
+		}
+		got = append(got, cells[2])
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("jq tells %q; want %q", got, want)
+	}
+}
+
+func appendTo(path, text string) error {
+	old, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(old, text...), 0o600)
+}

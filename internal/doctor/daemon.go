@@ -1,0 +1,233 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records/offline"
+)
+
+// configuration looks at the file that the daemon reads.
+func (n Node) configuration(context.Context) []Finding {
+	if errors.Is(n.ConfigErr, fs.ErrPermission) {
+		return []Finding{unknown("run it as root", "%s is not read, what follows is about the defaults: %v", n.ConfigPath, n.ConfigErr)}
+	}
+	if n.ConfigErr != nil {
+		return []Finding{fail("mend what it names; pullgated --check-config says whether that was all",
+			"%s is not read, what follows is about the defaults: %v", n.ConfigPath, n.ConfigErr)}
+	}
+	info, err := os.Stat(n.path(n.ConfigPath))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return []Finding{ok("there is no %s: every field has its default", n.ConfigPath)}
+	case err != nil:
+		return []Finding{unknown("run it as root", "%s: %v", n.ConfigPath, err)}
+	}
+	if w := writable(info, n.ConfigPath); w != nil {
+		return []Finding{*w}
+	}
+	return []Finding{ok("%s is right, and root's alone to write", n.ConfigPath)}
+}
+
+// writable returns a finding if others than root can write what a path leads to.
+func writable(info fs.FileInfo, path string) *Finding {
+	uid, gid := owner(info)
+	mode := info.Mode().Perm()
+	if uid == 0 && mode&0o002 == 0 && (mode&0o020 == 0 || gid == 0) {
+		return nil
+	}
+	f := fail(fmt.Sprintf("chown root:root %s && chmod go-w %s", path, path),
+		"%s has mode %04o and is of %s: others than root decide who may use which image", path, mode, who(uid, gid))
+	return &f
+}
+
+// daemon tells what the daemon says of itself that somebody should act on.
+func (n Node) daemon(context.Context) []Finding {
+	s := n.Status
+	if found := n.otherConfiguration(); found != nil {
+		return []Finding{*found}
+	}
+	if s == nil && errors.Is(n.StatusErr, fs.ErrPermission) {
+		return []Finding{unknown("run it as root", "what pullgated says: permission denied: %v", n.StatusErr)}
+	}
+	if s == nil {
+		return []Finding{fail("systemctl status pullgated, and journalctl -u pullgated says why; is this run as root?",
+			"pullgated does not answer: %v", n.StatusErr)}
+	}
+	all := []Finding{ok("pullgated %s answers", s.GetVersion())}
+	add := func(f Finding) { all = append(all, f) }
+	if !s.GetEnforcing() {
+		if policyOf(s.GetConfiguration()) == string(policy.ModeNeverVerify) {
+			add(warn("set imagePullCredentialsVerificationPolicy to another one", "the policy is NeverVerify: every pod may use every image"))
+		} else {
+			add(warn("remove noPullImageSecretRecheck and restart pullgated, once image_pull_secret_recheck_miss says what that costs",
+				"shadow mode: everything is recorded, and nobody is kept from an image"))
+		}
+	}
+	for _, l := range s.GetNotListening() {
+		add(warn("free the address, or set "+l.GetField()+" to another one and restart pullgated", "%s is not bound, pullgated tries again: %s", l.GetField(), l.GetError()))
+	}
+	if e := s.GetReload().GetError(); e != "" {
+		add(warn("mend the file, then systemctl reload pullgated", "the configuration was read again and refused, the one before is in force: %s", e))
+	}
+	if r := s.GetRuntime(); !r.GetUp() {
+		add(fail("systemctl status of the runtime; compare runtimeEndpoint with where it listens", "pullgated does not reach the runtime at %s", r.GetEndpoint()))
+	}
+	if p := s.GetPodSource(); p == nil {
+		add(ok("no pod source: a pod with Never runs only if it proved the image before, see docs/operations.md"))
+	} else if !p.GetSynced() {
+		add(warn("look at the API server, and at what journalctl -u pullgated says of the pod source",
+			"the pod source is not in step with the API server: new pods are judged by what the CRI tells alone"))
+	}
+	if d := s.GetDecisionLog().GetDropped(); d > 0 {
+		add(warn("look for room and rights at "+s.GetDecisionLog().GetPath(), "%d decisions are missing in the decision log", d))
+	}
+	return all
+}
+
+// otherConfiguration returns a finding if pullgated runs with another configuration file than the one that is looked at:
+// then what is found of its sockets says nothing about it. Without an answer of the daemon its command line tells.
+func (n Node) otherConfiguration() *Finding {
+	if file := n.Status.GetConfigurationPath(); file != "" {
+		if file == filepath.Clean(n.ConfigPath) {
+			return nil
+		}
+		f := fail("pullgatectl doctor --config "+file, "pullgated runs with the configuration %s, and this looked at %s", file, n.ConfigPath)
+		return &f
+	}
+	if n.Status != nil {
+		return nil // one that does not say
+	}
+	for _, p := range n.running("pullgated") {
+		file := flagValue(n.arguments(p.pid), "--config")
+		if file == "" {
+			file = defaultConfig
+		}
+		if !filepath.IsAbs(file) {
+			cwd, err := os.Readlink(n.path("/proc", strconv.Itoa(p.pid), "cwd"))
+			if err != nil {
+				continue
+			}
+			file = filepath.Join(cwd, file)
+		}
+		if filepath.Clean(file) != filepath.Clean(n.ConfigPath) {
+			f := fail("pullgatectl doctor --config "+file, "%s runs with the configuration %s, and this looked at %s", p, file, n.ConfigPath)
+			return &f
+		}
+	}
+	return nil
+}
+
+// defaultConfig is the file that pullgated reads without --config.
+const defaultConfig = "/etc/pullgate/config.yaml"
+
+// policyOf returns the verification policy of a configuration.
+func policyOf(configuration string) string {
+	c := struct {
+		Policy string `json:"imagePullCredentialsVerificationPolicy"`
+	}{config.Default().ImagePullCredentialsVerificationPolicy}
+	if yaml.Unmarshal([]byte(configuration), &c) != nil {
+		return ""
+	}
+	return c.Policy
+}
+
+// recorded looks at what the store says, by the daemon or, without it, by the file.
+func (n Node) recorded(ctx context.Context) []Finding {
+	path := filepath.Join(n.Config.StateDir, "records.db")
+	var all []Finding
+	if s := n.Status.GetStore(); s != nil {
+		if d := s.GetDistrust(); d != nil {
+			all = append(all, warn("see what is there with pullgatectl distrust end --dry-run, then end it, or let pods prove themselves",
+				"the store is distrusted since %s, nothing is taken for preloaded: %s", d.GetSince().AsTime().Format(time.RFC3339), d.GetReason()))
+		}
+		if m := s.GetMarks(); m > 0 && policyOf(n.Status.GetConfiguration()) == string(policy.ModeNeverVerifyPreloadedImages) {
+			all = append(all, warn("pullgatectl preloaded list shows them, preloaded forget closes what is not for everybody",
+				"%d preloaded marks: images from before pullgate are everybody's", m))
+		}
+		if len(all) == 0 {
+			all = append(all, ok("%d records, %d intents, no preloaded mark that counts, not distrusted", s.GetRecords(), s.GetIntents()))
+		}
+		return all
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*patience)
+	defer cancel()
+	v, err := offline.Check(ctx, n.path(path))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return []Finding{unknown("start pullgated, which makes it", "there is no %s", path)}
+	case errors.Is(err, offline.ErrInUse):
+		return []Finding{unknown("see the findings about the daemon", "%s is open in a pullgated that does not answer", path)}
+	case errors.Is(err, offline.ErrNewerFormat):
+		return []Finding{fail("install the version that wrote it, or move it away: every image then needs proof once", "%s: %v", path, err)}
+	case err != nil:
+		return []Finding{unknown("run it as root", "%s: %v", path, err)}
+	case len(v.Problems) > 0:
+		return []Finding{fail("look at the disk; docs/operations.md says what becomes of a damaged store",
+			"%s cannot be read in %d places, the first: %s: %s", path, len(v.Problems)+v.Omitted, v.Problems[0].Where, v.Problems[0].What)}
+	}
+	return []Finding{ok("%s is sound, with %d values", path, v.Values)}
+}
+
+// state looks at the files of the state directory.
+func (n Node) state(context.Context) []Finding {
+	dir := n.Config.StateDir
+	info, err := os.Lstat(n.path(dir))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return []Finding{unknown("start pullgated, which makes it", "there is no %s", dir)}
+	case err != nil:
+		return []Finding{unknown("run it as root", "%s: %v", dir, err)}
+	case !info.IsDir():
+		return []Finding{fail("set stateDir to a directory", "%s is no directory", dir)}
+	}
+	all := private(nil, info, dir, 0o700)
+	present := map[string]bool{}
+	for _, name := range []string{"records.db", "node.key"} {
+		file := filepath.Join(dir, name)
+		info, err := os.Lstat(n.path(file))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			all = append(all, unknown("run it as root", "%s: %v", file, err))
+		case !info.Mode().IsRegular():
+			all = append(all, fail("move it away", "%s is no regular file", file))
+		default:
+			present[name] = true
+			all = private(all, info, file, 0o600)
+		}
+	}
+	if present["records.db"] != present["node.key"] {
+		all = append(all, warn("restore both from one backup, or let pods prove themselves once more",
+			"of records.db and node.key in %s one is missing: they are worth something together alone", dir))
+	}
+	if aside := n.glob(filepath.Join(dir, "records.db.damaged-*")); len(aside) > 0 {
+		all = append(all, warn("look at the disk; pullgatectl store dump shows what can be read of it, then delete it",
+			"a damaged store was set aside as %s", strings.Join(aside, ", ")))
+	}
+	if len(all) == 0 {
+		all = append(all, ok("%s and what is in it are root's alone", dir))
+	}
+	return all
+}
+
+// private adds a finding if others than root reach what a path leads to.
+func private(all []Finding, info fs.FileInfo, path string, want fs.FileMode) []Finding {
+	uid, gid := owner(info)
+	if mode := info.Mode().Perm(); mode&^want != 0 || uid != 0 {
+		return append(all, fail(fmt.Sprintf("chown root:root %s && chmod %04o %s", path, want, path),
+			"%s has mode %04o and is of %s; it is to be %04o and root's", path, mode, who(uid, gid), want))
+	}
+	return all
+}

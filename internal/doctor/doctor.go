@@ -1,0 +1,207 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/regularfile"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// patience is how long one process, socket or host is waited for.
+const patience = 2 * time.Second
+
+// maxFile bounds what is read of a file; what is longer is none of those that are looked for.
+const maxFile = 1 << 20
+
+// A Level says how bad a finding is.
+type Level string
+
+// The levels. The zero value is none of them.
+const (
+	OK      Level = "ok"
+	Warn    Level = "warn"    // works, and somebody should know
+	Fail    Level = "fail"    // does not work, or lets through what it should not
+	Unknown Level = "unknown" // could not be found out
+)
+
+// A Finding is what one check found of one thing.
+type Finding struct {
+	Check string
+	Level Level
+	Found string
+	// Mend says what to do, in a sentence; "" if there is nothing to.
+	Mend string
+}
+
+// A Node is where it is looked. The zero value of a field other than those of the daemon is the machine itself.
+type Node struct {
+	// Root is put before every path, those of sockets included.
+	Root string
+	// Config is the daemon's configuration, and ConfigErr why it could not be read; then Config holds the defaults.
+	Config     config.Config
+	ConfigPath string
+	ConfigErr  error
+	// Status is what the daemon says, and StatusErr why it says nothing.
+	Status    *adminv1.GetStatusResponse
+	StatusErr error
+	// NoNetwork asks no host.
+	NoNetwork bool
+
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Run runs a program and returns what it prints on stdout.
+	Run func(ctx context.Context, name string, args ...string) ([]byte, error)
+	// ClockInStep reports whether something keeps the clock right.
+	ClockInStep func() (bool, error)
+	Disk        func(path string) (Disk, error)
+	Now         func() time.Time
+}
+
+// A Disk is the file system of a path.
+type Disk struct {
+	Bytes, Free       uint64
+	Inodes, FreeNodes uint64 // 0 Inodes where there are as many as wanted
+	Remote            bool   // it is on another machine
+}
+
+// A check looks at one thing.
+type check struct {
+	name string
+	look func(Node, context.Context) []Finding
+}
+
+func checks() []check {
+	return []check{
+		{"configuration", Node.configuration},
+		{"daemon", Node.daemon},
+		{"records", Node.recorded},
+		{"sockets", Node.sockets},
+		{"kubelet", Node.kubelet},
+		{"versions", Node.versions},
+		{"cri-o", Node.crioFiles},
+		{"mirrors", Node.mirrors},
+		{"state", Node.state},
+		{"disk", Node.disk},
+		{"clock", Node.clock},
+	}
+}
+
+// Examine makes every check and returns what they found, in their order.
+func (n Node) Examine(ctx context.Context) []Finding {
+	n = n.filled()
+	var all []Finding
+	for _, c := range checks() {
+		for _, f := range n.examine(ctx, c) {
+			f.Check = c.name
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+func (n Node) examine(ctx context.Context, c check) (found []Finding) {
+	defer func() {
+		if p := recover(); p != nil {
+			found = append(found, Finding{Level: Unknown, Found: fmt.Sprintf("the check panicked: %v", p), Mend: "report this as a bug of pullgatectl"})
+		}
+	}()
+	return c.look(n, ctx)
+}
+
+// Failed reports whether one of the findings is a failure.
+func Failed(all []Finding) bool {
+	return slices.ContainsFunc(all, func(f Finding) bool { return f.Level == Fail })
+}
+
+// filled returns the node with the machine's own for what is not given.
+func (n Node) filled() Node {
+	if n.Root == "" {
+		n.Root = "/"
+	}
+	if n.Dial == nil {
+		n.Dial = (&net.Dialer{}).DialContext
+	}
+	if n.Run == nil {
+		n.Run = func(ctx context.Context, name string, args ...string) ([]byte, error) {
+			return exec.CommandContext(ctx, name, args...).Output() //nolint:gosec // the programs that run on the node
+		}
+	}
+	if n.ClockInStep == nil {
+		n.ClockInStep = clockInStep
+	}
+	if n.Disk == nil {
+		n.Disk = diskOf
+	}
+	if n.Now == nil {
+		n.Now = time.Now
+	}
+	return n
+}
+
+// path returns where a path of the node is.
+func (n Node) path(elements ...string) string {
+	return filepath.Join(append([]string{n.Root}, elements...)...)
+}
+
+// read returns the content of a file; "" if there is none or it is no file.
+func (n Node) read(path string) string {
+	b, err := regularfile.Read(n.path(path), maxFile)
+	if err != nil || len(b) > maxFile {
+		return ""
+	}
+	return string(b)
+}
+
+// glob returns the paths of the node that fit a pattern, in order.
+func (n Node) glob(pattern string) []string {
+	found, _ := filepath.Glob(n.path(pattern)) // an error is of the pattern
+	for i, f := range found {
+		found[i] = "/" + strings.TrimPrefix(strings.TrimPrefix(f, filepath.Clean(n.Root)), "/")
+	}
+	slices.Sort(found)
+	return found
+}
+
+func ok(format string, args ...any) Finding {
+	return Finding{Level: OK, Found: fmt.Sprintf(format, args...)}
+}
+
+func warn(mend, format string, args ...any) Finding {
+	return Finding{Level: Warn, Found: fmt.Sprintf(format, args...), Mend: mend}
+}
+
+func fail(mend, format string, args ...any) Finding {
+	return Finding{Level: Fail, Found: fmt.Sprintf(format, args...), Mend: mend}
+}
+
+func unknown(mend, format string, args ...any) Finding {
+	return Finding{Level: Unknown, Found: fmt.Sprintf(format, args...), Mend: mend}
+}
+
+func clockInStep() (bool, error) {
+	state, err := unix.Adjtimex(&unix.Timex{})
+	return state != unix.TIME_ERROR, err
+}
+
+func diskOf(path string) (Disk, error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(path, &s); err != nil {
+		return Disk{}, &os.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	block := uint64(s.Bsize) //nolint:gosec // the size of a block
+	remote := []int64{unix.NFS_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.SMB_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.CEPH_SUPER_MAGIC, unix.AFS_SUPER_MAGIC, unix.V9FS_MAGIC}
+	return Disk{
+		Bytes: s.Blocks * block, Free: s.Bavail * block, Inodes: s.Files, FreeNodes: s.Ffree,
+		Remote: slices.Contains(remote, int64(s.Type)), //nolint:unconvert // its size differs between machines
+	}, nil
+}

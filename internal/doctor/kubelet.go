@@ -1,0 +1,69 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+
+	"github.com/pullgate/pullgate/internal/kubeletconf"
+)
+
+// host is the node as kubeletnode reads it.
+func (n Node) host() kubeletconf.Host { return kubeletconf.Host{Root: n.Root, Command: n.Run} }
+
+// kubelet looks at what the kubelet dials, now and after its next start.
+func (n Node) kubelet(ctx context.Context) []Finding {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	found, err := n.host().Discover(ctx, "")
+	if err != nil {
+		return n.kubeletProcesses(err)
+	}
+	next := n.judge("the kubelet of "+found.Unit.Name, found.Configured)
+	if found.Running == nil {
+		return []Finding{next}
+	}
+	now := n.judge(process{found.Process.PID, "kubelet"}.String(), *found.Running)
+	switch {
+	case now.Level == OK && next.Level == Fail:
+		next.Level = Warn
+		next.Found += ", once it is restarted"
+		return []Finding{now, next}
+	case now.Level == Fail && next.Level == OK:
+		return []Finding{now, warn("restart the kubelet; running pods go on", "%s, once it is restarted", next.Found)}
+	}
+	return []Finding{now}
+}
+
+// kubeletProcesses looks at the kubelets that run, where no unit tells what a kubelet dials.
+func (n Node) kubeletProcesses(why error) (all []Finding) {
+	if errors.Is(why, kubeletconf.ErrSeveralKubelets) || errors.Is(why, fs.ErrPermission) {
+		return []Finding{unknown("run it as root; pullgatectl node status --unit UNIT tells it of one unit", "what the kubelet dials: %v", why)}
+	}
+	for _, p := range n.running("kubelet", "k3s", "k3s-server", "k3s-agent", "rke2") {
+		s, err := n.host().Told(p.pid)
+		if err != nil {
+			all = append(all, unknown("see that the file is there and can be read, as root", "what %s dials: %v", p, err))
+			continue
+		}
+		all = append(all, n.judge(p.String(), s))
+	}
+	if len(all) == 0 {
+		all = append(all, unknown("run it on the node, as root, with the kubelet running", "what the kubelet dials: no kubelet is seen: %v", why))
+	}
+	return all
+}
+
+// judge says whether what a kubelet is told to dial is pullgated.
+func (n Node) judge(kubelet string, s kubeletconf.Settings) Finding {
+	ours := socketPath(n.Config.Listen)
+	switch {
+	case !kubeletconf.Same(s.Runtime.Value, ours):
+		return fail("pullgatectl node enable sends it through "+ours,
+			"%s dials %s (%s), which bypasses pullgate", kubelet, socketPath(s.Runtime.Value), s.Runtime.From)
+	case !kubeletconf.Same(s.Image.Value, ours):
+		return fail("leave the image service endpoint empty or set it to unix://"+ours+", then restart the kubelet",
+			"%s pulls through %s (%s): pullgate sees no pull", kubelet, socketPath(s.Image.Value), s.Image.From)
+	}
+	return ok("%s dials %s (%s)", kubelet, ours, s.Runtime.From)
+}

@@ -1,0 +1,142 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+
+	"github.com/pullgate/pullgate/internal/peercred"
+	"github.com/pullgate/pullgate/internal/kubeletconf"
+)
+
+// socketPath returns the path of an endpoint's socket, the endpoint itself if it is no Unix socket.
+func socketPath(endpoint string) string {
+	if path := kubeletconf.Socket(endpoint); path != "" {
+		return path
+	}
+	return endpoint
+}
+
+// sockets looks at who owns which socket and who answers there.
+func (n Node) sockets(ctx context.Context) []Finding {
+	var all []Finding
+	folders := []string{}
+	if found := n.otherConfiguration(); found != nil {
+		return append(all, unknown(found.Mend, "the sockets of pullgated: %s", found.Found), n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint)))
+	}
+	for _, s := range []struct{ field, endpoint string }{
+		{"listen", n.Config.Listen},
+		{"admin.listen", n.Config.Admin.Listen},
+		{"nodeCredentials.listen", n.Config.NodeCredentials.Listen},
+	} {
+		if s.endpoint != "" {
+			all = append(all, n.own(ctx, s.field, socketPath(s.endpoint))...)
+			folders = append(folders, filepath.Dir(socketPath(s.endpoint)))
+		}
+	}
+	slices.Sort(folders)
+	for _, dir := range slices.Compact(folders) {
+		// Who may write there may put a socket of his own in the place of one.
+		if info, err := os.Stat(n.path(dir)); err == nil {
+			if w := writable(info, dir); w != nil {
+				all = append(all, *w)
+			}
+		}
+	}
+	return append(all, n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint)))
+}
+
+// own looks at a socket of pullgated.
+func (n Node) own(ctx context.Context, field, path string) (all []Finding) {
+	info, err := n.socket(path)
+	if errors.Is(err, fs.ErrPermission) {
+		return []Finding{unknown("run it as root", "%s: %v", field, err)}
+	}
+	if err != nil {
+		return []Finding{fail("systemctl status pullgated; then compare "+field+" with where it listens", "%s: %v", field, err)}
+	}
+	all = private(nil, info, path, 0o600)
+	peer, err := n.peer(ctx, path)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		all = append(all, unknown("run it as root", "%s: who listens at %s: %v", field, path, err))
+	case err != nil:
+		all = append(all, fail("systemctl restart pullgated", "%s: %s: %v", field, path, err))
+	case peer.name != "" && peer.name != "pullgated" && peer.name != "systemd": // which holds it for pullgated
+		all = append(all, fail(fmt.Sprintf("stop process %d, or set %s to another path, then restart pullgated", peer.pid, field),
+			"%s: at %s answers %s", field, path, peer))
+	case len(all) == 0:
+		all = append(all, ok("%s: at %s answers %s", field, path, peer))
+	}
+	return all
+}
+
+func (n Node) runtimeSocket(ctx context.Context, path string) Finding {
+	info, err := n.socket(path)
+	if errors.Is(err, fs.ErrPermission) {
+		return unknown("run it as root", "runtimeEndpoint: %v", err)
+	}
+	if err != nil {
+		return fail("systemctl status containerd; compare runtimeEndpoint with where the runtime listens", "runtimeEndpoint: %v", err)
+	}
+	uid, gid := owner(info)
+	mode := info.Mode().Perm()
+	if uid != 0 || mode&0o002 != 0 || mode&0o020 != 0 && gid != 0 {
+		return fail("give it to root alone, where the runtime is configured (grpc.uid, grpc.gid)",
+			"the runtime's own %s has mode %04o and is of %s: who may connect there bypasses pullgate", path, mode, who(uid, gid))
+	}
+	peer, err := n.peer(ctx, path)
+	if errors.Is(err, fs.ErrPermission) {
+		return unknown("run it as root", "who listens at the runtime's %s: %v", path, err)
+	}
+	if err != nil {
+		return fail("systemctl status containerd", "the runtime's %s: %v", path, err)
+	}
+	return ok("runtimeEndpoint: at %s answers %s, for root alone", path, peer)
+}
+
+// socket looks at a path that is to be a socket.
+func (n Node) socket(path string) (fs.FileInfo, error) {
+	info, err := os.Stat(n.path(path))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("there is no %s", path)
+	case err == nil && info.Mode().Type() != fs.ModeSocket:
+		return nil, fmt.Errorf("%s is no socket", path)
+	}
+	return info, err
+}
+
+// peer connects to a socket and returns who listens there.
+func (n Node) peer(ctx context.Context, path string) (process, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	c, err := n.Dial(ctx, "unix", n.path(path))
+	if err != nil {
+		return process{}, dialError(err)
+	}
+	defer func() { _ = c.Close() }() // nothing was written
+	who, err := peercred.Of(c)
+	if err != nil {
+		return process{}, nil // somebody answers, who that is stays unknown
+	}
+	return process{pid: int(who.Pid), name: n.nameOf(int(who.Pid))}, nil
+}
+
+// dialError says why a socket could not be connected to: permission denied, connection refused or timed out.
+func dialError(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("permission denied: %w", err)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("connection refused, no process listens there: %w", err)
+	case errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("timed out after %v, a process has it open and does not accept connections: %w", patience, err)
+	}
+	return err
+}

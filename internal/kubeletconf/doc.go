@@ -1,0 +1,20 @@
+// Package kubeletconf finds out what the kubelet of a node dials, and what tells it to. It changes nothing, and where
+// it cannot be sure it returns an error that says so, never a guess.
+//
+// # What tells a kubelet which socket to dial
+//
+// The later line counts.
+//
+//	the kubelet's default                     unix:///run/containerd/containerd.sock
+//	--config FILE                             containerRuntimeEndpoint, imageServiceEndpoint
+//	--config-dir DIR                          the same in every *.conf below it, in lexical order
+//	flags                                     --container-runtime-endpoint, --image-service-endpoint; the last of each
+//
+// Where a systemd unit runs the kubelet, its flags are the last ExecStart= of the unit file and its drop-ins, with the
+// variables of Environment= and EnvironmentFile= put in. A node of kubeadm has them in kubeadm-flags.env.
+//
+// k3s and RKE2 run the kubelet themselves. Its flags are the values of kubelet-arg, those of config.yaml before those of
+// config.yaml.d/*.yaml, in the order of the names, before those of k3s's own command line. A key in such a file
+// replaces what files before it said, and adds to it if it ends with "+". Their own container-runtime-endpoint is
+// another thing: it also keeps k3s from starting its containerd.
+package kubeletconf

@@ -1,0 +1,204 @@
+package kubeletconf
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+)
+
+// A Kind is how a node's kubelet is run, which decides how it can be told something.
+type Kind string
+
+// The kinds of nodes.
+const (
+	// Kubelet is a systemd unit that runs the kubelet.
+	Kubelet Kind = "kubelet"
+	// Kubeadm is the same as kubeadm sets it up.
+	Kubeadm Kind = "kubeadm"
+	// K3s runs the kubelet within itself.
+	K3s Kind = "k3s"
+	// RKE2 starts the kubelet, and is configured like k3s.
+	RKE2 Kind = "rke2"
+)
+
+// Rancher reports whether the kubelet is told by a configuration of k3s or RKE2.
+func (k Kind) Rancher() bool { return k == K3s || k == RKE2 }
+
+// units are those that run a kubelet.
+var units = [...]string{"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-server.service", "rke2-agent.service"}
+
+// A Node is what tells a node's kubelet what to do.
+type Node struct {
+	Kind Kind
+	Unit Unit
+	// ExecStart is the command line of the unit as it stands in the file ExecStartFrom, on one line.
+	ExecStart, ExecStartFrom string
+	// Program is the name of the program that ExecStart runs, without its folder.
+	Program string
+	// RancherConfig is the configuration file of k3s or RKE2; "" elsewhere.
+	RancherConfig string
+	// Configured is what the kubelet is told when it starts the next time.
+	Configured Settings
+	// Running is what the kubelet that runs was told by its flags, and by the files as they are now. It is nil if
+	// no kubelet is seen, which is always so under k3s.
+	Running *Settings
+	// Process is the kubelet that runs, if it is seen.
+	Process Process
+}
+
+// Dials returns what the kubelet dials, as far as it can be told. Where a restart would not change it, it says which
+// file tells, and not only that the process was told.
+func (n Node) Dials() Settings {
+	r, c := n.Running, n.Configured
+	if r != nil && (r.Runtime.Value != c.Runtime.Value || r.Image.Value != c.Image.Value) {
+		return *r
+	}
+	return c
+}
+
+// Through reports whether settings send both services to one endpoint.
+func (s Settings) Through(endpoint string) bool {
+	return Same(s.Runtime.Value, endpoint) && Same(s.Image.Value, endpoint)
+}
+
+// Discover returns what tells the kubelet of a host what to do. unit is the unit that runs it; "" looks for one.
+func (h Host) Discover(ctx context.Context, unit string) (Node, error) {
+	u, err := h.find(ctx, unit)
+	if err != nil {
+		return Node{}, err
+	}
+	s, err := h.service(u)
+	if err != nil {
+		return Node{}, err
+	}
+	n := Node{Unit: u, ExecStart: s.execStart, ExecStartFrom: s.execStartFrom, Program: s.program()}
+	n.Process = h.kubelet(u.MainPID)
+	if k := Kind(n.Program); k.Rancher() {
+		return h.discoverRancher(n, s)
+	}
+	n.Kind = Kubelet
+	if slices.ContainsFunc(u.Files, func(f string) bool { return path.Base(f) == "10-kubeadm.conf" }) {
+		n.Kind = Kubeadm
+	}
+	running := n.Process.words()
+	args := s.words[1:]
+	if n.Program != "kubelet" {
+		// A script: what it runs the kubelet with is seen when it does.
+		if n.Process.PID == 0 {
+			return Node{}, fmt.Errorf("%s runs %s, and no kubelet is seen among its processes", u.Name, s.words[0].text)
+		}
+		args = running
+	}
+	if n.Configured, err = h.settings(args, told{}); err != nil {
+		return Node{}, err
+	}
+	return n, h.running(&n, running, told{})
+}
+
+// Told returns what the kubelet that a process runs was told: by the flags of the process and by files as they are now,
+// and where the process is k3s or RKE2 by their configuration. It asks no unit, so that a variable of one that names
+// another configuration of k3s is not seen; Discover sees it.
+func (h Host) Told(pid int) (Settings, error) {
+	content, err := os.ReadFile(h.Path(fmt.Sprintf("/proc/%d/cmdline", pid)))
+	if err != nil {
+		return Settings{}, fmt.Errorf("read the command line of process %d: %w", pid, err)
+	}
+	// k3s shows its first words as one.
+	program, rest, _ := strings.Cut(strings.TrimSuffix(string(content), "\x00"), "\x00")
+	args := strings.Fields(program)
+	if len(args) == 0 {
+		return Settings{}, fmt.Errorf("process %d has no command line", pid)
+	}
+	if rest != "" {
+		args = append(args, strings.Split(rest, "\x00")...)
+	}
+	words := append([]word{{text: args[0]}}, Process{pid, args}.words()...)
+	s := service{words: words, environment: map[string]word{}}
+	if !Kind(s.program()).Rancher() {
+		return h.settings(words[1:], told{})
+	}
+	r, err := h.rancher(s)
+	if err != nil {
+		return Settings{}, err
+	}
+	return h.settings(r.kubeletArgs(h), r.before())
+}
+
+func (h Host) discoverRancher(n Node, s service) (Node, error) {
+	n.Kind = Kind(n.Program)
+	r, err := h.rancher(s)
+	if err != nil {
+		return Node{}, err
+	}
+	n.RancherConfig = r.file
+	if n.Configured, err = h.settings(r.kubeletArgs(h), r.before()); err != nil {
+		return Node{}, err
+	}
+	return n, h.running(&n, n.Process.words(), r.before())
+}
+
+// running sets n.Running.
+func (h Host) running(n *Node, args []word, before told) error {
+	if n.Process.PID == 0 {
+		return nil
+	}
+	s, err := h.settings(args, before)
+	if err != nil {
+		return err
+	}
+	n.Running = &s
+	return nil
+}
+
+// words are the arguments of a process, without the program.
+func (p Process) words() []word {
+	var all []word
+	for i, arg := range p.Args {
+		if i > 0 {
+			all = append(all, word{arg, fmt.Sprintf("the command line of process %d", p.PID)})
+		}
+	}
+	return all
+}
+
+// find returns the unit that runs the kubelet.
+func (h Host) find(ctx context.Context, name string) (Unit, error) {
+	if name != "" {
+		if path.Ext(name) == "" {
+			name += ".service"
+		}
+		found, err := h.Units(ctx, name)
+		if err != nil {
+			return Unit{}, err
+		}
+		if !found[0].Loaded {
+			return Unit{}, fmt.Errorf("%w: systemd knows no unit %s", ErrNoKubelet, name)
+		}
+		return found[0], nil
+	}
+	all, err := h.Units(ctx, units[:]...)
+	if err != nil {
+		return Unit{}, err
+	}
+	loaded := slices.DeleteFunc(all, func(u Unit) bool { return !u.Loaded })
+	if up := slices.DeleteFunc(slices.Clone(loaded), func(u Unit) bool { return !u.Up() }); len(up) > 0 {
+		loaded = up
+	}
+	switch len(loaded) {
+	case 0:
+		return Unit{}, fmt.Errorf("%w: systemd knows none of %s", ErrNoKubelet, strings.Join(units[:], ", "))
+	case 1:
+		return loaded[0], nil
+	}
+	var names []string
+	for _, u := range loaded {
+		names = append(names, u.Name)
+	}
+	return Unit{}, fmt.Errorf("%w: %s", ErrSeveralKubelets, strings.Join(names, " and "))
+}
+
+// Up reports whether a unit runs, or is about to.
+func (u Unit) Up() bool { return u.Active != "inactive" && u.Active != "failed" }

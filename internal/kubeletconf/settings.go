@@ -1,0 +1,204 @@
+package kubeletconf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"path"
+	"strconv"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+// Defaults of every kubelet that is supported.
+const (
+	defaultEndpoint    = "unix:///run/containerd/containerd.sock"
+	defaultHealthzIP   = "127.0.0.1"
+	defaultHealthzPort = 10248
+
+	byDefault = "the kubelet's default"
+)
+
+// A Setting is a value and who says it: the path of a file, or a few words.
+type Setting struct{ Value, From string }
+
+// Settings are what a kubelet is told.
+type Settings struct {
+	// Runtime is the endpoint that it dials for the RuntimeService, Image the one for the ImageService, which is
+	// the same unless somebody says otherwise.
+	Runtime, Image Setting
+	// ConfigFile and ConfigDir are the values of --config and --config-dir; "" if it has none.
+	ConfigFile, ConfigDir string
+	// FlagsSayEndpoint says whether an endpoint is among its flags, against which no file counts.
+	FlagsSayEndpoint bool
+	// Healthz is the URL that answers 200 if it is well; "" if that is turned off.
+	Healthz string
+}
+
+// kubeletFile is what is read of a kubelet's configuration file. All else is passed over, since kubelets of other
+// versions have fields that nobody here knows.
+type kubeletFile struct {
+	Runtime     *string `json:"containerRuntimeEndpoint"`
+	Image       *string `json:"imageServiceEndpoint"`
+	HealthzIP   *string `json:"healthzBindAddress"`
+	HealthzPort *int    `json:"healthzPort"`
+}
+
+// told gathers settings, the least important first.
+type told struct {
+	runtime, image Setting
+	healthzIP      string
+	healthzPort    int
+}
+
+// settings returns what a kubelet with these arguments is told, by files as they are now. before is what counts
+// less than a configuration file; without it that is the kubelet's default.
+func (h Host) settings(args []word, before told) (Settings, error) {
+	t := told{runtime: Setting{defaultEndpoint, byDefault}, healthzIP: defaultHealthzIP, healthzPort: defaultHealthzPort}
+	t.take(before.runtime, before.image)
+	var s Settings
+	s.ConfigFile, s.ConfigDir = last(args, "config").text, last(args, "config-dir").text
+	if s.ConfigFile != "" {
+		if err := h.readKubelet(s.ConfigFile, &t); err != nil {
+			return Settings{}, err
+		}
+	}
+	if s.ConfigDir != "" {
+		files, err := h.files(s.ConfigDir)
+		if err != nil {
+			return Settings{}, fmt.Errorf("list the kubelet's --config-dir: %w", err)
+		}
+		for _, file := range files {
+			if path.Ext(file) != ".conf" || isRanchersOwn(file) {
+				continue
+			}
+			if err := h.readKubelet(file, &t); err != nil {
+				return Settings{}, err
+			}
+		}
+	}
+	runtime, image := last(args, "container-runtime-endpoint"), last(args, "image-service-endpoint")
+	s.FlagsSayEndpoint = runtime.text != "" || image.text != ""
+	t.take(Setting{runtime.text, runtime.from}, Setting{image.text, image.from})
+	if ip := last(args, "healthz-bind-address").text; ip != "" {
+		t.healthzIP = ip
+	}
+	if port := last(args, "healthz-port"); port.text != "" {
+		n, err := strconv.Atoi(port.text)
+		if err != nil {
+			return Settings{}, fmt.Errorf("%s: --healthz-port: %w", port.from, err)
+		}
+		t.healthzPort = n
+	}
+	s.Runtime, s.Image, s.Healthz = t.runtime, t.image, t.healthz()
+	if s.Image.Value == "" {
+		s.Image = s.Runtime
+	}
+	return s, nil
+}
+
+// take takes over what is not empty.
+func (t *told) take(runtime, image Setting) {
+	if runtime.Value != "" {
+		t.runtime = runtime
+	}
+	if image.Value != "" {
+		t.image = image
+	}
+}
+
+func (t *told) healthz() string {
+	if t.healthzPort <= 0 {
+		return ""
+	}
+	ip := t.healthzIP
+	if parsed := net.ParseIP(ip); parsed != nil && parsed.IsUnspecified() {
+		ip = map[bool]string{true: "127.0.0.1", false: "::1"}[parsed.To4() != nil]
+	}
+	return "http://" + net.JoinHostPort(ip, strconv.Itoa(t.healthzPort)) + "/healthz"
+}
+
+// readKubelet takes over what a kubelet's configuration file, or a part of one, says.
+func (h Host) readKubelet(file string, t *told) error {
+	content, err := h.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read the kubelet's configuration: %w", err)
+	}
+	var f kubeletFile
+	if err == nil {
+		err = yaml.Unmarshal(content, &f)
+	}
+	if err != nil {
+		return fmt.Errorf("read the kubelet's configuration %s: %w", file, err)
+	}
+	for _, v := range []struct {
+		to    *Setting
+		value *string
+		unset Setting
+	}{
+		{&t.runtime, f.Runtime, Setting{defaultEndpoint, byDefault}},
+		{&t.image, f.Image, Setting{}},
+	} {
+		switch {
+		case v.value == nil:
+		case *v.value == "": // as if nobody had said anything
+			*v.to = v.unset
+		default:
+			*v.to = Setting{*v.value, file}
+		}
+	}
+	if f.HealthzIP != nil {
+		t.healthzIP = *f.HealthzIP
+	}
+	if f.HealthzPort != nil {
+		t.healthzPort = *f.HealthzPort
+	}
+	return nil
+}
+
+// last returns the value that counts of a flag, --name=value or --name value; a zero word if it is not among args.
+func last(args []word, name string) word {
+	var found word
+	for _, v := range values(args, name) {
+		found = v
+	}
+	return found
+}
+
+// values returns all values of a flag in their order. A "_" in its name is taken for "-", as the kubelet does.
+func values(args []word, name string) []word {
+	var found []word
+	for i := 0; i < len(args) && args[i].text != "--"; i++ {
+		flag, ok := strings.CutPrefix(args[i].text, "-")
+		flag, value, joined := strings.Cut(strings.TrimPrefix(flag, "-"), "=")
+		if !ok || strings.ReplaceAll(flag, "_", "-") != name {
+			continue
+		}
+		switch {
+		case joined:
+			found = append(found, word{value, args[i].from})
+		case i+1 < len(args):
+			i++
+			found = append(found, args[i])
+		}
+	}
+	return found
+}
+
+// Same reports whether two endpoints are one socket: written with unix:// or without, below /run or /var/run.
+func Same(a, b string) bool { return Socket(a) != "" && Socket(a) == Socket(b) }
+
+// Socket returns the path of an endpoint's socket, "" if it is no Unix socket.
+func Socket(endpoint string) string {
+	socket, ok := strings.CutPrefix(endpoint, "unix://")
+	if !ok && strings.Contains(endpoint, "://") || !path.IsAbs(socket) {
+		return ""
+	}
+	socket = path.Clean(socket)
+	if rest, ok := strings.CutPrefix(socket, "/var/run/"); ok {
+		socket = "/run/" + rest
+	}
+	return socket
+}

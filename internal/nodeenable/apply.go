@@ -1,0 +1,164 @@
+package nodeenable
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// tail is how many lines of the unit's log are shown when its kubelet does not get well.
+const tail = 15
+
+// Apply does what a plan says. If a step of an Enable fails, or ctx ends, everything is taken back before it returns.
+// An error says what was seen, and in what state the node is.
+func (s Switch) Apply(ctx context.Context, p Plan) (err error) {
+	if len(p.Steps) == 0 {
+		return nil
+	}
+	held, err := lock(s.Host)
+	if err != nil {
+		return fmt.Errorf("lock the folder of %s: %w", Journal, err)
+	}
+	defer func() { err = errors.Join(err, held.Close()) }()
+	if err := s.same(ctx, p); err != nil {
+		return err
+	}
+	did, err := s.do(ctx, p)
+	if err == nil {
+		return nil
+	}
+	s.showLog(ctx, p.look.node.Unit.Name)
+	if !p.Enable {
+		return &HintError{
+			Err:  fmt.Errorf("not disabled: %w", err),
+			Hint: "what was taken back stays taken back; mend what is said above and run pullgatectl node disable again. The kubelet needs pullgated no more once " + p.look.node.Unit.Name + " was restarted",
+		}
+	}
+	return s.rollBack(ctx, p, did, err)
+}
+
+// same plans again, now that nobody else can, and compares.
+func (s Switch) same(ctx context.Context, p Plan) error {
+	plan := s.Disable
+	if p.Enable {
+		plan = s.Enable
+	}
+	now, err := plan(ctx)
+	if err != nil {
+		return err
+	}
+	if !reflect.DeepEqual(now.Steps, p.Steps) {
+		return refuse("run it again", "%w", ErrChanged)
+	}
+	return nil
+}
+
+// do does the steps of a plan, and returns how many it began.
+func (s Switch) do(ctx context.Context, p Plan) (began int, err error) {
+	w := &watcher{s: s, unit: p.look.node.Unit.Name}
+	if p.Enable {
+		w.endpoint = s.Daemon.Listen
+	}
+	for i, step := range p.Steps {
+		if err := ctx.Err(); err != nil {
+			return i, err
+		}
+		s.say("%s", step.Text)
+		if err := s.step(ctx, step, w); err != nil {
+			if step.Action != Watch { // which says by itself what it saw
+				err = fmt.Errorf("%s: %w", step.Text, err)
+			}
+			return i + 1, err
+		}
+		if step.Action == Remove && p.look.journal != nil {
+			for _, dir := range slices.Backward(p.look.journal.File.Folders) {
+				_ = os.Remove(s.Host.Path(dir)) // unless something is in it
+			}
+		}
+	}
+	return len(p.Steps), nil
+}
+
+func (s Switch) step(ctx context.Context, step Step, w *watcher) error {
+	switch step.Action {
+	case Note, Write:
+		return write(s.Host, step.Path, step.content, step.mode)
+	case Remove:
+		return remove(s.Host, step.Path)
+	case Run:
+		if step.isRestart() {
+			units, err := s.Host.Units(ctx, w.unit)
+			if err != nil {
+				return err
+			}
+			w.before, w.restarts = units[0].Invocation, units[0].Restarts
+		}
+		_, err := s.command(ctx, step.Command...)
+		return err
+	case Watch:
+		return w.watch(ctx)
+	default:
+		return fmt.Errorf("nobody knows the step %q", step.Action)
+	}
+}
+
+func (s Step) isRestart() bool { return len(s.Command) > 1 && s.Command[1] == "restart" }
+
+// rollBack takes back what an Enable has begun, and returns why with what became of it.
+func (s Switch) rollBack(ctx context.Context, p Plan, began int, why error) error {
+	// An operator who interrupts wants the node as it was, not one in between.
+	ctx = context.WithoutCancel(ctx)
+	s.say("take it back: %s", oneLine(why))
+	unit := p.look.node.Unit.Name
+	back, err := s.Disable(ctx)
+	if err == nil {
+		if !restarted(p.Steps[:began]) {
+			back.Steps = withoutRestart(back.Steps)
+		}
+		_, err = s.do(ctx, back)
+	}
+	if err != nil {
+		s.showLog(ctx, unit)
+		return &HintError{
+			Err:  fmt.Errorf("not enabled: %w; and not all of it was taken back: %w", why, err),
+			Hint: "mend what is said above, then run pullgatectl node disable",
+		}
+	}
+	return &HintError{
+		Err:  fmt.Errorf("not enabled, and all of it is taken back: %w", why),
+		Hint: "journalctl -u " + unit + " and journalctl -u pullgated say more",
+	}
+}
+
+func restarted(steps []Step) bool {
+	return slices.ContainsFunc(steps, Step.isRestart)
+}
+
+// withoutRestart leaves a kubelet alone that was not restarted, and so has met none of what is taken back.
+func withoutRestart(steps []Step) []Step {
+	var all []Step
+	for _, s := range steps {
+		if !s.isRestart() && s.Action != Watch {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+
+// showLog tells the last lines of a unit's log, which say more than what can be seen from outside.
+func (s Switch) showLog(ctx context.Context, unit string) {
+	out, err := s.command(context.WithoutCancel(ctx), "journalctl", "--unit="+unit, fmt.Sprintf("--lines=%d", tail), "--no-pager", "--output=cat")
+	if err != nil || out == "" {
+		return
+	}
+	s.say("the last lines of %s:", unit)
+	for line := range strings.SplitSeq(out, "\n") {
+		s.say("  %s", line)
+	}
+}

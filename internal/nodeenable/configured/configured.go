@@ -1,0 +1,61 @@
+package configured
+
+import (
+	"fmt"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/nodeenable"
+	"github.com/pullgate/pullgate/pkg/policy"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// File returns the daemon as a configuration tells.
+func File(c config.Config) nodeenable.Daemon {
+	return nodeenable.Daemon{
+		Listen: c.Listen, Runtime: c.RuntimeEndpoint, Image: c.ImageEndpoint,
+		Metrics: c.Metrics.Listen, StateDir: c.StateDir, Enforces: "does as its configuration says",
+	}
+}
+
+// Running returns the daemon as it tells itself, if the configuration in the file, which was read from path, tells the
+// same. Otherwise the error is a pointing.HintError.
+func Running(file config.Config, path string, status *adminv1.GetStatusResponse) (nodeenable.Daemon, error) {
+	// pullgated has checked it, and adds to it what Parse would refuse beside kubeletConfig.
+	var inForce config.Config
+	if err := yaml.Unmarshal([]byte(status.GetConfiguration()), &inForce); err != nil {
+		return nodeenable.Daemon{}, fmt.Errorf("read the configuration that pullgated runs with: %w", err)
+	}
+	runs, says := File(inForce), File(file)
+	for _, v := range []struct{ field, runs, says string }{
+		{"listen", runs.Listen, says.Listen},
+		{"runtimeEndpoint", runs.Runtime, says.Runtime},
+		{"imageEndpoint", runs.Image, says.Image},
+		{"stateDir", runs.StateDir, says.StateDir},
+		{"metrics.listen", runs.Metrics, says.Metrics},
+	} {
+		if v.runs != v.says {
+			return nodeenable.Daemon{}, &nodeenable.HintError{
+				Err:  fmt.Errorf("pullgated runs with %s %q, and %s says %q", v.field, v.runs, path, v.says),
+				Hint: "systemctl restart pullgated, then try again; give --config if its configuration is another file",
+			}
+		}
+	}
+	runs.Enforces = enforces(status, inForce)
+	return runs, nil
+}
+
+// enforces says in a few words whether pods will notice.
+func enforces(s *adminv1.GetStatusResponse, c config.Config) string {
+	switch mode := c.ImagePullCredentialsVerificationPolicy; {
+	case c.NoPullImageSecretRecheck:
+		return "is in shadow mode: it records and counts, and refuses nothing"
+	case mode == string(policy.ModeNeverVerify):
+		return "asks for no proof under the policy " + mode
+	case s.GetStore().GetDistrust() != nil:
+		return "enforces " + mode + ", and distrusts its store: no image is taken for preloaded"
+	default:
+		return "enforces " + mode
+	}
+}

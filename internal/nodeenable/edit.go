@@ -1,0 +1,114 @@
+package nodeenable
+
+import (
+	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/pullgate/pullgate/internal/kubeletconf"
+)
+
+// A line is one place in a file: what stood there and what stands there now. Both end where the line ends, and
+// "" was not there.
+type line struct {
+	Was string `json:"was"`
+	Now string `json:"now"`
+}
+
+// edit sets the endpoints in a kubelet's configuration file and leaves everything else as it is.
+func edit(h kubeletconf.Host, file, endpoint string) (change, error) {
+	content, err := h.ReadFile(file)
+	if err != nil {
+		return change{}, fmt.Errorf("read the kubelet's configuration: %w", err)
+	}
+	c := change{path: file}
+	text := string(content)
+	want := map[string]any{}
+	if err := yaml.Unmarshal(content, &want); err != nil {
+		return change{}, fmt.Errorf("read the kubelet's configuration %s: %w", file, err)
+	}
+	for _, key := range []string{"containerRuntimeEndpoint", "imageServiceEndpoint"} {
+		if _, ok := want[key]; !ok && key == "imageServiceEndpoint" {
+			continue // which then is the same
+		}
+		want[key] = endpoint
+		l := line{Now: key + ": " + endpoint + "\n"}
+		at := regexp.MustCompile(`(?m)^` + key + `:.*\n?`).FindStringIndex(text)
+		switch {
+		case at != nil:
+			l.Was = text[at[0]:at[1]]
+			text = text[:at[0]] + l.Now + text[at[1]:]
+		case text != "" && !strings.HasSuffix(text, "\n"):
+			l.Now = "\n" + l.Now
+			text += l.Now
+		default:
+			text += l.Now
+		}
+		c.lines = append(c.lines, l)
+	}
+	// A file of another shape (JSON, several documents, a value over several lines) is told by the result.
+	var got map[string]any
+	if err := yaml.Unmarshal([]byte(text), &got); err != nil || !reflect.DeepEqual(got, want) {
+		return change{}, refuse(fmt.Sprintf("set containerRuntimeEndpoint: %s there by hand, and imageServiceEndpoint if it is set, then restart the kubelet", endpoint),
+			"%s is not written in a way in which two lines of it can be replaced", file)
+	}
+	c.content = []byte(text)
+	return c, nil
+}
+
+// undo returns the content of a file as it was before lines were put in. A file that somebody changed since is only
+// taken back where what was put in stands once and whole; ok is false if it does not.
+func undo(content []byte, lines []line) (before []byte, ok bool) {
+	text := string(content)
+	for _, l := range slices.Backward(lines) {
+		if count(text, l.Now) == 1 {
+			at := index(text, l.Now)
+			text = text[:at] + l.Was + text[at+len(l.Now):]
+			continue
+		}
+		if !takenBack(text, l) {
+			return nil, false
+		}
+	}
+	return []byte(text), true
+}
+
+// takenBack reports whether somebody has already put back what a line replaced.
+func takenBack(text string, l line) bool {
+	if l.Was != "" {
+		return count(text, l.Was) == 1
+	}
+	key, _, _ := strings.Cut(strings.TrimSpace(l.Now), ":")
+	return index(text, key+":") < 0
+}
+
+// count says how often lines stand in a text, from the beginning of a line.
+func count(text, lines string) int {
+	n := 0
+	for {
+		at := index(text, lines)
+		if at < 0 {
+			return n
+		}
+		n++
+		text = text[at+len(lines):]
+	}
+}
+
+// index returns where lines stand in a text for the first time, from the beginning of a line; -1 if nowhere.
+func index(text, lines string) int {
+	for from := 0; ; {
+		at := strings.Index(text[from:], lines)
+		if at < 0 || lines == "" {
+			return -1
+		}
+		if at += from; at == 0 || lines[0] == '\n' || text[at-1] == '\n' {
+			return at
+		}
+		from = at + 1
+	}
+}

@@ -1,0 +1,126 @@
+package nodeenable
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/kubeletconf"
+)
+
+const (
+	// lookEvery is how often the kubelet is looked at while it is watched.
+	lookEvery = time.Second
+	// settled is Switch.Settle if that says nothing.
+	settled = 12 * time.Second
+	// restartsAllowed is how often it may be started again before that: k3s may end once while the runtime comes up.
+	restartsAllowed = 1
+)
+
+// watcher is what is known of a kubelet that was restarted.
+type watcher struct {
+	s        Switch
+	unit     string // that runs it
+	before   string // invocation before the restart
+	restarts int    // of before as well, where systemd goes on counting
+	endpoint string // where its calls have to arrive; "" is anywhere
+	first    bool   // whether it was seen after the restart
+	calls    float64
+	// well is since when it is; the zero time says that it is not.
+	well time.Time
+}
+
+// watch returns nil once the kubelet was well for a while, and what is wrong when time is up, or sooner if it
+// certainly does not get well.
+func (w *watcher) watch(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, w.s.wait(), errNotWell)
+	defer cancel()
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	wrong := errors.New("it was not looked at")
+	settle := w.s.Settle
+	if settle <= 0 {
+		settle = settled
+	}
+	for {
+		restarts, err := w.look(ctx)
+		switch {
+		case err == nil && w.well.IsZero():
+			w.well = time.Now()
+		case err == nil && time.Since(w.well) >= settle:
+			return nil
+		case err != nil && ctx.Err() == nil:
+			wrong, w.well = err, time.Time{}
+			if restarts > restartsAllowed {
+				return fmt.Errorf("systemd started it again %d times: %w", restarts, err)
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			if !errors.Is(context.Cause(ctx), errNotWell) {
+				return context.Cause(ctx)
+			}
+			if !w.well.IsZero() {
+				wrong = errors.New("it has not been well for long enough")
+			}
+			return fmt.Errorf("%w within %s: %w", errNotWell, w.s.wait(), wrong)
+		}
+	}
+}
+
+// errNotWell is the cause of the end of a watch.
+var errNotWell = errors.New("the kubelet was not well")
+
+// look says what is wrong now, and how often systemd has started the unit again.
+func (w *watcher) look(ctx context.Context) (restarts int, err error) {
+	units, err := w.s.Host.Units(ctx, w.unit)
+	if err != nil {
+		return 0, err
+	}
+	u := units[0]
+	if u.Invocation == w.before {
+		return 0, fmt.Errorf("%s has not been restarted yet", u.Name)
+	}
+	// systemd begins anew at a restart, but not if the unit waited to be started again.
+	w.restarts = min(w.restarts, u.Restarts)
+	u.Restarts -= w.restarts
+	if u.Active != "active" || u.Restarts > restartsAllowed {
+		return u.Restarts, fmt.Errorf("%s is %s (%s)", u.Name, u.Active, u.Sub)
+	}
+	// Without what tells the kubelet, as when its configuration cannot be read, the unit is what there is to see.
+	n, err := w.s.Host.Discover(ctx, w.unit)
+	if err != nil {
+		if w.endpoint == "" {
+			return u.Restarts, nil
+		}
+		return u.Restarts, err
+	}
+	if why := w.s.unhealthy(ctx, n.Configured.Healthz); why != "" {
+		return u.Restarts, errors.New(why)
+	}
+	if w.endpoint == "" {
+		return u.Restarts, nil
+	}
+	return u.Restarts, w.arrives(ctx, n)
+}
+
+// arrives says why the kubelet's calls cannot be said to arrive.
+func (w *watcher) arrives(ctx context.Context, n kubeletconf.Node) error {
+	if n.Running != nil && !n.Running.Through(w.endpoint) {
+		return fmt.Errorf("the kubelet dials %s, told by %s", n.Running.Runtime.Value, n.Running.Runtime.From)
+	}
+	calls, err := w.s.calls(ctx)
+	if err != nil {
+		return err
+	}
+	// Calls grow from when the kubelet is there, and begin anew with pullgated. Of connections one is enough.
+	if w.s.Daemon.Metrics != "" && (!w.first || calls < w.calls) {
+		w.first, w.calls = true, calls
+	}
+	if calls <= w.calls {
+		return errors.New("no call of the kubelet has arrived at pullgated")
+	}
+	return nil
+}

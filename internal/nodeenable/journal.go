@@ -1,0 +1,76 @@
+package nodeenable
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"path"
+
+	"github.com/pullgate/pullgate/internal/kubeletconf"
+)
+
+// Journal is where the journal is. It does not depend on pullgated's configuration, which may be gone when it is needed.
+const Journal = "/var/lib/pullgate/node-enable.json"
+
+// journalVersion is that of the journals this package writes and reads.
+const journalVersion = 1
+
+// Phases of a journal.
+const (
+	// Applying: what the journal names may have been changed, or not yet.
+	Applying = "applying"
+	// Enabled: all of it has been changed, and the kubelet was well after it.
+	Enabled = "enabled"
+)
+
+// A journal says what was changed on a node. It holds no content of any file but the lines that were replaced, which
+// name endpoints.
+type journal struct {
+	Version int    `json:"version"`
+	Phase   string `json:"phase"`
+	Unit    string `json:"unit"`
+	// Endpoint is what the kubelet was pointed at, Runtime and Image what it dialled before.
+	Endpoint string `json:"endpoint"`
+	Runtime  string `json:"runtime"`
+	Image    string `json:"image"`
+	File     noted  `json:"file"`
+}
+
+// noted is what was done to a file.
+type noted struct {
+	Path string `json:"path"`
+	// Lines are what was replaced in it; none if the whole file is ours.
+	Lines []line `json:"lines,omitempty"`
+	// Folders are those that were made for the file, the outermost first.
+	Folders []string `json:"folders,omitempty"`
+}
+
+// readJournal returns the journal, nil if there is none.
+func readJournal(h kubeletconf.Host) (*journal, error) {
+	content, err := h.ReadFile(Journal)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // a node without a journal is the usual one
+	}
+	var j journal
+	if err == nil {
+		err = json.Unmarshal(content, &j)
+	}
+	switch {
+	case err != nil:
+		return nil, refuse("move the file away if pullgatectl never wrote it; else look at the disk, and point the kubelet by hand",
+			"read the journal %s: %w", Journal, err)
+	case j.Version != journalVersion:
+		return nil, refuse("use the pullgatectl that wrote it", "the journal %s has version %d, and this pullgatectl knows %d", Journal, j.Version, journalVersion)
+	case !path.IsAbs(j.File.Path), j.Unit == "", j.Phase != Applying && j.Phase != Enabled:
+		return nil, refuse("move it away, and point the kubelet by hand", "the journal %s says what no journal says", Journal)
+	}
+	return &j, nil
+}
+
+func (j journal) marshal() []byte {
+	content, err := json.MarshalIndent(j, "", "  ")
+	if err != nil {
+		panic(err) // texts and numbers
+	}
+	return append(content, '\n')
+}

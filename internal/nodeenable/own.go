@@ -1,0 +1,135 @@
+package nodeenable
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strings"
+
+	"github.com/pullgate/pullgate/internal/kubeletconf"
+)
+
+// The first line of every file of ours ends with a checksum of what follows it.
+const (
+	signature      = "# Written by pullgatectl node enable, removed by pullgatectl node disable; checksum of the rest: "
+	checksumDigits = 16
+)
+
+// ownership is whose a file is.
+type ownership int
+
+const (
+	absent ownership = iota
+	foreign
+	ours
+	oursChanged // by somebody else
+)
+
+// sign puts the first line before a body.
+func sign(body string) []byte {
+	return []byte(signature + checksum([]byte(body))[:checksumDigits] + "\n" + body)
+}
+
+func checksum(content []byte) string {
+	sum := sha256.Sum256(content)
+	return hex.EncodeToString(sum[:])
+}
+
+// whose tells whose a file is that may be ours.
+func whose(h kubeletconf.Host, file string) (ownership, error) {
+	content, err := h.ReadFile(file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return absent, nil
+	case err != nil:
+		return absent, err
+	}
+	line, body, _ := bytes.Cut(content, []byte("\n"))
+	sum, ok := strings.CutPrefix(string(line), signature)
+	switch {
+	case !ok:
+		return foreign, nil
+	case sum != checksum(body)[:checksumDigits]:
+		return oursChanged, nil
+	default:
+		return ours, nil
+	}
+}
+
+// Places of our files on a node.
+func unitFile(n kubeletconf.Node) string {
+	return path.Join("/etc/systemd/system", n.Unit.Name+".d", "90-pullgate.conf")
+}
+
+func kubeletFile(n kubeletconf.Node) string {
+	return path.Join(n.Configured.ConfigDir, "90-pullgate.conf")
+}
+
+func rancherFile(n kubeletconf.Node) string { return n.RancherConfig + ".d/90-pullgate.yaml" }
+
+// ownFiles returns where files of ours may be on a node.
+func ownFiles(n kubeletconf.Node) []string {
+	files := []string{unitFile(n)}
+	if n.RancherConfig != "" {
+		files = append(files, rancherFile(n))
+	} else if n.Configured.ConfigDir != "" {
+		files = append(files, kubeletFile(n))
+	}
+	return files
+}
+
+// A change is what a file is to hold.
+type change struct {
+	path    string
+	content []byte
+	// lines are what was replaced in a file that is not ours; nil if it is ours as a whole.
+	lines []line
+}
+
+// aim returns the change that points the kubelet of a node that is not pointed at endpoint at it.
+func aim(h kubeletconf.Host, n kubeletconf.Node, endpoint string) (change, error) {
+	c := n.Configured
+	switch {
+	case n.Kind.Rancher():
+		return change{path: rancherFile(n), content: sign(fmt.Sprintf(rancherBody, endpoint))}, nil
+	case c.ConfigDir != "" && !c.FlagsSayEndpoint:
+		return change{path: kubeletFile(n), content: sign(fmt.Sprintf(kubeletBody, endpoint))}, nil
+	case n.Program == "kubelet":
+		return change{path: unitFile(n), content: sign(fmt.Sprintf(unitBody, n.ExecStartFrom, n.ExecStart, endpoint))}, nil
+	case c.FlagsSayEndpoint:
+		return change{}, refuse(fmt.Sprintf("have %s give the kubelet --container-runtime-endpoint=%s and no --image-service-endpoint, then restart %s", n.Program, endpoint, n.Unit.Name),
+			"%s runs %s, a program of its own that gives the kubelet its endpoint as a flag, against which no file counts", n.Unit.Name, n.Program)
+	case c.ConfigFile != "":
+		return edit(h, c.ConfigFile, endpoint)
+	default:
+		return change{}, refuse("have it give the kubelet --config, or the flag --container-runtime-endpoint="+endpoint,
+			"%s runs %s, a program of its own, and the kubelet has no configuration file", n.Unit.Name, n.Program)
+	}
+}
+
+const rancherBody = `# The flags of the kubelet; "+" adds them to those that other files give.
+kubelet-arg+:
+- container-runtime-endpoint=%[1]s
+- image-service-endpoint=%[1]s
+`
+
+const kubeletBody = `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+containerRuntimeEndpoint: %[1]s
+imageServiceEndpoint: %[1]s
+`
+
+const unitBody = `[Unit]
+Wants=pullgated.service
+After=pullgated.service pullgated.socket
+
+[Service]
+# The command line of %[1]s
+# with two flags more: the last flag counts, also against the kubelet's configuration file.
+ExecStart=
+ExecStart=%[2]s --container-runtime-endpoint=%[3]s --image-service-endpoint=%[3]s
+`

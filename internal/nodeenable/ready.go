@@ -1,0 +1,188 @@
+package nodeenable
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/pullgate/pullgate/internal/kubeletconf"
+)
+
+// roomNeeded is how much has to be free where pullgated writes: what a full node's store takes, a few times over.
+const roomNeeded = 64 << 20
+
+// ready refuses a node that would not be well behind pullgated.
+func (s Switch) ready(ctx context.Context, l look) error {
+	for _, check := range []func(context.Context, look) error{s.runs, s.forwards, s.answers, s.startsAtBoot, s.hasRoom} {
+		if err := check(ctx, l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runs refuses a node that is not well before anything is changed, since nobody could tell then what a change did.
+// Where an earlier run ended midway it may well be so.
+func (s Switch) runs(ctx context.Context, l look) error {
+	if l.journal != nil || len(l.files) > 0 {
+		return nil
+	}
+	n := l.node
+	if n.Unit.Active != "active" {
+		return refuse("see systemctl status "+n.Unit.Name+"; once it is well, try again", "%s is %s (%s), not active", n.Unit.Name, n.Unit.Active, n.Unit.Sub)
+	}
+	if r := n.Running; r != nil && !kubeletconf.Same(r.Runtime.Value, n.Configured.Runtime.Value) {
+		return refuse("systemctl daemon-reload and restart "+n.Unit.Name+" first, and see whether that is what you want",
+			"the kubelet that runs dials %s, and started again it would dial %s, told by %s", r.Runtime.Value, n.Configured.Runtime.Value, n.Configured.Runtime.From)
+	}
+	if why := s.unhealthy(ctx, n.Configured.Healthz); why != "" {
+		return refuse("see journalctl -u "+n.Unit.Name+"; once it is well, try again", "the kubelet is not healthy: %s", why)
+	}
+	return nil
+}
+
+// unhealthy says why a kubelet is not healthy; "" if it is, or cannot be asked.
+func (s Switch) unhealthy(ctx context.Context, healthz string) string {
+	if healthz == "" {
+		return ""
+	}
+	code, body, err := s.get(ctx, healthz)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("%s does not answer: %v", healthz, err)
+	case code != http.StatusOK:
+		return fmt.Sprintf("%s answers %d: %s", healthz, code, firstLine(body))
+	default:
+		return ""
+	}
+}
+
+func firstLine(body []byte) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(string(body)), "\n")
+	return line
+}
+
+// forwards refuses a pullgated that does not forward to where the kubelet goes without it.
+func (s Switch) forwards(_ context.Context, l look) error {
+	c := l.base.Configured
+	for _, v := range []struct {
+		field, ours string
+		kubelet     kubeletconf.Setting
+	}{{"runtimeEndpoint", s.Daemon.Runtime, c.Runtime}, {"imageEndpoint", s.Daemon.Image, c.Image}} {
+		switch {
+		case kubeletconf.Same(v.kubelet.Value, s.Daemon.Listen):
+			return refuse("take it out there, then try again", "%s is pointed at pullgated by %s, which pullgatectl did not write, and not all of it", l.base.Unit.Name, v.kubelet.From)
+		case !s.sameSocket(v.kubelet.Value, v.ours):
+			return refuse(fmt.Sprintf("set %s: %s in pullgated's configuration, then systemctl restart pullgated", v.field, v.kubelet.Value),
+				"the kubelet dials %s, told by %s, and pullgated's %s is %s", v.kubelet.Value, v.kubelet.From, v.field, v.ours)
+		}
+	}
+	return nil
+}
+
+// sameSocket reports whether two endpoints are one socket, by their names or by a link.
+func (s Switch) sameSocket(a, b string) bool {
+	if kubeletconf.Same(a, b) {
+		return true
+	}
+	infoA, errA := os.Stat(s.Host.Path(kubeletconf.Socket(a)))
+	infoB, errB := os.Stat(s.Host.Path(kubeletconf.Socket(b)))
+	return errA == nil && errB == nil && infoA.Mode().Type() == os.ModeSocket && os.SameFile(infoA, infoB)
+}
+
+// answers refuses a pullgated that is not there, or does not reach the runtime.
+func (s Switch) answers(ctx context.Context, _ look) error {
+	if err := s.dial(ctx, kubeletconf.Socket(s.Daemon.Listen)); err != nil {
+		return refuse("systemctl status pullgated says more; it has to run first", "%w on %s: %v", ErrNotReached, s.Daemon.Listen, err)
+	}
+	if s.Daemon.Metrics == "" {
+		return nil
+	}
+	url := "http://" + s.Daemon.Metrics + "/readyz"
+	code, body, err := s.get(ctx, url)
+	switch {
+	case err != nil:
+		return refuse("see whether pullgated was restarted since its configuration was changed", "%w on %s: %v", ErrNotReached, url, err)
+	case code != http.StatusOK:
+		return refuse("journalctl -u pullgated says more", "pullgated is not ready: %s", firstLine(body))
+	default:
+		return nil
+	}
+}
+
+// startsAtBoot refuses a pullgated that would be gone after the next boot, and the node with it.
+func (s Switch) startsAtBoot(ctx context.Context, _ look) error {
+	out, err := s.command(ctx, "systemctl", "show", "--property=LoadState,UnitFileState", "--", "pullgated.service", "pullgated.socket")
+	if err != nil {
+		return fmt.Errorf("ask systemd for pullgated: %w", err)
+	}
+	for l := range strings.Lines(out) {
+		switch strings.TrimSpace(l) {
+		case "UnitFileState=enabled", "UnitFileState=static", "UnitFileState=generated":
+			return nil
+		}
+	}
+	return refuse("systemctl enable pullgated.service", "pullgated is not enabled: after the next boot the kubelet would reach no runtime")
+}
+
+func (s Switch) hasRoom(_ context.Context, _ look) error {
+	free, err := s.free(s.Daemon.StateDir)
+	if err != nil {
+		return fmt.Errorf("see how much room %s has: %w", s.Daemon.StateDir, err)
+	}
+	if free < roomNeeded {
+		return refuse("free space there; a pull that pullgated cannot note is refused", "%s has room for %d MiB, and %d are wanted", s.Daemon.StateDir, free>>20, roomNeeded>>20)
+	}
+	return nil
+}
+
+// calls returns a number that grows with the calls that reach pullgated: by its metrics or, where these are off, how
+// many connections its socket has.
+func (s Switch) calls(ctx context.Context) (float64, error) {
+	if s.Daemon.Metrics == "" {
+		return s.connections()
+	}
+	code, body, err := s.get(ctx, "http://"+s.Daemon.Metrics+"/metrics")
+	if err == nil && code != http.StatusOK {
+		err = fmt.Errorf("/metrics answers %d", code)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("ask pullgated for its metrics: %w", err)
+	}
+	var sum float64
+	found := false
+	for line := range strings.Lines(string(body)) {
+		if strings.HasPrefix(line, "pullgate_forwarded_calls_total{") {
+			fields := strings.Fields(line)
+			n, err := strconv.ParseFloat(fields[len(fields)-1], 64)
+			if err != nil {
+				return 0, fmt.Errorf("read pullgated's metrics: %w", err)
+			}
+			sum, found = sum+n, true
+		}
+	}
+	if !found {
+		return 0, errors.New("pullgated's metrics do not tell of forwarded calls")
+	}
+	return sum, nil
+}
+
+func (s Switch) connections() (float64, error) {
+	const connected = "03"
+	table, err := os.ReadFile(s.Host.Path("/proc/net/unix"))
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for line := range strings.Lines(string(table)) {
+		f := strings.Fields(line)
+		if len(f) == 8 && f[5] == connected && f[7] == kubeletconf.Socket(s.Daemon.Listen) {
+			n++
+		}
+	}
+	return float64(n), nil
+}

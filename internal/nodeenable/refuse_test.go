@@ -1,0 +1,325 @@
+package nodeenable_test
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/pullgate/pullgate/internal/nodeenable"
+)
+
+const (
+	unitDropIn    = "/etc/systemd/system/kubelet.service.d/90-pullgate.conf"
+	rancherDropIn = "/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml"
+)
+
+// What enable refuses before anything is changed, and what it says to do.
+func TestEnableRefuses(t *testing.T) {
+	for _, tc := range []struct {
+		name, kind string
+		spoil      func(*node)
+		want, hint string
+		is         error
+	}{
+		{"pullgated not there", "k3s", func(n *node) { n.dialErr = errors.New("connection refused") }, "connection refused", "systemctl status pullgated", nodeenable.ErrNotReached},
+		{"pullgated's metrics not there", "k3s", func(n *node) { n.metrics = "127.0.0.1:1" }, "http://127.0.0.1:1/readyz", "restarted since", nodeenable.ErrNotReached},
+		{"pullgated not ready", "k3s", func(n *node) { n.ready = http.StatusServiceUnavailable }, "the runtime is not reached", "journalctl -u pullgated", nil},
+		{"pullgated not enabled", "k3s", func(n *node) { n.unitFileState = "disabled" }, "after the next boot", "systemctl enable pullgated", nil},
+		{"no room", "k3s", func(n *node) { n.free = 10 << 20 }, "room for 10 MiB, and 64 are wanted", "free space", nil},
+		{
+			"another runtime", "k3s", func(n *node) { n.runtime = "unix:///run/containerd/containerd.sock" },
+			"the kubelet dials unix:///run/k3s/containerd/containerd.sock, told by k3s itself, and pullgated's runtimeEndpoint is unix:///run/containerd/containerd.sock",
+			"set runtimeEndpoint: unix:///run/k3s/containerd/containerd.sock", nil,
+		},
+		{
+			"images elsewhere", "kubeadm-config", func(n *node) { n.image = n.runtime },
+			"the kubelet dials unix:///run/other.sock, told by /var/lib/kubelet/config.yaml, and pullgated's imageEndpoint is", "set imageEndpoint: unix:///run/other.sock", nil,
+		},
+		{"the kubelet does not run", "kubeadm-flags", func(n *node) { n.active, n.sub = "activating", "auto-restart" }, "activating (auto-restart), not active", "systemctl status", nil},
+		{"the kubelet is not healthy", "kubeadm-flags", func(n *node) { n.healthy = http.StatusInternalServerError }, "answers 500: syncloop failed", "journalctl -u kubelet.service", nil},
+		{
+			"not restarted since a change", "kubeadm-flags", func(n *node) {
+				n.put("/var/lib/kubelet/kubeadm-flags.env", "KUBELET_KUBEADM_ARGS=--container-runtime-endpoint=unix:///run/new.sock\n")
+			}, "and started again it would dial unix:///run/new.sock", "restart kubelet.service first", nil,
+		},
+		{"a foreign file in the way", "k3s", func(n *node) { n.put(rancherDropIn, "v: 1\n") }, "is there already, and pullgatectl did not write it", "move it away", nil},
+		{
+			"a later drop-in of k3s", "k3s", func(n *node) { n.put("/etc/rancher/k3s/config.yaml.d/95-x.yaml", "kubelet-arg: [v=2]\n") },
+			"the kubelet would still dial unix:///run/k3s/containerd/containerd.sock", "look for one with ExecStart=, or with kubelet-arg and no", nil,
+		},
+		{
+			"k3s's own command line", "k3s", func(n *node) {
+				n.put("/etc/systemd/system/k3s.service", "[Service]\nExecStart=/usr/local/bin/k3s server --kubelet-arg=image-service-endpoint=unix:///run/i.sock\n")
+			}, "the kubelet would still dial unix:///run/i.sock for its image service endpoint, told by /etc/systemd/system/k3s.service", "take the image service endpoint out of /etc/systemd/system/k3s.service", nil,
+		},
+		{
+			"a later drop-in of the unit", "kubeadm-flags", func(n *node) {
+				n.put("/etc/systemd/system/kubelet.service.d/99-x.conf", "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --container-runtime-endpoint=unix:///run/containerd/containerd.sock\n")
+				n.reload()
+			}, "the kubelet would still dial unix:///run/containerd/containerd.sock", "out of /etc/systemd/system/kubelet.service.d/99-x.conf", nil,
+		},
+		{
+			"half of it pointed by hand", "kubeadm-config", func(n *node) {
+				n.put("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint: "+listen+"\nimageServiceEndpoint: unix:///run/other.sock\n")
+			}, "which pullgatectl did not write, and not all of it", "take it out there", nil,
+		},
+		{
+			"a script with the flag", "plain-script", func(n *node) {
+				n.put("/proc/72/cmdline", "/usr/bin/kubelet\x00--config=/etc/kubelet.yaml\x00--container-runtime-endpoint="+n.runtime+"\x00")
+			}, "gives the kubelet its endpoint as a flag", "have start-kubelet.sh give the kubelet --container-runtime-endpoint=" + listen, nil,
+		},
+		{
+			"a script without a file", "plain-script", func(n *node) { n.put("/proc/72/cmdline", "/usr/bin/kubelet\x00") },
+			"the kubelet has no configuration file", "have it give the kubelet --config", nil,
+		},
+		{"a file in JSON", "plain-script", func(n *node) { n.put("/etc/kubelet.yaml", "{\"kind\": \"KubeletConfiguration\"}\n") }, "not written in a way", "by hand", nil},
+		{"a value over two lines", "plain-script", func(n *node) {
+			n.put("/etc/kubelet.yaml", "containerRuntimeEndpoint:\n  unix:///run/containerd/containerd.sock\n")
+		}, "not written in a way", "by hand", nil},
+		{"a journal of a newer version", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 2}`) }, "has version 2, and this pullgatectl knows 1", "the pullgatectl that wrote it", nil},
+		{"a torn journal", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 1,`) }, "read the journal", "move the file away", nil},
+		{"a journal of nothing", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 1}`) }, "says what no journal says", "move it away", nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			n := load(t, tc.kind)
+			tc.spoil(n)
+			before := n.snapshot()
+			p, err := n.sw().Enable(t.Context())
+			hint, ok := errors.AsType[*nodeenable.HintError](err)
+			if !ok || !strings.Contains(err.Error(), tc.want) || !strings.Contains(hint.Hint, tc.hint) || tc.is != nil && !errors.Is(err, tc.is) {
+				t.Errorf("Enable = %v, %v;\nwant %q, %q", p.Lines(), err, tc.want, tc.hint)
+				if ok {
+					t.Logf("hint: %s", hint.Hint)
+				}
+			}
+			if n.snapshot() != before || len(n.commands) > 0 {
+				t.Error("a refusal changed something")
+			}
+		})
+	}
+}
+
+func TestEnableLeavesWhatSomebodyElseEnabled(t *testing.T) {
+	n := load(t, "kubeadm-config")
+	n.put("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint: "+listen+"\n")
+	p, err := n.sw().Enable(t.Context())
+	if err != nil || len(p.Steps) > 0 || !strings.Contains(strings.Join(p.Found, " "), "It was not pullgatectl") {
+		t.Errorf("Enable = %v, %v; want nothing to do", p.Lines(), err)
+	}
+	_, err = n.sw().Disable(t.Context())
+	hint, ok := errors.AsType[*nodeenable.HintError](err)
+	if !ok || !strings.Contains(err.Error(), "by /var/lib/kubelet/config.yaml, which pullgatectl did not write") || !strings.Contains(hint.Hint, "out of /var/lib/kubelet/config.yaml by hand") {
+		t.Errorf("Disable = %v; want to be told what to do by hand", err)
+	}
+}
+
+// A file that somebody else changed since is left as it is, and what to do is said.
+func TestChangedSince(t *testing.T) {
+	for _, tc := range []struct {
+		name, kind, file string
+		change           func(was string) string
+		want             string // of disable; "" says that it succeeds
+		left             func(was string) string
+	}{
+		{"our drop-in", "k3s", rancherDropIn, func(s string) string { return s + "node-label: [a=b]\n" }, "changed by somebody else since", nil},
+		{"our drop-in of the unit", "kubeadm-flags", unitDropIn, func(s string) string { return strings.Replace(s, "[Unit]", "[Unit]\n# mine", 1) }, "changed by somebody else since", nil},
+		{
+			"another line of their file", "plain-script", "/etc/kubelet.yaml", func(s string) string { return s + "maxPods: 200\n" }, "",
+			func(s string) string { return s + "maxPods: 200\n" },
+		},
+		{
+			"one of our lines put back", "plain-script", "/etc/kubelet.yaml", func(s string) string {
+				return strings.Replace(s, "imageServiceEndpoint: "+listen+"\n", "imageServiceEndpoint: unix:///run/containerd/containerd.sock  # the same\n", 1)
+			}, "", func(s string) string { return s },
+		},
+		{
+			"one of our lines taken out", "plain-script", "/etc/kubelet.yaml", func(s string) string {
+				return strings.Replace(s, "containerRuntimeEndpoint: "+listen+"\n", "", 1)
+			}, "", func(s string) string { return s },
+		},
+		{
+			"one of our lines changed", "plain-script", "/etc/kubelet.yaml", func(s string) string {
+				return strings.Replace(s, "containerRuntimeEndpoint: "+listen+"\n", "containerRuntimeEndpoint: "+listen+" # mine\n", 1)
+			}, "changed by somebody else since", nil,
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := load(t, tc.kind)
+				was := ""
+				if tc.left != nil {
+					was = n.read(tc.file)
+				}
+				if err := n.enable(); err != nil {
+					t.Fatal(err)
+				}
+				n.put(tc.file, tc.change(n.read(tc.file)))
+				changed := n.read(tc.file)
+				err := n.disable()
+				if tc.want == "" {
+					if got := n.read(tc.file); err != nil || got != tc.left(was) {
+						t.Errorf("disable: %v\n%s", err, cmp.Diff(tc.left(was), got))
+					}
+					return
+				}
+				hint, ok := errors.AsType[*nodeenable.HintError](err)
+				if !ok || !strings.Contains(err.Error(), tc.want) || !strings.Contains(hint.Hint, tc.file) || !strings.Contains(hint.Hint, n.runtime) {
+					t.Errorf("disable: %v, want %q and a hint that names the file and %s", err, tc.want, n.runtime)
+				}
+				if _, err := n.sw().Enable(t.Context()); err == nil {
+					t.Error("Enable writes over it")
+				}
+				if got := n.read(tc.file); got != changed {
+					t.Errorf("what somebody else wrote is gone:\n%s", cmp.Diff(changed, got))
+				}
+			})
+		})
+	}
+}
+
+// The unit's own command line changed, as by an upgrade of kubeadm: enable writes its copy anew.
+func TestEnableFollowsTheUnit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := load(t, "kubeadm-flags")
+		before := n.snapshot()
+		if err := n.enable(); err != nil {
+			t.Fatal(err)
+		}
+		const kubeadm = "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf"
+		old := n.read(kubeadm)
+		n.put(kubeadm, old+"ExecStart=\nExecStart=/usr/bin/kubelet --new $KUBELET_KUBEADM_ARGS\n")
+		if st, err := n.sw().Status(t.Context()); err != nil || !strings.Contains(strings.Join(st.Wrong, " "), "run pullgatectl node enable to write it anew") {
+			t.Errorf("Status = %+v, %v; want to be told", st, err)
+		}
+		if err := n.enable(); err != nil || !strings.Contains(n.read(unitDropIn), "\nExecStart=/usr/bin/kubelet --new $KUBELET_KUBEADM_ARGS --container-runtime-endpoint=") {
+			t.Errorf("enable: %v\n%s", err, n.read(unitDropIn))
+		}
+		n.put(kubeadm, old)
+		if err := n.disable(); err != nil || n.snapshot() != strings.Replace(before, "-rw-------", "-rw-------", 1) {
+			t.Errorf("disable: %v\n%s", err, cmp.Diff(before, n.snapshot()))
+		}
+	})
+}
+
+// A node that gets a --config-dir after it was enabled by its unit: the old file goes when the new one comes.
+func TestEnableChangesItsWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := load(t, "kubeadm-config")
+		if err := n.enable(); err != nil {
+			t.Fatal(err)
+		}
+		n.put("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml --config-dir=/etc/kubelet.d\n")
+		n.put("/etc/kubelet.d/README", "nothing\n")
+		if err := n.enable(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(filepath.Join(n.root, unitDropIn)); err == nil {
+			t.Error("the old drop-in is still there")
+		}
+		if n.loaded() {
+			t.Error("systemd still goes by the old drop-in")
+		}
+		if !strings.Contains(n.read("/etc/kubelet.d/90-pullgate.conf"), listen) {
+			t.Error("the new drop-in is not there")
+		}
+		if err := n.disable(); err != nil || n.through() {
+			t.Errorf("disable: %v", err)
+		}
+	})
+}
+
+// With a script that runs the kubelet, nothing is known of one that has ended. The journal knows.
+func TestDisableWithoutAKubelet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := load(t, "plain-script")
+		before := n.snapshot()
+		if err := n.enable(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.RemoveAll(filepath.Join(n.root, "proc/72")); err != nil {
+			t.Fatal(err)
+		}
+		n.onRestart = func() { n.active = "active" }
+		n.active = "activating"
+		if _, err := n.sw().Enable(t.Context()); err == nil {
+			t.Error("Enable of a node that it cannot see")
+		}
+		if err := n.disable(); err != nil || n.snapshot() != before {
+			t.Errorf("disable: %v\n%s", err, cmp.Diff(before, n.snapshot()))
+		}
+	})
+}
+
+// Without metrics a connection to pullgated's socket stands for calls.
+func TestEnableWithoutMetrics(t *testing.T) {
+	const head = "Num       RefCount Protocol Flags    Type St Inode Path\n"
+	for _, tc := range []struct {
+		name, table string
+		well        bool
+	}{
+		{"connected", head + "0000000000000000: 00000003 00000000 00000000 0001 03 66 /run/pullgate/cri.sock\n", true},
+		{"listening alone", head + "0000000000000000: 00000002 00000000 00010000 0001 01 65 /run/pullgate/cri.sock\n0000000000000000: 00000003 00000000 00000000 0001 03 67\n", false},
+		{"another socket", head + "0000000000000000: 00000003 00000000 00000000 0001 03 66 /run/pullgate/admin.sock\n", false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := load(t, "k3s")
+				n.metrics = ""
+				n.put("/proc/net/unix", tc.table)
+				if err := n.enable(); (err == nil) != tc.well {
+					t.Errorf("enable: %v; want well: %v", err, tc.well)
+				}
+			})
+		})
+	}
+}
+
+func TestStatus(t *testing.T) {
+	for _, tc := range []struct {
+		name, kind string
+		spoil      func(*node)
+		enabled    bool
+		wrong      []string
+	}{
+		{"as installed", "kubeadm-flags", func(*node) {}, false, nil},
+		{"enabled", "kubeadm-flags", func(n *node) { n.mustEnable() }, true, nil},
+		{"enabled, pullgated dead", "k3s", func(n *node) { n.mustEnable(); n.dialErr = errors.New("refused") }, true, []string{"k3s.service needs pullgated: pointing: pullgated is not reached on " + listen + ": refused."}},
+		{"half by hand", "kubeadm-config", func(n *node) {
+			n.put("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint: "+listen+"\nimageServiceEndpoint: unix:///run/other.sock\n")
+		}, false, []string{"Half of it goes round pullgated: " + listen + " is dialled for containers, unix:///run/other.sock for images (told by /var/lib/kubelet/config.yaml)."}},
+		{"our drop-in changed", "k3s", func(n *node) { n.mustEnable(); n.put(rancherDropIn, n.read(rancherDropIn)+"# mine\n") }, true, []string{rancherDropIn + " was changed since pullgatectl node enable wrote it; enable and disable leave it as it is."}},
+		{"our drop-in removed", "kubeadm-flags", func(n *node) { n.mustEnable(); _ = os.Remove(filepath.Join(n.root, unitDropIn)) }, false, []string{"The kubelet that runs dials " + listen + ", and started again it will dial unix:///var/run/containerd/containerd.sock (told by /var/lib/kubelet/kubeadm-flags.env)."}},
+		{"interrupted", "k3s", func(n *node) { n.killed(2, n.enable) }, true, []string{"pullgatectl node enable was interrupted; run it again, or pullgatectl node disable."}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := load(t, tc.kind)
+				tc.spoil(n)
+				before := n.snapshot()
+				st, err := n.sw().Status(t.Context())
+				if err != nil || st.Enabled != tc.enabled {
+					t.Errorf("Status = %+v, %v; want enabled: %v", st, err, tc.enabled)
+				}
+				if diff := cmp.Diff(append([]string{}, tc.wrong...), st.Wrong); diff != "" {
+					t.Errorf("wrong (-want +got):\n%s", diff)
+				}
+				if n.snapshot() != before {
+					t.Error("Status changes the node")
+				}
+			})
+		})
+	}
+}
+
+func (n *node) mustEnable() {
+	n.t.Helper()
+	if err := n.enable(); err != nil {
+		n.t.Fatal(err)
+	}
+}

@@ -1,0 +1,122 @@
+package nodeenable
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/pullgate/pullgate/internal/kubeletconf"
+)
+
+// A Status tells what a kubelet dials and why.
+type Status struct {
+	Unit  string `json:"unit"`
+	Kind  string `json:"kind"`
+	State string `json:"state"`
+	// Enabled says whether the kubelet dials pullgated for everything, now and when it starts the next time.
+	Enabled bool `json:"enabled"`
+	// Runtime and Image are what it dials for each service, and who says so.
+	Runtime Dialled `json:"runtime"`
+	Image   Dialled `json:"image"`
+	// Files are those that pullgatectl wrote and that are as it left them.
+	Files []string `json:"files"`
+	// Journal is the phase of the journal; "" if there is none.
+	Journal string `json:"journal,omitempty"`
+	// Without is what the kubelet would dial without what pullgatectl wrote.
+	Without Dialled `json:"without"`
+	// Wrong is what somebody should look at, a sentence each.
+	Wrong []string `json:"wrong"`
+}
+
+// Dialled is an endpoint and who says it.
+type Dialled struct {
+	Endpoint string `json:"endpoint"`
+	From     string `json:"from"`
+}
+
+func dialled(s kubeletconf.Setting) Dialled { return Dialled{s.Value, s.From} }
+
+// Status looks at the node and changes nothing.
+func (s Switch) Status(ctx context.Context) (Status, error) {
+	l, err := s.look(ctx)
+	if err == nil {
+		err = l.blind
+	}
+	if err != nil {
+		return Status{}, err
+	}
+	d := l.node.Dials()
+	st := Status{
+		Unit: l.node.Unit.Name, Kind: string(l.node.Kind), State: l.node.Unit.Active,
+		Enabled: s.enabled(l),
+		Runtime: dialled(d.Runtime), Image: dialled(d.Image), Without: dialled(l.base.Configured.Runtime),
+		Files: []string{}, Wrong: s.wrong(ctx, l),
+	}
+	for _, f := range l.files {
+		st.Files = append(st.Files, f.path)
+	}
+	if l.journal != nil {
+		st.Journal = l.journal.Phase
+	}
+	return st, nil
+}
+
+// wrong says what somebody should look at.
+func (s Switch) wrong(ctx context.Context, l look) []string {
+	all := []string{}
+	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
+	d, c, e := l.node.Dials(), l.node.Configured, s.Daemon.Listen
+	if runtime, image := kubeletconf.Same(d.Runtime.Value, e), kubeletconf.Same(d.Image.Value, e); runtime != image {
+		add("Half of it goes round pullgated: %s is dialled for containers, %s for images (told by %s).", d.Runtime.Value, d.Image.Value, d.Image.From)
+	}
+	if d.Through(e) != c.Through(e) {
+		add("The kubelet that runs dials %s, and started again it will dial %s (told by %s).", d.Runtime.Value, c.Runtime.Value, c.Runtime.From)
+	}
+	for _, f := range l.stuck {
+		add("%s was changed since pullgatectl node enable wrote it; enable and disable leave it as it is.", f)
+	}
+	if l.journal != nil && l.journal.Phase == Applying {
+		add("pullgatectl node enable was interrupted; run it again, or pullgatectl node disable.")
+	}
+	if len(l.files) > 0 && len(l.stuck) == 0 {
+		if c, err := aim(l.host, l.base, s.listen(l)); err == nil {
+			if now, err := readIfThere(s.Host, c.path); err == nil && string(now) != string(c.content) {
+				add("What %s is made of has changed since; run pullgatectl node enable to write it anew.", c.path)
+			}
+		}
+	}
+	if s.enabled(l) {
+		if err := s.answers(ctx, l); err != nil {
+			add("%s: %v.", l.node.Unit.Name+" needs pullgated", err)
+		}
+	}
+	return all
+}
+
+// Lines returns the status as somebody reads it: what is, and after "!" what is wrong.
+func (st Status) Lines() []string {
+	all := []string{"disabled: the kubelet dials the runtime itself"}
+	if st.Enabled {
+		all[0] = "enabled: the kubelet dials pullgated"
+	}
+	row := func(name, format string, args ...any) {
+		all = append(all, fmt.Sprintf("  %-12s ", name)+fmt.Sprintf(format, args...))
+	}
+	row("unit", "%s (%s), %s", st.Unit, st.Kind, st.State)
+	row("dials", "%s, told by %s", st.Runtime.Endpoint, st.Runtime.From)
+	if st.Image != st.Runtime {
+		row("for images", "%s, told by %s", st.Image.Endpoint, st.Image.From)
+	}
+	if st.Without.Endpoint != st.Runtime.Endpoint {
+		row("disabled", "it would dial %s, told by %s", st.Without.Endpoint, st.Without.From)
+	}
+	for _, f := range st.Files {
+		row("written", "%s", f)
+	}
+	if st.Journal != "" {
+		row("journal", "%s, in %s", st.Journal, Journal)
+	}
+	for _, w := range st.Wrong {
+		all = append(all, "  ! "+w)
+	}
+	return all
+}

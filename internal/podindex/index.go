@@ -1,0 +1,231 @@
+package podindex
+
+import (
+	"maps"
+	"slices"
+	"sync"
+)
+
+// The annotations that a kubelet writes on every pod it runs, over whatever the pod's author
+// had set there.
+const (
+	// SeenAnnotation holds the time at which the kubelet first saw the pod, RFC 3339 with
+	// nanoseconds. After a restart of the kubelet a pod gets a new value, while its sandbox
+	// keeps the old one.
+	SeenAnnotation = "kubernetes.io/config.seen"
+	// SourceAnnotation holds where the kubelet has the pod from: "api", "file" or "http".
+	SourceAnnotation = "kubernetes.io/config.source"
+)
+
+// StaticSource reports whether a value of [SourceAnnotation] belongs to a static pod, that is
+// one which the kubelet reads from a file or from a URL and not from the API server.
+func StaticSource(source string) bool { return source == "file" || source == "http" }
+
+// A Pod is one pod of this node. The zero value is a pod that is not identified.
+type Pod struct {
+	UID, Namespace, Name string
+	// Static says that the kubelet has the pod from a file or a URL.
+	Static bool
+}
+
+// A Sandbox is one sandbox of a pod, as the runtime holds it.
+type Sandbox struct {
+	ID  string
+	Pod Pod
+	// Seen is the value of SeenAnnotation; "" for a sandbox that no kubelet made.
+	Seen string
+}
+
+// An Epoch is a moment in the life of an [Index].
+type Epoch uint64
+
+// An Index maps the sandboxes of the runtime, and the config.seen values of pods, to pods. Its
+// methods may be called concurrently.
+type Index struct {
+	// mu guards the fields that follow. It is never held across a call to another package.
+	mu        sync.Mutex
+	epoch     Epoch
+	sandboxes map[string]Sandbox
+	// learned holds, by UID, the values that a PullImage told and no sandbox carries.
+	learned map[string]learned
+	// seen holds the pods of each value, by UID; almost always one.
+	seen map[string]map[string]Pod
+}
+
+type learned struct {
+	pod    Pod
+	values map[string]struct{}
+}
+
+// New returns an empty index.
+func New() *Index {
+	return &Index{
+		sandboxes: map[string]Sandbox{},
+		learned:   map[string]learned{},
+		seen:      map[string]map[string]Pod{},
+	}
+}
+
+// Add puts a sandbox in, as after RunPodSandbox.
+func (x *Index) Add(s Sandbox) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.epoch++
+	x.sandboxes[s.ID] = s
+	x.knowLocked(s.Seen, s.Pod)
+}
+
+// Learn notes a value that the kubelet itself gave for a pod, as in PullImage.sandbox_config. It
+// lasts as long as the pod has a sandbox, and so is lost for a pod that has none at the next
+// [Index.Reconcile].
+func (x *Index) Learn(seen string, p Pod) {
+	if seen == "" || p.UID == "" {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if _, ok := x.seen[seen][p.UID]; ok {
+		return
+	}
+	l, ok := x.learned[p.UID]
+	if !ok {
+		l = learned{pod: p, values: map[string]struct{}{}}
+		x.learned[p.UID] = l
+	}
+	l.values[seen] = struct{}{}
+	x.knowLocked(seen, p)
+}
+
+// BySeen returns the pods that carry the value: none when it is not known (no identity), more
+// than one when it is ambiguous. The order is by UID.
+func (x *Index) BySeen(seen string) []Pod {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	of := x.seen[seen]
+	pods := make([]Pod, 0, len(of))
+	for _, uid := range slices.Sorted(maps.Keys(of)) {
+		pods = append(pods, of[uid])
+	}
+	return pods
+}
+
+// BySandbox returns the pod of a sandbox, and whether the sandbox is known.
+func (x *Index) BySandbox(id string) (Pod, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s, ok := x.sandboxes[id]
+	return s.Pod, ok
+}
+
+// All returns every pod that has a sandbox, by UID.
+func (x *Index) All() []Pod {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	by := make(map[string]Pod, len(x.sandboxes))
+	for _, s := range x.sandboxes {
+		by[s.Pod.UID] = s.Pod
+	}
+	all := make([]Pod, 0, len(by))
+	for _, uid := range slices.Sorted(maps.Keys(by)) {
+		all = append(all, by[uid])
+	}
+	return all
+}
+
+// Has reports whether a pod has a sandbox.
+func (x *Index) Has(uid string) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, s := range x.sandboxes {
+		if s.Pod.UID == uid {
+			return true
+		}
+	}
+	return false
+}
+
+// Remove takes a sandbox out, as after RemovePodSandbox. It returns the UIDs, at most one, of
+// pods that have lost their last sandbox by it. An unknown sandbox changes nothing.
+func (x *Index) Remove(id string) (ended []string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if _, ok := x.sandboxes[id]; !ok {
+		return nil
+	}
+	x.epoch++
+	before := x.uidsLocked()
+	delete(x.sandboxes, id)
+	return x.settleLocked(before)
+}
+
+// Now returns the present epoch, to be taken before a list of sandboxes is asked for.
+func (x *Index) Now() Epoch {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.epoch
+}
+
+// Reconcile makes the index equal to a full list of the runtime's sandboxes that was asked for
+// at since, and returns the UIDs of pods that had a sandbox or a learned value and have no
+// sandbox in the list. If a sandbox came or went in the meantime the list may be stale: then
+// nothing is changed and ok is false; the caller asks for another one.
+func (x *Index) Reconcile(since Epoch, list []Sandbox) (ended []string, ok bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.epoch != since {
+		return nil, false
+	}
+	before := x.uidsLocked()
+	clear(x.sandboxes)
+	for _, s := range list {
+		x.sandboxes[s.ID] = s
+	}
+	return x.settleLocked(before), true
+}
+
+func (x *Index) knowLocked(seen string, p Pod) {
+	if seen == "" || p.UID == "" {
+		return
+	}
+	if x.seen[seen] == nil {
+		x.seen[seen] = map[string]Pod{}
+	}
+	x.seen[seen][p.UID] = p
+}
+
+func (x *Index) uidsLocked() map[string]struct{} {
+	uids := make(map[string]struct{}, len(x.sandboxes))
+	for _, s := range x.sandboxes {
+		uids[s.Pod.UID] = struct{}{}
+	}
+	for uid := range x.learned {
+		uids[uid] = struct{}{}
+	}
+	return uids
+}
+
+// settleLocked derives everything else from the sandboxes and returns who of before is gone.
+func (x *Index) settleLocked(before map[string]struct{}) (ended []string) {
+	alive := make(map[string]struct{}, len(x.sandboxes))
+	clear(x.seen)
+	for _, s := range x.sandboxes {
+		alive[s.Pod.UID] = struct{}{}
+		x.knowLocked(s.Seen, s.Pod)
+	}
+	for uid, l := range x.learned {
+		if _, ok := alive[uid]; !ok {
+			delete(x.learned, uid)
+			continue
+		}
+		for seen := range l.values {
+			x.knowLocked(seen, l.pod)
+		}
+	}
+	for uid := range before {
+		if _, ok := alive[uid]; !ok && uid != "" {
+			ended = append(ended, uid)
+		}
+	}
+	slices.Sort(ended)
+	return ended
+}

@@ -1,0 +1,186 @@
+package podsource
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// userAgent is what audit logs show.
+	userAgent = "pullgated"
+	// nodeUser is what the names of kubelets begin with.
+	nodeUser = "system:node:"
+	// dialTimeout bounds a connection attempt.
+	dialTimeout = 10 * time.Second
+)
+
+// client talks to the API server. Only what is asked for is decoded, so that the types of the other
+// API groups are not linked in.
+type client struct {
+	core, authentication rest.Interface
+	http                 *http.Client
+}
+
+// dialFunc makes connections.
+type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
+
+// load reads a kubeconfig. The error wraps ErrKubeconfig, and fs.ErrNotExist too if the file, or one that
+// its current context names, is absent.
+func load(path string) (*rest.Config, error) {
+	file, err := clientcmd.LoadFromFile(path)
+	if err == nil {
+		err = clientcmd.ResolveLocalPaths(file)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrKubeconfig, path, err)
+	}
+	for _, name := range namedBy(file) {
+		if _, err := os.Stat(name); err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrKubeconfig, path, err)
+		}
+	}
+	config, err := clientcmd.NewDefaultClientConfig(*file, &clientcmd.ConfigOverrides{}).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrKubeconfig, path, err)
+	}
+	return config, nil
+}
+
+// namedBy returns the files that the current context of a kubeconfig needs.
+func namedBy(file *clientcmdapi.Config) []string {
+	var names []string
+	current := file.Contexts[file.CurrentContext]
+	if current == nil {
+		return nil // which is refused for that
+	}
+	if c := file.Clusters[current.Cluster]; c != nil {
+		names = append(names, c.CertificateAuthority)
+	}
+	if u := file.AuthInfos[current.AuthInfo]; u != nil {
+		names = append(names, u.ClientCertificate, u.ClientKey, u.TokenFile)
+	}
+	return slices.DeleteFunc(names, func(name string) bool { return name == "" })
+}
+
+// newClient makes a client of a transport of its own.
+func newClient(config *rest.Config, dial dialFunc) (*client, error) {
+	if dial == nil {
+		dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
+	}
+	config = rest.CopyConfig(config)
+	config.UserAgent = userAgent
+	// What is sent is bounded by who sends: one watch, and as many gets as there are getters.
+	config.QPS = -1
+	config.Dial = dial
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	scheme := runtime.NewScheme()
+	if err := errors.Join(corev1.AddToScheme(scheme), authenticationv1.AddToScheme(scheme)); err != nil {
+		return nil, err
+	}
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	transport, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, err
+	}
+	group := func(gv schema.GroupVersion, path string) (*rest.RESTClient, error) {
+		c := rest.CopyConfig(config)
+		c.GroupVersion, c.APIPath = &gv, path
+		return rest.RESTClientForConfigAndClient(c, transport)
+	}
+	core, err := group(corev1.SchemeGroupVersion, "/api")
+	if err != nil {
+		return nil, err
+	}
+	authentication, err := group(authenticationv1.SchemeGroupVersion, "/apis")
+	if err != nil {
+		return nil, err
+	}
+	return &client{core, authentication, transport}, nil
+}
+
+// close closes the connections that are not in use.
+func (c *client) close() { utilnet.CloseIdleConnectionsFor(c.http.Transport) }
+
+// secret gets a Secret.
+func (c *client) secret(ctx context.Context, namespace, name string) (*corev1.Secret, error) {
+	// At a high verbosity client-go logs what was answered.
+	ctx = klog.NewContext(ctx, logr.Discard())
+	s := &corev1.Secret{}
+	err := c.core.Get().Namespace(namespace).Resource("secrets").Name(name).Do(ctx).Into(s)
+	return s, err
+}
+
+// nodeOfCertificate returns the node whose kubelet the client certificate is for. ok is false if there is no
+// client certificate.
+func nodeOfCertificate(config *rest.Config) (node string, ok bool, err error) {
+	data := config.CertData
+	if len(data) == 0 && config.CertFile != "" {
+		if data, err = os.ReadFile(config.CertFile); err != nil {
+			return "", false, fmt.Errorf("%w: %w", ErrKubeconfig, err)
+		}
+	}
+	if len(data) == 0 {
+		return "", false, nil
+	}
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			continue // the key may stand in the same file
+		}
+		certificate, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return "", false, fmt.Errorf("%w: client certificate: %w", ErrKubeconfig, err)
+		}
+		node, err := nodeOfUser(certificate.Subject.CommonName, "the client certificate's common name")
+		return node, true, err
+	}
+	return "", false, fmt.Errorf("%w: client certificate: no certificate in it", ErrKubeconfig)
+}
+
+// nodeOfUser returns the node of a kubelet's user name.
+func nodeOfUser(user, whence string) (string, error) {
+	node, ok := strings.CutPrefix(user, nodeUser)
+	if !ok || node == "" {
+		return "", fmt.Errorf("%w: %s is %q, not %sNAME; set the node's name", ErrNodeName, whence, user, nodeUser)
+	}
+	return node, nil
+}
+
+// nodeOfReview asks the API server who asks. The error is ErrNodeName if the answer is definite.
+func (c *client) nodeOfReview(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, getTimeout)
+	defer cancel()
+	review := &authenticationv1.SelfSubjectReview{TypeMeta: metav1.TypeMeta{APIVersion: "authentication.k8s.io/v1", Kind: "SelfSubjectReview"}}
+	answer := &authenticationv1.SelfSubjectReview{}
+	err := c.authentication.Post().Resource("selfsubjectreviews").Body(review).Do(ctx).Into(answer)
+	if apierrors.IsNotFound(err) {
+		return "", fmt.Errorf("%w: the kubeconfig has no client certificate, and the API server, before 1.28, does not tell who asks; set the node's name", ErrNodeName)
+	}
+	if err != nil {
+		return "", err
+	}
+	return nodeOfUser(answer.Status.UserInfo.Username, "the user that the API server takes us for")
+}

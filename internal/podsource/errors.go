@@ -1,0 +1,13 @@
+package podsource
+
+import "errors"
+
+// ErrNotKnown is returned with the credentials of a pod if there may be more of them: a Secret is
+// missing, malformed or could not be read.
+var ErrNotKnown = errors.New("kube: not all credentials of the pod are known")
+
+// ErrNodeName is returned if no node name is given and none follows from the kubeconfig.
+var ErrNodeName = errors.New("kube: node name not known")
+
+// ErrKubeconfig is returned for a kubeconfig that cannot be used.
+var ErrKubeconfig = errors.New("kube: kubeconfig cannot be used")

@@ -1,0 +1,25 @@
+package podsource
+
+// Dial makes the source of these options use another network.
+func (o *Options) Dial(dial dialFunc) { o.dial = dial }
+
+// Held returns the bytes that the pull secrets take, and how many Secrets are kept in any way.
+func (s *Source) Held() (bytes, secrets int) {
+	s.secrets.mu.Lock()
+	defer s.secrets.mu.Unlock()
+	return s.secrets.held, len(s.secrets.byKey)
+}
+
+const MaxHeld = maxHeld
+
+// Idle reports whether no Secret has to be got.
+func (s *Source) Idle() bool {
+	s.secrets.mu.Lock()
+	defer s.secrets.mu.Unlock()
+	for _, e := range s.secrets.byKey {
+		if e.queued != nil || e.running {
+			return false
+		}
+	}
+	return true
+}

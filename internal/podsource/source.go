@@ -1,0 +1,241 @@
+package podsource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
+)
+
+// Options say whose pods a [Source] tells.
+type Options struct {
+	// Kubeconfig is the path of a kubeconfig, normally the kubelet's own.
+	Kubeconfig string
+	// NodeName is the name of the node; "" means the one that follows from the identity in the
+	// kubeconfig.
+	NodeName string
+	// Key makes the IDs of credentials.
+	Key credential.Key
+	// Failed is called for each thing that could not be learnt; nil ignores them. It may be called
+	// concurrently and has to return soon.
+	Failed func(Reason)
+
+	dial dialFunc // a test's network; nil means the machine's
+}
+
+// A Source knows the pods of one node and the credentials of their pull secrets. Its methods may be
+// called concurrently, before, while and after Run runs.
+type Source struct {
+	options Options
+	node    atomic.Pointer[string]
+	state   *state
+	store   *store
+	secrets *secrets
+	ended   atomic.Bool // Run has returned: nothing is learnt any more
+}
+
+// New returns a source that knows nothing until Run runs. The error wraps ErrKubeconfig if the kubeconfig is
+// malformed, and ErrNodeName if it has a client certificate that is no kubelet's and no name is
+// given. A kubeconfig that is absent, or names a file that is, is no error: the kubelet may be about
+// to write it, and Run waits for it.
+func New(o Options) (*Source, error) {
+	if o.Failed == nil {
+		o.Failed = func(Reason) {}
+	}
+	s := &Source{options: o, state: &state{count: o.Failed}, secrets: newSecrets(o.Key, o.Failed)}
+	s.store = newStore(s.secrets)
+	if o.NodeName != "" {
+		s.node.Store(&o.NodeName)
+	}
+	config, err := load(o.Kubeconfig)
+	if err == nil {
+		err = s.nameFrom(config)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	return s, nil
+}
+
+// nameFrom takes the node's name from the client certificate if it is not known.
+func (s *Source) nameFrom(config *rest.Config) error {
+	if s.NodeName() != "" {
+		return nil
+	}
+	node, ok, err := nodeOfCertificate(config)
+	if err == nil && ok {
+		s.node.Store(&node)
+	}
+	return err
+}
+
+// maxAwait bounds the wait for a pod that the watch has not brought yet.
+const maxAwait = time.Second
+
+// NodeName returns the name of the node, "" while it is not known.
+func (s *Source) NodeName() string {
+	if n := s.node.Load(); n != nil {
+		return *n
+	}
+	return ""
+}
+
+// Run keeps the source up to date until the context ends, then returns nil. It returns before that
+// only if the node's name cannot be found out: then the error wraps ErrNodeName. Every other failure is
+// counted, logged once and tried again. It may be called once.
+//
+// When it returns everything that it started has ended, but for the goroutines with which client-go
+// looks after a client certificate in files; they end when the garbage collector finds them unused.
+func (s *Source) Run(ctx context.Context) error {
+	defer s.ended.Store(true)
+	c, err := s.connect(ctx)
+	if c != nil {
+		defer c.close()
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
+		return err
+	}
+	log := klog.FromContext(ctx)
+	log.Info("Pod source starts", "node", s.NodeName())
+	var g errgroup.Group
+	for range getters {
+		g.Go(func() error {
+			s.secrets.run(ctx, c.secret)
+			return nil
+		})
+	}
+	g.Go(func() error {
+		follow(ctx, newPodsOf(c.core, s.NodeName(), s.state, log), s.store)
+		return nil
+	})
+	return g.Wait()
+}
+
+// connect reads the kubeconfig and finds out the node's name, as often as it takes. The client may
+// have to be closed beside an error too, which is that of the context or wraps ErrNodeName.
+func (s *Source) connect(ctx context.Context) (*client, error) {
+	log := klog.FromContext(ctx)
+	var c *client
+	again := pause().DelayWithReset(clock.RealClock{}, healthy)
+	err := again.Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		if c != nil {
+			c.close()
+		}
+		var err error
+		if c, err = s.open(ctx); err == nil || errors.Is(err, ErrNodeName) {
+			return true, err
+		}
+		if errors.Is(err, ErrKubeconfig) {
+			s.state.lostFor(ctx, log, Kubeconfig, err)
+		} else {
+			s.state.lost(ctx, log, err)
+		}
+		return false, nil
+	})
+	return c, err
+}
+
+// open makes one attempt to connect. The client may have to be closed beside an error too.
+func (s *Source) open(ctx context.Context) (*client, error) {
+	config, err := load(s.options.Kubeconfig)
+	if err == nil {
+		err = s.nameFrom(config)
+	}
+	if err != nil {
+		return nil, err
+	}
+	c, err := newClient(config, s.options.dial)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrKubeconfig, err)
+	}
+	if s.NodeName() == "" {
+		node, err := c.nodeOfReview(ctx)
+		if err != nil {
+			return c, err
+		}
+		s.node.Store(&node)
+	}
+	return c, nil
+}
+
+// Synced reports whether the pods of the node have been listed and are being watched. It is false
+// while the API server is away; what is known then stays known.
+func (s *Source) Synced() bool { return s.state.synced() }
+
+// ByUID returns the pod with a UID. A pod that the watch has not brought yet is not known.
+func (s *Source) ByUID(uid string) (Pod, bool) {
+	k := s.store.uid(uid)
+	if k == nil {
+		return Pod{}, false
+	}
+	return s.pod(k), true
+}
+
+// ByName returns the pod with a namespace and name.
+func (s *Source) ByName(namespace, name string) (Pod, bool) {
+	k := s.store.at(key{namespace, name})
+	if k == nil {
+		return Pod{}, false
+	}
+	return s.pod(k), true
+}
+
+// Len returns how many pods are known.
+func (s *Source) Len() int { return s.store.len() }
+
+// Await is ByUID that waits for a pod which is not known yet, at most a second: a kubelet may have it a
+// moment earlier.
+func (s *Source) Await(ctx context.Context, uid string) (Pod, bool) {
+	if s.ended.Load() {
+		return s.ByUID(uid)
+	}
+	ctx, cancel := context.WithTimeout(ctx, maxAwait)
+	defer cancel()
+	k := s.store.await(ctx, uid)
+	if k == nil {
+		return Pod{}, false
+	}
+	return s.pod(k), true
+}
+
+// Pods returns all pods of the node, by UID, that use an image and whose present annotations equal the
+// given ones, but for those that the kubelet itself writes (kubernetes.io/config.seen, config.source and
+// config.mirror; kubernetes.io/config.hash is on static pods only). A pod whose annotations or images
+// changed less than a minute ago is one of them whatever it has now, and so is one that was there when the
+// source came in step less than a minute ago: the kubelet may know it as it was before. Mirror pods are none
+// of them, since no kubelet runs them.
+//
+// It is how a pre-check is told whose config.seen is not known, as after a restart of the kubelet. Equal
+// annotations are no proof of identity: a tenant can give its pod those of another one, and the kubelet may
+// know of that pod before we do. So what is allowed has to be allowed to each of them, only pods
+// that have a sandbox can be asking, and the exact pod must be judged again when its container is created.
+//
+// ok is false while the source is not synced: there may be pods that are not known. If it is true and there are
+// none, the pod that asks has not been brought by the watch yet.
+func (s *Source) Pods(annotations map[string]string, image string) (found []Pod, ok bool) {
+	name, err := imageref.Parse(image)
+	if err != nil || !s.Synced() {
+		return nil, false
+	}
+	for _, k := range s.store.match(annotations, name) {
+		found = append(found, s.pod(k))
+	}
+	return found, true
+}
+
+func (s *Source) pod(k *known) Pod {
+	return Pod{Pod: k.pod, Deleting: k.deleting, known: k, secrets: s.secrets}
+}

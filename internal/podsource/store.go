@@ -1,0 +1,199 @@
+package podsource
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/pullgate/pullgate/pkg/imageref"
+)
+
+// errNoPod is what the store says of an object that is none. The reflector hands it nothing else.
+var errNoPod = errors.New("kube: the watch brought something that is no pod")
+
+// store holds the pods of the node; a reflector fills it. Its methods may be called concurrently.
+type store struct {
+	secrets *secrets
+
+	// mu guards the fields that follow. It is never held across a call to secrets.
+	mu    sync.RWMutex
+	byKey map[key]*known // by namespace and name
+	byUID map[string]*known
+	named map[key]int // how many pods name a Secret
+	// arrived is closed, and another one made, when a pod comes or changes.
+	arrived chan struct{}
+}
+
+var _ cache.ReflectorStore = (*store)(nil)
+
+func newStore(s *secrets) *store {
+	return &store{
+		secrets: s,
+		byKey:   map[key]*known{}, byUID: map[string]*known{}, named: map[key]int{},
+		arrived: make(chan struct{}),
+	}
+}
+
+// Add puts a pod in, in the place of one of its name. Like the other methods that a reflector calls
+// it is not called concurrently with them.
+func (s *store) Add(obj any) error {
+	p, ok := obj.(*corev1.Pod)
+	if !ok {
+		return errNoPod
+	}
+	s.put(p, false)
+	return nil
+}
+
+// put is Add. What a listed pod was before the list, if it is new, is not known.
+func (s *store) put(p *corev1.Pod, listed bool) {
+	at := key{p.Namespace, p.Name}
+	var k *known
+	if _, mirror := p.Annotations[mirrorAnnotation]; !mirror {
+		k = learn(p)
+		old := s.at(at)
+		// Before the pod can be asked for; and not for a change of its status, as most changes are.
+		if old == nil || old.pod != k.pod || !slices.Equal(old.secrets, k.secrets) {
+			s.secrets.want(k.secrets)
+		}
+		switch known := old != nil && old.pod == k.pod; {
+		case known && old.annotations == k.annotations && slices.Equal(old.uses, k.uses):
+			k.changed = old.changed
+		case known || listed:
+			k.changed = time.Now()
+		}
+	}
+	s.mu.Lock()
+	unnamed := s.setLocked(at, k)
+	s.mu.Unlock()
+	s.secrets.forget(unnamed)
+}
+
+// Update does what Add does.
+func (s *store) Update(obj any) error { return s.Add(obj) }
+
+// Delete takes a pod out.
+func (s *store) Delete(obj any) error {
+	p, ok := obj.(*corev1.Pod)
+	if !ok {
+		return errNoPod
+	}
+	s.mu.Lock()
+	unnamed := s.setLocked(key{p.Namespace, p.Name}, nil)
+	s.mu.Unlock()
+	s.secrets.forget(unnamed)
+	return nil
+}
+
+// Replace makes the store hold these pods and no others.
+func (s *store) Replace(list []any, _ string) error {
+	listed := make(map[key]struct{}, len(list))
+	for _, obj := range list {
+		p, ok := obj.(*corev1.Pod)
+		if !ok {
+			return errNoPod
+		}
+		listed[key{p.Namespace, p.Name}] = struct{}{}
+		s.put(p, true)
+	}
+	s.mu.Lock()
+	var unnamed []key
+	for at := range maps.Clone(s.byKey) {
+		if _, ok := listed[at]; !ok {
+			unnamed = append(unnamed, s.setLocked(at, nil)...)
+		}
+	}
+	s.mu.Unlock()
+	s.secrets.forget(unnamed)
+	return nil
+}
+
+// Resync does nothing.
+func (s *store) Resync() error { return nil }
+
+// setLocked puts a pod in the place of the one of its name; nil only takes that out. It returns the
+// Secrets that no pod names any more.
+func (s *store) setLocked(at key, k *known) (unnamed []key) {
+	if k != nil {
+		for _, name := range k.secrets {
+			s.named[name]++
+		}
+	}
+	if old := s.byKey[at]; old != nil {
+		delete(s.byUID, old.pod.UID)
+		delete(s.byKey, at)
+		for _, name := range old.secrets {
+			if s.named[name]--; s.named[name] == 0 {
+				delete(s.named, name)
+				unnamed = append(unnamed, name)
+			}
+		}
+	}
+	if k != nil {
+		s.byKey[at], s.byUID[k.pod.UID] = k, k
+		close(s.arrived)
+		s.arrived = make(chan struct{})
+	}
+	return unnamed
+}
+
+// at returns the pod of a namespace and name, nil if it is not known.
+func (s *store) at(at key) *known {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.byKey[at]
+}
+
+// len returns how many pods are known.
+func (s *store) len() int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return len(s.byKey)
+}
+
+// uid returns the pod with the UID, nil if it is not known.
+func (s *store) uid(uid string) *known {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.byUID[uid]
+}
+
+// await returns the pod with the UID, if it comes before the context ends; else nil.
+func (s *store) await(ctx context.Context, uid string) *known {
+	for {
+		s.mu.RLock()
+		k, arrived := s.byUID[uid], s.arrived
+		s.mu.RUnlock()
+		if k != nil {
+			return k
+		}
+		select {
+		case <-arrived:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// match returns the pods that use an image and have these annotations, and those that may have had and used
+// others a moment ago, by UID.
+func (s *store) match(annotations map[string]string, image imageref.Name) []*known {
+	want, now := hash(annotations), time.Now()
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var found []*known
+	for _, k := range s.byUID {
+		if now.Sub(k.changed) < kubeletLag || k.annotations == want && k.has(image) {
+			found = append(found, k)
+		}
+	}
+	slices.SortFunc(found, func(a, b *known) int { return strings.Compare(a.pod.UID, b.pod.UID) })
+	return found
+}

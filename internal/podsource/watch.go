@@ -1,0 +1,196 @@
+package podsource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// listTimeout bounds one list of the node's pods.
+	listTimeout = 30 * time.Second
+	// watchTimeout bounds the time until an API server answers that it watches. Some proxies keep the
+	// answer back until something happens, which is a bookmark each minute at the latest.
+	watchTimeout = 90 * time.Second
+	// healthy is after which time without a failure the pauses begin anew with the shortest.
+	healthy = 2 * time.Minute
+)
+
+// errSlow is the cause of a request that was given up.
+var errSlow = errors.New("kube: the API server does not answer")
+
+// pause returns how long to wait before an attempt is repeated. A node asks alone, thousands ask at
+// once when an API server comes back.
+func pause() wait.Backoff {
+	return wait.Backoff{Duration: 500 * time.Millisecond, Cap: 15 * time.Second, Steps: 20, Factor: 2, Jitter: 1}
+}
+
+// state says whether the watch is up. Its methods may be called concurrently.
+type state struct {
+	count func(Reason)
+
+	mu    sync.Mutex // guards the fields that follow
+	up    bool
+	told  bool // it was said that the watch is not up
+	watch int  // the number of the latest watch
+}
+
+func (s *state) synced() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.up
+}
+
+// gained notes that the pods have been listed and are watched, and returns the number of the watch.
+func (s *state) gained(log klog.Logger) (watch int) {
+	s.mu.Lock()
+	news := s.watch == 0 || s.told
+	s.up, s.told = true, false
+	s.watch++
+	watch = s.watch
+	s.mu.Unlock()
+	if news {
+		log.Info("Pod source synced")
+	}
+	return watch
+}
+
+// ended notes that a watch came to its end, which is in order, and often the next one is there before.
+func (s *state) ended(watch int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.watch == watch {
+		s.up = false
+	}
+}
+
+// lost notes that a request failed.
+func (s *state) lost(ctx context.Context, log klog.Logger, err error) {
+	s.lostFor(ctx, log, reasonOf(err), err)
+}
+
+// lostFor notes that something failed.
+func (s *state) lostFor(ctx context.Context, log klog.Logger, reason Reason, err error) {
+	if ctx.Err() != nil {
+		return // we are ending
+	}
+	s.mu.Lock()
+	news := !s.told
+	s.up, s.told = false, true
+	s.mu.Unlock()
+	s.count(reason)
+	if news {
+		log.Info("Pod source lost, what is known stays known", "reason", reason, "err", err)
+	}
+}
+
+// podsOf lists and watches the pods of a node, and tells state how it goes.
+type podsOf struct {
+	*cache.ListWatch
+	state *state
+	log   klog.Logger
+}
+
+func newPodsOf(c cache.Getter, node string, s *state, log klog.Logger) *podsOf {
+	only := fields.OneTermEqualSelector("spec.nodeName", node)
+	return &podsOf{cache.NewListWatchFromClient(c, "pods", metav1.NamespaceAll, only), s, log}
+}
+
+// IsWatchListSemanticsUnSupported keeps the reflector from streaming the first list. API servers
+// before 1.27 ignore that they are asked to, and the reflector would wait for the end of the list for ever.
+func (p *podsOf) IsWatchListSemanticsUnSupported() bool { return true }
+
+// ListWithContext lists the pods.
+func (p *podsOf) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { //nolint:ireturn // what client-go wants
+	bounded, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	list, err := p.ListWatch.ListWithContext(bounded, o)
+	if err != nil {
+		p.state.lost(ctx, p.log, err)
+	}
+	return list, err
+}
+
+// WatchWithContext watches the pods, which have been listed.
+func (p *podsOf) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) { //nolint:ireturn // what client-go wants
+	bounded, cancel := context.WithCancelCause(ctx)
+	slow := time.AfterFunc(watchTimeout, func() { cancel(errSlow) })
+	w, err := p.ListWatch.WatchWithContext(bounded, o)
+	slow.Stop()
+	if err != nil {
+		if errors.Is(context.Cause(bounded), errSlow) {
+			err = fmt.Errorf("%w: %w", errSlow, err)
+		}
+		cancel(nil)
+		p.state.lost(ctx, p.log, err)
+		return nil, err
+	}
+	number := p.state.gained(p.log)
+	told := &observed{in: w, out: make(chan watch.Event), stopped: make(chan struct{})}
+	go func() { // ends with the watch, which the reflector stops
+		defer cancel(nil)
+		defer close(told.out)
+		told.pass(func(err error) { p.state.lost(ctx, p.log, err) })
+		p.state.ended(number)
+	}()
+	return told, nil
+}
+
+// observed is a watch whose errors are told.
+type observed struct {
+	in      watch.Interface
+	out     chan watch.Event
+	once    sync.Once
+	stopped chan struct{}
+}
+
+// pass hands the events on until there are no more, which Stop brings about too.
+func (o *observed) pass(failed func(error)) {
+	for event := range o.in.ResultChan() {
+		if event.Type == watch.Error {
+			failed(apierrors.FromObject(event.Object))
+		}
+		select {
+		case o.out <- event:
+		case <-o.stopped:
+		}
+	}
+}
+
+// ResultChan returns the events.
+func (o *observed) ResultChan() <-chan watch.Event { return o.out }
+
+// Stop ends the watch. It may be called more than once.
+func (o *observed) Stop() {
+	o.once.Do(func() { close(o.stopped) })
+	o.in.Stop()
+}
+
+// follow keeps a store equal to the pods of the node until the context ends.
+func follow(ctx context.Context, p *podsOf, s *store) {
+	backoff := pause()
+	r := cache.NewReflectorWithOptions(p, &corev1.Pod{}, s, cache.ReflectorOptions{
+		Logger: &p.log, Name: "podSource", TypeDescription: "pods", Backoff: &backoff,
+	})
+	// Like the reflector's own loop, which would log every failure; p has told it once.
+	again := pause().DelayWithReset(clock.RealClock{}, healthy)
+	_ = again.Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		if err := r.ListAndWatchWithContext(ctx); err != nil {
+			p.log.V(2).Info("Pods not listed", "err", err)
+		}
+		return false, nil
+	})
+}

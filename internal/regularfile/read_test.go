@@ -1,0 +1,52 @@
+package regularfile_test
+
+import (
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/regularfile"
+)
+
+func TestRead(t *testing.T) {
+	dir := t.TempDir()
+	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
+	if err := os.WriteFile(file, []byte("12345"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(file, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name, path string
+		limit      int64
+		want       string
+	}{
+		{"whole", file, 5, "12345"},
+		{"one byte more than the limit shows that there is more", file, 2, "123"},
+		{"through a link", link, 100, "12345"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := regularfile.Read(tc.path, tc.limit)
+			if err != nil || string(got) != tc.want {
+				t.Errorf("Read = %q, %v; want %q", got, err, tc.want)
+			}
+		})
+	}
+}
+
+func TestReadOfWhatIsNoFile(t *testing.T) {
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{pipe, dir, filepath.Join(dir, "absent"), "/dev/zero"} {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			if got, err := regularfile.Read(path, 10); err == nil {
+				t.Errorf("Read = %q; want an error", got)
+			}
+		})
+	}
+}

@@ -1,2 +1,0 @@
-// Package durable waits until what was done to a folder is on disk.
-package durable

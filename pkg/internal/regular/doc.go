@@ -1,2 +1,0 @@
-// Package regular reads files whose paths an operator gives, and which may be anything.
-package regular
