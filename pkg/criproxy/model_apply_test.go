@@ -83,8 +83,8 @@ func (w *modelWorld) apply(o op) {
 	case opOutage:
 		w.direct(func() { w.runtime.down = o.n%2 == 0 })
 	case opRelease:
-		if i := int(o.n % 4); i < len(w.waiting) && w.waiting[i].interruption.waiting {
-			w.waiting[i].interruption.waiting = false
+		if i := int(o.n % 4); i < len(w.waiting) && w.waiting[i].interruption.waiting.Load() {
+			w.waiting[i].interruption.waiting.Store(false)
 			close(w.waiting[i].release)
 		}
 	case opCancel:

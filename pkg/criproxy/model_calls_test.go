@@ -80,8 +80,10 @@ func (w *modelWorld) precheck(ctx context.Context, p *modelPod, name string) (id
 // doPrecheck asks for an image and holds the answer to the truth.
 func (w *modelWorld) doPrecheck(p *modelPod, name string, x *interruption) (id string) {
 	may := w.judged(p, name, "")
+	var shown string // of the call, which may end after this returns
 	var err error
-	w.interrupted(x, func(ctx context.Context) { id, err = w.precheck(ctx, p, name) }, func() {
+	w.interrupted(x, func(ctx context.Context) { shown, err = w.precheck(ctx, p, name) }, func() {
+		id = shown
 		maps.Copy(may, w.judged(p, name, ""))
 		switch {
 		case err != nil:
@@ -189,11 +191,12 @@ func (w *modelWorld) doCreate(p *modelPod, name, image string, mounts []string, 
 	}
 	x.may = w.mayStart(p, append(mounts, name))
 	var resp runtimeapi.CreateContainerResponse
+	var failed error // of the call, which may end after this returns
 	w.interrupted(x, func(ctx context.Context) {
-		err = w.call(ctx, runtimeapi.RuntimeService_CreateContainer_FullMethodName, req, &resp)
+		failed = w.call(ctx, runtimeapi.RuntimeService_CreateContainer_FullMethodName, req, &resp)
 	}, func() {
 		maps.Copy(x.may, w.mayStart(p, append(mounts, name)))
-		id = resp.GetContainerId()
+		id, err = resp.GetContainerId(), failed
 		if err == nil {
 			w.counts["container created"]++
 		} else {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -154,7 +155,7 @@ type interruption struct {
 	method  string // the first call of it is interrupted
 	how     how
 	met     bool
-	waiting bool
+	waiting atomic.Bool
 	release chan struct{}
 	pull    *registryPull
 	may     uses
@@ -224,8 +225,8 @@ func (c *modelConn) call(ctx context.Context, method string, request []byte) ([]
 
 // wait waits until the call is released, or breaks off.
 func (c *modelConn) wait(ctx context.Context, x *interruption) error {
-	x.waiting = true
-	defer func() { x.waiting = false }()
+	x.waiting.Store(true)
+	defer x.waiting.Store(false)
 	select {
 	case <-x.release:
 	case <-ctx.Done():

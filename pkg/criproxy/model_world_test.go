@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing/synctest"
 	"time"
 
@@ -57,7 +58,7 @@ type process struct {
 type waitingCall struct {
 	*interruption
 	cancel context.CancelFunc
-	done   bool
+	done   atomic.Bool
 	finish func() // judges the answer
 }
 
@@ -248,7 +249,7 @@ func (w *modelWorld) settle() {
 	}
 	rest()
 	for _, c := range slices.Clone(w.waiting) {
-		if c.done {
+		if c.done.Load() {
 			c.cancel()
 			w.waiting = slices.DeleteFunc(w.waiting, func(x *waitingCall) bool { return x == c })
 			c.finish()
@@ -317,7 +318,7 @@ func (w *modelWorld) interrupted(x *interruption, call func(ctx context.Context)
 	w.waiting = append(w.waiting, c)
 	go func() {
 		call(ctx)
-		c.done = true
+		c.done.Store(true)
 	}()
 	w.settle()
 }
