@@ -67,7 +67,7 @@ race: ## run all tests of the main module under the race detector
 
 .PHONY: model
 model: ## let two tenants and an operator do a million things at random, and see that no pod uses what it may not
-	PULLGATE_MODEL_STEPS=1000000 go test -count=1 -timeout 10m -v -run '^TestModel$$' ./pkg/criproxy
+	PULLGATE_MODEL_STEPS=1000000 go test -count=1 -timeout 10m -v -run '^TestModel$$' ./internal/gate
 
 .PHONY: crash
 crash: ## kill the daemon at every crash point and see that nothing unproved is allowed

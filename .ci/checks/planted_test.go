@@ -117,7 +117,7 @@ func directions() []plant {
 		up("internal/decisionlog", "pkg/tracker", "writes what it is told"),
 		up("internal/decisionlog", "pkg/policy", "writes what it is told"),
 		up("pkg/criproxy", "internal/decisionlog", "declares the interfaces of everything else"),
-		down("pkg/criproxy/decision", "pkg/tracker"),
+		down("internal/gate/decision", "pkg/tracker"),
 		down("internal/daemon", "internal/decisionlog"),
 		up("pkg/ctl", "pkg/policy", "imports nothing but that API"),
 		up("internal/cli/output", "internal/adminapi", "imports nothing but that API"),

@@ -12,7 +12,7 @@ import (
 	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/internal/adminapi/prose"
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
@@ -59,7 +59,7 @@ func (f *inForce) get() (c config.Config, found bool, reload adminapi.Reload) {
 }
 
 // adminOf returns the server of the admin API over the parts.
-func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, runtime *criproxy.Runtime, feed *adminapi.Feed) *adminapi.Server {
+func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, runtime *gate.Runtime, feed *adminapi.Feed) *adminapi.Server {
 	log, started := o.Log.WithName("admin"), time.Now()
 	return adminapi.New(adminapi.Config{
 		Tracker:   p.tracker,

@@ -14,8 +14,9 @@ import (
 	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/pkg/criproxy"
-	"github.com/pullgate/pullgate/pkg/criproxy/kubelet"
+	"github.com/pullgate/pullgate/internal/gate/kubelet"
 	"github.com/pullgate/pullgate/internal/connlimit"
 	"github.com/pullgate/pullgate/internal/metrics"
 	"github.com/pullgate/pullgate/internal/nodecreds"
@@ -91,7 +92,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, conns.close()) }()
 
-	runtime := criproxy.NewRuntime(conns.runtime, conns.image)
+	runtime := gate.NewRuntime(conns.runtime, conns.image)
 	node := nodecreds.New(klog.NewContext(ctx, o.Log.WithName("nodeCredentials")), o.Config.NodeCredentials.DockerConfigFiles, st.key)
 	trk := tracker.New(st.store, st.key, runtime, tracker.Options{
 		Rules:                          rules(o.Config),
@@ -105,7 +106,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	index := podindex.New()
-	gate := criproxy.NewGate(criproxy.GateConfig{
+	judge := gate.New(gate.Config{
 		Tracker:        trk,
 		Pods:           index,
 		Runtime:        runtime,
@@ -119,11 +120,11 @@ func Run(ctx context.Context, o Options) (err error) {
 		AllowRestores:  o.Config.AllowRestores,
 	})
 	server := criproxy.New(criproxy.Config{
-		Runtime: conns.runtime,
-		Image:   conns.image,
-		Gate:    gate,
-		Metrics: m,
-		Log:     o.Log.WithName("proxy"),
+		Runtime:  conns.runtime,
+		Image:    conns.image,
+		Handlers: judge.Handlers(),
+		Metrics:  m,
+		Log:      o.Log.WithName("proxy"),
 	})
 	m.SetStore(func() (int, int, int, int64) {
 		s, err := st.store.Stats()
@@ -150,7 +151,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	svc.ready()
 	p := parts{
-		conns: conns, key: st.key, store: st.store, tracker: trk, node: node, source: source, decisions: log, gate: gate,
+		conns: conns, key: st.key, store: st.store, tracker: trk, node: node, source: source, decisions: log, gate: judge,
 		server: server, metrics: m, on: on, inForce: newInForce(o.Config, o.ConfigFound), service: svc, stopping: &atomic.Bool{},
 	}
 	p.admin = adminOf(o, p, st.store, index, runtime, feed)
@@ -166,7 +167,7 @@ type parts struct {
 	node      *nodecreds.Credentials
 	source    *podSource   // nil if there is none
 	decisions *decisionLog // nil if there is none
-	gate      *criproxy.Gate
+	gate      *gate.Gate
 	server    *criproxy.Server
 	metrics   *metrics.Metrics
 	admin     *adminapi.Server

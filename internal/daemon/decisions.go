@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/pullgate/pullgate/internal/adminapi"
-	"github.com/pullgate/pullgate/pkg/criproxy/decision"
+	"github.com/pullgate/pullgate/internal/gate/decision"
 	"github.com/pullgate/pullgate/internal/decisionlog"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/internal/metrics"

@@ -8,7 +8,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/pkg/credential"
-	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/metrics"
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/internal/podsource"
@@ -51,7 +51,7 @@ func (s *podSource) run(ctx context.Context, log klog.Logger) {
 }
 
 // forGate returns the source as an interface that is nil if there is none.
-func (s *podSource) forGate() criproxy.PodSource { //nolint:ireturn // what the gate wants
+func (s *podSource) forGate() gate.PodSource { //nolint:ireturn // what the gate wants
 	if s == nil {
 		return nil
 	}

@@ -54,7 +54,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if !ok {
 		return fmt.Errorf("decode the answer to our own call: %T is not a message", v)
 	}
-	if err := decodeAnswer(data.Materialize(), m); err != nil {
+	if err := DecodeAnswer(data.Materialize(), m); err != nil {
 		return fmt.Errorf("decode the answer to our own call: %w", err)
 	}
 	return nil

@@ -123,7 +123,7 @@ func TestRuntimeThatClosesEveryConnectionIsNotDialledInALoop(t *testing.T) {
 	runtime.Start(t)
 	back := time.Now()
 	for err := errors.New("not called"); err != nil; {
-		err = up.invoke(t.Context(), runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}, &runtimeapi.VersionResponse{})
+		err = up.Invoke(t.Context(), runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}, &runtimeapi.VersionResponse{})
 		if time.Since(back) > 3*time.Second {
 			t.Fatalf("Version 3 s after the runtime serves = %v", err)
 		}
@@ -136,7 +136,7 @@ func TestRuntimeThatClosesEveryConnectionIsNotDialledInALoop(t *testing.T) {
 		runtime.Start(t)
 		back = time.Now()
 		for err := errors.New("not called"); err != nil; {
-			err = up.invoke(t.Context(), runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}, &runtimeapi.VersionResponse{})
+			err = up.Invoke(t.Context(), runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}, &runtimeapi.VersionResponse{})
 		}
 		if took := time.Since(back); took > time.Second {
 			t.Errorf("connected %v after a restart of a runtime that answers; want about 0.2 s at most", took)

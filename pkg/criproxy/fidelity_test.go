@@ -6,7 +6,8 @@ import (
 	"errors"
 	"io"
 	"net"
-	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,13 +19,15 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
-	"github.com/pullgate/pullgate/internal/podindex"
-	"github.com/pullgate/pullgate/pkg/records"
-	"github.com/pullgate/pullgate/pkg/tracker"
 )
+
+// counts is the metrics of a server under test.
+type counts struct{ panics atomic.Int64 }
+
+func (*counts) ForwardedCall(string, string, bool, time.Duration) {}
+func (c *counts) Panic()                                          { c.panics.Add(1) }
 
 // serveBefore starts a proxy before any endpoint and returns where it listens and how it stops.
 func serveBefore(tb testing.TB, endpoint string) (proxied string, server *criproxy.Server) {
@@ -46,14 +49,14 @@ func serveOn(tb testing.TB, l net.Listener, endpoint string) (server *criproxy.S
 	if err != nil {
 		tb.Fatal(err)
 	}
-	store, _, err := records.Open(filepath.Join(tb.TempDir(), "records.db"), records.Options{})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	rt := criproxy.NewRuntime(up, up)
-	trk := tracker.New(store, credential.NewKey(), rt, tracker.Options{})
-	gate := criproxy.NewGate(criproxy.GateConfig{Tracker: trk, Pods: podindex.New(), Runtime: rt, Metrics: &counts{}, Log: klog.Logger{}})
-	server = criproxy.NewForTest(criproxy.Config{Runtime: up, Image: up, Gate: gate, Metrics: &counts{}, Log: klog.Logger{}}, experimental.BufferPool(buffers()))
+	// A call that a handler forwards is as transparent as one that has no handler.
+	server = criproxy.New(criproxy.Config{
+		Runtime: up, Image: up, Metrics: &counts{}, Log: klog.Logger{},
+		Handlers: map[string]criproxy.Handler{
+			runtimeapi.ImageService_ImageStatus_FullMethodName: func(ctx context.Context, c *criproxy.Call) ([]byte, error) { return c.Forward(ctx) },
+		},
+		Options: []grpc.ServerOption{experimental.BufferPool(criproxytest.Buffers())},
+	})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	done := make(chan error, 2)
 	go func() { done <- server.Serve(l) }()
@@ -63,7 +66,7 @@ func serveOn(tb testing.TB, l net.Listener, endpoint string) (server *criproxy.S
 		defer end()
 		server.Shutdown(limited)
 		cancel()
-		if err := errors.Join(<-done, <-done, up.Close(), store.Close()); err != nil {
+		if err := errors.Join(<-done, <-done, up.Close()); err != nil {
 			tb.Error(err)
 		}
 	}
@@ -175,15 +178,39 @@ func TestOpenStreamEndsWithUnavailable(t *testing.T) {
 
 // A handler that panics answers Internal, is counted, and takes nothing else down.
 func TestPanicIsAnsweredAndCounted(t *testing.T) {
-	p := newProxy(t, tracker.Options{}, criproxy.GateConfig{})
-	p.gate.PanicForTest()
-	if _, err := p.Pull(t.Context(), nil, app, ""); status.Code(err) != codes.Internal {
+	echo := criproxytest.NewEcho(t)
+	up, err := criproxy.Dial(echo.Endpoint())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", strings.TrimPrefix(echo.Endpoint(), "unix://")+".proxy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	counted := &counts{}
+	server := criproxy.New(criproxy.Config{
+		Runtime: up, Image: up, Metrics: counted, Log: klog.Logger{},
+		Handlers: map[string]criproxy.Handler{
+			runtimeapi.ImageService_PullImage_FullMethodName: func(context.Context, *criproxy.Call) ([]byte, error) { panic("a defect") },
+		},
+	})
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	defer func() {
+		server.Shutdown(t.Context())
+		if err := errors.Join(<-done, up.Close()); err != nil {
+			t.Error(err)
+		}
+	}()
+	cc := client(t, "unix://"+l.Addr().String())
+	defer func() { _ = cc.Close() }()
+	if _, err := runtimeapi.NewImageServiceClient(cc).PullImage(t.Context(), &runtimeapi.PullImageRequest{}); status.Code(err) != codes.Internal {
 		t.Errorf("call that panics = %v; want Internal", err)
 	}
-	if got := p.counts.get()["panic"]; got != 1 {
+	if got := counted.panics.Load(); got != 1 {
 		t.Errorf("%d panics counted; want 1", got)
 	}
-	if _, err := p.Runtime.Version(t.Context(), &runtimeapi.VersionRequest{}); err != nil {
+	if _, err := runtimeapi.NewRuntimeServiceClient(cc).Version(t.Context(), &runtimeapi.VersionRequest{}); err != nil {
 		t.Errorf("next call = %v; want nil", err)
 	}
 }

@@ -13,38 +13,39 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A handler answers one judged call. The response is sent as it is.
-type handler func(ctx context.Context, c *call) (response []byte, err error)
+// A Handler answers a unary call in the place of the runtime, or forwards it. The response is sent to the client as it is. An error
+// should be a status. Handlers are called concurrently; ctx ends with the client's call.
+type Handler func(ctx context.Context, c *Call) (response []byte, err error)
 
-// A call is one unary call that is judged.
-type call struct {
-	method  string
-	request []byte // as it came; not to be changed
+// A Call is one unary call, for its [Handler]. It is used by one goroutine.
+type Call struct {
+	Method   string // full, like /runtime.v1.ImageService/PullImage
+	Request  []byte // as it came; not to be changed
+	Upstream *Upstream
 
-	upstream        *Upstream
 	header, trailer metadata.MD // of the runtime's answer; they go with ours
 }
 
-// forward sends the call to the runtime as it came, with its metadata, and returns the runtime's
-// answer as it came.
-func (c *call) forward(ctx context.Context) ([]byte, error) {
-	req := frame{data: mem.BufferSlice{mem.SliceBuffer(c.request)}}
+// Forward sends the call to the runtime as it came, with its metadata, and returns the runtime's
+// answer as it came. The header and the trailer of the last answer go with the response to the client.
+func (c *Call) Forward(ctx context.Context) ([]byte, error) {
+	req := frame{data: mem.BufferSlice{mem.SliceBuffer(c.Request)}}
 	var resp frame
 	defer resp.free() // a call may fail although its message has come
-	err := c.upstream.unary(outgoing(ctx), c.method, &req, &resp, contentSubtype(ctx), grpc.Header(&c.header), grpc.Trailer(&c.trailer))
+	err := c.Upstream.unary(outgoing(ctx), c.Method, &req, &resp, contentSubtype(ctx), grpc.Header(&c.header), grpc.Trailer(&c.trailer))
 	if err != nil {
 		return nil, err
 	}
 	return resp.data.Materialize(), nil
 }
 
-// judge hands a call to its handler.
-func (s *Server) judge(stream grpc.ServerStream, method string, u *Upstream, h handler) error {
+// handled hands a call to its handler.
+func (s *Server) handled(stream grpc.ServerStream, method string, u *Upstream, h Handler) error {
 	var req frame
 	if err := receive(stream, &req); err != nil {
 		return err
 	}
-	c := &call{method: method, request: req.data.Materialize(), upstream: u}
+	c := &Call{Method: method, Request: req.data.Materialize(), Upstream: u}
 	req.free()
 	response, err := h(stream.Context(), c)
 	if err := answer(stream, c.header, c.trailer); err != nil {

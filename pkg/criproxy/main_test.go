@@ -4,12 +4,12 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
-	"google.golang.org/grpc/experimental"
-	"google.golang.org/grpc/mem"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
 // Every client of these tests gets its buffers from the pool that spoils them; the servers have it by option.
 func TestMain(m *testing.M) {
-	experimental.SetDefaultBufferPool(&spoiling{BufferPool: mem.DefaultBufferPool()})
+	criproxytest.SpoilBuffers()
 	goleak.VerifyTestMain(m)
 }

@@ -43,7 +43,7 @@ func streamEnd(ctx context.Context, err error) error {
 	}
 	cause := context.Cause(ctx)
 	if errors.Is(cause, errStopping) {
-		return refuse(codes.Unavailable, "STOPPING", "pullgated is stopping")
+		return Refuse(codes.Unavailable, "STOPPING", "pullgated is stopping")
 	}
 	if _, ours := status.FromError(cause); cause != nil && ours {
 		return cause

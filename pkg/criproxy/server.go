@@ -34,15 +34,16 @@ type Metrics interface {
 // up on a silent server after the same time.
 const greetLimit = 5 * time.Second
 
-// Config are the parts of a [Server]. Every exported field must be set.
+// Config are the parts of a [Server]. Runtime, Image, Metrics and Log must be set.
 type Config struct {
 	// Runtime serves the RuntimeService, Image the ImageService; they may be the same.
 	Runtime, Image *Upstream
-	Gate           *Gate
-	Metrics        Metrics
-	Log            klog.Logger
-
-	options []grpc.ServerOption // set by tests alone
+	// Handlers answer calls by their full method. Every other call is forwarded as it is.
+	Handlers map[string]Handler
+	Metrics  Metrics
+	Log      klog.Logger
+	// Options are given to gRPC beside the server's own.
+	Options []grpc.ServerOption
 }
 
 // A Server is the CRI as the kubelet sees it.
@@ -50,7 +51,7 @@ type Server struct {
 	grpc     *grpc.Server
 	services map[string]*Upstream // by the prefix of the full method
 	unary    map[string]bool
-	handlers map[string]handler
+	handlers map[string]Handler
 	metrics  Metrics
 	log      klog.Logger
 
@@ -82,7 +83,7 @@ func New(c Config) *Server {
 			"/" + runtimeapi.ImageService_ServiceDesc.ServiceName + "/":   c.Image,
 		},
 		unary:    map[string]bool{},
-		handlers: c.Gate.handlers(),
+		handlers: c.Handlers,
 		metrics:  c.Metrics,
 		log:      c.Log,
 	}
@@ -98,7 +99,7 @@ func New(c Config) *Server {
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.WaitForHandlers(true),
 		grpc.ConnectionTimeout(greetLimit),
-	}, c.options...)...)
+	}, c.Options...)...)
 	return s
 }
 
@@ -117,7 +118,7 @@ func (s *Server) handle(_ any, stream grpc.ServerStream) error {
 	began := time.Now()
 	method, _ := grpc.MethodFromServerStream(stream)
 	if method == ping.Method {
-		return refuse(codes.Unimplemented, ping.Reason, "pullgated serves the CRI of this node and no other service")
+		return Refuse(codes.Unimplemented, ping.Reason, "pullgated serves the CRI of this node and no other service")
 	}
 	err := s.guard(method, func() error { return s.dispatch(stream, method) })
 	_, judged := s.handlers[method]
@@ -131,7 +132,7 @@ func (s *Server) guard(method string, f func() error) (err error) {
 		if p := recover(); p != nil {
 			s.metrics.Panic()
 			s.log.Error(fmt.Errorf("panic: %v", p), "A call panicked, it is answered with Internal", "method", method, "stack", string(debug.Stack()))
-			err = refuse(codes.Internal, "PANIC", "pullgate failed in this call; see the log of pullgated on this node")
+			err = Refuse(codes.Internal, "PANIC", "pullgate failed in this call; see the log of pullgated on this node")
 		}
 	}()
 	return f()
@@ -140,14 +141,14 @@ func (s *Server) guard(method string, f func() error) (err error) {
 // dispatch finds out who answers a call.
 func (s *Server) dispatch(stream grpc.ServerStream, method string) error {
 	u := s.route(method)
-	judge, judged := s.handlers[method]
+	handler, judged := s.handlers[method]
 	switch {
 	case u == nil:
 		service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
-		return refuse(codes.Unimplemented, "SERVICE_NOT_PASSED_ON", "unknown service "+service)
+		return Refuse(codes.Unimplemented, "SERVICE_NOT_PASSED_ON", "unknown service "+service)
 	case judged:
 		defer s.underWay.Begin()()
-		return s.judge(stream, method, u, judge)
+		return s.handled(stream, method, u, handler)
 	case s.unary[method]:
 		defer s.underWay.Begin()()
 		return s.forward(stream, method, u)

@@ -29,8 +29,7 @@ const (
 // again; a call fails at once with Unavailable while there is no connection. Its methods may be
 // called concurrently.
 type Upstream struct {
-	conn   *grpc.ClientConn
-	calls  grpc.ClientConnInterface // for unary calls: conn, or a runtime in process in tests
+	conn   connection
 	dialer *dialer
 }
 
@@ -56,7 +55,7 @@ func Dial(endpoint string) (*Upstream, error) {
 		return nil, fmt.Errorf("endpoint %s: %w", endpoint, err)
 	}
 	conn.Connect()
-	return &Upstream{conn: conn, calls: conn, dialer: dialer}, nil
+	return &Upstream{conn: conn, dialer: dialer}, nil
 }
 
 // Up reports whether there is a connection at this moment.
@@ -67,14 +66,21 @@ func (u *Upstream) Up() bool { return u.conn.GetState() == connectivity.Ready }
 // told as down and then up.
 func (u *Upstream) Watch(ctx context.Context, f func(up bool)) { watch(ctx, u.conn, f) }
 
-// A connection is what watch needs of a [grpc.ClientConn].
+// A connection is a [grpc.ClientConn], or stands for one.
 type connection interface {
+	grpc.ClientConnInterface
+	stateful
+	Close() error
+}
+
+// stateful is what watch needs of a connection.
+type stateful interface {
 	GetState() connectivity.State
 	WaitForStateChange(ctx context.Context, source connectivity.State) bool
 	Connect()
 }
 
-func watch(ctx context.Context, conn connection, f func(up bool)) {
+func watch(ctx context.Context, conn stateful, f func(up bool)) {
 	state := conn.GetState()
 	up := state == connectivity.Ready
 	f(up)
@@ -105,14 +111,15 @@ func (u *Upstream) Close() error {
 	return nil
 }
 
-// invoke makes a call of our own. The metadata of a client's call do not go with it.
-func (u *Upstream) invoke(ctx context.Context, method string, req, resp proto.Message) error {
+// Invoke makes a unary call of our own. The metadata of a client's call do not go with it. Text in the answer that is not UTF-8 is
+// read as [DecodeAnswer] does.
+func (u *Upstream) Invoke(ctx context.Context, method string, req, resp proto.Message) error {
 	return u.unary(ctx, method, req, resp)
 }
 
 // unary makes a call that has one request and one answer.
 func (u *Upstream) unary(ctx context.Context, method string, req, resp any, opts ...grpc.CallOption) error {
-	err := u.calls.Invoke(ctx, method, req, resp, opts...)
+	err := u.conn.Invoke(ctx, method, req, resp, opts...)
 	u.dialer.answer(err)
 	return err
 }

@@ -1,0 +1,221 @@
+package gate_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+var errOutage = status.Error(codes.Unknown, "failed to pull and unpack image: failed to resolve reference: dial tcp 127.0.0.1:1: connect: connection refused")
+
+// outage makes the registry one that is not reached.
+func (p *proxy) outage() {
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			return criproxytest.Image{}, errOutage
+		}
+	})
+}
+
+// failWrites makes the store one that can be read and not written, by a read-only file in the place of its own.
+func (p *proxy) failWrites() {
+	p.t.Helper()
+	path := filepath.Join(p.dir, "records.db")
+	all, err := os.ReadDir("/proc/self/fd")
+	p.must(err)
+	for _, e := range all {
+		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err != nil || to != path {
+			continue
+		}
+		fd, err := strconv.Atoi(e.Name())
+		p.must(err)
+		readOnly, err := os.Open(path)
+		p.must(err)
+		p.must(errors.Join(syscall.Dup3(int(readOnly.Fd()), fd, syscall.O_CLOEXEC), readOnly.Close()))
+		return
+	}
+	p.t.Fatal("the store's file is not open")
+}
+
+// A kubelet that verifies by itself pulls although its pre-check was shown the image, which has left the pod
+// a grant. Its proved credential needs no registry; one that nobody has tried does, grant or not.
+func TestAGrantNeitherStandsInForNorHidesAProvedCredential(t *testing.T) {
+	p, f := newProxyWithSource(t, exact())
+	x := p.Pod("carol")
+	f.tells(x, "good", "IfNotPresent")
+	if got := p.Precheck(x, app); got != id1 {
+		t.Fatalf("pre-check = %q; want the image, or this test shows nothing", got)
+	}
+	p.outage()
+	if id, err := p.Pull(t.Context(), x, app, "good"); id != id1 || err != nil {
+		t.Errorf("pull with the proved credential during an outage = %q, %v; want the image on the node", id, err)
+	}
+	if id, err := p.Pull(t.Context(), x, app, "bad"); err == nil {
+		t.Errorf("pull with a credential that nobody has tried = %q; want the outage", id)
+	}
+}
+
+// Two names of one image: the first brings the pod a grant while the pre-check of the second is hidden. A
+// bad credential for the second must not be answered as if it were good.
+func TestAHiddenPrecheckAndAGrantProveNoCredential(t *testing.T) {
+	const other = "repo.test/team/app:other"
+	for name, policies := range map[string][]string{"policy known": {"IfNotPresent"}, "policy not known": nil} {
+		t.Run(name, func(t *testing.T) {
+			p, f := newProxyWithSource(t, exact())
+			p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app, other}})
+			x := p.Pod("carol")
+			for _, image := range []string{app, other} {
+				if got := p.Precheck(x, image); got != "" {
+					t.Fatalf("pre-check of %s = %q; want it hidden, or this test shows nothing", image, got)
+				}
+			}
+			f.tells(x, "", policies...)
+			if id, err := p.Pull(t.Context(), x, app, "good"); id != id1 || err != nil {
+				t.Fatalf("pull = %q, %v; want the image", id, err)
+			}
+			if id, err := p.Pull(t.Context(), x, other, "bad"); err == nil {
+				t.Errorf("pull with a bad credential = %q; want what the registry says", id)
+			}
+			if id, err := p.Pull(t.Context(), x, other, "good"); id != id1 || err != nil {
+				t.Errorf("pull with the good one = %q, %v; want the image", id, err)
+			}
+		})
+	}
+}
+
+// A tenant may be able to fill the disk. A container with Always that has no grant yet must not run on what is
+// on the node because of that.
+func TestAlwaysIsNotAnsweredFromTheNodeWithoutAStore(t *testing.T) {
+	for _, tc := range []struct {
+		policy  string
+		granted bool
+		want    bool
+	}{{"Always", false, false}, {"Always", true, true}, {"IfNotPresent", false, true}} {
+		p, f := newProxyWithSource(t, exact())
+		x := p.Pod("carol")
+		f.tells(x, "good", tc.policy)
+		if tc.granted {
+			if _, err := p.Pull(t.Context(), x, app, "good"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p.failWrites()
+		if id, err := p.Pull(t.Context(), x, app, "good"); (err == nil) != tc.want {
+			t.Errorf("%s, granted %v: pull without a store = %q, %v; want it answered: %v", tc.policy, tc.granted, id, err, tc.want)
+		}
+	}
+}
+
+// A slowSource counts for whom Secrets are asked, and may take its time.
+type slowSource struct {
+	*fakeSource
+	takes time.Duration
+
+	mu    sync.Mutex
+	asked []string
+}
+
+func (s *slowSource) Secrets(ctx context.Context, uid, image string) []tracker.Secret {
+	s.mu.Lock()
+	s.asked = append(s.asked, uid)
+	s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, s.takes)
+	defer cancel()
+	<-ctx.Done()
+	return s.fakeSource.Secrets(ctx, uid, image)
+}
+
+// took returns how often Secrets were asked for since the last time.
+func (s *slowSource) took() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := len(s.asked)
+	s.asked = nil
+	return n
+}
+
+// slowed puts a slow source in the place of the one that a proxy has.
+func (p *proxy) slowed(f *fakeSource, takes time.Duration) *slowSource {
+	p.t.Helper()
+	s := &slowSource{fakeSource: f, takes: takes}
+	p.config.PodSource = s
+	p.restart()
+	return s
+}
+
+// A tenant can name a hundred Secrets that do not exist, and see how long a pre-check takes. An image that is
+// hidden, for whatever reason, takes as long as one that is absent.
+func TestTheTimeOfAPrecheckTellsNoImage(t *testing.T) {
+	p, f := newProxyWithSource(t, exact())
+	s := p.slowed(f, 0)
+	p.runtime.SetImages(
+		criproxytest.Image{ID: id1, Names: []string{app, "repo.test/rival/app:1"}},
+		criproxytest.Image{ID: id2, Names: []string{"repo.test/any:2"}}, criproxytest.Image{ID: id3, Names: []string{"repo.test/any:3"}},
+	)
+	x := p.Pod("mallory")
+	f.tells(x, "bad", "Never")
+	for name, image := range map[string]string{
+		"hidden": app, "hidden, never proved": "repo.test/rival/app:1", "absent": "repo.test/team/none:1",
+		"an ID": "sha256:1", "an ID that is absent": "sha256:9", "an ambiguous ID": "sha256:2",
+	} {
+		s.took()
+		if got := p.Precheck(x, image); got != "" {
+			t.Fatalf("%s: pre-check = %q; want the empty answer", name, got)
+		}
+		if got := s.took(); got != 1 {
+			t.Errorf("%s: Secrets were asked for %d times; want once, as for every other empty answer", name, got)
+		}
+	}
+}
+
+// After a restart of the kubelet a tenant's pods, equal to another's and slow to judge, may all have sent its
+// pre-check.
+func TestManyWhoMayBeAskingDoNotTakeForEver(t *testing.T) {
+	for name, tc := range map[string]struct {
+		password string
+		takes    time.Duration
+		asked    int // at most
+	}{
+		"none may use it":     {"bad", 0, 1},
+		"all may, and slowly": {"good", time.Second, 50},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if tc.takes > 0 && testing.Short() {
+				t.Skip("waits for what is slow")
+			}
+			p, f := newProxyWithSource(t, exact())
+			s := p.slowed(f, tc.takes)
+			for i := range 50 {
+				x := p.Pod(fmt.Sprintf("mallory%02d", i))
+				f.tells(x, tc.password, "Never")
+				f.asks = append(f.asks, x.UID)
+			}
+			began := time.Now()
+			asks := &criproxytest.Pod{Config: &runtimeapi.PodSandboxConfig{Annotations: map[string]string{
+				podindex.SeenAnnotation: "2026-11-21T06:00:00.1", podindex.SourceAnnotation: "api",
+			}}}
+			got := p.Precheck(asks, app)
+			if took, n := time.Since(began), s.took(); took > 10*time.Second || n > tc.asked {
+				t.Errorf("pre-check took %v and asked for the Secrets of %d pods; want at most %d in some seconds", took, n, tc.asked)
+			}
+			if want := map[string]string{"good": id1, "bad": ""}[tc.password]; got != want {
+				t.Errorf("pre-check = %q; want %q", got, want)
+			}
+		})
+	}
+}

@@ -1,0 +1,120 @@
+package gate_test
+
+import (
+	"testing"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// What a judged call costs, beside the same call made directly to the runtime.
+
+func BenchmarkPrecheckDirect(b *testing.B) {
+	p := newProxy(b, tracker.Options{}, exact())
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
+	direct := criproxytest.NewKubelet(b, p.runtime.Endpoint())
+	x := direct.Pod("alice")
+	for b.Loop() {
+		direct.Precheck(x, app)
+	}
+}
+
+func BenchmarkPrecheckGranted(b *testing.B) {
+	p := newProxy(b, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	alice := p.Pod("alice")
+	if _, err := p.Pull(b.Context(), alice, app, "good"); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if p.Precheck(alice, app) != id1 {
+			b.Fatal("hidden from who has a grant")
+		}
+	}
+}
+
+func BenchmarkPrecheckHidden(b *testing.B) {
+	p := newProxy(b, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.Pull(b.Context(), p.Pod("alice"), app, "good"); err != nil {
+		b.Fatal(err)
+	}
+	bob := p.Pod("bob")
+	for b.Loop() {
+		if p.Precheck(bob, app) != "" {
+			b.Fatal("shown to who has proved nothing")
+		}
+	}
+}
+
+// A hidden pre-check and the pull that is answered at once: what a start by proof costs.
+func BenchmarkPullHit(b *testing.B) {
+	p := newProxy(b, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.Pull(b.Context(), p.Pod("alice"), app, "good"); err != nil {
+		b.Fatal(err)
+	}
+	asked := p.runtime.Calls("PullImage")
+	for b.Loop() {
+		carol := p.PodFrom("carol", "api")
+		p.Precheck(carol, app)
+		if _, err := p.Pull(b.Context(), carol, app, "good"); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if got := p.runtime.Calls("PullImage"); got != asked {
+		b.Errorf("the runtime pulled %d times", got-asked)
+	}
+}
+
+// A pull that is forwarded: two synced transactions around it.
+func BenchmarkPullMiss(b *testing.B) {
+	p := newProxy(b, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	alice := p.Pod("alice")
+	for b.Loop() {
+		if _, err := p.Pull(b.Context(), alice, app, "good"); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkPullDirect(b *testing.B) {
+	p := newProxy(b, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	direct := criproxytest.NewKubelet(b, p.runtime.Endpoint())
+	alice := direct.Pod("alice")
+	for b.Loop() {
+		if _, err := direct.Pull(b.Context(), alice, app, "good"); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// A container from an ordinary image of which one has been created before.
+func BenchmarkCreateContainer(b *testing.B) {
+	p := newProxy(b, tracker.Options{}, exact())
+	benchmarkCreate(b, p, p.Kubelet)
+}
+
+func BenchmarkCreateContainerDirect(b *testing.B) {
+	p := newProxy(b, tracker.Options{}, exact())
+	benchmarkCreate(b, p, criproxytest.NewKubelet(b, p.runtime.Endpoint()))
+}
+
+func benchmarkCreate(b *testing.B, p *proxy, k *criproxytest.Kubelet) {
+	b.Helper()
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
+	alice := p.Pod("alice")
+	for b.Loop() {
+		id, err := k.Create(b.Context(), alice, id1, app)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := p.runtime.RemoveContainer(b.Context(), &runtimeapi.RemoveContainerRequest{ContainerId: id}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

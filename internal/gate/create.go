@@ -1,0 +1,368 @@
+package gate
+
+import (
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"context"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/gate/decision"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/internal/crashpoint"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// createContainer is the second gate, with the exact pod: before the runtime creates the
+// container its image and every image that it mounts are judged, and after it the image that the
+// container really has.
+func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, error) {
+	const name = "CreateContainer"
+	var req runtimeapi.CreateContainerRequest
+	if err := decode(c, &req); err != nil {
+		return nil, err
+	}
+	g.ready(ctx)
+	who := g.podOf(req.GetPodSandboxId(), req.GetSandboxConfig())
+	create := g.tracker.BeginCreate(g.mayRestore(ctx))
+	defer create.Lost() // for every way out, a panic included, that reports nothing else
+	judged, err := g.judgeConfig(ctx, name, who, req.GetConfig())
+	if err != nil {
+		return nil, err
+	}
+	create.From(ctx, judged.image)
+	raw, err := c.Forward(ctx)
+	if err != nil {
+		return nil, g.createFailed(ctx, name, who, judged, create, err)
+	}
+	// The container is there whether or not the client still waits.
+	ctx = context.WithoutCancel(ctx)
+	var resp runtimeapi.CreateContainerResponse
+	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
+		return nil, criproxy.Refuse(codes.Internal, "UNDECODABLE_ANSWER", "pullgate cannot read the runtime's answer to CreateContainer")
+	}
+	crashpoint.Hit(crashpoint.Created)
+	asked, err := g.readBack(ctx, name, who, resp.GetContainerId(), judged)
+	if err != nil {
+		g.drop(ctx, resp.GetContainerId())
+	}
+	switch {
+	case asked:
+		create.Created()
+	case aborted(err):
+		return nil, err
+	default:
+		withheld := g.withholds(who, create)
+		create.Restored(ctx)
+		if status.Code(err) == codes.PermissionDenied && withheld {
+			err = g.notCreated(who, judged)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return raw, nil
+}
+
+// createFailed returns the answer to a call that the runtime failed to carry out. Where the image may be a checkpoint, the
+// error of the runtime could tell which other images are on the node, so the answer is the one to a refused container.
+func (g *Gate) createFailed(ctx context.Context, callName string, who podindex.Pod, j judgement, create *tracker.Create, err error) error {
+	if aborted(err) {
+		return err // the runtime may still be at it, so the create is lost
+	}
+	withheld := g.withholds(who, create)
+	create.Failed(context.WithoutCancel(ctx))
+	if !withheld {
+		return err
+	}
+	g.log.Error(err, "Runtime failed to create a container; its error is not in the answer, because the image may be a checkpoint",
+		"call", callName, "image", j.name, "pod", klog.KRef(who.Namespace, who.Name))
+	g.metrics.CreationRefused(CreationFailed)
+	g.decided.Note(decision.Decision{Call: callName, Pod: who, Image: j.name, Verdict: decision.Overruled(tracker.Verdict{}, decision.CreationFailed), PullPolicy: pullUnknown})
+	return g.notCreated(who, j)
+}
+
+// withholds reports whether the pod must not see what became of a create in the runtime.
+func (g *Gate) withholds(who podindex.Pod, create *tracker.Create) bool {
+	return !g.shadow && !create.Ordinary() && !g.tracker.Exempt(asked(who))
+}
+
+// notCreated is the one answer to a create from an image that may be a checkpoint, whether the runtime failed, as it does
+// if the image that the checkpoint names is absent, or created a container that was refused.
+func (g *Gate) notCreated(who podindex.Pod, j judgement) error {
+	if g.allowRestores.Load() {
+		g.hidden.Refuse(who.UID, j.name, j.image.ID)
+	}
+	return criproxy.Refuse(codes.PermissionDenied, "CONTAINER_NOT_CREATED", fmt.Sprintf(
+		"pullgate: no container of pod %s/%s was created from image %q: the runtime failed to create it, or restored it from a checkpoint, "+
+			"which this pod may not do; see the log of pullgated on this node, and allowRestores in its configuration", who.Namespace, who.Name, j.name))
+}
+
+// restorePod judges each container configuration as createContainer does. Restored containers are
+// in state created, and one that must not be takes the whole sandbox with it.
+func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call) ([]byte, error) {
+	const name = "RestorePod"
+	var req runtimeapi.RestorePodRequest
+	if err := decode(c, &req); err != nil {
+		return nil, err
+	}
+	g.ready(ctx)
+	who := identify(req.GetConfig())
+	if !g.mayUseRestored(who) {
+		g.refusedRestore(name, who, "", "")
+		return nil, criproxy.Refuse(codes.PermissionDenied, "RESTORE_NOT_ALLOWED", fmt.Sprintf(
+			"pullgate: pod %s/%s may not be restored from a checkpoint: which images a checkpoint uses cannot be verified; "+
+				"set allowRestores: true in the configuration of pullgated to allow it, or exempt the pod", who.Namespace, who.Name))
+	}
+	judged := map[string]judgement{}
+	for _, config := range req.GetContainerConfigs() {
+		j, err := g.judgeConfig(ctx, name, who, config)
+		if err != nil {
+			return nil, err
+		}
+		judged[config.GetMetadata().GetName()] = j
+	}
+	create := g.tracker.BeginCreate(true)
+	defer create.Lost() // for every way out that reports nothing else
+	create.From(ctx, tracker.Image{})
+	raw, err := c.Forward(ctx)
+	if err != nil {
+		return nil, g.createFailed(ctx, name, who, judgement{}, create, err)
+	}
+	ctx = context.WithoutCancel(ctx)
+	var resp runtimeapi.RestorePodResponse
+	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
+		return nil, criproxy.Refuse(codes.Internal, "UNDECODABLE_ANSWER", "pullgate cannot read the runtime's answer to RestorePod")
+	}
+	g.addSandbox(resp.GetPodSandboxId(), req.GetConfig())
+	create.Restored(ctx)
+	for _, restored := range resp.GetRestoredContainers() {
+		if _, err := g.readBack(ctx, name, who, restored.GetContainerId(), judged[restored.GetName()]); err != nil {
+			removed := g.runtime.removeSandbox(ctx, resp.GetPodSandboxId())
+			if removed != nil {
+				g.log.Error(removed, "Restored pod not removed, its containers are refused at StartContainer")
+			}
+			if status.Code(err) == codes.PermissionDenied {
+				err = g.notCreated(who, judgement{})
+			}
+			return nil, err
+		}
+	}
+	return raw, nil
+}
+
+// startContainer lets a container start whose image has been read back. One that has not been, since
+// the answer to its creation was lost or pullgated restarted, is read back now.
+func (g *Gate) startContainer(ctx context.Context, c *criproxy.Call) ([]byte, error) {
+	const name = "StartContainer"
+	var req runtimeapi.StartContainerRequest
+	if err := decode(c, &req); err != nil {
+		return nil, err
+	}
+	g.ready(ctx)
+	id := req.GetContainerId()
+	if !g.shadow && !g.cleared.has(id) {
+		if err := g.lateReadBack(ctx, name, id); err != nil {
+			return nil, err
+		}
+	}
+	raw, err := c.Forward(ctx)
+	if err == nil {
+		g.cleared.forget(id)
+	}
+	return raw, err
+}
+
+// A judgement is what a container was allowed to be created on.
+type judgement struct {
+	name  string        // as the pod names the image; "" before CRI 1.28
+	image tracker.Image // the zero value if the image was absent when it was judged
+}
+
+// podOf tells the pod of a sandbox. What the index has comes from the runtime's own answers and
+// counts; a sandbox that is not in it yet is told by the kubelet in the call.
+func (g *Gate) podOf(sandboxID string, config *runtimeapi.PodSandboxConfig) podindex.Pod {
+	if p, ok := g.pods.BySandbox(sandboxID); ok {
+		return p
+	}
+	return identify(config)
+}
+
+// judgeConfig judges the image of a container and every image that it mounts.
+func (g *Gate) judgeConfig(ctx context.Context, callName string, who podindex.Pod, config *runtimeapi.ContainerConfig) (judgement, error) {
+	spec := config.GetImage()
+	j := judgement{name: spec.GetUserSpecifiedImage()}
+	img, err := g.judgeSpec(ctx, callName, who, spec)
+	if err != nil {
+		return j, err
+	}
+	// An image that is absent now is refused by the runtime; should it turn up in between, it
+	// is judged when it is read back.
+	j.image = img
+	for _, m := range config.GetMounts() {
+		if m.GetImage() == nil {
+			continue
+		}
+		img, err := g.judgeSpec(ctx, callName, who, m.GetImage())
+		if err != nil {
+			return j, err
+		}
+		if img.ID == "" && !g.shadow {
+			// A mount is not read back, so its image must be there to be judged.
+			return j, criproxy.Refuse(codes.NotFound, "IMAGE_NOT_FOUND",
+				fmt.Sprintf("pullgate: image %q to be mounted is not on the node", m.GetImage().GetUserSpecifiedImage()))
+		}
+	}
+	return j, nil
+}
+
+// judgeSpec judges one image and returns it, the zero value if it is absent.
+func (g *Gate) judgeSpec(ctx context.Context, callName string, who podindex.Pod, spec *runtimeapi.ImageSpec) (tracker.Image, error) {
+	img, err := g.runtime.imageOf(ctx, spec)
+	if err != nil {
+		if g.shadow || !aborted(err) {
+			// The runtime cannot resolve it and will say so itself; what it creates in
+			// spite of that is read back.
+			return tracker.Image{}, nil
+		}
+		return tracker.Image{}, err
+	}
+	name := spec.GetUserSpecifiedImage()
+	if img.ID == "" {
+		return tracker.Image{}, nil
+	}
+	v := g.judge(ctx, callName, who, tracker.Request{Name: name, Image: named(img, name), Using: true})
+	if v.Allowed() || g.shadow {
+		return img, nil
+	}
+	g.hidden.Refuse(who.UID, name, img.ID)
+	return tracker.Image{}, g.deny(callName, who, name, v)
+}
+
+// named adds a name to an image that carries another tag or digest of the name's repository. The
+// kubelet resolved the name at the pre-check, and the tag may have moved since; the pair of
+// image ID and repository, which is what is judged, is the same.
+func named(img tracker.Image, name string) tracker.Image {
+	n, err := imageref.Parse(name)
+	if err != nil {
+		return img
+	}
+	for _, s := range img.Names {
+		if known, err := imageref.Parse(s); err == nil && known.Repository() == n.Repository() {
+			img.Names = append([]string{name}, img.Names...)
+			return img
+		}
+	}
+	return img
+}
+
+// readBack clears a created container for its start if it has the image it was allowed, or one that
+// the pod may use anyway. It reports whether the container is on the image it was allowed and was not restored.
+func (g *Gate) readBack(ctx context.Context, callName string, who podindex.Pod, id string, j judgement) (asked bool, err error) {
+	c, err := g.runtime.container(ctx, id)
+	switch {
+	case g.shadow && c == nil:
+		return false, nil // nothing is enforced; what came with the container needs proof
+	case err != nil:
+		return false, err
+	case c == nil:
+		return false, criproxy.Refuse(codes.NotFound, "CONTAINER_NOT_FOUND", fmt.Sprintf("pullgate: container %s is gone before its image could be read back", id))
+	}
+	return g.clear(ctx, callName, who, c, j)
+}
+
+func (g *Gate) clear(ctx context.Context, callName string, who podindex.Pod, c *runtimeapi.Container, j judgement) (asked bool, err error) {
+	on := tracker.Image{ID: runsOn(c)}
+	if on.ID != j.image.ID || on.ID == "" {
+		img, err := g.runtime.Image(ctx, on.ID)
+		switch {
+		case err != nil && !g.shadow:
+			return false, err
+		case img.ID != "":
+			on = img
+		}
+	}
+	same, restored := on.ID == j.image.ID && on.ID != "", wasRestored(c)
+	switch {
+	case g.shadow:
+	case restored && !g.mayUseRestored(who):
+		return false, g.denyRestored(callName, who, c, j.name)
+	case !same:
+		if err := g.judgeOther(ctx, callName, who, on, j); err != nil {
+			return false, err
+		}
+	}
+	g.cleared.add(c.GetId(), c.GetPodSandboxId())
+	return same && !restored, nil
+}
+
+// judgeOther judges an image that a container has in the place of the one that was judged. The
+// runtime may have given it the name that was asked for, so that name proves nothing.
+func (g *Gate) judgeOther(ctx context.Context, callName string, who podindex.Pod, img tracker.Image, j judgement) error {
+	r := tracker.Request{Image: img, Substituted: true, Using: true}
+	if j.image.ID == "" {
+		r = tracker.Request{Name: j.name, Image: named(img, j.name), Using: true}
+	} else if n, err := imageref.Parse(j.name); err == nil {
+		r.Except = n.Repository()
+	}
+	v := g.judge(ctx, callName, who, r)
+	if v.Allowed() {
+		return nil
+	}
+	g.hidden.Refuse(who.UID, j.name, j.image.ID)
+	if r.Substituted {
+		v.Reason = policy.NotProved // what is wrong with the other image's names is none of the pod's business
+	}
+	return g.deny(callName, who, j.name, v)
+}
+
+// lateReadBack judges a container from nothing but what the runtime tells of it.
+func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
+	c, err := g.runtime.container(ctx, id)
+	if err != nil {
+		return err
+	}
+	if c == nil || c.GetState() != runtimeapi.ContainerState_CONTAINER_CREATED {
+		return nil // nothing that a start could bring to life; the runtime says so itself
+	}
+	who, ok := g.pods.BySandbox(c.GetPodSandboxId())
+	if !ok {
+		if err := g.Reconcile(ctx); err != nil {
+			return err
+		}
+		if who, ok = g.pods.BySandbox(c.GetPodSandboxId()); !ok {
+			return criproxy.Refuse(codes.Unavailable, "SANDBOX_NOT_KNOWN", fmt.Sprintf("pullgate: the sandbox of container %s is not known yet; try again", id))
+		}
+	}
+	spec := c.GetImage()
+	if spec.GetUserSpecifiedImage() == "" && g.source != nil {
+		img := g.imageOrID(ctx, runsOn(c))
+		img.Names = g.usedNames(who, img.Names)
+		if len(img.Repositories()) == 1 {
+			spec = &runtimeapi.ImageSpec{Image: spec.GetImage(), UserSpecifiedImage: img.Names[0], RuntimeHandler: spec.GetRuntimeHandler()}
+		}
+	}
+	j := judgement{name: spec.GetUserSpecifiedImage()}
+	if wasRestored(c) && !g.mayUseRestored(who) { // its image is what the checkpoint says
+		err = g.denyRestored(callName, who, c, j.name)
+	} else if j.image, err = g.judgeSpec(ctx, callName, who, spec); err == nil {
+		_, err = g.clear(ctx, callName, who, c, j)
+	}
+	if status.Code(err) == codes.PermissionDenied {
+		g.drop(context.WithoutCancel(ctx), id)
+	}
+	return err
+}
+
+// drop removes a container that must not be started. If that fails it stays in state created,
+// and StartContainer refuses it.
+func (g *Gate) drop(ctx context.Context, id string) {
+	if err := g.runtime.removeContainer(ctx, id); err != nil {
+		g.log.Error(err, "Denied container not removed, it is refused at StartContainer")
+	}
+}

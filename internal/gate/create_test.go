@@ -1,0 +1,305 @@
+package gate_test
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+func TestCreateContainerIsTheSecondGate(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	alice, bob := p.Pod("alice"), p.Pod("bob")
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	p.runtime.SetImages(
+		criproxytest.Image{ID: id1, Names: []string{app}},
+		criproxytest.Image{ID: id2, Names: []string{"repo.test/any:2"}},
+	)
+	mount := &runtimeapi.Mount{Image: &runtimeapi.ImageSpec{Image: id1, UserSpecifiedImage: app}}
+	gone := &runtimeapi.Mount{Image: &runtimeapi.ImageSpec{Image: id3, UserSpecifiedImage: "repo.test/gone:1"}}
+	for _, tc := range []struct {
+		what     string
+		x        *criproxytest.Pod
+		id, name string
+		mounts   []*runtimeapi.Mount
+		want     codes.Code
+	}{
+		{"alice's image for alice", alice, id1, app, nil, codes.OK},
+		{"alice's image for alice by a kubelet that tells no name", alice, id1, "", nil, codes.OK},
+		{"a preloaded image for bob", bob, id2, "repo.test/any:2", nil, codes.OK},
+		{"alice's image for bob", bob, id1, app, nil, codes.PermissionDenied},
+		{"alice's image for bob without a name", bob, id1, "", nil, codes.PermissionDenied},
+		{"alice's image for bob under a name that is open", bob, id1, "repo.test/any:2", nil, codes.PermissionDenied},
+		{"alice's image mounted by bob", bob, id2, "repo.test/any:2", []*runtimeapi.Mount{mount}, codes.PermissionDenied},
+		{"alice's image mounted by alice", alice, id2, "repo.test/any:2", []*runtimeapi.Mount{mount}, codes.OK},
+		{"a mount that is not there", alice, id2, "repo.test/any:2", []*runtimeapi.Mount{gone}, codes.NotFound},
+	} {
+		before := p.runtime.Calls("CreateContainer")
+		id, err := p.Create(t.Context(), tc.x, tc.id, tc.name, tc.mounts...)
+		if status.Code(err) != tc.want {
+			t.Errorf("%s: %v; want %v", tc.what, err, tc.want)
+		}
+		if tc.want == codes.PermissionDenied && p.runtime.Calls("CreateContainer") != before {
+			t.Errorf("%s: the runtime was asked", tc.what)
+		}
+		if err == nil {
+			if err := p.Start(t.Context(), id); err != nil {
+				t.Errorf("%s: start: %v", tc.what, err)
+			}
+		}
+	}
+	// The runtime's error is withheld, as it is for every image that may be a checkpoint.
+	if _, err := p.Create(t.Context(), bob, id3, "repo.test/gone:1"); status.Code(err) != codes.PermissionDenied || p.runtime.Calls("CreateContainer") == 0 {
+		t.Errorf("an image that is not there: %v; want PermissionDenied", err)
+	}
+	_, err := p.Create(t.Context(), bob, id1, app)
+	for _, want := range []string{"bob/" + bob.UID, app, "imagePullSecrets"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("denial %q does not say %q", err, want)
+		}
+	}
+	for _, d := range status.Convert(err).Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); !ok || info.GetDomain() != "pullgate.dev" {
+			t.Errorf("details = %v; want ErrorInfo of pullgate.dev", d)
+		}
+	}
+}
+
+// A pod that was refused a container is asked to prove access, even for what its pre-check would show.
+func TestRefusedContainerHidesTheNextPrecheck(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, restoring())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	both := []criproxytest.Image{{ID: id1, Names: []string{app}}, {ID: id2, Names: []string{"repo.test/any:2"}, Restores: id1}}
+	p.runtime.SetImages(both...)
+	bob := p.Pod("bob")
+	if got := p.Precheck(bob, "repo.test/any:2"); got != id2 {
+		t.Fatalf("pre-check = %q; want the preloaded image", got)
+	}
+	if _, err := p.Create(t.Context(), bob, id2, "repo.test/any:2"); status.Code(err) != codes.PermissionDenied {
+		t.Fatalf("container that lands on alice's image = %v; want PermissionDenied", err)
+	}
+	p.runtime.SetImages(both...)
+	if got := p.Precheck(bob, "repo.test/any:2"); got != "" {
+		t.Errorf("next pre-check = %q; want it hidden", got)
+	}
+	if got := p.Precheck(bob, "repo.test/any:2"); got != id2 {
+		t.Errorf("pre-check after that = %q; want the image", got)
+	}
+}
+
+// containerd puts a container that is created from a checkpoint image on the image that the checkpoint
+// names, and gives that one the name that was asked for.
+func TestCheckpointImageDoesNotGiveAwayTheImageItNames(t *testing.T) {
+	const checkpoint = "repo.test/bob/checkpoint:1"
+	p := newProxy(t, tracker.Options{}, restoring())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	alice := p.Pod("alice")
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: id1})
+	bob := p.Pod("bob")
+	if _, err := p.Pull(t.Context(), bob, checkpoint, "bobs"); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.Precheck(bob, checkpoint); got != id2 {
+		t.Fatalf("pre-check = %q; want bob's own image", got)
+	}
+	if id, err := p.Create(t.Context(), bob, id2, checkpoint); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("container = %q, %v; want PermissionDenied", id, err)
+	}
+	if got := p.runtime.Containers(); len(got) != 0 {
+		t.Errorf("containers left: %v; want the denied one removed", got)
+	}
+	// The name that was asked for stands for alice's image now.
+	if got := p.Precheck(bob, checkpoint); got != "" {
+		t.Errorf("pre-check of the moved name = %q; want it hidden", got)
+	}
+	if id, err := p.Create(t.Context(), bob, id1, checkpoint); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("container on the moved name = %q, %v; want PermissionDenied", id, err)
+	}
+	// Alice may restore onto what is hers.
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpoint}, Restores: id1})
+	if _, err := p.Pull(t.Context(), alice, checkpoint, "bobs"); err != nil {
+		t.Fatal(err)
+	}
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpoint}, Restores: id1})
+	if _, err := p.Create(t.Context(), alice, id2, checkpoint); err != nil {
+		t.Errorf("alice's container = %v; want it created, she may use both images", err)
+	}
+}
+
+// A container that was created while nobody looked is read back before it starts, and is no evidence
+// for a grant.
+func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
+	const checkpoint = "repo.test/bob/checkpoint:1"
+	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	alice := p.Pod("alice")
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: id1})
+	bob := p.Pod("bob")
+	if _, err := p.Pull(t.Context(), bob, checkpoint, "bobs"); err != nil {
+		t.Fatal(err)
+	}
+	// As after a crash between the creation and the read-back: behind the gate's back.
+	for _, tc := range []struct {
+		what string
+		end  func(id string)
+	}{
+		{"created", func(string) {}},
+		{"stopped without ever having been started", func(id string) {
+			if _, err := p.Runtime.StopContainer(t.Context(), &runtimeapi.StopContainerRequest{ContainerId: id}); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpoint}, Restores: id1})
+		made, err := p.runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
+			PodSandboxId: bob.Sandbox,
+			Config:       &runtimeapi.ContainerConfig{Image: &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: checkpoint}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tc.end(made.GetContainerId())
+		p.restart()
+		if got := p.Precheck(bob, app); got != "" {
+			t.Errorf("%s: pre-check of alice's image = %q; want it hidden: such a container is no evidence", tc.what, got)
+		}
+		if got := p.Precheck(bob, checkpoint); got != "" {
+			t.Errorf("%s: pre-check of the moved name = %q; want it hidden", tc.what, got)
+		}
+		if tc.what == "created" {
+			if err := p.Start(t.Context(), made.GetContainerId()); status.Code(err) != codes.PermissionDenied {
+				t.Errorf("%s: start = %v; want PermissionDenied", tc.what, err)
+			}
+			if got := p.runtime.Containers(); len(got) != 0 {
+				t.Errorf("%s: containers left: %v; want the denied one removed", tc.what, got)
+			}
+		}
+	}
+	// One that alice had created and that was not started yet starts after a restart.
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err == nil {
+		t.Fatal("the registry serves bob's image only now")
+	}
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	id, err := p.Create(t.Context(), alice, id1, app)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Start(t.Context(), id); err != nil {
+		t.Errorf("start = %v; want nil", err)
+	}
+	p.restart()
+	if got := p.Precheck(alice, app); got != id1 {
+		t.Errorf("alice's pre-check after a restart = %q; want the image: her container runs on it", got)
+	}
+}
+
+func TestRestorePodIsJudgedLikeCreateContainer(t *testing.T) {
+	const checkpoint = "repo.test/bob/checkpoint:1"
+	p := newProxy(t, tracker.Options{}, restoring())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	alice := p.Pod("alice")
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	restore := func(x *criproxytest.Pod, id, name string) (*runtimeapi.RestorePodResponse, error) {
+		return p.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: x.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{
+			{Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Image: &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: name}},
+		}})
+	}
+	bob := p.PodFrom("bob", "api")
+	if _, err := restore(bob, id1, app); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("bob restores on alice's image: %v; want PermissionDenied", err)
+	}
+	p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: id1})
+	if _, err := p.Pull(t.Context(), bob, checkpoint, "bobs"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := restore(bob, id2, checkpoint); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("bob restores a checkpoint onto alice's image: %v; want PermissionDenied", err)
+	}
+	if got := p.runtime.Containers(); len(got) != 0 {
+		t.Errorf("containers left: %v; want the sandbox removed with them", got)
+	}
+	resp, err := restore(alice, id1, app)
+	if err != nil {
+		t.Fatalf("alice restores on her image: %v; want nil", err)
+	}
+	if err := p.Start(t.Context(), resp.GetRestoredContainers()[0].GetContainerId()); err != nil {
+		t.Errorf("start = %v; want nil", err)
+	}
+}
+
+// An ID that the runtime would expand starts nothing that was not read back.
+func TestShortContainerIDIsReadBackToo(t *testing.T) {
+	const checkpoint = "repo.test/bob/checkpoint:1"
+	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: id1})
+	bob := p.Pod("bob")
+	if _, err := p.Pull(t.Context(), bob, checkpoint, "bobs"); err != nil {
+		t.Fatal(err)
+	}
+	made, err := p.runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
+		PodSandboxId: bob.Sandbox,
+		Config:       &runtimeapi.ContainerConfig{Image: &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: checkpoint}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	short := strings.TrimSuffix(made.GetContainerId(), made.GetContainerId()[len(made.GetContainerId())-1:])
+	if err := p.Start(t.Context(), short); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("start by %q of container %q = %v; want PermissionDenied", short, made.GetContainerId(), err)
+	}
+}
+
+// Whether the base image of a checkpoint is on the node is not told.
+func TestAbsentBaseOfACheckpointIsAnsweredAsAForbiddenOne(t *testing.T) {
+	const checkpoint = "repo.test/bob/checkpoint:1"
+	p := newProxy(t, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	var answers []string
+	for _, base := range []string{id1, "absent"} {
+		p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpoint}, Restores: base})
+		bob := &criproxytest.Pod{UID: "bob", Config: &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Uid: "bob", Namespace: "bob", Name: "bob"}}}
+		p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: base})
+		if _, err := p.Pull(t.Context(), bob, checkpoint, "bobs"); err != nil {
+			t.Fatal(err)
+		}
+		_, err := p.Create(t.Context(), bob, id2, checkpoint)
+		if err == nil {
+			t.Fatalf("container on a checkpoint of %s was created", base)
+		}
+		answers = append(answers, err.Error())
+	}
+	if answers[0] != answers[1] {
+		t.Errorf("present and absent are told apart:\n%s\n%s", answers[0], answers[1])
+	}
+}

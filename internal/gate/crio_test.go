@@ -1,0 +1,31 @@
+package gate_test
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+)
+
+// Every test of the gate holds before a runtime that answers as CRI-O does, with both forms of image_ref. The tests run
+// in processes of their own, side by side.
+func TestGateBeforeCRIO(t *testing.T) {
+	if underTest() != criproxytest.Containerd {
+		t.Skip("this is one of those processes")
+	}
+	for _, profile := range criproxytest.Profiles()[1:] {
+		t.Run(profile.String(), func(t *testing.T) {
+			t.Parallel()
+			arguments := []string{"-test.skip", "^(TestGateBeforeCRIO|TestForwardingIsTransparent|TestModel.*|Fuzz.*)$"}
+			if testing.Short() {
+				arguments = append(arguments, "-test.short")
+			}
+			tests := exec.CommandContext(t.Context(), os.Args[0], arguments...)
+			tests.Env = append(os.Environ(), runtimeVariable+"="+profile.String())
+			if out, err := tests.CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}

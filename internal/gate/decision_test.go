@@ -1,0 +1,173 @@
+package gate_test
+
+import (
+	"github.com/pullgate/pullgate/internal/gate"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/gate/decision"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// A keeper keeps decisions as text.
+type keeper struct {
+	mu  sync.Mutex
+	all []decision.Decision
+}
+
+func (k *keeper) Record(d decision.Decision) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.all = append(k.all, d)
+}
+
+// since returns what was decided since the last time: call, pod, verdict, reason, outcome, pull policy, and the
+// Secret that holds the credential.
+func (k *keeper) since() (said []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, d := range k.all {
+		line := fmt.Sprintf("%s %s: %s %s %s %s", d.Call, d.Pod.Namespace, d.Verdict.Verdict.String(), d.Verdict.Reason, d.Outcome, d.PullPolicy)
+		if i := slices.IndexFunc(d.Secrets, func(s tracker.Secret) bool { return s.Credential == d.Verdict.Credential }); i >= 0 {
+			line += " by " + d.Secrets[i].Ref.Name
+		}
+		if d.Shadow {
+			line += " shadow"
+		}
+		said = append(said, strings.Join(strings.Fields(line), " "))
+	}
+	k.all = nil
+	return said
+}
+
+func (k *keeper) wants(t *testing.T, what string, want ...string) {
+	t.Helper()
+	if diff := cmp.Diff(want, k.since()); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// Every verdict but a repeated Allow, every pull, every refusal: each once.
+func TestDecisionsAreNotedOnce(t *testing.T) {
+	k := &keeper{}
+	c := exact()
+	c.Decisions = k
+	p := newProxy(t, tracker.Options{}, c)
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	alice, bob := p.Pod("alice"), p.Pod("bob")
+	pull := func(x *criproxytest.Pod, password string) {
+		t.Helper()
+		_, _ = p.Pull(t.Context(), x, app, password) // the decision says what came of it
+	}
+	k.wants(t, "sandboxes")
+	p.Precheck(alice, app)
+	k.wants(t, "an image that is absent")
+	pull(alice, "good")
+	k.wants(t, "a pull", "PullImage alice: Allow proved verified unknown")
+	p.Precheck(alice, app)
+	pull(nil, "good")
+	k.wants(t, "a repeated Allow, and a pull for no pod", "PullImage : Allow proved verified unknown")
+	p.Precheck(bob, app)
+	k.wants(t, "a hidden pre-check", "ImageStatus bob: Reverify not_proved unknown")
+	pull(bob, "bad")
+	k.wants(t, "a pull with a wrong credential", "PullImage bob: Reverify not_proved unknown", "PullImage bob: Reverify denied unknown")
+	pull(bob, "good")
+	k.wants(t, "a pull that is answered from the node", "PullImage bob: Allow proved unknown")
+	if _, err := p.Create(t.Context(), p.Pod("carol"), id1, app); err == nil {
+		t.Error("carol's container is created")
+	}
+	k.wants(t, "a container that is denied", "CreateContainer carol: Reverify not_proved unknown")
+	p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{"repo.test/b:1"}}, criproxytest.Image{ID: id3, Names: []string{"repo.test/c:1"}})
+	prefix := "sha256:2" // of two images
+	if underTest() != criproxytest.Containerd {
+		prefix = id2[:3] // CRI-O takes no shorter one
+	}
+	_, _ = p.TryPrecheck(t.Context(), bob, prefix)
+	k.wants(t, "the prefix of an image ID", "ImageStatus bob: Reverify image_id_name unknown")
+	for range 2 {
+		p.Precheck(p.PodFrom("dave", "api"), "repo.test/b:1")
+		k.wants(t, "an Allow for nobody that is known", "ImageStatus : Allow preloaded unknown")
+	}
+}
+
+func TestRefusalsOfTheGatesOwnAreNoted(t *testing.T) {
+	k := &keeper{}
+	c := restoring()
+	c.Decisions = k
+	p := newProxy(t, tracker.Options{}, c)
+	const landing, gone = "repo.test/any:2", "repo.test/any:3"
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	all := []criproxytest.Image{
+		{ID: id1, Names: []string{app}}, {ID: id2, Names: []string{landing}, Restores: id1}, {ID: id3, Names: []string{gone}, Restores: "sha256:9"},
+	}
+	p.runtime.SetImages(all...)
+	bob := p.Pod("bob")
+	p.Precheck(bob, landing)
+	k.since()
+	for name, id := range map[string]string{landing: id2, gone: id3} {
+		if _, err := p.Create(t.Context(), bob, id, name); err == nil {
+			t.Errorf("bob's container on %s is created", name)
+		}
+		p.runtime.SetImages(all...)
+		if name == gone {
+			k.wants(t, "a checkpoint of what is not here", "CreateContainer bob: Allow preloaded unknown", "CreateContainer bob: Reverify creation_failed unknown")
+			continue
+		}
+		k.wants(t, "another image than the one asked for", "CreateContainer bob: Reverify not_proved unknown")
+		p.Precheck(bob, landing)
+		k.wants(t, "the pre-check after it", "ImageStatus bob: Reverify container_refused unknown")
+	}
+}
+
+func TestDecisionsTellSecretAndPullPolicy(t *testing.T) {
+	k := &keeper{}
+	c := exact()
+	c.Decisions = k
+	p, f := newProxyWithSource(t, c)
+	k.wants(t, "alice's pull", "PullImage alice: Allow proved verified IfNotPresent by pull")
+	never, mixed := p.Pod("never"), p.Pod("mixed")
+	f.tells(never, "good", "Never")
+	f.tells(mixed, "bad", "Never", "IfNotPresent")
+	p.Precheck(never, app)
+	p.Precheck(mixed, app)
+	k.wants(t, "pre-checks", "ImageStatus never: Allow proved Never by pull", "ImageStatus mixed: Reverify not_proved mixed")
+}
+
+func TestShadowIsNotedWithEachDecision(t *testing.T) {
+	k := &keeper{}
+	p := newProxy(t, tracker.Options{}, gate.Config{Shadow: true, Decisions: k})
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	bob := p.Pod("bob")
+	p.Precheck(bob, app)
+	if _, err := p.Create(t.Context(), bob, id1, app); err != nil {
+		t.Fatal(err)
+	}
+	k.wants(t, "shadow mode", "PullImage alice: Allow proved verified unknown shadow",
+		"ImageStatus bob: Reverify not_proved unknown shadow", "CreateContainer bob: Reverify not_proved unknown shadow")
+}
+
+func TestAPullThatTheStoreRefusesIsNoted(t *testing.T) {
+	k := &keeper{}
+	c := exact()
+	c.Decisions = k
+	p := newProxy(t, tracker.Options{}, c)
+	x := p.Pod("alice")
+	p.must(p.store.Close())
+	if _, err := p.Images.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: app}, SandboxConfig: x.Config}); err == nil {
+		t.Error("a pull without an intent passes")
+	}
+	k.wants(t, "a pull without an intent", "PullImage alice: Reverify error unknown")
+}

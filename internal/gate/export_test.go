@@ -1,0 +1,27 @@
+package gate
+
+import (
+	"context"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pullgate/pullgate/pkg/criproxy"
+)
+
+// CallForTest answers a call as the server does: by its handler if there is one, else by the runtime.
+func (g *Gate) CallForTest(ctx context.Context, u *criproxy.Upstream, method string, req, resp proto.Message) error {
+	request, err := proto.Marshal(req)
+	if err != nil {
+		return err
+	}
+	c := &criproxy.Call{Method: method, Request: request, Upstream: u}
+	h, judged := g.Handlers()[method]
+	if !judged {
+		h = func(ctx context.Context, c *criproxy.Call) ([]byte, error) { return c.Forward(ctx) }
+	}
+	response, err := h(ctx, c)
+	if err != nil {
+		return err
+	}
+	return proto.Unmarshal(response, resp)
+}

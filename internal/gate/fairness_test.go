@@ -1,0 +1,205 @@
+package gate_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// A guesser is a pod source that gives the pods of one namespace whatever credentials it is told.
+type guesser struct {
+	*fakeSource
+	of      string // the beginning of the UIDs
+	guesses []tracker.Secret
+}
+
+func (g *guesser) Secrets(ctx context.Context, uid, image string) []tracker.Secret {
+	if !strings.HasPrefix(uid, g.of) {
+		return g.fakeSource.Secrets(ctx, uid, image)
+	}
+	return g.guesses
+}
+
+// globs is a Secret whose entries all match repo.test, each with another password.
+func globs(t *testing.T, key credential.Key, first, n int, right bool) credential.Sealed {
+	t.Helper()
+	auths := map[string]any{}
+	for i := range n {
+		password := fmt.Sprint("guess-", first+i)
+		if right && i == n/2 {
+			password = "good"
+		}
+		auths["r"+strings.Repeat("*", i%64)+"e"+strings.Repeat("*", i/64)+"po.test"] = map[string]string{"username": "tenant", "password": password}
+	}
+	payload, err := json.Marshal(map[string]any{"auths": auths})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := credential.ParseDockerConfigJSON(payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.Seal(key)
+}
+
+func TestAPodCannotGuessPasswordsByThousands(t *testing.T) {
+	p, f := newProxyWithSource(t, exact())
+	var ring credential.SealedKeyring
+	for s := range 15 {
+		ring = append(ring, globs(t, p.key, s*4000, 4000, s == 7))
+	}
+	secret := func(o credential.SealedOffer) tracker.Secret {
+		return tracker.Secret{Credential: o.ID, Ref: records.SecretRef{UID: fmt.Sprint("s", o.From), Namespace: "mallory", Name: fmt.Sprint("s", o.From)}}
+	}
+	var all []tracker.Secret
+	for _, o := range ring.Lookup("repo.test/team/app") {
+		all = append(all, secret(o))
+	}
+	var first []tracker.Secret
+	began := time.Now()
+	offers, _ := ring.First("repo.test/team/app", credential.MaxOffers+1)
+	t.Logf("looked up in %v", time.Since(began))
+	for _, o := range offers {
+		first = append(first, secret(o))
+	}
+	right := tracker.Secret{Credential: p.key.ID(credential.New("tenant", "good", "", "", "", "")), Ref: records.SecretRef{UID: "s", Namespace: "mallory", Name: "s"}}
+	wrong := first[:credential.MaxOffers-1]
+	for name, tc := range map[string]struct {
+		guesses []tracker.Secret
+		want    string
+		ignored int
+	}{
+		"60,000 guesses, all handed over":  {all, "", 1},
+		"60,000 guesses, as they are read": {first, "", 1},
+		"the right one is the last of 16":  {append(slices.Clip(wrong), right), id1, 0},
+		"the right one is the 17th":        {append(slices.Clip(first[:credential.MaxOffers]), right), "", 1},
+	} {
+		g := &guesser{fakeSource: f, of: "mallory", guesses: tc.guesses}
+		p.config.PodSource = g
+		p.restart()
+		m := p.Pod("mallory")
+		f.tells(m, "", "Never")
+		before := p.runtime.Calls("PullImage")
+		began := time.Now()
+		got := p.Precheck(m, app)
+		t.Logf("%s: pre-check took %v", name, time.Since(began))
+		if got != tc.want || p.runtime.Calls("PullImage") != before {
+			t.Errorf("%s: pre-check = %q; want %q, and no pull", name, got, tc.want)
+		}
+		if n := p.counts.get()["credentials ignored"]; n != tc.ignored {
+			t.Errorf("%s: ignored credentials were counted %d times; want %d", name, n, tc.ignored)
+		}
+	}
+}
+
+// A tenant's hidden pre-checks do not make the gate forget another pod's, whose proved pull is answered from the
+// node while the registry is away.
+func TestHiddenPrechecksOfOnePodAreItsOwn(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	p.outage()
+	names := []string{app}
+	for i := range 300 {
+		names = append(names, fmt.Sprintf("repo.test/team/app:t%d", i))
+	}
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: names})
+	victim, mallory := p.Pod("victim"), p.Pod("mallory")
+	for _, n := range append([]string{app}, names...) {
+		x := mallory
+		if n == app {
+			x = victim
+		}
+		if p.Precheck(x, n) != "" {
+			t.Fatalf("pre-check of %s by %s is not hidden", n, x.UID)
+		}
+	}
+	if id, err := p.Pull(t.Context(), victim, app, "good"); id != id1 || err != nil {
+		t.Errorf("the victim's proved pull during an outage = %q, %v; want it answered from the node", id, err)
+	}
+}
+
+// A pull needs its intent on disk, for an exempt pod as well; an image that is there needs no disk.
+func TestAFullDiskStopsNoExemptPodWhoseImageIsThere(t *testing.T) {
+	const absent, present = "repo.test/sys/new:1", "repo.test/sys/old:1"
+	p := newProxy(t, tracker.Options{Rules: tracker.Rules{ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"}}}, exact())
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{present}})
+	p.serves(absent, "", criproxytest.Image{ID: id2})
+	static := p.PodFrom("kube-system", "file")
+	if err := p.Sandbox(t.Context(), static); err != nil {
+		t.Fatal(err)
+	}
+	p.failWrites()
+	for _, x := range []*criproxytest.Pod{static, p.Pod("kube-system")} {
+		if got := p.Precheck(x, present); got != id1 {
+			t.Errorf("%s: pre-check of an image that is there = %q; want %s", x.UID, got, id1)
+		}
+		id, err := p.Create(t.Context(), x, id1, present)
+		if err == nil {
+			err = p.Start(t.Context(), id)
+		}
+		if err != nil {
+			t.Errorf("%s: container = %v; want it started", x.UID, err)
+		}
+		_, err = p.Pull(t.Context(), x, absent, "")
+		message := status.Convert(err).Message()
+		if !strings.HasPrefix(message, "RegistryUnavailable: ") || !strings.Contains(message, "cannot write its store") || p.runtime.Calls("PullImage") != 0 {
+			t.Errorf("%s: pull of an absent image = %v; want RegistryUnavailable, that the store cannot be written, and no pull", x.UID, err)
+		}
+	}
+}
+
+// A pre-check that one of several pods has sent names none of them in the log and grants nothing. The decision that names the
+// pod is that on its container.
+func TestCandidatesAreJudgedWithoutEffect(t *testing.T) {
+	k := &keeper{}
+	c := exact()
+	c.Decisions = k
+	p, f := newProxyWithSource(t, c)
+	asks := &criproxytest.Pod{Config: &runtimeapi.PodSandboxConfig{Annotations: map[string]string{
+		podindex.SeenAnnotation: "2026-11-21T06:00:00.1", podindex.SourceAnnotation: "api",
+	}}}
+	first := p.Pod("first")
+	f.tells(first, "good", "Never")
+	f.asks = append(f.asks, first.UID)
+	k.since()
+	before, hits := p.tracker.Grants(), p.counts.get()["recheck hit Never"]
+	if got := p.Precheck(asks, app); got != id1 {
+		t.Fatalf("pre-check = %q; want %s", got, id1)
+	}
+	k.wants(t, "one pod may be asking", "ImageStatus first: Allow proved Never by pull")
+	for _, namespace := range []string{"second", "third"} {
+		x := p.Pod(namespace)
+		f.tells(x, "good", "Never")
+		f.asks = append(f.asks, x.UID)
+	}
+	if got := p.Precheck(asks, app); got != id1 {
+		t.Fatalf("pre-check = %q; want %s", got, id1)
+	}
+	k.wants(t, "three pods may be asking", "ImageStatus : Allow proved unknown")
+	if n := p.tracker.Grants(); n != before {
+		t.Errorf("%d grants; want %d as before, no pod is known to have asked", n, before)
+	}
+	if n := p.counts.get()["recheck hit Never"] + p.counts.get()["recheck hit"] - hits; n != 2 {
+		t.Errorf("%d hits; want one for each pre-check", n)
+	}
+	if _, err := p.Create(t.Context(), first, id1, app); err != nil {
+		t.Fatal(err)
+	}
+	k.wants(t, "the first real use", "CreateContainer first: Allow proved Never by pull")
+}

@@ -1,0 +1,59 @@
+package gate_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/experimental"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/gate"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// What the gate judges or reads passes as transparently as what it does not know.
+func TestForwardingThroughTheGateIsTransparent(t *testing.T) {
+	for _, profile := range []criproxytest.Profile{criproxytest.Containerd, criproxytest.CRIO} {
+		t.Run(profile.String(), func(t *testing.T) {
+			echo := criproxytest.NewEchoAs(t, profile)
+			up, err := criproxy.Dial(echo.Endpoint())
+			if err != nil {
+				t.Fatal(err)
+			}
+			store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			rt := gate.NewRuntime(up, up)
+			trk := tracker.New(store, credential.NewKey(), rt, tracker.Options{})
+			judge := gate.New(gate.Config{Tracker: trk, Pods: podindex.New(), Runtime: rt, Metrics: &counts{}, Log: klog.Logger{}})
+			server := criproxy.New(criproxy.Config{
+				Runtime: up, Image: up, Handlers: judge.Handlers(), Metrics: &counts{}, Log: klog.Logger{},
+				Options: []grpc.ServerOption{experimental.BufferPool(criproxytest.Buffers())},
+			})
+			l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", strings.TrimPrefix(echo.Endpoint(), "unix://")+".proxy")
+			if err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan error, 1)
+			go func() { done <- server.Serve(l) }()
+			t.Cleanup(func() {
+				server.Shutdown(context.WithoutCancel(t.Context()))
+				if err := errors.Join(<-done, up.Close(), store.Close()); err != nil {
+					t.Error(err)
+				}
+			})
+			criproxytest.Fidelity(t, echo, "unix://"+l.Addr().String())
+		})
+	}
+}

@@ -1,0 +1,416 @@
+package gate_test
+
+import (
+	"github.com/pullgate/pullgate/internal/gate"
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/gate/kubelet"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+func TestTenantHasToProveAccessToAnImageOnTheNode(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	alice, bob, carol := p.Pod("alice"), p.Pod("bob"), p.Pod("carol")
+
+	if got := p.Precheck(alice, app); got != "" {
+		t.Errorf("pre-check of an absent image = %q; want it absent", got)
+	}
+	if id, err := p.Pull(t.Context(), alice, app, "good"); id != id1 || err != nil {
+		t.Fatalf("alice's pull = %q, %v; want %s", id, err, id1)
+	}
+	if got := p.Precheck(alice, app); got != id1 {
+		t.Errorf("alice's pre-check = %q; want the image, she has a grant", got)
+	}
+	if got := p.Precheck(bob, app); got != "" {
+		t.Errorf("bob's pre-check = %q; want the empty answer", got)
+	}
+	if _, err := p.Pull(t.Context(), bob, app, "bad"); status.Code(err) != codes.Unknown || !strings.Contains(err.Error(), "401 Unauthorized") && !strings.Contains(err.Error(), "authentication required") {
+		t.Errorf("bob's pull = %v; want the runtime's own answer", err)
+	}
+	before := p.runtime.Calls("PullImage")
+	if got := p.Precheck(carol, app); got != "" {
+		t.Errorf("carol's pre-check = %q; want the empty answer, nothing tells her credential yet", got)
+	}
+	if id, err := p.Pull(t.Context(), carol, app, "good"); id != id1 || err != nil {
+		t.Errorf("carol's pull = %q, %v; want %s", id, err, id1)
+	}
+	if got := p.runtime.Calls("PullImage"); got != before {
+		t.Errorf("the runtime was asked %d times more; want not at all", got-before)
+	}
+	if got := p.Precheck(carol, app); got != id1 {
+		t.Errorf("carol's pre-check = %q; want the image", got)
+	}
+	want := map[string]int{"recheck hit": 1, "recheck denied": 1, "refused ImageStatus": 2}
+	if diff := cmp.Diff(want, p.counts.get()); diff != "" {
+		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+}
+
+// No call but a pre-check is judged: a container whose image's user cannot be told runs as root.
+func TestCallsThatAreNoPrecheckAreNeverAltered(t *testing.T) {
+	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
+	bob := p.Pod("bob")
+	if got := p.Precheck(bob, app); got == id1 {
+		// The very first scan marks what is there, so use a name that came later.
+		p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{app}})
+	}
+	if got := p.Precheck(bob, app); got != "" {
+		t.Fatalf("pre-check = %q; want it hidden, or this test shows nothing", got)
+	}
+	seen := map[string]string{podindex.SeenAnnotation: bob.Config.GetAnnotations()[podindex.SeenAnnotation]}
+	source := map[string]string{podindex.SourceAnnotation: "api"}
+	for name, req := range map[string]*runtimeapi.ImageStatusRequest{
+		"no annotations":   {Image: &runtimeapi.ImageSpec{Image: app}},
+		"no source":        {Image: &runtimeapi.ImageSpec{Image: app, Annotations: seen}},
+		"no config.seen":   {Image: &runtimeapi.ImageSpec{Image: app, Annotations: source}},
+		"verbose precheck": {Image: &runtimeapi.ImageSpec{Image: app, Annotations: bob.Config.GetAnnotations()}, Verbose: true},
+	} {
+		resp, err := p.Images.ImageStatus(t.Context(), req)
+		if err != nil || resp.GetImage().GetId() != id2 {
+			t.Errorf("%s: %q, %v; want the image", name, resp.GetImage().GetId(), err)
+		}
+	}
+	all, err := p.Images.ListImages(t.Context(), &runtimeapi.ListImagesRequest{})
+	if err != nil || len(all.GetImages()) != 1 {
+		t.Errorf("ListImages = %v, %v; want it untouched", all, err)
+	}
+}
+
+func TestImageIDsAndTheirPrefixesAreAbsent(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	p.runtime.SetImages(
+		criproxytest.Image{ID: id1, Names: []string{app}},
+		criproxytest.Image{ID: id2, Names: []string{"repo.test/any:2"}},
+		criproxytest.Image{ID: id3, Names: []string{"repo.test/any:3"}},
+	)
+	bob := p.Pod("bob")
+	for _, name := range []string{"sha256:1", "sha256:2", "sha256:9", id1, strings.TrimPrefix(id1, "sha256:"), "1", "2"} {
+		if got := p.Precheck(bob, name); got != "" {
+			t.Errorf("pre-check of %s = %q; want the empty answer", name, got)
+		}
+		if _, err := p.Create(t.Context(), bob, id1, name); status.Code(err) != codes.PermissionDenied {
+			t.Errorf("container by %s = %v; want PermissionDenied", name, err)
+		}
+	}
+	if got := p.Precheck(p.Pod("carol"), app); got != id1 {
+		t.Errorf("pre-check of %s = %q; want the preloaded image", app, got)
+	}
+}
+
+// Two PullImage calls at once for one image, one with a good and one with a bad credential.
+func TestConcurrentPullsNeverShareAResult(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	for round := range 200 {
+		good, bad := p.Pod(fmt.Sprintf("good%d", round)), p.Pod(fmt.Sprintf("bad%d", round))
+		var wg sync.WaitGroup
+		for x, password := range map[*criproxytest.Pod]string{good: "good", bad: "bad"} {
+			wg.Go(func() {
+				_, err := p.Pull(t.Context(), x, app, password)
+				if (err == nil) != (password == "good") {
+					t.Errorf("round %d: pull with %s credential = %v", round, password, err)
+				}
+			})
+		}
+		wg.Wait()
+		if got := p.Precheck(good, app); got != id1 {
+			t.Fatalf("round %d: good pod's pre-check = %q; want the image", round, got)
+		}
+		if got := p.Precheck(bad, app); got != "" {
+			t.Fatalf("round %d: bad pod's pre-check = %q; want it hidden", round, got)
+		}
+	}
+}
+
+// The runtime completes the pull, but the client has gone when it answers.
+func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	ctx, cancel := context.WithCancel(t.Context())
+	alice, bob := p.Pod("alice"), p.Pod("bob")
+	completed := make(chan struct{})
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			cancel()
+			time.Sleep(20 * time.Millisecond)
+			return criproxytest.Image{ID: id1}, nil
+		}
+		r.BeforeAnswer = func(method string) {
+			if method == "PullImage" {
+				close(completed)
+			}
+		}
+	})
+	if _, err := p.Pull(ctx, alice, app, "good"); status.Code(err) != codes.Canceled {
+		t.Errorf("pull = %v; want Canceled", err)
+	}
+	<-completed
+	p.runtime.Do(func(r *criproxytest.Runtime) { r.BeforeAnswer = nil })
+	for _, x := range []*criproxytest.Pod{bob, alice} {
+		if got := p.Precheck(x, app); got != "" {
+			t.Errorf("%s's pre-check = %q; want it hidden, nobody knows who may have it", x.UID, got)
+		}
+	}
+	p.restart()
+	if got := p.Precheck(bob, app); got != "" {
+		t.Errorf("bob's pre-check after a restart = %q; want it hidden", got)
+	}
+	stats, err := p.store.Stats()
+	if err != nil || stats.Intents != 1 || stats.Marks != 0 || stats.Records != 0 {
+		t.Errorf("store = %+v, %v; want the one intent and nothing else", stats, err)
+	}
+}
+
+// The runtime removes an image, but the client has gone when it answers: the records go all the same.
+func TestRemovalWhoseAnswerIsLostTakesTheRecords(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	alice := p.Pod("alice")
+	for name, id := range map[string]string{app: id1, "repo.test/stays:1": id2} {
+		p.serves(name, "good", criproxytest.Image{ID: id})
+		if _, err := p.Pull(t.Context(), alice, name, "good"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	answer := make(chan struct{})
+	defer close(answer)
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.BeforeAnswer = func(method string) {
+			if method == "RemoveImage" {
+				cancel()
+				<-answer
+			}
+		}
+	})
+	_, err := p.Images.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: id1}})
+	if status.Code(err) != codes.Canceled {
+		t.Errorf("removal = %v; want Canceled", err)
+	}
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		stats, err := p.store.Stats()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if stats.Records == 1 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("records = %d; want that of the image that is still there alone", stats.Records)
+		}
+	}
+}
+
+func TestSandboxesTellWhoAsks(t *testing.T) {
+	p := newProxy(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}, ExemptStaticPods: true}, VerifyUntracked: true}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	system := p.Pod("system")
+	if got := p.Precheck(system, app); got != id1 {
+		t.Errorf("exempt namespace's pre-check = %q; want the image", got)
+	}
+	if got := p.Precheck(p.PodFrom("kube-system", "file"), app); got != id1 {
+		t.Errorf("static pod's pre-check = %q; want the image, though its sandbox is not known", got)
+	}
+	stranger := p.PodFrom("system", "api")
+	if got := p.Precheck(stranger, app); got != "" {
+		t.Errorf("pre-check of a value that no sandbox carries = %q; want it hidden", got)
+	}
+	before := p.runtime.Calls("PullImage")
+	if id, err := p.Pull(t.Context(), stranger, app, ""); id != id1 || err != nil {
+		t.Errorf("its pull = %q, %v; want the image: the call tells its namespace", id, err)
+	}
+	if got := p.Precheck(stranger, app); got != id1 {
+		t.Errorf("its next pre-check = %q; want the image: the value has been learnt", got)
+	}
+	if p.runtime.Calls("PullImage") != before {
+		t.Error("the registry was asked for an exempt pod")
+	}
+	// The grant of a pod ends with its last sandbox.
+	alice := p.Pod("alice")
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.Precheck(alice, app); got != id1 {
+		t.Fatalf("alice's pre-check = %q; want the image", got)
+	}
+	if _, err := p.Runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: alice.Sandbox}); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.Precheck(alice, app); got != "" {
+		t.Errorf("pre-check of a pod that has ended = %q; want it hidden", got)
+	}
+	// Also if the sandbox went behind our back and only a list shows it.
+	dora := p.Pod("dora")
+	if _, err := p.Pull(t.Context(), dora, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: dora.Sandbox}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: "sandbox-1"}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.Precheck(dora, app); got != id1 {
+		t.Errorf("pre-check after a filtered list = %q; want the image: such a list ends nobody", got)
+	}
+	if _, err := p.Runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.Precheck(dora, app); got != "" {
+		t.Errorf("pre-check after a full list = %q; want it hidden", got)
+	}
+}
+
+// Which kubelet asks is told by the grpc version in its user agent; this client's is new.
+func TestKubeletThatPrechecksAlwaysReachesTheRegistry(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		mode  kubelet.AlwaysPrecheck
+		asked int
+	}{
+		{"told new", kubelet.Skipped, 0},
+		{"told old", kubelet.Sent, 1},
+		{"by its user agent", kubelet.Auto, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := newProxy(t, tracker.Options{}, gate.Config{AlwaysPrecheck: tc.mode, OutageFallback: true})
+			p.serves(app, "good", criproxytest.Image{ID: id1})
+			if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
+				t.Fatal(err)
+			}
+			before := p.runtime.Calls("PullImage")
+			carol := p.Pod("carol")
+			p.Precheck(carol, app)
+			if _, err := p.Pull(t.Context(), carol, app, "good"); err != nil {
+				t.Fatal(err)
+			}
+			if got := p.runtime.Calls("PullImage") - before; got != tc.asked {
+				t.Errorf("the runtime was asked %d times; want %d", got, tc.asked)
+			}
+			// A pull that no hidden pre-check explains is a real one on every kubelet.
+			before = p.runtime.Calls("PullImage")
+			if _, err := p.Pull(t.Context(), carol, app, "good"); err != nil {
+				t.Fatal(err)
+			}
+			if got := p.runtime.Calls("PullImage") - before; got != 1 {
+				t.Errorf("a pull with policy Always asked the runtime %d times; want once", got)
+			}
+			// Without a pod it is a real one as well, and recorded.
+			if _, err := p.Pull(t.Context(), nil, app, "good"); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// What cannot be told from a pull with Always is one: the registry has the last word, also at the next try.
+func TestProvedPullThatTheRegistryRefusesLeavesNoGrant(t *testing.T) {
+	p := newProxy(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}}}, gate.Config{AlwaysPrecheck: kubelet.Sent, OutageFallback: true})
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	carol := p.Pod("carol")
+	if got := p.Precheck(carol, app); got != "" {
+		t.Fatalf("pre-check = %q; want it hidden, or this test shows nothing", got)
+	}
+	p.serves(app, "another", criproxytest.Image{ID: id1})
+	for range 2 {
+		if id, err := p.Pull(t.Context(), carol, app, "good"); err == nil {
+			t.Errorf("pull that the registry refuses = %q; want its refusal", id)
+		}
+		if got := p.Precheck(carol, app); got != "" {
+			t.Errorf("pre-check after a refused pull = %q; want it hidden", got)
+		}
+	}
+	// An exempt pod depends on nothing of ours, and a registry that is away refuses nobody.
+	stranger := p.PodFrom("system", "api")
+	p.Precheck(stranger, app)
+	if id, err := p.Pull(t.Context(), stranger, app, "bad"); id != id1 || err != nil {
+		t.Errorf("exempt pod's pull = %q, %v; want the image", id, err)
+	}
+	p.outage()
+	if id, err := p.Pull(t.Context(), carol, app, "good"); id != id1 || err != nil {
+		t.Errorf("pull during an outage = %q, %v; want the image", id, err)
+	}
+}
+
+func TestRequestThatCannotBeReadIsRefused(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	for _, method := range []string{
+		runtimeapi.ImageService_ImageStatus_FullMethodName, runtimeapi.ImageService_PullImage_FullMethodName,
+		runtimeapi.RuntimeService_CreateContainer_FullMethodName, runtimeapi.RuntimeService_StartContainer_FullMethodName,
+		runtimeapi.RuntimeService_RunPodSandbox_FullMethodName, runtimeapi.RuntimeService_RestorePod_FullMethodName,
+	} {
+		_, err := criproxytest.CallRaw(t.Context(), p.Conn, method, []byte{0xff, 0xff, 0xff})
+		if status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s = %v; want InvalidArgument", method, err)
+		}
+	}
+	if got := p.counts.get()["panic"]; got != 0 {
+		t.Errorf("%d panics; want none", got)
+	}
+}
+
+// The order of a pull: intent on disk → runtime asked → record on disk → kubelet answered.
+func TestIntentIsOnDiskBeforeTheRuntimeIsAskedAndTheRecordBeforeTheAnswer(t *testing.T) {
+	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
+	var events []string
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			events = append(events, "runtime asked with "+p.onDisk())
+			return criproxytest.Image{ID: id1}, nil
+		}
+	})
+	alice := p.Pod("alice")
+	events = append(events, "before: "+p.onDisk())
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	events = append(events, "answered with "+p.onDisk())
+	want := []string{
+		"before: 0 intents, 0 records",
+		"runtime asked with 1 intents, 0 records",
+		"answered with 0 intents, 1 records",
+	}
+	if diff := cmp.Diff(want, events); diff != "" {
+		t.Errorf("order (-want +got):\n%s", diff)
+	}
+}
+
+// The record of an image goes with it, and with the record what it says of a revocation.
+func TestNoGrantIsRestoredForAnImageThatIsGone(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	other := criproxytest.Image{ID: id2, Names: []string{"repo.test/other:1"}}
+	p.runtime.SetImages(other)
+	p.serves(app, "good", criproxytest.Image{ID: id1, Names: []string{app}})
+	a := p.Pod("team-a")
+	_, err := p.Pull(t.Context(), a, app, "good")
+	p.must(err)
+	c, err := p.Create(t.Context(), a, id1, app)
+	p.must(err)
+	p.must(p.Start(t.Context(), c))
+	p.runtime.SetImages(other)
+	p.restart()
+	p.must(p.gate.Sync(t.Context()))
+	_, err = p.Pull(t.Context(), p.Pod("team-b"), app, "good")
+	p.must(err)
+	if id := p.Precheck(a, app); id != "" {
+		t.Errorf("pre-check of the pod whose image was gone at the restart = %q; want the empty answer", id)
+	}
+}

@@ -1,0 +1,233 @@
+package gate_test
+
+import (
+	"google.golang.org/grpc"
+	"github.com/pullgate/pullgate/internal/gate"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/experimental"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/gate/kubelet"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+const app = "repo.test/team/app:1"
+
+// Image IDs, as the runtime under test writes them.
+var (
+	id1 = underTest().ID("sha256:1111111111111111111111111111111111111111111111111111111111111111")
+	id2 = underTest().ID("sha256:2222222222222222222222222222222222222222222222222222222222222222")
+	id3 = underTest().ID("sha256:2333333333333333333333333333333333333333333333333333333333333333")
+)
+
+// counts is the metrics of a gate under test.
+type counts struct {
+	mu sync.Mutex
+	of map[string]int
+}
+
+func (c *counts) add(key string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.of == nil {
+		c.of = map[string]int{}
+	}
+	c.of[key]++
+}
+
+func (c *counts) get() map[string]int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.of)
+}
+
+func (c *counts) Verdict(string, policy.Decision) {}
+func (c *counts) Refused(call string)             { c.add("refused " + call) }
+func (c *counts) Recheck(policy, outcome string, _ time.Duration) {
+	c.add(strings.TrimSuffix("recheck "+outcome+" "+policy, " unknown"))
+}
+func (c *counts) CredentialsIgnored()                               { c.add("credentials ignored") }
+func (c *counts) PullUnresolved()                                   { c.add("unresolved") }
+func (c *counts) CreationRefused(reason string)                     { c.add("creation refused " + reason) }
+func (c *counts) ForwardedCall(string, string, bool, time.Duration) {}
+func (c *counts) Panic()                                            { c.add("panic") }
+
+// runtimeVariable names the profile of the runtime behind the proxies of a process, containerd by default.
+const runtimeVariable = "PULLGATE_TEST_RUNTIME"
+
+// underTest is that profile.
+func underTest() criproxytest.Profile {
+	for _, profile := range criproxytest.Profiles() {
+		if profile.String() == os.Getenv(runtimeVariable) {
+			return profile
+		}
+	}
+	return criproxytest.Containerd
+}
+
+// A proxy is a whole proxy in process: a real store, the fake runtime behind it, clients before it.
+type proxy struct {
+	t       testing.TB
+	runtime *criproxytest.Runtime
+	options tracker.Options
+	config  gate.Config
+	dir     string
+	key     credential.Key
+
+	counts  *counts
+	store   *records.Store
+	tracker *tracker.Tracker
+	gate    *gate.Gate
+	server  *criproxy.Server
+	up      *criproxy.Upstream
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+
+	*criproxytest.Kubelet
+}
+
+// newProxy starts a proxy; the options and the switches of the configuration are the test's.
+func newProxy(tb testing.TB, o tracker.Options, c gate.Config) *proxy {
+	tb.Helper()
+	dir, err := os.MkdirTemp("", "gate") //nolint:usetesting // a socket's path must be short
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p := &proxy{t: tb, runtime: criproxytest.NewRuntimeAs(tb, underTest()), options: o, config: c, dir: dir, key: credential.NewKey()}
+	p.start()
+	tb.Cleanup(func() {
+		p.stop()
+		_ = os.RemoveAll(dir)
+	})
+	return p
+}
+
+func (p *proxy) must(err error) {
+	p.t.Helper()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *proxy) start() {
+	p.t.Helper()
+	var err error
+	p.counts = &counts{}
+	p.store, _, err = records.Open(filepath.Join(p.dir, "records.db"), records.Options{})
+	p.must(err)
+	p.up, err = criproxy.Dial(p.runtime.Endpoint())
+	p.must(err)
+	rt := gate.NewRuntime(p.up, p.up)
+	p.tracker = tracker.New(p.store, p.key, rt, p.options)
+	c := p.config
+	c.Tracker, c.Pods, c.Runtime, c.Metrics, c.Log = p.tracker, podindex.New(), rt, p.counts, klog.Logger{}
+	p.gate = gate.New(c)
+	p.server = criproxy.New(criproxy.Config{
+		Runtime: p.up, Image: p.up, Handlers: p.gate.Handlers(), Metrics: p.counts, Log: klog.Logger{},
+		Options: []grpc.ServerOption{experimental.BufferPool(criproxytest.Buffers())},
+	})
+	socket := filepath.Join(p.dir, "cri.sock")
+	_ = os.Remove(socket)
+	l, err := (&net.ListenConfig{}).Listen(p.t.Context(), "unix", socket)
+	p.must(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	p.cancel = cancel
+	p.wg.Go(func() {
+		p.up.Watch(ctx, func(up bool) {
+			if !up {
+				p.gate.Disconnected()
+			}
+		})
+	})
+	p.wg.Go(func() {
+		if err := p.server.Serve(l); err != nil {
+			p.t.Errorf("Serve = %v; want nil", err)
+		}
+	})
+	p.Kubelet = criproxytest.NewKubelet(p.t, "unix://"+socket)
+}
+
+func (p *proxy) stop() {
+	p.t.Helper()
+	_ = p.Conn.Close() // also closed at the end of the test
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	p.server.Shutdown(ctx)
+	p.cancel()
+	p.wg.Wait()
+	p.must(errors.Join(p.up.Close(), p.store.Close()))
+}
+
+// restart is a restart of the daemon: what is in memory is gone.
+func (p *proxy) restart() {
+	p.t.Helper()
+	p.stop()
+	p.start()
+}
+
+// serves makes the registry give an image for a name to whoever has the password.
+func (p *proxy) serves(name, password string, img criproxytest.Image) {
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(asked string, auth *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			if asked != name || auth.GetPassword() != password {
+				return criproxytest.Image{}, criproxytest.Denied(asked)
+			}
+			return img, nil
+		}
+	})
+}
+
+// restoring is exact with restored containers allowed.
+func restoring() gate.Config {
+	c := exact()
+	c.AllowRestores = true
+	return c
+}
+
+// exact is the configuration for a kubelet that sends no pre-check for Always.
+func exact() gate.Config {
+	return gate.Config{OutageFallback: true, AlwaysPrecheck: kubelet.Skipped}
+}
+
+// copied copies the store's file, as a crash at this instant would leave it.
+func (p *proxy) copied() string {
+	p.t.Helper()
+	data, err := os.ReadFile(filepath.Join(p.dir, "records.db"))
+	p.must(err)
+	path := filepath.Join(p.t.TempDir(), "records.db")
+	p.must(os.WriteFile(path, data, 0o600))
+	return path
+}
+
+// onDisk reads a copy of the store's file, as a crash at this instant would leave it.
+func (p *proxy) onDisk() string {
+	p.t.Helper()
+	path := p.copied()
+	s, report, err := records.Open(path, records.Options{})
+	p.must(err)
+	defer func() { p.must(s.Close()) }()
+	if report.SetAside != "" {
+		return "a damaged store"
+	}
+	stats, err := s.Stats()
+	p.must(err)
+	return fmt.Sprintf("%d intents, %d records", stats.Intents, stats.Records)
+}

@@ -1,0 +1,15 @@
+package gate_test
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+)
+
+// Every client of these tests gets its buffers from the pool that spoils them; the servers have it by option.
+func TestMain(m *testing.M) {
+	criproxytest.SpoilBuffers()
+	goleak.VerifyTestMain(m)
+}

@@ -1,0 +1,262 @@
+package gate_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// held returns what the Secrets of a pod hold, as far as the gate can know it.
+func (w *modelWorld) held(p *modelPod) (all []held) {
+	if !w.podSource || p == nil {
+		return nil
+	}
+	for i, s := range w.secrets[p.namespace] {
+		if s != nil {
+			all = append(all, held{ref: secretRef{UID: s.uid, Namespace: p.namespace, Name: fmt.Sprint("pull-", i)}, password: s.password})
+		}
+	}
+	return all
+}
+
+func (w *modelWorld) question(p *modelPod, c content, repository, password string) question {
+	q := question{uid: p.uid, namespace: p.namespace, static: p.source != "api", pair: pair{c, repository}, password: password}
+	if !q.static {
+		q.secrets = w.held(p)
+	}
+	return q
+}
+
+// on returns the image that a name stands for on the node.
+func (w *modelWorld) on(name string) (content, bool) {
+	w.runtime.mu.Lock()
+	defer w.runtime.mu.Unlock()
+	return w.runtime.resolve(name)
+}
+
+// judged notes that a pod asks for a name, and returns what it may use of what the name stands for.
+func (w *modelWorld) judged(p *modelPod, name, password string) uses {
+	may := uses{}
+	if c, ok := w.on(name); ok && len(w.truth.asked(w.question(p, c, repositoryOf(name), password))) > 0 {
+		may[c] = true
+	}
+	return may
+}
+
+// mayUse returns every content that a pod may use under a repository, "" for any.
+func (w *modelWorld) mayUse(p *modelPod, repository string) uses {
+	may := uses{}
+	for c := content(1); c <= allContents; c++ {
+		if w.mayUseOne(p, c, repository) {
+			may[c] = true
+		}
+	}
+	return may
+}
+
+func (w *modelWorld) mayUseOne(p *modelPod, c content, repository string) bool {
+	if repository != "" {
+		return len(w.truth.asked(w.question(p, c, repository, ""))) > 0
+	}
+	may := false
+	for _, r := range modelRepositories() {
+		may = len(w.truth.asked(w.question(p, c, r, ""))) > 0 || may
+	}
+	return may
+}
+
+// precheck returns what the kubelet is told of an image.
+func (w *modelWorld) precheck(ctx context.Context, p *modelPod, name string) (id string, err error) {
+	var resp runtimeapi.ImageStatusResponse
+	err = w.call(ctx, runtimeapi.ImageService_ImageStatus_FullMethodName, &runtimeapi.ImageStatusRequest{
+		Image: &runtimeapi.ImageSpec{Image: name, Annotations: p.annotations()},
+	}, &resp)
+	return resp.GetImage().GetId(), err
+}
+
+// doPrecheck asks for an image and holds the answer to the truth.
+func (w *modelWorld) doPrecheck(p *modelPod, name string, x *interruption) (id string) {
+	may := w.judged(p, name, "")
+	var shown string // of the call, which may end after this returns
+	var err error
+	w.interrupted(x, func(ctx context.Context) { shown, err = w.precheck(ctx, p, name) }, func() {
+		id = shown
+		maps.Copy(may, w.judged(p, name, ""))
+		switch {
+		case err != nil:
+			w.counts["pre-check failed"]++
+		case id == "":
+			w.counts["pre-check hidden or absent"]++
+		default:
+			c := contentOf(id)
+			w.counts["pre-check shown"]++
+			if !may[c] && !w.mayUseOne(p, c, repositoryOf(name)) {
+				w.fail("safety: a pre-check of %s by %s shows %v", name, p.uid, c)
+			}
+		}
+	})
+	return id
+}
+
+func (w *modelWorld) password(p *modelPod, cred credentialKind) string {
+	secrets := w.secrets[p.namespace]
+	switch cred {
+	case secretContent:
+		if secrets[0] != nil {
+			return secrets[0].password
+		}
+	case otherContent:
+		if secrets[1] != nil {
+			return secrets[1].password
+		}
+	case firstPassword:
+		if secrets[0] != nil {
+			return p.namespace[:1] + "0"
+		}
+	case junk:
+		return "junk"
+	case nodeCredential:
+		return operatorPassword
+	case noCredential, credentialKinds:
+	}
+	return ""
+}
+
+// doPull pulls and holds the answer to the truth.
+func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption) (ok bool) {
+	by := &registryPull{uid: p.uid, password: password, begun: len(w.truth.revocations)}
+	for _, s := range w.held(p) {
+		if s.password == password && p.source == "api" {
+			by.secrets = append(by.secrets, s.ref)
+		}
+	}
+	x.pull = by
+	may := w.judged(p, name, password)
+	req := &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: name, Annotations: p.annotations()}, SandboxConfig: p.config()}
+	if password != "" {
+		req.Auth = &runtimeapi.AuthConfig{Username: "tenant", Password: password}
+	}
+	var resp runtimeapi.PullImageResponse
+	var err error
+	began := x.how
+	w.interrupted(x, func(ctx context.Context) {
+		err = w.call(ctx, runtimeapi.ImageService_PullImage_FullMethodName, req, &resp)
+	}, func() {
+		maps.Copy(may, w.judged(p, name, password))
+		c := contentOf(resp.GetImageRef())
+		switch {
+		case err != nil:
+			w.counts["pull failed"]++
+		case by.served:
+			w.counts["pull"]++
+			ok = true
+			if began == uninterrupted && password != "" && password != operatorPassword {
+				at := pair{c, repositoryOf(name)}
+				if w.truth.live[at] == nil {
+					w.truth.live[at] = map[string]bool{}
+				}
+				w.truth.live[at][password] = true
+			}
+		default:
+			w.counts["pull answered with the image on the node"]++
+			ok = true
+			if !may[c] && !w.mayUseOne(p, c, repositoryOf(name)) {
+				w.fail("safety: a pull of %s by %s with %q is answered with %v, which is on the node", name, p.uid, password, c)
+			}
+		}
+	})
+	return ok
+}
+
+// doCreate creates a container; by is the name of the image as the kubelet resolved it.
+func (w *modelWorld) doCreate(p *modelPod, name, image string, mounts []string, x *interruption) (id string, err error) {
+	req := &runtimeapi.CreateContainerRequest{
+		PodSandboxId: p.sandbox, SandboxConfig: p.config(),
+		Config: &runtimeapi.ContainerConfig{
+			Metadata: &runtimeapi.ContainerMetadata{Name: "main"},
+			Image:    &runtimeapi.ImageSpec{Image: image, UserSpecifiedImage: w.userImage(name)},
+		},
+	}
+	for _, m := range mounts {
+		c, _ := w.on(m)
+		req.Config.Mounts = append(req.Config.Mounts, &runtimeapi.Mount{ContainerPath: "/m", Image: &runtimeapi.ImageSpec{Image: c.id(), UserSpecifiedImage: w.userImage(m)}})
+	}
+	w.uses(p, contentOf(image), name)
+	for _, m := range mounts {
+		c, _ := w.on(m)
+		w.uses(p, c, m)
+	}
+	x.may = w.mayStart(p, append(mounts, name))
+	var resp runtimeapi.CreateContainerResponse
+	var failed error // of the call, which may end after this returns
+	w.interrupted(x, func(ctx context.Context) {
+		failed = w.call(ctx, runtimeapi.RuntimeService_CreateContainer_FullMethodName, req, &resp)
+	}, func() {
+		maps.Copy(x.may, w.mayStart(p, append(mounts, name)))
+		id, err = resp.GetContainerId(), failed
+		if err == nil {
+			w.counts["container created"]++
+		} else {
+			w.counts["container not created"]++
+		}
+	})
+	return id, err
+}
+
+// uses notes that a pod creates a container on an image, or has started one.
+func (w *modelWorld) uses(p *modelPod, c content, name string) {
+	repositories := []string{repositoryOf(name)}
+	if w.userImage(name) == "" {
+		repositories = modelRepositories()
+	}
+	for _, r := range repositories {
+		w.truth.used(w.question(p, c, r, ""))
+	}
+}
+
+func (w *modelWorld) userImage(name string) string {
+	if w.kind.noUserImage {
+		return ""
+	}
+	return name
+}
+
+// mayStart returns what a container of a pod may have in it. A container that is created from one image may be put on another
+// one only if the pod may use that one, under whatever name.
+func (w *modelWorld) mayStart(p *modelPod, names []string) uses {
+	may := uses{}
+	for _, name := range names {
+		if w.kind.noUserImage || slices.Contains(checkpointNames, name) {
+			name = ""
+		} else {
+			name = repositoryOf(name)
+		}
+		maps.Copy(may, w.mayUse(p, name))
+	}
+	return may
+}
+
+// doStart starts a container, and holds it to the truth if it starts.
+func (w *modelWorld) doStart(p *modelPod, id string) error {
+	w.runtime.mu.Lock()
+	c := w.runtime.containers[id]
+	w.runtime.mu.Unlock()
+	err := w.call(context.Background(), runtimeapi.RuntimeService_StartContainer_FullMethodName, &runtimeapi.StartContainerRequest{ContainerId: id}, &runtimeapi.StartContainerResponse{})
+	if err != nil {
+		w.counts["container not started"]++
+		return err
+	}
+	w.counts["container started"]++
+	for _, on := range c.real {
+		w.uses(p, on, c.asked)
+		// A container that was restored on an image which the pod may use under another name is evidence for its own one.
+		w.truth.restored(p.uid, on, []string{repositoryOf(c.asked)})
+		if !c.may[on] && !w.mayUseOne(p, on, "") {
+			w.fail("safety: a container of %s is started on %v, created as %s", p.uid, on, c.GetImage())
+		}
+	}
+	return nil
+}

@@ -1,0 +1,373 @@
+package gate_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+)
+
+// Image names of the model, in normal form.
+const (
+	aliceApp1   = "repo.test/alice/app:1" // for alice's credentials
+	aliceApp2   = "repo.test/alice/app:2"
+	bobApp      = "repo.test/bob/app:1"      // for bob's
+	openApp     = "mallory.test/open:1"      // for everybody; bob's registry
+	baseImage   = "docker.io/library/base:1" // for everybody, and on the allowlist
+	sharedApp   = "repo.test/shared/app:1"   // for both tenants
+	evilName    = "docker.io/library/evil:1" // at no registry, and on the allowlist
+	mineName    = "repo.test/bob/mine:1"     // at no registry
+	systemImage = "quay.test/system/dns:1"   // for the credential that the node offers
+	anID        = "sha256:1"                 // the beginning of an image ID
+	anotherID   = "sha256:222222222222"      // another one
+	idNames     = 2                          // of modelNames, at its end
+)
+
+const (
+	systemNamespace  = "kube-system"
+	operatorPassword = "op"
+)
+
+var (
+	checkpointNames = []string{"repo.test/bob/ck:7", "repo.test/bob/ck:8", "repo.test/bob/ck:9"}
+	// modelNames are all names that operations use.
+	modelNames = []string{
+		aliceApp1, aliceApp2, bobApp, openApp, baseImage, sharedApp, evilName, mineName, systemImage,
+		checkpointNames[0], checkpointNames[1], checkpointNames[2], anID, anotherID,
+	}
+)
+
+// A slot is one place for a pod; when its pod has ended another one takes it.
+type slot struct {
+	who, namespace, source string
+}
+
+var slots = []slot{
+	{"alice-0", "alice", "api"},
+	{"alice-1", "alice", "api"},
+	{"bob-0", "bob", "api"},
+	{"bob-1", "bob", "api"},
+	{"static", "infra", "file"},
+	{"system", systemNamespace, "api"},
+}
+
+// An opKind is one thing that can happen.
+type opKind uint8
+
+const (
+	opImportFirst    opKind = iota // an operator imports an image before the first start of pullgated
+	opPrecheck                     // a kubelet asks whether an image is there
+	opPull                         // it pulls one
+	opCreate                       // it creates a container
+	opStart                        // it starts the newest container of a pod
+	opRun                          // it does all of that
+	opHonest                       // it does so for a pod whose tenant has a credential that is good; that must succeed
+	opRestorePod                   // it restores a pod from a checkpoint
+	opRemove                       // it removes an image
+	opDirectRemove                 // an operator or a cleaner removes an image in the runtime
+	opUntag                        // an operator takes a name away there
+	opTag                          // and gives one
+	opImport                       // and imports an image
+	opPush                         // somebody pushes another image under a name
+	opCheckpoint                   // bob pushes another checkpoint
+	opRotate                       // a tenant changes the content of a Secret
+	opRecreate                     // or makes the Secret anew
+	opRevoke                       // an operator revokes
+	opAccept                       // or accepts images as preloaded
+	opForget                       // or forgets that they are
+	opPolicy                       // or changes the policy
+	opEndPod                       // a pod ends
+	opNewSeen                      // a kubelet restarts: a pod gets a new config.seen
+	opRestart                      // pullgated restarts
+	opKill                         // pullgated is killed, and restarts
+	opLose                         // its store is lost with it
+	opTrust                        // an operator ends the distrust of the store
+	opRuntimeRestart               // the runtime restarts
+	opOutage                       // the registries are not reached any more, or again
+	opRelease                      // a call that waits goes on
+	opCancel                       // or its client goes away
+	opLate                         // the runtime ends a call that nobody waits for
+	opWait                         // time passes
+	opKinds
+)
+
+// An op is one operation. What it means does not depend on the operations before it, so that any part of a sequence
+// is a sequence.
+type op struct {
+	kind    opKind
+	pod     uint8 // a slot
+	name    uint8 // one of modelNames
+	other   uint8 // another one
+	content content
+	cred    credentialKind
+	how     how   // how its call is interrupted, if it is
+	n       uint8 // a choice that depends on the kind
+	gap     time.Duration
+}
+
+// A credentialKind says with what a kubelet pulls.
+type credentialKind uint8
+
+const (
+	noCredential   credentialKind = iota
+	secretContent                 // what the first Secret of the pod's namespace holds
+	otherContent                  // what the second one holds
+	firstPassword                 // with which the tenant began
+	junk                          // which no registry knows
+	nodeCredential                // which the node offers
+	credentialKinds
+)
+
+func (c credentialKind) String() string {
+	return [...]string{"without a credential", "with its Secret", "with its other Secret", "with its first password", "with junk", "with the node's credential"}[c]
+}
+
+func (h how) String() string {
+	return [...]string{"", "; the runtime is slow", "; the runtime is slow to answer", "; the answer is lost", "; the connection breaks, the runtime goes on later"}[h]
+}
+
+// wait is how long an opWait takes.
+func (o op) wait() time.Duration {
+	switch n := o.n % 16; {
+	case n < 6:
+		return 2 * time.Second
+	case n < 9:
+		return 15 * time.Second
+	case n < 13:
+		return 61 * time.Second
+	case n < 15:
+		return 6 * time.Minute // proofs expire after it, in some settings
+	default:
+		return 65 * time.Minute // lost pulls are settled
+	}
+}
+
+func (o op) String() string {
+	who, name, other := slots[o.pod].who, modelNames[o.name], modelNames[o.other]
+	tenant := [...]string{"alice", "bob"}[o.pod%2]
+	var s string
+	switch o.kind {
+	case opImportFirst:
+		s = fmt.Sprintf("before the first start an operator imports %v as %s", o.content, name)
+	case opPrecheck:
+		s = fmt.Sprintf("%s: pre-check of %s", who, name)
+		if o.how != uninterrupted {
+			s += "; the list of images is slow"
+		}
+		return s
+	case opPull:
+		s = fmt.Sprintf("%s: pull of %s %v%v", who, name, o.cred, o.how)
+	case opCreate:
+		s = fmt.Sprintf("%s: create a container on %s", who, name)
+		switch o.n % 8 {
+		case 1:
+			s += fmt.Sprintf(", by the ID of %v", o.content)
+		case 2:
+			s += fmt.Sprintf(", mounting %s", other)
+		}
+		s += o.how.String()
+	case opStart:
+		s = fmt.Sprintf("%s: start the newest container", who)
+	case opRun:
+		s = fmt.Sprintf("%s: pre-check, pull %v if need be, create and start %s", who, o.cred, name)
+	case opHonest:
+		s = fmt.Sprintf("%s: run %s with a good credential", slots[o.pod%4].who, name)
+	case opRestorePod:
+		s = fmt.Sprintf("%s: restore the pod from %s", who, name)
+	case opRemove:
+		s = fmt.Sprintf("the kubelet removes %v%v", o.content, o.how)
+	case opDirectRemove:
+		s = fmt.Sprintf("%v is removed directly in the runtime", o.content)
+	case opUntag:
+		s = fmt.Sprintf("the name %s is taken away in the runtime", name)
+	case opTag:
+		s = fmt.Sprintf("an operator names %v %s in the runtime", o.content, name)
+	case opImport:
+		s = fmt.Sprintf("an operator imports %v as %s", o.content, name)
+	case opPush:
+		s = fmt.Sprintf("%v is pushed as %s", o.content, name)
+	case opCheckpoint:
+		s = fmt.Sprintf("bob pushes %s: %v", checkpointNames[int(o.n)%checkpoints], o.checkpoint())
+	case opRotate:
+		s = fmt.Sprintf("%s changes Secret %d to %s", tenant, o.pod/2%2, [...]string{"its next password", "its next password; the one before ends", "junk", "its first password"}[o.n%4])
+	case opRecreate:
+		s = fmt.Sprintf("%s makes Secret %d anew", tenant, o.pod/2%2)
+	case opRevoke:
+		s = "an operator revokes " + [...]string{"everything of " + repositoryOf(name), "everything of " + o.content.String(), tenant + "'s first password", "what " + tenant + "'s Secret 0 holds", tenant + "'s Secret 0", "what comes from Secrets of namespace " + tenant, "junk"}[o.n%7]
+	case opAccept, opForget:
+		s = "an operator " + map[opKind]string{opAccept: "accepts as preloaded ", opForget: "forgets the preloaded marks of "}[o.kind] +
+			[...]string{"everything", repositoryOf(name), o.content.String(), o.content.String() + " under " + repositoryOf(name)}[o.n%4]
+		if o.kind == opAccept && o.n/4%2 == 0 {
+			s += ", proved images included"
+		}
+	case opPolicy:
+		s = "the policy is " + modelPolicies[int(o.n)%len(modelPolicies)]
+	case opEndPod:
+		s = who + " ends"
+	case opNewSeen:
+		s = "the kubelet restarts: " + who + " has another config.seen"
+	case opRestart:
+		s = "pullgated restarts"
+	case opKill:
+		s = "pullgated is killed and started again"
+	case opLose:
+		s = "pullgated is killed, loses its store and is started again"
+	case opTrust:
+		s = "an operator ends the distrust of the store"
+	case opRuntimeRestart:
+		s = "the runtime restarts"
+	case opOutage:
+		s = "the registries are " + [...]string{"not reached", "reached"}[o.n%2]
+	case opRelease:
+		s = fmt.Sprintf("slow call %d goes on", o.n%4)
+	case opCancel:
+		s = fmt.Sprintf("slow call %d is cancelled", o.n%4)
+	case opLate:
+		s = "the runtime ends an old call"
+	case opWait:
+		return fmt.Sprintf("%v pass", o.wait())
+	case opKinds:
+	}
+	if o.gap >= time.Second {
+		s += fmt.Sprintf(" (%v later)", o.gap)
+	}
+	return s
+}
+
+// checkpoint is what bob pushes.
+func (o op) checkpoint() checkpoint {
+	c := checkpoint{base: modelNames[o.name], failing: o.n/3%4 == 0}
+	if o.n/12%3 != 0 {
+		c.given = modelNames[o.other]
+	}
+	if o.n/36%2 == 0 {
+		c.lie = bobApp
+	}
+	return c
+}
+
+func (c checkpoint) String() string {
+	s := "restored on " + c.base
+	if c.given != "" {
+		s += ", which it names " + c.given
+	}
+	if c.lie != "" {
+		s += ", reported as " + c.lie
+	}
+	if c.failing {
+		s += ", and fails"
+	}
+	return s
+}
+
+// How often what happens, relative to each other.
+var opWeights = [opKinds]int{
+	opPrecheck: 180, opPull: 110, opCreate: 70, opStart: 60, opRun: 100, opHonest: 36, opRestorePod: 10,
+	opRemove: 12, opDirectRemove: 12, opUntag: 5, opTag: 5, opImport: 12, opPush: 10, opCheckpoint: 20,
+	opRotate: 14, opRecreate: 4, opRevoke: 14, opAccept: 6, opForget: 8, opPolicy: 6,
+	opEndPod: 40, opNewSeen: 5, opRestart: 8, opKill: 8, opLose: 2, opTrust: 4, opRuntimeRestart: 5, opOutage: 14,
+	opRelease: 40, opCancel: 8, opLate: 14, opWait: 14,
+}
+
+// Names and contents that are used more often make it likelier that operations meet.
+var (
+	nameWeights    = []int{30, 8, 14, 6, 10, 10, 5, 4, 8, 6, 3, 3, 2, 1}
+	contentWeights = []int{0, 30, 8, 10, 6, 10, 8, 2, 1, 1}
+	slotWeights    = []int{20, 20, 25, 25, 3, 3}
+)
+
+func weighted(r *rand.Rand, weights []int) int {
+	sum := 0
+	for _, w := range weights {
+		sum += w
+	}
+	at := r.IntN(sum)
+	for i, w := range weights {
+		if at -= w; at < 0 {
+			return i
+		}
+	}
+	return 0
+}
+
+// randomOps returns the operations of a world.
+func randomOps(r *rand.Rand, n int) []op {
+	ops := make([]op, 0, n)
+	for range r.IntN(4) {
+		ops = append(ops, op{kind: opImportFirst, content: content(1 + r.IntN(contents)), name: uint8(weighted(r, nameWeights[:9]))})
+	}
+	for len(ops) < n {
+		o := op{
+			kind: opKind(weighted(r, opWeights[:])), pod: uint8(weighted(r, slotWeights)), name: uint8(weighted(r, nameWeights)),
+			other: uint8(weighted(r, nameWeights)), content: content(weighted(r, contentWeights)), cred: credentialKind(weighted(r, []int{4, 16, 2, 3, 4, 1})),
+			n: uint8(r.IntN(256)), gap: time.Millisecond,
+		}
+		if r.IntN(8) == 0 {
+			o.how = 1 + how(r.IntN(int(hows)-1))
+		}
+		if r.IntN(10) == 0 {
+			o.gap = 1100 * time.Millisecond
+		}
+		if o.kind == opOutage && r.IntN(3) > 0 {
+			o.n = 1 // the registries are mostly there
+		}
+		ops = append(ops, o)
+	}
+	return ops
+}
+
+// modelPolicies are the verification policies that a world may have.
+var modelPolicies = []string{"NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify", "NeverVerify"}
+
+// A setting is what a world is like from its beginning.
+type setting struct {
+	kind       runtimeKind
+	policy     string
+	verify     bool // untrackedImages: Verify
+	podSource  bool
+	exempt     bool
+	skips      bool // the kubelet sends no pre-check for Always
+	fallback   bool
+	validity   time.Duration
+	grace      time.Duration
+	pullPolicy [4]string // of each tenant's pods
+}
+
+func randomSetting(r *rand.Rand) setting {
+	one := func(of int) bool { return r.IntN(of) == 0 }
+	s := setting{
+		kind: runtimeKind{
+			pullsBase: one(4), givesNames: !one(4), digests: one(4), noEcho: one(5), noImageID: one(5), noUserImage: one(8),
+		},
+		policy: modelPolicies[weighted(r, []int{10, 5, 3, 1})], verify: one(6), podSource: one(2), exempt: one(2), skips: !one(3), fallback: one(2),
+	}
+	if one(5) {
+		s.validity, s.grace = 5*time.Minute, 5*time.Minute
+	}
+	for i := range s.pullPolicy {
+		s.pullPolicy[i] = []string{"IfNotPresent", "IfNotPresent", "Always", "Never"}[r.IntN(4)]
+	}
+	return s
+}
+
+func (s setting) String() string {
+	parts := []string{s.policy}
+	add := func(is bool, what string) {
+		if is {
+			parts = append(parts, what)
+		}
+	}
+	add(s.verify, "untrackedImages: Verify")
+	add(s.podSource, "pod source, pull policies "+strings.Join(s.pullPolicy[:], " "))
+	add(s.exempt, "static pods and kube-system are exempt")
+	add(!s.skips, "kubelet sends a pre-check for Always")
+	add(s.fallback, "registryOutageFallback")
+	add(s.validity > 0, fmt.Sprintf("credentialValidity %v, grace %v", s.validity, s.grace))
+	add(s.kind.pullsBase, "runtime pulls the base of a checkpoint")
+	add(s.kind.givesNames, "runtime names the base of a checkpoint")
+	add(s.kind.digests, "runtime answers a pull with a digest")
+	add(s.kind.noEcho, "runtime does not tell user_specified_image")
+	add(s.kind.noImageID, "runtime does not tell image_id")
+	add(s.kind.noUserImage, "kubelet does not send user_specified_image")
+	return strings.Join(parts, "; ")
+}

@@ -1,0 +1,467 @@
+package gate_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// A content is what an image is, whatever its names. The last ones are checkpoints.
+type content int
+
+const (
+	contents         = 6 // that can be pulled and run
+	checkpoints      = 3
+	firstCheckpoint  = content(contents + 1)
+	allContents      = contents + checkpoints
+	unknown          = content(0)
+	digestOfManifest = "@sha256:"
+)
+
+// id is the image ID of the content.
+func (c content) id() string { return "sha256:" + strings.Repeat(strconv.Itoa(int(c)), 64) }
+
+// manifest is the digest of the content's manifest, with its repository.
+func (c content) manifest(repository string) string {
+	return repository + digestOfManifest + strings.Repeat(strconv.Itoa(int(c))+"0", 32)
+}
+
+func (c content) String() string {
+	if c >= firstCheckpoint {
+		return fmt.Sprintf("checkpoint %d", int(c))
+	}
+	return fmt.Sprintf("image %d", int(c))
+}
+
+// contentOf returns the content that an image ID or a digest of a manifest stands for.
+func contentOf(ref string) content {
+	if at := strings.Index(ref, digestOfManifest); at >= 0 {
+		ref = ref[at+1:]
+	}
+	hex, _ := strings.CutPrefix(ref, "sha256:")
+	if hex == "" {
+		return unknown
+	}
+	return content(hex[0] - '0')
+}
+
+// repositoryOf returns a name without its tag or digest. Names of the model are in normal form.
+func repositoryOf(name string) string {
+	name, _, _ = strings.Cut(name, "@")
+	if at := strings.LastIndexByte(name, ':'); at > strings.LastIndexByte(name, '/') {
+		return name[:at]
+	}
+	return name
+}
+
+// A checkpoint says what a runtime makes of a container that is created from a checkpoint image.
+type checkpoint struct {
+	base    string // the name of the image that the container is restored on
+	given   string // the name that the base image is given; "" for none
+	lie     string // the name of the image that the runtime reports in its place; "" for the truth
+	failing bool   // the creation fails after all that
+}
+
+// A runtimeKind says in what runtimes differ.
+type runtimeKind struct {
+	pullsBase   bool // a checkpoint's base image is pulled even if it is on the node (containerd 2.1.0 to 2.1.8)
+	givesNames  bool // a checkpoint's base image is given a name (containerd 2.1.0 to 2.2.4, 2.3.0 and 2.3.1)
+	digests     bool // a pull is answered with a digest, and images have digests among their names
+	noEcho      bool // user_specified_image is not told of containers
+	noImageID   bool // image_id is not told of containers (before CRI 0.29)
+	noUserImage bool // the kubelet does not send user_specified_image (before 1.28)
+}
+
+// A registryPull is one pull that the registry has let pass or may let pass.
+type registryPull struct {
+	uid      string // of the pod; "" if it is for none
+	password string
+	secrets  []secretRef // of the pod, that hold the password
+	begun    int         // how many revocations there were
+	served   bool        // the registry gave the image
+	lost     bool        // with the store that knew of the pull
+}
+
+// A modelContainer is one container, with what it really has.
+type modelContainer struct {
+	*runtimeapi.Container
+	real    []content // of its image and of its mounts
+	mounts  []*runtimeapi.Mount
+	asked   string // the name that the pod gave
+	pod     string // the UID
+	created time.Time
+	started bool
+	may     uses // what the pod might use when the container was judged
+}
+
+// A modelRuntime is a container runtime in process, with the registries that it asks.
+type modelRuntime struct {
+	kind  runtimeKind
+	truth *truth
+
+	mu          sync.Mutex
+	serves      map[string]content // by name, at the registry
+	down        bool               // no registry is reached
+	passwords   map[string]bool    // that are good, with their tenant's first letter
+	images      map[content]map[string]bool
+	checkpoints map[content]checkpoint
+	sandboxes   map[string]*runtimeapi.PodSandbox
+	containers  map[string]*modelContainer
+	order       []string   // of containers
+	late        []lateCall // that the runtime goes on with although nobody waits
+	next        int
+}
+
+// A lateCall is carried out later, and not answered.
+type lateCall struct {
+	method  string
+	request []byte
+	by      *interruption
+}
+
+func newModelRuntime(kind runtimeKind, t *truth) *modelRuntime {
+	r := &modelRuntime{
+		kind: kind, truth: t,
+		serves:      map[string]content{},
+		passwords:   map[string]bool{"a0": true, "b0": true, "op": true},
+		images:      map[content]map[string]bool{},
+		checkpoints: map[content]checkpoint{},
+		sandboxes:   map[string]*runtimeapi.PodSandbox{},
+		containers:  map[string]*modelContainer{},
+	}
+	for i, name := range []string{aliceApp1, aliceApp2, bobApp, openApp, baseImage, sharedApp, systemImage} {
+		r.serves[name] = []content{1, 2, 3, 4, 5, 1, 6}[i]
+	}
+	for i, name := range checkpointNames {
+		r.serves[name] = firstCheckpoint + content(i)
+		r.checkpoints[firstCheckpoint+content(i)] = checkpoint{base: aliceApp1}
+	}
+	return r
+}
+
+// An interruption is what happens to one call on its way.
+type interruption struct {
+	method  string // the first call of it is interrupted
+	how     how
+	met     bool
+	waiting atomic.Bool
+	release chan struct{}
+	pull    *registryPull
+	may     uses
+}
+
+// A how says when a call is interrupted.
+type how uint8
+
+const (
+	uninterrupted how = iota
+	waitBefore        // the runtime is slow, and has done nothing yet
+	waitAfter         // it is slow, and has done everything but answer
+	loseAnswer        // it has done everything, and the connection breaks
+	loseCall          // the connection breaks, and it does everything later
+	hows
+)
+
+type interruptionKey struct{}
+
+// A modelConn is the connection of one process to the runtime.
+type modelConn struct {
+	runtime *modelRuntime
+	broken  chan struct{} // closed with the connection
+}
+
+var errBroken = status.Error(codes.Unavailable, "error reading from server: EOF")
+
+func (c *modelConn) call(ctx context.Context, method string, request []byte) ([]byte, error) {
+	select {
+	case <-c.broken:
+		return nil, errBroken
+	default:
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	time.Sleep(time.Microsecond) // no two calls are made at the same time
+	method = method[strings.LastIndexByte(method, '/')+1:]
+	x, _ := ctx.Value(interruptionKey{}).(*interruption)
+	if x == nil || x.met || x.method != method {
+		return c.runtime.do(method, request, x)
+	}
+	x.met = true
+	switch x.how {
+	case waitBefore:
+		if err := c.wait(ctx, x); err != nil {
+			c.runtime.later(method, request, x)
+			return nil, err
+		}
+		return c.runtime.do(method, request, x)
+	case waitAfter, loseAnswer:
+		response, err := c.runtime.do(method, request, x)
+		if x.how == loseAnswer {
+			return nil, errBroken
+		}
+		if broken := c.wait(ctx, x); broken != nil {
+			return nil, broken
+		}
+		return response, err
+	case loseCall:
+		c.runtime.later(method, request, x)
+		return nil, errBroken
+	case uninterrupted, hows:
+	}
+	return c.runtime.do(method, request, x)
+}
+
+// wait waits until the call is released, or breaks off.
+func (c *modelConn) wait(ctx context.Context, x *interruption) error {
+	x.waiting.Store(true)
+	defer x.waiting.Store(false)
+	select {
+	case <-x.release:
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	case <-c.broken:
+		return errBroken
+	}
+	return nil
+}
+
+func (r *modelRuntime) later(method string, request []byte, x *interruption) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if method == "PullImage" || method == "CreateContainer" || method == "RemoveImage" {
+		r.late = append(r.late, lateCall{method: method, request: request, by: x})
+	}
+}
+
+// finishLate carries out one of the calls that nobody waits for.
+func (r *modelRuntime) finishLate(i int) {
+	l := r.late[i]
+	r.late = slices.Delete(r.late, i, i+1)
+	_, _ = r.do(l.method, l.request, l.by)
+}
+
+// answers decodes a request, has it answered and encodes the answer.
+func answers[Q, A proto.Message](request []byte, q Q, f func(Q) (A, error)) ([]byte, error) {
+	if err := proto.Unmarshal(request, q); err != nil {
+		return nil, err
+	}
+	a, err := f(q)
+	if err != nil {
+		return nil, err
+	}
+	return proto.Marshal(a)
+}
+
+func (r *modelRuntime) do(method string, request []byte, x *interruption) ([]byte, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch method {
+	case "ImageStatus":
+		return answers(request, &runtimeapi.ImageStatusRequest{}, r.imageStatus)
+	case "ListImages":
+		return answers(request, &runtimeapi.ListImagesRequest{}, r.listImages)
+	case "PullImage":
+		return answers(request, &runtimeapi.PullImageRequest{}, func(q *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
+			return r.pullImage(q, x)
+		})
+	case "RemoveImage":
+		return answers(request, &runtimeapi.RemoveImageRequest{}, r.removeImage)
+	case "CreateContainer":
+		return answers(request, &runtimeapi.CreateContainerRequest{}, func(q *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
+			id, err := r.create(q.GetPodSandboxId(), q.GetConfig(), x)
+			return &runtimeapi.CreateContainerResponse{ContainerId: id}, err
+		})
+	case "RestorePod":
+		return answers(request, &runtimeapi.RestorePodRequest{}, func(q *runtimeapi.RestorePodRequest) (*runtimeapi.RestorePodResponse, error) {
+			return r.restorePod(q, x)
+		})
+	case "StartContainer":
+		return answers(request, &runtimeapi.StartContainerRequest{}, r.startContainer)
+	case "RemoveContainer":
+		return answers(request, &runtimeapi.RemoveContainerRequest{}, func(q *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
+			r.forget(func(c *modelContainer) bool { return c.GetId() == q.GetContainerId() })
+			return &runtimeapi.RemoveContainerResponse{}, nil
+		})
+	case "StopContainer":
+		return answers(request, &runtimeapi.StopContainerRequest{}, func(*runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
+			return &runtimeapi.StopContainerResponse{}, nil
+		})
+	case "ListContainers":
+		return answers(request, &runtimeapi.ListContainersRequest{}, r.listContainers)
+	case "ContainerStatus":
+		return answers(request, &runtimeapi.ContainerStatusRequest{}, r.containerStatus)
+	case "RunPodSandbox":
+		return answers(request, &runtimeapi.RunPodSandboxRequest{}, func(q *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
+			return &runtimeapi.RunPodSandboxResponse{PodSandboxId: r.sandbox(q.GetConfig())}, nil
+		})
+	case "StopPodSandbox":
+		return answers(request, &runtimeapi.StopPodSandboxRequest{}, func(*runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
+			return &runtimeapi.StopPodSandboxResponse{}, nil
+		})
+	case "RemovePodSandbox":
+		return answers(request, &runtimeapi.RemovePodSandboxRequest{}, func(q *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
+			delete(r.sandboxes, q.GetPodSandboxId())
+			r.forget(func(c *modelContainer) bool { return c.GetPodSandboxId() == q.GetPodSandboxId() })
+			return &runtimeapi.RemovePodSandboxResponse{}, nil
+		})
+	case "ListPodSandbox":
+		return answers(request, &runtimeapi.ListPodSandboxRequest{}, r.listPodSandbox)
+	case "Version":
+		return answers(request, &runtimeapi.VersionRequest{}, func(*runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
+			return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: "model", RuntimeVersion: "1", RuntimeApiVersion: "v1"}, nil
+		})
+	}
+	return nil, status.Error(codes.Unimplemented, method)
+}
+
+func (r *modelRuntime) removeImage(q *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
+	if c, ok := r.resolve(q.GetImage().GetImage()); ok {
+		r.remove(c)
+	}
+	return &runtimeapi.RemoveImageResponse{}, nil
+}
+
+func (r *modelRuntime) id(kind string) string {
+	r.next++
+	return fmt.Sprintf("%s-%03d", kind, r.next)
+}
+
+func (r *modelRuntime) sandbox(config *runtimeapi.PodSandboxConfig) string {
+	id := r.id("sandbox")
+	r.sandboxes[id] = &runtimeapi.PodSandbox{Id: id, Metadata: config.GetMetadata(), Annotations: config.GetAnnotations()}
+	return id
+}
+
+func (r *modelRuntime) create(sandbox string, config *runtimeapi.ContainerConfig, x *interruption) (string, error) {
+	if r.sandboxes[sandbox] == nil {
+		return "", status.Errorf(codes.NotFound, "sandbox %q: not found", sandbox)
+	}
+	asked, ok := r.resolve(config.GetImage().GetImage())
+	if !ok {
+		return "", status.Errorf(codes.NotFound, "image %q: not found", config.GetImage().GetImage())
+	}
+	on, told := asked, asked
+	var annotations map[string]string
+	if ck, ok := r.checkpoints[asked]; ok {
+		if on, ok = r.resolve(ck.base); !ok || r.kind.pullsBase {
+			var err error
+			if on, err = r.fetch(ck.base, ""); err != nil {
+				return "", status.Errorf(codes.Unknown, "failed to pull checkpoint base image %s: %v", ck.base, err)
+			}
+			r.name(on, ck.base)
+			r.truth.named[pair{on, repositoryOf(ck.base)}] = true
+		}
+		if r.kind.givesNames && ck.given != "" {
+			r.name(on, ck.given)
+		}
+		if told, ok = r.resolve(ck.lie); !ok || ck.lie == "" {
+			told = on
+		}
+		if ck.failing {
+			return "", status.Error(codes.Unknown, "failed to read the checkpoint's configuration")
+		}
+		annotations = map[string]string{"restored": "true", "checkpointImage": config.GetImage().GetImage()}
+	}
+	c := &modelContainer{real: []content{on}, mounts: config.GetMounts(), asked: config.GetImage().GetUserSpecifiedImage(), pod: r.sandboxes[sandbox].GetMetadata().GetUid(), created: time.Now()}
+	if x != nil {
+		c.may = x.may
+	}
+	for _, m := range config.GetMounts() {
+		mounted, ok := r.resolve(m.GetImage().GetImage())
+		if !ok {
+			return "", status.Errorf(codes.NotFound, "image %q: not found", m.GetImage().GetImage())
+		}
+		c.real = append(c.real, mounted)
+	}
+	c.Container = &runtimeapi.Container{
+		Id: r.id("container"), PodSandboxId: sandbox, Metadata: config.GetMetadata(), ImageRef: told.id(), CreatedAt: c.created.UnixNano(),
+		Image: &runtimeapi.ImageSpec{Image: config.GetImage().GetImage()}, Annotations: annotations,
+	}
+	if !r.kind.noEcho {
+		c.Image.UserSpecifiedImage = config.GetImage().GetUserSpecifiedImage()
+	}
+	if !r.kind.noImageID {
+		c.ImageId = told.id()
+	}
+	r.containers[c.GetId()] = c
+	r.order = append(r.order, c.GetId())
+	return c.GetId(), nil
+}
+
+func (r *modelRuntime) restorePod(q *runtimeapi.RestorePodRequest, x *interruption) (*runtimeapi.RestorePodResponse, error) {
+	resp := &runtimeapi.RestorePodResponse{PodSandboxId: r.sandbox(q.GetConfig())}
+	for _, config := range q.GetContainerConfigs() {
+		id, err := r.create(resp.GetPodSandboxId(), config, x)
+		if err != nil {
+			delete(r.sandboxes, resp.GetPodSandboxId())
+			return nil, err
+		}
+		resp.RestoredContainers = append(resp.RestoredContainers, &runtimeapi.RestoredContainer{Name: config.GetMetadata().GetName(), ContainerId: id})
+	}
+	return resp, nil
+}
+
+func (r *modelRuntime) startContainer(q *runtimeapi.StartContainerRequest) (*runtimeapi.StartContainerResponse, error) {
+	c := r.containers[q.GetContainerId()]
+	if c == nil {
+		return nil, status.Errorf(codes.NotFound, "container %q: not found", q.GetContainerId())
+	}
+	c.State, c.started = runtimeapi.ContainerState_CONTAINER_RUNNING, true
+	return &runtimeapi.StartContainerResponse{}, nil
+}
+
+// forget removes containers.
+func (r *modelRuntime) forget(which func(*modelContainer) bool) {
+	r.order = slices.DeleteFunc(r.order, func(id string) bool {
+		if !which(r.containers[id]) {
+			return false
+		}
+		delete(r.containers, id)
+		return true
+	})
+}
+
+func (r *modelRuntime) listContainers(q *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
+	resp := &runtimeapi.ListContainersResponse{}
+	for _, id := range r.order {
+		if f := q.GetFilter(); strings.HasPrefix(id, f.GetId()) && (f.GetPodSandboxId() == "" || f.GetPodSandboxId() == r.containers[id].GetPodSandboxId()) {
+			resp.Containers = append(resp.Containers, r.containers[id].Container)
+		}
+	}
+	return resp, nil
+}
+
+func (r *modelRuntime) containerStatus(q *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
+	c := r.containers[q.GetContainerId()]
+	if c == nil {
+		return nil, status.Errorf(codes.NotFound, "container %q: not found", q.GetContainerId())
+	}
+	s := &runtimeapi.ContainerStatus{
+		Id: c.GetId(), State: c.GetState(), Image: c.GetImage(), ImageRef: c.GetImageRef(), ImageId: c.GetImageId(),
+		CreatedAt: c.GetCreatedAt(), Annotations: c.GetAnnotations(), Mounts: c.mounts,
+	}
+	if c.started {
+		s.StartedAt = c.created.UnixNano() + 1
+	}
+	return &runtimeapi.ContainerStatusResponse{Status: s}, nil
+}
+
+func (r *modelRuntime) listPodSandbox(*runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+	resp := &runtimeapi.ListPodSandboxResponse{}
+	for _, id := range slices.Sorted(maps.Keys(r.sandboxes)) {
+		resp.Items = append(resp.Items, r.sandboxes[id])
+	}
+	return resp, nil
+}

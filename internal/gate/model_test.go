@@ -1,0 +1,204 @@
+package gate_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+)
+
+// The model test lets two tenants, a kubelet, an operator, a runtime and the registries do whatever comes to mind, and holds the
+// gate to one rule: a pod uses an image only if policy exempts it, or if a credential or a Secret of its own proved it at the
+// registry. To use an image is to start a container that has its content, or to be told that it is on the node. Also, a tenant
+// whose credential is good must get its container after at most one pull.
+//
+//	PULLGATE_MODEL_STEPS  how many operations in all (default 20,000; `make model` runs a million)
+//	PULLGATE_MODEL_SEED   the seed of the first world; that of every other one follows from it
+//
+// A failure prints the seed of its world and the shortest sequence of operations that was found to fail.
+const (
+	modelSteps     = 20_000
+	stepsPerWorld  = 200
+	shrinkAttempts = 4000
+)
+
+func TestModel(t *testing.T) {
+	steps, seed := fromEnv(t, "PULLGATE_MODEL_STEPS", modelSteps), fromEnv(t, "PULLGATE_MODEL_SEED", uint64(rand.Uint32()))
+	worlds := (steps + stepsPerWorld - 1) / stepsPerWorld
+	t.Logf("PULLGATE_MODEL_SEED=%d PULLGATE_MODEL_STEPS=%d: %d worlds", seed, steps, worlds)
+	dir, err := modelDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	// The heap is small and the garbage much.
+	t.Cleanup(func(percent int) func() { return func() { debug.SetGCPercent(percent) } }(debug.SetGCPercent(800)))
+	var next, failures atomic.Uint64
+	var mu sync.Mutex
+	counts := map[string]int{}
+	t.Run("worlds", func(t *testing.T) {
+		for worker := range runtime.GOMAXPROCS(0) {
+			t.Run(strconv.Itoa(worker), func(t *testing.T) {
+				t.Parallel()
+				for n := next.Add(1) - 1; n < worlds && failures.Load() == 0; n = next.Add(1) - 1 {
+					s, ops := worldOf(seed + n)
+					failure, happened := playWorld(t, s, ops, modelPath(dir, worker))
+					mu.Lock()
+					for k, v := range happened {
+						counts[k] += v
+					}
+					mu.Unlock()
+					if failure != "" {
+						failures.Add(1)
+						t.Errorf("%s", shrunk(t, seed+n, s, ops, failure, modelPath(dir, worker)))
+					}
+				}
+			})
+		}
+	})
+	for _, k := range slices.Sorted(maps.Keys(counts)) {
+		t.Logf("%8d %s", counts[k], k)
+	}
+	if t.Failed() || steps < modelSteps {
+		return
+	}
+	for _, k := range []string{
+		"container started", "container not created", "pre-check shown", "pre-check hidden or absent", "pull", "pull failed",
+		"pull answered with the image on the node", "honest pod", "late call", "revoked", "handover",
+	} {
+		if counts[k] < int(steps/2000) {
+			t.Errorf("%q happened %d times in %d steps; the model does not test it", k, counts[k], steps)
+		}
+	}
+}
+
+func fromEnv(t *testing.T, name string, value uint64) uint64 {
+	t.Helper()
+	s := os.Getenv(name)
+	if s == "" {
+		return value
+	}
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
+}
+
+func worldOf(seed uint64) (setting, []op) {
+	r := rand.New(rand.NewPCG(seed, 0))
+	s, ops := randomSetting(r), randomOps(r, stepsPerWorld)
+	return s, slices.DeleteFunc(ops, func(o op) bool { return slices.Contains(openHoles, o.kind) })
+}
+
+// openHoles are the kinds of operations with which the gate is known to fail. There must be none.
+var openHoles []opKind
+
+// playWorld plays a world from its beginning and returns why it fails, "" if it does not.
+func playWorld(t *testing.T, s setting, ops []op, path string) (failure string, counts map[string]int) {
+	t.Helper()
+	synctest.Test(t, func(*testing.T) {
+		w := newModelWorld(s, path)
+		defer func() {
+			counts = w.counts
+			if p := recover(); p != nil {
+				failure = fmt.Sprintf("panic: %v\n%s", p, debug.Stack())
+			}
+		}()
+		failure = w.run(ops)
+	})
+	return failure, counts
+}
+
+// shrunk describes a failure by the shortest sequence of operations that was found to fail in the same way.
+func shrunk(t *testing.T, seed uint64, s setting, ops []op, failure, path string) string {
+	t.Helper()
+	kind, _, _ := strings.Cut(failure, ":")
+	attempts := 0
+	fails := func(s setting, ops []op) bool {
+		attempts++
+		got, _ := playWorld(t, s, ops, path)
+		again, _, _ := strings.Cut(got, ":")
+		if got == "" || again != kind {
+			return false
+		}
+		failure = got
+		return true
+	}
+	ops = shortest(ops, func(ops []op) bool { return attempts < shrinkAttempts && fails(s, ops) })
+	s = simplest(s, func(s setting) bool { return fails(s, ops) })
+	ops = shortest(ops, func(ops []op) bool { return attempts < 2*shrinkAttempts && fails(s, ops) })
+	var b strings.Builder
+	fmt.Fprintf(&b, "world %d, shrunk to %d operations:\n  %v\n", seed, len(ops), s)
+	for i, o := range ops {
+		fmt.Fprintf(&b, "  %2d. %v\n", i+1, o)
+	}
+	fmt.Fprintf(&b, "%s\nto repeat it: PULLGATE_MODEL_SEED=%d PULLGATE_MODEL_STEPS=%d", failure, seed, stepsPerWorld)
+	return b.String()
+}
+
+// shortest takes away operations, first many at once and then fewer, as long as the rest fails; and makes those that are left
+// plainer.
+func shortest(ops []op, fails func([]op) bool) []op {
+	for size := max(1, len(ops)/2); ; size = max(1, size/2) {
+		shorter := false
+		for at := len(ops) - size; at > -size; at -= size {
+			less := slices.Delete(slices.Clone(ops), max(at, 0), max(at, 0)+min(size, size+at))
+			if fails(less) {
+				ops, shorter = less, true
+			}
+		}
+		if size == 1 && !shorter {
+			break
+		}
+	}
+	for i := range ops {
+		for _, plainer := range []func(*op){
+			func(o *op) { o.how = uninterrupted },
+			func(o *op) { o.n = 0 },
+			func(o *op) { o.gap = 0 },
+		} {
+			other := slices.Clone(ops)
+			plainer(&other[i])
+			if other[i] != ops[i] && fails(other) {
+				ops = other
+			}
+		}
+	}
+	return ops
+}
+
+// simplest returns the setting with as many switches off as still fail.
+func simplest(s setting, fails func(setting) bool) setting {
+	for _, simpler := range []func(*setting){
+		func(s *setting) { s.policy = modelPolicies[0] },
+		func(s *setting) { s.verify = false },
+		func(s *setting) { s.podSource = false },
+		func(s *setting) { s.exempt = false },
+		func(s *setting) { s.skips = true },
+		func(s *setting) { s.fallback = false },
+		func(s *setting) { s.validity, s.grace = 0, 0 },
+		func(s *setting) { s.kind.pullsBase = false },
+		func(s *setting) { s.kind.givesNames = false },
+		func(s *setting) { s.kind.digests = false },
+		func(s *setting) { s.kind.noEcho = false },
+		func(s *setting) { s.kind.noImageID = false },
+		func(s *setting) { s.kind.noUserImage = false },
+	} {
+		other := s
+		simpler(&other)
+		if other != s && fails(other) {
+			s = other
+		}
+	}
+	return s
+}

@@ -1,0 +1,320 @@
+package gate_test
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+)
+
+type secretRef = records.SecretRef
+
+// A pair is what access is proved for.
+type pair struct {
+	content    content
+	repository string
+}
+
+// A held is one credential of a Secret of a pod.
+type held struct {
+	ref      secretRef
+	password string
+}
+
+// A modelProof is one credential that a registry has let have a pair.
+type modelProof struct {
+	password string
+	secrets  map[secretRef]bool // that held it when a pod asked
+	noted    map[secretRef]bool // those of which the gate must know that
+	at       time.Time
+}
+
+// A reason is why a pod may use a pair.
+type reason struct {
+	kind  reasonKind
+	proof *modelProof
+}
+
+type reasonKind string
+
+const (
+	byPolicy    reasonKind = "policy"
+	byExemption reasonKind = "exemption"
+	byAllowlist reasonKind = "allowlist"
+	byMark      reasonKind = "preloaded"
+	byOpen      reasonKind = "open"
+	byProof     reasonKind = "proof"
+	bySecret    reasonKind = "secret"
+	byGrant     reasonKind = "grant"
+	byContainer reasonKind = "container" // that was started before the store was lost
+)
+
+// A question is whether a pod may use a pair.
+type question struct {
+	uid, namespace string
+	static         bool
+	pair
+	password string // that the pod presents; "" is none
+	secrets  []held // of the pod, if the gate can know them
+}
+
+// uses are the contents that a pod may use.
+type uses map[content]bool
+
+// A truth knows what really happened: who proved what at a registry, and what an operator brought. It is the judge of the gate
+// and shares no code with it. Where the rules leave the gate a choice, it allows both.
+type truth struct {
+	mode     policy.Mode
+	exempt   bool // the namespace kube-system and static pods are
+	validity time.Duration
+	grace    time.Duration
+
+	present     map[pair]bool // what has been pulled since the image came to the node
+	imported    map[pair]bool // what an operator brought or accepted, while the image stays
+	again       map[pair]bool // what was so until the image left, and has not been pulled since: it is again if an operator brings it back
+	named       map[pair]bool // names that a pull or an operator gave
+	open        map[pair]bool
+	proofs      map[pair][]*modelProof
+	grants      map[string]map[pair][]reason
+	revocations []revocation
+	live        map[pair]map[string]bool // passwords that must be allowed without a registry
+}
+
+// A revocation is one that an operator made. Empty fields select everything.
+type revocation struct {
+	content    content
+	repository string
+	password   string
+	secret     secretRef
+}
+
+func (r revocation) whole() bool { return r.password == "" && r.secret == secretRef{} }
+
+func (r revocation) covers(p pair) bool {
+	return (r.content == unknown || r.content == p.content) && (r.repository == "" || r.repository == p.repository)
+}
+
+// selects reports whether what a credential from Secrets proved is revoked.
+func (r revocation) selects(password string, secrets []secretRef) bool {
+	if r.password != "" && r.password != password {
+		return false
+	}
+	return r.secret == secretRef{} || slices.ContainsFunc(secrets, func(s secretRef) bool {
+		return (r.secret.UID == "" || r.secret.UID == s.UID) && r.secret.Namespace == s.Namespace
+	})
+}
+
+func newTruth() *truth {
+	return &truth{
+		present: map[pair]bool{}, imported: map[pair]bool{}, again: map[pair]bool{}, named: map[pair]bool{}, open: map[pair]bool{},
+		live:   map[pair]map[string]bool{},
+		proofs: map[pair][]*modelProof{}, grants: map[string]map[pair][]reason{},
+	}
+}
+
+func allowlisted(repository string) bool {
+	return strings.HasPrefix(repository, "docker.io/library/") && !strings.HasPrefix(repository, "docker.io/library/sha256")
+}
+
+// why returns the reasons for which a pod may use a pair now, none if it may not.
+func (t *truth) why(q question) (all []reason) {
+	if t.mode == policy.ModeNeverVerify {
+		all = append(all, reason{kind: byPolicy})
+	}
+	if t.exempt && (q.static || q.namespace == systemNamespace) {
+		all = append(all, reason{kind: byExemption})
+	}
+	if t.mode == policy.ModeNeverVerifyAllowlistedImages && allowlisted(q.repository) && t.comesFromAllowlist(q.content) {
+		all = append(all, reason{kind: byAllowlist})
+	}
+	if t.mode == policy.ModeNeverVerifyPreloadedImages && t.imported[q.pair] {
+		all = append(all, reason{kind: byMark})
+	}
+	if t.open[q.pair] {
+		all = append(all, reason{kind: byOpen})
+	}
+	for _, p := range t.proofs[q.pair] {
+		if t.validity > 0 && time.Since(p.at) >= t.validity+t.grace {
+			continue
+		}
+		if q.password != "" && p.password == q.password {
+			all = append(all, reason{kind: byProof, proof: p})
+		}
+		for _, s := range q.secrets {
+			if s.password == p.password {
+				p.secrets[s.ref] = true
+			} else {
+				delete(p.noted, s.ref) // what the Secret holds now takes its place
+			}
+			if p.secrets[s.ref] {
+				all = append(all, reason{kind: bySecret, proof: p})
+			}
+		}
+	}
+	if q.uid != "" && len(t.grants[q.uid][q.pair]) > 0 {
+		all = append(all, reason{kind: byGrant})
+	}
+	return all
+}
+
+// comesFromAllowlist reports whether an allowlisted name of the content was given by a pull or by an operator.
+func (t *truth) comesFromAllowlist(c content) bool {
+	for p := range t.named {
+		if p.content == c && allowlisted(p.repository) {
+			return true
+		}
+	}
+	return false
+}
+
+// asked notes that a pod was judged: it holds a grant from now on, if it may use the pair.
+func (t *truth) asked(q question) []reason {
+	why := t.why(q)
+	if q.uid == "" {
+		return why
+	}
+	for _, r := range why {
+		if slices.Contains([]reasonKind{byPolicy, byExemption, byAllowlist, byGrant}, r.kind) {
+			continue // what was not verified leaves nothing
+		}
+		t.grant(q.uid, q.pair, r)
+	}
+	return why
+}
+
+func (t *truth) grant(uid string, p pair, r reason) {
+	if t.grants[uid] == nil {
+		t.grants[uid] = map[pair][]reason{}
+	}
+	if !slices.Contains(t.grants[uid][p], r) {
+		t.grants[uid][p] = append(t.grants[uid][p], r)
+	}
+}
+
+// proved notes that a registry gave an image for a pull.
+func (t *truth) proved(p pair, by *registryPull) {
+	t.present[p], t.named[p] = t.present[p] || !by.lost, true
+	delete(t.again, p)
+	for _, r := range t.revocations[by.begun:] {
+		if r.covers(p) && (r.whole() || by.password != "" && r.selects(by.password, by.secrets)) {
+			return // what is revoked while a pull is in progress is not proved by it
+		}
+	}
+	if by.password == "" || by.password == operatorPassword {
+		t.open[p] = true
+		return
+	}
+	var proof *modelProof
+	for _, known := range t.proofs[p] {
+		if known.password == by.password {
+			proof = known
+		}
+		for _, ref := range by.secrets {
+			delete(known.noted, ref)
+		}
+	}
+	if proof == nil {
+		proof = &modelProof{password: by.password, secrets: map[secretRef]bool{}, noted: map[secretRef]bool{}}
+		t.proofs[p] = append(t.proofs[p], proof)
+	}
+	proof.at = time.Now()
+	for _, ref := range by.secrets {
+		proof.secrets[ref], proof.noted[ref] = true, true
+	}
+}
+
+// brought notes that an operator imported an image, or named one, or accepted it.
+func (t *truth) brought(p pair, marks bool) {
+	t.named[p] = true
+	if (marks || t.again[p]) && !t.present[p] {
+		t.imported[p] = true
+	}
+}
+
+// departed notes that an image has left the node.
+func (t *truth) departed(c content) {
+	for p := range t.imported {
+		t.again[p] = t.again[p] || p.content == c
+	}
+	for _, of := range []map[pair]bool{t.present, t.imported} {
+		maps.DeleteFunc(of, func(p pair, _ bool) bool { return p.content == c })
+	}
+	maps.DeleteFunc(t.live, func(p pair, _ map[string]bool) bool { return p.content == c })
+}
+
+// forgotten notes that an operator took marks away.
+func (t *truth) forgotten(which func(pair) bool) {
+	for _, of := range []map[pair]bool{t.imported, t.again} {
+		maps.DeleteFunc(of, func(p pair, _ bool) bool { return which(p) })
+	}
+	t.endGrants(which, func(r reason) bool { return r.kind == byMark })
+}
+
+func (t *truth) endGrants(which func(pair) bool, by func(reason) bool) {
+	for _, of := range t.grants {
+		for p, why := range of {
+			if which(p) {
+				of[p] = slices.DeleteFunc(why, by)
+			}
+		}
+	}
+}
+
+func (t *truth) revoked(r revocation) {
+	t.revocations = append(t.revocations, r)
+	gone := map[*modelProof]bool{}
+	for p, proofs := range t.proofs {
+		if !r.covers(p) {
+			continue
+		}
+		t.proofs[p] = slices.DeleteFunc(proofs, func(x *modelProof) bool {
+			gone[x] = r.whole() || r.selects(x.password, slices.Collect(maps.Keys(x.noted)))
+			maps.DeleteFunc(x.secrets, func(ref secretRef, _ bool) bool {
+				return r.secret != secretRef{} && r.selects(x.password, []secretRef{ref})
+			})
+			return gone[x]
+		})
+	}
+	if r.whole() {
+		maps.DeleteFunc(t.open, func(p pair, _ bool) bool { return r.covers(p) })
+		t.endGrants(r.covers, func(reason) bool { return true })
+		return
+	}
+	t.endGrants(r.covers, func(why reason) bool { return why.proof != nil && gone[why.proof] })
+}
+
+// lost notes that the store was lost, and with it what was revoked and forgotten: what happened before is known only by the
+// containers that were started.
+func (t *truth) lost() {
+	clear(t.present)
+	clear(t.imported)
+	clear(t.again)
+	clear(t.grants)
+}
+
+// used notes that a pod creates a container, or has started one, and keeps its grant whatever allowed it.
+func (t *truth) used(q question) {
+	for _, r := range t.why(q) {
+		if r.kind != byGrant {
+			t.grant(q.uid, q.pair, r)
+		}
+	}
+}
+
+// restored gives a pod the grants for every repository of a content that it has for one.
+func (t *truth) restored(uid string, c content, repositories []string) {
+	var all []reason
+	for p, why := range t.grants[uid] {
+		if p.content == c {
+			all = append(all, why...)
+		}
+	}
+	for _, r := range repositories {
+		for _, why := range all {
+			t.grant(uid, pair{c, r}, why)
+		}
+	}
+}

@@ -1,0 +1,377 @@
+package gate_test
+
+import (
+	"github.com/pullgate/pullgate/internal/gate"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/internal/gate/kubelet"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// A modelSecret is what a Secret holds.
+type modelSecret struct {
+	uid      string
+	password string
+}
+
+// A modelPod is one pod on the node.
+type modelPod struct {
+	slot
+	at      int // of slots
+	uid     string
+	seen    string
+	sandbox string
+}
+
+// A process is one run of pullgated.
+type process struct {
+	store   *records.Store
+	tracker *tracker.Tracker
+	gate    *gate.Gate
+	conn    *modelConn
+	up      *criproxy.Upstream
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+}
+
+// A waitingCall is a call that has not been answered.
+type waitingCall struct {
+	*interruption
+	cancel context.CancelFunc
+	done   atomic.Bool
+	finish func() // judges the answer
+}
+
+// A modelWorld is one node, from its first start on, and those who use it. It runs in a synctest bubble: time passes when an
+// operation says so, and everything that can go on has gone on before the next operation begins.
+type modelWorld struct {
+	setting
+	path    string
+	key     credential.Key
+	runtime *modelRuntime
+	truth   *truth
+	counts  map[string]int // what happened, by kind
+
+	*process
+	pods      [6]*modelPod
+	secrets   map[string][2]*modelSecret // by namespace
+	good      map[string][]string        // passwords of a tenant that are good, the newest last
+	passwords int
+	uids      int
+	waiting   []*waitingCall
+	scanned   bool
+	lastWrite uint64
+	failure   string
+}
+
+func newModelWorld(s setting, path string) *modelWorld {
+	t := newTruth()
+	w := &modelWorld{
+		setting: s, path: path, key: credential.NewKey(), truth: t, runtime: newModelRuntime(s.kind, t), counts: map[string]int{},
+		secrets: map[string][2]*modelSecret{}, good: map[string][]string{"alice": {"a0"}, "bob": {"b0"}},
+	}
+	t.exempt, t.validity, t.grace = s.exempt, s.validity, s.grace
+	for _, ns := range []string{"alice", "bob"} {
+		w.secrets[ns] = [2]*modelSecret{{uid: "u0-" + ns, password: ns[:1] + "0"}, {uid: "u1-" + ns, password: ns[:1] + "0"}}
+	}
+	w.truth.mode = policy.Mode(s.policy)
+	return w
+}
+
+func (w *modelWorld) fail(format string, args ...any) {
+	if w.failure == "" {
+		w.failure = fmt.Sprintf(format, args...)
+	}
+}
+
+func (w *modelWorld) must(err error) {
+	if err != nil {
+		w.fail("model: %v", err)
+	}
+}
+
+// run runs a world and returns why it fails, "" if it does not.
+func (w *modelWorld) run(ops []op) string {
+	defer func() { _ = os.Remove(w.path) }()
+	for len(ops) > 0 && ops[0].kind == opImportFirst {
+		w.apply(ops[0])
+		ops = ops[1:]
+	}
+	w.start()
+	w.sync()
+	for i := range ops {
+		if w.failure != "" {
+			break
+		}
+		time.Sleep(ops[i].gap)
+		w.apply(ops[i])
+		w.settle()
+	}
+	failure := w.failure
+	w.kill()
+	rest()
+	return failure
+}
+
+func (w *modelWorld) rules() tracker.Rules {
+	var allowlist []string
+	if w.truth.mode == policy.ModeNeverVerifyAllowlistedImages {
+		allowlist = []string{"docker.io/library/*"}
+	}
+	p, err := policy.New(string(w.truth.mode), allowlist)
+	w.must(err)
+	r := tracker.Rules{Policy: p, Validity: w.validity, Grace: w.grace}
+	if w.exempt {
+		r.ExemptStaticPods, r.ExemptNamespaces = true, []string{systemNamespace}
+	}
+	return r
+}
+
+// start starts pullgated, which opens its store as a crash or a stop has left it.
+func (w *modelWorld) start() {
+	first := w.process == nil
+	store, report, openErr := records.Open(w.path, records.Options{KeyExists: !first})
+	w.must(openErr)
+	if openErr != nil {
+		return
+	}
+	p := &process{store: store, conn: &modelConn{runtime: w.runtime, broken: make(chan struct{})}}
+	var err error
+	w.lastWrite, err = store.LastWrite()
+	if report.Created {
+		w.lastWrite = 0
+	}
+	p.up = criproxy.RuntimeFunc(p.conn.call).Upstream()
+	rt := gate.NewRuntime(p.up, p.up)
+	offered := w.key.ID(credential.New("tenant", operatorPassword, "", "", "", ""))
+	p.tracker = tracker.New(store, w.key, rt, tracker.Options{
+		Rules: w.rules(), VerifyUntracked: w.verify,
+		NodeOffers: func(repository string, id credential.ID) bool {
+			return repository == repositoryOf(systemImage) && id == offered
+		},
+	})
+	w.must(err)
+	always := kubelet.Sent
+	if w.skips {
+		always = kubelet.Skipped
+	}
+	config := gate.Config{
+		Tracker: p.tracker, Pods: podindex.New(), Runtime: rt, Metrics: &counts{}, Log: klog.Logger{},
+		OutageFallback: w.fallback, AlwaysPrecheck: always,
+	}
+	if w.podSource {
+		config.PodSource = modelSource{w}
+	}
+	p.gate = gate.New(config)
+	ctx, cancel := context.WithCancel(context.Background())
+	p.cancel = cancel
+	p.wg.Go(func() { p.tracker.Run(ctx) })
+	w.process = p
+}
+
+// sync is what pullgated does when it has reached the runtime.
+func (w *modelWorld) sync() {
+	if w.process == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	err := w.gate.Sync(ctx)
+	if len(w.waiting) > 0 && status.Code(err) == codes.DeadlineExceeded {
+		return // it shares a list that is being waited for; the daemon tries again later
+	}
+	w.must(err)
+	w.scanned = true
+}
+
+// kill ends pullgated at once. What it was doing is over; the runtime may go on with it.
+func (w *modelWorld) kill() {
+	if w.process == nil {
+		return
+	}
+	err := w.store.Close() // from now on nothing that it does has an effect
+	close(w.conn.broken)
+	w.process.cancel()
+	for _, c := range w.waiting {
+		c.cancel()
+	}
+	w.waiting = nil
+	w.process.wg.Wait()
+	rest()
+	w.must(err)
+}
+
+// stop stops pullgated in an orderly way and returns what it hands over.
+func (w *modelWorld) stop() []byte {
+	for _, c := range w.waiting {
+		c.cancel()
+	}
+	w.settle()
+	w.process.cancel()
+	w.process.wg.Wait()
+	close(w.conn.broken)
+	w.settle()
+	data, err := w.tracker.HandOver()
+	w.must(errors.Join(err, w.store.Close()))
+	return data
+}
+
+// rest lets everything go on that waits for no more than calls of the runtime, each of which takes a moment.
+func rest() {
+	time.Sleep(time.Millisecond)
+	synctest.Wait()
+}
+
+// settle lets everything go on that can, and judges the answers that have come.
+func (w *modelWorld) settle() {
+	if len(w.waiting) == 0 {
+		return
+	}
+	rest()
+	for _, c := range slices.Clone(w.waiting) {
+		if c.done.Load() {
+			c.cancel()
+			w.waiting = slices.DeleteFunc(w.waiting, func(x *waitingCall) bool { return x == c })
+			c.finish()
+		}
+	}
+}
+
+// pod returns the pod of a slot, and makes one if there is none.
+func (w *modelWorld) pod(at uint8) *modelPod {
+	if p := w.pods[at]; p != nil {
+		return p
+	}
+	p := w.newPod(at)
+	var resp runtimeapi.RunPodSandboxResponse
+	if err := w.call(context.Background(), runtimeapi.RuntimeService_RunPodSandbox_FullMethodName, &runtimeapi.RunPodSandboxRequest{Config: p.config()}, &resp); err != nil {
+		w.fail("model: RunPodSandbox of %s: %v", p.who, err)
+	}
+	p.sandbox = resp.GetPodSandboxId()
+	return p
+}
+
+func (w *modelWorld) newPod(at uint8) *modelPod {
+	w.uids++
+	uid := fmt.Sprintf("%s-%d", slots[at].who, w.uids)
+	p := &modelPod{slot: slots[at], at: int(at), uid: uid, seen: "2026-11-21T05:00:00." + uid}
+	w.pods[at] = p
+	return p
+}
+
+func (p *modelPod) annotations() map[string]string {
+	return map[string]string{podindex.SeenAnnotation: p.seen, podindex.SourceAnnotation: p.source}
+}
+
+func (p *modelPod) config() *runtimeapi.PodSandboxConfig {
+	return &runtimeapi.PodSandboxConfig{
+		Metadata:    &runtimeapi.PodSandboxMetadata{Uid: p.uid, Namespace: p.namespace, Name: p.who},
+		Annotations: p.annotations(),
+	}
+}
+
+func (w *modelWorld) endPod(at uint8) {
+	p := w.pods[at]
+	if p == nil {
+		return
+	}
+	w.pods[at] = nil
+	w.must(w.call(context.Background(), runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.sandbox}, &runtimeapi.RemovePodSandboxResponse{}))
+	delete(w.truth.grants, p.uid)
+}
+
+func (w *modelWorld) call(ctx context.Context, method string, req, resp proto.Message) error {
+	return w.gate.CallForTest(ctx, w.up, method, req, resp)
+}
+
+// interrupted makes a call that may be interrupted, and has its answer judged as soon as it is there.
+func (w *modelWorld) interrupted(x *interruption, call func(ctx context.Context), finish func()) {
+	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), interruptionKey{}, x))
+	if x.how != waitBefore && x.how != waitAfter {
+		call(ctx)
+		cancel()
+		finish()
+		return
+	}
+	x.release = make(chan struct{})
+	c := &waitingCall{interruption: x, cancel: cancel, finish: finish}
+	w.waiting = append(w.waiting, c)
+	go func() {
+		call(ctx)
+		c.done.Store(true)
+	}()
+	w.settle()
+}
+
+// modelSource is the pod source of a world.
+type modelSource struct{ w *modelWorld }
+
+func (s modelSource) byUID(uid string) *modelPod {
+	for _, p := range s.w.pods {
+		if p != nil && p.uid == uid {
+			return p
+		}
+	}
+	return nil
+}
+
+func (s modelSource) PullPolicies(uid, _ string) ([]string, bool) {
+	p := s.byUID(uid)
+	if p == nil || p.at >= len(s.w.pullPolicy) {
+		return nil, p != nil
+	}
+	return []string{s.w.pullPolicy[p.at]}, true
+}
+
+func (s modelSource) Secrets(_ context.Context, uid, _ string) (all []tracker.Secret) {
+	for _, h := range s.w.held(s.byUID(uid)) {
+		all = append(all, tracker.Secret{Ref: h.ref, Credential: s.w.key.ID(credential.New("tenant", h.password, "", "", "", ""))})
+	}
+	return all
+}
+
+func (modelSource) Candidates(map[string]string, string) ([]string, bool) { return nil, false }
+
+func modelPath(dir string, worker int) string {
+	return filepath.Join(dir, fmt.Sprintf("%d.db", worker))
+}
+
+func modelDir() (string, error) {
+	if _, err := os.Stat("/dev/shm"); err == nil {
+		return os.MkdirTemp("/dev/shm", "pullgate-model-")
+	}
+	return os.MkdirTemp("", "pullgate-model-")
+}
+
+// modelRepositories are those of all names that are no image IDs.
+func modelRepositories() (all []string) {
+	for _, name := range modelNames[:len(modelNames)-idNames] {
+		if r := repositoryOf(name); !slices.Contains(all, r) {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+func isID(name string) bool { return strings.HasPrefix(name, "sha256:") }

@@ -1,0 +1,78 @@
+package gate_test
+
+import (
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// A runtime that holds a credential for team-a brings the image for a pull that comes without one. Pods of that namespace
+// may use it then, and no others.
+func TestRuntimeCredentialOpensItsNamespaceAlone(t *testing.T) {
+	f := &fakeSource{pods: map[string]sourcePod{}, whole: true}
+	c := exact()
+	c.PodSource = f
+	p := newProxy(t, tracker.Options{RuntimeCredentialsPerNamespace: true}, c)
+	f.key = p.key
+	runs := func(namespace, policy string, want bool) {
+		t.Helper()
+		x := p.Pod(namespace)
+		f.tells(x, "", policy)
+		if got := p.Precheck(x, app); (got == id1) != want {
+			t.Errorf("pre-check of %s with %s = %q; want the image: %v", namespace, policy, got, want)
+		}
+		wanted := codes.OK
+		if !want {
+			wanted = codes.PermissionDenied
+		}
+		if _, err := p.Create(t.Context(), x, id1, app); status.Code(err) != wanted {
+			t.Errorf("container of %s with %s = %v; want %v", namespace, policy, err, wanted)
+		}
+	}
+	p.serves(app, "", criproxytest.Image{ID: id1})
+	first := p.Pod("team-a")
+	f.tells(first, "", "IfNotPresent")
+	if id, err := p.Pull(t.Context(), first, app, ""); err != nil || id != id1 {
+		t.Fatalf("pull with what the runtime holds for team-a = %q, %v; want the image", id, err)
+	}
+
+	// For others it holds nothing.
+	p.serves(app, "another", criproxytest.Image{ID: id1})
+	for _, policy := range []string{"IfNotPresent", "Never"} {
+		runs("team-a", policy, true)
+		runs("team-b", policy, false)
+	}
+	b := p.Pod("team-b")
+	f.tells(b, "", "IfNotPresent")
+	p.Precheck(b, app)
+	if id, err := p.Pull(t.Context(), b, app, ""); status.Code(err) == codes.OK {
+		t.Errorf("pull of team-b without a credential = %q; want the registry's refusal", id)
+	}
+	p.restart()
+	f.tells(b, "", "IfNotPresent")
+	runs("team-a", "IfNotPresent", true)
+	runs("team-b", "IfNotPresent", false)
+
+	// A pod of team-a that presents a credential is answered by the registry.
+	a := p.Pod("team-a")
+	f.tells(a, "bad", "Always")
+	if _, err := p.Pull(t.Context(), a, app, "bad"); err == nil {
+		t.Error("pull of team-a with a bad credential succeeds; want the registry's refusal")
+	}
+}
+
+// crictl and kubeadm pull for no pod, with what is the node's.
+func TestPullForNoPodOpensWithRuntimeCredentialsPerNamespace(t *testing.T) {
+	p := newProxy(t, tracker.Options{RuntimeCredentialsPerNamespace: true}, exact())
+	p.serves(app, "", criproxytest.Image{ID: id1})
+	if _, err := p.Pull(t.Context(), nil, app, ""); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.Precheck(p.Pod("team-b"), app); got != id1 {
+		t.Errorf("pre-check after a pull for no pod = %q; want the image", got)
+	}
+}

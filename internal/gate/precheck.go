@@ -1,0 +1,185 @@
+package gate
+
+import (
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"context"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/internal/gate/decision"
+	"github.com/pullgate/pullgate/internal/gate/hidden"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// manyLimit bounds the time in which all pods are judged that may have sent one pre-check: each may take as
+// long as its Secrets are slow to get, and the kubelet waits for the answer.
+const manyLimit = 3 * time.Second
+
+// absent is what a runtime answers for an image that it does not have: an empty message.
+var absent = []byte{} //nolint:gochecknoglobals // the constant of its type
+
+// isPrecheck reports whether an ImageStatus may be judged. Only a kubelet that decides whether to
+// pull sends both of its own annotations; the call for the image's user has none, and to hide
+// the image there would make the container run as root.
+func isPrecheck(r *runtimeapi.ImageStatusRequest) bool {
+	a := r.GetImage().GetAnnotations()
+	return !r.GetVerbose() && a[podindex.SeenAnnotation] != "" && a[podindex.SourceAnnotation] != ""
+}
+
+// imageStatus hides an image that the pod has to prove access to.
+func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error) {
+	var req runtimeapi.ImageStatusRequest
+	if err := decode(c, &req); err != nil {
+		return nil, err
+	}
+	if !isPrecheck(&req) {
+		return c.Forward(ctx)
+	}
+	g.skipsAlways.Store(g.always.Skips(ctx))
+	g.ready(ctx)
+	began := time.Now()
+	name, seen := req.GetImage().GetImage(), req.GetImage().GetAnnotations()[podindex.SeenAnnotation]
+	who := g.pods.BySeen(seen)
+	known := len(who) == 1 // that it is this pod which asks
+	if len(who) == 0 {
+		who = g.candidates(req.GetImage().GetAnnotations(), name)
+	}
+	if len(who) == 0 {
+		// Nobody known: what everybody may use is still to be had, and a static pod shows
+		// itself by its source.
+		who = []podindex.Pod{{Static: podindex.StaticSource(req.GetImage().GetAnnotations()[podindex.SourceAnnotation])}}
+	}
+
+	raw, err := c.Forward(ctx)
+	if len(who) > 1 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, manyLimit)
+		defer cancel()
+	}
+	if err != nil {
+		return g.unresolved(ctx, name, who, err)
+	}
+	var resp runtimeapi.ImageStatusResponse
+	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
+		g.log.Error(err, "Answer of the runtime not readable, the image is hidden", "image", name)
+		return absent, nil
+	}
+	key := hidden.KeyOf(seen, name)
+	if resp.GetImage().GetId() == "" {
+		g.hidden.Clear(key)
+		g.linger(ctx, name, who)
+		return raw, nil
+	}
+
+	pullPolicy := pullUnknown
+	if len(who) == 1 {
+		pullPolicy = g.precheckPolicy(ctx, who[0], name)
+	}
+	r := tracker.Request{Name: name, Image: image(resp.GetImage())}
+	var v tracker.Verdict
+	if known || who[0].UID == "" {
+		v = g.judgeAsking(ctx, who[0], r, pullPolicy, began)
+	} else {
+		v = g.judgeCandidates(ctx, who, r)
+	}
+	if v.Allowed() {
+		g.hidden.Clear(key)
+		if pullPolicy != pullAlways { // which asks the registry whatever is answered here
+			g.hit(pullPolicy, v, began)
+		}
+		return raw, nil
+	}
+	fresh := g.hidden.Add(key)
+	if g.shadow {
+		if fresh && pullPolicy != pullAlways {
+			g.metrics.Recheck(pullPolicy, unverified, time.Since(began))
+		}
+		return raw, nil
+	}
+	g.metrics.Refused("ImageStatus")
+	return absent, nil
+}
+
+// judgeAsking judges the pre-check of a pod.
+func (g *Gate) judgeAsking(ctx context.Context, p podindex.Pod, r tracker.Request, pullPolicy string, began time.Time) tracker.Verdict {
+	v := g.judge(ctx, "ImageStatus", p, r)
+	if !g.hidden.Refused(p.UID, r.Name, v.Pair.ImageID) || !v.Allowed() {
+		return v
+	}
+	v = decision.Overruled(v, decision.ContainerRefused)
+	g.decided.Note(decision.Decision{Call: "ImageStatus", Pod: p, Image: r.Name, Verdict: v, PullPolicy: pullPolicy, Took: time.Since(began)})
+	return v
+}
+
+// judgeCandidates judges a pre-check that one of several pods has sent; it is allowed if it would be to each of them. It
+// has no effect on any of them: which of them uses the image shows when a container is created, and the grant and its
+// decision belong there. What is logged is one decision, which names the pod if there is only one.
+func (g *Gate) judgeCandidates(ctx context.Context, who []podindex.Pod, r tracker.Request) tracker.Verdict {
+	began := time.Now()
+	explain := func(ctx context.Context, r tracker.Request) tracker.Verdict { return g.tracker.Explain(ctx, r).Verdict }
+	var d decision.Decision
+	for i, p := range who {
+		one := g.decide(ctx, "ImageStatus", p, r, explain)
+		if one.Verdict.Allowed() && g.hidden.WillRefuse(p.UID, r.Name, one.Verdict.Pair.ImageID) {
+			one.Verdict = decision.Overruled(one.Verdict, decision.ContainerRefused)
+		}
+		first := d.Verdict.First || one.Verdict.First
+		if i == 0 || !one.Verdict.Allowed() {
+			d = one
+		}
+		if !one.Verdict.Allowed() {
+			break // nothing that is learnt of the others changes the answer
+		}
+		d.Verdict.First = first
+	}
+	if len(who) > 1 {
+		d.Pod, d.PullPolicy, d.Secrets, d.Verdict.Credential = podindex.Pod{}, pullUnknown, nil, ""
+	}
+	d.Took = time.Since(began)
+	g.count(d)
+	return d.Verdict
+}
+
+// linger takes as long as it would take to judge an image that is here. Else a tenant that names Secrets which
+// are slow to get could tell by the time which images are.
+func (g *Gate) linger(ctx context.Context, name string, who []podindex.Pod) {
+	if g.shadow {
+		return
+	}
+	for _, p := range who {
+		g.secrets(ctx, p, name)
+	}
+}
+
+// unresolved answers a pre-check that the runtime answered with an error. An ambiguous prefix of an
+// image ID is one, and would tell that such images are here.
+func (g *Gate) unresolved(ctx context.Context, name string, who []podindex.Pod, err error) ([]byte, error) {
+	if g.shadow || aborted(err) {
+		return nil, err
+	}
+	began := time.Now()
+	for _, p := range who {
+		if d := g.tracker.CheckID(asked(p), name); d.Verdict != policy.Allow {
+			g.linger(ctx, name, who)
+			g.metrics.Verdict("ImageStatus", d)
+			g.metrics.Refused("ImageStatus")
+			g.decided.Note(decision.Decision{Call: "ImageStatus", Pod: p, Image: name, Verdict: tracker.Verdict{Decision: d}, PullPolicy: g.precheckPolicy(ctx, p, name), Took: time.Since(began)})
+			return absent, nil
+		}
+	}
+	return nil, err
+}
+
+// image is what the tracker wants to know of the runtime's image.
+func image(i *runtimeapi.Image) tracker.Image {
+	if i.GetId() == "" {
+		return tracker.Image{}
+	}
+	names := make([]string, 0, len(i.GetRepoTags())+len(i.GetRepoDigests()))
+	names = append(names, i.GetRepoTags()...)
+	names = append(names, i.GetRepoDigests()...)
+	return tracker.Image{ID: i.GetId(), Names: names}
+}

@@ -1,0 +1,309 @@
+package gate
+
+import (
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/internal/gate/decision"
+	"github.com/pullgate/pullgate/internal/gate/hidden"
+	"github.com/pullgate/pullgate/internal/gate/outcome"
+	"github.com/pullgate/pullgate/internal/crashpoint"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// A pullCall is one PullImage on its way through the gate.
+type pullCall struct {
+	began   time.Time
+	name    string
+	image   *runtimeapi.ImageSpec // as the client sent it
+	cred    credential.Credential
+	pod     podindex.Pod
+	key     hidden.Key
+	present tracker.Image // what the name stands for on the node before the pull
+	hidden  bool          // a pre-check of this pod for this name is hidden at the moment
+	policy  string        // of the container, as far as it is known
+	exact   bool          // it is known whether the registry must be asked
+	reproof bool          // it need not be, if the credential is proved
+}
+
+// pullImage answers a request to prove access that the pod's credential has already answered, and
+// forwards every other pull between its intent and its record (DESIGN 3.4).
+func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call) ([]byte, error) {
+	var req runtimeapi.PullImageRequest
+	if err := decode(c, &req); err != nil {
+		return nil, err
+	}
+	g.ready(ctx)
+	p := g.pullCall(&req)
+	p.policy = g.policyFor(ctx, "PullImage", p.pod, p.name)
+	img, err := g.runtime.imageOf(ctx, p.image)
+	if err == nil {
+		p.present = img
+	}
+
+	if p.reproof = g.isReproof(ctx, p); p.reproof {
+		if v := g.judgePull(ctx, p, false); p.answered(v) {
+			g.hit(p.policy, v, p.began)
+			return g.onNode(p)
+		}
+	}
+	return g.realPull(ctx, c, p)
+}
+
+// isReproof reports whether a pull is a request to prove access to what the node has, and not one that
+// must reach the registry; p.exact is set to whether that is known (DESIGN 3.4).
+func (g *Gate) isReproof(ctx context.Context, p *pullCall) bool {
+	switch p.policy {
+	case pullAlways:
+		p.exact = true
+		return false
+	case pullIfNotPresent:
+		p.exact = true
+		return p.present.ID != "" && !g.shadow
+	case pullMixed: // it may be for a container with Always
+		return false
+	default:
+		p.exact = g.always.Skips(ctx)
+		return p.exact && p.hidden && p.present.ID != ""
+	}
+}
+
+func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
+	a := req.GetAuth()
+	p := &pullCall{
+		began: time.Now(),
+		name:  req.GetImage().GetImage(),
+		image: req.GetImage(),
+		cred: credential.New(a.GetUsername(), a.GetPassword(), a.GetAuth(), a.GetServerAddress(),
+			a.GetIdentityToken(), a.GetRegistryToken()),
+	}
+	// Without a sandbox configuration it is somebody who pulls for no pod: crictl, kubeadm.
+	if config := req.GetSandboxConfig(); config != nil {
+		p.pod = identify(config)
+		seen := config.GetAnnotations()[podindex.SeenAnnotation]
+		g.pods.Learn(seen, p.pod)
+		p.key = hidden.KeyOf(seen, p.name)
+		p.hidden = seen != "" && !g.shadow && g.hidden.Has(p.key)
+	}
+	return p
+}
+
+// judgePull judges by the credential of the pull; unasked says that the registry is known not to have been reached.
+func (g *Gate) judgePull(ctx context.Context, p *pullCall, unasked bool) tracker.Verdict {
+	return g.judge(ctx, "PullImage", p.pod, tracker.Request{
+		Name: p.name, Image: p.present, Credentials: []credential.Credential{p.cred}, Unasked: unasked,
+	})
+}
+
+// answered reports whether a verdict answers a request to prove access. Where nothing was hidden the kubelet has
+// reasons of its own, such as records of its own.
+func (p *pullCall) answered(v tracker.Verdict) bool { return answers(v) && (p.hidden || v.Proved) }
+
+// answers reports whether a verdict answers a pull. A grant of the pod does not: it may rest on another
+// credential, and a kubelet must not learn from us that one is good which nobody has tried.
+func answers(v tracker.Verdict) bool {
+	return v.Allowed() && (v.Proved || v.Reason != policy.Granted)
+}
+
+// onNode answers a pull with the image that the node has.
+func (g *Gate) onNode(p *pullCall) ([]byte, error) {
+	g.hidden.Clear(p.key)
+	raw, err := proto.Marshal(&runtimeapi.PullImageResponse{ImageRef: p.present.ID})
+	if err != nil {
+		return nil, fmt.Errorf("answer a pull with the image on the node: %w", err)
+	}
+	return raw, nil
+}
+
+// realPull forwards: intent on disk, runtime, record on disk, grant, answer.
+func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]byte, error) {
+	proved := g.shadow && p.present.ID != "" && g.judgePull(ctx, p, false).Allowed()
+
+	// Before the intent, since this may take a while, and before the runtime is asked: afterwards the client may
+	// have gone.
+	var held []tracker.Secret
+	if !p.cred.Anonymous() {
+		held = g.secrets(ctx, p.pod, p.name)
+	}
+	pull, err := g.tracker.BeginPull(ctx, p.name, p.present)
+	if err != nil {
+		if errors.Is(err, tracker.ErrRuntime) {
+			g.log.Error(err, "Pull refused, the runtime did not list its images", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+			g.pullEnded(p, held, tracker.Verdict{}, outcome.Error)
+			return nil, criproxy.Refuse(codes.Unavailable, "RUNTIME_NOT_LISTING",
+				"pullgate cannot list the images of the container runtime, which it needs before a pull of a repository with preloaded images; see the logs of pullgated and of the runtime")
+		}
+		if !errors.Is(err, tracker.ErrNoIntent) {
+			return nil, err
+		}
+		if p.present.ID != "" && !g.shadow && p.standsWithoutStore(g.judgePull(ctx, p, false)) {
+			g.log.Error(err, "Pull answered with the image on the node, the store of pull records cannot be written", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+			return g.onNode(p)
+		}
+		g.log.Error(err, "Pull refused, the store of pull records cannot be written", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+		g.pullEnded(p, held, tracker.Verdict{}, outcome.Error)
+		// The kubelet gives the pod the reason RegistryUnavailable for a text that begins so;
+		// of code Unknown it shows the text alone.
+		return nil, criproxy.Refuse(codes.Unknown, "STORE_NOT_WRITABLE",
+			"RegistryUnavailable: pullgate cannot write its store of pull records on this node; see the log of pullgated and the disk that holds its state directory")
+	}
+	defer g.ended(pull.Lost) // for every way out, a panic included, that says nothing else
+
+	raw, err := c.Forward(ctx)
+	out, v := outcome.Of(err), tracker.Verdict{}
+	if out == outcome.Verified {
+		crashpoint.Hit(crashpoint.Pulled)
+		v, out = g.verified(ctx, pull, p, held, raw)
+		crashpoint.Hit(crashpoint.Recorded)
+	} else if out.Definite(err) {
+		end := pull.Refused
+		if out == outcome.Denied {
+			end = func() error { return pull.Denied(p.present, p.cred, asked(p.pod)) }
+		}
+		g.ended(end)
+	}
+	g.pullEnded(p, held, v, out)
+	g.countPull(p, proved, out)
+	if err == nil {
+		return raw, nil
+	}
+	if v, ok := g.standsIn(ctx, p, out, err); ok {
+		g.log.Info("Pull answered with the image on the node", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.Label(), "inGrace", v.InGrace)
+		return g.onNode(p)
+	}
+	return nil, err
+}
+
+// standsWithoutStore reports whether the image on the node may stand in for a pull that cannot be noted. For
+// one that must reach the registry it does so for pods alone that nothing of ours may stop.
+func (p *pullCall) standsWithoutStore(v tracker.Verdict) bool {
+	if p.policy != pullAlways {
+		return v.Allowed()
+	}
+	switch v.Reason {
+	case policy.ExemptStaticPod, policy.ExemptNamespace, policy.Granted:
+		return true
+	default:
+		return false
+	}
+}
+
+// verified writes the record of a successful pull, for the image ID that ImageStatus reports. If the runtime does
+// not say which image that is, nothing is recorded and nobody is granted anything: the intent stays on disk, so that
+// the image needs proof.
+func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, held []tracker.Secret, raw []byte) (tracker.Verdict, outcome.Outcome) {
+	id, err := g.pulledImage(ctx, p, raw)
+	if err != nil {
+		g.metrics.PullUnresolved()
+		g.log.Error(err, "Pull not recorded, the runtime does not say which image it pulled; the image needs proof", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+		return tracker.Verdict{}, outcome.Error
+	}
+	v, err := pull.Proved(tracker.Proof{ImageID: id, Credential: p.cred, Secrets: held, Pod: asked(p.pod)})
+	if err != nil {
+		g.log.Error(err, "Pull record not written, the image needs proof again for every other pod", "image", p.name)
+	}
+	g.hidden.Clear(p.key)
+	return v, outcome.Verified
+}
+
+// pulledImage returns the ID of the image that a pull brought. The image_ref of the answer need not be that ID: before
+// CRI 0.36 it may be a digest. So the requested name and image_ref must both be on the node, as one image.
+func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (string, error) {
+	var resp runtimeapi.PullImageResponse
+	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
+		return "", fmt.Errorf("decode the answer to PullImage: %w", err)
+	}
+	ref := resp.GetImageRef()
+	if ref == "" {
+		return "", errors.New("the answer to PullImage has no image_ref")
+	}
+	// The runtime has pulled, so the record is written even if the client has hung up.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownCallLimit)
+	defer cancel()
+	requested, err := g.runtime.imageOf(ctx, p.image)
+	if err != nil {
+		return "", err
+	}
+	if requested.ID == "" {
+		return "", fmt.Errorf("image %q is not on the node after its pull (image_ref %q)", p.name, ref)
+	}
+	if requested.ID == ref {
+		return ref, nil
+	}
+	answered, err := g.runtime.imageOf(ctx, &runtimeapi.ImageSpec{
+		Image: ref, Annotations: p.image.GetAnnotations(), RuntimeHandler: p.image.GetRuntimeHandler(),
+	})
+	if err != nil {
+		return "", err
+	}
+	if answered.ID != requested.ID {
+		return "", fmt.Errorf("image %q is %s on the node, image_ref %q of its pull is %q", p.name, requested.ID, ref, answered.ID)
+	}
+	return requested.ID, nil
+}
+
+// pullEnded notes what came of a pull; without success nothing is known of the image but its name.
+func (g *Gate) pullEnded(p *pullCall, held []tracker.Secret, v tracker.Verdict, out outcome.Outcome) {
+	g.decided.Note(decision.Decision{
+		Call: "PullImage", Pod: p.pod, Image: p.name, Verdict: v, Secrets: held,
+		PullPolicy: p.policy, Outcome: out.Label(), Took: time.Since(p.began),
+	})
+}
+
+// countPull counts a pull of an image that was present. In shadow mode the registry is asked where
+// an enforcing gate would not have asked it, so there a pull that was proved before is a hit.
+func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
+	switch {
+	case p.present.ID == "":
+	case g.shadow && proved:
+		g.metrics.Recheck(p.policy, Hit, time.Since(p.began))
+	default:
+		g.metrics.Recheck(p.policy, out.Label(), time.Since(p.began))
+	}
+}
+
+// standsIn reports whether the image on the node may stand in for a pull that failed. A kubelet that
+// sends a pre-check for Always as well leaves open whether this pull was one; it was forwarded
+// to be safe, but a pod that has proved access must not depend on the registry for it, and an
+// exempt one on nothing of ours. A known request to prove access was forwarded to renew a proof that has expired,
+// or because there is none; if the registry is away such a proof stands for its grace. That a mirror is away does not
+// say so: the registry behind it may have been asked, and have refused.
+func (g *Gate) standsIn(ctx context.Context, p *pullCall, out outcome.Outcome, err error) (v tracker.Verdict, ok bool) {
+	unasked := !outcome.OfMirror(err)
+	switch {
+	case p.present.ID == "" || ctx.Err() != nil:
+		return v, false
+	case p.reproof && out.Away():
+		v = g.judgePull(ctx, p, unasked)
+		return v, p.answered(v)
+	case p.exact || !p.hidden:
+		return v, false
+	}
+	if g.fallback && out.Away() {
+		v = g.judgePull(ctx, p, unasked)
+		return v, answers(v)
+	}
+	// Only an exempt pod. As nobody in particular, since what the registry has just refused must not leave a
+	// grant, which would let the next pre-check pass.
+	nobody := podindex.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}
+	v = g.judge(ctx, "PullImage", nobody, tracker.Request{Name: p.name, Image: p.present, Credentials: []credential.Credential{}})
+	return v, v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace
+}
+
+// ended tells the tracker how a pull ended; a failure leaves the intent on disk, which is safe.
+func (g *Gate) ended(end func() error) {
+	if err := end(); err != nil {
+		g.log.Error(err, "End of a pull not written, its intent stays")
+	}
+}

@@ -1,0 +1,111 @@
+package gate
+
+import (
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/internal/gate/decision"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// Why a create was refused that passed the judgement of its images, for [Metrics].
+const (
+	// CreationRestored is for a container, or a pod, that was restored from a checkpoint.
+	CreationRestored = "restored"
+	// CreationFailed is for an error of the runtime that the answer does not have.
+	CreationFailed = "runtime_error"
+)
+
+// The annotations that containerd sets on a container which it restores, over those that the checkpoint has.
+const (
+	restoredAnnotation        = "restored"
+	checkpointImageAnnotation = "checkpointImage"
+)
+
+// wasRestored reports whether the runtime restored a container from a checkpoint.
+func wasRestored(c *runtimeapi.Container) bool {
+	_, from := c.GetAnnotations()[checkpointImageAnnotation]
+	return from || c.GetAnnotations()[restoredAnnotation] == "true"
+}
+
+// SetAllowRestores replaces allowRestores for every call that begins after it returns.
+func (g *Gate) SetAllowRestores(allow bool) { g.allowRestores.Store(allow) }
+
+// mayUseRestored reports whether a pod may have containers that were restored. The image ID that the runtime reports for such
+// a container can be of another image than its root file system (docs/design/0022), so it proves nothing.
+func (g *Gate) mayUseRestored(who podindex.Pod) bool {
+	return g.shadow || g.allowRestores.Load() || g.tracker.Exempt(asked(who))
+}
+
+// denyRestored is the answer to a restored container that may not be created or started.
+func (g *Gate) denyRestored(callName string, who podindex.Pod, c *runtimeapi.Container, name string) error {
+	g.refusedRestore(callName, who, name, runsOn(c))
+	return criproxy.Refuse(codes.PermissionDenied, "RESTORE_NOT_ALLOWED", fmt.Sprintf(
+		"pullgate: container %s of pod %s/%s was restored from a checkpoint and may not start: which image it uses cannot be verified; "+
+			"use an image that is not a checkpoint, or set allowRestores: true in the configuration of pullgated", c.GetId(), who.Namespace, who.Name))
+}
+
+// refusedRestore counts and notes a container or a pod that is refused because it was, or would be, restored.
+func (g *Gate) refusedRestore(callName string, who podindex.Pod, name, imageID string) {
+	g.metrics.Refused(callName)
+	g.metrics.CreationRefused(CreationRestored)
+	v := decision.Overruled(tracker.Verdict{}, decision.Restored)
+	v.Pair.ImageID = imageID
+	g.decided.Note(decision.Decision{Call: callName, Pod: who, Image: name, Verdict: v, PullPolicy: pullUnknown})
+}
+
+// restoring says whether the runtime at the other end may restore checkpoints. The zero value does not know it yet.
+type restoring struct {
+	mu    sync.Mutex
+	conns uint64 // connections that were lost
+	known bool
+	may   bool
+}
+
+func (r *restoring) forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.conns++
+	r.known = false
+}
+
+func (r *restoring) get() (may, known bool, conns uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.may, r.known, r.conns
+}
+
+// set keeps what was learned, unless the connection has been lost since.
+func (r *restoring) set(may bool, conns uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.conns == conns {
+		r.may, r.known = may, true
+	}
+}
+
+// mayRestore reports whether the runtime may restore a container from a checkpoint: every runtime but containerd before 2.0,
+// and every one whose version is not known.
+func (g *Gate) mayRestore(ctx context.Context) bool {
+	may, known, conns := g.restoring.get()
+	if known {
+		return may
+	}
+	name, version, err := g.runtime.Version(ctx)
+	if err != nil {
+		return true
+	}
+	major, _, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
+	n, err := strconv.Atoi(major)
+	may = name != "containerd" || err != nil || n >= 2
+	g.restoring.set(may, conns)
+	return may
+}

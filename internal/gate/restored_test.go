@@ -1,0 +1,349 @@
+package gate_test
+
+import (
+	"github.com/pullgate/pullgate/internal/gate"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// checkpointImage is the name of mallory's own image, which is a checkpoint.
+const checkpointImage = "repo.test/mallory/checkpoint:1"
+
+// aliceAndMallory returns a proxy with alice's image on the node, and a pod of mallory that may use mallory's checkpoint image.
+func aliceAndMallory(t *testing.T, o tracker.Options, c gate.Config, checkpoint criproxytest.Image) (p *proxy, mallory *criproxytest.Pod) {
+	t.Helper()
+	p = newProxy(t, o, c)
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	return p, p.withCheckpoint(checkpoint)
+}
+
+func (p *proxy) withCheckpoint(checkpoint criproxytest.Image) (mallory *criproxytest.Pod) {
+	p.t.Helper()
+	checkpoint.ID = id2
+	p.serves(checkpointImage, "mallorys", checkpoint)
+	mallory = p.Pod("mallory")
+	if _, err := p.Pull(p.t.Context(), mallory, checkpointImage, "mallorys"); err != nil {
+		p.t.Fatal(err)
+	}
+	return mallory
+}
+
+// pairs returns the pairs that have a mark, and those that have a record with nothing proved.
+func (p *proxy) pairs() (marked, closed []records.Pair) {
+	p.t.Helper()
+	p.must(p.store.Marks(func(m records.Mark) error { marked = append(marked, m.Pair); return nil }))
+	p.must(p.store.Records(func(r records.Record) error {
+		if !r.Open && len(r.Proofs) == 0 {
+			closed = append(closed, r.Pair)
+		}
+		return nil
+	}))
+	return marked, closed
+}
+
+// The runtime reports mallory's own image for a container whose root file system is of alice's.
+func TestRestoredContainerIsRefusedWhateverImageItReports(t *testing.T) {
+	for _, mode := range []policy.Mode{policy.ModeAlwaysVerify, policy.ModeNeverVerify, policy.ModeNeverVerifyPreloadedImages} {
+		t.Run(string(mode), func(t *testing.T) {
+			rules, err := policy.New(string(mode), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			k := &keeper{}
+			c := exact()
+			c.Decisions = k
+			p, mallory := aliceAndMallory(t, tracker.Options{Rules: tracker.Rules{Policy: rules}}, c, criproxytest.Image{Restores: id1, Claims: id2})
+			k.since()
+			_, err = p.Create(t.Context(), mallory, id2, checkpointImage)
+			if status.Code(err) != codes.PermissionDenied {
+				t.Fatalf("container = %v; want PermissionDenied", err)
+			}
+			for _, want := range []string{"mallory/" + mallory.UID, checkpointImage, "checkpoint", "allowRestores"} {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("denial %q does not say %q", err, want)
+				}
+			}
+			if got := p.runtime.Containers(); len(got) != 0 {
+				t.Errorf("containers left: %v; want the restored one removed", got)
+			}
+			if got := p.counts.get(); got["creation refused restored"] != 1 || got["refused CreateContainer"] != 1 {
+				t.Errorf("counted %v; want one denial and one restored container", got)
+			}
+			if got := k.since(); !slices.ContainsFunc(got, func(s string) bool { return strings.Contains(s, "Reverify restored") }) {
+				t.Errorf("decisions = %v; want one by restored", got)
+			}
+		})
+	}
+}
+
+func TestRestoredContainerIsRefusedAtItsStartAndByRestorePod(t *testing.T) {
+	p, mallory := aliceAndMallory(t, tracker.Options{}, exact(), criproxytest.Image{Restores: id1, Claims: id2})
+	config := &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Image: &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: checkpointImage},
+	}
+	made, err := p.runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: mallory.Sandbox, Config: config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Start(t.Context(), made.GetContainerId()); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "allowRestores") {
+		t.Errorf("start of a container that was not read back = %v; want PermissionDenied with allowRestores", err)
+	}
+	if got := p.runtime.Containers(); len(got) != 0 {
+		t.Errorf("containers left: %v; want the restored one removed", got)
+	}
+	_, err = p.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: mallory.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{config}})
+	if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "allowRestores") {
+		t.Errorf("RestorePod = %v; want PermissionDenied with allowRestores", err)
+	}
+	if got := p.runtime.Calls("RestorePod"); got != 0 {
+		t.Errorf("the runtime got RestorePod %d times; want it refused before", got)
+	}
+	if got := p.counts.get(); got["creation refused restored"] != 2 || got["refused StartContainer"] != 1 || got["refused RestorePod"] != 1 {
+		t.Errorf("counted %v; want a denial of StartContainer and of RestorePod, both as restored", got)
+	}
+}
+
+func TestRestoredContainerIsAllowedWhereNothingIsEnforced(t *testing.T) {
+	shadow := exact()
+	shadow.Shadow = true
+	for name, tc := range map[string]struct {
+		rules  tracker.Rules
+		config gate.Config
+	}{
+		"exempt namespace": {tracker.Rules{ExemptNamespaces: []string{"mallory"}}, exact()},
+		"shadow mode":      {tracker.Rules{}, shadow},
+		"allowRestores":    {tracker.Rules{}, restoring()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, mallory := aliceAndMallory(t, tracker.Options{Rules: tc.rules}, tc.config, criproxytest.Image{Restores: id1, Claims: id2})
+			id, err := p.Create(t.Context(), mallory, id2, checkpointImage)
+			if err != nil {
+				t.Fatalf("container = %v; want it created", err)
+			}
+			if err := p.Start(t.Context(), id); err != nil {
+				t.Errorf("start = %v; want nil", err)
+			}
+		})
+	}
+}
+
+func TestAllowRestoresTakesEffectWithoutARestart(t *testing.T) {
+	p, mallory := aliceAndMallory(t, tracker.Options{}, restoring(), criproxytest.Image{Restores: id1, Claims: id2})
+	p.gate.SetAllowRestores(false)
+	if _, err := p.Create(t.Context(), mallory, id2, checkpointImage); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("container = %v; want PermissionDenied", err)
+	}
+}
+
+// planted is what mallory's checkpoint brings: an image of its own under a name of alice.
+const planted = "repo.test/team/app:2"
+
+func planting(fails error) criproxytest.Image {
+	return criproxytest.Image{Restores: id3, Brings: []criproxytest.Image{{ID: id3, Names: []string{planted}}}, Fails: fails}
+}
+
+// A runtime pulls the image that a checkpoint names by itself and gives it the name that the checkpoint says. No pod may
+// take that image for a preloaded one.
+func TestImageThatCameWithACheckpointNeedsProof(t *testing.T) {
+	failed := status.Error(codes.Unknown, "no such device")
+	for name, tc := range map[string]struct {
+		config     gate.Config
+		checkpoint criproxytest.Image
+	}{
+		"refused":            {exact(), planting(nil)},
+		"failed":             {exact(), planting(failed)},
+		"allowed":            {restoring(), planting(nil)},
+		"allowed and failed": {restoring(), planting(failed)},
+		"in shadow mode":     {gate.Config{Shadow: true}, planting(nil)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, mallory := aliceAndMallory(t, tracker.Options{}, tc.config, tc.checkpoint)
+			var during []records.Pair
+			p.runtime.Do(func(r *criproxytest.Runtime) {
+				r.BeforeAnswer = func(method string) {
+					if method == "CreateContainer" { // a scan while the runtime restores
+						p.must(p.tracker.Sync(t.Context()))
+						during, _ = p.pairs()
+					}
+				}
+			})
+			_, _ = p.Create(t.Context(), mallory, id2, checkpointImage)
+			p.must(p.tracker.Sync(t.Context()))
+			want := records.Pair{ImageID: id3, Repository: "repo.test/team/app"}
+			marked, closed := p.pairs()
+			if slices.Contains(during, want) || slices.Contains(marked, want) {
+				t.Errorf("marked while and after the container was created: %v and %v; want neither to have %v", during, marked, want)
+			}
+			if !slices.Contains(closed, want) {
+				t.Errorf("records with nothing proved: %v; want %v among them", closed, want)
+			}
+			if got := p.Precheck(p.Pod("alice"), planted); tc.config.Shadow != (got != "") {
+				t.Errorf("alice's pre-check of the planted image = %q; want it hidden, but for shadow mode", got)
+			}
+			if left, err := p.store.Creations(); err != nil || len(left) != 0 {
+				t.Errorf("Creations = %v, %v; want none left", left, err)
+			}
+		})
+	}
+}
+
+// pullgated is killed while the runtime restores a checkpoint, or the answer is lost.
+func TestImageThatCameWithALostCreateIsNotMarkedAfterARestart(t *testing.T) {
+	p, mallory := aliceAndMallory(t, tracker.Options{}, exact(), planting(nil))
+	imported := criproxytest.Image{ID: "sha256:4", Names: []string{"repo.test/imported:1"}}
+	crashed := ""
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.BeforeAnswer = func(method string) {
+			if method == "CreateContainer" {
+				crashed = p.copied()
+			}
+		}
+	})
+	if _, err := p.Create(t.Context(), mallory, id2, checkpointImage); err == nil {
+		t.Fatal("the restored container is not refused")
+	}
+	store, _, err := records.Open(crashed, records.Options{})
+	p.must(err)
+	defer func() { p.must(store.Close()) }()
+	p.runtime.SetImages(criproxytest.Image{ID: id3, Names: []string{planted}}, imported)
+	restarted := tracker.New(store, p.key, gate.NewRuntime(p.up, p.up), tracker.Options{})
+	p.must(restarted.Sync(t.Context()))
+	p.must(store.Marks(func(m records.Mark) error {
+		t.Errorf("marked after the restart: %v", m.Pair)
+		return nil
+	}))
+}
+
+// What a checkpoint makes the runtime say must not tell which images are on the node.
+func TestFailedCreateIsAnsweredTheSameWhetherOrNotTheOtherImageIsPresent(t *testing.T) {
+	invalid := status.Error(codes.Unknown, `error parsing reference: "INVALID NAME" is not a valid repository/tag`)
+	for name, config := range map[string]gate.Config{"default": exact(), "allowRestores": restoring()} {
+		var answers []string
+		for _, checkpoint := range []criproxytest.Image{
+			{Restores: id1}, {Restores: "absent"}, {Restores: id1, Fails: invalid}, {Restores: "absent", Fails: invalid},
+		} {
+			p, mallory := aliceAndMallory(t, tracker.Options{}, config, checkpoint)
+			_, err := p.Create(t.Context(), mallory, id2, checkpointImage)
+			if err == nil {
+				t.Fatalf("%s: container on a checkpoint of %s was created", name, checkpoint.Restores)
+			}
+			answers = append(answers, strings.ReplaceAll(status.Convert(err).Proto().String(), mallory.UID, "mallory"))
+		}
+		if len(slices.Compact(slices.Clone(answers))) != 1 {
+			t.Errorf("%s: present and absent are told apart:\n%s", name, strings.Join(answers, "\n"))
+		}
+	}
+}
+
+// fails makes the runtime answer the next creations from an image with an error, without it being a checkpoint.
+func (p *proxy) fails(with error) {
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Fail = func(method string) error {
+			if method == "CreateContainer" {
+				return with
+			}
+			return nil
+		}
+	})
+}
+
+func TestErrorOfACreateFromAnOrdinaryImagePassesUnchanged(t *testing.T) {
+	device := status.Error(codes.Internal, "no such device")
+	for name, tc := range map[string]struct {
+		release [2]string
+		exempt  bool
+		before  func(p *proxy, alice *criproxytest.Pod) // what happens before the runtime fails
+		passes  bool
+	}{
+		"first container of the image": {before: func(*proxy, *criproxytest.Pod) {}},
+		"after another container": {passes: true, before: func(p *proxy, alice *criproxytest.Pod) {
+			_, err := p.Create(t.Context(), alice, id1, app)
+			p.must(err)
+		}},
+		"after a restart, a container is running": {passes: true, before: func(p *proxy, alice *criproxytest.Pod) {
+			id, err := p.Create(t.Context(), alice, id1, app)
+			p.must(err)
+			p.must(p.Start(t.Context(), id))
+			p.restart()
+		}},
+		"after another container, and a checkpoint was restored": {before: func(p *proxy, alice *criproxytest.Pod) {
+			_, err := p.Create(t.Context(), alice, id1, app)
+			p.must(err)
+			mallory := p.withCheckpoint(criproxytest.Image{Restores: id1})
+			if _, err := p.Create(t.Context(), mallory, id2, checkpointImage); err == nil {
+				t.Error("the checkpoint is restored")
+			}
+		}},
+		"the image has another name since": {before: func(p *proxy, alice *criproxytest.Pod) {
+			_, err := p.Create(t.Context(), alice, id1, app)
+			p.must(err)
+			p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app, "repo.test/given:1"}})
+		}},
+		"containerd 1.6": {release: [2]string{"containerd", "1.6.20~ds1"}, passes: true, before: func(*proxy, *criproxytest.Pod) {}},
+		"containerd 2.2": {release: [2]string{"containerd", "v2.2.3"}, before: func(*proxy, *criproxytest.Pod) {}},
+		"exempt":         {exempt: true, passes: true, before: func(*proxy, *criproxytest.Pod) {}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := tracker.Options{}
+			if tc.exempt {
+				o.Rules.ExemptNamespaces = []string{"alice"}
+			}
+			p := newProxy(t, o, exact())
+			p.runtime.Do(func(r *criproxytest.Runtime) { r.Release = tc.release })
+			p.serves(app, "good", criproxytest.Image{ID: id1})
+			alice := p.Pod("alice")
+			if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
+				t.Fatal(err)
+			}
+			tc.before(p, alice)
+			p.fails(device)
+			_, err := p.Create(t.Context(), alice, id1, app)
+			if passed := status.Code(err) == codes.Internal && strings.Contains(err.Error(), "no such device"); passed != tc.passes || err == nil {
+				t.Errorf("container = %v; want the error of the runtime to pass: %v", err, tc.passes)
+			}
+			p.fails(status.Error(codes.DeadlineExceeded, "took too long"))
+			if _, err := p.Create(t.Context(), alice, id1, app); status.Code(err) != codes.DeadlineExceeded {
+				t.Errorf("container = %v; want DeadlineExceeded, which says nothing of images", err)
+			}
+		})
+	}
+}
+
+// A create from an image that is known to be ordinary writes nothing and lists no images.
+func TestOrdinaryCreateCostsNoWriteAndNoList(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	alice := p.Pod("alice")
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Create(t.Context(), alice, id1, app); err != nil {
+		t.Fatal(err)
+	}
+	before, err := p.store.LastWrite()
+	p.must(err)
+	lists := p.runtime.Calls("ListImages")
+	for range 5 {
+		if _, err := p.Create(t.Context(), alice, id1, app); err != nil {
+			t.Fatal(err)
+		}
+	}
+	after, err := p.store.LastWrite()
+	p.must(err)
+	if after != before || p.runtime.Calls("ListImages") != lists {
+		t.Errorf("%d writes and %d lists of images; want none", after-before, p.runtime.Calls("ListImages")-lists)
+	}
+}

@@ -1,0 +1,153 @@
+package gate
+
+import (
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// ownCallLimit bounds a call that we make for ourselves while a client waits.
+const ownCallLimit = 10 * time.Second
+
+// A Runtime makes our own calls to the container runtime, beside those that are forwarded. It is
+// the [tracker.Runtime] of the daemon. Its methods may be called concurrently.
+type Runtime struct {
+	runtime, image *criproxy.Upstream
+}
+
+// NewRuntime returns a Runtime on the connections for the two services of the CRI, which may be
+// the same one.
+func NewRuntime(runtime, image *criproxy.Upstream) *Runtime {
+	return &Runtime{runtime: runtime, image: image}
+}
+
+func own(ctx context.Context, u *criproxy.Upstream, method string, req, resp proto.Message) error {
+	ctx, cancel := context.WithTimeout(ctx, ownCallLimit)
+	defer cancel()
+	return u.Invoke(ctx, method, req, resp)
+}
+
+// Images returns every image of the runtime.
+func (r *Runtime) Images(ctx context.Context) ([]tracker.Image, error) {
+	var resp runtimeapi.ListImagesResponse
+	if err := own(ctx, r.image, runtimeapi.ImageService_ListImages_FullMethodName, &runtimeapi.ListImagesRequest{}, &resp); err != nil {
+		return nil, fmt.Errorf("list images of the runtime: %w", err)
+	}
+	images := make([]tracker.Image, 0, len(resp.GetImages()))
+	for _, i := range resp.GetImages() {
+		images = append(images, image(i))
+	}
+	return images, nil
+}
+
+// Image returns what the runtime has under a name or an ID, the zero value if nothing.
+func (r *Runtime) Image(ctx context.Context, name string) (tracker.Image, error) {
+	return r.imageOf(ctx, &runtimeapi.ImageSpec{Image: name})
+}
+
+// imageOf is Image for the image specification of a client's call. A runtime may have several images under one name,
+// one for each runtime_handler, so the specification is passed on whole.
+func (r *Runtime) imageOf(ctx context.Context, spec *runtimeapi.ImageSpec) (tracker.Image, error) {
+	var resp runtimeapi.ImageStatusResponse
+	req := &runtimeapi.ImageStatusRequest{Image: spec}
+	if err := own(ctx, r.image, runtimeapi.ImageService_ImageStatus_FullMethodName, req, &resp); err != nil {
+		return tracker.Image{}, fmt.Errorf("ask the runtime for image %q: %w", spec.GetImage(), err)
+	}
+	return image(resp.GetImage()), nil
+}
+
+// Version returns the name and the version of the runtime.
+func (r *Runtime) Version(ctx context.Context) (name, version string, err error) {
+	var resp runtimeapi.VersionResponse
+	if err := own(ctx, r.runtime, runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}, &resp); err != nil {
+		return "", "", fmt.Errorf("ask the runtime for its version: %w", err)
+	}
+	return resp.GetRuntimeName(), resp.GetRuntimeVersion(), nil
+}
+
+// sandboxes returns every sandbox of the runtime.
+func (r *Runtime) sandboxes(ctx context.Context) ([]podindex.Sandbox, error) {
+	var resp runtimeapi.ListPodSandboxResponse
+	if err := own(ctx, r.runtime, runtimeapi.RuntimeService_ListPodSandbox_FullMethodName, &runtimeapi.ListPodSandboxRequest{}, &resp); err != nil {
+		return nil, fmt.Errorf("list sandboxes of the runtime: %w", err)
+	}
+	return sandboxes(&resp), nil
+}
+
+// containers returns the containers that match the filter; nil matches all.
+func (r *Runtime) containers(ctx context.Context, filter *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error) {
+	var resp runtimeapi.ListContainersResponse
+	req := &runtimeapi.ListContainersRequest{Filter: filter}
+	if err := own(ctx, r.runtime, runtimeapi.RuntimeService_ListContainers_FullMethodName, req, &resp); err != nil {
+		return nil, fmt.Errorf("list containers of the runtime: %w", err)
+	}
+	return resp.GetContainers(), nil
+}
+
+// container returns one container by its ID, nil if there is none. Runtimes take a unique prefix for an
+// ID, and so does this.
+func (r *Runtime) container(ctx context.Context, id string) (*runtimeapi.Container, error) {
+	found, err := r.containers(ctx, &runtimeapi.ContainerFilter{Id: id})
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range found {
+		if c.GetId() == id || len(found) == 1 {
+			return c, nil
+		}
+	}
+	if len(found) > 0 {
+		return nil, fmt.Errorf("%d containers for ID %s, none of them with it", len(found), id)
+	}
+	return nil, nil //nolint:nilnil // absence is an answer here
+}
+
+// containerStatus returns what the runtime tells of one container.
+func (r *Runtime) containerStatus(ctx context.Context, c *runtimeapi.Container) (*runtimeapi.ContainerStatus, error) {
+	var resp runtimeapi.ContainerStatusResponse
+	req := &runtimeapi.ContainerStatusRequest{ContainerId: c.GetId()}
+	if err := own(ctx, r.runtime, runtimeapi.RuntimeService_ContainerStatus_FullMethodName, req, &resp); err != nil {
+		return nil, fmt.Errorf("ask the runtime for container %s: %w", c.GetId(), err)
+	}
+	return resp.GetStatus(), nil
+}
+
+// removeContainer removes a container that must not be started.
+func (r *Runtime) removeContainer(ctx context.Context, id string) error {
+	err := own(ctx, r.runtime, runtimeapi.RuntimeService_RemoveContainer_FullMethodName,
+		&runtimeapi.RemoveContainerRequest{ContainerId: id}, &runtimeapi.RemoveContainerResponse{})
+	if err != nil {
+		return fmt.Errorf("remove container %s: %w", id, err)
+	}
+	return nil
+}
+
+// removeSandbox stops and removes a sandbox with all its containers.
+func (r *Runtime) removeSandbox(ctx context.Context, id string) error {
+	err := own(ctx, r.runtime, runtimeapi.RuntimeService_StopPodSandbox_FullMethodName,
+		&runtimeapi.StopPodSandboxRequest{PodSandboxId: id}, &runtimeapi.StopPodSandboxResponse{})
+	if err == nil {
+		err = own(ctx, r.runtime, runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName,
+			&runtimeapi.RemovePodSandboxRequest{PodSandboxId: id}, &runtimeapi.RemovePodSandboxResponse{})
+	}
+	if err != nil {
+		return fmt.Errorf("remove sandbox %s: %w", id, err)
+	}
+	return nil
+}
+
+// runsOn returns what a container runs on, as its runtime tells it. image_id is the ID from CRI
+// 0.29 on; before that, image_ref is, where a list gives it.
+func runsOn(c *runtimeapi.Container) string {
+	if id := c.GetImageId(); id != "" {
+		return id
+	}
+	return c.GetImageRef()
+}

@@ -1,0 +1,134 @@
+package gate
+
+import (
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"context"
+
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/internal/podindex"
+)
+
+// runPodSandbox learns which pod a sandbox belongs to.
+func (g *Gate) runPodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, error) {
+	var req runtimeapi.RunPodSandboxRequest
+	if err := decode(c, &req); err != nil {
+		return nil, err
+	}
+	raw, err := c.Forward(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var resp runtimeapi.RunPodSandboxResponse
+	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
+		g.log.Error(err, "Answer of the runtime not readable, the pod is not identified until its sandbox is listed")
+		return raw, nil
+	}
+	g.addSandbox(resp.GetPodSandboxId(), req.GetConfig())
+	return raw, nil
+}
+
+func (g *Gate) addSandbox(id string, config *runtimeapi.PodSandboxConfig) {
+	g.pods.Add(podindex.Sandbox{ID: id, Pod: identify(config), Seen: config.GetAnnotations()[podindex.SeenAnnotation]})
+}
+
+// removePodSandbox ends the grants of a pod whose last sandbox goes.
+func (g *Gate) removePodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, error) {
+	var req runtimeapi.RemovePodSandboxRequest
+	if err := decode(c, &req); err != nil {
+		return nil, err
+	}
+	raw, err := c.Forward(ctx)
+	if err == nil {
+		g.endPods(g.pods.Remove(req.GetPodSandboxId()))
+		g.cleared.endSandbox(req.GetPodSandboxId())
+	}
+	return raw, err
+}
+
+// listPodSandbox reads a list that is complete, which a kubelet asks for about once a second.
+func (g *Gate) listPodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, error) {
+	var req runtimeapi.ListPodSandboxRequest
+	if err := decode(c, &req); err != nil {
+		return nil, err
+	}
+	since := g.pods.Now()
+	raw, err := c.Forward(ctx)
+	// What a newer CRI may have added to the request could make the list a partial one.
+	if err != nil || proto.Size(req.GetFilter()) > 0 || len(req.ProtoReflect().GetUnknown()) > 0 {
+		return raw, err
+	}
+	var resp runtimeapi.ListPodSandboxResponse
+	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
+		g.log.Error(err, "List of sandboxes not readable, pods keep what they are known by")
+		return raw, nil
+	}
+	if ended, ok := g.pods.Reconcile(since, sandboxes(&resp)); ok {
+		g.endPods(ended)
+	}
+	return raw, nil
+}
+
+// removeImage lets the records of an image go with it.
+func (g *Gate) removeImage(ctx context.Context, c *criproxy.Call) ([]byte, error) {
+	var req runtimeapi.RemoveImageRequest
+	if err := decode(c, &req); err != nil {
+		return nil, err
+	}
+	// What was there before and is not after the call was removed by it. Without an answer the records stay, with nothing
+	// proved.
+	img, _ := g.runtime.Image(ctx, req.GetImage().GetImage())
+	done := g.tracker.BeginRemoval()
+	defer done()
+	raw, err := c.Forward(ctx)
+	done()
+	// The image may be gone whether or not the client still waits and the runtime's answer came. What
+	// the runtime still has keeps its records.
+	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownCallLimit)
+	defer cancel()
+	if err := g.tracker.Removed(own, img.ID); err != nil {
+		g.log.Info("Records of removed images stay until the next time", "err", err)
+	}
+	return raw, err
+}
+
+func (g *Gate) endPods(uids []string) {
+	for _, uid := range uids {
+		g.tracker.EndPod(uid)
+		g.hidden.EndPod(uid)
+		g.told.End(uid)
+	}
+	if len(uids) > 0 {
+		g.hidden.EndUnknown(func(seen string) bool { return len(g.pods.BySeen(seen)) > 0 })
+	}
+}
+
+// endStragglers ends the grants of pods that ended while a pull of theirs was under way: its success came
+// after their end.
+func (g *Gate) endStragglers() {
+	for _, uid := range g.tracker.GrantedPods() {
+		if !g.pods.Has(uid) {
+			g.endPods([]string{uid})
+		}
+	}
+	g.cleared.keep(func(sandbox string) bool {
+		_, ok := g.pods.BySandbox(sandbox)
+		return ok
+	})
+}
+
+func sandboxes(r *runtimeapi.ListPodSandboxResponse) []podindex.Sandbox {
+	list := make([]podindex.Sandbox, 0, len(r.GetItems()))
+	for _, s := range r.GetItems() {
+		list = append(list, podindex.Sandbox{
+			ID:   s.GetId(),
+			Seen: s.GetAnnotations()[podindex.SeenAnnotation],
+			Pod: identify(&runtimeapi.PodSandboxConfig{
+				Metadata:    s.GetMetadata(),
+				Annotations: s.GetAnnotations(),
+			}),
+		})
+	}
+	return list
+}

@@ -1,0 +1,119 @@
+package gate
+
+import (
+	"context"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/internal/gate/decision"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// A PodSource tells of a pod what the CRI does not: how it pulls, and what its pull secrets hold. Its
+// methods may be called concurrently. What it does not know only makes judgement stricter.
+type PodSource interface {
+	// PullPolicies returns the imagePullPolicy of each use that the pod makes of an image; known is
+	// false for a pod that the source does not know at the moment.
+	PullPolicies(uid, image string) (policies []string, known bool)
+	// Secrets returns what the pod's pull secrets hold for an image, as far as it is known, in the order in
+	// which a kubelet would try it. The first credential.MaxOffers are considered; one more says that
+	// there are more. It may wait a few seconds.
+	Secrets(ctx context.Context, uid, image string) []tracker.Secret
+	// Candidates returns the UIDs of the pods that may be asking for an image with these annotations;
+	// ok is false if there may be others.
+	Candidates(annotations map[string]string, image string) (uids []string, ok bool)
+}
+
+// The values of imagePullPolicy, which are those of the label pull_policy too. Metrics count pullMixed as unknown.
+const (
+	pullAlways       = podindex.PullAlways
+	pullIfNotPresent = podindex.PullIfNotPresent
+	pullNever        = podindex.PullNever
+	pullUnknown      = podindex.PullUnknown
+	pullMixed        = podindex.PullMixed
+)
+
+// uses returns the imagePullPolicy of each use that a pod makes of an image, as far as it is known.
+func (g *Gate) uses(p podindex.Pod, image string) []string {
+	if g.source == nil || p.UID == "" {
+		return nil
+	}
+	policies, _ := g.source.PullPolicies(p.UID, image)
+	return policies
+}
+
+// precheckPolicy returns how a pod that sent a pre-check uses an image.
+func (g *Gate) precheckPolicy(ctx context.Context, p podindex.Pod, image string) string {
+	return podindex.PrecheckPolicy(g.uses(p, image), g.always.Skips(ctx))
+}
+
+// SkipsAlways reports whether the kubelet sends no pre-check for containers with imagePullPolicy Always, as it was
+// configured or as the last pre-check showed.
+func (g *Gate) SkipsAlways() bool { return g.skipsAlways.Load() }
+
+// Refusal returns how the gate decides on the next pre-check of a pod for an image, whatever the tracker allows; ok is
+// false if it does as the tracker says. It has no effect.
+func (g *Gate) Refusal(uid, image, imageID string) (d policy.Decision, ok bool) {
+	if !g.hidden.WillRefuse(uid, image, imageID) {
+		return d, false
+	}
+	return decision.Overruled(tracker.Verdict{}, decision.ContainerRefused).Decision, true
+}
+
+// policyFor returns how a pod uses an image, as far as it leads to a call.
+func (g *Gate) policyFor(ctx context.Context, callName string, p podindex.Pod, image string) string {
+	switch callName {
+	case "ImageStatus":
+		return g.precheckPolicy(ctx, p, image)
+	case "PullImage":
+		return podindex.PullPolicy(g.uses(p, image), pullAlways, pullIfNotPresent)
+	default:
+		return podindex.PullPolicy(g.uses(p, image), pullAlways, pullIfNotPresent, pullNever)
+	}
+}
+
+// secrets returns what the pull secrets of a pod hold for an image, nothing if nobody tells.
+func (g *Gate) secrets(ctx context.Context, p podindex.Pod, image string) []tracker.Secret {
+	if g.source == nil || p.UID == "" || p.Static || image == "" {
+		return nil
+	}
+	held := g.source.Secrets(ctx, p.UID, image)
+	if len(held) <= credential.MaxOffers {
+		return held
+	}
+	g.metrics.CredentialsIgnored()
+	if g.told.Add(p.UID, image) {
+		g.log.Info("Pod has too many credentials for an image, the rest is ignored; remove entries for its registry from the pod's pull secrets",
+			"image", image, "pod", klog.KRef(p.Namespace, p.Name), "considered", credential.MaxOffers)
+	}
+	return held[:credential.MaxOffers]
+}
+
+// candidates returns the pods of which one has sent a pre-check that carries an unknown config.seen, as after a
+// restart of the kubelet; nil if that is not certain. Only a pod with a sandbox can be asking, and one
+// that the source does not know, though it has a sandbox, could be anybody.
+func (g *Gate) candidates(annotations map[string]string, image string) (who []podindex.Pod) {
+	if g.source == nil || podindex.StaticSource(annotations[podindex.SourceAnnotation]) {
+		return nil
+	}
+	uids, ok := g.source.Candidates(annotations, image)
+	if !ok {
+		return nil
+	}
+	for _, p := range g.pods.All() {
+		if p.Static {
+			continue
+		}
+		if _, known := g.source.PullPolicies(p.UID, image); !known {
+			return nil
+		}
+		if slices.Contains(uids, p.UID) {
+			who = append(who, p)
+		}
+	}
+	return who
+}

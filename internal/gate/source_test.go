@@ -1,0 +1,332 @@
+package gate_test
+
+import (
+	"github.com/pullgate/pullgate/internal/gate"
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/gate/kubelet"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// A fakeSource is a pod source that knows what it is told. The real one stands in internal/podsource, and before a
+// real API server in e2e.
+type fakeSource struct {
+	key   credential.Key
+	pods  map[string]sourcePod // by UID
+	asks  []string             // the candidates for every question
+	named map[string][]string  // by UID, the names that a pod uses; a pod that is not in it uses every name
+	whole bool                 // there are no others
+}
+
+type sourcePod struct {
+	policies []string
+	secrets  map[records.SecretRef]string // to the password
+}
+
+func (f *fakeSource) PullPolicies(uid, image string) ([]string, bool) {
+	p, ok := f.pods[uid]
+	if names, some := f.named[uid]; some && !slices.Contains(names, image) {
+		return nil, ok
+	}
+	return p.policies, ok
+}
+
+func (f *fakeSource) Secrets(_ context.Context, uid, _ string) (held []tracker.Secret) {
+	secrets := f.pods[uid].secrets
+	for _, ref := range slices.SortedFunc(maps.Keys(secrets), func(a, b records.SecretRef) int { return strings.Compare(a.UID, b.UID) }) {
+		held = append(held, tracker.Secret{Ref: ref, Credential: f.key.ID(credential.New("tenant", secrets[ref], "", "", "", ""))})
+	}
+	return held
+}
+
+func (f *fakeSource) Candidates(map[string]string, string) ([]string, bool) { return f.asks, f.whole }
+
+// tells adds a pod with one Secret, u-NAMESPACE/NAMESPACE/pull, or with none if there is no password.
+func (f *fakeSource) tells(x *criproxytest.Pod, password string, policies ...string) {
+	p := sourcePod{policies: policies}
+	if ns := x.Config.GetMetadata().GetNamespace(); password != "" {
+		p.secrets = map[records.SecretRef]string{{UID: "u-" + ns, Namespace: ns, Name: "pull"}: password}
+	}
+	f.pods[x.UID] = p
+}
+
+// newProxyWithSource is a proxy before a node that has alice's image, and the source beside it.
+func newProxyWithSource(t *testing.T, c gate.Config) (*proxy, *fakeSource) {
+	t.Helper()
+	f := &fakeSource{pods: map[string]sourcePod{}, whole: true}
+	c.PodSource = f
+	p := newProxy(t, tracker.Options{Rules: tracker.Rules{ExemptStaticPods: true}}, c)
+	f.key = p.key
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	alice := p.Pod("alice")
+	f.tells(alice, "good", "IfNotPresent")
+	if id, err := p.Pull(t.Context(), alice, app, "good"); id != id1 || err != nil {
+		t.Fatalf("alice's pull = %q, %v; want %s", id, err, id1)
+	}
+	return p, f
+}
+
+func TestPrecheckIsJudgedByThePodsSecrets(t *testing.T) {
+	p, f := newProxyWithSource(t, exact())
+	before := p.runtime.Calls("PullImage")
+	for _, tc := range []struct {
+		namespace, password string
+		policies            []string
+		want                string
+	}{
+		{"same", "good", []string{"Never"}, id1},
+		{"same", "good", []string{"IfNotPresent"}, id1},
+		{"same", "good", nil, id1}, // an ephemeral container that the watch has not brought yet
+		{"none", "", []string{"Never"}, ""},
+		{"none", "", []string{"IfNotPresent"}, ""},
+		{"wrong", "bad", []string{"IfNotPresent"}, ""},
+		// alice's Secret was noted when she pulled; its new content needs no registry.
+		{"alice", "rotated", []string{"Never"}, id1},
+	} {
+		x := p.Pod(tc.namespace)
+		f.tells(x, tc.password, tc.policies...)
+		if got := p.Precheck(x, app); got != tc.want {
+			t.Errorf("%s, %v with %q: pre-check = %q; want %q", tc.namespace, tc.policies, tc.password, got, tc.want)
+		}
+		if _, err := p.Create(t.Context(), x, id1, app); (err == nil) != (tc.want != "") {
+			t.Errorf("%s, %v with %q: container = %v; want it if the pre-check is allowed", tc.namespace, tc.policies, tc.password, err)
+		}
+	}
+	if got := p.runtime.Calls("PullImage"); got != before {
+		t.Errorf("the runtime was asked to pull %d times; want not at all", got-before)
+	}
+	want := map[string]int{
+		"recheck hit Never": 2, "recheck hit IfNotPresent": 1, "recheck hit": 1,
+		"refused ImageStatus": 3, "refused CreateContainer": 3,
+	}
+	if diff := cmp.Diff(want, p.counts.get()); diff != "" {
+		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+}
+
+// A pull without a pod source notes no Secret, and what it does not know it does not take for rotated.
+func TestSecretThatIsNotNotedIsNotRotated(t *testing.T) {
+	p, f := newProxyWithSource(t, exact())
+	unknown := p.Pod("team")
+	p.serves("repo.test/team/other:1", "good", criproxytest.Image{ID: id2})
+	if _, err := p.Pull(t.Context(), unknown, "repo.test/team/other:1", "good"); err != nil {
+		t.Fatal(err)
+	}
+	x := p.Pod("team")
+	f.tells(x, "rotated", "Never")
+	if got := p.Precheck(x, "repo.test/team/other:1"); got != "" {
+		t.Errorf("pre-check = %q; want it hidden: nobody knows which Secret the pull was made with", got)
+	}
+	f.tells(x, "good", "Never")
+	if got := p.Precheck(x, "repo.test/team/other:1"); got != id2 {
+		t.Errorf("pre-check with what proved access = %q; want the image", got)
+	}
+}
+
+// Whether a PullImage has to reach the registry (DESIGN 3.4).
+func TestPullPolicyDecidesWhatAPullIs(t *testing.T) {
+	old := gate.Config{OutageFallback: true, AlwaysPrecheck: kubelet.Sent}
+	for _, tc := range []struct {
+		name     string
+		gate     gate.Config
+		policies []string
+		hide     bool // a pre-check was hidden: the pod was not known to the source then
+		asked    int
+		outage   bool // whether the image on the node stands in for a registry that is away
+	}{
+		{"IfNotPresent, hidden, old kubelet", old, []string{"IfNotPresent"}, true, 0, true},
+		{"IfNotPresent, hidden, new kubelet", exact(), []string{"IfNotPresent"}, true, 0, true},
+		{"IfNotPresent, nothing hidden, old kubelet", old, []string{"IfNotPresent"}, false, 0, true},
+		{"IfNotPresent, nothing hidden, new kubelet", exact(), []string{"IfNotPresent", "Never"}, false, 0, true},
+		{"Always, hidden, old kubelet", old, []string{"Always"}, true, 1, false},
+		{"Always, hidden, new kubelet", exact(), []string{"Always"}, true, 1, false},
+		{"Always, nothing hidden, old kubelet", old, []string{"Always"}, false, 1, false},
+		{"Always beside Never", exact(), []string{"Never", "Always"}, true, 1, false},
+		{"one of each, hidden, old kubelet", old, []string{"Always", "IfNotPresent"}, true, 1, true},
+		{"one of each, hidden, new kubelet", exact(), []string{"Always", "IfNotPresent"}, true, 1, true},
+		{"one of each, nothing hidden", exact(), []string{"Always", "IfNotPresent"}, false, 1, false},
+		{"not known, hidden, old kubelet", old, nil, true, 1, true},
+		{"not known, hidden, new kubelet", exact(), nil, true, 0, true},
+		{"not known, nothing hidden", exact(), nil, false, 1, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p, f := newProxyWithSource(t, tc.gate)
+			for _, outage := range []bool{false, true} {
+				x := p.Pod("carol")
+				if tc.hide {
+					if got := p.Precheck(x, app); got != "" {
+						t.Fatalf("pre-check = %q; want it hidden, or this test shows nothing", got)
+					}
+				}
+				f.tells(x, "good", tc.policies...)
+				if outage {
+					p.runtime.Do(func(r *criproxytest.Runtime) {
+						r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+							return criproxytest.Image{}, status.Error(codes.Unknown, "failed to pull and unpack image: failed to resolve reference: dial tcp 127.0.0.1:1: connect: connection refused")
+						}
+					})
+				}
+				before := p.runtime.Calls("PullImage")
+				id, err := p.Pull(t.Context(), x, app, "good")
+				if got := p.runtime.Calls("PullImage") - before; got != tc.asked {
+					t.Errorf("outage %v: the runtime was asked %d times; want %d", outage, got, tc.asked)
+				}
+				if stands := !outage || tc.outage; (err == nil) != stands || stands && id != id1 {
+					t.Errorf("outage %v: pull = %q, %v; want the image: %v", outage, id, err, stands)
+				}
+			}
+		})
+	}
+}
+
+// A bad credential is refused whatever the pod's others are: each is judged by itself. And a kubelet with
+// records of its own must not learn that a credential is good which nobody has tried.
+func TestPullIsJudgedByItsOwnCredential(t *testing.T) {
+	p, f := newProxyWithSource(t, exact())
+	x := p.Pod("carol")
+	f.tells(x, "good", "IfNotPresent")
+	if _, err := p.Pull(t.Context(), x, app, "bad"); err == nil {
+		t.Error("a pull with a bad credential succeeds for a pod that has a good one too")
+	}
+	if got := p.Precheck(x, app); got != id1 {
+		t.Errorf("pre-check = %q; want the image by the good one", got)
+	}
+	if _, err := p.Pull(t.Context(), x, app, "bad"); err == nil {
+		t.Error("a pull with a bad credential succeeds for a pod that holds a grant")
+	}
+}
+
+// After a restart of the kubelet its pods have a new config.seen, which no sandbox carries.
+func TestUnknownPrecheckIsJudgedForAllThatMayHaveSentIt(t *testing.T) {
+	type given struct {
+		good, bad, stranger bool // pods with a sandbox; the source does not know the last
+		ended               bool // a pod without one, that could not use the image
+		unsure              bool // the source does not know all
+		source              string
+	}
+	for name, tc := range map[string]struct {
+		given
+		want string
+	}{
+		"one":                             {given{good: true}, id1},
+		"one, and one that has ended":     {given{good: true, ended: true}, id1},
+		"two, one without proof":          {given{good: true, bad: true}, ""},
+		"one without proof":               {given{bad: true}, ""},
+		"one, and one that nobody knows":  {given{good: true, stranger: true}, ""},
+		"one, and maybe others":           {given{good: true, unsure: true}, ""},
+		"none":                            {given{}, ""},
+		"a static pod, though one may be": {given{bad: true, source: "file"}, id1}, // exempt
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, f := newProxyWithSource(t, exact())
+			f.whole = !tc.unsure
+			for password, there := range map[string]bool{"good": tc.good, "bad": tc.bad} {
+				if there {
+					x := p.Pod("team-" + password)
+					f.tells(x, password, "Never")
+					f.asks = append(f.asks, x.UID)
+				}
+			}
+			if tc.stranger {
+				p.Pod("stranger")
+			}
+			if tc.ended {
+				x := p.PodFrom("ended", "api")
+				f.tells(x, "bad", "Never")
+				f.asks = append(f.asks, x.UID)
+			}
+			source := tc.source
+			if source == "" {
+				source = "api"
+			}
+			asks := &criproxytest.Pod{Config: &runtimeapi.PodSandboxConfig{Annotations: map[string]string{
+				podindex.SeenAnnotation: "2026-11-21T06:00:00.1", podindex.SourceAnnotation: source,
+			}}}
+			if got := p.Precheck(asks, app); got != tc.want {
+				t.Errorf("pre-check = %q; want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestShadowModeTellsThePullPolicy(t *testing.T) {
+	p, f := newProxyWithSource(t, gate.Config{Shadow: true, AlwaysPrecheck: kubelet.Sent})
+	for _, pullPolicy := range []string{"Always", "IfNotPresent", "Never"} {
+		for _, password := range []string{"good", "bad"} {
+			x := p.Pod("team-" + password)
+			f.tells(x, password, pullPolicy)
+			if got := p.Precheck(x, app); got != id1 {
+				t.Errorf("%s, %s: pre-check = %q; want the image, nothing is enforced", pullPolicy, password, got)
+			}
+		}
+	}
+	want := map[string]int{
+		"recheck hit IfNotPresent": 1, "recheck hit Never": 1,
+		"recheck unverified IfNotPresent": 1, "recheck unverified Never": 1,
+	}
+	if diff := cmp.Diff(want, p.counts.get()); diff != "" {
+		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+}
+
+// CRI-O does not report which name a container was created by. The pod source tells which names its pod uses, and grants come
+// back after a restart for their repositories alone; without it, for every repository of the image.
+func TestGrantsThatNameNoRepositoryAreForThoseThatThePodUses(t *testing.T) {
+	const other = "repo.test/other/app:1"
+	for name, tc := range map[string]struct {
+		sourced bool
+		want    string // what the pod sees of the other name
+	}{
+		"with a pod source":    {sourced: true, want: ""},
+		"without a pod source": {sourced: false, want: id1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &fakeSource{pods: map[string]sourcePod{}, named: map[string][]string{}, whole: true}
+			c := exact()
+			if tc.sourced {
+				c.PodSource = f
+			}
+			p := newProxy(t, tracker.Options{}, c)
+			f.key = p.key
+			alice, bob := p.Pod("alice"), p.Pod("bob")
+			for name, x := range map[string]*criproxytest.Pod{app: alice, other: bob} {
+				f.tells(x, "", "IfNotPresent")
+				f.named[x.UID] = []string{name}
+				p.serves(name, "good", criproxytest.Image{ID: id1})
+				if _, err := p.Pull(t.Context(), x, name, "good"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			container, err := p.Create(t.Context(), alice, id1, "")
+			if err == nil {
+				err = p.Start(t.Context(), container)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.restart()
+			if got := p.Precheck(alice, app); got != id1 {
+				t.Errorf("pre-check of a running pod = %q; want the image", got)
+			}
+			if got := p.Precheck(alice, other); got != tc.want {
+				t.Errorf("its pre-check of another name of the image = %q; want %q", got, tc.want)
+			}
+			if got := p.Precheck(p.Pod("carol"), app); got != "" {
+				t.Errorf("a stranger's pre-check = %q; want it hidden", got)
+			}
+		})
+	}
+}

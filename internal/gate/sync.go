@@ -1,0 +1,288 @@
+package gate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// readyLimit bounds how long a judged call waits for the gate to be in step.
+const readyLimit = 5 * time.Second
+
+// firstPause and longestPause bound the pause after an attempt to sync that failed, before a judged call makes
+// the next one. The daemon's own attempts do not wait for it.
+const firstPause, longestPause = time.Second, 30 * time.Second
+
+// restoreAtOnce is how many containers or images the runtime is asked for at once.
+const restoreAtOnce = 8
+
+// reconcileTries bounds how often a list of sandboxes that raced with a change is asked for anew.
+const reconcileTries = 5
+
+// synced says whether what is kept in memory has been rebuilt from the runtime since the
+// connection to it was made. The zero value says no.
+type synced struct {
+	done     atomic.Bool
+	restored atomic.Bool
+
+	mu       sync.Mutex    // guards the fields that follow
+	attempt  *attempt      // the one in progress; nil if there is none
+	failures int           // in a row
+	failed   time.Time     // when the last attempt failed
+	pause    time.Duration // until judged calls make the next one
+}
+
+// An attempt to sync is shared by all that need it.
+type attempt struct {
+	done chan struct{} // closed when err is set
+	err  error
+}
+
+// Disconnected says that the runtime has gone; what is known of its pods is rebuilt when it is back.
+func (g *Gate) Disconnected() {
+	g.synced.done.Store(false)
+	g.restoring.forget()
+	g.synced.mu.Lock()
+	defer g.synced.mu.Unlock()
+	g.synced.pause = 0
+}
+
+// Sync rebuilds what is kept in memory from the runtime: sandboxes, and at the first time the
+// grants that its started containers show; then records are pruned and marks set. An error leaves
+// pods unknown and ungranted, which is the stricter side. An attempt that is in progress is waited for.
+func (g *Gate) Sync(ctx context.Context) error {
+	s := &g.synced
+	if s.done.Load() {
+		return nil
+	}
+	s.mu.Lock()
+	a := s.attempt
+	if a != nil {
+		s.mu.Unlock()
+		select {
+		case <-a.done:
+			return a.err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	a = &attempt{done: make(chan struct{})}
+	s.attempt = a
+	s.mu.Unlock()
+
+	a.err = errors.New("the attempt to sync with the runtime panicked")
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.attempt = nil
+		if a.err == nil {
+			s.failures, s.pause = 0, 0
+		} else {
+			s.failed, s.pause = time.Now(), min(firstPause<<min(s.failures, 16), longestPause)
+			s.failures++
+		}
+		close(a.done)
+	}()
+	a.err = g.sync(ctx)
+	return a.err
+}
+
+func (g *Gate) sync(ctx context.Context) error {
+	if g.synced.done.Load() {
+		return nil
+	}
+	if err := g.Reconcile(ctx); err != nil {
+		return err
+	}
+	if !g.synced.restored.Load() {
+		if err := g.restoreGrants(ctx); err != nil {
+			return err
+		}
+		g.synced.restored.Store(true)
+	}
+	if err := g.tracker.Sync(ctx); err != nil {
+		if ctx.Err() != nil {
+			return err
+		}
+		// The pods and their grants are known, and that is what calls are judged by. The tracker prunes once a minute.
+		g.log.Info("Records of removed images stay until the next minute", "err", err)
+	}
+	g.synced.done.Store(true)
+	g.log.Info("In step with the runtime", "grants", g.tracker.Grants())
+	return nil
+}
+
+// Synced reports whether the gate is in step with the runtime.
+func (g *Gate) Synced() bool { return g.synced.done.Load() }
+
+// ready brings the gate into step before a call is judged, so that a pod which held a grant
+// before a restart is not taken for a stranger.
+func (g *Gate) ready(ctx context.Context) {
+	if g.synced.done.Load() || g.synced.pausing() {
+		return
+	}
+	// Others may wait for this attempt, so it does not end with the client's call.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readyLimit)
+	defer cancel()
+	if err := g.Sync(ctx); err != nil {
+		g.log.Info("Not in step with the runtime, judging by the records alone", "err", err)
+	}
+}
+
+// pausing reports whether the last attempt failed so recently that a judged call makes none.
+func (s *synced) pausing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.attempt == nil && time.Since(s.failed) < s.pause
+}
+
+// Reconcile makes the index of pods equal to the sandboxes of the runtime, and ends the grants of
+// pods that have none.
+func (g *Gate) Reconcile(ctx context.Context) error {
+	for range reconcileTries {
+		since := g.pods.Now()
+		list, err := g.runtime.sandboxes(ctx)
+		if err != nil {
+			return err
+		}
+		if ended, ok := g.pods.Reconcile(since, list); ok {
+			g.endPods(ended)
+			g.endStragglers()
+			return nil
+		}
+	}
+	return fmt.Errorf("list sandboxes of the runtime: they changed during each of %d lists", reconcileTries)
+}
+
+// A started is a container that has been started, with the pod that it belongs to.
+type started struct {
+	pod      podindex.Pod
+	uses     []use // the image that it runs on first
+	create   time.Time
+	restored bool // from a checkpoint
+}
+
+// A use is an image that a container runs on or mounts: the runtime's name of it, and the pod's, "" before CRI 1.28.
+type use struct{ image, name string }
+
+// restoreGrants gives pods the grants that their containers show. A container counts once it has
+// been started, for then it went through the gate; one that was only created may be one that a
+// crash kept from being denied.
+//
+// The runtime is asked for each image by itself. Its list of all images can be too large to be sent, which a tenant
+// achieves with images that have a long USER.
+func (g *Gate) restoreGrants(ctx context.Context) error {
+	all, err := g.runtime.containers(ctx, nil)
+	if err != nil {
+		return err
+	}
+	running := make([]started, len(all))
+	each(len(all), func(i int) {
+		var err error
+		if running[i], err = g.startedOf(ctx, all[i]); err != nil {
+			// One that went in the meantime, most likely; the others keep their grants.
+			g.log.Info("Grant not restored, the pod proves access again", "container", all[i].GetId(), "err", err)
+		}
+	})
+	images := map[string]tracker.Image{}
+	for _, r := range running {
+		for _, u := range r.uses {
+			images[u.image] = tracker.Image{}
+		}
+	}
+	names := slices.Sorted(maps.Keys(images))
+	found := make([]tracker.Image, len(names))
+	each(len(names), func(i int) { found[i] = g.imageOrID(ctx, names[i]) })
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	for i, name := range names {
+		images[name] = found[i]
+	}
+	for _, r := range running {
+		if len(r.uses) > 0 && !r.restored {
+			g.tracker.NoteOrdinary(images[r.uses[0].image])
+		}
+		for _, u := range r.uses {
+			img := images[u.image]
+			if u.name == "" {
+				img.Names = g.usedNames(r.pod, img.Names)
+			}
+			g.tracker.Restore(asked(r.pod), u.name, img, r.create)
+		}
+	}
+	return nil
+}
+
+// usedNames returns those of an image's names that a pod uses, as the pod source tells; all of them if it does not know the
+// pod. CRI-O does not report which name a container was created by (user_specified_image), and of the names that it reports
+// it chooses one by itself.
+func (g *Gate) usedNames(p podindex.Pod, names []string) (used []string) {
+	if g.source == nil {
+		return names
+	}
+	for _, name := range names {
+		policies, known := g.source.PullPolicies(p.UID, name)
+		if !known {
+			return names
+		}
+		if len(policies) > 0 {
+			used = append(used, name)
+		}
+	}
+	return used
+}
+
+// each calls f for 0 to n-1, a few at once.
+func each(n int, f func(i int)) {
+	var g errgroup.Group
+	g.SetLimit(restoreAtOnce)
+	for i := range n {
+		g.Go(func() error {
+			f(i)
+			return nil
+		})
+	}
+	_ = g.Wait() // none of them returns an error
+}
+
+// startedOf returns what a container shows; it has no uses if it shows nothing.
+func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started, error) {
+	who, ok := g.pods.BySandbox(c.GetPodSandboxId())
+	if !ok || c.GetState() == runtimeapi.ContainerState_CONTAINER_CREATED {
+		return started{}, nil
+	}
+	status, err := g.runtime.containerStatus(ctx, c)
+	if err != nil || status.GetStartedAt() == 0 {
+		return started{}, err
+	}
+	s := started{pod: who, restored: wasRestored(c), create: time.Unix(0, status.GetCreatedAt()), uses: []use{{runsOn(c), c.GetImage().GetUserSpecifiedImage()}}}
+	for _, m := range status.GetMounts() {
+		if i := m.GetImage(); i != nil {
+			s.uses = append(s.uses, use{i.GetImage(), i.GetUserSpecifiedImage()})
+		}
+	}
+	return s, nil
+}
+
+// imageOrID returns an image of the runtime; of one that it does not describe, only what it is called; of one that it does not
+// have, the zero value: who uses it next pulls it first, and proves access by that.
+func (g *Gate) imageOrID(ctx context.Context, name string) tracker.Image {
+	img, err := g.runtime.Image(ctx, name)
+	if err != nil {
+		g.log.Info("Image of a running container cannot be read, its names are not known", "imageID", name, "err", err)
+		return tracker.Image{ID: name}
+	}
+	return img
+}

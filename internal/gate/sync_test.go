@@ -1,0 +1,184 @@
+package gate_test
+
+import (
+	"bytes"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// A runtime does not send a list that is too large, and five images with a USER of 4 MiB make it so.
+func tooLarge(method string) error {
+	if method == "ListImages" {
+		return status.Error(codes.ResourceExhausted, "trying to send message larger than max (20448734 vs. 16777216)")
+	}
+	return nil
+}
+
+// running is a proxy before a node on which a pod of alice runs app.
+func running(t *testing.T) (p *proxy, alice *criproxytest.Pod) {
+	t.Helper()
+	p = newProxy(t, tracker.Options{}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	alice = p.Pod("alice")
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	id, err := p.Create(t.Context(), alice, id1, app)
+	if err == nil {
+		err = p.Start(t.Context(), id)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, alice
+}
+
+func TestAnImageListThatIsTooLargeKeepsNobodyOut(t *testing.T) {
+	p, alice := running(t)
+	p.serves("repo.test/team/old:1", "good", criproxytest.Image{ID: id2})
+	if _, err := p.Pull(t.Context(), alice, "repo.test/team/old:1", "good"); err != nil {
+		t.Fatal(err)
+	}
+	p.runtime.Do(func(r *criproxytest.Runtime) { r.Fail = tooLarge })
+	p.restart()
+	if got := p.Precheck(alice, app); got != id1 {
+		t.Errorf("pre-check of a running pod after a restart = %q; want %s", got, id1)
+	}
+	if p.Precheck(p.Pod("mallory"), app) != "" {
+		t.Error("another pod may use the image")
+	}
+	if !p.gate.Synced() {
+		t.Error("not synced with the runtime")
+	}
+	// Proofs go with their images.
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
+	if err := p.tracker.Prune(t.Context()); err != nil {
+		t.Errorf("Prune = %v; want nil", err)
+	}
+	proved := func() (image1, image2 int) {
+		n := map[string]int{}
+		for id, repository := range map[string]string{id1: "repo.test/team/app", id2: "repo.test/team/old"} {
+			f, err := p.store.Lookup(records.Pair{ImageID: id, Repository: repository})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.Record != nil {
+				n[id] = len(f.Record.Proofs)
+			}
+		}
+		return n[id1], n[id2]
+	}
+	if one, two := proved(); one != 1 || two != 0 {
+		t.Errorf("%d proofs of the image that is there, %d of the other; want 1 and 0", one, two)
+	}
+	// As with a list, a runtime that has nothing of what is recorded is not believed.
+	p.runtime.SetImages(criproxytest.Image{ID: id3, Names: []string{"repo.test/any:1"}})
+	if err := p.tracker.Prune(t.Context()); err == nil {
+		t.Error("Prune = nil for a runtime that has no image with a record; want an error")
+	}
+	if one, _ := proved(); one != 1 {
+		t.Errorf("%d proofs of the image; want 1", one)
+	}
+}
+
+// An image that cannot be described does not keep the other pods from their grants.
+func TestAnImageThatCannotBeReadKeepsNobodyElseOut(t *testing.T) {
+	p, alice := running(t)
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Fail = func(method string) error {
+			if method == "ImageStatus" {
+				return status.Error(codes.ResourceExhausted, "too large")
+			}
+			return nil
+		}
+	})
+	p.restart()
+	if err := p.gate.Sync(t.Context()); err != nil || !p.gate.Synced() {
+		t.Errorf("Sync = %v; want nil", err)
+	}
+	p.runtime.Do(func(r *criproxytest.Runtime) { r.Fail = nil })
+	want := id1
+	if underTest() != criproxytest.Containerd {
+		want = "" // CRI-O does not tell which name the container has, so its pod proves access again
+	}
+	if got := p.Precheck(alice, app); got != want {
+		t.Errorf("pre-check = %q; want %q", got, want)
+	}
+}
+
+// An item with text that is not UTF-8 hides none of a list, not even itself.
+func TestTextThatIsNotUTF8HidesNothing(t *testing.T) {
+	for _, method := range []string{"ListPodSandbox", "ListContainers", "ListImages"} {
+		t.Run(method, func(t *testing.T) {
+			p, alice := running(t)
+			p.Pod("mallory-text")
+			p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{"repo.test/mallory-text:1"}})
+			p.runtime.Do(func(r *criproxytest.Runtime) {
+				r.Rewrite = func(m string, answer []byte) []byte {
+					if m != method {
+						return answer
+					}
+					if m == "ListContainers" {
+						return bytes.ReplaceAll(answer, []byte("main"), []byte("ma\xff\xfe"))
+					}
+					return bytes.ReplaceAll(answer, []byte("mallory-text"), []byte("mallory-\xff\xfe\xfd\xfc"))
+				}
+			})
+			p.restart()
+			if got := p.Precheck(alice, app); got != id1 {
+				t.Errorf("pre-check of a running pod after a restart = %q; want %s", got, id1)
+			}
+			if err := p.gate.Sync(t.Context()); err != nil || !p.gate.Synced() {
+				t.Errorf("Sync = %v; want nil", err)
+			}
+			_, err := p.Runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{})
+			if changed := err == nil; changed && method == "ListPodSandbox" {
+				t.Error("a kubelet gets another answer than the runtime's")
+			}
+			if got := p.Precheck(alice, app); got != id1 {
+				t.Errorf("pre-check of a running pod after another list = %q; want %s", got, id1)
+			}
+			if err := p.tracker.Prune(t.Context()); err != nil {
+				t.Errorf("Prune = %v; want nil", err)
+			}
+			if got, want := p.onDisk(), "0 intents, 1 records"; got != want {
+				t.Errorf("on disk: %s; want %s", got, want)
+			}
+		})
+	}
+}
+
+// A runtime that cannot be synced with is not asked again by every call.
+func TestAFailedSyncIsNotRepeatedByEveryCall(t *testing.T) {
+	p, alice := running(t)
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Fail = func(method string) error {
+			if method == "ListPodSandbox" {
+				return status.Error(codes.Internal, "no list")
+			}
+			return nil
+		}
+	})
+	p.restart()
+	before := p.runtime.Calls("ListPodSandbox")
+	for range 50 {
+		p.Precheck(alice, app)
+	}
+	if n := p.runtime.Calls("ListPodSandbox") - before; n > 2 {
+		t.Errorf("50 pre-checks asked for the sandboxes %d times; want at most 2", n)
+	}
+	p.runtime.Do(func(r *criproxytest.Runtime) { r.Fail = nil })
+	if err := p.gate.Sync(t.Context()); err != nil { // the daemon's own attempt does not pause
+		t.Errorf("Sync = %v; want nil", err)
+	}
+	if got := p.Precheck(alice, app); got != id1 {
+		t.Errorf("pre-check = %q; want %s", got, id1)
+	}
+}

@@ -1,0 +1,306 @@
+package gate_test
+
+import (
+	"github.com/pullgate/pullgate/internal/gate"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/gate/kubelet"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// Proofs are good for an hour, and for an hour more when nobody can ask.
+const (
+	young  = 30 * time.Minute
+	graced = 90 * time.Minute
+	old    = 3 * time.Hour
+)
+
+// ages makes alice's proof as old as that, under rules by which it expires.
+func (p *proxy) ages(age time.Duration) {
+	p.t.Helper()
+	p.tracker.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
+	p.must(p.store.Prove(records.Intent{}, records.Result{
+		Pair:       records.Pair{ImageID: id1, Repository: "repo.test/team/app"},
+		Credential: p.key.ID(tenant("good")), At: time.Now().Add(-age),
+	}))
+}
+
+// registryFails makes every pull end with a text of the runtime; with "" the registry is as it was.
+func (p *proxy) registryFails(text string) {
+	if text == "" {
+		p.serves(app, "good", criproxytest.Image{ID: id1})
+		return
+	}
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			if !strings.Contains(text, crioSource) {
+				text = "failed to pull and unpack image: failed to resolve reference: " + text
+			}
+			return criproxytest.Image{}, status.Error(codes.Unknown, text)
+		}
+	})
+}
+
+const (
+	away   = "dial tcp 127.0.0.1:1: connect: connection refused"
+	mirror = `failed to do request: Head "https://mirror.test:5000/v2/app/manifests/1?ns=repo.test": dial tcp 127.0.0.1:1: connect: connection refused`
+	busy   = "unexpected status from HEAD request: 503 Service Unavailable"
+	denied = "unexpected status from HEAD request: 403 Forbidden"
+	broken = "the manifest is not one"
+
+	// The same of CRI-O, whose registry has a mirror.
+	crioSource  = "initializing source docker://" + app + ": "
+	crioAway    = "pinging container registry repo.test: Get \"https://repo.test/v2/\": " + away
+	crioRefused = "reading manifest 1 in repo.test/team/app: authentication required"
+	behindDown  = "(Mirrors also failed: [mirror.test/team/app:1: " + crioAway + "]): " + app + ": "
+	crioDenied  = "unable to pull image or OCI artifact: pull image err: " + crioSource + behindDown + crioRefused +
+		"; artifact err: image reference: get manifest from ref: create image source: " + behindDown + crioRefused
+	crioDown = "RegistryUnavailable: unable to pull image: " + crioSource + "(Mirrors also failed: [mirror.test/team/app:1: " + crioRefused + "]): " + app + ": " + crioAway
+)
+
+func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
+	before, without := gate.Config{OutageFallback: true, AlwaysPrecheck: kubelet.Sent}, gate.Config{AlwaysPrecheck: kubelet.Sent}
+	exactly := gate.Config{AlwaysPrecheck: kubelet.Skipped}
+	for _, tc := range []struct {
+		name     string
+		gate     gate.Config
+		policies []string // of the pod source; nil is none
+		age      time.Duration
+		registry string
+		shown    bool // the pre-check
+		asked    int  // the registry, by the pull that follows a hidden one
+		runs     bool
+	}{
+		{"IfNotPresent, valid", exact(), []string{"IfNotPresent"}, young, away, true, 0, true},
+		{"IfNotPresent, expired", exact(), []string{"IfNotPresent"}, graced, "", false, 1, true},
+		{"IfNotPresent, expired, away", exact(), []string{"IfNotPresent"}, graced, away, false, 1, true},
+		{"IfNotPresent, expired, its mirror away", exact(), []string{"IfNotPresent"}, graced, mirror, false, 1, false},
+		{"IfNotPresent, valid, its mirror away", exact(), []string{"IfNotPresent"}, young, mirror, true, 0, true},
+		{"IfNotPresent, expired, denied, its mirror away, CRI-O", exact(), []string{"IfNotPresent"}, graced, crioDenied, false, 1, false},
+		{"IfNotPresent, expired, away, its mirror denied, CRI-O", exact(), []string{"IfNotPresent"}, graced, crioDown, false, 1, true},
+		{"not known, old kubelet, expired, denied, its mirror away, CRI-O", before, nil, graced, crioDenied, false, 1, false},
+		{"IfNotPresent, expired, busy", exact(), []string{"IfNotPresent"}, graced, busy, false, 1, true},
+		{"IfNotPresent, expired, denied", exact(), []string{"IfNotPresent"}, graced, denied, false, 1, false},
+		{"IfNotPresent, expired, an answer that is none", exact(), []string{"IfNotPresent"}, graced, broken, false, 1, false},
+		{"IfNotPresent, beyond the grace", exact(), []string{"IfNotPresent"}, old, "", false, 1, true},
+		{"IfNotPresent, beyond the grace, away", exact(), []string{"IfNotPresent"}, old, away, false, 1, false},
+		{"IfNotPresent, expired, away, no fallback", exactly, []string{"IfNotPresent"}, graced, away, false, 1, true},
+		{"Never, valid", exact(), []string{"Never"}, young, away, true, 0, true},
+		{"Never, in its grace", exact(), []string{"Never"}, graced, "", true, 0, true},
+		{"Never, beyond the grace", exact(), []string{"Never"}, old, "", false, 0, false},
+		{"Never beside IfNotPresent", exact(), []string{"Never", "IfNotPresent"}, graced, "", false, 1, true},
+		{"Never beside Always, new kubelet", exact(), []string{"Never", "Always"}, graced, "", true, 0, true},
+		{"Never beside Always, old kubelet", before, []string{"Never", "Always"}, graced, "", false, 1, true},
+		{"Always, expired, away", before, []string{"Always"}, graced, away, false, 1, false},
+		{"not known, valid", exact(), nil, young, away, false, 0, true},
+		{"not known, expired", exact(), nil, graced, "", false, 1, true},
+		{"not known, expired, away", exact(), nil, graced, away, false, 1, true},
+		{"not known, expired, away, no fallback", exactly, nil, graced, away, false, 1, true},
+		{"not known, beyond the grace, away", exact(), nil, old, away, false, 1, false},
+		{"not known, old kubelet, valid, away", before, nil, young, away, false, 1, true},
+		{"not known, old kubelet, expired, away", before, nil, graced, away, false, 1, true},
+		{"not known, old kubelet, expired, an answer that is none", before, nil, graced, broken, false, 1, false},
+		{"not known, old kubelet, beyond, away", before, nil, old, away, false, 1, false},
+		{"not known, old kubelet, expired, away, no fallback", without, nil, graced, away, false, 1, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p, f := newProxyWithSource(t, tc.gate)
+			p.ages(tc.age)
+			p.registryFails(tc.registry)
+			x := p.Pod("carol")
+			if tc.policies != nil {
+				f.tells(x, "good", tc.policies...)
+			}
+			if got := p.Precheck(x, app); (got != "") != tc.shown {
+				t.Errorf("pre-check = %q; want it shown: %v", got, tc.shown)
+			}
+			before := p.runtime.Calls("PullImage")
+			if !tc.shown && !cmp.Equal(tc.policies, []string{"Never"}) {
+				if id, err := p.Pull(t.Context(), x, app, "good"); (err == nil && id == id1) != tc.runs {
+					t.Errorf("pull = %q, %v; want the image: %v", id, err, tc.runs)
+				}
+			}
+			if got := p.runtime.Calls("PullImage") - before; got != tc.asked {
+				t.Errorf("the registry was asked %d times; want %d", got, tc.asked)
+			}
+			if _, err := p.Create(t.Context(), x, id1, app); (err == nil) != tc.runs {
+				t.Errorf("container = %v; want it: %v", err, tc.runs)
+			}
+			// Who confirmed it once confirmed it for the next one too.
+			if tc.registry == "" && tc.asked == 1 {
+				y := p.Pod("dora")
+				f.tells(y, "good", "Never")
+				if got := p.Precheck(y, app); got != id1 {
+					t.Errorf("pre-check of the next pod = %q; want the image, the proof was renewed", got)
+				}
+			}
+		})
+	}
+}
+
+// What was granted stays granted; what nobody proved has no grace; and a registry that denied a credential could be
+// asked, so that its proof has none any more.
+func TestGraceIsForProofsThatCannotBeRenewed(t *testing.T) {
+	p, f := newProxyWithSource(t, exact())
+	p.ages(graced)
+	p.registryFails(away)
+	for name, password := range map[string]string{"a bad credential": "bad", "none": ""} {
+		x := p.Pod("bob")
+		f.tells(x, password, "IfNotPresent")
+		p.Precheck(x, app)
+		if id, err := p.Pull(t.Context(), x, app, password); err == nil {
+			t.Errorf("%s: pull = %q while the registry is away; want its own error", name, id)
+		}
+	}
+	pull := func(want bool) *criproxytest.Pod {
+		t.Helper()
+		x := p.Pod("carol")
+		f.tells(x, "good", "IfNotPresent")
+		if got := p.Precheck(x, app); got != "" {
+			t.Errorf("pre-check = %q; want it hidden, the proof has expired", got)
+		}
+		if id, err := p.Pull(t.Context(), x, app, "good"); (err == nil) != want {
+			t.Errorf("pull = %q, %v; want the image: %v", id, err, want)
+		}
+		return x
+	}
+	granted := pull(true)
+	p.registryFails(denied)
+	pull(false)
+	p.registryFails(away)
+	pull(false)
+	never := p.Pod("carol")
+	f.tells(never, "good", "Never")
+	if got := p.Precheck(never, app); got != "" {
+		t.Errorf("pre-check with Never = %q; want it hidden: the registry has denied the credential", got)
+	}
+	if got := p.Precheck(granted, app); got != id1 {
+		t.Errorf("pre-check of a pod that holds a grant = %q; want the image", got)
+	}
+	p.registryFails("")
+	pull(true)
+	want := map[string]int{
+		"recheck unavailable IfNotPresent": 4, "recheck denied IfNotPresent": 1, "recheck verified IfNotPresent": 1, "refused ImageStatus": 7,
+	}
+	if diff := cmp.Diff(want, p.counts.get()); diff != "" {
+		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+}
+
+// A mirror that is down does not turn a refusal of the registry into an outage: the pull fails, the proof loses its grace, and
+// nothing of the pull stays on disk.
+func TestDeadMirrorHidesNoRefusal(t *testing.T) {
+	p, f := newProxyWithSource(t, exact())
+	p.ages(graced)
+	for _, tc := range []struct{ does, registry string }{{"denies", crioDenied}, {"is away, after it denied", crioDown}} {
+		p.registryFails(tc.registry)
+		x := p.Pod("carol")
+		f.tells(x, "good", "IfNotPresent")
+		p.Precheck(x, app)
+		if id, err := p.Pull(t.Context(), x, app, "good"); err == nil {
+			t.Errorf("pull while the registry %s = %q; want its own error", tc.does, id)
+		}
+		if got := p.onDisk(); got != "0 intents, 1 records" {
+			t.Errorf("on disk after the registry %s: %s; want no intent", tc.does, got)
+		}
+	}
+}
+
+// In shadow mode what would have to be renewed is counted as what it would be, a miss.
+func TestShadowModeCountsWhatHasExpired(t *testing.T) {
+	p, f := newProxyWithSource(t, gate.Config{Shadow: true, AlwaysPrecheck: kubelet.Skipped})
+	for _, age := range []time.Duration{young, old} {
+		p.ages(age)
+		x := p.Pod("carol")
+		f.tells(x, "good", "Never")
+		if got := p.Precheck(x, app); got != id1 {
+			t.Errorf("pre-check = %q; want the image, nothing is enforced", got)
+		}
+	}
+	want := map[string]int{"recheck hit Never": 1, "recheck unverified Never": 1}
+	if diff := cmp.Diff(want, p.counts.get()); diff != "" {
+		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+}
+
+// A restart gives no grant back to a container that was created before a revocation.
+func TestRevocationOutlivesARestart(t *testing.T) {
+	p, _ := newProxyWithSource(t, exact())
+	start := func() *criproxytest.Pod {
+		t.Helper()
+		x := p.Pod("carol")
+		if _, err := p.Pull(t.Context(), x, app, "good"); err != nil {
+			t.Fatal(err)
+		}
+		id, err := p.Create(t.Context(), x, id1, app)
+		p.must(err)
+		p.must(p.Start(t.Context(), id))
+		return x
+	}
+	early := start()
+	got, err := p.tracker.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Credential: p.key.ID(tenant("good"))}})
+	if err != nil || len(got.Grants) != 2 {
+		t.Fatalf("Revoke = %+v, %v; want the grants of both pods", got, err)
+	}
+	if got := p.Precheck(early, app); got != "" {
+		t.Errorf("pre-check of a revoked pod = %q; want it hidden", got)
+	}
+	late := start()
+	p.restart()
+	if got := p.Precheck(early, app); got != "" {
+		t.Errorf("pre-check of a revoked pod after a restart = %q; want it hidden", got)
+	}
+	if got := p.Precheck(late, app); got != id1 {
+		t.Errorf("pre-check of a pod that was created after the revocation = %q; want the image", got)
+	}
+}
+
+// A pull that is under way when its credential is revoked brings the image and opens it to nobody; the kubelet pulls once more.
+func TestRevocationDuringAPull(t *testing.T) {
+	p, _ := newProxyWithSource(t, exact())
+	x, revoke := p.Pod("carol"), true
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			if revoke {
+				_, err := p.tracker.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Credential: p.key.ID(tenant("good"))}})
+				p.must(err)
+			}
+			return criproxytest.Image{ID: id1}, nil
+		}
+	})
+	if id, err := p.Pull(t.Context(), x, app, "good"); err != nil || id != id1 {
+		t.Fatalf("pull = %q, %v; want the runtime's answer", id, err)
+	}
+	if _, err := p.Create(t.Context(), x, id1, app); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("container = %v; want PermissionDenied", err)
+	}
+	if got := p.Precheck(p.Pod("dora"), app); got != "" {
+		t.Errorf("pre-check of another pod = %q; want it hidden", got)
+	}
+	revoke = false
+	if got := p.Precheck(x, app); got != "" {
+		t.Errorf("pre-check after the refusal = %q; want it hidden, so that the kubelet pulls", got)
+	}
+	before := p.runtime.Calls("PullImage")
+	if _, err := p.Pull(t.Context(), x, app, "good"); err != nil || p.runtime.Calls("PullImage") != before+1 {
+		t.Errorf("pull = %v, and the registry was asked %d times; want nil and once", err, p.runtime.Calls("PullImage")-before)
+	}
+	if _, err := p.Create(t.Context(), x, id1, app); err != nil {
+		t.Errorf("container after the next pull = %v; want it", err)
+	}
+}
+
+// tenant is the credential that the tests pull with.
+func tenant(password string) credential.Credential {
+	return credential.New("tenant", password, "", "", "", "")
+}
