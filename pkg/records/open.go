@@ -15,7 +15,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/crashpoint"
 	"github.com/pullgate/pullgate/internal/atomicfile"
-	"github.com/pullgate/pullgate/pkg/records/dbfile"
+	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
 // Format is the version of the file that this code writes, and the newest that it reads.
@@ -80,12 +80,12 @@ func Open(path string, o Options) (*Store, Report, error) {
 		o.Now = time.Now()
 	}
 	var report Report
-	var f *dbfile.File
+	var f *boltfile.File
 	var distrust *Distrust
 	var damage, err error
 	for range replacedTimes {
 		f, distrust, damage, err = openPresent(path, o)
-		if !errors.Is(err, dbfile.ErrReplaced) {
+		if !errors.Is(err, boltfile.ErrReplaced) {
 			break
 		}
 	}
@@ -115,7 +115,7 @@ func Open(path string, o Options) (*Store, Report, error) {
 }
 
 // openPresent opens the store if there is one, and else returns with which distrust a new one would begin.
-func openPresent(path string, o Options) (f *dbfile.File, distrust *Distrust, damage, err error) {
+func openPresent(path string, o Options) (f *boltfile.File, distrust *Distrust, damage, err error) {
 	f, damage, err = openFile(path, o, false)
 	if errors.Is(err, fs.ErrNotExist) {
 		distrust, err = absent(path, o)
@@ -124,8 +124,8 @@ func openPresent(path string, o Options) (f *dbfile.File, distrust *Distrust, da
 }
 
 // openFile opens an existing file and reads all of it.
-func openFile(path string, o Options, readOnly bool) (f *dbfile.File, damage, err error) {
-	f, damage, err = dbfile.Open(path, dbfile.Options{LockWait: o.LockWait, ReadOnly: readOnly, OnPanic: o.OnPanic, Check: check})
+func openFile(path string, o Options, readOnly bool) (f *boltfile.File, damage, err error) {
+	f, damage, err = boltfile.Open(path, boltfile.Options{LockWait: o.LockWait, ReadOnly: readOnly, OnPanic: o.OnPanic, Check: check})
 	if errors.Is(damage, ErrNewerFormat) {
 		return nil, nil, errors.Join(damage, err)
 	}
@@ -198,12 +198,12 @@ func readFormat(tx *bolt.Tx) (int, error) {
 
 // create makes a new store under a temporary name and gives it its own when it is whole, so that no
 // crash leaves a part of one.
-func create(path string, o Options, distrust *Distrust) (*dbfile.File, error) {
+func create(path string, o Options, distrust *Distrust) (*boltfile.File, error) {
 	temporary := path + ".new"
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	f, err := dbfile.Create(temporary)
+	f, err := boltfile.Create(temporary)
 	if err != nil {
 		return nil, err
 	}

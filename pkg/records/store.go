@@ -12,12 +12,12 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/crashpoint"
-	"github.com/pullgate/pullgate/pkg/records/dbfile"
+	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
 // A Store is one bbolt file. Its methods may be called concurrently.
 type Store struct {
-	file     *dbfile.File
+	file     *boltfile.File
 	onSync   func(time.Duration)
 	distrust atomic.Pointer[Distrust]
 

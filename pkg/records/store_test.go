@@ -14,7 +14,7 @@ import (
 
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/records"
-	"github.com/pullgate/pullgate/pkg/records/pages"
+	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
 const (
@@ -77,8 +77,8 @@ func checkFile(tb testing.TB, path string) {
 	}
 	err = db.View(func(tx *bolt.Tx) error {
 		content := bytes.NewReader(readFile(tb, path))
-		m, all := pages.Newest(content)
-		all = errors.Join(all, pages.Walk(content, m, pages.Visitor{}))
+		m, all := boltfile.Newest(content)
+		all = errors.Join(all, boltfile.Walk(content, m, boltfile.Visitor{}))
 		for err := range tx.Check() {
 			all = errors.Join(all, err)
 		}

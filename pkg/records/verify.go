@@ -14,7 +14,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
-	"github.com/pullgate/pullgate/pkg/records/pages"
+	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
 // MaxProblems bounds the problems that a Verification tells one by one.
@@ -50,7 +50,7 @@ func (v *Verification) add(where string, err error) {
 // did not come to its end. Other calls go on meanwhile, unless the file has outgrown what is mapped of it at once.
 func (s *Store) Verify(ctx context.Context) (v Verification, err error) {
 	err = s.view(func(tx *bolt.Tx) error {
-		v, err = verify(ctx, func(to pages.Visitor) error { return s.file.Walk(tx, to) })
+		v, err = verify(ctx, func(to boltfile.Visitor) error { return s.file.Walk(tx, to) })
 		return err
 	})
 	if err != nil {
@@ -62,12 +62,12 @@ func (s *Store) Verify(ctx context.Context) (v Verification, err error) {
 // VerifyFile does the same with the file of a store, which nobody writes to meanwhile. A file of a newer format is
 // ErrNewerFormat.
 func VerifyFile(ctx context.Context, file io.ReaderAt) (Verification, error) {
-	v, err := verify(ctx, func(to pages.Visitor) error {
-		m, err := pages.Newest(file)
+	v, err := verify(ctx, func(to boltfile.Visitor) error {
+		m, err := boltfile.Newest(file)
 		if err != nil {
 			return to.Damage(err)
 		}
-		return pages.Walk(file, m, to)
+		return boltfile.Walk(file, m, to)
 	})
 	if err != nil {
 		return Verification{}, fmt.Errorf("verify records: %w", err)
@@ -75,10 +75,10 @@ func VerifyFile(ctx context.Context, file io.ReaderAt) (Verification, error) {
 	return v, nil
 }
 
-func verify(ctx context.Context, walk func(pages.Visitor) error) (Verification, error) {
+func verify(ctx context.Context, walk func(boltfile.Visitor) error) (Verification, error) {
 	var v Verification
 	missing := buckets()
-	err := walk(pages.Visitor{
+	err := walk(boltfile.Visitor{
 		Bucket: func(name string, _ uint64) error {
 			if !slices.Contains(missing, name) && name != bucketCreations {
 				v.add(WhereTree, fmt.Errorf("bucket %q is unknown", name))

@@ -18,8 +18,7 @@ import (
 	"github.com/pullgate/pullgate/internal/crashpoint"
 	"github.com/pullgate/pullgate/internal/atomicfile"
 	"github.com/pullgate/pullgate/pkg/records"
-	"github.com/pullgate/pullgate/pkg/records/dbfile"
-	"github.com/pullgate/pullgate/pkg/records/pages"
+	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
 // compactSuffix follows a store's path in the name of the file that Compact makes. One that a crash has left is
@@ -83,19 +82,19 @@ func compact(ctx context.Context, path string, f *os.File) (c Compaction, err er
 
 // write makes a new file of the values of another.
 func write(ctx context.Context, from *os.File, path string) (err error) {
-	to, err := dbfile.Create(path)
+	to, err := boltfile.Create(path)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, to.DB.Close()) }()
 	to.DB.NoSync = true // until all is written
 	to.DB.AllocSize = to.DB.Info().PageSize
-	m, err := pages.Newest(from)
+	m, err := boltfile.Newest(from)
 	if err != nil {
 		return err
 	}
 	b := batch{to: to}
-	err = pages.Walk(from, m, pages.Visitor{
+	err = boltfile.Walk(from, m, boltfile.Visitor{
 		Bucket: func(name string, sequence uint64) error {
 			return errors.Join(ctx.Err(), b.add(func(tx *bolt.Tx) error {
 				bucket, err := tx.CreateBucket([]byte(name))
@@ -118,7 +117,7 @@ func write(ctx context.Context, from *os.File, path string) (err error) {
 
 // A batch gathers changes and makes them in one transaction.
 type batch struct {
-	to      *dbfile.File
+	to      *boltfile.File
 	changes []func(*bolt.Tx) error
 	bytes   int
 }
@@ -160,7 +159,7 @@ func finish(from *os.File, path string, c *Compaction) (err error) {
 	if !bytes.Equal(want, got) {
 		return errors.New("the new file does not hold the values of the old one; the old one is left as it was")
 	}
-	m, err := pages.Newest(to)
+	m, err := boltfile.Newest(to)
 	if err != nil {
 		return err
 	}
@@ -189,7 +188,7 @@ func finish(from *os.File, path string, c *Compaction) (err error) {
 
 // digest is equal for files that hold the same buckets, sequences, keys and values.
 func digest(file io.ReaderAt) ([]byte, error) {
-	m, err := pages.Newest(file)
+	m, err := boltfile.Newest(file)
 	if err != nil {
 		return nil, err
 	}
@@ -200,7 +199,7 @@ func digest(file io.ReaderAt) ([]byte, error) {
 			_, _ = sum.Write(p)
 		}
 	}
-	err = pages.Walk(file, m, pages.Visitor{
+	err = boltfile.Walk(file, m, boltfile.Visitor{
 		Bucket: func(name string, sequence uint64) error {
 			add([]byte("bucket"), []byte(name), binary.BigEndian.AppendUint64(nil, sequence))
 			return nil

@@ -14,7 +14,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/pkg/records"
-	"github.com/pullgate/pullgate/pkg/records/dbfile"
+	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 	"github.com/pullgate/pullgate/pkg/records/offline"
 )
 
@@ -193,7 +193,7 @@ func TestCompactAndStartsOfADaemonLoseNothing(t *testing.T) {
 					return
 				default:
 				}
-				if _, err := offline.Compact(t.Context(), path); err != nil && !errors.Is(err, dbfile.ErrReplaced) {
+				if _, err := offline.Compact(t.Context(), path); err != nil && !errors.Is(err, boltfile.ErrReplaced) {
 					ended <- err
 					return
 				}
@@ -203,7 +203,7 @@ func TestCompactAndStartsOfADaemonLoseNothing(t *testing.T) {
 	const writes = 30
 	for n := range writes {
 		s, report, err := records.Open(path, records.Options{KeyExists: true})
-		for errors.Is(err, dbfile.ErrReplaced) { // they compact without a pause
+		for errors.Is(err, boltfile.ErrReplaced) { // they compact without a pause
 			s, report, err = records.Open(path, records.Options{KeyExists: true})
 		}
 		if err != nil || report != (records.Report{}) {
@@ -244,7 +244,7 @@ func TestCompactThatWaitedLeavesTheFileThatIsThereNow(t *testing.T) {
 	if err := errors.Join(os.Rename(other, path), s.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-ended; !errors.Is(err, dbfile.ErrReplaced) {
+	if err := <-ended; !errors.Is(err, boltfile.ErrReplaced) {
 		t.Errorf("Compact = %v; want ErrReplaced", err)
 	}
 	if diff := cmp.Diff(want, content(t, path)); diff != "" {

@@ -4,7 +4,7 @@ import (
 	"errors"
 
 	"github.com/pullgate/pullgate/pkg/records"
-	"github.com/pullgate/pullgate/pkg/records/dbfile"
+	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
 var (
@@ -15,5 +15,5 @@ var (
 	// ErrNewerFormat is returned for a file of a newer format.
 	ErrNewerFormat = records.ErrNewerFormat
 	// ErrReplaced is returned if another file took the place of the one whose lock was waited for.
-	ErrReplaced = dbfile.ErrReplaced
+	ErrReplaced = boltfile.ErrReplaced
 )

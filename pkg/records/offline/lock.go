@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pullgate/pullgate/pkg/records/dbfile"
+	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
 // Between two attempts to get the lock.
@@ -36,14 +36,14 @@ func locked(ctx context.Context, path string, how int, do func(*os.File) error) 
 	if err := lock(ctx, f, how); err != nil {
 		return fmt.Errorf("lock %s: %w", path, err)
 	}
-	if err := dbfile.InPlace(path, info); err != nil {
+	if err := boltfile.InPlace(path, info); err != nil {
 		return fmt.Errorf("lock %s: %w", path, err)
 	}
 	return do(f)
 }
 
 func lock(ctx context.Context, f *os.File, how int) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, dbfile.LockWait, ErrInUse)
+	ctx, cancel := context.WithTimeoutCause(ctx, boltfile.LockWait, ErrInUse)
 	defer cancel()
 	pause := time.NewTicker(lockPause)
 	defer pause.Stop()

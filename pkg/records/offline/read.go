@@ -13,7 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/pullgate/pullgate/pkg/records"
-	"github.com/pullgate/pullgate/pkg/records/pages"
+	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
 // Check reads the whole file at path and tells what cannot be read, and for what a daemon would set it aside. A file of
@@ -80,11 +80,11 @@ func dump(ctx context.Context, f *os.File, w *bufio.Writer) error {
 		return err
 	}
 	damage := func(what error) error { return write(line{Damage: what.Error()}) }
-	m, err := pages.Newest(f)
+	m, err := boltfile.Newest(f)
 	if err != nil {
 		return damage(err)
 	}
-	return pages.Walk(f, m, pages.Visitor{
+	return boltfile.Walk(f, m, boltfile.Visitor{
 		Value: func(bucket string, key, stored []byte) error {
 			l := line{Bucket: bucket, Key: records.KeyText(bucket, key)}
 			if l.Value, err = records.Payload(bucket, key, stored); err != nil {

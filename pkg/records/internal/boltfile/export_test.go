@@ -1,4 +1,4 @@
-package dbfile
+package boltfile
 
 // Hooks of the tests in dbfile_test.
 

@@ -1,4 +1,4 @@
-package dbfile
+package boltfile
 
 import (
 	"errors"
@@ -13,7 +13,6 @@ import (
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
 
-	"github.com/pullgate/pullgate/pkg/records/pages"
 )
 
 // LockWait is how long a file's lock is waited for by default. bbolt's own is for ever, which would turn a second
@@ -151,7 +150,7 @@ func (f *File) check(content func(*bolt.Tx) error) error {
 			return fmt.Errorf("the file has %d bytes, its tree %d", info.Size(), tx.Size())
 		}
 		// Before bbolt walks the tree, which trusts what it reads.
-		if err := f.Walk(tx, pages.Visitor{}); err != nil {
+		if err := f.Walk(tx, Visitor{}); err != nil {
 			return err
 		}
 		if content != nil {
@@ -179,17 +178,17 @@ func (f *File) Update(do func(*bolt.Tx) error) error {
 }
 
 // Walk walks the pages of a transaction of the file, also while others write.
-func (f *File) Walk(tx *bolt.Tx, v pages.Visitor) error {
+func (f *File) Walk(tx *bolt.Tx, v Visitor) error {
 	// The file's own meta pages may be those of later transactions.
 	var head firstWrite
 	if _, err := tx.WriteTo(&head); head.page == nil {
 		return err
 	}
-	m, err := pages.ParseMeta(head.page)
+	m, err := ParseMeta(head.page)
 	if err != nil {
 		return err
 	}
-	return pages.Walk(f.file, m, v)
+	return Walk(f.file, m, v)
 }
 
 // A firstWrite keeps what is written first and takes no more. Of a transaction that is its own meta page.

@@ -1,4 +1,4 @@
-package dbfile_test
+package boltfile_test
 
 import (
 	"fmt"
@@ -6,14 +6,14 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/pullgate/pullgate/pkg/records/dbfile"
+	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
 func TestErrorOfTheSystemIsNoDamage(t *testing.T) {
 	for _, err := range []error{
 		syscall.ENOMEM, syscall.ENOLCK, os.NewSyscallError("flock", syscall.EINTR), &os.PathError{Err: syscall.EIO},
 	} {
-		if !dbfile.IsSystem(fmt.Errorf("open: %w", err)) {
+		if !boltfile.IsSystem(fmt.Errorf("open: %w", err)) {
 			t.Errorf("IsSystem(%v) = false; want true", err)
 		}
 	}

@@ -1,4 +1,4 @@
-package dbfile
+package boltfile
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package pages_test
+package boltfile_test
 
 import (
 	"bytes"
@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	bolt "go.etcd.io/bbolt"
 
-	"github.com/pullgate/pullgate/pkg/records/pages"
+	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
 // write makes a file by a transaction for each of the functions.
@@ -67,11 +67,11 @@ func nested(tx *bolt.Tx) error {
 // read returns everything in a file, a line each, and what is damaged.
 func read(content []byte) (lines, damage []string) {
 	file := bytes.NewReader(content)
-	m, err := pages.Newest(file)
+	m, err := boltfile.Newest(file)
 	if err != nil {
 		return nil, []string{err.Error()}
 	}
-	err = pages.Walk(file, m, pages.Visitor{
+	err = boltfile.Walk(file, m, boltfile.Visitor{
 		Bucket: func(name string, sequence uint64) error {
 			lines = append(lines, fmt.Sprintf("%s: %d", name, sequence))
 			return nil
@@ -256,11 +256,11 @@ func TestDamageThatBoltWouldFollow(t *testing.T) {
 			if !strings.Contains(strings.Join(damage, "\n"), tc.want) {
 				t.Fatalf("damage = %q; want … %s …", damage, tc.want)
 			}
-			m, err := pages.Newest(bytes.NewReader(damaged))
+			m, err := boltfile.Newest(bytes.NewReader(damaged))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := pages.Walk(bytes.NewReader(damaged), m, pages.Visitor{}); err == nil || err.Error() != damage[0] {
+			if err := boltfile.Walk(bytes.NewReader(damaged), m, boltfile.Visitor{}); err == nil || err.Error() != damage[0] {
 				t.Errorf("Walk without Damage = %v; want the first damage, %s", err, damage[0])
 			}
 		})
@@ -318,7 +318,7 @@ func TestNewestOfWhatIsNoBoltFile(t *testing.T) {
 		"cut":       {content[:60], "too short"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if m, err := pages.Newest(bytes.NewReader(tc.content)); err == nil || !strings.Contains(err.Error(), tc.want) {
+			if m, err := boltfile.Newest(bytes.NewReader(tc.content)); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("Newest = %+v, %v; want … %s …", m, err, tc.want)
 			}
 		})
@@ -327,17 +327,17 @@ func TestNewestOfWhatIsNoBoltFile(t *testing.T) {
 
 func TestFunctionOfAVisitorEndsTheWalk(t *testing.T) {
 	content := bytes.NewReader(write(t, fill("a", 9, "v"), fill("b", 9, "v")))
-	m, err := pages.Newest(content)
+	m, err := boltfile.Newest(content)
 	if err != nil {
 		t.Fatal(err)
 	}
 	enough := errors.New("enough")
-	for name, v := range map[string]pages.Visitor{
+	for name, v := range map[string]boltfile.Visitor{
 		"Bucket": {Bucket: func(string, uint64) error { return enough }},
 		"Value":  {Value: func(string, []byte, []byte) error { return enough }},
 	} {
 		v.Damage = func(err error) error { t.Errorf("%s: damage: %v", name, err); return nil }
-		if err := pages.Walk(content, m, v); !errors.Is(err, enough) {
+		if err := boltfile.Walk(content, m, v); !errors.Is(err, enough) {
 			t.Errorf("%s: Walk = %v; want its error", name, err)
 		}
 	}
@@ -351,7 +351,7 @@ func (badDisk) ReadAt([]byte, int64) (int, error) {
 }
 
 func TestUnreadableDiskIsDamage(t *testing.T) {
-	if _, err := pages.Newest(badDisk{}); err == nil || errors.Is(err, syscall.EIO) {
+	if _, err := boltfile.Newest(badDisk{}); err == nil || errors.Is(err, syscall.EIO) {
 		t.Errorf("Newest of a disk that cannot be read = %v; want damage", err)
 	}
 }
