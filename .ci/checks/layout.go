@@ -13,7 +13,7 @@ import (
 
 // Layout returns every breach of the rules of the tree that can be seen without types:
 //
-//   - every package under pkg/ has a doc.go, and its package comment stands there and nowhere else;
+//   - every package under pkg/ and internal/ has a doc.go, and its package comment stands there and nowhere else;
 //   - no folder is named after nothing in particular (util, common, types, helpers, model).
 //
 // The root of fsys is the root of the project.
@@ -43,7 +43,7 @@ func (p *goPackage) breaches() []string {
 			found = append(found, fmt.Sprintf("%s: %q says nothing of what a package is for", p.dir, name))
 		}
 	}
-	if !strings.HasPrefix(p.dir, "pkg/") {
+	if !strings.HasPrefix(p.dir, "pkg/") && !strings.HasPrefix(p.dir, "internal/") {
 		return found
 	}
 	if !slices.Contains(p.files, "doc.go") {

@@ -69,130 +69,58 @@ func plants() []plant {
 	return slices.Concat(directions(), walls(), shapes())
 }
 
+// directions has one import against each rule, and beside them what the rules must let through.
 func directions() []plant {
-	const leaf = "leaf packages import nothing of this module"
 	return []plant{
-		up("pkg/internal", "pkg/credential", "imports nothing of this module"),
-		up("pkg/credential", "pkg/imageref", leaf),
-		up("pkg/credential", "pkg/internal", leaf),
-		up("pkg/imageref", "pkg/policy", leaf),
-		up("pkg/policy", "pkg/credential", leaf),
-		up("pkg/policy", "pkg/records", leaf),
+		up("internal/atomicfile", "pkg/credential", "mechanics import nothing"),
+		up("pkg/credential", "pkg/imageref", "no other package of this module but mechanics"),
+		down("pkg/credential", "internal/atomicfile"),
 		up("pkg/records", "pkg/policy", "policy judges"),
-		up("pkg/records", "pkg/tracker", "policy judges"),
-		up("pkg/records", "internal/metrics", "policy judges"),
 		down("pkg/records", "pkg/credential"),
-		down("pkg/records", "pkg/internal"),
-		up("pkg/tracker", "internal/podindex", "tracker imports records and the leaves alone"),
-		up("pkg/tracker", "pkg/criproxy", "tracker imports records and the leaves alone"),
-		up("pkg/tracker", "internal/config", "tracker imports records and the leaves alone"),
+		up("pkg/tracker", "internal/podindex", "tracker imports records"),
 		down("pkg/tracker", "pkg/records"),
-		down("pkg/tracker", "pkg/policy"),
-		up("internal/podindex", "pkg/tracker", "who asks and who may are kept apart"),
-		up("internal/podindex", "pkg/criproxy", "who asks and who may are kept apart"),
-		down("internal/podindex", "pkg/imageref"),
-		up("internal/podsource", "pkg/tracker", "who asks and who may are kept apart"),
-		down("internal/podsource", "internal/podindex"),
-		up("internal/nodecreds", "pkg/records", "nodecreds imports leaf packages alone"),
-		up("internal/nodecreds", "internal/podindex", "nodecreds imports leaf packages alone"),
-		down("internal/nodecreds", "pkg/credential"),
-		up("internal/nodecreds/report", "internal/daemon", "nodecreds imports leaf packages alone"),
-		down("internal/nodecreds/report", "pkg/credential"),
-		up("pkg/criproxy", "internal/adminapi", "criproxy imports tracker, pods"),
-		up("pkg/criproxy", "internal/metrics", "declares the interfaces of everything else"),
-		up("pkg/criproxy", "internal/config", "declares the interfaces of everything else"),
-		up("pkg/criproxy", "internal/daemon", "criproxy imports tracker, pods"),
-		down("pkg/criproxy", "pkg/tracker"),
-		down("pkg/criproxy", "internal/podindex"),
-		up("internal/adminapi", "pkg/criproxy", "admin imports tracker, pods"),
-		up("internal/adminapi", "internal/daemon", "admin imports tracker, pods"),
-		down("internal/adminapi", "pkg/tracker"),
-		down("internal/adminapi", "proto/pullgate/admin/v1"),
-		up("internal/metrics", "pkg/records", "metrics imports leaf packages alone"),
-		up("internal/metrics", "internal/config", "metrics imports leaf packages alone"),
-		down("internal/metrics", "pkg/policy"),
-		up("internal/config", "pkg/tracker", "config imports leaf packages alone"),
-		up("internal/config", "internal/metrics", "config imports leaf packages alone"),
-		down("internal/config", "pkg/policy"),
-		up("internal/decisionlog", "pkg/tracker", "writes what it is told"),
-		up("internal/decisionlog", "pkg/policy", "writes what it is told"),
-		up("pkg/criproxy", "internal/decisionlog", "declares the interfaces of everything else"),
-		down("internal/gate/decision", "pkg/tracker"),
-		down("internal/daemon", "internal/decisionlog"),
-		up("pkg/ctl", "pkg/policy", "imports nothing but that API"),
-		up("internal/cli/output", "internal/adminapi", "imports nothing but that API"),
-		down("internal/cli/output", "pkg/ctl"),
-		down("internal/cli/output", "proto/pullgate/admin/v1"),
-		down("cmd/pullgatectl", "internal/cli/output"),
+		up("pkg/criproxy", "pkg/tracker", "a proxy and nothing else"),
+		up("pkg/newcomer", "pkg/policy", "a promise to other programs"),
+		up("internal/gate", "internal/metrics", "declares the interfaces of everything else"),
+		down("internal/gate", "internal/podindex"),
+		down("internal/gate", "pkg/tracker"),
+		up("internal/config", "internal/daemon", "neither the daemon nor a command"),
 		up("internal/cli", "pkg/policy", "imports nothing but that API"),
-		up("internal/cli/output", "internal/cli", "ctl/console is for commands"),
-		down("internal/cli", "internal/cli/output"),
-		down("cmd/pullgatectl", "internal/cli"),
+		down("internal/cli", "proto/pullgate/admin/v1"),
+		up("internal/cli/output", "internal/cli", "output knows of no command"),
+		up("internal/kubeletconf", "internal/config", "work where pullgated does not"),
 		up("internal/doctor", "pkg/records", "doctor looks from outside"),
-		up("internal/doctor", "internal/daemon", "doctor looks from outside"),
 		down("internal/doctor", "pkg/records/offline"),
-		down("internal/doctor", "internal/config"),
-		down("internal/doctor", "internal/kubeletconf"),
-		down("cmd/pullgatectl", "internal/doctor"),
-		down("cmd/pullgatectl", "pkg/records/offline"),
-		up("pkg/records/offline", "pkg/tracker", "policy judges"),
-		down("pkg/records/offline", "pkg/records"),
-		up("internal/daemon", "cmd/pullgated", "daemon puts the packages of pkg together"),
-		down("internal/daemon", "pkg/criproxy"),
-		down("internal/daemon", "internal/config"),
-		up("pkg/newcomer", "pkg/policy", "no place in the import direction"),
+		down("internal/daemon", "internal/decisionlog"),
 		up("proto", "pkg/policy", "generated code imports nothing"),
-		up("cmd/pullgated", "pkg/records", "commands are thin"),
 		up("cmd/pullgated", "pkg/tracker", "commands are thin"),
-		up("cmd/pullgatectl", "pkg/criproxy", "commands are thin"),
-		up("cmd/pullgated", "internal/nodecreds", "commands are thin"),
-		down("cmd/pullgated", "internal/nodecreds/report"),
 		down("cmd/pullgated", "internal/daemon"),
-		down("cmd/pullgatectl", "internal/adminapi"),
 		up("e2e", "pkg/records", "e2e is a black box"),
 		down("e2e", "pkg/criproxy/criproxytest"),
-		up("e2e", "internal/podsource", "e2e is a black box"),
-		up("e2e/podsource", "internal/podindex", "as whoever imports it would use it"),
-		down("e2e/podsource", "internal/podsource"),
+		up("e2e/podsource", "internal/podindex", "and imports nothing else"),
 		{
-			rule: "tests of a leaf import no more than leaves", file: "pkg/policy/direction/planted_test.go", linter: "depguard", want: "tests of leaf packages",
-			source: "package direction\n\nimport _ \"" + module + "/pkg/records\"\n",
-		},
-		{
-			rule: "tests of the daemon may call the admin API", file: "internal/daemon/direction/planted_test.go",
-			source: imports("internal/daemon/direction/planted_test.go", module+"/proto/pullgate/admin/v1"),
-		},
-		{
-			rule: "tests of the daemon import no command", file: "internal/daemon/direction/command_test.go", linter: "depguard", want: "tests of daemon import the packages of pkg",
-			source: imports("internal/daemon/direction/command_test.go", module+"/cmd/pullgated"),
-		},
-		{
-			rule: "tests point down too", file: "pkg/records/direction/planted_test.go", linter: "depguard", want: "policy judges",
+			rule: "tests keep to the same directions", file: "pkg/records/direction/planted_test.go", linter: "depguard", want: "policy judges",
 			source: "package direction\n\nimport _ \"" + module + "/pkg/tracker\"\n",
+		},
+		{
+			rule: "tests of a leaf import no more than leaves", file: "pkg/policy/direction/planted_test.go", linter: "depguard", want: "tests of credential",
+			source: "package direction\n\nimport _ \"" + module + "/pkg/records\"\n",
 		},
 	}
 }
 
 func walls() []plant {
-	var all []plant
-	for _, from := range []string{"pkg/internal", "pkg/credential", "pkg/tracker", "internal/podindex", "pkg/criproxy", "internal/adminapi", "internal/metrics", "internal/config", "internal/daemon", "cmd/pullgated", "cmd/pullgatectl", "e2e"} {
-		all = append(all, up(from, bolt, "bbolt stays in records"))
-	}
-	for _, from := range []string{"pkg/internal", "pkg/policy", "pkg/records", "pkg/tracker", "internal/podindex", "internal/metrics", "internal/config", "pkg/ctl", "internal/cli", "cmd/pullgated"} {
-		all = append(all, up(from, grpc+"/codes", "gRPC stays at the edge"), up(from, cri, "CRI types stay in criproxy"))
-	}
-	for _, from := range []string{"pkg/credential", "pkg/tracker", "internal/podindex", "pkg/criproxy", "internal/daemon", "cmd/pullgated"} {
-		all = append(all, up(from, "k8s.io/client-go/rest", "talked to in internal/podsource"))
-	}
-	return append(all,
+	return []plant{
+		up("internal/daemon", bolt, "bbolt stays in records"),
+		down("pkg/records", bolt),
+		up("pkg/tracker", grpc+"/codes", "gRPC stays at the edge"),
+		down("pkg/criproxy", grpc),
+		up("internal/daemon", cri, "CRI types stay in criproxy and gate"),
+		down("pkg/criproxy", cri),
+		up("internal/daemon", "k8s.io/client-go/rest", "talked to in internal/podsource"),
 		up("internal/daemon", "k8s.io/api/core/v1", "talked to in internal/podsource"),
 		up("internal/daemon", "k8s.io/apimachinery/pkg/types", "talked to in internal/podsource"),
 		down("internal/podsource", "k8s.io/client-go/rest"),
-		down("pkg/records", bolt),
-		down("pkg/criproxy", grpc), down("internal/adminapi", grpc), down("internal/daemon", grpc), down("cmd/pullgatectl", grpc), down("internal/cli", grpc), down("e2e", grpc),
-		down("pkg/criproxy", cri), down("e2e", cri),
-		up("internal/daemon", cri, "CRI types stay in criproxy"),
-		up("internal/adminapi", cri, "CRI types stay in criproxy"),
 		up("internal/daemon", "log", "klog"),
 		up("internal/daemon", "math/rand", "math/rand/v2"),
 		body("os.Exit is called by main alone", "internal/daemon/exits/exits.go", "forbidigo", "only main may exit",
@@ -201,15 +129,15 @@ func walls() []plant {
 			"import system \"os\"\n\n// Exits exits.\nfunc Exits() { system.Exit(1) }\n"),
 		body("os.Exit of another package", "internal/daemon/exitssys/exitssys.go", "forbidigo", "only main may exit",
 			"import \"syscall\"\n\n// Exits exits.\nfunc Exits() { syscall.Exit(1) }\n"),
-		plant{
+		{
 			rule: "os.Exit beside main.go", file: "cmd/exitsbeside/flags.go", linter: "forbidigo", want: "only main may exit",
 			source: "// Command exitsbeside is planted.\npackage main\n\nimport \"os\"\n\nfunc main() { os.Exit(1) }\n",
 		},
-		plant{
+		{
 			rule: "main may exit", file: "cmd/exitsmain/main.go",
 			source: "// Command exitsmain is planted.\npackage main\n\nimport \"os\"\n\nfunc main() { os.Exit(1) }\n",
 		},
-		plant{
+		{
 			rule: "TestMain may exit", file: "internal/daemon/testmain/main_test.go",
 			source: "package testmain\n\nimport (\n\t\"os\"\n\t\"testing\"\n)\n\nfunc TestMain(m *testing.M) { os.Exit(m.Run()) }\n",
 		},
@@ -225,7 +153,7 @@ func walls() []plant {
 			"import \"time\"\n\n// After waits.\nfunc After() { <-time.After(time.Second) }\n"),
 		body("grpc.Dial", "internal/daemon/dials/dials.go", "forbidigo", "use grpc.NewClient",
 			"import \"google.golang.org/grpc\"\n\n// Dial dials.\nfunc Dial() (*grpc.ClientConn, error) {\n\treturn grpc.Dial(\"x\") //nolint:staticcheck // planted\n}\n"),
-	)
+	}
 }
 
 func shapes() []plant {
@@ -264,9 +192,9 @@ func shapes() []plant {
 // stubs are the packages that planted imports lead to.
 func stubs() []string {
 	return []string{
-		"pkg/internal", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "internal/podindex", "internal/podsource",
-		"internal/nodecreds", "internal/nodecreds/report", "internal/decisionlog", "pkg/ctl", "internal/cli", "internal/cli/output", "internal/doctor", "internal/kubeletconf", "pkg/records/offline",
-		"pkg/criproxy", "pkg/criproxy/criproxytest", "internal/adminapi", "internal/metrics", "internal/config", "internal/daemon", "cmd/pullgated", "proto/pullgate/admin/v1",
+		"internal/atomicfile", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "internal/podindex", "internal/podsource",
+		"internal/decisionlog", "internal/cli", "internal/metrics", "internal/config", "internal/daemon", "pkg/records/offline",
+		"pkg/criproxy/criproxytest", "proto/pullgate/admin/v1",
 	}
 }
 

@@ -52,7 +52,7 @@ func TestLayoutFindsWhatIsPlanted(t *testing.T) {
 		"a package called common":         {tree("pkg/x/common/doc.go", documented), `"common" says nothing`},
 		"a package called types":          {tree("cmd/types/main.go", documented), `"types" says nothing`},
 		"a package called helpers":        {tree("e2e/helpers/doc.go", documented), `"helpers" says nothing`},
-		"a package called model":          {tree("pkg/internal/model/doc.go", documented), `"model" says nothing`},
+		"a package called model":          {tree("internal/model/doc.go", documented), `"model" says nothing`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			found, err := checks.Layout(tc.files)

@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/cli/output"
+	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/doctor"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )

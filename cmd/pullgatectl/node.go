@@ -10,11 +10,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/nodeenable/configured"
 	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/cli/output"
+	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/nodeenable"
+	"github.com/pullgate/pullgate/internal/nodeenable/configured"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 

@@ -3,9 +3,10 @@ package podsource_test
 import (
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/podsource"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/pullgate/pullgate/internal/podsource"
 )
 
 func TestTheRightsOfAKubeletAreEnough(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pullgate/pullgate/internal/adminapi/prose"
-	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"

@@ -15,8 +15,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/adminapi"
-	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -135,7 +135,9 @@ func newWorldOn(t *testing.T, store *records.Store, o tracker.Options, change ..
 	w.tracker = tracker.New(w.store, w.key, w.node, o)
 	c := adminapi.Config{
 		Tracker: w.tracker, Store: w.store, Runtime: w.node, Pods: w.node, PodSource: w.node, Decisions: w.feed,
-		Status:  func(context.Context) adminapi.Status { return adminapi.Status{Version: "v0", Configuration: "kind: x\n"} },
+		Status: func(context.Context) adminapi.Status {
+			return adminapi.Status{Version: "v0", Configuration: "kind: x\n"}
+		},
 		Trusted: func() { w.trusted++ }, Panic: func() { w.panics++ }, Log: klog.Background().V(99),
 	}
 	for _, f := range change {
@@ -201,7 +203,9 @@ func (w *world) held(password string) tracker.Secret {
 	return tracker.Secret{Credential: w.id(password), Ref: records.SecretRef{UID: "uid-" + password, Namespace: "team", Name: password}}
 }
 
-func aPod(name string) podindex.Pod { return podindex.Pod{UID: "uid-" + name, Namespace: "team", Name: name} }
+func aPod(name string) podindex.Pod {
+	return podindex.Pod{UID: "uid-" + name, Namespace: "team", Name: name}
+}
 
 // try checks by the tracker, as the gate does.
 func (w *world) try(pod podindex.Pod, name string) tracker.Verdict {

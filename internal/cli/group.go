@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-
 )
 
 // Root makes the command that holds all others, with the flags that every one of them has.

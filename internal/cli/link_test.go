@@ -100,7 +100,7 @@ func TestAskEndsWithItsContext(t *testing.T) {
 
 func TestPathTakesUnixSocketsAlone(t *testing.T) {
 	for endpoint, want := range map[string]string{
-		cli.Default:                          "/run/pullgate/admin.sock",
+		cli.Default:                           "/run/pullgate/admin.sock",
 		"unix:///a":                           "/a",
 		"unix://" + strings.Repeat("/a", 53):  strings.Repeat("/a", 53),
 		"unix:///" + strings.Repeat("a", 107): "",

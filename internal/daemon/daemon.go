@@ -13,14 +13,14 @@ import (
 
 	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/pkg/credential"
-	"github.com/pullgate/pullgate/internal/gate"
-	"github.com/pullgate/pullgate/pkg/criproxy"
-	"github.com/pullgate/pullgate/internal/gate/kubelet"
 	"github.com/pullgate/pullgate/internal/connlimit"
+	"github.com/pullgate/pullgate/internal/gate"
+	"github.com/pullgate/pullgate/internal/gate/kubelet"
 	"github.com/pullgate/pullgate/internal/metrics"
 	"github.com/pullgate/pullgate/internal/nodecreds"
 	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )

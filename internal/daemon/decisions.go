@@ -5,10 +5,10 @@ import (
 	"sync/atomic"
 
 	"github.com/pullgate/pullgate/internal/adminapi"
-	"github.com/pullgate/pullgate/internal/gate/decision"
 	"github.com/pullgate/pullgate/internal/decisionlog"
-	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/internal/gate/decision"
 	"github.com/pullgate/pullgate/internal/metrics"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/records"
 )
 

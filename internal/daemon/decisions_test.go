@@ -11,9 +11,9 @@ import (
 	bolt "go.etcd.io/bbolt"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/conformance"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
-	"github.com/pullgate/pullgate/internal/conformance"
 	"github.com/pullgate/pullgate/pkg/records"
 )
 

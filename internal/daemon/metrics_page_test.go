@@ -11,11 +11,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
-	"github.com/pullgate/pullgate/pkg/criproxy"
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/internal/conformance"
 	"github.com/pullgate/pullgate/internal/metrics"
 	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 

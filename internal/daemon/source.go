@@ -7,11 +7,11 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/adminapi"
-	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/metrics"
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 

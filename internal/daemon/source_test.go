@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/internal/conformance"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
 // An apiServer has one pod and its Secrets, which never change. The real one stands in e2e.

@@ -10,8 +10,8 @@ import (
 	"slices"
 	"syscall"
 
-	"github.com/pullgate/pullgate/internal/peercred"
 	"github.com/pullgate/pullgate/internal/kubeletconf"
+	"github.com/pullgate/pullgate/internal/peercred"
 )
 
 // socketPath returns the path of an endpoint's socket, the endpoint itself if it is no Unix socket.

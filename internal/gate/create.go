@@ -1,7 +1,6 @@
 package gate
 
 import (
-	"github.com/pullgate/pullgate/pkg/criproxy"
 	"context"
 	"fmt"
 
@@ -10,10 +9,11 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/gate/decision"
-	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/internal/crashpoint"
+	"github.com/pullgate/pullgate/internal/gate/decision"
 	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )

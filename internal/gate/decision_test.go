@@ -1,7 +1,6 @@
 package gate_test
 
 import (
-	"github.com/pullgate/pullgate/internal/gate"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,8 +10,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/gate/decision"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 

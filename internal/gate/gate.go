@@ -1,7 +1,6 @@
 package gate
 
 import (
-	"github.com/pullgate/pullgate/pkg/criproxy"
 	"context"
 	"fmt"
 	"strings"
@@ -17,8 +16,9 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/decision"
 	"github.com/pullgate/pullgate/internal/gate/hidden"
 	"github.com/pullgate/pullgate/internal/gate/kubelet"
-	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )

@@ -1,7 +1,6 @@
 package gate_test
 
 import (
-	"github.com/pullgate/pullgate/internal/gate"
 	"context"
 	"fmt"
 	"strings"
@@ -14,9 +13,10 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/gate/kubelet"
 	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 

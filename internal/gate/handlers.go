@@ -1,8 +1,9 @@
 package gate
 
 import (
-	"github.com/pullgate/pullgate/pkg/criproxy"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/criproxy"
 )
 
 // Handlers returns the calls that the gate answers, by their full method: those that it judges, and those that it reads.

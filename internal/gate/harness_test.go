@@ -1,8 +1,6 @@
 package gate_test
 
 import (
-	"google.golang.org/grpc"
-	"github.com/pullgate/pullgate/internal/gate"
 	"context"
 	"errors"
 	"fmt"
@@ -15,15 +13,17 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/experimental"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/internal/gate"
+	"github.com/pullgate/pullgate/internal/gate/kubelet"
+	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
-	"github.com/pullgate/pullgate/internal/gate/kubelet"
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"

@@ -1,7 +1,6 @@
 package gate
 
 import (
-	"github.com/pullgate/pullgate/pkg/criproxy"
 	"context"
 	"errors"
 	"fmt"
@@ -12,12 +11,13 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/internal/crashpoint"
 	"github.com/pullgate/pullgate/internal/gate/decision"
 	"github.com/pullgate/pullgate/internal/gate/hidden"
 	"github.com/pullgate/pullgate/internal/gate/outcome"
-	"github.com/pullgate/pullgate/internal/crashpoint"
 	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )

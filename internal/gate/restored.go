@@ -1,7 +1,6 @@
 package gate
 
 import (
-	"github.com/pullgate/pullgate/pkg/criproxy"
 	"context"
 	"fmt"
 	"strconv"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/gate/decision"
 	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 

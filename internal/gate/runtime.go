@@ -1,7 +1,6 @@
 package gate
 
 import (
-	"github.com/pullgate/pullgate/pkg/criproxy"
 	"context"
 	"fmt"
 	"time"
@@ -10,6 +9,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 

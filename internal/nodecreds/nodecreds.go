@@ -14,8 +14,8 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/internal/regularfile"
+	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 const (

@@ -24,8 +24,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
-	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 // apiserver answers as a kube-apiserver does for one node's kubelet, and as it is told.

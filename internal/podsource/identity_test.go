@@ -21,8 +21,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 // certificate returns a client certificate and its key, both in PEM.

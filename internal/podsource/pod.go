@@ -13,9 +13,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/records"
 )
 

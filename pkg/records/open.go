@@ -13,8 +13,8 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
-	"github.com/pullgate/pullgate/internal/crashpoint"
 	"github.com/pullgate/pullgate/internal/atomicfile"
+	"github.com/pullgate/pullgate/internal/crashpoint"
 	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 

@@ -9,8 +9,8 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
-	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/internal/crashpoint"
+	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 // MaxUnresolved bounds the intents of one repository whose pulls have ended without a known result. Of pulls of the same name

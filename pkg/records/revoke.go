@@ -7,8 +7,8 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
-	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/internal/crashpoint"
+	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 // A Revocation selects what is to be proved no longer. Of the fields that are given all have to fit; the zero

@@ -7,8 +7,8 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
-	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/internal/crashpoint"
+	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 // A Rotation is a Secret that proved access to a pair and holds another credential now.

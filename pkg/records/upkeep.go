@@ -8,8 +8,8 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
-	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/internal/crashpoint"
+	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 // A Use says when a pair, and which of its credentials, were last used.

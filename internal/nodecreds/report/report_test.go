@@ -22,8 +22,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
-	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/internal/nodecreds/report"
+	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 const (

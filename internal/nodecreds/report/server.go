@@ -14,9 +14,9 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/internal/connlimit"
 	"github.com/pullgate/pullgate/internal/peercred"
+	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 // Limits of the server, which has one kind of caller with one small message.

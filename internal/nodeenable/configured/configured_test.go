@@ -9,8 +9,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/nodeenable/configured"
 	"github.com/pullgate/pullgate/internal/nodeenable"
+	"github.com/pullgate/pullgate/internal/nodeenable/configured"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 

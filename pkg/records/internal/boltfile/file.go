@@ -12,7 +12,6 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
-
 )
 
 // LockWait is how long a file's lock is waited for by default. bbolt's own is for ever, which would turn a second
