@@ -30,7 +30,7 @@ func TestOperationsKnows(t *testing.T) {
 			t.Errorf("%s: docs/%s does not know %s %q", at, pages[what], what, text)
 		}
 	}
-	for _, dir := range []string{"pkg", "cmd"} {
+	for _, dir := range []string{"pkg", "internal", "cmd"} {
 		eachFile(t, filepath.Join(root, dir), func(fset *token.FileSet, f *ast.File) {
 			ast.Inspect(f, func(n ast.Node) bool {
 				switch n := n.(type) {
@@ -41,7 +41,7 @@ func TestOperationsKnows(t *testing.T) {
 						}
 					}
 					if s, ok := n.Fun.(*ast.SelectorExpr); ok && strings.Contains(s.Sel.Name, "Var") && len(n.Args) > 2 {
-						if name, ok := literal(n.Args[1]); ok && (f.Name.Name == "main" || f.Name.Name == "console") {
+						if name, ok := literal(n.Args[1]); ok && (f.Name.Name == "main" || f.Name.Name == "cli") {
 							know("flag of "+program(fset.Position(n.Pos())), "`-"+strings.Repeat("-", min(1, len(name)-1))+name, fset.Position(n.Pos()))
 						}
 					}
@@ -61,9 +61,9 @@ func TestOperationsKnows(t *testing.T) {
 	}
 }
 
-// program is the one that has a flag: what makes it is in its folder, or in the console that pullgatectl's commands share.
+// program is the one that has a flag: what makes it is in its folder, or in the package cli that pullgatectl's commands share.
 func program(at token.Position) string {
-	if dir := filepath.Base(filepath.Dir(at.Filename)); dir != "console" {
+	if dir := filepath.Base(filepath.Dir(at.Filename)); dir != "cli" {
 		return dir
 	}
 	return "pullgatectl"
