@@ -1,13 +1,10 @@
 package adminapi
 
 import (
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/podindex"
-	"github.com/pullgate/pullgate/pkg/records"
-	"github.com/pullgate/pullgate/pkg/tracker"
+	"github.com/pullgate/pullgate/internal/decisionlog"
 )
 
 const (
@@ -15,26 +12,7 @@ const (
 	maxWatchers = 16
 	// backlog is how many decisions wait for one watcher. A node makes a few for each pod that starts.
 	backlog = 1024
-	// maxImage bounds the name of an image in a queue, in bytes. A tenant chooses it; one that can be pulled is shorter.
-	maxImage = 1024
 )
-
-// A Decision is one that the decision log would hold.
-type Decision struct {
-	Call    string
-	Pod     podindex.Pod
-	Image   string
-	Verdict tracker.Verdict
-	// Repository is that of Verdict, or of Image if nothing was judged.
-	Repository string
-	// Secret holds the credential that the verdict rests on, as far as it is known.
-	Secret     records.SecretRef
-	PullPolicy string
-	// Outcome is what came of a pull; "" of other calls.
-	Outcome string
-	Took    time.Duration
-	Shadow  bool
-}
 
 // A Feed passes decisions on to whoever watches. The zero value is ready. Its methods may be called concurrently.
 type Feed struct {
@@ -45,7 +23,7 @@ type Feed struct {
 
 // A watcher is one who watches. Its fields are guarded by the feed's mu, but for wake.
 type watcher struct {
-	keep    func(Decision) bool
+	keep    func(decisionlog.Decision) bool
 	queue   []watched
 	dropped uint64        // since the last entry of the queue
 	wake    chan struct{} // holds a token if the queue may hold something
@@ -53,16 +31,14 @@ type watcher struct {
 
 // A watched is a decision in a queue.
 type watched struct {
-	Decision
+	decisionlog.Decision
 	at      time.Time
 	dropped uint64 // between the one before and this one
 }
 
-// Publish passes a decision on, and returns at once: of one who reads too slowly it is dropped.
-func (f *Feed) Publish(d Decision) {
-	if len(d.Image) > maxImage {
-		d.Image = text(strings.Clone(d.Image[:maxImage])) // and keeps no longer one in memory
-	}
+// Record passes a decision on, and returns at once: of one who reads too slowly it is dropped.
+func (f *Feed) Record(d decisionlog.Decision) {
+	d.Image = decisionlog.Bounded(d.Image)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for w := range f.watchers {
@@ -84,7 +60,7 @@ func (f *Feed) Publish(d Decision) {
 
 // watch begins to keep decisions for a watcher, until forget; ok is false if there are too many. keep is called under
 // the feed's lock: it must be quick and call nothing.
-func (f *Feed) watch(keep func(Decision) bool) (w *watcher, ok bool) {
+func (f *Feed) watch(keep func(decisionlog.Decision) bool) (w *watcher, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.watchers) >= maxWatchers {

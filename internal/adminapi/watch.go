@@ -4,6 +4,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/pullgate/pullgate/internal/decisionlog"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -14,7 +15,7 @@ func (s *Server) WatchDecisions(req *adminv1.WatchDecisionsRequest, stream admin
 		return err
 	}
 	namespace := req.GetNamespace()
-	w, ok := s.c.Decisions.watch(func(d Decision) bool {
+	w, ok := s.c.Decisions.watch(func(d decisionlog.Decision) bool {
 		return (namespace == "" || d.Pod.Namespace == namespace) && (repository == "" || d.Repository == repository)
 	})
 	if !ok {

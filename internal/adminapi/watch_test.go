@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pullgate/pullgate/internal/adminapi"
+	"github.com/pullgate/pullgate/internal/decisionlog"
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
@@ -31,8 +31,8 @@ func (w *world) watch(req *adminv1.WatchDecisionsRequest) adminv1.PullRecords_Wa
 	return stream
 }
 
-func decided(namespace, image string) adminapi.Decision {
-	return adminapi.Decision{
+func decided(namespace, image string) decisionlog.Decision {
+	return decisionlog.Decision{
 		Call: "PullImage", Pod: podindex.Pod{UID: "uid", Namespace: namespace, Name: "web"}, Image: image, Repository: strings.TrimSuffix(image, ":1"),
 		Verdict: tracker.Verdict{
 			Decision: policy.Decision{Verdict: policy.Allow, Reason: policy.Proved}, Pair: records.Pair{ImageID: id1, Repository: app},
@@ -45,13 +45,13 @@ func decided(namespace, image string) adminapi.Decision {
 
 func TestWatchTellsWhatIsDecidedFromNowOn(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
-	w.feed.Publish(decided("before", app+":1"))
+	w.feed.Record(decided("before", app+":1"))
 	all := w.watch(&adminv1.WatchDecisionsRequest{})
 	ofTeam := w.watch(&adminv1.WatchDecisionsRequest{Namespace: "team"})
 	ofApp := w.watch(&adminv1.WatchDecisionsRequest{Repository: app + ":any"})
-	w.feed.Publish(decided("others", "repo.test/other:1"))
-	w.feed.Publish(decided("others", app+":1"))
-	w.feed.Publish(decided("team", "repo.test/other:1"))
+	w.feed.Record(decided("others", "repo.test/other:1"))
+	w.feed.Record(decided("others", app+":1"))
+	w.feed.Record(decided("team", "repo.test/other:1"))
 	for name, tc := range map[string]struct {
 		stream adminv1.PullRecords_WatchDecisionsClient
 		want   []string
@@ -71,7 +71,7 @@ func TestWatchTellsWhatIsDecidedFromNowOn(t *testing.T) {
 			}
 		}
 	}
-	w.feed.Publish(decided("team", strings.Repeat("x", 1023)+"é"+strings.Repeat("x", 1<<20)))
+	w.feed.Record(decided("team", strings.Repeat("x", 1023)+"é"+strings.Repeat("x", 1<<20)))
 	if d, err := all.Recv(); err != nil || len(d.GetImage()) > 1030 || len(d.GetImage()) < 1000 {
 		t.Errorf("a long name = %d bytes, %v; want it cut", len(d.GetImage()), err)
 	}
@@ -92,7 +92,7 @@ func TestSlowWatcherMissesAndIsTold(t *testing.T) {
 	big := strings.Repeat("x", 1000)
 	began := time.Now()
 	for i := range n {
-		w.feed.Publish(decided("team", fmt.Sprintf("repo.test/%d/%s:1", i, big)))
+		w.feed.Record(decided("team", fmt.Sprintf("repo.test/%d/%s:1", i, big)))
 	}
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("%d decisions took %v while nobody reads", n, took)
@@ -107,7 +107,7 @@ func TestSlowWatcherMissesAndIsTold(t *testing.T) {
 				tick.Stop()
 				return
 			case <-tick.C:
-				w.feed.Publish(decided("team", "last"))
+				w.feed.Record(decided("team", "last"))
 			}
 		}
 	}()
@@ -151,7 +151,7 @@ func TestSixteenMayWatch(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			for range 50 {
-				w.feed.Publish(decided("team", app+":1"))
+				w.feed.Record(decided("team", app+":1"))
 			}
 		})
 	}

@@ -6,10 +6,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/internal/decisionlog"
-	"github.com/pullgate/pullgate/internal/gate/decision"
 	"github.com/pullgate/pullgate/internal/metrics"
-	"github.com/pullgate/pullgate/pkg/imageref"
-	"github.com/pullgate/pullgate/pkg/records"
 )
 
 // decisionLog is the log of decisions that the configuration asks for.
@@ -60,38 +57,9 @@ type decided struct {
 }
 
 // Record keeps a decision of the gate.
-func (to decided) Record(d decision.Decision) {
-	v := d.Verdict
-	repository := v.Pair.Repository
-	if n, err := imageref.Parse(d.Image); err == nil && repository == "" {
-		repository = n.Repository() // of a pull that did not succeed, say
-	}
-	var from records.SecretRef
-	for _, s := range d.Secrets {
-		if v.Credential != "" && s.Credential == v.Credential {
-			from = s.Ref
-			break
-		}
-	}
+func (to decided) Record(d decisionlog.Decision) {
 	if to.log != nil {
-		to.log.Record(decisionlog.Decision{
-			Call:         d.Call,
-			Pod:          decisionlog.Pod{UID: d.Pod.UID, Namespace: d.Pod.Namespace, Name: d.Pod.Name},
-			Image:        d.Image,
-			ImageID:      v.Pair.ImageID,
-			Repository:   repository,
-			Verdict:      v.Verdict.String(),
-			Reason:       string(v.Reason),
-			CredentialID: string(v.Credential),
-			Secret:       decisionlog.Secret{Namespace: from.Namespace, Name: from.Name},
-			PullPolicy:   d.PullPolicy,
-			Outcome:      d.Outcome,
-			Took:         d.Took,
-			Shadow:       d.Shadow,
-		})
+		to.log.Record(d)
 	}
-	to.feed.Publish(adminapi.Decision{
-		Call: d.Call, Pod: d.Pod, Image: d.Image, Verdict: v, Repository: repository, Secret: from,
-		PullPolicy: d.PullPolicy, Outcome: d.Outcome, Took: d.Took, Shadow: d.Shadow,
-	})
+	to.feed.Record(d)
 }

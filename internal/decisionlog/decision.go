@@ -6,6 +6,10 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 // Version is the version of the lines.
@@ -17,32 +21,64 @@ const maxImage = 1024
 // timeFormat has a fixed width, so that lines sort by their time as text.
 const timeFormat = "2006-01-02T15:04:05.000000000Z"
 
-// A Decision is what a line says. The package comment tells what each field means.
+// A Decision is one that an operator would want to read back: a verdict other than a repeated Allow, the end of a pull, or a
+// refusal of the gate's own. It holds no credential, only IDs. The package comment tells how it is written.
 type Decision struct {
-	Call         string        `json:"call"`
-	Pod          Pod           `json:"pod,omitzero"`
-	Image        string        `json:"image"`
-	ImageID      string        `json:"imageID,omitempty"`
-	Repository   string        `json:"repository,omitempty"`
-	Verdict      string        `json:"verdict"`
-	Reason       string        `json:"reason,omitempty"`
-	CredentialID string        `json:"credentialID,omitempty"`
-	Secret       Secret        `json:"secret,omitzero"`
-	PullPolicy   string        `json:"pullPolicy"`
-	Outcome      string        `json:"outcome,omitempty"`
-	Took         time.Duration `json:"-"` // written in seconds
-	Shadow       bool          `json:"shadow"`
+	// Call is the method that was judged, as in ImageStatus.
+	Call string
+	// Pod is who asked; the zero value is nobody that is known, or nobody at all.
+	Pod podindex.Pod
+	// Image is the name as it was asked for.
+	Image string
+	// Repository is that of Verdict, or of Image if nothing was judged; "" if neither tells it.
+	Repository string
+	// Verdict is the verdict and what it rests on. A pull that did not succeed has the zero value.
+	Verdict tracker.Verdict
+	// Secret holds the credential that the verdict rests on; the zero value if no Secret is known to hold it.
+	Secret records.SecretRef
+	// PullPolicy is how the pod uses the image: Always, IfNotPresent, Never, mixed or unknown.
+	PullPolicy string
+	// Outcome is what came of a pull; "" for every other decision.
+	Outcome string
+	// Took is how long the judgement took, or the pull.
+	Took time.Duration
+	// Shadow says that nothing is enforced.
+	Shadow bool
 }
 
-// A Pod is who asked.
-type Pod struct {
+// A Recorder keeps decisions, or passes them on.
+type Recorder interface {
+	// Record is called concurrently, before the call is answered, and must not block.
+	Record(d Decision)
+}
+
+// written is a decision as a line has it.
+type written struct {
+	V            int     `json:"v"`
+	Time         string  `json:"time"`
+	Call         string  `json:"call"`
+	Pod          pod     `json:"pod,omitzero"`
+	Image        string  `json:"image"`
+	ImageID      string  `json:"imageID,omitempty"`
+	Repository   string  `json:"repository,omitempty"`
+	Verdict      string  `json:"verdict"`
+	Reason       string  `json:"reason,omitempty"`
+	CredentialID string  `json:"credentialID,omitempty"`
+	Secret       secret  `json:"secret,omitzero"`
+	PullPolicy   string  `json:"pullPolicy"`
+	Outcome      string  `json:"outcome,omitempty"`
+	Shadow       bool    `json:"shadow"`
+	Took         float64 `json:"took"` // in seconds
+	Dropped      uint64  `json:"dropped,omitempty"`
+}
+
+type pod struct {
 	UID       string `json:"uid,omitempty"`
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`
 }
 
-// A Secret is where a credential is from.
-type Secret struct {
+type secret struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`
 }
@@ -59,21 +95,22 @@ func (e entry) line(dropped uint64) ([]byte, error) {
 	var b bytes.Buffer
 	to := json.NewEncoder(&b)
 	to.SetEscapeHTML(false)
-	err := to.Encode(struct {
-		V    int    `json:"v"`
-		Time string `json:"time"`
-		Decision
-		Took    float64 `json:"took"`
-		Dropped uint64  `json:"dropped,omitempty"`
-	}{Version, e.at.UTC().Format(timeFormat), e.decided, e.decided.Took.Seconds(), dropped})
+	d, v := e.decided, e.decided.Verdict
+	err := to.Encode(written{
+		V: Version, Time: e.at.UTC().Format(timeFormat), Call: d.Call, Pod: pod{UID: d.Pod.UID, Namespace: d.Pod.Namespace, Name: d.Pod.Name},
+		Image: d.Image, ImageID: v.Pair.ImageID, Repository: d.Repository, Verdict: v.Verdict.String(), Reason: string(v.Reason),
+		CredentialID: string(v.Credential), Secret: secret{Namespace: d.Secret.Namespace, Name: d.Secret.Name}, PullPolicy: d.PullPolicy,
+		Outcome: d.Outcome, Shadow: d.Shadow, Took: d.Took.Seconds(), Dropped: dropped,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("write a decision as JSON: %w", err)
 	}
 	return b.Bytes(), nil
 }
 
-// bounded returns a name that is not too long, and keeps no longer one in memory.
-func bounded(name string) string {
+// Bounded returns the name of an image, cut to 1024 bytes of UTF-8, and keeps no longer one in memory. Whoever queues decisions
+// bounds their names by it.
+func Bounded(name string) string {
 	if len(name) <= maxImage {
 		return name
 	}

@@ -68,7 +68,7 @@ func openWith(o Options, open func(path string) (sink, error)) (*Log, error) {
 // Record queues a decision that was made now, and returns at once. If the queue is full, or Run has ended, the
 // decision is dropped.
 func (l *Log) Record(d Decision) {
-	d.Image = bounded(d.Image)
+	d.Image = Bounded(d.Image)
 	if !l.put(d) {
 		l.drop(1)
 		return

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/policy"
 )
 
 // manual returns what docs/operations.md says of the decision log.
@@ -77,23 +79,24 @@ func TestManualsQueryNamesFieldsThatExist(t *testing.T) {
 // The query of the manual, told again in Go, and run by jq where there is one.
 func TestManualsQueryTellsWhoUsedAnImage(t *testing.T) {
 	const repository = "registry.example/team-a/app"
-	decided := func(pod, repository, verdict, outcome string, shadow bool) decisionlog.Decision {
-		d := decisionlog.Decision{Call: "PullImage", Image: repository + ":1", Repository: repository, Verdict: verdict, Outcome: outcome, Shadow: shadow}
+	decided := func(pod, repository string, verdict policy.Verdict, outcome string, shadow bool) decisionlog.Decision {
+		d := decisionlog.Decision{Call: "PullImage", Image: repository + ":1", Repository: repository, Outcome: outcome, Shadow: shadow}
+		d.Verdict.Verdict = verdict
 		if pod != "" {
-			d.Pod = decisionlog.Pod{UID: pod, Namespace: "ns", Name: pod}
+			d.Pod = podindex.Pod{UID: pod, Namespace: "ns", Name: pod}
 		}
 		return d
 	}
 	l := newLog(t, filepath.Join(t.TempDir(), "decisions.log"))
 	for _, d := range []decisionlog.Decision{
-		decided("proved", repository, "Allow", "", false),
-		decided("refused", repository, "Reverify", "", false),
-		decided("pulled", repository, "Allow", "verified", false),
-		decided("denied", repository, "Reverify", "denied", false),
-		decided("other", repository+"/b", "Allow", "", false),
-		decided("", repository, "Allow", "verified", false),
-		decided("shadowed", repository, "Reverify", "", true),
-		decided("broken", repository, "Reverify", "error", true),
+		decided("proved", repository, policy.Allow, "", false),
+		decided("refused", repository, policy.Reverify, "", false),
+		decided("pulled", repository, policy.Allow, "verified", false),
+		decided("denied", repository, policy.Reverify, "denied", false),
+		decided("other", repository+"/b", policy.Allow, "", false),
+		decided("", repository, policy.Allow, "verified", false),
+		decided("shadowed", repository, policy.Reverify, "", true),
+		decided("broken", repository, policy.Reverify, "error", true),
 	} {
 		l.Record(d)
 	}

@@ -13,13 +13,21 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 // whole has a value in every field.
 func whole() decisionlog.Decision {
 	return decisionlog.Decision{
-		Call: "PullImage", Pod: decisionlog.Pod{UID: "u", Namespace: "ns", Name: "n"}, Image: "repo.test/a:1", ImageID: "sha256:1",
-		Repository: "repo.test/a", Verdict: "Allow", Reason: "proved", CredentialID: "c", Secret: decisionlog.Secret{Namespace: "ns", Name: "s"},
+		Call: "PullImage", Pod: podindex.Pod{UID: "u", Namespace: "ns", Name: "n"}, Image: "repo.test/a:1", Repository: "repo.test/a",
+		Verdict: tracker.Verdict{
+			Decision: policy.Decision{Verdict: policy.Allow, Reason: policy.Proved}, Credential: "c",
+			Pair: records.Pair{ImageID: "sha256:1", Repository: "repo.test/a"},
+		},
+		Secret:     records.SecretRef{Namespace: "ns", Name: "s"},
 		PullPolicy: "Always", Outcome: "verified", Took: 1500 * time.Millisecond, Shadow: true,
 	}
 }

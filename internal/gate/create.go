@@ -10,7 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/crashpoint"
-	"github.com/pullgate/pullgate/internal/gate/decision"
+	"github.com/pullgate/pullgate/internal/decisionlog"
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -83,7 +83,7 @@ func (g *Gate) createFailed(ctx context.Context, callName string, who podindex.P
 	g.log.Error(err, "Runtime failed to create a container; its error is not in the answer, because the image may be a checkpoint",
 		"call", callName, "image", j.name, "pod", klog.KRef(who.Namespace, who.Name))
 	g.metrics.CreationRefused(CreationFailed)
-	g.decided.Note(decision.Decision{Call: callName, Pod: who, Image: j.name, Verdict: decision.Overruled(tracker.Verdict{}, decision.CreationFailed), PullPolicy: pullUnknown})
+	g.note(decisionlog.Decision{Call: callName, Pod: who, Image: j.name, Verdict: overruled(tracker.Verdict{}, CreateFailed), PullPolicy: pullUnknown})
 	return g.notCreated(who, j)
 }
 

@@ -2,7 +2,6 @@ package gate_test
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -10,8 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/decisionlog"
 	"github.com/pullgate/pullgate/internal/gate"
-	"github.com/pullgate/pullgate/internal/gate/decision"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -19,10 +18,10 @@ import (
 // A keeper keeps decisions as text.
 type keeper struct {
 	mu  sync.Mutex
-	all []decision.Decision
+	all []decisionlog.Decision
 }
 
-func (k *keeper) Record(d decision.Decision) {
+func (k *keeper) Record(d decisionlog.Decision) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.all = append(k.all, d)
@@ -35,8 +34,8 @@ func (k *keeper) since() (said []string) {
 	defer k.mu.Unlock()
 	for _, d := range k.all {
 		line := fmt.Sprintf("%s %s: %s %s %s %s", d.Call, d.Pod.Namespace, d.Verdict.Verdict.String(), d.Verdict.Reason, d.Outcome, d.PullPolicy)
-		if i := slices.IndexFunc(d.Secrets, func(s tracker.Secret) bool { return s.Credential == d.Verdict.Credential }); i >= 0 {
-			line += " by " + d.Secrets[i].Ref.Name
+		if d.Secret.Name != "" {
+			line += " by " + d.Secret.Name
 		}
 		if d.Shadow {
 			line += " shadow"

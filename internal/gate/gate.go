@@ -13,7 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/gate/decision"
+	"github.com/pullgate/pullgate/internal/decisionlog"
 	"github.com/pullgate/pullgate/internal/gate/hidden"
 	"github.com/pullgate/pullgate/internal/gate/kubelet"
 	"github.com/pullgate/pullgate/internal/podindex"
@@ -26,16 +26,16 @@ import (
 // A Gate acts on verdicts: it knows what hiding, denying and answering mean in the CRI, and asks
 // the tracker who may pass. All of its handlers stand in intercept.go.
 type Gate struct {
-	tracker  *tracker.Tracker
-	pods     *podindex.Index
-	runtime  *Runtime
-	source   PodSource // nil if there is none
-	metrics  Metrics
-	log      klog.Logger
-	decided  decision.Noter
-	shadow   bool
-	fallback bool
-	always   kubelet.AlwaysPrecheck
+	tracker   *tracker.Tracker
+	pods      *podindex.Index
+	runtime   *Runtime
+	source    PodSource // nil if there is none
+	metrics   Metrics
+	log       klog.Logger
+	decisions decisionlog.Recorder
+	shadow    bool
+	fallback  bool
+	always    kubelet.AlwaysPrecheck
 	// skipsAlways is what the last pre-check showed of the kubelet.
 	skipsAlways atomic.Bool
 
@@ -80,7 +80,7 @@ type Config struct {
 	Metrics   Metrics
 	Log       klog.Logger
 	// Decisions is told every decision that Log gets a line for; nil if nobody keeps them.
-	Decisions decision.Log
+	Decisions decisionlog.Recorder
 	// Shadow is noPullImageSecretRecheck: judge and count, enforce nothing.
 	Shadow bool
 	// OutageFallback is registryOutageFallback.
@@ -94,16 +94,16 @@ type Config struct {
 // New returns a gate. Every field of the configuration but PodSource, Decisions and the switches must be set.
 func New(c Config) *Gate {
 	g := &Gate{
-		tracker:  c.Tracker,
-		pods:     c.Pods,
-		runtime:  c.Runtime,
-		source:   c.PodSource,
-		metrics:  c.Metrics,
-		log:      c.Log,
-		decided:  decision.Noter{Journal: c.Log, Log: c.Decisions, Shadow: c.Shadow},
-		shadow:   c.Shadow,
-		fallback: c.OutageFallback,
-		always:   c.AlwaysPrecheck,
+		tracker:   c.Tracker,
+		pods:      c.Pods,
+		runtime:   c.Runtime,
+		source:    c.PodSource,
+		metrics:   c.Metrics,
+		log:       c.Log,
+		decisions: c.Decisions,
+		shadow:    c.Shadow,
+		fallback:  c.OutageFallback,
+		always:    c.AlwaysPrecheck,
 	}
 	g.skipsAlways.Store(c.AlwaysPrecheck == kubelet.Skipped)
 	g.allowRestores.Store(c.AllowRestores)
@@ -154,7 +154,7 @@ func (g *Gate) judge(ctx context.Context, callName string, p podindex.Pod, r tra
 }
 
 // decide judges by a check of the tracker. It neither counts nor logs what it decided.
-func (g *Gate) decide(ctx context.Context, callName string, p podindex.Pod, r tracker.Request, check func(context.Context, tracker.Request) tracker.Verdict) decision.Decision {
+func (g *Gate) decide(ctx context.Context, callName string, p podindex.Pod, r tracker.Request, check func(context.Context, tracker.Request) tracker.Verdict) decisionlog.Decision {
 	began := time.Now()
 	r.Pod = asked(p)
 	pullPolicy := g.policyFor(ctx, callName, p, r.Name)
@@ -166,17 +166,17 @@ func (g *Gate) decide(ctx context.Context, callName string, p podindex.Pod, r tr
 			v = check(ctx, r)
 		}
 	}
-	return decision.Decision{
-		Call: callName, Pod: p, Image: r.Name, Verdict: v, Secrets: r.Secrets,
+	return decisionlog.Decision{
+		Call: callName, Pod: p, Image: r.Name, Verdict: v, Secret: holder(v, r.Secrets),
 		PullPolicy: pullPolicy, Took: time.Since(began),
 	}
 }
 
 // count counts a verdict and logs it, unless it is a repeated Allow.
-func (g *Gate) count(d decision.Decision) {
+func (g *Gate) count(d decisionlog.Decision) {
 	g.metrics.Verdict(d.Call, d.Verdict.Decision)
 	if !d.Verdict.Allowed() || d.Verdict.First || d.Pod.UID == "" { // whether an unknown pod was allowed before is not known
-		g.decided.Note(d)
+		g.note(d)
 	}
 }
 

@@ -6,11 +6,12 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/internal/gate/decision"
+	"github.com/pullgate/pullgate/internal/decisionlog"
 	"github.com/pullgate/pullgate/internal/gate/hidden"
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -109,8 +110,8 @@ func (g *Gate) judgeAsking(ctx context.Context, p podindex.Pod, r tracker.Reques
 	if !g.hidden.Refused(p.UID, r.Name, v.Pair.ImageID) || !v.Allowed() {
 		return v
 	}
-	v = decision.Overruled(v, decision.ContainerRefused)
-	g.decided.Note(decision.Decision{Call: "ImageStatus", Pod: p, Image: r.Name, Verdict: v, PullPolicy: pullPolicy, Took: time.Since(began)})
+	v = overruled(v, ContainerRefused)
+	g.note(decisionlog.Decision{Call: "ImageStatus", Pod: p, Image: r.Name, Verdict: v, PullPolicy: pullPolicy, Took: time.Since(began)})
 	return v
 }
 
@@ -120,11 +121,11 @@ func (g *Gate) judgeAsking(ctx context.Context, p podindex.Pod, r tracker.Reques
 func (g *Gate) judgeCandidates(ctx context.Context, who []podindex.Pod, r tracker.Request) tracker.Verdict {
 	began := time.Now()
 	explain := func(ctx context.Context, r tracker.Request) tracker.Verdict { return g.tracker.Explain(ctx, r).Verdict }
-	var d decision.Decision
+	var d decisionlog.Decision
 	for i, p := range who {
 		one := g.decide(ctx, "ImageStatus", p, r, explain)
 		if one.Verdict.Allowed() && g.hidden.WillRefuse(p.UID, r.Name, one.Verdict.Pair.ImageID) {
-			one.Verdict = decision.Overruled(one.Verdict, decision.ContainerRefused)
+			one.Verdict = overruled(one.Verdict, ContainerRefused)
 		}
 		first := d.Verdict.First || one.Verdict.First
 		if i == 0 || !one.Verdict.Allowed() {
@@ -136,7 +137,7 @@ func (g *Gate) judgeCandidates(ctx context.Context, who []podindex.Pod, r tracke
 		d.Verdict.First = first
 	}
 	if len(who) > 1 {
-		d.Pod, d.PullPolicy, d.Secrets, d.Verdict.Credential = podindex.Pod{}, pullUnknown, nil, ""
+		d.Pod, d.PullPolicy, d.Secret, d.Verdict.Credential = podindex.Pod{}, pullUnknown, records.SecretRef{}, ""
 	}
 	d.Took = time.Since(began)
 	g.count(d)
@@ -166,7 +167,7 @@ func (g *Gate) unresolved(ctx context.Context, name string, who []podindex.Pod, 
 			g.linger(ctx, name, who)
 			g.metrics.Verdict("ImageStatus", d)
 			g.metrics.Refused("ImageStatus")
-			g.decided.Note(decision.Decision{Call: "ImageStatus", Pod: p, Image: name, Verdict: tracker.Verdict{Decision: d}, PullPolicy: g.precheckPolicy(ctx, p, name), Took: time.Since(began)})
+			g.note(decisionlog.Decision{Call: "ImageStatus", Pod: p, Image: name, Verdict: tracker.Verdict{Decision: d}, PullPolicy: g.precheckPolicy(ctx, p, name), Took: time.Since(began)})
 			return absent, nil
 		}
 	}

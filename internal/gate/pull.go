@@ -12,7 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/crashpoint"
-	"github.com/pullgate/pullgate/internal/gate/decision"
+	"github.com/pullgate/pullgate/internal/decisionlog"
 	"github.com/pullgate/pullgate/internal/gate/hidden"
 	"github.com/pullgate/pullgate/internal/gate/outcome"
 	"github.com/pullgate/pullgate/internal/podindex"
@@ -255,8 +255,8 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (string
 
 // pullEnded notes what came of a pull; without success nothing is known of the image but its name.
 func (g *Gate) pullEnded(p *pullCall, held []tracker.Secret, v tracker.Verdict, out outcome.Outcome) {
-	g.decided.Note(decision.Decision{
-		Call: "PullImage", Pod: p.pod, Image: p.name, Verdict: v, Secrets: held,
+	g.note(decisionlog.Decision{
+		Call: "PullImage", Pod: p.pod, Image: p.name, Verdict: v, Secret: holder(v, held),
 		PullPolicy: p.policy, Outcome: out.Label(), Took: time.Since(p.began),
 	})
 }

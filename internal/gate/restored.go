@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/internal/gate/decision"
+	"github.com/pullgate/pullgate/internal/decisionlog"
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -57,9 +57,9 @@ func (g *Gate) denyRestored(callName string, who podindex.Pod, c *runtimeapi.Con
 func (g *Gate) refusedRestore(callName string, who podindex.Pod, name, imageID string) {
 	g.metrics.Refused(callName)
 	g.metrics.CreationRefused(CreationRestored)
-	v := decision.Overruled(tracker.Verdict{}, decision.Restored)
+	v := overruled(tracker.Verdict{}, Restored)
 	v.Pair.ImageID = imageID
-	g.decided.Note(decision.Decision{Call: callName, Pod: who, Image: name, Verdict: v, PullPolicy: pullUnknown})
+	g.note(decisionlog.Decision{Call: callName, Pod: who, Image: name, Verdict: v, PullPolicy: pullUnknown})
 }
 
 // restoring says whether the runtime at the other end may restore checkpoints. The zero value does not know it yet.

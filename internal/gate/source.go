@@ -6,7 +6,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/gate/decision"
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -61,7 +60,7 @@ func (g *Gate) Refusal(uid, image, imageID string) (d policy.Decision, ok bool) 
 	if !g.hidden.WillRefuse(uid, image, imageID) {
 		return d, false
 	}
-	return decision.Overruled(tracker.Verdict{}, decision.ContainerRefused).Decision, true
+	return overruled(tracker.Verdict{}, ContainerRefused).Decision, true
 }
 
 // policyFor returns how a pod uses an image, as far as it leads to a call.

@@ -1,0 +1,58 @@
+package gate
+
+import (
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// Reasons of the gate's own, beside those of the package policy. They deny what the tracker was not asked for, or allowed.
+const (
+	// ContainerRefused hides an image from a pod that was refused a container on it.
+	ContainerRefused policy.Reason = "container_refused"
+	// Restored refuses a container, or a pod, that was or would be restored from a checkpoint.
+	Restored policy.Reason = "restored"
+	// CreateFailed replaces the error of a runtime that failed to create a container from an image that may be a checkpoint.
+	CreateFailed policy.Reason = "creation_failed"
+)
+
+// overruled returns a verdict that denies for a reason of the gate's own.
+func overruled(v tracker.Verdict, why policy.Reason) tracker.Verdict {
+	v.Decision = policy.Decision{Verdict: policy.Reverify, Reason: why}
+	return v
+}
+
+// note notes a decision where decisions are read: one line in the journal, and the same facts to whoever keeps them.
+func (g *Gate) note(d decisionlog.Decision) {
+	d.Shadow = g.shadow
+	d.Repository = d.Verdict.Pair.Repository
+	if n, err := imageref.Parse(d.Image); err == nil && d.Repository == "" {
+		d.Repository = n.Repository() // of a pull that did not succeed, say
+	}
+	facts := []any{
+		"call", d.Call, "image", d.Image, "imageID", d.Verdict.Pair.ImageID, "pod", klog.KRef(d.Pod.Namespace, d.Pod.Name),
+		"verdict", d.Verdict.Verdict.String(), "reason", d.Verdict.Reason, "credentialID", d.Verdict.Credential, "took", d.Took, "shadow", d.Shadow,
+	}
+	if d.Outcome == "" {
+		g.log.Info("Verdict", facts...)
+	} else {
+		g.log.Info("Pull", append(facts, "outcome", d.Outcome)...)
+	}
+	if g.decisions != nil {
+		g.decisions.Record(d)
+	}
+}
+
+// holder returns which of the Secrets holds the credential that a verdict rests on, the zero value if none is known to.
+func holder(v tracker.Verdict, secrets []tracker.Secret) (from records.SecretRef) {
+	for _, s := range secrets {
+		if v.Credential != "" && s.Credential == v.Credential {
+			return s.Ref
+		}
+	}
+	return from
+}
