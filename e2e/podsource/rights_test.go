@@ -3,10 +3,10 @@ package podsource_test
 import (
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/pkg/tracker"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/pullgate/pullgate/internal/podsource"
 )
 
 func TestTheRightsOfAKubeletAreEnough(t *testing.T) {
@@ -57,7 +57,7 @@ func TestSecretsOfPodsThatComeTogetherAreAllLearnt(t *testing.T) {
 	w := begin(t, kubernetes134)
 	w.start()
 	w.until("synced", w.source.Synced)
-	pods := map[string]podsource.Credential{}
+	pods := map[string]tracker.Secret{}
 	for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"} {
 		c := w.secret(name, name)
 		pods[w.pod(name, name)] = c // at once: the authorizer does not know of it yet

@@ -5,10 +5,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/podsource"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/pullgate/pullgate/internal/podsource"
 )
 
 // fresh is how old what is told of a Secret may be.
@@ -23,7 +22,7 @@ func TestARotatedSecretIsToldWithinItsFreshness(t *testing.T) {
 	w.learns(uid, before)
 	after := w.rotate("s", "after")
 	began := time.Now()
-	if before.Secret != after.Secret || before.ID == after.ID {
+	if before.Ref != after.Ref || before.Credential == after.Credential {
 		t.Fatal("the credential has to change, the Secret to stay")
 	}
 	w.learns(uid, after)
@@ -33,7 +32,7 @@ func TestARotatedSecretIsToldWithinItsFreshness(t *testing.T) {
 	// Recreated it is another Secret. A pod that arrives brings its Secrets anew.
 	w.unsecret("s")
 	again := w.secret("s", "after")
-	if again.Secret.UID == after.Secret.UID || again.ID != after.ID {
+	if again.Ref.UID == after.Ref.UID || again.Credential != after.Credential {
 		t.Fatal("the Secret has to be another, the credential to stay")
 	}
 	w.learns(w.pod("second", "s"), again)

@@ -13,6 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/tracker"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -22,8 +25,6 @@ import (
 
 	"github.com/pullgate/pullgate/e2e/cluster"
 	"github.com/pullgate/pullgate/e2e/host"
-	"github.com/pullgate/pullgate/internal/podsource"
-	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 const (
@@ -207,13 +208,13 @@ func pod(namespace, node, name string, secrets ...string) *corev1.Pod {
 }
 
 // secret creates a pull secret for a password.
-func (w *world) secret(name, password string) podsource.Credential {
+func (w *world) secret(name, password string) tracker.Secret {
 	w.Helper()
 	return w.put(pullSecret(w.name, name, password), password)
 }
 
 // put creates a Secret, and returns what it holds if that is the password.
-func (w *world) put(s *corev1.Secret, password string) podsource.Credential {
+func (w *world) put(s *corev1.Secret, password string) tracker.Secret {
 	w.Helper()
 	s, err := w.cluster.Client.CoreV1().Secrets(s.Namespace).Create(w.Context(), s, metav1.CreateOptions{})
 	w.must(err)
@@ -221,16 +222,16 @@ func (w *world) put(s *corev1.Secret, password string) podsource.Credential {
 }
 
 // rotate changes the password in a Secret.
-func (w *world) rotate(name, password string) podsource.Credential {
+func (w *world) rotate(name, password string) tracker.Secret {
 	w.Helper()
 	s, err := w.cluster.Client.CoreV1().Secrets(w.name).Update(w.Context(), pullSecret(w.name, name, password), metav1.UpdateOptions{})
 	w.must(err)
 	return w.held(s, password)
 }
 
-func (w *world) held(s *corev1.Secret, password string) podsource.Credential {
-	c := podsource.Credential{ID: w.key.ID(credential.New("user", password, "", "", "", ""))}
-	c.Secret.UID, c.Secret.Namespace, c.Secret.Name = string(s.UID), s.Namespace, s.Name
+func (w *world) held(s *corev1.Secret, password string) tracker.Secret {
+	c := tracker.Secret{Credential: w.key.ID(credential.New("user", password, "", "", "", ""))}
+	c.Ref.UID, c.Ref.Namespace, c.Ref.Name = string(s.UID), s.Namespace, s.Name
 	return c
 }
 
@@ -266,13 +267,13 @@ func (w *world) known(uid string) bool {
 }
 
 // learns waits until the source knows a pod and has these credentials of it and no others.
-func (w *world) learns(uid string, want ...podsource.Credential) {
+func (w *world) learns(uid string, want ...tracker.Secret) {
 	w.Helper()
 	w.until("the pod and its credentials are known", func() bool { return w.has(uid, want...) })
 }
 
 // has reports whether the source has these credentials of a pod, and says that these are all.
-func (w *world) has(uid string, want ...podsource.Credential) bool {
+func (w *world) has(uid string, want ...tracker.Secret) bool {
 	p, ok := w.source.ByUID(uid)
 	if !ok {
 		return false

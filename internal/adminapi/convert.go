@@ -6,7 +6,6 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
@@ -49,7 +48,7 @@ func secretTo(s records.SecretRef) *adminv1.SecretRef {
 	return &adminv1.SecretRef{Uid: s.UID, Namespace: s.Namespace, Name: s.Name}
 }
 
-func podTo(p podindex.Pod) *adminv1.PodRef {
+func podTo(p tracker.Pod) *adminv1.PodRef {
 	if p.UID == "" && p.Namespace == "" && p.Name == "" {
 		return nil
 	}
@@ -109,7 +108,7 @@ func standingTo(s tracker.Standing) adminv1.CredentialStanding {
 }
 
 // names finds the pod of a UID among those that have a sandbox.
-type names map[string]podindex.Pod
+type names map[string]tracker.Pod
 
 func (s *Server) names() names {
 	known := names{}

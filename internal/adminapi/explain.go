@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pullgate/pullgate/internal/adminapi/prose"
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -25,7 +24,7 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 	if err != nil {
 		return nil, err
 	}
-	c := prose.Case{Image: req.GetImage(), Pod: who, PodSource: s.c.PodSource != nil, PullPolicy: podindex.PullUnknown, Settings: s.c.Settings}
+	c := prose.Case{Image: req.GetImage(), Pod: who, PodSource: s.c.PodSource != nil, PullPolicy: tracker.PullUnknown, Settings: s.c.Settings}
 	if n, err := imageref.KubeletName(c.Image); err == nil {
 		c.Image = n // what a kubelet would send
 	}
@@ -36,7 +35,7 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 	c.Names = present.Names
 	r := tracker.Request{Pod: tracker.Pod{UID: who.UID, Namespace: who.Namespace, Static: who.Static}, Name: c.Image, Image: present}
 	s.learn(ctx, &c)
-	r.Secrets, r.Unasked = c.Secrets, c.PullPolicy == podindex.PullNever
+	r.Secrets, r.Unasked = c.Secrets, c.PullPolicy == tracker.PullNever
 	c.Explanation = s.c.Tracker.Explain(ctx, r)
 	c.Known.RivalNames = all(c.Known.RivalNames, text)
 	c.Known.MarkedAs = all(c.Known.MarkedAs, text)
@@ -79,15 +78,15 @@ func (s *Server) resolve(ctx context.Context, p tracker.Pod, name string) (i tra
 }
 
 // whoever returns the pod that a request asks about; one of a namespace has nothing else.
-func (s *Server) whoever(req *adminv1.ExplainRequest) (podindex.Pod, error) {
+func (s *Server) whoever(req *adminv1.ExplainRequest) (tracker.Pod, error) {
 	ref := req.GetPod()
 	switch {
 	case req.GetNamespace() != "":
-		return podindex.Pod{Namespace: req.GetNamespace()}, nil
+		return tracker.Pod{Namespace: req.GetNamespace()}, nil
 	case ref == nil, ref.GetUid() == "" && (ref.GetNamespace() == "" || ref.GetName() == ""):
-		return podindex.Pod{}, invalid("give pod, by its UID or by namespace and name, or namespace")
+		return tracker.Pod{}, invalid("give pod, by its UID or by namespace and name, or namespace")
 	}
-	var found []podindex.Pod
+	var found []tracker.Pod
 	for _, p := range s.c.Pods.All() {
 		if ref.GetUid() != "" && p.UID == ref.GetUid() || ref.GetUid() == "" && p.Namespace == ref.GetNamespace() && p.Name == ref.GetName() {
 			found = append(found, p)
@@ -95,7 +94,7 @@ func (s *Server) whoever(req *adminv1.ExplainRequest) (podindex.Pod, error) {
 	}
 	if s.c.PodSource != nil {
 		for _, p := range s.c.PodSource.Find(ref.GetUid(), ref.GetNamespace(), ref.GetName()) {
-			if !slices.ContainsFunc(found, func(other podindex.Pod) bool { return other.UID == p.UID }) {
+			if !slices.ContainsFunc(found, func(other tracker.Pod) bool { return other.UID == p.UID }) {
 				found = append(found, p)
 			}
 		}
@@ -108,10 +107,10 @@ func (s *Server) whoever(req *adminv1.ExplainRequest) (podindex.Pod, error) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return podindex.Pod{}, refuse(errNotFound, "pod %s has no sandbox on this node; a pod of its namespace that is new can be asked about by namespace", what)
+		return tracker.Pod{}, refuse(errNotFound, "pod %s has no sandbox on this node; a pod of its namespace that is new can be asked about by namespace", what)
 	default:
-		uids := all(found, func(p podindex.Pod) string { return p.UID })
-		return podindex.Pod{}, refuse(errSeveral, "pods of several UIDs are or were %s; give one of them: %s", what, strings.Join(uids, ", "))
+		uids := all(found, func(p tracker.Pod) string { return p.UID })
+		return tracker.Pod{}, refuse(errSeveral, "pods of several UIDs are or were %s; give one of them: %s", what, strings.Join(uids, ", "))
 	}
 }
 
@@ -121,7 +120,7 @@ func (s *Server) learn(ctx context.Context, c *prose.Case) {
 		return
 	}
 	policies, known := s.c.PodSource.PullPolicies(c.Pod.UID, c.Image)
-	c.PullPolicy = podindex.PrecheckPolicy(policies, s.c.Gate != nil && s.c.Gate.SkipsAlways())
+	c.PullPolicy = tracker.PrecheckPolicy(policies, s.c.Gate != nil && s.c.Gate.SkipsAlways())
 	if c.PodKnown = known; known && !c.Pod.Static {
 		c.Secrets, c.CredentialsKnown = s.c.PodSource.Secrets(ctx, c.Pod.UID, c.Image)
 	}

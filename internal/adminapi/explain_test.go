@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pullgate/pullgate/internal/adminapi"
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -40,8 +39,8 @@ func aNode(t *testing.T, change ...func(c *adminapi.Config)) *world {
 	w.pulled(aPod("alice"), app+":1", id1, "alice")
 	w.node.do(func(n *node) {
 		n.images = append(n.images, tracker.Image{ID: id1, Names: []string{app + ":1", "repo.test/other:latest"}})
-		n.pods = []podindex.Pod{aPod("alice"), aPod("bob"), {UID: "old", Namespace: "team", Name: "twice"}, {UID: "new", Namespace: "team", Name: "twice"}}
-		n.sourced = []podindex.Pod{aPod("bob"), aPod("carol"), aPod("dave")}
+		n.pods = []tracker.Pod{aPod("alice"), aPod("bob"), {UID: "old", Namespace: "team", Name: "twice"}, {UID: "new", Namespace: "team", Name: "twice"}}
+		n.sourced = []tracker.Pod{aPod("bob"), aPod("carol"), aPod("dave")}
 		n.policies["uid-bob"] = []string{"Never", "Never"}
 		n.policies["uid-carol"] = []string{"Always", "IfNotPresent"}
 		n.policies["uid-dave"] = []string{"IfNotPresent"}

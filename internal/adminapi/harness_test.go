@@ -15,7 +15,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/adminapi"
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -34,8 +33,8 @@ type node struct {
 	mu       sync.Mutex
 	images   []tracker.Image
 	err      error // of the runtime
-	pods     []podindex.Pod
-	sourced  []podindex.Pod
+	pods     []tracker.Pod
+	sourced  []tracker.Pod
 	policies map[string][]string         // by UID
 	secrets  map[string][]tracker.Secret // by UID
 }
@@ -63,13 +62,13 @@ func (n *node) Image(_ context.Context, name string) (tracker.Image, error) {
 	return tracker.Image{}, n.err
 }
 
-func (n *node) All() []podindex.Pod {
+func (n *node) All() []tracker.Pod {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.pods)
 }
 
-func (n *node) Find(uid, namespace, name string) (found []podindex.Pod) {
+func (n *node) Find(uid, namespace, name string) (found []tracker.Pod) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, p := range n.sourced {
@@ -183,7 +182,7 @@ func secret(password string) credential.Credential {
 func (w *world) id(password string) credential.ID { return w.key.ID(secret(password)) }
 
 // pulled makes a whole pull, with a Secret that is called like the password.
-func (w *world) pulled(pod podindex.Pod, name, id, password string) {
+func (w *world) pulled(pod tracker.Pod, name, id, password string) {
 	w.t.Helper()
 	pull, err := w.tracker.BeginPull(w.t.Context(), name, tracker.Image{})
 	if err != nil {
@@ -203,12 +202,12 @@ func (w *world) held(password string) tracker.Secret {
 	return tracker.Secret{Credential: w.id(password), Ref: records.SecretRef{UID: "uid-" + password, Namespace: "team", Name: password}}
 }
 
-func aPod(name string) podindex.Pod {
-	return podindex.Pod{UID: "uid-" + name, Namespace: "team", Name: name}
+func aPod(name string) tracker.Pod {
+	return tracker.Pod{UID: "uid-" + name, Namespace: "team", Name: name}
 }
 
 // try checks by the tracker, as the gate does.
-func (w *world) try(pod podindex.Pod, name string) tracker.Verdict {
+func (w *world) try(pod tracker.Pod, name string) tracker.Verdict {
 	w.t.Helper()
 	i, err := w.node.Image(w.t.Context(), name)
 	if err != nil {

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -152,7 +151,7 @@ func TestListsRefuseWhatIsNoPageOfTheirs(t *testing.T) {
 
 func TestListsArePagedInOrder(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
-	w.node.do(func(n *node) { n.pods = []podindex.Pod{aPod("one"), aPod("two")} })
+	w.node.do(func(n *node) { n.pods = []tracker.Pod{aPod("one"), aPod("two")} })
 	for i := range 25 {
 		img := numbered(i)
 		name := img.Names[0]

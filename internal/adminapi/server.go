@@ -17,7 +17,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/adminapi/prose"
 	"github.com/pullgate/pullgate/internal/connlimit"
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -45,13 +44,13 @@ type Runtime interface {
 
 // Pods tell which pods have a sandbox.
 type Pods interface {
-	All() []podindex.Pod
+	All() []tracker.Pod
 }
 
 // A PodSource tells of a pod what the CRI does not. What it does not know is said to be not known.
 type PodSource interface {
 	// Find returns the pods with the UID, or with the namespace and name if that is "".
-	Find(uid, namespace, name string) []podindex.Pod
+	Find(uid, namespace, name string) []tracker.Pod
 	// PullPolicies returns the imagePullPolicy of each use that the pod makes of an image; known is
 	// false for a pod that the source does not know.
 	PullPolicies(uid, image string) (policies []string, known bool)

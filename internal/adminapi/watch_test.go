@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pullgate/pullgate/internal/decisionlog"
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -33,7 +32,7 @@ func (w *world) watch(req *adminv1.WatchDecisionsRequest) adminv1.PullRecords_Wa
 
 func decided(namespace, image string) decisionlog.Decision {
 	return decisionlog.Decision{
-		Call: "PullImage", Pod: podindex.Pod{UID: "uid", Namespace: namespace, Name: "web"}, Image: image, Repository: strings.TrimSuffix(image, ":1"),
+		Call: "PullImage", Pod: tracker.Pod{UID: "uid", Namespace: namespace, Name: "web"}, Image: image, Repository: strings.TrimSuffix(image, ":1"),
 		Verdict: tracker.Verdict{
 			Decision: policy.Decision{Verdict: policy.Allow, Reason: policy.Proved}, Pair: records.Pair{ImageID: id1, Repository: app},
 			Credential: "c0ffee",

@@ -9,7 +9,6 @@ import (
 	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/metrics"
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/internal/podsource"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -87,7 +86,7 @@ func (s *podSource) Secrets(ctx context.Context, uid, image string) []tracker.Se
 	}
 	// Of a list that is not whole what is in it is the pod's nevertheless.
 	found, _ := p.Credentials(ctx, image)
-	return heldOf(found)
+	return found
 }
 
 // adminSource is the pod source as the admin API wants it.
@@ -110,7 +109,7 @@ func (s *podSource) status() *adminapi.PodSourceStatus {
 }
 
 // Find returns the pod with the UID, or with the namespace and name.
-func (s adminSource) Find(uid, namespace, name string) []podindex.Pod {
+func (s adminSource) Find(uid, namespace, name string) []tracker.Pod {
 	p, known := s.source.ByUID(uid)
 	if uid == "" {
 		p, known = s.source.ByName(namespace, name)
@@ -118,7 +117,7 @@ func (s adminSource) Find(uid, namespace, name string) []podindex.Pod {
 	if !known {
 		return nil
 	}
-	return []podindex.Pod{p.Pod}
+	return []tracker.Pod{p.Pod}
 }
 
 // Secrets returns what a pod's pull secrets hold for an image, and whether that is all.
@@ -128,15 +127,7 @@ func (s adminSource) Secrets(ctx context.Context, uid, image string) (held []tra
 		return nil, false
 	}
 	found, err := p.Credentials(ctx, image)
-	return heldOf(found), err == nil
-}
-
-func heldOf(found []podsource.Credential) []tracker.Secret {
-	held := make([]tracker.Secret, 0, len(found))
-	for _, c := range found {
-		held = append(held, tracker.Secret{Credential: c.ID, Ref: c.Secret})
-	}
-	return held
+	return found, err == nil
 }
 
 // Candidates returns the pods that may be asking.

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -27,7 +26,7 @@ type Decision struct {
 	// Call is the method that was judged, as in ImageStatus.
 	Call string
 	// Pod is who asked; the zero value is nobody that is known, or nobody at all.
-	Pod podindex.Pod
+	Pod tracker.Pod
 	// Image is the name as it was asked for.
 	Image string
 	// Repository is that of Verdict, or of Image if nothing was judged; "" if neither tells it.

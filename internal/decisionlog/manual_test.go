@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/decisionlog"
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 // manual returns what docs/operations.md says of the decision log.
@@ -83,7 +83,7 @@ func TestManualsQueryTellsWhoUsedAnImage(t *testing.T) {
 		d := decisionlog.Decision{Call: "PullImage", Image: repository + ":1", Repository: repository, Outcome: outcome, Shadow: shadow}
 		d.Verdict.Verdict = verdict
 		if pod != "" {
-			d.Pod = podindex.Pod{UID: pod, Namespace: "ns", Name: pod}
+			d.Pod = tracker.Pod{UID: pod, Namespace: "ns", Name: pod}
 		}
 		return d
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/decisionlog"
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -22,7 +21,7 @@ import (
 // whole has a value in every field.
 func whole() decisionlog.Decision {
 	return decisionlog.Decision{
-		Call: "PullImage", Pod: podindex.Pod{UID: "u", Namespace: "ns", Name: "n"}, Image: "repo.test/a:1", Repository: "repo.test/a",
+		Call: "PullImage", Pod: tracker.Pod{UID: "u", Namespace: "ns", Name: "n"}, Image: "repo.test/a:1", Repository: "repo.test/a",
 		Verdict: tracker.Verdict{
 			Decision: policy.Decision{Verdict: policy.Allow, Reason: policy.Proved}, Credential: "c",
 			Pair: records.Pair{ImageID: "sha256:1", Repository: "repo.test/a"},

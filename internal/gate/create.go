@@ -11,7 +11,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/crashpoint"
 	"github.com/pullgate/pullgate/internal/decisionlog"
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -71,7 +70,7 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, e
 
 // createFailed returns the answer to a call that the runtime failed to carry out. Where the image may be a checkpoint, the
 // error of the runtime could tell which other images are on the node, so the answer is the one to a refused container.
-func (g *Gate) createFailed(ctx context.Context, callName string, who podindex.Pod, j judgement, create *tracker.Create, err error) error {
+func (g *Gate) createFailed(ctx context.Context, callName string, who tracker.Pod, j judgement, create *tracker.Create, err error) error {
 	if aborted(err) {
 		return err // the runtime may still be at it, so the create is lost
 	}
@@ -88,13 +87,13 @@ func (g *Gate) createFailed(ctx context.Context, callName string, who podindex.P
 }
 
 // withholds reports whether the pod must not see what became of a create in the runtime.
-func (g *Gate) withholds(who podindex.Pod, create *tracker.Create) bool {
-	return !g.shadow && !create.Ordinary() && !g.tracker.Exempt(asked(who))
+func (g *Gate) withholds(who tracker.Pod, create *tracker.Create) bool {
+	return !g.shadow && !create.Ordinary() && !g.tracker.Exempt(who)
 }
 
 // notCreated is the one answer to a create from an image that may be a checkpoint, whether the runtime failed, as it does
 // if the image that the checkpoint names is absent, or created a container that was refused.
-func (g *Gate) notCreated(who podindex.Pod, j judgement) error {
+func (g *Gate) notCreated(who tracker.Pod, j judgement) error {
 	if g.allowRestores.Load() {
 		g.hidden.Refuse(who.UID, j.name, j.image.ID)
 	}
@@ -186,7 +185,7 @@ type judgement struct {
 
 // podOf tells the pod of a sandbox. What the index has comes from the runtime's own answers and
 // counts; a sandbox that is not in it yet is told by the kubelet in the call.
-func (g *Gate) podOf(sandboxID string, config *runtimeapi.PodSandboxConfig) podindex.Pod {
+func (g *Gate) podOf(sandboxID string, config *runtimeapi.PodSandboxConfig) tracker.Pod {
 	if p, ok := g.pods.BySandbox(sandboxID); ok {
 		return p
 	}
@@ -194,7 +193,7 @@ func (g *Gate) podOf(sandboxID string, config *runtimeapi.PodSandboxConfig) podi
 }
 
 // judgeConfig judges the image of a container and every image that it mounts.
-func (g *Gate) judgeConfig(ctx context.Context, callName string, who podindex.Pod, config *runtimeapi.ContainerConfig) (judgement, error) {
+func (g *Gate) judgeConfig(ctx context.Context, callName string, who tracker.Pod, config *runtimeapi.ContainerConfig) (judgement, error) {
 	spec := config.GetImage()
 	j := judgement{name: spec.GetUserSpecifiedImage()}
 	img, err := g.judgeSpec(ctx, callName, who, spec)
@@ -222,7 +221,7 @@ func (g *Gate) judgeConfig(ctx context.Context, callName string, who podindex.Po
 }
 
 // judgeSpec judges one image and returns it, the zero value if it is absent.
-func (g *Gate) judgeSpec(ctx context.Context, callName string, who podindex.Pod, spec *runtimeapi.ImageSpec) (tracker.Image, error) {
+func (g *Gate) judgeSpec(ctx context.Context, callName string, who tracker.Pod, spec *runtimeapi.ImageSpec) (tracker.Image, error) {
 	img, err := g.runtime.imageOf(ctx, spec)
 	if err != nil {
 		if g.shadow || !aborted(err) {
@@ -263,7 +262,7 @@ func named(img tracker.Image, name string) tracker.Image {
 
 // readBack clears a created container for its start if it has the image it was allowed, or one that
 // the pod may use anyway. It reports whether the container is on the image it was allowed and was not restored.
-func (g *Gate) readBack(ctx context.Context, callName string, who podindex.Pod, id string, j judgement) (asked bool, err error) {
+func (g *Gate) readBack(ctx context.Context, callName string, who tracker.Pod, id string, j judgement) (asked bool, err error) {
 	c, err := g.runtime.container(ctx, id)
 	switch {
 	case g.shadow && c == nil:
@@ -276,7 +275,7 @@ func (g *Gate) readBack(ctx context.Context, callName string, who podindex.Pod, 
 	return g.clear(ctx, callName, who, c, j)
 }
 
-func (g *Gate) clear(ctx context.Context, callName string, who podindex.Pod, c *runtimeapi.Container, j judgement) (asked bool, err error) {
+func (g *Gate) clear(ctx context.Context, callName string, who tracker.Pod, c *runtimeapi.Container, j judgement) (asked bool, err error) {
 	on := tracker.Image{ID: runsOn(c)}
 	if on.ID != j.image.ID || on.ID == "" {
 		img, err := g.runtime.Image(ctx, on.ID)
@@ -303,7 +302,7 @@ func (g *Gate) clear(ctx context.Context, callName string, who podindex.Pod, c *
 
 // judgeOther judges an image that a container has in the place of the one that was judged. The
 // runtime may have given it the name that was asked for, so that name proves nothing.
-func (g *Gate) judgeOther(ctx context.Context, callName string, who podindex.Pod, img tracker.Image, j judgement) error {
+func (g *Gate) judgeOther(ctx context.Context, callName string, who tracker.Pod, img tracker.Image, j judgement) error {
 	r := tracker.Request{Image: img, Substituted: true, Using: true}
 	if j.image.ID == "" {
 		r = tracker.Request{Name: j.name, Image: named(img, j.name), Using: true}

@@ -118,18 +118,14 @@ const unverified = "unverified"
 
 // identify returns the pod of a sandbox configuration as the tracker wants it. The kubelet writes
 // the configuration and its annotations, so they need no further proof.
-func identify(c *runtimeapi.PodSandboxConfig) podindex.Pod {
+func identify(c *runtimeapi.PodSandboxConfig) tracker.Pod {
 	m := c.GetMetadata()
-	return podindex.Pod{
+	return tracker.Pod{
 		UID:       m.GetUid(),
 		Namespace: m.GetNamespace(),
 		Name:      m.GetName(),
 		Static:    podindex.StaticSource(c.GetAnnotations()[podindex.SourceAnnotation]),
 	}
-}
-
-func asked(p podindex.Pod) tracker.Pod {
-	return tracker.Pod{UID: p.UID, Namespace: p.Namespace, Static: p.Static}
 }
 
 // decode reads a request. A judged call that cannot be read is refused, since it cannot be judged.
@@ -145,7 +141,7 @@ func decode(c *criproxy.Call, into proto.Message) error {
 // credentials is judged by those of the pod's Secrets, where they are known and nothing else decides:
 // to learn them may take a while. They are asked for before every refusal, so that the time it takes does
 // not tell why.
-func (g *Gate) judge(ctx context.Context, callName string, p podindex.Pod, r tracker.Request) tracker.Verdict {
+func (g *Gate) judge(ctx context.Context, callName string, p tracker.Pod, r tracker.Request) tracker.Verdict {
 	d := g.decide(ctx, callName, p, r, g.tracker.Check)
 	if d.Verdict.Reason != policy.Absent {
 		g.count(d)
@@ -154,9 +150,9 @@ func (g *Gate) judge(ctx context.Context, callName string, p podindex.Pod, r tra
 }
 
 // decide judges by a check of the tracker. It neither counts nor logs what it decided.
-func (g *Gate) decide(ctx context.Context, callName string, p podindex.Pod, r tracker.Request, check func(context.Context, tracker.Request) tracker.Verdict) decisionlog.Decision {
+func (g *Gate) decide(ctx context.Context, callName string, p tracker.Pod, r tracker.Request, check func(context.Context, tracker.Request) tracker.Verdict) decisionlog.Decision {
 	began := time.Now()
-	r.Pod = asked(p)
+	r.Pod = p
 	pullPolicy := g.policyFor(ctx, callName, p, r.Name)
 	r.Unasked = r.Unasked || pullPolicy == pullNever // nobody is going to ask the registry
 	v := check(ctx, r)
@@ -190,7 +186,7 @@ func (g *Gate) hit(pullPolicy string, v tracker.Verdict, began time.Time) {
 
 // deny is the answer to a container that may not be created or started. It says what is missing
 // and what to do, and names nothing that the caller has not named itself.
-func (g *Gate) deny(callName string, p podindex.Pod, name string, v tracker.Verdict) error {
+func (g *Gate) deny(callName string, p tracker.Pod, name string, v tracker.Verdict) error {
 	g.metrics.Refused(callName)
 	what := fmt.Sprintf("image %q", name)
 	if name == "" {

@@ -51,7 +51,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error
 	if len(who) == 0 {
 		// Nobody known: what everybody may use is still to be had, and a static pod shows
 		// itself by its source.
-		who = []podindex.Pod{{Static: podindex.StaticSource(req.GetImage().GetAnnotations()[podindex.SourceAnnotation])}}
+		who = []tracker.Pod{{Static: podindex.StaticSource(req.GetImage().GetAnnotations()[podindex.SourceAnnotation])}}
 	}
 
 	raw, err := c.Forward(ctx)
@@ -105,7 +105,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error
 }
 
 // judgeAsking judges the pre-check of a pod.
-func (g *Gate) judgeAsking(ctx context.Context, p podindex.Pod, r tracker.Request, pullPolicy string, began time.Time) tracker.Verdict {
+func (g *Gate) judgeAsking(ctx context.Context, p tracker.Pod, r tracker.Request, pullPolicy string, began time.Time) tracker.Verdict {
 	v := g.judge(ctx, "ImageStatus", p, r)
 	if !g.hidden.Refused(p.UID, r.Name, v.Pair.ImageID) || !v.Allowed() {
 		return v
@@ -118,7 +118,7 @@ func (g *Gate) judgeAsking(ctx context.Context, p podindex.Pod, r tracker.Reques
 // judgeCandidates judges a pre-check that one of several pods has sent; it is allowed if it would be to each of them. It
 // has no effect on any of them: which of them uses the image shows when a container is created, and the grant and its
 // decision belong there. What is logged is one decision, which names the pod if there is only one.
-func (g *Gate) judgeCandidates(ctx context.Context, who []podindex.Pod, r tracker.Request) tracker.Verdict {
+func (g *Gate) judgeCandidates(ctx context.Context, who []tracker.Pod, r tracker.Request) tracker.Verdict {
 	began := time.Now()
 	explain := func(ctx context.Context, r tracker.Request) tracker.Verdict { return g.tracker.Explain(ctx, r).Verdict }
 	var d decisionlog.Decision
@@ -137,7 +137,7 @@ func (g *Gate) judgeCandidates(ctx context.Context, who []podindex.Pod, r tracke
 		d.Verdict.First = first
 	}
 	if len(who) > 1 {
-		d.Pod, d.PullPolicy, d.Secret, d.Verdict.Credential = podindex.Pod{}, pullUnknown, records.SecretRef{}, ""
+		d.Pod, d.PullPolicy, d.Secret, d.Verdict.Credential = tracker.Pod{}, pullUnknown, records.SecretRef{}, ""
 	}
 	d.Took = time.Since(began)
 	g.count(d)
@@ -146,7 +146,7 @@ func (g *Gate) judgeCandidates(ctx context.Context, who []podindex.Pod, r tracke
 
 // linger takes as long as it would take to judge an image that is here. Else a tenant that names Secrets which
 // are slow to get could tell by the time which images are.
-func (g *Gate) linger(ctx context.Context, name string, who []podindex.Pod) {
+func (g *Gate) linger(ctx context.Context, name string, who []tracker.Pod) {
 	if g.shadow {
 		return
 	}
@@ -157,13 +157,13 @@ func (g *Gate) linger(ctx context.Context, name string, who []podindex.Pod) {
 
 // unresolved answers a pre-check that the runtime answered with an error. An ambiguous prefix of an
 // image ID is one, and would tell that such images are here.
-func (g *Gate) unresolved(ctx context.Context, name string, who []podindex.Pod, err error) ([]byte, error) {
+func (g *Gate) unresolved(ctx context.Context, name string, who []tracker.Pod, err error) ([]byte, error) {
 	if g.shadow || aborted(err) {
 		return nil, err
 	}
 	began := time.Now()
 	for _, p := range who {
-		if d := g.tracker.CheckID(asked(p), name); d.Verdict != policy.Allow {
+		if d := g.tracker.CheckID(p, name); d.Verdict != policy.Allow {
 			g.linger(ctx, name, who)
 			g.metrics.Verdict("ImageStatus", d)
 			g.metrics.Refused("ImageStatus")

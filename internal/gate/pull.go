@@ -28,7 +28,7 @@ type pullCall struct {
 	name    string
 	image   *runtimeapi.ImageSpec // as the client sent it
 	cred    credential.Credential
-	pod     podindex.Pod
+	pod     tracker.Pod
 	key     hidden.Key
 	present tracker.Image // what the name stands for on the node before the pull
 	hidden  bool          // a pre-check of this pod for this name is hidden at the moment
@@ -169,7 +169,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	} else if out.Definite(err) {
 		end := pull.Refused
 		if out == outcome.Denied {
-			end = func() error { return pull.Denied(p.present, p.cred, asked(p.pod)) }
+			end = func() error { return pull.Denied(p.present, p.cred, p.pod) }
 		}
 		g.ended(end)
 	}
@@ -209,7 +209,7 @@ func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, he
 		g.log.Error(err, "Pull not recorded, the runtime does not say which image it pulled; the image needs proof", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 		return tracker.Verdict{}, outcome.Error
 	}
-	v, err := pull.Proved(tracker.Proof{ImageID: id, Credential: p.cred, Secrets: held, Pod: asked(p.pod)})
+	v, err := pull.Proved(tracker.Proof{ImageID: id, Credential: p.cred, Secrets: held, Pod: p.pod})
 	if err != nil {
 		g.log.Error(err, "Pull record not written, the image needs proof again for every other pod", "image", p.name)
 	}
@@ -296,7 +296,7 @@ func (g *Gate) standsIn(ctx context.Context, p *pullCall, out outcome.Outcome, e
 	}
 	// Only an exempt pod. As nobody in particular, since what the registry has just refused must not leave a
 	// grant, which would let the next pre-check pass.
-	nobody := podindex.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}
+	nobody := tracker.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}
 	v = g.judge(ctx, "PullImage", nobody, tracker.Request{Name: p.name, Image: p.present, Credentials: []credential.Credential{}})
 	return v, v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace
 }

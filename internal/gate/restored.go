@@ -11,7 +11,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/decisionlog"
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -41,12 +40,12 @@ func (g *Gate) SetAllowRestores(allow bool) { g.allowRestores.Store(allow) }
 
 // mayUseRestored reports whether a pod may have containers that were restored. The image ID that the runtime reports for such
 // a container can be of another image than its root file system (docs/design/0022), so it proves nothing.
-func (g *Gate) mayUseRestored(who podindex.Pod) bool {
-	return g.shadow || g.allowRestores.Load() || g.tracker.Exempt(asked(who))
+func (g *Gate) mayUseRestored(who tracker.Pod) bool {
+	return g.shadow || g.allowRestores.Load() || g.tracker.Exempt(who)
 }
 
 // denyRestored is the answer to a restored container that may not be created or started.
-func (g *Gate) denyRestored(callName string, who podindex.Pod, c *runtimeapi.Container, name string) error {
+func (g *Gate) denyRestored(callName string, who tracker.Pod, c *runtimeapi.Container, name string) error {
 	g.refusedRestore(callName, who, name, runsOn(c))
 	return criproxy.Refuse(codes.PermissionDenied, "RESTORE_NOT_ALLOWED", fmt.Sprintf(
 		"pullgate: container %s of pod %s/%s was restored from a checkpoint and may not start: which image it uses cannot be verified; "+
@@ -54,7 +53,7 @@ func (g *Gate) denyRestored(callName string, who podindex.Pod, c *runtimeapi.Con
 }
 
 // refusedRestore counts and notes a container or a pod that is refused because it was, or would be, restored.
-func (g *Gate) refusedRestore(callName string, who podindex.Pod, name, imageID string) {
+func (g *Gate) refusedRestore(callName string, who tracker.Pod, name, imageID string) {
 	g.metrics.Refused(callName)
 	g.metrics.CreationRefused(CreationRestored)
 	v := overruled(tracker.Verdict{}, Restored)

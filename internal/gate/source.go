@@ -29,15 +29,15 @@ type PodSource interface {
 
 // The values of imagePullPolicy, which are those of the label pull_policy too. Metrics count pullMixed as unknown.
 const (
-	pullAlways       = podindex.PullAlways
-	pullIfNotPresent = podindex.PullIfNotPresent
-	pullNever        = podindex.PullNever
-	pullUnknown      = podindex.PullUnknown
-	pullMixed        = podindex.PullMixed
+	pullAlways       = tracker.PullAlways
+	pullIfNotPresent = tracker.PullIfNotPresent
+	pullNever        = tracker.PullNever
+	pullUnknown      = tracker.PullUnknown
+	pullMixed        = tracker.PullMixed
 )
 
 // uses returns the imagePullPolicy of each use that a pod makes of an image, as far as it is known.
-func (g *Gate) uses(p podindex.Pod, image string) []string {
+func (g *Gate) uses(p tracker.Pod, image string) []string {
 	if g.source == nil || p.UID == "" {
 		return nil
 	}
@@ -46,8 +46,8 @@ func (g *Gate) uses(p podindex.Pod, image string) []string {
 }
 
 // precheckPolicy returns how a pod that sent a pre-check uses an image.
-func (g *Gate) precheckPolicy(ctx context.Context, p podindex.Pod, image string) string {
-	return podindex.PrecheckPolicy(g.uses(p, image), g.always.Skips(ctx))
+func (g *Gate) precheckPolicy(ctx context.Context, p tracker.Pod, image string) string {
+	return tracker.PrecheckPolicy(g.uses(p, image), g.always.Skips(ctx))
 }
 
 // SkipsAlways reports whether the kubelet sends no pre-check for containers with imagePullPolicy Always, as it was
@@ -64,19 +64,19 @@ func (g *Gate) Refusal(uid, image, imageID string) (d policy.Decision, ok bool) 
 }
 
 // policyFor returns how a pod uses an image, as far as it leads to a call.
-func (g *Gate) policyFor(ctx context.Context, callName string, p podindex.Pod, image string) string {
+func (g *Gate) policyFor(ctx context.Context, callName string, p tracker.Pod, image string) string {
 	switch callName {
 	case "ImageStatus":
 		return g.precheckPolicy(ctx, p, image)
 	case "PullImage":
-		return podindex.PullPolicy(g.uses(p, image), pullAlways, pullIfNotPresent)
+		return tracker.PullPolicyOf(g.uses(p, image), pullAlways, pullIfNotPresent)
 	default:
-		return podindex.PullPolicy(g.uses(p, image), pullAlways, pullIfNotPresent, pullNever)
+		return tracker.PullPolicyOf(g.uses(p, image), pullAlways, pullIfNotPresent, pullNever)
 	}
 }
 
 // secrets returns what the pull secrets of a pod hold for an image, nothing if nobody tells.
-func (g *Gate) secrets(ctx context.Context, p podindex.Pod, image string) []tracker.Secret {
+func (g *Gate) secrets(ctx context.Context, p tracker.Pod, image string) []tracker.Secret {
 	if g.source == nil || p.UID == "" || p.Static || image == "" {
 		return nil
 	}
@@ -95,7 +95,7 @@ func (g *Gate) secrets(ctx context.Context, p podindex.Pod, image string) []trac
 // candidates returns the pods of which one has sent a pre-check that carries an unknown config.seen, as after a
 // restart of the kubelet; nil if that is not certain. Only a pod with a sandbox can be asking, and one
 // that the source does not know, though it has a sandbox, could be anybody.
-func (g *Gate) candidates(annotations map[string]string, image string) (who []podindex.Pod) {
+func (g *Gate) candidates(annotations map[string]string, image string) (who []tracker.Pod) {
 	if g.source == nil || podindex.StaticSource(annotations[podindex.SourceAnnotation]) {
 		return nil
 	}

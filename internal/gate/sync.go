@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -167,7 +166,7 @@ func (g *Gate) Reconcile(ctx context.Context) error {
 
 // A started is a container that has been started, with the pod that it belongs to.
 type started struct {
-	pod      podindex.Pod
+	pod      tracker.Pod
 	uses     []use // the image that it runs on first
 	create   time.Time
 	restored bool // from a checkpoint
@@ -219,7 +218,7 @@ func (g *Gate) restoreGrants(ctx context.Context) error {
 			if u.name == "" {
 				img.Names = g.usedNames(r.pod, img.Names)
 			}
-			g.tracker.Restore(asked(r.pod), u.name, img, r.create)
+			g.tracker.Restore(r.pod, u.name, img, r.create)
 		}
 	}
 	return nil
@@ -228,7 +227,7 @@ func (g *Gate) restoreGrants(ctx context.Context) error {
 // usedNames returns those of an image's names that a pod uses, as the pod source tells; all of them if it does not know the
 // pod. CRI-O does not report which name a container was created by (user_specified_image), and of the names that it reports
 // it chooses one by itself.
-func (g *Gate) usedNames(p podindex.Pod, names []string) (used []string) {
+func (g *Gate) usedNames(p tracker.Pod, names []string) (used []string) {
 	if g.source == nil {
 		return names
 	}

@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"sync"
+
+	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 // The annotations that a kubelet writes on every pod it runs, over whatever the pod's author
@@ -21,17 +23,10 @@ const (
 // one which the kubelet reads from a file or from a URL and not from the API server.
 func StaticSource(source string) bool { return source == "file" || source == "http" }
 
-// A Pod is one pod of this node. The zero value is a pod that is not identified.
-type Pod struct {
-	UID, Namespace, Name string
-	// Static says that the kubelet has the pod from a file or a URL.
-	Static bool
-}
-
 // A Sandbox is one sandbox of a pod, as the runtime holds it.
 type Sandbox struct {
 	ID  string
-	Pod Pod
+	Pod tracker.Pod
 	// Seen is the value of SeenAnnotation; "" for a sandbox that no kubelet made.
 	Seen string
 }
@@ -49,11 +44,11 @@ type Index struct {
 	// learned holds, by UID, the values that a PullImage told and no sandbox carries.
 	learned map[string]learned
 	// seen holds the pods of each value, by UID; almost always one.
-	seen map[string]map[string]Pod
+	seen map[string]map[string]tracker.Pod
 }
 
 type learned struct {
-	pod    Pod
+	pod    tracker.Pod
 	values map[string]struct{}
 }
 
@@ -62,7 +57,7 @@ func New() *Index {
 	return &Index{
 		sandboxes: map[string]Sandbox{},
 		learned:   map[string]learned{},
-		seen:      map[string]map[string]Pod{},
+		seen:      map[string]map[string]tracker.Pod{},
 	}
 }
 
@@ -78,7 +73,7 @@ func (x *Index) Add(s Sandbox) {
 // Learn notes a value that the kubelet itself gave for a pod, as in PullImage.sandbox_config. It
 // lasts as long as the pod has a sandbox, and so is lost for a pod that has none at the next
 // [Index.Reconcile].
-func (x *Index) Learn(seen string, p Pod) {
+func (x *Index) Learn(seen string, p tracker.Pod) {
 	if seen == "" || p.UID == "" {
 		return
 	}
@@ -98,11 +93,11 @@ func (x *Index) Learn(seen string, p Pod) {
 
 // BySeen returns the pods that carry the value: none when it is not known (no identity), more
 // than one when it is ambiguous. The order is by UID.
-func (x *Index) BySeen(seen string) []Pod {
+func (x *Index) BySeen(seen string) []tracker.Pod {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	of := x.seen[seen]
-	pods := make([]Pod, 0, len(of))
+	pods := make([]tracker.Pod, 0, len(of))
 	for _, uid := range slices.Sorted(maps.Keys(of)) {
 		pods = append(pods, of[uid])
 	}
@@ -110,7 +105,7 @@ func (x *Index) BySeen(seen string) []Pod {
 }
 
 // BySandbox returns the pod of a sandbox, and whether the sandbox is known.
-func (x *Index) BySandbox(id string) (Pod, bool) {
+func (x *Index) BySandbox(id string) (tracker.Pod, bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s, ok := x.sandboxes[id]
@@ -118,14 +113,14 @@ func (x *Index) BySandbox(id string) (Pod, bool) {
 }
 
 // All returns every pod that has a sandbox, by UID.
-func (x *Index) All() []Pod {
+func (x *Index) All() []tracker.Pod {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	by := make(map[string]Pod, len(x.sandboxes))
+	by := make(map[string]tracker.Pod, len(x.sandboxes))
 	for _, s := range x.sandboxes {
 		by[s.Pod.UID] = s.Pod
 	}
-	all := make([]Pod, 0, len(by))
+	all := make([]tracker.Pod, 0, len(by))
 	for _, uid := range slices.Sorted(maps.Keys(by)) {
 		all = append(all, by[uid])
 	}
@@ -183,12 +178,12 @@ func (x *Index) Reconcile(since Epoch, list []Sandbox) (ended []string, ok bool)
 	return x.settleLocked(before), true
 }
 
-func (x *Index) knowLocked(seen string, p Pod) {
+func (x *Index) knowLocked(seen string, p tracker.Pod) {
 	if seen == "" || p.UID == "" {
 		return
 	}
 	if x.seen[seen] == nil {
-		x.seen[seen] = map[string]Pod{}
+		x.seen[seen] = map[string]tracker.Pod{}
 	}
 	x.seen[seen][p.UID] = p
 }

@@ -9,13 +9,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 func sandbox(id, uid, seen string) podindex.Sandbox {
-	return podindex.Sandbox{ID: id, Pod: podindex.Pod{UID: uid, Namespace: "ns", Name: "pod-" + uid}, Seen: seen}
+	return podindex.Sandbox{ID: id, Pod: tracker.Pod{UID: uid, Namespace: "ns", Name: "pod-" + uid}, Seen: seen}
 }
 
-func uids(of []podindex.Pod) []string {
+func uids(of []tracker.Pod) []string {
 	got := []string{}
 	for _, p := range of {
 		got = append(got, p.UID)
@@ -66,10 +67,10 @@ func TestRemoveEndsAPodWithItsLastSandbox(t *testing.T) {
 func TestLearnedValueLastsAsLongAsThePodHasASandbox(t *testing.T) {
 	x := podindex.New()
 	x.Add(sandbox("s1", "u1", "old"))
-	x.Learn("new", podindex.Pod{UID: "u1"})
-	x.Learn("lone", podindex.Pod{UID: "u2"})
-	x.Learn("", podindex.Pod{UID: "u1"})
-	x.Learn("nobody", podindex.Pod{})
+	x.Learn("new", tracker.Pod{UID: "u1"})
+	x.Learn("lone", tracker.Pod{UID: "u2"})
+	x.Learn("", tracker.Pod{UID: "u1"})
+	x.Learn("nobody", tracker.Pod{})
 	if got := uids(x.BySeen("new")); !slices.Equal(got, []string{"u1"}) {
 		t.Errorf("BySeen(new) = %v; want u1", got)
 	}
@@ -125,7 +126,7 @@ func TestIndexUnderConcurrencyKeepsNothingOfTheGone(t *testing.T) {
 				if _, ok := x.Reconcile(since, keep); ok {
 					t.Errorf("Reconcile took a list older than sandbox %s", id)
 				}
-				x.Learn("new-"+id, podindex.Pod{UID: id})
+				x.Learn("new-"+id, tracker.Pod{UID: id})
 				x.BySeen(id)
 				x.Remove(id)
 			}

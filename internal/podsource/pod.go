@@ -17,6 +17,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 const (
@@ -71,18 +72,12 @@ type Use struct {
 // A Pod is a pod of this node as the API server had it at one moment. It does not change. The zero
 // value uses no image and has no credentials that are known.
 type Pod struct {
-	podindex.Pod
+	tracker.Pod
 	// Deleting says that the pod is being deleted.
 	Deleting bool
 
 	known   *known
 	secrets *secrets
-}
-
-// A Credential is one that a kubelet would send for a pod, with the Secret that it is from.
-type Credential struct {
-	ID     credential.ID
-	Secret records.SecretRef
 }
 
 // Uses returns what the pod uses an image for, in the order of its spec; nothing if it does not use
@@ -113,7 +108,7 @@ func (p Pod) Uses(image string) []Use {
 // is in the list belongs to the pod nevertheless. An empty list never means that the pull would be
 // anonymous; without an error it means that the pod's Secrets have nothing for this image, and the node
 // may still have credentials of its own.
-func (p Pod) Credentials(ctx context.Context, image string) ([]Credential, error) {
+func (p Pod) Credentials(ctx context.Context, image string) ([]tracker.Secret, error) {
 	if p.known == nil {
 		return nil, ErrNotKnown
 	}
@@ -129,7 +124,7 @@ func (p Pod) Credentials(ctx context.Context, image string) ([]Credential, error
 		ring = append(ring, s.sealed)
 		from = append(from, s.ref)
 	}
-	var found []Credential
+	var found []tracker.Secret
 	offers, all := ring.First(name.Repository(), credential.MaxOffers+1)
 	if !all {
 		p.secrets.count(Excessive)
@@ -140,7 +135,7 @@ func (p Pod) Credentials(ctx context.Context, image string) ([]Credential, error
 		}
 	}
 	for _, o := range offers {
-		found = append(found, Credential{ID: o.ID, Secret: from[o.From]})
+		found = append(found, tracker.Secret{Credential: o.ID, Ref: from[o.From]})
 	}
 	if !whole {
 		return found, ErrNotKnown
@@ -150,7 +145,7 @@ func (p Pod) Credentials(ctx context.Context, image string) ([]Credential, error
 
 // known is what is kept of a pod.
 type known struct {
-	pod         podindex.Pod
+	pod         tracker.Pod
 	deleting    bool
 	annotations [sha256.Size]byte
 	changed     time.Time // when annotations or uses were seen to change; zero if never
@@ -168,7 +163,7 @@ type use struct {
 // learn takes from a pod what is kept of it. An image whose name no kubelet would accept is left out.
 func learn(p *corev1.Pod) *known {
 	k := &known{
-		pod:         podindex.Pod{UID: string(p.UID), Namespace: p.Namespace, Name: p.Name},
+		pod:         tracker.Pod{UID: string(p.UID), Namespace: p.Namespace, Name: p.Name},
 		deleting:    p.DeletionTimestamp != nil,
 		annotations: hash(p.Annotations),
 	}

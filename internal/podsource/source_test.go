@@ -11,9 +11,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/internal/podsource"
 	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 const app = "repo.test/team/app:v1"
@@ -36,7 +36,7 @@ func (w *world) byUID(uid string) podsource.Pod {
 }
 
 // wantCredentials compares what a pod has for an image. whole says that no error is wanted.
-func (w *world) wantCredentials(uid, image string, whole bool, want ...podsource.Credential) {
+func (w *world) wantCredentials(uid, image string, whole bool, want ...tracker.Secret) {
 	w.Helper()
 	got, err := w.byUID(uid).Credentials(w.Context(), image)
 	if diff := cmp.Diff(want, got); diff != "" || whole != (err == nil) || err != nil && !errors.Is(err, podsource.ErrNotKnown) {
@@ -44,8 +44,8 @@ func (w *world) wantCredentials(uid, image string, whole bool, want ...podsource
 	}
 }
 
-func (w *world) cred(secret, uid, registry string) podsource.Credential {
-	return podsource.Credential{ID: w.id(registry, uid), Secret: records.SecretRef{UID: uid, Namespace: "team-a", Name: secret}}
+func (w *world) cred(secret, uid, registry string) tracker.Secret {
+	return tracker.Secret{Credential: w.id(registry, uid), Ref: records.SecretRef{UID: uid, Namespace: "team-a", Name: secret}}
 }
 
 func TestSourceTellsWhatAPodUsesAnImageFor(t *testing.T) {
@@ -61,7 +61,7 @@ func TestSourceTellsWhatAPodUsesAnImageFor(t *testing.T) {
 		w.api.change("ADDED", p)
 		w.start()
 		got := w.byUID("u1")
-		if want := (podindex.Pod{UID: "u1", Namespace: "team-a", Name: "web"}); got.Pod != want {
+		if want := (tracker.Pod{UID: "u1", Namespace: "team-a", Name: "web"}); got.Pod != want {
 			t.Errorf("pod = %v; want %v", got.Pod, want)
 		}
 		busybox := []podsource.Use{{podsource.InitContainer, "other", "Never"}, {podsource.EphemeralContainer, "debug", "IfNotPresent"}, {podsource.ImageVolume, "data", "Always"}}

@@ -38,8 +38,9 @@ type Image struct {
 // A Pod is who asks. The zero value is a pod that is not identified: it is granted nothing and
 // exempt from nothing, and may use what everybody may.
 type Pod struct {
-	UID       string
-	Namespace string
+	UID, Namespace string
+	// Name is for whoever reads of the pod; nothing is judged by it.
+	Name string
 	// Static says that the kubelet has the pod from a file or a URL; it may be known of a pod
 	// that is not identified otherwise.
 	Static bool

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
@@ -20,7 +19,7 @@ type Case struct {
 	Image string
 	Names []string
 	// Pod is who was judged; one without a UID stands for any new pod of its namespace.
-	Pod podindex.Pod
+	Pod tracker.Pod
 	// Secrets are what the pod's pull secrets hold for the image, and CredentialsKnown says that it has no others.
 	Secrets          []tracker.Secret
 	CredentialsKnown bool

@@ -13,7 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/adminapi/prose"
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
@@ -110,10 +109,10 @@ func cases() []struct {
 		title string
 		prose.Case
 	}
-	web := podindex.Pod{UID: "uid", Namespace: "team-b", Name: "web"}
-	newPod := podindex.Pod{Namespace: "team-b"}
+	web := tracker.Pod{UID: "uid", Namespace: "team-b", Name: "web"}
+	newPod := tracker.Pod{Namespace: "team-b"}
 	holds := []tracker.Secret{{Credential: bob, Ref: pull}}
-	one := func(title string, p podindex.Pod, e tracker.Explanation, change ...func(c *prose.Case)) c {
+	one := func(title string, p tracker.Pod, e tracker.Explanation, change ...func(c *prose.Case)) c {
 		made := prose.Case{Explanation: e, Image: name, Names: []string{name}, Pod: p, PullPolicy: "unknown", Settings: prose.Settings{OutageFallback: true}}
 		for _, f := range change {
 			f(&made)
@@ -134,7 +133,7 @@ func cases() []struct {
 	}
 	return []c{
 		one("absent", web, judged(policy.Absent, false)),
-		one("static pod", podindex.Pod{UID: "uid", Namespace: "kube-system", Name: "etcd", Static: true}, judged(policy.ExemptStaticPod, true)),
+		one("static pod", tracker.Pod{UID: "uid", Namespace: "kube-system", Name: "etcd", Static: true}, judged(policy.ExemptStaticPod, true)),
 		one("exempt namespace", web, judged(policy.ExemptNamespace, true)),
 		one("unreadable", web, judged(policy.RecordUnreadable, false, func(e *tracker.Explanation) { e.Unreadable = errors.New("wrong checksum of 80 bytes") })),
 		one("NeverVerify", web, judged(policy.NeverVerify, true, ruled(with(policy.ModeNeverVerify, 0, 0)))),
@@ -166,7 +165,7 @@ func cases() []struct {
 		one("not proved, with a Secret", web, notProved(), source("Always", true, holds...)),
 		one("not proved, runtimeCredentials is perNamespace", web, notProved(), source("IfNotPresent", true), perNamespace),
 		one("not proved, in shadow", web, notProved(), source("IfNotPresent", true, holds...), shadow),
-		one("not proved, static pod that is not exempt", podindex.Pod{UID: "uid", Namespace: "kube-system", Name: "etcd", Static: true}, notProved()),
+		one("not proved, static pod that is not exempt", tracker.Pod{UID: "uid", Namespace: "kube-system", Name: "etcd", Static: true}, notProved()),
 		one("not proved, the record is full", web, judged(policy.NotProved, false, provedBy(alice), by("", tracker.Rotated)), source("IfNotPresent", true, holds...)),
 		one("revoked or forgotten", web, judged(policy.NotProved, false, record(records.Record{Revoked: at(3)}))),
 		one("settled", web, judged(policy.NotProved, false, record(records.Record{}))),

@@ -1,8 +1,8 @@
-package podindex
+package tracker
 
 import "slices"
 
-// The values of imagePullPolicy.
+// The values of imagePullPolicy, as the API server and the label pull_policy have them.
 const (
 	PullAlways       = "Always"
 	PullIfNotPresent = "IfNotPresent"
@@ -17,9 +17,9 @@ const (
 	PullMixed = "mixed"
 )
 
-// PullPolicy returns how a pod uses an image, given the imagePullPolicy of each use. Only the policies in leads
+// PullPolicyOf returns how a pod uses an image, given the imagePullPolicy of each use. Only the policies in leads
 // count: those that make a kubelet send the call at hand.
-func PullPolicy(uses []string, leads ...string) string {
+func PullPolicyOf(uses []string, leads ...string) string {
 	policy := PullUnknown
 	for _, one := range uses {
 		switch {
@@ -33,10 +33,10 @@ func PullPolicy(uses []string, leads ...string) string {
 	return policy
 }
 
-// PrecheckPolicy is PullPolicy for a pre-check. skipsAlways says that the kubelet sends none for Always.
+// PrecheckPolicy is PullPolicyOf for a pre-check. skipsAlways says that the kubelet sends none for Always.
 func PrecheckPolicy(uses []string, skipsAlways bool) string {
 	if skipsAlways {
-		return PullPolicy(uses, PullIfNotPresent, PullNever)
+		return PullPolicyOf(uses, PullIfNotPresent, PullNever)
 	}
-	return PullPolicy(uses, PullAlways, PullIfNotPresent, PullNever)
+	return PullPolicyOf(uses, PullAlways, PullIfNotPresent, PullNever)
 }

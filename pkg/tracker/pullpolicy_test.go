@@ -1,9 +1,9 @@
-package podindex_test
+package tracker_test
 
 import (
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 func TestPrecheckPolicyLeavesOutWhatSendsNoPrecheck(t *testing.T) {
@@ -19,10 +19,10 @@ func TestPrecheckPolicyLeavesOutWhatSendsNoPrecheck(t *testing.T) {
 		{[]string{"IfNotPresent", "Never"}, "mixed", "mixed"},
 		{[]string{"IfNotPresent", "Always", "IfNotPresent"}, "mixed", "IfNotPresent"},
 	} {
-		if got := podindex.PrecheckPolicy(tc.uses, false); got != tc.sends {
+		if got := tracker.PrecheckPolicy(tc.uses, false); got != tc.sends {
 			t.Errorf("PrecheckPolicy(%v, false) = %s; want %s", tc.uses, got, tc.sends)
 		}
-		if got := podindex.PrecheckPolicy(tc.uses, true); got != tc.skips {
+		if got := tracker.PrecheckPolicy(tc.uses, true); got != tc.skips {
 			t.Errorf("PrecheckPolicy(%v, true) = %s; want %s", tc.uses, got, tc.skips)
 		}
 	}
