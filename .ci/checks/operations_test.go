@@ -12,10 +12,11 @@ import (
 	"testing"
 )
 
-// An operator meets the log, the flags and the metrics before the source, so docs/operations.md and, for
-// metrics, docs/metrics.md have to know every one of them; so has docs/pullgatectl.md for its flags.
+// Operators see log messages, flags and metrics before the source, so each of them is documented: log messages in
+// docs/log-messages.md, flags of pullgated in docs/operations.md, flags of pullgatectl in docs/pullgatectl.md, and
+// metrics in docs/metrics.md.
 func TestOperationsKnows(t *testing.T) {
-	pages := map[string]string{"log message": "operations.md", "flag of pullgated": "operations.md", "flag of pullgatectl": "pullgatectl.md", "metric": "metrics.md"}
+	pages := map[string]string{"log message": "log-messages.md", "flag of pullgated": "operations.md", "flag of pullgatectl": "pullgatectl.md", "metric": "metrics.md"}
 	manual := map[string]string{}
 	for what, page := range pages {
 		manual[what] = read(t, filepath.Join(root, "docs", page))
