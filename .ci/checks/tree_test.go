@@ -111,8 +111,8 @@ func tree(pairs ...string) fstest.MapFS {
 }
 
 func TestReadmeIsShort(t *testing.T) {
-	if n := strings.Count(read(t, filepath.Join(root, "README.md")), "\n"); n > 200 {
-		t.Errorf("README.md has %d lines; want at most 200, the rest belongs into docs", n)
+	if n := strings.Count(read(t, filepath.Join(root, "README.md")), "\n"); n > 150 {
+		t.Errorf("README.md has %d lines; want at most 150; move the rest to docs", n)
 	}
 }
 
