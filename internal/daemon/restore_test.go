@@ -15,7 +15,7 @@ const (
 	later = "repo.test/team/later:1"
 )
 
-// The steps of docs/operations.md, Backup and restore: what each kind of copy is worth, on the node that it is from.
+// The steps of docs/store.md, Backup and restore: what each kind of copy is worth, on the node that it is from.
 func TestRestoreByTheStepsOfTheManual(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
