@@ -43,6 +43,8 @@ NFPM := go tool -modfile=$(CURDIR)/.ci/nfpm.mod nfpm
 BUF := go tool -modfile=$(CURDIR)/.ci/buf.mod buf
 # Shows tests as they run, and what those that failed have printed once more at the end.
 GOTESTSUM := go tool -modfile=$(CURDIR)/.ci/tools.mod gotestsum --format standard-verbose --hide-summary skipped --
+# The node of e2e-node: it tells all there is, with and without the pod source.
+LEADING := ^TestNode$$/^1.34$$/^containerd-1.6$$
 SCRIPTS := $(shell grep -lE '^\#!.*\b(ba)?sh\b' .ci/* systemd/packaging/* 2>/dev/null)
 
 .PHONY: help
@@ -54,8 +56,12 @@ demo: setup build ## show the main job on a real containerd and registry, as roo
 	cd e2e && go run ./demo
 
 .PHONY: test
-test: setup ## run every test there is, as root
+test: setup ## run every kind of test once, as root
 	@.ci/steps test race model crash e2e e2e-node
+
+.PHONY: matrix
+matrix: setup build ## tell the stories of make e2e-node on every other kubelet and runtime, as root
+	cd e2e && $(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 -run '^TestNode$$' -skip '$(LEADING)' ./kubelets
 
 .PHONY: unit
 unit: ## run the short tests; takes seconds
@@ -78,8 +84,8 @@ e2e: build ## run built binaries against a real containerd, registry and kube-ap
 	cd e2e && $(GOTESTSUM) -tags e2e -count=1 -timeout 25m -parallel 16 $$(go list ./... | grep -v '/kubelets$$')
 
 .PHONY: e2e-node
-e2e-node: build ## tell stories of tenants under real kubelets, as root; KUBELET, RUNTIME and RUN select
-	cd e2e && STORY='$(RUN)' $(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 -run '^TestNode$$/^$(or $(KUBELET),.*)$$/^$(or $(RUNTIME),.*)$$' ./kubelets
+e2e-node: build ## tell stories of tenants under a real kubelet, as root; KUBELET, RUNTIME and RUN select
+	cd e2e && STORY='$(RUN)' $(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 -run '$(if $(KUBELET)$(RUNTIME),^TestNode$$/^$(or $(KUBELET),.*)$$/^$(or $(RUNTIME),.*)$$,$(LEADING))' ./kubelets
 
 .PHONY: fuzz
 fuzz: ## fuzz every target for FUZZTIME (30s)
