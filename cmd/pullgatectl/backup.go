@@ -20,7 +20,7 @@ import (
 func damaged(places int) error {
 	return &cli.ExitError{
 		Code: cli.ExitFailed, Err: fmt.Errorf("%d places of the store cannot be read", places),
-		Hint: "look at the disk; the chapter \"A lost or damaged store\" of docs/operations.md says how to go on",
+		Hint: "look at the disk; the chapter \"A lost or damaged store\" of docs/store.md says how to go on",
 	}
 }
 

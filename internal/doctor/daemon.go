@@ -174,7 +174,7 @@ func (n Node) recorded(ctx context.Context) []Finding {
 	case err != nil:
 		return []Finding{unknown("run it as root", "%s: %v", path, err)}
 	case len(v.Problems) > 0:
-		return []Finding{fail("look at the disk; docs/operations.md says what becomes of a damaged store",
+		return []Finding{fail("look at the disk; docs/store.md says what becomes of a damaged store",
 			"%s cannot be read in %d places, the first: %s: %s", path, len(v.Problems)+v.Omitted, v.Problems[0].Where, v.Problems[0].What)}
 	}
 	return []Finding{ok("%s is sound, with %d values", path, v.Values)}
