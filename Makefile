@@ -52,7 +52,10 @@ help: ## print this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: demo
-demo: setup build ## show the main job on a real containerd and registry, as root; removes what it made
+demo: ## show the main job on a real containerd and registry, as root; removes what it made
+	@[ "$$(id -u)" = 0 ] || { echo 'make demo: run it as root: it starts a containerd, and installs what is missing for that' >&2; exit 1; }
+	@.ci/setup demo
+	@$(MAKE) --no-print-directory build
 	cd e2e && go run ./demo
 
 .PHONY: test

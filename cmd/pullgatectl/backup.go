@@ -36,7 +36,7 @@ only on this node, with the node.key that it was written with: keep that beside 
 
   # Onto another machine
   pullgatectl store backup - | ssh backup 'cat > node-7-records.db'`,
-		Args: cobra.ExactArgs(1),
+		Args: cli.OneArgument("FILE"),
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "replace FILE if it is there")
 	o := cli.OutputFlags(cmd)

@@ -23,7 +23,7 @@ func docsManCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "man DIR",
 		Short: "Write a manual page for each command into a directory",
-		Args:  cobra.ExactArgs(1),
+		Args:  cli.OneArgument("DIR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := os.MkdirAll(args[0], 0o755); err != nil { //nolint:gosec // manual pages are for everybody
 				return err

@@ -28,7 +28,7 @@ or anything else failed; 2 and 3 as ever.`,
   # In a script: may every pod of team-b use it?
   pullgatectl explain registry.example/team-a/app:1.4 --namespace team-b -o json | jq -r .reason`,
 		DisableFlagsInUseLine: true,
-		Args:                  cobra.ExactArgs(1),
+		Args:                  cli.OneArgument("IMAGE"),
 		ValidArgsFunction:     c.CompleteImages,
 	}
 	cmd.Flags().StringVar(&pod, "pod", "", "explain it for this pod, `namespace/name`")

@@ -107,7 +107,7 @@ func imagesGetCommand(c *cli.Console) *cobra.Command {
 		Long:  "Show all that is known of one image, which is given by a name that the runtime has, by its ID, or by 7 digits or more of its beginning.",
 		Example: `  pullgatectl images get registry.example/team-a/app:1.4
   pullgatectl images get 3f9a2c81d0be -o yaml`,
-		Args:              cobra.ExactArgs(1),
+		Args:              cli.OneArgument("IMAGE"),
 		ValidArgsFunction: c.CompleteImages,
 	}
 	o := cli.OutputFlags(cmd)

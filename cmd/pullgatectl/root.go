@@ -49,5 +49,7 @@ func rootCommand(c *cli.Console, on machine) *cobra.Command {
 		docsCommand(c),
 	)
 	root.Example = examples
+	root.Version = versionLine() // --version, as pullgated has it
+	root.SetVersionTemplate("{{.Version}}\n")
 	return root
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"runtime"
 
 	"github.com/spf13/cobra"
@@ -25,8 +26,12 @@ func versionCommand(c *cli.Console) *cobra.Command {
 			return err
 		}
 		return c.Print(o, told, func(_ output.View, p *output.Page) {
-			p.Line("pullgatectl %s (commit %s, %s, %s)", version, commit, date, runtime.Version())
+			p.Line("%s", versionLine())
 		})
 	}
 	return cmd
+}
+
+func versionLine() string {
+	return fmt.Sprintf("pullgatectl %s (commit %s, %s, %s)", version, commit, date, runtime.Version())
 }

@@ -29,6 +29,20 @@ func (c *Console) Root(use, short, long string, commands ...*cobra.Command) *cob
 	return root
 }
 
+// OneArgument takes exactly one argument, of which name tells what it is, as in IMAGE.
+func OneArgument(name string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch len(args) {
+		case 0:
+			return fmt.Errorf("%s needs one argument, %s", cmd.CommandPath(), name)
+		case 1:
+			return nil
+		default:
+			return fmt.Errorf("%s takes one argument, %s, and not %d: %q", cmd.CommandPath(), name, len(args), args)
+		}
+	}
+}
+
 func wrongFlag(cmd *cobra.Command, err error) error { return wrongUsage(cmd, err) }
 
 // Group makes a command that does nothing but hold others. Alone it is wrong usage, so that a script does not
