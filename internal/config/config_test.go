@@ -235,7 +235,7 @@ func TestParseRefuses(t *testing.T) {
 		{"exempt: {namespaces: [null]}", []string{`exempt.namespaces[0]: "" is not allowed` + label}},
 		{"exempt: {namespaces: [-a, a-, a.b]}", []string{`exempt.namespaces[0]: "-a" is not allowed` + label, `exempt.namespaces[1]: "a-" is not allowed` + label, `exempt.namespaces[2]: "a.b" is not allowed` + label}},
 		{"exempt: {namespaces: [" + long[8:72] + "]}", []string{`exempt.namespaces[0]: "` + long[8:72] + `" is not allowed` + label}},
-		{"podSource: x", []string{"podSource: x is of the wrong type; allowed is a mapping with the fields kubeconfig, nodeName"}},
+		{"podSource: x", []string{`podSource: "x" is of the wrong type; allowed is a mapping with the fields kubeconfig, nodeName`}},
 		{"podSource: {kubeconfig: kubelet.conf}", []string{
 			`podSource.kubeconfig: "kubelet.conf" is not allowed; allowed is an absolute path, as in /etc/kubernetes/kubelet.conf, or "" for no pod source`,
 		}},
@@ -248,7 +248,7 @@ func TestParseRefuses(t *testing.T) {
 		{"metrics: {listen: '127.0.0.1:http'}", []string{`metrics.listen: "127.0.0.1:http" is not allowed` + address}},
 		{"decisionLog: {path: decisions.log}", []string{`decisionLog.path: "decisions.log" is not allowed; allowed is an absolute path, as in /var/log/pullgate/decisions.log, or "" for no file`}},
 		{"decisionLog: {path: /var/log/}", []string{`decisionLog.path: "/var/log/" is not allowed; allowed is an absolute path, as in /var/log/pullgate/decisions.log, or "" for no file`}},
-		{"decisionLog: /var/log/x", []string{"decisionLog: /var/log/x is of the wrong type; allowed is a mapping with the fields path"}},
+		{"decisionLog: /var/log/x", []string{`decisionLog: "/var/log/x" is of the wrong type; allowed is a mapping with the fields path`}},
 		{"metrics: {listen: ':+80'}", []string{`metrics.listen: ":+80" is not allowed` + address}},
 		{"metrics: {listen: ':-1'}", []string{`metrics.listen: ":-1" is not allowed` + address}},
 		{"nodeCredentials: {listen: /run/c.sock}", []string{`nodeCredentials.listen: "/run/c.sock" is not allowed` + socket}},
@@ -261,7 +261,7 @@ func TestParseRefuses(t *testing.T) {
 		{"admin: {listen: 'unix:///run/pullgate/credentials.sock'}", []string{`admin.listen: "unix:///run/pullgate/credentials.sock" is not allowed` + another}},
 		{"imageEndpoint: unix:///run/i.sock\nadmin: {listen: 'unix:///run/i.sock'}", []string{`admin.listen: "unix:///run/i.sock" is not allowed` + another}},
 		{"listen: unix:///run/admin.sock", []string{`admin.listen: "unix:///run/admin.sock" is not allowed` + another}},
-		{"admin: unix:///run/a.sock", []string{"admin: unix:///run/a.sock is of the wrong type; allowed is a mapping with the fields listen"}},
+		{"admin: unix:///run/a.sock", []string{`admin: "unix:///run/a.sock" is of the wrong type; allowed is a mapping with the fields listen`}},
 		{"listen: unix:///run/credentials.sock", []string{`nodeCredentials.listen: "unix:///run/credentials.sock" is not allowed` + other}},
 		{"nodeCredentials: {dockerConfigFiles: [/a, b, '', /c/../d, /]}", []string{
 			`nodeCredentials.dockerConfigFiles[1]: "b" is not allowed` + file, `nodeCredentials.dockerConfigFiles[2]: "" is not allowed` + file,
@@ -289,23 +289,26 @@ func TestParseRefuses(t *testing.T) {
 			"exempt.staticPods: map[] is of the wrong type; allowed is true or false", "listen: map[a:b] is of the wrong type; allowed is a string, in quotes",
 			"stateDir: [x] is of the wrong type; allowed is a string, in quotes",
 		}},
-		{"registryOutageFallback: 'yes'", []string{"registryOutageFallback: yes is of the wrong type; allowed is true or false"}},
+		{"registryOutageFallback: 'true'", []string{`registryOutageFallback: "true" is of the wrong type; allowed is true or false, without quotes`}},
+		{"registryOutageFallback: 'yes'", []string{`registryOutageFallback: "yes" is of the wrong type; allowed is true or false`}},
 		{"exempt: []", []string{"exempt: [] is of the wrong type; allowed is a mapping with the fields staticPods, namespaces"}},
-		{"exempt: {namespaces: kube-system}", []string{"exempt.namespaces: kube-system is of the wrong type; allowed is a list"}},
+		{"exempt: {namespaces: kube-system}", []string{`exempt.namespaces: "kube-system" is of the wrong type; allowed is a list`}},
 		{"exempt: {namespaces: [[a], 1]}", []string{
 			"exempt.namespaces[0]: [a] is of the wrong type; allowed is a string, in quotes",
 			"exempt.namespaces[1]: 1 is of the wrong type; allowed is a string, in quotes",
 		}},
 		// unknown fields
 		{"exempt: {pods: []}", []string{"exempt.pods: unknown field; allowed is staticPods, namespaces"}},
-		{"Listen: unix:///run/a.sock", []string{"Listen: unknown field; allowed is " + fields}},
+		{"Listen: unix:///run/a.sock", []string{"Listen: unknown field; did you mean listen?"}},
+		{"metrics: {listn: x}\nadmn: {}", []string{"admn: unknown field; did you mean admin?", "metrics.listn: unknown field; did you mean listen?"}},
+		{"apples: 1\npears: 1", []string{"apples: unknown field; allowed is " + fields, "pears: unknown field"}},
 		{"policy: {}", []string{"policy: unknown field; allowed is " + fields}},
 		// several at once
 		{
 			"listn: x\nstateDir: var/lib\nexempt: {namespaces: [A], staticPods: 1}\nmetrics: {port: 1}",
 			[]string{
 				"exempt.staticPods: 1 is of the wrong type; allowed is true or false",
-				"listn: unknown field; allowed is " + fields, "metrics.port: unknown field; allowed is listen",
+				"listn: unknown field; did you mean listen?", "metrics.port: unknown field; allowed is listen",
 				`stateDir: "var/lib" is not allowed; allowed is an absolute path`, `exempt.namespaces[0]: "A" is not allowed` + label,
 			},
 		},

@@ -65,7 +65,7 @@ func TestKubeletConfigIsRefused(t *testing.T) {
 		}},
 		"wrong types": {kubeletHeader + "imagePullCredentialsVerificationPolicy: 1\npreloadedImagesVerificationAllowlist: busybox\n", "", []string{
 			"kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: 1 is of the wrong type; allowed is a string, in quotes",
-			"kubeletConfig: FILE: preloadedImagesVerificationAllowlist: busybox is of the wrong type; allowed is a list",
+			`kubeletConfig: FILE: preloadedImagesVerificationAllowlist: "busybox" is of the wrong type; allowed is a list`,
 		}},
 		"wrong values": {kubeletHeader + "imagePullCredentialsVerificationPolicy: Sometimes\npreloadedImagesVerificationAllowlist: [a, 'b:1']\n", "", []string{
 			`kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: "Sometimes" is none of `, `kubeletConfig: FILE: preloadedImagesVerificationAllowlist[1]: "b:1" is not allowed`,

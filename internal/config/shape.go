@@ -8,6 +8,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	goyaml "sigs.k8s.io/yaml/goyaml.v2"
@@ -33,7 +34,14 @@ func checkOneDocument(data []byte) error {
 // A null stands for the default.
 func checkShape(path string, want reflect.Type, got any) []error {
 	mistyped := func(allowed string) []error {
-		return []error{fmt.Errorf("%s: %v is of the wrong type; allowed is %s", path, got, allowed)}
+		shown := fmt.Sprint(got)
+		if text, ok := got.(string); ok {
+			shown = strconv.Quote(text)
+			if want.Kind() == reflect.Bool && (text == "true" || text == "false") {
+				allowed += ", without quotes"
+			}
+		}
+		return []error{fmt.Errorf("%s: %s is of the wrong type; allowed is %s", path, shown, allowed)}
 	}
 	if got == nil {
 		return nil
@@ -79,10 +87,16 @@ func checkFields(path string, want reflect.Type, got map[string]any) (errs []err
 	if path != "" {
 		path += "."
 	}
+	allowed := "; allowed is " + strings.Join(fieldNames(want), ", ")
 	for _, name := range slices.Sorted(maps.Keys(got)) {
 		i := slices.Index(fieldNames(want), name)
 		if i < 0 {
-			errs = append(errs, fmt.Errorf("%s%s: unknown field; allowed is %s", path, name, strings.Join(fieldNames(want), ", ")))
+			if near := nearest(name, fieldNames(want)); near != "" {
+				errs = append(errs, fmt.Errorf("%s%s: unknown field; did you mean %s?", path, name, near))
+			} else {
+				errs = append(errs, fmt.Errorf("%s%s: unknown field%s", path, name, allowed))
+				allowed = "" // once is enough
+			}
 			delete(got, name)
 			continue
 		}
@@ -98,6 +112,38 @@ func checkFields(path string, want reflect.Type, got map[string]any) (errs []err
 		errs = append(errs, bad...)
 	}
 	return errs
+}
+
+// nearest returns the name that differs from a mistyped one by two letters at most, whatever their case, "" if there is none.
+func nearest(mistyped string, names []string) (near string) {
+	least := 3
+	for _, name := range names {
+		if d := distance(strings.ToLower(mistyped), strings.ToLower(name)); d < least && d < len(name)/2 {
+			near, least = name, d
+		}
+	}
+	return near
+}
+
+// distance returns how many letters have to be added, removed or replaced to make b of a.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replaced := diagonal
+			if a[i] != b[j] {
+				replaced++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replaced, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
 }
 
 // fieldNames returns the names of the fields of a struct in a file; those that have one come first.
