@@ -35,12 +35,17 @@ func (g *Gate) note(d decisionlog.Decision) {
 	}
 	facts := []any{
 		"call", d.Call, "image", d.Image, "imageID", d.Verdict.Pair.ImageID, "pod", klog.KRef(d.Pod.Namespace, d.Pod.Name),
-		"verdict", d.Verdict.Verdict.String(), "reason", d.Verdict.Reason, "credentialID", d.Verdict.Credential, "took", d.Took, "shadow", d.Shadow,
+		"reason", d.Verdict.Reason, "credentialID", d.Verdict.Credential, "took", d.Took, "shadow", d.Shadow,
 	}
-	if d.Outcome == "" {
-		g.log.Info("Verdict", facts...)
-	} else {
+	switch {
+	case d.Outcome != "":
 		g.log.Info("Pull", append(facts, "outcome", d.Outcome)...)
+	case d.Verdict.Allowed():
+		g.log.Info("Allowed", facts...)
+	case d.Call == "ImageStatus":
+		g.log.Info("Hidden", facts...) // with shadow=true it would be
+	default:
+		g.log.Info("Denied", facts...)
 	}
 	if g.decisions != nil {
 		g.decisions.Record(d)
