@@ -9,12 +9,15 @@ import (
 const stateLogInterval = time.Second
 
 // logStates logs the changes that it receives, until ctx ends: each state at most once in stateLogInterval, and always
-// the state that lasts. unlogged is how many changes before this one were not logged since the last line.
+// the state that lasts. unlogged is how many changes before this one were not logged since the last line. A connection begins as one
+// that is down, which is no change: it is logged if that lasts.
 func logStates(ctx context.Context, changes <-chan bool, log func(up bool, unlogged int)) {
 	var (
 		state    bool
-		at       = map[bool]time.Time{}
+		at       = map[bool]time.Time{false: time.Now()}
 		received int
+		begins   = true // nothing has been received
+		pending  bool   // nothing but the beginning has been received, and it was not logged
 	)
 	due := time.NewTimer(0)
 	defer due.Stop()
@@ -24,17 +27,20 @@ func logStates(ctx context.Context, changes <-chan bool, log func(up bool, unlog
 		case <-ctx.Done():
 			return
 		case state = <-changes:
-			received++
+			if pending = begins && !state; !pending {
+				received++
+			}
+			begins = false
 		case <-due.C:
 		}
-		if received == 0 {
+		if received == 0 && !pending {
 			continue
 		}
 		if logged, ok := at[state]; ok && time.Since(logged) < stateLogInterval {
 			due.Reset(stateLogInterval - time.Since(logged))
 			continue
 		}
-		log(state, received-1)
-		at[state], received = time.Now(), 0
+		log(state, max(received-1, 0))
+		at[state], received, pending = time.Now(), 0, false
 	}
 }
