@@ -96,6 +96,7 @@ func TestMetricsPageHasEveryValueOfALabel(t *testing.T) {
 	want := map[string][]string{
 		"pull_policy":                       metrics.PullPolicies(),
 		"outcome":                           metrics.Outcomes(),
+		"result":                            metrics.Results(),
 		"call":                              append(metrics.Calls(), "other"),
 		"verdict":                           {policy.Allow.String(), policy.Reverify.String()},
 		"reason of pullgate_verdicts_total": rules,

@@ -28,6 +28,7 @@ type Metrics struct {
 
 	hit, miss    *prometheus.HistogramVec
 	verdicts     *prometheus.CounterVec
+	checks       *prometheus.CounterVec
 	hidden       prometheus.Counter
 	denials      *prometheus.CounterVec
 	notCreated   *prometheus.CounterVec
@@ -63,6 +64,8 @@ func New(version, goVersion string, methods []string) *Metrics {
 		"Seconds spent on a pull by which a pod had to prove access to an image on the node, by what came of it; outcome unverified counts in shadow mode only.",
 		recheck, "pull_policy", "outcome")
 	m.verdicts = counterVec("pullgate_verdicts_total", "Judgements by the CRI call that asked, the verdict and the rule it rests on.", "call", "verdict", "reason")
+	m.checks = counterVec("kubelet_imagemanager_image_mustpull_checks_total",
+		"Pre-checks of the kubelet for an image on the node, counted under the name and with the results of the kubelet's own verification.", "result")
 	m.hidden = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "pullgate_prechecks_hidden_total",
 		Help: "Pre-checks of the kubelet that were answered as if the image were not on the node.",
@@ -98,7 +101,7 @@ func New(version, goVersion string, methods []string) *Metrics {
 	})
 	info.Set(1)
 	m.notCreated = counterVec("pullgate_container_creations_refused_total", "Calls that create or start containers and were answered with PermissionDenied for another reason than the judgement of an image.", "reason")
-	m.registry.MustRegister(m.hit, m.miss, m.verdicts, m.hidden, m.denials, m.notCreated, m.forwarded, m.callDuration, m.storeSync, m.upstreamUp,
+	m.registry.MustRegister(m.hit, m.miss, m.verdicts, m.checks, m.hidden, m.denials, m.notCreated, m.forwarded, m.callDuration, m.storeSync, m.upstreamUp,
 		m.distrusted, m.panics, m.unresolved, m.ignored, m.dropped, m.reloaded, m.reloadedAt, m.sourceErrors, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.begin()
 	return m
@@ -110,6 +113,9 @@ func (m *Metrics) begin() {
 	m.hit.WithLabelValues(unknown)
 	for _, o := range Outcomes() {
 		m.miss.WithLabelValues(unknown, o)
+	}
+	for _, r := range Results() {
+		m.checks.WithLabelValues(r)
 	}
 	for _, r := range CreationRefusals() {
 		m.notCreated.WithLabelValues(r)
@@ -153,6 +159,33 @@ func Calls() []string {
 	return []string{"ImageStatus", "PullImage", "CreateContainer", "StartContainer", "RestorePod"}
 }
 
+// The values of the label result, as in pkg/kubelet/images/pullmanager of Kubernetes 1.34.
+const (
+	policyAllowed    = "credentialPolicyAllowed"
+	recordFound      = "credentialRecordFound"
+	mustAuthenticate = "mustAuthenticate"
+	checkFailed      = "error"
+)
+
+// Results returns the values of the label result.
+func Results() []string { return []string{policyAllowed, recordFound, mustAuthenticate, checkFailed} }
+
+// resultOf returns what the kubelet's own verification would call a verdict.
+func resultOf(d policy.Decision) string {
+	switch {
+	case d.Reason == policy.RecordUnreadable:
+		return checkFailed
+	case d.Verdict != policy.Allow:
+		return mustAuthenticate
+	}
+	switch d.Reason {
+	case policy.Open, policy.Granted, policy.Proved, policy.ProvedInGrace:
+		return recordFound
+	default:
+		return policyAllowed
+	}
+}
+
 // CreationRefusals returns the values of the label reason of pullgate_container_creations_refused_total.
 func CreationRefusals() []string { return []string{"restored", "runtime_error"} }
 
@@ -181,6 +214,9 @@ func (m *Metrics) Verdict(call string, d policy.Decision) {
 		reason = string(d.Reason)
 	}
 	m.verdicts.WithLabelValues(oneOf(Calls(), call, other), d.Verdict.String(), reason).Inc()
+	if call == "ImageStatus" {
+		m.checks.WithLabelValues(resultOf(d)).Inc()
+	}
 }
 
 // Refused counts a pre-check, call "ImageStatus", that was answered as if the image were absent, or
@@ -284,7 +320,7 @@ func (m *Metrics) SetStore(counts func() (records, intents, marks int, bytes int
 	m.registry.MustRegister(&storeCollector{counts: counts})
 }
 
-// storeCollector reads the four gauges of the store in one go.
+// storeCollector reads the gauges of the store in one go.
 type storeCollector struct {
 	counts func() (records, intents, marks int, bytes int64)
 }
@@ -295,6 +331,8 @@ func storeDescs() []*prometheus.Desc {
 		prometheus.NewDesc("pullgate_pull_intents", "Pulls that are under way, or whose answer was lost less than about an hour ago.", nil, nil),
 		prometheus.NewDesc("pullgate_preloaded_marks", "Images under one of their repositories that are marked preloaded.", nil, nil),
 		prometheus.NewDesc("pullgate_store_bytes", "Size of the file of the store of pull records.", nil, nil),
+		prometheus.NewDesc("kubelet_imagemanager_ondisk_pulledrecords", "As pullgate_pull_records, under the name of the kubelet's own verification.", nil, nil),
+		prometheus.NewDesc("kubelet_imagemanager_ondisk_pullintents", "As pullgate_pull_intents, under the name of the kubelet's own verification.", nil, nil),
 	}
 }
 
@@ -306,7 +344,7 @@ func (*storeCollector) Describe(to chan<- *prometheus.Desc) {
 
 func (c *storeCollector) Collect(to chan<- prometheus.Metric) {
 	records, intents, marks, bytes := c.counts()
-	for i, v := range []float64{float64(records), float64(intents), float64(marks), float64(bytes)} {
+	for i, v := range []float64{float64(records), float64(intents), float64(marks), float64(bytes), float64(records), float64(intents)} {
 		to <- prometheus.MustNewConstMetric(storeDescs()[i], prometheus.GaugeValue, v)
 	}
 }

@@ -72,6 +72,11 @@ func contract() map[string]string {
 
 		"pullgate_container_creations_refused_total": "COUNTER reason",
 
+		// as in pkg/kubelet/images/pullmanager/metrics.go of Kubernetes 1.34 to 1.36
+		"kubelet_imagemanager_image_mustpull_checks_total": "COUNTER result",
+		"kubelet_imagemanager_ondisk_pulledrecords":        "GAUGE ",
+		"kubelet_imagemanager_ondisk_pullintents":          "GAUGE ",
+
 		"pullgate_config_last_reload_success":                   "GAUGE ",
 		"pullgate_config_last_reload_success_timestamp_seconds": "GAUGE ",
 
@@ -260,6 +265,7 @@ func TestScrape(t *testing.T) {
 		`pullgate_denials_total{call="CreateContainer"} 1`,
 		`pullgate_forwarded_calls_total{code="OK",method="PullImage"} 1`,
 		`pullgate_call_duration_seconds_count{judged="true"} 1`,
+		`kubelet_imagemanager_ondisk_pulledrecords 5`, `kubelet_imagemanager_ondisk_pullintents 6`,
 		`pullgate_pull_records 5`, `pullgate_pull_intents 6`, `pullgate_preloaded_marks 7`, `pullgate_store_bytes 8192`, `pullgate_grants 4`,
 		`pullgate_store_sync_seconds_count 1`, `pullgate_store_distrusted 1`, `pullgate_upstream_up 1`, `pullgate_panics_total 1`,
 		`pullgate_build_info{goversion="go1.26",version="v1.2.3"} 1`,
@@ -267,6 +273,32 @@ func TestScrape(t *testing.T) {
 	} {
 		if !strings.Contains("\n"+string(body), "\n"+want+"\n") {
 			t.Errorf("the scrape lacks %s", want)
+		}
+	}
+}
+
+func TestChecksAreCountedAsAKubeletDoes(t *testing.T) {
+	want := map[policy.Reason]string{policy.RecordUnreadable: "error"}
+	for _, r := range []policy.Reason{policy.ExemptStaticPod, policy.ExemptNamespace, policy.NeverVerify, policy.Allowlisted, policy.Preloaded} {
+		want[r] = "credentialPolicyAllowed"
+	}
+	for _, r := range []policy.Reason{policy.Open, policy.Granted, policy.Proved, policy.ProvedInGrace} {
+		want[r] = "credentialRecordFound"
+	}
+	for _, r := range policy.Reasons() {
+		m := newMetrics()
+		d := policy.Decision{Verdict: policy.Allow, Reason: r}
+		if want[r] == "" || want[r] == "error" {
+			d.Verdict = policy.Reverify
+		}
+		m.Verdict("CreateContainer", d) // which a kubelet has no check for
+		m.Verdict("ImageStatus", d)
+		result := want[r]
+		if result == "" {
+			result = "mustAuthenticate"
+		}
+		if got := testutil.ToFloat64(m.ChecksForTest(result)); got != 1 {
+			t.Errorf("%s counts %v as %s; want 1", r, got, result)
 		}
 	}
 }
