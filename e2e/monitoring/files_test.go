@@ -239,3 +239,40 @@ func TestDashboardShows(t *testing.T) {
 		}
 	}
 }
+
+// A written is a query that stands in a page of the documentation.
+type written struct{ page, expr string }
+
+var (
+	codeSpan  = regexp.MustCompile("`([^`\n]+)`")
+	codeLine  = regexp.MustCompile(`(?m)^ {4,}(.+)$`)
+	queryLike = regexp.MustCompile(`^[a-z_0-9., ()]*(image_pull_secret|pullgate|kubelet_imagemanager)_[a-z_]+ *(\{.*|\[.*\)|.*\))$`)
+)
+
+// queriesOfDocs returns the queries of README.md and of every page of docs: what is written as code, and selects from a metric.
+func queriesOfDocs(t *testing.T) (all []written) {
+	t.Helper()
+	root := filepath.Dir(filepath.Dir(docs(t, "metrics.md")))
+	pages := []string{filepath.Join(root, "README.md")}
+	for _, folder := range []string{"docs", "docs/monitoring"} {
+		found, err := filepath.Glob(filepath.Join(root, folder, "*.md"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages = append(pages, found...)
+	}
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, code := range []*regexp.Regexp{codeSpan, codeLine} {
+			for _, m := range code.FindAllStringSubmatch(string(text), -1) {
+				if queryLike.MatchString(m[1]) {
+					all = append(all, written{filepath.Base(page), m[1]})
+				}
+			}
+		}
+	}
+	return all
+}

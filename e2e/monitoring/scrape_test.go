@@ -67,6 +67,19 @@ func TestDashboardAndRulesHoldOnARealScrape(t *testing.T) {
 	for _, r := range rules(t) {
 		t.Run(r.Alert, func(t *testing.T) { p.hasAll(ctx, t, r.Expr) })
 	}
+	written := queriesOfDocs(t)
+	if len(written) < 5 {
+		t.Errorf("%d queries found in the documentation; want some more", len(written))
+	}
+	for _, q := range written {
+		t.Run(q.page+"/"+q.expr, func(t *testing.T) {
+			p.hasAll(ctx, t, q.expr)
+			// A selector may be of a value that has not occurred yet.
+			if strings.Contains(q.expr, "(") && len(p.query(ctx, t, q.expr)) == 0 {
+				t.Errorf("%s of %s has no answer", q.expr, q.page)
+			}
+		})
+	}
 	p.rulesAreWell(ctx, t)
 }
 
