@@ -12,6 +12,9 @@ func (s *Source) Held() (bytes, secrets int) {
 
 const MaxHeld = maxHeld
 
+// HoldAtMost makes the source keep fewer bytes than MaxHeld. It is called before Run.
+func (s *Source) HoldAtMost(bytes int) { s.secrets.most = bytes }
+
 // Idle reports whether no Secret has to be got.
 func (s *Source) Idle() bool {
 	s.secrets.mu.Lock()

@@ -132,6 +132,8 @@ func TestSecretsOfOneNamespaceDoNotPushOutThoseOfOthers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
+				const most = podsource.MaxHeld / smallerBy
+				w.source.HoldAtMost(most)
 				w.api.put(secret("pull", "s1", "repo.test"))
 				w.api.change("ADDED", pod("victim", "v", app, "pull"))
 				w.start()
@@ -140,7 +142,7 @@ func TestSecretsOfOneNamespaceDoNotPushOutThoseOfOthers(t *testing.T) {
 				w.wantCredentials("v", app, true, want)
 				const hostile = 20
 				for i := range hostile {
-					s := large(fmt.Sprintf("big%d", i), fmt.Sprintf("b%d", i))
+					s := large(fmt.Sprintf("big%d", i), fmt.Sprintf("b%d", i), smallerBy)
 					s.Namespace = namespaceOf(i)
 					w.api.put(s)
 					p := pod(fmt.Sprintf("m%d", i), fmt.Sprintf("m%d", i), app, s.Name)
@@ -153,8 +155,8 @@ func TestSecretsOfOneNamespaceDoNotPushOutThoseOfOthers(t *testing.T) {
 						_, _ = w.byUID(fmt.Sprintf("m%d", i)).Credentials(w.Context(), app)
 					}
 				}
-				if bytes, _ := w.source.Held(); bytes > podsource.MaxHeld {
-					t.Errorf("Secrets take %d bytes; want at most %d", bytes, podsource.MaxHeld)
+				if bytes, _ := w.source.Held(); bytes > most {
+					t.Errorf("Secrets take %d bytes; want at most %d", bytes, most)
 				}
 				w.api.refusing(func(*http.Request) int { return http.StatusServiceUnavailable })
 				w.pass(time.Minute)

@@ -102,6 +102,7 @@ type getter func(ctx context.Context, namespace, name string) (*corev1.Secret, e
 type secrets struct {
 	seal  credential.Key
 	count func(Reason)
+	most  int // maxHeld, or less in a test
 
 	work chan struct{} // holds a token if a getter has to look at queue
 
@@ -115,7 +116,7 @@ type secrets struct {
 
 func newSecrets(seal credential.Key, count func(Reason)) *secrets {
 	return &secrets{
-		seal: seal, count: count, work: make(chan struct{}, 1),
+		seal: seal, count: count, most: maxHeld, work: make(chan struct{}, 1),
 		byKey: map[key]*secret{}, byName: map[string]*namespace{},
 	}
 }
@@ -384,7 +385,7 @@ func (s *secrets) keepLocked(e *secret, a answer) {
 	e.answer, e.known = a, true
 	s.held += a.sealed.Size()
 	e.in.held += a.sealed.Size()
-	for s.held > maxHeld {
+	for s.held > s.most {
 		other := s.evictableLocked(e)
 		if other == nil {
 			s.dropLocked(e)
@@ -408,7 +409,7 @@ func (s *secrets) evictableLocked(e *secret) *secret {
 	var oldest *secret
 	for _, other := range s.byKey {
 		switch {
-		case other == e || !other.known || other.in.held <= maxHeld/holders:
+		case other == e || !other.known || other.in.held <= s.most/holders:
 		case oldest == nil, other.in.held > oldest.in.held, other.in == oldest.in && other.used.Before(oldest.used):
 			oldest = other
 		}

@@ -97,12 +97,16 @@ func TestAMalformedSecretIsToldOnceForEachOfItsVersions(t *testing.T) {
 	})
 }
 
-// large is a pull secret of about a megabyte, with as many entries as are read.
-func large(name, uid string) *corev1.Secret {
+// smallerBy is by how much some tests make the bound of what is kept smaller, and the large Secrets with it: to read
+// megabytes of them again and again takes minutes under the race detector.
+const smallerBy = 64
+
+// large is a pull secret of about a megabyte with as many entries as are read, made smaller by a factor.
+func large(name, uid string, by int) *corev1.Secret {
 	var b bytes.Buffer
 	b.WriteString(`{"auths":{"repo.test":{"auth":"dTpw"}`)
 	pad := strings.Repeat("x", 200)
-	for i := range credential.MaxEntries - 1 {
+	for i := range credential.MaxEntries/by - 1 {
 		fmt.Fprintf(&b, `,"r%d.test/%s/%s":{"auth":"dTpw"}`, i, name, pad)
 	}
 	b.WriteString(`}}`)
@@ -114,14 +118,20 @@ func large(name, uid string) *corev1.Secret {
 func TestSecretsTogetherAreBounded(t *testing.T) {
 	inWorld(t, func(w *world) {
 		const n = 10
+		by := 1
+		if raced || testing.Short() {
+			by = smallerBy
+		}
+		most := podsource.MaxHeld / by
+		w.source.HoldAtMost(most)
 		for i := range n {
 			name := fmt.Sprintf("s%d", i)
-			w.api.put(large(name, name))
+			w.api.put(large(name, name, by))
 			w.api.change("ADDED", pod("p"+name, "u"+name, app, name))
 		}
 		w.start()
-		if bytes, secrets := w.source.Held(); bytes > podsource.MaxHeld || bytes < podsource.MaxHeld/2 || secrets != n {
-			t.Errorf("%d Secrets take %d bytes; want %d, of at most %d", secrets, bytes, n, podsource.MaxHeld)
+		if bytes, secrets := w.source.Held(); bytes > most || bytes < most/2 || secrets != n {
+			t.Errorf("%d Secrets take %d bytes; want %d, of at most %d", secrets, bytes, n, most)
 		}
 		// What was forgotten is got again when it is asked for.
 		for i := range n {
@@ -129,8 +139,8 @@ func TestSecretsTogetherAreBounded(t *testing.T) {
 				t.Errorf("pod %d: %d credentials, %v; want 1, nil", i, len(got), err)
 			}
 		}
-		if bytes, _ := w.source.Held(); bytes > podsource.MaxHeld {
-			t.Errorf("Secrets take %d bytes; want at most %d", bytes, podsource.MaxHeld)
+		if bytes, _ := w.source.Held(); bytes > most {
+			t.Errorf("Secrets take %d bytes; want at most %d", bytes, most)
 		}
 	})
 }
@@ -173,7 +183,7 @@ func TestSourceIsSafeForConcurrentUse(t *testing.T) {
 func BenchmarkHeapOf500Pods(b *testing.B) {
 	for name, like := range map[string]func(name, uid string) *corev1.Secret{
 		"small": func(name, uid string) *corev1.Secret { return secret(name, uid, "repo.test", "other.test") },
-		"1MiB":  large,
+		"1MiB":  func(name, uid string) *corev1.Secret { return large(name, uid, 1) },
 	} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
