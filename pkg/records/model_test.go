@@ -15,7 +15,7 @@ import (
 )
 
 func TestStoreIsTheModelAfterAnyOperations(t *testing.T) {
-	for range 8 {
+	for range seeds(8) {
 		seed := rand.Uint64()
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { againstModel(t, rand.New(rand.NewPCG(seed, 0)), 250) })
 	}

@@ -180,6 +180,7 @@ func said(f records.Facts) string {
 // A filled store is one of several levels of pages, and what is true of every pair in it.
 type filled struct {
 	content []byte
+	used    int            // bytes of content; there are no pages in the rest
 	pairs   []records.Pair // the last ones are unknown to the store
 	want    map[records.Pair]string
 }
@@ -225,7 +226,15 @@ func fill(tb testing.TB) filled {
 		all.want[p] = said(lookup(tb, s, p))
 	}
 	closeStore(tb, s)
-	all.content = readFile(tb, path)
+	content := readFile(tb, path)
+	m, err := pages.Newest(bytes.NewReader(content))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	// bbolt lets the file grow by 1 MiB at once. Damage behind the pages that it has used has no effect, so that of the
+	// rest two pages are enough.
+	all.used = m.Pages * m.PageSize
+	all.content = content[:all.used+2*m.PageSize]
 	return all
 }
 
