@@ -9,7 +9,6 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -28,19 +27,11 @@ type ctl struct {
 
 func newCtl(t *testing.T, p *process) *ctl {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "ctl") //nolint:usetesting // another user is to run it
+	path, err := ctlProgram()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	c := &ctl{t: t, path: filepath.Join(dir, "pullgatectl"), endpoint: "unix://" + p.path("run/admin.sock")}
-	if out, err := exec.Command("go", "build", "-o", c.path, "github.com/pullgate/pullgate/cmd/pullgatectl").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return &ctl{t: t, path: path, endpoint: "unix://" + p.path("run/admin.sock")}
 }
 
 func (c *ctl) command(ctx context.Context, args ...string) *exec.Cmd {

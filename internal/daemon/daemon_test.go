@@ -158,10 +158,7 @@ func TestCRIIsServedWithoutTheOtherListeners(t *testing.T) {
 func TestCheckConfigBesideARunningDaemon(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	p.start()
-	bin, err := program()
-	if err != nil {
-		t.Fatal(err)
-	}
+	bin := pullgated(t)
 	check := func() string {
 		t.Helper()
 		out, err := exec.Command(bin, "--config", p.path("config.yaml"), "--check-config").CombinedOutput()

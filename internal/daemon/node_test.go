@@ -99,10 +99,7 @@ func (n *node) runs(namespace, image string, want bool) {
 // prints.
 func (n *node) provide(password, request string) (stdout, stderr string) {
 	n.t.Helper()
-	bin, err := program()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	bin := pullgated(n.t)
 	answer := `{"kind":"CredentialProviderResponse","apiVersion":"credentialprovider.kubelet.k8s.io/v1","cacheDuration":"1h","auth":{"*.test/team":{"username":"tenant","password":"` + password + `"}}}`
 	cmd := exec.Command(bin, "credential-provider", "--socket", n.path("run/credentials.sock"), "--state-dir", n.path("state"), "--", "printf", "%s", answer)
 	var out, errs bytes.Buffer
@@ -260,10 +257,7 @@ func TestCRIIsServedWithoutTheCredentialsSocket(t *testing.T) {
 
 // The kubelet kills a plugin that takes too long. The one behind it must not live on.
 func TestPluginDiesWithItsWrapper(t *testing.T) {
-	bin, err := program()
-	if err != nil {
-		t.Fatal(err)
-	}
+	bin := pullgated(t)
 	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "told to end": syscall.SIGTERM} {
 		t.Run(name, func(t *testing.T) {
 			pid := filepath.Join(t.TempDir(), "pid")

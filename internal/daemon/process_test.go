@@ -54,9 +54,23 @@ func (o *output) String() string {
 	return o.b.String()
 }
 
+// pullgated returns the path of the built pullgated. It skips the test with -short.
+func pullgated(t *testing.T) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("runs pullgated as a process")
+	}
+	bin, err := program()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bin
+}
+
 // prepare makes a daemon that is not started, before a runtime's endpoint.
 func prepare(t *testing.T, runtime string, settings ...string) *process {
 	t.Helper()
+	_ = pullgated(t)                   // with -short it skips the test before anything is made
 	dir, err := os.MkdirTemp("", "pg") //nolint:usetesting // a socket's path must be short
 	if err != nil {
 		t.Fatal(err)
@@ -72,6 +86,7 @@ func prepare(t *testing.T, runtime string, settings ...string) *process {
 	p.configure(settings...)
 	t.Cleanup(func() {
 		p.kill()
+		p.wantNoRace()
 		if t.Failed() && p.out != nil {
 			t.Logf("pullgated said:\n%s", p.out)
 		}
@@ -98,10 +113,8 @@ func (p *process) endpoint() string { return "unix://" + p.path("run/cri.sock") 
 // spawn starts the daemon and does not wait for it.
 func (p *process) spawn(args ...string) {
 	p.t.Helper()
-	bin, err := program()
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	bin := pullgated(p.t)
+	p.wantNoRace()
 	p.out, p.done = &output{}, make(chan struct{})
 	p.cmd = exec.Command(bin, append([]string{"--config", p.path("config.yaml")}, args...)...)
 	p.cmd.Env = append(os.Environ(), p.env...)
@@ -116,6 +129,14 @@ func (p *process) spawn(args ...string) {
 		p.t.Fatal(err)
 	}
 	go func(cmd *exec.Cmd, done chan struct{}) { _ = cmd.Wait(); close(done) }(p.cmd, p.done)
+}
+
+// wantNoRace fails the test if the race detector has found a race in the daemon that was started last.
+func (p *process) wantNoRace() {
+	p.t.Helper()
+	if p.out != nil && strings.Contains(p.out.String(), "WARNING: DATA RACE") {
+		p.t.Errorf("data race in pullgated:\n%s", p.out)
+	}
 }
 
 // start starts the daemon and waits until it is ready.
