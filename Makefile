@@ -36,6 +36,9 @@ BENCH ?= .
 
 PROGRAMS := $(notdir $(patsubst %/,%,$(wildcard cmd/*/)))
 
+# Packages whose sweeps and random tests run in part under the race detector; make race runs them whole without it.
+SAMPLED := ./pkg/records ./pkg/tracker ./internal/podsource
+
 # The modules of this repository, each linted and kept tidy by itself.
 MODULES := . e2e .ci/checks
 GOLANGCI := go tool -modfile=$(CURDIR)/.ci/tools.mod golangci-lint
@@ -72,7 +75,8 @@ unit: ## run the short tests; takes seconds
 
 .PHONY: race
 race: ## run all tests of the main module under the race detector
-	go test -race -count=1 -timeout 15m ./...
+	go test -race -count=1 -timeout 15m -exec '$(CURDIR)/.ci/in-memory' ./...
+	go test -count=1 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' $(SAMPLED)
 
 .PHONY: model
 model: ## let two tenants and an operator do a million things at random, and see that no pod uses what it may not
@@ -80,7 +84,7 @@ model: ## let two tenants and an operator do a million things at random, and see
 
 .PHONY: crash
 crash: ## kill the daemon at every crash point and see that nothing unproved is allowed
-	go test -tags crashpoint -count=1 -timeout 15m -run 'Crash|Kill' ./pkg/records/... ./internal/daemon ./internal/crashpoint
+	go test -tags crashpoint -count=1 -timeout 15m -exec '$(CURDIR)/.ci/in-memory' -run 'Crash|Kill' ./pkg/records/... ./internal/daemon ./internal/crashpoint
 
 .PHONY: e2e
 e2e: build ## run built binaries against a real containerd, registry and kube-apiserver, as root
