@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -383,17 +384,15 @@ func TestFirstReturnsTheBeginningOfLookup(t *testing.T) {
 }
 
 // globs is what the pull secrets of one pod hold that tries passwords: every entry matches repo.test.
-func globs(tb testing.TB, key credential.Key, secrets int, host string) (ring credential.SealedKeyring) {
+func globs(tb testing.TB, key credential.Key, secrets int, host string) credential.SealedKeyring {
 	tb.Helper()
-	for s := range secrets {
-		auths := map[string]any{}
-		for i := range 4000 {
-			k := strings.Repeat("*", 1+i%64) + host[:1] + strings.Repeat("*", 1+i/64) + host[1:]
-			auths[k] = map[string]string{"username": "u", "password": fmt.Sprintf("%d-%d", s, i)}
-		}
-		ring = append(ring, parse(tb, map[string]any{"auths": auths}).Seal(key))
+	auths := map[string]any{}
+	for i := range 4000 {
+		k := strings.Repeat("*", 1+i%64) + host[:1] + strings.Repeat("*", 1+i/64) + host[1:]
+		auths[k] = map[string]string{"username": "u", "password": fmt.Sprint(i)}
 	}
-	return ring
+	// One Secret many times: to seal each entry takes longer than what is tested.
+	return slices.Repeat(credential.SealedKeyring{parse(tb, map[string]any{"auths": auths}).Seal(key)}, secrets)
 }
 
 func TestTheWorkOfFirstIsBounded(t *testing.T) {
