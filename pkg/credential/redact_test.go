@@ -117,13 +117,17 @@ func formsOf(secret []byte) map[string]string {
 			}
 		}
 	}
+	for name, s := range forms {
+		forms[name] = strings.ToLower(s)
+	}
 	return forms
 }
 
-// shown returns the form in which a text holds a secret, "" if in none.
+// shown returns the form in which a text holds a secret, in letters of either case; "" if in none.
 func shown(text string, forms map[string]string) string {
+	text = strings.ToLower(text)
 	for name, s := range forms {
-		if strings.Contains(text, s) || strings.Contains(strings.ToLower(text), strings.ToLower(s)) {
+		if strings.Contains(text, s) {
 			return name
 		}
 	}
