@@ -85,6 +85,9 @@ func systemctl(_ context.Context, name string, args ...string) ([]byte, error) {
 
 // UPDATE=1 go test writes what is printed into the scripts, to be read before it is committed.
 func TestScripts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs the program as a process")
+	}
 	store, err := filepath.Abs("../../pkg/records/testdata/format-1.db")
 	if err != nil {
 		t.Fatal(err)

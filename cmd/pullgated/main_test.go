@@ -21,6 +21,9 @@ func TestMain(m *testing.M) {
 }
 
 func TestScripts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs the program as a process")
+	}
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
 		Deadline:            time.Now().Add(time.Minute), // a daemon that starts by mistake runs for ever
