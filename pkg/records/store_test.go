@@ -227,7 +227,7 @@ func fill(tb testing.TB) filled {
 	}
 	closeStore(tb, s)
 	content := readFile(tb, path)
-	m, err := pages.Newest(bytes.NewReader(content))
+	m, err := boltfile.Newest(bytes.NewReader(content))
 	if err != nil {
 		tb.Fatal(err)
 	}

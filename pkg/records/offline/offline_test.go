@@ -19,8 +19,8 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 	"github.com/pullgate/pullgate/pkg/records/offline"
-	"github.com/pullgate/pullgate/pkg/records/pages"
 )
 
 const (
@@ -252,7 +252,7 @@ func TestCheckFindsWhatOpenFinds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := pages.Newest(bytes.NewReader(content))
+	m, err := boltfile.Newest(bytes.NewReader(content))
 	if err != nil {
 		t.Fatal(err)
 	}
