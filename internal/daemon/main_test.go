@@ -19,7 +19,7 @@ var built = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return dir, os.Chmod(dir, 0o755) //nolint:gosec // tests run programs as another user
+	return dir, os.Chmod(dir, 0o755) // tests run programs as another user
 })
 
 // program builds pullgated once, with the crash points and the race detector if this test binary has them.
