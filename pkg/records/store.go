@@ -93,20 +93,21 @@ func (s *Store) Lookup(p Pair) (Facts, error) {
 func lookup(tx *bolt.Tx, p Pair) (Facts, error) {
 	var f Facts
 	var r Record
-	if ok, err := get(tx, bucketRecords, p.key(), &r); err != nil {
+	own := p.key()
+	if ok, err := get(tx, bucketRecords, own, &r); err != nil {
 		return f, err
 	} else if ok {
 		f.Record = &r
 	}
 	var m Mark
-	ok, err := get(tx, bucketMarks, p.key(), &m)
+	ok, err := get(tx, bucketMarks, own, &m)
 	if err != nil {
 		return f, err
 	}
 	f.Marked = ok
 	f.Intents = countIntents(tx, p.Repository)
-	f.Rivals = len(rivalRecords(tx, p, 1)) > 0
-	f.MarkedElsewhere = len(rivalMarks(tx, p, 1)) > 0
+	f.Rivals = len(rivalRecords(tx, own, 1)) > 0
+	f.MarkedElsewhere = len(rivalMarks(tx, own, 1)) > 0
 	return f, nil
 }
 
@@ -123,8 +124,8 @@ func countIntents(tx *bolt.Tx, repository string) (n int) {
 
 // rivalRecords returns the other repositories of the image, at most limit of them, whose record needs proof. A record that is open is not
 // one of them: an image that every pod may use has nothing to hide under a further name. One that cannot be read is.
-func rivalRecords(tx *bolt.Tx, p Pair, limit int) []string {
-	return otherRepositories(tx, bucketRecords, p, limit, func(k, v []byte) bool {
+func rivalRecords(tx *bolt.Tx, own []byte, limit int) []string {
+	return otherRepositories(tx, bucketRecords, own, limit, func(k, v []byte) bool {
 		return !sound(bucketRecords, k, v) || !says(v, fieldOpen)
 	})
 }
@@ -132,18 +133,17 @@ func rivalRecords(tx *bolt.Tx, p Pair, limit int) []string {
 // rivalMarks returns the other repositories of the image, at most limit of them, that are marked. There are none before the first
 // scan, to which all names of an image are equally old. A name that turns up later on a preloaded image may have been given by
 // a tenant, and would stay usable after the operator has forgotten the mark of the first (docs/design/0024).
-func rivalMarks(tx *bolt.Tx, p Pair, limit int) []string {
-	marked := otherRepositories(tx, bucketMarks, p, limit, func(_, _ []byte) bool { return true })
+func rivalMarks(tx *bolt.Tx, own []byte, limit int) []string {
+	marked := otherRepositories(tx, bucketMarks, own, limit, func(_, _ []byte) bool { return true })
 	if len(marked) == 0 || !scannedOnce(tx) || distrusted(tx) {
 		return nil // the next scan of a distrusted store is a first one
 	}
 	return marked
 }
 
-// otherRepositories returns the other repositories of the image that have a value in the bucket which counts.
-func otherRepositories(tx *bolt.Tx, bucket string, p Pair, limit int, counts func(k, v []byte) bool) (found []string) {
-	own := p.key()
-	prefix := own[:len(p.ImageID)+1]
+// otherRepositories returns the other repositories of the image of a pair, which has the key own, that have a value in the bucket which counts.
+func otherRepositories(tx *bolt.Tx, bucket string, own []byte, limit int, counts func(k, v []byte) bool) (found []string) {
+	prefix := own[:bytes.IndexByte(own, 0)+1]
 	c := tx.Bucket([]byte(bucket)).Cursor()
 	for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix) && len(found) < limit; k, v = c.Next() {
 		if !bytes.Equal(k, own) && counts(k, v) {

@@ -131,8 +131,8 @@ func (s *Store) Describe(p Pair) (d Details, err error) {
 		if err != nil {
 			return err
 		}
-		d.RivalNames = rivalRecords(tx, p, math.MaxInt)
-		d.MarkedAs = rivalMarks(tx, p, math.MaxInt)
+		d.RivalNames = rivalRecords(tx, p.key(), math.MaxInt)
+		d.MarkedAs = rivalMarks(tx, p.key(), math.MaxInt)
 		return nil
 	})
 	if err = cmp.Or(err, unreadable); err != nil {
