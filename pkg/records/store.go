@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -106,8 +107,8 @@ func lookup(tx *bolt.Tx, p Pair) (Facts, error) {
 	}
 	f.Marked = ok
 	f.Intents = countIntents(tx, p.Repository)
-	f.Rivals = len(rivalRecords(tx, own, 1)) > 0
-	f.MarkedElsewhere = len(rivalMarks(tx, own, 1)) > 0
+	f.Rivals = some(rivalRecords(tx, own))
+	f.MarkedElsewhere = some(rivalMarks(tx, own))
 	return f, nil
 }
 
@@ -122,35 +123,60 @@ func countIntents(tx *bolt.Tx, repository string) (n int) {
 	return n
 }
 
-// rivalRecords returns the other repositories of the image, at most limit of them, whose record needs proof. A record that is open is not
+// rivalRecords yields the other repositories of the image whose record needs proof. A record that is open is not
 // one of them: an image that every pod may use has nothing to hide under a further name. One that cannot be read is.
-func rivalRecords(tx *bolt.Tx, own []byte, limit int) []string {
-	return otherRepositories(tx, bucketRecords, own, limit, func(k, v []byte) bool {
-		return !sound(bucketRecords, k, v) || !says(v, fieldOpen)
-	})
-}
-
-// rivalMarks returns the other repositories of the image, at most limit of them, that are marked. There are none before the first
-// scan, to which all names of an image are equally old. A name that turns up later on a preloaded image may have been given by
-// a tenant, and would stay usable after the operator has forgotten the mark of the first (docs/design/0024).
-func rivalMarks(tx *bolt.Tx, own []byte, limit int) []string {
-	marked := otherRepositories(tx, bucketMarks, own, limit, func(_, _ []byte) bool { return true })
-	if len(marked) == 0 || !scannedOnce(tx) || distrusted(tx) {
-		return nil // the next scan of a distrusted store is a first one
-	}
-	return marked
-}
-
-// otherRepositories returns the other repositories of the image of a pair, which has the key own, that have a value in the bucket which counts.
-func otherRepositories(tx *bolt.Tx, bucket string, own []byte, limit int, counts func(k, v []byte) bool) (found []string) {
-	prefix := own[:bytes.IndexByte(own, 0)+1]
-	c := tx.Bucket([]byte(bucket)).Cursor()
-	for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix) && len(found) < limit; k, v = c.Next() {
-		if !bytes.Equal(k, own) && counts(k, v) {
-			found = append(found, pairOf(k).Repository)
+func rivalRecords(tx *bolt.Tx, own []byte) iter.Seq[[]byte] {
+	return func(yield func(key []byte) bool) {
+		for k, v := range otherRepositories(tx, bucketRecords, own) {
+			if (!sound(bucketRecords, k, v) || !says(v, fieldOpen)) && !yield(k) {
+				return
+			}
 		}
 	}
-	return found
+}
+
+// rivalMarks yields the other repositories of the image that are marked. There are none before the first
+// scan, to which all names of an image are equally old. A name that turns up later on a preloaded image may have been given by
+// a tenant, and would stay usable after the operator has forgotten the mark of the first (docs/design/0024).
+func rivalMarks(tx *bolt.Tx, own []byte) iter.Seq[[]byte] {
+	return func(yield func(key []byte) bool) {
+		asked := false
+		for k := range otherRepositories(tx, bucketMarks, own) {
+			if !asked && (!scannedOnce(tx) || distrusted(tx)) {
+				return // the next scan of a distrusted store is a first one
+			}
+			if asked = true; !yield(k) {
+				return
+			}
+		}
+	}
+}
+
+// otherRepositories yields what a bucket has for the other repositories of the image of a pair, which has the key own.
+func otherRepositories(tx *bolt.Tx, bucket string, own []byte) iter.Seq2[[]byte, []byte] {
+	return func(yield func(key, value []byte) bool) {
+		prefix := own[:bytes.IndexByte(own, 0)+1]
+		c := tx.Bucket([]byte(bucket)).Cursor()
+		for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
+			if !bytes.Equal(k, own) && !yield(k, v) {
+				return
+			}
+		}
+	}
+}
+
+func some(keys iter.Seq[[]byte]) bool {
+	for range keys {
+		return true
+	}
+	return false
+}
+
+func repositoriesOf(keys iter.Seq[[]byte]) (all []string) {
+	for k := range keys {
+		all = append(all, pairOf(k).Repository)
+	}
+	return all
 }
 
 // Distrusted returns why the store is distrusted, nil if it is not.

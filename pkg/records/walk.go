@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
-	"math"
 
 	bolt "go.etcd.io/bbolt"
 )
@@ -131,8 +130,8 @@ func (s *Store) Describe(p Pair) (d Details, err error) {
 		if err != nil {
 			return err
 		}
-		d.RivalNames = rivalRecords(tx, p.key(), math.MaxInt)
-		d.MarkedAs = rivalMarks(tx, p.key(), math.MaxInt)
+		d.RivalNames = repositoriesOf(rivalRecords(tx, p.key()))
+		d.MarkedAs = repositoriesOf(rivalMarks(tx, p.key()))
 		return nil
 	})
 	if err = cmp.Or(err, unreadable); err != nil {
