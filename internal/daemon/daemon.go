@@ -25,7 +25,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// drainLimit is how long unary calls under way may take when the daemon stops (DESIGN 5).
+// drainLimit is how long unary calls under way may take when the daemon stops (docs/design/0016).
 const drainLimit = 10 * time.Second
 
 // criConnections is how many connections one process may have to the CRI at the same time. A kubelet has a few. The

@@ -38,7 +38,7 @@ type pullCall struct {
 }
 
 // pullImage answers a request to prove access that the pod's credential has already answered, and
-// forwards every other pull between its intent and its record (DESIGN 3.4).
+// forwards every other pull between its intent and its record (docs/architecture.md, life of a pull).
 func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call) ([]byte, error) {
 	var req runtimeapi.PullImageRequest
 	if err := decode(c, &req); err != nil {
@@ -62,7 +62,7 @@ func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call) ([]byte, error) 
 }
 
 // isReproof reports whether a pull is a request to prove access to what the node has, and not one that
-// must reach the registry; p.exact is set to whether that is known (DESIGN 3.4).
+// must reach the registry; p.exact is set to whether that is known.
 func (g *Gate) isReproof(ctx context.Context, p *pullCall) bool {
 	switch p.policy {
 	case pullAlways:

@@ -136,7 +136,7 @@ func TestSecretThatIsNotNotedIsNotRotated(t *testing.T) {
 	}
 }
 
-// Whether a PullImage has to reach the registry (DESIGN 3.4).
+// Whether a PullImage has to reach the registry (docs/architecture.md, life of a pull).
 func TestPullPolicyDecidesWhatAPullIs(t *testing.T) {
 	old := gate.Config{OutageFallback: true, AlwaysPrecheck: kubelet.Sent}
 	for _, tc := range []struct {

@@ -44,7 +44,7 @@ func newMetrics() *metrics.Metrics {
 	return m
 }
 
-// The contract of DESIGN 6, as far as it exists: type and labels of every metric. Dashboards and
+// The contract: type and labels of every metric. Dashboards and
 // alerts are written against it.
 func contract() map[string]string {
 	return map[string]string{
@@ -110,7 +110,7 @@ func TestNamesAndLabelsAreTheContract(t *testing.T) {
 		}
 	}
 	if diff := cmp.Diff(contract(), got); diff != "" {
-		t.Errorf("metrics (-DESIGN 6 +got):\n%s", diff)
+		t.Errorf("metrics (-contract +got):\n%s", diff)
 	}
 	if runtime == 0 {
 		t.Error("the metrics of Go and of the process are missing")

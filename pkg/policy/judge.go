@@ -85,7 +85,7 @@ type Decision struct {
 }
 
 // Judge applies the rules in their order; the first that fits decides (KEP-2535 gives the rules of
-// the policies, the order is DESIGN 3.2). That the image is present is the caller's to see.
+// the policies, the order is that of docs/architecture.md, who may use an image). That the image is present is the caller's to see.
 func (p Policy) Judge(e Evidence) Decision {
 	allow := func(r Reason) Decision { return Decision{Verdict: Allow, Reason: r} }
 	reverify := func(r Reason) Decision { return Decision{Verdict: Reverify, Reason: r} }

@@ -38,7 +38,7 @@ func everyPolicy(t *testing.T) []policy.Policy {
 	return all
 }
 
-// mayUse states DESIGN 3.2 as one condition.
+// mayUse states the rules of docs/architecture.md (who may use an image) as one condition.
 func mayUse(p policy.Policy, e policy.Evidence) bool {
 	exempt := e.Exempt == policy.StaticPod || e.Exempt == policy.ExemptedNamespace
 	needsNoProof := p.Mode() == "NeverVerifyPreloadedImages" && e.Preloaded ||
@@ -48,7 +48,7 @@ func mayUse(p policy.Policy, e policy.Evidence) bool {
 }
 
 // grounds says for each reason what has to be so for a decision to rest on it, in the order of
-// DESIGN 3.2: a decision rests on the first that is so. Absent is for the caller to find.
+// A decision rests on the first that is so. Absent is for the caller to find.
 var grounds = []struct {
 	reason  policy.Reason
 	verdict policy.Verdict

@@ -72,7 +72,7 @@ type Verdict struct {
 // Allowed reports whether the pod may use the image.
 func (v Verdict) Allowed() bool { return v.Verdict == policy.Allow }
 
-// Check judges (DESIGN 3.2; the order of the rules is that of policy.Policy.Judge). An Allow for
+// Check judges; the order of the rules is that of policy.Policy.Judge. An Allow for
 // a pod with a UID leaves a grant; one by policy alone does so if the pod uses the image, see [Request]. It writes nothing to disk, but for a mark when it meets an
 // untracked image that is due one, and for the credential of a Secret whose content changed. Whatever
 // fails on the way leaves the verdict Reverify.

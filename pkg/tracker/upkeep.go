@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// flushEvery is how often last-used times go to disk, at most (DESIGN 2).
+	// flushEvery is how often last-used times go to disk, at most.
 	flushEvery = time.Minute
 	// settleAfter is how long after its end a pull without a known result may still bring its image. An
 	// intent is settled against an image list that is at least this much younger.

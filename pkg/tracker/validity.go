@@ -18,7 +18,7 @@ const (
 	valid
 )
 
-// standing returns what a proof is worth now (DESIGN 3.7). One from the future is worth nothing until clamp has set
+// standing returns what a proof is worth now (docs/design/0013). One from the future is worth nothing until clamp has set
 // it back with the clock. A registry that denied the credential since it was proved could be asked, so there
 // is no grace.
 func (r *Rules) standing(p *records.Proof, now time.Time) standing {
