@@ -211,7 +211,7 @@ func (s *nodeSwitch) carryOut(ctx context.Context, o *cli.Output, how *cli.Conse
 	return s.c.Print(o, st, func(_ output.View, p *output.Page) { draw(p, st.Lines()) })
 }
 
-// unpointed makes a failure of an error of pointing.
+// unpointed makes a failure of an error of nodeenable.
 func unpointed(err error) error {
 	f := &cli.ExitError{Code: cli.ExitFailed, Err: err}
 	if hint, ok := errors.AsType[*nodeenable.HintError](err); ok {

@@ -4,9 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/podsource"
-
 	"github.com/pullgate/pullgate/e2e/cluster"
+	"github.com/pullgate/pullgate/internal/podsource"
 )
 
 // The API server goes away with all that its watches remember, and etcd forgets its history before it comes

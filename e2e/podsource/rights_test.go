@@ -3,10 +3,11 @@ package podsource_test
 import (
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/podsource"
-	"github.com/pullgate/pullgate/pkg/tracker"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 func TestTheRightsOfAKubeletAreEnough(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // The texts follow the name of the file, for the person who gave it.
@@ -77,11 +78,14 @@ func place(from, to string, replace bool) error {
 	switch err := os.Link(from, to); {
 	case errors.Is(err, fs.ErrExist):
 		return fmt.Errorf("%s %w", to, ErrExists)
-	case err != nil: // not every file system has links
+	case errors.Is(err, syscall.EPERM), errors.Is(err, syscall.ENOTSUP), errors.Is(err, syscall.ENOSYS):
+		// A file system without links. Of two that create at once, the second takes the place of the first.
 		if err := May(to, false); err != nil {
 			return err
 		}
 		return os.Rename(from, to)
+	case err != nil:
+		return err
 	default:
 		return os.Remove(from)
 	}

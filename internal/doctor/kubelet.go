@@ -8,7 +8,7 @@ import (
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 )
 
-// host is the node as kubeletnode reads it.
+// host is the node as kubeletconf reads it.
 func (n Node) host() kubeletconf.Host { return kubeletconf.Host{Root: n.Root, Command: n.Run} }
 
 // kubelet looks at what the kubelet dials, now and after its next start.

@@ -44,6 +44,8 @@ func (g *Gate) note(d decisionlog.Decision) {
 		g.log.Info("Allowed", facts...)
 	case d.Call == "ImageStatus":
 		g.log.Info("Hidden", facts...) // with shadow=true it would be
+	case d.Call == "PullImage":
+		g.log.Info("Proof needed", facts...) // the pull goes to the registry
 	default:
 		g.log.Info("Denied", facts...)
 	}

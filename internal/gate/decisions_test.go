@@ -21,6 +21,7 @@ func TestJournalSaysWhatBecameOfACall(t *testing.T) {
 		{decisionlog.Decision{Call: "ImageStatus", Verdict: allowed}, `"msg"="Allowed"`},
 		{decisionlog.Decision{Call: "ImageStatus", Verdict: denied}, `"msg"="Hidden"`},
 		{decisionlog.Decision{Call: "CreateContainer", Verdict: denied}, `"msg"="Denied"`},
+		{decisionlog.Decision{Call: "PullImage", Verdict: denied}, `"msg"="Proof needed"`},
 		{decisionlog.Decision{Call: "PullImage", Verdict: allowed, Outcome: "verified"}, `"msg"="Pull"`},
 	} {
 		var lines []string

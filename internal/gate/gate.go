@@ -24,7 +24,7 @@ import (
 )
 
 // A Gate acts on verdicts: it knows what hiding, denying and answering mean in the CRI, and asks
-// the tracker who may pass. All of its handlers stand in intercept.go.
+// the tracker who may pass. All of its handlers are in handlers.go.
 type Gate struct {
 	tracker   *tracker.Tracker
 	pods      *podindex.Index

@@ -3,8 +3,8 @@ package kubeletconf
 import "errors"
 
 // ErrNoKubelet is returned for a host on which no unit is known to run a kubelet.
-var ErrNoKubelet = errors.New("kubeletnode: no kubelet found")
+var ErrNoKubelet = errors.New("kubeletconf: no kubelet found")
 
 // ErrSeveralKubelets is returned for a host with more than one unit that may run the kubelet, none or several of
 // which run.
-var ErrSeveralKubelets = errors.New("kubeletnode: several units may run the kubelet")
+var ErrSeveralKubelets = errors.New("kubeletconf: several units may run the kubelet")

@@ -52,7 +52,7 @@ type node struct {
 	metrics        string
 }
 
-// load makes a node of an archive of kubeletnode.
+// load makes a node of an archive of kubeletconf.
 func load(t *testing.T, name string) *node {
 	t.Helper()
 	archive, err := txtar.ParseFile("../kubeletconf/testdata/" + name + ".txtar")

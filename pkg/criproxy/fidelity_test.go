@@ -250,3 +250,16 @@ func benchmarkVersion(b *testing.B, through bool) {
 		}
 	}
 }
+
+func TestHandlerOfAnUnknownMethodIsRefused(t *testing.T) {
+	for _, method := range []string{"ImageStatus", "/runtime.v1.ImageService/imageStatus", "/runtime.v1.RuntimeService/GetContainerEvents"} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("New with a handler for %s does not panic", method)
+				}
+			}()
+			criproxy.New(criproxy.Config{Handlers: map[string]criproxy.Handler{method: nil}, Metrics: &counts{}})
+		}()
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"runtime/debug"
 	"strings"
@@ -75,7 +76,8 @@ func Methods() (all []string) {
 	return all
 }
 
-// New returns a server that does not serve yet.
+// New returns a server that does not serve yet. It panics if there is a handler for what is no unary method of the CRI: the calls that
+// it is meant for would pass by it.
 func New(c Config) *Server {
 	s := &Server{
 		services: map[string]*Upstream{
@@ -83,13 +85,18 @@ func New(c Config) *Server {
 			"/" + runtimeapi.ImageService_ServiceDesc.ServiceName + "/":   c.Image,
 		},
 		unary:    map[string]bool{},
-		handlers: c.Handlers,
+		handlers: maps.Clone(c.Handlers),
 		metrics:  c.Metrics,
 		log:      c.Log,
 	}
 	for _, d := range []grpc.ServiceDesc{runtimeapi.RuntimeService_ServiceDesc, runtimeapi.ImageService_ServiceDesc} {
 		for _, m := range d.Methods {
 			s.unary["/"+d.ServiceName+"/"+m.MethodName] = true
+		}
+	}
+	for method := range s.handlers {
+		if !s.unary[method] {
+			panic(fmt.Sprintf("criproxy: a handler for %q, which is no unary method of the CRI", method))
 		}
 	}
 	s.stopping, s.stop = context.WithCancelCause(context.Background())

@@ -252,7 +252,7 @@ func (s *Store) ForgetMarks(of Selection, now time.Time) (gone Forgotten, err er
 			k := m.Pair.key()
 			rec := Record{Pair: m.Pair, Created: now}
 			if _, err := get(tx, bucketRecords, k, &rec); err == nil { // else it needs proof as it is
-				rec.Revoked = now
+				rec.Revoked = later(rec.Revoked, now)
 				if err := put(tx, bucketRecords, k, rec); err != nil {
 					return err
 				}

@@ -79,6 +79,8 @@ type Result struct {
 	Secrets    []SecretRef
 	Namespace  string // of the pod that the pull was for; "" if it is not known
 	At         time.Time
+	// Created is the time of the record, if one is made. It is not before At: the zero value is At.
+	Created time.Time
 	// Revoked is asked inside the transaction whether what the pull proved has been revoked since it began. The record
 	// then gets nothing by it. It must not call the store; nil: it has not.
 	Revoked func() bool
@@ -93,11 +95,11 @@ func (s *Store) Prove(in Intent, r Result) error {
 		return errors.New("records: neither open nor a credential, nothing is proved")
 	}
 	err := s.update(crashpoint.ProveBefore, crashpoint.ProveAfter, func(tx *bolt.Tx) error {
-		rec := Record{}
+		rec, created := Record{}, later(r.At, r.Created)
 		if ok, err := get(tx, bucketRecords, r.Pair.key(), &rec); err != nil {
-			rec = Record{Pair: r.Pair, Created: r.At, Revoked: r.At, Unlisted: true}
+			rec = Record{Pair: r.Pair, Created: created, Revoked: created, Unlisted: true}
 		} else if !ok {
-			rec = Record{Pair: r.Pair, Created: r.At, Unlisted: true}
+			rec = Record{Pair: r.Pair, Created: created, Unlisted: true}
 		}
 		if !rec.Gone.IsZero() {
 			rec.Gone, rec.Unlisted = time.Time{}, true

@@ -335,7 +335,7 @@ func (t *Tracker) Exempt(p Pod) bool { return t.rules.Load().exemption(p) != pol
 
 // settleCreations records what came with creations, and removes them.
 func (t *Tracker) settleCreations(ids []uint64, present []records.Pair) error {
-	closed, err := t.store.SettleCreations(ids, present, time.Now())
+	closed, err := t.store.SettleCreations(ids, present, t.met(time.Now()))
 	for _, p := range closed {
 		t.log.Info("Image came while a container was created that failed or was restored, it needs proof", "imageID", p.ImageID, "repository", p.Repository)
 	}

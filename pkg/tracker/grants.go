@@ -99,11 +99,11 @@ func (t *Tracker) granted(uid string, p records.Pair) (grant, bool) {
 // same holds for a pair whose record is younger than the container, or has none. Nor is one given for a container
 // whose creation time is in the future: the clock was set back, and nothing tells what is older.
 func (t *Tracker) Restore(p Pod, name string, img Image, created time.Time) {
+	t.met(created)
 	if img.ID == "" {
 		return
 	}
 	if created.After(time.Now()) {
-		t.met(created)
 		t.log.Info("Grant not restored: the creation time of the container is in the future, so it may be older than a revocation",
 			"imageID", img.ID, "pod", p.UID, "created", created)
 		return
@@ -139,7 +139,7 @@ func (t *Tracker) shown(name string, img Image, created time.Time) (pairs []reco
 			return nil, err
 		}
 		revoked := last // which may have been noted with a record that has gone
-		if f.Record != nil && !f.Record.Created.After(created) {
+		if f.Record != nil && f.Record.Created.Before(created) {
 			revoked = f.Record.Revoked
 		}
 		if !created.After(revoked) {
@@ -150,8 +150,9 @@ func (t *Tracker) shown(name string, img Image, created time.Time) (pairs []reco
 	return pairs, nil
 }
 
-// met notes a time at which a container may have been created, and returns the latest one so far. The clock may be set back: a
-// revocation is dated with the latest time, so that it is never older than a container that was allowed before it.
+// met notes a time at which a container may have been created, and returns the latest one so far. The clock may be set back:
+// revocations and new records are dated with the latest time, so that none of them seems older than a container that was allowed
+// before it.
 func (t *Tracker) met(at time.Time) time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -43,7 +43,7 @@ func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun 
 	if dryRun {
 		gone, err = t.store.Forgettable(of)
 	} else {
-		gone, err = t.store.ForgetMarks(of, time.Now())
+		gone, err = t.store.ForgetMarks(of, t.met(time.Now()))
 	}
 	if err != nil {
 		return Forgotten{}, unwritten(err)

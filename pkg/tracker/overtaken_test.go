@@ -348,3 +348,56 @@ func TestRevocationIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
 		})
 	}
 }
+
+// What else takes a grant away is dated in the same way: forgotten marks, and a record that is made after the clock was set back,
+// which would else look older than the container.
+func TestWhatIsTakenAwayIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
+	forget := func(w *world) {
+		if _, err := w.ForgetMarks(w.t.Context(), records.Selection{Repository: app}, false); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	img := image(id1, app+":1")
+	for name, tc := range map[string]struct{ before, after func(w *world) }{
+		"a mark": {
+			func(w *world) { _ = w.Sync(w.t.Context()) }, forget,
+		},
+		"a mark beside a proof that was revoked": {
+			func(w *world) {
+				_ = w.Sync(w.t.Context())
+				w.pulled(pod("alice"), app+":1", id1, "alice")
+			},
+			func(w *world) {
+				w.revokes(records.Revocation{Repository: app})
+				forget(w)
+			},
+		},
+		"a proof whose record is gone": {
+			func(w *world) { w.pulled(pod("alice"), app+":1", id1, "alice") },
+			func(w *world) {
+				w.revokes(records.Revocation{Repository: app})
+				gone := records.Pruning{Images: map[string]struct{}{id2: {}}, Before: w.store.Written(), Removed: id1, Now: time.Now()}
+				if _, err := w.store.Prune(gone); err != nil {
+					w.t.Fatal(err)
+				}
+				w.pulled(pod("carol"), app+":1", id1, "carol")
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, tracker.Options{})
+				w.runtime.set(img)
+				tc.before(w)
+				created := time.Now().Add(time.Hour)
+				w.Restore(pod("bob"), app+":1", img, created) // which is not restored, and is met
+				time.Sleep(time.Minute)
+				tc.after(w)
+				time.Sleep(2 * time.Hour)
+				w.restart()
+				w.Restore(pod("bob"), app+":1", img, created)
+				w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
+			})
+		})
+	}
+}

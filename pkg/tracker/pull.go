@@ -147,7 +147,7 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 	}
 	g := grant{reason: v.Reason, credential: id, secrets: from}
 	err := t.store.Prove(p.intent, records.Result{
-		Pair: v.Pair, Open: open, Credential: id, Secrets: from, Namespace: proof.Pod.Namespace, At: time.Now(),
+		Pair: v.Pair, Open: open, Credential: id, Secrets: from, Namespace: proof.Pod.Namespace, At: time.Now(), Created: t.met(time.Now()),
 		Revoked: func() bool { return p.overtaken(v.Pair, g) },
 	})
 	if err != nil {

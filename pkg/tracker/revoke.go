@@ -54,10 +54,15 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 		return Revoked{}, err
 	}
 	var gone records.Revoked
+	at := t.met(time.Now())
+	if ahead := time.Until(at); ahead > time.Minute {
+		t.log.Info("Revocation dated with a time that the clock showed before it was set back: containers that are created until then prove access again at a restart",
+			"time", at, "ahead", ahead)
+	}
 	if r.DryRun {
 		gone, err = t.store.Revocable(r.Revocation)
 	} else {
-		gone, err = t.store.Revoke(r.Revocation, t.met(time.Now()), func(gone records.Revoked) []records.Pair {
+		gone, err = t.store.Revoke(r.Revocation, at, func(gone records.Revoked) []records.Pair {
 			return t.overtake(reachOf(r, gone, unknown))
 		})
 	}

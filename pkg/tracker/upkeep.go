@@ -57,7 +57,7 @@ func (t *Tracker) prune(ctx context.Context, removed string) error {
 	for _, p := range pairsOf(present) {
 		of.Pairs[p] = struct{}{}
 	}
-	of.Now = time.Now()
+	of.Now = t.met(time.Now())
 	done, err := t.store.Prune(of)
 	if err != nil {
 		return fmt.Errorf("prune pull records: %w", err)
@@ -96,7 +96,7 @@ func (t *Tracker) Settle(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}
-	if err := t.store.Settle(records.Settlement{Intents: due, Present: pairsOf(images), Brought: broughtBy(images), Now: time.Now()}); err != nil {
+	if err := t.store.Settle(records.Settlement{Intents: due, Present: pairsOf(images), Brought: broughtBy(images), Now: t.met(time.Now())}); err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}
 	t.log.Info("Pull intents settled", "count", len(due))

@@ -20,7 +20,7 @@ func File(c config.Config) nodeenable.Daemon {
 }
 
 // Running returns the daemon as it tells itself, if the configuration in the file, which was read from path, tells the
-// same. Otherwise the error is a pointing.HintError.
+// same. Otherwise the error is a nodeenable.HintError.
 func Running(file config.Config, path string, status *adminv1.GetStatusResponse) (nodeenable.Daemon, error) {
 	// pullgated has checked it, and adds to it what Parse would refuse beside kubeletConfig.
 	var inForce config.Config
