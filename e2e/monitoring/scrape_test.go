@@ -17,11 +17,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
 const (

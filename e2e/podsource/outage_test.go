@@ -4,8 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/e2e/cluster"
 	"github.com/pullgate/pullgate/internal/podsource"
+
+	"github.com/pullgate/pullgate/e2e/cluster"
 )
 
 // The API server goes away with all that its watches remember, and etcd forgets its history before it comes

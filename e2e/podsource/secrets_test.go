@@ -5,10 +5,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/podsource"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/pullgate/pullgate/internal/podsource"
 )
 
 // fresh is how old what is told of a Secret may be.
