@@ -30,6 +30,7 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, e
 	who := g.podOf(req.GetPodSandboxId(), req.GetSandboxConfig())
 	create := g.tracker.BeginCreate(g.mayRestore(ctx))
 	defer create.Lost() // for every way out, a panic included, that reports nothing else
+	since := g.tracker.Revocations()
 	judged, err := g.judgeConfig(ctx, name, who, req.GetConfig())
 	if err != nil {
 		return nil, err
@@ -47,7 +48,12 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, e
 	}
 	crashpoint.Hit(crashpoint.Created)
 	asked, err := g.readBack(ctx, name, who, resp.GetContainerId(), judged)
+	if err == nil && g.tracker.Revocations() != since {
+		// What allowed the container may have been taken back before the runtime created it, which a restart could not tell.
+		_, err = g.judgeConfig(ctx, name, who, req.GetConfig())
+	}
 	if err != nil {
+		g.cleared.forget(resp.GetContainerId())
 		g.drop(ctx, resp.GetContainerId())
 	}
 	switch {

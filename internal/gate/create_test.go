@@ -2,6 +2,7 @@ package gate_test
 
 import (
 	"strings"
+	"sync"
 	"testing"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -10,6 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -301,5 +303,53 @@ func TestAbsentBaseOfACheckpointIsAnsweredAsAForbiddenOne(t *testing.T) {
 	}
 	if answers[0] != answers[1] {
 		t.Errorf("present and absent are told apart:\n%s\n%s", answers[0], answers[1])
+	}
+}
+
+// What allowed a container is taken back while the runtime creates it. The runtime dates the container after that, so a restart
+// would restore the grant from it.
+func TestCreateThatARevocationOvertakesIsDenied(t *testing.T) {
+	for name, tc := range map[string]struct{ takeBack func(p *proxy) error }{
+		"a proof": {func(p *proxy) error {
+			_, err := p.tracker.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Repository: "repo.test/team/app"}})
+			return err
+		}},
+		"a mark": {func(p *proxy) error {
+			_, err := p.tracker.ForgetMarks(t.Context(), records.Selection{Repository: "repo.test/team/app"}, false)
+			return err
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newProxy(t, tracker.Options{}, exact())
+			p.serves(app, "good", criproxytest.Image{ID: id1, Names: []string{app}})
+			alice := p.Pod("alice")
+			if name == "a proof" {
+				_, err := p.Pull(t.Context(), alice, app, "good")
+				p.must(err)
+			} else {
+				p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
+				p.must(p.gate.Sync(t.Context()))
+			}
+			if _, err := p.Create(t.Context(), alice, id1, app); err != nil {
+				t.Fatalf("create = %v; want nil", err)
+			}
+			var once sync.Once
+			p.runtime.Do(func(r *criproxytest.Runtime) {
+				r.BeforeAnswer = func(method string) {
+					if strings.HasSuffix(method, "CreateContainer") {
+						once.Do(func() { p.must(tc.takeBack(p)) })
+					}
+				}
+			})
+			id, err := p.Create(t.Context(), alice, id1, app)
+			if status.Code(err) != codes.PermissionDenied {
+				t.Errorf("create that was overtaken = %q, %v; want PermissionDenied", id, err)
+			}
+			p.runtime.Do(func(r *criproxytest.Runtime) { r.BeforeAnswer = nil })
+			p.restart()
+			if got := p.Precheck(alice, app); got != "" {
+				t.Errorf("after a restart the pre-check shows %q; want it hidden", got)
+			}
+		})
 	}
 }

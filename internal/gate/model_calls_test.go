@@ -127,7 +127,7 @@ func (w *modelWorld) password(p *modelPod, cred credentialKind) string {
 
 // doPull pulls and holds the answer to the truth.
 func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption) (ok bool) {
-	by := &registryPull{uid: p.uid, password: password, begun: len(w.truth.revocations)}
+	by := &registryPull{uid: p.uid, password: password, begun: len(w.truth.revocations), departures: w.truth.departures}
 	for _, s := range w.held(p) {
 		if s.password == password && p.source == "api" {
 			by.secrets = append(by.secrets, s.ref)

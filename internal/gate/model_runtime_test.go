@@ -85,12 +85,13 @@ type runtimeKind struct {
 
 // A registryPull is one pull that the registry has let pass or may let pass.
 type registryPull struct {
-	uid      string // of the pod; "" if it is for none
-	password string
-	secrets  []secretRef // of the pod, that hold the password
-	begun    int         // how many revocations there were
-	served   bool        // the registry gave the image
-	lost     bool        // with the store that knew of the pull
+	uid        string // of the pod; "" if it is for none
+	password   string
+	secrets    []secretRef // of the pod, that hold the password
+	begun      int         // how many revocations there were
+	departures int         // how many images had left the node
+	served     bool        // the registry gave the image
+	lost       bool        // with the store that knew of the pull
 }
 
 // A modelContainer is one container, with what it really has.

@@ -74,7 +74,8 @@ type truth struct {
 
 	present     map[pair]bool // what has been pulled since the image came to the node
 	imported    map[pair]bool // what an operator brought or accepted, while the image stays
-	again       map[pair]bool // what was so until the image left, and has not been pulled since: it is again if an operator brings it back
+	departures  int           // of images from the node
+	again       map[pair]int  // by the number of the departure: what was so until the image left, and has not been pulled since: it is again if an operator brings it back
 	named       map[pair]bool // names that a pull or an operator gave
 	open        map[pair]bool
 	proofs      map[pair][]*modelProof
@@ -109,7 +110,7 @@ func (r revocation) selects(password string, secrets []secretRef) bool {
 
 func newTruth() *truth {
 	return &truth{
-		present: map[pair]bool{}, imported: map[pair]bool{}, again: map[pair]bool{}, named: map[pair]bool{}, open: map[pair]bool{},
+		present: map[pair]bool{}, imported: map[pair]bool{}, again: map[pair]int{}, named: map[pair]bool{}, open: map[pair]bool{},
 		live:   map[pair]map[string]bool{},
 		proofs: map[pair][]*modelProof{}, grants: map[string]map[pair][]reason{},
 	}
@@ -197,6 +198,9 @@ func (t *truth) grant(uid string, p pair, r reason) {
 // proved notes that a registry gave an image for a pull.
 func (t *truth) proved(p pair, by *registryPull) {
 	t.present[p], t.named[p] = t.present[p] || !by.lost, true
+	if t.again[p] > by.departures {
+		t.imported[p] = true // nothing tells that the image left while the pull was under way (docs/design/0023)
+	}
 	delete(t.again, p)
 	for _, r := range t.revocations[by.begun:] {
 		if r.covers(p) && (r.whole() || by.password != "" && r.selects(by.password, by.secrets)) {
@@ -229,15 +233,18 @@ func (t *truth) proved(p pair, by *registryPull) {
 // brought notes that an operator imported an image, or named one, or accepted it.
 func (t *truth) brought(p pair, marks bool) {
 	t.named[p] = true
-	if (marks || t.again[p]) && !t.present[p] {
+	if (marks || t.again[p] > 0) && !t.present[p] {
 		t.imported[p] = true
 	}
 }
 
 // departed notes that an image has left the node.
 func (t *truth) departed(c content) {
+	t.departures++
 	for p := range t.imported {
-		t.again[p] = t.again[p] || p.content == c
+		if p.content == c {
+			t.again[p] = t.departures
+		}
 	}
 	for _, of := range []map[pair]bool{t.present, t.imported} {
 		maps.DeleteFunc(of, func(p pair, _ bool) bool { return p.content == c })
@@ -247,9 +254,8 @@ func (t *truth) departed(c content) {
 
 // forgotten notes that an operator took marks away.
 func (t *truth) forgotten(which func(pair) bool) {
-	for _, of := range []map[pair]bool{t.imported, t.again} {
-		maps.DeleteFunc(of, func(p pair, _ bool) bool { return which(p) })
-	}
+	maps.DeleteFunc(t.imported, func(p pair, _ bool) bool { return which(p) })
+	maps.DeleteFunc(t.again, func(p pair, _ int) bool { return which(p) })
 	t.endGrants(which, func(r reason) bool { return r.kind == byMark })
 }
 

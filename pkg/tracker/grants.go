@@ -138,11 +138,9 @@ func (t *Tracker) shown(name string, img Image, created time.Time) (pairs []reco
 		if err != nil {
 			return nil, err
 		}
-		revoked := last // which may have been noted with a record that has gone
-		if f.Record != nil && f.Record.Created.Before(created) {
-			revoked = f.Record.Revoked
-		}
-		if !created.After(revoked) {
+		// A record that is not older than the container may be the successor of one that has gone, with which last was noted.
+		successor := f.Record == nil || !f.Record.Created.Before(created)
+		if successor && !created.After(last) || f.Record != nil && !created.After(f.Record.Revoked) {
 			return nil, errRevokedSince
 		}
 		pairs = append(pairs, c.pair)

@@ -77,6 +77,10 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	return all, nil
 }
 
+// Revocations returns how often something has been taken back in this process: by [Tracker.Revoke] or [Tracker.ForgetMarks]. Of
+// two equal numbers, every grant that was given before the first is as good at the second.
+func (t *Tracker) Revocations() uint64 { return t.revocations.Load() }
+
 // unrecorded returns the pairs of restored grants of which no record tells who proved access when the grant's container was
 // created.
 func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error) {
