@@ -209,21 +209,26 @@ func (g *Gate) judgeConfig(ctx context.Context, callName string, who tracker.Pod
 	// An image that is absent now is refused by the runtime; should it turn up in between, it
 	// is judged when it is read back.
 	j.image = img
-	for _, m := range config.GetMounts() {
+	return j, g.judgeMounts(ctx, callName, who, config.GetMounts())
+}
+
+// judgeMounts judges every image that a container mounts.
+func (g *Gate) judgeMounts(ctx context.Context, callName string, who tracker.Pod, mounts []*runtimeapi.Mount) error {
+	for _, m := range mounts {
 		if m.GetImage() == nil {
 			continue
 		}
 		img, err := g.judgeSpec(ctx, callName, who, m.GetImage())
 		if err != nil {
-			return j, err
+			return err
 		}
 		if img.ID == "" && !g.shadow {
 			// A mount is not read back, so its image must be there to be judged.
-			return j, criproxy.Refuse(codes.NotFound, "IMAGE_NOT_FOUND",
+			return criproxy.Refuse(codes.NotFound, "IMAGE_NOT_FOUND",
 				fmt.Sprintf("pullgate: image %q to be mounted is not on the node", m.GetImage().GetUserSpecifiedImage()))
 		}
 	}
-	return j, nil
+	return nil
 }
 
 // judgeSpec judges one image and returns it, the zero value if it is absent.
@@ -356,7 +361,13 @@ func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
 	if wasRestored(c) && !g.mayUseRestored(who) { // its image is what the checkpoint says
 		err = g.denyRestored(callName, who, c, j.name)
 	} else if j.image, err = g.judgeSpec(ctx, callName, who, spec); err == nil {
-		_, err = g.clear(ctx, callName, who, c, j)
+		var shown *runtimeapi.ContainerStatus
+		if shown, err = g.runtime.containerStatus(ctx, c); err == nil {
+			err = g.judgeMounts(ctx, callName, who, shown.GetMounts())
+		}
+		if err == nil {
+			_, err = g.clear(ctx, callName, who, c, j)
+		}
 	}
 	if status.Code(err) == codes.PermissionDenied {
 		g.drop(context.WithoutCancel(ctx), id)
