@@ -1,6 +1,8 @@
 package gate_test
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -351,5 +354,30 @@ func TestCreateThatARevocationOvertakesIsDenied(t *testing.T) {
 				t.Errorf("after a restart the pre-check shows %q; want it hidden", got)
 			}
 		})
+	}
+}
+
+// A container that was created before the store was lost is judged again when it is started, with the images that it mounts.
+func TestMountsAreJudgedAtALateStart(t *testing.T) {
+	const base = "docker.io/library/base:1"
+	rules, err := policy.New(string(policy.ModeNeverVerifyAllowlistedImages), []string{"docker.io/library/base"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newProxy(t, tracker.Options{Rules: tracker.Rules{Policy: rules}}, exact())
+	p.serves(app, "good", criproxytest.Image{ID: id1, Names: []string{app}})
+	p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{base}})
+	alice := p.Pod("alice")
+	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	mount := &runtimeapi.Mount{ContainerPath: "/m", Image: &runtimeapi.ImageSpec{Image: id1, UserSpecifiedImage: app}}
+	id, err := p.Create(t.Context(), alice, id2, base, mount)
+	p.must(err)
+	p.stop()
+	p.must(os.Remove(filepath.Join(p.dir, "records.db")))
+	p.start()
+	if err := p.Start(t.Context(), id); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("late start of a container that mounts what is not proved = %v; want PermissionDenied", err)
 	}
 }

@@ -65,6 +65,7 @@ type Runtime struct {
 	sandboxes  map[string]*runtimeapi.PodSandbox
 	containers map[string]*runtimeapi.Container
 	started    map[string]bool
+	mounts     map[string][]*runtimeapi.Mount // by container
 	calls      []received
 	next       int
 
@@ -97,6 +98,7 @@ func NewRuntimeAs(tb testing.TB, profile Profile) *Runtime {
 		sandboxes:  map[string]*runtimeapi.PodSandbox{},
 		containers: map[string]*runtimeapi.Container{},
 		started:    map[string]bool{},
+		mounts:     map[string][]*runtimeapi.Mount{},
 		profile:    profile,
 		Search:     "docker.io",
 		socket:     filepath.Join(dir, "runtime.sock"),
@@ -387,6 +389,7 @@ func (r *Runtime) createLocked(sandbox string, config *runtimeapi.ContainerConfi
 		Id: id, PodSandboxId: sandbox, Metadata: config.GetMetadata(), Image: config.GetImage(), ImageRef: on, ImageId: on,
 		CreatedAt: time.Now().UnixNano(), Annotations: annotations,
 	}
+	r.mounts[id] = config.GetMounts()
 	return id, nil
 }
 
@@ -465,7 +468,7 @@ func (r *Runtime) ContainerStatus(_ context.Context, req *runtimeapi.ContainerSt
 		return nil, status.Errorf(codes.NotFound, "container %q: not found", req.GetContainerId())
 	}
 	c = r.asListedLocked(c)
-	s := &runtimeapi.ContainerStatus{Id: c.GetId(), State: c.GetState(), Image: c.GetImage(), ImageRef: c.GetImageRef(), CreatedAt: c.GetCreatedAt()}
+	s := &runtimeapi.ContainerStatus{Id: c.GetId(), State: c.GetState(), Image: c.GetImage(), ImageRef: c.GetImageRef(), CreatedAt: c.GetCreatedAt(), Mounts: r.mounts[c.GetId()]}
 	if r.started[c.GetId()] {
 		s.StartedAt = 1
 	}
