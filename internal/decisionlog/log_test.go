@@ -69,7 +69,12 @@ func (l *log) settled() {
 		if err := l.Reopen(l.t.Context()); err != nil {
 			l.t.Fatal(err)
 		}
-		n := len(l.lines())
+		// The last line may be being written.
+		text, err := os.ReadFile(l.path)
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		n := len(text)
 		if n == want {
 			return
 		}
