@@ -309,9 +309,9 @@ func (w *modelWorld) restart(kind opKind, syncs bool) {
 				}
 			}
 			for _, c := range w.runtime.containers {
-				for _, on := range c.real {
+				for i, on := range c.real {
 					if c.started {
-						w.truth.grant(c.pod, pair{on, repositoryOf(c.asked)}, reason{kind: byContainer})
+						w.truth.grant(c.pod, pair{on, repositoryOf(c.asked[i])}, reason{kind: byContainer})
 					}
 				}
 			}

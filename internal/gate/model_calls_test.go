@@ -250,10 +250,10 @@ func (w *modelWorld) doStart(p *modelPod, id string) error {
 		return err
 	}
 	w.counts["container started"]++
-	for _, on := range c.real {
-		w.uses(p, on, c.asked)
+	for i, on := range c.real {
+		w.uses(p, on, c.asked[i])
 		// A container that was restored on an image which the pod may use under another name is evidence for its own one.
-		w.truth.restored(p.uid, on, []string{repositoryOf(c.asked)})
+		w.truth.restored(p.uid, on, []string{repositoryOf(c.asked[i])})
 		if !c.may[on] && !w.mayUseOne(p, on, "") {
 			w.fail("safety: a container of %s is started on %v, created as %s", p.uid, on, c.GetImage())
 		}

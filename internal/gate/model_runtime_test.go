@@ -99,8 +99,8 @@ type modelContainer struct {
 	*runtimeapi.Container
 	real    []content // of its image and of its mounts
 	mounts  []*runtimeapi.Mount
-	asked   string // the name that the pod gave
-	pod     string // the UID
+	asked   []string // the names that the pod gave to them; "" where the runtime was not told
+	pod     string   // the UID
 	created time.Time
 	started bool
 	may     uses // what the pod might use when the container was judged
@@ -375,7 +375,7 @@ func (r *modelRuntime) create(sandbox string, config *runtimeapi.ContainerConfig
 		}
 		annotations = map[string]string{"restored": "true", "checkpointImage": config.GetImage().GetImage()}
 	}
-	c := &modelContainer{real: []content{on}, mounts: config.GetMounts(), asked: config.GetImage().GetUserSpecifiedImage(), pod: r.sandboxes[sandbox].GetMetadata().GetUid(), created: time.Now()}
+	c := &modelContainer{real: []content{on}, mounts: config.GetMounts(), asked: []string{config.GetImage().GetUserSpecifiedImage()}, pod: r.sandboxes[sandbox].GetMetadata().GetUid(), created: time.Now()}
 	if x != nil {
 		c.may = x.may
 	}
@@ -384,7 +384,7 @@ func (r *modelRuntime) create(sandbox string, config *runtimeapi.ContainerConfig
 		if !ok {
 			return "", status.Errorf(codes.NotFound, "image %q: not found", m.GetImage().GetImage())
 		}
-		c.real = append(c.real, mounted)
+		c.real, c.asked = append(c.real, mounted), append(c.asked, m.GetImage().GetUserSpecifiedImage())
 	}
 	c.Container = &runtimeapi.Container{
 		Id: r.id("container"), PodSandboxId: sandbox, Metadata: config.GetMetadata(), ImageRef: told.id(), CreatedAt: c.created.UnixNano(),
