@@ -88,7 +88,7 @@ func (g *Gate) createFailed(ctx context.Context, callName string, who tracker.Po
 	g.log.Error(err, "Runtime failed to create a container; its error is not in the answer, because the image may be a checkpoint",
 		"call", callName, "image", j.name, "pod", klog.KRef(who.Namespace, who.Name))
 	g.metrics.CreationRefused(CreationFailed)
-	g.note(decisionlog.Decision{Call: callName, Pod: who, Image: j.name, Verdict: overruled(tracker.Verdict{}, CreateFailed), PullPolicy: pullUnknown})
+	g.note(decisionlog.Decision{Call: callName, Pod: who, Image: j.name, Verdict: overruled(tracker.Verdict{}, CreateFailed), PullPolicy: tracker.PullUnknown})
 	return g.notCreated(who, j)
 }
 

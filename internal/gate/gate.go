@@ -154,7 +154,7 @@ func (g *Gate) decide(ctx context.Context, callName string, p tracker.Pod, r tra
 	began := time.Now()
 	r.Pod = p
 	pullPolicy := g.policyFor(ctx, callName, p, r.Name)
-	r.Unasked = r.Unasked || pullPolicy == pullNever // nobody is going to ask the registry
+	r.Unasked = r.Unasked || pullPolicy == tracker.PullNever // nobody is going to ask the registry
 	v := check(ctx, r)
 	if !v.Allowed() && v.Reason != policy.Absent && r.Credentials == nil {
 		r.Secrets = g.secrets(ctx, p, r.Name)

@@ -75,7 +75,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error
 		return raw, nil
 	}
 
-	pullPolicy := pullUnknown
+	pullPolicy := tracker.PullUnknown
 	if len(who) == 1 {
 		pullPolicy = g.precheckPolicy(ctx, who[0], name)
 	}
@@ -88,14 +88,14 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error
 	}
 	if v.Allowed() {
 		g.hidden.Clear(key)
-		if pullPolicy != pullAlways { // which asks the registry whatever is answered here
+		if pullPolicy != tracker.PullAlways { // which asks the registry whatever is answered here
 			g.hit(pullPolicy, v, began)
 		}
 		return raw, nil
 	}
 	fresh := g.hidden.Add(key)
 	if g.shadow {
-		if fresh && pullPolicy != pullAlways {
+		if fresh && pullPolicy != tracker.PullAlways {
 			g.metrics.Recheck(pullPolicy, unverified, time.Since(began))
 		}
 		return raw, nil
@@ -137,7 +137,7 @@ func (g *Gate) judgeCandidates(ctx context.Context, who []tracker.Pod, r tracker
 		d.Verdict.First = first
 	}
 	if len(who) > 1 {
-		d.Pod, d.PullPolicy, d.Secret, d.Verdict.Credential = tracker.Pod{}, pullUnknown, records.SecretRef{}, ""
+		d.Pod, d.PullPolicy, d.Secret, d.Verdict.Credential = tracker.Pod{}, tracker.PullUnknown, records.SecretRef{}, ""
 	}
 	d.Took = time.Since(began)
 	g.count(d)

@@ -65,13 +65,13 @@ func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call) ([]byte, error) 
 // must reach the registry; p.exact is set to whether that is known.
 func (g *Gate) isReproof(ctx context.Context, p *pullCall) bool {
 	switch p.policy {
-	case pullAlways:
+	case tracker.PullAlways:
 		p.exact = true
 		return false
-	case pullIfNotPresent:
+	case tracker.PullIfNotPresent:
 		p.exact = true
 		return p.present.ID != "" && !g.shadow
-	case pullMixed: // it may be for a container with Always
+	case tracker.PullMixed: // it may be for a container with Always
 		return false
 	default:
 		p.exact = g.always.Skips(ctx)
@@ -188,7 +188,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 // standsWithoutStore reports whether the image on the node may stand in for a pull that cannot be noted. For
 // one that must reach the registry it does so for pods alone that nothing of ours may stop.
 func (p *pullCall) standsWithoutStore(v tracker.Verdict) bool {
-	if p.policy != pullAlways {
+	if p.policy != tracker.PullAlways {
 		return v.Allowed()
 	}
 	switch v.Reason {

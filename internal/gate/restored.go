@@ -58,7 +58,7 @@ func (g *Gate) refusedRestore(callName string, who tracker.Pod, name, imageID st
 	g.metrics.CreationRefused(CreationRestored)
 	v := overruled(tracker.Verdict{}, Restored)
 	v.Pair.ImageID = imageID
-	g.note(decisionlog.Decision{Call: callName, Pod: who, Image: name, Verdict: v, PullPolicy: pullUnknown})
+	g.note(decisionlog.Decision{Call: callName, Pod: who, Image: name, Verdict: v, PullPolicy: tracker.PullUnknown})
 }
 
 // restoring says whether the runtime at the other end may restore checkpoints. The zero value does not know it yet.

@@ -27,15 +27,6 @@ type PodSource interface {
 	Candidates(annotations map[string]string, image string) (uids []string, ok bool)
 }
 
-// The values of imagePullPolicy, which are those of the label pull_policy too. Metrics count pullMixed as unknown.
-const (
-	pullAlways       = tracker.PullAlways
-	pullIfNotPresent = tracker.PullIfNotPresent
-	pullNever        = tracker.PullNever
-	pullUnknown      = tracker.PullUnknown
-	pullMixed        = tracker.PullMixed
-)
-
 // uses returns the imagePullPolicy of each use that a pod makes of an image, as far as it is known.
 func (g *Gate) uses(p tracker.Pod, image string) []string {
 	if g.source == nil || p.UID == "" {
@@ -69,9 +60,9 @@ func (g *Gate) policyFor(ctx context.Context, callName string, p tracker.Pod, im
 	case "ImageStatus":
 		return g.precheckPolicy(ctx, p, image)
 	case "PullImage":
-		return tracker.PullPolicyOf(g.uses(p, image), pullAlways, pullIfNotPresent)
+		return tracker.PullPolicyOf(g.uses(p, image), tracker.PullAlways, tracker.PullIfNotPresent)
 	default:
-		return tracker.PullPolicyOf(g.uses(p, image), pullAlways, pullIfNotPresent, pullNever)
+		return tracker.PullPolicyOf(g.uses(p, image), tracker.PullAlways, tracker.PullIfNotPresent, tracker.PullNever)
 	}
 }
 

@@ -5,19 +5,13 @@ import (
 	"slices"
 
 	"github.com/pullgate/pullgate/pkg/policy"
-)
-
-// The values of imagePullPolicy.
-const (
-	always       = "Always"
-	ifNotPresent = "IfNotPresent"
-	never        = "Never"
+	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 // Consequences tell what a pod meets with each imagePullPolicy, its own first if that is known.
 func (c Case) Consequences() []string {
-	meets := map[string]string{ifNotPresent: c.withIfNotPresent(), never: c.withNever(), always: c.withAlways()}
-	order := []string{ifNotPresent, never, always}
+	meets := map[string]string{tracker.PullIfNotPresent: c.withIfNotPresent(), tracker.PullNever: c.withNever(), tracker.PullAlways: c.withAlways()}
+	order := []string{tracker.PullIfNotPresent, tracker.PullNever, tracker.PullAlways}
 	if i := slices.Index(order, c.PullPolicy); i > 0 {
 		order = append([]string{c.PullPolicy}, slices.Delete(order, i, i+1)...)
 	}

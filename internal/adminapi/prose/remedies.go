@@ -114,13 +114,13 @@ func (c Case) letsByProof(say func(string, ...any)) {
 	default:
 		say("See that %s can pull %s: with imagePullPolicy IfNotPresent the kubelet tries that, and a success proves it.", list(c.secretNames()), repository)
 	}
-	if c.PullPolicy == never {
+	if c.PullPolicy == tracker.PullNever {
 		say("With imagePullPolicy Never nothing is pulled, so another pod has to prove the credential first, with IfNotPresent.")
 	}
 	if !c.PodSource {
 		say("Set podSource.kubeconfig and restart pullgated: a pod with a proved credential is then let in without a pull, with imagePullPolicy Never too.")
 	}
-	if c.PerNamespace && c.Pod.Namespace != "" && c.PullPolicy != never {
+	if c.PerNamespace && c.Pod.Namespace != "" && c.PullPolicy != tracker.PullNever {
 		say("If the runtime holds credentials for namespace %s (runtimeCredentials: perNamespace), a pull by one of its pods without imagePullSecrets that succeeds lets all of its pods in.", c.Pod.Namespace)
 	}
 	if slices.Contains(c.Standings, tracker.Rotated) {
