@@ -70,11 +70,16 @@ func put(tx *bolt.Tx, bucket string, key []byte, v any) error {
 
 // get reads a value, and reports whether it is there.
 func get(tx *bolt.Tx, bucket string, key []byte, into any) (bool, error) {
-	stored := tx.Bucket([]byte(bucket)).Get(key)
+	return getFrom(tx.Bucket([]byte(bucket)), bucket, key, into)
+}
+
+// getFrom is get for a bucket that is open, under its name.
+func getFrom(b *bolt.Bucket, name string, key []byte, into any) (bool, error) {
+	stored := b.Get(key)
 	if stored == nil {
 		return false, nil
 	}
-	return true, decode(bucket, key, stored, into)
+	return true, decode(name, key, stored, into)
 }
 
 // Lookup returns what is known about a pair. An error means that a part of it cannot be read; the
@@ -95,20 +100,22 @@ func lookup(tx *bolt.Tx, p Pair) (Facts, error) {
 	var f Facts
 	var r Record
 	own := p.key()
-	if ok, err := get(tx, bucketRecords, own, &r); err != nil {
+	// Opened once each: every pre-check waits for this.
+	all, marks := tx.Bucket([]byte(bucketRecords)), tx.Bucket([]byte(bucketMarks))
+	if ok, err := getFrom(all, bucketRecords, own, &r); err != nil {
 		return f, err
 	} else if ok {
 		f.Record = &r
 	}
 	var m Mark
-	ok, err := get(tx, bucketMarks, own, &m)
+	ok, err := getFrom(marks, bucketMarks, own, &m)
 	if err != nil {
 		return f, err
 	}
 	f.Marked = ok
 	f.Intents = countIntents(tx, p.Repository)
-	f.Rivals = some(rivalRecords(tx, own))
-	f.MarkedElsewhere = some(rivalMarks(tx, own))
+	f.Rivals = some(rivalRecords(all, own))
+	f.MarkedElsewhere = some(rivalMarks(marks, own))
 	return f, nil
 }
 
@@ -125,9 +132,9 @@ func countIntents(tx *bolt.Tx, repository string) (n int) {
 
 // rivalRecords yields the other repositories of the image whose record needs proof. A record that is open is not
 // one of them: an image that every pod may use has nothing to hide under a further name. One that cannot be read is.
-func rivalRecords(tx *bolt.Tx, own []byte) iter.Seq[[]byte] {
+func rivalRecords(records *bolt.Bucket, own []byte) iter.Seq[[]byte] {
 	return func(yield func(key []byte) bool) {
-		for k, v := range otherRepositories(tx, bucketRecords, own) {
+		for k, v := range otherRepositories(records, own) {
 			if (!sound(bucketRecords, k, v) || !says(v, fieldOpen)) && !yield(k) {
 				return
 			}
@@ -138,11 +145,11 @@ func rivalRecords(tx *bolt.Tx, own []byte) iter.Seq[[]byte] {
 // rivalMarks yields the other repositories of the image that are marked. There are none before the first
 // scan, to which all names of an image are equally old. A name that turns up later on a preloaded image may have been given by
 // a tenant, and would stay usable after the operator has forgotten the mark of the first (docs/design/0024).
-func rivalMarks(tx *bolt.Tx, own []byte) iter.Seq[[]byte] {
+func rivalMarks(marks *bolt.Bucket, own []byte) iter.Seq[[]byte] {
 	return func(yield func(key []byte) bool) {
 		asked := false
-		for k := range otherRepositories(tx, bucketMarks, own) {
-			if !asked && (!scannedOnce(tx) || distrusted(tx)) {
+		for k := range otherRepositories(marks, own) {
+			if !asked && (!scannedOnce(marks.Tx()) || distrusted(marks.Tx())) {
 				return // the next scan of a distrusted store is a first one
 			}
 			if asked = true; !yield(k) {
@@ -153,10 +160,10 @@ func rivalMarks(tx *bolt.Tx, own []byte) iter.Seq[[]byte] {
 }
 
 // otherRepositories yields what a bucket has for the other repositories of the image of a pair, which has the key own.
-func otherRepositories(tx *bolt.Tx, bucket string, own []byte) iter.Seq2[[]byte, []byte] {
+func otherRepositories(b *bolt.Bucket, own []byte) iter.Seq2[[]byte, []byte] {
 	return func(yield func(key, value []byte) bool) {
 		prefix := own[:bytes.IndexByte(own, 0)+1]
-		c := tx.Bucket([]byte(bucket)).Cursor()
+		c := b.Cursor()
 		for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
 			if !bytes.Equal(k, own) && !yield(k, v) {
 				return

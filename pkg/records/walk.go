@@ -130,8 +130,8 @@ func (s *Store) Describe(p Pair) (d Details, err error) {
 		if err != nil {
 			return err
 		}
-		d.RivalNames = repositoriesOf(rivalRecords(tx, p.key()))
-		d.MarkedAs = repositoriesOf(rivalMarks(tx, p.key()))
+		d.RivalNames = repositoriesOf(rivalRecords(tx.Bucket([]byte(bucketRecords)), p.key()))
+		d.MarkedAs = repositoriesOf(rivalMarks(tx.Bucket([]byte(bucketMarks)), p.key()))
 		return nil
 	})
 	if err = cmp.Or(err, unreadable); err != nil {
