@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"syscall"
@@ -14,14 +13,12 @@ import (
 	"github.com/pullgate/pullgate/internal/atomicfile"
 	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/cli/output"
+	"github.com/pullgate/pullgate/internal/hint"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 func damaged(places int) error {
-	return &cli.ExitError{
-		Code: cli.ExitFailed, Err: fmt.Errorf("%d places of the store cannot be read", places),
-		Hint: "look at the disk; the chapter \"A lost or damaged store\" of docs/store.md says how to go on",
-	}
+	return hint.Errorf("check the disk; see \"A lost or damaged store\" in docs/store.md", "%s of the store cannot be read", output.Count(places, "place", "places"))
 }
 
 func storeBackupCommand(c *cli.Console) *cobra.Command {
@@ -80,24 +77,22 @@ func backUp(ctx context.Context, api adminv1.PullRecordsClient, file string, rep
 	return size, backupFailure(err)
 }
 
-// backupFailure makes a failure of what goes wrong with a backup and its file. Other errors stay what they are.
+// backupFailure adds a hint to an error of a backup or of its file.
 func backupFailure(err error) error {
-	f := &cli.ExitError{Code: cli.ExitFailed, Err: err}
 	switch {
 	case errors.Is(err, cli.ErrNotWhole):
-		f.Hint = "what was sent is no backup; try again"
+		return hint.Wrap(err, "what was sent is no backup; try again")
 	case errors.Is(err, atomicfile.ErrExists):
-		f.Hint = "give another name, or --force to replace it"
+		return hint.Wrap(err, "give another name, or --force to replace it")
 	case errors.Is(err, atomicfile.ErrNoFile):
-		f.Code, f.Hint = cli.ExitUsage, "give the name of a file, or - and send stdout there"
+		return cli.Misused("give the name of a file, or - and send stdout there", "%w", err)
 	case errors.Is(err, fs.ErrNotExist):
-		f.Hint = "make the directory first"
+		return hint.Wrap(err, "make the directory first")
 	case errors.Is(err, fs.ErrPermission):
-		f.Hint = "choose a directory that you may write to"
+		return hint.Wrap(err, "choose a directory that you may write to")
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		f.Hint = "free space, or choose another disk; nothing was left behind"
+		return hint.Wrap(err, "free space, or choose another disk; nothing was left behind")
 	default:
 		return err
 	}
-	return f
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/pullgate/pullgate/internal/cli/output"
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/doctor"
+	"github.com/pullgate/pullgate/internal/hint"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -82,7 +83,7 @@ runtime is asked once, without credentials, unless --no-network is given.`,
 			return err
 		}
 		if doctor.Failed(found) {
-			return &cli.ExitError{Code: cli.ExitFailed, Err: errors.New("something here does not work, or lets through what it should not"), Hint: "each line that says fail says what to do"}
+			return hint.Errorf("each line that says fail says what to do", "something here does not work, or lets through what it should not")
 		}
 		return nil
 	}

@@ -81,5 +81,5 @@ func toldBy(v adminv1.Verdict, image string) error {
 		return &cli.ExitError{Code: cli.ExitNeedsProof}
 	case adminv1.Verdict_VERDICT_UNSPECIFIED:
 	}
-	return &cli.ExitError{Code: cli.ExitFailed, Err: fmt.Errorf("explain %s: the image is not on this node", image)}
+	return fmt.Errorf("explain %s: the image is not on this node", image)
 }

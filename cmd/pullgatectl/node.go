@@ -13,6 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/cli/output"
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/nodeenable"
 	"github.com/pullgate/pullgate/internal/nodeenable/configured"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -107,7 +108,7 @@ func nodeStatusCommand(c *cli.Console, pointer nodeenable.Switch) *cobra.Command
 		}
 		st, err := s.on(d).Status(cmd.Context())
 		if err != nil {
-			return unpointed(err)
+			return nodeFailure(err)
 		}
 		if wrong != nil {
 			st.Wrong = append(st.Wrong, fmt.Sprintf("pullgated's configuration cannot be read, its defaults were taken: %v", wrong))
@@ -173,7 +174,7 @@ func (s *nodeSwitch) running(ctx context.Context) (nodeenable.Daemon, error) {
 			return err
 		}
 		if d, err = configured.Running(file, s.config, status); err != nil {
-			return unpointed(err)
+			return nodeFailure(err)
 		}
 		return nil
 	})
@@ -193,7 +194,7 @@ func (s *nodeSwitch) carryOut(ctx context.Context, o *cli.Output, how *cli.Conse
 	to := s.on(d)
 	p, err := plan(to, ctx)
 	if err != nil {
-		return unpointed(err)
+		return nodeFailure(err)
 	}
 	if how.DryRun || len(p.Steps) == 0 {
 		return s.c.Print(o, p, func(_ output.View, page *output.Page) { draw(page, p.Lines()) })
@@ -202,30 +203,27 @@ func (s *nodeSwitch) carryOut(ctx context.Context, o *cli.Output, how *cli.Conse
 		return err
 	}
 	if err := to.Apply(ctx, p); err != nil {
-		return unpointed(err)
+		return nodeFailure(err)
 	}
 	st, err := to.Status(ctx)
 	if err != nil {
-		return unpointed(err)
+		return nodeFailure(err)
 	}
 	return s.c.Print(o, st, func(_ output.View, p *output.Page) { draw(p, st.Lines()) })
 }
 
-// unpointed makes a failure of an error of nodeenable.
-func unpointed(err error) error {
-	f := &cli.ExitError{Code: cli.ExitFailed, Err: err}
-	if hint, ok := errors.AsType[*nodeenable.HintError](err); ok {
-		f.Hint = hint.Hint
-	}
+// nodeFailure adds the exit code, or a missing hint, to an error of nodeenable.
+func nodeFailure(err error) error {
 	switch {
 	case errors.Is(err, nodeenable.ErrNotReached):
-		f.Code = cli.ExitNotReached
+		return &cli.ExitError{Code: cli.ExitNotReached, Err: err}
 	case errors.Is(err, nodeenable.ErrBusy):
-		f.Hint = "wait for it, then look at pullgatectl node status"
-	case errors.Is(err, fs.ErrPermission) && f.Hint == "":
-		f.Hint = "run it as root"
+		return hint.Wrap(err, "wait for it, then see pullgatectl node status")
+	case errors.Is(err, fs.ErrPermission) && hint.Of(err) == "":
+		return hint.Wrap(err, "run it as root")
+	default:
+		return err
 	}
-	return f
 }
 
 func draw(p *output.Page, lines []string) {

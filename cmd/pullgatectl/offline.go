@@ -13,6 +13,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/cli/output"
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/pkg/records/offline"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -116,26 +117,24 @@ func damagedIf(places int) error {
 	return damaged(places)
 }
 
-// offlineFailure makes a failure of what goes wrong with the file of a store. Other errors stay what they are.
+// offlineFailure adds a hint to an error of the file of a store.
 func offlineFailure(err error) error {
-	f := &cli.ExitError{Code: cli.ExitFailed, Err: err}
 	switch {
 	case errors.Is(err, offline.ErrInUse):
-		f.Hint = "pullgated has it open: pullgatectl store verify and store backup read it meanwhile, or stop it first"
+		return hint.Wrap(err, "pullgated has it open: pullgatectl store verify and store backup read it meanwhile, or stop it first")
 	case errors.Is(err, offline.ErrReplaced):
-		f.Hint = "somebody else is at work on it; try again"
+		return hint.Wrap(err, "another process replaced it; try again")
 	case errors.Is(err, offline.ErrNewerFormat):
-		f.Hint = "a newer pullgated wrote this store; use the pullgatectl of that version"
+		return hint.Wrap(err, "a newer pullgated wrote this store; use the pullgatectl of that version")
 	case errors.Is(err, offline.ErrDamaged):
-		f.Hint = "pullgatectl store dump shows what can be read of it; pullgated sets it aside at its start and begins anew"
+		return hint.Wrap(err, "pullgatectl store dump shows what can be read of it; pullgated sets it aside at its start and begins anew")
 	case errors.Is(err, fs.ErrNotExist):
-		f.Hint = "give the file: it is records.db in stateDir, or a backup of that"
+		return hint.Wrap(err, "give the file: it is records.db in stateDir, or a backup of that")
 	case errors.Is(err, fs.ErrPermission):
-		f.Hint = "a store is for root alone: run it as root"
+		return hint.Wrap(err, "a store is for root alone: run it as root")
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		f.Hint = "free space; the store is as it was"
+		return hint.Wrap(err, "free space; the store is as it was")
 	default:
 		return err
 	}
-	return f
 }

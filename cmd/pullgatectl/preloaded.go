@@ -2,12 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/cli/output"
+	"github.com/pullgate/pullgate/internal/hint"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -127,11 +127,8 @@ if it has changed meanwhile, nothing is. In a distrusted store --all-untracked i
 				if len(r.GetProved()) == 0 || includingProved {
 					return nil
 				}
-				return &cli.ExitError{
-					Code: cli.ExitFailed,
-					Err:  errors.New("credentials proved access to some of these images, and accepting opens them to pods that did not"),
-					Hint: "select the others by name or --image-id, or add --including-proved",
-				}
+				return hint.Errorf("select the others by name or --image-id, or add --including-proved",
+					"credentials proved access to some of these images, and accepting opens them to pods that did not")
 			},
 			Empty: func(r *adminv1.AcceptPreloadedResponse) bool { return len(r.GetAccepted()) == 0 },
 			Plan:  output.View.Acceptance,

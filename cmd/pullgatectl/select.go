@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/hint"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -38,11 +39,11 @@ func unfit(flag string, err error) error {
 	err = fmt.Errorf("--%s %w", flag, err)
 	switch {
 	case errors.Is(err, cli.ErrNoID):
-		return &cli.ExitError{Code: cli.ExitUsage, Err: err, Hint: "give 7 digits or more; pullgatectl images list and images get show 12"}
+		return cli.Misused("give 7 digits or more; pullgatectl images list and images get show 12", "%w", err)
 	case errors.Is(err, cli.ErrNone):
-		return &cli.ExitError{Code: cli.ExitFailed, Err: err, Hint: "pullgatectl images get IMAGE has those of an image"}
+		return hint.Wrap(err, "pullgatectl images get IMAGE has those of an image")
 	case errors.Is(err, cli.ErrSeveral):
-		return &cli.ExitError{Code: cli.ExitFailed, Err: err, Hint: "give more digits"}
+		return hint.Wrap(err, "give more digits")
 	default:
 		return err
 	}

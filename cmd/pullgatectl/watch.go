@@ -10,6 +10,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/cli/output"
+	"github.com/pullgate/pullgate/internal/hint"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -67,7 +68,7 @@ func follow(c *cli.Console, o *cli.Output, limit int, next func() (*adminv1.Watc
 	for n := 0; limit == 0 || n < limit; n++ {
 		d, err := next()
 		if errors.Is(err, io.EOF) {
-			return &cli.ExitError{Code: cli.ExitFailed, Err: errors.New("pullgated has ended the watch"), Hint: "it stops or starts anew; see systemctl status pullgated"}
+			return hint.Errorf("it stops or starts anew; see systemctl status pullgated", "pullgated has ended the watch")
 		}
 		if err != nil {
 			return err

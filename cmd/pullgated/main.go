@@ -24,6 +24,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/daemon"
+	"github.com/pullgate/pullgate/internal/hint"
 )
 
 // Set by the linker, see the Makefile.
@@ -92,8 +93,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 // complain prints an error as an operator needs it: what and why, then what to do.
 func complain(w io.Writer, err error) {
 	_, _ = fmt.Fprintf(w, "pullgated: %v\n", err)
-	if hint, ok := errors.AsType[*daemon.HintError](err); ok {
-		_, _ = fmt.Fprintf(w, "pullgated: hint: %s\n", hint.Hint)
+	if advice := hint.Of(err); advice != "" {
+		_, _ = fmt.Fprintf(w, "pullgated: hint: %s\n", advice)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/internal/daemon"
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/nodecreds/report"
 )
 
@@ -138,7 +139,7 @@ func runChild(child *exec.Cmd) error {
 	child.WaitDelay = endLimit
 	err := child.Run()
 	if child.ProcessState == nil {
-		return &daemon.HintError{Err: fmt.Errorf("run the plugin: %w", err), Hint: "give the path of the real plugin after --, as in pullgated credential-provider -- /opt/plugins/provider"}
+		return hint.Wrap(fmt.Errorf("run the plugin: %w", err), "give the path of the real plugin after --, as in pullgated credential-provider -- /opt/plugins/provider")
 	}
 	if status, ok := child.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		return childError{128 + int(status.Signal())} // as shells say it

@@ -136,7 +136,7 @@ func (c *Console) confirm(ctx context.Context, question string) error {
 		case "y", "yes":
 			return nil
 		default:
-			return &ExitError{Code: ExitFailed, Err: errors.New("not confirmed, nothing was changed")}
+			return errors.New("not confirmed, nothing was changed")
 		}
 	}
 }

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -44,9 +43,5 @@ func (c *Console) socket() (string, error) {
 	if endpoint == "" {
 		endpoint, from = Default, "--endpoint"
 	}
-	path, err := Path(from, endpoint)
-	if wrong, ok := errors.AsType[*EndpointError](err); ok {
-		return "", Misused(wrong.Hint, "%w", err)
-	}
-	return path, err
+	return Path(from, endpoint)
 }

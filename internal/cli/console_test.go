@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/internal/cli/output"
+	"github.com/pullgate/pullgate/internal/hint"
 )
 
 // What commands do with a console is held by the scripts of cmd/pullgatectl. Here is what no script comes by.
@@ -81,7 +82,7 @@ func TestAgreeFailsIfThePlanIsNotShown(t *testing.T) {
 func TestRunSaysWhatFailedOnALineOfStderr(t *testing.T) {
 	c, out, said := consoleWith(nil)
 	root := c.Root("pullgatectl", "", "", &cobra.Command{Use: "fail", RunE: func(*cobra.Command, []string) error {
-		return &ExitError{Code: ExitNeedsProof, Err: errors.New("read a\nb"), Hint: "look\x1b[2J"}
+		return &ExitError{Code: ExitNeedsProof, Err: hint.Errorf("look\x1b[2J", "read a\nb")}
 	}})
 	if code := c.Run(root, []string{"fail"}); code != ExitNeedsProof {
 		t.Errorf("Run() = %d; want %d", code, ExitNeedsProof)

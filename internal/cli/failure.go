@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/internal/cli/output"
+	"github.com/pullgate/pullgate/internal/hint"
 )
 
 // Exit codes, which scripts rely on. Every one but ExitDone and ExitNeedsProof comes with a line on stderr.
@@ -20,15 +21,14 @@ const (
 	ExitNeedsProof = 4
 )
 
-// An ExitError is a failure that ends the program: with which code, what failed and why, and what to do. One without
-// an error says nothing.
+// An ExitError ends the program with a code. Err is printed with its hint, if it has one; nil prints nothing. Any other error
+// ends it with ExitFailed.
 type ExitError struct {
 	Code int
 	Err  error
-	Hint string
 }
 
-// Error says what failed and why.
+// Error returns what failed and why.
 func (f *ExitError) Error() string {
 	if f.Err == nil {
 		return fmt.Sprintf("exit code %d", f.Code)
@@ -45,34 +45,28 @@ func (c *Console) complain(f *ExitError) int {
 	if f.Err != nil {
 		_, _ = fmt.Fprintf(c.Err, "pullgatectl: %s\n", output.Safe(f.Err.Error()))
 	}
-	if f.Hint != "" {
-		_, _ = fmt.Fprintf(c.Err, "pullgatectl: hint: %s\n", output.Safe(f.Hint))
+	if advice := hint.Of(f.Err); advice != "" {
+		_, _ = fmt.Fprintf(c.Err, "pullgatectl: hint: %s\n", output.Safe(advice))
 	}
 	return f.Code
 }
 
-// Misused is a failure of the command line.
-func Misused(hint, format string, args ...any) *ExitError {
-	return &ExitError{Code: ExitUsage, Err: fmt.Errorf(format, args...), Hint: hint}
+// Misused returns an error about the command line, with a hint.
+func Misused(advice, format string, args ...any) *ExitError {
+	return &ExitError{Code: ExitUsage, Err: hint.Errorf(advice, format, args...)}
 }
 
-// wrongUsage makes a failure of what cobra says of the command line.
+// wrongUsage returns what cobra reports about the command line as a usage error.
 func wrongUsage(cmd *cobra.Command, err error) *ExitError {
 	// cobra puts suggestions on lines of their own.
 	what := strings.Join(strings.Fields(err.Error()), " ")
 	return Misused("see "+cmd.CommandPath()+" --help", "%s", what)
 }
 
-// failed makes a failure of any error.
-func failed(err error) *ExitError {
+// exitError returns err as one that ends the program.
+func exitError(err error) *ExitError {
 	if f, ok := errors.AsType[*ExitError](err); ok {
 		return f
-	}
-	if e, ok := errors.AsType[*NotReachedError](err); ok {
-		return &ExitError{Code: ExitNotReached, Err: e, Hint: e.Hint()}
-	}
-	if e, ok := errors.AsType[*RefusedError](err); ok {
-		return &ExitError{Code: ExitFailed, Err: err, Hint: e.Hint()}
 	}
 	if errors.Is(err, context.Canceled) {
 		return &ExitError{Code: ExitFailed, Err: errors.New("interrupted")}

@@ -24,10 +24,11 @@ const Default = "unix:///run/pullgate/admin.sock"
 // longestPath is what fits into the address of a socket on Linux, the zero at its end left out.
 const longestPath = 107
 
-// Path returns the path of an endpoint, or an [*EndpointError] that begins with where the endpoint is from.
+// Path returns the path of an endpoint. Its error is a usage error that begins with the origin of the endpoint: a flag or an
+// environment variable.
 func Path(from, endpoint string) (string, error) {
-	wrong := func(hint, format string, args ...any) error {
-		return &EndpointError{What: fmt.Sprintf("%s %q: ", from, endpoint) + fmt.Sprintf(format, args...), Hint: hint}
+	wrong := func(advice, format string, args ...any) error {
+		return Misused(advice, "%s %q: %s", from, endpoint, fmt.Sprintf(format, args...))
 	}
 	path, ok := strings.CutPrefix(endpoint, "unix://")
 	switch {
@@ -55,7 +56,7 @@ type Link struct {
 	Dial func(ctx context.Context, path string) (net.Conn, error)
 }
 
-// Ask connects and calls f with the daemon. Its error is a [*NotReachedError], a [*RefusedError], or what f made itself.
+// Ask connects and calls f with the daemon. Its error has [ExitNotReached] if no pullgated is reached.
 func (l Link) Ask(ctx context.Context, f func(context.Context, adminv1.PullRecordsClient) error) (err error) {
 	dial := l.Dial
 	if dial == nil {
@@ -87,13 +88,13 @@ func (l Link) Ask(ctx context.Context, f func(context.Context, adminv1.PullRecor
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		e := &NotReachedError{Path: l.Path}
-		if cause := last.Load(); cause != nil {
-			e.Cause = *cause
+		var cause error
+		if dialled := last.Load(); dialled != nil {
+			cause = *dialled
 		}
-		return e
+		return notReached(l.Path, cause)
 	}
-	return refused(f(ctx, adminv1.NewPullRecordsClient(conn)))
+	return answered(f(ctx, adminv1.NewPullRecordsClient(conn)))
 }
 
 // limited is ctx with the limit.

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/hint"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -81,8 +82,8 @@ func TestAskTellsWhoIsNotReached(t *testing.T) {
 			if took := time.Since(begun); took > 10*time.Second { // gRPC's own limit is 20 seconds
 				t.Errorf("Ask took %v; want no more than the limit of %v", took, tc.link.Limit)
 			}
-			e, ok := errors.AsType[*cli.NotReachedError](err)
-			if !ok || e.Path != tc.link.Path || !errors.Is(e.Cause, tc.cause) || !strings.Contains(e.Hint(), tc.hint) || !strings.Contains(e.Error(), tc.link.Path) {
+			e, ok := errors.AsType[*cli.ExitError](err)
+			if !ok || e.Code != cli.ExitNotReached || tc.cause != nil && !errors.Is(err, tc.cause) || !strings.Contains(hint.Of(err), tc.hint) || !strings.Contains(err.Error(), tc.link.Path) {
 				t.Errorf("Ask = %v; want that %s is not reached, because of %v, and the hint %q", err, tc.link.Path, tc.cause, tc.hint)
 			}
 		})
@@ -112,7 +113,7 @@ func TestPathTakesUnixSocketsAlone(t *testing.T) {
 		"":                                    "",
 	} {
 		got, err := cli.Path("--endpoint", endpoint)
-		if e, wrong := errors.AsType[*cli.EndpointError](err); got != want || wrong != (want == "") || wrong && (e.Hint == "" || !strings.HasPrefix(e.Error(), "--endpoint ")) {
+		if e, wrong := errors.AsType[*cli.ExitError](err); got != want || wrong != (want == "") || wrong && (e.Code != cli.ExitUsage || hint.Of(err) == "" || !strings.HasPrefix(e.Error(), "--endpoint ")) {
 			t.Errorf("Path(%q) = %q, %v; want %q", endpoint, got, err, want)
 		}
 	}

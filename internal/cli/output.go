@@ -2,11 +2,11 @@ package cli
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/internal/cli/output"
+	"github.com/pullgate/pullgate/internal/hint"
 )
 
 // A Format is how an answer is written.
@@ -87,7 +87,7 @@ func (c *Console) Print(o *Output, m any, draw func(output.View, *output.Page)) 
 // Emit writes to stdout. If nobody reads it any more the runtime has ended us by SIGPIPE, as any Unix program.
 func (c *Console) Emit(b []byte) error {
 	if _, err := c.Out.Write(b); err != nil {
-		return &ExitError{Code: ExitFailed, Err: fmt.Errorf("write to stdout: %w", err), Hint: "what was printed is not whole"}
+		return hint.Errorf("the output is incomplete", "write to stdout: %w", err)
 	}
 	return nil
 }

@@ -29,14 +29,11 @@ func (c *Console) Run(root *cobra.Command, args []string) int {
 	if err == nil {
 		return ExitDone
 	}
-	if f, ok := errors.AsType[*ExitError](err); ok {
-		return c.complain(f)
-	}
-	if !begun {
+	if _, ok := errors.AsType[*ExitError](err); !ok && !begun {
 		// What goes wrong before a command begins is about the command line.
 		return c.complain(wrongUsage(cmd, err))
 	}
-	return c.complain(failed(err))
+	return c.complain(exitError(err))
 }
 
 // note has every command say that it has begun.

@@ -58,7 +58,7 @@ type Options struct {
 }
 
 // Run runs the daemon until ctx ends, and returns when everything that it started has ended: nil
-// after an orderly stop, an error (often a [HintError]) if it could not start or go on. The
+// after an orderly stop, an error (a hint.Error, if an operator can act on it) if it could not start or go on. The
 // configuration is taken as checked by the config package.
 func Run(ctx context.Context, o Options) (err error) {
 	m := metrics.New(o.Version, o.GoVersion, criproxy.Methods())

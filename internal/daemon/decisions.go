@@ -6,6 +6,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/metrics"
 )
 
@@ -28,7 +29,7 @@ func openDecisions(o Options, m *metrics.Metrics) (*decisionLog, error) {
 	}
 	log, err := decisionlog.Open(decisionlog.Options{Path: l.path, Dropped: dropped, Journal: o.Log.WithName("decisionLog")})
 	if err != nil {
-		return nil, hinted(fmt.Errorf("open decisionLog.path: %w", err),
+		return nil, hint.Wrap(fmt.Errorf("open decisionLog.path: %w", err),
 			"set decisionLog.path to a file of its own in a directory that exists and that pullgated may write, or to \"\" for none")
 	}
 	l.Log = log

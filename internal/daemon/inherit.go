@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/coreos/go-systemd/v22/activation"
+
+	"github.com/pullgate/pullgate/internal/hint"
 )
 
 // socketName is what pullgated.socket calls the kubelet's socket (FileDescriptorName=).
@@ -28,15 +30,15 @@ func inherit(endpoint string) (_ net.Listener, err error) {
 	case len(files) == 0:
 		return nil, nil //nolint:nilnil // nobody has passed one on
 	case len(files) > 1 || files[0].Name() != socketName:
-		return nil, hinted(fmt.Errorf("listen: systemd passes on sockets named %s, pullgated takes one named %q", names(files), socketName),
+		return nil, hint.Wrap(fmt.Errorf("listen: systemd passes on sockets named %s, pullgated takes one named %q", names(files), socketName),
 			"see FileDescriptorName= and ListenStream= in: systemctl cat pullgated.socket")
 	}
 	l, err := net.FileListener(files[0])
 	if err != nil {
-		return nil, hinted(fmt.Errorf("listen: what systemd passes on is no socket to listen on: %w", err), "see ListenStream= and Accept= in: systemctl cat pullgated.socket")
+		return nil, hint.Wrap(fmt.Errorf("listen: what systemd passes on is no socket to listen on: %w", err), "see ListenStream= and Accept= in: systemctl cat pullgated.socket")
 	}
 	if path := l.Addr().String(); l.Addr().Network() != "unix" || !leadsTo(endpoint, path) {
-		return nil, errors.Join(hinted(fmt.Errorf("listen: %s is configured, and systemd passes on %s", endpoint, path),
+		return nil, errors.Join(hint.Wrap(fmt.Errorf("listen: %s is configured, and systemd passes on %s", endpoint, path),
 			"give the same path in the configuration and in ListenStream= of pullgated.socket (systemctl edit pullgated.socket)"), l.Close())
 	}
 	return l, nil

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/hint"
 )
 
 // dialLimit bounds the question whether anybody answers on a socket that is already there.
@@ -59,11 +61,8 @@ func (l *optional) start(ctx context.Context) (err error) {
 		return err
 	}
 	l.bound(l.field, err)
-	hint := "free the address, or set " + l.field + " to another one"
-	if hinted, ok := errors.AsType[*HintError](err); ok {
-		hint = hinted.Hint
-	}
-	l.log.Error(err, "Not listening, trying again; the CRI is served without it", "field", l.field, "every", bindRetry, "hint", hint)
+	advice := cmp.Or(hint.Of(err), "free the address, or set "+l.field+" to another one")
+	l.log.Error(err, "Not listening, trying again; the CRI is served without it", "field", l.field, "every", bindRetry, "hint", advice)
 	return nil
 }
 
@@ -176,12 +175,12 @@ func clearStale(ctx context.Context, field, path string) error {
 		return err
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return hinted(fmt.Errorf("%s exists and is no socket", path), "remove it, or set "+field+" to another path")
+		return hint.Wrap(fmt.Errorf("%s exists and is no socket", path), "remove it, or set "+field+" to another path")
 	}
 	dialer := net.Dialer{Timeout: dialLimit}
 	conn, err := dialer.DialContext(ctx, "unix", path)
 	if err == nil {
-		return errors.Join(hinted(ErrSocketInUse, "another pullgated, or another program, answers on "+path+"; see systemctl status pullgated, or: ss -xlp"), conn.Close())
+		return errors.Join(hint.Wrap(ErrSocketInUse, "another pullgated, or another program, answers on "+path+"; see systemctl status pullgated, or: ss -xlp"), conn.Close())
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return err

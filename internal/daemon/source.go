@@ -8,6 +8,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/internal/gate"
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/metrics"
 	"github.com/pullgate/pullgate/internal/podsource"
 	"github.com/pullgate/pullgate/pkg/credential"
@@ -30,7 +31,7 @@ func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podSource, 
 		Failed:     func(r podsource.Reason) { m.PodSourceError(string(r)) },
 	})
 	if err != nil {
-		return nil, hinted(fmt.Errorf("open pod source: %w", err),
+		return nil, hint.Wrap(fmt.Errorf("open pod source: %w", err),
 			"podSource.kubeconfig is normally the kubelet's own, as in /etc/kubernetes/kubelet.conf; give podSource.nodeName if it is another one")
 	}
 	var reasons []string

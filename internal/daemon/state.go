@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/crashpoint"
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/records"
 )
@@ -37,7 +38,7 @@ type state struct {
 // a key that is lost or damaged costs the old proofs, which no longer match.
 func openState(dir string, o records.Options, log klog.Logger) (*state, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, hinted(fmt.Errorf("make state directory: %w", err), "set stateDir to a directory on a local disk that pullgated may write")
+		return nil, hint.Wrap(fmt.Errorf("make state directory: %w", err), "set stateDir to a directory on a local disk that pullgated may write")
 	}
 	keyPath, storePath := KeyPath(dir), filepath.Join(dir, storeFile)
 	key, keyErr := credential.LoadKey(keyPath)
@@ -78,11 +79,11 @@ func openState(dir string, o records.Options, log klog.Logger) (*state, error) {
 func storeHint(err error) error {
 	switch {
 	case errors.Is(err, records.ErrNewerFormat):
-		return hinted(err, "a newer pullgated wrote this store; install that version again, or move the file away: every image then needs proof once")
+		return hint.Wrap(err, "a newer pullgated wrote this store; install that version again, or move the file away: every image then needs proof once")
 	case errors.Is(err, records.ErrInUse):
-		return hinted(err, "another pullgated holds it; see systemctl status pullgated")
+		return hint.Wrap(err, "another pullgated holds it; see systemctl status pullgated")
 	default:
-		return hinted(err, "see that stateDir is a directory on a local disk that pullgated may write and that is not full")
+		return hint.Wrap(err, "see that stateDir is a directory on a local disk that pullgated may write and that is not full")
 	}
 }
 

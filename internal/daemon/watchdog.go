@@ -9,6 +9,7 @@ import (
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/pkg/criproxy/ping"
 	"github.com/pullgate/pullgate/pkg/records"
 )
@@ -44,7 +45,7 @@ type question struct {
 func runWatchdog(ctx context.Context, o Options, p parts) error {
 	patience, err := sd.SdWatchdogEnabled(true)
 	if err != nil {
-		return hinted(fmt.Errorf("read how long systemd's watchdog waits: %w", err), "see WatchdogSec= in: systemctl cat pullgated.service")
+		return hint.Wrap(fmt.Errorf("read how long systemd's watchdog waits: %w", err), "see WatchdogSec= in: systemctl cat pullgated.service")
 	}
 	if patience <= 0 {
 		return nil

@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/connlimit"
+	"github.com/pullgate/pullgate/internal/hint"
 )
 
 // Limits of the HTTP server. Its clients are a few scrapers and probes; where it listens on more than loopback, others
@@ -28,7 +29,7 @@ func listenWeb(ctx context.Context, address string) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", address)
 	if err != nil {
-		return nil, hinted(fmt.Errorf("listen on metrics.listen %s: %w", address, err), "set metrics.listen to a free address, or to \"\" for none")
+		return nil, hint.Wrap(fmt.Errorf("listen on metrics.listen %s: %w", address, err), "set metrics.listen to a free address, or to \"\" for none")
 	}
 	return l, nil
 }

@@ -8,6 +8,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	"github.com/pullgate/pullgate/internal/hint"
 )
 
 // tail is how many lines of the unit's log are shown when its kubelet does not get well.
@@ -33,7 +35,7 @@ func (s Switch) Apply(ctx context.Context, p Plan) (err error) {
 	}
 	s.showLog(ctx, p.look.node.Unit.Name)
 	if !p.Enable {
-		return &HintError{
+		return &hint.Error{
 			Err:  fmt.Errorf("not disabled: %w", err),
 			Hint: "what was taken back stays taken back; mend what is said above and run pullgatectl node disable again. The kubelet needs pullgated no more once " + p.look.node.Unit.Name + " was restarted",
 		}
@@ -52,7 +54,7 @@ func (s Switch) same(ctx context.Context, p Plan) error {
 		return err
 	}
 	if !reflect.DeepEqual(now.Steps, p.Steps) {
-		return refuse("run it again", "%w", ErrChanged)
+		return hint.Errorf("run it again", "%w", ErrChanged)
 	}
 	return nil
 }
@@ -123,12 +125,12 @@ func (s Switch) rollBack(ctx context.Context, p Plan, began int, why error) erro
 	}
 	if err != nil {
 		s.showLog(ctx, unit)
-		return &HintError{
+		return &hint.Error{
 			Err:  fmt.Errorf("not enabled: %w; and not all of it was taken back: %w", why, err),
 			Hint: "mend what is said above, then run pullgatectl node disable",
 		}
 	}
-	return &HintError{
+	return &hint.Error{
 		Err:  fmt.Errorf("not enabled, and all of it is taken back: %w", why),
 		Hint: "journalctl -u " + unit + " and journalctl -u pullgated say more",
 	}

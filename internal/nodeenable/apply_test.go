@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/nodeenable"
 )
 
@@ -177,8 +178,8 @@ func TestEnableTakesItBack(t *testing.T) {
 					n.onRestart = func() { n.active, n.sub, n.healthy = "active", "running", http.StatusOK }
 				}
 				err := n.enable()
-				hint, ok := errors.AsType[*nodeenable.HintError](err)
-				if !ok || !strings.Contains(err.Error(), "not enabled, and all of it is taken back: ") || !strings.Contains(err.Error(), tc.want) || hint.Hint == "" {
+				advice := hint.Of(err)
+				if advice == "" || !strings.Contains(err.Error(), "not enabled, and all of it is taken back: ") || !strings.Contains(err.Error(), tc.want) {
 					t.Errorf("enable: %v; want %q", err, tc.want)
 				}
 				if diff := cmp.Diff(before, n.snapshot()); diff != "" || n.through() {
@@ -234,8 +235,8 @@ func TestEnableSaysWhatItCouldNotTakeBack(t *testing.T) {
 		before := n.snapshot()
 		n.onRestart = func() { n.healthy = http.StatusInternalServerError }
 		err := n.enable()
-		hint, _ := errors.AsType[*nodeenable.HintError](err)
-		if err == nil || !strings.Contains(err.Error(), "and not all of it was taken back: the kubelet was not well") || !strings.Contains(hint.Hint, "pullgatectl node disable") {
+		advice := hint.Of(err)
+		if err == nil || !strings.Contains(err.Error(), "and not all of it was taken back: the kubelet was not well") || !strings.Contains(advice, "pullgatectl node disable") {
 			t.Fatalf("enable: %v", err)
 		}
 		if n.snapshot() != before || n.through() {
@@ -261,8 +262,8 @@ func TestDisableStaysDisabled(t *testing.T) {
 		}
 		n.onRestart = func() { n.healthy = http.StatusInternalServerError }
 		err := n.disable()
-		hint, _ := errors.AsType[*nodeenable.HintError](err)
-		if err == nil || !strings.Contains(err.Error(), "not disabled: the kubelet was not well") || !strings.Contains(hint.Hint, "stays taken back") {
+		advice := hint.Of(err)
+		if err == nil || !strings.Contains(err.Error(), "not disabled: the kubelet was not well") || !strings.Contains(advice, "stays taken back") {
 			t.Fatalf("disable: %v", err)
 		}
 		if n.snapshot() != before || n.through() {

@@ -9,6 +9,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 )
 
@@ -53,7 +54,7 @@ func edit(h kubeletconf.Host, file, endpoint string) (change, error) {
 	// A file of another shape (JSON, several documents, a value over several lines) is told by the result.
 	var got map[string]any
 	if err := yaml.Unmarshal([]byte(text), &got); err != nil || !reflect.DeepEqual(got, want) {
-		return change{}, refuse(fmt.Sprintf("set containerRuntimeEndpoint: %s there by hand, and imageServiceEndpoint if it is set, then restart the kubelet", endpoint),
+		return change{}, hint.Errorf(fmt.Sprintf("set containerRuntimeEndpoint: %s there by hand, and imageServiceEndpoint if it is set, then restart the kubelet", endpoint),
 			"%s is not written in a way in which two lines of it can be replaced", file)
 	}
 	c.content = []byte(text)

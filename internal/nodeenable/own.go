@@ -10,6 +10,7 @@ import (
 	"path"
 	"strings"
 
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 )
 
@@ -101,12 +102,12 @@ func aim(h kubeletconf.Host, n kubeletconf.Node, endpoint string) (change, error
 	case n.Program == "kubelet":
 		return change{path: unitFile(n), content: sign(fmt.Sprintf(unitBody, n.ExecStartFrom, n.ExecStart, endpoint))}, nil
 	case c.FlagsSayEndpoint:
-		return change{}, refuse(fmt.Sprintf("have %s give the kubelet --container-runtime-endpoint=%s and no --image-service-endpoint, then restart %s", n.Program, endpoint, n.Unit.Name),
+		return change{}, hint.Errorf(fmt.Sprintf("have %s give the kubelet --container-runtime-endpoint=%s and no --image-service-endpoint, then restart %s", n.Program, endpoint, n.Unit.Name),
 			"%s runs %s, a program of its own that gives the kubelet its endpoint as a flag, against which no file counts", n.Unit.Name, n.Program)
 	case c.ConfigFile != "":
 		return edit(h, c.ConfigFile, endpoint)
 	default:
-		return change{}, refuse("have it give the kubelet --config, or the flag --container-runtime-endpoint="+endpoint,
+		return change{}, hint.Errorf("have it give the kubelet --config, or the flag --container-runtime-endpoint="+endpoint,
 			"%s runs %s, a program of its own, and the kubelet has no configuration file", n.Unit.Name, n.Program)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 )
 
@@ -57,14 +58,14 @@ type Step struct {
 const kubeletWait = 2 * time.Minute
 
 // Enable plans to point the kubelet at pullgated. It refuses a node that would not be well after it, or round which
-// a way would be left; the error then is a HintError.
+// a way would be left; the error then is a [hint.Error].
 func (s Switch) Enable(ctx context.Context) (Plan, error) {
 	l, err := s.look(ctx)
 	if err == nil {
 		err = l.blind
 	}
 	if err == nil && len(l.stuck) > 0 {
-		err = refuse(byHand(l), "%s was written by pullgatectl node enable and changed by somebody else since; it is left as it is", l.stuck[0])
+		err = hint.Errorf(byHand(l), "%s was written by pullgatectl node enable and changed by somebody else since; it is left as it is", l.stuck[0])
 	}
 	if err != nil {
 		return Plan{}, err
@@ -116,7 +117,7 @@ func (s Switch) target(ctx context.Context, l look) (change, error) {
 			return change{}, fmt.Errorf("look whose %s is: %w", c.path, err)
 		}
 		if owner == foreign {
-			return change{}, refuse("move it away if it is not needed", "%s is there already, and pullgatectl did not write it", c.path)
+			return change{}, hint.Errorf("move it away if it is not needed", "%s is there already, and pullgatectl did not write it", c.path)
 		}
 	}
 	n, err := l.host.With(map[string][]byte{c.path: c.content}).Discover(ctx, l.base.Unit.Name)
@@ -128,11 +129,11 @@ func (s Switch) target(ctx context.Context, l look) (change, error) {
 		kubeletconf.Setting
 	}{{"container runtime endpoint", n.Configured.Runtime}, {"image service endpoint", n.Configured.Image}} {
 		if !kubeletconf.Same(v.Value, endpoint) {
-			hint := fmt.Sprintf("take the %s out of %s, where it counts more than %s, then try again", v.name, v.From, c.path)
+			advice := fmt.Sprintf("take the %s out of %s, where it counts more than %s, then try again", v.name, v.From, c.path)
 			if !path.IsAbs(v.From) {
-				hint = fmt.Sprintf(`a file that is read after %s takes back what it says; look for one with ExecStart=, or with kubelet-arg and no "+"`, c.path)
+				advice = fmt.Sprintf(`a file that is read after %s takes back what it says; look for one with ExecStart=, or with kubelet-arg and no "+"`, c.path)
 			}
-			return change{}, refuse(hint, "the kubelet would still dial %s for its %s, told by %s", v.Value, v.name, v.From)
+			return change{}, hint.Errorf(advice, "the kubelet would still dial %s for its %s, told by %s", v.Value, v.name, v.From)
 		}
 	}
 	return c, nil
@@ -184,7 +185,7 @@ func (s Switch) Disable(ctx context.Context) (Plan, error) {
 		return Plan{}, err
 	}
 	if len(l.stuck) > 0 {
-		return Plan{}, refuse(byHand(l), "%s was written by pullgatectl node enable and changed by somebody else since; it is left as it is", l.stuck[0])
+		return Plan{}, hint.Errorf(byHand(l), "%s was written by pullgatectl node enable and changed by somebody else since; it is left as it is", l.stuck[0])
 	}
 	p := Plan{Steps: []Step{}, look: l}
 	listen := s.listen(l)
@@ -193,7 +194,7 @@ func (s Switch) Disable(ctx context.Context) (Plan, error) {
 	} else {
 		p.Found = []string{found(l.node)}
 		if base := l.base.Configured; kubeletconf.Same(base.Runtime.Value, listen) || kubeletconf.Same(base.Image.Value, listen) {
-			return Plan{}, refuse(byHand(look{node: kubeletconf.Node{Unit: l.base.Unit, Configured: base}}),
+			return Plan{}, hint.Errorf(byHand(look{node: kubeletconf.Node{Unit: l.base.Unit, Configured: base}}),
 				"the kubelet is pointed at pullgated by %s, which pullgatectl did not write", base.Runtime.From)
 		}
 	}

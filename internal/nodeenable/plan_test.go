@@ -1,7 +1,6 @@
 package nodeenable_test
 
 import (
-	"errors"
 	"flag"
 	"os"
 	"path/filepath"
@@ -11,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/pullgate/pullgate/internal/nodeenable"
+	"github.com/pullgate/pullgate/internal/hint"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -48,8 +47,8 @@ func golden(t *testing.T, name, got string) {
 
 func refusal(err error) string {
 	text := err.Error() + "\n"
-	if hint, ok := errors.AsType[*nodeenable.HintError](err); ok {
-		text += "hint: " + hint.Hint + "\n"
+	if advice := hint.Of(err); advice != "" {
+		text += "hint: " + advice + "\n"
 	}
 	return text
 }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 )
 
@@ -33,14 +34,14 @@ func (s Switch) runs(ctx context.Context, l look) error {
 	}
 	n := l.node
 	if n.Unit.Active != "active" {
-		return refuse("see systemctl status "+n.Unit.Name+"; once it is well, try again", "%s is %s (%s), not active", n.Unit.Name, n.Unit.Active, n.Unit.Sub)
+		return hint.Errorf("see systemctl status "+n.Unit.Name+"; once it is well, try again", "%s is %s (%s), not active", n.Unit.Name, n.Unit.Active, n.Unit.Sub)
 	}
 	if r := n.Running; r != nil && !kubeletconf.Same(r.Runtime.Value, n.Configured.Runtime.Value) {
-		return refuse("systemctl daemon-reload and restart "+n.Unit.Name+" first, and see whether that is what you want",
+		return hint.Errorf("systemctl daemon-reload and restart "+n.Unit.Name+" first, and see whether that is what you want",
 			"the kubelet that runs dials %s, and started again it would dial %s, told by %s", r.Runtime.Value, n.Configured.Runtime.Value, n.Configured.Runtime.From)
 	}
 	if why := s.unhealthy(ctx, n.Configured.Healthz); why != "" {
-		return refuse("see journalctl -u "+n.Unit.Name+"; once it is well, try again", "the kubelet is not healthy: %s", why)
+		return hint.Errorf("see journalctl -u "+n.Unit.Name+"; once it is well, try again", "the kubelet is not healthy: %s", why)
 	}
 	return nil
 }
@@ -75,9 +76,9 @@ func (s Switch) forwards(_ context.Context, l look) error {
 	}{{"runtimeEndpoint", s.Daemon.Runtime, c.Runtime}, {"imageEndpoint", s.Daemon.Image, c.Image}} {
 		switch {
 		case kubeletconf.Same(v.kubelet.Value, s.Daemon.Listen):
-			return refuse("take it out there, then try again", "%s is pointed at pullgated by %s, which pullgatectl did not write, and not all of it", l.base.Unit.Name, v.kubelet.From)
+			return hint.Errorf("take it out there, then try again", "%s is pointed at pullgated by %s, which pullgatectl did not write, and not all of it", l.base.Unit.Name, v.kubelet.From)
 		case !s.sameSocket(v.kubelet.Value, v.ours):
-			return refuse(fmt.Sprintf("set %s: %s in pullgated's configuration, then systemctl restart pullgated", v.field, v.kubelet.Value),
+			return hint.Errorf(fmt.Sprintf("set %s: %s in pullgated's configuration, then systemctl restart pullgated", v.field, v.kubelet.Value),
 				"the kubelet dials %s, told by %s, and pullgated's %s is %s", v.kubelet.Value, v.kubelet.From, v.field, v.ours)
 		}
 	}
@@ -97,7 +98,7 @@ func (s Switch) sameSocket(a, b string) bool {
 // answers refuses a pullgated that is not there, or does not reach the runtime.
 func (s Switch) answers(ctx context.Context, _ look) error {
 	if err := s.dial(ctx, kubeletconf.Socket(s.Daemon.Listen)); err != nil {
-		return refuse("systemctl status pullgated says more; it has to run first", "%w on %s: %v", ErrNotReached, s.Daemon.Listen, err)
+		return hint.Errorf("systemctl status pullgated says more; it has to run first", "%w on %s: %v", ErrNotReached, s.Daemon.Listen, err)
 	}
 	if s.Daemon.Metrics == "" {
 		return nil
@@ -106,9 +107,9 @@ func (s Switch) answers(ctx context.Context, _ look) error {
 	code, body, err := s.get(ctx, url)
 	switch {
 	case err != nil:
-		return refuse("see whether pullgated was restarted since its configuration was changed", "%w on %s: %v", ErrNotReached, url, err)
+		return hint.Errorf("see whether pullgated was restarted since its configuration was changed", "%w on %s: %v", ErrNotReached, url, err)
 	case code != http.StatusOK:
-		return refuse("journalctl -u pullgated says more", "pullgated is not ready: %s", firstLine(body))
+		return hint.Errorf("journalctl -u pullgated says more", "pullgated is not ready: %s", firstLine(body))
 	default:
 		return nil
 	}
@@ -126,7 +127,7 @@ func (s Switch) startsAtBoot(ctx context.Context, _ look) error {
 			return nil
 		}
 	}
-	return refuse("systemctl enable pullgated.service", "pullgated is not enabled: after the next boot the kubelet would reach no runtime")
+	return hint.Errorf("systemctl enable pullgated.service", "pullgated is not enabled: after the next boot the kubelet would reach no runtime")
 }
 
 func (s Switch) hasRoom(_ context.Context, _ look) error {
@@ -135,7 +136,7 @@ func (s Switch) hasRoom(_ context.Context, _ look) error {
 		return fmt.Errorf("see how much room %s has: %w", s.Daemon.StateDir, err)
 	}
 	if free < roomNeeded {
-		return refuse("free space there; a pull that pullgated cannot note is refused", "%s has room for %d MiB, and %d are wanted", s.Daemon.StateDir, free>>20, roomNeeded>>20)
+		return hint.Errorf("free space there; a pull that pullgated cannot note is refused", "%s has room for %d MiB, and %d are wanted", s.Daemon.StateDir, free>>20, roomNeeded>>20)
 	}
 	return nil
 }

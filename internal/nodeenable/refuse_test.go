@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/nodeenable"
 )
 
@@ -91,12 +92,10 @@ func TestEnableRefuses(t *testing.T) {
 			tc.spoil(n)
 			before := n.snapshot()
 			p, err := n.sw().Enable(t.Context())
-			hint, ok := errors.AsType[*nodeenable.HintError](err)
-			if !ok || !strings.Contains(err.Error(), tc.want) || !strings.Contains(hint.Hint, tc.hint) || tc.is != nil && !errors.Is(err, tc.is) {
+			advice := hint.Of(err)
+			if advice == "" || !strings.Contains(err.Error(), tc.want) || !strings.Contains(advice, tc.hint) || tc.is != nil && !errors.Is(err, tc.is) {
 				t.Errorf("Enable = %v, %v;\nwant %q, %q", p.Lines(), err, tc.want, tc.hint)
-				if ok {
-					t.Logf("hint: %s", hint.Hint)
-				}
+				t.Logf("hint: %s", advice)
 			}
 			if n.snapshot() != before || len(n.commands) > 0 {
 				t.Error("a refusal changed something")
@@ -113,8 +112,8 @@ func TestEnableLeavesWhatSomebodyElseEnabled(t *testing.T) {
 		t.Errorf("Enable = %v, %v; want nothing to do", p.Lines(), err)
 	}
 	_, err = n.sw().Disable(t.Context())
-	hint, ok := errors.AsType[*nodeenable.HintError](err)
-	if !ok || !strings.Contains(err.Error(), "by /var/lib/kubelet/config.yaml, which pullgatectl did not write") || !strings.Contains(hint.Hint, "out of /var/lib/kubelet/config.yaml by hand") {
+	advice := hint.Of(err)
+	if advice == "" || !strings.Contains(err.Error(), "by /var/lib/kubelet/config.yaml, which pullgatectl did not write") || !strings.Contains(advice, "out of /var/lib/kubelet/config.yaml by hand") {
 		t.Errorf("Disable = %v; want to be told what to do by hand", err)
 	}
 }
@@ -168,8 +167,8 @@ func TestChangedSince(t *testing.T) {
 					}
 					return
 				}
-				hint, ok := errors.AsType[*nodeenable.HintError](err)
-				if !ok || !strings.Contains(err.Error(), tc.want) || !strings.Contains(hint.Hint, tc.file) || !strings.Contains(hint.Hint, n.runtime) {
+				advice := hint.Of(err)
+				if advice == "" || !strings.Contains(err.Error(), tc.want) || !strings.Contains(advice, tc.file) || !strings.Contains(advice, n.runtime) {
 					t.Errorf("disable: %v, want %q and a hint that names the file and %s", err, tc.want, n.runtime)
 				}
 				if _, err := n.sw().Enable(t.Context()); err == nil {
@@ -289,7 +288,7 @@ func TestStatus(t *testing.T) {
 	}{
 		{"as installed", "kubeadm-flags", func(*node) {}, false, nil},
 		{"enabled", "kubeadm-flags", func(n *node) { n.mustEnable() }, true, nil},
-		{"enabled, pullgated dead", "k3s", func(n *node) { n.mustEnable(); n.dialErr = errors.New("refused") }, true, []string{"k3s.service needs pullgated: pointing: pullgated is not reached on " + listen + ": refused."}},
+		{"enabled, pullgated dead", "k3s", func(n *node) { n.mustEnable(); n.dialErr = errors.New("refused") }, true, []string{"k3s.service needs pullgated: nodeenable: pullgated is not reached on " + listen + ": refused."}},
 		{"half by hand", "kubeadm-config", func(n *node) {
 			n.put("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint: "+listen+"\nimageServiceEndpoint: unix:///run/other.sock\n")
 		}, false, []string{"Half of it goes round pullgated: " + listen + " is dialled for containers, unix:///run/other.sock for images (told by /var/lib/kubelet/config.yaml)."}},

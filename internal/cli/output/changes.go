@@ -23,7 +23,7 @@ func (v View) Revocation(p *Page, r *adminv1.RevokeResponse) {
 	if len(r.GetMarked()) > 0 {
 		p.Gap()
 		p.PaintProse(Heed, "", "%s preloaded and not touched by this: under a policy that exempts preloaded images every pod may go on using what is marked. pullgatectl preloaded forget ends that.",
-			count(len(r.GetMarked()), "pair is", "pairs are"))
+			Count(len(r.GetMarked()), "pair is", "pairs are"))
 		p.Table([]string{"REPOSITORY", "IMAGE ID", "SINCE", "SET BY"}, v.markRows(r.GetMarked()))
 	}
 }
@@ -40,8 +40,8 @@ func (v View) ending(p *Page, grants []*adminv1.Grant) {
 
 // Revoked says in a sentence what was revoked.
 func (View) Revoked(p *Page, r *adminv1.RevokeResponse) {
-	p.Prose("", "Revoked %s, closed %s that every pod could use, ended %s.", count(len(r.GetProofs()), "proof", "proofs"),
-		count(len(r.GetClosed()), "pair", "pairs"), count(len(r.GetGrants()), "grant", "grants"))
+	p.Prose("", "Revoked %s, closed %s that every pod could use, ended %s.", Count(len(r.GetProofs()), "proof", "proofs"),
+		Count(len(r.GetClosed()), "pair", "pairs"), Count(len(r.GetGrants()), "grant", "grants"))
 }
 
 // Acceptance says which pairs are taken for preloaded, or would be.
@@ -54,7 +54,7 @@ func (v View) Acceptance(p *Page, r *adminv1.AcceptPreloadedResponse) {
 	for _, rec := range r.GetProved() {
 		by := "unreadable record"
 		if n := len(rec.GetProofs()); n > 0 {
-			by = count(n, "credential", "credentials")
+			by = Count(n, "credential", "credentials")
 		}
 		proved[rec.GetPair().GetImageId()+" "+rec.GetPair().GetRepository()] = by
 	}
@@ -65,12 +65,12 @@ func (v View) Acceptance(p *Page, r *adminv1.AcceptPreloadedResponse) {
 	p.Table([]string{"REPOSITORY", "IMAGE ID", "PROVED BY"}, rows)
 	p.Gap()
 	p.PaintProse(Heed, "", "Access to %s was proved with credentials. Accepting them opens them to every pod, and needs --including-proved.",
-		count(len(r.GetProved()), "of these pairs", "of these pairs"))
+		Count(len(r.GetProved()), "of these pairs", "of these pairs"))
 }
 
 // Accepted says in a sentence what was marked.
 func (View) Accepted(p *Page, r *adminv1.AcceptPreloadedResponse) {
-	p.Prose("", "Marked %s as preloaded.", count(len(r.GetAccepted()), "pair", "pairs"))
+	p.Prose("", "Marked %s as preloaded.", Count(len(r.GetAccepted()), "pair", "pairs"))
 }
 
 // Forgetting says which marks go, or would.
@@ -86,8 +86,8 @@ func (v View) Forgetting(p *Page, r *adminv1.ForgetPreloadedResponse) {
 
 // Forgotten says in a sentence which marks went.
 func (View) Forgotten(p *Page, r *adminv1.ForgetPreloadedResponse) {
-	p.Prose("", "Forgot %s, ended %s. The images need proof from now on.", count(len(r.GetForgotten()), "mark", "marks"),
-		count(len(r.GetGrants()), "grant", "grants"))
+	p.Prose("", "Forgot %s, ended %s. The images need proof from now on.", Count(len(r.GetForgotten()), "mark", "marks"),
+		Count(len(r.GetGrants()), "grant", "grants"))
 }
 
 // Trusting says what the end of distrust opens, or would.
@@ -103,17 +103,17 @@ func (v View) Trusting(p *Page, r *adminv1.EndDistrustResponse) {
 
 // Trusted says in a sentence that distrust has ended.
 func (View) Trusted(p *Page, r *adminv1.EndDistrustResponse) {
-	p.Prose("", "Distrust has ended; the next scan takes %s for preloaded.", count(len(r.GetAccepted()), "pair", "pairs"))
+	p.Prose("", "Distrust has ended; the next scan takes %s for preloaded.", Count(len(r.GetAccepted()), "pair", "pairs"))
 }
 
 // Verification says how the store was read.
 func (View) Verification(p *Page, r *adminv1.VerifyStoreResponse) {
 	if len(r.GetProblems()) == 0 {
-		p.Paint(Good, "%s read in %s: the store is sound.", count(r.GetValues(), "value", "values"), r.GetTook().AsDuration())
+		p.Paint(Good, "%s read in %s: the store is sound.", Count(r.GetValues(), "value", "values"), r.GetTook().AsDuration())
 		return
 	}
-	p.Paint(Bad, "%s read in %s, %s cannot be read. What cannot be read needs proof.", count(r.GetValues(), "value", "values"),
-		r.GetTook().AsDuration(), count(len(r.GetProblems()), "place", "places"))
+	p.Paint(Bad, "%s read in %s, %s cannot be read. What cannot be read needs proof.", Count(r.GetValues(), "value", "values"),
+		r.GetTook().AsDuration(), Count(len(r.GetProblems()), "place", "places"))
 	rows := make([]Row, 0, len(r.GetProblems()))
 	for _, problem := range r.GetProblems() {
 		rows = append(rows, Row{Cells: []string{problem.GetWhere(), problem.GetWhat()}})

@@ -125,7 +125,7 @@ func (v View) recordFacts(evidence *adminv1.Evidence) []string {
 	var all []string
 	for i, proof := range r.GetProofs() {
 		if i == mostProofs {
-			all = append(all, "And "+count(len(r.GetProofs())-i, "other credential", "other credentials")+".")
+			all = append(all, "And "+Count(len(r.GetProofs())-i, "other credential", "other credentials")+".")
 			break
 		}
 		all = append(all, v.proofFact(proof))

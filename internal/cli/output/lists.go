@@ -189,7 +189,7 @@ func (k *repository) access() string {
 	case k.record.GetOpen():
 		all = append(all, "open")
 	case n > 0:
-		all = append(all, count(n, "credential", "credentials"))
+		all = append(all, Count(n, "credential", "credentials"))
 	case k.record != nil && k.mark == nil:
 		all = append(all, "nobody")
 	case k.mark == nil:

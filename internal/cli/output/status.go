@@ -20,8 +20,8 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	}
 	store := s.GetStore()
 	line(Plain, "Store", "%s, format %d, %s", store.GetPath(), store.GetFormat(), Size(store.GetBytes()))
-	line(Plain, "", "%s, %s, %s", count(store.GetRecords(), "record", "records"), count(store.GetIntents(), "intent", "intents"),
-		count(store.GetMarks(), "preloaded mark", "preloaded marks"))
+	line(Plain, "", "%s, %s, %s", Count(store.GetRecords(), "record", "records"), Count(store.GetIntents(), "intent", "intents"),
+		Count(store.GetMarks(), "preloaded mark", "preloaded marks"))
 	if d := store.GetDistrust(); d != nil {
 		line(Bad, "", "distrusted since %s: %s", v.date(d.GetSince()), d.GetReason())
 		line(Bad, "", "pullgatectl distrust end --dry-run shows what ending that opens")
@@ -37,9 +37,9 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	case source == nil:
 		line(Plain, "Pod source", "none")
 	case source.GetSynced():
-		line(Good, "Pod source", "node %s, in step, %s", source.GetNode(), count(source.GetPods(), "pod", "pods"))
+		line(Good, "Pod source", "node %s, in step, %s", source.GetNode(), Count(source.GetPods(), "pod", "pods"))
 	default:
-		line(Heed, "Pod source", "node %s, NOT in step with the API server, %s known", source.GetNode(), count(source.GetPods(), "pod", "pods"))
+		line(Heed, "Pod source", "node %s, NOT in step with the API server, %s known", source.GetNode(), Count(source.GetPods(), "pod", "pods"))
 	}
 	switch log := s.GetDecisionLog(); {
 	case log == nil:
@@ -47,7 +47,7 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	case log.GetDropped() == 0:
 		line(Plain, "Decision log", "%s", log.GetPath())
 	default:
-		line(Heed, "Decision log", "%s, %s missing in it", log.GetPath(), count(log.GetDropped(), "decision", "decisions"))
+		line(Heed, "Decision log", "%s, %s missing in it", log.GetPath(), Count(log.GetDropped(), "decision", "decisions"))
 	}
 	for _, l := range s.GetNotListening() {
 		line(Bad, "Listener", "%s is not bound, trying again: %s", l.GetField(), l.GetError())

@@ -99,8 +99,8 @@ func isNamespace(s *adminv1.SecretRef) bool {
 	return s.GetName() == "" && s.GetUid() == "" && s.GetNamespace() != ""
 }
 
-// count is a number with its noun.
-func count[N int | int64 | uint64](n N, one, many string) string {
+// Count returns a number with its noun.
+func Count[N int | int64 | uint64](n N, one, many string) string {
 	if n == 1 {
 		return "1 " + one
 	}

@@ -6,6 +6,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/nodeenable"
 	"github.com/pullgate/pullgate/pkg/policy"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -20,7 +21,7 @@ func File(c config.Config) nodeenable.Daemon {
 }
 
 // Running returns the daemon as it tells itself, if the configuration in the file, which was read from path, tells the
-// same. Otherwise the error is a nodeenable.HintError.
+// same. Otherwise the error is a [hint.Error].
 func Running(file config.Config, path string, status *adminv1.GetStatusResponse) (nodeenable.Daemon, error) {
 	// pullgated has checked it, and adds to it what Parse would refuse beside kubeletConfig.
 	var inForce config.Config
@@ -36,7 +37,7 @@ func Running(file config.Config, path string, status *adminv1.GetStatusResponse)
 		{"metrics.listen", runs.Metrics, says.Metrics},
 	} {
 		if v.runs != v.says {
-			return nodeenable.Daemon{}, &nodeenable.HintError{
+			return nodeenable.Daemon{}, &hint.Error{
 				Err:  fmt.Errorf("pullgated runs with %s %q, and %s says %q", v.field, v.runs, path, v.says),
 				Hint: "systemctl restart pullgated, then try again; give --config if its configuration is another file",
 			}

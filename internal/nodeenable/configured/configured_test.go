@@ -1,7 +1,6 @@
 package configured_test
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
@@ -9,6 +8,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/nodeenable"
 	"github.com/pullgate/pullgate/internal/nodeenable/configured"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -66,8 +66,8 @@ func TestRunningWithAnotherConfiguration(t *testing.T) {
 			c := config.Default()
 			change(&c)
 			_, err := configured.Running(c, "/etc/c.yaml", status(t, config.Default()))
-			hint, ok := errors.AsType[*nodeenable.HintError](err)
-			if !ok || !strings.Contains(err.Error(), "pullgated runs with "+field+` "`) || !strings.Contains(err.Error(), "/etc/c.yaml says") || !strings.Contains(hint.Hint, "restart pullgated") {
+			advice := hint.Of(err)
+			if advice == "" || !strings.Contains(err.Error(), "pullgated runs with "+field+` "`) || !strings.Contains(err.Error(), "/etc/c.yaml says") || !strings.Contains(advice, "restart pullgated") {
 				t.Errorf("Running = %v; want to be told of %s", err, field)
 			}
 		})
