@@ -158,7 +158,7 @@ func TestDistrustEndsOverTheWire(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := newWorldOn(t, store, tracker.Options{VerifyUntracked: true})
-	w.node.do(func(n *node) { n.images = []tracker.Image{{ID: id1, Names: []string{app + ":1"}}} })
+	w.node.do(func(n *node) { n.images = []tracker.Image{tracker.NewImage(id1, app+":1")} })
 	if _, err := w.AcceptPreloaded(t.Context(), &adminv1.AcceptPreloadedRequest{AllUntracked: true}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("AcceptPreloaded(all) = %v; want FailedPrecondition", err)
 	}

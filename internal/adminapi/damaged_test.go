@@ -54,7 +54,7 @@ func TestKeysThatAreNoTextAreAnswered(t *testing.T) {
 	if r, err := w.VerifyStore(t.Context(), &adminv1.VerifyStoreRequest{}); err != nil || len(r.GetProblems()) != 4 {
 		t.Errorf("VerifyStore = %v, %v; want the mark, the record, the bucket and what is in it", r, err)
 	}
-	w.node.do(func(n *node) { n.images = []tracker.Image{{ID: id1, Names: []string{app + ":1"}}} })
+	w.node.do(func(n *node) { n.images = []tracker.Image{tracker.NewImage(id1, app+":1")} })
 	if r, err := w.Explain(t.Context(), &adminv1.ExplainRequest{Image: app + ":1", Who: &adminv1.ExplainRequest_Namespace{Namespace: "team"}}); err != nil || len(r.GetEvidence().GetRivals()) != 1 {
 		t.Errorf("Explain = %v, %v; want a rival", r, err)
 	}

@@ -28,13 +28,14 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 	if n, err := imageref.KubeletName(c.Image); err == nil {
 		c.Image = n // what a kubelet would send
 	}
-	present, refused, err := s.resolve(ctx, tracker.Pod{UID: who.UID, Namespace: who.Namespace, Static: who.Static}, c.Image)
+	name := imageref.New(c.Image)
+	present, refused, err := s.resolve(ctx, tracker.Pod{UID: who.UID, Namespace: who.Namespace, Static: who.Static}, name)
 	if err != nil {
 		return nil, err
 	}
-	c.Names = present.Names
-	r := tracker.Request{Pod: tracker.Pod{UID: who.UID, Namespace: who.Namespace, Static: who.Static}, Name: c.Image, Image: present}
-	s.learn(ctx, &c)
+	c.Names = all(present.Names, imageref.Ref.String)
+	r := tracker.Request{Pod: tracker.Pod{UID: who.UID, Namespace: who.Namespace, Static: who.Static}, Name: name, Image: present}
+	s.learn(ctx, &c, name)
 	r.Secrets, r.Unasked = c.Secrets, c.PullPolicy == tracker.PullNever
 	c.Explanation = s.c.Tracker.Explain(ctx, r)
 	c.Known.RivalNames = all(c.Known.RivalNames, text)
@@ -43,12 +44,12 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 		c.Decision, c.Evidence.ByID = *refused, true
 	}
 	if s.c.Gate != nil && c.Allowed() {
-		if d, ok := s.c.Gate.Refusal(who.UID, c.Image, c.Pair.ImageID); ok {
+		if d, ok := s.c.Gate.Refusal(who.UID, name, c.Pair.ImageID); ok {
 			c.Decision = d
 		}
 	}
-	if n, err := imageref.Parse(c.Image); err == nil && c.Pair.Repository == "" {
-		c.Pair.Repository = n.Repository() // of an image that is absent
+	if c.Pair.Repository == "" {
+		c.Pair.Repository = name.Repository() // of an image that is absent
 	}
 	explained := s.explained(c, present)
 	if refused != nil {
@@ -59,8 +60,8 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 
 // resolve asks the runtime what a name stands for. refused is set if the runtime answers with an error that is hidden from
 // the pod: that of an image ID which is not one or several.
-func (s *Server) resolve(ctx context.Context, p tracker.Pod, name string) (i tracker.Image, refused *policy.Decision, err error) {
-	i, err = s.c.Runtime.Image(ctx, name)
+func (s *Server) resolve(ctx context.Context, p tracker.Pod, name imageref.Ref) (i tracker.Image, refused *policy.Decision, err error) {
+	i, err = s.c.Runtime.Image(ctx, name.String())
 	if err == nil {
 		return i, nil, nil
 	}
@@ -74,7 +75,7 @@ func (s *Server) resolve(ctx context.Context, p tracker.Pod, name string) (i tra
 			return i, &d, nil
 		}
 	}
-	return i, nil, refuse(errUnasked, "the runtime cannot be asked what %q stands for: %s", name, status.Convert(err).Message())
+	return i, nil, refuse(errUnasked, "the runtime cannot be asked what %q stands for: %s", name.String(), status.Convert(err).Message())
 }
 
 // whoever returns the pod that a request asks about; one of a namespace has nothing else.
@@ -115,14 +116,14 @@ func (s *Server) whoever(req *adminv1.ExplainRequest) (tracker.Pod, error) {
 }
 
 // learn asks the pod source about the pod.
-func (s *Server) learn(ctx context.Context, c *prose.Case) {
+func (s *Server) learn(ctx context.Context, c *prose.Case, name imageref.Ref) {
 	if s.c.PodSource == nil || c.Pod.UID == "" {
 		return
 	}
-	policies, known := s.c.PodSource.PullPolicies(c.Pod.UID, c.Image)
+	policies, known := s.c.PodSource.PullPolicies(c.Pod.UID, name)
 	c.PullPolicy = tracker.PrecheckPolicy(policies, s.c.Gate != nil && s.c.Gate.SkipsAlways())
 	if c.PodKnown = known; known && !c.Pod.Static {
-		c.Secrets, c.CredentialsKnown = s.c.PodSource.Secrets(ctx, c.Pod.UID, c.Image)
+		c.Secrets, c.CredentialsKnown = s.c.PodSource.Secrets(ctx, c.Pod.UID, name)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pullgate/pullgate/internal/adminapi"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -32,13 +33,13 @@ func of(name, image string) *adminv1.ExplainRequest {
 func aNode(t *testing.T, change ...func(c *adminapi.Config)) *world {
 	t.Helper()
 	w := newWorld(t, tracker.Options{VerifyUntracked: true, Rules: tracker.Rules{Validity: time.Hour, ExemptNamespaces: []string{"exempt"}}}, change...)
-	w.node.do(func(n *node) { n.images = []tracker.Image{{ID: id2, Names: []string{"repo.test/pre:1"}}} })
+	w.node.do(func(n *node) { n.images = []tracker.Image{tracker.NewImage(id2, "repo.test/pre:1")} })
 	if err := w.tracker.Sync(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	w.pulled(aPod("alice"), app+":1", id1, "alice")
 	w.node.do(func(n *node) {
-		n.images = append(n.images, tracker.Image{ID: id1, Names: []string{app + ":1", "repo.test/other:latest"}})
+		n.images = append(n.images, tracker.NewImage(id1, app+":1", "repo.test/other:latest"))
 		n.pods = []tracker.Pod{aPod("alice"), aPod("bob"), {UID: "old", Namespace: "team", Name: "twice"}, {UID: "new", Namespace: "team", Name: "twice"}}
 		n.sourced = []tracker.Pod{aPod("bob"), aPod("carol"), aPod("dave")}
 		n.policies["uid-bob"] = []string{"Never", "Never"}
@@ -116,7 +117,7 @@ type aGate struct {
 
 func (g aGate) SkipsAlways() bool { return g.skips }
 
-func (g aGate) Refusal(uid, _, _ string) (policy.Decision, bool) {
+func (g aGate) Refusal(uid string, _ imageref.Ref, _ string) (policy.Decision, bool) {
 	return policy.Decision{Verdict: policy.Reverify, Reason: "container_refused"}, uid == g.refused
 }
 

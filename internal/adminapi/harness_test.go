@@ -16,6 +16,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -55,7 +56,7 @@ func (n *node) Image(_ context.Context, name string) (tracker.Image, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, i := range n.images {
-		if i.ID == name || slices.Contains(i.Names, name) {
+		if i.ID == name || i.Carries(imageref.New(name).Name()) {
 			return i, n.err
 		}
 	}
@@ -79,14 +80,14 @@ func (n *node) Find(uid, namespace, name string) (found []tracker.Pod) {
 	return found
 }
 
-func (n *node) PullPolicies(uid, _ string) ([]string, bool) {
+func (n *node) PullPolicies(uid string, _ imageref.Ref) ([]string, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	p, ok := n.policies[uid]
 	return slices.Clone(p), ok
 }
 
-func (n *node) Secrets(_ context.Context, uid, _ string) ([]tracker.Secret, bool) {
+func (n *node) Secrets(_ context.Context, uid string, _ imageref.Ref) ([]tracker.Secret, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s, ok := n.secrets[uid]
@@ -184,7 +185,7 @@ func (w *world) id(password string) credential.ID { return w.key.ID(secret(passw
 // pulled makes a whole pull, with a Secret that is called like the password.
 func (w *world) pulled(pod tracker.Pod, name, id, password string) {
 	w.t.Helper()
-	pull, err := w.tracker.BeginPull(w.t.Context(), name, tracker.Image{})
+	pull, err := w.tracker.BeginPull(w.t.Context(), imageref.New(name), tracker.Image{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -213,9 +214,9 @@ func (w *world) try(pod tracker.Pod, name string) tracker.Verdict {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return w.tracker.Check(w.t.Context(), tracker.Request{Pod: tracker.Pod{UID: pod.UID, Namespace: pod.Namespace}, Name: name, Image: i})
+	return w.tracker.Check(w.t.Context(), tracker.Request{Pod: tracker.Pod{UID: pod.UID, Namespace: pod.Namespace}, Name: imageref.New(name), Image: i})
 }
 
 func numbered(n int) tracker.Image {
-	return tracker.Image{ID: fmt.Sprintf("sha256:%064x", n), Names: []string{fmt.Sprintf("repo.test/many/%d:1", n)}}
+	return tracker.NewImage(fmt.Sprintf("sha256:%064x", n), fmt.Sprintf("repo.test/many/%d:1", n))
 }

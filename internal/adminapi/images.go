@@ -87,10 +87,7 @@ func (f filter) narrow(i *image) bool {
 	}
 	if f.repository != "" {
 		other := func(repository string) bool { return repository != f.repository }
-		i.Names = slices.DeleteFunc(slices.Clone(i.Names), func(s string) bool {
-			n, err := imageref.Parse(s)
-			return err != nil || other(n.Repository())
-		})
+		i.Names = slices.DeleteFunc(slices.Clone(i.Names), func(n imageref.Ref) bool { return other(n.Repository()) })
 		i.facts.Records = slices.DeleteFunc(i.facts.Records, func(r records.Record) bool { return other(r.Pair.Repository) })
 		i.facts.Marks = slices.DeleteFunc(i.facts.Marks, func(m records.Mark) bool { return other(m.Pair.Repository) })
 		i.facts.Unreadable = slices.DeleteFunc(i.facts.Unreadable, other)
@@ -199,7 +196,7 @@ func take(present *[]tracker.Image, known *[]records.ImageFacts) (i image) {
 func (s *Server) imageTo(i image, asked bool) *adminv1.Image {
 	rules := s.c.Tracker.Rules()
 	to := &adminv1.Image{
-		ImageId: text(i.ID), Names: i.Names, Unreadable: all(i.facts.Unreadable, text),
+		ImageId: text(i.ID), Names: all(i.Names, imageref.Ref.String), Unreadable: all(i.facts.Unreadable, text),
 		Records: all(i.facts.Records, func(r records.Record) *adminv1.Record { return recordTo(rules, r) }),
 		Marks:   all(i.facts.Marks, markTo),
 	}

@@ -54,8 +54,8 @@ func TestListImagesSelectsByEveryField(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	w.node.do(func(n *node) {
 		n.images = []tracker.Image{
-			{ID: id2, Names: []string{"repo.test/pre:1"}},
-			{ID: id1, Names: []string{app + ":1", "repo.test/other:1"}},
+			tracker.NewImage(id2, "repo.test/pre:1"),
+			tracker.NewImage(id1, app+":1", "repo.test/other:1"),
 		}
 	})
 	if err := w.tracker.Sync(t.Context()); err != nil { // marks what is there
@@ -154,7 +154,7 @@ func TestListsArePagedInOrder(t *testing.T) {
 	w.node.do(func(n *node) { n.pods = []tracker.Pod{aPod("one"), aPod("two")} })
 	for i := range 25 {
 		img := numbered(i)
-		name := img.Names[0]
+		name := img.Names[0].String()
 		w.node.do(func(n *node) { n.images = append(n.images, img) })
 		if _, err := w.store.Begin(name, "repo.test/lost", time.Now()); err != nil {
 			t.Fatal(err)

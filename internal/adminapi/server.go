@@ -17,6 +17,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/adminapi/prose"
 	"github.com/pullgate/pullgate/internal/connlimit"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -53,10 +54,10 @@ type PodSource interface {
 	Find(uid, namespace, name string) []tracker.Pod
 	// PullPolicies returns the imagePullPolicy of each use that the pod makes of an image; known is
 	// false for a pod that the source does not know.
-	PullPolicies(uid, image string) (policies []string, known bool)
+	PullPolicies(uid string, image imageref.Ref) (policies []string, known bool)
 	// Secrets returns what the pod's pull secrets hold for an image, and whether that is all. It may wait a few
 	// seconds for it.
-	Secrets(ctx context.Context, uid, image string) (held []tracker.Secret, whole bool)
+	Secrets(ctx context.Context, uid string, image imageref.Ref) (held []tracker.Secret, whole bool)
 }
 
 // A Gate tells how pre-checks are judged.
@@ -65,7 +66,7 @@ type Gate interface {
 	SkipsAlways() bool
 	// Refusal returns how the gate decides on the next pre-check of a pod for an image, whatever the tracker
 	// allows; ok is false if it does as the tracker says.
-	Refusal(uid, image, imageID string) (d policy.Decision, ok bool)
+	Refusal(uid string, image imageref.Ref, imageID string) (d policy.Decision, ok bool)
 }
 
 // Config are the parts of a [Server]. Every field but PodSource and Gate must be set.

@@ -156,7 +156,7 @@ func TestVerifyStoreTellsWhatCannotBeRead(t *testing.T) {
 	if e.GetReason() != "absent" {
 		t.Errorf("Explain = %v; want absent", e)
 	}
-	w.node.do(func(n *node) { n.images = []tracker.Image{{ID: numbered(0).ID, Names: []string{app + ":1"}}} })
+	w.node.do(func(n *node) { n.images = []tracker.Image{tracker.NewImage(numbered(0).ID, app+":1")} })
 	e = w.explain(&adminv1.ExplainRequest{Image: app + ":1", Who: &adminv1.ExplainRequest_Namespace{Namespace: "team"}})
 	if e.GetReason() != "record_unreadable" || e.GetEvidence().GetUnreadable() == "" || !strings.Contains(strings.Join(e.GetRemedies(), " "), "preloaded forget") {
 		t.Errorf("Explain = %v; want record_unreadable, and what to do", e)

@@ -12,6 +12,7 @@ import (
 	"github.com/pullgate/pullgate/internal/metrics"
 	"github.com/pullgate/pullgate/internal/podsource"
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -71,7 +72,7 @@ func (s *podSource) state() string {
 }
 
 // PullPolicies returns how a pod uses an image.
-func (s *podSource) PullPolicies(uid, image string) (policies []string, known bool) {
+func (s *podSource) PullPolicies(uid string, image imageref.Ref) (policies []string, known bool) {
 	p, known := s.source.ByUID(uid)
 	for _, u := range p.Uses(image) {
 		policies = append(policies, u.PullPolicy)
@@ -80,7 +81,7 @@ func (s *podSource) PullPolicies(uid, image string) (policies []string, known bo
 }
 
 // Secrets returns what a pod's pull secrets hold for an image.
-func (s *podSource) Secrets(ctx context.Context, uid, image string) []tracker.Secret {
+func (s *podSource) Secrets(ctx context.Context, uid string, image imageref.Ref) []tracker.Secret {
 	p, known := s.source.Await(ctx, uid)
 	if !known {
 		return nil
@@ -122,7 +123,7 @@ func (s adminSource) Find(uid, namespace, name string) []tracker.Pod {
 }
 
 // Secrets returns what a pod's pull secrets hold for an image, and whether that is all.
-func (s adminSource) Secrets(ctx context.Context, uid, image string) (held []tracker.Secret, whole bool) {
+func (s adminSource) Secrets(ctx context.Context, uid string, image imageref.Ref) (held []tracker.Secret, whole bool) {
 	p, known := s.source.ByUID(uid)
 	if !known {
 		return nil, false
@@ -132,7 +133,7 @@ func (s adminSource) Secrets(ctx context.Context, uid, image string) (held []tra
 }
 
 // Candidates returns the pods that may be asking.
-func (s *podSource) Candidates(annotations map[string]string, image string) (uids []string, ok bool) {
+func (s *podSource) Candidates(annotations map[string]string, image imageref.Ref) (uids []string, ok bool) {
 	found, ok := s.source.Pods(annotations, image)
 	for _, p := range found {
 		uids = append(uids, p.UID)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -130,7 +131,7 @@ type slowSource struct {
 	asked []string
 }
 
-func (s *slowSource) Secrets(ctx context.Context, uid, image string) []tracker.Secret {
+func (s *slowSource) Secrets(ctx context.Context, uid string, image imageref.Ref) []tracker.Secret {
 	s.mu.Lock()
 	s.asked = append(s.asked, uid)
 	s.mu.Unlock()

@@ -3,6 +3,7 @@ package gate
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -86,9 +87,9 @@ func (g *Gate) createFailed(ctx context.Context, callName string, who tracker.Po
 		return err
 	}
 	g.log.Error(err, "Runtime failed to create a container; its error is not in the answer, because the image may be a checkpoint",
-		"call", callName, "image", j.name, "pod", klog.KRef(who.Namespace, who.Name))
+		"call", callName, "image", j.name.String(), "pod", klog.KRef(who.Namespace, who.Name))
 	g.metrics.CreationRefused(CreationFailed)
-	g.note(decisionlog.Decision{Call: callName, Pod: who, Image: j.name, Verdict: overruled(tracker.Verdict{}, CreateFailed), PullPolicy: tracker.PullUnknown})
+	g.note(j.name, decisionlog.Decision{Call: callName, Pod: who, Verdict: overruled(tracker.Verdict{}, CreateFailed), PullPolicy: tracker.PullUnknown})
 	return g.notCreated(who, j)
 }
 
@@ -105,7 +106,7 @@ func (g *Gate) notCreated(who tracker.Pod, j judgement) error {
 	}
 	return criproxy.Refuse(codes.PermissionDenied, "CONTAINER_NOT_CREATED", fmt.Sprintf(
 		"pullgate: no container of pod %s/%s was created from image %q: the runtime failed to create it, or restored it from a checkpoint, "+
-			"which this pod may not do; see the log of pullgated on this node, and allowRestores in its configuration", who.Namespace, who.Name, j.name))
+			"which this pod may not do; see the log of pullgated on this node, and allowRestores in its configuration", who.Namespace, who.Name, j.name.String()))
 }
 
 // restorePod judges each container configuration as createContainer does. Restored containers are
@@ -119,7 +120,7 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call) ([]byte, error)
 	g.ready(ctx)
 	who := identify(req.GetConfig())
 	if !g.mayUseRestored(who) {
-		g.refusedRestore(name, who, "", "")
+		g.refusedRestore(name, who, imageref.Ref{}, "")
 		return nil, criproxy.Refuse(codes.PermissionDenied, "RESTORE_NOT_ALLOWED", fmt.Sprintf(
 			"pullgate: pod %s/%s may not be restored from a checkpoint: which images a checkpoint uses cannot be verified; "+
 				"set allowRestores: true in the configuration of pullgated to allow it, or exempt the pod", who.Namespace, who.Name))
@@ -185,7 +186,7 @@ func (g *Gate) startContainer(ctx context.Context, c *criproxy.Call) ([]byte, er
 
 // A judgement is what a container was allowed to be created on.
 type judgement struct {
-	name  string        // as the pod names the image; "" before CRI 1.28
+	name  imageref.Ref  // as the pod names the image; empty before CRI 1.28
 	image tracker.Image // the zero value if the image was absent when it was judged
 }
 
@@ -201,8 +202,8 @@ func (g *Gate) podOf(sandboxID string, config *runtimeapi.PodSandboxConfig) trac
 // judgeConfig judges the image of a container and every image that it mounts.
 func (g *Gate) judgeConfig(ctx context.Context, callName string, who tracker.Pod, config *runtimeapi.ContainerConfig) (judgement, error) {
 	spec := config.GetImage()
-	j := judgement{name: spec.GetUserSpecifiedImage()}
-	img, err := g.judgeSpec(ctx, callName, who, spec)
+	j := judgement{name: imageref.New(spec.GetUserSpecifiedImage())}
+	img, err := g.judgeSpec(ctx, callName, who, spec, j.name)
 	if err != nil {
 		return j, err
 	}
@@ -218,7 +219,7 @@ func (g *Gate) judgeMounts(ctx context.Context, callName string, who tracker.Pod
 		if m.GetImage() == nil {
 			continue
 		}
-		img, err := g.judgeSpec(ctx, callName, who, m.GetImage())
+		img, err := g.judgeSpec(ctx, callName, who, m.GetImage(), imageref.New(m.GetImage().GetUserSpecifiedImage()))
 		if err != nil {
 			return err
 		}
@@ -231,8 +232,8 @@ func (g *Gate) judgeMounts(ctx context.Context, callName string, who tracker.Pod
 	return nil
 }
 
-// judgeSpec judges one image and returns it, the zero value if it is absent.
-func (g *Gate) judgeSpec(ctx context.Context, callName string, who tracker.Pod, spec *runtimeapi.ImageSpec) (tracker.Image, error) {
+// judgeSpec judges one image under the name that the pod has for it, and returns it, the zero value if it is absent.
+func (g *Gate) judgeSpec(ctx context.Context, callName string, who tracker.Pod, spec *runtimeapi.ImageSpec, name imageref.Ref) (tracker.Image, error) {
 	img, err := g.runtime.imageOf(ctx, spec)
 	if err != nil {
 		if g.shadow || !aborted(err) {
@@ -242,7 +243,6 @@ func (g *Gate) judgeSpec(ctx context.Context, callName string, who tracker.Pod, 
 		}
 		return tracker.Image{}, err
 	}
-	name := spec.GetUserSpecifiedImage()
 	if img.ID == "" {
 		return tracker.Image{}, nil
 	}
@@ -257,16 +257,9 @@ func (g *Gate) judgeSpec(ctx context.Context, callName string, who tracker.Pod, 
 // named adds a name to an image that carries another tag or digest of the name's repository. The
 // kubelet resolved the name at the pre-check, and the tag may have moved since; the pair of
 // image ID and repository, which is what is judged, is the same.
-func named(img tracker.Image, name string) tracker.Image {
-	n, err := imageref.Parse(name)
-	if err != nil {
-		return img
-	}
-	for _, s := range img.Names {
-		if known, err := imageref.Parse(s); err == nil && known.Repository() == n.Repository() {
-			img.Names = append([]string{name}, img.Names...)
-			return img
-		}
+func named(img tracker.Image, name imageref.Ref) tracker.Image {
+	if name.Parsed() && slices.Contains(img.Repositories(), name.Repository()) {
+		img.Names = append([]imageref.Ref{name}, img.Names...)
 	}
 	return img
 }
@@ -317,8 +310,8 @@ func (g *Gate) judgeOther(ctx context.Context, callName string, who tracker.Pod,
 	r := tracker.Request{Image: img, Substituted: true, Using: true}
 	if j.image.ID == "" {
 		r = tracker.Request{Name: j.name, Image: named(img, j.name), Using: true}
-	} else if n, err := imageref.Parse(j.name); err == nil {
-		r.Except = n.Repository()
+	} else {
+		r.Except = j.name.Repository()
 	}
 	v := g.judge(ctx, callName, who, r)
 	if v.Allowed() {
@@ -354,13 +347,13 @@ func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
 		img := g.imageOrID(ctx, runsOn(c))
 		img.Names = g.usedNames(who, img.Names)
 		if len(img.Repositories()) == 1 {
-			spec = &runtimeapi.ImageSpec{Image: spec.GetImage(), UserSpecifiedImage: img.Names[0], RuntimeHandler: spec.GetRuntimeHandler()}
+			spec = &runtimeapi.ImageSpec{Image: spec.GetImage(), UserSpecifiedImage: img.Names[0].String(), RuntimeHandler: spec.GetRuntimeHandler()}
 		}
 	}
-	j := judgement{name: spec.GetUserSpecifiedImage()}
+	j := judgement{name: imageref.New(spec.GetUserSpecifiedImage())}
 	if wasRestored(c) && !g.mayUseRestored(who) { // its image is what the checkpoint says
 		err = g.denyRestored(callName, who, c, j.name)
-	} else if j.image, err = g.judgeSpec(ctx, callName, who, spec); err == nil {
+	} else if j.image, err = g.judgeSpec(ctx, callName, who, spec, j.name); err == nil {
 		var shown *runtimeapi.ContainerStatus
 		if shown, err = g.runtime.containerStatus(ctx, c); err == nil {
 			err = g.judgeMounts(ctx, callName, who, shown.GetMounts())

@@ -27,11 +27,12 @@ func overruled(v tracker.Verdict, why policy.Reason) tracker.Verdict {
 }
 
 // note notes a decision where decisions are read: one line in the journal, and the same facts to whoever keeps them.
-func (g *Gate) note(d decisionlog.Decision) {
+func (g *Gate) note(name imageref.Ref, d decisionlog.Decision) {
+	d.Image = name.String()
 	d.Shadow = g.shadow
 	d.Repository = d.Verdict.Pair.Repository
-	if n, err := imageref.Parse(d.Image); err == nil && d.Repository == "" {
-		d.Repository = n.Repository() // of a pull that did not succeed, say
+	if d.Repository == "" {
+		d.Repository = name.Repository() // of a pull that did not succeed, for example
 	}
 	facts := []any{
 		"call", d.Call, "image", d.Image, "imageID", d.Verdict.Pair.ImageID, "pod", klog.KRef(d.Pod.Namespace, d.Pod.Name),

@@ -7,6 +7,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 
 	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -26,7 +27,7 @@ func TestJournalSaysWhatBecameOfACall(t *testing.T) {
 	} {
 		var lines []string
 		g := &Gate{log: funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{})}
-		g.note(tc.decided)
+		g.note(imageref.Ref{}, tc.decided)
 		if len(lines) != 1 || !strings.Contains(lines[0], tc.want) || !strings.Contains(lines[0], string(tc.decided.Verdict.Reason)) {
 			t.Errorf("journal of %s %v = %q; want one line with %s and the reason", tc.decided.Call, tc.decided.Verdict.Verdict, lines, tc.want)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -26,7 +27,7 @@ type guesser struct {
 	guesses []tracker.Secret
 }
 
-func (g *guesser) Secrets(ctx context.Context, uid, image string) []tracker.Secret {
+func (g *guesser) Secrets(ctx context.Context, uid string, image imageref.Ref) []tracker.Secret {
 	if !strings.HasPrefix(uid, g.of) {
 		return g.fakeSource.Secrets(ctx, uid, image)
 	}

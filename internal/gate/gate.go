@@ -144,7 +144,7 @@ func decode(c *criproxy.Call, into proto.Message) error {
 func (g *Gate) judge(ctx context.Context, callName string, p tracker.Pod, r tracker.Request) tracker.Verdict {
 	d := g.decide(ctx, callName, p, r, g.tracker.Check)
 	if d.Verdict.Reason != policy.Absent {
-		g.count(d)
+		g.count(r.Name, d)
 	}
 	return d.Verdict
 }
@@ -163,16 +163,16 @@ func (g *Gate) decide(ctx context.Context, callName string, p tracker.Pod, r tra
 		}
 	}
 	return decisionlog.Decision{
-		Call: callName, Pod: p, Image: r.Name, Verdict: v, Secret: holder(v, r.Secrets),
+		Call: callName, Pod: p, Verdict: v, Secret: holder(v, r.Secrets),
 		PullPolicy: pullPolicy, Took: time.Since(began),
 	}
 }
 
 // count counts a verdict and logs it, unless it is a repeated Allow.
-func (g *Gate) count(d decisionlog.Decision) {
+func (g *Gate) count(name imageref.Ref, d decisionlog.Decision) {
 	g.metrics.Verdict(d.Call, d.Verdict.Decision)
 	if !d.Verdict.Allowed() || d.Verdict.First || d.Pod.UID == "" { // whether an unknown pod was allowed before is not known
-		g.note(d)
+		g.note(name, d)
 	}
 }
 
@@ -186,10 +186,10 @@ func (g *Gate) hit(pullPolicy string, v tracker.Verdict, began time.Time) {
 
 // deny is the answer to a container that may not be created or started. It says what is missing
 // and what to do, and names nothing that the caller has not named itself.
-func (g *Gate) deny(callName string, p tracker.Pod, name string, v tracker.Verdict) error {
+func (g *Gate) deny(callName string, p tracker.Pod, name imageref.Ref, v tracker.Verdict) error {
 	g.metrics.Refused(callName)
-	what := fmt.Sprintf("image %q", name)
-	if name == "" {
+	what := fmt.Sprintf("image %q", name.String())
+	if name.Empty() {
 		what = "its image"
 	}
 	missing := "no credential of this pod has proved access to it"
@@ -209,12 +209,12 @@ func (g *Gate) deny(callName string, p tracker.Pod, name string, v tracker.Verdi
 
 // unnamed says why access cannot be proved for a name that the runtime resolves to an image without that name. It
 // goes by the name alone, so that it tells nothing of the images on the node.
-func unnamed(name string) (missing, todo string) {
+func unnamed(name imageref.Ref) (missing, todo string) {
 	switch {
-	case imageref.IsShort(name):
+	case name.IsShort():
 		return "it names no registry, and the runtime resolved the short name to another registry than docker.io",
 			fmt.Sprintf("write the registry in the name of the image, as in REGISTRY/%s", name)
-	case strings.Contains(name, "/"): // which no image ID has
+	case strings.Contains(name.String(), "/"): // which no image ID has
 		return "the image that the runtime resolved it to does not have this name", "pull it by this name, with imagePullPolicy IfNotPresent or Always"
 	default:
 		return "an image ID is not a name that access can be proved for", "use the image's repository with a tag or digest"

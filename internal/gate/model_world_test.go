@@ -24,6 +24,7 @@ import (
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -336,7 +337,7 @@ func (s modelSource) byUID(uid string) *modelPod {
 	return nil
 }
 
-func (s modelSource) PullPolicies(uid, _ string) ([]string, bool) {
+func (s modelSource) PullPolicies(uid string, _ imageref.Ref) ([]string, bool) {
 	p := s.byUID(uid)
 	if p == nil || p.at >= len(s.w.pullPolicy) {
 		return nil, p != nil
@@ -344,14 +345,14 @@ func (s modelSource) PullPolicies(uid, _ string) ([]string, bool) {
 	return []string{s.w.pullPolicy[p.at]}, true
 }
 
-func (s modelSource) Secrets(_ context.Context, uid, _ string) (all []tracker.Secret) {
+func (s modelSource) Secrets(_ context.Context, uid string, _ imageref.Ref) (all []tracker.Secret) {
 	for _, h := range s.w.held(s.byUID(uid)) {
 		all = append(all, tracker.Secret{Ref: h.ref, Credential: s.w.key.ID(credential.New("tenant", h.password, "", "", "", ""))})
 	}
 	return all
 }
 
-func (modelSource) Candidates(map[string]string, string) ([]string, bool) { return nil, false }
+func (modelSource) Candidates(map[string]string, imageref.Ref) ([]string, bool) { return nil, false }
 
 func modelPath(dir string, worker int) string {
 	return filepath.Join(dir, fmt.Sprintf("%d.db", worker))

@@ -2,6 +2,7 @@ package gate
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -10,6 +11,7 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/hidden"
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -42,7 +44,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error
 	g.skipsAlways.Store(g.always.Skips(ctx))
 	g.ready(ctx)
 	began := time.Now()
-	name, seen := req.GetImage().GetImage(), req.GetImage().GetAnnotations()[podindex.SeenAnnotation]
+	name, seen := imageref.New(req.GetImage().GetImage()), req.GetImage().GetAnnotations()[podindex.SeenAnnotation]
 	who := g.pods.BySeen(seen)
 	known := len(who) == 1 // that it is this pod which asks
 	if len(who) == 0 {
@@ -65,7 +67,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error
 	}
 	var resp runtimeapi.ImageStatusResponse
 	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
-		g.log.Error(err, "Answer of the runtime not readable, the image is hidden", "image", name)
+		g.log.Error(err, "Answer of the runtime not readable, the image is hidden", "image", name.String())
 		return absent, nil
 	}
 	key := hidden.KeyOf(seen, name)
@@ -111,7 +113,7 @@ func (g *Gate) judgeAsking(ctx context.Context, p tracker.Pod, r tracker.Request
 		return v
 	}
 	v = overruled(v, ContainerRefused)
-	g.note(decisionlog.Decision{Call: "ImageStatus", Pod: p, Image: r.Name, Verdict: v, PullPolicy: pullPolicy, Took: time.Since(began)})
+	g.note(r.Name, decisionlog.Decision{Call: "ImageStatus", Pod: p, Verdict: v, PullPolicy: pullPolicy, Took: time.Since(began)})
 	return v
 }
 
@@ -140,13 +142,13 @@ func (g *Gate) judgeCandidates(ctx context.Context, who []tracker.Pod, r tracker
 		d.Pod, d.PullPolicy, d.Secret, d.Verdict.Credential = tracker.Pod{}, tracker.PullUnknown, records.SecretRef{}, ""
 	}
 	d.Took = time.Since(began)
-	g.count(d)
+	g.count(r.Name, d)
 	return d.Verdict
 }
 
 // linger takes as long as it would take to judge an image that is here. Else a tenant that names Secrets which
 // are slow to get could tell by the time which images are.
-func (g *Gate) linger(ctx context.Context, name string, who []tracker.Pod) {
+func (g *Gate) linger(ctx context.Context, name imageref.Ref, who []tracker.Pod) {
 	if g.shadow {
 		return
 	}
@@ -157,7 +159,7 @@ func (g *Gate) linger(ctx context.Context, name string, who []tracker.Pod) {
 
 // unresolved answers a pre-check that the runtime answered with an error. An ambiguous prefix of an
 // image ID is one, and would tell that such images are here.
-func (g *Gate) unresolved(ctx context.Context, name string, who []tracker.Pod, err error) ([]byte, error) {
+func (g *Gate) unresolved(ctx context.Context, name imageref.Ref, who []tracker.Pod, err error) ([]byte, error) {
 	if g.shadow || aborted(err) {
 		return nil, err
 	}
@@ -167,7 +169,7 @@ func (g *Gate) unresolved(ctx context.Context, name string, who []tracker.Pod, e
 			g.linger(ctx, name, who)
 			g.metrics.Verdict("ImageStatus", d)
 			g.metrics.Refused("ImageStatus")
-			g.note(decisionlog.Decision{Call: "ImageStatus", Pod: p, Image: name, Verdict: tracker.Verdict{Decision: d}, PullPolicy: g.precheckPolicy(ctx, p, name), Took: time.Since(began)})
+			g.note(name, decisionlog.Decision{Call: "ImageStatus", Pod: p, Verdict: tracker.Verdict{Decision: d}, PullPolicy: g.precheckPolicy(ctx, p, name), Took: time.Since(began)})
 			return absent, nil
 		}
 	}
@@ -179,8 +181,5 @@ func image(i *runtimeapi.Image) tracker.Image {
 	if i.GetId() == "" {
 		return tracker.Image{}
 	}
-	names := make([]string, 0, len(i.GetRepoTags())+len(i.GetRepoDigests()))
-	names = append(names, i.GetRepoTags()...)
-	names = append(names, i.GetRepoDigests()...)
-	return tracker.Image{ID: i.GetId(), Names: names}
+	return tracker.NewImage(i.GetId(), slices.Concat(i.GetRepoTags(), i.GetRepoDigests())...)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -25,7 +26,7 @@ import (
 // A pullCall is one PullImage on its way through the gate.
 type pullCall struct {
 	began   time.Time
-	name    string
+	name    imageref.Ref
 	image   *runtimeapi.ImageSpec // as the client sent it
 	cred    credential.Credential
 	pod     tracker.Pod
@@ -83,7 +84,7 @@ func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
 	a := req.GetAuth()
 	p := &pullCall{
 		began: time.Now(),
-		name:  req.GetImage().GetImage(),
+		name:  imageref.New(req.GetImage().GetImage()),
 		image: req.GetImage(),
 		cred: credential.New(a.GetUsername(), a.GetPassword(), a.GetAuth(), a.GetServerAddress(),
 			a.GetIdentityToken(), a.GetRegistryToken()),
@@ -139,7 +140,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	pull, err := g.tracker.BeginPull(ctx, p.name, p.present)
 	if err != nil {
 		if errors.Is(err, tracker.ErrRuntime) {
-			g.log.Error(err, "Pull refused, the runtime did not list its images", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+			g.log.Error(err, "Pull refused, the runtime did not list its images", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 			g.pullEnded(p, held, tracker.Verdict{}, outcome.Error)
 			return nil, criproxy.Refuse(codes.Unavailable, "RUNTIME_NOT_LISTING",
 				"pullgate cannot list the images of the container runtime, which it needs before a pull of a repository with preloaded images; see the logs of pullgated and of the runtime")
@@ -148,10 +149,10 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 			return nil, err
 		}
 		if p.present.ID != "" && !g.shadow && p.standsWithoutStore(g.judgePull(ctx, p, false)) {
-			g.log.Error(err, "Pull answered with the image on the node, the store of pull records cannot be written", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+			g.log.Error(err, "Pull answered with the image on the node, the store of pull records cannot be written", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 			return g.onNode(p)
 		}
-		g.log.Error(err, "Pull refused, the store of pull records cannot be written", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+		g.log.Error(err, "Pull refused, the store of pull records cannot be written", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 		g.pullEnded(p, held, tracker.Verdict{}, outcome.Error)
 		// The kubelet gives the pod the reason RegistryUnavailable for a text that begins so;
 		// of code Unknown it shows the text alone.
@@ -179,7 +180,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 		return raw, nil
 	}
 	if v, ok := g.standsIn(ctx, p, out, err); ok {
-		g.log.Info("Pull answered with the image on the node", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.Label(), "inGrace", v.InGrace)
+		g.log.Info("Pull answered with the image on the node", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.Label(), "inGrace", v.InGrace)
 		return g.onNode(p)
 	}
 	return nil, err
@@ -206,12 +207,12 @@ func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, he
 	id, err := g.pulledImage(ctx, p, raw)
 	if err != nil {
 		g.metrics.PullUnresolved()
-		g.log.Error(err, "Pull not recorded, the runtime does not say which image it pulled; the image needs proof", "image", p.name, "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+		g.log.Error(err, "Pull not recorded, the runtime does not say which image it pulled; the image needs proof", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 		return tracker.Verdict{}, outcome.Error
 	}
 	v, err := pull.Proved(tracker.Proof{ImageID: id, Credential: p.cred, Secrets: held, Pod: p.pod})
 	if err != nil {
-		g.log.Error(err, "Pull record not written, the image needs proof again for every other pod", "image", p.name)
+		g.log.Error(err, "Pull record not written, the image needs proof again for every other pod", "image", p.name.String())
 	}
 	g.hidden.Clear(p.key)
 	return v, outcome.Verified
@@ -236,7 +237,7 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (string
 		return "", err
 	}
 	if requested.ID == "" {
-		return "", fmt.Errorf("image %q is not on the node after its pull (image_ref %q)", p.name, ref)
+		return "", fmt.Errorf("image %q is not on the node after its pull (image_ref %q)", p.name.String(), ref)
 	}
 	if requested.ID == ref {
 		return ref, nil
@@ -248,15 +249,15 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (string
 		return "", err
 	}
 	if answered.ID != requested.ID {
-		return "", fmt.Errorf("image %q is %s on the node, image_ref %q of its pull is %q", p.name, requested.ID, ref, answered.ID)
+		return "", fmt.Errorf("image %q is %s on the node, image_ref %q of its pull is %q", p.name.String(), requested.ID, ref, answered.ID)
 	}
 	return requested.ID, nil
 }
 
 // pullEnded notes what came of a pull; without success nothing is known of the image but its name.
 func (g *Gate) pullEnded(p *pullCall, held []tracker.Secret, v tracker.Verdict, out outcome.Outcome) {
-	g.note(decisionlog.Decision{
-		Call: "PullImage", Pod: p.pod, Image: p.name, Verdict: v, Secret: holder(v, held),
+	g.note(p.name, decisionlog.Decision{
+		Call: "PullImage", Pod: p.pod, Verdict: v, Secret: holder(v, held),
 		PullPolicy: p.policy, Outcome: out.Label(), Took: time.Since(p.began),
 	})
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/decisionlog"
 	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -45,7 +46,7 @@ func (g *Gate) mayUseRestored(who tracker.Pod) bool {
 }
 
 // denyRestored is the answer to a restored container that may not be created or started.
-func (g *Gate) denyRestored(callName string, who tracker.Pod, c *runtimeapi.Container, name string) error {
+func (g *Gate) denyRestored(callName string, who tracker.Pod, c *runtimeapi.Container, name imageref.Ref) error {
 	g.refusedRestore(callName, who, name, runsOn(c))
 	return criproxy.Refuse(codes.PermissionDenied, "RESTORE_NOT_ALLOWED", fmt.Sprintf(
 		"pullgate: container %s of pod %s/%s was restored from a checkpoint and may not start: which image it uses cannot be verified; "+
@@ -53,12 +54,12 @@ func (g *Gate) denyRestored(callName string, who tracker.Pod, c *runtimeapi.Cont
 }
 
 // refusedRestore counts and notes a container or a pod that is refused because it was, or would be, restored.
-func (g *Gate) refusedRestore(callName string, who tracker.Pod, name, imageID string) {
+func (g *Gate) refusedRestore(callName string, who tracker.Pod, name imageref.Ref, imageID string) {
 	g.metrics.Refused(callName)
 	g.metrics.CreationRefused(CreationRestored)
 	v := overruled(tracker.Verdict{}, Restored)
 	v.Pair.ImageID = imageID
-	g.note(decisionlog.Decision{Call: callName, Pod: who, Image: name, Verdict: v, PullPolicy: tracker.PullUnknown})
+	g.note(name, decisionlog.Decision{Call: callName, Pod: who, Verdict: v, PullPolicy: tracker.PullUnknown})
 }
 
 // restoring says whether the runtime at the other end may restore checkpoints. The zero value does not know it yet.

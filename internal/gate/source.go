@@ -8,6 +8,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -17,18 +18,18 @@ import (
 type PodSource interface {
 	// PullPolicies returns the imagePullPolicy of each use that the pod makes of an image; known is
 	// false for a pod that the source does not know at the moment.
-	PullPolicies(uid, image string) (policies []string, known bool)
+	PullPolicies(uid string, image imageref.Ref) (policies []string, known bool)
 	// Secrets returns what the pod's pull secrets hold for an image, as far as it is known, in the order in
 	// which a kubelet would try it. The first credential.MaxOffers are considered; one more says that
 	// there are more. It may wait a few seconds.
-	Secrets(ctx context.Context, uid, image string) []tracker.Secret
+	Secrets(ctx context.Context, uid string, image imageref.Ref) []tracker.Secret
 	// Candidates returns the UIDs of the pods that may be asking for an image with these annotations;
 	// ok is false if there may be others.
-	Candidates(annotations map[string]string, image string) (uids []string, ok bool)
+	Candidates(annotations map[string]string, image imageref.Ref) (uids []string, ok bool)
 }
 
 // uses returns the imagePullPolicy of each use that a pod makes of an image, as far as it is known.
-func (g *Gate) uses(p tracker.Pod, image string) []string {
+func (g *Gate) uses(p tracker.Pod, image imageref.Ref) []string {
 	if g.source == nil || p.UID == "" {
 		return nil
 	}
@@ -37,7 +38,7 @@ func (g *Gate) uses(p tracker.Pod, image string) []string {
 }
 
 // precheckPolicy returns how a pod that sent a pre-check uses an image.
-func (g *Gate) precheckPolicy(ctx context.Context, p tracker.Pod, image string) string {
+func (g *Gate) precheckPolicy(ctx context.Context, p tracker.Pod, image imageref.Ref) string {
 	return tracker.PrecheckPolicy(g.uses(p, image), g.always.Skips(ctx))
 }
 
@@ -47,7 +48,7 @@ func (g *Gate) SkipsAlways() bool { return g.skipsAlways.Load() }
 
 // Refusal returns how the gate decides on the next pre-check of a pod for an image, whatever the tracker allows; ok is
 // false if it does as the tracker says. It has no effect.
-func (g *Gate) Refusal(uid, image, imageID string) (d policy.Decision, ok bool) {
+func (g *Gate) Refusal(uid string, image imageref.Ref, imageID string) (d policy.Decision, ok bool) {
 	if !g.hidden.WillRefuse(uid, image, imageID) {
 		return d, false
 	}
@@ -55,7 +56,7 @@ func (g *Gate) Refusal(uid, image, imageID string) (d policy.Decision, ok bool) 
 }
 
 // policyFor returns how a pod uses an image, as far as it leads to a call.
-func (g *Gate) policyFor(ctx context.Context, callName string, p tracker.Pod, image string) string {
+func (g *Gate) policyFor(ctx context.Context, callName string, p tracker.Pod, image imageref.Ref) string {
 	switch callName {
 	case "ImageStatus":
 		return g.precheckPolicy(ctx, p, image)
@@ -67,8 +68,8 @@ func (g *Gate) policyFor(ctx context.Context, callName string, p tracker.Pod, im
 }
 
 // secrets returns what the pull secrets of a pod hold for an image, nothing if nobody tells.
-func (g *Gate) secrets(ctx context.Context, p tracker.Pod, image string) []tracker.Secret {
-	if g.source == nil || p.UID == "" || p.Static || image == "" {
+func (g *Gate) secrets(ctx context.Context, p tracker.Pod, image imageref.Ref) []tracker.Secret {
+	if g.source == nil || p.UID == "" || p.Static || image.Empty() {
 		return nil
 	}
 	held := g.source.Secrets(ctx, p.UID, image)
@@ -76,9 +77,9 @@ func (g *Gate) secrets(ctx context.Context, p tracker.Pod, image string) []track
 		return held
 	}
 	g.metrics.CredentialsIgnored()
-	if g.told.Add(p.UID, image) {
+	if g.told.Add(p.UID, image.String()) {
 		g.log.Info("Pod has too many credentials for an image, the rest is ignored; remove entries for its registry from the pod's pull secrets",
-			"image", image, "pod", klog.KRef(p.Namespace, p.Name), "considered", credential.MaxOffers)
+			"image", image.String(), "pod", klog.KRef(p.Namespace, p.Name), "considered", credential.MaxOffers)
 	}
 	return held[:credential.MaxOffers]
 }
@@ -86,7 +87,7 @@ func (g *Gate) secrets(ctx context.Context, p tracker.Pod, image string) []track
 // candidates returns the pods of which one has sent a pre-check that carries an unknown config.seen, as after a
 // restart of the kubelet; nil if that is not certain. Only a pod with a sandbox can be asking, and one
 // that the source does not know, though it has a sandbox, could be anybody.
-func (g *Gate) candidates(annotations map[string]string, image string) (who []tracker.Pod) {
+func (g *Gate) candidates(annotations map[string]string, image imageref.Ref) (who []tracker.Pod) {
 	if g.source == nil || podindex.StaticSource(annotations[podindex.SourceAnnotation]) {
 		return nil
 	}

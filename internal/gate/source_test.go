@@ -17,6 +17,7 @@ import (
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -36,15 +37,15 @@ type sourcePod struct {
 	secrets  map[records.SecretRef]string // to the password
 }
 
-func (f *fakeSource) PullPolicies(uid, image string) ([]string, bool) {
+func (f *fakeSource) PullPolicies(uid string, image imageref.Ref) ([]string, bool) {
 	p, ok := f.pods[uid]
-	if names, some := f.named[uid]; some && !slices.Contains(names, image) {
+	if names, some := f.named[uid]; some && !slices.Contains(names, image.String()) {
 		return nil, ok
 	}
 	return p.policies, ok
 }
 
-func (f *fakeSource) Secrets(_ context.Context, uid, _ string) (held []tracker.Secret) {
+func (f *fakeSource) Secrets(_ context.Context, uid string, _ imageref.Ref) (held []tracker.Secret) {
 	secrets := f.pods[uid].secrets
 	for _, ref := range slices.SortedFunc(maps.Keys(secrets), func(a, b records.SecretRef) int { return strings.Compare(a.UID, b.UID) }) {
 		held = append(held, tracker.Secret{Ref: ref, Credential: f.key.ID(credential.New("tenant", secrets[ref], "", "", "", ""))})
@@ -52,7 +53,9 @@ func (f *fakeSource) Secrets(_ context.Context, uid, _ string) (held []tracker.S
 	return held
 }
 
-func (f *fakeSource) Candidates(map[string]string, string) ([]string, bool) { return f.asks, f.whole }
+func (f *fakeSource) Candidates(map[string]string, imageref.Ref) ([]string, bool) {
+	return f.asks, f.whole
+}
 
 // tells adds a pod with one Secret, u-NAMESPACE/NAMESPACE/pull, or with none if there is no password.
 func (f *fakeSource) tells(x *criproxytest.Pod, password string, policies ...string) {

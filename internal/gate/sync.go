@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -172,8 +173,11 @@ type started struct {
 	restored bool // from a checkpoint
 }
 
-// A use is an image that a container runs on or mounts: the runtime's name of it, and the pod's, "" before CRI 1.28.
-type use struct{ image, name string }
+// A use is an image that a container runs on or mounts: the runtime's name of it, and the pod's, empty before CRI 1.28.
+type use struct {
+	image string
+	name  imageref.Ref
+}
 
 // restoreGrants gives pods the grants that their containers show. A container counts once it has
 // been started, for then it went through the gate; one that was only created may be one that a
@@ -215,7 +219,7 @@ func (g *Gate) restoreGrants(ctx context.Context) error {
 		}
 		for _, u := range r.uses {
 			img := images[u.image]
-			if u.name == "" {
+			if u.name.Empty() {
 				img.Names = g.usedNames(r.pod, img.Names)
 			}
 			g.tracker.Restore(r.pod, u.name, img, r.create)
@@ -227,7 +231,7 @@ func (g *Gate) restoreGrants(ctx context.Context) error {
 // usedNames returns those of an image's names that a pod uses, as the pod source tells; all of them if it does not know the
 // pod. CRI-O does not report which name a container was created by (user_specified_image), and of the names that it reports
 // it chooses one by itself.
-func (g *Gate) usedNames(p tracker.Pod, names []string) (used []string) {
+func (g *Gate) usedNames(p tracker.Pod, names []imageref.Ref) (used []imageref.Ref) {
 	if g.source == nil {
 		return names
 	}
@@ -266,10 +270,10 @@ func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started,
 	if err != nil || status.GetStartedAt() == 0 {
 		return started{}, err
 	}
-	s := started{pod: who, restored: wasRestored(c), create: time.Unix(0, status.GetCreatedAt()), uses: []use{{runsOn(c), c.GetImage().GetUserSpecifiedImage()}}}
+	s := started{pod: who, restored: wasRestored(c), create: time.Unix(0, status.GetCreatedAt()), uses: []use{{runsOn(c), imageref.New(c.GetImage().GetUserSpecifiedImage())}}}
 	for _, m := range status.GetMounts() {
 		if i := m.GetImage(); i != nil {
-			s.uses = append(s.uses, use{i.GetImage(), i.GetUserSpecifiedImage()})
+			s.uses = append(s.uses, use{i.GetImage(), imageref.New(i.GetUserSpecifiedImage())})
 		}
 	}
 	return s, nil

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
 func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
@@ -28,7 +29,7 @@ func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
 			w.api.change("ADDED", p)
 		}
 		w.start()
-		if found, _ := w.source.Pods(nil, app); len(found) != 5 {
+		if found, _ := w.source.Pods(nil, imageref.New(app)); len(found) != 5 {
 			t.Errorf("Pods = %v at the start; want all five: what they had before is not known", names(found))
 		}
 		w.pass(time.Minute)
@@ -53,7 +54,7 @@ func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
 			"none":                     {map[string]string{podindex.SeenAnnotation: "x", podindex.SourceAnnotation: "api"}, app, []string{"u6"}},
 			"moved between key, value": {map[string]string{"k": "vconfig.kubernetes.io/x"}, app, []string{}},
 		} {
-			found, ok := w.source.Pods(tc.annotations, tc.image)
+			found, ok := w.source.Pods(tc.annotations, imageref.New(tc.image))
 			if diff := cmp.Diff(tc.want, names(found)); diff != "" || !ok {
 				t.Errorf("%s: ok %v (-want +got):\n%s", name, ok, diff)
 			}
@@ -61,7 +62,7 @@ func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
 		if _, ok := w.source.ByUID("u5"); ok {
 			t.Error("a mirror pod is known; no kubelet runs it")
 		}
-		if found, ok := w.source.Pods(asks(), "no image"); ok || found != nil {
+		if found, ok := w.source.Pods(asks(), imageref.New("no image")); ok || found != nil {
 			t.Errorf("Pods of no image = %v, %v; want nothing known", found, ok)
 		}
 		// A tenant edits its pod so that it equals another one: both are found from then on.
@@ -69,28 +70,28 @@ func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
 		p.Annotations = map[string]string{"k": "v", "config.kubernetes.io/x": ""}
 		w.api.change("MODIFIED", p)
 		w.pass(0)
-		if found, _ := w.source.Pods(asks(), app); len(found) != 3 {
+		if found, _ := w.source.Pods(asks(), imageref.New(app)); len(found) != 3 {
 			t.Errorf("Pods = %v after a third became equal; want three", names(found))
 		}
 		// Its kubelet may not know of that yet, so it may be whoever asks.
-		if found, _ := w.source.Pods(asks("k", "w"), app); !slices.Equal(names(found), []string{"u3"}) {
+		if found, _ := w.source.Pods(asks("k", "w"), imageref.New(app)); !slices.Equal(names(found), []string{"u3"}) {
 			t.Errorf("Pods = %v of what it had before; want it", names(found))
 		}
 		w.pass(time.Minute)
-		if found, _ := w.source.Pods(asks("k", "w"), app); len(found) != 0 {
+		if found, _ := w.source.Pods(asks("k", "w"), imageref.New(app)); len(found) != 0 {
 			t.Errorf("Pods = %v of what it had a minute ago; want none", names(found))
 		}
 		// The same of its image.
 		p.Spec.Containers[0].Image = "repo.test/next"
 		w.api.change("MODIFIED", p)
 		w.pass(0)
-		if found, _ := w.source.Pods(asks(), app); len(found) != 3 {
+		if found, _ := w.source.Pods(asks(), imageref.New(app)); len(found) != 3 {
 			t.Errorf("Pods = %v of the image that it had before; want it too", names(found))
 		}
 		// One that is new to the node has been nothing else.
 		w.api.change("ADDED", pod("new", "u7", "repo.test/new"))
 		w.pass(0)
-		if found, _ := w.source.Pods(asks("k", "w"), app); !slices.Equal(names(found), []string{"u3"}) {
+		if found, _ := w.source.Pods(asks("k", "w"), imageref.New(app)); !slices.Equal(names(found), []string{"u3"}) {
 			t.Errorf("Pods = %v; want none that is new and uses another image", names(found))
 		}
 	})

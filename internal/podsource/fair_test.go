@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
 // slowly makes each GET of a Secret take as long as it does on an API server.
@@ -54,7 +55,7 @@ func TestSecretsOfOneNamespaceDoNotDelayThoseOfOthers(t *testing.T) {
 						w.api.change("ADDED", pod(uid, uid, app, uid))
 						asked := time.Now()
 						p, _ := w.source.Await(w.Context(), uid)
-						found, err := p.Credentials(w.Context(), app)
+						found, err := p.Credentials(w.Context(), imageref.New(app))
 						took := time.Since(asked)
 						longest = max(longest, took)
 						if err == nil && len(found) == 1 && took <= 200*time.Millisecond {
@@ -86,7 +87,7 @@ func (w *world) asking(n int, every time.Duration) (stop func()) {
 				case <-time.After(every): //nolint:forbidigo // virtual time
 				}
 				p, _ := w.source.ByUID(fmt.Sprintf("m%d", i))
-				_, _ = p.Credentials(w.Context(), app)
+				_, _ = p.Credentials(w.Context(), imageref.New(app))
 			}
 		}()
 	}
@@ -152,7 +153,7 @@ func TestSecretsOfOneNamespaceDoNotPushOutThoseOfOthers(t *testing.T) {
 				for range 2 {
 					w.pass(5 * time.Second)
 					for i := range hostile {
-						_, _ = w.byUID(fmt.Sprintf("m%d", i)).Credentials(w.Context(), app)
+						_, _ = w.byUID(fmt.Sprintf("m%d", i)).Credentials(w.Context(), imageref.New(app))
 					}
 				}
 				if bytes, _ := w.source.Held(); bytes > most {

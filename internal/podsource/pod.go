@@ -82,14 +82,13 @@ type Pod struct {
 
 // Uses returns what the pod uses an image for, in the order of its spec; nothing if it does not use
 // it. The name may be the one in the spec or the one that the kubelet sends.
-func (p Pod) Uses(image string) []Use {
-	name, err := imageref.Parse(image)
-	if err != nil || p.known == nil {
+func (p Pod) Uses(image imageref.Ref) []Use {
+	if !image.Parsed() || p.known == nil {
 		return nil
 	}
 	var uses []Use
 	for _, u := range p.known.uses {
-		if u.image == name {
+		if u.image == image.Name() {
 			uses = append(uses, u.Use)
 		}
 	}
@@ -108,13 +107,9 @@ func (p Pod) Uses(image string) []Use {
 // is in the list belongs to the pod nevertheless. An empty list never means that the pull would be
 // anonymous; without an error it means that the pod's Secrets have nothing for this image, and the node
 // may still have credentials of its own.
-func (p Pod) Credentials(ctx context.Context, image string) ([]tracker.Secret, error) {
-	if p.known == nil {
+func (p Pod) Credentials(ctx context.Context, image imageref.Ref) ([]tracker.Secret, error) {
+	if p.known == nil || !image.Parsed() {
 		return nil, ErrNotKnown
-	}
-	name, err := imageref.Parse(image)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrNotKnown, err)
 	}
 	whole := !p.known.cut
 	ring := make(credential.SealedKeyring, 0, len(p.known.secrets))
@@ -125,13 +120,13 @@ func (p Pod) Credentials(ctx context.Context, image string) ([]tracker.Secret, e
 		from = append(from, s.ref)
 	}
 	var found []tracker.Secret
-	offers, all := ring.First(name.Repository(), credential.MaxOffers+1)
+	offers, all := ring.First(image.Repository(), credential.MaxOffers+1)
 	if !all {
 		p.secrets.count(Excessive)
 		whole = false
 		if !p.known.told.Swap(true) {
 			klog.FromContext(ctx).Info("Pull secrets of a pod have too many wildcards, some entries are ignored; remove entries from them",
-				"pod", klog.KRef(p.Namespace, p.Name), "image", image)
+				"pod", klog.KRef(p.Namespace, p.Name), "image", image.String())
 		}
 	}
 	for _, o := range offers {
@@ -197,11 +192,9 @@ func learn(p *corev1.Pod) *known {
 }
 
 func (k *known) use(kind Kind, name, image string, policy corev1.PullPolicy) {
-	parsed, err := imageref.Parse(image)
-	if err != nil || len(k.uses) == maxUses {
-		return
+	if ref := imageref.New(image); ref.Parsed() && len(k.uses) < maxUses {
+		k.uses = append(k.uses, use{Use{kind, name, string(policy)}, ref.Name()})
 	}
-	k.uses = append(k.uses, use{Use{kind, name, string(policy)}, parsed})
 }
 
 // has reports whether the pod uses an image.

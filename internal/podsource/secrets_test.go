@@ -19,6 +19,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/podsource"
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
 const canary = "cAnary-Of-The-Mine"
@@ -55,7 +56,7 @@ func TestNothingOfASecretIsLogged(t *testing.T) {
 		w.api.broken = `{"kind":"Secret","apiVersion":"v1","data":["` + canary + `"]` + canary
 		w.start()
 		w.pass(time.Minute)
-		_, _ = w.byUID("u1").Credentials(w.Context(), app)
+		_, _ = w.byUID("u1").Credentials(w.Context(), imageref.New(app))
 		text := out.String()
 		for _, form := range []string{canary, base64.StdEncoding.EncodeToString([]byte(canary)), base64.StdEncoding.EncodeToString(good.Data[corev1.DockerConfigJsonKey])[:80]} {
 			if strings.Contains(text, form) {
@@ -135,7 +136,7 @@ func TestSecretsTogetherAreBounded(t *testing.T) {
 		}
 		// What was forgotten is got again when it is asked for.
 		for i := range n {
-			if got, err := w.byUID(fmt.Sprintf("us%d", i)).Credentials(w.Context(), app); err != nil || len(got) != 1 {
+			if got, err := w.byUID(fmt.Sprintf("us%d", i)).Credentials(w.Context(), imageref.New(app)); err != nil || len(got) != 1 {
 				t.Errorf("pod %d: %d credentials, %v; want 1, nil", i, len(got), err)
 			}
 		}
@@ -156,9 +157,9 @@ func TestSourceIsSafeForConcurrentUse(t *testing.T) {
 					name := fmt.Sprintf("%d-%d", g, i%5)
 					w.api.put(secret("s"+name, fmt.Sprint(i), "repo.test"))
 					w.api.change("ADDED", pod(name, fmt.Sprintf("u%s-%d", name, i), app, "s"+name, "shared"))
-					found, _ := w.source.Pods(map[string]string{"app": name}, app)
+					found, _ := w.source.Pods(map[string]string{"app": name}, imageref.New(app))
 					for _, p := range found {
-						_, _ = p.Credentials(w.Context(), app)
+						_, _ = p.Credentials(w.Context(), imageref.New(app))
 					}
 					if rand.N(3) == 0 {
 						w.api.change("DELETED", pod(name, "", app))

@@ -225,12 +225,11 @@ func (s *Source) Await(ctx context.Context, uid string) (Pod, bool) {
 //
 // ok is false while the source is not synced: there may be pods that are not known. If it is true and there are
 // none, the pod that asks has not been brought by the watch yet.
-func (s *Source) Pods(annotations map[string]string, image string) (found []Pod, ok bool) {
-	name, err := imageref.Parse(image)
-	if err != nil || !s.Synced() {
+func (s *Source) Pods(annotations map[string]string, image imageref.Ref) (found []Pod, ok bool) {
+	if !image.Parsed() || !s.Synced() {
 		return nil, false
 	}
-	for _, k := range s.store.match(annotations, name) {
+	for _, k := range s.store.match(annotations, image.Name()) {
 		found = append(found, s.pod(k))
 	}
 	return found, true

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -38,7 +39,7 @@ func (w *world) byUID(uid string) podsource.Pod {
 // wantCredentials compares what a pod has for an image. whole says that no error is wanted.
 func (w *world) wantCredentials(uid, image string, whole bool, want ...tracker.Secret) {
 	w.Helper()
-	got, err := w.byUID(uid).Credentials(w.Context(), image)
+	got, err := w.byUID(uid).Credentials(w.Context(), imageref.New(image))
 	if diff := cmp.Diff(want, got); diff != "" || whole != (err == nil) || err != nil && !errors.Is(err, podsource.ErrNotKnown) {
 		w.Errorf("Credentials(%s) of %s = %v; want whole %v (-want +got):\n%s", image, uid, err, whole, diff)
 	}
@@ -76,7 +77,7 @@ func TestSourceTellsWhatAPodUsesAnImageFor(t *testing.T) {
 			"":                                       nil,
 			"repo.test/team/ap":                      nil,
 		} {
-			if diff := cmp.Diff(want, got.Uses(image)); diff != "" {
+			if diff := cmp.Diff(want, got.Uses(imageref.New(image))); diff != "" {
 				t.Errorf("Uses(%q) (-want +got):\n%s", image, diff)
 			}
 		}
@@ -91,12 +92,12 @@ func TestNothingIsKnownBeforeTheFirstList(t *testing.T) {
 			if _, ok := w.source.ByUID("u1"); ok || w.source.Synced() {
 				t.Error("a pod is known, or the source synced, before any list")
 			}
-			if found, ok := w.source.Pods(nil, app); ok || found != nil {
+			if found, ok := w.source.Pods(nil, imageref.New(app)); ok || found != nil {
 				t.Errorf("Pods = %v, %v before any list; want nothing known", found, ok)
 			}
 			w.start()
 		}
-		if _, err := (podsource.Pod{}).Credentials(w.Context(), app); !errors.Is(err, podsource.ErrNotKnown) {
+		if _, err := (podsource.Pod{}).Credentials(w.Context(), imageref.New(app)); !errors.Is(err, podsource.ErrNotKnown) {
 			t.Errorf("Credentials of no pod = %v; want ErrNotKnown", err)
 		}
 		w.api.refusing(func(*http.Request) int { return 0 })
@@ -237,7 +238,7 @@ func TestWhatIsKnownStaysKnownWhileTheAPIServerIsAway(t *testing.T) {
 		if w.source.Synced() || w.failed(podsource.Unreachable) == 0 {
 			t.Errorf("synced %v, %d times unreachable; want false after some", w.source.Synced(), w.failed(podsource.Unreachable))
 		}
-		if found, ok := w.source.Pods(map[string]string{"app": "web"}, app); ok || found != nil {
+		if found, ok := w.source.Pods(map[string]string{"app": "web"}, imageref.New(app)); ok || found != nil {
 			t.Errorf("Pods = %v, %v; want nothing known: there may be others", found, ok)
 		}
 		w.wantCredentials("u1", app, true, w.cred("pull", "s1", "repo.test"))
@@ -362,7 +363,7 @@ func TestAPodThatIsMadeAgainHasAnotherUID(t *testing.T) {
 			t.Errorf("ByName of another namespace = %v; want none", p.UID)
 		}
 		w.wantCredentials("u2", app, true, w.cred("next", "s2", "repo.test"))
-		if got, err := old.Credentials(w.Context(), app); len(got) != 0 || !errors.Is(err, podsource.ErrNotKnown) {
+		if got, err := old.Credentials(w.Context(), imageref.New(app)); len(got) != 0 || !errors.Is(err, podsource.ErrNotKnown) {
 			t.Errorf("Credentials of the pod that is gone = %v, %v; want none, ErrNotKnown", got, err)
 		}
 		if _, n := w.source.Held(); n != 1 {

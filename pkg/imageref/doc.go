@@ -1,5 +1,5 @@
-// Package imageref normalises the names of images as container runtimes do.
+// Package imageref implements the names of images, as container runtimes read them.
 //
-// Whoever writes busybox means docker.io/library/busybox:latest; two names are the same if their
-// normal forms are. The repository of a name is what access is proved for.
+// busybox means docker.io/library/busybox:latest; two names are the same if their normal forms are. Access to an image is
+// proved for the repository of a name.
 package imageref

@@ -7,12 +7,12 @@ import (
 	"github.com/distribution/reference"
 )
 
-// idRepository is what the normal form of a name like sha256:7692 has for a repository. Runtimes
-// resolve such a name as an image ID, or as a prefix of one.
+// idRepository is the repository in the normal form of a name like sha256:7692. Runtimes resolve such a name as an image ID, or
+// as a prefix of one.
 const idRepository = "docker.io/library/sha256"
 
 // A Name is a normalised image name. It is comparable: equal names mean the same image, on one
-// runtime at one moment. The zero value is no name.
+// runtime at one moment. The zero value is not a name.
 type Name struct {
 	repository string
 	suffix     string // ":tag" or "@digest"
@@ -67,15 +67,4 @@ func KubeletName(s string) (string, error) {
 		return s + ":latest", nil
 	}
 	return s, nil
-}
-
-// IsShort reports whether a name is written without a registry. It means docker.io to Parse and to containerd; other
-// runtimes may be configured to look elsewhere. What can be read as an image ID, or a prefix of one, is not short.
-func IsShort(s string) bool {
-	n, err := Parse(s)
-	if err != nil || n.IsImageID() || strings.Trim(s, "0123456789abcdef") == "" {
-		return false
-	}
-	domain := "docker.io/"
-	return strings.HasPrefix(n.repository, domain) && !strings.HasPrefix(s, domain) && !strings.HasPrefix(s, "index."+domain)
 }

@@ -63,6 +63,9 @@ func TestConformance(t *testing.T) {
 			if sentErr != nil || sent != want {
 				t.Errorf("KubeletName = %q, %v; want %q, nil", sent, sentErr, want)
 			}
+			if r := imageref.New(l.In); r.String() != l.In || r.Name() != n || !r.Parsed() || r.Repository() != l.Repository {
+				t.Errorf("New = %q, %q in %q; want the name as written, and as Parse has it", r, r.Name(), r.Repository())
+			}
 			if again, err := imageref.Parse(sent); err != nil || again != n {
 				t.Errorf("Parse(KubeletName) = %q, %v; want %q, nil", again, err, n)
 			}
@@ -100,6 +103,9 @@ func TestParseRefuses(t *testing.T) {
 	} {
 		if n, err := imageref.Parse(in); err == nil || n != (imageref.Name{}) {
 			t.Errorf("Parse(%q) = %q, %v; want an error", in, n, err)
+		}
+		if r := imageref.New(in); r.String() != in || r.Parsed() || r.Repository() != "" || r.Empty() != (in == "") {
+			t.Errorf("New(%q) = %q, parsed %v, repository %q; want the name as written and nothing else", in, r, r.Parsed(), r.Repository())
 		}
 	}
 }
@@ -192,8 +198,8 @@ func TestIsShort(t *testing.T) {
 		"docker.io/library/pause": false, "index.docker.io/pause": false, "localhost/pause": false, "127.0.0.1:5000/pause": false, "quay.test/pause:1": false,
 		"sha256:7692": false, "7692ac1": false, strings.Repeat("0", 64): false, "UPPER": false, "": false,
 	} {
-		if got := imageref.IsShort(name); got != want {
-			t.Errorf("IsShort(%q) = %v; want %v", name, got, want)
+		if got := imageref.New(name).IsShort(); got != want {
+			t.Errorf("New(%q).IsShort() = %v; want %v", name, got, want)
 		}
 	}
 }

@@ -18,10 +18,9 @@ import (
 // A Request is one question: may the pod use the image under the name?
 type Request struct {
 	Pod Pod
-	// Name is the name that was asked for, as written. With "" (a CRI before 1.28 does not
-	// tell it when a container is created) any repository of the image that allows the pod is
-	// enough.
-	Name string
+	// Name is the requested name. If it is empty (a CRI before 1.28 does not report it when a
+	// container is created) any repository of the image that allows the pod is enough.
+	Name imageref.Ref
 	// Image is what the runtime says of the name at this moment.
 	Image Image
 	// Credentials are those that the pod presents, as with a pull; none of them is kept. With nil, what the runtime holds
@@ -79,7 +78,7 @@ func (v Verdict) Allowed() bool { return v.Verdict == policy.Allow }
 func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
 	r.Secrets = considered(r.Secrets)
 	rules := t.rules.Load() // once, so that SetRules changes all of a judgement or nothing
-	return t.choose(r, func(c candidate) Verdict { return t.checkPair(ctx, rules, r, c) })
+	return r.choose(func(p records.Pair) Verdict { return t.checkPair(ctx, rules, r, p) })
 }
 
 // considered returns the Secrets of a request that count.
@@ -88,16 +87,16 @@ func considered(secrets []Secret) []Secret {
 }
 
 // choose judges the pairs that a request may be judged by, and returns the first verdict that allows; else the first.
-func (t *Tracker) choose(r Request, judge func(candidate) Verdict) Verdict {
+func (r *Request) choose(judge func(records.Pair) Verdict) Verdict {
 	if r.Image.ID == "" {
 		return Verdict{Decision: policy.Decision{Reason: policy.Absent}}
 	}
 	var first Verdict
-	for _, c := range t.candidates(r.Name, r.Image) {
-		if r.Except != "" && c.pair.Repository == r.Except {
+	for _, p := range pairsFor(r.Name, r.Image) {
+		if r.Except != "" && p.Repository == r.Except {
 			continue
 		}
-		v := judge(c)
+		v := judge(p)
 		if v.Allowed() {
 			return v
 		}
@@ -106,7 +105,7 @@ func (t *Tracker) choose(r Request, judge func(candidate) Verdict) Verdict {
 		}
 	}
 	if first.Reason == "" {
-		first = judge(candidate{pair: records.Pair{ImageID: r.Image.ID}, byID: true})
+		first = judge(records.Pair{ImageID: r.Image.ID})
 	}
 	return first
 }
@@ -114,65 +113,50 @@ func (t *Tracker) choose(r Request, judge func(candidate) Verdict) Verdict {
 // CheckID judges a name that the runtime could not resolve and answered with an error. Only a
 // name that is an image ID, or a prefix of one, gives more away by its error than by its
 // absence; for every other name the verdict is Allow, which lets the error pass.
-func (t *Tracker) CheckID(p Pod, name string) policy.Decision {
-	n, err := imageref.Parse(name)
-	if err == nil && !n.IsImageID() && !bareHex(name) {
+func (t *Tracker) CheckID(p Pod, name imageref.Ref) policy.Decision {
+	if name.Parsed() && !name.MayBeImageID() {
 		return policy.Decision{Verdict: policy.Allow, Reason: policy.Absent}
 	}
 	rules := t.rules.Load()
 	e := policy.Evidence{ByID: true}
-	if err == nil {
+	if name.Parsed() {
 		e.Exempt = rules.exemption(p)
 	}
 	return rules.Policy.Judge(e)
 }
 
-// bareHex reports whether runtimes may take the name for the hexadecimal part of an image ID.
-func bareHex(name string) bool {
-	for _, c := range name {
-		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
+// pairsFor returns the pairs by which a use of an image under a name may be judged: one, or without a name one for each
+// repository of the image.
+func pairsFor(name imageref.Ref, img Image) []records.Pair {
+	if name.Empty() {
+		return pairsOf([]Image{img})
 	}
-	return name != ""
+	return []records.Pair{{ImageID: img.ID, Repository: repositoryOf(name)}}
 }
 
-// A candidate is one way to read a request: a pair, and whether the name is only an ID.
-type candidate struct {
-	pair     records.Pair
-	byID     bool
-	unparsed bool
-}
-
-// candidates returns the pairs that a request may be judged by, at least one if name is given.
-func (t *Tracker) candidates(name string, img Image) []candidate {
-	if name != "" {
-		n, err := imageref.Parse(name)
-		if err != nil {
-			return []candidate{{pair: records.Pair{ImageID: img.ID, Repository: unparsedRepository(name)}, byID: true, unparsed: true}}
-		}
-		pair := records.Pair{ImageID: img.ID, Repository: n.Repository()}
-		return []candidate{{pair: pair, byID: n.IsImageID() || !img.Carries(n)}}
+// repositoryOf returns the repository of a name. A name that does not parse gets one of its own, which no name that parses has.
+func repositoryOf(name imageref.Ref) string {
+	if name.Parsed() {
+		return name.Repository()
 	}
-	var all []candidate
-	for _, r := range img.Repositories() {
-		all = append(all, candidate{pair: records.Pair{ImageID: img.ID, Repository: r}})
-	}
-	return all
-}
-
-// unparsedRepository stands in for the repository of a name that has none. No repository of a
-// name that parses looks like it.
-func unparsedRepository(name string) string {
-	sum := sha256.Sum256([]byte(name))
+	sum := sha256.Sum256([]byte(name.String()))
 	return "unparsed/" + hex.EncodeToString(sum[:])
 }
 
+// byID reports whether the request has nothing but an image ID for a pair, so that access cannot be proved: the name is an ID, or
+// the runtime resolved it to an image without that name, or the image has no name at all.
+func (r *Request) byID(p records.Pair) bool {
+	if r.Name.Empty() {
+		return p.Repository == ""
+	}
+	return !r.Name.Parsed() || r.Name.Name().IsImageID() || !r.Image.Carries(r.Name.Name()) || p.Repository == ""
+}
+
 // checkPair judges one pair. What a revocation may have taken back meanwhile is judged anew.
-func (t *Tracker) checkPair(ctx context.Context, rules *Rules, r Request, c candidate) Verdict {
+func (t *Tracker) checkPair(ctx context.Context, rules *Rules, r Request, p records.Pair) Verdict {
 	for {
 		since := t.revocations.Load()
-		v, leaves := t.judgePair(ctx, rules, r, c)
+		v, leaves := t.judgePair(ctx, rules, r, p)
 		if !v.Allowed() {
 			return v
 		}
@@ -199,24 +183,24 @@ type leaving struct {
 }
 
 // judgePair returns a verdict and, if it is Allow, what it leaves.
-func (t *Tracker) judgePair(ctx context.Context, rules *Rules, r Request, c candidate) (Verdict, leaving) {
-	facts, err := t.store.Lookup(c.pair)
-	if err == nil && t.mayBePreloaded(facts, r, c) && t.scan(ctx) {
-		facts, err = t.store.Lookup(c.pair)
+func (t *Tracker) judgePair(ctx context.Context, rules *Rules, r Request, p records.Pair) (Verdict, leaving) {
+	facts, err := t.store.Lookup(p)
+	if err == nil && t.mayBePreloaded(facts, r, p) && t.scan(ctx) {
+		facts, err = t.store.Lookup(p)
 	}
 	if rules.ahead(facts.Record) && t.clamp() {
-		facts, err = t.store.Lookup(c.pair)
+		facts, err = t.store.Lookup(p)
 	}
-	f := t.find(rules, r, c, facts, err)
+	f := t.find(rules, r, p, facts, err)
 	// Only now, since it writes: nothing else lets the pod in.
-	if f.needsRotation() && t.rotated(c.pair, facts.Record, r.Secrets) {
-		facts, err = t.store.Lookup(c.pair)
-		f = t.find(rules, r, c, facts, err)
+	if f.needsRotation() && t.rotated(p, facts.Record, r.Secrets) {
+		facts, err = t.store.Lookup(p)
+		f = t.find(rules, r, p, facts, err)
 	}
 	return f.Verdict, f.leaves()
 }
 
-// A finding is what is known of one candidate of a request, and the verdict that follows from it.
+// A finding is what is known of one pair of a request, and the verdict that follows from it.
 type finding struct {
 	Verdict
 	evidence policy.Evidence
@@ -225,22 +209,22 @@ type finding struct {
 	by       basis
 }
 
-// find judges a candidate by what the store says of its pair, or could not say. It changes nothing.
-func (t *Tracker) find(rules *Rules, r Request, c candidate, facts records.Facts, err error) finding {
+// find judges a request for one pair by the facts of the store, or by the error that the store returned. It changes nothing.
+func (t *Tracker) find(rules *Rules, r Request, p records.Pair, facts records.Facts, err error) finding {
 	f := finding{facts: facts}
-	f.Pair = c.pair
-	f.grant, f.evidence.Granted = t.granted(r.Pod.UID, c.pair)
+	f.Pair = p
+	f.grant, f.evidence.Granted = t.granted(r.Pod.UID, p)
 	e := &f.evidence
 	e.Unreadable = err != nil
-	e.ByID = c.byID
+	e.ByID = r.byID(p)
 	e.Preloaded = facts.Marked
 	e.Tracked = facts.Record != nil
 	e.Pulling = facts.Intents > 0
-	if !r.Substituted && rules.allowlists(facts, c.pair, r.Image) {
-		e.Repository = c.pair.Repository
+	if !r.Substituted && rules.allowlists(facts, p, r.Image) {
+		e.Repository = p.Repository
 	}
 	// A name that does not parse is exempt from nothing.
-	if !c.unparsed {
+	if r.Name.Empty() || r.Name.Parsed() {
 		e.Exempt = rules.exemption(r.Pod)
 	}
 	if facts.Record != nil {
@@ -274,8 +258,8 @@ func (f *finding) leaves() leaving {
 }
 
 // mayBePreloaded reports whether a scan could let the request in.
-func (t *Tracker) mayBePreloaded(f records.Facts, r Request, c candidate) bool {
-	return !c.byID && !r.Substituted && t.mayBeMarked(f, c.pair, r.Image)
+func (t *Tracker) mayBePreloaded(f records.Facts, r Request, p records.Pair) bool {
+	return !r.Substituted && !r.byID(p) && t.mayBeMarked(f, p, r.Image)
 }
 
 // allowlists reports whether the allowlist exempts the pair from proof. A tenant can give any image of the node a further

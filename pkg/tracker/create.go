@@ -315,7 +315,7 @@ func ordinaryKey(img Image) string {
 	}
 	digest := ""
 	for _, n := range img.Names {
-		_, d, ok := strings.Cut(n, "@")
+		_, d, ok := strings.Cut(n.String(), "@")
 		if ok && digest != "" && d != digest {
 			return ""
 		}
@@ -323,8 +323,13 @@ func ordinaryKey(img Image) string {
 			digest = d
 		}
 	}
+	names := make([]string, 0, len(img.Names))
+	for _, n := range img.Names {
+		names = append(names, n.String())
+	}
+	slices.Sort(names)
 	h := sha256.New()
-	for _, n := range append([]string{img.ID}, slices.Sorted(slices.Values(img.Names))...) {
+	for _, n := range append([]string{img.ID}, names...) {
 		_, _ = h.Write([]byte(strconv.Itoa(len(n)) + ":" + n)) // a hash never fails
 	}
 	return hex.EncodeToString(h.Sum(nil))

@@ -6,6 +6,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/conformance"
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -55,7 +56,7 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case, bySec
 	w.prepare(table, c)
 
 	if c.RuntimeError != "" {
-		if d := w.CheckID(asks, c.Image); (d.Verdict == policy.Reverify) != (c.Verdict == conformance.Hidden) {
+		if d := w.CheckID(asks, imageref.New(c.Image)); (d.Verdict == policy.Reverify) != (c.Verdict == conformance.Hidden) {
 			t.Errorf("CheckID(%s) = %v; want %s", c.Image, d.Verdict, c.Verdict)
 		}
 		return
@@ -69,10 +70,10 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case, bySec
 		img = tracker.Image{}
 	}
 	if c.Grant {
-		w.Restore(asks, c.Image, img, time.Now())
+		w.Restore(asks, imageref.New(c.Image), img, time.Now())
 	}
 	before := w.store.Written()
-	r := tracker.Request{Pod: asks, Name: c.Image, Image: img}
+	r := tracker.Request{Pod: asks, Name: imageref.New(c.Image), Image: img}
 	for _, s := range c.Pod {
 		by := credential.New(s.Username(), s.Content, "", "", "", "")
 		if bySecrets {
@@ -111,7 +112,7 @@ func (w *world) prepare(table conformance.Decisions, c conformance.Case) {
 		w.t.Fatal(err)
 	}
 	if c.Intent != "" {
-		if _, err := w.BeginPull(w.t.Context(), table.Intents[c.Intent].Name, tracker.Image{}); err != nil {
+		if _, err := w.BeginPull(w.t.Context(), imageref.New(table.Intents[c.Intent].Name), tracker.Image{}); err != nil {
 			w.t.Fatal(err)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -21,7 +22,7 @@ func (n *node) Images(context.Context) ([]tracker.Image, error) { return n.image
 
 func (n *node) status(name string) tracker.Image {
 	for _, i := range n.images {
-		if i.Names[0] == name {
+		if i.Names[0].String() == name {
 			return i
 		}
 	}
@@ -33,7 +34,7 @@ func (n *node) pull(name, password string) (string, error) {
 		return "", errors.New("401 Unauthorized")
 	}
 	id := "sha256:7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"
-	n.images = []tracker.Image{{ID: id, Names: []string{name}}}
+	n.images = []tracker.Image{tracker.NewImage(id, name)}
 	return id, nil
 }
 
@@ -59,12 +60,12 @@ func Example() {
 		ctx := context.Background()
 		who := tracker.Pod{UID: pod, Namespace: pod}
 		cred := credential.New(user, password, "", "", "", "")
-		v := t.Check(ctx, tracker.Request{Pod: who, Name: name, Image: runtime.status(name), Credentials: []credential.Credential{cred}})
+		v := t.Check(ctx, tracker.Request{Pod: who, Name: imageref.New(name), Image: runtime.status(name), Credentials: []credential.Credential{cred}})
 		if v.Allowed() {
 			fmt.Printf("%s runs: %s\n", pod, v.Reason)
 			return nil
 		}
-		pull, err := t.BeginPull(ctx, name, runtime.status(name)) // the intent is on disk now
+		pull, err := t.BeginPull(ctx, imageref.New(name), runtime.status(name)) // the intent is on disk now
 		if err != nil {
 			return err
 		}

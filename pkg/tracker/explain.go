@@ -46,9 +46,9 @@ func (t *Tracker) Explain(ctx context.Context, r Request) Explanation {
 	r.Secrets = considered(r.Secrets)
 	rules := t.rules.Load()
 	all := map[records.Pair]Explanation{}
-	v := t.choose(r, func(c candidate) Verdict {
-		e := t.explainPair(ctx, rules, r, c)
-		all[c.pair] = e
+	v := r.choose(func(p records.Pair) Verdict {
+		e := t.explainPair(ctx, rules, r, p)
+		all[p] = e
 		return e.Verdict
 	})
 	e := all[v.Pair] // the zero value of an image that is absent
@@ -57,32 +57,32 @@ func (t *Tracker) Explain(ctx context.Context, r Request) Explanation {
 	return e
 }
 
-func (t *Tracker) explainPair(ctx context.Context, rules *Rules, r Request, c candidate) Explanation {
-	known, err := t.store.Describe(c.pair)
+func (t *Tracker) explainPair(ctx context.Context, rules *Rules, r Request, p records.Pair) Explanation {
+	known, err := t.store.Describe(p)
 	e := Explanation{Known: known, Unreadable: err}
 	facts := known.Facts
 	if err != nil {
 		facts = records.Facts{} // as Lookup has it
 	}
-	if err == nil && t.mayBePreloaded(facts, r, c) {
-		facts.Marked = t.wouldMark(ctx, c.pair)
+	if err == nil && t.mayBePreloaded(facts, r, p) {
+		facts.Marked = t.wouldMark(ctx, p)
 	}
 	facts.Record = clamped(rules, facts.Record)
-	f := t.find(rules, r, c, facts, err)
+	f := t.find(rules, r, p, facts, err)
 	e.Standings = t.standings(rules, facts.Record, r.Secrets)
 	if f.needsRotation() {
-		if next, ok := wouldRotate(c.pair, facts.Record, r.Secrets); ok {
+		if next, ok := wouldRotate(p, facts.Record, r.Secrets); ok {
 			facts.Record = next
-			f = t.find(rules, r, c, facts, nil)
+			f = t.find(rules, r, p, facts, nil)
 		}
 	}
 	e.Verdict, e.Evidence = f.Verdict, f.evidence
 	if f.evidence.Granted {
-		told := f.grant.tell(r.Pod.UID, c.pair)
+		told := f.grant.tell(r.Pod.UID, p)
 		e.Grant = &told
 	}
 	if r.Pod.UID != "" && f.Allowed() && e.Grant == nil {
-		e.First = !byPolicy(f.Reason) || !t.wasNoted(r.Pod.UID, c.pair)
+		e.First = !byPolicy(f.Reason) || !t.wasNoted(r.Pod.UID, p)
 	}
 	return e
 }

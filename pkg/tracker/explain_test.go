@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -79,7 +80,7 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 				Validity: time.Duration(pick(3)) * time.Hour, Grace: time.Duration(pick(2)) * time.Hour,
 			})
 		case 1, 2, 3:
-			pull, err := w.BeginPull(t.Context(), names[pick(3)], images[pick(4)])
+			pull, err := w.BeginPull(t.Context(), imageref.New(names[pick(3)]), images[pick(4)])
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -137,12 +138,12 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 			}
 		}
 		r := tracker.Request{
-			Name: names[pick(len(names))], Image: images[pick(4)], Unasked: pick(2) == 0, Substituted: pick(8) == 0,
+			Name: imageref.New(names[pick(len(names))]), Image: images[pick(4)], Unasked: pick(2) == 0, Substituted: pick(8) == 0,
 			Pod: tracker.Pod{UID: fmt.Sprintf("pod-%d", pick(20)), Namespace: []string{"team", "team-exempt"}[pick(12)/11], Static: pick(12) == 0},
 		}
 		switch {
 		case pick(6) == 0:
-			r.Name = ""
+			r.Name = imageref.Ref{}
 		case len(r.Image.Names) > 0 && pick(8) > 0:
 			r.Name = r.Image.Names[0]
 		}

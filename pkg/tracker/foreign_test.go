@@ -5,6 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -48,7 +49,7 @@ func TestForeignNameOnAProvedImageIsNotExemptByTheAllowlist(t *testing.T) {
 
 func TestForeignNameOnALostPullIsNotPreloaded(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
-	pull, err := w.BeginPull(t.Context(), app+":1", tracker.Image{})
+	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +78,7 @@ func TestForeignNameOnALostPullIsNotPreloaded(t *testing.T) {
 
 func TestGrantedPodsTellsWhomAPullOutlived(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
-	pull, err := w.BeginPull(t.Context(), app+":1", tracker.Image{})
+	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +101,7 @@ func TestForeignNameIsNotExemptByARecordWithNothingProved(t *testing.T) {
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}})
 		w.pulled(pod("alice"), app+":1", id1, "alice")
 		const foreign = "docker.io/library/foreign:1"
-		pull, err := w.BeginPull(t.Context(), foreign, tracker.Image{})
+		pull, err := w.BeginPull(t.Context(), imageref.New(foreign), tracker.Image{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,7 +154,7 @@ func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.
 			if v := w.check(pod("mallory"), given, img); v.Allowed() {
 				t.Errorf("allowlisted name: %v by %s; want Reverify", v.Verdict, v.Reason)
 			}
-			r := tracker.Request{Pod: pod("mallory"), Name: given, Image: img}
+			r := tracker.Request{Pod: pod("mallory"), Name: imageref.New(given), Image: img}
 			if e := w.Explain(t.Context(), r); e.Allowed() {
 				t.Errorf("Explain: %v by %s; want Reverify as Check", e.Verdict.Verdict, e.Reason)
 			}

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -58,7 +59,7 @@ func TestPullAsksForImagesOnlyIfItsRepositoryIsMarked(t *testing.T) {
 		t.Errorf("a pull of a repository with a mark asked for %d lists of images; want one", got)
 	}
 	w.runtime.err = errors.New("away")
-	if _, err := w.BeginPull(t.Context(), "repo.test/any:3", tracker.Image{}); !errors.Is(err, tracker.ErrRuntime) || errors.Is(err, tracker.ErrNoIntent) {
+	if _, err := w.BeginPull(t.Context(), imageref.New("repo.test/any:3"), tracker.Image{}); !errors.Is(err, tracker.ErrRuntime) || errors.Is(err, tracker.ErrNoIntent) {
 		t.Errorf("BeginPull without a list = %v; want ErrRuntime", err)
 	}
 	w.runtime.err = nil
@@ -117,7 +118,7 @@ func TestCancelledPullDoesNotCloseImportedImages(t *testing.T) {
 				}
 				w.lost(system + ":lost")
 				w.runtime.set(anyImage, tc.imported)
-				name := tc.imported.Names[len(tc.imported.Names)-1]
+				name := tc.imported.Names[len(tc.imported.Names)-1].String()
 				if v := w.check(pod("first"), name, tc.imported); v.Verdict != tc.meanwhile {
 					t.Errorf("while the pull is unresolved: %v by %s; want %v", v.Verdict, v.Reason, tc.meanwhile)
 				}

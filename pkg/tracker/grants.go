@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 )
@@ -98,7 +99,7 @@ func (t *Tracker) granted(uid string, p records.Pair) (grant, bool) {
 // all if anything was revoked since: the container may be based on a repository that the image has lost, and its record with it. The
 // same holds for a pair whose record is younger than the container, or has none. Nor is one given for a container
 // whose creation time is in the future: the clock was set back, and nothing tells what is older.
-func (t *Tracker) Restore(p Pod, name string, img Image, created time.Time) {
+func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time) {
 	t.met(created)
 	if img.ID == "" {
 		return
@@ -108,7 +109,7 @@ func (t *Tracker) Restore(p Pod, name string, img Image, created time.Time) {
 			"imageID", img.ID, "pod", p.UID, "created", created)
 		return
 	}
-	g := grant{reason: policy.Granted, created: created, unnamed: name == ""}
+	g := grant{reason: policy.Granted, created: created, unnamed: name.Empty()}
 	for ok := false; !ok; { // until there is no revocation between the reading of the records and the grants
 		since := t.revocations.Load()
 		pairs, err := t.shown(name, img, created)
@@ -125,16 +126,16 @@ func (t *Tracker) Restore(p Pod, name string, img Image, created time.Time) {
 }
 
 // shown returns the pairs for which a container on the image shows a grant. An error says why it shows none.
-func (t *Tracker) shown(name string, img Image, created time.Time) (pairs []records.Pair, err error) {
+func (t *Tracker) shown(name imageref.Ref, img Image, created time.Time) (pairs []records.Pair, err error) {
 	last, err := t.store.LastRevoked()
 	switch {
 	case err != nil:
 		return nil, err
-	case name == "" && !created.After(last):
+	case name.Empty() && !created.After(last):
 		return nil, errRevokedSince
 	}
-	for _, c := range t.candidates(name, img) {
-		f, err := t.store.Lookup(c.pair)
+	for _, p := range pairsFor(name, img) {
+		f, err := t.store.Lookup(p)
 		if err != nil {
 			return nil, err
 		}
@@ -143,7 +144,7 @@ func (t *Tracker) shown(name string, img Image, created time.Time) (pairs []reco
 		if successor && !created.After(last) || f.Record != nil && !created.After(f.Record.Revoked) {
 			return nil, errRevokedSince
 		}
-		pairs = append(pairs, c.pair)
+		pairs = append(pairs, p)
 	}
 	return pairs, nil
 }

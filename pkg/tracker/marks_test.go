@@ -36,7 +36,7 @@ func TestForgottenMarkNeedsProofFromThenOn(t *testing.T) {
 	w.sync()
 	w.want(w.check(pod("in"), app+":1", img), policy.Allow, policy.Preloaded)
 	w.want(w.check(pod("in"), other+":1", image(id2, other+":1")), policy.Allow, policy.Preloaded)
-	w.Restore(pod("restored"), app+":1", img, created)
+	w.Restore(pod("restored"), imageref.New(app+":1"), img, created)
 
 	would, err := w.ForgetMarks(t.Context(), records.Selection{Repository: app}, true)
 	if err != nil || len(would.Marks) != 1 || len(would.Grants) != 2 || w.Grants() != 3 {
@@ -52,7 +52,7 @@ func TestForgottenMarkNeedsProofFromThenOn(t *testing.T) {
 	w.want(w.check(pod("new"), app+":1", img), policy.Reverify, policy.NotProved)
 	w.restart()
 	w.sync()
-	w.Restore(pod("in"), app+":1", img, created)
+	w.Restore(pod("in"), imageref.New(app+":1"), img, created)
 	w.want(w.check(pod("in"), app+":1", img), policy.Reverify, policy.NotProved)
 	w.pulled(pod("in"), app+":1", id1, "in")
 	w.want(w.check(pod("late"), app+":1", img, "in"), policy.Allow, policy.Proved)
@@ -244,7 +244,7 @@ func TestAcceptAllTakesOnlyWhatNothingIsKnownOf(t *testing.T) {
 	w.runtime.set(image(id3, "repo.test/pre:1"))
 	w.sync()
 	w.pulled(pod("alice"), app+":1", id1, "alice")
-	lost, err := w.BeginPull(t.Context(), "repo.test/lost:1", tracker.Image{})
+	lost, err := w.BeginPull(t.Context(), imageref.New("repo.test/lost:1"), tracker.Image{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -59,7 +60,7 @@ func TestProofOfANamespaceAnswersForNoCredential(t *testing.T) {
 func TestCredentialWithoutUserNameProvesForItsNamespace(t *testing.T) {
 	w, img := namespaceWorld(t)
 	token := credential.New("", "", "", "", "token", "")
-	pull, err := w.BeginPull(t.Context(), app+":1", tracker.Image{})
+	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +68,7 @@ func TestCredentialWithoutUserNameProvesForItsNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	ask := func(p tracker.Pod) tracker.Verdict {
-		return w.Check(t.Context(), tracker.Request{Pod: p, Name: app + ":1", Image: img, Credentials: []credential.Credential{token}})
+		return w.Check(t.Context(), tracker.Request{Pod: p, Name: imageref.New(app + ":1"), Image: img, Credentials: []credential.Credential{token}})
 	}
 	w.want(ask(inNamespace("b1", "team-b")), policy.Reverify, policy.NotProved)
 	w.want(ask(inNamespace("a2", "team-a")), policy.Allow, policy.Proved)
@@ -120,10 +121,10 @@ func TestProofOfANamespaceExpiresAndLosesItsGrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	ask := func() tracker.Verdict {
-		return w.Check(t.Context(), tracker.Request{Pod: inNamespace("", "team-a"), Name: app + ":1", Image: img, Unasked: true})
+		return w.Check(t.Context(), tracker.Request{Pod: inNamespace("", "team-a"), Name: imageref.New(app + ":1"), Image: img, Unasked: true})
 	}
 	w.want(ask(), policy.Allow, policy.ProvedInGrace)
-	pull, err := w.BeginPull(t.Context(), app+":1", img)
+	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), img)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +137,7 @@ func TestProofOfANamespaceExpiresAndLosesItsGrace(t *testing.T) {
 func TestExplainOfANamespacesProof(t *testing.T) {
 	w, img := namespaceWorld(t)
 	w.pulled(inNamespace("a1", "team-a"), app+":1", id1, "")
-	e := w.Explain(t.Context(), tracker.Request{Pod: inNamespace("", "team-a"), Name: app + ":1", Image: img})
+	e := w.Explain(t.Context(), tracker.Request{Pod: inNamespace("", "team-a"), Name: imageref.New(app + ":1"), Image: img})
 	w.want(e.Verdict, policy.Allow, policy.Proved)
 	want := []records.SecretRef{{Namespace: "team-a"}}
 	if diff := cmp.Diff(want, e.Known.Record.Proofs[0].Secrets); diff != "" {

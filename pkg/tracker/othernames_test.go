@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -30,7 +31,7 @@ func TestNameThatIsNewOnAPreloadedImageIsNotPreloaded(t *testing.T) {
 	w.want(w.check(pod("mallory"), mine+":1", img), policy.Reverify, policy.Untracked)
 	w.sync()
 	w.want(w.check(pod("mallory"), mine+":1", img), policy.Reverify, policy.Untracked)
-	e := w.Explain(t.Context(), tracker.Request{Pod: pod("mallory"), Name: mine + ":1", Image: img})
+	e := w.Explain(t.Context(), tracker.Request{Pod: pod("mallory"), Name: imageref.New(mine + ":1"), Image: img})
 	if !slices.Equal(e.Known.MarkedAs, []string{app}) || len(e.Known.RivalNames) > 0 {
 		t.Errorf("Explain: marked as %v, rivals %v; want %s alone as mark", e.Known.MarkedAs, e.Known.RivalNames, app)
 	}
@@ -124,7 +125,7 @@ func TestImportOfBytesThatATenantPulled(t *testing.T) {
 	t.Run("proved, so the name may be a tenant's", func(t *testing.T) {
 		w, img := start(t, "m")
 		w.want(w.check(pod("dns"), system+":1", img), policy.Reverify, policy.Untracked)
-		e := w.Explain(t.Context(), tracker.Request{Pod: pod("dns"), Name: system + ":1", Image: img})
+		e := w.Explain(t.Context(), tracker.Request{Pod: pod("dns"), Name: imageref.New(system + ":1"), Image: img})
 		if !slices.Equal(e.Known.RivalNames, []string{mine}) {
 			t.Errorf("Explain: rivals %v; want %s", e.Known.RivalNames, mine)
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -32,7 +33,7 @@ func TestPullThatARevocationOvertakesProvesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, tracker.Options{VerifyUntracked: true})
 			if name == "a twin's Secret" { // which holds the same, and is noted with it
-				pull, err := w.BeginPull(t.Context(), app+":1", tracker.Image{})
+				pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -41,7 +42,7 @@ func TestPullThatARevocationOvertakesProvesNothing(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			pull, err := w.BeginPull(t.Context(), app+":1", tracker.Image{})
+			pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -70,7 +71,7 @@ func TestPullThatARevocationOvertakesProvesNothing(t *testing.T) {
 // The same where its record cannot be written: a grant would be all that is left of it.
 func TestOvertakenPullWithoutARecordLeavesNoGrant(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
-	pull, err := w.BeginPull(t.Context(), app+":1", tracker.Image{})
+	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +93,7 @@ func TestRestartBringsBackNoGrantThatEndedAlone(t *testing.T) {
 		"its Secret holds another credential by now": {
 			func(w *world) {
 				w.pulledBy(pod("a"), "alice", "u1")
-				v := w.Check(w.t.Context(), tracker.Request{Pod: pod("b"), Name: app + ":1", Image: img, Secrets: []tracker.Secret{{Credential: w.key.ID(secret("bob")), Ref: ref("u1")}}})
+				v := w.Check(w.t.Context(), tracker.Request{Pod: pod("b"), Name: imageref.New(app + ":1"), Image: img, Secrets: []tracker.Secret{{Credential: w.key.ID(secret("bob")), Ref: ref("u1")}}})
 				w.want(v, policy.Allow, policy.Proved)
 			},
 			func(w *world) records.Revocation { return records.Revocation{Credential: w.key.ID(secret("alice"))} },
@@ -116,7 +117,7 @@ func TestRestartBringsBackNoGrantThatEndedAlone(t *testing.T) {
 				t.Fatalf("Revoke = %+v; want a's grant ended", got)
 			}
 			w.restart()
-			w.Restore(pod("a"), app+":1", img, created)
+			w.Restore(pod("a"), imageref.New(app+":1"), img, created)
 			w.want(w.check(pod("a"), app+":1", img), policy.Reverify, policy.NotProved)
 		})
 	}
@@ -142,7 +143,7 @@ func TestRevocationBySecretKnowsWhatIsNotYetWritten(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	w.pulled(tracker.Pod{}, app+":1", id1, "alice")
 	by := func(uid string) tracker.Verdict {
-		return w.Check(t.Context(), tracker.Request{Pod: pod(uid), Name: app + ":1", Image: image(id1, app+":1"), Secrets: []tracker.Secret{
+		return w.Check(t.Context(), tracker.Request{Pod: pod(uid), Name: imageref.New(app + ":1"), Image: image(id1, app+":1"), Secrets: []tracker.Secret{
 			{Credential: w.key.ID(secret("alice")), Ref: ref("u1")},
 		}})
 	}
@@ -166,8 +167,8 @@ func TestDamagedRecordBringsBackNoRevokedGrant(t *testing.T) {
 	w.pulled(pod("b"), app+":1", id1, "bob")
 	later := time.Now()
 	w.restart()
-	w.Restore(pod("a"), app+":1", img, created)
-	w.Restore(pod("b"), app+":1", img, later)
+	w.Restore(pod("a"), imageref.New(app+":1"), img, created)
+	w.Restore(pod("b"), imageref.New(app+":1"), img, later)
 	w.want(w.check(pod("a"), app+":1", img), policy.Reverify, policy.NotProved)
 	w.want(w.check(pod("b"), app+":1", img), policy.Allow, policy.Granted)
 }
@@ -185,7 +186,7 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 	w.pulled(pod("bob"), app+":1", id1, "bob")
 	created := time.Now()
 	w.restart()
-	w.Restore(pod("bob"), app+":1", img, created)
+	w.Restore(pod("bob"), imageref.New(app+":1"), img, created)
 	removed()
 	w.pulled(pod("alice"), app+":1", id1, "alice")
 	data, err := w.HandOver() // which keeps what is known of a grant
@@ -216,11 +217,11 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 		remove()
 		w.pulled(pod("alice"), app+":1", id1, "alice")
 		w.restart()
-		w.Restore(pod("bob"), app+":1", img, created)
+		w.Restore(pod("bob"), imageref.New(app+":1"), img, created)
 		if v := w.check(pod("bob"), app+":1", img); v.Allowed() {
 			t.Errorf("the image was removed %s and pulled again: %v by %s; want Reverify", how, v.Verdict, v.Reason)
 		}
-		w.Restore(pod("carol"), app+":1", img, time.Now())
+		w.Restore(pod("carol"), imageref.New(app+":1"), img, time.Now())
 		w.want(w.check(pod("carol"), app+":1", img), policy.Allow, policy.Granted)
 	}
 }
@@ -234,7 +235,7 @@ func TestRestoredGrantWithoutANameEndsWithARevocationForAnotherRepository(t *tes
 		img := image(id1, app+":1", "repo.test/shared:1")
 		created := time.Now()
 		w.restart()
-		w.Restore(pod("alice"), "", img, created)
+		w.Restore(pod("alice"), imageref.New(""), img, created)
 		w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
 		if r.Credential != "" {
 			r.Credential = w.key.ID(secret("alice"))
@@ -256,11 +257,11 @@ func TestGrantsWithoutANameAreNotRestoredIfOneRepositoryWasRevoked(t *testing.T)
 			created := time.Now()
 			w.pulled(pod("carol"), "repo.test/carol:1", id1, "carol") // which is no reason
 			w.restart()
-			w.Restore(pod("alice"), "", img, created)
+			w.Restore(pod("alice"), imageref.New(""), img, created)
 			w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
 			w.restart()
 			w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
-			w.Restore(pod("alice"), "", img, created)
+			w.Restore(pod("alice"), imageref.New(""), img, created)
 			w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Reverify, policy.NotProved)
 		})
 	}
@@ -277,20 +278,20 @@ func TestGrantWithoutANameEndsWithARevocationForARepositoryThatIsGone(t *testing
 		w.restart()
 		revoke := func() { w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))}) }
 		if late {
-			w.Restore(pod("alice"), "", img, created)
+			w.Restore(pod("alice"), imageref.New(""), img, created)
 			w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
 			revoke()
 		} else {
 			revoke()
-			w.Restore(pod("alice"), "", img, created)
+			w.Restore(pod("alice"), imageref.New(""), img, created)
 		}
 		w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Reverify, policy.NotProved)
 		w.restart()
-		w.Restore(pod("alice"), "", img, created)
+		w.Restore(pod("alice"), imageref.New(""), img, created)
 		w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Reverify, policy.NotProved)
 
 		// A container that was created since is based on nothing that was revoked; nor is one of another image.
-		w.Restore(pod("carol"), "", img, time.Now())
+		w.Restore(pod("carol"), imageref.New(""), img, time.Now())
 		w.want(w.check(pod("carol"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
 		w.revokes(records.Revocation{ImageID: id2})
 		w.want(w.check(pod("carol"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
@@ -302,7 +303,7 @@ func TestGrantWithoutANameEndsWithARevocationForARepositoryThatIsGone(t *testing
 func TestRevocationIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
 	for name, meet := range map[string]func(w *world, created time.Time){
 		"which the start finds": func(w *world, created time.Time) {
-			w.Restore(pod("bob"), app+":1", image(id1, app+":1"), created)
+			w.Restore(pod("bob"), imageref.New(app+":1"), image(id1, app+":1"), created)
 		},
 		"which an earlier process has seen": func(w *world, created time.Time) {
 			data, err := w.HandOver()
@@ -339,10 +340,10 @@ func TestRevocationIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
 				w.revokes(records.Revocation{Credential: w.key.ID(secret("bob"))})
 				time.Sleep(2 * time.Hour)
 				w.restart()
-				w.Restore(pod("bob"), app+":1", img, created)
+				w.Restore(pod("bob"), imageref.New(app+":1"), img, created)
 				w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
 				// What is created later is not affected.
-				w.Restore(pod("carol"), app+":1", img, time.Now())
+				w.Restore(pod("carol"), imageref.New(app+":1"), img, time.Now())
 				w.want(w.check(pod("carol"), app+":1", img), policy.Allow, policy.Granted)
 			})
 		})
@@ -390,12 +391,12 @@ func TestWhatIsTakenAwayIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.
 				w.runtime.set(img)
 				tc.before(w)
 				created := time.Now().Add(time.Hour)
-				w.Restore(pod("bob"), app+":1", img, created) // which is not restored, and is met
+				w.Restore(pod("bob"), imageref.New(app+":1"), img, created) // which is not restored, and is met
 				time.Sleep(time.Minute)
 				tc.after(w)
 				time.Sleep(2 * time.Hour)
 				w.restart()
-				w.Restore(pod("bob"), app+":1", img, created)
+				w.Restore(pod("bob"), imageref.New(app+":1"), img, created)
 				w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
 			})
 		})

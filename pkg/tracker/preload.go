@@ -87,11 +87,9 @@ func (t *Tracker) plan(ctx context.Context) (sc records.Scan, ok bool) {
 func broughtBy(images []Image) func(records.Intent, records.Pair) bool {
 	names := map[records.Pair][]imageref.Name{}
 	for _, i := range images {
-		for _, s := range i.Names {
-			if n, err := imageref.Parse(s); err == nil {
-				p := records.Pair{ImageID: i.ID, Repository: n.Repository()}
-				names[p] = append(names[p], n)
-			}
+		for _, n := range i.Names {
+			p := records.Pair{ImageID: i.ID, Repository: n.Repository()}
+			names[p] = append(names[p], n.Name())
 		}
 	}
 	return func(in records.Intent, p records.Pair) bool {

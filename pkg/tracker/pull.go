@@ -31,24 +31,20 @@ type Pull struct {
 // is due to be marked preloaded it is marked first, because a pull leaves a record behind. Preloaded marks of the
 // repository end if the runtime does not list their image under it any more. The error is ErrNoIntent, or ErrRuntime if the runtime's
 // list of images was needed for that and could not be had.
-func (t *Tracker) BeginPull(ctx context.Context, name string, present Image) (*Pull, error) {
-	repository := unparsedRepository(name)
-	n, invalid := imageref.Parse(name)
-	if invalid == nil {
-		repository = n.Repository()
-		if present.ID != "" && present.Carries(n) {
-			facts, err := t.store.Lookup(records.Pair{ImageID: present.ID, Repository: repository})
-			if err == nil && t.mayBeMarked(facts, records.Pair{ImageID: present.ID, Repository: repository}, present) {
-				t.scan(ctx)
-			}
+func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Image) (*Pull, error) {
+	repository := repositoryOf(name)
+	if present.ID != "" && present.Carries(name.Name()) {
+		pair := records.Pair{ImageID: present.ID, Repository: repository}
+		if facts, err := t.store.Lookup(pair); err == nil && t.mayBeMarked(facts, pair, present) {
+			t.scan(ctx)
 		}
 	}
 	p := &Pull{t: t, repository: repository}
-	if invalid != nil {
+	if !name.Parsed() {
 		// The intent is of a repository that no image has, so it cannot keep scans from what the pull brings.
 		p.unhold = t.holdScans()
 	}
-	intent, err := t.writeIntent(ctx, name, repository)
+	intent, err := t.writeIntent(ctx, name.String(), repository)
 	if err != nil {
 		p.releaseScans()
 		return nil, err

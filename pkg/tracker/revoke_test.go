@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -63,7 +64,7 @@ func TestGrantDoesNotOutliveARevocationThatRacesWithIt(t *testing.T) {
 						return
 					default:
 						if p := pod(fmt.Sprintf("%d-%d-%d", round, i, n)); i%4 == 0 {
-							w.Restore(p, app+":1", img, created)
+							w.Restore(p, imageref.New(app+":1"), img, created)
 						} else {
 							w.check(p, app+":1", img, "alice")
 						}
@@ -100,7 +101,7 @@ func TestGrantDoesNotOutliveARevocationThatRacesWithIt(t *testing.T) {
 // The same, at the worst moment: the record of the pull is on disk, and revoked before the pod has its grant.
 func TestPullThatIsRevokedBeforeItsGrantLeavesNone(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
-	pull, err := w.BeginPull(t.Context(), app+":1", tracker.Image{})
+	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +130,7 @@ func useBeforeRevocation(t *testing.T, between time.Duration) {
 		w := newWorld(t, tracker.Options{VerifyUntracked: true})
 		img := image(id1, app+":1")
 		by := func(uid, holds, password string) policy.Reason {
-			return w.Check(t.Context(), tracker.Request{Pod: pod(uid), Name: app + ":1", Image: img, Secrets: []tracker.Secret{{
+			return w.Check(t.Context(), tracker.Request{Pod: pod(uid), Name: imageref.New(app + ":1"), Image: img, Secrets: []tracker.Secret{{
 				Credential: w.key.ID(secret(password)), Ref: records.SecretRef{UID: holds, Namespace: "team", Name: "pull"},
 			}}}).Reason
 		}
@@ -162,7 +163,7 @@ func TestRevocationEndsOnlyGrantsThatRestOnIt(t *testing.T) {
 	w.pulled(pod("bob"), app+":1", id1, "bob")
 	w.pulled(pod("alice"), other, id1, "alice")
 	w.pulled(pod("open"), "repo.test/pub:1", id2, "")
-	w.Check(t.Context(), tracker.Request{Pod: pod("exempt"), Name: app + ":1", Image: image(id1, app+":1"), Using: true})
+	w.Check(t.Context(), tracker.Request{Pod: pod("exempt"), Name: imageref.New(app + ":1"), Image: image(id1, app+":1"), Using: true})
 	if w.Grants() != 5 {
 		t.Fatalf("%d grants; want 5", w.Grants())
 	}

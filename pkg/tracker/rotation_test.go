@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -16,7 +17,7 @@ var ownSecret = records.SecretRef{UID: "u1", Namespace: "team-m", Name: "pull"}
 // holding asks as a pod with a pull secret of this content.
 func (w *world) holding(uid string, ref records.SecretRef, password string) tracker.Request {
 	return tracker.Request{
-		Pod: pod(uid), Name: app + ":1", Image: image(id1, app+":1"),
+		Pod: pod(uid), Name: imageref.New(app + ":1"), Image: image(id1, app+":1"),
 		Secrets: []tracker.Secret{{Credential: w.key.ID(secret(password)), Ref: ref}},
 	}
 }
@@ -24,7 +25,7 @@ func (w *world) holding(uid string, ref records.SecretRef, password string) trac
 // pulledWith makes a successful pull with the content of a pull secret.
 func (w *world) pulledWith(uid string, ref records.SecretRef, password string) {
 	w.t.Helper()
-	pull, err := w.BeginPull(w.t.Context(), app+":1", tracker.Image{})
+	pull, err := w.BeginPull(w.t.Context(), imageref.New(app+":1"), tracker.Image{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -135,7 +136,7 @@ func TestVerdictByPolicyLeavesNoGrantUntilTheImageIsUsed(t *testing.T) {
 				}
 			}
 			w.check(pod("user"), app+":1", img)
-			v := w.Check(t.Context(), tracker.Request{Pod: pod("user"), Name: app + ":1", Image: img, Using: true})
+			v := w.Check(t.Context(), tracker.Request{Pod: pod("user"), Name: imageref.New(app + ":1"), Image: img, Using: true})
 			if !v.Allowed() || v.First {
 				t.Errorf("use = %v by %s, first %v; want Allow, and the pre-check as the first", v.Verdict, v.Reason, v.First)
 			}
@@ -160,7 +161,7 @@ func TestContainerFromTheFutureRestoresNoGrant(t *testing.T) {
 		created := time.Now().Add(2 * time.Hour)
 		w.revokeCredential("leaked")
 		w.restart()
-		w.Restore(pod("m"), app+":1", img, created)
+		w.Restore(pod("m"), imageref.New(app+":1"), img, created)
 		w.want(w.check(pod("m"), app+":1", img), policy.Reverify, policy.NotProved)
 	})
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/conformance"
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -65,7 +66,7 @@ func (w *world) play(t *testing.T, d *datadriven.TestData) string {
 		for _, a := range d.CmdArgs {
 			i := tracker.Image{ID: scenarioID(a.Key)}
 			for _, v := range a.Vals {
-				i.Names = append(i.Names, full(v))
+				i.Names = append(i.Names, imageref.New(full(v)))
 			}
 			images = append(images, i)
 		}
@@ -74,9 +75,9 @@ func (w *world) play(t *testing.T, d *datadriven.TestData) string {
 	case "pull":
 		return w.playPull(name, arg, who, w.held(t, d))
 	case "check":
-		r := tracker.Request{Pod: who, Name: name, Image: w.find(scenarioID(arg("id"))), Except: full(arg("except")), Unasked: d.HasArg("unasked")}
+		r := tracker.Request{Pod: who, Name: imageref.New(name), Image: w.find(scenarioID(arg("id"))), Except: full(arg("except")), Unasked: d.HasArg("unasked")}
 		if name == full("-") {
-			r.Name = ""
+			r.Name = imageref.Ref{}
 		}
 		if d.HasArg("secrets") {
 			for _, pw := range d.CmdArgs[slices.IndexFunc(d.CmdArgs, func(a datadriven.CmdArg) bool { return a.Key == "secrets" })].Vals {
@@ -129,7 +130,7 @@ func (w *world) play(t *testing.T, d *datadriven.TestData) string {
 		if d.HasArg("created") {
 			created = created.Add(-span(t, arg("created")))
 		}
-		w.Restore(who, name, w.find(scenarioID(arg("id"))), created)
+		w.Restore(who, imageref.New(name), w.find(scenarioID(arg("id"))), created)
 		return ""
 	case "store":
 		return w.dump()
@@ -165,7 +166,7 @@ func (w *world) playPull(name string, arg func(string) string, who tracker.Pod, 
 	if p := arg("present"); p != "" {
 		present = w.find(scenarioID(p))
 	}
-	pull, err := w.BeginPull(w.t.Context(), name, present)
+	pull, err := w.BeginPull(w.t.Context(), imageref.New(name), present)
 	if err != nil {
 		return said(err)
 	}

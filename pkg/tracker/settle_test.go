@@ -5,6 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -12,7 +13,7 @@ import (
 // lost makes a pull that ends without a known result.
 func (w *world) lost(name string) {
 	w.t.Helper()
-	pull, err := w.BeginPull(w.t.Context(), name, tracker.Image{})
+	pull, err := w.BeginPull(w.t.Context(), imageref.New(name), tracker.Image{})
 	if err != nil {
 		w.t.Fatalf("BeginPull(%s) = %v; want nil", name, err)
 	}
@@ -73,7 +74,7 @@ func TestFailedFlushKeepsEarlierAndLaterNotes(t *testing.T) {
 	id := w.key.ID(secret("alice"))
 	check := func(uid, name string) records.SecretRef {
 		ref := records.SecretRef{UID: uid, Namespace: "team", Name: name}
-		w.Check(t.Context(), tracker.Request{Pod: pod(uid), Name: app + ":1", Image: img, Secrets: []tracker.Secret{{Credential: id, Ref: ref}}})
+		w.Check(t.Context(), tracker.Request{Pod: pod(uid), Name: imageref.New(app + ":1"), Image: img, Secrets: []tracker.Secret{{Credential: id, Ref: ref}}})
 		return ref
 	}
 	first := check("u1", "first")

@@ -32,7 +32,16 @@ type Image struct {
 	// ID is what the runtime calls the image; for containerd the config digest.
 	ID string
 	// Names are all its tags and digests, as the runtime writes them.
-	Names []string
+	Names []imageref.Ref
+}
+
+// NewImage returns an image with an ID and names. It parses each name, once.
+func NewImage(id string, names ...string) Image {
+	i := Image{ID: id}
+	for _, n := range names {
+		i.Names = append(i.Names, imageref.New(n))
+	}
+	return i
 }
 
 // A Pod is who asks. The zero value is a pod that is not identified: it is granted nothing and
@@ -171,19 +180,14 @@ func (r *Rules) exemption(p Pod) policy.Exemption {
 // Carries reports whether the runtime knows the image by the name; a name that only resolves
 // as (a prefix of) an image ID is not among an image's names.
 func (i Image) Carries(n imageref.Name) bool {
-	for _, s := range i.Names {
-		if known, err := imageref.Parse(s); err == nil && known == n {
-			return true
-		}
-	}
-	return false
+	return n != imageref.Name{} && slices.ContainsFunc(i.Names, func(known imageref.Ref) bool { return known.Name() == n })
 }
 
 // Repositories returns the repositories of the image's names, sorted, each once.
 func (i Image) Repositories() []string {
 	var all []string
-	for _, s := range i.Names {
-		if n, err := imageref.Parse(s); err == nil {
+	for _, n := range i.Names {
+		if n.Parsed() {
 			all = append(all, n.Repository())
 		}
 	}

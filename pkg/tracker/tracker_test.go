@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -26,7 +27,7 @@ func TestConcurrentPullsAreJudgedEachByItself(t *testing.T) {
 		for who, ok := range map[tracker.Pod]bool{good: true, bad: false} {
 			wg.Go(func() {
 				<-start
-				pull, err := w.BeginPull(t.Context(), name, tracker.Image{})
+				pull, err := w.BeginPull(t.Context(), imageref.New(name), tracker.Image{})
 				if err != nil {
 					t.Errorf("BeginPull = %v; want nil", err)
 					return
@@ -58,7 +59,7 @@ func TestConcurrentPullsAreJudgedEachByItself(t *testing.T) {
 // What happens between the list of images and the marks of a scan decides whether the list can be used.
 func TestScanMarksOnlyWhatNoOperationCanHaveBrought(t *testing.T) {
 	begin := func(w *world, name string) *tracker.Pull {
-		pull, err := w.BeginPull(t.Context(), name, tracker.Image{})
+		pull, err := w.BeginPull(t.Context(), imageref.New(name), tracker.Image{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -102,7 +103,7 @@ func TestPullInProgressDoesNotStopMarksOfOtherRepositories(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	w.runtime.set(image(id3, "repo.test/any:1"))
 	w.sync()
-	if _, err := w.BeginPull(t.Context(), "tenant.test/endless:1", tracker.Image{}); err != nil {
+	if _, err := w.BeginPull(t.Context(), imageref.New("tenant.test/endless:1"), tracker.Image{}); err != nil {
 		t.Fatal(err)
 	}
 	const system = "docker.io/rancher/coredns"
@@ -160,7 +161,7 @@ func TestStoreThatFailsOpensNothing(t *testing.T) {
 	img := image(id1, app+":1")
 	w.pulled(pod("alice"), app+":1", id1, "alice")
 	w.want(w.check(pod("alice"), app+":1", img, "alice"), policy.Allow, policy.Granted)
-	pull, err := w.BeginPull(t.Context(), app+":2", tracker.Image{})
+	pull, err := w.BeginPull(t.Context(), imageref.New(app+":2"), tracker.Image{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +170,7 @@ func TestStoreThatFailsOpensNothing(t *testing.T) {
 	w.want(w.check(pod("bob"), app+":1", img, "alice"), policy.Reverify, policy.RecordUnreadable)
 	w.want(w.check(tracker.Pod{UID: "u", Namespace: "kube-system"}, app+":1", img), policy.Allow, policy.ExemptNamespace)
 	w.want(w.check(tracker.Pod{Static: true}, app+":1", img), policy.Allow, policy.ExemptStaticPod)
-	if _, err := w.BeginPull(t.Context(), app+":3", tracker.Image{}); !errors.Is(err, tracker.ErrNoIntent) {
+	if _, err := w.BeginPull(t.Context(), imageref.New(app+":3"), tracker.Image{}); !errors.Is(err, tracker.ErrNoIntent) {
 		t.Errorf("BeginPull = %v; want ErrNoIntent", err)
 	}
 	before := w.Grants()
@@ -217,11 +218,11 @@ func TestCheckIDHidesOnlyNamesThatAreIDs(t *testing.T) {
 		"docker.io/library/sha256:76": policy.Reverify, strings.Repeat("a", 64): policy.Reverify,
 		"busybox:1": policy.Allow, app: policy.Allow, appD: policy.Allow, "cafe:latest": policy.Allow,
 	} {
-		if d := w.CheckID(pod("bob"), name); d.Verdict != want {
+		if d := w.CheckID(pod("bob"), imageref.New(name)); d.Verdict != want {
 			t.Errorf("CheckID(%q) = %v by %s; want %v", name, d.Verdict, d.Reason, want)
 		}
 	}
-	if d := w.CheckID(pod("exempt"), "sha256:7"); d.Verdict != policy.Allow {
+	if d := w.CheckID(pod("exempt"), imageref.New("sha256:7")); d.Verdict != policy.Allow {
 		t.Errorf("CheckID of an exempt pod = %v; want Allow", d.Verdict)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -51,7 +52,7 @@ func overTime(t *testing.T, random *rand.Rand) {
 		var did string
 		switch random.IntN(8) {
 		case 0:
-			pull, err := w.BeginPull(t.Context(), app+":1", img)
+			pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), img)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -71,7 +72,7 @@ func overTime(t *testing.T, random *rand.Rand) {
 			model[pw] = &confirmed{at: time.Now(), held: bySecret || was != nil && was.held}
 			did = fmt.Sprintf("%s confirmed, by its Secret: %v", pw, bySecret)
 		case 1:
-			pull, err := w.BeginPull(t.Context(), app+":1", img)
+			pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), img)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -120,7 +121,7 @@ func overTime(t *testing.T, random *rand.Rand) {
 					want = policy.NotProved
 				}
 				v := w.Check(t.Context(), tracker.Request{
-					Pod: pod(fmt.Sprintf("%d-%d-%v", step, i, unasked)), Name: app + ":1", Image: img,
+					Pod: pod(fmt.Sprintf("%d-%d-%v", step, i, unasked)), Name: imageref.New(app + ":1"), Image: img,
 					Credentials: []credential.Credential{secret(pw)}, Unasked: unasked,
 				})
 				if v.Reason != want || v.Allowed() != (want == policy.Proved || want == policy.ProvedInGrace) || v.InGrace != (want == policy.ProvedInGrace) {
@@ -184,7 +185,7 @@ func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		pull, err := w.BeginPull(t.Context(), app+":1", img)
+		pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), img)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -196,7 +197,7 @@ func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 		defer cancel()
 		w.Run(ctx) // sets the proof back with the clock
 		time.Sleep(2*time.Hour + time.Minute)
-		v := w.Check(t.Context(), tracker.Request{Pod: pod("a"), Name: app + ":1", Image: img, Credentials: []credential.Credential{secret("alice")}, Unasked: true})
+		v := w.Check(t.Context(), tracker.Request{Pod: pod("a"), Name: imageref.New(app + ":1"), Image: img, Credentials: []credential.Credential{secret("alice")}, Unasked: true})
 		w.want(v, policy.Reverify, policy.ProofExpired)
 	})
 }
@@ -208,7 +209,7 @@ func TestSecretThatStillHoldsTheCredentialIsNotRotated(t *testing.T) {
 		w.pulledBy(pod("a"), "alice", "u1")
 		time.Sleep(time.Hour)
 		for i := range 3 {
-			v := w.Check(t.Context(), tracker.Request{Pod: pod(fmt.Sprint(i)), Name: app + ":1", Image: image(id1, app+":1"), Secrets: []tracker.Secret{
+			v := w.Check(t.Context(), tracker.Request{Pod: pod(fmt.Sprint(i)), Name: imageref.New(app + ":1"), Image: image(id1, app+":1"), Secrets: []tracker.Secret{
 				{Credential: w.key.ID(secret("alice")), Ref: ref("u1")}, {Credential: w.key.ID(secret("bob")), Ref: ref("u1")},
 			}})
 			w.want(v, policy.Reverify, policy.ProofExpired)
@@ -223,7 +224,7 @@ func TestSecretThatStillHoldsTheCredentialIsNotRotated(t *testing.T) {
 // pulledBy makes a successful pull with what a Secret holds.
 func (w *world) pulledBy(p tracker.Pod, password, uid string) {
 	w.t.Helper()
-	pull, err := w.BeginPull(w.t.Context(), app+":1", tracker.Image{})
+	pull, err := w.BeginPull(w.t.Context(), imageref.New(app+":1"), tracker.Image{})
 	if err != nil {
 		w.t.Fatal(err)
 	}

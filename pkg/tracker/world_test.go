@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -140,7 +141,7 @@ func (w *world) damage(p records.Pair) {
 	w.open()
 }
 
-func image(id string, names ...string) tracker.Image { return tracker.Image{ID: id, Names: names} }
+func image(id string, names ...string) tracker.Image { return tracker.NewImage(id, names...) }
 
 func pod(uid string) tracker.Pod { return tracker.Pod{UID: uid, Namespace: "team-" + uid} }
 
@@ -155,7 +156,7 @@ func secret(password string) credential.Credential {
 // pulled makes a whole successful pull.
 func (w *world) pulled(p tracker.Pod, name, id, password string) tracker.Verdict {
 	w.t.Helper()
-	pull, err := w.BeginPull(w.t.Context(), name, tracker.Image{})
+	pull, err := w.BeginPull(w.t.Context(), imageref.New(name), tracker.Image{})
 	if err != nil {
 		w.t.Fatalf("BeginPull(%s) = %v; want nil", name, err)
 	}
@@ -169,7 +170,7 @@ func (w *world) pulled(p tracker.Pod, name, id, password string) tracker.Verdict
 // check asks with the passwords of the pod's credentials.
 func (w *world) check(p tracker.Pod, name string, img tracker.Image, passwords ...string) tracker.Verdict {
 	w.t.Helper()
-	r := tracker.Request{Pod: p, Name: name, Image: img}
+	r := tracker.Request{Pod: p, Name: imageref.New(name), Image: img}
 	for _, pw := range passwords {
 		r.Credentials = append(r.Credentials, secret(pw))
 	}

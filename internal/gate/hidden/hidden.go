@@ -9,11 +9,14 @@ type Key struct {
 }
 
 // KeyOf returns the key of a pre-check that carried seen as its config.seen and asked for a name.
-func KeyOf(seen, name string) Key {
-	if n, err := imageref.Parse(name); err == nil {
-		name = n.String()
+func KeyOf(seen string, name imageref.Ref) Key { return Key{seen: seen, name: normal(name)} }
+
+// normal returns the normal form of a name; for one that does not parse, the name as it is written.
+func normal(name imageref.Ref) string {
+	if name.Parsed() {
+		return name.Name().String()
 	}
-	return Key{seen: seen, name: name}
+	return name.String()
 }
 
 // A Set remembers the pre-checks that are hidden at the moment: a PullImage of the same pod for
@@ -39,28 +42,28 @@ func (s *Set) Has(k Key) bool { return s.hidden.Has(k.seen, k.name) }
 func (s *Set) Clear(k Key) { s.hidden.Remove(k.seen, k.name) }
 
 // refusalOf returns what a refusal is remembered by.
-func refusalOf(name, imageID string) string {
-	if name == "" {
+func refusalOf(name imageref.Ref, imageID string) string {
+	if name.Empty() {
 		return imageID
 	}
-	return KeyOf("", name).name
+	return normal(name)
 }
 
-// Refuse notes that a pod was denied a container on an image; name may be "".
-func (s *Set) Refuse(uid, name, imageID string) {
+// Refuse notes that a pod was denied a container on an image; name may be empty.
+func (s *Set) Refuse(uid string, name imageref.Ref, imageID string) {
 	if uid != "" {
 		s.refusals.Add(uid, refusalOf(name, imageID))
 	}
 }
 
 // Refused reports, once, whether a pod was denied a container on the image since the last time.
-func (s *Set) Refused(uid, name, imageID string) (yes bool) {
+func (s *Set) Refused(uid string, name imageref.Ref, imageID string) (yes bool) {
 	named, byID := s.refusals.Remove(uid, refusalOf(name, imageID)), s.refusals.Remove(uid, imageID)
 	return named || byID
 }
 
 // WillRefuse reports what Refused would, and has no effect.
-func (s *Set) WillRefuse(uid, name, imageID string) bool {
+func (s *Set) WillRefuse(uid string, name imageref.Ref, imageID string) bool {
 	return s.refusals.Has(uid, refusalOf(name, imageID)) || s.refusals.Has(uid, imageID)
 }
 

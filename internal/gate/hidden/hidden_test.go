@@ -3,33 +3,35 @@ package hidden
 import (
 	"fmt"
 	"testing"
+
+	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
 func TestAPodForgetsItsOwnOldestName(t *testing.T) {
 	var h Set
-	victim := KeyOf("victim", "busybox")
+	victim := KeyOf("victim", imageref.New("busybox"))
 	h.Add(victim)
 	const flood = 10_000 // more than all pods together once had room for
 	for i := range flood {
-		if !h.Add(KeyOf("pod", fmt.Sprintf("busybox:%d", i))) {
+		if !h.Add(KeyOf("pod", imageref.New(fmt.Sprintf("busybox:%d", i)))) {
 			t.Fatalf("pre-check %d was hidden before", i)
 		}
 	}
 	if n := len(h.hidden.pods["pod"].order); n != maxNames {
 		t.Errorf("%d names of the pod; want %d", n, maxNames)
 	}
-	if h.Has(KeyOf("pod", fmt.Sprint("busybox:", flood-maxNames-1))) || !h.Has(KeyOf("pod", fmt.Sprint("busybox:", flood-maxNames))) {
+	if h.Has(KeyOf("pod", imageref.New(fmt.Sprint("busybox:", flood-maxNames-1)))) || !h.Has(KeyOf("pod", imageref.New(fmt.Sprint("busybox:", flood-maxNames)))) {
 		t.Error("the oldest names were not those that are forgotten")
 	}
 	if !h.Has(victim) {
 		t.Error("a name of another pod is forgotten")
 	}
-	if h.Add(KeyOf("pod", "docker.io/library/busybox:9999")) {
+	if h.Add(KeyOf("pod", imageref.New("docker.io/library/busybox:9999"))) {
 		t.Error("two spellings of a name are told apart")
 	}
-	h.Clear(KeyOf("pod", "busybox:9999"))
-	h.Clear(KeyOf("pod", "busybox:9999"))
-	if h.Has(KeyOf("pod", "busybox:9999")) || len(h.hidden.pods["pod"].order) != maxNames-1 {
+	h.Clear(KeyOf("pod", imageref.New("busybox:9999")))
+	h.Clear(KeyOf("pod", imageref.New("busybox:9999")))
+	if h.Has(KeyOf("pod", imageref.New("busybox:9999"))) || len(h.hidden.pods["pod"].order) != maxNames-1 {
 		t.Error("a cleared pre-check is still hidden")
 	}
 }
@@ -37,9 +39,9 @@ func TestAPodForgetsItsOwnOldestName(t *testing.T) {
 func TestPodsAreBoundedAndEnd(t *testing.T) {
 	var h Set
 	for i := range maxPods + 1 {
-		h.Add(KeyOf(fmt.Sprint(i), "busybox"))
+		h.Add(KeyOf(fmt.Sprint(i), imageref.New("busybox")))
 	}
-	if n := len(h.hidden.pods); n != maxPods || h.Has(KeyOf("0", "busybox")) {
+	if n := len(h.hidden.pods); n != maxPods || h.Has(KeyOf("0", imageref.New("busybox"))) {
 		t.Errorf("%d pods are remembered; want the last %d", n, maxPods)
 	}
 	h.EndUnknown(func(seen string) bool { return seen == "1" || seen == "2" })
@@ -47,20 +49,20 @@ func TestPodsAreBoundedAndEnd(t *testing.T) {
 		t.Errorf("%d pods are left; want all %d, none was known before", n, maxPods)
 	}
 	h.EndUnknown(func(seen string) bool { return seen == "1" })
-	if !h.Has(KeyOf("1", "busybox")) || h.Has(KeyOf("2", "busybox")) || !h.Has(KeyOf("3", "busybox")) {
+	if !h.Has(KeyOf("1", imageref.New("busybox"))) || h.Has(KeyOf("2", imageref.New("busybox"))) || !h.Has(KeyOf("3", imageref.New("busybox"))) {
 		t.Error("want the pod forgotten that was known and has ended, and no other")
 	}
-	h.Refuse("uid", "busybox", "id")
-	h.Refuse("uid", "", "other")
-	if !h.WillRefuse("uid", "busybox", "id") || !h.Refused("uid", "busybox", "id") || h.Refused("uid", "busybox", "id") || h.WillRefuse("uid", "busybox", "id") {
+	h.Refuse("uid", imageref.New("busybox"), "id")
+	h.Refuse("uid", imageref.New(""), "other")
+	if !h.WillRefuse("uid", imageref.New("busybox"), "id") || !h.Refused("uid", imageref.New("busybox"), "id") || h.Refused("uid", imageref.New("busybox"), "id") || h.WillRefuse("uid", imageref.New("busybox"), "id") {
 		t.Error("want a refusal reported once")
 	}
-	if !h.Refused("uid", "any", "other") {
+	if !h.Refused("uid", imageref.New("any"), "other") {
 		t.Error("want a refusal by image ID reported for every name")
 	}
-	h.Refuse("uid", "busybox", "id")
+	h.Refuse("uid", imageref.New("busybox"), "id")
 	h.EndPod("uid")
-	if h.WillRefuse("uid", "busybox", "id") {
+	if h.WillRefuse("uid", imageref.New("busybox"), "id") {
 		t.Error("want the refusals of a pod to end with it")
 	}
 }
@@ -69,10 +71,10 @@ func BenchmarkClear(b *testing.B) {
 	var h Set
 	for i := range maxPods {
 		for j := range maxNames {
-			h.Add(KeyOf(fmt.Sprint(i), fmt.Sprintf("busybox:%d", j)))
+			h.Add(KeyOf(fmt.Sprint(i), imageref.New(fmt.Sprintf("busybox:%d", j))))
 		}
 	}
-	k := KeyOf("7", "busybox:7")
+	k := KeyOf("7", imageref.New("busybox:7"))
 	for b.Loop() {
 		h.Clear(k)
 		h.Add(k)
