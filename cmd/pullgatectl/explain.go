@@ -5,9 +5,12 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/cli/output"
+	"github.com/pullgate/pullgate/internal/hint"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -15,14 +18,14 @@ func explainCommand(c *cli.Console) *cobra.Command {
 	var pod, uid, namespace string
 	cmd := &cobra.Command{
 		Use:   "explain IMAGE (--pod NAMESPACE/NAME | --pod-uid UID | --namespace NAMESPACE)",
-		Short: "Tell whether a pod may use an image, why, and what would change that",
-		Long: `Tell whether a pod may use an image now, by which rule, on what evidence, what it meets
-with each imagePullPolicy, and what would change the verdict. It changes nothing itself.
-Give IMAGE as the pod's spec has it. With --namespace it is told for a pod that has yet
-to be created, and of whose credentials nothing is known.
+		Short: "Show whether a pod may use an image, why, and what would change that",
+		Long: `Show whether a pod may use an image now, by which rule, on what evidence, what will happen
+with each imagePullPolicy, and what would change the verdict. Nothing is changed.
+Give IMAGE as in the pod's spec. --namespace asks about a pod that does not exist yet,
+and whose credentials are unknown.
 
-Exit codes: 0 the pod may use it; 4 it would need proof; 1 the image is not on this node,
-or anything else failed; 2 and 3 as ever.`,
+Exit codes: 0 the pod may use it; 4 it needs proof; 1 the image is not on this node, or
+another failure; 2 and 3 as for every command.`,
 		Example: `  pullgatectl explain registry.example/team-a/app:1.4 --pod team-a/web-0
 
   # In a script: may every pod of team-b use it?
@@ -31,9 +34,9 @@ or anything else failed; 2 and 3 as ever.`,
 		Args:                  cli.OneArgument("IMAGE"),
 		ValidArgsFunction:     c.CompleteImages,
 	}
-	cmd.Flags().StringVar(&pod, "pod", "", "explain it for this pod, `namespace/name`")
-	cmd.Flags().StringVar(&uid, "pod-uid", "", "explain it for the pod of this `UID`")
-	cmd.Flags().StringVar(&namespace, "namespace", "", "explain it for a new pod of this `namespace`")
+	cmd.Flags().StringVar(&pod, "pod", "", "the pod, `namespace/name`")
+	cmd.Flags().StringVar(&uid, "pod-uid", "", "the pod with this `UID`")
+	cmd.Flags().StringVar(&namespace, "namespace", "", "a new pod of this `namespace`")
 	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		request := &adminv1.ExplainRequest{Image: args[0]}
@@ -55,25 +58,28 @@ or anything else failed; 2 and 3 as ever.`,
 			request.Who = &adminv1.ExplainRequest_Namespace{Namespace: namespace}
 		}
 		if given != 1 {
-			return cli.Misused("an image may be for one pod and not for another", "give one of --pod, --pod-uid and --namespace")
+			return cli.Misused("the verdict depends on the pod", "give one of --pod, --pod-uid and --namespace")
 		}
 		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
 			answer, err := api.Explain(ctx, request)
+			if status.Code(err) == codes.NotFound {
+				return hint.Wrap(err, "to ask about a pod that has no sandbox yet, use --namespace")
+			}
 			if err != nil {
 				return err
 			}
 			if err := c.Print(o, answer, func(v output.View, p *output.Page) { v.Explanation(p, args[0], answer) }); err != nil {
 				return err
 			}
-			return toldBy(answer.GetVerdict(), args[0])
+			return exitOf(answer.GetVerdict(), args[0])
 		})
 	}
 	c.CompleteFlags(cmd)
 	return cmd
 }
 
-// toldBy is how a verdict ends the program.
-func toldBy(v adminv1.Verdict, image string) error {
+// exitOf returns the error that ends the program with the exit code of a verdict.
+func exitOf(v adminv1.Verdict, image string) error {
 	switch v {
 	case adminv1.Verdict_VERDICT_ALLOW:
 		return nil

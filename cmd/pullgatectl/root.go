@@ -17,7 +17,7 @@ Exit codes:
     1  failed: the reason stands on stderr in a line, and mostly a hint in another
     2  wrong usage
     3  pullgated is not reached
-    4  explain: the pod would need proof`
+    4  explain: the pod needs proof`
 
 const examples = `  # How are daemon, store and runtime?
   pullgatectl status

@@ -58,7 +58,7 @@ read some are left out, and stderr says how many.`,
 
 // follow prints what comes until there are limit decisions, or it fails.
 func follow(c *cli.Console, o *cli.Output, limit int, next func() (*adminv1.WatchDecisionsResponse, error)) error {
-	p := &output.Page{Colours: c.Colours()}
+	p := c.Page()
 	if o.Format == cli.AsTable {
 		o.View(c).DecisionHead(p)
 		if err := c.Emit(p.Take()); err != nil {

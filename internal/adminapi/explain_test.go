@@ -141,7 +141,7 @@ func TestExplainJudgesSeveralUsesAsTheGateDoes(t *testing.T) {
 func TestExplainKnowsAPodThatWasRefusedAContainer(t *testing.T) {
 	w := aNode(t, func(c *adminapi.Config) { c.Gate = aGate{refused: "uid-alice"} })
 	e := w.explain(of("alice", app+":1"))
-	if e.GetVerdict() != adminv1.Verdict_VERDICT_REVERIFY || e.GetReason() != "container_refused" || !strings.Contains(e.GetRule(), "refused a container") {
+	if e.GetVerdict() != adminv1.Verdict_VERDICT_REVERIFY || e.GetReason() != "container_refused" || !strings.Contains(e.GetRule(), "denied a container") {
 		t.Errorf("alice = %v; want Reverify by container_refused, and what that is", e)
 	}
 	if e := w.explain(of("dave", app+":1")); e.GetVerdict() != adminv1.Verdict_VERDICT_ALLOW {

@@ -58,7 +58,7 @@ func (c *Console) Agree(ctx context.Context, how *Consent, question string, plan
 
 // show writes a plan to stderr.
 func (c *Console) show(plan func(*output.Page)) error {
-	p := &output.Page{Colours: c.errTerminal && c.Colours()}
+	p := c.page(c.errTerminal)
 	plan(p)
 	if _, err := c.Err.Write(p.Take()); err != nil {
 		return fmt.Errorf("show what would be done: %w", err)

@@ -6,18 +6,20 @@ import (
 	"time"
 
 	"golang.org/x/term"
+
+	"github.com/pullgate/pullgate/internal/cli/output"
 )
 
-// A Console is where a command is run: what it reads and writes, what it is told about that, and how it reaches the
-// daemon. Every command is made for one.
+// A Console holds the input, the outputs and the environment of a command, and how it reaches the daemon.
 type Console struct {
 	in io.Reader
 	// Out is stdout, for answers, and Err is stderr, for everything else.
 	Out, Err io.Writer
 
-	// OutTerminal says whether somebody sits in front of Out; the others say so of the other two.
+	// OutTerminal reports whether Out is a terminal, and the others whether the input and Err are.
 	OutTerminal             bool
 	inTerminal, errTerminal bool
+	width                   int // of the terminal; 0 if there is none
 
 	getenv func(string) string
 	// Now is the clock.
@@ -28,10 +30,15 @@ type Console struct {
 	timeout  time.Duration
 }
 
-// System is the console of a process.
+// System returns the console of this process.
 func System() *Console {
+	width, _, err := term.GetSize(int(os.Stderr.Fd()))
+	if err != nil {
+		width, _, _ = term.GetSize(int(os.Stdout.Fd()))
+	}
 	return &Console{
-		in: os.Stdin, Out: os.Stdout, Err: os.Stderr,
+		width: width,
+		in:    os.Stdin, Out: os.Stdout, Err: os.Stderr,
 		inTerminal: isTerminal(os.Stdin), OutTerminal: isTerminal(os.Stdout), errTerminal: isTerminal(os.Stderr),
 		getenv: os.Getenv,
 		Now:    time.Now,
@@ -40,8 +47,13 @@ func System() *Console {
 
 func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
-// Colours says whether what is printed is painted: on a terminal that can, for somebody who has not refused
+// Page returns an empty page for Out. It has colours on a terminal that supports them, unless NO_COLOR is set
 // (https://no-color.org).
-func (c *Console) Colours() bool {
-	return c.OutTerminal && c.getenv("NO_COLOR") == "" && c.getenv("TERM") != "dumb"
+func (c *Console) Page() *output.Page { return c.page(c.OutTerminal) }
+
+func (c *Console) page(terminal bool) *output.Page {
+	if !terminal {
+		return &output.Page{}
+	}
+	return &output.Page{Colours: c.getenv("NO_COLOR") == "" && c.getenv("TERM") != "dumb", Width: c.width}
 }

@@ -74,7 +74,7 @@ func (c *Console) Print(o *Output, m any, draw func(output.View, *output.Page)) 
 	case AsYAML:
 		b, err = output.YAML(m)
 	case AsTable:
-		p := &output.Page{Colours: c.Colours()}
+		p := c.Page()
 		draw(o.View(c), p)
 		b = p.Take()
 	}

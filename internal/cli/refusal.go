@@ -27,9 +27,8 @@ func notReached(path string, cause error) *ExitError {
 	default:
 		advice = "check that it runs: systemctl status pullgated; if its admin.listen is another socket, name that with --endpoint"
 	}
-	var number syscall.Errno
-	if errors.As(cause, &number) { // the errors around it repeat the path
-		return &ExitError{ExitNotReached, hint.Errorf(advice, "reach pullgated on %s: %w", path, number)}
+	if number, ok := errors.AsType[syscall.Errno](cause); ok {
+		cause = number // the errors around it repeat the path
 	}
 	return &ExitError{ExitNotReached, hint.Errorf(advice, "reach pullgated on %s: %w", path, cause)}
 }
@@ -46,7 +45,7 @@ func answered(err error) error {
 	}
 	// "rpc error: code = " tells an operator nothing; the text around it does.
 	text := strings.ReplaceAll(err.Error(), answer.Error(), answer.GRPCStatus().Message())
-	advice := ""
+	advice := hint.Of(err)
 	switch answer.GRPCStatus().Code() {
 	case codes.DeadlineExceeded:
 		text, advice = "pullgated has not answered in time", "allow more time with --timeout, and see journalctl -u pullgated"

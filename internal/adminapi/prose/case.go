@@ -12,25 +12,25 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A Case is a judgement with everything that is told of it.
+// A Case is a judgement with all facts that its explanation uses.
 type Case struct {
 	tracker.Explanation
-	// Image is the name that was asked for, and Names those that the image has.
+	// Image is the requested name, and Names are the names of the image.
 	Image string
 	Names []string
-	// Pod is who was judged; one without a UID stands for any new pod of its namespace.
+	// Pod is the pod that was judged; one without a UID stands for any new pod of its namespace.
 	Pod tracker.Pod
-	// Secrets are what the pod's pull secrets hold for the image, and CredentialsKnown says that it has no others.
+	// Secrets are the credentials of the pod's pull secrets for the image. CredentialsKnown reports that it has no others.
 	Secrets          []tracker.Secret
 	CredentialsKnown bool
-	// PodSource says that there is one, and PodKnown that it knows the pod.
+	// PodSource reports whether a pod source is configured, and PodKnown whether it knows the pod.
 	PodSource, PodKnown bool
 	// PullPolicy is how the pod pulls the image: Always, IfNotPresent, Never, mixed or unknown.
 	PullPolicy string
 	Settings
 }
 
-// Settings are those of the configuration that decide what becomes of a verdict.
+// Settings are the fields of the configuration that decide what follows from a verdict.
 type Settings struct {
 	// Shadow is noPullImageSecretRecheck: nothing is enforced.
 	Shadow bool
@@ -42,7 +42,7 @@ type Settings struct {
 	PerNamespace bool
 }
 
-// who names the pod.
+// who returns the pod as the subject of a sentence.
 func (c Case) who() string {
 	switch {
 	case c.Pod.UID == "" && c.Pod.Namespace == "":
@@ -58,14 +58,14 @@ func (c Case) who() string {
 
 func at(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
-// short cuts an ID to what people compare.
+// short returns the first 12 digits of an ID.
 func short(id string) string {
 	const digits = 12
 	id = strings.TrimPrefix(id, "sha256:")
 	return id[:min(digits, len(id))]
 }
 
-// pair is how the pair is given to pullgatectl.
+// pair returns the pair as flags of pullgatectl.
 func (c Case) pair() string {
 	return "--image-id " + c.Pair.ImageID + " --repository " + c.Pair.Repository
 }
@@ -77,7 +77,7 @@ func named(s records.SecretRef) string {
 	return "Secret " + s.Namespace + "/" + s.Name
 }
 
-// secretOf names the Secret by which a credential is the pod's, or the namespace that the runtime holds it for; "" if
+// secretOf returns the name of the Secret that gives the pod a credential, or the namespace that the runtime holds it for; "" if
 // neither is known.
 func (c Case) secretOf(id credential.ID) string {
 	for _, s := range c.Secrets {
@@ -91,7 +91,7 @@ func (c Case) secretOf(id credential.ID) string {
 	return ""
 }
 
-// credential names the one that the verdict rests on.
+// credential returns the credential that the verdict depends on.
 func (c Case) credential() string {
 	what := "credential " + short(string(c.Credential))
 	if s := c.secretOf(c.Credential); s != "" {
@@ -100,7 +100,7 @@ func (c Case) credential() string {
 	return what
 }
 
-// proof returns the proof by the credential that the verdict rests on. Of a rotated one that is the proof by what its Secret held.
+// proof returns the proof that the verdict depends on. If the credential's Secret was rotated, that is the proof of its earlier content.
 func (c Case) proof() (p records.Proof, rotated bool) {
 	if c.Known.Record == nil {
 		return p, false
@@ -123,7 +123,7 @@ func (c Case) proof() (p records.Proof, rotated bool) {
 	return p, false
 }
 
-// graceful returns until when the grace of the proof lasts, and whether it still does.
+// graceful returns the end of the proof's grace, and whether it still lasts.
 func (c Case) graceful() (until time.Time, lasts bool) {
 	p, _ := c.proof()
 	return c.Rules.Expires(p).Add(c.Rules.Grace), c.Evidence.InGrace || slices.Contains(c.Standings, tracker.InGrace)
@@ -131,7 +131,7 @@ func (c Case) graceful() (until time.Time, lasts bool) {
 
 func (c Case) mode() policy.Mode { return c.Rules.Policy.Mode() }
 
-// list writes a list as people do.
+// list joins items with commas and "and".
 func list(items []string) string {
 	const most = 5
 	if len(items) > most {

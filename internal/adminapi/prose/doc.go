@@ -1,6 +1,3 @@
-// Package prose tells a judgement to an operator, in sentences that a colleague might write: by which rule, on what
-// evidence, what a pod meets by it, and what would change it. Each sentence names the image, the Secret, the time or the
-// command that it is about.
-//
-// It judges nothing and asks nobody: what it says of one case is always the same.
+// Package prose writes the sentences of an explanation: by which rule a pod may or may not use an image, what will happen at its
+// calls, and what would change the verdict. Commands in them are in backquotes. The evidence is sent beside them as values.
 package prose

@@ -2,62 +2,37 @@ package output
 
 import (
 	"fmt"
+	"regexp"
 	"strconv"
-	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
 )
 
 const day = 24 * time.Hour
 
-// Age says how long ago something was, in the two largest units that matter: 3d4h, 5m10s, 0s. What lies ahead is
-// 0s: clocks of one node differ by that much.
-func Age(d time.Duration) string {
-	units := []struct {
-		size time.Duration
-		name string
-	}{{365 * day, "y"}, {day, "d"}, {time.Hour, "h"}, {time.Minute, "m"}, {time.Second, "s"}}
-	d = d.Truncate(time.Second)
-	for i, u := range units {
-		if d < u.size {
-			continue
-		}
-		text := strconv.FormatInt(int64(d/u.size), 10) + u.name
-		if i+1 < len(units) {
-			if rest := d % u.size / units[i+1].size; rest > 0 {
-				text += strconv.FormatInt(int64(rest), 10) + units[i+1].name
-			}
-		}
-		return text
-	}
-	return "0s"
-}
+// age returns a duration as kubectl writes it: 3d4h, 5m10s, 0s. A negative one is 0s, because the clocks of one node differ a
+// little.
+func age(d time.Duration) string { return duration.HumanDuration(max(0, d)) }
 
-// ParseAge reads an age as Age writes it: 30d, 1y, 3d4h, 90m. It is more than none.
+var ageForm = regexp.MustCompile(`^(?:(\d{1,3})y)?(?:(\d{1,5})d)?([^yd]*)$`)
+
+// ParseAge reads a positive duration with days and years: 30d, 1y, 3d4h, 90m.
 func ParseAge(s string) (time.Duration, error) {
-	var all time.Duration
-	rest := s
-	for _, u := range []struct {
-		size time.Duration
-		name string
-	}{{365 * day, "y"}, {day, "d"}} {
-		n, after, found := strings.Cut(rest, u.name)
-		if !found {
-			continue
-		}
-		count, err := strconv.ParseUint(n, 10, 16)
-		if err != nil {
+	part := ageForm.FindStringSubmatch(s)
+	if part == nil {
+		return 0, errAge(s)
+	}
+	years, _ := strconv.Atoi("0" + part[1])
+	days, _ := strconv.Atoi("0" + part[2])
+	var rest time.Duration
+	if part[3] != "" {
+		var err error
+		if rest, err = time.ParseDuration(part[3]); err != nil || rest < 0 {
 			return 0, errAge(s)
 		}
-		all += time.Duration(count) * u.size
-		rest = after
 	}
-	if rest != "" {
-		d, err := time.ParseDuration(rest)
-		if err != nil || d < 0 {
-			return 0, errAge(s)
-		}
-		all += d
-	}
+	all := time.Duration(365*years+days)*day + rest
 	if all <= 0 {
 		return 0, errAge(s)
 	}
@@ -65,10 +40,10 @@ func ParseAge(s string) (time.Duration, error) {
 }
 
 func errAge(s string) error {
-	return fmt.Errorf("%q is no age; write 30d, 12h or 3d4h", s)
+	return fmt.Errorf("%q is not an age; write 30d, 12h or 3d4h", s)
 }
 
-// Size says how many bytes, in the largest unit of which there is one.
+// Size returns a number of bytes in the largest unit that fits.
 func Size(bytes int64) string {
 	if bytes < 1024 {
 		return fmt.Sprintf("%d B", bytes)

@@ -1,6 +1,8 @@
 package output
 
 import (
+	"time"
+
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -108,12 +110,12 @@ func (View) Trusted(p *Page, r *adminv1.EndDistrustResponse) {
 
 // Verification says how the store was read.
 func (View) Verification(p *Page, r *adminv1.VerifyStoreResponse) {
+	took := r.GetTook().AsDuration().Round(time.Millisecond)
 	if len(r.GetProblems()) == 0 {
-		p.Paint(Good, "%s read in %s: the store is sound.", Count(r.GetValues(), "value", "values"), r.GetTook().AsDuration())
+		p.Paint(Good, "%s read in %s: the store is valid.", Count(r.GetValues(), "value", "values"), took)
 		return
 	}
-	p.Paint(Bad, "%s read in %s, %s cannot be read. What cannot be read needs proof.", Count(r.GetValues(), "value", "values"),
-		r.GetTook().AsDuration(), Count(len(r.GetProblems()), "place", "places"))
+	p.Paint(Bad, "%s read in %s, %s unreadable. Unreadable values need proof.", Count(r.GetValues(), "value", "values"), took, Count(len(r.GetProblems()), "place", "places"))
 	rows := make([]Row, 0, len(r.GetProblems()))
 	for _, problem := range r.GetProblems() {
 		rows = append(rows, Row{Cells: []string{problem.GetWhere(), problem.GetWhat()}})

@@ -1,214 +1,173 @@
 package output
 
 import (
+	"fmt"
 	"strings"
 
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// mostProofs is how many credentials of others an explanation names. A record has up to 100.
+// mostProofs is how many proofs an explanation lists. A record has up to 100.
 const mostProofs = 10
 
-// Explanation answers whether the pod may use the image of this name, as a colleague would: the verdict, why, what the
-// pod meets, and what would change it.
+// Explanation shows whether the pod may use the image, why, the evidence, what will happen, and what would change the verdict.
+// The sentences are the daemon's.
 func (v View) Explanation(p *Page, image string, e *adminv1.ExplainResponse) {
 	who := "Pod " + podName(e.GetPod())
-	if e.GetPod().GetName() == "" && e.GetPod().GetUid() == "" {
+	if !onePod(e) {
 		who = "A new pod of namespace " + e.GetPod().GetNamespace()
 	}
 	switch e.GetVerdict() {
 	case adminv1.Verdict_VERDICT_ALLOW:
 		p.PaintProse(Good, "", "%s may use %s.", who, image)
 	case adminv1.Verdict_VERDICT_REVERIFY:
-		p.PaintProse(Heed, "", "%s would need proof to use %s.", who, image)
+		p.PaintProse(Heed, "", "%s needs proof to use %s.", who, image)
 	case adminv1.Verdict_VERDICT_UNSPECIFIED:
-		p.PaintProse(Heed, "", "%s is not on this node, so there is nothing to judge.", image)
+		p.PaintProse(Heed, "", "%s is not on this node, so there is no verdict.", image)
 	}
 	if e.GetVerdict() == adminv1.Verdict_VERDICT_REVERIFY && !e.GetEvidence().GetEnforcing() {
-		p.PaintProse(Heed, "", "Nothing is enforced at the moment, so it gets the image all the same.")
+		p.PaintProse(Heed, "", "Shadow mode: the verdict is not enforced, and the pod gets the image.")
 	}
 	p.Gap()
-	p.Prose("", "Why (%s): %s", e.GetReason(), sentence(e.GetRule()))
-	for _, fact := range v.facts(e) {
-		p.Prose("  - ", "%s", fact)
+	p.Prose("", "Why (%s): %s", e.GetReason(), e.GetRule())
+	p.Gap()
+	p.Line("Evidence:")
+	v.evidence(p, e)
+	sentences(p, "What will happen:", e.GetConsequences())
+	sentences(p, "What would change it:", e.GetRemedies())
+}
+
+func onePod(e *adminv1.ExplainResponse) bool {
+	return e.GetPod().GetName() != "" || e.GetPod().GetUid() != ""
+}
+
+func sentences(p *Page, title string, list []string) {
+	if len(list) == 0 {
+		return
 	}
-	if len(e.GetConsequences()) > 0 {
-		p.Gap()
-		p.Line("What it meets:")
-	}
-	for _, line := range e.GetConsequences() {
+	p.Gap()
+	p.Line("%s", title)
+	for _, line := range list {
 		p.Prose("  - ", "%s", line)
 	}
-	if len(e.GetRemedies()) > 0 {
-		p.Gap()
-		p.Line("What would change it:")
-	}
-	for _, line := range e.GetRemedies() {
-		p.Line("  - %s", line) // in one line, so that a command in it can be copied
-	}
 }
 
-// facts is the evidence, a sentence each, what decides first.
-func (v View) facts(e *adminv1.ExplainResponse) []string {
-	evidence := e.GetEvidence()
-	var all []string
-	if id := e.GetPair().GetImageId(); id != "" {
-		all = append(all, "The image is "+v.ID(id)+", of repository "+e.GetPair().GetRepository()+".")
+// evidence shows the facts that the verdict depends on, a row each.
+func (v View) evidence(p *Page, e *adminv1.ExplainResponse) {
+	row := func(name, format string, args ...any) { p.Prose(fmt.Sprintf("  %-13s", name), format, args...) }
+	facts := e.GetEvidence()
+	switch id := e.GetPair().GetImageId(); {
+	case facts.GetPresence() == adminv1.Presence_PRESENCE_UNSPECIFIED:
+		row("image", "unknown: the runtime could not be asked")
+	case id != "":
+		row("image", "%s in %s", v.ID(id), e.GetPair().GetRepository())
 	}
-	if evidence.GetPresence() == adminv1.Presence_PRESENCE_UNSPECIFIED {
-		all = append(all, "The runtime could not be asked whether it has the image.")
+	if facts.GetById() {
+		row("name", "an image ID, or not a name of the image")
 	}
-	if evidence.GetById() {
-		all = append(all, "The name is an image ID, or none of the image's own names: access cannot be proved for that.")
+	listed := ""
+	if facts.GetAllowlisted() {
+		listed = ", repository on the allowlist"
 	}
-	switch evidence.GetExemption() {
-	case "":
-	case "exempt_static_pod":
-		all = append(all, "The pod is static, and static pods are exempt.")
-	case "exempt_namespace":
-		all = append(all, "The pod's namespace is exempt.")
-	default:
-		all = append(all, "The pod is exempt: "+evidence.GetExemption()+".")
+	row("policy", "%s%s", facts.GetPolicy(), listed)
+	if facts.GetExemption() != "" {
+		row("exempt", "%s", facts.GetExemption())
 	}
-	if policy := evidence.GetPolicy(); policy != "" {
-		listed := "."
-		if evidence.GetAllowlisted() {
-			listed = ", and the repository is on its allowlist."
-		}
-		all = append(all, "The policy is "+policy+listed)
+	if m := facts.GetMark(); m != nil {
+		row("preloaded", "%s, set by %s", v.lasting(m.GetSet()), origin(m.GetOrigin()))
 	}
-	if evidence.GetUnreadable() != "" {
-		all = append(all, "The record cannot be read: "+evidence.GetUnreadable()+".")
-	}
-	if m := evidence.GetMark(); m != nil {
-		all = append(all, "It is marked preloaded "+v.lasting(m.GetSet())+", set by "+origin(m.GetOrigin())+".")
-	}
-	all = append(all, v.recordFacts(evidence)...)
-	for _, i := range evidence.GetIntents() {
-		fact := "A pull of " + i.GetName() + " began " + v.ago(i.GetBegun())
+	v.recordRows(row, facts)
+	for _, i := range facts.GetIntents() {
+		state := "in progress"
 		if i.GetEnded() != nil {
-			fact += "; its answer was lost " + v.ago(i.GetEnded()) + ", and nobody knows whether it brought the image."
-		} else {
-			fact += " and is under way."
+			state = "unknown outcome, answer lost " + v.ago(i.GetEnded())
 		}
-		all = append(all, fact)
+		row("pull", "%s, begun %s: %s", i.GetName(), v.ago(i.GetBegun()), state)
 	}
-	if len(evidence.GetRivals()) > 0 {
-		all = append(all, "Others proved access to the same image as "+strings.Join(evidence.GetRivals(), ", ")+", which shows nothing about "+e.GetPair().GetRepository()+".")
+	for _, name := range facts.GetRivals() {
+		row("same image", "needs proof as %s", name)
 	}
-	if len(evidence.GetMarkedAs()) > 0 {
-		all = append(all, "The same image is preloaded as "+strings.Join(evidence.GetMarkedAs(), ", ")+", which opens nothing under "+e.GetPair().GetRepository()+".")
+	for _, name := range facts.GetMarkedAs() {
+		row("same image", "preloaded as %s", name)
 	}
-	if g := evidence.GetGrant(); g != nil {
-		fact := "The pod holds a grant (" + g.GetReason()
+	if g := facts.GetGrant(); g != nil {
+		by := ""
 		if g.GetCredentialId() != "" {
-			fact += ", by credential " + v.ID(g.GetCredentialId())
+			by = ", by credential " + v.ID(g.GetCredentialId())
 		}
-		all = append(all, fact+") until it ends.")
+		row("grant", "%s%s", g.GetReason(), by)
 	}
-	return append(all, v.credentialFacts(e)...)
+	for _, c := range facts.GetCredentials() {
+		row("pod has", "credential %s%s: %s", v.ID(c.GetCredentialId()), ofSecrets(c.GetSecret()), standing(c.GetStanding()))
+	}
+	switch {
+	case !onePod(e):
+	case !facts.GetCredentialsKnown():
+		row("pod has", "credentials that are unknown, or not all known")
+	case len(facts.GetCredentials()) == 0:
+		row("pod has", "no credential for the image")
+	}
+	if pull := facts.GetPullPolicy(); pull != "" && pull != "unknown" {
+		row("pull policy", "%s", pull)
+	}
 }
 
-// recordFacts is who proved access.
-func (v View) recordFacts(evidence *adminv1.Evidence) []string {
-	r := evidence.GetRecord()
+// recordRows shows which credentials proved access.
+func (v View) recordRows(row func(name, format string, args ...any), facts *adminv1.Evidence) {
+	r := facts.GetRecord()
 	switch {
-	case r == nil && evidence.GetUnreadable() != "":
-		return nil
-	case r == nil && evidence.GetPresence() == adminv1.Presence_PRESENCE_ABSENT:
-		return nil
+	case facts.GetUnreadable() != "":
+		row("record", "unreadable: %s", facts.GetUnreadable())
+	case r == nil && facts.GetPresence() != adminv1.Presence_PRESENCE_ABSENT:
+		row("record", "none")
 	case r == nil:
-		return []string{"Nobody has proved access to it through pullgated."}
 	case r.GetOpen():
-		return []string{"It is open to every pod " + v.lasting(r.GetOpened()) + ": it was pulled without a credential, or with the node's own."}
+		row("record", "open to every pod %s", v.lasting(r.GetOpened()))
+	case len(r.GetProofs()) == 0:
+		row("record", "no proofs")
 	}
-	var all []string
 	for i, proof := range r.GetProofs() {
 		if i == mostProofs {
-			all = append(all, "And "+Count(len(r.GetProofs())-i, "other credential", "other credentials")+".")
+			row("proof", "%s", Count(len(r.GetProofs())-i, "other credential", "other credentials"))
 			break
 		}
-		all = append(all, v.proofFact(proof))
-	}
-	if len(all) == 0 {
-		all = append(all, "It has a record, and nobody in it has proved access.")
+		more := ""
+		switch t := proof.GetExpires(); {
+		case t == nil:
+		case t.AsTime().After(v.Now):
+			more += ", expires " + v.ago(t)
+		default:
+			more += ", expired " + v.ago(t)
+		}
+		if proof.GetDenied() != nil {
+			more += ", denied by the registry " + v.ago(proof.GetDenied())
+		}
+		row("proof", "credential %s%s: proved %s, last proved %s, last used %s%s", v.ID(proof.GetCredentialId()), ofSecrets(proof.GetSecrets()...),
+			v.ago(proof.GetFirstProved()), v.ago(proof.GetLastProved()), v.ago(proof.GetLastUsed()), more)
 	}
 	if r.GetRevoked() != nil {
-		all = append(all, "Something of that was revoked "+v.ago(r.GetRevoked())+".")
+		row("revoked", "%s", v.ago(r.GetRevoked()))
 	}
-	return all
 }
 
-func (v View) proofFact(proof *adminv1.Proof) string {
-	fact := "Credential " + v.ID(proof.GetCredentialId())
-	switch from := proof.GetSecrets(); {
-	case len(from) == 1 && isNamespace(from[0]):
-		fact += ", of the " + secretName(from[0]) + ","
-	case secretNames(from) != "":
-		fact += ", of Secret " + secretNames(from) + ","
+func ofSecrets(secrets ...*adminv1.SecretRef) string {
+	if names := secretNames(secrets); strings.Trim(names, ", ") != "" {
+		return " of " + names
 	}
-	fact += " proved access " + v.ago(proof.GetFirstProved()) + ", last " + v.ago(proof.GetLastProved()) + "; last used " + v.ago(proof.GetLastUsed())
-	if proof.GetDenied() != nil {
-		fact += "; refused by the registry " + v.ago(proof.GetDenied())
-	}
-	switch t := proof.GetExpires(); {
-	case t == nil:
-	case t.AsTime().After(v.Now):
-		fact += "; expires " + v.ago(t)
-	default:
-		fact += "; expired " + v.ago(t)
-	}
-	return fact + "."
-}
-
-// credentialFacts is what the pod has.
-func (v View) credentialFacts(e *adminv1.ExplainResponse) []string {
-	var all []string
-	evidence := e.GetEvidence()
-	for _, c := range evidence.GetCredentials() {
-		fact := "The pod has credential " + v.ID(c.GetCredentialId())
-		if name := secretName(c.GetSecret()); name != "" {
-			fact += ", of Secret " + name
-		}
-		all = append(all, fact+": "+standing(c.GetStanding())+".")
-	}
-	onePod := e.GetPod().GetName() != "" || e.GetPod().GetUid() != ""
-	switch {
-	case !onePod:
-	case !evidence.GetCredentialsKnown():
-		all = append(all, "Which credentials the pod has is not known, or not all of them.")
-	case len(evidence.GetCredentials()) == 0:
-		all = append(all, "The pod has no credential for it.")
-	}
-	switch pull := evidence.GetPullPolicy(); pull {
-	case "", "unknown":
-	case "mixed":
-		all = append(all, "Its containers pull the image under several imagePullPolicies.")
-	default:
-		all = append(all, "Its imagePullPolicy is "+pull+".")
-	}
-	return all
+	return ""
 }
 
 func standing(s adminv1.CredentialStanding) string {
 	switch s {
 	case adminv1.CredentialStanding_CREDENTIAL_STANDING_PROVED:
-		return "it proved access"
+		return "proved access"
 	case adminv1.CredentialStanding_CREDENTIAL_STANDING_IN_GRACE:
-		return "its proof has expired, and stands only while the registry cannot be asked"
+		return "proof expired, valid while the registry is unavailable"
 	case adminv1.CredentialStanding_CREDENTIAL_STANDING_EXPIRED:
-		return "its proof has expired"
+		return "proof expired"
 	case adminv1.CredentialStanding_CREDENTIAL_STANDING_ROTATED:
-		return "the Secret proved access with another content, in whose place this one is put when the pod asks"
+		return "the Secret proved access with its earlier content"
 	case adminv1.CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED:
 	}
-	return "it has proved nothing"
-}
-
-// sentence is s with a full stop.
-func sentence(s string) string {
-	if s == "" || strings.HasSuffix(s, ".") {
-		return s
-	}
-	return s + "."
+	return "not proved"
 }

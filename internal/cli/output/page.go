@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// width is where prose is wrapped. A terminal may be narrower and wraps by itself; what is longer is hard to read.
-const width = 90
+// maxWidth is where prose is wrapped at the latest; longer lines are hard to read.
+const maxWidth = 90
 
 // A Colour is how a line is painted, if it is at all.
 type Colour string
@@ -24,11 +24,13 @@ const (
 	endOfColour = "\x1b[0m"
 )
 
-// A Page is text that is made line by line. Whatever is given to it has become Safe in it. The zero Page is an
-// empty one without colours.
+// A Page is text that is made line by line. Every text in it has passed through Safe. The zero Page is an empty one without
+// colours.
 type Page struct {
-	// Colours says whether lines are painted.
+	// Colours reports whether lines are painted.
 	Colours bool
+	// Width is the number of columns of the terminal, or 0 if it is unknown. Prose is wrapped there, at 90 columns at most.
+	Width int
 
 	buf bytes.Buffer
 }
@@ -60,22 +62,29 @@ func (p *Page) Text(indent, text string) {
 	}
 }
 
-// Prose adds a paragraph, wrapped between words. The first line begins with first, the others with as many blanks.
+// Prose adds a paragraph, wrapped between words. The first line begins with first, the others with as many blanks. Text in
+// backquotes is not wrapped, so that a command in it can be copied.
 func (p *Page) Prose(first, format string, args ...any) { p.PaintProse(Plain, first, format, args...) }
 
 // PaintProse adds a paragraph in a colour.
 func (p *Page) PaintProse(c Colour, first, format string, args ...any) {
 	line := first
+	width := maxWidth
+	if p.Width > 0 {
+		width = min(p.Width, maxWidth)
+	}
+	quoted := false
 	for i, word := range strings.Split(Safe(fmt.Sprintf(format, args...)), " ") {
 		switch {
 		case i == 0:
 			line += word
-		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width:
+		case !quoted && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width:
 			p.Paint(c, "%s", line)
 			line = strings.Repeat(" ", utf8.RuneCountInString(first)) + word
 		default:
 			line += " " + word
 		}
+		quoted = quoted != (strings.Count(word, "`")%2 == 1)
 	}
 	p.Paint(c, "%s", line)
 }

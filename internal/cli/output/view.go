@@ -40,7 +40,7 @@ func (v View) age(t *timestamppb.Timestamp) string {
 	case v.AbsoluteTimes:
 		return v.date(t)
 	default:
-		return Age(v.Now.Sub(t.AsTime()))
+		return age(v.Now.Sub(t.AsTime()))
 	}
 }
 
@@ -52,9 +52,9 @@ func (v View) ago(t *timestamppb.Timestamp) string {
 	case v.AbsoluteTimes:
 		return "at " + v.date(t)
 	case t.AsTime().After(v.Now):
-		return "in " + Age(t.AsTime().Sub(v.Now))
+		return "in " + age(t.AsTime().Sub(v.Now))
 	default:
-		return Age(v.Now.Sub(t.AsTime())) + " ago"
+		return age(v.Now.Sub(t.AsTime())) + " ago"
 	}
 }
 
@@ -66,7 +66,7 @@ func (v View) lasting(t *timestamppb.Timestamp) string {
 	case v.AbsoluteTimes:
 		return "since " + v.date(t)
 	default:
-		return "for " + Age(v.Now.Sub(t.AsTime()))
+		return "for " + age(v.Now.Sub(t.AsTime()))
 	}
 }
 
