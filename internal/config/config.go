@@ -1,19 +1,15 @@
 package config
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
-	"reflect"
-	"slices"
 	"strings"
 	"time"
 
-	"sigs.k8s.io/yaml"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/pullgate/pullgate/pkg/policy"
 )
@@ -39,7 +35,7 @@ const (
 // maxSize bounds the file; a configuration has a few lines.
 const maxSize = 1 << 20
 
-// ErrInvalid is returned for a configuration that cannot be used; the text says every reason.
+// ErrInvalid is returned for an invalid configuration; the text has every reason, one a line.
 var ErrInvalid = errors.New("config: invalid")
 
 // A Config is a whole configuration. Default returns the one of an empty file; the zero value is
@@ -148,10 +144,10 @@ const (
 	False Tristate = "false"
 )
 
-// UnmarshalJSON takes booleans as well as strings.
+// UnmarshalJSON accepts booleans and strings.
 func (t *Tristate) UnmarshalJSON(data []byte) error {
-	if string(data) != "null" { // which stands for the default, as elsewhere
-		*t = Tristate(strings.Trim(string(data), `"`)) // Parse judges the value
+	if string(data) != "null" { // which means the default
+		*t = Tristate(strings.Trim(string(data), `"`)) // Parse checks the value
 	}
 	return nil
 }
@@ -159,10 +155,10 @@ func (t *Tristate) UnmarshalJSON(data []byte) error {
 // A Duration is a time span as Go and Kubernetes write it, "1h30m". The zero value is not valid.
 type Duration string
 
-// maxDuration is far beyond what anybody means, and far below what two of them overflow at.
+// maxDuration is longer than any useful duration; the sum of two does not overflow.
 const maxDuration = 10 * 365 * 24 * time.Hour
 
-// Value returns the time span; that of a text which Parse refuses is 0.
+// Value returns the time span, or 0 for a string that Parse refuses.
 func (d Duration) Value() time.Duration {
 	v, err := time.ParseDuration(string(d))
 	if err != nil || v != 0 && v < time.Second || v > maxDuration {
@@ -171,7 +167,7 @@ func (d Duration) Value() time.Duration {
 	return v
 }
 
-// valid reports whether a duration is one that Parse takes.
+// valid reports whether Parse accepts a duration.
 func (d Duration) valid() bool {
 	v, err := time.ParseDuration(string(d))
 	return err == nil && v == d.Value()
@@ -242,42 +238,38 @@ func LoadPresent(path string) (Config, error) {
 	return Parse(data)
 }
 
-// Parse reads a configuration from its YAML, and the file that kubeletConfig names. Empty data give
-// the defaults.
+// unset is the value of an endpoint that the file does not set, and whose default depends on another field.
+const unset = "\x00"
+
+// Parse reads a configuration from its YAML, and the file that kubeletConfig names. Empty data give the defaults.
 func Parse(data []byte) (Config, error) {
 	if len(data) > maxSize {
 		return Config{}, fmt.Errorf("%w: more than %d bytes", ErrInvalid, maxSize)
 	}
-	if err := checkOneDocument(data); err != nil {
-		return Config{}, fmt.Errorf("%w: %w", ErrInvalid, err)
-	}
-	var given map[string]any
-	if err := yaml.UnmarshalStrict(data, &given); err != nil {
-		return Config{}, fmt.Errorf("%w: %w", ErrInvalid, err)
-	}
 	c := Default()
-	c.ImageEndpoint = ""
-	if len(given) > 0 {
-		c.APIVersion, c.Kind = "", ""
-	}
-	errs := checkShape("", reflect.TypeFor[Config](), given)
-	rest, err := json.Marshal(given)
-	if err := errors.Join(err, json.Unmarshal(rest, &c)); err != nil {
+	c.ImageEndpoint, c.NodeCredentials.Listen, c.Admin.Listen = "", unset, unset
+	c.ImagePullCredentialsVerificationPolicy = ""
+	errs, err := decode(data, &c)
+	if err != nil {
 		return Config{}, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	for _, f := range []struct {
-		section, socket string
-		listen          *string
-	}{{"nodeCredentials", "credentials.sock", &c.NodeCredentials.Listen}, {"admin", "admin.sock", &c.Admin.Listen}} {
-		section, _ := given[f.section].(map[string]any)
-		if _, ok := section["listen"]; !ok {
-			*f.listen = beside(c.Listen, f.socket)
-		}
+	if c.NodeCredentials.Listen == unset {
+		c.NodeCredentials.Listen = beside(c.Listen, "credentials.sock")
 	}
-	for _, check := range []func(*Config) []error{checkHeader, checkEndpoints, checkValues} {
-		errs = append(errs, check(&c)...)
+	if c.Admin.Listen == unset {
+		c.Admin.Listen = beside(c.Listen, "admin.sock")
 	}
-	errs = append(errs, checkPolicy(&c, given)...)
+	if c.NodeCredentials.DockerConfigFiles == nil { // given as null
+		c.NodeCredentials.DockerConfigFiles = Default().NodeCredentials.DockerConfigFiles
+	}
+	var invalid field.ErrorList
+	for _, check := range []func(*Config) field.ErrorList{checkHeader, checkEndpoints, checkValues, checkDurations} {
+		invalid = append(invalid, check(&c)...)
+	}
+	for _, err := range invalid {
+		errs = append(errs, err)
+	}
+	errs = append(errs, checkPolicy(&c)...)
 	if len(errs) > 0 {
 		return Config{}, fmt.Errorf("%w:\n%w", ErrInvalid, errors.Join(errs...))
 	}
@@ -287,155 +279,10 @@ func Parse(data []byte) (Config, error) {
 	return c, nil
 }
 
-// beside returns the endpoint of another socket in the directory of one, "" if that is none.
+// beside returns the endpoint of another socket in the directory of a valid one, else "".
 func beside(endpoint, name string) string {
 	if checkEndpoint("", endpoint) != nil {
 		return ""
 	}
 	return endpoint[:strings.LastIndex(endpoint, "/")+1] + name
-}
-
-// wrong says what is wrong with a field and what is allowed there.
-func wrong(path, got, allowed string) error {
-	return fmt.Errorf("%s: %q is not allowed; allowed is %s", path, got, allowed)
-}
-
-func checkHeader(c *Config) (errs []error) {
-	if c.APIVersion != APIVersion {
-		errs = append(errs, wrong("apiVersion", c.APIVersion, APIVersion))
-	}
-	if c.Kind != Kind {
-		errs = append(errs, wrong("kind", c.Kind, Kind))
-	}
-	return errs
-}
-
-func checkEndpoints(c *Config) (errs []error) {
-	for _, f := range []struct {
-		path, value string
-		optional    bool // "" is no endpoint to check
-	}{
-		{"listen", c.Listen, false},
-		{"runtimeEndpoint", c.RuntimeEndpoint, false},
-		{"imageEndpoint", c.ImageEndpoint, true},
-		{"nodeCredentials.listen", c.NodeCredentials.Listen, true},
-		{"admin.listen", c.Admin.Listen, true},
-	} {
-		if f.value == "" && f.optional {
-			continue
-		}
-		if err := checkEndpoint(f.path, f.value); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	runtimes := []string{c.RuntimeEndpoint, c.ImageEndpoint}
-	if c.Listen != "" && slices.Contains(runtimes, c.Listen) {
-		errs = append(errs, wrong("listen", c.Listen, "another socket than the runtime's own"))
-	}
-	taken := append(runtimes, c.Listen)
-	if l := c.NodeCredentials.Listen; l != "" && slices.Contains(taken, l) {
-		errs = append(errs, wrong("nodeCredentials.listen", l, "another socket than those of listen and of the runtime"))
-	}
-	if l := c.Admin.Listen; l != "" && slices.Contains(append(taken, c.NodeCredentials.Listen), l) {
-		errs = append(errs, wrong("admin.listen", l, "another socket than those of listen, of nodeCredentials.listen and of the runtime"))
-	}
-	return errs
-}
-
-func checkEndpoint(path, value string) error {
-	socket, ok := strings.CutPrefix(value, "unix://")
-	switch {
-	case !ok || !isPath(socket):
-		return wrong(path, value, "unix:// and an absolute path, as in unix:///run/containerd/containerd.sock")
-	case len(socket) > 107:
-		return wrong(path, value, "a path of at most 107 bytes, which is what a socket address holds")
-	default:
-		return nil
-	}
-}
-
-func checkValues(c *Config) (errs []error) {
-	if !filepath.IsAbs(c.StateDir) {
-		errs = append(errs, wrong("stateDir", c.StateDir, "an absolute path"))
-	}
-	if c.UntrackedImages != UntrackedPreloaded && c.UntrackedImages != UntrackedVerify {
-		errs = append(errs, wrong("untrackedImages", c.UntrackedImages, "Preloaded or Verify"))
-	}
-	if r := c.RuntimeCredentials; r != RuntimeCredentialsNone && r != RuntimeCredentialsPerNamespace {
-		errs = append(errs, wrong("runtimeCredentials", r, RuntimeCredentialsNone+" or "+RuntimeCredentialsPerNamespace))
-	}
-	if t := c.KubeletSkipsAlwaysPrecheck; t != Auto && t != True && t != False {
-		errs = append(errs, wrong("kubeletSkipsAlwaysPrecheck", string(t), "auto, true or false"))
-	}
-	errs = append(errs, checkDurations(c)...)
-	for i, ns := range c.Exempt.Namespaces {
-		if !isLabel(ns) {
-			errs = append(errs, wrong(fmt.Sprintf("exempt.namespaces[%d]", i), ns, "the name of a namespace: lower-case letters, digits and '-', at most 63"))
-		}
-	}
-	for i, path := range c.NodeCredentials.DockerConfigFiles {
-		if !isPath(path) {
-			errs = append(errs, wrong(fmt.Sprintf("nodeCredentials.dockerConfigFiles[%d]", i), path, "an absolute path, as in /var/lib/kubelet/config.json"))
-		}
-	}
-	if k := c.PodSource.Kubeconfig; k != "" && !isPath(k) {
-		errs = append(errs, wrong("podSource.kubeconfig", k, `an absolute path, as in /etc/kubernetes/kubelet.conf, or "" for no pod source`))
-	}
-	if n := c.PodSource.NodeName; n != "" && !isSubdomain(n) {
-		errs = append(errs, wrong("podSource.nodeName", n, "the name of a node: lower-case letters, digits, '-' and '.', at most 253"))
-	}
-	if c.PodSource.NodeName != "" && c.PodSource.Kubeconfig == "" {
-		errs = append(errs, wrong("podSource.nodeName", c.PodSource.NodeName, `"" without podSource.kubeconfig`))
-	}
-	if c.Metrics.Listen != "" && !isAddress(c.Metrics.Listen) {
-		errs = append(errs, wrong("metrics.listen", c.Metrics.Listen, `host:port, as in 127.0.0.1:9471, or "" for no server`))
-	}
-	if p := c.DecisionLog.Path; p != "" && !isPath(p) {
-		errs = append(errs, wrong("decisionLog.path", p, `an absolute path, as in /var/log/pullgate/decisions.log, or "" for no file`))
-	}
-	return errs
-}
-
-func checkDurations(c *Config) (errs []error) {
-	const allowed = "0s, or a duration from 1s to 87600h, as in 24h or 90m"
-	for _, f := range []struct {
-		path  string
-		value Duration
-	}{{"credentialValidity", c.CredentialValidity}, {"registryUnavailableGrace", c.RegistryUnavailableGrace}} {
-		if !f.value.valid() {
-			errs = append(errs, wrong(f.path, string(f.value), allowed))
-		}
-	}
-	if len(errs) == 0 && c.CredentialValidity.Value() == 0 && c.RegistryUnavailableGrace.Value() != 0 {
-		errs = append(errs, wrong("registryUnavailableGrace", string(c.RegistryUnavailableGrace), "0s without credentialValidity, since no proof expires"))
-	}
-	return errs
-}
-
-// checkPolicy makes the policy of the fields of this file, or of those of the kubelet's.
-func checkPolicy(c *Config, given map[string]any) (errs []error) {
-	from := "" // what errors of the policy begin with
-	if c.KubeletConfig != "" {
-		for _, name := range kubeletFields() {
-			if _, ok := given[name]; ok {
-				errs = append(errs, fmt.Errorf("%s: not allowed beside kubeletConfig, which says where the policy is taken from; give one of the two", name))
-			}
-		}
-		k, bad := loadKubelet(c.KubeletConfig)
-		if errs = append(errs, bad...); len(errs) > 0 {
-			return errs
-		}
-		c.ImagePullCredentialsVerificationPolicy, c.PreloadedImagesVerificationAllowlist = k.Policy, k.Allowlist
-		from = inKubelet(c.KubeletConfig)
-	}
-	p, err := policy.New(c.ImagePullCredentialsVerificationPolicy, c.PreloadedImagesVerificationAllowlist)
-	if err != nil {
-		for line := range strings.Lines(err.Error()) {
-			errs = append(errs, errors.New(from+strings.TrimSuffix(line, "\n")))
-		}
-		return errs
-	}
-	c.policy = p
-	c.ImagePullCredentialsVerificationPolicy = string(p.Mode())
-	return nil
 }

@@ -105,7 +105,7 @@ func TestManualHasEveryFieldWithItsDefault(t *testing.T) {
 			continue
 		}
 		wantDefault, allowed := "", ""
-		switch f.value.Kind() { //nolint:exhaustive // these are the kinds that checkShape knows
+		switch f.value.Kind() { //nolint:exhaustive // these are the kinds of fields
 		case reflect.Bool:
 			wantDefault, allowed = "`false`", "`true`, `false`"
 			if f.value.Bool() {
@@ -120,7 +120,7 @@ func TestManualHasEveryFieldWithItsDefault(t *testing.T) {
 		case reflect.String:
 			wantDefault = "`" + cmp.Or(f.value.String(), `""`) + "`"
 		default:
-			t.Errorf("%s is a %s; checkShape knows of none", f.path, f.value.Kind())
+			t.Errorf("%s is a %s; want a bool, a string or a list", f.path, f.value.Kind())
 		}
 		switch f.path {
 		case "imageEndpoint":

@@ -58,31 +58,33 @@ func TestKubeletConfigIsRefused(t *testing.T) {
 		content, own string
 		want         []string // with FILE in the place of the path
 	}{
-		"other kind":       {"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: CredentialProviderConfig\n", "", []string{`kubeletConfig: FILE: kind: "CredentialProviderConfig" is not allowed; allowed is KubeletConfiguration`}},
-		"other apiVersion": {"apiVersion: kubelet.config.k8s.io/v1\nkind: KubeletConfiguration\n", "", []string{`kubeletConfig: FILE: apiVersion: "kubelet.config.k8s.io/v1" is not allowed; allowed is kubelet.config.k8s.io/v1beta1`}},
+		"other kind":       {"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: CredentialProviderConfig\n", "", []string{`kubeletConfig: FILE: kind: Unsupported value: "CredentialProviderConfig": supported values: "KubeletConfiguration"`}},
+		"other apiVersion": {"apiVersion: kubelet.config.k8s.io/v1\nkind: KubeletConfiguration\n", "", []string{`kubeletConfig: FILE: apiVersion: Unsupported value: "kubelet.config.k8s.io/v1": supported values: "kubelet.config.k8s.io/v1beta1"`}},
 		"empty": {"", "", []string{
-			`kubeletConfig: FILE: apiVersion: "" is not allowed; allowed is kubelet.config.k8s.io/v1beta1`, `kubeletConfig: FILE: kind: "" is not allowed; allowed is KubeletConfiguration`,
+			`kubeletConfig: FILE: apiVersion: Unsupported value: "": supported values: "kubelet.config.k8s.io/v1beta1"`, `kubeletConfig: FILE: kind: Unsupported value: "": supported values: "KubeletConfiguration"`,
 		}},
 		"wrong types": {kubeletHeader + "imagePullCredentialsVerificationPolicy: 1\npreloadedImagesVerificationAllowlist: busybox\n", "", []string{
-			"kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: 1 is of the wrong type; allowed is a string, in quotes",
-			`kubeletConfig: FILE: preloadedImagesVerificationAllowlist: "busybox" is of the wrong type; allowed is a list`,
+			"kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: Invalid type: number: must be a string, in quotes",
+		}},
+		"no list": {kubeletHeader + "preloadedImagesVerificationAllowlist: busybox\n", "", []string{
+			`kubeletConfig: FILE: preloadedImagesVerificationAllowlist: Invalid type: string: must be a list`,
 		}},
 		"wrong values": {kubeletHeader + "imagePullCredentialsVerificationPolicy: Sometimes\npreloadedImagesVerificationAllowlist: [a, 'b:1']\n", "", []string{
-			`kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: "Sometimes" is none of `, `kubeletConfig: FILE: preloadedImagesVerificationAllowlist[1]: "b:1" is not allowed`,
+			`kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: Unsupported value: "Sometimes": supported values: `, `kubeletConfig: FILE: preloadedImagesVerificationAllowlist[1]: "b:1" is not allowed`,
 		}},
 		"no YAML": {"a: [\n", "", []string{"kubeletConfig: FILE: ", "line 1"}},
 		"a list":  {"- a\n", "", []string{"kubeletConfig: FILE: "}},
 		"too large": {kubeletHeader + strings.Repeat("#", 1<<20), "", []string{
-			"kubeletConfig: FILE: more than 1048576 bytes; allowed is a KubeletConfiguration that pullgated can read",
+			"kubeletConfig: FILE: more than 1048576 bytes; must be a KubeletConfiguration that pullgated can read",
 		}},
 		"policy given twice": {kubeletHeader, "imagePullCredentialsVerificationPolicy: AlwaysVerify\n", []string{
-			"imagePullCredentialsVerificationPolicy: not allowed beside kubeletConfig, which says where the policy is taken from; give one of the two",
+			"imagePullCredentialsVerificationPolicy: Forbidden: the policy is that of kubeletConfig; set one of the two",
 		}},
 		"given twice, equal and empty": {kubeletHeader, "imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages\npreloadedImagesVerificationAllowlist: []\n", []string{
-			"imagePullCredentialsVerificationPolicy: not allowed beside kubeletConfig", "preloadedImagesVerificationAllowlist: not allowed beside kubeletConfig",
+			"imagePullCredentialsVerificationPolicy: Forbidden: the policy is that of kubeletConfig", "preloadedImagesVerificationAllowlist: Forbidden: the policy is that of kubeletConfig",
 		}},
 		"beside other errors": {kubeletHeader + "imagePullCredentialsVerificationPolicy: 1\n", "stateDir: x\n", []string{
-			`stateDir: "x" is not allowed`, "kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: 1 is of the wrong type",
+			`stateDir: Invalid value: "x"`, "kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: Invalid type: number",
 		}},
 	} {
 		path, got, err := withKubelet(t, tc.content, tc.own)
@@ -111,10 +113,10 @@ func TestKubeletConfigMustBeThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{
-		filepath.Join(dir, "absent"): "kubeletConfig: open " + filepath.Join(dir, "absent") + ": no such file or directory; allowed is a KubeletConfiguration that pullgated can read",
-		dir:                          "kubeletConfig: " + dir + ": not a regular file; allowed is",
-		pipe:                         "kubeletConfig: " + pipe + ": not a regular file; allowed is",
-		"kubelet.yaml":               `kubeletConfig: "kubelet.yaml" is not allowed; allowed is an absolute path, as in /var/lib/kubelet/config.yaml`,
+		filepath.Join(dir, "absent"): "kubeletConfig: open " + filepath.Join(dir, "absent") + ": no such file or directory; must be a KubeletConfiguration that pullgated can read",
+		dir:                          "kubeletConfig: " + dir + ": not a regular file; must be",
+		pipe:                         "kubeletConfig: " + pipe + ": not a regular file; must be",
+		"kubelet.yaml":               `kubeletConfig: Invalid value: "kubelet.yaml": must be an absolute path, as in /var/lib/kubelet/config.yaml`,
 	} {
 		_, err := config.Parse([]byte(header + "kubeletConfig: " + path + "\n"))
 		if !errors.Is(err, config.ErrInvalid) || !strings.Contains(err.Error(), want) {

@@ -73,7 +73,7 @@ func TestEveryFieldIsTakenOverOrNeedsARestart(t *testing.T) {
 	for i, f := range fieldsOf("", reflect.ValueOf(config.Default())) {
 		next := config.Default()
 		v := fieldsOf("", reflect.ValueOf(&next).Elem())[i].value
-		switch v.Kind() { //nolint:exhaustive // these are the kinds that checkShape knows
+		switch v.Kind() { //nolint:exhaustive // these are the kinds of fields
 		case reflect.Bool:
 			v.SetBool(!v.Bool())
 		case reflect.Slice:

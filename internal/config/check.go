@@ -1,0 +1,184 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/pullgate/pullgate/pkg/policy"
+)
+
+func invalid(path, value, detail string) *field.Error {
+	return field.Invalid(field.NewPath(path), value, detail)
+}
+
+// oneOf returns an error unless a value is one of those that are supported.
+func oneOf[T ~string](path string, value T, supported ...T) field.ErrorList {
+	if slices.Contains(supported, value) {
+		return nil
+	}
+	return field.ErrorList{field.NotSupported(field.NewPath(path), value, supported)}
+}
+
+func checkHeader(c *Config) field.ErrorList {
+	return append(oneOf("apiVersion", c.APIVersion, APIVersion), oneOf("kind", c.Kind, Kind)...)
+}
+
+func checkEndpoints(c *Config) (errs field.ErrorList) {
+	for _, f := range []struct {
+		path, value string
+		optional    bool // "" is valid
+	}{
+		{"listen", c.Listen, false},
+		{"runtimeEndpoint", c.RuntimeEndpoint, false},
+		{"imageEndpoint", c.ImageEndpoint, true},
+		{"nodeCredentials.listen", c.NodeCredentials.Listen, true},
+		{"admin.listen", c.Admin.Listen, true},
+	} {
+		if f.value == "" && f.optional {
+			continue
+		}
+		if err := checkEndpoint(f.path, f.value); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	runtimes := []string{c.RuntimeEndpoint, c.ImageEndpoint}
+	if c.Listen != "" && slices.Contains(runtimes, c.Listen) {
+		errs = append(errs, invalid("listen", c.Listen, "must be another socket than the runtime's"))
+	}
+	taken := append(runtimes, c.Listen)
+	if l := c.NodeCredentials.Listen; l != "" && slices.Contains(taken, l) {
+		errs = append(errs, invalid("nodeCredentials.listen", l, "must be another socket than those of listen and of the runtime"))
+	}
+	if l := c.Admin.Listen; l != "" && slices.Contains(append(taken, c.NodeCredentials.Listen), l) {
+		errs = append(errs, invalid("admin.listen", l, "must be another socket than those of listen, of nodeCredentials.listen and of the runtime"))
+	}
+	return errs
+}
+
+func checkEndpoint(path, value string) *field.Error {
+	socket, ok := strings.CutPrefix(value, "unix://")
+	switch {
+	case !ok || !isPath(socket):
+		return invalid(path, value, "must be unix:// and an absolute path, as in unix:///run/containerd/containerd.sock")
+	case len(socket) > 107: // the size of sun_path, less the zero at its end
+		return invalid(path, value, "the path must have at most 107 bytes")
+	default:
+		return nil
+	}
+}
+
+// isPath reports whether a string is the absolute path of a file in its shortest form.
+func isPath(s string) bool {
+	return filepath.IsAbs(s) && filepath.Clean(s) == s && s != "/"
+}
+
+func checkValues(c *Config) (errs field.ErrorList) {
+	if !filepath.IsAbs(c.StateDir) {
+		errs = append(errs, invalid("stateDir", c.StateDir, "must be an absolute path"))
+	}
+	errs = append(errs, oneOf("untrackedImages", c.UntrackedImages, UntrackedPreloaded, UntrackedVerify)...)
+	errs = append(errs, oneOf("runtimeCredentials", c.RuntimeCredentials, RuntimeCredentialsNone, RuntimeCredentialsPerNamespace)...)
+	errs = append(errs, oneOf("kubeletSkipsAlwaysPrecheck", c.KubeletSkipsAlwaysPrecheck, Auto, True, False)...)
+	for i, ns := range c.Exempt.Namespaces {
+		for _, detail := range validation.IsDNS1123Label(ns) {
+			errs = append(errs, invalid(fmt.Sprintf("exempt.namespaces[%d]", i), ns, detail))
+		}
+	}
+	for i, path := range c.NodeCredentials.DockerConfigFiles {
+		if !isPath(path) {
+			errs = append(errs, invalid(fmt.Sprintf("nodeCredentials.dockerConfigFiles[%d]", i), path, "must be an absolute path, as in /var/lib/kubelet/config.json"))
+		}
+	}
+	if k := c.PodSource.Kubeconfig; k != "" && !isPath(k) {
+		errs = append(errs, invalid("podSource.kubeconfig", k, `must be an absolute path, as in /etc/kubernetes/kubelet.conf, or "" for no pod source`))
+	}
+	if n := c.PodSource.NodeName; n != "" {
+		for _, detail := range validation.IsDNS1123Subdomain(n) {
+			errs = append(errs, invalid("podSource.nodeName", n, detail))
+		}
+		if c.PodSource.Kubeconfig == "" {
+			errs = append(errs, invalid("podSource.nodeName", n, `must be "" without podSource.kubeconfig`))
+		}
+	}
+	if l := c.Metrics.Listen; l != "" {
+		if detail := checkAddress(l); detail != "" {
+			errs = append(errs, invalid("metrics.listen", l, detail))
+		}
+	}
+	if p := c.DecisionLog.Path; p != "" && !isPath(p) {
+		errs = append(errs, invalid("decisionLog.path", p, `must be an absolute path, as in /var/log/pullgate/decisions.log, or "" for no file`))
+	}
+	return errs
+}
+
+// checkAddress returns why a string is not host:port with a port that can be listened on, "" if it is.
+func checkAddress(s string) string {
+	_, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return `must be host:port, as in 127.0.0.1:9471, or "" for no server`
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return "the port must be a number from 0 to 65535"
+	}
+	return ""
+}
+
+func checkDurations(c *Config) (errs field.ErrorList) {
+	for _, f := range []struct {
+		path  string
+		value Duration
+	}{{"credentialValidity", c.CredentialValidity}, {"registryUnavailableGrace", c.RegistryUnavailableGrace}} {
+		if !f.value.valid() {
+			errs = append(errs, invalid(f.path, string(f.value), "must be 0s, or a duration from 1s to 87600h, as in 24h or 90m"))
+		}
+	}
+	if len(errs) == 0 && c.CredentialValidity.Value() == 0 && c.RegistryUnavailableGrace.Value() != 0 {
+		errs = append(errs, invalid("registryUnavailableGrace", string(c.RegistryUnavailableGrace), "must be 0s without credentialValidity, because no proof expires"))
+	}
+	return errs
+}
+
+// checkPolicy makes the policy from the fields of this file, or from those of the kubelet's.
+func checkPolicy(c *Config) (errs []error) {
+	const mode, allowlist = "imagePullCredentialsVerificationPolicy", "preloadedImagesVerificationAllowlist"
+	from := "" // prefix of errors about the policy
+	if c.KubeletConfig != "" {
+		const detail = "the policy is that of kubeletConfig; set one of the two"
+		if c.ImagePullCredentialsVerificationPolicy != "" {
+			errs = append(errs, field.Forbidden(field.NewPath(mode), detail))
+		}
+		if c.PreloadedImagesVerificationAllowlist != nil {
+			errs = append(errs, field.Forbidden(field.NewPath(allowlist), detail))
+		}
+		k, bad := loadKubelet(c.KubeletConfig)
+		if errs = append(errs, bad...); len(errs) > 0 {
+			return errs
+		}
+		c.ImagePullCredentialsVerificationPolicy, c.PreloadedImagesVerificationAllowlist = k.Policy, k.Allowlist
+		from = inKubelet(c.KubeletConfig)
+	}
+	if m := policy.Mode(c.ImagePullCredentialsVerificationPolicy); m != "" && !slices.Contains(policy.Modes(), m) {
+		errs = append(errs, fmt.Errorf("%s%w", from, field.NotSupported(field.NewPath(mode), m, policy.Modes())))
+		c.ImagePullCredentialsVerificationPolicy = string(policy.ModeNeverVerifyAllowlistedImages) // to check the allowlist too
+	}
+	p, err := policy.New(c.ImagePullCredentialsVerificationPolicy, c.PreloadedImagesVerificationAllowlist)
+	if err != nil {
+		for line := range strings.Lines(err.Error()) {
+			errs = append(errs, errors.New(from+strings.TrimSuffix(line, "\n")))
+		}
+	}
+	if len(errs) > 0 {
+		return errs
+	}
+	c.policy = p
+	c.ImagePullCredentialsVerificationPolicy = string(p.Mode())
+	return nil
+}
