@@ -107,16 +107,17 @@ build: ## build the programs into bin/
 	CGO_ENABLED=0 GOARCH=$(ARCH) go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o '$(BIN)/' ./cmd/...
 
 .PHONY: man
-man: ## write manual pages and shell completion of pullgatectl into bin/man and bin/completion
+man: ## write manual pages and shell completion into bin/man and bin/completion
 	rm -rf '$(BIN)/man' '$(BIN)/completion' && mkdir -p '$(BIN)/completion'
 	GOOS= GOARCH= go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o '$(BIN)/.pullgatectl' ./cmd/pullgatectl
-	'$(BIN)/.pullgatectl' docs man '$(BIN)/man'
+	'$(BIN)/.pullgatectl' docs man '$(BIN)/man' docs
 	for s in bash zsh fish; do '$(BIN)/.pullgatectl' completion $$s > '$(BIN)/completion/'$$s; done
 
 .PHONY: install
-install: build man ## install programs, manual pages and units below DESTDIR; enables nothing
-	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(UNITDIR)' '$(DESTDIR)$(PREFIX)/share/man/man1'
-	install -m 0644 '$(BIN)'/man/*.1 '$(DESTDIR)$(PREFIX)/share/man/man1/'
+install: build man ## install programs, documentation and units below DESTDIR; enables nothing
+	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(UNITDIR)'
+	for s in 1 5 8; do install -D -m 0644 -t '$(DESTDIR)$(PREFIX)'/share/man/man$$s '$(BIN)'/man/*.$$s; done
+	.ci/install-docs '$(DESTDIR)$(PREFIX)/share/doc/pullgate'
 	install -D -m 0644 '$(BIN)/completion/bash' '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/pullgatectl'
 	install -D -m 0644 '$(BIN)/completion/zsh' '$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_pullgatectl'
 	install -D -m 0644 '$(BIN)/completion/fish' '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/pullgatectl.fish'
@@ -128,7 +129,8 @@ install: build man ## install programs, manual pages and units below DESTDIR; en
 .PHONY: uninstall
 uninstall: ## remove what make install installed below DESTDIR; state and configuration stay
 	rm -f $(PROGRAMS:%='$(DESTDIR)$(PREFIX)/bin/%') '$(DESTDIR)$(UNITDIR)/pullgated.socket' '$(DESTDIR)$(UNITDIR)/pullgated.service'
-	rm -f '$(DESTDIR)$(PREFIX)/share/man/man1/'pullgatectl*.1 '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/pullgatectl' \
+	rm -f '$(DESTDIR)$(PREFIX)/share/man/'man*/pullgate* && rm -rf '$(DESTDIR)$(PREFIX)/share/doc/pullgate'
+	rm -f '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/pullgatectl' \
 		'$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_pullgatectl' '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/pullgatectl.fish'
 
 .PHONY: package

@@ -153,3 +153,48 @@ func TestLicenceIsApache2(t *testing.T) {
 		t.Errorf("LICENSE has the SHA-256 %s; want %s, the text of Apache-2.0 as published", got, apache2)
 	}
 }
+
+func TestInstalledLinksLeadSomewhere(t *testing.T) {
+	dir := t.TempDir()
+	if out, err := exec.CommandContext(t.Context(), filepath.Join(root, ".ci/install-docs"), dir).CombinedOutput(); err != nil {
+		t.Fatalf("install-docs: %v\n%s", err, out)
+	}
+	dead, err := checks.Links(os.DirFS(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range dead {
+		t.Error(d)
+	}
+	for _, example := range []string{"config.yaml", "logrotate.conf", "alerts.yml", "dashboard.json"} {
+		if _, err := os.Stat(filepath.Join(dir, "examples", example)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestEveryDocumentThatIsNamedIsFound(t *testing.T) {
+	wrong, err := checks.Named(os.DirFS(root))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range wrong {
+		t.Error(w)
+	}
+}
+
+func TestNamedFindsWhatIsPlanted(t *testing.T) {
+	const url = "https://github.com/pullgate/pullgate/blob/main/docs/"
+	files := tree("docs/a.md", "# A\n", "docs/sub/b.md", "# B\n",
+		"cmd/x/main.go", "package main\n// See docs/gone.md.\nvar _ = `see docs/a.md`+\n\""+url+"gone.md "+url+"a.md#a "+url+"sub/b.md#gone\"\n",
+		"systemd/packaging/postinst", "echo /usr/share/doc/pullgate/docs/a.md /usr/share/doc/pullgate/docs/gone.md\n")
+	want := []string{
+		"cmd/x/main.go: docs/a.md: neither a URL nor the path of an installed file",
+		"cmd/x/main.go: docs/gone.md: no such file",
+		"cmd/x/main.go: docs/sub/b.md#gone: no such heading in docs/sub/b.md",
+		"systemd/packaging/postinst: docs/gone.md: no such file",
+	}
+	if wrong, err := checks.Named(files); err != nil || !slices.Equal(wrong, want) {
+		t.Errorf("Named = %q, %v; want %q, nil", wrong, err, want)
+	}
+}

@@ -18,7 +18,7 @@ import (
 )
 
 func damaged(places int) error {
-	return hint.Errorf("check the disk; see \"A lost or damaged store\" in docs/store.md", "%s of the store cannot be read", output.Count(places, "place", "places"))
+	return hint.Errorf("check the disk; then see https://github.com/pullgate/pullgate/blob/main/docs/store.md#a-lost-or-damaged-store", "%s of the store cannot be read", output.Count(places, "place", "places"))
 }
 
 func storeBackupCommand(c *cli.Console) *cobra.Command {

@@ -2,9 +2,7 @@ package main
 
 import (
 	"bytes"
-	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
@@ -21,21 +19,15 @@ func docsCommand(c *cli.Console) *cobra.Command {
 
 func docsManCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "man DIR",
-		Short: "Write a manual page for each command into a directory",
-		Args:  cli.OneArgument("DIR"),
+		Use:   "man DIR [DOCS]",
+		Short: "Write a manual page for each command into a directory, and those of pullgated from the folder docs",
+		Args:  cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := os.MkdirAll(args[0], 0o755); err != nil { //nolint:gosec // manual pages are for everybody
-				return err
+			docs := ""
+			if len(args) > 1 {
+				docs = args[1]
 			}
-			// The date is that of the commit, and without one always the same: two builds of it are equal.
-			day, err := time.Parse(time.RFC3339, date)
-			if err != nil {
-				day = time.Unix(0, 0)
-			}
-			day = day.UTC()
-			header := &doc.GenManHeader{Section: "1", Date: &day, Source: "pullgate " + version, Manual: "pullgate"}
-			return doc.GenManTree(documented(cmd), header, filepath.Clean(args[0]))
+			return writeManual(documented(cmd), args[0], docs)
 		},
 	}
 }
@@ -71,9 +63,15 @@ func markdown(cmd *cobra.Command, b *bytes.Buffer) error {
 	return nil
 }
 
-// documented is the tree as the manual has it, without a line that says when it was made.
+// documented is the tree as the manual has it: without completion, which --help describes for each shell, and without a
+// line that says when it was made.
 func documented(cmd *cobra.Command) *cobra.Command {
 	root := cmd.Root()
 	root.DisableAutoGenTag = true
+	for _, c := range root.Commands() {
+		if c.Name() == "completion" {
+			root.RemoveCommand(c)
+		}
+	}
 	return root
 }

@@ -50,7 +50,7 @@ pod's own credentials (imagePullPolicy IfNotPresent) or refuses (Never).
 
 Point the kubelet's containerRuntimeEndpoint at the socket that pullgated listens
 on, and pullgated's runtimeEndpoint at the runtime. Without
-/etc/pullgate/config.yaml every field has its default; docs/configuration.md lists them.
+/etc/pullgate/config.yaml every field has its default; see pullgated-config.yaml(5).
 A file that --config names must exist.`
 
 const examples = `  # Check the configuration, and that a start could use the files and addresses in it

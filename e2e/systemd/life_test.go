@@ -3,6 +3,8 @@ package systemd_test
 import (
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +21,7 @@ func TestLifeOnADebianNode(t *testing.T) {
 		name string
 		tell func(*site)
 	}{
+		{"lintian finds nothing in the package", linted},
 		{"installed, nothing is started and the kubelet is left alone", installed},
 		{"enabled, it serves", enabled},
 		{"the sandbox is enforced", sandboxed},
@@ -35,6 +38,13 @@ func TestLifeOnADebianNode(t *testing.T) {
 		{"the other package manager does the same", rpm},
 	} {
 		s.step(step.name, func() { step.tell(s) })
+	}
+}
+
+func linted(s *site) {
+	deb := filepath.Join(s.node.Dir, "machine", "packages", older+".deb")
+	if out, err := exec.CommandContext(s.Context(), "lintian", "--allow-root", "--fail-on", "error,warning", deb).CombinedOutput(); err != nil {
+		s.Errorf("lintian: %v\n%s", err, out)
 	}
 }
 

@@ -173,15 +173,18 @@ func nested(path, value string) string {
 	return path + ": " + value + "\n"
 }
 
-func TestManualsExampleIsRightAndWhole(t *testing.T) {
-	_, text, _ := strings.Cut(manual(t), "```yaml\n")
-	text, _, _ = strings.Cut(text, "```")
-	c, err := config.Parse([]byte(text))
+func TestExampleIsValidAndComplete(t *testing.T) {
+	data, err := os.ReadFile("../../docs/examples/config.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(data)
+	c, err := config.Parse(data)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var given map[string]any
-	if err := yaml.Unmarshal([]byte(text), &given); err != nil {
+	if err := yaml.Unmarshal(data, &given); err != nil {
 		t.Fatal(err)
 	}
 	defaults := fieldsOf("", reflect.ValueOf(config.Default()))

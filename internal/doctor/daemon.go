@@ -85,7 +85,7 @@ func (n Node) daemon(context.Context) []Finding {
 		add(fail("systemctl status of the runtime; compare runtimeEndpoint with where it listens", "pullgated does not reach the runtime at %s", r.GetEndpoint()))
 	}
 	if p := s.GetPodSource(); p == nil {
-		add(ok("no pod source: a pod with Never runs only if it proved the image before, see docs/operations.md"))
+		add(ok("no pod source: a pod with Never runs only if it proved the image before, see https://github.com/pullgate/pullgate/blob/main/docs/credentials.md#the-pod-source"))
 	} else if !p.GetSynced() {
 		add(warn("look at the API server, and at what journalctl -u pullgated says of the pod source",
 			"the pod source is not in step with the API server: new pods are judged by what the CRI tells alone"))
@@ -174,7 +174,7 @@ func (n Node) recorded(ctx context.Context) []Finding {
 	case err != nil:
 		return []Finding{unknown("run it as root", "%s: %v", path, err)}
 	case len(v.Problems) > 0:
-		return []Finding{fail("look at the disk; docs/store.md says what becomes of a damaged store",
+		return []Finding{fail("check the disk; for a damaged store see https://github.com/pullgate/pullgate/blob/main/docs/store.md#a-lost-or-damaged-store",
 			"%s cannot be read in %d places, the first: %s: %s", path, len(v.Problems)+v.Omitted, v.Problems[0].Where, v.Problems[0].What)}
 	}
 	return []Finding{ok("%s is sound, with %d values", path, v.Values)}
