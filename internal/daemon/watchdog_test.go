@@ -13,7 +13,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
-	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
@@ -87,11 +86,7 @@ func TestWatchdogStarvesWhileTheStoreHangs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	id, err := store.Begin("repo.test/app:1", "repo.test/app", time.Now())
-	if err == nil {
-		err = store.Prove(id, records.Result{Pair: records.Pair{ImageID: "sha256:1", Repository: "repo.test/app"}, Credential: credential.ID(strings.Repeat("a", 64)), At: time.Now()})
-	}
-	if err != nil {
+	if _, err := store.Begin("repo.test/app:1", "repo.test/app", time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	fed := make(chan struct{}, 1)
@@ -111,7 +106,11 @@ func TestWatchdogStarvesWhileTheStoreHangs(t *testing.T) {
 
 	reading, release, closed := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
-		_ = store.Records(func(records.Record) error { close(reading); <-release; return nil })
+		_, _ = store.Due([]records.Pair{{ImageID: "sha256:1", Repository: "repo.test/app"}}, func(records.Intent, records.Pair) bool {
+			close(reading)
+			<-release
+			return true
+		})
 	}()
 	<-reading
 	// A file that is being closed waits for who reads it, and whoever wants to read waits for that.

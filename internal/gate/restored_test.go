@@ -1,6 +1,7 @@
 package gate_test
 
 import (
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -44,13 +45,18 @@ func (p *proxy) withCheckpoint(checkpoint criproxytest.Image) (mallory *criproxy
 // pairs returns the pairs that have a mark, and those that have a record with nothing proved.
 func (p *proxy) pairs() (marked, closed []records.Pair) {
 	p.t.Helper()
-	p.must(p.store.Marks(func(m records.Mark) error { marked = append(marked, m.Pair); return nil }))
-	p.must(p.store.Records(func(r records.Record) error {
-		if !r.Open && len(r.Proofs) == 0 {
-			closed = append(closed, r.Pair)
+	images, err := p.store.Images("", math.MaxInt)
+	p.must(err)
+	for _, i := range images {
+		for _, m := range i.Marks {
+			marked = append(marked, m.Pair)
 		}
-		return nil
-	}))
+		for _, r := range i.Records {
+			if !r.Open && len(r.Proofs) == 0 {
+				closed = append(closed, r.Pair)
+			}
+		}
+	}
 	return marked, closed
 }
 
@@ -221,10 +227,10 @@ func TestImageThatCameWithALostCreateIsNotMarkedAfterARestart(t *testing.T) {
 	p.runtime.SetImages(criproxytest.Image{ID: id3, Names: []string{planted}}, imported)
 	restarted := tracker.New(store, p.key, gate.NewRuntime(p.up, p.up), tracker.Options{})
 	p.must(restarted.Sync(t.Context()))
-	p.must(store.Marks(func(m records.Mark) error {
-		t.Errorf("marked after the restart: %v", m.Pair)
-		return nil
-	}))
+	marks, err := store.MarksAfter("", 1)
+	if p.must(err); len(marks) > 0 {
+		t.Errorf("marked after the restart: %v", marks)
+	}
 }
 
 // What a checkpoint makes the runtime say must not tell which images are on the node.

@@ -148,9 +148,6 @@ func splitAuth(auth string) (username, password string, err error) {
 	return username, password, nil
 }
 
-// Len returns the number of entries.
-func (c Config) Len() int { return len(c.entries()) }
-
 func (c Config) entries() []entry[Credential] {
 	if c.reveal == nil {
 		return nil

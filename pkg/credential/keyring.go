@@ -1,48 +1,19 @@
 package credential
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
 )
 
-// MaxOffers is how many credentials of one pod are considered for one image. A kubelet would try all of
-// them at the registry, which notices; where they are only compared with what is recorded, thousands of
-// them would be guesses.
+// MaxOffers is how many credentials of one pod are considered for one image. A kubelet tries all of them at the registry, which
+// notices; comparing thousands of them with the records would allow guessing.
 const MaxOffers = 16
 
 // maxWork bounds the work of one look-up by [SealedKeyring.First], in bytes of patterns and hosts that are
 // compared: a few milliseconds. Secrets may hold tens of thousands of patterns with wildcards.
 const maxWork = 1 << 20
-
-// A Keyring is what the pull secrets of one pod hold, in the order in which the pod names them.
-type Keyring []Config
-
-// An Offer is a credential that would be sent. From is the index of its Config in the keyring.
-type Offer struct {
-	Credential Credential
-	From       int
-}
-
-// Lookup returns the credentials that a kubelet would try for an image of this repository
-// (docker.io/library/busybox), in its order: most specific pattern first, and for one pattern the
-// secrets in theirs. Where a kubelet leaves the order to chance, within one secret that has a
-// registry twice, any is returned. An entry that sends nothing is an anonymous credential.
-//
-// An empty result means that no entry matches. Whether the pull is anonymous then is another
-// question: the node may have credentials of its own, and some secret may not have been read.
-func (k Keyring) Lookup(repository string) []Offer {
-	sets := make([][]entry[Credential], len(k))
-	for i, c := range k {
-		sets[i] = c.entries()
-	}
-	all := lookup(repository, sets)
-	offers := make([]Offer, len(all))
-	for i, f := range all {
-		offers[i] = Offer{f.value, f.from}
-	}
-	return offers
-}
 
 // A Sealed is a Config without its credentials: it holds their IDs. It may be kept for long, and
 // used concurrently. The zero value holds none. It cannot be printed, since what credentials are for
@@ -97,7 +68,7 @@ func (Sealed) MarshalLog() any { return redacted }
 // MarshalText returns "[redacted]" to encoders.
 func (Sealed) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
-// A SealedKeyring is a Keyring of IDs.
+// A SealedKeyring is what the pull secrets of one pod hold, in the order in which the pod names them.
 type SealedKeyring []Sealed
 
 // A SealedOffer is the ID of a credential that would be sent. From is the index of its Sealed in the
@@ -107,19 +78,46 @@ type SealedOffer struct {
 	From int
 }
 
-// Lookup returns what [Keyring.Lookup] does, as IDs and without what is anonymous, which has no ID
-// and proves nothing.
+// Lookup returns the credentials that a kubelet would try for an image of this repository
+// (docker.io/library/busybox), in its order: the most specific pattern first, and for one pattern the
+// Secrets in theirs. Where the order of a kubelet is random, within one Secret that has a registry
+// twice, any order is returned. An entry that sends nothing has no ID and is left out.
+//
+// An empty result means that no entry matches. The pull need not be anonymous: the node may have credentials of its own, and some
+// Secret may not have been read.
 func (k SealedKeyring) Lookup(repository string) []SealedOffer {
-	sets := make([][]entry[ID], len(k))
-	for i, s := range k {
-		sets[i] = s.entries()
-	}
-	all := lookup(repository, sets)
-	offers := make([]SealedOffer, 0, len(all))
-	for _, f := range all {
-		if f.value != "" {
-			offers = append(offers, SealedOffer{f.value, f.from})
+	target := parsePattern(repository)
+	var all []found
+	collect := func(fits func(pattern) bool) {
+		for from, s := range k {
+			for _, e := range s.entries() {
+				if fits(e.pattern) {
+					all = append(all, found{e.pattern.key, SealedOffer{e.value, from}})
+				}
+			}
 		}
+	}
+	if !target.broken {
+		collect(func(p pattern) bool { return p.matches(target) })
+	}
+	if len(all) == 0 && isDefaultRegistry(repository) {
+		collect(func(p pattern) bool { return p.key == defaultRegistry })
+	}
+	return slices.DeleteFunc(inOrder(all), func(o SealedOffer) bool { return o.ID == "" })
+}
+
+// found is one credential that is offered, with the key of its pattern.
+type found struct {
+	key   string
+	offer SealedOffer
+}
+
+// inOrder returns what the Secrets offer, one after the other, in the order of a kubelet.
+func inOrder(all []found) []SealedOffer {
+	slices.SortStableFunc(all, func(a, b found) int { return cmp.Compare(b.key, a.key) })
+	offers := make([]SealedOffer, len(all))
+	for i, f := range all {
+		offers[i] = f.offer
 	}
 	return offers
 }
@@ -130,13 +128,13 @@ func (k SealedKeyring) Lookup(repository string) []SealedOffer {
 func (k SealedKeyring) First(repository string, n int) (offers []SealedOffer, whole bool) {
 	whole = true
 	target := parsePattern(repository)
-	var all []found[ID]
+	var all []found
 	collect := func(fits func(pattern) bool, cost func(pattern) int) {
 		for from, s := range k {
 			got, ok := first(s.entries(), n, maxWork/len(k), fits, cost)
 			whole = whole && ok
 			for _, e := range got {
-				all = append(all, found[ID]{e.pattern.key, e.value, from})
+				all = append(all, found{e.pattern.key, SealedOffer{e.value, from}})
 			}
 		}
 	}
@@ -146,11 +144,7 @@ func (k SealedKeyring) First(repository string, n int) (offers []SealedOffer, wh
 	if len(all) == 0 && isDefaultRegistry(repository) {
 		collect(func(p pattern) bool { return p.key == defaultRegistry }, func(pattern) int { return 1 })
 	}
-	sortFound(all)
-	for _, f := range all[:min(n, len(all))] {
-		offers = append(offers, SealedOffer{f.value, f.from})
-	}
-	return offers, whole
+	return inOrder(all)[:min(n, len(all))], whole
 }
 
 // first returns the first n entries that fit and have a value of their own. whole is false if entries were

@@ -153,39 +153,3 @@ func isDefaultRegistry(repository string) bool {
 func order[T any](entries []entry[T]) {
 	slices.SortStableFunc(entries, func(a, b entry[T]) int { return cmp.Compare(b.pattern.key, a.pattern.key) })
 }
-
-// found is one thing that is offered, with the index of the set that it is from.
-type found[T any] struct {
-	key   string
-	value T
-	from  int
-}
-
-// lookup returns what the sets, each ordered, offer to a repository, as one keyring of a kubelet
-// does: patterns in reverse order, and those that are equal in the order of the sets.
-func lookup[T any](repository string, sets [][]entry[T]) []found[T] {
-	target := parsePattern(repository)
-	var all []found[T]
-	collect := func(fits func(pattern) bool) {
-		for from, set := range sets {
-			for _, e := range set {
-				if fits(e.pattern) {
-					all = append(all, found[T]{e.pattern.key, e.value, from})
-				}
-			}
-		}
-	}
-	if !target.broken {
-		collect(func(p pattern) bool { return p.matches(target) })
-	}
-	if len(all) == 0 && isDefaultRegistry(repository) {
-		collect(func(p pattern) bool { return p.key == defaultRegistry })
-	}
-	sortFound(all)
-	return all
-}
-
-// sortFound brings what the sets offer, one set after the other, into the order of a kubelet.
-func sortFound[T any](all []found[T]) {
-	slices.SortStableFunc(all, func(a, b found[T]) int { return cmp.Compare(b.key, a.key) })
-}

@@ -3,7 +3,6 @@ package records
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -28,22 +27,17 @@ type Creation struct {
 // BeginCreation writes a creation and returns its ID. When it returns nil the runtime may be asked. Of the pairs in Listed it
 // keeps those without record and mark. Its own ID is ignored.
 func (s *Store) BeginCreation(c Creation) (id uint64, err error) {
-	err = s.update("", "", func(tx *bolt.Tx) error {
+	return write(s, "write creation of a container", "", "", func(tx *bolt.Tx) (uint64, error) {
 		b, err := tx.CreateBucketIfNotExists([]byte(bucketCreations))
 		if err != nil {
-			return err
+			return 0, err
 		}
-		if id, err = b.NextSequence(); err != nil {
-			return err
+		if c.ID, err = b.NextSequence(); err != nil {
+			return 0, err
 		}
-		c.ID = id
 		c.Listed = unknown(tx, c.Listed)
-		return put(tx, bucketCreations, creationKey(id), c)
+		return c.ID, put(tx, bucketCreations, creationKey(c.ID), c)
 	})
-	if err != nil {
-		return 0, fmt.Errorf("write creation of a container: %w", err)
-	}
-	return id, nil
 }
 
 // unknown returns the pairs that have neither record nor mark, readable or not.
@@ -60,7 +54,7 @@ func unknown(tx *bolt.Tx, pairs []Pair) (found []Pair) {
 // EndCreation notes that the answer of the runtime was lost. The creation stays until it is settled. It takes the place of earlier
 // ones of the same image, so that there are not more of them than images.
 func (s *Store) EndCreation(id uint64, at time.Time) error {
-	err := s.update("", "", func(tx *bolt.Tx) error {
+	return s.update("end creation of a container", "", "", func(tx *bolt.Tx) error {
 		key := creationKey(id)
 		var c Creation
 		ok, err := getCreation(tx, key, &c)
@@ -83,16 +77,12 @@ func (s *Store) EndCreation(id uint64, at time.Time) error {
 		}
 		return errors.Join(deleteCreations(tx, earlier), put(tx, bucketCreations, key, c))
 	})
-	if err != nil {
-		return fmt.Errorf("end creation of a container: %w", err)
-	}
-	return nil
 }
 
 // DropCreation deletes a creation that has brought nothing, because the image turned out not to be a checkpoint. So do the
 // creations of the same image whose answer was lost: image is what their Image has, "" for none.
 func (s *Store) DropCreation(id uint64, image string) error {
-	err := s.update("", "", func(tx *bolt.Tx) error {
+	return s.update("drop creation of a container", "", "", func(tx *bolt.Tx) error {
 		var drop [][]byte
 		err := eachCreation(tx, func(key []byte, c Creation) {
 			if c.ID == id || image != "" && c.Image == image && !c.Ended.IsZero() {
@@ -104,56 +94,39 @@ func (s *Store) DropCreation(id uint64, image string) error {
 		}
 		return deleteCreations(tx, drop)
 	})
-	if err != nil {
-		return fmt.Errorf("drop creation of a container: %w", err)
-	}
-	return nil
 }
 
 // SettleCreations ends creations for good, in one transaction. Each pair that is present, has neither record nor mark and is
 // not in the list of every one of them may have come with them: it gets a record with nothing proved. The pairs are returned.
 // Without creations every pair without record and mark gets one.
-func (s *Store) SettleCreations(ids []uint64, present []Pair, now time.Time) (closed []Pair, err error) {
-	err = s.update("", "", func(tx *bolt.Tx) error {
-		closed = nil
+func (s *Store) SettleCreations(ids []uint64, present []Pair, now time.Time) ([]Pair, error) {
+	return write(s, "settle creations of containers", "", "", func(tx *bolt.Tx) (closed []Pair, err error) {
 		var settled []Creation
 		var keys [][]byte
-		err := eachCreation(tx, func(key []byte, c Creation) {
+		err = eachCreation(tx, func(key []byte, c Creation) {
 			if slices.Contains(ids, c.ID) {
 				settled, keys = append(settled, c), append(keys, key)
 			}
 		})
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, p := range unknown(tx, present) {
 			if len(settled) > 0 && listedByAll(settled, p) {
 				continue
 			}
-			if err := put(tx, bucketRecords, p.key(), Record{Pair: p, Created: now}); err != nil {
-				return err
+			if err := s.putRecord(tx, Record{Pair: p, Created: now}); err != nil {
+				return nil, err
 			}
-			s.wrote(p)
 			closed = append(closed, p)
 		}
-		return deleteCreations(tx, keys)
+		return closed, deleteCreations(tx, keys)
 	})
-	if err != nil {
-		return nil, fmt.Errorf("settle creations of containers: %w", err)
-	}
-	return closed, nil
 }
 
 // Creations returns every creation. One that cannot be read is returned with its ID alone.
-func (s *Store) Creations() (all []Creation, err error) {
-	err = s.view(func(tx *bolt.Tx) error {
-		all, err = creations(tx)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read creations of containers: %w", err)
-	}
-	return all, nil
+func (s *Store) Creations() ([]Creation, error) {
+	return read(s, "read creations of containers", creations)
 }
 
 func creations(tx *bolt.Tx) (all []Creation, err error) {

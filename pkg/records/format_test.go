@@ -60,14 +60,7 @@ func writeFormat(t *testing.T, path string) {
 // wantFormat holds a store to what writeFormat wrote.
 func wantFormat(t *testing.T, s *records.Store) {
 	t.Helper()
-	var all []records.Record
-	var marks []records.Mark
-	if err := s.Records(func(r records.Record) error { all = append(all, r); return nil }); err != nil {
-		t.Error(err)
-	}
-	if err := s.Marks(func(m records.Mark) error { marks = append(marks, m); return nil }); err != nil {
-		t.Error(err)
-	}
+	all, marks := contents(t, s)
 	intents, err := s.Intents()
 	if err != nil {
 		t.Error(err)

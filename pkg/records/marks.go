@@ -3,7 +3,6 @@ package records
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -35,48 +34,28 @@ type Scan struct {
 // A pair that is not in the list of every [Creation] is not due either. A
 // value that cannot be read counts for what its key says and for what it says itself. It returns the
 // pairs that it marked.
-func (s *Store) MarkPreloaded(sc Scan) (marked []Pair, err error) {
-	err = s.update(crashpoint.MarkBefore, crashpoint.MarkAfter, func(tx *bolt.Tx) error {
-		marked = nil
+func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
+	return write(s, "write preloaded marks", crashpoint.MarkBefore, crashpoint.MarkAfter, func(tx *bolt.Tx) ([]Pair, error) {
 		if distrusted(tx) || !sc.Still() {
-			return nil
+			return nil, nil
 		}
 		pairs, err := due(tx, sc.Pairs, sc.Brought)
-		if err != nil {
-			return err
+		if err == nil && sc.Agree != nil {
+			err = sc.Agree(pairs)
 		}
-		if sc.Agree != nil {
-			if err := sc.Agree(pairs); err != nil {
-				return err
-			}
+		if err == nil {
+			err = s.mark(tx, pairs, sc.Origin, sc.Now)
 		}
-		for _, p := range pairs {
-			if err := s.mark(tx, Mark{Pair: p, Set: sc.Now, Origin: sc.Origin}); err != nil {
-				return err
-			}
+		if err == nil && sc.First {
+			err = put(tx, bucketMeta, []byte(metaScanned), sc.Now)
 		}
-		marked = pairs
-		if sc.First {
-			return put(tx, bucketMeta, []byte(metaScanned), sc.Now)
-		}
-		return nil
+		return pairs, err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("write preloaded marks: %w", err)
-	}
-	return marked, nil
 }
 
 // Due returns the pairs that MarkPreloaded would mark, with Scan.Brought, if the store is trusted and the list stands.
-func (s *Store) Due(pairs []Pair, brought func(Intent, Pair) bool) (found []Pair, err error) {
-	err = s.view(func(tx *bolt.Tx) error {
-		found, err = due(tx, pairs, brought)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("look for what is preloaded: %w", err)
-	}
-	return found, nil
+func (s *Store) Due(pairs []Pair, brought func(Intent, Pair) bool) ([]Pair, error) {
+	return read(s, "look for what is preloaded", func(tx *bolt.Tx) ([]Pair, error) { return due(tx, pairs, brought) })
 }
 
 func distrusted(tx *bolt.Tx) bool {
@@ -125,15 +104,20 @@ func due(tx *bolt.Tx, pairs []Pair, brought func(Intent, Pair) bool) (found []Pa
 	return found, nil
 }
 
-func (s *Store) mark(tx *bolt.Tx, m Mark) error {
-	s.wrote(m.Pair)
-	s.index(m.Pair)
-	return put(tx, bucketMarks, m.Pair.key(), m)
+func (s *Store) mark(tx *bolt.Tx, pairs []Pair, origin string, now time.Time) error {
+	for _, p := range pairs {
+		s.wrote(p)
+		s.index(p)
+		if err := put(tx, bucketMarks, p.key(), Mark{Pair: p, Set: now, Origin: origin}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // indexMarks fills Store.marked.
 func (s *Store) indexMarks() error {
-	return s.view(func(tx *bolt.Tx) error {
+	return s.file.View(func(tx *bolt.Tx) error {
 		return tx.Bucket([]byte(bucketMarks)).ForEach(func(k, _ []byte) error {
 			s.index(pairOf(k))
 			return nil
@@ -178,37 +162,21 @@ type Acceptable struct {
 // AcceptMarks marks the pairs that have no mark yet, whatever else is known of them, in a distrusted store too, and returns these.
 // Records and intents stay as they are. agree is called inside the transaction with what is to be marked, and nothing is marked
 // if it returns an error, which AcceptMarks then returns; it must not call the store. nil agrees.
-func (s *Store) AcceptMarks(pairs []Pair, origin string, now time.Time, agree func(Acceptable) error) (marked Acceptable, err error) {
-	err = s.update(crashpoint.AcceptBefore, crashpoint.AcceptAfter, func(tx *bolt.Tx) error {
-		marked = acceptable(tx, pairs)
+func (s *Store) AcceptMarks(pairs []Pair, origin string, now time.Time, agree func(Acceptable) error) (Acceptable, error) {
+	return write(s, "accept preloaded marks", crashpoint.AcceptBefore, crashpoint.AcceptAfter, func(tx *bolt.Tx) (Acceptable, error) {
+		found := acceptable(tx, pairs)
 		if agree != nil {
-			if err := agree(marked); err != nil {
-				return err
+			if err := agree(found); err != nil {
+				return found, err
 			}
 		}
-		for _, p := range marked.Pairs {
-			if err := s.mark(tx, Mark{Pair: p, Set: now, Origin: origin}); err != nil {
-				return err
-			}
-		}
-		return nil
+		return found, s.mark(tx, found.Pairs, origin, now)
 	})
-	if err != nil {
-		return Acceptable{}, fmt.Errorf("accept preloaded marks: %w", err)
-	}
-	return marked, nil
 }
 
 // Acceptable returns what AcceptMarks would mark.
-func (s *Store) Acceptable(pairs []Pair) (found Acceptable, err error) {
-	err = s.view(func(tx *bolt.Tx) error {
-		found = acceptable(tx, pairs)
-		return nil
-	})
-	if err != nil {
-		return Acceptable{}, fmt.Errorf("look for pairs without a mark: %w", err)
-	}
-	return found, nil
+func (s *Store) Acceptable(pairs []Pair) (Acceptable, error) {
+	return read(s, "look for pairs without a mark", func(tx *bolt.Tx) (Acceptable, error) { return acceptable(tx, pairs), nil })
 }
 
 // acceptable takes a mark that cannot be read for none, since it opens nothing.
@@ -243,10 +211,11 @@ type Forgotten struct {
 //
 // A repository alone selects the images that have a mark of it, and all marks of these go: the same content must not stay usable
 // under a further name, which a tenant may have given it. With an image ID beside the repository the mark of that pair alone goes.
-func (s *Store) ForgetMarks(of Selection, now time.Time) (gone Forgotten, err error) {
-	err = s.update(crashpoint.ForgetBefore, crashpoint.ForgetAfter, func(tx *bolt.Tx) error {
-		if gone, err = forgettable(tx, of); err != nil {
-			return err
+func (s *Store) ForgetMarks(of Selection, now time.Time) (Forgotten, error) {
+	return write(s, "forget preloaded marks", crashpoint.ForgetBefore, crashpoint.ForgetAfter, func(tx *bolt.Tx) (Forgotten, error) {
+		gone, err := forgettable(tx, of)
+		if err != nil || len(gone.Marks) == 0 {
+			return gone, err
 		}
 		for _, m := range gone.Marks {
 			k := m.Pair.key()
@@ -254,39 +223,25 @@ func (s *Store) ForgetMarks(of Selection, now time.Time) (gone Forgotten, err er
 			if _, err := get(tx, bucketRecords, k, &rec); err == nil { // else it needs proof as it is
 				rec.Revoked = later(rec.Revoked, now)
 				if err := put(tx, bucketRecords, k, rec); err != nil {
-					return err
+					return gone, err
 				}
 			}
 			if err := tx.Bucket([]byte(bucketMarks)).Delete(k); err != nil {
-				return err
+				return gone, err
 			}
 			s.wrote(m.Pair)
 		}
-		if len(gone.Marks) == 0 {
-			return nil
-		}
-		return noteRevoked(tx, now)
+		return gone, noteRevoked(tx, now)
 	})
-	if err != nil {
-		return Forgotten{}, fmt.Errorf("forget preloaded marks: %w", err)
-	}
-	return gone, nil
 }
 
 // Forgettable returns what ForgetMarks would take away.
-func (s *Store) Forgettable(of Selection) (found Forgotten, err error) {
-	err = s.view(func(tx *bolt.Tx) error {
-		found, err = forgettable(tx, of)
-		return err
-	})
-	if err != nil {
-		return Forgotten{}, fmt.Errorf("look for preloaded marks: %w", err)
-	}
-	return found, nil
+func (s *Store) Forgettable(of Selection) (Forgotten, error) {
+	return read(s, "look for preloaded marks", func(tx *bolt.Tx) (Forgotten, error) { return forgettable(tx, of) })
 }
 
 func forgettable(tx *bolt.Tx, of Selection) (found Forgotten, err error) {
-	if found.Marks, err = selectedMarks(tx, of); err != nil {
+	if found.Marks, err = selectedMarks(tx, of.Covers); err != nil {
 		return Forgotten{}, err
 	}
 	images := map[string]bool{}
@@ -294,7 +249,7 @@ func forgettable(tx *bolt.Tx, of Selection) (found Forgotten, err error) {
 		images[m.Pair.ImageID] = true
 	}
 	if of.ImageID == "" {
-		if found.Marks, err = selectedMarks(tx, ofImages(images)); err != nil {
+		if found.Marks, err = selectedMarks(tx, func(p Pair) bool { return images[p.ImageID] }); err != nil {
 			return Forgotten{}, err
 		}
 	}
@@ -307,20 +262,6 @@ func forgettable(tx *bolt.Tx, of Selection) (found Forgotten, err error) {
 	})
 	return found, err
 }
-
-// ofImages covers every pair of some image IDs.
-type ofImages map[string]bool
-
-// Covers reports whether the pair is of one of the images.
-func (o ofImages) Covers(p Pair) bool { return o[p.ImageID] }
-
-type covering interface{ Covers(p Pair) bool }
-
-// either covers what one of two covers.
-type either [2]covering
-
-// Covers reports whether one of the two covers the pair.
-func (e either) Covers(p Pair) bool { return e[0].Covers(p) || e[1].Covers(p) }
 
 // A Selection selects pairs. Of the fields that are given all have to fit; the zero value selects nothing.
 type Selection struct {
@@ -339,9 +280,9 @@ func (s Selection) Covers(p Pair) bool {
 }
 
 // selectedMarks returns the marks of the pairs that are selected; one that cannot be read, with its pair alone.
-func selectedMarks(tx *bolt.Tx, of covering) (found []Mark, err error) {
+func selectedMarks(tx *bolt.Tx, selected func(Pair) bool) (found []Mark, err error) {
 	err = tx.Bucket([]byte(bucketMarks)).ForEach(func(k, v []byte) error {
-		if !of.Covers(pairOf(k)) {
+		if !selected(pairOf(k)) {
 			return nil
 		}
 		var m Mark
@@ -394,10 +335,6 @@ func scannedOnce(tx *bolt.Tx) bool {
 }
 
 // ScannedOnce reports whether a first scan has been made.
-func (s *Store) ScannedOnce() (once bool, err error) {
-	err = s.view(func(tx *bolt.Tx) error {
-		once = scannedOnce(tx)
-		return nil
-	})
-	return once, err
+func (s *Store) ScannedOnce() (bool, error) {
+	return read(s, "look for the first scan", func(tx *bolt.Tx) (bool, error) { return scannedOnce(tx), nil })
 }

@@ -3,7 +3,6 @@ package records
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -20,15 +19,10 @@ const MaxUnresolved = 64
 
 // Begin writes the intent of a pull and returns it, as the handle by which the end of the pull is written. When the
 // error is nil the runtime may be asked.
-func (s *Store) Begin(name, repository string, now time.Time) (in Intent, err error) {
-	err = s.update(crashpoint.BeginBefore, crashpoint.BeginAfter, func(tx *bolt.Tx) error {
-		in, err = begin(tx, name, repository, now)
-		return err
+func (s *Store) Begin(name, repository string, now time.Time) (Intent, error) {
+	return write(s, "write pull intent for "+repository, crashpoint.BeginBefore, crashpoint.BeginAfter, func(tx *bolt.Tx) (Intent, error) {
+		return begin(tx, name, repository, now)
 	})
-	if err != nil {
-		return Intent{}, fmt.Errorf("write pull intent for %s: %w", repository, err)
-	}
-	return in, nil
 }
 
 // BeginListed does as Begin, and deletes in the same transaction the marks of the repository whose image is not in present:
@@ -36,29 +30,25 @@ func (s *Store) Begin(name, repository string, now time.Time) (in Intent, err er
 // image that was marked and has been removed since. It returns the pairs whose marks it deleted. With a nil map, which says
 // that the runtime was not asked, it writes nothing and returns ErrMarked, with the pairs, if there are marks of the repository.
 func (s *Store) BeginListed(name, repository string, now time.Time, present map[string]struct{}) (in Intent, unmarked []Pair, err error) {
-	err = s.update(crashpoint.BeginBefore, crashpoint.BeginAfter, func(tx *bolt.Tx) error {
+	in, err = write(s, "write pull intent for "+repository, crashpoint.BeginBefore, crashpoint.BeginAfter, func(tx *bolt.Tx) (Intent, error) {
 		unmarked = nil
 		marked := s.marksOf(tx, repository)
 		if len(marked) > 0 && present == nil {
 			unmarked = marked
-			return ErrMarked
+			return Intent{}, ErrMarked
 		}
 		for _, p := range marked {
 			if _, ok := present[p.ImageID]; ok {
 				continue
 			}
 			if err := tx.Bucket([]byte(bucketMarks)).Delete(p.key()); err != nil {
-				return err
+				return Intent{}, err
 			}
 			unmarked = append(unmarked, p)
 		}
-		in, err = begin(tx, name, repository, now)
-		return err
+		return begin(tx, name, repository, now)
 	})
-	if err != nil {
-		return Intent{}, unmarked, fmt.Errorf("write pull intent for %s: %w", repository, err)
-	}
-	return in, unmarked, nil
+	return in, unmarked, err
 }
 
 func begin(tx *bolt.Tx, name, repository string, now time.Time) (Intent, error) {
@@ -94,7 +84,7 @@ func (s *Store) Prove(in Intent, r Result) error {
 	if !r.Open && r.Credential == "" {
 		return errors.New("records: neither open nor a credential, nothing is proved")
 	}
-	err := s.update(crashpoint.ProveBefore, crashpoint.ProveAfter, func(tx *bolt.Tx) error {
+	return s.update("write pull record for "+r.Pair.Repository, crashpoint.ProveBefore, crashpoint.ProveAfter, func(tx *bolt.Tx) error {
 		rec, created := Record{}, later(r.At, r.Created)
 		if ok, err := get(tx, bucketRecords, r.Pair.key(), &rec); err != nil {
 			rec = Record{Pair: r.Pair, Created: created, Revoked: created, Unlisted: true}
@@ -107,16 +97,11 @@ func (s *Store) Prove(in Intent, r Result) error {
 		if r.Revoked == nil || !r.Revoked() {
 			rec.prove(r)
 		}
-		if err := put(tx, bucketRecords, r.Pair.key(), rec); err != nil {
+		if err := s.putRecord(tx, rec); err != nil {
 			return err
 		}
-		s.wrote(r.Pair)
 		return deleteIntent(tx, in)
 	})
-	if err != nil {
-		return fmt.Errorf("write pull record for %s: %w", r.Pair.Repository, err)
-	}
-	return nil
 }
 
 func (r *Record) prove(by Result) {
@@ -223,17 +208,19 @@ func (s *Store) Written() uint64 {
 	return s.writes
 }
 
+// putRecord writes a record and counts the write.
+func (s *Store) putRecord(tx *bolt.Tx, r Record) error {
+	s.wrote(r.Pair)
+	return put(tx, bucketRecords, r.Pair.key(), r)
+}
+
 func deleteIntent(tx *bolt.Tx, in Intent) error {
 	return tx.Bucket([]byte(bucketIntents)).Delete(in.key())
 }
 
 // Drop deletes the intent of a pull that certainly brought nothing. An unknown one is no error.
 func (s *Store) Drop(in Intent) error {
-	err := s.update(crashpoint.DropBefore, crashpoint.DropAfter, func(tx *bolt.Tx) error { return deleteIntent(tx, in) })
-	if err != nil {
-		return fmt.Errorf("drop pull intent: %w", err)
-	}
-	return nil
+	return s.update("drop pull intent", crashpoint.DropBefore, crashpoint.DropAfter, func(tx *bolt.Tx) error { return deleteIntent(tx, in) })
 }
 
 // A Denial says that a registry refused a credential.
@@ -246,16 +233,12 @@ type Denial struct {
 // Deny deletes the intent of a pull that a registry refused, and notes that with the proof of the credential if
 // there is one, in one transaction. The proof stays, with its times.
 func (s *Store) Deny(in Intent, d Denial) error {
-	err := s.update(crashpoint.DropBefore, crashpoint.DropAfter, func(tx *bolt.Tx) error {
+	return s.update("note that "+d.Pair.Repository+" was denied", crashpoint.DropBefore, crashpoint.DropAfter, func(tx *bolt.Tx) error {
 		if err := s.deny(tx, d); err != nil {
 			return err
 		}
 		return deleteIntent(tx, in)
 	})
-	if err != nil {
-		return fmt.Errorf("note that %s was denied: %w", d.Pair.Repository, err)
-	}
-	return nil
 }
 
 func (s *Store) deny(tx *bolt.Tx, d Denial) error {
@@ -269,8 +252,7 @@ func (s *Store) deny(tx *bolt.Tx, d Denial) error {
 	}
 	// Where the clock was set back the proof lies in the future; it was made before the denial nevertheless.
 	rec.Proofs[i].Denied = later(d.At, rec.Proofs[i].LastProved)
-	s.wrote(d.Pair)
-	return put(tx, bucketRecords, d.Pair.key(), rec)
+	return s.putRecord(tx, rec)
 }
 
 // End notes that a pull has ended without a known result. Its intent stays, and takes the place of earlier ones as
@@ -281,7 +263,7 @@ func (s *Store) End(in Intent, at time.Time) error { return s.EndAll([]Intent{in
 // ones may have been ended.
 func (s *Store) EndAll(intents []Intent, at time.Time) error {
 	for batch := range slices.Chunk(intents, maxBatch) {
-		err := s.update(crashpoint.EndBefore, crashpoint.EndAfter, func(tx *bolt.Tx) error {
+		err := s.update("end pull intents", crashpoint.EndBefore, crashpoint.EndAfter, func(tx *bolt.Tx) error {
 			for _, in := range batch {
 				if err := end(tx, in, at); err != nil {
 					return err
@@ -290,7 +272,7 @@ func (s *Store) EndAll(intents []Intent, at time.Time) error {
 			return nil
 		})
 		if err != nil {
-			return fmt.Errorf("end pull intents: %w", err)
+			return err
 		}
 	}
 	return nil

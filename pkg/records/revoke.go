@@ -1,7 +1,6 @@
 package records
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -82,40 +81,28 @@ type Revoked struct {
 // So do those of the pairs that used returns, which rest on what is revoked although no proof tells it any more; one that has
 // neither record nor mark gets a record with nothing proved. used is called inside the transaction, with what is taken
 // back, and must not call the store; nil: there are none.
-func (s *Store) Revoke(r Revocation, at time.Time, used func(Revoked) []Pair) (gone Revoked, err error) {
-	err = s.update(crashpoint.RevokeBefore, crashpoint.RevokeAfter, func(tx *bolt.Tx) error {
-		var changed []Record
-		if gone, changed, err = revocable(tx, r); err != nil {
-			return err
+func (s *Store) Revoke(r Revocation, at time.Time, used func(Revoked) []Pair) (Revoked, error) {
+	return write(s, "revoke", crashpoint.RevokeBefore, crashpoint.RevokeAfter, func(tx *bolt.Tx) (Revoked, error) {
+		gone, changed, err := revocable(tx, r)
+		if err != nil {
+			return gone, err
 		}
 		if used != nil {
 			changed = withUsed(tx, changed, used(gone), at)
 		}
 		for _, rec := range changed {
 			rec.Revoked = later(rec.Revoked, at)
-			if err := put(tx, bucketRecords, rec.Pair.key(), rec); err != nil {
-				return err
+			if err := s.putRecord(tx, rec); err != nil {
+				return gone, err
 			}
-			s.wrote(rec.Pair)
 		}
-		return noteRevoked(tx, at)
+		return gone, noteRevoked(tx, at)
 	})
-	if err != nil {
-		return Revoked{}, fmt.Errorf("revoke: %w", err)
-	}
-	return gone, nil
 }
 
 // LastRevoked returns when Revoke was last called, whatever it selected, or marks were last forgotten; the zero time if never.
-func (s *Store) LastRevoked() (at time.Time, err error) {
-	err = s.view(func(tx *bolt.Tx) error {
-		at, err = lastRevoked(tx)
-		return err
-	})
-	if err != nil {
-		return time.Time{}, fmt.Errorf("read the time of the last revocation: %w", err)
-	}
-	return at, nil
+func (s *Store) LastRevoked() (time.Time, error) {
+	return read(s, "read the time of the last revocation", lastRevoked)
 }
 
 func noteRevoked(tx *bolt.Tx, at time.Time) error {
@@ -150,15 +137,11 @@ func withUsed(tx *bolt.Tx, recs []Record, used []Pair, at time.Time) []Record {
 }
 
 // Revocable returns what Revoke would take back, and changes nothing.
-func (s *Store) Revocable(r Revocation) (found Revoked, err error) {
-	err = s.view(func(tx *bolt.Tx) error {
-		found, _, err = revocable(tx, r)
-		return err
+func (s *Store) Revocable(r Revocation) (Revoked, error) {
+	return read(s, "look for what to revoke", func(tx *bolt.Tx) (Revoked, error) {
+		found, _, err := revocable(tx, r)
+		return found, err
 	})
-	if err != nil {
-		return Revoked{}, fmt.Errorf("look for what to revoke: %w", err)
-	}
-	return found, nil
 }
 
 func revocable(tx *bolt.Tx, r Revocation) (found Revoked, changed []Record, err error) {
@@ -189,10 +172,10 @@ func revocable(tx *bolt.Tx, r Revocation) (found Revoked, changed []Record, err 
 	if err != nil || !r.Whole() {
 		return found, changed, err
 	}
-	images := ofImages{}
+	images := map[string]bool{}
 	for _, rec := range changed {
 		images[rec.Pair.ImageID] = r.ImageID == "" || r.Repository == "" // with both, one pair alone is meant
 	}
-	found.Marked, err = selectedMarks(tx, either{r, images})
+	found.Marked, err = selectedMarks(tx, func(p Pair) bool { return images[p.ImageID] || r.Covers(p) })
 	return found, changed, err
 }

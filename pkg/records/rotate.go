@@ -1,7 +1,6 @@
 package records
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -24,25 +23,21 @@ type Rotation struct {
 // not full of what others proved, and the Secret has not changed more than MaxRotations times since a registry confirmed it. The new
 // credential is not confirmed: see [Proof.RotatedFrom]. A credential that other Secrets are noted with as well stays theirs; one
 // that was noted with this Secret alone is gone, whoever else may have it.
-func (s *Store) Rotate(r Rotation) (rotated bool, err error) {
+func (s *Store) Rotate(r Rotation) (bool, error) {
 	if r.Credential == "" || r.Secret.UID == "" {
 		return false, nil
 	}
-	err = s.update(crashpoint.RotateBefore, crashpoint.RotateAfter, func(tx *bolt.Tx) error {
+	what := "rotate a credential for " + r.Pair.Repository
+	return write(s, what, crashpoint.RotateBefore, crashpoint.RotateAfter, func(tx *bolt.Tx) (bool, error) {
 		var rec Record
 		if ok, err := get(tx, bucketRecords, r.Pair.key(), &rec); !ok || err != nil {
-			return err
+			return false, err
 		}
-		if rotated = rec.rotate(r); !rotated {
-			return nil // rec is a copy, and nothing is written
+		if !rec.rotate(r) {
+			return false, nil // rec is a copy, and nothing is written
 		}
-		s.wrote(r.Pair)
-		return put(tx, bucketRecords, r.Pair.key(), rec)
+		return true, s.putRecord(tx, rec)
 	})
-	if err != nil {
-		return false, fmt.Errorf("rotate a credential for %s: %w", r.Pair.Repository, err)
-	}
-	return rotated, nil
 }
 
 // Rotated returns the record as Rotate would leave it, and whether that is another. It shares nothing with it that changes.

@@ -41,22 +41,45 @@ func (s *Store) Close() error {
 	return nil
 }
 
-func (s *Store) view(f func(*bolt.Tx) error) error {
-	return s.file.View(f)
+// read returns what f returns of one moment, or the zero value and an error that begins with what was being done.
+func read[T any](s *Store, what string, f func(*bolt.Tx) (T, error)) (v T, err error) {
+	err = s.file.View(func(tx *bolt.Tx) error {
+		v, err = f(tx)
+		return err
+	})
+	if err != nil {
+		var none T
+		return none, fmt.Errorf("%s: %w", what, err)
+	}
+	return v, nil
+}
+
+// write is read in a write transaction, between two crash points. What it returns without an error is on disk.
+func write[T any](s *Store, what, before, after string, f func(*bolt.Tx) (T, error)) (v T, err error) {
+	err = s.update(what, before, after, func(tx *bolt.Tx) error {
+		v, err = f(tx)
+		return err
+	})
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return v, nil
 }
 
 // update runs one write transaction; nil means that it is on disk.
-func (s *Store) update(before, after string, f func(*bolt.Tx) error) error {
+func (s *Store) update(what, before, after string, f func(*bolt.Tx) error) error {
 	crashpoint.Hit(before)
 	began := time.Now()
 	err := s.file.Update(f)
 	if s.onSync != nil {
 		s.onSync(time.Since(began))
 	}
-	if err == nil {
-		crashpoint.Hit(after)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
-	return err
+	crashpoint.Hit(after)
+	return nil
 }
 
 // put writes a value; the zero sum of nothing else is readable.
@@ -86,7 +109,7 @@ func getFrom(b *bolt.Bucket, name string, key []byte, into any) (bool, error) {
 // pair then needs proof whatever the policy.
 func (s *Store) Lookup(p Pair) (Facts, error) {
 	var f Facts
-	err := s.view(func(tx *bolt.Tx) (err error) {
+	err := s.file.View(func(tx *bolt.Tx) (err error) {
 		f, err = lookup(tx, p)
 		return err
 	})
@@ -190,7 +213,7 @@ func repositoriesOf(keys iter.Seq[[]byte]) (all []string) {
 func (s *Store) Distrusted() *Distrust { return s.distrust.Load() }
 
 func (s *Store) readDistrust() error {
-	return s.view(func(tx *bolt.Tx) error {
+	return s.file.View(func(tx *bolt.Tx) error {
 		var d Distrust
 		ok, err := get(tx, bucketMeta, []byte(metaDistrust), &d)
 		if ok && err != nil {
@@ -205,39 +228,37 @@ func (s *Store) readDistrust() error {
 
 // Trust ends distrust, and lets the next scan be like the very first one.
 func (s *Store) Trust() error {
-	err := s.update("", "", func(tx *bolt.Tx) error {
+	err := s.update("end distrust", "", "", func(tx *bolt.Tx) error {
 		meta := tx.Bucket([]byte(bucketMeta))
 		return errors.Join(meta.Delete([]byte(metaDistrust)), meta.Delete([]byte(metaScanned)))
 	})
-	if err != nil {
-		return fmt.Errorf("end distrust: %w", err)
+	if err == nil {
+		s.distrust.Store(nil)
 	}
-	s.distrust.Store(nil)
-	return nil
+	return err
 }
 
 // SetKeyFingerprint notes which key the credential IDs of the store were made with.
 func (s *Store) SetKeyFingerprint(fingerprint string) error {
-	return s.update("", "", func(tx *bolt.Tx) error { return put(tx, bucketMeta, []byte(metaKey), fingerprint) })
+	return s.update("note the fingerprint of the key", "", "", func(tx *bolt.Tx) error {
+		return put(tx, bucketMeta, []byte(metaKey), fingerprint)
+	})
 }
 
 // KeyFingerprint returns what SetKeyFingerprint noted, "" if nothing.
-func (s *Store) KeyFingerprint() (fingerprint string, err error) {
-	err = s.view(func(tx *bolt.Tx) error {
-		_, err := get(tx, bucketMeta, []byte(metaKey), &fingerprint)
-		return err
+func (s *Store) KeyFingerprint() (string, error) {
+	return read(s, "read the fingerprint of the key", func(tx *bolt.Tx) (fingerprint string, err error) {
+		_, err = get(tx, bucketMeta, []byte(metaKey), &fingerprint)
+		return fingerprint, err
 	})
-	return fingerprint, err
 }
 
 // LastWrite returns the number of the last write transaction. Two equal ones of the same file say that nothing was
 // written between them, by whatever program.
-func (s *Store) LastWrite() (number uint64, err error) {
-	err = s.view(func(tx *bolt.Tx) error {
-		number = uint64(tx.ID()) //nolint:gosec // it begins at 0 and goes up
-		return nil
+func (s *Store) LastWrite() (uint64, error) {
+	return read(s, "read the number of the last write", func(tx *bolt.Tx) (uint64, error) {
+		return uint64(tx.ID()), nil //nolint:gosec // it begins at 0 and goes up
 	})
-	return number, err
 }
 
 // Stats counts what the store holds. Bytes is the size of the file.
@@ -248,20 +269,12 @@ type Stats struct {
 
 // Stats returns the counts.
 func (s *Store) Stats() (Stats, error) {
-	var st Stats
-	err := s.view(func(tx *bolt.Tx) error {
-		st.Records = tx.Bucket([]byte(bucketRecords)).Stats().KeyN
-		st.Intents = tx.Bucket([]byte(bucketIntents)).Stats().KeyN
-		st.Marks = tx.Bucket([]byte(bucketMarks)).Stats().KeyN
-		return nil
+	return read(s, "count records", func(tx *bolt.Tx) (Stats, error) {
+		info, err := os.Stat(s.file.DB.Path())
+		if err != nil {
+			return Stats{}, err
+		}
+		count := func(bucket string) int { return tx.Bucket([]byte(bucket)).Stats().KeyN }
+		return Stats{Records: count(bucketRecords), Intents: count(bucketIntents), Marks: count(bucketMarks), Bytes: info.Size()}, nil
 	})
-	if err != nil {
-		return Stats{}, fmt.Errorf("count records: %w", err)
-	}
-	info, err := os.Stat(s.file.DB.Path())
-	if err != nil {
-		return Stats{}, fmt.Errorf("count records: %w", err)
-	}
-	st.Bytes = info.Size()
-	return st, nil
 }

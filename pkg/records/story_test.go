@@ -2,6 +2,7 @@ package records_test
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -67,9 +68,9 @@ func stories() []story {
 	}
 	prune := func(s *records.Store, p records.Pair, _ *records.Intent) error {
 		present := map[string]struct{}{}
-		err := s.Records(func(r records.Record) error { present[r.Pair.ImageID] = struct{}{}; return nil })
-		if err == nil {
-			err = s.Marks(func(m records.Mark) error { present[m.Pair.ImageID] = struct{}{}; return nil })
+		known, err := s.Images("", math.MaxInt)
+		for _, i := range known {
+			present[i.ImageID] = struct{}{}
 		}
 		delete(present, p.ImageID)
 		present["sha256:any"] = struct{}{}

@@ -1,7 +1,6 @@
 package records
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -48,7 +47,7 @@ func (u Use) Merge(with Use) Use {
 
 // Touch writes last-used times. Pairs and credentials without a record are passed over.
 func (s *Store) Touch(uses map[Pair]Use) error {
-	err := s.update("", "", func(tx *bolt.Tx) error {
+	return s.update("write last-used times", "", "", func(tx *bolt.Tx) error {
 		for p, u := range uses {
 			var r Record
 			if ok, err := get(tx, bucketRecords, p.key(), &r); !ok || err != nil {
@@ -71,36 +70,28 @@ func (s *Store) Touch(uses map[Pair]Use) error {
 		}
 		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("write last-used times: %w", err)
-	}
-	return nil
 }
 
 // Clamp lets every proof that lies in the future count from now: the clock was set back, and nobody knows better. It
 // returns how many records have one, and writes nothing if there are none.
-func (s *Store) Clamp(now time.Time) (n int, err error) {
-	if err := s.view(func(tx *bolt.Tx) error { n = len(ahead(tx, now)); return nil }); err != nil || n == 0 {
+func (s *Store) Clamp(now time.Time) (int, error) {
+	const what = "set proofs back with the clock"
+	if n, err := read(s, what, func(tx *bolt.Tx) (int, error) { return len(ahead(tx, now)), nil }); err != nil || n == 0 {
 		return 0, err
 	}
-	err = s.update("", "", func(tx *bolt.Tx) error {
+	return write(s, what, "", "", func(tx *bolt.Tx) (int, error) {
 		found := ahead(tx, now)
-		n = len(found)
 		for _, r := range found {
 			for i := range r.Proofs {
 				p := &r.Proofs[i]
 				p.FirstProved, p.LastProved = earlier(p.FirstProved, now), earlier(p.LastProved, now)
 			}
 			if err := put(tx, bucketRecords, r.Pair.key(), r); err != nil {
-				return err
+				return 0, err
 			}
 		}
-		return nil
+		return len(found), nil
 	})
-	if err != nil {
-		return 0, fmt.Errorf("set proofs back with the clock: %w", err)
-	}
-	return n, nil
 }
 
 // ahead returns the records that can be read and have a proof from the future.
@@ -156,26 +147,23 @@ type Pruning struct {
 // node. So Prune writes an intent of its repository, as of a pull that has ended without a known result.
 //
 // A Pruning without images is not believed: ErrNoImages.
-func (s *Store) Prune(of Pruning) (done Pruned, err error) {
+func (s *Store) Prune(of Pruning) (Pruned, error) {
 	if len(of.Images) == 0 {
 		return Pruned{}, ErrNoImages
 	}
-	var changes pruneChanges
-	err = s.view(func(tx *bolt.Tx) error {
-		changes, err = s.toPrune(tx, of)
-		return err
-	})
+	changes, err := read(s, "prune", func(tx *bolt.Tx) (pruneChanges, error) { return s.toPrune(tx, of) })
 	if err != nil || changes.empty() {
 		return Pruned{}, err // nothing to write, the usual case
 	}
-	err = s.update(crashpoint.PruneBefore, crashpoint.PruneAfter, func(tx *bolt.Tx) error {
-		if changes, err = s.toPrune(tx, of); err != nil {
-			return err
+	changes, err = write(s, "prune", crashpoint.PruneBefore, crashpoint.PruneAfter, func(tx *bolt.Tx) (pruneChanges, error) {
+		changes, err := s.toPrune(tx, of)
+		if err != nil {
+			return changes, err
 		}
-		return s.prune(tx, changes, of)
+		return changes, s.prune(tx, changes, of)
 	})
 	if err != nil {
-		return Pruned{}, fmt.Errorf("prune: %w", err)
+		return Pruned{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -315,7 +303,7 @@ func (s *Store) Settle(of Settlement) error {
 		present[p.Repository] = append(present[p.Repository], p)
 	}
 	for batch := range slices.Chunk(of.Intents, maxBatch) {
-		err := s.update(crashpoint.SettleBefore, crashpoint.SettleAfter, func(tx *bolt.Tx) error {
+		err := s.update("settle pull intents", crashpoint.SettleBefore, crashpoint.SettleAfter, func(tx *bolt.Tx) error {
 			for _, in := range batch {
 				if err := s.settle(tx, in, present[in.Repository], of); err != nil {
 					return err
@@ -324,7 +312,7 @@ func (s *Store) Settle(of Settlement) error {
 			return nil
 		})
 		if err != nil {
-			return fmt.Errorf("settle pull intents: %w", err)
+			return err
 		}
 	}
 	return nil
@@ -339,10 +327,9 @@ func (s *Store) settle(tx *bolt.Tx, in Intent, present []Pair, of Settlement) er
 		if of.Brought != nil && !of.Brought(in, p) || known(tx, p) {
 			continue
 		}
-		if err := put(tx, bucketRecords, p.key(), Record{Pair: p, Created: of.Now}); err != nil {
+		if err := s.putRecord(tx, Record{Pair: p, Created: of.Now}); err != nil {
 			return err
 		}
-		s.wrote(p)
 	}
 	return intents.Delete(in.key())
 }

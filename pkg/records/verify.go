@@ -48,15 +48,10 @@ func (v *Verification) add(where string, err error) {
 
 // Verify reads every value of one moment and tells what cannot be read; it changes nothing. An error means that it
 // did not come to its end. Other calls go on meanwhile, unless the file has outgrown what is mapped of it at once.
-func (s *Store) Verify(ctx context.Context) (v Verification, err error) {
-	err = s.view(func(tx *bolt.Tx) error {
-		v, err = verify(ctx, func(to boltfile.Visitor) error { return s.file.Walk(tx, to) })
-		return err
+func (s *Store) Verify(ctx context.Context) (Verification, error) {
+	return read(s, "verify records", func(tx *bolt.Tx) (Verification, error) {
+		return verify(ctx, func(to boltfile.Visitor) error { return s.file.Walk(tx, to) })
 	})
-	if err != nil {
-		return Verification{}, fmt.Errorf("verify records: %w", err)
-	}
-	return v, nil
 }
 
 // VerifyFile does the same with the file of a store, which nobody writes to meanwhile. A file of a newer format is

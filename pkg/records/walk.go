@@ -21,9 +21,8 @@ type ImageFacts struct {
 }
 
 // Images returns what is known about the image IDs from one on, by image ID: at most limit of them.
-func (s *Store) Images(from string, limit int) (all []ImageFacts, err error) {
-	err = s.view(func(tx *bolt.Tx) error {
-		all = nil
+func (s *Store) Images(from string, limit int) ([]ImageFacts, error) {
+	return read(s, "list images of the store", func(tx *bolt.Tx) (all []ImageFacts, err error) {
 		recs, marks := tx.Bucket([]byte(bucketRecords)).Cursor(), tx.Bucket([]byte(bucketMarks)).Cursor()
 		rk, rv := recs.Seek([]byte(from))
 		mk, mv := marks.Seek([]byte(from))
@@ -37,12 +36,8 @@ func (s *Store) Images(from string, limit int) (all []ImageFacts, err error) {
 			}
 			all = append(all, f)
 		}
-		return nil
+		return all, nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("list images of the store: %w", err)
-	}
-	return all, nil
 }
 
 // first returns the key that comes first; one that is nil comes after all others.
@@ -80,9 +75,8 @@ func (s *Store) IntentsAfter(key string, limit int) ([]Keyed[Intent], error) {
 	return page(s, bucketIntents, key, limit, intentOf)
 }
 
-func page[T any](s *Store, bucket, after string, limit int, byKey func(k []byte) T) (all []Keyed[T], err error) {
-	err = s.view(func(tx *bolt.Tx) error {
-		all = nil
+func page[T any](s *Store, bucket, after string, limit int, byKey func(k []byte) T) ([]Keyed[T], error) {
+	return read(s, "list bucket "+bucket, func(tx *bolt.Tx) (all []Keyed[T], err error) {
 		c := tx.Bucket([]byte(bucket)).Cursor()
 		k, v := c.Seek([]byte(after))
 		if string(k) == after {
@@ -95,12 +89,8 @@ func page[T any](s *Store, bucket, after string, limit int, byKey func(k []byte)
 			}
 			all = append(all, at)
 		}
-		return nil
+		return all, nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("list bucket %s: %w", bucket, err)
-	}
-	return all, nil
 }
 
 // Details is Facts with what is behind its counts, read in one snapshot.
@@ -116,8 +106,7 @@ type Details struct {
 // Details hold what its key tells.
 func (s *Store) Describe(p Pair) (d Details, err error) {
 	var unreadable error
-	err = s.view(func(tx *bolt.Tx) error {
-		d = Details{}
+	err = s.file.View(func(tx *bolt.Tx) error {
 		d.Facts, unreadable = lookup(tx, p)
 		var m Mark
 		if ok, err := get(tx, bucketMarks, p.key(), &m); ok && err == nil {

@@ -248,29 +248,22 @@ func TestUnidentifiedPodGetsNoGrant(t *testing.T) {
 func TestUsesReachTheDiskWithAFlush(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	w.pulled(pod("alice"), app+":1", id1, "alice")
-	before := lastUsed(t, w.store)
+	before := lastUsed(w)
 	w.check(pod("carol"), app+":1", image(id1, app+":1"), "alice")
-	if got := lastUsed(t, w.store); got != before {
+	if got := lastUsed(w); got != before {
 		t.Errorf("last used = %v before the flush; want it unchanged, %v", got, before)
 	}
 	if err := w.Flush(); err != nil {
 		t.Fatalf("Flush = %v; want nil", err)
 	}
-	if got := lastUsed(t, w.store); got == before {
+	if got := lastUsed(w); got == before {
 		t.Errorf("last used = %v after the flush; want it later", got)
 	}
 }
 
-func lastUsed(t *testing.T, s *records.Store) string {
-	t.Helper()
-	var got string
-	if err := s.Records(func(r records.Record) error {
-		got = r.LastUsed.String() + r.Proofs[0].LastUsed.String()
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return got
+func lastUsed(w *world) string {
+	all, _ := w.contents()
+	return all[0].LastUsed.String() + all[0].Proofs[0].LastUsed.String()
 }
 
 // No lookup asks the runtime for its images when no mark can come of it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -105,6 +106,19 @@ func (w *world) close() {
 	if err := w.store.Close(); err != nil {
 		w.t.Errorf("Close = %v; want nil", err)
 	}
+}
+
+// contents returns the records and marks of the store.
+func (w *world) contents() (all []records.Record, marks []records.Mark) {
+	w.t.Helper()
+	images, err := w.store.Images("", math.MaxInt)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, i := range images {
+		all, marks = append(all, i.Records...), append(marks, i.Marks...)
+	}
+	return all, marks
 }
 
 // restart closes the store and begins anew on it, as after a crash: what is in memory is gone.
