@@ -75,8 +75,9 @@ unit: ## run the short tests; takes seconds
 
 .PHONY: race
 race: ## run all tests of the main module under the race detector
-	go test -race -count=1 -timeout 15m -exec '$(CURDIR)/.ci/in-memory' ./...
+	PULLGATE_MODEL_STEPS=5000 go test -race -count=1 -parallel 4 -timeout 15m -exec '$(CURDIR)/.ci/in-memory' ./...
 	go test -count=1 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' $(SAMPLED)
+	go test -count=1 -parallel 4 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' -run '^(TestGateBeforeCRIO|TestDecisionsOverTheSocket)$$' ./internal/gate ./internal/daemon
 
 .PHONY: model
 model: ## let two tenants and an operator do a million things at random, and see that no pod uses what it may not

@@ -26,16 +26,20 @@ func TestDecisionsOverTheSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	profiles := criproxytest.Profiles()
+	if raced {
+		profiles = profiles[:1] // make race runs all of them without the detector
+	}
 	ran := map[string]int{}
 	for _, c := range table.Cases {
 		ran[c.Needs]++
-		for _, profile := range criproxytest.Profiles() {
+		for _, profile := range profiles {
 			t.Run(c.Name+"/"+profile.String()+"/with a pod source", func(t *testing.T) { decide(t, table, c, profile, true) })
 		}
 		if c.Needs == conformance.NeedsPods {
 			c.Verdict, c.NewRecord = conformance.Reverify, false
 		}
-		for _, profile := range criproxytest.Profiles() {
+		for _, profile := range profiles {
 			t.Run(c.Name+"/"+profile.String()+"/standalone", func(t *testing.T) { decide(t, table, c, profile, false) })
 		}
 	}
@@ -46,6 +50,7 @@ func TestDecisionsOverTheSocket(t *testing.T) {
 
 func decide(t *testing.T, table conformance.Decisions, c conformance.Case, profile criproxytest.Profile, sourced bool) {
 	t.Helper()
+	t.Parallel()
 	mode, allowlist, err := conformance.Policy(c.Policy)
 	if err != nil {
 		t.Fatal(err)
