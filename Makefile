@@ -25,8 +25,8 @@ export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 
 PREFIX ?= /usr/local
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 
-# Which nodes of e2e-node, and which stories by a pattern of their names: KUBELET=1.34
-# RUNTIME=containerd-2.4 RUN=tenants. Empty is all.
+# Which nodes of e2e-node, and which scenarios, by patterns of their names: KUBELET=1.34 RUNTIME=containerd-2.4
+# RUN=tenants. Without KUBELET and RUNTIME it is the node of make e2e, without RUN all scenarios.
 KUBELET ?=
 RUNTIME ?=
 RUN ?=
@@ -46,8 +46,6 @@ NFPM := go tool -modfile=$(CURDIR)/.ci/nfpm.mod nfpm
 BUF := go tool -modfile=$(CURDIR)/.ci/buf.mod buf
 # Shows tests as they run, and what those that failed have printed once more at the end.
 GOTESTSUM := go tool -modfile=$(CURDIR)/.ci/tools.mod gotestsum --format standard-verbose --hide-summary skipped --
-# The node of e2e-node: it tells all there is, with and without the pod source.
-LEADING := ^TestNode$$/^1.34$$/^containerd-1.6$$
 SCRIPTS := $(shell grep -lE '^\#!.*\b(ba)?sh\b' .ci/* systemd/packaging/* 2>/dev/null)
 
 .PHONY: help
@@ -63,11 +61,11 @@ demo: ## show the main job on a real containerd and registry, as root; removes w
 
 .PHONY: test
 test: setup ## run every kind of test once, as root
-	@.ci/steps test race model crash e2e e2e-node
+	@.ci/steps test race model crash e2e
 
 .PHONY: matrix
-matrix: setup build ## tell the stories of make e2e-node on every other kubelet and runtime, as root
-	cd e2e && $(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 -run '^TestNode$$' -skip '$(LEADING)' ./kubelets
+matrix: setup build ## run the scenarios of make e2e-node on every other kubelet and runtime, as root
+	cd e2e && NODES=matrix $(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 -run '^TestNode$$' ./kubelets
 
 .PHONY: unit
 unit: ## run the short tests; takes seconds
@@ -88,12 +86,12 @@ crash: ## kill the daemon at every crash point and see that nothing unproved is 
 	go test -tags crashpoint -count=1 -timeout 15m -exec '$(CURDIR)/.ci/in-memory' -run 'Crash|Kill' ./pkg/records/... ./internal/daemon ./internal/crashpoint
 
 .PHONY: e2e
-e2e: build ## run built binaries against a real containerd, registry and kube-apiserver, as root
-	cd e2e && $(GOTESTSUM) -tags e2e -count=1 -timeout 25m -parallel 16 $$(go list ./... | grep -v '/kubelets$$')
+e2e: build ## run built binaries against a real containerd, registry, kube-apiserver and kubelet, as root
+	cd e2e && $(GOTESTSUM) -tags e2e -count=1 -timeout 25m -p 3 -parallel 16 ./...
 
 .PHONY: e2e-node
-e2e-node: build ## tell stories of tenants under a real kubelet, as root; KUBELET, RUNTIME and RUN select
-	cd e2e && STORY='$(RUN)' $(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 -run '$(if $(KUBELET)$(RUNTIME),^TestNode$$/^$(or $(KUBELET),.*)$$/^$(or $(RUNTIME),.*)$$,$(LEADING))' ./kubelets
+e2e-node: build ## run scenarios of tenants under a real kubelet, as root; KUBELET, RUNTIME and RUN select
+	cd e2e && KUBELET='$(KUBELET)' RUNTIME='$(RUNTIME)' SCENARIO='$(RUN)' $(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 -run '^TestNode$$' ./kubelets
 
 .PHONY: fuzz
 fuzz: ## fuzz every target for FUZZTIME (30s)

@@ -4,39 +4,60 @@
 package kubelets_test
 
 import (
+	"cmp"
 	"os"
-	"sync/atomic"
+	"regexp"
 	"testing"
 
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// TestNode tells the stories on every kubelet and runtime. The environment variable STORY is a pattern of
-// the names of stories, for those who want few; that of the hole is always told.
+// A kind of node: which kubelet in front of which runtime.
+type kind struct{ kubelet, runtime string }
+
+// mainNode is the one on which every scenario runs, with and without the pod source: that of `make e2e`. The others, of
+// `make matrix`, run what depends on their kubelet and runtime.
+func mainNode() kind { return kind{kubelet134, containerd16} }
+
+// nodes are all kinds of nodes, the slowest first.
+func nodes() []kind {
+	return []kind{
+		{kubelet130, containerd24}, {kubelet136, containerd24}, mainNode(), {kubelet130, containerd16}, {kubelet134, containerd24}, {kubelet136, containerd16}, {kubelet134, asCRIO},
+	}
+}
+
+// TestNode runs the scenarios on nodes side by side. Environment variables select: KUBELET and RUNTIME the nodes by a pattern, SCENARIO
+// the scenarios by a pattern of their names ("hole" always runs). With neither of the first two, NODES=matrix selects all nodes but
+// mainNode, and nothing selects mainNode.
 func TestNode(t *testing.T) {
-	var lives atomic.Int32
-	for _, version := range []string{kubelet134, kubelet130, kubelet136} {
-		t.Run(version, func(t *testing.T) {
-			for _, runtime := range []string{containerd16, containerd24} {
-				t.Run(runtime, func(t *testing.T) {
-					lives.Add(1)
-					t.Parallel()
-					life(t, newMachine(t, version, runtime))
-				})
-			}
-			if version != kubelet134 {
+	kubelet, runtime, matrix := os.Getenv("KUBELET"), os.Getenv("RUNTIME"), os.Getenv("NODES") == "matrix"
+	chosen := 0
+	for _, k := range nodes() {
+		switch {
+		case kubelet+runtime == "" && (k == mainNode()) == matrix:
+			continue
+		case !whole(kubelet).MatchString(k.kubelet) || !whole(runtime).MatchString(k.runtime):
+			continue
+		}
+		chosen++
+		t.Run(k.kubelet+"/"+k.runtime, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t, k.kubelet, k.runtime)
+			if k.runtime == asCRIO {
+				lifeAsCRIO(t, m)
 				return
 			}
-			t.Run(asCRIO, func(t *testing.T) {
-				lives.Add(1)
-				t.Parallel()
-				lifeAsCRIO(t, newMachine(t, version, asCRIO))
-			})
+			life(t, m)
 		})
 	}
-	if lives.Load() == 0 {
-		t.Error("no node is chosen; want one of kubelet 1.30, 1.34, 1.36 on containerd-1.6, containerd-2.4, or 1.34 on cri-o")
+	if chosen == 0 {
+		t.Errorf("KUBELET=%s RUNTIME=%s selects no node; there are %v", kubelet, runtime, nodes())
 	}
+}
+
+// whole returns the pattern for a whole name; the empty one matches every name.
+func whole(pattern string) *regexp.Regexp {
+	return regexp.MustCompile("^(?:" + cmp.Or(pattern, ".*") + ")$")
 }
 
 // A tale is a story and how it is called.
@@ -89,7 +110,7 @@ func life(t *testing.T, m *machine) {
 	}
 	m.tell(t, tale{"collected", collected}) // takes what is preloaded with it
 	if m.told == 0 {
-		t.Errorf("STORY=%s is the name of no story on this node", m.wanted)
+		t.Errorf("SCENARIO=%s is the name of no story on this node", m.wanted)
 	}
 	leaks, err := node.Leaks(m.gate.Dir(), m.page())
 	must(t, err)

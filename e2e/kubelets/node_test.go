@@ -1,7 +1,6 @@
 package kubelets_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -62,7 +61,7 @@ func newMachine(t *testing.T, version, runtime string) *machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &machine{Node: n, runtime: runtime, endpoint: n.Containerd.Endpoint(), wanted: regexp.MustCompile("^(?:" + cmp.Or(os.Getenv("STORY"), ".*") + ")$")}
+	m := &machine{Node: n, runtime: runtime, endpoint: n.Containerd.Endpoint(), wanted: whole(os.Getenv("SCENARIO"))}
 	t.Cleanup(func() {
 		var err error
 		if m.kubelet != nil {

@@ -11,7 +11,7 @@ import (
 // A proof that is older than credentialValidity is renewed at the registry by the next pod. While the registry is
 // away it stands for registryUnavailableGrace longer, and without a grace it does not.
 func expiry(s *story) {
-	const validity = 12 * time.Second
+	const validity = 3 * time.Second
 	expires := fmt.Sprintf("credentialValidity: %s", validity)
 	expired := func() { time.Sleep(validity) }
 	install := func(settings ...string) {
