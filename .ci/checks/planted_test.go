@@ -158,6 +158,7 @@ func walls() []plant {
 
 func shapes() []plant {
 	all := []plant{
+		body("no globals", "internal/daemon/globals/globals.go", "gochecknoglobals", "seen is a global variable", "var seen = map[string]bool{}\n"),
 		body("no init", "internal/daemon/inits/inits.go", "gochecknoinits", "don't use `init`", "func init() {}\n"),
 		body("nobody changes another package's variables", "internal/daemon/reassigns/reassigns.go", "reassign", "reassigning variable",
 			"import \"os\"\n\n// Set sets.\nfunc Set() { os.Args = nil }\n"),

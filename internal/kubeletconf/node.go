@@ -27,8 +27,10 @@ const (
 // Rancher reports whether the kubelet is told by a configuration of k3s or RKE2.
 func (k Kind) Rancher() bool { return k == K3s || k == RKE2 }
 
-// units are those that run a kubelet.
-var units = [...]string{"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-server.service", "rke2-agent.service"}
+// units returns the systemd units that run a kubelet.
+func units() []string {
+	return []string{"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-server.service", "rke2-agent.service"}
+}
 
 // A Node is what tells a node's kubelet what to do.
 type Node struct {
@@ -179,7 +181,7 @@ func (h Host) find(ctx context.Context, name string) (Unit, error) {
 		}
 		return found[0], nil
 	}
-	all, err := h.Units(ctx, units[:]...)
+	all, err := h.Units(ctx, units()...)
 	if err != nil {
 		return Unit{}, err
 	}
@@ -189,7 +191,7 @@ func (h Host) find(ctx context.Context, name string) (Unit, error) {
 	}
 	switch len(loaded) {
 	case 0:
-		return Unit{}, fmt.Errorf("%w: systemd knows none of %s", ErrNoKubelet, strings.Join(units[:], ", "))
+		return Unit{}, fmt.Errorf("%w: systemd knows none of %s", ErrNoKubelet, strings.Join(units(), ", "))
 	case 1:
 		return loaded[0], nil
 	}

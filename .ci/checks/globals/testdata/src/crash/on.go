@@ -1,5 +1,0 @@
-//go:build crashpoint
-
-package crash
-
-var passed = make(chan int)
