@@ -266,10 +266,18 @@ func logger(f flags, w io.Writer) (klog.Logger, error) {
 	case "text":
 		log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(w), textlogger.Verbosity(f.verbosity)))
 	case "json":
-		log = logr.FromSlogHandler(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: slog.Level(-f.verbosity)}))
+		log = logr.FromSlogHandler(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: slog.Level(-f.verbosity), ReplaceAttr: inSeconds}))
 	default:
 		return klog.Logger{}, usageError{fmt.Errorf("--logging-format %q: allowed are text and json", f.logFormat)}
 	}
 	klog.SetLogger(log)
 	return log, nil
+}
+
+// inSeconds writes durations as numbers of seconds, as the decision log and pullgatectl do; slog's default is nanoseconds.
+func inSeconds(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		a.Value = slog.Float64Value(a.Value.Duration().Seconds())
+	}
+	return a
 }

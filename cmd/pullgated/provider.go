@@ -9,14 +9,18 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/daemon"
 	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/nodecreds/report"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 const (
@@ -25,6 +29,8 @@ const (
 	maxMessage = 4 << 20
 	// endLimit is how long a provider may take to end once it was told to.
 	endLimit = 2 * time.Second
+	// reportLimit bounds the time that a report adds to a pull.
+	reportLimit = time.Second
 )
 
 const providerLong = `credential-provider is a credential provider plugin for the kubelet. It runs the
@@ -64,7 +70,7 @@ const providerExamples = `  # Ask a plugin by hand
     pullgated credential-provider -- /opt/plugins/provider
 
   # With another configuration than the default one
-  pullgated credential-provider --socket /run/gate/credentials.sock \
+  pullgated credential-provider --socket /run/gate/admin.sock \
     --state-dir /srv/pullgate -- /opt/plugins/provider --profile node`
 
 // A childError ends the program with the exit code of a program that it ran, which has said itself why.
@@ -96,7 +102,7 @@ func providerCommand() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error { return provide(cmd, f, args) },
 	}
-	cmd.Flags().StringVar(&f.socket, "socket", "/run/pullgate/credentials.sock", "`path` of the socket that pullgated takes reports on: nodeCredentials.listen of its configuration")
+	cmd.Flags().StringVar(&f.socket, "socket", strings.TrimPrefix(cli.Default, "unix://"), "`path` of the socket of the admin API: admin.listen of pullgated's configuration")
 	cmd.Flags().StringVar(&f.stateDir, "state-dir", "/var/lib/pullgate", "`directory` that holds node.key: stateDir of its configuration")
 	return cmd
 }
@@ -122,7 +128,7 @@ func provide(cmd *cobra.Command, f providerFlags, args []string) error {
 	if err := runChild(child); err != nil {
 		return errors.Join(err, answer.release())
 	}
-	if err := tell(ctx, f, request, answer); err != nil {
+	if err := sendReport(ctx, f, request, answer); err != nil {
 		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "pullgated: not reported, so that images pulled with these credentials are not opened to all pods: %v\n", err)
 	}
 	return answer.release()
@@ -153,11 +159,29 @@ func runChild(child *exec.Cmd) error {
 	return nil
 }
 
-func tell(ctx context.Context, f providerFlags, request []byte, answer *heldAnswer) error {
+func sendReport(ctx context.Context, f providerFlags, request []byte, answer *heldAnswer) error {
 	if len(request) > maxMessage || answer.passing {
 		return fmt.Errorf("request or answer has more than %d bytes", maxMessage)
 	}
-	return report.Tell(ctx, f.socket, daemon.KeyPath(f.stateDir), report.Exchange{Request: request, Answer: answer.held.Bytes()})
+	exchange := report.Exchange{Request: request, Answer: answer.held.Bytes()}
+	r, err := exchange.Report(daemon.KeyPath(f.stateDir), time.Now())
+	if err != nil || len(r.Credentials) == 0 {
+		return err
+	}
+	req := &adminv1.ReportNodeCredentialsRequest{KeyFingerprint: r.KeyFingerprint, Expires: timestamppb.New(r.Expires)}
+	for _, c := range r.Credentials {
+		req.Credentials = append(req.Credentials, &adminv1.NodeCredential{CredentialId: string(c.ID), Images: c.Images})
+	}
+	ctx, cancel := context.WithTimeout(ctx, reportLimit)
+	defer cancel()
+	err = cli.Link{Path: f.socket, Limit: reportLimit}.Ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) error {
+		_, err := api.ReportNodeCredentials(ctx, req)
+		return err
+	})
+	if advice := hint.Of(err); advice != "" {
+		return fmt.Errorf("%w; %s", err, advice)
+	}
+	return err
 }
 
 // A heldAnswer keeps what is written until it is released, so that pullgated knows of a credential before

@@ -75,7 +75,7 @@ providers:
   matchImages: [%q]
   defaultCacheDuration: 1h
   args: [credential-provider, --socket, %q, --state-dir, %q, --, %q]
-`, images, filepath.Join(s.gate.Dir(), "credentials.sock"), filepath.Join(s.gate.Dir(), "state"), path("plugin"))
+`, images, filepath.Join(s.gate.Dir(), "admin.sock"), filepath.Join(s.gate.Dir(), "state"), path("plugin"))
 	s.kubelet.SetFlags("--image-credential-provider-config", path("config.yaml"), "--image-credential-provider-bin-dir", dir)
 	return errors.Join(
 		os.Symlink(program, path("pullgate-plugin")),

@@ -9,11 +9,12 @@ import (
 var (
 	errInvalid   = errors.New("not a valid request")
 	errNotFound  = errors.New("not found")
-	errSeveral   = errors.New("several fit")
+	errSeveral   = errors.New("ambiguous")
 	errUnasked   = errors.New("the runtime cannot be asked")
 	errStopping  = errors.New("pullgated is stopping")
-	errWatchers  = errors.New("too many watch already")
+	errWatchers  = errors.New("too many watchers")
 	errBackup    = errors.New("the store could not be read to its end; what was sent is no backup")
+	errOtherKey  = errors.New("the IDs were made with another key than that of this pullgated; give credential-provider the stateDir of pullgated as --state-dir, or restart pullgated if its node.key was replaced")
 	errPanicking = errors.New("panic")
 )
 

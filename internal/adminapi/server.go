@@ -77,7 +77,10 @@ type Config struct {
 	Pods      Pods
 	PodSource PodSource // nil if there is none
 	Gate      Gate      // nil if none enforces
-	// Decisions are what is watched.
+	// NodeCredentials takes reports, whose IDs were made with the key of KeyFingerprint.
+	NodeCredentials NodeCredentials
+	KeyFingerprint  string
+	// Decisions is the feed of WatchDecisions.
 	Decisions *Feed
 	// Status tells what GetStatus answers beside what the tracker and the store know.
 	Status func(ctx context.Context) Status

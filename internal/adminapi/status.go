@@ -35,6 +35,7 @@ func codeOf(err error) (code codes.Code, todo string, listed bool) {
 		{tracker.ErrBusy, codes.Unavailable, ""},
 		{tracker.ErrStore, codes.Unavailable, "see the disk that holds stateDir, and the log of pullgated"},
 		{errStopping, codes.Unavailable, "try again when it is back"},
+		{errOtherKey, codes.FailedPrecondition, ""},
 		{errWatchers, codes.ResourceExhausted, "end one of them"},
 		{records.ErrNoRoom, codes.ResourceExhausted, "free space"},
 		{errBackup, codes.DataLoss, "see what VerifyStore says, and the log of pullgated"},

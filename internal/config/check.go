@@ -39,7 +39,6 @@ func checkEndpoints(c *Config) (errs field.ErrorList) {
 		{"listen", c.Listen, false},
 		{"runtimeEndpoint", c.RuntimeEndpoint, false},
 		{"imageEndpoint", c.ImageEndpoint, true},
-		{"nodeCredentials.listen", c.NodeCredentials.Listen, true},
 		{"admin.listen", c.Admin.Listen, true},
 	} {
 		if f.value == "" && f.optional {
@@ -53,12 +52,8 @@ func checkEndpoints(c *Config) (errs field.ErrorList) {
 	if c.Listen != "" && slices.Contains(runtimes, c.Listen) {
 		errs = append(errs, invalid("listen", c.Listen, "must be another socket than the runtime's"))
 	}
-	taken := append(runtimes, c.Listen)
-	if l := c.NodeCredentials.Listen; l != "" && slices.Contains(taken, l) {
-		errs = append(errs, invalid("nodeCredentials.listen", l, "must be another socket than those of listen and of the runtime"))
-	}
-	if l := c.Admin.Listen; l != "" && slices.Contains(append(taken, c.NodeCredentials.Listen), l) {
-		errs = append(errs, invalid("admin.listen", l, "must be another socket than those of listen, of nodeCredentials.listen and of the runtime"))
+	if l := c.Admin.Listen; l != "" && slices.Contains(append(runtimes, c.Listen), l) {
+		errs = append(errs, invalid("admin.listen", l, "must be another socket than those of listen and of the runtime"))
 	}
 	return errs
 }

@@ -98,13 +98,10 @@ type Exempt struct {
 	Namespaces []string `json:"namespaces"`
 }
 
-// NodeCredentials says where the credentials are told that the node itself offers to every pod.
+// NodeCredentials are the credentials that the node itself offers to every pod.
 type NodeCredentials struct {
 	// DockerConfigFiles are the files that the kubelet reads credentials from.
 	DockerConfigFiles []string `json:"dockerConfigFiles"`
-	// Listen is the endpoint that credential providers report to; "" means none. Parse fills it in:
-	// unless it is given it is credentials.sock beside the socket of Config.Listen.
-	Listen string `json:"listen"`
 }
 
 // PodSource is the API server as this node knows it.
@@ -123,7 +120,7 @@ type Metrics struct {
 
 // Admin is the admin API.
 type Admin struct {
-	// Listen is the endpoint that pullgatectl dials; "" means none. Parse fills it in: unless it is given it is
+	// Listen is the endpoint that pullgatectl and credential providers dial; "" means none. Parse fills it in: unless it is given it is
 	// admin.sock beside the socket of Config.Listen.
 	Listen string `json:"listen"`
 }
@@ -189,13 +186,10 @@ func Default() Config {
 		RegistryOutageFallback:                 true,
 		CredentialValidity:                     "0s",
 		RegistryUnavailableGrace:               "0s",
-		NodeCredentials: NodeCredentials{
-			DockerConfigFiles: []string{"/var/lib/kubelet/config.json"},
-			Listen:            "unix:///run/pullgate/credentials.sock",
-		},
-		RuntimeCredentials: RuntimeCredentialsNone,
-		Metrics:            Metrics{Listen: "127.0.0.1:9471"},
-		Admin:              Admin{Listen: "unix:///run/pullgate/admin.sock"},
+		NodeCredentials:                        NodeCredentials{DockerConfigFiles: []string{"/var/lib/kubelet/config.json"}},
+		RuntimeCredentials:                     RuntimeCredentialsNone,
+		Metrics:                                Metrics{Listen: "127.0.0.1:9471"},
+		Admin:                                  Admin{Listen: "unix:///run/pullgate/admin.sock"},
 	}
 }
 
@@ -247,14 +241,11 @@ func Parse(data []byte) (Config, error) {
 		return Config{}, fmt.Errorf("%w: more than %d bytes", ErrInvalid, maxSize)
 	}
 	c := Default()
-	c.ImageEndpoint, c.NodeCredentials.Listen, c.Admin.Listen = "", unset, unset
+	c.ImageEndpoint, c.Admin.Listen = "", unset
 	c.ImagePullCredentialsVerificationPolicy = ""
 	errs, err := decode(data, &c)
 	if err != nil {
 		return Config{}, fmt.Errorf("%w: %w", ErrInvalid, err)
-	}
-	if c.NodeCredentials.Listen == unset {
-		c.NodeCredentials.Listen = beside(c.Listen, "credentials.sock")
 	}
 	if c.Admin.Listen == unset {
 		c.Admin.Listen = beside(c.Listen, "admin.sock")

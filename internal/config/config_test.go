@@ -122,7 +122,7 @@ kubeletSkipsAlwaysPrecheck: "true"
 registryOutageFallback: false
 credentialValidity: 24h
 registryUnavailableGrace: 1h30m
-nodeCredentials: {dockerConfigFiles: [/root/.docker/config.json, /root/.dockercfg], listen: unix:///run/c.sock}
+nodeCredentials: {dockerConfigFiles: [/root/.docker/config.json, /root/.dockercfg]}
 metrics: {listen: ""}
 admin: {listen: unix:///run/a.sock}
 decisionLog: {path: /var/log/decisions.log}
@@ -138,7 +138,7 @@ runtimeCredentials: perNamespace
 		UntrackedImages:                        "Verify", KubeletSkipsAlwaysPrecheck: "true",
 		CredentialValidity: "24h", RegistryUnavailableGrace: "1h30m",
 		NodeCredentials: config.NodeCredentials{
-			DockerConfigFiles: []string{"/root/.docker/config.json", "/root/.dockercfg"}, Listen: "unix:///run/c.sock",
+			DockerConfigFiles: []string{"/root/.docker/config.json", "/root/.dockercfg"},
 		},
 		RuntimeCredentials: "perNamespace",
 		Admin:              config.Admin{Listen: "unix:///run/a.sock"},
@@ -159,20 +159,20 @@ func TestParseFillsIn(t *testing.T) {
 	mustBe(t, "runtimeEndpoint alone", c, err, want)
 
 	for listen, beside := range map[string]string{"unix:///run/other/cri.sock": "unix:///run/other/", "unix:///a": "unix:///"} {
-		for _, node := range []string{"", "nodeCredentials:\nadmin:\n", "nodeCredentials: {listen: }\nadmin: {listen: }\n", "nodeCredentials: {dockerConfigFiles: }\nadmin: {}\n"} {
+		for _, node := range []string{"", "nodeCredentials:\nadmin:\n", "admin: {listen: }\n", "nodeCredentials: {dockerConfigFiles: }\nadmin: {}\n"} {
 			c, err := config.Parse([]byte(header + "listen: " + listen + "\n" + node))
 			want := config.Default()
-			want.Listen, want.NodeCredentials.Listen, want.Admin.Listen = listen, beside+"credentials.sock", beside+"admin.sock"
+			want.Listen, want.Admin.Listen = listen, beside+"admin.sock"
 			mustBe(t, listen+" "+node, c, err, want)
 		}
 	}
-	c, err = config.Parse([]byte(header + "nodeCredentials: {dockerConfigFiles: [], listen: \"\"}\n"))
+	c, err = config.Parse([]byte(header + "nodeCredentials: {dockerConfigFiles: []}\n"))
 	want = config.Default()
 	want.NodeCredentials = config.NodeCredentials{DockerConfigFiles: []string{}}
 	mustBe(t, "no node credentials", c, err, want)
 	c, err = config.Parse([]byte(header + "listen: unix:///run/other/cri.sock\nadmin: {listen: \"\"}\n"))
 	want = config.Default()
-	want.Listen, want.NodeCredentials.Listen, want.Admin.Listen = "unix:///run/other/cri.sock", "unix:///run/other/credentials.sock", ""
+	want.Listen, want.Admin.Listen = "unix:///run/other/cri.sock", ""
 	mustBe(t, "no admin API", c, err, want)
 }
 
@@ -195,7 +195,6 @@ func TestParseRefuses(t *testing.T) {
 		port    = ": the port must be a number from 0 to 65535"
 		label   = `: a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')`
 		other   = ": must be another socket than those of listen and of the runtime"
-		another = ": must be another socket than those of listen, of nodeCredentials.listen and of the runtime"
 		file    = ": must be an absolute path, as in /var/lib/kubelet/config.json"
 		address = `: must be host:port, as in 127.0.0.1:9471, or "" for no server`
 		span    = ": must be 0s, or a duration from 1s to 87600h, as in 24h or 90m"
@@ -250,18 +249,13 @@ func TestParseRefuses(t *testing.T) {
 		{"decisionLog: /var/log/x", []string{`decisionLog: Invalid type: string: must be a mapping with the fields path`}},
 		{"metrics: {listen: ':+80'}", []string{`metrics.listen: Invalid value: ":+80"` + port}},
 		{"metrics: {listen: ':-1'}", []string{`metrics.listen: Invalid value: ":-1"` + port}},
-		{"nodeCredentials: {listen: /run/c.sock}", []string{`nodeCredentials.listen: Invalid value: "/run/c.sock"` + socket}},
-		{"nodeCredentials: {listen: '" + long + "'}", []string{`nodeCredentials.listen: Invalid value: "` + long + `": the path must have at most 107 bytes`}},
-		{"nodeCredentials: {listen: 'unix:///run/pullgate/cri.sock'}", []string{`nodeCredentials.listen: Invalid value: "unix:///run/pullgate/cri.sock"` + other}},
-		{"nodeCredentials: {listen: 'unix:///run/containerd/containerd.sock'}", []string{`nodeCredentials.listen: Invalid value: "unix:///run/containerd/containerd.sock"` + other}},
-		{"imageEndpoint: unix:///run/i.sock\nnodeCredentials: {listen: 'unix:///run/i.sock'}", []string{`nodeCredentials.listen: Invalid value: "unix:///run/i.sock"` + other}},
 		{"admin: {listen: /run/a.sock}", []string{`admin.listen: Invalid value: "/run/a.sock"` + socket}},
-		{"admin: {listen: 'unix:///run/pullgate/cri.sock'}", []string{`admin.listen: Invalid value: "unix:///run/pullgate/cri.sock"` + another}},
-		{"admin: {listen: 'unix:///run/pullgate/credentials.sock'}", []string{`admin.listen: Invalid value: "unix:///run/pullgate/credentials.sock"` + another}},
-		{"imageEndpoint: unix:///run/i.sock\nadmin: {listen: 'unix:///run/i.sock'}", []string{`admin.listen: Invalid value: "unix:///run/i.sock"` + another}},
-		{"listen: unix:///run/admin.sock", []string{`admin.listen: Invalid value: "unix:///run/admin.sock"` + another}},
+		{"admin: {listen: 'unix:///run/pullgate/cri.sock'}", []string{`admin.listen: Invalid value: "unix:///run/pullgate/cri.sock"` + other}},
+		{"imageEndpoint: unix:///run/i.sock\nadmin: {listen: 'unix:///run/i.sock'}", []string{`admin.listen: Invalid value: "unix:///run/i.sock"` + other}},
+		{"admin: {listen: '" + long + "'}", []string{`admin.listen: Invalid value: "` + long + `": the path must have at most 107 bytes`}},
+		{"admin: {listen: 'unix:///run/containerd/containerd.sock'}", []string{`admin.listen: Invalid value: "unix:///run/containerd/containerd.sock"` + other}},
+		{"listen: unix:///run/admin.sock", []string{`admin.listen: Invalid value: "unix:///run/admin.sock"` + other}},
 		{"admin: unix:///run/a.sock", []string{`admin: Invalid type: string: must be a mapping with the fields listen`}},
-		{"listen: unix:///run/credentials.sock", []string{`nodeCredentials.listen: Invalid value: "unix:///run/credentials.sock"` + other}},
 		{"nodeCredentials: {dockerConfigFiles: [/a, b, '', /c/../d, /]}", []string{
 			`nodeCredentials.dockerConfigFiles[1]: Invalid value: "b"` + file, `nodeCredentials.dockerConfigFiles[2]: Invalid value: ""` + file,
 			`nodeCredentials.dockerConfigFiles[3]: Invalid value: "/c/../d"` + file, `nodeCredentials.dockerConfigFiles[4]: Invalid value: "/"` + file,
@@ -299,6 +293,7 @@ func TestParseRefuses(t *testing.T) {
 		{"metrics: {listn: x}\nadmn: {}", []string{"admn: unknown field; did you mean admin?", "metrics.listn: unknown field; did you mean listen?"}},
 		{"apples: 1\npears: 1", []string{"apples: unknown field", "pears: unknown field"}},
 		{"policy: {}", []string{"policy: unknown field"}},
+		{"nodeCredentials: {listen: unix:///run/c.sock}", []string{"nodeCredentials.listen: unknown field; known are dockerConfigFiles"}},
 		{"a.b: 1\nexempt: {x.y: 1}\nmetrics.listen: x", []string{"a.b: unknown field", "exempt.x.y: unknown field; known are staticPods, namespaces", "metrics.listen: unknown field; did you mean listen?"}},
 		// several at once
 		{

@@ -125,8 +125,6 @@ func TestManualHasEveryFieldWithItsDefault(t *testing.T) {
 		switch f.path {
 		case "imageEndpoint":
 			wantDefault = "that of `runtimeEndpoint`"
-		case "nodeCredentials.listen":
-			wantDefault = "`credentials.sock` beside `listen`"
 		case "admin.listen":
 			wantDefault = "`admin.sock` beside `listen`"
 		}

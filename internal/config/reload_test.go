@@ -53,7 +53,7 @@ func TestNeedRestart(t *testing.T) {
 		{"", "credentialValidity: 24h\nregistryUnavailableGrace: 1h", nil},
 		{"", "noPullImageSecretRecheck: true", []string{"noPullImageSecretRecheck"}},
 		{"", "runtimeEndpoint: unix:///run/r.sock", []string{"runtimeEndpoint", "imageEndpoint"}},
-		{"", "listen: unix:///run/a/cri.sock\ndecisionLog: {path: /a}\nexempt: {staticPods: false}", []string{"listen", "nodeCredentials.listen", "admin.listen", "decisionLog.path"}},
+		{"", "listen: unix:///run/a/cri.sock\ndecisionLog: {path: /a}\nexempt: {staticPods: false}", []string{"listen", "admin.listen", "decisionLog.path"}},
 		{"nodeCredentials: {dockerConfigFiles: [/a]}", "nodeCredentials: {dockerConfigFiles: [/a, /b]}", []string{"nodeCredentials.dockerConfigFiles"}},
 	} {
 		running, err1 := config.Parse([]byte(header + c.running))

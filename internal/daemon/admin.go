@@ -62,15 +62,17 @@ func (f *inForce) get() (c config.Config, found bool, reload adminapi.Reload) {
 func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, runtime *gate.Runtime, feed *adminapi.Feed) *adminapi.Server {
 	log, started := o.Log.WithName("admin"), time.Now()
 	return adminapi.New(adminapi.Config{
-		Tracker:   p.tracker,
-		Store:     store,
-		Runtime:   runtime,
-		Pods:      index,
-		PodSource: p.source.forAdmin(),
-		Gate:      p.gate,
-		Decisions: feed,
-		Trusted:   func() { p.metrics.StoreDistrusted(store.Distrusted() != nil) },
-		Panic:     p.metrics.Panic,
+		Tracker:         p.tracker,
+		Store:           store,
+		Runtime:         runtime,
+		Pods:            index,
+		PodSource:       p.source.forAdmin(),
+		Gate:            p.gate,
+		NodeCredentials: p.node,
+		KeyFingerprint:  p.key.Fingerprint(),
+		Decisions:       feed,
+		Trusted:         func() { p.metrics.StoreDistrusted(store.Distrusted() != nil) },
+		Panic:           p.metrics.Panic,
 		Settings: prose.Settings{
 			Shadow:          o.Config.NoPullImageSecretRecheck,
 			OutageFallback:  o.Config.RegistryOutageFallback,

@@ -180,6 +180,9 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 	if _, err := o.EndDistrust(t.Context(), &adminv1.EndDistrustRequest{}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("EndDistrust of a trusted store = %v; want FailedPrecondition", err)
 	}
+	if _, err := o.ReportNodeCredentials(t.Context(), &adminv1.ReportNodeCredentialsRequest{}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("ReportNodeCredentials of nothing = %v; want InvalidArgument", err)
+	}
 	o.store(p)
 	stopWatching()
 

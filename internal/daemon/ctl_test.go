@@ -91,10 +91,10 @@ func TestPullgatectlTellsAndCorrects(t *testing.T) {
 	c.says(0, alice.UID, "grants", "list", "--pod", "alice/"+alice.UID, "-o", "yaml")
 	c.says(0, `"intents": []`, "intents", "list", "-o", "json")
 	c.says(0, "may use "+app, "explain", app, "--pod", "alice/"+alice.UID)
-	c.says(4, "would need proof to use "+app, "explain", app, "--namespace", "bob")
+	c.says(4, "needs proof to use "+app, "explain", app, "--namespace", "bob")
 	c.says(1, "is not on this node", "explain", "repo.test/gone:1", "--namespace", "bob")
 	c.run(1, "explain", app, "--pod", "bob/nobody")
-	c.says(0, "sound", "store", "verify")
+	c.says(0, "valid", "store", "verify")
 	if _, errs := c.run(1, "distrust", "end", "--yes"); !strings.Contains(errs, "not distrusted") {
 		t.Errorf("distrust end says %q", errs)
 	}
@@ -107,7 +107,7 @@ func TestPullgatectlTellsAndCorrects(t *testing.T) {
 		t.Errorf("before the revocation the pre-check = %q; want the image", got)
 	}
 	c.says(0, "Revoked 1 proof", "revoke", "--repository", repositoryOf(app), "--yes")
-	c.says(4, "would need proof", "explain", app, "--pod-uid", alice.UID)
+	c.says(4, "needs proof", "explain", app, "--pod-uid", alice.UID)
 	if got := k.Precheck(alice, app); got != "" {
 		t.Errorf("after the revocation the pre-check = %q; want it hidden", got)
 	}
@@ -117,7 +117,7 @@ func TestPullgatectlTellsAndCorrects(t *testing.T) {
 	c.says(0, "repo.test/any/pre", "preloaded", "list")
 	c.says(0, "may use", "explain", pre, "--namespace", "bob")
 	c.says(0, "Forgot 1 mark", "preloaded", "forget", "--repository", repositoryOf(pre), "-y")
-	c.says(4, "would need proof", "explain", pre, "--namespace", "bob")
+	c.says(4, "needs proof", "explain", pre, "--namespace", "bob")
 	c.says(0, "Marked 1 pair", "preloaded", "accept", "--image-id", id2, "--repository", pre, "--yes")
 	c.says(0, "may use", "explain", pre, "--namespace", "bob")
 
@@ -160,9 +160,9 @@ func TestPullgatectlEndsDistrust(t *testing.T) {
 	p.start()
 	c := newCtl(t, p)
 	c.says(0, "distrusted since", "status")
-	c.says(4, "would need proof", "explain", pre, "--namespace", "bob")
+	c.says(4, "needs proof", "explain", pre, "--namespace", "bob")
 	c.says(0, "repo.test/any/pre", "distrust", "end", "--dry-run")
-	c.says(4, "would need proof", "explain", pre, "--namespace", "bob")
+	c.says(4, "needs proof", "explain", pre, "--namespace", "bob")
 	if _, errs := c.run(1, "preloaded", "accept", "--all-untracked", "--yes"); !strings.Contains(errs, "distrust") {
 		t.Errorf("preloaded accept in distrust says %q", errs)
 	}

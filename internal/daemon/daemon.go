@@ -193,7 +193,7 @@ func serve(ctx context.Context, o Options, p parts) error {
 	if p.source != nil {
 		back.Go(func() error { p.source.run(behind, o.Log.WithName("podSource")); return nil })
 	}
-	back.Go(func() error { return runNode(klog.NewContext(behind, o.Log.WithName("nodeCredentials")), p) })
+	back.Go(func() error { return p.node.Run(klog.NewContext(behind, o.Log.WithName("nodeCredentials"))) })
 	if p.on.web != nil {
 		back.Go(func() error { return serveWeb(behind, o.Log.WithName("metrics"), p) })
 	}

@@ -37,7 +37,7 @@ func probe(c net.Conn) {
 
 // Idle connections to the sockets beside the CRI leave the file descriptors that a kubelet's connection needs.
 func TestIdleConnectionsDoNotDelayTheCRI(t *testing.T) {
-	for name, socket := range map[string]string{"metrics": "", "admin": "run/admin.sock", "reports": "run/credentials.sock"} {
+	for name, socket := range map[string]string{"metrics": "", "admin": "run/admin.sock"} {
 		t.Run(name, func(t *testing.T) {
 			p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 			p.maxFiles = 256

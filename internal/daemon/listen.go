@@ -25,10 +25,10 @@ const dialLimit = 2 * time.Second
 // bindRetry is how long a listener without which the CRI is served waits after it could not be bound.
 const bindRetry = 2 * time.Second
 
-// listeners are where the daemon is reached; one that the configuration turns off is nil.
+// listeners are the listeners of the daemon; one that the configuration turns off is nil.
 type listeners struct {
-	cri                 net.Listener
-	reports, admin, web *optional
+	cri        net.Listener
+	admin, web *optional
 }
 
 // An optional is a listener without which the CRI is served.
@@ -39,18 +39,6 @@ type optional struct {
 	bound          func(field string, err error) // is called when it could not be bound, and with nil when it is
 
 	listener net.Listener // nil until it is bound
-}
-
-// optionalSocket is a Unix socket of the configuration without which the CRI is served.
-type optionalSocket struct{ field, address string }
-
-func optionalSockets(c config.Config) (all []optionalSocket) {
-	for _, s := range []optionalSocket{{"nodeCredentials.listen", c.NodeCredentials.Listen}, {"admin.listen", c.Admin.Listen}} {
-		if s.address != "" {
-			all = append(all, s)
-		}
-	}
-	return all
 }
 
 // start tries to bind the listener. That another process answers at its socket is an error: it is another pullgated, or
@@ -105,13 +93,11 @@ func listenAll(ctx context.Context, log klog.Logger, c config.Config, bound func
 			return on, err
 		}
 	}
-	at := map[string]**optional{"nodeCredentials.listen": &on.reports, "admin.listen": &on.admin}
-	for _, o := range optionalSockets(c) {
-		l := &optional{field: o.field, address: o.address, log: log, bound: bound, bind: func(ctx context.Context) (net.Listener, error) {
-			return listen(ctx, o.field, o.address)
+	if c.Admin.Listen != "" {
+		on.admin = &optional{field: "admin.listen", address: c.Admin.Listen, log: log, bound: bound, bind: func(ctx context.Context) (net.Listener, error) {
+			return listen(ctx, "admin.listen", c.Admin.Listen)
 		}}
-		*at[o.field] = l
-		if err := l.start(ctx); err != nil {
+		if err := on.admin.start(ctx); err != nil {
 			return on, err
 		}
 	}
@@ -126,7 +112,7 @@ func listenAll(ctx context.Context, log klog.Logger, c config.Config, bound func
 
 func (on listeners) close() error {
 	all := []net.Listener{on.cri}
-	for _, o := range []*optional{on.reports, on.admin, on.web} {
+	for _, o := range []*optional{on.admin, on.web} {
 		if o != nil {
 			all = append(all, o.listener)
 		}

@@ -101,7 +101,7 @@ func (n *node) provide(password, request string) (stdout, stderr string) {
 	n.t.Helper()
 	bin := pullgated(n.t)
 	answer := `{"kind":"CredentialProviderResponse","apiVersion":"credentialprovider.kubelet.k8s.io/v1","cacheDuration":"1h","auth":{"*.test/team":{"username":"tenant","password":"` + password + `"}}}`
-	cmd := exec.Command(bin, "credential-provider", "--socket", n.path("run/credentials.sock"), "--state-dir", n.path("state"), "--", "printf", "%s", answer)
+	cmd := exec.Command(bin, "credential-provider", "--socket", n.path("run/admin.sock"), "--state-dir", n.path("state"), "--", "printf", "%s", answer)
 	var out, errs bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(request), &out, &errs
 	if err := cmd.Run(); err != nil || out.String() != answer {
@@ -197,7 +197,7 @@ func TestPodsOwnCredentialDoesNotOpen(t *testing.T) {
 func TestReportedCredentialOpens(t *testing.T) {
 	n := newNode(t)
 	n.start()
-	for path, want := range map[string]fs.FileMode{"run": 0o700 | fs.ModeDir, "run/credentials.sock": 0o600 | fs.ModeSocket} {
+	for path, want := range map[string]fs.FileMode{"run": 0o700 | fs.ModeDir, "run/admin.sock": 0o600 | fs.ModeSocket} {
 		if info, err := os.Lstat(n.path(path)); err != nil || info.Mode() != want {
 			t.Errorf("%s: %v, %v; want %v", path, info, err, want)
 		}
@@ -241,18 +241,6 @@ func TestRestartForgetsReports(t *testing.T) {
 	})
 	n.pulled("carol", app, nodeToken)
 	n.runs("bob", app, false)
-}
-
-// Its absence makes judgement stricter, and keeps no container from starting.
-func TestCRIIsServedWithoutTheCredentialsSocket(t *testing.T) {
-	n := newNode(t)
-	if err := os.MkdirAll(n.path("run/credentials.sock"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	n.start()
-	if !strings.Contains(n.out.String(), "set nodeCredentials.listen to another path") {
-		t.Errorf("log = %q; want the field and what to do", n.out)
-	}
 }
 
 // The kubelet kills a plugin that takes too long. The one behind it must not live on.

@@ -54,8 +54,8 @@ func Examine(ctx context.Context, c config.Config) Preflight {
 		}
 	}
 	// What follows is bound again and again until that succeeds.
-	for _, s := range optionalSockets(c) {
-		p.warn(s.field, examineSocket(s.address))
+	if c.Admin.Listen != "" {
+		p.warn("admin.listen", examineSocket(c.Admin.Listen))
 	}
 	if c.Metrics.Listen != "" {
 		p.warn("metrics.listen", examineAddress(ctx, c.Metrics.Listen))

@@ -187,9 +187,9 @@ func TestSockets(t *testing.T) {
 		}, "sockets", doctor.Fail, "admin.listen: /run/pullgate/admin.sock is no socket", "admin.listen"},
 		{"nobody answers", func(n *testNode) { n.must(n.sockets[cri].Close()) }, "sockets", doctor.Fail, "listen: " + cri + ": connection refused", "systemctl restart pullgated"},
 		{"not wanted", func(n *testNode) {
-			n.Config.NodeCredentials.Listen = ""
-			n.must(os.Remove(n.path("/run/pullgate/credentials.sock")))
-		}, "sockets", doctor.OK, "admin.listen", ""},
+			n.Config.Admin.Listen = ""
+			n.must(os.Remove(n.path("/run/pullgate/admin.sock")))
+		}, "sockets", doctor.OK, "listen", ""},
 		{"runtime's, everybody's", mode(runtime, 0o666), "sockets", doctor.Fail, "bypasses pullgate", "grpc.gid"},
 		{"runtime's, a group's", own(runtime, 0, 999), "sockets", doctor.Fail, "group 999", "root alone"},
 		{"runtime's, absent", func(n *testNode) { n.must(os.Remove(n.path(runtime))) }, "sockets", doctor.Fail, "runtimeEndpoint: there is no", "runtimeEndpoint"},

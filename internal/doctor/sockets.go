@@ -32,7 +32,6 @@ func (n Node) sockets(ctx context.Context) []Finding {
 	for _, s := range []struct{ field, endpoint string }{
 		{"listen", n.Config.Listen},
 		{"admin.listen", n.Config.Admin.Listen},
-		{"nodeCredentials.listen", n.Config.NodeCredentials.Listen},
 	} {
 		if s.endpoint != "" {
 			all = append(all, n.own(ctx, s.field, socketPath(s.endpoint))...)

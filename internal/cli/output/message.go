@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf16"
@@ -15,7 +16,7 @@ import (
 
 // JSON returns a message as JSON, over several lines, with the names of its fields in lowerCamelCase. The same
 // message gives the same bytes. Empty lists, strings and numbers are written; absent messages and times are not. Values that are
-// not protobuf messages are written as by encoding/json.
+// not protobuf messages are written as by encoding/json. Durations are numbers of seconds.
 func JSON(m any) ([]byte, error) {
 	line, err := JSONLine(m)
 	if err != nil {
@@ -37,11 +38,16 @@ func JSONLine(m any) ([]byte, error) {
 	return append(escape(raw, pair), '\n'), nil
 }
 
+// durationForm matches the field of a duration, which protojson writes as a string: "took":"0.028s". A quote within a string is
+// escaped, so text that looks like this field does not match.
+var durationForm = regexp.MustCompile(`"took":\s*"([0-9.]+)s"`)
+
 func compact(m any) ([]byte, error) {
 	var raw []byte
 	var err error
 	if message, ok := m.(proto.Message); ok {
 		raw, err = protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(message)
+		raw = durationForm.ReplaceAll(raw, []byte(`"took":$1`))
 	} else {
 		raw, err = json.Marshal(m)
 	}

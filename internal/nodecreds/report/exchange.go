@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	// defaultLifetime is how long the kubelet is taken to use an answer that does not say it. The
-	// default of its configuration is not told to plugins.
+	// defaultLifetime is how long an answer without a lifetime counts as used. The default in the kubelet's configuration is
+	// not sent to plugins.
 	defaultLifetime = 24 * time.Hour
-	// margin is added to what an answer says, for a pull that begins in the last moment.
+	// margin is added to the lifetime of an answer, for a pull that begins at its end.
 	margin = time.Hour
 )
 
@@ -26,8 +26,8 @@ const (
 const group = "credentialprovider.kubelet.k8s.io/"
 
 var (
-	errRequest = errors.New("the kubelet's request is not one that this version of pullgated knows")
-	errAnswer  = errors.New("the provider's answer is not one that a kubelet would take")
+	errRequest = errors.New("this version of pullgated does not know the kubelet's request")
+	errAnswer  = errors.New("the provider's answer is not valid for a kubelet")
 )
 
 // header is what every message of the protocol has.
@@ -43,8 +43,8 @@ func (h header) is(kind string) bool {
 }
 
 // nodeWide reports whether the answer to a request is for every pod of the node, and the version of the
-// request. One that is bound to a service account is not; nor is one with a field that nobody here
-// knows, which may bind it to something else.
+// request. An answer that is bound to a service account is not, nor one to a request with an unknown field, which may bind it to
+// something else.
 func nodeWide(request []byte) (apiVersion string, wide bool, err error) {
 	var r struct {
 		header
@@ -63,26 +63,26 @@ func nodeWide(request []byte) (apiVersion string, wide bool, err error) {
 	return r.APIVersion, r.ServiceAccountToken == "" && len(r.ServiceAccountAnnotations) == 0, nil
 }
 
-// account is an entry of an answer, as an ID cannot yet be made of it.
+// account is an entry of an answer.
 type account struct {
 	Username string `json:"username"`
 	Password string `json:"password"`
 }
 
-// answered is what a provider's answer holds.
+// answered is the content of a provider's answer.
 type answered struct {
-	expires  time.Time          // when the kubelet has certainly ceased to use it
+	expires  time.Time          // when the kubelet no longer uses it
 	accounts map[string]account // by the pattern of images that it is for
 }
 
-// parse reads an answer that is given now, to a request of a version. No error tells of the content.
+// parse reads an answer that is given now, to a request of a version. No error has any of the content.
 func parse(answer []byte, apiVersion string, now time.Time) (answered, error) {
 	var a struct {
 		header
 		CacheDuration *string            `json:"cacheDuration"`
 		Auth          map[string]account `json:"auth"`
 	}
-	// What encoding/json says quotes the content, so nothing of it is passed on.
+	// An error of encoding/json quotes the content, so it is not passed on.
 	if json.Unmarshal(answer, &a) != nil || !a.is("CredentialProviderResponse") || a.APIVersion != apiVersion {
 		return answered{}, errAnswer
 	}
@@ -96,7 +96,7 @@ func parse(answer []byte, apiVersion string, now time.Time) (answered, error) {
 	return answered{now.Add(max(d, 0)).Add(margin), a.Auth}, nil
 }
 
-// report returns the IDs of what was answered, each once and sorted; what sends nothing has none.
+// report returns the IDs of what was answered, each once and sorted; an anonymous entry has none.
 func (a answered) report(key credential.Key) Report {
 	images := map[credential.ID][]string{}
 	for _, pattern := range slices.Sorted(maps.Keys(a.accounts)) {

@@ -23,8 +23,7 @@ func namesOf(t reflect.Type) (names []string) {
 	return names
 }
 
-// Whoever raises the version of k8s.io/kubelet and sees this fail has to find out what a new member binds
-// an answer to.
+// If this fails after an upgrade of k8s.io/kubelet, find out what the new member binds an answer to.
 func TestProtocolHasNoMemberThatIsNotKnown(t *testing.T) {
 	for want, all := range map[string][]reflect.Type{
 		"image serviceAccountAnnotations serviceAccountToken": {reflect.TypeFor[v1.CredentialProviderRequest]()},
@@ -40,14 +39,14 @@ func TestProtocolHasNoMemberThatIsNotKnown(t *testing.T) {
 	}
 }
 
-func TestTellReadsTheTypesOfTheKubelet(t *testing.T) {
-	d := newDaemon(t)
+func TestReportReadsTheTypesOfTheKubelet(t *testing.T) {
+	n := newNode(t)
 	req := v1.CredentialProviderRequest{Image: "repo.test/team/app:1"}
 	req.APIVersion, req.Kind = v1.SchemeGroupVersion.String(), "CredentialProviderRequest"
 	resp := v1.CredentialProviderResponse{CacheKeyType: v1.RegistryPluginCacheKeyType, Auth: map[string]v1.AuthConfig{"repo.test": {Username: "u", Password: "p"}}}
 	resp.APIVersion, resp.Kind = v1.SchemeGroupVersion.String(), "CredentialProviderResponse"
 	for _, bound := range []bool{false, true} {
-		want := map[string]string{d.id("u", "p"): "repo.test"}
+		want := map[string]string{n.id("u", "p"): "repo.test"}
 		if bound {
 			req.ServiceAccountToken, req.ServiceAccountAnnotations = "t", map[string]string{"a": "b"}
 			want = map[string]string{}
@@ -60,9 +59,10 @@ func TestTellReadsTheTypesOfTheKubelet(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := d.tell(string(request), string(answer)); err != nil {
-			t.Errorf("Tell = %v; want nil", err)
+		r, err := n.report(string(request), string(answer))
+		if err != nil {
+			t.Errorf("Report = %v; want nil", err)
 		}
-		d.want(string(request), want)
+		n.want(string(request), r, want)
 	}
 }

@@ -3572,6 +3572,162 @@ func (x *BackupResponse) GetSize() int64 {
 	return 0
 }
 
+// ReportNodeCredentialsRequest is the answer of a credential provider, with IDs in the place of credentials.
+type ReportNodeCredentialsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The fingerprint of the key that the IDs were made with.
+	KeyFingerprint string `protobuf:"bytes,1,opt,name=key_fingerprint,json=keyFingerprint,proto3" json:"key_fingerprint,omitempty"`
+	// When the kubelet no longer uses the answer.
+	Expires *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expires,proto3" json:"expires,omitempty"`
+	// The credentials, 1 to 256.
+	Credentials   []*NodeCredential `protobuf:"bytes,3,rep,name=credentials,proto3" json:"credentials,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportNodeCredentialsRequest) Reset() {
+	*x = ReportNodeCredentialsRequest{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportNodeCredentialsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportNodeCredentialsRequest) ProtoMessage() {}
+
+func (x *ReportNodeCredentialsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportNodeCredentialsRequest.ProtoReflect.Descriptor instead.
+func (*ReportNodeCredentialsRequest) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *ReportNodeCredentialsRequest) GetKeyFingerprint() string {
+	if x != nil {
+		return x.KeyFingerprint
+	}
+	return ""
+}
+
+func (x *ReportNodeCredentialsRequest) GetExpires() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Expires
+	}
+	return nil
+}
+
+func (x *ReportNodeCredentialsRequest) GetCredentials() []*NodeCredential {
+	if x != nil {
+		return x.Credentials
+	}
+	return nil
+}
+
+// A NodeCredential is a credential that the node offers to every pod.
+type NodeCredential struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its ID, 64 hexadecimal digits.
+	CredentialId string `protobuf:"bytes,1,opt,name=credential_id,json=credentialId,proto3" json:"credential_id,omitempty"`
+	// The patterns of images that it is for, at least one.
+	Images        []string `protobuf:"bytes,2,rep,name=images,proto3" json:"images,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeCredential) Reset() {
+	*x = NodeCredential{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeCredential) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeCredential) ProtoMessage() {}
+
+func (x *NodeCredential) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeCredential.ProtoReflect.Descriptor instead.
+func (*NodeCredential) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *NodeCredential) GetCredentialId() string {
+	if x != nil {
+		return x.CredentialId
+	}
+	return ""
+}
+
+func (x *NodeCredential) GetImages() []string {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+// ReportNodeCredentialsResponse is empty.
+type ReportNodeCredentialsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportNodeCredentialsResponse) Reset() {
+	*x = ReportNodeCredentialsResponse{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportNodeCredentialsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportNodeCredentialsResponse) ProtoMessage() {}
+
+func (x *ReportNodeCredentialsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportNodeCredentialsResponse.ProtoReflect.Descriptor instead.
+func (*ReportNodeCredentialsResponse) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{49}
+}
+
 // WatchDecisionsRequest asks for decisions.
 type WatchDecisionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3585,7 +3741,7 @@ type WatchDecisionsRequest struct {
 
 func (x *WatchDecisionsRequest) Reset() {
 	*x = WatchDecisionsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3597,7 +3753,7 @@ func (x *WatchDecisionsRequest) String() string {
 func (*WatchDecisionsRequest) ProtoMessage() {}
 
 func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3610,7 +3766,7 @@ func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsRequest.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{47}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *WatchDecisionsRequest) GetNamespace() string {
@@ -3664,7 +3820,7 @@ type WatchDecisionsResponse struct {
 
 func (x *WatchDecisionsResponse) Reset() {
 	*x = WatchDecisionsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3676,7 +3832,7 @@ func (x *WatchDecisionsResponse) String() string {
 func (*WatchDecisionsResponse) ProtoMessage() {}
 
 func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3689,7 +3845,7 @@ func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsResponse.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{48}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *WatchDecisionsResponse) GetTime() *timestamppb.Timestamp {
@@ -4051,7 +4207,15 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\rBackupRequest\":\n" +
 	"\x0eBackupResponse\x12\x14\n" +
 	"\x05chunk\x18\x01 \x01(\fR\x05chunk\x12\x12\n" +
-	"\x04size\x18\x02 \x01(\x03R\x04size\"U\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\"\xc2\x01\n" +
+	"\x1cReportNodeCredentialsRequest\x12'\n" +
+	"\x0fkey_fingerprint\x18\x01 \x01(\tR\x0ekeyFingerprint\x124\n" +
+	"\aexpires\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12C\n" +
+	"\vcredentials\x18\x03 \x03(\v2!.pullgate.admin.v1.NodeCredentialR\vcredentials\"M\n" +
+	"\x0eNodeCredential\x12#\n" +
+	"\rcredential_id\x18\x01 \x01(\tR\fcredentialId\x12\x16\n" +
+	"\x06images\x18\x02 \x03(\tR\x06images\"\x1f\n" +
+	"\x1dReportNodeCredentialsResponse\"U\n" +
 	"\x15WatchDecisionsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1e\n" +
 	"\n" +
@@ -4087,8 +4251,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x1aCREDENTIAL_STANDING_PROVED\x10\x01\x12 \n" +
 	"\x1cCREDENTIAL_STANDING_IN_GRACE\x10\x02\x12\x1f\n" +
 	"\x1bCREDENTIAL_STANDING_EXPIRED\x10\x03\x12\x1f\n" +
-	"\x1bCREDENTIAL_STANDING_ROTATED\x10\x042\x9d\n" +
-	"\n" +
+	"\x1bCREDENTIAL_STANDING_ROTATED\x10\x042\x99\v\n" +
 	"\vPullRecords\x12V\n" +
 	"\tGetStatus\x12#.pullgate.admin.v1.GetStatusRequest\x1a$.pullgate.admin.v1.GetStatusResponse\x12Y\n" +
 	"\n" +
@@ -4104,7 +4267,8 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x0fForgetPreloaded\x12).pullgate.admin.v1.ForgetPreloadedRequest\x1a*.pullgate.admin.v1.ForgetPreloadedResponse\x12\\\n" +
 	"\vEndDistrust\x12%.pullgate.admin.v1.EndDistrustRequest\x1a&.pullgate.admin.v1.EndDistrustResponse\x12\\\n" +
 	"\vVerifyStore\x12%.pullgate.admin.v1.VerifyStoreRequest\x1a&.pullgate.admin.v1.VerifyStoreResponse\x12O\n" +
-	"\x06Backup\x12 .pullgate.admin.v1.BackupRequest\x1a!.pullgate.admin.v1.BackupResponse0\x01\x12g\n" +
+	"\x06Backup\x12 .pullgate.admin.v1.BackupRequest\x1a!.pullgate.admin.v1.BackupResponse0\x01\x12z\n" +
+	"\x15ReportNodeCredentials\x12/.pullgate.admin.v1.ReportNodeCredentialsRequest\x1a0.pullgate.admin.v1.ReportNodeCredentialsResponse\x12g\n" +
 	"\x0eWatchDecisions\x12(.pullgate.admin.v1.WatchDecisionsRequest\x1a).pullgate.admin.v1.WatchDecisionsResponse0\x01B>Z<github.com/pullgate/pullgate/proto/pullgate/admin/v1;adminv1b\x06proto3"
 
 var (
@@ -4120,98 +4284,101 @@ func file_pullgate_admin_v1_pull_records_proto_rawDescGZIP() []byte {
 }
 
 var file_pullgate_admin_v1_pull_records_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
-	(Presence)(0),                   // 0: pullgate.admin.v1.Presence
-	(Verdict)(0),                    // 1: pullgate.admin.v1.Verdict
-	(CredentialStanding)(0),         // 2: pullgate.admin.v1.CredentialStanding
-	(*Pair)(nil),                    // 3: pullgate.admin.v1.Pair
-	(*SecretRef)(nil),               // 4: pullgate.admin.v1.SecretRef
-	(*PodRef)(nil),                  // 5: pullgate.admin.v1.PodRef
-	(*Proof)(nil),                   // 6: pullgate.admin.v1.Proof
-	(*Record)(nil),                  // 7: pullgate.admin.v1.Record
-	(*Mark)(nil),                    // 8: pullgate.admin.v1.Mark
-	(*Intent)(nil),                  // 9: pullgate.admin.v1.Intent
-	(*Grant)(nil),                   // 10: pullgate.admin.v1.Grant
-	(*Image)(nil),                   // 11: pullgate.admin.v1.Image
-	(*GetStatusRequest)(nil),        // 12: pullgate.admin.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),       // 13: pullgate.admin.v1.GetStatusResponse
-	(*NotListening)(nil),            // 14: pullgate.admin.v1.NotListening
-	(*Reload)(nil),                  // 15: pullgate.admin.v1.Reload
-	(*StoreStatus)(nil),             // 16: pullgate.admin.v1.StoreStatus
-	(*Distrust)(nil),                // 17: pullgate.admin.v1.Distrust
-	(*RuntimeStatus)(nil),           // 18: pullgate.admin.v1.RuntimeStatus
-	(*PodSourceStatus)(nil),         // 19: pullgate.admin.v1.PodSourceStatus
-	(*DecisionLogStatus)(nil),       // 20: pullgate.admin.v1.DecisionLogStatus
-	(*ImageFilter)(nil),             // 21: pullgate.admin.v1.ImageFilter
-	(*ListImagesRequest)(nil),       // 22: pullgate.admin.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),      // 23: pullgate.admin.v1.ListImagesResponse
-	(*GetImageRequest)(nil),         // 24: pullgate.admin.v1.GetImageRequest
-	(*GetImageResponse)(nil),        // 25: pullgate.admin.v1.GetImageResponse
-	(*ListIntentsRequest)(nil),      // 26: pullgate.admin.v1.ListIntentsRequest
-	(*ListIntentsResponse)(nil),     // 27: pullgate.admin.v1.ListIntentsResponse
-	(*ListGrantsRequest)(nil),       // 28: pullgate.admin.v1.ListGrantsRequest
-	(*ListGrantsResponse)(nil),      // 29: pullgate.admin.v1.ListGrantsResponse
-	(*ExplainRequest)(nil),          // 30: pullgate.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),         // 31: pullgate.admin.v1.ExplainResponse
-	(*Evidence)(nil),                // 32: pullgate.admin.v1.Evidence
-	(*PodCredential)(nil),           // 33: pullgate.admin.v1.PodCredential
-	(*RevokeRequest)(nil),           // 34: pullgate.admin.v1.RevokeRequest
-	(*RevokeResponse)(nil),          // 35: pullgate.admin.v1.RevokeResponse
-	(*RevokedProof)(nil),            // 36: pullgate.admin.v1.RevokedProof
-	(*ListPreloadedRequest)(nil),    // 37: pullgate.admin.v1.ListPreloadedRequest
-	(*ListPreloadedResponse)(nil),   // 38: pullgate.admin.v1.ListPreloadedResponse
-	(*AcceptPreloadedRequest)(nil),  // 39: pullgate.admin.v1.AcceptPreloadedRequest
-	(*AcceptPreloadedResponse)(nil), // 40: pullgate.admin.v1.AcceptPreloadedResponse
-	(*ForgetPreloadedRequest)(nil),  // 41: pullgate.admin.v1.ForgetPreloadedRequest
-	(*ForgetPreloadedResponse)(nil), // 42: pullgate.admin.v1.ForgetPreloadedResponse
-	(*EndDistrustRequest)(nil),      // 43: pullgate.admin.v1.EndDistrustRequest
-	(*EndDistrustResponse)(nil),     // 44: pullgate.admin.v1.EndDistrustResponse
-	(*VerifyStoreRequest)(nil),      // 45: pullgate.admin.v1.VerifyStoreRequest
-	(*VerifyStoreResponse)(nil),     // 46: pullgate.admin.v1.VerifyStoreResponse
-	(*StoreProblem)(nil),            // 47: pullgate.admin.v1.StoreProblem
-	(*BackupRequest)(nil),           // 48: pullgate.admin.v1.BackupRequest
-	(*BackupResponse)(nil),          // 49: pullgate.admin.v1.BackupResponse
-	(*WatchDecisionsRequest)(nil),   // 50: pullgate.admin.v1.WatchDecisionsRequest
-	(*WatchDecisionsResponse)(nil),  // 51: pullgate.admin.v1.WatchDecisionsResponse
-	(*timestamppb.Timestamp)(nil),   // 52: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 53: google.protobuf.Duration
+	(Presence)(0),                         // 0: pullgate.admin.v1.Presence
+	(Verdict)(0),                          // 1: pullgate.admin.v1.Verdict
+	(CredentialStanding)(0),               // 2: pullgate.admin.v1.CredentialStanding
+	(*Pair)(nil),                          // 3: pullgate.admin.v1.Pair
+	(*SecretRef)(nil),                     // 4: pullgate.admin.v1.SecretRef
+	(*PodRef)(nil),                        // 5: pullgate.admin.v1.PodRef
+	(*Proof)(nil),                         // 6: pullgate.admin.v1.Proof
+	(*Record)(nil),                        // 7: pullgate.admin.v1.Record
+	(*Mark)(nil),                          // 8: pullgate.admin.v1.Mark
+	(*Intent)(nil),                        // 9: pullgate.admin.v1.Intent
+	(*Grant)(nil),                         // 10: pullgate.admin.v1.Grant
+	(*Image)(nil),                         // 11: pullgate.admin.v1.Image
+	(*GetStatusRequest)(nil),              // 12: pullgate.admin.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),             // 13: pullgate.admin.v1.GetStatusResponse
+	(*NotListening)(nil),                  // 14: pullgate.admin.v1.NotListening
+	(*Reload)(nil),                        // 15: pullgate.admin.v1.Reload
+	(*StoreStatus)(nil),                   // 16: pullgate.admin.v1.StoreStatus
+	(*Distrust)(nil),                      // 17: pullgate.admin.v1.Distrust
+	(*RuntimeStatus)(nil),                 // 18: pullgate.admin.v1.RuntimeStatus
+	(*PodSourceStatus)(nil),               // 19: pullgate.admin.v1.PodSourceStatus
+	(*DecisionLogStatus)(nil),             // 20: pullgate.admin.v1.DecisionLogStatus
+	(*ImageFilter)(nil),                   // 21: pullgate.admin.v1.ImageFilter
+	(*ListImagesRequest)(nil),             // 22: pullgate.admin.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),            // 23: pullgate.admin.v1.ListImagesResponse
+	(*GetImageRequest)(nil),               // 24: pullgate.admin.v1.GetImageRequest
+	(*GetImageResponse)(nil),              // 25: pullgate.admin.v1.GetImageResponse
+	(*ListIntentsRequest)(nil),            // 26: pullgate.admin.v1.ListIntentsRequest
+	(*ListIntentsResponse)(nil),           // 27: pullgate.admin.v1.ListIntentsResponse
+	(*ListGrantsRequest)(nil),             // 28: pullgate.admin.v1.ListGrantsRequest
+	(*ListGrantsResponse)(nil),            // 29: pullgate.admin.v1.ListGrantsResponse
+	(*ExplainRequest)(nil),                // 30: pullgate.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),               // 31: pullgate.admin.v1.ExplainResponse
+	(*Evidence)(nil),                      // 32: pullgate.admin.v1.Evidence
+	(*PodCredential)(nil),                 // 33: pullgate.admin.v1.PodCredential
+	(*RevokeRequest)(nil),                 // 34: pullgate.admin.v1.RevokeRequest
+	(*RevokeResponse)(nil),                // 35: pullgate.admin.v1.RevokeResponse
+	(*RevokedProof)(nil),                  // 36: pullgate.admin.v1.RevokedProof
+	(*ListPreloadedRequest)(nil),          // 37: pullgate.admin.v1.ListPreloadedRequest
+	(*ListPreloadedResponse)(nil),         // 38: pullgate.admin.v1.ListPreloadedResponse
+	(*AcceptPreloadedRequest)(nil),        // 39: pullgate.admin.v1.AcceptPreloadedRequest
+	(*AcceptPreloadedResponse)(nil),       // 40: pullgate.admin.v1.AcceptPreloadedResponse
+	(*ForgetPreloadedRequest)(nil),        // 41: pullgate.admin.v1.ForgetPreloadedRequest
+	(*ForgetPreloadedResponse)(nil),       // 42: pullgate.admin.v1.ForgetPreloadedResponse
+	(*EndDistrustRequest)(nil),            // 43: pullgate.admin.v1.EndDistrustRequest
+	(*EndDistrustResponse)(nil),           // 44: pullgate.admin.v1.EndDistrustResponse
+	(*VerifyStoreRequest)(nil),            // 45: pullgate.admin.v1.VerifyStoreRequest
+	(*VerifyStoreResponse)(nil),           // 46: pullgate.admin.v1.VerifyStoreResponse
+	(*StoreProblem)(nil),                  // 47: pullgate.admin.v1.StoreProblem
+	(*BackupRequest)(nil),                 // 48: pullgate.admin.v1.BackupRequest
+	(*BackupResponse)(nil),                // 49: pullgate.admin.v1.BackupResponse
+	(*ReportNodeCredentialsRequest)(nil),  // 50: pullgate.admin.v1.ReportNodeCredentialsRequest
+	(*NodeCredential)(nil),                // 51: pullgate.admin.v1.NodeCredential
+	(*ReportNodeCredentialsResponse)(nil), // 52: pullgate.admin.v1.ReportNodeCredentialsResponse
+	(*WatchDecisionsRequest)(nil),         // 53: pullgate.admin.v1.WatchDecisionsRequest
+	(*WatchDecisionsResponse)(nil),        // 54: pullgate.admin.v1.WatchDecisionsResponse
+	(*timestamppb.Timestamp)(nil),         // 55: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 56: google.protobuf.Duration
 }
 var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	4,  // 0: pullgate.admin.v1.Proof.secrets:type_name -> pullgate.admin.v1.SecretRef
-	52, // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
-	52, // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
-	52, // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
-	52, // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
-	52, // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
+	55, // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
+	55, // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
+	55, // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
+	55, // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
+	55, // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
 	3,  // 6: pullgate.admin.v1.Record.pair:type_name -> pullgate.admin.v1.Pair
-	52, // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
-	52, // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
-	52, // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
+	55, // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
+	55, // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
+	55, // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
 	6,  // 10: pullgate.admin.v1.Record.proofs:type_name -> pullgate.admin.v1.Proof
-	52, // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
+	55, // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
 	3,  // 12: pullgate.admin.v1.Mark.pair:type_name -> pullgate.admin.v1.Pair
-	52, // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
-	52, // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
-	52, // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
+	55, // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
+	55, // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
+	55, // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
 	5,  // 16: pullgate.admin.v1.Grant.pod:type_name -> pullgate.admin.v1.PodRef
 	3,  // 17: pullgate.admin.v1.Grant.pair:type_name -> pullgate.admin.v1.Pair
 	0,  // 18: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
 	7,  // 19: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
 	8,  // 20: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
-	52, // 21: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	55, // 21: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
 	15, // 22: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
 	16, // 23: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
 	18, // 24: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
 	19, // 25: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
 	20, // 26: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
 	14, // 27: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
-	52, // 28: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
+	55, // 28: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
 	17, // 29: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
-	52, // 30: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
+	55, // 30: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
 	4,  // 31: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
-	52, // 32: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
-	52, // 33: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
+	55, // 32: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
+	55, // 33: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
 	21, // 34: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
 	11, // 35: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
 	11, // 36: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
@@ -4247,46 +4414,50 @@ var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	17, // 66: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
 	3,  // 67: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
 	47, // 68: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
-	53, // 69: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
-	52, // 70: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
-	5,  // 71: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	3,  // 72: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
-	1,  // 73: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	4,  // 74: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
-	53, // 75: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
-	12, // 76: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
-	22, // 77: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
-	24, // 78: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
-	26, // 79: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
-	28, // 80: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
-	30, // 81: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
-	34, // 82: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
-	37, // 83: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
-	39, // 84: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
-	41, // 85: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
-	43, // 86: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
-	45, // 87: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
-	48, // 88: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
-	50, // 89: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
-	13, // 90: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
-	23, // 91: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
-	25, // 92: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
-	27, // 93: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
-	29, // 94: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
-	31, // 95: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
-	35, // 96: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
-	38, // 97: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
-	40, // 98: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
-	42, // 99: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
-	44, // 100: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
-	46, // 101: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
-	49, // 102: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
-	51, // 103: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
-	90, // [90:104] is the sub-list for method output_type
-	76, // [76:90] is the sub-list for method input_type
-	76, // [76:76] is the sub-list for extension type_name
-	76, // [76:76] is the sub-list for extension extendee
-	0,  // [0:76] is the sub-list for field type_name
+	56, // 69: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
+	55, // 70: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
+	51, // 71: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
+	55, // 72: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
+	5,  // 73: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	3,  // 74: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
+	1,  // 75: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	4,  // 76: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
+	56, // 77: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
+	12, // 78: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
+	22, // 79: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
+	24, // 80: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
+	26, // 81: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
+	28, // 82: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
+	30, // 83: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
+	34, // 84: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
+	37, // 85: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
+	39, // 86: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
+	41, // 87: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
+	43, // 88: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
+	45, // 89: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
+	48, // 90: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
+	50, // 91: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
+	53, // 92: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
+	13, // 93: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
+	23, // 94: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
+	25, // 95: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
+	27, // 96: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
+	29, // 97: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
+	31, // 98: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
+	35, // 99: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
+	38, // 100: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
+	40, // 101: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
+	42, // 102: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
+	44, // 103: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
+	46, // 104: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
+	49, // 105: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
+	52, // 106: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
+	54, // 107: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
+	93, // [93:108] is the sub-list for method output_type
+	78, // [78:93] is the sub-list for method input_type
+	78, // [78:78] is the sub-list for extension type_name
+	78, // [78:78] is the sub-list for extension extendee
+	0,  // [0:78] is the sub-list for field type_name
 }
 
 func init() { file_pullgate_admin_v1_pull_records_proto_init() }
@@ -4304,7 +4475,7 @@ func file_pullgate_admin_v1_pull_records_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pullgate_admin_v1_pull_records_proto_rawDesc), len(file_pullgate_admin_v1_pull_records_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   49,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -27,20 +27,21 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	PullRecords_GetStatus_FullMethodName       = "/pullgate.admin.v1.PullRecords/GetStatus"
-	PullRecords_ListImages_FullMethodName      = "/pullgate.admin.v1.PullRecords/ListImages"
-	PullRecords_GetImage_FullMethodName        = "/pullgate.admin.v1.PullRecords/GetImage"
-	PullRecords_ListIntents_FullMethodName     = "/pullgate.admin.v1.PullRecords/ListIntents"
-	PullRecords_ListGrants_FullMethodName      = "/pullgate.admin.v1.PullRecords/ListGrants"
-	PullRecords_Explain_FullMethodName         = "/pullgate.admin.v1.PullRecords/Explain"
-	PullRecords_Revoke_FullMethodName          = "/pullgate.admin.v1.PullRecords/Revoke"
-	PullRecords_ListPreloaded_FullMethodName   = "/pullgate.admin.v1.PullRecords/ListPreloaded"
-	PullRecords_AcceptPreloaded_FullMethodName = "/pullgate.admin.v1.PullRecords/AcceptPreloaded"
-	PullRecords_ForgetPreloaded_FullMethodName = "/pullgate.admin.v1.PullRecords/ForgetPreloaded"
-	PullRecords_EndDistrust_FullMethodName     = "/pullgate.admin.v1.PullRecords/EndDistrust"
-	PullRecords_VerifyStore_FullMethodName     = "/pullgate.admin.v1.PullRecords/VerifyStore"
-	PullRecords_Backup_FullMethodName          = "/pullgate.admin.v1.PullRecords/Backup"
-	PullRecords_WatchDecisions_FullMethodName  = "/pullgate.admin.v1.PullRecords/WatchDecisions"
+	PullRecords_GetStatus_FullMethodName             = "/pullgate.admin.v1.PullRecords/GetStatus"
+	PullRecords_ListImages_FullMethodName            = "/pullgate.admin.v1.PullRecords/ListImages"
+	PullRecords_GetImage_FullMethodName              = "/pullgate.admin.v1.PullRecords/GetImage"
+	PullRecords_ListIntents_FullMethodName           = "/pullgate.admin.v1.PullRecords/ListIntents"
+	PullRecords_ListGrants_FullMethodName            = "/pullgate.admin.v1.PullRecords/ListGrants"
+	PullRecords_Explain_FullMethodName               = "/pullgate.admin.v1.PullRecords/Explain"
+	PullRecords_Revoke_FullMethodName                = "/pullgate.admin.v1.PullRecords/Revoke"
+	PullRecords_ListPreloaded_FullMethodName         = "/pullgate.admin.v1.PullRecords/ListPreloaded"
+	PullRecords_AcceptPreloaded_FullMethodName       = "/pullgate.admin.v1.PullRecords/AcceptPreloaded"
+	PullRecords_ForgetPreloaded_FullMethodName       = "/pullgate.admin.v1.PullRecords/ForgetPreloaded"
+	PullRecords_EndDistrust_FullMethodName           = "/pullgate.admin.v1.PullRecords/EndDistrust"
+	PullRecords_VerifyStore_FullMethodName           = "/pullgate.admin.v1.PullRecords/VerifyStore"
+	PullRecords_Backup_FullMethodName                = "/pullgate.admin.v1.PullRecords/Backup"
+	PullRecords_ReportNodeCredentials_FullMethodName = "/pullgate.admin.v1.PullRecords/ReportNodeCredentials"
+	PullRecords_WatchDecisions_FullMethodName        = "/pullgate.admin.v1.PullRecords/WatchDecisions"
 )
 
 // PullRecordsClient is the client API for PullRecords service.
@@ -129,6 +130,13 @@ type PullRecordsClient interface {
 	// RESOURCE_EXHAUSTED: the disk of the store has no room for the copy, which is made beside it first. DATA_LOSS: the
 	// store could not be read to its end; what was sent is no backup.
 	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error)
+	// ReportNodeCredentials notes which credentials a credential provider of the kubelet gave to this node. An image that is
+	// pulled with one of them is open to every pod. Reports are kept in memory until they expire or pullgated ends.
+	//
+	// INVALID_ARGUMENT: the report is malformed, has expired, or has fields that this pullgated does not know: such a field may
+	// bind the credentials to less than the node. FAILED_PRECONDITION: the IDs were made with another key. After an error nothing
+	// is noted.
+	ReportNodeCredentials(ctx context.Context, in *ReportNodeCredentialsRequest, opts ...grpc.CallOption) (*ReportNodeCredentialsResponse, error)
 	// WatchDecisions sends every decision from now on that the decision log would hold, whether it is configured or
 	// not, until the caller hangs up. It never delays a decision: who reads too slowly misses some, and is told how many.
 	//
@@ -283,6 +291,16 @@ func (c *pullRecordsClient) Backup(ctx context.Context, in *BackupRequest, opts 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PullRecords_BackupClient = grpc.ServerStreamingClient[BackupResponse]
 
+func (c *pullRecordsClient) ReportNodeCredentials(ctx context.Context, in *ReportNodeCredentialsRequest, opts ...grpc.CallOption) (*ReportNodeCredentialsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportNodeCredentialsResponse)
+	err := c.cc.Invoke(ctx, PullRecords_ReportNodeCredentials_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *pullRecordsClient) WatchDecisions(ctx context.Context, in *WatchDecisionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchDecisionsResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &PullRecords_ServiceDesc.Streams[1], PullRecords_WatchDecisions_FullMethodName, cOpts...)
@@ -388,6 +406,13 @@ type PullRecordsServer interface {
 	// RESOURCE_EXHAUSTED: the disk of the store has no room for the copy, which is made beside it first. DATA_LOSS: the
 	// store could not be read to its end; what was sent is no backup.
 	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error
+	// ReportNodeCredentials notes which credentials a credential provider of the kubelet gave to this node. An image that is
+	// pulled with one of them is open to every pod. Reports are kept in memory until they expire or pullgated ends.
+	//
+	// INVALID_ARGUMENT: the report is malformed, has expired, or has fields that this pullgated does not know: such a field may
+	// bind the credentials to less than the node. FAILED_PRECONDITION: the IDs were made with another key. After an error nothing
+	// is noted.
+	ReportNodeCredentials(context.Context, *ReportNodeCredentialsRequest) (*ReportNodeCredentialsResponse, error)
 	// WatchDecisions sends every decision from now on that the decision log would hold, whether it is configured or
 	// not, until the caller hangs up. It never delays a decision: who reads too slowly misses some, and is told how many.
 	//
@@ -441,6 +466,9 @@ func (UnimplementedPullRecordsServer) VerifyStore(context.Context, *VerifyStoreR
 }
 func (UnimplementedPullRecordsServer) Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error {
 	return status.Error(codes.Unimplemented, "method Backup not implemented")
+}
+func (UnimplementedPullRecordsServer) ReportNodeCredentials(context.Context, *ReportNodeCredentialsRequest) (*ReportNodeCredentialsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReportNodeCredentials not implemented")
 }
 func (UnimplementedPullRecordsServer) WatchDecisions(*WatchDecisionsRequest, grpc.ServerStreamingServer[WatchDecisionsResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchDecisions not implemented")
@@ -693,6 +721,24 @@ func _PullRecords_Backup_Handler(srv interface{}, stream grpc.ServerStream) erro
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PullRecords_BackupServer = grpc.ServerStreamingServer[BackupResponse]
 
+func _PullRecords_ReportNodeCredentials_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReportNodeCredentialsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PullRecordsServer).ReportNodeCredentials(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PullRecords_ReportNodeCredentials_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PullRecordsServer).ReportNodeCredentials(ctx, req.(*ReportNodeCredentialsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _PullRecords_WatchDecisions_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WatchDecisionsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -758,6 +804,10 @@ var PullRecords_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "VerifyStore",
 			Handler:    _PullRecords_VerifyStore_Handler,
+		},
+		{
+			MethodName: "ReportNodeCredentials",
+			Handler:    _PullRecords_ReportNodeCredentials_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
