@@ -14,7 +14,7 @@ import (
 // start has to do when the runtime is there.
 func TestStartsBeforeTheRuntime(t *testing.T) { onEach(t, startsBeforeTheRuntime) }
 
-func startsBeforeTheRuntime(t stage) {
+func startsBeforeTheRuntime(t runtimeTest) {
 	b := bare(t)
 	pre := b.private("boot/pre:1", node.Image{})
 	b.imported(pre)
@@ -47,7 +47,7 @@ func startsBeforeTheRuntime(t stage) {
 // Everything on the node is killed at once, as by a power cut, while one pod runs and another pulls.
 func TestEverythingIsKilledAtOnce(t *testing.T) { onEach(t, everythingIsKilledAtOnce) }
 
-func everythingIsKilledAtOnce(t stage) {
+func everythingIsKilledAtOnce(t runtimeTest) {
 	s := begin(t)
 	app, next := s.private("cut/app:1", node.Image{}), s.private("cut/next:1", node.Image{})
 	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
@@ -61,7 +61,7 @@ func everythingIsKilledAtOnce(t stage) {
 	s.must(s.gate.Kill())
 	s.must(s.node.Containerd.Kill())
 	if o := <-pulled; o.State == node.Running {
-		t.Errorf("the kubelet was told %v of a pull that was killed", o)
+		t.Errorf("the kubelet got %v for a pull that was killed", o)
 	}
 	release()
 	s.must(s.node.Containerd.Start(t.Context()))

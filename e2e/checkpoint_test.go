@@ -19,7 +19,7 @@ func TestCheckpointImageNamesAnotherImage(t *testing.T) {
 	on(t, checkpointImageNamesAnotherImage, debian, containerd21, containerd22, containerd24)
 }
 
-func checkpointImageNamesAnotherImage(t stage) {
+func checkpointImageNamesAnotherImage(t runtimeTest) {
 	restores := t.restores()
 	s := begin(t)
 	direct := s.dial(s.node.Containerd.Endpoint())
@@ -84,7 +84,7 @@ func TestCheckpointImageWithAllowRestores(t *testing.T) {
 	on(t, checkpointImageWithAllowRestores, containerd21)
 }
 
-func checkpointImageWithAllowRestores(t stage) {
+func checkpointImageWithAllowRestores(t runtimeTest) {
 	s := begin(t, "allowRestores: true")
 	app := s.private("allowed/app:1", node.Image{})
 	owner := pod("team-a", app, node.IfNotPresent, node.Alice())
@@ -110,7 +110,7 @@ func TestCheckpointImageInShadowMode(t *testing.T) {
 	on(t, checkpointImageInShadowMode, containerd21)
 }
 
-func checkpointImageInShadowMode(t stage) {
+func checkpointImageInShadowMode(t runtimeTest) {
 	s := begin(t, "noPullImageSecretRecheck: true")
 	app := s.private("shadowed/app:1", node.Image{})
 	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)

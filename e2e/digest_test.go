@@ -15,7 +15,7 @@ func TestRuntimeThatAnswersWithARepoDigest(t *testing.T) {
 	onEach(t, runtimeThatAnswersWithARepoDigest)
 }
 
-func runtimeThatAnswersWithARepoDigest(t stage) {
+func runtimeThatAnswersWithARepoDigest(t runtimeTest) {
 	s, shim := behindShim(t, node.DigestAnswers())
 	app := s.private("digest/app:1", node.Image{})
 	alice := node.Alice()

@@ -9,11 +9,11 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// Whatever the registry answers: who has proved access starts, nobody else does, and the metrics tell
+// Whatever the registry answers: a pod that has proved access starts, no other does, and the metrics say
 // denied from unavailable.
 func TestRegistryThatFails(t *testing.T) { onEach(t, registryThatFails) }
 
-func registryThatFails(t stage) {
+func registryThatFails(t runtimeTest) {
 	type fault struct {
 		name    string
 		on, off func(*node.Registry) error
@@ -40,7 +40,7 @@ func registryThatFails(t stage) {
 	}
 	faults = append(faults, fault{name: "down", on: (*node.Registry).Down, off: (*node.Registry).Up, outcome: "unavailable"})
 	for _, f := range faults {
-		t.run(f.name, func(t stage) {
+		t.run(f.name, func(t runtimeTest) {
 			s := begin(t)
 			app := s.private("fails/app-"+f.name+":1", node.Image{})
 			s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
@@ -59,7 +59,7 @@ func TestSlowRegistryDelaysOnlyWhoHasToProve(t *testing.T) {
 	onEach(t, slowRegistryDelaysOnlyWhoHasToProve)
 }
 
-func slowRegistryDelaysOnlyWhoHasToProve(t stage) {
+func slowRegistryDelaysOnlyWhoHasToProve(t runtimeTest) {
 	s := begin(t)
 	app := s.private("slow/app:1", node.Image{})
 	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
@@ -80,7 +80,7 @@ func slowRegistryDelaysOnlyWhoHasToProve(t stage) {
 // Always asks the registry every time and sees a tag that moved; IfNotPresent keeps what it has.
 func TestMovedTag(t *testing.T) { onEach(t, movedTag) }
 
-func movedTag(t stage) {
+func movedTag(t runtimeTest) {
 	s := begin(t)
 	app := s.private("moved/app:1", node.Image{Content: "before"})
 	keeps := pod("team-a", app, node.IfNotPresent, node.Alice())
@@ -101,7 +101,7 @@ func movedTag(t stage) {
 // image on the node stands in while the registry is away.
 func TestOldKubelet(t *testing.T) { onEach(t, oldKubelet) }
 
-func oldKubelet(t stage) {
+func oldKubelet(t runtimeTest) {
 	s := begin(t, "kubeletSkipsAlwaysPrecheck: false")
 	app := s.private("old/app:1", node.Image{})
 	old := func(namespace, policy string, secrets ...node.Login) *node.Pod {
@@ -127,10 +127,10 @@ func oldKubelet(t stage) {
 	s.must(s.node.Private.Up())
 }
 
-// auto tells old kubelets from new ones by the user agent of the call.
+// auto distinguishes old kubelets from new ones by the user agent of the call.
 func TestOldKubeletIsToldByItsUserAgent(t *testing.T) { onEach(t, oldKubeletIsToldByItsUserAgent) }
 
-func oldKubeletIsToldByItsUserAgent(t stage) {
+func oldKubeletIsToldByItsUserAgent(t runtimeTest) {
 	s := begin(t)
 	app := s.private("agent/app:1", node.Image{})
 	modern := s.k
@@ -159,7 +159,7 @@ func oldKubeletIsToldByItsUserAgent(t stage) {
 // has room for inside may still be written, so it takes a few pulls until one finds none.
 func TestFullDisk(t *testing.T) { onEach(t, fullDisk) }
 
-func fullDisk(t stage) {
+func fullDisk(t runtimeTest) {
 	s := begin(t)
 	app := s.private("full/app:1", node.Image{})
 	holder := pod("team-a", app, node.IfNotPresent, node.Alice())
@@ -175,7 +175,7 @@ func fullDisk(t stage) {
 		p := pod("team-a", next, node.IfNotPresent, node.Alice())
 		o := s.k.Run(t.Context(), p)
 		switch o.State {
-		case node.Running: // its intent was written; whether its record was or not, nobody else gets in
+		case node.Running: // its intent was written; whether its record was or not, no other pod starts
 			s.run(pod("team-b", next, node.Never), next, node.NeverPulled, 0)
 		case node.RegistryNotThere:
 			refused = true
@@ -191,7 +191,7 @@ func fullDisk(t stage) {
 		t.Error("no pull was refused although the disk is full")
 	}
 	s.keep(holder, app, node.Running, 0)
-	holder.Policy = node.Always // whoever holds a grant starts, though the registry cannot be asked
+	holder.Policy = node.Always // a pod with a grant starts, though the registry cannot be asked
 	s.keep(holder, app, node.Running, -1)
 	s.run(pod("team-c", app, node.IfNotPresent, node.Alice()), app, node.Running, 0)
 	s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)

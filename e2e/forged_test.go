@@ -11,15 +11,17 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// restores reports whether the containerd restores checkpoint images without being told to. The others take one for an
+// restores reports whether the containerd restores checkpoint images without an option for it. The others take one for an
 // image like any other.
-func (t stage) restores() bool { return t.containerd == containerd21 || t.containerd == containerd22 }
+func (t runtimeTest) restores() bool {
+	return t.containerd == containerd21 || t.containerd == containerd22
+}
 
 // forges reports whether a checkpoint can give any image of the node any name. docs/design/0022 has the versions.
-func (t stage) forges() bool { return t.containerd == containerd22 }
+func (t runtimeTest) forges() bool { return t.containerd == containerd22 }
 
 // onEachRestorer runs a test on a containerd of each kind: without checkpoints, with them, with forged names, and with a switch.
-func onEachRestorer(t *testing.T, test func(stage)) {
+func onEachRestorer(t *testing.T, test func(runtimeTest)) {
 	t.Helper()
 	on(t, test, debian, containerd21, containerd22, containerd24)
 }
@@ -35,7 +37,7 @@ func (s *suite) restore(k *node.Kubelet, image node.Pushed, look func(o node.Out
 }
 
 // refused restores through pullgated, and wants that refused where containerd restores.
-func (s *suite) refused(t stage, image node.Pushed) (text string) {
+func (s *suite) refused(t runtimeTest, image node.Pushed) (text string) {
 	s.Helper()
 	s.restore(s.k, image, func(o node.Outcome) {
 		switch {
@@ -65,7 +67,7 @@ func TestCheckpointForgesTheImageOfItsContainer(t *testing.T) {
 	onEachRestorer(t, checkpointForgesTheImageOfItsContainer)
 }
 
-func checkpointForgesTheImageOfItsContainer(t stage) {
+func checkpointForgesTheImageOfItsContainer(t runtimeTest) {
 	s := begin(t, "imagePullCredentialsVerificationPolicy: AlwaysVerify")
 	direct := s.dial(s.node.Containerd.Endpoint())
 	app, own := s.private("forged/app:1", node.Image{}), s.public("forged/own:1", node.Image{})
@@ -119,7 +121,7 @@ func TestCheckpointForgesAnAllowlistedName(t *testing.T) {
 	onEachRestorer(t, checkpointForgesAnAllowlistedName)
 }
 
-func checkpointForgesAnAllowlistedName(t stage) {
+func checkpointForgesAnAllowlistedName(t runtimeTest) {
 	b := bare(t)
 	app := b.private("listed/app:1", node.Image{})
 	b.imported(app)
@@ -139,7 +141,7 @@ func TestCheckpointPlantsAnImageUnderANameOfOthers(t *testing.T) {
 	onEachRestorer(t, checkpointPlantsAnImageUnderANameOfOthers)
 }
 
-func checkpointPlantsAnImageUnderANameOfOthers(t stage) {
+func checkpointPlantsAnImageUnderANameOfOthers(t runtimeTest) {
 	s := begin(t)
 	direct := s.dial(s.node.Containerd.Endpoint())
 	app, payload := s.private("planted/app:1", node.Image{}), s.public("planted/payload:1", node.Image{Content: "payload"})
@@ -158,12 +160,12 @@ func checkpointPlantsAnImageUnderANameOfOthers(t stage) {
 	s.wantMetric(marks, "pullgate_preloaded_marks")
 }
 
-// The errors of containerd for a checkpoint tell whether another image is on the node.
+// The errors of containerd for a checkpoint say whether another image is on the node.
 func TestErrorsOfACheckpointDoNotTellWhatIsOnTheNode(t *testing.T) {
 	onEachRestorer(t, errorsOfACheckpointDoNotTellWhatIsOnTheNode)
 }
 
-func errorsOfACheckpointDoNotTellWhatIsOnTheNode(t stage) {
+func errorsOfACheckpointDoNotTellWhatIsOnTheNode(t runtimeTest) {
 	s := begin(t)
 	direct := s.dial(s.node.Containerd.Endpoint())
 	app := s.private("told/app:1", node.Image{})
@@ -184,7 +186,7 @@ func errorsOfACheckpointDoNotTellWhatIsOnTheNode(t stage) {
 		}
 	}
 	if present, missing := s.refused(t, here), s.refused(t, gone); present != missing {
-		t.Errorf("an image that is there and one that is not are told apart:\n%s\n%s", present, missing)
+		t.Errorf("the answers for a present and for an absent image differ:\n%s\n%s", present, missing)
 	}
 	s.must(s.k.Remove(t.Context(), owner))
 }

@@ -39,10 +39,10 @@ func (s *suite) end(c *node.Calls) {
 	}
 }
 
-// Kubelets that call all the time see no failed call, and nobody who was granted an image has to pull it again.
+// Kubelets that call all the time see no failed call, and no pod that was granted an image has to pull it again.
 func TestRestartsFailNoCall(t *testing.T) { onEach(t, restartsFailNoCall) }
 
-func restartsFailNoCall(t stage) {
+func restartsFailNoCall(t runtimeTest) {
 	s := begin(t)
 	s.keepSocket()
 	app := s.private("handover/app:1", node.Image{})
@@ -72,10 +72,10 @@ func restartsFailNoCall(t stage) {
 		_, err = k.Runtime.Version(ctx, "")
 		return err
 	})
-	lives := 0
+	started := 0
 	c.Live("a pod's life", func(ctx context.Context) error {
-		lives++
-		p := pod(fmt.Sprintf("team-c%d", lives), app, node.IfNotPresent, node.Alice())
+		started++
+		p := pod(fmt.Sprintf("team-c%d", started), app, node.IfNotPresent, node.Alice())
 		if o := s.k.Run(ctx, p); o.State != node.Running {
 			return errors.New(o.String())
 		}
@@ -88,15 +88,15 @@ func restartsFailNoCall(t stage) {
 		c.Await(20)
 	}
 	s.end(c)
-	t.Logf("in %d restarts, with %d pods that lived through them", handovers, lives)
+	t.Logf("in %d restarts, with %d pods that started during them", handovers, started)
 	s.must(s.k.Remove(t.Context(), owner))
 }
 
-// A restart while a pull takes longer than it is drained: until then everybody is served, the pull and the stream end as the CRI
+// A restart while a pull takes longer than it is drained: until then every client is served, the pull and the stream end as the CRI
 // says, its intent stays, and the kubelet's next try succeeds.
 func TestRestartDuringALongPullAndAStream(t *testing.T) { on(t, restartDuringALongPull, containerd24) }
 
-func restartDuringALongPull(t stage) {
+func restartDuringALongPull(t runtimeTest) {
 	s := begin(t)
 	s.keepSocket()
 	app := s.private("handover/long:1", node.Image{})

@@ -15,7 +15,7 @@ import (
 // and the answers are the same whether one image, several or none have the prefix.
 func TestNamesThatAreImageIDs(t *testing.T) { onEach(t, namesThatAreImageIDs) }
 
-func namesThatAreImageIDs(t stage) {
+func namesThatAreImageIDs(t runtimeTest) {
 	s := begin(t)
 	direct := s.dial(s.node.Containerd.Endpoint())
 
@@ -62,7 +62,7 @@ func namesThatAreImageIDs(t stage) {
 			if o := s.k.Start(t.Context(), p); o.State != want {
 				t.Errorf("%s of %s = %v; want %s", policy, name, o, want)
 			}
-			// Past the pre-check, as if the kubelet had been told otherwise.
+			// Past the pre-check, as if its answer had been another.
 			o := s.k.Create(t.Context(), p, node.Outcome{ImageID: full})
 			if !strings.Contains(o.Text, "PermissionDenied") && o.State != node.InspectFailed {
 				t.Errorf("container on %s = %v; want PermissionDenied", name, o)

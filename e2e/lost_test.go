@@ -23,7 +23,7 @@ func TestLostAnswersLeaveAnImageThatNeedsProof(t *testing.T) {
 	onEach(t, lostAnswersLeaveAnImageThatNeedsProof)
 }
 
-func lostAnswersLeaveAnImageThatNeedsProof(t stage) {
+func lostAnswersLeaveAnImageThatNeedsProof(t runtimeTest) {
 	s := begin(t)
 	app := s.private("lost/app:1", node.Image{})
 	thief := pod("team-b", app, node.Never)
@@ -133,9 +133,9 @@ func (s *suite) removeQuietly(name string) {
 // after the restart, the image needs proof.
 func TestKilledInTheMiddleOfAPull(t *testing.T) { onEach(t, killedInTheMiddleOfAPull) }
 
-func killedInTheMiddleOfAPull(t stage) {
+func killedInTheMiddleOfAPull(t runtimeTest) {
 	for _, when := range []string{"before", "after"} {
-		t.run("released "+when+" the restart", func(t stage) {
+		t.run("released "+when+" the restart", func(t runtimeTest) {
 			s := begin(t)
 			app := s.private("killed/app-"+when+":1", node.Image{})
 			owner := pod("team-a", app, node.IfNotPresent, node.Alice())
@@ -147,7 +147,7 @@ func killedInTheMiddleOfAPull(t stage) {
 			<-asked
 			s.must(s.gate.Kill())
 			if o := <-pulled; o.State == node.Running {
-				t.Errorf("the kubelet was told %v of a pull that was killed", o)
+				t.Errorf("the kubelet got %v for a pull that was killed", o)
 			}
 			if when == "before" {
 				release()

@@ -69,30 +69,30 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// A stage is a test on one containerd.
-type stage struct {
+// A runtimeTest is a test on one containerd.
+type runtimeTest struct {
 	*testing.T
 	containerd string
 }
 
 // on runs a test on each of some containerds.
-func on(t *testing.T, test func(stage), containerds ...string) {
+func on(t *testing.T, test func(runtimeTest), containerds ...string) {
 	t.Helper()
 	for _, c := range containerds {
-		t.Run(c, func(t *testing.T) { test(stage{T: t, containerd: c}) })
+		t.Run(c, func(t *testing.T) { test(runtimeTest{T: t, containerd: c}) })
 	}
 }
 
 // onEach runs a test on the oldest containerd there is and on the newest.
-func onEach(t *testing.T, test func(stage)) {
+func onEach(t *testing.T, test func(runtimeTest)) {
 	t.Helper()
 	on(t, test, debian, containerd24)
 }
 
 // run runs a part of the test.
-func (t stage) run(name string, test func(stage)) {
+func (t runtimeTest) run(name string, test func(runtimeTest)) {
 	t.Helper()
-	t.Run(name, func(sub *testing.T) { test(stage{T: sub, containerd: t.containerd}) })
+	t.Run(name, func(sub *testing.T) { test(runtimeTest{T: sub, containerd: t.containerd}) })
 }
 
 // A suite is what one test stands on.
@@ -104,7 +104,7 @@ type suite struct {
 }
 
 // begin starts a pullgated with the settings, and a kubelet's client before it.
-func begin(t stage, settings ...string) *suite {
+func begin(t runtimeTest, settings ...string) *suite {
 	t.Helper()
 	s := bare(t)
 	s.protect(s.node.Containerd.Endpoint(), settings...)
@@ -112,7 +112,7 @@ func begin(t stage, settings ...string) *suite {
 }
 
 // behindShim is begin with a shim between pullgated and containerd; it returns the shim's endpoint as well.
-func behindShim(t stage, rewrites node.Rewrites, settings ...string) (s *suite, endpoint string) {
+func behindShim(t runtimeTest, rewrites node.Rewrites, settings ...string) (s *suite, endpoint string) {
 	t.Helper()
 	s = bare(t)
 	dir, err := os.MkdirTemp("", "shim") // a socket's path must be short
@@ -148,7 +148,7 @@ func (s *suite) protect(runtime string, settings ...string) {
 }
 
 // bare has no pullgated yet.
-func bare(t stage) *suite {
+func bare(t runtimeTest) *suite {
 	t.Helper()
 	n, err := startNode(t.containerd)
 	if err != nil {
@@ -191,7 +191,7 @@ func (s *suite) private(name string, i node.Image) node.Pushed {
 	return p
 }
 
-// public pushes an image that everybody may pull.
+// public pushes an image that needs no credential.
 func (s *suite) public(name string, i node.Image) node.Pushed {
 	s.Helper()
 	if i.Content == "" {

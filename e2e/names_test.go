@@ -11,7 +11,7 @@ import (
 // image needs no other, and opens nothing to anybody else.
 func TestNamesOfOneRepository(t *testing.T) { onEach(t, namesOfOneRepository) }
 
-func namesOfOneRepository(t stage) {
+func namesOfOneRepository(t runtimeTest) {
 	s, alice := begin(t), node.Alice()
 	app := s.private("names/app:1", node.Image{})
 	named := func(suffix string) node.Pushed {
@@ -27,7 +27,7 @@ func namesOfOneRepository(t stage) {
 		s.run(pod("team-b", name, node.IfNotPresent), name, node.PullFailed, 2)
 	}
 
-	// Another tag of the same image is not on the node under that name yet: everybody asks the
+	// Another tag of the same image is not on the node under that name yet: every pod asks the
 	// registry, and who has done so once has proved nothing new.
 	s.must(app.Push(t.Context(), named(":2").Name, &alice))
 	s.run(pod("team-b", named(":2"), node.IfNotPresent), app, node.PullFailed, 1)

@@ -19,7 +19,7 @@ func (s *suite) imported(p node.Pushed) {
 // What is on the node before the first start of pullgated is preloaded, as far as the policy says so.
 func TestPreloadedImages(t *testing.T) { onEach(t, preloadedImages) }
 
-func preloadedImages(t stage) {
+func preloadedImages(t runtimeTest) {
 	b := bare(t)
 	app, listed := b.private("preloaded/app:1", node.Image{}), b.private("preloaded/listed/app:1", node.Image{})
 	b.imported(app)
@@ -38,7 +38,7 @@ func preloadedImages(t stage) {
 		{"shadow", []string{"imagePullCredentialsVerificationPolicy: AlwaysVerify", "noPullImageSecretRecheck: true"}, node.Running, node.Running},
 		{"exempt namespace", []string{"imagePullCredentialsVerificationPolicy: AlwaysVerify", "exempt: {namespaces: [team-b]}"}, node.Running, node.Running},
 	} {
-		t.run(tc.name, func(t stage) {
+		t.run(tc.name, func(t runtimeTest) {
 			s := begin(t, tc.settings...)
 			s.run(pod("team-b", app, node.Never), app, tc.app, 0)
 			s.run(pod("team-b", listed, node.Never), listed, tc.listed, 0)
@@ -55,7 +55,7 @@ func TestPreloadedContentUnderATenantsName(t *testing.T) {
 	onEach(t, preloadedContentUnderATenantsName)
 }
 
-func preloadedContentUnderATenantsName(t stage) {
+func preloadedContentUnderATenantsName(t runtimeTest) {
 	b := bare(t)
 	app := b.private("content/app:1", node.Image{Content: "the same content"})
 	b.imported(app)
@@ -72,10 +72,10 @@ func preloadedContentUnderATenantsName(t stage) {
 	s.run(pod("team-b", app, node.IfNotPresent), app, node.Running, 0)
 }
 
-// A name that turns up on an image which somebody had to prove is not taken for preloaded.
+// A name that turns up on an image that needed a proof is not marked preloaded.
 func TestNewNameOnAProvedImage(t *testing.T) { onEach(t, newNameOnAProvedImage) }
 
-func newNameOnAProvedImage(t stage) {
+func newNameOnAProvedImage(t runtimeTest) {
 	s := begin(t)
 	app := s.private("renamed/app:1", node.Image{})
 	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
@@ -96,7 +96,7 @@ func newNameOnAProvedImage(t stage) {
 // was there at the very first start is preloaded either way.
 func TestUntrackedImages(t *testing.T) { onEach(t, untrackedImages) }
 
-func untrackedImages(t stage) {
+func untrackedImages(t runtimeTest) {
 	b := bare(t)
 	before := b.private("untracked/before:1", node.Image{})
 	b.imported(before)
@@ -113,7 +113,7 @@ func untrackedImages(t stage) {
 // Image garbage collection takes the records of an image with it and leaves the others.
 func TestRemovedImageNeedsProofAgain(t *testing.T) { onEach(t, removedImageNeedsProofAgain) }
 
-func removedImageNeedsProofAgain(t stage) {
+func removedImageNeedsProofAgain(t runtimeTest) {
 	s := begin(t)
 	app, stays := s.private("removed/app:1", node.Image{}), s.private("removed/stays:1", node.Image{})
 	for _, i := range []node.Pushed{app, stays} {
@@ -131,7 +131,7 @@ func removedImageNeedsProofAgain(t stage) {
 // restart without a registry, and nothing is opened.
 func TestRestarts(t *testing.T) { onEach(t, restarts) }
 
-func restarts(t stage) {
+func restarts(t runtimeTest) {
 	s := begin(t)
 	app := s.private("restarts/app:1", node.Image{})
 	runs := pod("team-a", app, node.IfNotPresent, node.Alice())
@@ -140,7 +140,7 @@ func restarts(t stage) {
 		t.Helper()
 		t.Log("after:", what)
 		s.must(s.node.Private.Down())
-		// Never sends no credential: the pod lives on what it has been granted.
+		// Never sends no credential: the pod uses what it has been granted.
 		runs.Policy = node.Never
 		s.keep(runs, app, node.Running, 0)
 		runs.Policy = node.IfNotPresent
@@ -167,8 +167,8 @@ func restarts(t stage) {
 	s.back(2 * time.Second)
 	check("a restart of containerd")
 
-	// A kubelet that restarts gives every pod a new config.seen, which no sandbox carries: nobody is
-	// known by it, and nobody is let in for that.
+	// A kubelet that restarts gives every pod a new config.seen, which no sandbox carries: no pod is
+	// known by it, and none starts because of that.
 	thief := pod("team-b", app, node.Never)
 	s.must(s.k.Sandbox(t.Context(), thief))
 	thief.Seen()
@@ -188,7 +188,7 @@ func restarts(t stage) {
 // goes on so while the registry is away.
 func TestContainerThatEndsIsRestarted(t *testing.T) { onEach(t, containerThatEndsIsRestarted) }
 
-func containerThatEndsIsRestarted(t stage) {
+func containerThatEndsIsRestarted(t runtimeTest) {
 	s := begin(t)
 	app := s.private("ends/app:1", node.Image{})
 	p := pod("team-a", app, node.IfNotPresent, node.Alice())
@@ -226,7 +226,7 @@ func (s *suite) back(limit time.Duration) {
 // preloaded until the operator says so.
 func TestLostStoreOpensNothing(t *testing.T) { onEach(t, lostStoreOpensNothing) }
 
-func lostStoreOpensNothing(t stage) {
+func lostStoreOpensNothing(t runtimeTest) {
 	b := bare(t)
 	pre := b.private("distrust/pre:1", node.Image{})
 	b.imported(pre)
@@ -260,7 +260,7 @@ func lostStoreOpensNothing(t stage) {
 // The shadow mode enforces nothing, records everything and counts what enforcing would have cost.
 func TestShadowMode(t *testing.T) { onEach(t, shadowMode) }
 
-func shadowMode(t stage) {
+func shadowMode(t runtimeTest) {
 	s := begin(t, "noPullImageSecretRecheck: true")
 	app := s.private("shadow/app:1", node.Image{})
 	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)

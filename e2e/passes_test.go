@@ -16,7 +16,7 @@ import (
 // What an operator pulls by hand, without a pod, is recorded like any other pull.
 func TestPullsWithoutAPod(t *testing.T) { onEach(t, pullsWithoutAPod) }
 
-func pullsWithoutAPod(t stage) {
+func pullsWithoutAPod(t runtimeTest) {
 	s := begin(t)
 	app, open := s.private("operator/app:1", node.Image{}), s.public("operator/open:1", node.Image{})
 	alice, mallory := node.Alice(), node.Mallory()
@@ -44,7 +44,7 @@ func pullsWithoutAPod(t stage) {
 // What is not judged is answered as the runtime answers it, also for an image that is hidden.
 func TestOtherCallsPassUnaltered(t *testing.T) { onEach(t, otherCallsPassUnaltered) }
 
-func otherCallsPassUnaltered(t stage) {
+func otherCallsPassUnaltered(t runtimeTest) {
 	s := begin(t)
 	direct := s.dial(s.node.Containerd.Endpoint())
 	app := s.private("passes/app:1", node.Image{User: "4711"})

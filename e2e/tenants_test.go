@@ -14,7 +14,7 @@ func TestUnprotectedRuntimeRunsAnybodysImage(t *testing.T) {
 	onEach(t, unprotectedRuntimeRunsAnybodysImage)
 }
 
-func unprotectedRuntimeRunsAnybodysImage(t stage) {
+func unprotectedRuntimeRunsAnybodysImage(t runtimeTest) {
 	s := bare(t)
 	s.k = s.dial(s.node.Containerd.Endpoint())
 	app := s.private("control/app:1", node.Image{})
@@ -26,7 +26,7 @@ func unprotectedRuntimeRunsAnybodysImage(t stage) {
 
 func TestTenants(t *testing.T) { onEach(t, tenants) }
 
-func tenants(t stage) {
+func tenants(t runtimeTest) {
 	s := begin(t)
 	app := s.private("tenants/app:1", node.Image{})
 	other := s.private("tenants/other:1", node.Image{})
@@ -74,7 +74,7 @@ func TestPublicImageIsOpenAfterAnAnonymousPull(t *testing.T) {
 	onEach(t, publicImageIsOpenAfterAnAnonymousPull)
 }
 
-func publicImageIsOpenAfterAnAnonymousPull(t stage) {
+func publicImageIsOpenAfterAnAnonymousPull(t runtimeTest) {
 	s := begin(t)
 	app := s.public("open/app:1", node.Image{})
 	s.run(pod("team-a", app, node.IfNotPresent), app, node.Running, -1)
@@ -93,7 +93,7 @@ func TestConcurrentPullsOfGoodAndBadCredentials(t *testing.T) {
 	onEach(t, concurrentPullsOfGoodAndBadCredentials)
 }
 
-func concurrentPullsOfGoodAndBadCredentials(t stage) {
+func concurrentPullsOfGoodAndBadCredentials(t runtimeTest) {
 	s := begin(t)
 	app := s.private("concurrent/app:1", node.Image{})
 	for round := range 15 {
@@ -123,7 +123,7 @@ func concurrentPullsOfGoodAndBadCredentials(t stage) {
 // "absent" the container would silently run as root.
 func TestContainersRunAsTheUserOfTheImage(t *testing.T) { onEach(t, containersRunAsTheUserOfTheImage) }
 
-func containersRunAsTheUserOfTheImage(t stage) {
+func containersRunAsTheUserOfTheImage(t runtimeTest) {
 	s := begin(t)
 	for user, uid := range map[string]string{"4711": "4711", "app": "4711", "": "0"} {
 		app := s.private("user/app-"+user+"x:1", node.Image{User: user})

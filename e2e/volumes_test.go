@@ -11,7 +11,7 @@ import (
 // container that mounts it.
 func TestImageVolumes(t *testing.T) { on(t, imageVolumes, containerd24) }
 
-func imageVolumes(t stage) {
+func imageVolumes(t runtimeTest) {
 	s := begin(t)
 	app := s.public("volumes/app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /volume0/content; exec sleep 3600"}})
 	data := s.private("volumes/data:1", node.Image{Content: "the data of team A"})
@@ -43,7 +43,7 @@ func imageVolumes(t stage) {
 	s.run(mounts("team-b", node.IfNotPresent), data, node.PullFailed, 1)
 	s.run(mounts("team-b", node.IfNotPresent, node.Mallory()), data, node.PullFailed, -1)
 
-	// Past the pre-check of the volume, as if the kubelet had been told otherwise.
+	// Past the pre-check of the volume, as if its answer had been another.
 	past := mounts("team-b", node.IfNotPresent)
 	s.must(s.k.Sandbox(t.Context(), past))
 	o := s.k.EnsureImage(t.Context(), past)

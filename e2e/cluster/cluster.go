@@ -26,7 +26,7 @@ import (
 )
 
 // A Cluster is an etcd and an API server that knows an administrator and some nodes by their tokens, and
-// whoever has a certificate.
+// every holder of a certificate.
 type Cluster struct {
 	// Client is the administrator's.
 	Client kubernetes.Interface
@@ -68,7 +68,7 @@ func Start(ctx context.Context, dir, version string, nodes ...string) (c *Cluste
 
 // LetNodesReadSecrets gives nodes what the Node authorizer gives them a moment late: it knows which
 // Secrets a pod names some time after the kubelet knows the pod, and a kubelet that is quicker pulls
-// without. With that each story of a kubelet would begin with a throw of dice.
+// without. With that each scenario of a kubelet would begin at random.
 func (c *Cluster) LetNodesReadSecrets(ctx context.Context) error {
 	rbac := c.Client.RbacV1()
 	name := metav1.ObjectMeta{Name: "nodes-read-secrets"}
@@ -186,7 +186,7 @@ func answers(url string) func() error {
 	}
 }
 
-// freePorts returns some ports of the loopback address that nobody listens on at the moment.
+// freePorts returns some ports of the loopback address that no process listens on at the moment.
 func freePorts(n int) ([]int, error) {
 	var ports []int
 	for len(ports) < n {

@@ -9,7 +9,7 @@ import (
 	"net/http"
 )
 
-// LosePod deletes a pod in etcd and compacts it, so that nobody can be told of it but by a new list. The
+// LosePod deletes a pod in etcd and compacts it, so that only a new list shows that it is gone. The
 // API server has to be stopped.
 func (c *Cluster) LosePod(ctx context.Context, namespace, name string) error {
 	var gone struct {

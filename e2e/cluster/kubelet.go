@@ -163,7 +163,7 @@ func (k *Kubelet) RemoveManifest(name string) error {
 	return os.Remove(k.path("manifests", name+".yaml"))
 }
 
-// Output returns what a container of a pod has printed in all its lives.
+// Output returns what a container of a pod has printed over all its restarts.
 func (k *Kubelet) Output(namespace, pod, uid, container string) (string, error) {
 	files, err := filepath.Glob(k.path("pods", namespace+"_"+pod+"_"+uid, container, "*.log"))
 	if err != nil {

@@ -1,6 +1,6 @@
 // Command demo shows on a real containerd, a real registry and real containers what pullgate is for:
 // first what goes wrong without it, then the same with it. It ends with a table, and with exit code 1
-// if a step did not come out as told.
+// if a step did not end as expected.
 package main
 
 import (
@@ -27,8 +27,8 @@ func main() {
 	}
 }
 
-// A story is the demo as it goes on.
-type story struct {
+// A demo is one run of the program.
+type demo struct {
 	node    *node.Node
 	gate    *node.Pullgated
 	app     node.Pushed
@@ -47,7 +47,7 @@ func run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	s := &story{node: n}
+	s := &demo{node: n}
 	defer func() {
 		fmt.Println("\nCleaning up …")
 		if s.kubelet != nil {
@@ -59,24 +59,24 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 	fmt.Printf("Team A has pushed %s; the registry asks for a credential.\n", s.app.Name)
-	for _, tell := range []func(context.Context) error{s.unprotected, s.protected, s.outage, s.crash, s.shadow} {
-		if err := tell(ctx); err != nil {
+	for _, part := range []func(context.Context) error{s.unprotected, s.protected, s.outage, s.crash, s.shadow} {
+		if err := part(ctx); err != nil {
 			return err
 		}
 	}
 	s.table(time.Since(began))
 	if s.failed > 0 {
-		return fmt.Errorf("%d steps did not come out as told", s.failed)
+		return fmt.Errorf("%d steps did not end as expected", s.failed)
 	}
 	return nil
 }
 
-func (s *story) pod(namespace, name, policy string, secrets ...node.Login) *node.Pod {
+func (s *demo) pod(namespace, name, policy string, secrets ...node.Login) *node.Pod {
 	return &node.Pod{Namespace: namespace, Name: name, Image: s.app.Name, Policy: policy, Secrets: secrets}
 }
 
 // dial points the kubelet's client at an endpoint.
-func (s *story) dial(ctx context.Context, endpoint string) error {
+func (s *demo) dial(ctx context.Context, endpoint string) error {
 	k, err := node.NewKubelet(ctx, endpoint)
 	if err != nil {
 		return err
@@ -88,7 +88,7 @@ func (s *story) dial(ctx context.Context, endpoint string) error {
 	return nil
 }
 
-func (s *story) unprotected(ctx context.Context) error {
+func (s *demo) unprotected(ctx context.Context) error {
 	chapter("1. Without pullgate: the kubelet talks to containerd")
 	if err := s.dial(ctx, s.node.Containerd.Endpoint()); err != nil {
 		return err
@@ -100,7 +100,7 @@ func (s *story) unprotected(ctx context.Context) error {
 	return s.kubelet.RemoveImage(ctx, s.app.Name) // the next chapter begins without it
 }
 
-func (s *story) protected(ctx context.Context) (err error) {
+func (s *demo) protected(ctx context.Context) (err error) {
 	chapter("2. With pullgate between them")
 	if s.gate, err = s.node.Protect(ctx); err != nil {
 		return err
@@ -116,7 +116,7 @@ func (s *story) protected(ctx context.Context) (err error) {
 	return nil
 }
 
-func (s *story) outage(ctx context.Context) error {
+func (s *demo) outage(ctx context.Context) error {
 	chapter("3. The registry is stopped")
 	if err := s.node.Private.Down(); err != nil {
 		return err
@@ -127,7 +127,7 @@ func (s *story) outage(ctx context.Context) error {
 	return s.node.Private.Up()
 }
 
-func (s *story) crash(ctx context.Context) (err error) {
+func (s *demo) crash(ctx context.Context) (err error) {
 	chapter("4. pullgated is killed in the middle of a pull")
 	if s.app, err = s.node.PushPrivate(ctx, "team-a/app:2", node.Image{Content: "the next program of team A"}); err != nil {
 		return err
@@ -170,7 +170,7 @@ func (s *story) crash(ctx context.Context) (err error) {
 
 // complete has containerd complete the pull that pullgated is not there to see the end of. Whether
 // containerd does so by itself is a matter of milliseconds, so it is asked to.
-func (s *story) complete(ctx context.Context, owner *node.Pod) error {
+func (s *demo) complete(ctx context.Context, owner *node.Pod) error {
 	direct, err := node.NewKubelet(ctx, s.node.Containerd.Endpoint())
 	if err != nil {
 		return err
@@ -181,7 +181,7 @@ func (s *story) complete(ctx context.Context, owner *node.Pod) error {
 	return nil
 }
 
-func (s *story) shadow(ctx context.Context) error {
+func (s *demo) shadow(ctx context.Context) error {
 	chapter("5. noPullImageSecretRecheck: true, the shadow mode")
 	if err := s.gate.Restart(ctx, "noPullImageSecretRecheck: true"); err != nil {
 		return err

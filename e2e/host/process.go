@@ -167,7 +167,7 @@ func Run(ctx context.Context, program string, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// FreePort returns a port of the loopback address that nobody listens on at the moment.
+// FreePort returns a port of the loopback address that no process listens on at the moment.
 func FreePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/host"
 )
 
-// A part that does not come up says why in its last lines, which is what somebody sees who runs the
+// A part that does not come up says why in its last lines, which is what a developer sees who runs the
 // suite on a machine where something is missing.
 func TestStartThatFailsShowsTheLastLines(t *testing.T) {
 	never := func() error { return errors.New("not there yet") }

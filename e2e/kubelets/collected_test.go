@@ -13,9 +13,9 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// The kubelet removes images that nobody uses when space for images gets short. With an image its
+// The kubelet removes images that no pod uses when space for images gets short. With an image its
 // records go, so that it needs proof once it is back; those of others stay.
-func collected(s *story) {
+func collected(s *scenario) {
 	const size = 32 << 20
 	noise := make([]byte, size/2)
 	rng := rand.NewChaCha8([32]byte{1})
@@ -25,10 +25,10 @@ func collected(s *story) {
 	app, stays := s.push(s.Private, "app:1", node.Image{Files: map[string]string{"big": big.String()}}), s.private("stays:1")
 	a, d := with(node.Alice()), with(node.Dora())
 	critical := func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-node-critical" } // which is never evicted
-	s.keep(step{who: "A, with its secret", pod: pod{team: "a", image: stays, secrets: a, change: critical}, want: running, asks: downloads})
-	s.tell(
-		step{who: "A, with its secret", pod: pod{team: "a", image: app, secrets: a}, want: running, asks: downloads},
-		step{who: "D proves itself", pod: pod{team: "d", image: app, secrets: d}, want: running, asks: manifest},
+	s.keep(step{name: "A, with its secret", pod: pod{team: "a", image: stays, secrets: a, change: critical}, want: running, requests: downloads})
+	s.runSteps(
+		step{name: "A, with its secret", pod: pod{team: "a", image: app, secrets: a}, want: running, requests: downloads},
+		step{name: "D proves itself", pod: pod{team: "d", image: app, secrets: d}, want: running, requests: manifest},
 	)
 	free, err := s.Containerd.Free()
 	s.must(err)
@@ -52,11 +52,11 @@ func collected(s *story) {
 	}
 	s.must(s.restartKubelet(s.Context(), quick()))
 
-	s.tell(
-		step{who: "C on the image that stayed", pod: pod{team: "c", image: stays, secrets: a}, want: running, asks: s.recheck()},
-		step{who: "B on the image that stayed", pod: pod{team: "b", image: stays}, want: pullFailed, asks: refusals, says: denied},
-		step{who: "A on the image that went", pod: pod{team: "a", image: app, secrets: a}, want: running, asks: downloads},
-		step{who: "B on the image that came back", pod: pod{team: "b", image: app}, want: pullFailed, asks: refusals, says: denied},
-		step{who: "D, proved before, has to prove itself again", pod: pod{team: "d", image: app, secrets: d}, want: running, asks: manifest},
+	s.runSteps(
+		step{name: "C on the image that stayed", pod: pod{team: "c", image: stays, secrets: a}, want: running, requests: s.recheck()},
+		step{name: "B on the image that stayed", pod: pod{team: "b", image: stays}, want: pullFailed, requests: refusals, message: denied},
+		step{name: "A on the image that went", pod: pod{team: "a", image: app, secrets: a}, want: running, requests: downloads},
+		step{name: "B on the image that came back", pod: pod{team: "b", image: app}, want: pullFailed, requests: refusals, message: denied},
+		step{name: "D, proved before, has to prove itself again", pod: pod{team: "d", image: app, secrets: d}, want: running, requests: manifest},
 	)
 }

@@ -1,5 +1,4 @@
-// Package kubelets_test tells stories of tenants on nodes that run real kubelets before pullgated,
-// before a real containerd. Pods come through a real API server; what becomes of them is read from
+// Package kubelets_test runs scenarios of tenants on nodes with real kubelets, in front of pullgated and a real containerd. Pods come through a real API server; what becomes of them is read from
 // their status and events, from containerd and from the registry's access log.
 package kubelets_test
 
@@ -44,10 +43,10 @@ func TestNode(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t, k.kubelet, k.runtime)
 			if k.runtime == asCRIO {
-				lifeAsCRIO(t, m)
+				testNodeAsCRIO(t, m)
 				return
 			}
-			life(t, m)
+			testNode(t, m)
 		})
 	}
 	if chosen == 0 {
@@ -60,57 +59,57 @@ func whole(pattern string) *regexp.Regexp {
 	return regexp.MustCompile("^(?:" + cmp.Or(pattern, ".*") + ")$")
 }
 
-// A tale is a story and how it is called.
-type tale struct {
-	name  string
-	story func(*story)
+// A testCase is a scenario under its name.
+type testCase struct {
+	name string
+	run  func(*scenario)
 }
 
-// life is the life of one node.
-func life(t *testing.T, m *machine) {
+// testNode runs the scenarios of one node: without pullgate, with it, and on mainNode with the pod source.
+func testNode(t *testing.T, m *machine) {
 	t.Helper()
 	// At first nothing protects it.
 	must(t, m.unprotected(t.Context()))
 	if !t.Run("hole", func(t *testing.T) { m.begin(t, "hole", hole) }) {
 		t.Fatal("without the hole the rest proves nothing")
 	}
-	if m.leads() {
-		m.tell(t, tale{"crowd-unprotected", crowdUnprotected})
+	if m.firstOfKubelet() {
+		m.run(t, testCase{"crowd-unprotected", crowdUnprotected})
 	}
 
 	// Then pullgate is installed, beside images that are on the node by then.
 	if !t.Run("installed", func(t *testing.T) { m.begin(t, "installed", installed) }) {
 		t.Fatal("without pullgated before the kubelet the rest is not protected")
 	}
-	m.tell(t, tale{"preloaded", preloaded})
+	m.run(t, testCase{"preloaded", preloaded})
 
-	m.tellAtOnce(t, "together", m.together())
+	m.runParallel(t, "together", m.together())
 	// These do something to the whole node.
-	if m.leads() {
-		m.tell(t, tale{"crowd", crowdProtected})
+	if m.firstOfKubelet() {
+		m.run(t, testCase{"crowd", crowdProtected})
 	}
 	if m.expires() {
-		m.tell(t, tale{"expiry", expiry})
+		m.run(t, testCase{"expiry", expiry})
 	}
-	m.tell(t, tale{"policies", policies})
-	if m.leads() || everyPair() {
-		m.tellAll(
+	m.run(t, testCase{"policies", policies})
+	if m.firstOfKubelet() || everyPair() {
+		m.runAll(
 			t,
-			tale{"restarts", restarts},
-			tale{"kills", kills},
-			tale{"static", static},
-			tale{"node-credentials", nodeCredentials},
+			testCase{"restarts", restarts},
+			testCase{"kills", kills},
+			testCase{"static", static},
+			testCase{"node-credentials", nodeCredentials},
 		)
 	}
-	if m.leads() {
-		m.askTheAPI(t)
+	if m.firstOfKubelet() {
+		m.withPodSource(t)
 	}
 	if m.expires() {
-		m.tell(t, tale{"expiry-source", expiry})
+		m.run(t, testCase{"expiry-source", expiry})
 	}
-	m.tell(t, tale{"collected", collected}) // takes what is preloaded with it
-	if m.told == 0 {
-		t.Errorf("SCENARIO=%s is the name of no story on this node", m.wanted)
+	m.run(t, testCase{"collected", collected}) // takes what is preloaded with it
+	if m.ran == 0 {
+		t.Errorf("SCENARIO=%s matches no scenario on this node", m.wanted)
 	}
 	leaks, err := node.Leaks(m.gate.Dir(), m.page())
 	must(t, err)
@@ -119,18 +118,18 @@ func life(t *testing.T, m *machine) {
 	}
 }
 
-// leads is whether the node is the one of its kubelet that tells also what is a matter of the kubelet alone: crowds,
-// and all that has to do with the pod source, which judges before any runtime is asked.
-func (m *machine) leads() bool {
+// firstOfKubelet reports whether the node is the one of its kubelet version that also runs what depends on the kubelet alone: many pods
+// at once, and the pod source, which judges before any runtime is asked.
+func (m *machine) firstOfKubelet() bool {
 	if m.cluster.Release() == kubelet134 {
 		return m.runtime == containerd16
 	}
 	return m.runtime == containerd24
 }
 
-// lifeAsCRIO is the life of the node whose runtime answers as CRI-O does: first with a repo digest to each pull, then, with the
+// testNodeAsCRIO runs the scenarios of the node whose runtime answers as CRI-O does: first with a repo digest to each pull, then, with the
 // pod source, with an image ID.
-func lifeAsCRIO(t *testing.T, m *machine) {
+func testNodeAsCRIO(t *testing.T, m *machine) {
 	t.Helper()
 	must(t, m.unprotected(t.Context()))
 	if !t.Run("hole", func(t *testing.T) { m.begin(t, "hole", hole) }) {
@@ -139,62 +138,61 @@ func lifeAsCRIO(t *testing.T, m *machine) {
 	if !t.Run("installed", func(t *testing.T) { m.begin(t, "installed", installed) }) {
 		t.Fatal("without pullgated before the kubelet the rest is not protected")
 	}
-	m.tell(t, tale{"preloaded", preloaded})
-	m.tellAtOnce(t, "together", m.together())
+	m.run(t, testCase{"preloaded", preloaded})
+	m.runParallel(t, "together", m.together())
 	m.crio.PullAnswersID.Store(true)
 	if !t.Run("sourced", func(t *testing.T) { m.begin(t, "sourced", sourced) }) {
 		t.Fatal("without the pod source the rest is the same again")
 	}
-	m.tell(t, tale{"tenants-source", tenants})
+	m.run(t, testCase{"tenants-source", tenants})
 }
 
 // everyPair reports whether every pair of kubelet and containerd runs all of its tests. Otherwise restarts, kills, static pods
-// and node credentials run on the node of each kubelet that leads; these nodes have both containerds among them.
+// and node credentials run on the first node of each kubelet; these nodes have both containerds among them.
 func everyPair() bool { return os.Getenv("EVERY_PAIR") != "" }
 
-// expires is whether the node tells the story of proofs that expire, on which it waits long: one does.
-func (m *machine) expires() bool { return m.leads() && m.cluster.Release() == kubelet134 }
+// expires reports whether the scenario of proofs that expire runs on the node: it waits long, so it runs on one.
+func (m *machine) expires() bool { return m.firstOfKubelet() && m.cluster.Release() == kubelet134 }
 
-// askTheAPI is the life of a node from the time on when pullgated asks the API server too: the same stories again,
-// and those that need it.
-func (m *machine) askTheAPI(t *testing.T) {
+// withPodSource switches the pod source on and runs the test cases again, and those that need it.
+func (m *machine) withPodSource(t *testing.T) {
 	t.Helper()
 	if !t.Run("sourced", func(t *testing.T) { m.begin(t, "sourced", sourced) }) {
 		t.Fatal("without the pod source the rest is the same again")
 	}
-	again := append(m.together(), tale{"exactly", exactly}, tale{"rotation", rotation})
+	again := append(m.together(), testCase{"exactly", exactly}, testCase{"rotation", rotation})
 	for i := range again {
 		again[i].name += "-source"
 	}
-	m.tellAtOnce(t, "together-source", again)
-	m.tellAll(
+	m.runParallel(t, "together-source", again)
+	m.runAll(
 		t,
-		tale{"crowd-source", crowdProtected},
-		tale{"policies-source", policies},
-		tale{"restarts-source", restarts},
-		tale{"kills-source", kills},
-		tale{"static-source", static},
-		tale{"away", away},
-		tale{"strangers", strangers},
+		testCase{"crowd-source", crowdProtected},
+		testCase{"policies-source", policies},
+		testCase{"restarts-source", restarts},
+		testCase{"kills-source", kills},
+		testCase{"static-source", static},
+		testCase{"away", away},
+		testCase{"strangers", strangers},
 	)
 }
 
-// tellAll tells stories one after the other.
-func (m *machine) tellAll(t *testing.T, all ...tale) {
+// runAll runs test cases one after the other.
+func (m *machine) runAll(t *testing.T, all ...testCase) {
 	t.Helper()
 	for _, one := range all {
-		m.tell(t, one)
+		m.run(t, one)
 	}
 }
 
-// tellAtOnce tells stories side by side.
-func (m *machine) tellAtOnce(t *testing.T, name string, all []tale) {
+// runParallel runs test cases side by side.
+func (m *machine) runParallel(t *testing.T, name string, all []testCase) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) {
 		for _, one := range all {
-			m.tell(t, tale{one.name, func(s *story) {
+			m.run(t, testCase{one.name, func(s *scenario) {
 				s.Parallel()
-				one.story(s)
+				one.run(s)
 			}})
 		}
 	})
@@ -209,9 +207,9 @@ func (m *machine) page() string {
 	return text
 }
 
-// together are the stories that do not disturb each other.
-func (m *machine) together() []tale {
-	all := []tale{
+// together returns the test cases that do not disturb each other.
+func (m *machine) together() []testCase {
+	all := []testCase{
 		{"tenants", tenants},
 		{"public", public},
 		{"tags", tags},
@@ -223,25 +221,25 @@ func (m *machine) together() []tale {
 	}
 	// No kubelet before 1.35 mounts images by default, and no containerd before 2.1 does.
 	if m.cluster.Release() == kubelet136 && m.runtime == containerd24 {
-		all = append(all, tale{"image-volumes", imageVolumes})
+		all = append(all, testCase{"image-volumes", imageVolumes})
 	}
 	return all
 }
 
-// tell tells one story, if it is wanted.
-func (m *machine) tell(t *testing.T, one tale) {
+// run runs one test case, if SCENARIO selects it.
+func (m *machine) run(t *testing.T, one testCase) {
 	t.Helper()
 	if !m.wanted.MatchString(one.name) {
 		return
 	}
-	m.told++
-	t.Run(one.name, func(t *testing.T) { m.begin(t, one.name, one.story) })
+	m.ran++
+	t.Run(one.name, func(t *testing.T) { m.begin(t, one.name, one.run) })
 }
 
-// begin tells a story, and takes its pods away at the end.
-func (m *machine) begin(t *testing.T, name string, f func(*story)) {
+// begin runs a scenario, and deletes its pods at the end.
+func (m *machine) begin(t *testing.T, name string, f func(*scenario)) {
 	t.Helper()
-	s := &story{T: t, machine: m, name: name}
+	s := &scenario{T: t, machine: m, name: name}
 	t.Cleanup(func() {
 		for len(s.kept) > 0 {
 			s.drop(s.kept[0])

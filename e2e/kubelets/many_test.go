@@ -23,14 +23,14 @@ type crowd struct {
 
 // crowdOf lets the crowd come, while an image is being pulled that takes its time. B's pods have to end in
 // wantB.
-func (s *story) crowdOf(wantB string) crowd {
+func (s *scenario) crowdOf(wantB string) crowd {
 	s.Helper()
 	images := make([]node.Pushed, 5)
 	for i := range images {
 		images[i] = s.private(fmt.Sprintf("app-%d:1", i))
 	}
 	for _, image := range images {
-		s.tell(step{who: "A pulls", pod: pod{team: "a", image: image, secrets: with(node.Alice())}, want: running, asks: downloads})
+		s.runSteps(step{name: "A pulls", pod: pod{team: "a", image: image, secrets: with(node.Alice())}, want: running, requests: downloads})
 	}
 	calls, intents := s.pullCalls(), s.intents()
 	s.pullSlowly(large)
@@ -96,7 +96,7 @@ func (s *story) crowdOf(wantB string) crowd {
 const large = 20 * time.Second
 
 // intents is how many pull intents there are.
-func (s *story) intents() float64 {
+func (s *scenario) intents() float64 {
 	s.Helper()
 	if s.gate == nil {
 		return 0
@@ -105,7 +105,7 @@ func (s *story) intents() float64 {
 }
 
 // pullCalls is how many PullImage calls pullgated has seen; none if there is none.
-func (s *story) pullCalls() float64 {
+func (s *scenario) pullCalls() float64 {
 	s.Helper()
 	if s.gate == nil {
 		return 0
@@ -116,7 +116,7 @@ func (s *story) pullCalls() float64 {
 }
 
 // pullsOf counts in a pod's events how often the kubelet pulled, and whether its own limit stopped it.
-func (s *story) pullsOf(p *corev1.Pod) (pulls, delayed int) {
+func (s *scenario) pullsOf(p *corev1.Pod) (pulls, delayed int) {
 	s.Helper()
 	list, err := s.cluster.Client.CoreV1().Events(p.Namespace).List(s.Context(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(p.UID)})
 	s.must(err)
@@ -134,7 +134,7 @@ func (s *story) pullsOf(p *corev1.Pod) (pulls, delayed int) {
 }
 
 // gone waits until no container of some teams runs any more.
-func (s *story) gone(teams ...string) {
+func (s *scenario) gone(teams ...string) {
 	s.Helper()
 	k := s.runtimeClient()
 	for end := time.Now().Add(patience); ; time.Sleep(500 * time.Millisecond) {
@@ -153,15 +153,15 @@ func (s *story) gone(teams ...string) {
 	}
 }
 
-func (s *story) metric(name string) float64 {
+func (s *scenario) metric(name string) float64 {
 	s.Helper()
 	v, err := s.gate.Metric(name)
 	s.must(err)
 	return v
 }
 
-// The crowd without pullgate: everybody runs, and as fast as this node can.
-func crowdUnprotected(s *story) {
+// The crowd without pullgate: every pod runs, and as fast as this node can.
+func crowdUnprotected(s *scenario) {
 	c := s.crowdOf(running)
 	s.unprotectedCrowd = c
 	s.Logf("unprotected: 40 pods of A and C ran after %v; the kubelet pulled %d times", c.started.Round(100*time.Millisecond), c.pulls)
@@ -170,7 +170,7 @@ func crowdUnprotected(s *story) {
 // The crowd before pullgated: each pod ends as it should, no call is lost. Standalone, every pod of A and C
 // costs a PullImage, which the kubelet makes one at a time, 5 in a second, and after the large one. With the
 // pod source none does.
-func crowdProtected(s *story) {
+func crowdProtected(s *scenario) {
 	s.must(s.restartKubelet(s.Context(), nil)) // with the kubelet's default limits
 	before := map[string]float64{}
 	for _, name := range []string{"image_pull_secret_recheck_hit_count", "pullgate_panics_total"} {
@@ -182,7 +182,7 @@ func crowdProtected(s *story) {
 		s.Errorf("image_pull_secret_recheck_hit rose by %v; want 40, one for each pod of A and C", got)
 	}
 	if got := rose("pullgate_panics_total"); got != 0 || c.intents > 0 {
-		s.Errorf("%v panics, and %v pulls of which nobody knows the end; want no call lost", got, c.intents)
+		s.Errorf("%v panics, and %v pulls with an unknown outcome; want none", got, c.intents)
 	}
 	how := "standalone"
 	if s.sourced {

@@ -15,7 +15,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/release"
 )
 
-// The releases that the stories are told on.
+// The releases that the scenarios run on.
 const (
 	kubelet130 = "1.30" // sends a pre-check for Always
 	kubelet134 = "1.34"
@@ -37,13 +37,13 @@ type machine struct {
 	runtime          string
 	crio             *node.CRIO             // nil but for asCRIO
 	endpoint         string                 // of the runtime
-	preloaded        map[string]node.Pushed // by what the stories call them
+	preloaded        map[string]node.Pushed // by the names that the scenarios use
 	sourced          bool                   // the pod source is on
 	unprotectedCrowd crowd
 	standaloneCrowd  crowd
 
-	wanted *regexp.Regexp // of the names of stories
-	told   int
+	wanted *regexp.Regexp // of the names of scenarios
+	ran    int
 }
 
 // newMachine starts a node's parts but the kubelet, which dials nothing yet.
@@ -96,7 +96,7 @@ func newMachine(t *testing.T, version, runtime string) *machine {
 	return m
 }
 
-// verifiesItself is whether the kubelet verifies credentials itself, unless it is told not to.
+// verifiesItself reports whether the kubelet verifies credentials itself, unless it is configured not to.
 func (m *machine) verifiesItself() bool { return m.cluster.Release() == kubelet136 }
 
 // withoutNative is what keeps a kubelet from verifying credentials itself.
@@ -120,8 +120,8 @@ func (m *machine) protect(ctx context.Context, settings ...string) (err error) {
 	return m.restartKubelet(ctx, quick())
 }
 
-// quick is for stories that are told at the same time: the kubelet's own limit of pulls, 5 in a second,
-// would make them wait for each other. The story of many pods has the default.
+// quick is for scenarios that run in parallel: the kubelet's own limit of pulls, 5 in a second,
+// would make them wait for each other. The scenario of many pods has the default.
 func quick() cluster.Settings { return cluster.Settings{"registryPullQPS": 50, "registryBurst": 100} }
 
 // restartKubelet starts the kubelet before pullgated, after ending it if it runs.

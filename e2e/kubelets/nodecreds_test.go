@@ -12,9 +12,9 @@ import (
 )
 
 // A credential provider plugin of the kubelet, run through pullgated, gives out a credential of the node's.
-// What is pulled with it is everybody's, also when the registry and the plugin are away. What a tenant
+// What is pulled with it is open to every pod, also when the registry and the plugin are away. What a tenant
 // pulls with a secret of its own is not.
-func nodeCredentials(s *story) {
+func nodeCredentials(s *scenario) {
 	r := s.registry()
 	app, own := s.push(r, "node/app:1", node.Image{}), s.push(r, "own/app:1", node.Image{Content: "own"})
 	s.must(s.plugin(r.Host()+"/"+s.name+"/node", node.Alice()))
@@ -23,30 +23,30 @@ func nodeCredentials(s *story) {
 		s.must(s.restartKubelet(context.WithoutCancel(s.Context()), quick()))
 	}()
 	s.must(s.restartKubelet(s.Context(), quick()))
-	told := s.reports()
-	s.tell(
-		step{who: "A without a secret", pod: pod{team: "a", image: app}, want: running, asks: downloads},
-		step{who: "B without a secret", pod: pod{team: "b", image: app}, want: running},
-		step{who: "B, Never", pod: pod{team: "b", image: app, policy: never}, want: running},
-		step{who: "B with a wrong secret", pod: pod{team: "b", image: app, secrets: with(node.Mallory())}, want: running},
-		step{who: "A, with a secret, what the node offers nothing for", pod: pod{team: "a", image: own, secrets: with(node.Alice())}, want: running, asks: downloads},
-		step{who: "B without a secret, on that", pod: pod{team: "b", image: own}, want: pullFailed, asks: refusals, says: denied},
-		step{who: "B, Never, on that", pod: pod{team: "b", image: own, policy: never}, want: neverPulled},
+	before := s.reports()
+	s.runSteps(
+		step{name: "A without a secret", pod: pod{team: "a", image: app}, want: running, requests: downloads},
+		step{name: "B without a secret", pod: pod{team: "b", image: app}, want: running},
+		step{name: "B, Never", pod: pod{team: "b", image: app, policy: never}, want: running},
+		step{name: "B with a wrong secret", pod: pod{team: "b", image: app, secrets: with(node.Mallory())}, want: running},
+		step{name: "A, with a secret, what the node offers nothing for", pod: pod{team: "a", image: own, secrets: with(node.Alice())}, want: running, requests: downloads},
+		step{name: "B without a secret, on that", pod: pod{team: "b", image: own}, want: pullFailed, requests: refusals, message: denied},
+		step{name: "B, Never, on that", pod: pod{team: "b", image: own, policy: never}, want: neverPulled},
 	)
-	if got := s.reports() - told; got != 1 {
-		s.Errorf("pullgated was told of %d credentials; want one\n%s", got, s.said())
+	if got := s.reports() - before; got != 1 {
+		s.Errorf("%d credentials were reported to pullgated; want one\n%s", got, s.said())
 	}
 	// A restart forgets the report, and not what was opened.
 	s.must(r.Down())
 	s.must(s.gate.Restart(s.Context()))
-	s.tell(
-		step{who: "C without a secret, without a registry", pod: pod{team: "c", image: app}, want: running},
-		step{who: "C, Never", pod: pod{team: "c", image: app, policy: never}, want: running},
+	s.runSteps(
+		step{name: "C without a secret, without a registry", pod: pod{team: "c", image: app}, want: running},
+		step{name: "C, Never", pod: pod{team: "c", image: app, policy: never}, want: running},
 	)
 }
 
 // reports is how often pullgated has said that a plugin gave out something new.
-func (s *story) reports() int {
+func (s *scenario) reports() int {
 	s.Helper()
 	log, err := os.ReadFile(filepath.Join(s.gate.Dir(), "pullgated.log"))
 	s.must(err)
@@ -55,7 +55,7 @@ func (s *story) reports() int {
 
 // plugin has the kubelet run a plugin through pullgated, from its next start on: one that gives a login
 // for images that begin so.
-func (s *story) plugin(images string, login node.Login) error {
+func (s *scenario) plugin(images string, login node.Login) error {
 	program, err := node.Program("pullgated")
 	if err != nil {
 		return err

@@ -9,12 +9,12 @@ import (
 )
 
 // While the registry is away, slow, or answers with an error, pods whose credential is proved start.
-// Others wait, and are told whether they were denied or nobody could be asked. Nobody is let in.
-func outage(s *story) {
+// Others wait; their events say whether the registry denied them or could not be reached. No pod without a proof starts.
+func outage(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{})
 	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
-	s.tell(step{who: "A, with its secret", pod: owner, want: running, asks: downloads})
+	s.runSteps(step{name: "A, with its secret", pod: owner, want: running, requests: downloads})
 	answer := func(status int) func() { return func() { r.Answer(status) } }
 	for _, f := range []struct {
 		name  string
@@ -34,13 +34,13 @@ func outage(s *story) {
 		f.begin()
 		proved := running
 		if f.refuses && s.recheck() == manifest {
-			proved = pullFailed // its re-pull cannot be told from a pull, which the registry refuses
+			proved = pullFailed // its re-pull looks like a pull, which the registry refuses
 		}
-		s.tellAtOnce(
-			step{who: "A, the registry " + f.name, pod: owner, want: proved},
-			step{who: "D, not proved, the registry " + f.name, pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: pullFailed, says: f.says},
-			step{who: "B without a secret, the registry " + f.name, pod: pod{team: "b", image: app}, want: pullFailed, says: f.says},
-			step{who: "B, Never, the registry " + f.name, pod: pod{team: "b", image: app, policy: never}, want: neverPulled},
+		s.runStepsAtOnce(
+			step{name: "A, the registry " + f.name, pod: owner, want: proved},
+			step{name: "D, not proved, the registry " + f.name, pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: pullFailed, message: f.says},
+			step{name: "B without a secret, the registry " + f.name, pod: pod{team: "b", image: app}, want: pullFailed, message: f.says},
+			step{name: "B, Never, the registry " + f.name, pod: pod{team: "b", image: app, policy: never}, want: neverPulled},
 		)
 		r.Answer(0)
 		s.must(r.Up())
@@ -51,9 +51,9 @@ func outage(s *story) {
 		<-wait.Done()
 		return false
 	})
-	s.tell(
-		step{who: "A, the registry slow", pod: owner, want: running, asks: s.recheck()},
-		step{who: "B without a secret, the registry slow", pod: pod{team: "b", image: app}, want: pullFailed, asks: refusals, says: denied},
-		step{who: "D, not proved, the registry slow", pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: running, asks: manifest},
+	s.runSteps(
+		step{name: "A, the registry slow", pod: owner, want: running, requests: s.recheck()},
+		step{name: "B without a secret, the registry slow", pod: pod{team: "b", image: app}, want: pullFailed, requests: refusals, message: denied},
+		step{name: "D, not proved, the registry slow", pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: running, requests: manifest},
 	)
 }

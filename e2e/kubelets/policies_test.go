@@ -14,11 +14,11 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// compatibility is the page that the story of the policies is held to.
+// compatibility is the page that the results of the policies scenario must match.
 const compatibility = "../../docs/compatibility.md"
 
 // preload puts images on the node, past every kubelet, as an operator does who builds a node's image.
-// Each pull policy has its own, so that the registry's log tells who asked.
+// Each pull policy has its own, so that the registry's log shows which pod asked.
 func (m *machine) preload(ctx context.Context) error {
 	m.preloaded = map[string]node.Pushed{}
 	for _, folder := range []string{"preloaded", "listed", "content"} {
@@ -50,29 +50,29 @@ func (m *machine) preload(ctx context.Context) error {
 
 func pullPolicies() []corev1.PullPolicy { return []corev1.PullPolicy{ifNotPresent, always, never} }
 
-// What was on the node before pullgated is everybody's by default, and stays so when a tenant pulls the
+// What was on the node before pullgated is open to every pod by default, and stays so when a tenant pulls the
 // same content under a name of its own, which is no less private for that.
-func preloaded(s *story) {
+func preloaded(s *scenario) {
 	app := s.preloaded["content/never"]
 	same := s.push(s.Private, "same:1", node.Image{Content: "content"})
 	if same.ID != app.ID {
 		s.Fatalf("image IDs %s and %s; want the same content", same.ID, app.ID)
 	}
-	s.tell(
-		step{who: "B, Never, on a preloaded image", pod: pod{team: "b", image: app, policy: never}, want: running},
-		step{who: "A pulls the same content under another name", pod: pod{team: "a", image: same, secrets: with(node.Alice())}, want: running, asks: anything},
+	s.runSteps(
+		step{name: "B, Never, on a preloaded image", pod: pod{team: "b", image: app, policy: never}, want: running},
+		step{name: "A pulls the same content under another name", pod: pod{team: "a", image: same, secrets: with(node.Alice())}, want: running, requests: anything},
 	)
 	if s.verifiesItself() {
 		// A kubelet that verifies knows one record for all names of an image: to it, nothing of the
 		// content that A pulled is preloaded any more.
-		s.tell(step{who: "B on the preloaded name, refused by the kubelet", pod: pod{team: "b", image: app}, want: pullFailed, asks: refusals, says: denied})
+		s.runSteps(step{name: "B on the preloaded name, refused by the kubelet", pod: pod{team: "b", image: app}, want: pullFailed, requests: refusals, message: denied})
 		s.must(s.restartKubelet(s.Context(), s.withoutNative()))
 	}
-	s.tell(
-		step{who: "B on the preloaded name", pod: pod{team: "b", image: app}, want: running},
-		step{who: "B, Never, on the preloaded name", pod: pod{team: "b", image: app, policy: never}, want: running},
-		step{who: "B on A's name", pod: pod{team: "b", image: same}, want: pullFailed, asks: refusals, says: denied},
-		step{who: "B, Never, on A's name", pod: pod{team: "b", image: same, policy: never}, want: neverPulled},
+	s.runSteps(
+		step{name: "B on the preloaded name", pod: pod{team: "b", image: app}, want: running},
+		step{name: "B, Never, on the preloaded name", pod: pod{team: "b", image: app, policy: never}, want: running},
+		step{name: "B on A's name", pod: pod{team: "b", image: same}, want: pullFailed, requests: refusals, message: denied},
+		step{name: "B, Never, on A's name", pod: pod{team: "b", image: same, policy: never}, want: neverPulled},
 	)
 	if s.verifiesItself() {
 		s.must(s.restartKubelet(s.Context(), quick()))
@@ -81,7 +81,7 @@ func preloaded(s *story) {
 
 // Under each policy, pods of every kind come with every pull policy. What becomes of them is what
 // docs/compatibility.md says, row by row. With WRITE_COMPATIBILITY=1 the page is written instead.
-func policies(s *story) {
+func policies(s *scenario) {
 	listed := fmt.Sprintf("preloadedImagesVerificationAllowlist: [%q]", s.Private.Host()+"/listed/*")
 	s.Cleanup(func() {
 		if err := s.gate.Restart(context.WithoutCancel(s.Context()), s.settings("noPullImageSecretRecheck: false")...); err != nil {
@@ -112,7 +112,7 @@ func policies(s *story) {
 }
 
 // matrix lets pods of every kind come under a policy, and returns a row of the page for each kind.
-func (s *story) matrix(prefix, policy string) []string {
+func (s *scenario) matrix(prefix, policy string) []string {
 	s.Helper()
 	kinds := []struct {
 		name   string
@@ -151,7 +151,7 @@ func (s *story) matrix(prefix, policy string) []string {
 		}
 	}
 	first.change = func(p *corev1.Pod) { p.Spec.Containers = pulled }
-	s.tell(step{who: "A pulls", pod: first, want: running, asks: anything})
+	s.runSteps(step{name: "A pulls", pod: first, want: running, requests: anything})
 
 	since := map[string]node.Mark{}
 	for _, kind := range kinds {
@@ -184,7 +184,7 @@ func (s *story) matrix(prefix, policy string) []string {
 		for _, pullPolicy := range pullPolicies() {
 			cell := kind.name + string(pullPolicy)
 			o := cells[cell]
-			row = append(row, told(o.state, asked(s.registryOf(o.image).Requests(since[cell], o.image.Repository))))
+			row = append(row, describe(o.state, asked(s.registryOf(o.image).Requests(since[cell], o.image.Repository))))
 			o.want = o.state
 			s.drop(o)
 		}
@@ -193,8 +193,8 @@ func (s *story) matrix(prefix, policy string) []string {
 	return rows
 }
 
-// told is how the page calls an outcome.
-func told(state, asks string) string {
+// describe returns the words of the page for an outcome.
+func describe(state, asks string) string {
 	switch {
 	case state == running && asks == nothing:
 		return "runs"
@@ -209,7 +209,7 @@ func told(state, asks string) string {
 }
 
 // compare compares rows with those of the page, or writes them.
-func (s *story) compare(rows []string) {
+func (s *scenario) compare(rows []string) {
 	s.Helper()
 	text, err := os.ReadFile(compatibility)
 	s.must(err)

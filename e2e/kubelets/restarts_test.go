@@ -13,38 +13,38 @@ import (
 )
 
 // pullgate is installed on a node that is in use: pods go on with the containers they have, and what is
-// there by then is everybody's as it was, by default.
-func installed(s *story) {
+// present by then stays open to every pod, by default.
+func installed(s *scenario) {
 	app := s.private("app:1")
-	stay := []*outcome{s.keep(step{who: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, asks: downloads})}
+	stay := []*outcome{s.keep(step{name: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, requests: downloads})}
 	before := s.containers(stay)
 	s.must(s.preload(s.Context()))
 	s.must(s.protect(s.Context()))
-	s.tell(step{who: "B on an image from before", pod: pod{team: "b", image: app, policy: never}, want: running})
+	s.runSteps(step{name: "B on an image from before", pod: pod{team: "b", image: app, policy: never}, want: running})
 	if after := s.containers(stay); !maps.Equal(before, after) {
 		s.Errorf("the pod that ran has the container %v; want %v, that from before", after, before)
 	}
 }
 
 // Whatever is restarted: pods that run go on with the containers they have, new ones are judged as
-// before, and nothing is opened. The registry is away meanwhile, so that nobody is helped by it.
-func restarts(s *story) {
+// before, and nothing is opened. The registry is down meanwhile, so that it cannot be the reason why a pod starts.
+func restarts(s *scenario) {
 	r := s.registry()
 	app, free := s.push(r, "app:1", node.Image{}), s.public("free:1")
 	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
 	stay := []*outcome{
-		s.keep(step{who: "A, with its secret", pod: owner, want: running, asks: downloads}),
-		s.keep(step{who: "B on a public image", pod: pod{team: "b", image: free}, want: running, asks: downloads}),
+		s.keep(step{name: "A, with its secret", pod: owner, want: running, requests: downloads}),
+		s.keep(step{name: "B on a public image", pod: pod{team: "b", image: free}, want: running, requests: downloads}),
 	}
 	s.must(r.Down())
 	before := s.containers(stay)
 	check := func(what string) {
 		s.Helper()
-		s.tellAtOnce(
-			step{who: "A, new, after " + what, pod: owner, want: running},
-			step{who: "B on the public image, after " + what, pod: pod{team: "b", image: free, policy: never}, want: running},
-			step{who: "B without a secret, after " + what, pod: pod{team: "b", image: app}, want: pullFailed, says: `connection refused`},
-			step{who: "B, Never, after " + what, pod: pod{team: "b", image: app, policy: never}, want: neverPulled},
+		s.runStepsAtOnce(
+			step{name: "A, new, after " + what, pod: owner, want: running},
+			step{name: "B on the public image, after " + what, pod: pod{team: "b", image: free, policy: never}, want: running},
+			step{name: "B without a secret, after " + what, pod: pod{team: "b", image: app}, want: pullFailed, message: `connection refused`},
+			step{name: "B, Never, after " + what, pod: pod{team: "b", image: app, policy: never}, want: neverPulled},
 		)
 		if after := s.containers(stay); !maps.Equal(before, after) {
 			s.Errorf("after %s the pods that ran have containers %v; want %v, those from before", what, after, before)
@@ -87,7 +87,7 @@ func restarts(s *story) {
 }
 
 // containers are the IDs of the running containers of some pods, by pod.
-func (s *story) containers(pods []*outcome) map[string]string {
+func (s *scenario) containers(pods []*outcome) map[string]string {
 	s.Helper()
 	ids := map[string]string{}
 	for _, o := range pods {
@@ -104,10 +104,10 @@ func (s *story) containers(pods []*outcome) map[string]string {
 
 // pullgated is killed while pods start, each time at another moment. In the end every pod is what it
 // should be.
-func kills(s *story) {
+func kills(s *scenario) {
 	app := s.private("app:1")
 	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
-	s.tell(step{who: "A, with its secret", pod: owner, want: running, asks: downloads})
+	s.runSteps(step{name: "A, with its secret", pod: owner, want: running, requests: downloads})
 	var good, bad []*outcome
 	for i := range 5 {
 		fresh := s.private(fmt.Sprintf("fresh-%d:1", i))
@@ -160,10 +160,10 @@ func kills(s *story) {
 	}
 }
 
-// A static pod starts while there is no API server, whoever pulled its image.
-func static(s *story) {
+// A static pod starts while there is no API server, whichever pod pulled its image.
+func static(s *scenario) {
 	app := s.private("app:1")
-	s.tell(step{who: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, asks: downloads})
+	s.runSteps(step{name: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, requests: downloads})
 	s.must(s.kubelet.Stop())
 	s.must(s.cluster.StopAPI())
 	s.must(s.kubelet.Start(s.Context(), s.gate.Endpoint(), quick()))
@@ -178,15 +178,15 @@ func static(s *story) {
 	if s.sourced { // else a kubelet of 1.30 is judged as if there were no source
 		s.inStep()
 	}
-	s.tell(
-		step{who: "B without a secret, afterwards", pod: pod{team: "b", image: app}, want: pullFailed, asks: refusals, says: denied},
-		step{who: "A, afterwards", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, asks: s.recheck()},
+	s.runSteps(
+		step{name: "B without a secret, afterwards", pod: pod{team: "b", image: app}, want: pullFailed, requests: refusals, message: denied},
+		step{name: "A, afterwards", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, requests: s.recheck()},
 	)
 }
 
-// runsStatic puts a static pod on the node, waits until the runtime runs it (there is nobody else to
+// runsStatic puts a static pod on the node, waits until the runtime runs it (there is nothing else to
 // ask), and takes it away.
-func (s *story) runsStatic(image node.Pushed, policy corev1.PullPolicy) {
+func (s *scenario) runsStatic(image node.Pushed, policy corev1.PullPolicy) {
 	s.Helper()
 	s.pods++
 	name := fmt.Sprintf("static-%d", s.pods)
@@ -209,7 +209,7 @@ func (s *story) runsStatic(image node.Pushed, policy corev1.PullPolicy) {
 }
 
 // runtimeClient talks to containerd, past pullgated.
-func (s *story) runtimeClient() *node.Kubelet {
+func (s *scenario) runtimeClient() *node.Kubelet {
 	s.Helper()
 	k, err := node.NewKubelet(s.Context(), s.Containerd.Endpoint())
 	s.must(err)

@@ -12,18 +12,18 @@ import (
 
 // A container that ends is started again and again, with a check of its image each time. It goes on
 // while the registry is away.
-func crashLoop(s *story) {
+func crashLoop(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})
-	o := s.keep(step{who: "A's pod that ends at once", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, asks: downloads})
+	o := s.keep(step{name: "A's pod that ends at once", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, requests: downloads})
 	s.must(r.Down())
 	s.restarted(o, 2)
-	s.tell(step{who: "B without a secret", pod: pod{team: "b", image: app}, want: pullFailed, says: `connection refused`})
+	s.runSteps(step{name: "B without a secret", pod: pod{team: "b", image: app}, want: pullFailed, message: `connection refused`})
 	s.must(r.Up())
 }
 
 // restarted waits until the main container of a pod has been restarted a number of times.
-func (s *story) restarted(o *outcome, times int32) {
+func (s *scenario) restarted(o *outcome, times int32) {
 	s.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
 		s.look(o)
@@ -37,7 +37,7 @@ func (s *story) restarted(o *outcome, times int32) {
 }
 
 // Init containers, and several containers with several images, are each judged by themselves.
-func severalContainers(s *story) {
+func severalContainers(s *scenario) {
 	app, prepare, free := s.private("app:1"), s.push(s.Private, "prepare:1", node.Image{Entrypoint: []string{"/bin/cat", "/content"}}), s.public("free:1")
 	more := func(init, second node.Pushed) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
@@ -50,25 +50,25 @@ func severalContainers(s *story) {
 		}
 	}
 	alice := with(node.Alice())
-	s.tell(
-		step{who: "A, three images", pod: pod{team: "a", image: app, secrets: alice, change: more(prepare, free)}, want: running, asks: downloads},
-		step{who: "A again", pod: pod{team: "a", image: app, secrets: alice, change: more(prepare, free)}, want: running, asks: s.recheck()},
-		step{who: "B, its main image another's", pod: pod{team: "b", image: app, change: more(free, free)}, want: pullFailed, asks: anything, says: denied},
-		step{who: "B, its second image another's", pod: pod{team: "b", image: app, change: func(p *corev1.Pod) {
+	s.runSteps(
+		step{name: "A, three images", pod: pod{team: "a", image: app, secrets: alice, change: more(prepare, free)}, want: running, requests: downloads},
+		step{name: "A again", pod: pod{team: "a", image: app, secrets: alice, change: more(prepare, free)}, want: running, requests: s.recheck()},
+		step{name: "B, its main image another's", pod: pod{team: "b", image: app, change: more(free, free)}, want: pullFailed, requests: anything, message: denied},
+		step{name: "B, its second image another's", pod: pod{team: "b", image: app, change: func(p *corev1.Pod) {
 			more(free, app)(p)
 			p.Spec.Containers[0].Image, p.Spec.Containers[2].Image = free.Name, free.Name
-		}}, want: pullFailed, asks: refusals, says: denied},
-		step{who: "B, its init image another's", pod: pod{team: "b", image: prepare, change: func(p *corev1.Pod) {
+		}}, want: pullFailed, requests: refusals, message: denied},
+		step{name: "B, its init image another's", pod: pod{team: "b", image: prepare, change: func(p *corev1.Pod) {
 			more(prepare, free)(p)
 			p.Spec.Containers[0].Image, p.Spec.Containers[2].Image = free.Name, free.Name
-		}}, want: pullFailed, asks: refusals, says: denied},
+		}}, want: pullFailed, requests: refusals, message: denied},
 	)
 }
 
 // An ephemeral container is judged like any other, on a pod that runs already.
-func ephemeral(s *story) {
+func ephemeral(s *scenario) {
 	app, free := s.private("app:1"), s.public("free:1")
-	s.tell(step{who: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, asks: downloads})
+	s.runSteps(step{name: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, requests: downloads})
 	for _, tc := range []struct {
 		team    string
 		secrets []secret
@@ -77,7 +77,7 @@ func ephemeral(s *story) {
 		{"a", with(node.Alice()), running},
 		{"b", nil, pullFailed},
 	} {
-		o := s.keep(step{who: "a pod of " + tc.team, pod: pod{team: tc.team, image: free, secrets: tc.secrets}, want: running, asks: anything})
+		o := s.keep(step{name: "a pod of " + tc.team, pod: pod{team: tc.team, image: free, secrets: tc.secrets}, want: running, requests: anything})
 		p := o.pod.DeepCopy()
 		p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
 			Name: "debug", Image: app.Name, ImagePullPolicy: ifNotPresent,
@@ -113,7 +113,7 @@ func ephemeral(s *story) {
 
 // Who a container runs as is read from the image after the check. It stays what image and pod say,
 // also for a pod whose check was answered as if the image were absent.
-func users(s *story) {
+func users(s *scenario) {
 	number := s.push(s.Private, "number:1", node.Image{User: "4711:4711"})
 	name := s.push(s.Private, "name:1", node.Image{User: "app"})
 	root := s.push(s.Private, "root:1", node.Image{})
@@ -137,17 +137,17 @@ func users(s *story) {
 			{root, "no USER", nil, "0"},
 			{root, "no USER, runAsUser 5000", as(5000), "5000"},
 		} {
-			s.tell(step{who: tc.how + again, pod: pod{team: "a", image: tc.image, secrets: with(node.Alice()), change: tc.change}, want: running, asks: anything, text: tc.uid})
+			s.runSteps(step{name: tc.how + again, pod: pod{team: "a", image: tc.image, secrets: with(node.Alice()), change: tc.change}, want: running, requests: anything, text: tc.uid})
 		}
-		s.tell(step{
-			who: "no USER, runAsNonRoot" + again, pod: pod{team: "a", image: root, secrets: with(node.Alice()), change: nonRoot},
-			want: "CreateContainerConfigError", asks: anything, says: "runAsNonRoot",
+		s.runSteps(step{
+			name: "no USER, runAsNonRoot" + again, pod: pod{team: "a", image: root, secrets: with(node.Alice()), change: nonRoot},
+			want: "CreateContainerConfigError", requests: anything, message: "runAsNonRoot",
 		})
 	}
 }
 
 // An image that is mounted is judged like one that is run.
-func imageVolumes(s *story) {
+func imageVolumes(s *scenario) {
 	data, free := s.push(s.Private, "data:1", node.Image{Files: map[string]string{"data": "the data of A\n"}}), s.public("free:1")
 	mount := func(policy corev1.PullPolicy) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
@@ -161,14 +161,14 @@ func imageVolumes(s *story) {
 	}
 	alice := with(node.Alice())
 	for _, st := range []step{
-		{who: "A mounts it", pod: pod{team: "a", image: data, secrets: alice, change: mount(ifNotPresent)}, want: succeeded, asks: downloads, text: "the data of A"},
-		{who: "C mounts it, with the same credential", pod: pod{team: "c", image: data, secrets: alice, change: mount(ifNotPresent)}, want: succeeded, text: "the data of A"},
-		{who: "B mounts it without a secret", pod: pod{team: "b", image: data, change: mount(ifNotPresent)}, want: pullFailed, asks: refusals, says: denied},
-		{who: "B mounts it without a secret, Never", pod: pod{team: "b", image: data, change: mount(never)}, want: neverPulled},
+		{name: "A mounts it", pod: pod{team: "a", image: data, secrets: alice, change: mount(ifNotPresent)}, want: succeeded, requests: downloads, text: "the data of A"},
+		{name: "C mounts it, with the same credential", pod: pod{team: "c", image: data, secrets: alice, change: mount(ifNotPresent)}, want: succeeded, text: "the data of A"},
+		{name: "B mounts it without a secret", pod: pod{team: "b", image: data, change: mount(ifNotPresent)}, want: pullFailed, requests: refusals, message: denied},
+		{name: "B mounts it without a secret, Never", pod: pod{team: "b", image: data, change: mount(never)}, want: neverPulled},
 	} {
 		o := s.keep(st)
 		if st.want != succeeded && slices.ContainsFunc(o.pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.ContainerID != "" }) {
-			s.Errorf("%s: a container was made", st.who)
+			s.Errorf("%s: a container was made", st.name)
 		}
 		s.drop(o)
 	}

@@ -21,9 +21,9 @@ func (m *machine) settings(lines ...string) []string {
 
 // The pod source is turned on, on a node in use: with the kubelet's own kubeconfig, and nothing else. Pods that
 // run go on.
-func sourced(s *story) {
+func sourced(s *scenario) {
 	app := s.private("app:1")
-	stay := []*outcome{s.keep(step{who: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, asks: downloads})}
+	stay := []*outcome{s.keep(step{name: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, requests: downloads})}
 	before := s.containers(stay)
 	s.machine.sourced = true
 	s.must(s.gate.Restart(s.Context(), s.settings()...))
@@ -31,15 +31,15 @@ func sourced(s *story) {
 	if after := s.containers(stay); after[stay[0].pod.Name] != before[stay[0].pod.Name] {
 		s.Errorf("the pod that ran has the container %v; want %v, that from before", after, before)
 	}
-	// That credential was proved when nobody knew which Secret it is from.
-	s.tell(
-		step{who: "A, Never", pod: pod{team: "a", image: app, policy: never, secrets: with(node.Alice())}, want: running},
-		step{who: "B, Never", pod: pod{team: "b", image: app, policy: never}, want: neverPulled},
+	// That credential was proved when its Secret was not known.
+	s.runSteps(
+		step{name: "A, Never", pod: pod{team: "a", image: app, policy: never, secrets: with(node.Alice())}, want: running},
+		step{name: "B, Never", pod: pod{team: "b", image: app, policy: never}, want: neverPulled},
 	)
 }
 
 // inStep waits until the pod source is.
-func (s *story) inStep() {
+func (s *scenario) inStep() {
 	s.Helper()
 	for end := time.Now().Add(patience); s.metric("pullgate_pod_source_synced") != 1; time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -48,61 +48,61 @@ func (s *story) inStep() {
 	}
 }
 
-// What no standalone pullgated can tell: that a pod with Never has the credential, in whatever namespace.
-func exactly(s *story) {
+// What a standalone pullgated cannot know: that a pod with Never has the credential, in whatever namespace.
+func exactly(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{})
 	a := func(team string, policy corev1.PullPolicy, l ...node.Login) pod {
 		return pod{team: team, image: app, policy: policy, secrets: with(l...)}
 	}
-	s.tell(
-		step{who: "A, Always", pod: a("a", always, node.Alice()), want: running, asks: downloads},
-		step{who: "A, Never", pod: a("a", never, node.Alice()), want: running},
-		step{who: "C, Never, the same credential in another namespace", pod: a("c", never, node.Alice()), want: running},
-		step{who: "C, Never, a wrong secret before the right one", pod: a("c", never, node.Mallory(), node.Alice()), want: running},
-		step{who: "B, Never, without a secret", pod: a("b", never), want: neverPulled},
-		step{who: "B, Never, with a wrong secret", pod: a("b", never, node.Mallory()), want: neverPulled},
-		step{who: "D, Never, with a credential that nobody has proved", pod: a("d", never, node.Dora()), want: neverPulled},
-		step{who: "D, IfNotPresent", pod: a("d", ifNotPresent, node.Dora()), want: running, asks: manifest},
-		step{who: "D, Never, afterwards", pod: a("d", never, node.Dora()), want: running},
-		step{who: "C, IfNotPresent", pod: a("c", ifNotPresent, node.Alice()), want: running, says: `already present on machine`},
-		step{who: "A, Always, again", pod: a("a", always, node.Alice()), want: running, asks: manifest},
+	s.runSteps(
+		step{name: "A, Always", pod: a("a", always, node.Alice()), want: running, requests: downloads},
+		step{name: "A, Never", pod: a("a", never, node.Alice()), want: running},
+		step{name: "C, Never, the same credential in another namespace", pod: a("c", never, node.Alice()), want: running},
+		step{name: "C, Never, a wrong secret before the right one", pod: a("c", never, node.Mallory(), node.Alice()), want: running},
+		step{name: "B, Never, without a secret", pod: a("b", never), want: neverPulled},
+		step{name: "B, Never, with a wrong secret", pod: a("b", never, node.Mallory()), want: neverPulled},
+		step{name: "D, Never, with a credential without a proof", pod: a("d", never, node.Dora()), want: neverPulled},
+		step{name: "D, IfNotPresent", pod: a("d", ifNotPresent, node.Dora()), want: running, requests: manifest},
+		step{name: "D, Never, afterwards", pod: a("d", never, node.Dora()), want: running},
+		step{name: "C, IfNotPresent", pod: a("c", ifNotPresent, node.Alice()), want: running, message: `already present on machine`},
+		step{name: "A, Always, again", pod: a("a", always, node.Alice()), want: running, requests: manifest},
 	)
 	s.must(r.Down())
-	s.tell(
-		step{who: "A, Always, the registry down", pod: a("a", always, node.Alice()), want: pullFailed, says: `connection refused`},
-		step{who: "A, IfNotPresent, the registry down", pod: a("a", ifNotPresent, node.Alice()), want: running},
+	s.runSteps(
+		step{name: "A, Always, the registry down", pod: a("a", always, node.Alice()), want: pullFailed, message: `connection refused`},
+		step{name: "A, IfNotPresent, the registry down", pod: a("a", ifNotPresent, node.Alice()), want: running},
 	)
 	s.must(r.Up())
 }
 
 // A Secret's new content takes the place of what the Secret has proved, while no registry can be asked. A
 // Secret that is made anew is another one.
-func rotation(s *story) {
+func rotation(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{})
 	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
 	neverOwner := owner
 	neverOwner.policy = never
-	s.tell(step{who: "A, with its secret", pod: owner, want: running, asks: downloads})
+	s.runSteps(step{name: "A, with its secret", pod: owner, want: running, requests: downloads})
 	s.must(r.Down())
 	name := "pull-" + node.Alice().Username
 	s.content(name, node.Login{Username: node.Alice().Username, Password: "canary-3b1e-rotated"}, false)
-	s.tell(
-		step{who: "A, Never, its Secret rotated", pod: neverOwner, want: running},
-		step{who: "A, its Secret rotated", pod: owner, want: running},
-		step{who: "C with the content from before", pod: pod{team: "c", image: app, secrets: with(node.Alice())}, want: pullFailed, says: `connection refused`},
+	s.runSteps(
+		step{name: "A, Never, its Secret rotated", pod: neverOwner, want: running},
+		step{name: "A, its Secret rotated", pod: owner, want: running},
+		step{name: "C with the content from before", pod: pod{team: "c", image: app, secrets: with(node.Alice())}, want: pullFailed, message: `connection refused`},
 	)
 	s.content(name, node.Login{Username: node.Alice().Username, Password: "canary-8c44-anew"}, true)
-	s.tell(
-		step{who: "A, its Secret made anew", pod: owner, want: pullFailed, says: `connection refused`},
-		step{who: "A, Never, its Secret made anew", pod: neverOwner, want: neverPulled},
+	s.runSteps(
+		step{name: "A, its Secret made anew", pod: owner, want: pullFailed, message: `connection refused`},
+		step{name: "A, Never, its Secret made anew", pod: neverOwner, want: neverPulled},
 	)
 	s.must(r.Up())
 }
 
 // content gives a Secret of team a another content, or makes it anew.
-func (s *story) content(name string, l node.Login, anew bool) {
+func (s *scenario) content(name string, l node.Login, anew bool) {
 	s.Helper()
 	secrets := s.cluster.Client.CoreV1().Secrets(s.namespace("a"))
 	next := dockerSecret(name, secret{login: l, registry: s.registries[0].Host()})
@@ -117,22 +117,22 @@ func (s *story) content(name string, l node.Login, anew bool) {
 }
 
 // While there is no API server, pods that are known go on, also after a restart of pullgated, which then
-// knows of nobody. The node stays ready.
-func away(s *story) {
+// knows no identity. The node stays ready.
+func away(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})
 	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
-	o := s.keep(step{who: "A's pod that ends at once", pod: owner, want: running, asks: downloads})
+	o := s.keep(step{name: "A's pod that ends at once", pod: owner, want: running, requests: downloads})
 	s.must(r.Down())
 	s.restarted(o, 1)
-	lives := func() int {
+	starts := func() int {
 		text, err := s.kubelet.Output(o.pod.Namespace, o.pod.Name, string(o.pod.UID), "main")
 		s.must(err)
 		return strings.Count(text, "\n")
 	}
 	s.must(s.cluster.StopAPI())
 	for _, what := range []string{"went away", "was away when pullgated started"} {
-		for before, end := lives(), time.Now().Add(2*patience); lives() == before; time.Sleep(200 * time.Millisecond) {
+		for before, end := starts(), time.Now().Add(2*patience); starts() == before; time.Sleep(200 * time.Millisecond) {
 			if time.Now().After(end) {
 				s.Fatalf("no container was started after the API server %s\n%s", what, s.said())
 			}
@@ -147,19 +147,19 @@ func away(s *story) {
 	s.must(s.cluster.StartAPI(s.Context()))
 	s.inStep()
 	owner.policy = never
-	s.tell(
-		step{who: "A, Never, the API server back", pod: owner, want: running},
-		step{who: "B, Never, the API server back", pod: pod{team: "b", image: app, policy: never}, want: neverPulled},
+	s.runSteps(
+		step{name: "A, Never, the API server back", pod: owner, want: running},
+		step{name: "B, Never, the API server back", pod: pod{team: "b", image: app, policy: never}, want: neverPulled},
 	)
 }
 
-// After a restart of the kubelet its pods ask by a value that no sandbox carries. The API server tells who they
+// After a restart of the kubelet its pods ask by a value that no sandbox carries. The API server says which pods they
 // may be.
-func strangers(s *story) {
+func strangers(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})
-	s.tell(step{who: "A pulls", pod: pod{team: "x", image: app, secrets: with(node.Alice())}, want: running, asks: downloads})
-	o := s.keep(step{who: "A's pod that ends at once, Never", pod: pod{team: "a", image: app, policy: never, secrets: with(node.Alice())}, want: running})
+	s.runSteps(step{name: "A pulls", pod: pod{team: "x", image: app, secrets: with(node.Alice())}, want: running, requests: downloads})
+	o := s.keep(step{name: "A's pod that ends at once, Never", pod: pod{team: "a", image: app, policy: never, secrets: with(node.Alice())}, want: running})
 	s.must(r.Down())
 	s.restarted(o, 1)
 	s.gone("x")
@@ -177,7 +177,7 @@ func strangers(s *story) {
 
 // pullSlowly has a pod pull an image for some time, in which a kubelet that pulls one after the other pulls no
 // other one. It returns when that has begun.
-func (s *story) pullSlowly(d time.Duration) {
+func (s *scenario) pullSlowly(d time.Duration) {
 	s.Helper()
 	r := s.registry()
 	large := s.push(r, "large:1", node.Image{})
@@ -190,6 +190,6 @@ func (s *story) pullSlowly(d time.Duration) {
 	case <-asked:
 		time.AfterFunc(d, release)
 	case <-ctx.Done():
-		s.Fatalf("nobody pulls the large image\n%s", s.said())
+		s.Fatalf("the large image is not pulled\n%s", s.said())
 	}
 }

@@ -10,7 +10,7 @@ import (
 
 // A proof that is older than credentialValidity is renewed at the registry by the next pod. While the registry is
 // away it stands for registryUnavailableGrace longer, and without a grace it does not.
-func expiry(s *story) {
+func expiry(s *scenario) {
 	const validity = 3 * time.Second
 	expires := fmt.Sprintf("credentialValidity: %s", validity)
 	expired := func() { time.Sleep(validity) }
@@ -27,30 +27,30 @@ func expiry(s *story) {
 	ownerNever := owner
 	ownerNever.policy = never
 	want := neverPulled
-	if s.sourced { // nobody is going to ask the registry for it, so that the grace has begun
+	if s.sourced { // the registry will not be asked for it, so that the grace has begun
 		want = running
 	}
 
 	install(expires, "registryUnavailableGrace: 1h")
-	s.tell(step{who: "A, with its secret", pod: owner, want: running, asks: downloads})
+	s.runSteps(step{name: "A, with its secret", pod: owner, want: running, requests: downloads})
 	expired()
-	s.tell(
-		step{who: "A, Never, its proof expired", pod: ownerNever, want: want},
-		step{who: "A, its proof expired", pod: owner, want: running, asks: manifest},
+	s.runSteps(
+		step{name: "A, Never, its proof expired", pod: ownerNever, want: want},
+		step{name: "A, its proof expired", pod: owner, want: running, requests: manifest},
 	)
 	expired()
 	s.must(r.Down())
-	s.tell(
-		step{who: "A, its proof expired and the registry down", pod: owner, want: running},
-		step{who: "D, not proved", pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: pullFailed, says: `connection refused`},
-		step{who: "B without a secret", pod: pod{team: "b", image: app}, want: pullFailed, says: `connection refused`},
+	s.runSteps(
+		step{name: "A, its proof expired and the registry down", pod: owner, want: running},
+		step{name: "D, not proved", pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: pullFailed, message: `connection refused`},
+		step{name: "B without a secret", pod: pod{team: "b", image: app}, want: pullFailed, message: `connection refused`},
 	)
 
 	install(expires)
-	s.tell(
-		step{who: "A, its proof expired, the registry down, no grace", pod: owner, want: pullFailed, says: `connection refused`},
-		step{who: "A, Never, its proof expired, no grace", pod: ownerNever, want: neverPulled},
+	s.runSteps(
+		step{name: "A, its proof expired, the registry down, no grace", pod: owner, want: pullFailed, message: `connection refused`},
+		step{name: "A, Never, its proof expired, no grace", pod: ownerNever, want: neverPulled},
 	)
 	s.must(r.Up())
-	s.tell(step{who: "A, the registry back", pod: owner, want: running, asks: manifest})
+	s.runSteps(step{name: "A, the registry back", pod: owner, want: running, requests: manifest})
 }

@@ -28,7 +28,7 @@ type Machine struct {
 type Options struct {
 	// Dir is a folder of its own for the log of the console.
 	Dir string
-	// Cgroup is one of its own, as in /pullgate-1; whoever gives it removes it.
+	// Cgroup is one of its own, as in /pullgate-1; the caller removes it.
 	Cgroup string
 	// Binds are folders of the host, by their paths in the machine.
 	Binds map[string]string

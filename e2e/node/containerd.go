@@ -86,13 +86,13 @@ func (c *Containerd) path(name string) string { return filepath.Join(c.dir, name
 // Endpoint is where its CRI is served.
 func (c *Containerd) Endpoint() string { return "unix://" + c.path("containerd.sock") }
 
-// Import loads an image from an archive, behind everybody's back.
+// Import loads an image from an archive, directly in containerd.
 func (c *Containerd) Import(ctx context.Context, archive string) error {
 	_, err := host.Run(ctx, "ctr", "--address", c.path("containerd.sock"), "--namespace", "k8s.io", "images", "import", archive)
 	return err
 }
 
-// Tag gives an image another name, behind everybody's back.
+// Tag gives an image another name, directly in containerd.
 func (c *Containerd) Tag(ctx context.Context, from, to string) error {
 	_, err := host.Run(ctx, "ctr", "--address", c.path("containerd.sock"), "--namespace", "k8s.io", "images", "tag", "--force", from, to)
 	return err

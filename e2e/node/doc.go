@@ -2,7 +2,7 @@
 // registry that asks for credentials, images, pullgated, and a client that asks for containers
 // exactly as a kubelet does.
 //
-// Everything lives below one temporary directory, with sockets and ports of its own; nothing of the
+// Everything is below one temporary directory, with sockets and ports of its own; nothing of the
 // machine's own runtime is touched. Every process is ended by its own ID, and what a part has said
 // last is part of the error if it does not come up.
 package node

@@ -36,7 +36,7 @@ func Leaks(dir, text string) ([]string, error) {
 	return found, err
 }
 
-// forms are what a secret may look like when somebody writes it down by accident. In base64 it looks
+// forms are what a secret may look like when it is written by accident. In base64 it looks
 // different after each number of bytes before it, modulo three; what depends on its neighbours is cut.
 func forms(secret string) map[string]string {
 	all := map[string]string{

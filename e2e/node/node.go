@@ -124,7 +124,7 @@ func (n *Node) PushPrivate(ctx context.Context, name string, i Image) (Pushed, e
 	return n.Push(ctx, n.Private, name, i, &login)
 }
 
-// PushPublic builds an image and pushes it to the registry that lets everybody in.
+// PushPublic builds an image and pushes it to the registry that needs no credential.
 func (n *Node) PushPublic(ctx context.Context, name string, i Image) (Pushed, error) {
 	return n.Push(ctx, n.Public, name, i, nil)
 }

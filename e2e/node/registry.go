@@ -46,7 +46,7 @@ http: {addr: "127.0.0.1:0"}
 const registryAuth = `auth: {htpasswd: {realm: test, path: %q}}
 `
 
-// StartRegistry starts a registry below dir. Without logins it lets everybody in.
+// StartRegistry starts a registry below dir. Without logins it needs no credential.
 func StartRegistry(ctx context.Context, dir string, logins ...Login) (*Registry, error) {
 	r := &Registry{dir: dir}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -105,7 +105,7 @@ func (r *Registry) openFront(address string) error {
 		req.SetURL(&url.URL{Scheme: "http", Host: r.behind})
 		req.Out.Host = req.In.Host // so that redirects come back here
 	}, ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) {
-		w.WriteHeader(http.StatusBadGateway) // whoever asked has gone, mostly
+		w.WriteHeader(http.StatusBadGateway) // mostly, the client has gone
 	}}
 	r.addr = l.Addr().String()
 	r.front = &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {

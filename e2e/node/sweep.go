@@ -21,7 +21,7 @@ import (
 // nodePrefix begins the name of every node's directory.
 const nodePrefix = "pullgate-node-"
 
-// makeDir makes a node's directory and holds its lock for as long as the process lives.
+// makeDir makes a node's directory and holds its lock until the process ends.
 func makeDir() (dir string, unlock func(), err error) {
 	for {
 		if dir, err = os.MkdirTemp("", nodePrefix); err != nil {
@@ -73,7 +73,7 @@ func endContainers(ctx context.Context, dir string) error {
 		if err != nil || !bytes.Contains(text, []byte("containerd-shim")) || !slices.ContainsFunc(bytes.Split(text, []byte{0}), func(arg []byte) bool {
 			return bytes.HasPrefix(arg, socket) // its other socket begins so too
 		}) {
-			continue // gone by now, or somebody else's
+			continue // ended by now, or of another owner
 		}
 		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
 			pids = append(pids, pid)

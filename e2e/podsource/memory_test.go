@@ -114,7 +114,7 @@ func (w *world) measure(secrets int) {
 	}
 }
 
-// secretsRead is how many single Secrets the API server has told.
+// secretsRead returns how many single Secrets the API server has served.
 func (w *world) secretsRead() int {
 	w.Helper()
 	page, err := w.cluster.Client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(w.Context())

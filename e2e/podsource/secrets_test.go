@@ -6,11 +6,12 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// fresh is how old what is told of a Secret may be.
+// fresh is how old the content of a Secret may be.
 const fresh = 10 * time.Second
 
 func TestARotatedSecretIsToldWithinItsFreshness(t *testing.T) {
@@ -27,7 +28,7 @@ func TestARotatedSecretIsToldWithinItsFreshness(t *testing.T) {
 	}
 	w.learns(uid, after)
 	if took := time.Since(began); took > fresh+2*time.Second {
-		t.Errorf("told after %v; want at most %v and a request", took, fresh)
+		t.Errorf("known after %v; want at most %v and a request", took, fresh)
 	}
 	// Recreated it is another Secret. A pod that arrives brings its Secrets anew.
 	w.unsecret("s")
@@ -73,7 +74,7 @@ func TestEveryTypeOfPullSecretIsRead(t *testing.T) {
 		if !ok {
 			return false
 		}
-		got, err := p.Credentials(w.Context(), image)
+		got, err := p.Credentials(w.Context(), imageref.New(image))
 		return err != nil && len(got) == 2 && got[0] == young && got[1] == old
 	})
 	// Each pod that comes has it read anew; it is the same Secret.

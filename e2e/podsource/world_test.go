@@ -15,6 +15,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/podsource"
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -278,7 +279,7 @@ func (w *world) has(uid string, want ...tracker.Secret) bool {
 	if !ok {
 		return false
 	}
-	got, err := p.Credentials(w.Context(), image)
+	got, err := p.Credentials(w.Context(), imageref.New(image))
 	if err != nil || len(got) != len(want) {
 		return false
 	}

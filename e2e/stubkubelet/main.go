@@ -1,5 +1,5 @@
-// Command stubkubelet is as much of a kubelet as is needed to see what one is told: it takes the flags that say an
-// endpoint, and its configuration file, asks the runtime what a kubelet asks it all the time, and tells on
+// Command stubkubelet is as much of a kubelet as is needed to see how one is configured: it takes the flags that say an
+// endpoint, and its configuration file, makes the calls that a kubelet makes all the time, and reports on
 // /healthz whether it gets answers. It ends if it gets none at the start, as a kubelet does.
 //
 // Called k3s, it takes its flags from where k3s does.
@@ -71,7 +71,7 @@ func run() error {
 	return server.ListenAndServe()
 }
 
-// endpoint is what it is told, the last flag before the file.
+// endpoint returns the configured one, the last flag before the file.
 func endpoint() (string, error) {
 	args, said := os.Args[1:], "unix:///run/containerd/containerd.sock"
 	if filepath.Base(os.Args[0]) == "k3s" {

@@ -40,7 +40,7 @@ type site struct {
 	*testing.T
 	node    *node.Node
 	machine *machine.Machine
-	k       *node.Kubelet // nil until somebody answers on the socket
+	k       *node.Kubelet // nil until the socket answers
 	app     node.Pushed   // alice has pulled it
 	pods    int
 }
@@ -126,15 +126,15 @@ func (s *site) must(err error) {
 	}
 }
 
-// step is a part of the story; those after one that failed are not told.
-func (s *site) step(name string, tell func()) {
+// step runs a part of the test; those after one that failed do not run.
+func (s *site) step(name string, run func()) {
 	s.Helper()
 	outer := s.T
 	if !outer.Run(name, func(t *testing.T) {
 		s.T = t
 		defer func() { s.T = outer }()
 		began := time.Now()
-		tell()
+		run()
 		t.Logf("%v", time.Since(began).Round(time.Millisecond))
 	}) {
 		outer.FailNow()
@@ -232,7 +232,7 @@ func (s *site) pod(namespace, policy string, secrets ...node.Login) node.Outcome
 	return o
 }
 
-// judges sees that the store knows what it knew: who has proved access runs without a registry, nobody else does.
+// judges checks that the store knows what it knew: a pod that has proved access runs without a registry, no other does.
 func (s *site) judges() {
 	s.Helper()
 	s.must(s.node.Private.Down())

@@ -15,11 +15,11 @@ import (
 const sent = "containerRuntimeEndpoint: unix:///run/pullgate/cri.sock\n"
 
 // The life of pullgate on a node, from its installation to the day on which nothing of it is left.
-func TestLifeOnADebianNode(t *testing.T) {
+func TestDebianNode(t *testing.T) {
 	s := newSite(t)
 	for _, step := range []struct {
 		name string
-		tell func(*site)
+		run  func(*site)
 	}{
 		{"lintian finds nothing in the package", linted},
 		{"installed, nothing is started and the kubelet is left alone", installed},
@@ -37,7 +37,7 @@ func TestLifeOnADebianNode(t *testing.T) {
 		{"purged, nothing is left", purged},
 		{"the other package manager does the same", rpm},
 	} {
-		s.step(step.name, func() { step.tell(s) })
+		s.step(step.name, func() { step.run(s) })
 	}
 }
 
@@ -198,7 +198,7 @@ func hung(s *site) {
 	s.write("/run/systemd/system/pullgated.service.d/impatient.conf", "[Service]\nWatchdogSec=2\n")
 	s.do("systemctl", "daemon-reload")
 	s.do("systemctl", "restart", unit)
-	time.Sleep(4 * time.Second) // one that is fed lives on
+	time.Sleep(4 * time.Second) // one that gets keep-alives goes on
 	before, restarts := s.pid(), s.shows(unit, "NRestarts")
 	if restarts != "0" {
 		s.Errorf("restarted %s times although it answers", restarts)
@@ -304,7 +304,7 @@ func removed(s *site) {
 	}
 	for _, path := range []string{"/var/lib/pullgate/records.db", "/var/lib/pullgate/node.key", conf} {
 		if !s.exists(path) {
-			s.Errorf("%s is gone, and nobody said purge", path)
+			s.Errorf("%s is gone after a removal without purge", path)
 		}
 	}
 	s.do("dpkg", "--install", packed+"/"+older+".deb")

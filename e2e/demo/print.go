@@ -11,7 +11,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// width is how many columns a line of the story fills at most.
+// width is how many columns a line of the output fills at most.
 const width = 100
 
 // style writes text in a style of the terminal, if there is one.
@@ -82,7 +82,7 @@ func count(requests []node.Request, method, path, status string) int {
 }
 
 // step runs a pod, says what was asked and what came of it, and compares it with what is wanted.
-func (s *story) step(ctx context.Context, title string, pod *node.Pod, w want) {
+func (s *demo) step(ctx context.Context, title string, pod *node.Pod, w want) {
 	secret := "no secret"
 	if len(pod.Secrets) > 0 {
 		secret = "a secret for " + pod.Secrets[0].Username
@@ -112,7 +112,7 @@ func (s *story) step(ctx context.Context, title string, pod *node.Pod, w want) {
 }
 
 // check is a step that is not about a pod.
-func (s *story) check(title, outcome string, ok bool) {
+func (s *demo) check(title, outcome string, ok bool) {
 	fmt.Printf("\n  %s\n", title)
 	say("outcome:", outcome)
 	if clipped := []rune(outcome); len(clipped) > 40 {
@@ -121,8 +121,8 @@ func (s *story) check(title, outcome string, ok bool) {
 	s.row(title, outcome, "", ok)
 }
 
-func (s *story) row(title, outcome, requests string, ok bool) {
-	verdict := "as told"
+func (s *demo) row(title, outcome, requests string, ok bool) {
+	verdict := "as expected"
 	if !ok {
 		verdict = red("NOT AS TOLD")
 		s.failed++
@@ -160,7 +160,7 @@ func shorten(path string) string {
 	return path
 }
 
-func (s *story) table(took time.Duration) {
+func (s *demo) table(took time.Duration) {
 	fmt.Printf("\n%s (%v)\n", bold("In short"), took.Round(time.Second))
 	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
 	_, _ = fmt.Fprintln(w, "  step\toutcome\tregistry requests\t")

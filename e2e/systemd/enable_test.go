@@ -13,12 +13,12 @@ import (
 
 const shadow = configuration + "noPullImageSecretRecheck: true\n"
 
-// where are the folders in which anything that tells a kubelet could be changed.
+// where are the folders in which the kubelet's configuration could be changed.
 const where = "find /etc /usr/lib/systemd /var/lib/kubelet -xdev -type f -not -name 'ld.so.cache' -exec sha256sum {} + | sort -k 2; " +
 	"find /etc /var/lib/kubelet -xdev -type d | sort"
 
 // A kubelet is pointed at pullgate and back, and nothing but that is changed.
-func TestPointingTheKubelet(t *testing.T) {
+func TestNodeEnable(t *testing.T) {
 	s := newSite(t)
 	s.do("dpkg", "--install", packed+"/"+newer+".deb")
 	s.write(conf, shadow)
@@ -28,7 +28,7 @@ func TestPointingTheKubelet(t *testing.T) {
 	s.do("systemctl", "start", "kubelet.service")
 	for _, step := range []struct {
 		name string
-		tell func(*site)
+		run  func(*site)
 	}{
 		{"not before pullgate is enabled for the next boot", notEnabled},
 		{"a dry run changes nothing", dryRun},
@@ -38,7 +38,7 @@ func TestPointingTheKubelet(t *testing.T) {
 		{"lines of the kubelet's own file", lines},
 		{"k3s", k3s},
 	} {
-		s.step(step.name, func() { step.tell(s) })
+		s.step(step.name, func() { step.run(s) })
 	}
 }
 
@@ -72,7 +72,7 @@ ExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_E
 	s.write("/etc/rancher/k3s/config.yaml", "container-runtime-endpoint: /run/containerd/containerd.sock\n")
 }
 
-// files is everything that tells a kubelet.
+// files are the files that configure a kubelet.
 func (s *site) files() string {
 	s.Helper()
 	return s.do("/bin/sh", "-c", where)

@@ -45,14 +45,14 @@ const (
 // patience is how long a pod may take to become what it should.
 const patience = 90 * time.Second
 
-// A story is one scenario on one node. It has images and namespaces of its own.
-type story struct {
+// A scenario is one test on one node. It has images and namespaces of its own.
+type scenario struct {
 	*testing.T
 	*machine
 	name string
 	kept []*outcome
 	pods int
-	// registries are those that are there for this story alone.
+	// registries are those that only this scenario uses.
 	registries []*node.Registry
 }
 
@@ -82,12 +82,12 @@ type pod struct {
 
 // A step is one pod that comes, and what should become of it.
 type step struct {
-	who  string
-	pod  pod
-	want string
-	asks string // of the registry; nothing if empty
-	says string // a pattern that status and events match, if not empty
-	text string // that the pod's main container prints, if not empty
+	name     string
+	pod      pod
+	want     string
+	requests string // of the registry; nothing if empty
+	message  string // a pattern that status and events match, if not empty
+	text     string // that the pod's main container prints, if not empty
 }
 
 // An outcome is what became of a pod.
@@ -98,8 +98,8 @@ type outcome struct {
 	pod         *corev1.Pod
 }
 
-// tell runs steps one after the other. Each pod is gone before the next one comes.
-func (s *story) tell(steps ...step) {
+// runSteps runs steps one after the other. Each pod is deleted before the next one is created.
+func (s *scenario) runSteps(steps ...step) {
 	s.Helper()
 	for _, st := range steps {
 		o := s.keep(st)
@@ -108,7 +108,7 @@ func (s *story) tell(steps ...step) {
 }
 
 // tellAtOnce runs steps side by side, for whom the registry is asked nothing.
-func (s *story) tellAtOnce(steps ...step) {
+func (s *scenario) runStepsAtOnce(steps ...step) {
 	s.Helper()
 	var since []node.Mark
 	var made []*corev1.Pod
@@ -125,43 +125,43 @@ func (s *story) tellAtOnce(steps ...step) {
 	}
 }
 
-// keep runs one step and leaves the pod on the node, until drop or the end of the story.
-func (s *story) keep(st step) *outcome {
+// keep runs one step and leaves the pod on the node, until drop or the end of the scenario.
+func (s *scenario) keep(st step) *outcome {
 	s.Helper()
 	since := s.registryOf(st.pod.image).Mark()
 	return s.see(st, s.create(st.pod), since)
 }
 
 // see waits until a step's pod is what it should be.
-func (s *story) see(st step, p *corev1.Pod, since node.Mark) *outcome {
+func (s *scenario) see(st step, p *corev1.Pod, since node.Mark) *outcome {
 	s.Helper()
-	if st.asks == "" {
-		st.asks = nothing
+	if st.requests == "" {
+		st.requests = nothing
 	}
 	registry := s.registryOf(st.pod.image)
 	o := s.wait(p, st.pod.image, st.want)
 	if strings.Contains(o.text, "FailedToRetrieveImagePullSecret") {
-		s.Fatalf("%s: the kubelet did not get the pod's secret, so that nothing is proved: %s", st.who, o)
+		s.Fatalf("%s: the kubelet did not get the pod's secret, so that nothing is proved: %s", st.name, o)
 	}
 	if o.state != st.want {
-		s.Fatalf("%s: %s; want %s\n%s", st.who, o, st.want, s.said())
+		s.Fatalf("%s: %s; want %s\n%s", st.name, o, st.want, s.said())
 	}
-	if !regexp.MustCompile(st.says).MatchString(o.text) {
-		s.Errorf("%s: the kubelet says %q; want it to match %s", st.who, o.text, st.says)
+	if !regexp.MustCompile(st.message).MatchString(o.text) {
+		s.Errorf("%s: the kubelet says %q; want it to match %s", st.name, o.text, st.message)
 	}
 	if st.text != "" {
 		s.prints(o, "main", st.text)
 	}
 	registry.Mark()
 	requests := registry.Requests(since, st.pod.image.Repository)
-	if got := asked(requests); st.asks != anything && got != st.asks {
-		s.Errorf("%s asked the registry for %s: %v; want %s\n%s", st.who, got, requests, st.asks, s.said())
+	if got := asked(requests); st.requests != anything && got != st.requests {
+		s.Errorf("%s asked the registry for %s: %v; want %s\n%s", st.name, got, requests, st.requests, s.said())
 	}
 	return o
 }
 
 // prints waits until a container of a pod has printed a line.
-func (s *story) prints(o *outcome, container, line string) {
+func (s *scenario) prints(o *outcome, container, line string) {
 	s.Helper()
 	got := ""
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
@@ -176,7 +176,7 @@ func (s *story) prints(o *outcome, container, line string) {
 	s.Errorf("container %s of %s/%s prints %q; want the line %q", container, o.pod.Namespace, o.pod.Name, got, line)
 }
 
-func (s *story) registryOf(image node.Pushed) *node.Registry {
+func (s *scenario) registryOf(image node.Pushed) *node.Registry {
 	for _, r := range s.registries {
 		if strings.HasPrefix(image.Name, r.Host()) {
 			return r
@@ -210,13 +210,13 @@ func asked(requests []node.Request) string {
 	return fmt.Sprintf("%d manifests", given)
 }
 
-// namespace is that of a team in this story.
-func (s *story) namespace(team string) string {
+// namespace returns that of a team in this scenario.
+func (s *scenario) namespace(team string) string {
 	return strings.ToLower(s.name + "-" + team + "-" + s.kubelet.Name())
 }
 
 // create creates a pod, and its namespace and secrets as far as they are missing.
-func (s *story) create(p pod) *corev1.Pod {
+func (s *scenario) create(p pod) *corev1.Pod {
 	s.Helper()
 	s.pods++
 	made := s.spec(fmt.Sprintf("pod-%d", s.pods), p)
@@ -242,7 +242,7 @@ func (s *story) create(p pod) *corev1.Pod {
 }
 
 // spec is what is sent to the API server for a pod.
-func (s *story) spec(name string, p pod) *corev1.Pod {
+func (s *scenario) spec(name string, p pod) *corev1.Pod {
 	if p.policy == "" {
 		p.policy = ifNotPresent
 	}
@@ -285,7 +285,7 @@ func dockerSecret(name string, s secret) *corev1.Secret {
 }
 
 // wait waits until a pod is what it should be, or has become what it should not.
-func (s *story) wait(p *corev1.Pod, image node.Pushed, want string) *outcome {
+func (s *scenario) wait(p *corev1.Pod, image node.Pushed, want string) *outcome {
 	s.Helper()
 	o := &outcome{want: want, pod: p, image: image}
 	s.kept = append(s.kept, o)
@@ -301,7 +301,7 @@ func (s *story) wait(p *corev1.Pod, image node.Pushed, want string) *outcome {
 }
 
 // look reads what has become of a pod by now.
-func (s *story) look(o *outcome) {
+func (s *scenario) look(o *outcome) {
 	s.Helper()
 	p, err := s.cluster.Client.CoreV1().Pods(o.pod.Namespace).Get(s.Context(), o.pod.Name, metav1.GetOptions{})
 	if err != nil {
@@ -340,7 +340,7 @@ func stateOf(p *corev1.Pod) (state, text string) {
 }
 
 // events are the messages of a pod's events.
-func (s *story) events(p *corev1.Pod) string {
+func (s *scenario) events(p *corev1.Pod) string {
 	list, err := s.cluster.Client.CoreV1().Events(p.Namespace).List(s.Context(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(p.UID)})
 	if err != nil {
 		return "\nevents: " + err.Error()
@@ -361,19 +361,19 @@ func (o *outcome) String() string {
 }
 
 // drop deletes a pod, after a last look whether one that was refused has run all the same.
-func (s *story) drop(o *outcome) {
+func (s *scenario) drop(o *outcome) {
 	s.Helper()
 	s.kept = slices.DeleteFunc(s.kept, func(k *outcome) bool { return k == o })
 	s.neverRan(o)
 	now := int64(0)
-	// The story may be at its end, and its context with it.
+	// The scenario may be at its end, and its context with it.
 	err := s.cluster.Client.CoreV1().Pods(o.pod.Namespace).Delete(context.WithoutCancel(s.Context()), o.pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
 	if err != nil && !apierrors.IsNotFound(err) {
 		s.Error(err)
 	}
 }
 
-func (s *story) neverRan(o *outcome) {
+func (s *scenario) neverRan(o *outcome) {
 	s.Helper()
 	if o.want == running || o.want == succeeded {
 		return
@@ -405,19 +405,19 @@ func imageOf(p *corev1.Pod, container string) string {
 }
 
 // private pushes an image that alice and dora may pull.
-func (s *story) private(name string) node.Pushed {
+func (s *scenario) private(name string) node.Pushed {
 	s.Helper()
 	return s.push(s.Private, name, node.Image{})
 }
 
-// public pushes an image that everybody may pull.
-func (s *story) public(name string) node.Pushed {
+// public pushes an image that needs no credential.
+func (s *scenario) public(name string) node.Pushed {
 	s.Helper()
 	return s.push(s.Public, name, node.Image{})
 }
 
-// push pushes an image to a registry. Those that let everybody in get the login as well.
-func (s *story) push(r *node.Registry, name string, i node.Image) node.Pushed {
+// push pushes an image to a registry. Those that need no credential get the login as well.
+func (s *scenario) push(r *node.Registry, name string, i node.Image) node.Pushed {
 	s.Helper()
 	if i.Content == "" {
 		i.Content = s.Name() + name
@@ -430,15 +430,15 @@ func (s *story) push(r *node.Registry, name string, i node.Image) node.Pushed {
 	return p
 }
 
-func (s *story) must(err error) {
+func (s *scenario) must(err error) {
 	s.Helper()
 	if err != nil {
 		s.Fatalf("%v\n%s", err, s.said())
 	}
 }
 
-// registry starts a registry for this story alone, so that it can fail without harm to others.
-func (s *story) registry() *node.Registry {
+// registry starts a registry for this scenario alone, so that its failures do not disturb others.
+func (s *scenario) registry() *node.Registry {
 	s.Helper()
 	r, err := node.StartRegistry(s.Context(), filepath.Join(s.Dir, "registry-of-"+s.name), node.Alice(), node.Dora())
 	s.must(err)
