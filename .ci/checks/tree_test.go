@@ -116,7 +116,7 @@ func TestReadmeIsShort(t *testing.T) {
 	}
 }
 
-func TestReadmeShowsMakeHelp(t *testing.T) {
+func TestContributingShowsMakeHelp(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "make", "-s", "help")
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "MAKEFLAGS=")
@@ -128,11 +128,11 @@ func TestReadmeShowsMakeHelp(t *testing.T) {
 	for l := range strings.Lines(string(out)) {
 		want.WriteString("    " + strings.TrimPrefix(l, "  "))
 	}
-	_, rest, _ := strings.Cut(read(t, filepath.Join(root, "README.md")), "<!-- make help")
+	_, rest, _ := strings.Cut(read(t, filepath.Join(root, "CONTRIBUTING.md")), "<!-- make help")
 	_, rest, _ = strings.Cut(rest, "-->\n\n")
 	got, _, _ := strings.Cut(rest, "\n<!-- end -->")
 	if got != want.String() {
-		t.Errorf("README.md shows under Make\n%s\nwant what make help prints\n%s", got, &want)
+		t.Errorf("CONTRIBUTING.md shows under Make targets\n%s\nwant what make help prints\n%s", got, &want)
 	}
 }
 

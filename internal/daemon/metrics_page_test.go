@@ -135,23 +135,22 @@ func readMetricsPage(t *testing.T) metricsPage {
 	for _, section := range strings.Split(ofMetrics, "\n### ")[1:] {
 		title, rest, _ := strings.Cut(section, "\n")
 		name := strings.Trim(title, "`")
-		_, row, _ := strings.Cut(rest, "| --- | --- | --- |\n")
-		row, told, _ := strings.Cut(row, "\n")
-		cells := strings.Split(strings.Trim(row, "| "), " | ")
-		if len(cells) != 3 {
-			t.Errorf("docs/metrics.md: %s: row %q; want type, unit and labels", name, row)
+		row, told, _ := strings.Cut(strings.TrimPrefix(rest, "\n"), "\n")
+		cells := regexp.MustCompile(`^Type: (.+); unit: (.+); labels: (.+)$`).FindStringSubmatch(row)
+		if cells == nil {
+			t.Errorf("docs/metrics.md: %s: line %q; want type, unit and labels", name, row)
 			continue
 		}
 		if !strings.Contains(told, "\n*Look* ") {
 			t.Errorf("docs/metrics.md: %s: it is not said when to look", name)
 		}
 		var labels []string
-		for _, m := range quoted.FindAllStringSubmatch(cells[2], -1) {
+		for _, m := range quoted.FindAllStringSubmatch(cells[3], -1) {
 			labels = append(labels, m[1])
 		}
 		slices.Sort(labels)
-		page.metrics[name] = cells[0] + " " + strings.Join(labels, ",")
-		page.units[name] = cells[1]
+		page.metrics[name] = cells[1] + " " + strings.Join(labels, ",")
+		page.units[name] = cells[2]
 	}
 	for _, section := range strings.Split(ofLabels, "\n### ")[1:] {
 		title, rest, _ := strings.Cut(section, "\n")
