@@ -275,7 +275,7 @@ func watch(ctx context.Context, log klog.Logger, p parts) {
 			}
 			if err != nil && ctx.Err() == nil && time.Since(logged) >= stateLogInterval {
 				logged = time.Now()
-				log.Info("Not in step with the runtime, judging by what is known", "err", err)
+				log.Info("Not synced with the runtime, calls are judged by what is known", "err", err)
 			}
 		}
 	})

@@ -180,11 +180,11 @@ func (p *process) store(table conformance.Decisions, c conformance.Case, profile
 	still := func() bool { return true }
 	if c.Mark != "" {
 		pair := records.Pair{ImageID: profile.ID(conformance.ImageID(c.ID)), Repository: "repo.test/any/pre"}
-		if _, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{pair}, Still: still}); err != nil {
+		if _, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{pair}, Unchanged: still}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := s.MarkPreloaded(records.Scan{First: true, Still: still}); err != nil {
+	if _, err := s.MarkPreloaded(records.Scan{First: true, Unchanged: still}); err != nil {
 		t.Fatal(err)
 	}
 	if c.Intent != "" {

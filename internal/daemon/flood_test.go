@@ -36,7 +36,7 @@ func TestRuntimeThatClosesEveryConnectionDoesNotFloodTheLog(t *testing.T) {
 	time.Sleep(1500 * time.Millisecond)
 	log := p.out.String()
 	seconds := int(time.Since(began).Seconds()) + 1
-	for _, message := range []string{"Runtime reached", "Runtime not reached", "Not in step"} {
+	for _, message := range []string{"Runtime reached", "Runtime not reached", "Not synced"} {
 		if n := strings.Count(log, message); n > seconds {
 			t.Errorf("%q is logged %d times in %d seconds; want once a second at most", message, n, seconds)
 		}

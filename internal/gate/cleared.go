@@ -2,8 +2,8 @@ package gate
 
 import "sync"
 
-// cleared holds the containers that were created here and may be started: their image has been
-// read back. The zero value is empty and ready; it may be used concurrently.
+// cleared holds the containers that may be started, because their image has been read back after their creation. The zero value
+// is empty and ready; it may be used concurrently.
 type cleared struct {
 	mu sync.Mutex
 	of map[string]string // sandbox by container

@@ -18,9 +18,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// createContainer is the second gate, with the exact pod: before the runtime creates the
-// container its image and every image that it mounts are judged, and after it the image that the
-// container really has.
+// createContainer judges again, for the exact pod: before the runtime creates the container, its image and every image that it
+// mounts; and afterwards, the image that the container really has.
 func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, error) {
 	const name = "CreateContainer"
 	var req runtimeapi.CreateContainerRequest
@@ -30,7 +29,7 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, e
 	g.ready(ctx)
 	who := g.podOf(req.GetPodSandboxId(), req.GetSandboxConfig())
 	create := g.tracker.BeginCreate(g.mayRestore(ctx))
-	defer create.Lost() // for every way out, a panic included, that reports nothing else
+	defer create.Lost() // for every return, or panic, that reports no other end
 	since := g.tracker.Revocations()
 	judged, err := g.judgeConfig(ctx, name, who, req.GetConfig())
 	if err != nil {
@@ -41,7 +40,7 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, e
 	if err != nil {
 		return nil, g.createFailed(ctx, name, who, judged, create, err)
 	}
-	// The container is there whether or not the client still waits.
+	// The container exists even if the client has hung up.
 	ctx = context.WithoutCancel(ctx)
 	var resp runtimeapi.CreateContainerResponse
 	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
@@ -50,7 +49,7 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, e
 	crashpoint.Hit(crashpoint.Created)
 	asked, err := g.readBack(ctx, name, who, resp.GetContainerId(), judged)
 	if err == nil && g.tracker.Revocations() != since {
-		// What allowed the container may have been taken back before the runtime created it, which a restart could not tell.
+		// The proof may have been revoked before the runtime created the container, which could not be seen after a restart.
 		_, err = g.judgeConfig(ctx, name, who, req.GetConfig())
 	}
 	if err != nil {
@@ -75,11 +74,11 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, e
 	return raw, nil
 }
 
-// createFailed returns the answer to a call that the runtime failed to carry out. Where the image may be a checkpoint, the
-// error of the runtime could tell which other images are on the node, so the answer is the one to a refused container.
+// createFailed returns the answer to a call for which the runtime returned an error. If the image may be a checkpoint, the
+// error could reveal which other images are on the node, so the answer is the same as for a denied container.
 func (g *Gate) createFailed(ctx context.Context, callName string, who tracker.Pod, j judgement, create *tracker.Create, err error) error {
 	if aborted(err) {
-		return err // the runtime may still be at it, so the create is lost
+		return err // the runtime may complete it, so the create is lost
 	}
 	withheld := g.withholds(who, create)
 	create.Failed(context.WithoutCancel(ctx))
@@ -93,13 +92,13 @@ func (g *Gate) createFailed(ctx context.Context, callName string, who tracker.Po
 	return g.notCreated(who, j)
 }
 
-// withholds reports whether the pod must not see what became of a create in the runtime.
+// withholds reports whether the result of a create in the runtime must not be shown to the pod.
 func (g *Gate) withholds(who tracker.Pod, create *tracker.Create) bool {
 	return !g.shadow && !create.Ordinary() && !g.tracker.Exempt(who)
 }
 
-// notCreated is the one answer to a create from an image that may be a checkpoint, whether the runtime failed, as it does
-// if the image that the checkpoint names is absent, or created a container that was refused.
+// notCreated is the answer to a create from an image that may be a checkpoint, both if the runtime failed, as it does
+// when the image that the checkpoint names is absent, and if it created a container that was denied.
 func (g *Gate) notCreated(who tracker.Pod, j judgement) error {
 	if g.allowRestores.Load() {
 		g.hidden.Refuse(who.UID, j.name, j.image.ID)
@@ -110,7 +109,7 @@ func (g *Gate) notCreated(who tracker.Pod, j judgement) error {
 }
 
 // restorePod judges each container configuration as createContainer does. Restored containers are
-// in state created, and one that must not be takes the whole sandbox with it.
+// in state created; if one of them is denied, the whole sandbox is removed.
 func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call) ([]byte, error) {
 	const name = "RestorePod"
 	var req runtimeapi.RestorePodRequest
@@ -134,7 +133,7 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call) ([]byte, error)
 		judged[config.GetMetadata().GetName()] = j
 	}
 	create := g.tracker.BeginCreate(true)
-	defer create.Lost() // for every way out that reports nothing else
+	defer create.Lost() // for every return that reports no other end
 	create.From(ctx, tracker.Image{})
 	raw, err := c.Forward(ctx)
 	if err != nil {
@@ -151,7 +150,7 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call) ([]byte, error)
 		if _, err := g.readBack(ctx, name, who, restored.GetContainerId(), judged[restored.GetName()]); err != nil {
 			removed := g.runtime.removeSandbox(ctx, resp.GetPodSandboxId())
 			if removed != nil {
-				g.log.Error(removed, "Restored pod not removed, its containers are refused at StartContainer")
+				g.log.Error(removed, "Restored pod not removed, its containers are denied at StartContainer")
 			}
 			if status.Code(err) == codes.PermissionDenied {
 				err = g.notCreated(who, judgement{})
@@ -162,8 +161,8 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call) ([]byte, error)
 	return raw, nil
 }
 
-// startContainer lets a container start whose image has been read back. One that has not been, since
-// the answer to its creation was lost or pullgated restarted, is read back now.
+// startContainer forwards the start of a container whose image has been read back. If it has not been, since
+// the answer to the creation was lost or pullgated restarted, it is read back now.
 func (g *Gate) startContainer(ctx context.Context, c *criproxy.Call) ([]byte, error) {
 	const name = "StartContainer"
 	var req runtimeapi.StartContainerRequest
@@ -190,8 +189,8 @@ type judgement struct {
 	image tracker.Image // the zero value if the image was absent when it was judged
 }
 
-// podOf tells the pod of a sandbox. What the index has comes from the runtime's own answers and
-// counts; a sandbox that is not in it yet is told by the kubelet in the call.
+// podOf returns the pod of a sandbox: the one in the index, which comes from answers of the runtime; for a sandbox that is
+// not in the index yet, the one that the kubelet sends in the call.
 func (g *Gate) podOf(sandboxID string, config *runtimeapi.PodSandboxConfig) tracker.Pod {
 	if p, ok := g.pods.BySandbox(sandboxID); ok {
 		return p
@@ -207,8 +206,8 @@ func (g *Gate) judgeConfig(ctx context.Context, callName string, who tracker.Pod
 	if err != nil {
 		return j, err
 	}
-	// An image that is absent now is refused by the runtime; should it turn up in between, it
-	// is judged when it is read back.
+	// The runtime refuses an image that is absent. If it arrives before the call, it is judged when it is
+	// read back.
 	j.image = img
 	return j, g.judgeMounts(ctx, callName, who, config.GetMounts())
 }
@@ -237,8 +236,8 @@ func (g *Gate) judgeSpec(ctx context.Context, callName string, who tracker.Pod, 
 	img, err := g.runtime.imageOf(ctx, spec)
 	if err != nil {
 		if g.shadow || !aborted(err) {
-			// The runtime cannot resolve it and will say so itself; what it creates in
-			// spite of that is read back.
+			// The runtime cannot resolve it and returns an error itself; a container that it creates
+			// all the same is read back.
 			return tracker.Image{}, nil
 		}
 		return tracker.Image{}, err
@@ -254,9 +253,9 @@ func (g *Gate) judgeSpec(ctx context.Context, callName string, who tracker.Pod, 
 	return tracker.Image{}, g.deny(callName, who, name, v)
 }
 
-// named adds a name to an image that carries another tag or digest of the name's repository. The
+// named adds a name to an image that has another tag or digest of the name's repository. The
 // kubelet resolved the name at the pre-check, and the tag may have moved since; the pair of
-// image ID and repository, which is what is judged, is the same.
+// image ID and repository is the same.
 func named(img tracker.Image, name imageref.Ref) tracker.Image {
 	if name.Parsed() && slices.Contains(img.Repositories(), name.Repository()) {
 		img.Names = append([]imageref.Ref{name}, img.Names...)
@@ -264,13 +263,13 @@ func named(img tracker.Image, name imageref.Ref) tracker.Image {
 	return img
 }
 
-// readBack clears a created container for its start if it has the image it was allowed, or one that
-// the pod may use anyway. It reports whether the container is on the image it was allowed and was not restored.
+// readBack clears a created container for its start if it is on the image that was judged, or on another one that
+// the pod may use. It reports whether the container is on the judged image and was not restored.
 func (g *Gate) readBack(ctx context.Context, callName string, who tracker.Pod, id string, j judgement) (asked bool, err error) {
 	c, err := g.runtime.container(ctx, id)
 	switch {
 	case g.shadow && c == nil:
-		return false, nil // nothing is enforced; what came with the container needs proof
+		return false, nil // nothing is enforced; images that came with the container need proof
 	case err != nil:
 		return false, err
 	case c == nil:
@@ -304,8 +303,8 @@ func (g *Gate) clear(ctx context.Context, callName string, who tracker.Pod, c *r
 	return same && !restored, nil
 }
 
-// judgeOther judges an image that a container has in the place of the one that was judged. The
-// runtime may have given it the name that was asked for, so that name proves nothing.
+// judgeOther judges an image that a container has instead of the one that was judged. The
+// runtime may have given it the requested name, so that name proves nothing.
 func (g *Gate) judgeOther(ctx context.Context, callName string, who tracker.Pod, img tracker.Image, j judgement) error {
 	r := tracker.Request{Image: img, Substituted: true, Using: true}
 	if j.image.ID == "" {
@@ -319,19 +318,19 @@ func (g *Gate) judgeOther(ctx context.Context, callName string, who tracker.Pod,
 	}
 	g.hidden.Refuse(who.UID, j.name, j.image.ID)
 	if r.Substituted {
-		v.Reason = policy.NotProved // what is wrong with the other image's names is none of the pod's business
+		v.Reason = policy.NotProved // or the reason could reveal names of the other image
 	}
 	return g.deny(callName, who, j.name, v)
 }
 
-// lateReadBack judges a container from nothing but what the runtime tells of it.
+// lateReadBack judges a container by what the runtime reports about it.
 func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
 	c, err := g.runtime.container(ctx, id)
 	if err != nil {
 		return err
 	}
 	if c == nil || c.GetState() != runtimeapi.ContainerState_CONTAINER_CREATED {
-		return nil // nothing that a start could bring to life; the runtime says so itself
+		return nil // it cannot be started; the runtime returns the error
 	}
 	who, ok := g.pods.BySandbox(c.GetPodSandboxId())
 	if !ok {
@@ -369,9 +368,9 @@ func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
 }
 
 // drop removes a container that must not be started. If that fails it stays in state created,
-// and StartContainer refuses it.
+// and its start is denied.
 func (g *Gate) drop(ctx context.Context, id string) {
 	if err := g.runtime.removeContainer(ctx, id); err != nil {
-		g.log.Error(err, "Denied container not removed, it is refused at StartContainer")
+		g.log.Error(err, "Denied container not removed, its start will be denied")
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Reasons of the gate's own, beside those of the package policy. They deny what the tracker was not asked for, or allowed.
+// Reasons of the gate, beside those of the package policy. They deny calls that the tracker was not asked about, or allowed.
 const (
-	// ContainerRefused hides an image from a pod that was refused a container on it.
+	// ContainerRefused hides an image from a pod that was denied a container on it.
 	ContainerRefused policy.Reason = "container_refused"
 	// Restored refuses a container, or a pod, that was or would be restored from a checkpoint.
 	Restored policy.Reason = "restored"
@@ -20,13 +20,13 @@ const (
 	CreateFailed policy.Reason = "creation_failed"
 )
 
-// overruled returns a verdict that denies for a reason of the gate's own.
+// overruled returns a verdict that denies for a reason of the gate.
 func overruled(v tracker.Verdict, why policy.Reason) tracker.Verdict {
 	v.Decision = policy.Decision{Verdict: policy.Reverify, Reason: why}
 	return v
 }
 
-// note notes a decision where decisions are read: one line in the journal, and the same facts to whoever keeps them.
+// note records a decision about an image of this name: one line in the journal, and the same facts in Config.Decisions.
 func (g *Gate) note(name imageref.Ref, d decisionlog.Decision) {
 	d.Image = name.String()
 	d.Shadow = g.shadow
@@ -55,7 +55,7 @@ func (g *Gate) note(name imageref.Ref, d decisionlog.Decision) {
 	}
 }
 
-// holder returns which of the Secrets holds the credential that a verdict rests on, the zero value if none is known to.
+// holder returns the Secret that holds the credential of a verdict, the zero value if none is known to.
 func holder(v tracker.Verdict, secrets []tracker.Secret) (from records.SecretRef) {
 	for _, s := range secrets {
 		if v.Credential != "" && s.Credential == v.Credential {

@@ -23,8 +23,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A Gate acts on verdicts: it knows what hiding, denying and answering mean in the CRI, and asks
-// the tracker who may pass. All of its handlers are in handlers.go.
+// A Gate acts on the verdicts of the tracker: it hides images, denies calls and answers pulls. handlers.go lists its handlers.
 type Gate struct {
 	tracker   *tracker.Tracker
 	pods      *podindex.Index
@@ -39,11 +38,10 @@ type Gate struct {
 	// skipsAlways is what the last pre-check showed of the kubelet.
 	skipsAlways atomic.Bool
 
-	hidden  hidden.Set
-	told    hidden.PerPod // images for which it was logged that the pod has too many credentials
-	cleared cleared
-	synced  synced
-	// restoring is what is known of the runtime.
+	hidden        hidden.Set
+	warned        hidden.PerPod // images for which it was logged that the pod has too many credentials
+	cleared       cleared
+	synced        synced
 	restoring     restoring
 	allowRestores atomic.Bool
 }
@@ -62,8 +60,8 @@ type Metrics interface {
 	Recheck(pullPolicy, outcome string, took time.Duration)
 	// CredentialsIgnored is called when a pod has more credentials for an image than are considered.
 	CredentialsIgnored()
-	// PullUnresolved is called for every successful pull that was not recorded, because the runtime does not
-	// say which image it pulled.
+	// PullUnresolved is called for every successful pull that was not recorded, because the runtime did not
+	// report which image it pulled.
 	PullUnresolved()
 	// CreationRefused is called for every CreateContainer, StartContainer and RestorePod that was refused although its images
 	// were allowed: CreationRestored or CreationFailed.
@@ -75,11 +73,11 @@ type Config struct {
 	Tracker *tracker.Tracker
 	Pods    *podindex.Index
 	Runtime *Runtime
-	// PodSource tells of pods what the CRI does not; nil if nobody does.
+	// PodSource has facts about pods that the CRI does not have; nil is none.
 	PodSource PodSource
 	Metrics   Metrics
 	Log       klog.Logger
-	// Decisions is told every decision that Log gets a line for; nil if nobody keeps them.
+	// Decisions records every decision for which Log gets a line; nil records none.
 	Decisions decisionlog.Recorder
 	// Shadow is noPullImageSecretRecheck: judge and count, enforce nothing.
 	Shadow bool
@@ -116,8 +114,8 @@ const Hit = "hit"
 // unverified is the outcome of a recheck that the shadow mode let pass.
 const unverified = "unverified"
 
-// identify returns the pod of a sandbox configuration as the tracker wants it. The kubelet writes
-// the configuration and its annotations, so they need no further proof.
+// identify returns the pod of a sandbox configuration. The kubelet writes the configuration and its annotations, so
+// they can be trusted.
 func identify(c *runtimeapi.PodSandboxConfig) tracker.Pod {
 	m := c.GetMetadata()
 	return tracker.Pod{
@@ -128,7 +126,7 @@ func identify(c *runtimeapi.PodSandboxConfig) tracker.Pod {
 	}
 }
 
-// decode reads a request. A judged call that cannot be read is refused, since it cannot be judged.
+// decode reads a request. A call that cannot be read cannot be judged, so it is refused.
 func decode(c *criproxy.Call, into proto.Message) error {
 	if err := proto.Unmarshal(c.Request, into); err != nil {
 		return criproxy.Refuse(codes.InvalidArgument, "UNDECODABLE_REQUEST",
@@ -137,10 +135,9 @@ func decode(c *criproxy.Call, into proto.Message) error {
 	return nil
 }
 
-// judge asks the tracker, counts the verdict and logs every one but a repeated Allow. A request without
-// credentials is judged by those of the pod's Secrets, where they are known and nothing else decides:
-// to learn them may take a while. They are asked for before every refusal, so that the time it takes does
-// not tell why.
+// judge asks the tracker, counts the verdict and logs it, unless it is a repeated Allow. A request without credentials is
+// judged by those of the pod's Secrets if nothing else allows it: to get them may take a while. They are requested before
+// every refusal, so that its duration does not reveal the reason.
 func (g *Gate) judge(ctx context.Context, callName string, p tracker.Pod, r tracker.Request) tracker.Verdict {
 	d := g.decide(ctx, callName, p, r, g.tracker.Check)
 	if d.Verdict.Reason != policy.Absent {
@@ -154,7 +151,7 @@ func (g *Gate) decide(ctx context.Context, callName string, p tracker.Pod, r tra
 	began := time.Now()
 	r.Pod = p
 	pullPolicy := g.policyFor(ctx, callName, p, r.Name)
-	r.Unasked = r.Unasked || pullPolicy == tracker.PullNever // nobody is going to ask the registry
+	r.Unasked = r.Unasked || pullPolicy == tracker.PullNever // the registry will not be asked
 	v := check(ctx, r)
 	if !v.Allowed() && v.Reason != policy.Absent && r.Credentials == nil {
 		r.Secrets = g.secrets(ctx, p, r.Name)
@@ -176,16 +173,16 @@ func (g *Gate) count(name imageref.Ref, d decisionlog.Decision) {
 	}
 }
 
-// hit counts a present image that was allowed by proof that was already there: once for each pod
-// and pair, which is when the pod's grant for it is new.
+// hit counts a present image that was allowed by an earlier proof: once for each pod and pair, when the pod gets
+// its grant.
 func (g *Gate) hit(pullPolicy string, v tracker.Verdict, began time.Time) {
 	if v.First && (v.Reason == policy.Proved || v.Reason == policy.ProvedInGrace || v.Reason == policy.Open) {
 		g.metrics.Recheck(pullPolicy, Hit, time.Since(began))
 	}
 }
 
-// deny is the answer to a container that may not be created or started. It says what is missing
-// and what to do, and names nothing that the caller has not named itself.
+// deny returns the error for a container that may not be created or started. It says what is missing
+// and what to do, and contains no name that is not in the request.
 func (g *Gate) deny(callName string, p tracker.Pod, name imageref.Ref, v tracker.Verdict) error {
 	g.metrics.Refused(callName)
 	what := fmt.Sprintf("image %q", name.String())
@@ -208,7 +205,7 @@ func (g *Gate) deny(callName string, p tracker.Pod, name imageref.Ref, v tracker
 }
 
 // unnamed says why access cannot be proved for a name that the runtime resolves to an image without that name. It
-// goes by the name alone, so that it tells nothing of the images on the node.
+// depends on the name alone, so that it reveals nothing about the images on the node.
 func unnamed(name imageref.Ref) (missing, todo string) {
 	switch {
 	case name.IsShort():
@@ -221,8 +218,8 @@ func unnamed(name imageref.Ref) (missing, todo string) {
 	}
 }
 
-// aborted reports whether an error only tells that the call itself broke off, so that it gives
-// nothing away about an image.
+// aborted reports whether an error only says that the call itself did not complete, so that it reveals
+// nothing about an image.
 func aborted(err error) bool {
 	switch status.Code(err) {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:

@@ -17,16 +17,15 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// manyLimit bounds the time in which all pods are judged that may have sent one pre-check: each may take as
-// long as its Secrets are slow to get, and the kubelet waits for the answer.
+// manyLimit bounds the time in which all pods are judged that may have sent one pre-check: it may take a while to get the Secrets
+// of each, and the kubelet waits for the answer.
 const manyLimit = 3 * time.Second
 
 // absent is what a runtime answers for an image that it does not have: an empty message.
 var absent = []byte{} //nolint:gochecknoglobals // the constant of its type
 
-// isPrecheck reports whether an ImageStatus may be judged. Only a kubelet that decides whether to
-// pull sends both of its own annotations; the call for the image's user has none, and to hide
-// the image there would make the container run as root.
+// isPrecheck reports whether an ImageStatus is judged. Only a kubelet that decides whether to pull sends both of its own annotations.
+// Its call for the image's user has none: if the image were hidden there, the container would run as root.
 func isPrecheck(r *runtimeapi.ImageStatusRequest) bool {
 	a := r.GetImage().GetAnnotations()
 	return !r.GetVerbose() && a[podindex.SeenAnnotation] != "" && a[podindex.SourceAnnotation] != ""
@@ -46,13 +45,12 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error
 	began := time.Now()
 	name, seen := imageref.New(req.GetImage().GetImage()), req.GetImage().GetAnnotations()[podindex.SeenAnnotation]
 	who := g.pods.BySeen(seen)
-	known := len(who) == 1 // that it is this pod which asks
+	known := len(who) == 1 // which pod has sent it
 	if len(who) == 0 {
 		who = g.candidates(req.GetImage().GetAnnotations(), name)
 	}
 	if len(who) == 0 {
-		// Nobody known: what everybody may use is still to be had, and a static pod shows
-		// itself by its source.
+		// The pod is not known: it may use what every pod may, and the source shows whether it is static.
 		who = []tracker.Pod{{Static: podindex.StaticSource(req.GetImage().GetAnnotations()[podindex.SourceAnnotation])}}
 	}
 
@@ -63,17 +61,17 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error
 		defer cancel()
 	}
 	if err != nil {
-		return g.unresolved(ctx, name, who, err)
+		return g.answerError(ctx, name, who, err)
 	}
 	var resp runtimeapi.ImageStatusResponse
 	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
-		g.log.Error(err, "Answer of the runtime not readable, the image is hidden", "image", name.String())
+		g.log.Error(err, "Answer of the runtime cannot be read, the image is hidden", "image", name.String())
 		return absent, nil
 	}
 	key := hidden.KeyOf(seen, name)
 	if resp.GetImage().GetId() == "" {
 		g.hidden.Clear(key)
-		g.linger(ctx, name, who)
+		g.waitAsIfPresent(ctx, name, who)
 		return raw, nil
 	}
 
@@ -90,14 +88,14 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error
 	}
 	if v.Allowed() {
 		g.hidden.Clear(key)
-		if pullPolicy != tracker.PullAlways { // which asks the registry whatever is answered here
+		if pullPolicy != tracker.PullAlways { // which asks the registry in any case
 			g.hit(pullPolicy, v, began)
 		}
 		return raw, nil
 	}
-	fresh := g.hidden.Add(key)
+	added := g.hidden.Add(key)
 	if g.shadow {
-		if fresh && pullPolicy != tracker.PullAlways {
+		if added && pullPolicy != tracker.PullAlways {
 			g.metrics.Recheck(pullPolicy, unverified, time.Since(began))
 		}
 		return raw, nil
@@ -117,9 +115,9 @@ func (g *Gate) judgeAsking(ctx context.Context, p tracker.Pod, r tracker.Request
 	return v
 }
 
-// judgeCandidates judges a pre-check that one of several pods has sent; it is allowed if it would be to each of them. It
-// has no effect on any of them: which of them uses the image shows when a container is created, and the grant and its
-// decision belong there. What is logged is one decision, which names the pod if there is only one.
+// judgeCandidates judges a pre-check that one of several pods has sent; it is allowed if each of them is allowed. It
+// has no effect on them: which of them uses the image is known when a container is created, and the grant and its
+// decision are made then. It logs one decision, which names the pod if there is only one.
 func (g *Gate) judgeCandidates(ctx context.Context, who []tracker.Pod, r tracker.Request) tracker.Verdict {
 	began := time.Now()
 	explain := func(ctx context.Context, r tracker.Request) tracker.Verdict { return g.tracker.Explain(ctx, r).Verdict }
@@ -134,7 +132,7 @@ func (g *Gate) judgeCandidates(ctx context.Context, who []tracker.Pod, r tracker
 			d = one
 		}
 		if !one.Verdict.Allowed() {
-			break // nothing that is learnt of the others changes the answer
+			break // the others do not change the answer
 		}
 		d.Verdict.First = first
 	}
@@ -146,9 +144,9 @@ func (g *Gate) judgeCandidates(ctx context.Context, who []tracker.Pod, r tracker
 	return d.Verdict
 }
 
-// linger takes as long as it would take to judge an image that is here. Else a tenant that names Secrets which
-// are slow to get could tell by the time which images are.
-func (g *Gate) linger(ctx context.Context, name imageref.Ref, who []tracker.Pod) {
+// waitAsIfPresent takes as long as to judge an image that is present. Otherwise a tenant that names Secrets which
+// are slow to get could find out from the time which images are present.
+func (g *Gate) waitAsIfPresent(ctx context.Context, name imageref.Ref, who []tracker.Pod) {
 	if g.shadow {
 		return
 	}
@@ -157,16 +155,16 @@ func (g *Gate) linger(ctx context.Context, name imageref.Ref, who []tracker.Pod)
 	}
 }
 
-// unresolved answers a pre-check that the runtime answered with an error. An ambiguous prefix of an
-// image ID is one, and would tell that such images are here.
-func (g *Gate) unresolved(ctx context.Context, name imageref.Ref, who []tracker.Pod, err error) ([]byte, error) {
+// answerError answers a pre-check for which the runtime returned an error. It does so for an ambiguous prefix of an
+// image ID, which would reveal that such images are present.
+func (g *Gate) answerError(ctx context.Context, name imageref.Ref, who []tracker.Pod, err error) ([]byte, error) {
 	if g.shadow || aborted(err) {
 		return nil, err
 	}
 	began := time.Now()
 	for _, p := range who {
 		if d := g.tracker.CheckID(p, name); d.Verdict != policy.Allow {
-			g.linger(ctx, name, who)
+			g.waitAsIfPresent(ctx, name, who)
 			g.metrics.Verdict("ImageStatus", d)
 			g.metrics.Refused("ImageStatus")
 			g.note(name, decisionlog.Decision{Call: "ImageStatus", Pod: p, Verdict: tracker.Verdict{Decision: d}, PullPolicy: g.precheckPolicy(ctx, p, name), Took: time.Since(began)})
@@ -176,7 +174,7 @@ func (g *Gate) unresolved(ctx context.Context, name imageref.Ref, who []tracker.
 	return nil, err
 }
 
-// image is what the tracker wants to know of the runtime's image.
+// image converts an image of the runtime.
 func image(i *runtimeapi.Image) tracker.Image {
 	if i.GetId() == "" {
 		return tracker.Image{}

@@ -31,11 +31,12 @@ type pullCall struct {
 	cred    credential.Credential
 	pod     tracker.Pod
 	key     hidden.Key
-	present tracker.Image // what the name stands for on the node before the pull
-	hidden  bool          // a pre-check of this pod for this name is hidden at the moment
+	present tracker.Image // the image that has the name on the node before the pull
+	hidden  bool          // a pre-check of this pod for this name is hidden
 	policy  string        // of the container, as far as it is known
-	exact   bool          // it is known whether the registry must be asked
-	reproof bool          // it need not be, if the credential is proved
+
+	exact        bool // it is known whether the registry must be asked
+	revalidation bool // it need not be asked, if the credential is proved
 }
 
 // pullImage answers a request to prove access that the pod's credential has already answered, and
@@ -53,18 +54,18 @@ func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call) ([]byte, error) 
 		p.present = img
 	}
 
-	if p.reproof = g.isReproof(ctx, p); p.reproof {
+	if p.revalidation = g.isRevalidation(ctx, p); p.revalidation {
 		if v := g.judgePull(ctx, p, false); p.answered(v) {
 			g.hit(p.policy, v, p.began)
-			return g.onNode(p)
+			return g.answerFromNode(p)
 		}
 	}
 	return g.realPull(ctx, c, p)
 }
 
-// isReproof reports whether a pull is a request to prove access to what the node has, and not one that
-// must reach the registry; p.exact is set to whether that is known.
-func (g *Gate) isReproof(ctx context.Context, p *pullCall) bool {
+// isRevalidation reports whether a pull is a request to prove access to an image on the node, and not one that
+// must reach the registry. It sets p.exact to whether that is known.
+func (g *Gate) isRevalidation(ctx context.Context, p *pullCall) bool {
 	switch p.policy {
 	case tracker.PullAlways:
 		p.exact = true
@@ -89,7 +90,7 @@ func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
 		cred: credential.New(a.GetUsername(), a.GetPassword(), a.GetAuth(), a.GetServerAddress(),
 			a.GetIdentityToken(), a.GetRegistryToken()),
 	}
-	// Without a sandbox configuration it is somebody who pulls for no pod: crictl, kubeadm.
+	// Without a sandbox configuration the pull is not for a pod: crictl, kubeadm.
 	if config := req.GetSandboxConfig(); config != nil {
 		p.pod = identify(config)
 		seen := config.GetAnnotations()[podindex.SeenAnnotation]
@@ -100,25 +101,25 @@ func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
 	return p
 }
 
-// judgePull judges by the credential of the pull; unasked says that the registry is known not to have been reached.
+// judgePull judges by the credential of the pull; unasked says that the registry was not reached.
 func (g *Gate) judgePull(ctx context.Context, p *pullCall, unasked bool) tracker.Verdict {
 	return g.judge(ctx, "PullImage", p.pod, tracker.Request{
 		Name: p.name, Image: p.present, Credentials: []credential.Credential{p.cred}, Unasked: unasked,
 	})
 }
 
-// answered reports whether a verdict answers a request to prove access. Where nothing was hidden the kubelet has
-// reasons of its own, such as records of its own.
+// answered reports whether a verdict answers a request to prove access. If no pre-check was hidden, the kubelet pulls for a reason of
+// its own, such as its own records.
 func (p *pullCall) answered(v tracker.Verdict) bool { return answers(v) && (p.hidden || v.Proved) }
 
-// answers reports whether a verdict answers a pull. A grant of the pod does not: it may rest on another
-// credential, and a kubelet must not learn from us that one is good which nobody has tried.
+// answers reports whether a verdict answers a pull. A grant of the pod does not: it may depend on another credential, and a
+// kubelet must not take a credential for valid that no registry has accepted.
 func answers(v tracker.Verdict) bool {
 	return v.Allowed() && (v.Proved || v.Reason != policy.Granted)
 }
 
-// onNode answers a pull with the image that the node has.
-func (g *Gate) onNode(p *pullCall) ([]byte, error) {
+// answerFromNode answers a pull with the image that the node has.
+func (g *Gate) answerFromNode(p *pullCall) ([]byte, error) {
 	g.hidden.Clear(p.key)
 	raw, err := proto.Marshal(&runtimeapi.PullImageResponse{ImageRef: p.present.ID})
 	if err != nil {
@@ -131,41 +132,41 @@ func (g *Gate) onNode(p *pullCall) ([]byte, error) {
 func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]byte, error) {
 	proved := g.shadow && p.present.ID != "" && g.judgePull(ctx, p, false).Allowed()
 
-	// Before the intent, since this may take a while, and before the runtime is asked: afterwards the client may
-	// have gone.
-	var held []tracker.Secret
+	// Before the intent, since this may take a while, and before the runtime is called: afterwards the client may
+	// have hung up.
+	var podSecrets []tracker.Secret
 	if !p.cred.Anonymous() {
-		held = g.secrets(ctx, p.pod, p.name)
+		podSecrets = g.secrets(ctx, p.pod, p.name)
 	}
 	pull, err := g.tracker.BeginPull(ctx, p.name, p.present)
 	if err != nil {
 		if errors.Is(err, tracker.ErrRuntime) {
 			g.log.Error(err, "Pull refused, the runtime did not list its images", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
-			g.pullEnded(p, held, tracker.Verdict{}, outcome.Error)
+			g.pullEnded(p, podSecrets, tracker.Verdict{}, outcome.Error)
 			return nil, criproxy.Refuse(codes.Unavailable, "RUNTIME_NOT_LISTING",
 				"pullgate cannot list the images of the container runtime, which it needs before a pull of a repository with preloaded images; see the logs of pullgated and of the runtime")
 		}
 		if !errors.Is(err, tracker.ErrNoIntent) {
 			return nil, err
 		}
-		if p.present.ID != "" && !g.shadow && p.standsWithoutStore(g.judgePull(ctx, p, false)) {
+		if p.present.ID != "" && !g.shadow && p.mayServeWithoutStore(g.judgePull(ctx, p, false)) {
 			g.log.Error(err, "Pull answered with the image on the node, the store of pull records cannot be written", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
-			return g.onNode(p)
+			return g.answerFromNode(p)
 		}
 		g.log.Error(err, "Pull refused, the store of pull records cannot be written", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
-		g.pullEnded(p, held, tracker.Verdict{}, outcome.Error)
+		g.pullEnded(p, podSecrets, tracker.Verdict{}, outcome.Error)
 		// The kubelet gives the pod the reason RegistryUnavailable for a text that begins so;
 		// of code Unknown it shows the text alone.
 		return nil, criproxy.Refuse(codes.Unknown, "STORE_NOT_WRITABLE",
 			"RegistryUnavailable: pullgate cannot write its store of pull records on this node; see the log of pullgated and the disk that holds its state directory")
 	}
-	defer g.ended(pull.Lost) // for every way out, a panic included, that says nothing else
+	defer g.ended(pull.Lost) // for every return, or panic, that reports no other end
 
 	raw, err := c.Forward(ctx)
 	out, v := outcome.Of(err), tracker.Verdict{}
 	if out == outcome.Verified {
 		crashpoint.Hit(crashpoint.Pulled)
-		v, out = g.verified(ctx, pull, p, held, raw)
+		v, out = g.verified(ctx, pull, p, podSecrets, raw)
 		crashpoint.Hit(crashpoint.Recorded)
 	} else if out.Definite(err) {
 		end := pull.Refused
@@ -174,21 +175,21 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 		}
 		g.ended(end)
 	}
-	g.pullEnded(p, held, v, out)
+	g.pullEnded(p, podSecrets, v, out)
 	g.countPull(p, proved, out)
 	if err == nil {
 		return raw, nil
 	}
-	if v, ok := g.standsIn(ctx, p, out, err); ok {
+	if v, ok := g.serveLocalImage(ctx, p, out, err); ok {
 		g.log.Info("Pull answered with the image on the node", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.Label(), "inGrace", v.InGrace)
-		return g.onNode(p)
+		return g.answerFromNode(p)
 	}
 	return nil, err
 }
 
-// standsWithoutStore reports whether the image on the node may stand in for a pull that cannot be noted. For
-// one that must reach the registry it does so for pods alone that nothing of ours may stop.
-func (p *pullCall) standsWithoutStore(v tracker.Verdict) bool {
+// mayServeWithoutStore reports whether the image on the node may answer a pull for which no intent can be written. If the pull must
+// reach the registry, it may only for a pod that is exempt or has a grant.
+func (p *pullCall) mayServeWithoutStore(v tracker.Verdict) bool {
 	if p.policy != tracker.PullAlways {
 		return v.Allowed()
 	}
@@ -201,18 +202,17 @@ func (p *pullCall) standsWithoutStore(v tracker.Verdict) bool {
 }
 
 // verified writes the record of a successful pull, for the image ID that ImageStatus reports. If the runtime does
-// not say which image that is, nothing is recorded and nobody is granted anything: the intent stays on disk, so that
-// the image needs proof.
-func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, held []tracker.Secret, raw []byte) (tracker.Verdict, outcome.Outcome) {
+// not report one, there is no record and no grant: the intent stays on disk, so that the image needs proof.
+func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, podSecrets []tracker.Secret, raw []byte) (tracker.Verdict, outcome.Outcome) {
 	id, err := g.pulledImage(ctx, p, raw)
 	if err != nil {
 		g.metrics.PullUnresolved()
 		g.log.Error(err, "Pull not recorded, the runtime does not say which image it pulled; the image needs proof", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 		return tracker.Verdict{}, outcome.Error
 	}
-	v, err := pull.Proved(tracker.Proof{ImageID: id, Credential: p.cred, Secrets: held, Pod: p.pod})
+	v, err := pull.Proved(tracker.Proof{ImageID: id, Credential: p.cred, Secrets: podSecrets, Pod: p.pod})
 	if err != nil {
-		g.log.Error(err, "Pull record not written, the image needs proof again for every other pod", "image", p.name.String())
+		g.log.Error(err, "Pull record not written, the image needs proof for every other pod", "image", p.name.String())
 	}
 	g.hidden.Clear(p.key)
 	return v, outcome.Verified
@@ -254,16 +254,16 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (string
 	return requested.ID, nil
 }
 
-// pullEnded notes what came of a pull; without success nothing is known of the image but its name.
-func (g *Gate) pullEnded(p *pullCall, held []tracker.Secret, v tracker.Verdict, out outcome.Outcome) {
+// pullEnded notes the outcome of a pull; after a failure only the name of the image is known.
+func (g *Gate) pullEnded(p *pullCall, podSecrets []tracker.Secret, v tracker.Verdict, out outcome.Outcome) {
 	g.note(p.name, decisionlog.Decision{
-		Call: "PullImage", Pod: p.pod, Verdict: v, Secret: holder(v, held),
+		Call: "PullImage", Pod: p.pod, Verdict: v, Secret: holder(v, podSecrets),
 		PullPolicy: p.policy, Outcome: out.Label(), Took: time.Since(p.began),
 	})
 }
 
-// countPull counts a pull of an image that was present. In shadow mode the registry is asked where
-// an enforcing gate would not have asked it, so there a pull that was proved before is a hit.
+// countPull counts a pull of an image that was present. In shadow mode a pull that was proved before is a hit, since an enforcing
+// gate would not have asked the registry.
 func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
 	switch {
 	case p.present.ID == "":
@@ -274,35 +274,37 @@ func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
 	}
 }
 
-// standsIn reports whether the image on the node may stand in for a pull that failed. A kubelet that
-// sends a pre-check for Always as well leaves open whether this pull was one; it was forwarded
-// to be safe, but a pod that has proved access must not depend on the registry for it, and an
-// exempt one on nothing of ours. A known request to prove access was forwarded to renew a proof that has expired,
-// or because there is none; if the registry is away such a proof stands for its grace. That a mirror is away does not
-// say so: the registry behind it may have been asked, and have refused.
-func (g *Gate) standsIn(ctx context.Context, p *pullCall, out outcome.Outcome, err error) (v tracker.Verdict, ok bool) {
-	unasked := !outcome.OfMirror(err)
+// serveLocalImage reports whether the image on the node may answer a pull that failed.
+//
+// If the kubelet sends pre-checks for Always as well, it is not known whether this pull had to reach the registry. It was forwarded,
+// but a pod that has proved access must not depend on the registry, and an exempt pod not on pullgate.
+//
+// A known request to prove access was forwarded to renew a proof that has expired, or because there is none. If the registry is
+// down, an expired proof counts during its grace. The error of a mirror does not show that the registry is down: the
+// registry behind it may have denied the pull.
+func (g *Gate) serveLocalImage(ctx context.Context, p *pullCall, out outcome.Outcome, err error) (v tracker.Verdict, ok bool) {
+	unasked := !outcome.FromMirror(err)
 	switch {
 	case p.present.ID == "" || ctx.Err() != nil:
 		return v, false
-	case p.reproof && out.Away():
+	case p.revalidation && out.RegistryDown():
 		v = g.judgePull(ctx, p, unasked)
 		return v, p.answered(v)
 	case p.exact || !p.hidden:
 		return v, false
 	}
-	if g.fallback && out.Away() {
+	if g.fallback && out.RegistryDown() {
 		v = g.judgePull(ctx, p, unasked)
 		return v, answers(v)
 	}
-	// Only an exempt pod. As nobody in particular, since what the registry has just refused must not leave a
-	// grant, which would let the next pre-check pass.
-	nobody := tracker.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}
-	v = g.judge(ctx, "PullImage", nobody, tracker.Request{Name: p.name, Image: p.present, Credentials: []credential.Credential{}})
+	// Only an exempt pod. Without its UID, so that a pull which the registry has just refused leaves no grant, which would
+	// allow the next pre-check.
+	anonymous := tracker.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}
+	v = g.judge(ctx, "PullImage", anonymous, tracker.Request{Name: p.name, Image: p.present, Credentials: []credential.Credential{}})
 	return v, v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace
 }
 
-// ended tells the tracker how a pull ended; a failure leaves the intent on disk, which is safe.
+// ended reports the end of a pull to the tracker; after a failure the intent stays on disk, which is safe.
 func (g *Gate) ended(end func() error) {
 	if err := end(); err != nil {
 		g.log.Error(err, "End of a pull not written, its intent stays")

@@ -16,11 +16,11 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Why a create was refused that passed the judgement of its images, for [Metrics].
+// Reasons for which a create is denied although its images were allowed, for [Metrics].
 const (
 	// CreationRestored is for a container, or a pod, that was restored from a checkpoint.
 	CreationRestored = "restored"
-	// CreationFailed is for an error of the runtime that the answer does not have.
+	// CreationFailed is for an error of the runtime that is not in the answer.
 	CreationFailed = "runtime_error"
 )
 
@@ -45,7 +45,7 @@ func (g *Gate) mayUseRestored(who tracker.Pod) bool {
 	return g.shadow || g.allowRestores.Load() || g.tracker.Exempt(who)
 }
 
-// denyRestored is the answer to a restored container that may not be created or started.
+// denyRestored returns the error for a restored container that may not be created or started.
 func (g *Gate) denyRestored(callName string, who tracker.Pod, c *runtimeapi.Container, name imageref.Ref) error {
 	g.refusedRestore(callName, who, name, runsOn(c))
 	return criproxy.Refuse(codes.PermissionDenied, "RESTORE_NOT_ALLOWED", fmt.Sprintf(
@@ -53,7 +53,7 @@ func (g *Gate) denyRestored(callName string, who tracker.Pod, c *runtimeapi.Cont
 			"use an image that is not a checkpoint, or set allowRestores: true in the configuration of pullgated", c.GetId(), who.Namespace, who.Name))
 }
 
-// refusedRestore counts and notes a container or a pod that is refused because it was, or would be, restored.
+// refusedRestore counts and notes a container or a pod that is denied because it was, or would be, restored.
 func (g *Gate) refusedRestore(callName string, who tracker.Pod, name imageref.Ref, imageID string) {
 	g.metrics.Refused(callName)
 	g.metrics.CreationRefused(CreationRestored)
@@ -62,7 +62,7 @@ func (g *Gate) refusedRestore(callName string, who tracker.Pod, name imageref.Re
 	g.note(name, decisionlog.Decision{Call: callName, Pod: who, Verdict: v, PullPolicy: tracker.PullUnknown})
 }
 
-// restoring says whether the runtime at the other end may restore checkpoints. The zero value does not know it yet.
+// restoring holds whether the runtime may restore checkpoints. In the zero value it is not known.
 type restoring struct {
 	mu    sync.Mutex
 	conns uint64 // connections that were lost

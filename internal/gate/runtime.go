@@ -13,11 +13,11 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// ownCallLimit bounds a call that we make for ourselves while a client waits.
+// ownCallLimit bounds a call of a Runtime.
 const ownCallLimit = 10 * time.Second
 
-// A Runtime makes our own calls to the container runtime, beside those that are forwarded. It is
-// the [tracker.Runtime] of the daemon. Its methods may be called concurrently.
+// A Runtime makes pullgate's own calls to the container runtime, beside those that are forwarded. It implements [tracker.Runtime].
+// Its methods may be called concurrently.
 type Runtime struct {
 	runtime, image *criproxy.Upstream
 }
@@ -109,7 +109,7 @@ func (r *Runtime) container(ctx context.Context, id string) (*runtimeapi.Contain
 	return nil, nil //nolint:nilnil // absence is an answer here
 }
 
-// containerStatus returns what the runtime tells of one container.
+// containerStatus returns the status of a container.
 func (r *Runtime) containerStatus(ctx context.Context, c *runtimeapi.Container) (*runtimeapi.ContainerStatus, error) {
 	var resp runtimeapi.ContainerStatusResponse
 	req := &runtimeapi.ContainerStatusRequest{ContainerId: c.GetId()}
@@ -143,8 +143,7 @@ func (r *Runtime) removeSandbox(ctx context.Context, id string) error {
 	return nil
 }
 
-// runsOn returns what a container runs on, as its runtime tells it. image_id is the ID from CRI
-// 0.29 on; before that, image_ref is, where a list gives it.
+// runsOn returns the ID of the image that a container runs on: image_id from CRI 0.29 on, before that image_ref.
 func runsOn(c *runtimeapi.Container) string {
 	if id := c.GetImageId(); id != "" {
 		return id

@@ -22,7 +22,7 @@ func (g *Gate) runPodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, err
 	}
 	var resp runtimeapi.RunPodSandboxResponse
 	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
-		g.log.Error(err, "Answer of the runtime not readable, the pod is not identified until its sandbox is listed")
+		g.log.Error(err, "Answer of the runtime cannot be read, the pod is not identified until its sandbox is listed")
 		return raw, nil
 	}
 	g.addSandbox(resp.GetPodSandboxId(), req.GetConfig())
@@ -47,7 +47,7 @@ func (g *Gate) removePodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, 
 	return raw, err
 }
 
-// listPodSandbox reads a list that is complete, which a kubelet asks for about once a second.
+// listPodSandbox reads a list that is complete, which a kubelet requests about once a second.
 func (g *Gate) listPodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, error) {
 	var req runtimeapi.ListPodSandboxRequest
 	if err := decode(c, &req); err != nil {
@@ -55,13 +55,13 @@ func (g *Gate) listPodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, er
 	}
 	since := g.pods.Now()
 	raw, err := c.Forward(ctx)
-	// What a newer CRI may have added to the request could make the list a partial one.
+	// A field that a newer CRI has added to the request could make the list a partial one.
 	if err != nil || proto.Size(req.GetFilter()) > 0 || len(req.ProtoReflect().GetUnknown()) > 0 {
 		return raw, err
 	}
 	var resp runtimeapi.ListPodSandboxResponse
 	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
-		g.log.Error(err, "List of sandboxes not readable, pods keep what they are known by")
+		g.log.Error(err, "List of sandboxes cannot be read, the index of pods stays as it is")
 		return raw, nil
 	}
 	if ended, ok := g.pods.Reconcile(since, sandboxes(&resp)); ok {
@@ -70,25 +70,25 @@ func (g *Gate) listPodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, er
 	return raw, nil
 }
 
-// removeImage lets the records of an image go with it.
+// removeImage removes the records of an image with it.
 func (g *Gate) removeImage(ctx context.Context, c *criproxy.Call) ([]byte, error) {
 	var req runtimeapi.RemoveImageRequest
 	if err := decode(c, &req); err != nil {
 		return nil, err
 	}
-	// What was there before and is not after the call was removed by it. Without an answer the records stay, with nothing
-	// proved.
+	// An image that is present before the call and absent afterwards was removed by it. Without an answer the records stay, with
+	// nothing proved.
 	img, _ := g.runtime.Image(ctx, req.GetImage().GetImage())
 	done := g.tracker.BeginRemoval()
 	defer done()
 	raw, err := c.Forward(ctx)
 	done()
-	// The image may be gone whether or not the client still waits and the runtime's answer came. What
-	// the runtime still has keeps its records.
+	// The image may be gone even if the client has hung up or the runtime's answer was lost. An image that the runtime
+	// has keeps its records.
 	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownCallLimit)
 	defer cancel()
 	if err := g.tracker.Removed(own, img.ID); err != nil {
-		g.log.Info("Records of removed images stay until the next time", "err", err)
+		g.log.Info("Records of removed images not pruned, will retry in a minute", "err", err)
 	}
 	return raw, err
 }
@@ -97,16 +97,15 @@ func (g *Gate) endPods(uids []string) {
 	for _, uid := range uids {
 		g.tracker.EndPod(uid)
 		g.hidden.EndPod(uid)
-		g.told.End(uid)
+		g.warned.End(uid)
 	}
 	if len(uids) > 0 {
 		g.hidden.EndUnknown(func(seen string) bool { return len(g.pods.BySeen(seen)) > 0 })
 	}
 }
 
-// endStragglers ends the grants of pods that ended while a pull of theirs was under way: its success came
-// after their end.
-func (g *Gate) endStragglers() {
+// endGrantsOfEndedPods ends the grants of pods that ended during a pull, which succeeded after their end.
+func (g *Gate) endGrantsOfEndedPods() {
 	for _, uid := range g.tracker.GrantedPods() {
 		if !g.pods.Has(uid) {
 			g.endPods([]string{uid})

@@ -13,14 +13,14 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A PodSource tells of a pod what the CRI does not: how it pulls, and what its pull secrets hold. Its
-// methods may be called concurrently. What it does not know only makes judgement stricter.
+// A PodSource has facts about pods that the CRI does not have: how they pull, and the credentials in their pull secrets. Its
+// methods may be called concurrently. A fact that it does not know only makes verdicts stricter.
 type PodSource interface {
 	// PullPolicies returns the imagePullPolicy of each use that the pod makes of an image; known is
 	// false for a pod that the source does not know at the moment.
 	PullPolicies(uid string, image imageref.Ref) (policies []string, known bool)
-	// Secrets returns what the pod's pull secrets hold for an image, as far as it is known, in the order in
-	// which a kubelet would try it. The first credential.MaxOffers are considered; one more says that
+	// Secrets returns the credentials of the pod's pull secrets for an image, as far as they are known, in the order in
+	// which a kubelet would try them. The first credential.MaxOffers are considered; one more says that
 	// there are more. It may wait a few seconds.
 	Secrets(ctx context.Context, uid string, image imageref.Ref) []tracker.Secret
 	// Candidates returns the UIDs of the pods that may be asking for an image with these annotations;
@@ -46,8 +46,8 @@ func (g *Gate) precheckPolicy(ctx context.Context, p tracker.Pod, image imageref
 // configured or as the last pre-check showed.
 func (g *Gate) SkipsAlways() bool { return g.skipsAlways.Load() }
 
-// Refusal returns how the gate decides on the next pre-check of a pod for an image, whatever the tracker allows; ok is
-// false if it does as the tracker says. It has no effect.
+// Refusal returns the decision of the gate on the next pre-check of a pod for an image if it overrules the tracker; ok is
+// false if it does not. It has no effect.
 func (g *Gate) Refusal(uid string, image imageref.Ref, imageID string) (d policy.Decision, ok bool) {
 	if !g.hidden.WillRefuse(uid, image, imageID) {
 		return d, false
@@ -55,7 +55,7 @@ func (g *Gate) Refusal(uid string, image imageref.Ref, imageID string) (d policy
 	return overruled(tracker.Verdict{}, ContainerRefused).Decision, true
 }
 
-// policyFor returns how a pod uses an image, as far as it leads to a call.
+// policyFor returns how a pod uses an image, as far as the kubelet sends the call for it.
 func (g *Gate) policyFor(ctx context.Context, callName string, p tracker.Pod, image imageref.Ref) string {
 	switch callName {
 	case "ImageStatus":
@@ -67,26 +67,26 @@ func (g *Gate) policyFor(ctx context.Context, callName string, p tracker.Pod, im
 	}
 }
 
-// secrets returns what the pull secrets of a pod hold for an image, nothing if nobody tells.
+// secrets returns the credentials of a pod's pull secrets for an image, as far as they are known.
 func (g *Gate) secrets(ctx context.Context, p tracker.Pod, image imageref.Ref) []tracker.Secret {
 	if g.source == nil || p.UID == "" || p.Static || image.Empty() {
 		return nil
 	}
-	held := g.source.Secrets(ctx, p.UID, image)
-	if len(held) <= credential.MaxOffers {
-		return held
+	podSecrets := g.source.Secrets(ctx, p.UID, image)
+	if len(podSecrets) <= credential.MaxOffers {
+		return podSecrets
 	}
 	g.metrics.CredentialsIgnored()
-	if g.told.Add(p.UID, image.String()) {
+	if g.warned.Add(p.UID, image.String()) {
 		g.log.Info("Pod has too many credentials for an image, the rest is ignored; remove entries for its registry from the pod's pull secrets",
 			"image", image.String(), "pod", klog.KRef(p.Namespace, p.Name), "considered", credential.MaxOffers)
 	}
-	return held[:credential.MaxOffers]
+	return podSecrets[:credential.MaxOffers]
 }
 
-// candidates returns the pods of which one has sent a pre-check that carries an unknown config.seen, as after a
-// restart of the kubelet; nil if that is not certain. Only a pod with a sandbox can be asking, and one
-// that the source does not know, though it has a sandbox, could be anybody.
+// candidates returns the pods of which one has sent a pre-check with an unknown config.seen, as after a restart of the kubelet;
+// nil if that is not certain. Only a pod with a sandbox can have sent it. If the source does not know one of these, that pod may
+// have sent it too.
 func (g *Gate) candidates(annotations map[string]string, image imageref.Ref) (who []tracker.Pod) {
 	if g.source == nil || podindex.StaticSource(annotations[podindex.SourceAnnotation]) {
 		return nil

@@ -17,7 +17,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// readyLimit bounds how long a judged call waits for the gate to be in step.
+// readyLimit bounds how long a judged call waits for the gate to be synced.
 const readyLimit = 5 * time.Second
 
 // firstPause and longestPause bound the pause after an attempt to sync that failed, before a judged call makes
@@ -30,8 +30,8 @@ const restoreAtOnce = 8
 // reconcileTries bounds how often a list of sandboxes that raced with a change is asked for anew.
 const reconcileTries = 5
 
-// synced says whether what is kept in memory has been rebuilt from the runtime since the
-// connection to it was made. The zero value says no.
+// synced says whether the state in memory has been rebuilt from the runtime since the connection to it was made. The zero value
+// says no.
 type synced struct {
 	done     atomic.Bool
 	restored atomic.Bool
@@ -49,7 +49,7 @@ type attempt struct {
 	err  error
 }
 
-// Disconnected says that the runtime has gone; what is known of its pods is rebuilt when it is back.
+// Disconnected says that the connection to the runtime was lost; the state in memory is rebuilt when it is back.
 func (g *Gate) Disconnected() {
 	g.synced.done.Store(false)
 	g.restoring.forget()
@@ -58,9 +58,9 @@ func (g *Gate) Disconnected() {
 	g.synced.pause = 0
 }
 
-// Sync rebuilds what is kept in memory from the runtime: sandboxes, and at the first time the
-// grants that its started containers show; then records are pruned and marks set. An error leaves
-// pods unknown and ungranted, which is the stricter side. An attempt that is in progress is waited for.
+// Sync rebuilds the state in memory from the runtime: the sandboxes, and the first time the grants of started containers;
+// then records are pruned and marks set. After an error pods are unknown and have no grants, which is stricter.
+// If an attempt is in progress, Sync waits for it.
 func (g *Gate) Sync(ctx context.Context) error {
 	s := &g.synced
 	if s.done.Load() {
@@ -115,28 +115,27 @@ func (g *Gate) sync(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return err
 		}
-		// The pods and their grants are known, and that is what calls are judged by. The tracker prunes once a minute.
-		g.log.Info("Records of removed images stay until the next minute", "err", err)
+		// The pods and their grants are known, and calls are judged by them. The tracker prunes once a minute.
+		g.log.Info("Records of removed images not pruned, will retry in a minute", "err", err)
 	}
 	g.synced.done.Store(true)
-	g.log.Info("In step with the runtime", "grants", g.tracker.Grants())
+	g.log.Info("Synced with the runtime", "grants", g.tracker.Grants())
 	return nil
 }
 
-// Synced reports whether the gate is in step with the runtime.
+// Synced reports whether the gate is synced with the runtime.
 func (g *Gate) Synced() bool { return g.synced.done.Load() }
 
-// ready brings the gate into step before a call is judged, so that a pod which held a grant
-// before a restart is not taken for a stranger.
+// ready syncs the gate before a call is judged, so that a pod which had a grant before a restart keeps it.
 func (g *Gate) ready(ctx context.Context) {
 	if g.synced.done.Load() || g.synced.pausing() {
 		return
 	}
-	// Others may wait for this attempt, so it does not end with the client's call.
+	// Other calls may wait for this attempt, so it does not end with this one.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readyLimit)
 	defer cancel()
 	if err := g.Sync(ctx); err != nil {
-		g.log.Info("Not in step with the runtime, judging by the records alone", "err", err)
+		g.log.Info("Not synced with the runtime, calls are judged by the records alone", "err", err)
 	}
 }
 
@@ -158,7 +157,7 @@ func (g *Gate) Reconcile(ctx context.Context) error {
 		}
 		if ended, ok := g.pods.Reconcile(since, list); ok {
 			g.endPods(ended)
-			g.endStragglers()
+			g.endGrantsOfEndedPods()
 			return nil
 		}
 	}
@@ -180,10 +179,10 @@ type use struct {
 }
 
 // restoreGrants gives pods the grants that their containers show. A container counts once it has
-// been started, for then it went through the gate; one that was only created may be one that a
-// crash kept from being denied.
+// been started, since the gate has then allowed it; one that was only created may not have been denied because of a
+// crash.
 //
-// The runtime is asked for each image by itself. Its list of all images can be too large to be sent, which a tenant
+// The runtime is asked for each image separately: its list of all images can be too large to be sent, which a tenant
 // achieves with images that have a long USER.
 func (g *Gate) restoreGrants(ctx context.Context) error {
 	all, err := g.runtime.containers(ctx, nil)
@@ -194,8 +193,8 @@ func (g *Gate) restoreGrants(ctx context.Context) error {
 	each(len(all), func(i int) {
 		var err error
 		if running[i], err = g.startedOf(ctx, all[i]); err != nil {
-			// One that went in the meantime, most likely; the others keep their grants.
-			g.log.Info("Grant not restored, the pod proves access again", "container", all[i].GetId(), "err", err)
+			// Most likely it has been removed; the others keep their grants.
+			g.log.Info("Grant not restored, the pod must prove access again", "container", all[i].GetId(), "err", err)
 		}
 	})
 	images := map[string]tracker.Image{}
@@ -228,9 +227,9 @@ func (g *Gate) restoreGrants(ctx context.Context) error {
 	return nil
 }
 
-// usedNames returns those of an image's names that a pod uses, as the pod source tells; all of them if it does not know the
-// pod. CRI-O does not report which name a container was created by (user_specified_image), and of the names that it reports
-// it chooses one by itself.
+// usedNames returns the names of an image that a pod uses according to the pod source; all names if it does not know the
+// pod. CRI-O does not report by which name a container was created (user_specified_image); the name that it reports is
+// its own choice.
 func (g *Gate) usedNames(p tracker.Pod, names []imageref.Ref) (used []imageref.Ref) {
 	if g.source == nil {
 		return names
@@ -279,8 +278,8 @@ func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started,
 	return s, nil
 }
 
-// imageOrID returns an image of the runtime; of one that it does not describe, only what it is called; of one that it does not
-// have, the zero value: who uses it next pulls it first, and proves access by that.
+// imageOrID returns an image of the runtime. If the runtime fails it returns the ID alone; if the image is absent, the zero value:
+// the next pod that uses it has to pull it.
 func (g *Gate) imageOrID(ctx context.Context, name string) tracker.Image {
 	img, err := g.runtime.Image(ctx, name)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 // scan marks what is due of the pairs.
 func scan(t *testing.T, s *records.Store, pairs ...records.Pair) []records.Pair {
 	t.Helper()
-	marked, err := s.MarkPreloaded(records.Scan{Pairs: pairs, Now: at(9), Still: func() bool { return true }})
+	marked, err := s.MarkPreloaded(records.Scan{Pairs: pairs, Now: at(9), Unchanged: func() bool { return true }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -183,7 +183,7 @@ func TestMarkPreloadedMarksNoPairThatMayBeSomebodys(t *testing.T) {
 		listed(t, s)
 		before := said(lookup(t, s, p))
 		got, err := s.MarkPreloaded(records.Scan{
-			Pairs: []records.Pair{p}, Origin: "start", Now: at(1), First: true, Still: func() bool { return tc.still },
+			Pairs: []records.Pair{p}, Origin: "start", Now: at(1), First: true, Unchanged: func() bool { return tc.still },
 		})
 		if err != nil || (len(got) == 1) != tc.want {
 			t.Errorf("%s: MarkPreloaded = %v, %v; want marked %v", name, got, err, tc.want)
@@ -214,7 +214,7 @@ func TestMarkPreloadedMarksEveryRepositoryOfAnImage(t *testing.T) {
 
 func TestTrustLetsTheNextScanBeTheFirst(t *testing.T) {
 	s := newStore(t)
-	if _, err := s.MarkPreloaded(records.Scan{First: true, Now: noon(), Still: func() bool { return true }}); err != nil {
+	if _, err := s.MarkPreloaded(records.Scan{First: true, Now: noon(), Unchanged: func() bool { return true }}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Trust(); err != nil {
@@ -342,7 +342,7 @@ func TestClosedStoreFailsEveryCall(t *testing.T) {
 	_, begun := s.Begin("", app, noon())
 	_, looked := s.Lookup(pair(id1, app))
 	_, pruned := s.Prune(pruning(map[string]struct{}{"x": {}}, 0))
-	_, marked := s.MarkPreloaded(records.Scan{Still: func() bool { return true }})
+	_, marked := s.MarkPreloaded(records.Scan{Unchanged: func() bool { return true }})
 	_, counted := s.Stats()
 	for name, err := range map[string]error{
 		"Begin": begun, "Lookup": looked, "Prune": pruned, "MarkPreloaded": marked, "Stats": counted,

@@ -37,7 +37,7 @@ func writeFormat(t *testing.T, path string) {
 	}
 	if _, err := s.MarkPreloaded(records.Scan{
 		Pairs: []records.Pair{pair("sha256:3", app)}, Origin: "start", Now: at(5), First: true,
-		Still: func() bool { return true },
+		Unchanged: func() bool { return true },
 	}); err != nil {
 		t.Fatal(err)
 	}

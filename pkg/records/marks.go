@@ -17,9 +17,9 @@ type Scan struct {
 	Now    time.Time
 	// First sets the durable flag that the store has been scanned once.
 	First bool
-	// Still is asked inside the transaction whether the list still stands; if not, nothing is
+	// Unchanged reports, inside the transaction, whether the images are those that were listed; if not, nothing is
 	// written. It must not call the store.
-	Still func() bool
+	Unchanged func() bool
 	// Brought reports whether the pull of an intent may have brought the image of a pair of its repository; nil: it may.
 	// It must not call the store.
 	Brought func(Intent, Pair) bool
@@ -36,7 +36,7 @@ type Scan struct {
 // pairs that it marked.
 func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
 	return write(s, "write preloaded marks", crashpoint.MarkBefore, crashpoint.MarkAfter, func(tx *bolt.Tx) ([]Pair, error) {
-		if distrusted(tx) || !sc.Still() {
+		if distrusted(tx) || !sc.Unchanged() {
 			return nil, nil
 		}
 		pairs, err := due(tx, sc.Pairs, sc.Brought)

@@ -109,7 +109,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 		case 8:
 			scan, still, first := some(), random.IntN(4) > 0, random.IntN(4) == 0
 			did = fmt.Sprintf("MarkPreloaded(%v, still %v, first %v)", scan, still, first)
-			_, err = s.MarkPreloaded(records.Scan{Pairs: scan, Now: at(now), Still: func() bool { return still }, First: first})
+			_, err = s.MarkPreloaded(records.Scan{Pairs: scan, Now: at(now), Unchanged: func() bool { return still }, First: first})
 			pulling := map[string]bool{}
 			for _, p := range scan {
 				pulling[p.ImageID] = pulling[p.ImageID] || m.facts(p).Intents > 0 || m.unlisted(p.Repository, scan)

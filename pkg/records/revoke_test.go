@@ -91,7 +91,7 @@ func newOpen(t *testing.T) (*records.Store, records.Report) {
 func TestRevokeTellsOfMarksAndLeavesThem(t *testing.T) {
 	s := newStore(t)
 	p := pair(id1, app)
-	if _, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{p}, Now: noon(), Still: func() bool { return true }}); err != nil {
+	if _, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{p}, Now: noon(), Unchanged: func() bool { return true }}); err != nil {
 		t.Fatal(err)
 	}
 	got, err := s.Revoke(records.Revocation{Repository: app}, at(50), nil)

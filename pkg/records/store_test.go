@@ -143,7 +143,7 @@ func prove(tb testing.TB, s *records.Store, r records.Result) {
 func mark(tb testing.TB, s *records.Store, pairs ...records.Pair) []records.Pair {
 	tb.Helper()
 	marked, err := s.MarkPreloaded(records.Scan{
-		Pairs: pairs, Origin: "start", Now: noon(), Still: func() bool { return true },
+		Pairs: pairs, Origin: "start", Now: noon(), Unchanged: func() bool { return true },
 	})
 	if err != nil {
 		tb.Fatalf("MarkPreloaded(%v) = %v; want nil", pairs, err)

@@ -15,34 +15,33 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// A Request is one question: may the pod use the image under the name?
+// A Request asks whether a pod may use an image under a name.
 type Request struct {
 	Pod Pod
 	// Name is the requested name. If it is empty (a CRI before 1.28 does not report it when a
 	// container is created) any repository of the image that allows the pod is enough.
 	Name imageref.Ref
-	// Image is what the runtime says of the name at this moment.
+	// Image is the image to which the runtime resolves the name now.
 	Image Image
-	// Credentials are those that the pod presents, as with a pull; none of them is kept. With nil, what the runtime holds
-	// for the pod's namespace counts, if it may hold anything.
+	// Credentials are those that the pod presents, as with a pull; none of them is kept. With nil, the credentials that the
+	// runtime may hold for the pod's namespace count.
 	Credentials []credential.Credential
-	// Secrets are what the pod's pull secrets hold for the name, if somebody knows. They prove what
-	// Credentials do, and a Secret that proved access with another content proves it again. The
-	// first credential.MaxOffers count, the rest is ignored, so that a pod cannot try credentials
-	// by thousands without a registry.
+	// Secrets are the credentials of the pod's pull secrets for the name, as far as they are known. They count as
+	// Credentials do, and a Secret that proved access with another content proves it again. Only the
+	// first credential.MaxOffers are considered, so that a pod cannot try thousands of credentials
+	// without a registry.
 	Secrets []Secret
-	// Except is a repository that proves nothing here; "" excepts none.
+	// Except is a repository that is not considered; "" excepts none.
 	Except string
-	// Substituted says that the image turned up in the place of another one, as a checkpoint
-	// is restored. Whoever made the checkpoint may have chosen its names, so only what was
-	// known before counts: no name exempts it, and none is taken for preloaded.
+	// Substituted says that the image is used in the place of another one, as when a checkpoint is restored. The tenant who
+	// made the checkpoint may have chosen its names, so no name exempts the image from proof or has it marked preloaded.
 	Substituted bool
 	// Using says that the pod uses the image now: a container is being created on it. Only then does an Allow by policy alone
-	// (NeverVerify, the allowlist, an exemption) leave a grant, so that nothing outlasts a change of the rules but what a pod
-	// has used before.
+	// (NeverVerify, the allowlist, an exemption) leave a grant, so that after a change of the rules a pod keeps only what it
+	// has used.
 	Using bool
-	// Unasked says that the registry cannot be reached, or that nobody is going to ask it: a proof that has
-	// expired stands for the grace.
+	// Unasked says that the registry cannot be reached, or will not be asked: a proof that has
+	// expired counts during the grace.
 	Unasked bool
 }
 
@@ -52,29 +51,28 @@ type Secret struct {
 	Ref        records.SecretRef
 }
 
-// A Verdict is the answer to a [Request] and what it rests on. The zero value denies.
+// A Verdict is the answer to a [Request], with the facts on which it depends. The zero value denies.
 type Verdict struct {
 	policy.Decision
 	// Pair is the (image ID, repository) that was judged.
 	Pair records.Pair
-	// Credential is the ID of the credential that the verdict rests on; "" if on none.
+	// Credential is the ID of the credential on which the verdict depends; "" if there is none.
 	Credential credential.ID
-	// Proved says that a credential of the request proves access, whatever the verdict rests on. A pod with a
-	// grant may present one that does not.
+	// Proved says that a credential of the request proves access, whatever the reason of the verdict. A pod with a
+	// grant may present a credential that does not.
 	Proved bool
-	// InGrace says that it does so by a proof that has expired, because the registry is not asked.
+	// InGrace says that it proves access by a proof that has expired, because the registry is not asked.
 	InGrace bool
-	// First says that this Allow left the pod's first grant for the pair, or is the first by policy that left none.
+	// First says that this Allow left the pod's first grant for the pair, or is its first Allow by policy without a grant.
 	First bool
 }
 
 // Allowed reports whether the pod may use the image.
 func (v Verdict) Allowed() bool { return v.Verdict == policy.Allow }
 
-// Check judges; the order of the rules is that of policy.Policy.Judge. An Allow for
-// a pod with a UID leaves a grant; one by policy alone does so if the pod uses the image, see [Request]. It writes nothing to disk, but for a mark when it meets an
-// untracked image that is due one, and for the credential of a Secret whose content changed. Whatever
-// fails on the way leaves the verdict Reverify.
+// Check judges a request by the rules of policy.Policy.Judge. An Allow for a pod with a UID leaves a grant; an Allow by policy alone
+// does so if the pod uses the image, see [Request]. Check writes to disk only to mark an untracked image that is due, and to
+// replace the credential of a Secret whose content changed. After any failure the verdict is Reverify.
 func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
 	r.Secrets = considered(r.Secrets)
 	rules := t.rules.Load() // once, so that SetRules changes all of a judgement or nothing
@@ -86,7 +84,7 @@ func considered(secrets []Secret) []Secret {
 	return secrets[:min(len(secrets), credential.MaxOffers)]
 }
 
-// choose judges the pairs that a request may be judged by, and returns the first verdict that allows; else the first.
+// choose judges the pairs of a request and returns the first verdict that allows; if none does, the first verdict.
 func (r *Request) choose(judge func(records.Pair) Verdict) Verdict {
 	if r.Image.ID == "" {
 		return Verdict{Decision: policy.Decision{Reason: policy.Absent}}
@@ -110,9 +108,8 @@ func (r *Request) choose(judge func(records.Pair) Verdict) Verdict {
 	return first
 }
 
-// CheckID judges a name that the runtime could not resolve and answered with an error. Only a
-// name that is an image ID, or a prefix of one, gives more away by its error than by its
-// absence; for every other name the verdict is Allow, which lets the error pass.
+// CheckID judges a name for which the runtime returned an error. Only for an image ID, or a prefix of one, can the error
+// reveal which images are present; for every other name the verdict is Allow, so that the error can be passed on.
 func (t *Tracker) CheckID(p Pod, name imageref.Ref) policy.Decision {
 	if name.Parsed() && !name.MayBeImageID() {
 		return policy.Decision{Verdict: policy.Allow, Reason: policy.Absent}
@@ -152,11 +149,11 @@ func (r *Request) byID(p records.Pair) bool {
 	return !r.Name.Parsed() || r.Name.Name().IsImageID() || !r.Image.Carries(r.Name.Name()) || p.Repository == ""
 }
 
-// checkPair judges one pair. What a revocation may have taken back meanwhile is judged anew.
+// checkPair judges one pair, again if there was a revocation meanwhile.
 func (t *Tracker) checkPair(ctx context.Context, rules *Rules, r Request, p records.Pair) Verdict {
 	for {
 		since := t.revocations.Load()
-		v, leaves := t.judgePair(ctx, rules, r, p)
+		v, effects := t.judgePair(ctx, rules, r, p)
 		if !v.Allowed() {
 			return v
 		}
@@ -164,26 +161,26 @@ func (t *Tracker) checkPair(ctx context.Context, rules *Rules, r Request, p reco
 		if byPolicy(v.Reason) && !r.Using {
 			v.First, ok = t.note(r.Pod.UID, v.Pair), true
 		} else {
-			v.First, ok = t.grant(r.Pod.UID, v.Pair, leaves.grant, since)
+			v.First, ok = t.grant(r.Pod.UID, v.Pair, effects.grant, since)
 		}
 		if ok {
-			if leaves.recorded {
-				t.used(v.Pair, v.Credential, leaves.fresh)
+			if effects.recorded {
+				t.noteUse(v.Pair, v.Credential, effects.newSecretRef)
 			}
 			return v
 		}
 	}
 }
 
-// A leaving is what an Allow leaves.
-type leaving struct {
+// allowEffects are the effects of an Allow.
+type allowEffects struct {
 	grant
-	recorded bool              // its use is to be noted with a record
-	fresh    records.SecretRef // and this Secret with the credential that it rests on; the zero value is none
+	recorded     bool              // its use is to be noted in a record
+	newSecretRef records.SecretRef // and this Secret with the credential; the zero value is none
 }
 
-// judgePair returns a verdict and, if it is Allow, what it leaves.
-func (t *Tracker) judgePair(ctx context.Context, rules *Rules, r Request, p records.Pair) (Verdict, leaving) {
+// judgePair returns a verdict and the effects that it has if it is Allow.
+func (t *Tracker) judgePair(ctx context.Context, rules *Rules, r Request, p records.Pair) (Verdict, allowEffects) {
 	facts, err := t.store.Lookup(p)
 	if err == nil && t.mayBePreloaded(facts, r, p) && t.scan(ctx) {
 		facts, err = t.store.Lookup(p)
@@ -192,12 +189,12 @@ func (t *Tracker) judgePair(ctx context.Context, rules *Rules, r Request, p reco
 		facts, err = t.store.Lookup(p)
 	}
 	f := t.find(rules, r, p, facts, err)
-	// Only now, since it writes: nothing else lets the pod in.
+	// Last, because it writes to disk.
 	if f.needsRotation() && t.rotated(p, facts.Record, r.Secrets) {
 		facts, err = t.store.Lookup(p)
 		f = t.find(rules, r, p, facts, err)
 	}
-	return f.Verdict, f.leaves()
+	return f.Verdict, f.effects()
 }
 
 // A finding is what is known of one pair of a request, and the verdict that follows from it.
@@ -206,7 +203,7 @@ type finding struct {
 	evidence policy.Evidence
 	facts    records.Facts
 	grant    grant // that the pod holds
-	by       basis
+	by       bestProof
 }
 
 // find judges a request for one pair by the facts of the store, or by the error that the store returned. It changes nothing.
@@ -231,33 +228,33 @@ func (t *Tracker) find(rules *Rules, r Request, p records.Pair, facts records.Fa
 		e.Open = facts.Record.Open
 		f.by = t.proof(facts.Record, rules, r)
 	}
-	e.Proved = f.by.standing == valid
-	e.InGrace = f.by.standing == inGrace && r.Unasked
-	e.Expired = f.by.standing == inGrace || f.by.standing == expired
+	e.Proved = f.by.standing == Valid
+	e.InGrace = f.by.standing == InGrace && r.Unasked
+	e.Expired = f.by.standing == InGrace || f.by.standing == Expired
 	f.Decision = rules.Policy.Judge(*e)
 	f.Proved, f.InGrace = e.Proved || e.InGrace, e.InGrace && !e.Proved
-	f.Credential = f.leaves().credential
+	f.Credential = f.effects().credential
 	return f
 }
 
-// needsRotation reports whether nothing but a Secret whose content changed could let the pod in.
+// needsRotation reports whether only a Secret whose content changed could allow the pod.
 func (f *finding) needsRotation() bool {
 	return f.facts.Record != nil && (f.Reason == policy.NotProved || f.Reason == policy.ProofExpired)
 }
 
-// leaves returns what the verdict rests on, for the grant that it leaves if it is Allow.
-func (f *finding) leaves() leaving {
-	l := leaving{grant: grant{reason: f.Reason}, recorded: f.facts.Record != nil}
+// effects returns the effects of the verdict if it is Allow; the grant says what the verdict depends on.
+func (f *finding) effects() allowEffects {
+	l := allowEffects{grant: grant{reason: f.Reason}, recorded: f.facts.Record != nil}
 	switch f.Reason {
 	case policy.Granted:
 		l.grant = f.grant
 	case policy.Proved, policy.ProvedInGrace, policy.ProofExpired:
-		l.credential, l.secrets, l.before, l.fresh = f.by.credential, f.by.secrets, f.by.before, f.by.fresh
+		l.credential, l.secrets, l.before, l.newSecretRef = f.by.credential, f.by.secrets, f.by.before, f.by.newSecretRef
 	}
 	return l
 }
 
-// mayBePreloaded reports whether a scan could let the request in.
+// mayBePreloaded reports whether a scan could mark the image so that the request is allowed.
 func (t *Tracker) mayBePreloaded(f records.Facts, r Request, p records.Pair) bool {
 	return !r.Substituted && !r.byID(p) && t.mayBeMarked(f, p, r.Image)
 }
@@ -278,11 +275,11 @@ func (r *Rules) allowlists(f records.Facts, p records.Pair, img Image) bool {
 	return !slices.ContainsFunc(img.Repositories(), func(repository string) bool { return !r.Policy.Allowlisted(repository) })
 }
 
-// proves reports whether a record says that anybody proved access. One that does not is what a lost pull or a revocation
-// leaves, and says nothing for the name.
+// proves reports whether a record holds any proof of access. A lost pull or a revocation leaves a record that does not, and that says
+// nothing about the name.
 func proves(r *records.Record) bool { return r != nil && (r.Open || len(r.Proofs) > 0) }
 
-// proofOf returns the proof by a credential that counts for where it is from, nil if there is none. An empty credential is none.
+// proofOf returns the proof by a credential that counts for a credential from this Secret, nil if there is none.
 func proofOf(r *records.Record, id credential.ID, from records.SecretRef) *records.Proof {
 	for i := range r.Proofs {
 		if id != "" && r.Proofs[i].Credential == id && r.Proofs[i].Counts(from) {
@@ -292,9 +289,9 @@ func proofOf(r *records.Record, id credential.ID, from records.SecretRef) *recor
 	return nil
 }
 
-// rotated puts what the request's Secrets hold now into the place of that with which they proved access, on disk,
-// and reports whether one did. A rotated proof is as old as the one that it replaces. A new uid is another Secret,
-// whatever its name.
+// rotated replaces, on disk, the credential with which one of the Secrets proved access by the one that it holds now, and reports
+// whether there was one. The new proof is as old as the one that it replaces. A Secret with a new UID is another
+// Secret, whatever its name.
 func (t *Tracker) rotated(p records.Pair, r *records.Record, secrets []Secret) bool {
 	for _, s := range secrets {
 		if !rotates(r, s, secrets) {
@@ -317,14 +314,10 @@ func (t *Tracker) rotated(p records.Pair, r *records.Record, secrets []Secret) b
 // rotates reports whether a Secret proved access with another content than it has now.
 func rotates(r *records.Record, s Secret, secrets []Secret) bool {
 	return slices.ContainsFunc(r.Proofs, func(p records.Proof) bool {
-		return contains(p.Secrets, s.Ref) && !slices.Contains(secrets, Secret{Credential: p.Credential, Ref: s.Ref})
+		return slices.Contains(p.Secrets, s.Ref) && !slices.Contains(secrets, Secret{Credential: p.Credential, Ref: s.Ref})
 	})
 }
 
 func rotation(p records.Pair, s Secret) records.Rotation {
 	return records.Rotation{Pair: p, Secret: s.Ref, Credential: s.Credential, At: time.Now()}
-}
-
-func contains(refs []records.SecretRef, ref records.SecretRef) bool {
-	return slices.Contains(refs, ref)
 }

@@ -44,7 +44,7 @@ type Create struct {
 	unsteady     bool     // a name of the image may have moved to another manifest since
 }
 
-// BeginCreate begins a create. restores says that the runtime may restore checkpoints; of one that cannot, every image
+// BeginCreate begins a create. restores says that the runtime may restore checkpoints; if it cannot, every image
 // is ordinary. It is called before the image is looked up, because a pull could move the image's names afterwards.
 func (t *Tracker) BeginCreate(restores bool) *Create {
 	c := &Create{t: t, restores: restores}
@@ -57,9 +57,9 @@ func (t *Tracker) BeginCreate(restores bool) *Create {
 	return c
 }
 
-// From says which image the container is to be created from, the zero value for one that is not known. After it the runtime
-// may be asked. It writes to disk unless the image is known to be ordinary. If that write fails, scans mark nothing until the
-// create has ended, and it goes on: a full disk must not stop a pod that may use its image.
+// From says which image the container is to be created from, the zero value if it is not known. When it returns the runtime
+// may be called. It writes to disk unless the image is known to be ordinary. If that write fails, the create goes on and scans mark
+// nothing until it has ended: a full disk must not stop a pod that may use its image.
 func (c *Create) From(ctx context.Context, img Image) {
 	if !c.restores {
 		return
@@ -67,7 +67,7 @@ func (c *Create) From(ctx context.Context, img Image) {
 	t := c.t
 	repositories := img.Repositories()
 	key := ordinaryKey(img)
-	pulling, err := t.store.Pulling(repositories) // or may complete a pull yet
+	pulling, err := t.store.Pulling(repositories) // or a pull with an unknown result
 	t.mu.Lock()
 	c.key, c.repositories = key, repositories
 	c.known = t.ordinary[key]
@@ -78,7 +78,7 @@ func (c *Create) From(ctx context.Context, img Image) {
 	if ordinary {
 		return
 	}
-	// A list that is up to a second old will do: what came since needs proof if the create fails.
+	// A list may be up to a second old: images that came since need proof if the create fails.
 	images, err := t.lists.since(ctx, time.Now().Add(-listEvery))
 	if err != nil {
 		t.log.Info("Images not listed before a container is created; if the creation fails, all images without record and mark need proof", "err", err)
@@ -194,7 +194,7 @@ func (c *Create) Lost() {
 	})
 }
 
-// Dropped ends a create that brought nothing: the runtime was not asked, or the image is ordinary.
+// Dropped ends a create that brought no image: the runtime was not called, or the image is ordinary.
 func (c *Create) Dropped() {
 	c.once.Do(func() {
 		if c.note != 0 {
@@ -248,7 +248,7 @@ func (t *Tracker) writeEnd(c records.Creation) error {
 
 func (c *Create) leave() {
 	t := c.t
-	t.met(time.Now())
+	t.noteTime(time.Now())
 	t.mu.Lock()
 	delete(t.creating, c)
 	release := c.release
@@ -340,7 +340,7 @@ func (t *Tracker) Exempt(p Pod) bool { return t.rules.Load().exemption(p) != pol
 
 // settleCreations records what came with creations, and removes them.
 func (t *Tracker) settleCreations(ids []uint64, present []records.Pair) error {
-	closed, err := t.store.SettleCreations(ids, present, t.met(time.Now()))
+	closed, err := t.store.SettleCreations(ids, present, t.noteTime(time.Now()))
 	for _, p := range closed {
 		t.log.Info("Image came while a container was created that failed or was restored, it needs proof", "imageID", p.ImageID, "repository", p.Repository)
 	}

@@ -101,14 +101,14 @@ func (w *world) prepare(table conformance.Decisions, c conformance.Case) {
 	if c.Mark != "" {
 		got, err := w.store.MarkPreloaded(records.Scan{
 			Pairs: []records.Pair{{ImageID: conformance.ImageID(c.ID), Repository: "repo.test/any/pre"}},
-			Now:   time.Now(), Still: func() bool { return true },
+			Now:   time.Now(), Unchanged: func() bool { return true },
 		})
 		if err != nil || len(got) != 1 {
 			w.t.Fatalf("MarkPreloaded = %v, %v; want one mark", got, err)
 		}
 	}
 	// The very first scan of a store marks what is there; it is behind us here.
-	if _, err := w.store.MarkPreloaded(records.Scan{First: true, Now: time.Now(), Still: func() bool { return true }}); err != nil {
+	if _, err := w.store.MarkPreloaded(records.Scan{First: true, Now: time.Now(), Unchanged: func() bool { return true }}); err != nil {
 		w.t.Fatal(err)
 	}
 	if c.Intent != "" {

@@ -7,9 +7,9 @@ import (
 
 var (
 	// ErrNoIntent is returned by [Tracker.BeginPull] when the intent cannot be written. The pull must
-	// then not be made: its success could not be told from an image that was always there.
+	// then not be made: its image could not be distinguished from one that was always present.
 	ErrNoIntent = errors.New("tracker: pull intent not written")
-	// ErrNothingSelected is returned for a correction that names nothing. It is not taken for one of everything.
+	// ErrNothingSelected is returned for a correction that selects nothing. It never means everything.
 	ErrNothingSelected = errors.New("tracker: nothing is selected")
 	// ErrNotPresent is returned by [Tracker.AcceptMarks] if nothing that is selected is on the node.
 	ErrNotPresent = errors.New("tracker: nothing that is selected is on the node")

@@ -9,19 +9,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// A Standing says what a credential is worth for a pair.
-type Standing uint8
-
-// The values of a Standing.
-const (
-	ProvedNothing Standing = iota
-	Valid
-	InGrace // expired, and stands only where the registry cannot be asked
-	Expired
-	Rotated // its Secret proved access with another content, in whose place it will be put when the pod asks
-)
-
-// An Explanation is what [Tracker.Check] would come to, and what that rests on.
+// An Explanation is the verdict that [Tracker.Check] would return, with all facts on which it depends.
 type Explanation struct {
 	Verdict
 	// Rules are those in force.
@@ -30,18 +18,18 @@ type Explanation struct {
 	Evidence policy.Evidence
 	// Known is what the store holds about the pair now, before any rotation or mark that Check would write.
 	Known records.Details
-	// Unreadable says why a part of it cannot be read; nil if it can.
+	// Unreadable says why a part of Known cannot be read; nil if all of it can.
 	Unreadable error
 	// Grant is the pod's for the pair, nil if it has none.
 	Grant *Grant
 	// Standings are those of the request's Secrets, in their order.
 	Standings []Standing
-	// Distrust is why nothing is taken for preloaded; nil if the store is trusted.
+	// Distrust says why no image counts as preloaded; nil if the store is trusted.
 	Distrust *records.Distrust
 }
 
-// Explain judges as Check does and has no effect: no grant, no mark, no rotation, no time of use, nothing that goes back
-// with the clock. Where Check would do any of it before it judges, Explain judges as if it had been done.
+// Explain judges as Check does and has no effect: no grant, mark, rotation, time of use or clamp. Where Check would write
+// before it judges, Explain judges as if it had.
 func (t *Tracker) Explain(ctx context.Context, r Request) Explanation {
 	r.Secrets = considered(r.Secrets)
 	rules := t.rules.Load()
@@ -78,8 +66,8 @@ func (t *Tracker) explainPair(ctx context.Context, rules *Rules, r Request, p re
 	}
 	e.Verdict, e.Evidence = f.Verdict, f.evidence
 	if f.evidence.Granted {
-		told := f.grant.tell(r.Pod.UID, p)
-		e.Grant = &told
+		granted := f.grant.public(r.Pod.UID, p)
+		e.Grant = &granted
 	}
 	if r.Pod.UID != "" && f.Allowed() && e.Grant == nil {
 		e.First = !byPolicy(f.Reason) || !t.wasNoted(r.Pod.UID, p)
@@ -94,10 +82,10 @@ func (t *Tracker) wouldMark(ctx context.Context, p records.Pair) bool {
 		return false
 	}
 	due, err := t.store.Due(sc.Pairs, sc.Brought)
-	return err == nil && sc.Still() && slices.Contains(due, p)
+	return err == nil && sc.Unchanged() && slices.Contains(due, p)
 }
 
-// clamped returns a record as clamp leaves it, a copy if that is another one.
+// clamped returns a record as clamp would leave it, a copy if that changes it.
 func clamped(rules *Rules, r *records.Record) *records.Record {
 	if !rules.ahead(r) {
 		return r
@@ -132,17 +120,9 @@ func (t *Tracker) standings(rules *Rules, r *records.Record, secrets []Secret) [
 	}
 	now := time.Now()
 	for i, s := range secrets {
-		switch rules.standing(proofOf(r, s.Credential, s.Ref), now) {
-		case valid:
-			all[i] = Valid
-		case inGrace:
-			all[i] = InGrace
-		case expired:
-			all[i] = Expired
-		case unproved:
-			if rotates(r, s, secrets) {
-				all[i] = Rotated
-			}
+		all[i] = rules.standing(proofOf(r, s.Credential, s.Ref), now)
+		if all[i] == ProvedNothing && rotates(r, s, secrets) {
+			all[i] = Rotated
 		}
 	}
 	return all

@@ -13,13 +13,13 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// A grant lets one pod use one (image ID, repository) until the pod ends. It remembers what it
-// rests on, so that it can end with that.
+// A grant lets one pod use one (image ID, repository) until the pod ends. It holds what it depends on, so that it ends when
+// that is revoked.
 type grant struct {
 	reason     policy.Reason
 	credential credential.ID
-	secrets    []records.SecretRef // that the credential was known to be from
-	before     []credential.ID     // that its Secret held before, while no registry had confirmed it
+	secrets    []records.SecretRef // that were known to hold the credential
+	before     []credential.ID     // that its Secret held before, if no registry had confirmed the credential
 	// created is when the container was created that a restored grant comes from.
 	created time.Time
 	// unnamed is set for a restored grant if the container did not show the name of its image: the grant may be based
@@ -27,8 +27,7 @@ type grant struct {
 	unnamed bool
 }
 
-// byPolicy reports whether a verdict is based on the rules alone, which can change, and on nothing that is known of the pod and the
-// image.
+// byPolicy reports whether a verdict depends on the rules alone, which can change, and not on facts about pod and image.
 func byPolicy(r policy.Reason) bool {
 	return r == policy.NeverVerify || r == policy.Allowlisted || r == policy.ExemptStaticPod || r == policy.ExemptNamespace
 }
@@ -40,8 +39,8 @@ func (t *Tracker) note(uid string, p records.Pair) (first bool) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	_, held := t.grants[uid][p]
-	if held || t.noted[uid][p] {
+	_, granted := t.grants[uid][p]
+	if granted || t.noted[uid][p] {
 		return false
 	}
 	if t.noted[uid] == nil {
@@ -58,8 +57,8 @@ func (t *Tracker) wasNoted(uid string, p records.Pair) bool {
 	return t.noted[uid][p]
 }
 
-// grant leaves a grant and reports whether it is the pod's first for the pair, and not one by policy of which there was a note. ok is
-// false, and there is no grant, if there was a revocation since: what the grant would rest on may be gone.
+// grant adds a grant and reports whether it is the pod's first for the pair; one by policy that was noted before is not. ok is
+// false, and nothing is added, if there was a revocation since: what the grant depends on may be gone.
 func (t *Tracker) grant(uid string, p records.Pair, g grant, since uint64) (first, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -74,7 +73,7 @@ func (t *Tracker) grant(uid string, p records.Pair, g grant, since uint64) (firs
 		of = map[records.Pair]grant{}
 		t.grants[uid] = of
 	}
-	if _, held := of[p]; held {
+	if _, granted := of[p]; granted {
 		return false, true
 	}
 	of[p] = g
@@ -90,31 +89,32 @@ func (t *Tracker) granted(uid string, p records.Pair) (grant, bool) {
 	return g, ok
 }
 
-// Restore gives a pod the grants that its container shows: it was started on the image, so the
-// pod had been allowed to use it. It is meant for the containers that the runtime has when the
-// program starts. Only a container that has been started is evidence; one that was merely
-// created may be one that was about to be denied. With name "" (a CRI before 1.28 does not tell
-// it) the grants are for every repository of the image. What they rest on is not known any more, so none is given for
-// a pair of which something was revoked since the container was created, which is when the pod was judged; with name "", none at
-// all if anything was revoked since: the container may be based on a repository that the image has lost, and its record with it. The
-// same holds for a pair whose record is younger than the container, or has none. Nor is one given for a container
-// whose creation time is in the future: the clock was set back, and nothing tells what is older.
+// Restore gives a pod the grants that its container shows: it was started on the image, so the pod had been allowed to use the
+// image. It is called for the containers that the runtime has when the program starts. Only a container that has been started is
+// evidence; one that was merely created may have been about to be denied. Without a name (a CRI before 1.28 does not report
+// it) the grants are for every repository of the image.
+//
+// On which proof the pod was allowed is not known any more. So there is no grant for a pair of which anything was revoked since the
+// container was created, nor for one whose record is younger than the container, or that has no record, if anything was
+// revoked since; without a name there is none at all then: the container may use a repository that the image has lost,
+// and its record with it. There is no grant for a container whose creation time is in the future either: the clock was set
+// back, and which is older cannot be known.
 func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time) {
-	t.met(created)
+	t.noteTime(created)
 	if img.ID == "" {
 		return
 	}
 	if created.After(time.Now()) {
-		t.log.Info("Grant not restored: the creation time of the container is in the future, so it may be older than a revocation",
+		t.log.Info("Grant not restored: the creation time of the container is in the future, so the container may be older than a revocation",
 			"imageID", img.ID, "pod", p.UID, "created", created)
 		return
 	}
 	g := grant{reason: policy.Granted, created: created, unnamed: name.Empty()}
-	for ok := false; !ok; { // until there is no revocation between the reading of the records and the grants
+	for ok := false; !ok; { // until no revocation comes between the records that are read and the grants
 		since := t.revocations.Load()
-		pairs, err := t.shown(name, img, created)
+		pairs, err := t.restorable(name, img, created)
 		if err != nil {
-			t.log.Info("Grants not restored, the pod proves access again", "imageID", img.ID, "pod", p.UID, "err", err)
+			t.log.Info("Grants not restored, the pod must prove access again", "imageID", img.ID, "pod", p.UID, "err", err)
 			return
 		}
 		ok = true
@@ -125,8 +125,8 @@ func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time
 	}
 }
 
-// shown returns the pairs for which a container on the image shows a grant. An error says why it shows none.
-func (t *Tracker) shown(name imageref.Ref, img Image, created time.Time) (pairs []records.Pair, err error) {
+// restorable returns the pairs for which a container on the image shows a grant. An error says why it shows none.
+func (t *Tracker) restorable(name imageref.Ref, img Image, created time.Time) (pairs []records.Pair, err error) {
 	last, err := t.store.LastRevoked()
 	switch {
 	case err != nil:
@@ -139,7 +139,7 @@ func (t *Tracker) shown(name imageref.Ref, img Image, created time.Time) (pairs 
 		if err != nil {
 			return nil, err
 		}
-		// A record that is not older than the container may be the successor of one that has gone, with which last was noted.
+		// A record that is not older than the container may replace one that is gone; last was noted when that went.
 		successor := f.Record == nil || !f.Record.Created.Before(created)
 		if successor && !created.After(last) || f.Record != nil && !created.After(f.Record.Revoked) {
 			return nil, errRevokedSince
@@ -149,10 +149,9 @@ func (t *Tracker) shown(name imageref.Ref, img Image, created time.Time) (pairs 
 	return pairs, nil
 }
 
-// met notes a time at which a container may have been created, and returns the latest one so far. The clock may be set back:
-// revocations and new records are dated with the latest time, so that none of them seems older than a container that was allowed
-// before it.
-func (t *Tracker) met(at time.Time) time.Time {
+// noteTime notes a time at which a container may have been created, and returns the latest one so far. Revocations and new records
+// get the latest time, so that none of them seems older than a container that was allowed before it if the clock is set back.
+func (t *Tracker) noteTime(at time.Time) time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if at = at.Round(0); at.After(t.latest) { // without the reading of the monotonic clock, which is not set
@@ -161,7 +160,7 @@ func (t *Tracker) met(at time.Time) time.Time {
 	return t.latest
 }
 
-// EndPod ends every grant of a pod, as when its last sandbox is gone.
+// EndPod ends every grant of a pod. It is called when the pod's last sandbox is gone.
 func (t *Tracker) EndPod(uid string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -180,17 +179,17 @@ func (t *Tracker) GrantedPods() []string {
 	return slices.Collect(maps.Keys(uids))
 }
 
-// A Grant is one as it is told.
+// A Grant lets one pod use one pair until the pod ends.
 type Grant struct {
 	Pod  string // its UID
 	Pair records.Pair
-	// Reason is the rule that it rests on; Granted, if it was restored and nobody knows.
+	// Reason is the rule by which the pod was allowed; Granted if the grant was restored, so that the rule is not known.
 	Reason policy.Reason
-	// Credential is the one that it rests on; "" if on none.
+	// Credential is the credential by which the pod was allowed; "" if there is none.
 	Credential credential.ID
 }
 
-func (g grant) tell(uid string, p records.Pair) Grant {
+func (g grant) public(uid string, p records.Pair) Grant {
 	return Grant{Pod: uid, Pair: p, Reason: g.reason, Credential: g.credential}
 }
 
@@ -198,15 +197,15 @@ func (g Grant) compare(with Grant) int {
 	return cmp.Or(strings.Compare(g.Pod, with.Pod), strings.Compare(g.Pair.ImageID, with.Pair.ImageID), strings.Compare(g.Pair.Repository, with.Pair.Repository))
 }
 
-// GrantsAfter returns the grants that keep takes, by pod and pair, from the first one on that follows after; the zero
-// value is before all. limit is how many at most.
+// GrantsAfter returns at most limit of the grants that keep selects, sorted by pod and pair, that come after one; the zero
+// value comes before all.
 func (t *Tracker) GrantsAfter(after Grant, limit int, keep func(Grant) bool) []Grant {
 	var found []Grant
 	t.mu.Lock()
 	for uid, of := range t.grants {
 		for p, g := range of {
-			if told := g.tell(uid, p); after.compare(told) < 0 && keep(told) {
-				found = append(found, told)
+			if one := g.public(uid, p); after.compare(one) < 0 && keep(one) {
+				found = append(found, one)
 			}
 		}
 	}
@@ -226,9 +225,8 @@ func (t *Tracker) Grants() int {
 	return n
 }
 
-// used notes that a pair, and the credential that the use rests on, were used now; and the Secret that the
-// credential is from, unless it is the zero value.
-func (t *Tracker) used(p records.Pair, by credential.ID, from records.SecretRef) {
+// noteUse notes that a pair and a credential were used now, and that a Secret holds the credential, unless it is the zero value.
+func (t *Tracker) noteUse(p records.Pair, by credential.ID, from records.SecretRef) {
 	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -36,14 +36,14 @@ type handedGrant struct {
 	Unnamed    bool                `json:"unnamed,omitempty"`
 }
 
-// HandOver returns the grants for a tracker of a later process on the same store; see [Tracker.TakeOver]. It is the last that
-// is asked of a tracker: what is written or granted after it is not in there, and makes it worthless.
+// HandOver returns the grants for a tracker of a later process on the same store; see [Tracker.TakeOver]. It must be the last call:
+// a later grant is not in the result, and a later write makes the result invalid.
 func (t *Tracker) HandOver() ([]byte, error) {
 	number, err := t.store.LastWrite()
 	if err != nil {
 		return nil, fmt.Errorf("hand grants over: %w", err)
 	}
-	h := handover{Version: handoverVersion, Store: number, Latest: t.met(time.Now())}
+	h := handover{Version: handoverVersion, Store: number, Latest: t.noteTime(time.Now())}
 	t.mu.Lock()
 	for uid, of := range t.grants {
 		for p, g := range of {
@@ -55,16 +55,16 @@ func (t *Tracker) HandOver() ([]byte, error) {
 }
 
 // TakeOver gives pods the grants that another process handed over, and returns how many. lastWrite is what
-// [records.Store.LastWrite] said before this process wrote, 0 for a store that it has begun. If it is not what it was when they were handed over, or they cannot be
-// read, none is given. Pods that have ended meanwhile lose theirs with [Tracker.EndPod], as ever.
+// [records.Store.LastWrite] returned before this process wrote, 0 for a new store. If it has changed since the grants were handed
+// over, or they cannot be read, none is given. Grants of pods that have ended meanwhile end with [Tracker.EndPod].
 //
-// The caller sees to it that what is taken over cannot be taken over again.
+// The caller ensures that the same grants are not taken over again.
 func (t *Tracker) TakeOver(data []byte, lastWrite uint64) (int, error) {
 	var h handover
 	if err := json.Unmarshal(data, &h); err != nil {
 		return 0, fmt.Errorf("take grants over: %w", err)
 	}
-	t.met(h.Latest) // whether or not the grants are still good
+	t.noteTime(h.Latest) // even if the grants are not valid
 	switch {
 	case h.Version != handoverVersion:
 		return 0, fmt.Errorf("take grants over: they are in form %d, this version reads %d", h.Version, handoverVersion)

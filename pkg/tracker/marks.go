@@ -18,19 +18,19 @@ import (
 // byOperator is the origin of marks that an operator sets.
 const byOperator = "operator"
 
-// Forgotten is what [Tracker.ForgetMarks] took away, or would take.
+// Forgotten is what [Tracker.ForgetMarks] removed, or would remove.
 type Forgotten struct {
 	records.Forgotten
 	// Grants are those that ended, by pod and pair.
 	Grants []Grant
 }
 
-// ForgetMarks takes preloaded marks away, so that their pairs need proof from now on, and ends at once the grants that
-// rest on them: on disk, then in memory, then it answers. A repository alone selects whole images: all marks of the images that
-// have a mark of it. No scan marks such a pair again as long as its image stays. A grant
-// of which nobody knows what it rests on, because it was restored at the start, ends with the mark of its pair.
+// ForgetMarks removes preloaded marks, so that their pairs need proof, and ends the grants that depend on them: on disk, then in
+// memory, then it returns. A repository alone selects whole images: all marks of the images that have a mark of it. No scan marks
+// such a pair again as long as its image stays. A grant that was restored at the start ends with the mark of its pair, since
+// its reason is not known.
 //
-// After an error no grant has ended; only if the disk failed while it was written the marks may be gone nevertheless.
+// After an error no grant has ended; if the disk failed during the write, the marks may be gone all the same.
 func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun bool) (Forgotten, error) {
 	if of.Empty() {
 		return Forgotten{}, ErrNothingSelected
@@ -43,7 +43,7 @@ func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun 
 	if dryRun {
 		gone, err = t.store.Forgettable(of)
 	} else {
-		gone, err = t.store.ForgetMarks(of, t.met(time.Now()))
+		gone, err = t.store.ForgetMarks(of, t.noteTime(time.Now()))
 	}
 	if err != nil {
 		return Forgotten{}, unwritten(err)
@@ -52,7 +52,7 @@ func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun 
 	for _, m := range gone.Marks {
 		unmarked[m.Pair] = true
 	}
-	f := Forgotten{Forgotten: gone, Grants: t.endAll(dryRun, nil, func(p records.Pair, g grant) bool {
+	f := Forgotten{Forgotten: gone, Grants: t.endGrants(dryRun, nil, func(p records.Pair, g grant) bool {
 		return unmarked[p] && (g.reason == policy.Preloaded || g.reason == policy.Granted)
 	})}
 	if !dryRun {
@@ -99,7 +99,7 @@ func confirmation(a records.Acceptable) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// agree refuses to mark what the operator did not ask for, and keeps the reason.
+// agree returns an error, and keeps it, if the operator did not select what would be marked.
 func (a *Acceptance) agree(found records.Acceptable) error {
 	switch {
 	case a.Confirmation != "" && a.Confirmation != confirmation(found):
@@ -124,7 +124,7 @@ func (t *Tracker) AcceptMarks(ctx context.Context, a Acceptance) (Accepted, erro
 	case a.All && t.store.Distrusted() != nil:
 		return Accepted{}, ErrDistrusted
 	}
-	still, idle := t.idle()
+	unchanged, idle := t.idle()
 	if a.All && !idle {
 		return Accepted{}, ErrBusy
 	}
@@ -133,7 +133,7 @@ func (t *Tracker) AcceptMarks(ctx context.Context, a Acceptance) (Accepted, erro
 		return Accepted{}, err
 	}
 	if a.All {
-		return t.acceptUntracked(a, images, still)
+		return t.acceptUntracked(a, images, unchanged)
 	}
 	present := pairsOf(images)
 	if a.Name != (imageref.Name{}) {
@@ -174,22 +174,22 @@ func (t *Tracker) withoutRivals(selected, present []records.Pair) error {
 	return nil
 }
 
-// acceptUntracked marks by the rules of a scan, whose list has to stand until the marks are on disk.
-func (t *Tracker) acceptUntracked(a Acceptance, images []Image, still func() bool) (Accepted, error) {
+// acceptUntracked marks by the rules of a scan: nothing may change the images before the marks are on disk.
+func (t *Tracker) acceptUntracked(a Acceptance, images []Image, unchanged func() bool) (Accepted, error) {
 	if a.DryRun {
 		due, err := t.store.Due(pairsOf(images), broughtBy(images))
 		return t.accepted(a, records.Acceptable{Pairs: due}, err)
 	}
-	stood := true
+	valid := true
 	marked, err := t.store.MarkPreloaded(records.Scan{
 		Pairs: pairsOf(images), Brought: broughtBy(images), Origin: byOperator, Now: time.Now(),
-		Still: func() bool {
-			stood = still()
-			return stood
+		Unchanged: func() bool {
+			valid = unchanged()
+			return valid
 		},
 		Agree: func(due []records.Pair) error { return a.agree(records.Acceptable{Pairs: due}) },
 	})
-	if err == nil && !stood {
+	if err == nil && !valid {
 		return Accepted{}, ErrBusy
 	}
 	return t.accepted(a, records.Acceptable{Pairs: marked}, err)
@@ -203,7 +203,7 @@ func (t *Tracker) accepted(a Acceptance, marked records.Acceptable, err error) (
 		return Accepted{}, unwritten(err)
 	case !a.DryRun:
 		for _, p := range marked.Pairs {
-			t.log.Info("Taken for preloaded", "imageID", p.ImageID, "repository", p.Repository, "origin", byOperator)
+			t.log.Info("Marked preloaded", "imageID", p.ImageID, "repository", p.Repository, "origin", byOperator)
 		}
 	}
 	return Accepted{Acceptable: marked, Confirmation: confirmation(marked)}, nil
@@ -218,10 +218,9 @@ func (t *Tracker) present(ctx context.Context) ([]Image, error) {
 	return images, nil
 }
 
-// EndDistrust ends the distrust of the store and lets the next scan, which it makes at once, be like the very first one.
-// It returns the distrust that ended and the pairs of which nothing is known, which such a scan takes for preloaded. If
-// pulls are under way the scan that a later pre-check makes is the one. In a dry run nothing ends. After an error the store is
-// distrusted as before; only if the disk failed while it was written it may be trusted.
+// EndDistrust ends the distrust of the store and makes a scan like the very first one. It returns the distrust that ended and the
+// untracked pairs, which such a scan marks preloaded. If the scan cannot be made now, a later one is like the first. In a dry run
+// nothing changes. After an error the store is distrusted as before, unless the disk failed during the write.
 func (t *Tracker) EndDistrust(ctx context.Context, dryRun bool) (ended records.Distrust, due []records.Pair, err error) {
 	why := t.store.Distrusted()
 	if why == nil {

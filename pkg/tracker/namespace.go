@@ -5,8 +5,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// sent returns the ID of what the runtime sends to the registry in a pull for a pod. Without a user name it sends
-// what it holds for the pod's namespace, if it may hold anything for one.
+// sent returns the ID of the credential that the runtime sends to the registry in a pull for a pod. Without a user name it sends
+// the one that it may hold for the pod's namespace.
 func (t *Tracker) sent(c credential.Credential, p Pod) (id credential.ID, from []records.SecretRef) {
 	if t.perNamespace && p.Namespace != "" && !c.HasUsername() {
 		return t.ofNamespace(p), []records.SecretRef{{Namespace: p.Namespace}}
@@ -14,7 +14,7 @@ func (t *Tracker) sent(c credential.Credential, p Pod) (id credential.ID, from [
 	return t.key.ID(c), nil
 }
 
-// ofNamespace returns the ID of what the runtime may hold for the pod's namespace, "" if it holds nothing for one.
+// ofNamespace returns the ID of the credential that the runtime may hold for the pod's namespace, "" if it holds none.
 func (t *Tracker) ofNamespace(p Pod) credential.ID {
 	if !t.perNamespace {
 		return ""

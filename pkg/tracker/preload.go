@@ -14,11 +14,11 @@ import (
 // A scan asks the runtime for its images, under no lock, and then marks in one write transaction of the store. It must
 // not mark an image that came by a pull. For a pull of a repository there are these cases:
 //
-//   - Its intent was written before the marks and is still on disk: the pull is in progress, or it ended without a known
+//   - Its intent was written before the marks and is on disk: the pull is in progress, or it ended without a known
 //     result. The store marks no image then that the pull may have brought; broughtBy says which these are.
 //   - It ended with success before the marks. The transaction that removed the intent wrote a record of the image, and
 //     the store marks no image that has one.
-//   - It was refused before the marks. It brought nothing.
+//   - It was refused before the marks, and brought nothing.
 //   - It ended without a known result long ago and its intent was settled before the marks. The settlement wrote a record of
 //     each image that the pull may have brought and that had neither record nor mark.
 //   - Its intent is written after the marks. The runtime is asked to pull after the intent is on disk, so the image
@@ -26,8 +26,8 @@ import (
 //
 // A pull that is in progress therefore does not stop a scan of other repositories, however long it takes. Operations that
 // have no intent do stop it: from before the list is requested until the marks are in the transaction there must be no
-// removal, no operation that creates a container, and no pull of an invalid name. [records.Scan].Still is asked for
-// that inside the transaction.
+// removal, no operation that creates a container, and no pull of an invalid name. [records.Scan].Unchanged reports this
+// inside the transaction.
 func (t *Tracker) scan(ctx context.Context) (marked bool) {
 	sc, ok := t.plan(ctx)
 	if !ok {
@@ -45,7 +45,7 @@ func (t *Tracker) scan(ctx context.Context) (marked bool) {
 		return false
 	}
 	for _, p := range got {
-		t.log.Info("Taken for preloaded", "imageID", p.ImageID, "repository", p.Repository, "origin", sc.Origin)
+		t.log.Info("Marked preloaded", "imageID", p.ImageID, "repository", p.Repository, "origin", sc.Origin)
 	}
 	return len(got) > 0
 }
@@ -63,17 +63,17 @@ func (t *Tracker) plan(ctx context.Context) (sc records.Scan, ok bool) {
 	if !once {
 		origin = "first start"
 	}
-	still, idle := t.idle()
+	unchanged, idle := t.idle()
 	if !idle {
 		return sc, false
 	}
 	images, err := t.runtime.Images(ctx)
 	if err != nil {
-		t.log.Info("Images not listed, nothing is taken for preloaded", "err", err)
+		t.log.Info("Images not listed, no image is marked preloaded", "err", err)
 		return sc, false
 	}
 	return records.Scan{
-		Pairs: pairsOf(images), Origin: origin, Now: time.Now(), First: !once, Still: still, Brought: broughtBy(images),
+		Pairs: pairsOf(images), Origin: origin, Now: time.Now(), First: !once, Unchanged: unchanged, Brought: broughtBy(images),
 	}, true
 }
 
@@ -82,8 +82,8 @@ func (t *Tracker) plan(ctx context.Context) (sc records.Scan, ok bool) {
 // A runtime that completes a pull gives the image the requested name and, in the repository of that, the digest
 // under which it was found. Another pull may take the name away again; the digest stays as long as the image.
 // So the pull brought neither an image that has another name of the repository and no digest of it, as an import leaves one, nor, if
-// a digest was requested, one that does not have this digest. An image that was present before the pull began is
-// told apart by its mark: [Tracker.Run] marks what is due each minute.
+// a digest was requested, one without this digest. An image that was present before the pull began has a
+// mark: [Tracker.Run] marks what is due each minute.
 func broughtBy(images []Image) func(records.Intent, records.Pair) bool {
 	names := map[records.Pair][]imageref.Name{}
 	for _, i := range images {
@@ -95,7 +95,7 @@ func broughtBy(images []Image) func(records.Intent, records.Pair) bool {
 	return func(in records.Intent, p records.Pair) bool {
 		requested, err := imageref.Parse(in.Name)
 		if err != nil {
-			return true // the intent cannot be read, or stands for pulls of many names
+			return true // the intent cannot be read, or is that of pulls of several names
 		}
 		return slices.ContainsFunc(names[p], func(n imageref.Name) bool {
 			return n == requested || n.IsDigest() && !requested.IsDigest()
@@ -116,8 +116,8 @@ func (t *Tracker) mayBeMarked(f records.Facts, p records.Pair, img Image) bool {
 	return f.MayBeMarked()
 }
 
-// idle reports whether no operation holds scans; still, whether none has since.
-func (t *Tracker) idle() (still func() bool, idle bool) {
+// idle reports whether no operation holds scans; unchanged reports later whether none has begun since.
+func (t *Tracker) idle() (unchanged func() bool, idle bool) {
 	before, held := t.scansHeld()
 	return func() bool {
 		now, held := t.scansHeld()

@@ -14,23 +14,21 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// A Pull is one pull with one credential, from before the runtime is asked until its end is
-// told by exactly one of Proved, Denied, Refused and Lost. Later calls change nothing, so that a caller
-// can defer Lost. Its methods may be called concurrently.
+// A Pull is one pull with one credential, from before the runtime is called until exactly one of Proved, Denied, Refused
+// and Lost reports its end. Later calls change nothing, so that a caller can defer Lost. Its methods may be called concurrently.
 type Pull struct {
-	t          *Tracker
-	intent     records.Intent
-	repository string
-	once       sync.Once
-	unhold     func()  // ends the hold on scans that a pull of an invalid name has; nil for other pulls
-	revoked    []reach // since it began; guarded by Tracker.mu
+	t           *Tracker
+	intent      records.Intent
+	repository  string
+	once        sync.Once
+	resumeScans func()  // ends the hold on scans of a pull of an invalid name
+	revoked     []scope // since it began; guarded by Tracker.mu
 }
 
-// BeginPull puts the intent of a pull on disk; when it returns nil the runtime may be asked.
-// present is the image that the name stands for on the node now, the zero value if none: if it
-// is due to be marked preloaded it is marked first, because a pull leaves a record behind. Preloaded marks of the
-// repository end if the runtime does not list their image under it any more. The error is ErrNoIntent, or ErrRuntime if the runtime's
-// list of images was needed for that and could not be had.
+// BeginPull writes the intent of a pull to disk; when it returns nil the runtime may be called. present is the image that has the
+// name on the node now, the zero value if there is none: if it is due to be marked preloaded it is marked first, because a
+// pull leaves a record. Preloaded marks of the repository end if the runtime does not list their image under it any more.
+// The error is ErrNoIntent, or ErrRuntime if the runtime did not return the list of images that is needed for this.
 func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Image) (*Pull, error) {
 	repository := repositoryOf(name)
 	if present.ID != "" && present.Carries(name.Name()) {
@@ -39,14 +37,14 @@ func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Imag
 			t.scan(ctx)
 		}
 	}
-	p := &Pull{t: t, repository: repository}
+	p := &Pull{t: t, repository: repository, resumeScans: func() {}}
 	if !name.Parsed() {
-		// The intent is of a repository that no image has, so it cannot keep scans from what the pull brings.
-		p.unhold = t.holdScans()
+		// The intent is of a repository that no image has, so it does not keep scans from marking what the pull brings.
+		p.resumeScans = t.holdScans()
 	}
 	intent, err := t.writeIntent(ctx, name.String(), repository)
 	if err != nil {
-		p.releaseScans()
+		p.resumeScans()
 		return nil, err
 	}
 	p.intent = intent
@@ -95,7 +93,7 @@ func idsUnder(repository string, images []Image) map[string]struct{} {
 	return found
 }
 
-// A Proof says who proved what by a successful pull.
+// A Proof says which access a successful pull proved, and for which pod.
 type Proof struct {
 	// ImageID is the ID of the image that was pulled, as the runtime's image list has it; image_ref of the answer
 	// to the pull may be something else. It must not be empty.
@@ -103,19 +101,18 @@ type Proof struct {
 	// Credential is the one that was sent with the pull. An empty one opens the image, unless the runtime may have used
 	// one that it holds for the pod's namespace, and so does one that the node offers for the repository.
 	Credential credential.Credential
-	// Secrets are what the pod's pull secrets hold for the name, if somebody knows. Those that hold
+	// Secrets are the credentials of the pod's pull secrets for the name, as far as they are known. Those that hold
 	// Credential are noted with it.
 	Secrets []Secret
 	// Pod gets a grant, if it has a UID.
 	Pod Pod
 }
 
-// Proved ends the pull as a success: record on disk and intent gone in one transaction, then the
-// grant; the caller answers after it. If the record cannot be written the intent stays, the pod
-// still gets its grant (the registry has just let it have the image), and the error says why.
-// It takes no context: the runtime has pulled, and a caller that hangs up must not lose the
-// record. What was revoked since the pull began is not proved, since the registry may have been asked before: the verdict
-// is Reverify, and the pod is judged by the record when it asks.
+// Proved ends the pull as a success: one transaction writes the record and deletes the intent, then the pod gets its grant; the
+// caller answers afterwards. If the record cannot be written the intent stays, the pod gets its grant all the same (the registry
+// has just given it the image), and the error says why. It takes no context: the runtime has pulled, and the record must not be
+// lost if the client hangs up. A pull does not prove what was revoked since it began, since the registry may have been asked
+// before: the verdict is then Reverify.
 func (p *Pull) Proved(proof Proof) (Verdict, error) {
 	var v Verdict
 	var err error
@@ -143,85 +140,79 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 	}
 	g := grant{reason: v.Reason, credential: id, secrets: from}
 	err := t.store.Prove(p.intent, records.Result{
-		Pair: v.Pair, Open: open, Credential: id, Secrets: from, Namespace: proof.Pod.Namespace, At: time.Now(), Created: t.met(time.Now()),
-		Revoked: func() bool { return p.overtaken(v.Pair, g) },
+		Pair: v.Pair, Open: open, Credential: id, Secrets: from, Namespace: proof.Pod.Namespace, At: time.Now(), Created: t.noteTime(time.Now()),
+		Revoked: func() bool { return p.revokedSinceStart(v.Pair, g) },
 	})
 	if err != nil {
 		err = fmt.Errorf("write pull record: %w", errors.Join(err, t.store.End(p.intent, time.Now())))
 	}
 	for ok := false; !ok; {
 		since := t.revocations.Load()
-		if p.overtaken(v.Pair, g) {
-			t.log.Info("Pull that was overtaken by a revocation leaves no grant", "imageID", v.Pair.ImageID, "repository", v.Pair.Repository)
+		if p.revokedSinceStart(v.Pair, g) {
+			t.log.Info("Pull gives no grant, its proof was revoked while it was in progress", "imageID", v.Pair.ImageID, "repository", v.Pair.Repository)
 			v.Decision, v.Proved = policy.Decision{Reason: policy.NotProved}, false
 			break
 		}
 		v.First, ok = t.grant(proof.Pod.UID, v.Pair, g, since)
 	}
-	p.left()
+	p.finish()
 	return v, err
 }
 
-// overtaken reports whether what the pull proved has been revoked since it began.
-func (p *Pull) overtaken(pair records.Pair, g grant) bool {
+// revokedSinceStart reports whether a revocation since the pull began has the proof of the pull in its scope.
+func (p *Pull) revokedSinceStart(pair records.Pair, g grant) bool {
 	p.t.mu.Lock()
 	defer p.t.mu.Unlock()
-	return slices.ContainsFunc(p.revoked, func(r reach) bool { return r.rests(pair, g) })
+	return slices.ContainsFunc(p.revoked, func(s scope) bool { return s.includes(pair, g) })
 }
 
-// Denied ends the pull as one that certainly pulled nothing because the registry denied it. The intent is dropped. What the
-// credential has proved before stays proved as long as it is valid, and has no grace: that is for a registry
-// which cannot be asked. present is the image that the name stood for, and pod the one that the pull was for.
+// Denied ends the pull as one that certainly pulled nothing because the registry denied it. The intent is dropped. An earlier proof
+// by the credential counts as long as it is valid, but has no grace: that is for a registry which cannot be asked. present
+// is the image that had the name, and pod the pod that the pull was for.
 func (p *Pull) Denied(present Image, by credential.Credential, pod Pod) error {
 	var err error
 	p.once.Do(func() {
 		pair := records.Pair{ImageID: present.ID, Repository: p.repository}
 		id, _ := p.t.sent(by, pod)
 		err = p.t.store.Deny(p.intent, records.Denial{Pair: pair, Credential: id, At: time.Now()})
-		p.left()
+		p.finish()
 	})
 	return err
 }
 
-// Refused ends the pull as one that certainly pulled nothing, for whatever reason, such as a registry that was
-// not reached at all. The intent is dropped.
+// Refused ends the pull as one that certainly pulled nothing, for any other reason, such as a registry that was
+// not reached. The intent is dropped.
 func (p *Pull) Refused() error {
 	var err error
 	p.once.Do(func() {
 		err = p.t.store.Drop(p.intent)
-		p.left()
+		p.finish()
 	})
 	return err
 }
 
-// Lost ends the pull as one of which nothing is known: the runtime may complete it yet, or has
-// done so. The intent lingers until Settle is sure of it.
+// Lost ends the pull as one with an unknown result: the runtime may have completed it, or may do so later. The intent stays
+// until Settle deletes it.
 func (p *Pull) Lost() error {
 	var err error
 	p.once.Do(func() {
 		err = p.t.store.End(p.intent, time.Now())
-		p.left()
+		p.finish()
 	})
 	return err
 }
 
-// left takes the pull off the running ones, after its end is on disk.
-func (p *Pull) left() {
+// finish removes the pull from those that are running, after its end is on disk.
+func (p *Pull) finish() {
 	p.t.mu.Lock()
 	delete(p.t.running, p.intent.ID)
-	p.t.ended[p.intent.ID] = time.Now() // of no meaning if the intent is gone; the next Settle removes it then
+	p.t.ended[p.intent.ID] = time.Now() // if the intent is deleted, the next Settle removes this
 	p.t.mu.Unlock()
-	p.releaseScans()
+	p.resumeScans()
 }
 
-func (p *Pull) releaseScans() {
-	if p.unhold != nil {
-		p.unhold()
-	}
-}
-
-// BeginRemoval is called before an image is removed; the function that it returns, after the removal has succeeded or
-// failed. In between no scan marks anything.
+// BeginRemoval is called before an image is removed, and the function that it returns after the removal has succeeded or failed. In
+// between no scan marks anything.
 func (t *Tracker) BeginRemoval() (done func()) { return t.holdScans() }
 
 // holdScans keeps scans from marking anything until done is called; a scan whose list of images is older than that

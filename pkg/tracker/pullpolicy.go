@@ -9,7 +9,7 @@ const (
 	PullNever        = "Never"
 )
 
-// What stands for the pull policy of a pod that has not one for an image.
+// The pull policy of a pod that does not have exactly one for an image.
 const (
 	// PullUnknown is that of a pod whose use of the image is not known.
 	PullUnknown = "unknown"
@@ -17,13 +17,13 @@ const (
 	PullMixed = "mixed"
 )
 
-// PullPolicyOf returns how a pod uses an image, given the imagePullPolicy of each use. Only the policies in leads
-// count: those that make a kubelet send the call at hand.
-func PullPolicyOf(uses []string, leads ...string) string {
+// PullPolicyOf returns how a pod uses an image, given the imagePullPolicy of each use. Only the policies in sends
+// count: those for which a kubelet sends the call.
+func PullPolicyOf(uses []string, sends ...string) string {
 	policy := PullUnknown
 	for _, one := range uses {
 		switch {
-		case !slices.Contains(leads, one), one == policy:
+		case !slices.Contains(sends, one), one == policy:
 		case policy == PullUnknown:
 			policy = one
 		default:

@@ -11,10 +11,10 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// A Revocation says what is to be proved no longer.
+// A Revocation selects proofs to take back.
 type Revocation struct {
 	records.Revocation
-	// DryRun takes nothing back and tells what would be revoked.
+	// DryRun takes nothing back and returns what would be revoked.
 	DryRun bool
 }
 
@@ -25,19 +25,19 @@ type Revoked struct {
 	Grants []Grant
 }
 
-// Revoke takes proofs back, and ends at once the grants that rest on them: on disk, then in memory, then it
-// answers. What is revoked is no longer proved, no more: the credential may prove itself again at the registry.
-// By repository or image ID open records are closed as well; marks stay, and Revoked names them.
+// Revoke takes proofs back and ends the grants that depend on them: on disk, then in memory, then it returns. A credential that is
+// revoked may prove access again at the registry. By repository or image ID open records are closed as well; marks
+// stay, and Revoked lists them.
 //
-// Grants end as follows. By repository or image ID alone, all of the pairs that are selected. Else those that rest on
-// a credential, or on one from a Secret, that is selected. What a grant rests on that was restored at the start is
-// not known, so it ends with any proof of its pair that is revoked, and if no record tells who proved access to
-// its pair when its container was created; where the container did not show the name of its image, with every revocation that
-// may select the image. Nor is a grant restored later from a container that was created before: see [Tracker.Restore]. And a pull
-// that began before proves nothing of what is revoked, whenever it ends.
+// By repository or image ID alone all grants of the selected pairs end, otherwise those that depend on a selected credential, or on
+// a credential of a selected Secret. It is not known on which proof a grant depends that was restored at the start: it ends
+// with any revoked proof of its pair, and also if no record shows who had proved access to its pair when its container was
+// created; if the container did not show the name of its image, it ends with every revocation that may select the image. No grant is
+// restored later from a container that was created before the revocation, see [Tracker.Restore]. A pull that began before it
+// does not prove again what is revoked.
 //
-// After an error no grant has ended, and the proofs are on disk as they were; only if the disk failed while
-// it was written the revocation may be there nevertheless. Revoke again.
+// After an error no grant has ended and the proofs are on disk as before, unless the disk failed during the
+// write: then the revocation may be on disk. Revoke again.
 func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	if r.Empty() {
 		return Revoked{}, ErrNothingSelected
@@ -45,7 +45,7 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	if err := ctx.Err(); err != nil {
 		return Revoked{}, fmt.Errorf("revoke: %w", err)
 	}
-	// What is known of Secrets has to be on disk, where the proofs are selected by it.
+	// Proofs are selected on disk by the Secrets that are noted with them.
 	if err := t.Flush(); err != nil {
 		return Revoked{}, fmt.Errorf("revoke: %w", err)
 	}
@@ -54,22 +54,23 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 		return Revoked{}, err
 	}
 	var gone records.Revoked
-	at := t.met(time.Now())
+	at := t.noteTime(time.Now())
 	if ahead := time.Until(at); ahead > time.Minute {
-		t.log.Info("Revocation dated with a time that the clock showed before it was set back: containers that are created until then prove access again at a restart",
+		t.log.Info("Revocation has a time in the future, because the clock was set back; containers that are created until then prove access again after a restart",
 			"time", at, "ahead", ahead)
 	}
 	if r.DryRun {
 		gone, err = t.store.Revocable(r.Revocation)
 	} else {
 		gone, err = t.store.Revoke(r.Revocation, at, func(gone records.Revoked) []records.Pair {
-			return t.overtake(reachOf(r, gone, unknown))
+			return t.noteRevocation(scopeOf(r, gone, unknown))
 		})
 	}
 	if err != nil {
 		return Revoked{}, unwritten(err)
 	}
-	all := Revoked{Revoked: gone, Grants: t.endGrants(reachOf(r, gone, unknown))}
+	s := scopeOf(r, gone, unknown)
+	all := Revoked{Revoked: gone, Grants: t.endGrants(r.DryRun, s.touched, s.includes)}
 	if !r.DryRun {
 		t.log.Info("Revoked", "credentialID", r.Credential, "imageID", r.ImageID, "repository", r.Repository, "secret", r.Secret,
 			"proofs", len(all.Proofs), "closed", len(all.Closed), "grants", len(all.Grants))
@@ -77,11 +78,11 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	return all, nil
 }
 
-// Revocations returns how often something has been taken back in this process: by [Tracker.Revoke] or [Tracker.ForgetMarks]. Of
-// two equal numbers, every grant that was given before the first is as good at the second.
+// Revocations returns a counter of the calls of [Tracker.Revoke] and [Tracker.ForgetMarks] in this process. If it has not changed, no
+// grant was revoked.
 func (t *Tracker) Revocations() uint64 { return t.revocations.Load() }
 
-// unrecorded returns the pairs of restored grants of which no record tells who proved access when the grant's container was
+// unrecorded returns the pairs of restored grants for which no record shows who had proved access when the grant's container was
 // created.
 func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error) {
 	created := map[records.Pair]time.Time{} // of the oldest container
@@ -108,27 +109,27 @@ func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error
 	return none, nil
 }
 
-// A reach is how far a revocation goes: what it takes from those who rest on it.
-type reach struct {
+// A scope is what a revocation takes back.
+type scope struct {
 	by      Revocation
 	gone    []records.RevokedProof
 	touched map[records.Pair]bool // pairs of gone
 	unknown map[records.Pair]bool // see unrecorded
 }
 
-func reachOf(by Revocation, gone records.Revoked, unknown map[records.Pair]bool) reach {
-	r := reach{by: by, gone: gone.Proofs, touched: map[records.Pair]bool{}, unknown: unknown}
+func scopeOf(by Revocation, gone records.Revoked, unknown map[records.Pair]bool) scope {
+	s := scope{by: by, gone: gone.Proofs, touched: map[records.Pair]bool{}, unknown: unknown}
 	for _, p := range gone.Proofs {
-		r.touched[p.Pair] = true
+		s.touched[p.Pair] = true
 	}
-	return r
+	return s
 }
 
-// rests reports whether a grant rests on what is revoked.
-func (r reach) rests(p records.Pair, g grant) bool {
+// includes reports whether a grant depends on what is revoked.
+func (r scope) includes(p records.Pair, g grant) bool {
 	switch {
 	case g.unnamed:
-		// Neither the repository nor the credential is known that it rests on, and the record of it may be gone.
+		// Neither its repository nor its credential is known, and the record may be gone.
 		return r.by.ImageID == "" || r.by.ImageID == p.ImageID
 	case !r.by.Covers(p):
 		return false
@@ -144,20 +145,19 @@ func (r reach) rests(p records.Pair, g grant) bool {
 	})
 }
 
-// overtake is called when a revocation is about to reach the disk, inside its transaction. It tells it to the pulls
-// that are under way, so that none which writes its record later proves what is revoked, and returns the pairs whose
-// grants are going to end.
-func (t *Tracker) overtake(r reach) (pairs []records.Pair) {
+// noteRevocation is called inside the transaction of a revocation. It adds the scope to the pulls that are running, so that none
+// which writes its record later proves again what is revoked, and returns the pairs whose grants are going to end.
+func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.revocations.Add(1) // a grant by a judgement that is under way would not be among them
+	t.revocations.Add(1) // or a judgement that is in progress could leave a grant that is not among them
 	for _, p := range t.running {
 		p.revoked = append(p.revoked, r)
 	}
 	for _, of := range t.grants {
 		for p, g := range of {
 			// The store notes the time for grants without a name; see Restore.
-			if !g.unnamed && r.rests(p, g) && !slices.Contains(pairs, p) {
+			if !g.unnamed && r.includes(p, g) && !slices.Contains(pairs, p) {
 				pairs = append(pairs, p)
 			}
 		}
@@ -165,13 +165,10 @@ func (t *Tracker) overtake(r reach) (pairs []records.Pair) {
 	return pairs
 }
 
-// endGrants ends the grants that rest on what is gone from disk, and what is to be noted of its uses; in a dry run
-// it only tells which.
-func (t *Tracker) endGrants(r reach) []Grant { return t.endAll(r.by.DryRun, r.touched, r.rests) }
-
-// endAll ends the grants that rest on what is gone from disk, and forgets the uses of pairs that are to be noted yet; in a
-// dry run it only tells which. What is judged or pulled at the same time leaves no grant on what it saw before.
-func (t *Tracker) endAll(dryRun bool, unused map[records.Pair]bool, rests func(p records.Pair, g grant) bool) (ended []Grant) {
+// endGrants ends the grants that depends selects, after the facts on which they depend are gone from disk, and drops the uses of the
+// pairs in unused that are not on disk yet. In a dry run it only returns the grants. A judgement that is in progress leaves no grant
+// that depends on what it read before.
+func (t *Tracker) endGrants(dryRun bool, unused map[records.Pair]bool, depends func(p records.Pair, g grant) bool) (ended []Grant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !dryRun {
@@ -184,10 +181,10 @@ func (t *Tracker) endAll(dryRun bool, unused map[records.Pair]bool, rests func(p
 	}
 	for uid, of := range t.grants {
 		for p, g := range of {
-			if !rests(p, g) {
+			if !depends(p, g) {
 				continue
 			}
-			ended = append(ended, g.tell(uid, p))
+			ended = append(ended, g.public(uid, p))
 			if !dryRun {
 				delete(of, p)
 			}

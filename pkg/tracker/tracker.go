@@ -16,12 +16,12 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// A Runtime is what the tracker asks of a container runtime. One that also has the method
+// A Runtime is a container runtime. If it also has the method
 //
 //	Image(ctx context.Context, name string) (Image, error)
 //
-// which returns the zero value of an image that is absent, is asked for the images of the records one by one if it
-// cannot list its images: the list may be too large to be sent.
+// which returns the zero value for an image that is absent, the tracker asks for the images of its records one by one when
+// Images fails: the list may be too large to be sent.
 type Runtime interface {
 	// Images returns all images of the runtime, or an error; never a part of them.
 	Images(ctx context.Context) ([]Image, error)
@@ -44,44 +44,43 @@ func NewImage(id string, names ...string) Image {
 	return i
 }
 
-// A Pod is who asks. The zero value is a pod that is not identified: it is granted nothing and
-// exempt from nothing, and may use what everybody may.
+// A Pod is a pod that uses, or wants to use, an image. The zero value is a pod that is not identified: it gets no grants, is
+// not exempt, and may use what every pod may.
 type Pod struct {
 	UID, Namespace string
-	// Name is for whoever reads of the pod; nothing is judged by it.
+	// Name is for logs; it does not affect a verdict.
 	Name string
-	// Static says that the kubelet has the pod from a file or a URL; it may be known of a pod
-	// that is not identified otherwise.
+	// Static says that the kubelet has the pod from a file or a URL. It may be set for a pod that is not identified.
 	Static bool
 }
 
-// Rules are what an operator can change while the tracker runs. The zero value enforces the
-// default policy and exempts nobody.
+// Rules are the settings that can change while the tracker runs. The zero value enforces the
+// default policy and exempts no pod.
 type Rules struct {
 	Policy policy.Policy
 	// ExemptStaticPods lets every static pod use every image.
 	ExemptStaticPods bool
 	// ExemptNamespaces lists the namespaces whose pods may use every image.
 	ExemptNamespaces []string
-	// Validity is how long a proof counts from when a registry last confirmed it; 0 is for ever.
+	// Validity is how long a proof is valid after a registry confirmed it; 0 is for ever.
 	Validity time.Duration
-	// Grace is how much longer a proof stands where the registry cannot be asked.
+	// Grace is how much longer a proof counts while the registry cannot be asked.
 	Grace time.Duration
 }
 
 // Options are the fixed settings of a [Tracker].
 type Options struct {
 	Rules Rules
-	// VerifyUntracked stops images that turn up untracked from being taken for preloaded, but
-	// for those that are there at the very first start of the store.
+	// VerifyUntracked keeps untracked images from being marked preloaded, except those that are present at the
+	// very first start of the store.
 	VerifyUntracked bool
-	// NodeOffers reports whether the node itself offers the credential, to every pod, for a
-	// repository. A pull that succeeds with such a one says nothing about the pod, and opens the
-	// image. It is called concurrently and must answer from memory. nil: the node offers nothing.
+	// NodeOffers reports whether the node itself offers the credential to every pod for a
+	// repository. A pull that succeeds with such a credential proves nothing for the pod, and opens the
+	// image. It is called concurrently and must answer from memory. nil: the node has no credentials.
 	NodeOffers func(repository string, id credential.ID) bool
-	// RuntimeCredentialsPerNamespace says that the runtime may pull for a pod with credentials that it holds for the pod's
-	// namespace, if the call has none. A pull for a pod that succeeds without a credential then proves access for the
-	// pods of that namespace alone. Without it such a pull opens the image.
+	// RuntimeCredentialsPerNamespace says that the runtime may pull with credentials that it holds for the pod's namespace if the
+	// call has none. A pull for a pod that succeeds without a credential then proves access for the pods of that
+	// namespace alone; otherwise it opens the image.
 	RuntimeCredentialsPerNamespace bool
 	// Log receives changes of state and failures of upkeep. The zero value discards them.
 	Log klog.Logger
@@ -97,32 +96,31 @@ type Tracker struct {
 	perNamespace bool // Options.RuntimeCredentialsPerNamespace
 	log          klog.Logger
 	rules        atomic.Pointer[Rules]
-	// revocations counts them; it goes up under mu, after one is on disk and with the end of its grants.
+	// revocations counts revocations. It goes up under mu; see the package comment.
 	revocations atomic.Uint64
 
 	// mu guards the fields that follow; see the package comment for the lock order.
 	mu      sync.Mutex
 	grants  map[string]map[records.Pair]grant // by UID
-	noted   map[string]map[records.Pair]bool  // by UID: what a pod was allowed by policy alone, which leaves no grant
-	running map[uint64]*Pull                  // by intent: those that are under way here
-	ended   map[uint64]time.Time              // by intent: since when this process knows that its pull has ended
+	noted   map[string]map[records.Pair]bool  // by UID: pairs that a pod was allowed by policy alone, which leaves no grant
+	running map[uint64]*Pull                  // by intent
+	ended   map[uint64]time.Time              // by intent: when this process learned that the pull has ended
 	holding int                               // holds on scans that are in effect, see holdScans
-	holds   uint64                            // holds on scans ever begun
+	holds   uint64                            // holds on scans so far
 	uses    map[records.Pair]records.Use      // not yet flushed
-	latest  time.Time                         // see met
+	latest  time.Time                         // see noteTime
 
 	lists     *lists
 	creating  map[*Create]struct{} // those in progress
 	ordinary  map[string]bool      // images that are not checkpoints, by ordinaryKey
 	unwritten []unwrittenEnd
 
-	endedCreations map[uint64]time.Time // since when, in this process, by their IDs
+	endedCreations map[uint64]time.Time // by ID: when this process learned that the creation has ended
 }
 
-// New returns a tracker on an open store. The store stays the caller's to close, after
-// [Tracker.Run] has returned. Intents that an earlier process left under way linger from now on:
-// what it had asked of the runtime may complete at any time. Those that cannot be read or written are logged, and linger too:
-// what they stand for needs proof.
+// New returns a tracker on an open store. The caller closes the store after [Tracker.Run] has returned. Pulls that an earlier process
+// left in progress are unresolved: the runtime may complete them at any time. Intents that cannot be read or written are
+// logged, and unresolved too: their images need proof.
 func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Tracker {
 	t := &Tracker{
 		store:        store,
@@ -153,13 +151,13 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Track
 	}
 	left = slices.DeleteFunc(left, func(in records.Intent) bool { return !in.Ended.IsZero() })
 	if err := errors.Join(err, store.EndAll(left, time.Now()), t.endCreations()); err != nil {
-		t.log.Error(err, "Pull intents of an earlier run not all read, what they stand for needs proof")
+		t.log.Error(err, "Some pull intents of an earlier run cannot be read, their images need proof")
 	}
 	return t
 }
 
-// SetRules replaces the rules for every judgement that begins after it returns; one that is under way sees
-// the old ones or the new ones, never some of each. Grants stay.
+// SetRules replaces the rules for every judgement that begins after it returns; one that is in progress uses
+// either the old rules or the new ones. Grants stay.
 func (t *Tracker) SetRules(r Rules) {
 	r.ExemptNamespaces = slices.Clone(r.ExemptNamespaces)
 	t.rules.Store(&r)
@@ -177,8 +175,8 @@ func (r *Rules) exemption(p Pod) policy.Exemption {
 	}
 }
 
-// Carries reports whether the runtime knows the image by the name; a name that only resolves
-// as (a prefix of) an image ID is not among an image's names.
+// Carries reports whether the image has the name. A name that the runtime only resolves as an image ID, or a prefix of one, is not
+// among the names of an image.
 func (i Image) Carries(n imageref.Name) bool {
 	return n != imageref.Name{} && slices.ContainsFunc(i.Names, func(known imageref.Ref) bool { return known.Name() == n })
 }

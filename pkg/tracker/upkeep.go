@@ -36,13 +36,13 @@ func (t *Tracker) Sync(ctx context.Context) error {
 	return err
 }
 
-// Prune deletes the marks of images that the runtime no longer has, and takes back what was proved of them. It believes only
-// two full lists that agree and are not empty, and never touches what was written since the
-// first of them was requested, so that a pull which races with it keeps its record. The record of an image stays, with
-// nothing proved, unless every pod could use the image: the runtime may have it again.
+// Prune deletes the marks of images that the runtime no longer has, and removes the proofs from their records. It needs two full lists
+// that agree and are not empty, and does not change what was written since the first of them was requested, so that a
+// concurrent pull keeps its record. The record of an image stays, with nothing proved, unless every pod could use the image:
+// the runtime may have the image again.
 func (t *Tracker) Prune(ctx context.Context) error { return t.prune(ctx, "") }
 
-// Removed does as Prune after an image was removed at the request of a client, whose records are deleted.
+// Removed does the same after an image was removed at the request of a client, and deletes the records of that image.
 func (t *Tracker) Removed(ctx context.Context, imageID string) error { return t.prune(ctx, imageID) }
 
 func (t *Tracker) prune(ctx context.Context, removed string) error {
@@ -57,7 +57,7 @@ func (t *Tracker) prune(ctx context.Context, removed string) error {
 	for _, p := range pairsOf(present) {
 		of.Pairs[p] = struct{}{}
 	}
-	of.Now = t.met(time.Now())
+	of.Now = t.noteTime(time.Now())
 	done, err := t.store.Prune(of)
 	if err != nil {
 		return fmt.Errorf("prune pull records: %w", err)
@@ -66,7 +66,7 @@ func (t *Tracker) prune(ctx context.Context, removed string) error {
 		t.log.Info("Pull record pruned", "imageID", p.ImageID, "repository", p.Repository)
 	}
 	for _, p := range done.Closed {
-		t.log.Info("Image is not present any more, although it was not removed through pullgate; nothing is proved of it any more",
+		t.log.Info("Image is not present any more, although it was not removed through pullgate; its proofs are removed",
 			"imageID", p.ImageID, "repository", p.Repository, "unlisted", slices.Contains(done.Unlisted, p))
 	}
 	for _, p := range done.Marks {
@@ -75,9 +75,9 @@ func (t *Tracker) prune(ctx context.Context, removed string) error {
 	return nil
 }
 
-// Settle deletes the intents of pulls that ended without a known result and can bring nothing any more. Of the images that
-// such a pull may have brought, those with neither record nor mark get a record with nothing proved: they need proof
-// from then on. An intent stays until an hour of this process's own time has passed since the end of its pull, or since the start of the
+// Settle deletes the intents of pulls that ended without a known result and cannot bring an image any more. An image that such a
+// pull may have brought and that has neither record nor mark gets a record with nothing proved, so that it needs proof. An
+// intent stays until an hour of this process's own time has passed since the end of its pull, or since the start of the
 // process if the pull is of an earlier one, so that a clock which is set forward settles nothing early.
 func (t *Tracker) Settle(ctx context.Context) error {
 	intents, err := t.store.Intents()
@@ -96,7 +96,7 @@ func (t *Tracker) Settle(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}
-	if err := t.store.Settle(records.Settlement{Intents: due, Present: pairsOf(images), Brought: broughtBy(images), Now: t.met(time.Now())}); err != nil {
+	if err := t.store.Settle(records.Settlement{Intents: due, Present: pairsOf(images), Brought: broughtBy(images), Now: t.noteTime(time.Now())}); err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}
 	t.log.Info("Pull intents settled", "count", len(due))
@@ -157,8 +157,8 @@ func (t *Tracker) keepUses(uses map[records.Pair]records.Use) {
 	}
 }
 
-// Run does the tracker's upkeep, a flush, a look at the clock, a settlement, a pruning and a scan a minute, until ctx ends; then it
-// flushes once more and returns. A failure is logged and tried again the next minute.
+// Run does the upkeep of the tracker once a minute until ctx ends: it flushes, clamps, settles, prunes and scans. Then it flushes
+// once more and returns. A failure is logged and tried again the next minute.
 func (t *Tracker) Run(ctx context.Context) {
 	tick := time.NewTicker(flushEvery)
 	defer tick.Stop()
@@ -172,7 +172,7 @@ func (t *Tracker) Run(ctx context.Context) {
 		case <-tick.C:
 		}
 		if err := t.Flush(); err != nil {
-			t.log.Error(err, "Last-used times not written, they are kept for the next minute")
+			t.log.Error(err, "Last-used times not written, will retry in a minute")
 		}
 		if t.rules.Load().Validity > 0 {
 			t.clamp()
@@ -183,13 +183,12 @@ func (t *Tracker) Run(ctx context.Context) {
 		if err := t.SettleCreates(ctx); err != nil && ctx.Err() == nil {
 			t.log.Info("Creations of containers not settled; will retry in a minute", "err", err)
 		}
-		// An image may have gone without a call of ours that told it, or with one whose lists
-		// did not agree.
+		// An image may have been removed without a call through pullgate, or the lists after the call did not agree.
 		if err := t.Prune(ctx); err != nil && !errors.Is(err, errNoAgreement) && ctx.Err() == nil {
-			t.log.Info("Records of removed images stay until the next minute", "err", err)
+			t.log.Info("Records of removed images not pruned, will retry in a minute", "err", err)
 		}
-		// What is due is marked now, and not only when a pod asks for it, so that a pull of the same repository which
-		// begins later and ends without a known result does not keep it from being marked.
+		// Images are marked as soon as they are due, and not only at a request, so that a later pull of the same repository
+		// that ends without a known result does not keep them from being marked.
 		t.scan(ctx)
 	}
 }
@@ -255,8 +254,8 @@ type imageStatus interface {
 	Image(ctx context.Context, name string) (Image, error)
 }
 
-// askForEach asks the runtime for each of several images and returns those that it has. As with lists, an image is absent
-// if the runtime says so twice.
+// askForEach asks the runtime for each of several images and returns those that it has. An image is absent if the runtime says so
+// twice, as with lists.
 func askForEach(ctx context.Context, runtime imageStatus, ids []string) (present []Image, err error) {
 	for range 2 {
 		ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool {

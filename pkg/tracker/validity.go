@@ -8,42 +8,42 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// A standing says what a proof is worth at one moment. More is better.
-type standing uint8
+// A Standing says what a credential is worth for a pair at one moment. Of the values up to Valid a greater one is better.
+type Standing uint8
 
+// The values of a Standing.
 const (
-	unproved standing = iota
-	expired           // it has to be renewed at the registry
-	inGrace           // it has expired, and stands where the registry cannot be asked
-	valid
+	ProvedNothing Standing = iota
+	Expired                // the proof has to be renewed at the registry
+	InGrace                // the proof has expired, and counts only while the registry cannot be asked
+	Valid
+	Rotated // its Secret proved access with another content, which it replaces when the pod asks
 )
 
-// standing returns what a proof is worth now (docs/design/0013). One from the future is worth nothing until clamp has set
-// it back with the clock. A registry that denied the credential since it was proved could be asked, so there
-// is no grace.
-func (r *Rules) standing(p *records.Proof, now time.Time) standing {
+// standing returns what a proof is worth now (docs/design/0013). A proof from the future is expired until clamp sets it back. There is
+// no grace if a registry has denied the credential since: the registry can be asked.
+func (r *Rules) standing(p *records.Proof, now time.Time) Standing {
 	if p == nil {
-		return unproved
+		return ProvedNothing
 	}
 	if r.Validity <= 0 {
-		return valid
+		return Valid
 	}
 	age := now.Sub(p.LastProved)
 	switch {
 	case age < 0:
-		return expired
+		return Expired
 	case age < r.Validity:
-		return valid
+		return Valid
 	case age-r.Validity < r.Grace && (p.Denied.IsZero() || p.Denied.Before(p.LastProved)):
-		return inGrace
+		return InGrace
 	default:
-		return expired
+		return Expired
 	}
 }
 
-// clamp lets proofs from the future count from now, on disk: the clock was set back, and by their own times they would
-// be valid for longer than proofs are. It reports whether there were any. If that cannot be written they
-// stay in the future, where they prove nothing.
+// clamp gives proofs from the future the present time, on disk, and reports whether there were any: the clock was set back, and they
+// would be valid for too long. If that cannot be written, they stay in the future and prove nothing.
 func (t *Tracker) clamp() bool {
 	n, err := t.store.Clamp(time.Now())
 	if err != nil {
@@ -64,44 +64,42 @@ func (r *Rules) ahead(rec *records.Record) bool {
 	return slices.ContainsFunc(rec.Proofs, func(p records.Proof) bool { return p.LastProved.After(now) })
 }
 
-// A basis is the best that a request has to show for a pair.
-type basis struct {
-	standing
-	credential credential.ID
-	secrets    []records.SecretRef // that the credential is known to be from
-	fresh      records.SecretRef   // the one that is to be noted with it; the zero value is none
-	before     []credential.ID     // see records.Proof.RotatedFrom
+// A bestProof is the best proof that a request has for a pair.
+type bestProof struct {
+	standing     Standing
+	credential   credential.ID
+	secrets      []records.SecretRef // that are known to hold the credential
+	newSecretRef records.SecretRef   // the one of them that is not in the record yet; the zero value is none
+	before       []credential.ID     // see records.Proof.RotatedFrom
 }
 
-// better replaces the basis by a proof that is worth more, and reports whether it cannot get better.
-func (b *basis) better(s standing, p *records.Proof, from records.SecretRef) (best bool) {
-	if s > b.standing {
-		*b = basis{standing: s, credential: p.Credential, secrets: p.Secrets, before: p.RotatedFrom}
-		if from.UID != "" && !contains(p.Secrets, from) {
-			b.fresh, b.secrets = from, append(slices.Clip(p.Secrets), from)
+// proof returns the first of the best proofs that the credentials of a request have in a record.
+func (t *Tracker) proof(r *records.Record, rules *Rules, q Request) (best bestProof) {
+	now := time.Now()
+	consider := func(id credential.ID, from records.SecretRef) {
+		if best.standing == Valid {
+			return
+		}
+		p := proofOf(r, id, from)
+		s := rules.standing(p, now)
+		if s <= best.standing {
+			return
+		}
+		best = bestProof{standing: s, credential: id, secrets: p.Secrets, before: p.RotatedFrom}
+		if from.UID != "" && !slices.Contains(p.Secrets, from) {
+			best.newSecretRef, best.secrets = from, append(slices.Clip(p.Secrets), from)
 		}
 	}
-	return b.standing == valid
-}
-
-// proof returns the first of the request's credentials that is worth most.
-func (t *Tracker) proof(r *records.Record, rules *Rules, q Request) (b basis) {
-	now := time.Now()
 	for _, c := range q.Credentials {
 		id, _ := t.sent(c, q.Pod)
-		if p := proofOf(r, id, records.SecretRef{}); b.better(rules.standing(p, now), p, records.SecretRef{}) {
-			return b
-		}
+		consider(id, records.SecretRef{})
 	}
 	for _, s := range q.Secrets {
-		if p := proofOf(r, s.Credential, s.Ref); b.better(rules.standing(p, now), p, s.Ref) {
-			return b
-		}
+		consider(s.Credential, s.Ref)
 	}
-	// Not for a request that presents a credential: it asks whether that one is good.
+	// Not for a request that presents a credential: it asks whether that one proves access.
 	if q.Credentials == nil {
-		p := proofOf(r, t.ofNamespace(q.Pod), records.SecretRef{})
-		b.better(rules.standing(p, now), p, records.SecretRef{})
+		consider(t.ofNamespace(q.Pod), records.SecretRef{})
 	}
-	return b
+	return best
 }

@@ -1,4 +1,4 @@
-// Package hidden remembers, in memory and within bounds, what was hidden from which pod.
+// Package hidden implements bounded sets of the images that were hidden from each pod.
 //
-// What it forgets is on the safe side: a pull that no hidden pre-check explains goes to the registry.
+// To forget one is safe: a pull without a hidden pre-check goes to the registry.
 package hidden

@@ -2,7 +2,7 @@ package hidden
 
 import "github.com/pullgate/pullgate/pkg/imageref"
 
-// A Key is one pod, as far as a pre-check tells it, and one normalised image name.
+// A Key is one pod, as far as a pre-check identifies it, and one normalised image name.
 type Key struct {
 	seen string // config.seen
 	name string
@@ -19,21 +19,17 @@ func normal(name imageref.Ref) string {
 	return name.String()
 }
 
-// A Set remembers the pre-checks that are hidden at the moment: a PullImage of the same pod for
-// the same name may then be a request to prove access to what the node has. One counts until
-// the pod gets a grant for the name or asks again. It also remembers which pods were refused at
-// CreateContainer, so that their next pre-check is hidden and brings a pull. The zero value is
-// empty and ready; it may be used concurrently.
-//
-// Both are bounded for each pod by itself. To forget one is safe: the pull that follows is then a real one,
-// and the registry is asked.
+// A Set holds the pre-checks that are hidden: a PullImage of the same pod for the same name may be a request to prove access to
+// the image on the node. A pre-check stays in the set until the pod gets a grant for the name or a later pre-check is allowed. A Set
+// also holds the pods that were denied at CreateContainer, so that their next pre-check is hidden and leads to a pull. Both
+// are bounded for each pod separately. The zero value is empty and ready; it may be used concurrently.
 type Set struct {
 	hidden   PerPod // by config.seen
 	refusals PerPod // by UID; of names, or of image IDs where the name is not told
 }
 
 // Add notes a hidden pre-check and reports whether it was not hidden before.
-func (s *Set) Add(k Key) (fresh bool) { return s.hidden.Add(k.seen, k.name) }
+func (s *Set) Add(k Key) (added bool) { return s.hidden.Add(k.seen, k.name) }
 
 // Has reports whether a pre-check is hidden.
 func (s *Set) Has(k Key) bool { return s.hidden.Has(k.seen, k.name) }
@@ -62,7 +58,7 @@ func (s *Set) Refused(uid string, name imageref.Ref, imageID string) (yes bool) 
 	return named || byID
 }
 
-// WillRefuse reports what Refused would, and has no effect.
+// WillRefuse reports what Refused would report, and has no effect.
 func (s *Set) WillRefuse(uid string, name imageref.Ref, imageID string) bool {
 	return s.refusals.Has(uid, refusalOf(name, imageID)) || s.refusals.Has(uid, imageID)
 }

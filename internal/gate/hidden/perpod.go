@@ -30,7 +30,7 @@ type names struct {
 }
 
 // Add adds a name and reports whether it is new. Beyond the bound the oldest name of the pod is forgotten.
-func (s *PerPod) Add(pod, name string) (fresh bool) {
+func (s *PerPod) Add(pod, name string) (added bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.next++

@@ -1,5 +1,5 @@
-// Package kubelet knows in what kubelets differ on the wire.
+// Package kubelet implements the differences between versions of the kubelet in the calls that it sends.
 //
-// A kubelet does not say its version. The version of gRPC in its user agent tells its age, roughly; an
-// operator can tell it exactly.
+// A kubelet does not report its version. The version of gRPC in its user agent shows its age roughly; an operator can configure it
+// exactly.
 package kubelet

@@ -23,9 +23,8 @@ const (
 	Sent
 )
 
-// firstSkipping is the minor version of grpc-go that came with kubelet 1.33. Kubelets 1.26 to
-// 1.31 carry up to 1.65, and 1.32, which skips too, carries 1.65 as well: it is taken for old,
-// which costs a manifest request and opens nothing.
+// firstSkipping is the minor version of grpc-go in kubelet 1.33. Kubelets 1.26 to 1.31 have up to 1.65, and so has 1.32,
+// which skips the pre-check too: it is treated like an older one, which costs a manifest request and opens nothing.
 const firstSkipping = 68
 
 // Skips reports whether a PullImage that follows a hidden pre-check is certainly a request to

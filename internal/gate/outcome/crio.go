@@ -53,12 +53,12 @@ var (
 		`net/http: timeout awaiting response headers|context deadline exceeded \(Client|net/http: request canceled[^"]*\(Client\.Timeout)`)
 )
 
-// ofCRIO tells what came of a pull by CRI-O, and whether it ended before anything was fetched. ok is false for an
-// error that is not known to be of CRI-O.
+// ofCRIO returns the outcome of a pull by CRI-O, and whether it ended before anything was fetched. ok is false for an
+// error that may not be of CRI-O.
 //
 // CRI-O asks the mirrors of a registry first and the registry last, with the credential of the pull. Only what the
-// last source answered counts: a mirror that is down hides no refusal, and one that refuses says nothing of a
-// registry that is down. Where a text of a registry makes it uncertain which part is of whom, the outcome is Error.
+// last source answered counts: a mirror that is down does not hide a denial, and a denial of a mirror does not show that the
+// registry is up. If a text of a registry makes it uncertain which part is of which source, the outcome is Error.
 func ofCRIO(text string) (out Outcome, early, ok bool) {
 	begin := crioText.FindString(text)
 	if begin == "" {
@@ -77,7 +77,7 @@ func ofCRIO(text string) (out Outcome, early, ok bool) {
 	return out, out != Error, true
 }
 
-// both returns what two attempts at one registry say together: it is away only if neither got an answer.
+// both returns the outcome of two attempts at one registry: it was not reached only if neither got an answer.
 func both(a, b Outcome) Outcome {
 	for _, o := range []Outcome{Error, Denied, Unavailable} {
 		if a == o || b == o {
@@ -87,7 +87,7 @@ func both(a, b Outcome) Outcome {
 	return Unreached
 }
 
-// ofSource tells what the last of the sources answered.
+// ofSource returns the outcome of the last source.
 func ofSource(text string) Outcome {
 	if rest, mirrors := strings.CutPrefix(text, mirrorsBegin); mirrors {
 		_, last, found := strings.Cut(rest, mirrorsEnd)
@@ -115,7 +115,7 @@ func ofSource(text string) Outcome {
 	return Error
 }
 
-// ofRequest tells what the error of a request that got no answer means.
+// ofRequest returns the outcome of a request without an answer.
 func ofRequest(text string) Outcome {
 	switch {
 	case crioUnreached.MatchString(text):

@@ -76,8 +76,8 @@ func TestOfRecordedErrorsOfCRIO(t *testing.T) {
 		if definite := want == outcome.Denied || want == outcome.Unreached; got.Definite(err) != definite {
 			t.Errorf("%v is definite: %v; want %v", err, !definite, definite)
 		}
-		if outcome.OfMirror(err) {
-			t.Errorf("OfMirror(%v) = true; want false, the last source is the registry", err)
+		if outcome.FromMirror(err) {
+			t.Errorf("FromMirror(%v) = true; want false, the last source is the registry", err)
 		}
 	}
 	for _, tc := range crioTexts {
@@ -156,7 +156,7 @@ func TestTextOfARegistryForgesNothing(t *testing.T) {
 				crioError(name, answer, ""), crioError(name, answer, crio134), crioError(name, answer, crio136),
 				crioError(name, answer, "; artifact err: "+body), // a second error that a registry wrote
 			} {
-				if got := outcome.Of(err); got.Away() {
+				if got := outcome.Of(err); got.RegistryDown() {
 					t.Errorf("outcome of a refusal = %s; want denied or error: %v", got.Label(), err)
 				}
 			}

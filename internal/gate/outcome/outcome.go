@@ -8,16 +8,16 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// An Outcome is what came of a pull that was forwarded.
+// An Outcome is the result of a pull that was forwarded.
 type Outcome uint8
 
-// The zero value is the one of which the least is known.
+// The zero value is the one that says least.
 const (
 	Error       Outcome = iota // anything else, cancellation included
-	Verified                   // the registry gave the image
+	Verified                   // the pull succeeded
 	Denied                     // 401, 403, 404
 	Unreached                  // the registry was not reached at all
-	Unavailable                // it was reached and cannot answer: 429, 5xx, a timeout under way
+	Unavailable                // it was reached and could not answer: 429, 5xx, a timeout
 )
 
 // Label is the value of the outcome label of image_pull_secret_recheck_miss.
@@ -35,13 +35,13 @@ func (o Outcome) Label() string {
 	return "error"
 }
 
-// resolving begins every error of containerd for a pull that ended before anything was fetched. A pull that fails
-// later may already have stored the image: containerd looks it up again and tags it afterwards. It is matched at the
-// beginning, since errors of a later stage can quote a registry.
+// resolving is the beginning of every error of containerd for a pull that ended before anything was fetched. A pull that fails
+// later may have stored the image: containerd looks it up again and tags it afterwards. Only the beginning is matched,
+// since later errors can quote a registry.
 var resolving = regexp.MustCompile(`^(?:failed to pull and unpack image(?: "[^" ]*")?: )?failed to resolve `)
 
-// Definite reports whether a pull with this outcome and this error certainly brought nothing, so that
-// its intent can go.
+// Definite reports whether a pull with this outcome and error certainly brought no image, so that
+// its intent can be deleted.
 func (o Outcome) Definite(err error) bool {
 	if o != Denied && o != Unreached {
 		return false
@@ -53,16 +53,16 @@ func (o Outcome) Definite(err error) bool {
 	return resolving.MatchString(text)
 }
 
-// Away reports whether the registry could not be asked.
-func (o Outcome) Away() bool { return o == Unreached || o == Unavailable }
+// RegistryDown reports whether the registry could not be asked.
+func (o Outcome) RegistryDown() bool { return o == Unreached || o == Unavailable }
 
-// mirrorText is in the URL of every request that containerd sends to a mirror, which is told whose images are asked
-// for. No image name, which a tenant chooses, can hold it.
+// mirrorText matches the URL of every request that containerd sends to a mirror, which has the name of the registry. It matches no
+// image name, which a tenant chooses.
 var mirrorText = regexp.MustCompile(`https?://[^ "]*\?ns=`)
 
-// OfMirror reports whether the error tells of a request to a mirror. containerd then says nothing of the registry
-// behind it, which may have been asked as well and refused.
-func OfMirror(err error) bool { return mirrorText.MatchString(status.Convert(err).Message()) }
+// FromMirror reports whether the error is that of a request to a mirror. containerd then does not report the error of the registry
+// behind it, which may have denied the pull.
+func FromMirror(err error) bool { return mirrorText.MatchString(status.Convert(err).Message()) }
 
 // The texts of containerd 1.6 to 2.4, which reports nearly everything as code Unknown. Each has a
 // space or a capital, so no image name, which the text quotes and a tenant chooses, can hold it.
@@ -77,10 +77,10 @@ var (
 		`connection reset by peer|: EOF$|unexpected EOF|failed to fetch (oauth|anonymous) token`)
 )
 
-// Of tells what came of a pull from the runtime's answer.
+// Of returns the outcome of a pull from the error of the runtime.
 //
-// Only an answer that the runtime gave itself may be definite. Codes that grpc makes when the
-// connection to the runtime breaks, or when the client goes away, never are: the runtime may
+// Only an error of the runtime itself may be definite. The codes that gRPC returns when the
+// connection to the runtime breaks, or when the client hangs up, are not: the runtime may
 // complete such a pull.
 func Of(err error) Outcome {
 	if err == nil {
@@ -97,14 +97,14 @@ func Of(err error) Outcome {
 	case codes.NotFound, codes.Unauthenticated, codes.PermissionDenied:
 		return Denied
 	case codes.ResourceExhausted:
-		// grpc's own, for a message over the limit, has no such text.
+		// The error of gRPC for a message over its limit has no such text.
 		if unavailableText.MatchString(text) {
 			return Unavailable
 		}
 		return Error
 	case codes.Unavailable:
-		// grpc's own, for a lost connection to the runtime, names a unix socket or the
-		// transport; the runtime's names what it did to which reference.
+		// The error of gRPC for a lost connection names a unix socket or the transport; that of the
+		// runtime says what it did with which reference.
 		if strings.Contains(text, "failed to ") && !strings.Contains(text, "dial unix") {
 			return Unavailable
 		}

@@ -93,8 +93,8 @@ func TestOfMirror(t *testing.T) {
 		`pull access denied: "r.test/a:1?ns=x"`: false,
 		"":                                      false,
 	} {
-		if got := outcome.OfMirror(status.Error(codes.Unknown, text)); got != want {
-			t.Errorf("OfMirror(%s) = %t; want %t", text, got, want)
+		if got := outcome.FromMirror(status.Error(codes.Unknown, text)); got != want {
+			t.Errorf("FromMirror(%s) = %t; want %t", text, got, want)
 		}
 	}
 }

@@ -47,7 +47,7 @@ func fill(t *testing.T, path string) {
 	}
 	_, err = s.MarkPreloaded(records.Scan{
 		Pairs: []records.Pair{{ImageID: id2, Repository: app}}, Origin: "start", Now: noon(), First: true,
-		Still: func() bool { return true },
+		Unchanged: func() bool { return true },
 	})
 	intent, beginErr := s.Begin(app+":v1", app, noon())
 	proved := records.Result{
