@@ -105,7 +105,7 @@ func statusFor(ctx context.Context, c *cli.Console, listen string) (status *admi
 func asValues(found []doctor.Finding) []any {
 	var all []any
 	for _, f := range found {
-		all = append(all, map[string]any{"check": f.Check, "level": string(f.Level), "found": valid(f.Found), "mend": valid(f.Mend)})
+		all = append(all, map[string]any{"check": f.Check, "level": string(f.Level), "found": valid(f.Found), "remediation": valid(f.Remediation)})
 	}
 	return all
 }
@@ -119,8 +119,8 @@ func showFindings(p *output.Page, found []doctor.Finding) {
 	for _, f := range found {
 		first := fmt.Sprintf("%-8s %-14s ", f.Level, f.Check)
 		p.PaintProse(colours[f.Level], first, "%s", f.Found)
-		if f.Mend != "" {
-			p.Prose(strings.Repeat(" ", len(first))+"-> ", "%s", f.Mend)
+		if f.Remediation != "" {
+			p.Prose(strings.Repeat(" ", len(first))+"-> ", "%s", f.Remediation)
 		}
 	}
 }

@@ -22,8 +22,8 @@ func main() { os.Exit(run(os.Args[1:], cli.System(), machine{})) }
 type machine struct {
 	// node is where doctor looks.
 	node doctor.Node
-	// pointer points the kubelet.
-	pointer nodeenable.Switch
+	// enabler points the kubelet.
+	enabler nodeenable.Enabler
 }
 
 // run does what the arguments say and returns the exit code.

@@ -63,7 +63,7 @@ func machineOfTest() machine {
 			ClockInStep: func() (bool, error) { return true, nil },
 			Run:         systemctl,
 		},
-		pointer: nodeenable.Switch{Host: kubeletconf.Host{Root: os.Getenv("NODE_ROOT")}, Settle: time.Millisecond},
+		enabler: nodeenable.Enabler{Host: kubeletconf.Host{Root: os.Getenv("NODE_ROOT")}, Settle: time.Millisecond},
 	}
 }
 

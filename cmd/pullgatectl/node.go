@@ -19,33 +19,33 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-const nodeLong = `Point the kubelet of this node at pullgated, take that back, and tell what it dials.
+const nodeLong = `Configure the kubelet of this node to use pullgated, revert that, and show what it dials.
 
-It knows the ways of kubeadm, of a kubelet in a systemd unit of its own, of k3s and of
-RKE2. Pods that run go on: the kubelet finds the same containers behind the other socket.`
+kubeadm, a kubelet in a systemd unit, k3s and RKE2 are supported. Running pods are not
+affected: the kubelet finds the same containers behind the other socket.`
 
-func nodeCommand(c *cli.Console, pointer nodeenable.Switch) *cobra.Command {
-	return cli.Group("node", "Point the kubelet of this node at pullgated, and back", nodeLong,
-		nodeEnableCommand(c, pointer), nodeDisableCommand(c, pointer), nodeStatusCommand(c, pointer))
+func nodeCommand(c *cli.Console, enabler nodeenable.Enabler) *cobra.Command {
+	return cli.Group("node", "Make the kubelet of this node use pullgated, or revert that", nodeLong,
+		nodeEnableCommand(c, enabler), nodeDisableCommand(c, enabler), nodeStatusCommand(c, enabler))
 }
 
-func nodeEnableCommand(c *cli.Console, pointer nodeenable.Switch) *cobra.Command {
+func nodeEnableCommand(c *cli.Console, enabler nodeenable.Enabler) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "enable",
-		Short: "Point the kubelet at pullgated, and take it back if the node does not stay well",
-		Long: `Point the kubelet at pullgated.
+		Short: "Make the kubelet use pullgated, and revert that if the node does not stay healthy",
+		Long: `Make the kubelet use pullgated.
 
-It looks at how the kubelet of this node is told what to dial, and plans a file of its own
-where there is a place for one. It refuses a node that is not well already, a pullgated
-that does not run, is not enabled for the next boot or forwards to another runtime than
-the kubelet dials, and a node on which something else would have the last word.
+The command reads how the endpoint of the kubelet is configured, and plans a drop-in file
+where that is possible. It refuses an unhealthy node, a pullgated that does not run, is
+not enabled at boot or forwards to another runtime than the kubelet dials, and a node on
+which another file would override the change.
 
-What it will do is shown first, on stderr. Then it asks whether to go on; where nobody can
-answer, --yes has to say so beforehand. --dry-run stops before that.
+The plan is shown on stderr before a question whether to continue; without a terminal,
+--yes is needed. --dry-run prints the plan and ends.
 
-Then the kubelet is restarted and watched. If it is not well within --wait, or Ctrl-C is
-pressed, all of it is taken back and the kubelet restarted once more. Killed midway, run
-it again, or pullgatectl node disable: both get to a whole state.`,
+Then the kubelet is restarted and watched. If it is not healthy within --wait, or on
+Ctrl-C, all changes are reverted and the kubelet is restarted again. If the command is
+killed, run it again, or pullgatectl node disable: each leaves a consistent state.`,
 		Example: `  # What would it do?
   pullgatectl node enable --dry-run
 
@@ -53,7 +53,7 @@ it again, or pullgatectl node disable: both get to a whole state.`,
   pullgatectl node enable --yes`,
 		Args: cobra.NoArgs,
 	}
-	s := nodeFlags(c, pointer, cmd)
+	s := nodeFlags(c, enabler, cmd)
 	how := cli.ConsentFlags(cmd)
 	o := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -61,45 +61,45 @@ it again, or pullgatectl node disable: both get to a whole state.`,
 		if err != nil {
 			return err
 		}
-		return s.carryOut(cmd.Context(), o, how, d, "Point the kubelet at pullgated?", nodeenable.Switch.Enable)
+		return s.carryOut(cmd.Context(), o, how, d, "Make the kubelet use pullgated?", nodeenable.Enabler.Enable)
 	}
 	return cmd
 }
 
-func nodeDisableCommand(c *cli.Console, pointer nodeenable.Switch) *cobra.Command {
+func nodeDisableCommand(c *cli.Console, enabler nodeenable.Enabler) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "disable",
-		Short: "Take back what node enable did: the kubelet dials the runtime itself",
-		Long: `Take back what node enable did, and nothing else: every file is what it was before, but
-for what somebody else changed since, which is left as it is and told.
+		Short: "Revert node enable: the kubelet dials the runtime itself",
+		Long: `Revert the changes of node enable and nothing else. A file that was changed since is left
+as it is and named.
 
-It needs neither pullgated nor its configuration, and does without the journal of node
-enable where files tell by themselves who wrote them. Do this before pullgated is removed:
-without it a kubelet that is pointed at it reaches no runtime.
+The command needs neither pullgated nor its configuration. It works without the journal of
+node enable if the files are complete. Run it before you remove pullgated: without
+pullgated a kubelet that uses it reaches no runtime.
 
-What it will do is shown first, on stderr, and asked for; --yes and --dry-run do as they do
-with node enable. If the kubelet does not get well it stays disabled.`,
+The plan is shown first, as with node enable. If the kubelet does not become healthy, the
+changes stay reverted.`,
 		Example: `  pullgatectl node disable --dry-run
   pullgatectl node disable --yes`,
 		Args: cobra.NoArgs,
 	}
-	s := nodeFlags(c, pointer, cmd)
+	s := nodeFlags(c, enabler, cmd)
 	how := cli.ConsentFlags(cmd)
 	o := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		d, _ := s.configured() // its defaults do if it cannot be read
-		return s.carryOut(cmd.Context(), o, how, d, "Take it back?", nodeenable.Switch.Disable)
+		d, _ := s.configured() // the defaults suffice if it cannot be read
+		return s.carryOut(cmd.Context(), o, how, d, "Revert this?", nodeenable.Enabler.Disable)
 	}
 	return cmd
 }
 
-func nodeStatusCommand(c *cli.Console, pointer nodeenable.Switch) *cobra.Command {
+func nodeStatusCommand(c *cli.Console, enabler nodeenable.Enabler) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Tell what the kubelet dials, and which file says so",
+		Short: "Show what the kubelet dials, and which file sets it",
 		Args:  cobra.NoArgs,
 	}
-	s := nodeFlags(c, pointer, cmd)
+	s := nodeFlags(c, enabler, cmd)
 	o := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		d, wrong := s.configured()
@@ -111,58 +111,58 @@ func nodeStatusCommand(c *cli.Console, pointer nodeenable.Switch) *cobra.Command
 			return nodeFailure(err)
 		}
 		if wrong != nil {
-			st.Wrong = append(st.Wrong, fmt.Sprintf("pullgated's configuration cannot be read, its defaults were taken: %v", wrong))
+			st.Wrong = append(st.Wrong, fmt.Sprintf("cannot read pullgated's configuration, using the defaults: %v", wrong))
 		}
 		return c.Print(o, st, func(_ output.View, p *output.Page) { draw(p, st.Lines()) })
 	}
 	return cmd
 }
 
-// A nodeSwitch is what the flags of a command of node say.
+// A nodeSwitch holds the flags of a command of node.
 type nodeSwitch struct {
 	c            *cli.Console
 	cmd          *cobra.Command
-	pointer      nodeenable.Switch
+	enabler      nodeenable.Enabler
 	config, unit string
 	wait         time.Duration
 }
 
-func nodeFlags(c *cli.Console, pointer nodeenable.Switch, cmd *cobra.Command) *nodeSwitch {
-	s := &nodeSwitch{c: c, cmd: cmd, pointer: pointer}
+func nodeFlags(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command) *nodeSwitch {
+	s := &nodeSwitch{c: c, cmd: cmd, enabler: enabler}
 	cmd.Flags().StringVar(&s.config, "config", defaultConfig, configUsage)
-	cmd.Flags().StringVar(&s.unit, "unit", "", "the systemd `unit` that runs the kubelet; one is looked for if it is not given")
+	cmd.Flags().StringVar(&s.unit, "unit", "", "the systemd `unit` that runs the kubelet; found automatically if not given")
 	if cmd.Name() != "status" {
-		cmd.Flags().DurationVar(&s.wait, "wait", 2*time.Minute, "how long the kubelet may take to be well after its restart")
+		cmd.Flags().DurationVar(&s.wait, "wait", 2*time.Minute, "how long the kubelet may take to become healthy after its restart")
 	}
 	_ = cmd.RegisterFlagCompletionFunc("unit", cobra.FixedCompletions([]string{"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-server.service", "rke2-agent.service"}, cobra.ShellCompDirectiveNoFileComp))
 	return s
 }
 
-// on is the switch between the kubelet and a daemon.
-func (s *nodeSwitch) on(d nodeenable.Daemon) nodeenable.Switch {
-	to := s.pointer
+// on returns the enabler for a daemon.
+func (s *nodeSwitch) on(d nodeenable.Daemon) nodeenable.Enabler {
+	to := s.enabler
 	to.Daemon, to.Unit, to.Wait = d, s.unit, s.wait
 	to.Say = func(line string) { _, _ = fmt.Fprintln(s.c.Err, output.Safe(line)) }
 	return to
 }
 
-// configured is the daemon as its configuration file tells, and as its defaults tell if that cannot be read.
+// configured returns the daemon of the configuration file, or of the defaults if that cannot be read.
 func (s *nodeSwitch) configured() (nodeenable.Daemon, error) {
-	loaded, err := loadConfig(s.cmd, s.pointer.Host.Path(s.config))
+	loaded, err := loadConfig(s.cmd, s.enabler.Host.Path(s.config))
 	if err != nil {
 		return configured.File(config.Default()), err
 	}
 	return configured.File(loaded), nil
 }
 
-// running is the daemon as it says itself that it was configured, if its configuration file says the same.
+// running returns the running daemon, if its configuration file has the same settings.
 func (s *nodeSwitch) running(ctx context.Context) (nodeenable.Daemon, error) {
-	file, err := loadConfig(s.cmd, s.pointer.Host.Path(s.config))
+	file, err := loadConfig(s.cmd, s.enabler.Host.Path(s.config))
 	if isAbsent(err) {
 		return nodeenable.Daemon{}, err
 	}
 	if err != nil {
-		return nodeenable.Daemon{}, cli.Misused("mend it, see that pullgated --check-config likes it, then systemctl restart pullgated", "pullgated's configuration %s: %w", s.config, err)
+		return nodeenable.Daemon{}, cli.Misused("correct it, check it with pullgated --check-config, then systemctl restart pullgated", "pullgated's configuration %s: %w", s.config, err)
 	}
 	if file.Admin.Listen == "" {
 		return configured.File(file), nil
@@ -181,9 +181,9 @@ func (s *nodeSwitch) running(ctx context.Context) (nodeenable.Daemon, error) {
 	return d, err
 }
 
-// carryOut shows a plan, and applies it if that is wanted.
+// carryOut shows a plan, and applies it after consent.
 func (s *nodeSwitch) carryOut(ctx context.Context, o *cli.Output, how *cli.Consent, d nodeenable.Daemon, question string,
-	plan func(nodeenable.Switch, context.Context) (nodeenable.Plan, error),
+	plan func(nodeenable.Enabler, context.Context) (nodeenable.Plan, error),
 ) error {
 	if s.wait <= 0 {
 		return cli.Misused("give it a minute or two", "--wait %s: it is more than 0", s.wait)

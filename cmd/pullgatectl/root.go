@@ -44,7 +44,7 @@ func rootCommand(c *cli.Console, on machine) *cobra.Command {
 		storeCommand(c),
 		doctorCommand(c, on.node),
 		watchCommand(c),
-		nodeCommand(c, on.pointer),
+		nodeCommand(c, on.enabler),
 		versionCommand(c),
 		docsCommand(c),
 	)

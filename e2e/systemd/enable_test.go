@@ -163,7 +163,7 @@ func backAndForth(s *site) {
 func takenBack(s *site) {
 	before := s.files()
 	s.write("/run/spoilt", "")
-	s.refused("not enabled, and all of it is taken back: systemd started it again", "pullgatectl", "node", "enable", "--yes")
+	s.refused("not enabled, all changes were reverted: systemd started it again", "pullgatectl", "node", "enable", "--yes")
 	s.must(os.Remove(s.machine.Path("/run/spoilt")))
 	s.wantDials("kubelet.service", direct)
 	s.wantFiles(before)

@@ -24,7 +24,7 @@ func (n Node) configuration(context.Context) []Finding {
 		return []Finding{unknown("run it as root", "%s is not read, what follows is about the defaults: %v", n.ConfigPath, n.ConfigErr)}
 	}
 	if n.ConfigErr != nil {
-		return []Finding{fail("mend what it names; pullgated --check-config says whether that was all",
+		return []Finding{fail("correct what it names, then run pullgated --check-config",
 			"%s is not read, what follows is about the defaults: %v", n.ConfigPath, n.ConfigErr)}
 	}
 	info, err := os.Stat(n.path(n.ConfigPath))
@@ -79,7 +79,7 @@ func (n Node) daemon(context.Context) []Finding {
 		add(warn("free the address, or set "+l.GetField()+" to another one and restart pullgated", "%s is not bound, pullgated tries again: %s", l.GetField(), l.GetError()))
 	}
 	if e := s.GetReload().GetError(); e != "" {
-		add(warn("mend the file, then systemctl reload pullgated", "the configuration was read again and refused, the one before is in force: %s", e))
+		add(warn("correct the file, then systemctl reload pullgated", "the configuration was read again and refused, the one before is in force: %s", e))
 	}
 	if r := s.GetRuntime(); !r.GetUp() {
 		add(fail("systemctl status of the runtime; compare runtimeEndpoint with where it listens", "pullgated does not reach the runtime at %s", r.GetEndpoint()))

@@ -40,8 +40,8 @@ type Finding struct {
 	Check string
 	Level Level
 	Found string
-	// Mend says what to do, in a sentence; "" if there is nothing to.
-	Mend string
+	// Remediation says what to do, in a sentence; "" if there is nothing to do.
+	Remediation string
 }
 
 // A Node is where it is looked. The zero value of a field other than those of the daemon is the machine itself.
@@ -112,7 +112,7 @@ func (n Node) Examine(ctx context.Context) []Finding {
 func (n Node) examine(ctx context.Context, c check) (found []Finding) {
 	defer func() {
 		if p := recover(); p != nil {
-			found = append(found, Finding{Level: Unknown, Found: fmt.Sprintf("the check panicked: %v", p), Mend: "report this as a bug of pullgatectl"})
+			found = append(found, Finding{Level: Unknown, Found: fmt.Sprintf("the check panicked: %v", p), Remediation: "report this as a bug of pullgatectl"})
 		}
 	}()
 	return c.look(n, ctx)
@@ -176,16 +176,16 @@ func ok(format string, args ...any) Finding {
 	return Finding{Level: OK, Found: fmt.Sprintf(format, args...)}
 }
 
-func warn(mend, format string, args ...any) Finding {
-	return Finding{Level: Warn, Found: fmt.Sprintf(format, args...), Mend: mend}
+func warn(remediation, format string, args ...any) Finding {
+	return Finding{Level: Warn, Found: fmt.Sprintf(format, args...), Remediation: remediation}
 }
 
-func fail(mend, format string, args ...any) Finding {
-	return Finding{Level: Fail, Found: fmt.Sprintf(format, args...), Mend: mend}
+func fail(remediation, format string, args ...any) Finding {
+	return Finding{Level: Fail, Found: fmt.Sprintf(format, args...), Remediation: remediation}
 }
 
-func unknown(mend, format string, args ...any) Finding {
-	return Finding{Level: Unknown, Found: fmt.Sprintf(format, args...), Mend: mend}
+func unknown(remediation, format string, args ...any) Finding {
+	return Finding{Level: Unknown, Found: fmt.Sprintf(format, args...), Remediation: remediation}
 }
 
 func clockInStep() (bool, error) {

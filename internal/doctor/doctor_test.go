@@ -22,12 +22,12 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func TestNodeWhereAllIsRightHasNothingToMend(t *testing.T) {
+func TestNodeWhereAllIsRightHasNothingToDo(t *testing.T) {
 	all := newNode(t).Examine(t.Context())
 	seen := map[string]bool{}
 	for _, f := range all {
 		seen[f.Check] = true
-		if f.Level != doctor.OK || f.Mend != "" || f.Found == "" {
+		if f.Level != doctor.OK || f.Remediation != "" || f.Found == "" {
 			t.Errorf("%+v; want ok", f)
 		}
 	}
@@ -38,12 +38,12 @@ func TestNodeWhereAllIsRightHasNothingToMend(t *testing.T) {
 
 // A row is one thing that is wrong with a node.
 type row struct {
-	name  string
-	spoil func(n *testNode)
-	check string
-	level doctor.Level
-	found string // a part of it
-	mend  string // a part of it
+	name        string
+	spoil       func(n *testNode)
+	check       string
+	level       doctor.Level
+	found       string // a part of it
+	remediation string // a part of it
 }
 
 // play plays rows: what is wrong is found, and nothing else.
@@ -59,8 +59,8 @@ func play(t *testing.T, rows []row) {
 				switch {
 				case f.Check == r.check && f.Level == r.level && strings.Contains(f.Found, r.found):
 					fits++
-					if !strings.Contains(f.Mend, r.mend) || f.Mend == "" && f.Level != doctor.OK {
-						t.Errorf("mend = %q; want … %s …", f.Mend, r.mend)
+					if !strings.Contains(f.Remediation, r.remediation) || f.Remediation == "" && f.Level != doctor.OK {
+						t.Errorf("remediation = %q; want … %s …", f.Remediation, r.remediation)
 					}
 				case f.Level != doctor.OK:
 					t.Errorf("also %+v", f)
@@ -125,7 +125,7 @@ func dead(t *testing.T, spoil func(n *testNode)) []doctor.Finding {
 func wantFinding(t *testing.T, all []doctor.Finding, check string, level doctor.Level, found string) {
 	t.Helper()
 	for _, f := range all {
-		if f.Check == check && f.Level == level && strings.Contains(f.Found, found) && (f.Mend != "" || level == doctor.OK) {
+		if f.Check == check && f.Level == level && strings.Contains(f.Found, found) && (f.Remediation != "" || level == doctor.OK) {
 			return
 		}
 	}
@@ -207,9 +207,9 @@ func TestSocketsTellWhoAnswers(t *testing.T) {
 // Each cause has its own words, since each has another remedy.
 func TestSocketThatCannotBeDialledSaysWhy(t *testing.T) {
 	for _, tc := range []struct {
-		err         error
-		level       doctor.Level
-		found, mend string
+		err                error
+		level              doctor.Level
+		found, remediation string
 	}{
 		{syscall.EACCES, doctor.Unknown, "permission denied", "root"},
 		{syscall.ECONNREFUSED, doctor.Fail, "connection refused, no process listens there", "systemctl restart pullgated"},
@@ -220,7 +220,7 @@ func TestSocketThatCannotBeDialledSaysWhy(t *testing.T) {
 			return nil, &net.OpError{Op: "dial", Net: "unix", Err: tc.err}
 		}
 		for _, f := range n.Examine(t.Context()) {
-			if strings.HasPrefix(f.Found, "listen: ") && (f.Level != tc.level || !strings.Contains(f.Found, tc.found) || !strings.Contains(f.Mend, tc.mend)) {
+			if strings.HasPrefix(f.Found, "listen: ") && (f.Level != tc.level || !strings.Contains(f.Found, tc.found) || !strings.Contains(f.Remediation, tc.remediation)) {
 				t.Errorf("%v: %+v; want %s: … %s …", tc.err, f, tc.level, tc.found)
 			}
 		}
@@ -247,7 +247,7 @@ func TestWithoutRootWhatCannotBeReadIsUnknown(t *testing.T) {
 	all := n.Examine(t.Context())
 	become(0)
 	for _, f := range all {
-		if f.Level == doctor.Fail || strings.Contains(f.Mend, "systemctl") {
+		if f.Level == doctor.Fail || strings.Contains(f.Remediation, "systemctl") {
 			t.Errorf("%+v; want no failure and nothing to restart", f)
 		}
 	}
@@ -281,7 +281,7 @@ func TestDaemonWithAnotherConfigurationIsTheCause(t *testing.T) {
 				if f.Level != doctor.Fail {
 					continue
 				}
-				if fails++; f.Check != "daemon" || !strings.Contains(f.Found, "runs with the configuration /etc/elsewhere.yaml") || f.Mend != "pullgatectl doctor --config /etc/elsewhere.yaml" {
+				if fails++; f.Check != "daemon" || !strings.Contains(f.Found, "runs with the configuration /etc/elsewhere.yaml") || f.Remediation != "pullgatectl doctor --config /etc/elsewhere.yaml" {
 					t.Errorf("%+v; want the cause alone", f)
 				}
 			}
@@ -338,7 +338,7 @@ func TestState(t *testing.T) {
 func TestExamineOfTheMachineItselfEnds(t *testing.T) {
 	all := doctor.Node{Config: config.Default(), ConfigPath: filepath.Join(t.TempDir(), "none"), StatusErr: errors.New("none"), NoNetwork: true}.Examine(t.Context())
 	for _, f := range all {
-		if f.Found == "" || f.Level == "" || f.Level != doctor.OK && f.Mend == "" {
+		if f.Found == "" || f.Level == "" || f.Level != doctor.OK && f.Remediation == "" {
 			t.Errorf("%+v; want what was found, and what to do", f)
 		}
 	}

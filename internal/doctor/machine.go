@@ -32,12 +32,12 @@ func (n Node) disk(context.Context) []Finding {
 	if d.Remote {
 		all = append(all, fail("set stateDir to a directory on a local disk", "%s is on the disk of another machine: the store locks and maps its file", dir))
 	}
-	const mend = "free space there: when it is full, every pull that needs proof is refused"
+	const remediation = "free space there: when it is full, every pull that needs proof is refused"
 	switch {
 	case d.Free < noBytes:
-		all = append(all, fail(mend, "%s has %d MiB free", dir, d.Free>>20))
+		all = append(all, fail(remediation, "%s has %d MiB free", dir, d.Free>>20))
 	case d.Free < littleBytes:
-		all = append(all, warn(mend, "%s has %d MiB free", dir, d.Free>>20))
+		all = append(all, warn(remediation, "%s has %d MiB free", dir, d.Free>>20))
 	}
 	if d.Inodes > 0 && d.FreeNodes < littleNodes {
 		all = append(all, warn("delete files there: no store can be begun or backed up without a free inode", "%s has %d inodes free", dir, d.FreeNodes))
@@ -71,12 +71,12 @@ func (n Node) clock(context.Context) []Finding {
 		all = append(all, fail("set the clock right; if it is right now it was ahead before, and what was proved then counts from when pullgated notices",
 			"the clock was set back: %s at %s, which is %s from now", of, newest.UTC().Format(time.RFC3339), skew.Round(time.Second)))
 	}
-	const mend = "run chrony, systemd-timesyncd or another NTP client: how old a proof is, the clock tells"
+	const remediation = "run chrony, systemd-timesyncd or another NTP client: how old a proof is, the clock tells"
 	switch step, err := n.ClockInStep(); {
 	case err != nil:
-		all = append(all, unknown(mend, "whether the clock is kept right: %v", err))
+		all = append(all, unknown(remediation, "whether the clock is kept right: %v", err))
 	case !step:
-		all = append(all, warn(mend, "nothing keeps the clock right"))
+		all = append(all, warn(remediation, "nothing keeps the clock right"))
 	}
 	if len(all) == 0 {
 		all = append(all, ok("the clock is kept right, and nothing is from the future"))

@@ -42,7 +42,7 @@ func (n Node) mirrors(ctx context.Context) (all []Finding) {
 	}
 	r := n.registries()
 	for _, b := range r.broken {
-		all = append(all, unknown("mend the file; containerd does not read it either", "%s", b))
+		all = append(all, unknown("correct the file; containerd cannot read it either", "%s", b))
 	}
 	for _, s := range r.secrets {
 		all = append(all, warn("take them out and use pull secrets, or nodeCredentials, where they are meant for every pod",
@@ -77,7 +77,7 @@ func (n Node) ask(ctx context.Context, m mirror) Finding {
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, m.api, http.NoBody)
 	if err != nil {
-		return unknown("mend the address", "the mirror %s (%s): %v", m.base, m.where, err)
+		return unknown("correct the address", "the mirror %s (%s): %v", m.base, m.where, err)
 	}
 	transport := &http.Transport{
 		DialContext: n.Dial, DisableKeepAlives: true,

@@ -34,7 +34,7 @@ func TestMirrors(t *testing.T) {
 		{"a server elsewhere", serve("other.test:443", http.StatusOK, hostsFile("server = \"https://other.test\"\n")), "mirrors", doctor.Warn, "https://other.test", ""},
 		{"the registry itself", hostsFile("server = \"https://docker.io\"\n"), "mirrors", doctor.OK, "no mirror", ""},
 		{"a credential in a header", hostsFile("server = \"https://docker.io\"\n[header]\n  authorization = \"Basic hunter2\"\n"), "mirrors", doctor.Warn, hosts + " gives the runtime credentials of its own", "pull secrets"},
-		{"a file that cannot be read", hostsFile("server = "), "mirrors", doctor.Unknown, hosts + ": toml:", "mend the file"},
+		{"a file that cannot be read", hostsFile("server = "), "mirrors", doctor.Unknown, hosts + ": toml:", "correct the file"},
 		{"version 2", serve("mirror.test:443", http.StatusOK, func(n *testNode) {
 			n.file("/etc/hosts.d/docker.io/hosts.toml", 0o644, one)
 			n.file(config, 0o644, "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = \"/etc/hosts.d\"\n")
@@ -69,7 +69,7 @@ func TestEachMirrorIsAskedOnceWithoutCredentials(t *testing.T) {
 		"[host.\"http://user:hunter2@mirror.test/x?token=hunter2\"]\n[host.\"http://user:hunter2@mirror.test/x?token=hunter2\".header]\nAuthorization = \"Bearer hunter2\"\n"+
 			"[host.\"http://mirror.test/y/\"]\noverride_path = true\n[host.\"http://mirror.test/z/v2\"]\n")
 	for _, f := range n.Examine(t.Context()) {
-		if strings.Contains(f.Found+f.Mend, "hunter2") {
+		if strings.Contains(f.Found+f.Remediation, "hunter2") {
 			t.Errorf("%+v shows a credential", f)
 		}
 	}

@@ -27,7 +27,7 @@ func (n Node) sockets(ctx context.Context) []Finding {
 	var all []Finding
 	folders := []string{}
 	if found := n.otherConfiguration(); found != nil {
-		return append(all, unknown(found.Mend, "the sockets of pullgated: %s", found.Found), n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint)))
+		return append(all, unknown(found.Remediation, "the sockets of pullgated: %s", found.Found), n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint)))
 	}
 	for _, s := range []struct{ field, endpoint string }{
 		{"listen", n.Config.Listen},

@@ -17,7 +17,7 @@ const tail = 15
 
 // Apply does what a plan says. If a step of an Enable fails, or ctx ends, everything is taken back before it returns.
 // An error says what was seen, and in what state the node is.
-func (s Switch) Apply(ctx context.Context, p Plan) (err error) {
+func (s Enabler) Apply(ctx context.Context, p Plan) (err error) {
 	if len(p.Steps) == 0 {
 		return nil
 	}
@@ -33,18 +33,18 @@ func (s Switch) Apply(ctx context.Context, p Plan) (err error) {
 	if err == nil {
 		return nil
 	}
-	s.showLog(ctx, p.look.node.Unit.Name)
+	s.showLog(ctx, p.inspection.node.Unit.Name)
 	if !p.Enable {
 		return &hint.Error{
 			Err:  fmt.Errorf("not disabled: %w", err),
-			Hint: "what was taken back stays taken back; mend what is said above and run pullgatectl node disable again. The kubelet needs pullgated no more once " + p.look.node.Unit.Name + " was restarted",
+			Hint: "reverted changes stay reverted; correct the error above and run pullgatectl node disable again. The kubelet does not need pullgated any more once " + p.inspection.node.Unit.Name + " was restarted",
 		}
 	}
 	return s.rollBack(ctx, p, did, err)
 }
 
-// same plans again, now that nobody else can, and compares.
-func (s Switch) same(ctx context.Context, p Plan) error {
+// same plans again under the lock, and compares.
+func (s Enabler) same(ctx context.Context, p Plan) error {
 	plan := s.Disable
 	if p.Enable {
 		plan = s.Enable
@@ -60,8 +60,8 @@ func (s Switch) same(ctx context.Context, p Plan) error {
 }
 
 // do does the steps of a plan, and returns how many it began.
-func (s Switch) do(ctx context.Context, p Plan) (began int, err error) {
-	w := &watcher{s: s, unit: p.look.node.Unit.Name}
+func (s Enabler) do(ctx context.Context, p Plan) (began int, err error) {
+	w := &watcher{s: s, unit: p.inspection.node.Unit.Name}
 	if p.Enable {
 		w.endpoint = s.Daemon.Listen
 	}
@@ -76,8 +76,8 @@ func (s Switch) do(ctx context.Context, p Plan) (began int, err error) {
 			}
 			return i + 1, err
 		}
-		if step.Action == Remove && p.look.journal != nil {
-			for _, dir := range slices.Backward(p.look.journal.File.Folders) {
+		if step.Action == Remove && p.inspection.journal != nil {
+			for _, dir := range slices.Backward(p.inspection.journal.File.Folders) {
 				_ = os.Remove(s.Host.Path(dir)) // unless something is in it
 			}
 		}
@@ -85,7 +85,7 @@ func (s Switch) do(ctx context.Context, p Plan) (began int, err error) {
 	return len(p.Steps), nil
 }
 
-func (s Switch) step(ctx context.Context, step Step, w *watcher) error {
+func (s Enabler) step(ctx context.Context, step Step, w *watcher) error {
 	switch step.Action {
 	case Note, Write:
 		return write(s.Host, step.Path, step.content, step.mode)
@@ -104,18 +104,18 @@ func (s Switch) step(ctx context.Context, step Step, w *watcher) error {
 	case Watch:
 		return w.watch(ctx)
 	default:
-		return fmt.Errorf("nobody knows the step %q", step.Action)
+		return fmt.Errorf("unknown step %q", step.Action)
 	}
 }
 
 func (s Step) isRestart() bool { return len(s.Command) > 1 && s.Command[1] == "restart" }
 
 // rollBack takes back what an Enable has begun, and returns why with what became of it.
-func (s Switch) rollBack(ctx context.Context, p Plan, began int, why error) error {
+func (s Enabler) rollBack(ctx context.Context, p Plan, began int, why error) error {
 	// An operator who interrupts wants the node as it was, not one in between.
 	ctx = context.WithoutCancel(ctx)
-	s.say("take it back: %s", oneLine(why))
-	unit := p.look.node.Unit.Name
+	s.say("revert all changes: %s", oneLine(why))
+	unit := p.inspection.node.Unit.Name
 	back, err := s.Disable(ctx)
 	if err == nil {
 		if !restarted(p.Steps[:began]) {
@@ -126,12 +126,12 @@ func (s Switch) rollBack(ctx context.Context, p Plan, began int, why error) erro
 	if err != nil {
 		s.showLog(ctx, unit)
 		return &hint.Error{
-			Err:  fmt.Errorf("not enabled: %w; and not all of it was taken back: %w", why, err),
-			Hint: "mend what is said above, then run pullgatectl node disable",
+			Err:  fmt.Errorf("not enabled: %w; and not all changes were reverted: %w", why, err),
+			Hint: "correct the error above, then run pullgatectl node disable",
 		}
 	}
 	return &hint.Error{
-		Err:  fmt.Errorf("not enabled, and all of it is taken back: %w", why),
+		Err:  fmt.Errorf("not enabled, all changes were reverted: %w", why),
 		Hint: "journalctl -u " + unit + " and journalctl -u pullgated say more",
 	}
 }
@@ -140,7 +140,7 @@ func restarted(steps []Step) bool {
 	return slices.ContainsFunc(steps, Step.isRestart)
 }
 
-// withoutRestart leaves a kubelet alone that was not restarted, and so has met none of what is taken back.
+// withoutRestart drops the restart of a kubelet that has not been restarted with the changes.
 func withoutRestart(steps []Step) []Step {
 	var all []Step
 	for _, s := range steps {
@@ -154,7 +154,7 @@ func withoutRestart(steps []Step) []Step {
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 // showLog tells the last lines of a unit's log, which say more than what can be seen from outside.
-func (s Switch) showLog(ctx context.Context, unit string) {
+func (s Enabler) showLog(ctx context.Context, unit string) {
 	out, err := s.command(context.WithoutCancel(ctx), "journalctl", "--unit="+unit, fmt.Sprintf("--lines=%d", tail), "--no-pager", "--output=cat")
 	if err != nil || out == "" {
 		return

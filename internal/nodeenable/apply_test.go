@@ -160,7 +160,7 @@ func TestEnableTakesItBack(t *testing.T) {
 			n.onRestart = func() {
 				n.put("/proc/1812/cmdline", "/usr/bin/kubelet\x00--container-runtime-endpoint=unix:///run/other.sock\x00")
 			}
-		}, "the kubelet dials unix:///run/other.sock, told by the command line of process 1812"},
+		}, "the kubelet dials unix:///run/other.sock, set by the command line of process 1812"},
 		{"the restart fails", func(n *node) { n.fail["systemctl restart"] = errors.New("no bus") }, "run systemctl restart --no-block kubelet.service: no bus"},
 		{"the reload fails", func(n *node) { n.fail["systemctl daemon-reload"] = errors.New("no bus") }, "run systemctl daemon-reload: no bus"},
 	} {
@@ -179,7 +179,7 @@ func TestEnableTakesItBack(t *testing.T) {
 				}
 				err := n.enable()
 				advice := hint.Of(err)
-				if advice == "" || !strings.Contains(err.Error(), "not enabled, and all of it is taken back: ") || !strings.Contains(err.Error(), tc.want) {
+				if advice == "" || !strings.Contains(err.Error(), "not enabled, all changes were reverted: ") || !strings.Contains(err.Error(), tc.want) {
 					t.Errorf("enable: %v; want %q", err, tc.want)
 				}
 				if diff := cmp.Diff(before, n.snapshot()); diff != "" || n.through() {
@@ -236,7 +236,7 @@ func TestEnableSaysWhatItCouldNotTakeBack(t *testing.T) {
 		n.onRestart = func() { n.healthy = http.StatusInternalServerError }
 		err := n.enable()
 		advice := hint.Of(err)
-		if err == nil || !strings.Contains(err.Error(), "and not all of it was taken back: the kubelet was not well") || !strings.Contains(advice, "pullgatectl node disable") {
+		if err == nil || !strings.Contains(err.Error(), "and not all changes were reverted: the kubelet was not healthy") || !strings.Contains(advice, "pullgatectl node disable") {
 			t.Fatalf("enable: %v", err)
 		}
 		if n.snapshot() != before || n.through() {
@@ -263,7 +263,7 @@ func TestDisableStaysDisabled(t *testing.T) {
 		n.onRestart = func() { n.healthy = http.StatusInternalServerError }
 		err := n.disable()
 		advice := hint.Of(err)
-		if err == nil || !strings.Contains(err.Error(), "not disabled: the kubelet was not well") || !strings.Contains(advice, "stays taken back") {
+		if err == nil || !strings.Contains(err.Error(), "not disabled: the kubelet was not healthy") || !strings.Contains(advice, "stay reverted") {
 			t.Fatalf("disable: %v", err)
 		}
 		if n.snapshot() != before || n.through() {

@@ -1,6 +1,6 @@
 // Package nodeenable points the kubelet of a node at pullgated, and back. It promises that what it changed it can take
 // back: after Disable, or after an Enable that failed, every file is byte for byte what it was before, but for what
-// somebody else changed since, which is not touched.
+// others changed since, which is not touched.
 //
 // # What it writes
 //

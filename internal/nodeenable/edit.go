@@ -51,7 +51,7 @@ func edit(h kubeletconf.Host, file, endpoint string) (change, error) {
 		}
 		c.lines = append(c.lines, l)
 	}
-	// A file of another shape (JSON, several documents, a value over several lines) is told by the result.
+	// A file of another shape (JSON, several documents, a value over several lines) shows in the result.
 	var got map[string]any
 	if err := yaml.Unmarshal([]byte(text), &got); err != nil || !reflect.DeepEqual(got, want) {
 		return change{}, hint.Errorf(fmt.Sprintf("set containerRuntimeEndpoint: %s there by hand, and imageServiceEndpoint if it is set, then restart the kubelet", endpoint),
@@ -61,8 +61,8 @@ func edit(h kubeletconf.Host, file, endpoint string) (change, error) {
 	return c, nil
 }
 
-// undo returns the content of a file as it was before lines were put in. A file that somebody changed since is only
-// taken back where what was put in stands once and whole; ok is false if it does not.
+// undo returns the content of a file as it was before lines were put in. A file that was changed since is
+// restored only if each inserted line occurs once; otherwise ok is false.
 func undo(content []byte, lines []line) (before []byte, ok bool) {
 	text := string(content)
 	for _, l := range slices.Backward(lines) {
@@ -78,7 +78,7 @@ func undo(content []byte, lines []line) (before []byte, ok bool) {
 	return []byte(text), true
 }
 
-// takenBack reports whether somebody has already put back what a line replaced.
+// takenBack reports whether the replaced line is already back.
 func takenBack(text string, l line) bool {
 	if l.Was != "" {
 		return count(text, l.Was) == 1

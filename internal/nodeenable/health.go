@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// lookEvery is how often the kubelet is looked at while it is watched.
-	lookEvery = time.Second
-	// settled is Switch.Settle if that says nothing.
+	// checkEvery is the interval between checks of a restarted kubelet.
+	checkEvery = time.Second
+	// settled is Enabler.Settle if that says nothing.
 	settled = 12 * time.Second
 	// restartsAllowed is how often it may be started again before that: k3s may end once while the runtime comes up.
 	restartsAllowed = 1
@@ -20,7 +20,7 @@ const (
 
 // watcher is what is known of a kubelet that was restarted.
 type watcher struct {
-	s        Switch
+	s        Enabler
 	unit     string // that runs it
 	before   string // invocation before the restart
 	restarts int    // of before as well, where systemd goes on counting
@@ -34,9 +34,9 @@ type watcher struct {
 // watch returns nil once the kubelet was well for a while, and what is wrong when time is up, or sooner if it
 // certainly does not get well.
 func (w *watcher) watch(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, w.s.wait(), errNotWell)
+	ctx, cancel := context.WithTimeoutCause(ctx, w.s.wait(), errUnhealthy)
 	defer cancel()
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(checkEvery)
 	defer tick.Stop()
 	wrong := errors.New("it was not looked at")
 	settle := w.s.Settle
@@ -44,7 +44,7 @@ func (w *watcher) watch(ctx context.Context) error {
 		settle = settled
 	}
 	for {
-		restarts, err := w.look(ctx)
+		restarts, err := w.check(ctx)
 		switch {
 		case err == nil && w.well.IsZero():
 			w.well = time.Now()
@@ -59,22 +59,22 @@ func (w *watcher) watch(ctx context.Context) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			if !errors.Is(context.Cause(ctx), errNotWell) {
+			if !errors.Is(context.Cause(ctx), errUnhealthy) {
 				return context.Cause(ctx)
 			}
 			if !w.well.IsZero() {
 				wrong = errors.New("it has not been well for long enough")
 			}
-			return fmt.Errorf("%w within %s: %w", errNotWell, w.s.wait(), wrong)
+			return fmt.Errorf("%w within %s: %w", errUnhealthy, w.s.wait(), wrong)
 		}
 	}
 }
 
-// errNotWell is the cause of the end of a watch.
-var errNotWell = errors.New("the kubelet was not well")
+// errUnhealthy is the cause of the end of a watch.
+var errUnhealthy = errors.New("the kubelet was not healthy")
 
-// look says what is wrong now, and how often systemd has started the unit again.
-func (w *watcher) look(ctx context.Context) (restarts int, err error) {
+// check returns what is wrong now, and how often systemd has restarted the unit.
+func (w *watcher) check(ctx context.Context) (restarts int, err error) {
 	units, err := w.s.Host.Units(ctx, w.unit)
 	if err != nil {
 		return 0, err
@@ -109,7 +109,7 @@ func (w *watcher) look(ctx context.Context) (restarts int, err error) {
 // arrives says why the kubelet's calls cannot be said to arrive.
 func (w *watcher) arrives(ctx context.Context, n kubeletconf.Node) error {
 	if n.Running != nil && !n.Running.Through(w.endpoint) {
-		return fmt.Errorf("the kubelet dials %s, told by %s", n.Running.Runtime.Value, n.Running.Runtime.From)
+		return fmt.Errorf("the kubelet dials %s, set by %s", n.Running.Runtime.Value, n.Running.Runtime.From)
 	}
 	calls, err := w.s.calls(ctx)
 	if err != nil {

@@ -63,7 +63,7 @@ func readJournal(h kubeletconf.Host) (*journal, error) {
 	case j.Version != journalVersion:
 		return nil, hint.Errorf("use the pullgatectl that wrote it", "the journal %s has version %d, and this pullgatectl knows %d", Journal, j.Version, journalVersion)
 	case !path.IsAbs(j.File.Path), j.Unit == "", j.Phase != Applying && j.Phase != Enabled:
-		return nil, hint.Errorf("move it away, and point the kubelet by hand", "the journal %s says what no journal says", Journal)
+		return nil, hint.Errorf("move it away, and point the kubelet by hand", "invalid journal %s", Journal)
 	}
 	return &j, nil
 }

@@ -108,8 +108,8 @@ func load(t *testing.T, name string) *node {
 
 func (n *node) host() kubeletconf.Host { return kubeletconf.Host{Root: n.root, Command: n.command} }
 
-func (n *node) sw() nodeenable.Switch {
-	return nodeenable.Switch{
+func (n *node) sw() nodeenable.Enabler {
+	return nodeenable.Enabler{
 		Host: n.host(), Unit: n.name, Wait: time.Minute,
 		Daemon: nodeenable.Daemon{Listen: listen, Runtime: n.runtime, Image: n.image, Metrics: n.metrics, StateDir: "/var/lib/pullgate", Enforces: "enforces"},
 		Say: func(line string) {

@@ -20,14 +20,14 @@ const (
 	checksumDigits = 16
 )
 
-// ownership is whose a file is.
+// ownership is the owner of a file.
 type ownership int
 
 const (
 	absent ownership = iota
-	foreign
+	ofOthers
 	ours
-	oursChanged // by somebody else
+	oursModified // by another program or person
 )
 
 // sign puts the first line before a body.
@@ -40,8 +40,8 @@ func checksum(content []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// whose tells whose a file is that may be ours.
-func whose(h kubeletconf.Host, file string) (ownership, error) {
+// ownerOf returns the owner of a file.
+func ownerOf(h kubeletconf.Host, file string) (ownership, error) {
 	content, err := h.ReadFile(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -53,9 +53,9 @@ func whose(h kubeletconf.Host, file string) (ownership, error) {
 	sum, ok := strings.CutPrefix(string(line), signature)
 	switch {
 	case !ok:
-		return foreign, nil
+		return ofOthers, nil
 	case sum != checksum(body)[:checksumDigits]:
-		return oursChanged, nil
+		return oursModified, nil
 	default:
 		return ours, nil
 	}
@@ -91,8 +91,8 @@ type change struct {
 	lines []line
 }
 
-// aim returns the change that points the kubelet of a node that is not pointed at endpoint at it.
-func aim(h kubeletconf.Host, n kubeletconf.Node, endpoint string) (change, error) {
+// planChange returns the change that points the kubelet of a node that is not pointed at endpoint at it.
+func planChange(h kubeletconf.Host, n kubeletconf.Node, endpoint string) (change, error) {
 	c := n.Configured
 	switch {
 	case n.Kind.Rancher():

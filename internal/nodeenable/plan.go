@@ -23,7 +23,7 @@ type Plan struct {
 	Found []string `json:"found"`
 	Steps []Step   `json:"steps"`
 
-	look look
+	inspection inspection
 }
 
 // Action is what a step does.
@@ -54,25 +54,25 @@ type Step struct {
 	mode    fs.FileMode
 }
 
-// kubeletWait is how long the kubelet has if Switch.Wait says nothing.
+// kubeletWait is how long the kubelet has if Enabler.Wait says nothing.
 const kubeletWait = 2 * time.Minute
 
 // Enable plans to point the kubelet at pullgated. It refuses a node that would not be well after it, or round which
 // a way would be left; the error then is a [hint.Error].
-func (s Switch) Enable(ctx context.Context) (Plan, error) {
-	l, err := s.look(ctx)
+func (s Enabler) Enable(ctx context.Context) (Plan, error) {
+	l, err := s.inspect(ctx)
 	if err == nil {
-		err = l.blind
+		err = l.unknownReason
 	}
-	if err == nil && len(l.stuck) > 0 {
-		err = hint.Errorf(byHand(l), "%s was written by pullgatectl node enable and changed by somebody else since; it is left as it is", l.stuck[0])
+	if err == nil && len(l.modifiedByOthers) > 0 {
+		err = hint.Errorf(byHand(l), "%s was written by pullgatectl node enable and changed since; it is left as it is", l.modifiedByOthers[0])
 	}
 	if err != nil {
 		return Plan{}, err
 	}
-	p := Plan{Enable: true, Steps: []Step{}, look: l}
+	p := Plan{Enable: true, Steps: []Step{}, inspection: l}
 	if s.enabled(l) && l.journal == nil && len(l.files) == 0 {
-		p.Found = []string{found(l.node), "Already enabled, nothing to do. It was not pullgatectl that did it."}
+		p.Found = []string{found(l.node), "Already enabled, nothing to do. pullgatectl did not configure it."}
 		return p, nil
 	}
 	c, err := s.target(ctx, l)
@@ -99,24 +99,24 @@ func (s Switch) Enable(ctx context.Context) (Plan, error) {
 }
 
 // enabled reports whether the kubelet dials pullgated, now and when it starts the next time.
-func (s Switch) enabled(l look) bool {
+func (s Enabler) enabled(l inspection) bool {
 	e := s.Daemon.Listen
 	return l.node.Configured.Through(e) && l.node.Dials().Through(e)
 }
 
 // target returns the change that enables, after it was seen to do so.
-func (s Switch) target(ctx context.Context, l look) (change, error) {
+func (s Enabler) target(ctx context.Context, l inspection) (change, error) {
 	endpoint := s.Daemon.Listen
-	c, err := aim(l.host, l.base, endpoint)
+	c, err := planChange(l.host, l.base, endpoint)
 	if err != nil {
 		return change{}, err
 	}
 	if c.lines == nil {
-		owner, err := whose(l.host, c.path)
+		owner, err := ownerOf(l.host, c.path)
 		if err != nil {
-			return change{}, fmt.Errorf("look whose %s is: %w", c.path, err)
+			return change{}, fmt.Errorf("find the owner of %s: %w", c.path, err)
 		}
-		if owner == foreign {
+		if owner == ofOthers {
 			return change{}, hint.Errorf("move it away if it is not needed", "%s is there already, and pullgatectl did not write it", c.path)
 		}
 	}
@@ -133,13 +133,13 @@ func (s Switch) target(ctx context.Context, l look) (change, error) {
 			if !path.IsAbs(v.From) {
 				advice = fmt.Sprintf(`a file that is read after %s takes back what it says; look for one with ExecStart=, or with kubelet-arg and no "+"`, c.path)
 			}
-			return change{}, hint.Errorf(advice, "the kubelet would still dial %s for its %s, told by %s", v.Value, v.name, v.From)
+			return change{}, hint.Errorf(advice, "the kubelet would still dial %s for its %s, set by %s", v.Value, v.name, v.From)
 		}
 	}
 	return c, nil
 }
 
-func (s Switch) enableSteps(l look, c change, before []byte) []Step {
+func (s Enabler) enableSteps(l inspection, c change, before []byte) []Step {
 	j := journal{
 		Version: journalVersion, Phase: Applying, Unit: l.base.Unit.Name, Endpoint: s.Daemon.Listen,
 		Runtime: l.base.Configured.Runtime.Value, Image: l.base.Configured.Image.Value,
@@ -161,17 +161,17 @@ func (s Switch) enableSteps(l look, c change, before []byte) []Step {
 			reload = reload || isUnitFile(f.path)
 		}
 	}
-	steps = append(steps, noteStep("note in "+Journal+" what is changed, so that it can be taken back", j))
+	steps = append(steps, noteStep("note in "+Journal+" what changes, so that it can be reverted", j))
 	if !bytes.Equal(before, c.content) {
 		steps = append(steps, Step{Action: Write, Text: "write " + c.path, Path: c.path, Diff: diff(before, c.content), content: c.content, mode: 0o644})
 	}
 	steps = append(steps, restartSteps(l.base.Unit.Name, reload)...)
-	steps = append(steps, Step{Action: Watch, Text: fmt.Sprintf("watch it for up to %s: the unit stays up, the kubelet is healthy, its calls arrive at pullgated; else take all of this back", s.wait())})
+	steps = append(steps, Step{Action: Watch, Text: fmt.Sprintf("watch it for up to %s: the unit stays up, the kubelet is healthy, its calls arrive at pullgated; else revert all changes", s.wait())})
 	j.Phase = Enabled
 	return append(steps, noteStep("note in "+Journal+" that it is done", j))
 }
 
-func (s Switch) wait() time.Duration {
+func (s Enabler) wait() time.Duration {
 	if s.Wait <= 0 {
 		return kubeletWait
 	}
@@ -179,22 +179,22 @@ func (s Switch) wait() time.Duration {
 }
 
 // Disable plans to take back what Enable did. It needs neither pullgated nor its configuration.
-func (s Switch) Disable(ctx context.Context) (Plan, error) {
-	l, err := s.look(ctx)
+func (s Enabler) Disable(ctx context.Context) (Plan, error) {
+	l, err := s.inspect(ctx)
 	if err != nil {
 		return Plan{}, err
 	}
-	if len(l.stuck) > 0 {
-		return Plan{}, hint.Errorf(byHand(l), "%s was written by pullgatectl node enable and changed by somebody else since; it is left as it is", l.stuck[0])
+	if len(l.modifiedByOthers) > 0 {
+		return Plan{}, hint.Errorf(byHand(l), "%s was written by pullgatectl node enable and changed since; it is left as it is", l.modifiedByOthers[0])
 	}
-	p := Plan{Steps: []Step{}, look: l}
+	p := Plan{Steps: []Step{}, inspection: l}
 	listen := s.listen(l)
-	if l.blind != nil {
-		p.Found = []string{fmt.Sprintf("What the kubelet is told is not known (%v); what the journal names is taken back.", l.blind)}
+	if l.unknownReason != nil {
+		p.Found = []string{fmt.Sprintf("The kubelet's settings are unknown (%v); the changes in the journal are reverted.", l.unknownReason)}
 	} else {
 		p.Found = []string{found(l.node)}
 		if base := l.base.Configured; kubeletconf.Same(base.Runtime.Value, listen) || kubeletconf.Same(base.Image.Value, listen) {
-			return Plan{}, hint.Errorf(byHand(look{node: kubeletconf.Node{Unit: l.base.Unit, Configured: base}}),
+			return Plan{}, hint.Errorf(byHand(inspection{node: kubeletconf.Node{Unit: l.base.Unit, Configured: base}}),
 				"the kubelet is pointed at pullgated by %s, which pullgatectl did not write", base.Runtime.From)
 		}
 	}
@@ -207,7 +207,7 @@ func (s Switch) Disable(ctx context.Context) (Plan, error) {
 	return p, nil
 }
 
-func (s Switch) disableSteps(l look) []Step {
+func (s Enabler) disableSteps(l inspection) []Step {
 	var steps []Step
 	for _, f := range l.files {
 		steps = append(steps, s.back(f))
@@ -223,7 +223,7 @@ func (s Switch) disableSteps(l look) []Step {
 }
 
 // back is the step that takes a file back.
-func (s Switch) back(f kept) Step {
+func (s Enabler) back(f kept) Step {
 	now, _ := s.Host.ReadFile(f.path) // it was read a moment ago, and a diff is for show
 	if f.before == nil {
 		return Step{Action: Remove, Text: "remove " + f.path, Path: f.path, Diff: diff(now, nil)}
@@ -253,9 +253,9 @@ func noteStep(text string, j journal) Step {
 // found says how the kubelet of a node is run and what it dials.
 func found(n kubeletconf.Node) string {
 	d := n.Dials()
-	text := fmt.Sprintf("%s (%s) is %s. The kubelet dials %s, told by %s", n.Unit.Name, n.Kind, n.Unit.Active, d.Runtime.Value, d.Runtime.From)
+	text := fmt.Sprintf("%s (%s) is %s. The kubelet dials %s, set by %s", n.Unit.Name, n.Kind, n.Unit.Active, d.Runtime.Value, d.Runtime.From)
 	if d.Image.Value != d.Runtime.Value {
-		text += fmt.Sprintf(", and for images %s, told by %s", d.Image.Value, d.Image.From)
+		text += fmt.Sprintf(", and for images %s, set by %s", d.Image.Value, d.Image.From)
 	}
 	return text + "."
 }
@@ -294,7 +294,7 @@ func readIfThere(h kubeletconf.Host, file string) ([]byte, error) {
 	return content, err
 }
 
-// Lines returns the plan as somebody reads it.
+// Lines returns the plan as text.
 func (p Plan) Lines() []string {
 	all := slices.Clone(p.Found)
 	for i, s := range p.Steps {

@@ -17,8 +17,8 @@ import (
 const roomNeeded = 64 << 20
 
 // ready refuses a node that would not be well behind pullgated.
-func (s Switch) ready(ctx context.Context, l look) error {
-	for _, check := range []func(context.Context, look) error{s.runs, s.forwards, s.answers, s.startsAtBoot, s.hasRoom} {
+func (s Enabler) ready(ctx context.Context, l inspection) error {
+	for _, check := range []func(context.Context, inspection) error{s.runs, s.forwards, s.answers, s.startsAtBoot, s.hasRoom} {
 		if err := check(ctx, l); err != nil {
 			return err
 		}
@@ -26,28 +26,28 @@ func (s Switch) ready(ctx context.Context, l look) error {
 	return nil
 }
 
-// runs refuses a node that is not well before anything is changed, since nobody could tell then what a change did.
+// runs refuses a node that is not well before anything is changed, because the effect of a change would be unclear.
 // Where an earlier run ended midway it may well be so.
-func (s Switch) runs(ctx context.Context, l look) error {
+func (s Enabler) runs(ctx context.Context, l inspection) error {
 	if l.journal != nil || len(l.files) > 0 {
 		return nil
 	}
 	n := l.node
 	if n.Unit.Active != "active" {
-		return hint.Errorf("see systemctl status "+n.Unit.Name+"; once it is well, try again", "%s is %s (%s), not active", n.Unit.Name, n.Unit.Active, n.Unit.Sub)
+		return hint.Errorf("see systemctl status "+n.Unit.Name+"; once it is healthy, try again", "%s is %s (%s), not active", n.Unit.Name, n.Unit.Active, n.Unit.Sub)
 	}
 	if r := n.Running; r != nil && !kubeletconf.Same(r.Runtime.Value, n.Configured.Runtime.Value) {
-		return hint.Errorf("systemctl daemon-reload and restart "+n.Unit.Name+" first, and see whether that is what you want",
-			"the kubelet that runs dials %s, and started again it would dial %s, told by %s", r.Runtime.Value, n.Configured.Runtime.Value, n.Configured.Runtime.From)
+		return hint.Errorf("systemctl daemon-reload and restart "+n.Unit.Name+" first, and check that this is what you want",
+			"the kubelet that runs dials %s, and started again it would dial %s, set by %s", r.Runtime.Value, n.Configured.Runtime.Value, n.Configured.Runtime.From)
 	}
 	if why := s.unhealthy(ctx, n.Configured.Healthz); why != "" {
-		return hint.Errorf("see journalctl -u "+n.Unit.Name+"; once it is well, try again", "the kubelet is not healthy: %s", why)
+		return hint.Errorf("see journalctl -u "+n.Unit.Name+"; once it is healthy, try again", "the kubelet is not healthy: %s", why)
 	}
 	return nil
 }
 
 // unhealthy says why a kubelet is not healthy; "" if it is, or cannot be asked.
-func (s Switch) unhealthy(ctx context.Context, healthz string) string {
+func (s Enabler) unhealthy(ctx context.Context, healthz string) string {
 	if healthz == "" {
 		return ""
 	}
@@ -68,7 +68,7 @@ func firstLine(body []byte) string {
 }
 
 // forwards refuses a pullgated that does not forward to where the kubelet goes without it.
-func (s Switch) forwards(_ context.Context, l look) error {
+func (s Enabler) forwards(_ context.Context, l inspection) error {
 	c := l.base.Configured
 	for _, v := range []struct {
 		field, ours string
@@ -79,14 +79,14 @@ func (s Switch) forwards(_ context.Context, l look) error {
 			return hint.Errorf("take it out there, then try again", "%s is pointed at pullgated by %s, which pullgatectl did not write, and not all of it", l.base.Unit.Name, v.kubelet.From)
 		case !s.sameSocket(v.kubelet.Value, v.ours):
 			return hint.Errorf(fmt.Sprintf("set %s: %s in pullgated's configuration, then systemctl restart pullgated", v.field, v.kubelet.Value),
-				"the kubelet dials %s, told by %s, and pullgated's %s is %s", v.kubelet.Value, v.kubelet.From, v.field, v.ours)
+				"the kubelet dials %s, set by %s, and pullgated's %s is %s", v.kubelet.Value, v.kubelet.From, v.field, v.ours)
 		}
 	}
 	return nil
 }
 
 // sameSocket reports whether two endpoints are one socket, by their names or by a link.
-func (s Switch) sameSocket(a, b string) bool {
+func (s Enabler) sameSocket(a, b string) bool {
 	if kubeletconf.Same(a, b) {
 		return true
 	}
@@ -96,9 +96,9 @@ func (s Switch) sameSocket(a, b string) bool {
 }
 
 // answers refuses a pullgated that is not there, or does not reach the runtime.
-func (s Switch) answers(ctx context.Context, _ look) error {
+func (s Enabler) answers(ctx context.Context, _ inspection) error {
 	if err := s.dial(ctx, kubeletconf.Socket(s.Daemon.Listen)); err != nil {
-		return hint.Errorf("systemctl status pullgated says more; it has to run first", "%w on %s: %v", ErrNotReached, s.Daemon.Listen, err)
+		return hint.Errorf("systemctl status pullgated has the reason; pullgated must run first", "%w on %s: %v", ErrNotReached, s.Daemon.Listen, err)
 	}
 	if s.Daemon.Metrics == "" {
 		return nil
@@ -107,7 +107,7 @@ func (s Switch) answers(ctx context.Context, _ look) error {
 	code, body, err := s.get(ctx, url)
 	switch {
 	case err != nil:
-		return hint.Errorf("see whether pullgated was restarted since its configuration was changed", "%w on %s: %v", ErrNotReached, url, err)
+		return hint.Errorf("check whether pullgated was restarted since its configuration was changed", "%w on %s: %v", ErrNotReached, url, err)
 	case code != http.StatusOK:
 		return hint.Errorf("journalctl -u pullgated says more", "pullgated is not ready: %s", firstLine(body))
 	default:
@@ -116,7 +116,7 @@ func (s Switch) answers(ctx context.Context, _ look) error {
 }
 
 // startsAtBoot refuses a pullgated that would be gone after the next boot, and the node with it.
-func (s Switch) startsAtBoot(ctx context.Context, _ look) error {
+func (s Enabler) startsAtBoot(ctx context.Context, _ inspection) error {
 	out, err := s.command(ctx, "systemctl", "show", "--property=LoadState,UnitFileState", "--", "pullgated.service", "pullgated.socket")
 	if err != nil {
 		return fmt.Errorf("ask systemd for pullgated: %w", err)
@@ -130,7 +130,7 @@ func (s Switch) startsAtBoot(ctx context.Context, _ look) error {
 	return hint.Errorf("systemctl enable pullgated.service", "pullgated is not enabled: after the next boot the kubelet would reach no runtime")
 }
 
-func (s Switch) hasRoom(_ context.Context, _ look) error {
+func (s Enabler) hasRoom(_ context.Context, _ inspection) error {
 	free, err := s.free(s.Daemon.StateDir)
 	if err != nil {
 		return fmt.Errorf("see how much room %s has: %w", s.Daemon.StateDir, err)
@@ -143,7 +143,7 @@ func (s Switch) hasRoom(_ context.Context, _ look) error {
 
 // calls returns a number that grows with the calls that reach pullgated: by its metrics or, where these are off, how
 // many connections its socket has.
-func (s Switch) calls(ctx context.Context) (float64, error) {
+func (s Enabler) calls(ctx context.Context) (float64, error) {
 	if s.Daemon.Metrics == "" {
 		return s.connections()
 	}
@@ -172,7 +172,7 @@ func (s Switch) calls(ctx context.Context) (float64, error) {
 	return sum, nil
 }
 
-func (s Switch) connections() (float64, error) {
+func (s Enabler) connections() (float64, error) {
 	const connected = "03"
 	table, err := os.ReadFile(s.Host.Path("/proc/net/unix"))
 	if err != nil {

@@ -35,12 +35,12 @@ func TestEnableRefuses(t *testing.T) {
 		{"no room", "k3s", func(n *node) { n.free = 10 << 20 }, "room for 10 MiB, and 64 are wanted", "free space", nil},
 		{
 			"another runtime", "k3s", func(n *node) { n.runtime = "unix:///run/containerd/containerd.sock" },
-			"the kubelet dials unix:///run/k3s/containerd/containerd.sock, told by k3s itself, and pullgated's runtimeEndpoint is unix:///run/containerd/containerd.sock",
+			"the kubelet dials unix:///run/k3s/containerd/containerd.sock, set by k3s itself, and pullgated's runtimeEndpoint is unix:///run/containerd/containerd.sock",
 			"set runtimeEndpoint: unix:///run/k3s/containerd/containerd.sock", nil,
 		},
 		{
 			"images elsewhere", "kubeadm-config", func(n *node) { n.image = n.runtime },
-			"the kubelet dials unix:///run/other.sock, told by /var/lib/kubelet/config.yaml, and pullgated's imageEndpoint is", "set imageEndpoint: unix:///run/other.sock", nil,
+			"the kubelet dials unix:///run/other.sock, set by /var/lib/kubelet/config.yaml, and pullgated's imageEndpoint is", "set imageEndpoint: unix:///run/other.sock", nil,
 		},
 		{"the kubelet does not run", "kubeadm-flags", func(n *node) { n.active, n.sub = "activating", "auto-restart" }, "activating (auto-restart), not active", "systemctl status", nil},
 		{"the kubelet is not healthy", "kubeadm-flags", func(n *node) { n.healthy = http.StatusInternalServerError }, "answers 500: syncloop failed", "journalctl -u kubelet.service", nil},
@@ -49,7 +49,7 @@ func TestEnableRefuses(t *testing.T) {
 				n.put("/var/lib/kubelet/kubeadm-flags.env", "KUBELET_KUBEADM_ARGS=--container-runtime-endpoint=unix:///run/new.sock\n")
 			}, "and started again it would dial unix:///run/new.sock", "restart kubelet.service first", nil,
 		},
-		{"a foreign file in the way", "k3s", func(n *node) { n.put(rancherDropIn, "v: 1\n") }, "is there already, and pullgatectl did not write it", "move it away", nil},
+		{"a ofOthers file in the way", "k3s", func(n *node) { n.put(rancherDropIn, "v: 1\n") }, "is there already, and pullgatectl did not write it", "move it away", nil},
 		{
 			"a later drop-in of k3s", "k3s", func(n *node) { n.put("/etc/rancher/k3s/config.yaml.d/95-x.yaml", "kubelet-arg: [v=2]\n") },
 			"the kubelet would still dial unix:///run/k3s/containerd/containerd.sock", "look for one with ExecStart=, or with kubelet-arg and no", nil,
@@ -57,7 +57,7 @@ func TestEnableRefuses(t *testing.T) {
 		{
 			"k3s's own command line", "k3s", func(n *node) {
 				n.put("/etc/systemd/system/k3s.service", "[Service]\nExecStart=/usr/local/bin/k3s server --kubelet-arg=image-service-endpoint=unix:///run/i.sock\n")
-			}, "the kubelet would still dial unix:///run/i.sock for its image service endpoint, told by /etc/systemd/system/k3s.service", "take the image service endpoint out of /etc/systemd/system/k3s.service", nil,
+			}, "the kubelet would still dial unix:///run/i.sock for its image service endpoint, set by /etc/systemd/system/k3s.service", "take the image service endpoint out of /etc/systemd/system/k3s.service", nil,
 		},
 		{
 			"a later drop-in of the unit", "kubeadm-flags", func(n *node) {
@@ -85,7 +85,7 @@ func TestEnableRefuses(t *testing.T) {
 		}, "not written in a way", "by hand", nil},
 		{"a journal of a newer version", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 2}`) }, "has version 2, and this pullgatectl knows 1", "the pullgatectl that wrote it", nil},
 		{"a torn journal", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 1,`) }, "read the journal", "move the file away", nil},
-		{"a journal of nothing", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 1}`) }, "says what no journal says", "move it away", nil},
+		{"a journal of nothing", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 1}`) }, "invalid journal", "move it away", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n := load(t, tc.kind)
@@ -108,7 +108,7 @@ func TestEnableLeavesWhatSomebodyElseEnabled(t *testing.T) {
 	n := load(t, "kubeadm-config")
 	n.put("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint: "+listen+"\n")
 	p, err := n.sw().Enable(t.Context())
-	if err != nil || len(p.Steps) > 0 || !strings.Contains(strings.Join(p.Found, " "), "It was not pullgatectl") {
+	if err != nil || len(p.Steps) > 0 || !strings.Contains(strings.Join(p.Found, " "), "pullgatectl did not configure it") {
 		t.Errorf("Enable = %v, %v; want nothing to do", p.Lines(), err)
 	}
 	_, err = n.sw().Disable(t.Context())
@@ -118,7 +118,7 @@ func TestEnableLeavesWhatSomebodyElseEnabled(t *testing.T) {
 	}
 }
 
-// A file that somebody else changed since is left as it is, and what to do is said.
+// A file that others changed since is left as it is, and what to do is said.
 func TestChangedSince(t *testing.T) {
 	for _, tc := range []struct {
 		name, kind, file string
@@ -126,8 +126,8 @@ func TestChangedSince(t *testing.T) {
 		want             string // of disable; "" says that it succeeds
 		left             func(was string) string
 	}{
-		{"our drop-in", "k3s", rancherDropIn, func(s string) string { return s + "node-label: [a=b]\n" }, "changed by somebody else since", nil},
-		{"our drop-in of the unit", "kubeadm-flags", unitDropIn, func(s string) string { return strings.Replace(s, "[Unit]", "[Unit]\n# mine", 1) }, "changed by somebody else since", nil},
+		{"our drop-in", "k3s", rancherDropIn, func(s string) string { return s + "node-label: [a=b]\n" }, "changed since", nil},
+		{"our drop-in of the unit", "kubeadm-flags", unitDropIn, func(s string) string { return strings.Replace(s, "[Unit]", "[Unit]\n# mine", 1) }, "changed since", nil},
 		{
 			"another line of their file", "plain-script", "/etc/kubelet.yaml", func(s string) string { return s + "maxPods: 200\n" }, "",
 			func(s string) string { return s + "maxPods: 200\n" },
@@ -145,7 +145,7 @@ func TestChangedSince(t *testing.T) {
 		{
 			"one of our lines changed", "plain-script", "/etc/kubelet.yaml", func(s string) string {
 				return strings.Replace(s, "containerRuntimeEndpoint: "+listen+"\n", "containerRuntimeEndpoint: "+listen+" # mine\n", 1)
-			}, "changed by somebody else since", nil,
+			}, "changed since", nil,
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -291,9 +291,9 @@ func TestStatus(t *testing.T) {
 		{"enabled, pullgated dead", "k3s", func(n *node) { n.mustEnable(); n.dialErr = errors.New("refused") }, true, []string{"k3s.service needs pullgated: nodeenable: pullgated is not reached on " + listen + ": refused."}},
 		{"half by hand", "kubeadm-config", func(n *node) {
 			n.put("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint: "+listen+"\nimageServiceEndpoint: unix:///run/other.sock\n")
-		}, false, []string{"Half of it goes round pullgated: " + listen + " is dialled for containers, unix:///run/other.sock for images (told by /var/lib/kubelet/config.yaml)."}},
+		}, false, []string{"Only one of the two CRI services goes through pullgated: the kubelet dials " + listen + " for containers and unix:///run/other.sock for images (set by /var/lib/kubelet/config.yaml)."}},
 		{"our drop-in changed", "k3s", func(n *node) { n.mustEnable(); n.put(rancherDropIn, n.read(rancherDropIn)+"# mine\n") }, true, []string{rancherDropIn + " was changed since pullgatectl node enable wrote it; enable and disable leave it as it is."}},
-		{"our drop-in removed", "kubeadm-flags", func(n *node) { n.mustEnable(); _ = os.Remove(filepath.Join(n.root, unitDropIn)) }, false, []string{"The kubelet that runs dials " + listen + ", and started again it will dial unix:///var/run/containerd/containerd.sock (told by /var/lib/kubelet/kubeadm-flags.env)."}},
+		{"our drop-in removed", "kubeadm-flags", func(n *node) { n.mustEnable(); _ = os.Remove(filepath.Join(n.root, unitDropIn)) }, false, []string{"The running kubelet dials " + listen + ", and after a restart it will dial unix:///var/run/containerd/containerd.sock (set by /var/lib/kubelet/kubeadm-flags.env)."}},
 		{"interrupted", "k3s", func(n *node) { n.killed(2, n.enable) }, true, []string{"pullgatectl node enable was interrupted; run it again, or pullgatectl node disable."}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -23,7 +23,7 @@ type Status struct {
 	Journal string `json:"journal,omitempty"`
 	// Without is what the kubelet would dial without what pullgatectl wrote.
 	Without Dialled `json:"without"`
-	// Wrong is what somebody should look at, a sentence each.
+	// Wrong are the problems that need attention, a sentence each.
 	Wrong []string `json:"wrong"`
 }
 
@@ -36,10 +36,10 @@ type Dialled struct {
 func dialled(s kubeletconf.Setting) Dialled { return Dialled{s.Value, s.From} }
 
 // Status looks at the node and changes nothing.
-func (s Switch) Status(ctx context.Context) (Status, error) {
-	l, err := s.look(ctx)
+func (s Enabler) Status(ctx context.Context) (Status, error) {
+	l, err := s.inspect(ctx)
 	if err == nil {
-		err = l.blind
+		err = l.unknownReason
 	}
 	if err != nil {
 		return Status{}, err
@@ -60,25 +60,25 @@ func (s Switch) Status(ctx context.Context) (Status, error) {
 	return st, nil
 }
 
-// wrong says what somebody should look at.
-func (s Switch) wrong(ctx context.Context, l look) []string {
+// wrong returns the problems that need attention.
+func (s Enabler) wrong(ctx context.Context, l inspection) []string {
 	all := []string{}
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	d, c, e := l.node.Dials(), l.node.Configured, s.Daemon.Listen
 	if runtime, image := kubeletconf.Same(d.Runtime.Value, e), kubeletconf.Same(d.Image.Value, e); runtime != image {
-		add("Half of it goes round pullgated: %s is dialled for containers, %s for images (told by %s).", d.Runtime.Value, d.Image.Value, d.Image.From)
+		add("Only one of the two CRI services goes through pullgated: the kubelet dials %s for containers and %s for images (set by %s).", d.Runtime.Value, d.Image.Value, d.Image.From)
 	}
 	if d.Through(e) != c.Through(e) {
-		add("The kubelet that runs dials %s, and started again it will dial %s (told by %s).", d.Runtime.Value, c.Runtime.Value, c.Runtime.From)
+		add("The running kubelet dials %s, and after a restart it will dial %s (set by %s).", d.Runtime.Value, c.Runtime.Value, c.Runtime.From)
 	}
-	for _, f := range l.stuck {
+	for _, f := range l.modifiedByOthers {
 		add("%s was changed since pullgatectl node enable wrote it; enable and disable leave it as it is.", f)
 	}
 	if l.journal != nil && l.journal.Phase == Applying {
 		add("pullgatectl node enable was interrupted; run it again, or pullgatectl node disable.")
 	}
-	if len(l.files) > 0 && len(l.stuck) == 0 {
-		if c, err := aim(l.host, l.base, s.listen(l)); err == nil {
+	if len(l.files) > 0 && len(l.modifiedByOthers) == 0 {
+		if c, err := planChange(l.host, l.base, s.listen(l)); err == nil {
 			if now, err := readIfThere(s.Host, c.path); err == nil && string(now) != string(c.content) {
 				add("What %s is made of has changed since; run pullgatectl node enable to write it anew.", c.path)
 			}
@@ -92,7 +92,7 @@ func (s Switch) wrong(ctx context.Context, l look) []string {
 	return all
 }
 
-// Lines returns the status as somebody reads it: what is, and after "!" what is wrong.
+// Lines returns the status as text; problems are after "!".
 func (st Status) Lines() []string {
 	all := []string{"disabled: the kubelet dials the runtime itself"}
 	if st.Enabled {
@@ -102,12 +102,12 @@ func (st Status) Lines() []string {
 		all = append(all, fmt.Sprintf("  %-12s ", name)+fmt.Sprintf(format, args...))
 	}
 	row("unit", "%s (%s), %s", st.Unit, st.Kind, st.State)
-	row("dials", "%s, told by %s", st.Runtime.Endpoint, st.Runtime.From)
+	row("dials", "%s, set by %s", st.Runtime.Endpoint, st.Runtime.From)
 	if st.Image != st.Runtime {
-		row("for images", "%s, told by %s", st.Image.Endpoint, st.Image.From)
+		row("for images", "%s, set by %s", st.Image.Endpoint, st.Image.From)
 	}
 	if st.Without.Endpoint != st.Runtime.Endpoint {
-		row("disabled", "it would dial %s, told by %s", st.Without.Endpoint, st.Without.From)
+		row("disabled", "it would dial %s, set by %s", st.Without.Endpoint, st.Without.From)
 	}
 	for _, f := range st.Files {
 		row("written", "%s", f)

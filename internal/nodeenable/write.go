@@ -48,7 +48,7 @@ func write(h kubeletconf.Host, file string, content []byte, mode fs.FileMode) er
 		err = os.Rename(tmp, file)
 	}
 	if err != nil {
-		_ = os.Remove(tmp) // nobody would read it
+		_ = os.Remove(tmp) // an incomplete file
 		return fmt.Errorf("write %s: %w", file, err)
 	}
 	return atomicfile.SyncFolder(dir)

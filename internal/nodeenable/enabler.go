@@ -27,8 +27,8 @@ type Daemon struct {
 	Enforces string
 }
 
-// A Switch points the kubelet of a host at a daemon and back.
-type Switch struct {
+// A Enabler points the kubelet of a host at a daemon and back.
+type Enabler struct {
 	Host   kubeletconf.Host
 	Daemon Daemon
 	// Unit is the unit that runs the kubelet; "" looks for one.
@@ -53,13 +53,13 @@ const (
 	bodyLimit = 8 << 20
 )
 
-func (s Switch) say(format string, args ...any) {
+func (s Enabler) say(format string, args ...any) {
 	if s.Say != nil {
 		s.Say(fmt.Sprintf(format, args...))
 	}
 }
 
-func (s Switch) get(ctx context.Context, url string) (int, []byte, error) {
+func (s Enabler) get(ctx context.Context, url string) (int, []byte, error) {
 	if s.Get != nil {
 		return s.Get(ctx, url)
 	}
@@ -79,7 +79,7 @@ func (s Switch) get(ctx context.Context, url string) (int, []byte, error) {
 	return resp.StatusCode, body, errors.Join(err, resp.Body.Close())
 }
 
-func (s Switch) dial(ctx context.Context, socket string) error {
+func (s Enabler) dial(ctx context.Context, socket string) error {
 	if s.Dial != nil {
 		return s.Dial(ctx, socket)
 	}
@@ -92,7 +92,7 @@ func (s Switch) dial(ctx context.Context, socket string) error {
 }
 
 // free returns how many bytes a folder, or the nearest one above it that is there, has room for.
-func (s Switch) free(dir string) (uint64, error) {
+func (s Enabler) free(dir string) (uint64, error) {
 	if s.Free != nil {
 		return s.Free(dir)
 	}
@@ -108,7 +108,7 @@ func (s Switch) free(dir string) (uint64, error) {
 }
 
 // command runs a program of the host.
-func (s Switch) command(ctx context.Context, argv ...string) (string, error) {
+func (s Enabler) command(ctx context.Context, argv ...string) (string, error) {
 	run := s.Host.Command
 	if run == nil {
 		run = kubeletconf.Run
