@@ -87,7 +87,7 @@ crash: ## kill the daemon at every crash point and see that nothing unproved is 
 
 .PHONY: e2e
 e2e: build ## run built binaries against a real containerd, registry, kube-apiserver and kubelet, as root
-	cd e2e && $(GOTESTSUM) -tags e2e -count=1 -timeout 25m -p 3 -parallel 16 ./...
+	cd e2e && $(GOTESTSUM) -tags e2e -count=1 -timeout 40m -p 3 -parallel 16 ./...
 
 .PHONY: e2e-node
 e2e-node: build ## run scenarios of tenants under a real kubelet, as root; KUBELET, RUNTIME and RUN select

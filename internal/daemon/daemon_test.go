@@ -302,10 +302,10 @@ func TestStopDrainsAPullThatIsUnderWay(t *testing.T) {
 	<-under
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); p.stop() }()
-	time.Sleep(100 * time.Millisecond)
-	if _, err := p.get("/readyz"); err == nil || !strings.Contains(err.Error(), "stopping") {
-		t.Errorf("/readyz while calls are drained = %v; want not ready, stopping", err)
-	}
+	eventually(t, "/readyz to say stopping while calls are drained", func() bool {
+		_, err := p.get("/readyz")
+		return err != nil && strings.Contains(err.Error(), "stopping")
+	})
 	close(goOn)
 	if err := <-pulled; err != nil {
 		t.Errorf("pull under way at SIGTERM = %v; want nil", err)

@@ -14,6 +14,9 @@ func TestGateBeforeCRIO(t *testing.T) {
 	if underTest() != criproxytest.Containerd {
 		t.Skip("this is one of those processes")
 	}
+	if testing.Short() {
+		t.Skip("runs all tests of the gate twice more")
+	}
 	if raced {
 		t.Skip("make race runs it without the detector, which has seen the same code before containerd")
 	}
@@ -21,9 +24,6 @@ func TestGateBeforeCRIO(t *testing.T) {
 		t.Run(profile.String(), func(t *testing.T) {
 			t.Parallel()
 			arguments := []string{"-test.skip", "^(TestGateBeforeCRIO|TestForwardingThroughTheGateIsTransparent|TestModel.*|Fuzz.*)$"}
-			if testing.Short() {
-				arguments = append(arguments, "-test.short")
-			}
 			tests := exec.CommandContext(t.Context(), os.Args[0], arguments...)
 			tests.Env = append(os.Environ(), runtimeVariable+"="+profile.String())
 			if out, err := tests.CombinedOutput(); err != nil {

@@ -141,11 +141,11 @@ func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
 	ctx, cancel := context.WithCancel(t.Context())
 	alice, bob := p.Pod("alice"), p.Pod("bob")
-	completed := make(chan struct{})
+	canceled, completed := make(chan struct{}), make(chan struct{})
 	p.runtime.Do(func(r *criproxytest.Runtime) {
 		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
 			cancel()
-			time.Sleep(20 * time.Millisecond)
+			<-canceled
 			return criproxytest.Image{ID: id1}, nil
 		}
 		r.BeforeAnswer = func(method string) {
@@ -157,6 +157,7 @@ func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
 	if _, err := p.Pull(ctx, alice, app, "good"); status.Code(err) != codes.Canceled {
 		t.Errorf("pull = %v; want Canceled", err)
 	}
+	close(canceled)
 	<-completed
 	p.runtime.Do(func(r *criproxytest.Runtime) { r.BeforeAnswer = nil })
 	for _, x := range []*criproxytest.Pod{bob, alice} {

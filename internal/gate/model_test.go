@@ -21,7 +21,7 @@ import (
 // registry. To use an image is to start a container that has its content, or to be told that it is on the node. Also, a tenant
 // whose credential is good must get its container after at most one pull.
 //
-//	PULLGATE_MODEL_STEPS  how many operations in all (default 20,000; `make model` runs a million)
+//	PULLGATE_MODEL_STEPS  how many operations in all (default 20,000, a tenth with -short; `make model` runs a million)
 //	PULLGATE_MODEL_SEED   the seed of the first world (default 1, so that a failure is one of the change at hand; "random" explores);
 //	                      that of every other one follows from it
 //
@@ -33,7 +33,11 @@ const (
 )
 
 func TestModel(t *testing.T) {
-	steps, seed := fromEnv(t, "PULLGATE_MODEL_STEPS", modelSteps), fromEnv(t, "PULLGATE_MODEL_SEED", 1)
+	usual := uint64(modelSteps)
+	if testing.Short() {
+		usual /= 10
+	}
+	steps, seed := fromEnv(t, "PULLGATE_MODEL_STEPS", usual), fromEnv(t, "PULLGATE_MODEL_SEED", 1)
 	worlds := (steps + stepsPerWorld - 1) / stepsPerWorld
 	t.Logf("PULLGATE_MODEL_SEED=%d PULLGATE_MODEL_STEPS=%d: %d worlds", seed, steps, worlds)
 	dir, err := modelDir()
