@@ -74,10 +74,7 @@ func (s *podSource) state() string {
 // PullPolicies returns how a pod uses an image.
 func (s *podSource) PullPolicies(uid string, image imageref.Ref) (policies []string, known bool) {
 	p, known := s.source.ByUID(uid)
-	for _, u := range p.Uses(image) {
-		policies = append(policies, u.PullPolicy)
-	}
-	return policies, known
+	return p.PullPolicies(image), known
 }
 
 // Secrets returns what a pod's pull secrets hold for an image.

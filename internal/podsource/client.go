@@ -37,7 +37,7 @@ const (
 	dialTimeout = 10 * time.Second
 )
 
-// client talks to the API server. Only what is asked for is decoded, so that the types of the other
+// client is a client of the API server. It decodes only the types that it requests, so that those of the other
 // API groups are not linked in.
 type client struct {
 	core, authentication rest.Interface
@@ -74,7 +74,7 @@ func namedBy(file *clientcmdapi.Config) []string {
 	var names []string
 	current := file.Contexts[file.CurrentContext]
 	if current == nil {
-		return nil // which is refused for that
+		return nil // and the kubeconfig is refused
 	}
 	if c := file.Clusters[current.Cluster]; c != nil {
 		names = append(names, c.CertificateAuthority)
@@ -92,7 +92,7 @@ func newClient(config *rest.Config, dial dialFunc) (*client, error) {
 	}
 	config = rest.CopyConfig(config)
 	config.UserAgent = userAgent
-	// What is sent is bounded by who sends: one watch, and as many gets as there are getters.
+	// Not needed: there is one watch, and one GET at a time for each reader.
 	config.QPS = -1
 	config.Dial = dial
 	config.ContentType = runtime.ContentTypeProtobuf
@@ -127,7 +127,7 @@ func (c *client) close() { utilnet.CloseIdleConnectionsFor(c.http.Transport) }
 
 // secret gets a Secret.
 func (c *client) secret(ctx context.Context, namespace, name string) (*corev1.Secret, error) {
-	// At a high verbosity client-go logs what was answered.
+	// At a high verbosity client-go logs the answer.
 	ctx = klog.NewContext(ctx, logr.Discard())
 	s := &corev1.Secret{}
 	err := c.core.Get().Namespace(namespace).Resource("secrets").Name(name).Do(ctx).Into(s)
@@ -148,7 +148,7 @@ func nodeOfCertificate(config *rest.Config) (node string, ok bool, err error) {
 	}
 	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
 		if block.Type != "CERTIFICATE" {
-			continue // the key may stand in the same file
+			continue // the key may be in the same file
 		}
 		certificate, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
@@ -161,15 +161,15 @@ func nodeOfCertificate(config *rest.Config) (node string, ok bool, err error) {
 }
 
 // nodeOfUser returns the node of a kubelet's user name.
-func nodeOfUser(user, whence string) (string, error) {
+func nodeOfUser(user, source string) (string, error) {
 	node, ok := strings.CutPrefix(user, nodeUser)
 	if !ok || node == "" {
-		return "", fmt.Errorf("%w: %s is %q, not %sNAME; set the node's name", ErrNodeName, whence, user, nodeUser)
+		return "", fmt.Errorf("%w: %s is %q, not %sNAME; set the node's name", ErrNodeName, source, user, nodeUser)
 	}
 	return node, nil
 }
 
-// nodeOfReview asks the API server who asks. The error is ErrNodeName if the answer is definite.
+// nodeOfReview asks the API server for the client's own user. The error is ErrNodeName if a retry cannot help.
 func (c *client) nodeOfReview(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, getTimeout)
 	defer cancel()
@@ -177,10 +177,10 @@ func (c *client) nodeOfReview(ctx context.Context) (string, error) {
 	answer := &authenticationv1.SelfSubjectReview{}
 	err := c.authentication.Post().Resource("selfsubjectreviews").Body(review).Do(ctx).Into(answer)
 	if apierrors.IsNotFound(err) {
-		return "", fmt.Errorf("%w: the kubeconfig has no client certificate, and the API server, before 1.28, does not tell who asks; set the node's name", ErrNodeName)
+		return "", fmt.Errorf("%w: the kubeconfig has no client certificate, and the API server, before 1.28, does not report the user of a client; set the node's name", ErrNodeName)
 	}
 	if err != nil {
 		return "", err
 	}
-	return nodeOfUser(answer.Status.UserInfo.Username, "the user that the API server takes us for")
+	return nodeOfUser(answer.Status.UserInfo.Username, "the user according to the API server")
 }

@@ -1,21 +1,18 @@
-// Package podsource is the pod source: what the API server says of the pods of one node, and which
-// credentials their pull secrets hold.
+// Package podsource implements the pod source: the pods of one node according to the API server, and the credentials in their
+// pull secrets.
 //
-// A [Source] watches the pods that are bound to the node and gets the Secrets that they name. It
-// needs no more than what the Node authorizer gives the kubelet's own identity: list and watch of
-// pods with the field selector spec.nodeName, and get of single Secrets that pods of the node name.
-// Service accounts are not read, since admission copies their pull secrets into each pod.
+// A [Source] watches the pods that are bound to the node and gets the Secrets that they name. It needs only the permissions that the
+// Node authorizer gives the kubelet's own identity: list and watch of pods with the field selector spec.nodeName, and get of
+// single Secrets that pods of the node name. It does not read service accounts, since admission copies their pull secrets
+// into each pod.
 //
-// Secrets are got when a pod arrives, and again when they are asked for and older than ten seconds;
-// a kubelet watches each of them, which costs one watch a Secret and tells of a change a little
-// earlier. A Secret that changed in between is on the safe side: what is judged then is a credential
-// that the pod had ten seconds ago, and a pull always uses what the kubelet has.
+// Secrets are read when a pod arrives, and again when they are needed and older than ten seconds. A kubelet watches each
+// of them, which costs one watch for each Secret and shows a change a little earlier. To use a Secret as it was up to ten seconds ago is
+// safe: the pod had these credentials, and a pull always uses those of the kubelet.
 //
-// Nothing of a Secret is kept but the IDs of its credentials and what they are for; of a pod the
-// containers' names, images and pull policies, the names of its Secrets, and a hash of its
-// annotations. Both are bounded, whatever a tenant writes into them.
+// Of a Secret the source keeps only the IDs of its credentials and their patterns; of a pod the images and pull policies, the names of
+// its Secrets, and a hash of its annotations. All of it is bounded, whatever a tenant writes.
 //
-// What is not known is never told as something that is not there: a pod that the watch has not
-// brought yet is not found, and a Secret that could not be read is [ErrNotKnown]. What is known stays
-// known while the API server is away, forbids or is slow.
+// The source never reports as absent what it does not know: a pod that the watch has not reported yet is not found, and a Secret
+// that could not be read is [ErrNotKnown]. What is known stays known while the API server is unreachable, slow or denies requests.
 package podsource

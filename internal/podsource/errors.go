@@ -4,10 +4,10 @@ import "errors"
 
 // ErrNotKnown is returned with the credentials of a pod if there may be more of them: a Secret is
 // missing, malformed or could not be read.
-var ErrNotKnown = errors.New("kube: not all credentials of the pod are known")
+var ErrNotKnown = errors.New("podsource: not all credentials of the pod are known")
 
 // ErrNodeName is returned if no node name is given and none follows from the kubeconfig.
-var ErrNodeName = errors.New("kube: node name not known")
+var ErrNodeName = errors.New("podsource: node name not known")
 
 // ErrKubeconfig is returned for a kubeconfig that cannot be used.
-var ErrKubeconfig = errors.New("kube: kubeconfig cannot be used")
+var ErrKubeconfig = errors.New("podsource: kubeconfig cannot be used")

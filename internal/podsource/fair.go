@@ -11,7 +11,7 @@ const (
 	// in each pace. A namespace with 500 pods, each with a Secret of its own, stays below.
 	pace  = 50 * time.Millisecond
 	burst = 500
-	// idle is how long a reader sleeps that has nothing to wait for.
+	// idle is how long a reader waits if the queue is empty.
 	idle = time.Hour
 )
 
@@ -24,12 +24,11 @@ const (
 	urgencies
 )
 
-// A namespace holds what the Secrets of one namespace have in common: their place in the queue and
-// their share of the memory.
+// A namespace holds the place of the Secrets of one namespace in the queue, and their share of the memory.
 type namespace struct {
 	lists [urgencies]list.List     // of *secret, first in, first out
 	turn  [urgencies]*list.Element // in fairQueue.turns; nil if the list is empty
-	paid  time.Time                // the reads so far are paid for until then, one pace each
+	paid  time.Time                // the reads so far use up the time until then, one pace each
 
 	secrets int // that some pod names
 	missing int // of these, those that do not exist

@@ -8,20 +8,20 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// A Reason is why the source could not learn something. The set is fixed: see Reasons.
+// A Reason is the reason of a failure. The set is fixed: see Reasons.
 type Reason string
 
 // The values of a Reason.
 const (
 	// Kubeconfig is a kubeconfig, or a file that it names, that is absent or cannot be read.
 	Kubeconfig Reason = "kubeconfig"
-	// Unreachable is an API server that is away.
+	// Unreachable is an API server that cannot be reached.
 	Unreachable Reason = "unreachable"
-	// Timeout is one that does not answer in time.
+	// Timeout is an API server that does not answer in time.
 	Timeout Reason = "timeout"
-	// Unauthorized is a 401: the API server does not know who asks.
+	// Unauthorized is a 401: the API server does not accept the identity.
 	Unauthorized Reason = "unauthorized"
-	// Forbidden is a 403: it does not permit it.
+	// Forbidden is a 403: the identity lacks a permission.
 	Forbidden Reason = "forbidden"
 	// Missing is a Secret that a pod names and that does not exist.
 	Missing Reason = "missing"
@@ -29,11 +29,11 @@ const (
 	Malformed Reason = "malformed"
 	// Excessive are pull secrets of one pod with so many wildcards that some are ignored.
 	Excessive Reason = "excessive"
-	// Expired is a 410: the watch fell behind and began anew.
+	// Expired is a 410: the watch fell behind and is restarted.
 	Expired Reason = "expired"
 	// Throttled is a 429.
 	Throttled Reason = "throttled"
-	// Server is a failure inside the API server.
+	// Server is a 5xx of the API server.
 	Server Reason = "server"
 	// Other is everything else.
 	Other Reason = "other"

@@ -16,29 +16,29 @@ import (
 )
 
 const (
-	// fresh is how old what is known of a Secret may be when it is asked for.
-	fresh = 10 * time.Second
-	// freshMissing is the same of one that did not exist, at the first time; it may be created any
-	// moment. It doubles with each time that the Secret still does not exist, up to 2^missingDoublings
+	// readAge is how old the known content of a Secret may be when it is needed.
+	readAge = 10 * time.Second
+	// maxAgeMissing is the same for a Secret that did not exist the first time; it may be created any
+	// moment. It doubles each time that the Secret does not exist, up to 2^missingDoublings
 	// times that.
-	freshMissing     = 2 * time.Second
+	maxAgeMissing    = 2 * time.Second
 	missingDoublings = 4
-	// missingPace is what each missing Secret of a namespace adds to that for all of them, so that
-	// the API server gets at most one GET in it that finds nothing; up to maxMissing.
+	// missingPace is what each missing Secret of a namespace adds to that for all of them, up to maxMissing, so that
+	// the API server gets at most one GET in this time that finds nothing.
 	missingPace = 100 * time.Millisecond
 	maxMissing  = 5 * time.Minute
-	// maxWait bounds how long one question waits for the API server. The kubelet waits for us.
+	// maxWait bounds how long one call waits for the API server. The kubelet waits for pullgated.
 	maxWait = 2 * time.Second
 	// getTimeout bounds one GET.
 	getTimeout = 10 * time.Second
-	// minRetry and maxRetry bound the pause before a Secret that was never read is got again without
-	// being asked for.
+	// minRetry and maxRetry bound the pause before a Secret that was never read is requested again although
+	// no call needs it.
 	minRetry, maxRetry = 200 * time.Millisecond, 30 * time.Second
-	// getters is how many Secrets are got at once. Each holds a response of some megabytes for a moment.
-	getters = 2
-	// maxHeld bounds the memory that all Secrets take together, in bytes. Above it the namespace that
-	// holds most loses the Secret that was not asked for longest, which is got again when it is. So a
-	// namespace that holds no more than its share loses none.
+	// readers is how many Secrets are got at once. Each holds a response of some megabytes for a moment.
+	readers = 2
+	// maxHeld bounds the memory of all Secrets, in bytes. Above it the namespace that holds most loses the Secret that
+	// has not been used for the longest time, which is read again when it is needed. A namespace that holds no more
+	// than its share loses none.
 	maxHeld = 8 << 20
 )
 
@@ -60,15 +60,15 @@ type secret struct {
 	in        *namespace
 	forgotten bool // no pod names it any more
 
-	known bool      // answer is what the API server said
-	read  time.Time // when answer was asked for; zero if never, or if it is to be asked for anew
+	known bool      // answer is that of the API server
+	read  time.Time // when answer was requested; zero if never, or if it has to be requested again
 	used  time.Time
 	// failed is when the last attempt failed; zero if it did not.
-	failed   time.Time
-	failures int
-	retryAt  time.Time // when one that was never read is got again
-	misses   int       // how often in a row it did not exist
-	told     string    // the resource version that was called malformed
+	failed        time.Time
+	failures      int
+	retryAt       time.Time // when a Secret that was never read is requested again
+	misses        int       // how often in a row it did not exist
+	loggedVersion string    // the resource version that was called malformed
 
 	queued         *list.Element // in the list of its namespace; nil if it is in none
 	urgency        urgency
@@ -76,12 +76,12 @@ type secret struct {
 	attempt        chan struct{} // closed at the end of the next attempt
 }
 
-// freshFor returns how old what is known of the Secret may be when it is asked for.
-func (e *secret) freshFor() time.Duration {
+// maxAge returns how old the known content of the Secret may be when it is needed.
+func (e *secret) maxAge() time.Duration {
 	if e.misses == 0 {
-		return fresh
+		return readAge
 	}
-	alone := freshMissing << min(e.misses-1, missingDoublings)
+	alone := maxAgeMissing << min(e.misses-1, missingDoublings)
 	return min(max(alone, time.Duration(e.in.missing)*missingPace), maxMissing)
 }
 
@@ -104,7 +104,7 @@ type secrets struct {
 	count func(Reason)
 	most  int // maxHeld, or less in a test
 
-	work chan struct{} // holds a token if a getter has to look at queue
+	work chan struct{} // holds a token if a reader has to look at queue
 
 	// mu guards the fields that follow. It is never held across a request.
 	mu     sync.Mutex
@@ -121,8 +121,8 @@ func newSecrets(seal credential.Key, count func(Reason)) *secrets {
 	}
 }
 
-// want makes sure that the Secrets are known, and anew if they are, since a pod that names them arrived.
-func (s *secrets) want(keys []key) {
+// need queues Secrets to be read, even if they are known, since a pod that names them arrived.
+func (s *secrets) need(keys []key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range keys {
@@ -130,7 +130,7 @@ func (s *secrets) want(keys []key) {
 		if e == nil {
 			e = s.addLocked(k)
 		}
-		e.missed(min(e.misses, 1)) // it may well exist now
+		e.missed(min(e.misses, 1)) // it may exist now
 		e.read = time.Time{}
 		s.enqueueLocked(e, wanted)
 	}
@@ -174,12 +174,12 @@ func (s *secrets) get(ctx context.Context, keys []key) []answer {
 	ctx, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()
 	for _, k := range keys {
-		s.look(k) // all that have to be got are under way before one is waited for
+		s.lookup(k) // so that all are queued before one is waited for
 	}
 	answers := make([]answer, len(keys))
 	for i, k := range keys {
 		for {
-			a, attempt := s.look(k)
+			a, attempt := s.lookup(k)
 			answers[i] = a
 			if attempt == nil {
 				break
@@ -195,9 +195,9 @@ func (s *secrets) get(ctx context.Context, keys []key) []answer {
 	return answers
 }
 
-// look returns what is known of a Secret, and the end of the attempt that is worth waiting for; nil if
-// none is.
-func (s *secrets) look(k key) (answer, <-chan struct{}) {
+// lookup returns what is known of a Secret, and a channel that is closed when the attempt to read it ends; nil if there is no need to
+// wait.
+func (s *secrets) lookup(k key) (answer, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.byKey[k]
@@ -207,10 +207,10 @@ func (s *secrets) look(k key) (answer, <-chan struct{}) {
 	now := time.Now()
 	e.used = now
 	switch {
-	case !e.read.IsZero() && now.Sub(e.read) < e.freshFor():
+	case !e.read.IsZero() && now.Sub(e.read) < e.maxAge():
 		return e.answer, nil
-	case e.known && !e.failed.IsZero() && now.Sub(e.failed) < fresh:
-		return e.answer, nil // the API server is away: what is known stays known
+	case e.known && !e.failed.IsZero() && now.Sub(e.failed) < readAge:
+		return e.answer, nil // the API server is unreachable: what is known stays known
 	case !e.known && now.Before(e.retryAt):
 		if e.retryAt.Sub(now) > maxWait {
 			return e.answer, nil
@@ -223,7 +223,7 @@ func (s *secrets) look(k key) (answer, <-chan struct{}) {
 
 func (s *secrets) enqueueLocked(e *secret, u urgency) {
 	if e.running {
-		// What is being got answers those who ask; only a pod that arrived wants a newer one.
+		// The answer on its way is good enough, except for a pod that has just arrived.
 		e.again = e.again || u == wanted
 		return
 	}
@@ -231,7 +231,7 @@ func (s *secrets) enqueueLocked(e *secret, u urgency) {
 	s.wake()
 }
 
-// wake makes one getter look at the queue.
+// wake makes one reader look at the queue.
 func (s *secrets) wake() {
 	select {
 	case s.work <- struct{}{}:
@@ -239,7 +239,7 @@ func (s *secrets) wake() {
 	}
 }
 
-// run gets Secrets until the context ends.
+// run reads Secrets until the context ends.
 func (s *secrets) run(ctx context.Context, get getter) {
 	log := klog.FromContext(ctx)
 	timer := time.NewTimer(idle)
@@ -255,7 +255,7 @@ func (s *secrets) run(ctx context.Context, get getter) {
 			}
 			continue
 		}
-		s.wake() // there may be one for another getter
+		s.wake() // there may be one for another reader
 		began := time.Now()
 		got, err := s.fetch(ctx, get, e.key)
 		if ctx.Err() != nil {
@@ -265,8 +265,7 @@ func (s *secrets) run(ctx context.Context, get getter) {
 	}
 }
 
-// next returns the Secret that is to be got now; nil if there is none, with how long it takes until
-// there may be one.
+// next returns the Secret to be read now; nil if there is none, with the time until there may be one.
 func (s *secrets) next() (*secret, time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -277,7 +276,7 @@ func (s *secrets) next() (*secret, time.Duration) {
 	return e, wait
 }
 
-// got is what came of a GET.
+// got is the result of a GET.
 type got struct {
 	answer
 	version   string
@@ -316,7 +315,7 @@ func configOf(s *corev1.Secret) (credential.Config, error) {
 	return credential.Config{}, nil
 }
 
-// done notes what came of an attempt, wakes those who wait for it, and says what is worth it.
+// done notes the result of an attempt, wakes the callers that wait for it, and logs and counts a failure.
 func (s *secrets) done(log logr.Logger, e *secret, began time.Time, g got, err error) {
 	news := s.settle(e, began, g, err)
 	secret := klog.KRef(e.namespace, e.name)
@@ -338,21 +337,21 @@ func (s *secrets) done(log logr.Logger, e *secret, began time.Time, g got, err e
 	}
 }
 
-// settle notes what came of an attempt and reports whether it is news.
+// settle notes the result of an attempt and reports whether it is to be logged.
 func (s *secrets) settle(e *secret, began time.Time, g got, err error) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e.forgotten {
-		return false // its pods are gone, and those that name it now wait for an answer of their own
+		return false // its pods are gone, and pods that name it now wait for another attempt
 	}
 	e.running = false
 	close(e.attempt)
 	e.attempt = make(chan struct{})
 	switch {
 	case err == nil:
-		news = e.told != g.version
+		news = e.loggedVersion != g.version
 		if g.malformed != nil {
-			e.told = g.version
+			e.loggedVersion = g.version
 		}
 		s.keepLocked(e, g.answer)
 		e.missed(0)
@@ -365,7 +364,7 @@ func (s *secrets) settle(e *secret, began time.Time, g got, err error) (news boo
 	default:
 		e.failed = time.Now()
 		e.failures++
-		if !e.known { // nobody may ask again in the time that the API server is there
+		if !e.known { // there may be no call that needs it while the API server is reachable
 			e.retryAt = e.failed.Add(min(minRetry<<min(e.failures-1, 16), maxRetry))
 			s.queue.retryAt(e, e.retryAt)
 			s.wake()
@@ -379,7 +378,7 @@ func (s *secrets) settle(e *secret, began time.Time, g got, err error) (news boo
 	return news
 }
 
-// keepLocked notes what a Secret holds, and makes room for it. Without room nothing is known of it.
+// keepLocked keeps the content of a Secret and makes room for it. If there is no room, the Secret is not known.
 func (s *secrets) keepLocked(e *secret, a answer) {
 	s.dropLocked(e)
 	e.answer, e.known = a, true
@@ -397,8 +396,8 @@ func (s *secrets) keepLocked(e *secret, a answer) {
 }
 
 // evictableLocked returns the Secret that makes room for another one: of the namespace that holds most,
-// the one that was not asked for longest. A namespace that holds no more than an equal share of the
-// memory loses none: then it returns nil.
+// the one that has not been used for the longest time. It returns nil if no namespace holds more than an equal share of the
+// memory.
 func (s *secrets) evictableLocked(e *secret) *secret {
 	holders := 0
 	for _, n := range s.byName {
@@ -417,7 +416,7 @@ func (s *secrets) evictableLocked(e *secret) *secret {
 	return oldest
 }
 
-// dropLocked makes nothing known of a Secret.
+// dropLocked forgets the content of a Secret.
 func (s *secrets) dropLocked(e *secret) {
 	if e.known {
 		s.held -= e.sealed.Size()

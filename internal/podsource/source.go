@@ -17,7 +17,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// Options say whose pods a [Source] tells.
+// Options are the settings of a [Source].
 type Options struct {
 	// Kubeconfig is the path of a kubeconfig, normally the kubelet's own.
 	Kubeconfig string
@@ -26,11 +26,10 @@ type Options struct {
 	NodeName string
 	// Key makes the IDs of credentials.
 	Key credential.Key
-	// Failed is called for each thing that could not be learnt; nil ignores them. It may be called
-	// concurrently and has to return soon.
+	// Failed is called for each failure; nil ignores them. It may be called concurrently and must not block.
 	Failed func(Reason)
 
-	dial dialFunc // a test's network; nil means the machine's
+	dial dialFunc // the network of a test; nil is that of the machine
 }
 
 // A Source knows the pods of one node and the credentials of their pull secrets. Its methods may be
@@ -41,13 +40,13 @@ type Source struct {
 	state   *state
 	store   *store
 	secrets *secrets
-	ended   atomic.Bool // Run has returned: nothing is learnt any more
+	ended   atomic.Bool // Run has returned: nothing changes any more
 }
 
-// New returns a source that knows nothing until Run runs. The error wraps ErrKubeconfig if the kubeconfig is
-// malformed, and ErrNodeName if it has a client certificate that is no kubelet's and no name is
-// given. A kubeconfig that is absent, or names a file that is, is no error: the kubelet may be about
-// to write it, and Run waits for it.
+// New returns a source that knows no pods until Run runs. The error wraps ErrKubeconfig if the kubeconfig is
+// malformed, and ErrNodeName if its client certificate is not that of a kubelet and NodeName is not
+// set. It is not an error if the kubeconfig, or a file that it names, is absent: the kubelet may not have
+// written it yet, and Run waits for it.
 func New(o Options) (*Source, error) {
 	if o.Failed == nil {
 		o.Failed = func(Reason) {}
@@ -67,7 +66,7 @@ func New(o Options) (*Source, error) {
 	return s, nil
 }
 
-// nameFrom takes the node's name from the client certificate if it is not known.
+// nameFrom sets the node's name from the client certificate if it is not known.
 func (s *Source) nameFrom(config *rest.Config) error {
 	if s.NodeName() != "" {
 		return nil
@@ -79,7 +78,7 @@ func (s *Source) nameFrom(config *rest.Config) error {
 	return err
 }
 
-// maxAwait bounds the wait for a pod that the watch has not brought yet.
+// maxAwait bounds the wait for a pod that the watch has not reported yet.
 const maxAwait = time.Second
 
 // NodeName returns the name of the node, "" while it is not known.
@@ -90,12 +89,12 @@ func (s *Source) NodeName() string {
 	return ""
 }
 
-// Run keeps the source up to date until the context ends, then returns nil. It returns before that
-// only if the node's name cannot be found out: then the error wraps ErrNodeName. Every other failure is
+// Run keeps the source up to date until the context ends, then returns nil. It returns earlier
+// only if the node's name cannot be determined: then the error wraps ErrNodeName. Every other failure is
 // counted, logged once and tried again. It may be called once.
 //
-// When it returns everything that it started has ended, but for the goroutines with which client-go
-// looks after a client certificate in files; they end when the garbage collector finds them unused.
+// When it returns everything that it started has ended, except the goroutines with which client-go
+// watches a client certificate in files; they end when the garbage collector finds them unused.
 func (s *Source) Run(ctx context.Context) error {
 	defer s.ended.Store(true)
 	c, err := s.connect(ctx)
@@ -111,7 +110,7 @@ func (s *Source) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	log.Info("Pod source starts", "node", s.NodeName())
 	var g errgroup.Group
-	for range getters {
+	for range readers {
 		g.Go(func() error {
 			s.secrets.run(ctx, c.secret)
 			return nil
@@ -124,8 +123,8 @@ func (s *Source) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// connect reads the kubeconfig and finds out the node's name, as often as it takes. The client may
-// have to be closed beside an error too, which is that of the context or wraps ErrNodeName.
+// connect reads the kubeconfig and determines the node's name, and tries until it succeeds. The client must be
+// closed even if there is an error, which is that of the context or wraps ErrNodeName.
 func (s *Source) connect(ctx context.Context) (*client, error) {
 	log := klog.FromContext(ctx)
 	var c *client
@@ -139,16 +138,16 @@ func (s *Source) connect(ctx context.Context) (*client, error) {
 			return true, err
 		}
 		if errors.Is(err, ErrKubeconfig) {
-			s.state.lostFor(ctx, log, Kubeconfig, err)
+			s.state.noteFailure(ctx, log, Kubeconfig, err)
 		} else {
-			s.state.lost(ctx, log, err)
+			s.state.noteError(ctx, log, err)
 		}
 		return false, nil
 	})
 	return c, err
 }
 
-// open makes one attempt to connect. The client may have to be closed beside an error too.
+// open makes one attempt to connect. The client must be closed even if there is an error.
 func (s *Source) open(ctx context.Context) (*client, error) {
 	config, err := load(s.options.Kubeconfig)
 	if err == nil {
@@ -172,10 +171,10 @@ func (s *Source) open(ctx context.Context) (*client, error) {
 }
 
 // Synced reports whether the pods of the node have been listed and are being watched. It is false
-// while the API server is away; what is known then stays known.
+// while the API server is unreachable; what is known stays known.
 func (s *Source) Synced() bool { return s.state.synced() }
 
-// ByUID returns the pod with a UID. A pod that the watch has not brought yet is not known.
+// ByUID returns the pod with a UID. A pod that the watch has not reported yet is not known.
 func (s *Source) ByUID(uid string) (Pod, bool) {
 	k := s.store.uid(uid)
 	if k == nil {
@@ -196,8 +195,8 @@ func (s *Source) ByName(namespace, name string) (Pod, bool) {
 // Len returns how many pods are known.
 func (s *Source) Len() int { return s.store.len() }
 
-// Await is ByUID that waits for a pod which is not known yet, at most a second: a kubelet may have it a
-// moment earlier.
+// Await returns the pod with a UID. If it is not known yet, it waits for it at most a second: a kubelet may know a pod
+// earlier.
 func (s *Source) Await(ctx context.Context, uid string) (Pod, bool) {
 	if s.ended.Load() {
 		return s.ByUID(uid)
@@ -211,20 +210,19 @@ func (s *Source) Await(ctx context.Context, uid string) (Pod, bool) {
 	return s.pod(k), true
 }
 
-// Pods returns all pods of the node, by UID, that use an image and whose present annotations equal the
-// given ones, but for those that the kubelet itself writes (kubernetes.io/config.seen, config.source and
-// config.mirror; kubernetes.io/config.hash is on static pods only). A pod whose annotations or images
-// changed less than a minute ago is one of them whatever it has now, and so is one that was there when the
-// source came in step less than a minute ago: the kubelet may know it as it was before. Mirror pods are none
-// of them, since no kubelet runs them.
+// Pods returns all pods of the node, sorted by UID, that use an image and whose annotations equal the
+// given ones, except those that the kubelet itself writes (kubernetes.io/config.seen, config.source and
+// config.mirror; kubernetes.io/config.hash is on static pods only). They include each pod whose annotations or images
+// changed less than a minute ago, or that was listed first when the source was synced less than a minute ago: the kubelet may know
+// it as it was before. They do not include mirror pods, which no kubelet runs.
 //
-// It is how a pre-check is told whose config.seen is not known, as after a restart of the kubelet. Equal
-// annotations are no proof of identity: a tenant can give its pod those of another one, and the kubelet may
-// know of that pod before we do. So what is allowed has to be allowed to each of them, only pods
-// that have a sandbox can be asking, and the exact pod must be judged again when its container is created.
+// It identifies the pods that may have sent a pre-check with an unknown config.seen, as after a restart of the kubelet. Equal
+// annotations do not prove identity: a tenant can give its pod those of another one, and the kubelet may
+// know that pod earlier. So an image must be allowed to each of these pods, of which only those
+// with a sandbox can have sent the pre-check, and the exact pod must be judged again when its container is created.
 //
-// ok is false while the source is not synced: there may be pods that are not known. If it is true and there are
-// none, the pod that asks has not been brought by the watch yet.
+// ok is false while the source is not synced: there may be pods that are not known. If ok is true and there are no
+// pods, the watch has not reported the pod yet.
 func (s *Source) Pods(annotations map[string]string, image imageref.Ref) (found []Pod, ok bool) {
 	if !image.Parsed() || !s.Synced() {
 		return nil, false
@@ -236,5 +234,5 @@ func (s *Source) Pods(annotations map[string]string, image imageref.Ref) (found 
 }
 
 func (s *Source) pod(k *known) Pod {
-	return Pod{Pod: k.pod, Deleting: k.deleting, known: k, secrets: s.secrets}
+	return Pod{Pod: k.pod, known: k, secrets: s.secrets}
 }

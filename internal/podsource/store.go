@@ -15,8 +15,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// errNoPod is what the store says of an object that is none. The reflector hands it nothing else.
-var errNoPod = errors.New("kube: the watch brought something that is no pod")
+// errNoPod is returned for an object that is not a pod. The reflector passes pods only.
+var errNoPod = errors.New("podsource: an object of the watch is not a pod")
 
 // store holds the pods of the node; a reflector fills it. Its methods may be called concurrently.
 type store struct {
@@ -41,8 +41,7 @@ func newStore(s *secrets) *store {
 	}
 }
 
-// Add puts a pod in, in the place of one of its name. Like the other methods that a reflector calls
-// it is not called concurrently with them.
+// Add adds a pod, or replaces the pod with its name. The reflector calls one method at a time.
 func (s *store) Add(obj any) error {
 	p, ok := obj.(*corev1.Pod)
 	if !ok {
@@ -52,16 +51,16 @@ func (s *store) Add(obj any) error {
 	return nil
 }
 
-// put is Add. What a listed pod was before the list, if it is new, is not known.
+// put is Add. If a listed pod is new, it is not known what it was before the list.
 func (s *store) put(p *corev1.Pod, listed bool) {
 	at := key{p.Namespace, p.Name}
 	var k *known
 	if _, mirror := p.Annotations[mirrorAnnotation]; !mirror {
-		k = learn(p)
+		k = knownOf(p)
 		old := s.at(at)
-		// Before the pod can be asked for; and not for a change of its status, as most changes are.
+		// Before the pod can be found; and not for a change of its status, as most changes are.
 		if old == nil || old.pod != k.pod || !slices.Equal(old.secrets, k.secrets) {
-			s.secrets.want(k.secrets)
+			s.secrets.need(k.secrets)
 		}
 		switch known := old != nil && old.pod == k.pod; {
 		case known && old.annotations == k.annotations && slices.Equal(old.uses, k.uses):
@@ -79,7 +78,7 @@ func (s *store) put(p *corev1.Pod, listed bool) {
 // Update does what Add does.
 func (s *store) Update(obj any) error { return s.Add(obj) }
 
-// Delete takes a pod out.
+// Delete removes a pod.
 func (s *store) Delete(obj any) error {
 	p, ok := obj.(*corev1.Pod)
 	if !ok {
@@ -118,8 +117,8 @@ func (s *store) Replace(list []any, _ string) error {
 // Resync does nothing.
 func (s *store) Resync() error { return nil }
 
-// setLocked puts a pod in the place of the one of its name; nil only takes that out. It returns the
-// Secrets that no pod names any more.
+// setLocked replaces the pod with a name; with nil it only removes it. It returns the Secrets that no pod names any
+// more.
 func (s *store) setLocked(at key, k *known) (unnamed []key) {
 	if k != nil {
 		for _, name := range k.secrets {
@@ -182,8 +181,8 @@ func (s *store) await(ctx context.Context, uid string) *known {
 	}
 }
 
-// match returns the pods that use an image and have these annotations, and those that may have had and used
-// others a moment ago, by UID.
+// match returns the pods that use an image and have these annotations, and those that have changed within kubeletLag, sorted by
+// UID.
 func (s *store) match(annotations map[string]string, image imageref.Name) []*known {
 	want, now := hash(annotations), time.Now()
 	s.mu.RLock()

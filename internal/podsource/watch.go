@@ -22,18 +22,18 @@ import (
 const (
 	// listTimeout bounds one list of the node's pods.
 	listTimeout = 30 * time.Second
-	// watchTimeout bounds the time until an API server answers that it watches. Some proxies keep the
-	// answer back until something happens, which is a bookmark each minute at the latest.
+	// watchTimeout bounds the time until an API server answers the request for a watch. Some proxies withhold the
+	// answer until the first event, which is a bookmark after a minute at the latest.
 	watchTimeout = 90 * time.Second
-	// healthy is after which time without a failure the pauses begin anew with the shortest.
+	// healthy is the time without a failure after which the back-off is reset.
 	healthy = 2 * time.Minute
 )
 
-// errSlow is the cause of a request that was given up.
-var errSlow = errors.New("kube: the API server does not answer")
+// errSlow is the cause of a request that was cancelled.
+var errSlow = errors.New("podsource: the API server does not answer")
 
-// pause returns how long to wait before an attempt is repeated. A node asks alone, thousands ask at
-// once when an API server comes back.
+// pause returns the back-off between attempts. Thousands of nodes connect at the same time when an API server comes
+// back, hence the jitter.
 func pause() wait.Backoff {
 	return wait.Backoff{Duration: 500 * time.Millisecond, Cap: 15 * time.Second, Steps: 20, Factor: 2, Jitter: 1}
 }
@@ -42,10 +42,10 @@ func pause() wait.Backoff {
 type state struct {
 	count func(Reason)
 
-	mu    sync.Mutex // guards the fields that follow
-	up    bool
-	told  bool // it was said that the watch is not up
-	watch int  // the number of the latest watch
+	mu     sync.Mutex // guards the fields that follow
+	up     bool
+	logged bool // it was logged that the watch is not up
+	watch  int  // the number of the latest watch
 }
 
 func (s *state) synced() bool {
@@ -54,21 +54,21 @@ func (s *state) synced() bool {
 	return s.up
 }
 
-// gained notes that the pods have been listed and are watched, and returns the number of the watch.
-func (s *state) gained(log klog.Logger) (watch int) {
+// noteSynced notes that the pods have been listed and are watched, and returns the number of the watch.
+func (s *state) noteSynced(log klog.Logger) (watch int) {
 	s.mu.Lock()
-	news := s.watch == 0 || s.told
-	s.up, s.told = true, false
+	first := s.watch == 0 || s.logged
+	s.up, s.logged = true, false
 	s.watch++
 	watch = s.watch
 	s.mu.Unlock()
-	if news {
+	if first {
 		log.Info("Pod source synced")
 	}
 	return watch
 }
 
-// ended notes that a watch came to its end, which is in order, and often the next one is there before.
+// ended notes that a watch has ended, which is not an error; often the next one has begun before.
 func (s *state) ended(watch int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,27 +77,27 @@ func (s *state) ended(watch int) {
 	}
 }
 
-// lost notes that a request failed.
-func (s *state) lost(ctx context.Context, log klog.Logger, err error) {
-	s.lostFor(ctx, log, reasonOf(err), err)
+// noteError notes that a request failed.
+func (s *state) noteError(ctx context.Context, log klog.Logger, err error) {
+	s.noteFailure(ctx, log, reasonOf(err), err)
 }
 
-// lostFor notes that something failed.
-func (s *state) lostFor(ctx context.Context, log klog.Logger, reason Reason, err error) {
+// noteFailure notes that something failed.
+func (s *state) noteFailure(ctx context.Context, log klog.Logger, reason Reason, err error) {
 	if ctx.Err() != nil {
-		return // we are ending
+		return // Run is ending
 	}
 	s.mu.Lock()
-	news := !s.told
-	s.up, s.told = false, true
+	first := !s.logged
+	s.up, s.logged = false, true
 	s.mu.Unlock()
 	s.count(reason)
-	if news {
-		log.Info("Pod source lost, what is known stays known", "reason", reason, "err", err)
+	if first {
+		log.Info("Pod source not synced, what is known stays known", "reason", reason, "err", err)
 	}
 }
 
-// podsOf lists and watches the pods of a node, and tells state how it goes.
+// podsOf lists and watches the pods of a node, and notes success and failure in state.
 type podsOf struct {
 	*cache.ListWatch
 	state *state
@@ -110,7 +110,7 @@ func newPodsOf(c cache.Getter, node string, s *state, log klog.Logger) *podsOf {
 }
 
 // IsWatchListSemanticsUnSupported keeps the reflector from streaming the first list. API servers
-// before 1.27 ignore that they are asked to, and the reflector would wait for the end of the list for ever.
+// before 1.27 ignore that request, and the reflector would wait for the end of the list for ever.
 func (p *podsOf) IsWatchListSemanticsUnSupported() bool { return true }
 
 // ListWithContext lists the pods.
@@ -119,7 +119,7 @@ func (p *podsOf) ListWithContext(ctx context.Context, o metav1.ListOptions) (run
 	defer cancel()
 	list, err := p.ListWatch.ListWithContext(bounded, o)
 	if err != nil {
-		p.state.lost(ctx, p.log, err)
+		p.state.noteError(ctx, p.log, err)
 	}
 	return list, err
 }
@@ -135,21 +135,21 @@ func (p *podsOf) WatchWithContext(ctx context.Context, o metav1.ListOptions) (wa
 			err = fmt.Errorf("%w: %w", errSlow, err)
 		}
 		cancel(nil)
-		p.state.lost(ctx, p.log, err)
+		p.state.noteError(ctx, p.log, err)
 		return nil, err
 	}
-	number := p.state.gained(p.log)
-	told := &observed{in: w, out: make(chan watch.Event), stopped: make(chan struct{})}
+	number := p.state.noteSynced(p.log)
+	watched := &observed{in: w, out: make(chan watch.Event), stopped: make(chan struct{})}
 	go func() { // ends with the watch, which the reflector stops
 		defer cancel(nil)
-		defer close(told.out)
-		told.pass(func(err error) { p.state.lost(ctx, p.log, err) })
+		defer close(watched.out)
+		watched.pass(func(err error) { p.state.noteError(ctx, p.log, err) })
 		p.state.ended(number)
 	}()
-	return told, nil
+	return watched, nil
 }
 
-// observed is a watch whose errors are told.
+// observed is a watch whose errors are reported.
 type observed struct {
 	in      watch.Interface
 	out     chan watch.Event
@@ -157,7 +157,7 @@ type observed struct {
 	stopped chan struct{}
 }
 
-// pass hands the events on until there are no more, which Stop brings about too.
+// pass forwards the events until there are no more, or Stop is called.
 func (o *observed) pass(failed func(error)) {
 	for event := range o.in.ResultChan() {
 		if event.Type == watch.Error {
@@ -185,7 +185,7 @@ func follow(ctx context.Context, p *podsOf, s *store) {
 	r := cache.NewReflectorWithOptions(p, &corev1.Pod{}, s, cache.ReflectorOptions{
 		Logger: &p.log, Name: "podSource", TypeDescription: "pods", Backoff: &backoff,
 	})
-	// Like the reflector's own loop, which would log every failure; p has told it once.
+	// Like the reflector's own loop, which would log every failure; p logs the first one.
 	again := pause().DelayWithReset(clock.RealClock{}, healthy)
 	_ = again.Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		if err := r.ListAndWatchWithContext(ctx); err != nil {
