@@ -44,7 +44,7 @@ const (
 // draw writes the chart as SVG.
 func (c chart) draw(to *bytes.Buffer) {
 	fmt.Fprintf(to, head, c.words())
-	fmt.Fprintf(to, `<text class="t" x="0" y="16">What became of %d pods that name a private image of team A, which is on the node</text>`+"\n", c.with.all())
+	fmt.Fprintf(to, `<text class="t" x="%d" y="16">What became of %d pods that name a private image of team A, which is on the node</text>`+"\n", left, c.with.all())
 	c.row(to, 28, "without pullgate", c.without)
 	c.row(to, 62, "with pullgate", c.with)
 	legend := []struct{ class, text string }{
@@ -55,7 +55,7 @@ func (c chart) draw(to *bytes.Buffer) {
 		fmt.Fprintf(to, `<rect class="%s" x="%d" y="101" width="10" height="10"/><text x="%d" y="111">%s</text>`+"\n", l.class, x, x+15, l.text)
 		x += 40 + len(l.text)*13/2
 	}
-	fmt.Fprintf(to, `<text class="t" x="0" y="150">How long pullgate took over it, mean, by its own metrics</text>`+"\n")
+	fmt.Fprintf(to, `<text class="t" x="%d" y="150">How long pullgate took over it, mean, by its own metrics</text>`+"\n", left)
 	longest := 0.0
 	for _, b := range c.times {
 		longest = max(longest, b.seconds)

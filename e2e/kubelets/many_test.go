@@ -3,6 +3,7 @@ package kubelets_test
 import (
 	"fmt"
 	"strings"
+	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,11 +15,12 @@ import (
 // A crowd is 60 pods of three tenants that come at once, on five images of A that are on the node. A
 // and C have the credential that pulled them, B has none.
 type crowd struct {
-	started time.Duration // until the last pod of A and C runs
-	pulls   int           // that the kubelet announced for pods of A and C
-	delayed int           // pods of A and C that the kubelet's own limit of pulls sent into back-off
-	calls   float64       // of PullImage, for all 60 and for the large image
-	intents float64       // that were left when every pod was what it should be
+	started time.Duration   // until the last pod of A and C runs
+	starts  []time.Duration // of each pod of A and C, until it was seen to run; in order
+	pulls   int             // that the kubelet announced for pods of A and C
+	delayed int             // pods of A and C that the kubelet's own limit of pulls sent into back-off
+	calls   float64         // of PullImage, for all 60 and for the large image
+	intents float64         // that were left when every pod was what it should be
 }
 
 // crowdOf lets the crowd come, while an image is being pulled that takes its time. B's pods have to end in
@@ -62,6 +64,9 @@ func (s *scenario) crowdOf(wantB string) crowd {
 				s.Fatalf("%s; want %s", o, o.want)
 			case o.state == o.want && o.want == running:
 				c.started = time.Since(began)
+				if o.pod.Namespace != s.namespace("b") {
+					c.starts = append(c.starts, c.started)
+				}
 			case o.state == o.want:
 			default:
 				later = append(later, o)
@@ -89,6 +94,30 @@ func (s *scenario) crowdOf(wantB string) crowd {
 	}
 	s.gone("a", "b", "c")
 	return c
+}
+
+// quantiles says when half of the pods of A and C ran, and when 99 % of them did.
+func (c crowd) quantiles() string {
+	at := func(percent int) time.Duration {
+		if len(c.starts) == 0 {
+			return 0
+		}
+		return c.starts[(len(c.starts)*percent-1)/100].Round(100 * time.Millisecond)
+	}
+	return fmt.Sprintf("p50 %v, p99 %v", at(50), at(99))
+}
+
+func TestQuantilesOfACrowd(t *testing.T) {
+	var c crowd
+	if got := c.quantiles(); got != "p50 0s, p99 0s" {
+		t.Errorf("quantiles of no pods = %q", got)
+	}
+	for i := range 40 {
+		c.starts = append(c.starts, time.Duration(i+1)*time.Second)
+	}
+	if got, want := c.quantiles(), "p50 20s, p99 40s"; got != want {
+		t.Errorf("quantiles = %q; want %q", got, want)
+	}
 }
 
 // large is how long the pull takes that goes on when the crowd comes. Some runtimes give up on a registry that is silent for half
@@ -164,7 +193,7 @@ func (s *scenario) metric(name string) float64 {
 func crowdUnprotected(s *scenario) {
 	c := s.crowdOf(running)
 	s.unprotectedCrowd = c
-	s.Logf("unprotected: 40 pods of A and C ran after %v; the kubelet pulled %d times", c.started.Round(100*time.Millisecond), c.pulls)
+	s.Logf("unprotected: 40 pods of A and C ran after %v, %s; the kubelet pulled %d times", c.started.Round(100*time.Millisecond), c.quantiles(), c.pulls)
 }
 
 // The crowd before pullgated: each pod ends as it should, no call is lost. Standalone, every pod of A and C
@@ -193,8 +222,8 @@ func crowdProtected(s *scenario) {
 	} else {
 		s.standaloneCrowd = c
 	}
-	s.Logf("%s: 40 pods of A and C ran after %v, of these %d after a back-off for the kubelet's own limit; the kubelet announced %d pulls for them and made %v calls of PullImage in all; standalone they ran after %v, with %v calls; unprotected after %v",
-		how, c.started.Round(100*time.Millisecond), c.delayed, c.pulls, c.calls,
+	s.Logf("%s: 40 pods of A and C ran after %v, %s, of these %d after a back-off for the kubelet's own limit; the kubelet announced %d pulls for them and made %v calls of PullImage in all; standalone they ran after %v, with %v calls; unprotected after %v",
+		how, c.started.Round(100*time.Millisecond), c.quantiles(), c.delayed, c.pulls, c.calls,
 		s.standaloneCrowd.started.Round(100*time.Millisecond), s.standaloneCrowd.calls, s.unprotectedCrowd.started.Round(100*time.Millisecond))
 	s.must(s.restartKubelet(s.Context(), quick()))
 }
