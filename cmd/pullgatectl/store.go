@@ -19,7 +19,18 @@ func storeCommand(c *cli.Console) *cobra.Command {
 		storeCheckCommand(c),
 		storeDumpCommand(c),
 		storeCompactCommand(c),
+		storeRestoreCommand(),
 	)
+}
+
+// storeRestoreCommand tells an operator who looks for it how to restore a backup: pullgated must not run meanwhile.
+func storeRestoreCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "restore", Hidden: true, DisableFlagParsing: true,
+		RunE: func(*cobra.Command, []string) error {
+			return cli.Misused("the steps are in docs/store.md", "a backup is restored by hand, while pullgated is stopped")
+		},
+	}
 }
 
 func storeVerifyCommand(c *cli.Console) *cobra.Command {

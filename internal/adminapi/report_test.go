@@ -30,7 +30,11 @@ func (r reported) Add(patterns []string, id credential.ID, _ time.Time) bool {
 func TestReportNodeCredentials(t *testing.T) {
 	got := reported{}
 	log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
-	buffer := log.GetSink().(ktesting.Underlier).GetBuffer() //nolint:forcetypeassert // it is that of ktesting
+	sink, ok := log.GetSink().(ktesting.Underlier)
+	if !ok {
+		t.Fatal("the log has no buffer")
+	}
+	buffer := sink.GetBuffer()
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) {
 		c.NodeCredentials, c.KeyFingerprint, c.Log = got, "fingerprint", log
 	})

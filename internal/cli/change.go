@@ -14,12 +14,11 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// Changing is what the help of every command says that changes something.
+// Changing is part of the help of every command that changes something.
 const Changing = `
 
-What it would do is always asked for first, and shown on stderr. Then it asks whether to
-go on; where nobody can answer, --yes has to say so beforehand. --dry-run stops before
-that, and shows it on stdout.`
+The changes are shown on stderr first, with a question whether to make them. Without a
+terminal, --yes is needed. --dry-run shows them on stdout and makes none.`
 
 // A Consent says how far a change may go.
 type Consent struct {
@@ -37,10 +36,10 @@ func ConsentFlags(cmd *cobra.Command) *Consent {
 	return &how
 }
 
-// Answerable refuses a change that has to be agreed to where nobody can be asked.
+// Answerable refuses a change that needs confirmation if there is no terminal to ask on.
 func (c *Console) Answerable(how *Consent) error {
 	if !how.DryRun && !how.yes && !c.inTerminal {
-		return Misused("add --yes to do it, or --dry-run to see what it would do", "nobody can be asked whether to go on: stdin is no terminal")
+		return Misused("add --yes to do it, or --dry-run to see what it would do", "confirmation needed, and stdin is not a terminal")
 	}
 	return nil
 }
@@ -84,9 +83,6 @@ type Change[R proto.Message] struct {
 
 // CarryOut shows what a change would do, and does it if that is wanted.
 func CarryOut[R proto.Message](ctx context.Context, c *Console, o *Output, how *Consent, what Change[R]) error {
-	if err := c.Answerable(how); err != nil {
-		return err
-	}
 	return c.Ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) error {
 		planned, err := what.Do(ctx, api, true)
 		if err != nil {
@@ -104,6 +100,9 @@ func CarryOut[R proto.Message](ctx context.Context, c *Console, o *Output, how *
 			if err := what.Refuse(planned); err != nil {
 				return errors.Join(c.show(func(p *output.Page) { what.Plan(o.View(c), p, planned) }), err)
 			}
+		}
+		if err := c.Answerable(how); err != nil { // after the input was checked with the plan
+			return err
 		}
 		if err := c.Agree(ctx, how, what.Question, func(p *output.Page) { what.Plan(o.View(c), p, planned) }); err != nil {
 			return err

@@ -31,7 +31,7 @@ func decode(data []byte, c *Config) (errs []error, err error) {
 	}
 	unknown, err := json.UnmarshalStrict(raw, c)
 	if err != nil {
-		err, ok := typeError(err)
+		ok, err := typeError(err)
 		if !ok {
 			return nil, err
 		}
@@ -57,10 +57,10 @@ func checkOneDocument(data []byte) error {
 }
 
 // typeError returns the error for a value of another type than its field has; ok is false if err is not about a field.
-func typeError(err error) (_ error, ok bool) {
+func typeError(err error) (ok bool, typed error) {
 	e, ok := errors.AsType[*stdjson.UnmarshalTypeError](err)
 	if !ok || e.Field == "" {
-		return err, false
+		return false, err
 	}
 	want := "a string, in quotes"
 	switch kind := e.Type.Kind(); {
@@ -75,7 +75,7 @@ func typeError(err error) (_ error, ok bool) {
 	case kind == reflect.Struct:
 		want = "a mapping with the fields " + strings.Join(fieldNames(e.Type), ", ")
 	}
-	return fmt.Errorf("%s: Invalid type: %s: must be %s", e.Field, e.Value, want), true
+	return true, fmt.Errorf("%s: Invalid type: %s: must be %s", e.Field, e.Value, want)
 }
 
 // unknownField returns the error for a field that does not exist, with the name that was probably meant.

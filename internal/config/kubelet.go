@@ -47,7 +47,7 @@ func loadKubelet(path string) (k kubelet, errs []error) {
 	}
 	k = kubelet{Policy: string(policy.ModeNeverVerifyPreloadedImages)}
 	if err := json.UnmarshalCaseSensitivePreserveInts(raw, &k); err != nil {
-		err, _ = typeError(err)
+		_, err = typeError(err)
 		errs = append(errs, err)
 	}
 	for _, err := range append(oneOf("apiVersion", k.APIVersion, kubeletAPIVersion), oneOf("kind", k.Kind, kubeletKind)...) {

@@ -82,9 +82,12 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 		Log: log,
 		Status: func(ctx context.Context) adminapi.Status {
 			c, found, reload := p.inForce.get()
+			// An empty list is shown as [], not as null.
+			c.Exempt.Namespaces = append([]string{}, c.Exempt.Namespaces...)
+			c.PreloadedImagesVerificationAllowlist = append([]string{}, c.PreloadedImagesVerificationAllowlist...)
 			text, err := yaml.Marshal(c)
 			if err != nil {
-				log.Info("Configuration not told", "err", err)
+				log.Info("Could not render configuration", "err", err)
 			}
 			s := adminapi.Status{
 				Version: o.Version, Commit: o.Commit, Started: started,

@@ -159,7 +159,7 @@ func TestPullgatectlEndsDistrust(t *testing.T) {
 	}
 	p.start()
 	c := newCtl(t, p)
-	c.says(0, "distrusted since", "status")
+	c.says(0, "in distrust since", "status")
 	c.says(4, "needs proof", "explain", pre, "--namespace", "bob")
 	c.says(0, "repo.test/any/pre", "distrust", "end", "--dry-run")
 	c.says(4, "needs proof", "explain", pre, "--namespace", "bob")
@@ -168,7 +168,7 @@ func TestPullgatectlEndsDistrust(t *testing.T) {
 	}
 	c.says(0, "Distrust has ended", "distrust", "end", "--yes")
 	c.says(0, "may use", "explain", pre, "--namespace", "bob")
-	if out, _ := c.run(0, "status"); strings.Contains(out, "distrusted") {
+	if out, _ := c.run(0, "status"); strings.Contains(out, "distrust") {
 		t.Errorf("after the end of distrust the status is\n%s", out)
 	}
 	p.stop()

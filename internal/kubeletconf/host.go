@@ -36,7 +36,7 @@ func Run(ctx context.Context, name string, args ...string) ([]byte, error) {
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
 		said := strings.Join(strings.Fields(stderr.String()), " ")
-		return stdout.Bytes(), fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, said)
+		return stdout.Bytes(), fmt.Errorf("%s: %w: %s", name, err, said)
 	}
 	return stdout.Bytes(), nil
 }

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/pullgate/pullgate/internal/hint"
 )
 
 // A Unit is a service of systemd.
@@ -37,7 +39,8 @@ const unitProperties = "Id,LoadState,ActiveState,SubState,MainPID,NRestarts,Invo
 func (h Host) Units(ctx context.Context, names ...string) ([]Unit, error) {
 	out, err := h.command(ctx, "systemctl", append([]string{"show", "--property=" + unitProperties, "--"}, names...)...)
 	if err != nil {
-		return nil, fmt.Errorf("ask systemd for %s: %w", strings.Join(names, ", "), err)
+		return nil, hint.Errorf("this needs a node where systemd runs the kubelet; without it, set the kubelet's endpoint by hand as docs/install.md shows",
+			"ask systemd for %s: %w", strings.Join(names, ", "), err)
 	}
 	var units []Unit
 	for block := range strings.SplitSeq(strings.TrimSpace(string(out)), "\n\n") {

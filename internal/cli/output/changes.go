@@ -24,7 +24,7 @@ func (v View) Revocation(p *Page, r *adminv1.RevokeResponse) {
 	v.ending(p, r.GetGrants())
 	if len(r.GetMarked()) > 0 {
 		p.Gap()
-		p.PaintProse(Heed, "", "%s preloaded and not touched by this: under a policy that exempts preloaded images every pod may go on using what is marked. pullgatectl preloaded forget ends that.",
+		p.PaintProse(Heed, "", "%s preloaded and not touched by this: under a policy that exempts preloaded images every pod may still use marked images. `pullgatectl preloaded forget` ends that.",
 			Count(len(r.GetMarked()), "pair is", "pairs are"))
 		p.Table([]string{"REPOSITORY", "IMAGE ID", "SINCE", "SET BY"}, v.markRows(r.GetMarked()))
 	}
@@ -36,14 +36,14 @@ func (v View) ending(p *Page, grants []*adminv1.Grant) {
 		return
 	}
 	p.Gap()
-	p.Prose("", "Grants that end; containers that run go on, and a new container of these pods is judged anew:")
+	p.Prose("", "Grants that end; running containers continue, and new containers of these pods are judged again:")
 	v.Grants(p, grants)
 }
 
 // Revoked says in a sentence what was revoked.
 func (View) Revoked(p *Page, r *adminv1.RevokeResponse) {
-	p.Prose("", "Revoked %s, closed %s that every pod could use, ended %s.", Count(len(r.GetProofs()), "proof", "proofs"),
-		Count(len(r.GetClosed()), "pair", "pairs"), Count(len(r.GetGrants()), "grant", "grants"))
+	p.Prose("", "Revoked %s, closed %s, ended %s.", Count(len(r.GetProofs()), "proof", "proofs"),
+		Count(len(r.GetClosed()), "open image", "open images"), Count(len(r.GetGrants()), "grant", "grants"))
 }
 
 // Acceptance says which pairs are taken for preloaded, or would be.
@@ -81,7 +81,7 @@ func (v View) Forgetting(p *Page, r *adminv1.ForgetPreloadedResponse) {
 	v.ending(p, r.GetGrants())
 	if len(r.GetStillOpen()) > 0 {
 		p.Gap()
-		p.PaintProse(Heed, "", "Every pod may go on using these names of the same images, because their records are open; pullgatectl revoke --repository closes them:")
+		p.PaintProse(Heed, "", "Every pod may still use these names of the same images, because their records are open; `pullgatectl revoke --repository` closes them:")
 		v.pairs(p, r.GetStillOpen())
 	}
 }
@@ -94,18 +94,18 @@ func (View) Forgotten(p *Page, r *adminv1.ForgetPreloadedResponse) {
 
 // Trusting says what the end of distrust opens, or would.
 func (v View) Trusting(p *Page, r *adminv1.EndDistrustResponse) {
-	p.Prose("", "The store is distrusted since %s: %s.", v.date(r.GetEnded().GetSince()), r.GetEnded().GetReason())
+	p.Prose("", "The store is in distrust since %s: %s.", v.date(r.GetEnded().GetSince()), r.GetEnded().GetReason())
 	if len(r.GetAccepted()) == 0 {
-		p.Prose("", "Something is known of every image on the node: nothing is taken for preloaded by ending it.")
+		p.Prose("", "No image on the node is untracked: ending distrust marks none preloaded.")
 		return
 	}
-	p.Prose("", "Taken for preloaded, for every pod:")
+	p.Prose("", "These images become preloaded, for every pod:")
 	v.pairs(p, r.GetAccepted())
 }
 
 // Trusted says in a sentence that distrust has ended.
 func (View) Trusted(p *Page, r *adminv1.EndDistrustResponse) {
-	p.Prose("", "Distrust has ended; the next scan takes %s for preloaded.", Count(len(r.GetAccepted()), "pair", "pairs"))
+	p.Prose("", "Distrust has ended; the next scan marks %s preloaded.", Count(len(r.GetAccepted()), "pair", "pairs"))
 }
 
 // Verification says how the store was read.

@@ -20,14 +20,25 @@ func (v View) Images(p *Page, images []*adminv1.Image) {
 				since = k.mark.GetSet()
 			}
 			rows = append(rows, Row{Cells: []string{
-				v.ID(i.GetImageId()), presence(i.GetPresence()), k.repository, k.access(), v.age(since), v.age(k.record.GetLastUsed()),
+				v.ID(i.GetImageId()), presence(i.GetPresence()), k.repository, tags(i, k.repository), k.access(), v.age(since), v.age(k.record.GetLastUsed()),
 			}})
 		}
 		if len(known) == 0 {
-			rows = append(rows, Row{Cells: []string{v.ID(i.GetImageId()), presence(i.GetPresence()), "", "", "", ""}})
+			rows = append(rows, Row{Cells: []string{v.ID(i.GetImageId()), presence(i.GetPresence()), "", "", "", "", ""}})
 		}
 	}
-	p.Table([]string{"IMAGE ID", "PRESENT", "REPOSITORY", "ACCESS", "SINCE", "LAST USED"}, rows)
+	p.Table([]string{"IMAGE ID", "PRESENT", "REPOSITORY", "TAG", "ACCESS", "SINCE", "LAST USED"}, rows)
+}
+
+// tags returns the tags that an image has in a repository.
+func tags(i *adminv1.Image, repository string) string {
+	var all []string
+	for _, name := range i.GetNames() {
+		if tag, ok := strings.CutPrefix(name, repository+":"); ok {
+			all = append(all, tag)
+		}
+	}
+	return strings.Join(all, ", ")
 }
 
 // Image says all that is known of one image.
@@ -45,9 +56,9 @@ func (v View) Image(p *Page, i *adminv1.Image) {
 		}
 		switch r := k.record; {
 		case k.unreadable:
-			p.Line("  What is known of it cannot be read: it needs proof, whatever the policy.")
+			p.Line("  Its record is unreadable: it needs proof, whatever the policy.")
 		case r == nil && k.mark == nil:
-			p.Line("  Nothing is known of it: it is untracked and needs proof.")
+			p.Line("  Untracked: it needs proof.")
 		case r == nil:
 		default:
 			v.record(p, r)
@@ -60,7 +71,7 @@ func (v View) record(p *Page, r *adminv1.Record) {
 	case r.GetOpen():
 		p.Line("  Open to every pod %s.", v.lasting(r.GetOpened()))
 	case len(r.GetProofs()) == 0:
-		p.Line("  Nobody has proved access: it needs proof.")
+		p.Line("  No credential has proved access: it needs proof.")
 	}
 	line := "  Recorded " + v.ago(r.GetCreated()) + ", last used " + v.ago(r.GetLastUsed())
 	if r.GetRevoked() != nil {
@@ -96,7 +107,7 @@ func (v View) expiry(proof *adminv1.Proof) string {
 func (v View) Intents(p *Page, intents []*adminv1.Intent) {
 	rows := make([]Row, 0, len(intents))
 	for _, i := range intents {
-		state := "under way"
+		state := "in progress"
 		if i.GetEnded() != nil {
 			state = "answer lost"
 		}
@@ -191,7 +202,7 @@ func (k *repository) access() string {
 	case n > 0:
 		all = append(all, Count(n, "credential", "credentials"))
 	case k.record != nil && k.mark == nil:
-		all = append(all, "nobody")
+		all = append(all, "no proofs")
 	case k.mark == nil:
 		all = append(all, "untracked")
 	}

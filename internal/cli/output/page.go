@@ -97,6 +97,10 @@ type Row struct {
 
 // Table adds a table whose columns are as wide as what stands in them. An empty cell is a dash.
 func (p *Page) Table(head []string, rows []Row) {
+	if len(rows) == 0 {
+		p.Line("No entries.")
+		return
+	}
 	all := append([]Row{{Colour: Bold, Cells: head}}, rows...)
 	widths := make([]int, len(head))
 	for _, r := range all {

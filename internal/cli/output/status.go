@@ -16,15 +16,15 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	if s.GetEnforcing() {
 		line(Good, "Enforcing", "yes")
 	} else {
-		line(Heed, "Enforcing", "no: everything is recorded and counted, nobody is kept from an image")
+		line(Heed, "Enforcing", "no: everything is recorded and counted, nothing is denied")
 	}
 	store := s.GetStore()
 	line(Plain, "Store", "%s, format %d, %s", store.GetPath(), store.GetFormat(), Size(store.GetBytes()))
 	line(Plain, "", "%s, %s, %s", Count(store.GetRecords(), "record", "records"), Count(store.GetIntents(), "intent", "intents"),
 		Count(store.GetMarks(), "preloaded mark", "preloaded marks"))
 	if d := store.GetDistrust(); d != nil {
-		line(Bad, "", "distrusted since %s: %s", v.date(d.GetSince()), d.GetReason())
-		line(Bad, "", "pullgatectl distrust end --dry-run shows what ending that opens")
+		line(Bad, "", "in distrust since %s: %s", v.date(d.GetSince()), d.GetReason())
+		line(Bad, "", "pullgatectl distrust end --dry-run shows which images ending it opens")
 	}
 	line(Plain, "Grants", "%d", s.GetGrants())
 	runtime := s.GetRuntime()
@@ -37,9 +37,9 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	case source == nil:
 		line(Plain, "Pod source", "none")
 	case source.GetSynced():
-		line(Good, "Pod source", "node %s, in step, %s", source.GetNode(), Count(source.GetPods(), "pod", "pods"))
+		line(Good, "Pod source", "node %s, synced, %s", source.GetNode(), Count(source.GetPods(), "pod", "pods"))
 	default:
-		line(Heed, "Pod source", "node %s, NOT in step with the API server, %s known", source.GetNode(), Count(source.GetPods(), "pod", "pods"))
+		line(Heed, "Pod source", "node %s, NOT synced with the API server, %s known", source.GetNode(), Count(source.GetPods(), "pod", "pods"))
 	}
 	switch log := s.GetDecisionLog(); {
 	case log == nil:
@@ -47,7 +47,7 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	case log.GetDropped() == 0:
 		line(Plain, "Decision log", "%s", log.GetPath())
 	default:
-		line(Heed, "Decision log", "%s, %s missing in it", log.GetPath(), Count(log.GetDropped(), "decision", "decisions"))
+		line(Heed, "Decision log", "%s, %s dropped", log.GetPath(), Count(log.GetDropped(), "decision", "decisions"))
 	}
 	for _, l := range s.GetNotListening() {
 		line(Bad, "Listener", "%s is not bound, trying again: %s", l.GetField(), l.GetError())
@@ -65,7 +65,7 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	case r.GetError() == "":
 		line(Plain, "Configuration", "%sread %s", file, v.ago(r.GetAt()))
 	default:
-		line(Bad, "Configuration", "%sread %s and refused, the one before is in force: %s", file, v.ago(r.GetAt()), r.GetError())
+		line(Bad, "Configuration", "%sread %s and invalid, the previous one is in force: %s", file, v.ago(r.GetAt()), r.GetError())
 	}
 	if s.GetConfiguration() != "" {
 		p.Gap()

@@ -62,7 +62,7 @@ func (v View) ago(t *timestamppb.Timestamp) string {
 func (v View) lasting(t *timestamppb.Timestamp) string {
 	switch {
 	case t == nil:
-		return "since nobody knows when"
+		return "since an unknown time"
 	case v.AbsoluteTimes:
 		return "since " + v.date(t)
 	default:
