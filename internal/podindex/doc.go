@@ -1,15 +1,12 @@
-// Package podindex knows which pod is asking.
+// Package podindex implements the index by which the gate identifies the pod of a call.
 //
-// A kubelet's pre-check (ImageStatus) names no pod, but it carries the pod's annotations with
+// A kubelet's pre-check (ImageStatus) has no pod UID, but it has the pod's annotations with
 // the value that the kubelet itself wrote under kubernetes.io/config.seen. The pod's sandbox
-// carries the same value, beside UID, namespace and name. The [Index] joins the two: it is fed
-// with the sandboxes that the runtime has, and answers "who sent this value?".
+// has the same value, beside UID, namespace and name. An [Index] holds the sandboxes of the runtime
+// and returns the pods that have a value.
 //
 // The index lives in memory only and is rebuilt from the runtime's list of sandboxes. A value
-// that it does not hold has no identity; a value that two pods share has two, and a caller must
-// then let pass only what each of them may have. Nothing but config.seen is ever matched: a
-// tenant can edit the other annotations of its pod, and those of a sandbox are frozen.
-//
-// The package imports nothing of the runtime's API, so that a program which is no proxy can use
-// it as well.
+// that is not in the index identifies no pod; a value of two pods identifies both, and a caller must
+// then allow only what each of them may use. Only config.seen is compared: a
+// tenant can edit the other annotations of its pod, and those of a sandbox do not change.
 package podindex

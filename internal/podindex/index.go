@@ -41,7 +41,7 @@ type Index struct {
 	mu        sync.Mutex
 	epoch     Epoch
 	sandboxes map[string]Sandbox
-	// learned holds, by UID, the values that a PullImage told and no sandbox carries.
+	// learned holds, by UID, the values in a PullImage that no sandbox has.
 	learned map[string]learned
 	// seen holds the pods of each value, by UID; almost always one.
 	seen map[string]map[string]tracker.Pod
@@ -61,7 +61,7 @@ func New() *Index {
 	}
 }
 
-// Add puts a sandbox in, as after RunPodSandbox.
+// Add adds a sandbox, as after RunPodSandbox.
 func (x *Index) Add(s Sandbox) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -70,9 +70,8 @@ func (x *Index) Add(s Sandbox) {
 	x.knowLocked(s.Seen, s.Pod)
 }
 
-// Learn notes a value that the kubelet itself gave for a pod, as in PullImage.sandbox_config. It
-// lasts as long as the pod has a sandbox, and so is lost for a pod that has none at the next
-// [Index.Reconcile].
+// Learn adds a value that the kubelet itself sent for a pod, as in PullImage.sandbox_config. It is removed at the next
+// [Index.Reconcile] at which the pod has no sandbox.
 func (x *Index) Learn(seen string, p tracker.Pod) {
 	if seen == "" || p.UID == "" {
 		return
@@ -91,8 +90,7 @@ func (x *Index) Learn(seen string, p tracker.Pod) {
 	x.knowLocked(seen, p)
 }
 
-// BySeen returns the pods that carry the value: none when it is not known (no identity), more
-// than one when it is ambiguous. The order is by UID.
+// BySeen returns the pods with the value, sorted by UID: none if it is not known, several if it is ambiguous.
 func (x *Index) BySeen(seen string) []tracker.Pod {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -139,8 +137,8 @@ func (x *Index) Has(uid string) bool {
 	return false
 }
 
-// Remove takes a sandbox out, as after RemovePodSandbox. It returns the UIDs, at most one, of
-// pods that have lost their last sandbox by it. An unknown sandbox changes nothing.
+// Remove removes a sandbox, as after RemovePodSandbox. It returns the UIDs, at most one, of
+// pods that have no sandbox any more. An unknown sandbox changes nothing.
 func (x *Index) Remove(id string) (ended []string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -153,17 +151,17 @@ func (x *Index) Remove(id string) (ended []string) {
 	return x.settleLocked(before)
 }
 
-// Now returns the present epoch, to be taken before a list of sandboxes is asked for.
+// Now returns the present epoch. It is called before a list of sandboxes is requested.
 func (x *Index) Now() Epoch {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.epoch
 }
 
-// Reconcile makes the index equal to a full list of the runtime's sandboxes that was asked for
+// Reconcile makes the index equal to a full list of the runtime's sandboxes that was requested
 // at since, and returns the UIDs of pods that had a sandbox or a learned value and have no
-// sandbox in the list. If a sandbox came or went in the meantime the list may be stale: then
-// nothing is changed and ok is false; the caller asks for another one.
+// sandbox in the list. If a sandbox was added or removed in the meantime the list may be stale: then
+// nothing changes, ok is false, and the caller requests another list.
 func (x *Index) Reconcile(since Epoch, list []Sandbox) (ended []string, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -199,7 +197,7 @@ func (x *Index) uidsLocked() map[string]struct{} {
 	return uids
 }
 
-// settleLocked derives everything else from the sandboxes and returns who of before is gone.
+// settleLocked derives the other fields from the sandboxes and returns the pods of before that have none.
 func (x *Index) settleLocked(before map[string]struct{}) (ended []string) {
 	alive := make(map[string]struct{}, len(x.sandboxes))
 	clear(x.seen)

@@ -35,7 +35,7 @@ func New(username, password, auth, serverAddress, identityToken, registryToken s
 	}
 	fields := []string{username, password, identityToken, registryToken, serverAddress, auth}
 	if strings.Join(fields[:4], "") == "" && auth == "" {
-		return Credential{} // a server address alone is no credential
+		return Credential{} // a server address alone is not a credential
 	}
 	// Each field is preceded by its length, so that no two credentials run into one form.
 	var canonical []byte
@@ -62,8 +62,8 @@ func decodeAuth(auth string) (username, password string, ok bool) {
 // Anonymous reports whether nothing, or nothing but empty values, would be sent.
 func (c Credential) Anonymous() bool { return c.reveal == nil }
 
-// HasUsername reports whether the credential has a user name, which auth tells if it is given. A runtime that sends user
-// names with passwords alone, as CRI-O does, sends nothing of one that has none.
+// HasUsername reports whether the credential has a user name, possibly in auth. A runtime that sends only user
+// names with passwords, as CRI-O does, sends nothing of a credential without one.
 func (c Credential) HasUsername() bool { return c.named }
 
 // Format prints "[redacted]" under every verb.

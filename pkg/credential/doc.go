@@ -1,14 +1,13 @@
-// Package credential turns the credentials of a pull into IDs that may be stored and shown.
+// Package credential implements IDs of credentials, which may be stored and shown, and the matching of docker configurations to
+// images.
 //
-// An ID is the HMAC-SHA256 of the credential under a random key of the node. Without the key nobody
-// can try passwords against it, and two nodes give one credential two IDs. The canonical form that is
-// hashed is the credential as the runtime would use it, so that the forms in which one credential
-// can be sent give one ID.
+// An ID is the HMAC-SHA256 of the credential under a random key of the node. Without the key passwords cannot be tried against
+// it, and two nodes have different IDs for one credential. The canonical form that is hashed is the credential as the runtime
+// uses it, so that all forms in which one credential can be sent have one ID.
 //
-// Docker configurations, as pull secrets and the node's own files hold them, are parsed and matched to
-// images as kubelets do: a [Keyring] tells which credentials a kubelet would send and in which order, a
-// [SealedKeyring] does the same with nothing but IDs in memory.
+// Docker configurations, as in pull secrets and the node's own files, are parsed and matched to images as kubelets do: a
+// [SealedKeyring] returns the IDs of the credentials that a kubelet would send, in its order. It keeps no credential in memory.
 //
-// Nothing in this package prints a credential, a key or a configuration: they are types that format, log
-// and marshal as "[redacted]", and no error tells of their content.
+// Nothing in this package prints a credential, a key or a configuration: these types format, log and marshal as "[redacted]", and
+// no error contains any of their content.
 package credential

@@ -17,7 +17,7 @@ const (
 	MaxEntries = 4096
 )
 
-// A Config is what a docker configuration holds: credentials, and the registries and repositories
+// A Config is a parsed docker configuration: credentials, and patterns of the registries and repositories
 // that they are for. The zero value holds none. It cannot be printed, logged or marshalled.
 type Config struct{ reveal func() []entry[Credential] }
 
@@ -45,7 +45,7 @@ func parse(payload []byte, file any, found *auths) (Config, error) {
 	if len(payload) > MaxPayload {
 		return Config{}, fmt.Errorf("%w: %d bytes, at most %d are read", ErrTooLarge, len(payload), MaxPayload)
 	}
-	// What encoding/json says quotes the content, so nothing of it is passed on.
+	// The error of encoding/json quotes the content, so it is not wrapped.
 	if err := json.Unmarshal(payload, file); err != nil {
 		if found.many {
 			return Config{}, fmt.Errorf("%w: more than %d entries", ErrTooLarge, MaxEntries)

@@ -3,8 +3,8 @@ package credential
 import "errors"
 
 // ErrMalformed is returned for a docker configuration that a kubelet would refuse as a whole: it is
-// no JSON of the expected form, or one of its entries has an auth that is not base64 of
-// "username:password". The error tells nothing of the content.
+// not JSON of the expected form, or one of its entries has an auth that is not base64 of
+// "username:password". The error contains nothing of the content.
 var ErrMalformed = errors.New("credential: docker configuration malformed")
 
 // ErrTooLarge is returned for a docker configuration above MaxPayload or MaxEntries.

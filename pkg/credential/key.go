@@ -18,7 +18,7 @@ import (
 // ErrDamagedKey is returned by LoadKey for a file that does not hold a key.
 var ErrDamagedKey = errors.New("credential: key file damaged")
 
-// ErrExposedKey is returned by LoadKey for a file that others than its owner may read or write: they
+// ErrExposedKey is returned by LoadKey for a file that users other than its owner may read or write: they
 // may know the key, or have chosen it.
 var ErrExposedKey = errors.New("credential: key file exposed")
 
@@ -60,7 +60,7 @@ func LoadKey(path string) (Key, error) {
 	return Key{reveal: func() []byte { return key }}, nil
 }
 
-// readKey returns the text of a key file, or why it is none. The text of a directory is EISDIR.
+// readKey returns the text of a key file. To read a directory is EISDIR.
 func readKey(f *os.File) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -70,14 +70,14 @@ func readKey(f *os.File) ([]byte, error) {
 	case !mode.IsRegular() && !mode.IsDir():
 		return nil, fmt.Errorf("%w: %s: not a regular file", ErrDamagedKey, f.Name())
 	case mode.IsRegular() && mode.Perm()&0o077 != 0:
-		return nil, fmt.Errorf("%w: %s: mode %#o, want 0600: chmod it only if nobody else had access to it, else remove it and every image is proved anew",
+		return nil, fmt.Errorf("%w: %s: mode %#o, want 0600: chmod it only if no other user had access to it, otherwise remove it, and every image needs proof again",
 			ErrExposedKey, f.Name(), mode.Perm())
 	}
 	return io.ReadAll(io.LimitReader(f, 4*keySize))
 }
 
-// CreateKey makes a new key and writes it, mode 0600, whole or not at all. The error is fs.ErrExist if
-// there is a file already; of two that create at once, one gets it.
+// CreateKey makes a new key and writes it, mode 0600, completely or not at all. The error is fs.ErrExist if
+// there is a file already; of two concurrent calls one gets it.
 func CreateKey(path string) (Key, error) {
 	key := NewKey()
 	err := atomicfile.Write(path, false, func(w io.Writer) error {
@@ -108,7 +108,7 @@ func (k Key) NamespaceID(namespace string) ID {
 	return ID(k.sum([]byte("credentials of the runtime for namespace " + namespace)))
 }
 
-// Fingerprint tells whether two keys are the same and nothing else; it may be stored and shown.
+// Fingerprint returns a text that is the same only for the same key; it may be stored and shown.
 func (k Key) Fingerprint() string { return k.sum([]byte("fingerprint of the node's key")) }
 
 func (k Key) sum(data []byte) string {

@@ -15,13 +15,12 @@ const MaxOffers = 16
 // compared: a few milliseconds. Secrets may hold tens of thousands of patterns with wildcards.
 const maxWork = 1 << 20
 
-// A Sealed is a Config without its credentials: it holds their IDs. It may be kept for long, and
-// used concurrently. The zero value holds none. It cannot be printed, since what credentials are for
-// is part of a secret too.
+// A Sealed is a Config with the IDs of its credentials in their place. It may be used concurrently. The zero value holds none. It
+// cannot be printed, since the patterns are part of a secret too.
 type Sealed struct{ reveal func() []entry[ID] }
 
-// NewSealed returns one ID under several patterns, as a credential provider reports it. What is no
-// pattern is left out, and so is everything if the ID is that of an anonymous credential.
+// NewSealed returns one ID under several patterns, as a credential provider reports it. Invalid patterns are left out, and all of
+// them if the ID is that of an anonymous credential.
 func NewSealed(patterns []string, id ID) Sealed {
 	var entries []entry[ID]
 	for _, s := range patterns {

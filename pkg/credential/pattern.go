@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// maxPattern bounds what is kept of a configuration. An image repository has at most 255 bytes, so
-// that a longer pattern is a glob that nobody writes by hand.
+// maxPattern bounds the patterns that are kept. An image repository has at most 255 bytes, and no glob needs many
+// more.
 const maxPattern = 512
 
 // defaultRegistry is what docker calls its own registry in a configuration, while images of it are
@@ -23,7 +23,7 @@ type pattern struct {
 	key string
 	// host may have wildcards, each within one component; port and path have none.
 	host, port, path string
-	// broken says that key is host and path of no URL. It matches nothing, but as the literal name
+	// broken says that key is not the host and path of a URL. It matches only as the literal name
 	// of the default registry.
 	broken bool
 }
@@ -34,8 +34,7 @@ type entry[T any] struct {
 	value   T
 }
 
-// parseKey reads a key of a docker configuration. The scheme and docker's API version count for
-// nothing.
+// parseKey reads a key of a docker configuration. The scheme and docker's API version are ignored.
 func parseKey(s string) (pattern, bool) {
 	if !strings.HasPrefix(s, "https://") && !strings.HasPrefix(s, "http://") {
 		s = "https://" + s

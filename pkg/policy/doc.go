@@ -1,3 +1,3 @@
-// Package policy judges facts. It is pure: no clock, no I/O, no memory. Field names and values are
-// the kubelet's own, so that one node has one vocabulary.
+// Package policy implements the rules by which evidence leads to a verdict. It is pure: no clock, no I/O, no state. Field names and
+// values are those of the kubelet.
 package policy

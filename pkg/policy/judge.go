@@ -5,8 +5,7 @@ type Verdict uint8
 
 // The zero value is the safe one.
 const (
-	// Reverify means that access has to be proved before the image may be used. Hiding the image
-	// and denying the call are what callers make of it.
+	// Reverify means that access has to be proved before the image may be used. Callers hide the image or deny the call.
 	Reverify Verdict = iota
 	// Allow means that the image may be used as it is.
 	Allow
@@ -20,17 +19,17 @@ func (v Verdict) String() string {
 	return "Reverify"
 }
 
-// A Reason is the rule that a verdict rests on. The set is fixed, so that it can be a label.
+// A Reason is the rule that led to a verdict. The set is fixed, so that it can be a label.
 type Reason string
 
-// The reasons, in the order in which the rules are asked.
+// The reasons, in the order of the rules.
 const (
 	Absent           Reason = "absent"            // the runtime does not have the image; the caller's rule
 	ExemptStaticPod  Reason = "exempt_static_pod" // Allow
 	ExemptNamespace  Reason = "exempt_namespace"  // Allow
 	RecordUnreadable Reason = "record_unreadable" // Reverify, whatever the policy
 	NeverVerify      Reason = "never_verify"      // Allow
-	ImageIDName      Reason = "image_id_name"     // Reverify: an image ID is no name
+	ImageIDName      Reason = "image_id_name"     // Reverify: an image ID is not a name
 	Allowlisted      Reason = "allowlisted"       // Allow
 	Preloaded        Reason = "preloaded"         // Allow
 	Open             Reason = "open"              // Allow
@@ -39,8 +38,8 @@ const (
 	ProvedInGrace    Reason = "proved_in_grace"   // Allow: the proof has expired, and the registry cannot be asked
 	ProofExpired     Reason = "proof_expired"     // Reverify: the proof has to be renewed
 	NotProved        Reason = "not_proved"        // Reverify: there is a record, without the pod's credentials
-	Pulling          Reason = "pulling"           // Reverify: there is nothing but a pull intent
-	Untracked        Reason = "untracked"         // Reverify: there is nothing at all
+	Pulling          Reason = "pulling"           // Reverify: there is only a pull intent
+	Untracked        Reason = "untracked"         // Reverify: nothing is known
 )
 
 // Reasons returns all of them.
@@ -54,14 +53,14 @@ func Reasons() []Reason {
 // An Exemption says whether a pod is exempt as a pod, whatever the image.
 type Exemption uint8
 
-// The zero value exempts nobody.
+// The zero value is not exempt.
 const (
 	NotExempt Exemption = iota
 	StaticPod
 	ExemptedNamespace
 )
 
-// Evidence is everything that is known about one pod, one image ID and one repository. The zero value
+// Evidence is the facts about one pod, one image ID and one repository. The zero value
 // is that of an untracked image.
 type Evidence struct {
 	Exempt     Exemption
@@ -74,18 +73,18 @@ type Evidence struct {
 	Open       bool   // the record is open to every pod
 	Granted    bool   // the pod holds a grant for the pair
 	Proved     bool   // one of the pod's credentials is in the record and still valid
-	InGrace    bool   // one of them was, it has expired, and nobody can ask the registry; it stands for a while
+	InGrace    bool   // one of them was, has expired, and counts for a while because the registry cannot be asked
 	Expired    bool   // one of them was, and it has expired
 }
 
-// A Decision is a verdict and the rule that it rests on. The zero value denies.
+// A Decision is a verdict and the rule that led to it. The zero value denies.
 type Decision struct {
 	Verdict Verdict
 	Reason  Reason
 }
 
-// Judge applies the rules in their order; the first that fits decides (KEP-2535 gives the rules of
-// the policies, the order is that of docs/architecture.md, who may use an image). That the image is present is the caller's to see.
+// Judge applies the rules in their order; the first that matches decides (KEP-2535 has the rules of the policies,
+// docs/architecture.md the order). The caller checks that the image is present.
 func (p Policy) Judge(e Evidence) Decision {
 	allow := func(r Reason) Decision { return Decision{Verdict: Allow, Reason: r} }
 	reverify := func(r Reason) Decision { return Decision{Verdict: Reverify, Reason: r} }

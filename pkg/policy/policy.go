@@ -42,8 +42,8 @@ func (p Policy) Allowlisted(repository string) bool {
 	return slices.ContainsFunc(p.patterns, func(x pattern) bool { return x.matches(repository) })
 }
 
-// New checks a mode, "" being the default, and an allowlist in the kubelet's syntax. Of a policy that
-// is wrong in several ways the error tells all; the policy returned beside it is the zero value.
+// New checks a mode, "" being the default, and an allowlist in the kubelet's syntax. The error lists everything that is
+// invalid; the policy is then the zero value.
 func New(mode string, allowlist []string) (Policy, error) {
 	p := Policy{mode: Mode(mode)}
 	var errs []error

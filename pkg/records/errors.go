@@ -11,9 +11,9 @@ var (
 	ErrNewerFormat = errors.New("records: file written by a newer version")
 	// ErrInUse is returned by Open when another process holds the file's lock.
 	ErrInUse = boltfile.ErrInUse
-	// ErrUnreadable is returned when a stored value cannot be read. What it stands for needs proof.
+	// ErrUnreadable is returned when a stored value cannot be read. Its image needs proof.
 	ErrUnreadable = boltfile.ErrUnreadable
-	// ErrNoImages is returned by Prune for an empty list of images, which is not believed.
+	// ErrNoImages is returned by Prune for an empty list of images.
 	ErrNoImages = errors.New("records: empty list of images")
 	// ErrNoRoom is returned by Backup if a copy would fill the disk, or nearly.
 	ErrNoRoom = boltfile.ErrNoRoom

@@ -7,16 +7,16 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// MaxProofs bounds the credentials of one record. The namespace that holds most of them makes room for a further one: first with a
-// credential that is from no known Secret, then with the longest unused.
+// MaxProofs bounds the credentials of one record. The namespace with most of them makes room for another one: it loses first a
+// credential without a known Secret, then the one that has not been used for the longest time.
 const MaxProofs = 100
 
-// MaxRotations bounds how often the content of a Secret takes the place of the one before without a registry having confirmed any of
-// them. The next rotation needs proof.
+// MaxRotations bounds the rotations of a Secret without a confirmation by a registry. After that the new content
+// needs proof.
 const MaxRotations = 64
 
-// MaxSecrets bounds the Secrets that are noted with one credential; further ones are not. What is not noted of a
-// Secret makes its next rotation need proof.
+// MaxSecrets bounds the Secrets that are noted with one credential. If a Secret is not noted, its next rotation
+// needs proof.
 const MaxSecrets = 100
 
 // A Pair is what access is proved for: an image under one of its repositories.
@@ -25,15 +25,15 @@ type Pair struct {
 	Repository string `json:"repository"`
 }
 
-// A SecretRef says which Secret a credential was read from. One with a namespace alone says that it stands for the
-// credentials which the runtime itself holds for that namespace.
+// A SecretRef identifies the Secret that a credential was read from. One with a namespace alone means the
+// credentials that the runtime itself holds for that namespace.
 type SecretRef struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 }
 
-// OfNamespace reports whether it stands for the credentials that the runtime holds for a namespace.
+// OfNamespace reports whether it means the credentials that the runtime holds for a namespace.
 func (s SecretRef) OfNamespace() bool { return s.Namespace != "" && s.UID == "" && s.Name == "" }
 
 // A Proof is one credential that pulled the image.
@@ -53,9 +53,8 @@ type Proof struct {
 	Namespace string `json:"namespace,omitempty"`
 }
 
-// Counts reports whether the proof is worth something to a request that presents its credential, from a Secret if that is known. A
-// credential that no registry has confirmed is worth something from its own Secrets alone: any other holder may have
-// made it up.
+// Counts reports whether the proof counts for a request with its credential, which is from a Secret if that is known. A
+// credential that no registry has confirmed counts only from its own Secrets: another tenant may have invented it.
 func (p *Proof) Counts(from SecretRef) bool {
 	return len(p.RotatedFrom) == 0 || slices.Contains(p.Secrets, from)
 }
@@ -75,8 +74,8 @@ func (p *Proof) note(ref SecretRef) {
 	}
 }
 
-// A Record says who proved access to a pair. One that is not open and has no proofs is of an image
-// that is known to be nobody's: it needs proof.
+// A Record says which credentials proved access to a pair. If it is not open and has no proofs, the image needs proof from every
+// pod.
 type Record struct {
 	Pair     Pair      `json:"pair"`
 	Open     bool      `json:"open,omitempty"`
@@ -84,7 +83,7 @@ type Record struct {
 	Created  time.Time `json:"created"`
 	LastUsed time.Time `json:"lastUsed,omitzero"`
 	Proofs   []Proof   `json:"proofs,omitempty"`
-	// Revoked is when something was last taken back, or lost; what began to use the image before may rest on that.
+	// Revoked is when a proof was last revoked or lost; a container that is older may depend on it.
 	Revoked time.Time `json:"revoked,omitzero"`
 	// Unlisted says that no list of the runtime's images has had the image since the record was made.
 	Unlisted bool `json:"unlisted,omitempty"`
@@ -94,7 +93,7 @@ type Record struct {
 	Gone time.Time `json:"gone,omitzero"`
 }
 
-// MaxGone bounds the records of images that are gone; the first to go is the one that has been gone for the longest time.
+// MaxGone bounds the records of images that are gone; those that have been gone for the longest time are deleted.
 const MaxGone = 4096
 
 // An Intent says that a pull was sent to the runtime, or was about to be. Its ID and Repository identify it.
@@ -109,7 +108,7 @@ type Intent struct {
 	Ended time.Time `json:"ended,omitzero"`
 }
 
-// A Mark says that a pair was there before anybody had to prove access to it.
+// A Mark says that a pair is preloaded: it was present before any pod had to prove access to it.
 type Mark struct {
 	Pair   Pair      `json:"pair"`
 	Set    time.Time `json:"set"`

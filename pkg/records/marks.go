@@ -28,12 +28,10 @@ type Scan struct {
 	Agree func(due []Pair) error
 }
 
-// MarkPreloaded marks every pair of the scan that is due: the store is trusted, the pair has neither
-// record nor mark, no pull that has an intent may have brought the image, under any of its names, and no other repository
-// of the image is known ([Facts.MayBeMarked]). Pairs holds every pair of an image, or none.
-// A pair that is not in the list of every [Creation] is not due either. A
-// value that cannot be read counts for what its key says and for what it says itself. It returns the
-// pairs that it marked.
+// MarkPreloaded marks every pair of the scan that is due, and returns these pairs. A pair is due if the store is trusted, the pair has
+// neither record nor mark, no pull with an intent may have brought the image, under any of its names, no other repository
+// of the image is known ([Facts.MayBeMarked]), and the list of every [Creation] has the pair. Pairs holds every pair of an image, or
+// none. A value that cannot be read counts by its key and by its content.
 func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
 	return write(s, "write preloaded marks", crashpoint.MarkBefore, crashpoint.MarkAfter, func(tx *bolt.Tx) ([]Pair, error) {
 		if distrusted(tx) || !sc.Unchanged() {
@@ -159,9 +157,9 @@ type Acceptable struct {
 	Proved []Record
 }
 
-// AcceptMarks marks the pairs that have no mark yet, whatever else is known of them, in a distrusted store too, and returns these.
-// Records and intents stay as they are. agree is called inside the transaction with what is to be marked, and nothing is marked
-// if it returns an error, which AcceptMarks then returns; it must not call the store. nil agrees.
+// AcceptMarks marks the pairs that have no mark yet, whatever else is known of them, also in a distrusted store, and returns them.
+// Records and intents stay as they are. agree is called inside the transaction with what is to be marked; if it returns an error,
+// AcceptMarks marks nothing and returns that error. It must not call the store; nil agrees.
 func (s *Store) AcceptMarks(pairs []Pair, origin string, now time.Time, agree func(Acceptable) error) (Acceptable, error) {
 	return write(s, "accept preloaded marks", crashpoint.AcceptBefore, crashpoint.AcceptAfter, func(tx *bolt.Tx) (Acceptable, error) {
 		found := acceptable(tx, pairs)
@@ -198,19 +196,19 @@ func acceptable(tx *bolt.Tx, pairs []Pair) (found Acceptable) {
 	return found
 }
 
-// Forgotten is what ForgetMarks took away, or would take.
+// Forgotten is what ForgetMarks removed, or would remove.
 type Forgotten struct {
 	Marks []Mark
 	// Open are the pairs of the images of Marks that every pod may use all the same, because their record is open.
 	Open []Pair
 }
 
-// ForgetMarks takes marks away, in one transaction, and returns them. A record takes the place of each, with nothing proved
-// if there is none: so the pair needs proof, and no scan finds it unknown and marks it again. The
-// record says since when, as after a revocation. A selection of nothing forgets nothing.
+// ForgetMarks removes marks, in one transaction, and returns them. A pair without a record gets one with nothing
+// proved: it needs proof, and no scan marks it again. The record gets the time, as in a revocation. An empty selection
+// removes nothing.
 //
-// A repository alone selects the images that have a mark of it, and all marks of these go: the same content must not stay usable
-// under a further name, which a tenant may have given it. With an image ID beside the repository the mark of that pair alone goes.
+// A repository alone selects the images that have a mark of it, and all marks of these are removed: the same content must not stay
+// usable under another name, which a tenant may have given it. With an image ID and a repository only the mark of that pair is removed.
 func (s *Store) ForgetMarks(of Selection, now time.Time) (Forgotten, error) {
 	return write(s, "forget preloaded marks", crashpoint.ForgetBefore, crashpoint.ForgetAfter, func(tx *bolt.Tx) (Forgotten, error) {
 		gone, err := forgettable(tx, of)
@@ -235,7 +233,7 @@ func (s *Store) ForgetMarks(of Selection, now time.Time) (Forgotten, error) {
 	})
 }
 
-// Forgettable returns what ForgetMarks would take away.
+// Forgettable returns what ForgetMarks would remove.
 func (s *Store) Forgettable(of Selection) (Forgotten, error) {
 	return read(s, "look for preloaded marks", func(tx *bolt.Tx) (Forgotten, error) { return forgettable(tx, of) })
 }
@@ -263,7 +261,7 @@ func forgettable(tx *bolt.Tx, of Selection) (found Forgotten, err error) {
 	return found, err
 }
 
-// A Selection selects pairs. Of the fields that are given all have to fit; the zero value selects nothing.
+// A Selection selects pairs. All fields that are set have to match; the zero value selects nothing.
 type Selection struct {
 	ImageID    string
 	Repository string
@@ -295,10 +293,10 @@ func selectedMarks(tx *bolt.Tx, selected func(Pair) bool) (found []Mark, err err
 	return found, err
 }
 
-// strayed returns the images and repositories that need proof although no record, mark or intent of theirs says so. They are
-// named by records and intents that cannot be read where they are: a bit that flips in a key takes the value from its
-// pair. And they are the repositories of records whose image no list has ever had, this one included: the image that such
-// a pull really brought may be listed under another ID.
+// strayed returns the images and repositories that need proof although none of their own records, marks or intents says so: those
+// that are named in records and intents which cannot be read, since a flipped bit in a key separates the value from its
+// pair; and the repositories of records whose image no list has ever had, including this one, since the image of such
+// a pull may be listed under another ID.
 func strayed(tx *bolt.Tx, listed map[string]bool) (images, repositories map[string]bool, err error) {
 	images, repositories = map[string]bool{}, map[string]bool{}
 	for _, bucket := range []string{bucketRecords, bucketIntents} {

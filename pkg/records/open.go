@@ -48,11 +48,11 @@ type Options struct {
 	// OnPanic is called for each panic in a transaction, with its value and the stack; nil is allowed. The call that made
 	// the transaction returns ErrUnreadable.
 	OnPanic func(value any, stack []byte)
-	// OnSync is told how long each write transaction took; nil is allowed.
+	// OnSync is called with the duration of each write transaction; nil is allowed.
 	OnSync func(time.Duration)
 }
 
-// A Report says what Open met.
+// A Report is the result of Open.
 type Report struct {
 	// Created says that a new store was begun.
 	Created bool
@@ -73,8 +73,8 @@ func (e newerFormatError) Error() string {
 
 func (e newerFormatError) Is(target error) bool { return target == ErrNewerFormat }
 
-// Open opens the store at path, or begins a new one. It returns ErrNewerFormat or ErrInUse, or an
-// opaque error if the file cannot be had; a damaged file is no error but moved aside, see [Report].
+// Open opens the store at path, or creates a new one. It returns ErrNewerFormat or ErrInUse, or an
+// opaque error if the file cannot be opened. A damaged file is not an error but set aside, see [Report].
 func Open(path string, o Options) (*Store, Report, error) {
 	if o.Now.IsZero() {
 		o.Now = time.Now()
@@ -175,7 +175,7 @@ func check(tx *bolt.Tx) error {
 			return fmt.Errorf("bucket %s: %w", name, err)
 		}
 	}
-	// Distrust is the one fact that stands by its key alone; under a damaged one it must not get lost.
+	// Distrust counts by its key alone, so it must not get lost if the key is damaged.
 	return tx.Bucket([]byte(bucketMeta)).ForEach(func(k, _ []byte) error {
 		if !slices.Contains([]string{metaFormat, metaDistrust, metaScanned, metaKey, metaRevoked}, string(k)) {
 			return fmt.Errorf("bucket meta: unknown key %q", k)
@@ -196,7 +196,7 @@ func readFormat(tx *bolt.Tx) (int, error) {
 	return found, nil
 }
 
-// create makes a new store under a temporary name and gives it its own when it is whole, so that no
+// create makes a new store under a temporary name and renames it when it is complete, so that no
 // crash leaves a part of one.
 func create(path string, o Options, distrust *Distrust) (*boltfile.File, error) {
 	temporary := path + ".new"

@@ -13,22 +13,22 @@ import (
 )
 
 // MaxUnresolved bounds the intents of one repository whose pulls have ended without a known result. Of pulls of the same name
-// there is one intent, that of the latest end. If there would be more than MaxUnresolved, one intent without a name takes
-// the place of all: any image of the repository may be what one of these pulls brought.
+// there is one intent, that of the latest end. If there would be more than MaxUnresolved, one intent without a name replaces
+// all of them: one of these pulls may have brought any image of the repository.
 const MaxUnresolved = 64
 
-// Begin writes the intent of a pull and returns it, as the handle by which the end of the pull is written. When the
-// error is nil the runtime may be asked.
+// Begin writes the intent of a pull and returns it, for the call that ends the pull. When the error is nil the runtime may be
+// called.
 func (s *Store) Begin(name, repository string, now time.Time) (Intent, error) {
 	return write(s, "write pull intent for "+repository, crashpoint.BeginBefore, crashpoint.BeginAfter, func(tx *bolt.Tx) (Intent, error) {
 		return begin(tx, name, repository, now)
 	})
 }
 
-// BeginListed does as Begin, and deletes in the same transaction the marks of the repository whose image is not in present:
-// the IDs of the images that the runtime lists under the repository. What the pull brings is then not taken for an
-// image that was marked and has been removed since. It returns the pairs whose marks it deleted. With a nil map, which says
-// that the runtime was not asked, it writes nothing and returns ErrMarked, with the pairs, if there are marks of the repository.
+// BeginListed does the same and deletes, in the same transaction, the marks of the repository whose image is not in present,
+// which has the IDs of the images that the runtime lists under the repository. Otherwise the pull could bring back an image that
+// was marked and has been removed. It returns the pairs whose marks it deleted. If present is nil, because the runtime was
+// not asked, and the repository has marks, it writes nothing and returns ErrMarked with their pairs.
 func (s *Store) BeginListed(name, repository string, now time.Time, present map[string]struct{}) (in Intent, unmarked []Pair, err error) {
 	in, err = write(s, "write pull intent for "+repository, crashpoint.BeginBefore, crashpoint.BeginAfter, func(tx *bolt.Tx) (Intent, error) {
 		unmarked = nil
@@ -63,7 +63,7 @@ func begin(tx *bolt.Tx, name, repository string, now time.Time) (Intent, error) 
 // A Result is what a successful pull proved.
 type Result struct {
 	Pair Pair
-	// Open says that the pair is open to everybody from now on; else Credential proved access.
+	// Open says that the pair is open to every pod from now on; otherwise Credential proved access.
 	Open       bool
 	Credential credential.ID
 	Secrets    []SecretRef
@@ -71,15 +71,14 @@ type Result struct {
 	At         time.Time
 	// Created is the time of the record, if one is made. It is not before At: the zero value is At.
 	Created time.Time
-	// Revoked is asked inside the transaction whether what the pull proved has been revoked since it began. The record
-	// then gets nothing by it. It must not call the store; nil: it has not.
+	// Revoked reports, inside the transaction, whether the proof has been revoked since the pull began: then the record does
+	// not get it. It must not call the store; nil: it has not been revoked.
 	Revoked func() bool
 }
 
-// Prove turns an intent into a record, in one transaction. An open record stays open. A Secret is noted with
-// the credential in the place of any other that it is noted with, as by Rotate. A record that
-// cannot be read is replaced: what it proved is lost, what the pull proved is known. It may have said that something was
-// revoked, so its successor says so too.
+// Prove writes a record and deletes the intent, in one transaction. An open record stays open. A Secret is noted with
+// the credential instead of any other, as by Rotate. A record that cannot be read is replaced: its proofs are lost. It may
+// have had a time of revocation, so the new record has one too.
 func (s *Store) Prove(in Intent, r Result) error {
 	if !r.Open && r.Credential == "" {
 		return errors.New("records: neither open nor a credential, nothing is proved")
@@ -118,7 +117,7 @@ func (r *Record) prove(by Result) {
 	for i := range r.Proofs {
 		p := &r.Proofs[i]
 		if p.Credential == by.Credential {
-			// Not the later of two: where the clock was set back, the older one lies in the future.
+			// Not the later one: if the clock was set back, the older one is in the future.
 			p.LastProved, p.LastUsed, p.Denied = by.At, later(p.LastUsed, by.At), time.Time{}
 			p.RotatedFrom = nil
 			if by.At.Before(p.FirstProved) {
@@ -141,8 +140,8 @@ func (r *Record) prove(by Result) {
 	r.Proofs = append(r.Proofs, p)
 }
 
-// evicted returns the index of the proof that makes room for one of a namespace: of the namespace that would hold most, the newcomer's
-// if others hold as many, so that no namespace pushes out what another one proved.
+// evicted returns the index of the proof that makes room for a new one of a namespace. It is one of the namespace that would have most,
+// and of the new proof's namespace if others have as many, so that no namespace evicts the proofs of another.
 func (r *Record) evicted(newcomer string) (index int) {
 	held := map[string]int{newcomer: 1}
 	for i := range r.Proofs {
@@ -164,7 +163,7 @@ func (r *Record) evicted(newcomer string) (index int) {
 	return index
 }
 
-// goesBefore reports whether the proof makes room rather than another one of its namespace.
+// goesBefore reports whether the proof is evicted before another one of its namespace.
 func (p *Proof) goesBefore(other *Proof) bool {
 	if (len(p.Secrets) == 0) != (len(other.Secrets) == 0) {
 		return len(p.Secrets) == 0
@@ -172,8 +171,8 @@ func (p *Proof) goesBefore(other *Proof) bool {
 	return p.LastUsed.Before(other.LastUsed)
 }
 
-// release takes a Secret off every credential but one, as Rotate does: it holds another now. What no Secret
-// is left with by that is gone.
+// release removes a Secret from every credential but one: it does not hold the others any more. A proof that has lost its last
+// Secret is deleted.
 func (r *Record) release(ref SecretRef, but credential.ID) {
 	r.Proofs = slices.DeleteFunc(r.Proofs, func(p Proof) bool {
 		return p.Credential != but && len(p.Secrets) == 1 && p.Secrets[0] == ref
@@ -218,7 +217,7 @@ func deleteIntent(tx *bolt.Tx, in Intent) error {
 	return tx.Bucket([]byte(bucketIntents)).Delete(in.key())
 }
 
-// Drop deletes the intent of a pull that certainly brought nothing. An unknown one is no error.
+// Drop deletes the intent of a pull that certainly brought no image. An unknown intent is not an error.
 func (s *Store) Drop(in Intent) error {
 	return s.update("drop pull intent", crashpoint.DropBefore, crashpoint.DropAfter, func(tx *bolt.Tx) error { return deleteIntent(tx, in) })
 }
@@ -250,16 +249,16 @@ func (s *Store) deny(tx *bolt.Tx, d Denial) error {
 	if i < 0 {
 		return nil
 	}
-	// Where the clock was set back the proof lies in the future; it was made before the denial nevertheless.
+	// If the clock was set back the proof is in the future, although it was made before the denial.
 	rec.Proofs[i].Denied = later(d.At, rec.Proofs[i].LastProved)
 	return s.putRecord(tx, rec)
 }
 
-// End notes that a pull has ended without a known result. Its intent stays, and takes the place of earlier ones as
-// MaxUnresolved says. An unknown one is no error.
+// End notes that a pull has ended without a known result. Its intent stays, and replaces earlier ones as
+// MaxUnresolved says. An unknown intent is not an error.
 func (s *Store) End(in Intent, at time.Time) error { return s.EndAll([]Intent{in}, at) }
 
-// EndAll does as End for each of several intents, in transactions of a bounded size. After an error the first
+// EndAll does the same for several intents, in transactions of a bounded size. After an error the first
 // ones may have been ended.
 func (s *Store) EndAll(intents []Intent, at time.Time) error {
 	for batch := range slices.Chunk(intents, maxBatch) {
@@ -290,8 +289,8 @@ func end(tx *bolt.Tx, in Intent, at time.Time) error {
 	return unresolved(tx, stored)
 }
 
-// unresolved writes the intent of a pull that has ended without a known result, and deletes those of the repository whose
-// place it takes.
+// unresolved writes the intent of a pull that has ended without a known result, and deletes those of the repository that it
+// replaces.
 func unresolved(tx *bolt.Tx, in Intent) error {
 	var all, same [][]byte // keys of the others that have ended; those with the same name
 	err := intentsOf(tx, in.Repository, func(k []byte, other Intent) error {

@@ -10,8 +10,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// A Revocation selects what is to be proved no longer. Of the fields that are given all have to fit; the zero
-// value selects nothing.
+// A Revocation selects proofs to take back. All fields that are set have to match; the zero value selects nothing.
 type Revocation struct {
 	// ImageID and Repository select records.
 	ImageID    string
@@ -27,8 +26,8 @@ type Revocation struct {
 // Empty reports whether nothing is selected.
 func (r Revocation) Empty() bool { return r == Revocation{} }
 
-// Whole reports whether records are selected whatever is in them: everything that is proved of them goes, and an
-// open one is closed. Else single proofs are, and an open record stays open.
+// Whole reports whether whole records are selected: all their proofs are taken back, and an open record is
+// closed. Otherwise single proofs are selected, and an open record stays open.
 func (r Revocation) Whole() bool { return r.Credential == "" && r.Secret == SecretRef{} }
 
 // Covers reports whether a pair is among those that are selected.
@@ -36,8 +35,8 @@ func (r Revocation) Covers(p Pair) bool {
 	return !r.Empty() && (r.ImageID == "" || r.ImageID == p.ImageID) && (r.Repository == "" || r.Repository == p.Repository)
 }
 
-// Selects reports whether a credential is, which comes from these Secrets as far as it is known; the pair is
-// the caller's to see.
+// Selects reports whether a credential is selected, which is known to be from these Secrets. It does not look at the
+// pair.
 func (r Revocation) Selects(id credential.ID, from []SecretRef) bool {
 	if r.Credential != "" && r.Credential != id {
 		return false
@@ -73,14 +72,13 @@ type Revoked struct {
 	Marked []Mark
 }
 
-// Revoke takes back what is selected, in one transaction, and returns what that was. A record stays, also if
-// nothing is proved by it any more: it needs proof, and is never taken for preloaded. One that
-// cannot be read proves nothing and is passed over. The records that are selected as a whole, or that a proof was
-// taken from, say since when.
+// Revoke takes back the selected proofs, in one transaction, and returns them. A record stays even without proofs: its image needs
+// proof, and is never marked preloaded. A record that cannot be read proves nothing and is skipped. Records that
+// are selected as a whole, or that lose a proof, get the time of the revocation.
 //
-// So do those of the pairs that used returns, which rest on what is revoked although no proof tells it any more; one that has
-// neither record nor mark gets a record with nothing proved. used is called inside the transaction, with what is taken
-// back, and must not call the store; nil: there are none.
+// So do the records of the pairs that used returns: grants for them depend on what is revoked, although no proof shows it any more. A
+// pair with neither record nor mark gets a record with nothing proved. used is called inside the transaction, with what is
+// revoked, and must not call the store; nil: there are none.
 func (s *Store) Revoke(r Revocation, at time.Time, used func(Revoked) []Pair) (Revoked, error) {
 	return write(s, "revoke", crashpoint.RevokeBefore, crashpoint.RevokeAfter, func(tx *bolt.Tx) (Revoked, error) {
 		gone, changed, err := revocable(tx, r)
@@ -108,7 +106,7 @@ func (s *Store) LastRevoked() (time.Time, error) {
 func noteRevoked(tx *bolt.Tx, at time.Time) error {
 	last, err := lastRevoked(tx)
 	if err != nil {
-		last = at // it cannot be read, and is written anew
+		last = at // it cannot be read, and is overwritten
 	}
 	return put(tx, bucketMeta, []byte(metaRevoked), later(last, at))
 }

@@ -18,11 +18,11 @@ type Rotation struct {
 	At         time.Time
 }
 
-// Rotate puts a Secret's credential in the place of the one with which the Secret proved access, whose
-// times of proof it keeps unless a registry has confirmed it by itself, and reports whether it did: only if the pair's record names the Secret, is
-// not full of what others proved, and the Secret has not changed more than MaxRotations times since a registry confirmed it. The new
-// credential is not confirmed: see [Proof.RotatedFrom]. A credential that other Secrets are noted with as well stays theirs; one
-// that was noted with this Secret alone is gone, whoever else may have it.
+// Rotate replaces the credential with which a Secret proved access by the one that the Secret holds now, and reports whether it did. It
+// does so only if the pair's record names the Secret, is not full of other proofs, and the Secret has not changed more than
+// MaxRotations times since a registry confirmed it. The new proof keeps the times of the old one, unless a registry has confirmed
+// the new credential. It is not confirmed: see [Proof.RotatedFrom]. A credential that other Secrets hold as well stays with them;
+// one that only this Secret held is deleted.
 func (s *Store) Rotate(r Rotation) (bool, error) {
 	if r.Credential == "" || r.Secret.UID == "" {
 		return false, nil
@@ -40,7 +40,7 @@ func (s *Store) Rotate(r Rotation) (bool, error) {
 	})
 }
 
-// Rotated returns the record as Rotate would leave it, and whether that is another. It shares nothing with it that changes.
+// Rotated returns the record as Rotate would leave it, and whether it differs. It is a deep copy.
 func (r *Record) Rotated(to Rotation) (next Record, rotated bool) {
 	next = *r
 	next.Proofs = slices.Clone(r.Proofs)
@@ -73,7 +73,7 @@ func (r *Record) rotate(to Rotation) (rotated bool) {
 	switch {
 	case own == nil:
 	case len(own.RotatedFrom) == 0:
-		next = *own // a registry confirmed it by itself: it keeps its own times, and counts for every holder
+		next = *own // a registry confirmed it: it keeps its own times, and counts from every Secret
 	default:
 		next.keep(*own)
 		next.Secrets, next.LastUsed = own.Secrets, own.LastUsed
@@ -81,8 +81,8 @@ func (r *Record) rotate(to Rotation) (rotated bool) {
 	}
 	r.release(to.Secret, to.Credential)
 	r.Proofs = slices.DeleteFunc(r.Proofs, func(p Proof) bool { return p.Credential == to.Credential })
-	// A credential that stays with other Secrets leaves no room for its successor; in a full record nobody
-	// else's proof makes way for one that no registry has seen.
+	// A credential that stays with other Secrets makes no room, and in a full record no other proof is evicted for one that no
+	// registry has confirmed.
 	if len(r.Proofs) >= MaxProofs {
 		return false
 	}
@@ -104,7 +104,7 @@ func union(a, b []credential.ID) []credential.ID {
 	return all
 }
 
-// keep takes over the times of another proof, if they are later.
+// keep copies the times of another proof, if they are later.
 func (p *Proof) keep(of Proof) {
 	p.FirstProved, p.LastProved = later(p.FirstProved, of.FirstProved), later(p.LastProved, of.LastProved)
 	p.Denied = later(p.Denied, of.Denied)

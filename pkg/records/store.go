@@ -28,8 +28,8 @@ type Store struct {
 	written map[Pair]uint64 // the value of writes when the pair was last written
 
 	// marked has the image IDs of the marks of each repository, since the keys of the marks begin with the image
-	// ID. It may have more than the file has, after a failed write, but never less. It is used inside write
-	// transactions alone, which bbolt runs one after the other.
+	// ID. After a failed write it may have IDs without a mark, but it never lacks one. It is used only inside write
+	// transactions, which bbolt runs one after the other.
 	marked map[string]map[string]struct{}
 }
 
@@ -82,7 +82,7 @@ func (s *Store) update(what, before, after string, f func(*bolt.Tx) error) error
 	return nil
 }
 
-// put writes a value; the zero sum of nothing else is readable.
+// put writes a value with its checksum.
 func put(tx *bolt.Tx, bucket string, key []byte, v any) error {
 	stored, err := encode(bucket, key, v)
 	if err != nil {
@@ -153,8 +153,8 @@ func countIntents(tx *bolt.Tx, repository string) (n int) {
 	return n
 }
 
-// rivalRecords yields the other repositories of the image whose record needs proof. A record that is open is not
-// one of them: an image that every pod may use has nothing to hide under a further name. One that cannot be read is.
+// rivalRecords yields the other repositories of the image whose record needs proof: every record that is not open, and those that
+// cannot be read.
 func rivalRecords(records *bolt.Bucket, own []byte) iter.Seq[[]byte] {
 	return func(yield func(key []byte) bool) {
 		for k, v := range otherRepositories(records, own) {
@@ -165,9 +165,9 @@ func rivalRecords(records *bolt.Bucket, own []byte) iter.Seq[[]byte] {
 	}
 }
 
-// rivalMarks yields the other repositories of the image that are marked. There are none before the first
-// scan, to which all names of an image are equally old. A name that turns up later on a preloaded image may have been given by
-// a tenant, and would stay usable after the operator has forgotten the mark of the first (docs/design/0024).
+// rivalMarks yields the other repositories of the image that are marked. It yields none before the first scan, when no name of an
+// image is older than another. A tenant may have given a preloaded image a name later, under which the image would stay usable after
+// an operator has removed the mark of the first name (docs/design/0024).
 func rivalMarks(marks *bolt.Bucket, own []byte) iter.Seq[[]byte] {
 	return func(yield func(key []byte) bool) {
 		asked := false
@@ -253,8 +253,7 @@ func (s *Store) KeyFingerprint() (string, error) {
 	})
 }
 
-// LastWrite returns the number of the last write transaction. Two equal ones of the same file say that nothing was
-// written between them, by whatever program.
+// LastWrite returns the number of the last write transaction. If it has not changed, no program has written to the file.
 func (s *Store) LastWrite() (uint64, error) {
 	return read(s, "read the number of the last write", func(tx *bolt.Tx) (uint64, error) {
 		return uint64(tx.ID()), nil //nolint:gosec // it begins at 0 and goes up

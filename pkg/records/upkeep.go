@@ -20,7 +20,7 @@ type Use struct {
 	Secrets map[credential.ID][]SecretRef
 }
 
-// Merge returns a use that says what both say. It shares nothing with them that changes.
+// Merge returns the union of two uses. It is a deep copy.
 func (u Use) Merge(with Use) Use {
 	u.At = later(u.At, with.At)
 	u.Credentials, u.Secrets = maps.Clone(u.Credentials), maps.Clone(u.Secrets)
@@ -45,20 +45,20 @@ func (u Use) Merge(with Use) Use {
 	return u
 }
 
-// Touch writes last-used times. Pairs and credentials without a record are passed over.
+// Touch writes last-used times. Pairs and credentials without a record are skipped.
 func (s *Store) Touch(uses map[Pair]Use) error {
 	return s.update("write last-used times", "", "", func(tx *bolt.Tx) error {
 		for p, u := range uses {
 			var r Record
 			if ok, err := get(tx, bucketRecords, p.key(), &r); !ok || err != nil {
-				continue // nothing to touch, or nothing that a last-used time could mend
+				continue // no record, or one that cannot be read
 			}
 			r.LastUsed = later(r.LastUsed, u.At)
 			for i := range r.Proofs {
 				proof := &r.Proofs[i]
 				proof.LastUsed = later(proof.LastUsed, u.Credentials[proof.Credential])
 				if u.Credentials[proof.Credential].Before(proof.FirstProved) || len(proof.RotatedFrom) > 0 {
-					continue // a use from before the credential was revoked and proved anew, or from before its Secret changed
+					continue // the use is older than the proof, or than the last change of the Secret
 				}
 				for _, ref := range u.Secrets[proof.Credential] {
 					proof.note(ref)
@@ -72,8 +72,8 @@ func (s *Store) Touch(uses map[Pair]Use) error {
 	})
 }
 
-// Clamp lets every proof that lies in the future count from now: the clock was set back, and nobody knows better. It
-// returns how many records have one, and writes nothing if there are none.
+// Clamp sets the times of every proof that is in the future to now, because the clock was set back. It
+// returns the number of records with such proofs, and writes nothing if there are none.
 func (s *Store) Clamp(now time.Time) (int, error) {
 	const what = "set proofs back with the clock"
 	if n, err := read(s, what, func(tx *bolt.Tx) (int, error) { return len(ahead(tx, now)), nil }); err != nil || n == 0 {
@@ -117,7 +117,7 @@ func earlier(a, b time.Time) time.Time {
 type Pruned struct {
 	// Records and Marks are what it deleted.
 	Records, Marks []Pair
-	// Closed are the records that have become such of images that are gone: nothing is proved by them any more.
+	// Closed are the records that have lost their proofs because their image is gone.
 	Closed []Pair
 	// Unlisted are the pairs of those records whose image no list has ever had. Their repositories have an intent now.
 	Unlisted []Pair
@@ -139,14 +139,14 @@ type Pruning struct {
 }
 
 // Prune deletes the marks of pairs that are not present, and the records of images that are not present if every pod could
-// use them or if they were removed through pullgate. The records of other images that are not present become such
-// of images that are gone: a runtime may leave an image out of its lists and have it again after its next
-// restart, and then it must not look like one of which nothing is known.
+// use them or if they were removed through pullgate. The records of other images that are not present lose their proofs
+// and stay: a runtime may omit an image from its lists and have it again after its next restart, and then it must not look
+// untracked.
 //
-// A record whose image no list has ever had may be of a wrong image ID, and the image that the pull really brought may be on the
+// A record whose image no list has ever had may have a wrong image ID, and the image that the pull really brought may be on the
 // node. So Prune writes an intent of its repository, as of a pull that has ended without a known result.
 //
-// A Pruning without images is not believed: ErrNoImages.
+// A Pruning without images is refused: ErrNoImages.
 func (s *Store) Prune(of Pruning) (Pruned, error) {
 	if len(of.Images) == 0 {
 		return Pruned{}, ErrNoImages
@@ -295,8 +295,8 @@ type Settlement struct {
 }
 
 // Settle writes a record with nothing proved for each pair that one of the pulls may have brought and that has neither
-// record nor mark, and deletes the intents. It does so in transactions of a bounded size, each with the
-// intents that it settles; after an error the first ones may have been settled. An unknown intent is no error.
+// record nor mark, and deletes the intents, in transactions of a bounded size. After an error the first ones may have been
+// settled. An unknown intent is not an error.
 func (s *Store) Settle(of Settlement) error {
 	present := map[string][]Pair{}
 	for _, p := range of.Present {

@@ -17,10 +17,10 @@ import (
 	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
-// MaxProblems bounds the problems that a Verification tells one by one.
+// MaxProblems bounds the problems that a Verification lists.
 const MaxProblems = 1000
 
-// WhereTree is where a problem is that lies in the structure of the file.
+// WhereTree is the place of a problem in the structure of the file.
 const WhereTree = "tree"
 
 // A Problem is one thing in a store that cannot be read.
@@ -30,7 +30,7 @@ type Problem struct {
 	What  string
 }
 
-// A Verification says what was read of a store. It is sound if it has no problems.
+// A Verification is the result of reading a store. The store is sound if there are no problems.
 type Verification struct {
 	Values   int // unreadable ones included
 	Problems []Problem
@@ -46,15 +46,15 @@ func (v *Verification) add(where string, err error) {
 	v.Problems = append(v.Problems, Problem{Where: where, What: err.Error()})
 }
 
-// Verify reads every value of one moment and tells what cannot be read; it changes nothing. An error means that it
-// did not come to its end. Other calls go on meanwhile, unless the file has outgrown what is mapped of it at once.
+// Verify reads every value of one moment and returns what cannot be read; it changes nothing. An error means that it was not
+// completed. Other calls are not blocked, unless the file has to be mapped anew because it has grown.
 func (s *Store) Verify(ctx context.Context) (Verification, error) {
 	return read(s, "verify records", func(tx *bolt.Tx) (Verification, error) {
 		return verify(ctx, func(to boltfile.Visitor) error { return s.file.Walk(tx, to) })
 	})
 }
 
-// VerifyFile does the same with the file of a store, which nobody writes to meanwhile. A file of a newer format is
+// VerifyFile does the same with the file of a store, which must not be written to meanwhile. For a file of a newer format it returns
 // ErrNewerFormat.
 func VerifyFile(ctx context.Context, file io.ReaderAt) (Verification, error) {
 	v, err := verify(ctx, func(to boltfile.Visitor) error {
@@ -190,7 +190,7 @@ func KeyText(bucket string, key []byte) string {
 	return text
 }
 
-// Examine tells what [Open] would find at path, and changes nothing: the damage for which it would set the file
+// Examine returns what [Open] would find at path, and changes nothing: the damage for which it would set the file
 // aside, or the error that it would return.
 func Examine(path string) (damage, err error) {
 	f, damage, err := openFile(path, Options{}, true)

@@ -8,15 +8,15 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// A store is walked page by page, each in a transaction of its own: a reader that takes its time holds up neither the
-// writers nor the reuse of pages in the file. What comes and goes between two pages may be seen or not.
+// A store is listed page by page, each in a transaction of its own: a slow reader blocks neither
+// writers nor the reuse of pages in the file. A change between two pages may be seen or not.
 
 // An ImageFacts is everything that the store knows about one image ID.
 type ImageFacts struct {
 	ImageID string
 	Records []Record // by repository
 	Marks   []Mark   // by repository
-	// Unreadable are the repositories of which something cannot be read. They need proof whatever the policy.
+	// Unreadable are the repositories with a value that cannot be read. They need proof whatever the policy.
 	Unreadable []string
 }
 

@@ -1,11 +1,11 @@
-// Package offline reads the file of a store that no daemon has open, and packs it closer.
+// Package offline implements reading, checking and compacting the file of a store that no daemon has open.
 //
-// No call changes a byte of a store: it is not created, upgraded, mended or set aside. [Compact] writes a file of its own
-// and puts that in the store's place when it is whole, on disk and known to hold the same values, or leaves the store as
-// it was, whatever happens on the way.
+// No call changes a byte of a store: it is not created, upgraded, repaired or set aside. [Compact] writes a new file and renames
+// it over the store when it is complete, on disk and verified to hold the same values; after any failure the store is as it
+// was.
 //
-// Each call holds the file's lock, which is waited for no longer than a daemon would wait; a daemon that runs has it, and
-// the error is ErrInUse then.
+// Each call holds the file's lock, and waits for it as long as a daemon would. While a daemon runs, which has the lock, the
+// error is ErrInUse.
 //
 // # Lines of a dump
 //

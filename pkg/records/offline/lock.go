@@ -31,7 +31,7 @@ func locked(ctx context.Context, path string, how int, do func(*os.File) error) 
 		return err
 	}
 	if !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is no regular file but %v", path, info.Mode().Type())
+		return fmt.Errorf("%s is not a regular file: %v", path, info.Mode().Type())
 	}
 	if err := lock(ctx, f, how); err != nil {
 		return fmt.Errorf("lock %s: %w", path, err)

@@ -197,7 +197,7 @@ func TestCheckTellsWhatIsWrongAndChangesNothing(t *testing.T) {
 					t.Fatal(err)
 				}
 			},
-			text: "no regular file",
+			text: "not a regular file",
 		},
 		"pipe": {
 			spoil: func(t *testing.T, path string) {
@@ -206,7 +206,7 @@ func TestCheckTellsWhatIsWrongAndChangesNothing(t *testing.T) {
 					t.Fatal(err)
 				}
 			},
-			text: "no regular file",
+			text: "not a regular file",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,9 +1,9 @@
-// Package boltfile opens bbolt files, checks them, and reads their pages without bbolt.
+// Package boltfile implements opening and checking bbolt files, and reading their pages without bbolt.
 //
-// A file that it opens is sound as a whole, locked, and the one that its path leads to. What is wrong with a file is told and
-// changes nothing. bbolt trusts what it reads: a page that leads out of the file, round in a circle or through four billion pages
-// takes the process with it, in a goroutine where nobody can catch that. So pages are walked first by [Walk]: whatever a file
-// holds, that ends and leads nowhere out of it, without a panic and with no more memory than the file is long.
+// A file that it opens is sound as a whole, locked, and the one at its path. Damage is returned and changes nothing. bbolt trusts what
+// it reads: a page that refers to a place outside of the file, to itself or to four billion pages ends the process, in a goroutine
+// of bbolt where the panic cannot be recovered. So [Walk] reads the pages first: for any content of the file it ends, reads only
+// the file, does not panic and needs no more memory than the size of the file.
 //
 // A walk holds the pages to the layout that bbolt gives them, one element right after the other and each key between
 // those of its neighbours, so that no wrong count, size or order hides a key. It writes nothing and locks nothing: the

@@ -49,7 +49,7 @@ func Open(path string, o Options) (f *File, damage, err error) {
 	case err != nil:
 		return nil, nil, err
 	case !info.Mode().IsRegular():
-		return nil, nil, fmt.Errorf("it is no regular file but %v", info.Mode().Type())
+		return nil, nil, fmt.Errorf("not a regular file: %v", info.Mode().Type())
 	case info.Size() == 0:
 		return nil, errors.New("the file is empty"), nil // bbolt would begin a new database in it
 	}
