@@ -28,7 +28,7 @@ func storeRestoreCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "restore", Hidden: true, DisableFlagParsing: true,
 		RunE: func(*cobra.Command, []string) error {
-			return cli.Misused("the steps are in docs/store.md", "a backup is restored by hand, while pullgated is stopped")
+			return cli.Misused("see https://github.com/pullgate/pullgate/blob/main/docs/store.md#backup-and-restore", "a backup is restored by hand, while pullgated is stopped")
 		},
 	}
 }

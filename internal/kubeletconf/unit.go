@@ -39,7 +39,7 @@ const unitProperties = "Id,LoadState,ActiveState,SubState,MainPID,NRestarts,Invo
 func (h Host) Units(ctx context.Context, names ...string) ([]Unit, error) {
 	out, err := h.command(ctx, "systemctl", append([]string{"show", "--property=" + unitProperties, "--"}, names...)...)
 	if err != nil {
-		return nil, hint.Errorf("this needs a node where systemd runs the kubelet; without it, set the kubelet's endpoint by hand as docs/install.md shows",
+		return nil, hint.Errorf("this needs a node where systemd runs the kubelet; without it, set the kubelet's endpoint by hand: see https://github.com/pullgate/pullgate/blob/main/docs/install.md",
 			"ask systemd for %s: %w", strings.Join(names, ", "), err)
 	}
 	var units []Unit
