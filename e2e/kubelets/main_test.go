@@ -25,11 +25,15 @@ func nodes() []kind {
 	}
 }
 
+// atOnce is how many nodes run at once: more of them have too little of two cores to be as quick as the scenarios expect.
+const atOnce = 3
+
 // TestNode runs the scenarios on nodes side by side. Environment variables select: KUBELET and RUNTIME the nodes by a pattern, SCENARIO
 // the scenarios by a pattern of their names ("hole" always runs). With neither of the first two, NODES=matrix selects all nodes but
 // mainNode, and nothing selects mainNode.
 func TestNode(t *testing.T) {
 	kubelet, runtime, matrix := os.Getenv("KUBELET"), os.Getenv("RUNTIME"), os.Getenv("NODES") == "matrix"
+	turns := make(chan struct{}, atOnce)
 	chosen := 0
 	for _, k := range nodes() {
 		switch {
@@ -41,6 +45,8 @@ func TestNode(t *testing.T) {
 		chosen++
 		t.Run(k.kubelet+"/"+k.runtime, func(t *testing.T) {
 			t.Parallel()
+			turns <- struct{}{}
+			defer func() { <-turns }()
 			m := newMachine(t, k.kubelet, k.runtime)
 			if k.runtime == asCRIO {
 				testNodeAsCRIO(t, m)
