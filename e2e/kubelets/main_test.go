@@ -33,7 +33,8 @@ const atOnce = 3
 // mainNode, and nothing selects mainNode.
 func TestNode(t *testing.T) {
 	kubelet, runtime, matrix := os.Getenv("KUBELET"), os.Getenv("RUNTIME"), os.Getenv("NODES") == "matrix"
-	turns := make(chan struct{}, atOnce)
+	// A node starts when one before it in the order of nodes has ended.
+	turns := make(chan chan struct{}, len(nodes()))
 	chosen := 0
 	for _, k := range nodes() {
 		switch {
@@ -42,11 +43,22 @@ func TestNode(t *testing.T) {
 		case !whole(kubelet).MatchString(k.kubelet) || !whole(runtime).MatchString(k.runtime):
 			continue
 		}
-		chosen++
+		turn := make(chan struct{})
+		if chosen++; chosen <= atOnce {
+			close(turn)
+		} else {
+			turns <- turn
+		}
 		t.Run(k.kubelet+"/"+k.runtime, func(t *testing.T) {
 			t.Parallel()
-			turns <- struct{}{}
-			defer func() { <-turns }()
+			<-turn
+			defer func() {
+				select {
+				case next := <-turns:
+					close(next)
+				default:
+				}
+			}()
 			m := newMachine(t, k.kubelet, k.runtime)
 			if k.runtime == asCRIO {
 				testNodeAsCRIO(t, m)
