@@ -3,7 +3,6 @@ package kubelets_test
 import (
 	"fmt"
 	"strings"
-	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,12 +14,14 @@ import (
 // A crowd is 60 pods of three tenants that come at once, on five images of A that are on the node. A
 // and C have the credential that pulled them, B has none.
 type crowd struct {
-	started time.Duration   // until the last pod of A and C runs
-	starts  []time.Duration // of each pod of A and C, until it was seen to run; in order
-	pulls   int             // that the kubelet announced for pods of A and C
-	delayed int             // pods of A and C that the kubelet's own limit of pulls sent into back-off
-	calls   float64         // of PullImage, for all 60 and for the large image
-	intents float64         // that were left when every pod was what it should be
+	how       string
+	protected bool
+	started   time.Duration   // until the last pod of A and C runs
+	starts    []time.Duration // of each pod of A and C, until it was seen to run; in order
+	pulls     int             // that the kubelet announced for pods of A and C
+	delayed   int             // pods of A and C that the kubelet's own limit of pulls sent into back-off
+	calls     float64         // of PullImage, for all 60 and for the large image
+	intents   float64         // that were left when every pod was what it should be
 }
 
 // crowdOf lets the crowd come, while an image is being pulled that takes its time. B's pods have to end in
@@ -96,28 +97,25 @@ func (s *scenario) crowdOf(wantB string) crowd {
 	return c
 }
 
-// quantiles says when half of the pods of A and C ran, and when 99 % of them did.
-func (c crowd) quantiles() string {
-	at := func(percent int) time.Duration {
-		if len(c.starts) == 0 {
-			return 0
-		}
-		return c.starts[(len(c.starts)*percent-1)/100].Round(100 * time.Millisecond)
+// How the node of a crowd is protected, as the log and the chart name it.
+const (
+	unprotected = "without pullgate"
+	standalone  = "pullgate standalone"
+	withSource  = "with the pod source"
+)
+
+// quantile returns when so many percent of the pods of A and C ran; 0 if none did.
+func (c crowd) quantile(percent int) time.Duration {
+	if len(c.starts) == 0 {
+		return 0
 	}
-	return fmt.Sprintf("p50 %v, p99 %v", at(50), at(99))
+	return c.starts[(len(c.starts)*percent-1)/100]
 }
 
-func TestQuantilesOfACrowd(t *testing.T) {
-	var c crowd
-	if got := c.quantiles(); got != "p50 0s, p99 0s" {
-		t.Errorf("quantiles of no pods = %q", got)
-	}
-	for i := range 40 {
-		c.starts = append(c.starts, time.Duration(i+1)*time.Second)
-	}
-	if got, want := c.quantiles(), "p50 20s, p99 40s"; got != want {
-		t.Errorf("quantiles = %q; want %q", got, want)
-	}
+func (c crowd) String() string {
+	round := func(d time.Duration) time.Duration { return d.Round(100 * time.Millisecond) }
+	return fmt.Sprintf("%s: %d pods of A and C ran after %v (p50 %v, p99 %v), of these %d after a back-off for the kubelet's own limit; the kubelet announced %d pulls for them and made %v calls of PullImage in all",
+		c.how, len(c.starts), round(c.started), round(c.quantile(50)), round(c.quantile(99)), c.delayed, c.pulls, c.calls)
 }
 
 // large is how long the pull takes that goes on when the crowd comes. Some runtimes give up on a registry that is silent for half
@@ -192,8 +190,9 @@ func (s *scenario) metric(name string) float64 {
 // The crowd without pullgate: every pod runs, and as fast as this node can.
 func crowdUnprotected(s *scenario) {
 	c := s.crowdOf(running)
-	s.unprotectedCrowd = c
-	s.Logf("unprotected: 40 pods of A and C ran after %v, %s; the kubelet pulled %d times", c.started.Round(100*time.Millisecond), c.quantiles(), c.pulls)
+	c.how = unprotected
+	s.crowds = append(s.crowds, c)
+	s.Log(c)
 }
 
 // The crowd before pullgated: each pod ends as it should, no call is lost. Standalone, every pod of A and C
@@ -213,17 +212,17 @@ func crowdProtected(s *scenario) {
 	if got := rose("pullgate_panics_total"); got != 0 || c.intents > 0 {
 		s.Errorf("%v panics, and %v pulls with an unknown outcome; want none", got, c.intents)
 	}
-	how := "standalone"
+	c.how, c.protected = standalone, true
 	if s.sourced {
-		how = "with the pod source"
+		c.how = withSource
 		if c.pulls != 0 || c.delayed != 0 {
 			s.Errorf("the kubelet pulled %d times for pods of A and C, %d of them went into back-off; want no pull", c.pulls, c.delayed)
 		}
-	} else {
-		s.standaloneCrowd = c
 	}
-	s.Logf("%s: 40 pods of A and C ran after %v, %s, of these %d after a back-off for the kubelet's own limit; the kubelet announced %d pulls for them and made %v calls of PullImage in all; standalone they ran after %v, with %v calls; unprotected after %v",
-		how, c.started.Round(100*time.Millisecond), c.quantiles(), c.delayed, c.pulls, c.calls,
-		s.standaloneCrowd.started.Round(100*time.Millisecond), s.standaloneCrowd.calls, s.unprotectedCrowd.started.Round(100*time.Millisecond))
+	s.crowds = append(s.crowds, c)
+	s.Log(c)
+	if s.sourced {
+		s.must(chart(s.crowds).write())
+	}
 	s.must(s.restartKubelet(s.Context(), quick()))
 }

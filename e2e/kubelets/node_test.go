@@ -31,16 +31,15 @@ const (
 // a pullgated.
 type machine struct {
 	*node.Node
-	cluster          *cluster.Cluster
-	kubelet          *cluster.Kubelet
-	gate             *node.Pullgated
-	runtime          string
-	crio             *node.CRIO             // nil but for asCRIO
-	endpoint         string                 // of the runtime
-	preloaded        map[string]node.Pushed // by the names that the scenarios use
-	sourced          bool                   // the pod source is on
-	unprotectedCrowd crowd
-	standaloneCrowd  crowd
+	cluster   *cluster.Cluster
+	kubelet   *cluster.Kubelet
+	gate      *node.Pullgated
+	runtime   string
+	crio      *node.CRIO             // nil but for asCRIO
+	endpoint  string                 // of the runtime
+	preloaded map[string]node.Pushed // by the names that the scenarios use
+	sourced   bool                   // the pod source is on
+	crowds    []crowd
 
 	wanted *regexp.Regexp // of the names of scenarios
 	ran    int
