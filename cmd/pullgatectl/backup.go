@@ -48,7 +48,7 @@ only on this node, with the node.key that it was written with: keep that beside 
 				return backupFailure(err)
 			})
 		}
-		if err := atomicfile.May(file, force); err != nil {
+		if err := atomicfile.Check(file, force); err != nil {
 			return backupFailure(err) // before the daemon begins to send
 		}
 		var size int64
@@ -70,7 +70,7 @@ only on this node, with the node.key that it was written with: keep that beside 
 
 // backUp writes a backup to a file that is there whole or not at all.
 func backUp(ctx context.Context, api adminv1.PullRecordsClient, file string, replace bool) (size int64, err error) {
-	err = atomicfile.Write(file, replace, func(w io.Writer) (err error) {
+	err = atomicfile.Write(file, atomicfile.Options{Replace: replace}, func(w io.Writer) (err error) {
 		size, err = cli.Backup(ctx, api, w)
 		return err
 	})

@@ -5,8 +5,8 @@ import (
 	"os"
 )
 
-// SyncFolder returns when the names in a folder are on disk as they are: a file that was made, renamed or removed there
-// stays so after a crash.
+// SyncFolder returns when the names in a folder are on disk: a file that was created, renamed or removed there stays so
+// after a crash.
 func SyncFolder(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 func TestSyncFolder(t *testing.T) {
 	dir := t.TempDir()
 	if err := atomicfile.SyncFolder(dir); err != nil {
-		t.Errorf("Folder = %v; want nil", err)
+		t.Errorf("SyncFolder = %v; want nil", err)
 	}
 	if err := atomicfile.SyncFolder(filepath.Join(dir, "absent")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("Folder of what is not there = %v; want ErrNotExist", err)
+		t.Errorf("SyncFolder of an absent folder = %v; want ErrNotExist", err)
 	}
 }

@@ -10,21 +10,36 @@ import (
 	"syscall"
 )
 
-// The texts follow the name of the file, for the person who gave it.
+// The texts follow the name of the file.
 var (
-	// ErrExists is returned for a file that is there and is not to be replaced. It is an fs.ErrExist.
+	// ErrExists is returned for a file that exists and must not be replaced. It is an fs.ErrExist.
 	ErrExists error = existsError{}
-	// ErrNoFile is returned for what is there and is no regular file: a rename would replace a device just as well.
-	ErrNoFile = errors.New("is there and is no regular file")
+	// ErrNoFile is returned for a path that exists and is not a regular file.
+	ErrNoFile = errors.New("exists and is not a regular file")
 )
 
 type existsError struct{}
 
-func (existsError) Error() string        { return "is there already" }
+func (existsError) Error() string        { return "already exists" }
 func (existsError) Is(target error) bool { return target == fs.ErrExist }
 
-// May returns the error with which Write would refuse before it has written anything.
-func May(path string, replace bool) error {
+// Options of Write. The zero value creates a file with mode 0600 and replaces none.
+type Options struct {
+	// Replace allows to replace a regular file. What is not a regular file is never replaced.
+	Replace bool
+	// Mode is the mode of a new file, whatever the umask; 0 means 0600.
+	Mode fs.FileMode
+	// KeepAttributes gives the new file the mode and the owner of the file that it replaces.
+	KeepAttributes bool
+	// FollowLinks writes the file that a symbolic link names. Without it a link is not a regular file.
+	FollowLinks bool
+	// Temporary is the name, in the file's folder, of the file that is written first. A file of that name is removed, so that
+	// the next call cleans up after a crash; the caller excludes concurrent calls. "" means a name that is not in use.
+	Temporary string
+}
+
+// Check returns the error with which Write would refuse the path before it writes anything.
+func Check(path string, replace bool) error {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -40,47 +55,94 @@ func May(path string, replace bool) error {
 	}
 }
 
-// Write makes the file of what fill writes, beside it at first, and gives it its name once that is on disk.
-func Write(path string, replace bool, fill func(io.Writer) error) (err error) {
-	if err := May(path, replace); err != nil {
+// Write writes what fill writes to a temporary file in the same folder, and renames it to path once it is on disk. After an
+// error the temporary file is removed and the file at path is as it was, unless only the sync of the folder failed.
+func Write(path string, o Options, fill func(io.Writer) error) (err error) {
+	if o.FollowLinks {
+		switch target, err := filepath.EvalSymlinks(path); {
+		case err == nil:
+			path = target
+		case !errors.Is(err, fs.ErrNotExist):
+			return err
+		}
+	}
+	if err := Check(path, o.Replace); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // with mode 0600
+	f, err := create(path, o.Temporary)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			_ = f.Close() // closed already, unless it went wrong before
-			if gone := os.Remove(f.Name()); !errors.Is(gone, fs.ErrNotExist) {
-				err = errors.Join(err, gone)
+			_ = f.Close() // fails if it is closed already
+			if removeErr := os.Remove(f.Name()); !errors.Is(removeErr, fs.ErrNotExist) {
+				err = errors.Join(err, removeErr)
 			}
 		}
 	}()
 	if err := fill(f); err != nil {
 		return err
 	}
+	if err := setAttributes(f, path, o); err != nil {
+		return err
+	}
 	if err := errors.Join(f.Sync(), f.Close()); err != nil {
 		return err
 	}
-	if err := place(f.Name(), path, replace); err != nil {
+	if err := place(f.Name(), path, o.Replace); err != nil {
 		return err
 	}
 	return SyncFolder(filepath.Dir(path))
 }
 
-// place gives a file its name, and takes that from no other file unless that is wanted.
+// create creates the temporary file of path, with mode 0600.
+func create(path, temporary string) (*os.File, error) {
+	dir := filepath.Dir(path)
+	if temporary == "" {
+		return os.CreateTemp(dir, "."+filepath.Base(path)+".*")
+	}
+	name := filepath.Join(dir, temporary)
+	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+}
+
+// setAttributes gives f the mode and the owner that o asks for.
+func setAttributes(f *os.File, path string, o Options) error {
+	mode := o.Mode
+	if o.KeepAttributes {
+		switch info, err := os.Lstat(path); {
+		case err == nil:
+			mode = info.Mode().Perm()
+			if owner, ok := info.Sys().(*syscall.Stat_t); ok {
+				if err := f.Chown(int(owner.Uid), int(owner.Gid)); err != nil {
+					return err
+				}
+			}
+		case !errors.Is(err, fs.ErrNotExist):
+			return err
+		}
+	}
+	if mode == 0 {
+		return nil
+	}
+	return f.Chmod(mode) // after Chown, which may clear bits
+}
+
+// place renames from to to. Without replace it fails if another process has created the file meanwhile.
 func place(from, to string, replace bool) error {
 	if replace {
 		return os.Rename(from, to)
 	}
-	// A link, unlike a rename, fails if somebody has made the file meanwhile.
+	// A hard link, unlike a rename, does not replace a file.
 	switch err := os.Link(from, to); {
 	case errors.Is(err, fs.ErrExist):
 		return fmt.Errorf("%s %w", to, ErrExists)
 	case errors.Is(err, syscall.EPERM), errors.Is(err, syscall.ENOTSUP), errors.Is(err, syscall.ENOSYS):
-		// A file system without links. Of two that create at once, the second takes the place of the first.
-		if err := May(to, false); err != nil {
+		// A file system without hard links. Of two concurrent calls the second replaces the file of the first.
+		if err := Check(to, false); err != nil {
 			return err
 		}
 		return os.Rename(from, to)

@@ -3,6 +3,7 @@ package atomicfile_test
 import (
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -35,7 +36,7 @@ func TestWriteIsAllOrNothing(t *testing.T) {
 		"one that is to be replaced":   {"old", true, with("new", nil), nil, "new"},
 		"a failure":                    {"", false, with("half", errFill), errFill, ""},
 		"a failure where one is there": {"old", true, with("half", errFill), errFill, "old"},
-		"one that somebody makes meanwhile": {"", false, func(path string) func(io.Writer) error {
+		"one that another process makes meanwhile": {"", false, func(path string) func(io.Writer) error {
 			return func(io.Writer) error { return os.WriteFile(path, []byte("theirs"), 0o600) }
 		}, atomicfile.ErrExists, "theirs"},
 	} {
@@ -47,7 +48,7 @@ func TestWriteIsAllOrNothing(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := atomicfile.Write(path, tc.replace, tc.fill(path)); !errors.Is(err, tc.wantErr) {
+			if err := atomicfile.Write(path, atomicfile.Options{Replace: tc.replace}, tc.fill(path)); !errors.Is(err, tc.wantErr) {
 				t.Errorf("Write = %v; want %v", err, tc.wantErr)
 			}
 			got, err := os.ReadFile(path)
@@ -81,11 +82,79 @@ func TestWriteLeavesWhatIsNoFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{link, dir, pipe} {
-		if err := atomicfile.Write(path, true, text("x", nil)); !errors.Is(err, atomicfile.ErrNoFile) {
+		if err := atomicfile.Write(path, atomicfile.Options{Replace: true}, text("x", nil)); !errors.Is(err, atomicfile.ErrNoFile) {
 			t.Errorf("Write(%s) = %v; want %v", path, err, atomicfile.ErrNoFile)
 		}
 	}
-	if err := atomicfile.Write(filepath.Join(dir, "gone", "file"), false, text("x", nil)); !errors.Is(err, os.ErrNotExist) {
+	if err := atomicfile.Write(filepath.Join(dir, "gone", "file"), atomicfile.Options{}, text("x", nil)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("Write into a folder that is not there = %v; want %v", err, os.ErrNotExist)
+	}
+}
+
+func TestWriteAttributes(t *testing.T) {
+	keep := atomicfile.Options{Replace: true, Mode: 0o640, KeepAttributes: true}
+	for name, tc := range map[string]struct {
+		before fs.FileMode // 0 is no file
+		o      atomicfile.Options
+		want   fs.FileMode
+	}{
+		"a new file":             {0, keep, 0o640},
+		"more than the umask":    {0, atomicfile.Options{Mode: 0o666}, 0o666},
+		"kept":                   {0o604, keep, 0o604},
+		"replaced":               {0o604, atomicfile.Options{Replace: true, Mode: 0o640}, 0o640},
+		"replaced, without mode": {0o604, atomicfile.Options{Replace: true}, 0o600},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "file")
+			if tc.before != 0 {
+				if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Chmod(path, tc.before)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := atomicfile.Write(path, tc.o, text("x", nil)); err != nil {
+				t.Fatal(err)
+			}
+			if info, err := os.Stat(path); err != nil || info.Mode() != tc.want {
+				t.Errorf("mode %v, %v; want %v", info.Mode(), err, tc.want)
+			}
+		})
+	}
+}
+
+func TestWriteFollowsLinks(t *testing.T) {
+	dir := t.TempDir()
+	link, target := filepath.Join(dir, "link"), filepath.Join(dir, "target")
+	if err := os.Symlink("target", link); err != nil {
+		t.Fatal(err)
+	}
+	o := atomicfile.Options{Replace: true, FollowLinks: true}
+	if err := atomicfile.Write(link, o, text("x", nil)); !errors.Is(err, atomicfile.ErrNoFile) {
+		t.Errorf("Write through a dangling link = %v; want %v", err, atomicfile.ErrNoFile)
+	}
+	if err := os.WriteFile(target, []byte("old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := atomicfile.Write(link, o, text("new", nil)); err != nil {
+		t.Fatal(err)
+	}
+	to, err := os.Readlink(link)
+	if content, readErr := os.ReadFile(target); err != nil || readErr != nil || to != "target" || string(content) != "new" {
+		t.Errorf("link to %q, content %q, %v, %v; want target, new", to, content, err, readErr)
+	}
+}
+
+func TestWriteReplacesATemporaryFileThatACrashLeft(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, ".new"), []byte("half of a longer file"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "file")
+	if err := atomicfile.Write(path, atomicfile.Options{Temporary: ".new"}, text("new", nil)); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(dir)
+	content, readErr := os.ReadFile(path)
+	if err != nil || readErr != nil || len(entries) != 1 || string(content) != "new" {
+		t.Errorf("folder %v, content %q, %v, %v; want the new file alone", entries, content, err, readErr)
 	}
 }

@@ -20,7 +20,7 @@ const maxGrants = 64 << 20
 func handOver(o Options, t *tracker.Tracker) {
 	data, err := t.HandOver()
 	if err == nil {
-		err = atomicfile.Write(filepath.Join(o.Config.StateDir, grantsFile), true, func(w io.Writer) error {
+		err = atomicfile.Write(filepath.Join(o.Config.StateDir, grantsFile), atomicfile.Options{Replace: true}, func(w io.Writer) error {
 			_, err := w.Write(data)
 			return err
 		})

@@ -65,6 +65,11 @@ func (s Enabler) do(ctx context.Context, p Plan) (began int, err error) {
 	if p.Enable {
 		w.endpoint = s.Daemon.Listen
 	}
+	if j := p.inspection.journal; j != nil {
+		if err := removeTemporary(s.Host, j.File.Path); err != nil {
+			return 0, err
+		}
+	}
 	for i, step := range p.Steps {
 		if err := ctx.Err(); err != nil {
 			return i, err

@@ -36,6 +36,7 @@ func (n *node) killed(nth int, do func() error) (reached bool) {
 	n.sayHook = func(line string) {
 		if said++; said > nth {
 			reached = true
+			n.interruptWrite(line)
 			panic(errKilled)
 		}
 	}
@@ -368,6 +369,20 @@ func TestEnableWithoutADisk(t *testing.T) {
 			}
 		})
 	}
+}
+
+// interruptWrite leaves what a write leaves that is killed before its rename, if line is that of a write.
+func (n *node) interruptWrite(line string) {
+	n.t.Helper()
+	path, ok := strings.CutPrefix(line, "write ")
+	if !ok {
+		return
+	}
+	path = strings.TrimSuffix(path, " as it was")
+	if target, err := filepath.EvalSymlinks(filepath.Join(n.root, path)); err == nil {
+		path = strings.TrimPrefix(target, n.root)
+	}
+	n.put(filepath.Join(filepath.Dir(path), ".pullgate-new"), "half a fi")
 }
 
 func TestWriteKeepsModeOwnerAndLink(t *testing.T) {

@@ -117,7 +117,7 @@ func (s Enabler) target(ctx context.Context, l inspection) (change, error) {
 			return change{}, fmt.Errorf("find the owner of %s: %w", c.path, err)
 		}
 		if owner == ofOthers {
-			return change{}, hint.Errorf("move it away if it is not needed", "%s is there already, and pullgatectl did not write it", c.path)
+			return change{}, hint.Errorf("move it away if it is not needed", "%s already exists, and pullgatectl did not write it", c.path)
 		}
 	}
 	n, err := l.host.With(map[string][]byte{c.path: c.content}).Discover(ctx, l.base.Unit.Name)

@@ -49,7 +49,7 @@ func TestEnableRefuses(t *testing.T) {
 				n.put("/var/lib/kubelet/kubeadm-flags.env", "KUBELET_KUBEADM_ARGS=--container-runtime-endpoint=unix:///run/new.sock\n")
 			}, "and started again it would dial unix:///run/new.sock", "restart kubelet.service first", nil,
 		},
-		{"a ofOthers file in the way", "k3s", func(n *node) { n.put(rancherDropIn, "v: 1\n") }, "is there already, and pullgatectl did not write it", "move it away", nil},
+		{"a ofOthers file in the way", "k3s", func(n *node) { n.put(rancherDropIn, "v: 1\n") }, "already exists, and pullgatectl did not write it", "move it away", nil},
 		{
 			"a later drop-in of k3s", "k3s", func(n *node) { n.put("/etc/rancher/k3s/config.yaml.d/95-x.yaml", "kubelet-arg: [v=2]\n") },
 			"the kubelet would still dial unix:///run/k3s/containerd/containerd.sock", "look for one with ExecStart=, or with kubelet-arg and no", nil,

@@ -80,7 +80,7 @@ func readKey(f *os.File) ([]byte, error) {
 // there is a file already; of two concurrent calls one gets it.
 func CreateKey(path string) (Key, error) {
 	key := NewKey()
-	err := atomicfile.Write(path, false, func(w io.Writer) error {
+	err := atomicfile.Write(path, atomicfile.Options{}, func(w io.Writer) error {
 		_, err := io.WriteString(w, hex.EncodeToString(key.reveal())+"\n")
 		return err
 	})
