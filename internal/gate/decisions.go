@@ -26,32 +26,68 @@ func overruled(v tracker.Verdict, why policy.Reason) tracker.Verdict {
 	return v
 }
 
-// note records a decision about an image of this name: one line in the journal, and the same facts in Config.Decisions.
+// note records a decision about an image of this name in Config.Decisions, and in the journal unless it repeats a denial: of those the
+// journal has one line a minute, with their number.
 func (g *Gate) note(name imageref.Ref, d decisionlog.Decision) {
+	d = g.complete(name, d)
+	g.journal(d)
+	if g.decisions != nil {
+		g.decisions.Record(d)
+	}
+}
+
+// noteRepeatedAllow logs for developers that a pod was allowed an image again.
+func (g *Gate) noteRepeatedAllow(name imageref.Ref, d decisionlog.Decision) {
+	if log := g.log.V(2); log.Enabled() {
+		log.Info("Allowed again", facts(g.complete(name, d))...)
+	}
+}
+
+// complete fills in what every decision about an image of this name has.
+func (g *Gate) complete(name imageref.Ref, d decisionlog.Decision) decisionlog.Decision {
 	d.Image = name.String()
 	d.Shadow = g.shadow
 	d.Repository = d.Verdict.Pair.Repository
 	if d.Repository == "" {
 		d.Repository = name.Repository() // of a pull that did not succeed, for example
 	}
-	facts := []any{
+	return d
+}
+
+// facts returns the keys and values of a decision's line in the journal.
+func facts(d decisionlog.Decision) []any {
+	return []any{
 		"call", d.Call, "image", d.Image, "imageID", d.Verdict.Pair.ImageID, "pod", klog.KRef(d.Pod.Namespace, d.Pod.Name),
 		"reason", d.Verdict.Reason, "credentialID", d.Verdict.Credential, "took", d.Took, "shadow", d.Shadow,
 	}
+}
+
+func (g *Gate) journal(d decisionlog.Decision) {
+	facts := facts(d)
+	if d.Call == "PullImage" { // each has a line, so that the journal shows every request to a registry
+		if d.Outcome != "" {
+			g.log.Info("Pull", append(facts, "outcome", d.Outcome)...)
+			return
+		}
+		if !d.Verdict.Allowed() {
+			g.log.Info("Proof needed", facts...) // the pull goes to the registry
+			return
+		}
+	}
+	skipped, line := g.repeats.next(d)
+	if !line {
+		return
+	}
+	if skipped > 0 {
+		facts = append(facts, "repeated", skipped)
+	}
 	switch {
-	case d.Outcome != "":
-		g.log.Info("Pull", append(facts, "outcome", d.Outcome)...)
 	case d.Verdict.Allowed():
 		g.log.Info("Allowed", facts...)
 	case d.Call == "ImageStatus":
 		g.log.Info("Hidden", facts...) // with shadow=true it would be
-	case d.Call == "PullImage":
-		g.log.Info("Proof needed", facts...) // the pull goes to the registry
 	default:
 		g.log.Info("Denied", facts...)
-	}
-	if g.decisions != nil {
-		g.decisions.Record(d)
 	}
 }
 

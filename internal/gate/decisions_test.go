@@ -1,14 +1,18 @@
 package gate
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/go-logr/logr/funcr"
 
 	"github.com/pullgate/pullgate/internal/decisionlog"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -30,6 +34,115 @@ func TestJournalSaysWhatBecameOfACall(t *testing.T) {
 		g.note(imageref.Ref{}, tc.decided)
 		if len(lines) != 1 || !strings.Contains(lines[0], tc.want) || !strings.Contains(lines[0], string(tc.decided.Verdict.Reason)) {
 			t.Errorf("journal of %s %v = %q; want one line with %s and the reason", tc.decided.Call, tc.decided.Verdict.Verdict, lines, tc.want)
+		}
+	}
+}
+
+// A recorder keeps what is recorded.
+type recorder []decisionlog.Decision
+
+func (r *recorder) Record(d decisionlog.Decision) { *r = append(*r, d) }
+
+// noMetrics counts no verdict.
+type noMetrics struct{ Metrics }
+
+func (noMetrics) Verdict(string, policy.Decision) {}
+
+// journaling returns a gate, its journal up to a level, and what it records.
+func journaling(level int) (g *Gate, lines *[]string, recorded *recorder) {
+	lines, recorded = &[]string{}, &recorder{}
+	log := funcr.New(func(_, line string) { *lines = append(*lines, line) }, funcr.Options{Verbosity: level})
+	return &Gate{log: log, decisions: recorded}, lines, recorded
+}
+
+func TestJournalCountsRepeatedDenials(t *testing.T) {
+	denied := func(why policy.Reason) tracker.Verdict {
+		return tracker.Verdict{Decision: policy.Decision{Reason: why}, Pair: records.Pair{ImageID: "id"}}
+	}
+	allowed := tracker.Verdict{Decision: policy.Decision{Verdict: policy.Allow, Reason: policy.Proved}}
+	otherImage := denied(policy.NotProved)
+	otherImage.Pair.ImageID = "other"
+	create := decisionlog.Decision{Call: "CreateContainer", Pod: tracker.Pod{UID: "1"}, Verdict: denied(policy.NotProved)}
+	with := func(change func(*decisionlog.Decision)) decisionlog.Decision {
+		d := create
+		change(&d)
+		return d
+	}
+	for _, tc := range []struct {
+		name  string
+		after time.Duration
+		then  decisionlog.Decision
+		want  string // a part of its line; "" if it has none
+	}{
+		{"within a minute", 59 * time.Second, create, ""},
+		{"after a minute", time.Minute, create, `"repeated"=50`},
+		{"for another reason", 0, with(func(d *decisionlog.Decision) { d.Verdict = denied(policy.Untracked) }), `"repeated"=50`},
+		{"of another image by that name", 0, with(func(d *decisionlog.Decision) { d.Verdict = otherImage }), `"repeated"=50`},
+		{"allowed", 0, with(func(d *decisionlog.Decision) { d.Verdict = allowed }), `"repeated"=50`},
+		{"of another call", 0, with(func(d *decisionlog.Decision) { d.Call = "ImageStatus" }), `"msg"="Hidden"`},
+		{"of another pod", 0, with(func(d *decisionlog.Decision) { d.Pod.UID = "2" }), `"msg"="Denied"`},
+		{"of a pull", 0, with(func(d *decisionlog.Decision) { d.Call = "PullImage" }), `"msg"="Proof needed"`},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			g, lines, recorded := journaling(0)
+			for range 51 {
+				g.note(imageref.New("busybox"), create)
+			}
+			if len(*lines) != 1 || strings.Contains((*lines)[0], "repeated") || len(*recorded) != 51 {
+				t.Fatalf("51 denials: journal %q, %d recorded; want one line without a number, and 51", *lines, len(*recorded))
+			}
+			time.Sleep(tc.after)
+			g.note(imageref.New("busybox"), tc.then)
+			got := strings.Join((*lines)[1:], "\n")
+			if (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) || len(*recorded) != 52 {
+				t.Errorf("%s: journal %q, %d recorded; want %s, 52", tc.name, got, len(*recorded), tc.want)
+			}
+			if tc.want != `"repeated"=50` && strings.Contains(got, "repeated") {
+				t.Errorf("%s: journal %q; want no number of repeats", tc.name, got)
+			}
+		})
+	}
+}
+
+func TestJournalHasADenialThatFollowsAnAllow(t *testing.T) {
+	g, lines, _ := journaling(0)
+	d := decisionlog.Decision{Call: "CreateContainer"}
+	for _, v := range []policy.Verdict{policy.Reverify, policy.Allow, policy.Reverify} {
+		d.Verdict.Verdict = v
+		g.note(imageref.New("busybox"), d)
+	}
+	if len(*lines) != 3 || strings.Contains(strings.Join(*lines, ""), "repeated") {
+		t.Errorf("journal %q; want three lines without a number", *lines)
+	}
+}
+
+func TestRepeatedDenialsAreBounded(t *testing.T) {
+	var r repeats
+	denied := func(image int) decisionlog.Decision {
+		return decisionlog.Decision{Call: "CreateContainer", Image: fmt.Sprint("busybox:", image)}
+	}
+	for i := range maxRepeats + 1 {
+		r.next(denied(i))
+	}
+	if n := r.last.Len(); n != maxRepeats {
+		t.Errorf("%d denials are remembered; want %d", n, maxRepeats)
+	}
+	if _, line := r.next(denied(maxRepeats)); line {
+		t.Error("the last denial is forgotten")
+	}
+	if _, line := r.next(denied(0)); !line {
+		t.Error("a forgotten denial gets no line")
+	}
+}
+
+func TestRepeatedAllowIsLoggedForDevelopers(t *testing.T) {
+	d := decisionlog.Decision{Call: "ImageStatus", Pod: tracker.Pod{UID: "1"}, Verdict: tracker.Verdict{Decision: policy.Decision{Verdict: policy.Allow}}}
+	for level, want := range []string{"", "", `"msg"="Allowed again"`} {
+		g, lines, recorded := journaling(level)
+		g.metrics = noMetrics{}
+		g.count(imageref.New("busybox"), d)
+		if got := strings.Join(*lines, "\n"); (got == "") != (want == "") || !strings.Contains(got, want) || len(*recorded) != 0 {
+			t.Errorf("-v %d: journal %q, %d recorded; want %s and none", level, got, len(*recorded), want)
 		}
 	}
 }

@@ -40,6 +40,7 @@ type Gate struct {
 
 	hidden        hidden.Set
 	warned        hidden.PerPod // images for which it was logged that the pod has too many credentials
+	repeats       repeats
 	cleared       cleared
 	synced        synced
 	restoring     restoring
@@ -77,7 +78,8 @@ type Config struct {
 	PodSource PodSource
 	Metrics   Metrics
 	Log       klog.Logger
-	// Decisions records every decision for which Log gets a line; nil records none.
+	// Decisions records every decision but a repeated Allow; nil records none. Log gets a line for each, and for a denial that is
+	// repeated one a minute.
 	Decisions decisionlog.Recorder
 	// Shadow is noPullImageSecretRecheck: judge and count, enforce nothing.
 	Shadow bool
@@ -135,7 +137,7 @@ func decode(c *criproxy.Call, into proto.Message) error {
 	return nil
 }
 
-// judge asks the tracker, counts the verdict and logs it, unless it is a repeated Allow. A request without credentials is
+// judge asks the tracker, counts the verdict and notes it, unless it is a repeated Allow. A request without credentials is
 // judged by those of the pod's Secrets if nothing else allows it: to get them may take a while. They are requested before
 // every refusal, so that its duration does not reveal the reason.
 func (g *Gate) judge(ctx context.Context, callName string, p tracker.Pod, r tracker.Request) tracker.Verdict {
@@ -165,11 +167,13 @@ func (g *Gate) decide(ctx context.Context, callName string, p tracker.Pod, r tra
 	}
 }
 
-// count counts a verdict and logs it, unless it is a repeated Allow.
+// count counts a verdict and notes it, unless it is a repeated Allow.
 func (g *Gate) count(name imageref.Ref, d decisionlog.Decision) {
 	g.metrics.Verdict(d.Call, d.Verdict.Decision)
 	if !d.Verdict.Allowed() || d.Verdict.First || d.Pod.UID == "" { // whether an unknown pod was allowed before is not known
 		g.note(name, d)
+	} else {
+		g.noteRepeatedAllow(name, d)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -212,6 +213,38 @@ func TestPanicIsAnsweredAndCounted(t *testing.T) {
 	}
 	if _, err := runtimeapi.NewRuntimeServiceClient(cc).Version(t.Context(), &runtimeapi.VersionRequest{}); err != nil {
 		t.Errorf("next call = %v; want nil", err)
+	}
+}
+
+func TestCallsAreLoggedAtLevel4(t *testing.T) {
+	for level, want := range map[int]string{3: "", 4: `"msg"="Call ended" "method"="/other.Service/Call" "code"="Unimplemented" "judged"=false "took"=`} {
+		up, err := criproxy.Dial(criproxytest.NewEcho(t).Endpoint())
+		if err != nil {
+			t.Fatal(err)
+		}
+		socket := t.TempDir() + "/proxy.sock"
+		l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var log strings.Builder // read when the server has ended
+		server := criproxy.New(criproxy.Config{
+			Runtime: up, Image: up, Metrics: &counts{},
+			Log: funcr.New(func(_, line string) { log.WriteString(line) }, funcr.Options{Verbosity: level}),
+		})
+		done := make(chan error, 1)
+		go func() { done <- server.Serve(l) }()
+		cc := client(t, "unix://"+socket)
+		if _, err := criproxytest.CallRaw(t.Context(), cc, "/other.Service/Call", nil); status.Code(err) != codes.Unimplemented {
+			t.Errorf("call of another service = %v; want Unimplemented", err)
+		}
+		server.Shutdown(t.Context())
+		if err := errors.Join(cc.Close(), <-done, up.Close()); err != nil {
+			t.Error(err)
+		}
+		if got := log.String(); (got == "") != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("-v %d: log %q; want %s", level, got, want)
+		}
 	}
 }
 

@@ -129,7 +129,11 @@ func (s *Server) handle(_ any, stream grpc.ServerStream) error {
 	}
 	err := s.guard(method, func() error { return s.dispatch(stream, method) })
 	_, judged := s.handlers[method]
-	s.metrics.ForwardedCall(method, status.Code(err).String(), judged, time.Since(began))
+	code, took := status.Code(err).String(), time.Since(began)
+	s.metrics.ForwardedCall(method, code, judged, took)
+	if log := s.log.V(4); log.Enabled() {
+		log.Info("Call ended", "method", method, "code", code, "judged", judged, "took", took)
+	}
 	return err
 }
 
