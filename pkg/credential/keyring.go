@@ -126,13 +126,15 @@ func inOrder(all []found) []SealedOffer {
 // that, each Sealed having the same share of the work.
 func (k SealedKeyring) First(repository string, n int) (offers []SealedOffer, whole bool) {
 	whole = true
+	matched := false
 	target := parsePattern(repository)
 	var all []found
 	collect := func(fits func(pattern) bool, cost func(pattern) int) {
 		for from, s := range k {
-			got, ok := first(s.entries(), n, maxWork/len(k), fits, cost)
-			whole = whole && ok
-			for _, e := range got {
+			got := first(s.entries(), n, maxWork/len(k), fits, cost)
+			whole = whole && got.whole
+			matched = matched || got.matched
+			for _, e := range got.entries {
 				all = append(all, found{e.pattern.key, SealedOffer{e.value, from}})
 			}
 		}
@@ -140,26 +142,37 @@ func (k SealedKeyring) First(repository string, n int) (offers []SealedOffer, wh
 	if !target.broken {
 		collect(func(p pattern) bool { return p.matches(target) }, func(p pattern) int { return p.cost(target) })
 	}
-	if len(all) == 0 && isDefaultRegistry(repository) {
+	// A pattern that was left out may match, and then a kubelet does not use docker's alias.
+	if !matched && whole && isDefaultRegistry(repository) {
 		collect(func(p pattern) bool { return p.key == defaultRegistry }, func(pattern) int { return 1 })
 	}
 	return inOrder(all)[:min(n, len(all))], whole
 }
 
-// first returns the first n entries that fit and have a value of their own. whole is false if entries were
-// left out because they cost too much.
-func first(entries []entry[ID], n, work int, fits func(pattern) bool, cost func(pattern) int) (got []entry[ID], whole bool) {
+// beginning is what [first] finds in the entries of one Sealed.
+type beginning struct {
+	entries []entry[ID] // without anonymous ones and repetitions
+	matched bool        // an entry fits, which may be anonymous
+	whole   bool        // no entry was left out because it costs too much
+}
+
+// first returns the first n entries that fit, are not anonymous and have a value of their own.
+func first(entries []entry[ID], n, work int, fits func(pattern) bool, cost func(pattern) int) (got beginning) {
 	for _, e := range entries {
-		if len(got) == n {
+		if len(got.entries) == n {
 			break
 		}
 		if work -= cost(e.pattern); work < 0 {
-			return got, false
+			return got
 		}
-		if e.value == "" || !fits(e.pattern) || slices.ContainsFunc(got, func(g entry[ID]) bool { return g.value == e.value }) {
+		if !fits(e.pattern) {
 			continue
 		}
-		got = append(got, e)
+		got.matched = true
+		if e.value != "" && !slices.ContainsFunc(got.entries, func(g entry[ID]) bool { return g.value == e.value }) {
+			got.entries = append(got.entries, e)
+		}
 	}
-	return got, true
+	got.whole = true
+	return got
 }

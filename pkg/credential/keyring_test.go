@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -347,17 +348,38 @@ func FuzzParseDockerConfig(f *testing.F) {
 
 func TestFirstReturnsTheBeginningOfLookup(t *testing.T) {
 	key := credential.NewKey()
-	ring := credential.SealedKeyring{
+	rings := []credential.SealedKeyring{{
 		config(t, "repo.test/team/app", "repo.test", "*.test/team", "other.test", "index.docker.io").Seal(key),
 		config(t, "repo.test/team", "r*.test", "[r]epo.test", "repo.test:443").Seal(key),
 		{},
+	}}
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same cases in every run
+	keys := []string{"repo.test/team/app", "repo.test/team", "repo.test", "*.test", "docker.io", "docker.io/library", "*.io", "index.docker.io", "https://index.docker.io/v1/"}
+	users := []map[string]string{{}, {"username": "alice"}, {"username": "bob"}} // the first is anonymous
+	for range 500 {
+		ring := make(credential.SealedKeyring, random.IntN(4))
+		for i := range ring {
+			auths := map[string]any{}
+			for range random.IntN(4) {
+				auths[keys[random.IntN(len(keys))]] = users[random.IntN(len(users))]
+			}
+			ring[i] = parse(t, map[string]any{"auths": auths}).Seal(key)
+		}
+		rings = append(rings, ring)
 	}
-	for _, repository := range []string{"repo.test/team/app", "repo.test/x", "docker.io/library/busybox", "none.example/x"} {
-		all := ring.Lookup(repository)
-		for n := range len(all) + 2 {
-			got, whole := ring.First(repository, n)
-			if diff := cmp.Diff(all[:min(n, len(all))], got, cmpopts.EquateEmpty()); diff != "" || !whole {
-				t.Errorf("First(%s, %d), whole %v (-lookup +first):\n%s", repository, n, whole, diff)
+	for i, ring := range rings {
+		for _, repository := range []string{"repo.test/team/app", "repo.test/x", "docker.io/library/busybox", "none.example/x"} {
+			var all []credential.SealedOffer // without repetitions
+			for _, o := range ring.Lookup(repository) {
+				if !slices.Contains(all, o) {
+					all = append(all, o)
+				}
+			}
+			for n := range len(all) + 2 {
+				got, whole := ring.First(repository, n)
+				if diff := cmp.Diff(all[:min(n, len(all))], got, cmpopts.EquateEmpty()); diff != "" || !whole {
+					t.Errorf("keyring %d: First(%s, %d), whole %v (-lookup +first):\n%s", i, repository, n, whole, diff)
+				}
 			}
 		}
 	}
