@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 
 	"github.com/spf13/cobra"
@@ -24,26 +23,31 @@ type imageFilter struct {
 
 func imagesListCommand(c *cli.Console) *cobra.Command {
 	var f imageFilter
+	var filter *adminv1.ImageFilter
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List images, by repository, with who may use them",
-		Long: `List the images that the runtime has or that something is known of, a line for each
-repository of an image. What is given as a filter has to fit all at once.
+		Long: `List the images that the runtime has or that the store has a record of, one line for each
+repository of an image. An image is listed if it matches all filters.
 
 ACCESS says who may use it:
 
     open           every pod: it was pulled without a credential, or with the node's
     2 credentials  pods that have one of them
     preloaded      every pod, under a policy that exempts preloaded images
-    nobody         who proves access: nothing has been proved, or all was revoked
-    untracked      the same: nothing is known of it
-    unreadable     the same, whatever the policy: what is known of it cannot be read`,
+    no proofs      pods that prove access: no access has been proved, or all proofs were revoked
+    untracked      the same: there is no record of it
+    unreadable     the same under every policy: its record cannot be read`,
 		Example: `  # What has Secret team-a/regcred opened?
   pullgatectl images list --secret team-a/regcred
 
   # Which repositories are known, for a script
   pullgatectl images list -o json | jq -r '.images[].records[].pair.repository' | sort -u`,
 		Args: cobra.NoArgs,
+		PreRunE: func(*cobra.Command, []string) (err error) {
+			filter, err = f.message(c)
+			return err
+		},
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.repository, "repository", "", "only what is known of this `repository`")
@@ -53,24 +57,13 @@ ACCESS says who may use it:
 	flags.StringVar(&f.namespace, "namespace", "", "only what a Secret of this `namespace` proved access to")
 	flags.StringVar(&f.olderThan, "older-than", "", "only what something is known of for longer than this `age`, as in 30d")
 	flags.StringVar(&f.unusedFor, "unused-for", "", "only what has not been used for this `age`, as in 12h")
-	most := cli.LimitFlag(cmd)
-	o := cli.OutputFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		filter, err := f.message(c)
-		if err := cmp.Or(err, most.Check()); err != nil {
-			return err
-		}
-		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			all, err := cli.Images(ctx, api, most.N, filter)
-			if err != nil {
-				return err
-			}
-			c.Cut(all.GetNextPageToken(), len(all.GetImages()))
-			return c.Print(o, all, func(v output.View, p *output.Page) { v.Images(p, all.GetImages()) })
-		})
-	}
-	c.CompleteFlags(cmd)
-	return cmd
+	return listing[*adminv1.ListImagesResponse, *adminv1.Image]{
+		ask: func(ctx context.Context, api adminv1.PullRecordsClient, limit int) (*adminv1.ListImagesResponse, error) {
+			return cli.Images(ctx, api, limit, filter)
+		},
+		entries: (*adminv1.ListImagesResponse).GetImages,
+		print:   output.View.Images,
+	}.command(c, cmd)
 }
 
 func (f *imageFilter) message(c *cli.Console) (*adminv1.ImageFilter, error) {

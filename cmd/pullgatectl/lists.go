@@ -4,14 +4,47 @@ import (
 	"context"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
+// A listing is what a command that lists entries E asks the daemon for, and how it prints the answer L.
+type listing[L interface {
+	proto.Message
+	GetNextPageToken() string
+}, E any] struct {
+	ask     func(ctx context.Context, api adminv1.PullRecordsClient, limit int) (L, error)
+	entries func(L) []E
+	print   func(output.View, *output.Page, []E)
+}
+
+// command gives cmd the flags of a list, and the listing to run.
+func (l listing[L, E]) command(c *cli.Console, cmd *cobra.Command) *cobra.Command {
+	limit := cli.LimitFlag(cmd)
+	o := cli.OutputFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := limit.Check(); err != nil {
+			return err
+		}
+		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+			answer, err := l.ask(ctx, api, limit.N)
+			if err != nil {
+				return err
+			}
+			entries := l.entries(answer)
+			c.Cut(answer.GetNextPageToken(), len(entries))
+			return c.Print(o, answer, func(v output.View, p *output.Page) { l.print(v, p, entries) })
+		})
+	}
+	c.CompleteFlags(cmd)
+	return cmd
+}
+
 func intentsCommand(c *cli.Console) *cobra.Command {
-	return cli.Group("intents", "Show pulls that are under way, or whose end nobody knows", "", intentsListCommand(c))
+	return cli.Group("intents", "Show pulls in progress or with unknown outcome", "", intentsListCommand(c))
 }
 
 func intentsListCommand(c *cli.Console) *cobra.Command {
@@ -19,71 +52,52 @@ func intentsListCommand(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List pull intents, by repository",
-		Long: `List pull intents: pulls that are under way, and pulls whose answer was lost. As long as
-a repository has one, nothing of it is taken for preloaded. One whose answer was lost is
-settled by a list of images at least an hour later.`,
+		Long: `List pull intents (ImagePullIntent): pulls in progress, and pulls with unknown outcome. As
+long as a repository has an intent, no image of it is marked preloaded. An intent with
+unknown outcome is resolved by a list of images at least an hour later.`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
-	most := cli.LimitFlag(cmd)
-	o := cli.OutputFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := most.Check(); err != nil {
-			return err
-		}
-		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			all, err := cli.Intents(ctx, api, most.N, repository)
-			if err != nil {
-				return err
-			}
-			c.Cut(all.GetNextPageToken(), len(all.GetIntents()))
-			return c.Print(o, all, func(v output.View, p *output.Page) { v.Intents(p, all.GetIntents()) })
-		})
-	}
-	c.CompleteFlags(cmd)
-	return cmd
+	return listing[*adminv1.ListIntentsResponse, *adminv1.Intent]{
+		ask: func(ctx context.Context, api adminv1.PullRecordsClient, limit int) (*adminv1.ListIntentsResponse, error) {
+			return cli.Intents(ctx, api, limit, repository)
+		},
+		entries: (*adminv1.ListIntentsResponse).GetIntents,
+		print:   output.View.Intents,
+	}.command(c, cmd)
 }
 
 func grantsCommand(c *cli.Console) *cobra.Command {
-	return cli.Group("grants", "Show which pods were let in", "", grantsListCommand(c))
+	return cli.Group("grants", "Show which pods may use which images", "", grantsListCommand(c))
 }
 
 func grantsListCommand(c *cli.Console) *cobra.Command {
-	var pod, uid, namespace, repository string
+	var pod string
+	var ref adminv1.PodRef
+	var repository string
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List grants, by pod UID",
-		Long: `List grants: which pods may use which image until they end, and what that rests on.
-REASON is the rule, or "granted" of a grant that was restored from a running container.`,
+		Long: `List grants: which pods may use which image until they end, and why. REASON is the rule,
+or "granted" for a grant that was restored from a running container.`,
 		Args: cobra.NoArgs,
+		PreRunE: func(*cobra.Command, []string) (err error) {
+			if pod != "" {
+				ref.Namespace, ref.Name, err = coordinates("pod", pod)
+			}
+			return err
+		},
 	}
 	cmd.Flags().StringVar(&pod, "pod", "", "only those of this pod, `namespace/name`")
-	cmd.Flags().StringVar(&uid, "pod-uid", "", "only those of the pod of this `UID`")
-	cmd.Flags().StringVar(&namespace, "namespace", "", "only those of pods of this `namespace`")
+	cmd.Flags().StringVar(&ref.Uid, "pod-uid", "", "only those of the pod with this `UID`")
+	cmd.Flags().StringVar(&ref.Namespace, "namespace", "", "only those of pods of this `namespace`")
 	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
 	cmd.MarkFlagsMutuallyExclusive("pod", "namespace")
-	most := cli.LimitFlag(cmd)
-	o := cli.OutputFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := most.Check(); err != nil {
-			return err
-		}
-		who := &adminv1.PodRef{Uid: uid, Namespace: namespace}
-		if pod != "" {
-			var err error
-			if who.Namespace, who.Name, err = coordinates("pod", pod); err != nil {
-				return err
-			}
-		}
-		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			all, err := cli.Grants(ctx, api, most.N, who, repository)
-			if err != nil {
-				return err
-			}
-			c.Cut(all.GetNextPageToken(), len(all.GetGrants()))
-			return c.Print(o, all, func(v output.View, p *output.Page) { v.Grants(p, all.GetGrants()) })
-		})
-	}
-	c.CompleteFlags(cmd)
-	return cmd
+	return listing[*adminv1.ListGrantsResponse, *adminv1.Grant]{
+		ask: func(ctx context.Context, api adminv1.PullRecordsClient, limit int) (*adminv1.ListGrantsResponse, error) {
+			return cli.Grants(ctx, api, limit, &ref, repository)
+		},
+		entries: (*adminv1.ListGrantsResponse).GetGrants,
+		print:   output.View.Grants,
+	}.command(c, cmd)
 }

@@ -12,10 +12,10 @@ import (
 )
 
 func preloadedCommand(c *cli.Console) *cobra.Command {
-	return cli.Group("preloaded", "Show and correct which images were there before anybody had to prove access",
-		`Show and correct the marks of preloaded images, which need no proof under the default
-policy. A node that had private images before pullgated came has them all marked:
-preloaded list shows them, and preloaded forget closes them.`,
+	return cli.Group("preloaded", "Show and change which images are marked preloaded",
+		`Show and change the marks of preloaded images, which need no proof under the default
+policy. Private images that were on the node before pullgated was installed are marked as
+well: preloaded list shows them, and preloaded forget removes their marks.`,
 		preloadedListCommand(c), preloadedAcceptCommand(c), preloadedForgetCommand(c))
 }
 
@@ -27,24 +27,14 @@ func preloadedListCommand(c *cli.Console) *cobra.Command {
 		Args:  cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
-	cmd.Flags().StringVar(&image, "image-id", "", "only those of the image of this `ID`, or of this beginning of one")
-	most := cli.LimitFlag(cmd)
-	o := cli.OutputFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := most.Check(); err != nil {
-			return err
-		}
-		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			all, err := cli.Preloaded(ctx, api, most.N, repository, image)
-			if err != nil {
-				return err
-			}
-			c.Cut(all.GetNextPageToken(), len(all.GetMarks()))
-			return c.Print(o, all, func(v output.View, p *output.Page) { v.Marks(p, all.GetMarks()) })
-		})
-	}
-	c.CompleteFlags(cmd)
-	return cmd
+	cmd.Flags().StringVar(&image, "image-id", "", "only those of the image with this `ID`, or with an ID that begins so")
+	return listing[*adminv1.ListPreloadedResponse, *adminv1.Mark]{
+		ask: func(ctx context.Context, api adminv1.PullRecordsClient, limit int) (*adminv1.ListPreloadedResponse, error) {
+			return cli.Preloaded(ctx, api, limit, repository, image)
+		},
+		entries: (*adminv1.ListPreloadedResponse).GetMarks,
+		print:   output.View.Marks,
+	}.command(c, cmd)
 }
 
 // pairSelection is what the flags of accept and forget select.
@@ -55,7 +45,7 @@ type pairSelection struct {
 
 func (s *pairSelection) flags(cmd *cobra.Command, all, meaning string) {
 	cmd.Flags().StringVar(&s.repository, "repository", "", "those of this `repository`")
-	cmd.Flags().StringVar(&s.imageID, "image-id", "", "those of the image of this `ID`, or of this beginning of one")
+	cmd.Flags().StringVar(&s.imageID, "image-id", "", "those of the image with this `ID`, or with an ID that begins so")
 	cmd.Flags().BoolVar(&s.all, all, false, meaning)
 	cmd.MarkFlagsMutuallyExclusive(all, "repository")
 	cmd.MarkFlagsMutuallyExclusive(all, "image-id")
@@ -67,7 +57,7 @@ func (s *pairSelection) image(args []string) error {
 	case len(args) == 0:
 		return nil
 	case s.repository != "" || s.imageID != "" || s.all:
-		return cli.Misused("give IMAGE alone, or flags alone", "IMAGE and flags select")
+		return cli.Misused("give IMAGE alone, or flags alone", "IMAGE and flags cannot be combined")
 	case cli.IsID(args[0]):
 		s.imageID = args[0]
 	default:
@@ -78,7 +68,7 @@ func (s *pairSelection) image(args []string) error {
 
 func (s *pairSelection) check(all string) error {
 	if s.repository == "" && s.imageID == "" && !s.all {
-		return cli.Misused("give --repository, --image-id, or --"+all, "nothing is selected")
+		return cli.Misused("give --repository, --image-id, or --"+all, "no image is selected")
 	}
 	return nil
 }
@@ -91,14 +81,14 @@ func preloadedAcceptCommand(c *cli.Console) *cobra.Command {
 		Short: "Mark images that are on the node as preloaded, for every pod",
 		Long: `Mark images that are on the node as preloaded: every pod may use them, under a policy
 that exempts preloaded images. IMAGE is a name, as for --repository, or an image ID; a name
-with a tag or a digest selects the images that have it. What is shown is what is marked:
-if it has changed meanwhile, nothing is. In a distrusted store --all-untracked is refused.` + cli.Changing,
+with a tag or a digest selects the images that have it. Exactly the images shown are
+marked; if they change meanwhile, none is. In a distrusted store --all-untracked is refused.` + cli.Changing,
 		Example: `  # One image after the store was lost
   pullgatectl preloaded accept registry.example/tools/agent:1`,
 		Args: cobra.MaximumNArgs(1),
 	}
-	cmd.Flags().BoolVar(&includingProved, "including-proved", false, "also open images to every pod that credentials proved access to")
-	s.flags(cmd, "all-untracked", "every image of the node that nothing is known of")
+	cmd.Flags().BoolVar(&includingProved, "including-proved", false, "also images to which credentials proved access")
+	s.flags(cmd, "all-untracked", "every image on the node that has no record")
 	how := cli.ConsentFlags(cmd)
 	o := cli.OutputFlags(cmd)
 	var confirmation string
@@ -111,7 +101,7 @@ if it has changed meanwhile, nothing is. In a distrusted store --all-untracked i
 		}
 		return cli.CarryOut(cmd.Context(), c, o, how, cli.Change[*adminv1.AcceptPreloadedResponse]{
 			Question: "Let every pod use these?",
-			Nothing:  "Nothing to accept: what is selected is marked already, or nothing is untracked.",
+			Nothing:  "Nothing to accept: the selected images are marked already, or no image is untracked.",
 			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (_ *adminv1.AcceptPreloadedResponse, err error) {
 				if s.imageID, err = imageID(ctx, api, s.imageID); err != nil {
 					return nil, err
@@ -143,10 +133,10 @@ func preloadedForgetCommand(c *cli.Console) *cobra.Command {
 	var s pairSelection
 	cmd := &cobra.Command{
 		Use:   "forget",
-		Short: "Take marks away, so that the images need proof from now on",
-		Long: `Take marks away: the images need proof from now on, no scan marks them again, and the
-grants that rest on the marks end at once.` + cli.Changing,
-		Example: `  # The node had private images before pullgated came: close all that is of a registry of yours
+		Short: "Remove preloaded marks, so that the images need proof from now on",
+		Long: `Remove preloaded marks: the images need proof from now on, no scan marks them again, and
+grants that depend on the marks end at once.` + cli.Changing,
+		Example: `  # Private images were on the node before pullgated was installed: require proof for them
   pullgatectl preloaded list
   pullgatectl preloaded forget --repository registry.example/team-a/app`,
 		Args: cobra.NoArgs,
@@ -159,8 +149,8 @@ grants that rest on the marks end at once.` + cli.Changing,
 			return err
 		}
 		return cli.CarryOut(cmd.Context(), c, o, how, cli.Change[*adminv1.ForgetPreloadedResponse]{
-			Question: "Let nobody use these without proof?",
-			Nothing:  "Nothing to forget: no mark fits.",
+			Question: "Require proof for these images?",
+			Nothing:  "Nothing to forget: no mark is selected.",
 			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (_ *adminv1.ForgetPreloadedResponse, err error) {
 				if s.imageID, err = imageID(ctx, api, s.imageID); err != nil {
 					return nil, err

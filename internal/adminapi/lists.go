@@ -10,7 +10,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// separator joins what the key of a grant is made of; no image ID, repository or UID holds one.
+// separator joins the parts of a grant's key. It does not occur in an image ID, a repository or a UID.
 const separator = "\x00"
 
 // ListIntents lists pull intents.
@@ -24,25 +24,16 @@ func (s *Server) ListIntents(ctx context.Context, req *adminv1.ListIntentsReques
 		return nil, err
 	}
 	p := page[*adminv1.Intent]{pager: at}
-	after := cmp.Or(at.after, of)
-	for {
-		found, err := s.c.Store.IntentsAfter(after, batch)
-		if err != nil {
-			return nil, err
-		}
-		for _, in := range found {
-			after = in.Key
-			if of != "" && in.Value.Repository != of || p.add(in.Key, intentTo(in.Value)) {
-				return &adminv1.ListIntentsResponse{Intents: p.entries, NextPageToken: p.next}, nil
-			}
-		}
-		if err := ctx.Err(); len(found) < batch || err != nil {
-			return &adminv1.ListIntentsResponse{Intents: p.entries}, err
-		}
+	err = eachAfter(ctx, s.c.Store.IntentsAfter, cmp.Or(at.after, of), func(key string, in records.Intent) (more bool) {
+		return (of == "" || in.Repository == of) && !p.add(key, intentTo(in))
+	})
+	if err != nil {
+		return nil, err
 	}
+	return &adminv1.ListIntentsResponse{Intents: p.entries, NextPageToken: p.next}, nil
 }
 
-// ListPreloaded lists marks.
+// ListPreloaded lists preloaded marks.
 func (s *Server) ListPreloaded(ctx context.Context, req *adminv1.ListPreloadedRequest) (*adminv1.ListPreloadedResponse, error) {
 	at, err := pagerOf(req)
 	if err != nil {
@@ -53,24 +44,35 @@ func (s *Server) ListPreloaded(ctx context.Context, req *adminv1.ListPreloadedRe
 		return nil, err
 	}
 	p := page[*adminv1.Mark]{pager: at}
-	after := at.after
-	for {
-		found, err := s.c.Store.MarksAfter(after, batch)
-		if err != nil {
-			return nil, err
+	err = eachAfter(ctx, s.c.Store.MarksAfter, at.after, func(key string, m records.Mark) (more bool) {
+		if of != "" && m.Pair.Repository != of || !begins(m.Pair.ImageID, req.GetImageId()) {
+			return true
 		}
-		for _, m := range found {
-			after = m.Key
-			pair := m.Value.Pair
-			if of != "" && pair.Repository != of || !begins(pair.ImageID, req.GetImageId()) {
-				continue
+		return !p.add(key, markTo(m))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &adminv1.ListPreloadedResponse{Marks: p.entries, NextPageToken: p.next}, nil
+}
+
+// eachAfter calls f for each entry of the store after a key, in the order of the keys, until f returns false.
+func eachAfter[T any](
+	ctx context.Context, read func(key string, limit int) ([]records.Keyed[T], error), key string, f func(key string, entry T) (more bool),
+) error {
+	for {
+		found, err := read(key, batch)
+		if err != nil {
+			return err
+		}
+		for _, e := range found {
+			if !f(e.Key, e.Value) {
+				return nil
 			}
-			if p.add(m.Key, markTo(m.Value)) {
-				return &adminv1.ListPreloadedResponse{Marks: p.entries, NextPageToken: p.next}, nil
-			}
+			key = e.Key
 		}
 		if err := ctx.Err(); len(found) < batch || err != nil {
-			return &adminv1.ListPreloadedResponse{Marks: p.entries}, err
+			return err
 		}
 	}
 }

@@ -16,14 +16,14 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// podSource is the pod source as the gate wants it.
+// podSource adapts the pod source to gate.PodSource.
 type podSource struct{ source *podsource.Source }
 
-// openSource returns the pod source that the configuration asks for, nil if none. An API server that is away,
-// or a kubeconfig that is absent yet, is no error.
+// openSource returns the pod source of the configuration, nil if it has none. An API server that does not answer and a
+// kubeconfig that does not exist yet are not errors.
 func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podSource, error) {
 	if o.Config.PodSource.Kubeconfig == "" {
-		return nil, nil //nolint:nilnil // no source is what was asked for
+		return nil, nil //nolint:nilnil // the configuration has no pod source
 	}
 	source, err := podsource.New(podsource.Options{
 		Kubeconfig: o.Config.PodSource.Kubeconfig,
@@ -43,8 +43,7 @@ func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podSource, 
 	return &podSource{source}, nil
 }
 
-// run keeps the source in step until ctx ends. Without it judgement is stricter, so its end does not end
-// the daemon.
+// run syncs the source until ctx ends. Without it pods are judged more strictly, so its end does not end the daemon.
 func (s *podSource) run(ctx context.Context, log klog.Logger) {
 	if err := s.source.Run(klog.NewContext(ctx, log)); err != nil {
 		log.Error(err, "Pod source ended, pods are judged by what the CRI tells alone", "hint", "set podSource.nodeName and restart pullgated")
@@ -52,14 +51,14 @@ func (s *podSource) run(ctx context.Context, log klog.Logger) {
 }
 
 // forGate returns the source as an interface that is nil if there is none.
-func (s *podSource) forGate() gate.PodSource { //nolint:ireturn // what the gate wants
+func (s *podSource) forGate() gate.PodSource { //nolint:ireturn // see above
 	if s == nil {
 		return nil
 	}
 	return s
 }
 
-// state is what /readyz adds: an API server that is away does not make a node unready.
+// state returns the line that /readyz adds. An API server that does not answer does not make a node unready.
 func (s *podSource) state() string {
 	switch {
 	case s == nil:
@@ -77,29 +76,34 @@ func (s *podSource) PullPolicies(uid string, image imageref.Ref) (policies []str
 	return p.PullPolicies(image), known
 }
 
-// Secrets returns what a pod's pull secrets hold for an image.
+// Secrets returns the credentials of a pod's pull secrets for an image, as far as they are known.
 func (s *podSource) Secrets(ctx context.Context, uid string, image imageref.Ref) []tracker.Secret {
-	p, known := s.source.Await(ctx, uid)
-	if !known {
-		return nil
-	}
-	// Of a list that is not whole what is in it is the pod's nevertheless.
-	found, _ := p.Credentials(ctx, image)
+	found, _ := s.credentials(ctx, uid, image) // those of an incomplete list are the pod's as well
 	return found
 }
 
-// adminSource is the pod source as the admin API wants it.
+// credentials returns the credentials of a pod's pull secrets for an image, and whether the list is complete.
+func (s *podSource) credentials(ctx context.Context, uid string, image imageref.Ref) (found []tracker.Secret, complete bool) {
+	p, known := s.source.Await(ctx, uid)
+	if !known {
+		return nil, false
+	}
+	found, err := p.Credentials(ctx, image)
+	return found, err == nil
+}
+
+// adminSource adapts the pod source to adminapi.PodSource.
 type adminSource struct{ *podSource }
 
 // forAdmin returns the source as an interface that is nil if there is none.
-func (s *podSource) forAdmin() adminapi.PodSource { //nolint:ireturn // what the admin API wants
+func (s *podSource) forAdmin() adminapi.PodSource { //nolint:ireturn // see above
 	if s == nil {
 		return nil
 	}
 	return adminSource{s}
 }
 
-// status is what the admin API tells of the source, nil if there is none.
+// status returns the state of the source for the admin API, nil if there is none.
 func (s *podSource) status() *adminapi.PodSourceStatus {
 	if s == nil {
 		return nil
@@ -119,17 +123,12 @@ func (s adminSource) Find(uid, namespace, name string) []tracker.Pod {
 	return []tracker.Pod{p.Pod}
 }
 
-// Secrets returns what a pod's pull secrets hold for an image, and whether that is all.
-func (s adminSource) Secrets(ctx context.Context, uid string, image imageref.Ref) (held []tracker.Secret, whole bool) {
-	p, known := s.source.ByUID(uid)
-	if !known {
-		return nil, false
-	}
-	found, err := p.Credentials(ctx, image)
-	return found, err == nil
+// Secrets returns the credentials of a pod's pull secrets for an image, and whether the list is complete.
+func (s adminSource) Secrets(ctx context.Context, uid string, image imageref.Ref) (found []tracker.Secret, complete bool) {
+	return s.credentials(ctx, uid, image)
 }
 
-// Candidates returns the pods that may be asking.
+// Candidates returns the UIDs of the pods that the kubelet may be asking for.
 func (s *podSource) Candidates(annotations map[string]string, image imageref.Ref) (uids []string, ok bool) {
 	found, ok := s.source.Pods(annotations, image)
 	for _, p := range found {
