@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/decisionlog"
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/gate/kubelet"
 	"github.com/pullgate/pullgate/internal/podindex"
@@ -136,16 +137,28 @@ func TestConcurrentPullsNeverShareAResult(t *testing.T) {
 	}
 }
 
+// pullEnd is closed when the gate has noted the end of the one pull of a test.
+type pullEnd chan struct{}
+
+func (e pullEnd) Record(d decisionlog.Decision) {
+	if d.Outcome != "" {
+		close(e)
+	}
+}
+
 // The runtime completes the pull, but the client has gone when it answers.
 func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
-	p := newProxy(t, tracker.Options{}, exact())
+	ended := make(pullEnd)
+	c := exact()
+	c.Decisions = ended
+	p := newProxy(t, tracker.Options{}, c)
 	ctx, cancel := context.WithCancel(t.Context())
 	alice, bob := p.Pod("alice"), p.Pod("bob")
-	canceled, completed := make(chan struct{}), make(chan struct{})
+	completed := make(chan struct{})
 	p.runtime.Do(func(r *criproxytest.Runtime) {
 		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
 			cancel()
-			<-canceled
+			<-ended // the gate has given up on this call
 			return criproxytest.Image{ID: id1}, nil
 		}
 		r.BeforeAnswer = func(method string) {
@@ -157,7 +170,6 @@ func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
 	if _, err := p.Pull(ctx, alice, app, "good"); status.Code(err) != codes.Canceled {
 		t.Errorf("pull = %v; want Canceled", err)
 	}
-	close(canceled)
 	<-completed
 	p.runtime.Do(func(r *criproxytest.Runtime) { r.BeforeAnswer = nil })
 	for _, x := range []*criproxytest.Pod{bob, alice} {
