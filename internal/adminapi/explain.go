@@ -24,16 +24,16 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 	if err != nil {
 		return nil, err
 	}
-	c := prose.Case{Image: req.GetImage(), Pod: who, PodSource: s.c.PodSource != nil, PullPolicy: tracker.PullUnknown, Settings: s.c.Settings}
-	if n, err := imageref.KubeletName(c.Image); err == nil {
-		c.Image = n // what a kubelet would send
+	name := imageref.New(req.GetImage())
+	if sent, err := imageref.KubeletName(req.GetImage()); err == nil {
+		name = imageref.New(sent) // what a kubelet would send
 	}
-	name := imageref.New(c.Image)
+	c := prose.Case{Image: name, Pod: who, PodSource: s.c.PodSource != nil, PullPolicy: tracker.PullUnknown, Settings: s.c.Settings}
 	present, refused, err := s.resolve(ctx, tracker.Pod{UID: who.UID, Namespace: who.Namespace, Static: who.Static}, name)
 	if err != nil {
 		return nil, err
 	}
-	c.Names = all(present.Names, imageref.Ref.String)
+	c.Names = present.Names
 	r := tracker.Request{Pod: tracker.Pod{UID: who.UID, Namespace: who.Namespace, Static: who.Static}, Name: name, Image: present}
 	s.learn(ctx, &c, name)
 	r.Secrets, r.Unasked = c.Secrets, c.PullPolicy == tracker.PullNever

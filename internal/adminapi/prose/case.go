@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -16,8 +17,8 @@ import (
 type Case struct {
 	tracker.Explanation
 	// Image is the requested name, and Names are the names of the image.
-	Image string
-	Names []string
+	Image imageref.Ref
+	Names []imageref.Ref
 	// Pod is the pod that was judged; one without a UID stands for any new pod of its namespace.
 	Pod tracker.Pod
 	// Secrets are the credentials of the pod's pull secrets for the image. CredentialsKnown reports that it has no others.

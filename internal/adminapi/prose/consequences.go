@@ -37,7 +37,7 @@ func (c Case) withIfNotPresent() string {
 	case policy.Absent:
 		return "the kubelet pulls the image " + outcome
 	case policy.ImageIDName:
-		return "the image is hidden: the kubelet gets the answer that it is absent, and tries to pull " + c.Image + " from a registry, and the pod stays in ErrImagePull and ImagePullBackOff"
+		return "the image is hidden: the kubelet gets the answer that it is absent, and tries to pull " + c.Image.String() + " from a registry, and the pod stays in ErrImagePull and ImagePullBackOff"
 	case policy.ProofExpired, policy.ProvedInGrace:
 		away := "If the registry is unavailable, the pod stays in ErrImagePull until it is available"
 		if until, lasts := c.graceful(); lasts {
@@ -73,7 +73,7 @@ func (c Case) withNever() string {
 func (c Case) withAlways() string {
 	switch {
 	case c.Reason == policy.ImageIDName:
-		return "the kubelet pulls " + c.Image + " from a registry, and the pod stays in ErrImagePull"
+		return "the kubelet pulls " + c.Image.String() + " from a registry, and the pod stays in ErrImagePull"
 	case !c.Allowed():
 		return "the kubelet asks the registry, as it would without pullgate, and a success is recorded"
 	case c.Reason == policy.Proved && c.OutageFallback && !c.PodSource:

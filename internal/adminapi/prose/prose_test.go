@@ -14,6 +14,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/adminapi/prose"
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -113,7 +114,7 @@ func cases() []struct {
 	newPod := tracker.Pod{Namespace: "team-b"}
 	holds := []tracker.Secret{{Credential: bob, Ref: pull}}
 	one := func(title string, p tracker.Pod, e tracker.Explanation, change ...func(c *prose.Case)) c {
-		made := prose.Case{Explanation: e, Image: name, Names: []string{name}, Pod: p, PullPolicy: "unknown", Settings: prose.Settings{OutageFallback: true}}
+		made := prose.Case{Explanation: e, Image: imageref.New(name), Names: []imageref.Ref{imageref.New(name)}, Pod: p, PullPolicy: "unknown", Settings: prose.Settings{OutageFallback: true}}
 		for _, f := range change {
 			f(&made)
 		}
@@ -137,9 +138,9 @@ func cases() []struct {
 		one("exempt namespace", web, judged(policy.ExemptNamespace, true)),
 		one("unreadable", web, judged(policy.RecordUnreadable, false, func(e *tracker.Explanation) { e.Unreadable = errors.New("wrong checksum of 80 bytes") })),
 		one("NeverVerify", web, judged(policy.NeverVerify, true, ruled(with(policy.ModeNeverVerify, 0, 0)))),
-		one("an image ID", web, judged(policy.ImageIDName, false, func(e *tracker.Explanation) { e.Evidence.ByID = true }), func(c *prose.Case) { c.Image = id }),
-		one("a name that the image does not have", newPod, judged(policy.ImageIDName, false, func(e *tracker.Explanation) { e.Evidence.ByID = true }), func(c *prose.Case) { c.Image, c.Names = "7692ac1:latest", nil }),
-		one("no name at all", web, judged(policy.ImageIDName, false, func(e *tracker.Explanation) { e.Evidence.ByID = true }), func(c *prose.Case) { c.Image, c.Names = "UPPER", nil }),
+		one("an image ID", web, judged(policy.ImageIDName, false, func(e *tracker.Explanation) { e.Evidence.ByID = true }), func(c *prose.Case) { c.Image = imageref.New(id) }),
+		one("a name that the image does not have", newPod, judged(policy.ImageIDName, false, func(e *tracker.Explanation) { e.Evidence.ByID = true }), func(c *prose.Case) { c.Image, c.Names = imageref.New("7692ac1:latest"), nil }),
+		one("no name at all", web, judged(policy.ImageIDName, false, func(e *tracker.Explanation) { e.Evidence.ByID = true }), func(c *prose.Case) { c.Image, c.Names = imageref.New("UPPER"), nil }),
 		one("allowlisted", web, judged(policy.Allowlisted, true, ruled(with(policy.ModeNeverVerifyAllowlistedImages, 0, 0)))),
 		one("preloaded since the first start", web, judged(policy.Preloaded, true, marked("first start"))),
 		one("preloaded by an operator", newPod, judged(policy.Preloaded, true, marked("operator"))),

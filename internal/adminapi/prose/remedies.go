@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -86,8 +85,8 @@ func (c Case) permissions() []string {
 
 func (c Case) addNames(add func(string, ...any)) {
 	var repositories []string
-	for _, s := range c.Names {
-		if n, err := imageref.Parse(s); err == nil && !slices.Contains(repositories, n.Repository()) {
+	for _, n := range c.Names {
+		if n.Parsed() && !slices.Contains(repositories, n.Repository()) {
 			repositories = append(repositories, n.Repository())
 		}
 	}

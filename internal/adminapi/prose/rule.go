@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
@@ -16,7 +15,7 @@ func (c Case) Rule() string {
 	repository := c.Pair.Repository
 	switch c.Reason {
 	case policy.Absent:
-		return fmt.Sprintf("The runtime has no image %q, so there is no verdict yet.", c.Image)
+		return fmt.Sprintf("The runtime has no image %q, so there is no verdict yet.", c.Image.String())
 	case policy.ExemptStaticPod:
 		return fmt.Sprintf("%s is a static pod, and exempt.staticPods allows static pods every image.", upper(c.who()))
 	case policy.ExemptNamespace:
@@ -56,14 +55,14 @@ func upper(s string) string { return strings.ToUpper(s[:min(1, len(s))]) + s[min
 
 func (c Case) byID() string {
 	const proof = "access is proved for a repository"
-	n, err := imageref.Parse(c.Image)
+	name := c.Image.String()
 	switch {
-	case err != nil && strings.Trim(strings.TrimPrefix(c.Image, "sha256:"), "0123456789abcdef") != "":
-		return fmt.Sprintf("%q is not a valid image name: %s, and this name has none.", c.Image, proof)
-	case err == nil && !n.IsImageID():
-		return fmt.Sprintf("The runtime finds an image as %q, but that is not one of its names: %s, and a pull cannot prove a name that the image does not have.", c.Image, proof)
+	case !c.Image.Parsed() && strings.Trim(strings.TrimPrefix(name, "sha256:"), "0123456789abcdef") != "":
+		return fmt.Sprintf("%q is not a valid image name: %s, and this name has none.", name, proof)
+	case c.Image.Parsed() && !c.Image.Name().IsImageID():
+		return fmt.Sprintf("The runtime finds an image as %q, but that is not one of its names: %s, and a pull cannot prove a name that the image does not have.", name, proof)
 	}
-	return fmt.Sprintf("%q is an image ID and not a name: %s, and an ID has none.", c.Image, proof)
+	return fmt.Sprintf("%q is an image ID and not a name: %s, and an ID has none.", name, proof)
 }
 
 func (c Case) preloaded() string {
