@@ -24,15 +24,17 @@ type page struct {
 	seeAlso string
 }
 
-var pages = [...]page{
-	{
-		"pullgated.md", "pullgated", "8", "verify image pull credentials for each pod of a node",
-		"**pullgated-config.yaml**(5), **pullgatectl**(1), /usr/share/doc/pullgate",
-	},
-	{
-		"configuration.md", "pullgated-config.yaml", "5", "configuration file of pullgated",
-		"**pullgated**(8), **pullgatectl**(1), /usr/share/doc/pullgate/examples/config.yaml",
-	},
+func pages() []page {
+	return []page{
+		{
+			"pullgated.md", "pullgated", "8", "verify image pull credentials for each pod of a node",
+			"**pullgated-config.yaml**(5), **pullgatectl**(1), /usr/share/doc/pullgate",
+		},
+		{
+			"configuration.md", "pullgated-config.yaml", "5", "configuration file of pullgated",
+			"**pullgated**(8), **pullgatectl**(1), /usr/share/doc/pullgate/examples/config.yaml",
+		},
+	}
 }
 
 // writeManual writes a manual page for each command of root into dir, and one for each of pages in docs unless docs is "".
@@ -52,7 +54,7 @@ func writeManual(root *cobra.Command, dir, docs string) error {
 	if docs == "" {
 		return nil
 	}
-	for _, p := range pages {
+	for _, p := range pages() {
 		text, err := os.ReadFile(filepath.Join(docs, p.file))
 		if err != nil {
 			return err

@@ -13,9 +13,11 @@ import (
 func statusCommand(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Tell how pullgated, its store and what it depends on are, and its configuration",
+		Short: "Show whether pullgated enforces, and the state of its store, the runtime and the pod source",
 		Args:  cobra.NoArgs,
 	}
+	var configuration bool
+	cmd.Flags().BoolVar(&configuration, "config", false, "show the configuration in force as well; JSON and YAML always have it")
 	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
@@ -23,7 +25,12 @@ func statusCommand(c *cli.Console) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.Print(o, answer, func(v output.View, p *output.Page) { v.Status(p, answer) })
+			return c.Print(o, answer, func(v output.View, p *output.Page) {
+				v.Status(p, answer)
+				if configuration {
+					v.Configuration(p, answer)
+				}
+			})
 		})
 	}
 	return cmd

@@ -15,6 +15,7 @@ type Status struct {
 	Version, Commit string
 	Started         time.Time
 	Enforcing       bool
+	Policy          string
 	Configuration   string // as YAML
 	// ConfigurationPath is the absolute path of the configuration file. ConfigurationFound is false if it was absent
 	// when it was read last, and the configuration therefore the defaults.
@@ -67,7 +68,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *adminv1.GetStatusRequest) (*a
 		return nil, err
 	}
 	to := &adminv1.GetStatusResponse{
-		Version: st.Version, Commit: st.Commit, Started: timestamppb.New(st.Started), Enforcing: st.Enforcing,
+		Version: st.Version, Commit: st.Commit, Started: timestamppb.New(st.Started), Enforcing: st.Enforcing, Policy: st.Policy,
 		Configuration: st.Configuration,
 		Reload:        &adminv1.Reload{At: timestamp(st.Reload.At), Error: st.Reload.Error},
 		Store: &adminv1.StoreStatus{

@@ -92,6 +92,7 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 			s := adminapi.Status{
 				Version: o.Version, Commit: o.Commit, Started: started,
 				Enforcing:     !c.NoPullImageSecretRecheck && c.Policy().Mode() != policy.ModeNeverVerify,
+				Policy:        string(c.Policy().Mode()),
 				Configuration: string(text), Reload: reload,
 				ConfigurationPath: o.ConfigPath, ConfigurationFound: found, NotListening: p.service.notListening(),
 				StorePath: filepath.Join(c.StateDir, storeFile),

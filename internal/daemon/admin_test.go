@@ -125,7 +125,7 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 	}
 
 	st := ask(o, o.GetStatus, &adminv1.GetStatusRequest{})
-	if st.GetStore().GetRecords() != 1 || st.GetStore().GetMarks() != 1 || st.GetGrants() != 1 || !st.GetEnforcing() || !st.GetRuntime().GetUp() || st.GetRuntime().GetVersion() == "" ||
+	if st.GetStore().GetRecords() != 1 || st.GetStore().GetMarks() != 1 || st.GetGrants() != 1 || !st.GetEnforcing() || st.GetPolicy() != "NeverVerifyPreloadedImages" || !st.GetRuntime().GetUp() || st.GetRuntime().GetVersion() == "" ||
 		!strings.Contains(st.GetConfiguration(), "credentialValidity: 24h") || st.GetReload().GetAt() == nil || st.GetReload().GetError() != "" ||
 		st.GetStarted() == nil || st.GetCommit() == "" || st.GetDecisionLog().GetPath() == "" || st.GetStore().GetPath() != p.path("state/records.db") {
 		t.Errorf("GetStatus = %v; want what the node has", st)

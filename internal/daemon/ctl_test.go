@@ -84,7 +84,7 @@ func TestPullgatectlTellsAndCorrects(t *testing.T) {
 	}
 
 	c.says(0, "Enforcing      yes", "status")
-	c.says(0, "listen: "+p.endpoint(), "status")
+	c.says(0, "listen: "+p.endpoint(), "status", "--config")
 	c.says(0, "repo.test/team/app", "images", "list")
 	c.says(0, "1 credential", "images", "list", "--repository", app)
 	c.says(0, "Preloaded for", "images", "get", pre)

@@ -3,20 +3,28 @@ package output
 import (
 	"fmt"
 
+	"github.com/pullgate/pullgate/pkg/policy"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// Status says how the daemon is, with what needs a human painted, and the configuration below.
+// Status prints first whether pullgated enforces, under which policy and with what it works, and which file the
+// configuration is from. What needs an operator is painted.
 func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	line := func(c Colour, name, format string, args ...any) {
 		p.Paint(c, "%-14s %s", name, fmt.Sprintf(format, args...))
 	}
-	line(Plain, "Version", "%s (commit %s)", s.GetVersion(), s.GetCommit())
-	line(Plain, "Started", "%s", v.ago(s.GetStarted()))
-	if s.GetEnforcing() {
+	switch {
+	case s.GetEnforcing():
 		line(Good, "Enforcing", "yes")
-	} else {
+	case s.GetPolicy() == string(policy.ModeNeverVerify):
+		line(Heed, "Enforcing", "no, because of the policy: everything is recorded and counted, nothing is denied")
+	case s.GetPolicy() == "": // from an older pullgated
 		line(Heed, "Enforcing", "no: everything is recorded and counted, nothing is denied")
+	default:
+		line(Heed, "Enforcing", "no, shadow mode: everything is recorded and counted, nothing is denied")
+	}
+	if s.GetPolicy() != "" {
+		line(Plain, "Policy", "%s", s.GetPolicy())
 	}
 	store := s.GetStore()
 	line(Plain, "Store", "%s, format %d, %s", store.GetPath(), store.GetFormat(), Size(store.GetBytes()))
@@ -26,7 +34,6 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 		line(Bad, "", "in distrust since %s: %s", v.date(d.GetSince()), d.GetReason())
 		line(Bad, "", "pullgatectl distrust end --dry-run shows which images ending it opens")
 	}
-	line(Plain, "Grants", "%d", s.GetGrants())
 	runtime := s.GetRuntime()
 	if runtime.GetUp() {
 		line(Good, "Runtime", "%s, up%s", runtime.GetEndpoint(), also(runtime.GetName(), runtime.GetVersion()))
@@ -41,6 +48,7 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	default:
 		line(Heed, "Pod source", "node %s, NOT synced with the API server, %s known", source.GetNode(), Count(source.GetPods(), "pod", "pods"))
 	}
+	line(Plain, "Grants", "%d", s.GetGrants())
 	switch log := s.GetDecisionLog(); {
 	case log == nil:
 		line(Plain, "Decision log", "none")
@@ -54,7 +62,7 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	}
 	file := s.GetConfigurationPath()
 	switch {
-	case file == "": // a pullgated that does not say it
+	case file == "": // from an older pullgated
 	case s.GetConfigurationFound():
 		file += ", "
 	default:
@@ -67,13 +75,19 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	default:
 		line(Bad, "Configuration", "%sread %s and invalid, the previous one is in force: %s", file, v.ago(r.GetAt()), r.GetError())
 	}
-	if s.GetConfiguration() != "" {
-		p.Gap()
-		p.Text("  ", s.GetConfiguration())
-	}
+	line(Plain, "Version", "%s (commit %s)", s.GetVersion(), s.GetCommit())
+	line(Plain, "Started", "%s", v.ago(s.GetStarted()))
 }
 
-// also is what is known of a runtime beside its endpoint.
+// Configuration prints the configuration in force.
+func (v View) Configuration(p *Page, s *adminv1.GetStatusResponse) {
+	p.Gap()
+	p.Line("Configuration in force:")
+	p.Gap()
+	p.Text("  ", s.GetConfiguration())
+}
+
+// also returns the name and version of a runtime, as far as they are known.
 func also(name, version string) string {
 	if name == "" {
 		return ""

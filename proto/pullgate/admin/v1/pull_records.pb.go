@@ -980,7 +980,9 @@ type GetStatusResponse struct {
 	// Whether that file was there when it was read last; without it every field has its default.
 	ConfigurationFound bool `protobuf:"varint,13,opt,name=configuration_found,json=configurationFound,proto3" json:"configuration_found,omitempty"`
 	// The listeners that could not be bound; pullgated serves the CRI without them and tries again.
-	NotListening  []*NotListening `protobuf:"bytes,14,rep,name=not_listening,json=notListening,proto3" json:"not_listening,omitempty"`
+	NotListening []*NotListening `protobuf:"bytes,14,rep,name=not_listening,json=notListening,proto3" json:"not_listening,omitempty"`
+	// The policy (imagePullCredentialsVerificationPolicy) that is in force; "" from a version that does not report it.
+	Policy        string `protobuf:"bytes,15,opt,name=policy,proto3" json:"policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1113,6 +1115,13 @@ func (x *GetStatusResponse) GetNotListening() []*NotListening {
 	return nil
 }
 
+func (x *GetStatusResponse) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
 // NotListening is a listener that could not be bound.
 type NotListening struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1168,7 +1177,7 @@ func (x *NotListening) GetError() string {
 	return ""
 }
 
-// Reload tells of the last reading of the configuration.
+// Reload is the last reading of the configuration.
 type Reload struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When it was.
@@ -4009,7 +4018,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\n" +
 	"unreadable\x18\a \x03(\tR\n" +
 	"unreadable\"\x12\n" +
-	"\x10GetStatusRequest\"\xae\x05\n" +
+	"\x10GetStatusRequest\"\xc6\x05\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06commit\x18\x02 \x01(\tR\x06commit\x124\n" +
@@ -4026,7 +4035,8 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\fdecision_log\x18\v \x01(\v2$.pullgate.admin.v1.DecisionLogStatusR\vdecisionLog\x12-\n" +
 	"\x12configuration_path\x18\f \x01(\tR\x11configurationPath\x12/\n" +
 	"\x13configuration_found\x18\r \x01(\bR\x12configurationFound\x12D\n" +
-	"\rnot_listening\x18\x0e \x03(\v2\x1f.pullgate.admin.v1.NotListeningR\fnotListening\":\n" +
+	"\rnot_listening\x18\x0e \x03(\v2\x1f.pullgate.admin.v1.NotListeningR\fnotListening\x12\x16\n" +
+	"\x06policy\x18\x0f \x01(\tR\x06policy\":\n" +
 	"\fNotListening\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x14\n" +
 	"\x05error\x18\x02 \x01(\tR\x05error\"J\n" +
