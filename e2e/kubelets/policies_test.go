@@ -103,7 +103,7 @@ func policies(s *scenario) {
 		}
 		s.must(s.gate.Restart(s.Context(), s.settings(tc.settings...)...))
 		if s.sourced {
-			s.inStep()
+			s.waitUntilSynced()
 		}
 		rows = append(rows, s.matrix(fmt.Sprintf("policy-%d", i), tc.name)...)
 	}

@@ -176,7 +176,7 @@ func static(s *scenario) {
 	s.must(s.cluster.StartAPI(s.Context()))
 	s.must(s.restartKubelet(s.Context(), quick()))
 	if s.sourced { // else a kubelet of 1.30 is judged as if there were no source
-		s.inStep()
+		s.waitUntilSynced()
 	}
 	s.runSteps(
 		step{name: "B without a secret, afterwards", pod: pod{team: "b", image: app}, want: pullFailed, requests: refusals, message: denied},

@@ -27,7 +27,7 @@ func sourced(s *scenario) {
 	before := s.containers(stay)
 	s.machine.sourced = true
 	s.must(s.gate.Restart(s.Context(), s.settings()...))
-	s.inStep()
+	s.waitUntilSynced()
 	if after := s.containers(stay); after[stay[0].pod.Name] != before[stay[0].pod.Name] {
 		s.Errorf("the pod that ran has the container %v; want %v, that from before", after, before)
 	}
@@ -38,12 +38,12 @@ func sourced(s *scenario) {
 	)
 }
 
-// inStep waits until the pod source is.
-func (s *scenario) inStep() {
+// waitUntilSynced waits until the pod source is synced with the API server.
+func (s *scenario) waitUntilSynced() {
 	s.Helper()
 	for end := time.Now().Add(patience); s.metric("pullgate_pod_source_synced") != 1; time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(end) {
-			s.Fatalf("the pod source is not in step with the API server\n%s", s.said())
+			s.Fatalf("the pod source is not synced with the API server\n%s", s.said())
 		}
 	}
 }
@@ -145,7 +145,7 @@ func away(s *scenario) {
 		s.must(s.gate.Start(s.Context()))
 	}
 	s.must(s.cluster.StartAPI(s.Context()))
-	s.inStep()
+	s.waitUntilSynced()
 	owner.policy = never
 	s.runSteps(
 		step{name: "A, Never, the API server back", pod: owner, want: running},

@@ -17,7 +17,7 @@ func expiry(s *scenario) {
 	install := func(settings ...string) {
 		s.must(s.gate.Restart(context.WithoutCancel(s.Context()), s.settings(settings...)...))
 		if s.sourced {
-			s.inStep()
+			s.waitUntilSynced()
 		}
 	}
 	s.Cleanup(func() { install("credentialValidity: 0s") })

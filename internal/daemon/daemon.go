@@ -226,7 +226,7 @@ func serve(ctx context.Context, o Options, p parts) error {
 	return err
 }
 
-// watch keeps the gate in step with the runtime.
+// watch keeps the gate synced with the runtime.
 func watch(ctx context.Context, log klog.Logger, p parts) {
 	var g errgroup.Group
 	up := make(chan struct{}, 1)

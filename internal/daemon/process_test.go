@@ -150,7 +150,7 @@ func (p *process) start(args ...string) {
 	}
 }
 
-// ready waits until the daemon is in step with its runtime; false if it has ended.
+// ready waits until the daemon is synced with its runtime; false if it has ended.
 func (p *process) ready() bool {
 	p.t.Helper()
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {

@@ -64,9 +64,9 @@ func (s *podSource) state() string {
 	case s == nil:
 		return ""
 	case s.source.Synced():
-		return "\npod source: in step with the API server"
+		return "\npod source: synced with the API server"
 	default:
-		return "\npod source: not in step with the API server; what is known of pods stays known, others are judged by what the CRI tells"
+		return "\npod source: not synced with the API server; what is known of pods stays known, others are judged by what the CRI tells"
 	}
 }
 

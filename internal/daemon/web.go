@@ -50,7 +50,7 @@ func serveWeb(ctx context.Context, log klog.Logger, p parts) error {
 		case !p.conns.up():
 			answer(w, http.StatusServiceUnavailable, "the runtime is not reached")
 		case !p.gate.Synced():
-			answer(w, http.StatusServiceUnavailable, "not yet in step with the runtime")
+			answer(w, http.StatusServiceUnavailable, "not yet synced with the runtime")
 		default:
 			answer(w, http.StatusOK, "ok"+p.source.state())
 		}

@@ -88,7 +88,7 @@ func (n Node) daemon(context.Context) []Finding {
 		add(ok("no pod source: a pod with Never runs only if it proved the image before, see https://github.com/pullgate/pullgate/blob/main/docs/credentials.md#the-pod-source"))
 	} else if !p.GetSynced() {
 		add(warn("look at the API server, and at what journalctl -u pullgated says of the pod source",
-			"the pod source is not in step with the API server: new pods are judged by what the CRI tells alone"))
+			"the pod source is not synced with the API server: new pods are judged by what the CRI tells alone"))
 	}
 	if d := s.GetDecisionLog().GetDropped(); d > 0 {
 		add(warn("look for room and rights at "+s.GetDecisionLog().GetPath(), "%d decisions are missing in the decision log", d))

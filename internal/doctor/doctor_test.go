@@ -100,7 +100,7 @@ func TestDaemon(t *testing.T) {
 		{"refused reload", func(n *testNode) { n.Status.Reload = &adminv1.Reload{At: timestamppb.New(now()), Error: "listen: no"} }, "daemon", doctor.Warn, "refused", "systemctl reload pullgated"},
 		{"runtime away", func(n *testNode) { n.Status.Runtime.Up = false }, "daemon", doctor.Fail, "does not reach the runtime", "runtimeEndpoint"},
 		{"no pod source", func(n *testNode) { n.Status.PodSource = nil }, "daemon", doctor.OK, "no pod source", ""},
-		{"pod source behind", func(n *testNode) { n.Status.PodSource.Synced = false }, "daemon", doctor.Warn, "not in step", "API server"},
+		{"pod source behind", func(n *testNode) { n.Status.PodSource.Synced = false }, "daemon", doctor.Warn, "not synced", "API server"},
 		{"decisions dropped", func(n *testNode) { n.Status.DecisionLog = &adminv1.DecisionLogStatus{Path: "/d", Dropped: 12} }, "daemon", doctor.Warn, "12 decisions", "/d"},
 		{"distrust", func(n *testNode) {
 			n.Status.Store.Distrust = &adminv1.Distrust{Since: timestamppb.New(now()), Reason: "lost"}

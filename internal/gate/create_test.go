@@ -311,7 +311,7 @@ func TestAbsentBaseOfACheckpointIsAnsweredAsAForbiddenOne(t *testing.T) {
 
 // What allowed a container is taken back while the runtime creates it. The runtime dates the container after that, so a restart
 // would restore the grant from it.
-func TestCreateThatARevocationOvertakesIsDenied(t *testing.T) {
+func TestCreateDuringWhichAccessIsRevokedIsDenied(t *testing.T) {
 	for name, tc := range map[string]struct{ takeBack func(p *proxy) error }{
 		"a proof": {func(p *proxy) error {
 			_, err := p.tracker.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Repository: "repo.test/team/app"}})
@@ -346,7 +346,7 @@ func TestCreateThatARevocationOvertakesIsDenied(t *testing.T) {
 			})
 			id, err := p.Create(t.Context(), alice, id1, app)
 			if status.Code(err) != codes.PermissionDenied {
-				t.Errorf("create that was overtaken = %q, %v; want PermissionDenied", id, err)
+				t.Errorf("create during a revocation = %q, %v; want PermissionDenied", id, err)
 			}
 			p.runtime.Do(func(r *criproxytest.Runtime) { r.BeforeAnswer = nil })
 			p.restart()

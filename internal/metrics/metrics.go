@@ -289,7 +289,7 @@ func number(b bool) float64 {
 	return 0
 }
 
-// SetPodSource gives the function that tells, at each scrape, whether the pod source is in step with the API
+// SetPodSource gives the function that tells, at each scrape, whether the pod source is synced with the API
 // server, and the reasons by which its errors are counted.
 func (m *Metrics) SetPodSource(reasons []string, synced func() bool) {
 	m.sourceCauses = reasons

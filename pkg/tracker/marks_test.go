@@ -73,7 +73,7 @@ func TestForgettingEndsOnlyGrantsThatRestOnMarks(t *testing.T) {
 	w.want(w.check(pod("new"), app+":1", img, "alice"), policy.Allow, policy.Proved)
 }
 
-// A judgement that a forgetting overtakes leaves no grant on the mark.
+// A judgement during which the mark is removed leaves no grant that depends on the mark.
 func TestGrantDoesNotOutliveAForgottenMarkThatRacesWithIt(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	img := image(id1, app+":1")

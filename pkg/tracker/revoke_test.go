@@ -47,7 +47,7 @@ func TestRevocationThatCannotBeWrittenEndsNoGrant(t *testing.T) {
 	w.want(w.check(pod("dora"), app+":1", image(id1, app+":1"), "alice"), policy.Allow, policy.Proved)
 }
 
-// A judgement or a pull that a revocation overtakes leaves no grant on what is gone.
+// A judgement or a pull during which a proof is revoked leaves no grant that depends on the proof.
 func TestGrantDoesNotOutliveARevocationThatRacesWithIt(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	img, alice := image(id1, app+":1"), records.Revocation{Credential: w.key.ID(secret("alice"))}

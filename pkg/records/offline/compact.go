@@ -21,8 +21,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
-// compactSuffix follows a store's path in the name of the file that Compact makes. One that a crash has left is
-// replaced by the next call.
+// compactSuffix follows a store's path in the name of the file that Compact makes. The next call replaces one that
+// a crash has left.
 const compactSuffix = ".compact"
 
 // batchBytes is about how much is written in one transaction, which is kept in memory.
@@ -31,8 +31,8 @@ const batchBytes = 4 << 20
 // A Compaction says how many bytes the file had, and has.
 type Compaction struct{ Before, After int64 }
 
-// Compact puts a file that holds the same values without the pages that are free in the place of the one at path, with
-// its mode and owner. What cannot be read is kept as it is, because it makes an image need proof. ErrDamaged is
+// Compact replaces the file at path by one that holds the same values without free pages, with the same mode and owner. A value
+// that cannot be decoded is kept as it is, because it makes an image need proof. ErrDamaged is
 // returned for a file whose structure is damaged, and ErrNewerFormat for one of a newer format.
 func Compact(ctx context.Context, path string) (c Compaction, err error) {
 	err = locked(ctx, path, syscall.LOCK_EX, func(f *os.File) error {
@@ -80,7 +80,7 @@ func compact(ctx context.Context, path string, f *os.File) (c Compaction, err er
 	return c, atomicfile.SyncFolder(filepath.Dir(path))
 }
 
-// write makes a new file of the values of another.
+// write writes the values of one file to a new one.
 func write(ctx context.Context, from *os.File, path string) (err error) {
 	to, err := boltfile.Create(path)
 	if err != nil {
@@ -141,7 +141,7 @@ func (b *batch) flush() error {
 	return err
 }
 
-// finish sees that the new file holds what the old one does, and gives it the mode and owner of that.
+// finish verifies that the new file holds what the old one holds, and sets the same mode and owner.
 func finish(from *os.File, path string, c *Compaction) (err error) {
 	to, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -163,7 +163,7 @@ func finish(from *os.File, path string, c *Compaction) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := to.Truncate(int64(m.Pages) * int64(m.PageSize)); err != nil { // bbolt makes room ahead
+	if err := to.Truncate(int64(m.Pages) * int64(m.PageSize)); err != nil { // bbolt allocates more than it uses
 		return err
 	}
 	if damage, err := records.Examine(path); damage != nil || err != nil {

@@ -14,6 +14,6 @@ var (
 	ErrInUse = records.ErrInUse
 	// ErrNewerFormat is returned for a file of a newer format.
 	ErrNewerFormat = records.ErrNewerFormat
-	// ErrReplaced is returned if another file took the place of the one whose lock was waited for.
+	// ErrReplaced is returned if the file was replaced during the wait for its lock.
 	ErrReplaced = boltfile.ErrReplaced
 )

@@ -11,13 +11,13 @@ import (
 	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
-// Between two attempts to get the lock.
+// The time between two attempts to get the lock.
 const lockPause = 20 * time.Millisecond
 
-// locked calls do with the file at path, opened for reading and locked as bbolt does it: syscall.LOCK_SH keeps writers
-// out, syscall.LOCK_EX everybody.
+// locked calls do with the file at path, opened for reading and locked as bbolt does it: syscall.LOCK_SH excludes writers,
+// syscall.LOCK_EX every other process.
 func locked(ctx context.Context, path string, how int, do func(*os.File) error) (err error) {
-	// A link is refused as Open refuses it, and a named pipe is not waited for.
+	// A link is refused, as Open does, and opening a named pipe does not block.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, syscall.ELOOP) {
 		return fmt.Errorf("%s is a symbolic link; give the file that it leads to", path)

@@ -16,7 +16,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
-// Check reads the whole file at path and tells what cannot be read, and for what a daemon would set it aside. A file of
+// Check reads the whole file at path and reports what cannot be read, and the damage for which a daemon would set the file aside. A file of
 // a newer format is ErrNewerFormat.
 func Check(ctx context.Context, path string) (v records.Verification, err error) {
 	err = locked(ctx, path, syscall.LOCK_SH, func(f *os.File) error {
@@ -47,7 +47,7 @@ type line struct {
 	Damage     string          `json:"damage,omitempty"`
 }
 
-// Dump writes what the file at path holds to w, as the package comment draws it, and returns what it came upon. A file
+// Dump writes what the file at path holds to w, in the format of the package comment, and returns what it found. A file
 // of a newer format is ErrNewerFormat, and nothing is written.
 func Dump(ctx context.Context, path string, w io.Writer) (v records.Verification, err error) {
 	err = locked(ctx, path, syscall.LOCK_SH, func(f *os.File) error {
@@ -96,7 +96,7 @@ func dump(ctx context.Context, f *os.File, w *bufio.Writer) error {
 	})
 }
 
-// ascii writes every other character of a JSON text as an escape: what a tenant has chosen must not move a terminal.
+// ascii writes every other character of a JSON text as an escape: text that a tenant has chosen must not control a terminal.
 func ascii(b []byte) []byte {
 	if !slices.ContainsFunc(b, func(c byte) bool { return c >= 0x7f }) {
 		return b

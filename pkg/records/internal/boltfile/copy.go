@@ -12,12 +12,12 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// Copy writes the file as it is at one moment, also while others write to it. change is made to the copy alone, in one
-// transaction, before it is sent. Before the first byte size is called with the number of bytes that follow; nil is
-// allowed. After an error what was written is no copy.
+// Copy writes a consistent copy of the file, also during write transactions. It applies change to the copy alone, in one
+// transaction, before it sends the copy. Before the first byte it calls size with the number of bytes that follow; nil is
+// allowed. After an error, what was written is not a complete copy.
 //
-// The copy is made beside the file first, in a file without a name, and sent from there: a reader of bbolt that
-// waits for a slow w would hold up the write that has to enlarge the memory map, and behind it every call.
+// It first makes the copy in a file without a name, in the same directory, and sends it from there: a read transaction of bbolt
+// that waits for a slow w would block the write that has to enlarge the memory map, and every call that waits for that write.
 func (f *File) Copy(ctx context.Context, w io.Writer, size func(int64), change func(*bolt.Tx) error) error {
 	err := f.copy(ctx, w, size, change)
 	if err != nil && ctx.Err() != nil {
@@ -62,7 +62,7 @@ func (f *File) copy(ctx context.Context, w io.Writer, size func(int64), change f
 	return err
 }
 
-// changeCopy makes one transaction in a file that has no name any more, which is reached by its descriptor. The copy is
+// changeCopy runs one transaction in a file that has no name any more, which it opens by its descriptor. The copy is
 // synced by the program that stores it, so bbolt need not.
 func changeCopy(copied *os.File, change func(*bolt.Tx) error) (err error) {
 	db, err := bolt.Open(fmt.Sprintf("/proc/self/fd/%d", copied.Fd()), 0o600, &bolt.Options{NoSync: true, NoGrowSync: true})
@@ -74,7 +74,7 @@ func changeCopy(copied *os.File, change func(*bolt.Tx) error) (err error) {
 	return db.Update(change)
 }
 
-// room returns an error if a copy of n bytes would fill the disk, or nearly: pulls are refused on a full one.
+// room returns an error if a copy of n bytes would take more than half of the free space: pulls are refused when the disk is full.
 func room(path string, n int64) error {
 	var disk syscall.Statfs_t
 	if err := syscall.Statfs(filepath.Dir(path), &disk); err != nil {

@@ -14,8 +14,8 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 )
 
-// LockWait is how long a file's lock is waited for by default. bbolt's own is for ever, which would turn a second
-// daemon into a silent hang.
+// LockWait is how long Open waits for a file's lock by default. bbolt waits without a limit, so that a second daemon
+// would hang silently.
 const LockWait = 2 * time.Second
 
 // Options are the settings of [Open].
@@ -27,13 +27,13 @@ type Options struct {
 	// OnPanic is called for each panic in a transaction, with its value and the stack, before the transaction returns
 	// ErrUnreadable; nil is allowed. A damaged page can cause one, or an error in the program.
 	OnPanic func(value any, stack []byte)
-	// Check looks at what is in the file once its structure is known to be sound; an error is damage.
+	// Check looks at what is in the file once its structure is known to be sound; an error means that the file is damaged.
 	Check func(*bolt.Tx) error
 }
 
 // A File is an open file. Its methods may be called concurrently.
 type File struct {
-	// DB is the database. To go through View and Update keeps a damaged page from ending the process.
+	// DB is the database. Use View and Update, so that a damaged page does not end the process.
 	DB   *bolt.DB
 	file *os.File // of DB, closed with it
 	// onPanic is Options.OnPanic.
@@ -74,7 +74,7 @@ func Open(path string, o Options) (f *File, damage, err error) {
 	return nil, damage, f.closeDamaged()
 }
 
-// Create begins a database in a new file.
+// Create creates a database in a new file.
 func Create(path string) (*File, error) {
 	var f File
 	if err := f.open(path, Options{}, os.O_CREATE|os.O_EXCL); err != nil {
@@ -112,8 +112,8 @@ func (f *File) open(path string, o Options, flags int) (err error) {
 	return err
 }
 
-// InPlace returns ErrReplaced if the path leads to another file than before: who held the lock has put one there.
-// On the old one everything would be lost that is written from now on.
+// InPlace returns ErrReplaced if the path leads to another file than before: the process that held the lock has replaced it.
+// Everything written to the old file would be lost.
 func InPlace(path string, before fs.FileInfo) error {
 	now, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(before, now) {
@@ -140,7 +140,7 @@ func (f *File) closeDamaged() error {
 
 // check walks the whole tree.
 func (f *File) check(content func(*bolt.Tx) error) error {
-	info, err := f.file.Stat() // now that nobody else writes
+	info, err := f.file.Stat() // after the lock: no other process writes
 	if err != nil {
 		return err
 	}
@@ -166,12 +166,12 @@ func (f *File) check(content func(*bolt.Tx) error) error {
 	})
 }
 
-// View runs a read transaction, and makes an error of a panic.
+// View runs a read transaction and returns a panic in it as an error.
 func (f *File) View(do func(*bolt.Tx) error) error {
 	return guard(f.onPanic, func() error { return f.DB.View(do) })
 }
 
-// Update runs a write transaction, and makes an error of a panic. nil means that it is on disk.
+// Update runs a write transaction and returns a panic in it as an error. nil means that it is on disk.
 func (f *File) Update(do func(*bolt.Tx) error) error {
 	return guard(f.onPanic, func() error { return f.DB.Update(do) })
 }
@@ -190,7 +190,7 @@ func (f *File) Walk(tx *bolt.Tx, v Visitor) error {
 	return Walk(f.file, m, v)
 }
 
-// A firstWrite keeps what is written first and takes no more. Of a transaction that is its own meta page.
+// A firstWrite keeps the first write and refuses others. The first write of a transaction is its own meta page.
 type firstWrite struct{ page []byte }
 
 func (f *firstWrite) Write(b []byte) (int, error) {

@@ -43,15 +43,15 @@ func ParseMeta(page []byte) (Meta, error) {
 	}
 	sum := fnv.New64a()
 	_, _ = sum.Write(page[pageHead:metaSum]) // a hash never fails
-	size := number(page[metaSize:])
+	size := u32(page[metaSize:])
 	m := Meta{
-		PageSize: int(size), Pages: int(wide(page[metaPages:])), TxID: wide(page[metaTxID:]), //nolint:gosec // looked at below
-		root: wide(page[metaRoot:]), free: wide(page[metaFree:]),
+		PageSize: int(size), Pages: int(u64(page[metaPages:])), TxID: u64(page[metaTxID:]), //nolint:gosec // checked below
+		root: u64(page[metaRoot:]), free: u64(page[metaFree:]),
 	}
 	switch {
-	case number(page[pageHead:]) != magic || number(page[metaVersion:]) != version:
+	case u32(page[pageHead:]) != magic || u32(page[metaVersion:]) != version:
 		return Meta{}, errors.New("it is no bbolt file")
-	case wide(page[metaSum:]) != sum.Sum64():
+	case u64(page[metaSum:]) != sum.Sum64():
 		return Meta{}, errors.New("the checksum of a meta page is wrong")
 	case size < minPageSize || size > maxPageSize || size&(size-1) != 0:
 		return Meta{}, fmt.Errorf("pages of %d bytes", size)
@@ -70,7 +70,7 @@ func Newest(file io.ReaderAt) (Meta, error) {
 		}
 		return m, nil
 	}
-	// The first one does not tell where the second one is.
+	// The first page does not contain the position of the second one.
 	for size := int64(minPageSize); size <= maxPageSize; size *= 2 {
 		if second, err := metaAt(file, size); err == nil && int64(second.PageSize) == size {
 			return second, nil
@@ -88,8 +88,8 @@ func metaAt(file io.ReaderAt, at int64) (Meta, error) {
 	return ParseMeta(page[:n])
 }
 
-// unread makes damage of what the disk cannot read; it is not an error of the file system.
+// unread returns a read error of the disk as damage of the file, so it does not wrap the error of the file system.
 func unread(err error, n int, at int64) error { return fmt.Errorf("%d bytes at %d: %v", n, at, err) }
 
-func number(b []byte) uint64 { return uint64(binary.NativeEndian.Uint32(b)) }
-func wide(b []byte) uint64   { return binary.NativeEndian.Uint64(b) }
+func u32(b []byte) uint64 { return uint64(binary.NativeEndian.Uint32(b)) }
+func u64(b []byte) uint64 { return binary.NativeEndian.Uint64(b) }

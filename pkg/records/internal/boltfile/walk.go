@@ -19,14 +19,14 @@ const (
 	bucketEntry = 1
 )
 
-// A Visitor is told what is in a file. A function that is nil is not called; an error of one ends the walk.
+// A Visitor has functions that a walk calls for the content of a file. One that is nil is not called; an error of one ends the walk.
 type Visitor struct {
-	// Bucket is told of each bucket before what is in it. One that lies in another has the names of both, with a
-	// slash between.
+	// Bucket is called for each bucket before its content. The name of a nested bucket is the names of both, with a
+	// slash between them.
 	Bucket func(name string, sequence uint64) error
-	// Value is told of each value, in the order of the keys, under the name of its bucket.
+	// Value is called for each value, in the order of the keys, with the name of its bucket.
 	Value func(bucket string, key, value []byte) error
-	// Damage is told of what cannot be walked, and the walk goes on beside it. If it is nil the first
+	// Damage is called for each part that cannot be walked; the walk continues with the other parts. If it is nil, the first
 	// damage ends the walk and is its error.
 	Damage func(error) error
 }
@@ -61,7 +61,7 @@ func Walk(file io.ReaderAt, m Meta, v Visitor) error {
 			lost++
 		}
 	}
-	if lost > 0 && w.damages == 0 { // else it follows from what has been told
+	if lost > 0 && w.damages == 0 { // else it follows from damage that was reported
 		return w.damage(fmt.Errorf("%d pages are neither used nor free", lost))
 	}
 	return nil
@@ -75,7 +75,7 @@ func (w *walker) damage(err error) error {
 	return w.visitor.Damage(err)
 }
 
-// free takes the pages of the free list off those that may be referenced.
+// free marks the pages of the free list, which must not be referenced.
 func (w *walker) free(id uint64) error {
 	page, err := w.page(id)
 	if err != nil {
@@ -83,13 +83,13 @@ func (w *walker) free(id uint64) error {
 	}
 	ids, count := page[pageHead:], uint64(binary.NativeEndian.Uint16(page[10:]))
 	if count == math.MaxUint16 { // the first one counts the others
-		ids, count = ids[8:], wide(ids)
+		ids, count = ids[8:], u64(ids)
 	}
 	if binary.NativeEndian.Uint16(page[8:]) != freePage || count > uint64(len(ids)/8) {
 		return errors.New("wrong head")
 	}
 	for i := range count {
-		free := wide(ids[8*i:])
+		free := u64(ids[8*i:])
 		if free < 2 || free >= uint64(len(w.seen)) || w.seen[free] {
 			return fmt.Errorf("page %d is out of bounds or referenced twice", free)
 		}
@@ -98,7 +98,7 @@ func (w *walker) free(id uint64) error {
 	return nil
 }
 
-// page reads a page with all that overflows from it.
+// page reads a page with its overflow pages.
 func (w *walker) page(id uint64) ([]byte, error) {
 	high := uint64(len(w.seen))
 	if id < 2 || id >= high {
@@ -109,8 +109,8 @@ func (w *walker) page(id uint64) ([]byte, error) {
 	if _, err := w.file.ReadAt(head, at); err != nil {
 		return nil, unread(err, len(head), at)
 	}
-	more := number(head[12:])
-	if wide(head) != id || id+more >= high {
+	more := u32(head[12:])
+	if u64(head) != id || id+more >= high {
 		return nil, fmt.Errorf("page %d has a wrong head", id)
 	}
 	for i := id; i <= id+more; i++ {
@@ -135,14 +135,14 @@ func (w *walker) walk(id uint64, bucket string, low, high []byte) error {
 	return w.elements(page, fmt.Sprintf("page %d", id), bucket, low, high)
 }
 
-// An entry is what an element of a page says.
+// An entry is an element of a page, decoded.
 type entry struct {
 	key, value []byte
 	child      uint64 // of a branch page
 	bucket     bool   // the value is a bucket
 }
 
-// elements walks what a page leads to. The page may be one that lies in a value.
+// elements walks what the elements of a page refer to. The page may be stored in a value.
 func (w *walker) elements(page []byte, where, bucket string, low, high []byte) error {
 	entries, branch, damage := parse(page, low, high)
 	if damage == nil && len(entries) == 0 && len(page) > pageHead && bucket != "" {
@@ -191,9 +191,9 @@ func parse(page, low, high []byte) (entries []entry, branch bool, err error) {
 		var kind, pos, keySize, valueSize uint64
 		var e entry
 		if branch {
-			pos, keySize, e.child = number(head), number(head[4:]), wide(head[8:])
+			pos, keySize, e.child = u32(head), u32(head[4:]), u64(head[8:])
 		} else {
-			kind, pos, keySize, valueSize = number(head), number(head[4:]), number(head[8:]), number(head[12:])
+			kind, pos, keySize, valueSize = u32(head), u32(head[4:]), u32(head[8:]), u32(head[12:])
 		}
 		if at+pos != end || end+keySize+valueSize > uint64(len(page)) || kind > bucketEntry {
 			return entries, branch, fmt.Errorf("element %d is misplaced", i)
@@ -217,11 +217,11 @@ func (w *walker) bucket(value []byte, where, name string) error {
 		return w.damage(fmt.Errorf("%s: a bucket has no head", where))
 	}
 	if w.visitor.Bucket != nil {
-		if err := w.visitor.Bucket(name, wide(value[8:])); err != nil {
+		if err := w.visitor.Bucket(name, u64(value[8:])); err != nil {
 			return err
 		}
 	}
-	if root := wide(value); root != 0 {
+	if root := u64(value); root != 0 {
 		return w.walk(root, name, nil, nil)
 	}
 	page := value[bucketHead:]

@@ -1465,7 +1465,7 @@ type PodSourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The node whose pods it watches.
 	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// Whether it is in step with the API server. If not, judgement is as if there were none, for pods that are new.
+	// Whether it is synced with the API server. If not, judgement is as if there were none, for pods that are new.
 	Synced bool `protobuf:"varint,2,opt,name=synced,proto3" json:"synced,omitempty"`
 	// How many pods it knows.
 	Pods          int64 `protobuf:"varint,3,opt,name=pods,proto3" json:"pods,omitempty"`

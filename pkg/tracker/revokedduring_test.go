@@ -13,8 +13,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// The registry may have let the pull have the image before the operator took the credential back there and here.
-func TestPullThatARevocationOvertakesProvesNothing(t *testing.T) {
+// The registry may have accepted the credential before the operator revoked it, at the registry and on the node.
+func TestPullDuringWhichItsProofIsRevokedProvesNothing(t *testing.T) {
 	key := func(w *world, password string) credential.ID { return w.key.ID(secret(password)) }
 	for name, tc := range map[string]struct {
 		password string
@@ -68,8 +68,8 @@ func TestPullThatARevocationOvertakesProvesNothing(t *testing.T) {
 	}
 }
 
-// The same where its record cannot be written: a grant would be all that is left of it.
-func TestOvertakenPullWithoutARecordLeavesNoGrant(t *testing.T) {
+// The same if its record cannot be written: then a grant would be the only result of the pull.
+func TestRevokedPullWithoutARecordLeavesNoGrant(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
 	if err != nil {
@@ -83,8 +83,8 @@ func TestOvertakenPullWithoutARecordLeavesNoGrant(t *testing.T) {
 	w.open()
 }
 
-// A grant may end of which no proof is left on disk that could be taken back. A restart must not bring it back either.
-func TestRestartBringsBackNoGrantThatEndedAlone(t *testing.T) {
+// A revocation may end a grant for which the disk has no proof that could be revoked. A restart must not restore the grant.
+func TestRestartDoesNotRestoreAGrantThatEndedWithoutAProof(t *testing.T) {
 	img := image(id1, app+":1")
 	for name, tc := range map[string]struct {
 		begin  func(w *world)
@@ -123,7 +123,7 @@ func TestRestartBringsBackNoGrantThatEndedAlone(t *testing.T) {
 	}
 }
 
-// A revocation leaves no record where a mark says that nobody had to prove anything.
+// A revocation writes no record for a pair that is marked preloaded.
 func TestRevocationLeavesMarkedPairsWithoutARecord(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	w.runtime.set(image(id1, app+":1"))
@@ -138,8 +138,8 @@ func TestRevocationLeavesMarkedPairsWithoutARecord(t *testing.T) {
 	}
 }
 
-// A use that is noted and not yet written tells as well from which Secret a credential is.
-func TestRevocationBySecretKnowsWhatIsNotYetWritten(t *testing.T) {
+// A use that is not written to disk yet also shows which Secret a credential is from.
+func TestRevocationBySecretIncludesUsesThatAreNotWritten(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	w.pulled(tracker.Pod{}, app+":1", id1, "alice")
 	by := func(uid string) tracker.Verdict {
@@ -156,8 +156,8 @@ func TestRevocationBySecretKnowsWhatIsNotYetWritten(t *testing.T) {
 	w.want(by("a"), policy.Reverify, policy.NotProved)
 }
 
-// A record that cannot be read may have said that something was revoked.
-func TestDamagedRecordBringsBackNoRevokedGrant(t *testing.T) {
+// An unreadable record may have contained a revocation.
+func TestDamagedRecordRestoresNoRevokedGrant(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	img := image(id1, app+":1")
 	w.pulled(pod("a"), app+":1", id1, "alice")

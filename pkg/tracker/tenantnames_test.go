@@ -10,24 +10,24 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Some versions of containerd give an image a name out of a checkpoint, which a tenant has made. No such
-// name makes an image that somebody had to prove anybody else's.
-func TestForeignNameOnAProvedImageIsNotExemptByTheAllowlist(t *testing.T) {
+// Some versions of containerd give an image a name that is written in a checkpoint, which a tenant has made. Such a name must not
+// give other pods access to an image that needs proof.
+func TestNameFromACheckpointDoesNotExemptAProvedImage(t *testing.T) {
 	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}})
 	w.pulled(pod("alice"), app+":1", id1, "alice")
-	const foreign = "docker.io/library/foreign:1"
-	img := image(id1, app+":1", foreign)
+	const added = "docker.io/library/added:1"
+	img := image(id1, app+":1", added)
 	w.runtime.set(img)
-	w.want(w.check(pod("mallory"), foreign, img), policy.Reverify, policy.Untracked)
+	w.want(w.check(pod("mallory"), added, img), policy.Reverify, policy.Untracked)
 	v := w.Check(t.Context(), tracker.Request{Pod: pod("mallory"), Image: img, Except: "repo.test/mallory/checkpoint", Substituted: true})
 	if v.Allowed() {
 		t.Errorf("read back: %v by %s; want Reverify", v.Verdict, v.Reason)
 	}
-	// A name that was known before is no foreign one, whoever pulls its content later.
+	// A name that the image had before stays allowlisted, although a pod later pulls the image by another name.
 	w.runtime.set(image(id2, "docker.io/library/known:1"))
 	if err := w.Sync(t.Context()); err != nil {
 		t.Fatal(err)
@@ -35,7 +35,7 @@ func TestForeignNameOnAProvedImageIsNotExemptByTheAllowlist(t *testing.T) {
 	w.pulled(pod("alice"), "repo.test/team/copy:1", id2, "alice")
 	known := image(id2, "docker.io/library/known:1", "repo.test/team/copy:1")
 	w.want(w.check(pod("bob"), "docker.io/library/known:1", known), policy.Allow, policy.Allowlisted)
-	// As the substitute for another image even that name exempts nobody.
+	// For the substitute of another image, even that name exempts no pod.
 	v = w.Check(t.Context(), tracker.Request{Pod: pod("mallory"), Image: known, Substituted: true})
 	if v.Allowed() {
 		t.Errorf("read back on an allowlisted name: %v by %s; want Reverify", v.Verdict, v.Reason)
@@ -47,7 +47,7 @@ func TestForeignNameOnAProvedImageIsNotExemptByTheAllowlist(t *testing.T) {
 	}
 }
 
-func TestForeignNameOnALostPullIsNotPreloaded(t *testing.T) {
+func TestNameThatALostPullDidNotAskForIsNotPreloaded(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
 	if err != nil {
@@ -59,7 +59,7 @@ func TestForeignNameOnALostPullIsNotPreloaded(t *testing.T) {
 	img := image(id1, app+":1", "repo.test/mallory/x:1")
 	w.runtime.set(img, image(id2, "repo.test/any:1"))
 	if v := w.check(pod("mallory"), "repo.test/mallory/x:1", img); v.Allowed() {
-		t.Errorf("pre-check of the foreign name: %v by %s; want Reverify", v.Verdict, v.Reason)
+		t.Errorf("pre-check of the other name: %v by %s; want Reverify", v.Verdict, v.Reason)
 	}
 	if v := w.Check(t.Context(), tracker.Request{Pod: pod("mallory"), Image: img, Substituted: true}); v.Allowed() {
 		t.Errorf("read back: %v by %s; want Reverify", v.Verdict, v.Reason)
@@ -72,11 +72,11 @@ func TestForeignNameOnALostPullIsNotPreloaded(t *testing.T) {
 	}
 	w.SetRules(tracker.Rules{Policy: p})
 	if v := w.check(pod("dora"), "repo.test/mallory/x:1", img); v.Allowed() {
-		t.Errorf("pre-check of a foreign name on the allowlist: %v by %s; want Reverify", v.Verdict, v.Reason)
+		t.Errorf("pre-check of the other name on the allowlist: %v by %s; want Reverify", v.Verdict, v.Reason)
 	}
 }
 
-func TestGrantedPodsTellsWhomAPullOutlived(t *testing.T) {
+func TestGrantedPodsHasAPodThatEndedDuringItsPull(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
 	if err != nil {
@@ -91,8 +91,8 @@ func TestGrantedPodsTellsWhomAPullOutlived(t *testing.T) {
 	}
 }
 
-// A lost pull of the foreign name's repository settles as a record with nothing proved, which says nothing for the name.
-func TestForeignNameIsNotExemptByARecordWithNothingProved(t *testing.T) {
+// A lost pull of the added name's repository settles as a record with nothing proved, which does not make the name trustworthy.
+func TestRecordWithNothingProvedDoesNotExemptANameFromACheckpoint(t *testing.T) {
 	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
 	if err != nil {
 		t.Fatal(err)
@@ -100,24 +100,24 @@ func TestForeignNameIsNotExemptByARecordWithNothingProved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}})
 		w.pulled(pod("alice"), app+":1", id1, "alice")
-		const foreign = "docker.io/library/foreign:1"
-		pull, err := w.BeginPull(t.Context(), imageref.New(foreign), tracker.Image{})
+		const added = "docker.io/library/added:1"
+		pull, err := w.BeginPull(t.Context(), imageref.New(added), tracker.Image{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := pull.Lost(); err != nil {
 			t.Fatal(err)
 		}
-		img := image(id1, app+":1", foreign)
+		img := image(id1, app+":1", added)
 		w.runtime.set(img)
 		time.Sleep(2 * time.Hour)
 		if err := w.Settle(t.Context()); err != nil || len(w.intents()) > 0 {
 			t.Fatalf("Settle = %v and leaves %v; want nil and nothing", err, w.intents())
 		}
-		w.want(w.check(pod("mallory"), foreign, img), policy.Reverify, policy.NotProved)
-		// One under which somebody pulled the image is no foreign one.
-		w.pulled(pod("bob"), foreign, id1, "bob")
-		w.want(w.check(pod("carol"), foreign, img), policy.Allow, policy.Allowlisted)
+		w.want(w.check(pod("mallory"), added, img), policy.Reverify, policy.NotProved)
+		// After a pod has pulled the image by the name, the allowlist applies.
+		w.pulled(pod("bob"), added, id1, "bob")
+		w.want(w.check(pod("carol"), added, img), policy.Allow, policy.Allowlisted)
 	})
 }
 
