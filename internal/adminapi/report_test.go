@@ -1,6 +1,7 @@
 package adminapi_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -98,5 +99,20 @@ func TestReportNodeCredentials(t *testing.T) {
 	}
 	if after := strings.Count(buffer.String(), "Node credentials reported"); before == 0 || after != before || !strings.Contains(buffer.String(), id) {
 		t.Errorf("%d log lines, then %d; want a line with the ID for each new credential alone:\n%s", before, after, buffer)
+	}
+}
+
+// The largest number of credentials may come with long patterns.
+func TestReportOf256Credentials(t *testing.T) {
+	got := reported{}
+	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) { c.NodeCredentials, c.KeyFingerprint = got, "fingerprint" })
+	r := &adminv1.ReportNodeCredentialsRequest{KeyFingerprint: "fingerprint", Expires: timestamppb.New(time.Now().Add(time.Hour))}
+	for i := range 256 {
+		r.Credentials = append(r.Credentials, &adminv1.NodeCredential{
+			CredentialId: fmt.Sprintf("%064x", i), Images: []string{strings.Repeat("a", 250) + ".test", strings.Repeat("b", 250) + ".test"},
+		})
+	}
+	if _, err := w.ReportNodeCredentials(t.Context(), r); err != nil || len(got) != 256 {
+		t.Errorf("ReportNodeCredentials = %v, %d credentials are noted; want all 256", err, len(got))
 	}
 }

@@ -26,7 +26,7 @@ import (
 
 // Limits of the server. Its callers are few, root's, and on this machine; what they leave open by mistake must not add up.
 const (
-	maxRequest     = 64 << 10
+	maxRequest     = 1 << 20 // 256 credentials of a provider's report, each with patterns
 	maxConnections = 64
 	maxStreams     = 64 // of one connection
 	// callLimit bounds a unary call, whatever time its caller gave it.

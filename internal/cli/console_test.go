@@ -2,7 +2,9 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -98,3 +100,18 @@ var errBroken = errors.New("broken")
 type broken struct{}
 
 func (broken) Write([]byte) (int, error) { return 0, errBroken }
+
+// An interrupted command that has changed something says what it left behind.
+func TestInterruptedCommandKeepsItsHint(t *testing.T) {
+	for name, tc := range map[string]struct {
+		err  error
+		want string
+	}{
+		"nothing to say": {fmt.Errorf("ask: %w", context.Canceled), "interrupted"},
+		"a hint":         {hint.Errorf("run pullgatectl node disable", "not enabled: %w", context.Canceled), "not enabled: context canceled"},
+	} {
+		if got := exitError(tc.err); got.Error() != tc.want || got.Code != ExitFailed {
+			t.Errorf("%s: exitError = %v, code %d; want %q, code %d", name, got, got.Code, tc.want, ExitFailed)
+		}
+	}
+}

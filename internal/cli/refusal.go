@@ -60,7 +60,11 @@ func answered(err error) error {
 	case codes.Internal, codes.Unknown, codes.DataLoss:
 		advice = "journalctl -u pullgated has the reason"
 	case codes.ResourceExhausted:
-		advice = "end one of the others, or try again later"
+		if strings.Contains(text, "larger than max") { // the text of grpc-go
+			advice = "a request has at most 1 MiB: send less at once"
+		} else {
+			advice = "end one of the others, or try again later"
+		}
 	default:
 	}
 	return hint.Wrap(errors.New(text), advice)
