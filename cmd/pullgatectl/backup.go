@@ -59,11 +59,11 @@ only on this node, with the node.key that it was written with: keep that beside 
 		if err != nil {
 			return err
 		}
-		told, err := structpb.NewStruct(map[string]any{"file": file, "bytes": size})
+		answer, err := structpb.NewStruct(map[string]any{"file": file, "bytes": size})
 		if err != nil {
 			return err
 		}
-		return c.Print(o, told, func(_ output.View, p *output.Page) { p.Line("%s written to %s", output.Size(size), file) })
+		return c.Print(o, answer, func(_ output.View, p *output.Page) { p.Line("%s written to %s", output.Size(size), file) })
 	}
 	return cmd
 }
@@ -81,7 +81,7 @@ func backUp(ctx context.Context, api adminv1.PullRecordsClient, file string, rep
 func backupFailure(err error) error {
 	switch {
 	case errors.Is(err, cli.ErrNotWhole):
-		return hint.Wrap(err, "what was sent is no backup; try again")
+		return hint.Wrap(err, "the backup is incomplete; try again")
 	case errors.Is(err, atomicfile.ErrExists):
 		return hint.Wrap(err, "give another name, or --force to replace it")
 	case errors.Is(err, atomicfile.ErrNoFile):

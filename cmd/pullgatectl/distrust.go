@@ -11,16 +11,16 @@ import (
 )
 
 func distrustCommand(c *cli.Console) *cobra.Command {
-	return cli.Group("distrust", "End the distrust of a store that was lost and begun anew", "", distrustEndCommand(c))
+	return cli.Group("distrust", "End the distrust of a store that was lost and created again", "", distrustEndCommand(c))
 }
 
 func distrustEndCommand(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "end",
-		Short: "Take what is on the node now, and nothing is known of, for preloaded",
-		Long: `End the distrust of a store that was lost and begun anew: what is on the node now, and
-nothing is known of, is taken for preloaded, for every pod. See first that nobody
-brought an image onto the node that others must not use, and remove what you doubt.` + cli.Changing,
+		Short: "Trust the store again, and mark images without a record preloaded",
+		Long: `End the distrust of a store that was lost and created again: images that are on the node
+now and have no record are marked preloaded, for every pod. First check the list with
+--dry-run, and remove images from the node that not every pod may use.` + cli.Changing,
 		Args: cobra.NoArgs,
 	}
 	how := cli.ConsentFlags(cmd)
@@ -31,7 +31,7 @@ brought an image onto the node that others must not use, and remove what you dou
 			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.EndDistrustResponse, error) {
 				return api.EndDistrust(ctx, &adminv1.EndDistrustRequest{DryRun: dryRun})
 			},
-			Empty: func(*adminv1.EndDistrustResponse) bool { return false }, // the end itself is something
+			Empty: func(*adminv1.EndDistrustResponse) bool { return false }, // ending it is a change in any case
 			Plan:  output.View.Trusting,
 			Done:  output.View.Trusted,
 		})

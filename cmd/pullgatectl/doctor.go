@@ -24,8 +24,8 @@ const defaultConfig = "/etc/pullgate/config.yaml"
 
 const configUsage = "pullgated's configuration `file`; one that is given must exist"
 
-// loadConfig reads pullgated's configuration from a path. That the file is absent is an error, see isAbsent, if --config
-// names it, and gives the defaults else.
+// loadConfig reads pullgated's configuration from a path. An absent file is an error (see isAbsent) if --config names it;
+// otherwise the defaults are returned.
 func loadConfig(cmd *cobra.Command, path string) (config.Config, error) {
 	if !cmd.Flags().Changed("config") {
 		c, _, err := config.Load(path)
@@ -47,14 +47,14 @@ func isAbsent(err error) bool {
 func doctorCommand(c *cli.Console, node doctor.Node) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Look at the node from outside, and tell what is wrong and what to do",
-		Long: `Look at this node from outside, also while pullgated does not run: who owns which socket
-and who answers there, what the kubelet dials and whether that is pullgated, the versions of
-kubelet and runtime, mirrors that may answer without credentials, files and their modes,
-free disk, the clock, and what pullgated says of itself.
+		Short: "Check the node from outside pullgated, and show what is wrong and what to do",
+		Long: `Check this node, also while pullgated does not run: the owner of each socket and the
+process that answers there, what the kubelet dials and whether that is pullgated, the
+versions of kubelet and runtime, mirrors that may answer without credentials, files and
+their modes, free disk space, the clock, and the status of pullgated.
 
 Each finding is ok, warn, fail or unknown, and says what to do unless it is ok. Nothing is
-changed. The exit code is 1 if one is fail. Run it as root on the node; each mirror of the
+changed. The exit code is 1 if a finding is fail. Run it as root on the node; each mirror of the
 runtime is asked once, without credentials, unless --no-network is given.`,
 		Args: cobra.NoArgs,
 	}
@@ -75,22 +75,22 @@ runtime is asked once, without credentials, unless --no-network is given.`,
 		if err := cmd.Context().Err(); err != nil {
 			return err
 		}
-		told, err := structpb.NewStruct(map[string]any{"findings": asValues(found)})
+		answer, err := structpb.NewStruct(map[string]any{"findings": asValues(found)})
 		if err != nil {
 			return err
 		}
-		if err := c.Print(o, told, func(_ output.View, p *output.Page) { showFindings(p, found) }); err != nil {
+		if err := c.Print(o, answer, func(_ output.View, p *output.Page) { showFindings(p, found) }); err != nil {
 			return err
 		}
 		if doctor.Failed(found) {
-			return hint.Errorf("each line that says fail says what to do", "something here does not work, or lets through what it should not")
+			return hint.Errorf("each finding with fail says what to do", "not all checks passed")
 		}
 		return nil
 	}
 	return cmd
 }
 
-// statusFor asks the daemon how it is, at its own socket unless another was given.
+// statusFor asks the daemon for its status, on the socket of its configuration unless a flag gives another.
 func statusFor(ctx context.Context, c *cli.Console, listen string) (status *adminv1.GetStatusResponse, err error) {
 	if listen == "" && !c.Told() {
 		return nil, errors.New("it has no admin API: admin.listen is empty")
@@ -110,10 +110,10 @@ func asValues(found []doctor.Finding) []any {
 	return all
 }
 
-// valid is what a protocol buffer takes: a file of the node may hold anything.
+// valid returns s as valid UTF-8, which a protocol buffer requires: a file of the node may hold any bytes.
 func valid(s string) string { return strings.ToValidUTF8(s, "\ufffd") }
 
-// showFindings writes findings below each other, with what to do below each.
+// showFindings prints each finding with its remediation below it.
 func showFindings(p *output.Page, found []doctor.Finding) {
 	colours := map[doctor.Level]output.Colour{doctor.OK: output.Good, doctor.Warn: output.Heed, doctor.Fail: output.Bad, doctor.Unknown: output.Heed}
 	for _, f := range found {

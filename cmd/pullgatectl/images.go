@@ -50,12 +50,12 @@ ACCESS says who may use it:
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.repository, "repository", "", "only what is known of this `repository`")
-	flags.StringVar(&f.imageID, "image-id", "", "only the image of this `ID`, or of this beginning of one")
+	flags.StringVar(&f.repository, "repository", "", "only records of this `repository`")
+	flags.StringVar(&f.imageID, "image-id", "", "only the image with this `ID`, or with an ID that begins so")
 	flags.StringVar(&f.secret, "secret", "", "only what this Secret, `namespace/name`, proved access to")
 	flags.StringVar(&f.secretUID, "secret-uid", "", "only what the Secret of this `UID` proved access to")
 	flags.StringVar(&f.namespace, "namespace", "", "only what a Secret of this `namespace` proved access to")
-	flags.StringVar(&f.olderThan, "older-than", "", "only what something is known of for longer than this `age`, as in 30d")
+	flags.StringVar(&f.olderThan, "older-than", "", "only images with a record older than this `age`, as in 30d")
 	flags.StringVar(&f.unusedFor, "unused-for", "", "only what has not been used for this `age`, as in 12h")
 	return listing[*adminv1.ListImagesResponse, *adminv1.Image]{
 		ask: func(ctx context.Context, api adminv1.PullRecordsClient, limit int) (*adminv1.ListImagesResponse, error) {
@@ -96,8 +96,8 @@ func before(c *cli.Console, flag, age string) (*timestamppb.Timestamp, error) {
 func imagesGetCommand(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get IMAGE",
-		Short: "Show all that is known of one image",
-		Long:  "Show all that is known of one image, which is given by a name that the runtime has, by its ID, or by 7 digits or more of its beginning.",
+		Short: "Show the records of one image",
+		Long:  "Show the records, marks and names of one image. IMAGE is a name that the runtime has, an image ID, or at least its first 7 digits.",
 		Example: `  pullgatectl images get registry.example/team-a/app:1.4
   pullgatectl images get 3f9a2c81d0be -o yaml`,
 		Args:              cli.OneArgument("IMAGE"),

@@ -100,11 +100,11 @@ first.`,
 		if err != nil {
 			return err
 		}
-		told, err := structpb.NewStruct(map[string]any{"file": file, "bytesBefore": done.Before, "bytes": done.After})
+		answer, err := structpb.NewStruct(map[string]any{"file": file, "bytesBefore": done.Before, "bytes": done.After})
 		if err != nil {
 			return err
 		}
-		return c.Print(o, told, func(_ output.View, p *output.Page) {
+		return c.Print(o, answer, func(_ output.View, p *output.Page) {
 			p.Line("%s: %s, before %s", file, output.Size(done.After), output.Size(done.Before))
 		})
 	})

@@ -68,7 +68,7 @@ func (s *pairSelection) image(args []string) error {
 
 func (s *pairSelection) check(all string) error {
 	if s.repository == "" && s.imageID == "" && !s.all {
-		return cli.Misused("give --repository, --image-id, or --"+all, "no image is selected")
+		return cli.Misused("give --repository, --image-id, or --"+all, "nothing is selected")
 	}
 	return nil
 }
@@ -150,7 +150,7 @@ grants that depend on the marks end at once.` + cli.Changing,
 		}
 		return cli.CarryOut(cmd.Context(), c, o, how, cli.Change[*adminv1.ForgetPreloadedResponse]{
 			Question: "Require proof for these images?",
-			Nothing:  "Nothing to forget: no mark is selected.",
+			Nothing:  "Nothing to forget: no mark matches.",
 			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (_ *adminv1.ForgetPreloadedResponse, err error) {
 				if s.imageID, err = imageID(ctx, api, s.imageID); err != nil {
 					return nil, err

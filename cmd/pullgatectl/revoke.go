@@ -16,23 +16,23 @@ func revokeCommand(c *cli.Console) *cobra.Command {
 	var secretName, secretUID string
 	cmd := &cobra.Command{
 		Use:   "revoke",
-		Short: "Take proofs back, and end the grants that rest on them",
-		Long: `Take proofs back: what is selected, all of it at once, has to be proved at the registry
-again. The grants that rest on it end at once; containers that run go on. With
---repository and --image-id alone, what was open to every pod is closed as well.` + cli.Changing,
+		Short: "Revoke proofs, and end the grants that depend on them",
+		Long: `Revoke the proofs that match all selectors: pods have to prove access at the registry
+again. Grants that depend on them end at once; running containers continue. With
+--repository and --image-id alone, images that were open to every pod are closed as well.` + cli.Changing,
 		Example: `  # A credential has leaked
   pullgatectl revoke --secret team-a/regcred
 
-  # Everybody has to prove access to this repository again
+  # Every pod has to prove access to this repository again
   pullgatectl revoke --repository registry.example/team-a/app --yes`,
 		Args: cobra.NoArgs,
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&request.CredentialId, "credential", "", "what the credential of this `ID`, or of this beginning of one, proved")
+	flags.StringVar(&request.CredentialId, "credential", "", "what the credential with this `ID`, or with an ID that begins so, proved")
 	flags.StringVar(&request.Repository, "repository", "", "what was proved of this `repository`")
-	flags.StringVar(&request.ImageId, "image-id", "", "what was proved of the image of this `ID`, or of this beginning of one")
+	flags.StringVar(&request.ImageId, "image-id", "", "what was proved of the image with this `ID`, or with an ID that begins so")
 	flags.StringVar(&secretName, "secret", "", "what this Secret, `namespace/name`, proved")
-	flags.StringVar(&secretUID, "secret-uid", "", "what the Secret of this `UID` proved")
+	flags.StringVar(&secretUID, "secret-uid", "", "what the Secret with this `UID` proved")
 	flags.StringVar(&request.Namespace, "namespace", "", "what the Secrets of this `namespace` proved")
 	how := cli.ConsentFlags(cmd)
 	o := cli.OutputFlags(cmd)
@@ -46,7 +46,7 @@ again. The grants that rest on it end at once; containers that run go on. With
 		}
 		return cli.CarryOut(cmd.Context(), c, o, how, cli.Change[*adminv1.RevokeResponse]{
 			Question: "Revoke this?",
-			Nothing:  "Nothing to revoke: no proof fits.",
+			Nothing:  "Nothing to revoke: no proof matches.",
 			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.RevokeResponse, error) {
 				var err error
 				if request.ImageId, err = imageID(ctx, api, request.GetImageId()); err != nil {

@@ -10,8 +10,8 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// storeCommand is the group of what is about the store as a file. Those that ask the daemon stand first; those that
-// read a file which no daemon has open are added below them.
+// storeCommand groups the commands about the store: first those that ask the daemon, then those that read a file that no
+// daemon has open.
 func storeCommand(c *cli.Console) *cobra.Command {
 	return cli.Group("store", "Verify, back up, check, dump and compact the store of pull records", "",
 		storeVerifyCommand(c),
@@ -23,7 +23,7 @@ func storeCommand(c *cli.Console) *cobra.Command {
 	)
 }
 
-// storeRestoreCommand tells an operator who looks for it how to restore a backup: pullgated must not run meanwhile.
+// storeRestoreCommand only says where to read how to restore a backup: pullgated must not run meanwhile.
 func storeRestoreCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "restore", Hidden: true, DisableFlagParsing: true,
@@ -36,10 +36,10 @@ func storeRestoreCommand() *cobra.Command {
 func storeVerifyCommand(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify",
-		Short: "Have pullgated read its whole store, and tell what cannot be read",
-		Long: `Have pullgated read its whole store while it goes on, and tell what cannot be read. What
-cannot be read needs proof. The exit code is 1 if there is such a thing. Give a large
-store more time with --timeout.`,
+		Short: "Have pullgated read its whole store, and show what cannot be read",
+		Long: `Have pullgated read its whole store while it runs, and show what cannot be read. Images
+whose record cannot be read need proof. The exit code is 1 if there are any. For a large
+store, set a longer --timeout.`,
 		Args: cobra.NoArgs,
 	}
 	o := cli.OutputFlags(cmd)

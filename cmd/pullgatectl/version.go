@@ -14,18 +14,18 @@ import (
 func versionCommand(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Print the version of pullgatectl; status tells that of pullgated",
+		Short: "Print the version of pullgatectl; status shows that of pullgated",
 		Args:  cobra.NoArgs,
 	}
 	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
-		told, err := structpb.NewStruct(map[string]any{
+		answer, err := structpb.NewStruct(map[string]any{
 			"version": version, "commit": commit, "date": date, "goVersion": runtime.Version(),
 		})
 		if err != nil {
 			return err
 		}
-		return c.Print(o, told, func(_ output.View, p *output.Page) {
+		return c.Print(o, answer, func(_ output.View, p *output.Page) {
 			p.Line("%s", versionLine())
 		})
 	}

@@ -7,7 +7,7 @@
 // The admin API of pullgated: what an operator of a node sees of pull records, and what can be corrected.
 //
 // It is served on a Unix socket of its own (admin.listen), to root and to the user that pullgated runs as;
-// everybody else gets PERMISSION_DENIED from every call. Credentials never appear, only their IDs, which are
+// every other caller gets PERMISSION_DENIED from every call. Credentials never appear, only their IDs, which are
 // keyed hashes that no other node shares. Beside the codes that each call names, every call may return
 // CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE while pullgated stops, and INTERNAL, with the reason in
 // pullgated's own log.
@@ -822,7 +822,7 @@ type Image struct {
 	Presence Presence `protobuf:"varint,2,opt,name=presence,proto3,enum=pullgate.admin.v1.Presence" json:"presence,omitempty"`
 	// Its tags and digests, as the runtime writes them.
 	Names []string `protobuf:"bytes,3,rep,name=names,proto3" json:"names,omitempty"`
-	// Its records, one for each repository that somebody pulled it from.
+	// Its records, one for each repository that it was pulled from.
 	Records []*Record `protobuf:"bytes,4,rep,name=records,proto3" json:"records,omitempty"`
 	// Its marks.
 	Marks []*Mark `protobuf:"bytes,5,rep,name=marks,proto3" json:"marks,omitempty"`
@@ -1332,7 +1332,7 @@ func (x *StoreStatus) GetDistrust() *Distrust {
 	return nil
 }
 
-// Distrust tells why a store is distrusted.
+// Distrust is why a store is distrusted.
 type Distrust struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Since when.
@@ -1465,7 +1465,7 @@ type PodSourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The node whose pods it watches.
 	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// Whether it is synced with the API server. If not, judgement is as if there were none, for pods that are new.
+	// Whether it is synced with the API server. If not, new pods are judged as if there were no pod source.
 	Synced bool `protobuf:"varint,2,opt,name=synced,proto3" json:"synced,omitempty"`
 	// How many pods it knows.
 	Pods          int64 `protobuf:"varint,3,opt,name=pods,proto3" json:"pods,omitempty"`
@@ -1583,7 +1583,7 @@ func (x *DecisionLogStatus) GetDropped() uint64 {
 type ImageFilter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The repository, in whatever form a name may have; a tag or a digest is ignored. Of the image only what is known of
-	// this repository is told.
+	// this repository is returned.
 	Repository string `protobuf:"bytes,1,opt,name=repository,proto3" json:"repository,omitempty"`
 	// The image ID or its beginning, with "sha256:" or without.
 	ImageId string `protobuf:"bytes,2,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
@@ -2340,7 +2340,7 @@ type Evidence struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What the runtime has under the name.
 	Presence Presence `protobuf:"varint,1,opt,name=presence,proto3,enum=pullgate.admin.v1.Presence" json:"presence,omitempty"`
-	// Whether the name is no more than an image ID, or stands on an image without being one of its names.
+	// Whether the name is only an image ID, or refers to an image without being one of its names.
 	ById bool `protobuf:"varint,2,opt,name=by_id,json=byId,proto3" json:"by_id,omitempty"`
 	// Why the pod is exempt: "exempt_static_pod", "exempt_namespace"; "" if it is not.
 	Exemption string `protobuf:"bytes,3,opt,name=exemption,proto3" json:"exemption,omitempty"`
@@ -2594,7 +2594,7 @@ type RevokeRequest struct {
 	Secret *SecretRef `protobuf:"bytes,4,opt,name=secret,proto3" json:"secret,omitempty"`
 	// The namespace of Secrets, or the one that the runtime itself holds a credential for.
 	Namespace string `protobuf:"bytes,5,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// Tells what would be revoked, and revokes nothing.
+	// Returns what would be revoked, and revokes nothing.
 	DryRun        bool `protobuf:"varint,6,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2672,7 +2672,7 @@ func (x *RevokeRequest) GetDryRun() bool {
 	return false
 }
 
-// RevokeResponse tells what was revoked, or would be.
+// RevokeResponse is what was revoked, or would be.
 type RevokeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The proofs.
@@ -2938,11 +2938,11 @@ type AcceptPreloadedRequest struct {
 	ImageId string `protobuf:"bytes,2,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
 	// Every pair of the node that nothing is known of; excludes the others.
 	AllUntracked bool `protobuf:"varint,3,opt,name=all_untracked,json=allUntracked,proto3" json:"all_untracked,omitempty"`
-	// Tells what would be marked, and marks nothing.
+	// Returns what would be marked, and marks nothing.
 	DryRun bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	// Also marks pairs that a credential proved access to and that are not open to every pod. A dry run tells them in any case.
+	// Also marks pairs that a credential proved access to and that are not open to every pod. A dry run returns them in any case.
 	IncludingProved bool `protobuf:"varint,5,opt,name=including_proved,json=includingProved,proto3" json:"including_proved,omitempty"`
-	// The confirmation of a dry run's answer: marks what that answer told, or nothing. "": whatever is selected.
+	// The confirmation of a dry run's answer: marks exactly what that answer had, or nothing. "": everything that is selected.
 	Confirmation  string `protobuf:"bytes,6,opt,name=confirmation,proto3" json:"confirmation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3020,7 +3020,7 @@ func (x *AcceptPreloadedRequest) GetConfirmation() string {
 	return ""
 }
 
-// AcceptPreloadedResponse tells what was marked, or would be.
+// AcceptPreloadedResponse is what was marked, or would be.
 type AcceptPreloadedResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The pairs that had no mark.
@@ -3095,7 +3095,7 @@ type ForgetPreloadedRequest struct {
 	ImageId string `protobuf:"bytes,2,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
 	// Every mark; excludes the others.
 	All bool `protobuf:"varint,3,opt,name=all,proto3" json:"all,omitempty"`
-	// Tells which marks would go, and takes none.
+	// Returns which marks would be removed, and removes none.
 	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3159,7 +3159,7 @@ func (x *ForgetPreloadedRequest) GetDryRun() bool {
 	return false
 }
 
-// ForgetPreloadedResponse tells what was forgotten, or would be.
+// ForgetPreloadedResponse is what was forgotten, or would be.
 type ForgetPreloadedResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The marks that went.
@@ -3226,7 +3226,7 @@ func (x *ForgetPreloadedResponse) GetStillOpen() []*Pair {
 // EndDistrustRequest ends distrust.
 type EndDistrustRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Tells what would be taken for preloaded, and ends nothing.
+	// Returns what would be marked preloaded, and ends nothing.
 	DryRun        bool `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3269,7 +3269,7 @@ func (x *EndDistrustRequest) GetDryRun() bool {
 	return false
 }
 
-// EndDistrustResponse tells what is taken for preloaded by that, or would be.
+// EndDistrustResponse is what was marked preloaded, or would be.
 type EndDistrustResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The distrust that ended.
@@ -3361,7 +3361,7 @@ func (*VerifyStoreRequest) Descriptor() ([]byte, []int) {
 	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{42}
 }
 
-// VerifyStoreResponse tells what was read.
+// VerifyStoreResponse is what was read.
 type VerifyStoreResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How many values were read, unreadable ones included.
@@ -3370,7 +3370,7 @@ type VerifyStoreResponse struct {
 	Problems []*StoreProblem `protobuf:"bytes,2,rep,name=problems,proto3" json:"problems,omitempty"`
 	// How long it took.
 	Took *durationpb.Duration `protobuf:"bytes,3,opt,name=took,proto3" json:"took,omitempty"`
-	// How many problems there are beside those that are told; no more than 1000 are.
+	// How many problems there are beside those that are returned, which are at most 1000.
 	Omitted       int64 `protobuf:"varint,4,opt,name=omitted,proto3" json:"omitted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3792,7 +3792,7 @@ func (x *WatchDecisionsRequest) GetRepository() string {
 	return ""
 }
 
-// WatchDecisionsResponse is one decision, as a line of the decision log tells it.
+// WatchDecisionsResponse is one decision, as a line of the decision log has it.
 type WatchDecisionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When it was made.

@@ -7,7 +7,7 @@
 // The admin API of pullgated: what an operator of a node sees of pull records, and what can be corrected.
 //
 // It is served on a Unix socket of its own (admin.listen), to root and to the user that pullgated runs as;
-// everybody else gets PERMISSION_DENIED from every call. Credentials never appear, only their IDs, which are
+// every other caller gets PERMISSION_DENIED from every call. Credentials never appear, only their IDs, which are
 // keyed hashes that no other node shares. Beside the codes that each call names, every call may return
 // CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE while pullgated stops, and INTERNAL, with the reason in
 // pullgated's own log.
@@ -53,14 +53,14 @@ const (
 // Lists come in pages: page_size is how many entries a page has at most, 0 means 100, and more than 1000 are
 // 1000; a page of large entries has fewer. page_token is the next_page_token of the page before, with the same
 // filter; it stays good while entries come and go, of which a walk may see some and not others. An empty
-// next_page_token ends the list. What is no page (a negative size, a token of another list) is INVALID_ARGUMENT.
+// next_page_token ends the list. A negative size and a token of another list are INVALID_ARGUMENT.
 //
 // No request is larger than 64 KiB. An answer may be larger than what gRPC takes by default; take 16 MiB, as with
 // the CRI.
 //
-// What changes something takes dry_run: the answer then tells what would be done, and nothing is.
+// Every call that changes something takes dry_run: the answer then has what would be done, and nothing changes.
 type PullRecordsClient interface {
-	// GetStatus tells how the daemon, its store and what it depends on are, and the configuration in force.
+	// GetStatus returns the state of the daemon, its store and what it depends on, and the configuration in force.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 	// ListImages lists the images that the runtime has or that something is known of, by image ID, each with
 	// what is known of every repository.
@@ -68,13 +68,13 @@ type PullRecordsClient interface {
 	// INVALID_ARGUMENT: the filter or the page token is not one. A runtime that cannot be asked is no error:
 	// presence is then unknown.
 	ListImages(ctx context.Context, in *ListImagesRequest, opts ...grpc.CallOption) (*ListImagesResponse, error)
-	// GetImage tells what is known of one image.
+	// GetImage returns what is known of one image.
 	//
 	// INVALID_ARGUMENT: neither an image ID, nor a beginning of one, nor a name. NOT_FOUND: neither the runtime
 	// nor the store knows it. FAILED_PRECONDITION: the beginning of an image ID fits several; the message
 	// lists them. UNAVAILABLE: it was given by name, and the runtime cannot be asked.
 	GetImage(ctx context.Context, in *GetImageRequest, opts ...grpc.CallOption) (*GetImageResponse, error)
-	// ListIntents lists pull intents by repository: pulls that are under way, and those whose end nobody knows.
+	// ListIntents lists pull intents by repository: pulls in progress or with unknown outcome.
 	//
 	// INVALID_ARGUMENT: the page token is not one.
 	ListIntents(ctx context.Context, in *ListIntentsRequest, opts ...grpc.CallOption) (*ListIntentsResponse, error)
@@ -82,7 +82,7 @@ type PullRecordsClient interface {
 	//
 	// INVALID_ARGUMENT: the page token is not one.
 	ListGrants(ctx context.Context, in *ListGrantsRequest, opts ...grpc.CallOption) (*ListGrantsResponse, error)
-	// Explain tells whether a pod, or any pod of a namespace, may use an image now, by which rule, on what
+	// Explain returns whether a pod, or any pod of a namespace, may use an image now, by which rule, on what
 	// evidence, and what would change it. It asks the runtime what the name stands for, and changes nothing: no
 	// grant, no mark, no rotation.
 	//
@@ -90,7 +90,7 @@ type PullRecordsClient interface {
 	// FAILED_PRECONDITION: several pods fit; the message lists their UIDs. UNAVAILABLE: the runtime cannot be asked.
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
 	// Revoke takes proofs back, on disk, and ends at once the grants that rest on them. What is revoked may be
-	// proved again at the registry. Marks stay, and are told: ForgetPreloaded ends those.
+	// proved again at the registry. Marks stay, and are returned: ForgetPreloaded removes them.
 	//
 	// INVALID_ARGUMENT: nothing is selected, or a value is malformed. UNAVAILABLE: the store cannot be written;
 	// nothing was revoked, or it was and grants have not ended; revoke again.
@@ -122,13 +122,13 @@ type PullRecordsClient interface {
 	// FAILED_PRECONDITION: the store is not distrusted. UNAVAILABLE: the runtime cannot be asked, or the store cannot
 	// be written; nothing has changed.
 	EndDistrust(ctx context.Context, in *EndDistrustRequest, opts ...grpc.CallOption) (*EndDistrustResponse, error)
-	// VerifyStore reads the whole store and tells what in it cannot be read. What cannot be read needs proof.
+	// VerifyStore reads the whole store and returns what in it cannot be read. Images whose record cannot be read need proof.
 	VerifyStore(ctx context.Context, in *VerifyStoreRequest, opts ...grpc.CallOption) (*VerifyStoreResponse, error)
 	// Backup sends a consistent copy of the store as it is at one moment, while the daemon goes on. The copy holds
 	// no credential and is of use only with this node's key, which is not in it.
 	//
 	// RESOURCE_EXHAUSTED: the disk of the store has no room for the copy, which is made beside it first. DATA_LOSS: the
-	// store could not be read to its end; what was sent is no backup.
+	// store could not be read to its end; the bytes that were sent are not a backup.
 	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error)
 	// ReportNodeCredentials notes which credentials a credential provider of the kubelet gave to this node. An image that is
 	// pulled with one of them is open to every pod. Reports are kept in memory until they expire or pullgated ends.
@@ -138,7 +138,7 @@ type PullRecordsClient interface {
 	// is noted.
 	ReportNodeCredentials(ctx context.Context, in *ReportNodeCredentialsRequest, opts ...grpc.CallOption) (*ReportNodeCredentialsResponse, error)
 	// WatchDecisions sends every decision from now on that the decision log would hold, whether it is configured or
-	// not, until the caller hangs up. It never delays a decision: who reads too slowly misses some, and is told how many.
+	// not, until the caller hangs up. It never delays a decision: a caller that reads too slowly misses some, and the stream says how many.
 	//
 	// RESOURCE_EXHAUSTED: 16 others watch.
 	WatchDecisions(ctx context.Context, in *WatchDecisionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchDecisionsResponse], error)
@@ -329,14 +329,14 @@ type PullRecords_WatchDecisionsClient = grpc.ServerStreamingClient[WatchDecision
 // Lists come in pages: page_size is how many entries a page has at most, 0 means 100, and more than 1000 are
 // 1000; a page of large entries has fewer. page_token is the next_page_token of the page before, with the same
 // filter; it stays good while entries come and go, of which a walk may see some and not others. An empty
-// next_page_token ends the list. What is no page (a negative size, a token of another list) is INVALID_ARGUMENT.
+// next_page_token ends the list. A negative size and a token of another list are INVALID_ARGUMENT.
 //
 // No request is larger than 64 KiB. An answer may be larger than what gRPC takes by default; take 16 MiB, as with
 // the CRI.
 //
-// What changes something takes dry_run: the answer then tells what would be done, and nothing is.
+// Every call that changes something takes dry_run: the answer then has what would be done, and nothing changes.
 type PullRecordsServer interface {
-	// GetStatus tells how the daemon, its store and what it depends on are, and the configuration in force.
+	// GetStatus returns the state of the daemon, its store and what it depends on, and the configuration in force.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	// ListImages lists the images that the runtime has or that something is known of, by image ID, each with
 	// what is known of every repository.
@@ -344,13 +344,13 @@ type PullRecordsServer interface {
 	// INVALID_ARGUMENT: the filter or the page token is not one. A runtime that cannot be asked is no error:
 	// presence is then unknown.
 	ListImages(context.Context, *ListImagesRequest) (*ListImagesResponse, error)
-	// GetImage tells what is known of one image.
+	// GetImage returns what is known of one image.
 	//
 	// INVALID_ARGUMENT: neither an image ID, nor a beginning of one, nor a name. NOT_FOUND: neither the runtime
 	// nor the store knows it. FAILED_PRECONDITION: the beginning of an image ID fits several; the message
 	// lists them. UNAVAILABLE: it was given by name, and the runtime cannot be asked.
 	GetImage(context.Context, *GetImageRequest) (*GetImageResponse, error)
-	// ListIntents lists pull intents by repository: pulls that are under way, and those whose end nobody knows.
+	// ListIntents lists pull intents by repository: pulls in progress or with unknown outcome.
 	//
 	// INVALID_ARGUMENT: the page token is not one.
 	ListIntents(context.Context, *ListIntentsRequest) (*ListIntentsResponse, error)
@@ -358,7 +358,7 @@ type PullRecordsServer interface {
 	//
 	// INVALID_ARGUMENT: the page token is not one.
 	ListGrants(context.Context, *ListGrantsRequest) (*ListGrantsResponse, error)
-	// Explain tells whether a pod, or any pod of a namespace, may use an image now, by which rule, on what
+	// Explain returns whether a pod, or any pod of a namespace, may use an image now, by which rule, on what
 	// evidence, and what would change it. It asks the runtime what the name stands for, and changes nothing: no
 	// grant, no mark, no rotation.
 	//
@@ -366,7 +366,7 @@ type PullRecordsServer interface {
 	// FAILED_PRECONDITION: several pods fit; the message lists their UIDs. UNAVAILABLE: the runtime cannot be asked.
 	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
 	// Revoke takes proofs back, on disk, and ends at once the grants that rest on them. What is revoked may be
-	// proved again at the registry. Marks stay, and are told: ForgetPreloaded ends those.
+	// proved again at the registry. Marks stay, and are returned: ForgetPreloaded removes them.
 	//
 	// INVALID_ARGUMENT: nothing is selected, or a value is malformed. UNAVAILABLE: the store cannot be written;
 	// nothing was revoked, or it was and grants have not ended; revoke again.
@@ -398,13 +398,13 @@ type PullRecordsServer interface {
 	// FAILED_PRECONDITION: the store is not distrusted. UNAVAILABLE: the runtime cannot be asked, or the store cannot
 	// be written; nothing has changed.
 	EndDistrust(context.Context, *EndDistrustRequest) (*EndDistrustResponse, error)
-	// VerifyStore reads the whole store and tells what in it cannot be read. What cannot be read needs proof.
+	// VerifyStore reads the whole store and returns what in it cannot be read. Images whose record cannot be read need proof.
 	VerifyStore(context.Context, *VerifyStoreRequest) (*VerifyStoreResponse, error)
 	// Backup sends a consistent copy of the store as it is at one moment, while the daemon goes on. The copy holds
 	// no credential and is of use only with this node's key, which is not in it.
 	//
 	// RESOURCE_EXHAUSTED: the disk of the store has no room for the copy, which is made beside it first. DATA_LOSS: the
-	// store could not be read to its end; what was sent is no backup.
+	// store could not be read to its end; the bytes that were sent are not a backup.
 	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error
 	// ReportNodeCredentials notes which credentials a credential provider of the kubelet gave to this node. An image that is
 	// pulled with one of them is open to every pod. Reports are kept in memory until they expire or pullgated ends.
@@ -414,7 +414,7 @@ type PullRecordsServer interface {
 	// is noted.
 	ReportNodeCredentials(context.Context, *ReportNodeCredentialsRequest) (*ReportNodeCredentialsResponse, error)
 	// WatchDecisions sends every decision from now on that the decision log would hold, whether it is configured or
-	// not, until the caller hangs up. It never delays a decision: who reads too slowly misses some, and is told how many.
+	// not, until the caller hangs up. It never delays a decision: a caller that reads too slowly misses some, and the stream says how many.
 	//
 	// RESOURCE_EXHAUSTED: 16 others watch.
 	WatchDecisions(*WatchDecisionsRequest, grpc.ServerStreamingServer[WatchDecisionsResponse]) error
