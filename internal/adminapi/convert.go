@@ -63,7 +63,7 @@ func intentTo(in records.Intent) *adminv1.Intent {
 	return &adminv1.Intent{Id: in.ID, Name: in.Name, Repository: text(in.Repository), Begun: timestamp(in.Begun), Ended: timestamp(in.Ended)}
 }
 
-// proofTo tells a proof, with when it expires by the rules in force.
+// proofTo converts a proof, with the time when it expires by the rules in force.
 func proofTo(rules tracker.Rules, p records.Proof) *adminv1.Proof {
 	return &adminv1.Proof{
 		CredentialId: string(p.Credential), Secrets: all(p.Secrets, secretTo),

@@ -17,7 +17,7 @@ var credentialForm = regexp.MustCompile(`^[0-9a-f]{64}$`)
 // wholeID refuses what can only be the beginning of an image ID: a correction is not made by a guess.
 func wholeID(id string) error {
 	if lower := strings.ToLower(id); idForm.MatchString(lower) && (len(id) != len("sha256:")+64 || lower != id) {
-		return invalid("image_id: %q is not a whole image ID; allowed is one as ListImages tells it, sha256: and 64 digits, lower case", id)
+		return invalid("image_id: %q is not a whole image ID; allowed is one as in ListImages, sha256: and 64 digits, lower case", id)
 	}
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// A Status is how the daemon is, as far as it alone knows.
+// A Status is the state of the daemon that neither the tracker nor the store knows.
 type Status struct {
 	Version, Commit string
 	Started         time.Time
@@ -60,7 +60,7 @@ type DecisionLogStatus struct {
 	Dropped uint64
 }
 
-// GetStatus tells how the daemon is.
+// GetStatus returns the state of the daemon.
 func (s *Server) GetStatus(ctx context.Context, _ *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {
 	st := s.c.Status(ctx)
 	counts, err := s.c.Store.Stats()

@@ -1,7 +1,7 @@
 // Package adminapi is the admin API: what an operator of a node sees of the pull records, and what can be corrected
 // (proto/pullgate/admin/v1 says what each call does).
 //
-// Nobody but root and the user that the process runs as is answered, and no answer holds a credential, only IDs. What a
+// Only root and the user of the process are answered, and no answer holds a credential, only IDs. What a
 // call changes is on disk, then in memory, then answered; a call that fails on the way has opened nothing.
 // Whatever becomes of the admin API, no call of the CRI waits for it.
 //

@@ -15,12 +15,12 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// Explain tells a judgement and what it rests on.
+// Explain returns a decision and what it depends on.
 func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
 	if req.GetImage() == "" {
 		return nil, invalid("image: give the name as the pod's spec has it")
 	}
-	who, err := s.whoever(req)
+	who, err := s.podOf(req)
 	if err != nil {
 		return nil, err
 	}
@@ -78,8 +78,8 @@ func (s *Server) resolve(ctx context.Context, p tracker.Pod, name imageref.Ref) 
 	return i, nil, refuse(errUnasked, "the runtime cannot be asked what %q stands for: %s", name.String(), status.Convert(err).Message())
 }
 
-// whoever returns the pod that a request asks about; one of a namespace has nothing else.
-func (s *Server) whoever(req *adminv1.ExplainRequest) (tracker.Pod, error) {
+// podOf returns the pod that a request asks about. If the request has only a namespace, so has the pod.
+func (s *Server) podOf(req *adminv1.ExplainRequest) (tracker.Pod, error) {
 	ref := req.GetPod()
 	switch {
 	case req.GetNamespace() != "":

@@ -14,7 +14,7 @@ const (
 	backlog = 1024
 )
 
-// A Feed passes decisions on to whoever watches. The zero value is ready. Its methods may be called concurrently.
+// A Feed passes decisions on to watchers. The zero value is ready. Its methods may be called concurrently.
 type Feed struct {
 	// mu guards the fields that follow. Nothing is called under it.
 	mu       sync.Mutex
@@ -53,7 +53,7 @@ func (f *Feed) Record(d decisionlog.Decision) {
 		w.dropped = 0
 		select {
 		case w.wake <- struct{}{}:
-		default: // it is told already
+		default: // it has a signal already
 		}
 	}
 }

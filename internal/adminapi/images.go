@@ -148,7 +148,7 @@ func (s *Server) ListImages(ctx context.Context, req *adminv1.ListImagesRequest)
 }
 
 // walk calls f for every image of the runtime or the store from an ID on, by ID, until f returns false. asked says whether the
-// runtime told what it has.
+// runtime answered.
 func (s *Server) walk(ctx context.Context, from string, f func(i image, asked bool) (more bool)) (asked bool, err error) {
 	present, err := s.c.Runtime.Images(ctx)
 	if ctx.Err() != nil {
@@ -162,7 +162,7 @@ func (s *Server) walk(ctx context.Context, from string, f func(i image, asked bo
 		if err != nil {
 			return asked, err
 		}
-		last := len(known) < batch // there is no more in the store
+		last := len(known) < batch // the store has no more
 		for len(known) > 0 || last && len(present) > 0 {
 			if err := ctx.Err(); err != nil {
 				return asked, err
@@ -217,7 +217,7 @@ func (s *Server) imageTo(i image, asked bool) *adminv1.Image {
 	return to
 }
 
-// GetImage tells of one image.
+// GetImage returns one image.
 func (s *Server) GetImage(ctx context.Context, req *adminv1.GetImageRequest) (*adminv1.GetImageResponse, error) {
 	wanted := req.GetImage()
 	name, err := imageref.Parse(wanted)

@@ -35,7 +35,7 @@ const (
 	verifyLimit = 10 * time.Minute
 )
 
-// A Runtime tells which images there are.
+// A Runtime lists the images on the node.
 type Runtime interface {
 	// Images returns all images, or an error; never a part of them.
 	Images(ctx context.Context) ([]tracker.Image, error)
@@ -48,7 +48,7 @@ type Pods interface {
 	All() []tracker.Pod
 }
 
-// A PodSource tells of a pod what the CRI does not. What it does not know is said to be not known.
+// A PodSource knows of a pod what the CRI does not say, and reports what it does not know.
 type PodSource interface {
 	// Find returns the pods with the UID, or with the namespace and name if that is "".
 	Find(uid, namespace, name string) []tracker.Pod
@@ -60,7 +60,7 @@ type PodSource interface {
 	Secrets(ctx context.Context, uid string, image imageref.Ref) (held []tracker.Secret, whole bool)
 }
 
-// A Gate tells how pre-checks are judged.
+// A Gate reports how pre-checks are judged.
 type Gate interface {
 	// SkipsAlways reports whether the kubelet sends no pre-check for containers with imagePullPolicy Always.
 	SkipsAlways() bool
@@ -82,7 +82,7 @@ type Config struct {
 	KeyFingerprint  string
 	// Decisions is the feed of WatchDecisions.
 	Decisions *Feed
-	// Status tells what GetStatus answers beside what the tracker and the store know.
+	// Status returns what GetStatus answers beside what the tracker and the store know.
 	Status func(ctx context.Context) Status
 	// Trusted is called when an operator has ended the distrust of the store.
 	Trusted func()

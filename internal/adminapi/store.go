@@ -54,7 +54,7 @@ func (s *Server) Backup(_ *adminv1.BackupRequest, stream adminv1.PullRecords_Bac
 // A sender sends what is written in messages.
 type sender struct {
 	stream adminv1.PullRecords_BackupServer
-	size   int64 // told with the first message
+	size   int64 // sent with the first message
 	failed error // of the stream
 }
 

@@ -82,13 +82,13 @@ var (
 	providerConfig = regexp.MustCompile(`image-credential-provider-config["']?[\s=]+["']?(/[^\s"']*)`)
 )
 
-// authDirs returns the directories that CRI-O is told to look in for auth files of namespaces, and the default.
+// authDirs returns the directories in which CRI-O is configured to look for auth files of namespaces, and the default.
 func (n Node) authDirs() []string {
 	files := append([]string{"/etc/crio/crio.conf", "/etc/default/crio", "/etc/sysconfig/crio"}, n.glob("/etc/crio/crio.conf.d/*")...)
 	return n.values(authDir, append(files, n.startedBy("crio")...), defaultAuthDir)
 }
 
-// providerConfigs returns the files that kubelets are told to read credential providers from.
+// providerConfigs returns the files from which kubelets are configured to read credential providers from.
 func (n Node) providerConfigs() (files []string) {
 	said := []string{"/etc/default/kubelet", "/etc/sysconfig/kubelet", "/var/lib/kubelet/kubeadm-flags.env"}
 	for _, which := range []string{"k3s", "rke2"} {

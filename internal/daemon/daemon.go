@@ -36,7 +36,7 @@ const criConnections = 128
 // it in a way that passes us by.
 const reconcileEvery = time.Minute
 
-// Options are what pullgated is told on its command line, beside the configuration.
+// Options are the flags of pullgated, beside its configuration.
 type Options struct {
 	Config config.Config
 	// ConfigPath is the absolute path of the configuration file. ConfigFound is false if it is absent, and Config
@@ -47,7 +47,7 @@ type Options struct {
 	// preloaded, once.
 	AcceptPresentImages bool
 	Log                 klog.Logger
-	// Reload tells to read the configuration again and to reopen what is appended to; nil: never.
+	// Each value of Reload reloads the configuration and reopens log files; nil: never.
 	Reload <-chan os.Signal
 	// Load reads the configuration again, and reports whether its file was found. It must be set if Reload is.
 	Load func() (c config.Config, found bool, err error)

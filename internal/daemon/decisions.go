@@ -43,7 +43,7 @@ func (l *decisionLog) close() error {
 	return l.Close()
 }
 
-// status is what the admin API tells of the log, nil if there is none.
+// status returns the state of the log for the admin API, nil if there is none.
 func (l *decisionLog) status() *adminapi.DecisionLogStatus {
 	if l == nil {
 		return nil
@@ -51,7 +51,7 @@ func (l *decisionLog) status() *adminapi.DecisionLogStatus {
 	return &adminapi.DecisionLogStatus{Path: l.path, Dropped: l.dropped.Load()}
 }
 
-// decided passes the decisions of the gate on to the log, if there is one, and to whoever watches.
+// decided passes the decisions of the gate on to the log, if there is one, and to the watchers.
 type decided struct {
 	log  *decisionLog
 	feed *adminapi.Feed

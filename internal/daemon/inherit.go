@@ -18,7 +18,7 @@ const socketName = "cri"
 
 // inherit returns the listener of the kubelet's socket that systemd has made and keeps over restarts, nil if systemd
 // has passed on none. It has to be the one that listen names. Closing it leaves the socket where it is, since it is systemd's.
-// The environment that tells of it is unset.
+// The environment variables that announce it are unset.
 func inherit(endpoint string) (_ net.Listener, err error) {
 	files := activation.Files(true)
 	defer func() {
@@ -28,7 +28,7 @@ func inherit(endpoint string) (_ net.Listener, err error) {
 	}()
 	switch {
 	case len(files) == 0:
-		return nil, nil //nolint:nilnil // nobody has passed one on
+		return nil, nil //nolint:nilnil // none was passed on
 	case len(files) > 1 || files[0].Name() != socketName:
 		return nil, hint.Wrap(fmt.Errorf("listen: systemd passes on sockets named %s, pullgated takes one named %q", names(files), socketName),
 			"see FileDescriptorName= and ListenStream= in: systemctl cat pullgated.socket")

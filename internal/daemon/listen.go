@@ -127,8 +127,8 @@ func (on listeners) close() error {
 }
 
 // listen binds the socket of an endpoint unix:///path that a field gives, mode 0600 in a directory that is made with
-// mode 0700 if it is not there. A socket that nobody answers on is left over from a crash and is
-// replaced; one that somebody answers on is refused.
+// mode 0700 if it does not exist. A socket on which no process answers is left over from a crash and is
+// replaced; one on which a process answers is refused.
 func listen(ctx context.Context, field, endpoint string) (net.Listener, error) {
 	path, ok := strings.CutPrefix(endpoint, "unix://")
 	if !ok {

@@ -9,7 +9,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 )
 
-// reopenLimit bounds the wait for a disk that hangs, which is no reason to keep an old policy.
+// reopenLimit bounds the wait for a disk that hangs: the new policy must apply all the same.
 const reopenLimit = 5 * time.Second
 
 // reload obeys Options.Reload until ctx ends.

@@ -14,7 +14,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 )
 
-// A service tells systemd how the daemon is, as far as systemd has asked (Type=notify). Its methods may be called
+// A service reports the state of the daemon to systemd, if systemd asks for it (Type=notify). Its methods may be called
 // concurrently.
 type service struct {
 	log    klog.Logger

@@ -10,7 +10,7 @@ const stateLogInterval = time.Second
 
 // logStates logs the changes that it receives, until ctx ends: each state at most once in stateLogInterval, and always
 // the state that lasts. unlogged is how many changes before this one were not logged since the last line. A connection begins as one
-// that is down, which is no change: it is logged if that lasts.
+// that is down. That is not a change: it is logged if it lasts.
 func logStates(ctx context.Context, changes <-chan bool, log func(up bool, unlogged int)) {
 	var (
 		state    bool

@@ -21,7 +21,7 @@ type part struct {
 	ask  func(ctx context.Context) error
 }
 
-// A watchdog tells systemd that the daemon is alive for as long as all of its parts answer. If systemd hears nothing
+// A watchdog reports to systemd that the daemon is alive while all of its parts answer. If systemd hears nothing
 // for too long (WatchdogSec=) it kills the daemon and starts it again.
 type watchdog struct {
 	every time.Duration // how often parts are asked, and how long each may take

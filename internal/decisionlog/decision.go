@@ -21,15 +21,15 @@ const maxImage = 1024
 const timeFormat = "2006-01-02T15:04:05.000000000Z"
 
 // A Decision is one that an operator would want to read back: a verdict other than a repeated Allow, the end of a pull, or a
-// refusal of the gate's own. It holds no credential, only IDs. The package comment tells how it is written.
+// refusal of the gate's own. It holds no credential, only IDs. The package comment has its format.
 type Decision struct {
 	// Call is the method that was judged, as in ImageStatus.
 	Call string
-	// Pod is who asked; the zero value is nobody that is known, or nobody at all.
+	// Pod is the pod that asked; the zero value is an unknown pod, or none.
 	Pod tracker.Pod
 	// Image is the name as it was asked for.
 	Image string
-	// Repository is that of Verdict, or of Image if nothing was judged; "" if neither tells it.
+	// Repository is that of Verdict, or of Image if nothing was judged; "" if neither has one.
 	Repository string
 	// Verdict is the verdict and what it rests on. A pull that did not succeed has the zero value.
 	Verdict tracker.Verdict
@@ -107,7 +107,7 @@ func (e entry) line(dropped uint64) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// Bounded returns the name of an image, cut to 1024 bytes of UTF-8, and keeps no longer one in memory. Whoever queues decisions
+// Bounded returns the name of an image, cut to 1024 bytes of UTF-8, and keeps no longer one in memory. A caller that queues decisions
 // bounds their names by it.
 func Bounded(name string) string {
 	if len(name) <= maxImage {

@@ -1,4 +1,4 @@
-// Package decisionlog keeps a log of decisions: a file with one line of JSON for each, for whoever has to answer who
+// Package decisionlog keeps a log of decisions: a file with one line of JSON for each, for operators who have to answer who
 // used an image, who was refused it, and why. It never makes a decision wait.
 //
 // # Version 1

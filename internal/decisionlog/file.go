@@ -18,7 +18,7 @@ const mode = 0o600
 // A sink is what lines are written to.
 type sink interface {
 	io.WriteCloser
-	// Gone reports whether nobody can read any more what is written from now on.
+	// Gone reports whether no path leads to the file any more, so that further writes are lost.
 	Gone() bool
 }
 

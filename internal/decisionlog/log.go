@@ -12,7 +12,7 @@ const (
 	// queueLimit is how many decisions may wait to be written, about 1 MB of them. A node makes a few for each pod
 	// that starts.
 	queueLimit = 1024
-	// flushLimit is how long the queue is written after Run was told to end.
+	// flushLimit bounds the writing of the queue after the context of Run ended.
 	flushLimit = 2 * time.Second
 )
 
@@ -21,9 +21,9 @@ type Options struct {
 	// Path is the file. Its directory must exist.
 	Path string
 	// Dropped is called when decisions are dropped, with how many. It may be called concurrently and must not
-	// block. nil: nobody counts.
+	// block. nil: not counted.
 	Dropped func(n uint64)
-	// Journal is told when the file cannot be written, once until it can be again. The zero value discards it.
+	// Journal gets one message when the file cannot be written, and the next only after a successful write. The zero value discards it.
 	Journal klog.Logger
 }
 
@@ -79,7 +79,7 @@ func (l *Log) Record(d Decision) {
 func (l *Log) wake() {
 	select {
 	case l.queued <- struct{}{}:
-	default: // Run is told already
+	default: // Run has a signal already
 	}
 }
 

@@ -52,7 +52,7 @@ func writable(info fs.FileInfo, path string) *Finding {
 	return &f
 }
 
-// daemon tells what the daemon says of itself that somebody should act on.
+// daemon returns what in the status of the daemon needs an operator.
 func (n Node) daemon(context.Context) []Finding {
 	s := n.Status
 	if found := n.otherConfiguration(); found != nil {

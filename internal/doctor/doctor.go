@@ -30,7 +30,7 @@ type Level string
 // The levels. The zero value is none of them.
 const (
 	OK      Level = "ok"
-	Warn    Level = "warn"    // works, and somebody should know
+	Warn    Level = "warn"    // works, and the operator should know
 	Fail    Level = "fail"    // does not work, or lets through what it should not
 	Unknown Level = "unknown" // could not be found out
 )
@@ -153,7 +153,7 @@ func (n Node) path(elements ...string) string {
 	return filepath.Join(append([]string{n.Root}, elements...)...)
 }
 
-// read returns the content of a file; "" if there is none or it is no file.
+// read returns the content of a file; "" if it does not exist or is not a file.
 func (n Node) read(path string) string {
 	b, err := regularfile.Read(n.path(path), maxFile)
 	if err != nil || len(b) > maxFile {

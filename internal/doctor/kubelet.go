@@ -35,13 +35,13 @@ func (n Node) kubelet(ctx context.Context) []Finding {
 	return []Finding{now}
 }
 
-// kubeletProcesses looks at the kubelets that run, where no unit tells what a kubelet dials.
+// kubeletProcesses looks at the kubelets that run, if no unit says what a kubelet dials.
 func (n Node) kubeletProcesses(why error) (all []Finding) {
 	if errors.Is(why, kubeletconf.ErrSeveralKubelets) || errors.Is(why, fs.ErrPermission) {
-		return []Finding{unknown("run it as root; pullgatectl node status --unit UNIT tells it of one unit", "what the kubelet dials: %v", why)}
+		return []Finding{unknown("run it as root; pullgatectl node status --unit UNIT shows it for one unit", "what the kubelet dials: %v", why)}
 	}
 	for _, p := range n.running("kubelet", "k3s", "k3s-server", "k3s-agent", "rke2") {
-		s, err := n.host().Told(p.pid)
+		s, err := n.host().ProcessSettings(p.pid)
 		if err != nil {
 			all = append(all, unknown("see that the file is there and can be read, as root", "what %s dials: %v", p, err))
 			continue
@@ -54,7 +54,7 @@ func (n Node) kubeletProcesses(why error) (all []Finding) {
 	return all
 }
 
-// judge says whether what a kubelet is told to dial is pullgated.
+// judge says whether the socket that a kubelet dials is pullgated.
 func (n Node) judge(kubelet string, s kubeletconf.Settings) Finding {
 	ours := socketPath(n.Config.Listen)
 	switch {

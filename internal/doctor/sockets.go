@@ -14,7 +14,7 @@ import (
 	"github.com/pullgate/pullgate/internal/peercred"
 )
 
-// socketPath returns the path of an endpoint's socket, the endpoint itself if it is no Unix socket.
+// socketPath returns the path of an endpoint's socket, the endpoint itself if it is not a Unix socket.
 func socketPath(endpoint string) string {
 	if path := kubeletconf.Socket(endpoint); path != "" {
 		return path
@@ -122,7 +122,7 @@ func (n Node) peer(ctx context.Context, path string) (process, error) {
 	defer func() { _ = c.Close() }() // nothing was written
 	who, err := peercred.Of(c)
 	if err != nil {
-		return process{}, nil // somebody answers, who that is stays unknown
+		return process{}, nil // a process answers, which one stays unknown
 	}
 	return process{pid: int(who.Pid), name: n.nameOf(int(who.Pid))}, nil
 }

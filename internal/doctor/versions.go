@@ -16,7 +16,7 @@ const (
 	oldestCRIO       = 34 // 1.34, of those that were tested
 )
 
-// A version is the first three numbers of a text that tells one.
+// A version is the first three numbers of a text that has one.
 type version struct{ major, minor, patch int }
 
 func (v version) String() string { return fmt.Sprintf("%d.%d.%d", v.major, v.minor, v.patch) }

@@ -1,7 +1,7 @@
-// Package kubeletconf finds out what the kubelet of a node dials, and what tells it to. It changes nothing, and where
+// Package kubeletconf implements finding out what the kubelet of a node dials, and which file sets that. It changes nothing, and where
 // it cannot be sure it returns an error that says so, never a guess.
 //
-// # What tells a kubelet which socket to dial
+// # What sets the socket that a kubelet dials
 //
 // The later line counts.
 //

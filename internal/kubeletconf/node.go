@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// A Kind is how a node's kubelet is run, which decides how it can be told something.
+// A Kind is how a node's kubelet is run, which decides where it is configured.
 type Kind string
 
 // The kinds of nodes.
@@ -24,7 +24,7 @@ const (
 	RKE2 Kind = "rke2"
 )
 
-// Rancher reports whether the kubelet is told by a configuration of k3s or RKE2.
+// Rancher reports whether the kubelet is configured by k3s or RKE2.
 func (k Kind) Rancher() bool { return k == K3s || k == RKE2 }
 
 // units returns the systemd units that run a kubelet.
@@ -32,7 +32,7 @@ func units() []string {
 	return []string{"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-server.service", "rke2-agent.service"}
 }
 
-// A Node is what tells a node's kubelet what to do.
+// A Node is how a node's kubelet is run and configured.
 type Node struct {
 	Kind Kind
 	Unit Unit
@@ -42,17 +42,17 @@ type Node struct {
 	Program string
 	// RancherConfig is the configuration file of k3s or RKE2; "" elsewhere.
 	RancherConfig string
-	// Configured is what the kubelet is told when it starts the next time.
+	// Configured are the settings of the kubelet when it starts the next time.
 	Configured Settings
-	// Running is what the kubelet that runs was told by its flags, and by the files as they are now. It is nil if
+	// Running are the settings of the running kubelet by its flags, and by the files as they are now. It is nil if
 	// no kubelet is seen, which is always so under k3s.
 	Running *Settings
 	// Process is the kubelet that runs, if it is seen.
 	Process Process
 }
 
-// Dials returns what the kubelet dials, as far as it can be told. Where a restart would not change it, it says which
-// file tells, and not only that the process was told.
+// Dials returns what the kubelet dials, as far as that can be found out. Where a restart would not change it, it says which
+// file sets it, and not only that the process has it.
 func (n Node) Dials() Settings {
 	r, c := n.Running, n.Configured
 	if r != nil && (r.Runtime.Value != c.Runtime.Value || r.Image.Value != c.Image.Value) {
@@ -66,7 +66,7 @@ func (s Settings) Through(endpoint string) bool {
 	return Same(s.Runtime.Value, endpoint) && Same(s.Image.Value, endpoint)
 }
 
-// Discover returns what tells the kubelet of a host what to do. unit is the unit that runs it; "" looks for one.
+// Discover returns how the kubelet of a host is run and configured. unit is the unit that runs it; "" looks for one.
 func (h Host) Discover(ctx context.Context, unit string) (Node, error) {
 	u, err := h.find(ctx, unit)
 	if err != nil {
@@ -94,16 +94,16 @@ func (h Host) Discover(ctx context.Context, unit string) (Node, error) {
 		}
 		args = running
 	}
-	if n.Configured, err = h.settings(args, told{}); err != nil {
+	if n.Configured, err = h.settings(args, layers{}); err != nil {
 		return Node{}, err
 	}
-	return n, h.running(&n, running, told{})
+	return n, h.running(&n, running, layers{})
 }
 
-// Told returns what the kubelet that a process runs was told: by the flags of the process and by files as they are now,
+// ProcessSettings returns the settings of the kubelet that a process runs: by the flags of the process and by files as they are now,
 // and where the process is k3s or RKE2 by their configuration. It asks no unit, so that a variable of one that names
 // another configuration of k3s is not seen; Discover sees it.
-func (h Host) Told(pid int) (Settings, error) {
+func (h Host) ProcessSettings(pid int) (Settings, error) {
 	content, err := os.ReadFile(h.Path(fmt.Sprintf("/proc/%d/cmdline", pid)))
 	if err != nil {
 		return Settings{}, fmt.Errorf("read the command line of process %d: %w", pid, err)
@@ -120,7 +120,7 @@ func (h Host) Told(pid int) (Settings, error) {
 	words := append([]word{{text: args[0]}}, Process{pid, args}.words()...)
 	s := service{words: words, environment: map[string]word{}}
 	if !Kind(s.program()).Rancher() {
-		return h.settings(words[1:], told{})
+		return h.settings(words[1:], layers{})
 	}
 	r, err := h.rancher(s)
 	if err != nil {
@@ -143,7 +143,7 @@ func (h Host) discoverRancher(n Node, s service) (Node, error) {
 }
 
 // running sets n.Running.
-func (h Host) running(n *Node, args []word, before told) error {
+func (h Host) running(n *Node, args []word, before layers) error {
 	if n.Process.PID == 0 {
 		return nil
 	}

@@ -36,7 +36,7 @@ func (h Host) rancher(s service) (rancher, error) {
 		r.file = v.text
 	}
 	if !path.IsAbs(r.file) {
-		return rancher{}, fmt.Errorf("the configuration of %s is at %s, which is no absolute path", product, r.file)
+		return rancher{}, fmt.Errorf("the configuration of %s is at %s, which is not an absolute path", product, r.file)
 	}
 	files, err := h.files(r.file + ".d")
 	if err != nil {
@@ -102,9 +102,9 @@ func (r rancher) one(name string, short ...string) word {
 	return found
 }
 
-// before is what k3s itself tells the kubelet, which counts less than any file or flag of the kubelet's.
-func (r rancher) before() told {
-	t := told{runtime: Setting{rancherContainerd, r.product + " itself"}}
+// before is what k3s itself sets, which counts less than any file or flag of the kubelet's.
+func (r rancher) before() layers {
+	t := layers{runtime: Setting{rancherContainerd, r.product + " itself"}}
 	for _, w := range r.cli {
 		if w.text == "--docker" {
 			t.runtime = Setting{rancherDocker, w.from}

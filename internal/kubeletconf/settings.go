@@ -24,10 +24,10 @@ const (
 // A Setting is a value and who says it: the path of a file, or a few words.
 type Setting struct{ Value, From string }
 
-// Settings are what a kubelet is told.
+// Settings are the settings of a kubelet that matter here.
 type Settings struct {
 	// Runtime is the endpoint that it dials for the RuntimeService, Image the one for the ImageService, which is
-	// the same unless somebody says otherwise.
+	// the same unless it is set separately.
 	Runtime, Image Setting
 	// ConfigFile and ConfigDir are the values of --config and --config-dir; "" if it has none.
 	ConfigFile, ConfigDir string
@@ -38,7 +38,7 @@ type Settings struct {
 }
 
 // kubeletFile is what is read of a kubelet's configuration file. All else is passed over, since kubelets of other
-// versions have fields that nobody here knows.
+// versions have fields that are unknown here.
 type kubeletFile struct {
 	Runtime     *string `json:"containerRuntimeEndpoint"`
 	Image       *string `json:"imageServiceEndpoint"`
@@ -46,17 +46,17 @@ type kubeletFile struct {
 	HealthzPort *int    `json:"healthzPort"`
 }
 
-// told gathers settings, the least important first.
-type told struct {
+// layers gathers settings, the least important first.
+type layers struct {
 	runtime, image Setting
 	healthzIP      string
 	healthzPort    int
 }
 
-// settings returns what a kubelet with these arguments is told, by files as they are now. before is what counts
+// settings returns what a kubelet with these arguments gets, by files as they are now. before is what counts
 // less than a configuration file; without it that is the kubelet's default.
-func (h Host) settings(args []word, before told) (Settings, error) {
-	t := told{runtime: Setting{defaultEndpoint, byDefault}, healthzIP: defaultHealthzIP, healthzPort: defaultHealthzPort}
+func (h Host) settings(args []word, before layers) (Settings, error) {
+	t := layers{runtime: Setting{defaultEndpoint, byDefault}, healthzIP: defaultHealthzIP, healthzPort: defaultHealthzPort}
 	t.take(before.runtime, before.image)
 	var s Settings
 	s.ConfigFile, s.ConfigDir = last(args, "config").text, last(args, "config-dir").text
@@ -100,7 +100,7 @@ func (h Host) settings(args []word, before told) (Settings, error) {
 }
 
 // take takes over what is not empty.
-func (t *told) take(runtime, image Setting) {
+func (t *layers) take(runtime, image Setting) {
 	if runtime.Value != "" {
 		t.runtime = runtime
 	}
@@ -109,7 +109,7 @@ func (t *told) take(runtime, image Setting) {
 	}
 }
 
-func (t *told) healthz() string {
+func (t *layers) healthz() string {
 	if t.healthzPort <= 0 {
 		return ""
 	}
@@ -121,7 +121,7 @@ func (t *told) healthz() string {
 }
 
 // readKubelet takes over what a kubelet's configuration file, or a part of one, says.
-func (h Host) readKubelet(file string, t *told) error {
+func (h Host) readKubelet(file string, t *layers) error {
 	content, err := h.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read the kubelet's configuration: %w", err)
@@ -143,7 +143,7 @@ func (h Host) readKubelet(file string, t *told) error {
 	} {
 		switch {
 		case v.value == nil:
-		case *v.value == "": // as if nobody had said anything
+		case *v.value == "": // as if it were not set
 			*v.to = v.unset
 		default:
 			*v.to = Setting{*v.value, file}
@@ -190,7 +190,7 @@ func values(args []word, name string) []word {
 // Same reports whether two endpoints are one socket: written with unix:// or without, below /run or /var/run.
 func Same(a, b string) bool { return Socket(a) != "" && Socket(a) == Socket(b) }
 
-// Socket returns the path of an endpoint's socket, "" if it is no Unix socket.
+// Socket returns the path of an endpoint's socket, "" if it is not a Unix socket.
 func Socket(endpoint string) string {
 	socket, ok := strings.CutPrefix(endpoint, "unix://")
 	if !ok && strings.Contains(endpoint, "://") || !path.IsAbs(socket) {

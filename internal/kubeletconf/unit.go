@@ -24,7 +24,7 @@ type Unit struct {
 	Active, Sub string
 	// MainPID is its process; 0 is none.
 	MainPID int
-	// Restarts is how often systemd has started it again since somebody did.
+	// Restarts is how often systemd has started it again since an operator did.
 	Restarts int
 	// Invocation is another one after each start.
 	Invocation string
@@ -51,7 +51,7 @@ func (h Host) Units(ctx context.Context, names ...string) ([]Unit, error) {
 		units = append(units, u)
 	}
 	if len(units) != len(names) {
-		return nil, fmt.Errorf("ask systemd for %s: it tells of %d units", strings.Join(names, ", "), len(units))
+		return nil, fmt.Errorf("ask systemd for %s: it shows %d units", strings.Join(names, ", "), len(units))
 	}
 	return units, nil
 }
@@ -71,12 +71,12 @@ func (h Host) unit(block string) (Unit, error) {
 		Invocation: value["InvocationID"],
 	}
 	if u.Name == "" {
-		return Unit{}, fmt.Errorf("systemd tells of a unit without a name: %q", block)
+		return Unit{}, fmt.Errorf("systemd shows a unit without a name: %q", block)
 	}
 	for name, to := range map[string]*int{"MainPID": &u.MainPID, "NRestarts": &u.Restarts} {
 		n, err := strconv.Atoi(value[name])
 		if err != nil && value[name] != "" {
-			return Unit{}, fmt.Errorf("systemd tells of %s: %s=%q is no number", u.Name, name, value[name])
+			return Unit{}, fmt.Errorf("systemd shows %s: %s=%q is not a number", u.Name, name, value[name])
 		}
 		*to = n
 	}
@@ -119,7 +119,7 @@ func (h Host) service(u Unit) (service, error) {
 	for _, file := range u.Files {
 		content, err := h.ReadFile(file)
 		if errors.Is(err, fs.ErrNotExist) && path.Ext(file) == ".conf" {
-			continue // a drop-in that was removed, and systemd has not been told yet
+			continue // a drop-in that was removed, before a daemon-reload
 		}
 		if err != nil {
 			return service{}, fmt.Errorf("read a file of %s: %w", u.Name, err)

@@ -17,7 +17,7 @@ import (
 // other stands for every label value that is not of its fixed set.
 const other = "other"
 
-// unknown is the pull policy where no pod source tells it.
+// unknown is the pull policy if no pod source knows it.
 const unknown = "unknown"
 
 // Metrics are the metrics of one daemon. Its methods may be called concurrently; the Set methods are
