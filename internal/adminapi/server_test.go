@@ -86,8 +86,8 @@ func TestOnlyRootAndOurOwnUserMayCall(t *testing.T) {
 
 func TestServerKeepsItsLimits(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
-	if _, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: strings.Repeat("x", 65<<10)}); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("a request of 65 KiB = %v; want ResourceExhausted", err)
+	if _, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: strings.Repeat("x", 1<<20)}); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("a request of more than 1 MiB = %v; want ResourceExhausted", err)
 	}
 	var held []net.Conn
 	defer func() {
