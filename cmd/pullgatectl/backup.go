@@ -25,7 +25,7 @@ func storeBackupCommand(c *cli.Console) *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "backup FILE",
-		Short: "Write a consistent copy of the store while pullgated goes on",
+		Short: "Write a consistent copy of the store while pullgated runs",
 		Long: `Write a copy of the store, as it is at one moment, while pullgated goes on. FILE is there
 whole, on disk and with mode 0600, or not at all; "-" is stdout. The copy is of use
 only on this node, with the node.key that it was written with: keep that beside it.`,

@@ -131,7 +131,7 @@ func offlineFailure(err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return hint.Wrap(err, "give the file: it is records.db in stateDir, or a backup of that")
 	case errors.Is(err, fs.ErrPermission):
-		return hint.Wrap(err, "a store is for root alone: run it as root")
+		return hint.Wrap(err, "only root can read a store: run it as root")
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return hint.Wrap(err, "free space; the store is as it was")
 	default:

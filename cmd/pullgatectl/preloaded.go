@@ -57,7 +57,7 @@ func (s *pairSelection) image(args []string) error {
 	case len(args) == 0:
 		return nil
 	case s.repository != "" || s.imageID != "" || s.all:
-		return cli.Misused("give IMAGE alone, or flags alone", "IMAGE and flags cannot be combined")
+		return cli.Misused("give either IMAGE or flags", "IMAGE and flags cannot be combined")
 	case cli.IsID(args[0]):
 		s.imageID = args[0]
 	default:

@@ -95,7 +95,7 @@ func providerCommand() *cobra.Command {
 			case dash > 0, dash < 0 && len(args) > 0:
 				return usageError{fmt.Errorf("unexpected argument %q; give the plugin to run after --, %s", args[0], see)}
 			case len(args) == 0:
-				return usageError{fmt.Errorf("there is no plugin to run; give it after --, %s", see)}
+				return usageError{fmt.Errorf("no plugin to run; give it after --, %s", see)}
 			default:
 				return nil
 			}

@@ -13,7 +13,7 @@ var (
 	errUnasked   = errors.New("the runtime cannot be asked")
 	errStopping  = errors.New("pullgated is stopping")
 	errWatchers  = errors.New("too many watchers")
-	errBackup    = errors.New("the store could not be read to its end; what was sent is no backup")
+	errBackup    = errors.New("the store could not be read to its end; the data that was sent is not a complete backup")
 	errOtherKey  = errors.New("the IDs were made with another key than that of this pullgated; give credential-provider the stateDir of pullgated as --state-dir, or restart pullgated if its node.key was replaced")
 	errPanicking = errors.New("panic")
 )

@@ -33,10 +33,10 @@ func Path(from, endpoint string) (string, error) {
 	path, ok := strings.CutPrefix(endpoint, "unix://")
 	switch {
 	case !ok && filepath.IsAbs(endpoint):
-		return "", wrong("write unix://"+endpoint, "a path is no endpoint")
+		return "", wrong("write unix://"+endpoint, "a path is not an endpoint")
 	case !ok:
 		return "", wrong("it listens on a Unix socket of its node: "+Default+", or what admin.listen of its configuration says",
-			"pullgated is asked on a Unix socket alone, in the form unix:///path")
+			"the admin API is a Unix socket, in the form unix:///path")
 	case !filepath.IsAbs(path):
 		return "", wrong("write unix:///path, with three slashes", "the path is not absolute")
 	case len(path) > longestPath:

@@ -300,7 +300,7 @@ func accept(o Options, store *records.Store) error {
 	if !o.AcceptPresentImages {
 		return nil
 	}
-	o.Log.Info("Images that are on the node now are accepted as preloaded, as told by --accept-present-images",
+	o.Log.Info("Present images are accepted as preloaded (--accept-present-images)",
 		"distrusted", store.Distrusted() != nil, "hint", "start without the flag from the next time on")
 	if err := store.Trust(); err != nil {
 		return fmt.Errorf("accept present images: %w", err)

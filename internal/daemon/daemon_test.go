@@ -109,7 +109,7 @@ func TestStaleSocketIsReplacedAndALiveOneRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	third.spawn()
-	if code := third.wait(); code != 1 || !strings.Contains(third.out.String(), "no socket") {
+	if code := third.wait(); code != 1 || !strings.Contains(third.out.String(), "not a socket") {
 		t.Errorf("daemon on a regular file: exit %d, %q; want 1", code, third.out)
 	}
 	if data, err := os.ReadFile(third.path("run/cri.sock")); string(data) != "precious" {
@@ -134,7 +134,7 @@ func TestCRIIsServedWithoutTheOtherListeners(t *testing.T) {
 	p.spawn()
 	m.hears(`(?s).*the runtime is reached; not listening: admin.listen, metrics.listen`)
 	p.kubelet().Pod("alice")
-	for _, want := range []string{`field="metrics.listen"`, "address already in use", `field="admin.listen"`, "is no socket", "hint="} {
+	for _, want := range []string{`field="metrics.listen"`, "address already in use", `field="admin.listen"`, "is not a socket", "hint="} {
 		if !strings.Contains(p.out.String(), want) {
 			t.Errorf("log does not say %q:\n%s", want, p.out)
 		}

@@ -35,7 +35,7 @@ func inherit(endpoint string) (_ net.Listener, err error) {
 	}
 	l, err := net.FileListener(files[0])
 	if err != nil {
-		return nil, hint.Wrap(fmt.Errorf("listen: what systemd passes on is no socket to listen on: %w", err), "see ListenStream= and Accept= in: systemctl cat pullgated.socket")
+		return nil, hint.Wrap(fmt.Errorf("listen: the file that systemd passes on is not a listening socket: %w", err), "see ListenStream= and Accept= in: systemctl cat pullgated.socket")
 	}
 	if path := l.Addr().String(); l.Addr().Network() != "unix" || !leadsTo(endpoint, path) {
 		return nil, errors.Join(hint.Wrap(fmt.Errorf("listen: %s is configured, and systemd passes on %s", endpoint, path),

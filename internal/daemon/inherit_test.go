@@ -129,7 +129,7 @@ func TestWrongSocketOfSystemdIsRefused(t *testing.T) {
 				p.t.Cleanup(func() { _ = f.Close() })
 				return map[string]*os.File{"cri": f}
 			},
-			[]string{"no socket to listen on"},
+			[]string{"not a listening socket"},
 		},
 		"a TCP socket": {
 			func(p *process) map[string]*os.File {

@@ -161,7 +161,7 @@ func clearStale(ctx context.Context, field, path string) error {
 		return err
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return hint.Wrap(fmt.Errorf("%s exists and is no socket", path), "remove it, or set "+field+" to another path")
+		return hint.Wrap(fmt.Errorf("%s exists and is not a socket", path), "remove it, or set "+field+" to another path")
 	}
 	dialer := net.Dialer{Timeout: dialLimit}
 	conn, err := dialer.DialContext(ctx, "unix", path)

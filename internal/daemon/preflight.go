@@ -137,7 +137,7 @@ func examineSocket(endpoint string) error {
 	case err != nil:
 		return err
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("%s exists and is no socket; remove it, or set another path", path)
+		return fmt.Errorf("%s exists and is not a socket; remove it, or set another path", path)
 	}
 	return nil
 }

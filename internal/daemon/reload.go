@@ -34,7 +34,7 @@ func reopen(ctx context.Context, o Options, p parts) {
 	limited, cancel := context.WithTimeout(ctx, reopenLimit)
 	defer cancel()
 	if err := p.decisions.Reopen(limited); err != nil && ctx.Err() == nil {
-		o.Log.Error(err, "Decision log not reopened, the old file is written on", "path", o.Config.DecisionLog.Path)
+		o.Log.Error(err, "Decision log not reopened, still writing to the old file", "path", o.Config.DecisionLog.Path)
 	}
 }
 
@@ -47,7 +47,7 @@ func reread(o Options, p parts) {
 		// It has a line for each wrong field, and the journal one for each event.
 		err = errors.New(strings.ReplaceAll(strings.ReplaceAll(err.Error(), ":\n", ": "), "\n", "; "))
 		p.inForce.refused(at, err)
-		o.Log.Error(err, "Configuration not reloaded, the last good one stays in use")
+		o.Log.Error(err, "Configuration not reloaded, the previous one stays in use")
 		return
 	}
 	p.tracker.SetRules(rules(c))
@@ -58,6 +58,6 @@ func reread(o Options, p parts) {
 		"exemptStaticPods", c.Exempt.StaticPods, "exemptNamespaces", c.Exempt.Namespaces, "allowRestores", c.AllowRestores,
 		"credentialValidity", c.CredentialValidity, "registryUnavailableGrace", c.RegistryUnavailableGrace)
 	if fields := config.NeedRestart(o.Config, c); len(fields) > 0 {
-		o.Log.Info("Configuration changed where it takes effect at the start alone", "needARestart", fields, "hint", "systemctl restart pullgated")
+		o.Log.Info("Configuration changed in fields that need a restart", "needARestart", fields, "hint", "systemctl restart pullgated")
 	}
 }

@@ -58,7 +58,7 @@ func (p *process) decisions() (all []map[string]any) {
 
 const (
 	reloaded    = "Configuration reloaded"
-	notReloaded = "Configuration not reloaded, the last good one stays in use"
+	notReloaded = "Configuration not reloaded, the previous one stays in use"
 )
 
 func TestSIGHUPChangesVerdictsAndABadFileDoesNot(t *testing.T) {
@@ -114,7 +114,7 @@ func TestSIGHUPChangesVerdictsAndABadFileDoesNot(t *testing.T) {
 	sees("no file", "alice", "")
 
 	p.configure(always, "exempt: {namespaces: [alice]}", "noPullImageSecretRecheck: true", "untrackedImages: Verify")
-	p.hup("Configuration changed where it takes effect at the start alone")
+	p.hup("Configuration changed in fields that need a restart")
 	if out := p.out.String(); !strings.Contains(out, `needARestart=["noPullImageSecretRecheck","untrackedImages"]`) {
 		t.Errorf("log %s\nwant it to name the two fields", out)
 	}
@@ -291,10 +291,10 @@ func TestDecisionsGoOnWithoutTheirLog(t *testing.T) {
 		}
 	}
 	p.until("pullgate_decisions_dropped_total", 3)
-	if n := strings.Count(p.out.String(), "Decision log not written, decisions go on and are missing in it"); n != 1 {
+	if n := strings.Count(p.out.String(), "Decision log not written, decisions are missing from it"); n != 1 {
 		t.Errorf("said %d times that the log is not written; want once", n)
 	}
-	p.hup("Decision log not reopened, the old file is written on")
+	p.hup("Decision log not reopened, still writing to the old file")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}

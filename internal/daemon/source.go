@@ -46,7 +46,7 @@ func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podSource, 
 // run syncs the source until ctx ends. Without it pods are judged more strictly, so its end does not end the daemon.
 func (s *podSource) run(ctx context.Context, log klog.Logger) {
 	if err := s.source.Run(klog.NewContext(ctx, log)); err != nil {
-		log.Error(err, "Pod source ended, pods are judged by what the CRI tells alone", "hint", "set podSource.nodeName and restart pullgated")
+		log.Error(err, "Pod source ended, pods are judged by CRI data only", "hint", "set podSource.nodeName and restart pullgated")
 	}
 }
 
@@ -66,7 +66,7 @@ func (s *podSource) state() string {
 	case s.source.Synced():
 		return "\npod source: synced with the API server"
 	default:
-		return "\npod source: not synced with the API server; what is known of pods stays known, others are judged by what the CRI tells"
+		return "\npod source: not synced with the API server; known pods stay known, others are judged by CRI data only"
 	}
 }
 

@@ -43,8 +43,8 @@ func openState(dir string, o records.Options, log klog.Logger) (*state, error) {
 	keyPath, storePath := KeyPath(dir), filepath.Join(dir, storeFile)
 	key, keyErr := credential.LoadKey(keyPath)
 	if errors.Is(keyErr, credential.ErrExposedKey) {
-		log.Error(keyErr, "The node's key could be read by others than root: it is closed to them and used on", "path", keyPath,
-			"hint", "whoever had it and the store can try passwords against the credential IDs; to be sure, delete the key: every image then needs proof once")
+		log.Error(keyErr, "node.key had unsafe permissions; reset to 0600", "path", keyPath,
+			"hint", "a user who has read node.key and records.db can test guessed passwords; if in doubt, delete node.key and restart: every image then needs proof once")
 		if keyErr = os.Chmod(keyPath, 0o600); keyErr == nil {
 			key, keyErr = credential.LoadKey(keyPath)
 		}
@@ -89,11 +89,11 @@ func storeHint(err error) error {
 
 func logReport(log klog.Logger, path string, r records.Report) {
 	if r.SetAside != "" {
-		log.Error(errors.New(r.Damage), "Store of pull records damaged, set aside and begun anew in distrust: images on the node need proof",
+		log.Error(errors.New(r.Damage), "Store of pull records damaged and moved aside, the new one is distrusted: images on the node need proof",
 			"path", path, "setAside", r.SetAside, "hint", distrustHint)
 	}
 	if r.Distrust != nil && r.SetAside == "" {
-		log.Error(errors.New(r.Distrust.Reason), "Store of pull records is distrusted: images on the node are not taken for preloaded",
+		log.Error(errors.New(r.Distrust.Reason), "Store of pull records is distrusted: images on the node are not marked preloaded",
 			"path", path, "since", r.Distrust.Since, "hint", distrustHint)
 	}
 	if r.Created && r.SetAside == "" {

@@ -97,7 +97,7 @@ func (w *watchdog) round(ctx context.Context) {
 	case len(silent) == 0:
 		w.feed()
 	default:
-		w.log.Error(context.DeadlineExceeded, "A part of pullgated does not answer, systemd restarts it if that goes on", "parts", silent, "limit", w.every)
+		w.log.Error(context.DeadlineExceeded, "A part of pullgated does not answer, systemd will restart pullgated if this continues", "parts", silent, "limit", w.every)
 	}
 	<-limited.Done()
 }

@@ -182,7 +182,7 @@ func (l *Log) write(e entry) {
 	}
 	if err != nil {
 		if !l.failing {
-			l.o.Journal.Error(err, "Decision log not written, decisions go on and are missing in it", "path", l.o.Path)
+			l.o.Journal.Error(err, "Decision log not written, decisions are missing from it", "path", l.o.Path)
 		}
 		l.failing = true
 		l.missing++

@@ -62,7 +62,7 @@ func shortNames(files criofiles.Node) (all []Finding) {
 	}
 	others := slices.DeleteFunc(slices.Clone(registries), func(r string) bool { return r == "docker.io" })
 	if len(others) > 0 {
-		all = append(all, warn("write the registry in the images of pods, as in "+others[0]+"/NAME:TAG, or set unqualified-search-registries to docker.io alone",
+		all = append(all, warn("write the registry in the images of pods, as in "+others[0]+"/NAME:TAG, or set unqualified-search-registries to docker.io only",
 			"%s has CRI-O look for short names in %s: pods whose image has no registry in its name are denied, unless docker.io has the image", file, strings.Join(others, ", ")))
 	}
 	return all

@@ -26,7 +26,7 @@ func TestVersionsOfCRIO(t *testing.T) {
 		{"cri-o", "1.36.3", doctor.OK, "CRI-O is version 1.36.3: 1.34.4 and 1.36.3 were tested by hand"},
 		{"cri-o", "1.34.4", doctor.OK, "CRI-O is version 1.34.4"},
 		{"cri-o", "1.33.13", doctor.Warn, "CRI-O is version 1.33.13, older than"},
-		{"cri-o", "main", doctor.Unknown, "cri-o main, which is no version"},
+		{"cri-o", "main", doctor.Unknown, "cri-o main, which is not a version"},
 		{"docker", "28.0.1", doctor.Warn, "the runtime is docker 28.0.1, which pullgate was never tested with"},
 	} {
 		n := newCRIO(t)

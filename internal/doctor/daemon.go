@@ -37,7 +37,7 @@ func (n Node) configuration(context.Context) []Finding {
 	if w := writable(info, n.ConfigPath); w != nil {
 		return []Finding{*w}
 	}
-	return []Finding{ok("%s is right, and root's alone to write", n.ConfigPath)}
+	return []Finding{ok("%s is valid, and only root can write it", n.ConfigPath)}
 }
 
 // writable returns a finding if others than root can write what a path leads to.
@@ -72,7 +72,7 @@ func (n Node) daemon(context.Context) []Finding {
 			add(warn("set imagePullCredentialsVerificationPolicy to another one", "the policy is NeverVerify: every pod may use every image"))
 		} else {
 			add(warn("remove noPullImageSecretRecheck and restart pullgated, once image_pull_secret_recheck_miss says what that costs",
-				"shadow mode: everything is recorded, and nobody is kept from an image"))
+				"shadow mode: pullgated records everything and denies nothing"))
 		}
 	}
 	for _, l := range s.GetNotListening() {
@@ -88,7 +88,7 @@ func (n Node) daemon(context.Context) []Finding {
 		add(ok("no pod source: a pod with Never runs only if it proved the image before, see https://github.com/pullgate/pullgate/blob/main/docs/credentials.md#the-pod-source"))
 	} else if !p.GetSynced() {
 		add(warn("look at the API server, and at what journalctl -u pullgated says of the pod source",
-			"the pod source is not synced with the API server: new pods are judged by what the CRI tells alone"))
+			"the pod source is not synced with the API server: new pods are judged by CRI data only"))
 	}
 	if d := s.GetDecisionLog().GetDropped(); d > 0 {
 		add(warn("look for room and rights at "+s.GetDecisionLog().GetPath(), "%d decisions are missing in the decision log", d))
@@ -150,11 +150,11 @@ func (n Node) recorded(ctx context.Context) []Finding {
 	if s := n.Status.GetStore(); s != nil {
 		if d := s.GetDistrust(); d != nil {
 			all = append(all, warn("see what is there with pullgatectl distrust end --dry-run, then end it, or let pods prove themselves",
-				"the store is distrusted since %s, nothing is taken for preloaded: %s", d.GetSince().AsTime().Format(time.RFC3339), d.GetReason()))
+				"the store is distrusted since %s, no image is marked preloaded: %s", d.GetSince().AsTime().Format(time.RFC3339), d.GetReason()))
 		}
 		if m := s.GetMarks(); m > 0 && policyOf(n.Status.GetConfiguration()) == string(policy.ModeNeverVerifyPreloadedImages) {
-			all = append(all, warn("pullgatectl preloaded list shows them, preloaded forget closes what is not for everybody",
-				"%d preloaded marks: images from before pullgate are everybody's", m))
+			all = append(all, warn("pullgatectl preloaded list shows them, preloaded forget closes those that not every pod may use",
+				"%d preloaded marks: every pod may use these images, which are from before pullgate", m))
 		}
 		if len(all) == 0 {
 			all = append(all, ok("%d records, %d intents, no preloaded mark that counts, not distrusted", s.GetRecords(), s.GetIntents()))
@@ -190,7 +190,7 @@ func (n Node) state(context.Context) []Finding {
 	case err != nil:
 		return []Finding{unknown("run it as root", "%s: %v", dir, err)}
 	case !info.IsDir():
-		return []Finding{fail("set stateDir to a directory", "%s is no directory", dir)}
+		return []Finding{fail("set stateDir to a directory", "%s is not a directory", dir)}
 	}
 	all := private(nil, info, dir, 0o700)
 	present := map[string]bool{}
@@ -202,7 +202,7 @@ func (n Node) state(context.Context) []Finding {
 		case err != nil:
 			all = append(all, unknown("run it as root", "%s: %v", file, err))
 		case !info.Mode().IsRegular():
-			all = append(all, fail("move it away", "%s is no regular file", file))
+			all = append(all, fail("move it away", "%s is not a regular file", file))
 		default:
 			present[name] = true
 			all = private(all, info, file, 0o600)
@@ -210,14 +210,14 @@ func (n Node) state(context.Context) []Finding {
 	}
 	if present["records.db"] != present["node.key"] {
 		all = append(all, warn("restore both from one backup, or let pods prove themselves once more",
-			"of records.db and node.key in %s one is missing: they are worth something together alone", dir))
+			"records.db or node.key is missing in %s: one is of no use without the other", dir))
 	}
 	if aside := n.glob(filepath.Join(dir, "records.db.damaged-*")); len(aside) > 0 {
 		all = append(all, warn("look at the disk; pullgatectl store dump shows what can be read of it, then delete it",
 			"a damaged store was set aside as %s", strings.Join(aside, ", ")))
 	}
 	if len(all) == 0 {
-		all = append(all, ok("%s and what is in it are root's alone", dir))
+		all = append(all, ok("%s and its files are accessible to root only", dir))
 	}
 	return all
 }

@@ -86,7 +86,7 @@ func TestConfiguration(t *testing.T) {
 			n.must(os.Chown(n.path(n.ConfigPath), 0, 1000))
 		}, "configuration", doctor.Fail, "group 1000", "chown root:root"},
 		{"a user's", func(n *testNode) { n.must(os.Chown(n.path(n.ConfigPath), 1000, 0)) }, "configuration", doctor.Fail, "user 1000", "chown root:root"},
-		{"of root's group", func(n *testNode) { n.must(os.Chmod(n.path(n.ConfigPath), 0o664)) }, "configuration", doctor.OK, "is right", ""},
+		{"of root's group", func(n *testNode) { n.must(os.Chmod(n.path(n.ConfigPath), 0o664)) }, "configuration", doctor.OK, "is valid", ""},
 	})
 }
 
@@ -104,8 +104,8 @@ func TestDaemon(t *testing.T) {
 		{"decisions dropped", func(n *testNode) { n.Status.DecisionLog = &adminv1.DecisionLogStatus{Path: "/d", Dropped: 12} }, "daemon", doctor.Warn, "12 decisions", "/d"},
 		{"distrust", func(n *testNode) {
 			n.Status.Store.Distrust = &adminv1.Distrust{Since: timestamppb.New(now()), Reason: "lost"}
-		}, "records", doctor.Warn, "distrusted since 2026-05-04T12:00:00Z, nothing is taken for preloaded: lost", "distrust end"},
-		{"marks", func(n *testNode) { n.Status.Store.Marks = 41 }, "records", doctor.Warn, "41 preloaded marks: images from before pullgate are everybody's", "preloaded forget"},
+		}, "records", doctor.Warn, "distrusted since 2026-05-04T12:00:00Z, no image is marked preloaded: lost", "distrust end"},
+		{"marks", func(n *testNode) { n.Status.Store.Marks = 41 }, "records", doctor.Warn, "41 preloaded marks: every pod may use these images", "preloaded forget"},
 		{"marks that do not count", func(n *testNode) {
 			n.Status.Store.Marks = 41
 			n.Status.Configuration = "imagePullCredentialsVerificationPolicy: AlwaysVerify\n"
@@ -184,14 +184,14 @@ func TestSockets(t *testing.T) {
 		{"no socket", func(n *testNode) {
 			n.must(os.Remove(n.path("/run/pullgate/admin.sock")))
 			n.file("/run/pullgate/admin.sock", 0o600, "")
-		}, "sockets", doctor.Fail, "admin.listen: /run/pullgate/admin.sock is no socket", "admin.listen"},
+		}, "sockets", doctor.Fail, "admin.listen: /run/pullgate/admin.sock is not a socket", "admin.listen"},
 		{"nobody answers", func(n *testNode) { n.must(n.sockets[cri].Close()) }, "sockets", doctor.Fail, "listen: " + cri + ": connection refused", "systemctl restart pullgated"},
 		{"not wanted", func(n *testNode) {
 			n.Config.Admin.Listen = ""
 			n.must(os.Remove(n.path("/run/pullgate/admin.sock")))
 		}, "sockets", doctor.OK, "listen", ""},
 		{"runtime's, everybody's", mode(runtime, 0o666), "sockets", doctor.Fail, "bypasses pullgate", "grpc.gid"},
-		{"runtime's, a group's", own(runtime, 0, 999), "sockets", doctor.Fail, "group 999", "root alone"},
+		{"runtime's, a group's", own(runtime, 0, 999), "sockets", doctor.Fail, "group 999", "only root"},
 		{"runtime's, absent", func(n *testNode) { n.must(os.Remove(n.path(runtime))) }, "sockets", doctor.Fail, "runtimeEndpoint: there is no", "runtimeEndpoint"},
 		{"runtime's, nobody answers", func(n *testNode) { n.must(n.sockets[runtime].Close()) }, "sockets", doctor.Fail, "the runtime's " + runtime + ": connection refused", "systemctl"},
 	})
@@ -306,18 +306,18 @@ func TestState(t *testing.T) {
 		{"open store", mode(dir+"/records.db", 0o640), "state", doctor.Fail, "records.db has mode 0640", "chmod 0600"},
 		{"open key", mode(dir+"/node.key", 0o604), "state", doctor.Fail, "node.key has mode 0604", "chmod 0600"},
 		{"a user's key", func(n *testNode) { n.must(os.Chown(n.path(dir+"/node.key"), 1000, 0)) }, "state", doctor.Fail, "user 1000", "chown root"},
-		{"tighter", mode(dir+"/records.db", 0o400), "state", doctor.OK, "root's alone", ""},
-		{"key without a store", func(n *testNode) { n.must(os.Remove(n.path(dir + "/records.db"))) }, "state", doctor.Warn, "one is missing", "restore both"},
+		{"tighter", mode(dir+"/records.db", 0o400), "state", doctor.OK, "accessible to root only", ""},
+		{"key without a store", func(n *testNode) { n.must(os.Remove(n.path(dir + "/records.db"))) }, "state", doctor.Warn, "is missing in", "restore both"},
 		{"store that is a link", func(n *testNode) {
 			n.must(os.Rename(n.path(dir+"/records.db"), n.path(dir+"/real")))
 			n.must(os.Symlink("real", n.path(dir+"/records.db")))
 			n.must(os.Remove(n.path(dir + "/node.key")))
-		}, "state", doctor.Fail, "no regular file", "move it away"},
+		}, "state", doctor.Fail, "not a regular file", "move it away"},
 		{"set aside", func(n *testNode) { n.file(dir+"/records.db.damaged-20260504T120000Z", 0o600, "") }, "state", doctor.Warn, "set aside as " + dir + "/records.db.damaged-20260504T120000Z", "store dump"},
 		{"file in its place", func(n *testNode) {
 			n.must(os.RemoveAll(n.path(dir)))
 			n.file(dir, 0o700, "")
-		}, "state", doctor.Fail, "is no directory", "stateDir"},
+		}, "state", doctor.Fail, "is not a directory", "stateDir"},
 		{"absent", func(n *testNode) { n.must(os.RemoveAll(n.path(dir))) }, "state", doctor.Unknown, "there is no", "start pullgated"},
 		{"remote", func(n *testNode) { n.disk.Remote = true }, "disk", doctor.Fail, "another machine", "local disk"},
 		{"full", func(n *testNode) { n.disk.Free = 1 << 20 }, "disk", doctor.Fail, "1 MiB free", "free space"},

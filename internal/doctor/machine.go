@@ -71,7 +71,7 @@ func (n Node) clock(context.Context) []Finding {
 		all = append(all, fail("set the clock right; if it is right now it was ahead before, and what was proved then counts from when pullgated notices",
 			"the clock was set back: %s at %s, which is %s from now", of, newest.UTC().Format(time.RFC3339), skew.Round(time.Second)))
 	}
-	const remediation = "run chrony, systemd-timesyncd or another NTP client: how old a proof is, the clock tells"
+	const remediation = "run chrony, systemd-timesyncd or another NTP client: the age of a proof depends on the clock"
 	switch step, err := n.ClockInStep(); {
 	case err != nil:
 		all = append(all, unknown(remediation, "whether the clock is kept right: %v", err))

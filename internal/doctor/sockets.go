@@ -86,7 +86,7 @@ func (n Node) runtimeSocket(ctx context.Context, path string) Finding {
 	uid, gid := owner(info)
 	mode := info.Mode().Perm()
 	if uid != 0 || mode&0o002 != 0 || mode&0o020 != 0 && gid != 0 {
-		return fail("give it to root alone, where the runtime is configured (grpc.uid, grpc.gid)",
+		return fail("allow only root to use it, in the runtime's configuration (grpc.uid, grpc.gid)",
 			"the runtime's own %s has mode %04o and is of %s: who may connect there bypasses pullgate", path, mode, who(uid, gid))
 	}
 	peer, err := n.peer(ctx, path)
@@ -96,7 +96,7 @@ func (n Node) runtimeSocket(ctx context.Context, path string) Finding {
 	if err != nil {
 		return fail("systemctl status containerd", "the runtime's %s: %v", path, err)
 	}
-	return ok("runtimeEndpoint: at %s answers %s, for root alone", path, peer)
+	return ok("runtimeEndpoint: %s is served by %s, for root only", path, peer)
 }
 
 // socket looks at a path that is to be a socket.
@@ -106,7 +106,7 @@ func (n Node) socket(path string) (fs.FileInfo, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("there is no %s", path)
 	case err == nil && info.Mode().Type() != fs.ModeSocket:
-		return nil, fmt.Errorf("%s is no socket", path)
+		return nil, fmt.Errorf("%s is not a socket", path)
 	}
 	return info, err
 }

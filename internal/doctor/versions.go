@@ -78,7 +78,7 @@ func (n Node) runtimeVersion(ctx context.Context) Finding {
 		return warn("use containerd or CRI-O; if you keep it, watch pullgate_pulls_unresolved_total and see that pods without a credential are denied",
 			"the runtime is %s %s, which pullgate was never tested with", name, text)
 	case !known:
-		return unknown("see with crictl version what it is", "the runtime is %s %s, which is no version that can be compared", name, text)
+		return unknown("check it with crictl version", "the runtime is %s %s, which is not a version that can be compared", name, text)
 	case restoresUnderAnyName(v):
 		return warn("upgrade containerd, or set enable_experimental_restore_via_create = false in its configuration; leave allowRestores of pullgated at false",
 			"containerd %s restores containers from checkpoint images on any image of the node and under any name; pullgated refuses restored containers unless allowRestores is true", v)

@@ -135,7 +135,7 @@ func (g *Gate) ready(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readyLimit)
 	defer cancel()
 	if err := g.Sync(ctx); err != nil {
-		g.log.Info("Not synced with the runtime, calls are judged by the records alone", "err", err)
+		g.log.Info("Not synced with the runtime, calls are judged by the records only", "err", err)
 	}
 }
 

@@ -78,7 +78,7 @@ func New(version, goVersion string, methods []string) *Metrics {
 		Help: "Seconds that a write to the store of pull records took until it was on disk.", Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5},
 	})
 	m.upstreamUp = gauge("pullgate_upstream_up", "1 while the runtime is connected, else 0.")
-	m.distrusted = gauge("pullgate_store_distrusted", "1 while the store is distrusted because an earlier one was lost: images on the node are then not taken for preloaded.")
+	m.distrusted = gauge("pullgate_store_distrusted", "1 while the store is distrusted because an earlier one was lost: images on the node are then not marked preloaded.")
 	m.panics = prometheus.NewCounter(prometheus.CounterOpts{Name: "pullgate_panics_total", Help: "Calls that panicked and were answered with Internal. Anything but 0 is a bug."})
 	m.unresolved = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "pullgate_pulls_unresolved_total",
@@ -327,7 +327,7 @@ type storeCollector struct {
 
 func storeDescs() []*prometheus.Desc {
 	return []*prometheus.Desc{
-		prometheus.NewDesc("pullgate_pull_records", "Pull records on disk: images under one of their repositories for which somebody proved access.", nil, nil),
+		prometheus.NewDesc("pullgate_pull_records", "Pull records on disk: pairs of an image and a repository to which a credential proved access.", nil, nil),
 		prometheus.NewDesc("pullgate_pull_intents", "Pulls that are under way, or whose answer was lost less than about an hour ago.", nil, nil),
 		prometheus.NewDesc("pullgate_preloaded_marks", "Images under one of their repositories that are marked preloaded.", nil, nil),
 		prometheus.NewDesc("pullgate_store_bytes", "Size of the file of the store of pull records.", nil, nil),

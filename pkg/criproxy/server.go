@@ -96,7 +96,7 @@ func New(c Config) *Server {
 	}
 	for method := range s.handlers {
 		if !s.unary[method] {
-			panic(fmt.Sprintf("criproxy: a handler for %q, which is no unary method of the CRI", method))
+			panic(fmt.Sprintf("criproxy: a handler for %q, which is not a unary method of the CRI", method))
 		}
 	}
 	s.stopping, s.stop = context.WithCancelCause(context.Background())

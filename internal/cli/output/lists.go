@@ -56,7 +56,7 @@ func (v View) Image(p *Page, i *adminv1.Image) {
 		}
 		switch r := k.record; {
 		case k.unreadable:
-			p.Line("  Its record is unreadable: it needs proof, whatever the policy.")
+			p.Line("  Its record is unreadable: it needs proof under every policy.")
 		case r == nil && k.mark == nil:
 			p.Line("  Untracked: it needs proof.")
 		case r == nil:

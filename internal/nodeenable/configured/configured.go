@@ -55,7 +55,7 @@ func enforces(s *adminv1.GetStatusResponse, c config.Config) string {
 	case mode == string(policy.ModeNeverVerify):
 		return "asks for no proof under the policy " + mode
 	case s.GetStore().GetDistrust() != nil:
-		return "enforces " + mode + ", and distrusts its store: no image is taken for preloaded"
+		return "enforces " + mode + ", and distrusts its store: no image is marked preloaded"
 	default:
 		return "enforces " + mode
 	}

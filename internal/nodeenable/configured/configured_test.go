@@ -34,7 +34,7 @@ func TestRunning(t *testing.T) {
 		{"as it comes", func(*config.Config) {}, nil, "enforces NeverVerifyPreloadedImages"},
 		{"shadow mode", func(c *config.Config) { c.NoPullImageSecretRecheck = true }, nil, "is in shadow mode: it records and counts, and refuses nothing"},
 		{"no policy", func(c *config.Config) { c.ImagePullCredentialsVerificationPolicy = "NeverVerify" }, nil, "asks for no proof under the policy NeverVerify"},
-		{"distrusted", func(*config.Config) {}, &adminv1.StoreStatus{Distrust: &adminv1.Distrust{}}, "enforces NeverVerifyPreloadedImages, and distrusts its store: no image is taken for preloaded"},
+		{"distrusted", func(*config.Config) {}, &adminv1.StoreStatus{Distrust: &adminv1.Distrust{}}, "enforces NeverVerifyPreloadedImages, and distrusts its store: no image is marked preloaded"},
 		{"policy of the kubelet's file", func(c *config.Config) { c.KubeletConfig = "/var/lib/kubelet/config.yaml" }, nil, "enforces NeverVerifyPreloadedImages"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -163,7 +163,7 @@ func TestCheckTellsWhatIsWrongAndChangesNothing(t *testing.T) {
 				t.Helper()
 				edit(t, path, func([]byte) []byte { return bytes.Repeat([]byte("no store\n"), 9999) })
 			},
-			where: records.WhereTree, what: "no bbolt file",
+			where: records.WhereTree, what: "not a bbolt file",
 		},
 		"newer": {
 			spoil: func(t *testing.T, path string) {

@@ -50,7 +50,7 @@ func ParseMeta(page []byte) (Meta, error) {
 	}
 	switch {
 	case u32(page[pageHead:]) != magic || u32(page[metaVersion:]) != version:
-		return Meta{}, errors.New("it is no bbolt file")
+		return Meta{}, errors.New("not a bbolt file")
 	case u64(page[metaSum:]) != sum.Sum64():
 		return Meta{}, errors.New("the checksum of a meta page is wrong")
 	case size < minPageSize || size > maxPageSize || size&(size-1) != 0:

@@ -317,8 +317,8 @@ func TestNewestOfWhatIsNoBoltFile(t *testing.T) {
 	}{
 		"empty":     {nil, "too short"},
 		"text":      {[]byte("no such file\n"), "too short"},
-		"long text": {bytes.Repeat([]byte("no such file\n"), 10_000), "no bbolt file"},
-		"zeros":     {make([]byte, 1<<16), "no bbolt file"},
+		"long text": {bytes.Repeat([]byte("no such file\n"), 10_000), "not a bbolt file"},
+		"zeros":     {make([]byte, 1<<16), "not a bbolt file"},
 		"cut":       {content[:60], "too short"},
 	} {
 		t.Run(name, func(t *testing.T) {
