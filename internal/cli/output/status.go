@@ -3,7 +3,6 @@ package output
 import (
 	"fmt"
 
-	"github.com/pullgate/pullgate/pkg/policy"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -16,7 +15,7 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	switch {
 	case s.GetEnforcing():
 		line(Good, "Enforcing", "yes")
-	case s.GetPolicy() == string(policy.ModeNeverVerify):
+	case s.GetPolicy() == "NeverVerify":
 		line(Heed, "Enforcing", "no, because of the policy: everything is recorded and counted, nothing is denied")
 	case s.GetPolicy() == "": // from an older pullgated
 		line(Heed, "Enforcing", "no: everything is recorded and counted, nothing is denied")
