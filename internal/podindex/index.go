@@ -8,42 +8,39 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// The annotations that a kubelet writes on every pod it runs, over whatever the pod's author
-// had set there.
+// Annotations that a kubelet writes on every pod that it runs. It overwrites the values of the pod's author.
 const (
-	// SeenAnnotation holds the time at which the kubelet first saw the pod, RFC 3339 with
-	// nanoseconds. After a restart of the kubelet a pod gets a new value, while its sandbox
-	// keeps the old one.
+	// SeenAnnotation holds the time at which the kubelet first saw the pod, RFC 3339 with nanoseconds. After a restart of the kubelet a pod gets a
+	// new value, and its sandbox keeps the old one.
 	SeenAnnotation = "kubernetes.io/config.seen"
-	// SourceAnnotation holds where the kubelet has the pod from: "api", "file" or "http".
+	// SourceAnnotation holds the source of the pod: "api", "file" or "http".
 	SourceAnnotation = "kubernetes.io/config.source"
 )
 
-// StaticSource reports whether a value of [SourceAnnotation] belongs to a static pod, that is
-// one which the kubelet reads from a file or from a URL and not from the API server.
+// StaticSource reports whether a value of [SourceAnnotation] is that of a static pod, which the kubelet reads from a file or a URL and not from
+// the API server.
 func StaticSource(source string) bool { return source == "file" || source == "http" }
 
-// A Sandbox is one sandbox of a pod, as the runtime holds it.
+// A Sandbox is one sandbox of a pod in the runtime.
 type Sandbox struct {
 	ID  string
 	Pod tracker.Pod
-	// Seen is the value of SeenAnnotation; "" for a sandbox that no kubelet made.
+	// Seen is the value of SeenAnnotation; "" for a sandbox that a client other than a kubelet created.
 	Seen string
 }
 
-// An Epoch is a moment in the life of an [Index].
+// An Epoch identifies one state of an [Index].
 type Epoch uint64
 
-// An Index maps the sandboxes of the runtime, and the config.seen values of pods, to pods. Its
-// methods may be called concurrently.
+// An Index maps the sandboxes of the runtime, and the config.seen values of pods, to pods. Its methods may be called concurrently.
 type Index struct {
-	// mu guards the fields that follow. It is never held across a call to another package.
+	// mu guards the following fields. It is never held across a call to another package.
 	mu        sync.Mutex
 	epoch     Epoch
 	sandboxes map[string]Sandbox
-	// learned holds, by UID, the values in a PullImage that no sandbox has.
+	// learned holds, by UID, the values from PullImage that no sandbox has.
 	learned map[string]learned
-	// seen holds the pods of each value, by UID; almost always one.
+	// seen holds the pods of each value, by UID; almost always one pod.
 	seen map[string]map[string]tracker.Pod
 }
 
@@ -61,7 +58,7 @@ func New() *Index {
 	}
 }
 
-// Add adds a sandbox, as after RunPodSandbox.
+// Add adds a sandbox, after RunPodSandbox.
 func (x *Index) Add(s Sandbox) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -70,8 +67,8 @@ func (x *Index) Add(s Sandbox) {
 	x.knowLocked(s.Seen, s.Pod)
 }
 
-// Learn adds a value that the kubelet itself sent for a pod, as in PullImage.sandbox_config. It is removed at the next
-// [Index.Reconcile] at which the pod has no sandbox.
+// Learn adds a value that the kubelet itself sent for a pod, such as in PullImage.sandbox_config. The next [Index.Reconcile] at which the pod has
+// no sandbox removes it.
 func (x *Index) Learn(seen string, p tracker.Pod) {
 	if seen == "" || p.UID == "" {
 		return
@@ -90,7 +87,7 @@ func (x *Index) Learn(seen string, p tracker.Pod) {
 	x.knowLocked(seen, p)
 }
 
-// BySeen returns the pods with the value, sorted by UID: none if it is not known, several if it is ambiguous.
+// BySeen returns the pods with the value, sorted by UID: none if the value is unknown, several if it is ambiguous.
 func (x *Index) BySeen(seen string) []tracker.Pod {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -137,8 +134,8 @@ func (x *Index) Has(uid string) bool {
 	return false
 }
 
-// Remove removes a sandbox, as after RemovePodSandbox. It returns the UIDs, at most one, of
-// pods that have no sandbox any more. An unknown sandbox changes nothing.
+// Remove removes a sandbox, after RemovePodSandbox. It returns the UIDs, at most one, of pods that now have no sandbox. An unknown sandbox
+// changes nothing.
 func (x *Index) Remove(id string) (ended []string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -151,16 +148,15 @@ func (x *Index) Remove(id string) (ended []string) {
 	return x.settleLocked(before)
 }
 
-// Now returns the present epoch. It is called before a list of sandboxes is requested.
+// Now returns the present epoch. The caller calls it before it requests a list of sandboxes.
 func (x *Index) Now() Epoch {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.epoch
 }
 
-// Reconcile makes the index equal to a full list of the runtime's sandboxes that was requested
-// at since, and returns the UIDs of pods that had a sandbox or a learned value and have no
-// sandbox in the list. If a sandbox was added or removed in the meantime the list may be stale: then
+// Reconcile makes the index equal to a full list of the runtime's sandboxes that was requested at since. It returns the UIDs of pods that had a
+// sandbox or a learned value and have no sandbox in the list. If a sandbox was added or removed in the meantime, the list may be stale: then
 // nothing changes, ok is false, and the caller requests another list.
 func (x *Index) Reconcile(since Epoch, list []Sandbox) (ended []string, ok bool) {
 	x.mu.Lock()
@@ -197,7 +193,7 @@ func (x *Index) uidsLocked() map[string]struct{} {
 	return uids
 }
 
-// settleLocked derives the other fields from the sandboxes and returns the pods of before that have none.
+// settleLocked derives the other fields from the sandboxes and returns the pods of before that have no sandbox now.
 func (x *Index) settleLocked(before map[string]struct{}) (ended []string) {
 	alive := make(map[string]struct{}, len(x.sandboxes))
 	clear(x.seen)

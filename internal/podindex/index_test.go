@@ -63,7 +63,7 @@ func TestRemoveEndsAPodWithItsLastSandbox(t *testing.T) {
 	}
 }
 
-// After a restart of the kubelet the pod has a new value, its sandbox the old one.
+// After a restart of the kubelet the pod has a new value, and its sandbox has the old one.
 func TestLearnedValueLastsAsLongAsThePodHasASandbox(t *testing.T) {
 	x := podindex.New()
 	x.Add(sandbox("s1", "u1", "old"))
@@ -97,7 +97,7 @@ func TestReconcileRefusesAListThatRaced(t *testing.T) {
 	x := podindex.New()
 	x.Add(sandbox("s1", "u1", "t1"))
 	since := x.Now()
-	x.Add(sandbox("s2", "u2", "t2")) // answered while the list was under way
+	x.Add(sandbox("s2", "u2", "t2")) // created while the list was in progress
 	if ended, ok := x.Reconcile(since, []podindex.Sandbox{sandbox("s1", "u1", "t1")}); ok || ended != nil {
 		t.Errorf("Reconcile with a stale list = %v, %v; want it refused", ended, ok)
 	}
@@ -105,13 +105,13 @@ func TestReconcileRefusesAListThatRaced(t *testing.T) {
 		t.Errorf("BySeen(t2) = %v; want u2: a stale list must not end a new pod", got)
 	}
 	since = x.Now()
-	x.Remove("s1") // removed while the list was under way
+	x.Remove("s1") // removed while the list was in progress
 	if _, ok := x.Reconcile(since, []podindex.Sandbox{sandbox("s1", "u1", "t1")}); ok {
 		t.Error("Reconcile brought a removed sandbox back")
 	}
 }
 
-// Under the race detector; in the end nothing of what came and went may be left.
+// Runs under the race detector; in the end the index must not contain removed sandboxes.
 func TestIndexUnderConcurrencyKeepsNothingOfTheGone(t *testing.T) {
 	x := podindex.New()
 	x.Add(sandbox("stays", "stays", "stays"))

@@ -18,34 +18,31 @@ import (
 // A Request asks whether a pod may use an image under a name.
 type Request struct {
 	Pod Pod
-	// Name is the requested name. If it is empty (a CRI before 1.28 does not report it when a
-	// container is created) any repository of the image that allows the pod is enough.
+	// Name is the requested name. If it is empty, one repository of the image that allows the pod is enough (a CRI before 1.28 does not report the
+	// name when a container is created).
 	Name imageref.Ref
 	// Image is the image to which the runtime resolves the name now.
 	Image Image
-	// Credentials are those that the pod presents, as with a pull; none of them is kept. With nil, the credentials that the
-	// runtime may hold for the pod's namespace count.
+	// Credentials are those that the pod presents, as with a pull; the tracker does not store them. If nil, the credentials that the runtime may
+	// hold for the pod's namespace count.
 	Credentials []credential.Credential
-	// Secrets are the credentials of the pod's pull secrets for the name, as far as they are known. They count as
-	// Credentials do, and a Secret that proved access with another content proves it again. Only the
-	// first credential.MaxOffers are considered, so that a pod cannot try thousands of credentials
-	// without a registry.
+	// Secrets are the known credentials of the pod's pull secrets for the name. They count like Credentials. If a Secret proved access with other
+	// content, its present content counts as proof too. Only the first credential.MaxOffers are considered, so that a pod cannot try thousands of
+	// credentials without a registry.
 	Secrets []Secret
-	// Except is a repository that is not considered; "" excepts none.
+	// Except is a repository that is not considered; "" excludes none.
 	Except string
-	// Substituted says that the image is used in the place of another one, as when a checkpoint is restored. The tenant who
-	// made the checkpoint may have chosen its names, so no name exempts the image from proof or has it marked preloaded.
+	// Substituted says that the image is used in place of another one, for example when a checkpoint is restored. The tenant that made the
+	// checkpoint may have chosen its names, so no name exempts the image from proof or causes a preloaded mark.
 	Substituted bool
-	// Using says that the pod uses the image now: a container is being created on it. Only then does an Allow by policy alone
-	// (NeverVerify, the allowlist, an exemption) leave a grant, so that after a change of the rules a pod keeps only what it
-	// has used.
+	// Using says that the pod uses the image now: a container is being created from it. Only then does an Allow by policy alone (NeverVerify, the
+	// allowlist, an exemption) leave a grant. After a change of the rules a pod therefore keeps only what it has used.
 	Using bool
-	// Unasked says that the registry cannot be reached, or will not be asked: a proof that has
-	// expired counts during the grace.
+	// Unasked says that the registry cannot be reached, or will not be asked: an expired proof counts during the grace.
 	Unasked bool
 }
 
-// A Secret is one credential of a pull secret of the pod. The pull secret may have more of them.
+// A Secret is one credential of a pull secret of the pod. The pull secret may have more credentials.
 type Secret struct {
 	Credential credential.ID
 	Ref        records.SecretRef
@@ -54,28 +51,28 @@ type Secret struct {
 // A Verdict is the answer to a [Request], with the facts on which it depends. The zero value denies.
 type Verdict struct {
 	policy.Decision
-	// Pair is the (image ID, repository) that was judged.
+	// Pair is the judged (image ID, repository).
 	Pair records.Pair
 	// Credential is the ID of the credential on which the verdict depends; "" if there is none.
 	Credential credential.ID
-	// Proved says that a credential of the request proves access, whatever the reason of the verdict. A pod with a
-	// grant may present a credential that does not.
+	// Proved says that a credential of the request proves access, independent of the reason of the verdict. A pod with a grant may present a
+	// credential that does not prove access.
 	Proved bool
-	// InGrace says that it proves access by a proof that has expired, because the registry is not asked.
+	// InGrace says that the credential proves access by an expired proof, because the registry is not asked.
 	InGrace bool
-	// First says that this Allow left the pod's first grant for the pair, or is its first Allow by policy without a grant.
+	// First says that this Allow created the pod's first grant for the pair, or is its first Allow by policy without a grant.
 	First bool
 }
 
 // Allowed reports whether the pod may use the image.
 func (v Verdict) Allowed() bool { return v.Verdict == policy.Allow }
 
-// Check judges a request by the rules of policy.Policy.Judge. An Allow for a pod with a UID leaves a grant; an Allow by policy alone
-// does so if the pod uses the image, see [Request]. Check writes to disk only to mark an untracked image that is due, and to
-// replace the credential of a Secret whose content changed. After any failure the verdict is Reverify.
+// Check judges a request by the rules of policy.Policy.Judge. An Allow for a pod with a UID creates a grant; an Allow by policy alone creates one
+// only if the pod uses the image, see [Request]. Check writes to disk only to mark an untracked image that is due, and to replace the credential
+// of a Secret with changed content. After any failure the verdict is Reverify.
 func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
 	r.Secrets = considered(r.Secrets)
-	rules := t.rules.Load() // once, so that SetRules changes all of a judgement or nothing
+	rules := t.rules.Load() // once, so that SetRules affects all of a judgement or nothing
 	return r.choose(func(p records.Pair) Verdict { return t.checkPair(ctx, rules, r, p) })
 }
 
@@ -84,7 +81,7 @@ func considered(secrets []Secret) []Secret {
 	return secrets[:min(len(secrets), credential.MaxOffers)]
 }
 
-// choose judges the pairs of a request and returns the first verdict that allows; if none does, the first verdict.
+// choose judges the pairs of a request and returns the first verdict that allows; if none allows, the first verdict.
 func (r *Request) choose(judge func(records.Pair) Verdict) Verdict {
 	if r.Image.ID == "" {
 		return Verdict{Decision: policy.Decision{Reason: policy.Absent}}
@@ -122,8 +119,7 @@ func (t *Tracker) CheckID(p Pod, name imageref.Ref) policy.Decision {
 	return rules.Policy.Judge(e)
 }
 
-// pairsFor returns the pairs by which a use of an image under a name may be judged: one, or without a name one for each
-// repository of the image.
+// pairsFor returns the pairs for the use of an image under a name: one pair, or without a name one pair for each repository of the image.
 func pairsFor(name imageref.Ref, img Image) []records.Pair {
 	if name.Empty() {
 		return pairsOf([]Image{img})
@@ -131,7 +127,7 @@ func pairsFor(name imageref.Ref, img Image) []records.Pair {
 	return []records.Pair{{ImageID: img.ID, Repository: repositoryOf(name)}}
 }
 
-// repositoryOf returns the repository of a name. A name that does not parse gets one of its own, which no name that parses has.
+// repositoryOf returns the repository of a name. For a name that does not parse it returns a distinct one that no valid name has.
 func repositoryOf(name imageref.Ref) string {
 	if name.Parsed() {
 		return name.Repository()
@@ -140,8 +136,8 @@ func repositoryOf(name imageref.Ref) string {
 	return "unparsed/" + hex.EncodeToString(sum[:])
 }
 
-// byID reports whether the request has nothing but an image ID for a pair, so that access cannot be proved: the name is an ID, or
-// the runtime resolved it to an image without that name, or the image has no name at all.
+// byID reports whether the request has only an image ID for a pair, so that access cannot be proved: the name is an ID, the runtime resolved the
+// name to an image without that name, or the image has no name.
 func (r *Request) byID(p records.Pair) bool {
 	if r.Name.Empty() {
 		return p.Repository == ""
@@ -149,7 +145,7 @@ func (r *Request) byID(p records.Pair) bool {
 	return !r.Name.Parsed() || r.Name.Name().IsImageID() || !r.Image.Carries(r.Name.Name()) || p.Repository == ""
 }
 
-// checkPair judges one pair, again if there was a revocation meanwhile.
+// checkPair judges one pair, and repeats this if there was a revocation meanwhile.
 func (t *Tracker) checkPair(ctx context.Context, rules *Rules, r Request, p records.Pair) Verdict {
 	for {
 		since := t.revocations.Load()
@@ -175,11 +171,11 @@ func (t *Tracker) checkPair(ctx context.Context, rules *Rules, r Request, p reco
 // allowEffects are the effects of an Allow.
 type allowEffects struct {
 	grant
-	recorded     bool              // its use is to be noted in a record
-	newSecretRef records.SecretRef // and this Secret with the credential; the zero value is none
+	recorded     bool              // the use is noted in a record
+	newSecretRef records.SecretRef // this Secret is noted with the credential; the zero value is none
 }
 
-// judgePair returns a verdict and the effects that it has if it is Allow.
+// judgePair returns a verdict, and the effects of the verdict if it is Allow.
 func (t *Tracker) judgePair(ctx context.Context, rules *Rules, r Request, p records.Pair) (Verdict, allowEffects) {
 	facts, err := t.store.Lookup(p)
 	if err == nil && t.mayBePreloaded(facts, r, p) && t.scan(ctx) {
@@ -197,12 +193,12 @@ func (t *Tracker) judgePair(ctx context.Context, rules *Rules, r Request, p reco
 	return f.Verdict, f.effects()
 }
 
-// A finding is what is known of one pair of a request, and the verdict that follows from it.
+// A finding holds the known facts about one pair of a request, and the verdict that follows from them.
 type finding struct {
 	Verdict
 	evidence policy.Evidence
 	facts    records.Facts
-	grant    grant // that the pod holds
+	grant    grant // held by the pod
 	by       bestProof
 }
 
@@ -220,7 +216,7 @@ func (t *Tracker) find(rules *Rules, r Request, p records.Pair, facts records.Fa
 	if !r.Substituted && rules.allowlists(facts, p, r.Image) {
 		e.Repository = p.Repository
 	}
-	// A name that does not parse is exempt from nothing.
+	// A name that does not parse gets no exemption.
 	if r.Name.Empty() || r.Name.Parsed() {
 		e.Exempt = rules.exemption(r.Pod)
 	}
@@ -237,7 +233,7 @@ func (t *Tracker) find(rules *Rules, r Request, p records.Pair, facts records.Fa
 	return f
 }
 
-// needsRotation reports whether only a Secret whose content changed could allow the pod.
+// needsRotation reports whether only a Secret with changed content could allow the pod.
 func (f *finding) needsRotation() bool {
 	return f.facts.Record != nil && (f.Reason == policy.NotProved || f.Reason == policy.ProofExpired)
 }

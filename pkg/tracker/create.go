@@ -16,36 +16,34 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// maxOrdinary bounds the images that are known not to be checkpoints. Beyond it they are learned anew.
+// maxOrdinary limits the number of images known not to be checkpoints. Above the limit the tracker clears the set and learns them again.
 const maxOrdinary = 10_000
 
-// A Create is one call that creates containers, from before its image is looked up until its end is reported by exactly
-// one of Created, Failed, Restored, Lost and Dropped. Later calls change nothing, so that a caller can defer Lost. It is used by
-// one goroutine.
+// A Create is one call that creates containers. It begins before the image is looked up, and ends when the caller reports its end by exactly one
+// of Created, Failed, Restored, Lost and Dropped. Later calls change nothing, so that a caller can defer Lost. Only one goroutine uses it.
 //
-// A runtime that restores a checkpoint may pull images and give names to images while it creates a container. An image is known
-// to be ordinary, which means that it is not a checkpoint, once a container was created from it and not restored. Every other
-// create is written to the store before the runtime is asked (records.Creation), so that no scan marks what it brings, also
-// after a crash.
+// A runtime that restores a checkpoint may pull images and give names to images while it creates a container. An image is known to be ordinary,
+// that is, not a checkpoint, after a container was created from it and not restored. Every other create is written to the store before the caller
+// calls the runtime (records.Creation), so that no scan marks images that it brings, also after a crash.
 type Create struct {
 	t        *Tracker
 	restores bool
 	once     sync.Once
-	key      string         // of the image; "" if it cannot be known to be ordinary
-	note     uint64         // the creation in the store; 0 is none
-	listed   []records.Pair // what was on the node before, if the creation could not be written
+	key      string         // of the image; "" if the image cannot be known to be ordinary
+	note     uint64         // ID of the creation in the store; 0 is none
+	listed   []records.Pair // pairs that were on the node before, if the creation could not be written
 	release  func()         // ends the hold on scans of a create that has no creation in the store; guarded by Tracker.mu
 
-	// Tracker.mu guards the fields that follow.
-	asked        bool     // From has returned: the runtime may have been asked
+	// Tracker.mu guards the following fields.
+	asked        bool     // From has returned: the runtime may have been called
 	repositories []string // of the image
 	pulled       []string // repositories that were pulled since the create began
 	known        bool     // the image was known to be ordinary
 	unsteady     bool     // a name of the image may have moved to another manifest since
 }
 
-// BeginCreate begins a create. restores says that the runtime may restore checkpoints; if it cannot, every image
-// is ordinary. It is called before the image is looked up, because a pull could move the image's names afterwards.
+// BeginCreate begins a create. restores says that the runtime may restore checkpoints; if it cannot, every image is ordinary. The caller calls
+// BeginCreate before it looks up the image, because a pull could move the image's names afterwards.
 func (t *Tracker) BeginCreate(restores bool) *Create {
 	c := &Create{t: t, restores: restores}
 	t.mu.Lock()
@@ -57,9 +55,9 @@ func (t *Tracker) BeginCreate(restores bool) *Create {
 	return c
 }
 
-// From says which image the container is to be created from, the zero value if it is not known. When it returns the runtime
-// may be called. It writes to disk unless the image is known to be ordinary. If that write fails, the create goes on and scans mark
-// nothing until it has ended: a full disk must not stop a pod that may use its image.
+// From sets the image from which the container is to be created; the zero value is an unknown image. The caller may call the runtime after From
+// returns. From writes to disk unless the image is known to be ordinary. If that write fails, the create continues and scans mark nothing until
+// it has ended: a full disk must not stop a pod that may use its image.
 func (c *Create) From(ctx context.Context, img Image) {
 	if !c.restores {
 		return
@@ -67,7 +65,7 @@ func (c *Create) From(ctx context.Context, img Image) {
 	t := c.t
 	repositories := img.Repositories()
 	key := ordinaryKey(img)
-	pulling, err := t.store.Pulling(repositories) // or a pull with an unknown result
+	pulling, err := t.store.Pulling(repositories) // includes pulls with an unknown result
 	t.mu.Lock()
 	c.key, c.repositories = key, repositories
 	c.known = t.ordinary[key]
@@ -78,7 +76,7 @@ func (c *Create) From(ctx context.Context, img Image) {
 	if ordinary {
 		return
 	}
-	// A list may be up to a second old: images that came since need proof if the create fails.
+	// A list may be up to a second old: images that arrived since then need proof if the create fails.
 	images, err := t.lists.since(ctx, time.Now().Add(-listEvery))
 	if err != nil {
 		t.log.Info("Images not listed before a container is created; if the creation fails, all images without record and mark need proof", "err", err)
@@ -95,15 +93,15 @@ func (c *Create) From(ctx context.Context, img Image) {
 	c.note, c.listed = note, nil
 }
 
-// holdLocked keeps scans from marking anything until the create has ended.
+// holdLocked prevents scans from marking anything until the create has ended.
 func (c *Create) holdLocked() {
 	if c.release == nil {
 		c.release = c.t.holdScansLocked()
 	}
 }
 
-// Ordinary reports whether the image is known not to be a checkpoint. It is asked again after the runtime has answered, since
-// the names of the image may have moved meanwhile.
+// Ordinary reports whether the image is known not to be a checkpoint. The caller calls it again after the runtime has answered, because the names
+// of the image may have moved meanwhile.
 func (c *Create) Ordinary() bool {
 	if !c.restores {
 		return true
@@ -113,7 +111,7 @@ func (c *Create) Ordinary() bool {
 	if !c.ordinaryLocked() {
 		return false
 	}
-	// A checkpoint that is being restored can move any name.
+	// The restore of a checkpoint can move any name.
 	for other := range c.t.creating {
 		if other.asked && !other.ordinaryLocked() {
 			return false
@@ -124,7 +122,7 @@ func (c *Create) Ordinary() bool {
 
 func (c *Create) ordinaryLocked() bool { return c.known && !c.unsteady }
 
-// Created ends a create whose container is on the image that was asked for and was not restored. The image is ordinary.
+// Created ends a create that was not restored, with a container on the requested image. The image is ordinary.
 func (c *Create) Created() {
 	c.once.Do(func() {
 		t := c.t
@@ -157,9 +155,9 @@ func (c *Create) Failed(ctx context.Context) {
 	c.Restored(ctx)
 }
 
-// Restored ends a create whose container was restored, or is on another image than the one asked for. When it returns, each pair
-// that the runtime lists now, that has neither record nor mark and that was not listed before has a record with nothing proved.
-// If these cannot be listed or written, the create counts as Lost. ctx should outlive the call of the client.
+// Restored ends a create that was restored, or that has a container on another image than the requested one. When it returns, each pair that the
+// runtime lists now, that has neither record nor mark and that was not listed before has a record with nothing proved. If these pairs cannot be
+// listed or written, the create counts as Lost. ctx should outlast the call of the client.
 func (c *Create) Restored(ctx context.Context) {
 	c.once.Do(func() {
 		t := c.t
@@ -180,7 +178,7 @@ func (c *Create) Restored(ctx context.Context) {
 	})
 }
 
-// Lost ends a create whose end is not known: the runtime may still bring images.
+// Lost ends a create with an unknown result: the runtime may still bring images.
 func (c *Create) Lost() {
 	c.once.Do(func() {
 		c.t.mu.Lock()
@@ -213,13 +211,12 @@ func (c *Create) notes() []uint64 {
 	return []uint64{c.note}
 }
 
-// without returns the pairs that were not listed before. What a creation in the store lists is left to the store.
+// without returns the pairs that were not listed before. If the store has a creation with the list, the store removes the listed pairs.
 func (c *Create) without(pairs []records.Pair) []records.Pair {
 	return slices.DeleteFunc(pairs, func(p records.Pair) bool { return slices.Contains(c.listed, p) })
 }
 
-// end notes that the create has ended without its images having been recorded. If that cannot be written, scans
-// mark nothing until it is.
+// end notes that the create has ended and its images were not recorded. If that cannot be written, scans mark nothing until it is written.
 func (c *Create) end() {
 	ended := records.Creation{ID: c.note, Image: c.key, Listed: c.listed, Begun: time.Now(), Ended: time.Now()}
 	if err := c.t.writeEnd(ended); err != nil {
@@ -232,7 +229,7 @@ func (c *Create) end() {
 	}
 }
 
-// An unwrittenEnd is an ended creation that could not be written, and holds scans until it is.
+// An unwrittenEnd is an ended creation that could not be written. It holds scans until it is written.
 type unwrittenEnd struct {
 	creation records.Creation
 	release  func()
@@ -259,7 +256,7 @@ func (c *Create) leave() {
 	}
 }
 
-// pullBeganLocked notes with the creates in progress that a repository is being pulled.
+// pullBeganLocked notes in the creates in progress that a pull of a repository began.
 func (t *Tracker) pullBeganLocked(repository string) {
 	for c := range t.creating {
 		c.pulled = append(c.pulled, repository)
@@ -269,8 +266,8 @@ func (t *Tracker) pullBeganLocked(repository string) {
 	}
 }
 
-// unsteadyLocked notes that a name of the image may have moved, possibly to a checkpoint. A create that has nothing in the store
-// holds scans from now on.
+// unsteadyLocked notes that a name of the image may have moved, possibly to a checkpoint. A create without a creation in the store holds scans
+// from now on.
 func (c *Create) unsteadyLocked() {
 	if c.restores && !c.unsteady {
 		c.unsteady = true
@@ -287,7 +284,7 @@ func (t *Tracker) learnLocked(key string) {
 	t.ordinary[key] = true
 }
 
-// forgetOrdinary forgets which images are ordinary: a checkpoint that was restored may have moved the name of any image.
+// forgetOrdinary clears the set of ordinary images: the restore of a checkpoint may have moved the name of any image.
 func (t *Tracker) forgetOrdinary() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -297,7 +294,7 @@ func (t *Tracker) forgetOrdinary() {
 	}
 }
 
-// NoteOrdinary says that a container was created from the image and not restored, so that the image is not a checkpoint.
+// NoteOrdinary notes that a container was created from the image and not restored, so that the image is not a checkpoint.
 func (t *Tracker) NoteOrdinary(img Image) {
 	if key := ordinaryKey(img); key != "" && len(img.Names) > 0 {
 		t.mu.Lock()
@@ -306,9 +303,9 @@ func (t *Tracker) NoteOrdinary(img Image) {
 	}
 }
 
-// ordinaryKey identifies an image with its names. Whether an image is a checkpoint stands in its manifest, and manifests can
-// share an image ID. A runtime adds the digest of each manifest that it pulls to the names, so all names of an image with at most
-// one digest are of one manifest. For every other image the key is "".
+// ordinaryKey identifies an image with its names. The manifest determines whether an image is a checkpoint, and manifests can share an image ID.
+// A runtime adds the digest of each manifest that it pulls to the names, so all names of an image with at most one digest belong to one manifest.
+// For every other image the key is "".
 func ordinaryKey(img Image) string {
 	if img.ID == "" {
 		return ""
@@ -335,10 +332,10 @@ func ordinaryKey(img Image) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Exempt reports whether the pod is exempt as a pod: static, or of a namespace that is exempt.
+// Exempt reports whether the pod itself is exempt: it is static, or its namespace is exempt.
 func (t *Tracker) Exempt(p Pod) bool { return t.rules.Load().exemption(p) != policy.NotExempt }
 
-// settleCreations records what came with creations, and removes them.
+// settleCreations records the pairs that creations brought, and removes the creations.
 func (t *Tracker) settleCreations(ids []uint64, present []records.Pair) error {
 	closed, err := t.store.SettleCreations(ids, present, t.noteTime(time.Now()))
 	for _, p := range closed {
@@ -347,8 +344,8 @@ func (t *Tracker) settleCreations(ids []uint64, present []records.Pair) error {
 	return err
 }
 
-// SettleCreates ends creations whose answer was lost at least an hour ago, so that they bring nothing any more. What is there
-// by then, was not before and has neither record nor mark gets a record with nothing proved.
+// SettleCreates ends creations with an answer that was lost at least an hour ago; they cannot bring images any more. A pair that is present by
+// then, that was not present before and that has neither record nor mark gets a record with nothing proved.
 func (t *Tracker) SettleCreates(ctx context.Context) error {
 	t.writeUnwritten()
 	all, err := t.store.Creations()
@@ -366,8 +363,8 @@ func (t *Tracker) SettleCreates(ctx context.Context) error {
 	return t.settleCreations(due, pairsOf(images))
 }
 
-// dueCreations returns the creations that ended at least an hour ago by the clock of this process, whatever the clock of the node
-// said when they ended.
+// dueCreations returns the creations that ended at least an hour ago by the clock of this process, independent of the node's clock when they
+// ended.
 func (t *Tracker) dueCreations(all []records.Creation) (due []uint64) {
 	now, ended := time.Now(), map[uint64]time.Time{}
 	t.mu.Lock()

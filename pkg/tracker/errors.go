@@ -6,35 +6,35 @@ import (
 )
 
 var (
-	// ErrNoIntent is returned by [Tracker.BeginPull] when the intent cannot be written. The pull must
-	// then not be made: its image could not be distinguished from one that was always present.
+	// ErrNoIntent is returned by [Tracker.BeginPull] when the intent cannot be written. The caller must then not pull: the image could not be
+	// distinguished from a preloaded one.
 	ErrNoIntent = errors.New("tracker: pull intent not written")
-	// ErrNothingSelected is returned for a correction that selects nothing. It never means everything.
+	// ErrNothingSelected is returned for a correction that selects nothing. An empty selection never selects everything.
 	ErrNothingSelected = errors.New("tracker: nothing is selected")
-	// ErrNotPresent is returned by [Tracker.AcceptMarks] if nothing that is selected is on the node.
+	// ErrNotPresent is returned by [Tracker.AcceptMarks] if none of the selected images is on the node.
 	ErrNotPresent = errors.New("tracker: nothing that is selected is on the node")
-	// ErrRivals is returned by [Tracker.AcceptMarks] for a repository alone if one of its images needs proof under another repository, or
-	// has another repository in a distrusted store. A tenant may have given it the name (docs/design/0009).
+	// ErrRivals is returned by [Tracker.AcceptMarks] for a selection by repository only, if one of its images needs proof under another repository,
+	// or has another repository in a distrusted store. A tenant may have given it the name (docs/design/0009).
 	ErrRivals = errors.New("tracker: the image also has the name of another repository, whose tenant may have given it this one")
-	// ErrProved is returned by [Tracker.AcceptMarks] for a pair that a credential proved access to, unless the operator included it.
+	// ErrProved is returned by [Tracker.AcceptMarks] for a pair to which a credential proved access, unless the operator included it.
 	ErrProved = errors.New("tracker: credentials proved access to the image, and accepting it opens it to pods that did not")
-	// ErrChanged is returned by [Tracker.AcceptMarks] if what is selected is not what a dry run returned.
+	// ErrChanged is returned by [Tracker.AcceptMarks] if the selection differs from the result of a dry run.
 	ErrChanged = errors.New("tracker: the selected images or their proofs have changed since they were shown; nothing was marked")
-	// ErrDistrusted is returned by [Tracker.AcceptMarks] for all images of a store that is distrusted.
+	// ErrDistrusted is returned by [Tracker.AcceptMarks] for all images of a distrusted store.
 	ErrDistrusted = errors.New("tracker: the store is distrusted")
 	// ErrTrusted is returned by [Tracker.EndDistrust] for a store that is not distrusted.
 	ErrTrusted = errors.New("tracker: the store is not distrusted")
-	// ErrBusy is returned by [Tracker.AcceptMarks] for all images while an image is being removed or a container is being
-	// created, which can change the images of the runtime at any moment. Pulls are not a reason.
+	// ErrBusy is returned by [Tracker.AcceptMarks] for all images while an image is being removed or a container is being created; both can change
+	// the images of the runtime at any moment. Pulls do not cause it.
 	ErrBusy = errors.New("tracker: an image is being removed or a container is being created; try again when that has ended")
-	// ErrRuntime is returned if the list of images is needed and the runtime does not return it: for a correction, and by
-	// [Tracker.BeginPull] for a repository that has preloaded marks.
+	// ErrRuntime is returned if the runtime does not return a required image list: for a correction, and by [Tracker.BeginPull] for a repository
+	// that has preloaded marks.
 	ErrRuntime = errors.New("tracker: the runtime cannot be asked")
 	// ErrStore is returned for a correction that cannot be written.
 	ErrStore = errors.New("tracker: the store of pull records cannot be written")
 )
 
-// errRevokedSince says why a container shows no grant.
+// errRevokedSince says why the tracker restores no grant from a container.
 var errRevokedSince = errors.New("tracker: what allowed the container may have been revoked since it was created")
 
 func unwritten(err error) error { return fmt.Errorf("%w: %w", ErrStore, err) }

@@ -12,15 +12,15 @@ import (
 // An Explanation is the verdict that [Tracker.Check] would return, with all facts on which it depends.
 type Explanation struct {
 	Verdict
-	// Rules are those in force.
+	// Rules are the rules in force.
 	Rules Rules
-	// Evidence is what was judged.
+	// Evidence is the judged evidence.
 	Evidence policy.Evidence
-	// Known is what the store holds about the pair now, before any rotation or mark that Check would write.
+	// Known holds the facts of the store about the pair, before any rotation or mark that Check would write.
 	Known records.Details
-	// Unreadable says why a part of Known cannot be read; nil if all of it can.
+	// Unreadable says why a part of Known cannot be read; nil if all of it can be read.
 	Unreadable error
-	// Grant is the pod's for the pair, nil if it has none.
+	// Grant is the pod's grant for the pair, nil if it has none.
 	Grant *Grant
 	// Standings are those of the request's Secrets, in their order.
 	Standings []Standing
@@ -28,8 +28,8 @@ type Explanation struct {
 	Distrust *records.Distrust
 }
 
-// Explain judges as Check does and has no effect: no grant, mark, rotation, time of use or clamp. Where Check would write
-// before it judges, Explain judges as if it had.
+// Explain judges like Check and has no effect: no grant, mark, rotation, time of use or clamp. Where Check would write before it judges, Explain
+// judges as if it had written.
 func (t *Tracker) Explain(ctx context.Context, r Request) Explanation {
 	r.Secrets = considered(r.Secrets)
 	rules := t.rules.Load()
@@ -39,7 +39,7 @@ func (t *Tracker) Explain(ctx context.Context, r Request) Explanation {
 		all[p] = e
 		return e.Verdict
 	})
-	e := all[v.Pair] // the zero value of an image that is absent
+	e := all[v.Pair] // the zero value for an absent image
 	e.Verdict, e.Rules, e.Distrust = v, *rules, t.store.Distrusted()
 	e.Rules.ExemptNamespaces = slices.Clone(rules.ExemptNamespaces)
 	return e
@@ -50,7 +50,7 @@ func (t *Tracker) explainPair(ctx context.Context, rules *Rules, r Request, p re
 	e := Explanation{Known: known, Unreadable: err}
 	facts := known.Facts
 	if err != nil {
-		facts = records.Facts{} // as Lookup has it
+		facts = records.Facts{} // the same as Lookup returns
 	}
 	if err == nil && t.mayBePreloaded(facts, r, p) {
 		facts.Marked = t.wouldMark(ctx, p)
@@ -75,7 +75,7 @@ func (t *Tracker) explainPair(ctx context.Context, rules *Rules, r Request, p re
 	return e
 }
 
-// wouldMark reports whether a scan that is made now marks a pair.
+// wouldMark reports whether a scan would mark a pair now.
 func (t *Tracker) wouldMark(ctx context.Context, p records.Pair) bool {
 	sc, ok := t.plan(ctx)
 	if !ok {
@@ -85,7 +85,7 @@ func (t *Tracker) wouldMark(ctx context.Context, p records.Pair) bool {
 	return err == nil && sc.Unchanged() && slices.Contains(due, p)
 }
 
-// clamped returns a record as clamp would leave it, a copy if that changes it.
+// clamped returns the record that clamp would leave: a copy if clamp would change it.
 func clamped(rules *Rules, r *records.Record) *records.Record {
 	if !rules.ahead(r) {
 		return r
@@ -100,7 +100,7 @@ func clamped(rules *Rules, r *records.Record) *records.Record {
 	return &next
 }
 
-// wouldRotate returns the record as rotated leaves it, and whether it rotates anything.
+// wouldRotate returns the record that rotated would leave, and whether it would rotate anything.
 func wouldRotate(p records.Pair, r *records.Record, secrets []Secret) (*records.Record, bool) {
 	for _, s := range secrets {
 		if !rotates(r, s, secrets) {
@@ -128,7 +128,7 @@ func (t *Tracker) standings(rules *Rules, r *records.Record, secrets []Secret) [
 	return all
 }
 
-// Expires returns when a proof has to be renewed; the zero time is never.
+// Expires returns when a proof has to be renewed; the zero time means never.
 func (r *Rules) Expires(p records.Proof) time.Time {
 	if r.Validity <= 0 {
 		return time.Time{}

@@ -13,26 +13,26 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// A grant lets one pod use one (image ID, repository) until the pod ends. It holds what it depends on, so that it ends when
-// that is revoked.
+// A grant lets one pod use one (image ID, repository) until the pod ends. It holds the facts on which it depends, so that it ends when they are
+// revoked.
 type grant struct {
 	reason     policy.Reason
 	credential credential.ID
-	secrets    []records.SecretRef // that were known to hold the credential
-	before     []credential.ID     // that its Secret held before, if no registry had confirmed the credential
-	// created is when the container was created that a restored grant comes from.
+	secrets    []records.SecretRef // known to hold the credential
+	before     []credential.ID     // credentials that its Secret held before, if no registry had confirmed the credential
+	// created is the creation time of the container from which a grant was restored.
 	created time.Time
-	// unnamed is set for a restored grant if the container did not show the name of its image: the grant may be based
-	// on what was proved for another repository of the image.
+	// unnamed is set for a restored grant if the container did not show the name of its image: the grant may be based on a proof for another
+	// repository of the image.
 	unnamed bool
 }
 
-// byPolicy reports whether a verdict depends on the rules alone, which can change, and not on facts about pod and image.
+// byPolicy reports whether a verdict depends only on the rules, which can change, and not on facts about pod and image.
 func byPolicy(r policy.Reason) bool {
 	return r == policy.NeverVerify || r == policy.Allowlisted || r == policy.ExemptStaticPod || r == policy.ExemptNamespace
 }
 
-// note notes an Allow that leaves no grant, and reports whether it is the pod's first for the pair.
+// note notes an Allow that creates no grant, and reports whether it is the pod's first for the pair.
 func (t *Tracker) note(uid string, p records.Pair) (first bool) {
 	if uid == "" {
 		return false
@@ -57,8 +57,8 @@ func (t *Tracker) wasNoted(uid string, p records.Pair) bool {
 	return t.noted[uid][p]
 }
 
-// grant adds a grant and reports whether it is the pod's first for the pair; one by policy that was noted before is not. ok is
-// false, and nothing is added, if there was a revocation since: what the grant depends on may be gone.
+// grant adds a grant and reports whether it is the pod's first for the pair; a grant by policy that was noted before is not the first. If there
+// was a revocation since then, ok is false and nothing is added: the facts on which the grant depends may be deleted.
 func (t *Tracker) grant(uid string, p records.Pair, g grant, since uint64) (first, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -89,16 +89,16 @@ func (t *Tracker) granted(uid string, p records.Pair) (grant, bool) {
 	return g, ok
 }
 
-// Restore gives a pod the grants that its container shows: it was started on the image, so the pod had been allowed to use the
-// image. It is called for the containers that the runtime has when the program starts. Only a container that has been started is
-// evidence; one that was merely created may have been about to be denied. Without a name (a CRI before 1.28 does not report
-// it) the grants are for every repository of the image.
+// Restore gives a pod the grants that its container shows: the container was started on the image, so the pod had been allowed to use the image.
+// It is called for the containers that the runtime has when the program starts. Only a started container is evidence; a container that was only
+// created may have been about to be denied. Without a name (a CRI before 1.28 does not report it) the grants are for every repository of the
+// image.
 //
-// On which proof the pod was allowed is not known any more. So there is no grant for a pair of which anything was revoked since the
-// container was created, nor for one whose record is younger than the container, or that has no record, if anything was
-// revoked since; without a name there is none at all then: the container may use a repository that the image has lost,
-// and its record with it. There is no grant for a container whose creation time is in the future either: the clock was set
-// back, and which is older cannot be known.
+// The proof that allowed the pod is unknown. Restore therefore creates no grant for a pair if anything of the pair was revoked since the
+// container was created. It creates none if anything was revoked since then and the pair has no record, or has a record that is younger than the
+// container. Without a name it creates no grant at all after such a revocation: the container may use a repository that the image has lost, and
+// its record with it. It also creates no grant for a container with a creation time in the future: the clock was set back, and the order of
+// events is unknown.
 func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time) {
 	t.noteTime(created)
 	if img.ID == "" {
@@ -110,7 +110,7 @@ func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time
 		return
 	}
 	g := grant{reason: policy.Granted, created: created, unnamed: name.Empty()}
-	for ok := false; !ok; { // until no revocation comes between the records that are read and the grants
+	for ok := false; !ok; { // until no revocation occurs between reading the records and adding the grants
 		since := t.revocations.Load()
 		pairs, err := t.restorable(name, img, created)
 		if err != nil {
@@ -125,7 +125,7 @@ func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time
 	}
 }
 
-// restorable returns the pairs for which a container on the image shows a grant. An error says why it shows none.
+// restorable returns the pairs for which a container on the image shows a grant. The error says why it shows none.
 func (t *Tracker) restorable(name imageref.Ref, img Image, created time.Time) (pairs []records.Pair, err error) {
 	last, err := t.store.LastRevoked()
 	switch {
@@ -139,7 +139,7 @@ func (t *Tracker) restorable(name imageref.Ref, img Image, created time.Time) (p
 		if err != nil {
 			return nil, err
 		}
-		// A record that is not older than the container may replace one that is gone; last was noted when that went.
+		// A record that is not older than the container may replace a deleted one; last was noted when that one was deleted.
 		successor := f.Record == nil || !f.Record.Created.Before(created)
 		if successor && !created.After(last) || f.Record != nil && !created.After(f.Record.Revoked) {
 			return nil, errRevokedSince
@@ -149,8 +149,8 @@ func (t *Tracker) restorable(name imageref.Ref, img Image, created time.Time) (p
 	return pairs, nil
 }
 
-// noteTime notes a time at which a container may have been created, and returns the latest one so far. Revocations and new records
-// get the latest time, so that none of them seems older than a container that was allowed before it if the clock is set back.
+// noteTime notes a time at which a container may have been created, and returns the latest one so far. Revocations and new records get the latest
+// time. If the clock is set back, none of them therefore seems older than a container that was allowed before it.
 func (t *Tracker) noteTime(at time.Time) time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -160,7 +160,7 @@ func (t *Tracker) noteTime(at time.Time) time.Time {
 	return t.latest
 }
 
-// EndPod ends every grant of a pod. It is called when the pod's last sandbox is gone.
+// EndPod ends every grant of a pod. The caller calls it after the pod's last sandbox was removed.
 func (t *Tracker) EndPod(uid string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -168,7 +168,7 @@ func (t *Tracker) EndPod(uid string) {
 	delete(t.noted, uid)
 }
 
-// GrantedPods returns the UIDs of the pods that hold grants, or that were allowed something, in no order.
+// GrantedPods returns the UIDs of the pods that hold grants, or for which an Allow was noted, in no order.
 func (t *Tracker) GrantedPods() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -183,9 +183,9 @@ func (t *Tracker) GrantedPods() []string {
 type Grant struct {
 	Pod  string // its UID
 	Pair records.Pair
-	// Reason is the rule by which the pod was allowed; Granted if the grant was restored, so that the rule is not known.
+	// Reason is the rule that allowed the pod; Granted for a restored grant, because its rule is unknown.
 	Reason policy.Reason
-	// Credential is the credential by which the pod was allowed; "" if there is none.
+	// Credential is the credential that allowed the pod; "" if there is none.
 	Credential credential.ID
 }
 
@@ -197,8 +197,8 @@ func (g Grant) compare(with Grant) int {
 	return cmp.Or(strings.Compare(g.Pod, with.Pod), strings.Compare(g.Pair.ImageID, with.Pair.ImageID), strings.Compare(g.Pair.Repository, with.Pair.Repository))
 }
 
-// GrantsAfter returns at most limit of the grants that keep selects, sorted by pod and pair, that come after one; the zero
-// value comes before all.
+// GrantsAfter returns at most limit of the grants that keep selects, sorted by pod and pair, that follow after; the zero value precedes all
+// grants.
 func (t *Tracker) GrantsAfter(after Grant, limit int, keep func(Grant) bool) []Grant {
 	var found []Grant
 	t.mu.Lock()
@@ -214,7 +214,7 @@ func (t *Tracker) GrantsAfter(after Grant, limit int, keep func(Grant) bool) []G
 	return found[:min(limit, len(found))]
 }
 
-// Grants returns how many grants there are.
+// Grants returns the number of grants.
 func (t *Tracker) Grants() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -225,7 +225,7 @@ func (t *Tracker) Grants() int {
 	return n
 }
 
-// noteUse notes that a pair and a credential were used now, and that a Secret holds the credential, unless it is the zero value.
+// noteUse notes that a pair and a credential were used now, and that a Secret holds the credential, unless the Secret is the zero value.
 func (t *Tracker) noteUse(p records.Pair, by credential.ID, from records.SecretRef) {
 	now := time.Now()
 	t.mu.Lock()

@@ -11,16 +11,15 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// handoverVersion is that of the form in which grants are handed over. Another one is refused.
+// handoverVersion is the format version of handed-over grants. Another version is refused.
 const handoverVersion = 1
 
-// A handover is the grants of one process, for the next one.
+// A handover holds the grants of one process for the next one.
 type handover struct {
 	Version int `json:"version"`
-	// Store is the number of the last write to the store that the grants go with. A store that was written since
-	// may know of a revocation.
+	// Store is the number of the last write to the store at the time of the handover. A later write to the store may contain a revocation.
 	Store  uint64        `json:"store"`
-	Latest time.Time     `json:"latest,omitzero"` // see [Tracker.met]
+	Latest time.Time     `json:"latest,omitzero"` // see Tracker.noteTime
 	Grants []handedGrant `json:"grants"`
 }
 
@@ -36,8 +35,8 @@ type handedGrant struct {
 	Unnamed    bool                `json:"unnamed,omitempty"`
 }
 
-// HandOver returns the grants for a tracker of a later process on the same store; see [Tracker.TakeOver]. It must be the last call:
-// a later grant is not in the result, and a later write makes the result invalid.
+// HandOver returns the grants for a tracker of a later process on the same store; see [Tracker.TakeOver]. It must be the last call: a later grant
+// is not in the result, and a later write makes the result invalid.
 func (t *Tracker) HandOver() ([]byte, error) {
 	number, err := t.store.LastWrite()
 	if err != nil {
@@ -54,9 +53,9 @@ func (t *Tracker) HandOver() ([]byte, error) {
 	return json.Marshal(h)
 }
 
-// TakeOver gives pods the grants that another process handed over, and returns how many. lastWrite is what
-// [records.Store.LastWrite] returned before this process wrote, 0 for a new store. If it has changed since the grants were handed
-// over, or they cannot be read, none is given. Grants of pods that have ended meanwhile end with [Tracker.EndPod].
+// TakeOver gives pods the grants that another process handed over, and returns their number. lastWrite is what [records.Store.LastWrite] returned
+// before this process wrote, 0 for a new store. If it has changed since the handover, or the grants cannot be read, TakeOver creates no grant.
+// Grants of pods that have ended meanwhile end with [Tracker.EndPod].
 //
 // The caller ensures that the same grants are not taken over again.
 func (t *Tracker) TakeOver(data []byte, lastWrite uint64) (int, error) {

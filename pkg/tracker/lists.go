@@ -5,18 +5,18 @@ import (
 	"time"
 )
 
-// The runtime is asked for its images because containers are created listBurst times at once and then every listEvery, at most.
+// The runtime is asked for its images for creates at most listBurst times at once, and then every listEvery.
 const (
 	listEvery = time.Second
 	listBurst = 4
 )
 
-// lists asks the runtime for its images and shares each list between the creates that can use it.
+// lists requests the images of the runtime and shares each list between the creates that can use it.
 type lists struct {
 	runtime Runtime
-	turn    chan struct{} // holds one token, which guards the fields that follow
+	turn    chan struct{} // holds one token, which guards the following fields
 
-	due    time.Time // when the next request is due if they are made every listEvery
+	due    time.Time // when the next request is due at one request every listEvery
 	asked  time.Time // when the list was requested
 	images []Image
 	ok     bool
@@ -24,8 +24,7 @@ type lists struct {
 
 func newLists(rt Runtime) *lists { return &lists{runtime: rt, turn: make(chan struct{}, 1)} }
 
-// since returns a list that was requested at the time or later. It waits where too many have
-// been requested.
+// since returns a list that was requested at the time or later. It waits if there were too many requests.
 func (l *lists) since(ctx context.Context, t time.Time) ([]Image, error) {
 	select {
 	case l.turn <- struct{}{}:

@@ -18,19 +18,18 @@ import (
 // byOperator is the origin of marks that an operator sets.
 const byOperator = "operator"
 
-// Forgotten is what [Tracker.ForgetMarks] removed, or would remove.
+// Forgotten lists what [Tracker.ForgetMarks] removed, or would remove.
 type Forgotten struct {
 	records.Forgotten
-	// Grants are those that ended, by pod and pair.
+	// Grants are the ended grants, by pod and pair.
 	Grants []Grant
 }
 
-// ForgetMarks removes preloaded marks, so that their pairs need proof, and ends the grants that depend on them: on disk, then in
-// memory, then it returns. A repository alone selects whole images: all marks of the images that have a mark of it. No scan marks
-// such a pair again as long as its image stays. A grant that was restored at the start ends with the mark of its pair, since
-// its reason is not known.
+// ForgetMarks removes preloaded marks, so that their pairs need proof, and ends the grants that depend on them: on disk, then in memory, then it
+// returns. A selection by repository only selects whole images: all marks of the images that have a mark of the repository. No scan marks such a
+// pair again as long as its image stays. A restored grant ends with the mark of its pair, because its reason is unknown.
 //
-// After an error no grant has ended; if the disk failed during the write, the marks may be gone all the same.
+// After an error no grant has ended; if the disk failed during the write, the marks may be deleted nevertheless.
 func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun bool) (Forgotten, error) {
 	if of.Empty() {
 		return Forgotten{}, ErrNothingSelected
@@ -64,23 +63,24 @@ func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun 
 // An Acceptance says what an operator accepts as preloaded.
 type Acceptance struct {
 	records.Selection
-	// Name narrows the selection to images that carry this name; the zero value does not.
+	// Name restricts the selection to images that have this name; the zero value does not restrict it.
 	Name imageref.Name
 	// DryRun marks nothing and returns what would be marked.
 	DryRun bool
-	// IncludingProved marks pairs too that a credential proved access to and that are not open. Without it, nothing is marked if there
-	// is one among the others: [ErrProved].
+	// IncludingProved also marks pairs to which a credential proved access and that are not open. Without it, nothing is marked if the selection
+	// contains such a pair: [ErrProved].
 	IncludingProved bool
-	// Confirmation is that of a dry run: what the dry run returned is marked, or nothing: [ErrChanged]. "" marks whatever is selected.
+	// Confirmation is that of a dry run: AcceptMarks marks exactly the result of the dry run, or nothing: [ErrChanged]. "" marks the present
+	// selection.
 	Confirmation string
 
 	refused error // what agree returned
 }
 
-// Accepted is what [Tracker.AcceptMarks] marked, or would mark.
+// Accepted lists what [Tracker.AcceptMarks] marked, or would mark.
 type Accepted struct {
 	records.Acceptable
-	// Confirmation stands for exactly this, see [Acceptance].
+	// Confirmation identifies exactly this result, see [Acceptance].
 	Confirmation string
 }
 
@@ -99,7 +99,7 @@ func confirmation(a records.Acceptable) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// agree returns an error, and keeps it, if the operator did not select what would be marked.
+// agree returns an error, and stores it, if the operator did not select what would be marked.
 func (a *Acceptance) agree(found records.Acceptable) error {
 	switch {
 	case a.Confirmation != "" && a.Confirmation != confirmation(found):
@@ -111,12 +111,12 @@ func (a *Acceptance) agree(found records.Acceptable) error {
 	return a.refused
 }
 
-// AcceptMarks marks what is selected and on the node as preloaded, by the word of an operator, and returns the pairs
-// that had no mark. An error means that nothing is marked.
+// AcceptMarks marks the selected images on the node as preloaded, by order of an operator, and returns the pairs that had no mark. An error means
+// that nothing is marked.
 //
-// By a repository alone nothing is marked beside rivals: ErrRivals. In a distrusted store, which has lost what was proved, every further
-// repository of the image counts as a rival. Selected as a whole (All), only those pairs are marked that a scan would mark, and none
-// in a distrusted store: ErrDistrusted.
+// For a selection by repository only, AcceptMarks marks nothing if there are rivals: ErrRivals. A distrusted store has lost its proofs, so every
+// further repository of the image counts as a rival. For a selection of all images (All), AcceptMarks marks only the pairs that a scan would
+// mark, and none in a distrusted store: ErrDistrusted.
 func (t *Tracker) AcceptMarks(ctx context.Context, a Acceptance) (Accepted, error) {
 	switch {
 	case a.Empty():
@@ -157,8 +157,8 @@ func (t *Tracker) AcceptMarks(ctx context.Context, a Acceptance) (Accepted, erro
 	return t.accepted(a, marked, err)
 }
 
-// withoutRivals returns an error if one of the selected pairs has rivals: an operator who names a repository alone may not know of which
-// images.
+// withoutRivals returns an error if one of the selected pairs has rivals: an operator who gives only a repository may not know which images it
+// selects.
 func (t *Tracker) withoutRivals(selected, present []records.Pair) error {
 	distrusted := t.store.Distrusted() != nil
 	for _, p := range selected {
@@ -174,7 +174,7 @@ func (t *Tracker) withoutRivals(selected, present []records.Pair) error {
 	return nil
 }
 
-// acceptUntracked marks by the rules of a scan: nothing may change the images before the marks are on disk.
+// acceptUntracked marks by the rules of a scan: the images must not change before the marks are on disk.
 func (t *Tracker) acceptUntracked(a Acceptance, images []Image, unchanged func() bool) (Accepted, error) {
 	if a.DryRun {
 		due, err := t.store.Due(pairsOf(images), broughtBy(images))
@@ -218,9 +218,9 @@ func (t *Tracker) present(ctx context.Context) ([]Image, error) {
 	return images, nil
 }
 
-// EndDistrust ends the distrust of the store and makes a scan like the very first one. It returns the distrust that ended and the
-// untracked pairs, which such a scan marks preloaded. If the scan cannot be made now, a later one is like the first. In a dry run
-// nothing changes. After an error the store is distrusted as before, unless the disk failed during the write.
+// EndDistrust ends the distrust of the store and makes a scan like the very first one. It returns the distrust that ended, and the untracked
+// pairs, which such a scan marks preloaded. If the scan cannot be made now, a later scan is like the first. In a dry run nothing changes. After
+// an error the store is distrusted as before, unless the disk failed during the write.
 func (t *Tracker) EndDistrust(ctx context.Context, dryRun bool) (ended records.Distrust, due []records.Pair, err error) {
 	why := t.store.Distrusted()
 	if why == nil {

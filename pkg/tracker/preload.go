@@ -9,32 +9,29 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// scan marks as preloaded what is due and reports whether it marked anything.
+// scan marks the pairs that are due as preloaded and reports whether it marked any.
 //
-// A scan asks the runtime for its images, under no lock, and then marks in one write transaction of the store. It must
-// not mark an image that came by a pull. For a pull of a repository there are these cases:
+// A scan requests the images of the runtime, without a lock, and then marks in one write transaction of the store. It must not mark an image that
+// a pull brought. For a pull of a repository there are these cases:
 //
-//   - Its intent was written before the marks and is on disk: the pull is in progress, or it ended without a known
-//     result. The store marks no image then that the pull may have brought; broughtBy says which these are.
-//   - It ended with success before the marks. The transaction that removed the intent wrote a record of the image, and
-//     the store marks no image that has one.
+//   - Its intent was written before the marks and is on disk: the pull is in progress, or it ended without a known result. The store then marks
+//     no image that the pull may have brought; broughtBy determines these images.
+//   - It succeeded before the marks. The transaction that removed the intent wrote a record of the image, and the store marks no image that has a
+//     record.
 //   - It was refused before the marks, and brought nothing.
-//   - It ended without a known result long ago and its intent was settled before the marks. The settlement wrote a record of
-//     each image that the pull may have brought and that had neither record nor mark.
-//   - Its intent is written after the marks. The runtime is asked to pull after the intent is on disk, so the image
-//     was not in the list.
-//
-// A pull that is in progress therefore does not stop a scan of other repositories, however long it takes. Operations that
-// have no intent do stop it: from before the list is requested until the marks are in the transaction there must be no
-// removal, no operation that creates a container, and no pull of an invalid name. [records.Scan].Unchanged reports this
-// inside the transaction.
+//   - It ended without a known result long ago and its intent was settled before the marks. The settlement wrote a record of each image that the
+//     pull may have brought and that had neither record nor mark.
+//   - Its intent is written after the marks. The runtime receives the pull after the intent is on disk, so the image was not in the list.
+// A pull in progress therefore does not stop a scan of other repositories, independent of its duration. Operations without an intent stop a scan:
+// from before the request of the list until the marks are in the transaction there must be no removal, no operation that creates a container, and
+// no pull of an invalid name. [records.Scan].Unchanged reports this inside the transaction.
 func (t *Tracker) scan(ctx context.Context) (marked bool) {
 	sc, ok := t.plan(ctx)
 	if !ok {
 		return false
 	}
 	if !sc.First {
-		// Usually there is nothing to mark, which needs no write transaction.
+		// Usually there is nothing to mark; no write transaction is needed then.
 		if due, err := t.store.Due(sc.Pairs, sc.Brought); err == nil && len(due) == 0 {
 			return false
 		}
@@ -79,11 +76,10 @@ func (t *Tracker) plan(ctx context.Context) (sc records.Scan, ok bool) {
 
 // broughtBy returns a function that reports whether the pull of an intent may have brought an image of a list of the runtime.
 //
-// A runtime that completes a pull gives the image the requested name and, in the repository of that, the digest
-// under which it was found. Another pull may take the name away again; the digest stays as long as the image.
-// So the pull brought neither an image that has another name of the repository and no digest of it, as an import leaves one, nor, if
-// a digest was requested, one without this digest. An image that was present before the pull began has a
-// mark: [Tracker.Run] marks what is due each minute.
+// A runtime that completes a pull gives the image the requested name and the digest, in that name's repository, under which it found the image.
+// Another pull may remove the name again; the digest stays as long as the image. The pull therefore did not bring an image that has another name
+// of the repository and no digest of it (an import leaves such an image). If a digest was requested, the pull did not bring an image without this
+// digest. An image that was present before the pull began has a mark: [Tracker.Run] marks what is due each minute.
 func broughtBy(images []Image) func(records.Intent, records.Pair) bool {
 	names := map[records.Pair][]imageref.Name{}
 	for _, i := range images {
@@ -95,7 +91,7 @@ func broughtBy(images []Image) func(records.Intent, records.Pair) bool {
 	return func(in records.Intent, p records.Pair) bool {
 		requested, err := imageref.Parse(in.Name)
 		if err != nil {
-			return true // the intent cannot be read, or is that of pulls of several names
+			return true // the intent cannot be read, or is for pulls of several names
 		}
 		return slices.ContainsFunc(names[p], func(n imageref.Name) bool {
 			return n == requested || n.IsDigest() && !requested.IsDigest()
@@ -116,7 +112,7 @@ func (t *Tracker) mayBeMarked(f records.Facts, p records.Pair, img Image) bool {
 	return f.MayBeMarked()
 }
 
-// idle reports whether no operation holds scans; unchanged reports later whether none has begun since.
+// idle reports whether no operation holds scans; unchanged reports later whether no hold has begun since.
 func (t *Tracker) idle() (unchanged func() bool, idle bool) {
 	before, held := t.scansHeld()
 	return func() bool {

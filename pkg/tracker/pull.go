@@ -14,21 +14,21 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// A Pull is one pull with one credential, from before the runtime is called until exactly one of Proved, Denied, Refused
-// and Lost reports its end. Later calls change nothing, so that a caller can defer Lost. Its methods may be called concurrently.
+// A Pull is one pull with one credential. It begins before the runtime is called, and ends when exactly one of Proved, Denied, Refused and Lost
+// reports its end. Later calls change nothing, so that a caller can defer Lost. Its methods may be called concurrently.
 type Pull struct {
 	t           *Tracker
 	intent      records.Intent
 	repository  string
 	once        sync.Once
 	resumeScans func()  // ends the hold on scans of a pull of an invalid name
-	revoked     []scope // since it began; guarded by Tracker.mu
+	revoked     []scope // scopes of the revocations since the pull began; guarded by Tracker.mu
 }
 
-// BeginPull writes the intent of a pull to disk; when it returns nil the runtime may be called. present is the image that has the
-// name on the node now, the zero value if there is none: if it is due to be marked preloaded it is marked first, because a
-// pull leaves a record. Preloaded marks of the repository end if the runtime does not list their image under it any more.
-// The error is ErrNoIntent, or ErrRuntime if the runtime did not return the list of images that is needed for this.
+// BeginPull writes the intent of a pull to disk; the caller may call the runtime when BeginPull returns nil. present is the image that has the
+// name on the node now, the zero value if there is none. If present is due for a preloaded mark, BeginPull marks it first, because a pull leaves
+// a record. Preloaded marks of the repository end if the runtime does not list their image under it any more. The error is ErrNoIntent, or
+// ErrRuntime if the runtime did not return the image list that this requires.
 func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Image) (*Pull, error) {
 	repository := repositoryOf(name)
 	if present.ID != "" && present.Carries(name.Name()) {
@@ -39,7 +39,7 @@ func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Imag
 	}
 	p := &Pull{t: t, repository: repository, resumeScans: func() {}}
 	if !name.Parsed() {
-		// The intent is of a repository that no image has, so it does not keep scans from marking what the pull brings.
+		// The intent is for a repository that no image has, so it does not prevent scans from marking what the pull brings.
 		p.resumeScans = t.holdScans()
 	}
 	intent, err := t.writeIntent(ctx, name.String(), repository)
@@ -55,8 +55,8 @@ func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Imag
 	return p, nil
 }
 
-// writeIntent writes the intent of a pull, and deletes in the same transaction the marks of the repository whose image the
-// runtime does not list under it any more. The runtime is asked for its images only if the repository has marks.
+// writeIntent writes the intent of a pull. In the same transaction it deletes the marks of the repository for images that the runtime does not
+// list under it any more. It requests the images of the runtime only if the repository has marks.
 func (t *Tracker) writeIntent(ctx context.Context, name, repository string) (records.Intent, error) {
 	in, marked, err := t.store.BeginListed(name, repository, time.Now(), nil)
 	if errors.Is(err, records.ErrMarked) {
@@ -95,24 +95,21 @@ func idsUnder(repository string, images []Image) map[string]struct{} {
 
 // A Proof says which access a successful pull proved, and for which pod.
 type Proof struct {
-	// ImageID is the ID of the image that was pulled, as the runtime's image list has it; image_ref of the answer
-	// to the pull may be something else. It must not be empty.
+	// ImageID is the ID of the pulled image in the runtime's image list; image_ref of the answer to the pull may differ. It must not be empty.
 	ImageID string
-	// Credential is the one that was sent with the pull. An empty one opens the image, unless the runtime may have used
-	// one that it holds for the pod's namespace, and so does one that the node offers for the repository.
+	// Credential is the one that was sent with the pull. An empty one opens the image, unless the runtime may have used one that it holds for the
+	// pod's namespace. A credential that the node offers for the repository opens the image too.
 	Credential credential.Credential
-	// Secrets are the credentials of the pod's pull secrets for the name, as far as they are known. Those that hold
-	// Credential are noted with it.
+	// Secrets are the known credentials of the pod's pull secrets for the name. Those that hold Credential are noted with it.
 	Secrets []Secret
 	// Pod gets a grant, if it has a UID.
 	Pod Pod
 }
 
-// Proved ends the pull as a success: one transaction writes the record and deletes the intent, then the pod gets its grant; the
-// caller answers afterwards. If the record cannot be written the intent stays, the pod gets its grant all the same (the registry
-// has just given it the image), and the error says why. It takes no context: the runtime has pulled, and the record must not be
-// lost if the client hangs up. A pull does not prove what was revoked since it began, since the registry may have been asked
-// before: the verdict is then Reverify.
+// Proved ends the pull as a success: one transaction writes the record and deletes the intent, then the pod gets its grant; the caller answers
+// afterwards. If the record cannot be written, the intent stays, the pod still gets its grant (the registry has just allowed the pull), and
+// Proved returns the error. It takes no context: the runtime has pulled, and the record must not be lost if the client disconnects. A pull does
+// not prove what was revoked since it began, because the registry may have answered before the revocation: the verdict is then Reverify.
 func (p *Pull) Proved(proof Proof) (Verdict, error) {
 	var v Verdict
 	var err error
@@ -159,16 +156,16 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 	return v, err
 }
 
-// revokedSinceStart reports whether a revocation since the pull began has the proof of the pull in its scope.
+// revokedSinceStart reports whether the scope of a revocation since the pull began includes the proof of the pull.
 func (p *Pull) revokedSinceStart(pair records.Pair, g grant) bool {
 	p.t.mu.Lock()
 	defer p.t.mu.Unlock()
 	return slices.ContainsFunc(p.revoked, func(s scope) bool { return s.includes(pair, g) })
 }
 
-// Denied ends the pull as one that certainly pulled nothing because the registry denied it. The intent is dropped. An earlier proof
-// by the credential counts as long as it is valid, but has no grace: that is for a registry which cannot be asked. present
-// is the image that had the name, and pod the pod that the pull was for.
+// Denied ends the pull: the registry denied it, so it certainly pulled nothing. The intent is deleted. An earlier proof by the credential counts
+// as long as it is valid, but has no grace, because grace is for a registry that cannot be asked. present is the image that had the name, and pod
+// is the pod of the pull.
 func (p *Pull) Denied(present Image, by credential.Credential, pod Pod) error {
 	var err error
 	p.once.Do(func() {
@@ -180,8 +177,7 @@ func (p *Pull) Denied(present Image, by credential.Credential, pod Pod) error {
 	return err
 }
 
-// Refused ends the pull as one that certainly pulled nothing, for any other reason, such as a registry that was
-// not reached. The intent is dropped.
+// Refused ends the pull: it certainly pulled nothing, for any other reason, such as an unreachable registry. The intent is deleted.
 func (p *Pull) Refused() error {
 	var err error
 	p.once.Do(func() {
@@ -191,8 +187,7 @@ func (p *Pull) Refused() error {
 	return err
 }
 
-// Lost ends the pull as one with an unknown result: the runtime may have completed it, or may do so later. The intent stays
-// until Settle deletes it.
+// Lost ends the pull with an unknown result: the runtime may have completed it, or may do so later. The intent stays until Settle deletes it.
 func (p *Pull) Lost() error {
 	var err error
 	p.once.Do(func() {
@@ -202,7 +197,7 @@ func (p *Pull) Lost() error {
 	return err
 }
 
-// finish removes the pull from those that are running, after its end is on disk.
+// finish removes the pull from the running ones, after its end is on disk.
 func (p *Pull) finish() {
 	p.t.mu.Lock()
 	delete(p.t.running, p.intent.ID)
@@ -211,13 +206,12 @@ func (p *Pull) finish() {
 	p.resumeScans()
 }
 
-// BeginRemoval is called before an image is removed, and the function that it returns after the removal has succeeded or failed. In
-// between no scan marks anything.
+// BeginRemoval is called before an image is removed. The caller calls the returned function after the removal has succeeded or failed. In between
+// no scan marks anything.
 func (t *Tracker) BeginRemoval() (done func()) { return t.holdScans() }
 
-// holdScans keeps scans from marking anything until done is called; a scan whose list of images is older than that
-// marks nothing either. It is for operations that change the images of the runtime and have no intent on disk. done may be
-// called more than once.
+// holdScans prevents scans from marking anything until done is called. A scan with an image list from before that call marks nothing either.
+// holdScans is for operations that change the images of the runtime and have no intent on disk. done may be called more than once.
 func (t *Tracker) holdScans() (done func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -234,7 +228,7 @@ func (t *Tracker) holdScansLocked() (done func()) {
 	})
 }
 
-// scansHeld returns how many holds there have been, and whether one is in effect.
+// scansHeld returns the number of holds so far, and whether one is in effect.
 func (t *Tracker) scansHeld() (holds uint64, held bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -11,14 +11,14 @@ const (
 
 // The pull policy of a pod that does not have exactly one for an image.
 const (
-	// PullUnknown is that of a pod whose use of the image is not known.
+	// PullUnknown is for a pod with an unknown use of the image.
 	PullUnknown = "unknown"
-	// PullMixed is that of a pod which uses the image under several.
+	// PullMixed is for a pod that uses the image under several policies.
 	PullMixed = "mixed"
 )
 
-// PullPolicyOf returns how a pod uses an image, given the imagePullPolicy of each use. Only the policies in sends
-// count: those for which a kubelet sends the call.
+// PullPolicyOf returns how a pod uses an image, given the imagePullPolicy of each use. Only the policies in sends count: those for which a
+// kubelet sends the call.
 func PullPolicyOf(uses []string, sends ...string) string {
 	policy := PullUnknown
 	for _, one := range uses {
@@ -33,7 +33,7 @@ func PullPolicyOf(uses []string, sends ...string) string {
 	return policy
 }
 
-// PrecheckPolicy is PullPolicyOf for a pre-check. skipsAlways says that the kubelet sends none for Always.
+// PrecheckPolicy is PullPolicyOf for a pre-check. skipsAlways says that the kubelet sends no pre-check for Always.
 func PrecheckPolicy(uses []string, skipsAlways bool) string {
 	if skipsAlways {
 		return PullPolicyOf(uses, PullIfNotPresent, PullNever)

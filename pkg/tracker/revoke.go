@@ -11,33 +11,31 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// A Revocation selects proofs to take back.
+// A Revocation selects proofs to revoke.
 type Revocation struct {
 	records.Revocation
-	// DryRun takes nothing back and returns what would be revoked.
+	// DryRun revokes nothing and returns what would be revoked.
 	DryRun bool
 }
 
-// Revoked is what was revoked, or would be.
+// Revoked lists what was revoked, or would be.
 type Revoked struct {
 	records.Revoked
-	// Grants are those that ended, by pod and pair.
+	// Grants are the ended grants, by pod and pair.
 	Grants []Grant
 }
 
-// Revoke takes proofs back and ends the grants that depend on them: on disk, then in memory, then it returns. A credential that is
-// revoked may prove access again at the registry. By repository or image ID open records are closed as well; marks
-// stay, and Revoked lists them.
+// Revoke revokes proofs and ends the grants that depend on them: on disk, then in memory, then it returns. A revoked credential may prove access
+// again at the registry. A selection by repository or image ID closes open records as well; marks stay, and Revoked lists them.
 //
-// By repository or image ID alone all grants of the selected pairs end, otherwise those that depend on a selected credential, or on
-// a credential of a selected Secret. It is not known on which proof a grant depends that was restored at the start: it ends
-// with any revoked proof of its pair, and also if no record shows who had proved access to its pair when its container was
-// created; if the container did not show the name of its image, it ends with every revocation that may select the image. No grant is
-// restored later from a container that was created before the revocation, see [Tracker.Restore]. A pull that began before it
-// does not prove again what is revoked.
+// A selection by repository or image ID only ends all grants of the selected pairs. Any other selection ends the grants that depend on a selected
+// credential, or on a credential of a selected Secret. The proof on which a restored grant depends is unknown. Such a grant ends with any revoked
+// proof of its pair, and also if no record shows which credential had proved access to its pair when its container was created. If the container
+// did not show the name of its image, the grant ends with every revocation that may select the image. No grant is restored later from a container
+// that was created before the revocation, see [Tracker.Restore]. A pull that began before the revocation does not prove again what is revoked.
 //
-// After an error no grant has ended and the proofs are on disk as before, unless the disk failed during the
-// write: then the revocation may be on disk. Revoke again.
+// After an error no grant has ended and the proofs are on disk as before. If the disk failed during the write, the revocation may be on disk:
+// revoke again.
 func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	if r.Empty() {
 		return Revoked{}, ErrNothingSelected
@@ -45,7 +43,7 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	if err := ctx.Err(); err != nil {
 		return Revoked{}, fmt.Errorf("revoke: %w", err)
 	}
-	// Proofs are selected on disk by the Secrets that are noted with them.
+	// The store selects proofs by the Secrets that are noted with them.
 	if err := t.Flush(); err != nil {
 		return Revoked{}, fmt.Errorf("revoke: %w", err)
 	}
@@ -78,14 +76,14 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	return all, nil
 }
 
-// Revocations returns a counter of the calls of [Tracker.Revoke] and [Tracker.ForgetMarks] in this process. If it has not changed, no
-// grant was revoked.
+// Revocations returns a counter of the calls of [Tracker.Revoke] and [Tracker.ForgetMarks] in this process. If it has not changed, no grant was
+// revoked.
 func (t *Tracker) Revocations() uint64 { return t.revocations.Load() }
 
-// unrecorded returns the pairs of restored grants for which no record shows who had proved access when the grant's container was
+// unrecorded returns the pairs of restored grants for which no record shows which credential had proved access when the grant's container was
 // created.
 func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error) {
-	created := map[records.Pair]time.Time{} // of the oldest container
+	created := map[records.Pair]time.Time{} // creation time of the oldest container
 	t.mu.Lock()
 	for _, of := range t.grants {
 		for p, g := range of {
@@ -109,7 +107,7 @@ func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error
 	return none, nil
 }
 
-// A scope is what a revocation takes back.
+// A scope is what a revocation selects.
 type scope struct {
 	by      Revocation
 	gone    []records.RevokedProof
@@ -125,11 +123,11 @@ func scopeOf(by Revocation, gone records.Revoked, unknown map[records.Pair]bool)
 	return s
 }
 
-// includes reports whether a grant depends on what is revoked.
+// includes reports whether a grant depends on a revoked proof.
 func (r scope) includes(p records.Pair, g grant) bool {
 	switch {
 	case g.unnamed:
-		// Neither its repository nor its credential is known, and the record may be gone.
+		// The grant's repository and credential are unknown, and the record may be deleted.
 		return r.by.ImageID == "" || r.by.ImageID == p.ImageID
 	case !r.by.Covers(p):
 		return false
@@ -145,12 +143,12 @@ func (r scope) includes(p records.Pair, g grant) bool {
 	})
 }
 
-// noteRevocation is called inside the transaction of a revocation. It adds the scope to the pulls that are running, so that none
-// which writes its record later proves again what is revoked, and returns the pairs whose grants are going to end.
+// noteRevocation is called inside the transaction of a revocation. It adds the scope to the running pulls, so that a pull that writes its record
+// later does not prove again what is revoked. It returns the pairs of the grants that will end.
 func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.revocations.Add(1) // or a judgement that is in progress could leave a grant that is not among them
+	t.revocations.Add(1) // else a judgement in progress could create a grant that is not in the result
 	for _, p := range t.running {
 		p.revoked = append(p.revoked, r)
 	}
@@ -165,9 +163,9 @@ func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair) {
 	return pairs
 }
 
-// endGrants ends the grants that depends selects, after the facts on which they depend are gone from disk, and drops the uses of the
-// pairs in unused that are not on disk yet. In a dry run it only returns the grants. A judgement that is in progress leaves no grant
-// that depends on what it read before.
+// endGrants ends the grants that depends selects, after the facts on which they depend are deleted from disk, and discards the unwritten uses of
+// the pairs in unused. In a dry run it only returns the grants. A judgement in progress leaves no grant that depends on facts that it read
+// before.
 func (t *Tracker) endGrants(dryRun bool, unused map[records.Pair]bool, depends func(p records.Pair, g grant) bool) (ended []Grant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -20,22 +20,22 @@ import (
 //
 //	Image(ctx context.Context, name string) (Image, error)
 //
-// which returns the zero value for an image that is absent, the tracker asks for the images of its records one by one when
-// Images fails: the list may be too large to be sent.
+// which returns the zero value for an absent image, the tracker requests the images of its records one by one when Images fails: the list may be
+// too large to send.
 type Runtime interface {
-	// Images returns all images of the runtime, or an error; never a part of them.
+	// Images returns all images of the runtime, or an error. It never returns a part of them.
 	Images(ctx context.Context) ([]Image, error)
 }
 
-// An Image is one image as the runtime has it. The zero value is an image that is absent.
+// An Image is one image of the runtime. The zero value is an absent image.
 type Image struct {
-	// ID is what the runtime calls the image; for containerd the config digest.
+	// ID is the runtime's ID of the image; for containerd the config digest.
 	ID string
-	// Names are all its tags and digests, as the runtime writes them.
+	// Names are all tags and digests of the image, as the runtime writes them.
 	Names []imageref.Ref
 }
 
-// NewImage returns an image with an ID and names. It parses each name, once.
+// NewImage returns an image with an ID and names. It parses each name once.
 func NewImage(id string, names ...string) Image {
 	i := Image{ID: id}
 	for _, n := range names {
@@ -44,13 +44,13 @@ func NewImage(id string, names ...string) Image {
 	return i
 }
 
-// A Pod is a pod that uses, or wants to use, an image. The zero value is a pod that is not identified: it gets no grants, is
-// not exempt, and may use what every pod may.
+// A Pod is a pod that uses, or wants to use, an image. The zero value is a pod that is not identified: it gets no grants, is not exempt, and may
+// use only what every pod may use.
 type Pod struct {
 	UID, Namespace string
 	// Name is for logs; it does not affect a verdict.
 	Name string
-	// Static says that the kubelet has the pod from a file or a URL. It may be set for a pod that is not identified.
+	// Static says that the kubelet read the pod from a file or a URL. It may be set for a pod that is not identified.
 	Static bool
 }
 
@@ -62,27 +62,25 @@ type Rules struct {
 	ExemptStaticPods bool
 	// ExemptNamespaces lists the namespaces whose pods may use every image.
 	ExemptNamespaces []string
-	// Validity is how long a proof is valid after a registry confirmed it; 0 is for ever.
+	// Validity is how long a proof is valid after a registry confirmed it; 0 means forever.
 	Validity time.Duration
-	// Grace is how much longer a proof counts while the registry cannot be asked.
+	// Grace is how much longer a proof counts while the tracker cannot ask the registry.
 	Grace time.Duration
 }
 
 // Options are the fixed settings of a [Tracker].
 type Options struct {
 	Rules Rules
-	// VerifyUntracked keeps untracked images from being marked preloaded, except those that are present at the
-	// very first start of the store.
+	// VerifyUntracked prevents untracked images from being marked preloaded, except those that are present at the very first start of the store.
 	VerifyUntracked bool
-	// NodeOffers reports whether the node itself offers the credential to every pod for a
-	// repository. A pull that succeeds with such a credential proves nothing for the pod, and opens the
-	// image. It is called concurrently and must answer from memory. nil: the node has no credentials.
+	// NodeOffers reports whether the node itself offers the credential to every pod for a repository. A pull that succeeds with such a credential
+	// proves nothing for the pod, and opens the image. NodeOffers is called concurrently and must answer from memory. nil: the node has no
+	// credentials.
 	NodeOffers func(repository string, id credential.ID) bool
-	// RuntimeCredentialsPerNamespace says that the runtime may pull with credentials that it holds for the pod's namespace if the
-	// call has none. A pull for a pod that succeeds without a credential then proves access for the pods of that
-	// namespace alone; otherwise it opens the image.
+	// RuntimeCredentialsPerNamespace says that the runtime may pull with credentials that it holds for the pod's namespace if the call has none. A
+	// pull for a pod that succeeds without a credential then proves access only for the pods of that namespace; otherwise it opens the image.
 	RuntimeCredentialsPerNamespace bool
-	// Log receives changes of state and failures of upkeep. The zero value discards them.
+	// Log receives state changes and upkeep failures. The zero value discards them.
 	Log klog.Logger
 }
 
@@ -96,13 +94,13 @@ type Tracker struct {
 	perNamespace bool // Options.RuntimeCredentialsPerNamespace
 	log          klog.Logger
 	rules        atomic.Pointer[Rules]
-	// revocations counts revocations. It goes up under mu; see the package comment.
+	// revocations counts revocations. It is incremented under mu; see the package comment.
 	revocations atomic.Uint64
 
-	// mu guards the fields that follow; see the package comment for the lock order.
+	// mu guards the following fields; see the package comment for the lock order.
 	mu      sync.Mutex
 	grants  map[string]map[records.Pair]grant // by UID
-	noted   map[string]map[records.Pair]bool  // by UID: pairs that a pod was allowed by policy alone, which leaves no grant
+	noted   map[string]map[records.Pair]bool  // by UID: pairs for which only the policy allowed the pod, which leaves no grant
 	running map[uint64]*Pull                  // by intent
 	ended   map[uint64]time.Time              // by intent: when this process learned that the pull has ended
 	holding int                               // holds on scans that are in effect, see holdScans
@@ -118,9 +116,9 @@ type Tracker struct {
 	endedCreations map[uint64]time.Time // by ID: when this process learned that the creation has ended
 }
 
-// New returns a tracker on an open store. The caller closes the store after [Tracker.Run] has returned. Pulls that an earlier process
-// left in progress are unresolved: the runtime may complete them at any time. Intents that cannot be read or written are
-// logged, and unresolved too: their images need proof.
+// New returns a tracker on an open store. The caller closes the store after [Tracker.Run] has returned. Pulls that an earlier process left in
+// progress are unresolved: the runtime may complete them at any time. New logs intents that it cannot read or write; they are unresolved too, so
+// their images need proof.
 func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Tracker {
 	t := &Tracker{
 		store:        store,
@@ -147,7 +145,7 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Track
 	}
 	left, err := store.Intents()
 	for _, in := range left {
-		t.ended[in.ID] = time.Now() // of this process, whatever the clock said when the pull ended
+		t.ended[in.ID] = time.Now() // time of this process, independent of the clock when the pull ended
 	}
 	left = slices.DeleteFunc(left, func(in records.Intent) bool { return !in.Ended.IsZero() })
 	if err := errors.Join(err, store.EndAll(left, time.Now()), t.endCreations()); err != nil {
@@ -156,14 +154,14 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Track
 	return t
 }
 
-// SetRules replaces the rules for every judgement that begins after it returns; one that is in progress uses
-// either the old rules or the new ones. Grants stay.
+// SetRules replaces the rules for every judgement that begins after SetRules returns. A judgement in progress uses either the old rules or the
+// new ones. Grants stay.
 func (t *Tracker) SetRules(r Rules) {
 	r.ExemptNamespaces = slices.Clone(r.ExemptNamespaces)
 	t.rules.Store(&r)
 }
 
-// exemption says whether the pod is exempt as a pod.
+// exemption returns why the pod itself is exempt, if it is.
 func (r *Rules) exemption(p Pod) policy.Exemption {
 	switch {
 	case p.Static && r.ExemptStaticPods:
@@ -175,13 +173,13 @@ func (r *Rules) exemption(p Pod) policy.Exemption {
 	}
 }
 
-// Carries reports whether the image has the name. A name that the runtime only resolves as an image ID, or a prefix of one, is not
-// among the names of an image.
+// Carries reports whether the image has the name. If the runtime resolves a name only as an image ID, or as a prefix of one, the image does not
+// have that name.
 func (i Image) Carries(n imageref.Name) bool {
 	return n != imageref.Name{} && slices.ContainsFunc(i.Names, func(known imageref.Ref) bool { return known.Name() == n })
 }
 
-// Repositories returns the repositories of the image's names, sorted, each once.
+// Repositories returns the repositories of the image's names, sorted, without duplicates.
 func (i Image) Repositories() []string {
 	var all []string
 	for _, n := range i.Names {

@@ -14,35 +14,33 @@ import (
 )
 
 const (
-	// flushEvery is how often last-used times go to disk, at most.
+	// flushEvery is the minimum interval between writes of last-used times to disk.
 	flushEvery = time.Minute
-	// settleAfter is how long after its end a pull without a known result may still bring its image. An
-	// intent is settled against an image list that is at least this much younger.
+	// settleAfter is how long after its end a pull without a known result may still bring its image. An intent is settled against an image list that
+	// is at least this much younger.
 	settleAfter = time.Hour
 )
 
 // errNoAgreement is returned when the runtime does not give two equal, non-empty lists.
 var errNoAgreement = errors.New("tracker: two image lists of the runtime are empty or differ")
 
-// Sync is called when the runtime has been reached, at start and after each of its restarts:
-// records of images that are gone are pruned, and what is untracked and due is marked preloaded.
-// An error leaves the records as they are and opens nothing.
+// Sync is called after the runtime was reached, at start and after each of its restarts. It prunes the records of absent images, and marks
+// untracked pairs that are due as preloaded. An error leaves the records as they are and opens nothing.
 func (t *Tracker) Sync(ctx context.Context) error {
 	err := t.Prune(ctx)
 	if errors.Is(err, errNoAgreement) {
-		err = nil // a node without images, or one that is busy; the next time will do
+		err = nil // a node without images, or a busy one; the next Sync is enough
 	}
 	t.scan(ctx)
 	return err
 }
 
-// Prune deletes the marks of images that the runtime no longer has, and removes the proofs from their records. It needs two full lists
-// that agree and are not empty, and does not change what was written since the first of them was requested, so that a
-// concurrent pull keeps its record. The record of an image stays, with nothing proved, unless every pod could use the image:
-// the runtime may have the image again.
+// Prune deletes the marks of images that the runtime no longer has, and removes the proofs from their records. It needs two full lists that agree
+// and are not empty. It does not change what was written since the first list was requested, so that a concurrent pull keeps its record. The
+// record of an image stays, with nothing proved, unless every pod could use the image: the runtime may have the image again.
 func (t *Tracker) Prune(ctx context.Context) error { return t.prune(ctx, "") }
 
-// Removed does the same after an image was removed at the request of a client, and deletes the records of that image.
+// Removed does the same after a client removed an image, and deletes the records of that image.
 func (t *Tracker) Removed(ctx context.Context, imageID string) error { return t.prune(ctx, imageID) }
 
 func (t *Tracker) prune(ctx context.Context, removed string) error {
@@ -75,17 +73,17 @@ func (t *Tracker) prune(ctx context.Context, removed string) error {
 	return nil
 }
 
-// Settle deletes the intents of pulls that ended without a known result and cannot bring an image any more. An image that such a
-// pull may have brought and that has neither record nor mark gets a record with nothing proved, so that it needs proof. An
-// intent stays until an hour of this process's own time has passed since the end of its pull, or since the start of the
-// process if the pull is of an earlier one, so that a clock which is set forward settles nothing early.
+// Settle deletes the intents of pulls that ended without a known result and cannot bring an image any more. An image that such a pull may have
+// brought, without record and mark, gets a record with nothing proved, so that it needs proof. An intent stays for an hour by the process's own
+// time after the end of its pull, or after the start of the process if the pull is from an earlier process. A clock that is set forward therefore
+// settles nothing early.
 func (t *Tracker) Settle(ctx context.Context) error {
 	intents, err := t.store.Intents()
 	if err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}
 	due, unended := t.settleable(intents)
-	// Their ends could not be written when they happened.
+	// Their ends could not be written when they ended.
 	if err := t.store.EndAll(unended, time.Now()); err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}
@@ -103,7 +101,7 @@ func (t *Tracker) Settle(ctx context.Context) error {
 	return nil
 }
 
-// settleable returns the intents that are due to be settled, and those whose pull has ended although that is not on disk.
+// settleable returns the intents that are due for settlement, and those with an ended pull where the end is not on disk.
 func (t *Tracker) settleable(intents []records.Intent) (due, unended []records.Intent) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -127,7 +125,7 @@ func (t *Tracker) settleable(intents []records.Intent) (due, unended []records.I
 	return due, unended
 }
 
-// Flush writes the last-used times that are in memory to disk. If that fails they are kept.
+// Flush writes the last-used times in memory to disk. If that fails, Flush keeps them.
 func (t *Tracker) Flush() error {
 	uses := t.takeUses()
 	if len(uses) == 0 {
@@ -148,7 +146,7 @@ func (t *Tracker) takeUses() map[records.Pair]records.Use {
 	return uses
 }
 
-// keepUses puts back what could not be written, together with what has been noted since.
+// keepUses restores the uses that could not be written, and merges them with the uses noted since.
 func (t *Tracker) keepUses(uses map[records.Pair]records.Use) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -157,8 +155,8 @@ func (t *Tracker) keepUses(uses map[records.Pair]records.Use) {
 	}
 }
 
-// Run does the upkeep of the tracker once a minute until ctx ends: it flushes, clamps, settles, prunes and scans. Then it flushes
-// once more and returns. A failure is logged and tried again the next minute.
+// Run does the upkeep of the tracker once a minute until ctx ends: it flushes, clamps, settles, prunes and scans. Then it flushes once more and
+// returns. It logs a failure and retries in the next minute.
 func (t *Tracker) Run(ctx context.Context) {
 	tick := time.NewTicker(flushEvery)
 	defer tick.Stop()
@@ -183,18 +181,18 @@ func (t *Tracker) Run(ctx context.Context) {
 		if err := t.SettleCreates(ctx); err != nil && ctx.Err() == nil {
 			t.log.Info("Creations of containers not settled; will retry in a minute", "err", err)
 		}
-		// An image may have been removed without a call through pullgate, or the lists after the call did not agree.
+		// An image may have been removed without a call through pullgate, or the lists after the call may have differed.
 		if err := t.Prune(ctx); err != nil && !errors.Is(err, errNoAgreement) && ctx.Err() == nil {
 			t.log.Info("Records of removed images not pruned, will retry in a minute", "err", err)
 		}
-		// Images are marked as soon as they are due, and not only at a request, so that a later pull of the same repository
-		// that ends without a known result does not keep them from being marked.
+		// Images are marked as soon as they are due, and not only at a request. A later pull of the same repository that ends without a known result
+		// then does not prevent the marks.
 		t.scan(ctx)
 	}
 }
 
-// agreedImages returns the image list of the runtime after it has given the same one twice. A
-// runtime that is starting up shows few images or none.
+// agreedImages returns the image list of the runtime after the runtime has returned the same list twice. A starting runtime shows few images or
+// none.
 func (t *Tracker) agreedImages(ctx context.Context) ([]Image, error) {
 	first, err := t.runtime.Images(ctx)
 	if err != nil {
@@ -210,7 +208,7 @@ func (t *Tracker) agreedImages(ctx context.Context) ([]Image, error) {
 	return second, nil
 }
 
-// contents returns the IDs of images and their pairs, each once, in order.
+// contents returns the pairs of images, and for each image a pair with only its ID, sorted, without duplicates.
 func contents(images []Image) []records.Pair {
 	all := pairsOf(images)
 	for _, i := range images {
@@ -222,7 +220,7 @@ func contents(images []Image) []records.Pair {
 	return slices.Compact(all)
 }
 
-// presentImages returns the images that the runtime has, at least those that have records or marks.
+// presentImages returns the images of the runtime, at least those with records or marks.
 func (t *Tracker) presentImages(ctx context.Context) ([]Image, error) {
 	images, err := t.agreedImages(ctx)
 	if err == nil {
@@ -249,13 +247,13 @@ func (t *Tracker) presentImages(ctx context.Context) ([]Image, error) {
 	return images, nil
 }
 
-// An imageStatus is a runtime that can be asked for one image as well.
+// An imageStatus is a runtime that can also return one image.
 type imageStatus interface {
 	Image(ctx context.Context, name string) (Image, error)
 }
 
-// askForEach asks the runtime for each of several images and returns those that it has. An image is absent if the runtime says so
-// twice, as with lists.
+// askForEach requests each of several images from the runtime and returns the present ones. An image is absent if the runtime returns that twice,
+// as with lists.
 func askForEach(ctx context.Context, runtime imageStatus, ids []string) (present []Image, err error) {
 	for range 2 {
 		ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool {

@@ -8,7 +8,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// A Standing says what a credential is worth for a pair at one moment. Of the values up to Valid a greater one is better.
+// A Standing is the state of a credential for a pair at one moment. Of the values up to Valid a greater one is better.
 type Standing uint8
 
 // The values of a Standing.
@@ -17,11 +17,11 @@ const (
 	Expired                // the proof has to be renewed at the registry
 	InGrace                // the proof has expired, and counts only while the registry cannot be asked
 	Valid
-	Rotated // its Secret proved access with another content, which it replaces when the pod asks
+	Rotated // the Secret proved access with other content; the present credential replaces that when the pod asks
 )
 
-// standing returns what a proof is worth now (docs/design/0013). A proof from the future is expired until clamp sets it back. There is
-// no grace if a registry has denied the credential since: the registry can be asked.
+// standing returns the present state of a proof (docs/design/0013). A proof from the future is expired until clamp corrects it. There is no grace
+// if a registry has denied the credential since the proof: the registry can be asked.
 func (r *Rules) standing(p *records.Proof, now time.Time) Standing {
 	if p == nil {
 		return ProvedNothing
@@ -42,8 +42,8 @@ func (r *Rules) standing(p *records.Proof, now time.Time) Standing {
 	}
 }
 
-// clamp gives proofs from the future the present time, on disk, and reports whether there were any: the clock was set back, and they
-// would be valid for too long. If that cannot be written, they stay in the future and prove nothing.
+// clamp sets proofs from the future to the present time, on disk, and reports whether there were any: the clock was set back, and they would be
+// valid for too long. If that cannot be written, they stay in the future and prove nothing.
 func (t *Tracker) clamp() bool {
 	n, err := t.store.Clamp(time.Now())
 	if err != nil {
@@ -55,7 +55,7 @@ func (t *Tracker) clamp() bool {
 	return n > 0
 }
 
-// ahead reports whether a record has a proof from the future that would have to be clamped.
+// ahead reports whether a record has a proof from the future that clamp would change.
 func (r *Rules) ahead(rec *records.Record) bool {
 	if r.Validity <= 0 || rec == nil {
 		return false
@@ -68,12 +68,12 @@ func (r *Rules) ahead(rec *records.Record) bool {
 type bestProof struct {
 	standing     Standing
 	credential   credential.ID
-	secrets      []records.SecretRef // that are known to hold the credential
-	newSecretRef records.SecretRef   // the one of them that is not in the record yet; the zero value is none
+	secrets      []records.SecretRef // known to hold the credential
+	newSecretRef records.SecretRef   // the Secret of these that is not in the record yet; the zero value is none
 	before       []credential.ID     // see records.Proof.RotatedFrom
 }
 
-// proof returns the first of the best proofs that the credentials of a request have in a record.
+// proof returns the first of the best proofs in a record by the credentials of a request.
 func (t *Tracker) proof(r *records.Record, rules *Rules, q Request) (best bestProof) {
 	now := time.Now()
 	consider := func(id credential.ID, from records.SecretRef) {
@@ -97,7 +97,7 @@ func (t *Tracker) proof(r *records.Record, rules *Rules, q Request) (best bestPr
 	for _, s := range q.Secrets {
 		consider(s.Credential, s.Ref)
 	}
-	// Not for a request that presents a credential: it asks whether that one proves access.
+	// Skipped for a request that presents a credential: it asks whether that credential proves access.
 	if q.Credentials == nil {
 		consider(t.ofNamespace(q.Pod), records.SecretRef{})
 	}
