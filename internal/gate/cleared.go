@@ -2,8 +2,8 @@ package gate
 
 import "sync"
 
-// cleared holds the containers that may be started, because their image has been read back after their creation. The zero value
-// is empty and ready; it may be used concurrently.
+// cleared holds the containers that may be started, because their image has been read back after their creation. The zero value is empty and
+// ready to use; it may be used concurrently.
 type cleared struct {
 	mu sync.Mutex
 	of map[string]string // sandbox by container
@@ -35,7 +35,7 @@ func (c *cleared) endSandbox(ended string) {
 	c.keep(func(sandbox string) bool { return sandbox != ended })
 }
 
-// keep forgets the containers of every sandbox that is not alive. alive must not call back.
+// keep removes the containers of every sandbox that is not alive. alive must not call back.
 func (c *cleared) keep(alive func(sandbox string) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -18,8 +18,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// createContainer judges again, for the exact pod: before the runtime creates the container, its image and every image that it
-// mounts; and afterwards, the image that the container really has.
+// createContainer judges again, for the exact pod. Before the runtime creates the container, it judges the image and every image that the
+// container mounts. Afterwards it judges the image that the container really has.
 func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, error) {
 	const name = "CreateContainer"
 	var req runtimeapi.CreateContainerRequest
@@ -40,7 +40,7 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, e
 	if err != nil {
 		return nil, g.createFailed(ctx, name, who, judged, create, err)
 	}
-	// The container exists even if the client has hung up.
+	// The container exists even if the client has disconnected.
 	ctx = context.WithoutCancel(ctx)
 	var resp runtimeapi.CreateContainerResponse
 	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
@@ -49,7 +49,7 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, e
 	crashpoint.Hit(crashpoint.Created)
 	asked, err := g.readBack(ctx, name, who, resp.GetContainerId(), judged)
 	if err == nil && g.tracker.Revocations() != since {
-		// The proof may have been revoked before the runtime created the container, which could not be seen after a restart.
+		// The proof may have been revoked before the runtime created the container, which a restart could not detect.
 		_, err = g.judgeConfig(ctx, name, who, req.GetConfig())
 	}
 	if err != nil {
@@ -74,8 +74,8 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, e
 	return raw, nil
 }
 
-// createFailed returns the answer to a call for which the runtime returned an error. If the image may be a checkpoint, the
-// error could reveal which other images are on the node, so the answer is the same as for a denied container.
+// createFailed returns the answer to a call for which the runtime returned an error. If the image may be a checkpoint, the error could reveal
+// which other images are on the node, so the answer is the same as for a denied container.
 func (g *Gate) createFailed(ctx context.Context, callName string, who tracker.Pod, j judgement, create *tracker.Create, err error) error {
 	if aborted(err) {
 		return err // the runtime may complete it, so the create is lost
@@ -92,13 +92,13 @@ func (g *Gate) createFailed(ctx context.Context, callName string, who tracker.Po
 	return g.notCreated(who, j)
 }
 
-// withholds reports whether the result of a create in the runtime must not be shown to the pod.
+// withholds reports whether the gate must not show the runtime's result of a create to the pod.
 func (g *Gate) withholds(who tracker.Pod, create *tracker.Create) bool {
 	return !g.shadow && !create.Ordinary() && !g.tracker.Exempt(who)
 }
 
-// notCreated is the answer to a create from an image that may be a checkpoint, both if the runtime failed, as it does
-// when the image that the checkpoint names is absent, and if it created a container that was denied.
+// notCreated is the answer to a create from an image that may be a checkpoint. It is the same if the runtime failed, as it does if the image that
+// the checkpoint names is absent, and if it created a container that was denied.
 func (g *Gate) notCreated(who tracker.Pod, j judgement) error {
 	if g.allowRestores.Load() {
 		g.hidden.Refuse(who.UID, j.name, j.image.ID)
@@ -108,8 +108,8 @@ func (g *Gate) notCreated(who tracker.Pod, j judgement) error {
 			"which this pod may not do; see the log of pullgated on this node, and allowRestores in its configuration", who.Namespace, who.Name, j.name.String()))
 }
 
-// restorePod judges each container configuration as createContainer does. Restored containers are
-// in state created; if one of them is denied, the whole sandbox is removed.
+// restorePod judges each container configuration as createContainer does. Restored containers are in state created; if one of them is denied, the
+// gate removes the whole sandbox.
 func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call) ([]byte, error) {
 	const name = "RestorePod"
 	var req runtimeapi.RestorePodRequest
@@ -161,8 +161,8 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call) ([]byte, error)
 	return raw, nil
 }
 
-// startContainer forwards the start of a container whose image has been read back. If it has not been, since
-// the answer to the creation was lost or pullgated restarted, it is read back now.
+// startContainer forwards the start of a container with an image that has been read back. If it has not been read back, because the answer to the
+// creation was lost or pullgated restarted, startContainer reads it back now.
 func (g *Gate) startContainer(ctx context.Context, c *criproxy.Call) ([]byte, error) {
 	const name = "StartContainer"
 	var req runtimeapi.StartContainerRequest
@@ -183,14 +183,14 @@ func (g *Gate) startContainer(ctx context.Context, c *criproxy.Call) ([]byte, er
 	return raw, err
 }
 
-// A judgement is what a container was allowed to be created on.
+// A judgement holds the image with which a container was allowed to be created.
 type judgement struct {
-	name  imageref.Ref  // as the pod names the image; empty before CRI 1.28
+	name  imageref.Ref  // the pod's name for the image; empty before CRI 1.28
 	image tracker.Image // the zero value if the image was absent when it was judged
 }
 
-// podOf returns the pod of a sandbox: the one in the index, which comes from answers of the runtime; for a sandbox that is
-// not in the index yet, the one that the kubelet sends in the call.
+// podOf returns the pod of a sandbox: the one in the index, which comes from answers of the runtime; for a sandbox that is not in the index yet,
+// the one that the kubelet sends in the call.
 func (g *Gate) podOf(sandboxID string, config *runtimeapi.PodSandboxConfig) tracker.Pod {
 	if p, ok := g.pods.BySandbox(sandboxID); ok {
 		return p
@@ -206,8 +206,7 @@ func (g *Gate) judgeConfig(ctx context.Context, callName string, who tracker.Pod
 	if err != nil {
 		return j, err
 	}
-	// The runtime refuses an image that is absent. If it arrives before the call, it is judged when it is
-	// read back.
+	// The runtime refuses an absent image. If the image arrives before the call, it is judged when it is read back.
 	j.image = img
 	return j, g.judgeMounts(ctx, callName, who, config.GetMounts())
 }
@@ -223,7 +222,7 @@ func (g *Gate) judgeMounts(ctx context.Context, callName string, who tracker.Pod
 			return err
 		}
 		if img.ID == "" && !g.shadow {
-			// A mount is not read back, so its image must be there to be judged.
+			// A mount is not read back, so its image must be present to be judged.
 			return criproxy.Refuse(codes.NotFound, "IMAGE_NOT_FOUND",
 				fmt.Sprintf("pullgate: image %q to be mounted is not on the node", m.GetImage().GetUserSpecifiedImage()))
 		}
@@ -231,13 +230,12 @@ func (g *Gate) judgeMounts(ctx context.Context, callName string, who tracker.Pod
 	return nil
 }
 
-// judgeSpec judges one image under the name that the pod has for it, and returns it, the zero value if it is absent.
+// judgeSpec judges one image under the pod's name for it, and returns the image, the zero value if it is absent.
 func (g *Gate) judgeSpec(ctx context.Context, callName string, who tracker.Pod, spec *runtimeapi.ImageSpec, name imageref.Ref) (tracker.Image, error) {
 	img, err := g.runtime.imageOf(ctx, spec)
 	if err != nil {
 		if g.shadow || !aborted(err) {
-			// The runtime cannot resolve it and returns an error itself; a container that it creates
-			// all the same is read back.
+			// The runtime cannot resolve it and returns an error itself; if it creates a container nevertheless, that is read back.
 			return tracker.Image{}, nil
 		}
 		return tracker.Image{}, err
@@ -253,9 +251,8 @@ func (g *Gate) judgeSpec(ctx context.Context, callName string, who tracker.Pod, 
 	return tracker.Image{}, g.deny(callName, who, name, v)
 }
 
-// named adds a name to an image that has another tag or digest of the name's repository. The
-// kubelet resolved the name at the pre-check, and the tag may have moved since; the pair of
-// image ID and repository is the same.
+// named adds a name to an image that has another tag or digest of the name's repository. The kubelet resolved the name at the pre-check, and the
+// tag may have moved since; the pair of image ID and repository is the same.
 func named(img tracker.Image, name imageref.Ref) tracker.Image {
 	if name.Parsed() && slices.Contains(img.Repositories(), name.Repository()) {
 		img.Names = append([]imageref.Ref{name}, img.Names...)
@@ -263,13 +260,13 @@ func named(img tracker.Image, name imageref.Ref) tracker.Image {
 	return img
 }
 
-// readBack clears a created container for its start if it is on the image that was judged, or on another one that
-// the pod may use. It reports whether the container is on the judged image and was not restored.
+// readBack clears a created container for its start if it is on the judged image, or on another one that the pod may use. It reports whether the
+// container is on the judged image and was not restored.
 func (g *Gate) readBack(ctx context.Context, callName string, who tracker.Pod, id string, j judgement) (asked bool, err error) {
 	c, err := g.runtime.container(ctx, id)
 	switch {
 	case g.shadow && c == nil:
-		return false, nil // nothing is enforced; images that came with the container need proof
+		return false, nil // in shadow mode nothing is enforced; images that came with the container need proof
 	case err != nil:
 		return false, err
 	case c == nil:
@@ -303,8 +300,8 @@ func (g *Gate) clear(ctx context.Context, callName string, who tracker.Pod, c *r
 	return same && !restored, nil
 }
 
-// judgeOther judges an image that a container has instead of the one that was judged. The
-// runtime may have given it the requested name, so that name proves nothing.
+// judgeOther judges an image that a container has instead of the judged one. The runtime may have given it the requested name, so that name
+// proves nothing.
 func (g *Gate) judgeOther(ctx context.Context, callName string, who tracker.Pod, img tracker.Image, j judgement) error {
 	r := tracker.Request{Image: img, Substituted: true, Using: true}
 	if j.image.ID == "" {
@@ -318,12 +315,12 @@ func (g *Gate) judgeOther(ctx context.Context, callName string, who tracker.Pod,
 	}
 	g.hidden.Refuse(who.UID, j.name, j.image.ID)
 	if r.Substituted {
-		v.Reason = policy.NotProved // or the reason could reveal names of the other image
+		v.Reason = policy.NotProved // otherwise the reason could reveal names of the other image
 	}
 	return g.deny(callName, who, j.name, v)
 }
 
-// lateReadBack judges a container by what the runtime reports about it.
+// lateReadBack judges a container by the runtime's report about it.
 func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
 	c, err := g.runtime.container(ctx, id)
 	if err != nil {
@@ -350,7 +347,7 @@ func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
 		}
 	}
 	j := judgement{name: imageref.New(spec.GetUserSpecifiedImage())}
-	if wasRestored(c) && !g.mayUseRestored(who) { // its image is what the checkpoint says
+	if wasRestored(c) && !g.mayUseRestored(who) { // the checkpoint determines its reported image
 		err = g.denyRestored(callName, who, c, j.name)
 	} else if j.image, err = g.judgeSpec(ctx, callName, who, spec, j.name); err == nil {
 		var shown *runtimeapi.ContainerStatus
@@ -367,8 +364,7 @@ func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
 	return err
 }
 
-// drop removes a container that must not be started. If that fails it stays in state created,
-// and its start is denied.
+// drop removes a container that must not be started. If that fails, the container stays in state created, and the gate denies its start.
 func (g *Gate) drop(ctx context.Context, id string) {
 	if err := g.runtime.removeContainer(ctx, id); err != nil {
 		g.log.Error(err, "Denied container not removed, its start will be denied")

@@ -10,7 +10,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Reasons of the gate, beside those of the package policy. They deny calls that the tracker was not asked about, or allowed.
+// Reasons of the gate, in addition to those of the package policy. They deny calls that the tracker did not judge, or allowed.
 const (
 	// ContainerRefused hides an image from a pod that was denied a container on it.
 	ContainerRefused policy.Reason = "container_refused"
@@ -26,8 +26,8 @@ func overruled(v tracker.Verdict, why policy.Reason) tracker.Verdict {
 	return v
 }
 
-// note records a decision about an image of this name in Config.Decisions, and in the journal unless it repeats a denial: of those the
-// journal has one line a minute, with their number.
+// note records a decision about an image of this name in Config.Decisions, and in the journal unless it repeats a denial. For repeated denials
+// the journal has one line a minute, with their number.
 func (g *Gate) note(name imageref.Ref, d decisionlog.Decision) {
 	d = g.complete(name, d)
 	g.journal(d)
@@ -36,20 +36,20 @@ func (g *Gate) note(name imageref.Ref, d decisionlog.Decision) {
 	}
 }
 
-// noteRepeatedAllow logs for developers that a pod was allowed an image again.
+// noteRepeatedAllow logs at a debug level that a pod was allowed an image again.
 func (g *Gate) noteRepeatedAllow(name imageref.Ref, d decisionlog.Decision) {
 	if log := g.log.V(2); log.Enabled() {
 		log.Info("Allowed again", facts(g.complete(name, d))...)
 	}
 }
 
-// complete fills in what every decision about an image of this name has.
+// complete sets the fields that every decision about an image of this name has.
 func (g *Gate) complete(name imageref.Ref, d decisionlog.Decision) decisionlog.Decision {
 	d.Image = name.String()
 	d.Shadow = g.shadow
 	d.Repository = d.Verdict.Pair.Repository
 	if d.Repository == "" {
-		d.Repository = name.Repository() // of a pull that did not succeed, for example
+		d.Repository = name.Repository() // for example of a pull that did not succeed
 	}
 	return d
 }
@@ -64,7 +64,7 @@ func facts(d decisionlog.Decision) []any {
 
 func (g *Gate) journal(d decisionlog.Decision) {
 	facts := facts(d)
-	if d.Call == "PullImage" { // each has a line, so that the journal shows every request to a registry
+	if d.Call == "PullImage" { // each pull has a line, so that the journal shows every request to a registry
 		if d.Outcome != "" {
 			g.log.Info("Pull", append(facts, "outcome", d.Outcome)...)
 			return
@@ -85,13 +85,13 @@ func (g *Gate) journal(d decisionlog.Decision) {
 	case d.Verdict.Allowed():
 		g.log.Info("Allowed", facts...)
 	case d.Call == "ImageStatus":
-		g.log.Info("Hidden", facts...) // with shadow=true it would be
+		g.log.Info("Hidden", facts...) // with shadow=true the image would be hidden
 	default:
 		g.log.Info("Denied", facts...)
 	}
 }
 
-// holder returns the Secret that holds the credential of a verdict, the zero value if none is known to.
+// holder returns a Secret that is known to hold the credential of a verdict, the zero value if there is none.
 func holder(v tracker.Verdict, secrets []tracker.Secret) (from records.SecretRef) {
 	for _, s := range secrets {
 		if v.Credential != "" && s.Credential == v.Credential {

@@ -35,7 +35,7 @@ type Gate struct {
 	shadow    bool
 	fallback  bool
 	always    kubelet.AlwaysPrecheck
-	// skipsAlways is what the last pre-check showed of the kubelet.
+	// skipsAlways is the result of the last pre-check about the kubelet.
 	skipsAlways atomic.Bool
 
 	hidden        hidden.Set
@@ -47,39 +47,38 @@ type Gate struct {
 	allowRestores atomic.Bool
 }
 
-// Metrics counts what a [Gate] decides. Its methods may be called concurrently.
+// Metrics counts the decisions of a [Gate]. Its methods may be called concurrently.
 //
 //nolint:interfacebloat // one method for each thing that is counted, of one implementation
 type Metrics interface {
-	// Verdict is called for every judgement, with the CRI call that asked.
+	// Verdict is called for every judgement, with the name of the CRI call.
 	Verdict(call string, d policy.Decision)
-	// Refused is called for every ImageStatus that was answered as if the image were absent, and
-	// for every other call that was answered with PermissionDenied.
+	// Refused is called for every ImageStatus that was answered as if the image were absent, and for every other call that was answered with
+	// PermissionDenied.
 	Refused(call string)
-	// Recheck is called when a pod was let use a present image, or was not: outcome is Hit or the
-	// label of the KEP's miss. took is the time of the handling, for a miss that of the pull too.
+	// Recheck is called when a pod was allowed to use a present image, or was not: outcome is Hit or the label of the KEP's miss. took is the
+	// duration of the handling; for a miss it includes the pull.
 	Recheck(pullPolicy, outcome string, took time.Duration)
-	// CredentialsIgnored is called when a pod has more credentials for an image than are considered.
+	// CredentialsIgnored is called when a pod has more credentials for an image than the gate considers.
 	CredentialsIgnored()
-	// PullUnresolved is called for every successful pull that was not recorded, because the runtime did not
-	// report which image it pulled.
+	// PullUnresolved is called for every successful pull that was not recorded, because the runtime did not report the pulled image.
 	PullUnresolved()
-	// CreationRefused is called for every CreateContainer, StartContainer and RestorePod that was refused although its images
-	// were allowed: CreationRestored or CreationFailed.
+	// CreationRefused is called for every CreateContainer, StartContainer and RestorePod that was refused although its images were allowed:
+	// CreationRestored or CreationFailed.
 	CreationRefused(reason string)
 }
 
-// Config are the parts and the settings of a [Gate].
+// Config holds the parts and the settings of a [Gate].
 type Config struct {
 	Tracker *tracker.Tracker
 	Pods    *podindex.Index
 	Runtime *Runtime
-	// PodSource has facts about pods that the CRI does not have; nil is none.
+	// PodSource has facts about pods that the CRI does not have; nil if there is none.
 	PodSource PodSource
 	Metrics   Metrics
 	Log       klog.Logger
-	// Decisions records every decision but a repeated Allow; nil records none. Log gets a line for each, and for a denial that is
-	// repeated one a minute.
+	// Decisions records every decision except a repeated Allow; nil records none. Log gets a line for each decision, and one line a minute for a
+	// repeated denial.
 	Decisions decisionlog.Recorder
 	// Shadow is noPullImageSecretRecheck: judge and count, enforce nothing.
 	Shadow bool
@@ -91,7 +90,7 @@ type Config struct {
 	AllowRestores bool
 }
 
-// New returns a gate. Every field of the configuration but PodSource, Decisions and the switches must be set.
+// New returns a gate. Every field of the configuration except PodSource, Decisions and the switches must be set.
 func New(c Config) *Gate {
 	g := &Gate{
 		tracker:   c.Tracker,
@@ -113,11 +112,10 @@ func New(c Config) *Gate {
 // Hit is the outcome of a recheck that needed no registry.
 const Hit = "hit"
 
-// unverified is the outcome of a recheck that the shadow mode let pass.
+// unverified is the outcome of a recheck that shadow mode allowed.
 const unverified = "unverified"
 
-// identify returns the pod of a sandbox configuration. The kubelet writes the configuration and its annotations, so
-// they can be trusted.
+// identify returns the pod of a sandbox configuration. The kubelet writes the configuration and its annotations, so they are trustworthy.
 func identify(c *runtimeapi.PodSandboxConfig) tracker.Pod {
 	m := c.GetMetadata()
 	return tracker.Pod{
@@ -128,7 +126,7 @@ func identify(c *runtimeapi.PodSandboxConfig) tracker.Pod {
 	}
 }
 
-// decode reads a request. A call that cannot be read cannot be judged, so it is refused.
+// decode reads a request. A call that cannot be read cannot be judged, so the gate refuses it.
 func decode(c *criproxy.Call, into proto.Message) error {
 	if err := proto.Unmarshal(c.Request, into); err != nil {
 		return criproxy.Refuse(codes.InvalidArgument, "UNDECODABLE_REQUEST",
@@ -137,9 +135,9 @@ func decode(c *criproxy.Call, into proto.Message) error {
 	return nil
 }
 
-// judge asks the tracker, counts the verdict and notes it, unless it is a repeated Allow. A request without credentials is
-// judged by those of the pod's Secrets if nothing else allows it: to get them may take a while. They are requested before
-// every refusal, so that its duration does not reveal the reason.
+// judge gets a verdict from the tracker, counts it and notes it, unless it is a repeated Allow. If nothing else allows a request without
+// credentials, judge uses those of the pod's Secrets, which may take a while to get. It requests them before every refusal, so that the duration
+// of a refusal does not reveal the reason.
 func (g *Gate) judge(ctx context.Context, callName string, p tracker.Pod, r tracker.Request) tracker.Verdict {
 	d := g.decide(ctx, callName, p, r, g.tracker.Check)
 	if d.Verdict.Reason != policy.Absent {
@@ -148,7 +146,7 @@ func (g *Gate) judge(ctx context.Context, callName string, p tracker.Pod, r trac
 	return d.Verdict
 }
 
-// decide judges by a check of the tracker. It neither counts nor logs what it decided.
+// decide judges by a check of the tracker. It neither counts nor logs its decision.
 func (g *Gate) decide(ctx context.Context, callName string, p tracker.Pod, r tracker.Request, check func(context.Context, tracker.Request) tracker.Verdict) decisionlog.Decision {
 	began := time.Now()
 	r.Pod = p
@@ -170,23 +168,22 @@ func (g *Gate) decide(ctx context.Context, callName string, p tracker.Pod, r tra
 // count counts a verdict and notes it, unless it is a repeated Allow.
 func (g *Gate) count(name imageref.Ref, d decisionlog.Decision) {
 	g.metrics.Verdict(d.Call, d.Verdict.Decision)
-	if !d.Verdict.Allowed() || d.Verdict.First || d.Pod.UID == "" { // whether an unknown pod was allowed before is not known
+	if !d.Verdict.Allowed() || d.Verdict.First || d.Pod.UID == "" { // it is unknown whether an unknown pod was allowed before
 		g.note(name, d)
 	} else {
 		g.noteRepeatedAllow(name, d)
 	}
 }
 
-// hit counts a present image that was allowed by an earlier proof: once for each pod and pair, when the pod gets
-// its grant.
+// hit counts a present image that an earlier proof allowed: once for each pod and pair, when the pod gets its grant.
 func (g *Gate) hit(pullPolicy string, v tracker.Verdict, began time.Time) {
 	if v.First && (v.Reason == policy.Proved || v.Reason == policy.ProvedInGrace || v.Reason == policy.Open) {
 		g.metrics.Recheck(pullPolicy, Hit, time.Since(began))
 	}
 }
 
-// deny returns the error for a container that may not be created or started. It says what is missing
-// and what to do, and contains no name that is not in the request.
+// deny returns the error for a container that may not be created or started. It says what is missing and what to do, and contains only names from
+// the request.
 func (g *Gate) deny(callName string, p tracker.Pod, name imageref.Ref, v tracker.Verdict) error {
 	g.metrics.Refused(callName)
 	what := fmt.Sprintf("image %q", name.String())
@@ -208,22 +205,21 @@ func (g *Gate) deny(callName string, p tracker.Pod, name imageref.Ref, v tracker
 		fmt.Sprintf("pullgate: pod %s/%s may not use %s: %s; %s", p.Namespace, p.Name, what, missing, todo))
 }
 
-// unnamed says why access cannot be proved for a name that the runtime resolves to an image without that name. It
-// depends on the name alone, so that it reveals nothing about the images on the node.
+// unnamed says why access cannot be proved for a name that the runtime resolves to an image without that name. It depends only on the name, so
+// that it reveals nothing about the images on the node.
 func unnamed(name imageref.Ref) (missing, todo string) {
 	switch {
 	case name.IsShort():
 		return "it names no registry, and the runtime resolved the short name to another registry than docker.io",
 			fmt.Sprintf("write the registry in the name of the image, as in REGISTRY/%s", name)
-	case strings.Contains(name.String(), "/"): // which no image ID has
+	case strings.Contains(name.String(), "/"): // image IDs have no slash
 		return "the image that the runtime resolved it to does not have this name", "pull it by this name, with imagePullPolicy IfNotPresent or Always"
 	default:
 		return "an image ID is not a name that access can be proved for", "use the image's repository with a tag or digest"
 	}
 }
 
-// aborted reports whether an error only says that the call itself did not complete, so that it reveals
-// nothing about an image.
+// aborted reports whether an error only says that the call itself did not complete, so that it reveals nothing about an image.
 func aborted(err error) bool {
 	switch status.Code(err) {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:

@@ -17,21 +17,21 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// manyLimit bounds the time in which all pods are judged that may have sent one pre-check: it may take a while to get the Secrets
-// of each, and the kubelet waits for the answer.
+// manyLimit limits the time for judging all pods that may have sent one pre-check: getting the Secrets of each may take a while, and the kubelet
+// waits for the answer.
 const manyLimit = 3 * time.Second
 
-// absent is what a runtime answers for an image that it does not have: an empty message.
+// absent is the answer of a runtime for an absent image: an empty message.
 var absent = []byte{} //nolint:gochecknoglobals // the constant of its type
 
-// isPrecheck reports whether an ImageStatus is judged. Only a kubelet that decides whether to pull sends both of its own annotations.
-// Its call for the image's user has none: if the image were hidden there, the container would run as root.
+// isPrecheck reports whether an ImageStatus is judged. Only a kubelet that decides whether to pull sends both of its own annotations. Its call
+// for the image's user has none: if that call were hidden, the container would run as root.
 func isPrecheck(r *runtimeapi.ImageStatusRequest) bool {
 	a := r.GetImage().GetAnnotations()
 	return !r.GetVerbose() && a[podindex.SeenAnnotation] != "" && a[podindex.SourceAnnotation] != ""
 }
 
-// imageStatus hides an image that the pod has to prove access to.
+// imageStatus hides an image if the pod has to prove access to it.
 func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error) {
 	var req runtimeapi.ImageStatusRequest
 	if err := decode(c, &req); err != nil {
@@ -45,12 +45,12 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error
 	began := time.Now()
 	name, seen := imageref.New(req.GetImage().GetImage()), req.GetImage().GetAnnotations()[podindex.SeenAnnotation]
 	who := g.pods.BySeen(seen)
-	known := len(who) == 1 // which pod has sent it
+	known := len(who) == 1 // the pod that sent it is known
 	if len(who) == 0 {
 		who = g.candidates(req.GetImage().GetAnnotations(), name)
 	}
 	if len(who) == 0 {
-		// The pod is not known: it may use what every pod may, and the source shows whether it is static.
+		// The pod is unknown: it may use what every pod may use, and the source annotation shows whether it is static.
 		who = []tracker.Pod{{Static: podindex.StaticSource(req.GetImage().GetAnnotations()[podindex.SourceAnnotation])}}
 	}
 
@@ -88,7 +88,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error
 	}
 	if v.Allowed() {
 		g.hidden.Clear(key)
-		if pullPolicy != tracker.PullAlways { // which asks the registry in any case
+		if pullPolicy != tracker.PullAlways { // Always asks the registry in any case
 			g.hit(pullPolicy, v, began)
 		}
 		return raw, nil
@@ -115,9 +115,9 @@ func (g *Gate) judgeAsking(ctx context.Context, p tracker.Pod, r tracker.Request
 	return v
 }
 
-// judgeCandidates judges a pre-check that one of several pods has sent; it is allowed if each of them is allowed. It
-// has no effect on them: which of them uses the image is known when a container is created, and the grant and its
-// decision are made then. It logs one decision, which names the pod if there is only one.
+// judgeCandidates judges a pre-check that one of several pods has sent; it allows the pre-check if it allows each of them. It has no effect on
+// them: at the creation of a container it is known which pod uses the image, and the gate makes the grant and its decision then. It logs one
+// decision, which names the pod if there is only one.
 func (g *Gate) judgeCandidates(ctx context.Context, who []tracker.Pod, r tracker.Request) tracker.Verdict {
 	began := time.Now()
 	explain := func(ctx context.Context, r tracker.Request) tracker.Verdict { return g.tracker.Explain(ctx, r).Verdict }
@@ -144,8 +144,8 @@ func (g *Gate) judgeCandidates(ctx context.Context, who []tracker.Pod, r tracker
 	return d.Verdict
 }
 
-// waitAsIfPresent takes as long as to judge an image that is present. Otherwise a tenant that names Secrets which
-// are slow to get could find out from the time which images are present.
+// waitAsIfPresent takes as long as the judgement of a present image. Otherwise a tenant that names Secrets that are slow to get could learn from
+// the duration which images are present.
 func (g *Gate) waitAsIfPresent(ctx context.Context, name imageref.Ref, who []tracker.Pod) {
 	if g.shadow {
 		return
@@ -155,8 +155,8 @@ func (g *Gate) waitAsIfPresent(ctx context.Context, name imageref.Ref, who []tra
 	}
 }
 
-// answerError answers a pre-check for which the runtime returned an error. It does so for an ambiguous prefix of an
-// image ID, which would reveal that such images are present.
+// answerError answers a pre-check for which the runtime returned an error, such as an ambiguous prefix of an image ID. That error would reveal
+// that such images are present.
 func (g *Gate) answerError(ctx context.Context, name imageref.Ref, who []tracker.Pod, err error) ([]byte, error) {
 	if g.shadow || aborted(err) {
 		return nil, err

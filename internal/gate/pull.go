@@ -23,7 +23,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A pullCall is one PullImage on its way through the gate.
+// A pullCall is the state of one PullImage in the gate.
 type pullCall struct {
 	began   time.Time
 	name    imageref.Ref
@@ -33,14 +33,14 @@ type pullCall struct {
 	key     hidden.Key
 	present tracker.Image // the image that has the name on the node before the pull
 	hidden  bool          // a pre-check of this pod for this name is hidden
-	policy  string        // of the container, as far as it is known
+	policy  string        // of the container, if it is known
 
 	exact        bool // it is known whether the registry must be asked
-	revalidation bool // it need not be asked, if the credential is proved
+	revalidation bool // the registry need not be asked if the credential is proved
 }
 
-// pullImage answers a request to prove access that the pod's credential has already answered, and
-// forwards every other pull between its intent and its record (docs/architecture.md, life of a pull).
+// pullImage answers a request to prove access if the pod's credential has a proof, and forwards every other pull between its intent and its
+// record (docs/architecture.md).
 func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call) ([]byte, error) {
 	var req runtimeapi.PullImageRequest
 	if err := decode(c, &req); err != nil {
@@ -63,8 +63,8 @@ func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call) ([]byte, error) 
 	return g.realPull(ctx, c, p)
 }
 
-// isRevalidation reports whether a pull is a request to prove access to an image on the node, and not one that
-// must reach the registry. It sets p.exact to whether that is known.
+// isRevalidation reports whether a pull is a request to prove access to an image on the node, and not one that must reach the registry. It sets
+// p.exact to whether that is known.
 func (g *Gate) isRevalidation(ctx context.Context, p *pullCall) bool {
 	switch p.policy {
 	case tracker.PullAlways:
@@ -73,7 +73,7 @@ func (g *Gate) isRevalidation(ctx context.Context, p *pullCall) bool {
 	case tracker.PullIfNotPresent:
 		p.exact = true
 		return p.present.ID != "" && !g.shadow
-	case tracker.PullMixed: // it may be for a container with Always
+	case tracker.PullMixed: // may be for a container with Always
 		return false
 	default:
 		p.exact = g.always.Skips(ctx)
@@ -108,17 +108,17 @@ func (g *Gate) judgePull(ctx context.Context, p *pullCall, unasked bool) tracker
 	})
 }
 
-// answered reports whether a verdict answers a request to prove access. If no pre-check was hidden, the kubelet pulls for a reason of
-// its own, such as its own records.
+// answered reports whether a verdict answers a request to prove access. If no pre-check was hidden, the kubelet pulls for another reason, such as
+// its own records.
 func (p *pullCall) answered(v tracker.Verdict) bool { return answers(v) && (p.hidden || v.Proved) }
 
-// answers reports whether a verdict answers a pull. A grant of the pod does not: it may depend on another credential, and a
-// kubelet must not take a credential for valid that no registry has accepted.
+// answers reports whether a verdict answers a pull. A grant of the pod does not: it may depend on another credential, and a kubelet must not
+// record a credential as valid that no registry has accepted.
 func answers(v tracker.Verdict) bool {
 	return v.Allowed() && (v.Proved || v.Reason != policy.Granted)
 }
 
-// answerFromNode answers a pull with the image that the node has.
+// answerFromNode answers a pull with the image on the node.
 func (g *Gate) answerFromNode(p *pullCall) ([]byte, error) {
 	g.hidden.Clear(p.key)
 	raw, err := proto.Marshal(&runtimeapi.PullImageResponse{ImageRef: p.present.ID})
@@ -128,12 +128,11 @@ func (g *Gate) answerFromNode(p *pullCall) ([]byte, error) {
 	return raw, nil
 }
 
-// realPull forwards: intent on disk, runtime, record on disk, grant, answer.
+// realPull forwards a pull: intent on disk, runtime, record on disk, grant, answer.
 func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]byte, error) {
 	proved := g.shadow && p.present.ID != "" && g.judgePull(ctx, p, false).Allowed()
 
-	// Before the intent, since this may take a while, and before the runtime is called: afterwards the client may
-	// have hung up.
+	// Before the intent, because this may take a while, and before the call to the runtime, because the client may disconnect afterwards.
 	var podSecrets []tracker.Secret
 	if !p.cred.Anonymous() {
 		podSecrets = g.secrets(ctx, p.pod, p.name)
@@ -155,8 +154,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 		}
 		g.log.Error(err, "Pull refused, the store of pull records cannot be written", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 		g.pullEnded(p, podSecrets, tracker.Verdict{}, outcome.Error)
-		// The kubelet gives the pod the reason RegistryUnavailable for a text that begins so;
-		// of code Unknown it shows the text alone.
+		// The kubelet gives the pod the reason RegistryUnavailable for a text that begins with it; with code Unknown it shows only the text.
 		return nil, criproxy.Refuse(codes.Unknown, "STORE_NOT_WRITABLE",
 			"RegistryUnavailable: pullgate cannot write its store of pull records on this node; see the log of pullgated and the disk that holds its state directory")
 	}
@@ -187,8 +185,8 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	return nil, err
 }
 
-// mayServeWithoutStore reports whether the image on the node may answer a pull for which no intent can be written. If the pull must
-// reach the registry, it may only for a pod that is exempt or has a grant.
+// mayServeWithoutStore reports whether the image on the node may answer a pull without a writable intent. If the pull must reach the registry,
+// that is allowed only for a pod that is exempt or has a grant.
 func (p *pullCall) mayServeWithoutStore(v tracker.Verdict) bool {
 	if p.policy != tracker.PullAlways {
 		return v.Allowed()
@@ -201,8 +199,8 @@ func (p *pullCall) mayServeWithoutStore(v tracker.Verdict) bool {
 	}
 }
 
-// verified writes the record of a successful pull, for the image ID that ImageStatus reports. If the runtime does
-// not report one, there is no record and no grant: the intent stays on disk, so that the image needs proof.
+// verified writes the record of a successful pull, for the image ID that ImageStatus reports. If the runtime does not report one, there is no
+// record and no grant: the intent stays on disk, so that the image needs proof.
 func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, podSecrets []tracker.Secret, raw []byte) (tracker.Verdict, outcome.Outcome) {
 	id, err := g.pulledImage(ctx, p, raw)
 	if err != nil {
@@ -218,8 +216,8 @@ func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, po
 	return v, outcome.Verified
 }
 
-// pulledImage returns the ID of the image that a pull brought. The image_ref of the answer need not be that ID: before
-// CRI 0.36 it may be a digest. So the requested name and image_ref must both be on the node, as one image.
+// pulledImage returns the ID of the image that a pull brought. The image_ref of the answer may differ from that ID: before CRI 0.36 it may be a
+// digest. Therefore the requested name and image_ref must both be on the node, as one image.
 func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (string, error) {
 	var resp runtimeapi.PullImageResponse
 	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
@@ -229,7 +227,7 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (string
 	if ref == "" {
 		return "", errors.New("the answer to PullImage has no image_ref")
 	}
-	// The runtime has pulled, so the record is written even if the client has hung up.
+	// The runtime has pulled, so the record is written even if the client has disconnected.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownCallLimit)
 	defer cancel()
 	requested, err := g.runtime.imageOf(ctx, p.image)
@@ -262,8 +260,8 @@ func (g *Gate) pullEnded(p *pullCall, podSecrets []tracker.Secret, v tracker.Ver
 	})
 }
 
-// countPull counts a pull of an image that was present. In shadow mode a pull that was proved before is a hit, since an enforcing
-// gate would not have asked the registry.
+// countPull counts a pull of a present image. In shadow mode a pull with an earlier proof is a hit, because an enforcing gate would not have
+// asked the registry.
 func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
 	switch {
 	case p.present.ID == "":
@@ -274,14 +272,13 @@ func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
 	}
 }
 
-// serveLocalImage reports whether the image on the node may answer a pull that failed.
+// serveLocalImage reports whether the image on the node may answer a failed pull.
 //
-// If the kubelet sends pre-checks for Always as well, it is not known whether this pull had to reach the registry. It was forwarded,
-// but a pod that has proved access must not depend on the registry, and an exempt pod not on pullgate.
+// If the kubelet also sends pre-checks for Always, it is unknown whether this pull had to reach the registry. The gate forwarded it, but a pod
+// that has proved access must not depend on the registry, and an exempt pod must not depend on pullgate.
 //
-// A known request to prove access was forwarded to renew a proof that has expired, or because there is none. If the registry is
-// down, an expired proof counts during its grace. The error of a mirror does not show that the registry is down: the
-// registry behind it may have denied the pull.
+// A known request to prove access was forwarded because its proof has expired or is missing. If the registry is down, an expired proof counts
+// during its grace. The error of a mirror does not show that the registry is down: the registry behind the mirror may have denied the pull.
 func (g *Gate) serveLocalImage(ctx context.Context, p *pullCall, out outcome.Outcome, err error) (v tracker.Verdict, ok bool) {
 	unasked := !outcome.FromMirror(err)
 	switch {
@@ -297,8 +294,7 @@ func (g *Gate) serveLocalImage(ctx context.Context, p *pullCall, out outcome.Out
 		v = g.judgePull(ctx, p, unasked)
 		return v, answers(v)
 	}
-	// Only an exempt pod. Without its UID, so that a pull which the registry has just refused leaves no grant, which would
-	// allow the next pre-check.
+	// Only an exempt pod. Without its UID, so that a pull that the registry has just refused leaves no grant, which would allow the next pre-check.
 	anonymous := tracker.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}
 	v = g.judge(ctx, "PullImage", anonymous, tracker.Request{Name: p.name, Image: p.present, Credentials: []credential.Credential{}})
 	return v, v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace

@@ -12,30 +12,29 @@ import (
 )
 
 const (
-	// repeatInterval is how often the journal has a line for a denial that is repeated. A kubelet may try to create a container
-	// several times a second, and each line has some 400 bytes.
+	// repeatInterval is the interval of journal lines for a repeated denial. A kubelet may try to create a container several times a second, and
+	// each line has some 400 bytes.
 	repeatInterval = time.Minute
-	// maxRepeats bounds how many denials are remembered. It is more than a node's pods have at a time; one that is forgotten
-	// gets a line again.
+	// maxRepeats limits the number of stored denials. It is more than the pods of a node have at a time. A removed denial gets a line again.
 	maxRepeats = 4096
 )
 
-// repeats decides which denials get a line in the journal. The zero value is empty and ready; it may be used concurrently. A denial
-// takes the same memory whatever its names are.
+// repeats decides which denials get a line in the journal. The zero value is empty and ready to use; it may be used concurrently. A denial takes
+// the same memory for names of any length.
 type repeats struct {
 	mu   sync.Mutex
 	last *lru.Cache // *denial by the digest of call, pod and image
 }
 
-// A denial is the last one of a call, pod and image that got a line.
+// A denial is the last denial of a call, pod and image that got a line.
 type denial struct {
-	why     [sha256.Size]byte // digest of what may differ: reason, image ID and credential
+	why     [sha256.Size]byte // digest of the parts that may change: reason, image ID and credential
 	logged  time.Time
 	skipped int
 }
 
-// next reports whether a decision gets a line, and how many decisions about the same call, pod and image got none since the last
-// one. A denial gets a line if it differs from the last one, or that is a minute old; every other decision gets one.
+// next reports whether a decision gets a line, and how many decisions about the same call, pod and image got none since the last line. A denial
+// gets a line if it differs from the last denial, or if that one is a minute old; every other decision gets a line.
 func (r *repeats) next(d decisionlog.Decision) (skipped int, line bool) {
 	key := digest(d.Call, d.Pod.UID, d.Pod.Namespace, d.Pod.Name, d.Image)
 	why := digest(string(d.Verdict.Reason), d.Verdict.Pair.ImageID, string(d.Verdict.Credential))
@@ -63,7 +62,7 @@ func (r *repeats) next(d decisionlog.Decision) (skipped int, line bool) {
 	return skipped, true
 }
 
-// digest returns a digest of the parts and of where one ends and the next begins.
+// digest returns a digest of the parts and of their boundaries.
 func digest(parts ...string) [sha256.Size]byte {
 	encoded, _ := json.Marshal(parts) // strings can always be encoded
 	return sha256.Sum256(encoded)

@@ -16,15 +16,15 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Reasons for which a create is denied although its images were allowed, for [Metrics].
+// Reasons to deny a create although its images were allowed, for [Metrics].
 const (
 	// CreationRestored is for a container, or a pod, that was restored from a checkpoint.
 	CreationRestored = "restored"
-	// CreationFailed is for an error of the runtime that is not in the answer.
+	// CreationFailed is for an error of the runtime that the answer does not contain.
 	CreationFailed = "runtime_error"
 )
 
-// The annotations that containerd sets on a container which it restores, over those that the checkpoint has.
+// The annotations that containerd sets on a restored container, over those of the checkpoint.
 const (
 	restoredAnnotation        = "restored"
 	checkpointImageAnnotation = "checkpointImage"
@@ -39,8 +39,8 @@ func wasRestored(c *runtimeapi.Container) bool {
 // SetAllowRestores replaces allowRestores for every call that begins after it returns.
 func (g *Gate) SetAllowRestores(allow bool) { g.allowRestores.Store(allow) }
 
-// mayUseRestored reports whether a pod may have containers that were restored. The image ID that the runtime reports for such
-// a container can be of another image than its root file system (docs/design/0022), so it proves nothing.
+// mayUseRestored reports whether a pod may have restored containers. The image ID that the runtime reports for such a container can belong to
+// another image than its root file system (docs/design/0022), so it proves nothing.
 func (g *Gate) mayUseRestored(who tracker.Pod) bool {
 	return g.shadow || g.allowRestores.Load() || g.tracker.Exempt(who)
 }
@@ -62,10 +62,10 @@ func (g *Gate) refusedRestore(callName string, who tracker.Pod, name imageref.Re
 	g.note(name, decisionlog.Decision{Call: callName, Pod: who, Verdict: v, PullPolicy: tracker.PullUnknown})
 }
 
-// restoring holds whether the runtime may restore checkpoints. In the zero value it is not known.
+// restoring holds whether the runtime may restore checkpoints. The zero value is unknown.
 type restoring struct {
 	mu    sync.Mutex
-	conns uint64 // connections that were lost
+	conns uint64 // number of lost connections
 	known bool
 	may   bool
 }
@@ -83,7 +83,7 @@ func (r *restoring) get() (may, known bool, conns uint64) {
 	return r.may, r.known, r.conns
 }
 
-// set keeps what was learned, unless the connection has been lost since.
+// set stores the answer, unless the connection has been lost since.
 func (r *restoring) set(may bool, conns uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,8 +92,8 @@ func (r *restoring) set(may bool, conns uint64) {
 	}
 }
 
-// mayRestore reports whether the runtime may restore a container from a checkpoint: every runtime but containerd before 2.0,
-// and every one whose version is not known.
+// mayRestore reports whether the runtime may restore a container from a checkpoint: every runtime except containerd before 2.0, and every runtime
+// with an unknown version.
 func (g *Gate) mayRestore(ctx context.Context) bool {
 	may, known, conns := g.restoring.get()
 	if known {

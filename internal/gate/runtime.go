@@ -13,17 +13,16 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// ownCallLimit bounds a call of a Runtime.
+// ownCallLimit limits the duration of a call of a Runtime.
 const ownCallLimit = 10 * time.Second
 
-// A Runtime makes pullgate's own calls to the container runtime, beside those that are forwarded. It implements [tracker.Runtime].
-// Its methods may be called concurrently.
+// A Runtime makes pullgate's own calls to the container runtime, in addition to the forwarded ones. It implements [tracker.Runtime]. Its methods
+// may be called concurrently.
 type Runtime struct {
 	runtime, image *criproxy.Upstream
 }
 
-// NewRuntime returns a Runtime on the connections for the two services of the CRI, which may be
-// the same one.
+// NewRuntime returns a Runtime on the connections for the two services of the CRI, which may be the same connection.
 func NewRuntime(runtime, image *criproxy.Upstream) *Runtime {
 	return &Runtime{runtime: runtime, image: image}
 }
@@ -47,13 +46,13 @@ func (r *Runtime) Images(ctx context.Context) ([]tracker.Image, error) {
 	return images, nil
 }
 
-// Image returns what the runtime has under a name or an ID, the zero value if nothing.
+// Image returns the image of the runtime under a name or an ID, the zero value if there is none.
 func (r *Runtime) Image(ctx context.Context, name string) (tracker.Image, error) {
 	return r.imageOf(ctx, &runtimeapi.ImageSpec{Image: name})
 }
 
-// imageOf is Image for the image specification of a client's call. A runtime may have several images under one name,
-// one for each runtime_handler, so the specification is passed on whole.
+// imageOf is Image for the image specification of a client's call. A runtime may have several images under one name, one for each
+// runtime_handler, so imageOf sends the whole specification.
 func (r *Runtime) imageOf(ctx context.Context, spec *runtimeapi.ImageSpec) (tracker.Image, error) {
 	var resp runtimeapi.ImageStatusResponse
 	req := &runtimeapi.ImageStatusRequest{Image: spec}
@@ -91,8 +90,7 @@ func (r *Runtime) containers(ctx context.Context, filter *runtimeapi.ContainerFi
 	return resp.GetContainers(), nil
 }
 
-// container returns one container by its ID, nil if there is none. Runtimes take a unique prefix for an
-// ID, and so does this.
+// container returns one container by its ID, nil if there is none. Like runtimes, it accepts a unique prefix of an ID.
 func (r *Runtime) container(ctx context.Context, id string) (*runtimeapi.Container, error) {
 	found, err := r.containers(ctx, &runtimeapi.ContainerFilter{Id: id})
 	if err != nil {
@@ -143,7 +141,7 @@ func (r *Runtime) removeSandbox(ctx context.Context, id string) error {
 	return nil
 }
 
-// runsOn returns the ID of the image that a container runs on: image_id from CRI 0.29 on, before that image_ref.
+// runsOn returns the image ID of a container: image_id from CRI 0.29 on, before that image_ref.
 func runsOn(c *runtimeapi.Container) string {
 	if id := c.GetImageId(); id != "" {
 		return id

@@ -10,7 +10,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy"
 )
 
-// runPodSandbox learns which pod a sandbox belongs to.
+// runPodSandbox adds the sandbox and its pod to the index.
 func (g *Gate) runPodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, error) {
 	var req runtimeapi.RunPodSandboxRequest
 	if err := decode(c, &req); err != nil {
@@ -33,7 +33,7 @@ func (g *Gate) addSandbox(id string, config *runtimeapi.PodSandboxConfig) {
 	g.pods.Add(podindex.Sandbox{ID: id, Pod: identify(config), Seen: config.GetAnnotations()[podindex.SeenAnnotation]})
 }
 
-// removePodSandbox ends the grants of a pod whose last sandbox goes.
+// removePodSandbox ends the grants of a pod when its last sandbox is removed.
 func (g *Gate) removePodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, error) {
 	var req runtimeapi.RemovePodSandboxRequest
 	if err := decode(c, &req); err != nil {
@@ -47,7 +47,7 @@ func (g *Gate) removePodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, 
 	return raw, err
 }
 
-// listPodSandbox reads a list that is complete, which a kubelet requests about once a second.
+// listPodSandbox reads a complete list, which a kubelet requests about once a second.
 func (g *Gate) listPodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, error) {
 	var req runtimeapi.ListPodSandboxRequest
 	if err := decode(c, &req); err != nil {
@@ -55,7 +55,7 @@ func (g *Gate) listPodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, er
 	}
 	since := g.pods.Now()
 	raw, err := c.Forward(ctx)
-	// A field that a newer CRI has added to the request could make the list a partial one.
+	// A newer CRI may add a field to the request that makes the list partial.
 	if err != nil || proto.Size(req.GetFilter()) > 0 || len(req.ProtoReflect().GetUnknown()) > 0 {
 		return raw, err
 	}
@@ -70,21 +70,20 @@ func (g *Gate) listPodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, er
 	return raw, nil
 }
 
-// removeImage removes the records of an image with it.
+// removeImage removes the records of an image together with the image.
 func (g *Gate) removeImage(ctx context.Context, c *criproxy.Call) ([]byte, error) {
 	var req runtimeapi.RemoveImageRequest
 	if err := decode(c, &req); err != nil {
 		return nil, err
 	}
-	// An image that is present before the call and absent afterwards was removed by it. Without an answer the records stay, with
-	// nothing proved.
+	// The call removed an image that is present before it and absent afterwards. Without an answer the records stay, with nothing proved.
 	img, _ := g.runtime.Image(ctx, req.GetImage().GetImage())
 	done := g.tracker.BeginRemoval()
 	defer done()
 	raw, err := c.Forward(ctx)
 	done()
-	// The image may be gone even if the client has hung up or the runtime's answer was lost. An image that the runtime
-	// has keeps its records.
+	// The image may be removed even if the client has disconnected or the runtime's answer was lost. An image that the runtime still has keeps its
+	// records.
 	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownCallLimit)
 	defer cancel()
 	if err := g.tracker.Removed(own, img.ID); err != nil {
@@ -104,7 +103,7 @@ func (g *Gate) endPods(uids []string) {
 	}
 }
 
-// endGrantsOfEndedPods ends the grants of pods that ended during a pull, which succeeded after their end.
+// endGrantsOfEndedPods ends the grants of pods that ended during a pull that succeeded afterwards.
 func (g *Gate) endGrantsOfEndedPods() {
 	for _, uid := range g.tracker.GrantedPods() {
 		if !g.pods.Has(uid) {

@@ -13,22 +13,21 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A PodSource has facts about pods that the CRI does not have: how they pull, and the credentials in their pull secrets. Its
-// methods may be called concurrently. A fact that it does not know only makes verdicts stricter.
+// A PodSource has facts about pods that the CRI does not have: their pull policies, and the credentials in their pull secrets. Its methods may be
+// called concurrently. A missing fact only makes verdicts stricter.
 type PodSource interface {
-	// PullPolicies returns the imagePullPolicy of each use that the pod makes of an image; known is
-	// false for a pod that the source does not know at the moment.
+	// PullPolicies returns the imagePullPolicy of each use of an image by the pod; known is false for a pod that the source does not have at the
+	// moment.
 	PullPolicies(uid string, image imageref.Ref) (policies []string, known bool)
-	// Secrets returns the credentials of the pod's pull secrets for an image, as far as they are known, in the order in
-	// which a kubelet would try them. The first credential.MaxOffers are considered; one more says that
-	// there are more. It may wait a few seconds.
+	// Secrets returns the known credentials of the pod's pull secrets for an image, in the order in which a kubelet would try them. The first
+	// credential.MaxOffers are considered; one more says that there are more. Secrets may wait a few seconds.
 	Secrets(ctx context.Context, uid string, image imageref.Ref) []tracker.Secret
-	// Candidates returns the UIDs of the pods that may be asking for an image with these annotations;
-	// ok is false if there may be others.
+	// Candidates returns the UIDs of the pods that may have sent a pre-check for an image with these annotations; ok is false if there may be
+	// others.
 	Candidates(annotations map[string]string, image imageref.Ref) (uids []string, ok bool)
 }
 
-// uses returns the imagePullPolicy of each use that a pod makes of an image, as far as it is known.
+// uses returns the known imagePullPolicy of each use of an image by a pod.
 func (g *Gate) uses(p tracker.Pod, image imageref.Ref) []string {
 	if g.source == nil || p.UID == "" {
 		return nil
@@ -42,12 +41,12 @@ func (g *Gate) precheckPolicy(ctx context.Context, p tracker.Pod, image imageref
 	return tracker.PrecheckPolicy(g.uses(p, image), g.always.Skips(ctx))
 }
 
-// SkipsAlways reports whether the kubelet sends no pre-check for containers with imagePullPolicy Always, as it was
-// configured or as the last pre-check showed.
+// SkipsAlways reports whether the kubelet sends no pre-check for containers with imagePullPolicy Always, by the configuration or by the last
+// pre-check.
 func (g *Gate) SkipsAlways() bool { return g.skipsAlways.Load() }
 
-// Refusal returns the decision of the gate on the next pre-check of a pod for an image if it overrules the tracker; ok is
-// false if it does not. It has no effect.
+// Refusal returns the decision of the gate on the next pre-check of a pod for an image if it overrules the tracker; ok is false otherwise. It has
+// no effect.
 func (g *Gate) Refusal(uid string, image imageref.Ref, imageID string) (d policy.Decision, ok bool) {
 	if !g.hidden.WillRefuse(uid, image, imageID) {
 		return d, false
@@ -55,7 +54,7 @@ func (g *Gate) Refusal(uid string, image imageref.Ref, imageID string) (d policy
 	return overruled(tracker.Verdict{}, ContainerRefused).Decision, true
 }
 
-// policyFor returns how a pod uses an image, as far as the kubelet sends the call for it.
+// policyFor returns how a pod uses an image, for the uses for which the kubelet sends the call.
 func (g *Gate) policyFor(ctx context.Context, callName string, p tracker.Pod, image imageref.Ref) string {
 	switch callName {
 	case "ImageStatus":
@@ -67,7 +66,7 @@ func (g *Gate) policyFor(ctx context.Context, callName string, p tracker.Pod, im
 	}
 }
 
-// secrets returns the credentials of a pod's pull secrets for an image, as far as they are known.
+// secrets returns the known credentials of a pod's pull secrets for an image.
 func (g *Gate) secrets(ctx context.Context, p tracker.Pod, image imageref.Ref) []tracker.Secret {
 	if g.source == nil || p.UID == "" || p.Static || image.Empty() {
 		return nil
@@ -84,9 +83,8 @@ func (g *Gate) secrets(ctx context.Context, p tracker.Pod, image imageref.Ref) [
 	return podSecrets[:credential.MaxOffers]
 }
 
-// candidates returns the pods of which one has sent a pre-check with an unknown config.seen, as after a restart of the kubelet;
-// nil if that is not certain. Only a pod with a sandbox can have sent it. If the source does not know one of these, that pod may
-// have sent it too.
+// candidates returns the pods of which one has sent a pre-check with an unknown config.seen, for example after a restart of the kubelet; nil if
+// that is not certain. Only a pod with a sandbox can have sent it. If the source does not have such a pod, that pod may have sent it too.
 func (g *Gate) candidates(annotations map[string]string, image imageref.Ref) (who []tracker.Pod) {
 	if g.source == nil || podindex.StaticSource(annotations[podindex.SourceAnnotation]) {
 		return nil

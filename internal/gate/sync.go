@@ -17,39 +17,38 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// readyLimit bounds how long a judged call waits for the gate to be synced.
+// readyLimit limits how long a judged call waits for the gate to be synced.
 const readyLimit = 5 * time.Second
 
-// firstPause and longestPause bound the pause after an attempt to sync that failed, before a judged call makes
-// the next one. The daemon's own attempts do not wait for it.
+// firstPause and longestPause limit the pause after a failed attempt to sync, before a judged call makes the next attempt. The daemon's own
+// attempts do not wait for it.
 const firstPause, longestPause = time.Second, 30 * time.Second
 
-// restoreAtOnce is how many containers or images the runtime is asked for at once.
+// restoreAtOnce is the number of concurrent requests for containers or images.
 const restoreAtOnce = 8
 
-// reconcileTries bounds how often a list of sandboxes that raced with a change is asked for anew.
+// reconcileTries limits how often Reconcile requests a list of sandboxes again after a race with a change.
 const reconcileTries = 5
 
-// synced says whether the state in memory has been rebuilt from the runtime since the connection to it was made. The zero value
-// says no.
+// synced holds whether the state in memory has been rebuilt from the runtime since the connection to it was made. The zero value means no.
 type synced struct {
 	done     atomic.Bool
 	restored atomic.Bool
 
-	mu       sync.Mutex    // guards the fields that follow
+	mu       sync.Mutex    // guards the following fields
 	attempt  *attempt      // the one in progress; nil if there is none
 	failures int           // in a row
 	failed   time.Time     // when the last attempt failed
 	pause    time.Duration // until judged calls make the next one
 }
 
-// An attempt to sync is shared by all that need it.
+// An attempt to sync is shared by all callers that need it.
 type attempt struct {
 	done chan struct{} // closed when err is set
 	err  error
 }
 
-// Disconnected says that the connection to the runtime was lost; the state in memory is rebuilt when it is back.
+// Disconnected says that the connection to the runtime was lost; the gate rebuilds the state in memory when the connection is back.
 func (g *Gate) Disconnected() {
 	g.synced.done.Store(false)
 	g.restoring.forget()
@@ -58,9 +57,8 @@ func (g *Gate) Disconnected() {
 	g.synced.pause = 0
 }
 
-// Sync rebuilds the state in memory from the runtime: the sandboxes, and the first time the grants of started containers;
-// then records are pruned and marks set. After an error pods are unknown and have no grants, which is stricter.
-// If an attempt is in progress, Sync waits for it.
+// Sync rebuilds the state in memory from the runtime: the sandboxes, and the first time the grants of started containers; then it prunes records
+// and sets marks. After an error pods are unknown and have no grants, which is stricter. If an attempt is in progress, Sync waits for it.
 func (g *Gate) Sync(ctx context.Context) error {
 	s := &g.synced
 	if s.done.Load() {
@@ -115,7 +113,7 @@ func (g *Gate) sync(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return err
 		}
-		// The pods and their grants are known, and calls are judged by them. The tracker prunes once a minute.
+		// The pods and their grants are known, so calls can be judged. The tracker prunes once a minute.
 		g.log.Info("Records of removed images not pruned, will retry in a minute", "err", err)
 	}
 	g.synced.done.Store(true)
@@ -126,12 +124,12 @@ func (g *Gate) sync(ctx context.Context) error {
 // Synced reports whether the gate is synced with the runtime.
 func (g *Gate) Synced() bool { return g.synced.done.Load() }
 
-// ready syncs the gate before a call is judged, so that a pod which had a grant before a restart keeps it.
+// ready syncs the gate before a call is judged, so that a pod with a grant before a restart keeps it.
 func (g *Gate) ready(ctx context.Context) {
 	if g.synced.done.Load() || g.synced.pausing() {
 		return
 	}
-	// Other calls may wait for this attempt, so it does not end with this one.
+	// Other calls may wait for this attempt, so it does not end with this call.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readyLimit)
 	defer cancel()
 	if err := g.Sync(ctx); err != nil {
@@ -139,15 +137,14 @@ func (g *Gate) ready(ctx context.Context) {
 	}
 }
 
-// pausing reports whether the last attempt failed so recently that a judged call makes none.
+// pausing reports whether the last attempt failed so recently that a judged call makes no attempt.
 func (s *synced) pausing() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.attempt == nil && time.Since(s.failed) < s.pause
 }
 
-// Reconcile makes the index of pods equal to the sandboxes of the runtime, and ends the grants of
-// pods that have none.
+// Reconcile makes the index of pods equal to the sandboxes of the runtime, and ends the grants of pods without a sandbox.
 func (g *Gate) Reconcile(ctx context.Context) error {
 	for range reconcileTries {
 		since := g.pods.Now()
@@ -164,26 +161,25 @@ func (g *Gate) Reconcile(ctx context.Context) error {
 	return fmt.Errorf("list sandboxes of the runtime: they changed during each of %d lists", reconcileTries)
 }
 
-// A started is a container that has been started, with the pod that it belongs to.
+// A started is a container that has been started, with its pod.
 type started struct {
 	pod      tracker.Pod
-	uses     []use // the image that it runs on first
+	uses     []use // the image that it runs on comes first
 	create   time.Time
 	restored bool // from a checkpoint
 }
 
-// A use is an image that a container runs on or mounts: the runtime's name of it, and the pod's, empty before CRI 1.28.
+// A use is an image that a container runs on or mounts: the runtime's name for it, and the pod's name for it, which is empty before CRI 1.28.
 type use struct {
 	image string
 	name  imageref.Ref
 }
 
-// restoreGrants gives pods the grants that their containers show. A container counts once it has
-// been started, since the gate has then allowed it; one that was only created may not have been denied because of a
-// crash.
+// restoreGrants gives pods the grants that their containers show. Only started containers count, because the gate has allowed them. A container
+// that was only created may not have been denied yet because of a crash.
 //
-// The runtime is asked for each image separately: its list of all images can be too large to be sent, which a tenant
-// achieves with images that have a long USER.
+// It requests each image from the runtime separately: the list of all images can be too large to send. A tenant can cause that with images that
+// have a long USER.
 func (g *Gate) restoreGrants(ctx context.Context) error {
 	all, err := g.runtime.containers(ctx, nil)
 	if err != nil {
@@ -193,7 +189,7 @@ func (g *Gate) restoreGrants(ctx context.Context) error {
 	each(len(all), func(i int) {
 		var err error
 		if running[i], err = g.startedOf(ctx, all[i]); err != nil {
-			// Most likely it has been removed; the others keep their grants.
+			// Most likely it was removed; the other containers keep their grants.
 			g.log.Info("Grant not restored, the pod must prove access again", "container", all[i].GetId(), "err", err)
 		}
 	})
@@ -227,9 +223,8 @@ func (g *Gate) restoreGrants(ctx context.Context) error {
 	return nil
 }
 
-// usedNames returns the names of an image that a pod uses according to the pod source; all names if it does not know the
-// pod. CRI-O does not report by which name a container was created (user_specified_image); the name that it reports is
-// its own choice.
+// usedNames returns the names of an image that a pod uses according to the pod source; all names if the source does not have the pod. CRI-O does
+// not report the name with which a container was created (user_specified_image); it chooses the name that it reports.
 func (g *Gate) usedNames(p tracker.Pod, names []imageref.Ref) (used []imageref.Ref) {
 	if g.source == nil {
 		return names
@@ -246,7 +241,7 @@ func (g *Gate) usedNames(p tracker.Pod, names []imageref.Ref) (used []imageref.R
 	return used
 }
 
-// each calls f for 0 to n-1, a few at once.
+// each calls f for 0 to n-1, a few concurrently.
 func each(n int, f func(i int)) {
 	var g errgroup.Group
 	g.SetLimit(restoreAtOnce)
@@ -256,10 +251,10 @@ func each(n int, f func(i int)) {
 			return nil
 		})
 	}
-	_ = g.Wait() // none of them returns an error
+	_ = g.Wait() // f returns no error
 }
 
-// startedOf returns what a container shows; it has no uses if it shows nothing.
+// startedOf returns the evidence of a container; without evidence it has no uses.
 func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started, error) {
 	who, ok := g.pods.BySandbox(c.GetPodSandboxId())
 	if !ok || c.GetState() == runtimeapi.ContainerState_CONTAINER_CREATED {
@@ -278,8 +273,8 @@ func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started,
 	return s, nil
 }
 
-// imageOrID returns an image of the runtime. If the runtime fails it returns the ID alone; if the image is absent, the zero value:
-// the next pod that uses it has to pull it.
+// imageOrID returns an image of the runtime. If the runtime fails, it returns an image with only the ID. If the image is absent, it returns the
+// zero value: the next pod that uses the image has to pull it.
 func (g *Gate) imageOrID(ctx context.Context, name string) tracker.Image {
 	img, err := g.runtime.Image(ctx, name)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// begun returns a create from an image, before its end.
+// begun returns a create from an image that has not ended.
 func (w *world) begun(img tracker.Image) *tracker.Create {
 	w.t.Helper()
 	c := w.BeginCreate(true)
@@ -42,7 +42,7 @@ func (w *world) marks() (marked []records.Pair) {
 	return marked
 }
 
-// A create can take as long as a registry that a tenant runs, and must not keep images from being marked that it cannot have brought.
+// A create can take as long as a tenant's registry. It must not prevent marks for images that it cannot have brought.
 func TestScanMarksWhatWasThereBeforeACreate(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	before, after := image(id1, "repo.test/before:1"), image(id2, "repo.test/after:1")
@@ -55,7 +55,7 @@ func TestScanMarksWhatWasThereBeforeACreate(t *testing.T) {
 	w.want(w.check(pod("bob"), "repo.test/after:1", after), policy.Allow, policy.Preloaded)
 }
 
-// The list of one create has what another one brought; the end of the other one closes that.
+// The list of one create has what another create brought; the end of the other create closes that image.
 func TestConcurrentCreatesDoNotHideWhatTheOtherBrought(t *testing.T) {
 	for name, end := range map[string]func(ctx context.Context, restored, other *tracker.Create){
 		"the other ends first": func(ctx context.Context, restored, other *tracker.Create) { other.Created(); restored.Restored(ctx) },
@@ -111,7 +111,7 @@ func TestLostCreateIsSettledAfterAnHour(t *testing.T) {
 	})
 }
 
-// An image that turns out to be no checkpoint has brought nothing by the creates whose answer was lost either.
+// An image that proves not to be a checkpoint also brought nothing by the creates with a lost answer.
 func TestCreatedContainerSettlesLostCreatesOfItsImage(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	img := image(id1, "repo.test/ordinary:1")
@@ -153,7 +153,7 @@ func TestWhenAnImageIsOrdinary(t *testing.T) {
 			if tc.from.ID != "" {
 				from = tc.from
 			}
-			if name == "a second manifest" { // which makes it no more ordinary
+			if name == "a second manifest" { // the image is still not ordinary
 				w.begun(from).Created()
 			}
 			c := w.begun(from)
@@ -168,7 +168,7 @@ func TestWhenAnImageIsOrdinary(t *testing.T) {
 	}
 	w := newWorld(t, tracker.Options{})
 	w.begun(img).Created()
-	if err := pulling(w, app+":2").Lost(); err != nil { // the runtime may complete it yet
+	if err := pulling(w, app+":2").Lost(); err != nil { // the runtime may still complete it
 		t.Fatal(err)
 	}
 	if c := w.begun(img); c.Ordinary() {
@@ -179,13 +179,13 @@ func TestWhenAnImageIsOrdinary(t *testing.T) {
 	}
 }
 
-// writeHook is how bbolt writes to the file of a store.
+// writeHook is the function by which bbolt writes to the file of a store.
 func writeHook(s *records.Store) *func(b []byte, at int64) (int, error) {
 	db := reflect.ValueOf(s).Elem().FieldByName("file").Elem().FieldByName("DB").Elem()
 	return (*func([]byte, int64) (int, error))(unsafe.Pointer(db.FieldByName("ops").FieldByName("writeAt").UnsafeAddr()))
 }
 
-// A full disk stops no create, and opens nothing that comes with one.
+// A full disk does not stop a create, and opens nothing that the create brings.
 func TestCreateThatCannotBeWrittenHoldsScans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{})

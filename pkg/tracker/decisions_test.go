@@ -12,9 +12,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Every case of the table, against the library: with what the pod presents, as in a pull, and with what a
-// pod source says of its Secrets. Where their coordinates are needed the stricter verdict is right
-// without them.
+// Every case of the table, against the library: with the credentials that the pod presents, as in a pull, and with the contents of its Secrets
+// from a pod source. Where the coordinates of the Secrets are needed, the stricter verdict is correct without them.
 func TestDecisions(t *testing.T) {
 	table, err := conformance.Read()
 	if err != nil {
@@ -95,7 +94,7 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case, bySec
 	}
 }
 
-// prepare puts on disk what a case of the table begins with.
+// prepare writes the initial state of a case to disk.
 func (w *world) prepare(table conformance.Decisions, c conformance.Case) {
 	w.t.Helper()
 	if c.Mark != "" {
@@ -107,7 +106,7 @@ func (w *world) prepare(table conformance.Decisions, c conformance.Case) {
 			w.t.Fatalf("MarkPreloaded = %v, %v; want one mark", got, err)
 		}
 	}
-	// The very first scan of a store marks what is there; it is behind us here.
+	// The very first scan of a store marks what is present; it must be over.
 	if _, err := w.store.MarkPreloaded(records.Scan{First: true, Now: time.Now(), Unchanged: func() bool { return true }}); err != nil {
 		w.t.Fatal(err)
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A registry that lets one credential pull one image, and a runtime that keeps what was pulled:
-// what a program like a kubelet has around it.
+// A node is a registry that lets one credential pull one image, and a runtime that keeps the pulled images. A program like a kubelet works
+// between the two.
 type node struct{ images []tracker.Image }
 
 func (n *node) Images(context.Context) ([]tracker.Image, error) { return n.images, nil }
@@ -38,8 +38,8 @@ func (n *node) pull(name, password string) (string, error) {
 	return id, nil
 }
 
-// A kubelet-like program without any proxy: before it runs a container it asks the tracker, and
-// when the answer is Reverify it pulls, between an intent and a record.
+// A program like a kubelet, without a proxy. Before it runs a container it asks the tracker. If the answer is Reverify, it pulls, between an
+// intent and a record.
 func Example() {
 	dir, err := os.MkdirTemp("", "tracker")
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// In any state Explain says what Check comes to afterwards, and has changed nothing: not a byte of the file, no grant, no time of use.
+// In any state Explain returns what Check returns afterwards, and changes nothing: no byte of the file, no grant, no time of use.
 func TestExplainSaysWhatCheckComesToAndChangesNothing(t *testing.T) {
 	seeds := 20
 	if testing.Short() || raced { // there is one goroutine; make race runs all seeds without the detector
@@ -31,7 +31,7 @@ func TestExplainSaysWhatCheckComesToAndChangesNothing(t *testing.T) {
 	}
 }
 
-// A state is everything that Explain must leave alone.
+// A state is everything that Explain must not change.
 type state struct {
 	File   [sha256.Size]byte
 	Grants []tracker.Grant

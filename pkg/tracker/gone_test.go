@@ -73,7 +73,7 @@ func TestScanWithNothingToMarkWritesNothing(t *testing.T) {
 	w.runtime.set(image(id3, "repo.test/any:1"))
 	w.sync()
 	w.lost("repo.test/lost:1")
-	img := image(id1, app+":1", "repo.test/lost:1") // may be what the lost pull brought
+	img := image(id1, app+":1", "repo.test/lost:1") // the lost pull may have brought it
 	w.runtime.set(image(id3, "repo.test/any:1"), img)
 	before, err := w.store.LastWrite()
 	if err != nil {
@@ -103,7 +103,7 @@ func TestCancelledPullDoesNotCloseImportedImages(t *testing.T) {
 		{"imported after the pull", tracker.Image{}, image(id2, system+":new"), policy.Allow, policy.Allow},
 		{"imported before the pull", image(id2, system+":new", system+digest), image(id2, system+":new", system+digest), policy.Allow, policy.Allow},
 		{"has the name of the pull", tracker.Image{}, image(id2, system+":lost", system+":new"), policy.Reverify, policy.Reverify},
-		// Another pull may have taken the name, not the digest.
+		// Another pull may have moved the name, but not the digest.
 		{"has a digest", tracker.Image{}, image(id2, system+":new", system+digest), policy.Reverify, policy.Reverify},
 		{"has only a digest", tracker.Image{}, image(id2, system+digest), policy.Reverify, policy.Reverify},
 	} {
@@ -132,7 +132,7 @@ func TestCancelledPullDoesNotCloseImportedImages(t *testing.T) {
 	}
 }
 
-// What a lost pull brought stays closed, also if another pull moved its tag, and beside an import.
+// An image that a lost pull brought stays closed, also if another pull moved its tag, and also beside an import.
 func TestImageOfALostPullIsNeverPreloaded(t *testing.T) {
 	const digest1 = "@sha256:38a8906435c4dd5f4258899d46621bfd8eea3ad6ff494ee3c2f17ef0321625bd"
 	synctest.Test(t, func(t *testing.T) {
@@ -152,7 +152,7 @@ func TestImageOfALostPullIsNeverPreloaded(t *testing.T) {
 	})
 }
 
-// What is due is marked each minute, so that a later pull without a known result does not stand in the way.
+// Due pairs are marked each minute, so that a later pull without a known result does not prevent the marks.
 func TestRunMarksWhatIsDueEachMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{})
@@ -173,8 +173,8 @@ func TestRunMarksWhatIsDueEachMinute(t *testing.T) {
 	})
 }
 
-// A runtime can leave an image out of its lists, as containerd does with one that it cannot load when it starts, and have
-// it again after its next restart.
+// A runtime can omit an image from its lists, as containerd does with one that it cannot load at its start, and list it again after its next
+// restart.
 func TestImageThatListsLeaveOutForAWhileIsNotPreloaded(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	anyImage, img := image(id3, "repo.test/any:1"), image(id1, app+":1")
@@ -192,7 +192,7 @@ func TestImageThatListsLeaveOutForAWhileIsNotPreloaded(t *testing.T) {
 	w.want(w.check(pod("carol"), app+":1", img, "alice"), policy.Allow, policy.Proved)
 }
 
-// What a client removes and another one imports later is of nobody, as on a new node.
+// An image that a client removes and another client imports later has no owner, as on a new node.
 func TestImageThatWasRemovedThroughPullgateCanBeImported(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	anyImage, img := image(id3, "repo.test/any:1"), image(id1, app+":1")
@@ -222,7 +222,7 @@ func TestMarkEndsWhenItsImageLosesTheRepository(t *testing.T) {
 	w.want(w.check(pod("bob"), "repo.test/second:1", both), policy.Allow, policy.Preloaded)
 }
 
-// A pull that was proved for an image ID which no list has: the image that it brought is listed under another ID.
+// A pull that was proved for an image ID that is in no list: the image that it brought is listed under another ID.
 func TestRecordOfAnImageThatNoListHasKeepsItsRepositoryClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{})

@@ -10,7 +10,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// handOver restarts the world as an orderly stop and a start do, with something done to the store between them.
+// handOver restarts the world like an orderly stop and a start, and changes the store between them.
 func (w *world) handOver(between func(s *records.Store), change func(string) string) (int, error) {
 	w.t.Helper()
 	data, err := w.HandOver()

@@ -28,7 +28,7 @@ func (w *world) sync() {
 	}
 }
 
-// A forgotten mark opens nothing any more: not for the pod that it let in, not after a scan, not after a restart.
+// A forgotten mark opens nothing any more: not for the pod that it allowed, not after a scan, not after a restart.
 func TestForgottenMarkNeedsProofFromThenOn(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	img, created := image(id1, app+":1"), time.Now()
@@ -145,7 +145,7 @@ func TestOneImageIsAcceptedInDistrust(t *testing.T) {
 	public, private := image(id1, "repo.test/public:1"), image(id2, app+":1", "repo.test/public:evil")
 	w.runtime.set(public, private)
 	w.sync()
-	// The store has lost what was proved of the image with two names.
+	// The store has lost the proofs of the image with two names.
 	if got, err := w.accept(records.Selection{Repository: "repo.test/public"}, false); !errors.Is(err, tracker.ErrRivals) {
 		t.Errorf("AcceptMarks by repository = %v, %v; want ErrRivals", got, err)
 	}
@@ -160,7 +160,7 @@ func TestOneImageIsAcceptedInDistrust(t *testing.T) {
 	}
 }
 
-// What credentials proved is opened to every pod only if the operator says so.
+// A proved image is opened to every pod only if the operator requests it.
 func TestAcceptRefusesProvedImages(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	w.sync()
@@ -193,7 +193,7 @@ func TestAcceptRefusesProvedImages(t *testing.T) {
 	}
 }
 
-// What comes between the dry run and the confirmation is not marked with it.
+// What arrives between the dry run and the confirmation is not marked with it.
 func TestAcceptMarksOnlyWhatWasConfirmed(t *testing.T) {
 	for _, of := range []records.Selection{{Repository: app}, {All: true}} {
 		w := newWorld(t, tracker.Options{VerifyUntracked: true})
@@ -215,7 +215,7 @@ func TestAcceptMarksOnlyWhatWasConfirmed(t *testing.T) {
 	}
 }
 
-// By a repository alone, a name that a tenant gave to what another one proved is not opened. Who names the image knows.
+// A selection by repository only does not open a name that a tenant gave to an image that another tenant proved. A selection by image does.
 func TestAcceptByNameSparesWhatOthersProved(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	w.runtime.set(image(id3, "repo.test/pre:1"))
@@ -237,8 +237,7 @@ func TestAcceptByNameSparesWhatOthersProved(t *testing.T) {
 	}
 }
 
-// All that is untracked is what a scan would take, and no more: a name that a tenant gave to an image which somebody had to
-// prove is not opened by the way.
+// A selection of all untracked images marks only what a scan would mark. It does not open a name that a tenant gave to an image that needs proof.
 func TestAcceptAllTakesOnlyWhatNothingIsKnownOf(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	w.runtime.set(image(id3, "repo.test/pre:1"))
@@ -262,7 +261,7 @@ func TestAcceptAllTakesOnlyWhatNothingIsKnownOf(t *testing.T) {
 			t.Errorf("AcceptMarks(all, dry run %v) = %v, %v; want %v", dryRun, got, err, want)
 		}
 	}
-	// A removal that begins while the list is on its way makes it doubtful.
+	// A removal that begins while the list is in progress makes the list unreliable.
 	w.runtime.set(image(id2, "repo.test/newer:1"))
 	w.runtime.during = func() { w.BeginRemoval()() }
 	if got, err := w.accept(all, false); !errors.Is(err, tracker.ErrBusy) {

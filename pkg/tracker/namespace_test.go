@@ -37,16 +37,16 @@ func TestPullWithoutCredentialProvesForItsNamespaceAlone(t *testing.T) {
 	w.want(w.check(inNamespace("b1", "team-b"), app+":1", img, ""), policy.Reverify, policy.NotProved)
 	w.want(w.check(tracker.Pod{}, app+":1", img), policy.Reverify, policy.NotProved)
 	w.want(w.check(inNamespace("a3", "team-a"), app+":1", img, ""), policy.Allow, policy.Proved)
-	// Another repository of the image is another thing to prove.
+	// Another repository of the image needs its own proof.
 	other := image(id1, app+":1", "repo.test/other:1")
 	w.want(w.check(inNamespace("a4", "team-a"), "repo.test/other:1", other), policy.Reverify, policy.Untracked)
-	// And each namespace proves for itself.
+	// Each namespace needs its own proof.
 	w.want(w.pulled(inNamespace("b1", "team-b"), app+":1", id1, ""), policy.Allow, policy.Proved)
 	w.want(w.check(inNamespace("b2", "team-b"), app+":1", img), policy.Allow, policy.Proved)
 	w.want(w.check(inNamespace("c1", "team-c"), app+":1", img), policy.Reverify, policy.NotProved)
 }
 
-// A request with a credential asks whether that one is good, which no proof of the namespace answers.
+// A request with a credential asks whether that credential is good. A proof of the namespace does not answer this.
 func TestProofOfANamespaceAnswersForNoCredential(t *testing.T) {
 	w, img := namespaceWorld(t)
 	w.pulled(inNamespace("a1", "team-a"), app+":1", id1, "")
@@ -56,7 +56,8 @@ func TestProofOfANamespaceAnswersForNoCredential(t *testing.T) {
 	w.want(w.check(inNamespace("b2", "team-b"), app+":1", img), policy.Reverify, policy.NotProved)
 }
 
-// Such a runtime sends user names with passwords alone, so what has no user name proves nothing but what its own does.
+// Such a runtime sends only user names with passwords. A credential without a user name therefore proves only what the namespace's credential
+// proves.
 func TestCredentialWithoutUserNameProvesForItsNamespace(t *testing.T) {
 	w, img := namespaceWorld(t)
 	token := credential.New("", "", "", "", "token", "")
@@ -74,7 +75,7 @@ func TestCredentialWithoutUserNameProvesForItsNamespace(t *testing.T) {
 	w.want(ask(inNamespace("a2", "team-a")), policy.Allow, policy.Proved)
 }
 
-// The runtime takes what it holds for a namespace by the pod's sandbox. A pull without one uses only what is the node's.
+// The runtime selects the namespace's credential by the pod's sandbox. A pull without a sandbox uses only the node's credentials.
 func TestPullWithoutPodOpens(t *testing.T) {
 	w, img := namespaceWorld(t)
 	w.want(w.pulled(tracker.Pod{}, app+":1", id1, ""), policy.Allow, policy.Open)

@@ -37,7 +37,7 @@ func TestNodesCredentialOpensItsRepository(t *testing.T) {
 	w.restart()
 	w.want(w.check(pod("bob"), app+":1", image(id1, app+":1")), policy.Allow, policy.Open)
 
-	// A rotated token needs no registry, and one that the node offers no longer opens nothing new.
+	// A rotated token needs no registry. A token that the node offers no longer opens nothing new.
 	n.id = w.key.ID(secret("rotated"))
 	w.want(w.check(pod("carol"), app+":1", image(id1, app+":1"), "rotated"), policy.Allow, policy.Open)
 	w.want(w.pulled(pod("alice"), app+":2", id2, "node"), policy.Allow, policy.Proved)
@@ -56,7 +56,7 @@ func TestPodsCredentialOpensNothingOnANodeThatOffersAnother(t *testing.T) {
 	w.want(w.pulled(pod("alice"), app+":1", id1, "alice"), policy.Allow, policy.Proved)
 	w.want(w.check(pod("bob"), app+":1", image(id1, app+":1"), "bob"), policy.Reverify, policy.NotProved)
 
-	// Until the node's own pull opens it, and then for good.
+	// Until the node's own pull opens it permanently.
 	w.want(w.pulled(pod("carol"), app+":1", id1, "node"), policy.Allow, policy.Open)
 	w.want(w.pulled(pod("alice"), app+":1", id1, "alice"), policy.Allow, policy.Proved)
 	w.want(w.check(pod("bob"), app+":1", image(id1, app+":1"), "bob"), policy.Allow, policy.Open)

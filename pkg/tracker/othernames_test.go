@@ -10,7 +10,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// mine is a name that a tenant gives to an image that is on the node, as some versions of containerd let it.
+// mine is a name that a tenant gives to an image on the node, which some versions of containerd allow.
 const mine = "mallory.test/mine"
 
 func (w *world) forget(of records.Selection) tracker.Forgotten {
@@ -74,7 +74,7 @@ func TestForgetByImageAndRepositoryLeavesOtherNames(t *testing.T) {
 	w.want(w.check(pod("a"), other+":1", img), policy.Allow, policy.Preloaded)
 }
 
-// What a forgotten image is open by all the same is named, since only a revocation closes it.
+// The result names what keeps a forgotten image open, because only a revocation closes that.
 func TestForgetNamesWhatStaysOpen(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	img := image(id1, app+":1", mine+":1")
@@ -92,7 +92,7 @@ func TestForgetNamesWhatStaysOpen(t *testing.T) {
 	w.want(w.check(pod("m2"), mine+":1", img), policy.Reverify, policy.NotProved)
 }
 
-// A revocation leaves marks, so it names those of the same images under other repositories too.
+// A revocation leaves marks, so its result also lists those of the same images under other repositories.
 func TestRevocationNamesMarksUnderOtherRepositories(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	img := image(id1, app+":1", mine+":1")
@@ -105,7 +105,7 @@ func TestRevocationNamesMarksUnderOtherRepositories(t *testing.T) {
 	}
 }
 
-// The node has the same content already, pulled by a tenant from a repository of its own, when an operator imports it.
+// An operator imports an image whose content the node already has, because a tenant pulled it from its own repository.
 func TestImportOfBytesThatATenantPulled(t *testing.T) {
 	const system = "repo.test/system/dns"
 	start := func(t *testing.T, password string) (*world, tracker.Image) {

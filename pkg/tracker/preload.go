@@ -22,6 +22,7 @@ import (
 //   - It ended without a known result long ago and its intent was settled before the marks. The settlement wrote a record of each image that the
 //     pull may have brought and that had neither record nor mark.
 //   - Its intent is written after the marks. The runtime receives the pull after the intent is on disk, so the image was not in the list.
+//
 // A pull in progress therefore does not stop a scan of other repositories, independent of its duration. Operations without an intent stop a scan:
 // from before the request of the list until the marks are in the transaction there must be no removal, no operation that creates a container, and
 // no pull of an invalid name. [records.Scan].Unchanged reports this inside the transaction.

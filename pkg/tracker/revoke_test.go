@@ -55,7 +55,7 @@ func TestGrantDoesNotOutliveARevocationThatRacesWithIt(t *testing.T) {
 		w.pulled(tracker.Pod{}, app+":1", id1, "alice")
 		var wg sync.WaitGroup
 		start, revoked, created := make(chan struct{}), make(chan struct{}), time.Now()
-		for i := range 8 { // again and again, so that some are between their look at the record and their grant
+		for i := range 8 { // repeatedly, so that some are between their read of the record and their grant
 			wg.Go(func() {
 				<-start
 				for n := 0; ; n++ {
@@ -98,7 +98,7 @@ func TestGrantDoesNotOutliveARevocationThatRacesWithIt(t *testing.T) {
 	}
 }
 
-// The same, at the worst moment: the record of the pull is on disk, and revoked before the pod has its grant.
+// The same, at the worst moment: the record of the pull is on disk, and is revoked before the pod has its grant.
 func TestPullThatIsRevokedBeforeItsGrantLeavesNone(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
@@ -116,8 +116,8 @@ func TestPullThatIsRevokedBeforeItsGrantLeavesNone(t *testing.T) {
 	w.want(w.check(pod("alice"), app+":1", image(id1, app+":1"), "alice"), policy.Reverify, policy.NotProved)
 }
 
-// A use that was noted before a revocation must not come back with the proof that is made after it: a Secret that it
-// names could then be rotated to a credential that no registry has seen.
+// A use that was noted before a revocation must not return with a proof after it: its Secret could then be rotated to a credential that no
+// registry has seen.
 func TestUseFromBeforeARevocationNotesNothing(t *testing.T) {
 	for _, between := range []time.Duration{0, time.Second} {
 		t.Run(between.String(), func(t *testing.T) { useBeforeRevocation(t, between) })
@@ -139,7 +139,7 @@ func useBeforeRevocation(t *testing.T, between time.Duration) {
 			t.Fatalf("by the Secret = %s; want proved", got)
 		}
 		time.Sleep(between)
-		w.synced = func() { // what was noted before is written first; this is noted after that
+		w.synced = func() { // earlier notes are written first; this is noted after that
 			w.synced = nil
 			by("c", "u2", "alice")
 		}
@@ -155,7 +155,7 @@ func useBeforeRevocation(t *testing.T, between time.Duration) {
 	})
 }
 
-// With a grant that rests on another credential of the same pair nothing happens.
+// A grant that depends on another credential of the same pair stays.
 func TestRevocationEndsOnlyGrantsThatRestOnIt(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true, Rules: tracker.Rules{ExemptNamespaces: []string{"team-exempt"}}})
 	other := "repo.test/team/other:1"

@@ -32,7 +32,7 @@ func TestPullDuringWhichItsProofIsRevokedProvesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, tracker.Options{VerifyUntracked: true})
-			if name == "a twin's Secret" { // which holds the same, and is noted with it
+			if name == "a twin's Secret" { // it holds the same credential, and is noted with it
 				pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
 				if err != nil {
 					t.Fatal(err)
@@ -61,7 +61,7 @@ func TestPullDuringWhichItsProofIsRevokedProvesNothing(t *testing.T) {
 			if left := w.intents(); len(left) > 0 {
 				t.Errorf("intents %v; want none", left)
 			}
-			// The next pull asks the registry anew.
+			// The next pull asks the registry again.
 			w.pulled(pod("c"), app+":1", id1, "alice")
 			w.want(w.check(pod("d"), app+":1", image(id1, app+":1"), "alice"), policy.Allow, policy.Proved)
 		})
@@ -138,7 +138,7 @@ func TestRevocationLeavesMarkedPairsWithoutARecord(t *testing.T) {
 	}
 }
 
-// A use that is not written to disk yet also shows which Secret a credential is from.
+// A use that is not written to disk yet also shows to which Secret a credential belongs.
 func TestRevocationBySecretIncludesUsesThatAreNotWritten(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	w.pulled(tracker.Pod{}, app+":1", id1, "alice")
@@ -173,11 +173,11 @@ func TestDamagedRecordRestoresNoRevokedGrant(t *testing.T) {
 	w.want(w.check(pod("b"), app+":1", img), policy.Allow, policy.Granted)
 }
 
-// A record that is younger than a container does not say on what the pod's grant was based, nor whether that was revoked.
+// A record that is younger than a container does not show on which proof the pod's grant was based, nor whether that proof was revoked.
 func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	img, bob := image(id1, app+":1"), records.Revocation{Credential: w.key.ID(secret("bob"))}
-	removed := func() { // and the record with it
+	removed := func() { // the record is removed too
 		w.runtime.set(image(id2, "repo.test/any:1"))
 		if err := w.Prune(t.Context()); err != nil {
 			t.Fatal(err)
@@ -189,7 +189,7 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 	w.Restore(pod("bob"), imageref.New(app+":1"), img, created)
 	removed()
 	w.pulled(pod("alice"), app+":1", id1, "alice")
-	data, err := w.HandOver() // which keeps what is known of a grant
+	data, err := w.HandOver() // keeps the known facts about a grant
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +207,7 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 
 	for how, remove := range map[string]func(){
 		"directly in the runtime": removed,
-		"through pullgate": func() { // then the record that tells of the revocation is deleted
+		"through pullgate": func() { // then the record that contains the revocation is deleted
 			gone := records.Pruning{Images: map[string]struct{}{id2: {}}, Before: w.store.Written(), Removed: id1, Now: time.Now()}
 			if _, err := w.store.Prune(gone); err != nil {
 				t.Fatal(err)
@@ -226,7 +226,7 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 	}
 }
 
-// Where the runtime does not report the name, a restored grant for one repository may be based on the proof of another one.
+// If the runtime does not report the name, a restored grant for one repository may be based on the proof of another one.
 func TestRestoredGrantWithoutANameEndsWithARevocationForAnotherRepository(t *testing.T) {
 	for _, r := range []records.Revocation{{Credential: "alice"}, {Repository: app}} {
 		w := newWorld(t, tracker.Options{})
@@ -255,7 +255,7 @@ func TestGrantsWithoutANameAreNotRestoredIfOneRepositoryWasRevoked(t *testing.T)
 			w.pulled(pod("bob"), "repo.test/shared:1", id1, "bob")
 			w.pulled(pod("alice"), app+":1", id1, "alice")
 			created := time.Now()
-			w.pulled(pod("carol"), "repo.test/carol:1", id1, "carol") // which is no reason
+			w.pulled(pod("carol"), "repo.test/carol:1", id1, "carol") // this is not a reason
 			w.restart()
 			w.Restore(pod("alice"), imageref.New(""), img, created)
 			w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
@@ -267,8 +267,8 @@ func TestGrantsWithoutANameAreNotRestoredIfOneRepositoryWasRevoked(t *testing.T)
 	}
 }
 
-// The image may have lost the repository that the container was allowed by, and its record with it. So without a name every
-// revocation that may select the image ends the grant, or keeps it from being restored, before and after another restart.
+// The image may have lost the repository that allowed the container, and its record with it. Without a name, every revocation that may select the
+// image therefore ends the grant, or prevents its restoration, before and after another restart.
 func TestGrantWithoutANameEndsWithARevocationForARepositoryThatIsGone(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		w := newWorld(t, tracker.Options{})
@@ -290,7 +290,7 @@ func TestGrantWithoutANameEndsWithARevocationForARepositoryThatIsGone(t *testing
 		w.Restore(pod("alice"), imageref.New(""), img, created)
 		w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Reverify, policy.NotProved)
 
-		// A container that was created since is based on nothing that was revoked; nor is one of another image.
+		// A container that was created since then does not depend on a revoked proof; a container of another image does not either.
 		w.Restore(pod("carol"), imageref.New(""), img, time.Now())
 		w.want(w.check(pod("carol"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
 		w.revokes(records.Revocation{ImageID: id2})
@@ -298,8 +298,8 @@ func TestGrantWithoutANameEndsWithARevocationForARepositoryThatIsGone(t *testing
 	}
 }
 
-// The clock ran ahead while a container was created, and was set back before the revocation. A restart after the time at which the
-// container says it was created must not undo the revocation.
+// The clock was ahead while a container was created, and was set back before the revocation. A restart after the reported creation time of the
+// container must not undo the revocation.
 func TestRevocationIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
 	for name, meet := range map[string]func(w *world, created time.Time){
 		"which the start finds": func(w *world, created time.Time) {
@@ -342,7 +342,7 @@ func TestRevocationIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
 				w.restart()
 				w.Restore(pod("bob"), imageref.New(app+":1"), img, created)
 				w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
-				// What is created later is not affected.
+				// Later containers are not affected.
 				w.Restore(pod("carol"), imageref.New(app+":1"), img, time.Now())
 				w.want(w.check(pod("carol"), app+":1", img), policy.Allow, policy.Granted)
 			})
@@ -350,8 +350,8 @@ func TestRevocationIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
 	}
 }
 
-// What else takes a grant away is dated in the same way: forgotten marks, and a record that is made after the clock was set back,
-// which would else look older than the container.
+// Other ends of a grant get the same dates: forgotten marks, and a record that is made after the clock was set back, which would otherwise seem
+// older than the container.
 func TestWhatIsTakenAwayIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
 	forget := func(w *world) {
 		if _, err := w.ForgetMarks(w.t.Context(), records.Selection{Repository: app}, false); err != nil {
@@ -391,7 +391,7 @@ func TestWhatIsTakenAwayIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.
 				w.runtime.set(img)
 				tc.before(w)
 				created := time.Now().Add(time.Hour)
-				w.Restore(pod("bob"), imageref.New(app+":1"), img, created) // which is not restored, and is met
+				w.Restore(pod("bob"), imageref.New(app+":1"), img, created) // not restored, but its time is noted
 				time.Sleep(time.Minute)
 				tc.after(w)
 				time.Sleep(2 * time.Hour)

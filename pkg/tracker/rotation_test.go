@@ -14,7 +14,7 @@ import (
 
 var ownSecret = records.SecretRef{UID: "u1", Namespace: "team-m", Name: "pull"}
 
-// holding asks as a pod with a pull secret of this content.
+// holding returns a request of a pod with a pull secret of this content.
 func (w *world) holding(uid string, ref records.SecretRef, password string) tracker.Request {
 	return tracker.Request{
 		Pod: pod(uid), Name: imageref.New(app + ":1"), Image: image(id1, app+":1"),
@@ -60,7 +60,7 @@ func TestRevocationFindsWhatARotationHides(t *testing.T) {
 	}
 }
 
-// A credential that no registry has confirmed is worth nothing to other holders.
+// A credential that no registry has confirmed proves nothing for other holders.
 func TestUnconfirmedCredentialCountsForItsOwnSecretOnly(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	img := image(id1, app+":1")
@@ -96,7 +96,7 @@ func TestRotationsWithoutARegistryAreBounded(t *testing.T) {
 	}
 }
 
-// One tenant's credentials push out its own proofs, not those of others.
+// Proofs of one tenant displace only its own proofs, not those of other tenants.
 func TestProofsOfOneNamespaceDoNotEvictOthers(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	img := image(id1, app+":1")
@@ -110,7 +110,7 @@ func TestProofsOfOneNamespaceDoNotEvictOthers(t *testing.T) {
 	w.want(w.check(pod("m-old"), app+":1", img, "m0"), policy.Reverify, policy.NotProved)
 }
 
-// While nothing is verified a pod is granted what it uses, not what it asks about.
+// While nothing is verified, a pod gets grants for the images that it uses, not for those that it asks about.
 func TestVerdictByPolicyLeavesNoGrantUntilTheImageIsUsed(t *testing.T) {
 	rules := func(policyName string, allowlist ...string) tracker.Rules {
 		p, err := policy.New(policyName, allowlist)
@@ -151,7 +151,7 @@ func TestVerdictByPolicyLeavesNoGrantUntilTheImageIsUsed(t *testing.T) {
 	}
 }
 
-// The clock was two hours ahead when the container was created, was put right, and then the image was revoked.
+// The clock was two hours ahead when the container was created, was corrected, and then the image was revoked.
 func TestContainerFromTheFutureRestoresNoGrant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{})

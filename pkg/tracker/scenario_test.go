@@ -19,13 +19,13 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// The stories of testdata: what happens, line by line, and what the tracker says. Image IDs are
-// written 1 to 9, repositories without repo.test/. Time stands still but for "advance".
+// The scenarios of testdata: the events, line by line, and the answers of the tracker. Image IDs are written 1 to 9, repositories without
+// repo.test/. Time moves only by "advance".
 //
 //	images  [ID=NAME,NAME …]                  the runtime has these images from now on
 //	pull    NAME [id=ID] [pod=UID] [secret=PW] [held=SECRETS] [ends=proved|denied|refused|lost|crash] [present=ID]
 //	check   NAME id=ID [pod=UID] [secrets=PW,PW] [held=SECRETS] [static] [except=REPOSITORY] [unasked]
-//	        what the pod presents, and what a pod source says that its Secrets hold: UID/NAMESPACE/NAME#PW,…
+//	        what the pod presents, and what its Secrets hold according to a pod source: UID/NAMESPACE/NAME#PW,…
 //	sync | settle | prune | restart [verify] | advance DURATION | end pod=UID
 //	restore NAME id=ID pod=UID [created=DURATION-AGO]
 //	validity DURATION [grace=DURATION]        of proofs, from now on
@@ -139,7 +139,7 @@ func (w *world) play(t *testing.T, d *datadriven.TestData) string {
 	}
 }
 
-// held returns what the pod's Secrets hold.
+// held returns the contents of the pod's Secrets.
 func (w *world) held(t *testing.T, d *datadriven.TestData) (held []tracker.Secret) {
 	t.Helper()
 	for _, a := range d.CmdArgs {
@@ -177,7 +177,7 @@ func (w *world) playPull(name string, arg func(string) string, who tracker.Pod, 
 	case "lost":
 		return said(pull.Lost())
 	case "crash":
-		return "" // nobody tells how it ended
+		return "" // the end is not reported
 	}
 	v, err := pull.Proved(tracker.Proof{ImageID: scenarioID(arg("id")), Credential: secret(arg("secret")), Secrets: held, Pod: who})
 	if err != nil {
@@ -186,7 +186,7 @@ func (w *world) playPull(name string, arg func(string) string, who tracker.Pod, 
 	return fmt.Sprintf("%v by %s\n", v.Verdict, v.Reason)
 }
 
-// playRevoke prints what is revoked, with the pods whose grants end.
+// playRevoke prints the revoked facts, with the pods of the ended grants.
 func (w *world) playRevoke(arg func(string) string, dry bool) string {
 	r := tracker.Revocation{DryRun: dry, Revocation: records.Revocation{
 		Repository: full(arg("repository")), ImageID: scenarioID(arg("id")),
@@ -212,7 +212,7 @@ func (w *world) playRevoke(arg func(string) string, dry bool) string {
 	return b.String() + said(err)
 }
 
-// password returns the one that a credential ID stands for, if it is known.
+// password returns the password of a credential ID, if it is known.
 func (w *world) password(id credential.ID) string {
 	for _, pw := range []string{"alice", "bob", "carol", "node"} {
 		if w.key.ID(secret(pw)) == id {
@@ -231,7 +231,7 @@ func span(t *testing.T, s string) time.Duration {
 	return d
 }
 
-// find returns the image as the fake runtime has it now.
+// find returns the present image of the fake runtime.
 func (w *world) find(id string) tracker.Image {
 	w.runtime.mu.Lock()
 	defer w.runtime.mu.Unlock()
@@ -243,7 +243,7 @@ func (w *world) find(id string) tracker.Image {
 	return tracker.Image{}
 }
 
-// dump prints the store, sorted, with passwords in the place of credential IDs.
+// dump prints the store, sorted, with passwords in place of credential IDs.
 func (w *world) dump() string {
 	var b strings.Builder
 	all, marks := w.contents()

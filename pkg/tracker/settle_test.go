@@ -36,7 +36,7 @@ func (w *world) wantIntents(when string, want int) {
 	}
 }
 
-// The runtime may bring the image of a pull for an hour after its end, whatever the clock says meanwhile.
+// The runtime may bring the image of a pull for an hour after its end, independent of the clock.
 func TestClockThatIsSetForwardSettlesNothingEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{})
@@ -66,7 +66,7 @@ func TestClockThatIsSetForwardSettlesNothingEarly(t *testing.T) {
 	})
 }
 
-// What is noted while a flush fails does not displace what the flush could not write.
+// Notes during a failed flush do not displace the notes that the flush could not write.
 func TestFailedFlushKeepsEarlierAndLaterNotes(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	img, pair := image(id1, app+":1"), pairOf(id1, app)

@@ -10,8 +10,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Some versions of containerd give an image a name that is written in a checkpoint, which a tenant has made. Such a name must not
-// give other pods access to an image that needs proof.
+// Some versions of containerd give an image a name from a checkpoint that a tenant made. Such a name must not give other pods access to an image
+// that needs proof.
 func TestNameFromACheckpointDoesNotExemptAProvedImage(t *testing.T) {
 	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
 	if err != nil {
@@ -91,7 +91,7 @@ func TestGrantedPodsHasAPodThatEndedDuringItsPull(t *testing.T) {
 	}
 }
 
-// A lost pull of the added name's repository settles as a record with nothing proved, which does not make the name trustworthy.
+// A lost pull of the added name's repository settles as a record with nothing proved. That does not make the name trustworthy.
 func TestRecordWithNothingProvedDoesNotExemptANameFromACheckpoint(t *testing.T) {
 	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
 	if err != nil {
@@ -121,8 +121,8 @@ func TestRecordWithNothingProvedDoesNotExemptANameFromACheckpoint(t *testing.T) 
 	})
 }
 
-// A name that a tenant gives to an image of which nothing is recorded does not exempt the image, although the name is on the
-// allowlist: the image has another name that is not.
+// A name that a tenant gives to an image without any record does not exempt the image, although the name is on the allowlist: another name of the
+// image is not on the allowlist.
 func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.T) {
 	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*", "repo.test/listed/*"})
 	if err != nil {

@@ -14,8 +14,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Two pulls of one image at once, one with a good and one with a bad credential, never share a
-// result.
+// Two concurrent pulls of one image, one with a good and one with a bad credential, never share a result.
 func TestConcurrentPullsAreJudgedEachByItself(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	for round := range 200 {
@@ -56,7 +55,7 @@ func TestConcurrentPullsAreJudgedEachByItself(t *testing.T) {
 	}
 }
 
-// What happens between the list of images and the marks of a scan decides whether the list can be used.
+// Events between the list of images and the marks of a scan decide whether the list can be used.
 func TestScanMarksOnlyWhatNoOperationCanHaveBrought(t *testing.T) {
 	begin := func(w *world, name string) *tracker.Pull {
 		pull, err := w.BeginPull(t.Context(), imageref.New(name), tracker.Image{})
@@ -98,7 +97,7 @@ func TestScanMarksOnlyWhatNoOperationCanHaveBrought(t *testing.T) {
 	}
 }
 
-// A registry that never answers keeps a pull in progress for as long as its tenant likes.
+// A registry that never answers keeps a pull in progress for as long as its tenant wants.
 func TestPullInProgressDoesNotStopMarksOfOtherRepositories(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	w.runtime.set(image(id3, "repo.test/any:1"))
@@ -117,7 +116,7 @@ func TestPullInProgressDoesNotStopMarksOfOtherRepositories(t *testing.T) {
 	}
 }
 
-// A pull that ends while image lists are compared keeps its record, though no list has its image.
+// A pull that ends while image lists are compared keeps its record, although its image is in no list.
 func TestPruneThatRacesWithAPullKeepsItsRecord(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	w.pulled(pod("old"), "repo.test/gone/app:1", id3, "alice")
@@ -155,7 +154,7 @@ func TestPruneBelievesOnlyTwoAgreeingLists(t *testing.T) {
 	w.want(w.check(pod("carol"), app+":1", image(id1, app+":1"), "alice"), policy.Allow, policy.Proved)
 }
 
-// Whatever the store cannot do leaves images needing proof, and stops nobody who is exempt.
+// After any failure of the store images need proof, and exempt pods still run.
 func TestStoreThatFailsOpensNothing(t *testing.T) {
 	w := newWorld(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"kube-system"}, ExemptStaticPods: true}})
 	img := image(id1, app+":1")
@@ -266,7 +265,7 @@ func lastUsed(w *world) string {
 	return all[0].LastUsed.String() + all[0].Proofs[0].LastUsed.String()
 }
 
-// No lookup asks the runtime for its images when no mark can come of it.
+// A lookup requests the images of the runtime only if a mark can result.
 func TestScanRunsOnlyForWhatIsUntracked(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	w.runtime.set(image(id1, app+":1"))
@@ -281,7 +280,7 @@ func TestScanRunsOnlyForWhatIsUntracked(t *testing.T) {
 	}
 }
 
-// Under each of the two rules one of the image's names is enough; under some of each it may be none.
+// Under each of the two rules one of the image's names is enough; under a mix of both possibly none.
 func TestAJudgementSeesOldRulesOrNewOnes(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	var both []tracker.Rules
@@ -295,7 +294,7 @@ func TestAJudgementSeesOldRulesOrNewOnes(t *testing.T) {
 	w.SetRules(both[0])
 	img := image(id1, "repo.test/a:1", "repo.test/b:1")
 	w.runtime.set(img)
-	if err := w.Sync(t.Context()); err != nil { // marks both names, so that the allowlist exempts each by itself
+	if err := w.Sync(t.Context()); err != nil { // marks both names, so that the allowlist exempts each separately
 		t.Fatal(err)
 	}
 	done := make(chan struct{})

@@ -15,16 +15,16 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A confirmed is what the model knows of a credential: when a registry last confirmed it, whether one denied it
-// since, and whether the Secret holds it.
+// A confirmed is the model's state of a credential: when a registry last confirmed it, whether a registry denied it since, and whether the Secret
+// holds it.
 type confirmed struct {
 	at     time.Time
 	denied bool
 	held   bool
 }
 
-// At any time a pod without a grant is allowed by a proof if and only if a registry confirmed it less than the validity ago,
-// or the grace more where nobody asks and no registry has denied it since.
+// At any time a proof allows a pod without a grant if and only if a registry confirmed the proof within the validity. The grace extends this if
+// the registry is not asked and no registry has denied the credential since.
 func TestProofCountsAsLongAsItIsValid(t *testing.T) {
 	for range 5 {
 		seed := rand.Uint64()
@@ -61,7 +61,7 @@ func overTime(t *testing.T, random *rand.Rand) {
 				held = []tracker.Secret{{Credential: w.key.ID(secret(pw)), Ref: ref}}
 				for other, m := range model {
 					if m.held && other != pw {
-						delete(model, other) // the Secret holds another one now
+						delete(model, other) // the Secret now holds another one
 					}
 				}
 			}
@@ -132,7 +132,7 @@ func overTime(t *testing.T, random *rand.Rand) {
 	}
 }
 
-// The clock was set back after a proof was made: by its own time it would be valid for longer than proofs are.
+// The clock was set back after a proof was made: by its own time the proof would be valid for longer than allowed.
 func TestProofFromTheFutureIsValidNoLongerThanOneFromNow(t *testing.T) {
 	const validity, grace = 2 * time.Hour, time.Hour
 	img := image(id1, app+":1")
@@ -176,7 +176,7 @@ func TestProofFromTheFutureIsValidNoLongerThanOneFromNow(t *testing.T) {
 	}
 }
 
-// A registry that denied a credential has denied it, also if the clock was set back to before the proof.
+// A denial by a registry counts, also if the clock was set back to before the proof.
 func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: 2 * time.Hour, Grace: time.Hour}, VerifyUntracked: true})
@@ -195,14 +195,14 @@ func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 		time.Sleep(time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
-		w.Run(ctx) // sets the proof back with the clock
+		w.Run(ctx) // sets the time of the proof back to the clock
 		time.Sleep(2*time.Hour + time.Minute)
 		v := w.Check(t.Context(), tracker.Request{Pod: pod("a"), Name: imageref.New(app + ":1"), Image: img, Credentials: []credential.Credential{secret("alice")}, Unasked: true})
 		w.want(v, policy.Reverify, policy.ProofExpired)
 	})
 }
 
-// A Secret may hold several credentials for one image. That one of them proved access does not make the others new.
+// A Secret may hold several credentials for one image. A proof by one of them does not make the others new.
 func TestSecretThatStillHoldsTheCredentialIsNotRotated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: time.Hour}, VerifyUntracked: true})
@@ -221,7 +221,7 @@ func TestSecretThatStillHoldsTheCredentialIsNotRotated(t *testing.T) {
 	})
 }
 
-// pulledBy makes a successful pull with what a Secret holds.
+// pulledBy makes a successful pull with the content of a Secret.
 func (w *world) pulledBy(p tracker.Pod, password, uid string) {
 	w.t.Helper()
 	pull, err := w.BeginPull(w.t.Context(), imageref.New(app+":1"), tracker.Image{})

@@ -30,7 +30,7 @@ const (
 	appD = app + "@sha256:38a8906435c4dd5f4258899d46621bfd8eea3ad6ff494ee3c2f17ef0321625bd"
 )
 
-// A fakeRuntime is the image list of a runtime. The store beside it is always a real one.
+// A fakeRuntime is the image list of a runtime. The store is always a real one.
 type fakeRuntime struct {
 	mu     sync.Mutex
 	images []tracker.Image
@@ -63,7 +63,7 @@ func (f *fakeRuntime) listed() int {
 	return f.lists
 }
 
-// A world is a tracker on a real store, with a runtime that can be told what it has.
+// A world is a tracker on a real store, with a runtime that returns the images of the test.
 type world struct {
 	*tracker.Tracker
 	t       *testing.T
@@ -72,7 +72,7 @@ type world struct {
 	key     credential.Key
 	runtime *fakeRuntime
 	options tracker.Options
-	synced  func() // called when something has reached the disk, before the tracker knows; nil is allowed
+	synced  func() // called when something is on disk, before the tracker continues; nil is allowed
 }
 
 func newWorld(t *testing.T, o tracker.Options) *world {
@@ -121,14 +121,14 @@ func (w *world) contents() (all []records.Record, marks []records.Mark) {
 	return all, marks
 }
 
-// restart closes the store and begins anew on it, as after a crash: what is in memory is gone.
+// restart closes the store and opens it again, as after a crash: the state in memory is lost.
 func (w *world) restart() {
 	w.t.Helper()
 	w.close()
 	w.open()
 }
 
-// damage makes the stored record of a pair unreadable, under a closed store.
+// damage makes the stored record of a pair unreadable, while the store is closed.
 func (w *world) damage(p records.Pair) {
 	w.t.Helper()
 	w.close()
@@ -167,7 +167,7 @@ func secret(password string) credential.Credential {
 	return credential.New("tenant", password, "", "", "", "")
 }
 
-// pulled makes a whole successful pull.
+// pulled makes a complete successful pull.
 func (w *world) pulled(p tracker.Pod, name, id, password string) tracker.Verdict {
 	w.t.Helper()
 	pull, err := w.BeginPull(w.t.Context(), imageref.New(name), tracker.Image{})
@@ -181,7 +181,7 @@ func (w *world) pulled(p tracker.Pod, name, id, password string) tracker.Verdict
 	return v
 }
 
-// check asks with the passwords of the pod's credentials.
+// check judges with the passwords of the pod's credentials.
 func (w *world) check(p tracker.Pod, name string, img tracker.Image, passwords ...string) tracker.Verdict {
 	w.t.Helper()
 	r := tracker.Request{Pod: p, Name: imageref.New(name), Image: img}

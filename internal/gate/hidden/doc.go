@@ -1,4 +1,4 @@
-// Package hidden implements bounded sets of the images that were hidden from each pod.
+// Package hidden implements bounded sets of the images that the gate hid from each pod.
 //
-// To forget one is safe: a pull without a hidden pre-check goes to the registry.
+// Removing an entry is safe: a pull without a hidden pre-check goes to the registry.
 package hidden

@@ -2,16 +2,16 @@ package hidden
 
 import "github.com/pullgate/pullgate/pkg/imageref"
 
-// A Key is one pod, as far as a pre-check identifies it, and one normalised image name.
+// A Key is one pod, as identified by a pre-check, and one normalised image name.
 type Key struct {
 	seen string // config.seen
 	name string
 }
 
-// KeyOf returns the key of a pre-check that carried seen as its config.seen and asked for a name.
+// KeyOf returns the key of a pre-check with seen as its config.seen and with this name.
 func KeyOf(seen string, name imageref.Ref) Key { return Key{seen: seen, name: normal(name)} }
 
-// normal returns the normal form of a name; for one that does not parse, the name as it is written.
+// normal returns the normal form of a name; for a name that does not parse, the name as written.
 func normal(name imageref.Ref) string {
 	if name.Parsed() {
 		return name.Name().String()
@@ -19,13 +19,13 @@ func normal(name imageref.Ref) string {
 	return name.String()
 }
 
-// A Set holds the pre-checks that are hidden: a PullImage of the same pod for the same name may be a request to prove access to
-// the image on the node. A pre-check stays in the set until the pod gets a grant for the name or a later pre-check is allowed. A Set
-// also holds the pods that were denied at CreateContainer, so that their next pre-check is hidden and leads to a pull. Both
-// are bounded for each pod separately. The zero value is empty and ready; it may be used concurrently.
+// A Set holds the hidden pre-checks: a PullImage of the same pod for the same name may be a request to prove access to the image on the node. A
+// pre-check stays in the set until the pod gets a grant for the name or a later pre-check is allowed. A Set also holds the pods that were denied
+// at CreateContainer, so that their next pre-check is hidden and leads to a pull. Both are limited for each pod separately. The zero value is
+// empty and ready to use; it may be used concurrently.
 type Set struct {
 	hidden   PerPod // by config.seen
-	refusals PerPod // by UID; of names, or of image IDs where the name is not told
+	refusals PerPod // by UID; of names, or of image IDs if the name is not reported
 }
 
 // Add notes a hidden pre-check and reports whether it was not hidden before.
@@ -34,10 +34,10 @@ func (s *Set) Add(k Key) (added bool) { return s.hidden.Add(k.seen, k.name) }
 // Has reports whether a pre-check is hidden.
 func (s *Set) Has(k Key) bool { return s.hidden.Has(k.seen, k.name) }
 
-// Clear forgets that a pre-check is hidden.
+// Clear removes a hidden pre-check.
 func (s *Set) Clear(k Key) { s.hidden.Remove(k.seen, k.name) }
 
-// refusalOf returns what a refusal is remembered by.
+// refusalOf returns the key of a refusal.
 func refusalOf(name imageref.Ref, imageID string) string {
 	if name.Empty() {
 		return imageID
@@ -52,7 +52,7 @@ func (s *Set) Refuse(uid string, name imageref.Ref, imageID string) {
 	}
 }
 
-// Refused reports, once, whether a pod was denied a container on the image since the last time.
+// Refused reports, once, whether a pod was denied a container on the image since the last report.
 func (s *Set) Refused(uid string, name imageref.Ref, imageID string) (yes bool) {
 	named, byID := s.refusals.Remove(uid, refusalOf(name, imageID)), s.refusals.Remove(uid, imageID)
 	return named || byID
@@ -63,8 +63,8 @@ func (s *Set) WillRefuse(uid string, name imageref.Ref, imageID string) bool {
 	return s.refusals.Has(uid, refusalOf(name, imageID)) || s.refusals.Has(uid, imageID)
 }
 
-// EndPod forgets what a pod was refused.
+// EndPod removes the refusals of a pod.
 func (s *Set) EndPod(uid string) { s.refusals.End(uid) }
 
-// EndUnknown forgets the hidden pre-checks of every config.seen that was known and is not any more.
+// EndUnknown removes the hidden pre-checks of every config.seen that was known before and is not known any more.
 func (s *Set) EndUnknown(known func(seen string) bool) { s.hidden.EndUnknown(known) }

@@ -11,7 +11,7 @@ func TestAPodForgetsItsOwnOldestName(t *testing.T) {
 	var h Set
 	victim := KeyOf("victim", imageref.New("busybox"))
 	h.Add(victim)
-	const flood = 10_000 // more than all pods together once had room for
+	const flood = 10_000 // more than an earlier limit for all pods together
 	for i := range flood {
 		if !h.Add(KeyOf("pod", imageref.New(fmt.Sprintf("busybox:%d", i)))) {
 			t.Fatalf("pre-check %d was hidden before", i)

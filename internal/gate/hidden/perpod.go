@@ -6,30 +6,28 @@ import (
 )
 
 const (
-	// maxNames is how many names are remembered of one pod. Few pods use as many images.
+	// maxNames is the maximum number of names for one pod. Few pods use as many images.
 	maxNames = 64
-	// maxPods bounds how many pods are remembered. It is far more than a node runs; a pod that has
-	// ended is forgotten before.
+	// maxPods is the maximum number of pods. It is far more than a node runs; an ended pod is removed earlier.
 	maxPods = 4096
 )
 
-// A PerPod is a set of names for each pod, bounded for each pod by itself: what one pod adds makes it
-// forget no name of another pod. The zero value is empty and ready; it may be used concurrently. A
-// name takes the same memory whatever its length.
+// A PerPod is a set of names for each pod, limited for each pod separately: names of one pod never displace names of another pod. The zero value
+// is empty and ready to use; it may be used concurrently. A name of any length takes the same memory.
 type PerPod struct {
 	mu   sync.Mutex
 	pods map[string]*names
 	next uint64
 }
 
-// names are those of one pod, with the order in which they were added.
+// names holds the names of one pod, in the order in which they were added.
 type names struct {
 	added   uint64
 	lasting bool // the pod has been known
 	order   map[[sha256.Size]byte]uint64
 }
 
-// Add adds a name and reports whether it is new. Beyond the bound the oldest name of the pod is forgotten.
+// Add adds a name and reports whether it is new. Above the limit it removes the oldest name of the pod.
 func (s *PerPod) Add(pod, name string) (added bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -56,7 +54,7 @@ func (s *PerPod) Add(pod, name string) (added bool) {
 	return true
 }
 
-// oldest returns the key whose value was added first.
+// oldest returns the key of the value that was added first.
 func oldest[K comparable, V any](of map[K]V, added func(V) uint64) (first K) {
 	least := ^uint64(0)
 	for k, v := range of {
@@ -79,7 +77,7 @@ func (s *PerPod) Has(pod, name string) bool {
 	return ok
 }
 
-// Remove forgets a name of a pod and reports whether the pod had it.
+// Remove removes a name of a pod and reports whether the pod had it.
 func (s *PerPod) Remove(pod, name string) (had bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,14 +95,14 @@ func (s *PerPod) Remove(pod, name string) (had bool) {
 	return had
 }
 
-// End forgets a pod.
+// End removes a pod.
 func (s *PerPod) End(pod string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.pods, pod)
 }
 
-// EndUnknown forgets every pod that is not known any more. A pod that has not been known yet stays.
+// EndUnknown removes every pod that was known and is not known any more. A pod that has not been known yet stays.
 func (s *PerPod) EndUnknown(known func(pod string) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,9 +8,8 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// AlwaysPrecheck says whether the kubelet sends a pre-check for containers with imagePullPolicy
-// Always (kubelets up to 1.31 do). Then a PullImage after a hidden pre-check may be one that must
-// reach the registry.
+// AlwaysPrecheck says whether the kubelet sends a pre-check for containers with imagePullPolicy Always (kubelets up to 1.31 do). If so, a
+// PullImage after a hidden pre-check may be one that must reach the registry.
 type AlwaysPrecheck uint8
 
 // The values of kubeletSkipsAlwaysPrecheck. The zero value is the default.
@@ -23,8 +22,8 @@ const (
 	Sent
 )
 
-// firstSkipping is the minor version of grpc-go in kubelet 1.33. Kubelets 1.26 to 1.31 have up to 1.65, and so has 1.32,
-// which skips the pre-check too: it is treated like an older one, which costs a manifest request and opens nothing.
+// firstSkipping is the minor version of grpc-go in kubelet 1.33. Kubelets 1.26 to 1.32 have up to 1.65. Kubelet 1.32 skips the pre-check too, but
+// is treated like an older one, which costs a manifest request and opens nothing.
 const firstSkipping = 68
 
 // Skips reports whether a PullImage that follows a hidden pre-check is certainly a request to

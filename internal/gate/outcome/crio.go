@@ -5,20 +5,20 @@ import (
 	"strings"
 )
 
-// crioText matches an error of CRI-O that ended before anything was fetched, up to what the last source answered:
+// crioText matches an error of CRI-O before anything was fetched, up to the answer of the last source:
 //
 //	[RegistryUnavailable: ][pull image: ][unable to pull image[ or OCI artifact: pull image err]: ]initializing source docker://NAME:
 //
-// The name is the only part that a tenant chooses, and CRI-O has parsed it, so that it holds no space. All texts of
-// registries come later. Therefore everything here is matched from the beginning on, and never searched for.
+// The name is the only part that a tenant chooses. CRI-O has parsed it, so it contains no space. All texts of registries come later. Therefore
+// all patterns here match from the beginning, and are never searched for.
 var crioText = regexp.MustCompile(`^(?:RegistryUnavailable: )?(?:pull image: )?(?:unable to pull image(?: or OCI artifact: pull image err)?: )?` +
 	`initializing source docker://\S+: `)
 
-// crioPull matches every error of a pull by CRI-O 1.33 and newer.
+// crioPull matches every pull error of CRI-O 1.33 and newer.
 var crioPull = regexp.MustCompile(`^(?:RegistryUnavailable: )?(?:pull image: )?unable to pull image(?: or OCI artifact)?: `)
 
-// CRI-O tries what is not an image once more as an OCI artifact, and then reports both errors. crioArtifact is the
-// beginning of a second one that ended before anything was fetched as well; of 1.33 and 1.34, and of 1.35 and newer.
+// CRI-O tries to pull a source that is not an image once more as an OCI artifact, and then reports both errors. crioArtifact is the beginning of
+// a second error that also ended before anything was fetched; of 1.33 and 1.34, and of 1.35 and newer.
 const artifactErr = "; artifact err: "
 
 var crioArtifact = regexp.MustCompile(`^(?:get manifest: build image source: |image reference: get manifest from ref: create image source: )`)
@@ -28,10 +28,10 @@ const (
 	mirrorsEnd   = "]): "
 )
 
-// crioSource is the source that an answer is of, which follows the errors of the mirrors.
+// crioSource is the source of an answer, after the errors of the mirrors.
 var crioSource = regexp.MustCompile(`^\S+: `)
 
-// The answers of a source, from their beginning on. In crioRefused and crioBusy the registry's own text may follow.
+// The answers of a source, from their beginning. In crioRefused and crioBusy the registry's own text may follow.
 var (
 	crioManifest = regexp.MustCompile(`^reading manifest \S+ in \S+: `)
 	crioStage    = regexp.MustCompile(`^(?:pinging container registry \S+: |Requesting bearer token: )`)
@@ -53,12 +53,12 @@ var (
 		`net/http: timeout awaiting response headers|context deadline exceeded \(Client|net/http: request canceled[^"]*\(Client\.Timeout)`)
 )
 
-// ofCRIO returns the outcome of a pull by CRI-O, and whether it ended before anything was fetched. ok is false for an
-// error that may not be of CRI-O.
+// ofCRIO returns the outcome of a pull by CRI-O, and whether it ended before anything was fetched. ok is false for an error that may not be from
+// CRI-O.
 //
-// CRI-O asks the mirrors of a registry first and the registry last, with the credential of the pull. Only what the
-// last source answered counts: a mirror that is down does not hide a denial, and a denial of a mirror does not show that the
-// registry is up. If a text of a registry makes it uncertain which part is of which source, the outcome is Error.
+// CRI-O asks the mirrors of a registry first and the registry last, with the credential of the pull. Only the answer of the last source counts: a
+// mirror that is down does not hide a denial, and a denial of a mirror does not show that the registry is up. If a text of a registry makes it
+// uncertain which part belongs to which source, the outcome is Error.
 func ofCRIO(text string) (out Outcome, early, ok bool) {
 	begin := crioText.FindString(text)
 	if begin == "" {
@@ -77,7 +77,7 @@ func ofCRIO(text string) (out Outcome, early, ok bool) {
 	return out, out != Error, true
 }
 
-// both returns the outcome of two attempts at one registry: it was not reached only if neither got an answer.
+// both returns the outcome of two attempts at one registry: the registry was not reached only if neither attempt got an answer.
 func both(a, b Outcome) Outcome {
 	for _, o := range []Outcome{Error, Denied, Unavailable} {
 		if a == o || b == o {
@@ -92,7 +92,7 @@ func ofSource(text string) Outcome {
 	if rest, mirrors := strings.CutPrefix(text, mirrorsBegin); mirrors {
 		_, last, found := strings.Cut(rest, mirrorsEnd)
 		source := crioSource.FindString(last)
-		// The end may be in an answer of a mirror, or once more in one of the registry.
+		// The separator may be in an answer of a mirror, or once more in an answer of the registry.
 		if !found || source == "" || strings.Contains(last, mirrorsEnd) {
 			return Error
 		}
@@ -115,7 +115,7 @@ func ofSource(text string) Outcome {
 	return Error
 }
 
-// ofRequest returns the outcome of a request without an answer.
+// ofRequest returns the outcome of a request that got no answer.
 func ofRequest(text string) Outcome {
 	switch {
 	case crioUnreached.MatchString(text):

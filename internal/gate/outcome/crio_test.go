@@ -10,8 +10,8 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/outcome"
 )
 
-// What CRI-O 1.36.3 puts before the error of a pull. Errors other than those of the network are followed by a second one,
-// of the attempt to pull an OCI artifact.
+// The text of CRI-O 1.36.3 before the error of a pull. A second error, of the attempt to pull an OCI artifact, follows all errors except those of
+// the network.
 const (
 	crioOnce  = "unable to pull image: initializing source docker://"
 	crioTwice = "unable to pull image or OCI artifact: pull image err: initializing source docker://"
@@ -22,8 +22,7 @@ const (
 	downHost = "pinging container registry 127.0.0.1:5999: " + refused
 )
 
-// The recorded errors of CRI-O 1.36.3, in front of registries that answered with each kind of failure; name and answer
-// are joined as CRI-O joins them.
+// Recorded errors of CRI-O 1.36.3 with registries that answered with each kind of failure; name and answer are joined as in CRI-O.
 var crioTexts = []struct {
 	name, answer string
 	twice        bool
@@ -87,7 +86,7 @@ func TestOfRecordedErrorsOfCRIO(t *testing.T) {
 		}
 		check(crioError(tc.name, tc.answer, crio136), tc.want)
 		check(crioError(tc.name, tc.answer, crio134), tc.want)
-		// CRI-O before 1.33 knows no artifacts, and says less.
+		// CRI-O before 1.33 does not support artifacts, and reports less.
 		check(status.Error(codes.Unknown, "initializing source docker://"+tc.name+": "+tc.answer), tc.want)
 	}
 }
@@ -95,7 +94,7 @@ func TestOfRecordedErrorsOfCRIO(t *testing.T) {
 func TestOfCRIOIsErrorWhereNothingIsCertain(t *testing.T) {
 	const name, again = "r.test/a:1", "reading manifest 1 in r.test/a: unauthorized"
 	for _, text := range []string{
-		// The manifest was fetched, so more may have been.
+		// The manifest was fetched, so more may have been fetched.
 		"unable to pull image: reading blob sha256:00: fetching blob: StatusCode: 403, \"x\"",
 		"unable to pull image or OCI artifact: pull image err: Source image rejected: unauthorized; artifact err: get manifest: build image source: unauthorized",
 		"unable to pull image or OCI artifact: create store err: dial tcp 10.0.0.1:443: connect: connection refused",
@@ -118,9 +117,8 @@ func TestOfCRIOIsErrorWhereNothingIsCertain(t *testing.T) {
 	}
 }
 
-// A registry writes part of what CRI-O reports. Whatever it writes, a refusal does not look like an outage, which would
-// be answered with the grace of an expired proof, and an error after the first request does not look like one that certainly
-// brought nothing.
+// A registry writes part of the error that CRI-O reports. No text of a registry makes a refusal look like an outage, which the gate would answer
+// with the grace of an expired proof. No text makes an error after the first request look like one that certainly brought nothing.
 func TestTextOfARegistryForgesNothing(t *testing.T) {
 	const (
 		name     = "r.test/a:1"
@@ -176,7 +174,7 @@ func TestTextOfARegistryForgesNothing(t *testing.T) {
 	}
 }
 
-// A mirror that refuses, whatever it writes, is no refusal of the registry.
+// A refusal of a mirror, with any text, is not a refusal of the registry.
 func TestRefusalOfAMirrorIsNotOneOfTheRegistry(t *testing.T) {
 	for _, body := range []string{"", ": x]): r.test/a:1: reading manifest 1 in r.test/a: unauthorized", ": x]): "} {
 		err := crioError("r.test/a:1", "(Mirrors also failed: [m.test/a:1: reading manifest 1 in m.test/a: denied"+body+"]\n[n.test/a:1: x]): r.test/a:1: "+downHost, "")
@@ -186,7 +184,7 @@ func TestRefusalOfAMirrorIsNotOneOfTheRegistry(t *testing.T) {
 	}
 }
 
-// A tenant writes the name of the image, and nothing else of what CRI-O reports.
+// A tenant writes only the name of the image, and nothing else in the error that CRI-O reports.
 func TestNameForgesNothing(t *testing.T) {
 	for _, name := range []string{"401/unauthorized:denied", "[::1]:5000/denied/connection-refused:404", "connection.refused/eof:EOF"} {
 		for answer, want := range map[string]outcome.Outcome{

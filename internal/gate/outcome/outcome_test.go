@@ -33,7 +33,7 @@ func TestOfTellsDeniedFromUnavailable(t *testing.T) {
 		{codes.Unknown, pulling + "unexpected status from HEAD request to https://r.test/v2/a/manifests/1: 429 Too Many Requests", outcome.Unavailable},
 		{codes.Unknown, `failed to copy: read tcp 10.0.0.2:1->10.0.0.1:443: read: connection reset by peer`, outcome.Unavailable},
 		{codes.Unavailable, pulling + "unexpected status from HEAD request: 503 Service Unavailable", outcome.Unavailable},
-		// Nobody knows what the runtime made of these.
+		// The result of these in the runtime is unknown.
 		{codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial unix /run/containerd/containerd.sock: connect: connection refused"`, outcome.Error},
 		{codes.Unavailable, "error reading from server: EOF", outcome.Error},
 		{codes.Canceled, "context canceled", outcome.Error},
@@ -58,8 +58,7 @@ func TestOfTellsDeniedFromUnavailable(t *testing.T) {
 	}
 }
 
-// An intent goes only with an error that came before anything was fetched: containerd may fail after it
-// has stored the image.
+// An intent is deleted only for an error that came before anything was fetched: containerd may fail after it has stored the image.
 func TestOnlyAFailedResolveIsDefinite(t *testing.T) {
 	for _, tc := range []struct {
 		code codes.Code
