@@ -24,7 +24,7 @@ import (
 
 var errOutage = status.Error(codes.Unknown, "failed to pull and unpack image: failed to resolve reference: dial tcp 127.0.0.1:1: connect: connection refused")
 
-// outage makes the registry one that is not reached.
+// outage makes the registry unreachable.
 func (p *proxy) outage() {
 	p.runtime.Do(func(r *criproxytest.Runtime) {
 		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
@@ -33,7 +33,7 @@ func (p *proxy) outage() {
 	})
 }
 
-// failWrites makes the store one that can be read and not written, by a read-only file in the place of its own.
+// failWrites makes the store readable but not writable: it replaces the file by a read-only one.
 func (p *proxy) failWrites() {
 	p.t.Helper()
 	path := filepath.Join(p.dir, "records.db")
@@ -53,8 +53,8 @@ func (p *proxy) failWrites() {
 	p.t.Fatal("the store's file is not open")
 }
 
-// A kubelet that verifies by itself pulls although its pre-check was shown the image, which has left the pod
-// a grant. Its proved credential needs no registry; one that nobody has tried does, grant or not.
+// A kubelet that verifies by itself pulls although the gate showed the image at its pre-check, which left the pod a grant. A proved credential of
+// the pod needs no registry; an untried credential needs the registry, with or without a grant.
 func TestAGrantNeitherStandsInForNorHidesAProvedCredential(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	x := p.Pod("carol")
@@ -71,8 +71,8 @@ func TestAGrantNeitherStandsInForNorHidesAProvedCredential(t *testing.T) {
 	}
 }
 
-// Two names of one image: the first brings the pod a grant while the pre-check of the second is hidden. A
-// bad credential for the second must not be answered as if it were good.
+// Two names of one image: the first gives the pod a grant while the pre-check of the second is hidden. The gate must not answer a bad credential
+// for the second like a good one.
 func TestAHiddenPrecheckAndAGrantProveNoCredential(t *testing.T) {
 	const other = "repo.test/team/app:other"
 	for name, policies := range map[string][]string{"policy known": {"IfNotPresent"}, "policy not known": nil} {
@@ -122,7 +122,7 @@ func TestAlwaysIsNotAnsweredFromTheNodeWithoutAStore(t *testing.T) {
 	}
 }
 
-// A slowSource counts for whom Secrets are asked, and may take its time.
+// A slowSource counts the requests for Secrets, and may be slow to answer.
 type slowSource struct {
 	*fakeSource
 	takes time.Duration
@@ -141,7 +141,7 @@ func (s *slowSource) Secrets(ctx context.Context, uid string, image imageref.Ref
 	return s.fakeSource.Secrets(ctx, uid, image)
 }
 
-// took returns how often Secrets were asked for since the last time.
+// took returns the number of requests for Secrets since the last call.
 func (s *slowSource) took() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,7 +150,7 @@ func (s *slowSource) took() int {
 	return n
 }
 
-// slowed puts a slow source in the place of the one that a proxy has.
+// slowed replaces the source of a proxy by a slow one.
 func (p *proxy) slowed(f *fakeSource, takes time.Duration) *slowSource {
 	p.t.Helper()
 	s := &slowSource{fakeSource: f, takes: takes}
@@ -159,8 +159,8 @@ func (p *proxy) slowed(f *fakeSource, takes time.Duration) *slowSource {
 	return s
 }
 
-// A tenant can name a hundred Secrets that do not exist, and see how long a pre-check takes. An image that is
-// hidden, for whatever reason, takes as long as one that is absent.
+// A tenant can name a hundred Secrets that do not exist, and measure the duration of a pre-check. The answer for an image that is hidden, for any
+// reason, takes as long as for an absent one.
 func TestTheTimeOfAPrecheckTellsNoImage(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	s := p.slowed(f, 0)
@@ -184,8 +184,7 @@ func TestTheTimeOfAPrecheckTellsNoImage(t *testing.T) {
 	}
 }
 
-// After a restart of the kubelet a tenant's pods, equal to another's and slow to judge, may all have sent its
-// pre-check.
+// After a restart of the kubelet any of a tenant's pods, which are equal to another pod and slow to judge, may have sent its pre-check.
 func TestManyWhoMayBeAskingDoNotTakeForEver(t *testing.T) {
 	for name, tc := range map[string]struct {
 		password string

@@ -9,7 +9,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// What a judged call costs, beside the same call made directly to the runtime.
+// The cost of a judged call, compared with the same call made directly to the runtime.
 
 func BenchmarkPrecheckDirect(b *testing.B) {
 	p := newProxy(b, tracker.Options{}, exact())
@@ -49,7 +49,7 @@ func BenchmarkPrecheckHidden(b *testing.B) {
 	}
 }
 
-// A hidden pre-check and the pull that is answered at once: what a start by proof costs.
+// A hidden pre-check and the pull that is answered at once: the cost of a start with a proof.
 func BenchmarkPullHit(b *testing.B) {
 	p := newProxy(b, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
@@ -69,7 +69,7 @@ func BenchmarkPullHit(b *testing.B) {
 	}
 }
 
-// A pull that is forwarded: two synced transactions around it.
+// A forwarded pull, with two synced transactions.
 func BenchmarkPullMiss(b *testing.B) {
 	p := newProxy(b, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
@@ -93,7 +93,7 @@ func BenchmarkPullDirect(b *testing.B) {
 	}
 }
 
-// A container from an ordinary image of which one has been created before.
+// A container from an ordinary image, after an earlier container from it.
 func BenchmarkCreateContainer(b *testing.B) {
 	p := newProxy(b, tracker.Options{}, exact())
 	benchmarkCreate(b, p, p.Kubelet)

@@ -62,7 +62,7 @@ func TestCreateContainerIsTheSecondGate(t *testing.T) {
 			}
 		}
 	}
-	// The runtime's error is withheld, as it is for every image that may be a checkpoint.
+	// The runtime's error is withheld, as for every image that may be a checkpoint.
 	if _, err := p.Create(t.Context(), bob, id3, "repo.test/gone:1"); status.Code(err) != codes.PermissionDenied || p.runtime.Calls("CreateContainer") == 0 {
 		t.Errorf("an image that is not there: %v; want PermissionDenied", err)
 	}
@@ -79,7 +79,7 @@ func TestCreateContainerIsTheSecondGate(t *testing.T) {
 	}
 }
 
-// A pod that was refused a container is asked to prove access, even for what its pre-check would show.
+// A pod that was refused a container has to prove access, even for an image that its pre-check would show.
 func TestRefusedContainerHidesTheNextPrecheck(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, restoring())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
@@ -104,8 +104,8 @@ func TestRefusedContainerHidesTheNextPrecheck(t *testing.T) {
 	}
 }
 
-// containerd puts a container that is created from a checkpoint image on the image that the checkpoint
-// names, and gives that one the name that was asked for.
+// containerd puts a container that is created from a checkpoint image on the image that the checkpoint names, and gives that image the requested
+// name.
 func TestCheckpointImageDoesNotGiveAwayTheImageItNames(t *testing.T) {
 	const checkpoint = "repo.test/bob/checkpoint:1"
 	p := newProxy(t, tracker.Options{}, restoring())
@@ -128,14 +128,14 @@ func TestCheckpointImageDoesNotGiveAwayTheImageItNames(t *testing.T) {
 	if got := p.runtime.Containers(); len(got) != 0 {
 		t.Errorf("containers left: %v; want the denied one removed", got)
 	}
-	// The name that was asked for stands for alice's image now.
+	// The requested name is now a name of alice's image.
 	if got := p.Precheck(bob, checkpoint); got != "" {
 		t.Errorf("pre-check of the moved name = %q; want it hidden", got)
 	}
 	if id, err := p.Create(t.Context(), bob, id1, checkpoint); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("container on the moved name = %q, %v; want PermissionDenied", id, err)
 	}
-	// Alice may restore onto what is hers.
+	// Alice may restore onto her own image.
 	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpoint}, Restores: id1})
 	if _, err := p.Pull(t.Context(), alice, checkpoint, "bobs"); err != nil {
 		t.Fatal(err)
@@ -146,8 +146,7 @@ func TestCheckpointImageDoesNotGiveAwayTheImageItNames(t *testing.T) {
 	}
 }
 
-// A container that was created while nobody looked is read back before it starts, and is no evidence
-// for a grant.
+// A container that was created without a read-back is read back before it starts, and is no evidence for a grant.
 func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 	const checkpoint = "repo.test/bob/checkpoint:1"
 	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
@@ -161,7 +160,7 @@ func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 	if _, err := p.Pull(t.Context(), bob, checkpoint, "bobs"); err != nil {
 		t.Fatal(err)
 	}
-	// As after a crash between the creation and the read-back: behind the gate's back.
+	// As after a crash between the creation and the read-back: without the gate.
 	for _, tc := range []struct {
 		what string
 		end  func(id string)
@@ -198,7 +197,7 @@ func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 			}
 		}
 	}
-	// One that alice had created and that was not started yet starts after a restart.
+	// A container that alice had created and not started starts after a restart.
 	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
 	if _, err := p.Pull(t.Context(), alice, app, "good"); err == nil {
 		t.Fatal("the registry serves bob's image only now")
@@ -256,7 +255,7 @@ func TestRestorePodIsJudgedLikeCreateContainer(t *testing.T) {
 	}
 }
 
-// An ID that the runtime would expand starts nothing that was not read back.
+// An ID that the runtime would expand does not start a container that was not read back.
 func TestShortContainerIDIsReadBackToo(t *testing.T) {
 	const checkpoint = "repo.test/bob/checkpoint:1"
 	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
@@ -282,7 +281,7 @@ func TestShortContainerIDIsReadBackToo(t *testing.T) {
 	}
 }
 
-// Whether the base image of a checkpoint is on the node is not told.
+// An error does not reveal whether the base image of a checkpoint is on the node.
 func TestAbsentBaseOfACheckpointIsAnsweredAsAForbiddenOne(t *testing.T) {
 	const checkpoint = "repo.test/bob/checkpoint:1"
 	p := newProxy(t, tracker.Options{}, exact())
@@ -309,8 +308,8 @@ func TestAbsentBaseOfACheckpointIsAnsweredAsAForbiddenOne(t *testing.T) {
 	}
 }
 
-// What allowed a container is taken back while the runtime creates it. The runtime dates the container after that, so a restart
-// would restore the grant from it.
+// Access is revoked while the runtime creates the container. The runtime's creation time of the container is later, so a restart would restore
+// the grant from it.
 func TestCreateDuringWhichAccessIsRevokedIsDenied(t *testing.T) {
 	for name, tc := range map[string]struct{ takeBack func(p *proxy) error }{
 		"a proof": {func(p *proxy) error {
@@ -357,7 +356,7 @@ func TestCreateDuringWhichAccessIsRevokedIsDenied(t *testing.T) {
 	}
 }
 
-// A container that was created before the store was lost is judged again when it is started, with the images that it mounts.
+// A container that was created before the store was lost is judged again at its start, with the images that it mounts.
 func TestMountsAreJudgedAtALateStart(t *testing.T) {
 	const base = "docker.io/library/base:1"
 	rules, err := policy.New(string(policy.ModeNeverVerifyAllowlistedImages), []string{"docker.io/library/base"})

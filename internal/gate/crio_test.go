@@ -8,8 +8,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
-// Every test of the gate holds before a runtime that answers as CRI-O does, with both forms of image_ref. The tests run
-// in processes of their own, side by side.
+// All tests of the gate also pass with a runtime that answers like CRI-O, with both forms of image_ref. The tests run in separate processes, in
+// parallel.
 func TestGateBeforeCRIO(t *testing.T) {
 	if underTest() != criproxytest.Containerd {
 		t.Skip("this is one of those processes")

@@ -15,7 +15,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A keeper keeps decisions as text.
+// A keeper stores decisions as text.
 type keeper struct {
 	mu  sync.Mutex
 	all []decisionlog.Decision
@@ -27,8 +27,7 @@ func (k *keeper) Record(d decisionlog.Decision) {
 	k.all = append(k.all, d)
 }
 
-// since returns what was decided since the last time: call, pod, verdict, reason, outcome, pull policy, and the
-// Secret that holds the credential.
+// since returns the decisions since the last call: call, pod, verdict, reason, outcome, pull policy, and the Secret that holds the credential.
 func (k *keeper) since() (said []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -53,7 +52,7 @@ func (k *keeper) wants(t *testing.T, what string, want ...string) {
 	}
 }
 
-// Every verdict but a repeated Allow, every pull, every refusal: each once.
+// Every verdict except a repeated Allow, every pull and every refusal is noted once.
 func TestDecisionsAreNotedOnce(t *testing.T) {
 	k := &keeper{}
 	c := exact()
@@ -63,7 +62,7 @@ func TestDecisionsAreNotedOnce(t *testing.T) {
 	alice, bob := p.Pod("alice"), p.Pod("bob")
 	pull := func(x *criproxytest.Pod, password string) {
 		t.Helper()
-		_, _ = p.Pull(t.Context(), x, app, password) // the decision says what came of it
+		_, _ = p.Pull(t.Context(), x, app, password) // the decision contains the result
 	}
 	k.wants(t, "sandboxes")
 	p.Precheck(alice, app)
@@ -86,7 +85,7 @@ func TestDecisionsAreNotedOnce(t *testing.T) {
 	p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{"repo.test/b:1"}}, criproxytest.Image{ID: id3, Names: []string{"repo.test/c:1"}})
 	prefix := "sha256:2" // of two images
 	if underTest() != criproxytest.Containerd {
-		prefix = id2[:3] // CRI-O takes no shorter one
+		prefix = id2[:3] // CRI-O does not accept a shorter one
 	}
 	_, _ = p.TryPrecheck(t.Context(), bob, prefix)
 	k.wants(t, "the prefix of an image ID", "ImageStatus bob: Reverify image_id_name unknown")

@@ -38,7 +38,7 @@ func TestJournalSaysWhatBecameOfACall(t *testing.T) {
 	}
 }
 
-// A recorder keeps what is recorded.
+// A recorder stores the recorded decisions.
 type recorder []decisionlog.Decision
 
 func (r *recorder) Record(d decisionlog.Decision) { *r = append(*r, d) }
@@ -48,7 +48,7 @@ type noMetrics struct{ Metrics }
 
 func (noMetrics) Verdict(string, policy.Decision) {}
 
-// journaling returns a gate, its journal up to a level, and what it records.
+// journaling returns a gate, its journal up to a level, and its recorded decisions.
 func journaling(level int) (g *Gate, lines *[]string, recorded *recorder) {
 	lines, recorded = &[]string{}, &recorder{}
 	log := funcr.New(func(_, line string) { *lines = append(*lines, line) }, funcr.Options{Verbosity: level})

@@ -20,10 +20,10 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A guesser is a pod source that gives the pods of one namespace whatever credentials it is told.
+// A guesser is a pod source that gives the pods of one namespace the credentials of the test.
 type guesser struct {
 	*fakeSource
-	of      string // the beginning of the UIDs
+	of      string // the prefix of the UIDs
 	guesses []tracker.Secret
 }
 
@@ -106,8 +106,8 @@ func TestAPodCannotGuessPasswordsByThousands(t *testing.T) {
 	}
 }
 
-// A tenant's hidden pre-checks do not make the gate forget another pod's, whose proved pull is answered from the
-// node while the registry is away.
+// Hidden pre-checks of one tenant do not displace another pod's. The proved pull of that pod is answered from the node while the registry is
+// unreachable.
 func TestHiddenPrechecksOfOnePodAreItsOwn(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
@@ -135,7 +135,7 @@ func TestHiddenPrechecksOfOnePodAreItsOwn(t *testing.T) {
 	}
 }
 
-// A pull needs its intent on disk, for an exempt pod as well; an image that is there needs no disk.
+// A pull needs its intent on disk, for an exempt pod as well; a present image needs no disk.
 func TestAFullDiskStopsNoExemptPodWhoseImageIsThere(t *testing.T) {
 	const absent, present = "repo.test/sys/new:1", "repo.test/sys/old:1"
 	p := newProxy(t, tracker.Options{Rules: tracker.Rules{ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"}}}, exact())
@@ -165,8 +165,8 @@ func TestAFullDiskStopsNoExemptPodWhoseImageIsThere(t *testing.T) {
 	}
 }
 
-// A pre-check that one of several pods has sent names none of them in the log and grants nothing. The decision that names the
-// pod is that on its container.
+// A pre-check that one of several pods has sent names none of them in the log and creates no grant. The decision on the pod's container names the
+// pod.
 func TestCandidatesAreJudgedWithoutEffect(t *testing.T) {
 	k := &keeper{}
 	c := exact()

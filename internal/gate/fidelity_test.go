@@ -21,7 +21,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// What the gate judges or reads passes as transparently as what it does not know.
+// The gate forwards the calls that it judges or reads as transparently as unknown calls.
 func TestForwardingThroughTheGateIsTransparent(t *testing.T) {
 	for _, profile := range []criproxytest.Profile{criproxytest.Containerd, criproxytest.CRIO} {
 		t.Run(profile.String(), func(t *testing.T) {

@@ -60,13 +60,13 @@ func TestTenantHasToProveAccessToAnImageOnTheNode(t *testing.T) {
 	}
 }
 
-// No call but a pre-check is judged: a container whose image's user cannot be told runs as root.
+// Only pre-checks are altered: a container with an image whose user cannot be read runs as root.
 func TestCallsThatAreNoPrecheckAreNeverAltered(t *testing.T) {
 	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
 	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
 	bob := p.Pod("bob")
 	if got := p.Precheck(bob, app); got == id1 {
-		// The very first scan marks what is there, so use a name that came later.
+		// The very first scan marks the present images, so use a name that came later.
 		p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{app}})
 	}
 	if got := p.Precheck(bob, app); got != "" {
@@ -112,7 +112,7 @@ func TestImageIDsAndTheirPrefixesAreAbsent(t *testing.T) {
 	}
 }
 
-// Two PullImage calls at once for one image, one with a good and one with a bad credential.
+// Two concurrent PullImage calls for one image, one with a good and one with a bad credential.
 func TestConcurrentPullsNeverShareAResult(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
@@ -146,7 +146,7 @@ func (e pullEnd) Record(d decisionlog.Decision) {
 	}
 }
 
-// The runtime completes the pull, but the client has gone when it answers.
+// The runtime completes the pull, but the client has disconnected when the runtime answers.
 func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
 	ended := make(pullEnd)
 	c := exact()
@@ -158,7 +158,7 @@ func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
 	p.runtime.Do(func(r *criproxytest.Runtime) {
 		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
 			cancel()
-			<-ended // the gate has given up on this call
+			<-ended // the gate has ended this call
 			return criproxytest.Image{ID: id1}, nil
 		}
 		r.BeforeAnswer = func(method string) {
@@ -187,7 +187,7 @@ func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
 	}
 }
 
-// The runtime removes an image, but the client has gone when it answers: the records go all the same.
+// The runtime removes an image, but the client has disconnected when the runtime answers: the records are deleted nevertheless.
 func TestRemovalWhoseAnswerIsLostTakesTheRecords(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
 	alice := p.Pod("alice")
@@ -267,7 +267,7 @@ func TestSandboxesTellWhoAsks(t *testing.T) {
 	if got := p.Precheck(alice, app); got != "" {
 		t.Errorf("pre-check of a pod that has ended = %q; want it hidden", got)
 	}
-	// Also if the sandbox went behind our back and only a list shows it.
+	// The same if the sandbox was removed without the gate and only a list shows it.
 	dora := p.Pod("dora")
 	if _, err := p.Pull(t.Context(), dora, app, "good"); err != nil {
 		t.Fatal(err)
@@ -289,7 +289,7 @@ func TestSandboxesTellWhoAsks(t *testing.T) {
 	}
 }
 
-// Which kubelet asks is told by the grpc version in its user agent; this client's is new.
+// The grpc version in the user agent shows which kubelet asks; this client's version is new.
 func TestKubeletThatPrechecksAlwaysReachesTheRegistry(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -315,7 +315,7 @@ func TestKubeletThatPrechecksAlwaysReachesTheRegistry(t *testing.T) {
 			if got := p.runtime.Calls("PullImage") - before; got != tc.asked {
 				t.Errorf("the runtime was asked %d times; want %d", got, tc.asked)
 			}
-			// A pull that no hidden pre-check explains is a real one on every kubelet.
+			// A pull without a hidden pre-check is a real one on every kubelet.
 			before = p.runtime.Calls("PullImage")
 			if _, err := p.Pull(t.Context(), carol, app, "good"); err != nil {
 				t.Fatal(err)
@@ -323,7 +323,7 @@ func TestKubeletThatPrechecksAlwaysReachesTheRegistry(t *testing.T) {
 			if got := p.runtime.Calls("PullImage") - before; got != 1 {
 				t.Errorf("a pull with policy Always asked the runtime %d times; want once", got)
 			}
-			// Without a pod it is a real one as well, and recorded.
+			// A pull without a pod is also a real one, and is recorded.
 			if _, err := p.Pull(t.Context(), nil, app, "good"); err != nil {
 				t.Fatal(err)
 			}
@@ -331,7 +331,7 @@ func TestKubeletThatPrechecksAlwaysReachesTheRegistry(t *testing.T) {
 	}
 }
 
-// What cannot be told from a pull with Always is one: the registry has the last word, also at the next try.
+// A pull that may be for Always is treated as such: the registry decides, also at the next attempt.
 func TestProvedPullThatTheRegistryRefusesLeavesNoGrant(t *testing.T) {
 	p := newProxy(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}}}, gate.Config{AlwaysPrecheck: kubelet.Sent, OutageFallback: true})
 	p.serves(app, "good", criproxytest.Image{ID: id1})
@@ -351,7 +351,7 @@ func TestProvedPullThatTheRegistryRefusesLeavesNoGrant(t *testing.T) {
 			t.Errorf("pre-check after a refused pull = %q; want it hidden", got)
 		}
 	}
-	// An exempt pod depends on nothing of ours, and a registry that is away refuses nobody.
+	// An exempt pod does not depend on pullgate, and an unreachable registry does not refuse a pod.
 	stranger := p.PodFrom("system", "api")
 	p.Precheck(stranger, app)
 	if id, err := p.Pull(t.Context(), stranger, app, "bad"); id != id1 || err != nil {
@@ -380,7 +380,7 @@ func TestRequestThatCannotBeReadIsRefused(t *testing.T) {
 	}
 }
 
-// The order of a pull: intent on disk → runtime asked → record on disk → kubelet answered.
+// The order of a pull: intent on disk → call to the runtime → record on disk → answer to the kubelet.
 func TestIntentIsOnDiskBeforeTheRuntimeIsAskedAndTheRecordBeforeTheAnswer(t *testing.T) {
 	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
 	var events []string
@@ -406,7 +406,7 @@ func TestIntentIsOnDiskBeforeTheRuntimeIsAskedAndTheRecordBeforeTheAnswer(t *tes
 	}
 }
 
-// The record of an image goes with it, and with the record what it says of a revocation.
+// The record of an image is deleted with the image, and with it the revocation in the record.
 func TestNoGrantIsRestoredForAnImageThatIsGone(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
 	other := criproxytest.Image{ID: id2, Names: []string{"repo.test/other:1"}}

@@ -31,14 +31,14 @@ import (
 
 const app = "repo.test/team/app:1"
 
-// Image IDs, as the runtime under test writes them.
+// Image IDs in the form of the runtime under test.
 var (
 	id1 = underTest().ID("sha256:1111111111111111111111111111111111111111111111111111111111111111")
 	id2 = underTest().ID("sha256:2222222222222222222222222222222222222222222222222222222222222222")
 	id3 = underTest().ID("sha256:2333333333333333333333333333333333333333333333333333333333333333")
 )
 
-// counts is the metrics of a gate under test.
+// counts implements the metrics of a gate under test.
 type counts struct {
 	mu sync.Mutex
 	of map[string]int
@@ -73,7 +73,7 @@ func (c *counts) Panic()                                            { c.add("pan
 // runtimeVariable names the profile of the runtime behind the proxies of a process, containerd by default.
 const runtimeVariable = "PULLGATE_TEST_RUNTIME"
 
-// underTest is that profile.
+// underTest returns that profile.
 func underTest() criproxytest.Profile {
 	for _, profile := range criproxytest.Profiles() {
 		if profile.String() == os.Getenv(runtimeVariable) {
@@ -83,7 +83,7 @@ func underTest() criproxytest.Profile {
 	return criproxytest.Containerd
 }
 
-// A proxy is a whole proxy in process: a real store, the fake runtime behind it, clients before it.
+// A proxy is a complete proxy in process: a real store, the fake runtime as its backend, and clients.
 type proxy struct {
 	t       testing.TB
 	runtime *criproxytest.Runtime
@@ -104,7 +104,7 @@ type proxy struct {
 	*criproxytest.Kubelet
 }
 
-// newProxy starts a proxy; the options and the switches of the configuration are the test's.
+// newProxy starts a proxy with the options and the switches of the test.
 func newProxy(tb testing.TB, o tracker.Options, c gate.Config) *proxy {
 	tb.Helper()
 	dir, err := os.MkdirTemp("", "gate") //nolint:usetesting // a socket's path must be short
@@ -176,14 +176,14 @@ func (p *proxy) stop() {
 	p.must(errors.Join(p.up.Close(), p.store.Close()))
 }
 
-// restart is a restart of the daemon: what is in memory is gone.
+// restart restarts the daemon: the state in memory is lost.
 func (p *proxy) restart() {
 	p.t.Helper()
 	p.stop()
 	p.start()
 }
 
-// serves makes the registry give an image for a name to whoever has the password.
+// serves makes the registry return an image for a name to clients with the password.
 func (p *proxy) serves(name, password string, img criproxytest.Image) {
 	p.runtime.Do(func(r *criproxytest.Runtime) {
 		r.Registry = func(asked string, auth *runtimeapi.AuthConfig) (criproxytest.Image, error) {
@@ -195,7 +195,7 @@ func (p *proxy) serves(name, password string, img criproxytest.Image) {
 	})
 }
 
-// restoring is exact with restored containers allowed.
+// restoring is exact, and allows restored containers.
 func restoring() gate.Config {
 	c := exact()
 	c.AllowRestores = true

@@ -8,7 +8,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
-// Every client of these tests gets its buffers from the pool that spoils them; the servers have it by option.
+// Every client of these tests gets its buffers from the pool that overwrites freed buffers; the servers get it by option.
 func TestMain(m *testing.M) {
 	criproxytest.SpoilBuffers()
 	goleak.VerifyTestMain(m)

@@ -12,7 +12,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// apply carries out one operation.
+// apply executes one operation.
 func (w *modelWorld) apply(o op) {
 	name := modelNames[o.name]
 	switch o.kind {
@@ -153,7 +153,7 @@ func (w *modelWorld) startNewest(p *modelPod) {
 	}
 }
 
-// runPod does what a kubelet does for a pod with IfNotPresent.
+// runPod does the calls of a kubelet for a pod with IfNotPresent.
 func (w *modelWorld) runPod(p *modelPod, name string, cred credentialKind) {
 	if w.doPrecheck(p, name, &interruption{}) == "" && !w.doPull(p, name, w.password(p, cred), &interruption{}) {
 		return
@@ -167,8 +167,8 @@ func (w *modelWorld) runPod(p *modelPod, name string, cred credentialKind) {
 	}
 }
 
-// honest runs a pod whose tenant has a credential that is good for the image, or that has proved it before: after at most one
-// pull it must run.
+// honest runs a pod with a tenant that has a good credential for the image, or that has proved it before. The pod must run after at most one
+// pull.
 func (w *modelWorld) honest(at uint8, name string) {
 	p := w.pod(at)
 	if isID(name) || slices.Contains(checkpointNames, name) || w.podSource && w.pullPolicy[at] == "Never" {
@@ -192,7 +192,7 @@ func (w *modelWorld) honest(at uint8, name string) {
 	w.counts["honest pod"]++
 	shown := w.doPrecheck(p, name, &interruption{})
 	if contentOf(shown) >= firstCheckpoint {
-		return // where nothing is verified, a checkpoint that has got the name is in its place
+		return // if nothing is verified, a checkpoint that has got the name may be in its place
 	}
 	if shown == "" {
 		if !w.doPull(p, name, password, &interruption{}) {
@@ -214,7 +214,7 @@ func (w *modelWorld) honest(at uint8, name string) {
 	}
 }
 
-// restorePod restores a pod, in the place of the one that is in the slot.
+// restorePod restores a pod, in place of the one in the slot.
 func (w *modelWorld) restorePod(o op, name string) {
 	c, ok := w.on(name)
 	if !ok {
@@ -280,7 +280,7 @@ func (w *modelWorld) rotate(o op) {
 	}
 }
 
-// unlive forgets that something must be allowed.
+// unlive removes the requirement that a password must be allowed.
 func (w *modelWorld) unlive(which func(pair, string) bool) {
 	for p, passwords := range w.truth.live {
 		for password := range passwords {
@@ -332,7 +332,7 @@ func (w *modelWorld) restart(kind opKind, syncs bool) {
 	}
 }
 
-// restored notes the grants that containers show. Where the runtime does not tell the name, they are for every one.
+// restored notes the grants that containers show. If the runtime does not report the name, the grants are for every name.
 func (w *modelWorld) restored() {
 	if !w.kind.noEcho && !w.kind.noUserImage {
 		return
@@ -357,7 +357,7 @@ func (w *modelWorld) restored() {
 	}
 }
 
-// late lets the runtime finish the oldest call that nobody waits for.
+// late lets the runtime finish the oldest call without a waiting client.
 func (w *modelWorld) late() {
 	w.runtime.mu.Lock()
 	n := len(w.runtime.late)
@@ -374,7 +374,7 @@ func (w *modelWorld) lateAll() {
 	}
 }
 
-// wait lets time pass. The runtime ends what it does within an hour.
+// wait lets time pass. The runtime finishes its calls within an hour.
 func (w *modelWorld) wait(o op) {
 	if o.wait() > time.Hour {
 		w.lateAll()

@@ -9,7 +9,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// held returns what the Secrets of a pod hold, as far as the gate can know it.
+// held returns the contents of a pod's Secrets that the gate can have.
 func (w *modelWorld) held(p *modelPod) (all []held) {
 	if !w.podSource || p == nil {
 		return nil
@@ -30,14 +30,14 @@ func (w *modelWorld) question(p *modelPod, c content, repository, password strin
 	return q
 }
 
-// on returns the image that a name stands for on the node.
+// on returns the image with this name on the node.
 func (w *modelWorld) on(name string) (content, bool) {
 	w.runtime.mu.Lock()
 	defer w.runtime.mu.Unlock()
 	return w.runtime.resolve(name)
 }
 
-// judged notes that a pod asks for a name, and returns what it may use of what the name stands for.
+// judged notes that a pod asks for a name, and returns the contents that the pod may use under that name.
 func (w *modelWorld) judged(p *modelPod, name, password string) uses {
 	may := uses{}
 	if c, ok := w.on(name); ok && len(w.truth.asked(w.question(p, c, repositoryOf(name), password))) > 0 {
@@ -68,7 +68,7 @@ func (w *modelWorld) mayUseOne(p *modelPod, c content, repository string) bool {
 	return may
 }
 
-// precheck returns what the kubelet is told of an image.
+// precheck returns the runtime's answer about an image to the kubelet.
 func (w *modelWorld) precheck(ctx context.Context, p *modelPod, name string) (id string, err error) {
 	var resp runtimeapi.ImageStatusResponse
 	err = w.call(ctx, runtimeapi.ImageService_ImageStatus_FullMethodName, &runtimeapi.ImageStatusRequest{
@@ -77,10 +77,10 @@ func (w *modelWorld) precheck(ctx context.Context, p *modelPod, name string) (id
 	return resp.GetImage().GetId(), err
 }
 
-// doPrecheck asks for an image and holds the answer to the truth.
+// doPrecheck sends a pre-check for an image and compares the answer with the truth.
 func (w *modelWorld) doPrecheck(p *modelPod, name string, x *interruption) (id string) {
 	may := w.judged(p, name, "")
-	var shown string // of the call, which may end after this returns
+	var shown string // of the call, which may end after this function returns
 	var err error
 	w.interrupted(x, func(ctx context.Context) { shown, err = w.precheck(ctx, p, name) }, func() {
 		id = shown
@@ -125,7 +125,7 @@ func (w *modelWorld) password(p *modelPod, cred credentialKind) string {
 	return ""
 }
 
-// doPull pulls and holds the answer to the truth.
+// doPull pulls and compares the answer with the truth.
 func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption) (ok bool) {
 	by := &registryPull{uid: p.uid, password: password, begun: len(w.truth.revocations), departures: w.truth.departures}
 	for _, s := range w.held(p) {
@@ -191,7 +191,7 @@ func (w *modelWorld) doCreate(p *modelPod, name, image string, mounts []string, 
 	}
 	x.may = w.mayStart(p, append(mounts, name))
 	var resp runtimeapi.CreateContainerResponse
-	var failed error // of the call, which may end after this returns
+	var failed error // of the call, which may end after this function returns
 	w.interrupted(x, func(ctx context.Context) {
 		failed = w.call(ctx, runtimeapi.RuntimeService_CreateContainer_FullMethodName, req, &resp)
 	}, func() {
@@ -224,8 +224,8 @@ func (w *modelWorld) userImage(name string) string {
 	return name
 }
 
-// mayStart returns what a container of a pod may have in it. A container that is created from one image may be put on another
-// one only if the pod may use that one, under whatever name.
+// mayStart returns the contents that a container of a pod may have. A container that is created from one image may be put on another one only if
+// the pod may use that one, under any name.
 func (w *modelWorld) mayStart(p *modelPod, names []string) uses {
 	may := uses{}
 	for _, name := range names {
@@ -239,7 +239,7 @@ func (w *modelWorld) mayStart(p *modelPod, names []string) uses {
 	return may
 }
 
-// doStart starts a container, and holds it to the truth if it starts.
+// doStart starts a container, and compares it with the truth if it starts.
 func (w *modelWorld) doStart(p *modelPod, id string) error {
 	w.runtime.mu.Lock()
 	c := w.runtime.containers[id]
@@ -252,7 +252,7 @@ func (w *modelWorld) doStart(p *modelPod, id string) error {
 	w.counts["container started"]++
 	for i, on := range c.real {
 		w.uses(p, on, c.asked[i])
-		// A container that was restored on an image which the pod may use under another name is evidence for its own one.
+		// A container that was restored on an image that the pod may use under another name is evidence for its own name.
 		w.truth.restored(p.uid, on, []string{repositoryOf(c.asked[i])})
 		if !c.may[on] && !w.mayUseOne(p, on, "") {
 			w.fail("safety: a container of %s is started on %v, created as %s", p.uid, on, c.GetImage())

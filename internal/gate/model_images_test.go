@@ -10,7 +10,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
-// resolve finds an image as containerd does: by its whole ID, its name, or the beginning of its ID.
+// resolve finds an image as containerd does: by its whole ID, its name, or a prefix of its ID.
 func (r *modelRuntime) resolve(name string) (content, bool) {
 	for c := content(1); c <= allContents; c++ {
 		if names, ok := r.images[c]; ok && (names[name] || strings.HasPrefix(c.id(), name)) {
@@ -50,7 +50,7 @@ func (r *modelRuntime) listImages(*runtimeapi.ListImagesRequest) (*runtimeapi.Li
 	return resp, nil
 }
 
-// name gives an image a name, which no other one has any more. An image that loses its last one stays.
+// name gives an image a name, and removes the name from every other image. An image that loses its last name stays.
 func (r *modelRuntime) name(c content, name string) {
 	for _, names := range r.images {
 		delete(names, name)
@@ -64,7 +64,7 @@ func (r *modelRuntime) name(c content, name string) {
 	}
 }
 
-// unname takes a name away; the image goes with its last one.
+// unname removes a name; the image is removed with its last name.
 func (r *modelRuntime) unname(name string) {
 	for c, names := range r.images {
 		if !names[name] {
@@ -87,7 +87,7 @@ func (r *modelRuntime) remove(c content) {
 	}
 }
 
-// lets reports whether the registry gives a repository to those who have a password.
+// lets reports whether the registry allows a pull from a repository with a password.
 func (r *modelRuntime) lets(repository, password string) bool {
 	switch repository {
 	case repositoryOf(openApp):
@@ -107,7 +107,7 @@ func (r *modelRuntime) lets(repository, password string) bool {
 	}
 }
 
-// fetch is a pull from the registry, as a client asks for it or as the runtime does by itself.
+// fetch is a pull from the registry, by a client's request or by the runtime itself.
 func (r *modelRuntime) fetch(name, password string) (content, error) {
 	c, ok := r.serves[name]
 	switch {

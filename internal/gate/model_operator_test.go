@@ -10,7 +10,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// accept has an operator accept what is selected as preloaded.
+// accept lets an operator accept the selected images as preloaded.
 func (w *modelWorld) accept(o op, name string) {
 	present := w.presentPairs()
 	a := tracker.Acceptance{Selection: w.selection(o, name), IncludingProved: o.n/4%2 == 0}
@@ -19,7 +19,7 @@ func (w *modelWorld) accept(o op, name string) {
 	}
 	w.counts["accepted"]++
 	for _, p := range present {
-		byName := o.n%4 != 0 // whatever is known of it
+		byName := o.n%4 != 0 // independent of what is recorded for it
 		if !covers(o, name, p) || !byName && !w.truth.named[p] {
 			continue
 		}
@@ -30,18 +30,18 @@ func (w *modelWorld) accept(o op, name string) {
 	}
 }
 
-// forget has an operator take marks away.
+// forget lets an operator remove marks.
 func (w *modelWorld) forget(o op, name string) {
 	gone, err := w.tracker.ForgetMarks(context.Background(), w.selection(o, name), false)
 	w.must(err)
-	w.truth.forgotten(func(p pair) bool { // an image that no scan has met has no mark yet
+	w.truth.forgotten(func(p pair) bool { // an image that no scan has found has no mark yet
 		return slices.ContainsFunc(gone.Marks, func(m records.Mark) bool {
 			return contentOf(m.Pair.ImageID) == p.content && m.Pair.Repository == p.repository
 		})
 	})
 }
 
-// trust has an operator end the distrust of the store, who vouches for what the runtime did before the store was lost.
+// trust lets an operator end the distrust of the store. The operator takes responsibility for the runtime's actions before the store was lost.
 func (w *modelWorld) trust() {
 	w.lateAll()
 	present := w.presentPairs()
@@ -70,7 +70,7 @@ func (w *modelWorld) presentPairs() (all []pair) {
 	return all
 }
 
-// selection is what an operator selects for opAccept and opForget.
+// selection returns the operator's selection for opAccept and opForget.
 func (*modelWorld) selection(o op, name string) records.Selection {
 	switch o.n % 4 {
 	case 0:
@@ -97,7 +97,7 @@ func covers(o op, name string, p pair) bool {
 	}
 }
 
-// revoke has an operator revoke something.
+// revoke lets an operator revoke something.
 func (w *modelWorld) revoke(o op, repository string) {
 	ns := [...]string{"alice", "bob"}[o.pod%2]
 	var r revocation

@@ -12,15 +12,15 @@ const (
 	aliceApp1   = "repo.test/alice/app:1" // for alice's credentials
 	aliceApp2   = "repo.test/alice/app:2"
 	bobApp      = "repo.test/bob/app:1"      // for bob's
-	openApp     = "mallory.test/open:1"      // for everybody; bob's registry
-	baseImage   = "docker.io/library/base:1" // for everybody, and on the allowlist
+	openApp     = "mallory.test/open:1"      // for all pods; bob's registry
+	baseImage   = "docker.io/library/base:1" // for all pods, and on the allowlist
 	sharedApp   = "repo.test/shared/app:1"   // for both tenants
-	evilName    = "docker.io/library/evil:1" // at no registry, and on the allowlist
-	mineName    = "repo.test/bob/mine:1"     // at no registry
+	evilName    = "docker.io/library/evil:1" // in no registry, and on the allowlist
+	mineName    = "repo.test/bob/mine:1"     // in no registry
 	systemImage = "quay.test/system/dns:1"   // for the credential that the node offers
-	anID        = "sha256:1"                 // the beginning of an image ID
+	anID        = "sha256:1"                 // a prefix of an image ID
 	anotherID   = "sha256:222222222222"      // another one
-	idNames     = 2                          // of modelNames, at its end
+	idNames     = 2                          // the last ones of modelNames
 )
 
 const (
@@ -37,7 +37,7 @@ var (
 	}
 )
 
-// A slot is one place for a pod; when its pod has ended another one takes it.
+// A slot is one place for a pod; after its pod has ended another pod uses it.
 type slot struct {
 	who, namespace, source string
 }
@@ -51,48 +51,47 @@ var slots = []slot{
 	{"system", systemNamespace, "api"},
 }
 
-// An opKind is one thing that can happen.
+// An opKind is one kind of operation.
 type opKind uint8
 
 const (
 	opImportFirst    opKind = iota // an operator imports an image before the first start of pullgated
-	opPrecheck                     // a kubelet asks whether an image is there
-	opPull                         // it pulls one
-	opCreate                       // it creates a container
-	opStart                        // it starts the newest container of a pod
-	opRun                          // it does all of that
-	opHonest                       // it does so for a pod whose tenant has a credential that is good; that must succeed
-	opRestorePod                   // it restores a pod from a checkpoint
-	opRemove                       // it removes an image
+	opPrecheck                     // a kubelet asks whether an image is present
+	opPull                         // a kubelet pulls an image
+	opCreate                       // a kubelet creates a container
+	opStart                        // a kubelet starts the newest container of a pod
+	opRun                          // a kubelet does all of that
+	opHonest                       // the same for a pod with a tenant that has a good credential; that must succeed
+	opRestorePod                   // a kubelet restores a pod from a checkpoint
+	opRemove                       // a kubelet removes an image
 	opDirectRemove                 // an operator or a cleaner removes an image in the runtime
-	opUntag                        // an operator takes a name away there
-	opTag                          // and gives one
-	opImport                       // and imports an image
-	opPush                         // somebody pushes another image under a name
+	opUntag                        // an operator removes a name in the runtime
+	opTag                          // an operator adds a name in the runtime
+	opImport                       // an operator imports an image into the runtime
+	opPush                         // a user pushes another image under a name
 	opCheckpoint                   // bob pushes another checkpoint
 	opRotate                       // a tenant changes the content of a Secret
-	opRecreate                     // or makes the Secret anew
+	opRecreate                     // a tenant deletes a Secret and creates it again
 	opRevoke                       // an operator revokes
-	opAccept                       // or accepts images as preloaded
-	opForget                       // or forgets that they are
-	opPolicy                       // or changes the policy
+	opAccept                       // an operator accepts images as preloaded
+	opForget                       // an operator forgets preloaded marks
+	opPolicy                       // an operator changes the policy
 	opEndPod                       // a pod ends
 	opNewSeen                      // a kubelet restarts: a pod gets a new config.seen
 	opRestart                      // pullgated restarts
 	opKill                         // pullgated is killed, and restarts
-	opLose                         // its store is lost with it
+	opLose                         // pullgated is killed, and its store is lost
 	opTrust                        // an operator ends the distrust of the store
 	opRuntimeRestart               // the runtime restarts
-	opOutage                       // the registries are not reached any more, or again
-	opRelease                      // a call that waits goes on
-	opCancel                       // or its client goes away
-	opLate                         // the runtime ends a call that nobody waits for
+	opOutage                       // the registries become unreachable, or reachable again
+	opRelease                      // a waiting call continues
+	opCancel                       // the client of a waiting call disconnects
+	opLate                         // the runtime ends a call without a waiting client
 	opWait                         // time passes
 	opKinds
 )
 
-// An op is one operation. What it means does not depend on the operations before it, so that any part of a sequence
-// is a sequence.
+// An op is one operation. Its meaning does not depend on the operations before it, so any part of a sequence is a sequence.
 type op struct {
 	kind    opKind
 	pod     uint8 // a slot
@@ -105,16 +104,16 @@ type op struct {
 	gap     time.Duration
 }
 
-// A credentialKind says with what a kubelet pulls.
+// A credentialKind says which credential a kubelet uses for a pull.
 type credentialKind uint8
 
 const (
 	noCredential   credentialKind = iota
-	secretContent                 // what the first Secret of the pod's namespace holds
-	otherContent                  // what the second one holds
-	firstPassword                 // with which the tenant began
-	junk                          // which no registry knows
-	nodeCredential                // which the node offers
+	secretContent                 // the content of the first Secret of the pod's namespace
+	otherContent                  // the content of the second Secret
+	firstPassword                 // the first password of the tenant
+	junk                          // unknown to every registry
+	nodeCredential                // offered by the node
 	credentialKinds
 )
 
@@ -126,7 +125,7 @@ func (h how) String() string {
 	return [...]string{"", "; the runtime is slow", "; the runtime is slow to answer", "; the answer is lost", "; the connection breaks, the runtime goes on later"}[h]
 }
 
-// wait is how long an opWait takes.
+// wait returns the duration of an opWait.
 func (o op) wait() time.Duration {
 	switch n := o.n % 16; {
 	case n < 6:
@@ -136,7 +135,7 @@ func (o op) wait() time.Duration {
 	case n < 13:
 		return 61 * time.Second
 	case n < 15:
-		return 6 * time.Minute // proofs expire after it, in some settings
+		return 6 * time.Minute // proofs expire after this time, in some settings
 	default:
 		return 65 * time.Minute // lost pulls are settled
 	}
@@ -234,7 +233,7 @@ func (o op) String() string {
 	return s
 }
 
-// checkpoint is what bob pushes.
+// checkpoint returns the checkpoint that bob pushes.
 func (o op) checkpoint() checkpoint {
 	c := checkpoint{base: modelNames[o.name], failing: o.n/3%4 == 0}
 	if o.n/12%3 != 0 {
@@ -260,7 +259,7 @@ func (c checkpoint) String() string {
 	return s
 }
 
-// How often what happens, relative to each other.
+// Relative frequency of each kind of operation.
 var opWeights = [opKinds]int{
 	opPrecheck: 180, opPull: 110, opCreate: 70, opStart: 60, opRun: 100, opHonest: 36, opRestorePod: 10,
 	opRemove: 12, opDirectRemove: 12, opUntag: 5, opTag: 5, opImport: 12, opPush: 10, opCheckpoint: 20,
@@ -269,7 +268,7 @@ var opWeights = [opKinds]int{
 	opRelease: 40, opCancel: 8, opLate: 14, opWait: 14,
 }
 
-// Names and contents that are used more often make it likelier that operations meet.
+// Names and contents that are used more often make interactions between operations more likely.
 var (
 	nameWeights    = []int{30, 8, 14, 6, 10, 10, 5, 4, 8, 6, 3, 3, 2, 1}
 	contentWeights = []int{0, 30, 8, 10, 6, 10, 8, 2, 1, 1}
@@ -309,7 +308,7 @@ func randomOps(r *rand.Rand, n int) []op {
 			o.gap = 1100 * time.Millisecond
 		}
 		if o.kind == opOutage && r.IntN(3) > 0 {
-			o.n = 1 // the registries are mostly there
+			o.n = 1 // the registries are reachable most of the time
 		}
 		ops = append(ops, o)
 	}
@@ -319,7 +318,7 @@ func randomOps(r *rand.Rand, n int) []op {
 // modelPolicies are the verification policies that a world may have.
 var modelPolicies = []string{"NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify", "NeverVerify"}
 
-// A setting is what a world is like from its beginning.
+// A setting is the initial configuration of a world.
 type setting struct {
 	kind       runtimeKind
 	policy     string

@@ -17,11 +17,11 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A content is what an image is, whatever its names. The last ones are checkpoints.
+// A content identifies an image, independent of its names. The last ones are checkpoints.
 type content int
 
 const (
-	contents         = 6 // that can be pulled and run
+	contents         = 6 // contents that can be pulled and run
 	checkpoints      = 3
 	firstCheckpoint  = content(contents + 1)
 	allContents      = contents + checkpoints
@@ -44,7 +44,7 @@ func (c content) String() string {
 	return fmt.Sprintf("image %d", int(c))
 }
 
-// contentOf returns the content that an image ID or a digest of a manifest stands for.
+// contentOf returns the content of an image ID or a digest of a manifest.
 func contentOf(ref string) content {
 	if at := strings.Index(ref, digestOfManifest); at >= 0 {
 		ref = ref[at+1:]
@@ -65,66 +65,66 @@ func repositoryOf(name string) string {
 	return name
 }
 
-// A checkpoint says what a runtime makes of a container that is created from a checkpoint image.
+// A checkpoint says what a runtime does with a container that is created from a checkpoint image.
 type checkpoint struct {
 	base    string // the name of the image that the container is restored on
-	given   string // the name that the base image is given; "" for none
-	lie     string // the name of the image that the runtime reports in its place; "" for the truth
-	failing bool   // the creation fails after all that
+	given   string // the name that the runtime gives to the base image; "" for none
+	lie     string // the name of the image that the runtime reports instead; "" for the real one
+	failing bool   // the creation fails after all these steps
 }
 
-// A runtimeKind says in what runtimes differ.
+// A runtimeKind holds the differences between runtimes.
 type runtimeKind struct {
-	pullsBase   bool // a checkpoint's base image is pulled even if it is on the node (containerd 2.1.0 to 2.1.8)
-	givesNames  bool // a checkpoint's base image is given a name (containerd 2.1.0 to 2.2.4, 2.3.0 and 2.3.1)
-	digests     bool // a pull is answered with a digest, and images have digests among their names
-	noEcho      bool // user_specified_image is not told of containers
-	noImageID   bool // image_id is not told of containers (before CRI 0.29)
+	pullsBase   bool // the runtime pulls a checkpoint's base image even if it is on the node (containerd 2.1.0 to 2.1.8)
+	givesNames  bool // the runtime gives a checkpoint's base image a name (containerd 2.1.0 to 2.2.4, 2.3.0 and 2.3.1)
+	digests     bool // the answer to a pull is a digest, and images have digests among their names
+	noEcho      bool // the runtime does not report user_specified_image of containers
+	noImageID   bool // the runtime does not report image_id of containers (before CRI 0.29)
 	noUserImage bool // the kubelet does not send user_specified_image (before 1.28)
 }
 
-// A registryPull is one pull that the registry has let pass or may let pass.
+// A registryPull is one pull that the registry has allowed or may allow.
 type registryPull struct {
-	uid        string // of the pod; "" if it is for none
+	uid        string // of the pod; "" if the pull is for no pod
 	password   string
-	secrets    []secretRef // of the pod, that hold the password
-	begun      int         // how many revocations there were
-	departures int         // how many images had left the node
-	served     bool        // the registry gave the image
-	lost       bool        // with the store that knew of the pull
+	secrets    []secretRef // of the pod, which hold the password
+	begun      int         // number of revocations at the start
+	departures int         // number of images that had left the node
+	served     bool        // the registry returned the image
+	lost       bool        // the store that contained the pull was lost
 }
 
-// A modelContainer is one container, with what it really has.
+// A modelContainer is one container, with its real contents.
 type modelContainer struct {
 	*runtimeapi.Container
 	real    []content // of its image and of its mounts
 	mounts  []*runtimeapi.Mount
-	asked   []string // the names that the pod gave to them; "" where the runtime was not told
+	asked   []string // the names that the pod gave to them; "" if the runtime did not get one
 	pod     string   // the UID
 	created time.Time
 	started bool
-	may     uses // what the pod might use when the container was judged
+	may     uses // what the pod was allowed to use when the container was judged
 }
 
-// A modelRuntime is a container runtime in process, with the registries that it asks.
+// A modelRuntime is a container runtime in process, with its registries.
 type modelRuntime struct {
 	kind  runtimeKind
 	truth *truth
 
 	mu          sync.Mutex
-	serves      map[string]content // by name, at the registry
-	down        bool               // no registry is reached
-	passwords   map[string]bool    // that are good, with their tenant's first letter
+	serves      map[string]content // by name, in the registry
+	down        bool               // no registry is reachable
+	passwords   map[string]bool    // good passwords, which begin with their tenant's first letter
 	images      map[content]map[string]bool
 	checkpoints map[content]checkpoint
 	sandboxes   map[string]*runtimeapi.PodSandbox
 	containers  map[string]*modelContainer
 	order       []string   // of containers
-	late        []lateCall // that the runtime goes on with although nobody waits
+	late        []lateCall // calls that the runtime continues without a waiting client
 	next        int
 }
 
-// A lateCall is carried out later, and not answered.
+// A lateCall is executed later, and not answered.
 type lateCall struct {
 	method  string
 	request []byte
@@ -151,9 +151,9 @@ func newModelRuntime(kind runtimeKind, t *truth) *modelRuntime {
 	return r
 }
 
-// An interruption is what happens to one call on its way.
+// An interruption is what happens to one call in progress.
 type interruption struct {
-	method  string // the first call of it is interrupted
+	method  string // the first call of this method is interrupted
 	how     how
 	met     bool
 	waiting atomic.Bool
@@ -168,9 +168,9 @@ type how uint8
 const (
 	uninterrupted how = iota
 	waitBefore        // the runtime is slow, and has done nothing yet
-	waitAfter         // it is slow, and has done everything but answer
-	loseAnswer        // it has done everything, and the connection breaks
-	loseCall          // the connection breaks, and it does everything later
+	waitAfter         // the runtime is slow, and has done everything except the answer
+	loseAnswer        // the runtime has done everything, and the connection breaks
+	loseCall          // the connection breaks, and the runtime does everything later
 	hows
 )
 
@@ -224,7 +224,7 @@ func (c *modelConn) call(ctx context.Context, method string, request []byte) ([]
 	return c.runtime.do(method, request, x)
 }
 
-// wait waits until the call is released, or breaks off.
+// wait waits until the call is released or cancelled.
 func (c *modelConn) wait(ctx context.Context, x *interruption) error {
 	x.waiting.Store(true)
 	defer x.waiting.Store(false)
@@ -246,14 +246,14 @@ func (r *modelRuntime) later(method string, request []byte, x *interruption) {
 	}
 }
 
-// finishLate carries out one of the calls that nobody waits for.
+// finishLate executes one of the calls without a waiting client.
 func (r *modelRuntime) finishLate(i int) {
 	l := r.late[i]
 	r.late = slices.Delete(r.late, i, i+1)
 	_, _ = r.do(l.method, l.request, l.by)
 }
 
-// answers decodes a request, has it answered and encodes the answer.
+// answers decodes a request, gets the answer and encodes it.
 func answers[Q, A proto.Message](request []byte, q Q, f func(Q) (A, error)) ([]byte, error) {
 	if err := proto.Unmarshal(request, q); err != nil {
 		return nil, err

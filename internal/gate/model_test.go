@@ -16,16 +16,16 @@ import (
 	"testing/synctest"
 )
 
-// The model test lets two tenants, a kubelet, an operator, a runtime and the registries do whatever comes to mind, and holds the
-// gate to one rule: a pod uses an image only if policy exempts it, or if a credential or a Secret of its own proved it at the
-// registry. To use an image is to start a container that has its content, or to be told that it is on the node. Also, a tenant
-// whose credential is good must get its container after at most one pull.
+// The model test lets two tenants, a kubelet, an operator, a runtime and the registries do random operations. It checks one rule: a pod uses an
+// image only if policy exempts it, or if a credential or a Secret of the pod proved it at the registry. A pod uses an image if it starts a
+// container with the content of the image, or gets the answer that the image is on the node. A tenant with a good credential must also get its
+// container after at most one pull.
 //
-//	PULLGATE_MODEL_STEPS  how many operations in all (default 20,000, a tenth with -short; `make model` runs a million)
-//	PULLGATE_MODEL_SEED   the seed of the first world (default 1, so that a failure is one of the change at hand; "random" explores);
-//	                      that of every other one follows from it
+//	PULLGATE_MODEL_STEPS  total number of operations (default 20,000, a tenth with -short; `make model` runs a million)
+//	PULLGATE_MODEL_SEED   the seed of the first world (default 1, so that a failure comes from the present change; "random" explores);
+//	                      the seeds of the other worlds follow from it
 //
-// A failure prints the seed of its world and the shortest sequence of operations that was found to fail.
+// A failure prints the seed of its world and the shortest failing sequence of operations that was found.
 const (
 	modelSteps     = 20_000
 	stepsPerWorld  = 200
@@ -45,7 +45,7 @@ func TestModel(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	// The heap is small and the garbage much.
+	// The heap is small and there is much garbage.
 	t.Cleanup(func(percent int) func() { return func() { debug.SetGCPercent(percent) } }(debug.SetGCPercent(800)))
 	var next, failures atomic.Uint64
 	var mu sync.Mutex
@@ -108,10 +108,10 @@ func worldOf(seed uint64) (setting, []op) {
 	return s, slices.DeleteFunc(ops, func(o op) bool { return slices.Contains(openHoles, o.kind) })
 }
 
-// openHoles are the kinds of operations with which the gate is known to fail. There must be none.
+// openHoles are the kinds of operations for which the gate is known to fail. The list must be empty.
 var openHoles []opKind
 
-// playWorld plays a world from its beginning and returns why it fails, "" if it does not.
+// playWorld runs a world from its beginning and returns the failure, "" if there is none.
 func playWorld(t *testing.T, s setting, ops []op, path string) (failure string, counts map[string]int) {
 	t.Helper()
 	synctest.Test(t, func(*testing.T) {
@@ -154,8 +154,7 @@ func shrunk(t *testing.T, seed uint64, s setting, ops []op, failure, path string
 	return b.String()
 }
 
-// shortest takes away operations, first many at once and then fewer, as long as the rest fails; and makes those that are left
-// plainer.
+// shortest removes operations, first many at once and then fewer, as long as the rest fails; and simplifies the remaining ones.
 func shortest(ops []op, fails func([]op) bool) []op {
 	for size := max(1, len(ops)/2); ; size = max(1, size/2) {
 		shorter := false
@@ -185,7 +184,7 @@ func shortest(ops []op, fails func([]op) bool) []op {
 	return ops
 }
 
-// simplest returns the setting with as many switches off as still fail.
+// simplest returns the setting with as many switches off as possible that still fails.
 func simplest(s setting, fails func(setting) bool) setting {
 	for _, simpler := range []func(*setting){
 		func(s *setting) { s.policy = modelPolicies[0] },

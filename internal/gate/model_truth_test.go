@@ -12,7 +12,7 @@ import (
 
 type secretRef = records.SecretRef
 
-// A pair is what access is proved for.
+// A pair is the unit of access: a content and a repository.
 type pair struct {
 	content    content
 	repository string
@@ -24,15 +24,15 @@ type held struct {
 	password string
 }
 
-// A modelProof is one credential that a registry has let have a pair.
+// A modelProof is one credential with which a registry allowed a pull of a pair.
 type modelProof struct {
 	password string
-	secrets  map[secretRef]bool // that held it when a pod asked
-	noted    map[secretRef]bool // those of which the gate must know that
+	secrets  map[secretRef]bool // Secrets that held it when a pod asked
+	noted    map[secretRef]bool // Secrets that the gate must have noted
 	at       time.Time
 }
 
-// A reason is why a pod may use a pair.
+// A reason says why a pod may use a pair.
 type reason struct {
 	kind  reasonKind
 	proof *modelProof
@@ -49,34 +49,34 @@ const (
 	byProof     reasonKind = "proof"
 	bySecret    reasonKind = "secret"
 	byGrant     reasonKind = "grant"
-	byContainer reasonKind = "container" // that was started before the store was lost
+	byContainer reasonKind = "container" // the container was started before the store was lost
 )
 
-// A question is whether a pod may use a pair.
+// A question asks whether a pod may use a pair.
 type question struct {
 	uid, namespace string
 	static         bool
 	pair
-	password string // that the pod presents; "" is none
-	secrets  []held // of the pod, if the gate can know them
+	password string // presented by the pod; "" is none
+	secrets  []held // of the pod, if the gate can have them
 }
 
 // uses are the contents that a pod may use.
 type uses map[content]bool
 
-// A truth knows what really happened: who proved what at a registry, and what an operator brought. It is the judge of the gate
-// and shares no code with it. Where the rules leave the gate a choice, it allows both.
+// A truth holds the real events: which credential proved which pair at a registry, and what an operator brought. The model test judges the gate
+// by it; it shares no code with the gate. Where the rules leave the gate a choice, it allows both.
 type truth struct {
 	mode     policy.Mode
-	exempt   bool // the namespace kube-system and static pods are
+	exempt   bool // the namespace kube-system and static pods are exempt
 	validity time.Duration
 	grace    time.Duration
 
-	present     map[pair]bool // what has been pulled since the image came to the node
-	imported    map[pair]bool // what an operator brought or accepted, while the image stays
-	departures  int           // of images from the node
-	again       map[pair]int  // by the number of the departure: what was so until the image left, and has not been pulled since: it is again if an operator brings it back
-	named       map[pair]bool // names that a pull or an operator gave
+	present     map[pair]bool // pulled since the image came to the node
+	imported    map[pair]bool // brought or accepted by an operator, while the image stays
+	departures  int           // number of images that left the node
+	again       map[pair]int  // by the number of the departure: pairs that were imported until the image left and have not been pulled since: they are imported again if an operator brings the image back
+	named       map[pair]bool // names from a pull or an operator
 	open        map[pair]bool
 	proofs      map[pair][]*modelProof
 	grants      map[string]map[pair][]reason
@@ -84,7 +84,7 @@ type truth struct {
 	live        map[pair]map[string]bool // passwords that must be allowed without a registry
 }
 
-// A revocation is one that an operator made. Empty fields select everything.
+// A revocation is a revocation by an operator. Empty fields select everything.
 type revocation struct {
 	content    content
 	repository string
@@ -98,7 +98,7 @@ func (r revocation) covers(p pair) bool {
 	return (r.content == unknown || r.content == p.content) && (r.repository == "" || r.repository == p.repository)
 }
 
-// selects reports whether what a credential from Secrets proved is revoked.
+// selects reports whether the revocation includes a proof by a credential from Secrets.
 func (r revocation) selects(password string, secrets []secretRef) bool {
 	if r.password != "" && r.password != password {
 		return false
@@ -120,7 +120,7 @@ func allowlisted(repository string) bool {
 	return strings.HasPrefix(repository, "docker.io/library/") && !strings.HasPrefix(repository, "docker.io/library/sha256")
 }
 
-// why returns the reasons for which a pod may use a pair now, none if it may not.
+// why returns the reasons for which a pod may use a pair now, none if it may not use the pair.
 func (t *truth) why(q question) (all []reason) {
 	if t.mode == policy.ModeNeverVerify {
 		all = append(all, reason{kind: byPolicy})
@@ -148,7 +148,7 @@ func (t *truth) why(q question) (all []reason) {
 			if s.password == p.password {
 				p.secrets[s.ref] = true
 			} else {
-				delete(p.noted, s.ref) // what the Secret holds now takes its place
+				delete(p.noted, s.ref) // replaced by the present content of the Secret
 			}
 			if p.secrets[s.ref] {
 				all = append(all, reason{kind: bySecret, proof: p})
@@ -161,7 +161,7 @@ func (t *truth) why(q question) (all []reason) {
 	return all
 }
 
-// comesFromAllowlist reports whether an allowlisted name of the content was given by a pull or by an operator.
+// comesFromAllowlist reports whether an allowlisted name of the content came from a pull or from an operator.
 func (t *truth) comesFromAllowlist(c content) bool {
 	for p := range t.named {
 		if p.content == c && allowlisted(p.repository) {
@@ -179,7 +179,7 @@ func (t *truth) asked(q question) []reason {
 	}
 	for _, r := range why {
 		if slices.Contains([]reasonKind{byPolicy, byExemption, byAllowlist, byGrant}, r.kind) {
-			continue // what was not verified leaves nothing
+			continue // an unverified use leaves nothing
 		}
 		t.grant(q.uid, q.pair, r)
 	}
@@ -195,16 +195,16 @@ func (t *truth) grant(uid string, p pair, r reason) {
 	}
 }
 
-// proved notes that a registry gave an image for a pull.
+// proved notes that a registry returned an image for a pull.
 func (t *truth) proved(p pair, by *registryPull) {
 	t.present[p], t.named[p] = t.present[p] || !by.lost, true
 	if t.again[p] > by.departures {
-		t.imported[p] = true // nothing tells that the image left while the pull was under way (docs/design/0023)
+		t.imported[p] = true // the gate cannot detect that the image left while the pull was in progress (docs/design/0023)
 	}
 	delete(t.again, p)
 	for _, r := range t.revocations[by.begun:] {
 		if r.covers(p) && (r.whole() || by.password != "" && r.selects(by.password, by.secrets)) {
-			return // what is revoked while a pull is in progress is not proved by it
+			return // a pull does not prove what is revoked while it is in progress
 		}
 	}
 	if by.password == "" || by.password == operatorPassword {
@@ -230,7 +230,7 @@ func (t *truth) proved(p pair, by *registryPull) {
 	}
 }
 
-// brought notes that an operator imported an image, or named one, or accepted it.
+// brought notes that an operator imported an image, named one, or accepted it.
 func (t *truth) brought(p pair, marks bool) {
 	t.named[p] = true
 	if (marks || t.again[p] > 0) && !t.present[p] {
@@ -252,7 +252,7 @@ func (t *truth) departed(c content) {
 	maps.DeleteFunc(t.live, func(p pair, _ map[string]bool) bool { return p.content == c })
 }
 
-// forgotten notes that an operator took marks away.
+// forgotten notes that an operator removed marks.
 func (t *truth) forgotten(which func(pair) bool) {
 	maps.DeleteFunc(t.imported, func(p pair, _ bool) bool { return which(p) })
 	maps.DeleteFunc(t.again, func(p pair, _ int) bool { return which(p) })
@@ -292,8 +292,7 @@ func (t *truth) revoked(r revocation) {
 	t.endGrants(r.covers, func(why reason) bool { return why.proof != nil && gone[why.proof] })
 }
 
-// lost notes that the store was lost, and with it what was revoked and forgotten: what happened before is known only by the
-// containers that were started.
+// lost notes that the store was lost, with its revocations and forgotten marks: only the started containers show what happened before.
 func (t *truth) lost() {
 	clear(t.present)
 	clear(t.imported)
@@ -301,7 +300,7 @@ func (t *truth) lost() {
 	clear(t.grants)
 }
 
-// used notes that a pod creates a container, or has started one, and keeps its grant whatever allowed it.
+// used notes that a pod creates a container, or has started one, and keeps its grant for any reason that allowed it.
 func (t *truth) used(q question) {
 	for _, r := range t.why(q) {
 		if r.kind != byGrant {
@@ -310,7 +309,7 @@ func (t *truth) used(q question) {
 	}
 }
 
-// restored gives a pod the grants for every repository of a content that it has for one.
+// restored gives a pod its grants for one repository of a content for all given repositories.
 func (t *truth) restored(uid string, c content, repositories []string) {
 	var all []reason
 	for p, why := range t.grants[uid] {

@@ -30,7 +30,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A modelSecret is what a Secret holds.
+// A modelSecret is the content of a Secret.
 type modelSecret struct {
 	uid      string
 	password string
@@ -39,7 +39,7 @@ type modelSecret struct {
 // A modelPod is one pod on the node.
 type modelPod struct {
 	slot
-	at      int // of slots
+	at      int // index in slots
 	uid     string
 	seen    string
 	sandbox string
@@ -64,20 +64,20 @@ type waitingCall struct {
 	finish func() // judges the answer
 }
 
-// A modelWorld is one node, from its first start on, and those who use it. It runs in a synctest bubble: time passes when an
-// operation says so, and everything that can go on has gone on before the next operation begins.
+// A modelWorld is one node from its first start, and its users. It runs in a synctest bubble: time passes only when an operation waits, and every
+// goroutine that can continue does so before the next operation begins.
 type modelWorld struct {
 	setting
 	path    string
 	key     credential.Key
 	runtime *modelRuntime
 	truth   *truth
-	counts  map[string]int // what happened, by kind
+	counts  map[string]int // number of events, by kind
 
 	*process
 	pods      [6]*modelPod
 	secrets   map[string][2]*modelSecret // by namespace
-	good      map[string][]string        // passwords of a tenant that are good, the newest last
+	good      map[string][]string        // good passwords of a tenant, the newest last
 	passwords int
 	uids      int
 	waiting   []*waitingCall
@@ -112,7 +112,7 @@ func (w *modelWorld) must(err error) {
 	}
 }
 
-// run runs a world and returns why it fails, "" if it does not.
+// run runs a world and returns the failure, "" if there is none.
 func (w *modelWorld) run(ops []op) string {
 	defer func() { _ = os.Remove(w.path) }()
 	for len(ops) > 0 && ops[0].kind == opImportFirst {
@@ -149,7 +149,7 @@ func (w *modelWorld) rules() tracker.Rules {
 	return r
 }
 
-// start starts pullgated, which opens its store as a crash or a stop has left it.
+// start starts pullgated, which opens its store in the state after a crash or a stop.
 func (w *modelWorld) start() {
 	first := w.process == nil
 	store, report, openErr := records.Open(w.path, records.Options{KeyExists: !first})
@@ -191,7 +191,7 @@ func (w *modelWorld) start() {
 	w.process = p
 }
 
-// sync is what pullgated does when it has reached the runtime.
+// sync does what pullgated does when it has reached the runtime.
 func (w *modelWorld) sync() {
 	if w.process == nil {
 		return
@@ -200,18 +200,18 @@ func (w *modelWorld) sync() {
 	defer cancel()
 	err := w.gate.Sync(ctx)
 	if len(w.waiting) > 0 && status.Code(err) == codes.DeadlineExceeded {
-		return // it shares a list that is being waited for; the daemon tries again later
+		return // it shares a list that another call waits for; the daemon tries again later
 	}
 	w.must(err)
 	w.scanned = true
 }
 
-// kill ends pullgated at once. What it was doing is over; the runtime may go on with it.
+// kill ends pullgated at once. Its calls end; the runtime may continue them.
 func (w *modelWorld) kill() {
 	if w.process == nil {
 		return
 	}
-	err := w.store.Close() // from now on nothing that it does has an effect
+	err := w.store.Close() // from now on its writes have no effect
 	close(w.conn.broken)
 	w.process.cancel()
 	for _, c := range w.waiting {
@@ -223,7 +223,7 @@ func (w *modelWorld) kill() {
 	w.must(err)
 }
 
-// stop stops pullgated in an orderly way and returns what it hands over.
+// stop stops pullgated in an orderly way and returns the handover.
 func (w *modelWorld) stop() []byte {
 	for _, c := range w.waiting {
 		c.cancel()
@@ -238,13 +238,13 @@ func (w *modelWorld) stop() []byte {
 	return data
 }
 
-// rest lets everything go on that waits for no more than calls of the runtime, each of which takes a moment.
+// rest lets all goroutines continue that wait only for calls of the runtime, each of which takes a moment.
 func rest() {
 	time.Sleep(time.Millisecond)
 	synctest.Wait()
 }
 
-// settle lets everything go on that can, and judges the answers that have come.
+// settle lets all goroutines continue that can, and judges the answers that have arrived.
 func (w *modelWorld) settle() {
 	if len(w.waiting) == 0 {
 		return
@@ -259,7 +259,7 @@ func (w *modelWorld) settle() {
 	}
 }
 
-// pod returns the pod of a slot, and makes one if there is none.
+// pod returns the pod of a slot, and creates one if there is none.
 func (w *modelWorld) pod(at uint8) *modelPod {
 	if p := w.pods[at]; p != nil {
 		return p
@@ -306,7 +306,7 @@ func (w *modelWorld) call(ctx context.Context, method string, req, resp proto.Me
 	return w.gate.CallForTest(ctx, w.up, method, req, resp)
 }
 
-// interrupted makes a call that may be interrupted, and has its answer judged as soon as it is there.
+// interrupted makes a call that may be interrupted. Its answer is judged when it arrives.
 func (w *modelWorld) interrupted(x *interruption, call func(ctx context.Context), finish func()) {
 	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), interruptionKey{}, x))
 	if x.how != waitBefore && x.how != waitAfter {
@@ -365,7 +365,7 @@ func modelDir() (string, error) {
 	return os.MkdirTemp("", "pullgate-model-")
 }
 
-// modelRepositories are those of all names that are no image IDs.
+// modelRepositories returns the repositories of all names that are not image IDs.
 func modelRepositories() (all []string) {
 	for _, name := range modelNames[:len(modelNames)-idNames] {
 		if r := repositoryOf(name); !slices.Contains(all, r) {

@@ -10,8 +10,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A runtime that holds a credential for team-a brings the image for a pull that comes without one. Pods of that namespace
-// may use it then, and no others.
+// A runtime that holds a credential for team-a brings the image for a pull without a credential. Only pods of that namespace may use it then.
 func TestRuntimeCredentialOpensItsNamespaceAlone(t *testing.T) {
 	f := &fakeSource{pods: map[string]sourcePod{}, whole: true}
 	c := exact()
@@ -40,7 +39,7 @@ func TestRuntimeCredentialOpensItsNamespaceAlone(t *testing.T) {
 		t.Fatalf("pull with what the runtime holds for team-a = %q, %v; want the image", id, err)
 	}
 
-	// For others it holds nothing.
+	// The runtime holds no credential for other namespaces.
 	p.serves(app, "another", criproxytest.Image{ID: id1})
 	for _, policy := range []string{"IfNotPresent", "Never"} {
 		runs("team-a", policy, true)
@@ -57,7 +56,7 @@ func TestRuntimeCredentialOpensItsNamespaceAlone(t *testing.T) {
 	runs("team-a", "IfNotPresent", true)
 	runs("team-b", "IfNotPresent", false)
 
-	// A pod of team-a that presents a credential is answered by the registry.
+	// The registry answers a pod of team-a that presents a credential.
 	a := p.Pod("team-a")
 	f.tells(a, "bad", "Always")
 	if _, err := p.Pull(t.Context(), a, app, "bad"); err == nil {
@@ -65,7 +64,7 @@ func TestRuntimeCredentialOpensItsNamespaceAlone(t *testing.T) {
 	}
 }
 
-// crictl and kubeadm pull for no pod, with what is the node's.
+// crictl and kubeadm pull for no pod, with the node's credentials.
 func TestPullForNoPodOpensWithRuntimeCredentialsPerNamespace(t *testing.T) {
 	p := newProxy(t, tracker.Options{RuntimeCredentialsPerNamespace: true}, exact())
 	p.serves(app, "", criproxytest.Image{ID: id1})

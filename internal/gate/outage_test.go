@@ -15,8 +15,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A judged call that is let through reaches the runtime byte for byte: fields that nobody here knows
-// are still in it.
+// An allowed call reaches the runtime byte for byte: unknown fields are still in it.
 func TestJudgedRequestReachesTheRuntimeAsItCame(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, restoring())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
@@ -93,7 +92,7 @@ func TestConnectionThatBreaksBeforeTheAnswerLeavesAnIntent(t *testing.T) {
 	}
 }
 
-// eventually is a pre-check of app once the runtime is back.
+// eventually sends pre-checks of app until the runtime is back.
 func eventually(t *testing.T, p *proxy, x *criproxytest.Pod) string {
 	t.Helper()
 	for back := time.Now(); ; time.Sleep(10 * time.Millisecond) {

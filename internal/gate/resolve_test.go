@@ -26,7 +26,7 @@ func (p *proxy) pullRef(x *criproxytest.Pod, name string) (string, error) {
 	return resp.GetImageRef(), err
 }
 
-// Before CRI 0.36 a runtime may answer a pull with a digest, and CRI-O does.
+// Before CRI 0.36 a runtime may answer a pull with a digest, as CRI-O does.
 func TestPullIsRecordedUnderTheImageID(t *testing.T) {
 	for name, ref := range map[string]string{"image ID": id1, "repo digest": digest1, "name": app} {
 		t.Run(name, func(t *testing.T) {
@@ -37,7 +37,7 @@ func TestPullIsRecordedUnderTheImageID(t *testing.T) {
 			if got, err := p.pullRef(alice, app); got != ref || err != nil {
 				t.Fatalf("pull = %q, %v; want the runtime's own answer, %s", got, err, ref)
 			}
-			for range 2 { // a pre-check is what marks an untracked image preloaded
+			for range 2 { // a pre-check marks an untracked image preloaded
 				for _, name := range []string{app, digest1} {
 					if got := p.Precheck(bob, name); got != "" {
 						t.Errorf("bob's pre-check of %s = %q; want it hidden", name, got)
@@ -50,7 +50,7 @@ func TestPullIsRecordedUnderTheImageID(t *testing.T) {
 			if got := p.Precheck(alice, app); got != id1 {
 				t.Errorf("alice's pre-check = %q; want the image", got)
 			}
-			for _, image := range []string{ref, id1} { // a kubelet puts image_ref into CreateContainer
+			for _, image := range []string{ref, id1} { // a kubelet copies image_ref into CreateContainer
 				c, err := p.Create(t.Context(), alice, image, app)
 				if err == nil {
 					err = p.Start(t.Context(), c)
@@ -72,7 +72,7 @@ func TestPullIsRecordedUnderTheImageID(t *testing.T) {
 	}
 }
 
-// What a pull brought is known only if the requested name and the answer are one image.
+// The result of a pull is known only if the requested name and the answer are one image.
 func TestPullThatCannotBeResolvedOpensNothing(t *testing.T) {
 	unresolved := func(method string) error {
 		if method == "ImageStatus" {
@@ -103,7 +103,7 @@ func TestPullThatCannotBeResolvedOpensNothing(t *testing.T) {
 			p.Precheck(alice, app) // the daemon is synced before the runtime fails
 			p.runtime.Do(func(r *criproxytest.Runtime) { r.Fail = tc.fail })
 			if tc.ref == id2 {
-				// It is on the node, and somebody else's.
+				// It is on the node, and belongs to another tenant.
 				p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{"repo.test/other/app:1"}})
 			}
 			if got, err := p.pullRef(alice, app); got != tc.ref || err != nil {
@@ -136,7 +136,7 @@ func TestPullThatCannotBeResolvedOpensNothing(t *testing.T) {
 	}
 }
 
-// The runtime has pulled, so a client that hangs up while pullgated resolves the answer loses no record.
+// The runtime has pulled, so the record is kept if a client disconnects while pullgated resolves the answer.
 func TestClientThatHangsUpAfterThePullKeepsTheRecord(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
@@ -150,7 +150,7 @@ func TestClientThatHangsUpAfterThePullKeepsTheRecord(t *testing.T) {
 				pulled = true
 			case pulled && method == "ImageStatus":
 				hangUp()
-				<-answered // the proxy has seen that the client is gone
+				<-answered // the proxy has detected that the client disconnected
 			}
 		}
 	})

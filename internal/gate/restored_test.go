@@ -60,7 +60,7 @@ func (p *proxy) pairs() (marked, closed []records.Pair) {
 	return marked, closed
 }
 
-// The runtime reports mallory's own image for a container whose root file system is of alice's.
+// The runtime reports mallory's own image for a container with the root file system of alice's image.
 func TestRestoredContainerIsRefusedWhateverImageItReports(t *testing.T) {
 	for _, mode := range []policy.Mode{policy.ModeAlwaysVerify, policy.ModeNeverVerify, policy.ModeNeverVerifyPreloadedImages} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -154,15 +154,15 @@ func TestAllowRestoresTakesEffectWithoutARestart(t *testing.T) {
 	}
 }
 
-// planted is what mallory's checkpoint brings: an image of its own under a name of alice.
+// planted is the image that mallory's checkpoint brings: mallory's content under a name of alice.
 const planted = "repo.test/team/app:2"
 
 func planting(fails error) criproxytest.Image {
 	return criproxytest.Image{Restores: id3, Brings: []criproxytest.Image{{ID: id3, Names: []string{planted}}}, Fails: fails}
 }
 
-// A runtime pulls the image that a checkpoint names by itself and gives it the name that the checkpoint says. No pod may
-// take that image for a preloaded one.
+// A runtime itself pulls the image that a checkpoint names and gives it the name from the checkpoint. That image must not count as preloaded for
+// any pod.
 func TestImageThatCameWithACheckpointNeedsProof(t *testing.T) {
 	failed := status.Error(codes.Unknown, "no such device")
 	for name, tc := range map[string]struct {
@@ -233,7 +233,7 @@ func TestImageThatCameWithALostCreateIsNotMarkedAfterARestart(t *testing.T) {
 	}
 }
 
-// What a checkpoint makes the runtime say must not tell which images are on the node.
+// The runtime's answers for a checkpoint must not reveal which images are on the node.
 func TestFailedCreateIsAnsweredTheSameWhetherOrNotTheOtherImageIsPresent(t *testing.T) {
 	invalid := status.Error(codes.Unknown, `error parsing reference: "INVALID NAME" is not a valid repository/tag`)
 	for name, config := range map[string]gate.Config{"default": exact(), "allowRestores": restoring()} {
@@ -254,7 +254,7 @@ func TestFailedCreateIsAnsweredTheSameWhetherOrNotTheOtherImageIsPresent(t *test
 	}
 }
 
-// fails makes the runtime answer the next creations from an image with an error, without it being a checkpoint.
+// fails makes the runtime answer the next creations from an image with an error, although the image is not a checkpoint.
 func (p *proxy) fails(with error) {
 	p.runtime.Do(func(r *criproxytest.Runtime) {
 		r.Fail = func(method string) error {
@@ -328,7 +328,7 @@ func TestErrorOfACreateFromAnOrdinaryImagePassesUnchanged(t *testing.T) {
 	}
 }
 
-// A create from an image that is known to be ordinary writes nothing and lists no images.
+// A create from an image that is known to be ordinary writes nothing and requests no image list.
 func TestOrdinaryCreateCostsNoWriteAndNoList(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})

@@ -22,8 +22,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A fakeSource is a pod source that knows what it is told. The real one stands in internal/podsource, and before a
-// real API server in e2e.
+// A fakeSource is a pod source with the facts of the test. The real source is in internal/podsource; e2e tests it with a real API server.
 type fakeSource struct {
 	key   credential.Key
 	pods  map[string]sourcePod // by UID
@@ -66,7 +65,7 @@ func (f *fakeSource) tells(x *criproxytest.Pod, password string, policies ...str
 	f.pods[x.UID] = p
 }
 
-// newProxyWithSource is a proxy before a node that has alice's image, and the source beside it.
+// newProxyWithSource returns a proxy for a node that has alice's image, and its source.
 func newProxyWithSource(t *testing.T, c gate.Config) (*proxy, *fakeSource) {
 	t.Helper()
 	f := &fakeSource{pods: map[string]sourcePod{}, whole: true}
@@ -92,11 +91,11 @@ func TestPrecheckIsJudgedByThePodsSecrets(t *testing.T) {
 	}{
 		{"same", "good", []string{"Never"}, id1},
 		{"same", "good", []string{"IfNotPresent"}, id1},
-		{"same", "good", nil, id1}, // an ephemeral container that the watch has not brought yet
+		{"same", "good", nil, id1}, // an ephemeral container that the watch has not delivered yet
 		{"none", "", []string{"Never"}, ""},
 		{"none", "", []string{"IfNotPresent"}, ""},
 		{"wrong", "bad", []string{"IfNotPresent"}, ""},
-		// alice's Secret was noted when she pulled; its new content needs no registry.
+		// alice's Secret was noted at her pull; its new content needs no registry.
 		{"alice", "rotated", []string{"Never"}, id1},
 	} {
 		x := p.Pod(tc.namespace)
@@ -120,7 +119,7 @@ func TestPrecheckIsJudgedByThePodsSecrets(t *testing.T) {
 	}
 }
 
-// A pull without a pod source notes no Secret, and what it does not know it does not take for rotated.
+// A pull without a pod source notes no Secret, so an unnoted Secret does not count as rotated.
 func TestSecretThatIsNotNotedIsNotRotated(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	unknown := p.Pod("team")
@@ -139,16 +138,16 @@ func TestSecretThatIsNotNotedIsNotRotated(t *testing.T) {
 	}
 }
 
-// Whether a PullImage has to reach the registry (docs/architecture.md, life of a pull).
+// Whether a PullImage has to reach the registry (docs/architecture.md).
 func TestPullPolicyDecidesWhatAPullIs(t *testing.T) {
 	old := gate.Config{OutageFallback: true, AlwaysPrecheck: kubelet.Sent}
 	for _, tc := range []struct {
 		name     string
 		gate     gate.Config
 		policies []string
-		hide     bool // a pre-check was hidden: the pod was not known to the source then
+		hide     bool // a pre-check was hidden: the source did not have the pod then
 		asked    int
-		outage   bool // whether the image on the node stands in for a registry that is away
+		outage   bool // whether the image on the node is served while the registry is unreachable
 	}{
 		{"IfNotPresent, hidden, old kubelet", old, []string{"IfNotPresent"}, true, 0, true},
 		{"IfNotPresent, hidden, new kubelet", exact(), []string{"IfNotPresent"}, true, 0, true},
@@ -195,8 +194,8 @@ func TestPullPolicyDecidesWhatAPullIs(t *testing.T) {
 	}
 }
 
-// A bad credential is refused whatever the pod's others are: each is judged by itself. And a kubelet with
-// records of its own must not learn that a credential is good which nobody has tried.
+// A bad credential is refused independent of the pod's other credentials: each is judged separately. A kubelet with its own records must not
+// record an untried credential as good.
 func TestPullIsJudgedByItsOwnCredential(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	x := p.Pod("carol")
@@ -212,12 +211,12 @@ func TestPullIsJudgedByItsOwnCredential(t *testing.T) {
 	}
 }
 
-// After a restart of the kubelet its pods have a new config.seen, which no sandbox carries.
+// After a restart of the kubelet its pods have a new config.seen, which no sandbox has.
 func TestUnknownPrecheckIsJudgedForAllThatMayHaveSentIt(t *testing.T) {
 	type given struct {
-		good, bad, stranger bool // pods with a sandbox; the source does not know the last
-		ended               bool // a pod without one, that could not use the image
-		unsure              bool // the source does not know all
+		good, bad, stranger bool // pods with a sandbox; the source does not have the last one
+		ended               bool // a pod without a sandbox, which could not use the image
+		unsure              bool // the source does not have all pods
 		source              string
 	}
 	for name, tc := range map[string]struct {
@@ -285,13 +284,13 @@ func TestShadowModeTellsThePullPolicy(t *testing.T) {
 	}
 }
 
-// CRI-O does not report which name a container was created by. The pod source tells which names its pod uses, and grants come
-// back after a restart for their repositories alone; without it, for every repository of the image.
+// CRI-O does not report the name with which a container was created. With a pod source, which returns the names that the pod uses, a restart
+// restores grants only for the repositories of these names; without it, for every repository of the image.
 func TestGrantsThatNameNoRepositoryAreForThoseThatThePodUses(t *testing.T) {
 	const other = "repo.test/other/app:1"
 	for name, tc := range map[string]struct {
 		sourced bool
-		want    string // what the pod sees of the other name
+		want    string // the answer to the pod for the other name
 	}{
 		"with a pod source":    {sourced: true, want: ""},
 		"without a pod source": {sourced: false, want: id1},

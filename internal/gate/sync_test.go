@@ -13,7 +13,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A runtime does not send a list that is too large, and five images with a USER of 4 MiB make it so.
+// A runtime does not send a list that is too large; five images with a USER of 4 MiB are enough.
 func tooLarge(method string) error {
 	if method == "ListImages" {
 		return status.Error(codes.ResourceExhausted, "trying to send message larger than max (20448734 vs. 16777216)")
@@ -21,7 +21,7 @@ func tooLarge(method string) error {
 	return nil
 }
 
-// running is a proxy before a node on which a pod of alice runs app.
+// running returns a proxy for a node on which a pod of alice runs app.
 func running(t *testing.T) (p *proxy, alice *criproxytest.Pod) {
 	t.Helper()
 	p = newProxy(t, tracker.Options{}, exact())
@@ -57,7 +57,7 @@ func TestAnImageListThatIsTooLargeKeepsNobodyOut(t *testing.T) {
 	if !p.gate.Synced() {
 		t.Error("not synced with the runtime")
 	}
-	// Proofs go with their images.
+	// Proofs are deleted with their images.
 	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
 	if err := p.tracker.Prune(t.Context()); err != nil {
 		t.Errorf("Prune = %v; want nil", err)
@@ -78,7 +78,7 @@ func TestAnImageListThatIsTooLargeKeepsNobodyOut(t *testing.T) {
 	if one, two := proved(); one != 1 || two != 0 {
 		t.Errorf("%d proofs of the image that is there, %d of the other; want 1 and 0", one, two)
 	}
-	// As with a list, a runtime that has nothing of what is recorded is not believed.
+	// As with a list, the answer does not count if the runtime has none of the recorded images.
 	p.runtime.SetImages(criproxytest.Image{ID: id3, Names: []string{"repo.test/any:1"}})
 	if err := p.tracker.Prune(t.Context()); err == nil {
 		t.Error("Prune = nil for a runtime that has no image with a record; want an error")
@@ -88,7 +88,7 @@ func TestAnImageListThatIsTooLargeKeepsNobodyOut(t *testing.T) {
 	}
 }
 
-// An image that cannot be described does not keep the other pods from their grants.
+// An image that cannot be read does not prevent the grants of the other pods.
 func TestAnImageThatCannotBeReadKeepsNobodyElseOut(t *testing.T) {
 	p, alice := running(t)
 	p.runtime.Do(func(r *criproxytest.Runtime) {
@@ -106,14 +106,14 @@ func TestAnImageThatCannotBeReadKeepsNobodyElseOut(t *testing.T) {
 	p.runtime.Do(func(r *criproxytest.Runtime) { r.Fail = nil })
 	want := id1
 	if underTest() != criproxytest.Containerd {
-		want = "" // CRI-O does not tell which name the container has, so its pod proves access again
+		want = "" // CRI-O does not report the name of the container, so its pod proves access again
 	}
 	if got := p.Precheck(alice, app); got != want {
 		t.Errorf("pre-check = %q; want %q", got, want)
 	}
 }
 
-// An item with text that is not UTF-8 hides none of a list, not even itself.
+// An item with text that is not UTF-8 does not hide any item of a list, including itself.
 func TestTextThatIsNotUTF8HidesNothing(t *testing.T) {
 	for _, method := range []string{"ListPodSandbox", "ListContainers", "ListImages"} {
 		t.Run(method, func(t *testing.T) {
@@ -155,7 +155,7 @@ func TestTextThatIsNotUTF8HidesNothing(t *testing.T) {
 	}
 }
 
-// A runtime that cannot be synced with is not asked again by every call.
+// After a failed sync not every call tries to sync again.
 func TestAFailedSyncIsNotRepeatedByEveryCall(t *testing.T) {
 	p, alice := running(t)
 	p.runtime.Do(func(r *criproxytest.Runtime) {

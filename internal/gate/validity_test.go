@@ -18,14 +18,14 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Proofs are good for an hour, and for an hour more when nobody can ask.
+// Proofs are valid for an hour, and for another hour while the registry cannot be asked.
 const (
 	young  = 30 * time.Minute
 	graced = 90 * time.Minute
 	old    = 3 * time.Hour
 )
 
-// ages makes alice's proof as old as that, under rules by which it expires.
+// ages sets the age of alice's proof, and rules by which the proof expires.
 func (p *proxy) ages(age time.Duration) {
 	p.t.Helper()
 	p.tracker.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
@@ -35,7 +35,7 @@ func (p *proxy) ages(age time.Duration) {
 	}))
 }
 
-// registryFails makes every pull end with a text of the runtime; with "" the registry is as it was.
+// registryFails makes every pull end with a text of the runtime; "" restores the registry.
 func (p *proxy) registryFails(text string) {
 	if text == "" {
 		p.serves(app, "good", criproxytest.Image{ID: id1})
@@ -58,7 +58,7 @@ const (
 	denied = "unexpected status from HEAD request: 403 Forbidden"
 	broken = "the manifest is not one"
 
-	// The same of CRI-O, whose registry has a mirror.
+	// The same for CRI-O, with a registry that has a mirror.
 	crioSource  = "initializing source docker://" + app + ": "
 	crioAway    = "pinging container registry repo.test: Get \"https://repo.test/v2/\": " + away
 	crioRefused = "reading manifest 1 in repo.test/team/app: authentication required"
@@ -77,8 +77,8 @@ func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
 		policies []string // of the pod source; nil is none
 		age      time.Duration
 		registry string
-		shown    bool // the pre-check
-		asked    int  // the registry, by the pull that follows a hidden one
+		shown    bool // at the pre-check
+		asked    int  // requests to the registry, by the pull that follows a hidden pre-check
 		runs     bool
 	}{
 		{"IfNotPresent, valid", exact(), []string{"IfNotPresent"}, young, away, true, 0, true},
@@ -136,7 +136,7 @@ func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
 			if _, err := p.Create(t.Context(), x, id1, app); (err == nil) != tc.runs {
 				t.Errorf("container = %v; want it: %v", err, tc.runs)
 			}
-			// Who confirmed it once confirmed it for the next one too.
+			// A registry that confirmed it once confirmed it for the next pull too.
 			if tc.registry == "" && tc.asked == 1 {
 				y := p.Pod("dora")
 				f.tells(y, "good", "Never")
@@ -148,8 +148,8 @@ func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
 	}
 }
 
-// What was granted stays granted; what nobody proved has no grace; and a registry that denied a credential could be
-// asked, so that its proof has none any more.
+// Grants stay; a credential without a proof has no grace. A proof has no grace either after a registry denied its credential, because the
+// registry could be asked.
 func TestGraceIsForProofsThatCannotBeRenewed(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	p.ages(graced)
@@ -197,8 +197,8 @@ func TestGraceIsForProofsThatCannotBeRenewed(t *testing.T) {
 	}
 }
 
-// A mirror that is down does not turn a refusal of the registry into an outage: the pull fails, the proof loses its grace, and
-// nothing of the pull stays on disk.
+// A mirror that is down does not turn a refusal of the registry into an outage: the pull fails, the proof loses its grace, and nothing of the
+// pull stays on disk.
 func TestDeadMirrorHidesNoRefusal(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	p.ages(graced)
@@ -216,7 +216,7 @@ func TestDeadMirrorHidesNoRefusal(t *testing.T) {
 	}
 }
 
-// In shadow mode what would have to be renewed is counted as what it would be, a miss.
+// In shadow mode the renewal of an expired proof counts as a miss, as it would with enforcement.
 func TestShadowModeCountsWhatHasExpired(t *testing.T) {
 	p, f := newProxyWithSource(t, gate.Config{Shadow: true, AlwaysPrecheck: kubelet.Skipped})
 	for _, age := range []time.Duration{young, old} {
@@ -233,7 +233,7 @@ func TestShadowModeCountsWhatHasExpired(t *testing.T) {
 	}
 }
 
-// A restart gives no grant back to a container that was created before a revocation.
+// A restart does not restore a grant from a container that was created before a revocation.
 func TestRevocationOutlivesARestart(t *testing.T) {
 	p, _ := newProxyWithSource(t, exact())
 	start := func() *criproxytest.Pod {
@@ -265,7 +265,7 @@ func TestRevocationOutlivesARestart(t *testing.T) {
 	}
 }
 
-// A pull that is under way when its credential is revoked brings the image and opens it to nobody; the kubelet pulls once more.
+// If a credential is revoked during a pull, the pull brings the image and opens it to no pod; the kubelet pulls again.
 func TestRevocationDuringAPull(t *testing.T) {
 	p, _ := newProxyWithSource(t, exact())
 	x, revoke := p.Pod("carol"), true
