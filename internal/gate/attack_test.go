@@ -99,8 +99,7 @@ func TestAHiddenPrecheckAndAGrantProveNoCredential(t *testing.T) {
 	}
 }
 
-// A tenant may be able to fill the disk. A container with Always that has no grant yet must not run on what is
-// on the node because of that.
+// A tenant may be able to fill the disk. A full disk must not let a container with Always and without a grant run on an image on the node.
 func TestAlwaysIsNotAnsweredFromTheNodeWithoutAStore(t *testing.T) {
 	for _, tc := range []struct {
 		policy  string

@@ -146,7 +146,7 @@ func TestCheckpointImageDoesNotGiveAwayTheImageItNames(t *testing.T) {
 	}
 }
 
-// A container that was created without a read-back is read back before it starts, and is no evidence for a grant.
+// A container that was created without a read-back is read back before it starts, and is not evidence for a grant.
 func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 	const checkpoint = "repo.test/bob/checkpoint:1"
 	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())

@@ -34,7 +34,7 @@ func (g *guesser) Secrets(ctx context.Context, uid string, image imageref.Ref) [
 	return g.guesses
 }
 
-// globs is a Secret whose entries all match repo.test, each with another password.
+// globs returns a Secret with entries that all match repo.test, each with another password.
 func globs(t *testing.T, key credential.Key, first, n int, right bool) credential.Sealed {
 	t.Helper()
 	auths := map[string]any{}
@@ -106,7 +106,7 @@ func TestAPodCannotGuessPasswordsByThousands(t *testing.T) {
 	}
 }
 
-// Hidden pre-checks of one tenant do not displace another pod's. The proved pull of that pod is answered from the node while the registry is
+// Hidden pre-checks of one pod do not displace those of another pod. The proved pull of that pod is answered from the node while the registry is
 // unreachable.
 func TestHiddenPrechecksOfOnePodAreItsOwn(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())

@@ -60,7 +60,7 @@ func TestTenantHasToProveAccessToAnImageOnTheNode(t *testing.T) {
 	}
 }
 
-// Only pre-checks are altered: a container with an image whose user cannot be read runs as root.
+// Of the ImageStatus calls only pre-checks are judged: if the user of an image cannot be read, the container runs as root.
 func TestCallsThatAreNoPrecheckAreNeverAltered(t *testing.T) {
 	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
 	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})

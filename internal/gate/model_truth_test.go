@@ -75,7 +75,7 @@ type truth struct {
 	present     map[pair]bool // pulled since the image came to the node
 	imported    map[pair]bool // brought or accepted by an operator, while the image stays
 	departures  int           // number of images that left the node
-	again       map[pair]int  // by the number of the departure: pairs that were imported until the image left and have not been pulled since: they are imported again if an operator brings the image back
+	again       map[pair]int  // by number of the departure: imported until then and not pulled since; imported again if an operator brings the image
 	named       map[pair]bool // names from a pull or an operator
 	open        map[pair]bool
 	proofs      map[pair][]*modelProof

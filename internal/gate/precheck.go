@@ -155,7 +155,7 @@ func (g *Gate) waitAsIfPresent(ctx context.Context, name imageref.Ref, who []tra
 	}
 }
 
-// answerError answers a pre-check for which the runtime returned an error, such as an ambiguous prefix of an image ID. That error would reveal
+// answerError answers a pre-check for which the runtime returned an error, such as for an ambiguous prefix of an image ID. That error would reveal
 // that such images are present.
 func (g *Gate) answerError(ctx context.Context, name imageref.Ref, who []tracker.Pod, err error) ([]byte, error) {
 	if g.shadow || aborted(err) {

@@ -28,7 +28,7 @@ type fakeSource struct {
 	pods  map[string]sourcePod // by UID
 	asks  []string             // the candidates for every question
 	named map[string][]string  // by UID, the names that a pod uses; a pod that is not in it uses every name
-	whole bool                 // there are no others
+	whole bool                 // the candidates are all that there are
 }
 
 type sourcePod struct {

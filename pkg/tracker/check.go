@@ -35,8 +35,8 @@ type Request struct {
 	// Substituted says that the image is used in place of another one, for example when a checkpoint is restored. The tenant that made the
 	// checkpoint may have chosen its names, so no name exempts the image from proof or causes a preloaded mark.
 	Substituted bool
-	// Using says that the pod uses the image now: a container is being created from it. Only then does an Allow by policy alone (NeverVerify, the
-	// allowlist, an exemption) leave a grant. After a change of the rules a pod therefore keeps only what it has used.
+	// Using says that the pod uses the image now: a container is being created from it. Only then an Allow that depends only on
+	// the policy (NeverVerify, the allowlist, an exemption) leaves a grant. After a change of the rules a pod therefore keeps only what it has used.
 	Using bool
 	// Unasked says that the registry cannot be reached, or will not be asked: an expired proof counts during the grace.
 	Unasked bool
@@ -67,7 +67,7 @@ type Verdict struct {
 // Allowed reports whether the pod may use the image.
 func (v Verdict) Allowed() bool { return v.Verdict == policy.Allow }
 
-// Check judges a request by the rules of policy.Policy.Judge. An Allow for a pod with a UID creates a grant; an Allow by policy alone creates one
+// Check judges a request by the rules of policy.Policy.Judge. An Allow for a pod with a UID creates a grant; an Allow only by policy creates one
 // only if the pod uses the image, see [Request]. Check writes to disk only to mark an untracked image that is due, and to replace the credential
 // of a Secret with changed content. After any failure the verdict is Reverify.
 func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
@@ -105,8 +105,8 @@ func (r *Request) choose(judge func(records.Pair) Verdict) Verdict {
 	return first
 }
 
-// CheckID judges a name for which the runtime returned an error. Only for an image ID, or a prefix of one, can the error
-// reveal which images are present; for every other name the verdict is Allow, so that the error can be passed on.
+// CheckID judges a name for which the runtime returned an error. The error can reveal which images are present
+// only for an image ID or a prefix of one. For every other name the verdict is Allow, so that the caller can return the error.
 func (t *Tracker) CheckID(p Pod, name imageref.Ref) policy.Decision {
 	if name.Parsed() && !name.MayBeImageID() {
 		return policy.Decision{Verdict: policy.Allow, Reason: policy.Absent}
@@ -271,8 +271,8 @@ func (r *Rules) allowlists(f records.Facts, p records.Pair, img Image) bool {
 	return !slices.ContainsFunc(img.Repositories(), func(repository string) bool { return !r.Policy.Allowlisted(repository) })
 }
 
-// proves reports whether a record holds any proof of access. A lost pull or a revocation leaves a record that does not, and that says
-// nothing about the name.
+// proves reports whether a record holds any proof of access. A lost pull or a revocation leaves a record without proofs, which
+// shows nothing about the name.
 func proves(r *records.Record) bool { return r != nil && (r.Open || len(r.Proofs) > 0) }
 
 // proofOf returns the proof by a credential that counts for a credential from this Secret, nil if there is none.
@@ -285,8 +285,8 @@ func proofOf(r *records.Record, id credential.ID, from records.SecretRef) *recor
 	return nil
 }
 
-// rotated replaces, on disk, the credential with which one of the Secrets proved access by the one that it holds now, and reports
-// whether there was one. The new proof is as old as the one that it replaces. A Secret with a new UID is another
+// rotated looks for a Secret that proved access with a credential that it no longer holds, and replaces this credential on disk by
+// the present one. It reports whether there was one. The new proof is as old as the one that it replaces. A Secret with a new UID is another
 // Secret, whatever its name.
 func (t *Tracker) rotated(p records.Pair, r *records.Record, secrets []Secret) bool {
 	for _, s := range secrets {
@@ -307,7 +307,7 @@ func (t *Tracker) rotated(p records.Pair, r *records.Record, secrets []Secret) b
 	return false
 }
 
-// rotates reports whether a Secret proved access with another content than it has now.
+// rotates reports whether a Secret proved access with other content than its present content.
 func rotates(r *records.Record, s Secret, secrets []Secret) bool {
 	return slices.ContainsFunc(r.Proofs, func(p records.Proof) bool {
 		return slices.Contains(p.Secrets, s.Ref) && !slices.Contains(secrets, Secret{Credential: p.Credential, Ref: s.Ref})

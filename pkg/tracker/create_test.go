@@ -81,7 +81,7 @@ func TestConcurrentCreatesDoNotHideWhatTheOtherBrought(t *testing.T) {
 	}
 }
 
-// The runtime may complete a create whose answer was lost.
+// The runtime may complete a create with a lost answer.
 func TestLostCreateIsSettledAfterAnHour(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{})

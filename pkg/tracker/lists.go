@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// The runtime is asked for its images for creates at most listBurst times at once, and then every listEvery.
+// Creates may request the images of the runtime listBurst times in succession, and then at most every listEvery.
 const (
 	listEvery = time.Second
 	listBurst = 4

@@ -13,7 +13,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// namespaceWorld is a world whose runtime may hold credentials for namespaces, and has the image of app.
+// namespaceWorld is a world with a runtime that may hold credentials for namespaces, and has the image of app.
 func namespaceWorld(t *testing.T) (*world, tracker.Image) {
 	t.Helper()
 	w := newWorld(t, tracker.Options{RuntimeCredentialsPerNamespace: true})

@@ -18,7 +18,7 @@ func (n *nodeOffers) offers(repository string, id credential.ID) bool {
 	return repository == n.repository && id == n.id
 }
 
-// nodeWorld is a world whose node offers "node" for app.
+// nodeWorld is a world with a node that offers "node" for app.
 func nodeWorld(t *testing.T) (*world, *nodeOffers) {
 	t.Helper()
 	n := &nodeOffers{repository: app}

@@ -105,7 +105,7 @@ func TestRevocationNamesMarksUnderOtherRepositories(t *testing.T) {
 	}
 }
 
-// An operator imports an image whose content the node already has, because a tenant pulled it from its own repository.
+// An operator imports content that the node already has, because a tenant pulled it from its own repository.
 func TestImportOfBytesThatATenantPulled(t *testing.T) {
 	const system = "repo.test/system/dns"
 	start := func(t *testing.T, password string) (*world, tracker.Image) {

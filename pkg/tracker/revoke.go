@@ -34,8 +34,8 @@ type Revoked struct {
 // did not show the name of its image, the grant ends with every revocation that may select the image. No grant is restored later from a container
 // that was created before the revocation, see [Tracker.Restore]. A pull that began before the revocation does not prove again what is revoked.
 //
-// After an error no grant has ended and the proofs are on disk as before. If the disk failed during the write, the revocation may be on disk:
-// revoke again.
+// After an error no grant has ended and the proofs are on disk as before. If the disk failed during the write, the revocation may be on disk.
+// Revoke again.
 func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	if r.Empty() {
 		return Revoked{}, ErrNothingSelected

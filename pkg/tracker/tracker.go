@@ -60,7 +60,7 @@ type Rules struct {
 	Policy policy.Policy
 	// ExemptStaticPods lets every static pod use every image.
 	ExemptStaticPods bool
-	// ExemptNamespaces lists the namespaces whose pods may use every image.
+	// ExemptNamespaces lists the namespaces with pods that may use every image.
 	ExemptNamespaces []string
 	// Validity is how long a proof is valid after a registry confirmed it; 0 means forever.
 	Validity time.Duration
@@ -102,7 +102,7 @@ type Tracker struct {
 	grants  map[string]map[records.Pair]grant // by UID
 	noted   map[string]map[records.Pair]bool  // by UID: pairs for which only the policy allowed the pod, which leaves no grant
 	running map[uint64]*Pull                  // by intent
-	ended   map[uint64]time.Time              // by intent: when this process learned that the pull has ended
+	ended   map[uint64]time.Time              // by intent: when this process noted that the pull has ended
 	holding int                               // holds on scans that are in effect, see holdScans
 	holds   uint64                            // holds on scans so far
 	uses    map[records.Pair]records.Use      // not yet flushed
@@ -113,7 +113,7 @@ type Tracker struct {
 	ordinary  map[string]bool      // images that are not checkpoints, by ordinaryKey
 	unwritten []unwrittenEnd
 
-	endedCreations map[uint64]time.Time // by ID: when this process learned that the creation has ended
+	endedCreations map[uint64]time.Time // by ID: when this process noted that the creation has ended
 }
 
 // New returns a tracker on an open store. The caller closes the store after [Tracker.Run] has returned. Pulls that an earlier process left in
