@@ -83,7 +83,7 @@ func TestBackupIsTheStoreAsItWas(t *testing.T) {
 	}
 }
 
-// What was pulled after a copy was made is unknown to it, and must not be marked preloaded when the copy is put back.
+// A copy does not know what was pulled after it was made. Those images must not be marked preloaded when the copy is put back.
 func TestBackupThatIsPutBackMarksNothingAsPreloaded(t *testing.T) {
 	for name, distrusted := range map[string]bool{"a trusted store": false, "a distrusted store": true} {
 		t.Run(name, func(t *testing.T) {
@@ -109,7 +109,7 @@ func TestBackupThatIsPutBackMarksNothingAsPreloaded(t *testing.T) {
 	}
 }
 
-// A store grows by 16 MiB at a time. Its copy is sent over a socket and kept.
+// A store grows by 16 MiB at a time. Its copy is sent over a socket and stored.
 func TestBackupIsNotMuchLargerThanTheStore(t *testing.T) {
 	s := newStore(t)
 	var many []records.Pair
@@ -134,7 +134,7 @@ func fileOf(t *testing.T, content []byte) map[string]map[string]string {
 	return dump(t, path)
 }
 
-// A backup of a store that is written is one moment of it: of what was written one after the other, all up to one.
+// A backup during writes is a consistent snapshot: if it has one of several successive writes, it has all earlier ones.
 func TestBackupOfAStoreThatIsWrittenIsOneMoment(t *testing.T) {
 	s := newStore(t)
 	nth := func(n int) records.Pair { return pair(fmt.Sprintf("sha256:%d", n), app) }
@@ -170,7 +170,7 @@ func TestBackupOfAStoreThatIsWrittenIsOneMoment(t *testing.T) {
 	}
 }
 
-// A stalled receiver must hold up nobody, not even the write that has to enlarge the memory map.
+// A stalled receiver must not block any call, not even the write that has to enlarge the memory map.
 func TestBackupThatIsNotReadHoldsUpNoWrite(t *testing.T) {
 	s := newStore(t)
 	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
@@ -192,7 +192,7 @@ func TestBackupThatIsNotReadHoldsUpNoWrite(t *testing.T) {
 	}
 }
 
-// A failing writer takes n bytes.
+// A failing writer accepts n bytes.
 type failing struct{ n int }
 
 func (f *failing) Write(b []byte) (int, error) {
@@ -225,7 +225,7 @@ func TestBackupThatFailsSaysSoAndLeavesNothing(t *testing.T) {
 	wantFiles(t, path, filepath.Base(path))
 }
 
-// onTmpfs returns a path on a file system of so many bytes.
+// onTmpfs returns a path on a file system of the given size.
 func onTmpfs(t *testing.T, size int) (path string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -245,7 +245,7 @@ func TestBackupThatWouldFillTheDiskIsRefused(t *testing.T) {
 	s, _ := open(t, path, records.Options{})
 	begin(t, s, app)
 	ballast := filepath.Join(filepath.Dir(path), "ballast")
-	writeFile(t, ballast, make([]byte, 1<<20-100<<10)) // so that a copy finds place, and not much is left
+	writeFile(t, ballast, make([]byte, 1<<20-100<<10)) // so that there is room for a copy, with little left
 	begin(t, s, app)
 	if got := backup(t, s); got == "" {
 		t.Error("no backup")
@@ -259,7 +259,7 @@ func TestBackupThatWouldFillTheDiskIsRefused(t *testing.T) {
 	begin(t, s, app)
 }
 
-// opened waits until this process has a file open so many times.
+// opened waits until this process has the file open the given number of times.
 func opened(t *testing.T, path string, times int) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); runtime.Gosched() {
@@ -280,7 +280,7 @@ func opened(t *testing.T, path string, times int) {
 	t.Fatalf("%s is not open %d times", path, times)
 }
 
-// wait opens a store that another one holds, and returns what comes of it.
+// wait opens a store that another Store holds, and returns the result.
 func wait(t *testing.T, path string) <-chan records.Report {
 	t.Helper()
 	result := make(chan records.Report)
@@ -320,13 +320,13 @@ func TestOpenThatWaitsFollowsAFileThatIsReplaced(t *testing.T) {
 	if err := os.Rename(replacement, path); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Close(); err != nil { // the one that is no longer in its place
+	if err := s.Close(); err != nil { // the store whose file is not at the path any more
 		t.Error(err)
 	}
 	if report := <-waiting; report.Created || report.SetAside != "" || report.Distrust == nil {
 		t.Errorf("Report = %+v; want the copy that is there, which is distrusted", report)
 	}
-	// What is written to the store is in the file that is in its place.
+	// Writes to the store are in the file that is at the path.
 	s, _ = open(t, path, records.Options{KeyExists: true})
 	if lookup(t, s, pair(id1, app)).Record == nil || lookup(t, s, pair(id1, "repo.test/waited")).Intents != 1 {
 		t.Error("a record is lost, or what was written after the wait")

@@ -22,7 +22,7 @@ func BenchmarkLookup(b *testing.B) {
 	}
 }
 
-// BenchmarkBeginAndProve is what a pull costs: two transactions, each synced.
+// BenchmarkBeginAndProve measures a pull: two transactions, each synced.
 func BenchmarkBeginAndProve(b *testing.B) {
 	all := fill(b)
 	path := filepath.Join(b.TempDir(), "records.db")
@@ -33,7 +33,7 @@ func BenchmarkBeginAndProve(b *testing.B) {
 	}
 }
 
-// BenchmarkSettle settles 20,000 intents while pulls begin, and reports the longest time that one of these took.
+// BenchmarkSettle settles 20,000 intents while pulls begin, and reports the longest duration of one Begin.
 func BenchmarkSettle(b *testing.B) {
 	var longest time.Duration
 	for b.Loop() {
@@ -70,7 +70,7 @@ func BenchmarkSettle(b *testing.B) {
 	b.ReportMetric(float64(longest.Microseconds())/1000, "ms-longest-begin")
 }
 
-// BenchmarkBeginListed begins pulls of a repository with a mark, beside 10,000 marks of others.
+// BenchmarkBeginListed begins pulls of a repository with a mark, while other repositories have 10,000 marks.
 func BenchmarkBeginListed(b *testing.B) {
 	s, _ := open(b, filepath.Join(b.TempDir(), "records.db"), records.Options{})
 	var pairs []records.Pair

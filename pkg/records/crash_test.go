@@ -17,13 +17,13 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// What the child of a crash test is told.
+// The environment variables of the child of a crash test.
 const (
 	childPath = "PULLGATE_TEST_RECORDS"
 	childKey  = "PULLGATE_TEST_KEY_EXISTS"
 )
 
-// TestChild is the process that dies. It prints what it is about to do and what was acknowledged.
+// TestChild is the process that crashes. It prints what it is about to do and what was acknowledged.
 func TestChild(t *testing.T) {
 	path := os.Getenv(childPath)
 	if path == "" {
@@ -53,7 +53,7 @@ func TestChild(t *testing.T) {
 
 const rounds = 3
 
-// crash runs the child until it dies at a point, and returns what it said and whether it died.
+// crash runs the child until it crashes at a point, and returns its output and whether it crashed.
 func crash(t *testing.T, path, point string, keyExists bool) (said string, died bool) {
 	t.Helper()
 	child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestChild$", "-test.count=1")
@@ -113,7 +113,7 @@ func TestCrashAtAnyWriteLosesNothingAcknowledgedAndProvesNothing(t *testing.T) {
 						}
 					}
 				}
-				prove(t, s, records.Result{Pair: pair(id1, app), Credential: bob}) // it is usable
+				prove(t, s, records.Result{Pair: pair(id1, app), Credential: bob}) // the store is usable
 			})
 		}
 	}

@@ -9,23 +9,23 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// A Creation says that the runtime was asked, or was about to be asked, to create a container from an image that may be a
-// checkpoint. To restore one, a runtime may pull images and give names to images. While the creation is in the store, a
-// scan marks only those pairs that Listed has.
+// A Creation states that the runtime was asked, or was about to be asked, to create a container from an image that may be a
+// checkpoint. To restore a checkpoint, a runtime may pull images and give names to images. While the creation is in the store, a
+// scan marks only the pairs in Listed.
 type Creation struct {
 	ID uint64 `json:"id"`
 	// Image identifies the image and its names, "" if the runtime did not have the image.
 	Image string `json:"image,omitempty"`
-	// Listed are the pairs without record and mark that were on the node before.
+	// Listed contains the pairs without record and mark that were on the node before.
 	Listed []Pair    `json:"listed,omitempty"`
 	Begun  time.Time `json:"begun"`
-	// Ended is when the answer of the runtime was lost; zero while the creation is in progress, or if the process that made
-	// it died.
+	// Ended is when the answer of the runtime was lost. It is zero while the creation is in progress, and if the process that
+	// began it died.
 	Ended time.Time `json:"ended,omitzero"`
 }
 
-// BeginCreation writes a creation and returns its ID. When it returns nil the runtime may be asked. Of the pairs in Listed it
-// keeps those without record and mark. Its own ID is ignored.
+// BeginCreation writes a creation and returns its ID. The runtime may be asked when BeginCreation returns nil. From Listed it
+// keeps the pairs without record and mark. It ignores c.ID.
 func (s *Store) BeginCreation(c Creation) (id uint64, err error) {
 	return write(s, "write creation of a container", "", "", func(tx *bolt.Tx) (uint64, error) {
 		b, err := tx.CreateBucketIfNotExists([]byte(bucketCreations))
@@ -51,8 +51,8 @@ func unknown(tx *bolt.Tx, pairs []Pair) (found []Pair) {
 	return found
 }
 
-// EndCreation notes that the answer of the runtime was lost. The creation stays until it is settled. It takes the place of earlier
-// ones of the same image, so that there are not more of them than images.
+// EndCreation notes that the answer of the runtime was lost. The creation stays until it is settled. It replaces earlier ones of
+// the same image, so that there are not more creations than images.
 func (s *Store) EndCreation(id uint64, at time.Time) error {
 	return s.update("end creation of a container", "", "", func(tx *bolt.Tx) error {
 		key := creationKey(id)
@@ -61,7 +61,7 @@ func (s *Store) EndCreation(id uint64, at time.Time) error {
 		if !ok {
 			return nil
 		}
-		if err != nil { // it still says by its key that there was a creation
+		if err != nil { // its key still shows that there was a creation
 			c = Creation{ID: id, Begun: at}
 		}
 		c.Ended = at
@@ -79,8 +79,8 @@ func (s *Store) EndCreation(id uint64, at time.Time) error {
 	})
 }
 
-// DropCreation deletes a creation that has brought nothing, because the image turned out not to be a checkpoint. So do the
-// creations of the same image whose answer was lost: image is what their Image has, "" for none.
+// DropCreation deletes a creation that brought no image, because the image turned out not to be a checkpoint. It also deletes the
+// creations of the same image whose answer was lost: image is their Image, "" for none.
 func (s *Store) DropCreation(id uint64, image string) error {
 	return s.update("drop creation of a container", "", "", func(tx *bolt.Tx) error {
 		var drop [][]byte
@@ -96,9 +96,9 @@ func (s *Store) DropCreation(id uint64, image string) error {
 	})
 }
 
-// SettleCreations ends creations for good, in one transaction. Each pair that is present, has neither record nor mark and is
-// not in the list of every one of them may have come with them: it gets a record with nothing proved. The pairs are returned.
-// Without creations every pair without record and mark gets one.
+// SettleCreations deletes creations, in one transaction. A pair may have come with them if it is present, has neither record nor
+// mark, and is missing in Listed of at least one of them. Each such pair gets a record without proofs, and is returned. Without
+// creations every present pair without record and mark gets one.
 func (s *Store) SettleCreations(ids []uint64, present []Pair, now time.Time) ([]Pair, error) {
 	return write(s, "settle creations of containers", "", "", func(tx *bolt.Tx) (closed []Pair, err error) {
 		var settled []Creation
@@ -124,7 +124,7 @@ func (s *Store) SettleCreations(ids []uint64, present []Pair, now time.Time) ([]
 	})
 }
 
-// Creations returns every creation. One that cannot be read is returned with its ID alone.
+// Creations returns every creation. For one that cannot be read it returns only the ID.
 func (s *Store) Creations() ([]Creation, error) {
 	return read(s, "read creations of containers", creations)
 }
@@ -134,7 +134,7 @@ func creations(tx *bolt.Tx) (all []Creation, err error) {
 	return all, err
 }
 
-// listedByAll reports whether a pair was there before each of the creations.
+// listedByAll reports whether a pair was present before each of the creations.
 func listedByAll(all []Creation, p Pair) bool {
 	return !slices.ContainsFunc(all, func(c Creation) bool { return !slices.Contains(c.Listed, p) })
 }
@@ -147,7 +147,7 @@ func eachCreation(tx *bolt.Tx, f func(key []byte, c Creation)) error {
 	return b.ForEach(func(k, v []byte) error {
 		var c Creation
 		if decode(bucketCreations, k, v, &c) != nil {
-			c = Creation{ID: creationID(k)} // lists nothing, so that nothing is marked
+			c = Creation{ID: creationID(k)} // Listed is empty, so that no pair is marked
 		}
 		f(slices.Clone(k), c)
 		return nil

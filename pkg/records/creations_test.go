@@ -7,7 +7,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// scan marks what is due of the pairs.
+// scan marks those of the pairs that are due.
 func scan(t *testing.T, s *records.Store, pairs ...records.Pair) []records.Pair {
 	t.Helper()
 	marked, err := s.MarkPreloaded(records.Scan{Pairs: pairs, Now: at(9), Unchanged: func() bool { return true }})
@@ -55,7 +55,7 @@ func TestNothingIsMarkedThatWasNotListedBeforeEveryCreation(t *testing.T) {
 	}
 }
 
-// A creation that is known to have brought nothing says so for the earlier ones of its image whose answer was lost.
+// If a creation brought no image, neither did the earlier creations of its image whose answer was lost.
 func TestDropCreationDropsLostOnesOfTheSameImage(t *testing.T) {
 	s, _ := open(t, newPath(t), records.Options{})
 	lost, again, another := beginCreation(t, s, "a"), beginCreation(t, s, "a"), beginCreation(t, s, "b")
@@ -74,7 +74,7 @@ func TestDropCreationDropsLostOnesOfTheSameImage(t *testing.T) {
 	}
 }
 
-// However often the answer is lost, there is one creation of an image, which lists what every one of them listed.
+// However often the answer is lost, the store has one creation of an image. It lists the pairs that all of them listed.
 func TestLostCreationsOfAnImageAreOne(t *testing.T) {
 	s, _ := open(t, newPath(t), records.Options{})
 	both, first := pair(id1, app), pair(id2, app)

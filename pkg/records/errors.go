@@ -7,16 +7,16 @@ import (
 )
 
 var (
-	// ErrNewerFormat is returned by Open for a file of a newer format; the file is untouched.
+	// Open returns ErrNewerFormat for a file of a newer format, and does not change the file.
 	ErrNewerFormat = errors.New("records: file written by a newer version")
-	// ErrInUse is returned by Open when another process holds the file's lock.
+	// Open returns ErrInUse if another process holds the file's lock.
 	ErrInUse = boltfile.ErrInUse
-	// ErrUnreadable is returned when a stored value cannot be read. Its image needs proof.
+	// ErrUnreadable means that a stored value cannot be read. Its image needs proof.
 	ErrUnreadable = boltfile.ErrUnreadable
-	// ErrNoImages is returned by Prune for an empty list of images.
+	// Prune returns ErrNoImages for an empty list of images.
 	ErrNoImages = errors.New("records: empty list of images")
-	// ErrNoRoom is returned by Backup if a copy would fill the disk, or nearly.
+	// Backup returns ErrNoRoom if a copy would leave too little free space on the disk.
 	ErrNoRoom = boltfile.ErrNoRoom
-	// ErrMarked is returned by BeginListed without a list of images, if the repository has preloaded marks.
+	// BeginListed returns ErrMarked if it is called without a list of images and the repository has preloaded marks.
 	ErrMarked = errors.New("records: the repository has preloaded marks and no list of images is given")
 )

@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// Hooks of the tests in records_test.
+// Hooks for the tests in records_test.
 
 const MaxBatch = maxBatch
 
@@ -15,10 +15,10 @@ func Decode(bucket string, key, stored []byte, into any) error {
 	return decode(bucket, key, stored, into)
 }
 
-// WriteAt is how bbolt writes to its file.
+// WriteAt is the function with which bbolt writes to its file.
 type WriteAt func(b []byte, at int64) (int, error)
 
-// OnWrite puts f between bbolt and the file, and turns syncs off.
+// OnWrite calls f for each write of bbolt to the file, and disables syncs.
 func (s *Store) OnWrite(f func(write WriteAt, b []byte, at int64) (int, error)) {
 	s.file.DB.NoSync = true
 	field := reflect.ValueOf(s.file.DB).Elem().FieldByName("ops").FieldByName("writeAt")

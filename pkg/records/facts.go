@@ -7,33 +7,31 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// MaxProofs bounds the credentials of one record. The namespace with most of them makes room for another one: it loses first a
-// credential without a known Secret, then the one that has not been used for the longest time.
+// MaxProofs bounds the credentials of one record. The namespace with the most proofs makes room for another one: first it loses a
+// credential without a known Secret, then the least recently used one.
 const MaxProofs = 100
 
-// MaxRotations bounds the rotations of a Secret without a confirmation by a registry. After that the new content
-// needs proof.
+// MaxRotations bounds the rotations of a Secret without confirmation by a registry. After that, the new content needs proof.
 const MaxRotations = 64
 
-// MaxSecrets bounds the Secrets that are noted with one credential. If a Secret is not noted, its next rotation
-// needs proof.
+// MaxSecrets bounds the Secrets that are noted with one credential. If a Secret is not noted, its next rotation needs proof.
 const MaxSecrets = 100
 
-// A Pair is what access is proved for: an image under one of its repositories.
+// A Pair is an image under one of its repositories. A proof is for a pair.
 type Pair struct {
 	ImageID    string `json:"imageID"`
 	Repository string `json:"repository"`
 }
 
-// A SecretRef identifies the Secret that a credential was read from. One with a namespace alone means the
-// credentials that the runtime itself holds for that namespace.
+// A SecretRef identifies the Secret that a credential was read from. One that has only a namespace means the credentials that the
+// runtime itself holds for that namespace.
 type SecretRef struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 }
 
-// OfNamespace reports whether it means the credentials that the runtime holds for a namespace.
+// OfNamespace reports whether s means the credentials that the runtime holds for a namespace.
 func (s SecretRef) OfNamespace() bool { return s.Namespace != "" && s.UID == "" && s.Name == "" }
 
 // A Proof is one credential that pulled the image.
@@ -43,23 +41,23 @@ type Proof struct {
 	FirstProved time.Time     `json:"firstProved"`
 	LastProved  time.Time     `json:"lastProved"`
 	LastUsed    time.Time     `json:"lastUsed"`
-	// Denied is when a registry last refused the credential for the pair's repository; zero since it was
-	// last proved.
+	// Denied is when a registry last refused the credential for the pair's repository. It is zero if the credential was proved
+	// since.
 	Denied time.Time `json:"denied,omitzero"`
-	// RotatedFrom are the credentials that its Secret held before, oldest first, if no registry has confirmed this one since the Secret
-	// changed. Such a proof counts for Secrets alone; see [Proof.Counts].
+	// RotatedFrom lists the credentials that the Secret held before, oldest first, if no registry has confirmed this one since
+	// the Secret changed. Such a proof counts only for Secrets; see [Proof.Counts].
 	RotatedFrom []credential.ID `json:"rotatedFrom,omitempty"`
-	// Namespace is that of the pod that proved it; "" if it is not known.
+	// Namespace is the namespace of the pod that proved the credential; "" if it is not known.
 	Namespace string `json:"namespace,omitempty"`
 }
 
-// Counts reports whether the proof counts for a request with its credential, which is from a Secret if that is known. A
-// credential that no registry has confirmed counts only from its own Secrets: another tenant may have invented it.
+// Counts reports whether the proof counts for a request with its credential. from is the Secret of the credential if it is known.
+// A credential that no registry has confirmed counts only from its own Secrets, because another tenant may have made it up.
 func (p *Proof) Counts(from SecretRef) bool {
 	return len(p.RotatedFrom) == 0 || slices.Contains(p.Secrets, from)
 }
 
-// namespace returns the namespace that the proof is of, "" if none is known.
+// namespace returns the namespace of the proof, "" if it is not known.
 func (p *Proof) namespace() string {
 	if p.Namespace == "" && len(p.Secrets) > 0 {
 		return p.Secrets[0].Namespace
@@ -74,8 +72,8 @@ func (p *Proof) note(ref SecretRef) {
 	}
 }
 
-// A Record says which credentials proved access to a pair. If it is not open and has no proofs, the image needs proof from every
-// pod.
+// A Record lists the credentials that proved access to a pair. If it is not open and has no proofs, every pod needs proof for the
+// image.
 type Record struct {
 	Pair     Pair      `json:"pair"`
 	Open     bool      `json:"open,omitempty"`
@@ -83,61 +81,59 @@ type Record struct {
 	Created  time.Time `json:"created"`
 	LastUsed time.Time `json:"lastUsed,omitzero"`
 	Proofs   []Proof   `json:"proofs,omitempty"`
-	// Revoked is when a proof was last revoked or lost; a container that is older may depend on it.
+	// Revoked is when a proof was last revoked or lost. An older container may depend on that proof.
 	Revoked time.Time `json:"revoked,omitzero"`
-	// Unlisted says that no list of the runtime's images has had the image since the record was made.
+	// Unlisted means that no list of the runtime's images has contained the image since the record was made.
 	Unlisted bool `json:"unlisted,omitempty"`
-	// Gone is when lists of the runtime's images did not have the image any more, although it was not removed through
-	// pullgate. Nothing is proved by such a record: it keeps the image from being marked if it comes back. At most
-	// [MaxGone] are kept.
+	// Gone is when the runtime's lists stopped containing the image although it was not removed through pullgate. Such a record
+	// proves nothing: it prevents a mark if the image comes back. The store keeps at most [MaxGone] of them.
 	Gone time.Time `json:"gone,omitzero"`
 }
 
-// MaxGone bounds the records of images that are gone; those that have been gone for the longest time are deleted.
+// MaxGone bounds the records of images that are gone. The store deletes those that have been gone for the longest time.
 const MaxGone = 4096
 
-// An Intent says that a pull was sent to the runtime, or was about to be. Its ID and Repository identify it.
+// An Intent states that a pull was sent to the runtime, or was about to be. Its ID and Repository identify it.
 type Intent struct {
 	ID         uint64    `json:"id"`
 	Name       string    `json:"name"`
 	Repository string    `json:"repository"`
 	Begun      time.Time `json:"begun"`
-	// Ended is when the pull ended without a known result; zero while it is in progress, or if the process that
-	// made it died. Such an intent may stand for several pulls, and its Name is empty if their names differ; see
+	// Ended is when the pull ended without a known result. It is zero while the pull is in progress, and if the process that
+	// began it died. Such an intent may represent several pulls, and its Name is empty if their names differ; see
 	// [MaxUnresolved].
 	Ended time.Time `json:"ended,omitzero"`
 }
 
-// A Mark says that a pair is preloaded: it was present before any pod had to prove access to it.
+// A Mark states that a pair is preloaded: it was present before any pod had to prove access to it.
 type Mark struct {
 	Pair   Pair      `json:"pair"`
 	Set    time.Time `json:"set"`
 	Origin string    `json:"origin"`
 }
 
-// Distrust says that an earlier store was lost, or that this one is a copy from an earlier time, so that images on the node
-// may have been pulled with credentials that the store does not know.
+// Distrust states that an earlier store was lost, or that this one is a copy from an earlier time. Images on the node may then
+// have been pulled with credentials that are not in the store.
 type Distrust struct {
 	Since  time.Time `json:"since"`
 	Reason string    `json:"reason"`
-	// Copy says that the store is a copy that [Store.Backup] made.
+	// Copy means that the store is a copy that [Store.Backup] made.
 	Copy bool `json:"copy,omitempty"`
 }
 
-// Facts is everything that the store knows about one pair, read in one snapshot. The zero value is
-// that of an untracked pair.
+// Facts contains everything that the store has about one pair, read in one snapshot. The zero value describes an untracked pair.
 type Facts struct {
 	Record  *Record // nil if there is none
 	Intents int     // of the pair's repository
 	Marked  bool
-	// Rivals says that another repository has a record for the image ID that is not open to every pod.
+	// Rivals means that another repository has a record for the image ID that is not open to every pod.
 	Rivals bool
-	// MarkedElsewhere says that another repository has a mark for the image ID, and that the store has been scanned.
+	// MarkedElsewhere means that another repository has a mark for the image ID, and that the store has been scanned.
 	MarkedElsewhere bool
 }
 
-// Untracked reports whether nothing is known of the pair itself.
+// Untracked reports whether the store has no record, intent or mark for the pair.
 func (f Facts) Untracked() bool { return f.Record == nil && !f.Marked && f.Intents == 0 }
 
-// MayBeMarked reports whether a scan may mark the pair: it is untracked, and no other repository of the image is known.
+// MayBeMarked reports whether a scan may mark the pair: it is untracked, and the store has no other repository of the image.
 func (f Facts) MayBeMarked() bool { return f.Untracked() && !f.Rivals && !f.MarkedElsewhere }

@@ -309,7 +309,7 @@ func TestPruneBesideWritersKeepsWhatWasWrittenSince(t *testing.T) {
 			}
 		})
 	}
-	// A list that is older than the record has no say in it, however many others are newer.
+	// A list that is older than the record does not affect it, however many other records are newer.
 	kept := pair("sha256:kept", app)
 	pruner.Go(func() {
 		before := s.Written()
@@ -392,7 +392,7 @@ func TestPruneClosesRecordsOfImagesThatWereNotRemovedThroughPullgate(t *testing.
 				}
 				of.Now = at(91)
 			}
-			listed(t, s) // it is back
+			listed(t, s) // the image is back
 			if tc.want == nil {
 				return
 			}
@@ -438,7 +438,7 @@ func TestPruneBoundsRecordsOfImagesThatAreGone(t *testing.T) {
 	}
 }
 
-// A record whose image no list has had may be of a wrong image ID: the repository needs proof as after a lost pull.
+// A record whose image was in no list may have a wrong image ID: the repository needs proof as after a lost pull.
 func TestPruneOfAnUnlistedRecordLeavesAnIntent(t *testing.T) {
 	s := newStore(t)
 	wrong, brought := pair("sha256:not-what-is-listed", app), pair(id1, app)

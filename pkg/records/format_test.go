@@ -18,7 +18,7 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/format-1.db anew; never once format 1 is released")
 
-// writeFormat makes the store that testdata holds.
+// writeFormat makes the store that is in testdata.
 func writeFormat(t *testing.T, path string) {
 	t.Helper()
 	s, _ := open(t, path, records.Options{})
@@ -57,7 +57,7 @@ func writeFormat(t *testing.T, path string) {
 	closeStore(t, s)
 }
 
-// wantFormat holds a store to what writeFormat wrote.
+// wantFormat compares a store with what writeFormat wrote.
 func wantFormat(t *testing.T, s *records.Store) {
 	t.Helper()
 	all, marks := contents(t, s)
@@ -137,7 +137,7 @@ func dump(t *testing.T, path string) map[string]map[string]string {
 	return all
 }
 
-// TestFormatIsAsItsDrawingSays reads the drawing in doc.go.
+// TestFormatIsAsItsDrawingSays compares a store with the layout in doc.go.
 func TestFormatIsAsItsDrawingSays(t *testing.T) {
 	drawing := map[string][]string{} // the keys of each bucket
 	bucket := ""

@@ -35,7 +35,7 @@ func stored(tb testing.TB) map[string][3][]byte {
 	return all
 }
 
-// target returns what the values of a bucket are read into.
+// target returns the Go value that the values of a bucket are decoded into.
 func target(bucket string) any {
 	switch bucket {
 	case "records":

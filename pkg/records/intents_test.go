@@ -14,7 +14,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// unknown returns an intent that the store does not have.
+// unknown returns an intent that is not in the store.
 func unknown(in records.Intent) records.Intent {
 	in.ID += 256
 	return in
@@ -108,7 +108,7 @@ func TestIntentsOfOneRepositoryAreNotOfAnother(t *testing.T) {
 
 func TestDropEndsOnlyItsIntent(t *testing.T) {
 	s := newStore(t)
-	// IDs from 1 to 300, so that one is the end of another.
+	// IDs from 1 to 300, so that the encoding of one ID is a suffix of another.
 	intents := make([]records.Intent, 300)
 	for i := range intents {
 		intents[i] = begin(t, s, fmt.Sprintf("r%d", i%7))
@@ -130,7 +130,7 @@ func TestUnreadableIntentStillCounts(t *testing.T) {
 	inFile(t, path, func(tx *bolt.Tx) error {
 		b := tx.Bucket([]byte("intents"))
 		k, _ := b.Cursor().First()
-		// Keys that Begin never wrote tell nothing, and hide nothing.
+		// Keys that Begin did not write contain no intent, and do not hide others.
 		return errors.Join(b.Put(slices.Clone(k), []byte("?")), b.Put([]byte("short"), nil), b.Put([]byte("12345678"), nil))
 	})
 	s, _ = open(t, path, records.Options{})
@@ -147,7 +147,7 @@ func TestUnreadableIntentStillCounts(t *testing.T) {
 	if got := mark(t, s, pair(id1, app)); got != nil {
 		t.Errorf("MarkPreloaded = %v; want none", got)
 	}
-	// End mends it.
+	// End repairs it.
 	if err := s.End(damaged, at(2)); err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func namesOf(t *testing.T, s *records.Store) (names []string) {
 	return names
 }
 
-// Pulls of one name that end without a known result need one intent: that of the latest end.
+// Pulls of one name that end without a known result need one intent, the one of the latest end.
 func TestEndKeepsOneIntentOfEachName(t *testing.T) {
 	s := newStore(t)
 	for n := range 5 {
@@ -226,8 +226,8 @@ func TestEndKeepsOneIntentOfEachName(t *testing.T) {
 	}
 }
 
-// However many names a tenant makes up, the intents of a repository stay few; what is then not known of the names makes
-// every image of the repository need proof.
+// A tenant may make up many names; the store still keeps few intents of a repository. If it does not know the names, every image
+// of the repository needs proof.
 func TestEndBoundsTheIntentsOfOneRepository(t *testing.T) {
 	s := newStore(t)
 	most := 0
@@ -246,7 +246,7 @@ func TestEndBoundsTheIntentsOfOneRepository(t *testing.T) {
 	}
 }
 
-// lostPulls fills a store with ended intents, each of a repository of its own.
+// lostPulls fills a store with ended intents, each of its own repository.
 func lostPulls(tb testing.TB, s *records.Store, n int) []records.Intent {
 	tb.Helper()
 	for i := range n {
@@ -266,14 +266,14 @@ func lostPulls(tb testing.TB, s *records.Store, n int) []records.Intent {
 	return ended
 }
 
-// The work of a settlement grows with what is settled, and no transaction is longer than for a batch.
+// The work of a settlement grows linearly with the number of intents, and no transaction is longer than one batch.
 func TestSettleIsLinearAndInBatches(t *testing.T) {
 	for _, n := range []int{1, 1000, 4000} {
 		transactions := 0
 		s, _ := open(t, newPath(t), records.Options{OnSync: func(time.Duration) { transactions++ }})
 		s.OnWrite(func(write records.WriteAt, b []byte, at int64) (int, error) { return write(b, at) }) // without syncs
 		of := settlement(lostPulls(t, s, n)...)
-		for i := range 100 { // images of the first repository alone
+		for i := range 100 { // only images of the first repository
 			of.Present = append(of.Present, pair(fmt.Sprintf("sha256:%d", i), of.Intents[0].Repository))
 		}
 		asked := 0

@@ -7,8 +7,8 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// Intents returns every intent by its repository. One that cannot be read is still returned, with what
-// its key tells, and its error is in the one that is returned.
+// Intents returns every intent, ordered by repository. For an intent that cannot be read it returns the fields that the key
+// contains, and includes its error in err.
 func (s *Store) Intents() (all []Intent, err error) {
 	err = s.file.View(func(tx *bolt.Tx) error {
 		var unreadable error

@@ -10,28 +10,28 @@ import (
 	"github.com/pullgate/pullgate/internal/crashpoint"
 )
 
-// A Scan is a full list of the runtime's images, to be marked as preloaded as far as they are due.
+// A Scan is a full list of the runtime's images. MarkPreloaded marks those pairs that are due.
 type Scan struct {
 	Pairs  []Pair
 	Origin string
 	Now    time.Time
 	// First sets the durable flag that the store has been scanned once.
 	First bool
-	// Unchanged reports, inside the transaction, whether the images are those that were listed; if not, nothing is
-	// written. It must not call the store.
+	// Unchanged reports, inside the transaction, whether the images are still those of the list; if not, nothing is written. It
+	// must not call the store.
 	Unchanged func() bool
 	// Brought reports whether the pull of an intent may have brought the image of a pair of its repository; nil: it may.
 	// It must not call the store.
 	Brought func(Intent, Pair) bool
-	// Agree is called inside the transaction with what is due; nothing is written if it returns an error, which is returned. It
-	// must not call the store; nil agrees.
+	// Agree is called inside the transaction with the pairs that are due. If it returns an error, MarkPreloaded writes nothing
+	// and returns that error. It must not call the store; nil agrees.
 	Agree func(due []Pair) error
 }
 
-// MarkPreloaded marks every pair of the scan that is due, and returns these pairs. A pair is due if the store is trusted, the pair has
-// neither record nor mark, no pull with an intent may have brought the image, under any of its names, no other repository
-// of the image is known ([Facts.MayBeMarked]), and the list of every [Creation] has the pair. Pairs holds every pair of an image, or
-// none. A value that cannot be read counts by its key and by its content.
+// MarkPreloaded marks every pair of the scan that is due, and returns these pairs. A pair is due if all of this is true: the
+// store is trusted; the pair has neither record nor mark; no pull with an intent may have brought the image under any of its
+// names; the store has no other repository of the image ([Facts.MayBeMarked]); the list of every [Creation] has the pair. Pairs
+// contains every pair of an image, or none. A value that cannot be read counts by its key and by its content.
 func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
 	return write(s, "write preloaded marks", crashpoint.MarkBefore, crashpoint.MarkAfter, func(tx *bolt.Tx) ([]Pair, error) {
 		if distrusted(tx) || !sc.Unchanged() {
@@ -51,7 +51,7 @@ func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
 	})
 }
 
-// Due returns the pairs that MarkPreloaded would mark, with Scan.Brought, if the store is trusted and the list stands.
+// Due returns the pairs that MarkPreloaded would mark, with Scan.Brought, if the store is trusted and the list is current.
 func (s *Store) Due(pairs []Pair, brought func(Intent, Pair) bool) ([]Pair, error) {
 	return read(s, "look for what is preloaded", func(tx *bolt.Tx) ([]Pair, error) { return due(tx, pairs, brought) })
 }
@@ -69,7 +69,7 @@ func due(tx *bolt.Tx, pairs []Pair, brought func(Intent, Pair) bool) (found []Pa
 	if err != nil {
 		return nil, err
 	}
-	// A pull may have brought the image, whatever other names it has been given since.
+	// A pull may have brought the image, under whatever other names it has now.
 	for _, p := range pairs {
 		if repositories[p.Repository] {
 			images[p.ImageID] = true
@@ -95,7 +95,7 @@ func due(tx *bolt.Tx, pairs []Pair, brought func(Intent, Pair) bool) (found []Pa
 		}
 		f, err := lookup(tx, p)
 		f.Intents = 0                      // of pulls that did not bring the image
-		if err == nil && f.MayBeMarked() { // what cannot be read is not unknown
+		if err == nil && f.MayBeMarked() { // an unreadable value does not make a pair unknown
 			found = append(found, p)
 		}
 	}
@@ -132,7 +132,8 @@ func (s *Store) index(p Pair) {
 	of[p.ImageID] = struct{}{}
 }
 
-// marksOf returns the pairs of a repository that have a mark. It is called in a write transaction, before that deletes any.
+// marksOf returns the pairs of a repository that have a mark. It is called in a write transaction, before the transaction deletes
+// any mark.
 func (s *Store) marksOf(tx *bolt.Tx, repository string) (pairs []Pair) {
 	for id := range s.marked[repository] {
 		p := Pair{ImageID: id, Repository: repository}
@@ -152,14 +153,14 @@ func (s *Store) marksOf(tx *bolt.Tx, repository string) (pairs []Pair) {
 type Acceptable struct {
 	// Pairs have no mark yet.
 	Pairs []Pair
-	// Proved are the records of Pairs that a credential proved access to and that are not open. Of one that cannot be read there
-	// is the pair alone.
+	// Proved contains the records of Pairs that are not open and that a credential proved access to. For a record that cannot be
+	// read it has only the pair.
 	Proved []Record
 }
 
-// AcceptMarks marks the pairs that have no mark yet, whatever else is known of them, also in a distrusted store, and returns them.
-// Records and intents stay as they are. agree is called inside the transaction with what is to be marked; if it returns an error,
-// AcceptMarks marks nothing and returns that error. It must not call the store; nil agrees.
+// AcceptMarks marks the pairs that have no mark yet, whatever else is in the store about them, also in a distrusted store, and
+// returns them. Records and intents stay as they are. agree is called inside the transaction with the pairs to be marked; if it
+// returns an error, AcceptMarks marks nothing and returns that error. agree must not call the store; nil agrees.
 func (s *Store) AcceptMarks(pairs []Pair, origin string, now time.Time, agree func(Acceptable) error) (Acceptable, error) {
 	return write(s, "accept preloaded marks", crashpoint.AcceptBefore, crashpoint.AcceptAfter, func(tx *bolt.Tx) (Acceptable, error) {
 		found := acceptable(tx, pairs)
@@ -177,7 +178,7 @@ func (s *Store) Acceptable(pairs []Pair) (Acceptable, error) {
 	return read(s, "look for pairs without a mark", func(tx *bolt.Tx) (Acceptable, error) { return acceptable(tx, pairs), nil })
 }
 
-// acceptable takes a mark that cannot be read for none, since it opens nothing.
+// acceptable treats an unreadable mark as missing, because it opens nothing.
 func acceptable(tx *bolt.Tx, pairs []Pair) (found Acceptable) {
 	for _, p := range pairs {
 		var m Mark
@@ -199,16 +200,16 @@ func acceptable(tx *bolt.Tx, pairs []Pair) (found Acceptable) {
 // Forgotten is what ForgetMarks removed, or would remove.
 type Forgotten struct {
 	Marks []Mark
-	// Open are the pairs of the images of Marks that every pod may use all the same, because their record is open.
+	// Open contains the pairs of the images of Marks that every pod can still use, because their record is open.
 	Open []Pair
 }
 
-// ForgetMarks removes marks, in one transaction, and returns them. A pair without a record gets one with nothing
-// proved: it needs proof, and no scan marks it again. The record gets the time, as in a revocation. An empty selection
-// removes nothing.
+// ForgetMarks removes marks, in one transaction, and returns them. A pair without a record gets a record without proofs: it needs
+// proof, and no scan marks it again. The record gets the time, as in a revocation. An empty selection removes nothing.
 //
-// A repository alone selects the images that have a mark of it, and all marks of these are removed: the same content must not stay
-// usable under another name, which a tenant may have given it. With an image ID and a repository only the mark of that pair is removed.
+// A selection with only a repository selects the images that have a mark in it, and ForgetMarks removes all marks of these
+// images: the same content must not stay usable under another name, which a tenant may have given it. With an image ID and a
+// repository, ForgetMarks removes only the mark of that pair.
 func (s *Store) ForgetMarks(of Selection, now time.Time) (Forgotten, error) {
 	return write(s, "forget preloaded marks", crashpoint.ForgetBefore, crashpoint.ForgetAfter, func(tx *bolt.Tx) (Forgotten, error) {
 		gone, err := forgettable(tx, of)
@@ -218,7 +219,7 @@ func (s *Store) ForgetMarks(of Selection, now time.Time) (Forgotten, error) {
 		for _, m := range gone.Marks {
 			k := m.Pair.key()
 			rec := Record{Pair: m.Pair, Created: now}
-			if _, err := get(tx, bucketRecords, k, &rec); err == nil { // else it needs proof as it is
+			if _, err := get(tx, bucketRecords, k, &rec); err == nil { // otherwise it already needs proof
 				rec.Revoked = later(rec.Revoked, now)
 				if err := put(tx, bucketRecords, k, rec); err != nil {
 					return gone, err
@@ -269,15 +270,15 @@ type Selection struct {
 	All bool
 }
 
-// Empty reports whether nothing is selected.
+// Empty reports whether the selection selects nothing.
 func (s Selection) Empty() bool { return s == Selection{} }
 
-// Covers reports whether a pair is among those that are selected.
+// Covers reports whether the selection selects a pair.
 func (s Selection) Covers(p Pair) bool {
 	return !s.Empty() && (s.ImageID == "" || s.ImageID == p.ImageID) && (s.Repository == "" || s.Repository == p.Repository)
 }
 
-// selectedMarks returns the marks of the pairs that are selected; one that cannot be read, with its pair alone.
+// selectedMarks returns the marks of the selected pairs. For a mark that cannot be read it returns only the pair.
 func selectedMarks(tx *bolt.Tx, selected func(Pair) bool) (found []Mark, err error) {
 	err = tx.Bucket([]byte(bucketMarks)).ForEach(func(k, v []byte) error {
 		if !selected(pairOf(k)) {
@@ -293,10 +294,10 @@ func selectedMarks(tx *bolt.Tx, selected func(Pair) bool) (found []Mark, err err
 	return found, err
 }
 
-// strayed returns the images and repositories that need proof although none of their own records, marks or intents says so: those
-// that are named in records and intents which cannot be read, since a flipped bit in a key separates the value from its
-// pair; and the repositories of records whose image no list has ever had, including this one, since the image of such
-// a pull may be listed under another ID.
+// strayed returns the images and repositories that need proof although none of their own records, marks or intents shows it.
+// These are the images and repositories named in unreadable records and intents, because a flipped bit in a key separates the
+// value from its pair; and the repositories of records whose image no list has contained, including this one, because the image
+// of such a pull may be listed under another ID.
 func strayed(tx *bolt.Tx, listed map[string]bool) (images, repositories map[string]bool, err error) {
 	images, repositories = map[string]bool{}, map[string]bool{}
 	for _, bucket := range []string{bucketRecords, bucketIntents} {

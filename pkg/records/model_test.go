@@ -44,7 +44,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 		}
 		return some
 	}
-	intent := func() records.Intent { // one that is there, or not
+	intent := func() records.Intent { // an intent that exists, or one that does not
 		ids := slices.Sorted(maps.Keys(m.intents))
 		if len(ids) == 0 || random.IntN(10) == 0 {
 			return records.Intent{ID: 1000 + random.Uint64N(1000), Repository: somePair().Repository}
@@ -127,7 +127,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 			m.scanned = m.scanned || still && first
 		case 9:
 			of := records.Pruning{Images: map[string]struct{}{"none": {}}, Now: at(now)}
-			m.before = max(m.before, m.writes-random.IntN(3), 0) // the counter never goes back
+			m.before = max(m.before, m.writes-random.IntN(3), 0) // the counter does not decrease
 			of.Before = uint64(m.before)
 			if random.IntN(2) == 0 {
 				of.Removed = somePair().ImageID

@@ -11,7 +11,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// A model is what a store must hold, kept in maps.
+// A model is the expected content of a store, in maps.
 type model struct {
 	records map[records.Pair]records.Record
 	marks   map[records.Pair]bool
@@ -81,7 +81,7 @@ func (m *model) prove(by records.Result, now int) {
 	m.wrote(p)
 }
 
-// rotate is that of the only Secret of the model.
+// rotate models the rotation of the only Secret of the model.
 func (m *model) rotate(p records.Pair, to credential.ID, now int) (rotated bool) {
 	r, ok := m.records[p]
 	if !ok {
@@ -140,7 +140,7 @@ func (m *model) rotate(p records.Pair, to credential.ID, now int) (rotated bool)
 	return rotated
 }
 
-// revoke returns how many proofs and openings it took back.
+// revoke returns how many proofs and openings it revoked.
 func (m *model) revoke(by records.Revocation, now int) (n int) {
 	inOrder := func(a, b records.Pair) int {
 		return strings.Compare(a.ImageID+"\x00"+a.Repository, b.ImageID+"\x00"+b.Repository)
@@ -172,7 +172,7 @@ func (m *model) revoke(by records.Revocation, now int) (n int) {
 	return n
 }
 
-// forget returns how many marks it took away.
+// forget returns how many marks it removed.
 func (m *model) forget(of records.Selection, now int) (n int) {
 	images := map[string]bool{}
 	for p, marked := range m.marks {
@@ -214,7 +214,7 @@ func (m *model) marked(repository string) (found bool) {
 	return found
 }
 
-// unlisted reports whether the repository has a record of an image that no list has had, nor has the scan.
+// unlisted reports whether the repository has a record whose image is neither in an earlier list nor in the scan.
 func (m *model) unlisted(repository string, scan []records.Pair) bool {
 	for p, r := range m.records {
 		if r.Unlisted && p.Repository == repository && !slices.ContainsFunc(scan, func(q records.Pair) bool { return q.ImageID == p.ImageID }) {
@@ -224,7 +224,7 @@ func (m *model) unlisted(repository string, scan []records.Pair) bool {
 	return false
 }
 
-// latest returns the intent that was written last.
+// latest returns the most recently written intent.
 func (m *model) latest(t *testing.T, s *records.Store) (last records.Intent) {
 	t.Helper()
 	all, err := s.Intents()
@@ -269,7 +269,7 @@ func (m *model) settle(intents []records.Intent, present []records.Pair, brought
 	}
 }
 
-// prune writes the intents of unlisted records with the IDs that the store gives, which follow last.
+// prune writes the intents of unlisted records. As in the store, their IDs follow last.
 func (m *model) prune(of records.Pruning, last uint64) {
 	absent := func(p records.Pair) bool {
 		_, there := of.Images[p.ImageID]

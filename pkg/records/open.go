@@ -18,13 +18,13 @@ import (
 	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
-// Format is the version of the file that this code writes, and the newest that it reads.
+// Format is the version of the file that this code writes, and the newest version that it reads.
 const Format = 1
 
-// replacedTimes bounds how often Open follows a file that is replaced while it waits for the lock.
+// replacedTimes bounds how often Open tries again after the file was replaced while Open waited for the lock.
 const replacedTimes = 3
 
-// asideInfix follows a store's path in the name that it is set aside under.
+// asideInfix follows a store's path in the name of a damaged file that was set aside.
 const asideInfix = ".damaged-"
 
 // The keys of the meta bucket.
@@ -36,12 +36,12 @@ const (
 	metaRevoked  = "revoked"
 )
 
-// Options are the settings of [Open]. The zero value is that of a very first start.
+// Options are the settings of [Open]. The zero value is for the first start on a node.
 type Options struct {
-	// KeyExists says that the node's key shows that there was a store. A store that is missing
-	// then was lost, and the new one is distrusted.
+	// KeyExists means that the node has a key, so that there was a store. If the store is missing, it was lost, and the new one
+	// is distrusted.
 	KeyExists bool
-	// Now is the time that is written; the zero value is the time of the call.
+	// Now is the time that Open writes; the zero value is the time of the call.
 	Now time.Time
 	// LockWait bounds the wait for the file lock; the zero value is 2 s.
 	LockWait time.Duration
@@ -54,17 +54,17 @@ type Options struct {
 
 // A Report is the result of Open.
 type Report struct {
-	// Created says that a new store was begun.
+	// Created means that Open created a new store.
 	Created bool
 	// SetAside is where a damaged file was moved to; "" if there was none.
 	SetAside string
-	// Damage says what was wrong with it.
+	// Damage describes the damage of that file.
 	Damage string
 	// Distrust is set while the store is distrusted.
 	Distrust *Distrust
 }
 
-// A newerFormatError is a format that this code does not know.
+// A newerFormatError is a format that this code does not support.
 type newerFormatError struct{ found int }
 
 func (e newerFormatError) Error() string {
@@ -73,8 +73,8 @@ func (e newerFormatError) Error() string {
 
 func (e newerFormatError) Is(target error) bool { return target == ErrNewerFormat }
 
-// Open opens the store at path, or creates a new one. It returns ErrNewerFormat or ErrInUse, or an
-// opaque error if the file cannot be opened. A damaged file is not an error but set aside, see [Report].
+// Open opens the store at path, or creates a new one. It returns ErrNewerFormat or ErrInUse, or an opaque error if the file
+// cannot be opened. Open sets a damaged file aside and returns no error for it; see [Report].
 func Open(path string, o Options) (*Store, Report, error) {
 	if o.Now.IsZero() {
 		o.Now = time.Now()
@@ -114,7 +114,7 @@ func Open(path string, o Options) (*Store, Report, error) {
 	return s, report, nil
 }
 
-// openPresent opens the store if there is one, and else returns with which distrust a new one would begin.
+// openPresent opens the store if it exists. Otherwise it returns the distrust of a new store.
 func openPresent(path string, o Options) (f *boltfile.File, distrust *Distrust, damage, err error) {
 	f, damage, err = openFile(path, o, false)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -132,13 +132,13 @@ func openFile(path string, o Options, readOnly bool) (f *boltfile.File, damage, 
 	return f, damage, err
 }
 
-// absent returns with which distrust a new store begins, nil for none.
+// absent returns the distrust of a new store, nil for none.
 func absent(path string, o Options) (*Distrust, error) {
 	aside, err := lastAside(path)
 	switch {
 	case err != nil:
 		return nil, err
-	case aside != "": // a crash between the setting aside and the new store
+	case aside != "": // a crash after the damaged file was set aside and before the new store was made
 		return &Distrust{Since: o.Now, Reason: "the store was damaged and set aside as " + aside}, nil
 	case o.KeyExists:
 		return &Distrust{Since: o.Now, Reason: "the store is missing although the node's key shows that there was one"}, nil
@@ -146,7 +146,7 @@ func absent(path string, o Options) (*Distrust, error) {
 	return nil, nil //nolint:nilnil // trusted
 }
 
-// lastAside returns the name of the store that was last set aside, "" if none was.
+// lastAside returns the name of the store that was set aside last, "" for none.
 func lastAside(path string) (last string, err error) {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	for _, e := range entries {
@@ -157,7 +157,7 @@ func lastAside(path string) (last string, err error) {
 	return last, err
 }
 
-// check looks at the format and at what must be there.
+// check checks the format and the required buckets and keys.
 func check(tx *bolt.Tx) error {
 	found, err := readFormat(tx)
 	if err != nil {
@@ -175,7 +175,7 @@ func check(tx *bolt.Tx) error {
 			return fmt.Errorf("bucket %s: %w", name, err)
 		}
 	}
-	// Distrust counts by its key alone, so it must not get lost if the key is damaged.
+	// The key of distrust is enough, so distrust must not get lost if the key is damaged.
 	return tx.Bucket([]byte(bucketMeta)).ForEach(func(k, _ []byte) error {
 		if !slices.Contains([]string{metaFormat, metaDistrust, metaScanned, metaKey, metaRevoked}, string(k)) {
 			return fmt.Errorf("bucket meta: unknown key %q", k)
@@ -196,8 +196,8 @@ func readFormat(tx *bolt.Tx) (int, error) {
 	return found, nil
 }
 
-// create makes a new store under a temporary name and renames it when it is complete, so that no
-// crash leaves a part of one.
+// create makes a new store under a temporary name and renames it when it is complete, so that a crash cannot leave an incomplete
+// store.
 func create(path string, o Options, distrust *Distrust) (*boltfile.File, error) {
 	temporary := path + ".new"
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -235,7 +235,7 @@ func create(path string, o Options, distrust *Distrust) (*boltfile.File, error) 
 	return f, errors.Join(damage, err)
 }
 
-// setAside moves a damaged file away under a name that is free.
+// setAside renames a damaged file to an unused name.
 func setAside(path string, now time.Time) (string, error) {
 	base := path + asideInfix + now.UTC().Format("20060102T150405Z")
 	to := base

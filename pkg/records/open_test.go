@@ -94,7 +94,7 @@ func TestOpenRefusesNewerFormat(t *testing.T) {
 		prove(t, s, records.Result{Pair: pair(id1, app), Open: true})
 		closeStore(t, s)
 		inFile(t, path, func(tx *bolt.Tx) error {
-			// It may have any buckets and values.
+			// The file may have any buckets and values.
 			if err := tx.DeleteBucket([]byte("marks")); err != nil {
 				return err
 			}
@@ -109,7 +109,7 @@ func TestOpenRefusesNewerFormat(t *testing.T) {
 			t.Errorf("Open of format %s has changed the file", newer)
 		}
 		wantFiles(t, path, filepath.Base(path))
-		checkFile(t, path) // nobody holds its lock
+		checkFile(t, path) // no process holds its lock
 	}
 }
 
@@ -171,8 +171,7 @@ func TestOpenReportsAnUnusableDirectoryAndSetsNothingAside(t *testing.T) {
 	}
 }
 
-// openDamaged opens a damaged file and holds that nobody gains by the damage. It reports whether the
-// file was set aside.
+// openDamaged opens a damaged file and checks that no pod gains access by the damage. It reports whether the file was set aside.
 func openDamaged(t *testing.T, path string, damaged []byte, all filled, what string) bool {
 	t.Helper()
 	writeFile(t, path, damaged)
@@ -198,7 +197,7 @@ func openDamaged(t *testing.T, path string, damaged []byte, all filled, what str
 			t.Errorf("%s: what was set aside is not what was there", what)
 		}
 	}
-	// Whatever it is, it is a store.
+	// Whatever the damage, the result is a usable store.
 	prove(t, s, records.Result{Pair: pair(id1, app), Credential: bob})
 	closeStore(t, s)
 	checkFile(t, path)

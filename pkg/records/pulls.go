@@ -12,23 +12,23 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// MaxUnresolved bounds the intents of one repository whose pulls have ended without a known result. Of pulls of the same name
-// there is one intent, that of the latest end. If there would be more than MaxUnresolved, one intent without a name replaces
-// all of them: one of these pulls may have brought any image of the repository.
+// MaxUnresolved bounds the intents of one repository whose pulls have ended without a known result. Pulls of the same name have
+// one intent, that of the latest end. If there would be more than MaxUnresolved intents, one intent without a name replaces all
+// of them: one of these pulls may have brought any image of the repository.
 const MaxUnresolved = 64
 
-// Begin writes the intent of a pull and returns it, for the call that ends the pull. When the error is nil the runtime may be
-// called.
+// Begin writes the intent of a pull and returns it; the call that ends the pull takes it. When the error is nil, the caller may
+// call the runtime.
 func (s *Store) Begin(name, repository string, now time.Time) (Intent, error) {
 	return write(s, "write pull intent for "+repository, crashpoint.BeginBefore, crashpoint.BeginAfter, func(tx *bolt.Tx) (Intent, error) {
 		return begin(tx, name, repository, now)
 	})
 }
 
-// BeginListed does the same and deletes, in the same transaction, the marks of the repository whose image is not in present,
-// which has the IDs of the images that the runtime lists under the repository. Otherwise the pull could bring back an image that
-// was marked and has been removed. It returns the pairs whose marks it deleted. If present is nil, because the runtime was
-// not asked, and the repository has marks, it writes nothing and returns ErrMarked with their pairs.
+// BeginListed does the same and deletes, in the same transaction, those marks of the repository whose image is not in present.
+// present contains the IDs of the images that the runtime lists under the repository. Otherwise the pull could bring back an
+// image that was marked and has been removed. BeginListed returns the pairs of the deleted marks. If present is nil, because the
+// runtime was not asked, and the repository has marks, it writes nothing and returns ErrMarked with their pairs.
 func (s *Store) BeginListed(name, repository string, now time.Time, present map[string]struct{}) (in Intent, unmarked []Pair, err error) {
 	in, err = write(s, "write pull intent for "+repository, crashpoint.BeginBefore, crashpoint.BeginAfter, func(tx *bolt.Tx) (Intent, error) {
 		unmarked = nil
@@ -63,22 +63,22 @@ func begin(tx *bolt.Tx, name, repository string, now time.Time) (Intent, error) 
 // A Result is what a successful pull proved.
 type Result struct {
 	Pair Pair
-	// Open says that the pair is open to every pod from now on; otherwise Credential proved access.
+	// Open means that the pair is open to every pod from now on. Otherwise Credential proved access.
 	Open       bool
 	Credential credential.ID
 	Secrets    []SecretRef
 	Namespace  string // of the pod that the pull was for; "" if it is not known
 	At         time.Time
-	// Created is the time of the record, if one is made. It is not before At: the zero value is At.
+	// Created is the creation time of a new record. It is not before At; the zero value means At.
 	Created time.Time
-	// Revoked reports, inside the transaction, whether the proof has been revoked since the pull began: then the record does
-	// not get it. It must not call the store; nil: it has not been revoked.
+	// Revoked reports, inside the transaction, whether the proof has been revoked since the pull began; then the record does not
+	// get the proof. Revoked must not call the store; nil means that the proof has not been revoked.
 	Revoked func() bool
 }
 
-// Prove writes a record and deletes the intent, in one transaction. An open record stays open. A Secret is noted with
-// the credential instead of any other, as by Rotate. A record that cannot be read is replaced: its proofs are lost. It may
-// have had a time of revocation, so the new record has one too.
+// Prove writes a record and deletes the intent, in one transaction. An open record stays open. A Secret is noted with the
+// credential and removed from every other one, as by Rotate. Prove replaces a record that cannot be read: its proofs are lost.
+// That record may have had a time of revocation, so the new record has one too.
 func (s *Store) Prove(in Intent, r Result) error {
 	if !r.Open && r.Credential == "" {
 		return errors.New("records: neither open nor a credential, nothing is proved")
@@ -117,7 +117,7 @@ func (r *Record) prove(by Result) {
 	for i := range r.Proofs {
 		p := &r.Proofs[i]
 		if p.Credential == by.Credential {
-			// Not the later one: if the clock was set back, the older one is in the future.
+			// Not the later time: if the clock was set back, the old time is in the future.
 			p.LastProved, p.LastUsed, p.Denied = by.At, later(p.LastUsed, by.At), time.Time{}
 			p.RotatedFrom = nil
 			if by.At.Before(p.FirstProved) {
@@ -140,8 +140,9 @@ func (r *Record) prove(by Result) {
 	r.Proofs = append(r.Proofs, p)
 }
 
-// evicted returns the index of the proof that makes room for a new one of a namespace. It is one of the namespace that would have most,
-// and of the new proof's namespace if others have as many, so that no namespace evicts the proofs of another.
+// evicted returns the index of the proof to evict for a new proof of a namespace. The evicted proof belongs to the namespace that
+// would have the most, and to the new proof's namespace if that has as many as the others. So no namespace can evict the proofs
+// of a namespace with fewer.
 func (r *Record) evicted(newcomer string) (index int) {
 	held := map[string]int{newcomer: 1}
 	for i := range r.Proofs {
@@ -171,8 +172,8 @@ func (p *Proof) goesBefore(other *Proof) bool {
 	return p.LastUsed.Before(other.LastUsed)
 }
 
-// release removes a Secret from every credential but one: it does not hold the others any more. A proof that has lost its last
-// Secret is deleted.
+// release removes a Secret from every credential except one, because the Secret does not contain the others any more. It deletes
+// a proof that has lost its last Secret.
 func (r *Record) release(ref SecretRef, but credential.ID) {
 	r.Proofs = slices.DeleteFunc(r.Proofs, func(p Proof) bool {
 		return p.Credential != but && len(p.Secrets) == 1 && p.Secrets[0] == ref
@@ -191,8 +192,8 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// wrote counts a write of a pair. It is called inside the transaction, before its commit, so that no
-// reader of the counter can have seen the pair in an older state.
+// wrote counts a write of a pair. It is called inside the transaction, before the commit: after a reader of the counter has seen
+// the new value, it cannot read an older state of the pair.
 func (s *Store) wrote(p Pair) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -222,15 +223,15 @@ func (s *Store) Drop(in Intent) error {
 	return s.update("drop pull intent", crashpoint.DropBefore, crashpoint.DropAfter, func(tx *bolt.Tx) error { return deleteIntent(tx, in) })
 }
 
-// A Denial says that a registry refused a credential.
+// A Denial states that a registry refused a credential.
 type Denial struct {
-	Pair       Pair // the image that the name stood for
+	Pair       Pair // the image that the name referred to
 	Credential credential.ID
 	At         time.Time
 }
 
-// Deny deletes the intent of a pull that a registry refused, and notes that with the proof of the credential if
-// there is one, in one transaction. The proof stays, with its times.
+// Deny deletes the intent of a pull that a registry refused. If the record has a proof of the credential, Deny notes the refusal
+// in it, in the same transaction. The proof stays, with its times.
 func (s *Store) Deny(in Intent, d Denial) error {
 	return s.update("note that "+d.Pair.Repository+" was denied", crashpoint.DropBefore, crashpoint.DropAfter, func(tx *bolt.Tx) error {
 		if err := s.deny(tx, d); err != nil {
@@ -249,17 +250,16 @@ func (s *Store) deny(tx *bolt.Tx, d Denial) error {
 	if i < 0 {
 		return nil
 	}
-	// If the clock was set back the proof is in the future, although it was made before the denial.
+	// If the clock was set back, the time of the proof is in the future, although it precedes the denial.
 	rec.Proofs[i].Denied = later(d.At, rec.Proofs[i].LastProved)
 	return s.putRecord(tx, rec)
 }
 
-// End notes that a pull has ended without a known result. Its intent stays, and replaces earlier ones as
-// MaxUnresolved says. An unknown intent is not an error.
+// End notes that a pull has ended without a known result. Its intent stays, and replaces earlier ones as described at
+// MaxUnresolved. An unknown intent is not an error.
 func (s *Store) End(in Intent, at time.Time) error { return s.EndAll([]Intent{in}, at) }
 
-// EndAll does the same for several intents, in transactions of a bounded size. After an error the first
-// ones may have been ended.
+// EndAll does the same for several intents, in transactions of a bounded size. After an error, some of them may have been ended.
 func (s *Store) EndAll(intents []Intent, at time.Time) error {
 	for batch := range slices.Chunk(intents, maxBatch) {
 		err := s.update("end pull intents", crashpoint.EndBefore, crashpoint.EndAfter, func(tx *bolt.Tx) error {
@@ -281,7 +281,7 @@ func end(tx *bolt.Tx, in Intent, at time.Time) error {
 	var stored Intent
 	switch ok, err := get(tx, bucketIntents, in.key(), &stored); {
 	case err != nil:
-		stored = intentOf(in.key()) // its repository and ID are in its key
+		stored = intentOf(in.key()) // the key contains its repository and ID
 	case !ok:
 		return nil
 	}
@@ -289,15 +289,15 @@ func end(tx *bolt.Tx, in Intent, at time.Time) error {
 	return unresolved(tx, stored)
 }
 
-// unresolved writes the intent of a pull that has ended without a known result, and deletes those of the repository that it
+// unresolved writes the intent of a pull that has ended without a known result, and deletes the intents of the repository that it
 // replaces.
 func unresolved(tx *bolt.Tx, in Intent) error {
-	var all, same [][]byte // keys of the others that have ended; those with the same name
+	var all, same [][]byte // keys of the other ended intents; those with the same name
 	err := intentsOf(tx, in.Repository, func(k []byte, other Intent) error {
 		if other.ID == in.ID || other.Ended.IsZero() {
 			return nil
 		}
-		k = bytes.Clone(k) // bbolt's own is not valid any more after a write
+		k = bytes.Clone(k) // bbolt's own slice becomes invalid after a write
 		all = append(all, k)
 		if other.Name == in.Name {
 			same = append(same, k)
@@ -318,14 +318,14 @@ func unresolved(tx *bolt.Tx, in Intent) error {
 	return put(tx, bucketIntents, in.key(), in)
 }
 
-// intentsOf calls f for every intent of a repository with its key. One that cannot be read is given with what its key
-// says.
+// intentsOf calls f with the key of every intent of a repository. For an intent that cannot be read, f gets the fields that the
+// key contains.
 func intentsOf(tx *bolt.Tx, repository string, f func(k []byte, in Intent) error) error {
 	prefix, length := ofRepository(repository)
 	c := tx.Bucket([]byte(bucketIntents)).Cursor()
 	for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
 		if len(k) != length {
-			continue // of a repository whose name has this one for a prefix
+			continue // this name is only a prefix of the intent's repository
 		}
 		var in Intent
 		if decode(bucketIntents, k, v, &in) != nil {

@@ -10,33 +10,32 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// A Revocation selects proofs to take back. All fields that are set have to match; the zero value selects nothing.
+// A Revocation selects proofs to revoke. All fields that are set have to match; the zero value selects nothing.
 type Revocation struct {
 	// ImageID and Repository select records.
 	ImageID    string
 	Repository string
-	// Credential selects proofs by the credential, and those of a Secret that held it before and whose content no registry has confirmed
-	// since.
+	// Credential selects the proofs of a credential. It also selects the proofs of a Secret that held the credential before, if
+	// no registry has confirmed the Secret's content since.
 	Credential credential.ID
-	// Secret selects the proofs that a Secret is noted with, by each of its fields that is given: the UID,
-	// namespace and name, or the namespace alone.
+	// Secret selects the proofs that a Secret is noted with, by each of its fields that is set: the UID, namespace and name, or
+	// only the namespace.
 	Secret SecretRef
 }
 
-// Empty reports whether nothing is selected.
+// Empty reports whether r selects nothing.
 func (r Revocation) Empty() bool { return r == Revocation{} }
 
-// Whole reports whether whole records are selected: all their proofs are taken back, and an open record is
-// closed. Otherwise single proofs are selected, and an open record stays open.
+// Whole reports whether r selects whole records: then all their proofs are revoked, and an open record is closed. Otherwise r
+// selects single proofs, and an open record stays open.
 func (r Revocation) Whole() bool { return r.Credential == "" && r.Secret == SecretRef{} }
 
-// Covers reports whether a pair is among those that are selected.
+// Covers reports whether r selects a pair.
 func (r Revocation) Covers(p Pair) bool {
 	return !r.Empty() && (r.ImageID == "" || r.ImageID == p.ImageID) && (r.Repository == "" || r.Repository == p.Repository)
 }
 
-// Selects reports whether a credential is selected, which is known to be from these Secrets. It does not look at the
-// pair.
+// Selects reports whether r selects a credential that is from these Secrets. It does not check the pair.
 func (r Revocation) Selects(id credential.ID, from []SecretRef) bool {
 	if r.Credential != "" && r.Credential != id {
 		return false
@@ -47,38 +46,38 @@ func (r Revocation) Selects(id credential.ID, from []SecretRef) bool {
 	})
 }
 
-// SelectsProof reports whether a proof is selected: by its credential or, while no registry has confirmed that, by one that its Secret
-// held before.
+// SelectsProof reports whether r selects a proof: by its credential or, while no registry has confirmed that, by a credential
+// that its Secret held before.
 func (r Revocation) SelectsProof(p Proof) bool {
 	return r.SelectsAny(p.Credential, p.RotatedFrom, p.Secrets)
 }
 
-// SelectsAny reports whether a credential is selected, or one of those that its Secret held before.
+// SelectsAny reports whether r selects a credential, or one of those that its Secret held before.
 func (r Revocation) SelectsAny(id credential.ID, before []credential.ID, from []SecretRef) bool {
 	return r.Selects(id, from) || slices.ContainsFunc(before, func(b credential.ID) bool { return r.Selects(b, from) })
 }
 
-// A RevokedProof is a proof that is gone, or would be.
+// A RevokedProof is a proof that was revoked, or would be.
 type RevokedProof struct {
 	Pair  Pair
 	Proof Proof
 }
 
-// Revoked is what a revocation concerns, in the order of image ID and repository.
+// Revoked is the result of a revocation, ordered by image ID and repository.
 type Revoked struct {
 	Proofs []RevokedProof
 	Closed []Pair // records that were open
-	// Marked are the preloaded marks of the images of a whole revocation, under whatever repository. They stay.
+	// Marked contains the preloaded marks of the images of a whole revocation, under any repository. They stay.
 	Marked []Mark
 }
 
-// Revoke takes back the selected proofs, in one transaction, and returns them. A record stays even without proofs: its image needs
-// proof, and is never marked preloaded. A record that cannot be read proves nothing and is skipped. Records that
-// are selected as a whole, or that lose a proof, get the time of the revocation.
+// Revoke revokes the selected proofs, in one transaction, and returns them. A record stays even without proofs: its image needs
+// proof, and is never marked preloaded. Revoke skips a record that cannot be read, because it proves nothing. Records that are
+// selected as a whole, or that lose a proof, get the time of the revocation.
 //
-// So do the records of the pairs that used returns: grants for them depend on what is revoked, although no proof shows it any more. A
-// pair with neither record nor mark gets a record with nothing proved. used is called inside the transaction, with what is
-// revoked, and must not call the store; nil: there are none.
+// The records of the pairs that used returns get that time too: grants for these pairs depend on what is revoked, although no
+// proof shows it any more. If such a pair has neither record nor mark, it gets a record without proofs. used is called inside the
+// transaction, with what is revoked, and must not call the store; nil means that there are no such pairs.
 func (s *Store) Revoke(r Revocation, at time.Time, used func(Revoked) []Pair) (Revoked, error) {
 	return write(s, "revoke", crashpoint.RevokeBefore, crashpoint.RevokeAfter, func(tx *bolt.Tx) (Revoked, error) {
 		gone, changed, err := revocable(tx, r)
@@ -98,7 +97,8 @@ func (s *Store) Revoke(r Revocation, at time.Time, used func(Revoked) []Pair) (R
 	})
 }
 
-// LastRevoked returns when Revoke was last called, whatever it selected, or marks were last forgotten; the zero time if never.
+// LastRevoked returns when Revoke was last called, whatever it selected, or marks were last forgotten. It is the zero time if
+// this never happened.
 func (s *Store) LastRevoked() (time.Time, error) {
 	return read(s, "read the time of the last revocation", lastRevoked)
 }
@@ -116,7 +116,7 @@ func lastRevoked(tx *bolt.Tx) (at time.Time, err error) {
 	return at, err
 }
 
-// withUsed adds the records of further pairs, as far as they can be read.
+// withUsed adds the records of further pairs, if they can be read.
 func withUsed(tx *bolt.Tx, recs []Record, used []Pair, at time.Time) []Record {
 	for _, p := range used {
 		if slices.ContainsFunc(recs, func(r Record) bool { return r.Pair == p }) {
@@ -134,7 +134,7 @@ func withUsed(tx *bolt.Tx, recs []Record, used []Pair, at time.Time) []Record {
 	return recs
 }
 
-// Revocable returns what Revoke would take back, and changes nothing.
+// Revocable returns what Revoke would revoke, and changes nothing.
 func (s *Store) Revocable(r Revocation) (Revoked, error) {
 	return read(s, "look for what to revoke", func(tx *bolt.Tx) (Revoked, error) {
 		found, _, err := revocable(tx, r)
@@ -172,7 +172,7 @@ func revocable(tx *bolt.Tx, r Revocation) (found Revoked, changed []Record, err 
 	}
 	images := map[string]bool{}
 	for _, rec := range changed {
-		images[rec.Pair.ImageID] = r.ImageID == "" || r.Repository == "" // with both, one pair alone is meant
+		images[rec.Pair.ImageID] = r.ImageID == "" || r.Repository == "" // with both, only one pair is meant
 	}
 	found.Marked, err = selectedMarks(tx, func(p Pair) bool { return images[p.ImageID] || r.Covers(p) })
 	return found, changed, err

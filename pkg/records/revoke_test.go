@@ -18,7 +18,7 @@ func TestRevokeTakesBackWhatIsSelectedAndNothingElse(t *testing.T) {
 	a, b, open := pair(id1, app), pair(id1, other), pair(id2, other)
 	for name, tc := range map[string]struct {
 		by   records.Revocation
-		want map[records.Pair]string // what is left; another pair is as it was
+		want map[records.Pair]string // what is left; the other pair is unchanged
 	}{
 		"nothing":                       {records.Revocation{}, nil},
 		"a credential":                  {records.Revocation{Credential: alice}, map[records.Pair]string{a: "b0b", b: "", open: "open"}},
@@ -103,7 +103,7 @@ func TestRevokeTellsOfMarksAndLeavesThem(t *testing.T) {
 	}
 }
 
-// What a revocation ends beside what is on disk is noted there, so that a restart does not bring it back.
+// The store notes which pairs a revocation ended without a proof on disk, so that a restart does not restore them.
 func TestRevokeNotesWhenAlsoWhatRestsOnNoProof(t *testing.T) {
 	s := newStore(t)
 	proved, rotated, none, marked := pair(id1, app), pair(id2, app), pair(id1, other), pair(id2, other)
@@ -126,7 +126,7 @@ func TestRevokeNotesWhenAlsoWhatRestsOnNoProof(t *testing.T) {
 	if f := lookup(t, s, marked); f.Record != nil || !f.Marked {
 		t.Errorf("marked pair = %+v; want the mark alone", f)
 	}
-	// A clock that was set back hides none.
+	// A clock that was set back does not hide a revocation.
 	if _, err := s.Revoke(records.Revocation{Credential: bob}, at(40), nil); err != nil || !lookup(t, s, rotated).Record.Revoked.Equal(at(50)) {
 		t.Errorf("Revoke = %v, record %+v; want it revoked at 50, the later time", err, lookup(t, s, rotated).Record)
 	}
@@ -144,8 +144,7 @@ func TestProveOfWhatIsRevokedProvesNothing(t *testing.T) {
 	}
 }
 
-// Where the clock was set back a renewal is what counts, though it is earlier; and a use from before a proof
-// notes nothing with it.
+// If the clock was set back, a renewal counts although its time is earlier. A use from before a proof does not change the proof.
 func TestTimesOfAProof(t *testing.T) {
 	s := newStore(t)
 	p := pair(id1, app)

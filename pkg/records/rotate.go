@@ -10,19 +10,19 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// A Rotation is a Secret that proved access to a pair and holds another credential now.
+// A Rotation is a Secret that proved access to a pair and contains another credential now.
 type Rotation struct {
 	Pair       Pair
 	Secret     SecretRef
-	Credential credential.ID // the one that it holds now
+	Credential credential.ID // the one that it contains now
 	At         time.Time
 }
 
-// Rotate replaces the credential with which a Secret proved access by the one that the Secret holds now, and reports whether it did. It
-// does so only if the pair's record names the Secret, is not full of other proofs, and the Secret has not changed more than
-// MaxRotations times since a registry confirmed it. The new proof keeps the times of the old one, unless a registry has confirmed
-// the new credential. It is not confirmed: see [Proof.RotatedFrom]. A credential that other Secrets hold as well stays with them;
-// one that only this Secret held is deleted.
+// Rotate replaces the credential with which a Secret proved access by the one that the Secret contains now, and reports whether
+// it did. It does so only if the pair's record names the Secret, is not full of other proofs, and the Secret has not changed more
+// than MaxRotations times since a registry confirmed it. The new proof keeps the times of the old one, unless a registry has
+// confirmed the new credential. The new proof is not confirmed; see [Proof.RotatedFrom]. If other Secrets contain the old
+// credential as well, it stays with them; otherwise Rotate deletes it.
 func (s *Store) Rotate(r Rotation) (bool, error) {
 	if r.Credential == "" || r.Secret.UID == "" {
 		return false, nil
@@ -40,7 +40,7 @@ func (s *Store) Rotate(r Rotation) (bool, error) {
 	})
 }
 
-// Rotated returns the record as Rotate would leave it, and whether it differs. It is a deep copy.
+// Rotated returns the record that Rotate would write, and whether it differs. It is a deep copy.
 func (r *Record) Rotated(to Rotation) (next Record, rotated bool) {
 	next = *r
 	next.Proofs = slices.Clone(r.Proofs)
@@ -73,7 +73,7 @@ func (r *Record) rotate(to Rotation) (rotated bool) {
 	switch {
 	case own == nil:
 	case len(own.RotatedFrom) == 0:
-		next = *own // a registry confirmed it: it keeps its own times, and counts from every Secret
+		next = *own // a registry confirmed it: it keeps its own times and counts from every Secret
 	default:
 		next.keep(*own)
 		next.Secrets, next.LastUsed = own.Secrets, own.LastUsed
@@ -81,8 +81,8 @@ func (r *Record) rotate(to Rotation) (rotated bool) {
 	}
 	r.release(to.Secret, to.Credential)
 	r.Proofs = slices.DeleteFunc(r.Proofs, func(p Proof) bool { return p.Credential == to.Credential })
-	// A credential that stays with other Secrets makes no room, and in a full record no other proof is evicted for one that no
-	// registry has confirmed.
+	// A credential that stays with other Secrets leaves no room. In a full record, Rotate does not evict another proof for one
+	// that no registry has confirmed.
 	if len(r.Proofs) >= MaxProofs {
 		return false
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// Who has one good credential can make Secrets of it and fill each with junk. That must neither make the record
-// grow for ever nor push out what others proved.
+// With one valid credential, a tenant can create many Secrets and then put junk into each of them. That must neither make the
+// record grow without limit nor evict the proofs of others.
 func TestRotationNeitherGrowsARecordNorPushesOthersOut(t *testing.T) {
 	s, _ := open(t, newPath(t), records.Options{})
 	p := pair(id1, app)
@@ -46,14 +46,14 @@ func TestRotationNeitherGrowsARecordNorPushesOthersOut(t *testing.T) {
 	if !left[bob] || !left[alice] {
 		t.Errorf("bob's and alice's proofs are there: %v, %v; want both, nobody else's rotation takes them", left[bob], left[alice])
 	}
-	// What takes the place of its own proof needs no room.
+	// A credential that replaces its own proof needs no room.
 	if rotated, err := s.Rotate(records.Rotation{Pair: p, Secret: secret("m0", "team-m", "own"), Credential: carol, At: at(4)}); !rotated || err != nil {
 		t.Errorf("Rotate in a full record = %v, %v; want true, nil", rotated, err)
 	}
 }
 
-// Where every pull goes to the registry a Secret that was changed proves itself by a pull, and no rotation is
-// needed. What it held before is worth nothing then either: it may have been changed because that had leaked.
+// If every pull goes to the registry, a changed Secret proves itself by a pull, and no rotation is needed. Then, too, its old
+// content must not count any more: the Secret may have been changed because the old content had leaked.
 func TestAPullWithANewCredentialOfTheSecretTakesAwayTheOld(t *testing.T) {
 	s, _ := open(t, newPath(t), records.Options{})
 	p, twin := pair(id1, app), secret("u2", "team-b", "twin")

@@ -22,18 +22,18 @@ type Store struct {
 	onSync   func(time.Duration)
 	distrust atomic.Pointer[Distrust]
 
-	// mu guards the fields that follow. It is never held across a call to bbolt.
+	// mu guards the fields below. It is never held during a call to bbolt.
 	mu      sync.Mutex
 	writes  uint64
 	written map[Pair]uint64 // the value of writes when the pair was last written
 
-	// marked has the image IDs of the marks of each repository, since the keys of the marks begin with the image
-	// ID. After a failed write it may have IDs without a mark, but it never lacks one. It is used only inside write
-	// transactions, which bbolt runs one after the other.
+	// marked has the image IDs of the marks of each repository, because the keys of the marks begin with the image ID. After a
+	// failed write it may contain IDs without a mark, but no mark is missing. It is used only in write transactions, which bbolt
+	// runs one after the other.
 	marked map[string]map[string]struct{}
 }
 
-// Close closes the file. Every call after it fails.
+// Close closes the file. Every later call fails.
 func (s *Store) Close() error {
 	if err := s.file.DB.Close(); err != nil {
 		return fmt.Errorf("close records: %w", err)
@@ -41,7 +41,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// read returns what f returns of one moment, or the zero value and an error that begins with what was being done.
+// read returns the result of f in one read transaction, or the zero value and an error that begins with what.
 func read[T any](s *Store, what string, f func(*bolt.Tx) (T, error)) (v T, err error) {
 	err = s.file.View(func(tx *bolt.Tx) error {
 		v, err = f(tx)
@@ -54,7 +54,7 @@ func read[T any](s *Store, what string, f func(*bolt.Tx) (T, error)) (v T, err e
 	return v, nil
 }
 
-// write is read in a write transaction, between two crash points. What it returns without an error is on disk.
+// write is read in a write transaction, between two crash points. If it returns no error, the change is on disk.
 func write[T any](s *Store, what, before, after string, f func(*bolt.Tx) (T, error)) (v T, err error) {
 	err = s.update(what, before, after, func(tx *bolt.Tx) error {
 		v, err = f(tx)
@@ -67,7 +67,7 @@ func write[T any](s *Store, what, before, after string, f func(*bolt.Tx) (T, err
 	return v, nil
 }
 
-// update runs one write transaction; nil means that it is on disk.
+// update runs one write transaction; after nil the change is on disk.
 func (s *Store) update(what, before, after string, f func(*bolt.Tx) error) error {
 	crashpoint.Hit(before)
 	began := time.Now()
@@ -91,12 +91,12 @@ func put(tx *bolt.Tx, bucket string, key []byte, v any) error {
 	return tx.Bucket([]byte(bucket)).Put(key, stored)
 }
 
-// get reads a value, and reports whether it is there.
+// get reads a value, and reports whether it exists.
 func get(tx *bolt.Tx, bucket string, key []byte, into any) (bool, error) {
 	return getFrom(tx.Bucket([]byte(bucket)), bucket, key, into)
 }
 
-// getFrom is get for a bucket that is open, under its name.
+// getFrom is get for an open bucket, with its name.
 func getFrom(b *bolt.Bucket, name string, key []byte, into any) (bool, error) {
 	stored := b.Get(key)
 	if stored == nil {
@@ -105,8 +105,8 @@ func getFrom(b *bolt.Bucket, name string, key []byte, into any) (bool, error) {
 	return true, decode(name, key, stored, into)
 }
 
-// Lookup returns what is known about a pair. An error means that a part of it cannot be read; the
-// pair then needs proof whatever the policy.
+// Lookup returns the facts about a pair. An error means that a part of them cannot be read; the pair then needs proof whatever
+// the policy.
 func (s *Store) Lookup(p Pair) (Facts, error) {
 	var f Facts
 	err := s.file.View(func(tx *bolt.Tx) (err error) {
@@ -123,7 +123,7 @@ func lookup(tx *bolt.Tx, p Pair) (Facts, error) {
 	var f Facts
 	var r Record
 	own := p.key()
-	// Opened once each: every pre-check waits for this.
+	// Opened once each, because every pre-check waits for this.
 	all, marks := tx.Bucket([]byte(bucketRecords)), tx.Bucket([]byte(bucketMarks))
 	if ok, err := getFrom(all, bucketRecords, own, &r); err != nil {
 		return f, err
@@ -153,8 +153,8 @@ func countIntents(tx *bolt.Tx, repository string) (n int) {
 	return n
 }
 
-// rivalRecords yields the other repositories of the image whose record needs proof: every record that is not open, and those that
-// cannot be read.
+// rivalRecords yields the other repositories of the image whose record needs proof: every record that is not open, and every
+// unreadable one.
 func rivalRecords(records *bolt.Bucket, own []byte) iter.Seq[[]byte] {
 	return func(yield func(key []byte) bool) {
 		for k, v := range otherRepositories(records, own) {
@@ -165,8 +165,8 @@ func rivalRecords(records *bolt.Bucket, own []byte) iter.Seq[[]byte] {
 	}
 }
 
-// rivalMarks yields the other repositories of the image that are marked. It yields none before the first scan, when no name of an
-// image is older than another. A tenant may have given a preloaded image a name later, under which the image would stay usable after
+// rivalMarks yields the other repositories of the image that are marked. It yields none before the first scan, when all names of
+// an image have the same age. A tenant may have given a preloaded image a name later; under it, the image would stay usable after
 // an operator has removed the mark of the first name (docs/design/0024).
 func rivalMarks(marks *bolt.Bucket, own []byte) iter.Seq[[]byte] {
 	return func(yield func(key []byte) bool) {
@@ -182,7 +182,7 @@ func rivalMarks(marks *bolt.Bucket, own []byte) iter.Seq[[]byte] {
 	}
 }
 
-// otherRepositories yields what a bucket has for the other repositories of the image of a pair, which has the key own.
+// otherRepositories yields the values in a bucket for the other repositories of the image. own is the key of the pair.
 func otherRepositories(b *bolt.Bucket, own []byte) iter.Seq2[[]byte, []byte] {
 	return func(yield func(key, value []byte) bool) {
 		prefix := own[:bytes.IndexByte(own, 0)+1]
@@ -226,7 +226,7 @@ func (s *Store) readDistrust() error {
 	})
 }
 
-// Trust ends distrust, and lets the next scan be like the very first one.
+// Trust ends distrust, and makes the next scan a first scan.
 func (s *Store) Trust() error {
 	err := s.update("end distrust", "", "", func(tx *bolt.Tx) error {
 		meta := tx.Bucket([]byte(bucketMeta))
@@ -238,14 +238,14 @@ func (s *Store) Trust() error {
 	return err
 }
 
-// SetKeyFingerprint notes which key the credential IDs of the store were made with.
+// SetKeyFingerprint notes with which key the credential IDs of the store were made.
 func (s *Store) SetKeyFingerprint(fingerprint string) error {
 	return s.update("note the fingerprint of the key", "", "", func(tx *bolt.Tx) error {
 		return put(tx, bucketMeta, []byte(metaKey), fingerprint)
 	})
 }
 
-// KeyFingerprint returns what SetKeyFingerprint noted, "" if nothing.
+// KeyFingerprint returns what SetKeyFingerprint noted, "" for nothing.
 func (s *Store) KeyFingerprint() (string, error) {
 	return read(s, "read the fingerprint of the key", func(tx *bolt.Tx) (fingerprint string, err error) {
 		_, err = get(tx, bucketMeta, []byte(metaKey), &fingerprint)
@@ -260,7 +260,7 @@ func (s *Store) LastWrite() (uint64, error) {
 	})
 }
 
-// Stats counts what the store holds. Bytes is the size of the file.
+// Stats counts the content of the store. Bytes is the size of the file.
 type Stats struct {
 	Records, Intents, Marks int
 	Bytes                   int64

@@ -39,7 +39,7 @@ func newPath(t *testing.T) string {
 	return filepath.Join(t.TempDir(), "records.db")
 }
 
-// open opens a store that the end of the test closes, and whose file bbolt must then find sound.
+// open opens a store. At the end of the test the store is closed, and bbolt must find the file sound.
 func open(tb testing.TB, path string, o records.Options) (*records.Store, records.Report) {
 	tb.Helper()
 	if o.Now.IsZero() {
@@ -69,7 +69,7 @@ func closeStore(tb testing.TB, s *records.Store) {
 	}
 }
 
-// checkFile runs the check of bbolt itself, and the walk that must agree with it.
+// checkFile runs bbolt's own check, and the walk, which must agree with it.
 func checkFile(tb testing.TB, path string) {
 	tb.Helper()
 	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: 10 * time.Second})
@@ -160,7 +160,7 @@ func lookup(tb testing.TB, s *records.Store, p records.Pair) records.Facts {
 	return f
 }
 
-// said is what a lookup says in favour of a pair, as text; "" is the pair of which nothing is known.
+// said returns what a lookup finds in favour of a pair, as text; "" for an unknown pair.
 func said(f records.Facts) string {
 	var b bytes.Buffer
 	if f.Record != nil {
@@ -178,11 +178,11 @@ func said(f records.Facts) string {
 	return b.String()
 }
 
-// A filled store is one of several levels of pages, and what is true of every pair in it.
+// A filled store has several levels of pages. Its fields are true of every pair in it.
 type filled struct {
 	content []byte
-	used    int            // bytes of content; there are no pages in the rest
-	pairs   []records.Pair // the last ones are unknown to the store
+	used    int            // bytes of content; the rest has no pages
+	pairs   []records.Pair // the last ones are not in the store
 	want    map[records.Pair]string
 }
 
@@ -232,14 +232,14 @@ func fill(tb testing.TB) filled {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	// bbolt lets the file grow by 1 MiB at once. Damage behind the pages that it has used has no effect, so that of the
-	// rest two pages are enough.
+	// bbolt lets the file grow by 1 MiB at once. Damage after the used pages has no effect, so that two pages of the rest are
+	// enough.
 	all.used = m.Pages * m.PageSize
 	all.content = content[:all.used+2*m.PageSize]
 	return all
 }
 
-// pruning says which images are present, under whatever names.
+// pruning returns a Pruning with the images that are present, under any names.
 func pruning(present map[string]struct{}, before uint64) records.Pruning {
 	return records.Pruning{Images: present, Before: before, Now: at(90)}
 }
@@ -257,7 +257,7 @@ func contents(tb testing.TB, s *records.Store) (all []records.Record, marks []re
 	return all, marks
 }
 
-// listed says that the runtime lists the images of all records and marks.
+// listed notes that the runtime lists the images of all records and marks.
 func listed(tb testing.TB, s *records.Store) {
 	tb.Helper()
 	present := map[string]struct{}{"sha256:any": {}}

@@ -10,10 +10,10 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// pull is the Secret that alice's credential is in.
+// pull is the Secret that contains alice's credential.
 var pull = records.SecretRef{UID: "u1", Namespace: "team-a", Name: "pull"}
 
-// A story is what happens to one pair: after each step its state is the next one.
+// A story is a sequence of steps for one pair, with the expected state after each step.
 type story struct {
 	name   string
 	steps  []func(s *records.Store, p records.Pair, intent *records.Intent) error
@@ -112,7 +112,7 @@ func storyPair(name string, round int) records.Pair {
 	return pair(fmt.Sprintf("sha256:%s-%d", name, round), fmt.Sprintf("repo.test/%s/%d", name, round))
 }
 
-// state is what the store says of a pair.
+// state returns the state of a pair in the store as text.
 func state(t *testing.T, s *records.Store, p records.Pair) string {
 	t.Helper()
 	f := lookup(t, s, p)

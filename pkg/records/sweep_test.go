@@ -19,7 +19,7 @@ func TestFailedWriteLeavesEarlierFactsAndAUsableStore(t *testing.T) {
 	for name, fail := range map[string]func(write records.WriteAt, b []byte, at int64){
 		"nothing written": func(records.WriteAt, []byte, int64) {},
 		"half written":    func(write records.WriteAt, b []byte, at int64) { _, _ = write(b[:40], at) },
-		// The write has reached the file, its answer was lost.
+		// The write has reached the file, but its answer was lost.
 		"all written": func(write records.WriteAt, b []byte, at int64) { _, _ = write(b, at) },
 	} {
 		for _, burst := range []int{1, 7} { // failures in a row
@@ -34,7 +34,7 @@ func TestFailedWriteLeavesEarlierFactsAndAUsableStore(t *testing.T) {
 	}
 }
 
-// failsAt opens a store of this content and lets the writes from n on fail. It reports whether there were any.
+// failsAt opens a store with this content and makes the writes from n on fail. It reports whether there were any.
 func failsAt(t *testing.T, what string, content []byte, n, burst int, fail func(write records.WriteAt, b []byte, at int64)) (failed bool) {
 	t.Helper()
 	path := newPath(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// A bit of a page's head, or of the heads of its elements, leads bbolt anywhere.
+// A flipped bit in the head of a page or of its elements can lead bbolt to any place.
 func TestFlippedBitOfAPageOpensNothing(t *testing.T) {
 	all, path := fill(t), newPath(t)
 	size, bits := os.Getpagesize(), 8*48
@@ -32,7 +32,7 @@ func TestFlippedBitOfAPageOpensNothing(t *testing.T) {
 	}
 }
 
-// moveKey gives a value another key, as a bit does that flips in a key.
+// moveKey gives a value another key, like a bit that flips in a key.
 func moveKey(t *testing.T, path, bucket string, from, to []byte) {
 	t.Helper()
 	inFile(t, path, func(tx *bolt.Tx) error {
@@ -97,7 +97,7 @@ func TestSoundStoreIsNeverSetAside(t *testing.T) {
 		if err != nil || report.SetAside != "" || report.Created != (round == 0) {
 			t.Fatalf("seed %d: round %d: Open = %+v, %v; want the store", seed, round, report, err)
 		}
-		// Marks by the thousand, values of many pages, and holes where they were.
+		// Thousands of marks, values of many pages, and free pages between them.
 		var pairs []records.Pair
 		for range 1 + random.IntN(2000) {
 			pairs = append(pairs, pair(fmt.Sprintf("sha256:%d", random.IntN(3000)), fmt.Sprintf("%0*d", 1+random.IntN(300), 7)))

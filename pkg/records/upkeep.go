@@ -15,8 +15,8 @@ import (
 type Use struct {
 	At          time.Time
 	Credentials map[credential.ID]time.Time
-	// Secrets are those by which one of Credentials was used, if they are to be noted with it; they are not, if
-	// that was before the credential was first proved.
+	// Secrets are those by which one of Credentials was used, if they are to be noted with it. They are not noted if the use was
+	// before the credential was first proved.
 	Secrets map[credential.ID][]SecretRef
 }
 
@@ -72,8 +72,8 @@ func (s *Store) Touch(uses map[Pair]Use) error {
 	})
 }
 
-// Clamp sets the times of every proof that is in the future to now, because the clock was set back. It
-// returns the number of records with such proofs, and writes nothing if there are none.
+// Clamp sets the times of every proof that are in the future to now, because the clock was set back. It returns the number of
+// records with such proofs, and writes nothing if there are none.
 func (s *Store) Clamp(now time.Time) (int, error) {
 	const what = "set proofs back with the clock"
 	if n, err := read(s, what, func(tx *bolt.Tx) (int, error) { return len(ahead(tx, now)), nil }); err != nil || n == 0 {
@@ -94,7 +94,7 @@ func (s *Store) Clamp(now time.Time) (int, error) {
 	})
 }
 
-// ahead returns the records that can be read and have a proof from the future.
+// ahead returns the readable records that have a proof with a time in the future.
 func ahead(tx *bolt.Tx, now time.Time) (found []Record) {
 	c := tx.Bucket([]byte(bucketRecords)).Cursor()
 	for k, v := c.First(); k != nil; k, v = c.Next() {
@@ -113,47 +113,47 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// Pruned is what Prune did.
+// Pruned is the result of Prune.
 type Pruned struct {
-	// Records and Marks are what it deleted.
+	// Records and Marks are the pairs whose record or mark Prune deleted.
 	Records, Marks []Pair
-	// Closed are the records that have lost their proofs because their image is gone.
+	// Closed contains the records that have lost their proofs because their image is gone.
 	Closed []Pair
-	// Unlisted are the pairs of those records whose image no list has ever had. Their repositories have an intent now.
+	// Unlisted contains the pairs of records whose image no list has contained. Their repositories have an intent now.
 	Unlisted []Pair
 }
 
-// A Pruning says which images the runtime has.
+// A Pruning lists the images of the runtime.
 type Pruning struct {
-	// Images are the IDs of all images of the runtime, or at least of those that have records or marks.
+	// Images contains the IDs of all images of the runtime, or at least of those that have records or marks.
 	Images map[string]struct{}
-	// Pairs are the pairs of these images. A mark whose pair is not among them is deleted. With nil a mark stays as long
-	// as its image, under whatever name.
+	// Pairs contains the pairs of these images. Prune deletes a mark whose pair is not in it. If Pairs is nil, a mark stays as
+	// long as its image, under whatever name.
 	Pairs map[Pair]struct{}
-	// Before is what [Store.Written] returned before the runtime was asked. What was written since stays, since what the
-	// runtime said may be older.
+	// Before is what [Store.Written] returned before the runtime was asked. Everything written since then stays, because the
+	// runtime's answer may be older.
 	Before uint64
-	// Removed is the ID of an image that was removed through pullgate; "" is none.
+	// Removed is the ID of an image that was removed through pullgate; "" means none.
 	Removed string
 	Now     time.Time
 }
 
-// Prune deletes the marks of pairs that are not present, and the records of images that are not present if every pod could
-// use them or if they were removed through pullgate. The records of other images that are not present lose their proofs
-// and stay: a runtime may omit an image from its lists and have it again after its next restart, and then it must not look
+// Prune deletes the marks of pairs that are not present. It deletes the records of images that are not present if every pod could
+// use them or if they were removed through pullgate. The records of other images that are not present lose their proofs and stay:
+// a runtime may omit an image from its lists and have it again after its next restart, and then the image must not look
 // untracked.
 //
-// A record whose image no list has ever had may have a wrong image ID, and the image that the pull really brought may be on the
-// node. So Prune writes an intent of its repository, as of a pull that has ended without a known result.
+// A record whose image no list has contained may have a wrong image ID, and the image that the pull really brought may be on the
+// node. So Prune writes an intent of its repository, as for a pull that has ended without a known result.
 //
-// A Pruning without images is refused: ErrNoImages.
+// Prune refuses a Pruning without images with ErrNoImages.
 func (s *Store) Prune(of Pruning) (Pruned, error) {
 	if len(of.Images) == 0 {
 		return Pruned{}, ErrNoImages
 	}
 	changes, err := read(s, "prune", func(tx *bolt.Tx) (pruneChanges, error) { return s.toPrune(tx, of) })
 	if err != nil || changes.empty() {
-		return Pruned{}, err // nothing to write, the usual case
+		return Pruned{}, err // no changes, the usual case
 	}
 	changes, err = write(s, "prune", crashpoint.PruneBefore, crashpoint.PruneAfter, func(tx *bolt.Tx) (pruneChanges, error) {
 		changes, err := s.toPrune(tx, of)
@@ -175,7 +175,7 @@ func (s *Store) Prune(of Pruning) (Pruned, error) {
 	return changes.Pruned, nil
 }
 
-// pruneChanges are what Prune does, and the records that it writes for that.
+// pruneChanges are the changes of Prune, and the records that it writes.
 type pruneChanges struct {
 	Pruned
 	write []Record
@@ -211,7 +211,7 @@ func (s *Store) prune(tx *bolt.Tx, c pruneChanges, of Pruning) error {
 	return boundGone(tx)
 }
 
-// boundGone deletes the records of images that are gone beyond MaxGone.
+// boundGone deletes the records of gone images beyond MaxGone.
 func boundGone(tx *bolt.Tx) error {
 	var gone []Record
 	err := tx.Bucket([]byte(bucketRecords)).ForEach(func(k, v []byte) error {
@@ -280,13 +280,13 @@ func (s *Store) writtenSince(p Pair, before uint64) bool {
 	return s.written[p] > before
 }
 
-// maxBatch bounds the intents that one transaction ends or settles, so that no other write waits long for it.
+// maxBatch bounds the intents that one transaction ends or settles, so that other writes do not wait long for it.
 const maxBatch = 250
 
-// A Settlement ends the intents of pulls that can no longer bring an image.
+// A Settlement deletes the intents of pulls that can no longer bring an image.
 type Settlement struct {
 	Intents []Intent
-	// Present is every pair of a full list of the runtime's images.
+	// Present contains every pair of a full list of the runtime's images.
 	Present []Pair
 	// Brought reports whether the pull of an intent may have brought the image of a pair of its repository; nil: it may.
 	// It must not call the store.
@@ -294,9 +294,9 @@ type Settlement struct {
 	Now     time.Time
 }
 
-// Settle writes a record with nothing proved for each pair that one of the pulls may have brought and that has neither
-// record nor mark, and deletes the intents, in transactions of a bounded size. After an error the first ones may have been
-// settled. An unknown intent is not an error.
+// Settle writes a record without proofs for each pair that one of the pulls may have brought and that has neither record nor
+// mark, and deletes the intents, in transactions of a bounded size. After an error, some of them may have been settled. An
+// unknown intent is not an error.
 func (s *Store) Settle(of Settlement) error {
 	present := map[string][]Pair{}
 	for _, p := range of.Present {

@@ -15,16 +15,16 @@ const (
 	bucketIntents = "intents"
 	bucketRecords = "records"
 	bucketMarks   = "marks"
-	// bucketCreations is made when it is first written to.
+	// bucketCreations is created by the first write to it.
 	bucketCreations = "creations"
 )
 
-// buckets returns those that every store has.
+// buckets returns the buckets that every store has.
 func buckets() []string { return []string{bucketMeta, bucketIntents, bucketRecords, bucketMarks} }
 
 const sumSize = 4
 
-// sum covers the place as well as the payload, so that a value is worth nothing anywhere else.
+// sum covers the place as well as the payload, so that a value is invalid in any other place.
 func sum(bucket string, key, payload []byte) uint32 {
 	h := crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	for _, part := range [][]byte{[]byte(bucket), key, payload} {
@@ -36,7 +36,7 @@ func sum(bucket string, key, payload []byte) uint32 {
 	return h.Sum32()
 }
 
-// encode makes the stored form of a value.
+// encode returns the stored form of a value.
 func encode(bucket string, key []byte, v any) ([]byte, error) {
 	payload, err := json.Marshal(v)
 	if err != nil {
@@ -46,12 +46,12 @@ func encode(bucket string, key []byte, v any) ([]byte, error) {
 	return append(out, payload...), nil
 }
 
-// sound reports whether a value has the sum of what it is and where.
+// sound reports whether the checksum of a value matches its bucket, its key and its content.
 func sound(bucket string, key, stored []byte) bool {
 	return len(stored) >= sumSize && binary.BigEndian.Uint32(stored) == sum(bucket, key, stored[sumSize:])
 }
 
-// decode reads the stored form. It accepts nothing but what encode made for the same place.
+// decode reads the stored form. It accepts only what encode made for the same place.
 func decode(bucket string, key, stored []byte, into any) error {
 	if !sound(bucket, key, stored) {
 		return fmt.Errorf("%w: bucket %s: wrong checksum of %d bytes", ErrUnreadable, bucket, len(stored))
@@ -64,15 +64,14 @@ func decode(bucket string, key, stored []byte, into any) error {
 	return nil
 }
 
-// The fields of a record that says looks for. Within a value of JSON the quotes of a text are
-// escaped, so that no text has one of them.
+// The fields of a record that says searches for. JSON escapes quotes in a text, so that no text contains one of these fields.
 const (
 	fieldOpen     = `"open":true`
 	fieldUnlisted = `"unlisted":`
 	fieldGone     = `"gone":`
 )
 
-// says reports whether a stored record has a field, which is cheaper than to decode it.
+// says reports whether a stored record has a field. This is cheaper than decoding the record.
 func says(stored []byte, field string) bool { return bytes.Contains(stored, []byte(field)) }
 
 func (p Pair) key() []byte { return []byte(p.ImageID + "\x00" + p.Repository) }
@@ -91,7 +90,7 @@ func ofRepository(repository string) (prefix []byte, length int) {
 	return []byte(repository + "\x00"), len(repository) + 1 + 8
 }
 
-// intentOf returns what the key of an intent tells; one that is too short tells nothing.
+// intentOf returns the fields that the key of an intent contains, and the zero value for a key that is too short.
 func intentOf(key []byte) Intent {
 	at := len(key) - 8
 	if at < 1 {

@@ -23,7 +23,7 @@ const MaxProblems = 1000
 // WhereTree is the place of a problem in the structure of the file.
 const WhereTree = "tree"
 
-// A Problem is one thing in a store that cannot be read.
+// A Problem is a part of a store that cannot be read.
 type Problem struct {
 	// Where is the bucket and the key as printable text, or WhereTree.
 	Where string
@@ -34,7 +34,7 @@ type Problem struct {
 type Verification struct {
 	Values   int // unreadable ones included
 	Problems []Problem
-	// Omitted is how many problems there are beyond MaxProblems.
+	// Omitted is the number of problems beyond MaxProblems.
 	Omitted int
 }
 
@@ -46,16 +46,16 @@ func (v *Verification) add(where string, err error) {
 	v.Problems = append(v.Problems, Problem{Where: where, What: err.Error()})
 }
 
-// Verify reads every value of one moment and returns what cannot be read; it changes nothing. An error means that it was not
-// completed. Other calls are not blocked, unless the file has to be mapped anew because it has grown.
+// Verify reads every value in one snapshot and returns the values that cannot be read; it changes nothing. An error means that it
+// was not completed. Verify does not block other calls, unless the file has to be mapped again because it has grown.
 func (s *Store) Verify(ctx context.Context) (Verification, error) {
 	return read(s, "verify records", func(tx *bolt.Tx) (Verification, error) {
 		return verify(ctx, func(to boltfile.Visitor) error { return s.file.Walk(tx, to) })
 	})
 }
 
-// VerifyFile does the same with the file of a store, which must not be written to meanwhile. For a file of a newer format it returns
-// ErrNewerFormat.
+// VerifyFile does the same with the file of a store; no process may write to it meanwhile. For a file of a newer format it
+// returns ErrNewerFormat.
 func VerifyFile(ctx context.Context, file io.ReaderAt) (Verification, error) {
 	v, err := verify(ctx, func(to boltfile.Visitor) error {
 		m, err := boltfile.Newest(file)
@@ -101,9 +101,10 @@ func verify(ctx context.Context, walk func(boltfile.Visitor) error) (Verificatio
 	return v, errors.Join(err, ctx.Err())
 }
 
-// Backup writes a copy of the store as it is at one moment, which [Open] takes, while other calls go on. The copy is distrusted:
-// when it is put back it does not know which images were pulled after it was made, and a scan would mark them as preloaded. Before the
-// first byte size is called with the number of bytes that follow; nil is allowed. After an error what was written is no copy.
+// Backup writes a consistent copy of the store, which [Open] accepts, while other calls continue. The copy is distrusted: when it
+// is put back, it does not know which images were pulled after it was made, and a scan would mark them as preloaded. Before the
+// first byte, Backup calls size with the number of bytes that follow; nil is allowed. After an error, the written bytes are not a
+// complete copy.
 func (s *Store) Backup(ctx context.Context, w io.Writer, size func(int64)) error {
 	if err := s.file.Copy(ctx, w, size, func(tx *bolt.Tx) error { return distrustCopy(tx, time.Now()) }); err != nil {
 		return fmt.Errorf("back up records: %w", err)
@@ -126,8 +127,8 @@ func distrustCopy(tx *bolt.Tx, now time.Time) error {
 	return put(tx, bucketMeta, []byte(metaDistrust), d)
 }
 
-// Payload returns the JSON of a stored value, or why it cannot be read: ErrUnreadable, or ErrNewerFormat for the format
-// of a newer version.
+// Payload returns the JSON of a stored value, or why it cannot be read: ErrUnreadable, or ErrNewerFormat for the format of a
+// newer version.
 func Payload(bucket string, key, stored []byte) (json.RawMessage, error) {
 	var into any
 	switch bucket + "/" + string(key) {
@@ -166,8 +167,8 @@ func Payload(bucket string, key, stored []byte) (json.RawMessage, error) {
 	return stored[sumSize:], nil
 }
 
-// KeyText returns a key as printable text: an image ID and a repository, a repository and the number of an intent, the number of a
-// creation, or a name. One that is not printable is quoted.
+// KeyText returns a key as printable text: an image ID and a repository, a repository and the number of an intent, the number of
+// a creation, or a name. It quotes a key that is not printable.
 func KeyText(bucket string, key []byte) string {
 	text := string(key)
 	switch bucket {
@@ -190,8 +191,8 @@ func KeyText(bucket string, key []byte) string {
 	return text
 }
 
-// Examine returns what [Open] would find at path, and changes nothing: the damage for which it would set the file
-// aside, or the error that it would return.
+// Examine returns what [Open] would find at path, and changes nothing: the damage for which Open would set the file aside, or the
+// error that Open would return.
 func Examine(path string) (damage, err error) {
 	f, damage, err := openFile(path, Options{}, true)
 	if f != nil {

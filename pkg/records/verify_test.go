@@ -111,7 +111,7 @@ func TestVerifyTellsEachValueThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// flip flips a bit of a value.
+// flip inverts a bit of a value.
 func flip(bucket string, key []byte) func(tx *bolt.Tx) error {
 	return func(tx *bolt.Tx) error {
 		value := slices.Clone(tx.Bucket([]byte(bucket)).Get(key))
@@ -120,7 +120,7 @@ func flip(bucket string, key []byte) func(tx *bolt.Tx) error {
 	}
 }
 
-// A page that goes bad under a running daemon must not take it along.
+// Pages that become damaged under a running daemon must not end its process.
 func TestVerifyOutlivesDamagedPagesOfAnOpenStore(t *testing.T) {
 	all := fill(t)
 	seed := rand.Uint64()
@@ -163,7 +163,7 @@ func TestVerifyOutlivesDamagedPagesOfAnOpenStore(t *testing.T) {
 	}
 }
 
-// writeInto writes into the file that is there, as a disk that goes bad.
+// writeInto writes into the existing file, like a failing disk.
 func writeInto(t *testing.T, path string, content []byte) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
@@ -235,7 +235,7 @@ func TestVerifyOfAStoreThatIsWrittenSeesOneMoment(t *testing.T) {
 	}
 }
 
-// sampled is a context that looks at the heap as often as it is asked, and a writer that does.
+// sampled is a context that measures the heap on each call of Err, and a writer that measures it on each write.
 type sampled struct {
 	context.Context //nolint:containedctx // it is one
 	peak            uint64
@@ -292,7 +292,7 @@ func size(t *testing.T, path string) int64 {
 	return info.Size()
 }
 
-// A stalled is a context that is asked for its error once and answers late.
+// A stalled is a context whose Err blocks once.
 type stalled struct {
 	context.Context //nolint:containedctx // it is one
 	once            sync.Once
@@ -304,7 +304,7 @@ func (s *stalled) Err() error {
 	return s.Context.Err()
 }
 
-// Not even the write that makes the file much larger waits for a verification, and behind it every call.
+// A verification must not block the write that makes the file much larger, nor the calls that wait for that write.
 func TestVerifyThatTakesLongHoldsUpNoCall(t *testing.T) {
 	s := newStore(t)
 	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})

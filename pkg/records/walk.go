@@ -8,19 +8,19 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// A store is listed page by page, each in a transaction of its own: a slow reader blocks neither
-// writers nor the reuse of pages in the file. A change between two pages may be seen or not.
+// A store is listed page by page, each in its own transaction: a slow reader blocks neither writers nor the reuse of pages in the
+// file. A list may or may not contain a change that happens between two pages.
 
-// An ImageFacts is everything that the store knows about one image ID.
+// An ImageFacts contains everything that the store has about one image ID.
 type ImageFacts struct {
 	ImageID string
 	Records []Record // by repository
 	Marks   []Mark   // by repository
-	// Unreadable are the repositories with a value that cannot be read. They need proof whatever the policy.
+	// Unreadable lists the repositories with a value that cannot be read. They need proof whatever the policy.
 	Unreadable []string
 }
 
-// Images returns what is known about the image IDs from one on, by image ID: at most limit of them.
+// Images returns the facts about the image IDs beginning with from, ordered by image ID: at most limit of them.
 func (s *Store) Images(from string, limit int) ([]ImageFacts, error) {
 	return read(s, "list images of the store", func(tx *bolt.Tx) (all []ImageFacts, err error) {
 		recs, marks := tx.Bucket([]byte(bucketRecords)).Cursor(), tx.Bucket([]byte(bucketMarks)).Cursor()
@@ -57,20 +57,20 @@ func appendTo[T any](f *ImageFacts, bucket string, to []T, k, v []byte) []T {
 	return append(to, value)
 }
 
-// A Keyed is a value with the key that it is stored under, from which a walk goes on after it.
+// A Keyed is a value with its key. A walk continues after that key.
 type Keyed[T any] struct {
 	Key   string
 	Value T
 }
 
-// MarksAfter returns the marks after a key, by image ID and repository: at most limit of them. "" is before all. One
-// that cannot be read is returned with its pair alone.
+// MarksAfter returns the marks after a key, ordered by image ID and repository: at most limit of them. "" is before all keys. For
+// a mark that cannot be read it returns only the pair.
 func (s *Store) MarksAfter(key string, limit int) ([]Keyed[Mark], error) {
 	return page(s, bucketMarks, key, limit, func(k []byte) Mark { return Mark{Pair: pairOf(k)} })
 }
 
-// IntentsAfter returns the intents after a key, by repository and ID: at most limit of them. A repository is before all
-// of its own. One that cannot be read is returned with its repository and ID alone.
+// IntentsAfter returns the intents after a key, ordered by repository and ID: at most limit of them. The key of a repository is
+// before all its intents. For an intent that cannot be read it returns only the repository and ID.
 func (s *Store) IntentsAfter(key string, limit int) ([]Keyed[Intent], error) {
 	return page(s, bucketIntents, key, limit, intentOf)
 }
@@ -93,17 +93,17 @@ func page[T any](s *Store, bucket, after string, limit int, byKey func(k []byte)
 	})
 }
 
-// Details is Facts with what is behind its counts, read in one snapshot.
+// Details is Facts with the values that are counted there, read in one snapshot.
 type Details struct {
 	Facts
 	Mark       *Mark    // nil if there is none
 	OfIntents  []Intent // of the pair's repository
-	RivalNames []string // those behind Rivals
-	MarkedAs   []string // those behind MarkedElsewhere
+	RivalNames []string // the repositories behind Rivals
+	MarkedAs   []string // the repositories behind MarkedElsewhere
 }
 
-// Describe returns everything that is known about a pair. The error is that of Lookup; of what cannot be read the
-// Details hold what its key tells.
+// Describe returns all facts about a pair. The error is that of Lookup; for a value that cannot be read, the Details have what
+// its key contains.
 func (s *Store) Describe(p Pair) (d Details, err error) {
 	var unreadable error
 	err = s.file.View(func(tx *bolt.Tx) error {
@@ -129,5 +129,5 @@ func (s *Store) Describe(p Pair) (d Details, err error) {
 	return d, nil
 }
 
-// After returns the first image ID, as Images takes it, that can follow one.
+// After returns the first image ID that can follow imageID, for use with Images.
 func After(imageID string) string { return imageID + "\x01" }

@@ -76,7 +76,7 @@ func wantPairs(t *testing.T, what string, got, want []records.Pair) {
 	}
 }
 
-// What cannot be read is told by its key, and a forgotten mark goes whether it can be read or not.
+// A value that cannot be read is reported by its key, and a forgotten mark is deleted whether it can be read or not.
 func TestPagesTellWhatCannotBeRead(t *testing.T) {
 	path := newPath(t)
 	s, _ := open(t, path, records.Options{})

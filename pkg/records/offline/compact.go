@@ -21,19 +21,19 @@ import (
 	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
-// compactSuffix follows a store's path in the name of the file that Compact makes. The next call replaces one that
-// a crash has left.
+// compactSuffix follows a store's path in the name of the file that Compact makes. If a crash leaves such a file, the next call
+// replaces it.
 const compactSuffix = ".compact"
 
-// batchBytes is about how much is written in one transaction, which is kept in memory.
+// batchBytes is approximately how much one transaction writes; bbolt keeps it in memory.
 const batchBytes = 4 << 20
 
-// A Compaction says how many bytes the file had, and has.
+// A Compaction has the size of the file in bytes before and after compaction.
 type Compaction struct{ Before, After int64 }
 
-// Compact replaces the file at path by one that holds the same values without free pages, with the same mode and owner. A value
-// that cannot be decoded is kept as it is, because it makes an image need proof. ErrDamaged is
-// returned for a file whose structure is damaged, and ErrNewerFormat for one of a newer format.
+// Compact replaces the file at path by one that has the same values without free pages, with the same mode and owner. It keeps a
+// value that cannot be decoded, because that value makes an image need proof. It returns ErrDamaged for a file with a damaged
+// structure, and ErrNewerFormat for a file of a newer format.
 func Compact(ctx context.Context, path string) (c Compaction, err error) {
 	err = locked(ctx, path, syscall.LOCK_EX, func(f *os.File) error {
 		c, err = compact(ctx, path, f)
@@ -80,7 +80,7 @@ func compact(ctx context.Context, path string, f *os.File) (c Compaction, err er
 	return c, atomicfile.SyncFolder(filepath.Dir(path))
 }
 
-// write writes the values of one file to a new one.
+// write writes the values of one file to a new file.
 func write(ctx context.Context, from *os.File, path string) (err error) {
 	to, err := boltfile.Create(path)
 	if err != nil {
@@ -115,7 +115,7 @@ func write(ctx context.Context, from *os.File, path string) (err error) {
 	return errors.Join(err, b.flush(), to.DB.Sync())
 }
 
-// A batch gathers changes and makes them in one transaction.
+// A batch collects changes and makes them in one transaction.
 type batch struct {
 	to      *boltfile.File
 	changes []func(*bolt.Tx) error
@@ -141,7 +141,7 @@ func (b *batch) flush() error {
 	return err
 }
 
-// finish verifies that the new file holds what the old one holds, and sets the same mode and owner.
+// finish verifies that the new file has the content of the old one, and sets the same mode and owner.
 func finish(from *os.File, path string, c *Compaction) (err error) {
 	to, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -186,7 +186,7 @@ func finish(from *os.File, path string, c *Compaction) (err error) {
 	return errors.Join(to.Chmod(before.Mode().Perm()), to.Sync())
 }
 
-// digest is equal for files that hold the same buckets, sequences, keys and values.
+// digest returns equal values for files with the same buckets, sequences, keys and values.
 func digest(file io.ReaderAt) ([]byte, error) {
 	m, err := boltfile.Newest(file)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/records/offline"
 )
 
-// loosen leaves many free pages in a store.
+// loosen creates many free pages in a store.
 func loosen(t *testing.T, path string) {
 	t.Helper()
 	s, _, err := records.Open(path, records.Options{Now: noon()})
@@ -47,7 +47,7 @@ func loosen(t *testing.T, path string) {
 	}
 }
 
-// content is what bbolt finds in a file.
+// content returns what bbolt reads from a file.
 func content(t *testing.T, path string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -63,7 +63,7 @@ func content(t *testing.T, path string) map[string]string {
 func TestCompactKeepsEveryValueModeAndOwner(t *testing.T) {
 	path := newStore(t)
 	loosen(t, path)
-	change(t, path, spoilValue) // what cannot be read is a fact, too
+	change(t, path, spoilValue) // an unreadable value is a fact, too
 	if err := os.Chmod(path, 0o640); err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +156,7 @@ func TestCompactOnAFullDiskLeavesTheOldStore(t *testing.T) {
 	if err := syscall.Statfs(dir, &disk); err != nil {
 		t.Fatal(err)
 	}
-	for room := int64(0); ; room += 8 << 10 { // from nothing on, until it suffices
+	for room := int64(0); ; room += 8 << 10 { // from 0, until it suffices
 		if err := os.WriteFile(ballast, bytes.Repeat([]byte{1}, int(int64(disk.Bavail)*disk.Bsize-room)), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -180,7 +180,7 @@ func TestCompactOnAFullDiskLeavesTheOldStore(t *testing.T) {
 	}
 }
 
-// A daemon that starts meanwhile has the old file or the new one, and what it writes is not lost.
+// If a daemon starts meanwhile, it opens the old file or the new one. Its writes are not lost.
 func TestCompactAndStartsOfADaemonLoseNothing(t *testing.T) {
 	path := newStore(t)
 	stop, ended := make(chan struct{}), make(chan error)

@@ -17,7 +17,7 @@ import (
 
 const childPath = "PULLGATE_TEST_COMPACT"
 
-// TestChild is the process that dies.
+// TestChild is the process that crashes.
 func TestChild(t *testing.T) {
 	path := os.Getenv(childPath)
 	if path == "" {

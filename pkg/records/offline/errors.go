@@ -8,12 +8,12 @@ import (
 )
 
 var (
-	// ErrDamaged is returned by Compact for a file whose structure is damaged: what cannot be walked would be lost.
+	// Compact returns ErrDamaged for a file with a damaged structure: compaction would lose the parts that cannot be walked.
 	ErrDamaged = errors.New("records: file damaged")
-	// ErrInUse is returned for a file that a daemon has open.
+	// ErrInUse means that a daemon has the file open.
 	ErrInUse = records.ErrInUse
-	// ErrNewerFormat is returned for a file of a newer format.
+	// ErrNewerFormat means that the file has a newer format.
 	ErrNewerFormat = records.ErrNewerFormat
-	// ErrReplaced is returned if the file was replaced during the wait for its lock.
+	// ErrReplaced means that the file was replaced during the wait for its lock.
 	ErrReplaced = boltfile.ErrReplaced
 )

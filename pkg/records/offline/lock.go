@@ -14,10 +14,10 @@ import (
 // The time between two attempts to get the lock.
 const lockPause = 20 * time.Millisecond
 
-// locked calls do with the file at path, opened for reading and locked as bbolt does it: syscall.LOCK_SH excludes writers,
-// syscall.LOCK_EX every other process.
+// locked calls do with the file at path, opened for reading and locked in the way of bbolt: syscall.LOCK_SH excludes writers,
+// syscall.LOCK_EX excludes every other process.
 func locked(ctx context.Context, path string, how int, do func(*os.File) error) (err error) {
-	// A link is refused, as Open does, and opening a named pipe does not block.
+	// Like Open, this refuses a symbolic link; and opening a named pipe does not block.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, syscall.ELOOP) {
 		return fmt.Errorf("%s is a symbolic link; give the file that it leads to", path)
@@ -25,7 +25,7 @@ func locked(ctx context.Context, path string, how int, do func(*os.File) error) 
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }() // which ends the lock
+	defer func() { err = errors.Join(err, f.Close()) }() // the close releases the lock
 	info, err := f.Stat()
 	if err != nil {
 		return err

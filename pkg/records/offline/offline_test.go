@@ -61,7 +61,7 @@ func fill(t *testing.T, path string) {
 	}
 }
 
-// change changes the file of a closed store behind its back.
+// change changes the file of a closed store directly.
 func change(t *testing.T, path string, f func(*bolt.Tx) error) {
 	t.Helper()
 	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: 10 * time.Second})
@@ -88,7 +88,7 @@ func edit(t *testing.T, path string, f func([]byte) []byte) {
 	}
 }
 
-// state is all that can be seen of a file and those beside it.
+// state returns the visible state of a file and of the files in its directory.
 func state(t *testing.T, path string) string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Dir(path))
@@ -245,7 +245,7 @@ func TestCheckTellsWhatIsWrongAndChangesNothing(t *testing.T) {
 	}
 }
 
-// What a daemon would set aside, Check tells.
+// Check reports what would make a daemon set the file aside.
 func TestCheckFindsWhatOpenFinds(t *testing.T) {
 	original := newStore(t)
 	content, err := os.ReadFile(original)
@@ -256,7 +256,7 @@ func TestCheckFindsWhatOpenFinds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Behind the pages that bbolt has used there is nothing to damage; two of those are enough.
+	// Damage in unused pages at the end of the file has no effect; two of those pages are enough.
 	content = content[:(m.Pages+2)*m.PageSize]
 	found, step := 0, 31
 	if testing.Short() {
@@ -381,7 +381,7 @@ func TestEveryCallEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// each calls everything once.
+// each calls every function once.
 func each(ctx context.Context, path string) map[string]error {
 	errs := map[string]error{}
 	for name, call := range calls() {

@@ -16,8 +16,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
-// Check reads the whole file at path and reports what cannot be read, and the damage for which a daemon would set the file aside. A file of
-// a newer format is ErrNewerFormat.
+// Check reads the whole file at path and reports the values that cannot be read, and the damage for which a daemon would set the
+// file aside. For a file of a newer format it returns ErrNewerFormat.
 func Check(ctx context.Context, path string) (v records.Verification, err error) {
 	err = locked(ctx, path, syscall.LOCK_SH, func(f *os.File) error {
 		if v, err = records.VerifyFile(ctx, f); err != nil {
@@ -37,7 +37,7 @@ func Check(ctx context.Context, path string) (v records.Verification, err error)
 
 func ofTree(p records.Problem) bool { return p.Where == records.WhereTree }
 
-// A line is one of a dump.
+// A line is a line of a dump.
 type line struct {
 	V          int             `json:"v"`
 	Bucket     string          `json:"bucket,omitempty"`
@@ -47,8 +47,8 @@ type line struct {
 	Damage     string          `json:"damage,omitempty"`
 }
 
-// Dump writes what the file at path holds to w, in the format of the package comment, and returns what it found. A file
-// of a newer format is ErrNewerFormat, and nothing is written.
+// Dump writes the content of the file at path to w, in the format of the package comment, and returns what it found. For a file
+// of a newer format it returns ErrNewerFormat and writes nothing.
 func Dump(ctx context.Context, path string, w io.Writer) (v records.Verification, err error) {
 	err = locked(ctx, path, syscall.LOCK_SH, func(f *os.File) error {
 		if v, err = records.VerifyFile(ctx, f); err != nil {
@@ -96,7 +96,7 @@ func dump(ctx context.Context, f *os.File, w *bufio.Writer) error {
 	})
 }
 
-// ascii writes every other character of a JSON text as an escape: text that a tenant has chosen must not control a terminal.
+// ascii escapes every non-ASCII character of a JSON text: text from a tenant must not control a terminal.
 func ascii(b []byte) []byte {
 	if !slices.ContainsFunc(b, func(c byte) bool { return c >= 0x7f }) {
 		return b

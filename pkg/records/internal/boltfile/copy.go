@@ -12,12 +12,12 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// Copy writes a consistent copy of the file, also during write transactions. It applies change to the copy alone, in one
-// transaction, before it sends the copy. Before the first byte it calls size with the number of bytes that follow; nil is
-// allowed. After an error, what was written is not a complete copy.
+// Copy writes a consistent copy of the file, also during write transactions. Before it sends the copy, it applies change to the
+// copy, in one transaction; the file itself does not change. Before the first byte it calls size with the number of bytes that
+// follow; nil is allowed. After an error, the written bytes are not a complete copy.
 //
-// It first makes the copy in a file without a name, in the same directory, and sends it from there: a read transaction of bbolt
-// that waits for a slow w would block the write that has to enlarge the memory map, and every call that waits for that write.
+// Copy first makes the copy in an unnamed file in the same directory, and sends it from there: a bbolt read transaction that
+// waits for a slow w would block the write that has to enlarge the memory map, and every call that waits for that write.
 func (f *File) Copy(ctx context.Context, w io.Writer, size func(int64), change func(*bolt.Tx) error) error {
 	err := f.copy(ctx, w, size, change)
 	if err != nil && ctx.Err() != nil {
@@ -62,14 +62,14 @@ func (f *File) copy(ctx context.Context, w io.Writer, size func(int64), change f
 	return err
 }
 
-// changeCopy runs one transaction in a file that has no name any more, which it opens by its descriptor. The copy is
-// synced by the program that stores it, so bbolt need not.
+// changeCopy runs one transaction in a file that has no name any more; it opens the file by its descriptor. bbolt need not sync
+// the copy, because the program that stores the copy does.
 func changeCopy(copied *os.File, change func(*bolt.Tx) error) (err error) {
 	db, err := bolt.Open(fmt.Sprintf("/proc/self/fd/%d", copied.Fd()), 0o600, &bolt.Options{NoSync: true, NoGrowSync: true})
 	if err != nil {
 		return err
 	}
-	db.AllocSize = os.Getpagesize() // otherwise a copy of some size grows by 16 MiB
+	db.AllocSize = os.Getpagesize() // otherwise a copy above a certain size grows by 16 MiB
 	defer func() { err = errors.Join(err, db.Close()) }()
 	return db.Update(change)
 }

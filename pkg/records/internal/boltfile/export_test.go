@@ -1,5 +1,5 @@
 package boltfile
 
-// Hooks of the tests in boltfile_test.
+// Hooks for the tests in boltfile_test.
 
 func IsSystem(err error) bool { return isSystem(err) }

@@ -14,20 +14,20 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 )
 
-// LockWait is how long Open waits for a file's lock by default. bbolt waits without a limit, so that a second daemon
-// would hang silently.
+// LockWait is how long Open waits for a file's lock by default. bbolt waits without a limit, so that a second daemon would block
+// without a message.
 const LockWait = 2 * time.Second
 
 // Options are the settings of [Open].
 type Options struct {
 	// LockWait bounds the wait for the file lock; the zero value is [LockWait].
 	LockWait time.Duration
-	// ReadOnly opens a file that is only read, together with others.
+	// ReadOnly opens a file for reading, together with other readers.
 	ReadOnly bool
 	// OnPanic is called for each panic in a transaction, with its value and the stack, before the transaction returns
-	// ErrUnreadable; nil is allowed. A damaged page can cause one, or an error in the program.
+	// ErrUnreadable; nil is allowed. The cause is a damaged page, or an error in the program.
 	OnPanic func(value any, stack []byte)
-	// Check looks at what is in the file once its structure is known to be sound; an error means that the file is damaged.
+	// Check checks the content of the file after its structure was checked; an error means that the file is damaged.
 	Check func(*bolt.Tx) error
 }
 
@@ -41,8 +41,8 @@ type File struct {
 	info    fs.FileInfo // of file, when it was opened
 }
 
-// Open opens the file at path, which has to be a regular one, and reads all of it. It returns no file but the damage
-// for one that is damaged. An error says nothing about the content: ErrInUse, ErrReplaced, or one of the file system.
+// Open opens the file at path, which must be a regular file, and reads all of it. For a damaged file it returns the damage
+// instead of a File. err says nothing about the content: it is ErrInUse, ErrReplaced, or an error of the file system.
 func Open(path string, o Options) (f *File, damage, err error) {
 	info, err := os.Lstat(path)
 	switch {
@@ -51,7 +51,7 @@ func Open(path string, o Options) (f *File, damage, err error) {
 	case !info.Mode().IsRegular():
 		return nil, nil, fmt.Errorf("not a regular file: %v", info.Mode().Type())
 	case info.Size() == 0:
-		return nil, errors.New("the file is empty"), nil // bbolt would begin a new database in it
+		return nil, errors.New("the file is empty"), nil // bbolt would create a new database in it
 	}
 	f = &File{info: info, onPanic: o.OnPanic}
 	damage = guard(nil, func() error {
@@ -83,15 +83,15 @@ func Create(path string) (*File, error) {
 	return &f, nil
 }
 
-// mapped is how much of the address space is set aside for the file, in bytes. It costs nothing, and a file that stays
-// smaller never has its memory map enlarged: that waits for every reader, with all other calls behind it. allocated is by how
-// much the file grows.
+// mapped is how much of the address space is reserved for the file, in bytes. The reservation costs nothing, and bbolt does not
+// have to enlarge the memory map of a smaller file: that would wait for every reader, and all other calls would wait for it.
+// allocated is by how much the file grows.
 const (
 	mapped    = 256 << 20
 	allocated = 1 << 20
 )
 
-// open opens the file with its lock. What it has opened is noted also if it fails.
+// open opens the file with its lock. If it fails, the fields of f show what it has opened.
 func (f *File) open(path string, o Options, flags int) (err error) {
 	if o.LockWait == 0 {
 		o.LockWait = LockWait
@@ -107,7 +107,7 @@ func (f *File) open(path string, o Options, flags int) (err error) {
 		},
 	})
 	if err == nil {
-		f.DB.AllocSize = allocated // else as much as is mapped, at once
+		f.DB.AllocSize = allocated // otherwise bbolt allocates the mapped size at once
 	}
 	return err
 }
@@ -122,15 +122,15 @@ func InPlace(path string, before fs.FileInfo) error {
 	return err
 }
 
-// isSystem reports whether an error is of the file system and says nothing about the file's content.
+// isSystem reports whether an error is from the file system and says nothing about the file's content.
 func isSystem(err error) bool {
 	var path *fs.PathError
 	var call *os.SyscallError
-	var number syscall.Errno // bbolt does not wrap those of flock, mmap and fdatasync
+	var number syscall.Errno // bbolt does not wrap errors of flock, mmap and fdatasync
 	return errors.As(err, &path) || errors.As(err, &call) || errors.As(err, &number)
 }
 
-// closeDamaged closes what may be too damaged to be closed; its pages are not written to.
+// closeDamaged closes a file that may be too damaged for a normal close; it does not write pages.
 func (f *File) closeDamaged() error {
 	if f.DB == nil {
 		return nil
@@ -148,7 +148,7 @@ func (f *File) check(content func(*bolt.Tx) error) error {
 		if tx.Size() > info.Size() {
 			return fmt.Errorf("the file has %d bytes, its tree %d", info.Size(), tx.Size())
 		}
-		// Before bbolt walks the tree, which trusts what it reads.
+		// Before bbolt walks the tree, because bbolt does not validate it.
 		if err := f.Walk(tx, Visitor{}); err != nil {
 			return err
 		}
@@ -157,7 +157,7 @@ func (f *File) check(content func(*bolt.Tx) error) error {
 				return err
 			}
 		}
-		// All messages must be read, or the check does not end.
+		// Read all messages; otherwise the check does not end.
 		var err error
 		for problem := range tx.Check() {
 			err = errors.Join(err, problem)
@@ -171,14 +171,14 @@ func (f *File) View(do func(*bolt.Tx) error) error {
 	return guard(f.onPanic, func() error { return f.DB.View(do) })
 }
 
-// Update runs a write transaction and returns a panic in it as an error. nil means that it is on disk.
+// Update runs a write transaction and returns a panic in it as an error. After nil the change is on disk.
 func (f *File) Update(do func(*bolt.Tx) error) error {
 	return guard(f.onPanic, func() error { return f.DB.Update(do) })
 }
 
-// Walk walks the pages of a transaction of the file, also while others write.
+// Walk walks the pages of a transaction of the file, also during writes.
 func (f *File) Walk(tx *bolt.Tx, v Visitor) error {
-	// The file's own meta pages may be those of later transactions.
+	// The file's own meta pages may be from later transactions.
 	var head firstWrite
 	if _, err := tx.WriteTo(&head); head.page == nil {
 		return err
@@ -201,8 +201,8 @@ func (f *firstWrite) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// guard runs f and makes an error of a panic, of a fault in the file's memory map as well. It calls onPanic first, unless that
-// is nil.
+// guard runs f and returns a panic as an error, also a fault in the file's memory map. Before it returns, it calls onPanic unless
+// that is nil.
 func guard(onPanic func(value any, stack []byte), f func() error) (err error) {
 	old := debug.SetPanicOnFault(true)
 	defer debug.SetPanicOnFault(old)

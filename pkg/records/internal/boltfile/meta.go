@@ -27,7 +27,7 @@ const (
 	maxPageSize = 1 << 24
 )
 
-// A Meta is one of the two pages that a file begins with, and of which the newer one that is sound counts.
+// A Meta is one of the two pages at the beginning of a file. The newer one that is sound counts.
 type Meta struct {
 	PageSize int
 	Pages    int    // that the file has, used and free
@@ -36,7 +36,7 @@ type Meta struct {
 	root, free uint64
 }
 
-// ParseMeta reads a meta page, of which it needs no more than the beginning.
+// ParseMeta reads a meta page; it needs only the beginning of the page.
 func ParseMeta(page []byte) (Meta, error) {
 	if len(page) < metaEnd {
 		return Meta{}, errors.New("the file is too short")
@@ -61,7 +61,7 @@ func ParseMeta(page []byte) (Meta, error) {
 	return m, nil
 }
 
-// Newest returns the meta page that counts, as bbolt chooses it.
+// Newest returns the meta page that bbolt would choose.
 func Newest(file io.ReaderAt) (Meta, error) {
 	m, err := metaAt(file, 0)
 	if err == nil {
@@ -88,7 +88,7 @@ func metaAt(file io.ReaderAt, at int64) (Meta, error) {
 	return ParseMeta(page[:n])
 }
 
-// unread returns a read error of the disk as damage of the file, so it does not wrap the error of the file system.
+// unread returns a read error of the disk as damage of the file. It does not wrap the error of the file system.
 func unread(err error, n int, at int64) error { return fmt.Errorf("%d bytes at %d: %v", n, at, err) }
 
 func u32(b []byte) uint64 { return uint64(binary.NativeEndian.Uint32(b)) }

@@ -18,7 +18,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
-// write makes a file by a transaction for each of the functions.
+// write makes a file with one transaction for each of the functions.
 func write(tb testing.TB, changes ...func(tx *bolt.Tx) error) []byte {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "file.db")
@@ -64,7 +64,7 @@ func nested(tx *bolt.Tx) error {
 	return errors.Join(outer.Put([]byte("a"), []byte("1")), inner.Put([]byte("b"), []byte("2")))
 }
 
-// read returns everything in a file, a line each, and what is damaged.
+// read returns the content of a file, one line for each value, and the damaged parts.
 func read(content []byte) (lines, damage []string) {
 	file := bytes.NewReader(content)
 	m, err := boltfile.Newest(file)
@@ -88,7 +88,7 @@ func read(content []byte) (lines, damage []string) {
 	return lines, damage
 }
 
-// byBolt returns what bbolt finds in a file, as read does.
+// byBolt returns what bbolt reads from a file, in the form of read.
 func byBolt(tb testing.TB, content []byte) (lines []string) {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "copy.db")
@@ -193,11 +193,11 @@ func TestDamageThatBoltWouldFollow(t *testing.T) {
 		return errors.Join(fill("many", 3000, strings.Repeat("v", 100))(tx), fill("few", 4, "w")(tx))
 	})
 	size := os.Getpagesize()
-	// inline is the page of the bucket few, which lies in the value that names it.
+	// inline is the page of the bucket few; it is part of the value that names the bucket.
 	inline := func(b []byte) []byte {
 		return b[bytes.LastIndex(b, []byte("few"))+len("few")+16:]
 	}
-	var branch, leaf, list int // the last of each kind that has something in it
+	var branch, leaf, list int // the last one of each kind that has elements
 	for page := 2; page < len(content)/size; page++ {
 		switch kind, count := content[page*size+8], content[page*size+10]; {
 		case kind == 1:
@@ -211,7 +211,7 @@ func TestDamageThatBoltWouldFollow(t *testing.T) {
 	number := func(page, at int, n uint64) func([]byte) {
 		return func(b []byte) { binary.NativeEndian.PutUint64(b[page*size+at:], n) }
 	}
-	// key is the n-th key of the leaf, which has others before and behind it.
+	// key is the n-th key of the leaf, with keys before and after it.
 	key := func(b []byte, n int) []byte {
 		at := leaf*size + 16 + 16*n
 		at += int(binary.NativeEndian.Uint32(b[at+4:]))
@@ -347,7 +347,7 @@ func TestFunctionOfAVisitorEndsTheWalk(t *testing.T) {
 	}
 }
 
-// A badDisk reads nothing.
+// Every read of a badDisk fails.
 type badDisk struct{}
 
 func (badDisk) ReadAt([]byte, int64) (int, error) {

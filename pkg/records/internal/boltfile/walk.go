@@ -19,15 +19,16 @@ const (
 	bucketEntry = 1
 )
 
-// A Visitor has functions that a walk calls for the content of a file. One that is nil is not called; an error of one ends the walk.
+// A Visitor has functions that a walk calls for the content of a file. A nil function is not called; an error of a function ends
+// the walk.
 type Visitor struct {
-	// Bucket is called for each bucket before its content. The name of a nested bucket is the names of both, with a
-	// slash between them.
+	// Bucket is called for each bucket before its content. The name of a nested bucket consists of both names with a slash
+	// between them.
 	Bucket func(name string, sequence uint64) error
 	// Value is called for each value, in the order of the keys, with the name of its bucket.
 	Value func(bucket string, key, value []byte) error
 	// Damage is called for each part that cannot be walked; the walk continues with the other parts. If it is nil, the first
-	// damage ends the walk and is its error.
+	// damage ends the walk, which returns it.
 	Damage func(error) error
 }
 
@@ -61,7 +62,7 @@ func Walk(file io.ReaderAt, m Meta, v Visitor) error {
 			lost++
 		}
 	}
-	if lost > 0 && w.damages == 0 { // else it follows from damage that was reported
+	if lost > 0 && w.damages == 0 { // otherwise the loss follows from damage that was reported
 		return w.damage(fmt.Errorf("%d pages are neither used nor free", lost))
 	}
 	return nil
@@ -75,7 +76,7 @@ func (w *walker) damage(err error) error {
 	return w.visitor.Damage(err)
 }
 
-// free marks the pages of the free list, which must not be referenced.
+// free marks the pages of the free list; no other page may refer to them.
 func (w *walker) free(id uint64) error {
 	page, err := w.page(id)
 	if err != nil {
@@ -126,7 +127,7 @@ func (w *walker) page(id uint64) ([]byte, error) {
 	return page, nil
 }
 
-// walk walks a page whose keys are not below low, and below high unless that is nil.
+// walk walks a page whose keys must not be below low, and must be below high unless high is nil.
 func (w *walker) walk(id uint64, bucket string, low, high []byte) error {
 	page, err := w.page(id)
 	if err != nil {
@@ -142,11 +143,11 @@ type entry struct {
 	bucket     bool   // the value is a bucket
 }
 
-// elements walks what the elements of a page refer to. The page may be stored in a value.
+// elements walks what the elements of a page refer to. The page may be part of a value.
 func (w *walker) elements(page []byte, where, bucket string, low, high []byte) error {
 	entries, branch, damage := parse(page, low, high)
 	if damage == nil && len(entries) == 0 && len(page) > pageHead && bucket != "" {
-		// bbolt keeps an empty bucket in the value that names it, with a page that ends after its head.
+		// bbolt stores an empty bucket in the value that names it, with a page that has only a head.
 		damage = errors.New("no elements where there is room for some")
 	}
 	for i, e := range entries {
@@ -173,7 +174,7 @@ func (w *walker) elements(page []byte, where, bucket string, low, high []byte) e
 	return nil
 }
 
-// parse reads the elements of a page, up to the first one that is not as bbolt writes it.
+// parse reads the elements of a page, up to the first one that does not have bbolt's layout.
 func parse(page, low, high []byte) (entries []entry, branch bool, err error) {
 	flags, count := binary.NativeEndian.Uint16(page[8:]), uint64(binary.NativeEndian.Uint16(page[10:]))
 	if flags != branchPage && flags != leafPage {
@@ -211,7 +212,7 @@ func parse(page, low, high []byte) (entries []entry, branch bool, err error) {
 	return entries, branch, nil
 }
 
-// bucket walks the bucket of a value: its root, or the page that follows if it is a small one.
+// bucket walks the bucket of a value: its root, or, for a small bucket, the page that follows.
 func (w *walker) bucket(value []byte, where, name string) error {
 	if len(value) < bucketHead {
 		return w.damage(fmt.Errorf("%s: a bucket has no head", where))
