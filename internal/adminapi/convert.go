@@ -21,7 +21,7 @@ func timestamp(t time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(t)
 }
 
-// text returns a string as protobuf takes it: what was read from the key of a damaged value may be anything.
+// text returns a string that is valid in protobuf: the key of a damaged value may contain any bytes.
 func text(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 func pairTo(p records.Pair) *adminv1.Pair {
@@ -63,7 +63,7 @@ func intentTo(in records.Intent) *adminv1.Intent {
 	return &adminv1.Intent{Id: in.ID, Name: in.Name, Repository: text(in.Repository), Begun: timestamp(in.Begun), Ended: timestamp(in.Ended)}
 }
 
-// proofTo converts a proof, with the time when it expires by the rules in force.
+// proofTo converts a proof, with its expiry by the rules in force.
 func proofTo(rules tracker.Rules, p records.Proof) *adminv1.Proof {
 	return &adminv1.Proof{
 		CredentialId: string(p.Credential), Secrets: all(p.Secrets, secretTo),
@@ -107,7 +107,7 @@ func standingTo(s tracker.Standing) adminv1.CredentialStanding {
 	return adminv1.CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED
 }
 
-// names finds the pod of a UID among those that have a sandbox.
+// names finds the pod of a UID among the pods that have a sandbox.
 type names map[string]tracker.Pod
 
 func (s *Server) names() names {

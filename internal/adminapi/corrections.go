@@ -14,7 +14,7 @@ import (
 
 var credentialForm = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// wholeID refuses what can only be the beginning of an image ID: a correction is not made by a guess.
+// wholeID refuses a text that can only be the beginning of an image ID: a correction must not depend on a guess.
 func wholeID(id string) error {
 	if lower := strings.ToLower(id); idForm.MatchString(lower) && (len(id) != len("sha256:")+64 || lower != id) {
 		return invalid("image_id: %q is not a whole image ID; allowed is one as in ListImages, sha256: and 64 digits, lower case", id)
@@ -22,7 +22,7 @@ func wholeID(id string) error {
 	return nil
 }
 
-// Revoke takes proofs back.
+// Revoke revokes proofs.
 func (s *Server) Revoke(ctx context.Context, req *adminv1.RevokeRequest) (*adminv1.RevokeResponse, error) {
 	r := tracker.Revocation{DryRun: req.GetDryRun()}
 	if id := req.GetCredentialId(); id != "" && !credentialForm.MatchString(id) {
@@ -67,7 +67,7 @@ func (s *Server) Revoke(ctx context.Context, req *adminv1.RevokeRequest) (*admin
 	}, nil
 }
 
-// nameless refuses a tag and a digest where they would be ignored: records and marks are kept by repository.
+// nameless refuses a tag and a digest where they would be ignored: records and marks are by repository.
 func nameless(repository string) error {
 	if !imageref.NameOnly(repository) {
 		return invalid("repository: %q has a tag or a digest, and all images of a repository are selected; give the repository alone, or image_id", repository)
@@ -75,7 +75,7 @@ func nameless(repository string) error {
 	return nil
 }
 
-// selection returns which pairs a request names.
+// selection returns the pairs that a request selects.
 func selection(repository, imageID, allName string, whole bool) (of records.Selection, err error) {
 	of = records.Selection{ImageID: imageID, All: whole}
 	if of.Repository, err = repositoryOf("repository", repository); err != nil {
@@ -110,7 +110,7 @@ func (s *Server) AcceptPreloaded(ctx context.Context, req *adminv1.AcceptPreload
 	}, nil
 }
 
-// ForgetPreloaded takes marks away.
+// ForgetPreloaded removes marks.
 func (s *Server) ForgetPreloaded(ctx context.Context, req *adminv1.ForgetPreloadedRequest) (*adminv1.ForgetPreloadedResponse, error) {
 	of, err := selection(req.GetRepository(), req.GetImageId(), "all", req.GetAll())
 	if err != nil {

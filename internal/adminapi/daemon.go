@@ -10,51 +10,51 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// A Status is the state of the daemon that neither the tracker nor the store knows.
+// A Status is the state of the daemon that is neither in the tracker nor in the store.
 type Status struct {
 	Version, Commit string
 	Started         time.Time
 	Enforcing       bool
 	Policy          string
 	Configuration   string // as YAML
-	// ConfigurationPath is the absolute path of the configuration file. ConfigurationFound is false if it was absent
-	// when it was read last, and the configuration therefore the defaults.
+	// ConfigurationPath is the absolute path of the configuration file. If the file was absent when it was read last,
+	// ConfigurationFound is false and the configuration has the defaults.
 	ConfigurationPath  string
 	ConfigurationFound bool
-	// Reload is the last reading of the configuration; its Error is "" if what was read is in force.
+	// Reload is the last attempt to read the configuration; its Error is "" if the result is in force.
 	Reload      Reload
 	StorePath   string
 	Runtime     RuntimeStatus
 	PodSource   *PodSourceStatus   // nil if there is none
 	DecisionLog *DecisionLogStatus // nil if there is none
-	// NotListening are the listeners that could not be bound yet.
+	// NotListening contains the listeners that could not be bound yet.
 	NotListening []NotListening
 }
 
-// A NotListening is a listener that could not be bound, by its field of the configuration.
+// A NotListening is a listener that could not be bound, with its field of the configuration.
 type NotListening struct{ Field, Error string }
 
-// A Reload is a reading of the configuration.
+// A Reload is an attempt to read the configuration.
 type Reload struct {
 	At    time.Time
 	Error string
 }
 
-// A RuntimeStatus is how the runtime is; name and version are "" if they are not known.
+// A RuntimeStatus is the state of the runtime; name and version are "" if they are not known.
 type RuntimeStatus struct {
 	Endpoint      string
 	Up            bool
 	Name, Version string
 }
 
-// A PodSourceStatus is how the pod source is.
+// A PodSourceStatus is the state of the pod source.
 type PodSourceStatus struct {
 	Node   string
 	Synced bool
 	Pods   int
 }
 
-// A DecisionLogStatus is how the decision log is.
+// A DecisionLogStatus is the state of the decision log.
 type DecisionLogStatus struct {
 	Path    string
 	Dropped uint64

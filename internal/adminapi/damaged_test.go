@@ -14,8 +14,8 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// A bit that flips in a key may leave a name that is no UTF-8, which no message can hold. Whoever repairs the store
-// has to see the rest of it, and that it was repaired.
+// A flipped bit in a key may leave a name that is not UTF-8, which no message can contain. An operator who repairs the store must
+// see the rest of it, and that it was repaired.
 func TestKeysThatAreNoTextAreAnswered(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "records.db")
 	s, _, err := records.Open(path, records.Options{})

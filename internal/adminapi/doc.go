@@ -1,11 +1,11 @@
-// Package adminapi is the admin API: what an operator of a node sees of the pull records, and what can be corrected
-// (proto/pullgate/admin/v1 says what each call does).
+// Package adminapi implements the admin API, with which an operator of a node reads and corrects the pull records
+// (proto/pullgate/admin/v1 describes each call).
 //
-// Only root and the user of the process are answered, and no answer holds a credential, only IDs. What a
-// call changes is on disk, then in memory, then answered; a call that fails on the way has opened nothing.
-// Whatever becomes of the admin API, no call of the CRI waits for it.
+// The API answers only root and the user of the process, and no answer contains a credential, only IDs. A call writes its changes
+// to disk, then to memory, and then answers; a call that fails before the answer has opened nothing. No call of the CRI waits for
+// the admin API.
 //
 // # Locks
 //
-// Those of the feed of decisions and of the count of connections are leaves: nothing is called under them.
+// The locks of the feed of decisions and of the count of connections are leaves: no function is called under them.
 package adminapi

@@ -15,7 +15,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// Explain returns a decision and what it depends on.
+// Explain returns a decision and the evidence for it.
 func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
 	if req.GetImage() == "" {
 		return nil, invalid("image: give the name as the pod's spec has it")
@@ -49,17 +49,17 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 		}
 	}
 	if c.Pair.Repository == "" {
-		c.Pair.Repository = name.Repository() // of an image that is absent
+		c.Pair.Repository = name.Repository() // of an absent image
 	}
 	explained := s.explained(c, present)
 	if refused != nil {
-		explained.Evidence.Presence = adminv1.Presence_PRESENCE_UNSPECIFIED // maybe several
+		explained.Evidence.Presence = adminv1.Presence_PRESENCE_UNSPECIFIED // several images may match
 	}
 	return explained, nil
 }
 
-// resolve asks the runtime what a name stands for. refused is set if the runtime answers with an error that is hidden from
-// the pod: that of an image ID which is not one or several.
+// resolve asks the runtime which image a name refers to. refused is set if the runtime answers with an error that is hidden from
+// the pod: that of an image ID that matches no image or several.
 func (s *Server) resolve(ctx context.Context, p tracker.Pod, name imageref.Ref) (i tracker.Image, refused *policy.Decision, err error) {
 	i, err = s.c.Runtime.Image(ctx, name.String())
 	if err == nil {
@@ -78,7 +78,7 @@ func (s *Server) resolve(ctx context.Context, p tracker.Pod, name imageref.Ref) 
 	return i, nil, refuse(errUnasked, "the runtime cannot be asked what %q stands for: %s", name.String(), status.Convert(err).Message())
 }
 
-// podOf returns the pod that a request asks about. If the request has only a namespace, so has the pod.
+// podOf returns the pod of a request. If the request has only a namespace, so has the pod.
 func (s *Server) podOf(req *adminv1.ExplainRequest) (tracker.Pod, error) {
 	ref := req.GetPod()
 	switch {
@@ -115,7 +115,7 @@ func (s *Server) podOf(req *adminv1.ExplainRequest) (tracker.Pod, error) {
 	}
 }
 
-// learn asks the pod source about the pod.
+// learn adds to the case what the pod source has about the pod.
 func (s *Server) learn(ctx context.Context, c *prose.Case, name imageref.Ref) {
 	if s.c.PodSource == nil || c.Pod.UID == "" {
 		return

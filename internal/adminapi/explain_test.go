@@ -29,7 +29,7 @@ func of(name, image string) *adminv1.ExplainRequest {
 	return &adminv1.ExplainRequest{Image: image, Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Namespace: "team", Name: name}}}
 }
 
-// aNode has one image of two repositories, of which alice's was pulled, and three pods.
+// aNode has one image in two repositories, one of which alice pulled, and three pods.
 func aNode(t *testing.T, change ...func(c *adminapi.Config)) *world {
 	t.Helper()
 	w := newWorld(t, tracker.Options{VerifyUntracked: true, Rules: tracker.Rules{Validity: time.Hour, ExemptNamespaces: []string{"exempt"}}}, change...)
@@ -73,7 +73,7 @@ func TestExplainTellsVerdictAndEvidence(t *testing.T) {
 		t.Errorf("dave = %v; want what his Secret holds now in the place of what it held", e)
 	}
 	e = w.explain(of("carol", app+":1"))
-	standing := []adminv1.CredentialStanding{ // her Secret still holds what it proved access with, and has not been rotated
+	standing := []adminv1.CredentialStanding{ // her Secret still contains the credential that proved access, and has not been rotated
 		adminv1.CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED, adminv1.CredentialStanding_CREDENTIAL_STANDING_PROVED, adminv1.CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED,
 	}
 	for i, c := range e.GetEvidence().GetCredentials() {
@@ -92,7 +92,7 @@ func TestExplainTellsVerdictAndEvidence(t *testing.T) {
 	}
 }
 
-// A proof that has expired stands for a pod with Never, for which nobody asks a registry.
+// An expired proof is still valid for a pod with Never, because such a pod causes no call to a registry.
 func TestExplainJudgesByThePullPolicy(t *testing.T) {
 	w := aNode(t)
 	w.tracker.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
@@ -109,7 +109,7 @@ func TestExplainJudgesByThePullPolicy(t *testing.T) {
 	}
 }
 
-// aGate is a gate before a kubelet that sends no pre-check for Always, if skips, and that refused a container to one pod.
+// aGate is a gate before a kubelet that sends no pre-check for Always, if skips, and that denied one pod a container.
 type aGate struct {
 	skips   bool
 	refused string
@@ -121,7 +121,7 @@ func (g aGate) Refusal(uid string, _ imageref.Ref, _ string) (policy.Decision, b
 	return policy.Decision{Verdict: policy.Reverify, Reason: "container_refused"}, uid == g.refused
 }
 
-// A pod that uses an image with Always and with Never is judged at the pre-check by the one for which its kubelet sends it.
+// If a pod uses an image with Always and with Never, the pre-check is judged by the policy for which its kubelet sends it.
 func TestExplainJudgesSeveralUsesAsTheGateDoes(t *testing.T) {
 	for skips, want := range map[bool][2]string{true: {"Never", "proved_in_grace"}, false: {"mixed", "proof_expired"}} {
 		w := aNode(t, func(c *adminapi.Config) { c.Gate = aGate{skips: skips} })
@@ -173,7 +173,7 @@ func TestExplainTellsWhatIsNoImageOfAPod(t *testing.T) {
 	if e := w.explain(in("any", "repo.test/nothing:1")); e.GetPair().GetRepository() != "repo.test/nothing" || e.GetEvidence().GetPresence() != adminv1.Presence_PRESENCE_ABSENT {
 		t.Errorf("absent = %v; want its repository", e)
 	}
-	// A runtime that finds several images under the beginning of an ID answers with an error.
+	// A runtime that finds several images for the beginning of an ID answers with an error.
 	w.node.do(func(n *node) { n.err = status.Error(codes.Unknown, "ambiguous") })
 	if e := w.explain(in("any", "sha256:11111111")); e.GetReason() != "image_id_name" || e.GetEvidence().GetPresence() != adminv1.Presence_PRESENCE_UNSPECIFIED {
 		t.Errorf("ambiguous = %v; want Reverify by image_id_name", e)

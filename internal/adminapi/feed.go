@@ -8,35 +8,35 @@ import (
 )
 
 const (
-	// maxWatchers is how many may watch decisions at once.
+	// maxWatchers is how many clients may watch decisions at the same time.
 	maxWatchers = 16
-	// backlog is how many decisions wait for one watcher. A node makes a few for each pod that starts.
+	// backlog is how many decisions may wait for one watcher. A node makes a few for each pod that starts.
 	backlog = 1024
 )
 
-// A Feed passes decisions on to watchers. The zero value is ready. Its methods may be called concurrently.
+// A Feed sends decisions to watchers. The zero value is ready for use. Its methods may be called concurrently.
 type Feed struct {
-	// mu guards the fields that follow. Nothing is called under it.
+	// mu guards the fields below. No function is called under it.
 	mu       sync.Mutex
 	watchers map[*watcher]struct{}
 }
 
-// A watcher is one who watches. Its fields are guarded by the feed's mu, but for wake.
+// A watcher is one client that watches. The feed's mu guards its fields, except wake.
 type watcher struct {
 	keep    func(decisionlog.Decision) bool
 	queue   []watched
 	dropped uint64        // since the last entry of the queue
-	wake    chan struct{} // holds a token if the queue may hold something
+	wake    chan struct{} // has a token if the queue may contain decisions
 }
 
 // A watched is a decision in a queue.
 type watched struct {
 	decisionlog.Decision
 	at      time.Time
-	dropped uint64 // between the one before and this one
+	dropped uint64 // between the previous one and this one
 }
 
-// Record passes a decision on, and returns at once: of one who reads too slowly it is dropped.
+// Record sends a decision to the watchers, and returns at once: if a watcher reads too slowly, its copy is dropped.
 func (f *Feed) Record(d decisionlog.Decision) {
 	d.Image = decisionlog.Bounded(d.Image)
 	f.mu.Lock()
@@ -58,8 +58,8 @@ func (f *Feed) Record(d decisionlog.Decision) {
 	}
 }
 
-// watch begins to keep decisions for a watcher, until forget; ok is false if there are too many. keep is called under
-// the feed's lock: it must be quick and call nothing.
+// watch begins to queue decisions for a watcher, until forget; ok is false if there are too many watchers. keep is called under
+// the feed's lock: it must be quick and must not call other functions that lock.
 func (f *Feed) watch(keep func(decisionlog.Decision) bool) (w *watcher, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -80,7 +80,7 @@ func (f *Feed) forget(w *watcher) {
 	delete(f.watchers, w)
 }
 
-// take returns what is queued for a watcher.
+// take returns the queued decisions of a watcher.
 func (f *Feed) take(w *watcher) []watched {
 	f.mu.Lock()
 	defer f.mu.Unlock()

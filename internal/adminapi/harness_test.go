@@ -29,7 +29,7 @@ const (
 	id3 = "sha256:1111111333333333333333333333333333333333333333333333333333333333"
 )
 
-// A node is what the server asks beside the tracker and the store: the runtime's images, the pods, the pod source.
+// A node provides what the server needs beside the tracker and the store: the runtime's images, the pods, the pod source.
 type node struct {
 	mu       sync.Mutex
 	images   []tracker.Image
@@ -94,7 +94,7 @@ func (n *node) Secrets(_ context.Context, uid string, _ imageref.Ref) ([]tracker
 	return s, ok
 }
 
-// A world is a served admin API over a real store and a real tracker.
+// A world is an admin API that serves a real store and a real tracker.
 type world struct {
 	adminv1.PullRecordsClient
 	t       *testing.T
@@ -182,7 +182,7 @@ func secret(password string) credential.Credential {
 
 func (w *world) id(password string) credential.ID { return w.key.ID(secret(password)) }
 
-// pulled makes a whole pull, with a Secret that is called like the password.
+// pulled makes a complete pull, with a Secret whose name is the password.
 func (w *world) pulled(pod tracker.Pod, name, id, password string) {
 	w.t.Helper()
 	pull, err := w.tracker.BeginPull(w.t.Context(), imageref.New(name), tracker.Image{})
@@ -207,7 +207,7 @@ func aPod(name string) tracker.Pod {
 	return tracker.Pod{UID: "uid-" + name, Namespace: "team", Name: name}
 }
 
-// try checks by the tracker, as the gate does.
+// try checks with the tracker, as the gate does.
 func (w *world) try(pod tracker.Pod, name string) tracker.Verdict {
 	w.t.Helper()
 	i, err := w.node.Image(w.t.Context(), name)

@@ -17,13 +17,13 @@ import (
 // batch is how many images are read from the store at once.
 const batch = 100
 
-// idForm is that of an image ID, or of the beginning of one that is long enough to stand for it.
+// idForm matches an image ID, or a beginning of one that is long enough to identify the image.
 var (
 	idForm       = regexp.MustCompile(`^(sha256:)?[0-9a-f]{7,64}$`)
 	unparsedForm = regexp.MustCompile(`^unparsed/[0-9a-f]{64}$`)
 )
 
-// repositoryOf returns the repository of a name in whatever form it is given, "" for "".
+// repositoryOf returns the repository of a name in any form, "" for "".
 func repositoryOf(field, name string) (string, error) {
 	if name == "" || unparsedForm.MatchString(name) {
 		return name, nil // a name that does not parse has such a repository
@@ -68,19 +68,19 @@ func filterOf(f *adminv1.ImageFilter) (filter, error) {
 	return selected, nil
 }
 
-// begins reports whether an image ID begins so, with "sha256:" or without.
+// begins reports whether an image ID begins with a text, with "sha256:" or without.
 func begins(id, with string) bool {
 	return strings.HasPrefix(id, with) || strings.HasPrefix(strings.TrimPrefix(id, "sha256:"), with)
 }
 
-// An image is what the runtime has and what the store knows under one image ID.
+// An image is what the runtime and the store have under one image ID.
 type image struct {
-	tracker.Image // of one that is absent the ID alone
+	tracker.Image // of an absent image only the ID
 	present       bool
 	facts         records.ImageFacts
 }
 
-// narrow leaves of an image what is of the repository, and reports whether it is selected.
+// narrow reduces an image to the facts about the repository, and reports whether it is selected.
 func (f filter) narrow(i *image) bool {
 	if f.imageID != "" && !begins(i.ID, f.imageID) {
 		return false
@@ -109,7 +109,7 @@ func (f filter) proved(facts records.ImageFacts) bool {
 	})
 }
 
-// aged reports whether what is known is as old, and as long unused, as is wanted.
+// aged reports whether the facts are at least as old, and unused for at least as long, as the filter requires.
 func (f filter) aged(facts records.ImageFacts) bool {
 	if !f.created.IsZero() &&
 		!slices.ContainsFunc(facts.Records, func(r records.Record) bool { return r.Created.Before(f.created) }) &&
@@ -123,7 +123,7 @@ func (f filter) aged(facts records.ImageFacts) bool {
 	return len(facts.Records) > 0 && !slices.ContainsFunc(facts.Records, used)
 }
 
-// ListImages lists images by their IDs.
+// ListImages lists images, ordered by ID.
 func (s *Server) ListImages(ctx context.Context, req *adminv1.ListImagesRequest) (*adminv1.ListImagesResponse, error) {
 	at, err := pagerOf(req)
 	if err != nil {
@@ -147,14 +147,14 @@ func (s *Server) ListImages(ctx context.Context, req *adminv1.ListImagesRequest)
 	return &adminv1.ListImagesResponse{Images: p.entries, NextPageToken: p.next}, nil
 }
 
-// walk calls f for every image of the runtime or the store from an ID on, by ID, until f returns false. asked says whether the
-// runtime answered.
+// walk calls f for every image of the runtime or the store whose ID is not before from, ordered by ID, until f returns false.
+// asked reports whether the runtime answered.
 func (s *Server) walk(ctx context.Context, from string, f func(i image, asked bool) (more bool)) (asked bool, err error) {
 	present, err := s.c.Runtime.Images(ctx)
 	if ctx.Err() != nil {
 		return false, ctx.Err()
 	}
-	asked = err == nil // else presence is unknown
+	asked = err == nil // otherwise presence is unknown
 	present = slices.DeleteFunc(present, func(i tracker.Image) bool { return i.ID < from })
 	slices.SortFunc(present, func(a, b tracker.Image) int { return cmp.Compare(a.ID, b.ID) })
 	for {
@@ -179,7 +179,7 @@ func (s *Server) walk(ctx context.Context, from string, f func(i image, asked bo
 	}
 }
 
-// take takes the first image off both lists.
+// take removes the first image from both lists.
 func take(present *[]tracker.Image, known *[]records.ImageFacts) (i image) {
 	p, k := *present, *known
 	if len(p) > 0 && (len(k) == 0 || p[0].ID <= k[0].ImageID) {
@@ -244,7 +244,7 @@ func (s *Server) GetImage(ctx context.Context, req *adminv1.GetImageRequest) (*a
 	}
 	found := byID
 	if len(byID) == 0 {
-		found = byName // 7 digits may be a name as well
+		found = byName // 7 digits may also be a name
 	}
 	switch {
 	case len(found) == 1:

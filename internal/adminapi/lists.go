@@ -56,7 +56,7 @@ func (s *Server) ListPreloaded(ctx context.Context, req *adminv1.ListPreloadedRe
 	return &adminv1.ListPreloadedResponse{Marks: p.entries, NextPageToken: p.next}, nil
 }
 
-// eachAfter calls f for each entry of the store after a key, in the order of the keys, until f returns false.
+// eachAfter calls f for each entry of the store after a key, in key order, until f returns false.
 func eachAfter[T any](
 	ctx context.Context, read func(key string, limit int) ([]records.Keyed[T], error), key string, f func(key string, entry T) (more bool),
 ) error {

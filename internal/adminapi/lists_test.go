@@ -26,7 +26,7 @@ func listen(t *testing.T, path string) net.Listener {
 	return l
 }
 
-// images returns what ListImages gives on all pages.
+// images returns the images of all pages of ListImages.
 func (w *world) images(f *adminv1.ImageFilter, size int32) (found []*adminv1.Image) {
 	w.t.Helper()
 	for token := ""; ; {
@@ -58,7 +58,7 @@ func TestListImagesSelectsByEveryField(t *testing.T) {
 			tracker.NewImage(id1, app+":1", "repo.test/other:1"),
 		}
 	})
-	if err := w.tracker.Sync(t.Context()); err != nil { // marks what is there
+	if err := w.tracker.Sync(t.Context()); err != nil { // marks the present images
 		t.Fatal(err)
 	}
 	w.pulled(aPod("alice"), "repo.test/gone:1", id3, "alice")
@@ -94,12 +94,12 @@ func TestListImagesSelectsByEveryField(t *testing.T) {
 			}
 		})
 	}
-	// Of one repository nothing is told of the others.
+	// An answer about one repository does not show the others.
 	i := w.images(&adminv1.ImageFilter{Repository: "repo.test/other"}, 1)[0]
 	if len(i.GetNames()) != 1 || len(i.GetRecords()) != 0 || len(i.GetMarks()) != 1 || len(i.GetUntracked()) != 0 {
 		t.Errorf("image = %v; want the name and the mark of the one repository", i)
 	}
-	// A runtime that cannot be asked leaves the presence open.
+	// If the runtime does not answer, the presence is unknown.
 	w.node.do(func(n *node) { n.images, n.err = nil, status.Error(codes.Unavailable, "away") })
 	for _, i := range w.images(nil, 10) {
 		if i.GetPresence() != adminv1.Presence_PRESENCE_UNSPECIFIED {
@@ -229,7 +229,7 @@ func pairsOf(n int) (all []records.Pair) {
 	return all
 }
 
-// A page of images with many proofs ends early: no answer grows without bounds.
+// A page of images with many proofs ends early: the size of an answer is bounded.
 func TestPageOfLargeImagesEndsEarly(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	for i := range 2 {

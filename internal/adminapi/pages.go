@@ -15,18 +15,18 @@ const (
 	maxPageBytes = 1 << 20
 )
 
-// A listRequest is what every request for a page has.
+// A listRequest has the fields that every request for a page has.
 type listRequest interface {
 	proto.Message
 	GetPageSize() int32
 	GetPageToken() string
 }
 
-// A pager says which page is asked for.
+// A pager describes the requested page.
 type pager struct {
 	size  int
-	after string // the key of the last entry of the page before; "" is none
-	scope uint64 // of the list and its filter, so that a token is good for nothing else
+	after string // the key of the last entry of the previous page; "" for none
+	scope uint64 // of the list and its filter, so that a token is valid for no other list
 }
 
 func pagerOf(req listRequest) (pager, error) {
@@ -60,21 +60,21 @@ func pagerOf(req listRequest) (pager, error) {
 	return p, nil
 }
 
-// token returns the token of the page after the one that ends with a key.
+// token returns the token of the page after the one that ends with the key last.
 func (p pager) token(last string) string {
 	return base64.RawURLEncoding.EncodeToString(append(binary.BigEndian.AppendUint64(nil, p.scope), last...))
 }
 
-// A page gathers entries.
+// A page collects entries.
 type page[T proto.Message] struct {
 	pager
 	entries []T
 	bytes   int
 	last    string
-	next    string // the token of the next page; "" while this may be the last
+	next    string // the token of the next page; "" as long as this may be the last one
 }
 
-// add puts an entry in, or finds that it is one too many: then the page is full.
+// add adds an entry. If the page has no room for it, the page is full and the entry is not added.
 func (p *page[T]) add(key string, entry T) (full bool) {
 	size := proto.Size(entry)
 	if len(p.entries) > 0 && (len(p.entries) >= p.size || p.bytes+size > maxPageBytes) {

@@ -14,20 +14,20 @@ import (
 	"github.com/pullgate/pullgate/internal/peercred"
 )
 
-// peerCredentials ask the kernel who dialled, once for each connection, before anything is read from it. What the socket's
-// mode lets through is thereby still known.
+// peerCredentials ask the kernel for the identity of the client, once for each connection, before the server reads from it. So
+// the server also knows clients that the socket's mode lets through.
 type peerCredentials struct{}
 
-// A caller is who is at the other end of a connection.
+// A caller is the process at the other end of a connection.
 type caller struct {
 	credentials.CommonAuthInfo
 	uid int
 }
 
-// AuthType says how the caller is known.
+// AuthType returns how the caller was identified.
 func (caller) AuthType() string { return "SO_PEERCRED" }
 
-// ServerHandshake asks who dialled.
+// ServerHandshake identifies the client.
 func (peerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) { //nolint:ireturn // what grpc wants
 	uid, err := uidOf(c)
 	if err != nil {
@@ -41,17 +41,17 @@ func uidOf(c net.Conn) (int, error) {
 	return int(who.Uid), err
 }
 
-// ClientHandshake does nothing; no client is made here.
+// ClientHandshake does nothing; this package has no client.
 func (peerCredentials) ClientHandshake(_ context.Context, _ string, c net.Conn) (net.Conn, credentials.AuthInfo, error) { //nolint:ireturn // what grpc wants
 	return c, nil, nil
 }
 
-// Info says what these credentials are.
+// Info describes these credentials.
 func (peerCredentials) Info() credentials.ProtocolInfo {
 	return credentials.ProtocolInfo{SecurityProtocol: caller{}.AuthType()}
 }
 
-// Clone returns the same: there is nothing to change.
+// Clone returns the same value, because it cannot change.
 func (p peerCredentials) Clone() credentials.TransportCredentials { //nolint:ireturn // what grpc wants
 	return p
 }
@@ -59,7 +59,7 @@ func (p peerCredentials) Clone() credentials.TransportCredentials { //nolint:ire
 // OverrideServerName does nothing.
 func (peerCredentials) OverrideServerName(string) error { return nil }
 
-// admit lets root and our own user call, before a message of the call is read.
+// admit allows calls only from root and the daemon's own user, before a message of the call is read.
 func admit(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	p, _ := peer.FromContext(ctx)
 	who, ok := p.AuthInfo.(caller)

@@ -13,14 +13,14 @@ import (
 // maxReported is how many credentials one report may have.
 const maxReported = 256
 
-// NodeCredentials takes the reports of credential providers.
+// NodeCredentials accepts the reports of credential providers.
 type NodeCredentials interface {
 	// Add notes a credential that the node offers for images until it expires, and reports whether it is new.
 	Add(patterns []string, id credential.ID, expiry time.Time) bool
 }
 
-// ReportNodeCredentials notes what a credential provider gave to the node. Nothing is noted of a report that is not valid as a
-// whole.
+// ReportNodeCredentials notes the credentials that a credential provider gave to the node. If any part of a report is invalid, it
+// notes nothing.
 func (s *Server) ReportNodeCredentials(_ context.Context, req *adminv1.ReportNodeCredentialsRequest) (*adminv1.ReportNodeCredentialsResponse, error) {
 	if err := checkReport(req, time.Now()); err != nil {
 		return nil, err

@@ -19,7 +19,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// reported are the images that were reported, by credential ID.
+// reported has the reported images, by credential ID.
 type reported map[credential.ID]string
 
 func (r reported) Add(patterns []string, id credential.ID, _ time.Time) bool {
@@ -102,7 +102,7 @@ func TestReportNodeCredentials(t *testing.T) {
 	}
 }
 
-// The largest number of credentials may come with long patterns.
+// A report may have the maximum number of credentials, with long patterns.
 func TestReportOf256Credentials(t *testing.T) {
 	got := reported{}
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) { c.NodeCredentials, c.KeyFingerprint = got, "fingerprint" })

@@ -24,39 +24,40 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// Limits of the server. Its callers are few, root's, and on this machine; what they leave open by mistake must not add up.
+// Limits of the server. It has few callers, which belong to root and run on this machine; the limits bound what they leave open
+// by mistake.
 const (
 	maxRequest     = 1 << 20 // 256 credentials of a provider's report, each with patterns
 	maxConnections = 64
 	maxStreams     = 64 // of one connection
-	// callLimit bounds a unary call, whatever time its caller gave it.
+	// callLimit bounds a unary call, whatever deadline the caller gave it.
 	callLimit = time.Minute
-	// verifyLimit is that of VerifyStore, which reads the whole file.
+	// verifyLimit is the limit for VerifyStore, which reads the whole file.
 	verifyLimit = 10 * time.Minute
 )
 
 // A Runtime lists the images on the node.
 type Runtime interface {
-	// Images returns all images, or an error; never a part of them.
+	// Images returns all images, or an error; never an incomplete list.
 	Images(ctx context.Context) ([]tracker.Image, error)
-	// Image returns what a name stands for, the zero value if nothing.
+	// Image returns the image that a name refers to, the zero value for none.
 	Image(ctx context.Context, name string) (tracker.Image, error)
 }
 
-// Pods tell which pods have a sandbox.
+// Pods returns which pods have a sandbox.
 type Pods interface {
 	All() []tracker.Pod
 }
 
-// A PodSource knows of a pod what the CRI does not say, and reports what it does not know.
+// A PodSource has facts about a pod that the CRI does not provide, and reports which facts it does not have.
 type PodSource interface {
-	// Find returns the pods with the UID, or with the namespace and name if that is "".
+	// Find returns the pods with the UID or, if it is "", with the namespace and name.
 	Find(uid, namespace, name string) []tracker.Pod
-	// PullPolicies returns the imagePullPolicy of each use that the pod makes of an image; known is
-	// false for a pod that the source does not know.
+	// PullPolicies returns the imagePullPolicy of each use of an image by the pod; known is false for a pod that the source does
+	// not have.
 	PullPolicies(uid string, image imageref.Ref) (policies []string, known bool)
-	// Secrets returns what the pod's pull secrets hold for an image, and whether that is all. It may wait a few
-	// seconds for it.
+	// Secrets returns the credentials of the pod's pull secrets for an image, and whether the list is complete. It may wait a few
+	// seconds for them.
 	Secrets(ctx context.Context, uid string, image imageref.Ref) (held []tracker.Secret, whole bool)
 }
 
@@ -64,25 +65,25 @@ type PodSource interface {
 type Gate interface {
 	// SkipsAlways reports whether the kubelet sends no pre-check for containers with imagePullPolicy Always.
 	SkipsAlways() bool
-	// Refusal returns how the gate decides on the next pre-check of a pod for an image, whatever the tracker
-	// allows; ok is false if it does as the tracker says.
+	// Refusal returns the gate's decision on the next pre-check of a pod for an image, if that does not depend on what the
+	// tracker allows; ok is false if the gate follows the tracker.
 	Refusal(uid string, image imageref.Ref, imageID string) (d policy.Decision, ok bool)
 }
 
-// Config are the parts of a [Server]. Every field but PodSource and Gate must be set.
+// Config contains the parts of a [Server]. Every field except PodSource and Gate must be set.
 type Config struct {
 	Tracker   *tracker.Tracker
 	Store     *records.Store
 	Runtime   Runtime
 	Pods      Pods
 	PodSource PodSource // nil if there is none
-	Gate      Gate      // nil if none enforces
-	// NodeCredentials takes reports, whose IDs were made with the key of KeyFingerprint.
+	Gate      Gate      // nil if no gate enforces verdicts
+	// NodeCredentials accepts reports. Their IDs must be made with the key of KeyFingerprint.
 	NodeCredentials NodeCredentials
 	KeyFingerprint  string
 	// Decisions is the feed of WatchDecisions.
 	Decisions *Feed
-	// Status returns what GetStatus answers beside what the tracker and the store know.
+	// Status returns the part of GetStatus's answer that is neither from the tracker nor from the store.
 	Status func(ctx context.Context) Status
 	// Trusted is called when an operator has ended the distrust of the store.
 	Trusted func()
@@ -126,7 +127,7 @@ func New(c Config) *Server {
 	return s
 }
 
-// Serving says whether the CRI is served, which is the health of the daemon.
+// Serving sets whether the CRI is served, which is the health of the daemon.
 func (s *Server) Serving(yes bool) {
 	state := healthv1.HealthCheckResponse_NOT_SERVING
 	if yes {
@@ -137,7 +138,7 @@ func (s *Server) Serving(yes bool) {
 	}
 }
 
-// Serve answers calls on a Unix socket until Shutdown, and returns nil then. It closes the listener.
+// Serve answers calls on a Unix socket until Shutdown, and then returns nil. It closes the listener.
 func (s *Server) Serve(l net.Listener) error {
 	if err := s.grpc.Serve(connlimit.New(l, connlimit.Limits{Total: maxConnections}, s.c.Log)); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve the admin API: %w", err)
@@ -145,8 +146,8 @@ func (s *Server) Serve(l net.Listener) error {
 	return nil
 }
 
-// Shutdown ends open streams with Unavailable and takes no new calls. Unary calls under way, and streams that wait for
-// their client, have time until ctx ends, and are cut off then. It returns when no call is left.
+// Shutdown ends open streams with Unavailable and accepts no new calls. Unary calls in progress, and streams that wait for their
+// client, may continue until ctx ends; then Shutdown cancels them. It returns when all calls have ended.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.health.Shutdown()
 	s.stop()
@@ -180,9 +181,8 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return resp, nil
 }
 
-// stream ends a stream when the server stops, through the context of the stream: its handler is what returns, so that
-// nothing uses the stream after it. One that waits for its client, to read or to write, ends when Shutdown closes the
-// connection.
+// stream ends a stream when the server stops, through the context of the stream: the handler itself returns, so that no code uses
+// the stream afterwards. A stream that waits for its client, to read or to write, ends when Shutdown closes the connection.
 func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
@@ -205,7 +205,7 @@ type stoppable struct {
 // Context returns the context of the stream.
 func (s stoppable) Context() context.Context { return s.ctx }
 
-// guard gives an error the status that its caller gets, and keeps a panic within its call.
+// guard converts an error to the status for the caller, and recovers a panic of a call.
 func (s *Server) guard(method string, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -26,7 +26,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// stranger is the environment variable that makes this binary a caller, on the socket that it holds.
+// stranger is the environment variable that makes this binary a client of the socket that it names.
 const stranger = "PULLGATE_TEST_STRANGER"
 
 // TestStranger is the process of another user.
@@ -61,7 +61,7 @@ func TestOnlyRootAndOurOwnUserMayCall(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to be somebody else")
 	}
-	// Whoever gets past the mode of the socket, and runs this binary.
+	// A process that gets past the mode of the socket and runs this binary.
 	if err := errors.Join(os.Chmod(filepath.Dir(w.socket), 0o755), os.Chmod(w.socket, 0o666)); err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestServerKeepsItsLimits(t *testing.T) {
 		if err := c.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
 			t.Fatal(err)
 		}
-		for { // the server's settings come first
+		for { // the server's settings are first
 			if _, err := c.Read(make([]byte, 1024)); err != nil {
 				return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
 			}
@@ -167,7 +167,7 @@ func TestHealthIsThatOfTheCRI(t *testing.T) {
 	check(healthv1.HealthCheckResponse_NOT_SERVING)
 }
 
-// Streams end at once when the server stops, and hold nothing up; a unary call is drained.
+// Streams end at once when the server stops, and do not delay it; a unary call is drained.
 func TestShutdownEndsStreamsAndDrainsCalls(t *testing.T) {
 	under, goOn := make(chan struct{}), make(chan struct{})
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) {
@@ -220,7 +220,7 @@ func TestShutdownEndsStreamsAndDrainsCalls(t *testing.T) {
 	<-stopped
 }
 
-// A stream that waits for its client ends with the time to drain, and its handler does not outlive Shutdown.
+// A stream that waits for its client ends at the end of the drain time, and its handler ends before Shutdown returns.
 func TestShutdownEndsStreamsThatWaitForTheirClient(t *testing.T) {
 	returned := make(chan struct{})
 	w := newWorld(t, tracker.Options{})
@@ -244,7 +244,7 @@ func TestShutdownEndsStreamsThatWaitForTheirClient(t *testing.T) {
 	<-returned
 }
 
-// An idleStream is one of which only the context is asked.
+// An idleStream is a stream of which only the context is used.
 type idleStream struct {
 	grpc.ServerStream
 	ctx context.Context //nolint:containedctx // it is that of the stream
@@ -252,7 +252,7 @@ type idleStream struct {
 
 func (s idleStream) Context() context.Context { return s.ctx }
 
-// gRPC does not promise that a stream can be used once the call was answered.
+// gRPC does not promise that a stream can be used after the call was answered.
 func TestStreamIsAnsweredWhenItsHandlerHasReturned(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	cancelled, goOn, answered := make(chan struct{}), make(chan struct{}), make(chan error, 1)
@@ -268,11 +268,11 @@ func TestStreamIsAnsweredWhenItsHandlerHasReturned(t *testing.T) {
 			w.server.Shutdown(t.Context())
 			select {
 			case <-stream.Context().Done():
-			case err := <-answered: // which the check below reports
+			case err := <-answered: // the check below reports it
 				answered <- err
 			}
 			close(cancelled)
-			<-goOn // as in a Send to a client that does not read
+			<-goOn // like a Send to a client that does not read
 			return stream.Context().Err()
 		})
 	}()
@@ -288,7 +288,7 @@ func TestStreamIsAnsweredWhenItsHandlerHasReturned(t *testing.T) {
 	}
 }
 
-// A call that hangs is cancelled when the time to drain is over.
+// A call that hangs is cancelled at the end of the drain time.
 func TestShutdownDoesNotWaitForEver(t *testing.T) {
 	under := make(chan struct{})
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) {

@@ -12,7 +12,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// codeOf is the one table of what a call can end with, and what the caller may do about it. What it does not list is
+// codeOf is the single table of the errors of a call, and what the caller can do about them. Every error that is not in it is
 // Internal.
 func codeOf(err error) (code codes.Code, todo string, listed bool) {
 	for _, row := range []struct {
@@ -39,7 +39,7 @@ func codeOf(err error) (code codes.Code, todo string, listed bool) {
 		{errWatchers, codes.ResourceExhausted, "end one of them"},
 		{records.ErrNoRoom, codes.ResourceExhausted, "free space"},
 		{errBackup, codes.DataLoss, "see what VerifyStore says, and the log of pullgated"},
-		// Last, since what is listed above may hold one of them as its cause.
+		// Last, because the errors above may wrap one of them.
 		{context.Canceled, codes.Canceled, ""},
 		{context.DeadlineExceeded, codes.DeadlineExceeded, ""},
 	} {
@@ -50,14 +50,14 @@ func codeOf(err error) (code codes.Code, todo string, listed bool) {
 	return codes.Internal, "", false
 }
 
-// answer makes the status of an error that a call ended with, and reports whether it is one that the log is to explain.
+// answer makes the status of an error that ended a call, and reports whether the log should explain it.
 func answer(err error) (explain bool, answered error) {
 	if err == nil {
 		return false, nil
 	}
 	code, todo, listed := codeOf(err)
 	if !listed {
-		if _, ok := status.FromError(err); ok { // of gRPC itself, as when a stream is broken
+		if _, ok := status.FromError(err); ok { // from gRPC itself, for example when a stream is broken
 			return false, err
 		}
 		return true, status.Error(codes.Internal, "internal error, see the log of pullgated")

@@ -12,7 +12,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// maxChunk bounds the bytes of one message of a backup.
+// maxChunk bounds the size of one message of a backup, in bytes.
 const maxChunk = 256 << 10
 
 // VerifyStore reads the whole store.
@@ -51,7 +51,7 @@ func (s *Server) Backup(_ *adminv1.BackupRequest, stream adminv1.PullRecords_Bac
 	}
 }
 
-// A sender sends what is written in messages.
+// A sender sends the written bytes in messages.
 type sender struct {
 	stream adminv1.PullRecords_BackupServer
 	size   int64 // sent with the first message

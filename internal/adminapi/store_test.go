@@ -21,7 +21,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// filled returns a store of several megabytes and its path.
+// filled returns a store of several megabytes, and its path.
 func filled(t *testing.T) (*records.Store, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "records.db")
@@ -58,7 +58,7 @@ func TestBackupSendsAWholeStoreWhileItIsWritten(t *testing.T) {
 		if (piece.GetSize() != 0) != (n == 0) || len(piece.GetChunk()) > 1<<20 {
 			t.Errorf("piece %d: %d bytes, size %d; want the size with the first alone", n, len(piece.GetChunk()), piece.GetSize())
 		}
-		if n == 1 { // nothing of it waits for the reader
+		if n == 1 { // the first message does not wait for the reader
 			w.pulled(aPod("late"), "repo.test/late:1", id1, "late")
 		}
 		copied = append(copied, piece.GetChunk()...)
@@ -77,7 +77,7 @@ func TestBackupSendsAWholeStoreWhileItIsWritten(t *testing.T) {
 	}
 }
 
-// A reader that hangs up, and one that goes to sleep while the server stops, leave nothing behind.
+// A reader that disconnects, and a reader that stops reading while the server stops, leave nothing behind.
 func TestBackupEndsWithItsReader(t *testing.T) {
 	s, _ := filled(t)
 	w := newWorldOn(t, s, tracker.Options{})
@@ -104,7 +104,7 @@ func TestBackupEndsWithItsReader(t *testing.T) {
 	}
 	limited, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	w.server.Shutdown(limited) // what is on its way to a sleeper is cut off then
+	w.server.Shutdown(limited) // messages to a reader that does not read are cancelled then
 	for err == nil {
 		_, err = stream.Recv()
 	}
@@ -128,7 +128,7 @@ func TestVerifyStoreTellsWhatCannotBeRead(t *testing.T) {
 		v = slices.Clone(v)
 		v[len(v)/2] ^= 1
 		return errors.Join(b.Put(slices.Clone(k), v),
-			// A flipped bit of a key may make it no text.
+			// After a flipped bit a key may not be valid text.
 			b.Put([]byte("sha256:f\xff\x00repo\xff"), v), tx.Bucket([]byte("intents")).Put([]byte("repo\xff\x00\x01\x02\x03\x04\x05\x06\x07\x08"), v))
 	})
 	if err := errors.Join(err, db.Close()); err != nil {

@@ -8,7 +8,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// WatchDecisions sends decisions until the caller hangs up.
+// WatchDecisions sends decisions until the caller disconnects.
 func (s *Server) WatchDecisions(req *adminv1.WatchDecisionsRequest, stream adminv1.PullRecords_WatchDecisionsServer) error {
 	repository, err := repositoryOf("repository", req.GetRepository())
 	if err != nil {
@@ -22,7 +22,7 @@ func (s *Server) WatchDecisions(req *adminv1.WatchDecisionsRequest, stream admin
 		return refuse(errWatchers, "%d others watch decisions already", maxWatchers)
 	}
 	defer s.c.Decisions.forget(w)
-	// The headers tell the caller that nothing is missed from now on.
+	// The headers tell the caller that the stream has every decision from now on.
 	if err := stream.SendHeader(nil); err != nil {
 		return err
 	}

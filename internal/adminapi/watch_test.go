@@ -17,7 +17,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// watch begins to watch, and returns when nothing is missed any more.
+// watch begins to watch, and returns when the stream has every later decision.
 func (w *world) watch(req *adminv1.WatchDecisionsRequest) adminv1.PullRecords_WatchDecisionsClient { //nolint:ireturn // what the client gives
 	w.t.Helper()
 	stream, err := w.WatchDecisions(w.t.Context(), req)
@@ -83,7 +83,7 @@ func TestWatchTellsWhatIsDecidedFromNowOn(t *testing.T) {
 	}
 }
 
-// Whoever reads too slowly misses some and is told how many; whoever decides waits for nobody.
+// A watcher that reads too slowly misses decisions and gets their number; decisions do not wait for watchers.
 func TestSlowWatcherMissesAndIsTold(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	slow := w.watch(&adminv1.WatchDecisionsRequest{})
@@ -96,7 +96,7 @@ func TestSlowWatcherMissesAndIsTold(t *testing.T) {
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("%d decisions took %v while nobody reads", n, took)
 	}
-	// There is room again when somebody reads.
+	// There is room again when a watcher reads.
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)

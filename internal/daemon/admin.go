@@ -19,17 +19,17 @@ import (
 )
 
 const (
-	// adminStopLimit is how long calls of the admin API that are under way may take when the daemon stops.
+	// adminStopLimit is how long calls of the admin API in progress may take when the daemon stops.
 	adminStopLimit = 2 * time.Second
-	// versionLimit bounds the question which runtime it is.
+	// versionLimit bounds the call that asks the runtime for its version.
 	versionLimit = 2 * time.Second
 )
 
-// inForce is the configuration that is in use, and how the last reading of it went.
+// inForce is the configuration that is in use, and the result of the last attempt to read it.
 type inForce struct {
-	mu     sync.Mutex // guards the fields that follow; nothing is called under it
+	mu     sync.Mutex // guards the fields below; no function is called under it
 	config config.Config
-	found  bool // config is of a file, and not the defaults
+	found  bool // config is from a file, and not the defaults
 	reload adminapi.Reload
 }
 
@@ -37,7 +37,7 @@ func newInForce(c config.Config, found bool) *inForce {
 	return &inForce{config: c, found: found, reload: adminapi.Reload{At: time.Now()}}
 }
 
-// took notes that a configuration was read, as far as it can change while the daemon runs.
+// took notes that a configuration was read; only some of it can change while the daemon runs.
 func (f *inForce) took(at time.Time, c config.Config, found bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -45,7 +45,7 @@ func (f *inForce) took(at time.Time, c config.Config, found bool) {
 	f.config, f.reload = config.Reloaded(f.config, c), adminapi.Reload{At: at}
 }
 
-// refused notes that what was read is not in use.
+// refused notes that the configuration that was read is not in use.
 func (f *inForce) refused(at time.Time, why error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -58,7 +58,7 @@ func (f *inForce) get() (c config.Config, found bool, reload adminapi.Reload) {
 	return f.config, f.found, f.reload
 }
 
-// adminOf returns the server of the admin API over the parts.
+// adminOf returns the server of the admin API for the parts.
 func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, runtime *gate.Runtime, feed *adminapi.Feed) *adminapi.Server {
 	log, started := o.Log.WithName("admin"), time.Now()
 	return adminapi.New(adminapi.Config{
@@ -109,7 +109,7 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 	})
 }
 
-// serveAdmin serves the admin API until ctx ends. Its end does not end the daemon: no pod waits for it.
+// serveAdmin serves the admin API until ctx ends. If serving fails, the daemon continues: no pod waits for the admin API.
 func serveAdmin(ctx context.Context, log klog.Logger, p parts) {
 	listener := p.on.admin.wait(ctx)
 	if listener == nil {

@@ -28,7 +28,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// canary is the password that must be in no answer.
+// canary is a password that no answer may contain.
 const canary = "tenant-cAnary-4dm1n"
 
 // An operator calls the admin API of a built daemon, and keeps every answer.
@@ -85,7 +85,7 @@ func (k kept) RecvMsg(m any) error {
 	return err
 }
 
-// ask is one call that must succeed.
+// ask makes one call that must succeed.
 func ask[Q, A any](o *operator, call func(context.Context, Q, ...grpc.CallOption) (A, error), req Q) A {
 	o.t.Helper()
 	resp, err := call(o.t.Context(), req)
@@ -95,7 +95,7 @@ func ask[Q, A any](o *operator, call func(context.Context, Q, ...grpc.CallOption
 	return resp
 }
 
-// aTenantsNode has a preloaded image, and one that alice pulled with the canary.
+// aTenantsNode has a preloaded image, and an image that alice pulled with the canary.
 func aTenantsNode(t *testing.T, settings ...string) (*process, *criproxytest.Runtime, *criproxytest.Kubelet) {
 	t.Helper()
 	r := criproxytest.NewRuntime(t)
@@ -110,7 +110,7 @@ func aTenantsNode(t *testing.T, settings ...string) (*process, *criproxytest.Run
 	return p, r, k
 }
 
-// Every rpc once, over the socket of the built binary; no answer holds a credential.
+// Every rpc once, over the socket of the built binary; no answer contains a credential.
 func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 	p, r, k := aTenantsNode(t, "credentialValidity: 24h", "decisionLog: {path: "+filepath.Join(t.TempDir(), "decisions.log")+"}")
 	o := p.operator()
@@ -195,7 +195,7 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 	o.findsNoCredential(canary)
 }
 
-// findsNoCredential looks for a password in every answer.
+// findsNoCredential searches every answer for a password.
 func (o *operator) findsNoCredential(password string) {
 	o.t.Helper()
 	if len(o.answers) < 20 {
@@ -210,7 +210,7 @@ func (o *operator) findsNoCredential(password string) {
 	}
 }
 
-// store asks for what concerns the whole store.
+// store makes the calls about the whole store.
 func (o *operator) store(p *process) {
 	o.t.Helper()
 	if v := ask(o, o.VerifyStore, &adminv1.VerifyStoreRequest{}); v.GetValues() < 4 || len(v.GetProblems()) > 0 || v.GetTook() == nil {
@@ -221,7 +221,7 @@ func (o *operator) store(p *process) {
 	}
 }
 
-// backup returns the bytes of one.
+// backup returns the bytes of a backup.
 func (o *operator) backup() (copied []byte) {
 	o.t.Helper()
 	stream, err := o.Backup(o.t.Context(), &adminv1.BackupRequest{})
@@ -248,7 +248,7 @@ func (o *operator) backup() (copied []byte) {
 	return copied
 }
 
-// A backup of a daemon that runs, given to a new one with the key, judges the same.
+// A new daemon that gets a backup of a running daemon and its key decides the same.
 func TestBackupRestoredIntoANewDaemonJudgesTheSame(t *testing.T) {
 	p, r, _ := aTenantsNode(t)
 	o := p.operator()
@@ -313,7 +313,7 @@ func TestRevocationOverTheWireEndsAGrantAtOnce(t *testing.T) {
 	}
 }
 
-// What was forgotten stays forgotten: after a restart with its scan, and for the container that ran.
+// A forgotten mark stays forgotten: after a restart with its scan, and for the container that ran.
 func TestForgottenMarkSurvivesARestart(t *testing.T) {
 	p, _, k := aTenantsNode(t)
 	bob := k.Pod("bob")
@@ -337,7 +337,7 @@ func TestForgottenMarkSurvivesARestart(t *testing.T) {
 	}
 }
 
-// The distrust of a store that was lost is ended while the daemon runs.
+// An operator ends the distrust after a lost store while the daemon runs.
 func TestDistrustIsEndedWhileTheDaemonRuns(t *testing.T) {
 	p, _, _ := aTenantsNode(t)
 	p.stop()
@@ -367,7 +367,7 @@ func TestAdminSocketIsForItsOwnerAndHealthIsThatOfTheCRI(t *testing.T) {
 	if err != nil || h.GetStatus() != healthv1.HealthCheckResponse_SERVING {
 		t.Errorf("health = %v, %v; want SERVING", h, err)
 	}
-	// Streams that nobody ends hold up no stop.
+	// Open streams do not delay a stop.
 	w, err := o.WatchDecisions(t.Context(), &adminv1.WatchDecisionsRequest{})
 	if err == nil {
 		_, err = w.Header()
@@ -385,7 +385,7 @@ func TestAdminSocketIsForItsOwnerAndHealthIsThatOfTheCRI(t *testing.T) {
 	}
 }
 
-// Another process on the admin socket is another pullgated; each of the two would keep half of the records.
+// If another process serves the admin socket, it is another pullgated; each of the two would have half of the records.
 func TestAdminSocketInUseStopsTheStart(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	l, err := net.Listen("unix", p.path("admin.sock"))
@@ -405,7 +405,7 @@ func TestAdminSocketInUseStopsTheStart(t *testing.T) {
 	p.start()
 }
 
-// What a reload changes is in the configuration that the status tells, and what it refuses is said.
+// The status shows the configuration after a reload, and the error of a rejected one.
 func TestStatusTellsTheConfigurationInForce(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	p.start()

@@ -18,22 +18,22 @@ import (
 
 const gone = "repo.test/gone/app:1"
 
-// told is what the daemon had answered before it died.
+// told is what the daemon had answered before it was killed.
 type told struct {
 	alicePulled  bool
 	aliceCreated bool
 }
 
-// The daemon is killed at every point that a story of a node passes. After the restart all that was
-// answered holds, and nothing is open that was not proved.
+// The daemon is killed at every crash point of a scenario. After the restart everything that was answered is still true, and no
+// image is open that was not proved.
 func TestKilledAtEveryPoint(t *testing.T) {
-	// An hour passes before an intent is settled, a rotation needs an API server, and a revocation and what is done to
-	// marks an operator; these are killed by the tests of the store.
+	// The scenario does not reach these points: an intent is settled after an hour, a rotation needs an API server, and a
+	// revocation and changes of marks need an operator. The tests of the store cover them.
 	elsewhere := []string{
 		crashpoint.SettleBefore, crashpoint.SettleAfter, crashpoint.RotateBefore, crashpoint.RotateAfter,
 		crashpoint.RevokeBefore, crashpoint.RevokeAfter, crashpoint.AcceptBefore, crashpoint.AcceptAfter,
 		crashpoint.ForgetBefore, crashpoint.ForgetAfter,
-		crashpoint.CompactWritten, crashpoint.CompactRenamed, // of no daemon
+		crashpoint.CompactWritten, crashpoint.CompactRenamed, // not in a daemon
 	}
 	for _, point := range crashpoint.All() {
 		if slices.Contains(elsewhere, point) {
@@ -63,7 +63,7 @@ func TestKilledAtEveryPoint(t *testing.T) {
 	}
 }
 
-// damagedBefore leaves a store that cannot be read.
+// damagedBefore replaces the store by one that cannot be read.
 func damagedBefore(p *process) {
 	p.t.Helper()
 	if err := os.MkdirAll(p.path("state"), 0o700); err != nil {
@@ -74,7 +74,7 @@ func damagedBefore(p *process) {
 	}
 }
 
-// story plays until the daemon dies: a pull, a container, a refused pull, a lost one, a removal.
+// story runs until the daemon is killed: a pull, a container, a refused pull, a lost one, a removal.
 func story(t *testing.T, r *criproxytest.Runtime, p *process) (was told) {
 	t.Helper()
 	ctx := t.Context()
@@ -95,7 +95,7 @@ func story(t *testing.T, r *criproxytest.Runtime, p *process) (was told) {
 	_, _ = k.Pull(ctx, bob, app, "bad") // refused
 	lost, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
-	// The registry answers when everybody has gone, or else its refusal could come first.
+	// The registry answers when all clients have gone; otherwise its refusal could come first.
 	answer := make(chan struct{})
 	defer close(answer)
 	r.Do(func(r *criproxytest.Runtime) {
@@ -113,7 +113,7 @@ func story(t *testing.T, r *criproxytest.Runtime, p *process) (was told) {
 	return was
 }
 
-// after looks at the restarted daemon.
+// after checks the restarted daemon.
 func after(t *testing.T, r *criproxytest.Runtime, p *process, was told, distrusted bool) {
 	t.Helper()
 	ctx := t.Context()

@@ -17,12 +17,12 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
-// A ctl is the built pullgatectl before one daemon.
+// A ctl is the built pullgatectl, with one daemon.
 type ctl struct {
 	t        *testing.T
 	path     string
 	endpoint string
-	said     bytes.Buffer // all that it ever printed
+	said     bytes.Buffer // everything that it printed
 }
 
 func newCtl(t *testing.T, p *process) *ctl {
@@ -40,7 +40,7 @@ func (c *ctl) command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs it to its end and compares the exit code.
+// run runs it and compares the exit code.
 func (c *ctl) run(code int, args ...string) (stdout, stderr string) {
 	c.t.Helper()
 	return c.finish(code, c.command(c.t.Context(), args...))
@@ -62,7 +62,7 @@ func (c *ctl) finish(code int, cmd *exec.Cmd) (stdout, stderr string) {
 	return out.String(), errs.String()
 }
 
-// says runs it and looks for a text on stdout.
+// says runs it and searches stdout for a text.
 func (c *ctl) says(code int, want string, args ...string) {
 	c.t.Helper()
 	if out, errs := c.run(code, args...); !strings.Contains(out, want) {
@@ -70,7 +70,7 @@ func (c *ctl) says(code int, want string, args ...string) {
 	}
 }
 
-// An operator's day, with the built programs: every command of pullgatectl that asks the daemon, and what it does to pods.
+// The tasks of an operator, with the built programs: every command of pullgatectl that calls the daemon, and its effect on pods.
 func TestPullgatectlTellsAndCorrects(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	r.SetImages(criproxytest.Image{ID: id2, Names: []string{pre}})
@@ -113,7 +113,7 @@ func TestPullgatectlTellsAndCorrects(t *testing.T) {
 	}
 	c.says(0, "Nothing to revoke", "revoke", "--repository", repositoryOf(app), "--yes")
 
-	// Marks: closed, and opened again.
+	// Marks: removed, and set again.
 	c.says(0, "repo.test/any/pre", "preloaded", "list")
 	c.says(0, "may use", "explain", pre, "--namespace", "bob")
 	c.says(0, "Forgot 1 mark", "preloaded", "forget", "--repository", repositoryOf(pre), "-y")
@@ -174,7 +174,7 @@ func TestPullgatectlEndsDistrust(t *testing.T) {
 	p.stop()
 }
 
-// watches sees that a decision is printed while it is watched for.
+// watches checks that a decision is printed during the watch.
 func (c *ctl) watches(k *criproxytest.Kubelet, pod *criproxytest.Pod) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(c.t.Context(), 20*time.Second)

@@ -25,47 +25,45 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// drainLimit is how long unary calls under way may take when the daemon stops (docs/design/0016).
+// drainLimit is how long unary calls in progress may take when the daemon stops (docs/design/0016).
 const drainLimit = 10 * time.Second
 
-// criConnections is how many connections one process may have to the CRI at the same time. A kubelet has a few. The
-// limit is per process, so that a client that never closes its connections does not lock the kubelet out.
+// criConnections is how many connections one process may have to the CRI at the same time. A kubelet has a few. The limit is per
+// process, so that a client that never closes its connections does not exclude the kubelet.
 const criConnections = 128
 
-// reconcileEvery is how often the list of sandboxes is read for ourselves, for a kubelet that reads
-// it in a way that passes us by.
+// reconcileEvery is how often pullgated itself reads the list of sandboxes, because a kubelet may read it in a way that pullgated
+// does not see.
 const reconcileEvery = time.Minute
 
-// Options are the flags of pullgated, beside its configuration.
+// Options are the flags of pullgated and its configuration.
 type Options struct {
 	Config config.Config
-	// ConfigPath is the absolute path of the configuration file. ConfigFound is false if it is absent, and Config
-	// therefore the defaults.
+	// ConfigPath is the absolute path of the configuration file. If the file is absent, ConfigFound is false and Config has the
+	// defaults.
 	ConfigPath  string
 	ConfigFound bool
-	// AcceptPresentImages ends the distrust of a store and takes what is on the node for
-	// preloaded, once.
+	// AcceptPresentImages ends the distrust of a store and marks the images on the node preloaded, once.
 	AcceptPresentImages bool
 	Log                 klog.Logger
 	// Each value of Reload reloads the configuration and reopens log files; nil: never.
 	Reload <-chan os.Signal
 	// Load reads the configuration again, and reports whether its file was found. It must be set if Reload is.
 	Load func() (c config.Config, found bool, err error)
-	// Version and GoVersion are shown by pullgate_build_info, Version and Commit by the admin API.
+	// pullgate_build_info shows Version and GoVersion, the admin API shows Version and Commit.
 	Version, GoVersion, Commit string
-	// Ready is called once when the socket can be dialled; nil is allowed.
+	// Ready is called once when clients can connect to the socket; nil is allowed.
 	Ready func()
 }
 
-// Run runs the daemon until ctx ends, and returns when everything that it started has ended: nil
-// after an orderly stop, an error (a hint.Error, if an operator can act on it) if it could not start or go on. The
-// configuration is taken as checked by the config package.
+// Run runs the daemon until ctx ends, and returns when everything that it started has ended. It returns nil after an orderly
+// stop, and an error if it could not start or continue (a hint.Error if an operator can act on it). The config package must have
+// validated the configuration.
 func Run(ctx context.Context, o Options) (err error) {
 	m := metrics.New(o.Version, o.GoVersion, criproxy.Methods())
 	m.ConfigRead(true, time.Now())
 
-	// The lock on the store is what keeps a second daemon from this node's state, so it comes
-	// before the socket.
+	// The lock on the store keeps a second daemon from using this node's state, so the store is opened before the socket.
 	onPanic := func(value any, stack []byte) {
 		m.Panic()
 		o.Log.Error(fmt.Errorf("panic: %v", value), "A transaction of the store of pull records panicked; it has failed. Report it with the stack, unless pullgatectl store verify finds damage", "stack", string(stack))
@@ -142,7 +140,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	warnOfRuntimeCredentials(o.Log, o.Config, "/")
-	// Last, since nothing fails from here on: a start that fails leaves the grants to the one after it.
+	// The last step, because no later step can fail: after a failed start the grants remain for the next start.
 	takeOver(o, st, trk)
 	o.Log.Info("Serving", "listen", o.Config.Listen, "runtimeEndpoint", o.Config.RuntimeEndpoint, "imageEndpoint", o.Config.ImageEndpoint,
 		"policy", o.Config.ImagePullCredentialsVerificationPolicy, "enforcing", !o.Config.NoPullImageSecretRecheck, "version", o.Version)
@@ -158,7 +156,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	return serve(ctx, o, p)
 }
 
-// parts are what serve keeps running.
+// parts are what serve runs.
 type parts struct {
 	conns     connections
 	key       credential.Key
@@ -177,10 +175,10 @@ type parts struct {
 	stopping  *atomic.Bool // for /readyz
 }
 
-// serve runs the parts and stops them in the reverse order when ctx ends or one of them fails: the
-// CRI first, while everything that a call under way needs is still there.
+// serve runs the parts. When ctx ends or one of them fails, it stops them in reverse order: the CRI first, while everything that
+// a call in progress needs still exists.
 func serve(ctx context.Context, o Options, p parts) error {
-	// behind carries what outlives the calls that are drained.
+	// behind is the context of everything that must run longer than the drained calls.
 	behind, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	var back errgroup.Group
@@ -282,8 +280,8 @@ func watch(ctx context.Context, log klog.Logger, p parts) {
 	_ = g.Wait() // none of them returns an error
 }
 
-// logUpstream logs the state of the connection to the runtime. Many changes that are not logged mean a runtime that
-// closes the connections that it accepts.
+// logUpstream logs the state of the connection to the runtime. Many unlogged changes mean that the runtime closes the connections
+// that it accepts.
 func logUpstream(log klog.Logger, isUp bool, unlogged int) {
 	if unlogged > 0 {
 		log = log.WithValues("changesNotLogged", unlogged)
@@ -295,7 +293,7 @@ func logUpstream(log klog.Logger, isUp bool, unlogged int) {
 	log.Info("Runtime not reached, calls fail until it is back")
 }
 
-// accept ends distrust, if the operator says so.
+// accept ends distrust if the operator requests it.
 func accept(o Options, store *records.Store) error {
 	if !o.AcceptPresentImages {
 		return nil
@@ -329,7 +327,7 @@ func alwaysPrecheck(c config.Config) kubelet.AlwaysPrecheck {
 	return kubelet.Auto
 }
 
-// connections are those to the runtime; both are the same if one endpoint serves both services.
+// connections are the connections to the runtime; both are the same if one endpoint serves both services.
 type connections struct{ runtime, image *criproxy.Upstream }
 
 func dial(c config.Config) (connections, error) {

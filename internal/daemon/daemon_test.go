@@ -24,7 +24,7 @@ const (
 	pre = "repo.test/any/pre:1"
 )
 
-// serves makes the registry give an image to whoever has the password.
+// serves makes the registry serve an image to every client that has the password.
 func serves(r *criproxytest.Runtime, name, password, id string) {
 	r.Do(func(r *criproxytest.Runtime) {
 		r.Registry = func(asked string, auth *runtimeapi.AuthConfig) (criproxytest.Image, error) {
@@ -100,7 +100,7 @@ func TestStaleSocketIsReplacedAndALiveOneRefused(t *testing.T) {
 		t.Errorf("second daemon on a store in use: exit %d, %q; want 1, what and a hint", code, second.out)
 	}
 
-	// Something that is no socket.
+	// A file that is not a socket.
 	third := prepare(t, p.runtime)
 	if err := os.Mkdir(third.path("run"), 0o700); err != nil {
 		t.Fatal(err)
@@ -117,7 +117,7 @@ func TestStaleSocketIsReplacedAndALiveOneRefused(t *testing.T) {
 	}
 }
 
-// Metrics and the sockets beside the CRI are no reason to leave a node without a runtime. They are tried again.
+// If the metrics address and the other sockets cannot be bound, the daemon still serves the CRI, and tries them again.
 func TestCRIIsServedWithoutTheOtherListeners(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -153,8 +153,8 @@ func TestCRIIsServedWithoutTheOtherListeners(t *testing.T) {
 	p.stop()
 }
 
-// Beside a running daemon the check of its own configuration finds nothing and changes nothing; another program at
-// metrics.listen is found.
+// While a daemon runs, the check of its configuration finds nothing and changes nothing; it finds another program at
+// metrics.listen.
 func TestCheckConfigBesideARunningDaemon(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	p.start()
@@ -188,7 +188,7 @@ func TestCheckConfigBesideARunningDaemon(t *testing.T) {
 	}
 }
 
-// tree lists what is below a folder.
+// tree lists the content of a folder.
 func tree(t *testing.T, dir string) string {
 	t.Helper()
 	var b strings.Builder
@@ -208,7 +208,7 @@ func tree(t *testing.T, dir string) string {
 	return b.String()
 }
 
-// The daemon serves while the runtime is away, and says so.
+// Without a runtime the daemon serves, and reports that the runtime is down.
 func TestDaemonStartsWithoutARuntime(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	r.Stop()
@@ -236,7 +236,7 @@ func TestDaemonStartsWithoutARuntime(t *testing.T) {
 	}
 }
 
-// A key that is lost, or damaged, costs the old proofs and stops nothing.
+// If the key is lost or damaged, old proofs do not match any more, and the daemon starts.
 func TestLostKeyMakesOldProofsMatchNothing(t *testing.T) {
 	for name, spoil := range map[string]func(path string) error{
 		"lost":    os.Remove,
@@ -279,7 +279,7 @@ func TestLostKeyMakesOldProofsMatchNothing(t *testing.T) {
 	}
 }
 
-// SIGTERM lets a pull that is under way finish, with its record.
+// After SIGTERM a pull in progress can finish, with its record.
 func TestStopDrainsAPullThatIsUnderWay(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true")

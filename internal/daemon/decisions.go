@@ -10,14 +10,14 @@ import (
 	"github.com/pullgate/pullgate/internal/metrics"
 )
 
-// decisionLog is the log of decisions that the configuration asks for.
+// decisionLog is the configured log of decisions.
 type decisionLog struct {
 	*decisionlog.Log
 	path    string
 	dropped atomic.Uint64
 }
 
-// openDecisions opens the log of decisions that the configuration asks for, nil if none.
+// openDecisions opens the configured log of decisions, nil if there is none.
 func openDecisions(o Options, m *metrics.Metrics) (*decisionLog, error) {
 	l := &decisionLog{path: o.Config.DecisionLog.Path}
 	if l.path == "" {
@@ -51,13 +51,13 @@ func (l *decisionLog) status() *adminapi.DecisionLogStatus {
 	return &adminapi.DecisionLogStatus{Path: l.path, Dropped: l.dropped.Load()}
 }
 
-// decided passes the decisions of the gate on to the log, if there is one, and to the watchers.
+// decided sends the decisions of the gate to the log, if there is one, and to the watchers.
 type decided struct {
 	log  *decisionLog
 	feed *adminapi.Feed
 }
 
-// Record keeps a decision of the gate.
+// Record passes on a decision of the gate.
 func (to decided) Record(d decisionlog.Decision) {
 	if to.log != nil {
 		to.log.Record(d)

@@ -17,10 +17,9 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// Every case of the table, over the socket of the built binary, before each runtime. The registry refuses everything, so that nothing
-// but what is recorded lets a pod in. Standalone the credentials come one PullImage at a time, and where
-// Secret coordinates are needed the stricter verdict is right; with a pod source the first pre-check has to
-// be the verdict, and nobody pulls.
+// Every case of the table, over the socket of the built binary, before each runtime. The registry refuses everything, so that
+// only what is recorded allows a pod. Standalone, each PullImage shows one credential, and where Secret coordinates are needed
+// the stricter verdict is correct. With a pod source the first pre-check must have the verdict, and there is no pull.
 func TestDecisionsOverTheSocket(t *testing.T) {
 	table, err := conformance.Read()
 	if err != nil {
@@ -28,7 +27,7 @@ func TestDecisionsOverTheSocket(t *testing.T) {
 	}
 	profiles := criproxytest.Profiles()
 	if raced {
-		profiles = profiles[:1] // make race runs all of them without the detector
+		profiles = profiles[:1] // `make race` runs all of them without the detector
 	}
 	ran := map[string]int{}
 	for _, c := range table.Cases {
@@ -67,7 +66,7 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case, profi
 		source = "file"
 	}
 	namespace := "tenant"
-	if len(c.Pod) > 0 { // the table has no pod with Secrets of two namespaces that both matter
+	if len(c.Pod) > 0 { // the table has no pod with relevant Secrets from two namespaces
 		namespace = c.Pod[len(c.Pod)-1].Namespace
 	}
 	x := (&criproxytest.Kubelet{}).PodFrom(namespace, source)
@@ -141,7 +140,7 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case, profi
 	}
 }
 
-// holdGrant leaves a container running that shows the pod's grant.
+// holdGrant starts a container, which shows that the pod has a grant.
 func holdGrant(t *testing.T, r *criproxytest.Runtime, x *criproxytest.Pod, id, name string) {
 	t.Helper()
 	sandbox, err := r.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: x.Config})
@@ -161,7 +160,7 @@ func holdGrant(t *testing.T, r *criproxytest.Runtime, x *criproxytest.Pod, id, n
 	}
 }
 
-// store writes what a case of the table begins with, with the daemon's own library.
+// store writes the initial state of a case, with the daemon's own library.
 func (p *process) store(table conformance.Decisions, c conformance.Case, profile criproxytest.Profile) {
 	t := p.t
 	t.Helper()

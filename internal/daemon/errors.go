@@ -2,5 +2,5 @@ package daemon
 
 import "errors"
 
-// ErrSocketInUse is returned if another process accepts connections on the socket to be listened on.
+// ErrSocketInUse means that another process accepts connections on the socket.
 var ErrSocketInUse = errors.New("daemon: socket in use")

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A runtime that closes each connection that it accepts, as CRI-O does with a client that it does not understand, fills
-// no journal: each state is logged once a second at most.
+// If a runtime closes each connection that it accepts, as CRI-O does with a client that it does not understand, the daemon logs
+// each state at most once a second.
 func TestRuntimeThatClosesEveryConnectionDoesNotFloodTheLog(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "runtime.sock")
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
@@ -25,7 +25,7 @@ func TestRuntimeThatClosesEveryConnectionDoesNotFloodTheLog(t *testing.T) {
 				return
 			}
 			_, _ = c.Write([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0}) // empty SETTINGS
-			time.Sleep(time.Millisecond)                      // so that the connection is seen to be up
+			time.Sleep(time.Millisecond)                      // so that the daemon sees the connection up
 			_ = c.Close()
 		}
 	}()

@@ -12,11 +12,11 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// maxGrants bounds the file of grants, in bytes; a grant takes a few hundred.
+// maxGrants bounds the file of grants, in bytes; a grant takes a few hundred bytes.
 const maxGrants = 64 << 20
 
-// handOver writes down which pods hold grants, for the process that comes next: one that was granted an image and has
-// not started its container yet would be refused by it. Without the file pods prove access again.
+// handOver writes the grants of pods to a file for the next process. Otherwise that process would deny a container to a pod that
+// was granted an image and has not started its container yet. Without the file pods prove access again.
 func handOver(o Options, t *tracker.Tracker) {
 	data, err := t.HandOver()
 	if err == nil {
@@ -30,8 +30,8 @@ func handOver(o Options, t *tracker.Tracker) {
 	}
 }
 
-// takeOver gives pods the grants that the last process has written down. What is on disk goes first, so that no
-// later start finds them: a grant that ended meanwhile must not come back.
+// takeOver restores the grants that the last process has written. It first deletes the file, so that no later start finds them: a
+// grant that ended meanwhile must not be restored.
 func takeOver(o Options, st *state, t *tracker.Tracker) {
 	path := filepath.Join(o.Config.StateDir, grantsFile)
 	data, err := regularfile.Read(path, maxGrants)

@@ -12,8 +12,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// A pod that has pulled, and whose container is not started yet, goes on after an orderly restart. After a crash it
-// proves access again, and what was written down by an earlier stop is not used twice.
+// A pod that has pulled, and whose container is not started yet, continues after an orderly restart. After a crash it proves
+// access again, and the file of an earlier stop is not used twice.
 func TestGrantsOutliveAnOrderlyStopAlone(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify")
@@ -47,7 +47,7 @@ func TestGrantsOutliveAnOrderlyStopAlone(t *testing.T) {
 	p.start()
 	sees("after a crash", "")
 
-	// The file of a stop before something was written.
+	// The file of a stop that was before the last write to the store.
 	if _, err := k.Pull(t.Context(), k.Pod("bob"), app, "good"); err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestGrantsOutliveAnOrderlyStopAlone(t *testing.T) {
 	sees("with stale grants", "")
 }
 
-// A start that fails, for whatever is wrong with the configuration, leaves the grants to the one after it.
+// A failed start, whatever is invalid in the configuration, leaves the grants for the next start.
 func TestGrantsOutliveAFailedStart(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	settings := []string{"kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify"}
@@ -98,7 +98,7 @@ func TestGrantsOutliveAFailedStart(t *testing.T) {
 	}
 }
 
-// Of a store that was lost nobody knows what was revoked, and a new one counts its writes from the beginning.
+// After a store was lost, its revocations are unknown, and a new store counts its writes from the beginning.
 func TestGrantsDoNotOutliveTheirStore(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify")

@@ -13,7 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/hint"
 )
 
-// socketName is what pullgated.socket calls the kubelet's socket (FileDescriptorName=).
+// socketName is the name of the kubelet's socket in pullgated.socket (FileDescriptorName=).
 const socketName = "cri"
 
 // inherit returns the listener of the kubelet's socket that systemd has made and keeps over restarts, nil if systemd

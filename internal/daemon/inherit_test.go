@@ -16,7 +16,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
-// activate passes the sockets on as systemd does. Only the process itself knows its ID before it runs.
+// activate passes the sockets on as systemd does. Before the process runs, only the process itself can set its ID.
 func (p *process) activate() {
 	names := slices.Sorted(maps.Keys(p.sockets))
 	args := append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`}, p.cmd.Args...)
@@ -28,7 +28,7 @@ func (p *process) activate() {
 	}
 }
 
-// bind makes a socket and keeps it, as systemd does.
+// bind makes a socket and keeps it open, as systemd does.
 func (p *process) bind(path string) *os.File {
 	p.t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -71,7 +71,7 @@ func TestSocketOfSystemdIsServedAndLeftToIt(t *testing.T) {
 	if err != nil {
 		t.Fatalf("the socket is gone after a stop: %v", err)
 	}
-	// A call that nobody answers yet is answered by the next process.
+	// The next process answers a call that was not answered yet.
 	answered := make(chan struct{})
 	go func() { defer close(answered); version() }()
 	p.start()

@@ -11,7 +11,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
-// held opens connections and leaves them open until the test ends.
+// held opens connections and keeps them open until the test ends.
 func held(t *testing.T, n int, network, address string, use func(net.Conn)) {
 	t.Helper()
 	for range n {
@@ -24,7 +24,7 @@ func held(t *testing.T, n int, network, address string, use func(net.Conn)) {
 	}
 }
 
-// probe makes a request on a connection that stays open; whether it is answered is up to the server.
+// probe makes a request on a connection that stays open; the server may answer or not.
 func probe(c net.Conn) {
 	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
 	if _, err := c.Write([]byte("GET /healthz HTTP/1.1\r\nHost: node\r\n\r\n")); err != nil {
@@ -35,7 +35,7 @@ func probe(c net.Conn) {
 	}
 }
 
-// Idle connections to the sockets beside the CRI leave the file descriptors that a kubelet's connection needs.
+// Idle connections to the other sockets leave the file descriptors that a kubelet's connection needs.
 func TestIdleConnectionsDoNotDelayTheCRI(t *testing.T) {
 	for name, socket := range map[string]string{"metrics": "", "admin": "run/admin.sock"} {
 		t.Run(name, func(t *testing.T) {
@@ -59,14 +59,14 @@ func TestIdleConnectionsDoNotDelayTheCRI(t *testing.T) {
 	}
 }
 
-// A process that does not close its connections to the CRI is refused more of them; the kubelet, which is another
-// process, is not.
+// The daemon refuses more connections to a process that does not close its connections to the CRI, but not to the kubelet, which
+// is another process.
 func TestOneProcessCannotTakeAllConnectionsOfTheCRI(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	p.maxFiles = 256
 	p.start()
 	held(t, 300, "unix", p.path("run/cri.sock"), func(net.Conn) {})
-	other := prepare(t, p.endpoint()) // its upstream is a new process's connection
+	other := prepare(t, p.endpoint()) // its upstream connection is from another process
 	other.start()
 	if !strings.Contains(p.out.String(), "the limit of one process is") {
 		t.Errorf("log = %q; want the process named", p.out)

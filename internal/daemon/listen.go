@@ -19,30 +19,30 @@ import (
 	"github.com/pullgate/pullgate/internal/hint"
 )
 
-// dialLimit bounds the question whether anybody answers on a socket that is already there.
+// dialLimit bounds the check whether a process answers on an existing socket.
 const dialLimit = 2 * time.Second
 
-// bindRetry is how long a listener without which the CRI is served waits after it could not be bound.
+// bindRetry is the time between two attempts to bind an optional listener.
 const bindRetry = 2 * time.Second
 
-// listeners are the listeners of the daemon; one that the configuration turns off is nil.
+// listeners are the listeners of the daemon; a listener that the configuration turns off is nil.
 type listeners struct {
 	cri        net.Listener
 	admin, web *optional
 }
 
-// An optional is a listener without which the CRI is served.
+// An optional is a listener that is not needed to serve the CRI.
 type optional struct {
 	field, address string
 	bind           func(ctx context.Context) (net.Listener, error)
 	log            klog.Logger
-	bound          func(field string, err error) // is called when it could not be bound, and with nil when it is
+	bound          func(field string, err error) // called when it could not be bound, and with nil when it is bound
 
 	listener net.Listener // nil until it is bound
 }
 
-// start tries to bind the listener. That another process answers at its socket is an error: it is another pullgated, or
-// will be taken for this one. Every other failure is logged, and wait tries again.
+// start tries to bind the listener. If another process answers at its socket, start returns an error: that process is another
+// pullgated, or clients would take it for this one. start logs every other failure, and wait tries again.
 func (l *optional) start(ctx context.Context) (err error) {
 	l.listener, err = l.bind(ctx)
 	if err == nil || errors.Is(err, ErrSocketInUse) {
@@ -54,7 +54,7 @@ func (l *optional) start(ctx context.Context) (err error) {
 	return nil
 }
 
-// wait returns the listener once it is bound, nil if ctx ends before.
+// wait returns the listener once it is bound, nil if ctx ends first.
 func (l *optional) wait(ctx context.Context) net.Listener {
 	if l.listener != nil {
 		return l.listener
@@ -78,7 +78,7 @@ func (l *optional) wait(ctx context.Context) net.Listener {
 	}
 }
 
-// listenAll listens on the CRI's socket, or nowhere, and on the other listeners as far as they can be bound.
+// listenAll listens on the CRI's socket, or on none, and on those of the other listeners that can be bound.
 func listenAll(ctx context.Context, log klog.Logger, c config.Config, bound func(field string, err error)) (on listeners, err error) {
 	defer func() {
 		if err != nil {
@@ -126,9 +126,9 @@ func (on listeners) close() error {
 	return err
 }
 
-// listen binds the socket of an endpoint unix:///path that a field gives, mode 0600 in a directory that is made with
-// mode 0700 if it does not exist. A socket on which no process answers is left over from a crash and is
-// replaced; one on which a process answers is refused.
+// listen binds the socket of an endpoint unix:///path from a field, with mode 0600. If the directory does not exist, listen makes
+// it with mode 0700. If no process answers on an existing socket, the socket is from a crash and is replaced; otherwise listen
+// returns an error.
 func listen(ctx context.Context, field, endpoint string) (net.Listener, error) {
 	path, ok := strings.CutPrefix(endpoint, "unix://")
 	if !ok {
@@ -140,8 +140,7 @@ func listen(ctx context.Context, field, endpoint string) (net.Listener, error) {
 	if err := clearStale(ctx, field, path); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", endpoint, err)
 	}
-	// The mode is set by the bind itself: a chmod after it would leave a moment in which
-	// others can connect.
+	// The bind itself sets the mode: with a later chmod others could connect for a moment.
 	old := syscall.Umask(0o177)
 	defer syscall.Umask(old)
 	var lc net.ListenConfig

@@ -13,7 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/crashpoint"
 )
 
-// built is the folder of the programs, made by the first test that needs one.
+// built is the folder of the programs; the first test that needs one makes it.
 var built = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "pullgated-bin-")
 	if err != nil {

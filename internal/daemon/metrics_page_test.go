@@ -19,8 +19,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// busyScrape is the metrics page of the built daemon, with every part that there is, after a hit, a miss and a
-// pre-check that was hidden.
+// busyScrape returns the metrics page of the built daemon, with every optional part, after a hit, a miss and a hidden pre-check.
 func busyScrape(t *testing.T) string {
 	t.Helper()
 	r := criproxytest.NewRuntime(t)
@@ -51,7 +50,7 @@ func busyScrape(t *testing.T) string {
 	return page
 }
 
-// promlint has nothing to say about any metric of the daemon, those of Go and of the process included.
+// promlint finds no problem in any metric of the daemon, including those of Go and of the process.
 func TestPromlintOfARealScrape(t *testing.T) {
 	problems, err := promlint.New(strings.NewReader(busyScrape(t))).Lint()
 	if err != nil {
@@ -62,7 +61,7 @@ func TestPromlintOfARealScrape(t *testing.T) {
 	}
 }
 
-// docs/metrics.md has every metric of the daemon with its type and labels, and no other.
+// docs/metrics.md lists every metric of the daemon with its type and labels, and no other.
 func TestMetricsPageIsARealScrape(t *testing.T) {
 	page := readMetricsPage(t)
 	if diff := cmp.Diff(scraped(busyScrape(t)), page.metrics); diff != "" {
@@ -77,7 +76,7 @@ func TestMetricsPageIsARealScrape(t *testing.T) {
 	}
 }
 
-// Of every label the page has all values, and no other.
+// The page lists all values of every label, and no other.
 func TestMetricsPageHasEveryValueOfALabel(t *testing.T) {
 	methods := []string{"other"}
 	for _, full := range criproxy.Methods() {
@@ -116,7 +115,7 @@ func TestMetricsPageHasEveryValueOfALabel(t *testing.T) {
 	}
 }
 
-// metricsPage is what docs/metrics.md says.
+// metricsPage is the content of docs/metrics.md.
 type metricsPage struct {
 	metrics map[string]string // type and labels
 	units   map[string]string
@@ -169,7 +168,7 @@ func readMetricsPage(t *testing.T) metricsPage {
 	return page
 }
 
-// scraped returns type and labels of every metric of a page that is pullgate's own.
+// scraped returns type and labels of every metric of pullgate on a page.
 func scraped(page string) map[string]string {
 	types := map[string]string{}
 	labels := map[string]map[string]bool{}

@@ -25,7 +25,7 @@ const (
 	nodeToken2 = "n0de-cAnary-tw0"
 )
 
-// A node is a daemon before a registry that takes every password that begins with "n0de" or "tenant".
+// A node is a daemon with a registry that accepts every password that begins with "n0de" or "tenant".
 type node struct {
 	*process
 	runtime *criproxytest.Runtime
@@ -56,7 +56,7 @@ func (n *node) start() {
 	n.k = n.process.kubelet()
 }
 
-// offers replaces the node's docker configuration as kubelets and cloud agents do: by a rename.
+// offers replaces the node's docker configuration by a rename, as kubelets and cloud agents do.
 func (n *node) offers(repository, password string) {
 	n.t.Helper()
 	content := fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, repository, base64.StdEncoding.EncodeToString([]byte("tenant:"+password)))
@@ -68,7 +68,7 @@ func (n *node) offers(repository, password string) {
 	}
 }
 
-// says waits until the log has a text so many times.
+// says waits until the log contains a text the given number of times.
 func (n *node) says(text string, times int) {
 	n.t.Helper()
 	for end := time.Now().Add(20 * time.Second); strings.Count(n.out.String(), text) < times; time.Sleep(20 * time.Millisecond) {
@@ -78,7 +78,7 @@ func (n *node) says(text string, times int) {
 	}
 }
 
-// pulled has a new pod of a namespace pull with a password.
+// pulled makes a new pod of a namespace pull with a password.
 func (n *node) pulled(namespace, image, password string) {
 	n.t.Helper()
 	if _, err := n.k.Pull(n.t.Context(), n.k.Pod(namespace), image, password); err != nil {
@@ -86,7 +86,7 @@ func (n *node) pulled(namespace, image, password string) {
 	}
 }
 
-// runs reports whether a new pod may run an image that it shows no credential for.
+// runs reports whether a new pod may run an image without showing a credential for it.
 func (n *node) runs(namespace, image string, want bool) {
 	n.t.Helper()
 	before := n.runtime.Calls("PullImage")
@@ -95,8 +95,7 @@ func (n *node) runs(namespace, image string, want bool) {
 	}
 }
 
-// provide runs the built credential provider around one that gives out a password, and returns what it
-// prints.
+// provide runs the built credential provider around one that returns a password, and returns its output.
 func (n *node) provide(password, request string) (stdout, stderr string) {
 	n.t.Helper()
 	bin := pullgated(n.t)
@@ -112,7 +111,7 @@ func (n *node) provide(password, request string) (stdout, stderr string) {
 
 const asks = `{"kind":"CredentialProviderRequest","apiVersion":"credentialprovider.kubelet.k8s.io/v1","image":"repo.test/team/app:1"}`
 
-// leaksNothing looks for what must not be found in everything that the daemon has written.
+// leaksNothing searches everything that the daemon has written for secrets.
 func (n *node) leaksNothing() {
 	n.t.Helper()
 	page, err := n.get("/metrics")
@@ -152,7 +151,7 @@ func TestNodesFileOpensAndRotationNeedsNoRegistry(t *testing.T) {
 	n.pulled("alice", app, nodeToken)
 	n.runs("bob", app, true)
 
-	// The token is rotated. Nobody needs the registry, neither without a credential nor with the new one.
+	// The token is rotated. The registry is not needed, neither without a credential nor with the new one.
 	n.offers("repo.test/team", nodeToken2)
 	n.says("Node credentials read", 2)
 	n.runs("carol", app, true)
@@ -165,11 +164,11 @@ func TestNodesFileOpensAndRotationNeedsNoRegistry(t *testing.T) {
 		t.Error("the registry was asked after the rotation")
 	}
 
-	// Another repository, that the file does not offer the token for, and the old token: both are a pod's.
+	// Another repository, for which the file does not offer the token, and the old token: both are credentials of a pod.
 	n.pulled("alice", other, nodeToken2)
 	n.runs("bob", other, false)
 
-	// The file is gone, and with it what it offered; what it opened stays open.
+	// The file and its credentials are gone; the images that it opened stay open.
 	if err := os.Remove(n.file); err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +184,7 @@ func TestPodsOwnCredentialDoesNotOpen(t *testing.T) {
 	n.pulled("alice", app, "tenant-alice")
 	n.runs("bob", app, false)
 
-	// What the node once offered is a pod's own as well.
+	// A credential that the node once offered is now a pod's own as well.
 	n.offers("repo.test/team", nodeToken2)
 	n.says("Node credentials read", 2)
 	n.pulled("carol", app, nodeToken)
@@ -202,7 +201,7 @@ func TestReportedCredentialOpens(t *testing.T) {
 			t.Errorf("%s: %v, %v; want %v", path, info, err, want)
 		}
 	}
-	// Bound to a service account, it is a pod's own.
+	// If it is bound to a service account, it is a pod's own.
 	if _, said := n.provide(nodeToken2, strings.Replace(asks, `"image"`, `"serviceAccountToken":"t","image"`, 1)); said != "" {
 		t.Errorf("credential-provider says %q; want nothing", said)
 	}
@@ -220,7 +219,7 @@ func TestReportedCredentialOpens(t *testing.T) {
 	n.leaksNothing()
 }
 
-// A restart forgets reports, which is the safe side; what was opened stays open.
+// A restart forgets reports, which is safe; opened images stay open.
 func TestRestartForgetsReports(t *testing.T) {
 	n := newNode(t)
 	n.start()
@@ -243,7 +242,7 @@ func TestRestartForgetsReports(t *testing.T) {
 	n.runs("bob", app, false)
 }
 
-// The kubelet kills a plugin that takes too long. The one behind it must not live on.
+// The kubelet kills a plugin that takes too long. The process that the plugin wraps must end with it.
 func TestPluginDiesWithItsWrapper(t *testing.T) {
 	bin := pullgated(t)
 	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "told to end": syscall.SIGTERM} {
@@ -268,7 +267,7 @@ func TestPluginDiesWithItsWrapper(t *testing.T) {
 			_ = cmd.Wait()
 			eventually(t, "the plugin to end", func() bool {
 				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", plugin))
-				return err != nil || bytes.Contains(stat, []byte(") Z ")) // nobody has asked for its end yet
+				return err != nil || bytes.Contains(stat, []byte(") Z ")) // the process has ended, but its parent has not waited for it yet
 			})
 			if code := cmd.ProcessState.ExitCode(); sig == syscall.SIGTERM && code != 128+int(syscall.SIGTERM) {
 				t.Errorf("exit code %d; want that of the plugin, which the signal ended", code)
@@ -277,7 +276,7 @@ func TestPluginDiesWithItsWrapper(t *testing.T) {
 	}
 }
 
-// eventually waits until something is so.
+// eventually waits until a condition is true.
 func eventually(t *testing.T, what string, so func() bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); !so(); time.Sleep(10 * time.Millisecond) {

@@ -21,24 +21,24 @@ import (
 	"github.com/pullgate/pullgate/internal/podsource"
 )
 
-// Bounds of the question whether what answers at metrics.listen is a pullgated.
+// Bounds of the check whether a pullgated answers at metrics.listen.
 const (
 	scrapeLimit = time.Second
 	maxScrape   = 4 << 20 // bytes
 )
 
-// A Preflight is what a configuration comes to on this machine before a start.
+// A Preflight contains the problems of a configuration on this machine before a start.
 type Preflight struct {
-	// Errors are what a start would refuse, or would certainly not be able to use.
+	// Errors are what a start would refuse, or could certainly not use.
 	Errors []error
-	// Warnings do not keep the CRI from being served.
+	// Warnings do not prevent the daemon from serving the CRI.
 	Warnings []error
 }
 
-// Examine looks at the files, folders and addresses that a configuration names. It creates and changes nothing, takes
-// no lock, and does not connect to a socket of pullgated, so that it can be used beside a running daemon. The
-// configuration is taken as checked by the config package. A finding that says "permission denied" is a warning unless
-// the process is root: it is about another user than the one that pullgated runs as.
+// Examine checks the files, folders and addresses that a configuration names. It creates and changes nothing, takes no lock, and
+// does not connect to a socket of pullgated, so that it can run beside a running daemon. The config package must have validated
+// the configuration. A finding that says "permission denied" is a warning unless the process is root: pullgated runs as another
+// user.
 func Examine(ctx context.Context, c config.Config) Preflight {
 	var p Preflight
 	p.add("stateDir", examineStateDir(c.StateDir))
@@ -53,7 +53,7 @@ func Examine(ctx context.Context, c config.Config) Preflight {
 			p.warn("podSource.kubeconfig", fmt.Errorf("%s: not found; pullgated starts without the pod source and waits for the file", c.PodSource.Kubeconfig))
 		}
 	}
-	// What follows is bound again and again until that succeeds.
+	// The daemon tries again to bind the following listeners until it succeeds.
 	if c.Admin.Listen != "" {
 		p.warn("admin.listen", examineSocket(c.Admin.Listen))
 	}
@@ -100,7 +100,7 @@ func examineStateDir(dir string) error {
 func usableFolder(dir string) error {
 	info, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) && dir != "/" {
-		return usableFolder(filepath.Dir(dir)) // MkdirAll makes what is below it
+		return usableFolder(filepath.Dir(dir)) // MkdirAll makes the folders below it
 	}
 	if err != nil {
 		return err
@@ -111,7 +111,7 @@ func usableFolder(dir string) error {
 	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
 		return &fs.PathError{Op: "write to", Path: dir, Err: err}
 	}
-	// Root may write everywhere, but these file systems take no files.
+	// Root may write everywhere, but on these file systems files cannot be created.
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {
 		return &fs.PathError{Op: "statfs", Path: dir, Err: err}
@@ -123,8 +123,8 @@ func usableFolder(dir string) error {
 	return nil
 }
 
-// examineSocket reports why a socket could not be made at an endpoint. One that is there may be in use by the daemon
-// that runs, or be systemd's.
+// examineSocket reports why a socket could not be made at an endpoint. An existing socket may be in use by the running daemon, or
+// belong to systemd.
 func examineSocket(endpoint string) error {
 	path := strings.TrimPrefix(endpoint, "unix://")
 	if err := usableFolder(filepath.Dir(path)); err != nil {
@@ -142,7 +142,7 @@ func examineSocket(endpoint string) error {
 	return nil
 }
 
-// examineAddress reports why an address could not be listened on, unless a pullgated listens there already.
+// examineAddress reports why the daemon could not listen on an address, unless a pullgated already listens there.
 func examineAddress(ctx context.Context, address string) error {
 	err := bindable(ctx, address)
 	if err == nil || errors.Is(err, unix.EADDRINUSE) && isPullgated(ctx, address) {
@@ -183,7 +183,7 @@ func bindable(ctx context.Context, address string) error {
 	return os.NewSyscallError("bind", unix.Bind(fd, to))
 }
 
-// isPullgated reports whether the metrics of a pullgated are served at an address.
+// isPullgated reports whether a pullgated serves its metrics at an address.
 func isPullgated(ctx context.Context, address string) bool {
 	ctx, cancel := context.WithTimeout(ctx, scrapeLimit)
 	defer cancel()

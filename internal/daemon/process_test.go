@@ -37,7 +37,7 @@ type process struct {
 	out  *output
 }
 
-// output is what a process prints, read while it runs.
+// output is what a process prints; it can be read while the process runs.
 type output struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -68,15 +68,15 @@ func pullgated(t *testing.T) string {
 	return bin
 }
 
-// prepare makes a daemon that is not started, before a runtime's endpoint.
+// prepare makes a daemon with a runtime's endpoint, and does not start it.
 func prepare(t *testing.T, runtime string, settings ...string) *process {
 	t.Helper()
-	_ = pullgated(t)                   // with -short it skips the test before anything is made
+	_ = pullgated(t)                   // with -short it skips the test before anything is created
 	dir, err := os.MkdirTemp("", "pg") //nolint:usetesting // a socket's path must be short
 	if err != nil {
 		t.Fatal(err)
 	}
-	// An address of its own, so that no other test gets the port before the daemon does.
+	// Its own address, so that no other test gets the port before the daemon does.
 	l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254)))
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +133,7 @@ func (p *process) spawn(args ...string) {
 	go func(cmd *exec.Cmd, done chan struct{}) { _ = cmd.Wait(); close(done) }(p.cmd, p.done)
 }
 
-// wantNoRace fails the test if the race detector has found a race in the daemon that was started last.
+// wantNoRace fails the test if the race detector has found a race in the last started daemon.
 func (p *process) wantNoRace() {
 	p.t.Helper()
 	if p.out != nil && strings.Contains(p.out.String(), "WARNING: DATA RACE") {
@@ -179,7 +179,7 @@ func (p *process) get(path string) (string, error) {
 	return string(body), err
 }
 
-// metric returns the value of the series that begins so, 0 if there is none.
+// metric returns the value of the series with this prefix, 0 if there is none.
 func (p *process) metric(series string) float64 {
 	p.t.Helper()
 	page, err := p.get("/metrics")
@@ -203,7 +203,7 @@ func (p *process) kubelet() *criproxytest.Kubelet {
 	return criproxytest.NewKubelet(p.t, p.endpoint())
 }
 
-// wait returns the exit code, -1 for a death by signal.
+// wait returns the exit code, -1 for an end by a signal.
 func (p *process) wait() int {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)

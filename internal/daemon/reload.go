@@ -9,10 +9,10 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 )
 
-// reopenLimit bounds the wait for a disk that hangs: the new policy must apply all the same.
+// reopenLimit bounds the wait for a disk that does not answer: the new policy must apply all the same.
 const reopenLimit = 5 * time.Second
 
-// reload obeys Options.Reload until ctx ends.
+// reload reloads for each value of Options.Reload until ctx ends.
 func reload(ctx context.Context, o Options, p parts) {
 	for {
 		select {
@@ -38,13 +38,13 @@ func reopen(ctx context.Context, o Options, p parts) {
 	}
 }
 
-// reread takes over what may change of the configuration, if all of it is right.
+// reread applies the fields of the configuration that may change, if the whole configuration is valid.
 func reread(o Options, p parts) {
 	at := time.Now()
 	c, found, err := o.Load()
 	p.metrics.ConfigRead(err == nil, at)
 	if err != nil {
-		// It has a line for each wrong field, and the journal one for each event.
+		// The error has a line for each invalid field, and the journal has one line for each event.
 		err = errors.New(strings.ReplaceAll(strings.ReplaceAll(err.Error(), ":\n", ": "), "\n", "; "))
 		p.inForce.refused(at, err)
 		o.Log.Error(err, "Configuration not reloaded, the previous one stays in use")

@@ -19,7 +19,7 @@ import (
 
 func (p *process) decisionLog() string { return "decisionLog: {path: " + p.path("decisions.log") + "}" }
 
-// hup sends SIGHUP and waits until the log has a text once more.
+// hup sends SIGHUP and waits until the log contains a text once more.
 func (p *process) hup(says string) {
 	p.t.Helper()
 	before := strings.Count(p.out.String(), says)
@@ -33,7 +33,7 @@ func (p *process) hup(says string) {
 	}
 }
 
-// decisions reads the decision log, and what it was rotated to.
+// decisions reads the decision log and its rotated files.
 func (p *process) decisions() (all []map[string]any) {
 	p.t.Helper()
 	files, err := filepath.Glob(p.path("decisions.log*"))
@@ -119,7 +119,7 @@ func TestSIGHUPChangesVerdictsAndABadFileDoesNot(t *testing.T) {
 		t.Errorf("log %s\nwant it to name the two fields", out)
 	}
 	sees("exempt", "alice", id2)
-	sees("exempt", "bob", "") // shadow mode does not begin without a restart
+	sees("exempt", "bob", "") // shadow mode needs a restart
 	p.stop()
 }
 
@@ -149,7 +149,7 @@ func TestSIGHUPReadsTheKubeletsFileAgain(t *testing.T) {
 	}
 }
 
-// A daemon that waits for its store is not up yet.
+// A daemon that waits for its store has not started yet.
 func TestSIGHUPBeforeTheDaemonIsUpIsObeyedLater(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	p.start()
@@ -227,7 +227,7 @@ func TestDecisionLogOverRotations(t *testing.T) {
 			t.Errorf("decision %v; want its image and repository, and none missing", d)
 		}
 	}
-	// A pull with a wrong credential is judged only where a pre-check is hidden.
+	// A pull with a wrong credential is decided only if a pre-check was hidden.
 	for what, want := range map[string]int{
 		"PullImage Allow verified": 1, "PullImage Allow ": turns - 1, "ImageStatus Reverify ": turns - 1, "PullImage Reverify denied": turns,
 	} {
@@ -269,7 +269,7 @@ func TestDecisionLogThatCannotBeOpenedKeepsTheDaemonFromStarting(t *testing.T) {
 	}
 }
 
-// Decisions go on while their log cannot be written, and what is missing is counted and said.
+// Decisions continue while their log cannot be written; the missing ones are counted and logged.
 func TestDecisionsGoOnWithoutTheirLog(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	p := prepare(t, r.Endpoint())

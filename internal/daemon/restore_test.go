@@ -15,12 +15,12 @@ const (
 	later = "repo.test/team/later:1"
 )
 
-// The steps of docs/store.md, Backup and restore: what each kind of copy is worth, on the node that it is from.
+// The steps of docs/store.md, Backup and restore: what each kind of copy proves, on the node that it is from.
 func TestRestoreByTheStepsOfTheManual(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
-		key     string // what is in node.key then, "" for what was there
-		proved  bool   // what was proved before the copy is known
+		key     string // the content of node.key at the restore, "" for the existing one
+		proved  bool   // the proofs from before the copy are known
 		message string // in the log
 	}{
 		{name: "both", proved: true},
@@ -30,7 +30,7 @@ func TestRestoreByTheStepsOfTheManual(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			p, r, _ := aTenantsNode(t)
 			copied := p.operator().backup()
-			// After the copy somebody pulls an image that is nobody else's.
+			// After the copy was made, a pod pulls an image that no other pod has.
 			serves(r, later, "letmein", id3)
 			k := p.kubelet()
 			if _, err := k.Pull(t.Context(), k.Pod("erin"), later, "letmein"); err != nil {
@@ -70,7 +70,7 @@ func TestRestoreByTheStepsOfTheManual(t *testing.T) {
 	}
 }
 
-// restoredNode holds a node after a restore to what the manual says of it.
+// restoredNode checks that a node after a restore is as the manual describes.
 func restoredNode(t *testing.T, r *criproxytest.Runtime, p *process, proved bool) {
 	t.Helper()
 	serves(r, "repo.test/nothing:1", "", "") // the registry refuses everything

@@ -14,7 +14,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 )
 
-// A service reports the state of the daemon to systemd, if systemd asks for it (Type=notify). Its methods may be called
+// A service reports the state of the daemon to systemd, if systemd requests it (Type=notify). Its methods may be called
 // concurrently.
 type service struct {
 	log    klog.Logger
@@ -24,21 +24,21 @@ type service struct {
 	policy   string
 	up       bool
 	stopping bool
-	unbound  map[string]error // by field, the listeners that could not be bound
+	unbound  map[string]error // the listeners that could not be bound, by field
 }
 
 func newService(log klog.Logger, c config.Config) *service {
 	return &service{unbound: map[string]error{}, log: log, shadow: c.NoPullImageSecretRecheck, policy: c.ImagePullCredentialsVerificationPolicy}
 }
 
-// ready says that the socket is served, by the configuration that was read last.
+// ready reports that the socket is served, with the configuration that was read last.
 func (s *service) ready() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.tell(sd.SdNotifyReady, s.status())
 }
 
-// reached says whether the runtime is.
+// reached reports whether the runtime is connected.
 func (s *service) reached(up bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,7 +46,7 @@ func (s *service) reached(up bool) {
 	s.tell(s.status())
 }
 
-// bound notes that the listener of a field could not be bound, or with nil that it is.
+// bound notes that the listener of a field could not be bound, or, with nil, that it is bound.
 func (s *service) bound(field string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,7 +59,7 @@ func (s *service) bound(field string, err error) {
 	}
 }
 
-// notListening returns the listeners that could not be bound, in the order of their fields.
+// notListening returns the listeners that could not be bound, ordered by field.
 func (s *service) notListening() (all []adminapi.NotListening) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,7 +69,7 @@ func (s *service) notListening() (all []adminapi.NotListening) {
 	return all
 }
 
-// reloading says that the configuration is read again, until ready is called.
+// reloading reports that the configuration is being read again, until ready is called.
 func (s *service) reloading() {
 	s.tell(sd.SdNotifyReloading, strings.TrimSpace(sd.SdNotifyMonotonicUsec()))
 }
@@ -81,7 +81,7 @@ func (s *service) enforces(policy string) {
 	s.policy = policy
 }
 
-// stop says that the daemon stops.
+// stop reports that the daemon stops.
 func (s *service) stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,10 +89,10 @@ func (s *service) stop() {
 	s.tell(sd.SdNotifyStopping, s.status())
 }
 
-// alive feeds the watchdog.
+// alive notifies the watchdog.
 func (s *service) alive() { s.tell(sd.SdNotifyWatchdog) }
 
-// status is the line that systemctl status shows.
+// status returns the line that systemctl status shows.
 func (s *service) status() string {
 	mode := s.policy
 	if s.shadow {
@@ -108,7 +108,7 @@ func (s *service) status() string {
 	}
 }
 
-// withoutLocked names the fields whose listeners could not be bound.
+// withoutLocked returns the names of the fields whose listeners could not be bound.
 func (s *service) withoutLocked() string {
 	if len(s.unbound) == 0 {
 		return ""

@@ -12,13 +12,13 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
-// A manager is the ear of systemd.
+// A manager receives the messages to systemd.
 type manager struct {
 	t    *testing.T
 	conn *net.UnixConn
 }
 
-// notified makes the daemon tell a manager how it is.
+// notified makes the daemon report its state to a manager.
 func notified(p *process) *manager {
 	p.t.Helper()
 	path := p.path("notify")
@@ -31,7 +31,7 @@ func notified(p *process) *manager {
 	return &manager{p.t, conn}
 }
 
-// next returns the next message, "" if none comes within a time.
+// next returns the next message, "" if none comes within the limit.
 func (m *manager) next(limit time.Duration) string {
 	m.t.Helper()
 	if err := m.conn.SetReadDeadline(time.Now().Add(limit)); err != nil {
@@ -45,7 +45,7 @@ func (m *manager) next(limit time.Duration) string {
 	return string(b[:n])
 }
 
-// hears waits for a message.
+// hears waits for a message that matches a pattern.
 func (m *manager) hears(pattern string) {
 	m.t.Helper()
 	want := regexp.MustCompile("^" + pattern + "$")
@@ -97,7 +97,7 @@ func TestShadowModeIsSaidInTheStatus(t *testing.T) {
 	m.hears(`(?s)READY=1.*shadow mode, nothing is enforced.*`)
 }
 
-// The watchdog is fed while the daemon answers, with or without a runtime, and not while it is held.
+// The watchdog is notified while the daemon answers, with or without a runtime, and not while the daemon is stopped by a signal.
 func TestWatchdogIsFedByADaemonThatAnswers(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	p := prepare(t, r.Endpoint())
@@ -116,7 +116,7 @@ func TestWatchdogIsFedByADaemonThatAnswers(t *testing.T) {
 	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	for m.next(50*time.Millisecond) != "" { // what was on its way
+	for m.next(50*time.Millisecond) != "" { // messages that were already sent
 	}
 	if told := m.next(time.Second); told != "" {
 		t.Errorf("systemd is told %q by a process that is held", told)
@@ -126,7 +126,7 @@ func TestWatchdogIsFedByADaemonThatAnswers(t *testing.T) {
 	}
 	m.hears("WATCHDOG=1")
 
-	// A socket that is gone is no reason to end the connections that there are.
+	// A missing socket file must not end the existing connections.
 	if err := os.Remove(p.path("run/cri.sock")); err != nil {
 		t.Fatal(err)
 	}

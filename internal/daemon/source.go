@@ -19,8 +19,8 @@ import (
 // podSource adapts the pod source to gate.PodSource.
 type podSource struct{ source *podsource.Source }
 
-// openSource returns the pod source of the configuration, nil if it has none. An API server that does not answer and a
-// kubeconfig that does not exist yet are not errors.
+// openSource returns the configured pod source, nil if there is none. An API server that does not answer and a kubeconfig that
+// does not exist yet are not errors.
 func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podSource, error) {
 	if o.Config.PodSource.Kubeconfig == "" {
 		return nil, nil //nolint:nilnil // the configuration has no pod source
@@ -43,14 +43,14 @@ func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podSource, 
 	return &podSource{source}, nil
 }
 
-// run syncs the source until ctx ends. Without it pods are judged more strictly, so its end does not end the daemon.
+// run syncs the source until ctx ends. If it fails, the daemon continues, and pods are judged more strictly.
 func (s *podSource) run(ctx context.Context, log klog.Logger) {
 	if err := s.source.Run(klog.NewContext(ctx, log)); err != nil {
 		log.Error(err, "Pod source ended, pods are judged by CRI data only", "hint", "set podSource.nodeName and restart pullgated")
 	}
 }
 
-// forGate returns the source as an interface that is nil if there is none.
+// forGate returns the source as an interface, nil if there is none.
 func (s *podSource) forGate() gate.PodSource { //nolint:ireturn // see above
 	if s == nil {
 		return nil
@@ -58,7 +58,7 @@ func (s *podSource) forGate() gate.PodSource { //nolint:ireturn // see above
 	return s
 }
 
-// state returns the line that /readyz adds. An API server that does not answer does not make a node unready.
+// state returns the line for /readyz. A node stays ready if the API server does not answer.
 func (s *podSource) state() string {
 	switch {
 	case s == nil:
@@ -76,9 +76,9 @@ func (s *podSource) PullPolicies(uid string, image imageref.Ref) (policies []str
 	return p.PullPolicies(image), known
 }
 
-// Secrets returns the credentials of a pod's pull secrets for an image, as far as they are known.
+// Secrets returns the known credentials of a pod's pull secrets for an image.
 func (s *podSource) Secrets(ctx context.Context, uid string, image imageref.Ref) []tracker.Secret {
-	found, _ := s.credentials(ctx, uid, image) // those of an incomplete list are the pod's as well
+	found, _ := s.credentials(ctx, uid, image) // those of an incomplete list are the pod's, too
 	return found
 }
 
@@ -95,7 +95,7 @@ func (s *podSource) credentials(ctx context.Context, uid string, image imageref.
 // adminSource adapts the pod source to adminapi.PodSource.
 type adminSource struct{ *podSource }
 
-// forAdmin returns the source as an interface that is nil if there is none.
+// forAdmin returns the source as an interface, nil if there is none.
 func (s *podSource) forAdmin() adminapi.PodSource { //nolint:ireturn // see above
 	if s == nil {
 		return nil

@@ -16,7 +16,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
-// An apiServer has one pod and its Secrets, which never change. The real one stands in e2e.
+// An apiServer has one pod and its Secrets, which never change. The tests in e2e use a real API server.
 type apiServer struct {
 	kubeconfig string
 	pod        map[string]any
@@ -81,7 +81,7 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		answer = map[string]any{"kind": "PodList", "apiVersion": "v1", "metadata": map[string]any{"resourceVersion": "1"}, "items": []any{a.pod}}
 	}
-	_ = json.NewEncoder(w).Encode(answer) // whoever asked may have gone
+	_ = json.NewEncoder(w).Encode(answer) // the client may have gone
 }
 
 // until waits until a metric has a value.

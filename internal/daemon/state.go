@@ -16,26 +16,25 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// The files of the state directory. The key is made after the store, so that a key without a
-// store means that the store was lost.
+// The files of the state directory. The key is made after the store: a key without a store means that the store was lost.
 const (
 	storeFile  = "records.db"
 	keyFile    = "node.key"
 	grantsFile = "grants.json" // from an orderly stop to the next start
 )
 
-// KeyPath returns where the node's key is in a state directory.
+// KeyPath returns the path of the node's key in a state directory.
 func KeyPath(stateDir string) string { return filepath.Join(stateDir, keyFile) }
 
-// state is what survives a restart.
+// state is what is kept over a restart.
 type state struct {
 	store     *records.Store
 	key       credential.Key
-	lastWrite uint64 // to the store, before this start; 0 if this start has begun it
+	lastWrite uint64 // to the store, before this start; 0 if this start has created it
 }
 
-// openState opens the store and the node's key. Only a store that cannot be had stops the start;
-// a key that is lost or damaged costs the old proofs, which no longer match.
+// openState opens the store and the node's key. Only an error of the store stops the start. If the key is lost or damaged, old
+// proofs do not match any more.
 func openState(dir string, o records.Options, log klog.Logger) (*state, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, hint.Wrap(fmt.Errorf("make state directory: %w", err), "set stateDir to a directory on a local disk that pullgated may write")
@@ -60,7 +59,7 @@ func openState(dir string, o records.Options, log klog.Logger) (*state, error) {
 		return nil, errors.Join(storeHint(err), store.Close())
 	}
 	if report.Created || report.Distrust != nil && report.Distrust.Copy {
-		lastWrite = 0 // another store, or the one that was copied, has the same numbers
+		lastWrite = 0 // another store, or the original of a copy, has the same numbers
 	}
 	logReport(log, storePath, report)
 	if keyErr != nil {
@@ -101,9 +100,9 @@ func logReport(log klog.Logger, path string, r records.Report) {
 	}
 }
 
-// replaceKey makes a new key where the old one cannot be had. What is damaged is kept beside it; one
-// that only cannot be read at this moment stays where it is. If no key can be written one in memory
-// has to do until the next start; kept says that it is on disk.
+// replaceKey makes a new key if the old one cannot be used. It keeps a damaged key beside the new one; a key that temporarily
+// cannot be read stays in place. If no key can be written, a key in memory is used until the next start; kept reports that the
+// key is on disk.
 func replaceKey(path string, why error, store *records.Store, log klog.Logger) (key credential.Key, kept bool) {
 	switch old, err := store.KeyFingerprint(); {
 	case errors.Is(why, credential.ErrDamagedKey):
@@ -140,6 +139,6 @@ func noteKey(store *records.Store, key credential.Key, log klog.Logger) error {
 	return store.SetKeyFingerprint(key.Fingerprint())
 }
 
-// distrustHint says how an operator lets pods use the images on the node of a distrusted store.
+// distrustHint describes how an operator lets pods use the images on the node of a distrusted store.
 const distrustHint = "pullgatectl preloaded accept IMAGE opens one image to every pod, pullgatectl distrust end opens all that nothing is known of; " +
 	"without the admin API start once with --accept-present-images"

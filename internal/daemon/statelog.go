@@ -5,19 +5,19 @@ import (
 	"time"
 )
 
-// stateLogInterval is how often one state of a connection is logged at most.
+// stateLogInterval is the minimum time between two log lines of the same state of a connection.
 const stateLogInterval = time.Second
 
-// logStates logs the changes that it receives, until ctx ends: each state at most once in stateLogInterval, and always
-// the state that lasts. unlogged is how many changes before this one were not logged since the last line. A connection begins as one
-// that is down. That is not a change: it is logged if it lasts.
+// logStates logs the changes that it receives, until ctx ends: each state at most once in stateLogInterval, and always the final
+// state. unlogged is the number of changes that were not logged since the last line. The initial state of a connection is down.
+// That is not a change: it is logged if it lasts.
 func logStates(ctx context.Context, changes <-chan bool, log func(up bool, unlogged int)) {
 	var (
 		state    bool
 		at       = map[bool]time.Time{false: time.Now()}
 		received int
-		begins   = true // nothing has been received
-		pending  bool   // nothing but the beginning has been received, and it was not logged
+		begins   = true // no change has been received
+		pending  bool   // only the initial state has been received, and it was not logged
 	)
 	due := time.NewTimer(0)
 	defer due.Stop()

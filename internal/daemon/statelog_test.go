@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// Whatever the connection to the runtime does, each state is logged once a second at most, and the state that lasts is
-// logged.
+// Whatever the connection to the runtime does, each state is logged at most once a second, and the final state is logged.
 func TestStatesAreLoggedOnceASecond(t *testing.T) {
 	for name, tc := range map[string]struct {
 		every   time.Duration // between changes, the first is down
@@ -57,7 +56,7 @@ func TestStatesAreLoggedOnceASecond(t *testing.T) {
 				}
 				want := tc.changes
 				if lines[0] == "true" {
-					want-- // that it began as down is no change
+					want-- // the initial state, down, is not a change
 				}
 				if total != want {
 					t.Errorf("the lines account for %d changes; want all %d", total, want)

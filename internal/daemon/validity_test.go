@@ -15,8 +15,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// What the two fields say reaches the decision, over the socket of the built binary: a proof of an hour and a half while
-// the registry is away.
+// The two fields apply to the decision, over the socket of the built binary: a proof that is an hour and a half old, while the
+// registry does not answer.
 func TestValidityAndGraceOverTheSocket(t *testing.T) {
 	for _, tc := range []struct {
 		settings    string
@@ -57,7 +57,7 @@ func TestValidityAndGraceOverTheSocket(t *testing.T) {
 	}
 }
 
-// provedBefore leaves a store with a proof of that age.
+// provedBefore makes a store with a proof of that age.
 func (p *process) provedBefore(age time.Duration) {
 	p.t.Helper()
 	if err := os.MkdirAll(p.path("state"), 0o700); err != nil {

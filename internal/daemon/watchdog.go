@@ -14,34 +14,34 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// A part of the daemon is asked whether it still answers. An error is an answer: it is logged and the watchdog is
-// fed, since a restart mends what hangs and not what fails.
+// A part of the daemon is checked for an answer. An error is an answer: the watchdog logs it and notifies systemd, because a
+// restart repairs a part that hangs, not a part that fails.
 type part struct {
 	name string
 	ask  func(ctx context.Context) error
 }
 
-// A watchdog reports to systemd that the daemon is alive while all of its parts answer. If systemd hears nothing
-// for too long (WatchdogSec=) it kills the daemon and starts it again.
+// A watchdog notifies systemd while all of its parts answer. If systemd gets no notification for too long (WatchdogSec=), it
+// kills the daemon and starts it again.
 type watchdog struct {
-	every time.Duration // how often parts are asked, and how long each may take
+	every time.Duration // the interval between checks, and the limit for each answer
 	parts []part
 	feed  func()
 	log   klog.Logger
 
-	open   map[string]*question // by part; one that hangs is asked nothing more
-	failed map[string]bool      // by part, what it answered last
+	open   map[string]*question // by part; a part that hangs gets no further question
+	failed map[string]bool      // by part, its last answer
 	asking sync.WaitGroup
 }
 
-// A question is one that a part was asked.
+// A question is a check of a part.
 type question struct {
-	over     <-chan struct{} // closed at the end of the time that it was given
+	over     <-chan struct{} // closed at the end of its time limit
 	answered chan struct{}
-	err      error // readable when it is answered
+	err      error // readable after the answer
 }
 
-// runWatchdog feeds systemd's watchdog until ctx ends, if there is one.
+// runWatchdog notifies systemd's watchdog until ctx ends, if there is one.
 func runWatchdog(ctx context.Context, o Options, p parts) error {
 	patience, err := sd.SdWatchdogEnabled(true)
 	if err != nil {
@@ -58,7 +58,7 @@ func runWatchdog(ctx context.Context, o Options, p parts) error {
 	return nil
 }
 
-// storePart reads. A write may take as long as the disk does, and a restart does not mend a disk.
+// storePart checks the store with a read. A write may take as long as the disk does, and a restart does not repair a disk.
 func storePart(s *records.Store) part {
 	return part{"store", func(context.Context) error { _, err := s.KeyFingerprint(); return err }}
 }
@@ -67,7 +67,7 @@ func newWatchdog(log klog.Logger, patience time.Duration, feed func(), parts ...
 	return &watchdog{every: patience / 3, parts: parts, feed: feed, log: log, open: map[string]*question{}, failed: map[string]bool{}}
 }
 
-// run asks and feeds until ctx ends and every question is answered.
+// run checks and notifies until ctx ends and every question is answered.
 func (w *watchdog) run(ctx context.Context) {
 	defer w.asking.Wait()
 	for ctx.Err() == nil {
@@ -75,7 +75,7 @@ func (w *watchdog) run(ctx context.Context) {
 	}
 }
 
-// round asks each part once and feeds the watchdog if all have answered. It takes as long as they may.
+// round checks each part once and notifies systemd if all have answered. It takes as long as they may.
 func (w *watchdog) round(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, w.every)
 	defer cancel()
@@ -102,7 +102,7 @@ func (w *watchdog) round(ctx context.Context) {
 	<-limited.Done()
 }
 
-// answered waits for the answer of a part. What comes when the time is over says only that it is.
+// answered waits for the answer of a part. If the time is over, the part has not answered, whatever comes then.
 func (w *watchdog) answered(limited context.Context, name string) bool {
 	q := w.open[name]
 	select {
@@ -117,7 +117,7 @@ func (w *watchdog) answered(limited context.Context, name string) bool {
 	}
 	delete(w.open, name)
 	select {
-	case <-q.over: // of this round or of one before
+	case <-q.over: // the limit of this round or of an earlier one
 		return false
 	default:
 	}

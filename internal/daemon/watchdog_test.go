@@ -16,7 +16,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-// testWatchdog runs a watchdog of 30 s, and returns how often it was fed.
+// testWatchdog runs a watchdog of 30 s, and returns the number of its notifications.
 func testWatchdog(t *testing.T, log klog.Logger, parts ...part) *atomic.Int32 {
 	t.Helper()
 	var fed atomic.Int32
@@ -80,7 +80,7 @@ func TestWatchdogStarvesWhileAPartIsSilent(t *testing.T) {
 	}
 }
 
-// One reader that does not end, and the store hangs for whoever comes after somebody that waits for it.
+// If one reader does not end, and another call waits for it, the store blocks all later calls.
 func TestWatchdogStarvesWhileTheStoreHangs(t *testing.T) {
 	store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{Now: time.Now()})
 	if err != nil {
@@ -113,7 +113,7 @@ func TestWatchdogStarvesWhileTheStoreHangs(t *testing.T) {
 		})
 	}()
 	<-reading
-	// A file that is being closed waits for who reads it, and whoever wants to read waits for that.
+	// The close of a file waits for its readers, and new readers wait for the close.
 	go func() { closed <- store.Close() }()
 	patience := time.NewTimer(2 * time.Second)
 	for end, starved := time.Now().Add(20*time.Second), false; !starved; {
@@ -132,7 +132,7 @@ func TestWatchdogStarvesWhileTheStoreHangs(t *testing.T) {
 		t.Errorf("said %q; want which part is silent", said())
 	}
 	close(release)
-	<-fed // by an answer, that the file is closed
+	<-fed // the answer is the error that the file is closed
 	if err := <-closed; err != nil {
 		t.Error(err)
 	}
@@ -140,7 +140,7 @@ func TestWatchdogStarvesWhileTheStoreHangs(t *testing.T) {
 	<-done
 }
 
-// recorder returns a logger and what it was given.
+// recorder returns a logger, and a function that returns its lines.
 func recorder(t *testing.T) (log klog.Logger, said func() string) {
 	t.Helper()
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))

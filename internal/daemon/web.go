@@ -14,11 +14,11 @@ import (
 	"github.com/pullgate/pullgate/internal/hint"
 )
 
-// Limits of the HTTP server. Its clients are a few scrapers and probes; where it listens on more than loopback, others
-// can connect too, and must neither hold connections for long nor take the file descriptors that the CRI needs.
+// Limits of the HTTP server. Its clients are a few scrapers and probes. If it listens on more than loopback, others can connect
+// too; they must neither hold connections for long nor take the file descriptors that the CRI needs.
 const (
-	webReadLimit   = 5 * time.Second  // for a request, from the first byte that may come
-	webWriteLimit  = 30 * time.Second // for an answer, which holds some hundred series
+	webReadLimit   = 5 * time.Second  // for a request, from its first byte
+	webWriteLimit  = 30 * time.Second // for an answer of some hundred series
 	webIdleLimit   = time.Minute      // between two requests; longer than most scrape intervals
 	webConnections = 32
 	webStopLimit   = 2 * time.Second
@@ -34,7 +34,7 @@ func listenWeb(ctx context.Context, address string) (net.Listener, error) {
 	return l, nil
 }
 
-// serveWeb serves /metrics, /healthz and /readyz until ctx ends, from when its address can be bound.
+// serveWeb serves /metrics, /healthz and /readyz until ctx ends. It starts when its address can be bound.
 func serveWeb(ctx context.Context, log klog.Logger, p parts) error {
 	listener := p.on.web.wait(ctx)
 	if listener == nil {
@@ -70,7 +70,7 @@ func serveWeb(ctx context.Context, log klog.Logger, p parts) error {
 	defer cancel()
 	var err error
 	if server.Shutdown(stop) != nil {
-		err = server.Close() // an asker that hangs is its own affair
+		err = server.Close() // a client that hangs is not an error of the daemon
 	}
 	if serveErr := <-done; !errors.Is(serveErr, http.ErrServerClosed) {
 		err = errors.Join(err, serveErr)
@@ -81,5 +81,5 @@ func serveWeb(ctx context.Context, log klog.Logger, p parts) error {
 func answer(w http.ResponseWriter, code int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(code)
-	_, _ = fmt.Fprintln(w, text) // a prober that hangs up is its own affair
+	_, _ = fmt.Fprintln(w, text) // a client that disconnects is not an error of the daemon
 }

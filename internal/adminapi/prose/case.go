@@ -13,25 +13,25 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A Case is a judgement with all facts that its explanation uses.
+// A Case is a decision with all facts that its explanation uses.
 type Case struct {
 	tracker.Explanation
-	// Image is the requested name, and Names are the names of the image.
+	// Image is the requested name; Names are the names of the image.
 	Image imageref.Ref
 	Names []imageref.Ref
-	// Pod is the pod that was judged; one without a UID stands for any new pod of its namespace.
+	// Pod is the pod that was judged; a Pod without a UID means any new pod of its namespace.
 	Pod tracker.Pod
-	// Secrets are the credentials of the pod's pull secrets for the image. CredentialsKnown reports that it has no others.
+	// Secrets are the credentials of the pod's pull secrets for the image. CredentialsKnown reports that the pod has no others.
 	Secrets          []tracker.Secret
 	CredentialsKnown bool
-	// PodSource reports whether a pod source is configured, and PodKnown whether it knows the pod.
+	// PodSource reports whether a pod source is configured, and PodKnown whether it has the pod.
 	PodSource, PodKnown bool
 	// PullPolicy is how the pod pulls the image: Always, IfNotPresent, Never, mixed or unknown.
 	PullPolicy string
 	Settings
 }
 
-// Settings are the fields of the configuration that decide what follows from a verdict.
+// Settings are the fields of the configuration that determine the consequences of a verdict.
 type Settings struct {
 	// Shadow is noPullImageSecretRecheck: nothing is enforced.
 	Shadow bool
@@ -78,8 +78,8 @@ func named(s records.SecretRef) string {
 	return "Secret " + s.Namespace + "/" + s.Name
 }
 
-// secretOf returns the name of the Secret that gives the pod a credential, or the namespace that the runtime holds it for; "" if
-// neither is known.
+// secretOf returns the name of the Secret that contains the pod's credential, or the namespace for which the runtime holds it; ""
+// if neither is known.
 func (c Case) secretOf(id credential.ID) string {
 	for _, s := range c.Secrets {
 		if s.Credential == id {
@@ -124,7 +124,7 @@ func (c Case) proof() (p records.Proof, rotated bool) {
 	return p, false
 }
 
-// graceful returns the end of the proof's grace, and whether it still lasts.
+// graceful returns the end of the proof's grace, and whether the grace has not ended yet.
 func (c Case) graceful() (until time.Time, lasts bool) {
 	p, _ := c.proof()
 	return c.Rules.Expires(p).Add(c.Rules.Grace), c.Evidence.InGrace || slices.Contains(c.Standings, tracker.InGrace)

@@ -8,7 +8,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Consequences returns what will happen with each imagePullPolicy, the pod's own first if that is known.
+// Consequences returns what will happen with each imagePullPolicy. The pod's own policy is first, if it is known.
 func (c Case) Consequences() []string {
 	outcome := map[string]string{tracker.PullIfNotPresent: c.withIfNotPresent(), tracker.PullNever: c.withNever(), tracker.PullAlways: c.withAlways()}
 	order := []string{tracker.PullIfNotPresent, tracker.PullNever, tracker.PullAlways}

@@ -32,7 +32,7 @@ func at(hours int) time.Time {
 	return time.Date(2026, 11, 21, 5, 0, 0, 0, time.UTC).Add(time.Duration(hours) * time.Hour)
 }
 
-// The three proofs that a record may hold, and what the pod's Secret holds.
+// The three proofs that a record may contain, and the content of the pod's Secret.
 var (
 	alice = credential.ID(strings.Repeat("a1", 32))
 	bob   = credential.ID(strings.Repeat("b0", 32))
@@ -101,7 +101,7 @@ func granted(reason policy.Reason) change {
 	}
 }
 
-// cases are what an explanation can say, with who asks where that matters.
+// cases returns the possible explanations, with the pod where it matters.
 func cases() []struct {
 	title string
 	prose.Case
@@ -216,7 +216,8 @@ func TestCasesReadAsTheyAreWritten(t *testing.T) {
 	}
 }
 
-// Every reason, with and without a pod source, under every pull policy, is told: whole sentences that say nothing twice.
+// For every reason, with and without a pod source, and under every pull policy, the explanation has whole sentences and no
+// repetition.
 func TestEveryReasonIsToldInWholeSentences(t *testing.T) {
 	told := map[policy.Reason]bool{}
 	for _, c := range cases() {

@@ -10,7 +10,7 @@ import (
 
 const reload = ", then `systemctl reload pullgated`"
 
-// Remedies returns what would change the verdict, the most direct first.
+// Remedies returns what would change the verdict, the most direct one first.
 func (c Case) Remedies() []string {
 	switch {
 	case c.Reason == policy.Absent:
@@ -97,7 +97,7 @@ func (c Case) addNames(add func(string, ...any)) {
 	add("Name the image in the pod's spec by its repository, with a tag or a digest%s.", where)
 }
 
-// addProofs adds how the pod could prove access.
+// addProofs adds the ways in which the pod could prove access.
 func (c Case) addProofs(add func(string, ...any)) {
 	repository := c.Pair.Repository
 	switch {

@@ -89,7 +89,7 @@ func (c Case) open() string {
 	return fmt.Sprintf("%s is open to every pod of this node%s: it was pulled without a credential, or with a credential of the node.", c.Pair.Repository, since)
 }
 
-// grantedBy returns what the pod's grant depends on.
+// grantedBy returns the basis of the pod's grant.
 func (c Case) grantedBy() string {
 	if c.Grant == nil {
 		return "what the grant depends on is unknown"
@@ -135,7 +135,7 @@ func (c Case) notProved() string {
 	r := c.Known.Record
 	repository := c.Pair.Repository
 	switch {
-	case r == nil && c.mode() == policy.ModeNeverVerifyPreloadedImages: // untracked a moment ago
+	case r == nil && c.mode() == policy.ModeNeverVerifyPreloadedImages: // the image was untracked until just now
 		return "Nothing allows the image."
 	case r == nil:
 		return fmt.Sprintf("%s is marked preloaded, but the policy %s requires proof for preloaded images too, and no credential has proved access.", repository, c.mode())
@@ -147,7 +147,7 @@ func (c Case) notProved() string {
 	return fmt.Sprintf("%s proved access to %s on this node, and %s.", upper(count(len(r.Proofs), "credential")), repository, c.ownCredentials())
 }
 
-// ownCredentials returns why the pod's credentials are not among the proved ones.
+// ownCredentials returns why the pod's credentials are not among the proved credentials.
 func (c Case) ownCredentials() string {
 	names := c.secretNames()
 	switch {
