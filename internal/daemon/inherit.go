@@ -16,9 +16,9 @@ import (
 // socketName is the name of the kubelet's socket in pullgated.socket (FileDescriptorName=).
 const socketName = "cri"
 
-// inherit returns the listener of the kubelet's socket that systemd has made and keeps over restarts, nil if systemd
-// has passed on none. It has to be the one that listen names. Closing it leaves the socket where it is, since it is systemd's.
-// The environment variables that announce it are unset.
+// inherit returns the listener of the kubelet's socket that systemd has made and keeps over restarts, nil if systemd has passed
+// none. It must be the socket that listen names. Closing the listener does not remove the socket, because it is systemd's.
+// inherit unsets the environment variables that announce the socket.
 func inherit(endpoint string) (_ net.Listener, err error) {
 	files := activation.Files(true)
 	defer func() {
@@ -52,7 +52,7 @@ func names(files []*os.File) string {
 	return strings.Join(all, ", ")
 }
 
-// leadsTo reports whether an endpoint is the socket at a path, be it by another name as below /var/run.
+// leadsTo reports whether an endpoint is the socket at a path, also by another name such as one below /var/run.
 func leadsTo(endpoint, path string) bool {
 	configured := strings.TrimPrefix(endpoint, "unix://")
 	if filepath.Clean(configured) == filepath.Clean(path) {

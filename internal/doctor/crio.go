@@ -9,7 +9,7 @@ import (
 	"github.com/pullgate/pullgate/internal/criofiles"
 )
 
-// runtimeName returns what the runtime calls itself, "" if that cannot be found out.
+// runtimeName returns the name that the runtime reports, "" if it cannot be determined.
 func (n Node) runtimeName(ctx context.Context) string {
 	if name := n.Status.GetRuntime().GetName(); name != "" {
 		return name
@@ -24,11 +24,11 @@ func (n Node) runtimeName(ctx context.Context) string {
 	return p.name
 }
 
-// crio is what CRI-O calls itself.
+// crio is the name that CRI-O reports.
 const crio = "cri-o"
 
-// crioFiles looks at what CRI-O does by configuration of its own: with which credentials it pulls, and how it resolves
-// short names. It looks also where the runtime is not known.
+// crioFiles checks the configuration of CRI-O: the credentials for pulls, and the resolution of short names. It also checks if
+// the runtime is not known.
 func (n Node) crioFiles(ctx context.Context) (all []Finding) {
 	name := n.runtimeName(ctx)
 	if name != "" && name != crio {
@@ -54,7 +54,7 @@ func (n Node) crioFiles(ctx context.Context) (all []Finding) {
 	return append(all, shortNames(files)...)
 }
 
-// shortNames looks at the registries in which CRI-O looks for images whose names have none.
+// shortNames checks the registries that CRI-O searches for images without a registry in their name.
 func shortNames(files criofiles.Node) (all []Finding) {
 	registries, file, unread := files.SearchRegistries()
 	for _, err := range unread {

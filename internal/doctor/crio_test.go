@@ -8,12 +8,12 @@ import (
 	"github.com/pullgate/pullgate/internal/doctor"
 )
 
-// newCRIO is a node that is right, with CRI-O.
+// newCRIO is a node without problems, with CRI-O.
 func newCRIO(t *testing.T) *testNode {
 	t.Helper()
 	n := newNode(t)
 	n.Status.Runtime.Name, n.Status.Runtime.Version = "cri-o", "1.36.3"
-	n.directory("/etc/crio/auth", 0o755) // CRI-O makes it
+	n.directory("/etc/crio/auth", 0o755) // CRI-O makes this directory
 	return n
 }
 
@@ -33,7 +33,7 @@ func TestVersionsOfCRIO(t *testing.T) {
 		n.Status.Runtime.Name, n.Status.Runtime.Version = tc.name, tc.version
 		wantFinding(t, n.Examine(t.Context()), "versions", tc.level, tc.found)
 	}
-	// Without the daemon the program itself is asked.
+	// Without the daemon the check runs the CRI-O program.
 	n := newCRIO(t)
 	n.Status.Runtime.Name, n.Status.Runtime.Version = "", ""
 	n.process(strconv.Itoa(os.Getpid()), "crio")

@@ -18,7 +18,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/records/offline"
 )
 
-// configuration looks at the file that the daemon reads.
+// configuration checks the file that the daemon reads.
 func (n Node) configuration(context.Context) []Finding {
 	if errors.Is(n.ConfigErr, fs.ErrPermission) {
 		return []Finding{unknown("run it as root", "%s is not read, what follows is about the defaults: %v", n.ConfigPath, n.ConfigErr)}
@@ -40,7 +40,7 @@ func (n Node) configuration(context.Context) []Finding {
 	return []Finding{ok("%s is valid, and only root can write it", n.ConfigPath)}
 }
 
-// writable returns a finding if others than root can write what a path leads to.
+// writable returns a finding if users other than root can write the file at a path.
 func writable(info fs.FileInfo, path string) *Finding {
 	uid, gid := owner(info)
 	mode := info.Mode().Perm()
@@ -52,7 +52,7 @@ func writable(info fs.FileInfo, path string) *Finding {
 	return &f
 }
 
-// daemon returns what in the status of the daemon needs an operator.
+// daemon returns the findings from the status of the daemon.
 func (n Node) daemon(context.Context) []Finding {
 	s := n.Status
 	if found := n.otherConfiguration(); found != nil {
@@ -96,8 +96,8 @@ func (n Node) daemon(context.Context) []Finding {
 	return all
 }
 
-// otherConfiguration returns a finding if pullgated runs with another configuration file than the one that is looked at:
-// then what is found of its sockets says nothing about it. Without an answer of the daemon its command line tells.
+// otherConfiguration returns a finding if pullgated runs with another configuration file than the checked one: then the findings
+// about its sockets say nothing about it. If the daemon does not answer, its command line shows the file.
 func (n Node) otherConfiguration() *Finding {
 	if file := n.Status.GetConfigurationPath(); file != "" {
 		if file == filepath.Clean(n.ConfigPath) {
@@ -107,7 +107,7 @@ func (n Node) otherConfiguration() *Finding {
 		return &f
 	}
 	if n.Status != nil {
-		return nil // one that does not say
+		return nil // its command line does not name one
 	}
 	for _, p := range n.running("pullgated") {
 		file := flagValue(n.arguments(p.pid), "--config")
@@ -143,7 +143,7 @@ func policyOf(configuration string) string {
 	return c.Policy
 }
 
-// recorded looks at what the store says, by the daemon or, without it, by the file.
+// recorded checks the content of the store, through the daemon or, without it, in the file.
 func (n Node) recorded(ctx context.Context) []Finding {
 	path := filepath.Join(n.Config.StateDir, "records.db")
 	var all []Finding
@@ -180,7 +180,7 @@ func (n Node) recorded(ctx context.Context) []Finding {
 	return []Finding{ok("%s is sound, with %d values", path, v.Values)}
 }
 
-// state looks at the files of the state directory.
+// state checks the files of the state directory.
 func (n Node) state(context.Context) []Finding {
 	dir := n.Config.StateDir
 	info, err := os.Lstat(n.path(dir))
@@ -222,7 +222,7 @@ func (n Node) state(context.Context) []Finding {
 	return all
 }
 
-// private adds a finding if others than root reach what a path leads to.
+// private adds a finding if users other than root have access to the file at a path.
 func private(all []Finding, info fs.FileInfo, path string, want fs.FileMode) []Finding {
 	uid, gid := owner(info)
 	if mode := info.Mode().Perm(); mode&^want != 0 || uid != 0 {

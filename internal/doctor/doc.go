@@ -1,7 +1,7 @@
-// Package doctor looks at a node from outside: files, sockets and processes, and what the daemon says of itself if it
-// answers.
+// Package doctor implements checks of a node from outside the daemon: of files, sockets and processes, and of the daemon's status
+// if it answers.
 //
-// It changes nothing, needs no daemon, and reads no secret. What could not be found out is Unknown and never OK, and every
-// finding that is not OK says in a sentence what to do. No check keeps another from being made, and none waits
-// for anybody longer than a few seconds.
+// The checks change nothing, need no daemon, and read no secret. A state that cannot be determined is Unknown and never OK, and
+// every finding that is not OK has a remediation in one sentence. No check prevents another one, and none waits longer than a few
+// seconds.
 package doctor

@@ -18,50 +18,50 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// patience is how long one process, socket or host is waited for.
+// patience is how long a check waits for one process, socket or host.
 const patience = 2 * time.Second
 
-// maxFile bounds what is read of a file; what is longer is none of those that are looked for.
+// maxFile bounds how much of a file is read; a longer file is not one of the expected files.
 const maxFile = 1 << 20
 
-// A Level says how bad a finding is.
+// A Level is the severity of a finding.
 type Level string
 
-// The levels. The zero value is none of them.
+// The levels. The zero value is not a level.
 const (
 	OK      Level = "ok"
-	Warn    Level = "warn"    // works, and the operator should know
-	Fail    Level = "fail"    // does not work, or lets through what it should not
-	Unknown Level = "unknown" // could not be found out
+	Warn    Level = "warn"    // works, but the operator should know
+	Fail    Level = "fail"    // does not work, or allows what it should deny
+	Unknown Level = "unknown" // could not be determined
 )
 
-// A Finding is what one check found of one thing.
+// A Finding is the result of one check for one object.
 type Finding struct {
 	Check string
 	Level Level
 	Found string
-	// Remediation says what to do, in a sentence; "" if there is nothing to do.
+	// Remediation describes what to do, in one sentence; "" if no action is needed.
 	Remediation string
 }
 
-// A Node is where it is looked. The zero value of a field other than those of the daemon is the machine itself.
+// A Node is the node to check. The zero value of a field, except those about the daemon, means the machine itself.
 type Node struct {
-	// Root is put before every path, those of sockets included.
+	// Root is put before every path, including those of sockets.
 	Root string
-	// Config is the daemon's configuration, and ConfigErr why it could not be read; then Config holds the defaults.
+	// Config is the daemon's configuration, and ConfigErr is why it could not be read; then Config has the defaults.
 	Config     config.Config
 	ConfigPath string
 	ConfigErr  error
-	// Status is what the daemon says, and StatusErr why it says nothing.
+	// Status is the status of the daemon, and StatusErr is why there is none.
 	Status    *adminv1.GetStatusResponse
 	StatusErr error
-	// NoNetwork asks no host.
+	// NoNetwork disables requests to other hosts.
 	NoNetwork bool
 
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Run runs a program and returns what it prints on stdout.
+	// Run runs a program and returns its stdout.
 	Run func(ctx context.Context, name string, args ...string) ([]byte, error)
-	// ClockInStep reports whether something keeps the clock right.
+	// ClockInStep reports whether the clock is synchronized.
 	ClockInStep func() (bool, error)
 	Disk        func(path string) (Disk, error)
 	Now         func() time.Time
@@ -70,11 +70,11 @@ type Node struct {
 // A Disk is the file system of a path.
 type Disk struct {
 	Bytes, Free       uint64
-	Inodes, FreeNodes uint64 // 0 Inodes where there are as many as wanted
-	Remote            bool   // it is on another machine
+	Inodes, FreeNodes uint64 // 0 Inodes if the file system has no limit
+	Remote            bool   // the file system is on another machine
 }
 
-// A check looks at one thing.
+// A check checks one object.
 type check struct {
 	name string
 	look func(Node, context.Context) []Finding
@@ -96,7 +96,7 @@ func checks() []check {
 	}
 }
 
-// Examine makes every check and returns what they found, in their order.
+// Examine runs every check and returns their findings, in the order of the checks.
 func (n Node) Examine(ctx context.Context) []Finding {
 	n = n.filled()
 	var all []Finding
@@ -123,7 +123,7 @@ func Failed(all []Finding) bool {
 	return slices.ContainsFunc(all, func(f Finding) bool { return f.Level == Fail })
 }
 
-// filled returns the node with the machine's own for what is not given.
+// filled returns the node with the machine's own values for the fields that are not set.
 func (n Node) filled() Node {
 	if n.Root == "" {
 		n.Root = "/"
@@ -148,7 +148,7 @@ func (n Node) filled() Node {
 	return n
 }
 
-// path returns where a path of the node is.
+// path returns the real path of a path of the node.
 func (n Node) path(elements ...string) string {
 	return filepath.Join(append([]string{n.Root}, elements...)...)
 }
@@ -162,9 +162,9 @@ func (n Node) read(path string) string {
 	return string(b)
 }
 
-// glob returns the paths of the node that fit a pattern, in order.
+// glob returns the paths of the node that match a pattern, in order.
 func (n Node) glob(pattern string) []string {
-	found, _ := filepath.Glob(n.path(pattern)) // an error is of the pattern
+	found, _ := filepath.Glob(n.path(pattern)) // the only error is that of an invalid pattern
 	for i, f := range found {
 		found[i] = "/" + strings.TrimPrefix(strings.TrimPrefix(f, filepath.Clean(n.Root)), "/")
 	}

@@ -36,7 +36,7 @@ func TestNodeWhereAllIsRightHasNothingToDo(t *testing.T) {
 	}
 }
 
-// A row is one thing that is wrong with a node.
+// A row is one problem of a node.
 type row struct {
 	name        string
 	spoil       func(n *testNode)
@@ -46,7 +46,7 @@ type row struct {
 	remediation string // a part of it
 }
 
-// play plays rows: what is wrong is found, and nothing else.
+// play runs rows: the checks find the problem of each, and no other.
 func play(t *testing.T, rows []row) {
 	t.Helper()
 	for _, r := range rows {
@@ -113,7 +113,7 @@ func TestDaemon(t *testing.T) {
 	})
 }
 
-// dead takes the daemon off a node, and its sockets with it; then the others are looked at alone.
+// dead removes the daemon and its sockets from a node, and runs the other checks.
 func dead(t *testing.T, spoil func(n *testNode)) []doctor.Finding {
 	t.Helper()
 	n := newNode(t)
@@ -204,7 +204,7 @@ func TestSocketsTellWhoAnswers(t *testing.T) {
 	wantFinding(t, all, "sockets", doctor.Fail, "listen: at /run/pullgate/cri.sock answers socat (process "+strconv.Itoa(os.Getpid())+")")
 }
 
-// Each cause has its own words, since each has another remedy.
+// Each cause has its own message, because each has another remedy.
 func TestSocketThatCannotBeDialledSaysWhy(t *testing.T) {
 	for _, tc := range []struct {
 		err                error
@@ -227,7 +227,7 @@ func TestSocketThatCannotBeDialledSaysWhy(t *testing.T) {
 	}
 }
 
-// Another user than root can find out little, and is not sent to restart what runs.
+// A user other than root can determine little, and must not get the advice to restart a running daemon.
 func TestWithoutRootWhatCannotBeReadIsUnknown(t *testing.T) {
 	n := newNode(t)
 	n.must(os.Chmod(n.Root, 0o755))
@@ -235,7 +235,7 @@ func TestWithoutRootWhatCannotBeReadIsUnknown(t *testing.T) {
 	n.Status, n.StatusErr = nil, &net.OpError{Op: "dial", Net: "unix", Err: syscall.EACCES}
 	n.ConfigErr = &fs.PathError{Op: "open", Path: n.ConfigPath, Err: syscall.EACCES}
 	n.NoNetwork = true
-	// The user of one thread alone is another one, while it looks.
+	// Only one thread changes its user, during the checks.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	become := func(euid uintptr) {
@@ -257,7 +257,7 @@ func TestWithoutRootWhatCannotBeReadIsUnknown(t *testing.T) {
 	wantFinding(t, all, "kubelet", doctor.Unknown, "no kubelet is seen")
 }
 
-// What a daemon with another configuration file has at other paths is no failure of its sockets.
+// If a daemon uses another configuration file, its other paths are not a failure of its sockets.
 func TestDaemonWithAnotherConfigurationIsTheCause(t *testing.T) {
 	for name, set := range map[string]func(n *testNode){
 		"it says so": func(n *testNode) { n.Status.ConfigurationPath = "/etc/elsewhere.yaml" },
@@ -275,7 +275,7 @@ func TestDaemonWithAnotherConfigurationIsTheCause(t *testing.T) {
 			n := newNode(t)
 			set(n)
 			n.must(os.RemoveAll(n.path("/run/pullgate")))
-			n.must(os.Remove(n.path("/var/lib/pullgate/records.db"))) // which holds nothing, and is read without the daemon
+			n.must(os.Remove(n.path("/var/lib/pullgate/records.db"))) // the store is empty, and is read without the daemon
 			fails := 0
 			for _, f := range n.Examine(t.Context()) {
 				if f.Level != doctor.Fail {

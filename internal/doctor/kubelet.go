@@ -8,10 +8,10 @@ import (
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 )
 
-// host is the node as kubeletconf reads it.
+// host is the node in the form for kubeletconf.
 func (n Node) host() kubeletconf.Host { return kubeletconf.Host{Root: n.Root, Command: n.Run} }
 
-// kubelet looks at what the kubelet dials, now and after its next start.
+// kubelet checks which endpoints the kubelet dials, now and after its next start.
 func (n Node) kubelet(ctx context.Context) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -35,7 +35,7 @@ func (n Node) kubelet(ctx context.Context) []Finding {
 	return []Finding{now}
 }
 
-// kubeletProcesses looks at the kubelets that run, if no unit says what a kubelet dials.
+// kubeletProcesses checks the running kubelets, if no unit shows what a kubelet dials.
 func (n Node) kubeletProcesses(why error) (all []Finding) {
 	if errors.Is(why, kubeletconf.ErrSeveralKubelets) || errors.Is(why, fs.ErrPermission) {
 		return []Finding{unknown("run it as root; pullgatectl node status --unit UNIT shows it for one unit", "what the kubelet dials: %v", why)}
@@ -54,7 +54,7 @@ func (n Node) kubeletProcesses(why error) (all []Finding) {
 	return all
 }
 
-// judge says whether the socket that a kubelet dials is pullgated.
+// judge reports whether the socket that a kubelet dials is pullgated.
 func (n Node) judge(kubelet string, s kubeletconf.Settings) Finding {
 	ours := socketPath(n.Config.Listen)
 	switch {

@@ -83,8 +83,8 @@ func TestKubeletThatHasToBeRestarted(t *testing.T) {
 	wantFinding(t, all, "kubelet", doctor.Warn, "the kubelet of kubelet.service dials /run/pullgate/cri.sock (/etc/systemd/system/kubelet.service), once it is restarted")
 }
 
-// What kubeletconf reads right is right here: the flags and the configuration of k3s and RKE2, and a kubelet that does
-// not run.
+// If kubeletconf reads the settings correctly, they are correct here: the flags and the configuration of k3s and RKE2, and a
+// kubelet that does not run.
 func TestKubeletByItsUnit(t *testing.T) {
 	for _, tc := range []struct {
 		name, unit, execStart string
@@ -173,7 +173,7 @@ func TestVersions(t *testing.T) {
 	wantFinding(t, all, "mirrors", doctor.Unknown, "which mirrors cri-o has")
 }
 
-// A tenant may call his process as he likes. It is neither believed nor run.
+// A tenant may give its process any name. The check neither trusts nor runs it.
 func TestProcessOfAContainerIsNoKubelet(t *testing.T) {
 	for name, disguise := range map[string]func(n *testNode){
 		"other mounts": func(n *testNode) {

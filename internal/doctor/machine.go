@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// What a disk should have free: pulls are refused on one that is full.
+// How much space a disk should have free: pulls are refused if the disk is full.
 const (
 	littleBytes = 64 << 20
 	noBytes     = 4 << 20
 	littleNodes = 1000
 )
 
-// disk looks for room where the store is.
+// disk checks the free space of the store's file system.
 func (n Node) disk(context.Context) []Finding {
 	dir := n.Config.StateDir
 	d, err := n.Disk(n.path(dir))
@@ -48,7 +48,7 @@ func (n Node) disk(context.Context) []Finding {
 	return all
 }
 
-// clock compares the clock with what it said before. Proofs have times.
+// clock compares the clock with earlier times in the store. Proofs have times.
 func (n Node) clock(context.Context) []Finding {
 	var all []Finding
 	now := n.Now()

@@ -18,24 +18,24 @@ import (
 // defaultHosts is the hosts directory if the runtime's configuration names none.
 const defaultHosts = "/etc/containerd/certs.d"
 
-// maxMirrors bounds how many mirrors are asked.
+// maxMirrors bounds the number of mirrors that are checked.
 const maxMirrors = 50
 
-// A mirror is a host that the runtime pulls from in the place of a registry.
+// A mirror is a host that the runtime pulls from instead of a registry.
 type mirror struct {
 	base  string // the URL below which /v2/ is
 	api   string // the URL of the API's root
 	where string // the file that names it
 }
 
-// A registries is what the runtime's configuration says of registries.
+// A registries is the part of the runtime's configuration about registries.
 type registries struct {
 	mirrors []mirror
-	secrets []string // files in which the runtime has credentials of its own
-	broken  []string // files that cannot be read, with why
+	secrets []string // files with the runtime's own credentials
+	broken  []string // files that cannot be read, with the reason
 }
 
-// mirrors looks at the mirrors of the runtime: what one hands out to anybody, every pod can prove.
+// mirrors checks the mirrors of the runtime: if a mirror serves an image without credentials, every pod can prove access to it.
 func (n Node) mirrors(ctx context.Context) (all []Finding) {
 	if name := n.Status.GetRuntime().GetName(); name != "" && !strings.HasPrefix(name, "containerd") {
 		return []Finding{unknown("see in its manual where it has mirrors, and that they ask for credentials", "which mirrors %s has", name)}
@@ -71,7 +71,7 @@ func (n Node) mirrors(ctx context.Context) (all []Finding) {
 	return append(all, answers...)
 }
 
-// ask asks a mirror without credentials.
+// ask sends a request without credentials to a mirror.
 func (n Node) ask(ctx context.Context, m mirror) Finding {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -88,7 +88,7 @@ func (n Node) ask(ctx context.Context, m mirror) Finding {
 	if err != nil {
 		return unknown("see that it asks for credentials once it is there", "the mirror %s (%s) does not answer: %v", m.base, m.where, err)
 	}
-	_ = response.Body.Close() // it is not read
+	_ = response.Body.Close() // the body is not read
 	switch response.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden:
 		return ok("the mirror %s (%s) asks for credentials", m.base, m.where)
@@ -119,7 +119,7 @@ func (n Node) registries() (r registries) {
 	return r
 }
 
-// containerdFiles returns the configuration files of the containerd that runs, or those that are usual.
+// containerdFiles returns the configuration files of the running containerd, or the usual ones.
 func (n Node) containerdFiles() (files []string) {
 	for _, p := range n.running("containerd") {
 		if file := flagValue(n.arguments(p.pid), "--config", "-c"); file != "" {
@@ -137,7 +137,7 @@ func (n Node) containerdFiles() (files []string) {
 			Imports []string `toml:"imports"`
 		}
 		if toml.Unmarshal([]byte(n.read(file)), &c) != nil {
-			continue // said when it is read
+			continue // reported when it is read
 		}
 		for _, pattern := range c.Imports {
 			if !filepath.IsAbs(pattern) {
@@ -149,7 +149,7 @@ func (n Node) containerdFiles() (files []string) {
 	return files
 }
 
-// containerdFile adds what a configuration of containerd says, of whatever version, and returns its hosts directories.
+// containerdFile adds the content of a containerd configuration of any version, and returns its hosts directories.
 func (n Node) containerdFile(path string, r *registries) (dirs []string) {
 	type registry struct {
 		ConfigPath string `toml:"config_path"`
@@ -185,7 +185,7 @@ func (n Node) containerdFile(path string, r *registries) (dirs []string) {
 	return dirs
 }
 
-// hostsFile adds what the hosts.toml of a registry says.
+// hostsFile adds the content of the hosts.toml of a registry.
 func (n Node) hostsFile(path string, r *registries) {
 	type host struct {
 		OverridePath bool           `toml:"override_path"`
@@ -204,7 +204,7 @@ func (n Node) hostsFile(path string, r *registries) {
 		r.add(address, h.OverridePath, path)
 		secret = secret || hasSecret(h.Header)
 	}
-	// The server that a registry is redirected to is one as well.
+	// The server that a registry is redirected to is a mirror as well.
 	if name := filepath.Base(filepath.Dir(path)); c.Server != "" && hostOf(c.Server) != name && !(name == "docker.io" && hostOf(c.Server) == "registry-1.docker.io") {
 		r.add(c.Server, c.OverridePath, path)
 	}
@@ -222,7 +222,7 @@ func hasSecret(header map[string]any) bool {
 	return false
 }
 
-// toml reads a file, and reports whether there is one that can be read.
+// toml reads a file, and reports whether the file exists and can be read.
 func (n Node) toml(path string, into any, r *registries) bool {
 	if _, err := os.Stat(n.path(path)); os.IsNotExist(err) {
 		return false
@@ -234,8 +234,7 @@ func (n Node) toml(path string, into any, r *registries) bool {
 	return true
 }
 
-// add adds a mirror by its address. What somebody may have put into that and would not want to see sent or printed is
-// taken off.
+// add adds a mirror by its address. It removes the parts of the address that should not be sent or printed, such as a password.
 func (r *registries) add(address string, override bool, where string) {
 	if !strings.Contains(address, "://") {
 		address = "https://" + address

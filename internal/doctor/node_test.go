@@ -28,18 +28,18 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func now() time.Time { return time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC) }
 
-// A testNode is a node of real files and sockets below a folder, where everything is as it should be.
+// A testNode is a node of real files and sockets below a folder, without problems.
 type testNode struct {
 	t *testing.T
 	doctor.Node
 	versions map[int]string    // by process
 	asked    []string          // programs that were run
-	units    map[string]string // by name, what systemctl show says beside the name; none is known in the beginning
+	units    map[string]string // by name, the output of systemctl show except the name; initially empty
 	disk     doctor.Disk
 	inStep   bool
 	clockErr error
 	sockets  map[string]*net.UnixListener
-	hosts    map[string]string // where the servers of the network really are
+	hosts    map[string]string // the real addresses of the servers of the network
 }
 
 const (
@@ -124,7 +124,7 @@ func (n *testNode) file(path string, mode os.FileMode, content string) {
 	n.must(os.Chmod(n.path(path), mode))
 }
 
-// listen makes a socket that takes calls.
+// listen makes a socket that accepts connections.
 func (n *testNode) listen(path string, mode os.FileMode) {
 	n.t.Helper()
 	n.must(os.MkdirAll(filepath.Dir(n.path(path)), 0o755))
@@ -147,19 +147,19 @@ func (n *testNode) listen(path string, mode os.FileMode) {
 	n.t.Cleanup(func() { _ = l.Close(); <-ended })
 }
 
-// process makes one of the node itself.
+// process makes a process of the node itself.
 func (n *testNode) process(pid, name string, arguments ...string) {
 	n.t.Helper()
 	n.file("/proc/"+pid+"/comm", 0o600, name+"\n")
 	n.file("/proc/"+pid+"/cmdline", 0o600, strings.Join(arguments, "\x00")+"\x00")
 	n.directory("/proc/"+pid+"/ns", 0o700)
 	for _, namespace := range []string{"mnt", "user"} {
-		_ = os.Remove(n.path("/proc/" + pid + "/ns/" + namespace)) // from before
+		_ = os.Remove(n.path("/proc/" + pid + "/ns/" + namespace)) // from an earlier call
 		n.must(os.Symlink(namespace+":[1]", n.path("/proc/"+pid+"/ns/"+namespace)))
 	}
 }
 
-// run answers for the programs of the node.
+// run returns the output of the programs of the node.
 func (n *testNode) run(_ context.Context, name string, args ...string) ([]byte, error) {
 	if name == "systemctl" && len(args) > 2 && args[0] == "show" {
 		var out []string
@@ -183,7 +183,7 @@ func (n *testNode) run(_ context.Context, name string, args ...string) ([]byte, 
 	return []byte(n.versions[pid]), nil
 }
 
-// dial reaches the sockets of the node, and the servers of its network.
+// dial connects to the sockets of the node, and to the servers of its network.
 func (n *testNode) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	if network != "unix" {
 		to, known := n.hosts[address]
@@ -195,7 +195,7 @@ func (n *testNode) dial(ctx context.Context, network, address string) (net.Conn,
 	return (&net.Dialer{}).DialContext(ctx, network, address)
 }
 
-// serve puts a server into the network that answers /v2/ with a status, over TLS for a port 443.
+// serve adds a server to the network that answers /v2/ with a status; it uses TLS for port 443.
 func (n *testNode) serve(address string, status int) (asked *[]string) {
 	n.t.Helper()
 	asked = &[]string{}
@@ -220,7 +220,7 @@ func (n *testNode) serve(address string, status int) (asked *[]string) {
 	return asked
 }
 
-// unit makes a unit that runs, with the process pid; 0 is one that does not run.
+// unit makes a unit that runs with the process pid; 0 means that it does not run.
 func (n *testNode) unit(name string, pid int, execStart string, dropIns ...string) {
 	n.t.Helper()
 	state := "ActiveState=active\nSubState=running"
@@ -232,13 +232,13 @@ func (n *testNode) unit(name string, pid int, execStart string, dropIns ...strin
 	n.units[name] = fmt.Sprintf("LoadState=loaded\n%s\nMainPID=%d\nFragmentPath=%s\nDropInPaths=%s", state, pid, path, strings.Join(dropIns, " "))
 }
 
-// kubeletArgs gives the kubelet other arguments.
+// kubeletArgs changes the arguments of the kubelet.
 func (n *testNode) kubeletArgs(arguments ...string) {
 	n.t.Helper()
 	n.process(strconv.Itoa(kubeletPID), "kubelet", append([]string{"/usr/bin/kubelet"}, arguments...)...)
 }
 
-// gone ends a process.
+// gone removes a process.
 func (n *testNode) gone(pid int) {
 	n.t.Helper()
 	n.must(os.RemoveAll(n.path("/proc/" + strconv.Itoa(pid))))

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// A process is one of the node. Its name is "" if that cannot be found out.
+// A process is a process of the node. Its name is "" if it cannot be determined.
 type process struct {
 	pid  int
 	name string
@@ -22,7 +22,7 @@ func (p process) String() string {
 	return fmt.Sprintf("%s (process %d)", p.name, p.pid)
 }
 
-// running returns the processes of these names that are the node's own, by their numbers.
+// running returns the node's own processes with these names, ordered by process ID.
 func (n Node) running(names ...string) (found []process) {
 	for _, path := range n.glob("/proc/[0-9]*/comm") {
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
@@ -37,8 +37,8 @@ func (n Node) running(names ...string) (found []process) {
 	return found
 }
 
-// ownProcess reports whether a process is one of the node and not of a container or a user: anybody may give his process
-// any name, and what such a one says must not be believed, nor its program run.
+// ownProcess reports whether a process belongs to the node and not to a container or a user: any user may give a process any
+// name, and the check must neither trust its output nor run its program.
 func (n Node) ownProcess(pid int) bool {
 	dir := n.path("/proc", strconv.Itoa(pid))
 	info, err := os.Stat(dir)
@@ -68,7 +68,7 @@ func (n Node) arguments(pid int) []string {
 	return strings.Split(strings.TrimRight(n.read("/proc/"+strconv.Itoa(pid)+"/cmdline"), "\x00"), "\x00")
 }
 
-// flagValue returns the last value of a flag with these names among arguments: NAME=VALUE or NAME VALUE; "" if there is
+// flagValue returns the last value of a flag with one of these names among arguments: NAME=VALUE or NAME VALUE; "" if there is
 // none.
 func flagValue(args []string, names ...string) (value string) {
 	for i, arg := range args {

@@ -22,7 +22,7 @@ func socketPath(endpoint string) string {
 	return endpoint
 }
 
-// sockets looks at who owns which socket and who answers there.
+// sockets checks the owner of each socket and the process that answers there.
 func (n Node) sockets(ctx context.Context) []Finding {
 	var all []Finding
 	folders := []string{}
@@ -40,7 +40,7 @@ func (n Node) sockets(ctx context.Context) []Finding {
 	}
 	slices.Sort(folders)
 	for _, dir := range slices.Compact(folders) {
-		// Who may write there may put a socket of his own in the place of one.
+		// A user with write access to the directory may replace a socket.
 		if info, err := os.Stat(n.path(dir)); err == nil {
 			if w := writable(info, dir); w != nil {
 				all = append(all, *w)
@@ -50,7 +50,7 @@ func (n Node) sockets(ctx context.Context) []Finding {
 	return append(all, n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint)))
 }
 
-// own looks at a socket of pullgated.
+// own checks a socket of pullgated.
 func (n Node) own(ctx context.Context, field, path string) (all []Finding) {
 	info, err := n.socket(path)
 	if errors.Is(err, fs.ErrPermission) {
@@ -66,7 +66,7 @@ func (n Node) own(ctx context.Context, field, path string) (all []Finding) {
 		all = append(all, unknown("run it as root", "%s: who listens at %s: %v", field, path, err))
 	case err != nil:
 		all = append(all, fail("systemctl restart pullgated", "%s: %s: %v", field, path, err))
-	case peer.name != "" && peer.name != "pullgated" && peer.name != "systemd": // which holds it for pullgated
+	case peer.name != "" && peer.name != "pullgated" && peer.name != "systemd": // systemd keeps it for pullgated
 		all = append(all, fail(fmt.Sprintf("stop process %d, or set %s to another path, then restart pullgated", peer.pid, field),
 			"%s: at %s answers %s", field, path, peer))
 	case len(all) == 0:
@@ -99,7 +99,7 @@ func (n Node) runtimeSocket(ctx context.Context, path string) Finding {
 	return ok("runtimeEndpoint: %s is served by %s, for root only", path, peer)
 }
 
-// socket looks at a path that is to be a socket.
+// socket checks that a path is a socket.
 func (n Node) socket(path string) (fs.FileInfo, error) {
 	info, err := os.Stat(n.path(path))
 	switch {
@@ -111,7 +111,7 @@ func (n Node) socket(path string) (fs.FileInfo, error) {
 	return info, err
 }
 
-// peer connects to a socket and returns who listens there.
+// peer connects to a socket and returns the process that listens there.
 func (n Node) peer(ctx context.Context, path string) (process, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -122,12 +122,12 @@ func (n Node) peer(ctx context.Context, path string) (process, error) {
 	defer func() { _ = c.Close() }() // nothing was written
 	who, err := peercred.Of(c)
 	if err != nil {
-		return process{}, nil // a process answers, which one stays unknown
+		return process{}, nil // a process answers, but it cannot be determined which one
 	}
 	return process{pid: int(who.Pid), name: n.nameOf(int(who.Pid))}, nil
 }
 
-// dialError says why a socket could not be connected to: permission denied, connection refused or timed out.
+// dialError returns why the connection to a socket failed: permission denied, connection refused or timed out.
 func dialError(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrPermission):

@@ -9,14 +9,14 @@ import (
 	"strings"
 )
 
-// The oldest that are supported.
+// The oldest supported versions.
 const (
 	oldestKubelet    = 26 // 1.26
 	oldestContainerd = 6  // 1.6
-	oldestCRIO       = 34 // 1.34, of those that were tested
+	oldestCRIO       = 34 // 1.34, the oldest tested version
 )
 
-// A version is the first three numbers of a text that has one.
+// A version is the first three numbers of a version text.
 type version struct{ major, minor, patch int }
 
 func (v version) String() string { return fmt.Sprintf("%d.%d.%d", v.major, v.minor, v.patch) }
@@ -32,12 +32,12 @@ func versionIn(text string) (version, bool) {
 	}
 	var parts [3]int
 	for i := range parts {
-		parts[i], _ = strconv.Atoi(found[i+1]) // digits
+		parts[i], _ = strconv.Atoi(found[i+1]) // only digits, so that there is no error
 	}
 	return version{parts[0], parts[1], parts[2]}, true
 }
 
-// versions compares the versions of kubelet and runtime with what is supported.
+// versions compares the versions of kubelet and runtime with the supported ones.
 func (n Node) versions(ctx context.Context) (all []Finding) {
 	kubelets := n.running("kubelet", "k3s", "k3s-server", "k3s-agent")
 	if len(kubelets) == 0 {
@@ -94,7 +94,7 @@ func restoresUnderAnyName(v version) bool {
 	return v.major == 2 && affected && v.patch <= last
 }
 
-// crioVersion says how much a version of CRI-O was tested.
+// crioVersion reports whether a version of CRI-O was tested.
 func crioVersion(v version) Finding {
 	const how = "1.34.4 and 1.36.3 were tested by hand; each change is tested with runtimes that answer as CRI-O does"
 	if v.before(1, oldestCRIO) {
@@ -103,7 +103,7 @@ func crioVersion(v version) Finding {
 	return ok("CRI-O is version %s: %s", v, how)
 }
 
-// versionOf asks the program of a process.
+// versionOf runs the program of a process to get its version.
 func (n Node) versionOf(ctx context.Context, p process) (version, error) {
 	if !n.ownProcess(p.pid) {
 		return version{}, errors.New("it is not a process of the node itself, whose program could be asked")

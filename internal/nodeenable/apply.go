@@ -12,11 +12,11 @@ import (
 	"github.com/pullgate/pullgate/internal/hint"
 )
 
-// tail is how many lines of the unit's log are shown when its kubelet does not get well.
+// tail is how many lines of the unit's log are shown if its kubelet does not become healthy.
 const tail = 15
 
-// Apply does what a plan says. If a step of an Enable fails, or ctx ends, everything is taken back before it returns.
-// An error says what was seen, and in what state the node is.
+// Apply executes a plan. If a step of an Enable fails, or ctx ends, Apply reverts everything before it returns. An error says
+// what was observed, and in what state the node is.
 func (s Enabler) Apply(ctx context.Context, p Plan) (err error) {
 	if len(p.Steps) == 0 {
 		return nil
@@ -43,7 +43,7 @@ func (s Enabler) Apply(ctx context.Context, p Plan) (err error) {
 	return s.rollBack(ctx, p, did, err)
 }
 
-// same plans again under the lock, and compares.
+// same makes the plan again under the lock, and compares it.
 func (s Enabler) same(ctx context.Context, p Plan) error {
 	plan := s.Disable
 	if p.Enable {
@@ -59,7 +59,7 @@ func (s Enabler) same(ctx context.Context, p Plan) error {
 	return nil
 }
 
-// do does the steps of a plan, and returns how many it began.
+// do executes the steps of a plan, and returns how many it began.
 func (s Enabler) do(ctx context.Context, p Plan) (began int, err error) {
 	w := &watcher{s: s, unit: p.inspection.node.Unit.Name}
 	if p.Enable {
@@ -76,14 +76,14 @@ func (s Enabler) do(ctx context.Context, p Plan) (began int, err error) {
 		}
 		s.say("%s", step.Text)
 		if err := s.step(ctx, step, w); err != nil {
-			if step.Action != Watch { // which says by itself what it saw
+			if step.Action != Watch { // Watch itself reports what it observed
 				err = fmt.Errorf("%s: %w", step.Text, err)
 			}
 			return i + 1, err
 		}
 		if step.Action == Remove && p.inspection.journal != nil {
 			for _, dir := range slices.Backward(p.inspection.journal.File.Folders) {
-				_ = os.Remove(s.Host.Path(dir)) // unless something is in it
+				_ = os.Remove(s.Host.Path(dir)) // fails if the directory is not empty
 			}
 		}
 	}
@@ -115,9 +115,9 @@ func (s Enabler) step(ctx context.Context, step Step, w *watcher) error {
 
 func (s Step) isRestart() bool { return len(s.Command) > 1 && s.Command[1] == "restart" }
 
-// rollBack takes back what an Enable has begun, and returns why with what became of it.
+// rollBack reverts the steps that an Enable has begun, and returns why, with the result of the revert.
 func (s Enabler) rollBack(ctx context.Context, p Plan, began int, why error) error {
-	// An operator who interrupts wants the node as it was, not one in between.
+	// After an interrupt the operator wants the previous state of the node, not an intermediate one.
 	ctx = context.WithoutCancel(ctx)
 	s.say("revert all changes: %s", oneLine(why))
 	unit := p.inspection.node.Unit.Name
@@ -145,7 +145,7 @@ func restarted(steps []Step) bool {
 	return slices.ContainsFunc(steps, Step.isRestart)
 }
 
-// withoutRestart drops the restart of a kubelet that has not been restarted with the changes.
+// withoutRestart omits the restart of a kubelet that has not been restarted with the changes.
 func withoutRestart(steps []Step) []Step {
 	var all []Step
 	for _, s := range steps {
@@ -158,7 +158,7 @@ func withoutRestart(steps []Step) []Step {
 
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
-// showLog tells the last lines of a unit's log, which say more than what can be seen from outside.
+// showLog reports the last lines of a unit's log, which show more than checks from outside.
 func (s Enabler) showLog(ctx context.Context, unit string) {
 	out, err := s.command(context.WithoutCancel(ctx), "journalctl", "--unit="+unit, fmt.Sprintf("--lines=%d", tail), "--no-pager", "--output=cat")
 	if err != nil || out == "" {

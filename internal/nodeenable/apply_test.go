@@ -20,10 +20,10 @@ import (
 	"github.com/pullgate/pullgate/internal/nodeenable"
 )
 
-// errKilled stands for SIGKILL.
+// errKilled represents SIGKILL.
 var errKilled = errors.New("killed")
 
-// killed runs do, and ends it when the step begins that is the nth to be said.
+// killed runs do, and ends it when the nth reported step begins.
 func (n *node) killed(nth int, do func() error) (reached bool) {
 	n.t.Helper()
 	defer func() {
@@ -46,7 +46,7 @@ func (n *node) killed(nth int, do func() error) (reached bool) {
 	return reached
 }
 
-// Killed before any step of enable, or of disable: what is run next gets to a whole state, whichever it is.
+// After a kill before any step of enable, or of disable, the next command reaches a complete state, whichever command it is.
 func TestKilledAtEveryStep(t *testing.T) {
 	type action struct {
 		name string
@@ -100,7 +100,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 	}
 }
 
-// Killed while the kubelet was watched nobody knows whether it got well: enable restarts and watches again.
+// After a kill during the watch, the health of the kubelet is unknown: enable restarts and watches again.
 func TestEnableWatchesWhatNobodyWatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "k3s")
@@ -111,7 +111,7 @@ func TestEnableWatchesWhatNobodyWatched(t *testing.T) {
 	})
 }
 
-// Somebody removed the drop-in and left it at that: the kubelet that runs has to be told.
+// The drop-in was removed without a restart: disable must restart the running kubelet.
 func TestDisableRestartsAKubeletThatWasLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "kubeadm-flags")
@@ -126,7 +126,7 @@ func TestDisableRestartsAKubeletThatWasLeft(t *testing.T) {
 	})
 }
 
-// Well, unwell and well again: the time counts from the last of them.
+// Healthy, unhealthy and healthy again: the time counts from the last change.
 func TestEnableWaitsForAKubeletThatStaysWell(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "kubeadm-flags")
@@ -143,7 +143,7 @@ func TestEnableWaitsForAKubeletThatStaysWell(t *testing.T) {
 	})
 }
 
-// What goes wrong with the kubelet after it was restarted, and what is said of it.
+// Problems of the kubelet after its restart, and their messages.
 func TestEnableTakesItBack(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -175,7 +175,7 @@ func TestEnableTakesItBack(t *testing.T) {
 					if first != nil {
 						first()
 					}
-					// The second restart, that of the way back, finds the node as it was; systemd goes on counting.
+					// The second restart, that of the rollback, finds the node as it was; systemd continues to count.
 					n.onRestart = func() { n.active, n.sub, n.healthy = "active", "running", http.StatusOK }
 				}
 				err := n.enable()
@@ -197,7 +197,7 @@ func TestEnableTakesItBack(t *testing.T) {
 	}
 }
 
-// A kubelet that was not restarted is left alone.
+// Enable does not restart a kubelet that was not affected.
 func TestEnableRestartsNoKubeletThatHasMetNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "kubeadm-flags")
@@ -211,7 +211,7 @@ func TestEnableRestartsNoKubeletThatHasMetNothing(t *testing.T) {
 	})
 }
 
-// Interrupted by the operator, at any moment of the watch: the node is as it was.
+// The operator interrupts at any moment of the watch: the node is as it was.
 func TestEnableInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "k3s")
@@ -229,7 +229,7 @@ func TestEnableInterrupted(t *testing.T) {
 	})
 }
 
-// If the way back fails as well, that is said, and disable does the rest later.
+// If the rollback fails as well, the error says so, and disable does the rest later.
 func TestEnableSaysWhatItCouldNotTakeBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "kubeadm-flags")
@@ -253,7 +253,7 @@ func TestEnableSaysWhatItCouldNotTakeBack(t *testing.T) {
 	})
 }
 
-// A failing disable does not go forward again.
+// A disable that fails is not reverted.
 func TestDisableStaysDisabled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "kubeadm-flags")
@@ -273,7 +273,7 @@ func TestDisableStaysDisabled(t *testing.T) {
 	})
 }
 
-// disable needs neither pullgated nor its configuration, nor the journal.
+// disable needs neither pullgated, nor its configuration, nor the journal.
 func TestDisableAlone(t *testing.T) {
 	for _, kind := range enabling() {
 		t.Run(kind, func(t *testing.T) {
@@ -284,7 +284,7 @@ func TestDisableAlone(t *testing.T) {
 					t.Fatal(err)
 				}
 				n.dialErr, n.ready, n.metrics, n.runtime, n.free = errors.New("nobody is there"), 0, "127.0.0.1:1", "", 0
-				if kind == "plain-script" { // which has lines in a file of somebody else's
+				if kind == "plain-script" { // it has lines in a file of another owner
 					if err := n.disable(); err != nil || n.snapshot() != before {
 						t.Errorf("disable: %v\n%s", err, cmp.Diff(before, n.snapshot()))
 					}
@@ -294,7 +294,7 @@ func TestDisableAlone(t *testing.T) {
 					t.Fatal(err)
 				}
 				err := n.disable()
-				// Which folders were made nobody knows without the journal; they are empty.
+				// Without the journal it is unknown which folders were made; they are empty.
 				if err != nil || n.through() || files(n.snapshot()) != files(before) {
 					t.Errorf("disable: %v, through: %v\n%s", err, n.through(), cmp.Diff(before, n.snapshot()))
 				}
@@ -303,7 +303,7 @@ func TestDisableAlone(t *testing.T) {
 	}
 }
 
-// files is a snapshot without its folders.
+// files returns a snapshot without its folders.
 func files(snapshot string) string {
 	var b strings.Builder
 	for line := range strings.Lines(snapshot) {
@@ -352,7 +352,7 @@ func TestApplyRefusesAPlanForAnotherNode(t *testing.T) {
 	}
 }
 
-// A file that cannot be written is no reason to restart anything.
+// If a file cannot be written, the kubelet is not restarted.
 func TestEnableWithoutADisk(t *testing.T) {
 	for _, blocked := range []string{"/var/lib/pullgate/node-enable.json", "/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml/x"} {
 		t.Run(filepath.Base(blocked), func(t *testing.T) {
@@ -371,7 +371,7 @@ func TestEnableWithoutADisk(t *testing.T) {
 	}
 }
 
-// interruptWrite leaves what a write leaves that is killed before its rename, if line is that of a write.
+// interruptWrite leaves the state of a write that was killed before its rename, if line is that of a write.
 func (n *node) interruptWrite(line string) {
 	n.t.Helper()
 	path, ok := strings.CutPrefix(line, "write ")

@@ -1,10 +1,10 @@
-// Package nodeenable points the kubelet of a node at pullgated, and back. It promises that what it changed it can take
-// back: after Disable, or after an Enable that failed, every file is byte for byte what it was before, but for what
-// others changed since, which is not touched.
+// Package nodeenable implements the configuration of a node's kubelet to dial pullgated, and the way back. It can revert all its
+// changes: after Disable, or after an Enable that failed, every file is byte for byte as before, except for changes by others
+// since then, which it does not touch.
 //
 // # What it writes
 //
-// A file of its own wherever the node's way has a place for one, so that taking it back is to remove one file. In this
+// It writes a separate file wherever the kind of node has a place for one, so that Disable only has to remove one file. In this
 // order:
 //
 //	k3s, RKE2                             config.yaml.d/90-pullgate.yaml beside its configuration
@@ -15,16 +15,16 @@
 //	a unit that runs a script, which      two lines of that file, in place
 //	runs the kubelet with --config
 //
-// The first line of such a file says who wrote it, and has a checksum of the rest: a file that somebody else wrote or
-// changed is neither written over nor removed.
+// The first line of such a file names pullgatectl as the author, and has a checksum of the rest. A file that another program or
+// person wrote or changed is neither overwritten nor removed.
 //
-// Every plan is checked before it is shown: the node is read again as it would be, and if the kubelet would then dial
-// anything else than pullgated, the plan is refused with the name of the file that would win.
+// Every plan is checked before it is shown: the package reads the node again with the planned changes. If the kubelet would then
+// dial another endpoint, the plan is refused with the name of the file that has precedence.
 //
 // # What a crash leaves
 //
-// The journal, a file in pullgated's folder, is on disk before anything else changes, and goes last. It holds what was
-// done to which file, and no other content of it.
+// The journal, a file in pullgated's folder, is on disk before any other change, and is removed last. It contains the changes of
+// each file, and no other content of the file.
 //
 //	killed after            Enable, run again          Disable
 //	the journal is written  does all of it             restarts the kubelet, drops the journal
@@ -33,5 +33,5 @@
 //	the restart             restarts, watches again    the same
 //	the watch               restarts, watches again    the same
 //
-// Two at once cannot be: both lock the folder of the journal.
+// Two processes cannot run at the same time: both lock the folder of the journal.
 package nodeenable

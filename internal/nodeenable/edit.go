@@ -13,14 +13,13 @@ import (
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 )
 
-// A line is one place in a file: what stood there and what stands there now. Both end where the line ends, and
-// "" was not there.
+// line is one place in a file: its old text and its new text. Both end at the end of a line, and "" means that there was no text.
 type line struct {
 	Was string `json:"was"`
 	Now string `json:"now"`
 }
 
-// edit sets the endpoints in a kubelet's configuration file and leaves everything else as it is.
+// edit sets the endpoints in a kubelet's configuration file and does not change anything else.
 func edit(h kubeletconf.Host, file, endpoint string) (change, error) {
 	content, err := h.ReadFile(file)
 	if err != nil {
@@ -34,7 +33,7 @@ func edit(h kubeletconf.Host, file, endpoint string) (change, error) {
 	}
 	for _, key := range []string{"containerRuntimeEndpoint", "imageServiceEndpoint"} {
 		if _, ok := want[key]; !ok && key == "imageServiceEndpoint" {
-			continue // which then is the same
+			continue // the text is then the same
 		}
 		want[key] = endpoint
 		l := line{Now: key + ": " + endpoint + "\n"}
@@ -51,7 +50,7 @@ func edit(h kubeletconf.Host, file, endpoint string) (change, error) {
 		}
 		c.lines = append(c.lines, l)
 	}
-	// A file of another shape (JSON, several documents, a value over several lines) shows in the result.
+	// The result shows a file in another form (JSON, several documents, a value over several lines).
 	var got map[string]any
 	if err := yaml.Unmarshal([]byte(text), &got); err != nil || !reflect.DeepEqual(got, want) {
 		return change{}, hint.Errorf(fmt.Sprintf("set containerRuntimeEndpoint: %s there by hand, and imageServiceEndpoint if it is set, then restart the kubelet", endpoint),
@@ -61,8 +60,8 @@ func edit(h kubeletconf.Host, file, endpoint string) (change, error) {
 	return c, nil
 }
 
-// undo returns the content of a file as it was before lines were put in. A file that was changed since is
-// restored only if each inserted line occurs once; otherwise ok is false.
+// undo returns the content of a file before lines were inserted. It restores a file that was changed since then only if each
+// inserted line occurs once; otherwise ok is false.
 func undo(content []byte, lines []line) (before []byte, ok bool) {
 	text := string(content)
 	for _, l := range slices.Backward(lines) {
@@ -78,7 +77,7 @@ func undo(content []byte, lines []line) (before []byte, ok bool) {
 	return []byte(text), true
 }
 
-// takenBack reports whether the replaced line is already back.
+// takenBack reports whether the replaced line has already been restored.
 func takenBack(text string, l line) bool {
 	if l.Was != "" {
 		return count(text, l.Was) == 1
@@ -87,7 +86,7 @@ func takenBack(text string, l line) bool {
 	return index(text, key+":") < 0
 }
 
-// count says how often lines stand in a text, from the beginning of a line.
+// count returns how often lines occur in a text, from the beginning of a line.
 func count(text, lines string) int {
 	n := 0
 	for {
@@ -100,7 +99,7 @@ func count(text, lines string) int {
 	}
 }
 
-// index returns where lines stand in a text for the first time, from the beginning of a line; -1 if nowhere.
+// index returns the first position of lines in a text, from the beginning of a line; -1 for none.
 func index(text, lines string) int {
 	for from := 0; ; {
 		at := strings.Index(text[from:], lines)

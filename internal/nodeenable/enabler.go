@@ -15,39 +15,39 @@ import (
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 )
 
-// A Daemon is the pullgated of a node, as its configuration tells.
+// A Daemon is the pullgated of a node, as described by its configuration.
 type Daemon struct {
-	// Listen, Runtime and Image are its endpoints: where the kubelet is to dial, and what it dials itself.
+	// Listen, Runtime and Image are its endpoints: the one that the kubelet has to dial, and those that pullgated dials.
 	Listen, Runtime, Image string
-	// Metrics is where its metrics are, host:port; "" if they are off.
+	// Metrics is the address of its metrics, host:port; "" if they are off.
 	Metrics string
-	// StateDir is where it writes.
+	// StateDir is the directory that it writes to.
 	StateDir string
-	// Enforces says in a few words whether it does.
+	// Enforces describes in a few words whether it enforces verdicts.
 	Enforces string
 }
 
-// A Enabler points the kubelet of a host at a daemon and back.
+// An Enabler points the kubelet of a host at a daemon and back.
 type Enabler struct {
 	Host   kubeletconf.Host
 	Daemon Daemon
-	// Unit is the unit that runs the kubelet; "" looks for one.
+	// Unit is the unit that runs the kubelet; with "" the Enabler searches for one.
 	Unit string
-	// Wait is how long the kubelet has to be well again after a restart.
+	// Wait is how long the kubelet may take to be healthy after a restart.
 	Wait time.Duration
-	// Settle is how long it has to be well without a break; 0 is 12 seconds, since systemd starts a kubelet that
-	// ended after ten.
+	// Settle is how long it has to be healthy without interruption; 0 means 12 seconds, because systemd restarts a failed kubelet
+	// after ten.
 	Settle time.Duration
-	// Say is told of each step when it begins, and of what was seen when one fails; nil is allowed.
+	// Say is called when a step begins, and with the observations when a step fails; nil is allowed.
 	Say func(line string)
 
-	// How the network and the disk are asked; what is nil asks the real ones.
+	// Functions for access to the network and the disk; nil means the real ones.
 	Get  func(ctx context.Context, url string) (status int, body []byte, err error)
 	Dial func(ctx context.Context, socket string) error
 	Free func(dir string) (bytes uint64, err error)
 }
 
-// Limits of what is asked.
+// Limits of the requests.
 const (
 	askLimit  = 3 * time.Second
 	bodyLimit = 8 << 20
@@ -69,7 +69,7 @@ func (s Enabler) get(ctx context.Context, url string) (int, []byte, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	// Not by a proxy that the environment names: what is asked is on this node.
+	// No proxy from the environment, because the requests are for this node.
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Do(req)
 	if err != nil {
@@ -91,7 +91,7 @@ func (s Enabler) dial(ctx context.Context, socket string) error {
 	return conn.Close()
 }
 
-// free returns how many bytes a folder, or the nearest one above it that is there, has room for.
+// free returns how many bytes are free in a folder, or in its nearest existing parent.
 func (s Enabler) free(dir string) (uint64, error) {
 	if s.Free != nil {
 		return s.Free(dir)

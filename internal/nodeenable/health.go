@@ -12,27 +12,27 @@ import (
 const (
 	// checkEvery is the interval between checks of a restarted kubelet.
 	checkEvery = time.Second
-	// settled is Enabler.Settle if that says nothing.
+	// settled is the default of Enabler.Settle.
 	settled = 12 * time.Second
-	// restartsAllowed is how often it may be started again before that: k3s may end once while the runtime comes up.
+	// restartsAllowed is how often the unit may be restarted before that: k3s may end once while the runtime starts.
 	restartsAllowed = 1
 )
 
-// watcher is what is known of a kubelet that was restarted.
+// watcher is the state of the watch of a restarted kubelet.
 type watcher struct {
 	s        Enabler
 	unit     string // that runs it
 	before   string // invocation before the restart
-	restarts int    // of before as well, where systemd goes on counting
-	endpoint string // where its calls have to arrive; "" is anywhere
+	restarts int    // includes earlier ones where systemd continues to count
+	endpoint string // where its calls have to arrive; "" means any endpoint
 	first    bool   // whether it was seen after the restart
 	calls    float64
-	// well is since when it is; the zero time says that it is not.
+	// well is since when it is healthy; the zero time means that it is not.
 	well time.Time
 }
 
-// watch returns nil once the kubelet was well for a while, and what is wrong when time is up, or sooner if it
-// certainly does not get well.
+// watch returns nil after the kubelet was healthy for a while. It returns the problem when the time is over, or earlier if the
+// kubelet certainly does not become healthy.
 func (w *watcher) watch(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, w.s.wait(), errUnhealthy)
 	defer cancel()
@@ -70,10 +70,10 @@ func (w *watcher) watch(ctx context.Context) error {
 	}
 }
 
-// errUnhealthy is the cause of the end of a watch.
+// errUnhealthy is why a watch ended.
 var errUnhealthy = errors.New("the kubelet was not healthy")
 
-// check returns what is wrong now, and how often systemd has restarted the unit.
+// check returns the current problem, and how often systemd has restarted the unit.
 func (w *watcher) check(ctx context.Context) (restarts int, err error) {
 	units, err := w.s.Host.Units(ctx, w.unit)
 	if err != nil {
@@ -83,13 +83,13 @@ func (w *watcher) check(ctx context.Context) (restarts int, err error) {
 	if u.Invocation == w.before {
 		return 0, fmt.Errorf("%s has not been restarted yet", u.Name)
 	}
-	// systemd begins anew at a restart, but not if the unit waited to be started again.
+	// systemd resets the count at a restart, but not if the unit waited for its restart.
 	w.restarts = min(w.restarts, u.Restarts)
 	u.Restarts -= w.restarts
 	if u.Active != "active" || u.Restarts > restartsAllowed {
 		return u.Restarts, fmt.Errorf("%s is %s (%s)", u.Name, u.Active, u.Sub)
 	}
-	// Without what tells the kubelet, as when its configuration cannot be read, the unit is what there is to see.
+	// If the kubelet's settings are unknown, for example because its configuration cannot be read, only the unit is checked.
 	n, err := w.s.Host.Discover(ctx, w.unit)
 	if err != nil {
 		if w.endpoint == "" {
@@ -106,7 +106,7 @@ func (w *watcher) check(ctx context.Context) (restarts int, err error) {
 	return u.Restarts, w.arrives(ctx, n)
 }
 
-// arrives says why the kubelet's calls cannot be said to arrive.
+// arrives returns why it is not certain that the kubelet's calls arrive.
 func (w *watcher) arrives(ctx context.Context, n kubeletconf.Node) error {
 	if n.Running != nil && !n.Running.Through(w.endpoint) {
 		return fmt.Errorf("the kubelet dials %s, set by %s", n.Running.Runtime.Value, n.Running.Runtime.From)
@@ -115,7 +115,7 @@ func (w *watcher) arrives(ctx context.Context, n kubeletconf.Node) error {
 	if err != nil {
 		return err
 	}
-	// Calls grow from when the kubelet is there, and begin anew with pullgated. Of connections one is enough.
+	// The number of calls grows while the kubelet runs, and is reset with pullgated. Of connections one is enough.
 	if w.s.Daemon.Metrics != "" && (!w.first || calls < w.calls) {
 		w.first, w.calls = true, calls
 	}

@@ -7,14 +7,14 @@ import (
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 )
 
-// An inspection is the state of a node before anything is planned.
+// An inspection is the state of a node before planning.
 type inspection struct {
-	node kubeletconf.Node // as it is
-	// base is the node as it would be without what this package wrote.
+	node kubeletconf.Node // the current state
+	// base is the node as it would be without the files and lines that this package wrote.
 	base    kubeletconf.Node
 	host    kubeletconf.Host // reads base
 	journal *journal         // nil if there is none
-	// files are those that this package wrote and that are unchanged; modifiedByOthers are the rest of them.
+	// files are the unchanged files that this package wrote; modifiedByOthers are the changed ones.
 	files            []kept
 	modifiedByOthers []string
 	// unknownReason is why node and base are unknown, except for the name of the unit, which the journal has. Without a journal
@@ -25,7 +25,7 @@ type inspection struct {
 // kept is a file that this package wrote or changed.
 type kept struct {
 	path   string
-	before []byte // nil: it was not there
+	before []byte // nil: the file did not exist
 }
 
 // inspect reads the state of the node.
@@ -59,7 +59,7 @@ func (s Enabler) inspect(ctx context.Context) (inspection, error) {
 	return l, err
 }
 
-// own finds the files that this package wrote, by the journal and, without it, by their names and first lines.
+// own finds the files that this package wrote, by the journal or, without it, by their names and first lines.
 func (l *inspection) own(h kubeletconf.Host) error {
 	candidates := ownFiles(l.node)
 	if l.journal != nil && len(l.journal.File.Lines) > 0 {
@@ -106,7 +106,7 @@ func (l *inspection) ownLines(h kubeletconf.Host, f noted) error {
 	return nil
 }
 
-// listen is the endpoint that the kubelet is, or was, pointed at.
+// listen is the endpoint that the kubelet dials, or dialled, for pullgated.
 func (s Enabler) listen(l inspection) string {
 	if l.journal != nil {
 		return l.journal.Endpoint

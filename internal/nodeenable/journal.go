@@ -10,39 +10,39 @@ import (
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 )
 
-// Journal is where the journal is. It does not depend on pullgated's configuration, which may be gone when it is needed.
+// Journal is the path of the journal. It does not depend on pullgated's configuration, which may be missing when the journal is
+// needed.
 const Journal = "/var/lib/pullgate/node-enable.json"
 
-// journalVersion is that of the journals this package writes and reads.
+// journalVersion is the version of the journals that this package writes and reads.
 const journalVersion = 1
 
 // Phases of a journal.
 const (
-	// Applying: what the journal names may have been changed, or not yet.
+	// Applying: the files in the journal may have been changed, or not yet.
 	Applying = "applying"
-	// Enabled: all of it has been changed, and the kubelet was well after it.
+	// Enabled: all changes were made, and the kubelet was healthy afterwards.
 	Enabled = "enabled"
 )
 
-// A journal says what was changed on a node. It holds no content of any file but the lines that were replaced, which
-// name endpoints.
+// A journal lists the changes of a node. It contains no content of any file except the replaced lines, which name endpoints.
 type journal struct {
 	Version int    `json:"version"`
 	Phase   string `json:"phase"`
 	Unit    string `json:"unit"`
-	// Endpoint is what the kubelet was pointed at, Runtime and Image what it dialled before.
+	// Endpoint is the endpoint that the kubelet was pointed at; Runtime and Image are what it dialled before.
 	Endpoint string `json:"endpoint"`
 	Runtime  string `json:"runtime"`
 	Image    string `json:"image"`
 	File     noted  `json:"file"`
 }
 
-// noted is what was done to a file.
+// noted is the change of a file.
 type noted struct {
 	Path string `json:"path"`
-	// Lines are what was replaced in it; none if the whole file is ours.
+	// Lines are the replaced lines; none if this package wrote the whole file.
 	Lines []line `json:"lines,omitempty"`
-	// Folders are those that were made for the file, the outermost first.
+	// Folders are the folders that were made for the file, the outermost first.
 	Folders []string `json:"folders,omitempty"`
 }
 
@@ -71,7 +71,7 @@ func readJournal(h kubeletconf.Host) (*journal, error) {
 func (j journal) marshal() []byte {
 	content, err := json.MarshalIndent(j, "", "  ")
 	if err != nil {
-		panic(err) // texts and numbers
+		panic(err) // only texts and numbers, so that there is no error
 	}
 	return append(content, '\n')
 }

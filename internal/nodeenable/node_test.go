@@ -21,14 +21,14 @@ import (
 
 const listen = "unix:///run/pullgate/cri.sock"
 
-// A node is a folder that stands for /, with a systemd that starts no more than the command line of a kubelet.
+// A node is a folder used as /, with a systemd that only starts the command line of a kubelet.
 type node struct {
 	t    *testing.T
 	root string
 	name string // of the unit
-	// script keeps the kubelet's command line as it is: a program of its own makes it.
+	// script keeps the kubelet's command line unchanged: another program makes it.
 	script bool
-	// within says that the kubelet is no process of its own.
+	// within means that the kubelet runs within another process.
 	within bool
 
 	fragment       string
@@ -38,12 +38,12 @@ type node struct {
 	active, sub    string
 	commands       []string
 	unitFileState  string
-	ready, healthy int // what the probes answer
+	ready, healthy int // the answers of the probes
 	forwards       bool
 	calls          int
 	dialErr        error
 	free           uint64
-	fail           map[string]error // by the beginning of a command; one is used up
+	fail           map[string]error // by the prefix of a command; each is used once
 	onRestart      func()
 	runtime, image string // of pullgated
 	said           []string
@@ -183,7 +183,7 @@ func (n *node) show(unit string) string {
 		unit, n.active, n.sub, n.pid, n.restarts, n.invocation, n.fragment, strings.Join(n.dropIns, " "))
 }
 
-// reload reads anew which drop-ins the unit has.
+// reload reads the drop-ins of the unit again.
 func (n *node) reload() {
 	n.dropIns = nil
 	for _, dir := range []string{"/etc/systemd/system/", "/run/systemd/system/", "/usr/lib/systemd/system/"} {
@@ -194,12 +194,12 @@ func (n *node) reload() {
 	}
 }
 
-// loaded reports whether systemd goes by a drop-in of ours.
+// loaded reports whether systemd has loaded a drop-in of this package.
 func (n *node) loaded() bool {
 	return strings.Contains(strings.Join(n.dropIns, " "), "90-pullgate.conf")
 }
 
-// restart starts a kubelet with what it is told now by the files that systemd has read.
+// restart starts a kubelet with the settings in the files that systemd has read.
 func (n *node) restart() {
 	n.invocation++
 	found, err := n.host().Discover(n.t.Context(), n.name)
@@ -244,8 +244,7 @@ func (n *node) read(path string) string {
 	return string(content)
 }
 
-// snapshot is every file and folder of the node with mode, owner and content, but for processes and the folder of
-// pullgated.
+// snapshot is every file and folder of the node with mode, owner and content, except processes and the folder of pullgated.
 func (n *node) snapshot() string {
 	n.t.Helper()
 	var b strings.Builder
@@ -273,7 +272,7 @@ func (n *node) snapshot() string {
 	return b.String()
 }
 
-// enable plans and applies.
+// enable makes a plan and applies it.
 func (n *node) enable() error {
 	p, err := n.sw().Enable(n.t.Context())
 	if err != nil {
@@ -290,7 +289,7 @@ func (n *node) disable() error {
 	return n.sw().Apply(n.t.Context(), p)
 }
 
-// through reports whether everything of the kubelet goes to pullgated.
+// through reports whether all calls of the kubelet go to pullgated.
 func (n *node) through() bool {
 	n.t.Helper()
 	found, err := n.host().Discover(n.t.Context(), n.name)

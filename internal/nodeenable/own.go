@@ -14,7 +14,7 @@ import (
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 )
 
-// The first line of every file of ours ends with a checksum of what follows it.
+// The first line of every file that this package writes ends with a checksum of the following lines.
 const (
 	signature      = "# Written by pullgatectl node enable, removed by pullgatectl node disable; checksum of the rest: "
 	checksumDigits = 16
@@ -61,7 +61,7 @@ func ownerOf(h kubeletconf.Host, file string) (ownership, error) {
 	}
 }
 
-// Places of our files on a node.
+// Places of this package's files on a node.
 func unitFile(n kubeletconf.Node) string {
 	return path.Join("/etc/systemd/system", n.Unit.Name+".d", "90-pullgate.conf")
 }
@@ -72,7 +72,7 @@ func kubeletFile(n kubeletconf.Node) string {
 
 func rancherFile(n kubeletconf.Node) string { return n.RancherConfig + ".d/90-pullgate.yaml" }
 
-// ownFiles returns where files of ours may be on a node.
+// ownFiles returns where files of this package may be on a node.
 func ownFiles(n kubeletconf.Node) []string {
 	files := []string{unitFile(n)}
 	if n.RancherConfig != "" {
@@ -83,15 +83,15 @@ func ownFiles(n kubeletconf.Node) []string {
 	return files
 }
 
-// A change is what a file is to hold.
+// A change is the new content of a file.
 type change struct {
 	path    string
 	content []byte
-	// lines are what was replaced in a file that is not ours; nil if it is ours as a whole.
+	// lines are the replaced lines in a file of another owner; nil if this package wrote the whole file.
 	lines []line
 }
 
-// planChange returns the change that points the kubelet of a node that is not pointed at endpoint at it.
+// planChange returns the change that makes the kubelet of a node dial endpoint, if it does not yet.
 func planChange(h kubeletconf.Host, n kubeletconf.Node, endpoint string) (change, error) {
 	c := n.Configured
 	switch {

@@ -15,18 +15,18 @@ import (
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 )
 
-// A Plan is what has to be done, in its order. One without steps has nothing to do.
+// A Plan is an ordered list of steps. Without steps, no action is needed.
 type Plan struct {
-	// Enable says which way it goes.
+	// Enable reports whether the plan enables or disables.
 	Enable bool `json:"enable"`
-	// Found are the facts that it rests on, a sentence each.
+	// Found are the facts that the plan depends on, a sentence each.
 	Found []string `json:"found"`
 	Steps []Step   `json:"steps"`
 
 	inspection inspection
 }
 
-// Action is what a step does.
+// Action is the action of a step.
 type Action string
 
 // The actions of steps.
@@ -35,30 +35,30 @@ const (
 	Write  Action = "write"  // write a file
 	Remove Action = "remove" // remove a file
 	Run    Action = "run"    // run a command
-	Watch  Action = "watch"  // wait until the kubelet is well
+	Watch  Action = "watch"  // wait until the kubelet is healthy
 )
 
-// A Step is one thing that is done.
+// A Step is one action of a plan.
 type Step struct {
 	Action Action `json:"action"`
-	// Text says what it does, in one line.
+	// Text describes the step, in one line.
 	Text string `json:"text"`
 	// Path is the file that is written or removed.
 	Path string `json:"path,omitempty"`
-	// Diff are the lines that change, each after "+ " or "- ".
+	// Diff contains the changed lines, each after "+ " or "- ".
 	Diff []string `json:"diff,omitempty"`
-	// Command is what is run.
+	// Command is the command to run.
 	Command []string `json:"command,omitempty"`
 
 	content []byte
 	mode    fs.FileMode
 }
 
-// kubeletWait is how long the kubelet has if Enabler.Wait says nothing.
+// kubeletWait is the default of Enabler.Wait.
 const kubeletWait = 2 * time.Minute
 
-// Enable plans to point the kubelet at pullgated. It refuses a node that would not be well after it, or round which
-// a way would be left; the error then is a [hint.Error].
+// Enable plans to point the kubelet at pullgated. It refuses a node that would not be healthy afterwards, or whose kubelet could
+// still bypass pullgated; the error then is a [hint.Error].
 func (s Enabler) Enable(ctx context.Context) (Plan, error) {
 	l, err := s.inspect(ctx)
 	if err == nil {
@@ -98,13 +98,13 @@ func (s Enabler) Enable(ctx context.Context) (Plan, error) {
 	return p, nil
 }
 
-// enabled reports whether the kubelet dials pullgated, now and when it starts the next time.
+// enabled reports whether the kubelet dials pullgated, now and after its next start.
 func (s Enabler) enabled(l inspection) bool {
 	e := s.Daemon.Listen
 	return l.node.Configured.Through(e) && l.node.Dials().Through(e)
 }
 
-// target returns the change that enables, after it was seen to do so.
+// target returns the change that enables, after a check that it does.
 func (s Enabler) target(ctx context.Context, l inspection) (change, error) {
 	endpoint := s.Daemon.Listen
 	c, err := planChange(l.host, l.base, endpoint)
@@ -155,7 +155,7 @@ func (s Enabler) enableSteps(l inspection, c change, before []byte) []Step {
 	}
 	var steps []Step
 	reload := isUnitFile(c.path)
-	for _, f := range l.files { // of an earlier way, while the journal still knows it
+	for _, f := range l.files { // from an earlier method, as long as the journal has it
 		if f.path != c.path {
 			steps = append(steps, s.back(f))
 			reload = reload || isUnitFile(f.path)
@@ -178,7 +178,7 @@ func (s Enabler) wait() time.Duration {
 	return s.Wait
 }
 
-// Disable plans to take back what Enable did. It needs neither pullgated nor its configuration.
+// Disable plans to revert what Enable did. It needs neither pullgated nor its configuration.
 func (s Enabler) Disable(ctx context.Context) (Plan, error) {
 	l, err := s.inspect(ctx)
 	if err != nil {
@@ -222,9 +222,9 @@ func (s Enabler) disableSteps(l inspection) []Step {
 	return steps
 }
 
-// back is the step that takes a file back.
+// back is the step that reverts a file.
 func (s Enabler) back(f kept) Step {
-	now, _ := s.Host.ReadFile(f.path) // it was read a moment ago, and a diff is for show
+	now, _ := s.Host.ReadFile(f.path) // it was read a moment ago, and the diff is only shown
 	if f.before == nil {
 		return Step{Action: Remove, Text: "remove " + f.path, Path: f.path, Diff: diff(now, nil)}
 	}
@@ -250,7 +250,7 @@ func noteStep(text string, j journal) Step {
 	return Step{Action: Note, Text: text, Path: Journal, content: j.marshal(), mode: 0o600}
 }
 
-// found says how the kubelet of a node is run and what it dials.
+// found describes how the kubelet of a node is run and what it dials.
 func found(n kubeletconf.Node) string {
 	d := n.Dials()
 	text := fmt.Sprintf("%s (%s) is %s. The kubelet dials %s, set by %s", n.Unit.Name, n.Kind, n.Unit.Active, d.Runtime.Value, d.Runtime.From)
@@ -260,7 +260,7 @@ func found(n kubeletconf.Node) string {
 	return text + "."
 }
 
-// diff returns the lines in which two contents differ: what they begin and end with alike is left out.
+// diff returns the lines in which two contents differ, without their common beginning and end.
 func diff(before, after []byte) []string {
 	was, now := lines(before), lines(after)
 	for len(was) > 0 && len(now) > 0 && was[0] == now[0] {

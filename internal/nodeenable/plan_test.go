@@ -53,7 +53,7 @@ func refusal(err error) string {
 	return text
 }
 
-// Every kind of node: what enable would do, and once it has, what disable would do.
+// Every kind of node: the plan of enable and, after it, the plan of disable.
 func TestPlans(t *testing.T) {
 	for _, kind := range kinds(t) {
 		t.Run(kind, func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-// enabling are the kinds of nodes on which enable works, one for each way of doing it.
+// enabling are the kinds of nodes on which enable works, one for each method.
 func enabling() []string {
 	return []string{"kubeadm-flags", "kubeadm-config", "plain-config-dir", "plain-script", "k3s", "rke2"}
 }

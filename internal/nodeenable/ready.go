@@ -13,10 +13,10 @@ import (
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 )
 
-// roomNeeded is how much has to be free where pullgated writes: what a full node's store takes, a few times over.
+// roomNeeded is how much space must be free where pullgated writes: several times the size of a full node's store.
 const roomNeeded = 64 << 20
 
-// ready refuses a node that would not be well behind pullgated.
+// ready refuses a node that would not be healthy behind pullgated.
 func (s Enabler) ready(ctx context.Context, l inspection) error {
 	for _, check := range []func(context.Context, inspection) error{s.runs, s.forwards, s.answers, s.startsAtBoot, s.hasRoom} {
 		if err := check(ctx, l); err != nil {
@@ -26,8 +26,8 @@ func (s Enabler) ready(ctx context.Context, l inspection) error {
 	return nil
 }
 
-// runs refuses a node that is not well before anything is changed, because the effect of a change would be unclear.
-// Where an earlier run ended midway it may well be so.
+// runs refuses a node that is not healthy before any change, because the effect of a change would be unclear. After an earlier
+// run that was interrupted this is expected.
 func (s Enabler) runs(ctx context.Context, l inspection) error {
 	if l.journal != nil || len(l.files) > 0 {
 		return nil
@@ -46,7 +46,7 @@ func (s Enabler) runs(ctx context.Context, l inspection) error {
 	return nil
 }
 
-// unhealthy says why a kubelet is not healthy; "" if it is, or cannot be asked.
+// unhealthy returns why a kubelet is not healthy; "" if it is healthy, or cannot be checked.
 func (s Enabler) unhealthy(ctx context.Context, healthz string) string {
 	if healthz == "" {
 		return ""
@@ -67,7 +67,7 @@ func firstLine(body []byte) string {
 	return line
 }
 
-// forwards refuses a pullgated that does not forward to where the kubelet goes without it.
+// forwards refuses a pullgated that does not forward to the endpoint that the kubelet dials without it.
 func (s Enabler) forwards(_ context.Context, l inspection) error {
 	c := l.base.Configured
 	for _, v := range []struct {
@@ -95,7 +95,7 @@ func (s Enabler) sameSocket(a, b string) bool {
 	return errA == nil && errB == nil && infoA.Mode().Type() == os.ModeSocket && os.SameFile(infoA, infoB)
 }
 
-// answers refuses a pullgated that is not there, or does not reach the runtime.
+// answers refuses a pullgated that does not answer, or does not reach the runtime.
 func (s Enabler) answers(ctx context.Context, _ inspection) error {
 	if err := s.dial(ctx, kubeletconf.Socket(s.Daemon.Listen)); err != nil {
 		return hint.Errorf("systemctl status pullgated has the reason; pullgated must run first", "%w on %s: %v", ErrNotReached, s.Daemon.Listen, err)
@@ -115,7 +115,7 @@ func (s Enabler) answers(ctx context.Context, _ inspection) error {
 	}
 }
 
-// startsAtBoot refuses a pullgated that would be gone after the next boot, and the node with it.
+// startsAtBoot refuses a pullgated that would not run after the next boot: the node would then not work.
 func (s Enabler) startsAtBoot(ctx context.Context, _ inspection) error {
 	out, err := s.command(ctx, "systemctl", "show", "--property=LoadState,UnitFileState", "--", "pullgated.service", "pullgated.socket")
 	if err != nil {
@@ -141,8 +141,8 @@ func (s Enabler) hasRoom(_ context.Context, _ inspection) error {
 	return nil
 }
 
-// calls returns a number that grows with the calls that reach pullgated: by its metrics or, where these are off, how
-// many connections its socket has.
+// calls returns a number that grows with the calls that reach pullgated: from its metrics or, if they are off, the number of
+// connections of its socket.
 func (s Enabler) calls(ctx context.Context) (float64, error) {
 	if s.Daemon.Metrics == "" {
 		return s.connections()

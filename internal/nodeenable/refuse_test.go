@@ -20,7 +20,7 @@ const (
 	rancherDropIn = "/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml"
 )
 
-// What enable refuses before anything is changed, and what it says to do.
+// The reasons for which enable refuses a node before any change, and their remediation.
 func TestEnableRefuses(t *testing.T) {
 	for _, tc := range []struct {
 		name, kind string
@@ -118,12 +118,12 @@ func TestEnableLeavesWhatSomebodyElseEnabled(t *testing.T) {
 	}
 }
 
-// A file that others changed since is left as it is, and what to do is said.
+// A file that others changed is left as it is, and the message says what to do.
 func TestChangedSince(t *testing.T) {
 	for _, tc := range []struct {
 		name, kind, file string
 		change           func(was string) string
-		want             string // of disable; "" says that it succeeds
+		want             string // of disable; "" means that it succeeds
 		left             func(was string) string
 	}{
 		{"our drop-in", "k3s", rancherDropIn, func(s string) string { return s + "node-label: [a=b]\n" }, "changed since", nil},
@@ -182,7 +182,7 @@ func TestChangedSince(t *testing.T) {
 	}
 }
 
-// The unit's own command line changed, as by an upgrade of kubeadm: enable writes its copy anew.
+// The unit's own command line changed, for example by an upgrade of kubeadm: enable writes its copy again.
 func TestEnableFollowsTheUnit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "kubeadm-flags")
@@ -206,7 +206,7 @@ func TestEnableFollowsTheUnit(t *testing.T) {
 	})
 }
 
-// A node that gets a --config-dir after it was enabled by its unit: the old file goes when the new one comes.
+// A node gets a --config-dir after it was enabled by its unit: the old file is removed when the new one is written.
 func TestEnableChangesItsWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "kubeadm-config")
@@ -233,7 +233,7 @@ func TestEnableChangesItsWay(t *testing.T) {
 	})
 }
 
-// With a script that runs the kubelet, nothing is known of one that has ended. The journal knows.
+// If a script runs the kubelet, the settings of a kubelet that has ended are unknown. The journal has them.
 func TestDisableWithoutAKubelet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "plain-script")
@@ -255,7 +255,7 @@ func TestDisableWithoutAKubelet(t *testing.T) {
 	})
 }
 
-// Without metrics a connection to pullgated's socket stands for calls.
+// Without metrics a connection to pullgated's socket counts as calls.
 func TestEnableWithoutMetrics(t *testing.T) {
 	const head = "Num       RefCount Protocol Flags    Type St Inode Path\n"
 	for _, tc := range []struct {

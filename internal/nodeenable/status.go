@@ -7,27 +7,27 @@ import (
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 )
 
-// A Status tells what a kubelet dials and why.
+// A Status describes what a kubelet dials and why.
 type Status struct {
 	Unit  string `json:"unit"`
 	Kind  string `json:"kind"`
 	State string `json:"state"`
-	// Enabled says whether the kubelet dials pullgated for everything, now and when it starts the next time.
+	// Enabled reports whether the kubelet dials pullgated for both services, now and after its next start.
 	Enabled bool `json:"enabled"`
-	// Runtime and Image are what it dials for each service, and who says so.
+	// Runtime and Image are what it dials for each service, and where that is configured.
 	Runtime Dialled `json:"runtime"`
 	Image   Dialled `json:"image"`
-	// Files are those that pullgatectl wrote and that are as it left them.
+	// Files are the unchanged files that pullgatectl wrote.
 	Files []string `json:"files"`
 	// Journal is the phase of the journal; "" if there is none.
 	Journal string `json:"journal,omitempty"`
-	// Without is what the kubelet would dial without what pullgatectl wrote.
+	// Without is what the kubelet would dial without the changes of pullgatectl.
 	Without Dialled `json:"without"`
 	// Wrong are the problems that need attention, a sentence each.
 	Wrong []string `json:"wrong"`
 }
 
-// Dialled is an endpoint and who says it.
+// Dialled is an endpoint and where it is configured.
 type Dialled struct {
 	Endpoint string `json:"endpoint"`
 	From     string `json:"from"`
@@ -35,7 +35,7 @@ type Dialled struct {
 
 func dialled(s kubeletconf.Setting) Dialled { return Dialled{s.Value, s.From} }
 
-// Status looks at the node and changes nothing.
+// Status inspects the node and changes nothing.
 func (s Enabler) Status(ctx context.Context) (Status, error) {
 	l, err := s.inspect(ctx)
 	if err == nil {

@@ -13,9 +13,8 @@ import (
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 )
 
-// temporary is the name of the file that is written before it is renamed. kubelet, systemd, k3s and RKE2 do not read a file
-// of this name. One that a crash left is removed under the lock, before the
-// next change of the node.
+// temporary is the suffix of the file that is written before the rename. kubelet, systemd, k3s and RKE2 do not read a file with
+// this name. If a crash left one, it is removed under the lock, before the next change of the node.
 const temporary = ".pullgate-new"
 
 func exists(h kubeletconf.Host, file string) bool {
@@ -23,8 +22,8 @@ func exists(h kubeletconf.Host, file string) bool {
 	return err == nil
 }
 
-// write writes a file in one step: after a crash it is the old one or the new one. A file that exists keeps its mode and
-// owner, and a link to one stays a link.
+// write writes a file in one step: after a crash it is the old file or the new one. An existing file keeps its mode and owner,
+// and a link to a file stays a link.
 func write(h kubeletconf.Host, file string, content []byte, mode fs.FileMode) error {
 	file = h.Path(file)
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // configuration of the node, which others may read
@@ -41,7 +40,7 @@ func write(h kubeletconf.Host, file string, content []byte, mode fs.FileMode) er
 	return nil
 }
 
-// remove removes a file, which need not exist.
+// remove removes a file if it exists.
 func remove(h kubeletconf.Host, file string) error {
 	file = h.Path(file)
 	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -54,7 +53,7 @@ func remove(h kubeletconf.Host, file string) error {
 	return err
 }
 
-// removeTemporary removes what an interrupted write of a file has left.
+// removeTemporary removes the file that an interrupted write has left.
 func removeTemporary(h kubeletconf.Host, file string) error {
 	path := h.Path(file)
 	if target, err := filepath.EvalSymlinks(path); err == nil {
@@ -67,7 +66,7 @@ func removeTemporary(h kubeletconf.Host, file string) error {
 	return err
 }
 
-// lock keeps other processes from changing the same node until the file is closed.
+// lock prevents changes of the same node by other processes until the file is closed.
 func lock(h kubeletconf.Host) (*os.File, error) {
 	dir := filepath.Dir(h.Path(Journal))
 	if err := os.MkdirAll(dir, 0o700); err != nil {

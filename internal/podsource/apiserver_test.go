@@ -28,18 +28,18 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// apiserver answers as a kube-apiserver does for one node's kubelet, and as it is told.
+// apiserver answers as a kube-apiserver does for the kubelet of one node, and as the test sets it.
 type apiserver struct {
 	mu       sync.Mutex
 	version  int
 	pods     map[string]*corev1.Pod
 	secrets  map[string]*corev1.Secret
 	watchers map[chan event]struct{}
-	user     string // what a review answers
-	// refuse is asked before each request; a status other than 0 is the answer.
+	user     string // the answer to a review
+	// refuse is called before each request; a status other than 0 is the answer.
 	refuse func(r *http.Request) int
 	seen   []string // requests, "GET /api/v1/…"
-	broken string   // what is answered for a Secret called broken
+	broken string   // the answer for a Secret called broken
 }
 
 type event struct {
@@ -150,7 +150,7 @@ func status(code int) metav1.Status {
 	return metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Reason: reasons[code], Code: int32(code)}
 }
 
-// change does something to the state of the server, and tells those who watch.
+// change changes the state of the server and sends the event to the watches.
 func (a *apiserver) change(kind string, p *corev1.Pod) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -172,7 +172,7 @@ func (a *apiserver) tellLocked(e event) {
 	}
 }
 
-// tell sends an event of no pod.
+// tell sends an event without a pod.
 func (a *apiserver) tell(e event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -224,7 +224,7 @@ func (a *apiserver) requests(path string) int {
 	return n
 }
 
-// network is a listener whose connections are pipes, so that a test in a bubble knows when all is quiet.
+// network is a listener whose connections are pipes, so that a test in a bubble can wait until all goroutines are blocked.
 type network struct {
 	accept chan net.Conn
 	closed chan struct{}
@@ -275,7 +275,7 @@ func (n *network) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	return ours, nil
 }
 
-// cut ends all connections and, with down, lets no new ones be made.
+// cut ends all connections and, with down, allows no new ones.
 func (n *network) cut(down bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -286,7 +286,7 @@ func (n *network) cut(down bool) {
 	n.conns = nil
 }
 
-// world is a source that runs, with an API server, in a bubble.
+// world is a running source with an API server, in a bubble.
 type world struct {
 	*testing.T
 	api     *apiserver
@@ -329,7 +329,7 @@ func inWorld(t *testing.T, f func(w *world)) {
 	})
 }
 
-// start runs the source until the test ends, and returns when all is quiet.
+// start runs the source until the test ends, and returns when all goroutines are blocked.
 func (w *world) start() {
 	w.Helper()
 	ctx, cancel := context.WithCancel(klog.NewContext(w.Context(), w.log))
@@ -344,9 +344,9 @@ func (w *world) start() {
 	synctest.Wait()
 }
 
-// pass lets time go by.
+// pass lets the duration pass.
 func (w *world) pass(d time.Duration) {
-	time.Sleep(d) // in the bubble: the clock is moved when all is quiet
+	time.Sleep(d) // in the bubble: the clock moves when all goroutines are blocked
 	synctest.Wait()
 }
 
@@ -390,7 +390,7 @@ func pod(name, uid, image string, secrets ...string) *corev1.Pod {
 	return p
 }
 
-// secret makes a pull secret whose users are called by the registries that they are for.
+// secret makes a pull secret. The user of each entry has the name of its registry.
 func secret(name, uid string, keys ...string) *corev1.Secret {
 	auths := map[string]any{}
 	for _, k := range keys {
@@ -406,7 +406,7 @@ func secret(name, uid string, keys ...string) *corev1.Secret {
 	}
 }
 
-// id is the ID of the credential that secret puts under a registry.
+// id is the ID of the credential that secret makes for a registry.
 func (w *world) id(registry, uid string) credential.ID {
 	return w.key.ID(credential.New(registry, uid, "", "", "", ""))
 }

@@ -17,7 +17,7 @@ func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
 		for _, p := range []*corev1.Pod{pod("a", "u1", app), pod("b", "u2", app), pod("c", "u3", app), pod("d", "u4", "repo.test/other"), pod("m", "u5", app), pod("n", "u6", app)} {
 			p.Annotations = map[string]string{"k": "v", "config.kubernetes.io/x": ""}
 			switch p.Name {
-			case "b": // a tenant that sets what the kubelet writes
+			case "b": // a tenant that sets the kubelet's annotations
 				p.Annotations[podindex.SeenAnnotation], p.Annotations[podindex.SourceAnnotation] = "x", "file"
 			case "c":
 				p.Annotations["k"] = "w"
@@ -65,7 +65,7 @@ func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
 		if found, ok := w.source.Pods(asks(), imageref.New("no image")); ok || found != nil {
 			t.Errorf("Pods of no image = %v, %v; want nothing known", found, ok)
 		}
-		// A tenant edits its pod so that it equals another one: both are found from then on.
+		// A tenant edits its pod so that it equals another one: from then on both are found.
 		p := pod("c", "u3", app)
 		p.Annotations = map[string]string{"k": "v", "config.kubernetes.io/x": ""}
 		w.api.change("MODIFIED", p)
@@ -73,7 +73,7 @@ func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
 		if found, _ := w.source.Pods(asks(), imageref.New(app)); len(found) != 3 {
 			t.Errorf("Pods = %v after a third became equal; want three", names(found))
 		}
-		// Its kubelet may not know of that yet, so it may be whoever asks.
+		// Its kubelet may not have the change yet, so this pod may be the one that asks.
 		if found, _ := w.source.Pods(asks("k", "w"), imageref.New(app)); !slices.Equal(names(found), []string{"u3"}) {
 			t.Errorf("Pods = %v of what it had before; want it", names(found))
 		}
@@ -81,14 +81,14 @@ func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
 		if found, _ := w.source.Pods(asks("k", "w"), imageref.New(app)); len(found) != 0 {
 			t.Errorf("Pods = %v of what it had a minute ago; want none", names(found))
 		}
-		// The same of its image.
+		// The same for its image.
 		p.Spec.Containers[0].Image = "repo.test/next"
 		w.api.change("MODIFIED", p)
 		w.pass(0)
 		if found, _ := w.source.Pods(asks(), imageref.New(app)); len(found) != 3 {
 			t.Errorf("Pods = %v of the image that it had before; want it too", names(found))
 		}
-		// One that is new to the node has been nothing else.
+		// A pod that is new to the node had no other state before.
 		w.api.change("ADDED", pod("new", "u7", "repo.test/new"))
 		w.pass(0)
 		if found, _ := w.source.Pods(asks("k", "w"), imageref.New(app)); !slices.Equal(names(found), []string{"u3"}) {

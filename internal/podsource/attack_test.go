@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A tenant deletes its pod while the Secret is being got, which is not there yet, makes the Secret and then the
-// pod again. The answer to the first GET, which comes late, must not stand in for that to the second.
+// A tenant deletes its pod while a GET of a Secret that does not exist yet is in progress, then creates the Secret and the pod
+// again. The late answer to the first GET must not be used as the answer to the second.
 func TestALateAnswerIsNotTakenForANewerOne(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var gets atomic.Int32

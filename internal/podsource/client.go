@@ -29,16 +29,16 @@ import (
 )
 
 const (
-	// userAgent is what audit logs show.
+	// userAgent is the user agent in audit logs.
 	userAgent = "pullgated"
-	// nodeUser is what the names of kubelets begin with.
+	// nodeUser is the prefix of the user names of kubelets.
 	nodeUser = "system:node:"
 	// dialTimeout bounds a connection attempt.
 	dialTimeout = 10 * time.Second
 )
 
-// client is a client of the API server. It decodes only the types that it requests, so that those of the other
-// API groups are not linked in.
+// client is a client of the API server. It decodes only the types that it requests, so that the types of the other API groups are
+// not linked in.
 type client struct {
 	core, authentication rest.Interface
 	http                 *http.Client
@@ -85,14 +85,14 @@ func namedBy(file *clientcmdapi.Config) []string {
 	return slices.DeleteFunc(names, func(name string) bool { return name == "" })
 }
 
-// newClient makes a client of a transport of its own.
+// newClient makes a client with its own transport.
 func newClient(config *rest.Config, dial dialFunc) (*client, error) {
 	if dial == nil {
 		dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
 	}
 	config = rest.CopyConfig(config)
 	config.UserAgent = userAgent
-	// Not needed: there is one watch, and one GET at a time for each reader.
+	// A rate limit is not needed: there is one watch, and one GET at a time for each reader.
 	config.QPS = -1
 	config.Dial = dial
 	config.ContentType = runtime.ContentTypeProtobuf
@@ -127,7 +127,7 @@ func (c *client) close() { utilnet.CloseIdleConnectionsFor(c.http.Transport) }
 
 // secret gets a Secret.
 func (c *client) secret(ctx context.Context, namespace, name string) (*corev1.Secret, error) {
-	// At a high verbosity client-go logs the answer.
+	// At a high verbosity client-go would log the answer.
 	ctx = klog.NewContext(ctx, logr.Discard())
 	s := &corev1.Secret{}
 	err := c.core.Get().Namespace(namespace).Resource("secrets").Name(name).Do(ctx).Into(s)
@@ -160,7 +160,7 @@ func nodeOfCertificate(config *rest.Config) (node string, ok bool, err error) {
 	return "", false, fmt.Errorf("%w: client certificate: no certificate in it", ErrKubeconfig)
 }
 
-// nodeOfUser returns the node of a kubelet's user name.
+// nodeOfUser returns the node in a kubelet's user name.
 func nodeOfUser(user, source string) (string, error) {
 	node, ok := strings.CutPrefix(user, nodeUser)
 	if !ok || node == "" {

@@ -3,7 +3,7 @@ package podsource
 // Dial makes the source of these options use another network.
 func (o *Options) Dial(dial dialFunc) { o.dial = dial }
 
-// Held returns the bytes that the pull secrets take, and how many Secrets are kept in any way.
+// Held returns the size of the pull secrets in bytes, and the number of Secrets that the source keeps in any way.
 func (s *Source) Held() (bytes, secrets int) {
 	s.secrets.mu.Lock()
 	defer s.secrets.mu.Unlock()
@@ -15,7 +15,7 @@ const MaxHeld = maxHeld
 // HoldAtMost makes the source keep fewer bytes than MaxHeld. It is called before Run.
 func (s *Source) HoldAtMost(bytes int) { s.secrets.most = bytes }
 
-// Idle reports whether no Secret has to be got.
+// Idle reports whether no Secret has to be read.
 func (s *Source) Idle() bool {
 	s.secrets.mu.Lock()
 	defer s.secrets.mu.Unlock()

@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// pace and burst bound how often the Secrets of one namespace are read: burst at once, then one
-	// in each pace. A namespace with 500 pods, each with a Secret of its own, stays below.
+	// pace and burst limit how often the Secrets of one namespace are read: burst at once, then one in each pace. A namespace
+	// with 500 pods, each with its own Secret, stays below the limit.
 	pace  = 50 * time.Millisecond
 	burst = 500
 	// idle is how long a reader waits if the queue is empty.
@@ -24,13 +24,13 @@ const (
 	urgencies
 )
 
-// A namespace holds the place of the Secrets of one namespace in the queue, and their share of the memory.
+// A namespace has the place of the Secrets of one namespace in the queue, and their share of the memory.
 type namespace struct {
 	lists [urgencies]list.List     // of *secret, first in, first out
 	turn  [urgencies]*list.Element // in fairQueue.turns; nil if the list is empty
-	paid  time.Time                // the reads so far use up the time until then, one pace each
+	paid  time.Time                // the reads so far use the time until then, one pace each
 
-	secrets int // that some pod names
+	secrets int // that at least one pod names
 	missing int // of these, those that do not exist
 	held    int // bytes
 }
@@ -40,9 +40,8 @@ func (n *namespace) delay(now time.Time) time.Duration {
 	return n.paid.Add(-(burst - 1) * pace).Sub(now)
 }
 
-// A fairQueue holds the Secrets that have to be read. Namespaces take turns, so that one that wants
-// many Secrets delays the others by one read each time. The zero value is empty. It has no lock of
-// its own. Its invariants are:
+// A fairQueue contains the Secrets that have to be read. Namespaces take turns, so that a namespace with many Secrets delays the
+// others by one read each time. The zero value is empty. A fairQueue has no lock. Its invariants are:
 //
 //   - A Secret is in at most one list of its namespace; secret.queued is its element there.
 //   - A namespace is in turns, once for each urgency, exactly if its list of that urgency is not empty.
@@ -52,13 +51,13 @@ type fairQueue struct {
 	retries []retry
 }
 
-// A retry is a Secret that could not be read, and when to try again.
+// A retry is a Secret that could not be read, and the time of the next attempt.
 type retry struct {
 	at time.Time
 	e  *secret
 }
 
-// push puts a Secret in its namespace's queue. One that is there already only becomes more urgent.
+// push adds a Secret to the queue of its namespace. If the Secret is already queued, push can only make it more urgent.
 func (q *fairQueue) push(e *secret, u urgency) {
 	if e.queued != nil {
 		if e.urgency >= u {
@@ -73,7 +72,7 @@ func (q *fairQueue) push(e *secret, u urgency) {
 	}
 }
 
-// remove takes a Secret out of the queue, if it is there.
+// remove removes a Secret from the queue, if it is queued.
 func (q *fairQueue) remove(e *secret) {
 	if e.queued == nil {
 		return
@@ -87,8 +86,8 @@ func (q *fairQueue) remove(e *secret) {
 	}
 }
 
-// pop takes out the Secret that is to be read now. If there is none it returns nil and how long it
-// takes at most until there may be one without a push.
+// pop removes and returns the next Secret to read. If there is none, it returns nil, and how long it takes at most until there
+// may be one without a push.
 func (q *fairQueue) pop(now time.Time) (*secret, time.Duration) {
 	wait := q.retry(now)
 	for u := range urgencies {
@@ -112,13 +111,13 @@ func (q *fairQueue) pop(now time.Time) (*secret, time.Duration) {
 	return nil, wait
 }
 
-// retryAt makes pop return a Secret at a time, if it has not been read until then.
+// retryAt makes pop return a Secret at a time, unless it is read before.
 func (q *fairQueue) retryAt(e *secret, at time.Time) {
 	i, _ := slices.BinarySearchFunc(q.retries, at, func(r retry, at time.Time) int { return r.at.Compare(at) })
 	q.retries = slices.Insert(q.retries, i, retry{at, e})
 }
 
-// retry queues the Secrets whose time has come, and returns how long it is until that of the next.
+// retry queues the Secrets that are due, and returns how long it is until the next one is due.
 func (q *fairQueue) retry(now time.Time) time.Duration {
 	due := 0
 	for _, r := range q.retries {

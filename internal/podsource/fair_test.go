@@ -14,7 +14,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// slowly makes each GET of a Secret take as long as it does on an API server.
+// slowly makes each GET of a Secret take as long as on an API server.
 func slowly(r *http.Request) int {
 	if strings.Contains(r.URL.Path, "/secrets/") {
 		time.Sleep(10 * time.Millisecond)
@@ -75,7 +75,7 @@ func TestSecretsOfOneNamespaceDoNotDelayThoseOfOthers(t *testing.T) {
 	}
 }
 
-// asking lets the pods m0, m1, … ask for their credentials again and again until stop is called.
+// asking makes the pods m0, m1, … request their credentials repeatedly until stop is called.
 func (w *world) asking(n int, every time.Duration) (stop func()) {
 	end := make(chan struct{})
 	for i := range n {
@@ -98,7 +98,7 @@ func (w *world) asking(n int, every time.Duration) (stop func()) {
 	}
 }
 
-// Under load of one namespace the API server is asked a bounded number of times.
+// Under load from one namespace the API server gets a bounded number of requests.
 func TestSecretsThatDoNotExistAreAskedForEverLess(t *testing.T) {
 	for _, tc := range []struct{ secrets, most int }{{1, 15}, {100, 2_000}, {1_000, 5_000}} {
 		t.Run(fmt.Sprint(tc.secrets), func(t *testing.T) {

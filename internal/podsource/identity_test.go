@@ -47,7 +47,7 @@ func certificate(tb testing.TB, user string, serial int64) (certPEM, keyPEM []by
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})
 }
 
-// replace puts a new file in the place of an old one, as kubelets do.
+// replace puts a new file in the place of an old one by a rename, as kubelets do.
 func replace(tb testing.TB, path string, content []byte) {
 	tb.Helper()
 	if err := errors.Join(os.WriteFile(path+".new", content, 0o600), os.Rename(path+".new", path)); err != nil {
@@ -59,7 +59,7 @@ func TestNodeNameFollowsFromTheClientCertificate(t *testing.T) {
 	dir := t.TempDir()
 	for user, want := range map[string]string{"system:node:node-1": "node-1", "system:node:": "", "admin": "", "system:nodes": ""} {
 		cert, key := certificate(t, user, 1)
-		both := filepath.Join(dir, "both.pem") // key first, as in the kubelet's file after a rotation by hand
+		both := filepath.Join(dir, "both.pem") // key first, as in the kubelet's file after a manual rotation
 		replace(t, both, append(key, cert...))
 		for form, config := range map[string]map[string]any{
 			"file": {"client-certificate": both, "client-key": both},
@@ -81,7 +81,7 @@ func TestNodeNameFollowsFromTheClientCertificate(t *testing.T) {
 	}
 }
 
-// inReview runs a source with a token, so that only the API server knows who it is.
+// inReview runs a source with a token, so that only the API server can determine its user.
 func inReview(t *testing.T, f func(api *apiserver, s *podsource.Source, run func() error)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -209,8 +209,8 @@ func TestRunWaitsForAKubeconfigThatIsAbsent(t *testing.T) {
 	})
 }
 
-// This one is on a real network, with TLS: the kubelet replaces its certificate, and whoever uses the same
-// files has to follow.
+// This test uses a real network, with TLS: the kubelet replaces its certificate, and a program that uses the same files has to
+// use the new one.
 func TestARotatedClientCertificateIsUsed(t *testing.T) {
 	api := newAPIServer()
 	users := make(chan string, 1000)
@@ -250,7 +250,7 @@ func TestARotatedClientCertificateIsUsed(t *testing.T) {
 	}()
 	expect := func(serial string) {
 		t.Helper()
-		// What client-go read from the files counts for a second; kubelets rotate months apart.
+		// client-go caches the files for a second; kubelets rotate at intervals of months.
 		again := time.NewTicker(1100 * time.Millisecond)
 		defer again.Stop()
 		for {

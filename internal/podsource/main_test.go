@@ -6,7 +6,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// client-go ends the goroutines that look after a client certificate when the transport is collected.
+// client-go ends the goroutines that watch a client certificate when the transport is garbage collected.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
 		goleak.IgnoreAnyFunction("k8s.io/client-go/transport.(*dynamicClientCert).run"),

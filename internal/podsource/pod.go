@@ -20,16 +20,16 @@ import (
 )
 
 const (
-	// maxUses is how many uses of images by one pod are kept. The others are not known.
+	// maxUses is how many uses of images by one pod are kept. The source does not know the others.
 	maxUses = 1000
 	// maxSecrets is how many pull secrets of one pod are read.
 	maxSecrets = 100
 )
 
-// kubeletLag is how long after a change a kubelet may know a pod as it was before.
+// kubeletLag is how long after a change a kubelet may still have the previous state of a pod.
 const kubeletLag = time.Minute
 
-// mirrorAnnotation is on the API server's copies of static pods, which no kubelet runs.
+// mirrorAnnotation is on the API server's copies of static pods, which a kubelet does not run.
 const mirrorAnnotation = corev1.MirrorPodAnnotationKey
 
 // A Pod is a pod of this node as the API server had it at one moment. It does not change. The zero
@@ -41,7 +41,7 @@ type Pod struct {
 	secrets *secrets
 }
 
-// PullPolicies returns the imagePullPolicy of each use that the pod makes of an image, in the order of its spec; nothing if it does not
+// PullPolicies returns the imagePullPolicy of each use of an image by the pod, in the order of its spec; nothing if it does not
 // use it. The name may be the one in the spec or the one that the kubelet sends.
 func (p Pod) PullPolicies(image imageref.Ref) (policies []string) {
 	if !image.Parsed() || p.known == nil {
@@ -55,15 +55,15 @@ func (p Pod) PullPolicies(image imageref.Ref) (policies []string) {
 	return policies
 }
 
-// Credentials returns the credentials of the pod's pull secrets for an image, in the order in which
-// a kubelet would send them. It waits for a Secret that has to be got, at most two seconds, and for
-// none that is known and cannot be got again at present.
+// Credentials returns the credentials of the pod's pull secrets for an image, in the order in which a kubelet would send them. It
+// waits at most two seconds for a Secret that has to be read. It does not wait for a Secret that was read before and cannot be
+// read again at present.
 //
 // It returns each credential of a Secret once, and at most one more than the credential.MaxOffers that are considered.
 //
-// ErrNotKnown says that the list is not complete: a Secret is missing, malformed, could not be read or has too many
-// wildcards. The credentials in the list are the pod's all the same. An empty list without an error means that the pod's
-// Secrets have no credential for the image; the pull need not be anonymous, since the node may have credentials of its own.
+// ErrNotKnown means that the list is incomplete: a Secret is missing, malformed, could not be read or has too many wildcards. The
+// credentials in the list are still the pod's. An empty list without an error means that the pod's Secrets have no credential for
+// the image; the pull need not be anonymous, because the node may have its own credentials.
 func (p Pod) Credentials(ctx context.Context, image imageref.Ref) ([]tracker.Secret, error) {
 	if p.known == nil || !image.Parsed() {
 		return nil, ErrNotKnown
@@ -95,13 +95,13 @@ func (p Pod) Credentials(ctx context.Context, image imageref.Ref) ([]tracker.Sec
 	return found, nil
 }
 
-// known is what is kept of a pod.
+// known is the stored part of a pod.
 type known struct {
 	pod         tracker.Pod
 	annotations [sha256.Size]byte
-	changed     time.Time // when annotations or uses were seen to change; zero if never
+	changed     time.Time // when a change of annotations or uses was seen; zero if never
 	uses        []use
-	secrets     []key       // those that the pod names, in its order
+	secrets     []key       // those that the pod names, in the pod's order
 	cut         bool        // the pod names more
 	logged      atomic.Bool // it was logged that its Secrets have too many wildcards
 }
@@ -111,7 +111,7 @@ type use struct {
 	policy string // as the API server has it
 }
 
-// knownOf returns what is kept of a pod. An image whose name no kubelet would accept is left out.
+// knownOf returns the part of a pod that is stored. It omits an image whose name no kubelet would accept.
 func knownOf(p *corev1.Pod) *known {
 	k := &known{
 		pod:         tracker.Pod{UID: string(p.UID), Namespace: p.Namespace, Name: p.Name},
@@ -157,8 +157,7 @@ func (k *known) has(image imageref.Name) bool {
 	return slices.ContainsFunc(k.uses, func(u use) bool { return u.image == image })
 }
 
-// hash returns one value for all annotations but those that a kubelet writes over what is there, so
-// that large annotations are not kept.
+// hash returns one value for all annotations except those that a kubelet overwrites, so that large annotations are not kept.
 func hash(annotations map[string]string) [sha256.Size]byte {
 	h := sha256.New()
 	put := func(s string) {

@@ -13,29 +13,29 @@ type Reason string
 
 // The values of a Reason.
 const (
-	// Kubeconfig is a kubeconfig, or a file that it names, that is absent or cannot be read.
+	// Kubeconfig means that a kubeconfig, or a file that it names, is absent or cannot be read.
 	Kubeconfig Reason = "kubeconfig"
-	// Unreachable is an API server that cannot be reached.
+	// Unreachable means that the API server cannot be reached.
 	Unreachable Reason = "unreachable"
-	// Timeout is an API server that does not answer in time.
+	// Timeout means that the API server does not answer in time.
 	Timeout Reason = "timeout"
-	// Unauthorized is a 401: the API server does not accept the identity.
+	// Unauthorized means 401: the API server does not accept the identity.
 	Unauthorized Reason = "unauthorized"
-	// Forbidden is a 403: the identity lacks a permission.
+	// Forbidden means 403: the identity lacks a permission.
 	Forbidden Reason = "forbidden"
-	// Missing is a Secret that a pod names and that does not exist.
+	// Missing means that a Secret that a pod names does not exist.
 	Missing Reason = "missing"
-	// Malformed is a pull secret that cannot be read.
+	// Malformed means that a pull secret cannot be parsed.
 	Malformed Reason = "malformed"
-	// Excessive are pull secrets of one pod with so many wildcards that some are ignored.
+	// Excessive means that the pull secrets of one pod have so many wildcards that some are ignored.
 	Excessive Reason = "excessive"
-	// Expired is a 410: the watch fell behind and is restarted.
+	// Expired means 410: the watch fell behind and is restarted.
 	Expired Reason = "expired"
-	// Throttled is a 429.
+	// Throttled means 429.
 	Throttled Reason = "throttled"
-	// Server is a 5xx of the API server.
+	// Server means a 5xx of the API server.
 	Server Reason = "server"
-	// Other is everything else.
+	// Other means every other failure.
 	Other Reason = "other"
 )
 
@@ -44,7 +44,7 @@ func Reasons() []Reason {
 	return []Reason{Kubeconfig, Unreachable, Timeout, Unauthorized, Forbidden, Missing, Malformed, Excessive, Expired, Throttled, Server, Other}
 }
 
-// reasonOf sorts an error of a request.
+// reasonOf returns the reason for an error of a request.
 func reasonOf(err error) Reason {
 	var network net.Error
 	var status apierrors.APIStatus

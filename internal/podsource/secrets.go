@@ -16,59 +16,56 @@ import (
 )
 
 const (
-	// readAge is how old the known content of a Secret may be when it is needed.
+	// readAge is the maximum age of the stored content of a Secret when it is needed.
 	readAge = 10 * time.Second
-	// maxAgeMissing is the same for a Secret that did not exist the first time; it may be created any
-	// moment. It doubles each time that the Secret does not exist, up to 2^missingDoublings
-	// times that.
+	// maxAgeMissing is the same for a Secret that did not exist the first time; it may be created at any moment. It doubles each
+	// time that the Secret does not exist, up to 2^missingDoublings times that.
 	maxAgeMissing    = 2 * time.Second
 	missingDoublings = 4
-	// missingPace is what each missing Secret of a namespace adds to that for all of them, up to maxMissing, so that
-	// the API server gets at most one GET in this time that finds nothing.
+	// missingPace is how much each missing Secret of a namespace adds to that for all of them, up to maxMissing. So the API
+	// server gets at most one unsuccessful GET in this time.
 	missingPace = 100 * time.Millisecond
 	maxMissing  = 5 * time.Minute
 	// maxWait bounds how long one call waits for the API server. The kubelet waits for pullgated.
 	maxWait = 2 * time.Second
 	// getTimeout bounds one GET.
 	getTimeout = 10 * time.Second
-	// minRetry and maxRetry bound the pause before a Secret that was never read is requested again although
-	// no call needs it.
+	// minRetry and maxRetry bound the pause before a Secret that was never read is requested again without a call that needs it.
 	minRetry, maxRetry = 200 * time.Millisecond, 30 * time.Second
-	// readers is how many Secrets are got at once. Each holds a response of some megabytes for a moment.
+	// readers is how many Secrets are read at the same time. Each response takes some megabytes for a moment.
 	readers = 2
-	// maxHeld bounds the memory of all Secrets, in bytes. Above it the namespace that holds most loses the Secret that
-	// has not been used for the longest time, which is read again when it is needed. A namespace that holds no more
-	// than its share loses none.
+	// maxHeld bounds the memory of all Secrets, in bytes. Above it, the namespace that uses most loses its least recently used
+	// Secret, which is read again when it is needed. A namespace that does not use more than its share loses none.
 	maxHeld = 8 << 20
 )
 
 // A key names a Secret.
 type key struct{ namespace, name string }
 
-// answer is what is known of one Secret. The zero value is nothing.
+// answer is the known content of one Secret. The zero value means none.
 type answer struct {
 	ref    records.SecretRef
 	sealed credential.Sealed
-	// whole says that nothing is missing.
+	// whole means that nothing is missing.
 	whole bool
 }
 
-// secret is what is kept of one Secret that some pod names.
+// secret is the stored state of one Secret that some pod names.
 type secret struct {
 	key
 	answer
 	in        *namespace
 	forgotten bool // no pod names it any more
 
-	known bool      // answer is that of the API server
+	known bool      // answer is from the API server
 	read  time.Time // when answer was requested; zero if never, or if it has to be requested again
 	used  time.Time
-	// failed is when the last attempt failed; zero if it did not.
+	// failed is when the last attempt failed; zero if it succeeded.
 	failed        time.Time
 	failures      int
 	retryAt       time.Time // when a Secret that was never read is requested again
 	misses        int       // how often in a row it did not exist
-	loggedVersion string    // the resource version that was called malformed
+	loggedVersion string    // the resource version that was logged as malformed
 
 	queued         *list.Element // in the list of its namespace; nil if it is in none
 	urgency        urgency
@@ -76,7 +73,7 @@ type secret struct {
 	attempt        chan struct{} // closed at the end of the next attempt
 }
 
-// maxAge returns how old the known content of the Secret may be when it is needed.
+// maxAge returns the maximum age of the known content of the Secret when it is needed.
 func (e *secret) maxAge() time.Duration {
 	if e.misses == 0 {
 		return readAge
@@ -85,7 +82,7 @@ func (e *secret) maxAge() time.Duration {
 	return min(max(alone, time.Duration(e.in.missing)*missingPace), maxMissing)
 }
 
-// missed notes how often in a row the Secret did not exist.
+// missed notes how many times in a row the Secret did not exist.
 func (e *secret) missed(times int) {
 	if e.misses > 0 {
 		e.in.missing--
@@ -104,9 +101,9 @@ type secrets struct {
 	count func(Reason)
 	most  int // maxHeld, or less in a test
 
-	work chan struct{} // holds a token if a reader has to look at queue
+	work chan struct{} // has a token if a reader has to check queue
 
-	// mu guards the fields that follow. It is never held across a request.
+	// mu guards the fields below. It is never held during a request.
 	mu     sync.Mutex
 	byKey  map[key]*secret
 	byName map[string]*namespace // those that have Secrets
@@ -121,7 +118,7 @@ func newSecrets(seal credential.Key, count func(Reason)) *secrets {
 	}
 }
 
-// need queues Secrets to be read, even if they are known, since a pod that names them arrived.
+// need queues Secrets to be read, even if they are known, because a pod that names them arrived.
 func (s *secrets) need(keys []key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,7 +145,7 @@ func (s *secrets) addLocked(k key) *secret {
 	return e
 }
 
-// forget drops Secrets that no pod names any more.
+// forget removes Secrets that no pod names any more.
 func (s *secrets) forget(keys []key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,12 +166,12 @@ func (s *secrets) forget(keys []key) {
 	}
 }
 
-// get returns what is known of the Secrets, in their order.
+// get returns the known content of the Secrets, in the same order.
 func (s *secrets) get(ctx context.Context, keys []key) []answer {
 	ctx, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()
 	for _, k := range keys {
-		s.lookup(k) // so that all are queued before one is waited for
+		s.lookup(k) // so that all are queued before the first wait
 	}
 	answers := make([]answer, len(keys))
 	for i, k := range keys {
@@ -195,8 +192,8 @@ func (s *secrets) get(ctx context.Context, keys []key) []answer {
 	return answers
 }
 
-// lookup returns what is known of a Secret, and a channel that is closed when the attempt to read it ends; nil if there is no need to
-// wait.
+// lookup returns the known content of a Secret, and a channel that is closed when the attempt to read it ends; nil if the caller
+// need not wait.
 func (s *secrets) lookup(k key) (answer, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,7 +207,7 @@ func (s *secrets) lookup(k key) (answer, <-chan struct{}) {
 	case !e.read.IsZero() && now.Sub(e.read) < e.maxAge():
 		return e.answer, nil
 	case e.known && !e.failed.IsZero() && now.Sub(e.failed) < readAge:
-		return e.answer, nil // the API server is unreachable: what is known stays known
+		return e.answer, nil // the API server is unreachable: use the known content
 	case !e.known && now.Before(e.retryAt):
 		if e.retryAt.Sub(now) > maxWait {
 			return e.answer, nil
@@ -223,7 +220,7 @@ func (s *secrets) lookup(k key) (answer, <-chan struct{}) {
 
 func (s *secrets) enqueueLocked(e *secret, u urgency) {
 	if e.running {
-		// The answer on its way is good enough, except for a pod that has just arrived.
+		// The answer to the current request is recent enough, except for a pod that has just arrived.
 		e.again = e.again || u == wanted
 		return
 	}
@@ -231,7 +228,7 @@ func (s *secrets) enqueueLocked(e *secret, u urgency) {
 	s.wake()
 }
 
-// wake makes one reader look at the queue.
+// wake makes one reader check the queue.
 func (s *secrets) wake() {
 	select {
 	case s.work <- struct{}{}:
@@ -255,7 +252,7 @@ func (s *secrets) run(ctx context.Context, get getter) {
 			}
 			continue
 		}
-		s.wake() // there may be one for another reader
+		s.wake() // there may be more for another reader
 		began := time.Now()
 		got, err := s.fetch(ctx, get, e.key)
 		if ctx.Err() != nil {
@@ -283,7 +280,7 @@ type got struct {
 	malformed error
 }
 
-// fetch gets a Secret and keeps nothing of its content.
+// fetch reads a Secret and keeps only IDs of its content.
 func (s *secrets) fetch(ctx context.Context, get getter, k key) (got, error) {
 	ctx, cancel := context.WithTimeout(ctx, getTimeout)
 	defer cancel()
@@ -303,8 +300,7 @@ func (s *secrets) fetch(ctx context.Context, get getter, k key) (got, error) {
 	}, nil
 }
 
-// configOf reads a pull secret as kubelets do: one of another type, or without the key of its type,
-// holds nothing.
+// configOf reads a pull secret as kubelets do: a Secret of another type, or without the key of its type, has no credentials.
 func configOf(s *corev1.Secret) (credential.Config, error) {
 	if payload := s.Data[corev1.DockerConfigJsonKey]; s.Type == corev1.SecretTypeDockerConfigJson && len(payload) > 0 {
 		return credential.ParseDockerConfigJSON(payload)
@@ -327,7 +323,7 @@ func (s *secrets) done(log logr.Logger, e *secret, began time.Time, g got, err e
 		}
 	case err != nil:
 		s.count(reasonOf(err))
-		// The error may quote what was answered.
+		// The error may quote the answer.
 		log.V(2).Info("Pull secret not read", "secret", secret, "reason", reasonOf(err))
 	case g.malformed != nil:
 		s.count(Malformed)
@@ -337,12 +333,12 @@ func (s *secrets) done(log logr.Logger, e *secret, began time.Time, g got, err e
 	}
 }
 
-// settle notes the result of an attempt and reports whether it is to be logged.
+// settle notes the result of an attempt and reports whether the caller should log it.
 func (s *secrets) settle(e *secret, began time.Time, g got, err error) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e.forgotten {
-		return false // its pods are gone, and pods that name it now wait for another attempt
+		return false // its pods are gone; pods that name it now wait for another attempt
 	}
 	e.running = false
 	close(e.attempt)
@@ -364,7 +360,7 @@ func (s *secrets) settle(e *secret, began time.Time, g got, err error) (news boo
 	default:
 		e.failed = time.Now()
 		e.failures++
-		if !e.known { // there may be no call that needs it while the API server is reachable
+		if !e.known { // there may be no call for it while the API server is reachable
 			e.retryAt = e.failed.Add(min(minRetry<<min(e.failures-1, 16), maxRetry))
 			s.queue.retryAt(e, e.retryAt)
 			s.wake()
@@ -378,7 +374,7 @@ func (s *secrets) settle(e *secret, began time.Time, g got, err error) (news boo
 	return news
 }
 
-// keepLocked keeps the content of a Secret and makes room for it. If there is no room, the Secret is not known.
+// keepLocked stores the content of a Secret and makes room for it. If there is no room, the Secret is not known.
 func (s *secrets) keepLocked(e *secret, a answer) {
 	s.dropLocked(e)
 	e.answer, e.known = a, true
@@ -395,9 +391,8 @@ func (s *secrets) keepLocked(e *secret, a answer) {
 	}
 }
 
-// evictableLocked returns the Secret that makes room for another one: of the namespace that holds most,
-// the one that has not been used for the longest time. It returns nil if no namespace holds more than an equal share of the
-// memory.
+// evictableLocked returns the Secret to evict for another one: the least recently used one of the namespace that uses most. It
+// returns nil if no namespace uses more than an equal share of the memory.
 func (s *secrets) evictableLocked(e *secret) *secret {
 	holders := 0
 	for _, n := range s.byName {
@@ -416,7 +411,7 @@ func (s *secrets) evictableLocked(e *secret) *secret {
 	return oldest
 }
 
-// dropLocked forgets the content of a Secret.
+// dropLocked deletes the content of a Secret.
 func (s *secrets) dropLocked(e *secret) {
 	if e.known {
 		s.held -= e.sealed.Size()

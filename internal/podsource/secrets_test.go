@@ -98,11 +98,11 @@ func TestAMalformedSecretIsToldOnceForEachOfItsVersions(t *testing.T) {
 	})
 }
 
-// smallerBy is by how much some tests make the bound of what is kept smaller, and the large Secrets with it: to read
-// megabytes of them again and again takes minutes under the race detector.
+// smallerBy is the factor by which some tests reduce the bound of the stored Secrets, and the size of large Secrets: reading
+// megabytes of them repeatedly takes minutes under the race detector.
 const smallerBy = 64
 
-// large is a pull secret of about a megabyte with as many entries as are read, made smaller by a factor.
+// large is a pull secret of about a megabyte with the maximum number of entries, made smaller by a factor.
 func large(name, uid string, by int) *corev1.Secret {
 	var b bytes.Buffer
 	b.WriteString(`{"auths":{"repo.test":{"auth":"dTpw"}`)
@@ -134,7 +134,7 @@ func TestSecretsTogetherAreBounded(t *testing.T) {
 		if bytes, secrets := w.source.Held(); bytes > most || bytes < most/2 || secrets != n {
 			t.Errorf("%d Secrets take %d bytes; want %d, of at most %d", secrets, bytes, n, most)
 		}
-		// What was forgotten is got again when it is asked for.
+		// An evicted Secret is read again when it is needed.
 		for i := range n {
 			if got, err := w.byUID(fmt.Sprintf("us%d", i)).Credentials(w.Context(), imageref.New(app)); err != nil || len(got) != 1 {
 				t.Errorf("pod %d: %d credentials, %v; want 1, nil", i, len(got), err)
@@ -146,7 +146,7 @@ func TestSecretsTogetherAreBounded(t *testing.T) {
 	})
 }
 
-// Under the race detector.
+// To be run under the race detector.
 func TestSourceIsSafeForConcurrentUse(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.start()
@@ -180,7 +180,7 @@ func TestSourceIsSafeForConcurrentUse(t *testing.T) {
 	})
 }
 
-// BenchmarkHeapOf500Pods reports what a node with 500 pods costs: heap that stays, and heap at its most.
+// BenchmarkHeapOf500Pods reports the memory for a node with 500 pods: the final heap, and the maximum.
 func BenchmarkHeapOf500Pods(b *testing.B) {
 	for name, like := range map[string]func(name, uid string) *corev1.Secret{
 		"small": func(name, uid string) *corev1.Secret { return secret(name, uid, "repo.test", "other.test") },
@@ -194,7 +194,7 @@ func BenchmarkHeapOf500Pods(b *testing.B) {
 	}
 }
 
-// heapOf500Pods has a server that only hands out bytes, so that what is measured is the source.
+// heapOf500Pods has a server that only returns stored bytes, so that only the source is measured.
 func heapOf500Pods(b *testing.B, like func(name, uid string) *corev1.Secret) {
 	b.Helper()
 	list, one := answersOf500Pods(like)
@@ -218,7 +218,7 @@ func heapOf500Pods(b *testing.B, like func(name, uid string) *corev1.Secret) {
 	b.ReportMetric((float64(stays)-float64(base))/(1<<20), "MiB-stays")
 }
 
-// answersOf500Pods returns a list of pods, and the Secret that stands for all that they name.
+// answersOf500Pods returns a list of pods, and one Secret that is the answer for every name.
 func answersOf500Pods(like func(name, uid string) *corev1.Secret) (list, secret []byte) {
 	api := newAPIServer()
 	for i := range 500 {
@@ -244,13 +244,13 @@ func answersOf500Pods(like func(name, uid string) *corev1.Secret) (list, secret 
 
 func heap() uint64 {
 	runtime.GC()
-	runtime.GC() // what a pool holds lives through one
+	runtime.GC() // the content of a pool survives one collection
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
 }
 
-// measure runs a source until it has read everything and returns what is on the heap at most, and in the end.
+// measure runs a source until it has read everything and returns the maximum and the final size of the heap.
 func measure(b *testing.B, url string) (most, stays uint64) {
 	b.Helper()
 	s, err := podsource.New(podsource.Options{Kubeconfig: kubeconfig(b, url, nil), NodeName: "node-1", Key: credential.NewKey()})

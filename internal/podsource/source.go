@@ -21,32 +21,30 @@ import (
 type Options struct {
 	// Kubeconfig is the path of a kubeconfig, normally the kubelet's own.
 	Kubeconfig string
-	// NodeName is the name of the node; "" means the one that follows from the identity in the
-	// kubeconfig.
+	// NodeName is the name of the node; "" means the name in the identity of the kubeconfig.
 	NodeName string
-	// Key makes the IDs of credentials.
+	// Key is the key for the IDs of credentials.
 	Key credential.Key
-	// Failed is called for each failure; nil ignores them. It may be called concurrently and must not block.
+	// Failed is called for each failure; nil is allowed. It may be called concurrently and must not block.
 	Failed func(Reason)
 
-	dial dialFunc // the network of a test; nil is that of the machine
+	dial dialFunc // the network of a test; nil means the network of the machine
 }
 
-// A Source knows the pods of one node and the credentials of their pull secrets. Its methods may be
-// called concurrently, before, while and after Run runs.
+// A Source provides the pods of one node and the credentials of their pull secrets. Its methods may be called concurrently,
+// before, during and after Run.
 type Source struct {
 	options Options
 	node    atomic.Pointer[string]
 	state   *state
 	store   *store
 	secrets *secrets
-	ended   atomic.Bool // Run has returned: nothing changes any more
+	ended   atomic.Bool // Run has returned: there are no more changes
 }
 
-// New returns a source that knows no pods until Run runs. The error wraps ErrKubeconfig if the kubeconfig is
-// malformed, and ErrNodeName if its client certificate is not that of a kubelet and NodeName is not
-// set. It is not an error if the kubeconfig, or a file that it names, is absent: the kubelet may not have
-// written it yet, and Run waits for it.
+// New returns a source without pods; Run fills it. The error wraps ErrKubeconfig if the kubeconfig is malformed, and ErrNodeName
+// if its client certificate is not a kubelet's and NodeName is not set. It is not an error if the kubeconfig, or a file that it
+// names, is absent: the kubelet may not have written it yet, and Run waits for it.
 func New(o Options) (*Source, error) {
 	if o.Failed == nil {
 		o.Failed = func(Reason) {}
@@ -81,7 +79,7 @@ func (s *Source) nameFrom(config *rest.Config) error {
 // maxAwait bounds the wait for a pod that the watch has not reported yet.
 const maxAwait = time.Second
 
-// NodeName returns the name of the node, "" while it is not known.
+// NodeName returns the name of the node, "" until it is known.
 func (s *Source) NodeName() string {
 	if n := s.node.Load(); n != nil {
 		return *n
@@ -89,12 +87,12 @@ func (s *Source) NodeName() string {
 	return ""
 }
 
-// Run keeps the source up to date until the context ends, then returns nil. It returns earlier
-// only if the node's name cannot be determined: then the error wraps ErrNodeName. Every other failure is
-// counted, logged once and tried again. It may be called once.
+// Run keeps the source up to date until the context ends, then returns nil. It returns earlier only if the node's name cannot be
+// determined: then the error wraps ErrNodeName. Run counts every other failure, logs it once and tries again. It may be called
+// once.
 //
-// When it returns everything that it started has ended, except the goroutines with which client-go
-// watches a client certificate in files; they end when the garbage collector finds them unused.
+// When Run returns, everything that it started has ended, except the goroutines with which client-go watches a client certificate
+// in files; they end when the garbage collector finds that they are unused.
 func (s *Source) Run(ctx context.Context) error {
 	defer s.ended.Store(true)
 	c, err := s.connect(ctx)
@@ -123,8 +121,8 @@ func (s *Source) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// connect reads the kubeconfig and determines the node's name, and tries until it succeeds. The client must be
-// closed even if there is an error, which is that of the context or wraps ErrNodeName.
+// connect reads the kubeconfig and determines the node's name. It tries until it succeeds. The client must be closed even if
+// there is an error, which is that of the context or wraps ErrNodeName.
 func (s *Source) connect(ctx context.Context) (*client, error) {
 	log := klog.FromContext(ctx)
 	var c *client
@@ -170,11 +168,11 @@ func (s *Source) open(ctx context.Context) (*client, error) {
 	return c, nil
 }
 
-// Synced reports whether the pods of the node have been listed and are being watched. It is false
-// while the API server is unreachable; what is known stays known.
+// Synced reports whether the pods of the node have been listed and are being watched. It is false while the API server is
+// unreachable; the source then keeps its pods and Secrets.
 func (s *Source) Synced() bool { return s.state.synced() }
 
-// ByUID returns the pod with a UID. A pod that the watch has not reported yet is not known.
+// ByUID returns the pod with a UID. It does not find a pod that the watch has not reported yet.
 func (s *Source) ByUID(uid string) (Pod, bool) {
 	k := s.store.uid(uid)
 	if k == nil {
@@ -195,7 +193,7 @@ func (s *Source) ByName(namespace, name string) (Pod, bool) {
 // Len returns how many pods are known.
 func (s *Source) Len() int { return s.store.len() }
 
-// Await returns the pod with a UID. If it is not known yet, it waits for it at most a second: a kubelet may know a pod
+// Await returns the pod with a UID. If the pod is not known yet, Await waits for it at most a second: a kubelet may receive a pod
 // earlier.
 func (s *Source) Await(ctx context.Context, uid string) (Pod, bool) {
 	if s.ended.Load() {
@@ -210,19 +208,19 @@ func (s *Source) Await(ctx context.Context, uid string) (Pod, bool) {
 	return s.pod(k), true
 }
 
-// Pods returns all pods of the node, sorted by UID, that use an image and whose annotations equal the
-// given ones, except those that the kubelet itself writes (kubernetes.io/config.seen, config.source and
-// config.mirror; kubernetes.io/config.hash is on static pods only). They include each pod whose annotations or images
-// changed less than a minute ago, or that was listed first when the source was synced less than a minute ago: the kubelet may know
-// it as it was before. They do not include mirror pods, which no kubelet runs.
+// Pods returns all pods of the node, sorted by UID, that use an image and whose annotations equal the given ones, except those
+// that the kubelet itself writes (kubernetes.io/config.seen, config.source and config.mirror; only static pods have
+// kubernetes.io/config.hash). The result includes each pod whose annotations or images changed less than a minute ago, or that
+// was listed first when the source was synced less than a minute ago: the kubelet may still have its previous state. It does not
+// include mirror pods, which a kubelet does not run.
 //
-// It identifies the pods that may have sent a pre-check with an unknown config.seen, as after a restart of the kubelet. Equal
-// annotations do not prove identity: a tenant can give its pod those of another one, and the kubelet may
-// know that pod earlier. So an image must be allowed to each of these pods, of which only those
-// with a sandbox can have sent the pre-check, and the exact pod must be judged again when its container is created.
+// Pods identifies the pods that may have sent a pre-check with an unknown config.seen, for example after a restart of the
+// kubelet. Equal annotations do not prove identity: a tenant can give its pod the annotations of another one, and the kubelet may
+// receive that pod earlier. So an image must be allowed to each of these pods. Only those with a sandbox can have sent the
+// pre-check, and the exact pod must be judged again when its container is created.
 //
-// ok is false while the source is not synced: there may be pods that are not known. If ok is true and there are no
-// pods, the watch has not reported the pod yet.
+// ok is false while the source is not synced: there may be pods that are not known. If ok is true and there are no pods, the
+// watch has not reported the pod yet.
 func (s *Source) Pods(annotations map[string]string, image imageref.Ref) (found []Pod, ok bool) {
 	if !image.Parsed() || !s.Synced() {
 		return nil, false

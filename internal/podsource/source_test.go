@@ -36,7 +36,7 @@ func (w *world) byUID(uid string) podsource.Pod {
 	return p
 }
 
-// wantCredentials compares what a pod has for an image. whole says that no error is wanted.
+// wantCredentials compares the credentials of a pod for an image. whole means that no error is expected.
 func (w *world) wantCredentials(uid, image string, whole bool, want ...tracker.Secret) {
 	w.Helper()
 	got, err := w.byUID(uid).Credentials(w.Context(), imageref.New(image))
@@ -201,7 +201,7 @@ func TestASecretIsReadAgainWhenItIsOld(t *testing.T) {
 		w.api.change("ADDED", pod("web", "u1", app, "pull"))
 		w.start()
 		w.wantCredentials("u1", app, true, w.cred("pull", "s1", "repo.test"))
-		w.api.put(secret("pull", "s2", "repo.test")) // deleted and made again: another UID
+		w.api.put(secret("pull", "s2", "repo.test")) // deleted and created again: another UID
 		w.pass(9 * time.Second)
 		w.wantCredentials("u1", app, true, w.cred("pull", "s1", "repo.test"))
 		w.pass(2 * time.Second)
@@ -212,7 +212,7 @@ func TestASecretIsReadAgainWhenItIsOld(t *testing.T) {
 		w.api.put(secret("pull", "s3", "repo.test"))
 		w.pass(3 * time.Second)
 		w.wantCredentials("u1", app, true, w.cred("pull", "s3", "repo.test"))
-		// A pod that arrives has it read at once.
+		// When a pod arrives, the Secret is read at once.
 		w.api.put(secret("pull", "s4", "repo.test"))
 		w.api.change("ADDED", pod("new", "u2", app, "pull"))
 		w.pass(0)
@@ -247,7 +247,7 @@ func TestWhatIsKnownStaysKnownWhileTheAPIServerIsAway(t *testing.T) {
 		if took := time.Since(began); took != 0 {
 			t.Errorf("a second question took %v; want none, the API server was just asked", took)
 		}
-		// In the meantime one pod went and one came.
+		// In the meantime one pod was deleted and one was created.
 		w.api.change("DELETED", pod("web", "u1", app, "pull"))
 		w.api.change("ADDED", pod("next", "u2", app, "pull"))
 		w.net.cut(false)
@@ -347,9 +347,9 @@ func TestAPodThatIsMadeAgainHasAnotherUID(t *testing.T) {
 		deleting.DeletionTimestamp = &now
 		w.api.change("MODIFIED", deleting)
 		w.pass(0)
-		w.byUID("u1") // is known until it is gone
+		w.byUID("u1") // it stays known until it is deleted
 		old := w.byUID("u1")
-		w.api.change("ADDED", pod("web", "u2", app, "next")) // the end of the old one was missed
+		w.api.change("ADDED", pod("web", "u2", app, "next")) // the watch missed the end of the old one
 		w.pass(0)
 		if _, ok := w.source.ByUID("u1"); ok {
 			t.Error("the pod that was replaced is known")
@@ -376,7 +376,7 @@ func TestAPodThatIsMadeAgainHasAnotherUID(t *testing.T) {
 }
 
 func TestASecretThatWasRefusedAtFirstIsReadLater(t *testing.T) {
-	// The Node authorizer learns of a pod a little after its kubelet does.
+	// The Node authorizer receives a pod a little later than its kubelet does.
 	inWorld(t, func(w *world) {
 		w.api.refusing(refuseSecret("pull", 403))
 		w.api.put(secret("pull", "s1", "repo.test"))
@@ -405,7 +405,7 @@ func TestNotSyncedBetweenTwoWatches(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.api.change("ADDED", pod("web", "u1", app))
 		w.start()
-		w.api.hangUp() // sooner than a server does, so that the next watch is not begun at once
+		w.api.hangUp() // sooner than a server does, so that the next watch does not start at once
 		w.pass(0)
 		if w.source.Synced() {
 			t.Error("synced while nothing is watched; a pod may be missed")

@@ -15,19 +15,19 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// errNoPod is returned for an object that is not a pod. The reflector passes pods only.
+// errNoPod is returned for an object that is not a pod. The reflector passes only pods.
 var errNoPod = errors.New("podsource: an object of the watch is not a pod")
 
-// store holds the pods of the node; a reflector fills it. Its methods may be called concurrently.
+// store contains the pods of the node; a reflector fills it. Its methods may be called concurrently.
 type store struct {
 	secrets *secrets
 
-	// mu guards the fields that follow. It is never held across a call to secrets.
+	// mu guards the fields below. It is never held during a call to secrets.
 	mu    sync.RWMutex
 	byKey map[key]*known // by namespace and name
 	byUID map[string]*known
 	named map[key]int // how many pods name a Secret
-	// arrived is closed, and another one made, when a pod comes or changes.
+	// arrived is closed and replaced when a pod is added or changed.
 	arrived chan struct{}
 }
 
@@ -51,14 +51,14 @@ func (s *store) Add(obj any) error {
 	return nil
 }
 
-// put is Add. If a listed pod is new, it is not known what it was before the list.
+// put implements Add. If a listed pod is new, its state before the list is unknown.
 func (s *store) put(p *corev1.Pod, listed bool) {
 	at := key{p.Namespace, p.Name}
 	var k *known
 	if _, mirror := p.Annotations[mirrorAnnotation]; !mirror {
 		k = knownOf(p)
 		old := s.at(at)
-		// Before the pod can be found; and not for a change of its status, as most changes are.
+		// Before the pod can be found, and not for a change of its status: most changes are of the status.
 		if old == nil || old.pod != k.pod || !slices.Equal(old.secrets, k.secrets) {
 			s.secrets.need(k.secrets)
 		}
@@ -91,7 +91,7 @@ func (s *store) Delete(obj any) error {
 	return nil
 }
 
-// Replace makes the store hold these pods and no others.
+// Replace replaces all pods by the given ones.
 func (s *store) Replace(list []any, _ string) error {
 	listed := make(map[key]struct{}, len(list))
 	for _, obj := range list {
@@ -117,8 +117,7 @@ func (s *store) Replace(list []any, _ string) error {
 // Resync does nothing.
 func (s *store) Resync() error { return nil }
 
-// setLocked replaces the pod with a name; with nil it only removes it. It returns the Secrets that no pod names any
-// more.
+// setLocked replaces the pod with a name; with nil it only removes it. It returns the Secrets that no pod names any more.
 func (s *store) setLocked(at key, k *known) (unnamed []key) {
 	if k != nil {
 		for _, name := range k.secrets {
@@ -164,7 +163,7 @@ func (s *store) uid(uid string) *known {
 	return s.byUID[uid]
 }
 
-// await returns the pod with the UID, if it comes before the context ends; else nil.
+// await returns the pod with the UID if it is added before the context ends; otherwise nil.
 func (s *store) await(ctx context.Context, uid string) *known {
 	for {
 		s.mu.RLock()
@@ -181,7 +180,7 @@ func (s *store) await(ctx context.Context, uid string) *known {
 	}
 }
 
-// match returns the pods that use an image and have these annotations, and those that have changed within kubeletLag, sorted by
+// match returns the pods that use an image and have these annotations, including those that changed within kubeletLag, sorted by
 // UID.
 func (s *store) match(annotations map[string]string, image imageref.Name) []*known {
 	want, now := hash(annotations), time.Now()

@@ -22,8 +22,8 @@ import (
 const (
 	// listTimeout bounds one list of the node's pods.
 	listTimeout = 30 * time.Second
-	// watchTimeout bounds the time until an API server answers the request for a watch. Some proxies withhold the
-	// answer until the first event, which is a bookmark after a minute at the latest.
+	// watchTimeout bounds the time until an API server answers the request for a watch. Some proxies withhold the answer until
+	// the first event, which is a bookmark after at most a minute.
 	watchTimeout = 90 * time.Second
 	// healthy is the time without a failure after which the back-off is reset.
 	healthy = 2 * time.Minute
@@ -32,17 +32,17 @@ const (
 // errSlow is the cause of a request that was cancelled.
 var errSlow = errors.New("podsource: the API server does not answer")
 
-// pause returns the back-off between attempts. Thousands of nodes connect at the same time when an API server comes
-// back, hence the jitter.
+// pause returns the back-off between attempts. It has jitter because thousands of nodes connect at the same time when an API
+// server becomes reachable again.
 func pause() wait.Backoff {
 	return wait.Backoff{Duration: 500 * time.Millisecond, Cap: 15 * time.Second, Steps: 20, Factor: 2, Jitter: 1}
 }
 
-// state says whether the watch is up. Its methods may be called concurrently.
+// state stores whether the watch is up. Its methods may be called concurrently.
 type state struct {
 	count func(Reason)
 
-	mu     sync.Mutex // guards the fields that follow
+	mu     sync.Mutex // guards the fields below
 	up     bool
 	logged bool // it was logged that the watch is not up
 	watch  int  // the number of the latest watch
@@ -68,7 +68,7 @@ func (s *state) noteSynced(log klog.Logger) (watch int) {
 	return watch
 }
 
-// ended notes that a watch has ended, which is not an error; often the next one has begun before.
+// ended notes that a watch has ended, which is not an error; often the next one has already begun.
 func (s *state) ended(watch int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,7 +82,7 @@ func (s *state) noteError(ctx context.Context, log klog.Logger, err error) {
 	s.noteFailure(ctx, log, reasonOf(err), err)
 }
 
-// noteFailure notes that something failed.
+// noteFailure notes a failure.
 func (s *state) noteFailure(ctx context.Context, log klog.Logger, reason Reason, err error) {
 	if ctx.Err() != nil {
 		return // Run is ending
@@ -109,8 +109,8 @@ func newPodsOf(c cache.Getter, node string, s *state, log klog.Logger) *podsOf {
 	return &podsOf{cache.NewListWatchFromClient(c, "pods", metav1.NamespaceAll, only), s, log}
 }
 
-// IsWatchListSemanticsUnSupported keeps the reflector from streaming the first list. API servers
-// before 1.27 ignore that request, and the reflector would wait for the end of the list for ever.
+// IsWatchListSemanticsUnSupported prevents the reflector from streaming the first list. API servers before 1.27 ignore that
+// request, and the reflector would wait for the end of the list without a limit.
 func (p *podsOf) IsWatchListSemanticsUnSupported() bool { return true }
 
 // ListWithContext lists the pods.
@@ -185,7 +185,7 @@ func follow(ctx context.Context, p *podsOf, s *store) {
 	r := cache.NewReflectorWithOptions(p, &corev1.Pod{}, s, cache.ReflectorOptions{
 		Logger: &p.log, Name: "podSource", TypeDescription: "pods", Backoff: &backoff,
 	})
-	// Like the reflector's own loop, which would log every failure; p logs the first one.
+	// Like the reflector's own loop, but that would log every failure; p logs only the first one.
 	again := pause().DelayWithReset(clock.RealClock{}, healthy)
 	_ = again.Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		if err := r.ListAndWatchWithContext(ctx); err != nil {

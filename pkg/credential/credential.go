@@ -10,20 +10,19 @@ import (
 
 const redacted = "[redacted]"
 
-// A Credential is what is sent to a registry with a pull, in canonical form. The zero value is
-// anonymous: nothing is sent. It cannot be printed, logged or marshalled.
+// A Credential is what a pull sends to a registry, in canonical form. The zero value is anonymous: it sends nothing. It cannot be
+// printed, logged or marshalled.
 //
-// The content is kept in a closure because the fmt package walks unexported fields, and follows
-// pointers to them, under verbs that a type does not expect.
+// A closure contains the content, because the fmt package walks unexported fields, and follows pointers to them, under verbs that
+// a type does not expect.
 type Credential struct {
 	reveal func() []byte
 	named  bool // see HasUsername
 }
 
-// New returns the credential that the fields of a CRI AuthConfig make. If neither username nor
-// password is given, they are taken from auth, base64 of "username:password", as runtimes do. Values
-// that are all empty make an anonymous credential; any other value, even a password alone, does not,
-// whatever a runtime would make of it.
+// New returns the credential for the fields of a CRI AuthConfig. If neither username nor password is given, they are taken from
+// auth, base64 of "username:password", as runtimes do. If all values are empty, the credential is anonymous; with any other
+// value, even only a password, it is not, whatever a runtime would make of it.
 func New(username, password, auth, serverAddress, identityToken, registryToken string) Credential {
 	named := username != ""
 	if user, pass, ok := decodeAuth(auth); ok {
@@ -35,9 +34,9 @@ func New(username, password, auth, serverAddress, identityToken, registryToken s
 	}
 	fields := []string{username, password, identityToken, registryToken, serverAddress, auth}
 	if strings.Join(fields[:4], "") == "" && auth == "" {
-		return Credential{} // a server address alone is not a credential
+		return Credential{} // a server address without other values is not a credential
 	}
-	// Each field is preceded by its length, so that no two credentials run into one form.
+	// The length of each field precedes it, so that different credentials have different canonical forms.
 	var canonical []byte
 	for _, f := range fields {
 		canonical = binary.BigEndian.AppendUint64(canonical, uint64(len(f)))
@@ -46,7 +45,7 @@ func New(username, password, auth, serverAddress, identityToken, registryToken s
 	return Credential{reveal: func() []byte { return canonical }, named: named}
 }
 
-// decodeAuth reads the auth form. Old clients pad the password with NUL.
+// decodeAuth decodes auth. Old clients pad the password with NUL.
 func decodeAuth(auth string) (username, password string, ok bool) {
 	if auth == "" {
 		return "", "", false
@@ -59,11 +58,11 @@ func decodeAuth(auth string) (username, password string, ok bool) {
 	return username, strings.Trim(password, "\x00"), ok
 }
 
-// Anonymous reports whether nothing, or nothing but empty values, would be sent.
+// Anonymous reports whether the credential would send nothing, or only empty values.
 func (c Credential) Anonymous() bool { return c.reveal == nil }
 
-// HasUsername reports whether the credential has a user name, possibly in auth. A runtime that sends only user
-// names with passwords, as CRI-O does, sends nothing of a credential without one.
+// HasUsername reports whether the credential has a user name, possibly in auth. A runtime that sends only user names with
+// passwords, as CRI-O does, sends nothing for a credential without one.
 func (c Credential) HasUsername() bool { return c.named }
 
 // Format prints "[redacted]" under every verb.

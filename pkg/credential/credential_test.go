@@ -80,7 +80,7 @@ func TestAnonymous(t *testing.T) {
 	}
 }
 
-// No two tuples of fields run into each other, wherever a character moves to.
+// Different tuples of fields have different forms, wherever a character moves to.
 func TestTuplesDoNotCollide(t *testing.T) {
 	key := credential.NewKey()
 	values := []string{"", "a", "ab", "aba"} // none is base64
@@ -105,7 +105,7 @@ func TestTuplesDoNotCollide(t *testing.T) {
 	if anonymous != len(values) || len(seen) != 4096-len(values) {
 		t.Errorf("%d anonymous, %d IDs; want 4 and 4092", anonymous, len(seen))
 	}
-	// Lengths written into a field do not make up for those that are missing.
+	// Lengths within a field do not replace missing ones.
 	a := credential.New("a", "\x00\x00\x00\x00\x00\x00\x00\x01b", "", "", "", "")
 	if b := credential.New("a\x00\x00\x00\x00\x00\x00\x00\x01", "b", "", "", "", ""); key.ID(a) == key.ID(b) {
 		t.Error("a field that looks like the length of the next one collides")
@@ -142,7 +142,7 @@ func FuzzNew(f *testing.F) {
 			t.Error("what is sent is taken for anonymous")
 		}
 		for _, verb := range verbs() {
-			// The address of a function is all that %p shows.
+			// %p shows only the address of a function.
 			if got := fmt.Sprintf(verb, c); got != "[redacted]" && verb != "%p" && verb != "%#p" && verb != "%w" {
 				t.Errorf("%s prints %q", verb, got)
 			}

@@ -1,8 +1,8 @@
 // Package credential implements IDs of credentials, which may be stored and shown, and the matching of docker configurations to
 // images.
 //
-// An ID is the HMAC-SHA256 of the credential under a random key of the node. Without the key passwords cannot be tried against
-// it, and two nodes have different IDs for one credential. The canonical form that is hashed is the credential as the runtime
+// An ID is the HMAC-SHA256 of the credential under a random key of the node. Without the key, an attacker cannot test passwords
+// against it, and two nodes have different IDs for one credential. The hash is of a canonical form, the credential as the runtime
 // uses it, so that all forms in which one credential can be sent have one ID.
 //
 // Docker configurations, as in pull secrets and the node's own files, are parsed and matched to images as kubelets do: a

@@ -10,22 +10,20 @@ import (
 )
 
 const (
-	// MaxPayload is the size in bytes of the largest payload that is parsed, which is that of the
-	// largest Secret.
+	// MaxPayload is the size in bytes of the largest payload that is parsed: the maximum size of a Secret.
 	MaxPayload = 1 << 20
 	// MaxEntries is how many entries a payload may have.
 	MaxEntries = 4096
 )
 
-// A Config is a parsed docker configuration: credentials, and patterns of the registries and repositories
-// that they are for. The zero value holds none. It cannot be printed, logged or marshalled.
+// A Config is a parsed docker configuration: credentials, and patterns of the registries and repositories that they are for. The
+// zero value has none. It cannot be printed, logged or marshalled.
 type Config struct{ reveal func() []entry[Credential] }
 
-// ParseDockerConfigJSON reads the ".dockerconfigjson" of a Secret of the type
-// kubernetes.io/dockerconfigjson, or a config.json of docker. Fields are read as kubelets read them:
-// of an entry, auth counts if there is one, else username and password; everything else (email,
-// identitytoken, credential helpers) is never sent and therefore ignored. An entry whose key is no
-// URL is left out. One whose auth is malformed makes the whole payload ErrMalformed.
+// ParseDockerConfigJSON reads the ".dockerconfigjson" of a Secret of the type kubernetes.io/dockerconfigjson, or a config.json of
+// docker. It reads the fields as kubelets do: from an entry it uses auth if it is set, otherwise username and password. It
+// ignores everything else (email, identitytoken, credential helpers), because kubelets never send it. It omits an entry whose key
+// is not a URL. If the auth of an entry is malformed, it returns ErrMalformed for the whole payload.
 func ParseDockerConfigJSON(payload []byte) (Config, error) {
 	var file struct {
 		Auths auths `json:"auths"`
@@ -33,14 +31,14 @@ func ParseDockerConfigJSON(payload []byte) (Config, error) {
 	return parse(payload, &file, &file.Auths)
 }
 
-// ParseDockercfg reads the ".dockercfg" of a Secret of the type kubernetes.io/dockercfg, which is
-// what ParseDockerConfigJSON finds under "auths".
+// ParseDockercfg reads the ".dockercfg" of a Secret of the type kubernetes.io/dockercfg, which has the content that
+// ParseDockerConfigJSON reads under "auths".
 func ParseDockercfg(payload []byte) (Config, error) {
 	var file auths
 	return parse(payload, &file, &file)
 }
 
-// parse reads a payload into file, which holds found.
+// parse reads a payload into file, which contains found.
 func parse(payload []byte, file any, found *auths) (Config, error) {
 	if len(payload) > MaxPayload {
 		return Config{}, fmt.Errorf("%w: %d bytes, at most %d are read", ErrTooLarge, len(payload), MaxPayload)
@@ -62,15 +60,14 @@ func parse(payload []byte, file any, found *auths) (Config, error) {
 	return Config{reveal: func() []entry[Credential] { return entries }}, nil
 }
 
-// auths is a JSON object of entries by what they are for. It stops at MaxEntries, so that what a
-// payload needs in memory stays near its size.
+// auths is a JSON object of entries, by what they are for. It stops at MaxEntries, so that the memory for a payload stays near
+// its size.
 type auths struct {
 	byKey map[string]account
 	many  bool
 }
 
-// UnmarshalJSON adds the entries of an object to those that are there; encoding/json calls it once
-// for each time that the field occurs.
+// UnmarshalJSON adds the entries of an object to the existing ones; encoding/json calls it once for each occurrence of the field.
 func (a *auths) UnmarshalJSON(data []byte) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	switch t, err := d.Token(); {
@@ -113,7 +110,7 @@ func (a *account) UnmarshalJSON(data []byte) error {
 	var fields struct {
 		Username string `json:"username"`
 		Password string `json:"password"`
-		Email    string `json:"email"` // read because a kubelet refuses one that is no string
+		Email    string `json:"email"` // read because a kubelet refuses an email that is not a string
 		Auth     string `json:"auth"`
 	}
 	if err := json.Unmarshal(data, &fields); err != nil {
@@ -125,13 +122,13 @@ func (a *account) UnmarshalJSON(data []byte) error {
 			return err
 		}
 	}
-	// As in the kubelet's call to the runtime: two fields, and nothing in the others.
+	// As in the kubelet's call to the runtime: only these two fields are set.
 	a.credential = New(fields.Username, fields.Password, "", "", "", "")
 	return nil
 }
 
-// splitAuth decodes an auth as kubelets do, which is not quite what runtimes do: the padding of the
-// base64 may be missing, and a NUL at the end is part of the password.
+// splitAuth decodes an auth as kubelets do. This differs from runtimes: the padding of the base64 may be missing, and a NUL at
+// the end is part of the password.
 func splitAuth(auth string) (username, password string, err error) {
 	encoding := base64.RawStdEncoding
 	if strings.HasSuffix(strings.TrimSpace(auth), "=") {
@@ -155,7 +152,7 @@ func (c Config) entries() []entry[Credential] {
 	return c.reveal()
 }
 
-// Seal returns the configuration with IDs in the place of the credentials.
+// Seal returns the configuration with IDs instead of the credentials.
 func (c Config) Seal(k Key) Sealed {
 	all := c.entries()
 	sealed := make([]entry[ID], 0, len(all))

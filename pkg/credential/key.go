@@ -15,36 +15,35 @@ import (
 	"github.com/pullgate/pullgate/internal/atomicfile"
 )
 
-// ErrDamagedKey is returned by LoadKey for a file that does not hold a key.
+// LoadKey returns ErrDamagedKey for a file that does not contain a key.
 var ErrDamagedKey = errors.New("credential: key file damaged")
 
-// ErrExposedKey is returned by LoadKey for a file that users other than its owner may read or write: they
-// may know the key, or have chosen it.
+// LoadKey returns ErrExposedKey for a file that users other than its owner may read or write: they may know the key, or have
+// chosen it.
 var ErrExposedKey = errors.New("credential: key file exposed")
 
 // keySize is the size of a key in bytes, that of the hash.
 const keySize = sha256.Size
 
-// An ID identifies a credential on one node: 64 hexadecimal digits. The zero value is that of an
-// anonymous credential. It may be stored and shown.
+// An ID identifies a credential on one node: 64 hexadecimal digits. The zero value is the ID of an anonymous credential. It may
+// be stored and shown.
 type ID string
 
 // A Key is the random key of a node. It cannot be printed, logged or marshalled. The zero value has no
 // key and must not be used.
 type Key struct{ reveal func() []byte }
 
-// NewKey returns a new key that is in memory only.
+// NewKey returns a new key that exists only in memory.
 func NewKey() Key {
 	key := make([]byte, keySize)
-	_, _ = rand.Read(key) // never fails, says crypto/rand
+	_, _ = rand.Read(key) // never fails, according to crypto/rand
 	return Key{reveal: func() []byte { return key }}
 }
 
-// LoadKey reads the key that CreateKey wrote. The error is fs.ErrNotExist if there is none,
-// ErrDamagedKey if the file holds something else, and ErrExposedKey if others than its owner have
-// access to it.
+// LoadKey reads the key that CreateKey wrote. The error is fs.ErrNotExist if there is no file, ErrDamagedKey if the file contains
+// something else, and ErrExposedKey if users other than its owner have access to it.
 func LoadKey(path string) (Key, error) {
-	// Without O_NONBLOCK the opening of a named pipe waits for a writer, for ever.
+	// Without O_NONBLOCK, opening a named pipe would wait for a writer without a limit.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return Key{}, fmt.Errorf("load the node's key: %w", err)
@@ -60,7 +59,7 @@ func LoadKey(path string) (Key, error) {
 	return Key{reveal: func() []byte { return key }}, nil
 }
 
-// readKey returns the text of a key file. To read a directory is EISDIR.
+// readKey returns the text of a key file. For a directory the error is EISDIR.
 func readKey(f *os.File) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -76,8 +75,8 @@ func readKey(f *os.File) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, 4*keySize))
 }
 
-// CreateKey makes a new key and writes it, mode 0600, completely or not at all. The error is fs.ErrExist if
-// there is a file already; of two concurrent calls one gets it.
+// CreateKey makes a new key and writes it, mode 0600, completely or not at all. The error is fs.ErrExist if the file already
+// exists; of two concurrent calls one succeeds.
 func CreateKey(path string) (Key, error) {
 	key := NewKey()
 	err := atomicfile.Write(path, atomicfile.Options{}, func(w io.Writer) error {
@@ -98,9 +97,9 @@ func (k Key) ID(c Credential) ID {
 	return ID(k.sum(c.reveal()))
 }
 
-// NamespaceID returns the ID that stands for the credentials which the runtime itself holds for the pods of a namespace, ""
-// for no namespace. It is the ID of no [Credential]: a canonical form begins with the length of a user name, and no
-// user name is as long as the text here would say.
+// NamespaceID returns the ID for the credentials that the runtime itself holds for the pods of a namespace, "" for no namespace.
+// It is never the ID of a [Credential]: a canonical form begins with the length of a user name, and no user name is as long as
+// the text here would mean.
 func (k Key) NamespaceID(namespace string) ID {
 	if namespace == "" {
 		return ""
@@ -108,7 +107,7 @@ func (k Key) NamespaceID(namespace string) ID {
 	return ID(k.sum([]byte("credentials of the runtime for namespace " + namespace)))
 }
 
-// Fingerprint returns a text that is the same only for the same key; it may be stored and shown.
+// Fingerprint returns a text that is equal only for equal keys; it may be stored and shown.
 func (k Key) Fingerprint() string { return k.sum([]byte("fingerprint of the node's key")) }
 
 func (k Key) sum(data []byte) string {

@@ -20,7 +20,7 @@ func TestLoadKeyRefusesAnExposedKey(t *testing.T) {
 	}
 	for mode := range fs.FileMode(0o1000) {
 		if mode&0o400 == 0 {
-			continue // only root can read it, which the test may not be
+			continue // only root can read it, and the test may run as another user
 		}
 		if err := os.Chmod(path, mode); err != nil {
 			t.Fatal(err)
@@ -44,7 +44,7 @@ func TestLoadKeyRefusesAnExposedKey(t *testing.T) {
 	}
 }
 
-// A pipe without a writer would hold up the start for ever if it were opened as files are.
+// If a pipe without a writer were opened like a file, the start would block without a limit.
 func TestLoadKeyDoesNotWaitForAPipe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.key")
 	if err := syscall.Mkfifo(path, 0o600); err != nil {

@@ -147,7 +147,7 @@ func TestLoadKeyTellsAbsentFromUnreadable(t *testing.T) {
 	if _, err := credential.LoadKey(filepath.Join(dir, "absent")); !errors.Is(err, fs.ErrNotExist) || errors.Is(err, credential.ErrDamagedKey) {
 		t.Errorf("LoadKey of nothing = %v; want fs.ErrNotExist", err)
 	}
-	// A caller that takes this for an absent key would make a new one.
+	// If a caller took this for a missing key, it would make a new one.
 	_, err := credential.LoadKey(dir)
 	if !errors.Is(err, syscall.EISDIR) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, credential.ErrDamagedKey) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("LoadKey of a directory = %v; want EISDIR with the path", err)
@@ -176,7 +176,7 @@ func FuzzLoadKey(f *testing.F) {
 	})
 }
 
-// What stands for a namespace is told from every credential, whatever a tenant makes of his.
+// The ID of a namespace differs from that of every credential, whatever credential a tenant makes.
 func TestNamespaceIDIsThatOfNoCredential(t *testing.T) {
 	key := credential.NewKey()
 	if got := key.NamespaceID(""); got != "" {

@@ -11,16 +11,16 @@ import (
 // notices; comparing thousands of them with the records would allow guessing.
 const MaxOffers = 16
 
-// maxWork bounds the work of one look-up by [SealedKeyring.First], in bytes of patterns and hosts that are
-// compared: a few milliseconds. Secrets may hold tens of thousands of patterns with wildcards.
+// maxWork bounds the work of one look-up by [SealedKeyring.First], in compared bytes of patterns and hosts: a few milliseconds.
+// Secrets may contain tens of thousands of patterns with wildcards.
 const maxWork = 1 << 20
 
-// A Sealed is a Config with the IDs of its credentials in their place. It may be used concurrently. The zero value holds none. It
-// cannot be printed, since the patterns are part of a secret too.
+// A Sealed is a Config with IDs instead of its credentials. It may be used concurrently. The zero value has none. It cannot be
+// printed, because the patterns are part of a secret too.
 type Sealed struct{ reveal func() []entry[ID] }
 
-// NewSealed returns one ID under several patterns, as a credential provider reports it. Invalid patterns are left out, and all of
-// them if the ID is that of an anonymous credential.
+// NewSealed returns one ID under several patterns, as a credential provider reports it. It omits invalid patterns, and all
+// patterns if the ID is that of an anonymous credential.
 func NewSealed(patterns []string, id ID) Sealed {
 	var entries []entry[ID]
 	for _, s := range patterns {
@@ -49,7 +49,7 @@ func (s Sealed) entries() []entry[ID] {
 // Len returns the number of entries.
 func (s Sealed) Len() int { return len(s.entries()) }
 
-// Size returns about how many bytes of memory it takes.
+// Size returns the approximate memory size in bytes.
 func (s Sealed) Size() int {
 	size := 64
 	for _, e := range s.entries() {
@@ -67,7 +67,7 @@ func (Sealed) MarshalLog() any { return redacted }
 // MarshalText returns "[redacted]" to encoders.
 func (Sealed) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
-// A SealedKeyring is what the pull secrets of one pod hold, in the order in which the pod names them.
+// A SealedKeyring contains the pull secrets of one pod, in the order in which the pod names them.
 type SealedKeyring []Sealed
 
 // A SealedOffer is the ID of a credential that would be sent. From is the index of its Sealed in the
@@ -77,12 +77,12 @@ type SealedOffer struct {
 	From int
 }
 
-// Lookup returns the credentials that a kubelet would try for an image of this repository
-// (docker.io/library/busybox), in its order: the most specific pattern first, and for one pattern the
-// Secrets in theirs. Where the order of a kubelet is random, within one Secret that has a registry
-// twice, any order is returned. An entry that sends nothing has no ID and is left out.
+// Lookup returns the credentials that a kubelet would try for an image of this repository (docker.io/library/busybox), in the
+// kubelet's order: the most specific pattern first, and for one pattern in the order of the Secrets. Where the order of a kubelet
+// is random, within one Secret that has a registry twice, Lookup returns any order. It omits an entry that sends nothing, because
+// that has no ID.
 //
-// An empty result means that no entry matches. The pull need not be anonymous: the node may have credentials of its own, and some
+// An empty result means that no entry matches. The pull need not be anonymous: the node may have its own credentials, and some
 // Secret may not have been read.
 func (k SealedKeyring) Lookup(repository string) []SealedOffer {
 	target := parsePattern(repository)
@@ -105,13 +105,13 @@ func (k SealedKeyring) Lookup(repository string) []SealedOffer {
 	return slices.DeleteFunc(inOrder(all), func(o SealedOffer) bool { return o.ID == "" })
 }
 
-// found is one credential that is offered, with the key of its pattern.
+// found is one offered credential, with the key of its pattern.
 type found struct {
 	key   string
 	offer SealedOffer
 }
 
-// inOrder returns what the Secrets offer, one after the other, in the order of a kubelet.
+// inOrder returns the offers of the Secrets, one Secret after the other, in the order of a kubelet.
 func inOrder(all []found) []SealedOffer {
 	slices.SortStableFunc(all, func(a, b found) int { return cmp.Compare(b.key, a.key) })
 	offers := make([]SealedOffer, len(all))
@@ -121,9 +121,9 @@ func inOrder(all []found) []SealedOffer {
 	return offers
 }
 
-// First returns the first n of what [SealedKeyring.Lookup] does, without repetitions of a credential of the
-// same Sealed. Its work is bounded, whatever the keyring holds; whole is false if patterns were left out for
-// that, each Sealed having the same share of the work.
+// First returns the first n results of [SealedKeyring.Lookup], without repetitions of a credential of the same Sealed. Its work
+// is bounded, whatever the keyring contains. whole is false if it omitted patterns for that; each Sealed has the same share of
+// the work.
 func (k SealedKeyring) First(repository string, n int) (offers []SealedOffer, whole bool) {
 	whole = true
 	matched := false
@@ -142,21 +142,21 @@ func (k SealedKeyring) First(repository string, n int) (offers []SealedOffer, wh
 	if !target.broken {
 		collect(func(p pattern) bool { return p.matches(target) }, func(p pattern) int { return p.cost(target) })
 	}
-	// A pattern that was left out may match, and then a kubelet does not use docker's alias.
+	// A pattern that was omitted may match, and then a kubelet does not use docker's alias.
 	if !matched && whole && isDefaultRegistry(repository) {
 		collect(func(p pattern) bool { return p.key == defaultRegistry }, func(pattern) int { return 1 })
 	}
 	return inOrder(all)[:min(n, len(all))], whole
 }
 
-// beginning is what [first] finds in the entries of one Sealed.
+// beginning is the result of [first] for the entries of one Sealed.
 type beginning struct {
 	entries []entry[ID] // without anonymous ones and repetitions
-	matched bool        // an entry fits, which may be anonymous
-	whole   bool        // no entry was left out because it costs too much
+	matched bool        // an entry matches, possibly an anonymous one
+	whole   bool        // no entry was omitted because of its cost
 }
 
-// first returns the first n entries that fit, are not anonymous and have a value of their own.
+// first returns the first n entries that match, are not anonymous and have different values.
 func first(entries []entry[ID], n, work int, fits func(pattern) bool, cost func(pattern) int) (got beginning) {
 	for _, e := range entries {
 		if len(got.entries) == n {

@@ -16,7 +16,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// config makes a configuration whose users are called by the keys that they are given for.
+// config makes a configuration. The user of each entry has the name of its key.
 func config(tb testing.TB, keys ...string) credential.Config {
 	tb.Helper()
 	auths := map[string]any{}
@@ -39,12 +39,12 @@ func parse(tb testing.TB, file any) credential.Config {
 	return c
 }
 
-// user returns the ID that config gives a key.
+// user returns the ID that config makes for a key.
 func user(key credential.Key, name string) credential.ID {
 	return key.ID(credential.New(name, "p", "", "", "", ""))
 }
 
-// offered returns which credentials pull secrets offer, as "from:user".
+// offered returns the credentials that pull secrets offer, as "from:user".
 func offered(tb testing.TB, secrets []credential.Config, repository string, users ...string) []string {
 	tb.Helper()
 	key := credential.NewKey()
@@ -90,7 +90,7 @@ func TestKeysMatchAsDocumented(t *testing.T) {
 		{"*-good.kubernetes.example", "prefix-bad.kubernetes.example/app", false},
 		{"my-registry.example/sub-path", "my-registry.example/sub-path/my-image", true},
 		{"my-registry.example", "my-registry.example/sub-path/my-image", true},
-		// What the page says of globs in the path and of names without their registry.
+		// The documentation about globs in the path and names without their registry.
 		{"my-registry.example/*", "my-registry.example/images", false},
 		{"my-registry", "my-registry.example/images", false},
 		{"example", "my-registry.example/images", false},
@@ -106,7 +106,7 @@ func TestKeysMatchAsKubeletsDo(t *testing.T) {
 		key, image string
 		want       bool
 	}{
-		// Schemes and docker's versions.
+		// Schemes and docker's API versions.
 		{"https://repo.test", "repo.test/app", true},
 		{"http://repo.test", "repo.test/app", true},
 		{"https://repo.test/", "repo.test/app", true},
@@ -128,7 +128,7 @@ func TestKeysMatchAsKubeletsDo(t *testing.T) {
 		{"repo.test:*", "repo.test:5000/app", false},
 		{"localhost:5000", "localhost:5000/app", true},
 		{"[::1]:5000", "[::1]:5000/app", true},
-		// Paths: prefixes of the text, and exact in their case.
+		// Paths: prefixes of the text, case-sensitive.
 		{"repo.test/team", "repo.test/team-b/app", true},
 		{"repo.test/team/", "repo.test/team-b/app", false},
 		{"repo.test/team/", "repo.test/team/app", true},
@@ -245,7 +245,7 @@ func TestAnEmptyEntryIsAnonymousAndHasNoID(t *testing.T) {
 			t.Errorf("%s: %d offers of %d entries; want none of one", entry, len(offers), entries(c))
 		}
 	}
-	// It still keeps docker's alias from being used, as in a kubelet.
+	// It still prevents the use of docker's alias, as in a kubelet.
 	c, err := credential.ParseDockercfg([]byte(`{"docker.io":{},"index.docker.io":{"username":"u"}}`))
 	if err != nil {
 		t.Fatal(err)
@@ -389,7 +389,7 @@ func TestFirstReturnsTheBeginningOfLookup(t *testing.T) {
 	}
 }
 
-// globs is what the pull secrets of one pod hold that tries passwords: every entry matches repo.test.
+// globs returns the pull secrets of a pod that tries passwords: every entry matches repo.test.
 func globs(tb testing.TB, key credential.Key, secrets int, host string) credential.SealedKeyring {
 	tb.Helper()
 	auths := map[string]any{}
@@ -397,7 +397,7 @@ func globs(tb testing.TB, key credential.Key, secrets int, host string) credenti
 		k := strings.Repeat("*", 1+i%64) + host[:1] + strings.Repeat("*", 1+i/64) + host[1:]
 		auths[k] = map[string]string{"username": "u", "password": fmt.Sprint(i)}
 	}
-	// One Secret many times: to seal each entry takes longer than what is tested.
+	// One Secret many times: sealing each entry would take longer than the tested code.
 	return slices.Repeat(credential.SealedKeyring{parse(tb, map[string]any{"auths": auths}).Seal(key)}, secrets)
 }
 
@@ -411,7 +411,7 @@ func TestTheWorkOfFirstIsBounded(t *testing.T) {
 	if got, whole := none.First("repo.test/team/app", credential.MaxOffers); len(got) != 0 || whole {
 		t.Errorf("First of thousands of wildcards that do not match = %d, %v; want none, and false", len(got), whole)
 	}
-	// A Secret beside such ones is considered.
+	// A valid Secret beside such Secrets is considered.
 	good := append(none, config(t, "repo.test").Seal(key))
 	if got, _ := good.First("repo.test/team/app", credential.MaxOffers); len(got) != 1 {
 		t.Errorf("First = %d beside Secrets with too many wildcards; want 1", len(got))

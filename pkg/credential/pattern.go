@@ -9,32 +9,29 @@ import (
 	"strings"
 )
 
-// maxPattern bounds the patterns that are kept. An image repository has at most 255 bytes, and no glob needs many
-// more.
+// maxPattern bounds the length of stored patterns. An image repository has at most 255 bytes, and a glob needs few more.
 const maxPattern = 512
 
-// defaultRegistry is what docker calls its own registry in a configuration, while images of it are
-// called docker.io/….
+// defaultRegistry is docker's name of its own registry in a configuration; names of images from it begin with docker.io/….
 const defaultRegistry = "index.docker.io"
 
-// A pattern is what an entry of a docker configuration is for, parsed.
+// A pattern is the parsed key of an entry of a docker configuration.
 type pattern struct {
 	// key is host and path without scheme; it orders patterns.
 	key string
 	// host may have wildcards, each within one component; port and path have none.
 	host, port, path string
-	// broken says that key is not the host and path of a URL. It matches only as the literal name
-	// of the default registry.
+	// broken means that key is not the host and path of a URL. It matches only as the literal name of the default registry.
 	broken bool
 }
 
-// An entry is a pattern with what is offered to the repositories that match.
+// An entry is a pattern with the value that is offered to matching repositories.
 type entry[T any] struct {
 	pattern pattern
 	value   T
 }
 
-// parseKey reads a key of a docker configuration. The scheme and docker's API version are ignored.
+// parseKey reads a key of a docker configuration. It ignores the scheme and docker's API version.
 func parseKey(s string) (pattern, bool) {
 	if !strings.HasPrefix(s, "https://") && !strings.HasPrefix(s, "http://") {
 		s = "https://" + s
@@ -54,8 +51,8 @@ func parseKey(s string) (pattern, bool) {
 	return p, len(p.key) <= maxPattern
 }
 
-// parsePattern splits host, port and path. The text is read as a URL once more, since what has been
-// unescaped may mean something else now.
+// parsePattern splits host, port and path. It parses the text as a URL again, because after unescaping it may have another
+// meaning.
 func parsePattern(key string) pattern {
 	u, err := url.Parse("https://" + key)
 	if err != nil {
@@ -68,8 +65,8 @@ func parsePattern(key string) pattern {
 	return p
 }
 
-// clone returns the pattern in memory of its own, so that it does not hold on to a payload. Host and
-// path nearly always are parts of the key and share its memory.
+// clone returns the pattern in its own memory, so that it does not keep a payload in memory. Host and path nearly always are
+// parts of the key and share its memory.
 func (p pattern) clone() pattern {
 	p.key, p.port = strings.Clone(p.key), strings.Clone(p.port)
 	if strings.HasPrefix(p.key, p.host) {
@@ -85,7 +82,7 @@ func (p pattern) clone() pattern {
 	return p
 }
 
-// size returns about how many bytes the pattern takes, once it is cloned.
+// size returns the approximate size in bytes of the pattern after clone.
 func (p pattern) size() int {
 	size := 72 + len(p.key) + len(p.port)
 	if !strings.HasPrefix(p.key, p.host) {
@@ -97,7 +94,7 @@ func (p pattern) size() int {
 	return size
 }
 
-// mayMatch reports whether a pattern is for a repository, as far as that is known without its wildcards.
+// mayMatch reports whether a pattern may match a repository, without comparing its wildcards.
 func (p pattern) mayMatch(repository pattern) bool {
 	return !p.broken && p.port == repository.port && strings.HasPrefix(repository.path, p.path) &&
 		strings.Count(p.host, ".") == strings.Count(repository.host, ".")
@@ -106,7 +103,7 @@ func (p pattern) mayMatch(repository pattern) bool {
 // wild reports whether the host has wildcards.
 func (p pattern) wild() bool { return strings.ContainsAny(p.host, `*?[\`) }
 
-// cost returns about how many bytes matches compares.
+// cost returns approximately how many bytes matches compares.
 func (p pattern) cost(repository pattern) int {
 	if !p.mayMatch(repository) || !p.wild() {
 		return 1
@@ -114,8 +111,8 @@ func (p pattern) cost(repository pattern) int {
 	return 1 + len(p.host)*len(repository.host)
 }
 
-// matches reports whether the pattern is for a repository. Hosts must have the same number of
-// components, ports be equal; the path is a prefix, not only at its slashes.
+// matches reports whether the pattern is for a repository. Hosts must have the same number of components, and ports must be
+// equal; the path is a prefix, not only at a slash.
 func (p pattern) matches(repository pattern) bool {
 	if !p.mayMatch(repository) {
 		return false
@@ -147,8 +144,8 @@ func isDefaultRegistry(repository string) bool {
 	return !strings.ContainsAny(first, ".:")
 }
 
-// order sorts entries as look-ups want them: the keys in reverse order, so that of two that begin
-// alike the longer, more specific one comes first.
+// order sorts entries for look-ups: the keys in reverse order, so that of two keys with the same beginning the longer, more
+// specific one is first.
 func order[T any](entries []entry[T]) {
 	slices.SortStableFunc(entries, func(a, b entry[T]) int { return cmp.Compare(b.pattern.key, a.pattern.key) })
 }

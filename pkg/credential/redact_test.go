@@ -28,7 +28,7 @@ func verbs() []string {
 	return strings.Fields("%v %+v %#v %s %+s %#s %d %+d %x %X %#x %q %+q %#q %p %#p %c %U %#U %e %E %f %g %t %b %o %O %w %z")
 }
 
-// shapesOf wraps a value in everything that a caller may have it in.
+// shapesOf wraps a value in all types in which a caller may have it.
 func shapesOf[T any](v T) map[string]any {
 	p := &v
 	return map[string]any{
@@ -56,7 +56,7 @@ type inner[T any] struct {
 	unexported T
 }
 
-// renderings is every text that a value can be made into, by the way in which it was made.
+// renderings returns every text form of a value, by the method that made it.
 func renderings(v any) map[string]string {
 	out := map[string]string{
 		"Sprint":   fmt.Sprint(v),
@@ -96,7 +96,7 @@ func renderings(v any) map[string]string {
 	return out
 }
 
-// formsOf returns what a secret may look like, by the name of the form.
+// formsOf returns the forms in which a secret may appear, by the name of the form.
 func formsOf(secret []byte) map[string]string {
 	forms := map[string]string{}
 	for _, b := range [][]byte{secret, []byte(hex.EncodeToString(secret))} {
@@ -108,7 +108,7 @@ func formsOf(secret []byte) map[string]string {
 		}
 		for _, verb := range verbs() {
 			if verb == "%p" || verb == "%#p" {
-				continue // of bytes it prints an address
+				continue // for bytes it prints an address
 			}
 			for _, v := range []any{b, string(b), []rune(string(b))} {
 				if s := strings.Trim(fmt.Sprintf(verb, v), "[]"); len(s) > 8 {
@@ -123,7 +123,7 @@ func formsOf(secret []byte) map[string]string {
 	return forms
 }
 
-// shown returns the form in which a text holds a secret, in letters of either case; "" if in none.
+// shown returns the form in which a text contains a secret, ignoring case; "" if it does not.
 func shown(text string, forms map[string]string) string {
 	text = strings.ToLower(text)
 	for name, s := range forms {
@@ -239,7 +239,7 @@ func TestRedactedIsWhatIsShown(t *testing.T) {
 	} {
 		for how, text := range renderings(v) {
 			switch how {
-			case "%p", "%#p", "%w": // no method is asked; what is seen is the address of a function
+			case "%p", "%#p", "%w": // these call no method; they show the address of a function
 			default:
 				if !strings.Contains(text, "[redacted]") {
 					t.Errorf("%s by %s is %q; want [redacted]", name, how, text)
@@ -249,7 +249,7 @@ func TestRedactedIsWhatIsShown(t *testing.T) {
 	}
 }
 
-// leaky is what Credential must not become: secrets as they are behind a String method.
+// leaky is what Credential must not become: secrets without protection behind a String method.
 type leaky struct {
 	bytes []byte
 	text  string
@@ -257,7 +257,7 @@ type leaky struct {
 
 func (leaky) String() string { return "[redacted]" }
 
-// The tests above are worth what shown finds.
+// The tests above depend on shown, so this checks that it finds leaks.
 func TestShownFindsWhatLeaks(t *testing.T) {
 	forms := formsOf([]byte(canary))
 	for _, v := range []leaky{{bytes: []byte(canary)}, {text: canary}} {

@@ -12,7 +12,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// File returns the daemon as a configuration tells.
+// File returns the daemon as described by a configuration.
 func File(c config.Config) nodeenable.Daemon {
 	return nodeenable.Daemon{
 		Listen: c.Listen, Runtime: c.RuntimeEndpoint, Image: c.ImageEndpoint,
@@ -20,10 +20,10 @@ func File(c config.Config) nodeenable.Daemon {
 	}
 }
 
-// Running returns the daemon as it tells itself, if the configuration in the file, which was read from path, tells the
-// same. Otherwise the error is a [hint.Error].
+// Running returns the daemon as it describes itself, if the configuration that was read from path describes the same. Otherwise
+// the error is a [hint.Error].
 func Running(file config.Config, path string, status *adminv1.GetStatusResponse) (nodeenable.Daemon, error) {
-	// pullgated has checked it, and adds to it what Parse would refuse beside kubeletConfig.
+	// pullgated has validated it, and adds fields beside kubeletConfig that Parse would refuse.
 	var inForce config.Config
 	if err := yaml.Unmarshal([]byte(status.GetConfiguration()), &inForce); err != nil {
 		return nodeenable.Daemon{}, fmt.Errorf("read the configuration that pullgated runs with: %w", err)
@@ -47,7 +47,7 @@ func Running(file config.Config, path string, status *adminv1.GetStatusResponse)
 	return runs, nil
 }
 
-// enforces says in a few words whether pods will notice.
+// enforces describes in a few words whether pods will notice.
 func enforces(s *adminv1.GetStatusResponse, c config.Config) string {
 	switch mode := c.ImagePullCredentialsVerificationPolicy; {
 	case c.NoPullImageSecretRecheck:

@@ -14,7 +14,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// status is what a daemon tells that runs with a configuration.
+// status returns the status of a daemon that runs with a configuration.
 func status(t *testing.T, c config.Config) *adminv1.GetStatusResponse {
 	t.Helper()
 	text, err := yaml.Marshal(c)
