@@ -68,7 +68,7 @@ only on this node, with the node.key that it was written with: keep that beside 
 	return cmd
 }
 
-// backUp writes a backup to a file that is there whole or not at all.
+// backUp writes a backup to a file, completely or not at all.
 func backUp(ctx context.Context, api adminv1.PullRecordsClient, file string, replace bool) (size int64, err error) {
 	err = atomicfile.Write(file, atomicfile.Options{Replace: replace}, func(w io.Writer) (err error) {
 		size, err = cli.Backup(ctx, api, w)

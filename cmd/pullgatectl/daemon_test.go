@@ -23,8 +23,8 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// A daemon speaks the admin API on a real socket and says what it was told to. An answer is lines of JSON: each is a
-// message, {"error": {"code": "…", "message": "…"}}, or {"wait": true} until the caller hangs up.
+// A daemon serves the admin API on a real socket with prepared answers. An answer is lines of JSON: each is a message, {"error":
+// {"code": "…", "message": "…"}}, or {"wait": true}, which waits until the caller disconnects.
 type daemon struct {
 	dir, socket string
 	methods     protoreflect.MethodDescriptors
@@ -32,13 +32,13 @@ type daemon struct {
 	served      chan struct{}
 
 	mu       sync.Mutex
-	answers  map[string][]string // by method, those to come
+	answers  map[string][]string // the next ones, by method
 	requests bytes.Buffer
 }
 
-// startDaemon starts one whose answers are in files that are named after methods.
+// startDaemon starts a daemon with its answers in files that have the names of methods.
 func startDaemon(answers string) (*daemon, error) {
-	dir, err := os.MkdirTemp("", "ctl") // the folder of a test may be longer than a socket's path may be
+	dir, err := os.MkdirTemp("", "ctl") // the path of a test's folder may be too long for a socket
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func startDaemon(answers string) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.SetUnlinkOnClose(false) // as a daemon that was killed leaves it
+	l.SetUnlinkOnClose(false) // like a daemon that was killed
 	d.server = grpc.NewServer(grpc.UnknownServiceHandler(d.handle))
 	go func() {
 		defer close(d.served)
@@ -70,7 +70,7 @@ func startDaemon(answers string) (*daemon, error) {
 	return d, nil
 }
 
-// stop ends it and leaves its socket.
+// stop ends the daemon and leaves its socket.
 func (d *daemon) stop() {
 	d.server.Stop()
 	<-d.served
@@ -122,7 +122,7 @@ func (d *daemon) handle(_ any, stream grpc.ServerStream) error {
 	}
 }
 
-// next notes a request and returns what to answer it with.
+// next records a request and returns the answer to it.
 func (d *daemon) next(method string, request proto.Message) (*json.Decoder, error) {
 	raw, err := protojson.Marshal(request)
 	if err != nil {

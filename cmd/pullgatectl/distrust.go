@@ -31,7 +31,7 @@ now and have no record are marked preloaded, for every pod. First check the list
 			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.EndDistrustResponse, error) {
 				return api.EndDistrust(ctx, &adminv1.EndDistrustRequest{DryRun: dryRun})
 			},
-			Empty: func(*adminv1.EndDistrustResponse) bool { return false }, // ending it is a change in any case
+			Empty: func(*adminv1.EndDistrustResponse) bool { return false }, // the end of distrust is always a change
 			Plan:  output.View.Trusting,
 			Done:  output.View.Trusted,
 		})

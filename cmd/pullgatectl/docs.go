@@ -10,7 +10,7 @@ import (
 	"github.com/pullgate/pullgate/internal/cli"
 )
 
-// docsCommand writes what --help says in other forms. It is for those who build and package pullgatectl.
+// docsCommand writes the text of --help in other formats, for builders and packagers of pullgatectl.
 func docsCommand(c *cli.Console) *cobra.Command {
 	cmd := cli.Group("docs", "Write the manual of pullgatectl", "", docsManCommand(), docsMarkdownCommand(c))
 	cmd.Hidden = true
@@ -63,8 +63,8 @@ func markdown(cmd *cobra.Command, b *bytes.Buffer) error {
 	return nil
 }
 
-// documented is the tree as the manual has it: without completion, which --help describes for each shell, and without a
-// line that says when it was made.
+// documented returns the command tree for the manual: without completion, which --help describes for each shell, and without a
+// line with the date of generation.
 func documented(cmd *cobra.Command) *cobra.Command {
 	root := cmd.Root()
 	root.DisableAutoGenTag = true

@@ -19,7 +19,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// defaultConfig is where pullgated has its configuration.
+// defaultConfig is the default path of pullgated's configuration.
 const defaultConfig = "/etc/pullgate/config.yaml"
 
 const configUsage = "pullgated's configuration `file`; one that is given must exist"
@@ -38,7 +38,7 @@ func loadConfig(cmd *cobra.Command, path string) (config.Config, error) {
 	return c, err
 }
 
-// isAbsent reports whether an error of loadConfig says that the file that --config names is absent.
+// isAbsent reports whether an error of loadConfig means that the file named by --config is absent.
 func isAbsent(err error) bool {
 	_, misused := errors.AsType[*cli.ExitError](err)
 	return misused
@@ -110,7 +110,7 @@ func asValues(found []doctor.Finding) []any {
 	return all
 }
 
-// valid returns s as valid UTF-8, which a protocol buffer requires: a file of the node may hold any bytes.
+// valid returns s as valid UTF-8, which a protocol buffer requires: a file of the node may contain any bytes.
 func valid(s string) string { return strings.ToValidUTF8(s, "\ufffd") }
 
 // showFindings prints each finding with its remediation below it.

@@ -15,7 +15,7 @@ func imagesCommand(c *cli.Console) *cobra.Command {
 	return cli.Group("images", "Show images and who proved access to them", "", imagesListCommand(c), imagesGetCommand(c))
 }
 
-// imageFilter is what the flags of `images list` select.
+// imageFilter contains the flags of `images list` that select images.
 type imageFilter struct {
 	repository, imageID, secret, secretUID, namespace string
 	olderThan, unusedFor                              string
@@ -81,7 +81,7 @@ func (f *imageFilter) message(c *cli.Console) (*adminv1.ImageFilter, error) {
 	return m, nil
 }
 
-// before is the time that lies as long ago as a flag says; nil if it says nothing.
+// before returns the time that is as long ago as a flag says; nil if the flag is not set.
 func before(c *cli.Console, flag, age string) (*timestamppb.Timestamp, error) {
 	if age == "" {
 		return nil, nil

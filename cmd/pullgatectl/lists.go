@@ -11,7 +11,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// A listing is what a command that lists entries E asks the daemon for, and how it prints the answer L.
+// A listing is the request of a command that lists entries E, and how the command prints the answer L.
 type listing[L interface {
 	proto.Message
 	GetNextPageToken() string
@@ -21,7 +21,7 @@ type listing[L interface {
 	print   func(output.View, *output.Page, []E)
 }
 
-// command gives cmd the flags of a list, and the listing to run.
+// command adds the flags of a list to cmd, and makes it run the listing.
 func (l listing[L, E]) command(c *cli.Console, cmd *cobra.Command) *cobra.Command {
 	limit := cli.LimitFlag(cmd)
 	o := cli.OutputFlags(cmd)

@@ -1,4 +1,4 @@
-// Command pullgatectl shows and corrects what the pullgated of this node knows.
+// Command pullgatectl shows and corrects the pull records of the pullgated on this node.
 package main
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/pullgate/pullgate/internal/nodeenable"
 )
 
-// Set by the linker, see the Makefile.
+// The linker sets these variables; see the Makefile.
 var (
 	version = "dev"
 	commit  = "unknown"
@@ -18,13 +18,13 @@ var (
 
 func main() { os.Exit(run(os.Args[1:], cli.System(), machine{})) }
 
-// A machine is what commands work on that do without the daemon; the zero value is this one.
+// A machine is the node for commands that do not use the daemon; the zero value is this machine.
 type machine struct {
-	// node is where doctor looks.
+	// node is the node that doctor checks.
 	node doctor.Node
 	// enabler points the kubelet.
 	enabler nodeenable.Enabler
 }
 
-// run does what the arguments say and returns the exit code.
+// run runs the command given by the arguments and returns the exit code.
 func run(args []string, c *cli.Console, on machine) int { return c.Run(rootCommand(c, on), args) }

@@ -20,7 +20,7 @@ import (
 	"github.com/pullgate/pullgate/internal/nodeenable"
 )
 
-// now is the time of the program under test: answers tell of days before it.
+// now is the time of the program under test; the answers have times in the days before it.
 const now = "2026-07-01T12:00:00Z"
 
 func TestMain(m *testing.M) {
@@ -41,7 +41,7 @@ func (l leakless) Run() int {
 	return code
 }
 
-// consoleAtNow is that of the process, but for its clock.
+// consoleAtNow returns the console of the process, with another clock.
 func consoleAtNow() *cli.Console {
 	c := cli.System()
 	c.Now = func() time.Time {
@@ -54,7 +54,7 @@ func consoleAtNow() *cli.Console {
 	return c
 }
 
-// machineOfTest is a folder.
+// machineOfTest returns a machine whose root is a folder.
 func machineOfTest() machine {
 	return machine{
 		node: doctor.Node{
@@ -83,7 +83,7 @@ func systemctl(_ context.Context, name string, args ...string) ([]byte, error) {
 	return []byte(strings.Join(out, "\n")), nil
 }
 
-// UPDATE=1 go test writes what is printed into the scripts, to be read before it is committed.
+// `UPDATE=1 go test` writes the output into the scripts, for review before a commit.
 func TestScripts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs the program as a process")
@@ -111,7 +111,7 @@ func TestScripts(t *testing.T) {
 			env.Setenv("PULLGATECTL_ENDPOINT", "unix://"+d.socket)
 			env.Setenv("SOCKET", d.socket)
 			env.Setenv("STORE", store)
-			env.Setenv("GORACE", "atexit_sleep_ms=0") // a second for each of hundreds of programs, otherwise
+			env.Setenv("GORACE", "atexit_sleep_ms=0") // otherwise hundreds of programs take a second more each
 			return nil
 		},
 		Condition: func(name string) (bool, error) { return name == "root" && os.Geteuid() == 0, nil },
@@ -155,8 +155,8 @@ func daemonOf(ts *testscript.TestScript) *daemon {
 	return d
 }
 
-// answer has the daemon answer the next call of a method with a file, the one after with the next, and all
-// others with the last.
+// answer makes the daemon answer the next call of a method with the first file, the one after with the next, and all others with
+// the last.
 func answer(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: answer method file...")
@@ -168,7 +168,7 @@ func answer(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(daemonOf(ts).answer(args[0], texts...))
 }
 
-// requests writes what the daemon was asked since the last time into a file.
+// requests writes the requests to the daemon since the last call into a file.
 func requests(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: requests file")
@@ -193,7 +193,7 @@ func mode(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// clean sees that nothing in the output of the last program would move a terminal.
+// clean checks that the output of the last program has no control characters.
 func clean(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: clean")
@@ -207,7 +207,7 @@ func clean(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// await waits until what fits a pattern has so many bytes: await 100 out.
+// await waits until the text that matches a pattern has the given number of bytes: await 100 out.
 func await(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: await bytes pattern")
@@ -228,7 +228,7 @@ func await(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// only sees that a folder holds these files and no other: only folder file...
+// only checks that a folder contains these files and no other: only folder file...
 func only(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 1 {
 		ts.Fatalf("usage: only folder file...")

@@ -67,7 +67,8 @@ func writeManual(root *cobra.Command, dir, docs string) error {
 	return nil
 }
 
-// sourceDate returns the time of SOURCE_DATE_EPOCH, and without one always the same, so that two builds of a commit are equal.
+// sourceDate returns the time of SOURCE_DATE_EPOCH. If that is not set, it always returns the same time, so that two builds of a
+// commit are equal.
 func sourceDate() (time.Time, error) {
 	epoch := os.Getenv("SOURCE_DATE_EPOCH")
 	if epoch == "" {
@@ -82,7 +83,7 @@ func sourceDate() (time.Time, error) {
 
 var released = regexp.MustCompile(`^v\d+\.\d+\.\d+(-rc\.\d+)?$`)
 
-// source is what the footer has on the left: with a longer version it would run into the date in the middle.
+// source returns the left part of the footer: a longer version would overlap the date in the middle.
 func source() string {
 	if released.MatchString(version) {
 		return "pullgate " + strings.TrimPrefix(version, "v")
@@ -97,7 +98,7 @@ var (
 	tableRule = regexp.MustCompile(`^\|[-| ]+\|$`)
 )
 
-// markdown turns a document into what md2man expects: with a title block and sections, without links to other
+// markdown converts a document to the form that md2man expects: with a title block and sections, without links to other
 // documents, and with definition lists instead of tables, whose columns would not fit into a terminal.
 func (p page) markdown(text []byte, date time.Time) []byte {
 	var b bytes.Buffer
@@ -148,8 +149,8 @@ func cellsOf(line string) []string {
 	return cells
 }
 
-// definition makes a row an entry of a definition list: the first cell is the term, the others are the text, with the names
-// of their columns where these say more than the text does.
+// definition converts a row to an entry of a definition list: the first cell is the term, the others are the text. A column's
+// name is added where it says more than the text does.
 func definition(head, cells []string) string {
 	var parts []string
 	for i, cell := range cells[1:] {

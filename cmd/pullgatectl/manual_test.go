@@ -12,7 +12,7 @@ import (
 
 const manual = "../../docs/pullgatectl.md"
 
-// What the manual shows is what is printed. UPDATE=1 go test writes it anew.
+// The output in the manual is the real output. `UPDATE=1 go test` writes it again.
 func TestManualShowsWhatIsPrinted(t *testing.T) {
 	if _, err := exec.LookPath("jq"); err != nil {
 		t.Skip("no jq on this machine")
@@ -37,7 +37,7 @@ func TestManualShowsWhatIsPrinted(t *testing.T) {
 		case strings.HasPrefix(line, "```"):
 			inside = line == "```console\n"
 		case inside && !isCommand:
-			continue // what was printed
+			continue // it was output
 		}
 		want.WriteString(line)
 		if inside && isCommand {
@@ -59,7 +59,7 @@ func TestManualShowsWhatIsPrinted(t *testing.T) {
 	}
 }
 
-// printed is what a shell shows of a command, whatever it exits with.
+// printed returns what a shell shows for a command, whatever its exit code.
 func printed(t *testing.T, d *daemon, command string) string {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", command)

@@ -118,7 +118,7 @@ func nodeStatusCommand(c *cli.Console, enabler nodeenable.Enabler) *cobra.Comman
 	return cmd
 }
 
-// A nodeSwitch holds the flags of a command of node.
+// A nodeSwitch contains the flags of a command of node.
 type nodeSwitch struct {
 	c            *cli.Console
 	cmd          *cobra.Command

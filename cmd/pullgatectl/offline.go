@@ -18,10 +18,10 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// defaultStore is where the store is unless stateDir says otherwise.
+// defaultStore is the path of the store unless stateDir sets another one.
 const defaultStore = "/var/lib/pullgate/records.db"
 
-// offlineCommand makes a command of the file of a store that no daemon has open.
+// offlineCommand makes a command for the file of a store that no daemon has open.
 func offlineCommand(cmd *cobra.Command, do func(ctx context.Context, file string) error) *cobra.Command {
 	cmd.Args = cobra.MaximumNArgs(1)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

@@ -37,7 +37,7 @@ func preloadedListCommand(c *cli.Console) *cobra.Command {
 	}.command(c, cmd)
 }
 
-// pairSelection is what the flags of accept and forget select.
+// pairSelection contains the flags of accept and forget that select pairs.
 type pairSelection struct {
 	repository, imageID string
 	all                 bool
@@ -51,7 +51,7 @@ func (s *pairSelection) flags(cmd *cobra.Command, all, meaning string) {
 	cmd.MarkFlagsMutuallyExclusive(all, "image-id")
 }
 
-// image selects by the argument IMAGE.
+// image sets the selection from the argument IMAGE.
 func (s *pairSelection) image(args []string) error {
 	switch {
 	case len(args) == 0:

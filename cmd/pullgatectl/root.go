@@ -31,7 +31,7 @@ const examples = `  # How are daemon, store and runtime?
 
 // rootCommand makes the tree of commands.
 func rootCommand(c *cli.Console, on machine) *cobra.Command {
-	// A group of commands is a file, and a command a constructor that takes the console.
+	// Each group of commands has its own file, and each command is a constructor that takes the console.
 	root := c.Root("pullgatectl", "Show and correct what the pullgated of this node knows", long,
 		statusCommand(c),
 		imagesCommand(c),
@@ -49,7 +49,7 @@ func rootCommand(c *cli.Console, on machine) *cobra.Command {
 		docsCommand(c),
 	)
 	root.Example = examples
-	root.Version = versionLine() // --version, as pullgated has it
+	root.Version = versionLine() // --version, as in pullgated
 	root.SetVersionTemplate("{{.Version}}\n")
 	return root
 }

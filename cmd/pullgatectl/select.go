@@ -11,7 +11,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// coordinates reads NAMESPACE/NAME of a flag.
+// coordinates parses NAMESPACE/NAME from a flag.
 func coordinates(flag, value string) (namespace, name string, err error) {
 	namespace, name, ok := strings.Cut(value, "/")
 	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
@@ -34,7 +34,7 @@ func secret(name, uid string) (*adminv1.SecretRef, error) {
 	return s, nil
 }
 
-// unfit makes a failure of an ID that a flag gives.
+// unfit returns the error for an ID from a flag.
 func unfit(flag string, err error) error {
 	err = fmt.Errorf("--%s %w", flag, err)
 	switch {
@@ -49,7 +49,7 @@ func unfit(flag string, err error) error {
 	}
 }
 
-// imageID is the whole image ID that --image-id begins.
+// imageID returns the whole image ID for a beginning in --image-id.
 func imageID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
 	whole, err := cli.ImageID(ctx, api, id)
 	if err != nil {
@@ -58,7 +58,7 @@ func imageID(ctx context.Context, api adminv1.PullRecordsClient, id string) (str
 	return whole, nil
 }
 
-// credentialID is the whole credential ID that --credential begins.
+// credentialID returns the whole credential ID for a beginning in --credential.
 func credentialID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
 	whole, err := cli.CredentialID(ctx, api, id)
 	if err != nil {

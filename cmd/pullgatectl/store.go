@@ -10,8 +10,8 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// storeCommand groups the commands about the store: first those that ask the daemon, then those that read a file that no
-// daemon has open.
+// storeCommand groups the commands about the store: first those that call the daemon, then those that read a file that no daemon
+// has open.
 func storeCommand(c *cli.Console) *cobra.Command {
 	return cli.Group("store", "Verify, back up, check, dump and compact the store of pull records", "",
 		storeVerifyCommand(c),
@@ -23,7 +23,7 @@ func storeCommand(c *cli.Console) *cobra.Command {
 	)
 }
 
-// storeRestoreCommand only says where to read how to restore a backup: pullgated must not run meanwhile.
+// storeRestoreCommand only refers to the manual for the restore of a backup: pullgated must not run meanwhile.
 func storeRestoreCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "restore", Hidden: true, DisableFlagParsing: true,

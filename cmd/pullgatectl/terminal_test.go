@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal runs a program on a terminal of its own, types a text once the screen shows a word, and compares its exit
-// code. What the terminal showed is in the file "screen". ^C and ^D are typed as what they stand for.
+// terminal runs a program on a separate terminal, types a text once the screen shows a word, and compares its exit code. The file
+// "screen" contains the output of the terminal. ^C and ^D are typed as control characters.
 //
 //	terminal code word text program [argument...]
 func terminal(ts *testscript.TestScript, neg bool, args []string) {
@@ -48,7 +48,7 @@ func terminal(ts *testscript.TestScript, neg bool, args []string) {
 			ts.Check(err)
 			typed = ""
 		}
-		if err != nil { // EIO once nobody has the terminal open
+		if err != nil { // EIO once no process has the terminal open
 			break
 		}
 	}

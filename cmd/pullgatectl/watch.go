@@ -48,7 +48,7 @@ read some are left out, and stderr says how many.`,
 			return follow(c, o, limit, stream.Recv)
 		})
 		if interrupted.Err() != nil {
-			err = nil // Ctrl-C is how it ends
+			err = nil // Ctrl-C is the normal end
 		}
 		return err
 	}
@@ -56,7 +56,7 @@ read some are left out, and stderr says how many.`,
 	return cmd
 }
 
-// follow prints what comes until there are limit decisions, or it fails.
+// follow prints decisions until there are limit of them, or next fails.
 func follow(c *cli.Console, o *cli.Output, limit int, next func() (*adminv1.WatchDecisionsResponse, error)) error {
 	p := c.Page()
 	if o.Format == cli.AsTable {

@@ -1,5 +1,5 @@
-// Command pullgated stands between the kubelet and the container runtime and lets a pod use an
-// image only if one of its credentials has proved access to it.
+// Command pullgated is a proxy between the kubelet and the container runtime. It lets a pod use an image only if one of the pod's
+// credentials has proved access to it.
 package main
 
 import (
@@ -27,7 +27,7 @@ import (
 	"github.com/pullgate/pullgate/internal/hint"
 )
 
-// Set by the linker, see the Makefile.
+// The linker sets these variables; see the Makefile.
 var (
 	version = "dev"
 	commit  = "unknown"
@@ -64,7 +64,7 @@ const examples = `  # Check the configuration, and that a start could use the fi
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
-// A usageError marks errors that are about the command line or the configuration.
+// A usageError is an error of the command line or the configuration.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
@@ -90,7 +90,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	return exitFailed
 }
 
-// complain prints an error as an operator needs it: what and why, then what to do.
+// complain prints an error for an operator: what and why, then what to do.
 func complain(w io.Writer, err error) {
 	_, _ = fmt.Fprintf(w, "pullgated: %v\n", err)
 	if advice := hint.Of(err); advice != "" {
@@ -122,7 +122,7 @@ func command() *cobra.Command {
 			f.configGiven = cmd.Flags().Changed("config")
 			return start(cmd, f)
 		},
-		// cobra would take "completion" for a command, which --help does not list.
+		// Otherwise cobra would accept a command "completion", which --help does not list.
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	cmd.Flags().StringVar(&f.config, "config", defaultConfig, "configuration `file`; one that is given must exist, without the default one every field has its default")
@@ -135,8 +135,8 @@ func command() *cobra.Command {
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	})
 	cmd.AddCommand(providerCommand())
-	// cobra would make "help" a command, beside --help. Under another name it is not listed either, and
-	// takes arguments as little as pullgated does.
+	// Otherwise cobra would add a command "help" beside --help. Under another name it is not listed either, and accepts as few
+	// arguments as pullgated does.
 	cmd.SetHelpCommand(&cobra.Command{
 		Use: "no-help", Hidden: true, DisableFlagParsing: true,
 		RunE: func(*cobra.Command, []string) error { return noArguments(nil, []string{"no-help"}) },
@@ -156,7 +156,7 @@ func start(cmd *cobra.Command, f flags) error {
 		_, err := fmt.Fprintf(cmd.OutOrStdout(), "pullgated %s (commit %s, %s, %s)\n", version, commit, date, runtime.Version())
 		return err
 	}
-	// From here on a SIGHUP ends nothing; one that comes before the daemon is up is obeyed then.
+	// From here on a SIGHUP does not end the process; a SIGHUP before the daemon has started is handled after the start.
 	reload := make(chan os.Signal, 1)
 	signal.Notify(reload, syscall.SIGHUP)
 	defer signal.Stop(reload)
@@ -197,7 +197,7 @@ func start(cmd *cobra.Command, f flags) error {
 	})
 }
 
-// check prints what a configuration comes to, and what a start with it would refuse or go without.
+// check prints the effect of a configuration, and what a start with it would refuse or do without.
 func check(cmd *cobra.Command, path string, c config.Config, found bool) error {
 	state := "configuration is valid"
 	if !found {
@@ -221,8 +221,9 @@ func check(cmd *cobra.Command, path string, c config.Config, found bool) error {
 	return err
 }
 
-// loader returns what reads the configuration, each time anew, and reports whether its file was found. An absent file
-// stands for the defaults, unless it was named on the command line, or was there before: it may be about to be replaced.
+// loader returns a function that reads the configuration on each call, and reports whether its file was found. If the file is
+// absent, the function returns the defaults, unless the command line names the file, or the file existed before: it may be about
+// to be replaced.
 func loader(path string, given bool) func() (config.Config, bool, error) {
 	required := given
 	return func() (config.Config, bool, error) {
@@ -236,10 +237,10 @@ func loader(path string, given bool) func() (config.Config, bool, error) {
 	}
 }
 
-// How the Go runtime collects garbage. gcPercent keeps what is resident low while the daemon holds little. memoryLimit is
-// far above what it holds on a large node: near the limit the runtime spends up to half of the CPU on collections, in a
-// process that every container start waits for. With 44 MiB in use, 2 GiB of garbage cost 12 s of CPU under a limit of 48
-// MiB, and 2.4 s under these settings.
+// Settings of the Go garbage collector. gcPercent keeps the resident memory low while the daemon uses little. memoryLimit is far
+// above the daemon's memory on a large node: near the limit the runtime spends up to half of the CPU on collections, in a process
+// that every container start waits for. With 44 MiB in use, 2 GiB of garbage cost 12 s of CPU under a limit of 48 MiB, and 2.4 s
+// under these settings.
 const (
 	gcPercent   = 50
 	memoryLimit = 128 << 20
@@ -255,8 +256,7 @@ func boundMemory() {
 	}
 }
 
-// logger returns the logger that every part gets. The global one of klog, which libraries use, is
-// given the same output.
+// logger returns the logger for every part. The global logger of klog, which libraries use, gets the same output.
 func logger(f flags, w io.Writer) (klog.Logger, error) {
 	if f.verbosity < 0 {
 		return klog.Logger{}, usageError{fmt.Errorf("-v %d: the level is 0 or more", f.verbosity)}

@@ -26,7 +26,7 @@ func TestScripts(t *testing.T) {
 	}
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
-		Deadline:            time.Now().Add(time.Minute), // a daemon that starts by mistake runs for ever
+		Deadline:            time.Now().Add(time.Minute), // a daemon that starts by mistake does not end
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -38,7 +38,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// Without --config an absent file stands for the defaults, until it was there once.
+// Without --config an absent file means the defaults, unless the file existed before.
 func TestLoaderOfTheDefaultPath(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	load := loader(path, false)
@@ -90,7 +90,7 @@ func status(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// expand puts the values of variables into files.
+// expand replaces variables in files by their values.
 func expand(ts *testscript.TestScript, _ bool, args []string) {
 	for _, name := range args {
 		text := os.Expand(ts.ReadFile(name), ts.Getenv)
@@ -98,7 +98,7 @@ func expand(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// await waits until a file is there.
+// await waits until a file exists.
 func await(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: await file")
@@ -114,7 +114,7 @@ func await(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// newerStore writes a store of a format that nobody knows yet.
+// newerStore writes a store of a format that does not exist yet.
 func newerStore(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: newer-store file")

@@ -24,10 +24,9 @@ import (
 )
 
 const (
-	// maxMessage bounds what is kept of a request or an answer, in bytes. A longer one passes through,
-	// and is not reported.
+	// maxMessage bounds how much of a request or an answer is kept, in bytes. A longer one is forwarded, and is not reported.
 	maxMessage = 4 << 20
-	// endLimit is how long a provider may take to end once it was told to.
+	// endLimit is how long a provider may take to end after the signal.
 	endLimit = 2 * time.Second
 	// reportLimit bounds the time that a report adds to a pull.
 	reportLimit = time.Second
@@ -73,7 +72,7 @@ const providerExamples = `  # Ask a plugin by hand
   pullgated credential-provider --socket /run/gate/admin.sock \
     --state-dir /srv/pullgate -- /opt/plugins/provider --profile node`
 
-// A childError ends the program with the exit code of a program that it ran, which has said itself why.
+// A childError ends the program with the exit code of a child program, which has already printed the reason.
 type childError struct{ code int }
 
 // Error returns the code.
@@ -107,10 +106,10 @@ func providerCommand() *cobra.Command {
 	return cmd
 }
 
-// provide runs the real plugin between the kubelet and us. Whatever goes wrong on our side, the kubelet
-// gets what the plugin said.
+// provide runs the real plugin between the kubelet and this program. If this program fails, the kubelet still gets the plugin's
+// answer.
 func provide(cmd *cobra.Command, f providerFlags, args []string) error {
-	// As long as nothing runs a signal ends us at once, also in the middle of reading.
+	// Until the plugin runs, a signal ends this process at once, also during a read.
 	signal.Reset(syscall.SIGTERM, syscall.SIGINT)
 	stdin := cmd.InOrStdin()
 	request, err := io.ReadAll(io.LimitReader(stdin, maxMessage+1))
@@ -134,10 +133,10 @@ func provide(cmd *cobra.Command, f providerFlags, args []string) error {
 	return answer.release()
 }
 
-// runChild runs a program to its end, with ours as its latest. An exit code other than 0 is a childError.
+// runChild runs a program to its end; this process ends no earlier. An exit code other than 0 is a childError.
 func runChild(child *exec.Cmd) error {
-	// The kubelet kills a plugin that takes too long; the one that it does not know of must not outlive
-	// that. The signal comes when the thread ends that started the program, hence the lock.
+	// The kubelet kills a plugin that takes too long, and the wrapped plugin must end with this process. Linux sends the signal
+	// when the thread that started the program ends, hence the lock.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	child.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -148,7 +147,7 @@ func runChild(child *exec.Cmd) error {
 		return hint.Wrap(fmt.Errorf("run the plugin: %w", err), "give the path of the real plugin after --, as in pullgated credential-provider -- /opt/plugins/provider")
 	}
 	if status, ok := child.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		return childError{128 + int(status.Signal())} // as shells say it
+		return childError{128 + int(status.Signal())} // as in shells
 	}
 	if code := child.ProcessState.ExitCode(); code != 0 {
 		return childError{code}
@@ -184,15 +183,15 @@ func sendReport(ctx context.Context, f providerFlags, request []byte, answer *he
 	return err
 }
 
-// A heldAnswer keeps what is written until it is released, so that pullgated knows of a credential before
-// the kubelet can use it. What is longer than maxMessage is held no more.
+// A heldAnswer keeps the written bytes until release, so that pullgated receives a credential before the kubelet can use it. It
+// does not hold back an answer that is longer than maxMessage.
 type heldAnswer struct {
 	to      io.Writer
 	held    bytes.Buffer
 	passing bool
 }
 
-// Write keeps or passes on.
+// Write keeps the bytes or forwards them.
 func (a *heldAnswer) Write(p []byte) (int, error) {
 	if !a.passing && a.held.Len()+len(p) <= maxMessage {
 		return a.held.Write(p)
@@ -203,7 +202,7 @@ func (a *heldAnswer) Write(p []byte) (int, error) {
 	return a.to.Write(p)
 }
 
-// release passes on what is held.
+// release forwards the kept bytes.
 func (a *heldAnswer) release() error {
 	a.passing = true
 	if _, err := a.held.WriteTo(a.to); err != nil {

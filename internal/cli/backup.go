@@ -9,7 +9,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// Backup writes a backup of the store, and returns how large it is once all of it was written.
+// Backup writes a backup of the store, and returns its size after all of it was written.
 func Backup(ctx context.Context, api adminv1.PullRecordsClient, w io.Writer) (int64, error) {
 	ctx, cancel := context.WithCancel(ctx) // ends the stream if w fails
 	defer cancel()

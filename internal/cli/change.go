@@ -14,20 +14,20 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// Changing is part of the help of every command that changes something.
+// Changing is part of the help of every command that makes a change.
 const Changing = `
 
 The changes are shown on stderr first, with a question whether to make them. Without a
 terminal, --yes is needed. --dry-run shows them on stdout and makes none.`
 
-// A Consent says how far a change may go.
+// A Consent contains the flags about confirmation of a change.
 type Consent struct {
-	// DryRun shows what would be done, and no more.
+	// DryRun only shows what would be done.
 	DryRun bool
 	yes    bool
 }
 
-// ConsentFlags gives a command the flags of a consent.
+// ConsentFlags adds the flags of a consent to a command.
 func ConsentFlags(cmd *cobra.Command) *Consent {
 	var how Consent
 	cmd.Flags().BoolVar(&how.DryRun, "dry-run", false, "show what would be done, and do nothing")
@@ -36,7 +36,7 @@ func ConsentFlags(cmd *cobra.Command) *Consent {
 	return &how
 }
 
-// Answerable refuses a change that needs confirmation if there is no terminal to ask on.
+// Answerable refuses a change that needs confirmation if there is no terminal for the question.
 func (c *Console) Answerable(how *Consent) error {
 	if !how.DryRun && !how.yes && !c.inTerminal {
 		return Misused("add --yes to do it, or --dry-run to see what it would do", "confirmation needed, and stdin is not a terminal")
@@ -44,7 +44,7 @@ func (c *Console) Answerable(how *Consent) error {
 	return nil
 }
 
-// Agree shows a plan on stderr, and returns nil if it is agreed to.
+// Agree shows a plan on stderr, and returns nil if the user agrees.
 func (c *Console) Agree(ctx context.Context, how *Consent, question string, plan func(*output.Page)) error {
 	if err := c.show(plan); err != nil {
 		return err
@@ -65,23 +65,23 @@ func (c *Console) show(plan func(*output.Page)) error {
 	return nil
 }
 
-// A Change is something that a command does to what the daemon knows.
+// A Change is a change that a command makes to the daemon's state.
 type Change[R proto.Message] struct {
-	// Question is asked once the plan is shown.
+	// Question is asked after the plan is shown.
 	Question string
-	// Nothing is said if the plan is empty.
+	// Nothing is printed if the plan is empty.
 	Nothing string
-	// Refuse says why a plan is not carried out, which is shown all the same; nil refuses none.
+	// Refuse returns why a plan is not carried out; the plan is still shown. nil refuses no plan.
 	Refuse func(R) error
-	// Do asks the daemon to do it, or what it would do.
+	// Do calls the daemon to make the change, or to return what it would do.
 	Do func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (R, error)
-	// Empty says whether a plan holds nothing to do.
+	// Empty reports whether a plan contains no change.
 	Empty func(R) bool
-	// Plan shows what would be done, and Done what was.
+	// Plan shows what would be done, and Done what was done.
 	Plan, Done func(output.View, *output.Page, R)
 }
 
-// CarryOut shows what a change would do, and does it if that is wanted.
+// CarryOut shows what a change would do, and does it if the user agrees.
 func CarryOut[R proto.Message](ctx context.Context, c *Console, o *Output, how *Consent, what Change[R]) error {
 	return c.Ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) error {
 		planned, err := what.Do(ctx, api, true)
@@ -101,7 +101,7 @@ func CarryOut[R proto.Message](ctx context.Context, c *Console, o *Output, how *
 				return errors.Join(c.show(func(p *output.Page) { what.Plan(o.View(c), p, planned) }), err)
 			}
 		}
-		if err := c.Answerable(how); err != nil { // after the input was checked with the plan
+		if err := c.Answerable(how); err != nil { // after the plan has checked the input
 			return err
 		}
 		if err := c.Agree(ctx, how, what.Question, func(p *output.Page) { what.Plan(o.View(c), p, planned) }); err != nil {
@@ -115,11 +115,11 @@ func CarryOut[R proto.Message](ctx context.Context, c *Console, o *Output, how *
 	})
 }
 
-// confirm asks a question on stderr and returns nil if it is answered with yes.
+// confirm asks a question on stderr and returns nil if the answer is yes.
 func (c *Console) confirm(ctx context.Context, question string) error {
 	_, _ = fmt.Fprintf(c.Err, "\n%s [y/N] ", output.Safe(question))
 	answers := make(chan string, 1)
-	// A read from a terminal cannot be broken off, so this one is left to the end of the process.
+	// A read from a terminal cannot be interrupted, so this one runs until the process ends.
 	go func() {
 		line, _ := bufio.NewReader(c.in).ReadString('\n')
 		answers <- line
@@ -128,7 +128,7 @@ func (c *Console) confirm(ctx context.Context, question string) error {
 	case <-ctx.Done():
 		return errors.New("interrupted, nothing was changed")
 	case answer := <-answers:
-		if !strings.HasSuffix(answer, "\n") { // Ctrl-D leaves the cursor where it is
+		if !strings.HasSuffix(answer, "\n") { // Ctrl-D does not move the cursor
 			_, _ = fmt.Fprintln(c.Err)
 		}
 		switch strings.ToLower(strings.TrimSpace(answer)) {

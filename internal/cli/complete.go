@@ -12,7 +12,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// CompleteFlags has the shell complete the values of a command's flags by what the daemon knows.
+// CompleteFlags makes the shell complete the values of a command's flags with data from the daemon.
 func (c *Console) CompleteFlags(cmd *cobra.Command) {
 	for flag, from := range map[string]Source{
 		"repository": Repositories, "image-id": ImageIDs, "credential": Credentials,
@@ -26,7 +26,7 @@ func (c *Console) CompleteFlags(cmd *cobra.Command) {
 	}
 }
 
-// CompleteImages completes the one argument that is an image.
+// CompleteImages completes the only argument, which is an image.
 func (c *Console) CompleteImages(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -34,13 +34,14 @@ func (c *Console) CompleteImages(cmd *cobra.Command, args []string, begun string
 	return c.complete(cmd, begun, Names), cobra.ShellCompDirectiveNoFileComp
 }
 
-// patience is how long somebody who has pressed Tab waits for the daemon.
+// patience is how long a completion waits for the daemon.
 const patience = time.Second
 
-// harmless is what a shell, whose completion scripts quote as they like, takes for one word without a meaning.
+// harmless matches text that a shell takes as one word without special meaning, however its completion scripts quote.
 var harmless = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$`)
 
-// complete returns what the daemon knows that begins so. Whatever fails is silent: the line that is typed stays whole.
+// complete returns the daemon's values with the prefix begun. Errors are not printed, so that they do not disturb the command
+// line.
 func (c *Console) complete(cmd *cobra.Command, begun string, from Source) []string {
 	quick := *c
 	quick.timeout = patience

@@ -6,11 +6,11 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// EndpointVariable is the environment variable that gives the endpoint if --endpoint does not.
+// EndpointVariable is the environment variable for the endpoint if --endpoint is not set.
 const EndpointVariable = "PULLGATECTL_ENDPOINT"
 
-// Ask calls f with the daemon. Each unary call that f makes ends after --timeout, and so does connecting; a stream ends
-// with ctx.
+// Ask connects to the daemon and calls f. Each unary call in f ends after --timeout, and so does connecting; a stream ends with
+// ctx.
 func (c *Console) Ask(ctx context.Context, f func(context.Context, adminv1.PullRecordsClient) error) error {
 	if c.timeout < 0 {
 		return Misused("0 is without end", "--timeout %s: it is 0 or more", c.timeout)
@@ -22,10 +22,10 @@ func (c *Console) Ask(ctx context.Context, f func(context.Context, adminv1.PullR
 	return Link{Path: path, Limit: c.timeout}.Ask(ctx, f)
 }
 
-// Told says whether the caller has said where the daemon is.
+// Told reports whether the caller has set the daemon's endpoint.
 func (c *Console) Told() bool { return c.endpoint != "" || c.getenv(EndpointVariable) != "" }
 
-// At is this console with its daemon at an endpoint, unless the caller has said where it is.
+// At returns this console with its daemon at an endpoint, unless the caller has set another one.
 func (c *Console) At(endpoint string) *Console {
 	at := *c
 	if !c.Told() {
@@ -34,7 +34,7 @@ func (c *Console) At(endpoint string) *Console {
 	return &at
 }
 
-// socket is the path of the daemon's socket.
+// socket returns the path of the daemon's socket.
 func (c *Console) socket() (string, error) {
 	endpoint, from := c.endpoint, "--endpoint"
 	if endpoint == "" {

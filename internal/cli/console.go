@@ -10,19 +10,19 @@ import (
 	"github.com/pullgate/pullgate/internal/cli/output"
 )
 
-// A Console holds the input, the outputs and the environment of a command, and how it reaches the daemon.
+// A Console contains the input, the outputs and the environment of a command, and how it connects to the daemon.
 type Console struct {
 	in io.Reader
-	// Out is stdout, for answers, and Err is stderr, for everything else.
+	// Out is stdout, for answers; Err is stderr, for everything else.
 	Out, Err io.Writer
 
-	// OutTerminal reports whether Out is a terminal, and the others whether the input and Err are.
+	// OutTerminal reports whether Out is a terminal; the others report it for the input and Err.
 	OutTerminal             bool
 	inTerminal, errTerminal bool
 	width                   int // of the terminal; 0 if there is none
 
 	getenv func(string) string
-	// Now is the clock.
+	// Now returns the current time.
 	Now func() time.Time
 
 	// Set by the flags that every command has.

@@ -14,9 +14,9 @@ import (
 	"github.com/pullgate/pullgate/internal/hint"
 )
 
-// What commands do with a console is held by the scripts of cmd/pullgatectl. Here is what no script comes by.
+// The scripts of cmd/pullgatectl test how commands use a console. The tests here cover the cases that scripts cannot reach.
 
-// consoleWith is a console that nobody sits in front of.
+// consoleWith returns a console without a terminal.
 func consoleWith(environment map[string]string) (c *Console, out, err *bytes.Buffer) {
 	out, err = &bytes.Buffer{}, &bytes.Buffer{}
 	return &Console{in: strings.NewReader(""), Out: out, Err: err, getenv: func(name string) string { return environment[name] }}, out, err
@@ -72,7 +72,7 @@ func TestAgreeShowsBeforeItReturns(t *testing.T) {
 	}
 }
 
-// A plan that nobody could see is not agreed to, whatever was said beforehand.
+// If a plan could not be shown, it is not agreed to, whatever the flags are.
 func TestAgreeFailsIfThePlanIsNotShown(t *testing.T) {
 	c, _, _ := consoleWith(nil)
 	c.Err = broken{}
@@ -101,7 +101,7 @@ type broken struct{}
 
 func (broken) Write([]byte) (int, error) { return 0, errBroken }
 
-// An interrupted command that has changed something says what it left behind.
+// If an interrupted command has changed something, its error says what it left behind.
 func TestInterruptedCommandKeepsItsHint(t *testing.T) {
 	for name, tc := range map[string]struct {
 		err  error

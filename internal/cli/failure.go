@@ -12,7 +12,7 @@ import (
 	"github.com/pullgate/pullgate/internal/hint"
 )
 
-// Exit codes, which scripts rely on. Every one but ExitDone and ExitNeedsProof comes with a line on stderr.
+// Exit codes, which scripts rely on. With every one except ExitDone and ExitNeedsProof there is a line on stderr.
 const (
 	ExitDone       = 0
 	ExitFailed     = 1
@@ -21,8 +21,8 @@ const (
 	ExitNeedsProof = 4
 )
 
-// An ExitError ends the program with a code. Err is printed with its hint, if it has one; nil prints nothing. Any other error
-// ends it with ExitFailed.
+// An ExitError ends the program with a code. Err is printed with its hint, if it has one; nil prints nothing. Every other error
+// ends the program with ExitFailed.
 type ExitError struct {
 	Code int
 	Err  error
@@ -36,11 +36,11 @@ func (f *ExitError) Error() string {
 	return f.Err.Error()
 }
 
-// Unwrap returns why.
+// Unwrap returns Err.
 func (f *ExitError) Unwrap() error { return f.Err }
 
-// complain says what failed, why, and what to do, and returns the exit code. Each is one line: what the daemon says
-// may hold names that a tenant chose.
+// complain prints what failed, why, and what to do, and returns the exit code. Each is one line, because the daemon's message may
+// contain names from a tenant.
 func (c *Console) complain(f *ExitError) int {
 	if f.Err != nil {
 		_, _ = fmt.Fprintf(c.Err, "pullgatectl: %s\n", output.Safe(f.Err.Error()))
@@ -56,19 +56,19 @@ func Misused(advice, format string, args ...any) *ExitError {
 	return &ExitError{Code: ExitUsage, Err: hint.Errorf(advice, format, args...)}
 }
 
-// wrongUsage returns what cobra reports about the command line as a usage error.
+// wrongUsage returns an error of cobra about the command line as a usage error.
 func wrongUsage(cmd *cobra.Command, err error) *ExitError {
-	// cobra puts suggestions on lines of their own.
+	// cobra prints suggestions on separate lines.
 	what := strings.Join(strings.Fields(err.Error()), " ")
 	return Misused("see "+cmd.CommandPath()+" --help", "%s", what)
 }
 
-// exitError returns err as one that ends the program.
+// exitError returns err as an ExitError.
 func exitError(err error) *ExitError {
 	if f, ok := errors.AsType[*ExitError](err); ok {
 		return f
 	}
-	if errors.Is(err, context.Canceled) && hint.Of(err) == "" { // with a hint it says what the interruption has left behind
+	if errors.Is(err, context.Canceled) && hint.Of(err) == "" { // with a hint it says what the interruption left behind
 		return &ExitError{Code: ExitFailed, Err: errors.New("interrupted")}
 	}
 	return &ExitError{Code: ExitFailed, Err: err}

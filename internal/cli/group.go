@@ -8,14 +8,14 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Root makes the command that holds all others, with the flags that every one of them has.
+// Root makes the command that contains all others, with the flags of every command.
 func (c *Console) Root(use, short, long string, commands ...*cobra.Command) *cobra.Command {
 	root := Group(use, short, long, commands...)
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.PersistentFlags().StringVar(&c.endpoint, "endpoint", "", "`socket` of pullgated's admin API, else $"+EndpointVariable+", else "+Default)
 	root.PersistentFlags().DurationVar(&c.timeout, "timeout", 10*time.Second, "how long to wait for one answer; 0 is without end, and so are watch and backup")
 	root.SetFlagErrorFunc(wrongFlag)
-	// A group is run to refuse it, and is no usage.
+	// A group can run only to return an error, so that is not a usage.
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
 
 	root.SetHelpCommand(helpCommand())
@@ -29,7 +29,7 @@ func (c *Console) Root(use, short, long string, commands ...*cobra.Command) *cob
 	return root
 }
 
-// OneArgument takes exactly one argument, of which name tells what it is, as in IMAGE.
+// OneArgument accepts exactly one argument; name describes it, for example IMAGE.
 func OneArgument(name string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch len(args) {
@@ -45,8 +45,8 @@ func OneArgument(name string) cobra.PositionalArgs {
 
 func wrongFlag(cmd *cobra.Command, err error) error { return wrongUsage(cmd, err) }
 
-// Group makes a command that does nothing but hold others. Alone it is wrong usage, so that a script does not
-// take a missing word for success.
+// Group makes a command that only contains others. Without a subcommand it is wrong usage, so that a script does not take a
+// missing word for success.
 func Group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Long: long}
 	cmd.AddCommand(commands...)
@@ -55,7 +55,7 @@ func Group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
 }
 
 func asGroup(cmd *cobra.Command) {
-	cmd.Args = cobra.ArbitraryArgs // cobra's own check lets what is unknown below a group pass
+	cmd.Args = cobra.ArbitraryArgs // cobra's own check accepts unknown words below a group
 	cmd.SuggestionsMinimumDistance = 2
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		hint := "see " + cmd.CommandPath() + " --help"
@@ -69,7 +69,7 @@ func asGroup(cmd *cobra.Command) {
 	}
 }
 
-// helpCommand is cobra's own, but that a command which is not there is wrong usage.
+// helpCommand is cobra's own, except that an unknown command is wrong usage.
 func helpCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "help [command]",

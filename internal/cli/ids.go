@@ -16,10 +16,10 @@ var (
 	beginningOfID     = regexp.MustCompile(`^[0-9a-f]{7,64}$`)
 )
 
-// IsID reports whether an argument is an image ID or a beginning of one that is long enough, and not a name.
+// IsID reports whether an argument is an image ID, or a beginning of one that is long enough, and not a name.
 func IsID(image string) bool { return beginningOfID.MatchString(strings.TrimPrefix(image, "sha256:")) }
 
-// ImageID returns the whole image ID that begins so, as tables show it. "" and a whole one are returned as they are.
+// ImageID returns the whole image ID with this beginning, as tables show it. It returns "" and a whole ID unchanged.
 func ImageID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
 	if id == "" || wholeImageID.MatchString(id) {
 		return id, nil
@@ -34,8 +34,8 @@ func ImageID(ctx context.Context, api adminv1.PullRecordsClient, id string) (str
 	return answer.GetImage().GetImageId(), nil
 }
 
-// CredentialID returns the whole credential ID that begins so, of those that have proved something. "" and a whole one
-// are returned as they are.
+// CredentialID returns the whole credential ID with this beginning, among those that have proved access. It returns "" and a
+// whole ID unchanged.
 func CredentialID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
 	if id == "" || wholeCredentialID.MatchString(id) {
 		return id, nil

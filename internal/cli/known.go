@@ -7,7 +7,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// A Source is one kind of what the daemon knows, such as [Names]. It returns all of it, some of it more than once.
+// A Source returns one kind of the daemon's data, such as [Names]. It returns all of it, possibly with repetitions.
 type Source func(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error)
 
 // ofImages collects from every image.
@@ -20,17 +20,17 @@ func ofImages(ctx context.Context, api adminv1.PullRecordsClient, collect func(*
 	return all, err
 }
 
-// Names are the names of images.
+// Names returns the names of images.
 func Names(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
 	return ofImages(ctx, api, (*adminv1.Image).GetNames)
 }
 
-// ImageIDs are the IDs of images.
+// ImageIDs returns the IDs of images.
 func ImageIDs(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
 	return ofImages(ctx, api, func(i *adminv1.Image) []string { return []string{i.GetImageId()} })
 }
 
-// Repositories are those that something is known of, and those that nothing is.
+// Repositories returns the repositories with records, marks or intents, and those without.
 func Repositories(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
 	return ofImages(ctx, api, func(i *adminv1.Image) []string {
 		all := slices.Clone(i.GetUntracked())
@@ -44,17 +44,17 @@ func Repositories(ctx context.Context, api adminv1.PullRecordsClient) ([]string,
 	})
 }
 
-// Credentials are the IDs of those that have proved something.
+// Credentials returns the IDs of the credentials that have proved access.
 func Credentials(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
 	return ofProofs(ctx, api, func(p *adminv1.Proof) []string { return []string{p.GetCredentialId()} })
 }
 
-// Secrets are those that have proved something, as namespace/name.
+// Secrets returns the Secrets that have proved access, as namespace/name.
 func Secrets(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
 	return ofProofs(ctx, api, func(p *adminv1.Proof) []string {
 		var all []string
 		for _, s := range p.GetSecrets() {
-			if s.GetName() != "" { // else it stands for a namespace
+			if s.GetName() != "" { // otherwise it means a namespace
 				all = append(all, s.GetNamespace()+"/"+s.GetName())
 			}
 		}
@@ -75,7 +75,7 @@ func ofProofs(ctx context.Context, api adminv1.PullRecordsClient, collect func(*
 	})
 }
 
-// Pods are those that hold a grant, as namespace/name.
+// Pods returns the pods that have a grant, as namespace/name.
 func Pods(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
 	return ofGrants(ctx, api, func(p *adminv1.PodRef) string {
 		if p.GetName() == "" {
@@ -85,12 +85,12 @@ func Pods(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) 
 	})
 }
 
-// PodUIDs are the UIDs of those that hold a grant.
+// PodUIDs returns the UIDs of the pods that have a grant.
 func PodUIDs(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
 	return ofGrants(ctx, api, (*adminv1.PodRef).GetUid)
 }
 
-// Namespaces are those of pods that hold a grant, and of Secrets that proved something.
+// Namespaces returns the namespaces of pods that have a grant, and of Secrets that proved access.
 func Namespaces(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
 	pods, err := ofGrants(ctx, api, (*adminv1.PodRef).GetNamespace)
 	if err != nil {

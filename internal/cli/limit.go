@@ -6,10 +6,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// A Limit is how many entries of a list are wanted; 0 is all.
+// A Limit is the maximum number of entries in a list; 0 means all.
 type Limit struct{ N int }
 
-// LimitFlag gives a command that lists something the flag that ends the list.
+// LimitFlag adds the flag for the maximum number of entries to a command that prints a list.
 func LimitFlag(cmd *cobra.Command) *Limit {
 	var l Limit
 	cmd.Flags().IntVar(&l.N, "limit", 0, "list `N` entries at most; 0 is all")
@@ -24,7 +24,7 @@ func (l *Limit) Check() error {
 	return nil
 }
 
-// Cut says on stderr that there is more than what is listed.
+// Cut prints on stderr that there are more entries than those in the list.
 func (c *Console) Cut(next string, n int) {
 	if next != "" {
 		_, _ = fmt.Fprintf(c.Err, "pullgatectl: there are more than these %d, --limit 0 lists all\n", n)

@@ -18,10 +18,10 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// Default is where pullgated listens unless it is told otherwise.
+// Default is the default endpoint of pullgated.
 const Default = "unix:///run/pullgate/admin.sock"
 
-// longestPath is what fits into the address of a socket on Linux, the zero at its end left out.
+// longestPath is the maximum length of a socket's path on Linux, without the zero at its end.
 const longestPath = 107
 
 // Path returns the path of an endpoint. Its error is a usage error that begins with the origin of the endpoint: a flag or an
@@ -46,17 +46,17 @@ func Path(from, endpoint string) (string, error) {
 	}
 }
 
-// A Link is how the daemon is reached.
+// A Link describes the connection to the daemon.
 type Link struct {
-	// Path is that of its socket.
+	// Path is the path of its socket.
 	Path string
-	// Limit is how long connecting, and then each question, may take; 0 is without end. A stream lasts as long as it lasts.
+	// Limit is how long connecting, and then each call, may take; 0 means no limit. A stream has no limit.
 	Limit time.Duration
-	// Dial connects to a socket; nil is as the system does.
+	// Dial connects to a socket; nil means the system's dialer.
 	Dial func(ctx context.Context, path string) (net.Conn, error)
 }
 
-// Ask connects and calls f with the daemon. Its error has [ExitNotReached] if no pullgated is reached.
+// Ask connects to the daemon and calls f. Its error has [ExitNotReached] if pullgated is not reached.
 func (l Link) Ask(ctx context.Context, f func(context.Context, adminv1.PullRecordsClient) error) (err error) {
 	dial := l.Dial
 	if dial == nil {
@@ -64,16 +64,16 @@ func (l Link) Ask(ctx context.Context, f func(context.Context, adminv1.PullRecor
 			return (&net.Dialer{}).DialContext(ctx, "unix", path)
 		}
 	}
-	var last atomic.Pointer[error] // what connecting came to
+	var last atomic.Pointer[error] // the result of connecting
 	conn, err := grpc.NewClient("passthrough:///pullgated",
-		grpc.WithTransportCredentials(insecure.NewCredentials()), // the daemon looks at who asks, not at what is sent
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the daemon checks the caller's credentials from the kernel
 		grpc.WithNoProxy(),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			conn, err := dial(ctx, l.Path)
 			last.Store(&err)
 			return conn, err
 		}),
-		// An answer may be larger than what gRPC takes by default. The daemon is of this node, and trusted.
+		// An answer may be larger than gRPC's default limit. The daemon is on this node, and trusted.
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)),
 		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			ctx, cancel := l.limited(ctx)
@@ -97,7 +97,7 @@ func (l Link) Ask(ctx context.Context, f func(context.Context, adminv1.PullRecor
 	return answered(f(ctx, adminv1.NewPullRecordsClient(conn)))
 }
 
-// limited is ctx with the limit.
+// limited returns ctx with the limit.
 func (l Link) limited(ctx context.Context) (context.Context, context.CancelFunc) {
 	if l.Limit == 0 {
 		return context.WithCancel(ctx)

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// listen returns the path of a socket on which every connection is handled so.
+// listen returns the path of a socket; handle is called for every connection.
 func listen(t *testing.T, handle func(net.Conn)) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "link") //nolint:usetesting // a socket's path must be short

@@ -2,16 +2,16 @@ package cli
 
 import "errors"
 
-// The texts are for the person who gave the ID.
+// The texts are for the user who entered the ID.
 var (
-	// ErrCircle is returned by a list whose next page is the one that was just read.
+	// ErrCircle means that the next page of a list is the page that was just read.
 	ErrCircle = errors.New("pullgated gives the same page again and again")
-	// ErrNotWhole is returned by a backup of which less or more came than was announced.
+	// ErrNotWhole means that the size of a backup differs from the announced size.
 	ErrNotWhole = errors.New("the backup is not whole")
-	// ErrNoID is returned for what is neither an ID nor at least 7 digits of its beginning.
+	// ErrNoID means that a text is neither an ID nor at least 7 digits of its beginning.
 	ErrNoID = errors.New("neither an ID nor 7 digits of its beginning")
-	// ErrNone is returned for the beginning of no credential ID.
+	// ErrNone means that no credential ID has this beginning.
 	ErrNone = errors.New("no credential that proved access begins so")
-	// ErrSeveral is returned for the beginning of several credential IDs.
+	// ErrSeveral means that several credential IDs have this beginning.
 	ErrSeveral = errors.New("several begin so")
 )

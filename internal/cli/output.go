@@ -9,10 +9,10 @@ import (
 	"github.com/pullgate/pullgate/internal/hint"
 )
 
-// A Format is how an answer is written.
+// A Format is the format of an answer.
 type Format string
 
-// All of them; a table is for people, and the others are for scripts.
+// All formats; a table is for people, the others are for scripts.
 const (
 	AsTable Format = "table"
 	AsJSON  Format = "json"
@@ -22,10 +22,10 @@ const (
 // String returns the name of the format.
 func (f *Format) String() string { return string(*f) }
 
-// Type is what --help calls it.
+// Type returns the name of the type in --help.
 func (*Format) Type() string { return "format" }
 
-// Set takes a format by its name.
+// Set sets the format by its name.
 func (f *Format) Set(s string) error {
 	switch Format(s) {
 	case AsTable, AsJSON, AsYAML:
@@ -36,7 +36,7 @@ func (f *Format) Set(s string) error {
 	}
 }
 
-// An Output is what a command's flags say about how it prints.
+// An Output contains the flags about a command's output.
 type Output struct {
 	Format        Format
 	wholeIDs      bool
@@ -51,7 +51,7 @@ func OutputFlags(cmd *cobra.Command) *Output {
 	return o
 }
 
-// FormatFlag gives a command the one flag of an output that is about its format.
+// FormatFlag adds only the flag for the format to a command.
 func FormatFlag(cmd *cobra.Command) *Output {
 	o := &Output{Format: AsTable}
 	cmd.Flags().VarP(&o.Format, "output", "o", "how to print it: table, json or yaml")
@@ -59,12 +59,12 @@ func FormatFlag(cmd *cobra.Command) *Output {
 	return o
 }
 
-// View is how the output shows an answer as text.
+// View returns how the output shows an answer as text.
 func (o *Output) View(c *Console) output.View {
 	return output.View{Now: c.Now(), WholeIDs: o.wholeIDs, AbsoluteTimes: o.absoluteTimes}
 }
 
-// Print writes an answer to stdout, as text by what draw makes of it.
+// Print writes an answer to stdout; draw makes the text.
 func (c *Console) Print(o *Output, m any, draw func(output.View, *output.Page)) error {
 	var b []byte
 	var err error
@@ -84,7 +84,7 @@ func (c *Console) Print(o *Output, m any, draw func(output.View, *output.Page)) 
 	return c.Emit(b)
 }
 
-// Emit writes to stdout. If nobody reads it any more the runtime has ended us by SIGPIPE, as any Unix program.
+// Emit writes to stdout. If stdout is closed, SIGPIPE has ended the process, as for any Unix program.
 func (c *Console) Emit(b []byte) error {
 	if _, err := c.Out.Write(b); err != nil {
 		return hint.Errorf("the output is incomplete", "write to stdout: %w", err)

@@ -6,11 +6,11 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// mostOfPage is how many entries are asked for at a time at most.
+// mostOfPage is the maximum number of entries in one request.
 const mostOfPage = 100
 
-// pages asks for page after page until there are limit entries, or all if that is 0. One page is asked for by the token
-// of the one before and a size, and tells how many entries it has and the token of the next.
+// pages requests pages until there are limit entries, or all if limit is 0. ask requests one page by the token of the previous
+// one and a size, and returns the number of entries and the token of the next page.
 func pages(limit int, ask func(token string, size int32) (int, string, error)) error {
 	for token, all := "", 0; ; {
 		size := mostOfPage
@@ -32,8 +32,8 @@ func pages(limit int, ask func(token string, size int32) (int, string, error)) e
 	}
 }
 
-// Images lists up to limit images, all if that is 0. Its NextPageToken is not empty if there are more; so it is
-// of the other lists.
+// Images lists up to limit images, all if limit is 0. Its NextPageToken is not empty if there are more. The same applies to the
+// other lists.
 func Images(ctx context.Context, api adminv1.PullRecordsClient, limit int, filter *adminv1.ImageFilter) (*adminv1.ListImagesResponse, error) {
 	all := &adminv1.ListImagesResponse{}
 	err := pages(limit, func(token string, size int32) (int, string, error) {
@@ -45,7 +45,7 @@ func Images(ctx context.Context, api adminv1.PullRecordsClient, limit int, filte
 	return all, err
 }
 
-// Intents lists up to limit intents of a repository, or of all if that is "".
+// Intents lists up to limit intents of a repository, or of all repositories if it is "".
 func Intents(ctx context.Context, api adminv1.PullRecordsClient, limit int, repository string) (*adminv1.ListIntentsResponse, error) {
 	all := &adminv1.ListIntentsResponse{}
 	err := pages(limit, func(token string, size int32) (int, string, error) {
@@ -57,7 +57,7 @@ func Intents(ctx context.Context, api adminv1.PullRecordsClient, limit int, repo
 	return all, err
 }
 
-// Grants lists up to limit grants of a pod and a repository, each as far as it is given.
+// Grants lists up to limit grants, only those of a pod and of a repository if these are set.
 func Grants(ctx context.Context, api adminv1.PullRecordsClient, limit int, pod *adminv1.PodRef, repository string) (*adminv1.ListGrantsResponse, error) {
 	all := &adminv1.ListGrantsResponse{}
 	err := pages(limit, func(token string, size int32) (int, string, error) {
@@ -69,7 +69,7 @@ func Grants(ctx context.Context, api adminv1.PullRecordsClient, limit int, pod *
 	return all, err
 }
 
-// Preloaded lists up to limit marks of a repository and an image, each as far as it is given.
+// Preloaded lists up to limit marks, only those of a repository and of an image if these are set.
 func Preloaded(ctx context.Context, api adminv1.PullRecordsClient, limit int, repository, image string) (*adminv1.ListPreloadedResponse, error) {
 	all := &adminv1.ListPreloadedResponse{}
 	err := pages(limit, func(token string, size int32) (int, string, error) {

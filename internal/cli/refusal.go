@@ -43,7 +43,7 @@ func answered(err error) error {
 	if !ok {
 		return err
 	}
-	// "rpc error: code = " tells an operator nothing; the text around it does.
+	// "rpc error: code = " does not help an operator; the text around it does.
 	text := strings.ReplaceAll(err.Error(), answer.Error(), answer.GRPCStatus().Message())
 	advice := hint.Of(err)
 	switch answer.GRPCStatus().Code() {

@@ -10,11 +10,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Run has a root do what the arguments say and returns the exit code.
+// Run runs a root command with the arguments and returns the exit code.
 func (c *Console) Run(root *cobra.Command, args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	// The first signal ends what can be ended in order; another one ends the rest.
+	// The first signal ends the command in order; a second one ends the process.
 	defer context.AfterFunc(ctx, stop)()
 	begun := false
 	note(root, &begun)
@@ -30,13 +30,13 @@ func (c *Console) Run(root *cobra.Command, args []string) int {
 		return ExitDone
 	}
 	if _, ok := errors.AsType[*ExitError](err); !ok && !begun {
-		// What goes wrong before a command begins is about the command line.
+		// An error before a command begins is about the command line.
 		return c.complain(wrongUsage(cmd, err))
 	}
 	return c.complain(exitError(err))
 }
 
-// note has every command say that it has begun.
+// note makes every command record that it has begun.
 func note(cmd *cobra.Command, begun *bool) {
 	if do := cmd.RunE; do != nil {
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {

@@ -19,7 +19,7 @@ func invalid(path, value, detail string) *field.Error {
 	return field.Invalid(field.NewPath(path), value, detail)
 }
 
-// oneOf returns an error unless a value is one of those that are supported.
+// oneOf returns an error unless value is one of the supported values.
 func oneOf[T ~string](path string, value T, supported ...T) field.ErrorList {
 	if slices.Contains(supported, value) {
 		return nil
@@ -63,7 +63,7 @@ func checkEndpoint(path, value string) *field.Error {
 	switch {
 	case !ok || !isPath(socket):
 		return invalid(path, value, "must be unix:// and an absolute path, as in unix:///run/containerd/containerd.sock")
-	case len(socket) > 107: // the size of sun_path, less the zero at its end
+	case len(socket) > 107: // the size of sun_path, without the zero at its end
 		return invalid(path, value, "the path must have at most 107 bytes")
 	default:
 		return nil
@@ -141,7 +141,7 @@ func checkDurations(c *Config) (errs field.ErrorList) {
 	return errs
 }
 
-// checkPolicy makes the policy from the fields of this file, or from those of the kubelet's.
+// checkPolicy makes the policy from the fields of this file, or from those of the kubelet's file.
 func checkPolicy(c *Config) (errs []error) {
 	const mode, allowlist = "imagePullCredentialsVerificationPolicy", "preloadedImagesVerificationAllowlist"
 	from := "" // prefix of errors about the policy

@@ -14,7 +14,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// What apiVersion and kind of a configuration must be.
+// The required apiVersion and kind of a configuration.
 const (
 	APIVersion = "config.pullgate.dev/v1alpha1"
 	Kind       = "PullgateConfiguration"
@@ -35,12 +35,11 @@ const (
 // maxSize bounds the file; a configuration has a few lines.
 const maxSize = 1 << 20
 
-// ErrInvalid is returned for an invalid configuration; the text has every reason, one a line.
+// ErrInvalid is returned for an invalid configuration; the text has every reason, one on each line.
 var ErrInvalid = errors.New("config: invalid")
 
-// A Config is a whole configuration. Default returns the one of an empty file; the zero value is
-// not valid. docs/configuration.md explains each field. A field whose tag says reload:"yes" can change while the
-// daemon runs.
+// A Config is a whole configuration. Default returns the configuration of an empty file; the zero value is not valid.
+// docs/configuration.md explains each field. A field with the tag reload:"yes" can change while the daemon runs.
 type Config struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -49,38 +48,38 @@ type Config struct {
 	Listen string `json:"listen"`
 	// RuntimeEndpoint is the runtime's endpoint for the RuntimeService.
 	RuntimeEndpoint string `json:"runtimeEndpoint"`
-	// ImageEndpoint is the one for the ImageService; "" means RuntimeEndpoint. Load fills it in.
+	// ImageEndpoint is the runtime's endpoint for the ImageService; "" means RuntimeEndpoint. Load sets it.
 	ImageEndpoint string `json:"imageEndpoint"`
-	// StateDir holds the store and the node's key.
+	// StateDir is the directory of the store and the node's key.
 	StateDir string `json:"stateDir"`
-	// NoPullImageSecretRecheck turns enforcing off: shadow mode.
+	// NoPullImageSecretRecheck disables enforcement: shadow mode.
 	NoPullImageSecretRecheck bool `json:"noPullImageSecretRecheck"`
-	// ImagePullCredentialsVerificationPolicy and PreloadedImagesVerificationAllowlist mean what
-	// they mean in a kubelet's configuration.
+	// ImagePullCredentialsVerificationPolicy and PreloadedImagesVerificationAllowlist have the same meaning as in a kubelet's
+	// configuration.
 	ImagePullCredentialsVerificationPolicy string   `json:"imagePullCredentialsVerificationPolicy" reload:"yes"`
 	PreloadedImagesVerificationAllowlist   []string `json:"preloadedImagesVerificationAllowlist" reload:"yes"`
-	// KubeletConfig is the path of a kubelet's configuration file, which the two fields above are
-	// taken from; "" is none. Parse fills them in.
+	// KubeletConfig is the path of a kubelet's configuration file, from which the two fields above are taken; "" means none.
+	// Parse sets them.
 	KubeletConfig string `json:"kubeletConfig" reload:"yes"`
-	// Exempt says which pods may use every image.
+	// Exempt selects the pods that may use every image.
 	Exempt Exempt `json:"exempt" reload:"yes"`
-	// UntrackedImages says what images are taken for that turn up without a pull.
+	// UntrackedImages selects how images are treated that appear without a pull.
 	UntrackedImages string `json:"untrackedImages"`
 	// AllowRestores lets pods that are not exempt have containers that are restored from a checkpoint.
 	AllowRestores bool `json:"allowRestores" reload:"yes"`
-	// KubeletSkipsAlwaysPrecheck says whether the kubelet is of 1.32 or newer.
+	// KubeletSkipsAlwaysPrecheck reports whether the version of the kubelet is 1.32 or newer.
 	KubeletSkipsAlwaysPrecheck Tristate `json:"kubeletSkipsAlwaysPrecheck"`
-	// RegistryOutageFallback lets an image on the node stand in for a pull that fails.
+	// RegistryOutageFallback allows an image on the node to replace a pull that fails.
 	RegistryOutageFallback bool `json:"registryOutageFallback"`
-	// CredentialValidity is how long a proof counts; 0 is for ever.
+	// CredentialValidity is how long a proof counts; 0 means without limit.
 	CredentialValidity Duration `json:"credentialValidity" reload:"yes"`
-	// RegistryUnavailableGrace is how much longer a proof stands that cannot be renewed.
+	// RegistryUnavailableGrace is how much longer a proof counts that cannot be renewed.
 	RegistryUnavailableGrace Duration `json:"registryUnavailableGrace" reload:"yes"`
-	// NodeCredentials are those that the node itself offers to every pod.
+	// NodeCredentials are the credentials that the node itself offers to every pod.
 	NodeCredentials NodeCredentials `json:"nodeCredentials"`
-	// RuntimeCredentials says whether the runtime holds credentials of its own for the pods of a namespace.
+	// RuntimeCredentials reports whether the runtime itself holds credentials for the pods of a namespace.
 	RuntimeCredentials string `json:"runtimeCredentials"`
-	// PodSource is the API server, where pull policies and pull secrets of pods are learnt.
+	// PodSource is the API server, the source of the pods' pull policies and pull secrets.
 	PodSource PodSource `json:"podSource"`
 	// Metrics is the HTTP server for scrapes and probes.
 	Metrics Metrics `json:"metrics"`
@@ -92,7 +91,7 @@ type Config struct {
 	policy policy.Policy
 }
 
-// Exempt says which pods may use every image.
+// Exempt selects the pods that may use every image.
 type Exempt struct {
 	StaticPods bool     `json:"staticPods"`
 	Namespaces []string `json:"namespaces"`
@@ -104,11 +103,11 @@ type NodeCredentials struct {
 	DockerConfigFiles []string `json:"dockerConfigFiles"`
 }
 
-// PodSource is the API server as this node knows it.
+// PodSource is the connection of this node to the API server.
 type PodSource struct {
 	// Kubeconfig is the path of a kubeconfig; "" means that there is no pod source.
 	Kubeconfig string `json:"kubeconfig"`
-	// NodeName is the name of the node; "" means the one of the identity in the kubeconfig.
+	// NodeName is the name of the node; "" means the name in the identity of the kubeconfig.
 	NodeName string `json:"nodeName"`
 }
 
@@ -120,8 +119,8 @@ type Metrics struct {
 
 // Admin is the admin API.
 type Admin struct {
-	// Listen is the endpoint that pullgatectl and credential providers dial; "" means none. Parse fills it in: unless it is given it is
-	// admin.sock beside the socket of Config.Listen.
+	// Listen is the endpoint that pullgatectl and credential providers dial; "" means none. If the file does not set it, Parse
+	// sets it to admin.sock beside the socket of Config.Listen.
 	Listen string `json:"listen"`
 }
 
@@ -143,13 +142,13 @@ const (
 
 // UnmarshalJSON accepts booleans and strings.
 func (t *Tristate) UnmarshalJSON(data []byte) error {
-	if string(data) != "null" { // which means the default
+	if string(data) != "null" { // null means the default
 		*t = Tristate(strings.Trim(string(data), `"`)) // Parse checks the value
 	}
 	return nil
 }
 
-// A Duration is a time span as Go and Kubernetes write it, "1h30m". The zero value is not valid.
+// A Duration is a time span in the form of Go and Kubernetes, "1h30m". The zero value is not valid.
 type Duration string
 
 // maxDuration is longer than any useful duration; the sum of two does not overflow.
@@ -196,7 +195,7 @@ func Default() Config {
 // Policy returns the verification policy with its allowlist.
 func (c Config) Policy() policy.Policy { return c.policy }
 
-// Enforcement says in a few words what the configuration makes of a pod that has not proved access to an image.
+// Enforcement describes in a few words the effect of the configuration on a pod that has not proved access to an image.
 func (c Config) Enforcement() string {
 	switch {
 	case c.NoPullImageSecretRecheck:
@@ -208,8 +207,8 @@ func (c Config) Enforcement() string {
 	}
 }
 
-// Load reads a file, and reports whether it was found: an absent one gives the defaults. A symbolic link whose target is
-// absent is an error. An error wraps ErrInvalid if the content is wrong.
+// Load reads a file, and reports whether it was found: for an absent file it returns the defaults. A symbolic link whose target
+// is absent is an error. An error wraps ErrInvalid if the content is invalid.
 func Load(path string) (c Config, found bool, err error) {
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		c, err := Parse(nil)
@@ -219,7 +218,7 @@ func Load(path string) (c Config, found bool, err error) {
 	return c, err == nil, err
 }
 
-// LoadPresent is Load for a file that must be there.
+// LoadPresent is Load for a file that must exist.
 func LoadPresent(path string) (Config, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -232,10 +231,10 @@ func LoadPresent(path string) (Config, error) {
 	return Parse(data)
 }
 
-// unset is the value of an endpoint that the file does not set, and whose default depends on another field.
+// unset is the value of an endpoint that the file does not set. Its default depends on another field.
 const unset = "\x00"
 
-// Parse reads a configuration from its YAML, and the file that kubeletConfig names. Empty data give the defaults.
+// Parse reads a configuration from its YAML, and the file that kubeletConfig names. For empty data it returns the defaults.
 func Parse(data []byte) (Config, error) {
 	if len(data) > maxSize {
 		return Config{}, fmt.Errorf("%w: more than %d bytes", ErrInvalid, maxSize)
@@ -250,7 +249,7 @@ func Parse(data []byte) (Config, error) {
 	if c.Admin.Listen == unset {
 		c.Admin.Listen = beside(c.Listen, "admin.sock")
 	}
-	if c.NodeCredentials.DockerConfigFiles == nil { // given as null
+	if c.NodeCredentials.DockerConfigFiles == nil { // null in the file
 		c.NodeCredentials.DockerConfigFiles = Default().NodeCredentials.DockerConfigFiles
 	}
 	var invalid field.ErrorList
@@ -270,7 +269,7 @@ func Parse(data []byte) (Config, error) {
 	return c, nil
 }
 
-// beside returns the endpoint of another socket in the directory of a valid one, else "".
+// beside returns the endpoint of another socket in the directory of a valid endpoint, otherwise "".
 func beside(endpoint, name string) string {
 	if checkEndpoint("", endpoint) != nil {
 		return ""

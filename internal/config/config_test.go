@@ -96,7 +96,7 @@ func TestLoadTellsWhatCannotBeRead(t *testing.T) {
 	}
 }
 
-// The operator made the link, so that the defaults would be a surprise.
+// The operator made the link, so the operator does not expect the defaults.
 func TestLoadOfALinkToNothingIsAnError(t *testing.T) {
 	link := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.Symlink("absent.yaml", link); err != nil {
@@ -382,7 +382,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		if c.KubeletConfig != "" {
-			return // printed beside it, the policy is given twice
+			return // the policy is set twice if both are printed
 		}
 		text, err := yaml.Marshal(c)
 		if err != nil {

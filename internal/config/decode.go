@@ -15,14 +15,14 @@ import (
 	goyaml "sigs.k8s.io/yaml/goyaml.v2"
 )
 
-// decode reads one document of YAML into a configuration. Fields that are absent or null keep their values; apiVersion and kind
-// lose them unless the document is empty. The errors of errs are about single fields, and all others have been read; after err
-// nothing of the document can be used.
+// decode reads one YAML document into a configuration. Fields that are absent or null keep their values; apiVersion and kind lose
+// them unless the document is empty. The errors in errs are about single fields, and all other fields have been read. If err is
+// set, the caller cannot use any part of the document.
 func decode(data []byte, c *Config) (errs []error, err error) {
 	if err := checkOneDocument(data); err != nil {
 		return nil, err
 	}
-	raw, err := yaml.YAMLToJSONStrict(data) // which refuses a key that is given twice
+	raw, err := yaml.YAMLToJSONStrict(data) // it refuses a duplicate key
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +78,7 @@ func typeError(err error) (ok bool, typed error) {
 	return true, fmt.Errorf("%s: Invalid type: %s: must be %s", e.Field, e.Value, want)
 }
 
-// unknownField returns the error for a field that does not exist, with the name that was probably meant.
+// unknownField returns the error for a field that does not exist, with the most similar name.
 func unknownField(err error) error {
 	e, ok := errors.AsType[json.FieldError](err)
 	if !ok {
@@ -105,7 +105,7 @@ func unknownField(err error) error {
 	}
 }
 
-// nearest returns the name that differs from a mistyped one by two letters at most, whatever their case, "" if there is none.
+// nearest returns the name that differs from a mistyped one by at most two letters, ignoring case, "" if there is none.
 func nearest(mistyped string, names []string) (near string) {
 	least := 3
 	for _, name := range names {
@@ -116,7 +116,7 @@ func nearest(mistyped string, names []string) (near string) {
 	return near
 }
 
-// distance returns how many letters have to be added, removed or replaced to make b of a.
+// distance returns how many letters must be added, removed or replaced to convert a to b.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
@@ -137,7 +137,7 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// fieldNames returns the names of the fields of a struct in a file; those that have one come first.
+// fieldNames returns the names of a struct's fields in a file; fields with their own name are first.
 func fieldNames(t reflect.Type) (names []string) {
 	for f := range t.Fields() {
 		if name := f.Tag.Get("json"); name != "" {

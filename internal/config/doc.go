@@ -1,4 +1,3 @@
-// Package config reads pullgated's configuration: strict YAML with a default for every field. What is
-// wrong is told all at once, each with the field's path and what is allowed there, and nothing of a
-// bad configuration is used.
+// Package config implements reading of pullgated's configuration: strict YAML with a default for every field. It reports all
+// errors at once, each with the path of the field and the allowed values. It uses no part of an invalid configuration.
 package config

@@ -45,7 +45,7 @@ func section(t *testing.T, heading string) (rows [][]string, text string) {
 	return rows[2:], text
 }
 
-// under returns what stands below a heading.
+// under returns the text below a heading.
 func under(t *testing.T, heading string) string {
 	t.Helper()
 	_, text, ok := strings.Cut(manual(t), "\n## "+heading+"\n")
@@ -134,7 +134,7 @@ func TestManualHasEveryFieldWithItsDefault(t *testing.T) {
 	}
 }
 
-// What the table says is allowed is taken, where it says so as values.
+// The configuration accepts the values that the table lists as allowed.
 func TestManualNamesAllowedValues(t *testing.T) {
 	rows, _ := section(t, "Fields")
 	for _, r := range rows {

@@ -10,14 +10,14 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// What apiVersion and kind of a kubelet's configuration must be.
+// The required apiVersion and kind of a kubelet's configuration.
 const (
 	kubeletAPIVersion = "kubelet.config.k8s.io/v1beta1"
 	kubeletKind       = "KubeletConfiguration"
 )
 
 // kubelet has the fields that are read from a kubelet's configuration. Others are ignored, because kubelets of other versions
-// have others.
+// have other fields.
 type kubelet struct {
 	APIVersion string   `json:"apiVersion"`
 	Kind       string   `json:"kind"`

@@ -17,7 +17,7 @@ const (
 	names         = "imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages\npreloadedImagesVerificationAllowlist: [busybox]\n"
 )
 
-// withKubelet parses a configuration that takes the policy from a kubelet's file of this content.
+// withKubelet parses a configuration that takes the policy from a kubelet's file with this content.
 func withKubelet(t *testing.T, content, own string) (path string, c config.Config, err error) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "kubelet.yaml")
@@ -39,7 +39,7 @@ func TestKubeletConfigGivesThePolicy(t *testing.T) {
 		"policy alone":   {kubeletHeader + "imagePullCredentialsVerificationPolicy: AlwaysVerify\n", policy.ModeAlwaysVerify, nil},
 		"null and empty": {kubeletHeader + "imagePullCredentialsVerificationPolicy: \"\"\npreloadedImagesVerificationAllowlist:\n", policy.ModeNeverVerifyPreloadedImages, nil},
 		"JSON":           {`{"kind":"KubeletConfiguration","apiVersion":"kubelet.config.k8s.io/v1beta1","imagePullCredentialsVerificationPolicy":"NeverVerify"}`, policy.ModeNeverVerify, nil},
-		// What a kubelet of another version may have, and what is another field for the kubelet too.
+		// Fields of kubelets of other versions, and fields that the kubelet also treats as other fields.
 		"other fields": {kubeletHeader + "cgroupDriver: systemd\nfromTheFuture: {a: [1, {b: null}]}\nauthentication: 5\n" + names, policy.ModeNeverVerifyAllowlistedImages, []string{"busybox"}},
 		"other case":   {kubeletHeader + "ImagePullCredentialsVerificationPolicy: AlwaysVerify\n", policy.ModeNeverVerifyPreloadedImages, nil},
 	} {
@@ -56,7 +56,7 @@ func TestKubeletConfigGivesThePolicy(t *testing.T) {
 func TestKubeletConfigIsRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
 		content, own string
-		want         []string // with FILE in the place of the path
+		want         []string // FILE represents the path
 	}{
 		"other kind":       {"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: CredentialProviderConfig\n", "", []string{`kubeletConfig: FILE: kind: Unsupported value: "CredentialProviderConfig": supported values: "KubeletConfiguration"`}},
 		"other apiVersion": {"apiVersion: kubelet.config.k8s.io/v1\nkind: KubeletConfiguration\n", "", []string{`kubeletConfig: FILE: apiVersion: Unsupported value: "kubelet.config.k8s.io/v1": supported values: "kubelet.config.k8s.io/v1beta1"`}},
@@ -99,13 +99,13 @@ func TestKubeletConfigIsRefused(t *testing.T) {
 		}
 		mustBe(t, name, got, nil, config.Config{})
 	}
-	// Null is not given.
+	// Null means that the field is not set.
 	if _, _, err := withKubelet(t, kubeletHeader, "imagePullCredentialsVerificationPolicy:\npreloadedImagesVerificationAllowlist: null\n"); err != nil {
 		t.Errorf("null beside kubeletConfig = %v; want nil", err)
 	}
 }
 
-// The operator named the file, so an absent one is not taken for an empty one.
+// The operator named the file, so an absent file is not treated as an empty one.
 func TestKubeletConfigMustBeThere(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")

@@ -37,7 +37,7 @@ func differing(prefix string, a, b reflect.Value) (paths []string) {
 			paths = append(paths, differing(prefix+name+".", v, w)...)
 			continue
 		}
-		empty := v.Kind() == reflect.Slice && v.Len() == 0 && w.Len() == 0 // nil or not
+		empty := v.Kind() == reflect.Slice && v.Len() == 0 && w.Len() == 0 // nil or not nil
 		if !empty && !reflect.DeepEqual(v.Interface(), w.Interface()) {
 			paths = append(paths, prefix+name)
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 )
 
-// reloadable returns the fields whose tag says that they can change while the daemon runs.
+// reloadable returns the fields with a tag that says that they can change while the daemon runs.
 func reloadable(prefix string, t reflect.Type, all bool) (paths []string) {
 	for f := range t.Fields() {
 		name := f.Tag.Get("json")
@@ -67,7 +67,7 @@ func TestNeedRestart(t *testing.T) {
 	}
 }
 
-// Every field is either taken over, or told to need a restart.
+// Every field is either applied by a reload, or reported to need a restart.
 func TestEveryFieldIsTakenOverOrNeedsARestart(t *testing.T) {
 	live := reloadable("", reflect.TypeFor[config.Config](), false)
 	for i, f := range fieldsOf("", reflect.ValueOf(config.Default())) {

@@ -16,7 +16,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
-// activate passes the sockets on as systemd does. Before the process runs, only the process itself can set its ID.
+// activate passes the sockets on as systemd does. Before the process runs, its ID is known only in the process itself.
 func (p *process) activate() {
 	names := slices.Sorted(maps.Keys(p.sockets))
 	args := append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`}, p.cmd.Args...)

@@ -14,44 +14,45 @@ import (
 // Version is the version of the lines.
 const Version = 1
 
-// maxImage bounds the name of an image in a line, in bytes. A tenant chooses it; one that can be pulled is shorter.
+// maxImage bounds the name of an image in a line, in bytes. A tenant chooses the name; the name of an image that can be pulled is
+// shorter.
 const maxImage = 1024
 
-// timeFormat has a fixed width, so that lines sort by their time as text.
+// timeFormat has a fixed width, so that sorting lines as text sorts them by time.
 const timeFormat = "2006-01-02T15:04:05.000000000Z"
 
-// A Decision is one that an operator would want to read back: a verdict other than a repeated Allow, the end of a pull, or a
-// refusal of the gate's own. It holds no credential, only IDs. The package comment has its format.
+// A Decision is a decision that an operator would want to read later: a verdict other than a repeated Allow, the end of a pull,
+// or a refusal by the gate itself. It contains no credential, only IDs. The package comment has its format.
 type Decision struct {
-	// Call is the method that was judged, as in ImageStatus.
+	// Call is the method that was judged, for example ImageStatus.
 	Call string
 	// Pod is the pod that asked; the zero value is an unknown pod, or none.
 	Pod tracker.Pod
-	// Image is the name as it was asked for.
+	// Image is the requested name.
 	Image string
-	// Repository is that of Verdict, or of Image if nothing was judged; "" if neither has one.
+	// Repository is the repository of Verdict, or of Image if there was no verdict; "" if neither has one.
 	Repository string
-	// Verdict is the verdict and what it rests on. A pull that did not succeed has the zero value.
+	// Verdict is the verdict and its basis. A pull that did not succeed has the zero value.
 	Verdict tracker.Verdict
-	// Secret holds the credential that the verdict rests on; the zero value if no Secret is known to hold it.
+	// Secret is the Secret that contains the credential of the verdict; the zero value if no such Secret is known.
 	Secret records.SecretRef
 	// PullPolicy is how the pod uses the image: Always, IfNotPresent, Never, mixed or unknown.
 	PullPolicy string
-	// Outcome is what came of a pull; "" for every other decision.
+	// Outcome is the outcome of a pull; "" for every other decision.
 	Outcome string
-	// Took is how long the judgement took, or the pull.
+	// Took is how long the decision or the pull took.
 	Took time.Duration
-	// Shadow says that nothing is enforced.
+	// Shadow means that no verdict is enforced.
 	Shadow bool
 }
 
-// A Recorder keeps decisions, or passes them on.
+// A Recorder stores decisions, or passes them on.
 type Recorder interface {
 	// Record is called concurrently, before the call is answered, and must not block.
 	Record(d Decision)
 }
 
-// written is a decision as a line has it.
+// written is a decision in the form of a line.
 type written struct {
 	V            int     `json:"v"`
 	Time         string  `json:"time"`
@@ -89,7 +90,7 @@ type entry struct {
 	decided Decision
 }
 
-// line returns the entry as it is written, after so many decisions that are missing.
+// line returns the written form of the entry; dropped is the number of missing decisions before it.
 func (e entry) line(dropped uint64) ([]byte, error) {
 	var b bytes.Buffer
 	to := json.NewEncoder(&b)
@@ -107,8 +108,8 @@ func (e entry) line(dropped uint64) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// Bounded returns the name of an image, cut to 1024 bytes of UTF-8, and keeps no longer one in memory. A caller that queues decisions
-// bounds their names by it.
+// Bounded returns the name of an image, cut to 1024 bytes of UTF-8, and does not keep a longer name in memory. A caller that
+// queues decisions uses it to bound their names.
 func Bounded(name string) string {
 	if len(name) <= maxImage {
 		return name

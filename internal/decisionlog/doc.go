@@ -1,10 +1,10 @@
-// Package decisionlog keeps a log of decisions: a file with one line of JSON for each, for operators who have to answer who
-// used an image, who was refused it, and why. It never makes a decision wait.
+// Package decisionlog implements the log of decisions: a file with one line of JSON for each decision. With it, operators can
+// find out which pods used an image, which pods were refused it, and why. A decision never waits for the log.
 //
 // # Version 1
 //
-// A line is an object with these fields and no others. Fields may be added within a version; one is never
-// removed, and never means something else. No field ever holds a credential.
+// A line is an object with these fields and no others. Within a version, fields may be added, but are never removed and never
+// change their meaning. No field contains a credential.
 //
 //	v             number   always      1
 //	time          string   always      when it was decided: RFC 3339 in UTC with nine digits of a second, so that lines sort
@@ -30,10 +30,10 @@
 //
 // # What is written when
 //
-// Record puts a decision into a queue in memory and returns; if the queue is full the decision is dropped. Run takes
-// it from there to the file, one write a line, without a sync: a crash of the node may lose the last lines. A line that cannot be
-// written is dropped too. What is dropped is counted, and the next line that is written says how many are missing.
+// Record puts a decision into a queue in memory and returns; if the queue is full, the decision is dropped. Run writes the queued
+// decisions to the file, one write for each line, without a sync: a crash of the node may lose the last lines. A line that cannot
+// be written is dropped too. Dropped decisions are counted, and the next written line contains the number of missing ones.
 //
-// The file is appended to, and only ever by Run. After a rotation Reopen makes Run go on in a new file of the
-// same name; until then lines go to the old one. A file that was deleted is made anew by the next line.
+// Only Run writes to the file, and only appends. After a rotation, Reopen makes Run continue in a new file of the same name;
+// until then, lines go to the old file. If the file was deleted, the next line creates it again.
 package decisionlog

@@ -2,8 +2,8 @@ package decisionlog
 
 import "errors"
 
-// ErrNotALog is returned for a file that cannot be a log of decisions and is not to be written to.
+// ErrNotALog means that a file cannot be a log of decisions; the log does not write to it.
 var ErrNotALog = errors.New("decisions: not a log of decisions")
 
-// errEnded is returned by Reopen after Run.
+// Reopen returns errEnded after Run.
 var errEnded = errors.New("decisions: log has ended")

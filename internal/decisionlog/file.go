@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mode is that of a file that is made. One that is there keeps its own.
+// mode is the mode of a new file. An existing file keeps its mode.
 const mode = 0o600
 
-// A sink is what lines are written to.
+// A sink is the destination of lines.
 type sink interface {
 	io.WriteCloser
-	// Gone reports whether no path leads to the file any more, so that further writes are lost.
+	// Gone reports whether no path leads to the file any more, so that further writes would be lost.
 	Gone() bool
 }
 
@@ -26,12 +26,12 @@ type sink interface {
 type file struct {
 	*os.File
 
-	torn bool // the last line has no end
+	torn bool // the last line is incomplete
 }
 
-// openFile opens a file for appending and makes it if it is not there. Its directory must be.
+// openFile opens a file for appending and creates it if it does not exist. Its directory must exist.
 func openFile(path string) (*file, error) {
-	// Without O_NONBLOCK the opening of a named pipe waits for a reader, for ever.
+	// Without O_NONBLOCK, opening a named pipe would wait for a reader without a limit.
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|os.O_CREATE|syscall.O_NONBLOCK, mode)
 	if err != nil {
 		return nil, err
@@ -43,7 +43,7 @@ func openFile(path string) (*file, error) {
 	return &file{File: f, torn: torn}, nil
 }
 
-// CheckPath reports why Open would fail, without making or changing a file.
+// CheckPath reports why Open would fail, without creating or changing a file.
 func CheckPath(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -69,8 +69,8 @@ func CheckPath(path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// check refuses what was not written by this package, which a wrong path in a configuration would spoil, and
-// reports whether the last line has no end.
+// check refuses a file that this package has not written, because a wrong path in a configuration would damage it. It reports
+// whether the last line is incomplete.
 func check(f *os.File) (torn bool, err error) {
 	info, err := f.Stat()
 	switch {
@@ -94,8 +94,7 @@ func check(f *os.File) (torn bool, err error) {
 	return ends[1] != '\n', nil
 }
 
-// Write appends a line. After one that was written in part it begins a new one first, so that no more than one is
-// spoilt.
+// Write appends a line. After an incomplete line it first begins a new line, so that at most one line is invalid.
 func (f *file) Write(line []byte) (int, error) {
 	if f.torn {
 		if _, err := f.File.WriteString("\n"); err != nil {

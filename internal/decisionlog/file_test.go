@@ -92,7 +92,7 @@ func TestADeletedFileIsMadeAnew(t *testing.T) {
 		t.Errorf("lines %v; want the one after the deletion", lines)
 	}
 
-	// Its directory as well: Reopen says so, and the next line that can be written says what is missing.
+	// Its directory as well: Reopen returns the error, and the next line that can be written has the number of missing ones.
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -112,11 +112,11 @@ func TestADeletedFileIsMadeAnew(t *testing.T) {
 	}
 }
 
-// until waits for what Run does.
+// until waits for a result of Run.
 func (l *log) until(done func() bool) {
 	l.t.Helper()
 	for !done() {
-		// Reopen returns between two lines; it may fail here.
+		// Reopen returns between two lines; here it may fail.
 		if err := l.Reopen(l.t.Context()); errors.Is(err, context.Canceled) {
 			l.t.Fatal("Run does not do it")
 		}
@@ -145,7 +145,7 @@ func TestReopenThatFailsGoesOnInTheOldFile(t *testing.T) {
 	}
 }
 
-// A file system may tell only when a file is closed that it could not keep it.
+// A file system may report only at the close of a file that it could not store it.
 type unclosable struct{ *tokens }
 
 func (unclosable) Close() error { return errors.New("quota exceeded") }

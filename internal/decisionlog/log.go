@@ -9,10 +9,9 @@ import (
 )
 
 const (
-	// queueLimit is how many decisions may wait to be written, about 1 MB of them. A node makes a few for each pod
-	// that starts.
+	// queueLimit is how many decisions may wait to be written, about 1 MB. A node makes a few for each pod that starts.
 	queueLimit = 1024
-	// flushLimit bounds the writing of the queue after the context of Run ended.
+	// flushLimit bounds the time for writing the queue after the end of Run's context.
 	flushLimit = 2 * time.Second
 )
 
@@ -20,8 +19,8 @@ const (
 type Options struct {
 	// Path is the file. Its directory must exist.
 	Path string
-	// Dropped is called when decisions are dropped, with how many. It may be called concurrently and must not
-	// block. nil: not counted.
+	// Dropped is called with the number of decisions when decisions are dropped. It may be called concurrently and must not
+	// block. nil is allowed.
 	Dropped func(n uint64)
 	// Journal gets one message when the file cannot be written, and the next only after a successful write. The zero value discards it.
 	Journal klog.Logger
@@ -33,23 +32,23 @@ type Log struct {
 	open func(path string) (sink, error)
 
 	reopen chan chan error
-	queued chan struct{} // holds a token if the queue may hold something
+	queued chan struct{} // has a token if the queue may contain decisions
 	ended  chan struct{} // closed when Run has ended
 
-	// The fields that follow are those of Run.
+	// Only Run uses the fields below.
 	to      sink
-	missing uint64 // decisions that are dropped since the last line
+	missing uint64 // decisions dropped since the last line
 	failing bool   // the last line could not be written
 
-	// mu guards the fields that follow. Nothing is called under it.
+	// mu guards the fields below. No function is called under it.
 	mu      sync.Mutex
 	queue   []entry
 	dropped uint64 // since the last entry of the queue
-	closed  bool   // nothing is taken any more
+	closed  bool   // no further decisions are accepted
 }
 
-// Open opens a log, and makes its file if that is not there. What is recorded from now on is written once Run
-// runs. The caller closes the log after Run has returned, or without it.
+// Open opens a log, and creates its file if it does not exist. Decisions that are recorded from now on are written when Run runs.
+// The caller closes the log after Run has returned, or without a call of Run.
 func Open(o Options) (*Log, error) {
 	return openWith(o, func(path string) (sink, error) { return openFile(path) })
 }
@@ -65,8 +64,8 @@ func openWith(o Options, open func(path string) (sink, error)) (*Log, error) {
 	}, nil
 }
 
-// Record queues a decision that was made now, and returns at once. If the queue is full, or Run has ended, the
-// decision is dropped.
+// Record queues a decision of the current time, and returns at once. If the queue is full, or Run has ended, the decision is
+// dropped.
 func (l *Log) Record(d Decision) {
 	d.Image = Bounded(d.Image)
 	if !l.put(d) {
@@ -101,8 +100,8 @@ func (l *Log) drop(n uint64) {
 	}
 }
 
-// Reopen makes Run go on in the file that now has the path, and makes it if it is not there. When Reopen has
-// returned nothing is written to the old one any more; if it returns an error, Run goes on there. It waits for Run.
+// Reopen makes Run continue in the file that is now at the path, and creates it if it does not exist. After Reopen has returned
+// nil, nothing is written to the old file any more; after an error, Run continues in the old file. Reopen waits for Run.
 func (l *Log) Reopen(ctx context.Context) error {
 	done := make(chan error, 1)
 	select {
@@ -120,8 +119,8 @@ func (l *Log) Reopen(ctx context.Context) error {
 	}
 }
 
-// Run writes what is recorded until ctx ends, and then for two seconds at most what is still queued; a write that is
-// under way is waited for. It is called once.
+// Run writes the recorded decisions until ctx ends, and then the queued ones for at most two seconds; it waits for a write in
+// progress. It is called once.
 func (l *Log) Run(ctx context.Context) {
 	defer close(l.ended)
 	for ctx.Err() == nil {
@@ -130,7 +129,7 @@ func (l *Log) Run(ctx context.Context) {
 		case done := <-l.reopen:
 			done <- l.swap()
 		case <-l.queued:
-			// One at a time, so that the rest is heard in between.
+			// One at a time, so that other events are handled in between.
 			if e, ok := l.take(); ok {
 				l.write(e)
 				l.wake()
@@ -140,10 +139,10 @@ func (l *Log) Run(ctx context.Context) {
 	l.flush()
 }
 
-// Close closes the file. Run must have returned, or never have been called.
+// Close closes the file. Run must have returned, or must not have been called.
 func (l *Log) Close() error { return l.to.Close() }
 
-// flush takes nothing any more, and writes what is queued.
+// flush stops accepting decisions, and writes the queued ones.
 func (l *Log) flush() {
 	l.mu.Lock()
 	l.closed = true
@@ -168,7 +167,7 @@ func (l *Log) take() (e entry, ok bool) {
 		return e, false
 	}
 	e = l.queue[0]
-	l.queue[0] = entry{} // of which the array keeps nothing
+	l.queue[0] = entry{} // so that the array does not keep it in memory
 	l.queue = l.queue[1:]
 	return e, true
 }
@@ -205,7 +204,7 @@ func (l *Log) append(line []byte) error {
 	return err
 }
 
-// swap goes on in the file that now has the path.
+// swap continues in the file that is now at the path.
 func (l *Log) swap() error {
 	to, err := l.open(l.o.Path)
 	if err != nil {
@@ -214,7 +213,7 @@ func (l *Log) swap() error {
 	old := l.to
 	l.to = to
 	if err := old.Close(); err != nil {
-		// It is the new one that counts from now on, so this fails neither Reopen nor a line.
+		// The new file is used from now on, so this error fails neither Reopen nor a line.
 		l.o.Journal.Info("Old file of the decision log not closed, its last lines may be missing", "path", l.o.Path, "err", err)
 	}
 	return nil

@@ -62,14 +62,14 @@ func (l *log) stop() {
 	}
 }
 
-// settled returns when all that is queued has been written.
+// settled returns when all queued decisions have been written.
 func (l *log) settled() {
 	l.t.Helper()
 	for want := -1; ; {
 		if err := l.Reopen(l.t.Context()); err != nil {
 			l.t.Fatal(err)
 		}
-		// The last line may be being written.
+		// The last line may be incomplete at this moment.
 		text, err := os.ReadFile(l.path)
 		if err != nil {
 			l.t.Fatal(err)
@@ -82,7 +82,7 @@ func (l *log) settled() {
 	}
 }
 
-// lines reads the file, and what it was rotated to.
+// lines reads the file and its rotated files.
 func (l *log) lines() []map[string]any {
 	l.t.Helper()
 	var all []map[string]any
@@ -108,7 +108,7 @@ func (l *log) lines() []map[string]any {
 
 func named(i int) decisionlog.Decision { return decisionlog.Decision{Image: fmt.Sprint("image-", i)} }
 
-// tokens is a sink that takes a line for each token, or fails with the token.
+// tokens is a sink that accepts a line for each token, or fails with the error in the token.
 type tokens struct {
 	mu    sync.Mutex
 	lines []string
@@ -212,7 +212,7 @@ func TestStopWritesWhatIsQueuedAndNoLongerThanItsLimit(t *testing.T) {
 		s := &tokens{next: make(chan error, 2000)}
 		l := onTokens(t, s)
 		for i := range 100 {
-			l.Record(named(i)) // before Run, as when the daemon starts
+			l.Record(named(i)) // before Run, as at the start of the daemon
 			s.next <- nil
 		}
 		l.run()
@@ -250,7 +250,7 @@ func TestStopWritesWhatIsQueuedAndNoLongerThanItsLimit(t *testing.T) {
 			}
 		})
 		l.stop()
-		// The one under way, and those that were begun in the two seconds after it.
+		// The write in progress, and those that began in the two seconds after it.
 		if took := time.Since(began); len(s.lines) != 5 || l.dropped.Load() != 95 || took != 3*time.Second {
 			t.Errorf("%d lines and %d dropped after %s; want 5, 95 and 3s", len(s.lines), l.dropped.Load(), took)
 		}
@@ -286,7 +286,7 @@ func TestRotationLosesNoLine(t *testing.T) {
 	}
 }
 
-// Meant for the race detector.
+// To be run under the race detector.
 func TestRecordReopenAndRunAtOnce(t *testing.T) {
 	l := newLog(t, filepath.Join(t.TempDir(), "decisions.log"))
 	l.run()
@@ -316,7 +316,7 @@ func TestRecordReopenAndRunAtOnce(t *testing.T) {
 		n, _ := line["dropped"].(float64)
 		said += uint64(n)
 	}
-	// Drops after the last line have no line that could say so.
+	// No line follows drops after the last line, so they are in no line.
 	if n := uint64(len(lines)) + l.dropped.Load(); n != writers*each || said > l.dropped.Load() {
 		t.Errorf("%d lines and %d dropped, of which lines say %d; want %d in all", len(lines), l.dropped.Load(), said, writers*each)
 	}

@@ -71,7 +71,7 @@ func TestManualsQueryNamesFieldsThatExist(t *testing.T) {
 	}
 }
 
-// The query of the manual, told again in Go, and run by jq where there is one.
+// The query of the manual, implemented in Go, and also run by jq if it is installed.
 func TestManualsQueryTellsWhoUsedAnImage(t *testing.T) {
 	const repository = "registry.example/team-a/app"
 	decided := func(pod, repository string, verdict policy.Verdict, outcome string, shadow bool) decisionlog.Decision {

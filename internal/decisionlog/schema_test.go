@@ -18,7 +18,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// whole has a value in every field.
+// whole returns a Decision with a value in every field.
 func whole() decisionlog.Decision {
 	return decisionlog.Decision{
 		Call: "PullImage", Pod: tracker.Pod{UID: "u", Namespace: "ns", Name: "n"}, Image: "repo.test/a:1", Repository: "repo.test/a",
@@ -31,10 +31,10 @@ func whole() decisionlog.Decision {
 	}
 }
 
-// A drawn field is one line of the drawing.
+// A drawn field is one line of the table in doc.go.
 type drawn struct{ Kind, Presence string }
 
-// drawing reads the drawing in doc.go: the fields of a line by their path.
+// drawing reads the table in doc.go: the fields of a line by their path.
 func drawing(t *testing.T) map[string]drawn {
 	t.Helper()
 	text, err := os.ReadFile("doc.go")
@@ -130,7 +130,7 @@ func TestALineSaysWhatWasDecided(t *testing.T) {
 	if got := strings.Replace(first, at[1], "T", 1); got != want {
 		t.Errorf("line\n%s\nwant\n%s", got, want)
 	}
-	// A name that a tenant chose stays in its line, and is cut between two letters.
+	// A name from a tenant stays within its line, and is cut between two characters.
 	var odd map[string]any
 	if err := json.Unmarshal([]byte(second), &odd); err != nil {
 		t.Fatal(err)

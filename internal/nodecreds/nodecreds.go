@@ -23,43 +23,43 @@ const (
 	interval = 3 * time.Second
 	// maxPatterns is how many patterns of one report are kept.
 	maxPatterns = 256
-	// maxReports is how many reports are kept. Beyond it the one that expires first goes.
+	// maxReports is how many reports are kept. Above it, the one that expires first is removed.
 	maxReports = 1000
 )
 
-// Credentials are those that the node offers. Its methods may be called concurrently.
+// Credentials are the credentials that the node offers. Its methods may be called concurrently.
 type Credentials struct {
 	key credential.Key
 
-	// reading is held by the one who reads the files, and guards files.
+	// reading is held by the goroutine that reads the files, and guards files.
 	reading sync.Mutex
 	files   []file
 
-	// mu guards the fields that follow. Lock order: reading, then mu.
+	// mu guards the fields below. Lock order: reading, then mu.
 	mu      sync.RWMutex
 	ring    credential.SealedKeyring // of all files, in their order
 	reports map[string]report
 }
 
-// file is a docker configuration file, as it was when it was read last.
+// file is a docker configuration file, with the state from its last reading.
 type file struct {
 	path   string
 	sealed credential.Sealed
-	sum    [sha256.Size]byte // of what was parsed; zero if nothing was
+	sum    [sha256.Size]byte // of the parsed content; zero if none was parsed
 	err    error             // of parsing it
-	told   string            // the latest thing that was said about it
+	told   string            // the latest message about it
 }
 
-// report is what a credential provider gave out.
+// report is an answer of a credential provider.
 type report struct {
 	id     credential.ID
 	ring   credential.SealedKeyring
 	expiry time.Time
 }
 
-// New returns what these files offer now; Run keeps it so. A file that is absent offers nothing, and
-// neither does one that cannot be read or is malformed, which is logged. Files are in the format of
-// docker's config.json, or of .dockercfg if that is their name.
+// New returns the credentials that these files offer now; Run keeps them up to date. A file that is absent offers nothing.
+// Neither does a file that cannot be read or is malformed, which is logged. Files are in the format of docker's config.json, or
+// of .dockercfg if that is their name.
 func New(ctx context.Context, files []string, key credential.Key) *Credentials {
 	c := &Credentials{key: key, reports: map[string]report{}}
 	for _, path := range files {
@@ -83,8 +83,8 @@ func (c *Credentials) Run(ctx context.Context) error {
 	}
 }
 
-// Offers reports whether the node offers a credential for a repository (docker.io/library/busybox): the
-// kubelet would send it for an image of the repository, whatever pod asks. What is anonymous is not offered.
+// Offers reports whether the node offers a credential for a repository (docker.io/library/busybox): the kubelet would send it for
+// an image of the repository, whichever pod asks. An anonymous credential is not offered.
 func (c *Credentials) Offers(repository string, id credential.ID) bool {
 	if id == "" {
 		return false
@@ -106,10 +106,9 @@ func (c *Credentials) Offers(repository string, id credential.ID) bool {
 	return false
 }
 
-// Add notes that a credential provider gave out a credential for images that match the patterns, until
-// expiry. An answer that is bound to one service account is none of the node's and must not be added.
-// The same report again only moves its expiry. Add reports whether this one is news: nothing like it was
-// offered at the moment.
+// Add notes that a credential provider returned a credential for images that match the patterns, until expiry. An answer that is
+// bound to one service account is not the node's and must not be added. If the same report comes again, Add only changes its
+// expiry. Add reports whether the report is new: the same credential was not offered at this moment.
 func (c *Credentials) Add(patterns []string, id credential.ID, expiry time.Time) (news bool) {
 	now := time.Now()
 	if id == "" || !now.Before(expiry) {
@@ -137,7 +136,7 @@ func (c *Credentials) Add(patterns []string, id credential.ID, expiry time.Time)
 	return !ok || !now.Before(old.expiry)
 }
 
-// makeRoomLocked removes reports that have expired, or else the one that expires first.
+// makeRoomLocked removes the expired reports or, if there are none, the one that expires first.
 func (c *Credentials) makeRoomLocked(now time.Time) {
 	var first string
 	for at, r := range c.reports {
@@ -152,7 +151,7 @@ func (c *Credentials) makeRoomLocked(now time.Time) {
 	}
 }
 
-// read makes what is offered equal to what the files hold.
+// read updates the offered credentials from the files.
 func (c *Credentials) read(ctx context.Context) {
 	c.reading.Lock()
 	defer c.reading.Unlock()
@@ -181,8 +180,7 @@ func (c *Credentials) read(ctx context.Context) {
 	c.ring = ring
 }
 
-// read reads the file and parses it if it is another one than last time. After an error nothing of it is
-// held.
+// read reads the file and parses it if its content has changed. After an error no content is kept.
 func (f *file) read(key credential.Key) error {
 	content, err := regularfile.Read(f.path, credential.MaxPayload)
 	if err != nil {
@@ -197,7 +195,7 @@ func (f *file) read(key credential.Key) error {
 	if filepath.Base(f.path) == ".dockercfg" {
 		parse = credential.ParseDockercfg
 	}
-	config, err := parse(content) // which is empty beside an error
+	config, err := parse(content) // it is empty after an error
 	f.sealed, f.sum, f.err = config.Seal(key), sum, err
 	return err
 }

@@ -71,9 +71,9 @@ func inNode(t *testing.T, files []string, f func(n *node)) {
 	})
 }
 
-// later lets the time go by in which a change is seen.
+// later waits until a change is seen.
 func (n *node) later() {
-	time.Sleep(4 * time.Second) // in the bubble: the clock is moved when all is quiet
+	time.Sleep(4 * time.Second) // in the bubble: the clock moves when all goroutines are blocked
 	synctest.Wait()
 }
 
@@ -164,7 +164,7 @@ func TestReplacementsAreSeen(t *testing.T) {
 	path := filepath.Join(dir, "config.json")
 	put(t, path, config("repo.test", "a"))
 	inNode(t, []string{path}, func(n *node) {
-		// By rename, of the same size and time.
+		// By a rename, with the same size and time.
 		info, err := os.Stat(path)
 		must(t, err)
 		put(t, path+".new", config("repo.test", "b"))
@@ -172,14 +172,14 @@ func TestReplacementsAreSeen(t *testing.T) {
 		n.later()
 		n.want(app, "a", false)
 		n.want(app, "b", true)
-		// In place, of the same size and time.
+		// In place, with the same size and time.
 		put(t, path, config("repo.test", "c"))
 		must(t, os.Chtimes(path, info.ModTime(), info.ModTime()))
 		n.later()
 		n.want(app, "b", false)
 		n.want(app, "c", true)
 	})
-	// As Kubernetes mounts a Secret: the file is a link into a folder that is a link.
+	// Like a Secret mounted by Kubernetes: the file is a link into a folder that is a link.
 	must(t, os.Remove(path), os.Mkdir(filepath.Join(dir, "v1"), 0o700), os.Mkdir(filepath.Join(dir, "v2"), 0o700),
 		os.Symlink("v1", filepath.Join(dir, "..data")), os.Symlink("..data/config.json", path))
 	put(t, filepath.Join(dir, "v1", "config.json"), config("repo.test", "a"))
@@ -266,7 +266,7 @@ func TestReportsAreBounded(t *testing.T) {
 	})
 }
 
-// Under the race detector.
+// To be run under the race detector.
 func TestCredentialsAreSafeForConcurrentUse(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.json")
 	inNode(t, []string{path}, func(n *node) {

@@ -1,3 +1,3 @@
-// Package policy implements the rules by which evidence leads to a verdict. It is pure: no clock, no I/O, no state. Field names and
-// values are those of the kubelet.
+// Package policy implements the rules by which evidence leads to a verdict. It is pure: no clock, no I/O, no state. Names and
+// values of fields are those of the kubelet.
 package policy

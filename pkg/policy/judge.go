@@ -5,9 +5,9 @@ type Verdict uint8
 
 // The zero value is the safe one.
 const (
-	// Reverify means that access has to be proved before the image may be used. Callers hide the image or deny the call.
+	// Reverify means that the pod has to prove access before it may use the image. Callers hide the image or deny the call.
 	Reverify Verdict = iota
-	// Allow means that the image may be used as it is.
+	// Allow means that the pod may use the image as it is.
 	Allow
 )
 
@@ -35,14 +35,14 @@ const (
 	Open             Reason = "open"              // Allow
 	Granted          Reason = "granted"           // Allow
 	Proved           Reason = "proved"            // Allow
-	ProvedInGrace    Reason = "proved_in_grace"   // Allow: the proof has expired, and the registry cannot be asked
+	ProvedInGrace    Reason = "proved_in_grace"   // Allow: the proof has expired, but the registry cannot be asked
 	ProofExpired     Reason = "proof_expired"     // Reverify: the proof has to be renewed
 	NotProved        Reason = "not_proved"        // Reverify: there is a record, without the pod's credentials
 	Pulling          Reason = "pulling"           // Reverify: there is only a pull intent
-	Untracked        Reason = "untracked"         // Reverify: nothing is known
+	Untracked        Reason = "untracked"         // Reverify: there is no record, intent or mark
 )
 
-// Reasons returns all of them.
+// Reasons returns all reasons.
 func Reasons() []Reason {
 	return []Reason{
 		Absent, ExemptStaticPod, ExemptNamespace, RecordUnreadable, NeverVerify, ImageIDName, Allowlisted,
@@ -50,7 +50,7 @@ func Reasons() []Reason {
 	}
 }
 
-// An Exemption says whether a pod is exempt as a pod, whatever the image.
+// An Exemption reports whether a pod is exempt for every image.
 type Exemption uint8
 
 // The zero value is not exempt.
@@ -60,8 +60,7 @@ const (
 	ExemptedNamespace
 )
 
-// Evidence is the facts about one pod, one image ID and one repository. The zero value
-// is that of an untracked image.
+// Evidence contains the facts about one pod, one image ID and one repository. The zero value describes an untracked image.
 type Evidence struct {
 	Exempt     Exemption
 	Unreadable bool   // the record, or the mark, cannot be read
@@ -73,7 +72,7 @@ type Evidence struct {
 	Open       bool   // the record is open to every pod
 	Granted    bool   // the pod holds a grant for the pair
 	Proved     bool   // one of the pod's credentials is in the record and still valid
-	InGrace    bool   // one of them was, has expired, and counts for a while because the registry cannot be asked
+	InGrace    bool   // one of them was, has expired, and counts during its grace because the registry cannot be asked
 	Expired    bool   // one of them was, and it has expired
 }
 
@@ -83,8 +82,8 @@ type Decision struct {
 	Reason  Reason
 }
 
-// Judge applies the rules in their order; the first that matches decides (KEP-2535 has the rules of the policies,
-// docs/architecture.md the order). The caller checks that the image is present.
+// Judge applies the rules in order; the first that matches decides (KEP-2535 has the rules of the policies, docs/architecture.md
+// the order). The caller must check that the image is present.
 func (p Policy) Judge(e Evidence) Decision {
 	allow := func(r Reason) Decision { return Decision{Verdict: Allow, Reason: r} }
 	reverify := func(r Reason) Decision { return Decision{Verdict: Reverify, Reason: r} }

@@ -7,7 +7,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// everyEvidence yields every combination that evidence can have.
+// everyEvidence yields every possible combination of evidence.
 func everyEvidence(yield func(policy.Evidence) bool) {
 	for _, exempt := range []policy.Exemption{policy.NotExempt, policy.StaticPod, policy.ExemptedNamespace, 99} {
 		for _, repository := range []string{"", "repo.test/listed", "repo.test/other"} {
@@ -38,7 +38,7 @@ func everyPolicy(t *testing.T) []policy.Policy {
 	return all
 }
 
-// mayUse states the rules of docs/architecture.md (who may use an image) as one condition.
+// mayUse states the rules of docs/architecture.md (which pods may use an image) as one condition.
 func mayUse(p policy.Policy, e policy.Evidence) bool {
 	exempt := e.Exempt == policy.StaticPod || e.Exempt == policy.ExemptedNamespace
 	needsNoProof := p.Mode() == "NeverVerifyPreloadedImages" && e.Preloaded ||
@@ -47,8 +47,8 @@ func mayUse(p policy.Policy, e policy.Evidence) bool {
 	return exempt || !e.Unreadable && (p.Mode() == "NeverVerify" || !e.ByID && (needsNoProof || proof))
 }
 
-// grounds says for each reason what has to be so for a decision to rest on it, in the order of
-// A decision rests on the first that is so. Absent is for the caller to find.
+// grounds has for each reason the condition of a decision with that reason, in the order of the rules: the first condition that
+// is true decides. Only the caller can find Absent.
 var grounds = []struct {
 	reason  policy.Reason
 	verdict policy.Verdict
@@ -95,7 +95,7 @@ func TestJudgeOfEveryEvidence(t *testing.T) {
 			seen[got.Reason] = true
 		}
 	}
-	// The set of reasons is a contract of metrics: nothing that is missing, nothing more.
+	// The set of reasons is a contract of metrics: none is missing, none is added.
 	want := []policy.Reason{"absent"}
 	for _, g := range grounds {
 		want = append(want, g.reason)
@@ -108,8 +108,7 @@ func TestJudgeOfEveryEvidence(t *testing.T) {
 	}
 }
 
-// More of what counts as proof never takes access away, and what makes a record unreadable, or a
-// name one of an image ID, never gives it.
+// More proof never removes access, and an unreadable record, or a name that is an image ID, never gives it.
 func TestJudgeIsMonotonic(t *testing.T) {
 	for _, p := range everyPolicy(t) {
 		for e := range everyEvidence {

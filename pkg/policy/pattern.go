@@ -7,15 +7,15 @@ import (
 	"github.com/distribution/reference"
 )
 
-// allowedPattern ends the text of every error about a pattern.
+// allowedPattern is the end of every error about a pattern.
 const allowedPattern = "allowed is a repository, as in repo.test/team/app, or everything below a registry or a path, as in repo.test/team/*"
 
-// A pattern matches normalised repositories: one, or, if it ends with a slash, all that begin with it.
-// No repository ends with a slash.
+// A pattern matches normalised repositories: one repository, or, if the pattern ends with a slash, all repositories with this
+// prefix. No repository ends with a slash.
 type pattern string
 
-// parsePattern reads the kubelet's syntax. What is written is normalised as image names are, so
-// busybox means docker.io/library/busybox, and team/* means docker.io/team/*.
+// parsePattern parses the kubelet's syntax. It normalises the text like an image name, so that busybox means
+// docker.io/library/busybox, and team/* means docker.io/team/*.
 func parsePattern(s string) (pattern, error) {
 	bad := func(why string) (pattern, error) {
 		return "", fmt.Errorf("%q is not allowed: %s; %s", s, why, allowedPattern)
@@ -31,8 +31,8 @@ func parsePattern(s string) (pattern, error) {
 	case base == "":
 		return bad("a host is needed before the star")
 	}
-	// What stands for the star are two segments and not one: the first below docker.io may be a
-	// user's, and a single one would be taken for library/x.
+	// Two segments, not one, replace the star: the first below docker.io may be a user's, and a single one would be taken for
+	// library/x.
 	const below = "x/x"
 	name := base
 	if wildcard {

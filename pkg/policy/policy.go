@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// A Mode says for which images access has to be proved. Names and meanings are the kubelet's.
+// A Mode selects the images for which access has to be proved. Names and meanings are the kubelet's.
 type Mode string
 
 // The modes.
@@ -17,13 +17,13 @@ const (
 	ModeAlwaysVerify                 Mode = "AlwaysVerify"
 )
 
-// Modes returns all of them.
+// Modes returns all modes.
 func Modes() []Mode {
 	return []Mode{ModeNeverVerify, ModeNeverVerifyPreloadedImages, ModeNeverVerifyAllowlistedImages, ModeAlwaysVerify}
 }
 
-// A Policy is a mode and an allowlist that were checked. It is immutable and may be used
-// concurrently. The zero value is NeverVerifyPreloadedImages.
+// A Policy is a validated mode and allowlist. It is immutable and may be used concurrently. The zero value is
+// NeverVerifyPreloadedImages.
 type Policy struct {
 	mode     Mode
 	patterns []pattern
@@ -42,8 +42,8 @@ func (p Policy) Allowlisted(repository string) bool {
 	return slices.ContainsFunc(p.patterns, func(x pattern) bool { return x.matches(repository) })
 }
 
-// New checks a mode, "" being the default, and an allowlist in the kubelet's syntax. The error lists everything that is
-// invalid; the policy is then the zero value.
+// New validates a mode, "" for the default, and an allowlist in the kubelet's syntax. The error lists everything that is invalid;
+// the policy is then the zero value.
 func New(mode string, allowlist []string) (Policy, error) {
 	p := Policy{mode: Mode(mode)}
 	var errs []error

@@ -14,7 +14,7 @@ import (
 
 const allowlisted = string(policy.ModeNeverVerifyAllowlistedImages)
 
-// What testdata/policies.yaml holds.
+// The content of testdata/policies.yaml.
 type table struct {
 	Valid   []string `json:"valid"`
 	Invalid []struct {
@@ -124,7 +124,7 @@ func TestConformanceOfCombinations(t *testing.T) {
 func TestAllowlistMatchesNormalisedRepositories(t *testing.T) {
 	for _, c := range []struct {
 		pattern string
-		match   string // repositories, one space between
+		match   string // repositories, separated by one space
 		not     string
 	}{
 		{"busybox", "docker.io/library/busybox", "docker.io/busybox docker.io/library/busybox2 docker.io/team/busybox repo.test/busybox"},
@@ -185,7 +185,7 @@ func TestNewTellsAllThatIsWrong(t *testing.T) {
 	if p.Mode() != policy.ModeNeverVerifyPreloadedImages || p.Allowlisted("repo.test/fine") {
 		t.Errorf("New returns %s and a list beside its error; want the zero value", p.Mode())
 	}
-	// A mode that is misspelt says nothing about whether there may be a list.
+	// An invalid mode does not determine whether there may be a list.
 	if _, err := policy.New("Sometimes", []string{"repo.test/a"}); err == nil || strings.Contains(err.Error(), "needs") {
 		t.Errorf("New(Sometimes, list) = %v; want an error about the mode alone", err)
 	}
@@ -246,7 +246,7 @@ func FuzzPattern(f *testing.F) {
 		} else if n, err := imageref.Parse(base + "/a/b"); err != nil || !p.Allowlisted(n.Repository()) {
 			t.Errorf("%q does not match %q below it: %v", s, n, err)
 		}
-		// Whatever matches is what was written, or begins with it up to a slash.
+		// A matching name equals the written text, or has it as a prefix up to a slash.
 		n, err := imageref.Parse(name)
 		if err != nil || !p.Allowlisted(n.Repository()) {
 			return

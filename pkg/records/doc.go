@@ -1,9 +1,8 @@
-// Package records implements the store of pull records, pull intents and preloaded marks, one bbolt file. It states
-// facts and judges nothing; its only rule is what a scan may mark, because that must be
-// decided in the transaction that writes the mark.
+// Package records implements the store of pull records, pull intents and preloaded marks, one bbolt file. It states facts and
+// does not judge; its only rule is which pairs a scan may mark, because the transaction that writes the mark must decide that.
 //
-// A call that returns nil has reached the disk: after a crash at any instant the store holds every
-// fact whose call returned, and may hold the one of a call in progress.
+// When a call returns nil, its change is on disk: after a crash at any instant, the store contains the facts of every call that
+// returned, and may contain the fact of a call in progress.
 //
 // # Format 1
 //
@@ -22,15 +21,14 @@
 //	creations           one per container that is or was created from an image that may be a checkpoint; absent until there is one
 //	  <sequence, 8 bytes>                      Creation
 //
-// Every value is a CRC-32C of its bucket, its key and its payload (4 bytes, big endian), then the
-// payload as JSON. A value whose sum is wrong cannot be read, and a pair whose value cannot be read needs proof: a
-// flipped bit, or a value under another key, never opens an image.
+// Every value is a CRC-32C of its bucket, its key and its payload (4 bytes, big endian), then the payload as JSON. A value with a
+// wrong checksum counts as unreadable, and a pair with an unreadable value needs proof: a flipped bit, or a value under another
+// key, never opens an image.
 //
 // # Damage
 //
-// Open checks the whole file. If the tree is damaged, the file is set aside and a new store begins in
-// distrust, which is written in the first transaction, so that no crash can lose it. A single
-// value that cannot be read does not affect the others.
+// Open checks the whole file. If the tree is damaged, Open sets the file aside and creates a new store in distrust. The first
+// transaction writes the distrust, so that a crash cannot lose it. An unreadable value does not affect the others.
 //
 // A Store may be used concurrently. Lock order: bbolt's write lock, then Store.mu.
 package records

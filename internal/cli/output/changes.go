@@ -6,7 +6,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// Revocation says what a revocation takes back, or would.
+// Revocation prints what a revocation revokes, or would revoke.
 func (v View) Revocation(p *Page, r *adminv1.RevokeResponse) {
 	var rows []Row
 	for _, proof := range r.GetProofs() {
@@ -30,7 +30,7 @@ func (v View) Revocation(p *Page, r *adminv1.RevokeResponse) {
 	}
 }
 
-// ending says which grants end with a change.
+// ending prints which grants end with a change.
 func (v View) ending(p *Page, grants []*adminv1.Grant) {
 	if len(grants) == 0 {
 		return
@@ -40,13 +40,13 @@ func (v View) ending(p *Page, grants []*adminv1.Grant) {
 	v.Grants(p, grants)
 }
 
-// Revoked says in a sentence what was revoked.
+// Revoked prints what was revoked, in one sentence.
 func (View) Revoked(p *Page, r *adminv1.RevokeResponse) {
 	p.Prose("", "Revoked %s, closed %s, ended %s.", Count(len(r.GetProofs()), "proof", "proofs"),
 		Count(len(r.GetClosed()), "open image", "open images"), Count(len(r.GetGrants()), "grant", "grants"))
 }
 
-// Acceptance says which pairs are taken for preloaded, or would be.
+// Acceptance prints which pairs are marked preloaded, or would be.
 func (v View) Acceptance(p *Page, r *adminv1.AcceptPreloadedResponse) {
 	if len(r.GetProved()) == 0 {
 		v.pairs(p, r.GetAccepted())
@@ -70,12 +70,12 @@ func (v View) Acceptance(p *Page, r *adminv1.AcceptPreloadedResponse) {
 		Count(len(r.GetProved()), "of these pairs", "of these pairs"))
 }
 
-// Accepted says in a sentence what was marked.
+// Accepted prints what was marked, in one sentence.
 func (View) Accepted(p *Page, r *adminv1.AcceptPreloadedResponse) {
 	p.Prose("", "Marked %s as preloaded.", Count(len(r.GetAccepted()), "pair", "pairs"))
 }
 
-// Forgetting says which marks go, or would.
+// Forgetting prints which marks are removed, or would be.
 func (v View) Forgetting(p *Page, r *adminv1.ForgetPreloadedResponse) {
 	v.Marks(p, r.GetForgotten())
 	v.ending(p, r.GetGrants())
@@ -86,13 +86,13 @@ func (v View) Forgetting(p *Page, r *adminv1.ForgetPreloadedResponse) {
 	}
 }
 
-// Forgotten says in a sentence which marks went.
+// Forgotten prints which marks were removed, in one sentence.
 func (View) Forgotten(p *Page, r *adminv1.ForgetPreloadedResponse) {
 	p.Prose("", "Forgot %s, ended %s. The images need proof from now on.", Count(len(r.GetForgotten()), "mark", "marks"),
 		Count(len(r.GetGrants()), "grant", "grants"))
 }
 
-// Trusting says what the end of distrust opens, or would.
+// Trusting prints what the end of distrust opens, or would open.
 func (v View) Trusting(p *Page, r *adminv1.EndDistrustResponse) {
 	p.Prose("", "The store is in distrust since %s: %s.", v.date(r.GetEnded().GetSince()), r.GetEnded().GetReason())
 	if len(r.GetAccepted()) == 0 {
@@ -103,12 +103,12 @@ func (v View) Trusting(p *Page, r *adminv1.EndDistrustResponse) {
 	v.pairs(p, r.GetAccepted())
 }
 
-// Trusted says in a sentence that distrust has ended.
+// Trusted prints that distrust has ended, in one sentence.
 func (View) Trusted(p *Page, r *adminv1.EndDistrustResponse) {
 	p.Prose("", "Distrust has ended; the next scan marks %s preloaded.", Count(len(r.GetAccepted()), "pair", "pairs"))
 }
 
-// Verification says how the store was read.
+// Verification prints the result of a verification of the store.
 func (View) Verification(p *Page, r *adminv1.VerifyStoreResponse) {
 	took := r.GetTook().AsDuration().Round(time.Millisecond)
 	if len(r.GetProblems()) == 0 {

@@ -6,8 +6,8 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// decisionWidths are those of what is usual: a table that has no end cannot wait for its widest cell. The last one
-// takes what it needs.
+// decisionWidths are the usual column widths: a table without an end cannot wait for its widest cell. The last column has no
+// limit.
 func (v View) decisionWidths() []int {
 	widths := []int{8, 15, 8, 20, 36, 12, 0}
 	if v.AbsoluteTimes {
@@ -19,12 +19,12 @@ func (v View) decisionWidths() []int {
 	return widths
 }
 
-// DecisionHead is the head of the table of decisions.
+// DecisionHead prints the head of the table of decisions.
 func (v View) DecisionHead(p *Page) {
 	p.Row(Row{Colour: Bold, Cells: []string{"TIME", "CALL", "VERDICT", "REASON", "POD", "CREDENTIAL", "IMAGE"}}, v.decisionWidths())
 }
 
-// Decision says a decision in a line.
+// Decision prints a decision in one line.
 func (v View) Decision(p *Page, d *adminv1.WatchDecisionsResponse) {
 	at := d.GetTime().AsTime()
 	when := at.In(v.Now.Location()).Format(time.TimeOnly)
@@ -47,7 +47,7 @@ func (v View) Decision(p *Page, d *adminv1.WatchDecisionsResponse) {
 	}}, v.decisionWidths())
 }
 
-// verdict is the word of the log and of the decision log.
+// verdict returns the word for a verdict in the log and in the decision log.
 func verdict(v adminv1.Verdict) string {
 	switch v {
 	case adminv1.Verdict_VERDICT_ALLOW:

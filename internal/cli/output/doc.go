@@ -1,7 +1,7 @@
-// Package output writes the answers of the admin API as text for people, and as JSON and YAML for programs.
+// Package output implements the output of admin API answers: text for people, and JSON and YAML for programs.
 //
-// What others chose, such as the name of an image, is printed and does nothing else: every control character, and every other
-// that shows as nothing or turns a line round, is written as an escape, in text, JSON and YAML alike. Tenants choose names, and a
-// terminal obeys what it is sent. The same answer at the same time is the same text: the package has no clock and knows of no
-// terminal.
+// Text from others, such as the name of an image, is only printed: every control character, every invisible character and every
+// character that changes the direction of text is written as an escape, in text, JSON and YAML. The reason is that tenants choose
+// names, and a terminal obeys control characters. The same answer at the same time gives the same text: the package has no clock
+// and does not depend on a terminal.
 package output

@@ -10,8 +10,8 @@ import (
 // mostProofs is how many proofs an explanation lists. A record has up to 100.
 const mostProofs = 10
 
-// Explanation shows whether the pod may use the image, why, the evidence, what will happen, and what would change the verdict.
-// The sentences are the daemon's.
+// Explanation prints whether the pod may use the image, why, the evidence, what will happen, and what would change the verdict.
+// The sentences are from the daemon.
 func (v View) Explanation(p *Page, image string, e *adminv1.ExplainResponse) {
 	who := "Pod " + podName(e.GetPod())
 	if !onePod(e) {
@@ -52,7 +52,7 @@ func sentences(p *Page, title string, list []string) {
 	}
 }
 
-// evidence shows the facts that the verdict depends on, a row each.
+// evidence prints the facts that the verdict depends on, one in each row.
 func (v View) evidence(p *Page, e *adminv1.ExplainResponse) {
 	row := func(name, format string, args ...any) { p.Prose(fmt.Sprintf("  %-13s", name), format, args...) }
 	facts := e.GetEvidence()
@@ -112,7 +112,7 @@ func (v View) evidence(p *Page, e *adminv1.ExplainResponse) {
 	}
 }
 
-// recordRows shows which credentials proved access.
+// recordRows prints which credentials proved access.
 func (v View) recordRows(row func(name, format string, args ...any), facts *adminv1.Evidence) {
 	r := facts.GetRecord()
 	switch {

@@ -9,7 +9,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// Images says who may use which image, a line for each repository of one.
+// Images prints which pods may use which image, a line for each repository of an image.
 func (v View) Images(p *Page, images []*adminv1.Image) {
 	var rows []Row
 	for _, i := range images {
@@ -41,7 +41,7 @@ func tags(i *adminv1.Image, repository string) string {
 	return strings.Join(all, ", ")
 }
 
-// Image says all that is known of one image.
+// Image prints everything about one image.
 func (v View) Image(p *Page, i *adminv1.Image) {
 	p.Line("Image    %s", i.GetImageId())
 	p.Line("Present  %s", presence(i.GetPresence()))
@@ -91,7 +91,7 @@ func (v View) record(p *Page, r *adminv1.Record) {
 	p.Table([]string{"  CREDENTIAL", "SECRETS", "FIRST PROVED", "LAST PROVED", "LAST USED", "EXPIRES", "REFUSED"}, rows)
 }
 
-// expiry is when a proof has to be renewed.
+// expiry returns when a proof has to be renewed.
 func (v View) expiry(proof *adminv1.Proof) string {
 	switch {
 	case proof.GetExpires() == nil:
@@ -103,7 +103,7 @@ func (v View) expiry(proof *adminv1.Proof) string {
 	}
 }
 
-// Intents says which pulls have no end that is known.
+// Intents prints the pulls without a known result.
 func (v View) Intents(p *Page, intents []*adminv1.Intent) {
 	rows := make([]Row, 0, len(intents))
 	for _, i := range intents {
@@ -116,7 +116,7 @@ func (v View) Intents(p *Page, intents []*adminv1.Intent) {
 	p.Table([]string{"REPOSITORY", "NAME", "STATE", "BEGUN", "ANSWER LOST"}, rows)
 }
 
-// Grants says which pods may use what.
+// Grants prints which pods may use which images.
 func (v View) Grants(p *Page, grants []*adminv1.Grant) {
 	p.Table([]string{"POD", "UID", "REPOSITORY", "IMAGE ID", "REASON", "CREDENTIAL"}, v.grantRows(grants))
 }
@@ -135,7 +135,7 @@ func (v View) grantRows(grants []*adminv1.Grant) []Row {
 	return rows
 }
 
-// Marks says what is preloaded.
+// Marks prints the preloaded images.
 func (v View) Marks(p *Page, marks []*adminv1.Mark) {
 	p.Table([]string{"REPOSITORY", "IMAGE ID", "SINCE", "SET BY"}, v.markRows(marks))
 }
@@ -156,7 +156,7 @@ func (v View) pairs(p *Page, pairs []*adminv1.Pair) {
 	p.Table([]string{"REPOSITORY", "IMAGE ID"}, rows)
 }
 
-// A repository is what is known of one repository of an image.
+// A repository contains the facts about one repository of an image.
 type repository struct {
 	repository string
 	record     *adminv1.Record
@@ -164,7 +164,7 @@ type repository struct {
 	unreadable bool
 }
 
-// repositories is what is known of an image, by repository.
+// repositories returns the facts about an image, by repository.
 func repositories(i *adminv1.Image) []*repository {
 	by := map[string]*repository{}
 	of := func(name string) *repository {
@@ -188,7 +188,7 @@ func repositories(i *adminv1.Image) []*repository {
 	return slices.SortedFunc(maps.Values(by), func(a, b *repository) int { return cmp.Compare(a.repository, b.repository) })
 }
 
-// access says in a word or two who may use it.
+// access returns in a word or two which pods may use it.
 func (k *repository) access() string {
 	var all []string
 	if k.mark != nil {
@@ -228,7 +228,7 @@ func secretNames(secrets []*adminv1.SecretRef) string {
 	return strings.Join(all, ", ")
 }
 
-// origin says in a sentence what set a mark.
+// origin returns in a sentence what set a mark.
 func origin(o string) string {
 	switch o {
 	case "first start":

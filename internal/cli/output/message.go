@@ -14,9 +14,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// JSON returns a message as JSON, over several lines, with the names of its fields in lowerCamelCase. The same
-// message gives the same bytes. Empty lists, strings and numbers are written; absent messages and times are not. Values that are
-// not protobuf messages are written as by encoding/json. Durations are numbers of seconds.
+// JSON returns a message as JSON, over several lines, with field names in lowerCamelCase. The same message gives the same bytes.
+// Empty lists, strings and numbers are written; absent messages and times are not. Values that are not protobuf messages are
+// written as by encoding/json. Durations are numbers of seconds.
 func JSON(m any) ([]byte, error) {
 	line, err := JSONLine(m)
 	if err != nil {
@@ -29,7 +29,7 @@ func JSON(m any) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// JSONLine returns a message as one line of JSON, the line feed included.
+// JSONLine returns a message as one line of JSON, including the line feed.
 func JSONLine(m any) ([]byte, error) {
 	raw, err := compact(m)
 	if err != nil {
@@ -39,7 +39,7 @@ func JSONLine(m any) ([]byte, error) {
 }
 
 // durationForm matches the field of a duration, which protojson writes as a string: "took":"0.028s". A quote within a string is
-// escaped, so text that looks like this field does not match.
+// escaped, so other text cannot match.
 var durationForm = regexp.MustCompile(`"took":\s*"([0-9.]+)s"`)
 
 func compact(m any) ([]byte, error) {
@@ -65,8 +65,8 @@ func compact(m any) ([]byte, error) {
 // name returns the type of a message.
 func name(m any) string { return strings.TrimPrefix(fmt.Sprintf("%T", m), "*") }
 
-// YAML returns what JSON has as a document of YAML, with the keys of each object in alphabetical order. A message with characters
-// that are not printable is in the flow style, where these can be escaped.
+// YAML returns the content of JSON as a YAML document, with the keys of each object in alphabetical order. A message with
+// characters that are not printable is in the flow style, where these can be escaped.
 func YAML(m any) ([]byte, error) {
 	raw, err := compact(m)
 	if err != nil {
@@ -82,8 +82,8 @@ func YAML(m any) ([]byte, error) {
 	return escape(b, whole), nil
 }
 
-// escape replaces characters that are not printable by escapes of JSON and YAML; long returns that of a character beyond U+FFFF.
-// It keeps line feeds, which are outside of strings.
+// escape replaces characters that are not printable by escapes of JSON and YAML; long returns the escape of a character beyond
+// U+FFFF. It keeps line feeds, which are outside of strings.
 func escape(document []byte, long func(rune) string) []byte {
 	if printable(strings.ReplaceAll(string(document), "\n", "")) {
 		return document

@@ -7,13 +7,13 @@ import (
 	"unicode/utf8"
 )
 
-// maxWidth is where prose is wrapped at the latest; longer lines are hard to read.
+// maxWidth is the maximum width of prose; longer lines are hard to read.
 const maxWidth = 90
 
-// A Colour is how a line is painted, if it is at all.
+// A Colour is the colour of a line.
 type Colour string
 
-// The colours, and that of the terminal itself, which is the zero value.
+// The colours. The zero value is the default colour of the terminal.
 const (
 	Plain Colour = ""
 	Good  Colour = "\x1b[32m"
@@ -24,12 +24,12 @@ const (
 	endOfColour = "\x1b[0m"
 )
 
-// A Page is text that is made line by line. Every text in it has passed through Safe. The zero Page is an empty one without
-// colours.
+// A Page is text that is made line by line. Every text in it has passed through Safe. The zero Page is empty and has no colours.
 type Page struct {
-	// Colours reports whether lines are painted.
+	// Colours reports whether the Page has colours.
 	Colours bool
-	// Width is the number of columns of the terminal, or 0 if it is unknown. Prose is wrapped there, at 90 columns at most.
+	// Width is the number of columns of the terminal, or 0 if it is unknown. Prose is wrapped at this width, and at 90 columns at
+	// most.
 	Width int
 
 	buf bytes.Buffer
@@ -48,22 +48,22 @@ func (p *Page) Paint(c Colour, format string, args ...any) {
 	p.buf.WriteString(string(c) + line + endOfColour + "\n")
 }
 
-// Gap adds an empty line between what is there and what comes.
+// Gap adds an empty line between the existing and the next lines.
 func (p *Page) Gap() {
 	if p.buf.Len() > 0 {
 		p.buf.WriteByte('\n')
 	}
 }
 
-// Text adds a text that has lines of its own, each below the indent.
+// Text adds a text of several lines, each with the indent.
 func (p *Page) Text(indent, text string) {
 	for line := range strings.SplitSeq(strings.TrimRight(text, "\n"), "\n") {
 		p.Line("%s%s", indent, line)
 	}
 }
 
-// Prose adds a paragraph, wrapped between words. The first line begins with first, the others with as many blanks. Text in
-// backquotes is not wrapped, so that a command in it can be copied.
+// Prose adds a paragraph, wrapped between words. The first line begins with first, the others with the same number of blanks.
+// Text in backquotes is not wrapped, so that a command in it can be copied.
 func (p *Page) Prose(first, format string, args ...any) { p.PaintProse(Plain, first, format, args...) }
 
 // PaintProse adds a paragraph in a colour.
@@ -95,7 +95,7 @@ type Row struct {
 	Cells  []string
 }
 
-// Table adds a table whose columns are as wide as what stands in them. An empty cell is a dash.
+// Table adds a table; each column is as wide as its widest cell. An empty cell is printed as a dash.
 func (p *Page) Table(head []string, rows []Row) {
 	if len(rows) == 0 {
 		p.Line("No entries.")
@@ -113,7 +113,7 @@ func (p *Page) Table(head []string, rows []Row) {
 	}
 }
 
-// Row adds a line of a table whose columns have these widths, for tables that are longer than can be waited for.
+// Row adds a line of a table with these column widths, for tables without a known end.
 func (p *Page) Row(r Row, widths []int) {
 	var line strings.Builder
 	for i, cell := range r.Cells {
@@ -127,7 +127,7 @@ func (p *Page) Row(r Row, widths []int) {
 	p.Paint(r.Colour, "%s", line.String())
 }
 
-// Take returns what the page holds, and empties it.
+// Take returns the content of the page, and empties it.
 func (p *Page) Take() []byte {
 	b := bytes.Clone(p.buf.Bytes())
 	p.buf.Reset()

@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// Safe returns s with everything in it that is not a printable character as an escape of Go and JSON: \u001b,
-// \U000e0001, and \xff of a byte that is no UTF-8. A line feed is one of them.
+// Safe returns s with every character that is not printable as an escape of Go and JSON: \u001b, \U000e0001, and \xff for a byte
+// that is not UTF-8. It escapes line feeds too.
 func Safe(s string) string {
 	if printable(s) {
 		return s

@@ -6,8 +6,8 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// Status prints first whether pullgated enforces, under which policy and with what it works, and which file the
-// configuration is from. What needs an operator is painted.
+// Status first prints whether pullgated enforces, under which policy and with which connections, and the configuration file.
+// States that need action by an operator are in colour.
 func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	line := func(c Colour, name, format string, args ...any) {
 		p.Paint(c, "%-14s %s", name, fmt.Sprintf(format, args...))
@@ -86,7 +86,7 @@ func (v View) Configuration(p *Page, s *adminv1.GetStatusResponse) {
 	p.Text("  ", s.GetConfiguration())
 }
 
-// also returns the name and version of a runtime, as far as they are known.
+// also returns the known parts of a runtime's name and version.
 func also(name, version string) string {
 	if name == "" {
 		return ""

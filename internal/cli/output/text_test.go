@@ -66,7 +66,7 @@ func TestSizeTakesTheLargestUnit(t *testing.T) {
 	}
 }
 
-// hostile has all that Safe is there for, and what the formats have marks for.
+// hostile contains all characters that Safe escapes, and the special characters of the formats.
 const hostile = "a\x1b[31m\n\t\u009b\u202e\U000e0041\"'\\: #{}\u0085"
 
 func TestMessagesAreHarmlessAndWhole(t *testing.T) {

@@ -10,20 +10,20 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// A View is how answers are said.
+// A View contains the settings for text output.
 type View struct {
-	// Now is the time that ages are told from.
+	// Now is the time from which ages are computed.
 	Now time.Time
-	// WholeIDs says IDs whole, not their first 12 digits.
+	// WholeIDs prints whole IDs, not only their first 12 digits.
 	WholeIDs bool
-	// AbsoluteTimes says times as dates, not as ages.
+	// AbsoluteTimes prints times as dates, not as ages.
 	AbsoluteTimes bool
 }
 
-// shortID is how many digits of an ID tell it from the others of a node, as runtimes have it.
+// shortID is how many digits of an ID distinguish it from the others of a node, as in runtimes.
 const shortID = 12
 
-// ID is an image ID or a credential ID.
+// ID returns an image ID or a credential ID.
 func (v View) ID(id string) string {
 	if v.WholeIDs {
 		return id
@@ -32,7 +32,7 @@ func (v View) ID(id string) string {
 	return digits[:min(shortID, len(digits))]
 }
 
-// age is a time in a table; "" if it is not known.
+// age returns a time for a table; "" if it is not known.
 func (v View) age(t *timestamppb.Timestamp) string {
 	switch {
 	case t == nil:
@@ -44,7 +44,7 @@ func (v View) age(t *timestamppb.Timestamp) string {
 	}
 }
 
-// ago is a time in a sentence: "3d4h ago", "at 2026-01-02T15:04:05Z", "in 20m"; "never" if there is none.
+// ago returns a time for a sentence: "3d4h ago", "at 2026-01-02T15:04:05Z", "in 20m"; "never" if there is none.
 func (v View) ago(t *timestamppb.Timestamp) string {
 	switch {
 	case t == nil:
@@ -58,7 +58,7 @@ func (v View) ago(t *timestamppb.Timestamp) string {
 	}
 }
 
-// lasting is how long something is so: "for 3d4h", "since 2026-01-02T15:04:05Z".
+// lasting returns how long a state has lasted: "for 3d4h", "since 2026-01-02T15:04:05Z".
 func (v View) lasting(t *timestamppb.Timestamp) string {
 	switch {
 	case t == nil:
@@ -72,7 +72,7 @@ func (v View) lasting(t *timestamppb.Timestamp) string {
 
 func (View) date(t *timestamppb.Timestamp) string { return t.AsTime().UTC().Format(time.RFC3339) }
 
-// podName is the best name that is known of a pod.
+// podName returns the best known name of a pod.
 func podName(p *adminv1.PodRef) string {
 	switch {
 	case p.GetName() != "":
@@ -94,7 +94,7 @@ func secretName(s *adminv1.SecretRef) string {
 	return s.GetNamespace() + "/" + s.GetName()
 }
 
-// isNamespace reports whether a reference stands for the credentials that the runtime itself holds for a namespace.
+// isNamespace reports whether a reference means the credentials that the runtime itself holds for a namespace.
 func isNamespace(s *adminv1.SecretRef) bool {
 	return s.GetName() == "" && s.GetUid() == "" && s.GetNamespace() != ""
 }

@@ -10,7 +10,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// What answers look like is held by the scripts of cmd/pullgatectl. Here is what no script comes by.
+// The scripts of cmd/pullgatectl test the text of answers. The tests here cover the cases that scripts cannot reach.
 
 func TestIDIsAsLongAsItIs(t *testing.T) {
 	for _, tc := range []struct {
@@ -27,7 +27,7 @@ func TestIDIsAsLongAsItIs(t *testing.T) {
 	}
 }
 
-// An answer that holds nothing, as of a daemon that knows less than we do, is said and not stumbled over.
+// An empty answer, for example from an older daemon, is printed without a panic.
 func TestEmptyAnswersAreSaid(t *testing.T) {
 	v := output.View{Now: time.Unix(0, 0).UTC()}
 	for name, draw := range map[string]func(*output.Page){

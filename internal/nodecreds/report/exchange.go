@@ -15,14 +15,14 @@ import (
 )
 
 const (
-	// defaultLifetime is how long an answer without a lifetime counts as used. The default in the kubelet's configuration is
-	// not sent to plugins.
+	// defaultLifetime is how long an answer without a lifetime counts as used. Plugins do not receive the default in the
+	// kubelet's configuration.
 	defaultLifetime = 24 * time.Hour
 	// margin is added to the lifetime of an answer, for a pull that begins at its end.
 	margin = time.Hour
 )
 
-// group is what every apiVersion of the plugin protocol begins with.
+// group is the prefix of every apiVersion of the plugin protocol.
 const group = "credentialprovider.kubelet.k8s.io/"
 
 var (
@@ -30,21 +30,21 @@ var (
 	errAnswer  = errors.New("the provider's answer is not valid for a kubelet")
 )
 
-// header is what every message of the protocol has.
+// header contains the fields of every message of the protocol.
 type header struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 }
 
-// is reports whether a message is of a kind in a version that is known; all have the same fields.
+// is reports whether a message is of a kind in a known version; all versions have the same fields.
 func (h header) is(kind string) bool {
 	version, ok := strings.CutPrefix(h.APIVersion, group)
 	return ok && h.Kind == kind && slices.Contains([]string{"v1", "v1beta1", "v1alpha1"}, version)
 }
 
-// nodeWide reports whether the answer to a request is for every pod of the node, and the version of the
-// request. An answer that is bound to a service account is not, nor one to a request with an unknown field, which may bind it to
-// something else.
+// nodeWide reports whether the answer to a request is for every pod of the node, and returns the version of the request. An
+// answer that is bound to a service account is not for every pod. Neither is an answer to a request with an unknown field, which
+// may bind the answer to something else.
 func nodeWide(request []byte) (apiVersion string, wide bool, err error) {
 	var r struct {
 		header
@@ -75,14 +75,14 @@ type answered struct {
 	accounts map[string]account // by the pattern of images that it is for
 }
 
-// parse reads an answer that is given now, to a request of a version. No error has any of the content.
+// parse reads an answer of the time now, to a request of a version. No error contains any of the content.
 func parse(answer []byte, apiVersion string, now time.Time) (answered, error) {
 	var a struct {
 		header
 		CacheDuration *string            `json:"cacheDuration"`
 		Auth          map[string]account `json:"auth"`
 	}
-	// An error of encoding/json quotes the content, so it is not passed on.
+	// An error of encoding/json quotes the content, so it is not returned.
 	if json.Unmarshal(answer, &a) != nil || !a.is("CredentialProviderResponse") || a.APIVersion != apiVersion {
 		return answered{}, errAnswer
 	}
@@ -96,11 +96,11 @@ func parse(answer []byte, apiVersion string, now time.Time) (answered, error) {
 	return answered{now.Add(max(d, 0)).Add(margin), a.Auth}, nil
 }
 
-// report returns the IDs of what was answered, each once and sorted; an anonymous entry has none.
+// report returns the IDs of the answered credentials, each once and sorted; an anonymous entry has none.
 func (a answered) report(key credential.Key) Report {
 	images := map[credential.ID][]string{}
 	for _, pattern := range slices.Sorted(maps.Keys(a.accounts)) {
-		// As in the kubelet's call to the runtime: two fields, and nothing in the others.
+		// As in the kubelet's call to the runtime: only these two fields are set.
 		id := key.ID(credential.New(a.accounts[pattern].Username, a.accounts[pattern].Password, "", "", "", ""))
 		if id != "" {
 			images[id] = append(images[id], pattern)

@@ -12,7 +12,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/credentialprovider/v1beta1"
 )
 
-// namesOf returns the names of the members that a type of the protocol has beside its header.
+// namesOf returns the names of a protocol type's members, without its header.
 func namesOf(t reflect.Type) (names []string) {
 	for f := range t.Fields() {
 		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" {
@@ -23,7 +23,7 @@ func namesOf(t reflect.Type) (names []string) {
 	return names
 }
 
-// If this fails after an upgrade of k8s.io/kubelet, find out what the new member binds an answer to.
+// If this fails after an upgrade of k8s.io/kubelet, check what the new member binds an answer to.
 func TestProtocolHasNoMemberThatIsNotKnown(t *testing.T) {
 	for want, all := range map[string][]reflect.Type{
 		"image serviceAccountAnnotations serviceAccountToken": {reflect.TypeFor[v1.CredentialProviderRequest]()},

@@ -7,16 +7,16 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// A Report is what one credential provider gave to the node. One without credentials need not be sent.
+// A Report contains the credentials that one credential provider gave to the node. A Report without credentials need not be sent.
 type Report struct {
-	// KeyFingerprint is that of the key that the IDs were made with.
+	// KeyFingerprint is the fingerprint of the key for the IDs.
 	KeyFingerprint string
 	// Expires is when the kubelet no longer uses the answer.
 	Expires     time.Time
 	Credentials []Credential
 }
 
-// A Credential is the ID of a credential, with the patterns of images that it is for.
+// A Credential is the ID of a credential, with the patterns of its images.
 type Credential struct {
 	ID     credential.ID
 	Images []string
@@ -25,8 +25,8 @@ type Credential struct {
 // An Exchange is the request of a kubelet to a credential provider, and the answer, as they were sent.
 type Exchange struct{ Request, Answer []byte }
 
-// Report returns the report of an exchange, with IDs under the key in a file. It has no credentials if there are none in the
-// answer, or the answer is bound to a service account. An error is one line without any credential.
+// Report returns the report of an exchange, with IDs under the key in a file. It has no credentials if the answer has none, or if
+// the answer is bound to a service account. An error is one line without any credential.
 func (e Exchange) Report(keyFile string, now time.Time) (Report, error) {
 	version, nodeWide, err := nodeWide(e.Request)
 	if err != nil || !nodeWide {

@@ -18,7 +18,7 @@ const (
 	canary  = "cAnary-Of-The-Mine"
 )
 
-// answer is an answer of a provider with these members after its header.
+// answer returns an answer of a provider with these members after its header.
 func answer(members string) string {
 	return `{"kind":"CredentialProviderResponse","apiVersion":"credentialprovider.kubelet.k8s.io/v1",` + members + `}`
 }

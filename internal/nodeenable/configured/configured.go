@@ -23,7 +23,7 @@ func File(c config.Config) nodeenable.Daemon {
 // Running returns the daemon as it describes itself, if the configuration that was read from path describes the same. Otherwise
 // the error is a [hint.Error].
 func Running(file config.Config, path string, status *adminv1.GetStatusResponse) (nodeenable.Daemon, error) {
-	// pullgated has validated it, and adds fields beside kubeletConfig that Parse would refuse.
+	// pullgated has validated it, and adds fields that Parse would refuse beside kubeletConfig.
 	var inForce config.Config
 	if err := yaml.Unmarshal([]byte(status.GetConfiguration()), &inForce); err != nil {
 		return nodeenable.Daemon{}, fmt.Errorf("read the configuration that pullgated runs with: %w", err)
