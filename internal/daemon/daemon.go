@@ -50,7 +50,7 @@ type Options struct {
 	Reload <-chan os.Signal
 	// Load reads the configuration again, and reports whether its file was found. It must be set if Reload is.
 	Load func() (c config.Config, found bool, err error)
-	// pullgate_build_info shows Version and GoVersion, the admin API shows Version and Commit.
+	// Version and GoVersion are in pullgate_build_info, Version and Commit in the admin API.
 	Version, GoVersion, Commit string
 	// Ready is called once when clients can connect to the socket; nil is allowed.
 	Ready func()

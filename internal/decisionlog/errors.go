@@ -5,5 +5,5 @@ import "errors"
 // ErrNotALog means that a file cannot be a log of decisions; the log does not write to it.
 var ErrNotALog = errors.New("decisions: not a log of decisions")
 
-// Reopen returns errEnded after Run.
+// errEnded is the error of Reopen after Run.
 var errEnded = errors.New("decisions: log has ended")

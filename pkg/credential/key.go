@@ -15,11 +15,11 @@ import (
 	"github.com/pullgate/pullgate/internal/atomicfile"
 )
 
-// LoadKey returns ErrDamagedKey for a file that does not contain a key.
+// ErrDamagedKey is the error of LoadKey for a file that does not contain a key.
 var ErrDamagedKey = errors.New("credential: key file damaged")
 
-// LoadKey returns ErrExposedKey for a file that users other than its owner may read or write: they may know the key, or have
-// chosen it.
+// ErrExposedKey is the error of LoadKey for a file that users other than its owner may read or write: they may know the key, or
+// have chosen it.
 var ErrExposedKey = errors.New("credential: key file exposed")
 
 // keySize is the size of a key in bytes, that of the hash.

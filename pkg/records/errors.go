@@ -7,16 +7,16 @@ import (
 )
 
 var (
-	// Open returns ErrNewerFormat for a file of a newer format, and does not change the file.
+	// ErrNewerFormat is the error of Open for a file of a newer format. Open does not change the file.
 	ErrNewerFormat = errors.New("records: file written by a newer version")
-	// Open returns ErrInUse if another process holds the file's lock.
+	// ErrInUse is the error of Open if another process holds the file's lock.
 	ErrInUse = boltfile.ErrInUse
 	// ErrUnreadable means that a stored value cannot be read. Its image needs proof.
 	ErrUnreadable = boltfile.ErrUnreadable
-	// Prune returns ErrNoImages for an empty list of images.
+	// ErrNoImages is the error of Prune for an empty list of images.
 	ErrNoImages = errors.New("records: empty list of images")
-	// Backup returns ErrNoRoom if a copy would leave too little free space on the disk.
+	// ErrNoRoom is the error of Backup if a copy would fill the disk, or nearly.
 	ErrNoRoom = boltfile.ErrNoRoom
-	// BeginListed returns ErrMarked if it is called without a list of images and the repository has preloaded marks.
+	// ErrMarked is the error of BeginListed if it is called without a list of images and the repository has preloaded marks.
 	ErrMarked = errors.New("records: the repository has preloaded marks and no list of images is given")
 )

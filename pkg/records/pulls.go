@@ -192,8 +192,8 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// wrote counts a write of a pair. It is called inside the transaction, before the commit: after a reader of the counter has seen
-// the new value, it cannot read an older state of the pair.
+// wrote counts a write of a pair. It is called inside the transaction, before the commit, so that a transaction that sees the
+// write also sees it counted.
 func (s *Store) wrote(p Pair) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
