@@ -382,7 +382,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		if c.KubeletConfig != "" {
-			return // the policy is set twice if both are printed
+			return // the printed configuration would set the policy twice
 		}
 		text, err := yaml.Marshal(c)
 		if err != nil {

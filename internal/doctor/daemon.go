@@ -107,7 +107,7 @@ func (n Node) otherConfiguration() *Finding {
 		return &f
 	}
 	if n.Status != nil {
-		return nil // its command line does not name one
+		return nil // the status has no path
 	}
 	for _, p := range n.running("pullgated") {
 		file := flagValue(n.arguments(p.pid), "--config")
