@@ -81,8 +81,8 @@ func (c chart) draw() []byte {
 func (c chart) words() string {
 	var s strings.Builder
 	for _, one := range c {
-		fmt.Fprintf(&s, "%s: %d pods run with a credential, half of them after %.1f s and 99 %% after %.1f s; %d without one are %s. ",
-			one.how, len(one.starts), one.quantile(50).Seconds(), one.quantile(99).Seconds(), 60-len(one.starts), one.others())
+		fmt.Fprintf(&s, "%s: %d pods run with a credential, half of them after %.1f s and 99 %% after %.1f s; %d without one %s. ",
+			one.how, len(one.starts), one.quantile(50).Seconds(), one.quantile(99).Seconds(), 60-len(one.starts), map[bool]string{false: "run as well", true: "are refused"}[one.protected])
 	}
 	return strings.TrimSpace(s.String())
 }
@@ -115,7 +115,7 @@ func TestChartDrawsEachCrowd(t *testing.T) {
 	}.draw()
 	wellFormed(t, svg)
 	for _, want := range []string{
-		"one: 40 pods run with a credential, half of them after 20.0 s and 99 % after 40.0 s; 20 without one are borrowed.",
+		"one: 40 pods run with a credential, half of them after 20.0 s and 99 % after 40.0 s; 20 without one run as well.",
 		"two: 40 pods run with a credential, half of them after 10.0 s and 99 % after 20.0 s; 20 without one are refused.",
 	} {
 		if !strings.Contains(string(svg), want) {

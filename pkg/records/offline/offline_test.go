@@ -285,7 +285,7 @@ func TestCheckFindsWhatOpenFinds(t *testing.T) {
 			}
 		}
 	}
-	if found == 0 {
+	if found == 0 && !testing.Short() { // a tenth of the bytes may miss every page in use
 		t.Error("no damage was set aside")
 	}
 }
