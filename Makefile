@@ -1,4 +1,4 @@
-# pullgate. `make` prints what there is. CI calls `make test` and `make lint` and knows nothing else.
+# pullgate. `make` lists the targets. CI runs `make test`, `make lint` and `make matrix`, and nothing else.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c

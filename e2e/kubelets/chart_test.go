@@ -114,7 +114,14 @@ func TestChartDrawsEachCrowd(t *testing.T) {
 		{how: "one", starts: starts(40, time.Second)}, {how: "two", starts: starts(40, time.Second/2), protected: true},
 	}.draw()
 	wellFormed(t, svg)
+	if got := (crowd{}).quantile(50); got != 0 {
+		t.Errorf("half of no pods ran after %v; want 0", got)
+	}
+	if n := strings.Count(string(svg), `<rect class="borrowed"`); n != 2 { // a bar and its legend
+		t.Errorf("%d marks for pods that run without a credential; want the bar of the crowd without pullgate and the legend", n)
+	}
 	for _, want := range []string{
+		"prefers-color-scheme: dark", "20.0 s, 40.0 s", "10.0 s, 20.0 s",
 		"one: 40 pods run with a credential, half of them after 20.0 s and 99 % after 40.0 s; 20 without one run as well.",
 		"two: 40 pods run with a credential, half of them after 10.0 s and 99 % after 20.0 s; 20 without one are refused.",
 	} {

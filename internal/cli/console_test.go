@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/pullgate/pullgate/internal/cli/output"
 	"github.com/pullgate/pullgate/internal/hint"
@@ -112,6 +114,17 @@ func TestInterruptedCommandKeepsItsHint(t *testing.T) {
 	} {
 		if got := exitError(tc.err); got.Error() != tc.want || got.Code != ExitFailed {
 			t.Errorf("%s: exitError = %v, code %d; want %q, code %d", name, got, got.Code, tc.want, ExitFailed)
+		}
+	}
+}
+
+func TestAnsweredAdvisesByWhatIsExhausted(t *testing.T) {
+	for text, want := range map[string]string{
+		"grpc: received message larger than max (2000000 vs. 1048576)": "a request has at most 1 MiB: send less at once",
+		"too many watchers": "end one of the others, or try again later",
+	} {
+		if got := hint.Of(answered(status.Error(codes.ResourceExhausted, text))); got != want {
+			t.Errorf("%s: hint %q; want %q", text, got, want)
 		}
 	}
 }

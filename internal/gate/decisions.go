@@ -63,14 +63,13 @@ func facts(d decisionlog.Decision) []any {
 }
 
 func (g *Gate) journal(d decisionlog.Decision) {
-	facts := facts(d)
 	if d.Call == "PullImage" { // each pull has a line, so that the journal shows every request to a registry
 		if d.Outcome != "" {
-			g.log.Info("Pull", append(facts, "outcome", d.Outcome)...)
+			g.log.Info("Pull", append(facts(d), "outcome", d.Outcome)...)
 			return
 		}
 		if !d.Verdict.Allowed() {
-			g.log.Info("Proof needed", facts...) // the pull goes to the registry
+			g.log.Info("Proof needed", facts(d)...) // the pull goes to the registry
 			return
 		}
 	}
@@ -78,6 +77,7 @@ func (g *Gate) journal(d decisionlog.Decision) {
 	if !line {
 		return
 	}
+	facts := facts(d)
 	if skipped > 0 {
 		facts = append(facts, "repeated", skipped)
 	}

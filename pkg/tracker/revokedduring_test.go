@@ -189,16 +189,8 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 	w.Restore(pod("bob"), imageref.New(app+":1"), img, created)
 	removed()
 	w.pulled(pod("alice"), app+":1", id1, "alice")
-	data, err := w.HandOver() // keeps the known facts about a grant
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.restart()
-	number, err := w.store.LastWrite()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.TakeOver(data, number); err != nil {
+	// It keeps the known facts about a grant.
+	if _, err := w.handOver(func(*records.Store) {}, func(s string) string { return s }); err != nil {
 		t.Fatal(err)
 	}
 	w.want(w.check(pod("bob"), app+":1", img), policy.Allow, policy.Granted)
@@ -306,24 +298,19 @@ func TestRevocationIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
 			w.Restore(pod("bob"), imageref.New(app+":1"), image(id1, app+":1"), created)
 		},
 		"which an earlier process has seen": func(w *world, created time.Time) {
-			data, err := w.HandOver()
+			_, err := w.handOver(func(*records.Store) {}, func(s string) string {
+				var handed map[string]any
+				if err := json.Unmarshal([]byte(s), &handed); err != nil {
+					t.Fatal(err)
+				}
+				handed["latest"] = created
+				data, err := json.Marshal(handed)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return string(data)
+			})
 			if err != nil {
-				t.Fatal(err)
-			}
-			var handed map[string]any
-			if err := json.Unmarshal(data, &handed); err != nil {
-				t.Fatal(err)
-			}
-			handed["latest"] = created
-			if data, err = json.Marshal(handed); err != nil {
-				t.Fatal(err)
-			}
-			w.restart()
-			number, err := w.store.LastWrite()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := w.TakeOver(data, number); err != nil {
 				t.Fatal(err)
 			}
 		},
