@@ -112,15 +112,6 @@ func (c *Containerd) Reboot(ctx context.Context) error {
 	return c.Start(ctx)
 }
 
-// Free returns how much space there is for images, in bytes.
-func (c *Containerd) Free() (uint64, error) {
-	var fs syscall.Statfs_t
-	if err := syscall.Statfs(c.path("root"), &fs); err != nil {
-		return 0, fmt.Errorf("ask for the space of %s: %w", c.path("root"), err)
-	}
-	return fs.Bavail * uint64(fs.Bsize), nil
-}
-
 // Close removes every pod, ends containerd, and what its containers left behind.
 func (c *Containerd) Close() error {
 	var err error
