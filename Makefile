@@ -5,7 +5,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 
-# What --version says. A release tarball without git sets them by hand.
+# What --version prints. A release tarball without git sets them by hand.
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 DATE ?= $(shell git log -1 --format=%cI 2>/dev/null || echo unknown)
@@ -16,7 +16,7 @@ ARCH ?= $(shell go env GOARCH)
 ARCHES ?= amd64 arm64
 BIN ?= bin
 DIST ?= dist
-# What packages are called: the version without v, or for a commit that is no release a version before all
+# What packages are called: the version without v, or for a commit that is not a release a version before all
 # releases. Every file in them has the time of the commit.
 PACKAGE_VERSION ?= $(if $(shell [[ '$(VERSION)' =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9a-z.]+)?$$ ]] && echo yes),$(subst -,~,$(VERSION:v%=%)),0.0.0~$(shell git log -1 --format=%cd.%h --date=format:%Y%m%d%H%M%S 2>/dev/null || echo dev))
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
@@ -78,11 +78,11 @@ race: ## run all tests of the main module under the race detector
 	go test -count=1 -parallel 4 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' -run '^(TestGateBeforeCRIO|TestDecisionsOverTheSocket)$$' ./internal/gate ./internal/daemon
 
 .PHONY: model
-model: ## let two tenants and an operator do a million things at random, and see that no pod uses what it may not
+model: ## run a million random operations of two tenants and an operator, and check that no pod uses an image without access
 	PULLGATE_MODEL_STEPS=1000000 go test -count=1 -timeout 10m -v -run '^TestModel$$' ./internal/gate
 
 .PHONY: crash
-crash: ## kill the daemon at every crash point and see that nothing unproved is allowed
+crash: ## kill the daemon at every crash point and check that nothing unproved is allowed
 	go test -tags crashpoint -count=1 -timeout 15m -exec '$(CURDIR)/.ci/in-memory' -run 'Crash|Kill' ./pkg/records/... ./internal/daemon ./internal/crashpoint
 
 .PHONY: e2e
@@ -137,7 +137,7 @@ package: ## build .deb, .rpm and a bill of materials for ARCHES into dist/
 	.ci/package '$(DIST)' '$(PACKAGE_VERSION)' $(ARCHES)
 
 .PHONY: reproducible
-reproducible: ## build the packages twice, in two places, and see that not a byte differs
+reproducible: ## build the packages twice, in two directories, and check that they are identical
 	.ci/reproducible
 
 .PHONY: release
@@ -157,25 +157,25 @@ golangci: ## run golangci-lint over every module
 	for m in $(MODULES); do (cd $$m && $(GOLANGCI) run --config '$(CURDIR)/.golangci.yml' ./...); done
 
 .PHONY: checks
-checks: ## see that lint finds what is planted, that links lead somewhere, that the tree has its shape
+checks: ## check that lint finds planted violations, that links are valid, and the layout of the tree
 	cd .ci/checks && go test -count=1 ./...
 
 .PHONY: monitoring
-monitoring: build ## play the alert rules, and hold them and the dashboard to a scrape of the daemon
+monitoring: build ## test the alert rules, and compare them and the dashboard with a scrape of the daemon
 	promtool check rules docs/monitoring/alerts.yml
 	promtool test rules docs/monitoring/alerts_test.yml
 	cd e2e && go test -count=1 ./monitoring
 
 .PHONY: tidy-check
-tidy-check: ## see that every go.mod is tidy
+tidy-check: ## check that every go.mod is tidy
 	for m in $(MODULES); do (cd $$m && go mod tidy -diff); done
 
 .PHONY: generate-check
-generate-check: ## see that what is generated is up to date
+generate-check: ## check that generated files are up to date
 	.ci/unchanged make generate
 
 .PHONY: proto
-proto: ## see that the admin API keeps the rules, and breaks no program written against it
+proto: ## check that the admin API follows the rules and stays compatible
 	cd proto && $(BUF) lint && $(BUF) format --diff --exit-code && $(BUF) breaking --against baseline.binpb
 
 .PHONY: scripts
@@ -183,7 +183,7 @@ scripts: ## run shellcheck over the scripts
 	shellcheck $(SCRIPTS)
 
 .PHONY: units
-units: ## see that systemd takes the units
+units: ## check the units with systemd
 	.ci/verify-units
 
 .PHONY: fmt

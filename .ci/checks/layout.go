@@ -40,7 +40,7 @@ func (p *goPackage) breaches() []string {
 	var found []string
 	for name := range strings.SplitSeq(p.dir, "/") {
 		if isEmptyName(name) {
-			found = append(found, fmt.Sprintf("%s: %q says nothing of what a package is for", p.dir, name))
+			found = append(found, fmt.Sprintf("%s: %q does not describe what a package is for", p.dir, name))
 		}
 	}
 	if !strings.HasPrefix(p.dir, "pkg/") && !strings.HasPrefix(p.dir, "internal/") {
@@ -107,7 +107,7 @@ func packagesOf(fsys fs.FS) ([]*goPackage, error) {
 	return all, nil
 }
 
-// walk calls f for every file with the extension, but for those that are nobody's source: testdata,
+// walk calls f for every file with the extension, but for those that are not source: testdata,
 // and what is built or fetched.
 func walk(fsys fs.FS, ext string, f func(name string, content []byte) error) error {
 	return fs.WalkDir(fsys, ".", func(name string, d fs.DirEntry, err error) error {

@@ -24,7 +24,7 @@ var heading = regexp.MustCompile(`(?m)^#{1,6}\s+(.+?)\s*#*\s*$`)
 // Links returns every relative link in a Markdown file under fsys that leads nowhere: to no file or
 // folder, or to no heading of the file. Links to other hosts are not followed.
 func Links(fsys fs.FS) ([]string, error) {
-	var dead []string
+	var broken []string
 	err := walk(fsys, ".md", func(name string, content []byte) error {
 		for _, m := range link.FindAllSubmatch(code.ReplaceAll(content, nil), -1) {
 			target := string(append(m[1], m[2]...))
@@ -33,19 +33,19 @@ func Links(fsys fs.FS) ([]string, error) {
 				return err
 			}
 			if why != "" {
-				dead = append(dead, fmt.Sprintf("%s: %s: %s", name, target, why))
+				broken = append(broken, fmt.Sprintf("%s: %s: %s", name, target, why))
 			}
 		}
 		return nil
 	})
-	return dead, err
+	return broken, err
 }
 
-// follow says why a link leads nowhere, "" if it leads somewhere or off the tree.
+// follow returns why a link is broken, "" if its target exists or is not in the tree.
 func follow(fsys fs.FS, from, target string) (string, error) {
 	u, err := url.Parse(target)
 	if err != nil {
-		return "no URL", nil //nolint:nilerr // that the link is no URL is the answer
+		return "not a URL", nil //nolint:nilerr // the result is that the link is not a URL
 	}
 	if u.Scheme != "" || u.Host != "" {
 		return "", nil

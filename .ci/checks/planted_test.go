@@ -20,7 +20,7 @@ type plant struct {
 	file   string
 	source string
 	linter string // the linter that has to find it
-	want   string // a part of what it says
+	want   string // a part of its message
 }
 
 // imports is the source of a file that imports a package and does nothing else.
@@ -160,7 +160,7 @@ func shapes() []plant {
 	all := []plant{
 		body("no globals", "internal/daemon/globals/globals.go", "gochecknoglobals", "seen is a global variable", "var seen = map[string]bool{}\n"),
 		body("no init", "internal/daemon/inits/inits.go", "gochecknoinits", "don't use `init`", "func init() {}\n"),
-		body("nobody changes another package's variables", "internal/daemon/reassigns/reassigns.go", "reassign", "reassigning variable",
+		body("no package changes another package's variables", "internal/daemon/reassigns/reassigns.go", "reassign", "reassigning variable",
 			"import \"os\"\n\n// Set sets.\nfunc Set() { os.Args = nil }\n"),
 		body("interfaces hold one to three methods", "internal/daemon/bloats/bloats.go", "interfacebloat", "more than 3 methods",
 			"// B bloats.\ntype B interface{ A(); B(); C(); D() }\n"),
@@ -234,9 +234,9 @@ func TestLintFindsWhatIsPlanted(t *testing.T) {
 			here := issues.of(p.file)
 			switch {
 			case p.linter == "" && len(here) > 0:
-				t.Errorf("%s is allowed, but lint says %q", p.rule, here)
+				t.Errorf("%s is allowed, but lint reports %q", p.rule, here)
 			case p.linter != "" && !here.have(p.linter, p.want):
-				t.Errorf("lint says %q; want %s to find %q", here, p.linter, p.want)
+				t.Errorf("lint reports %q; want %s to find %q", here, p.linter, p.want)
 			}
 		})
 	}

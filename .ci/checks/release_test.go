@@ -31,8 +31,8 @@ func TestChangelogIsReadyOrSaysWhatIsMissing(t *testing.T) {
 		"still unreleased":       {"1.2.3 – 2026-12-24", "Unreleased", "newest section is '## Unreleased'"},
 		"of another version":     {"1.2.3 –", "1.2.4 –", "newest section is '## 1.2.4"},
 		"without a date":         {" – 2026-12-24", "", "newest section is '## 1.2.3'"},
-		"without a store format": {"Store format: 1.", "", "does not say 'Store format: 1.'"},
-		"of another format":      {"format: 1.", "format: 2.", "does not say 'Store format: 1.'"},
+		"without a store format": {"Store format: 1.", "", "does not contain 'Store format: 1.'"},
+		"of another format":      {"format: 1.", "format: 2.", "does not contain 'Store format: 1.'"},
 		"without a change":       {"- Something.", "", "names no change"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -29,11 +29,11 @@ func TestTreeKeepsToTheLayout(t *testing.T) {
 }
 
 func TestEveryRelativeLinkLeadsSomewhere(t *testing.T) {
-	dead, err := checks.Links(os.DirFS(root))
+	broken, err := checks.Links(os.DirFS(root))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, d := range dead {
+	for _, d := range broken {
 		t.Error(d)
 	}
 }
@@ -48,16 +48,16 @@ func TestLayoutFindsWhatIsPlanted(t *testing.T) {
 		"a package without a comment":     {tree("pkg/x/doc.go", "package x\n"), "pkg/x: no package comment"},
 		"two package comments":            {tree("pkg/x/doc.go", documented, "pkg/x/x.go", documented), "package comments in doc.go and x.go"},
 		"a comment that is not in doc.go": {tree("pkg/x/doc.go", "package x\n", "pkg/x/x.go", documented), "package comment in x.go"},
-		"a package called util":           {tree("pkg/util/doc.go", documented), `"util" says nothing`},
-		"a package called common":         {tree("pkg/x/common/doc.go", documented), `"common" says nothing`},
-		"a package called types":          {tree("cmd/types/main.go", documented), `"types" says nothing`},
-		"a package called helpers":        {tree("e2e/helpers/doc.go", documented), `"helpers" says nothing`},
-		"a package called model":          {tree("internal/model/doc.go", documented), `"model" says nothing`},
+		"a package called util":           {tree("pkg/util/doc.go", documented), `"util" does not describe`},
+		"a package called common":         {tree("pkg/x/common/doc.go", documented), `"common" does not describe`},
+		"a package called types":          {tree("cmd/types/main.go", documented), `"types" does not describe`},
+		"a package called helpers":        {tree("e2e/helpers/doc.go", documented), `"helpers" does not describe`},
+		"a package called model":          {tree("internal/model/doc.go", documented), `"model" does not describe`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			found, err := checks.Layout(tc.files)
 			if err != nil || len(found) != 1 || !strings.Contains(found[0], tc.want) {
-				t.Errorf("Layout = %q, %v; want one breach that says %q", found, err, tc.want)
+				t.Errorf("Layout = %q, %v; want one breach with %q", found, err, tc.want)
 			}
 		})
 	}
@@ -96,8 +96,8 @@ func TestLinksFindsDeadOnes(t *testing.T) {
 		"a.md: ../up.md: no such file",
 		"a.md: docs/defined.md: no such file",
 	}
-	if dead, err := checks.Links(files); err != nil || !slices.Equal(dead, want) {
-		t.Errorf("Links = %q, %v; want %q, nil", dead, err, want)
+	if broken, err := checks.Links(files); err != nil || !slices.Equal(broken, want) {
+		t.Errorf("Links = %q, %v; want %q, nil", broken, err, want)
 	}
 }
 
@@ -159,11 +159,11 @@ func TestInstalledLinksLeadSomewhere(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), filepath.Join(root, ".ci/install-docs"), dir).CombinedOutput(); err != nil {
 		t.Fatalf("install-docs: %v\n%s", err, out)
 	}
-	dead, err := checks.Links(os.DirFS(dir))
+	broken, err := checks.Links(os.DirFS(dir))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, d := range dead {
+	for _, d := range broken {
 		t.Error(d)
 	}
 	for _, example := range []string{"config.yaml", "logrotate.conf", "alerts.yml", "dashboard.json"} {

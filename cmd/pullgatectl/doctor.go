@@ -53,7 +53,7 @@ process that answers there, what the kubelet dials and whether that is pullgated
 versions of kubelet and runtime, mirrors that may answer without credentials, files and
 their modes, free disk space, the clock, and the status of pullgated.
 
-Each finding is ok, warn, fail or unknown, and says what to do unless it is ok. Nothing is
+Each finding is ok, warn, fail or unknown, with a remediation unless it is ok. Nothing is
 changed. The exit code is 1 if a finding is fail. Run it as root on the node; each mirror of the
 runtime is asked once, without credentials, unless --no-network is given.`,
 		Args: cobra.NoArgs,
@@ -83,7 +83,7 @@ runtime is asked once, without credentials, unless --no-network is given.`,
 			return err
 		}
 		if doctor.Failed(found) {
-			return hint.Errorf("each finding with fail says what to do", "not all checks passed")
+			return hint.Errorf("see the remediation of each failed check", "not all checks passed")
 		}
 		return nil
 	}

@@ -31,7 +31,7 @@ func TestDebianNode(t *testing.T) {
 		{"upgraded, no call fails", upgraded},
 		{"a configuration that the new version refuses is refused before anything is restarted", misconfigured},
 		{"downgraded, as far as the store can be read", downgraded},
-		{"not removed while a kubelet is sent through it", needed},
+		{"not removed while a kubelet uses it", needed},
 		{"disabled and enabled, it knows what it knew", disabled},
 		{"removed and installed, it knows what it knew", removed},
 		{"purged, nothing is left", purged},
@@ -229,7 +229,7 @@ func misconfigured(s *site) {
 	before := s.pid()
 	s.write(conf, configuration+"ofAnotherVersion: true\n")
 	s.underCalls(func() {
-		s.refused("does not take /etc/pullgate/config.yaml", "dpkg", "--install", packed+"/"+older+".deb")
+		s.refused("/etc/pullgate/config.yaml is not valid for this version", "dpkg", "--install", packed+"/"+older+".deb")
 	})
 	if after := s.pid(); after != before {
 		s.Error("the daemon was restarted with a configuration that it refuses")

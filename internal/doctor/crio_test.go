@@ -43,7 +43,7 @@ func TestVersionsOfCRIO(t *testing.T) {
 }
 
 func TestCredentialsOfNamespacesNeedTheSetting(t *testing.T) {
-	for name, spoil := range map[string]func(n *testNode){
+	for name, change := range map[string]func(n *testNode){
 		"an auth file": func(n *testNode) { n.file("/etc/crio/auth/team-a-00.json", 0o600, "{}") },
 		"a configured directory": func(n *testNode) {
 			n.file("/etc/crio/crio.conf.d/10-auth.conf", 0o600, "[crio.image]\nnamespaced_auth_dir = \"/srv/auth\"\n")
@@ -56,7 +56,7 @@ func TestCredentialsOfNamespacesNeedTheSetting(t *testing.T) {
 	} {
 		n := newCRIO(t)
 		wantFinding(t, n.Examine(t.Context()), "cri-o", doctor.OK, "holds no credentials of namespaces")
-		spoil(n)
+		change(n)
 		all := n.Examine(t.Context())
 		wantFinding(t, all, "cri-o", doctor.Fail, "such a pull opens the image to every pod")
 		if !doctor.Failed(all) {

@@ -21,16 +21,16 @@ import (
 // configuration checks the file that the daemon reads.
 func (n Node) configuration(context.Context) []Finding {
 	if errors.Is(n.ConfigErr, fs.ErrPermission) {
-		return []Finding{unknown("run it as root", "%s is not read, what follows is about the defaults: %v", n.ConfigPath, n.ConfigErr)}
+		return []Finding{unknown("run it as root", "%s could not be loaded; the following checks use the defaults: %v", n.ConfigPath, n.ConfigErr)}
 	}
 	if n.ConfigErr != nil {
 		return []Finding{fail("correct what it names, then run pullgated --check-config",
-			"%s is not read, what follows is about the defaults: %v", n.ConfigPath, n.ConfigErr)}
+			"%s could not be loaded; the following checks use the defaults: %v", n.ConfigPath, n.ConfigErr)}
 	}
 	info, err := os.Stat(n.path(n.ConfigPath))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return []Finding{ok("there is no %s: every field has its default", n.ConfigPath)}
+		return []Finding{ok("%s not found: every field has its default", n.ConfigPath)}
 	case err != nil:
 		return []Finding{unknown("run it as root", "%s: %v", n.ConfigPath, err)}
 	}
@@ -48,7 +48,7 @@ func writable(info fs.FileInfo, path string) *Finding {
 		return nil
 	}
 	f := fail(fmt.Sprintf("chown root:root %s && chmod go-w %s", path, path),
-		"%s has mode %04o and is of %s: others than root decide who may use which image", path, mode, who(uid, gid))
+		"%s has mode %04o and belongs to %s: users other than root decide which pod may use which image", path, mode, who(uid, gid))
 	return &f
 }
 
@@ -59,11 +59,11 @@ func (n Node) daemon(context.Context) []Finding {
 		return []Finding{*found}
 	}
 	if s == nil && errors.Is(n.StatusErr, fs.ErrPermission) {
-		return []Finding{unknown("run it as root", "what pullgated says: permission denied: %v", n.StatusErr)}
+		return []Finding{unknown("run it as root", "cannot connect to pullgated: permission denied: %v", n.StatusErr)}
 	}
 	if s == nil {
-		return []Finding{fail("systemctl status pullgated, and journalctl -u pullgated says why; is this run as root?",
-			"pullgated does not answer: %v", n.StatusErr)}
+		return []Finding{fail("check systemctl status pullgated and journalctl -u pullgated; run this as root",
+			"pullgated does not respond: %v", n.StatusErr)}
 	}
 	all := []Finding{ok("pullgated %s answers", s.GetVersion())}
 	add := func(f Finding) { all = append(all, f) }
@@ -71,7 +71,7 @@ func (n Node) daemon(context.Context) []Finding {
 		if policyOf(s.GetConfiguration()) == string(policy.ModeNeverVerify) {
 			add(warn("set imagePullCredentialsVerificationPolicy to another one", "the policy is NeverVerify: every pod may use every image"))
 		} else {
-			add(warn("remove noPullImageSecretRecheck and restart pullgated, once image_pull_secret_recheck_miss says what that costs",
+			add(warn("remove noPullImageSecretRecheck and restart pullgated, once image_pull_secret_recheck_miss shows what that costs",
 				"shadow mode: pullgated records everything and denies nothing"))
 		}
 	}
@@ -87,11 +87,11 @@ func (n Node) daemon(context.Context) []Finding {
 	if p := s.GetPodSource(); p == nil {
 		add(ok("no pod source: a pod with Never runs only if it proved the image before, see https://github.com/pullgate/pullgate/blob/main/docs/credentials.md#the-pod-source"))
 	} else if !p.GetSynced() {
-		add(warn("look at the API server, and at what journalctl -u pullgated says of the pod source",
+		add(warn("check the API server, and the messages about the pod source in journalctl -u pullgated",
 			"the pod source is not synced with the API server: new pods are judged by CRI data only"))
 	}
 	if d := s.GetDecisionLog().GetDropped(); d > 0 {
-		add(warn("look for room and rights at "+s.GetDecisionLog().GetPath(), "%d decisions are missing in the decision log", d))
+		add(warn("check free space and permissions at "+s.GetDecisionLog().GetPath(), "%d decisions are missing in the decision log", d))
 	}
 	return all
 }
@@ -103,7 +103,7 @@ func (n Node) otherConfiguration() *Finding {
 		if file == filepath.Clean(n.ConfigPath) {
 			return nil
 		}
-		f := fail("pullgatectl doctor --config "+file, "pullgated runs with the configuration %s, and this looked at %s", file, n.ConfigPath)
+		f := fail("pullgatectl doctor --config "+file, "pullgated runs with the configuration %s, and doctor checked %s", file, n.ConfigPath)
 		return &f
 	}
 	if n.Status != nil {
@@ -122,7 +122,7 @@ func (n Node) otherConfiguration() *Finding {
 			file = filepath.Join(cwd, file)
 		}
 		if filepath.Clean(file) != filepath.Clean(n.ConfigPath) {
-			f := fail("pullgatectl doctor --config "+file, "%s runs with the configuration %s, and this looked at %s", p, file, n.ConfigPath)
+			f := fail("pullgatectl doctor --config "+file, "%s runs with the configuration %s, and doctor checked %s", p, file, n.ConfigPath)
 			return &f
 		}
 	}
@@ -149,11 +149,11 @@ func (n Node) recorded(ctx context.Context) []Finding {
 	var all []Finding
 	if s := n.Status.GetStore(); s != nil {
 		if d := s.GetDistrust(); d != nil {
-			all = append(all, warn("see what is there with pullgatectl distrust end --dry-run, then end it, or let pods prove themselves",
+			all = append(all, warn("list the images with pullgatectl distrust end --dry-run, then end distrust, or let pods prove access again",
 				"the store is distrusted since %s, no image is marked preloaded: %s", d.GetSince().AsTime().Format(time.RFC3339), d.GetReason()))
 		}
 		if m := s.GetMarks(); m > 0 && policyOf(n.Status.GetConfiguration()) == string(policy.ModeNeverVerifyPreloadedImages) {
-			all = append(all, warn("pullgatectl preloaded list shows them, preloaded forget closes those that not every pod may use",
+			all = append(all, warn("list them with pullgatectl preloaded list; close those that not every pod may use with pullgatectl preloaded forget",
 				"%d preloaded marks: every pod may use these images, which are from before pullgate", m))
 		}
 		if len(all) == 0 {
@@ -166,9 +166,9 @@ func (n Node) recorded(ctx context.Context) []Finding {
 	v, err := offline.Check(ctx, n.path(path))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return []Finding{unknown("start pullgated, which makes it", "there is no %s", path)}
+		return []Finding{unknown("start pullgated, which creates it", "%s not found", path)}
 	case errors.Is(err, offline.ErrInUse):
-		return []Finding{unknown("see the findings about the daemon", "%s is open in a pullgated that does not answer", path)}
+		return []Finding{unknown("see the findings about the daemon", "%s is open in a pullgated that does not respond", path)}
 	case errors.Is(err, offline.ErrNewerFormat):
 		return []Finding{fail("install the version that wrote it, or move it away: every image then needs proof once", "%s: %v", path, err)}
 	case err != nil:
@@ -177,7 +177,7 @@ func (n Node) recorded(ctx context.Context) []Finding {
 		return []Finding{fail("check the disk; for a damaged store see https://github.com/pullgate/pullgate/blob/main/docs/store.md#a-lost-or-damaged-store",
 			"%s cannot be read in %d places, the first: %s: %s", path, len(v.Problems)+v.Omitted, v.Problems[0].Where, v.Problems[0].What)}
 	}
-	return []Finding{ok("%s is sound, with %d values", path, v.Values)}
+	return []Finding{ok("%s is valid, with %d values", path, v.Values)}
 }
 
 // state checks the files of the state directory.
@@ -186,7 +186,7 @@ func (n Node) state(context.Context) []Finding {
 	info, err := os.Lstat(n.path(dir))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return []Finding{unknown("start pullgated, which makes it", "there is no %s", dir)}
+		return []Finding{unknown("start pullgated, which creates it", "%s not found", dir)}
 	case err != nil:
 		return []Finding{unknown("run it as root", "%s: %v", dir, err)}
 	case !info.IsDir():
@@ -209,8 +209,8 @@ func (n Node) state(context.Context) []Finding {
 		}
 	}
 	if present["records.db"] != present["node.key"] {
-		all = append(all, warn("restore both from one backup, or let pods prove themselves once more",
-			"records.db or node.key is missing in %s: one is of no use without the other", dir))
+		all = append(all, warn("restore both from one backup, or let pods prove access again",
+			"records.db or node.key is missing in %s: neither can be used without the other", dir))
 	}
 	if aside := n.glob(filepath.Join(dir, "records.db.damaged-*")); len(aside) > 0 {
 		all = append(all, warn("look at the disk; pullgatectl store dump shows what can be read of it, then delete it",
@@ -227,7 +227,7 @@ func private(all []Finding, info fs.FileInfo, path string, want fs.FileMode) []F
 	uid, gid := owner(info)
 	if mode := info.Mode().Perm(); mode&^want != 0 || uid != 0 {
 		return append(all, fail(fmt.Sprintf("chown root:root %s && chmod %04o %s", path, want, path),
-			"%s has mode %04o and is of %s; it is to be %04o and root's", path, mode, who(uid, gid), want))
+			"%s has mode %04o and belongs to %s; it must have mode %04o and belong to root", path, mode, who(uid, gid), want))
 	}
 	return all
 }

@@ -39,7 +39,7 @@ func TestNodeWhereAllIsRightHasNothingToDo(t *testing.T) {
 // A row is one problem of a node.
 type row struct {
 	name        string
-	spoil       func(n *testNode)
+	change       func(n *testNode)
 	check       string
 	level       doctor.Level
 	found       string // a part of it
@@ -52,7 +52,7 @@ func play(t *testing.T, rows []row) {
 	for _, r := range rows {
 		t.Run(r.name, func(t *testing.T) {
 			n := newNode(t)
-			r.spoil(n)
+			r.change(n)
 			all := n.Examine(t.Context())
 			fits := 0
 			for _, f := range all {
@@ -79,8 +79,8 @@ func play(t *testing.T, rows []row) {
 func TestConfiguration(t *testing.T) {
 	play(t, []row{
 		{"absent", func(n *testNode) { n.must(os.Remove(n.path(n.ConfigPath))) }, "configuration", doctor.OK, "every field has its default", ""},
-		{"wrong", func(n *testNode) { n.ConfigErr = errors.New("listen: no") }, "configuration", doctor.Fail, "is not read", "pullgated --check-config"},
-		{"everybody's", func(n *testNode) { n.must(os.Chmod(n.path(n.ConfigPath), 0o646)) }, "configuration", doctor.Fail, "mode 0646", "chmod go-w /etc/pullgate/config.yaml"},
+		{"wrong", func(n *testNode) { n.ConfigErr = errors.New("listen: no") }, "configuration", doctor.Fail, "could not be loaded", "pullgated --check-config"},
+		{"accessible to all users", func(n *testNode) { n.must(os.Chmod(n.path(n.ConfigPath), 0o646)) }, "configuration", doctor.Fail, "mode 0646", "chmod go-w /etc/pullgate/config.yaml"},
 		{"a group's", func(n *testNode) {
 			n.must(os.Chmod(n.path(n.ConfigPath), 0o664))
 			n.must(os.Chown(n.path(n.ConfigPath), 0, 1000))
@@ -98,7 +98,7 @@ func TestDaemon(t *testing.T) {
 			n.Status.Configuration = "imagePullCredentialsVerificationPolicy: NeverVerify\n"
 		}, "daemon", doctor.Warn, "NeverVerify", "another one"},
 		{"refused reload", func(n *testNode) { n.Status.Reload = &adminv1.Reload{At: timestamppb.New(now()), Error: "listen: no"} }, "daemon", doctor.Warn, "refused", "systemctl reload pullgated"},
-		{"runtime away", func(n *testNode) { n.Status.Runtime.Up = false }, "daemon", doctor.Fail, "does not reach the runtime", "runtimeEndpoint"},
+		{"runtime unavailable", func(n *testNode) { n.Status.Runtime.Up = false }, "daemon", doctor.Fail, "does not reach the runtime", "runtimeEndpoint"},
 		{"no pod source", func(n *testNode) { n.Status.PodSource = nil }, "daemon", doctor.OK, "no pod source", ""},
 		{"pod source behind", func(n *testNode) { n.Status.PodSource.Synced = false }, "daemon", doctor.Warn, "not synced", "API server"},
 		{"decisions dropped", func(n *testNode) { n.Status.DecisionLog = &adminv1.DecisionLogStatus{Path: "/d", Dropped: 12} }, "daemon", doctor.Warn, "12 decisions", "/d"},
@@ -113,12 +113,12 @@ func TestDaemon(t *testing.T) {
 	})
 }
 
-// dead removes the daemon and its sockets from a node, and runs the other checks.
-func dead(t *testing.T, spoil func(n *testNode)) []doctor.Finding {
+// withoutDaemon removes the daemon and its sockets from a node, and runs the other checks.
+func withoutDaemon(t *testing.T, change func(n *testNode)) []doctor.Finding {
 	t.Helper()
 	n := newNode(t)
 	n.Status, n.StatusErr = nil, errors.New("connection refused")
-	spoil(n)
+	change(n)
 	return n.Examine(t.Context())
 }
 
@@ -132,7 +132,7 @@ func wantFinding(t *testing.T, all []doctor.Finding, check string, level doctor.
 	t.Errorf("findings = %+v; want %s of %s: … %s …", all, level, check, found)
 }
 
-func TestDeadDaemonIsLookedPast(t *testing.T) {
+func TestChecksWithoutTheDaemon(t *testing.T) {
 	store := func(n *testNode) {
 		n.t.Helper()
 		n.must(os.Remove(n.path("/var/lib/pullgate/records.db")))
@@ -142,23 +142,23 @@ func TestDeadDaemonIsLookedPast(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name  string
-		spoil func(n *testNode)
+		change func(n *testNode)
 		level doctor.Level
 		found string
 	}{
-		{"sound store", store, doctor.OK, "is sound, with 1 values"},
-		{"no store", func(n *testNode) { n.must(os.Remove(n.path("/var/lib/pullgate/records.db"))) }, doctor.Unknown, "there is no /var/lib/pullgate/records.db"},
+		{"valid store", store, doctor.OK, "is valid, with 1 values"},
+		{"no store", func(n *testNode) { n.must(os.Remove(n.path("/var/lib/pullgate/records.db"))) }, doctor.Unknown, "/var/lib/pullgate/records.db not found"},
 		{"damaged store", func(*testNode) {}, doctor.Fail, "the first: tree: the file is too short"},
 		{"store in use", func(n *testNode) {
 			store(n)
 			s, _, err := records.Open(n.path("/var/lib/pullgate/records.db"), records.Options{})
 			n.must(err)
 			n.t.Cleanup(func() { _ = s.Close() })
-		}, doctor.Unknown, "is open in a pullgated that does not answer"},
+		}, doctor.Unknown, "is open in a pullgated that does not respond"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			all := dead(t, tc.spoil)
-			wantFinding(t, all, "daemon", doctor.Fail, "does not answer: connection refused")
+			all := withoutDaemon(t, tc.change)
+			wantFinding(t, all, "daemon", doctor.Fail, "does not respond: connection refused")
 			wantFinding(t, all, "records", tc.level, tc.found)
 			wantFinding(t, all, "kubelet", doctor.OK, "dials /run/pullgate/cri.sock")
 			if !doctor.Failed(all) {
@@ -177,23 +177,23 @@ func TestSockets(t *testing.T) {
 	}
 	const cri, runtime = "/run/pullgate/cri.sock", "/run/containerd/containerd.sock"
 	play(t, []row{
-		{"everybody's", mode(cri, 0o666), "sockets", doctor.Fail, cri + " has mode 0666", "chmod 0600 " + cri},
+		{"accessible to all users", mode(cri, 0o666), "sockets", doctor.Fail, cri + " has mode 0666", "chmod 0600 " + cri},
 		{"a user's", own(cri, 1000, 0), "sockets", doctor.Fail, "user 1000", "chown root:root"},
 		{"folder that others write", mode("/run/pullgate", 0o777), "sockets", doctor.Fail, "/run/pullgate has mode 0777", ""},
-		{"absent", func(n *testNode) { n.must(os.Remove(n.path(cri))) }, "sockets", doctor.Fail, "listen: there is no " + cri, "systemctl status pullgated"},
+		{"absent", func(n *testNode) { n.must(os.Remove(n.path(cri))) }, "sockets", doctor.Fail, "listen: " + cri + " not found", "systemctl status pullgated"},
 		{"no socket", func(n *testNode) {
 			n.must(os.Remove(n.path("/run/pullgate/admin.sock")))
 			n.file("/run/pullgate/admin.sock", 0o600, "")
 		}, "sockets", doctor.Fail, "admin.listen: /run/pullgate/admin.sock is not a socket", "admin.listen"},
-		{"nobody answers", func(n *testNode) { n.must(n.sockets[cri].Close()) }, "sockets", doctor.Fail, "listen: " + cri + ": connection refused", "systemctl restart pullgated"},
+		{"connection refused", func(n *testNode) { n.must(n.sockets[cri].Close()) }, "sockets", doctor.Fail, "listen: " + cri + ": connection refused", "systemctl restart pullgated"},
 		{"not wanted", func(n *testNode) {
 			n.Config.Admin.Listen = ""
 			n.must(os.Remove(n.path("/run/pullgate/admin.sock")))
 		}, "sockets", doctor.OK, "listen", ""},
-		{"runtime's, everybody's", mode(runtime, 0o666), "sockets", doctor.Fail, "bypasses pullgate", "grpc.gid"},
+		{"runtime's, accessible to all users", mode(runtime, 0o666), "sockets", doctor.Fail, "bypass pullgate", "grpc.gid"},
 		{"runtime's, a group's", own(runtime, 0, 999), "sockets", doctor.Fail, "group 999", "only root"},
-		{"runtime's, absent", func(n *testNode) { n.must(os.Remove(n.path(runtime))) }, "sockets", doctor.Fail, "runtimeEndpoint: there is no", "runtimeEndpoint"},
-		{"runtime's, nobody answers", func(n *testNode) { n.must(n.sockets[runtime].Close()) }, "sockets", doctor.Fail, "the runtime's " + runtime + ": connection refused", "systemctl"},
+		{"runtime's, absent", func(n *testNode) { n.must(os.Remove(n.path(runtime))) }, "sockets", doctor.Fail, "runtimeEndpoint: " + runtime + " not found", "runtimeEndpoint"},
+		{"runtime's, connection refused", func(n *testNode) { n.must(n.sockets[runtime].Close()) }, "sockets", doctor.Fail, "the runtime's " + runtime + ": connection refused", "systemctl"},
 	})
 }
 
@@ -201,7 +201,7 @@ func TestSocketsTellWhoAnswers(t *testing.T) {
 	n := newNode(t)
 	n.process(strconv.Itoa(os.Getpid()), "socat")
 	all := n.Examine(t.Context())
-	wantFinding(t, all, "sockets", doctor.Fail, "listen: at /run/pullgate/cri.sock answers socat (process "+strconv.Itoa(os.Getpid())+")")
+	wantFinding(t, all, "sockets", doctor.Fail, "listen: /run/pullgate/cri.sock is served by socat (process "+strconv.Itoa(os.Getpid())+")")
 }
 
 // Each cause has its own message, because each has another remedy.
@@ -254,14 +254,14 @@ func TestWithoutRootWhatCannotBeReadIsUnknown(t *testing.T) {
 	for _, check := range []string{"configuration", "daemon", "records", "sockets", "state"} {
 		wantFinding(t, all, check, doctor.Unknown, "permission denied")
 	}
-	wantFinding(t, all, "kubelet", doctor.Unknown, "no kubelet is seen")
+	wantFinding(t, all, "kubelet", doctor.Unknown, "no kubelet process found")
 }
 
 // If a daemon uses another configuration file, its other paths are not a failure of its sockets.
 func TestDaemonWithAnotherConfigurationIsTheCause(t *testing.T) {
 	for name, set := range map[string]func(n *testNode){
-		"it says so": func(n *testNode) { n.Status.ConfigurationPath = "/etc/elsewhere.yaml" },
-		"its command line says so": func(n *testNode) {
+		"its status names it": func(n *testNode) { n.Status.ConfigurationPath = "/etc/elsewhere.yaml" },
+		"its command line names it": func(n *testNode) {
 			n.Status, n.StatusErr = nil, syscall.ENOENT
 			n.process(strconv.Itoa(os.Getpid()), "pullgated", "/usr/local/bin/pullgated", "--config", "/etc/elsewhere.yaml")
 		},
@@ -318,19 +318,19 @@ func TestState(t *testing.T) {
 			n.must(os.RemoveAll(n.path(dir)))
 			n.file(dir, 0o700, "")
 		}, "state", doctor.Fail, "is not a directory", "stateDir"},
-		{"absent", func(n *testNode) { n.must(os.RemoveAll(n.path(dir))) }, "state", doctor.Unknown, "there is no", "start pullgated"},
-		{"remote", func(n *testNode) { n.disk.Remote = true }, "disk", doctor.Fail, "another machine", "local disk"},
+		{"absent", func(n *testNode) { n.must(os.RemoveAll(n.path(dir))) }, "state", doctor.Unknown, dir + " not found", "start pullgated"},
+		{"remote", func(n *testNode) { n.disk.Remote = true }, "disk", doctor.Fail, "network file system", "local disk"},
 		{"full", func(n *testNode) { n.disk.Free = 1 << 20 }, "disk", doctor.Fail, "1 MiB free", "free space"},
 		{"nearly full", func(n *testNode) { n.disk.Free = 63 << 20 }, "disk", doctor.Warn, "63 MiB free", "free space"},
 		{"no inodes", func(n *testNode) { n.disk.FreeNodes = 3 }, "disk", doctor.Warn, "3 inodes free", "inode"},
 		{"as many inodes as wanted", func(n *testNode) { n.disk.Inodes, n.disk.FreeNodes = 0, 0 }, "disk", doctor.OK, "free", ""},
-		{"clock alone", func(n *testNode) { n.inStep = false }, "clock", doctor.Warn, "nothing keeps the clock right", "NTP"},
+		{"clock alone", func(n *testNode) { n.inStep = false }, "clock", doctor.Warn, "the clock is not synchronized", "NTP"},
 		{"clock unknown", func(n *testNode) { n.clockErr = errors.New("not permitted") }, "clock", doctor.Unknown, "not permitted", "NTP"},
-		{"daemon from the future", func(n *testNode) { n.Status.Started = timestamppb.New(now().Add(time.Hour)) }, "clock", doctor.Fail, "pullgated started at 2026-05-04T13:00:00Z, which is 1h0m0s from now", "set the clock right"},
-		{"store from the future", func(n *testNode) {
+		{"daemon started in the future", func(n *testNode) { n.Status.Started = timestamppb.New(now().Add(time.Hour)) }, "clock", doctor.Fail, "pullgated started at 2026-05-04T13:00:00Z, which is 1h0m0s from now", "correct the clock"},
+		{"store written in the future", func(n *testNode) {
 			later := now().Add(2 * time.Minute)
 			n.must(os.Chtimes(n.path(dir+"/records.db"), later, later))
-		}, "clock", doctor.Fail, "records.db was written at", "set the clock right"},
+		}, "clock", doctor.Fail, "records.db was written at", "correct the clock"},
 		{"a little skew", func(n *testNode) { n.Status.Started = timestamppb.New(now().Add(time.Second)) }, "clock", doctor.OK, "", ""},
 	})
 }

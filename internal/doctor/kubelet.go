@@ -30,7 +30,7 @@ func (n Node) kubelet(ctx context.Context) []Finding {
 		next.Found += ", once it is restarted"
 		return []Finding{now, next}
 	case now.Level == Fail && next.Level == OK:
-		return []Finding{now, warn("restart the kubelet; running pods go on", "%s, once it is restarted", next.Found)}
+		return []Finding{now, warn("restart the kubelet; running pods continue", "%s, once it is restarted", next.Found)}
 	}
 	return []Finding{now}
 }
@@ -43,13 +43,13 @@ func (n Node) kubeletProcesses(why error) (all []Finding) {
 	for _, p := range n.running("kubelet", "k3s", "k3s-server", "k3s-agent", "rke2") {
 		s, err := n.host().ProcessSettings(p.pid)
 		if err != nil {
-			all = append(all, unknown("see that the file is there and can be read, as root", "what %s dials: %v", p, err))
+			all = append(all, unknown("check as root that the file exists and can be read", "what %s dials: %v", p, err))
 			continue
 		}
 		all = append(all, n.judge(p.String(), s))
 	}
 	if len(all) == 0 {
-		all = append(all, unknown("run it on the node, as root, with the kubelet running", "what the kubelet dials: no kubelet is seen: %v", why))
+		all = append(all, unknown("run it on the node, as root, with the kubelet running", "what the kubelet dials: no kubelet process found: %v", why))
 	}
 	return all
 }

@@ -92,7 +92,7 @@ func TestKubeletByItsUnit(t *testing.T) {
 		level                 doctor.Level
 		found                 string
 	}{
-		{"no unit", "", "", nil, doctor.Unknown, "no kubelet is seen"},
+		{"no unit", "", "", nil, doctor.Unknown, "no kubelet process found"},
 		{"its file", "kubelet.service", "/usr/bin/kubelet --config=/etc/kubelet.yaml", map[string]string{
 			"/etc/kubelet.yaml": "containerRuntimeEndpoint: " + ours,
 		}, doctor.OK, "(/etc/kubelet.yaml)"},
@@ -128,7 +128,7 @@ func TestKubeletByItsUnit(t *testing.T) {
 			}
 			all := n.Examine(t.Context())
 			wantFinding(t, all, "kubelet", tc.level, tc.found)
-			wantFinding(t, all, "versions", doctor.Unknown, "no kubelet is seen here")
+			wantFinding(t, all, "versions", doctor.Unknown, "no kubelet process found")
 		})
 	}
 }
@@ -151,7 +151,7 @@ func TestK3sWithoutAUnit(t *testing.T) {
 func TestVersions(t *testing.T) {
 	play(t, []row{
 		{"old kubelet", func(n *testNode) { n.versions[kubeletPID] = "Kubernetes v1.25.16" }, "versions", doctor.Fail, "1.25.16, older than 1.26", "upgrade the kubelet"},
-		{"kubelet that does not say", func(n *testNode) { n.versions[kubeletPID] = "?" }, "versions", doctor.Unknown, "--version does not say so", "root"},
+		{"kubelet that does not print it", func(n *testNode) { n.versions[kubeletPID] = "?" }, "versions", doctor.Unknown, "--version does not print a version", "root"},
 		{"kubelet that fails", func(n *testNode) { n.versions[kubeletPID] = "" }, "versions", doctor.Unknown, "exit status 1", "root"},
 		{"oldest", func(n *testNode) {
 			n.versions[kubeletPID] = "Kubernetes v1.26.0"

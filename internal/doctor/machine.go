@@ -23,14 +23,14 @@ func (n Node) disk(context.Context) []Finding {
 	dir := n.Config.StateDir
 	d, err := n.Disk(n.path(dir))
 	if errors.Is(err, fs.ErrNotExist) {
-		return []Finding{unknown("start pullgated, which makes it", "there is no %s", dir)}
+		return []Finding{unknown("start pullgated, which creates it", "%s not found", dir)}
 	}
 	if err != nil {
 		return []Finding{unknown("run it as root", "%s: %v", dir, err)}
 	}
 	var all []Finding
 	if d.Remote {
-		all = append(all, fail("set stateDir to a directory on a local disk", "%s is on the disk of another machine: the store locks and maps its file", dir))
+		all = append(all, fail("set stateDir to a directory on a local disk", "%s is on a network file system, and the store locks and maps its file", dir))
 	}
 	const remediation = "free space there: when it is full, every pull that needs proof is refused"
 	switch {
@@ -40,7 +40,7 @@ func (n Node) disk(context.Context) []Finding {
 		all = append(all, warn(remediation, "%s has %d MiB free", dir, d.Free>>20))
 	}
 	if d.Inodes > 0 && d.FreeNodes < littleNodes {
-		all = append(all, warn("delete files there: no store can be begun or backed up without a free inode", "%s has %d inodes free", dir, d.FreeNodes))
+		all = append(all, warn("delete files there: no store can be created or backed up without a free inode", "%s has %d inodes free", dir, d.FreeNodes))
 	}
 	if len(all) == 0 {
 		all = append(all, ok("%s has %d MiB free", dir, d.Free>>20))
@@ -68,18 +68,18 @@ func (n Node) clock(context.Context) []Finding {
 		later(s.GetReload().GetAt().AsTime(), "the configuration was read")
 	}
 	if skew := newest.Sub(now); skew > time.Minute {
-		all = append(all, fail("set the clock right; if it is right now it was ahead before, and what was proved then counts from when pullgated notices",
+		all = append(all, fail("correct the clock; if it is correct now, it was ahead before, and proofs from that time count from when pullgated detects it",
 			"the clock was set back: %s at %s, which is %s from now", of, newest.UTC().Format(time.RFC3339), skew.Round(time.Second)))
 	}
 	const remediation = "run chrony, systemd-timesyncd or another NTP client: the age of a proof depends on the clock"
 	switch step, err := n.ClockInStep(); {
 	case err != nil:
-		all = append(all, unknown(remediation, "whether the clock is kept right: %v", err))
+		all = append(all, unknown(remediation, "whether the clock is synchronized: %v", err))
 	case !step:
-		all = append(all, warn(remediation, "nothing keeps the clock right"))
+		all = append(all, warn(remediation, "the clock is not synchronized"))
 	}
 	if len(all) == 0 {
-		all = append(all, ok("the clock is kept right, and nothing is from the future"))
+		all = append(all, ok("the clock is synchronized, and no recorded time is in the future"))
 	}
 	return all
 }

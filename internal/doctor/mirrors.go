@@ -38,15 +38,15 @@ type registries struct {
 // mirrors checks the mirrors of the runtime: if a mirror serves an image without credentials, every pod can prove access to it.
 func (n Node) mirrors(ctx context.Context) (all []Finding) {
 	if name := n.Status.GetRuntime().GetName(); name != "" && !strings.HasPrefix(name, "containerd") {
-		return []Finding{unknown("see in its manual where it has mirrors, and that they ask for credentials", "which mirrors %s has", name)}
+		return []Finding{unknown("find its mirrors in its manual, and check that they require credentials", "which mirrors %s has", name)}
 	}
 	r := n.registries()
 	for _, b := range r.broken {
 		all = append(all, unknown("correct the file; containerd cannot read it either", "%s", b))
 	}
 	for _, s := range r.secrets {
-		all = append(all, warn("take them out and use pull secrets, or nodeCredentials, where they are meant for every pod",
-			"%s gives the runtime credentials of its own: a pull that comes without any uses them and opens the image to all", s))
+		all = append(all, warn("remove them and use pull secrets, or nodeCredentials if they are meant for every pod",
+			"%s gives the runtime credentials of its own: a pull without a credential uses them and opens the image to every pod", s))
 	}
 	if len(r.mirrors) == 0 {
 		return append(all, ok("no mirror is configured in the runtime"))
@@ -54,11 +54,11 @@ func (n Node) mirrors(ctx context.Context) (all []Finding) {
 	asked := r.mirrors
 	if len(asked) > maxMirrors {
 		asked = asked[:maxMirrors]
-		all = append(all, unknown("see that they ask for credentials", "%d mirrors more than are asked", len(r.mirrors)-maxMirrors))
+		all = append(all, unknown("check that they require credentials", "%d more mirrors were not checked", len(r.mirrors)-maxMirrors))
 	}
 	if n.NoNetwork {
 		for _, m := range asked {
-			all = append(all, unknown("run it without --no-network", "whether the mirror %s (%s) asks for credentials", m.base, m.where))
+			all = append(all, unknown("run it without --no-network", "whether the mirror %s (%s) requires credentials", m.base, m.where))
 		}
 		return all
 	}
@@ -86,17 +86,17 @@ func (n Node) ask(ctx context.Context, m mirror) Finding {
 	client := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	response, err := client.Do(request)
 	if err != nil {
-		return unknown("see that it asks for credentials once it is there", "the mirror %s (%s) does not answer: %v", m.base, m.where, err)
+		return unknown("check that it requires credentials once it is available", "the mirror %s (%s) does not respond: %v", m.base, m.where, err)
 	}
 	_ = response.Body.Close() // the body is not read
 	switch response.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return ok("the mirror %s (%s) asks for credentials", m.base, m.where)
+		return ok("the mirror %s (%s) requires credentials", m.base, m.where)
 	case http.StatusOK:
-		return warn("have it ask for the registry's credentials, or do not use it for private images",
-			"the mirror %s (%s) answers without credentials: what it hands out so, every pod can prove", m.base, m.where)
+		return warn("configure it to require the registry's credentials, or do not use it for private images",
+			"the mirror %s (%s) serves requests without credentials: every pod can prove access to what it serves", m.base, m.where)
 	}
-	return unknown("see that it asks for credentials", "the mirror %s (%s) answers %d", m.base, m.where, response.StatusCode)
+	return unknown("check that it requires credentials", "the mirror %s (%s) answers with status %d", m.base, m.where, response.StatusCode)
 }
 
 // registries reads the configuration of the runtime.

@@ -20,12 +20,12 @@ func TestMirrors(t *testing.T) {
 	}
 	const one = "server = \"https://registry-1.docker.io\"\n[host.\"https://mirror.test\"]\n  capabilities = [\"pull\", \"resolve\"]\n"
 	play(t, []row{
-		{"asks", serve("mirror.test:443", http.StatusUnauthorized, hostsFile(one)), "mirrors", doctor.OK, "the mirror https://mirror.test (" + hosts + ") asks for credentials", ""},
-		{"forbids", serve("mirror.test:443", http.StatusForbidden, hostsFile(one)), "mirrors", doctor.OK, "asks for credentials", ""},
-		{"answers anybody", serve("mirror.test:443", http.StatusOK, hostsFile(one)), "mirrors", doctor.Warn, "answers without credentials", "private images"},
-		{"answers something", serve("mirror.test:443", http.StatusBadGateway, hostsFile(one)), "mirrors", doctor.Unknown, "answers 502", "asks for credentials"},
-		{"sends elsewhere", serve("mirror.test:443", http.StatusFound, hostsFile(one)), "mirrors", doctor.Unknown, "answers 302", "asks for credentials"},
-		{"is away", hostsFile(one), "mirrors", doctor.Unknown, "does not answer", "once it is there"},
+		{"requires credentials", serve("mirror.test:443", http.StatusUnauthorized, hostsFile(one)), "mirrors", doctor.OK, "the mirror https://mirror.test (" + hosts + ") requires credentials", ""},
+		{"forbids", serve("mirror.test:443", http.StatusForbidden, hostsFile(one)), "mirrors", doctor.OK, "requires credentials", ""},
+		{"requires no credentials", serve("mirror.test:443", http.StatusOK, hostsFile(one)), "mirrors", doctor.Warn, "serves requests without credentials", "private images"},
+		{"answers with another status", serve("mirror.test:443", http.StatusBadGateway, hostsFile(one)), "mirrors", doctor.Unknown, "answers with status 502", "requires credentials"},
+		{"redirects", serve("mirror.test:443", http.StatusFound, hostsFile(one)), "mirrors", doctor.Unknown, "answers with status 302", "requires credentials"},
+		{"is unavailable", hostsFile(one), "mirrors", doctor.Unknown, "does not respond", "once it is available"},
 		{"is not asked", func(n *testNode) { n.NoNetwork = true; hostsFile(one)(n) }, "mirrors", doctor.Unknown, "whether the mirror https://mirror.test", "--no-network"},
 		{
 			"with a path of its own", serve("mirror.test:80", http.StatusOK, hostsFile("[host.\"http://user:hunter2@mirror.test/v2/cache\"]\noverride_path = true\n")),
@@ -58,7 +58,7 @@ func TestMirrors(t *testing.T) {
 		{"twice the same", serve("mirror.test:443", http.StatusUnauthorized, func(n *testNode) {
 			hostsFile(one)(n)
 			n.file("/etc/containerd/certs.d/_default/hosts.toml", 0o644, "[host.'mirror.test']\n")
-		}), "mirrors", doctor.OK, "asks for credentials", ""},
+		}), "mirrors", doctor.OK, "requires credentials", ""},
 	})
 }
 

@@ -17,7 +17,7 @@ type process struct {
 
 func (p process) String() string {
 	if p.name == "" {
-		return "a process that cannot be seen from here"
+		return "an unknown process"
 	}
 	return fmt.Sprintf("%s (process %d)", p.name, p.pid)
 }

@@ -68,9 +68,9 @@ func (n Node) own(ctx context.Context, field, path string) (all []Finding) {
 		all = append(all, fail("systemctl restart pullgated", "%s: %s: %v", field, path, err))
 	case peer.name != "" && peer.name != "pullgated" && peer.name != "systemd": // systemd keeps it for pullgated
 		all = append(all, fail(fmt.Sprintf("stop process %d, or set %s to another path, then restart pullgated", peer.pid, field),
-			"%s: at %s answers %s", field, path, peer))
+			"%s: %s is served by %s", field, path, peer))
 	case len(all) == 0:
-		all = append(all, ok("%s: at %s answers %s", field, path, peer))
+		all = append(all, ok("%s: %s is served by %s", field, path, peer))
 	}
 	return all
 }
@@ -87,7 +87,7 @@ func (n Node) runtimeSocket(ctx context.Context, path string) Finding {
 	mode := info.Mode().Perm()
 	if uid != 0 || mode&0o002 != 0 || mode&0o020 != 0 && gid != 0 {
 		return fail("allow only root to use it, in the runtime's configuration (grpc.uid, grpc.gid)",
-			"the runtime's own %s has mode %04o and is of %s: who may connect there bypasses pullgate", path, mode, who(uid, gid))
+			"the runtime's socket %s has mode %04o and belongs to %s: users who can connect to it bypass pullgate", path, mode, who(uid, gid))
 	}
 	peer, err := n.peer(ctx, path)
 	if errors.Is(err, fs.ErrPermission) {
@@ -104,7 +104,7 @@ func (n Node) socket(path string) (fs.FileInfo, error) {
 	info, err := os.Stat(n.path(path))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("there is no %s", path)
+		return nil, fmt.Errorf("%s not found", path)
 	case err == nil && info.Mode().Type() != fs.ModeSocket:
 		return nil, fmt.Errorf("%s is not a socket", path)
 	}

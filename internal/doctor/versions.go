@@ -41,7 +41,7 @@ func versionIn(text string) (version, bool) {
 func (n Node) versions(ctx context.Context) (all []Finding) {
 	kubelets := n.running("kubelet", "k3s", "k3s-server", "k3s-agent")
 	if len(kubelets) == 0 {
-		all = append(all, unknown("run it on the node, as root, with the kubelet running", "no kubelet is seen here"))
+		all = append(all, unknown("run it on the node, as root, with the kubelet running", "no kubelet process found"))
 	}
 	for _, p := range kubelets {
 		v, err := n.versionOf(ctx, p)
@@ -106,7 +106,7 @@ func crioVersion(v version) Finding {
 // versionOf runs the program of a process to get its version.
 func (n Node) versionOf(ctx context.Context, p process) (version, error) {
 	if !n.ownProcess(p.pid) {
-		return version{}, errors.New("it is not a process of the node itself, whose program could be asked")
+		return version{}, errors.New("it is not a process of the node itself, so its program cannot be run")
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -116,7 +116,7 @@ func (n Node) versionOf(ctx context.Context, p process) (version, error) {
 	}
 	v, known := versionIn(string(out))
 	if !known {
-		return version{}, errors.New("--version does not say so")
+		return version{}, errors.New("--version does not print a version")
 	}
 	return v, nil
 }

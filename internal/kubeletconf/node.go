@@ -45,7 +45,7 @@ type Node struct {
 	// Configured are the settings of the kubelet when it starts the next time.
 	Configured Settings
 	// Running are the settings of the running kubelet by its flags, and by the files as they are now. It is nil if
-	// no kubelet is seen, which is always so under k3s.
+	// no kubelet process is found, which is always so under k3s.
 	Running *Settings
 	// Process is the kubelet that runs, if it is seen.
 	Process Process
@@ -90,7 +90,7 @@ func (h Host) Discover(ctx context.Context, unit string) (Node, error) {
 	if n.Program != "kubelet" {
 		// A script: what it runs the kubelet with is seen when it does.
 		if n.Process.PID == 0 {
-			return Node{}, fmt.Errorf("%s runs %s, and no kubelet is seen among its processes", u.Name, s.words[0].text)
+			return Node{}, fmt.Errorf("%s runs %s, and no kubelet found among its processes", u.Name, s.words[0].text)
 		}
 		args = running
 	}

@@ -82,7 +82,7 @@ func New(version, goVersion string, methods []string) *Metrics {
 	m.panics = prometheus.NewCounter(prometheus.CounterOpts{Name: "pullgate_panics_total", Help: "Calls that panicked and were answered with Internal. Anything but 0 is a bug."})
 	m.unresolved = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "pullgate_pulls_unresolved_total",
-		Help: "Successful pulls that were not recorded, because the runtime does not say which image it pulled. Their images need proof.",
+		Help: "Successful pulls that were not recorded, because the runtime does not report which image it pulled. Their images need proof.",
 	})
 	m.ignored = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "pullgate_credentials_ignored_total",
@@ -256,7 +256,7 @@ func codeNames() []string {
 // Panic counts a call that panicked.
 func (m *Metrics) Panic() { m.panics.Inc() }
 
-// PullUnresolved counts a successful pull that was not recorded, because the runtime does not say which image it pulled.
+// PullUnresolved counts a successful pull that was not recorded, because the runtime does not report which image it pulled.
 func (m *Metrics) PullUnresolved() { m.unresolved.Inc() }
 
 // CredentialsIgnored counts a look-up of a pod's credentials for an image that found more than are considered.

@@ -22,7 +22,7 @@ type Bill struct {
 	Components  []Component `json:"components"`
 }
 
-// Metadata say what the bill is of.
+// Metadata describe the subject of the bill.
 type Metadata struct {
 	Timestamp string    `json:"timestamp"`
 	Component Component `json:"component"`
