@@ -26,16 +26,16 @@ func storeBackupCommand(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backup FILE",
 		Short: "Write a consistent copy of the store while pullgated runs",
-		Long: `Write a copy of the store, as it is at one moment, while pullgated goes on. FILE is there
-whole, on disk and with mode 0600, or not at all; "-" is stdout. The copy is of use
-only on this node, with the node.key that it was written with: keep that beside it.`,
+		Long: `Write a consistent copy of the store while pullgated runs. FILE is either
+complete, on disk and with mode 0600, or not created; "-" is stdout. The copy can be
+used only on this node, with the node.key of the same time: keep that beside it.`,
 		Example: `  pullgatectl store backup /root/pullgate-backup/records.db
 
   # Onto another machine
   pullgatectl store backup - | ssh backup 'cat > node-7-records.db'`,
 		Args: cli.OneArgument("FILE"),
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "replace FILE if it is there")
+	cmd.Flags().BoolVar(&force, "force", false, "replace FILE if it exists")
 	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		file := args[0]

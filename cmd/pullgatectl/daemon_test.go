@@ -78,7 +78,7 @@ func (d *daemon) stop() {
 
 func (d *daemon) answer(method string, texts ...string) error {
 	if d.methods.ByName(protoreflect.Name(method)) == nil {
-		return fmt.Errorf("there is no method %q", method)
+		return fmt.Errorf("unknown method %q", method)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -116,7 +116,7 @@ func (d *daemon) handle(_ any, stream grpc.ServerStream) error {
 		} else if err != nil {
 			return err
 		}
-		if err := d.say(stream, method, line); err != nil {
+		if err := d.send(stream, method, line); err != nil {
 			return err
 		}
 	}
@@ -145,7 +145,7 @@ func (d *daemon) next(method string, request proto.Message) (*json.Decoder, erro
 	return json.NewDecoder(strings.NewReader(texts[0])), nil
 }
 
-func (*daemon) say(stream grpc.ServerStream, method protoreflect.MethodDescriptor, line []byte) error {
+func (*daemon) send(stream grpc.ServerStream, method protoreflect.MethodDescriptor, line []byte) error {
 	var order struct {
 		Wait  bool
 		Error *struct {

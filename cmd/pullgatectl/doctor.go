@@ -92,7 +92,7 @@ runtime is asked once, without credentials, unless --no-network is given.`,
 
 // statusFor asks the daemon for its status, on the socket of its configuration unless a flag gives another.
 func statusFor(ctx context.Context, c *cli.Console, listen string) (status *adminv1.GetStatusResponse, err error) {
-	if listen == "" && !c.Told() {
+	if listen == "" && !c.HasEndpoint() {
 		return nil, errors.New("it has no admin API: admin.listen is empty")
 	}
 	err = c.At(listen).Ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) (err error) {

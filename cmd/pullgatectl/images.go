@@ -30,13 +30,13 @@ func imagesListCommand(c *cli.Console) *cobra.Command {
 		Long: `List the images that the runtime has or that the store has a record of, one line for each
 repository of an image. An image is listed if it matches all filters.
 
-ACCESS says who may use it:
+ACCESS shows which pods may use it:
 
     open           every pod: it was pulled without a credential, or with the node's
     2 credentials  pods that have one of them
     preloaded      every pod, under a policy that exempts preloaded images
     no proofs      pods that prove access: no access has been proved, or all proofs were revoked
-    untracked      the same: there is no record of it
+    untracked      the same, without a record
     unreadable     the same under every policy: its record cannot be read`,
 		Example: `  # What has Secret team-a/regcred opened?
   pullgatectl images list --secret team-a/regcred
@@ -81,7 +81,7 @@ func (f *imageFilter) message(c *cli.Console) (*adminv1.ImageFilter, error) {
 	return m, nil
 }
 
-// before returns the time that is as long ago as a flag says; nil if the flag is not set.
+// before returns the time that is as long ago as the value of a flag; nil if the flag is not set.
 func before(c *cli.Console, flag, age string) (*timestamppb.Timestamp, error) {
 	if age == "" {
 		return nil, nil

@@ -150,7 +150,7 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 func daemonOf(ts *testscript.TestScript) *daemon {
 	d, ok := ts.Value("daemon").(*daemon)
 	if !ok {
-		ts.Fatalf("there is no daemon")
+		ts.Fatalf("no daemon was started")
 	}
 	return d
 }

@@ -150,7 +150,7 @@ func cellsOf(line string) []string {
 }
 
 // definition converts a row to an entry of a definition list: the first cell is the term, the others are the text. A column's
-// name is added where it says more than the text does.
+// name is added where it adds to the text.
 func definition(head, cells []string) string {
 	var parts []string
 	for i, cell := range cells[1:] {

@@ -142,7 +142,7 @@ func nodeFlags(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command) *
 func (s *nodeSwitch) on(d nodeenable.Daemon) nodeenable.Enabler {
 	to := s.enabler
 	to.Daemon, to.Unit, to.Wait = d, s.unit, s.wait
-	to.Say = func(line string) { _, _ = fmt.Fprintln(s.c.Err, output.Safe(line)) }
+	to.Progress = func(line string) { _, _ = fmt.Fprintln(s.c.Err, output.Safe(line)) }
 	return to
 }
 

@@ -22,7 +22,7 @@ func watchCommand(c *cli.Console) *cobra.Command {
 		Short: "Print decisions as they are made",
 		Long: `Print decisions as they are made, as the decision log has them, until Ctrl-C. With
 -o json each is a line, with -o yaml a document. If they come faster than they are
-read some are left out, and stderr says how many.`,
+read some are left out, and stderr has their number.`,
 		Example: `  pullgatectl watch --namespace team-a
 
   # Who is kept from an image?

@@ -53,7 +53,7 @@ func TestLoaderOfTheDefaultPath(t *testing.T) {
 	cmd.SetContext(t.Context())
 	c.StateDir = t.TempDir()
 	if err := check(cmd, path, c, found); err != nil || !strings.HasPrefix(out.String(), path+": not found: using defaults; enforcing with policy NeverVerifyPreloadedImages\n") {
-		t.Errorf("check = %v, prints %q; want it to say that the file was not found", err, out.String())
+		t.Errorf("check = %v, prints %q; want a message that the file was not found", err, out.String())
 	}
 	if err := os.WriteFile(path, []byte("{}\n"), 0o600); err != nil {
 		t.Fatal(err)

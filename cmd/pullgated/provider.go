@@ -38,8 +38,8 @@ credentials in it: those that the node offers to every pod. An image that is
 pulled with one of them is open to all pods, so that a rotated token needs no
 registry. No credential leaves this process but to the kubelet.
 
-What the real plugin prints and its exit code are passed on. If pullgated cannot
-be told, one line on stderr says why, and the kubelet gets its answer all the same.
+What the real plugin prints and its exit code are passed on. If the report
+to pullgated fails, one line on stderr has the reason, and the kubelet still gets its answer.
 An answer that is bound to a service account is not reported.
 
 To put it in place, on a node whose kubelet runs a plugin already:
@@ -118,7 +118,7 @@ func provide(cmd *cobra.Command, f providerFlags, args []string) error {
 	}
 	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	answer := &heldAnswer{to: cmd.OutOrStdout()}
+	answer := &bufferedAnswer{to: cmd.OutOrStdout()}
 	child := exec.CommandContext(ctx, args[0], args[1:]...) //nolint:gosec // the kubelet's configuration names it
 	child.Stdin, child.Stdout, child.Stderr = io.MultiReader(bytes.NewReader(request), stdin), answer, cmd.ErrOrStderr()
 	if len(request) <= maxMessage {
@@ -158,11 +158,11 @@ func runChild(child *exec.Cmd) error {
 	return nil
 }
 
-func sendReport(ctx context.Context, f providerFlags, request []byte, answer *heldAnswer) error {
+func sendReport(ctx context.Context, f providerFlags, request []byte, answer *bufferedAnswer) error {
 	if len(request) > maxMessage || answer.passing {
 		return fmt.Errorf("request or answer has more than %d bytes", maxMessage)
 	}
-	exchange := report.Exchange{Request: request, Answer: answer.held.Bytes()}
+	exchange := report.Exchange{Request: request, Answer: answer.buffered.Bytes()}
 	r, err := exchange.Report(daemon.KeyPath(f.stateDir), time.Now())
 	if err != nil || len(r.Credentials) == 0 {
 		return err
@@ -183,18 +183,18 @@ func sendReport(ctx context.Context, f providerFlags, request []byte, answer *he
 	return err
 }
 
-// A heldAnswer keeps the written bytes until release, so that pullgated receives a credential before the kubelet can use it. It
+// A bufferedAnswer keeps the written bytes until release, so that pullgated receives a credential before the kubelet can use it. It
 // does not hold back an answer that is longer than maxMessage.
-type heldAnswer struct {
-	to      io.Writer
-	held    bytes.Buffer
-	passing bool
+type bufferedAnswer struct {
+	to       io.Writer
+	buffered bytes.Buffer
+	passing  bool
 }
 
 // Write keeps the bytes or forwards them.
-func (a *heldAnswer) Write(p []byte) (int, error) {
-	if !a.passing && a.held.Len()+len(p) <= maxMessage {
-		return a.held.Write(p)
+func (a *bufferedAnswer) Write(p []byte) (int, error) {
+	if !a.passing && a.buffered.Len()+len(p) <= maxMessage {
+		return a.buffered.Write(p)
 	}
 	if err := a.release(); err != nil {
 		return 0, err
@@ -203,9 +203,9 @@ func (a *heldAnswer) Write(p []byte) (int, error) {
 }
 
 // release forwards the kept bytes.
-func (a *heldAnswer) release() error {
+func (a *bufferedAnswer) release() error {
 	a.passing = true
-	if _, err := a.held.WriteTo(a.to); err != nil {
+	if _, err := a.buffered.WriteTo(a.to); err != nil {
 		return fmt.Errorf("pass the plugin's answer on: %w", err)
 	}
 	return nil

@@ -58,7 +58,7 @@ type PodSource interface {
 	PullPolicies(uid string, image imageref.Ref) (policies []string, known bool)
 	// Secrets returns the credentials of the pod's pull secrets for an image, and whether the list is complete. It may wait a few
 	// seconds for them.
-	Secrets(ctx context.Context, uid string, image imageref.Ref) (held []tracker.Secret, whole bool)
+	Secrets(ctx context.Context, uid string, image imageref.Ref) (secrets []tracker.Secret, complete bool)
 }
 
 // A Gate reports how pre-checks are judged.

@@ -38,7 +38,7 @@ func codeOf(err error) (code codes.Code, todo string, listed bool) {
 		{errOtherKey, codes.FailedPrecondition, ""},
 		{errWatchers, codes.ResourceExhausted, "end one of them"},
 		{records.ErrNoRoom, codes.ResourceExhausted, "free space"},
-		{errBackup, codes.DataLoss, "see what VerifyStore says, and the log of pullgated"},
+		{errBackup, codes.DataLoss, "see the answer of VerifyStore, and the log of pullgated"},
 		// Last, because the errors above may wrap one of them.
 		{context.Canceled, codes.Canceled, ""},
 		{context.DeadlineExceeded, codes.DeadlineExceeded, ""},

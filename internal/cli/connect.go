@@ -22,13 +22,13 @@ func (c *Console) Ask(ctx context.Context, f func(context.Context, adminv1.PullR
 	return Link{Path: path, Limit: c.timeout}.Ask(ctx, f)
 }
 
-// Told reports whether the caller has set the daemon's endpoint.
-func (c *Console) Told() bool { return c.endpoint != "" || c.getenv(EndpointVariable) != "" }
+// HasEndpoint reports whether the caller has set the daemon's endpoint.
+func (c *Console) HasEndpoint() bool { return c.endpoint != "" || c.getenv(EndpointVariable) != "" }
 
 // At returns this console with its daemon at an endpoint, unless the caller has set another one.
 func (c *Console) At(endpoint string) *Console {
 	at := *c
-	if !c.Told() {
+	if !c.HasEndpoint() {
 		at.endpoint = endpoint
 	}
 	return &at

@@ -68,7 +68,7 @@ func exitError(err error) *ExitError {
 	if f, ok := errors.AsType[*ExitError](err); ok {
 		return f
 	}
-	if errors.Is(err, context.Canceled) && hint.Of(err) == "" { // with a hint it says what the interruption left behind
+	if errors.Is(err, context.Canceled) && hint.Of(err) == "" { // with a hint it describes what the interruption left behind
 		return &ExitError{Code: ExitFailed, Err: errors.New("interrupted")}
 	}
 	return &ExitError{Code: ExitFailed, Err: err}

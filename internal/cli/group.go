@@ -83,7 +83,7 @@ func helpCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			of, rest, err := cmd.Root().Find(args)
 			if err != nil || len(rest) > 0 {
-				return Misused("see pullgatectl --help", "there is no command %q", strings.Join(args, " "))
+				return Misused("see pullgatectl --help", "unknown command %q", strings.Join(args, " "))
 			}
 			return of.Help()
 		},

@@ -35,7 +35,7 @@ func Path(from, endpoint string) (string, error) {
 	case !ok && filepath.IsAbs(endpoint):
 		return "", wrong("write unix://"+endpoint, "a path is not an endpoint")
 	case !ok:
-		return "", wrong("it listens on a Unix socket of its node: "+Default+", or what admin.listen of its configuration says",
+		return "", wrong("it listens on a Unix socket of its node: "+Default+", or the admin.listen of its configuration",
 			"the admin API is a Unix socket, in the form unix:///path")
 	case !filepath.IsAbs(path):
 		return "", wrong("write unix:///path, with three slashes", "the path is not absolute")

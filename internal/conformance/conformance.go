@@ -11,7 +11,7 @@ import (
 //go:embed testdata/decisions.yaml
 var table []byte
 
-// Verdicts of the table. Absent and Hidden are how a pre-check that is answered empty is told.
+// Verdicts of the table. Absent and Hidden are the two kinds of a pre-check with an empty answer.
 const (
 	Allow    = "Allow"
 	Reverify = "Reverify"
@@ -19,7 +19,7 @@ const (
 	Hidden   = "Hidden"
 )
 
-// What a case needs to be decided as the table says.
+// The facts that a case needs for the verdict of the table.
 const (
 	NeedsCRI  = "cri"  // a credential is enough
 	NeedsPods = "pods" // Secret coordinates

@@ -16,7 +16,7 @@ var passed atomic.Int64 //nolint:gochecknoglobals // a process has one life
 // Enabled reports whether points can kill.
 const Enabled = true
 
-// Hit kills the process if it is told to die at this point.
+// Hit kills the process if it is configured to be killed at this point.
 func Hit(point string) {
 	name, nth, found := strings.Cut(os.Getenv(Env), "#")
 	if point == "" || name != point {

@@ -21,7 +21,7 @@ type Node string
 const maxFile = 1 << 20
 
 // defaultAuthDir is where CRI-O looks for auth files of namespaces unless it is configured otherwise. It creates the directory
-// at every start, so only what is in it says that there are such files.
+// at every start, so only its content shows that there are such files.
 const defaultAuthDir = "/etc/crio/auth"
 
 // provider is the plugin that writes auth files of namespaces.
@@ -52,7 +52,7 @@ func (n Node) NamespaceCredentials() (found []string, unread []error) {
 	return found, unread
 }
 
-// SearchRegistries returns the registries that CRI-O looks for a short name in, and the file that says so; "" if none does.
+// SearchRegistries returns the registries that CRI-O looks for a short name in, and the file that names them; "" if none does.
 func (n Node) SearchRegistries() (registries []string, file string, unread []error) {
 	files := append([]string{"/etc/containers/registries.conf"}, n.glob("/etc/containers/registries.conf.d/*.conf")...)
 	for _, f := range files {
@@ -90,11 +90,11 @@ func (n Node) authDirs() []string {
 
 // providerConfigs returns the files from which kubelets are configured to read credential providers from.
 func (n Node) providerConfigs() (files []string) {
-	said := []string{"/etc/default/kubelet", "/etc/sysconfig/kubelet", "/var/lib/kubelet/kubeadm-flags.env"}
+	settings := []string{"/etc/default/kubelet", "/etc/sysconfig/kubelet", "/var/lib/kubelet/kubeadm-flags.env"}
 	for _, which := range []string{"k3s", "rke2"} {
-		said = append(append(said, "/etc/rancher/"+which+"/config.yaml"), n.glob("/etc/rancher/"+which+"/config.yaml.d/*.yaml")...)
+		settings = append(append(settings, "/etc/rancher/"+which+"/config.yaml"), n.glob("/etc/rancher/"+which+"/config.yaml.d/*.yaml")...)
 	}
-	for _, path := range n.values(providerConfig, append(said, n.startedBy("kubelet")...), "/var/lib/rancher/credentialprovider/config.yaml") {
+	for _, path := range n.values(providerConfig, append(settings, n.startedBy("kubelet")...), "/var/lib/rancher/credentialprovider/config.yaml") {
 		if info, err := os.Stat(n.path(path)); err == nil && info.IsDir() { // kubelet 1.36 and newer
 			files = append(files, n.glob(filepath.Join(path, "*"))...)
 			continue
@@ -104,7 +104,7 @@ func (n Node) providerConfigs() (files []string) {
 	return files
 }
 
-// startedBy returns the files that say how a program is started: its units, and the command lines of its processes as
+// startedBy returns the files that define how a program is started: its units, and the command lines of its processes as
 // far as they can be seen.
 func (n Node) startedBy(program string) (files []string) {
 	for _, dir := range []string{"/etc/systemd/system/", "/usr/lib/systemd/system/", "/lib/systemd/system/"} {
@@ -118,7 +118,7 @@ func (n Node) startedBy(program string) (files []string) {
 	return files
 }
 
-// values returns what the files say of a setting, and a default.
+// values returns the values of a setting in the files, and a default.
 func (n Node) values(setting *regexp.Regexp, files []string, byDefault string) []string {
 	all := []string{byDefault}
 	for _, file := range files {

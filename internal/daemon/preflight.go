@@ -37,7 +37,7 @@ type Preflight struct {
 
 // Examine checks the files, folders and addresses that a configuration names. It creates and changes nothing, takes no lock, and
 // does not connect to a socket of pullgated, so that it can run beside a running daemon. The config package must have validated
-// the configuration. A finding that says "permission denied" is a warning unless the process is root: pullgated runs as another
+// the configuration. A finding with "permission denied" is a warning unless the process is root: pullgated runs as another
 // user.
 func Examine(ctx context.Context, c config.Config) Preflight {
 	var p Preflight

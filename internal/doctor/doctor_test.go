@@ -39,7 +39,7 @@ func TestNodeWhereAllIsRightHasNothingToDo(t *testing.T) {
 // A row is one problem of a node.
 type row struct {
 	name        string
-	change       func(n *testNode)
+	change      func(n *testNode)
 	check       string
 	level       doctor.Level
 	found       string // a part of it
@@ -141,10 +141,10 @@ func TestChecksWithoutTheDaemon(t *testing.T) {
 		n.must(s.Close())
 	}
 	for _, tc := range []struct {
-		name  string
+		name   string
 		change func(n *testNode)
-		level doctor.Level
-		found string
+		level  doctor.Level
+		found  string
 	}{
 		{"valid store", store, doctor.OK, "is valid, with 1 values"},
 		{"no store", func(n *testNode) { n.must(os.Remove(n.path("/var/lib/pullgate/records.db"))) }, doctor.Unknown, "/var/lib/pullgate/records.db not found"},

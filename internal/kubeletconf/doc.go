@@ -1,5 +1,5 @@
 // Package kubeletconf implements finding out what the kubelet of a node dials, and which file sets that. It changes nothing, and where
-// it cannot be sure it returns an error that says so, never a guess.
+// it cannot be sure it returns an error, never a guess.
 //
 // # What sets the socket that a kubelet dials
 //
@@ -15,6 +15,6 @@
 //
 // k3s and RKE2 run the kubelet themselves. Its flags are the values of kubelet-arg, those of config.yaml before those of
 // config.yaml.d/*.yaml, in the order of the names, before those of k3s's own command line. A key in such a file
-// replaces what files before it said, and adds to it if it ends with "+". Their own container-runtime-endpoint is
+// replaces the value of files before it, and adds to it if it ends with "+". Their own container-runtime-endpoint is
 // another thing: it also keeps k3s from starting its containerd.
 package kubeletconf

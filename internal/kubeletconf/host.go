@@ -35,8 +35,8 @@ func Run(ctx context.Context, name string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, name, args...) //nolint:gosec // systemctl and journalctl, which the callers name
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		said := strings.Join(strings.Fields(stderr.String()), " ")
-		return stdout.Bytes(), fmt.Errorf("%s: %w: %s", name, err, said)
+		output := strings.Join(strings.Fields(stderr.String()), " ")
+		return stdout.Bytes(), fmt.Errorf("%s: %w: %s", name, err, output)
 	}
 	return stdout.Bytes(), nil
 }

@@ -36,7 +36,7 @@ func units() []string {
 type Node struct {
 	Kind Kind
 	Unit Unit
-	// ExecStart is the command line of the unit as it stands in the file ExecStartFrom, on one line.
+	// ExecStart is the command line of the unit as in the file ExecStartFrom, on one line.
 	ExecStart, ExecStartFrom string
 	// Program is the name of the program that ExecStart runs, without its folder.
 	Program string
@@ -47,12 +47,12 @@ type Node struct {
 	// Running are the settings of the running kubelet by its flags, and by the files as they are now. It is nil if
 	// no kubelet process is found, which is always so under k3s.
 	Running *Settings
-	// Process is the kubelet that runs, if it is seen.
+	// Process is the running kubelet, if it was found.
 	Process Process
 }
 
-// Dials returns what the kubelet dials, as far as that can be found out. Where a restart would not change it, it says which
-// file sets it, and not only that the process has it.
+// Dials returns what the kubelet dials, as far as that can be determined. If a restart would not change it, the result names the
+// file that sets it and not only the process.
 func (n Node) Dials() Settings {
 	r, c := n.Running, n.Configured
 	if r != nil && (r.Runtime.Value != c.Runtime.Value || r.Image.Value != c.Image.Value) {

@@ -68,8 +68,8 @@ func show(n kubeletconf.Node) string {
 	line("ExecStart of %s: %s", n.ExecStartFrom, n.ExecStart)
 	dials := func(what string, s kubeletconf.Settings) {
 		end := ""
-		if s.FlagsSayEndpoint {
-			end = ", flags say it"
+		if s.FlagsSetEndpoint {
+			end = ", flags set it"
 		}
 		line("%s: runtime %s (%s), image %s (%s)%s", what, s.Runtime.Value, s.Runtime.From, s.Image.Value, s.Image.From, end)
 	}

@@ -58,7 +58,7 @@ func (h Host) descends(pid, ancestor int) bool {
 		if err != nil {
 			return false
 		}
-		// The name of the program stands in brackets and may hold anything.
+		// The name of the program is in brackets and may contain any character.
 		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 		if len(fields) < 2 {
 			return false

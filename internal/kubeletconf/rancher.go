@@ -57,7 +57,7 @@ func (h Host) rancher(s service) (rancher, error) {
 	return r, nil
 }
 
-// read takes over what one file says: a key replaces what was said before it, unless it ends with "+".
+// read adds the settings of one file: a key replaces its earlier value, unless it ends with "+".
 func (r rancher) read(h Host, file string) error {
 	content, err := h.ReadFile(file)
 	var given map[string]any
@@ -149,7 +149,7 @@ func (r rancher) kubeletArgs(h Host) []word {
 }
 
 // isRanchersOwn reports whether a file in the kubelet's --config-dir is written anew whenever k3s or RKE2 starts, and
-// so says nothing that is not said elsewhere.
+// so contains only settings that are also elsewhere.
 func isRanchersOwn(file string) bool {
 	base := path.Base(file)
 	return base == "00-k3s-defaults.conf" || base == "00-rke2-defaults.conf"

@@ -21,7 +21,7 @@ const (
 	byDefault = "the kubelet's default"
 )
 
-// A Setting is a value and who says it: the path of a file, or a few words.
+// A Setting is a value and where it is set: the path of a file, or a few words.
 type Setting struct{ Value, From string }
 
 // Settings are the settings of a kubelet that matter here.
@@ -31,8 +31,8 @@ type Settings struct {
 	Runtime, Image Setting
 	// ConfigFile and ConfigDir are the values of --config and --config-dir; "" if it has none.
 	ConfigFile, ConfigDir string
-	// FlagsSayEndpoint says whether an endpoint is among its flags, against which no file counts.
-	FlagsSayEndpoint bool
+	// FlagsSetEndpoint reports whether an endpoint is among its flags, which take precedence over files.
+	FlagsSetEndpoint bool
 	// Healthz is the URL that answers 200 if it is well; "" if that is turned off.
 	Healthz string
 }
@@ -80,7 +80,7 @@ func (h Host) settings(args []word, before layers) (Settings, error) {
 		}
 	}
 	runtime, image := last(args, "container-runtime-endpoint"), last(args, "image-service-endpoint")
-	s.FlagsSayEndpoint = runtime.text != "" || image.text != ""
+	s.FlagsSetEndpoint = runtime.text != "" || image.text != ""
 	t.take(Setting{runtime.text, runtime.from}, Setting{image.text, image.from})
 	if ip := last(args, "healthz-bind-address").text; ip != "" {
 		t.healthzIP = ip
@@ -99,7 +99,7 @@ func (h Host) settings(args []word, before layers) (Settings, error) {
 	return s, nil
 }
 
-// take takes over what is not empty.
+// take sets the endpoints that are not empty.
 func (t *layers) take(runtime, image Setting) {
 	if runtime.Value != "" {
 		t.runtime = runtime
@@ -120,7 +120,7 @@ func (t *layers) healthz() string {
 	return "http://" + net.JoinHostPort(ip, strconv.Itoa(t.healthzPort)) + "/healthz"
 }
 
-// readKubelet takes over what a kubelet's configuration file, or a part of one, says.
+// readKubelet adds the settings of a kubelet's configuration file, or of a part of one.
 func (h Host) readKubelet(file string, t *layers) error {
 	content, err := h.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -18,7 +18,7 @@ import (
 type Unit struct {
 	// Name ends with .service.
 	Name string
-	// Loaded says whether there is such a unit.
+	// Loaded reports whether the unit exists.
 	Loaded bool
 	// Active and Sub are its state in the words of systemd: active and running.
 	Active, Sub string
@@ -100,14 +100,14 @@ func (h Host) unitFiles(name, fragment string, dropIns []string) []string {
 	return append([]string{fragment}, dropIns...)
 }
 
-// A word is one argument of a command line, and the file that says so.
+// A word is one argument of a command line, and the file that contains it.
 type word struct{ text, from string }
 
-// A service is what the files of a unit say about its command line.
+// A service is the command line of a unit, from its files.
 type service struct {
-	// execStart is the value of the ExecStart= that counts, on one line, as it stands in the file execStartFrom.
+	// execStart is the value of the ExecStart= that counts, on one line, as in the file execStartFrom.
 	execStart, execStartFrom string
-	// words is it with the variables put in, environment what they are.
+	// words is the command line with its variables replaced, environment has their values.
 	words       []word
 	environment map[string]word
 }

@@ -265,7 +265,7 @@ func (m *Metrics) CredentialsIgnored() { m.ignored.Inc() }
 // DecisionsDropped counts decisions that are missing in the decision log.
 func (m *Metrics) DecisionsDropped(n uint64) { m.dropped.Add(float64(n)) }
 
-// ConfigRead says whether the configuration was right that was read at a time; only one that was is in use.
+// ConfigRead records whether the configuration that was read at a time is valid; only a valid one is in use.
 func (m *Metrics) ConfigRead(right bool, at time.Time) {
 	m.reloaded.Set(number(right))
 	if right {
@@ -276,10 +276,10 @@ func (m *Metrics) ConfigRead(right bool, at time.Time) {
 // StoreSync counts a write to the store.
 func (m *Metrics) StoreSync(took time.Duration) { m.storeSync.Observe(took.Seconds()) }
 
-// UpstreamUp says whether the runtime is connected.
+// UpstreamUp records whether the runtime is connected.
 func (m *Metrics) UpstreamUp(up bool) { m.upstreamUp.Set(number(up)) }
 
-// StoreDistrusted says whether the store is distrusted.
+// StoreDistrusted records whether the store is distrusted.
 func (m *Metrics) StoreDistrusted(yes bool) { m.distrusted.Set(number(yes)) }
 
 func number(b bool) float64 {

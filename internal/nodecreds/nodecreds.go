@@ -47,7 +47,7 @@ type file struct {
 	sealed credential.Sealed
 	sum    [sha256.Size]byte // of the parsed content; zero if none was parsed
 	err    error             // of parsing it
-	told   string            // the latest message about it
+	logged string            // describes the latest message about it
 }
 
 // report is an answer of a credential provider.
@@ -161,11 +161,11 @@ func (c *Credentials) read(ctx context.Context) {
 		f := &c.files[i]
 		err := f.read(c.key)
 		ring[i] = f.sealed
-		said := fmt.Sprintf("%x %v", f.sum, err)
-		if said == f.told {
+		state := fmt.Sprintf("%x %v", f.sum, err)
+		if state == f.logged {
 			continue
 		}
-		f.told = said
+		f.logged = state
 		switch {
 		case err == nil:
 			log.Info("Node credentials read", "file", f.path, "entries", f.sealed.Len())

@@ -74,7 +74,7 @@ func (s Enabler) do(ctx context.Context, p Plan) (began int, err error) {
 		if err := ctx.Err(); err != nil {
 			return i, err
 		}
-		s.say("%s", step.Text)
+		s.progress("%s", step.Text)
 		if err := s.step(ctx, step, w); err != nil {
 			if step.Action != Watch { // Watch itself reports what it observed
 				err = fmt.Errorf("%s: %w", step.Text, err)
@@ -119,7 +119,7 @@ func (s Step) isRestart() bool { return len(s.Command) > 1 && s.Command[1] == "r
 func (s Enabler) rollBack(ctx context.Context, p Plan, began int, why error) error {
 	// After an interrupt the operator wants the previous state of the node, not an intermediate one.
 	ctx = context.WithoutCancel(ctx)
-	s.say("revert all changes: %s", oneLine(why))
+	s.progress("revert all changes: %s", oneLine(why))
 	unit := p.inspection.node.Unit.Name
 	back, err := s.Disable(ctx)
 	if err == nil {
@@ -137,7 +137,7 @@ func (s Enabler) rollBack(ctx context.Context, p Plan, began int, why error) err
 	}
 	return &hint.Error{
 		Err:  fmt.Errorf("not enabled, all changes were reverted: %w", why),
-		Hint: "journalctl -u " + unit + " and journalctl -u pullgated say more",
+		Hint: "journalctl -u " + unit + " and journalctl -u pullgated have details",
 	}
 }
 
@@ -164,8 +164,8 @@ func (s Enabler) showLog(ctx context.Context, unit string) {
 	if err != nil || out == "" {
 		return
 	}
-	s.say("the last lines of %s:", unit)
+	s.progress("the last lines of %s:", unit)
 	for line := range strings.SplitSeq(out, "\n") {
-		s.say("  %s", line)
+		s.progress("  %s", line)
 	}
 }

@@ -9,7 +9,7 @@
 //
 //	k3s, RKE2                             config.yaml.d/90-pullgate.yaml beside its configuration
 //	a kubelet with --config-dir, whose    90-pullgate.conf in that folder
-//	flags do not say the endpoint
+//	flags do not set the endpoint
 //	a unit that runs the kubelet itself   UNIT.d/90-pullgate.conf in /etc/systemd/system, with the unit's ExecStart and
 //	                                      two flags more
 //	a unit that runs a script, which      two lines of that file, in place

@@ -38,8 +38,8 @@ type Enabler struct {
 	// Settle is how long it has to be healthy without interruption; 0 means 12 seconds, because systemd restarts a failed kubelet
 	// after ten.
 	Settle time.Duration
-	// Say is called when a step begins, and with the observations when a step fails; nil is allowed.
-	Say func(line string)
+	// Progress is called when a step begins, and with the observations when a step fails; nil is allowed.
+	Progress func(line string)
 
 	// Functions for access to the network and the disk; nil means the real ones.
 	Get  func(ctx context.Context, url string) (status int, body []byte, err error)
@@ -53,9 +53,9 @@ const (
 	bodyLimit = 8 << 20
 )
 
-func (s Enabler) say(format string, args ...any) {
-	if s.Say != nil {
-		s.Say(fmt.Sprintf(format, args...))
+func (s Enabler) progress(format string, args ...any) {
+	if s.Progress != nil {
+		s.Progress(fmt.Sprintf(format, args...))
 	}
 }
 

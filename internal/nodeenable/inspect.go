@@ -122,7 +122,7 @@ func byHand(l inspection) string {
 		if l.journal != nil && l.journal.Runtime != "" {
 			was = "; the kubelet dialled " + l.journal.Runtime + " before"
 		}
-		return fmt.Sprintf("take pullgated's endpoint out of %s by hand, or remove the file if that is all it says, then systemctl daemon-reload and %s%s", l.modifiedByOthers[0], restart, was)
+		return fmt.Sprintf("take pullgated's endpoint out of %s by hand, or remove the file if it contains nothing else, then systemctl daemon-reload and %s%s", l.modifiedByOthers[0], restart, was)
 	}
 	return fmt.Sprintf("take pullgated's endpoint out of %s by hand, then systemctl daemon-reload and %s", l.node.Dials().Runtime.From, restart)
 }

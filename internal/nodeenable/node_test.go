@@ -112,7 +112,7 @@ func (n *node) sw() nodeenable.Enabler {
 	return nodeenable.Enabler{
 		Host: n.host(), Unit: n.name, Wait: time.Minute,
 		Daemon: nodeenable.Daemon{Listen: listen, Runtime: n.runtime, Image: n.image, Metrics: n.metrics, StateDir: "/var/lib/pullgate", Enforces: "enforces"},
-		Say: func(line string) {
+		Progress: func(line string) {
 			n.said = append(n.said, line)
 			if n.sayHook != nil {
 				n.sayHook(line)

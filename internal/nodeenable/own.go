@@ -97,11 +97,11 @@ func planChange(h kubeletconf.Host, n kubeletconf.Node, endpoint string) (change
 	switch {
 	case n.Kind.Rancher():
 		return change{path: rancherFile(n), content: sign(fmt.Sprintf(rancherBody, endpoint))}, nil
-	case c.ConfigDir != "" && !c.FlagsSayEndpoint:
+	case c.ConfigDir != "" && !c.FlagsSetEndpoint:
 		return change{path: kubeletFile(n), content: sign(fmt.Sprintf(kubeletBody, endpoint))}, nil
 	case n.Program == "kubelet":
 		return change{path: unitFile(n), content: sign(fmt.Sprintf(unitBody, n.ExecStartFrom, n.ExecStart, endpoint))}, nil
-	case c.FlagsSayEndpoint:
+	case c.FlagsSetEndpoint:
 		return change{}, hint.Errorf(fmt.Sprintf("have %s give the kubelet --container-runtime-endpoint=%s and no --image-service-endpoint, then restart %s", n.Program, endpoint, n.Unit.Name),
 			"%s runs %s, a program of its own that gives the kubelet its endpoint as a flag, against which no file counts", n.Unit.Name, n.Program)
 	case c.ConfigFile != "":

@@ -131,7 +131,7 @@ func (s Enabler) target(ctx context.Context, l inspection) (change, error) {
 		if !kubeletconf.Same(v.Value, endpoint) {
 			advice := fmt.Sprintf("take the %s out of %s, where it counts more than %s, then try again", v.name, v.From, c.path)
 			if !path.IsAbs(v.From) {
-				advice = fmt.Sprintf(`a file that is read after %s takes back what it says; look for one with ExecStart=, or with kubelet-arg and no "+"`, c.path)
+				advice = fmt.Sprintf(`a file that is read after %s overrides it; look for one with ExecStart=, or with kubelet-arg and no "+"`, c.path)
 			}
 			return change{}, hint.Errorf(advice, "the kubelet would still dial %s for its %s, set by %s", v.Value, v.name, v.From)
 		}

@@ -109,7 +109,7 @@ func (s Enabler) answers(ctx context.Context, _ inspection) error {
 	case err != nil:
 		return hint.Errorf("check whether pullgated was restarted since its configuration was changed", "%w on %s: %v", ErrNotReached, url, err)
 	case code != http.StatusOK:
-		return hint.Errorf("journalctl -u pullgated says more", "pullgated is not ready: %s", firstLine(body))
+		return hint.Errorf("journalctl -u pullgated has details", "pullgated is not ready: %s", firstLine(body))
 	default:
 		return nil
 	}

@@ -8,7 +8,7 @@ import (
 )
 
 // Of returns who dialled a connection, or who listens where it was dialled, as the kernel noted it then. A connection
-// that is no Unix socket is an error. It looks through wrappers that have a method NetConn, as *tls.Conn has.
+// that is not a Unix socket is an error. It looks through wrappers that have a method NetConn, as *tls.Conn has.
 func Of(c net.Conn) (syscall.Ucred, error) {
 	for {
 		wrapper, ok := c.(interface{ NetConn() net.Conn })
@@ -19,7 +19,7 @@ func Of(c net.Conn) (syscall.Ucred, error) {
 	}
 	u, ok := c.(*net.UnixConn)
 	if !ok {
-		return syscall.Ucred{}, fmt.Errorf("a connection from %v is no Unix socket", c.RemoteAddr())
+		return syscall.Ucred{}, fmt.Errorf("a connection from %v is not a Unix socket", c.RemoteAddr())
 	}
 	raw, err := u.SyscallConn()
 	if err != nil {

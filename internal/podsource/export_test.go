@@ -3,14 +3,14 @@ package podsource
 // Dial makes the source of these options use another network.
 func (o *Options) Dial(dial dialFunc) { o.dial = dial }
 
-// Held returns the size of the pull secrets in bytes, and the number of Secrets that the source keeps in any way.
-func (s *Source) Held() (bytes, secrets int) {
+// Size returns the size of the pull secrets in bytes, and the number of Secrets that the source keeps in any way.
+func (s *Source) Size() (bytes, secrets int) {
 	s.secrets.mu.Lock()
 	defer s.secrets.mu.Unlock()
-	return s.secrets.held, len(s.secrets.byKey)
+	return s.secrets.size, len(s.secrets.byKey)
 }
 
-const MaxHeld = maxHeld
+const MaxHeld = maxSize
 
 // HoldAtMost makes the source keep fewer bytes than MaxHeld. It is called before Run.
 func (s *Source) HoldAtMost(bytes int) { s.secrets.most = bytes }

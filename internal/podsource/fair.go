@@ -32,7 +32,7 @@ type namespace struct {
 
 	secrets int // that at least one pod names
 	missing int // of these, those that do not exist
-	held    int // bytes
+	size    int // bytes of their content
 }
 
 // delay returns how long the namespace has to wait for its next read.

@@ -156,7 +156,7 @@ func TestSecretsOfOneNamespaceDoNotPushOutThoseOfOthers(t *testing.T) {
 						_, _ = w.byUID(fmt.Sprintf("m%d", i)).Credentials(w.Context(), imageref.New(app))
 					}
 				}
-				if bytes, _ := w.source.Held(); bytes > most {
+				if bytes, _ := w.source.Size(); bytes > most {
 					t.Errorf("Secrets take %d bytes; want at most %d", bytes, most)
 				}
 				w.api.refusing(func(*http.Request) int { return http.StatusServiceUnavailable })

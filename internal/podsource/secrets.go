@@ -34,9 +34,9 @@ const (
 	minRetry, maxRetry = 200 * time.Millisecond, 30 * time.Second
 	// readers is how many Secrets are read at the same time. Each response takes some megabytes for a moment.
 	readers = 2
-	// maxHeld bounds the memory of all Secrets, in bytes. Above it, the namespace that uses most loses its least recently used
+	// maxSize bounds the memory of all Secrets, in bytes. Above it, the namespace that uses most loses its least recently used
 	// Secret, which is read again when it is needed. A namespace that does not use more than its share loses none.
-	maxHeld = 8 << 20
+	maxSize = 8 << 20
 )
 
 // A key names a Secret.
@@ -99,7 +99,7 @@ type getter func(ctx context.Context, namespace, name string) (*corev1.Secret, e
 type secrets struct {
 	seal  credential.Key
 	count func(Reason)
-	most  int // maxHeld, or less in a test
+	most  int // maxSize, or less in a test
 
 	work chan struct{} // has a token if a reader has to check queue
 
@@ -108,12 +108,12 @@ type secrets struct {
 	byKey  map[key]*secret
 	byName map[string]*namespace // those that have Secrets
 	queue  fairQueue
-	held   int // bytes
+	size   int // bytes of their content
 }
 
 func newSecrets(seal credential.Key, count func(Reason)) *secrets {
 	return &secrets{
-		seal: seal, count: count, most: maxHeld, work: make(chan struct{}, 1),
+		seal: seal, count: count, most: maxSize, work: make(chan struct{}, 1),
 		byKey: map[key]*secret{}, byName: map[string]*namespace{},
 	}
 }
@@ -378,9 +378,9 @@ func (s *secrets) settle(e *secret, began time.Time, g got, err error) (news boo
 func (s *secrets) keepLocked(e *secret, a answer) {
 	s.dropLocked(e)
 	e.answer, e.known = a, true
-	s.held += a.sealed.Size()
-	e.in.held += a.sealed.Size()
-	for s.held > s.most {
+	s.size += a.sealed.Size()
+	e.in.size += a.sealed.Size()
+	for s.size > s.most {
 		other := s.evictableLocked(e)
 		if other == nil {
 			s.dropLocked(e)
@@ -396,15 +396,15 @@ func (s *secrets) keepLocked(e *secret, a answer) {
 func (s *secrets) evictableLocked(e *secret) *secret {
 	holders := 0
 	for _, n := range s.byName {
-		if n.held > 0 {
+		if n.size > 0 {
 			holders++
 		}
 	}
 	var oldest *secret
 	for _, other := range s.byKey {
 		switch {
-		case other == e || !other.known || other.in.held <= s.most/holders:
-		case oldest == nil, other.in.held > oldest.in.held, other.in == oldest.in && other.used.Before(oldest.used):
+		case other == e || !other.known || other.in.size <= s.most/holders:
+		case oldest == nil, other.in.size > oldest.in.size, other.in == oldest.in && other.used.Before(oldest.used):
 			oldest = other
 		}
 	}
@@ -414,8 +414,8 @@ func (s *secrets) evictableLocked(e *secret) *secret {
 // dropLocked deletes the content of a Secret.
 func (s *secrets) dropLocked(e *secret) {
 	if e.known {
-		s.held -= e.sealed.Size()
-		e.in.held -= e.sealed.Size()
+		s.size -= e.sealed.Size()
+		e.in.size -= e.sealed.Size()
 	}
 	e.answer, e.known = answer{}, false
 }

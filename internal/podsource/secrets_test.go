@@ -131,7 +131,7 @@ func TestSecretsTogetherAreBounded(t *testing.T) {
 			w.api.change("ADDED", pod("p"+name, "u"+name, app, name))
 		}
 		w.start()
-		if bytes, secrets := w.source.Held(); bytes > most || bytes < most/2 || secrets != n {
+		if bytes, secrets := w.source.Size(); bytes > most || bytes < most/2 || secrets != n {
 			t.Errorf("%d Secrets take %d bytes; want %d, of at most %d", secrets, bytes, n, most)
 		}
 		// An evicted Secret is read again when it is needed.
@@ -140,7 +140,7 @@ func TestSecretsTogetherAreBounded(t *testing.T) {
 				t.Errorf("pod %d: %d credentials, %v; want 1, nil", i, len(got), err)
 			}
 		}
-		if bytes, _ := w.source.Held(); bytes > most {
+		if bytes, _ := w.source.Size(); bytes > most {
 			t.Errorf("Secrets take %d bytes; want at most %d", bytes, most)
 		}
 	})
@@ -174,7 +174,7 @@ func TestSourceIsSafeForConcurrentUse(t *testing.T) {
 			}
 		}
 		w.pass(time.Minute)
-		if bytes, n := w.source.Held(); bytes != 0 || n != 0 {
+		if bytes, n := w.source.Size(); bytes != 0 || n != 0 {
 			t.Errorf("%d Secrets of %d bytes are left of pods that are gone; want none", n, bytes)
 		}
 	})
@@ -266,7 +266,7 @@ func measure(b *testing.B, url string) (most, stays uint64) {
 	for range tick.C {
 		runtime.ReadMemStats(&m)
 		most = max(most, m.HeapAlloc)
-		if _, n := s.Held(); n == 500 && s.Idle() {
+		if _, n := s.Size(); n == 500 && s.Idle() {
 			break
 		}
 	}

@@ -364,12 +364,12 @@ func TestAPodThatIsMadeAgainHasAnotherUID(t *testing.T) {
 		if got, err := old.Credentials(w.Context(), imageref.New(app)); len(got) != 0 || !errors.Is(err, podsource.ErrNotKnown) {
 			t.Errorf("Credentials of the pod that is gone = %v, %v; want none, ErrNotKnown", got, err)
 		}
-		if _, n := w.source.Held(); n != 1 {
+		if _, n := w.source.Size(); n != 1 {
 			t.Errorf("%d Secrets are kept; want 1, nobody names the other", n)
 		}
 		w.api.change("DELETED", pod("web", "u2", app, "next"))
 		w.pass(0)
-		if bytes, n := w.source.Held(); n != 0 || bytes != 0 {
+		if bytes, n := w.source.Size(); n != 0 || bytes != 0 {
 			t.Errorf("%d Secrets of %d bytes are kept; want none", n, bytes)
 		}
 	})

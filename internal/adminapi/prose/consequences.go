@@ -39,11 +39,11 @@ func (c Case) withIfNotPresent() string {
 	case policy.ImageIDName:
 		return "the image is hidden: the kubelet gets the answer that it is absent, and tries to pull " + c.Image.String() + " from a registry, and the pod stays in ErrImagePull and ImagePullBackOff"
 	case policy.ProofExpired, policy.ProvedInGrace:
-		away := "If the registry is unavailable, the pod stays in ErrImagePull until it is available"
+		outage := "If the registry is unavailable, the pod stays in ErrImagePull until it is available"
 		if until, lasts := c.graceful(); lasts {
-			away = "If the registry is unavailable, the pod gets the image on the node, until " + at(until)
+			outage = "If the registry is unavailable, the pod gets the image on the node, until " + at(until)
 		}
-		return "the kubelet pulls, which is one request for the manifest and renews the proof for every pod with that credential. " + away
+		return "the kubelet pulls, which is one request for the manifest and renews the proof for every pod with that credential. " + outage
 	default:
 	}
 	if c.Allowed() {

@@ -16,7 +16,7 @@ import (
 func File(c config.Config) nodeenable.Daemon {
 	return nodeenable.Daemon{
 		Listen: c.Listen, Runtime: c.RuntimeEndpoint, Image: c.ImageEndpoint,
-		Metrics: c.Metrics.Listen, StateDir: c.StateDir, Enforces: "does as its configuration says",
+		Metrics: c.Metrics.Listen, StateDir: c.StateDir, Enforces: "applies its configuration file",
 	}
 }
 
@@ -28,32 +28,32 @@ func Running(file config.Config, path string, status *adminv1.GetStatusResponse)
 	if err := yaml.Unmarshal([]byte(status.GetConfiguration()), &inForce); err != nil {
 		return nodeenable.Daemon{}, fmt.Errorf("read the configuration that pullgated runs with: %w", err)
 	}
-	runs, says := File(inForce), File(file)
-	for _, v := range []struct{ field, runs, says string }{
-		{"listen", runs.Listen, says.Listen},
-		{"runtimeEndpoint", runs.Runtime, says.Runtime},
-		{"imageEndpoint", runs.Image, says.Image},
-		{"stateDir", runs.StateDir, says.StateDir},
-		{"metrics.listen", runs.Metrics, says.Metrics},
+	running, inFile := File(inForce), File(file)
+	for _, v := range []struct{ field, running, inFile string }{
+		{"listen", running.Listen, inFile.Listen},
+		{"runtimeEndpoint", running.Runtime, inFile.Runtime},
+		{"imageEndpoint", running.Image, inFile.Image},
+		{"stateDir", running.StateDir, inFile.StateDir},
+		{"metrics.listen", running.Metrics, inFile.Metrics},
 	} {
-		if v.runs != v.says {
+		if v.running != v.inFile {
 			return nodeenable.Daemon{}, &hint.Error{
-				Err:  fmt.Errorf("pullgated runs with %s %q, and %s says %q", v.field, v.runs, path, v.says),
+				Err:  fmt.Errorf("pullgated runs with %s %q, but %s has %q", v.field, v.running, path, v.inFile),
 				Hint: "systemctl restart pullgated, then try again; give --config if its configuration is another file",
 			}
 		}
 	}
-	runs.Enforces = enforces(status, inForce)
-	return runs, nil
+	running.Enforces = enforces(status, inForce)
+	return running, nil
 }
 
 // enforces describes in a few words whether pods will notice.
 func enforces(s *adminv1.GetStatusResponse, c config.Config) string {
 	switch mode := c.ImagePullCredentialsVerificationPolicy; {
 	case c.NoPullImageSecretRecheck:
-		return "is in shadow mode: it records and counts, and refuses nothing"
+		return "is in shadow mode: it records and counts, and denies nothing"
 	case mode == string(policy.ModeNeverVerify):
-		return "asks for no proof under the policy " + mode
+		return "requires no proof under the policy " + mode
 	case s.GetStore().GetDistrust() != nil:
 		return "enforces " + mode + ", and distrusts its store: no image is marked preloaded"
 	default:

@@ -32,8 +32,8 @@ func TestRunning(t *testing.T) {
 		want   string
 	}{
 		{"as it comes", func(*config.Config) {}, nil, "enforces NeverVerifyPreloadedImages"},
-		{"shadow mode", func(c *config.Config) { c.NoPullImageSecretRecheck = true }, nil, "is in shadow mode: it records and counts, and refuses nothing"},
-		{"no policy", func(c *config.Config) { c.ImagePullCredentialsVerificationPolicy = "NeverVerify" }, nil, "asks for no proof under the policy NeverVerify"},
+		{"shadow mode", func(c *config.Config) { c.NoPullImageSecretRecheck = true }, nil, "is in shadow mode: it records and counts, and denies nothing"},
+		{"no policy", func(c *config.Config) { c.ImagePullCredentialsVerificationPolicy = "NeverVerify" }, nil, "requires no proof under the policy NeverVerify"},
 		{"distrusted", func(*config.Config) {}, &adminv1.StoreStatus{Distrust: &adminv1.Distrust{}}, "enforces NeverVerifyPreloadedImages, and distrusts its store: no image is marked preloaded"},
 		{"policy of the kubelet's file", func(c *config.Config) { c.KubeletConfig = "/var/lib/kubelet/config.yaml" }, nil, "enforces NeverVerifyPreloadedImages"},
 	} {
@@ -67,12 +67,12 @@ func TestRunningWithAnotherConfiguration(t *testing.T) {
 			change(&c)
 			_, err := configured.Running(c, "/etc/c.yaml", status(t, config.Default()))
 			advice := hint.Of(err)
-			if advice == "" || !strings.Contains(err.Error(), "pullgated runs with "+field+` "`) || !strings.Contains(err.Error(), "/etc/c.yaml says") || !strings.Contains(advice, "restart pullgated") {
-				t.Errorf("Running = %v; want to be told of %s", err, field)
+			if advice == "" || !strings.Contains(err.Error(), "pullgated runs with "+field+` "`) || !strings.Contains(err.Error(), "/etc/c.yaml has") || !strings.Contains(advice, "restart pullgated") {
+				t.Errorf("Running = %v; want an error about %s", err, field)
 			}
 		})
 	}
 	if _, err := configured.Running(config.Default(), "/etc/c.yaml", &adminv1.GetStatusResponse{Configuration: ": {"}); err == nil {
-		t.Error("Running takes what is no configuration")
+		t.Error("Running accepts an invalid configuration")
 	}
 }
