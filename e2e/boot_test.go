@@ -45,7 +45,7 @@ func startsBeforeTheRuntime(t runtimeTest) {
 }
 
 // Everything on the node is killed at once, as by a power cut, while one pod runs and another pulls.
-func TestEverythingIsKilledAtOnce(t *testing.T) { onEach(t, everythingIsKilledAtOnce) }
+func TestEveryProcessIsKilledAtOnce(t *testing.T) { onEach(t, everythingIsKilledAtOnce) }
 
 func everythingIsKilledAtOnce(t runtimeTest) {
 	s := begin(t)

@@ -55,7 +55,7 @@ func registryThatFails(t runtimeTest) {
 	}
 }
 
-func TestSlowRegistryDelaysOnlyWhoHasToProve(t *testing.T) {
+func TestSlowRegistryDelaysOnlyPodsWithoutAProof(t *testing.T) {
 	onEach(t, slowRegistryDelaysOnlyWhoHasToProve)
 }
 
@@ -128,7 +128,9 @@ func oldKubelet(t runtimeTest) {
 }
 
 // auto distinguishes old kubelets from new ones by the user agent of the call.
-func TestOldKubeletIsToldByItsUserAgent(t *testing.T) { onEach(t, oldKubeletIsToldByItsUserAgent) }
+func TestOldKubeletIsRecognizedByItsUserAgent(t *testing.T) {
+	onEach(t, oldKubeletIsToldByItsUserAgent)
+}
 
 func oldKubeletIsToldByItsUserAgent(t runtimeTest) {
 	s := begin(t)

@@ -161,7 +161,7 @@ func checkpointPlantsAnImageUnderANameOfOthers(t runtimeTest) {
 }
 
 // The errors of containerd for a checkpoint say whether another image is on the node.
-func TestErrorsOfACheckpointDoNotTellWhatIsOnTheNode(t *testing.T) {
+func TestErrorsOfACheckpointDoNotRevealWhatIsOnTheNode(t *testing.T) {
 	onEachRestorer(t, errorsOfACheckpointDoNotTellWhatIsOnTheNode)
 }
 

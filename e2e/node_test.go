@@ -224,7 +224,7 @@ func (s *suite) back(limit time.Duration) {
 
 // A store that is lost, or damaged, is begun anew in distrust: nothing on the node is taken for
 // preloaded until the operator says so.
-func TestLostStoreOpensNothing(t *testing.T) { onEach(t, lostStoreOpensNothing) }
+func TestLostStoreAllowsNothing(t *testing.T) { onEach(t, lostStoreOpensNothing) }
 
 func lostStoreOpensNothing(t runtimeTest) {
 	b := bare(t)

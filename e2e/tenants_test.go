@@ -10,7 +10,7 @@ import (
 
 // The control: without pullgate any tenant runs what another one's secret has pulled. If this does not
 // hold, the rest proves nothing.
-func TestUnprotectedRuntimeRunsAnybodysImage(t *testing.T) {
+func TestUnprotectedRuntimeRunsAnyImage(t *testing.T) {
 	onEach(t, unprotectedRuntimeRunsAnybodysImage)
 }
 

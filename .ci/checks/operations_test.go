@@ -15,7 +15,7 @@ import (
 // Operators see log messages, flags and metrics before the source, so each of them is documented: log messages in
 // docs/log-messages.md, flags of pullgated in docs/pullgated.md, flags of pullgatectl in docs/pullgatectl.md, and
 // metrics in docs/metrics.md.
-func TestOperationsKnows(t *testing.T) {
+func TestOperatorsDocumentationIsComplete(t *testing.T) {
 	pages := map[string]string{"log message": "log-messages.md", "flag of pullgated": "pullgated.md", "flag of pullgatectl": "pullgatectl.md", "metric": "metrics.md"}
 	manual := map[string]string{}
 	for what, page := range pages {

@@ -199,9 +199,9 @@ func stubs() []string {
 	}
 }
 
-// TestLintFindsWhatIsPlanted runs golangci-lint with the project's configuration over a module
+// TestLintFindsPlantedViolations runs golangci-lint with the project's configuration over a module
 // of the same path that breaks every rule once. The checkout is only read.
-func TestLintFindsWhatIsPlanted(t *testing.T) {
+func TestLintFindsPlantedViolations(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds golangci-lint")
 	}

@@ -24,7 +24,7 @@ func TestReleaseFollowsItsChecklist(t *testing.T) {
 	}
 }
 
-func TestChangelogIsReadyOrSaysWhatIsMissing(t *testing.T) {
+func TestChangelogIsReadyOrHasAnError(t *testing.T) {
 	const ready = "# Changelog\n\n## 1.2.3 – 2026-12-24\n\nStore format: 1.\n\n### Added\n\n- Something.\n\n## 1.2.2 – 2026-11-24\n"
 	for name, tc := range map[string]struct{ old, new, want string }{
 		"ready":                  {"", "", ""},

@@ -18,7 +18,7 @@ import (
 // root is the root of the project, seen from this package.
 const root = "../.."
 
-func TestTreeKeepsToTheLayout(t *testing.T) {
+func TestTreeFollowsTheLayout(t *testing.T) {
 	found, err := checks.Layout(os.DirFS(root))
 	if err != nil {
 		t.Fatal(err)
@@ -28,7 +28,7 @@ func TestTreeKeepsToTheLayout(t *testing.T) {
 	}
 }
 
-func TestEveryRelativeLinkLeadsSomewhere(t *testing.T) {
+func TestRelativeLinksAreValid(t *testing.T) {
 	broken, err := checks.Links(os.DirFS(root))
 	if err != nil {
 		t.Fatal(err)
@@ -38,7 +38,7 @@ func TestEveryRelativeLinkLeadsSomewhere(t *testing.T) {
 	}
 }
 
-func TestLayoutFindsWhatIsPlanted(t *testing.T) {
+func TestLayoutFindsPlantedViolations(t *testing.T) {
 	const documented = "// Package x does one thing.\npackage x\n"
 	for name, tc := range map[string]struct {
 		files fstest.MapFS
@@ -63,7 +63,7 @@ func TestLayoutFindsWhatIsPlanted(t *testing.T) {
 	}
 }
 
-func TestLayoutLeavesTheRestAlone(t *testing.T) {
+func TestLayoutAllowsOtherFiles(t *testing.T) {
 	files := tree(
 		"pkg/x/doc.go", "// Package x does one thing.\npackage x\n",
 		"pkg/x/x.go", "package x\n",
@@ -77,7 +77,7 @@ func TestLayoutLeavesTheRestAlone(t *testing.T) {
 	}
 }
 
-func TestLinksFindsDeadOnes(t *testing.T) {
+func TestLinksFindsBrokenLinks(t *testing.T) {
 	files := tree("docs/b.md", "# A `code` heading, two words\n## Twice\n## Twice\n", "docs/sub/x.txt", "",
 		"a.md", strings.Join([]string{
 			"[file](docs/b.md) [folder](docs/sub) ![image](docs/sub/x.txt \"title\") [self](#top)",
@@ -136,7 +136,7 @@ func TestContributingShowsMakeHelp(t *testing.T) {
 	}
 }
 
-func TestEveryMakeTargetSaysWhatItIsFor(t *testing.T) {
+func TestEveryMakeTargetHasADescription(t *testing.T) {
 	makefile := read(t, filepath.Join(root, "Makefile"))
 	for l := range strings.Lines(makefile) {
 		for target := range strings.FieldsSeq(strings.TrimPrefix(l, ".PHONY:")) {
@@ -154,7 +154,7 @@ func TestLicenceIsApache2(t *testing.T) {
 	}
 }
 
-func TestInstalledLinksLeadSomewhere(t *testing.T) {
+func TestInstalledLinksAreValid(t *testing.T) {
 	dir := t.TempDir()
 	if out, err := exec.CommandContext(t.Context(), filepath.Join(root, ".ci/install-docs"), dir).CombinedOutput(); err != nil {
 		t.Fatalf("install-docs: %v\n%s", err, out)
@@ -173,7 +173,7 @@ func TestInstalledLinksLeadSomewhere(t *testing.T) {
 	}
 }
 
-func TestEveryDocumentThatIsNamedIsFound(t *testing.T) {
+func TestNamedDocumentsExist(t *testing.T) {
 	wrong, err := checks.Named(os.DirFS(root))
 	if err != nil {
 		t.Fatal(err)
@@ -183,7 +183,7 @@ func TestEveryDocumentThatIsNamedIsFound(t *testing.T) {
 	}
 }
 
-func TestNamedFindsWhatIsPlanted(t *testing.T) {
+func TestNamedFindsPlantedViolations(t *testing.T) {
 	const url = "https://github.com/pullgate/pullgate/blob/main/docs/"
 	files := tree("docs/a.md", "# A\n", "docs/sub/b.md", "# B\n",
 		"cmd/x/main.go", "package main\n// See docs/gone.md.\nvar _ = `see docs/a.md`+\n\""+url+"gone.md "+url+"a.md#a "+url+"sub/b.md#gone\"\n",

@@ -59,7 +59,7 @@ const examples = `  # Check the configuration, and that a start could use the fi
   # Run it by hand, talkative, with JSON log lines
   pullgated --config ./config.yaml --logging-format json -v 2
 
-  # After the store was lost: what is on the node now may be used by everybody
+  # After the store was lost: every pod may use the images that are on the node now
   pullgated --accept-present-images`
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }

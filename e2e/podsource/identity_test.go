@@ -72,7 +72,7 @@ func TestARotatedCertificateTakesOverBeforeTheFirstExpires(t *testing.T) {
 	w.learns(uid, rotated)
 }
 
-func TestWithoutACertificateThatHoldsWhatIsKnownStaysKnown(t *testing.T) {
+func TestWithAnExpiredCertificateWhatIsKnownStaysKnown(t *testing.T) {
 	t.Parallel()
 	w := begin(t, kubernetes134)
 	own := w.secret("own", "own")

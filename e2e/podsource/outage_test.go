@@ -11,7 +11,7 @@ import (
 
 // The API server goes away with all that its watches remember, and etcd forgets its history before it comes
 // back.
-func TestAnAPIServerThatIsAwayTakesNothingAway(t *testing.T) {
+func TestAnOutageOfTheAPIServerLosesNothing(t *testing.T) {
 	t.Parallel()
 	c, err := cluster.Start(t.Context(), t.TempDir(), kubernetes134) // the other tests need theirs
 	if err != nil {

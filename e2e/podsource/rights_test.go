@@ -52,7 +52,7 @@ func (w *world) forbidden(what string, err error) {
 	}
 }
 
-func TestSecretsOfPodsThatComeTogetherAreAllLearnt(t *testing.T) {
+func TestSecretsOfPodsThatComeTogetherAreAllRead(t *testing.T) {
 	t.Parallel()
 	w := begin(t, kubernetes134)
 	w.start()

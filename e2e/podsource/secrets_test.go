@@ -14,7 +14,7 @@ import (
 // fresh is how old the content of a Secret may be.
 const fresh = 10 * time.Second
 
-func TestARotatedSecretIsToldWithinItsFreshness(t *testing.T) {
+func TestARotatedSecretIsReadWithinItsFreshness(t *testing.T) {
 	t.Parallel()
 	w := begin(t, kubernetes134)
 	before := w.secret("s", "before")
@@ -40,7 +40,7 @@ func TestARotatedSecretIsToldWithinItsFreshness(t *testing.T) {
 	w.learns(uid, again)
 }
 
-func TestASecretThatIsDeletedHasNothingAndIsNotForgotten(t *testing.T) {
+func TestADeletedSecretHasNoCredentialsAndIsReadAgain(t *testing.T) {
 	t.Parallel()
 	w := begin(t, kubernetes134)
 	first := w.secret("s", "first")

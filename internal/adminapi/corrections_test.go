@@ -15,7 +15,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func TestRevokeEndsAtOnceWhatADryRunTold(t *testing.T) {
+func TestRevokeEndsWhatItsDryRunListed(t *testing.T) {
 	w := aNode(t)
 	pre := "repo.test/pre:1"
 	if v := w.try(aPod("bob"), pre); v.Reason != policy.Preloaded {
@@ -50,7 +50,7 @@ func TestRevokeEndsAtOnceWhatADryRunTold(t *testing.T) {
 	}
 	done, err := w.Revoke(t.Context(), &adminv1.RevokeRequest{Repository: app})
 	if err != nil || !proto.Equal(would, done) || done.GetGrants()[0].GetPod().GetName() != "alice" || done.GetGrants()[0].GetCredentialId() != string(w.id("alice")) {
-		t.Errorf("Revoke = %v, %v; want what the dry run told, %v", done, err, would)
+		t.Errorf("Revoke = %v, %v; want what the dry run listed, %v", done, err, would)
 	}
 	if v := w.try(aPod("alice"), app+":1"); v.Allowed() {
 		t.Errorf("alice after it = %+v; want Reverify", v)
@@ -81,7 +81,7 @@ func TestMarksAreAcceptedAndForgottenOverTheWire(t *testing.T) {
 	}
 }
 
-func TestCorrectionsRefuseWhatNamesNothing(t *testing.T) {
+func TestCorrectionsRefuseEmptySelections(t *testing.T) {
 	w := aNode(t)
 	ctx := t.Context()
 	for name, tc := range map[string]struct {
@@ -101,7 +101,7 @@ func TestCorrectionsRefuseWhatNamesNothing(t *testing.T) {
 			_, err := w.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{Repository: app + "@" + id1})
 			return err
 		}, codes.InvalidArgument},
-		"accept a tag that is not there": {func() error {
+		"accept an absent tag": {func() error {
 			_, err := w.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{Repository: app + ":none"})
 			return err
 		}, codes.NotFound},
@@ -122,7 +122,7 @@ func TestCorrectionsRefuseWhatNamesNothing(t *testing.T) {
 			_, err := w.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{AllUntracked: true, ImageId: id1})
 			return err
 		}, codes.InvalidArgument},
-		"accept what is not there": {func() error {
+		"accept an absent image": {func() error {
 			_, err := w.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{Repository: "repo.test/nothing"})
 			return err
 		}, codes.NotFound},
@@ -131,13 +131,13 @@ func TestCorrectionsRefuseWhatNamesNothing(t *testing.T) {
 			_, err := w.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{All: true, Repository: app})
 			return err
 		}, codes.InvalidArgument},
-		"trust what is trusted": {func() error { _, err := w.EndDistrust(ctx, &adminv1.EndDistrustRequest{}); return err }, codes.FailedPrecondition},
+		"end distrust that has ended": {func() error { _, err := w.EndDistrust(ctx, &adminv1.EndDistrustRequest{}); return err }, codes.FailedPrecondition},
 	} {
 		if err := tc.call(); status.Code(err) != tc.code || strings.Contains(status.Convert(err).Message(), "tracker:") {
 			t.Errorf("%s = %v; want %v", name, err, tc.code)
 		}
 	}
-	w.node.do(func(n *node) { n.err = status.Error(codes.Unavailable, "away") })
+	w.node.do(func(n *node) { n.err = status.Error(codes.Unavailable, "down") })
 	if _, err := w.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{ImageId: id1}); status.Code(err) != codes.Unavailable {
 		t.Errorf("without a runtime = %v; want Unavailable", err)
 	}

@@ -16,7 +16,7 @@ import (
 
 // A flipped bit in a key may leave a name that is not UTF-8, which no message can contain. An operator who repairs the store must
 // see the rest of it, and that it was repaired.
-func TestKeysThatAreNoTextAreAnswered(t *testing.T) {
+func TestKeysThatAreNotUTF8AreReported(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "records.db")
 	s, _, err := records.Open(path, records.Options{})
 	if err != nil {

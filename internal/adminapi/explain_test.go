@@ -45,15 +45,15 @@ func aNode(t *testing.T, change ...func(c *adminapi.Config)) *world {
 		n.policies["uid-bob"] = []string{"Never", "Never"}
 		n.policies["uid-carol"] = []string{"Always", "IfNotPresent"}
 		n.policies["uid-dave"] = []string{"IfNotPresent"}
-		n.secrets["uid-bob"] = []tracker.Secret{w.held("bob")}
-		newer := tracker.Secret{Credential: w.id("newer"), Ref: w.held("alice").Ref}
-		n.secrets["uid-carol"] = []tracker.Secret{w.held("carol"), w.held("alice"), newer}
+		n.secrets["uid-bob"] = []tracker.Secret{w.secretWith("bob")}
+		newer := tracker.Secret{Credential: w.id("newer"), Ref: w.secretWith("alice").Ref}
+		n.secrets["uid-carol"] = []tracker.Secret{w.secretWith("carol"), w.secretWith("alice"), newer}
 		n.secrets["uid-dave"] = []tracker.Secret{newer}
 	})
 	return w
 }
 
-func TestExplainTellsVerdictAndEvidence(t *testing.T) {
+func TestExplainReturnsVerdictAndEvidence(t *testing.T) {
 	w := aNode(t)
 	e := w.explain(of("bob", app+":1"))
 	if e.GetVerdict() != adminv1.Verdict_VERDICT_REVERIFY || e.GetReason() != "not_proved" || e.GetPair().GetImageId() != id1 || e.GetPod().GetUid() != "uid-bob" {
@@ -70,7 +70,7 @@ func TestExplainTellsVerdictAndEvidence(t *testing.T) {
 
 	e = w.explain(of("dave", app+":1"))
 	if c := e.GetEvidence().GetCredentials(); len(c) != 1 || c[0].GetStanding() != adminv1.CredentialStanding_CREDENTIAL_STANDING_ROTATED || e.GetReason() != "proved" {
-		t.Errorf("dave = %v; want what his Secret holds now in the place of what it held", e)
+		t.Errorf("dave = %v; want the new content of his Secret in the place of the old one", e)
 	}
 	e = w.explain(of("carol", app+":1"))
 	standing := []adminv1.CredentialStanding{ // her Secret still contains the credential that proved access, and has not been rotated
@@ -138,7 +138,7 @@ func TestExplainJudgesSeveralUsesAsTheGateDoes(t *testing.T) {
 	}
 }
 
-func TestExplainKnowsAPodThatWasRefusedAContainer(t *testing.T) {
+func TestExplainOfAPodThatWasDeniedAContainer(t *testing.T) {
 	w := aNode(t, func(c *adminapi.Config) { c.Gate = aGate{refused: "uid-alice"} })
 	e := w.explain(of("alice", app+":1"))
 	if e.GetVerdict() != adminv1.Verdict_VERDICT_REVERIFY || e.GetReason() != "container_refused" || !strings.Contains(e.GetRule(), "denied a container") {
@@ -149,7 +149,7 @@ func TestExplainKnowsAPodThatWasRefusedAContainer(t *testing.T) {
 	}
 }
 
-func TestExplainTellsWhatIsNoImageOfAPod(t *testing.T) {
+func TestExplainWithoutAPod(t *testing.T) {
 	w := aNode(t)
 	in := func(namespace, image string) *adminv1.ExplainRequest {
 		return &adminv1.ExplainRequest{Image: image, Who: &adminv1.ExplainRequest_Namespace{Namespace: namespace}}
@@ -188,25 +188,25 @@ func TestExplainRefuses(t *testing.T) {
 	for name, tc := range map[string]struct {
 		req  *adminv1.ExplainRequest
 		code codes.Code
-		says string
+		want string
 	}{
 		"no image":       {&adminv1.ExplainRequest{Who: &adminv1.ExplainRequest_Namespace{Namespace: "team"}}, codes.InvalidArgument, "image"},
-		"nobody":         {&adminv1.ExplainRequest{Image: app}, codes.InvalidArgument, "namespace"},
+		"no pod":         {&adminv1.ExplainRequest{Image: app}, codes.InvalidArgument, "namespace"},
 		"half a pod":     {by(&adminv1.PodRef{Namespace: "team"}), codes.InvalidArgument, "UID"},
-		"unknown pod":    {by(&adminv1.PodRef{Namespace: "team", Name: "nobody"}), codes.NotFound, "team/nobody"},
-		"unknown UID":    {by(&adminv1.PodRef{Uid: "nobody"}), codes.NotFound, "nobody"},
+		"unknown pod":    {by(&adminv1.PodRef{Namespace: "team", Name: "absent"}), codes.NotFound, "team/absent"},
+		"unknown UID":    {by(&adminv1.PodRef{Uid: "absent"}), codes.NotFound, "absent"},
 		"pods of a name": {by(&adminv1.PodRef{Namespace: "team", Name: "twice"}), codes.FailedPrecondition, "old, new"},
 	} {
 		_, err := w.Explain(t.Context(), tc.req)
-		if status.Code(err) != tc.code || !strings.Contains(status.Convert(err).Message(), tc.says) {
-			t.Errorf("%s = %v; want %v that says %q", name, err, tc.code, tc.says)
+		if status.Code(err) != tc.code || !strings.Contains(status.Convert(err).Message(), tc.want) {
+			t.Errorf("%s = %v; want %v with %q", name, err, tc.code, tc.want)
 		}
 	}
 	if e := w.explain(by(&adminv1.PodRef{Uid: "old"})); e.GetPod().GetName() != "twice" {
 		t.Errorf("by UID = %v; want the pod", e.GetPod())
 	}
-	w.node.do(func(n *node) { n.err = status.Error(codes.Unavailable, "away") })
-	if _, err := w.Explain(t.Context(), of("bob", app+":1")); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "away") {
+	w.node.do(func(n *node) { n.err = status.Error(codes.Unavailable, "down") })
+	if _, err := w.Explain(t.Context(), of("bob", app+":1")); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "down") {
 		t.Errorf("without a runtime = %v; want Unavailable, and why", err)
 	}
 }
@@ -238,7 +238,7 @@ func TestGetImageFindsByIDBeginningAndName(t *testing.T) {
 	if resp, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: id3}); err != nil || resp.GetImage().GetPresence() != adminv1.Presence_PRESENCE_ABSENT {
 		t.Errorf("what the runtime does not have = %v, %v; want it absent", resp, err)
 	}
-	w.node.do(func(n *node) { n.err = status.Error(codes.Unavailable, "away"); n.images = nil })
+	w.node.do(func(n *node) { n.err = status.Error(codes.Unavailable, "down"); n.images = nil })
 	if _, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: app + ":1"}); status.Code(err) != codes.Unavailable {
 		t.Errorf("by name without a runtime = %v; want Unavailable", err)
 	}

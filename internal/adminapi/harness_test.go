@@ -192,14 +192,14 @@ func (w *world) pulled(pod tracker.Pod, name, id, password string) {
 	proof := tracker.Proof{ImageID: id, Pod: tracker.Pod{UID: pod.UID, Namespace: pod.Namespace}}
 	if password != "" {
 		proof.Credential = secret(password)
-		proof.Secrets = []tracker.Secret{w.held(password)}
+		proof.Secrets = []tracker.Secret{w.secretWith(password)}
 	}
 	if _, err := pull.Proved(proof); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-func (w *world) held(password string) tracker.Secret {
+func (w *world) secretWith(password string) tracker.Secret {
 	return tracker.Secret{Credential: w.id(password), Ref: records.SecretRef{UID: "uid-" + password, Namespace: "team", Name: password}}
 }
 

@@ -68,20 +68,20 @@ func TestListImagesSelectsByEveryField(t *testing.T) {
 		filter *adminv1.ImageFilter
 		want   []string
 	}{
-		"all, by ID":               {nil, []string{id1, id3, id2}},
-		"repository":               {&adminv1.ImageFilter{Repository: app + ":other-tag"}, []string{id1}},
-		"repository of nothing":    {&adminv1.ImageFilter{Repository: "nothing"}, nil},
-		"beginning of an ID":       {&adminv1.ImageFilter{ImageId: "1111111"}, []string{id1, id3}},
-		"beginning with sha256":    {&adminv1.ImageFilter{ImageId: "sha256:11111113"}, []string{id3}},
-		"Secret by UID":            {&adminv1.ImageFilter{Secret: &adminv1.SecretRef{Uid: "uid-bob"}}, []string{id1}},
-		"Secret by name":           {&adminv1.ImageFilter{Secret: &adminv1.SecretRef{Name: "alice"}}, []string{id3}},
-		"namespace":                {&adminv1.ImageFilter{Namespace: "team"}, []string{id1, id3}},
-		"another namespace":        {&adminv1.ImageFilter{Namespace: "others"}, nil},
-		"repository and Secret":    {&adminv1.ImageFilter{Repository: app, Secret: &adminv1.SecretRef{Name: "alice"}}, nil},
-		"created before long":      {&adminv1.ImageFilter{CreatedBefore: past}, nil},
-		"created before soon":      {&adminv1.ImageFilter{CreatedBefore: soon}, []string{id1, id3, id2}},
-		"unused since long":        {&adminv1.ImageFilter{UnusedSince: past}, nil},
-		"unused since then, marks": {&adminv1.ImageFilter{UnusedSince: soon}, []string{id1, id3}},
+		"all, by ID":                {nil, []string{id1, id3, id2}},
+		"repository":                {&adminv1.ImageFilter{Repository: app + ":other-tag"}, []string{id1}},
+		"repository without images": {&adminv1.ImageFilter{Repository: "nothing"}, nil},
+		"beginning of an ID":        {&adminv1.ImageFilter{ImageId: "1111111"}, []string{id1, id3}},
+		"beginning with sha256":     {&adminv1.ImageFilter{ImageId: "sha256:11111113"}, []string{id3}},
+		"Secret by UID":             {&adminv1.ImageFilter{Secret: &adminv1.SecretRef{Uid: "uid-bob"}}, []string{id1}},
+		"Secret by name":            {&adminv1.ImageFilter{Secret: &adminv1.SecretRef{Name: "alice"}}, []string{id3}},
+		"namespace":                 {&adminv1.ImageFilter{Namespace: "team"}, []string{id1, id3}},
+		"another namespace":         {&adminv1.ImageFilter{Namespace: "others"}, nil},
+		"repository and Secret":     {&adminv1.ImageFilter{Repository: app, Secret: &adminv1.SecretRef{Name: "alice"}}, nil},
+		"created before long":       {&adminv1.ImageFilter{CreatedBefore: past}, nil},
+		"created before soon":       {&adminv1.ImageFilter{CreatedBefore: soon}, []string{id1, id3, id2}},
+		"unused since long":         {&adminv1.ImageFilter{UnusedSince: past}, nil},
+		"unused since then, marks":  {&adminv1.ImageFilter{UnusedSince: soon}, []string{id1, id3}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, size := range []int32{1, 2, 0} {
@@ -100,15 +100,15 @@ func TestListImagesSelectsByEveryField(t *testing.T) {
 		t.Errorf("image = %v; want the name and the mark of the one repository", i)
 	}
 	// If the runtime does not answer, the presence is unknown.
-	w.node.do(func(n *node) { n.images, n.err = nil, status.Error(codes.Unavailable, "away") })
+	w.node.do(func(n *node) { n.images, n.err = nil, status.Error(codes.Unavailable, "down") })
 	for _, i := range w.images(nil, 10) {
 		if i.GetPresence() != adminv1.Presence_PRESENCE_UNSPECIFIED {
-			t.Errorf("presence of %s = %v while the runtime is away; want it open", i.GetImageId(), i.GetPresence())
+			t.Errorf("presence of %s = %v while the runtime is unavailable; want it open", i.GetImageId(), i.GetPresence())
 		}
 	}
 }
 
-func TestListsRefuseWhatIsNoPageOfTheirs(t *testing.T) {
+func TestListsRefusePageTokensOfOthers(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	w.pulled(aPod("a"), app+":1", id1, "a")
 	w.pulled(aPod("b"), app+":2", id2, "b")

@@ -44,7 +44,7 @@ func TestReportNodeCredentials(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(r *adminv1.ReportNodeCredentialsRequest)
 		code   codes.Code
-		says   string
+		want   string
 	}{
 		"valid":           {func(*adminv1.ReportNodeCredentialsRequest) {}, codes.OK, ""},
 		"valid once more": {func(*adminv1.ReportNodeCredentialsRequest) {}, codes.OK, ""},
@@ -81,8 +81,8 @@ func TestReportNodeCredentials(t *testing.T) {
 			}
 			tc.change(r)
 			_, err := w.ReportNodeCredentials(t.Context(), proto.CloneOf(r))
-			if status.Code(err) != tc.code || !strings.Contains(status.Convert(err).Message(), tc.says) {
-				t.Errorf("ReportNodeCredentials = %v; want %v that says %q", err, tc.code, tc.says)
+			if status.Code(err) != tc.code || !strings.Contains(status.Convert(err).Message(), tc.want) {
+				t.Errorf("ReportNodeCredentials = %v; want %v with %q", err, tc.code, tc.want)
 			}
 			if noted := got[credential.ID(id)] == "a.test *.b.test"; noted != (tc.code == codes.OK) || len(got) > 1 {
 				t.Errorf("noted is %v; want it noted: %v", got, tc.code == codes.OK)

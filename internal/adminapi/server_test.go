@@ -26,12 +26,12 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// stranger is the environment variable that makes this binary a client of the socket that it names.
-const stranger = "PULLGATE_TEST_STRANGER"
+// otherUser is the environment variable that makes this binary a client of the socket that it names.
+const otherUser = "PULLGATE_TEST_OTHER_USER"
 
-// TestStranger is the process of another user.
-func TestStranger(t *testing.T) {
-	socket := os.Getenv(stranger)
+// TestAsAnotherUser runs in a process of another user.
+func TestAsAnotherUser(t *testing.T) {
+	socket := os.Getenv(otherUser)
 	if socket == "" {
 		t.Skip("run by TestOnlyRootAndOurOwnUserMayCall")
 	}
@@ -59,7 +59,7 @@ func TestOnlyRootAndOurOwnUserMayCall(t *testing.T) {
 		t.Errorf("our own user: %v; want an answer", err)
 	}
 	if os.Geteuid() != 0 {
-		t.Skip("needs root to be somebody else")
+		t.Skip("needs root to become another user")
 	}
 	// A process that gets past the mode of the socket and runs this binary.
 	if err := errors.Join(os.Chmod(filepath.Dir(w.socket), 0o755), os.Chmod(w.socket, 0o666)); err != nil {
@@ -73,14 +73,14 @@ func TestOnlyRootAndOurOwnUserMayCall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), binary, "-test.run=^TestStranger$", "-test.v")
-	cmd.Env = append(os.Environ(), stranger+"="+w.socket)
+	cmd := exec.CommandContext(t.Context(), binary, "-test.run=^TestAsAnotherUser$", "-test.v")
+	cmd.Env = append(os.Environ(), otherUser+"="+w.socket)
 	cmd.Dir = filepath.Dir(w.socket)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	out, err := cmd.CombinedOutput()
 	want := "unary: PermissionDenied stream: PermissionDenied health: PermissionDenied large: PermissionDenied user 65534 may not call"
 	if err != nil || !strings.Contains(string(out), want) {
-		t.Errorf("a stranger says %s, %v; want %s", out, err, want)
+		t.Errorf("another user's process prints %s, %v; want %s", out, err, want)
 	}
 }
 
@@ -89,9 +89,9 @@ func TestServerKeepsItsLimits(t *testing.T) {
 	if _, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: strings.Repeat("x", 1<<20)}); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a request of more than 1 MiB = %v; want ResourceExhausted", err)
 	}
-	var held []net.Conn
+	var conns []net.Conn
 	defer func() {
-		for _, c := range held {
+		for _, c := range conns {
 			_ = c.Close()
 		}
 	}()
@@ -100,7 +100,7 @@ func TestServerKeepsItsLimits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		held = append(held, c)
+		conns = append(conns, c)
 		if err := c.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
 			t.Fatal(err)
 		}
@@ -116,7 +116,7 @@ func TestServerKeepsItsLimits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if held = append(held, c); i < 63 {
+		if conns = append(conns, c); i < 63 {
 			continue
 		}
 		if open() {
@@ -126,7 +126,7 @@ func TestServerKeepsItsLimits(t *testing.T) {
 	if refused < 5 {
 		t.Errorf("%d connections beyond the 64th were refused; want all", refused)
 	}
-	for _, c := range held {
+	for _, c := range conns {
 		_ = c.Close()
 	}
 	conn := w.dial()
@@ -142,7 +142,7 @@ func TestPanicStaysWithinItsCall(t *testing.T) {
 		c.Status = func(context.Context) adminapi.Status { panic("no status") }
 	})
 	if _, err := w.GetStatus(t.Context(), &adminv1.GetStatusRequest{}); status.Code(err) != codes.Internal || strings.Contains(err.Error(), "no status") || w.panics != 1 {
-		t.Errorf("a call that panics = %v, %d counted; want Internal, told to nobody but the log", err, w.panics)
+		t.Errorf("a call that panics = %v, %d counted; want Internal, and the panic only in the log", err, w.panics)
 	}
 	if _, err := w.ListGrants(t.Context(), &adminv1.ListGrantsRequest{}); err != nil {
 		t.Errorf("the next call = %v; want an answer", err)

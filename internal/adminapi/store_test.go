@@ -113,7 +113,7 @@ func TestBackupEndsWithItsReader(t *testing.T) {
 	}
 }
 
-func TestVerifyStoreTellsWhatCannotBeRead(t *testing.T) {
+func TestVerifyStoreReportsUnreadableValues(t *testing.T) {
 	s, path := filled(t)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)

@@ -42,7 +42,7 @@ func decided(namespace, image string) decisionlog.Decision {
 	}
 }
 
-func TestWatchTellsWhatIsDecidedFromNowOn(t *testing.T) {
+func TestWatchSendsDecisionsFromNowOn(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	w.feed.Record(decided("before", app+":1"))
 	all := w.watch(&adminv1.WatchDecisionsRequest{})
@@ -79,12 +79,12 @@ func TestWatchTellsWhatIsDecidedFromNowOn(t *testing.T) {
 		_, err = bad.Recv()
 	}
 	if status.Code(err) != codes.InvalidArgument {
-		t.Errorf("what is no repository = %v; want InvalidArgument", err)
+		t.Errorf("an invalid repository = %v; want InvalidArgument", err)
 	}
 }
 
 // A watcher that reads too slowly misses decisions and gets their number; decisions do not wait for watchers.
-func TestSlowWatcherMissesAndIsTold(t *testing.T) {
+func TestSlowWatcherGetsTheNumberOfMissedDecisions(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	slow := w.watch(&adminv1.WatchDecisionsRequest{})
 	const n = 20_000
@@ -94,7 +94,7 @@ func TestSlowWatcherMissesAndIsTold(t *testing.T) {
 		w.feed.Record(decided("team", fmt.Sprintf("repo.test/%d/%s:1", i, big)))
 	}
 	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("%d decisions took %v while nobody reads", n, took)
+		t.Errorf("%d decisions took %v while the watcher does not read", n, took)
 	}
 	// There is room again when a watcher reads.
 	end, ended := make(chan struct{}), make(chan struct{})
@@ -122,7 +122,7 @@ func TestSlowWatcherMissesAndIsTold(t *testing.T) {
 	close(end)
 	<-ended
 	if missed == 0 || got > n || got+missed < n {
-		t.Errorf("%d read and %d missed of %d; want some missed, and all told", got, missed, n)
+		t.Errorf("%d read and %d missed of %d; want some missed, and all counted", got, missed, n)
 	}
 }
 

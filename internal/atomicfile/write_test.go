@@ -70,7 +70,7 @@ func with(s string, err error) func(string) func(io.Writer) error {
 	return func(string) func(io.Writer) error { return text(s, err) }
 }
 
-func TestWriteLeavesWhatIsNoFile(t *testing.T) {
+func TestWriteReplacesOnlyRegularFiles(t *testing.T) {
 	dir := t.TempDir()
 	link := filepath.Join(dir, "link")
 	if err := os.Symlink(filepath.Join(dir, "target"), link); err != nil {

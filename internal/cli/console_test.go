@@ -24,7 +24,7 @@ func consoleWith(environment map[string]string) (c *Console, out, err *bytes.Buf
 	return &Console{in: strings.NewReader(""), Out: out, Err: err, getenv: func(name string) string { return environment[name] }}, out, err
 }
 
-func TestAtYieldsToWhatTheCallerSaid(t *testing.T) {
+func TestAtYieldsToTheCallersEndpoint(t *testing.T) {
 	for name, test := range map[string]struct {
 		flag, variable string
 		want           string
@@ -83,8 +83,8 @@ func TestAgreeFailsIfThePlanIsNotShown(t *testing.T) {
 	}
 }
 
-func TestRunSaysWhatFailedOnALineOfStderr(t *testing.T) {
-	c, out, said := consoleWith(nil)
+func TestRunPrintsTheErrorOnALineOfStderr(t *testing.T) {
+	c, out, stderr := consoleWith(nil)
 	root := c.Root("pullgatectl", "", "", &cobra.Command{Use: "fail", RunE: func(*cobra.Command, []string) error {
 		return &ExitError{Code: ExitNeedsProof, Err: hint.Errorf("look\x1b[2J", "read a\nb")}
 	}})
@@ -92,8 +92,8 @@ func TestRunSaysWhatFailedOnALineOfStderr(t *testing.T) {
 		t.Errorf("Run() = %d; want %d", code, ExitNeedsProof)
 	}
 	want := "pullgatectl: read a\\u000ab\npullgatectl: hint: look\\u001b[2J\n"
-	if said.String() != want || out.Len() > 0 {
-		t.Errorf("stderr has %q and stdout %q; want %q and nothing", said, out, want)
+	if stderr.String() != want || out.Len() > 0 {
+		t.Errorf("stderr has %q and stdout %q; want %q and nothing", stderr, out, want)
 	}
 }
 
@@ -103,14 +103,14 @@ type broken struct{}
 
 func (broken) Write([]byte) (int, error) { return 0, errBroken }
 
-// If an interrupted command has changed something, its error says what it left behind.
+// If an interrupted command has changed something, its error describes what it left behind.
 func TestInterruptedCommandKeepsItsHint(t *testing.T) {
 	for name, tc := range map[string]struct {
 		err  error
 		want string
 	}{
-		"nothing to say": {fmt.Errorf("ask: %w", context.Canceled), "interrupted"},
-		"a hint":         {hint.Errorf("run pullgatectl node disable", "not enabled: %w", context.Canceled), "not enabled: context canceled"},
+		"no change": {fmt.Errorf("ask: %w", context.Canceled), "interrupted"},
+		"a hint":    {hint.Errorf("run pullgatectl node disable", "not enabled: %w", context.Canceled), "not enabled: context canceled"},
 	} {
 		if got := exitError(tc.err); got.Error() != tc.want || got.Code != ExitFailed {
 			t.Errorf("%s: exitError = %v, code %d; want %q, code %d", name, got, got.Code, tc.want, ExitFailed)

@@ -53,10 +53,10 @@ func listen(t *testing.T, handle func(net.Conn)) string {
 
 func never(context.Context, adminv1.PullRecordsClient) error { return errors.New("asked") }
 
-func TestAskTellsWhoIsNotReached(t *testing.T) {
+func TestAskReportsWhyTheDaemonIsNotReached(t *testing.T) {
 	silent := listen(t, func(c net.Conn) { t.Cleanup(func() { _ = c.Close() }) })
-	rude := listen(t, func(c net.Conn) { _ = c.Close() })
-	talker := listen(t, func(c net.Conn) {
+	closing := listen(t, func(c net.Conn) { _ = c.Close() })
+	http1 := listen(t, func(c net.Conn) {
 		_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
 		_ = c.Close()
 	})
@@ -68,13 +68,13 @@ func TestAskTellsWhoIsNotReached(t *testing.T) {
 		cause error
 		hint  string
 	}{
-		"nobody":              {cli.Link{Path: "/no/such.sock", Limit: time.Second}, syscall.ENOENT, "systemctl status pullgated"},
-		"somebody silent":     {cli.Link{Path: silent, Limit: 50 * time.Millisecond}, nil, "not that of the CRI"},
-		"who hangs up":        {cli.Link{Path: rude, Limit: time.Second}, nil, "not that of the CRI"},
-		"who speaks HTTP/1":   {cli.Link{Path: talker, Limit: time.Second}, nil, "not that of the CRI"},
-		"a door that is shut": {cli.Link{Path: "/s", Limit: time.Second, Dial: dial(os.NewSyscallError("connect", syscall.EACCES))}, syscall.EACCES, "run it as root"},
-		"an empty house":      {cli.Link{Path: "/s", Dial: dial(syscall.ECONNREFUSED)}, syscall.ECONNREFUSED, "systemctl start pullgated"},
-		"another error":       {cli.Link{Path: "/s", Dial: dial(syscall.EPROTOTYPE)}, syscall.EPROTOTYPE, "--endpoint"},
+		"no socket":          {cli.Link{Path: "/no/such.sock", Limit: time.Second}, syscall.ENOENT, "systemctl status pullgated"},
+		"no answer":          {cli.Link{Path: silent, Limit: 50 * time.Millisecond}, nil, "not that of the CRI"},
+		"closed":             {cli.Link{Path: closing, Limit: time.Second}, nil, "not that of the CRI"},
+		"HTTP/1":             {cli.Link{Path: http1, Limit: time.Second}, nil, "not that of the CRI"},
+		"permission denied":  {cli.Link{Path: "/s", Limit: time.Second, Dial: dial(os.NewSyscallError("connect", syscall.EACCES))}, syscall.EACCES, "run it as root"},
+		"connection refused": {cli.Link{Path: "/s", Dial: dial(syscall.ECONNREFUSED)}, syscall.ECONNREFUSED, "systemctl start pullgated"},
+		"another error":      {cli.Link{Path: "/s", Dial: dial(syscall.EPROTOTYPE)}, syscall.EPROTOTYPE, "--endpoint"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			begun := time.Now()
@@ -99,7 +99,7 @@ func TestAskEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestPathTakesUnixSocketsAlone(t *testing.T) {
+func TestPathAcceptsOnlyUnixSockets(t *testing.T) {
 	for endpoint, want := range map[string]string{
 		cli.Default:                           "/run/pullgate/admin.sock",
 		"unix:///a":                           "/a",

@@ -60,7 +60,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-func TestLoadOfNothingGivesTheDefaults(t *testing.T) {
+func TestLoadWithoutFieldsReturnsTheDefaults(t *testing.T) {
 	c, found, err := config.Load(filepath.Join(t.TempDir(), "absent.yaml"))
 	mustBe(t, "absent file", c, err, config.Default())
 	if found {
@@ -80,7 +80,7 @@ func TestLoadOfNothingGivesTheDefaults(t *testing.T) {
 	mustBe(t, "null values", c, err, config.Default())
 }
 
-func TestLoadTellsWhatCannotBeRead(t *testing.T) {
+func TestLoadReportsUnreadableFiles(t *testing.T) {
 	dir := t.TempDir()
 	if _, _, err := config.Load(dir); !errors.Is(err, syscall.EISDIR) || errors.Is(err, config.ErrInvalid) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("Load of a directory = %v; want EISDIR with the path", err)
@@ -97,7 +97,7 @@ func TestLoadTellsWhatCannotBeRead(t *testing.T) {
 }
 
 // The operator made the link, so the operator does not expect the defaults.
-func TestLoadOfALinkToNothingIsAnError(t *testing.T) {
+func TestLoadOfADanglingLinkIsAnError(t *testing.T) {
 	link := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.Symlink("absent.yaml", link); err != nil {
 		t.Fatal(err)
@@ -107,7 +107,7 @@ func TestLoadOfALinkToNothingIsAnError(t *testing.T) {
 	}
 }
 
-func TestParseTakesEveryField(t *testing.T) {
+func TestParseReadsEveryField(t *testing.T) {
 	c, err := config.Parse([]byte(header + `
 listen: unix:///run/p.sock
 runtimeEndpoint: unix:///run/crio/crio.sock
@@ -148,7 +148,7 @@ runtimeCredentials: perNamespace
 		t.Errorf("validity %v, grace %v; want 24h and 1h30m", v, g)
 	}
 	if p := c.Policy(); p.Mode() != policy.ModeNeverVerifyAllowlistedImages || !p.Allowlisted("docker.io/library/busybox") || p.Allowlisted("repo.test/x") {
-		t.Errorf("policy %s does not match what the file says", p.Mode())
+		t.Errorf("policy %s does not match the file", p.Mode())
 	}
 }
 
@@ -316,7 +316,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-func TestParseRefusesWhatIsNoConfiguration(t *testing.T) {
+func TestParseRefusesOtherDocuments(t *testing.T) {
 	for name, c := range map[string]struct {
 		yaml string
 		want []string
@@ -346,7 +346,7 @@ func TestParseRefusesWhatIsNoConfiguration(t *testing.T) {
 		}
 		for _, want := range c.want {
 			if !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: %v; want it to say %q", name, err, want)
+				t.Errorf("%s: %v; want it to contain %q", name, err, want)
 			}
 		}
 	}

@@ -146,7 +146,7 @@ func TestManualNamesAllowedValues(t *testing.T) {
 		for _, v := range append(values, "other") {
 			_, err := config.Parse([]byte(header + nested(path, v)))
 			if (err == nil) != (v != "other") {
-				t.Errorf("%s: %s: %v; the table says %s", path, v, err, r[2])
+				t.Errorf("%s: %s: %v; the table has %s", path, v, err, r[2])
 			}
 		}
 	}
@@ -196,16 +196,16 @@ func TestExampleIsValidAndComplete(t *testing.T) {
 			t.Errorf("the example lacks %s", f.path)
 		}
 		name := f.path[strings.LastIndex(f.path, ".")+1:]
-		said := regexp.MustCompile(`(?m)^ *` + name + `:.*# not the default`).MatchString(text)
+		marked := regexp.MustCompile(`(?m)^ *` + name + `:.*# not the default`).MatchString(text)
 		got, _ := json.Marshal(f.value.Interface())            //nolint:errchkjson // strings, booleans and lists of them
 		want, _ := json.Marshal(defaults[i].value.Interface()) //nolint:errchkjson // the same
-		if differs := string(got) != string(want); differs != said {
-			t.Errorf("%s: %s, default %s; the example says that it is not the default: %v", f.path, got, want, said)
+		if differs := string(got) != string(want); differs != marked {
+			t.Errorf("%s: %s, default %s; the example marks it as not the default: %v", f.path, got, want, marked)
 		}
 	}
 }
 
-func TestManualsPatternsMatchAsItSays(t *testing.T) {
+func TestPatternsOfTheManualMatchAsDocumented(t *testing.T) {
 	rows, _ := section(t, "Patterns")
 	for _, r := range rows {
 		pattern := quoted(r[0])[0]
@@ -218,7 +218,7 @@ func TestManualsPatternsMatchAsItSays(t *testing.T) {
 			for _, image := range quoted(r[i]) {
 				n, err := imageref.Parse(image)
 				if err != nil || p.Allowlisted(n.Repository()) != want {
-					t.Errorf("%s matches %s: %v, %v; the manual says %v", pattern, image, p.Allowlisted(n.Repository()), err, want)
+					t.Errorf("%s matches %s: %v, %v; the manual has %v", pattern, image, p.Allowlisted(n.Repository()), err, want)
 				}
 			}
 		}

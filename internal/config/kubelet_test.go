@@ -94,7 +94,7 @@ func TestKubeletConfigIsRefused(t *testing.T) {
 		}
 		for _, want := range tc.want {
 			if want = strings.ReplaceAll(want, "FILE", path); !strings.Contains(err.Error(), want) {
-				t.Errorf("%s:\n%v\nwant it to say\n%s", name, err, want)
+				t.Errorf("%s:\n%v\nwant it to contain\n%s", name, err, want)
 			}
 		}
 		mustBe(t, name, got, nil, config.Config{})
@@ -120,7 +120,7 @@ func TestKubeletConfigMustBeThere(t *testing.T) {
 	} {
 		_, err := config.Parse([]byte(header + "kubeletConfig: " + path + "\n"))
 		if !errors.Is(err, config.ErrInvalid) || !strings.Contains(err.Error(), want) {
-			t.Errorf("kubeletConfig %s = %v; want ErrInvalid that says %s", path, err, want)
+			t.Errorf("kubeletConfig %s = %v; want ErrInvalid with %s", path, err, want)
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 )
 
-// reloadable returns the fields with a tag that says that they can change while the daemon runs.
+// reloadable returns the fields with a tag by which they can change while the daemon runs.
 func reloadable(prefix string, t reflect.Type, all bool) (paths []string) {
 	for f := range t.Fields() {
 		name := f.Tag.Get("json")
@@ -28,7 +28,7 @@ func reloadable(prefix string, t reflect.Type, all bool) (paths []string) {
 	return paths
 }
 
-func TestManualTellsWhatAReloadTakesOver(t *testing.T) {
+func TestManualListsReloadableFields(t *testing.T) {
 	var got []string
 	for line := range strings.Lines(under(t, "What a reload takes over")) {
 		if strings.HasPrefix(line, "- ") {
@@ -37,7 +37,7 @@ func TestManualTellsWhatAReloadTakesOver(t *testing.T) {
 	}
 	want := reloadable("", reflect.TypeFor[config.Config](), false)
 	if !slices.Equal(got, want) {
-		t.Errorf("docs/configuration.md says that a reload takes over\n%v\nwant\n%v", got, want)
+		t.Errorf("docs/configuration.md lists as reloadable\n%v\nwant\n%v", got, want)
 	}
 }
 
@@ -68,7 +68,7 @@ func TestNeedRestart(t *testing.T) {
 }
 
 // Every field is either applied by a reload, or reported to need a restart.
-func TestEveryFieldIsTakenOverOrNeedsARestart(t *testing.T) {
+func TestEveryFieldIsReloadedOrNeedsARestart(t *testing.T) {
 	live := reloadable("", reflect.TypeFor[config.Config](), false)
 	for i, f := range fieldsOf("", reflect.ValueOf(config.Default())) {
 		next := config.Default()
@@ -98,7 +98,7 @@ func TestEveryFieldIsTakenOverOrNeedsARestart(t *testing.T) {
 	}
 }
 
-func TestLoadPresentWantsTheFile(t *testing.T) {
+func TestLoadPresentRequiresTheFile(t *testing.T) {
 	if _, err := config.LoadPresent(filepath.Join(t.TempDir(), "absent.yaml")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("LoadPresent of an absent file = %v; want that it is absent", err)
 	}

@@ -91,7 +91,7 @@ func TestListenerClosesConnectionsBeyondItsLimits(t *testing.T) {
 			}
 			s.close()
 			if got := strings.Count(s.log.String(), "Too many connections"); got != 1 || !strings.Contains(s.log.String(), "limit") || !strings.Contains(s.log.String(), "hint") {
-				t.Errorf("%d lines; want one that says why and what to do:\n%s", got, s.log)
+				t.Errorf("%d lines; want one with the reason and what to do:\n%s", got, s.log)
 			}
 		})
 	}
@@ -106,7 +106,7 @@ func TestListenerWithoutLimitsClosesNothing(t *testing.T) {
 	}
 }
 
-func TestConnectionTellsItsPeer(t *testing.T) {
+func TestConnectionHasItsPeer(t *testing.T) {
 	s := serve(t, connlimit.Limits{Total: 1})
 	s.dial()
 	if who, err := peercred.Of(<-s.accepted); err != nil || int(who.Pid) != os.Getpid() {

@@ -72,7 +72,7 @@ func TestNamespaceCredentials(t *testing.T) {
 	}
 }
 
-func TestNamespaceCredentialsTellsWhatCannotBeRead(t *testing.T) {
+func TestNamespaceCredentialsReportsUnreadableFiles(t *testing.T) {
 	n := node(t, map[string]string{"/etc/crio/auth": "a file", "/etc/default/kubelet": "--image-credential-provider-config=/etc/p.yaml", "/etc/p.yaml": strings.Repeat("x", 2<<20)})
 	if found, unread := n.NamespaceCredentials(); len(unread) != 2 || len(found) > 0 {
 		t.Errorf("NamespaceCredentials = %q, %v; want nothing found and two errors", found, unread)

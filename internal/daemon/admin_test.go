@@ -181,7 +181,7 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 		t.Errorf("EndDistrust of a trusted store = %v; want FailedPrecondition", err)
 	}
 	if _, err := o.ReportNodeCredentials(t.Context(), &adminv1.ReportNodeCredentialsRequest{}); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("ReportNodeCredentials of nothing = %v; want InvalidArgument", err)
+		t.Errorf("ReportNodeCredentials without credentials = %v; want InvalidArgument", err)
 	}
 	o.store(p)
 	stopWatching()
@@ -406,7 +406,7 @@ func TestAdminSocketInUseStopsTheStart(t *testing.T) {
 }
 
 // The status shows the configuration after a reload, and the error of a rejected one.
-func TestStatusTellsTheConfigurationInForce(t *testing.T) {
+func TestStatusHasTheConfigurationInForce(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	p.start()
 	o := p.operator()

@@ -18,8 +18,8 @@ import (
 
 const gone = "repo.test/gone/app:1"
 
-// told is what the daemon had answered before it was killed.
-type told struct {
+// answered records the answers of the daemon before it was killed.
+type answered struct {
 	alicePulled  bool
 	aliceCreated bool
 }
@@ -49,12 +49,12 @@ func TestKilledAtEveryPoint(t *testing.T) {
 			}
 			p.env = []string{crashpoint.Env + "=" + point}
 			p.spawn()
-			var was told
+			var was answered
 			if p.ready() {
-				was = story(t, r, p)
+				was = scenario(t, r, p)
 			}
 			if code := p.wait(); code != -1 {
-				t.Fatalf("exit code %d; want a death by SIGKILL: the story does not pass the point", code)
+				t.Fatalf("exit code %d; want SIGKILL: the scenario does not reach the point", code)
 			}
 			p.env = nil
 			p.start()
@@ -74,8 +74,8 @@ func damagedBefore(p *process) {
 	}
 }
 
-// story runs until the daemon is killed: a pull, a container, a refused pull, a lost one, a removal.
-func story(t *testing.T, r *criproxytest.Runtime, p *process) (was told) {
+// scenario runs until the daemon is killed: a pull, a container, a refused pull, a lost one, a removal.
+func scenario(t *testing.T, r *criproxytest.Runtime, p *process) (was answered) {
 	t.Helper()
 	ctx := t.Context()
 	k := p.kubelet()
@@ -114,7 +114,7 @@ func story(t *testing.T, r *criproxytest.Runtime, p *process) (was told) {
 }
 
 // after checks the restarted daemon.
-func after(t *testing.T, r *criproxytest.Runtime, p *process, was told, distrusted bool) {
+func after(t *testing.T, r *criproxytest.Runtime, p *process, was answered, distrusted bool) {
 	t.Helper()
 	ctx := t.Context()
 	serves(r, "repo.test/nothing:1", "", "") // the registry refuses everything from now on

@@ -22,7 +22,7 @@ type ctl struct {
 	t        *testing.T
 	path     string
 	endpoint string
-	said     bytes.Buffer // everything that it printed
+	output   bytes.Buffer // everything that it printed
 }
 
 func newCtl(t *testing.T, p *process) *ctl {
@@ -57,13 +57,13 @@ func (c *ctl) finish(code int, cmd *exec.Cmd) (stdout, stderr string) {
 	if got := cmd.ProcessState.ExitCode(); got != code {
 		c.t.Errorf("%v exits with %d; want %d\n%s%s", cmd.Args[1:], got, code, &out, &errs)
 	}
-	c.said.Write(out.Bytes())
-	c.said.Write(errs.Bytes())
+	c.output.Write(out.Bytes())
+	c.output.Write(errs.Bytes())
 	return out.String(), errs.String()
 }
 
-// says runs it and searches stdout for a text.
-func (c *ctl) says(code int, want string, args ...string) {
+// prints runs it and searches stdout for a text.
+func (c *ctl) prints(code int, want string, args ...string) {
 	c.t.Helper()
 	if out, errs := c.run(code, args...); !strings.Contains(out, want) {
 		c.t.Errorf("%v prints\n%s%s; want %q in it", args, out, errs, want)
@@ -71,7 +71,7 @@ func (c *ctl) says(code int, want string, args ...string) {
 }
 
 // The tasks of an operator, with the built programs: every command of pullgatectl that calls the daemon, and its effect on pods.
-func TestPullgatectlTellsAndCorrects(t *testing.T) {
+func TestPullgatectlShowsAndCorrects(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	r.SetImages(criproxytest.Image{ID: id2, Names: []string{pre}})
 	serves(r, app, canary, id1)
@@ -83,43 +83,43 @@ func TestPullgatectlTellsAndCorrects(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	c.says(0, "Enforcing      yes", "status")
-	c.says(0, "listen: "+p.endpoint(), "status", "--config")
-	c.says(0, "repo.test/team/app", "images", "list")
-	c.says(0, "1 credential", "images", "list", "--repository", app)
-	c.says(0, "Preloaded for", "images", "get", pre)
-	c.says(0, alice.UID, "grants", "list", "--pod", "alice/"+alice.UID, "-o", "yaml")
-	c.says(0, `"intents": []`, "intents", "list", "-o", "json")
-	c.says(0, "may use "+app, "explain", app, "--pod", "alice/"+alice.UID)
-	c.says(4, "needs proof to use "+app, "explain", app, "--namespace", "bob")
-	c.says(1, "is not on this node", "explain", "repo.test/gone:1", "--namespace", "bob")
-	c.run(1, "explain", app, "--pod", "bob/nobody")
-	c.says(0, "valid", "store", "verify")
+	c.prints(0, "Enforcing      yes", "status")
+	c.prints(0, "listen: "+p.endpoint(), "status", "--config")
+	c.prints(0, "repo.test/team/app", "images", "list")
+	c.prints(0, "1 credential", "images", "list", "--repository", app)
+	c.prints(0, "Preloaded for", "images", "get", pre)
+	c.prints(0, alice.UID, "grants", "list", "--pod", "alice/"+alice.UID, "-o", "yaml")
+	c.prints(0, `"intents": []`, "intents", "list", "-o", "json")
+	c.prints(0, "may use "+app, "explain", app, "--pod", "alice/"+alice.UID)
+	c.prints(4, "needs proof to use "+app, "explain", app, "--namespace", "bob")
+	c.prints(1, "is not on this node", "explain", "repo.test/gone:1", "--namespace", "bob")
+	c.run(1, "explain", app, "--pod", "bob/absent")
+	c.prints(0, "valid", "store", "verify")
 	if _, errs := c.run(1, "distrust", "end", "--yes"); !strings.Contains(errs, "not distrusted") {
-		t.Errorf("distrust end says %q", errs)
+		t.Errorf("distrust end prints %q", errs)
 	}
 
 	// The dry run changes nothing; the revocation ends the grant at once.
-	c.says(0, alice.UID, "revoke", "--repository", repositoryOf(app), "--dry-run")
-	c.says(0, "may use", "explain", app, "--pod-uid", alice.UID)
+	c.prints(0, alice.UID, "revoke", "--repository", repositoryOf(app), "--dry-run")
+	c.prints(0, "may use", "explain", app, "--pod-uid", alice.UID)
 	c.run(2, "revoke", "--repository", repositoryOf(app))
 	if got := k.Precheck(alice, app); got != id1 {
 		t.Errorf("before the revocation the pre-check = %q; want the image", got)
 	}
-	c.says(0, "Revoked 1 proof", "revoke", "--repository", repositoryOf(app), "--yes")
-	c.says(4, "needs proof", "explain", app, "--pod-uid", alice.UID)
+	c.prints(0, "Revoked 1 proof", "revoke", "--repository", repositoryOf(app), "--yes")
+	c.prints(4, "needs proof", "explain", app, "--pod-uid", alice.UID)
 	if got := k.Precheck(alice, app); got != "" {
 		t.Errorf("after the revocation the pre-check = %q; want it hidden", got)
 	}
-	c.says(0, "Nothing to revoke", "revoke", "--repository", repositoryOf(app), "--yes")
+	c.prints(0, "Nothing to revoke", "revoke", "--repository", repositoryOf(app), "--yes")
 
 	// Marks: removed, and set again.
-	c.says(0, "repo.test/any/pre", "preloaded", "list")
-	c.says(0, "may use", "explain", pre, "--namespace", "bob")
-	c.says(0, "Forgot 1 mark", "preloaded", "forget", "--repository", repositoryOf(pre), "-y")
-	c.says(4, "needs proof", "explain", pre, "--namespace", "bob")
-	c.says(0, "Marked 1 pair", "preloaded", "accept", "--image-id", id2, "--repository", pre, "--yes")
-	c.says(0, "may use", "explain", pre, "--namespace", "bob")
+	c.prints(0, "repo.test/any/pre", "preloaded", "list")
+	c.prints(0, "may use", "explain", pre, "--namespace", "bob")
+	c.prints(0, "Forgot 1 mark", "preloaded", "forget", "--repository", repositoryOf(pre), "-y")
+	c.prints(4, "needs proof", "explain", pre, "--namespace", "bob")
+	c.prints(0, "Marked 1 pair", "preloaded", "accept", "--image-id", id2, "--repository", pre, "--yes")
+	c.prints(0, "may use", "explain", pre, "--namespace", "bob")
 
 	c.watches(k, alice)
 
@@ -131,18 +131,18 @@ func TestPullgatectlTellsAndCorrects(t *testing.T) {
 	}
 
 	if os.Getuid() == 0 {
-		stranger := c.command(t.Context(), "status")
-		stranger.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-		if _, errs := c.finish(3, stranger); !strings.Contains(errs, "permission denied") || !strings.Contains(errs, "run it as root") {
-			t.Errorf("a stranger is told %q", errs)
+		otherUser := c.command(t.Context(), "status")
+		otherUser.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		if _, errs := c.finish(3, otherUser); !strings.Contains(errs, "permission denied") || !strings.Contains(errs, "run it as root") {
+			t.Errorf("another user gets %q", errs)
 		}
 	}
 	p.stop()
 	if _, errs := c.run(3, "status"); !strings.Contains(errs, "systemctl status pullgated") {
-		t.Errorf("without a daemon it says %q", errs)
+		t.Errorf("without a daemon it prints %q", errs)
 	}
 	for _, form := range []string{canary, hex.EncodeToString([]byte(canary)), base64.StdEncoding.EncodeToString([]byte(canary))} {
-		if strings.Contains(c.said.String(), form) {
+		if strings.Contains(c.output.String(), form) {
 			t.Errorf("pullgatectl has printed a credential as %s", form)
 		}
 	}
@@ -159,15 +159,15 @@ func TestPullgatectlEndsDistrust(t *testing.T) {
 	}
 	p.start()
 	c := newCtl(t, p)
-	c.says(0, "in distrust since", "status")
-	c.says(4, "needs proof", "explain", pre, "--namespace", "bob")
-	c.says(0, "repo.test/any/pre", "distrust", "end", "--dry-run")
-	c.says(4, "needs proof", "explain", pre, "--namespace", "bob")
+	c.prints(0, "in distrust since", "status")
+	c.prints(4, "needs proof", "explain", pre, "--namespace", "bob")
+	c.prints(0, "repo.test/any/pre", "distrust", "end", "--dry-run")
+	c.prints(4, "needs proof", "explain", pre, "--namespace", "bob")
 	if _, errs := c.run(1, "preloaded", "accept", "--all-untracked", "--yes"); !strings.Contains(errs, "distrust") {
-		t.Errorf("preloaded accept in distrust says %q", errs)
+		t.Errorf("preloaded accept in distrust prints %q", errs)
 	}
-	c.says(0, "Distrust has ended", "distrust", "end", "--yes")
-	c.says(0, "may use", "explain", pre, "--namespace", "bob")
+	c.prints(0, "Distrust has ended", "distrust", "end", "--yes")
+	c.prints(0, "may use", "explain", pre, "--namespace", "bob")
 	if out, _ := c.run(0, "status"); strings.Contains(out, "distrust") {
 		t.Errorf("after the end of distrust the status is\n%s", out)
 	}

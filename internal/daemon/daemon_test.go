@@ -132,11 +132,11 @@ func TestCRIIsServedWithoutTheOtherListeners(t *testing.T) {
 	}
 	m := notified(p)
 	p.spawn()
-	m.hears(`(?s).*the runtime is reached; not listening: admin.listen, metrics.listen`)
+	m.receives(`(?s).*the runtime is reached; not listening: admin.listen, metrics.listen`)
 	p.kubelet().Pod("alice")
 	for _, want := range []string{`field="metrics.listen"`, "address already in use", `field="admin.listen"`, "is not a socket", "hint="} {
 		if !strings.Contains(p.out.String(), want) {
-			t.Errorf("log does not say %q:\n%s", want, p.out)
+			t.Errorf("log does not contain %q:\n%s", want, p.out)
 		}
 	}
 	if err := errors.Join(l.Close(), os.Remove(p.path("occupied"))); err != nil {
@@ -149,7 +149,7 @@ func TestCRIIsServedWithoutTheOtherListeners(t *testing.T) {
 		info, err := os.Lstat(p.path("occupied"))
 		return err == nil && info.Mode() == 0o600|fs.ModeSocket
 	})
-	m.hears(`STATUS=Serving the kubelet \(NeverVerifyPreloadedImages\); the runtime is reached`)
+	m.receives(`STATUS=Serving the kubelet \(NeverVerifyPreloadedImages\); the runtime is reached`)
 	p.stop()
 }
 
@@ -222,7 +222,7 @@ func TestDaemonStartsWithoutARuntime(t *testing.T) {
 		}
 	}
 	if _, err := p.get("/readyz"); err == nil || !strings.Contains(err.Error(), "runtime") {
-		t.Errorf("/readyz = %v; want not ready, the runtime is away", err)
+		t.Errorf("/readyz = %v; want not ready without the runtime", err)
 	}
 	if got := p.metric("pullgate_upstream_up"); got != 0 {
 		t.Errorf("pullgate_upstream_up = %v; want 0", got)
@@ -238,7 +238,7 @@ func TestDaemonStartsWithoutARuntime(t *testing.T) {
 
 // If the key is lost or damaged, old proofs do not match any more, and the daemon starts.
 func TestLostKeyMakesOldProofsMatchNothing(t *testing.T) {
-	for name, spoil := range map[string]func(path string) error{
+	for name, change := range map[string]func(path string) error{
 		"lost":    os.Remove,
 		"damaged": func(path string) error { return os.WriteFile(path, []byte("garbage"), 0o600) },
 	} {
@@ -253,12 +253,12 @@ func TestLostKeyMakesOldProofsMatchNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.stop()
-			if err := spoil(p.path("state/node.key")); err != nil {
+			if err := change(p.path("state/node.key")); err != nil {
 				t.Fatal(err)
 			}
 			p.start()
 			if !strings.Contains(p.out.String(), "no proof that was recorded before matches") {
-				t.Errorf("log = %q; want it said loudly", p.out)
+				t.Errorf("log = %q; want an error", p.out)
 			}
 			k = p.kubelet()
 			carol := k.Pod("carol")
@@ -270,7 +270,7 @@ func TestLostKeyMakesOldProofsMatchNothing(t *testing.T) {
 				t.Errorf("pull = %v after %d calls; want the registry asked again", err, r.Calls("PullImage")-before)
 			}
 			if got := k.Precheck(carol, pre); got != id2 {
-				t.Errorf("pre-check of a preloaded image = %q; want the image: a lost key is no lost store", got)
+				t.Errorf("pre-check of a preloaded image = %q; want the image: a lost key is not a lost store", got)
 			}
 			if got := p.metric("pullgate_store_distrusted"); got != 0 {
 				t.Errorf("pullgate_store_distrusted = %v; want 0", got)
@@ -302,7 +302,7 @@ func TestStopDrainsAPullThatIsUnderWay(t *testing.T) {
 	<-under
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); p.stop() }()
-	eventually(t, "/readyz to say stopping while calls are drained", func() bool {
+	eventually(t, "/readyz to report stopping while calls are drained", func() bool {
 		_, err := p.get("/readyz")
 		return err != nil && strings.Contains(err.Error(), "stopping")
 	})
@@ -320,13 +320,13 @@ func TestStopDrainsAPullThatIsUnderWay(t *testing.T) {
 	}
 }
 
-func TestLogLinesAreJSONWhenAskedFor(t *testing.T) {
+func TestLogLinesAreJSONWithTheFlag(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	p.start("--logging-format", "json")
 	p.stop()
 	for line := range strings.Lines(p.out.String()) {
 		if !strings.HasPrefix(line, "{") || !strings.Contains(line, `"msg":`) {
-			t.Errorf("line %q is no JSON", line)
+			t.Errorf("line %q is not JSON", line)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 // A pod that has pulled, and whose container is not started yet, continues after an orderly restart. After a crash it proves
 // access again, and the file of an earlier stop is not used twice.
-func TestGrantsOutliveAnOrderlyStopAlone(t *testing.T) {
+func TestGrantsSurviveOnlyAnOrderlyStop(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify")
 	p.start()
@@ -60,7 +60,7 @@ func TestGrantsOutliveAnOrderlyStopAlone(t *testing.T) {
 }
 
 // A failed start, whatever is invalid in the configuration, leaves the grants for the next start.
-func TestGrantsOutliveAFailedStart(t *testing.T) {
+func TestGrantsSurviveAFailedStart(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	settings := []string{"kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify"}
 	p := prepare(t, r.Endpoint(), settings...)
@@ -99,7 +99,7 @@ func TestGrantsOutliveAFailedStart(t *testing.T) {
 }
 
 // After a store was lost, its revocations are unknown, and a new store counts its writes from the beginning.
-func TestGrantsDoNotOutliveTheirStore(t *testing.T) {
+func TestGrantsDoNotSurviveALostStore(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify")
 	p.start()

@@ -11,8 +11,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
-// held opens connections and keeps them open until the test ends.
-func held(t *testing.T, n int, network, address string, use func(net.Conn)) {
+// holdConnections opens connections and keeps them open until the test ends.
+func holdConnections(t *testing.T, n int, network, address string, use func(net.Conn)) {
 	t.Helper()
 	for range n {
 		c, err := net.DialTimeout(network, address, 5*time.Second)
@@ -43,9 +43,9 @@ func TestIdleConnectionsDoNotDelayTheCRI(t *testing.T) {
 			p.maxFiles = 256
 			p.start()
 			if socket == "" {
-				held(t, 300, "tcp", p.metrics, probe)
+				holdConnections(t, 300, "tcp", p.metrics, probe)
 			} else {
-				held(t, 300, "unix", p.path(socket), func(net.Conn) {})
+				holdConnections(t, 300, "unix", p.path(socket), func(net.Conn) {})
 			}
 			began := time.Now()
 			p.kubelet().Pod("alice") // over a new connection
@@ -65,7 +65,7 @@ func TestOneProcessCannotTakeAllConnectionsOfTheCRI(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	p.maxFiles = 256
 	p.start()
-	held(t, 300, "unix", p.path("run/cri.sock"), func(net.Conn) {})
+	holdConnections(t, 300, "unix", p.path("run/cri.sock"), func(net.Conn) {})
 	other := prepare(t, p.endpoint()) // its upstream connection is from another process
 	other.start()
 	if !strings.Contains(p.out.String(), "the limit of one process is") {

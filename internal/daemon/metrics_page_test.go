@@ -134,14 +134,14 @@ func readMetricsPage(t *testing.T) metricsPage {
 	for _, section := range strings.Split(ofMetrics, "\n### ")[1:] {
 		title, rest, _ := strings.Cut(section, "\n")
 		name := strings.Trim(title, "`")
-		row, told, _ := strings.Cut(strings.TrimPrefix(rest, "\n"), "\n")
+		row, text, _ := strings.Cut(strings.TrimPrefix(rest, "\n"), "\n")
 		cells := regexp.MustCompile(`^Type: (.+); unit: (.+); labels: (.+)$`).FindStringSubmatch(row)
 		if cells == nil {
 			t.Errorf("docs/metrics.md: %s: line %q; want type, unit and labels", name, row)
 			continue
 		}
-		if !strings.Contains(told, "\n*Look* ") {
-			t.Errorf("docs/metrics.md: %s: it is not said when to look", name)
+		if !strings.Contains(text, "\n*Look* ") {
+			t.Errorf("docs/metrics.md: %s: no line that begins with *Look*", name)
 		}
 		var labels []string
 		for _, m := range quoted.FindAllStringSubmatch(cells[3], -1) {

@@ -68,12 +68,12 @@ func (n *node) offers(repository, password string) {
 	}
 }
 
-// says waits until the log contains a text the given number of times.
-func (n *node) says(text string, times int) {
+// wantLog waits until the log contains a text the given number of times.
+func (n *node) wantLog(text string, times int) {
 	n.t.Helper()
 	for end := time.Now().Add(20 * time.Second); strings.Count(n.out.String(), text) < times; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			n.t.Fatalf("the log does not say %q %d times:\n%s", text, times, n.out)
+			n.t.Fatalf("the log does not contain %q %d times:\n%s", text, times, n.out)
 		}
 	}
 }
@@ -153,7 +153,7 @@ func TestNodesFileOpensAndRotationNeedsNoRegistry(t *testing.T) {
 
 	// The token is rotated. The registry is not needed, neither without a credential nor with the new one.
 	n.offers("repo.test/team", nodeToken2)
-	n.says("Node credentials read", 2)
+	n.wantLog("Node credentials read", 2)
 	n.runs("carol", app, true)
 	before := n.runtime.Calls("PullImage")
 	dave := n.k.Pod("dave")
@@ -172,7 +172,7 @@ func TestNodesFileOpensAndRotationNeedsNoRegistry(t *testing.T) {
 	if err := os.Remove(n.file); err != nil {
 		t.Fatal(err)
 	}
-	n.says("Node credentials absent", 1)
+	n.wantLog("Node credentials absent", 1)
 	n.runs("erin", app, true)
 	n.leaksNothing()
 }
@@ -186,7 +186,7 @@ func TestPodsOwnCredentialDoesNotOpen(t *testing.T) {
 
 	// A credential that the node once offered is now a pod's own as well.
 	n.offers("repo.test/team", nodeToken2)
-	n.says("Node credentials read", 2)
+	n.wantLog("Node credentials read", 2)
 	n.pulled("carol", app, nodeToken)
 	n.runs("bob", app, false)
 	n.pulled("dave", app, nodeToken2)
@@ -202,16 +202,16 @@ func TestReportedCredentialOpens(t *testing.T) {
 		}
 	}
 	// If it is bound to a service account, it is a pod's own.
-	if _, said := n.provide(nodeToken2, strings.Replace(asks, `"image"`, `"serviceAccountToken":"t","image"`, 1)); said != "" {
-		t.Errorf("credential-provider says %q; want nothing", said)
+	if _, stderr := n.provide(nodeToken2, strings.Replace(asks, `"image"`, `"serviceAccountToken":"t","image"`, 1)); stderr != "" {
+		t.Errorf("credential-provider prints %q; want nothing", stderr)
 	}
 	n.pulled("alice", app, nodeToken2)
 	n.runs("bob", app, false)
 
-	if _, said := n.provide(nodeToken, asks); said != "" {
-		t.Errorf("credential-provider says %q; want nothing", said)
+	if _, stderr := n.provide(nodeToken, asks); stderr != "" {
+		t.Errorf("credential-provider prints %q; want nothing", stderr)
 	}
-	n.says("Node credentials reported", 1)
+	n.wantLog("Node credentials reported", 1)
 	n.pulled("alice", other, nodeToken) // it is not for this repository
 	n.runs("bob", other, false)
 	n.pulled("carol", app, nodeToken)
@@ -226,8 +226,8 @@ func TestRestartForgetsReports(t *testing.T) {
 	n.provide(nodeToken, asks)
 	n.pulled("alice", app, nodeToken)
 	n.stop()
-	if _, said := n.provide(nodeToken, asks); !strings.Contains(said, "not reported") || strings.Contains(said, nodeToken) {
-		t.Errorf("credential-provider says %q while the daemon is away; want why, and no credential", said)
+	if _, stderr := n.provide(nodeToken, asks); !strings.Contains(stderr, "not reported") || strings.Contains(stderr, nodeToken) {
+		t.Errorf("credential-provider prints %q without the daemon; want the reason, and no credential", stderr)
 	}
 	n.start()
 	n.runs("bob", app, true)
@@ -243,9 +243,9 @@ func TestRestartForgetsReports(t *testing.T) {
 }
 
 // The kubelet kills a plugin that takes too long. The process that the plugin wraps must end with it.
-func TestPluginDiesWithItsWrapper(t *testing.T) {
+func TestPluginEndsWithItsWrapper(t *testing.T) {
 	bin := pullgated(t)
-	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "told to end": syscall.SIGTERM} {
+	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "terminated": syscall.SIGTERM} {
 		t.Run(name, func(t *testing.T) {
 			pid := filepath.Join(t.TempDir(), "pid")
 			cmd := exec.Command(bin, "credential-provider", "--", "sh", "-c", `echo $$ >"$0".new; mv "$0".new "$0"; exec sleep 1000`, pid)

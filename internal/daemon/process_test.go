@@ -90,7 +90,7 @@ func prepare(t *testing.T, runtime string, settings ...string) *process {
 		p.kill()
 		p.wantNoRace()
 		if t.Failed() && p.out != nil {
-			t.Logf("pullgated said:\n%s", p.out)
+			t.Logf("pullgated printed:\n%s", p.out)
 		}
 		_ = os.RemoveAll(dir)
 	})

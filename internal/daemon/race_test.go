@@ -2,5 +2,5 @@
 
 package daemon_test
 
-// raced says that the tests run under the race detector.
+// raced reports whether the tests run under the race detector.
 const raced = true

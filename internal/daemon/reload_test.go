@@ -20,15 +20,15 @@ import (
 func (p *process) decisionLog() string { return "decisionLog: {path: " + p.path("decisions.log") + "}" }
 
 // hup sends SIGHUP and waits until the log contains a text once more.
-func (p *process) hup(says string) {
+func (p *process) hup(message string) {
 	p.t.Helper()
-	before := strings.Count(p.out.String(), says)
+	before := strings.Count(p.out.String(), message)
 	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
 		p.t.Fatal(err)
 	}
-	for end := time.Now().Add(20 * time.Second); strings.Count(p.out.String(), says) == before; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); strings.Count(p.out.String(), message) == before; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			p.t.Fatalf("the log does not say %q after SIGHUP:\n%s", says, p.out)
+			p.t.Fatalf("the log does not contain %q after SIGHUP:\n%s", message, p.out)
 		}
 	}
 }
@@ -92,19 +92,19 @@ func TestSIGHUPChangesVerdictsAndABadFileDoesNot(t *testing.T) {
 	p.configure("imagePullCredentialsVerificationPolicy: NeverVerify", "exempt: {namespaces: [Alice]}", "listn: x")
 	p.hup(notReloaded)
 	sees("a bad file", "alice", "")
-	said := ""
+	logged := ""
 	for line := range strings.Lines(p.out.String()) {
 		if strings.Contains(line, notReloaded) {
-			said = line
+			logged = line
 		}
 	}
 	for _, wrong := range []string{"listn: unknown field", `exempt.namespaces[0]`, "; "} {
-		if !strings.Contains(said, wrong) {
-			t.Errorf("line %q; want it to say %s", said, wrong)
+		if !strings.Contains(logged, wrong) {
+			t.Errorf("line %q; want it to contain %s", logged, wrong)
 		}
 	}
 	if p.metric("pullgate_config_last_reload_success") != 0 || p.metric("pullgate_config_last_reload_success_timestamp_seconds") != read {
-		t.Error("the metrics do not say that the last reading failed, and that the one before is in use")
+		t.Error("the metrics do not show that the last reading failed, and that the previous configuration is in use")
 	}
 
 	if err := os.Remove(p.path("config.yaml")); err != nil {
@@ -138,11 +138,11 @@ func TestSIGHUPReadsTheKubeletsFileAgain(t *testing.T) {
 	p.configure("kubeletConfig: " + p.path("kubelet.yaml"))
 	p.start()
 	k := p.kubelet()
-	for _, step := range []struct{ policy, says, want string }{
+	for _, step := range []struct{ policy, message, want string }{
 		{"NeverVerify", reloaded, id2}, {"Sometimes", notReloaded, id2}, {"AlwaysVerify", reloaded, ""},
 	} {
 		theirs(step.policy)
-		p.hup(step.says)
+		p.hup(step.message)
 		if got := k.Precheck(k.Pod("alice"), pre); got != step.want {
 			t.Errorf("%s: pre-check = %q; want %q", step.policy, got, step.want)
 		}
@@ -150,7 +150,7 @@ func TestSIGHUPReadsTheKubeletsFileAgain(t *testing.T) {
 }
 
 // A daemon that waits for its store has not started yet.
-func TestSIGHUPBeforeTheDaemonIsUpIsObeyedLater(t *testing.T) {
+func TestSIGHUPBeforeTheDaemonIsReadyIsAppliedLater(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	p.start()
 	p.stop()
@@ -270,7 +270,7 @@ func TestDecisionLogThatCannotBeOpenedKeepsTheDaemonFromStarting(t *testing.T) {
 }
 
 // Decisions continue while their log cannot be written; the missing ones are counted and logged.
-func TestDecisionsGoOnWithoutTheirLog(t *testing.T) {
+func TestDecisionsContinueWithoutTheLog(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	p := prepare(t, r.Endpoint())
 	dir := p.path("log")
@@ -292,7 +292,7 @@ func TestDecisionsGoOnWithoutTheirLog(t *testing.T) {
 	}
 	p.until("pullgate_decisions_dropped_total", 3)
 	if n := strings.Count(p.out.String(), "Decision log not written, decisions are missing from it"); n != 1 {
-		t.Errorf("said %d times that the log is not written; want once", n)
+		t.Errorf("logged %d times that the log is not written; want once", n)
 	}
 	p.hup("Decision log not reopened, still writing to the old file")
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -304,6 +304,6 @@ func TestDecisionsGoOnWithoutTheirLog(t *testing.T) {
 	p.stop()
 	text, err := os.ReadFile(path)
 	if err != nil || strings.Count(string(text), "\n") != 1 || !strings.Contains(string(text), `"dropped":3`) {
-		t.Errorf("decision log %q, %v; want one line that says 3 are missing", text, err)
+		t.Errorf("decision log %q, %v; want one line that counts 3 missing ones", text, err)
 	}
 }

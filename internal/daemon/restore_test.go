@@ -57,14 +57,14 @@ func TestRestoreByTheStepsOfTheManual(t *testing.T) {
 			}
 			p.start()
 			if !strings.Contains(p.out.String(), "the store is a copy that was made at") {
-				t.Error("the log does not say that the store is a copy")
+				t.Error("the log does not report that the store is a copy")
 			}
 			restoredNode(t, r, p, tc.proved)
 			if tc.message != "" && !strings.Contains(p.out.String(), tc.message) {
-				t.Errorf("the log does not say %q", tc.message)
+				t.Errorf("the log does not contain %q", tc.message)
 			}
 			if tc.message == "" && strings.Contains(p.out.String(), "key") {
-				t.Error("the log says something about the key")
+				t.Error("the log has a message about the key")
 			}
 		})
 	}

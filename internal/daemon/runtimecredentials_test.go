@@ -14,7 +14,7 @@ import (
 func TestWarningOfRuntimeCredentials(t *testing.T) {
 	const warning = "set runtimeCredentials: perNamespace"
 	root := t.TempDir()
-	said := func(setting string) string {
+	logged := func(setting string) string {
 		var out strings.Builder
 		c := config.Default()
 		c.RuntimeCredentials = setting
@@ -24,16 +24,16 @@ func TestWarningOfRuntimeCredentials(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(root, "/etc/crio/auth"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if got := said(config.RuntimeCredentialsNone); got != "" {
+	if got := logged(config.RuntimeCredentialsNone); got != "" {
 		t.Errorf("with the empty directory that CRI-O makes: %s; want nothing", got)
 	}
 	if err := os.Mkdir(filepath.Join(root, "/etc/crio/auth/in-use"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if got := said(config.RuntimeCredentialsNone); !strings.Contains(got, warning) || !strings.Contains(got, "/etc/crio/auth") {
+	if got := logged(config.RuntimeCredentialsNone); !strings.Contains(got, warning) || !strings.Contains(got, "/etc/crio/auth") {
 		t.Errorf("with auth files that were used: %q; want a warning that names the directory", got)
 	}
-	if got := said(config.RuntimeCredentialsPerNamespace); got != "" {
+	if got := logged(config.RuntimeCredentialsPerNamespace); got != "" {
 		t.Errorf("with runtimeCredentials: perNamespace: %s; want nothing", got)
 	}
 }

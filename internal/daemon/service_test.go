@@ -45,72 +45,72 @@ func (m *manager) next(limit time.Duration) string {
 	return string(b[:n])
 }
 
-// hears waits for a message that matches a pattern.
-func (m *manager) hears(pattern string) {
+// receives waits for a message that matches a pattern.
+func (m *manager) receives(pattern string) {
 	m.t.Helper()
 	want := regexp.MustCompile("^" + pattern + "$")
-	var heard []string
+	var received []string
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
-		told := m.next(time.Until(end))
-		if want.MatchString(told) {
+		message := m.next(time.Until(end))
+		if want.MatchString(message) {
 			return
 		}
-		heard = append(heard, told)
+		received = append(received, message)
 	}
-	m.t.Fatalf("systemd is told %q; want %s", heard, pattern)
+	m.t.Fatalf("systemd received %q; want %s", received, pattern)
 }
 
-func TestSystemdIsToldHowTheDaemonIs(t *testing.T) {
+func TestSystemdReceivesTheStateOfTheDaemon(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	p := prepare(t, r.Endpoint())
 	m := notified(p)
 	p.spawn()
-	m.hears(`READY=1\nSTATUS=Serving the kubelet \(NeverVerifyPreloadedImages\); the runtime is not reached, calls fail until it is back`)
-	m.hears(`STATUS=Serving the kubelet \(NeverVerifyPreloadedImages\); the runtime is reached`)
+	m.receives(`READY=1\nSTATUS=Serving the kubelet \(NeverVerifyPreloadedImages\); the runtime is not reached, calls fail until it is back`)
+	m.receives(`STATUS=Serving the kubelet \(NeverVerifyPreloadedImages\); the runtime is reached`)
 	r.Stop()
-	m.hears(`STATUS=.*the runtime is not reached.*`)
+	m.receives(`STATUS=.*the runtime is not reached.*`)
 	r.Start(t)
-	m.hears(`STATUS=.*the runtime is reached`)
+	m.receives(`STATUS=.*the runtime is reached`)
 
 	p.configure("imagePullCredentialsVerificationPolicy: AlwaysVerify")
 	p.hup("Configuration reloaded")
-	m.hears(`RELOADING=1\nMONOTONIC_USEC=[1-9][0-9]*`)
-	m.hears(`READY=1\nSTATUS=Serving the kubelet \(AlwaysVerify\); the runtime is reached`)
+	m.receives(`RELOADING=1\nMONOTONIC_USEC=[1-9][0-9]*`)
+	m.receives(`READY=1\nSTATUS=Serving the kubelet \(AlwaysVerify\); the runtime is reached`)
 	p.configure("nonsense: true")
 	p.hup("Configuration not reloaded")
-	m.hears(`RELOADING=1\n.*`)
-	m.hears(`READY=1\nSTATUS=Serving the kubelet \(AlwaysVerify\); the runtime is reached`)
+	m.receives(`RELOADING=1\n.*`)
+	m.receives(`READY=1\nSTATUS=Serving the kubelet \(AlwaysVerify\); the runtime is reached`)
 
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	m.hears(`STOPPING=1\nSTATUS=Stopping, calls under way are drained`)
+	m.receives(`STOPPING=1\nSTATUS=Stopping, calls under way are drained`)
 	if code := p.wait(); code != 0 {
 		t.Errorf("exit code %d; want 0", code)
 	}
 }
 
-func TestShadowModeIsSaidInTheStatus(t *testing.T) {
+func TestShadowModeIsInTheStatus(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint(), "noPullImageSecretRecheck: true")
 	m := notified(p)
 	p.spawn()
-	m.hears(`(?s)READY=1.*shadow mode, nothing is enforced.*`)
+	m.receives(`(?s)READY=1.*shadow mode, nothing is enforced.*`)
 }
 
 // The watchdog is notified while the daemon answers, with or without a runtime, and not while the daemon is stopped by a signal.
-func TestWatchdogIsFedByADaemonThatAnswers(t *testing.T) {
+func TestWatchdogIsNotifiedByADaemonThatResponds(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	p := prepare(t, r.Endpoint())
 	m := notified(p)
 	p.env = append(p.env, "WATCHDOG_USEC=600000")
 	p.start()
-	m.hears("WATCHDOG=1")
+	m.receives("WATCHDOG=1")
 	r.Stop()
-	m.hears("(?s)STATUS=.*not reached.*")
-	m.hears("WATCHDOG=1")
-	m.hears("WATCHDOG=1")
+	m.receives("(?s)STATUS=.*not reached.*")
+	m.receives("WATCHDOG=1")
+	m.receives("WATCHDOG=1")
 	if got := p.metric(`pullgate_forwarded_calls_total{code="Unimplemented",method="other"}`); got != 0 {
-		t.Errorf("%v calls counted; the daemon's questions to itself are none", got)
+		t.Errorf("%v calls counted; the daemon's own probes do not count", got)
 	}
 
 	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
@@ -118,20 +118,20 @@ func TestWatchdogIsFedByADaemonThatAnswers(t *testing.T) {
 	}
 	for m.next(50*time.Millisecond) != "" { // messages that were already sent
 	}
-	if told := m.next(time.Second); told != "" {
-		t.Errorf("systemd is told %q by a process that is held", told)
+	if message := m.next(time.Second); message != "" {
+		t.Errorf("systemd received %q from a stopped process", message)
 	}
 	if err := p.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	m.hears("WATCHDOG=1")
+	m.receives("WATCHDOG=1")
 
 	// A missing socket file must not end the existing connections.
 	if err := os.Remove(p.path("run/cri.sock")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the loss to be said", func() bool {
+	eventually(t, "a log line about the missing socket", func() bool {
 		return strings.Contains(p.out.String(), "A part of pullgated answers with an error")
 	})
-	m.hears("WATCHDOG=1")
+	m.receives("WATCHDOG=1")
 }

@@ -19,35 +19,35 @@ import (
 // testWatchdog runs a watchdog of 30 s, and returns the number of its notifications.
 func testWatchdog(t *testing.T, log klog.Logger, parts ...part) *atomic.Int32 {
 	t.Helper()
-	var fed atomic.Int32
+	var notified atomic.Int32
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		newWatchdog(log, 30*time.Second, func() { fed.Add(1) }, parts...).run(ctx)
+		newWatchdog(log, 30*time.Second, func() { notified.Add(1) }, parts...).run(ctx)
 	}()
 	t.Cleanup(func() { cancel(); <-done })
-	return &fed
+	return &notified
 }
 
-func TestWatchdogIsFedWhileAllPartsAnswer(t *testing.T) {
+func TestWatchdogIsNotifiedWhileAllPartsRespond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		log, said := recorder(t)
-		fed := testWatchdog(t, log,
+		log, logged := recorder(t)
+		notified := testWatchdog(t, log,
 			part{"sound", func(context.Context) error { return nil }},
 			part{"slow", func(context.Context) error { time.Sleep(9 * time.Second); return nil }},
 			part{"failing", func(context.Context) error { return errors.New("it fails") }})
 		time.Sleep(time.Minute + time.Second)
-		if got := fed.Load(); got != 6 {
-			t.Errorf("fed %d times in a minute; want 6, each third of its patience", got)
+		if got := notified.Load(); got != 6 {
+			t.Errorf("notified %d times in a minute; want 6, each third of its patience", got)
 		}
-		if n := strings.Count(said(), "it fails"); n != 1 {
-			t.Errorf("the failure is said %d times; want once: %s", n, said())
+		if n := strings.Count(logged(), "it fails"); n != 1 {
+			t.Errorf("the failure is logged %d times; want once: %s", n, logged())
 		}
 	})
 }
 
-func TestWatchdogStarvesWhileAPartIsSilent(t *testing.T) {
+func TestWatchdogIsNotNotifiedWhileAPartHangs(t *testing.T) {
 	for name, silent := range map[string]func(ctx context.Context, goOn <-chan struct{}) error{
 		"it hangs": func(_ context.Context, goOn <-chan struct{}) error { <-goOn; return nil },
 		"it gives up with the time": func(ctx context.Context, goOn <-chan struct{}) error {
@@ -61,19 +61,19 @@ func TestWatchdogStarvesWhileAPartIsSilent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				log, said := recorder(t)
+				log, logged := recorder(t)
 				goOn := make(chan struct{})
-				fed := testWatchdog(t, log,
+				notified := testWatchdog(t, log,
 					part{"sound", func(context.Context) error { return nil }},
 					part{"silent", func(ctx context.Context) error { return silent(ctx, goOn) }})
 				time.Sleep(10 * time.Minute)
-				if got := fed.Load(); got != 0 || !strings.Contains(said(), "silent") || strings.Contains(said(), "sound") {
-					t.Errorf("fed %d times, said %q; want never, and the name of the part", got, said())
+				if got := notified.Load(); got != 0 || !strings.Contains(logged(), "silent") || strings.Contains(logged(), "sound") {
+					t.Errorf("notified %d times, logged %q; want never, and the name of the part", got, logged())
 				}
 				close(goOn)
 				time.Sleep(time.Minute)
-				if got := fed.Load(); got < 5 {
-					t.Errorf("fed %d times in the minute after; want it fed again", got)
+				if got := notified.Load(); got < 5 {
+					t.Errorf("notified %d times in the minute after; want it notified again", got)
 				}
 			})
 		})
@@ -81,7 +81,7 @@ func TestWatchdogStarvesWhileAPartIsSilent(t *testing.T) {
 }
 
 // If one reader does not end, and another call waits for it, the store blocks all later calls.
-func TestWatchdogStarvesWhileTheStoreHangs(t *testing.T) {
+func TestWatchdogIsNotNotifiedWhileTheStoreHangs(t *testing.T) {
 	store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{Now: time.Now()})
 	if err != nil {
 		t.Fatal(err)
@@ -89,20 +89,20 @@ func TestWatchdogStarvesWhileTheStoreHangs(t *testing.T) {
 	if _, err := store.Begin("repo.test/app:1", "repo.test/app", time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	fed := make(chan struct{}, 1)
+	notified := make(chan struct{}, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	log, said := recorder(t)
+	log, logged := recorder(t)
 	go func() {
 		defer close(done)
 		newWatchdog(log, 300*time.Millisecond, func() {
 			select {
-			case fed <- struct{}{}:
+			case notified <- struct{}{}:
 			default:
 			}
 		}, storePart(store)).run(ctx)
 	}()
-	<-fed
+	<-notified
 
 	reading, release, closed := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -118,21 +118,21 @@ func TestWatchdogStarvesWhileTheStoreHangs(t *testing.T) {
 	patience := time.NewTimer(2 * time.Second)
 	for end, starved := time.Now().Add(20*time.Second), false; !starved; {
 		select {
-		case <-fed:
+		case <-notified:
 			patience.Reset(2 * time.Second)
 		case <-patience.C:
 			starved = true
 		}
 		if time.Now().After(end) {
-			t.Error("the watchdog is fed although the store hangs")
+			t.Error("the watchdog is notified although the store hangs")
 			break
 		}
 	}
-	if !strings.Contains(said(), "does not answer") || !strings.Contains(said(), "store") {
-		t.Errorf("said %q; want which part is silent", said())
+	if !strings.Contains(logged(), "does not answer") || !strings.Contains(logged(), "store") {
+		t.Errorf("logged %q; want the name of the part", logged())
 	}
 	close(release)
-	<-fed // the answer is the error that the file is closed
+	<-notified // the answer is the error that the file is closed
 	if err := <-closed; err != nil {
 		t.Error(err)
 	}
@@ -141,7 +141,7 @@ func TestWatchdogStarvesWhileTheStoreHangs(t *testing.T) {
 }
 
 // recorder returns a logger, and a function that returns its lines.
-func recorder(t *testing.T) (log klog.Logger, said func() string) {
+func recorder(t *testing.T) (log klog.Logger, logged func() string) {
 	t.Helper()
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	sink, ok := logger.GetSink().(ktesting.Underlier)

@@ -35,7 +35,7 @@ func (l *log) close() {
 	}
 }
 
-func TestOpenRefusesWhatIsNoLog(t *testing.T) {
+func TestOpenRefusesOtherFiles(t *testing.T) {
 	dir := t.TempDir()
 	text, fifo := filepath.Join(dir, "precious"), filepath.Join(dir, "fifo")
 	err := errors.Join(os.WriteFile(text, []byte("precious\n"), 0o600), syscall.Mkfifo(fifo, 0o600))
@@ -58,7 +58,7 @@ func TestOpenRefusesWhatIsNoLog(t *testing.T) {
 	}
 }
 
-func TestOpenGoesOnAfterALineWithoutEnd(t *testing.T) {
+func TestOpenContinuesAfterAnIncompleteLine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "decisions.log")
 	if err := os.WriteFile(path, []byte("{\"v\":1}\n{\"v\":1,\"ti"), 0o600); err != nil {
 		t.Fatal(err)
@@ -73,7 +73,7 @@ func TestOpenGoesOnAfterALineWithoutEnd(t *testing.T) {
 	}
 }
 
-func TestADeletedFileIsMadeAnew(t *testing.T) {
+func TestADeletedFileIsCreatedAgain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "log")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -108,7 +108,7 @@ func TestADeletedFileIsMadeAnew(t *testing.T) {
 	l.until(func() bool { _, err := os.Stat(l.path); return err == nil })
 	l.stop()
 	if lines := l.lines(); len(lines) != 1 || lines[0]["image"] != "image-3" || lines[0]["dropped"] != 1.0 {
-		t.Errorf("lines %v; want the last one, which says that one is missing", lines)
+		t.Errorf("lines %v; want the last one, which counts one missing decision", lines)
 	}
 }
 
@@ -123,7 +123,7 @@ func (l *log) until(done func() bool) {
 	}
 }
 
-func TestReopenThatFailsGoesOnInTheOldFile(t *testing.T) {
+func TestFailedReopenKeepsTheOldFile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "log")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)

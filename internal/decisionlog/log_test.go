@@ -139,7 +139,7 @@ func onTokens(t *testing.T, s *tokens) *log {
 	return l
 }
 
-func TestAFullQueueDropsAndTheNextLineSaysHowMany(t *testing.T) {
+func TestAFullQueueDropsAndTheNextLineHasTheNumber(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &tokens{next: make(chan error)}
 		l := onTokens(t, s)
@@ -170,8 +170,8 @@ func TestAFullQueueDropsAndTheNextLineSaysHowMany(t *testing.T) {
 			t.Errorf("%d lines; want %d", len(s.lines), decisionlog.QueueLimit+3)
 		}
 		for i, line := range s.lines {
-			if said := strings.Contains(line, `"dropped":3`); said != strings.Contains(line, "image-4000") || strings.Contains(line, `"dropped"`) != said {
-				t.Errorf("line %d: %s; want the 3 said by the first that was recorded after them", i, line)
+			if counts := strings.Contains(line, `"dropped":3`); counts != strings.Contains(line, "image-4000") || strings.Contains(line, `"dropped"`) != counts {
+				t.Errorf("line %d: %s; want the 3 in the first line that was recorded after them", i, line)
 			}
 		}
 	})
@@ -189,13 +189,13 @@ func TestAFailingWriteIsCountedAndLoggedOnce(t *testing.T) {
 			synctest.Wait()
 		}
 		l.stop()
-		var said []string
+		var ends []string
 		for _, line := range s.lines {
 			_, rest, _ := strings.Cut(line, `"took":0`)
-			said = append(said, strings.TrimSpace(rest))
+			ends = append(ends, strings.TrimSpace(rest))
 		}
-		if got, want := strings.Join(said, " "), `} ,"dropped":3} } ,"dropped":1}`; got != want {
-			t.Errorf("lines say %s; want %s", got, want)
+		if got, want := strings.Join(ends, " "), `} ,"dropped":3} } ,"dropped":1}`; got != want {
+			t.Errorf("lines end with %s; want %s", got, want)
 		}
 		if n := l.dropped.Load(); n != 4 {
 			t.Errorf("%d dropped; want 4", n)
@@ -310,14 +310,14 @@ func TestRecordReopenAndRunAtOnce(t *testing.T) {
 	}
 	all.Wait()
 	l.stop()
-	said := uint64(0)
+	counted := uint64(0)
 	lines := l.lines()
 	for _, line := range lines {
 		n, _ := line["dropped"].(float64)
-		said += uint64(n)
+		counted += uint64(n)
 	}
 	// No line follows drops after the last line, so they are in no line.
-	if n := uint64(len(lines)) + l.dropped.Load(); n != writers*each || said > l.dropped.Load() {
-		t.Errorf("%d lines and %d dropped, of which lines say %d; want %d in all", len(lines), l.dropped.Load(), said, writers*each)
+	if n := uint64(len(lines)) + l.dropped.Load(); n != writers*each || counted > l.dropped.Load() {
+		t.Errorf("%d lines and %d dropped, of which lines count %d; want %d in all", len(lines), l.dropped.Load(), counted, writers*each)
 	}
 }

@@ -72,7 +72,7 @@ func TestManualsQueryNamesFieldsThatExist(t *testing.T) {
 }
 
 // The query of the manual, implemented in Go, and also run by jq if it is installed.
-func TestManualsQueryTellsWhoUsedAnImage(t *testing.T) {
+func TestManualsQueryFindsThePodsThatUsedAnImage(t *testing.T) {
 	const repository = "registry.example/team-a/app"
 	decided := func(pod, repository string, verdict policy.Verdict, outcome string, shadow bool) decisionlog.Decision {
 		d := decisionlog.Decision{Call: "PullImage", Image: repository + ":1", Repository: repository, Outcome: outcome, Shadow: shadow}
@@ -124,7 +124,7 @@ func TestManualsQueryTellsWhoUsedAnImage(t *testing.T) {
 	for line := range bytes.Lines(out) {
 		cells := strings.Split(string(line), "\t")
 		if len(cells) != 8 {
-			t.Fatalf("jq says %q; want 8 cells a line", out)
+			t.Fatalf("jq prints %q; want 8 cells a line", out)
 		}
 		got = append(got, cells[2])
 	}

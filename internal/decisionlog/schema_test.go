@@ -76,7 +76,7 @@ func kinds(prefix string, object map[string]any) map[string]string {
 	return found
 }
 
-func TestLinesAreAsTheirDrawingSays(t *testing.T) {
+func TestLinesMatchTheSchema(t *testing.T) {
 	l := newLog(t, filepath.Join(t.TempDir(), "decisions.log"))
 	for range decisionlog.QueueLimit {
 		l.Record(decisionlog.Decision{})
@@ -102,7 +102,7 @@ func TestLinesAreAsTheirDrawingSays(t *testing.T) {
 	}
 }
 
-func TestALineSaysWhatWasDecided(t *testing.T) {
+func TestALineHasTheDecision(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "decisions.log")
 	l := newLog(t, path)
 	l.run()

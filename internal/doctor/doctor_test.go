@@ -22,7 +22,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func TestNodeWhereAllIsRightHasNothingToDo(t *testing.T) {
+func TestHealthyNodeNeedsNoRemediation(t *testing.T) {
 	all := newNode(t).Examine(t.Context())
 	seen := map[string]bool{}
 	for _, f := range all {
@@ -197,7 +197,7 @@ func TestSockets(t *testing.T) {
 	})
 }
 
-func TestSocketsTellWhoAnswers(t *testing.T) {
+func TestSocketsNameTheListeningProcess(t *testing.T) {
 	n := newNode(t)
 	n.process(strconv.Itoa(os.Getpid()), "socat")
 	all := n.Examine(t.Context())
@@ -205,7 +205,7 @@ func TestSocketsTellWhoAnswers(t *testing.T) {
 }
 
 // Each cause has its own message, because each has another remedy.
-func TestSocketThatCannotBeDialledSaysWhy(t *testing.T) {
+func TestFailedDialHasItsReason(t *testing.T) {
 	for _, tc := range []struct {
 		err                error
 		level              doctor.Level

@@ -174,7 +174,7 @@ func TestVersions(t *testing.T) {
 }
 
 // A tenant may give its process any name. The check neither trusts nor runs it.
-func TestProcessOfAContainerIsNoKubelet(t *testing.T) {
+func TestProcessOfAContainerIsNotAKubelet(t *testing.T) {
 	for name, disguise := range map[string]func(n *testNode){
 		"other mounts": func(n *testNode) {
 			n.must(os.Remove(n.path("/proc/666/ns/mnt")))

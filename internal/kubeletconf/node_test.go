@@ -124,7 +124,7 @@ DropInPaths=
 [Service]
 `
 
-func TestDiscoverSaysWhatItCannotTell(t *testing.T) {
+func TestDiscoverReportsWhatItCannotDetermine(t *testing.T) {
 	for _, tc := range []struct {
 		name, archive, unit, want string
 		is                        error
@@ -145,11 +145,11 @@ func TestDiscoverSaysWhatItCannotTell(t *testing.T) {
 		{"a unit file that is gone", "-- systemctl --\nId=kubelet.service\nLoadState=loaded\nActiveState=active\nFragmentPath=/gone\n", "", "/gone: no such file", nil},
 		{"a file of variables that is gone", kubeletUnit + "ExecStart=/usr/bin/kubelet\nEnvironmentFile=/gone.env\n", "", "/gone.env: no such file", nil},
 		{"a configuration that is gone", kubeletUnit + "ExecStart=/usr/bin/kubelet --config=/gone.yaml\n", "", "/gone.yaml: no such file", nil},
-		{"a configuration that is no YAML", kubeletUnit + "ExecStart=/usr/bin/kubelet --config=/etc/k.yaml\n-- etc/k.yaml --\n: {\n", "", "read the kubelet's configuration /etc/k.yaml", nil},
-		{"a port that is no number", kubeletUnit + "ExecStart=/usr/bin/kubelet --healthz-port=x\n", "", "--healthz-port", nil},
+		{"a configuration that is not YAML", kubeletUnit + "ExecStart=/usr/bin/kubelet --config=/etc/k.yaml\n-- etc/k.yaml --\n: {\n", "", "read the kubelet's configuration /etc/k.yaml", nil},
+		{"a port that is not a number", kubeletUnit + "ExecStart=/usr/bin/kubelet --healthz-port=x\n", "", "--healthz-port", nil},
 		{"a script without a kubelet", kubeletUnit + "ExecStart=/usr/bin/start\n", "", "no kubelet found among its processes", nil},
 		{"a configuration of k3s at a URL", kubeletUnit + "ExecStart=/usr/bin/k3s server --config=https://x/y\n", "", "not an absolute path", nil},
-		{"a configuration of k3s that is no YAML", kubeletUnit + "ExecStart=/usr/bin/k3s server\n-- etc/rancher/k3s/config.yaml --\n: {\n", "", "read configuration /etc/rancher/k3s/config.yaml", nil},
+		{"a configuration of k3s that is not YAML", kubeletUnit + "ExecStart=/usr/bin/k3s server\n-- etc/rancher/k3s/config.yaml --\n: {\n", "", "read configuration /etc/rancher/k3s/config.yaml", nil},
 		{"a unit without a name", "-- systemctl --\nId=kubelet.service\nMainPID=x\n", "", `MainPID="x" is not a number`, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

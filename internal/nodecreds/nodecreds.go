@@ -31,7 +31,7 @@ const (
 type Credentials struct {
 	key credential.Key
 
-	// reading is held by the goroutine that reads the files, and guards files.
+	// reading is locked by the goroutine that reads the files, and guards files.
 	reading sync.Mutex
 	files   []file
 

@@ -88,14 +88,14 @@ func (n *node) id(password string) credential.ID {
 	return n.key.ID(credential.New("u", password, "", "", "", ""))
 }
 
-func (n *node) said(what string, times int) {
+func (n *node) logged(what string, times int) {
 	n.Helper()
 	if got := strings.Count(n.log.String(), what); got != times {
-		n.Errorf("%q is said %d times; want %d:\n%s", what, got, times, n.log.String())
+		n.Errorf("%q is logged %d times; want %d:\n%s", what, got, times, n.log.String())
 	}
 }
 
-func TestOffersWhatTheFilesHold(t *testing.T) {
+func TestOffersTheCredentialsOfTheFiles(t *testing.T) {
 	dir := t.TempDir()
 	one, two, old := filepath.Join(dir, "config.json"), filepath.Join(dir, "two.json"), filepath.Join(dir, ".dockercfg")
 	put(t, one, config("repo.test", "a"))
@@ -111,10 +111,10 @@ func TestOffersWhatTheFilesHold(t *testing.T) {
 		if n.creds.Offers(app, "") {
 			t.Error("an anonymous credential is offered")
 		}
-		n.said("Node credentials absent", 1)
+		n.logged("Node credentials absent", 1)
 		n.later()
-		n.said("Node credentials absent", 1)
-		n.said("Node credentials read", 3)
+		n.logged("Node credentials absent", 1)
+		n.logged("Node credentials read", 3)
 	})
 }
 
@@ -148,7 +148,7 @@ func TestNothingIsKeptOfAFileThatIsGone(t *testing.T) {
 				before := n.log.Len()
 				n.later()
 				if n.log.Len() != before {
-					t.Errorf("said more than once:\n%s", n.log.String())
+					t.Errorf("logged more than once:\n%s", n.log.String())
 				}
 				must(t, os.RemoveAll(filepath.Dir(path)), os.Mkdir(filepath.Dir(path), 0o700))
 				put(t, path, config("repo.test", "a"))
@@ -218,7 +218,7 @@ func TestReportsOfAProviderEnd(t *testing.T) {
 	})
 }
 
-func TestAddTellsNews(t *testing.T) {
+func TestAddReportsNews(t *testing.T) {
 	inNode(t, nil, func(n *node) {
 		hour := func() time.Time { return time.Now().Add(time.Hour) }
 		n.news(n.creds.Add([]string{"a.test", "b.test"}, n.id("a"), hour()), true)
@@ -245,14 +245,14 @@ func TestReportsAreBounded(t *testing.T) {
 		for i := range 3000 {
 			n.creds.Add([]string{"repo.test"}, n.id(fmt.Sprint(i)), time.Now().Add(time.Hour+time.Duration(i)*time.Second))
 		}
-		held := 0
+		kept := 0
 		for i := range 3000 {
 			if n.creds.Offers(app, n.id(fmt.Sprint(i))) {
-				held++
+				kept++
 			}
 		}
-		if held != 1000 {
-			t.Errorf("%d reports are held; want 1000", held)
+		if kept != 1000 {
+			t.Errorf("%d reports are kept; want 1000", kept)
 		}
 		n.want(app, "2999", true)
 		n.want(app, "1999", false)

@@ -21,11 +21,11 @@ func (s Enabler) Apply(ctx context.Context, p Plan) (err error) {
 	if len(p.Steps) == 0 {
 		return nil
 	}
-	held, err := lock(s.Host)
+	locked, err := lock(s.Host)
 	if err != nil {
 		return fmt.Errorf("lock the folder of %s: %w", Journal, err)
 	}
-	defer func() { err = errors.Join(err, held.Close()) }()
+	defer func() { err = errors.Join(err, locked.Close()) }()
 	if err := s.same(ctx, p); err != nil {
 		return err
 	}

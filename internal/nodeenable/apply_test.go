@@ -32,9 +32,9 @@ func (n *node) killed(nth int, do func() error) (reached bool) {
 			panic(r)
 		}
 	}()
-	said := 0
+	lines := 0
 	n.sayHook = func(line string) {
-		if said++; said > nth {
+		if lines++; lines > nth {
 			reached = true
 			n.interruptWrite(line)
 			panic(errKilled)
@@ -101,7 +101,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 }
 
 // After a kill during the watch, the health of the kubelet is unknown: enable restarts and watches again.
-func TestEnableWatchesWhatNobodyWatched(t *testing.T) {
+func TestEnableRestartsAndWatchesAfterAKillDuringTheWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "k3s")
 		n.killed(4, n.enable)
@@ -127,7 +127,7 @@ func TestDisableRestartsAKubeletThatWasLeft(t *testing.T) {
 }
 
 // Healthy, unhealthy and healthy again: the time counts from the last change.
-func TestEnableWaitsForAKubeletThatStaysWell(t *testing.T) {
+func TestEnableWaitsForAKubeletThatStaysHealthy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "kubeadm-flags")
 		began := time.Now()
@@ -138,17 +138,17 @@ func TestEnableWaitsForAKubeletThatStaysWell(t *testing.T) {
 			}
 		}
 		if err := n.enable(); err != nil || time.Since(began) < 20*time.Second {
-			t.Errorf("enable after %s: %v; want 12 s from when it was well again", time.Since(began), err)
+			t.Errorf("enable after %s: %v; want 12 s from when it was healthy again", time.Since(began), err)
 		}
 	})
 }
 
 // Problems of the kubelet after its restart, and their messages.
-func TestEnableTakesItBack(t *testing.T) {
+func TestEnableReverts(t *testing.T) {
 	for _, tc := range []struct {
-		name  string
-		spoil func(*node)
-		want  string
+		name   string
+		change func(*node)
+		want   string
 	}{
 		{"not healthy", func(n *node) { n.onRestart = func() { n.healthy = http.StatusInternalServerError } }, "/healthz answers 500: syncloop failed"},
 		{"no calls", func(n *node) { n.forwards = false }, "no call of the kubelet has arrived at pullgated"},
@@ -169,7 +169,7 @@ func TestEnableTakesItBack(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := load(t, "kubeadm-flags")
 				before := n.snapshot()
-				tc.spoil(n)
+				tc.change(n)
 				first := n.onRestart
 				n.onRestart = func() {
 					if first != nil {
@@ -186,8 +186,8 @@ func TestEnableTakesItBack(t *testing.T) {
 				if diff := cmp.Diff(before, n.snapshot()); diff != "" || n.through() {
 					t.Errorf("through: %v (-before +after):\n%s", n.through(), diff)
 				}
-				if said := strings.Join(n.said, "\n"); !strings.Contains(said, "  of the kubelet") {
-					t.Errorf("the log of the unit is not shown:\n%s", said)
+				if shown := strings.Join(n.progress, "\n"); !strings.Contains(shown, "  of the kubelet") {
+					t.Errorf("the log of the unit is not shown:\n%s", shown)
 				}
 				if p, err := n.sw().Disable(t.Context()); err != nil || len(p.Steps) > 0 {
 					t.Errorf("Disable after it = %v, %v; want nothing to do", p.Lines(), err)
@@ -198,7 +198,7 @@ func TestEnableTakesItBack(t *testing.T) {
 }
 
 // Enable does not restart a kubelet that was not affected.
-func TestEnableRestartsNoKubeletThatHasMetNothing(t *testing.T) {
+func TestEnableDoesNotRestartAnUnaffectedKubelet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "kubeadm-flags")
 		n.fail["systemctl daemon-reload"] = errors.New("no bus")
@@ -229,8 +229,8 @@ func TestEnableInterrupted(t *testing.T) {
 	})
 }
 
-// If the rollback fails as well, the error says so, and disable does the rest later.
-func TestEnableSaysWhatItCouldNotTakeBack(t *testing.T) {
+// If the rollback fails as well, the error reports that, and disable does the rest later.
+func TestEnableReportsWhatItCouldNotRevert(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "kubeadm-flags")
 		before := n.snapshot()
@@ -283,7 +283,7 @@ func TestDisableAlone(t *testing.T) {
 				if err := n.enable(); err != nil {
 					t.Fatal(err)
 				}
-				n.dialErr, n.ready, n.metrics, n.runtime, n.free = errors.New("nobody is there"), 0, "127.0.0.1:1", "", 0
+				n.dialErr, n.ready, n.metrics, n.runtime, n.free = errors.New("connection refused"), 0, "127.0.0.1:1", "", 0
 				if kind == "plain-script" { // it has lines in a file of another owner
 					if err := n.disable(); err != nil || n.snapshot() != before {
 						t.Errorf("disable: %v\n%s", err, cmp.Diff(before, n.snapshot()))

@@ -46,7 +46,7 @@ type node struct {
 	fail           map[string]error // by the prefix of a command; each is used once
 	onRestart      func()
 	runtime, image string // of pullgated
-	said           []string
+	progress       []string
 	beforeGet      func() // nil is allowed
 	sayHook        func(line string)
 	metrics        string
@@ -113,7 +113,7 @@ func (n *node) sw() nodeenable.Enabler {
 		Host: n.host(), Unit: n.name, Wait: time.Minute,
 		Daemon: nodeenable.Daemon{Listen: listen, Runtime: n.runtime, Image: n.image, Metrics: n.metrics, StateDir: "/var/lib/pullgate", Enforces: "enforces"},
 		Progress: func(line string) {
-			n.said = append(n.said, line)
+			n.progress = append(n.progress, line)
 			if n.sayHook != nil {
 				n.sayHook(line)
 			}
@@ -139,7 +139,7 @@ func (n *node) get(_ context.Context, url string) (int, []byte, error) {
 	case strings.HasSuffix(url, "/healthz"):
 		return n.healthy, []byte("syncloop failed\nmore"), nil
 	default:
-		return 0, nil, fmt.Errorf("nobody listens on %s", url)
+		return 0, nil, fmt.Errorf("no server listens on %s", url)
 	}
 }
 

@@ -24,12 +24,12 @@ const (
 func TestEnableRefuses(t *testing.T) {
 	for _, tc := range []struct {
 		name, kind string
-		spoil      func(*node)
+		change     func(*node)
 		want, hint string
 		is         error
 	}{
-		{"pullgated not there", "k3s", func(n *node) { n.dialErr = errors.New("connection refused") }, "connection refused", "systemctl status pullgated", nodeenable.ErrNotReached},
-		{"pullgated's metrics not there", "k3s", func(n *node) { n.metrics = "127.0.0.1:1" }, "http://127.0.0.1:1/readyz", "restarted since", nodeenable.ErrNotReached},
+		{"pullgated not running", "k3s", func(n *node) { n.dialErr = errors.New("connection refused") }, "connection refused", "systemctl status pullgated", nodeenable.ErrNotReached},
+		{"pullgated's metrics not reachable", "k3s", func(n *node) { n.metrics = "127.0.0.1:1" }, "http://127.0.0.1:1/readyz", "restarted since", nodeenable.ErrNotReached},
 		{"pullgated not ready", "k3s", func(n *node) { n.ready = http.StatusServiceUnavailable }, "the runtime is not reached", "journalctl -u pullgated", nil},
 		{"pullgated not enabled", "k3s", func(n *node) { n.unitFileState = "disabled" }, "after the next boot", "systemctl enable pullgated", nil},
 		{"no room", "k3s", func(n *node) { n.free = 10 << 20 }, "room for 10 MiB, and 64 are wanted", "free space", nil},
@@ -49,7 +49,7 @@ func TestEnableRefuses(t *testing.T) {
 				n.put("/var/lib/kubelet/kubeadm-flags.env", "KUBELET_KUBEADM_ARGS=--container-runtime-endpoint=unix:///run/new.sock\n")
 			}, "and started again it would dial unix:///run/new.sock", "restart kubelet.service first", nil,
 		},
-		{"a ofOthers file in the way", "k3s", func(n *node) { n.put(rancherDropIn, "v: 1\n") }, "already exists, and pullgatectl did not write it", "move it away", nil},
+		{"a file of others in the way", "k3s", func(n *node) { n.put(rancherDropIn, "v: 1\n") }, "already exists, and pullgatectl did not write it", "move it away", nil},
 		{
 			"a later drop-in of k3s", "k3s", func(n *node) { n.put("/etc/rancher/k3s/config.yaml.d/95-x.yaml", "kubelet-arg: [v=2]\n") },
 			"the kubelet would still dial unix:///run/k3s/containerd/containerd.sock", "look for one with ExecStart=, or with kubelet-arg and no", nil,
@@ -66,7 +66,7 @@ func TestEnableRefuses(t *testing.T) {
 			}, "the kubelet would still dial unix:///run/containerd/containerd.sock", "out of /etc/systemd/system/kubelet.service.d/99-x.conf", nil,
 		},
 		{
-			"half of it pointed by hand", "kubeadm-config", func(n *node) {
+			"one service pointed by hand", "kubeadm-config", func(n *node) {
 				n.put("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint: "+listen+"\nimageServiceEndpoint: unix:///run/other.sock\n")
 			}, "which pullgatectl did not write, and not all of it", "take it out there", nil,
 		},
@@ -85,11 +85,11 @@ func TestEnableRefuses(t *testing.T) {
 		}, "not written in a way", "by hand", nil},
 		{"a journal of a newer version", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 2}`) }, "has version 2, and this pullgatectl knows 1", "the pullgatectl that wrote it", nil},
 		{"a torn journal", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 1,`) }, "read the journal", "move the file away", nil},
-		{"a journal of nothing", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 1}`) }, "invalid journal", "move it away", nil},
+		{"a journal without a change", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 1}`) }, "invalid journal", "move it away", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n := load(t, tc.kind)
-			tc.spoil(n)
+			tc.change(n)
 			before := n.snapshot()
 			p, err := n.sw().Enable(t.Context())
 			advice := hint.Of(err)
@@ -104,7 +104,7 @@ func TestEnableRefuses(t *testing.T) {
 	}
 }
 
-func TestEnableLeavesWhatSomebodyElseEnabled(t *testing.T) {
+func TestEnableAndDisableKeepSettingsOfOthers(t *testing.T) {
 	n := load(t, "kubeadm-config")
 	n.put("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint: "+listen+"\n")
 	p, err := n.sw().Enable(t.Context())
@@ -114,11 +114,11 @@ func TestEnableLeavesWhatSomebodyElseEnabled(t *testing.T) {
 	_, err = n.sw().Disable(t.Context())
 	advice := hint.Of(err)
 	if advice == "" || !strings.Contains(err.Error(), "by /var/lib/kubelet/config.yaml, which pullgatectl did not write") || !strings.Contains(advice, "out of /var/lib/kubelet/config.yaml by hand") {
-		t.Errorf("Disable = %v; want to be told what to do by hand", err)
+		t.Errorf("Disable = %v; want a hint what to do by hand", err)
 	}
 }
 
-// A file that others changed is left as it is, and the message says what to do.
+// A file that others changed is left as it is, and the message describes what to do.
 func TestChangedSince(t *testing.T) {
 	for _, tc := range []struct {
 		name, kind, file string
@@ -175,7 +175,7 @@ func TestChangedSince(t *testing.T) {
 					t.Error("Enable writes over it")
 				}
 				if got := n.read(tc.file); got != changed {
-					t.Errorf("what somebody else wrote is gone:\n%s", cmp.Diff(changed, got))
+					t.Errorf("what another program wrote is gone:\n%s", cmp.Diff(changed, got))
 				}
 			})
 		})
@@ -194,7 +194,7 @@ func TestEnableFollowsTheUnit(t *testing.T) {
 		old := n.read(kubeadm)
 		n.put(kubeadm, old+"ExecStart=\nExecStart=/usr/bin/kubelet --new $KUBELET_KUBEADM_ARGS\n")
 		if st, err := n.sw().Status(t.Context()); err != nil || !strings.Contains(strings.Join(st.Wrong, " "), "run pullgatectl node enable to write it anew") {
-			t.Errorf("Status = %+v, %v; want to be told", st, err)
+			t.Errorf("Status = %+v, %v; want the problem reported", st, err)
 		}
 		if err := n.enable(); err != nil || !strings.Contains(n.read(unitDropIn), "\nExecStart=/usr/bin/kubelet --new $KUBELET_KUBEADM_ARGS --container-runtime-endpoint=") {
 			t.Errorf("enable: %v\n%s", err, n.read(unitDropIn))
@@ -207,7 +207,7 @@ func TestEnableFollowsTheUnit(t *testing.T) {
 }
 
 // A node gets a --config-dir after it was enabled by its unit: the old file is removed when the new one is written.
-func TestEnableChangesItsWay(t *testing.T) {
+func TestEnableReplacesItsFileByAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "kubeadm-config")
 		if err := n.enable(); err != nil {
@@ -282,14 +282,14 @@ func TestEnableWithoutMetrics(t *testing.T) {
 func TestStatus(t *testing.T) {
 	for _, tc := range []struct {
 		name, kind string
-		spoil      func(*node)
+		change     func(*node)
 		enabled    bool
 		wrong      []string
 	}{
 		{"as installed", "kubeadm-flags", func(*node) {}, false, nil},
 		{"enabled", "kubeadm-flags", func(n *node) { n.mustEnable() }, true, nil},
-		{"enabled, pullgated dead", "k3s", func(n *node) { n.mustEnable(); n.dialErr = errors.New("refused") }, true, []string{"k3s.service needs pullgated: nodeenable: pullgated is not reached on " + listen + ": refused."}},
-		{"half by hand", "kubeadm-config", func(n *node) {
+		{"enabled, pullgated not running", "k3s", func(n *node) { n.mustEnable(); n.dialErr = errors.New("refused") }, true, []string{"k3s.service needs pullgated: nodeenable: pullgated is not reached on " + listen + ": refused."}},
+		{"one service by hand", "kubeadm-config", func(n *node) {
 			n.put("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint: "+listen+"\nimageServiceEndpoint: unix:///run/other.sock\n")
 		}, false, []string{"Only one of the two CRI services goes through pullgated: the kubelet dials " + listen + " for containers and unix:///run/other.sock for images (set by /var/lib/kubelet/config.yaml)."}},
 		{"our drop-in changed", "k3s", func(n *node) { n.mustEnable(); n.put(rancherDropIn, n.read(rancherDropIn)+"# mine\n") }, true, []string{rancherDropIn + " was changed since pullgatectl node enable wrote it; enable and disable leave it as it is."}},
@@ -299,7 +299,7 @@ func TestStatus(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := load(t, tc.kind)
-				tc.spoil(n)
+				tc.change(n)
 				before := n.snapshot()
 				st, err := n.sw().Status(t.Context())
 				if err != nil || st.Enabled != tc.enabled {

@@ -38,7 +38,7 @@ func TestOf(t *testing.T) {
 	}
 }
 
-func TestOfWhatIsNoUnixSocket(t *testing.T) {
+func TestOfAnotherKindOfConnection(t *testing.T) {
 	a, b := net.Pipe()
 	defer func() { _, _ = a.Close(), b.Close() }()
 	if got, err := peercred.Of(a); err == nil {

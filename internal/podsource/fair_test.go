@@ -99,7 +99,7 @@ func (w *world) asking(n int, every time.Duration) (stop func()) {
 }
 
 // Under load from one namespace the API server gets a bounded number of requests.
-func TestSecretsThatDoNotExistAreAskedForEverLess(t *testing.T) {
+func TestMissingSecretsAreRequestedAtGrowingIntervals(t *testing.T) {
 	for _, tc := range []struct{ secrets, most int }{{1, 15}, {100, 2_000}, {1_000, 5_000}} {
 		t.Run(fmt.Sprint(tc.secrets), func(t *testing.T) {
 			inWorld(t, func(w *world) {
@@ -126,7 +126,7 @@ func TestSecretsThatDoNotExistAreAskedForEverLess(t *testing.T) {
 	}
 }
 
-func TestSecretsOfOneNamespaceDoNotPushOutThoseOfOthers(t *testing.T) {
+func TestSecretsOfOneNamespaceDoNotEvictThoseOfOthers(t *testing.T) {
 	for name, namespaceOf := range map[string]func(i int) string{
 		"one hostile namespace": func(int) string { return "mallory" },
 		"20 hostile namespaces": func(i int) string { return fmt.Sprintf("mallory-%d", i) },

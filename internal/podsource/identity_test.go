@@ -127,12 +127,12 @@ func TestNodeNameFollowsFromAReview(t *testing.T) {
 	})
 }
 
-func TestRunSaysWhyTheNodeNameIsNotKnown(t *testing.T) {
+func TestRunReportsWhyTheNodeNameIsUnknown(t *testing.T) {
 	for user, want := range map[string]string{"": "before 1.28", "system:serviceaccount:ns:x": "system:serviceaccount:ns:x"} {
 		inReview(t, func(api *apiserver, s *podsource.Source, run func() error) {
 			api.user = user
 			if err := run(); !errors.Is(err, podsource.ErrNodeName) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "set the node's name") {
-				t.Errorf("user %q: Run = %v; want ErrNodeName that says %q and what to do", user, err, want)
+				t.Errorf("user %q: Run = %v; want ErrNodeName with %q and what to do", user, err, want)
 			}
 		})
 	}
@@ -144,7 +144,7 @@ func TestAMalformedKubeconfigIsRefused(t *testing.T) {
 	replace(t, junk, []byte("junk"))
 	for name, content := range map[string]string{
 		"no YAML": "{", "empty": "", "no cluster": "apiVersion: v1\nkind: Config\n",
-		"a certificate that is none": `{"current-context":"c","clusters":[{"name":"c","cluster":{"server":"https://x"}}],"users":[{"name":"u","user":{"client-certificate":"` + junk + `","client-key":"` + junk + `"}}],"contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}]}`,
+		"an invalid certificate": `{"current-context":"c","clusters":[{"name":"c","cluster":{"server":"https://x"}}],"users":[{"name":"u","user":{"client-certificate":"` + junk + `","client-key":"` + junk + `"}}],"contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}]}`,
 	} {
 		path := filepath.Join(dir, "kubeconfig")
 		replace(t, path, []byte(content))

@@ -2,5 +2,5 @@
 
 package podsource_test
 
-// raced says that the tests run under the race detector.
+// raced reports whether the tests run under the race detector.
 const raced = true

@@ -64,15 +64,15 @@ func TestNothingOfASecretIsLogged(t *testing.T) {
 			}
 		}
 		if !strings.Contains(text, "Pull secret skipped") || !strings.Contains(text, "Pull secret missing") {
-			t.Errorf("the log does not say what is wrong with the Secrets:\n%s", text)
+			t.Errorf("the log does not describe the errors of the Secrets:\n%s", text)
 		}
 		if n := strings.Count(text, "Pull secret skipped"); n != 1 {
-			t.Errorf("a malformed Secret is told %d times; want once", n)
+			t.Errorf("a malformed Secret is logged %d times; want once", n)
 		}
 	})
 }
 
-func TestAMalformedSecretIsToldOnceForEachOfItsVersions(t *testing.T) {
+func TestAMalformedSecretIsLoggedOnceForEachOfItsVersions(t *testing.T) {
 	inWorld(t, func(w *world) {
 		out := &locked{}
 		w.log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(out)))
@@ -90,7 +90,7 @@ func TestAMalformedSecretIsToldOnceForEachOfItsVersions(t *testing.T) {
 		w.wantCredentials("u1", app, false)
 		w.pass(0)
 		if n := strings.Count(out.String(), "Pull secret skipped"); n != 2 {
-			t.Errorf("told %d times; want 2, there were two versions:\n%s", n, out.String())
+			t.Errorf("logged %d times; want 2, there were two versions:\n%s", n, out.String())
 		}
 		if n := w.failed(podsource.Malformed); n != 5 {
 			t.Errorf("counted %d times; want 5, as often as it was read", n)

@@ -181,7 +181,7 @@ func refuseSecret(name string, code int) func(*http.Request) int {
 	}
 }
 
-func TestASecretOfAnotherTypeHoldsNothing(t *testing.T) {
+func TestASecretOfAnotherTypeHasNoCredentials(t *testing.T) {
 	inWorld(t, func(w *world) {
 		opaque := secret("opaque", "s1", "repo.test")
 		opaque.Type = corev1.SecretTypeOpaque
@@ -228,7 +228,7 @@ func TestASecretIsReadAgainWhenItIsOld(t *testing.T) {
 	})
 }
 
-func TestWhatIsKnownStaysKnownWhileTheAPIServerIsAway(t *testing.T) {
+func TestWhatIsKnownStaysKnownDuringAnOutageOfTheAPIServer(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.api.put(secret("pull", "s1", "repo.test"))
 		w.api.change("ADDED", pod("web", "u1", app, "pull"))
@@ -264,11 +264,11 @@ func TestTheWatchSurvives(t *testing.T) {
 		harm    func(w *world)
 		reasons []podsource.Reason
 	}{
-		"a watch that ends":      {func(w *world) { w.api.hangUp() }, nil},
-		"a broken connection":    {func(w *world) { w.net.cut(false) }, nil},
-		"410 in the stream":      {func(w *world) { w.api.tell(event{"ERROR", status(410)}) }, []podsource.Reason{podsource.Expired}},
-		"500 in the stream":      {func(w *world) { w.api.tell(event{"ERROR", status(500)}) }, []podsource.Reason{podsource.Server}},
-		"nonsense in the stream": {func(w *world) { w.api.tell(event{"ADDED", "x"}) }, nil},
+		"a watch that ends":          {func(w *world) { w.api.hangUp() }, nil},
+		"a broken connection":        {func(w *world) { w.net.cut(false) }, nil},
+		"410 in the stream":          {func(w *world) { w.api.tell(event{"ERROR", status(410)}) }, []podsource.Reason{podsource.Expired}},
+		"500 in the stream":          {func(w *world) { w.api.tell(event{"ERROR", status(500)}) }, []podsource.Reason{podsource.Server}},
+		"invalid data in the stream": {func(w *world) { w.api.tell(event{"ADDED", "x"}) }, nil},
 		"403 for a while": {func(w *world) {
 			w.api.refusing(func(*http.Request) int { return 403 })
 			w.api.hangUp()
@@ -324,7 +324,7 @@ func TestTheWatchSurvives(t *testing.T) {
 	}
 }
 
-func TestAnAPIServerThatIsAwayIsAskedEverLess(t *testing.T) {
+func TestAnUnavailableAPIServerIsRetriedAtGrowingIntervals(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.api.refusing(func(*http.Request) int { return 503 })
 		w.api.change("ADDED", pod("web", "u1", app))
@@ -365,7 +365,7 @@ func TestAPodThatIsMadeAgainHasAnotherUID(t *testing.T) {
 			t.Errorf("Credentials of the pod that is gone = %v, %v; want none, ErrNotKnown", got, err)
 		}
 		if _, n := w.source.Size(); n != 1 {
-			t.Errorf("%d Secrets are kept; want 1, nobody names the other", n)
+			t.Errorf("%d Secrets are kept; want 1, no pod names the other", n)
 		}
 		w.api.change("DELETED", pod("web", "u2", app, "next"))
 		w.pass(0)
@@ -387,7 +387,7 @@ func TestASecretThatWasRefusedAtFirstIsReadLater(t *testing.T) {
 	})
 }
 
-func TestRunEndsWhileTheAPIServerIsAway(t *testing.T) {
+func TestRunEndsDuringAnOutageOfTheAPIServer(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.net.cut(true)
 		w.start()

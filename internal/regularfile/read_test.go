@@ -36,7 +36,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-func TestReadOfWhatIsNoFile(t *testing.T) {
+func TestReadOfOtherKindsOfFiles(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {

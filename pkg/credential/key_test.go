@@ -49,7 +49,7 @@ func TestCreateKeyReplacesNothing(t *testing.T) {
 		t.Errorf("CreateKey over a file = %v; want fs.ErrExist", err)
 	}
 	if got, err := os.ReadFile(path); err != nil || string(got) != "garbage" {
-		t.Errorf("the file now holds %q, %v; want what it held", got, err)
+		t.Errorf("the file now contains %q, %v; want the old content", got, err)
 	}
 	mustBeAlone(t, path)
 }
@@ -142,10 +142,10 @@ func TestLoadKeyRefuses(t *testing.T) {
 	}
 }
 
-func TestLoadKeyTellsAbsentFromUnreadable(t *testing.T) {
+func TestLoadKeyDistinguishesAbsentFromUnreadable(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := credential.LoadKey(filepath.Join(dir, "absent")); !errors.Is(err, fs.ErrNotExist) || errors.Is(err, credential.ErrDamagedKey) {
-		t.Errorf("LoadKey of nothing = %v; want fs.ErrNotExist", err)
+		t.Errorf("LoadKey of a missing file = %v; want fs.ErrNotExist", err)
 	}
 	// If a caller took this for a missing key, it would make a new one.
 	_, err := credential.LoadKey(dir)

@@ -217,7 +217,7 @@ func TestEntriesAreReadAsKubeletsReadThem(t *testing.T) {
 		{"a NUL is part of the password", `{"auth":"` + auth("u:p\x00") + `"}`, "u", "p\x00"},
 		{"names in any case", `{"USERNAME":"u","PassWord":"p"}`, "u", "p"},
 		{"the last of two fields", `{"username":"x","username":"u","password":"p"}`, "u", "p"},
-		{"what is not sent is ignored", `{"username":"u","password":"p","email":"e","identitytoken":"t","registrytoken":"t","extra":[1]}`, "u", "p"},
+		{"fields that are not sent are ignored", `{"username":"u","password":"p","email":"e","identitytoken":"t","registrytoken":"t","extra":[1]}`, "u", "p"},
 		{"nulls", `{"username":"u","password":"p","auth":null,"email":null}`, "u", "p"},
 		{"no password", `{"username":"u"}`, "u", ""},
 	} {
@@ -281,7 +281,7 @@ func TestMalformedPayloadsAreRefusedAsAWhole(t *testing.T) {
 	}
 }
 
-func TestAKeyThatIsNoURLIsLeftOutAlone(t *testing.T) {
+func TestAKeyThatIsNotAURLIsSkippedAlone(t *testing.T) {
 	c := config(t, "repo.test", "%zz", "a b", "repo.test:port", strings.Repeat("a", 600))
 	if got := offered(t, []credential.Config{c}, "repo.test/app", "repo.test"); entries(c) != 1 || len(got) != 1 {
 		t.Errorf("%d entries, %q offered; want the one that is a URL", entries(c), got)

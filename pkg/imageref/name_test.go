@@ -142,7 +142,7 @@ func TestIsImageID(t *testing.T) {
 		"sha256:7692":                  true,
 		digest:                         true,
 		"docker.io/library/sha256:769": true,
-		"sha256":                       true, // sha256:latest is a prefix of no ID, and nobody's image either
+		"sha256":                       true, // sha256:latest is a prefix of no ID, and not the name of an image either
 		"repo.test/sha256:7692":        false,
 		"sha512:7692":                  false,
 		"team/sha256:7692":             false,

@@ -56,7 +56,7 @@ func TestBillNamesTheModulesOfAProgram(t *testing.T) {
 	}
 }
 
-func TestBillOfSomethingElseIsAnError(t *testing.T) {
+func TestBillOfAnotherFileIsAnError(t *testing.T) {
 	path := t.TempDir() + "/text"
 	if err := os.WriteFile(path, []byte("no program"), 0o600); err != nil {
 		t.Fatal(err)

@@ -189,7 +189,7 @@ func cases() []struct {
 }
 
 // The text of every reason, as an operator reads it.
-func TestCasesReadAsTheyAreWritten(t *testing.T) {
+func TestCasesHaveTheExpectedText(t *testing.T) {
 	var b strings.Builder
 	for _, c := range cases() {
 		fmt.Fprintf(&b, "## %s\n\n%s\n", c.title, c.Rule())
@@ -218,10 +218,10 @@ func TestCasesReadAsTheyAreWritten(t *testing.T) {
 
 // For every reason, with and without a pod source, and under every pull policy, the explanation has whole sentences and no
 // repetition.
-func TestEveryReasonIsToldInWholeSentences(t *testing.T) {
-	told := map[policy.Reason]bool{}
+func TestEveryReasonHasWholeSentences(t *testing.T) {
+	covered := map[policy.Reason]bool{}
 	for _, c := range cases() {
-		told[c.Reason] = true
+		covered[c.Reason] = true
 		for _, source := range []bool{true, false} {
 			for _, pullPolicy := range []string{"Always", "IfNotPresent", "Never", "mixed", "unknown"} {
 				for _, shadow := range []bool{true, false} {
@@ -246,7 +246,7 @@ func TestEveryReasonIsToldInWholeSentences(t *testing.T) {
 		}
 	}
 	for _, r := range policy.Reasons() {
-		if !told[r] {
+		if !covered[r] {
 			t.Errorf("no case of %s", r)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func TestSafeLeavesNothingThatATerminalObeys(t *testing.T) {
+func TestSafeRemovesTerminalControls(t *testing.T) {
 	for name, tc := range map[string]struct{ in, want string }{
 		"a name":                  {"registry.example/team-a/app:1.4", "registry.example/team-a/app:1.4"},
 		"another script":          {"регистр/приложение", "регистр/приложение"},
@@ -24,8 +24,8 @@ func TestSafeLeavesNothingThatATerminalObeys(t *testing.T) {
 		"delete":                  {"a\x7f", `a\u007f`},
 		"C1 as UTF-8":             {"a\u009b31m", `a\u009b31m`},
 		"C1 as a bare byte":       {"a\x9b31m", `a\x9b31m`},
-		"text turned round":       {"a\u202eb", `a\u202eb`},
-		"nothing to be seen":      {"a\u200bb\ufeff", `a\u200bb\ufeff`},
+		"right-to-left override":  {"a\u202eb", `a\u202eb`},
+		"invisible characters":    {"a\u200bb\ufeff", `a\u200bb\ufeff`},
 		"a tag":                   {"a\U000e0041", `a\U000e0041`},
 		"a line separator":        {"a\u2028b", `a\u2028b`},
 		"the replacement itself":  {"a\ufffdb", "a\ufffdb"},
@@ -69,7 +69,7 @@ func TestSizeTakesTheLargestUnit(t *testing.T) {
 // hostile contains all characters that Safe escapes, and the special characters of the formats.
 const hostile = "a\x1b[31m\n\t\u009b\u202e\U000e0041\"'\\: #{}\u0085"
 
-func TestMessagesAreHarmlessAndWhole(t *testing.T) {
+func TestMessagesAreSafeAndComplete(t *testing.T) {
 	message := &adminv1.ListIntentsResponse{Intents: []*adminv1.Intent{
 		{Id: 7, Name: hostile, Repository: "no", Begun: timestamppb.New(time.Unix(1, 0))},
 		{Name: "1:20", Repository: "7"},

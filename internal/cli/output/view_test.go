@@ -12,7 +12,7 @@ import (
 
 // The scripts of cmd/pullgatectl test the text of answers. The tests here cover the cases that scripts cannot reach.
 
-func TestIDIsAsLongAsItIs(t *testing.T) {
+func TestIDIsShortened(t *testing.T) {
 	for _, tc := range []struct {
 		id, short string
 	}{
@@ -28,7 +28,7 @@ func TestIDIsAsLongAsItIs(t *testing.T) {
 }
 
 // An empty answer, for example from an older daemon, is printed without a panic.
-func TestEmptyAnswersAreSaid(t *testing.T) {
+func TestEmptyAnswersHaveAMessage(t *testing.T) {
 	v := output.View{Now: time.Unix(0, 0).UTC()}
 	for name, draw := range map[string]func(*output.Page){
 		"Status":       func(p *output.Page) { v.Status(p, nil) },
@@ -48,7 +48,7 @@ func TestEmptyAnswersAreSaid(t *testing.T) {
 		p := &output.Page{}
 		draw(p)
 		if len(p.Take()) == 0 {
-			t.Errorf("%s of nothing says nothing", name)
+			t.Errorf("%s of an empty list prints nothing", name)
 		}
 	}
 }

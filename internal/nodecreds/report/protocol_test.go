@@ -24,7 +24,7 @@ func namesOf(t reflect.Type) (names []string) {
 }
 
 // If this fails after an upgrade of k8s.io/kubelet, check what the new member binds an answer to.
-func TestProtocolHasNoMemberThatIsNotKnown(t *testing.T) {
+func TestProtocolHasNoUnknownField(t *testing.T) {
 	for want, all := range map[string][]reflect.Type{
 		"image serviceAccountAnnotations serviceAccountToken": {reflect.TypeFor[v1.CredentialProviderRequest]()},
 		"image":                           {reflect.TypeFor[v1beta1.CredentialProviderRequest](), reflect.TypeFor[v1alpha1.CredentialProviderRequest]()},

@@ -74,10 +74,10 @@ func TestReportHasWhatWasGivenOut(t *testing.T) {
 		"one":       {good, map[string]string{n.id("u", canary): "*.repo.test"}},
 		"several":   {answer(`"auth":{"b.test":{"username":"u","password":"p"},"a.test/x":{"username":"u","password":"p"},"c.test":{"username":"v","password":"p"}}`), map[string]string{n.id("u", "p"): "a.test/x b.test", n.id("v", "p"): "c.test"}},
 		"anonymous": {answer(`"auth":{"b.test":{"username":"","password":""},"c.test":{"username":"v","password":"p"}}`), map[string]string{n.id("v", "p"): "c.test"}},
-		"unknown fields, which a kubelet passes over": {answer(`"more":1,"auth":{"c.test":{"username":"v","password":"p","more":{}}}`), map[string]string{n.id("v", "p"): "c.test"}},
-		"nothing but anonymous":                       {answer(`"auth":{"b.test":{"username":"","password":""}}`), map[string]string{}},
-		"no entry":                                    {answer(`"cacheDuration":"1h","auth":{}`), map[string]string{}},
-		"no auth":                                     {answer(`"auth":null`), map[string]string{}},
+		"unknown fields, which a kubelet ignores": {answer(`"more":1,"auth":{"c.test":{"username":"v","password":"p","more":{}}}`), map[string]string{n.id("v", "p"): "c.test"}},
+		"nothing but anonymous":                   {answer(`"auth":{"b.test":{"username":"","password":""}}`), map[string]string{}},
+		"no entry":                                {answer(`"cacheDuration":"1h","auth":{}`), map[string]string{}},
+		"no auth":                                 {answer(`"auth":null`), map[string]string{}},
 	} {
 		r, err := n.report(request, tc.answer)
 		if err != nil {
@@ -166,7 +166,7 @@ func TestReportNeedsTheKey(t *testing.T) {
 		n.keyFile = keyFile
 		r, err := n.report(request, good)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), canary) {
-			t.Errorf("Report = %v; want one line that says %q, without the credential", err, want)
+			t.Errorf("Report = %v; want one line with %q, without the credential", err, want)
 		}
 		n.want(keyFile, r, map[string]string{})
 	}

@@ -31,7 +31,7 @@ func TestRunning(t *testing.T) {
 		store  *adminv1.StoreStatus
 		want   string
 	}{
-		{"as it comes", func(*config.Config) {}, nil, "enforces NeverVerifyPreloadedImages"},
+		{"defaults", func(*config.Config) {}, nil, "enforces NeverVerifyPreloadedImages"},
 		{"shadow mode", func(c *config.Config) { c.NoPullImageSecretRecheck = true }, nil, "is in shadow mode: it records and counts, and denies nothing"},
 		{"no policy", func(c *config.Config) { c.ImagePullCredentialsVerificationPolicy = "NeverVerify" }, nil, "requires no proof under the policy NeverVerify"},
 		{"distrusted", func(*config.Config) {}, &adminv1.StoreStatus{Distrust: &adminv1.Distrust{}}, "enforces NeverVerifyPreloadedImages, and distrusts its store: no image is marked preloaded"},
