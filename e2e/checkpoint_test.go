@@ -14,7 +14,7 @@ import (
 
 // A checkpoint image makes some containerds create a container on the image that the checkpoint names,
 // not on the one that was asked for. The tenant only has to know the digest of a manifest that is on the
-// node: a registry of its own says that it has it, and nothing is fetched.
+// node: a registry of its own reports that it has it, and nothing is fetched.
 func TestCheckpointImageNamesAnotherImage(t *testing.T) {
 	on(t, checkpointImageNamesAnotherImage, debian, containerd21, containerd22, containerd24)
 }
@@ -125,7 +125,7 @@ func checkpointImageInShadowMode(t runtimeTest) {
 	s.wantMetric(0, "pullgate_denials_total")
 }
 
-// claim makes the public registry say that a repository has a manifest, without having it.
+// claim makes the public registry report a manifest of a repository that does not have it.
 func (s *suite) claim(repository, digest string) {
 	s.Helper()
 	path := "/v2/" + repository + "/manifests/" + digest
@@ -141,10 +141,10 @@ func (s *suite) claim(repository, digest string) {
 	s.Cleanup(func() { s.node.Public.Fault(nil) })
 }
 
-// checkpointOf is an image that says it is the checkpoint of a container on the base image.
+// checkpointOf is an image that claims to be the checkpoint of a container on the base image.
 func checkpointOf(content, base string) node.Image { return checkpoint(content, base, base) }
 
-// checkpoint is an image that says it is the checkpoint of a container on one image, which is to get a name.
+// checkpoint is an image that claims to be the checkpoint of a container on one image, which is to get a name.
 func checkpoint(content, base, name string) node.Image {
 	dump := func(v any) string {
 		text, err := json.Marshal(v)

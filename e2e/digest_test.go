@@ -27,11 +27,11 @@ func runtimeThatAnswersWithARepoDigest(t runtimeTest) {
 	if err != nil || !strings.Contains(ref, "@sha256:") {
 		t.Fatalf("control: the runtime answers the pull with %q, %v; want a repo digest", ref, err)
 	}
-	stranger := pod("team-b", control, node.Never)
-	if o := direct.Run(t.Context(), stranger); o.State != node.Running {
-		t.Fatalf("control: without pullgated a stranger's pod is %v; want it running", o)
+	other := pod("team-b", control, node.Never)
+	if o := direct.Run(t.Context(), other); o.State != node.Running {
+		t.Fatalf("control: without pullgated another tenant's pod is %v; want it running", o)
 	}
-	s.must(direct.Remove(t.Context(), stranger))
+	s.must(direct.Remove(t.Context(), other))
 
 	owner := pod("team-a", app, node.IfNotPresent, alice)
 	s.keep(owner, app, node.Running, -1)
@@ -44,7 +44,7 @@ func runtimeThatAnswersWithARepoDigest(t runtimeTest) {
 	thief := pod("team-b", app, node.Never)
 	s.must(s.k.Sandbox(t.Context(), thief))
 	if o := s.k.Create(t.Context(), thief, node.Outcome{ImageID: app.ID}); !strings.Contains(o.Text, "PermissionDenied") {
-		t.Errorf("a stranger's container = %v; want PermissionDenied", o)
+		t.Errorf("another tenant's container = %v; want PermissionDenied", o)
 	}
 	s.must(s.k.Remove(t.Context(), thief))
 

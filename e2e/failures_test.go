@@ -9,7 +9,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// Whatever the registry answers: a pod that has proved access starts, no other does, and the metrics say
+// Whatever the registry answers: a pod that has proved access starts, no other does, and the metrics show
 // denied from unavailable.
 func TestRegistryThatFails(t *testing.T) { onEach(t, registryThatFails) }
 
@@ -98,7 +98,7 @@ func movedTag(t runtimeTest) {
 }
 
 // A kubelet up to 1.31 sends a pre-check for Always too: every new pod costs a manifest request, and the
-// image on the node stands in while the registry is away.
+// image on the node is used while the registry is unavailable.
 func TestOldKubelet(t *testing.T) { onEach(t, oldKubelet) }
 
 func oldKubelet(t runtimeTest) {
@@ -129,10 +129,10 @@ func oldKubelet(t runtimeTest) {
 
 // auto distinguishes old kubelets from new ones by the user agent of the call.
 func TestOldKubeletIsRecognizedByItsUserAgent(t *testing.T) {
-	onEach(t, oldKubeletIsToldByItsUserAgent)
+	onEach(t, oldKubeletByUserAgent)
 }
 
-func oldKubeletIsToldByItsUserAgent(t runtimeTest) {
+func oldKubeletByUserAgent(t runtimeTest) {
 	s := begin(t)
 	app := s.private("agent/app:1", node.Image{})
 	modern := s.k

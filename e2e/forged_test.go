@@ -160,7 +160,7 @@ func checkpointPlantsAnImageUnderANameOfOthers(t runtimeTest) {
 	s.wantMetric(marks, "pullgate_preloaded_marks")
 }
 
-// The errors of containerd for a checkpoint say whether another image is on the node.
+// The errors of containerd for a checkpoint reveal whether another image is on the node.
 func TestErrorsOfACheckpointDoNotRevealWhatIsOnTheNode(t *testing.T) {
 	onEachRestorer(t, errorsOfACheckpointDoNotTellWhatIsOnTheNode)
 }
@@ -168,11 +168,11 @@ func TestErrorsOfACheckpointDoNotRevealWhatIsOnTheNode(t *testing.T) {
 func errorsOfACheckpointDoNotTellWhatIsOnTheNode(t runtimeTest) {
 	s := begin(t)
 	direct := s.dial(s.node.Containerd.Endpoint())
-	app := s.private("told/app:1", node.Image{})
+	app := s.private("errors/app:1", node.Image{})
 	owner := pod("team-a", app, node.IfNotPresent, node.Alice())
 	s.keep(owner, app, node.Running, -1)
 	absent := strings.TrimSuffix(app.Name, ":1") + ":2"
-	here, gone := s.public("told/here:1", checkpoint("told", app.Name, "INVALID NAME")), s.public("told/gone:1", checkpoint("told", absent, "INVALID NAME"))
+	here, gone := s.public("errors/here:1", checkpoint("errors", app.Name, "INVALID NAME")), s.public("errors/gone:1", checkpoint("errors", absent, "INVALID NAME"))
 	if t.forges() {
 		var texts []string
 		for _, image := range []node.Pushed{here, gone} {

@@ -75,7 +75,7 @@ func namesThatAreImageIDs(t runtimeTest) {
 		want, _ := direct.Images.ImageStatus(t.Context(), &runtimeapi.ImageSpec{Image: name}, false)
 		got, _ := s.k.Images.ImageStatus(t.Context(), &runtimeapi.ImageSpec{Image: name}, false)
 		if want.String() != got.String() {
-			t.Errorf("ImageStatus of %s without annotations = %v; want %v, as the runtime says", name, got, want)
+			t.Errorf("ImageStatus of %s without annotations = %v; want %v, as the runtime answers", name, got, want)
 		}
 	}
 }

@@ -142,7 +142,7 @@ func (s *suite) protect(runtime string, settings ...string) {
 			t.Error(err)
 		}
 		if t.Failed() {
-			t.Logf("pullgated said last:\n%s", host.Tail(filepath.Join(gate.Dir(), "pullgated.log"), 40))
+			t.Logf("the last output of pullgated:\n%s", host.Tail(filepath.Join(gate.Dir(), "pullgated.log"), 40))
 		}
 	})
 }
@@ -227,7 +227,7 @@ func (s *suite) keep(p *node.Pod, image node.Pushed, state string, requests int)
 	})
 }
 
-// asked counts what the registries' own logs say of the image while f runs.
+// asked counts the requests for the image in the registries' own logs while f runs.
 func (s *suite) asked(image node.Pushed, want int, f func() node.Outcome) node.Outcome {
 	s.Helper()
 	private, public := s.node.Private.Mark(), s.node.Public.Mark()

@@ -8,7 +8,7 @@ import (
 )
 
 // Proof is for a repository and an image: whatever tag or digest of the repository leads to the same
-// image needs no other, and opens nothing to anybody else.
+// image needs no other, and allows no other pod anything.
 func TestNamesOfOneRepository(t *testing.T) { onEach(t, namesOfOneRepository) }
 
 func namesOfOneRepository(t runtimeTest) {

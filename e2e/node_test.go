@@ -16,7 +16,7 @@ func (s *suite) imported(p node.Pushed) {
 	s.must(s.node.Containerd.Import(s.Context(), archive))
 }
 
-// What is on the node before the first start of pullgated is preloaded, as far as the policy says so.
+// What is on the node before the first start of pullgated is preloaded, as far as the policy allows.
 func TestPreloadedImages(t *testing.T) { onEach(t, preloadedImages) }
 
 func preloadedImages(t runtimeTest) {
@@ -92,7 +92,7 @@ func newNameOnAProvedImage(t runtimeTest) {
 	}
 }
 
-// What turns up without a pull is preloaded by default, and needs proof if the operator says so. What
+// What turns up without a pull is preloaded by default, and needs proof with untrackedImages: Verify. What
 // was there at the very first start is preloaded either way.
 func TestUntrackedImages(t *testing.T) { onEach(t, untrackedImages) }
 
@@ -185,7 +185,7 @@ func restarts(t runtimeTest) {
 }
 
 // A container that ends is started anew with the same calls, each time; a pod that may use its image
-// goes on so while the registry is away.
+// continues while the registry is unavailable.
 func TestContainerThatEndsIsRestarted(t *testing.T) { onEach(t, containerThatEndsIsRestarted) }
 
 func containerThatEndsIsRestarted(t runtimeTest) {
@@ -223,7 +223,7 @@ func (s *suite) back(limit time.Duration) {
 }
 
 // A store that is lost, or damaged, is begun anew in distrust: nothing on the node is taken for
-// preloaded until the operator says so.
+// preloaded until the operator ends distrust.
 func TestLostStoreAllowsNothing(t *testing.T) { onEach(t, lostStoreOpensNothing) }
 
 func lostStoreOpensNothing(t runtimeTest) {
@@ -236,7 +236,7 @@ func lostStoreOpensNothing(t runtimeTest) {
 	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
 	for _, how := range []string{"removed", "damaged"} {
 		s.must(s.gate.Stop())
-		s.spoilStore(how)
+		s.damageStore(how)
 		s.must(s.gate.Start(t.Context()))
 		s.wantMetric(1, "pullgate_store_distrusted")
 		s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)

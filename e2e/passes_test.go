@@ -41,7 +41,7 @@ func pullsWithoutAPod(t runtimeTest) {
 	s.run(pod("team-b", open, node.Never), open, node.Running, 0)
 }
 
-// What is not judged is answered as the runtime answers it, also for an image that is hidden.
+// Calls that pullgated does not judge get the runtime's answer, also for a hidden image.
 func TestOtherCallsPassUnaltered(t *testing.T) { onEach(t, otherCallsPassUnaltered) }
 
 func otherCallsPassUnaltered(t runtimeTest) {
@@ -84,7 +84,7 @@ func otherCallsPassUnaltered(t runtimeTest) {
 		want, wantErr := ask(direct)
 		got, err := ask(s.k)
 		if text(got) != text(want) || errText(err) != errText(wantErr) {
-			t.Errorf("%s = %v, %v; want %v, %v, as the runtime says", name, got, err, want, wantErr)
+			t.Errorf("%s = %v, %v; want %v, %v, as the runtime answers", name, got, err, want, wantErr)
 		}
 	}
 

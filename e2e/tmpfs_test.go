@@ -42,8 +42,8 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// spoilStore loses or damages the store of a pullgated that does not run.
-func (s *suite) spoilStore(how string) {
+// damageStore loses or damages the store of a pullgated that does not run.
+func (s *suite) damageStore(how string) {
 	s.Helper()
 	store := filepath.Join(s.gate.Dir(), "state", "records.db")
 	if how == "removed" {

@@ -148,7 +148,7 @@ func (c *Cluster) StartAPI(ctx context.Context) (err error) {
 		return err
 	}, filepath.Join(c.programs, "kube-apiserver"),
 		"--etcd-servers", c.etcdURL, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", c.port),
-		// Only said to others, of whom there are none; loopback is refused.
+		// Only advertised to other API servers, which do not exist; loopback is refused.
 		"--advertise-address=192.0.2.1", "--endpoint-reconciler-type=none",
 		"--cert-dir", c.path("certificates"), "--token-auth-file", c.path("tokens.csv"), "--client-ca-file", c.path("clients.pem"),
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--disable-admission-plugins=ServiceAccount",

@@ -158,7 +158,7 @@ func (k *Kubelet) Manifest(p *corev1.Pod) error {
 	return errors.Join(os.WriteFile(hidden, text, 0o600), os.Rename(hidden, k.path("manifests", p.Name+".yaml")))
 }
 
-// RemoveManifest takes a static pod away.
+// RemoveManifest removes a static pod.
 func (k *Kubelet) RemoveManifest(name string) error {
 	return os.Remove(k.path("manifests", name+".yaml"))
 }

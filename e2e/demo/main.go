@@ -1,5 +1,5 @@
 // Command demo shows on a real containerd, a real registry and real containers what pullgate is for:
-// first what goes wrong without it, then the same with it. It ends with a table, and with exit code 1
+// first what happens without it, then the same with it. It ends with a table, and with exit code 1
 // if a step did not end as expected.
 package main
 

@@ -28,8 +28,8 @@ func red(text string) string  { return style("31", text) }
 
 func chapter(title string) { fmt.Printf("\n%s\n", bold(title)) }
 
-// say prints a labelled paragraph. Lines break at spaces.
-func say(label, text string) { paragraph(label, strings.Fields(text)) }
+// printLabelled prints a labelled paragraph. Lines break at spaces.
+func printLabelled(label, text string) { paragraph(label, strings.Fields(text)) }
 
 // paragraph prints words as a labelled paragraph; a word may have spaces.
 func paragraph(label string, words []string) {
@@ -53,7 +53,7 @@ type want struct {
 	seen  seen
 }
 
-// seen judges what the registry's own log says; text says what it should say.
+// seen checks the registry's own log; text describes what the log should contain.
 type seen struct {
 	text string
 	as   func([]node.Request) bool
@@ -81,29 +81,29 @@ func count(requests []node.Request, method, path, status string) int {
 	return n
 }
 
-// step runs a pod, says what was asked and what came of it, and compares it with what is wanted.
+// step runs a pod, prints the request and the outcome, and compares it with the expected one.
 func (s *demo) step(ctx context.Context, title string, pod *node.Pod, w want) {
 	secret := "no secret"
 	if len(pod.Secrets) > 0 {
 		secret = "a secret for " + pod.Secrets[0].Username
 	}
 	fmt.Printf("\n  %s\n", title)
-	say("asked:", fmt.Sprintf("pod %s/%s, imagePullPolicy %s, %s", pod.Namespace, pod.Name, pod.Policy, secret))
+	printLabelled("asked:", fmt.Sprintf("pod %s/%s, imagePullPolicy %s, %s", pod.Namespace, pod.Name, pod.Policy, secret))
 	mark := s.node.Private.Mark()
 	o := s.kubelet.Run(ctx, pod)
 	s.node.Private.Mark() // waits for the registry to have written its log
 	requests := s.node.Private.Requests(mark, s.app.Repository)
 	paragraph("registry:", append([]string{"saw"}, list(requests)...))
-	say("outcome:", o.String())
+	printLabelled("outcome:", o.String())
 	if o.State == node.Running {
 		if printed, err := s.kubelet.Output(ctx, pod, 1); err == nil {
 			first, _, _ := strings.Cut(printed, "\n")
-			say("", fmt.Sprintf("its container prints %q", first))
+			printLabelled("", fmt.Sprintf("its container prints %q", first))
 		}
 	}
 	ok := o.State == w.state && w.seen.as(requests)
 	if !ok {
-		say(red("wanted:"), fmt.Sprintf("%s, and %s at the registry", w.state, w.seen.text))
+		printLabelled(red("wanted:"), fmt.Sprintf("%s, and %s at the registry", w.state, w.seen.text))
 	}
 	s.row(title, o.State, fmt.Sprint(len(requests)), ok)
 	if err := s.kubelet.Remove(ctx, pod); err != nil {
@@ -114,7 +114,7 @@ func (s *demo) step(ctx context.Context, title string, pod *node.Pod, w want) {
 // check is a step that is not about a pod.
 func (s *demo) check(title, outcome string, ok bool) {
 	fmt.Printf("\n  %s\n", title)
-	say("outcome:", outcome)
+	printLabelled("outcome:", outcome)
 	if clipped := []rune(outcome); len(clipped) > 40 {
 		outcome = string(clipped[:39]) + "…"
 	}
@@ -124,7 +124,7 @@ func (s *demo) check(title, outcome string, ok bool) {
 func (s *demo) row(title, outcome, requests string, ok bool) {
 	verdict := "as expected"
 	if !ok {
-		verdict = red("NOT AS TOLD")
+		verdict = red("UNEXPECTED")
 		s.failed++
 	}
 	s.rows = append(s.rows, [4]string{title, outcome, requests, verdict})

@@ -30,7 +30,7 @@ type Process struct {
 	err error
 }
 
-// Start runs a program with its output in a log file and waits until ready says so.
+// Start runs a program with its output in a log file and waits until ready reports success.
 func Start(ctx context.Context, name, log string, ready func() error, program string, args ...string) (*Process, error) {
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...)
 	if filepath.IsAbs(program) {
@@ -62,12 +62,12 @@ func StartCommand(ctx context.Context, name, log string, ready func() error, cmd
 		close(p.done)
 	}()
 	if err := p.Wait(ctx, ready); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s did not come up: %w; it said last:\n%s", name, err, Tail(log, 15)), p.Kill())
+		return nil, errors.Join(fmt.Errorf("%s did not start: %w; its last output:\n%s", name, err, Tail(log, 15)), p.Kill())
 	}
 	return p, nil
 }
 
-// Wait asks ready again and again until it says so. It gives up after a minute, or if the process ends.
+// Wait asks ready repeatedly until it reports success. It gives up after a minute, or if the process ends.
 func (p *Process) Wait(ctx context.Context, ready func() error) error {
 	if ready == nil {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/host"
 )
 
-// A part that does not come up says why in its last lines, which is what a developer sees who runs the
+// A part that does not start prints why in its last lines, which is what a developer sees who runs the
 // suite on a machine where something is missing.
 func TestStartThatFailsShowsTheLastLines(t *testing.T) {
 	never := func() error { return errors.New("not there yet") }
@@ -17,7 +17,7 @@ func TestStartThatFailsShowsTheLastLines(t *testing.T) {
 	if err == nil {
 		t.Fatal("start of a program that ends = nil; want an error")
 	}
-	for _, want := range []string{"part did not come up", "    87\n", "    100\n", "no such setting"} {
+	for _, want := range []string{"part did not start", "    87\n", "    100\n", "no such setting"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("error = %q; want it to hold %q", err, want)
 		}

@@ -36,7 +36,7 @@ func collected(s *scenario) {
 			break
 		}
 		if time.Now().After(end) {
-			s.Fatalf("the kubelet does not remove %s\n%s", app.Name, s.said())
+			s.Fatalf("the kubelet does not remove %s\n%s", app.Name, s.lastOutput())
 		}
 	}
 	s.must(s.restartKubelet(s.Context(), quick()))

@@ -29,7 +29,7 @@ func nodes() []kind {
 const atOnce = 3
 
 // TestNode runs the scenarios on nodes side by side. Environment variables select: KUBELET and RUNTIME the nodes by a pattern, SCENARIO
-// the scenarios by a pattern of their names ("hole" always runs). With neither of the first two, NODES=matrix selects all nodes but
+// the scenarios by a pattern of their names ("control" always runs). With neither of the first two, NODES=matrix selects all nodes but
 // mainNode, and nothing selects mainNode.
 func TestNode(t *testing.T) {
 	kubelet, runtime, matrix := os.Getenv("KUBELET"), os.Getenv("RUNTIME"), os.Getenv("NODES") == "matrix"
@@ -88,8 +88,8 @@ func testNode(t *testing.T, m *machine) {
 	t.Helper()
 	// At first nothing protects it.
 	must(t, m.unprotected(t.Context()))
-	if !t.Run("hole", func(t *testing.T) { m.begin(t, "hole", hole) }) {
-		t.Fatal("without the hole the rest proves nothing")
+	if !t.Run("control", func(t *testing.T) { m.begin(t, "control", controlWithoutPullgate) }) {
+		t.Fatal("without pullgate no pod used an image of another tenant: the other results prove nothing")
 	}
 	if m.firstOfKubelet() {
 		m.run(t, testCase{"crowd-unprotected", crowdUnprotected})
@@ -150,8 +150,8 @@ func (m *machine) firstOfKubelet() bool {
 func testNodeAsCRIO(t *testing.T, m *machine) {
 	t.Helper()
 	must(t, m.unprotected(t.Context()))
-	if !t.Run("hole", func(t *testing.T) { m.begin(t, "hole", hole) }) {
-		t.Fatal("without the hole the rest proves nothing")
+	if !t.Run("control", func(t *testing.T) { m.begin(t, "control", controlWithoutPullgate) }) {
+		t.Fatal("without pullgate no pod used an image of another tenant: the other results prove nothing")
 	}
 	if !t.Run("installed", func(t *testing.T) { m.begin(t, "installed", installed) }) {
 		t.Fatal("without pullgated before the kubelet the rest is not protected")
@@ -190,8 +190,8 @@ func (m *machine) withPodSource(t *testing.T) {
 		testCase{"restarts-source", restarts},
 		testCase{"kills-source", kills},
 		testCase{"static-source", static},
-		testCase{"away", away},
-		testCase{"strangers", strangers},
+		testCase{"api-server-outage", apiServerOutage},
+		testCase{"restarted-kubelet", restartedKubelet},
 	)
 }
 

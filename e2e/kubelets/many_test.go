@@ -54,7 +54,7 @@ func (s *scenario) crowdOf(wantB string) crowd {
 	limit := time.Now().Add(5 * time.Minute)
 	for missing := all; len(missing) > 0; {
 		if time.Now().After(limit) {
-			s.Fatalf("%d of 60 pods are not what they should be, the first: %s%s\n%s", len(missing), missing[0], s.events(missing[0].pod), s.said())
+			s.Fatalf("%d of 60 pods are not what they should be, the first: %s%s\n%s", len(missing), missing[0], s.events(missing[0].pod), s.lastOutput())
 		}
 		time.Sleep(500 * time.Millisecond)
 		var later []*outcome
@@ -175,7 +175,7 @@ func (s *scenario) gone(teams ...string) {
 			return
 		}
 		if time.Now().After(end) {
-			s.Fatalf("%d pods are still on the node\n%s", left, s.said())
+			s.Fatalf("%d pods are still on the node\n%s", left, s.lastOutput())
 		}
 	}
 }

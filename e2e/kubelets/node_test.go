@@ -131,8 +131,8 @@ func (m *machine) restartKubelet(ctx context.Context, settings cluster.Settings)
 	return m.kubelet.Start(ctx, m.gate.Endpoint(), settings)
 }
 
-// said is what the parts printed last, for a test that has failed.
-func (m *machine) said() string {
+// lastOutput is what the parts printed last, for a test that has failed.
+func (m *machine) lastOutput() string {
 	text := "kubelet:\n" + host.Tail(filepath.Join(m.Dir, "kubelet", "kubelet.log"), 15)
 	if m.gate != nil {
 		text += "\npullgated:\n" + host.Tail(filepath.Join(m.gate.Dir(), "pullgated.log"), 25)

@@ -12,7 +12,7 @@ import (
 )
 
 // A credential provider plugin of the kubelet, run through pullgated, gives out a credential of the node's.
-// What is pulled with it is open to every pod, also when the registry and the plugin are away. What a tenant
+// What is pulled with it is open to every pod, also when the registry and the plugin are unavailable. What a tenant
 // pulls with a secret of its own is not.
 func nodeCredentials(s *scenario) {
 	r := s.registry()
@@ -28,13 +28,13 @@ func nodeCredentials(s *scenario) {
 		step{name: "A without a secret", pod: pod{team: "a", image: app}, want: running, requests: downloads},
 		step{name: "B without a secret", pod: pod{team: "b", image: app}, want: running},
 		step{name: "B, Never", pod: pod{team: "b", image: app, policy: never}, want: running},
-		step{name: "B with a wrong secret", pod: pod{team: "b", image: app, secrets: with(node.Mallory())}, want: running},
+		step{name: "B with an invalid secret", pod: pod{team: "b", image: app, secrets: with(node.Mallory())}, want: running},
 		step{name: "A, with a secret, what the node offers nothing for", pod: pod{team: "a", image: own, secrets: with(node.Alice())}, want: running, requests: downloads},
 		step{name: "B without a secret, on that", pod: pod{team: "b", image: own}, want: pullFailed, requests: refusals, message: denied},
 		step{name: "B, Never, on that", pod: pod{team: "b", image: own, policy: never}, want: neverPulled},
 	)
 	if got := s.reports() - before; got != 1 {
-		s.Errorf("%d credentials were reported to pullgated; want one\n%s", got, s.said())
+		s.Errorf("%d credentials were reported to pullgated; want one\n%s", got, s.lastOutput())
 	}
 	// A restart forgets the report, and not what was opened.
 	s.must(r.Down())
@@ -45,7 +45,7 @@ func nodeCredentials(s *scenario) {
 	)
 }
 
-// reports is how often pullgated has said that a plugin gave out something new.
+// reports is how often pullgated has logged that a plugin returned new credentials.
 func (s *scenario) reports() int {
 	s.Helper()
 	log, err := os.ReadFile(filepath.Join(s.gate.Dir(), "pullgated.log"))

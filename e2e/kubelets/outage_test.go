@@ -8,8 +8,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// While the registry is away, slow, or answers with an error, pods whose credential is proved start.
-// Others wait; their events say whether the registry denied them or could not be reached. No pod without a proof starts.
+// While the registry is down, slow, or answers with an error, pods whose credential is proved start.
+// Others wait; their events show whether the registry denied them or could not be reached. No pod without a proof starts.
 func outage(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{})
@@ -19,7 +19,7 @@ func outage(s *scenario) {
 	for _, f := range []struct {
 		name  string
 		begin func()
-		says  string
+		event string
 		// refuses is whether the registry itself refuses a credential that was good before.
 		refuses bool
 	}{
@@ -38,8 +38,8 @@ func outage(s *scenario) {
 		}
 		s.runStepsAtOnce(
 			step{name: "A, the registry " + f.name, pod: owner, want: proved},
-			step{name: "D, not proved, the registry " + f.name, pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: pullFailed, message: f.says},
-			step{name: "B without a secret, the registry " + f.name, pod: pod{team: "b", image: app}, want: pullFailed, message: f.says},
+			step{name: "D, not proved, the registry " + f.name, pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: pullFailed, message: f.event},
+			step{name: "B without a secret, the registry " + f.name, pod: pod{team: "b", image: app}, want: pullFailed, message: f.event},
 			step{name: "B, Never, the registry " + f.name, pod: pod{team: "b", image: app, policy: never}, want: neverPulled},
 		)
 		r.Answer(0)

@@ -52,13 +52,13 @@ func rowsOf(page string, tables []string) map[string]string {
 	return all
 }
 
-// rowsFor returns what the page says of a kubelet, by case.
+// rowsFor returns the rows of the page for a kubelet, by case.
 func rowsFor(page, release string, sourced bool) map[string]string {
 	return rowsOf(page, tablesFor(release, sourced))
 }
 
-// writeRows returns the page with a table that makes it say rows of a kubelet: all of them for the reference, else those that
-// differ from what the other tables say.
+// writeRows returns the page with a table for the rows of a kubelet: all of them for the reference, else those that
+// differ from the other tables.
 func writeRows(page, release string, sourced bool, rows []string) (string, error) {
 	tables := tablesFor(release, sourced)
 	own := tables[len(tables)-1]
@@ -79,7 +79,7 @@ func writeRows(page, release string, sourced bool, rows []string) (string, error
 	return b.String() + "<!-- end -->" + after, nil
 }
 
-// What is written is what is read again, and writing what the page says changes nothing.
+// Rows are read as they were written, and writing the rows of the page changes nothing.
 func TestCompatibilityPage(t *testing.T) {
 	text, err := os.ReadFile(compatibility)
 	if err != nil {
@@ -88,14 +88,14 @@ func TestCompatibilityPage(t *testing.T) {
 	page := string(text)
 	for _, release := range []string{reference, "1.30", "1.36"} {
 		for _, sourced := range []bool{false, true} {
-			said := rowsFor(page, release, sourced)
-			if len(said) != 30 {
-				t.Errorf("kubelet %s, pod source %v: %d cases; want 30", release, sourced, len(said))
+			rowOf := rowsFor(page, release, sourced)
+			if len(rowOf) != 30 {
+				t.Errorf("kubelet %s, pod source %v: %d cases; want 30", release, sourced, len(rowOf))
 			}
 			var rows []string
 			_, complete, _, _ := cutTable(page, "every kubelet")
 			for row := range strings.Lines(complete) {
-				rows = append(rows, said[caseOf(strings.TrimSuffix(row, "\n"))])
+				rows = append(rows, rowOf[caseOf(strings.TrimSuffix(row, "\n"))])
 			}
 			if again, err := writeRows(page, release, sourced, rows); err != nil || again != page {
 				t.Errorf("kubelet %s, pod source %v: the page would change, %v", release, sourced, err)

@@ -50,7 +50,7 @@ func (m *machine) preload(ctx context.Context) error {
 func pullPolicies() []corev1.PullPolicy { return []corev1.PullPolicy{ifNotPresent, always, never} }
 
 // What was on the node before pullgated is open to every pod by default, and stays so when a tenant pulls the
-// same content under a name of its own, which is no less private for that.
+// same content under a name of its own, which is equally private.
 func preloaded(s *scenario) {
 	app := s.preloaded["content/never"]
 	same := s.push(s.Private, "same:1", node.Image{Content: "content"})
@@ -62,7 +62,7 @@ func preloaded(s *scenario) {
 		step{name: "A pulls the same content under another name", pod: pod{team: "a", image: same, secrets: with(node.Alice())}, want: running, requests: anything},
 	)
 	if s.verifiesItself() {
-		// A kubelet that verifies knows one record for all names of an image: to it, nothing of the
+		// A kubelet that verifies has one record for all names of an image: to it, nothing of the
 		// content that A pulled is preloaded any more.
 		s.runSteps(step{name: "B on the preloaded name, refused by the kubelet", pod: pod{team: "b", image: app}, want: pullFailed, requests: refusals, message: denied})
 		s.must(s.restartKubelet(s.Context(), s.withoutNative()))
@@ -79,7 +79,7 @@ func preloaded(s *scenario) {
 }
 
 // Under each policy, pods of every kind come with every pull policy. What becomes of them is what
-// docs/compatibility.md says, row by row. With WRITE_COMPATIBILITY=1 the page is written instead.
+// docs/compatibility.md has, row by row. With WRITE_COMPATIBILITY=1 the page is written instead.
 func policies(s *scenario) {
 	listed := fmt.Sprintf("preloadedImagesVerificationAllowlist: [%q]", s.Private.Host()+"/listed/*")
 	s.Cleanup(func() {
@@ -172,7 +172,7 @@ func (s *scenario) matrix(prefix, policy string) []string {
 			break
 		}
 		if time.Now().After(end) {
-			s.Fatalf("under %s %d pods are not decided\n%s", policy, waiting, s.said())
+			s.Fatalf("under %s %d pods are not decided\n%s", policy, waiting, s.lastOutput())
 		}
 	}
 	s.Private.Mark() // so that the logs are whole
@@ -223,7 +223,7 @@ func (s *scenario) compare(rows []string) {
 	want := rowsFor(page, release, s.sourced)
 	for _, row := range rows {
 		if want[caseOf(row)] != row {
-			s.Errorf("on %s with kubelet %s, pod source %v, this came out:\n%s\n%s says\n%s", s.runtime, release, s.sourced, row, compatibility, want[caseOf(row)])
+			s.Errorf("on %s with kubelet %s, pod source %v, the outcome is\n%s\n%s has\n%s", s.runtime, release, s.sourced, row, compatibility, want[caseOf(row)])
 		}
 		delete(want, caseOf(row))
 	}

@@ -80,7 +80,7 @@ func restarts(s *scenario) {
 			break
 		}
 		if time.Now().After(end) {
-			s.Fatalf("after a reboot: %s\n%s\n%s", stay[0], stay[1], s.said())
+			s.Fatalf("after a reboot: %s\n%s\n%s", stay[0], stay[1], s.lastOutput())
 		}
 	}
 	check("a reboot")
@@ -155,7 +155,7 @@ func kills(s *scenario) {
 			for _, o := range append(good, bad...) {
 				s.Logf("%s; want %s", o, o.want)
 			}
-			s.Fatalf("%d pods are not what they should be\n%s", left, s.said())
+			s.Fatalf("%d pods are not what they should be\n%s", left, s.lastOutput())
 		}
 	}
 }
@@ -185,7 +185,7 @@ func static(s *scenario) {
 }
 
 // runsStatic puts a static pod on the node, waits until the runtime runs it (there is nothing else to
-// ask), and takes it away.
+// ask), and removes it.
 func (s *scenario) runsStatic(image node.Pushed, policy corev1.PullPolicy) {
 	s.Helper()
 	s.pods++
@@ -202,7 +202,7 @@ func (s *scenario) runsStatic(image node.Pushed, policy corev1.PullPolicy) {
 			break
 		}
 		if time.Now().After(end) {
-			s.Fatalf("the static pod on %s, %s, does not run\n%s", image.Name, policy, s.said())
+			s.Fatalf("the static pod on %s, %s, does not run\n%s", image.Name, policy, s.lastOutput())
 		}
 	}
 	s.must(s.kubelet.RemoveManifest(name))

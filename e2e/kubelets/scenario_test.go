@@ -71,7 +71,7 @@ func with(logins ...node.Login) []secret {
 	return all
 }
 
-// A pod is one to be created. It runs one container unless change says something else.
+// A pod is one to be created. It runs one container unless change changes that.
 type pod struct {
 	team    string
 	image   node.Pushed
@@ -93,7 +93,7 @@ type step struct {
 // An outcome is what became of a pod.
 type outcome struct {
 	want, state string
-	text        string      // what the kubelet said, in the pod's status and in events
+	text        string      // messages of the kubelet in the pod's status and in events
 	image       node.Pushed // that is judged
 	pod         *corev1.Pod
 }
@@ -144,10 +144,10 @@ func (s *scenario) see(st step, p *corev1.Pod, since node.Mark) *outcome {
 		s.Fatalf("%s: the kubelet did not get the pod's secret, so that nothing is proved: %s", st.name, o)
 	}
 	if o.state != st.want {
-		s.Fatalf("%s: %s; want %s\n%s", st.name, o, st.want, s.said())
+		s.Fatalf("%s: %s; want %s\n%s", st.name, o, st.want, s.lastOutput())
 	}
 	if !regexp.MustCompile(st.message).MatchString(o.text) {
-		s.Errorf("%s: the kubelet says %q; want it to match %s", st.name, o.text, st.message)
+		s.Errorf("%s: the kubelet reports %q; want it to match %s", st.name, o.text, st.message)
 	}
 	if st.text != "" {
 		s.prints(o, "main", st.text)
@@ -155,7 +155,7 @@ func (s *scenario) see(st step, p *corev1.Pod, since node.Mark) *outcome {
 	registry.Mark()
 	requests := registry.Requests(since, st.pod.image.Repository)
 	if got := asked(requests); st.requests != anything && got != st.requests {
-		s.Errorf("%s asked the registry for %s: %v; want %s\n%s", st.name, got, requests, st.requests, s.said())
+		s.Errorf("%s asked the registry for %s: %v; want %s\n%s", st.name, got, requests, st.requests, s.lastOutput())
 	}
 	return o
 }
@@ -188,7 +188,7 @@ func (s *scenario) registryOf(image node.Pushed) *node.Registry {
 	return s.Private
 }
 
-// asked says what some requests were for.
+// asked describes some requests.
 func asked(requests []node.Request) string {
 	given, blobs := 0, false
 	for _, r := range requests {
@@ -311,7 +311,7 @@ func (s *scenario) look(o *outcome) {
 	o.state, o.text = stateOf(p)
 }
 
-// stateOf says in one word what has become of a pod, "" if it is not decided yet.
+// stateOf returns the state of a pod in one word, "" if it is not decided yet.
 func stateOf(p *corev1.Pod) (state, text string) {
 	up := 0
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
@@ -433,7 +433,7 @@ func (s *scenario) push(r *node.Registry, name string, i node.Image) node.Pushed
 func (s *scenario) must(err error) {
 	s.Helper()
 	if err != nil {
-		s.Fatalf("%v\n%s", err, s.said())
+		s.Fatalf("%v\n%s", err, s.lastOutput())
 	}
 }
 

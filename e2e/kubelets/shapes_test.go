@@ -11,7 +11,7 @@ import (
 )
 
 // A container that ends is started again and again, with a check of its image each time. It goes on
-// while the registry is away.
+// while the registry is unavailable.
 func crashLoop(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})
@@ -31,7 +31,7 @@ func (s *scenario) restarted(o *outcome, times int32) {
 			return
 		}
 		if o.state == pullFailed || o.state == neverPulled || time.Now().After(end) {
-			s.Fatalf("after %d restarts: %s%s; want %d restarts\n%s", o.pod.Status.ContainerStatuses[0].RestartCount, o, s.events(o.pod), times, s.said())
+			s.Fatalf("after %d restarts: %s%s; want %d restarts\n%s", o.pod.Status.ContainerStatuses[0].RestartCount, o, s.events(o.pod), times, s.lastOutput())
 		}
 	}
 }
@@ -99,7 +99,7 @@ func ephemeral(s *scenario) {
 			got = pullFailed
 		}
 		if got != tc.want {
-			s.Errorf("the ephemeral container of %s: %q; want %s\n%s\n%s", tc.team, got, tc.want, s.events(o.pod), s.said())
+			s.Errorf("the ephemeral container of %s: %q; want %s\n%s\n%s", tc.team, got, tc.want, s.events(o.pod), s.lastOutput())
 		}
 		s.look(o)
 		if o.state != running {
@@ -111,7 +111,7 @@ func ephemeral(s *scenario) {
 	}
 }
 
-// Who a container runs as is read from the image after the check. It stays what image and pod say,
+// Who a container runs as is read from the image after the check. It stays what image and pod specify,
 // also for a pod whose check was answered as if the image were absent.
 func users(s *scenario) {
 	number := s.push(s.Private, "number:1", node.Image{User: "4711:4711"})

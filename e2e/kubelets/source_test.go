@@ -43,7 +43,7 @@ func (s *scenario) waitUntilSynced() {
 	s.Helper()
 	for end := time.Now().Add(patience); s.metric("pullgate_pod_source_synced") != 1; time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(end) {
-			s.Fatalf("the pod source is not synced with the API server\n%s", s.said())
+			s.Fatalf("the pod source is not synced with the API server\n%s", s.lastOutput())
 		}
 	}
 }
@@ -59,9 +59,9 @@ func exactly(s *scenario) {
 		step{name: "A, Always", pod: a("a", always, node.Alice()), want: running, requests: downloads},
 		step{name: "A, Never", pod: a("a", never, node.Alice()), want: running},
 		step{name: "C, Never, the same credential in another namespace", pod: a("c", never, node.Alice()), want: running},
-		step{name: "C, Never, a wrong secret before the right one", pod: a("c", never, node.Mallory(), node.Alice()), want: running},
+		step{name: "C, Never, an invalid secret before the valid one", pod: a("c", never, node.Mallory(), node.Alice()), want: running},
 		step{name: "B, Never, without a secret", pod: a("b", never), want: neverPulled},
-		step{name: "B, Never, with a wrong secret", pod: a("b", never, node.Mallory()), want: neverPulled},
+		step{name: "B, Never, with an invalid secret", pod: a("b", never, node.Mallory()), want: neverPulled},
 		step{name: "D, Never, with a credential without a proof", pod: a("d", never, node.Dora()), want: neverPulled},
 		step{name: "D, IfNotPresent", pod: a("d", ifNotPresent, node.Dora()), want: running, requests: manifest},
 		step{name: "D, Never, afterwards", pod: a("d", never, node.Dora()), want: running},
@@ -116,9 +116,9 @@ func (s *scenario) content(name string, l node.Login, anew bool) {
 	s.must(err)
 }
 
-// While there is no API server, pods that are known go on, also after a restart of pullgated, which then
-// knows no identity. The node stays ready.
-func away(s *scenario) {
+// While there is no API server, known pods continue, also after a restart of pullgated, which then
+// has no identities. The node stays ready.
+func apiServerOutage(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})
 	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
@@ -131,14 +131,14 @@ func away(s *scenario) {
 		return strings.Count(text, "\n")
 	}
 	s.must(s.cluster.StopAPI())
-	for _, what := range []string{"went away", "was away when pullgated started"} {
+	for _, what := range []string{"stopped", "was down when pullgated started"} {
 		for before, end := starts(), time.Now().Add(2*patience); starts() == before; time.Sleep(200 * time.Millisecond) {
 			if time.Now().After(end) {
-				s.Fatalf("no container was started after the API server %s\n%s", what, s.said())
+				s.Fatalf("no container was started after the API server %s\n%s", what, s.lastOutput())
 			}
 		}
 		if s.metric("pullgate_pod_source_synced") != 0 || s.metric("pullgate_pod_source_errors_total") == 0 {
-			s.Errorf("the metrics do not say that the API server %s", what)
+			s.Errorf("the metrics do not show that the API server %s", what)
 		}
 		s.must(s.gate.Ready())
 		s.must(s.gate.Kill())
@@ -153,9 +153,9 @@ func away(s *scenario) {
 	)
 }
 
-// After a restart of the kubelet its pods ask by a value that no sandbox carries. The API server says which pods they
+// After a restart of the kubelet its pods ask by a value that no sandbox carries. The API server has the pods that they
 // may be.
-func strangers(s *scenario) {
+func restartedKubelet(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})
 	s.runSteps(step{name: "A pulls", pod: pod{team: "x", image: app, secrets: with(node.Alice())}, want: running, requests: downloads})
@@ -170,7 +170,7 @@ func strangers(s *scenario) {
 	before := o.pod.Status.ContainerStatuses[0].RestartCount
 	for end := time.Now().Add(2 * patience); o.pod.Status.ContainerStatuses[0].RestartCount <= before; time.Sleep(200 * time.Millisecond) {
 		if s.look(o); time.Now().After(end) {
-			s.Fatalf("%s%s; want it to go on\n%s", o, s.events(o.pod), s.said())
+			s.Fatalf("%s%s; want it to go on\n%s", o, s.events(o.pod), s.lastOutput())
 		}
 	}
 }
@@ -190,6 +190,6 @@ func (s *scenario) pullSlowly(d time.Duration) {
 	case <-asked:
 		time.AfterFunc(d, release)
 	case <-ctx.Done():
-		s.Fatalf("the large image is not pulled\n%s", s.said())
+		s.Fatalf("the large image is not pulled\n%s", s.lastOutput())
 	}
 }

@@ -9,15 +9,15 @@ import (
 // denied are the words of a registry that refuses, as containerd passes them on.
 const denied = `401 Unauthorized|authorization failed|pull access denied`
 
-// The control: without pullgate any tenant runs what another one's secret has pulled. If this does not
+// The control: without pullgate any tenant runs what the secret of another one has pulled. If this does not
 // hold, the rest proves nothing.
-func hole(s *scenario) {
+func controlWithoutPullgate(s *scenario) {
 	app := s.private("app:1")
 	s.runSteps(
 		step{name: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, requests: downloads},
 		step{name: "B without a secret", pod: pod{team: "b", image: app}, want: running},
 		step{name: "B without a secret, Never", pod: pod{team: "b", image: app, policy: never}, want: running},
-		step{name: "B with a wrong secret", pod: pod{team: "b", image: app, secrets: with(node.Mallory())}, want: running},
+		step{name: "B with an invalid secret", pod: pod{team: "b", image: app, secrets: with(node.Mallory())}, want: running},
 	)
 }
 
@@ -35,13 +35,13 @@ func tenants(s *scenario) {
 		step{name: "C, the same credential in a secret of its own", pod: pod{team: "c", image: app, secrets: with(node.Alice())}, want: running, requests: s.recheck()},
 		step{name: "B without a secret", pod: pod{team: "b", image: app}, want: pullFailed, requests: refusals, message: `Failed to pull image.*(` + denied + `)`},
 		step{name: "B without a secret, Never", pod: pod{team: "b", image: app, policy: never}, want: neverPulled, message: `ErrImageNeverPull: .*is not present with pull policy of Never`},
-		step{name: "B with a wrong secret", pod: pod{team: "b", image: app, secrets: with(node.Mallory())}, want: pullFailed, requests: refusals, message: denied},
-		step{name: "B with a wrong secret, Never", pod: pod{team: "b", image: app, policy: never, secrets: with(node.Mallory())}, want: neverPulled},
+		step{name: "B with an invalid secret", pod: pod{team: "b", image: app, secrets: with(node.Mallory())}, want: pullFailed, requests: refusals, message: denied},
+		step{name: "B with an invalid secret, Never", pod: pod{team: "b", image: app, policy: never, secrets: with(node.Mallory())}, want: neverPulled},
 		step{name: "B with a secret for another registry", pod: pod{team: "b", image: app, secrets: elsewhere}, want: pullFailed, requests: refusals, message: denied},
 		step{name: "D, another credential that the registry takes", pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: running, requests: manifest},
 		step{name: "D again", pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: running, requests: s.recheck()},
-		// Which of the two comes first is the kubelet's choice; the wrong one may be asked about.
-		step{name: "D with a wrong secret before the right one", pod: pod{team: "d", image: app, secrets: with(node.Mallory(), node.Dora())}, want: running, requests: anything},
+		// Which of the two comes first is the kubelet's choice; the invalid one may be tried.
+		step{name: "D with an invalid secret before the valid one", pod: pod{team: "d", image: app, secrets: with(node.Mallory(), node.Dora())}, want: running, requests: anything},
 	)
 }
 
@@ -55,7 +55,7 @@ func public(s *scenario) {
 		step{name: "B, Never", pod: pod{team: "b", image: app, policy: never}, want: running},
 
 		step{name: "A with a secret that the registry does not ask for", pod: pod{team: "a", image: first, secrets: with(node.Alice())}, want: running, requests: downloads},
-		step{name: "B, Never, before anybody asked without", pod: pod{team: "b", image: first, policy: never}, want: neverPulled},
+		step{name: "B, Never, before another pull without a secret", pod: pod{team: "b", image: first, policy: never}, want: neverPulled},
 		step{name: "B without a secret", pod: pod{team: "b", image: first}, want: running, requests: manifest},
 		step{name: "C without a secret, from then on", pod: pod{team: "c", image: first}, want: running},
 		step{name: "C, Never", pod: pod{team: "c", image: first, policy: never}, want: running},

@@ -9,7 +9,7 @@ import (
 )
 
 // A proof that is older than credentialValidity is renewed at the registry by the next pod. While the registry is
-// away it stands for registryUnavailableGrace longer, and without a grace it does not.
+// down it is valid for registryUnavailableGrace longer, and without a grace it does not.
 func expiry(s *scenario) {
 	const validity = 3 * time.Second
 	expires := fmt.Sprintf("credentialValidity: %s", validity)

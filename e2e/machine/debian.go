@@ -56,7 +56,7 @@ func debian(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if _, err := host.Run(ctx, "debootstrap", "--variant=minbase", "--include="+include, suite, part, mirror); err != nil {
-		return "", fmt.Errorf("%w; %s says more", err, filepath.Join(part, "debootstrap/debootstrap.log"))
+		return "", fmt.Errorf("%w; see %s", err, filepath.Join(part, "debootstrap/debootstrap.log"))
 	}
 	fmt.Fprintf(os.Stderr, "Fetched it in %v; it stays in %s\n", time.Since(began).Round(time.Second), dir)
 	return dir, os.Rename(part, dir)

@@ -72,7 +72,7 @@ func Start(ctx context.Context, o Options) (*Machine, error) {
 		return nil, err
 	}
 	if err := m.Wait(ctx, m.booted); err != nil {
-		return nil, errors.Join(fmt.Errorf("the machine does not boot: %w; it said last:\n%s", err, host.Tail(filepath.Join(o.Dir, "console.log"), 20)), m.Close())
+		return nil, errors.Join(fmt.Errorf("the machine does not boot: %w; its last output:\n%s", err, host.Tail(filepath.Join(o.Dir, "console.log"), 20)), m.Close())
 	}
 	return m, nil
 }

@@ -98,7 +98,7 @@ func board(t *testing.T) dashboard {
 	return d
 }
 
-// Whoever is called at night has a severity, what it is about, and a runbook that is there.
+// Every alert has a severity, a description and an existing runbook.
 func TestEveryAlertHasARunbook(t *testing.T) {
 	sections := map[string]string{}
 	for _, s := range strings.Split(read(t, "runbooks.md"), "\n## ")[1:] {
@@ -131,7 +131,7 @@ func TestEveryAlertHasARunbook(t *testing.T) {
 	}
 	for title := range sections {
 		if strings.HasPrefix(title, "Pullgate") {
-			t.Errorf("docs/runbooks.md: %s is no alert", title)
+			t.Errorf("docs/runbooks.md: %s is not an alert", title)
 		}
 	}
 }
@@ -177,7 +177,7 @@ func TestEveryThresholdIsExplained(t *testing.T) {
 }
 
 // The dashboard can be imported into any Grafana: its data source is a variable, panels do not lie on one
-// another, and each says what it shows.
+// another, and each describes what it shows.
 func TestDashboardCanBeImported(t *testing.T) {
 	d := board(t)
 	if d.UID == "" || d.Title == "" {
@@ -240,7 +240,7 @@ func TestDashboardShows(t *testing.T) {
 	}
 }
 
-// A written is a query that stands in a page of the documentation.
+// A written is a query in a page of the documentation.
 type written struct{ page, expr string }
 
 var (

@@ -58,7 +58,7 @@ func TestDashboardAndRulesHoldOnARealScrape(t *testing.T) {
 				}
 				for _, s := range found {
 					if s.Value[1] == "NaN" {
-						t.Errorf("%s is no number for %v", expr, s.Metric)
+						t.Errorf("%s is not a number for %v", expr, s.Metric)
 					}
 				}
 			})

@@ -30,7 +30,7 @@ func NewCalls(ctx context.Context) *Calls {
 // Again makes a call until Stop is called, one after the other.
 func (c *Calls) Again(name string, call func(ctx context.Context) error) { c.again(name, true, call) }
 
-// Live is Again for what is many calls, and does more than calling, so that how long it takes says nothing.
+// Live is Again for what is many calls, and does more than calling, so that its duration has no meaning.
 func (c *Calls) Live(name string, life func(ctx context.Context) error) { c.again(name, false, life) }
 
 func (c *Calls) again(name string, single bool, call func(ctx context.Context) error) {

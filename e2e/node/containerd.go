@@ -115,7 +115,7 @@ func (c *Containerd) Reboot(ctx context.Context) error {
 // Close removes every pod, ends containerd, and what its containers left behind.
 func (c *Containerd) Close() error {
 	var err error
-	// Whoever closes does so at the end, when contexts have ended.
+	// Close is called at the end, when contexts have ended.
 	ctx := context.Background()
 	if c.Alive() {
 		if k, dialErr := NewKubelet(ctx, c.Endpoint()); dialErr == nil {
@@ -126,7 +126,7 @@ func (c *Containerd) Close() error {
 	return errors.Join(err, c.Stop(), endContainers(ctx, c.dir), unmountBelow(c.dir))
 }
 
-// unmountBelow takes away the mounts below a directory, the deepest first.
+// unmountBelow removes the mounts below a directory, the deepest first.
 func unmountBelow(dir string) error {
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {

@@ -3,6 +3,6 @@
 // exactly as a kubelet does.
 //
 // Everything is below one temporary directory, with sockets and ports of its own; nothing of the
-// machine's own runtime is touched. Every process is ended by its own ID, and what a part has said
+// machine's own runtime is touched. Every process is ended by its own ID, and what a part has printed
 // last is part of the error if it does not come up.
 package node

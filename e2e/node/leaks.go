@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Leaks looks for the passwords of the logins in all files below a directory and in a text, and says
+// Leaks looks for the passwords of the logins in all files below a directory and in a text, and returns
 // where it has found one and in which form.
 func Leaks(dir, text string) ([]string, error) {
 	texts := map[string]string{"the text": text}
@@ -28,7 +28,7 @@ func Leaks(dir, text string) ([]string, error) {
 		for form, needle := range forms(l.Password) {
 			for where, text := range texts {
 				if strings.Contains(text, needle) {
-					found = append(found, fmt.Sprintf("a password stands in %s, %s", where, form))
+					found = append(found, fmt.Sprintf("a password is in %s, %s", where, form))
 				}
 			}
 		}

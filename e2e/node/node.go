@@ -33,7 +33,7 @@ type Node struct {
 	unlock     func()
 }
 
-// Check says what is missing to run a node here, and what to do about it.
+// Check returns what is missing to run a node here, and what to do about it.
 func Check() error {
 	if os.Geteuid() != 0 {
 		return errors.New("containers are started here for real, which needs root; run it as root on a Debian machine")

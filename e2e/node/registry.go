@@ -171,7 +171,7 @@ func (r *Registry) Answer(status int) {
 	})
 }
 
-// Fault puts a function before the registry; nil takes it away.
+// Fault puts a function before the registry; nil removes it.
 func (r *Registry) Fault(f func(w http.ResponseWriter, req *http.Request) (handled bool)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -201,7 +201,7 @@ type Request struct {
 
 var accessLine = regexp.MustCompile(`"(HEAD|GET|POST|PUT|PATCH|DELETE) (/v2/\S*) HTTP/1\.[01]" (\d{3})`)
 
-// Requests returns what the registry's access log says about a repository since a Mark; "" is any.
+// Requests returns the requests in the registry's access log for a repository since a Mark; "" is any.
 func (r *Registry) Requests(since Mark, repository string) []Request {
 	text := r.Log()
 	var all []Request

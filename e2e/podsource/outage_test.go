@@ -9,7 +9,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/cluster"
 )
 
-// The API server goes away with all that its watches remember, and etcd forgets its history before it comes
+// The API server stops, with all state of its watches, and etcd forgets its history before it comes
 // back.
 func TestAnOutageOfTheAPIServerLosesNothing(t *testing.T) {
 	t.Parallel()

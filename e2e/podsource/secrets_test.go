@@ -81,10 +81,10 @@ func TestEveryTypeOfPullSecretIsRead(t *testing.T) {
 	count := w.failed(podsource.Malformed)
 	w.pod("another", "broken")
 	w.until("it was read again", func() bool { return w.failed(podsource.Malformed) > count })
-	if n := strings.Count(w.said(), "Pull secret skipped"); n != 1 {
-		t.Errorf("it was said %d times that it is skipped; want once", n)
+	if n := strings.Count(w.logged(), "Pull secret skipped"); n != 1 {
+		t.Errorf("it was logged %d times that it is skipped; want once", n)
 	}
-	if strings.Contains(w.said(), "canary") {
+	if strings.Contains(w.logged(), "canary") {
 		t.Error("the content of a Secret is logged")
 	}
 }

@@ -38,7 +38,7 @@ const (
 	// nodes is the group of kubelets.
 	nodes = "system:nodes"
 	// patience is how long a test waits for what has to come. The source pauses for half a minute at most
-	// between attempts to reach an API server that is away.
+	// between attempts to reach an unavailable API server.
 	patience = 40 * time.Second
 )
 
@@ -75,7 +75,7 @@ func beginOn(t *testing.T, c *cluster.Cluster) *world {
 	w.namespace(name)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the source failed: %v; it said:\n%s\nkube-apiserver:\n%s", w.reasons, w.said(), host.Tail(c.Log(), 10))
+			t.Logf("the source failed: %v; its log:\n%s\nkube-apiserver:\n%s", w.reasons, w.logged(), host.Tail(c.Log(), 10))
 		}
 	})
 	return w
@@ -162,7 +162,7 @@ func (w *world) Write(text []byte) (int, error) {
 	return w.log.Write(text)
 }
 
-func (w *world) said() string {
+func (w *world) logged() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.log.String()
@@ -219,7 +219,7 @@ func (w *world) put(s *corev1.Secret, password string) tracker.Secret {
 	w.Helper()
 	s, err := w.cluster.Client.CoreV1().Secrets(s.Namespace).Create(w.Context(), s, metav1.CreateOptions{})
 	w.must(err)
-	return w.held(s, password)
+	return w.secretWith(s, password)
 }
 
 // rotate changes the password in a Secret.
@@ -227,10 +227,10 @@ func (w *world) rotate(name, password string) tracker.Secret {
 	w.Helper()
 	s, err := w.cluster.Client.CoreV1().Secrets(w.name).Update(w.Context(), pullSecret(w.name, name, password), metav1.UpdateOptions{})
 	w.must(err)
-	return w.held(s, password)
+	return w.secretWith(s, password)
 }
 
-func (w *world) held(s *corev1.Secret, password string) tracker.Secret {
+func (w *world) secretWith(s *corev1.Secret, password string) tracker.Secret {
 	c := tracker.Secret{Credential: w.key.ID(credential.New("user", password, "", "", "", ""))}
 	c.Ref.UID, c.Ref.Namespace, c.Ref.Name = string(s.UID), s.Namespace, s.Name
 	return c
@@ -273,7 +273,7 @@ func (w *world) learns(uid string, want ...tracker.Secret) {
 	w.until("the pod and its credentials are known", func() bool { return w.has(uid, want...) })
 }
 
-// has reports whether the source has these credentials of a pod, and says that these are all.
+// has reports whether the source has these credentials of a pod, and reports that these are all.
 func (w *world) has(uid string, want ...tracker.Secret) bool {
 	p, ok := w.source.ByUID(uid)
 	if !ok {

@@ -26,7 +26,7 @@ const (
 	// first.
 	Containerd21 = "containerd-2.1"
 	// Containerd22 takes the image that a checkpoint names from the node if it is there, and gives it the name
-	// that the checkpoint says; 2.2.0 to 2.2.4 and 2.3.0 to 2.3.1 do.
+	// that the checkpoint names; 2.2.0 to 2.2.4 and 2.3.0 to 2.3.1 do.
 	Containerd22 = "containerd-2.2"
 	// Containerd24 is the newest one.
 	Containerd24 = "containerd-2.4"
@@ -35,11 +35,11 @@ const (
 const (
 	// buildLimit is how long a build may take on a slow machine, downloads included.
 	buildLimit = 30 * time.Minute
-	// progressEvery is how often a build says how far it is.
+	// progressEvery is how often a build reports its progress.
 	progressEvery = 20 * time.Second
 )
 
-// A recipe says how the programs of a folder below tools are built.
+// A recipe defines how the programs of a folder below tools are built.
 type recipe struct {
 	what     string // as it is called when it is built
 	module   string // whose version the folder pins
@@ -156,26 +156,26 @@ func (r recipe) compile(ctx context.Context, sources, version, dir string) error
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = sources
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
-	said, err := cmd.StderrPipe()
+	stderr, err := cmd.StderrPipe()
 	if err != nil {
 		return err
 	}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	last := progress(said)
+	last := progress(stderr)
 	if err := cmd.Wait(); err != nil {
 		return fmt.Errorf("%w: %s", err, strings.Join(last, "\n"))
 	}
 	return os.Rename(out, dir)
 }
 
-// progress says now and then how far a build is, and returns the last lines that it printed.
-func progress(said io.Reader) (last []string) {
+// progress reports the progress of a build at times, and returns the last lines that it printed.
+func progress(stderr io.Reader) (last []string) {
 	began := time.Now()
 	next := began.Add(progressEvery)
 	packages := 0
-	for lines := bufio.NewScanner(said); lines.Scan(); {
+	for lines := bufio.NewScanner(stderr); lines.Scan(); {
 		packages++
 		last = append(last, lines.Text())
 		last = last[max(0, len(last)-15):]

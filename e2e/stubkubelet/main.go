@@ -1,4 +1,4 @@
-// Command stubkubelet is as much of a kubelet as is needed to see how one is configured: it takes the flags that say an
+// Command stubkubelet is as much of a kubelet as is needed to see how one is configured: it takes the flags that set an
 // endpoint, and its configuration file, makes the calls that a kubelet makes all the time, and reports on
 // /healthz whether it gets answers. It ends if it gets none at the start, as a kubelet does.
 //
@@ -21,8 +21,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// spoilt is a file that makes it end as soon as it is pointed at pullgate, as one that cannot work behind it.
-const spoilt = "/run/spoilt"
+// failing is a file that makes it end as soon as it is pointed at pullgate, as one that cannot work behind it.
+const failing = "/run/stubkubelet-fails"
 
 func main() {
 	// Whatever ends it, systemd starts it again.
@@ -34,7 +34,7 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	if _, err := os.Stat(spoilt); err == nil && strings.Contains(endpoint, "pullgate") {
+	if _, err := os.Stat(failing); err == nil && strings.Contains(endpoint, "pullgate") {
 		return fmt.Errorf("it does not want to dial %s", endpoint)
 	}
 	fmt.Fprintln(os.Stderr, "stubkubelet dials", endpoint)
@@ -52,18 +52,18 @@ func run() error {
 	if err := ask(); err != nil {
 		return err
 	}
-	var unwell atomic.Pointer[error]
+	var failure atomic.Pointer[error]
 	http.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
-		if err := unwell.Load(); err != nil {
+		if err := failure.Load(); err != nil {
 			http.Error(w, (*err).Error(), http.StatusInternalServerError)
 		}
 	})
 	go func() {
 		for range time.Tick(time.Second) {
 			if err := ask(); err != nil {
-				unwell.Store(&err)
+				failure.Store(&err)
 			} else {
-				unwell.Store(nil)
+				failure.Store(nil)
 			}
 		}
 	}()
@@ -73,7 +73,7 @@ func run() error {
 
 // endpoint returns the configured one, the last flag before the file.
 func endpoint() (string, error) {
-	args, said := os.Args[1:], "unix:///run/containerd/containerd.sock"
+	args, dialled := os.Args[1:], "unix:///run/containerd/containerd.sock"
 	if filepath.Base(os.Args[0]) == "k3s" {
 		var err error
 		if args, err = argsOfK3s(); err != nil {
@@ -97,13 +97,13 @@ func endpoint() (string, error) {
 			return "", err
 		}
 		if c.Endpoint != "" {
-			said = c.Endpoint
+			dialled = c.Endpoint
 		}
 	}
 	if flag != "" {
-		said = flag
+		dialled = flag
 	}
-	return said, nil
+	return dialled, nil
 }
 
 func argsOfK3s() ([]string, error) {

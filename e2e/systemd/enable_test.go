@@ -33,7 +33,7 @@ func TestNodeEnable(t *testing.T) {
 		{"not before pullgate is enabled for the next boot", notEnabled},
 		{"a dry run changes nothing", dryRun},
 		{"enable, twice, and back with pullgate gone, twice", backAndForth},
-		{"a kubelet that ends behind pullgate is taken back", takenBack},
+		{"a kubelet that fails behind pullgate is reverted", takenBack},
 		{"killed midway, enable does the rest", killedMidway},
 		{"lines of the kubelet's own file", lines},
 		{"k3s", k3s},
@@ -97,13 +97,13 @@ func difference(before, after string) string {
 	return b.String()
 }
 
-// dials is what the kubelet of a unit said last.
+// dials is the endpoint that the kubelet of a unit printed last.
 func (s *site) dials(unit string) string {
 	s.Helper()
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Millisecond) {
 		// It fails where nothing is found.
-		said, _ := s.machine.Run(s.Context(), "journalctl", "--unit="+unit, "--output=cat", "--no-pager", "--grep=stubkubelet dials", "--lines=1")
-		if _, endpoint, ok := strings.Cut(said, "dials "); ok || time.Now().After(end) {
+		line, _ := s.machine.Run(s.Context(), "journalctl", "--unit="+unit, "--output=cat", "--no-pager", "--grep=stubkubelet dials", "--lines=1")
+		if _, endpoint, ok := strings.Cut(line, "dials "); ok || time.Now().After(end) {
 			return strings.TrimSpace(endpoint)
 		}
 	}
@@ -162,18 +162,18 @@ func backAndForth(s *site) {
 
 func takenBack(s *site) {
 	before := s.files()
-	s.write("/run/spoilt", "")
+	s.write("/run/stubkubelet-fails", "")
 	s.refused("not enabled, all changes were reverted: systemd started it again", "pullgatectl", "node", "enable", "--yes")
-	s.must(os.Remove(s.machine.Path("/run/spoilt")))
+	s.must(os.Remove(s.machine.Path("/run/stubkubelet-fails")))
 	s.wantDials("kubelet.service", direct)
 	s.wantFiles(before)
 }
 
 func killedMidway(s *site) {
 	before := s.files()
-	var said bytes.Buffer
+	var stderr bytes.Buffer
 	enable := s.machine.Command(s.Context(), "pullgatectl", "node", "enable", "--yes")
-	enable.Stderr = &said
+	enable.Stderr = &stderr
 	s.must(enable.Start())
 	for end := time.Now().Add(20 * time.Second); s.dials("kubelet.service") != "unix://"+through; time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -183,7 +183,7 @@ func killedMidway(s *site) {
 	s.do("/bin/sh", "-c", "kill -KILL $(pidof pullgatectl)") // what was started here only waits for it
 	_ = enable.Wait()                                        // it was killed
 	if out := s.do("pullgatectl", "node", "status"); !strings.Contains(out, "was interrupted") {
-		s.Errorf("status after the kill: %s\n%s", out, said.String())
+		s.Errorf("status after the kill: %s\n%s", out, stderr.String())
 	}
 	s.do("pullgatectl", "node", "enable", "--yes")
 	s.wantDials("kubelet.service", through)
@@ -201,7 +201,7 @@ func (s *site) other(name, file string) {
 	s.wantDials(name, direct)
 	out := s.do("pullgatectl", "node", "enable", "--yes", "--unit", name)
 	if s.wantDials(name, through); !strings.Contains(out, fmt.Sprintf("write %s\n", file)) {
-		s.Errorf("enable says\n%s\nwant it to write %s", out, file)
+		s.Errorf("enable prints\n%s\nwant it to write %s", out, file)
 	}
 	s.do("pullgatectl", "node", "disable", "--yes", "--unit", name)
 	s.wantDials(name, direct)

@@ -25,15 +25,15 @@ func TestDebianNode(t *testing.T) {
 		{"installed, nothing is started and the kubelet is left alone", installed},
 		{"enabled, it serves", enabled},
 		{"the sandbox is enforced", sandboxed},
-		{"reloaded, it says so", reloaded},
+		{"reloaded, systemd has the new state", reloaded},
 		{"restarted, no call fails", restarted},
 		{"hung, the watchdog restarts it", hung},
 		{"upgraded, no call fails", upgraded},
 		{"a configuration that the new version refuses is refused before anything is restarted", misconfigured},
 		{"downgraded, as far as the store can be read", downgraded},
 		{"not removed while a kubelet uses it", needed},
-		{"disabled and enabled, it knows what it knew", disabled},
-		{"removed and installed, it knows what it knew", removed},
+		{"disabled and enabled, the records are kept", disabled},
+		{"removed and installed, the records are kept", removed},
 		{"purged, nothing is left", purged},
 		{"the other package manager does the same", rpm},
 	} {
@@ -51,8 +51,8 @@ func linted(s *site) {
 func installed(s *site) {
 	s.write("/var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\n")
 	before := s.do("find", "/var/lib/kubelet", "/etc/systemd", "-newermt", "1 minute ago")
-	if said := s.do("dpkg", "--install", packed+"/"+older+".deb"); !strings.Contains(said, "Nothing is started") {
-		s.Errorf("dpkg says %q; want it to say what comes next", said)
+	if output := s.do("dpkg", "--install", packed+"/"+older+".deb"); !strings.Contains(output, "Nothing is started") {
+		s.Errorf("dpkg prints %q; want the next steps", output)
 	}
 	s.wantState(unit, "inactive")
 	s.wantState(socket, "inactive")
@@ -91,7 +91,7 @@ func enabled(s *site) {
 	}
 	s.judges()
 	if got := s.shows(unit, "StatusText"); got != "Serving the kubelet (NeverVerifyPreloadedImages); the runtime is reached" {
-		s.Errorf("systemctl status says %q; want how it is", got)
+		s.Errorf("systemctl status prints %q; want the state", got)
 	}
 	s.do("/bin/bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9471; printf 'GET /readyz HTTP/1.0\\r\\n\\r\\n' >&3; grep -q '200 OK' <&3")
 }
@@ -102,7 +102,7 @@ func sandboxed(s *site) {
 	s.must(err)
 	for _, want := range []string{"Seccomp:\t2", "NoNewPrivs:\t1", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000"} {
 		if !strings.Contains(string(status), want+"\n") {
-			s.Errorf("the kernel does not say %q of the daemon", want)
+			s.Errorf("the kernel does not report %q for the daemon", want)
 		}
 	}
 	for _, dir := range []string{"/", "/usr/bin", "/etc", "/etc/pullgate", "/var/lib", "/var/lib/kubelet", "/srv"} {
@@ -193,12 +193,12 @@ func restarted(s *site) {
 	s.judges()
 }
 
-// A process that is held answers nothing, like one that hangs.
+// A stopped process answers nothing, like one that hangs.
 func hung(s *site) {
 	s.write("/run/systemd/system/pullgated.service.d/impatient.conf", "[Service]\nWatchdogSec=2\n")
 	s.do("systemctl", "daemon-reload")
 	s.do("systemctl", "restart", unit)
-	time.Sleep(4 * time.Second) // one that gets keep-alives goes on
+	time.Sleep(4 * time.Second) // one that gets keep-alives continues
 	before, restarts := s.pid(), s.shows(unit, "NRestarts")
 	if restarts != "0" {
 		s.Errorf("restarted %s times although it answers", restarts)
@@ -325,8 +325,8 @@ func purged(s *site) {
 
 func rpm(s *site) {
 	install := func(how, version string) string { return s.do("rpm", how, "--nodeps", packed+"/"+version+".rpm") }
-	if said := install("--install", older); !strings.Contains(said, "Nothing is started") {
-		s.Errorf("rpm says %q; want it to say what comes next", said)
+	if output := install("--install", older); !strings.Contains(output, "Nothing is started") {
+		s.Errorf("rpm prints %q; want the next steps", output)
 	}
 	s.wantState(unit, "inactive")
 	s.write(conf, configuration)

@@ -69,8 +69,8 @@ func newSite(t *testing.T) *site {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			said, _ := m.Run(context.WithoutCancel(t.Context()), "journalctl", "--no-pager", "--lines=60", "--unit=pullgated.*")
-			t.Logf("the journal says last:\n%s", said)
+			output, _ := m.Run(context.WithoutCancel(t.Context()), "journalctl", "--no-pager", "--lines=60", "--unit=pullgated.*")
+			t.Logf("the end of the journal:\n%s", output)
 		}
 		if err := m.Close(); err != nil {
 			t.Error(err)
@@ -149,7 +149,7 @@ func (s *site) do(program string, args ...string) string {
 	return out
 }
 
-// refused runs a program in the machine that has to fail, and say why.
+// refused runs a program in the machine that has to fail with a reason.
 func (s *site) refused(words string, program string, args ...string) {
 	s.Helper()
 	out, err := s.machine.Run(s.Context(), program, args...)
@@ -232,7 +232,7 @@ func (s *site) pod(namespace, policy string, secrets ...node.Login) node.Outcome
 	return o
 }
 
-// judges checks that the store knows what it knew: a pod that has proved access runs without a registry, no other does.
+// judges checks that the records are kept: a pod that has proved access runs without a registry, no other does.
 func (s *site) judges() {
 	s.Helper()
 	s.must(s.node.Private.Down())

@@ -146,7 +146,7 @@ func (p *process) start(args ...string) {
 	p.t.Helper()
 	p.spawn(args...)
 	if !p.ready() {
-		p.t.Fatalf("pullgated did not come up:\n%s", p.out)
+		p.t.Fatalf("pullgated did not start:\n%s", p.out)
 	}
 }
 
