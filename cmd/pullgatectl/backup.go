@@ -83,11 +83,11 @@ func backupFailure(err error) error {
 	case errors.Is(err, cli.ErrNotWhole):
 		return hint.Wrap(err, "the backup is incomplete; try again")
 	case errors.Is(err, atomicfile.ErrExists):
-		return hint.Wrap(err, "give another name, or --force to replace it")
+		return hint.Wrap(err, "give another name, or use --force to replace it")
 	case errors.Is(err, atomicfile.ErrNoFile):
 		return cli.Misused("give the name of a file, or - and send stdout there", "%w", err)
 	case errors.Is(err, fs.ErrNotExist):
-		return hint.Wrap(err, "make the directory first")
+		return hint.Wrap(err, "create the directory first")
 	case errors.Is(err, fs.ErrPermission):
 		return hint.Wrap(err, "choose a directory that you may write to")
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):

@@ -51,7 +51,7 @@ ACCESS shows which pods may use it:
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.repository, "repository", "", "only records of this `repository`")
-	flags.StringVar(&f.imageID, "image-id", "", "only the image with this `ID`, or with an ID that begins so")
+	flags.StringVar(&f.imageID, "image-id", "", "only the image with this `ID`, or with this ID prefix")
 	flags.StringVar(&f.secret, "secret", "", "only what this Secret, `namespace/name`, proved access to")
 	flags.StringVar(&f.secretUID, "secret-uid", "", "only what the Secret of this `UID` proved access to")
 	flags.StringVar(&f.namespace, "namespace", "", "only what a Secret of this `namespace` proved access to")

@@ -127,13 +127,13 @@ func offlineFailure(err error) error {
 	case errors.Is(err, offline.ErrNewerFormat):
 		return hint.Wrap(err, "a newer pullgated wrote this store; use the pullgatectl of that version")
 	case errors.Is(err, offline.ErrDamaged):
-		return hint.Wrap(err, "pullgatectl store dump shows what can be read of it; pullgated sets it aside at its start and begins anew")
+		return hint.Wrap(err, "pullgatectl store dump shows what can be read of it; pullgated renames it at its start and creates a new store")
 	case errors.Is(err, fs.ErrNotExist):
 		return hint.Wrap(err, "give the file: it is records.db in stateDir, or a backup of that")
 	case errors.Is(err, fs.ErrPermission):
 		return hint.Wrap(err, "only root can read a store: run it as root")
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return hint.Wrap(err, "free space; the store is as it was")
+		return hint.Wrap(err, "free space; the store is unchanged")
 	default:
 		return err
 	}

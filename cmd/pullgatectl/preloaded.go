@@ -27,7 +27,7 @@ func preloadedListCommand(c *cli.Console) *cobra.Command {
 		Args:  cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
-	cmd.Flags().StringVar(&image, "image-id", "", "only those of the image with this `ID`, or with an ID that begins so")
+	cmd.Flags().StringVar(&image, "image-id", "", "only those of the image with this `ID`, or with this ID prefix")
 	return listing[*adminv1.ListPreloadedResponse, *adminv1.Mark]{
 		ask: func(ctx context.Context, api adminv1.PullRecordsClient, limit int) (*adminv1.ListPreloadedResponse, error) {
 			return cli.Preloaded(ctx, api, limit, repository, image)
@@ -45,7 +45,7 @@ type pairSelection struct {
 
 func (s *pairSelection) flags(cmd *cobra.Command, all, meaning string) {
 	cmd.Flags().StringVar(&s.repository, "repository", "", "those of this `repository`")
-	cmd.Flags().StringVar(&s.imageID, "image-id", "", "those of the image with this `ID`, or with an ID that begins so")
+	cmd.Flags().StringVar(&s.imageID, "image-id", "", "those of the image with this `ID`, or with this ID prefix")
 	cmd.Flags().BoolVar(&s.all, all, false, meaning)
 	cmd.MarkFlagsMutuallyExclusive(all, "repository")
 	cmd.MarkFlagsMutuallyExclusive(all, "image-id")

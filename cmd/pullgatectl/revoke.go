@@ -28,9 +28,9 @@ again. Grants that depend on them end at once; running containers continue. With
 		Args: cobra.NoArgs,
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&request.CredentialId, "credential", "", "what the credential with this `ID`, or with an ID that begins so, proved")
+	flags.StringVar(&request.CredentialId, "credential", "", "what the credential with this `ID`, or with this ID prefix, proved")
 	flags.StringVar(&request.Repository, "repository", "", "what was proved of this `repository`")
-	flags.StringVar(&request.ImageId, "image-id", "", "what was proved of the image with this `ID`, or with an ID that begins so")
+	flags.StringVar(&request.ImageId, "image-id", "", "what was proved of the image with this `ID`, or with this ID prefix")
 	flags.StringVar(&secretName, "secret", "", "what this Secret, `namespace/name`, proved")
 	flags.StringVar(&secretUID, "secret-uid", "", "what the Secret with this `UID` proved")
 	flags.StringVar(&request.Namespace, "namespace", "", "what the Secrets of this `namespace` proved")

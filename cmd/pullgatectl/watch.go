@@ -68,7 +68,7 @@ func follow(c *cli.Console, o *cli.Output, limit int, next func() (*adminv1.Watc
 	for n := 0; limit == 0 || n < limit; n++ {
 		d, err := next()
 		if errors.Is(err, io.EOF) {
-			return hint.Errorf("it stops or starts anew; see systemctl status pullgated", "pullgated has ended the watch")
+			return hint.Errorf("pullgated is stopping or restarting; see systemctl status pullgated", "pullgated has ended the watch")
 		}
 		if err != nil {
 			return err

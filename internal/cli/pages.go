@@ -26,7 +26,7 @@ func pages(limit int, ask func(token string, size int32) (int, string, error)) e
 			return nil
 		}
 		if next == token {
-			return ErrCircle
+			return ErrSamePage
 		}
 		token = next
 	}

@@ -30,7 +30,7 @@ func inherit(endpoint string) (_ net.Listener, err error) {
 	case len(files) == 0:
 		return nil, nil //nolint:nilnil // none was passed on
 	case len(files) > 1 || files[0].Name() != socketName:
-		return nil, hint.Wrap(fmt.Errorf("listen: systemd passes on sockets named %s, pullgated takes one named %q", names(files), socketName),
+		return nil, hint.Wrap(fmt.Errorf("listen: systemd passes on sockets named %s, pullgated accepts one named %q", names(files), socketName),
 			"see FileDescriptorName= and ListenStream= in: systemctl cat pullgated.socket")
 	}
 	l, err := net.FileListener(files[0])

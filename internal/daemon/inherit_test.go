@@ -112,7 +112,7 @@ func TestWrongSocketOfSystemdIsRefused(t *testing.T) {
 			func(p *process) map[string]*os.File {
 				return map[string]*os.File{"pullgated.socket": p.bind(p.path("run/cri.sock"))}
 			},
-			[]string{`named "pullgated.socket"`, `takes one named "cri"`, "hint: see FileDescriptorName="},
+			[]string{`named "pullgated.socket"`, `accepts one named "cri"`, "hint: see FileDescriptorName="},
 		},
 		"two of them": {
 			func(p *process) map[string]*os.File {

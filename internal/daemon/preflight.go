@@ -118,7 +118,7 @@ func usableFolder(dir string) error {
 	}
 	switch s.Type {
 	case unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC:
-		return fmt.Errorf("%s is on a file system of the kernel, which takes no files", dir)
+		return fmt.Errorf("%s is on a file system of the kernel, which cannot store files", dir)
 	}
 	return nil
 }

@@ -37,7 +37,7 @@ type state struct {
 // proofs do not match any more.
 func openState(dir string, o records.Options, log klog.Logger) (*state, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, hint.Wrap(fmt.Errorf("make state directory: %w", err), "set stateDir to a directory on a local disk that pullgated may write")
+		return nil, hint.Wrap(fmt.Errorf("create state directory: %w", err), "set stateDir to a directory on a local disk that pullgated may write")
 	}
 	keyPath, storePath := KeyPath(dir), filepath.Join(dir, storeFile)
 	key, keyErr := credential.LoadKey(keyPath)
@@ -80,9 +80,9 @@ func storeHint(err error) error {
 	case errors.Is(err, records.ErrNewerFormat):
 		return hint.Wrap(err, "a newer pullgated wrote this store; install that version again, or move the file away: every image then needs proof once")
 	case errors.Is(err, records.ErrInUse):
-		return hint.Wrap(err, "another pullgated holds it; see systemctl status pullgated")
+		return hint.Wrap(err, "another pullgated has it open; see systemctl status pullgated")
 	default:
-		return hint.Wrap(err, "see that stateDir is a directory on a local disk that pullgated may write and that is not full")
+		return hint.Wrap(err, "check that stateDir is a directory on a local disk that pullgated may write and that is not full")
 	}
 }
 

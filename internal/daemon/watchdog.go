@@ -45,7 +45,7 @@ type question struct {
 func runWatchdog(ctx context.Context, o Options, p parts) error {
 	patience, err := sd.SdWatchdogEnabled(true)
 	if err != nil {
-		return hint.Wrap(fmt.Errorf("read how long systemd's watchdog waits: %w", err), "see WatchdogSec= in: systemctl cat pullgated.service")
+		return hint.Wrap(fmt.Errorf("read the timeout of systemd's watchdog: %w", err), "see WatchdogSec= in: systemctl cat pullgated.service")
 	}
 	if patience <= 0 {
 		return nil

@@ -90,7 +90,7 @@ func (h Host) Discover(ctx context.Context, unit string) (Node, error) {
 	if n.Program != "kubelet" {
 		// A script: what it runs the kubelet with is seen when it does.
 		if n.Process.PID == 0 {
-			return Node{}, fmt.Errorf("%s runs %s, and no kubelet found among its processes", u.Name, s.words[0].text)
+			return Node{}, fmt.Errorf("%s runs %s, but no kubelet was found among its processes", u.Name, s.words[0].text)
 		}
 		args = running
 	}
@@ -177,7 +177,7 @@ func (h Host) find(ctx context.Context, name string) (Unit, error) {
 			return Unit{}, err
 		}
 		if !found[0].Loaded {
-			return Unit{}, fmt.Errorf("%w: systemd knows no unit %s", ErrNoKubelet, name)
+			return Unit{}, fmt.Errorf("%w: systemd has no unit %s", ErrNoKubelet, name)
 		}
 		return found[0], nil
 	}
@@ -191,7 +191,7 @@ func (h Host) find(ctx context.Context, name string) (Unit, error) {
 	}
 	switch len(loaded) {
 	case 0:
-		return Unit{}, fmt.Errorf("%w: systemd knows none of %s", ErrNoKubelet, strings.Join(units(), ", "))
+		return Unit{}, fmt.Errorf("%w: systemd has none of the units %s", ErrNoKubelet, strings.Join(units(), ", "))
 	case 1:
 		return loaded[0], nil
 	}

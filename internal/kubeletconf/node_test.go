@@ -129,8 +129,8 @@ func TestDiscoverReportsWhatItCannotDetermine(t *testing.T) {
 		name, archive, unit, want string
 		is                        error
 	}{
-		{"no unit", "", "", "systemd knows none of kubelet.service, k3s.service", kubeletconf.ErrNoKubelet},
-		{"no unit of that name", kubeletUnit, "other", "systemd knows no unit other.service", kubeletconf.ErrNoKubelet},
+		{"no unit", "", "", "systemd has none of the units kubelet.service, k3s.service", kubeletconf.ErrNoKubelet},
+		{"no unit of that name", kubeletUnit, "other", "systemd has no unit other.service", kubeletconf.ErrNoKubelet},
 		{
 			"two that run",
 			"-- systemctl --\nId=kubelet.service\nLoadState=loaded\nActiveState=active\n\nId=k3s.service\nLoadState=loaded\nActiveState=active\n",
@@ -147,7 +147,7 @@ func TestDiscoverReportsWhatItCannotDetermine(t *testing.T) {
 		{"a configuration that is gone", kubeletUnit + "ExecStart=/usr/bin/kubelet --config=/gone.yaml\n", "", "/gone.yaml: no such file", nil},
 		{"a configuration that is not YAML", kubeletUnit + "ExecStart=/usr/bin/kubelet --config=/etc/k.yaml\n-- etc/k.yaml --\n: {\n", "", "read the kubelet's configuration /etc/k.yaml", nil},
 		{"a port that is not a number", kubeletUnit + "ExecStart=/usr/bin/kubelet --healthz-port=x\n", "", "--healthz-port", nil},
-		{"a script without a kubelet", kubeletUnit + "ExecStart=/usr/bin/start\n", "", "no kubelet found among its processes", nil},
+		{"a script without a kubelet", kubeletUnit + "ExecStart=/usr/bin/start\n", "", "no kubelet was found among its processes", nil},
 		{"a configuration of k3s at a URL", kubeletUnit + "ExecStart=/usr/bin/k3s server --config=https://x/y\n", "", "not an absolute path", nil},
 		{"a configuration of k3s that is not YAML", kubeletUnit + "ExecStart=/usr/bin/k3s server\n-- etc/rancher/k3s/config.yaml --\n: {\n", "", "read configuration /etc/rancher/k3s/config.yaml", nil},
 		{"a unit without a name", "-- systemctl --\nId=kubelet.service\nMainPID=x\n", "", `MainPID="x" is not a number`, nil},

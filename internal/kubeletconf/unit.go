@@ -39,7 +39,7 @@ const unitProperties = "Id,LoadState,ActiveState,SubState,MainPID,NRestarts,Invo
 func (h Host) Units(ctx context.Context, names ...string) ([]Unit, error) {
 	out, err := h.command(ctx, "systemctl", append([]string{"show", "--property=" + unitProperties, "--"}, names...)...)
 	if err != nil {
-		return nil, hint.Errorf("this needs a node where systemd runs the kubelet; without it, set the kubelet's endpoint by hand: see https://github.com/pullgate/pullgate/blob/main/docs/install.md",
+		return nil, hint.Errorf("this requires a node on which systemd runs the kubelet; otherwise set the kubelet's endpoint by hand: see https://github.com/pullgate/pullgate/blob/main/docs/install.md",
 			"ask systemd for %s: %w", strings.Join(names, ", "), err)
 	}
 	var units []Unit
@@ -51,7 +51,7 @@ func (h Host) Units(ctx context.Context, names ...string) ([]Unit, error) {
 		units = append(units, u)
 	}
 	if len(units) != len(names) {
-		return nil, fmt.Errorf("ask systemd for %s: it shows %d units", strings.Join(names, ", "), len(units))
+		return nil, fmt.Errorf("get %s from systemd: the answer has %d units", strings.Join(names, ", "), len(units))
 	}
 	return units, nil
 }
@@ -144,7 +144,7 @@ func (h Host) service(u Unit) (service, error) {
 	}
 	for _, f := range files {
 		if err := s.readEnvironment(h, specifiers(f.text, u.Name)); err != nil {
-			return service{}, fmt.Errorf("%s names a file of variables: %w", f.from, err)
+			return service{}, fmt.Errorf("environment file of %s: %w", f.from, err)
 		}
 	}
 	for i, w := range split(s.execStart) {

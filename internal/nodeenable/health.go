@@ -38,7 +38,7 @@ func (w *watcher) watch(ctx context.Context) error {
 	defer cancel()
 	tick := time.NewTicker(checkEvery)
 	defer tick.Stop()
-	wrong := errors.New("it was not looked at")
+	wrong := errors.New("it was not checked")
 	settle := w.s.Settle
 	if settle <= 0 {
 		settle = settled
@@ -63,7 +63,7 @@ func (w *watcher) watch(ctx context.Context) error {
 				return context.Cause(ctx)
 			}
 			if !w.well.IsZero() {
-				wrong = errors.New("it has not been well for long enough")
+				wrong = errors.New("it has not been healthy for long enough")
 			}
 			return fmt.Errorf("%w within %s: %w", errUnhealthy, w.s.wait(), wrong)
 		}

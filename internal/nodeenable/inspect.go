@@ -94,7 +94,7 @@ func (l *inspection) own(h kubeletconf.Host) error {
 func (l *inspection) ownLines(h kubeletconf.Host, f noted) error {
 	content, err := h.ReadFile(f.Path)
 	if err != nil {
-		return fmt.Errorf("read what the journal names: %w", err)
+		return fmt.Errorf("read the files of the journal: %w", err)
 	}
 	before, ok := undo(content, f.Lines)
 	switch {
@@ -122,7 +122,7 @@ func byHand(l inspection) string {
 		if l.journal != nil && l.journal.Runtime != "" {
 			was = "; the kubelet dialled " + l.journal.Runtime + " before"
 		}
-		return fmt.Sprintf("take pullgated's endpoint out of %s by hand, or remove the file if it contains nothing else, then systemctl daemon-reload and %s%s", l.modifiedByOthers[0], restart, was)
+		return fmt.Sprintf("remove pullgated's endpoint from %s by hand, or remove the file if it contains nothing else, then systemctl daemon-reload and %s%s", l.modifiedByOthers[0], restart, was)
 	}
-	return fmt.Sprintf("take pullgated's endpoint out of %s by hand, then systemctl daemon-reload and %s", l.node.Dials().Runtime.From, restart)
+	return fmt.Sprintf("remove pullgated's endpoint from %s by hand, then systemctl daemon-reload and %s", l.node.Dials().Runtime.From, restart)
 }

@@ -58,12 +58,12 @@ func readJournal(h kubeletconf.Host) (*journal, error) {
 	}
 	switch {
 	case err != nil:
-		return nil, hint.Errorf("move the file away if pullgatectl never wrote it; else look at the disk, and point the kubelet by hand",
+		return nil, hint.Errorf("move the file away if pullgatectl never wrote it; otherwise check the disk, and configure the kubelet's endpoint by hand",
 			"read the journal %s: %w", Journal, err)
 	case j.Version != journalVersion:
-		return nil, hint.Errorf("use the pullgatectl that wrote it", "the journal %s has version %d, and this pullgatectl knows %d", Journal, j.Version, journalVersion)
+		return nil, hint.Errorf("use the pullgatectl that wrote it", "the journal %s has version %d, and this pullgatectl supports %d", Journal, j.Version, journalVersion)
 	case !path.IsAbs(j.File.Path), j.Unit == "", j.Phase != Applying && j.Phase != Enabled:
-		return nil, hint.Errorf("move it away, and point the kubelet by hand", "invalid journal %s", Journal)
+		return nil, hint.Errorf("move it away, and configure the kubelet's endpoint by hand", "invalid journal %s", Journal)
 	}
 	return &j, nil
 }

@@ -122,14 +122,14 @@ func (s Enabler) target(ctx context.Context, l inspection) (change, error) {
 	}
 	n, err := l.host.With(map[string][]byte{c.path: c.content}).Discover(ctx, l.base.Unit.Name)
 	if err != nil {
-		return change{}, fmt.Errorf("read the node as it would be: %w", err)
+		return change{}, fmt.Errorf("check the planned configuration: %w", err)
 	}
 	for _, v := range []struct {
 		name string
 		kubeletconf.Setting
 	}{{"container runtime endpoint", n.Configured.Runtime}, {"image service endpoint", n.Configured.Image}} {
 		if !kubeletconf.Same(v.Value, endpoint) {
-			advice := fmt.Sprintf("take the %s out of %s, where it counts more than %s, then try again", v.name, v.From, c.path)
+			advice := fmt.Sprintf("remove the %s from %s, which has precedence over %s, then try again", v.name, v.From, c.path)
 			if !path.IsAbs(v.From) {
 				advice = fmt.Sprintf(`a file that is read after %s overrides it; look for one with ExecStart=, or with kubelet-arg and no "+"`, c.path)
 			}

@@ -38,7 +38,7 @@ func (s Enabler) runs(ctx context.Context, l inspection) error {
 	}
 	if r := n.Running; r != nil && !kubeletconf.Same(r.Runtime.Value, n.Configured.Runtime.Value) {
 		return hint.Errorf("systemctl daemon-reload and restart "+n.Unit.Name+" first, and check that this is what you want",
-			"the kubelet that runs dials %s, and started again it would dial %s, set by %s", r.Runtime.Value, n.Configured.Runtime.Value, n.Configured.Runtime.From)
+			"the running kubelet dials %s, and after a restart it would dial %s, set by %s", r.Runtime.Value, n.Configured.Runtime.Value, n.Configured.Runtime.From)
 	}
 	if why := s.unhealthy(ctx, n.Configured.Healthz); why != "" {
 		return hint.Errorf("see journalctl -u "+n.Unit.Name+"; once it is healthy, try again", "the kubelet is not healthy: %s", why)
@@ -76,7 +76,7 @@ func (s Enabler) forwards(_ context.Context, l inspection) error {
 	}{{"runtimeEndpoint", s.Daemon.Runtime, c.Runtime}, {"imageEndpoint", s.Daemon.Image, c.Image}} {
 		switch {
 		case kubeletconf.Same(v.kubelet.Value, s.Daemon.Listen):
-			return hint.Errorf("take it out there, then try again", "%s is pointed at pullgated by %s, which pullgatectl did not write, and not all of it", l.base.Unit.Name, v.kubelet.From)
+			return hint.Errorf("remove it there, then try again", "only one endpoint of %s is set to pullgated, by %s, which pullgatectl did not write", l.base.Unit.Name, v.kubelet.From)
 		case !s.sameSocket(v.kubelet.Value, v.ours):
 			return hint.Errorf(fmt.Sprintf("set %s: %s in pullgated's configuration, then systemctl restart pullgated", v.field, v.kubelet.Value),
 				"the kubelet dials %s, set by %s, and pullgated's %s is %s", v.kubelet.Value, v.kubelet.From, v.field, v.ours)
@@ -119,7 +119,7 @@ func (s Enabler) answers(ctx context.Context, _ inspection) error {
 func (s Enabler) startsAtBoot(ctx context.Context, _ inspection) error {
 	out, err := s.command(ctx, "systemctl", "show", "--property=LoadState,UnitFileState", "--", "pullgated.service", "pullgated.socket")
 	if err != nil {
-		return fmt.Errorf("ask systemd for pullgated: %w", err)
+		return fmt.Errorf("get the state of pullgated from systemd: %w", err)
 	}
 	for l := range strings.Lines(out) {
 		switch strings.TrimSpace(l) {
@@ -133,10 +133,10 @@ func (s Enabler) startsAtBoot(ctx context.Context, _ inspection) error {
 func (s Enabler) hasRoom(_ context.Context, _ inspection) error {
 	free, err := s.free(s.Daemon.StateDir)
 	if err != nil {
-		return fmt.Errorf("see how much room %s has: %w", s.Daemon.StateDir, err)
+		return fmt.Errorf("check the free space of %s: %w", s.Daemon.StateDir, err)
 	}
 	if free < roomNeeded {
-		return hint.Errorf("free space there; a pull that pullgated cannot note is refused", "%s has room for %d MiB, and %d are wanted", s.Daemon.StateDir, free>>20, roomNeeded>>20)
+		return hint.Errorf("free space there; pullgated refuses a pull that it cannot record", "%s has %d MiB free, and %d are required", s.Daemon.StateDir, free>>20, roomNeeded>>20)
 	}
 	return nil
 }
@@ -167,7 +167,7 @@ func (s Enabler) calls(ctx context.Context) (float64, error) {
 		}
 	}
 	if !found {
-		return 0, errors.New("pullgated's metrics do not tell of forwarded calls")
+		return 0, errors.New("pullgated's metrics have no counter of forwarded calls")
 	}
 	return sum, nil
 }

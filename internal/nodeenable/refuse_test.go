@@ -32,7 +32,7 @@ func TestEnableRefuses(t *testing.T) {
 		{"pullgated's metrics not reachable", "k3s", func(n *node) { n.metrics = "127.0.0.1:1" }, "http://127.0.0.1:1/readyz", "restarted since", nodeenable.ErrNotReached},
 		{"pullgated not ready", "k3s", func(n *node) { n.ready = http.StatusServiceUnavailable }, "the runtime is not reached", "journalctl -u pullgated", nil},
 		{"pullgated not enabled", "k3s", func(n *node) { n.unitFileState = "disabled" }, "after the next boot", "systemctl enable pullgated", nil},
-		{"no room", "k3s", func(n *node) { n.free = 10 << 20 }, "room for 10 MiB, and 64 are wanted", "free space", nil},
+		{"no room", "k3s", func(n *node) { n.free = 10 << 20 }, "10 MiB free, and 64 are required", "free space", nil},
 		{
 			"another runtime", "k3s", func(n *node) { n.runtime = "unix:///run/containerd/containerd.sock" },
 			"the kubelet dials unix:///run/k3s/containerd/containerd.sock, set by k3s itself, and pullgated's runtimeEndpoint is unix:///run/containerd/containerd.sock",
@@ -47,7 +47,7 @@ func TestEnableRefuses(t *testing.T) {
 		{
 			"not restarted since a change", "kubeadm-flags", func(n *node) {
 				n.put("/var/lib/kubelet/kubeadm-flags.env", "KUBELET_KUBEADM_ARGS=--container-runtime-endpoint=unix:///run/new.sock\n")
-			}, "and started again it would dial unix:///run/new.sock", "restart kubelet.service first", nil,
+			}, "and after a restart it would dial unix:///run/new.sock", "restart kubelet.service first", nil,
 		},
 		{"a file of others in the way", "k3s", func(n *node) { n.put(rancherDropIn, "v: 1\n") }, "already exists, and pullgatectl did not write it", "move it away", nil},
 		{
@@ -57,18 +57,18 @@ func TestEnableRefuses(t *testing.T) {
 		{
 			"k3s's own command line", "k3s", func(n *node) {
 				n.put("/etc/systemd/system/k3s.service", "[Service]\nExecStart=/usr/local/bin/k3s server --kubelet-arg=image-service-endpoint=unix:///run/i.sock\n")
-			}, "the kubelet would still dial unix:///run/i.sock for its image service endpoint, set by /etc/systemd/system/k3s.service", "take the image service endpoint out of /etc/systemd/system/k3s.service", nil,
+			}, "the kubelet would still dial unix:///run/i.sock for its image service endpoint, set by /etc/systemd/system/k3s.service", "remove the image service endpoint from /etc/systemd/system/k3s.service", nil,
 		},
 		{
 			"a later drop-in of the unit", "kubeadm-flags", func(n *node) {
 				n.put("/etc/systemd/system/kubelet.service.d/99-x.conf", "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --container-runtime-endpoint=unix:///run/containerd/containerd.sock\n")
 				n.reload()
-			}, "the kubelet would still dial unix:///run/containerd/containerd.sock", "out of /etc/systemd/system/kubelet.service.d/99-x.conf", nil,
+			}, "the kubelet would still dial unix:///run/containerd/containerd.sock", "from /etc/systemd/system/kubelet.service.d/99-x.conf", nil,
 		},
 		{
 			"one service pointed by hand", "kubeadm-config", func(n *node) {
 				n.put("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint: "+listen+"\nimageServiceEndpoint: unix:///run/other.sock\n")
-			}, "which pullgatectl did not write, and not all of it", "take it out there", nil,
+			}, ", which pullgatectl did not write", "remove it there", nil,
 		},
 		{
 			"a script with the flag", "plain-script", func(n *node) {
@@ -83,7 +83,7 @@ func TestEnableRefuses(t *testing.T) {
 		{"a value over two lines", "plain-script", func(n *node) {
 			n.put("/etc/kubelet.yaml", "containerRuntimeEndpoint:\n  unix:///run/containerd/containerd.sock\n")
 		}, "not written in a way", "by hand", nil},
-		{"a journal of a newer version", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 2}`) }, "has version 2, and this pullgatectl knows 1", "the pullgatectl that wrote it", nil},
+		{"a journal of a newer version", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 2}`) }, "has version 2, and this pullgatectl supports 1", "the pullgatectl that wrote it", nil},
 		{"a torn journal", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 1,`) }, "read the journal", "move the file away", nil},
 		{"a journal without a change", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 1}`) }, "invalid journal", "move it away", nil},
 	} {
@@ -113,7 +113,7 @@ func TestEnableAndDisableKeepSettingsOfOthers(t *testing.T) {
 	}
 	_, err = n.sw().Disable(t.Context())
 	advice := hint.Of(err)
-	if advice == "" || !strings.Contains(err.Error(), "by /var/lib/kubelet/config.yaml, which pullgatectl did not write") || !strings.Contains(advice, "out of /var/lib/kubelet/config.yaml by hand") {
+	if advice == "" || !strings.Contains(err.Error(), "by /var/lib/kubelet/config.yaml, which pullgatectl did not write") || !strings.Contains(advice, "from /var/lib/kubelet/config.yaml by hand") {
 		t.Errorf("Disable = %v; want a hint what to do by hand", err)
 	}
 }
@@ -193,7 +193,7 @@ func TestEnableFollowsTheUnit(t *testing.T) {
 		const kubeadm = "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf"
 		old := n.read(kubeadm)
 		n.put(kubeadm, old+"ExecStart=\nExecStart=/usr/bin/kubelet --new $KUBELET_KUBEADM_ARGS\n")
-		if st, err := n.sw().Status(t.Context()); err != nil || !strings.Contains(strings.Join(st.Wrong, " "), "run pullgatectl node enable to write it anew") {
+		if st, err := n.sw().Status(t.Context()); err != nil || !strings.Contains(strings.Join(st.Wrong, " "), "run pullgatectl node enable to write it again") {
 			t.Errorf("Status = %+v, %v; want the problem reported", st, err)
 		}
 		if err := n.enable(); err != nil || !strings.Contains(n.read(unitDropIn), "\nExecStart=/usr/bin/kubelet --new $KUBELET_KUBEADM_ARGS --container-runtime-endpoint=") {

@@ -80,7 +80,7 @@ func (s Enabler) wrong(ctx context.Context, l inspection) []string {
 	if len(l.files) > 0 && len(l.modifiedByOthers) == 0 {
 		if c, err := planChange(l.host, l.base, s.listen(l)); err == nil {
 			if now, err := readIfThere(s.Host, c.path); err == nil && string(now) != string(c.content) {
-				add("What %s is made of has changed since; run pullgatectl node enable to write it anew.", c.path)
+				add("The kubelet's settings have changed since %s was written; run pullgatectl node enable to write it again.", c.path)
 			}
 		}
 	}

@@ -30,7 +30,7 @@ const (
 )
 
 // errSlow is the cause of a request that was cancelled.
-var errSlow = errors.New("podsource: the API server does not answer")
+var errSlow = errors.New("podsource: the API server does not respond")
 
 // pause returns the back-off between attempts. It has jitter because thousands of nodes connect at the same time when an API
 // server becomes reachable again.

@@ -26,7 +26,7 @@ const (
 const group = "credentialprovider.kubelet.k8s.io/"
 
 var (
-	errRequest = errors.New("this version of pullgated does not know the kubelet's request")
+	errRequest = errors.New("this version of pullgated does not support the kubelet's request")
 	errAnswer  = errors.New("the provider's answer is not valid for a kubelet")
 )
 

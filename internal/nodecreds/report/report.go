@@ -38,7 +38,7 @@ func (e Exchange) Report(keyFile string, now time.Time) (Report, error) {
 	}
 	key, err := credential.LoadKey(keyFile)
 	if err != nil {
-		return Report{}, fmt.Errorf("%w; --state-dir must be the stateDir of pullgated, which makes the key when it first starts", err)
+		return Report{}, fmt.Errorf("%w; --state-dir must be the stateDir of pullgated, which creates the key when it first starts", err)
 	}
 	return a.report(key), nil
 }

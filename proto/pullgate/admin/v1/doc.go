@@ -1,4 +1,4 @@
-// Package adminv1 is the admin API of pullgated, generated from pull_records.proto, which says what each call
+// Package adminv1 is the admin API of pullgated, generated from pull_records.proto, which describes what each call
 // promises. A program that talks to it dials the Unix socket of admin.listen without TLS, as root.
 package adminv1
 

@@ -31,7 +31,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Presence says whether the runtime has an image.
+// Presence reports whether the runtime has an image.
 type Presence int32
 
 const (
@@ -145,7 +145,7 @@ const (
 	CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED CredentialStanding = 0
 	// It proved access, and that is valid.
 	CredentialStanding_CREDENTIAL_STANDING_PROVED CredentialStanding = 1
-	// Its proof has expired, and stands only while the registry cannot be asked.
+	// Its proof has expired, and is valid only while the registry is unavailable.
 	CredentialStanding_CREDENTIAL_STANDING_IN_GRACE CredentialStanding = 2
 	// Its proof has expired.
 	CredentialStanding_CREDENTIAL_STANDING_EXPIRED CredentialStanding = 3
@@ -253,8 +253,8 @@ func (x *Pair) GetRepository() string {
 	return ""
 }
 
-// A SecretRef says which Secret of the Kubernetes API a credential was read from. One of a proof that has a namespace
-// alone says that the runtime itself holds the credential for the pods of that namespace (runtimeCredentials).
+// A SecretRef names the Secret of the Kubernetes API that a credential was read from. One of a proof that has a namespace
+// alone means that the runtime itself has the credential for the pods of that namespace (runtimeCredentials).
 type SecretRef struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The UID of the Secret.
@@ -318,7 +318,7 @@ func (x *SecretRef) GetName() string {
 	return ""
 }
 
-// A PodRef says which pod.
+// A PodRef identifies a pod.
 type PodRef struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The UID of the pod; "" if unknown.
@@ -397,11 +397,11 @@ type Proof struct {
 	LastUsed *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_used,json=lastUsed,proto3" json:"last_used,omitempty"`
 	// When a registry refused it since then; absent if none did.
 	Denied *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=denied,proto3" json:"denied,omitempty"`
-	// When it has to be renewed; absent if never. It stands for registryUnavailableGrace longer while the registry
+	// When it has to be renewed; absent if never. It is valid for registryUnavailableGrace longer while the registry
 	// cannot be asked.
 	Expires *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expires,proto3" json:"expires,omitempty"`
-	// The IDs of the credentials that its Secret held before, if no registry has confirmed it since the Secret changed. It
-	// then counts for that Secret alone, and a revocation of one of these takes it back.
+	// The IDs of the credentials that its Secret contained before, if no registry has confirmed it since the Secret changed. It
+	// then counts for that Secret alone, and a revocation of one of these ends it.
 	RotatedFrom   []string `protobuf:"bytes,8,rep,name=rotated_from,json=rotatedFrom,proto3" json:"rotated_from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -493,7 +493,7 @@ func (x *Proof) GetRotatedFrom() []string {
 	return nil
 }
 
-// A Record says who proved access to a pair. One that is neither open nor has proofs needs proof.
+// A Record has the credentials that proved access to a pair. One that is neither open nor has proofs needs proof.
 type Record struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What it is about.
@@ -593,7 +593,7 @@ func (x *Record) GetRevoked() *timestamppb.Timestamp {
 	return nil
 }
 
-// A Mark says that a pair is preloaded: it was there before anybody had to prove access to it.
+// A Mark means that a pair is preloaded: it was on the node before proof was required.
 type Mark struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What it is about.
@@ -657,7 +657,7 @@ func (x *Mark) GetOrigin() string {
 	return ""
 }
 
-// An Intent is the note of a pull that was sent to the runtime and whose end is not known, or not yet.
+// An Intent records a pull that was sent to the runtime and is in progress or has an unknown outcome.
 type Intent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its number in the store.
@@ -813,7 +813,7 @@ func (x *Grant) GetCredentialId() string {
 	return ""
 }
 
-// An Image is an image and what is known of it.
+// An Image is an image with its records.
 type Image struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The image as the runtime calls it.
@@ -826,7 +826,7 @@ type Image struct {
 	Records []*Record `protobuf:"bytes,4,rep,name=records,proto3" json:"records,omitempty"`
 	// Its marks.
 	Marks []*Mark `protobuf:"bytes,5,rep,name=marks,proto3" json:"marks,omitempty"`
-	// The repositories of its names that nothing is known of.
+	// The repositories of its names that have no record.
 	Untracked []string `protobuf:"bytes,6,rep,name=untracked,proto3" json:"untracked,omitempty"`
 	// The repositories of which the record or the mark cannot be read. They need proof whatever the policy.
 	Unreadable    []string `protobuf:"bytes,7,rep,name=unreadable,proto3" json:"unreadable,omitempty"`
@@ -1239,11 +1239,11 @@ type StoreStatus struct {
 	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
 	// The version of its format.
 	Format int32 `protobuf:"varint,2,opt,name=format,proto3" json:"format,omitempty"`
-	// How many records it holds.
+	// How many records it contains.
 	Records int64 `protobuf:"varint,3,opt,name=records,proto3" json:"records,omitempty"`
-	// How many intents it holds.
+	// How many intents it contains.
 	Intents int64 `protobuf:"varint,4,opt,name=intents,proto3" json:"intents,omitempty"`
-	// How many marks it holds.
+	// How many marks it contains.
 	Marks int64 `protobuf:"varint,5,opt,name=marks,proto3" json:"marks,omitempty"`
 	// Its size in bytes.
 	Bytes int64 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
@@ -1394,9 +1394,9 @@ type RuntimeStatus struct {
 	Endpoint string `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	// Whether it is reached.
 	Up bool `protobuf:"varint,2,opt,name=up,proto3" json:"up,omitempty"`
-	// Its name; "" if not known.
+	// Its name; "" if unknown.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	// Its version; "" if not known.
+	// Its version; "" if unknown.
 	Version       string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1467,7 +1467,7 @@ type PodSourceStatus struct {
 	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	// Whether it is synced with the API server. If not, new pods are judged as if there were no pod source.
 	Synced bool `protobuf:"varint,2,opt,name=synced,proto3" json:"synced,omitempty"`
-	// How many pods it knows.
+	// The number of known pods.
 	Pods          int64 `protobuf:"varint,3,opt,name=pods,proto3" json:"pods,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2218,7 +2218,7 @@ type ExplainRequest_Pod struct {
 }
 
 type ExplainRequest_Namespace struct {
-	// A pod of this namespace that has no grant yet and of whose credentials nothing is known.
+	// A pod of this namespace that has no grant yet and whose credentials are unknown.
 	Namespace string `protobuf:"bytes,3,opt,name=namespace,proto3,oneof"`
 }
 
@@ -2241,7 +2241,7 @@ type ExplainResponse struct {
 	Pod *PodRef `protobuf:"bytes,5,opt,name=pod,proto3" json:"pod,omitempty"`
 	// What the judgement rests on.
 	Evidence *Evidence `protobuf:"bytes,6,opt,name=evidence,proto3" json:"evidence,omitempty"`
-	// What pullgated makes of it at the kubelet's calls, a sentence each: what a pod with Always, IfNotPresent and Never meets.
+	// What pullgated makes of it at the kubelet's calls, a sentence each: the outcome with Always, IfNotPresent and Never.
 	Consequences []string `protobuf:"bytes,7,rep,name=consequences,proto3" json:"consequences,omitempty"`
 	// What would change the verdict, a sentence each, the nearest first.
 	Remedies      []string `protobuf:"bytes,8,rep,name=remedies,proto3" json:"remedies,omitempty"`
@@ -2581,7 +2581,7 @@ func (x *PodCredential) GetStanding() CredentialStanding {
 	return CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED
 }
 
-// RevokeRequest says what is to be proved no longer: of the fields that are given all have to fit.
+// RevokeRequest selects the proofs to revoke: all given fields must match.
 type RevokeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A credential's ID.
@@ -2592,7 +2592,7 @@ type RevokeRequest struct {
 	ImageId string `protobuf:"bytes,3,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
 	// A Secret, by its UID or by its namespace and name.
 	Secret *SecretRef `protobuf:"bytes,4,opt,name=secret,proto3" json:"secret,omitempty"`
-	// The namespace of Secrets, or the one that the runtime itself holds a credential for.
+	// The namespace of Secrets, or the one that the runtime itself has a credential for.
 	Namespace string `protobuf:"bytes,5,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Returns what would be revoked, and revokes nothing.
 	DryRun        bool `protobuf:"varint,6,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
@@ -2929,14 +2929,14 @@ func (x *ListPreloadedResponse) GetNextPageToken() string {
 	return ""
 }
 
-// AcceptPreloadedRequest says what is to be marked: of the fields that are given all have to fit.
+// AcceptPreloadedRequest selects the pairs to mark: all given fields must match.
 type AcceptPreloadedRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A repository. With a tag or a digest, only the images that have this name.
 	Repository string `protobuf:"bytes,1,opt,name=repository,proto3" json:"repository,omitempty"`
 	// A whole image ID.
 	ImageId string `protobuf:"bytes,2,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
-	// Every pair of the node that nothing is known of; excludes the others.
+	// Every pair of the node that has no record; excludes the others.
 	AllUntracked bool `protobuf:"varint,3,opt,name=all_untracked,json=allUntracked,proto3" json:"all_untracked,omitempty"`
 	// Returns what would be marked, and marks nothing.
 	DryRun bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
@@ -3085,7 +3085,7 @@ func (x *AcceptPreloadedResponse) GetConfirmation() string {
 	return ""
 }
 
-// ForgetPreloadedRequest says which marks go: of the fields that are given all have to fit.
+// ForgetPreloadedRequest selects the marks to remove: all given fields must match.
 type ForgetPreloadedRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A repository, without tag and digest. Without image_id it selects the images that have a mark of it, and
@@ -3274,7 +3274,7 @@ type EndDistrustResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The distrust that ended.
 	Ended *Distrust `protobuf:"bytes,1,opt,name=ended,proto3" json:"ended,omitempty"`
-	// The pairs that nothing was known of.
+	// The pairs that had no record.
 	Accepted      []*Pair `protobuf:"bytes,2,rep,name=accepted,proto3" json:"accepted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3366,7 +3366,7 @@ type VerifyStoreResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How many values were read, unreadable ones included.
 	Values int64 `protobuf:"varint,1,opt,name=values,proto3" json:"values,omitempty"`
-	// What cannot be read; nothing if the store is sound.
+	// What cannot be read; empty if the store is valid.
 	Problems []*StoreProblem `protobuf:"bytes,2,rep,name=problems,proto3" json:"problems,omitempty"`
 	// How long it took.
 	Took *durationpb.Duration `protobuf:"bytes,3,opt,name=took,proto3" json:"took,omitempty"`
@@ -3803,7 +3803,7 @@ type WatchDecisionsResponse struct {
 	Pod *PodRef `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`
 	// The name as it was asked for.
 	Image string `protobuf:"bytes,4,opt,name=image,proto3" json:"image,omitempty"`
-	// What was judged, as far as it is known.
+	// What was judged, if known.
 	Pair *Pair `protobuf:"bytes,5,opt,name=pair,proto3" json:"pair,omitempty"`
 	// The judgement.
 	Verdict Verdict `protobuf:"varint,6,opt,name=verdict,proto3,enum=pullgate.admin.v1.Verdict" json:"verdict,omitempty"`
@@ -3811,7 +3811,7 @@ type WatchDecisionsResponse struct {
 	Reason string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The credential that it rests on; "" if on none.
 	CredentialId string `protobuf:"bytes,8,opt,name=credential_id,json=credentialId,proto3" json:"credential_id,omitempty"`
-	// The Secret of the pod that holds it, as far as it is known.
+	// The Secret of the pod that contains it, if known.
 	Secret *SecretRef `protobuf:"bytes,9,opt,name=secret,proto3" json:"secret,omitempty"`
 	// The pod's imagePullPolicy for the image, "mixed" or "unknown".
 	PullPolicy string `protobuf:"bytes,10,opt,name=pull_policy,json=pullPolicy,proto3" json:"pull_policy,omitempty"`

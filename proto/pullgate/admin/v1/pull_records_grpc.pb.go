@@ -48,7 +48,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// PullRecords shows and corrects what pullgated knows: which credentials proved access to which image.
+// PullRecords shows and corrects the pull records of pullgated: which credentials proved access to which image.
 //
 // Lists come in pages: page_size is how many entries a page has at most, 0 means 100, and more than 1000 are
 // 1000; a page of large entries has fewer. page_token is the next_page_token of the page before, with the same
@@ -62,13 +62,13 @@ const (
 type PullRecordsClient interface {
 	// GetStatus returns the state of the daemon, its store and what it depends on, and the configuration in force.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
-	// ListImages lists the images that the runtime has or that something is known of, by image ID, each with
-	// what is known of every repository.
+	// ListImages lists the images that the runtime or the store has, by image ID, each with
+	// the records of every repository.
 	//
-	// INVALID_ARGUMENT: the filter or the page token is not one. A runtime that cannot be asked is no error:
+	// INVALID_ARGUMENT: the filter or the page token is not valid. An unavailable runtime is not an error:
 	// presence is then unknown.
 	ListImages(ctx context.Context, in *ListImagesRequest, opts ...grpc.CallOption) (*ListImagesResponse, error)
-	// GetImage returns what is known of one image.
+	// GetImage returns the records of one image.
 	//
 	// INVALID_ARGUMENT: neither an image ID, nor a beginning of one, nor a name. NOT_FOUND: neither the runtime
 	// nor the store knows it. FAILED_PRECONDITION: the beginning of an image ID fits several; the message
@@ -110,13 +110,13 @@ type PullRecordsClient interface {
 	// including_proved is not set. ABORTED: what would be marked is not what the confirmation stands for. UNAVAILABLE: the
 	// runtime cannot be asked, or the store cannot be written. After an error nothing is marked.
 	AcceptPreloaded(ctx context.Context, in *AcceptPreloadedRequest, opts ...grpc.CallOption) (*AcceptPreloadedResponse, error)
-	// ForgetPreloaded takes marks away, so that the pairs need proof from now on and are never marked again by a
+	// ForgetPreloaded removes marks, so that the pairs need proof from now on and are never marked again by a
 	// scan, and ends at once the grants that rest on the marks. A record that is open stays so: Revoke closes it.
 	//
 	// INVALID_ARGUMENT: nothing is selected, or the repository has a tag or a digest. UNAVAILABLE: the store cannot be
 	// written; nothing has changed.
 	ForgetPreloaded(ctx context.Context, in *ForgetPreloadedRequest, opts ...grpc.CallOption) (*ForgetPreloadedResponse, error)
-	// EndDistrust ends the distrust of a store that was begun anew: what is on the node now, and nothing is known of, is
+	// EndDistrust ends the distrust of a new store: every image on the node that has no record is
 	// taken for preloaded by the next scan, as at a very first start.
 	//
 	// FAILED_PRECONDITION: the store is not distrusted. UNAVAILABLE: the runtime cannot be asked, or the store cannot
@@ -124,7 +124,7 @@ type PullRecordsClient interface {
 	EndDistrust(ctx context.Context, in *EndDistrustRequest, opts ...grpc.CallOption) (*EndDistrustResponse, error)
 	// VerifyStore reads the whole store and returns what in it cannot be read. Images whose record cannot be read need proof.
 	VerifyStore(ctx context.Context, in *VerifyStoreRequest, opts ...grpc.CallOption) (*VerifyStoreResponse, error)
-	// Backup sends a consistent copy of the store as it is at one moment, while the daemon goes on. The copy holds
+	// Backup sends a consistent copy of the store as it is at one moment, while the daemon continues. The copy contains
 	// no credential and is of use only with this node's key, which is not in it.
 	//
 	// RESOURCE_EXHAUSTED: the disk of the store has no room for the copy, which is made beside it first. DATA_LOSS: the
@@ -133,12 +133,12 @@ type PullRecordsClient interface {
 	// ReportNodeCredentials notes which credentials a credential provider of the kubelet gave to this node. An image that is
 	// pulled with one of them is open to every pod. Reports are kept in memory until they expire or pullgated ends.
 	//
-	// INVALID_ARGUMENT: the report is malformed, has expired, or has fields that this pullgated does not know: such a field may
+	// INVALID_ARGUMENT: the report is malformed, has expired, or has fields that this pullgated does not support: such a field may
 	// bind the credentials to less than the node. FAILED_PRECONDITION: the IDs were made with another key. After an error nothing
 	// is noted.
 	ReportNodeCredentials(ctx context.Context, in *ReportNodeCredentialsRequest, opts ...grpc.CallOption) (*ReportNodeCredentialsResponse, error)
-	// WatchDecisions sends every decision from now on that the decision log would hold, whether it is configured or
-	// not, until the caller hangs up. It never delays a decision: a caller that reads too slowly misses some, and the stream says how many.
+	// WatchDecisions sends every decision from now on that the decision log would contain, whether it is configured or
+	// not, until the caller ends the call. It never delays a decision: a caller that reads too slowly misses some, and the stream has their number.
 	//
 	// RESOURCE_EXHAUSTED: 16 others watch.
 	WatchDecisions(ctx context.Context, in *WatchDecisionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchDecisionsResponse], error)
@@ -324,7 +324,7 @@ type PullRecords_WatchDecisionsClient = grpc.ServerStreamingClient[WatchDecision
 // All implementations must embed UnimplementedPullRecordsServer
 // for forward compatibility.
 //
-// PullRecords shows and corrects what pullgated knows: which credentials proved access to which image.
+// PullRecords shows and corrects the pull records of pullgated: which credentials proved access to which image.
 //
 // Lists come in pages: page_size is how many entries a page has at most, 0 means 100, and more than 1000 are
 // 1000; a page of large entries has fewer. page_token is the next_page_token of the page before, with the same
@@ -338,13 +338,13 @@ type PullRecords_WatchDecisionsClient = grpc.ServerStreamingClient[WatchDecision
 type PullRecordsServer interface {
 	// GetStatus returns the state of the daemon, its store and what it depends on, and the configuration in force.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
-	// ListImages lists the images that the runtime has or that something is known of, by image ID, each with
-	// what is known of every repository.
+	// ListImages lists the images that the runtime or the store has, by image ID, each with
+	// the records of every repository.
 	//
-	// INVALID_ARGUMENT: the filter or the page token is not one. A runtime that cannot be asked is no error:
+	// INVALID_ARGUMENT: the filter or the page token is not valid. An unavailable runtime is not an error:
 	// presence is then unknown.
 	ListImages(context.Context, *ListImagesRequest) (*ListImagesResponse, error)
-	// GetImage returns what is known of one image.
+	// GetImage returns the records of one image.
 	//
 	// INVALID_ARGUMENT: neither an image ID, nor a beginning of one, nor a name. NOT_FOUND: neither the runtime
 	// nor the store knows it. FAILED_PRECONDITION: the beginning of an image ID fits several; the message
@@ -386,13 +386,13 @@ type PullRecordsServer interface {
 	// including_proved is not set. ABORTED: what would be marked is not what the confirmation stands for. UNAVAILABLE: the
 	// runtime cannot be asked, or the store cannot be written. After an error nothing is marked.
 	AcceptPreloaded(context.Context, *AcceptPreloadedRequest) (*AcceptPreloadedResponse, error)
-	// ForgetPreloaded takes marks away, so that the pairs need proof from now on and are never marked again by a
+	// ForgetPreloaded removes marks, so that the pairs need proof from now on and are never marked again by a
 	// scan, and ends at once the grants that rest on the marks. A record that is open stays so: Revoke closes it.
 	//
 	// INVALID_ARGUMENT: nothing is selected, or the repository has a tag or a digest. UNAVAILABLE: the store cannot be
 	// written; nothing has changed.
 	ForgetPreloaded(context.Context, *ForgetPreloadedRequest) (*ForgetPreloadedResponse, error)
-	// EndDistrust ends the distrust of a store that was begun anew: what is on the node now, and nothing is known of, is
+	// EndDistrust ends the distrust of a new store: every image on the node that has no record is
 	// taken for preloaded by the next scan, as at a very first start.
 	//
 	// FAILED_PRECONDITION: the store is not distrusted. UNAVAILABLE: the runtime cannot be asked, or the store cannot
@@ -400,7 +400,7 @@ type PullRecordsServer interface {
 	EndDistrust(context.Context, *EndDistrustRequest) (*EndDistrustResponse, error)
 	// VerifyStore reads the whole store and returns what in it cannot be read. Images whose record cannot be read need proof.
 	VerifyStore(context.Context, *VerifyStoreRequest) (*VerifyStoreResponse, error)
-	// Backup sends a consistent copy of the store as it is at one moment, while the daemon goes on. The copy holds
+	// Backup sends a consistent copy of the store as it is at one moment, while the daemon continues. The copy contains
 	// no credential and is of use only with this node's key, which is not in it.
 	//
 	// RESOURCE_EXHAUSTED: the disk of the store has no room for the copy, which is made beside it first. DATA_LOSS: the
@@ -409,12 +409,12 @@ type PullRecordsServer interface {
 	// ReportNodeCredentials notes which credentials a credential provider of the kubelet gave to this node. An image that is
 	// pulled with one of them is open to every pod. Reports are kept in memory until they expire or pullgated ends.
 	//
-	// INVALID_ARGUMENT: the report is malformed, has expired, or has fields that this pullgated does not know: such a field may
+	// INVALID_ARGUMENT: the report is malformed, has expired, or has fields that this pullgated does not support: such a field may
 	// bind the credentials to less than the node. FAILED_PRECONDITION: the IDs were made with another key. After an error nothing
 	// is noted.
 	ReportNodeCredentials(context.Context, *ReportNodeCredentialsRequest) (*ReportNodeCredentialsResponse, error)
-	// WatchDecisions sends every decision from now on that the decision log would hold, whether it is configured or
-	// not, until the caller hangs up. It never delays a decision: a caller that reads too slowly misses some, and the stream says how many.
+	// WatchDecisions sends every decision from now on that the decision log would contain, whether it is configured or
+	// not, until the caller ends the call. It never delays a decision: a caller that reads too slowly misses some, and the stream has their number.
 	//
 	// RESOURCE_EXHAUSTED: 16 others watch.
 	WatchDecisions(*WatchDecisionsRequest, grpc.ServerStreamingServer[WatchDecisionsResponse]) error
