@@ -157,7 +157,7 @@ func oldKubeletByUserAgent(t runtimeTest) {
 	s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, 1)
 }
 
-// The store is on a file system that fills up: no new pull, but what is proved goes on. What the file
+// The store is on a file system that fills up: no new pull, but pods with a proof still start. What the file
 // has room for inside may still be written, so it takes a few pulls until one finds none.
 func TestFullDisk(t *testing.T) { onEach(t, fullDisk) }
 

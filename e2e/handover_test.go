@@ -93,7 +93,7 @@ func restartsFailNoCall(t runtimeTest) {
 }
 
 // A restart while a pull takes longer than it is drained: until then every client is served, the pull and the stream end as the CRI
-// says, its intent stays, and the kubelet's next try succeeds.
+// specifies, the intent of the pull stays, and the kubelet's next try succeeds.
 func TestRestartDuringALongPullAndAStream(t *testing.T) { on(t, restartDuringALongPull, containerd24) }
 
 func restartDuringALongPull(t runtimeTest) {

@@ -158,7 +158,7 @@ func (c *Cluster) StartAPI(ctx context.Context) (err error) {
 	return err
 }
 
-// StopAPI stops the API server. Kubelets go on without.
+// StopAPI stops the API server. Kubelets continue without it.
 func (c *Cluster) StopAPI() error { return c.api.Kill() }
 
 // Release is the release of Kubernetes, such as "1.34".

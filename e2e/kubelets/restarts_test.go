@@ -12,7 +12,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// pullgate is installed on a node that is in use: pods go on with the containers they have, and what is
+// pullgate is installed on a node that is in use: pods continue with the containers they have, and what is
 // present by then stays open to every pod, by default.
 func installed(s *scenario) {
 	app := s.private("app:1")
@@ -26,7 +26,7 @@ func installed(s *scenario) {
 	}
 }
 
-// Whatever is restarted: pods that run go on with the containers they have, new ones are judged as
+// Whatever is restarted: running pods continue with the containers they have, new ones are judged as
 // before, and nothing is opened. The registry is down meanwhile, so that it cannot be the reason why a pod starts.
 func restarts(s *scenario) {
 	r := s.registry()

@@ -10,7 +10,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// A container that ends is started again and again, with a check of its image each time. It goes on
+// A container that ends is started again and again, with a check of its image each time. It continues
 // while the registry is unavailable.
 func crashLoop(s *scenario) {
 	r := s.registry()
@@ -103,7 +103,7 @@ func ephemeral(s *scenario) {
 		}
 		s.look(o)
 		if o.state != running {
-			s.Errorf("after the ephemeral container: %s; want the pod to go on", o)
+			s.Errorf("after the ephemeral container: %s; want the pod still running", o)
 		}
 		if tc.want != running {
 			o.want, o.image = tc.want, app // no container of that image may have run

@@ -19,8 +19,8 @@ func (m *machine) settings(lines ...string) []string {
 	return lines
 }
 
-// The pod source is turned on, on a node in use: with the kubelet's own kubeconfig, and nothing else. Pods that
-// run go on.
+// The pod source is turned on, on a node in use: with the kubelet's own kubeconfig, and nothing else. Running
+// pods continue.
 func sourced(s *scenario) {
 	app := s.private("app:1")
 	stay := []*outcome{s.keep(step{name: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, requests: downloads})}
@@ -170,7 +170,7 @@ func restartedKubelet(s *scenario) {
 	before := o.pod.Status.ContainerStatuses[0].RestartCount
 	for end := time.Now().Add(2 * patience); o.pod.Status.ContainerStatuses[0].RestartCount <= before; time.Sleep(200 * time.Millisecond) {
 		if s.look(o); time.Now().After(end) {
-			s.Fatalf("%s%s; want it to go on\n%s", o, s.events(o.pod), s.lastOutput())
+			s.Fatalf("%s%s; want it still running\n%s", o, s.events(o.pod), s.lastOutput())
 		}
 	}
 }

@@ -21,7 +21,7 @@ func controlWithoutPullgate(s *scenario) {
 	)
 }
 
-// The owner goes on as before, and so does every pod with the same credential. Others are refused, with
+// The owner continues as before, and so does every pod with the same credential. Others are refused, with
 // the registry's own words.
 func tenants(s *scenario) {
 	app := s.private("app:1")

@@ -28,7 +28,7 @@ func TestAnOutageOfTheAPIServerLosesNothing(t *testing.T) {
 	w.start()
 	w.learns(stays, own)
 	goes := w.pod("goes", "own")
-	w.learns(goes, own) // through the watch, which then goes on where it was instead of listing anew
+	w.learns(goes, own) // through the watch, which then continues where it was instead of listing again
 	asked := time.Now()
 	w.must(w.cluster.StopAPI())
 	w.until("not synced", func() bool { return !w.source.Synced() })

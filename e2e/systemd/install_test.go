@@ -179,7 +179,7 @@ func (s *site) until(what string, so func() bool) {
 	s.Helper()
 	for end := time.Now().Add(30 * time.Second); !so(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
-			s.Fatalf("waited in vain for %s", what)
+			s.Fatalf("timed out waiting for %s", what)
 		}
 	}
 }

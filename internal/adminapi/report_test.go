@@ -62,7 +62,7 @@ func TestReportNodeCredentials(t *testing.T) {
 		"short ID":      {func(r *adminv1.ReportNodeCredentialsRequest) { r.Credentials[0].CredentialId = id[1:] }, codes.InvalidArgument, "credentials[0].credential_id"},
 		"upper-case ID": {func(r *adminv1.ReportNodeCredentialsRequest) { r.Credentials[0].CredentialId = strings.ToUpper(id) }, codes.InvalidArgument, "credentials[0].credential_id"},
 		"no images":     {func(r *adminv1.ReportNodeCredentialsRequest) { r.Credentials[0].Images = nil }, codes.InvalidArgument, "credentials[0].images"},
-		"a later wrong one": {func(r *adminv1.ReportNodeCredentialsRequest) {
+		"a later invalid one": {func(r *adminv1.ReportNodeCredentialsRequest) {
 			r.Credentials = append(r.Credentials, &adminv1.NodeCredential{CredentialId: "x", Images: []string{"a"}})
 		}, codes.InvalidArgument, "credentials[1]"},
 		"of a newer version":            {func(r *adminv1.ReportNodeCredentialsRequest) { r.ProtoReflect().SetUnknown(unknown) }, codes.InvalidArgument, "same version"},

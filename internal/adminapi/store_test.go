@@ -69,7 +69,7 @@ func TestBackupSendsAWholeStoreWhileItIsWritten(t *testing.T) {
 	}
 	c, report, err := records.Open(path, records.Options{KeyExists: true})
 	if err != nil || report != (records.Report{Distrust: report.Distrust}) || report.Distrust == nil {
-		t.Fatalf("the copy: %+v, %v; want a sound store in distrust", report, err)
+		t.Fatalf("the copy: %+v, %v; want a valid store in distrust", report, err)
 	}
 	defer func() { _ = c.Close() }()
 	if st, err := c.Stats(); err != nil || st.Marks != 20_000 || st.Records != 0 {

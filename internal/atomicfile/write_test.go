@@ -76,7 +76,7 @@ func TestWriteReplacesOnlyRegularFiles(t *testing.T) {
 	if err := os.Symlink(filepath.Join(dir, "target"), link); err != nil {
 		t.Fatal(err)
 	}
-	// It stands for any device: a test that goes wrong must not replace one of the system.
+	// It represents any device: a test that goes wrong must not replace one of the system.
 	pipe := filepath.Join(dir, "pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)

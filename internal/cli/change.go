@@ -31,7 +31,7 @@ type Consent struct {
 func ConsentFlags(cmd *cobra.Command) *Consent {
 	var how Consent
 	cmd.Flags().BoolVar(&how.DryRun, "dry-run", false, "show what would be done, and do nothing")
-	cmd.Flags().BoolVarP(&how.yes, "yes", "y", false, "do not ask whether to go on")
+	cmd.Flags().BoolVarP(&how.yes, "yes", "y", false, "do not ask for confirmation")
 	cmd.MarkFlagsMutuallyExclusive("dry-run", "yes")
 	return &how
 }

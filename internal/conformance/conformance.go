@@ -101,7 +101,7 @@ func Read() (Decisions, error) {
 	return d, nil
 }
 
-// Policy returns the two settings that a policy letter of the table stands for.
+// Policy returns the two settings of a policy letter of the table.
 func Policy(letter string) (mode string, allowlist []string, err error) {
 	switch letter {
 	case "P":

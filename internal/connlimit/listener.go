@@ -49,7 +49,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		}
 		var pid int32
 		if l.limits.PerProcess > 0 {
-			// The process of a TCP connection is not known, and 0 stands for all such clients.
+			// The process of a TCP connection is not known, and all such clients count as process 0.
 			if who, err := peercred.Of(c); err == nil {
 				pid = who.Pid
 			}

@@ -214,7 +214,7 @@ func (o *operator) findsNoCredential(password string) {
 func (o *operator) store(p *process) {
 	o.t.Helper()
 	if v := ask(o, o.VerifyStore, &adminv1.VerifyStoreRequest{}); v.GetValues() < 4 || len(v.GetProblems()) > 0 || v.GetTook() == nil {
-		o.t.Errorf("VerifyStore = %v; want a sound store", v)
+		o.t.Errorf("VerifyStore = %v; want a valid store", v)
 	}
 	if copied := o.backup(); len(copied) < 4096 {
 		o.t.Errorf("a backup of %d bytes", len(copied))
@@ -352,7 +352,7 @@ func TestDistrustIsEndedWhileTheDaemonRuns(t *testing.T) {
 	}
 	got := ask(o, o.EndDistrust, &adminv1.EndDistrustRequest{})
 	if len(got.GetAccepted()) != 2 || k.Precheck(bob, pre) != id2 || p.metric("pullgate_store_distrusted") != 0 {
-		t.Errorf("EndDistrust = %v; want what is there taken for preloaded", got)
+		t.Errorf("EndDistrust = %v; want the present images marked preloaded", got)
 	}
 }
 
@@ -423,6 +423,6 @@ func TestStatusHasTheConfigurationInForce(t *testing.T) {
 	p.hup(notReloaded)
 	st = ask(o, o.GetStatus, &adminv1.GetStatusRequest{})
 	if !strings.Contains(st.GetConfiguration(), "credentialValidity: 1h") || !strings.Contains(st.GetReload().GetError(), "credentialValidity") {
-		t.Errorf("after a bad file = %v; want the last good one, and what is wrong", st)
+		t.Errorf("after a bad file = %v; want the previous one, and the error", st)
 	}
 }

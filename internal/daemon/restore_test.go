@@ -53,7 +53,7 @@ func TestRestoreByTheStepsOfTheManual(t *testing.T) {
 				t.Fatal(err)
 			}
 			if v, err := offline.Check(t.Context(), p.path("state/records.db")); err != nil || len(v.Problems) > 0 {
-				t.Errorf("store check = %+v, %v; want it sound", v, err)
+				t.Errorf("store check = %+v, %v; want it valid", v, err)
 			}
 			p.start()
 			if !strings.Contains(p.out.String(), "the store is a copy that was made at") {

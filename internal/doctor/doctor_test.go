@@ -79,7 +79,7 @@ func play(t *testing.T, rows []row) {
 func TestConfiguration(t *testing.T) {
 	play(t, []row{
 		{"absent", func(n *testNode) { n.must(os.Remove(n.path(n.ConfigPath))) }, "configuration", doctor.OK, "every field has its default", ""},
-		{"wrong", func(n *testNode) { n.ConfigErr = errors.New("listen: no") }, "configuration", doctor.Fail, "could not be loaded", "pullgated --check-config"},
+		{"invalid", func(n *testNode) { n.ConfigErr = errors.New("listen: no") }, "configuration", doctor.Fail, "could not be loaded", "pullgated --check-config"},
 		{"accessible to all users", func(n *testNode) { n.must(os.Chmod(n.path(n.ConfigPath), 0o646)) }, "configuration", doctor.Fail, "mode 0646", "chmod go-w /etc/pullgate/config.yaml"},
 		{"a group's", func(n *testNode) {
 			n.must(os.Chmod(n.path(n.ConfigPath), 0o664))

@@ -14,7 +14,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// other stands for every label value that is not of its fixed set.
+// other replaces every label value that is not of its fixed set.
 const other = "other"
 
 // unknown is the pull policy if no pod source knows it.
@@ -289,7 +289,7 @@ func number(b bool) float64 {
 	return 0
 }
 
-// SetPodSource gives the function that tells, at each scrape, whether the pod source is synced with the API
+// SetPodSource sets the function that reports, at each scrape, whether the pod source is synced with the API
 // server, and the reasons by which its errors are counted.
 func (m *Metrics) SetPodSource(reasons []string, synced func() bool) {
 	m.sourceCauses = reasons
