@@ -69,7 +69,7 @@ matrix: setup build ## run the scenarios of make e2e-node on every other kubelet
 
 .PHONY: unit
 unit: ## run the short tests; takes seconds
-	go test -short -timeout 5m ./...
+	go test -short -timeout 5m -exec '$(CURDIR)/.ci/in-memory' ./...
 
 .PHONY: race
 race: ## run all tests of the main module under the race detector

@@ -138,7 +138,10 @@ func fileOf(t *testing.T, content []byte) map[string]map[string]string {
 func TestBackupOfAStoreThatIsWrittenIsOneMoment(t *testing.T) {
 	s := newStore(t)
 	nth := func(n int) records.Pair { return pair(fmt.Sprintf("sha256:%d", n), app) }
-	const count = 600
+	count := 600
+	if testing.Short() {
+		count = 200
+	}
 	ended := make(chan error, 1)
 	go func() {
 		var err error
