@@ -37,6 +37,7 @@ type Index struct {
 	// mu guards the following fields. It is never held across a call to another package.
 	mu        sync.Mutex
 	epoch     Epoch
+	changed   bool // since settleLocked
 	sandboxes map[string]Sandbox
 	// learned holds, by UID, the values from PullImage that no sandbox has.
 	learned map[string]learned
@@ -63,6 +64,7 @@ func (x *Index) Add(s Sandbox) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.epoch++
+	x.changed = true
 	x.sandboxes[s.ID] = s
 	x.knowLocked(s.Seen, s.Pod)
 }
@@ -84,6 +86,7 @@ func (x *Index) Learn(seen string, p tracker.Pod) {
 		x.learned[p.UID] = l
 	}
 	l.values[seen] = struct{}{}
+	x.changed = true
 	x.knowLocked(seen, p)
 }
 
@@ -164,12 +167,27 @@ func (x *Index) Reconcile(since Epoch, list []Sandbox) (ended []string, ok bool)
 	if x.epoch != since {
 		return nil, false
 	}
+	if !x.changed && x.equalLocked(list) {
+		return nil, true
+	}
 	before := x.uidsLocked()
 	clear(x.sandboxes)
 	for _, s := range list {
 		x.sandboxes[s.ID] = s
 	}
 	return x.settleLocked(before), true
+}
+
+// equalLocked reports whether a list has just the sandboxes of the index, as it mostly does.
+func (x *Index) equalLocked(list []Sandbox) bool {
+	distinct := make(map[string]struct{}, len(list))
+	for _, s := range list {
+		if x.sandboxes[s.ID] != s {
+			return false
+		}
+		distinct[s.ID] = struct{}{}
+	}
+	return len(distinct) == len(x.sandboxes)
 }
 
 func (x *Index) knowLocked(seen string, p tracker.Pod) {
@@ -195,6 +213,7 @@ func (x *Index) uidsLocked() map[string]struct{} {
 
 // settleLocked derives the other fields from the sandboxes and returns the pods of before that have no sandbox now.
 func (x *Index) settleLocked(before map[string]struct{}) (ended []string) {
+	x.changed = false
 	alive := make(map[string]struct{}, len(x.sandboxes))
 	clear(x.seen)
 	for _, s := range x.sandboxes {

@@ -146,3 +146,32 @@ func TestIndexUnderConcurrencyKeepsNothingOfTheGone(t *testing.T) {
 		t.Errorf("BySeen(stays) = %v; want the pod that stayed", got)
 	}
 }
+
+// A list that equals the index changes nothing, unless something was added or learned since the last one.
+func TestReconcileWithAnEqualList(t *testing.T) {
+	x := podindex.New()
+	a := podindex.Sandbox{ID: "a", Pod: tracker.Pod{UID: "u"}, Seen: "1"}
+	list := []podindex.Sandbox{a}
+	reconcile := func(list []podindex.Sandbox, want ...string) {
+		t.Helper()
+		if ended, ok := x.Reconcile(x.Now(), list); !ok || !slices.Equal(ended, want) {
+			t.Errorf("Reconcile = %v, %v; want %v", ended, ok, want)
+		}
+	}
+	reconcile(list)
+	reconcile(list)
+	x.Learn("2", tracker.Pod{UID: "without a sandbox"})
+	reconcile(list, "without a sandbox")
+	if got := x.BySeen("2"); len(got) != 0 {
+		t.Errorf("a value that was learned for a pod without a sandbox = %v after an equal list; want it gone", got)
+	}
+	x.Add(podindex.Sandbox{ID: "a", Pod: tracker.Pod{UID: "u"}, Seen: "3"})
+	x.Add(a)
+	reconcile(list)
+	if got := x.BySeen("3"); len(got) != 0 {
+		t.Errorf("a value that its sandbox has no more = %v after an equal list; want it gone", got)
+	}
+	x.Add(podindex.Sandbox{ID: "b", Pod: tracker.Pod{UID: "v"}})
+	reconcile([]podindex.Sandbox{a, {ID: "b", Pod: tracker.Pod{UID: "v"}}})
+	reconcile([]podindex.Sandbox{a, a}, "v")
+}
