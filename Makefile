@@ -40,7 +40,7 @@ PROGRAMS := $(notdir $(patsubst %/,%,$(wildcard cmd/*/)))
 SAMPLED := ./pkg/records ./pkg/tracker ./internal/podsource
 
 # The modules of this repository, each linted and kept tidy by itself.
-MODULES := . e2e .ci/checks
+MODULES := . e2e e2e/bench .ci/checks
 GOLANGCI := go tool -modfile=$(CURDIR)/.ci/tools.mod golangci-lint
 NFPM := go tool -modfile=$(CURDIR)/.ci/nfpm.mod nfpm
 BUF := go tool -modfile=$(CURDIR)/.ci/buf.mod buf
@@ -88,6 +88,7 @@ crash: ## kill the daemon at every crash point and check that nothing unproved i
 .PHONY: e2e
 e2e: build ## run built binaries against a real containerd, registry, kube-apiserver and kubelet, as root
 	cd e2e && $(GOTESTSUM) -tags e2e -count=1 -timeout 40m -p 3 -parallel 16 ./...
+	cd e2e/bench && go test -count=1 .
 
 .PHONY: e2e-node
 e2e-node: build ## run scenarios of tenants under a real kubelet, as root; KUBELET, RUNTIME and RUN select
@@ -98,7 +99,12 @@ fuzz: ## fuzz every target for FUZZTIME (30s)
 	.ci/fuzz $(FUZZTIME)
 
 .PHONY: bench
-bench: ## measure the added latency of each call; BENCH selects
+bench: build ## measure calls through pullgated and other proxies, and write docs/performance.md, as root
+	.ci/install-debs bench
+	cd e2e/bench && go build -o '$(BIN)/.bench' . && '$(BIN)/.bench' -require -pullgated '$(BIN)/pullgated' -out '$(CURDIR)/docs'
+
+.PHONY: benchmarks
+benchmarks: ## run the benchmarks of the packages; BENCH selects
 	go test -run '^$$' -bench '$(BENCH)' -benchmem ./pkg/...
 
 .PHONY: build

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// A target is what a client connects to.
+type target struct {
+	name    string
+	version string
+	process *exec.Cmd // nil: the runtime itself
+	conn    *grpc.ClientConn
+}
+
+// start starts the runtime and the targets before it.
+func start(ctx context.Context, dir string, o options) (targets []*target, closeAll func() error, err error) {
+	socket := func(name string) string { return filepath.Join(dir, name+".sock") }
+	var processes []*exec.Cmd
+	closeAll = func() error {
+		var err error
+		for _, t := range targets {
+			err = errors.Join(err, t.conn.Close())
+		}
+		for _, p := range processes {
+			_ = p.Process.Signal(syscall.SIGTERM)
+			_ = p.Wait() // ended by the signal
+		}
+		return err
+	}
+	launch := func(name, program string, args ...string) (*exec.Cmd, error) {
+		p := exec.CommandContext(ctx, program, args...)
+		p.Stderr = os.Stderr
+		if name != "" {
+			p.Stderr = nil
+		}
+		if err := p.Start(); err != nil {
+			return nil, fmt.Errorf("start %s: %w", program, err)
+		}
+		processes = append(processes, p)
+		return p, nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, closeAll, err
+	}
+	if _, err := launch("", self, "serve", "runtime", socket("runtime"), ""); err != nil {
+		return nil, closeAll, err
+	}
+	add := func(name, version, at string, p *exec.Cmd) error {
+		conn, err := grpc.NewClient("unix://"+at, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
+			grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(limit)))
+		if err != nil {
+			return err
+		}
+		targets = append(targets, &target{name, version, p, conn})
+		return await(ctx, at)
+	}
+	if err := add("direct", "", socket("runtime"), nil); err != nil {
+		return targets, closeAll, err
+	}
+	for _, t := range others(dir, self, socket, o) {
+		if o.through != "" && !slices.Contains(strings.Split(o.through, ","), t.name) {
+			continue
+		}
+		program, err := exec.LookPath(t.program)
+		if err != nil && !o.require {
+			fmt.Fprintf(os.Stderr, "bench: %s is not measured: %v\n", t.name, err)
+			continue
+		}
+		if err != nil {
+			return targets, closeAll, err
+		}
+		if t.config != "" {
+			if err := os.WriteFile(filepath.Join(dir, t.name+".conf"), []byte(t.config), 0o600); err != nil {
+				return targets, closeAll, err
+			}
+		}
+		p, err := launch(t.name, program, t.args...)
+		if err != nil {
+			return targets, closeAll, err
+		}
+		if err := add(t.name, versionOf(ctx, program, t.version), socket(t.name), p); err != nil {
+			return targets, closeAll, err
+		}
+	}
+	return targets, closeAll, nil
+}
+
+// A recipe is how a target is started.
+type recipe struct {
+	name, program string
+	args          []string
+	config        string
+	version       []string
+}
+
+func others(dir, self string, socket func(string) string, o options) []recipe {
+	conf := func(name string) string { return filepath.Join(dir, name+".conf") }
+	all := []recipe{
+		{"splice", self, []string{"serve", "splice", socket("splice"), socket("runtime")}, "", nil},
+		{
+			"haproxy", "haproxy",
+			[]string{"-q", "-db", "-f", conf("haproxy")},
+			"global\n  nbthread 2\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n" +
+				"frontend f\n  bind unix@" + socket("haproxy") + " proto h2\n  default_backend b\nbackend b\n  server s unix@" + socket("runtime") + " proto h2\n",
+			[]string{"-v"},
+		},
+		{
+			"nginx", "nginx",
+			[]string{"-p", dir, "-e", "stderr", "-c", conf("nginx")},
+			"daemon off;\nmaster_process off;\npid " + dir + "/nginx.pid;\nerror_log stderr crit;\nevents {}\nhttp {\n  access_log off;\n  client_body_temp_path " + dir + "/t1;\n  proxy_temp_path " + dir + "/t2;\n" +
+				"  fastcgi_temp_path " + dir + "/t3;\n  uwsgi_temp_path " + dir + "/t4;\n  scgi_temp_path " + dir + "/t5;\n  keepalive_requests 1000000000;\n  upstream u { server unix:" + socket("runtime") + "; keepalive 64; keepalive_requests 1000000000; }\n" +
+				"  server { listen unix:" + socket("nginx") + " http2; location / { grpc_pass grpc://u; } }\n}\n",
+			[]string{"-v"},
+		},
+		{"mwitkow", self, []string{"serve", "mwitkow", socket("mwitkow"), socket("runtime")}, "", nil},
+		{"siderolabs", self, []string{"serve", "siderolabs", socket("siderolabs"), socket("runtime")}, "", nil},
+	}
+	if o.pullgated != "" {
+		all = append(all, recipe{
+			"pullgated", o.pullgated,
+			[]string{"--config", conf("pullgated")},
+			"apiVersion: config.pullgate.dev/v1alpha1\nkind: PullgateConfiguration\nlisten: unix://" + socket("pullgated") + "\nruntimeEndpoint: unix://" + socket("runtime") +
+				"\nstateDir: " + dir + "/state\nmetrics: {listen: \"\"}\nadmin: {listen: \"\"}\n",
+			[]string{"--version"},
+		})
+	}
+	return all
+}
+
+func versionOf(ctx context.Context, program string, args []string) string {
+	if args == nil {
+		return ""
+	}
+	out, _ := exec.CommandContext(ctx, program, args...).CombinedOutput()
+	first, _, _ := strings.Cut(string(out), "\n")
+	return strings.TrimPrefix(strings.TrimSpace(first), "nginx version: ")
+}
+
+// await waits until a socket accepts connections.
+func await(ctx context.Context, socket string) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	for {
+		c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		if err == nil {
+			return c.Close()
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s: %w", socket, err)
+		case <-time.NewTimer(10 * time.Millisecond).C:
+		}
+	}
+}
+
+// cpu returns the processor time of a target so far; 0 for the direct connection.
+func (t *target) cpu() time.Duration {
+	if t.process == nil {
+		return 0
+	}
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", t.process.Process.Pid))
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	fields := strings.Fields(rest)
+	if len(fields) < 13 {
+		return 0
+	}
+	user, _ := strconv.ParseInt(fields[11], 10, 64)
+	system, _ := strconv.ParseInt(fields[12], 10, 64)
+	return time.Duration(user+system) * 10 * time.Millisecond
+}
+
+// peak returns the largest resident size of a target in MB.
+func (t *target) peak() int {
+	if t.process == nil {
+		return 0
+	}
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", t.process.Process.Pid))
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kb, _ := strconv.Atoi(strings.Fields(rest)[0])
+			return kb / 1024
+		}
+	}
+	return 0
+}
