@@ -121,6 +121,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		Runtime:  conns.runtime,
 		Image:    conns.image,
 		Handlers: judge.Handlers(),
+		Bypasses: judge.Bypasses(),
 		Metrics:  m,
 		Log:      o.Log.WithName("proxy"),
 	})
@@ -202,7 +203,7 @@ func serve(ctx context.Context, o Options, p parts) error {
 
 	front, ctx := errgroup.WithContext(ctx)
 	cri := connlimit.New(p.on.cri, connlimit.Limits{PerProcess: criConnections}, o.Log.WithName("proxy"))
-	front.Go(func() error { return p.server.Serve(cri) })
+	front.Go(func() error { return p.server.Serve(cri) }) //nolint:contextcheck // it ends by Shutdown
 	front.Go(func() error { return runWatchdog(ctx, o, p) })
 	p.admin.Serving(true)
 	front.Go(func() error {

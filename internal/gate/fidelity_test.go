@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/experimental"
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/gate"
@@ -41,8 +39,7 @@ func TestForwardingThroughTheGateIsTransparent(t *testing.T) {
 			trk := tracker.New(store, credential.NewKey(), rt, tracker.Options{})
 			judge := gate.New(gate.Config{Tracker: trk, Pods: podindex.New(), Runtime: rt, Metrics: &counts{}, Log: klog.Logger{}})
 			server := criproxy.New(criproxy.Config{
-				Runtime: up, Image: up, Handlers: judge.Handlers(), Metrics: &counts{}, Log: klog.Logger{},
-				Options: []grpc.ServerOption{experimental.BufferPool(criproxytest.Buffers())},
+				Runtime: up, Image: up, Handlers: judge.Handlers(), Bypasses: judge.Bypasses(), Metrics: &counts{}, Log: klog.Logger{},
 			})
 			l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", strings.TrimPrefix(echo.Endpoint(), "unix://")+".proxy")
 			if err != nil {

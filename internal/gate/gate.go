@@ -129,10 +129,14 @@ func identify(c *runtimeapi.PodSandboxConfig) tracker.Pod {
 // decode reads a request. A call that cannot be read cannot be judged, so the gate refuses it.
 func decode(c *criproxy.Call, into proto.Message) error {
 	if err := proto.Unmarshal(c.Request, into); err != nil {
-		return criproxy.Refuse(codes.InvalidArgument, "UNDECODABLE_REQUEST",
-			"pullgate cannot read this request, which it has to judge; kubelet and pullgate may differ in their CRI version")
+		return errUndecodable()
 	}
 	return nil
+}
+
+func errUndecodable() error {
+	return criproxy.Refuse(codes.InvalidArgument, "UNDECODABLE_REQUEST",
+		"pullgate cannot read this request, which it has to judge; kubelet and pullgate may differ in their CRI version")
 }
 
 // judge gets a verdict from the tracker, counts it and notes it, unless it is a repeated Allow. If nothing else allows a request without

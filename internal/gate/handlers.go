@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/pkg/criproxy"
@@ -25,4 +26,21 @@ func (g *Gate) Handlers() map[string]criproxy.Handler {
 		runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName: g.removePodSandbox,
 		runtimeapi.RuntimeService_ListPodSandbox_FullMethodName:   g.listPodSandbox,
 	}
+}
+
+// Bypasses returns which calls that have a handler are forwarded without it: those that the gate only observes, and image
+// statuses that it does not judge. A handler answers them in the same way, and is slower.
+func (g *Gate) Bypasses() map[string]criproxy.Bypass {
+	return map[string]criproxy.Bypass{
+		runtimeapi.ImageService_ImageStatus_FullMethodName:        bypassImageStatus,
+		runtimeapi.RuntimeService_RunPodSandbox_FullMethodName:    g.observeRunPodSandbox,
+		runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName: g.observeRemovePodSandbox,
+		runtimeapi.RuntimeService_ListPodSandbox_FullMethodName:   g.observeListPodSandbox,
+	}
+}
+
+// bypassImageStatus passes what is not a pre-check.
+func bypassImageStatus(request []byte) (pass bool, observe func(response []byte)) {
+	var req runtimeapi.ImageStatusRequest
+	return proto.Unmarshal(request, &req) == nil && !isPrecheck(&req), nil
 }

@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/experimental"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
@@ -141,8 +139,7 @@ func (p *proxy) start() {
 	c.Tracker, c.Pods, c.Runtime, c.Metrics, c.Log = p.tracker, podindex.New(), rt, p.counts, klog.Logger{}
 	p.gate = gate.New(c)
 	p.server = criproxy.New(criproxy.Config{
-		Runtime: p.up, Image: p.up, Handlers: p.gate.Handlers(), Metrics: p.counts, Log: klog.Logger{},
-		Options: []grpc.ServerOption{experimental.BufferPool(criproxytest.Buffers())},
+		Runtime: p.up, Image: p.up, Handlers: p.gate.Handlers(), Bypasses: p.gate.Bypasses(), Metrics: p.counts, Log: klog.Logger{},
 	})
 	socket := filepath.Join(p.dir, "cri.sock")
 	_ = os.Remove(socket)

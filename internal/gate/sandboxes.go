@@ -12,21 +12,35 @@ import (
 
 // runPodSandbox adds the sandbox and its pod to the index.
 func (g *Gate) runPodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, error) {
-	var req runtimeapi.RunPodSandboxRequest
-	if err := decode(c, &req); err != nil {
-		return nil, err
+	return observed(ctx, c, g.observeRunPodSandbox)
+}
+
+// observed forwards a call and lets it be observed. It serves the calls that cannot bypass their handler.
+func observed(ctx context.Context, c *criproxy.Call, bypass criproxy.Bypass) ([]byte, error) {
+	pass, observe := bypass(c.Request)
+	if !pass {
+		return nil, errUndecodable()
 	}
 	raw, err := c.Forward(ctx)
-	if err != nil {
-		return nil, err
+	if err == nil && observe != nil {
+		observe(raw)
 	}
-	var resp runtimeapi.RunPodSandboxResponse
-	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
-		g.log.Error(err, "Answer of the runtime cannot be read, the pod is not identified until its sandbox is listed")
-		return raw, nil
+	return raw, err
+}
+
+func (g *Gate) observeRunPodSandbox(request []byte) (pass bool, observe func(response []byte)) {
+	var req runtimeapi.RunPodSandboxRequest
+	if proto.Unmarshal(request, &req) != nil {
+		return false, nil
 	}
-	g.addSandbox(resp.GetPodSandboxId(), req.GetConfig())
-	return raw, nil
+	return true, func(response []byte) {
+		var resp runtimeapi.RunPodSandboxResponse
+		if err := criproxy.DecodeAnswer(response, &resp); err != nil {
+			g.log.Error(err, "Answer of the runtime cannot be read, the pod is not identified until its sandbox is listed")
+			return
+		}
+		g.addSandbox(resp.GetPodSandboxId(), req.GetConfig())
+	}
 }
 
 func (g *Gate) addSandbox(id string, config *runtimeapi.PodSandboxConfig) {
@@ -35,39 +49,45 @@ func (g *Gate) addSandbox(id string, config *runtimeapi.PodSandboxConfig) {
 
 // removePodSandbox ends the grants of a pod when its last sandbox is removed.
 func (g *Gate) removePodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, error) {
+	return observed(ctx, c, g.observeRemovePodSandbox)
+}
+
+func (g *Gate) observeRemovePodSandbox(request []byte) (pass bool, observe func(response []byte)) {
 	var req runtimeapi.RemovePodSandboxRequest
-	if err := decode(c, &req); err != nil {
-		return nil, err
+	if proto.Unmarshal(request, &req) != nil {
+		return false, nil
 	}
-	raw, err := c.Forward(ctx)
-	if err == nil {
+	return true, func([]byte) {
 		g.endPods(g.pods.Remove(req.GetPodSandboxId()))
 		g.cleared.endSandbox(req.GetPodSandboxId())
 	}
-	return raw, err
 }
 
 // listPodSandbox reads a complete list, which a kubelet requests about once a second.
 func (g *Gate) listPodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, error) {
+	return observed(ctx, c, g.observeListPodSandbox)
+}
+
+func (g *Gate) observeListPodSandbox(request []byte) (pass bool, observe func(response []byte)) {
 	var req runtimeapi.ListPodSandboxRequest
-	if err := decode(c, &req); err != nil {
-		return nil, err
+	if proto.Unmarshal(request, &req) != nil {
+		return false, nil
+	}
+	// A newer CRI may add a field to the request that makes the list partial.
+	if proto.Size(req.GetFilter()) > 0 || len(req.ProtoReflect().GetUnknown()) > 0 {
+		return true, nil
 	}
 	since := g.pods.Now()
-	raw, err := c.Forward(ctx)
-	// A newer CRI may add a field to the request that makes the list partial.
-	if err != nil || proto.Size(req.GetFilter()) > 0 || len(req.ProtoReflect().GetUnknown()) > 0 {
-		return raw, err
+	return true, func(response []byte) {
+		list, err := readSandboxes(response)
+		if err != nil {
+			g.log.Error(err, "List of sandboxes cannot be read, the index of pods stays as it is")
+			return
+		}
+		if ended, ok := g.pods.Reconcile(since, list); ok {
+			g.endPods(ended)
+		}
 	}
-	var resp runtimeapi.ListPodSandboxResponse
-	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
-		g.log.Error(err, "List of sandboxes cannot be read, the index of pods stays as it is")
-		return raw, nil
-	}
-	if ended, ok := g.pods.Reconcile(since, sandboxes(&resp)); ok {
-		g.endPods(ended)
-	}
-	return raw, nil
 }
 
 // removeImage removes the records of an image together with the image.

@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
@@ -56,7 +55,6 @@ func serveOn(tb testing.TB, l net.Listener, endpoint string) (server *criproxy.S
 		Handlers: map[string]criproxy.Handler{
 			runtimeapi.ImageService_ImageStatus_FullMethodName: func(ctx context.Context, c *criproxy.Call) ([]byte, error) { return c.Forward(ctx) },
 		},
-		Options: []grpc.ServerOption{experimental.BufferPool(criproxytest.Buffers())},
 	})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	done := make(chan error, 2)

@@ -7,10 +7,10 @@ import (
 	"strings"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/internal/pair"
 )
 
 // A Handler answers a unary call in the place of the runtime, or forwards it. The response is sent to the client as it is. An error
@@ -39,57 +39,61 @@ func (c *Call) Forward(ctx context.Context) ([]byte, error) {
 	return resp.data.Materialize(), nil
 }
 
-// handled hands a call to its handler.
-func (s *Server) handled(stream grpc.ServerStream, method string, u *Upstream, h Handler) error {
-	var req frame
-	if err := receive(stream, &req); err != nil {
+// handled returns the route's end of a handler.
+func handled(u *Upstream, h Handler) func(context.Context, *pair.Call) error {
+	return func(ctx context.Context, p *pair.Call) error {
+		c := &Call{Method: p.Method, Request: p.Request, Upstream: u}
+		response, err := h(ctx, c)
+		p.Header, p.Trailer = c.header, c.trailer
+		if err != nil {
+			return err
+		}
+		return p.Send(response)
+	}
+}
+
+// stream returns what makes calls of any kind on an upstream. A request is one message; any number may answer it.
+func (s *Server) stream(u *Upstream) func(context.Context, *pair.Call) error {
+	return func(ctx context.Context, p *pair.Call) error {
+		if s.known[p.Method] != nil && s.known[p.Method].Unary {
+			return handled(u, func(ctx context.Context, c *Call) ([]byte, error) { return c.Forward(ctx) })(ctx, p)
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		runtime, err := u.conn.NewStream(outgoing(ctx), &grpc.StreamDesc{ServerStreams: true}, p.Method, contentSubtype(ctx))
+		if err != nil {
+			return err
+		}
+		err = errors.Join(runtime.SendMsg(&frame{data: mem.BufferSlice{mem.SliceBuffer(p.Request)}}), runtime.CloseSend())
+		if err == nil || errors.Is(err, io.EOF) { // with EOF the status is had from RecvMsg
+			err = answers(runtime, p)
+		}
+		u.dialer.answer(err)
+		p.Trailer = runtime.Trailer()
 		return err
 	}
-	c := &Call{Method: method, Request: req.data.Materialize(), Upstream: u}
-	req.free()
-	response, err := h(stream.Context(), c)
-	if err := answer(stream, c.header, c.trailer); err != nil {
-		return err
-	}
+}
+
+// answers passes the header and the messages of a stream on, and returns its status.
+func answers(runtime grpc.ClientStream, p *pair.Call) error {
+	header, err := runtime.Header()
 	if err != nil {
 		return err
 	}
-	return stream.SendMsg(&frame{data: mem.BufferSlice{mem.SliceBuffer(response)}})
-}
-
-// forward passes a unary call on.
-func (s *Server) forward(stream grpc.ServerStream, method string, u *Upstream) error {
-	var req, resp frame
-	if err := receive(stream, &req); err != nil {
-		return err
+	for p.Header = header; ; {
+		var f frame
+		if err := runtime.RecvMsg(&f); err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		err := p.Send(f.data.Materialize())
+		f.free()
+		if err := errors.Join(err, p.Flush()); err != nil {
+			return err
+		}
 	}
-	defer resp.free() // a call may fail although its message has come
-	var header, trailer metadata.MD
-	ctx := stream.Context()
-	err := u.unary(outgoing(ctx), method, &req, &resp, contentSubtype(ctx), grpc.Header(&header), grpc.Trailer(&trailer))
-	req.free()
-	if err := answer(stream, header, trailer); err != nil {
-		return err
-	}
-	if err != nil {
-		return err
-	}
-	return stream.SendMsg(&resp)
-}
-
-// receive reads the one message of a unary call.
-func receive(stream grpc.ServerStream, f *frame) error {
-	err := stream.RecvMsg(f)
-	if errors.Is(err, io.EOF) {
-		return status.Error(codes.Internal, "cardinality violation: received no request message from non-client-streaming RPC")
-	}
-	return err
-}
-
-// answer puts the runtime's header and trailer on ours.
-func answer(stream grpc.ServerStream, header, trailer metadata.MD) error {
-	stream.SetTrailer(trailer)
-	return stream.SetHeader(header)
 }
 
 // outgoing lets the metadata of the client's call go with ours. What grpc writes itself it does not

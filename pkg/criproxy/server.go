@@ -6,19 +6,17 @@ import (
 	"fmt"
 	"maps"
 	"net"
-	"runtime/debug"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/criproxy/drain"
+	"github.com/pullgate/pullgate/pkg/criproxy/internal/pair"
 	"github.com/pullgate/pullgate/pkg/criproxy/ping"
 )
 
@@ -31,34 +29,34 @@ type Metrics interface {
 	Panic()
 }
 
-// greetLimit bounds how long a connection may stay silent before its first call. A stop waits for it; kubelets give
-// up on a silent server after the same time.
-const greetLimit = 5 * time.Second
-
 // Config are the parts of a [Server]. Runtime, Image, Metrics and Log must be set.
 type Config struct {
-	// Runtime serves the RuntimeService, Image the ImageService; they may be the same.
+	// Runtime serves the RuntimeService, Image the ImageService; they may be the same. If they are not, calls of the
+	// ImageService are made on Image, and a request of them is one message.
 	Runtime, Image *Upstream
 	// Handlers answer calls by their full method. Every other call is forwarded as it is.
 	Handlers map[string]Handler
+	// Bypasses let calls of methods with a handler pass without it.
+	Bypasses map[string]Bypass
 	Metrics  Metrics
 	Log      klog.Logger
-	// Options are given to gRPC beside the server's own.
-	Options []grpc.ServerOption
 }
+
+// A Bypass reports whether a call is forwarded without its handler. It must decide without waiting for anything. If observe is not
+// nil, it is called with the message of a successful answer before the client gets the status; it must not wait either, and not keep
+// the message. A call is handled without asking the Bypass if its request comes in several pieces, or if its service has an
+// endpoint of its own.
+type Bypass func(request []byte) (pass bool, observe func(response []byte))
 
 // A Server is the CRI as the kubelet sees it.
 type Server struct {
-	grpc     *grpc.Server
-	services map[string]*Upstream // by the prefix of the full method
-	unary    map[string]bool
+	pairs    *pair.Server
+	known    map[string]*pair.Route // by full method
+	other    map[string]*pair.Route // of unknown methods, by the prefix of their service
 	handlers map[string]Handler
 	metrics  Metrics
 	log      klog.Logger
 
-	stopping context.Context //nolint:containedctx // ends when Shutdown begins; every open stream hangs on it
-	stop     context.CancelCauseFunc
-	pumps    sync.WaitGroup
 	underWay drain.Calls                    // unary ones
 	listener atomic.Pointer[drain.Listener] // nil until Serve, and from Shutdown on
 }
@@ -76,104 +74,132 @@ func Methods() (all []string) {
 	return all
 }
 
-// New returns a server that does not serve yet. It panics if there is a handler for what is no unary method of the CRI: the calls that
-// it is meant for would pass by it.
+// New returns a server that does not serve yet. It panics if there is a handler for what is not a unary method of the CRI, or a bypass
+// without a handler: the calls that it is meant for would not reach it.
 func New(c Config) *Server {
 	s := &Server{
-		services: map[string]*Upstream{
-			"/" + runtimeapi.RuntimeService_ServiceDesc.ServiceName + "/": c.Runtime,
-			"/" + runtimeapi.ImageService_ServiceDesc.ServiceName + "/":   c.Image,
-		},
-		unary:    map[string]bool{},
+		known:    map[string]*pair.Route{ping.Method: {Refuse: Refuse(codes.Unimplemented, ping.Reason, "pullgated serves the CRI of this node and no other service")}},
+		other:    map[string]*pair.Route{},
 		handlers: maps.Clone(c.Handlers),
 		metrics:  c.Metrics,
 		log:      c.Log,
 	}
-	for _, d := range []grpc.ServiceDesc{runtimeapi.RuntimeService_ServiceDesc, runtimeapi.ImageService_ServiceDesc} {
-		for _, m := range d.Methods {
-			s.unary["/"+d.ServiceName+"/"+m.MethodName] = true
-		}
-	}
+	s.addService(&runtimeapi.RuntimeService_ServiceDesc, c, c.Runtime)
+	s.addService(&runtimeapi.ImageService_ServiceDesc, c, c.Image)
 	for method := range s.handlers {
-		if !s.unary[method] {
+		if route := s.known[method]; route == nil || !route.Unary {
 			panic(fmt.Sprintf("criproxy: a handler for %q, which is not a unary method of the CRI", method))
 		}
 	}
-	s.stopping, s.stop = context.WithCancelCause(context.Background())
-	s.grpc = grpc.NewServer(append([]grpc.ServerOption{
-		grpc.ForceServerCodecV2(newCodec()),
-		grpc.UnknownServiceHandler(s.handle),
-		grpc.MaxRecvMsgSize(maxMessage),
-		grpc.WaitForHandlers(true),
-		grpc.ConnectionTimeout(greetLimit),
-	}, c.Options...)...)
+	for method := range c.Bypasses {
+		if s.handlers[method] == nil {
+			panic(fmt.Sprintf("criproxy: a bypass for %q, which has no handler", method))
+		}
+	}
+	dial := func(context.Context) (net.Conn, error) { return nil, errors.New("criproxy: no runtime") }
+	if c.Runtime != nil && c.Runtime.dial != nil {
+		dial = c.Runtime.dial
+	}
+	s.pairs = pair.NewServer(pair.Config{
+		Dial:     dial,
+		Route:    s.route,
+		Ended:    s.ended,
+		Panicked: s.panicked,
+		Away:     away,
+		Lost:     Refuse(codes.Unavailable, "RUNTIME_CONNECTION_LOST", "the connection to the container runtime was lost"),
+		Stopping: Refuse(codes.Unavailable, "STOPPING", "pullgated is stopping"),
+		Calls:    &s.underWay,
+		Log:      c.Log,
+	})
 	return s
+}
+
+// addService adds the routes of a service. Calls that cannot be forwarded on the connection that is paired with the
+// client's are made on u.
+func (s *Server) addService(d *grpc.ServiceDesc, c Config, u *Upstream) {
+	paired := u == c.Runtime && u != nil && u.dial != nil
+	prefix := "/" + d.ServiceName + "/"
+	s.other[prefix] = &pair.Route{}
+	if !paired {
+		s.other[prefix].Handle = s.stream(u)
+	}
+	for i := range d.Streams {
+		s.known[prefix+d.Streams[i].StreamName] = s.other[prefix]
+	}
+	for i := range d.Methods {
+		method := prefix + d.Methods[i].MethodName
+		route := &pair.Route{Unary: true}
+		switch h := s.handlers[method]; {
+		case h != nil:
+			route.Handle = handled(u, h)
+			if paired && c.Bypasses[method] != nil {
+				route.Bypass = c.Bypasses[method]
+			}
+		case !paired:
+			route.Handle = s.stream(u)
+		}
+		s.known[method] = route
+	}
+}
+
+// route returns who answers a method. Of the two services every method passes whose name is an identifier: a runtime that
+// decodes names before it looks them up must not find a method with a handler under another spelling.
+func (s *Server) route(method string) *pair.Route {
+	if route := s.known[method]; route != nil {
+		return route
+	}
+	at := strings.LastIndexByte(method, '/') + 1
+	if route := s.other[method[:at]]; route != nil && isIdentifier(method[at:]) {
+		return route
+	}
+	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+	return &pair.Route{Refuse: Refuse(codes.Unimplemented, "SERVICE_NOT_PASSED_ON", "unknown service "+service)}
+}
+
+func isIdentifier(name string) bool {
+	for i := range len(name) {
+		c := name[i]
+		if c != '_' && (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') {
+			return false
+		}
+	}
+	return name != ""
+}
+
+// away returns the status of forwarded calls while the runtime is absent.
+func away(err error) error {
+	text := "the container runtime does not serve"
+	if err != nil {
+		text = fmt.Sprintf("no connection to the container runtime: %v", err)
+	}
+	return Refuse(codes.Unavailable, "RUNTIME_UNAVAILABLE", text)
 }
 
 // Serve answers calls until Shutdown, and returns nil then. It closes the listener. It is called once.
 func (s *Server) Serve(l net.Listener) error {
 	drained := drain.NewListener(l)
 	s.listener.Store(drained)
-	if err := s.grpc.Serve(drained); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+	if err := s.pairs.Serve(drained); err != nil {
 		return fmt.Errorf("serve the CRI: %w", err)
 	}
 	return nil
 }
 
-// handle takes every call: no service is registered, so to grpc all of them are unknown.
-func (s *Server) handle(_ any, stream grpc.ServerStream) error {
-	began := time.Now()
-	method, _ := grpc.MethodFromServerStream(stream)
+// ended counts a call.
+func (s *Server) ended(method string, code codes.Code, took time.Duration) {
 	if method == ping.Method {
-		return Refuse(codes.Unimplemented, ping.Reason, "pullgated serves the CRI of this node and no other service")
+		return
 	}
-	err := s.guard(method, func() error { return s.dispatch(stream, method) })
 	_, judged := s.handlers[method]
-	code, took := status.Code(err).String(), time.Since(began)
-	s.metrics.ForwardedCall(method, code, judged, took)
+	s.metrics.ForwardedCall(method, code.String(), judged, took)
 	if log := s.log.V(4); log.Enabled() {
-		log.Info("Call ended", "method", method, "code", code, "judged", judged, "took", took)
-	}
-	return err
-}
-
-// guard keeps a panic within its call: it is counted and logged, and the call answered with Internal.
-func (s *Server) guard(method string, f func() error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			s.metrics.Panic()
-			s.log.Error(fmt.Errorf("panic: %v", p), "A call panicked, it is answered with Internal", "method", method, "stack", string(debug.Stack()))
-			err = Refuse(codes.Internal, "PANIC", "pullgate failed in this call; see the log of pullgated on this node")
-		}
-	}()
-	return f()
-}
-
-// dispatch finds out who answers a call.
-func (s *Server) dispatch(stream grpc.ServerStream, method string) error {
-	u := s.route(method)
-	handler, judged := s.handlers[method]
-	switch {
-	case u == nil:
-		service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
-		return Refuse(codes.Unimplemented, "SERVICE_NOT_PASSED_ON", "unknown service "+service)
-	case judged:
-		defer s.underWay.Begin()()
-		return s.handled(stream, method, u, handler)
-	case s.unary[method]:
-		defer s.underWay.Begin()()
-		return s.forward(stream, method, u)
-	default:
-		return s.pump(stream, method, u)
+		log.Info("Call ended", "method", method, "code", code.String(), "judged", judged, "took", took)
 	}
 }
 
-// route returns the upstream that serves a method, nil for a service that is not passed on.
-func (s *Server) route(method string) *Upstream {
-	for prefix, u := range s.services {
-		if strings.HasPrefix(method, prefix) {
-			return u
-		}
-	}
-	return nil
+// panicked counts and logs a panic in one call.
+func (s *Server) panicked(method string, value any, stack []byte) error {
+	s.metrics.Panic()
+	s.log.Error(fmt.Errorf("panic: %v", value), "A call panicked, it is answered with Internal", "method", method, "stack", string(stack))
+	return Refuse(codes.Internal, "PANIC", "pullgate failed in this call; see the log of pullgated on this node")
 }

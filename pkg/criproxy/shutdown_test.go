@@ -100,7 +100,8 @@ func TestPingSaysWhetherAServerAnswers(t *testing.T) {
 	}
 }
 
-// One process after the other serves the same socket, while kubelets call and connect. No call fails.
+// One process after the other serves the same socket, while 64 callers call and connect. No call fails, and each judged one is
+// carried out once.
 func TestHandoverFailsNoCall(t *testing.T) {
 	runtime := criproxytest.NewRuntime(t)
 	rounds := 30
@@ -115,23 +116,31 @@ func TestHandoverFailsNoCall(t *testing.T) {
 	defer func() { _ = kept.Close() }()
 
 	var callers errgroup.Group
-	var answered atomic.Int64
+	var answered, judged atomic.Int64
 	over := make(chan struct{})
-	call := func(conn *grpc.ClientConn) error {
+	call := func(conn *grpc.ClientConn, judge bool) error {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		_, err := runtimeapi.NewRuntimeServiceClient(conn).Version(ctx, &runtimeapi.VersionRequest{})
+		var err error
+		if judge {
+			judged.Add(1)
+			_, err = runtimeapi.NewImageServiceClient(conn).ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: "repo.test/a:1"}})
+		} else {
+			_, err = runtimeapi.NewRuntimeServiceClient(conn).Version(ctx, &runtimeapi.VersionRequest{})
+		}
 		answered.Add(1)
 		return err
 	}
-	for range 3 { // who stays connected
+	for range 3 { // clients that stay connected
 		conn := dialAsKubelet(t, "unix://"+socket)
-		callers.Go(func() error { return until(over, func() error { return call(conn) }) })
+		for caller := range 21 {
+			callers.Go(func() error { return until(over, func() error { return call(conn, caller%2 == 0) }) })
+		}
 	}
-	callers.Go(func() error { // who connects anew each time
+	callers.Go(func() error { // a client that connects for each call
 		return until(over, func() error {
 			conn := dialAsKubelet(t, "unix://"+socket)
-			return errors.Join(call(conn), conn.Close())
+			return errors.Join(call(conn, false), conn.Close())
 		})
 	})
 	for range rounds {
@@ -144,7 +153,7 @@ func TestHandoverFailsNoCall(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, stop := serveOn(t, l, runtime.Endpoint())
-		for before := answered.Load(); answered.Load() < before+20; {
+		for before := answered.Load(); answered.Load() < before+200; {
 			time.Sleep(time.Millisecond)
 		}
 		stop()
@@ -162,6 +171,9 @@ func TestHandoverFailsNoCall(t *testing.T) {
 	defer stop()
 	if err := callers.Wait(); err != nil {
 		t.Errorf("of %d calls one failed: %v; want none", answered.Load(), err)
+	}
+	if got := runtime.Calls("ImageStatus"); int64(got) != judged.Load() {
+		t.Errorf("%d judged calls have reached the runtime %d times; want once each", judged.Load(), got)
 	}
 }
 

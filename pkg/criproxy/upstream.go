@@ -3,6 +3,7 @@ package criproxy
 import (
 	"context"
 	"fmt"
+	"net"
 	"time"
 
 	"google.golang.org/grpc"
@@ -31,6 +32,8 @@ const (
 type Upstream struct {
 	conn   connection
 	dialer *dialer
+	// dial makes a connection beside it; nil if the runtime is in this process.
+	dial func(ctx context.Context) (net.Conn, error)
 }
 
 // Dial returns an Upstream for an endpoint like unix:///run/containerd/containerd.sock. It does not
@@ -55,7 +58,10 @@ func Dial(endpoint string) (*Upstream, error) {
 		return nil, fmt.Errorf("endpoint %s: %w", endpoint, err)
 	}
 	conn.Connect()
-	return &Upstream{conn: conn, dialer: dialer}, nil
+	return &Upstream{
+		conn: conn, dialer: dialer,
+		dial: func(ctx context.Context) (net.Conn, error) { return dialSocket(ctx, address(endpoint)) },
+	}, nil
 }
 
 // Up reports whether there is a connection at this moment.

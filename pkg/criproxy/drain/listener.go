@@ -103,3 +103,6 @@ func (n *newcomer) Close() error {
 	defer n.greeted()
 	return n.Conn.Close()
 }
+
+// NetConn returns the connection that was accepted.
+func (n *newcomer) NetConn() net.Conn { return n.Conn }

@@ -1,0 +1,114 @@
+package criproxy_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+)
+
+// A node may have an endpoint of its own for the ImageService.
+func TestEndpointsThatDiffer(t *testing.T) {
+	runtime, images := criproxytest.NewEcho(t), criproxytest.NewEcho(t)
+	dial := func(e *criproxytest.Echo) *criproxy.Upstream {
+		u, err := criproxy.Dial(e.Endpoint())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return u
+	}
+	r, i := dial(runtime), dial(images)
+	handled := 0
+	server := criproxy.New(criproxy.Config{
+		Runtime: r, Image: i, Metrics: &counts{}, Log: klog.Logger{},
+		Handlers: map[string]criproxy.Handler{
+			runtimeapi.ImageService_ImageStatus_FullMethodName: func(ctx context.Context, c *criproxy.Call) ([]byte, error) { handled++; return c.Forward(ctx) },
+		},
+		Bypasses: map[string]criproxy.Bypass{
+			runtimeapi.ImageService_ImageStatus_FullMethodName: func([]byte) (bool, func([]byte)) { return true, nil },
+		},
+	})
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", runtime.Endpoint()[len("unix://"):]+".proxy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Shutdown(context.WithoutCancel(t.Context()))
+		if err := errors.Join(<-done, r.Close(), i.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	cc := client(t, "unix://"+l.Addr().String())
+	for _, tc := range []struct {
+		method  string
+		at      *criproxytest.Echo
+		do      []string
+		answers int
+		code    codes.Code
+	}{
+		{runtimeapi.RuntimeService_Version_FullMethodName, runtime, nil, 1, codes.OK},
+		{runtimeapi.ImageService_ImageStatus_FullMethodName, images, nil, 1, codes.OK},
+		{runtimeapi.ImageService_ListImages_FullMethodName, images, nil, 1, codes.OK},
+		{runtimeapi.ImageService_ListImages_FullMethodName, images, []string{"do-replies", "0", "do-fail", "9"}, 0, codes.FailedPrecondition},
+		{runtimeapi.ImageService_StreamImages_FullMethodName, images, []string{"do-replies", "500", "do-size", "0"}, 500, codes.OK},
+		{runtimeapi.ImageService_StreamImages_FullMethodName, images, []string{"do-replies", "3", "do-size", "0", "do-fail", "9"}, 3, codes.FailedPrecondition},
+		{"/runtime.v1.ImageService/NotYetInvented", images, nil, 1, codes.OK},
+		{"/runtime.v1.RuntimeService/NotYetInvented", runtime, nil, 1, codes.OK},
+	} {
+		seen := tc.at.Next(tc.method)
+		ctx := metadata.NewOutgoingContext(t.Context(), metadata.Pairs(append([]string{"call", tc.method}, tc.do...)...))
+		s, err := cc.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, tc.method)
+		if err == nil {
+			err = errors.Join(s.SendMsg(&runtimeapi.VersionRequest{Version: "x"}), s.CloseSend())
+		}
+		n := 0
+		for ; err == nil; n++ {
+			err = s.RecvMsg(&runtimeapi.VersionResponse{})
+		}
+		if errors.Is(err, io.EOF) {
+			err = nil
+		}
+		if status.Code(err) != tc.code || n-1 != tc.answers {
+			t.Errorf("%s %v = %v with %d answers; want %v with %d", tc.method, tc.do, err, n-1, tc.code, tc.answers)
+			continue
+		}
+		if trailer := s.Trailer().Get("x-trailer"); len(trailer) != 2 {
+			t.Errorf("trailer of %s = %v", tc.method, s.Trailer())
+		}
+		if got := <-seen; len(got.Messages) != 1 {
+			t.Errorf("%s arrived with %d messages; want 1", tc.method, len(got.Messages))
+		}
+	}
+	if handled != 1 {
+		t.Errorf("handler has run %d times; want once: the bypass has no connection to take", handled)
+	}
+}
+
+// A method that a runtime could take for another one under a spelling of its own is not passed on.
+func TestMethodsUnderAnotherSpellingAreNotPassedOn(t *testing.T) {
+	echo := criproxytest.NewEcho(t)
+	proxied, _ := serveBefore(t, echo.Endpoint())
+	cc := client(t, proxied)
+	for _, method := range []string{
+		"/runtime.v1.ImageService/Image%53tatus", "/runtime.v1.ImageService//ImageStatus", "//runtime.v1.ImageService/ImageStatus",
+		"/runtime.v1.ImageService/ImageStatus/", "/runtime.v1.ImageService/ImageStatus?x", "/runtime.v1.ImageService/./ImageStatus",
+		"/runtime.v1.ImageService/", "/runtime.v1.ImageService/ImageStatus#", "/RUNTIME.v1.ImageService/ImageStatus",
+	} {
+		if _, err := criproxytest.CallRaw(t.Context(), cc, method, nil); status.Code(err) != codes.Unimplemented {
+			t.Errorf("%s = %v; want Unimplemented", method, err)
+		}
+	}
+}

@@ -1,0 +1,24 @@
+package pair
+
+// Waits returns how often responses have waited for the client's window.
+func (s *Server) Waits() int64 { return s.waits.Load() }
+
+// Load returns how many pairs there are, how many calls they have open, and how many bytes they keep. A call whose client has reset
+// it counts until its handler returns.
+func (s *Server) Load() (pairs, calls, kept int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for p := range s.pairs {
+		p.mu.Lock()
+		forwarded := 0
+		for _, st := range p.streams {
+			if st.local == nil {
+				forwarded++
+			}
+		}
+		calls += forwarded + max(p.running, len(p.streams)-forwarded)
+		kept += p.held + p.tapped
+		p.mu.Unlock()
+	}
+	return len(s.pairs), calls, kept
+}

@@ -1,0 +1,202 @@
+package pair
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/drain"
+)
+
+// maxConnections is the number of clients that are connected at the same time.
+const maxConnections = 1024
+
+// A Route says who answers the calls of one method. The zero value forwards them.
+type Route struct {
+	// Refuse, if not nil, is the answer. The request is not read.
+	Refuse error
+	// Handle, if not nil, answers in the place of the runtime. Its error becomes the status.
+	Handle func(ctx context.Context, c *Call) error
+	// Bypass, if not nil, reports whether a call is forwarded although it has a handler. It is asked if the request comes in
+	// one piece, and must not wait. If observe is not nil, it is called with the message of a successful answer before the client gets
+	// the status; it must not wait, nor keep the message.
+	Bypass func(request []byte) (pass bool, observe func(response []byte))
+	// Unary says that a stop waits for these calls. It does for all that have a handler.
+	Unary bool
+}
+
+// Config are the parts of a [Server]. All of them must be set.
+type Config struct {
+	// Dial connects to the runtime.
+	Dial func(ctx context.Context) (net.Conn, error)
+	// Route returns the route of a method. It is called for each call, by its :path, which may be anything.
+	Route func(method string) *Route
+	// Ended is called once for each call that was routed, with its status.
+	Ended func(method string, code codes.Code, took time.Duration)
+	// Panicked is called if a handler panics. It returns the status of the call.
+	Panicked func(method string, value any, stack []byte) error
+	// Away returns the status of calls while the runtime is absent; err, which may be nil, says why it is.
+	Away func(err error) error
+	// Lost is the status of forwarded calls whose connection to the runtime ended, Stopping of those that are open when the server stops.
+	Lost, Stopping error
+	// Calls counts the unary calls under way.
+	Calls *drain.Calls
+	Log   klog.Logger
+}
+
+// A Server pairs connections. Its methods may be called concurrently.
+type Server struct {
+	config   Config
+	endpoint *endpoint
+	waits    atomic.Int64 // how often responses waited for the client's window
+
+	mu       sync.Mutex
+	pairs    map[*pair]struct{}
+	listener net.Listener
+	stopping bool
+	cancel   context.CancelFunc // ends every call; nil until Serve
+	running  sync.WaitGroup     // pairs, and the endpoint
+}
+
+// NewServer returns a server that does not serve yet.
+func NewServer(c Config) *Server {
+	return &Server{config: c, endpoint: newEndpoint(c.Dial), pairs: map[*pair]struct{}{}}
+}
+
+// Serve serves what l accepts until Shutdown, and returns nil then. It closes l. It is called once.
+func (s *Server) Serve(l net.Listener) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	s.mu.Lock()
+	s.listener, s.cancel = l, cancel
+	stopping := s.stopping
+	s.mu.Unlock()
+	if stopping {
+		cancel()
+		return l.Close()
+	}
+	s.running.Go(func() { s.endpoint.run(ctx) })
+	for {
+		client, err := l.Accept()
+		switch {
+		case err == nil:
+			s.running.Go(func() { s.serve(ctx, client) })
+		case s.isStopping():
+			return nil
+		case isTemporary(err):
+			s.config.Log.Error(err, "Accept failed, trying again")
+			pause(ctx, acceptRetry)
+		default:
+			return errors.Join(err, l.Close())
+		}
+	}
+}
+
+// acceptRetry is the time between attempts to accept a connection while the process has no file descriptor or no memory.
+const acceptRetry = 50 * time.Millisecond
+
+func isTemporary(err error) bool {
+	for _, errno := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+func (s *Server) isStopping() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stopping
+}
+
+// add adds a pair, unless the server stops or has too many.
+func (s *Server) add(p *pair) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopping || len(s.pairs) >= maxConnections {
+		return false
+	}
+	s.pairs[p] = struct{}{}
+	return true
+}
+
+func (s *Server) remove(p *pair) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.pairs, p)
+}
+
+// Shutdown stops accepting, and sends the clients away. It waits until the unary calls are answered that they have begun, and ends
+// the streams. What is left at the end of ctx is cancelled. It returns when everything has ended.
+func (s *Server) Shutdown(ctx context.Context) {
+	s.mu.Lock()
+	s.stopping = true
+	l, cancel := s.listener, s.cancel
+	pairs := make([]*pair, 0, len(s.pairs))
+	for p := range s.pairs {
+		pairs = append(pairs, p)
+	}
+	s.mu.Unlock()
+	if l == nil {
+		return
+	}
+	_ = l.Close()
+	var stops sync.WaitGroup
+	for _, p := range pairs {
+		stops.Go(func() { p.stop(ctx) })
+	}
+	stops.Wait()
+	cancel()
+	s.running.Wait()
+}
+
+// guard keeps a panic within its call.
+func (s *Server) guard(method string, f func() error) (err error) {
+	defer func() {
+		if value := recover(); value != nil {
+			if err = s.config.Panicked(method, value, debug.Stack()); err == nil {
+				err = errPanic
+			}
+		}
+	}()
+	return f()
+}
+
+// writerTo returns a writer to a connection, which may be wrapped by others that have a method NetConn.
+func writerTo(conn net.Conn) (*writer, error) {
+	inner := conn
+	for {
+		wrapper, ok := inner.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
+		inner = wrapper.NetConn()
+	}
+	socket, ok := inner.(syscall.Conn)
+	if !ok {
+		return nil, fmt.Errorf("%T has no file descriptor", inner)
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	return newWriter(conn, raw), nil
+}
