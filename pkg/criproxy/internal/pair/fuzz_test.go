@@ -78,13 +78,13 @@ type reading struct {
 
 func (r *reading) String() string { return fmt.Sprintf("%s %v %q", r.method, r.metadata, r.message) }
 
-// withoutPriority returns frames without PRIORITY. Of a malformed one x/net ends the connection, while it is an error of its stream alone (RFC 9113
-// 6.3). Within a header block it is kept: there it is an error.
+// withoutPriority returns frames without PRIORITY and PRIORITY_UPDATE. Of a malformed one x/net ends the connection, while the first is an error of
+// its stream alone (RFC 9113 6.3), and the second an extension (RFC 9218) that pairs ignore. Within a header block they are kept: there they are an error.
 func withoutPriority(frames []byte) []byte {
 	var kept []byte
 	for open := false; len(frames) >= 9; {
 		n := min(9+int(frames[0])<<16+int(frames[1])<<8+int(frames[2]), len(frames))
-		if frames[3] != priority || open {
+		if frames[3] != priority && frames[3] != priorityUpdate || open {
 			kept = append(kept, frames[:n]...)
 		}
 		if frames[3] == headers || frames[3] == continuation {
@@ -94,6 +94,8 @@ func withoutPriority(frames []byte) []byte {
 	}
 	return append(kept, frames...)
 }
+
+const priorityUpdate = 0x10
 
 // readings reads the frames of a client as x/net does, on which grpc-go is built.
 func readings(frames []byte) []*reading {

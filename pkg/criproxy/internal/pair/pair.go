@@ -141,7 +141,7 @@ func (p *pair) count(st *stream, code codes.Code) {
 func (s *Server) serve(ctx context.Context, client net.Conn) {
 	w, err := writerTo(client)
 	if err != nil {
-		s.config.Log.Error(err, "Connection of a client closed")
+		s.config.Log.Error(err, "Cannot serve the connection of a client, closing it")
 		_ = client.Close()
 		return
 	}

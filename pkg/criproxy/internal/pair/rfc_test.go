@@ -68,6 +68,7 @@ func whole(c *strictClient, method string, fields ...string) {
 func conformances() []conformance {
 	all := []conformance{
 		{"9113 4.1", "extension frame is ignored", answered, func(c *strictClient) { c.raw(extension, 0xff, 0, 1, 2, 3); whole(c, forwarded) }},
+		{"9218 7.1", "PRIORITY_UPDATE is ignored", answered, func(c *strictClient) { c.raw(priorityUpdate, 0, 0, 0, 0, 0, 1, 'u'); whole(c, forwarded) }},
 		{"9113 4.1", "undefined flags are ignored", answered, func(c *strictClient) { c.raw(ping, 0x16, 0, make([]byte, 8)...); whole(c, forwarded) }},
 		{"9113 4.1", "reserved bit of the stream is ignored", answered, func(c *strictClient) {
 			_, _ = c.conn.Write(append([]byte{0, 0, 8, ping, 0, 0x80, 0, 0, 0}, make([]byte, 8)...))
