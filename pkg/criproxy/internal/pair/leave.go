@@ -80,18 +80,24 @@ func (p *pair) idleLocked() {
 // leave sends the client away, and waits until its calls are answered, or the pair or ctx ends.
 func (p *pair) leave(ctx context.Context, code errorCode, text string) {
 	p.mu.Lock()
-	said := p.leaving.said
-	p.leaving.said = true
+	p.announceLocked(code, text)
 	p.mu.Unlock()
-	if !said {
-		b := appendGoAway(nil, maxWindow, code, text)
-		_ = p.writer.control(appendFrame(b, typePing, 0, 0, []byte(leavePing))) // the client is gone if it fails
-	}
 	select {
 	case <-p.leaving.idle:
 	case <-p.done:
 	case <-ctx.Done():
 	}
+}
+
+// announceLocked sends the first GOAWAY, once. It is sent under the lock, so that no call is refused on this connection before: a client that does not know yet
+// repeats the call on the same connection, and repeats it only once.
+func (p *pair) announceLocked(code errorCode, text string) {
+	if p.leaving.said {
+		return
+	}
+	p.leaving.said = true
+	b := appendGoAway(nil, maxWindow, code, text)
+	_ = p.writer.control(appendFrame(b, typePing, 0, 0, []byte(leavePing))) // the client is gone if it fails
 }
 
 // hasLeft is called when the client has answered the PING. It returns the second GOAWAY, or nothing if it was sent.
@@ -128,6 +134,7 @@ func (p *pair) runtimeLeaves(ctx context.Context, payload []byte, s *settling) [
 	var refused []*stream
 	var b []byte
 	p.mu.Lock()
+	p.announceLocked(code, text)
 	if last != maxWindow {
 		p.leaving.refusing = true
 		for id, st := range p.streams {
