@@ -14,8 +14,10 @@ func New(s string) Ref {
 	if s == "" {
 		return Ref{}
 	}
-	n, _ := Parse(s)
-	return Ref{written: s, name: n}
+	return recentRef(s, func(s string) Ref {
+		n, _ := Parse(s)
+		return Ref{written: s, name: n}
+	})
 }
 
 // String returns the name as it is written.
