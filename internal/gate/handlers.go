@@ -1,9 +1,12 @@
 package gate
 
 import (
+	"bytes"
+
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 )
 
@@ -28,19 +31,28 @@ func (g *Gate) Handlers() map[string]criproxy.Handler {
 	}
 }
 
-// Bypasses returns which calls that have a handler are forwarded without it: those that the gate only observes, and image
-// statuses that it does not judge. A handler answers them in the same way, and is slower.
+// Bypasses returns the faster ways of calls that have a handler: those that the gate only observes, and image statuses that it does
+// not judge, are forwarded without it; pre-checks are sent ahead. A handler answers them in the same way, and is slower.
 func (g *Gate) Bypasses() map[string]criproxy.Bypass {
 	return map[string]criproxy.Bypass{
-		runtimeapi.ImageService_ImageStatus_FullMethodName:        bypassImageStatus,
+		runtimeapi.ImageService_ImageStatus_FullMethodName:        g.bypassImageStatus,
 		runtimeapi.RuntimeService_RunPodSandbox_FullMethodName:    g.observeRunPodSandbox,
 		runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName: g.observeRemovePodSandbox,
 		runtimeapi.RuntimeService_ListPodSandbox_FullMethodName:   g.observeListPodSandbox,
 	}
 }
 
-// bypassImageStatus passes what is not a pre-check.
-func bypassImageStatus(request []byte) (pass bool, observe func(response []byte)) {
-	var req runtimeapi.ImageStatusRequest
-	return proto.Unmarshal(request, &req) == nil && !isPrecheck(&req), nil
+// bypassImageStatus passes what is certainly not a pre-check. The runtime is asked for the image of what may be one before the handler has read
+// the request, unless the handler has to wait for the gate to be synced: then the answer could be out of date.
+func (g *Gate) bypassImageStatus(request []byte) (way criproxy.Way, observe func(response []byte)) {
+	if bytes.Contains(request, []byte(podindex.SeenAnnotation)) {
+		if g.Synced() {
+			return criproxy.HandledAhead, nil
+		}
+		return criproxy.Handled, nil
+	}
+	if proto.Unmarshal(request, &runtimeapi.ImageStatusRequest{}) != nil {
+		return criproxy.Handled, nil
+	}
+	return criproxy.Forwarded, nil
 }

@@ -17,8 +17,8 @@ func (g *Gate) runPodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, err
 
 // observed forwards a call and lets it be observed. It serves the calls that cannot bypass their handler.
 func observed(ctx context.Context, c *criproxy.Call, bypass criproxy.Bypass) ([]byte, error) {
-	pass, observe := bypass(c.Request)
-	if !pass {
+	way, observe := bypass(c.Request)
+	if way == criproxy.Handled {
 		return nil, errUndecodable()
 	}
 	raw, err := c.Forward(ctx)
@@ -28,12 +28,12 @@ func observed(ctx context.Context, c *criproxy.Call, bypass criproxy.Bypass) ([]
 	return raw, err
 }
 
-func (g *Gate) observeRunPodSandbox(request []byte) (pass bool, observe func(response []byte)) {
+func (g *Gate) observeRunPodSandbox(request []byte) (way criproxy.Way, observe func(response []byte)) {
 	var req runtimeapi.RunPodSandboxRequest
 	if proto.Unmarshal(request, &req) != nil {
-		return false, nil
+		return criproxy.Handled, nil
 	}
-	return true, func(response []byte) {
+	return criproxy.Forwarded, func(response []byte) {
 		var resp runtimeapi.RunPodSandboxResponse
 		if err := criproxy.DecodeAnswer(response, &resp); err != nil {
 			g.log.Error(err, "Answer of the runtime cannot be read, the pod is not identified until its sandbox is listed")
@@ -52,12 +52,12 @@ func (g *Gate) removePodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, 
 	return observed(ctx, c, g.observeRemovePodSandbox)
 }
 
-func (g *Gate) observeRemovePodSandbox(request []byte) (pass bool, observe func(response []byte)) {
+func (g *Gate) observeRemovePodSandbox(request []byte) (way criproxy.Way, observe func(response []byte)) {
 	var req runtimeapi.RemovePodSandboxRequest
 	if proto.Unmarshal(request, &req) != nil {
-		return false, nil
+		return criproxy.Handled, nil
 	}
-	return true, func([]byte) {
+	return criproxy.Forwarded, func([]byte) {
 		g.endPods(g.pods.Remove(req.GetPodSandboxId()))
 		g.cleared.endSandbox(req.GetPodSandboxId())
 	}
@@ -68,17 +68,17 @@ func (g *Gate) listPodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, er
 	return observed(ctx, c, g.observeListPodSandbox)
 }
 
-func (g *Gate) observeListPodSandbox(request []byte) (pass bool, observe func(response []byte)) {
+func (g *Gate) observeListPodSandbox(request []byte) (way criproxy.Way, observe func(response []byte)) {
 	var req runtimeapi.ListPodSandboxRequest
 	if proto.Unmarshal(request, &req) != nil {
-		return false, nil
+		return criproxy.Handled, nil
 	}
 	// A newer CRI may add a field to the request that makes the list partial.
 	if proto.Size(req.GetFilter()) > 0 || len(req.ProtoReflect().GetUnknown()) > 0 {
-		return true, nil
+		return criproxy.Forwarded, nil
 	}
 	since := g.pods.Now()
-	return true, func(response []byte) {
+	return criproxy.Forwarded, func(response []byte) {
 		list, err := readSandboxes(response)
 		if err != nil {
 			g.log.Error(err, "List of sandboxes cannot be read, the index of pods stays as it is")

@@ -36,7 +36,7 @@ func TestEndpointsThatDiffer(t *testing.T) {
 			runtimeapi.ImageService_ImageStatus_FullMethodName: func(ctx context.Context, c *criproxy.Call) ([]byte, error) { handled++; return c.Forward(ctx) },
 		},
 		Bypasses: map[string]criproxy.Bypass{
-			runtimeapi.ImageService_ImageStatus_FullMethodName: func([]byte) (bool, func([]byte)) { return true, nil },
+			runtimeapi.ImageService_ImageStatus_FullMethodName: func([]byte) (criproxy.Way, func([]byte)) { return criproxy.Forwarded, nil },
 		},
 	})
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", runtime.Endpoint()[len("unix://"):]+".proxy")

@@ -23,12 +23,17 @@ type Call struct {
 	Request  []byte // as it came; not to be changed
 	Upstream *Upstream
 
-	header, trailer metadata.MD // of the runtime's answer; they go with ours
+	header, trailer metadata.MD  // of the runtime's answer; they go with ours
+	ahead           *pair.Answer // for the first Forward; nil if there is none
 }
 
 // Forward sends the call to the runtime as it came, with its metadata, and returns the runtime's
 // answer as it came. The header and the trailer of the last answer go with the response to the client.
 func (c *Call) Forward(ctx context.Context) ([]byte, error) {
+	if a := c.ahead; a != nil {
+		c.ahead, c.header, c.trailer = nil, a.Header, a.Trailer
+		return a.Message, nil
+	}
 	req := frame{data: mem.BufferSlice{mem.SliceBuffer(c.Request)}}
 	var resp frame
 	defer resp.free() // a call may fail although its message has come
@@ -42,7 +47,7 @@ func (c *Call) Forward(ctx context.Context) ([]byte, error) {
 // handled returns the route's end of a handler.
 func handled(u *Upstream, h Handler) func(context.Context, *pair.Call) error {
 	return func(ctx context.Context, p *pair.Call) error {
-		c := &Call{Method: p.Method, Request: p.Request, Upstream: u}
+		c := &Call{Method: p.Method, Request: p.Request, Upstream: u, ahead: p.Ahead}
 		response, err := h(ctx, c)
 		p.Header, p.Trailer = c.header, c.trailer
 		if err != nil {

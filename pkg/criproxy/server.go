@@ -42,11 +42,26 @@ type Config struct {
 	Log      klog.Logger
 }
 
-// A Bypass reports whether a call is forwarded without its handler. It must decide without waiting for anything. If observe is not
-// nil, it is called with the message of a successful answer before the client gets the status; it must not wait either, and not keep
-// the message. A call is handled without asking the Bypass if its request comes in several pieces, or if its service has an
-// endpoint of its own.
-type Bypass func(request []byte) (pass bool, observe func(response []byte))
+// A Bypass decides by its request how a call is answered. It must decide without waiting for anything. If observe is not nil, it is
+// called with the message of a successful answer of a call that is [Forwarded], before the client gets the status; it must not wait
+// either, and not keep the message. A call is [Handled] without asking the Bypass if its request comes in several pieces, or if its
+// service has an endpoint of its own.
+type Bypass func(request []byte) (way Way, observe func(response []byte))
+
+// A Way is how a call is answered whose method has a handler.
+type Way int
+
+// The ways of a call.
+const (
+	// Handled is by the handler.
+	Handled = Way(pair.Handled)
+	// Forwarded is by the runtime, without the handler.
+	Forwarded = Way(pair.Forwarded)
+	// HandledAhead is by the handler, and saves time: the call is forwarded before the handler runs, so that the answer is on its way when
+	// the handler calls [Call.Forward] for the first time. It is meant for calls that change nothing at the runtime: the call
+	// is forwarded even if the handler does not want it, and once more if its answer is not a successful one.
+	HandledAhead = Way(pair.HandledAhead)
+)
 
 // A Server is the CRI as the kubelet sees it.
 type Server struct {
@@ -132,8 +147,11 @@ func (s *Server) addService(d *grpc.ServiceDesc, c Config, u *Upstream) {
 		switch h := s.handlers[method]; {
 		case h != nil:
 			route.Handle = handled(u, h)
-			if paired && c.Bypasses[method] != nil {
-				route.Bypass = c.Bypasses[method]
+			if bypass := c.Bypasses[method]; paired && bypass != nil {
+				route.Bypass = func(request []byte) (pair.Way, func([]byte)) {
+					way, observe := bypass(request)
+					return pair.Way(way), observe
+				}
 			}
 		case !paired:
 			route.Handle = s.stream(u)

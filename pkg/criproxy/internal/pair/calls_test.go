@@ -59,7 +59,7 @@ func TestMixedLoad(t *testing.T) {
 
 // anyCall makes one call of a random kind.
 func anyCall(ctx context.Context, cc *grpc.ClientConn, in []byte) error {
-	method := []string{forwarded, local, bypassed, observed}[rand.IntN(4)]
+	method := []string{forwarded, local, bypassed, observed, ahead}[rand.IntN(5)]
 	in = append([]byte([]string{"pass", "handle"}[rand.IntN(2)]), in...)
 	switch rand.IntN(8) {
 	case 0:
@@ -118,7 +118,7 @@ func TestLargestMessages(t *testing.T) {
 	r := newRig(t, true)
 	cc := dial(t, r.path)
 	in := bytes.Repeat([]byte("x"), 16<<20)
-	for _, method := range []string{forwarded, local, bypassed, observed} {
+	for _, method := range []string{forwarded, local, bypassed, observed, ahead} {
 		if out, err := call(t.Context(), cc, method, in); err != nil || !bytes.Equal(out, in) {
 			t.Errorf("%s of 16 MiB = %d bytes, %v", method, len(out), err)
 		}
@@ -135,7 +135,7 @@ func TestLargestMessages(t *testing.T) {
 func TestThousandConcurrentCalls(t *testing.T) {
 	r := newRig(t, true)
 	cc := dial(t, r.path)
-	for _, method := range []string{forwarded, local} {
+	for _, method := range []string{forwarded, local, ahead} {
 		var callers sync.WaitGroup
 		for range 1000 {
 			callers.Go(func() {

@@ -15,12 +15,13 @@
 //	             │  responses (1 goroutine)                       │
 //	             └────────────────────────────────────────────────┘
 //
-// Each direction reads once, handles all complete frames, and writes once. The five hard parts have a file each, which
+// Each direction reads once, handles all complete frames, and writes once. The hard parts have a file each, which
 // begins with the rules that it keeps:
 //
 //   - request.go: header blocks of requests are decoded and encoded anew, so that the runtime reads the method that was
 //     routed, and so that a call can be left out;
-//   - response.go: header blocks of responses pass unchanged; answers of this process use no dynamic table;
+//   - response.go: header blocks of responses pass unchanged, and need no dynamic table;
+//   - ahead.go: a handler that gets the runtime's answer before the client does;
 //   - window.go: flow control is between client and runtime, with corrections for what is answered or held here;
 //   - leave.go: GOAWAY of the runtime, and the stop of this process;
 //   - endpoint.go: a runtime that is not there.

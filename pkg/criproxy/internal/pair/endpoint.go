@@ -14,7 +14,8 @@ import (
 // Each connection of a client is paired with a new connection to the runtime. The rules for a runtime that is not there:
 //
 //   - A connection counts once the runtime has sent its SETTINGS: a socket that accepts connections and is silent is no
-//     runtime. The pair sends its own SETTINGS first, because some runtimes (those behind cmux) answer only then.
+//     runtime. The pair sends its own SETTINGS first, because some runtimes (those behind cmux) answer only then. They take
+//     the table from the runtime's header blocks (response.go).
 //   - One attempt that fails marks the runtime as absent. From then on no client waits: it is served at once, without a
 //     runtime. One goroutine tries to connect until the runtime is there, and then tells all pairs.
 //   - The end of one connection says nothing of the others: a pair that lost its own makes an attempt to see what is.
@@ -177,7 +178,7 @@ func (e *endpoint) try(ctx context.Context) (net.Conn, *reader, error) {
 
 // greet sends the preface and SETTINGS, and reads until the SETTINGS of the runtime are complete.
 func greet(conn net.Conn, in *reader) error {
-	if _, err := conn.Write(appendFrame([]byte(preface), typeSettings, 0, 0, nil)); err != nil {
+	if _, err := conn.Write(appendFrame([]byte(preface), typeSettings, 0, 0, appendSetting(nil, settingTableSize, 0))); err != nil {
 		return err
 	}
 	for {

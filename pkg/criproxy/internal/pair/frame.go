@@ -55,6 +55,7 @@ const (
 	codeClosed      errorCode = 0x5
 	codeFrameSize   errorCode = 0x6
 	codeRefused     errorCode = 0x7
+	codeCancel      errorCode = 0x8
 	codeCompression errorCode = 0x9
 	codeCalm        errorCode = 0xb
 )

@@ -193,6 +193,7 @@ func FuzzRequests(f *testing.F) {
 		c.do(client)
 		f.Add(recorded.Bytes())
 		client.call(local, []byte("next"))
+		client.call(ahead, []byte("next"))
 		f.Add(recorded.Bytes())
 	}
 	f.Fuzz(func(t *testing.T, frames []byte) {
@@ -274,8 +275,8 @@ func FuzzRequests(f *testing.F) {
 }
 
 func passes(route *pair.Route, request []byte) bool {
-	pass, _ := route.Bypass(request)
-	return pass
+	way, _ := route.Bypass(request)
+	return way != pair.Handled
 }
 
 // waitForEnd reads until the PING at the end is answered, or the connection ends.
@@ -305,7 +306,8 @@ func (*recorder) Close() error                     { return nil }
 func (*recorder) SetReadDeadline(time.Time) error  { return nil }
 func (*recorder) SetWriteDeadline(time.Time) error { return nil }
 
-// A runtime may send any bytes: nothing panics or waits for ever, and every call is counted once.
+// A runtime may send any bytes: nothing panics or waits for ever, every call is counted once, and of what comes on the stream of a call that was
+// sent ahead, nothing reaches the client but what its handler says.
 func FuzzResponses(f *testing.F) {
 	var b bytes.Buffer
 	enc := hpack.NewEncoder(&b)
@@ -332,8 +334,18 @@ func FuzzResponses(f *testing.F) {
 	for _, write := range []func(fr *http2.Framer){
 		func(fr *http2.Framer) { answer(fr, 1) },
 		func(fr *http2.Framer) { answer(fr, 1); answer(fr, 5); answer(fr, 7) },
-		func(fr *http2.Framer) { answer(fr, 3) }, // a local call
-		func(fr *http2.Framer) { answer(fr, 9) }, // no call
+		func(fr *http2.Framer) { answer(fr, 3) },  // a local call
+		func(fr *http2.Framer) { answer(fr, 9) },  // a call that was sent ahead
+		func(fr *http2.Framer) { answer(fr, 11) }, // no call
+		func(fr *http2.Framer) { answer(fr, 9); answer(fr, 1); answer(fr, 9) },
+		func(fr *http2.Framer) { _ = fr.WriteRSTStream(9, http2.ErrCodeNo); answer(fr, 9) },
+		func(fr *http2.Framer) {
+			_ = fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 9, BlockFragment: header, EndHeaders: true})
+			_ = fr.WriteData(9, false, make([]byte, 16384))
+			_ = fr.WriteData(9, false, make([]byte, 16384))
+			_ = fr.WriteData(9, false, make([]byte, 16384))
+			_ = fr.WriteGoAway(1, http2.ErrCodeNo, nil)
+		},
 		func(fr *http2.Framer) { answer(fr, 5); answer(fr, 5) },
 		func(fr *http2.Framer) { _ = fr.WriteSettingsAck(); _ = fr.WriteSettingsAck(); answer(fr, 1) },
 		func(fr *http2.Framer) {
@@ -377,7 +389,7 @@ func FuzzResponses(f *testing.F) {
 		frames = frames[:min(len(frames), 100_000)]
 		runtimeEnd, dialed := sockets(t)
 		var dials atomic.Int64
-		rig := &rig{t: t, observed: make(chan []byte, 1000)}
+		rig := &rig{t: t, observed: make(chan []byte, 1000), hides: true}
 		server := pair.NewServer(rig.config(func(context.Context) (net.Conn, error) {
 			if dials.Add(1) > 1 {
 				return nil, errors.New("only one connection")
@@ -395,11 +407,13 @@ func FuzzResponses(f *testing.F) {
 		client.call(local, []byte("x"))
 		client.call(observed, []byte("x"))
 		client.open("/test.Service/Stream")
+		client.call(ahead, []byte("x"))
 
+		var received bytes.Buffer
 		var ends sync.WaitGroup
 		_ = runtimeEnd.SetDeadline(time.Now().Add(50 * time.Millisecond))
 		ends.Go(func() { _, _ = io.Copy(io.Discard, runtimeEnd) })
-		ends.Go(func() { _, _ = io.Copy(io.Discard, clientEnd) })
+		ends.Go(func() { _, _ = io.Copy(&received, clientEnd) })
 		_, _ = runtimeEnd.Write(append([]byte{0, 0, 0, settings, 0, 0, 0, 0, 0}, frames...))
 		_ = client.fr.WritePing(false, [8]byte{})
 		time.Sleep(2 * time.Millisecond) // for both to read
@@ -419,11 +433,42 @@ func FuzzResponses(f *testing.F) {
 		if dials.Load() == 0 {
 			_ = dialed.Close()
 		}
-		if got := rig.ended.Load(); got > 4 {
-			t.Errorf("%d calls counted; there were 4", got)
+		if got := rig.ended.Load(); got > 5 {
+			t.Errorf("%d calls counted; there were 5", got)
 		}
 		if rig.panics.Load() > 0 {
 			t.Error("a panic")
 		}
+		onlyHidden(t, received.Bytes(), 9)
 	})
+}
+
+// onlyHidden sees that a client has got nothing on a stream but the answer of a handler that hides.
+func onlyHidden(t *testing.T, frames []byte, stream uint32) {
+	t.Helper()
+	fr := http2.NewFramer(io.Discard, bytes.NewReader(frames))
+	fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	for {
+		f, err := fr.ReadFrame()
+		if err != nil {
+			return
+		}
+		if f.Header().StreamID != stream {
+			continue
+		}
+		switch f := f.(type) {
+		case *http2.DataFrame:
+			if string(f.Data()) != string(framed([]byte("hidden"))) {
+				t.Errorf("client has DATA %q on the stream of a call that was sent ahead", f.Data())
+			}
+		case *http2.MetaHeadersFrame:
+			for _, h := range f.Fields {
+				if !slices.Contains([]string{":status 200", "content-type application/grpc", "grpc-status 0", "grpc-message "}, h.Name+" "+h.Value) {
+					t.Errorf("client has %v on the stream of a call that was sent ahead", h)
+				}
+			}
+		default:
+			t.Errorf("client has %v on the stream of a call that was sent ahead", f)
+		}
+	}
 }

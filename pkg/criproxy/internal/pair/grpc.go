@@ -24,7 +24,7 @@ import (
 //	trailer   grpc-status, grpc-message, grpc-status-details-bin, metadata
 //
 // Header blocks consist of the static entry for :status 200 and of literals that are never indexed, without Huffman coding
-// (RFC 7541 6.1 and 6.2.3). They neither use nor change the dynamic table, whoever's it is.
+// (RFC 7541 6.1 and 6.2.3). They begin with an update that leaves no dynamic table, see response.go.
 
 const grpcType = "application/grpc"
 
@@ -86,8 +86,13 @@ func appendMetadata(b []byte, md metadata.MD) []byte {
 	return b
 }
 
-// status200 is the index of :status 200 in the static table.
-const status200 = 0x88
+const (
+	// status200 is the index of :status 200 in the static table.
+	status200 = 0x88
+	// noTable is an update of the dynamic table's size, to 0. An update has tableUpdate in the bits of tableMask.
+	noTable                = 0x20
+	tableUpdate, tableMask = 0x20, 0xe0
+)
 
 // appendHeader appends the fields of a header. "" is the content type of gRPC.
 func appendHeader(b []byte, contentType string, md metadata.MD) []byte {
@@ -157,18 +162,13 @@ func appendLiteral(b []byte, name, value string) []byte {
 	return appendString(appendString(b, name), value)
 }
 
+// appendString appends a string: its length, as an integer with a prefix of 7 bits (RFC 7541 5.1), and itself.
 func appendString(b []byte, s string) []byte {
-	return append(appendInteger(b, 0, 7, uint64(len(s))), s...)
-}
-
-func appendTableUpdate(b []byte, size uint64) []byte { return appendInteger(b, 0x20, 5, size) }
-
-// appendInteger appends an integer with a prefix of bits (RFC 7541 5.1); first has the bits before it.
-func appendInteger(b []byte, first byte, bits int, n uint64) []byte {
-	limit := uint64(1)<<bits - 1
-	if n < limit {
-		return append(b, first|byte(n)) //nolint:gosec // it is below limit
+	const limit = 1<<7 - 1
+	if len(s) < limit {
+		b = append(b, byte(len(s))) //nolint:gosec // it is below limit
+	} else {
+		b = binary.AppendUvarint(append(b, limit), uint64(len(s)-limit)) //nolint:gosec // not negative
 	}
-	b = append(b, first|byte(limit)) //nolint:gosec // a prefix has at most 7 bits
-	return binary.AppendUvarint(b, n-limit)
+	return append(b, s...)
 }

@@ -32,12 +32,14 @@ import (
 )
 
 // The methods of the rig: forwarded is answered by the runtime, local by a handler, bypassed by the runtime if its request
-// begins with "pass", and observed by the runtime, with an observer.
+// begins with "pass", and observed by the runtime, with an observer. Calls of ahead are sent ahead; their handler hides the answer if it
+// has do-hide, and makes the call by itself if it has no answer.
 const (
 	forwarded = "/test.Service/Forwarded"
 	local     = "/test.Service/Local"
 	bypassed  = "/test.Service/Bypassed"
 	observed  = "/test.Service/Observed"
+	ahead     = "/test.Service/Ahead"
 )
 
 // rawCodec sends and receives *[]byte as they are.
@@ -136,6 +138,8 @@ type rig struct {
 	server   *pair.Server
 	path     string
 	ran      atomic.Int64 // handlers
+	repeated atomic.Int64 // calls that were sent ahead, and made once more
+	hides    bool         // calls that are sent ahead are answered by "hidden"
 	observed chan []byte
 	panics   atomic.Int64
 	ended    atomic.Int64
@@ -190,12 +194,16 @@ func (r *rig) config(dial func(context.Context) (net.Conn, error)) pair.Config {
 	routes := map[string]*pair.Route{
 		forwarded: {Unary: true},
 		local:     {Unary: true, Handle: r.handle},
-		bypassed: {Unary: true, Handle: r.handle, Bypass: func(request []byte) (bool, func([]byte)) {
-			return bytes.HasPrefix(request, []byte("pass")), nil
+		bypassed: {Unary: true, Handle: r.handle, Bypass: func(request []byte) (pair.Way, func([]byte)) {
+			if bytes.HasPrefix(request, []byte("pass")) {
+				return pair.Forwarded, nil
+			}
+			return pair.Handled, nil
 		}},
-		observed: {Unary: true, Handle: r.handle, Bypass: func([]byte) (bool, func([]byte)) {
-			return true, func(response []byte) { r.observed <- bytes.Clone(response) }
+		observed: {Unary: true, Handle: r.handle, Bypass: func([]byte) (pair.Way, func([]byte)) {
+			return pair.Forwarded, func(response []byte) { r.observed <- bytes.Clone(response) }
 		}},
+		ahead: {Unary: true, Handle: r.handleAhead, Bypass: func([]byte) (pair.Way, func([]byte)) { return pair.HandledAhead, nil }},
 	}
 	return pair.Config{
 		Dial: dial,
@@ -232,6 +240,25 @@ func (r *rig) handle(ctx context.Context, c *pair.Call) error {
 		}
 	}
 	return nil
+}
+
+// handleAhead hides what it has if the call has do-hide, after the time of do-judge.
+func (r *rig) handleAhead(ctx context.Context, c *pair.Call) error {
+	if r.hides {
+		return c.Send([]byte("hidden"))
+	}
+	if c.Ahead == nil {
+		r.repeated.Add(1)
+		return r.handle(ctx, c)
+	}
+	message := c.Ahead.Message
+	md, _ := metadata.FromIncomingContext(ctx)
+	time.Sleep(time.Duration(number(md, "do-judge")) * time.Millisecond)
+	if number(md, "do-hide") > 0 {
+		message = []byte("hidden")
+	}
+	c.Header, c.Trailer = c.Ahead.Header, c.Ahead.Trailer
+	return c.Send(message)
 }
 
 func dial(tb testing.TB, path string, options ...grpc.DialOption) *grpc.ClientConn {

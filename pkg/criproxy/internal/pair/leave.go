@@ -138,10 +138,14 @@ func (p *pair) runtimeLeaves(ctx context.Context, payload []byte, s *settling) [
 	if last != maxWindow {
 		p.leaving.refusing = true
 		for id, st := range p.streams {
-			if st.local == nil && id > last {
+			switch {
+			case id <= last:
+			case st.local == nil:
 				b = appendReset(b, id, codeRefused)
 				p.removeLocked(id, st, s)
 				refused = append(refused, st)
+			case st.isAhead():
+				p.handlers.Go(st.ahead.handleLocked(false))
 			}
 		}
 	}
@@ -163,6 +167,7 @@ func (p *pair) runtimeLeaves(ctx context.Context, payload []byte, s *settling) [
 // runtimeLost ends the forwarded calls after the end of the runtime's connection, and settles what the client still expects
 // of the runtime.
 func (p *pair) runtimeLost() {
+	var runs []func()
 	type ended struct {
 		id         uint32
 		st         *stream
@@ -176,15 +181,20 @@ func (p *pair) runtimeLost() {
 		if st.local == nil {
 			p.removeLocked(id, st, &done)
 			left = append(left, ended{id, st, !st.clientEnded})
+		} else if st.isAhead() {
+			runs = append(runs, st.ahead.handleLocked(false))
 		}
 	}
 	acks, stopping := p.unacknowledged, p.leaving.stopping
-	p.unacknowledged = nil
+	p.unacknowledged = 0
 	window := defaultWindow - p.window.runtime
 	p.window.runtime, p.window.debt = defaultWindow, 0
 	p.room.Broadcast()
 	p.mu.Unlock()
 
+	for _, run := range runs {
+		p.handlers.Go(run)
+	}
 	reason := p.server.config.Lost
 	if stopping {
 		reason = p.server.config.Stopping
@@ -193,21 +203,17 @@ func (p *pair) runtimeLost() {
 	for _, e := range left {
 		p.count(e.st, end.Code())
 	}
-	if p.writer.acquire() != nil {
-		return // the client is gone
-	}
 	b := appendWindowUpdate(nil, 0, window)
-	for _, size := range acks {
+	for range acks {
 		b = appendFrame(b, typeSettings, flagAck, 0, nil)
-		p.writer.lowerTable(size)
 	}
 	for _, e := range left {
-		b = p.writer.appendAnswer(b, answerEnd{id: e.id, started: e.st.answering, status: end})
+		b = appendAnswer(b, answerEnd{id: e.id, started: e.st.answering, status: end})
 		if e.incomplete {
 			b = appendReset(b, e.id, codeNone)
 		}
 	}
-	if p.writer.release(b) == nil {
+	if p.writer.send(b) == nil { // else the client is gone
 		p.settle(&done)
 	}
 }
@@ -226,6 +232,12 @@ func (p *pair) endOfRuntime(answered bool, err error) (wait time.Duration) {
 	}
 	p.runtimeLost()
 	return wait
+}
+
+// runtimeEnded is called when nothing more comes from the runtime, and nothing of it is to be sent.
+func (p *pair) runtimeEnded(ctx context.Context, wait time.Duration) {
+	close(p.answered)
+	p.awaitRuntime(ctx, wait)
 }
 
 // awaitRuntime sends the client away once the runtime is there, so that its next connection is paired.

@@ -43,17 +43,21 @@ type local struct {
 	deadline    time.Time
 	failure     error // the call is answered with it
 	body        []byte
-	cancel      context.CancelFunc // nil until the call is started
+	cancel      context.CancelFunc // nil until the call is started; guarded by pair.mu if the call was sent ahead
 }
 
 func (l *local) started() bool { return l.cancel != nil }
 
-// newLocal reads the header fields of a call.
-func newLocal(fields []hpack.HeaderField, head requestHead) (*local, error) {
+func newLocal(head requestHead) (*local, error) {
 	if !isGRPC(head.contentType) {
 		return nil, streamError{codeProtocol}
 	}
-	l := &local{md: metadata.MD{}, contentType: head.contentType}
+	return &local{contentType: head.contentType}, nil
+}
+
+// read reads the header fields of a call, for its handler.
+func (l *local) read(fields []hpack.HeaderField, began time.Time) {
+	l.md = metadata.MD{}
 	for _, f := range fields {
 		switch f.Name {
 		case "grpc-timeout":
@@ -61,7 +65,7 @@ func newLocal(fields []hpack.HeaderField, head requestHead) (*local, error) {
 			if err != nil {
 				l.failure = status.Errorf(codes.Internal, "malformed grpc-timeout: %v", err)
 			}
-			l.deadline = time.Now().Add(timeout)
+			l.deadline = began.Add(timeout)
 		case ":authority", "user-agent", "content-type":
 			l.md.Append(f.Name, f.Value)
 		default:
@@ -75,7 +79,6 @@ func newLocal(fields []hpack.HeaderField, head requestHead) (*local, error) {
 			l.md.Append(f.Name, value)
 		}
 	}
-	return l, nil
 }
 
 // collect adds DATA to the request of a local call.
@@ -134,21 +137,27 @@ func (r *requests) requestEnded(ctx context.Context, id uint32, st *stream) {
 }
 
 // start answers a call: with failure, or by its handler if that is nil.
-func (r *requests) start(ctx context.Context, id uint32, st *stream, failure error) {
-	p, l := r.pair, st.local
+func (p *pair) start(ctx context.Context, id uint32, st *stream, failure error) {
+	p.mu.Lock()
+	run := p.startLocked(ctx, id, st, failure)
+	p.mu.Unlock()
+	p.handlers.Go(run)
+}
+
+// startLocked prepares a call to be answered, and returns what answers it, which the caller has to run.
+func (p *pair) startLocked(ctx context.Context, id uint32, st *stream, failure error) (run func()) {
+	l := st.local
 	ctx = metadata.NewIncomingContext(ctx, l.md)
 	if l.deadline.IsZero() {
 		ctx, l.cancel = context.WithCancel(ctx)
 	} else {
 		ctx, l.cancel = context.WithDeadline(ctx, l.deadline)
 	}
-	p.mu.Lock()
 	p.running++
-	p.mu.Unlock()
-	p.handlers.Go(func() {
+	return func() {
 		defer l.cancel()
 		p.answerCall(ctx, id, st, failure)
-	})
+	}
 }
 
 // answerCall runs the handler of a call and sends its answer.
@@ -157,6 +166,7 @@ func (p *pair) answerCall(ctx context.Context, id uint32, st *stream, failure er
 	c := &Call{Method: st.method, answer: a}
 	if failure == nil {
 		c.Request, _ = wholeMessage(st.local.body)
+		c.Ahead = st.answeredAhead()
 		failure = p.server.guard(st.method, func() error { return st.route.Handle(ctx, c) })
 	}
 	s := statusOf(failure)
@@ -178,6 +188,8 @@ func (p *pair) answerCall(ctx context.Context, id uint32, st *stream, failure er
 type Call struct {
 	Method  string
 	Request []byte // the message
+	// Ahead is the answer of the runtime if the call was sent ahead; nil if there is none that is successful.
+	Ahead *Answer
 	// Header is sent before the first message, Trailer with the status. Keys that gRPC itself sets are not sent.
 	Header, Trailer metadata.MD
 
@@ -260,23 +272,19 @@ func (a *answer) flush(c *Call, end *answerEnd) error {
 	if a.err != nil {
 		return a.err
 	}
-	if err := a.writer.acquire(); err != nil {
-		a.err = err
-		return err
-	}
 	b := appendWindowUpdate(make([]byte, 0, len(a.buf)+256), 0, a.st.local.owed.Swap(0))
 	trailersOnly := end != nil && !a.started && len(a.buf) == 0 && len(c.Header) == 0
 	if !a.started && !trailersOnly {
-		b = appendBlock(b, 0, a.id, appendHeader(a.writer.blockStart(nil), a.st.local.contentType, c.Header))
+		b = appendBlock(b, 0, a.id, appendHeader(blockStart(), a.st.local.contentType, c.Header))
 		a.started = true
 	}
 	b = append(b, a.buf...)
 	a.buf = emptied(a.buf)
 	if end != nil {
 		end.contentType, end.started = a.st.local.contentType, a.started
-		b = a.writer.appendAnswer(b, *end)
+		b = appendAnswer(b, *end)
 	}
-	a.err = a.writer.release(b)
+	a.err = a.writer.send(b)
 	return a.err
 }
 
@@ -289,19 +297,14 @@ type answerEnd struct {
 	md          metadata.MD
 }
 
-// appendAnswer appends the end of an answer. The caller has acquired the writer.
-func (w *writer) appendAnswer(b []byte, e answerEnd) []byte {
-	block := w.blockStart(nil)
+// appendAnswer appends the end of an answer.
+func appendAnswer(b []byte, e answerEnd) []byte {
+	block := blockStart()
 	if !e.started {
 		block = appendHeader(block, e.contentType, nil)
 	}
 	return appendBlock(b, flagEndStream, e.id, appendTrailer(block, e.status, e.md))
 }
 
-// blockStart begins a header block: with an update of the table's size if one is due. The caller has acquired the writer.
-func (w *writer) blockStart(b []byte) []byte {
-	if w.tableUpdate == noUpdate {
-		return b
-	}
-	return appendTableUpdate(b, uint64(w.tableUpdate)) //nolint:gosec // a size, which is not negative
-}
+// blockStart begins a header block; see response.go.
+func blockStart() []byte { return append(make([]byte, 0, 128), noTable) }

@@ -31,16 +31,17 @@ type pair struct {
 	window  windows
 	streams map[uint32]*stream
 	last    uint32 // highest stream that the client has opened
-	// unacknowledged are the SETTINGS of the client that the runtime has not acknowledged: for each frame, the size to which it
-	// lowers the header table, or noUpdate.
-	unacknowledged []int64
+	// unacknowledged is the number of SETTINGS of the client that the runtime has not acknowledged.
+	unacknowledged int
 	tapped         int // bytes of answers kept for observers, at most maxHeld
 	held           int // bytes of requests kept for handlers, at most maxHeld
 	running        int // local calls that have not returned
 	lost           bool
+	wentAhead      bool // an answer that is kept from the client was asked for; see ahead.go
 	leaving        leaving
 
-	handlers sync.WaitGroup
+	handlers  sync.WaitGroup
+	responses sync.WaitGroup
 }
 
 // A stream is one call. A local one is answered here, the others are forwarded.
@@ -51,6 +52,7 @@ type stream struct {
 	end      func() // tells Config.Calls; nil if no stop waits for the call
 	local    *local // nil: forwarded
 	tap      *tap   // nil: the answer is not observed
+	ahead    *ahead // nil: a local call that the runtime does not see
 	declared int64  // what is left of the request by its content-length, or noLength; of the requests alone
 
 	// Guarded by pair.mu.
@@ -60,6 +62,9 @@ type stream struct {
 }
 
 const noLength = -1
+
+// noUpdate says that no update of a header table's size is due.
+const noUpdate = -1
 
 // maxHeld is how many bytes of requests, and of observed answers, one pair keeps.
 const maxHeld = 64 << 20
@@ -156,17 +161,12 @@ func (s *Server) serve(ctx context.Context, client net.Conn) {
 		cancel()
 		return
 	}
-	var responses sync.WaitGroup
-	responses.Go(func() {
-		var wait time.Duration
-		if in != nil {
-			answered, err := p.fromRuntime(ctx, in)
-			p.closeRuntime()
-			wait = p.endOfRuntime(answered, err)
-		}
-		close(p.answered)
-		p.awaitRuntime(ctx, wait)
-	})
+	if in == nil {
+		p.responses.Go(func() { p.runtimeEnded(ctx, 0) })
+	} else {
+		r := p.newResponses(in)
+		p.responses.Go(func() { r.serve(ctx) })
+	}
 	err = p.fromClient(ctx)
 	if broken, ok := errors.AsType[connError](err); ok {
 		s.config.Log.V(2).Info("Connection of a client violates HTTP/2", "err", err)
@@ -178,7 +178,7 @@ func (s *Server) serve(ctx context.Context, client net.Conn) {
 	}
 	cancel()
 	p.close()
-	responses.Wait()
+	p.responses.Wait()
 	p.endStreams()
 	p.handlers.Wait()
 	w.emptying.Wait()

@@ -26,8 +26,8 @@ import (
 //     method, and padding, priority, CONTINUATION and size updates of a client do not reach the runtime.
 //   - A malformed request (RFC 9113 8.1 to 8.3) is reset, and never reaches the runtime or a handler.
 //   - A call is routed once, by its :path. Header blocks reach the runtime in the order of their streams.
-//   - A call with Route.Bypass is held until the next DATA or HEADERS. If that is its whole request, Bypass decides whether the call
-//     is forwarded; else it is a local call.
+//   - A call with Route.Bypass is held until the next DATA or HEADERS. If that is its whole request, Bypass decides who answers the
+//     call; else it is a local call.
 
 // Limits on what one client may make this process keep.
 const (
@@ -67,8 +67,7 @@ type requests struct {
 	fragments int
 
 	held  *heldCall
-	table uint32 // the client's header table, as it has set it
-	ready bool   // the first SETTINGS have come
+	ready bool // the first SETTINGS have come
 }
 
 // A heldCall waits for the rest of its request, which decides who answers it.
@@ -80,7 +79,7 @@ type heldCall struct {
 
 // fromClient serves what the client sends, until its connection ends.
 func (p *pair) fromClient(ctx context.Context) error {
-	r := &requests{pair: p, in: newReader(p.client, clientBuffer), table: defaultTableSize}
+	r := &requests{pair: p, in: newReader(p.client, clientBuffer)}
 	r.decoder = hpack.NewDecoder(defaultTableSize, func(f hpack.HeaderField) {
 		if r.size += int(f.Size()); r.size <= maxHeaderList {
 			r.fields = append(r.fields, f)
@@ -239,7 +238,10 @@ func (r *requests) endStream(id uint32, code errorCode, counted codes.Code) {
 	}
 	r.mu.Lock()
 	st := r.streams[id]
+	started, recalled := false, false
 	if st != nil {
+		started = st.local != nil && st.local.started()
+		recalled = st.isAhead()
 		r.removeLocked(id, st, &r.done)
 	}
 	r.mu.Unlock()
@@ -249,8 +251,11 @@ func (r *requests) endStream(id uint32, code errorCode, counted codes.Code) {
 		r.out = appendReset(r.out, id, code)
 		r.count(st, counted)
 	default:
+		if recalled {
+			r.out = appendReset(r.out, id, code)
+		}
 		r.back = appendWindowUpdate(r.back, 0, st.local.owed.Swap(0))
-		if st.local.started() {
+		if started {
 			st.local.cancel() // it counts itself when it returns
 		} else {
 			r.count(st, counted)
@@ -313,22 +318,14 @@ func (r *requests) settings(f *frame) error {
 		r.out = append(r.out, f.raw...) // one for one with those of the runtime
 		return nil
 	}
-	lowest := int64(noUpdate)
 	var passed []byte
 	err := eachSetting(f.payload, func(id uint16, value uint32) error {
 		switch id {
-		case settingTableSize:
-			value = min(value, maxResponseTable)
-			if value < r.table {
-				lowest = lowerOf(lowest, int64(value))
-			}
-			r.table = value
 		case settingInitialWindow:
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			if err := r.setInitialLocked(value); err != nil {
+			if err := r.setInitial(value); err != nil {
 				return err
 			}
+			r.recall(value)
 		case settingHeaderList:
 		case settingPush:
 			if value > 1 {
@@ -355,31 +352,25 @@ func (r *requests) settings(f *frame) error {
 			return err
 		}
 	}
-	return r.passSettings(passed, lowest)
+	return r.passSettings(passed)
 }
 
 // passSettings passes SETTINGS to the runtime, whose ACK the client gets, or acknowledges them if it is lost.
-func (r *requests) passSettings(passed []byte, lowest int64) error {
+func (r *requests) passSettings(passed []byte) error {
 	r.mu.Lock()
 	lost := r.lost
 	if !lost {
-		r.unacknowledged = append(r.unacknowledged, lowest)
+		r.unacknowledged++
 	}
-	n := len(r.unacknowledged)
+	n := r.unacknowledged
 	r.mu.Unlock()
 	switch {
 	case n > maxUnacknowledged:
 		return connError{codeCalm, "too many SETTINGS that the runtime has not acknowledged"}
 	case !lost:
 		r.out = appendFrame(r.out, typeSettings, 0, 0, passed)
-	case lowest == noUpdate:
+	default:
 		r.back = appendFrame(r.back, typeSettings, flagAck, 0, nil)
-	default: // the answers that follow the ACK have to know of the table
-		if err := r.writer.acquire(); err != nil {
-			return err
-		}
-		r.writer.lowerTable(lowest)
-		return r.writer.release(appendFrame(nil, typeSettings, flagAck, 0, nil))
 	}
 	return nil
 }
@@ -422,7 +413,7 @@ func (r *requests) data(ctx context.Context, f *frame) error {
 	if r.idle(f.stream) {
 		return connError{codeProtocol, "DATA on an idle stream"}
 	}
-	if r.decideHeld(f, content) {
+	if r.decideHeld(ctx, f, content) {
 		return nil
 	}
 	end := f.has(flagEndStream)
@@ -510,7 +501,7 @@ func (r *requests) continuation(ctx context.Context, f *frame) error {
 
 // blockEnded handles a complete header block: that of a new call, or trailers.
 func (r *requests) blockEnded(ctx context.Context, id uint32, flags byte, block []byte) error {
-	r.decideHeld(nil, nil)
+	r.decideHeld(ctx, nil, nil)
 	r.fields, r.size = r.fields[:0], 0
 	if _, err := r.decoder.Write(block); err != nil {
 		return connError{codeCompression, err.Error()}
@@ -583,7 +574,7 @@ func (r *requests) newCall(ctx context.Context, id uint32, end bool) error {
 	forwarded := st.route.Handle == nil && st.route.Refuse == nil
 	hold := st.route.Bypass != nil && !end
 	if !forwarded {
-		if st.local, err = newLocal(r.fields, head); err != nil {
+		if st.local, err = newLocal(head); err != nil {
 			return err
 		}
 	}
@@ -593,7 +584,7 @@ func (r *requests) newCall(ctx context.Context, id uint32, end bool) error {
 	case forwarded && absent && (r.leaving.said || !r.lost):
 		refused = streamError{codeRefused}
 	case forwarded && absent:
-		if st.local, err = newLocal(r.fields, head); err == nil {
+		if st.local, err = newLocal(head); err == nil {
 			st.route = &Route{Refuse: r.server.config.Away(r.server.endpoint.absence()), Unary: true}
 		}
 		refused = err
@@ -613,12 +604,15 @@ func (r *requests) newCall(ctx context.Context, id uint32, end bool) error {
 		return refused
 	case st.local == nil:
 		r.encode(id, flagsOf(end), r.fields)
-	case st.route.Refuse != nil:
-		r.start(ctx, id, st, st.route.Refuse)
 	case hold:
 		r.held = &heldCall{id, st, append([]hpack.HeaderField(nil), r.fields...)}
-	case end:
-		r.requestEnded(ctx, id, st)
+	case st.route.Refuse != nil:
+		r.start(ctx, id, st, st.route.Refuse)
+	default:
+		st.local.read(r.fields, st.began)
+		if end {
+			r.requestEnded(ctx, id, st)
+		}
 	}
 	return nil
 }
@@ -631,36 +625,53 @@ func flagsOf(end bool) byte {
 }
 
 // decideHeld decides who answers the call that is held. It reports whether the frame, which may be nil, was forwarded with it.
-func (r *requests) decideHeld(f *frame, content []byte) (forwarded bool) {
+func (r *requests) decideHeld(ctx context.Context, f *frame, content []byte) (forwarded bool) {
 	h := r.held
+	if h == nil {
+		return false
+	}
 	r.held = nil
-	if h == nil || f == nil || f.stream != h.stream || !f.has(flagEndStream) {
-		return false
+	if f != nil && f.stream == h.stream && f.has(flagEndStream) && r.forwardHeld(ctx, h, f, content) {
+		return true
 	}
+	h.call.local.read(h.fields, h.call.began)
+	return false
+}
+
+// forwardHeld forwards the call that was held, with the frame that is its whole request, if Bypass says so.
+func (r *requests) forwardHeld(ctx context.Context, h *heldCall, f *frame, content []byte) bool {
+	st := h.call
 	message, ok := wholeMessage(content)
-	if !ok || h.call.declared != noLength && h.call.declared != int64(len(content)) {
+	if !ok || st.declared != noLength && st.declared != int64(len(content)) {
 		return false
 	}
-	pass, observe := false, (func([]byte))(nil)
-	if r.server.guard(h.call.method, func() error { pass, observe = h.call.route.Bypass(message); return nil }) != nil || !pass {
+	way, observe := Handled, (func([]byte))(nil)
+	if r.server.guard(st.method, func() error { way, observe = st.route.Bypass(message); return nil }) != nil {
 		return false
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.lost || r.leaving.refusing {
+	fields := h.fields
+	switch {
+	case r.lost, r.leaving.refusing:
+		return false
+	case way == Forwarded:
+		granted := st.local.window - r.window.initial // WINDOW_UPDATEs that came meanwhile
+		st.local = nil
+		if observe != nil {
+			st.tap = &tap{observe: observe}
+			fields = withoutCompression(fields)
+		}
+		defer func() { r.out = appendWindowUpdate(r.out, h.stream, granted) }()
+	case way == HandledAhead && r.goAheadLocked(ctx, h, content):
+		fields = withoutCompression(fields)
+	default:
 		return false
 	}
-	granted := h.call.local.window - r.window.initial // WINDOW_UPDATEs that came meanwhile
-	h.call.local, h.call.clientEnded = nil, true
+	st.clientEnded = true
 	r.window.runtime -= int64(len(f.payload))
-	fields := h.fields
-	if observe != nil {
-		h.call.tap = &tap{observe: observe}
-		fields = withoutCompression(fields)
-	}
 	r.encode(h.stream, 0, fields)
 	r.out = append(r.out, f.raw...)
-	r.out = appendWindowUpdate(r.out, h.stream, granted)
 	return true
 }
 

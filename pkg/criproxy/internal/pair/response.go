@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"strconv"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/codes"
@@ -19,16 +21,15 @@ import (
 //
 // The rules:
 //
-//   - Header blocks share one table between the runtime's encoder and the client's decoder. So each block passes, complete and
-//     in order. Blocks of this process only use the static table and literals that are never indexed, which leave
-//     that table as it is.
-//   - SETTINGS_HEADER_TABLE_SIZE of the client passes to the runtime. If it lowers the table, the first block after the
-//     runtime's ACK has to begin with an update of the size (RFC 7541 4.2). If that block is one of this process, it
-//     begins with the update, too: writer.tableUpdate says so from the ACK to the next block of the runtime.
+//   - Header blocks do not depend on each other, so each passes as it came, or is left out, whatever becomes of the others: the first
+//     SETTINGS of the pair (endpoint.go) leave the runtime's encoder no dynamic table, and blocks of this process use none.
+//   - The client learns that there is no table from an update of its size at the beginning of the first block (RFC 7541 4.2), and of each block of this
+//     process. After that there is nothing to tell if it lowers the table: SETTINGS_HEADER_TABLE_SIZE ends here.
 //   - The header table that the runtime asks for is the one of request.go, and is kept from the client.
 //   - SETTINGS pass one for one, so that each ACK of one side answers SETTINGS of the other. The exception is the first SETTINGS of
-//     the pair itself (endpoint.go), whose ACK is dropped.
-//   - The status of a call is read from its last block by a decoder that follows the table.
+//     the pair itself, whose ACK is dropped.
+//   - The status of a call is read from its last block.
+//   - Answers that a handler waits for are kept from the client (ahead.go).
 
 // Limits that clients are told of in the first SETTINGS, unless the runtime has lower ones.
 const (
@@ -36,8 +37,8 @@ const (
 	maxHeaderList = 256 << 10
 )
 
-// maxResponseTable is the largest header table that a client may let the runtime use.
-const maxResponseTable = 64 << 10
+// maxSpare is how much memory is kept for the next answer that is observed.
+const maxSpare = 128 << 10
 
 // responses are the direction from the runtime to the client.
 type responses struct {
@@ -47,46 +48,71 @@ type responses struct {
 	done settling
 
 	decoder *hpack.Decoder
-	code    string // grpc-status of the block that is decoded
-	block   []byte // frames of a header block that is not complete; nil else
-	opened  uint32 // the stream of that block
-	ending  bool   // it ends the stream
+	fields  []hpack.HeaderField // of the block that is decoded
+	size    int                 // of these fields
+	block   []byte              // header block that is not complete; nil else
+	opened  uint32              // the stream of that block
+	ending  bool                // it ends the stream
 
-	table    int64 // what writer.tableUpdate becomes with the next bytes that are sent
-	greeted  bool  // the first SETTINGS have passed
-	ownAck   bool  // the ACK of the pair's own SETTINGS has come
-	answered bool  // a call was answered
+	greeted  bool   // the first SETTINGS have passed
+	ownAck   bool   // the ACK of the pair's own SETTINGS has come
+	told     bool   // the client knows that there is no header table
+	answered bool   // a call was answered
+	spare    []byte // memory for the next answer that is observed
+
+	// See ahead.go.
+	handlers []func() // of calls whose answers are complete
+	began    time.Time
+	running  atomic.Int64 // when the handler began that runs in this goroutine, since began; 0 if there is none
+	watched  atomic.Bool
 }
 
-// fromRuntime passes on what the runtime sends, until its connection ends. answered says whether it has answered a call.
-func (p *pair) fromRuntime(ctx context.Context, in *reader) (answered bool, err error) {
-	r := &responses{pair: p, in: in, sent: in.pos, table: noUpdate}
-	r.decoder = hpack.NewDecoder(defaultTableSize, func(f hpack.HeaderField) {
-		if f.Name == "grpc-status" {
-			r.code = f.Value
+func (p *pair) newResponses(in *reader) *responses {
+	r := &responses{pair: p, in: in, sent: in.pos, began: time.Now()}
+	r.decoder = hpack.NewDecoder(0, func(f hpack.HeaderField) {
+		if r.size += int(f.Size()); r.size <= maxHeaderList {
+			r.fields = append(r.fields, f)
 		}
 	})
-	r.decoder.SetAllowedMaxDynamicTableSize(maxResponseTable)
 	r.decoder.SetMaxStringLength(maxHeaderList)
+	return r
+}
+
+// serve passes on what the runtime sends, and does what is to be done after the end of its connection.
+func (r *responses) serve(ctx context.Context) {
+	err := r.pass(ctx)
+	if errors.Is(err, errTakenOver) {
+		return
+	}
+	r.startHandlers()
+	r.closeRuntime()
+	r.runtimeEnded(ctx, r.endOfRuntime(r.answered, err))
+}
+
+// pass passes on what the runtime sends, until its connection ends.
+func (r *responses) pass(ctx context.Context) error {
 	for {
-		f, ok, err := in.next()
+		f, ok, err := r.in.next()
 		if err != nil {
-			return r.answered, errors.Join(err, r.send(in.pos))
+			return errors.Join(err, r.send(r.in.pos))
 		}
-		if !ok {
-			if err := r.send(in.pos); err != nil {
-				return r.answered, err
+		if ok {
+			if err := r.frame(ctx, &f); err != nil {
+				return err
 			}
-			p.settle(&r.done)
-			if err := in.fill(); err != nil {
-				return r.answered, err
-			}
-			r.sent = in.pos
 			continue
 		}
-		if err := r.frame(ctx, &f); err != nil {
-			return r.answered, err
+		if err := r.send(r.in.pos); err != nil {
+			return err
 		}
+		r.settle(&r.done)
+		if !r.runHandlers(ctx) {
+			return errTakenOver
+		}
+		if err := r.in.fill(); err != nil {
+			return err
+		}
+		r.sent = r.in.pos
 	}
 }
 
@@ -97,15 +123,7 @@ func (r *responses) send(to int) error {
 	if len(b) == 0 {
 		return nil
 	}
-	return r.write(b)
-}
-
-func (r *responses) write(b []byte) error {
-	if err := r.writer.acquire(); err != nil {
-		return err
-	}
-	r.writer.tableUpdate = r.table
-	return r.writer.release(b)
+	return r.writer.send(b)
 }
 
 // replace sends other bytes in the place of a frame.
@@ -117,7 +135,7 @@ func (r *responses) replace(f *frame, b []byte) error {
 	if len(b) == 0 {
 		return nil
 	}
-	return r.write(b)
+	return r.writer.send(b)
 }
 
 func (r *responses) frame(ctx context.Context, f *frame) error {
@@ -136,7 +154,12 @@ func (r *responses) frame(ctx context.Context, f *frame) error {
 		if len(f.payload) != 4 {
 			return connError{codeFrameSize, "RST_STREAM"}
 		}
-		r.reset(f.stream, errorCode(binary.BigEndian.Uint32(f.payload)))
+		if r.isUnopened(f.stream) {
+			return errUnopened
+		}
+		if r.reset(f.stream, errorCode(binary.BigEndian.Uint32(f.payload))) {
+			return r.replace(f, nil)
+		}
 	case typeSettings:
 		return r.settings(f)
 	case typePing:
@@ -155,13 +178,50 @@ func (r *responses) frame(ctx context.Context, f *frame) error {
 		if len(f.payload) != 4 {
 			return connError{codeFrameSize, "WINDOW_UPDATE"}
 		}
-		return r.windowUpdate(f)
+		if f.stream == 0 {
+			return r.windowUpdate(f)
+		}
+		if r.isUnopened(f.stream) {
+			return errUnopened
+		}
+		return r.streamWindow(f)
 	case typePushPromise:
 		return connError{codeProtocol, "PUSH_PROMISE"}
 	default: // PRIORITY and extensions are between neighbours
 		return r.replace(f, nil)
 	}
 	return nil
+}
+
+// routeLocked returns the call to which a frame of the runtime belongs, nil if it has ended, and whether the frame is kept from the client.
+func (r *responses) routeLocked(id uint32) (st *stream, withheld bool, err error) {
+	st = r.streams[id]
+	switch {
+	case r.unopenedLocked(id):
+		return nil, false, errUnopened
+	case st != nil && (st.runtimeEnded || st.local != nil && st.ahead == nil):
+		return nil, false, connError{codeProtocol, "frame of the runtime on a stream that does not take it"}
+	}
+	return st, r.withheldLocked(st), nil
+}
+
+// errUnopened ends the connection to a runtime that speaks on streams of its own.
+var errUnopened = connError{codeProtocol, "frame of the runtime on a stream that the client has not opened"}
+
+func (p *pair) unopenedLocked(id uint32) bool { return id == 0 || id&1 == 0 || id > p.last }
+
+func (p *pair) isUnopened(id uint32) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.unopenedLocked(id)
+}
+
+// withheldLocked reports whether frames of the runtime are kept from the client, of a call or, if st is nil, of one that has ended.
+func (p *pair) withheldLocked(st *stream) bool {
+	if st == nil {
+		return p.wentAhead
+	}
+	return st.local != nil
 }
 
 // data passes DATA once the client has room for it.
@@ -172,10 +232,21 @@ func (r *responses) data(f *frame) error {
 	}
 	r.acceptsPing()
 	r.mu.Lock()
-	st := r.streams[f.stream]
-	if f.stream == 0 || st != nil && (st.local != nil || st.runtimeEnded) {
+	st, withheld, err := r.routeLocked(f.stream)
+	if err != nil {
 		r.mu.Unlock()
-		return connError{codeProtocol, "DATA of the runtime on a stream that does not take it"}
+		return err
+	}
+	if withheld {
+		tell := r.withholdLocked(f.stream, st, content, len(f.payload))
+		r.mu.Unlock()
+		if len(tell) > 0 {
+			r.pair.handlers.Go(func() { _, _ = r.runtime.Write(tell) }) // it may wait; an error says that there is nothing to be told
+		}
+		if f.has(flagEndStream) {
+			r.ended(f.stream, "")
+		}
+		return r.replace(f, nil)
 	}
 	open := r.takeLocked(int64(len(f.payload)), func() error { return r.send(r.in.pos - len(f.raw)) })
 	if open && st != nil && st.tap != nil {
@@ -183,6 +254,9 @@ func (r *responses) data(f *frame) error {
 			r.tapped -= len(st.tap.body)
 			st.tap = nil
 		} else {
+			if st.tap.body == nil {
+				st.tap.body, r.spare = r.spare, nil
+			}
 			st.tap.body = append(st.tap.body, content...)
 			r.tapped += n
 		}
@@ -211,10 +285,7 @@ func (r *responses) headers(f *frame) error {
 		if fragment, err = f.content(); err != nil {
 			return err
 		}
-		if f.stream == 0 || f.stream&1 == 0 {
-			return connError{codeProtocol, "HEADERS of the runtime on a stream that is not the client's"}
-		}
-		r.opened, r.ending, r.code = f.stream, f.has(flagEndStream), ""
+		r.opened, r.ending, r.fields, r.size = f.stream, f.has(flagEndStream), r.fields[:0], 0
 	} else if r.block == nil {
 		return connError{codeProtocol, "CONTINUATION of the runtime without HEADERS"}
 	}
@@ -223,90 +294,123 @@ func (r *responses) headers(f *frame) error {
 	}
 	single := r.block == nil && f.has(flagEndHeaders)
 	if !single {
-		if len(r.block)+len(f.raw) > maxHeaderList+maxFrame {
+		if len(r.block)+len(fragment) > maxHeaderList+maxFrame {
 			return connError{codeCalm, "header block of the runtime too large"}
 		}
-		if err := r.replace(f, nil); err != nil {
-			return err
+		r.block = append(r.block, fragment...)
+		if r.block == nil {
+			r.block = []byte{}
 		}
-		r.block = append(r.block, f.raw...)
 	}
 	if !f.has(flagEndHeaders) {
-		return nil
+		return r.replace(f, nil)
 	}
 	if err := r.decoder.Close(); err != nil {
 		return connError{codeCompression, err.Error()}
 	}
 	r.answered = true
 	r.acceptsPing()
-	if err := r.blockEnded(); err != nil {
-		return err
-	}
-	r.table = noUpdate
+	block := r.block
 	if single {
+		block = fragment
+	}
+	r.block = nil
+	switch withheld, err := r.blockEnded(); {
+	case err != nil:
+		return err
+	case withheld:
+		return r.replace(f, nil)
+	case !r.told && (len(block) == 0 || block[0]&tableMask != tableUpdate):
+		block = append([]byte{noTable}, block...)
+	case single:
+		r.told = true
 		return nil
 	}
-	block := r.block
-	r.block = nil
-	return r.write(block)
+	r.told = true
+	return r.replace(f, appendBlock(nil, flagsOf(r.ending), f.stream, block))
 }
 
-// blockEnded is called for each complete header block before it is sent.
-func (r *responses) blockEnded() error {
+// blockEnded is called for each complete header block before it is sent. It reports whether the block is kept from the client.
+func (r *responses) blockEnded() (withheld bool, err error) {
 	r.mu.Lock()
-	st := r.streams[r.opened]
-	local := st != nil && st.local != nil
+	st, withheld, err := r.routeLocked(r.opened)
 	if st != nil {
 		st.answering = true
 	}
-	unknown := r.opened > r.last
 	r.mu.Unlock()
-	if local || unknown {
-		return connError{codeProtocol, "HEADERS of the runtime on a stream that does not take them"}
+	if err != nil {
+		return false, err
+	}
+	if withheld && st != nil {
+		st.ahead.keep(r.fields, r.ending)
 	}
 	if r.ending {
-		r.ended(r.opened, r.code)
+		code := ""
+		for _, f := range r.fields {
+			if f.Name == "grpc-status" {
+				code = f.Value
+			}
+		}
+		r.ended(r.opened, code)
 	}
-	return nil
+	return withheld, nil
 }
 
 // ended notes that the runtime has ended a call, with a grpc-status as it was on the wire.
 func (r *responses) ended(id uint32, code string) {
 	r.mu.Lock()
 	st := r.streams[id]
-	var observed *tap
-	if st != nil {
-		observed = st.tap
-		r.endSideLocked(id, st, &st.runtimeEnded, &r.done)
-	}
-	r.mu.Unlock()
 	if st == nil {
+		r.mu.Unlock()
 		return
 	}
+	if st.ahead != nil {
+		st.runtimeEnded = true
+		if st.isAhead() {
+			r.handlers = append(r.handlers, st.ahead.handleLocked(code == "0" && r.size <= maxHeaderList))
+		}
+		r.mu.Unlock()
+		return
+	}
+	observed := st.tap
+	r.endSideLocked(id, st, &st.runtimeEnded, &r.done)
+	r.mu.Unlock()
 	if observed != nil && code == "0" {
 		if message, ok := wholeMessage(observed.body); ok {
 			_ = r.server.guard(st.method, func() error { observed.observe(message); return nil }) // the call has its status
+		}
+		if cap(observed.body) <= maxSpare {
+			r.spare = observed.body[:0]
 		}
 	}
 	r.count(st, codeOf(code))
 }
 
-// reset notes that the runtime has reset a call. Without an error, that is the end of a call whose request is not complete.
-func (r *responses) reset(id uint32, code errorCode) {
+// reset notes that the runtime has reset a call. Without an error, that is the end of a call whose request is not complete. It reports
+// whether the client does not get to know.
+func (r *responses) reset(id uint32, code errorCode) (withheld bool) {
 	r.mu.Lock()
 	st := r.streams[id]
-	if st != nil && st.local == nil {
+	withheld = r.withheldLocked(st)
+	switch {
+	case st == nil:
+	case withheld:
+		st.runtimeEnded = true
+		if st.isAhead() {
+			r.handlers = append(r.handlers, st.ahead.handleLocked(false))
+		}
+	default:
 		r.removeLocked(id, st, &r.done)
 	}
 	r.mu.Unlock()
-	if st == nil || st.local != nil {
-		return
-	}
-	if code == codeRefused {
+	switch {
+	case withheld, st == nil:
+	case code == codeRefused:
 		r.count(st, codes.Unavailable)
-	} else {
+	default:
 		r.count(st, codes.Internal)
 	}
+	return withheld
 }
 
 // settings passes SETTINGS, without what is between neighbours.
@@ -352,25 +456,17 @@ func (r *responses) settingsAck(f *frame) error {
 		return r.replace(f, nil)
 	}
 	r.mu.Lock()
-	none := len(r.unacknowledged) == 0
-	lowered := int64(noUpdate)
-	if !none {
-		lowered, r.unacknowledged = r.unacknowledged[0], r.unacknowledged[1:]
-	}
-	r.mu.Unlock()
-	if none {
+	defer r.mu.Unlock()
+	if r.unacknowledged == 0 {
 		return connError{codeProtocol, "ACK of the runtime for no SETTINGS"}
 	}
-	r.table = lowerOf(r.table, lowered)
+	r.unacknowledged--
 	return nil
 }
 
 // windowUpdate counts what the runtime takes.
 func (r *responses) windowUpdate(f *frame) error {
 	increment := int64(binary.BigEndian.Uint32(f.payload) & maxWindow)
-	if f.stream != 0 {
-		return nil
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.window.runtime += increment; r.window.runtime > maxWindow {
@@ -379,15 +475,15 @@ func (r *responses) windowUpdate(f *frame) error {
 	return nil
 }
 
-// lowerTable makes the next header block of a local answer set the size of the client's table. The caller has acquired the writer.
-func (w *writer) lowerTable(size int64) { w.tableUpdate = lowerOf(w.tableUpdate, size) }
-
-// lowerOf returns the lower of two sizes of a table, either of which may be noUpdate.
-func lowerOf(a, b int64) int64 {
-	if a == noUpdate || b == noUpdate {
-		return max(a, b)
+// streamWindow passes WINDOW_UPDATE of a stream.
+func (r *responses) streamWindow(f *frame) error {
+	r.mu.Lock()
+	withheld := r.withheldLocked(r.streams[f.stream])
+	r.mu.Unlock()
+	if withheld {
+		return r.replace(f, nil)
 	}
-	return min(a, b)
+	return nil
 }
 
 // codeOf reads a grpc-status as it is on the wire.

@@ -26,13 +26,25 @@ type Route struct {
 	Refuse error
 	// Handle, if not nil, answers in the place of the runtime. Its error becomes the status.
 	Handle func(ctx context.Context, c *Call) error
-	// Bypass, if not nil, reports whether a call is forwarded although it has a handler. It is asked if the request comes in
-	// one piece, and must not wait. If observe is not nil, it is called with the message of a successful answer before the client gets
-	// the status; it must not wait, nor keep the message.
-	Bypass func(request []byte) (pass bool, observe func(response []byte))
+	// Bypass, if not nil, says how a call is answered that has a handler. It is asked if the request comes in one piece, and must not
+	// wait. If observe is not nil, it is called with the message of a successful answer of a call that is Forwarded, before the client
+	// gets the status; it must not wait, nor keep the message.
+	Bypass func(request []byte) (way Way, observe func(response []byte))
 	// Unary says that a stop waits for these calls. It does for all that have a handler.
 	Unary bool
 }
+
+// A Way is how a call is answered that has a handler.
+type Way int
+
+// The ways of a call.
+const (
+	Handled   Way = iota // by its handler
+	Forwarded            // by the runtime
+	// HandledAhead is by its handler, as well, but the call was forwarded before, and the handler can have the runtime's answer
+	// from [Call.Ahead].
+	HandledAhead
+)
 
 // Config are the parts of a [Server]. All of them must be set.
 type Config struct {

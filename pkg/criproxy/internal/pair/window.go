@@ -16,7 +16,8 @@ package pair
 //   - The runtime does not know of DATA of this process. So the sum of such DATA is a debt: the next WINDOW_UPDATEs of the
 //     client for the connection are kept from the runtime, up to the debt. After that both agree again.
 //   - While there is a debt the runtime may send more than the client takes. Then responses wait until the client
-//     gives window. Nothing can pass them, because header blocks have to keep their order.
+//     gives window. Nothing passes them: a pair keeps no frames.
+//   - DATA of the runtime that are kept from the client (ahead.go) are paid in advance: they lower the debt, also below 0.
 //   - Streams of local calls have a window of their own, in local. Those of forwarded calls are none of our business.
 //   - The runtime's window of the connection, runtime, is counted for the day on which the runtime is lost: what it
 //     had not given back is given back by the pair then, so that the client can go on to send.
@@ -61,11 +62,13 @@ func (p *pair) growLocalLocked(l *local, increment int64) error {
 	return nil
 }
 
-// setInitialLocked changes the window of all streams, as a SETTINGS of the client says.
-func (p *pair) setInitialLocked(value uint32) error {
+// setInitial changes the window of all streams, as a SETTINGS of the client says.
+func (p *pair) setInitial(value uint32) error {
 	if value > maxWindow {
 		return connError{codeFlowControl, "SETTINGS_INITIAL_WINDOW_SIZE too large"}
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	change := int64(value) - p.window.initial
 	p.window.initial = int64(value)
 	for _, st := range p.streams {

@@ -20,9 +20,6 @@ const maxQueue = 256 << 10
 
 var errUnread = errors.New("client does not read the answers to its control frames")
 
-// noUpdate says that no update of the table's size is due.
-const noUpdate = -1
-
 // A writer lets several goroutines write to one connection.
 type writer struct {
 	conn net.Conn
@@ -33,16 +30,13 @@ type writer struct {
 	busy  bool      // a goroutine is writing; it writes the queue too
 	queue []byte
 	err   error
-	// tableUpdate is the size to which the next header block of a local answer must set the client's table, or noUpdate.
-	// It is changed and read by the goroutine that set busy. See response.go.
-	tableUpdate int64
 
 	emptying sync.WaitGroup // goroutines that write the queue
 }
 
 // newWriter returns a writer to conn. raw is the same connection below all wrappers.
 func newWriter(conn net.Conn, raw syscall.RawConn) *writer {
-	w := &writer{conn: conn, raw: raw, tableUpdate: noUpdate}
+	w := &writer{conn: conn, raw: raw}
 	w.free.L = &w.mu
 	return w
 }
