@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -38,6 +39,7 @@ type Gate struct {
 	// skipsAlways is the result of the last pre-check about the kubelet.
 	skipsAlways atomic.Bool
 
+	views         sync.Pool // *[]podindex.View
 	hidden        hidden.Set
 	warned        hidden.PerPod // images for which it was logged that the pod has too many credentials
 	repeats       repeats

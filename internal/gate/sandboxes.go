@@ -79,12 +79,15 @@ func (g *Gate) observeListPodSandbox(request []byte) (way criproxy.Way, observe 
 	}
 	since := g.pods.Now()
 	return criproxy.Forwarded, func(response []byte) {
-		list, err := readSandboxes(response)
-		if err != nil {
+		if g.equalsIndex(response) {
+			return // as mostly
+		}
+		var resp runtimeapi.ListPodSandboxResponse
+		if err := criproxy.DecodeAnswer(response, &resp); err != nil {
 			g.log.Error(err, "List of sandboxes cannot be read, the index of pods stays as it is")
 			return
 		}
-		if ended, ok := g.pods.Reconcile(since, list); ok {
+		if ended, ok := g.pods.Reconcile(since, sandboxes(&resp)); ok {
 			g.endPods(ended)
 		}
 	}

@@ -1,9 +1,6 @@
 package gate
 
 import (
-	"fmt"
-	"strings"
-
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/pullgate/pullgate/internal/podindex"
@@ -20,88 +17,99 @@ const (
 	fieldKey, fieldValue = 1, 2
 )
 
-// readSandboxes reads what the index of pods has to know from an encoded ListPodSandboxResponse. A kubelet lists its sandboxes each
-// second, and most of an answer are labels and annotations that are not needed, so the message is not decoded as a whole. Of
-// several values of a field the last one counts, as for proto.Unmarshal; text that is not UTF-8 is repaired as criproxy.DecodeAnswer does.
-func readSandboxes(answer []byte) (list []podindex.Sandbox, err error) {
-	err = fields(answer, func(number protowire.Number, item []byte) error {
-		if number != fieldItems {
-			return nil
-		}
-		var s podindex.Sandbox
-		err := fields(item, func(number protowire.Number, value []byte) error {
-			switch int32(number) {
-			case fieldID:
-				s.ID = text(value)
-			case fieldMetadata:
-				return fields(value, func(number protowire.Number, value []byte) error {
-					switch int32(number) {
-					case fieldName:
-						s.Pod.Name = text(value)
-					case fieldUID:
-						s.Pod.UID = text(value)
-					case fieldNamespace:
-						s.Pod.Namespace = text(value)
-					}
-					return nil
-				})
-			case fieldAnnotations:
-				return readAnnotation(value, &s)
-			}
-			return nil
-		})
-		list = append(list, s)
-		return err
-	})
-	return list, err
+// equalsIndex reports whether an encoded ListPodSandboxResponse can change nothing in the index of pods.
+func (g *Gate) equalsIndex(answer []byte) bool {
+	buf, _ := g.views.Get().(*[]podindex.View) // one for each call would make more garbage than all else
+	if buf == nil {
+		buf = &[]podindex.View{}
+	}
+	views, ok := viewSandboxes((*buf)[:0], answer)
+	equal := ok && g.pods.Equals(views)
+	clear(views)
+	*buf = views
+	g.views.Put(buf)
+	return equal
 }
 
-// readAnnotation reads an entry of the annotations.
-func readAnnotation(entry []byte, s *podindex.Sandbox) error {
+// viewSandboxes appends what the index of pods has to know from an encoded ListPodSandboxResponse, as parts of it. A kubelet lists its
+// sandboxes each second, and mostly nothing has changed; to decode the labels and annotations of all of them takes longer than the call. Of
+// several values of a field the last one counts, as for proto.Unmarshal. ok is false for what proto.Unmarshal may read in another way.
+func viewSandboxes(list []podindex.View, answer []byte) (appended []podindex.View, ok bool) {
+	ok = fields(answer, func(number protowire.Number, item []byte) bool {
+		if number != fieldItems {
+			return true
+		}
+		list = append(list, podindex.View{})
+		return viewSandbox(item, &list[len(list)-1])
+	})
+	return list, ok
+}
+
+func viewSandbox(item []byte, v *podindex.View) (ok bool) {
+	return fields(item, func(number protowire.Number, value []byte) bool {
+		switch int32(number) {
+		case fieldID:
+			v.ID = value
+		case fieldMetadata:
+			return fields(value, func(number protowire.Number, value []byte) bool {
+				switch int32(number) {
+				case fieldName:
+					v.Name = value
+				case fieldUID:
+					v.UID = value
+				case fieldNamespace:
+					v.Namespace = value
+				}
+				return true
+			})
+		case fieldAnnotations:
+			return viewAnnotation(value, v)
+		}
+		return true
+	})
+}
+
+func viewAnnotation(entry []byte, v *podindex.View) (ok bool) {
 	var key, value []byte
-	err := fields(entry, func(number protowire.Number, b []byte) error {
+	ok = fields(entry, func(number protowire.Number, b []byte) bool {
 		switch int32(number) {
 		case fieldKey:
 			key = b
 		case fieldValue:
 			value = b
 		}
-		return nil
+		return true
 	})
 	switch string(key) {
 	case podindex.SeenAnnotation:
-		s.Seen = text(value)
+		v.Seen = value
 	case podindex.SourceAnnotation:
-		s.Pod.Static = podindex.StaticSource(text(value))
+		v.Static = podindex.StaticSource(string(value))
 	}
-	return err
+	return ok
 }
 
-func text(b []byte) string { return strings.ToValidUTF8(string(b), "\uFFFD") }
-
-// fields calls f with each field of a message that has a length. Fields of other types are skipped.
-func fields(message []byte, f func(number protowire.Number, value []byte) error) error {
+// fields calls f with each field of a message that has a length, until f returns false. Fields of other types are skipped. ok is false if f was,
+// or if the message is not well formed.
+func fields(message []byte, f func(number protowire.Number, value []byte) bool) (ok bool) {
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeTag(message)
 		if n < 0 {
-			return fmt.Errorf("decode a list of sandboxes: %w", protowire.ParseError(n))
+			return false
 		}
 		message = message[n:]
 		if kind != protowire.BytesType {
 			if n = protowire.ConsumeFieldValue(number, kind, message); n < 0 {
-				return fmt.Errorf("decode a list of sandboxes: %w", protowire.ParseError(n))
+				return false
 			}
 			message = message[n:]
 			continue
 		}
 		value, n := protowire.ConsumeBytes(message)
-		if n < 0 {
-			return fmt.Errorf("decode a list of sandboxes: %w", protowire.ParseError(n))
-		}
-		if err := f(number, value); err != nil {
-			return err
+		if n < 0 || !f(number, value) {
+			return false
 		}
 		message = message[n:]
 	}
-	return nil
+	return true
 }

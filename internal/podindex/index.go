@@ -29,6 +29,19 @@ type Sandbox struct {
 	Seen string
 }
 
+// A View is a [Sandbox] whose texts are part of an encoded list.
+type View struct {
+	ID, UID, Namespace, Name, Seen []byte
+	Static                         bool
+}
+
+// listed is a sandbox of an index, with the last comparison in which it was listed.
+type listed struct {
+	Sandbox
+
+	comparison uint64
+}
+
 // An Epoch identifies one state of an [Index].
 type Epoch uint64
 
@@ -38,7 +51,9 @@ type Index struct {
 	mu        sync.Mutex
 	epoch     Epoch
 	changed   bool // since settleLocked
-	sandboxes map[string]Sandbox
+	sandboxes map[string]*listed
+	// comparison is the number of calls of Equals.
+	comparison uint64
 	// learned holds, by UID, the values from PullImage that no sandbox has.
 	learned map[string]learned
 	// seen holds the pods of each value, by UID; almost always one pod.
@@ -53,7 +68,7 @@ type learned struct {
 // New returns an empty index.
 func New() *Index {
 	return &Index{
-		sandboxes: map[string]Sandbox{},
+		sandboxes: map[string]*listed{},
 		learned:   map[string]learned{},
 		seen:      map[string]map[string]tracker.Pod{},
 	}
@@ -65,7 +80,7 @@ func (x *Index) Add(s Sandbox) {
 	defer x.mu.Unlock()
 	x.epoch++
 	x.changed = true
-	x.sandboxes[s.ID] = s
+	x.sandboxes[s.ID] = &listed{Sandbox: s}
 	x.knowLocked(s.Seen, s.Pod)
 }
 
@@ -107,7 +122,10 @@ func (x *Index) BySandbox(id string) (tracker.Pod, bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s, ok := x.sandboxes[id]
-	return s.Pod, ok
+	if !ok {
+		return tracker.Pod{}, false
+	}
+	return s.Pod, true
 }
 
 // All returns every pod that has a sandbox, by UID.
@@ -167,27 +185,36 @@ func (x *Index) Reconcile(since Epoch, list []Sandbox) (ended []string, ok bool)
 	if x.epoch != since {
 		return nil, false
 	}
-	if !x.changed && x.equalLocked(list) {
-		return nil, true
-	}
 	before := x.uidsLocked()
 	clear(x.sandboxes)
 	for _, s := range list {
-		x.sandboxes[s.ID] = s
+		x.sandboxes[s.ID] = &listed{Sandbox: s}
 	}
 	return x.settleLocked(before), true
 }
 
-// equalLocked reports whether a list has just the sandboxes of the index, as it mostly does.
-func (x *Index) equalLocked(list []Sandbox) bool {
-	distinct := make(map[string]struct{}, len(list))
-	for _, s := range list {
-		if x.sandboxes[s.ID] != s {
+// Equals reports whether Reconcile with a list would change nothing. It needs no memory, and no more time than to compare.
+func (x *Index) Equals(list []View) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.changed || len(list) != len(x.sandboxes) {
+		return false
+	}
+	x.comparison++
+	for i := range list {
+		v := &list[i]
+		s := x.sandboxes[string(v.ID)]
+		if s == nil || s.comparison == x.comparison || !v.of(&s.Sandbox) { // a sandbox that is listed twice stands for another one
 			return false
 		}
-		distinct[s.ID] = struct{}{}
+		s.comparison = x.comparison
 	}
-	return len(distinct) == len(x.sandboxes)
+	return true
+}
+
+// of reports whether the view is that of a sandbox with its ID.
+func (v *View) of(s *Sandbox) bool {
+	return s.Pod.UID == string(v.UID) && s.Pod.Namespace == string(v.Namespace) && s.Pod.Name == string(v.Name) && s.Seen == string(v.Seen) && s.Pod.Static == v.Static
 }
 
 func (x *Index) knowLocked(seen string, p tracker.Pod) {

@@ -175,3 +175,51 @@ func TestReconcileWithAnEqualList(t *testing.T) {
 	reconcile([]podindex.Sandbox{a, {ID: "b", Pod: tracker.Pod{UID: "v"}}})
 	reconcile([]podindex.Sandbox{a, a}, "v")
 }
+
+// A list equals the index if it has each sandbox of it once, and nothing was learned that the next Reconcile may remove.
+func TestEquals(t *testing.T) {
+	view := func(id string) podindex.View {
+		return podindex.View{ID: []byte(id), UID: []byte("u" + id), Namespace: []byte("n"), Name: []byte("p"), Seen: []byte("s"), Static: true}
+	}
+	x := podindex.New()
+	fill := func(ids ...string) {
+		var list []podindex.Sandbox
+		for _, id := range ids {
+			list = append(list, podindex.Sandbox{ID: id, Pod: tracker.Pod{UID: "u" + id, Namespace: "n", Name: "p", Static: true}, Seen: "s"})
+		}
+		x.Reconcile(x.Now(), list)
+	}
+	check := func(what string, want bool, list ...podindex.View) {
+		t.Helper()
+		for range 2 {
+			if got := x.Equals(list); got != want {
+				t.Errorf("%s: Equals = %v; want %v", what, got, want)
+			}
+		}
+	}
+	check("nothing", true)
+	fill("a", "b")
+	check("another order", true, view("b"), view("a"))
+	check("one is missing", false, view("a"))
+	check("one twice", false, view("a"), view("a"))
+	check("one too many", false, view("a"), view("b"), view("c"))
+	for what, change := range map[string]func(v *podindex.View){
+		"ID":        func(v *podindex.View) { v.ID = []byte("c") },
+		"UID":       func(v *podindex.View) { v.UID = nil },
+		"namespace": func(v *podindex.View) { v.Namespace = []byte("other") },
+		"name":      func(v *podindex.View) { v.Name = []byte("other") },
+		"seen":      func(v *podindex.View) { v.Seen = []byte("other") },
+		"source":    func(v *podindex.View) { v.Static = false },
+	} {
+		other := view("b")
+		change(&other)
+		check("another "+what, false, view("a"), other)
+	}
+	x.Learn("new", tracker.Pod{UID: "without a sandbox"})
+	check("after Learn", false, view("a"), view("b"))
+	fill("a", "b")
+	check("after Reconcile", true, view("a"), view("b"))
+	x.Remove("b")
+	check("after Remove", true, view("a"))
+	check("a removed one", false, view("a"), view("b"))
+}
