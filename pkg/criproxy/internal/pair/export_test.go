@@ -1,5 +1,10 @@
 package pair
 
+import "time"
+
+// SetWriteLimit sets how long a runtime may take no bytes, of a server that does not serve yet.
+func (s *Server) SetWriteLimit(d time.Duration) { s.writeLimit = d }
+
 // Waits returns how often responses have waited for the client's window.
 func (s *Server) Waits() int64 { return s.waits.Load() }
 

@@ -44,6 +44,10 @@ const (
 	clientBuffer = 32 << 10
 )
 
+// writeLimit is how long the runtime may take no bytes. Nothing is read from the client meanwhile, not even that it is gone, so
+// without a limit the pair would stay as long as the runtime does. It is what kubelets give to most calls.
+const writeLimit = 2 * time.Minute
+
 // greetLimit is how long a client may take for its preface and SETTINGS.
 const greetLimit = 5 * time.Second
 
@@ -140,6 +144,7 @@ func (r *requests) readPreface() error {
 func (r *requests) flush() error {
 	if len(r.out) > 0 {
 		if r.runtime != nil {
+			_ = r.runtime.SetWriteDeadline(time.Now().Add(r.server.writeLimit))
 			if _, err := r.runtime.Write(r.out); err != nil {
 				r.closeRuntime() // the responses see that it is lost, and answer what was forwarded
 			}

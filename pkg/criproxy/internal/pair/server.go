@@ -71,6 +71,8 @@ type Server struct {
 	endpoint *endpoint
 	waits    atomic.Int64 // how often responses waited for the client's window
 
+	writeLimit time.Duration // see the constant
+
 	mu       sync.Mutex
 	pairs    map[*pair]struct{}
 	listener net.Listener
@@ -81,7 +83,7 @@ type Server struct {
 
 // NewServer returns a server that does not serve yet.
 func NewServer(c Config) *Server {
-	return &Server{config: c, endpoint: newEndpoint(c.Dial), pairs: map[*pair]struct{}{}}
+	return &Server{config: c, endpoint: newEndpoint(c.Dial), pairs: map[*pair]struct{}{}, writeLimit: writeLimit}
 }
 
 // Serve serves what l accepts until Shutdown, and returns nil then. It closes l. It is called once.

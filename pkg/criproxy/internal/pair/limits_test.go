@@ -1,0 +1,94 @@
+package pair_test
+
+import (
+	"context"
+	"net"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/internal/pair"
+)
+
+// newRigWithWriteLimit returns a rig whose runtime may take no bytes for a moment only.
+func newRigWithWriteLimit(t *testing.T, path string) *rig {
+	t.Helper()
+	r := newRigBefore(t, path)
+	r.server.Shutdown(t.Context())
+	if err := <-r.served; err != nil {
+		t.Fatal(err)
+	}
+	r.server = pair.NewServer(r.config(func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", r.backend.path)
+	}))
+	r.server.SetWriteLimit(time.Second)
+	r.serve()
+	return r
+}
+
+// ends waits until there is no pair.
+func (r *rig) ends() {
+	r.t.Helper()
+	var pairs int
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if pairs, _, _ = r.server.Load(); pairs == 0 {
+			return
+		}
+	}
+	r.t.Errorf("%d pairs are left of clients that are gone", pairs)
+}
+
+// A runtime that takes no bytes keeps no pair of a client that is gone.
+func TestRuntimeThatDoesNotReadKeepsNoPair(t *testing.T) {
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", t.TempDir()+"/s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	r := newRigWithWriteLimit(t, l.Addr().String())
+	c := newStrictClient(t, r.path)
+	runtime, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = runtime.Close() }()
+	if err := http2.NewFramer(runtime, runtime).WriteSettings(); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.conn.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+	for id := c.open(forwarded); c.fr.WriteData(id, false, make([]byte, 16384)) == nil; {
+	}
+	_ = c.conn.Close()
+	r.ends()
+}
+
+// A client may make its pair wait in both directions: responses for window that an answer of a handler has used, requests for a
+// server of grpc-go, which does not read while too many of its own frames are not taken. Nothing is left of it when it is gone.
+func TestClientThatMakesBothDirectionsWait(t *testing.T) {
+	r := newRigWithWriteLimit(t, "")
+	r.backend.start(t)
+	c := newStrictClient(t, r.path, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
+	c.discard()
+	c.call(local, nil, "do-size", "40000")
+	r.settled()
+	c.call(forwarded, nil, "do-size", "60000")
+	for end := time.Now().Add(10 * time.Second); r.server.Waits() == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	}
+	for range 90 {
+		_ = c.fr.WriteSettings()
+	}
+	_ = c.conn.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+	for c.next < 1_000_000 {
+		id := c.call("/test.Service/Stream", nil)
+		_ = c.conn.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+		if id > 1000 && c.fr.WriteRSTStream(id-500, http2.ErrCodeCancel) != nil {
+			break
+		}
+	}
+	if c.next >= 1_000_000 {
+		t.Error("requests did not wait for the runtime: the test shows nothing")
+	}
+	_ = c.conn.Close()
+	r.ends()
+}
