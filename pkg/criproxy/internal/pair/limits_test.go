@@ -15,16 +15,22 @@ import (
 func newRigWithWriteLimit(t *testing.T, path string) *rig {
 	t.Helper()
 	r := newRigBefore(t, path)
-	r.server.Shutdown(t.Context())
-	if err := <-r.served; err != nil {
-		t.Fatal(err)
-	}
-	r.server = pair.NewServer(r.config(func(ctx context.Context) (net.Conn, error) {
+	r.replace(func(ctx context.Context) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", r.backend.path)
-	}))
-	r.server.SetWriteLimit(time.Second)
-	r.serve()
+	}, time.Second)
 	return r
+}
+
+// replace replaces the server, before the first connection to it.
+func (r *rig) replace(dial func(context.Context) (net.Conn, error), writeLimit time.Duration) {
+	r.t.Helper()
+	r.server.Shutdown(r.t.Context())
+	if err := <-r.served; err != nil {
+		r.t.Fatal(err)
+	}
+	r.server = pair.NewServer(r.config(dial))
+	r.server.SetWriteLimit(writeLimit)
+	r.serve()
 }
 
 // ends waits until there is no pair.
@@ -91,4 +97,30 @@ func TestClientThatMakesBothDirectionsWait(t *testing.T) {
 	}
 	_ = c.conn.Close()
 	r.ends()
+}
+
+// Calls whose runtime is absent are limited as those of handlers are: a client that does not read their answers may
+// reset them, which does not end the goroutines that wait to send.
+func TestUnreadAnswersOfAnAbsentRuntimeAreLimited(t *testing.T) {
+	r := newRig(t, false)
+	before := usage()
+	c := newStrictClient(t, r.path)
+	_ = c.conn.SetWriteDeadline(time.Now().Add(30 * time.Second))
+	for range 20 {
+		first := c.next
+		for range 1000 {
+			c.head(c.next, endStream, request(forwarded)...)
+			c.next += 2
+		}
+		time.Sleep(50 * time.Millisecond) // for their answers to wait
+		for id := first; id < c.next; id += 2 {
+			_ = c.fr.WriteRSTStream(id, http2.ErrCodeCancel)
+		}
+	}
+	if _, calls, _ := r.server.Load(); calls > 2048 {
+		t.Errorf("%d calls of one client are kept; want about 1024", calls)
+	}
+	_ = c.conn.Close()
+	r.settled()
+	before.returnsTo(t, "calls whose answers are not read")
 }

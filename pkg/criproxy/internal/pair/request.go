@@ -588,13 +588,13 @@ func (r *requests) newCall(ctx context.Context, id uint32, end bool) error {
 	switch absent := r.lost || r.leaving.refusing; {
 	case forwarded && absent && (r.leaving.said || !r.lost):
 		refused = streamError{codeRefused}
+	case (!forwarded || absent) && r.running >= maxStreams:
+		refused = streamError{codeRefused}
 	case forwarded && absent:
 		if st.local, err = newLocal(head); err == nil {
 			st.route = &Route{Refuse: r.server.config.Away(r.server.endpoint.absence()), Unary: true}
 		}
 		refused = err
-	case !forwarded && r.running >= maxStreams:
-		refused = streamError{codeRefused}
 	}
 	if refused == nil {
 		if st.local != nil {
