@@ -95,7 +95,7 @@ func (r *requests) goAheadLocked(ctx context.Context, h *heldCall, request []byt
 }
 
 // recall recalls the calls whose answers may not fit into the windows that the client now gives to streams.
-func (r *requests) recall(window uint32) {
+func (r *requests) recall(window int64) {
 	if window > maxAhead {
 		return
 	}

@@ -1,6 +1,7 @@
 package pair_test
 
 import (
+	"bytes"
 	"context"
 	"net"
 	"testing"
@@ -123,4 +124,26 @@ func TestUnreadAnswersOfAnAbsentRuntimeAreLimited(t *testing.T) {
 	_ = c.conn.Close()
 	r.settled()
 	before.returnsTo(t, "calls whose answers are not read")
+}
+
+// Frames of SETTINGS cost about as much as their bytes, however many streams there are.
+func TestManySettingsInAFrameAreCheap(t *testing.T) {
+	r := newRig(t, true)
+	c := newStrictClient(t, r.path, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	c.discard()
+	const calls = 1000
+	for range calls {
+		c.call(local, []byte("x")) // its answer waits for window
+	}
+	r.opens(calls)
+	frame := bytes.Repeat([]byte{0, 4, 0, 0, 0, 0}, 16384/6)
+	began := time.Now()
+	for range 20 {
+		c.raw(settings, 0, 0, frame...)
+	}
+	c.call(local, nil)
+	r.opens(calls + 1)
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("20 SETTINGS frames took %v; want some milliseconds", took)
+	}
 }

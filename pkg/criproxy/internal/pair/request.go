@@ -323,14 +323,15 @@ func (r *requests) settings(f *frame) error {
 		r.out = append(r.out, f.raw...) // one for one with those of the runtime
 		return nil
 	}
+	window := int64(-1) // none
 	var passed []byte
 	err := eachSetting(f.payload, func(id uint16, value uint32) error {
 		switch id {
 		case settingInitialWindow:
-			if err := r.setInitial(value); err != nil {
-				return err
+			if value > maxWindow {
+				return connError{codeFlowControl, "SETTINGS_INITIAL_WINDOW_SIZE too large"}
 			}
-			r.recall(value)
+			window = int64(value) // the last one counts, and costs a look at each stream
 		case settingHeaderList:
 		case settingPush:
 			if value > 1 {
@@ -348,6 +349,10 @@ func (r *requests) settings(f *frame) error {
 		passed = appendSetting(passed, id, value)
 		return nil
 	})
+	if err == nil && window >= 0 {
+		err = r.setInitial(window)
+		r.recall(window)
+	}
 	if err != nil {
 		return err
 	}

@@ -63,14 +63,11 @@ func (p *pair) growLocalLocked(l *local, increment int64) error {
 }
 
 // setInitial changes the window of all streams, as a SETTINGS of the client says.
-func (p *pair) setInitial(value uint32) error {
-	if value > maxWindow {
-		return connError{codeFlowControl, "SETTINGS_INITIAL_WINDOW_SIZE too large"}
-	}
+func (p *pair) setInitial(value int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	change := int64(value) - p.window.initial
-	p.window.initial = int64(value)
+	change := value - p.window.initial
+	p.window.initial = value
 	for _, st := range p.streams {
 		if st.local == nil {
 			continue
