@@ -28,10 +28,10 @@ import (
 
 const grpcType = "application/grpc"
 
-// isGRPC reports whether a content type is one of gRPC.
+// isGRPC reports whether a content type is that of gRPC with messages of protobuf. With any other one the runtime might decode
+// another message than a handler or a Bypass.
 func isGRPC(contentType string) bool {
-	rest, ok := strings.CutPrefix(contentType, grpcType)
-	return ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
+	return contentType == grpcType || contentType == grpcType+"+proto"
 }
 
 // reserved reports whether a key is none of metadata, but is gRPC's own.

@@ -147,3 +147,21 @@ func TestManySettingsInAFrameAreCheap(t *testing.T) {
 		t.Errorf("20 SETTINGS frames took %v; want some milliseconds", took)
 	}
 }
+
+// Handlers read the encoding of protobuf. A runtime may have a codec for another content type, and would read another message.
+func TestContentTypeOfAnotherCodec(t *testing.T) {
+	r := newRig(t, true)
+	for _, method := range []string{local, bypassed, observed} {
+		for _, contentType := range []string{"application/grpc+json", "application/grpc;json", "application/grpc+PROTO", "application/grpc+"} {
+			c := newStrictClient(t, r.path)
+			c.head(1, 0, ":method", "POST", ":scheme", "http", ":path", method, ":authority", "localhost", "content-type", contentType, "te", "trailers")
+			c.raw(data, endStream, 1, framed([]byte("pass"))...)
+			if got := c.outcome(1); got != resetting+protocol {
+				t.Errorf("%s with content type %s = %s; want it reset", method, contentType, got)
+			}
+		}
+	}
+	if n := r.backend.calls.Load(); n != 0 {
+		t.Errorf("%d calls reached the runtime", n)
+	}
+}
