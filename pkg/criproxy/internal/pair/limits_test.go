@@ -3,7 +3,11 @@ package pair_test
 import (
 	"bytes"
 	"context"
+	"errors"
+	"io"
 	"net"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -163,5 +167,33 @@ func TestContentTypeOfAnotherCodec(t *testing.T) {
 	}
 	if n := r.backend.calls.Load(); n != 0 {
 		t.Errorf("%d calls reached the runtime", n)
+	}
+}
+
+// A client that is one too many does not reach the runtime, not even for a moment.
+func TestConnectionsThatAreTooManyAreNotMade(t *testing.T) {
+	const limit, more = 1024, 100
+	r := newRig(t, true)
+	var dialled atomic.Int64
+	r.replace(func(ctx context.Context) (net.Conn, error) {
+		dialled.Add(1)
+		return (&net.Dialer{}).DialContext(ctx, "unix", r.backend.path)
+	}, time.Minute)
+	clients := make([]*strictClient, limit+more)
+	for i := range clients {
+		clients[i] = connect(t, r.path)
+	}
+	closed := 0
+	for _, c := range clients {
+		_ = c.conn.SetReadDeadline(time.Now().Add(4 * time.Second))
+		if _, err := c.conn.Read(make([]byte, 1)); errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
+			closed++
+		}
+	}
+	if closed != more {
+		t.Errorf("%d of %d connections are closed; want %d", closed, len(clients), more)
+	}
+	if n := dialled.Load(); n > limit {
+		t.Errorf("%d connections to the runtime were made for %d clients", n, limit)
 	}
 }

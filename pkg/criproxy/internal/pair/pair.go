@@ -144,6 +144,11 @@ func (p *pair) count(st *stream, code codes.Code) {
 
 // serve runs a pair until one of its connections ends.
 func (s *Server) serve(ctx context.Context, client net.Conn) {
+	defer s.clients.Add(-1)
+	if s.clients.Add(1) > maxConnections { // before the runtime is dialled
+		_ = client.Close()
+		return
+	}
 	w, err := writerTo(client)
 	if err != nil {
 		s.config.Log.Error(err, "Cannot serve the connection of a client, closing it")

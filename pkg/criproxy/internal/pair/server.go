@@ -71,6 +71,8 @@ type Server struct {
 	endpoint *endpoint
 	waits    atomic.Int64 // how often responses waited for the client's window
 
+	clients atomic.Int64 // connections that are served, also those that have no pair yet
+
 	writeLimit time.Duration // see the constant
 
 	mu       sync.Mutex
@@ -141,11 +143,11 @@ func (s *Server) isStopping() bool {
 	return s.stopping
 }
 
-// add adds a pair, unless the server stops or has too many.
+// add adds a pair, unless the server stops.
 func (s *Server) add(p *pair) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stopping || len(s.pairs) >= maxConnections {
+	if s.stopping {
 		return false
 	}
 	s.pairs[p] = struct{}{}
