@@ -88,7 +88,7 @@ func (r *requests) goAheadLocked(ctx context.Context, h *heldCall, request []byt
 		return false
 	}
 	st.local.body = append([]byte(nil), request...)
-	r.pair.held += len(request)
+	r.holdLocked(st.local, len(request))
 	st.ahead = &ahead{start: func() func() { return r.startLocked(ctx, h.stream, st, nil) }}
 	r.wentAhead = true
 	return true

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -150,6 +151,27 @@ func TestManySettingsInAFrameAreCheap(t *testing.T) {
 	if took := time.Since(began); took > time.Second {
 		t.Errorf("20 SETTINGS frames took %v; want some milliseconds", took)
 	}
+}
+
+// Header lists that are kept for handlers are bounded for each connection. By HPACK a list of 256 KiB costs its client 100 bytes.
+func TestBytesOfHeaderListsAreBounded(t *testing.T) {
+	r := newRig(t, true)
+	before := usage()
+	c := newStrictClient(t, r.path)
+	for i := range 1000 {
+		b := c.block(request(local, "do-hang", "1", "x-bin", strings.Repeat("z", 3900))...)
+		const newest = 0x80 | 62
+		c.raw(headers, endHeaders, uint32(2*i+1), append(b, bytes.Repeat([]byte{newest}, 60)...)...)
+	}
+	if got := c.outcome(2*1000 - 1); got != resetting+"REFUSED_STREAM" {
+		t.Errorf("call with a large header list after 999 of them = %s; want it refused", got)
+	}
+	if now := usage(); now.heap > before.heap+150 {
+		t.Errorf("heap has grown from %d to %d MB", before.heap, now.heap)
+	}
+	_ = c.conn.Close()
+	r.settled()
+	before.returnsTo(t, "large header lists")
 }
 
 // Handlers read the encoding of protobuf. A runtime may have a codec for another content type, and would read another message.

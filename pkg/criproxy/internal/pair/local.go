@@ -35,6 +35,7 @@ const maxMessage = 16 << 20
 // A local is what a stream has beyond a forwarded one if it is answered here.
 type local struct {
 	window int64 // what the client takes on the stream; guarded by pair.mu
+	held   int   // its part of pair.held; guarded by pair.mu
 	owed   atomic.Int64
 
 	// Of the requests, until the call is started.
@@ -81,6 +82,12 @@ func (l *local) read(fields []hpack.HeaderField, began time.Time) {
 	}
 }
 
+// holdLocked counts bytes that are kept for the handler of a call.
+func (p *pair) holdLocked(l *local, n int) {
+	p.held += n
+	l.held += n
+}
+
 // collect adds DATA to the request of a local call.
 func (r *requests) collect(ctx context.Context, f *frame, st *stream, content []byte) error {
 	l, size, end := st.local, int64(len(f.payload)), f.has(flagEndStream)
@@ -92,7 +99,7 @@ func (r *requests) collect(ctx context.Context, f *frame, st *stream, content []
 	full := r.pair.held+len(content) > maxHeld
 	if !full {
 		l.body = append(l.body, content...)
-		r.pair.held += len(content)
+		r.holdLocked(l, len(content))
 	}
 	r.mu.Unlock()
 	whole := len(l.body) - messageHead
@@ -175,7 +182,7 @@ func (p *pair) answerCall(ctx context.Context, id uint32, st *stream, failure er
 	var done settling
 	p.mu.Lock()
 	p.running--
-	p.held -= len(st.local.body)
+	p.held -= st.local.held
 	if p.streams[id] == st {
 		p.removeLocked(id, st, &done)
 	}

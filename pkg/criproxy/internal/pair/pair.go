@@ -34,7 +34,7 @@ type pair struct {
 	// unacknowledged is the number of SETTINGS of the client that the runtime has not acknowledged.
 	unacknowledged int
 	tapped         int // bytes of answers kept for observers, at most maxHeld
-	held           int // bytes of requests kept for handlers, at most maxHeld
+	held           int // bytes of requests, with their header lists, kept for handlers, at most maxHeld
 	running        int // local calls that have not returned
 	lost           bool
 	wentAhead      bool // an answer that is kept from the client was asked for; see ahead.go
@@ -105,7 +105,7 @@ func (p *pair) removeLocked(id uint32, st *stream, s *settling) {
 	delete(p.streams, id)
 	if st.local != nil {
 		if !st.local.started() {
-			p.held -= len(st.local.body)
+			p.held -= st.local.held
 		}
 		p.room.Broadcast() // its answer may wait for window
 	}

@@ -593,7 +593,7 @@ func (r *requests) newCall(ctx context.Context, id uint32, end bool) error {
 	switch absent := r.lost || r.leaving.refusing; {
 	case forwarded && absent && (r.leaving.said || !r.lost):
 		refused = streamError{codeRefused}
-	case (!forwarded || absent) && r.running >= maxStreams:
+	case (!forwarded || absent) && (r.running >= maxStreams || r.pair.held+r.size > maxHeld):
 		refused = streamError{codeRefused}
 	case forwarded && absent:
 		if st.local, err = newLocal(head); err == nil {
@@ -604,6 +604,7 @@ func (r *requests) newCall(ctx context.Context, id uint32, end bool) error {
 	if refused == nil {
 		if st.local != nil {
 			st.local.window = r.window.initial
+			r.holdLocked(st.local, r.size)
 		}
 		r.openLocked(id, st)
 	}
@@ -667,6 +668,7 @@ func (r *requests) forwardHeld(ctx context.Context, h *heldCall, f *frame, conte
 		return false
 	case way == Forwarded:
 		granted := st.local.window - r.window.initial // WINDOW_UPDATEs that came meanwhile
+		r.pair.held -= st.local.held
 		st.local = nil
 		if observe != nil {
 			st.tap = &tap{observe: observe}
