@@ -22,7 +22,7 @@ func (s *Server) Load() (pairs, calls, kept int) {
 			}
 		}
 		calls += forwarded + max(p.running, len(p.streams)-forwarded)
-		kept += p.held + p.tapped
+		kept += p.held + p.tapped + p.unread
 		p.mu.Unlock()
 	}
 	return len(s.pairs), calls, kept

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -172,6 +173,27 @@ func TestBytesOfHeaderListsAreBounded(t *testing.T) {
 	_ = c.conn.Close()
 	r.settled()
 	before.returnsTo(t, "large header lists")
+}
+
+// Answers of handlers that the client does not take are bounded for each connection.
+func TestBytesOfUnreadAnswersAreBounded(t *testing.T) {
+	r := newRig(t, true)
+	before := usage()
+	c := newStrictClient(t, r.path, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	c.discard()
+	for range 200 {
+		c.call(local, nil, "do-size", fmt.Sprint(1<<20))
+	}
+	var calls, kept int
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end) && (kept < 60<<20 || calls > 70); time.Sleep(time.Millisecond) {
+		_, calls, kept = r.server.Load()
+	}
+	if now := usage(); kept > 65<<20 || now.heap > before.heap+100 {
+		t.Errorf("%d bytes of 200 MiB are kept, and the heap has grown from %d to %d MB; want 64 MiB", kept, before.heap, now.heap)
+	}
+	_ = c.conn.Close()
+	r.settled()
+	before.returnsTo(t, "answers that are not read")
 }
 
 // Handlers read the encoding of protobuf. A runtime may have a codec for another content type, and would read another message.

@@ -223,7 +223,22 @@ type answer struct {
 // enough is how much of an answer is collected before it is written.
 const enough = 64 << 10
 
+// keep counts bytes of an answer that the client has still to take. It reports whether there is room for them.
+func (a *answer) keep(n int) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.unread+n > maxHeld {
+		return false
+	}
+	a.unread += n
+	return true
+}
+
 func (a *answer) message(c *Call, message []byte) error {
+	if !a.keep(len(message)) {
+		return status.Error(codes.ResourceExhausted, "too many bytes of answers on this connection are not read")
+	}
+	defer a.keep(-len(message))
 	var head [messageHead]byte
 	binary.BigEndian.PutUint32(head[1:], uint32(len(message))) //nolint:gosec // messages are far smaller than 4 GiB
 	parts := [2][]byte{head[:], message}

@@ -35,6 +35,7 @@ type pair struct {
 	unacknowledged int
 	tapped         int // bytes of answers kept for observers, at most maxHeld
 	held           int // bytes of requests, with their header lists, kept for handlers, at most maxHeld
+	unread         int // bytes of answers that handlers send, at most maxHeld
 	running        int // local calls that have not returned
 	lost           bool
 	wentAhead      bool // an answer that is kept from the client was asked for; see ahead.go
@@ -66,7 +67,7 @@ const noLength = -1
 // noUpdate says that no update of a header table's size is due.
 const noUpdate = -1
 
-// maxHeld is how many bytes of requests, and of observed answers, one pair keeps.
+// maxHeld is how many bytes of requests, of answers, and of observed answers, one pair keeps.
 const maxHeld = 64 << 20
 
 // A tap keeps the answer of a forwarded call for its observer.
