@@ -177,19 +177,23 @@ func (x *Index) Now() Epoch {
 }
 
 // Reconcile makes the index equal to a full list of the runtime's sandboxes that was requested at since. It returns the UIDs of pods that had a
-// sandbox or a learned value and have no sandbox in the list. If a sandbox was added or removed in the meantime, the list may be stale: then
-// nothing changes, ok is false, and the caller requests another list.
+// sandbox or a learned value and have no sandbox in the list. If a sandbox was added or removed in the meantime, also by another list, the list may
+// be stale: then nothing changes, ok is false, and the caller requests another list.
 func (x *Index) Reconcile(since Epoch, list []Sandbox) (ended []string, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.epoch != since {
 		return nil, false
 	}
-	before := x.uidsLocked()
-	clear(x.sandboxes)
+	now := make(map[string]*listed, len(list))
 	for _, s := range list {
-		x.sandboxes[s.ID] = &listed{Sandbox: s}
+		now[s.ID] = &listed{Sandbox: s}
 	}
+	if !maps.EqualFunc(x.sandboxes, now, func(a, b *listed) bool { return a.Sandbox == b.Sandbox }) {
+		x.epoch++ // lists that were requested before are stale
+	}
+	before := x.uidsLocked()
+	x.sandboxes = now
 	return x.settleLocked(before), true
 }
 

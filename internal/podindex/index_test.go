@@ -111,6 +111,28 @@ func TestReconcileRefusesAListThatRaced(t *testing.T) {
 	}
 }
 
+// Lists are requested on several connections, and the answer of the earlier one may come last.
+func TestReconcileRefusesAListOlderThanTheLastOne(t *testing.T) {
+	x := podindex.New()
+	x.Add(sandbox("s1", "u1", "t1"))
+	since := x.Now() // of both lists
+	if ended, ok := x.Reconcile(since, []podindex.Sandbox{sandbox("s2", "u2", "t2")}); !ok || !slices.Equal(ended, []string{"u1"}) {
+		t.Fatalf("Reconcile = %v, %v; want u1 ended", ended, ok)
+	}
+	if ended, ok := x.Reconcile(since, []podindex.Sandbox{sandbox("s1", "u1", "t1")}); ok || ended != nil {
+		t.Errorf("Reconcile with a list that was requested before the last change = %v, %v; want it refused", ended, ok)
+	}
+	if got := uids(x.All()); !slices.Equal(got, []string{"u2"}) {
+		t.Errorf("pods = %v; want u2: an older list must neither end a pod nor bring one back", got)
+	}
+	since = x.Now()
+	for range 2 {
+		if _, ok := x.Reconcile(since, []podindex.Sandbox{sandbox("s2", "u2", "t2")}); !ok {
+			t.Error("a list that changes nothing makes another one stale")
+		}
+	}
+}
+
 // Runs under the race detector; in the end the index must not contain removed sandboxes.
 func TestIndexUnderConcurrencyKeepsNothingOfTheGone(t *testing.T) {
 	x := podindex.New()
