@@ -206,6 +206,15 @@ func (p *pair) close() {
 	}
 }
 
+// toRuntime writes to the runtime, for at most writeLimit.
+func (p *pair) toRuntime(b []byte) error {
+	if err := p.runtime.SetWriteDeadline(time.Now().Add(p.server.writeLimit)); err != nil {
+		return err
+	}
+	_, err := p.runtime.Write(b)
+	return err
+}
+
 func (p *pair) closeRuntime() {
 	if p.runtime != nil {
 		_ = p.runtime.Close()

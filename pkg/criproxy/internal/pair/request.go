@@ -144,8 +144,7 @@ func (r *requests) readPreface() error {
 func (r *requests) flush() error {
 	if len(r.out) > 0 {
 		if r.runtime != nil {
-			_ = r.runtime.SetWriteDeadline(time.Now().Add(r.server.writeLimit))
-			if _, err := r.runtime.Write(r.out); err != nil {
+			if err := r.toRuntime(r.out); err != nil {
 				r.closeRuntime() // the responses see that it is lost, and answer what was forwarded
 			}
 		}

@@ -241,7 +241,7 @@ func (r *responses) data(f *frame) error {
 		tell := r.withholdLocked(f.stream, st, content, len(f.payload))
 		r.mu.Unlock()
 		if len(tell) > 0 {
-			r.pair.handlers.Go(func() { _, _ = r.runtime.Write(tell) }) // it may wait; an error says that there is nothing to be told
+			r.pair.handlers.Go(func() { _ = r.toRuntime(tell) }) // it may wait; an error says that there is nothing to be told
 		}
 		if f.has(flagEndStream) {
 			r.ended(f.stream, "")
