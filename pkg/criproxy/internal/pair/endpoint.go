@@ -92,7 +92,7 @@ func (e *endpoint) ended(answered bool) time.Duration {
 		return 0
 	}
 	e.unanswered++
-	return e.delayLocked()
+	return time.Duration(min(float64(firstRetry)*math.Pow(retryGrowth, float64(e.unanswered-1)), float64(longestRetry)))
 }
 
 // await returns when the runtime is there: at once, if a connection can be made. It returns an error if ctx ends.
@@ -120,11 +120,6 @@ func (e *endpoint) absentLocked(err error) {
 	}
 }
 
-// delayLocked is the time until the next attempt.
-func (e *endpoint) delayLocked() time.Duration {
-	return time.Duration(min(float64(firstRetry)*math.Pow(retryGrowth, float64(max(0, e.unanswered-1))), float64(longestRetry)))
-}
-
 // run connects while the runtime is absent, until ctx ends.
 func (e *endpoint) run(ctx context.Context) {
 	timer := time.NewTimer(0)
@@ -137,9 +132,7 @@ func (e *endpoint) run(ctx context.Context) {
 			return
 		}
 		for e.absence() != nil {
-			e.mu.Lock()
-			timer.Reset(e.delayLocked())
-			e.mu.Unlock()
+			timer.Reset(firstRetry)
 			select {
 			case <-timer.C:
 			case <-ctx.Done():

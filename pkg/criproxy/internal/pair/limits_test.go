@@ -241,3 +241,27 @@ func TestConnectionsThatAreTooManyAreNotMade(t *testing.T) {
 		t.Errorf("%d connections to the runtime were made for %d clients", n, limit)
 	}
 }
+
+// Connections on which nothing was called, which any client may have, do not delay the attempts to find an absent runtime.
+func TestIdleClientsDoNotDelayTheReturnOfTheRuntime(t *testing.T) {
+	r := newRig(t, true)
+	var dialled atomic.Int64
+	r.replace(func(ctx context.Context) (net.Conn, error) {
+		dialled.Add(1)
+		return (&net.Dialer{}).DialContext(ctx, "unix", r.backend.path)
+	}, time.Minute)
+	const clients = 20
+	for range clients {
+		c := newStrictClient(t, r.path)
+		if _, err := c.read(); err != nil { // it is paired
+			t.Fatal(err)
+		}
+	}
+	r.backend.server.Stop()
+	time.Sleep(1500 * time.Millisecond) // each pair has tried
+	dialled.Store(0)
+	time.Sleep(2 * time.Second)
+	if n := dialled.Load(); n < 10 {
+		t.Errorf("%d attempts in 2 s; want about 20", n)
+	}
+}
