@@ -119,11 +119,27 @@ func (r *responses) withholdLocked(id uint32, st *stream, content []byte, size i
 			tell = appendReset(tell, id, codeCancel)
 		}
 	}
-	if r.window.debt -= int64(size); r.window.debt < -maxCredit {
-		tell = appendWindowUpdate(tell, 0, -r.window.debt)
-		r.window.debt = 0
+	r.window.debt -= int64(size)
+	return append(tell, r.settleCreditLocked()...)
+}
+
+// settleCreditLocked returns the WINDOW_UPDATE that gives the runtime back what was paid in advance, if that is much, or if the
+// runtime can hardly send without it: a client may give no window before all of it is used.
+func (p *pair) settleCreditLocked() (tell []byte) {
+	w := &p.window
+	if w.debt >= 0 || w.debt >= -maxCredit && w.conn+w.debt >= maxFrame {
+		return nil
 	}
+	tell = appendWindowUpdate(nil, 0, -w.debt)
+	w.debt = 0
 	return tell
+}
+
+// tell writes to the runtime without waiting for it.
+func (p *pair) tell(b []byte) {
+	if len(b) > 0 {
+		p.handlers.Go(func() { _ = p.toRuntime(b) }) // an error says that there is nothing to be told
+	}
 }
 
 // errTakenOver says that another goroutine has taken over the responses.

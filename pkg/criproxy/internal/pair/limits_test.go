@@ -266,3 +266,37 @@ func TestIdleClientsDoNotDelayTheReturnOfTheRuntime(t *testing.T) {
 		t.Errorf("%d attempts in 2 s; want about 20", n)
 	}
 }
+
+// A client may give no window before all of it is used. An answer that was kept from it must not take a part that it never uses.
+func TestClientThatGivesWindowWhenAllIsUsed(t *testing.T) {
+	r := newRig(t, true)
+	c := newStrictClient(t, r.path, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
+	const all = 65535
+	left := uint32(all)
+	ends := func(id uint32) {
+		for {
+			_ = c.conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+			f, err := c.fr.ReadFrame()
+			if err != nil {
+				t.Fatalf("stream %d does not end; %d bytes of the window are left: %v", id, left, err)
+			}
+			switch f := f.(type) {
+			case *http2.SettingsFrame:
+				if !f.IsAck() {
+					_ = c.fr.WriteSettingsAck()
+				}
+			case *http2.DataFrame:
+				if left -= f.Length; left == 0 {
+					left = all
+					_ = c.fr.WriteWindowUpdate(0, all)
+				}
+			case *http2.MetaHeadersFrame:
+				if f.StreamID == id && f.StreamEnded() {
+					return
+				}
+			}
+		}
+	}
+	ends(c.call(ahead, nil, "do-size", "16000", "do-hide", "1"))
+	ends(c.call(forwarded, nil, "do-size", "200000"))
+}

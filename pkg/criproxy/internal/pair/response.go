@@ -240,9 +240,7 @@ func (r *responses) data(f *frame) error {
 	if withheld {
 		tell := r.withholdLocked(f.stream, st, content, len(f.payload))
 		r.mu.Unlock()
-		if len(tell) > 0 {
-			r.pair.handlers.Go(func() { _ = r.toRuntime(tell) }) // it may wait; an error says that there is nothing to be told
-		}
+		r.tell(tell)
 		if f.has(flagEndStream) {
 			r.ended(f.stream, "")
 		}
@@ -261,10 +259,12 @@ func (r *responses) data(f *frame) error {
 			r.tapped += n
 		}
 	}
+	tell := r.settleCreditLocked()
 	r.mu.Unlock()
 	if !open {
 		return errors.New("the client is gone")
 	}
+	r.tell(tell)
 	if f.has(flagEndStream) {
 		r.ended(f.stream, "")
 	}
