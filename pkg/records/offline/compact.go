@@ -105,6 +105,7 @@ func write(ctx context.Context, from *os.File, path string) (err error) {
 			}, len(name)))
 		},
 		Value: func(bucket string, key, value []byte) error {
+			key, value = bytes.Clone(key), bytes.Clone(value)
 			return errors.Join(ctx.Err(), b.add(func(tx *bolt.Tx) error {
 				into := tx.Bucket([]byte(bucket))
 				into.FillPercent = 1 // the keys come in order

@@ -15,6 +15,7 @@ const (
 
 	branchPage  = 1
 	leafPage    = 2
+	metaPage    = 4
 	freePage    = 16
 	bucketEntry = 1
 )
@@ -25,7 +26,8 @@ type Visitor struct {
 	// Bucket is called for each bucket before its content. The name of a nested bucket consists of both names with a slash
 	// between them.
 	Bucket func(name string, sequence uint64) error
-	// Value is called for each value, in the order of the keys, with the name of its bucket.
+	// Value is called for each value, in the order of the keys, with the name of its bucket. The key and the value are valid until
+	// it returns.
 	Value func(bucket string, key, value []byte) error
 	// Damage is called for each part that cannot be walked; the walk continues with the other parts. If it is nil, the first
 	// damage ends the walk, which returns it.
@@ -35,19 +37,25 @@ type Visitor struct {
 // A walker walks the pages of a file.
 type walker struct {
 	file    io.ReaderAt
-	size    uint64 // of a page
-	seen    []bool // by page ID
+	size    uint64   // of a page
+	seen    []bool   // by page ID
+	unused  [][]byte // memory for pages
 	visitor Visitor
 	damages int
 }
 
-// Walk walks the tree of a meta page and its list of free pages.
+// Walk walks the tree of a meta page and its list of free pages, and checks the heads of both meta pages.
 func Walk(file io.ReaderAt, m Meta, v Visitor) error {
 	w := &walker{file: file, size: uint64(m.PageSize), visitor: v} //nolint:gosec // ParseMeta has checked it
 	if _, err := file.ReadAt(make([]byte, 1), int64(m.Pages)*int64(m.PageSize)-1); err != nil {
 		return w.damage(fmt.Errorf("the file is shorter than its %d pages: %v", m.Pages, err))
 	}
 	w.seen = make([]bool, m.Pages)
+	if err := w.metas(); err != nil {
+		if err := w.damage(err); err != nil {
+			return err
+		}
+	}
 	if err := w.free(m.free); err != nil {
 		if err := w.damage(fmt.Errorf("free list: %w", err)); err != nil {
 			return err
@@ -76,12 +84,27 @@ func (w *walker) damage(err error) error {
 	return w.visitor.Damage(err)
 }
 
+// metas checks the heads of the meta pages, which their checksums do not cover.
+func (w *walker) metas() error {
+	for id := range uint64(2) {
+		head, at := make([]byte, pageHead), int64(id*w.size) //nolint:gosec // the first two pages
+		if _, err := w.file.ReadAt(head, at); err != nil {
+			return unread(err, len(head), at)
+		}
+		if u64(head) != id || binary.NativeEndian.Uint16(head[8:]) != metaPage {
+			return fmt.Errorf("meta page %d has a wrong head", id)
+		}
+	}
+	return nil
+}
+
 // free marks the pages of the free list; no other page may refer to them.
 func (w *walker) free(id uint64) error {
 	page, err := w.page(id)
 	if err != nil {
 		return err
 	}
+	defer w.release(page)
 	ids, count := page[pageHead:], uint64(binary.NativeEndian.Uint16(page[10:]))
 	if count == math.MaxUint16 { // the first one counts the others
 		ids, count = ids[8:], u64(ids)
@@ -99,19 +122,18 @@ func (w *walker) free(id uint64) error {
 	return nil
 }
 
-// page reads a page with its overflow pages.
+// page reads a page with its overflow pages. The caller gives it to release when it is walked.
 func (w *walker) page(id uint64) ([]byte, error) {
 	high := uint64(len(w.seen))
 	if id < 2 || id >= high {
 		return nil, fmt.Errorf("page %d is out of bounds", id)
 	}
-	head := make([]byte, pageHead)
-	at := int64(id * w.size) //nolint:gosec // id is in bounds
-	if _, err := w.file.ReadAt(head, at); err != nil {
-		return nil, unread(err, len(head), at)
+	page, err := w.read(w.memory(), id, 1)
+	if err != nil {
+		return nil, err
 	}
-	more := u32(head[12:])
-	if u64(head) != id || id+more >= high {
+	more := u32(page[12:])
+	if u64(page) != id || id+more >= high {
 		return nil, fmt.Errorf("page %d has a wrong head", id)
 	}
 	for i := id; i <= id+more; i++ {
@@ -120,12 +142,38 @@ func (w *walker) page(id uint64) ([]byte, error) {
 		}
 		w.seen[i] = true
 	}
-	page := make([]byte, (1+more)*w.size)
-	if _, err := w.file.ReadAt(page, at); err != nil {
-		return nil, unread(err, len(page), at)
+	if more == 0 {
+		return page, nil
 	}
-	return page, nil
+	return w.read(page, id+1, more)
 }
+
+// read appends n pages of the file, which are in bounds.
+func (w *walker) read(to []byte, id, n uint64) ([]byte, error) {
+	begin := len(to)
+	end, at := begin+int(n*w.size), int64(id*w.size) //nolint:gosec // in bounds
+	if end > cap(to) {
+		to = append(make([]byte, 0, end), to...)
+	}
+	to = to[:end]
+	if _, err := w.file.ReadAt(to[begin:], at); err != nil {
+		return nil, unread(err, end-begin, at)
+	}
+	return to, nil
+}
+
+// memory returns the memory of a page that was released, without content.
+func (w *walker) memory() []byte {
+	last := len(w.unused) - 1
+	if last < 0 {
+		return nil
+	}
+	page := w.unused[last]
+	w.unused = w.unused[:last]
+	return page[:0]
+}
+
+func (w *walker) release(page []byte) { w.unused = append(w.unused, page) }
 
 // walk walks a page whose keys must not be below low, and must be below high unless high is nil.
 func (w *walker) walk(id uint64, bucket string, low, high []byte) error {
@@ -133,6 +181,7 @@ func (w *walker) walk(id uint64, bucket string, low, high []byte) error {
 	if err != nil {
 		return w.damage(err)
 	}
+	defer w.release(page)
 	return w.elements(page, fmt.Sprintf("page %d", id), bucket, low, high)
 }
 
@@ -186,6 +235,7 @@ func parse(page, low, high []byte) (entries []entry, branch bool, err error) {
 		return nil, branch, errors.New("more elements than there is room for")
 	}
 	last, first := low, true
+	entries = make([]entry, 0, count)
 	for i := range count {
 		at := pageHead + i*element
 		head := page[at : at+element]
