@@ -6,9 +6,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -32,7 +35,18 @@ type options struct {
 	require   bool
 	calls     string
 	through   string
+	parts     string
+	images    int
 }
+
+// The parts of a run; each is a section of docs/performance.md.
+const (
+	partCalls = "calls"
+	partStart = "start"
+)
+
+// has reports whether a part is measured.
+func (o *options) has(part string) bool { return slices.Contains(strings.Split(o.parts, ","), part) }
 
 func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if len(args) == 4 && args[0] == "serve" {
@@ -47,6 +61,8 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	flags.BoolVar(&o.require, "require", false, "fail if HAProxy or nginx is missing")
 	flags.StringVar(&o.calls, "calls", "", "measure only calls whose names contain it")
 	flags.StringVar(&o.through, "through", "", "measure only these targets, separated by commas, and the direct connection")
+	flags.StringVar(&o.parts, "parts", strings.Join([]string{partCalls, partStart}, ","), "what to measure, separated by commas; the other sections of performance.md stay")
+	flags.IntVar(&o.images, "images", math.MaxInt, "start only with stores of at most so many images")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -55,6 +71,28 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
+	var made sections
+	if o.has(partCalls) {
+		if err := callsPart(ctx, dir, o, &made); err != nil {
+			return err
+		}
+	}
+	if o.has(partStart) && o.pullgated != "" {
+		results, err := measureStarts(ctx, dir, o)
+		if err != nil {
+			return err
+		}
+		made.add("Start", starts(ctx, results, o))
+	}
+	if o.out == "" {
+		_, err := io.WriteString(stdout, made.String())
+		return err
+	}
+	return made.write(filepath.Join(o.out, "performance.md"))
+}
+
+// callsPart measures the calls.
+func callsPart(ctx context.Context, dir string, o options, made *sections) error {
 	targets, closeAll, err := start(ctx, dir, o)
 	if err != nil {
 		return errors.Join(err, closeAll())
@@ -63,12 +101,9 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if err := errors.Join(err, closeAll()); err != nil {
 		return err
 	}
+	made.add("Calls", calls(ctx, results, o, targets))
 	if o.out == "" {
-		_, err := io.WriteString(stdout, table(results))
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(o.out, "performance.md"), []byte(page(ctx, results, o, targets)), 0o644); err != nil {
-		return err
+		return nil
 	}
 	return os.WriteFile(filepath.Join(o.out, "images", "performance.svg"), []byte(chart(results)), 0o644)
 }

@@ -26,9 +26,6 @@ type cell struct {
 
 func cells() []cell {
 	status := &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: image}}
-	precheck := &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: image, Annotations: map[string]string{
-		seenAnnotation: "2026-11-22T08:00:00.000000001", sourceAnnotation: "api",
-	}}}
 	version, list, sandboxes := &runtimeapi.VersionRequest{}, &runtimeapi.ListContainersRequest{}, &runtimeapi.ListPodSandboxRequest{}
 	return []cell{
 		{"Version", 1, runtimeapi.RuntimeService_Version_FullMethodName, version, false},
@@ -36,13 +33,20 @@ func cells() []cell {
 		{"Version", 64, runtimeapi.RuntimeService_Version_FullMethodName, version, false},
 		{"ImageStatus, not judged", 1, runtimeapi.ImageService_ImageStatus_FullMethodName, status, false},
 		{"ImageStatus, not judged", 64, runtimeapi.ImageService_ImageStatus_FullMethodName, status, false},
-		{"ImageStatus, pre-check that is allowed", 1, runtimeapi.ImageService_ImageStatus_FullMethodName, precheck, false},
-		{"ImageStatus, pre-check that is allowed", 64, runtimeapi.ImageService_ImageStatus_FullMethodName, precheck, false},
+		{"ImageStatus, pre-check that is allowed", 1, runtimeapi.ImageService_ImageStatus_FullMethodName, precheck(), false},
+		{"ImageStatus, pre-check that is allowed", 64, runtimeapi.ImageService_ImageStatus_FullMethodName, precheck(), false},
 		{"ListPodSandbox, 100", 1, runtimeapi.RuntimeService_ListPodSandbox_FullMethodName, sandboxes, false},
 		{"ListContainers, 300", 1, runtimeapi.RuntimeService_ListContainers_FullMethodName, list, false},
 		{"ListContainers, 300", 64, runtimeapi.RuntimeService_ListContainers_FullMethodName, list, false},
 		{fmt.Sprintf("stream of %d events", events), 1, runtimeapi.RuntimeService_GetContainerEvents_FullMethodName, &runtimeapi.GetEventsRequest{}, true},
 	}
+}
+
+// precheck returns a pre-check for one of the pods of the fake runtime.
+func precheck() *runtimeapi.ImageStatusRequest {
+	return &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: image, Annotations: map[string]string{
+		seenAnnotation: "2026-11-22T08:00:00.000000001", sourceAnnotation: "api",
+	}}}
 }
 
 // A sample is one target in one cell and one round.

@@ -74,11 +74,10 @@ func table(results []result) string {
 	return b.String()
 }
 
-// page returns docs/performance.md.
-func page(ctx context.Context, results []result, o options, targets []*target) string {
+// calls returns the results as a section of docs/performance.md.
+func calls(ctx context.Context, results []result, o options, targets []*target) string {
 	var b strings.Builder
-	b.WriteString("# Performance\n\nWhat a CRI call costs through pullgated, and through other programs in its place. Written by `make bench`; do not edit it.\n\n" +
-		"![p50 by the direct connection](images/performance.svg)\n\n")
+	b.WriteString("![p50 by the direct connection](images/performance.svg)\n\n")
 	fmt.Fprintf(&b, "%d rounds of %v for each target and cell, interleaved. Client, target and a fake runtime share the machine. Ratios are medians over the rounds, to the direct "+
 		"connection in the same round, with the lowest and the highest. p50 is the median of the rounds' medians. CPU and memory are those of the target.\n\n", o.rounds, o.duration)
 	b.WriteString("| what | version |\n| --- | --- |\n")

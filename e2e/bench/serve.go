@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -40,7 +41,11 @@ func serve(ctx context.Context, kind, listen, to string) error {
 	var server *grpc.Server
 	switch kind {
 	case "runtime":
-		if server, err = runtime(); err != nil {
+		images, err := strconv.Atoi(to)
+		if err != nil {
+			return err
+		}
+		if server, err = runtime(images); err != nil {
 			return err
 		}
 	case "splice":
@@ -134,9 +139,14 @@ func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
 // events is the number of messages of the stream.
 const events = 2000
 
-// runtime returns the fake runtime: it answers each method with the same bytes.
-func runtime() (*grpc.Server, error) {
-	i := &runtimeapi.Image{Id: "sha256:" + strings.Repeat("1", 64), RepoTags: []string{image}, Size: 1 << 20}
+// runtime returns the fake runtime: it answers each method with the same bytes. more is the number of images that it lists besides
+// image.
+func runtime(more int) (*grpc.Server, error) {
+	i := &runtimeapi.Image{Id: imageID(0), RepoTags: []string{image}, Size: 1 << 20}
+	images := &runtimeapi.ListImagesResponse{Images: []*runtimeapi.Image{i}}
+	for n := range more {
+		images.Images = append(images.Images, &runtimeapi.Image{Id: imageID(n + 1), RepoTags: []string{repository(n+1) + ":1"}, Size: 1 << 20})
+	}
 	containers := &runtimeapi.ListContainersResponse{}
 	sandboxes := &runtimeapi.ListPodSandboxResponse{}
 	labels := map[string]string{"io.kubernetes.pod.name": "pod", "io.kubernetes.pod.namespace": "team", "io.kubernetes.container.name": "main"}
@@ -156,7 +166,7 @@ func runtime() (*grpc.Server, error) {
 		runtimeapi.RuntimeService_Version_FullMethodName:            &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: "containerd", RuntimeVersion: "v2.4.2", RuntimeApiVersion: "v1"},
 		runtimeapi.RuntimeService_Status_FullMethodName:             &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{}},
 		runtimeapi.ImageService_ImageStatus_FullMethodName:          &runtimeapi.ImageStatusResponse{Image: i},
-		runtimeapi.ImageService_ListImages_FullMethodName:           &runtimeapi.ListImagesResponse{Images: []*runtimeapi.Image{i}},
+		runtimeapi.ImageService_ListImages_FullMethodName:           images,
 		runtimeapi.RuntimeService_ListContainers_FullMethodName:     containers,
 		runtimeapi.RuntimeService_ListPodSandbox_FullMethodName:     sandboxes,
 		runtimeapi.RuntimeService_GetContainerEvents_FullMethodName: &runtimeapi.ContainerEventResponse{ContainerId: strings.Repeat("1", 64), CreatedAt: 1},

@@ -57,12 +57,11 @@ func start(ctx context.Context, dir string, o options) (targets []*target, close
 	if err != nil {
 		return nil, closeAll, err
 	}
-	if _, err := launch("", self, "serve", "runtime", socket("runtime"), ""); err != nil {
+	if _, err := launch("", self, "serve", "runtime", socket("runtime"), "0"); err != nil {
 		return nil, closeAll, err
 	}
 	add := func(name, version, at string, p *exec.Cmd) error {
-		conn, err := grpc.NewClient("unix://"+at, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
-			grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(limit)))
+		conn, err := dial(at)
 		if err != nil {
 			return err
 		}
@@ -98,6 +97,12 @@ func start(ctx context.Context, dir string, o options) (targets []*target, close
 		}
 	}
 	return targets, closeAll, nil
+}
+
+// dial connects to a socket, with messages as bytes.
+func dial(socket string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(limit)))
 }
 
 // A recipe is how a target is started.
@@ -185,13 +190,16 @@ func (t *target) cpu() time.Duration {
 }
 
 // peak returns the largest resident size of a target in MB.
-func (t *target) peak() int {
+func (t *target) peak() int { return t.memory("VmHWM") }
+
+// memory returns a field of /proc/PID/status in MB.
+func (t *target) memory(field string) int {
 	if t.process == nil {
 		return 0
 	}
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", t.process.Process.Pid))
 	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+		if rest, ok := strings.CutPrefix(line, field+":"); ok {
 			kb, _ := strconv.Atoi(strings.Fields(rest)[0])
 			return kb / 1024
 		}
