@@ -2,6 +2,7 @@ package records
 
 import (
 	"reflect"
+	"time"
 	"unsafe"
 )
 
@@ -13,6 +14,11 @@ func Encode(bucket string, key []byte, v any) ([]byte, error) { return encode(bu
 
 func Decode(bucket string, key, stored []byte, into any) error {
 	return decode(bucket, key, stored, into)
+}
+
+// Says is what is read of a stored record without decoding it.
+func Says(stored []byte, now time.Time) (unlisted, gone, ahead bool) {
+	return saysAtEnd(stored, fieldUnlisted), saysAtEnd(stored, fieldGone), mayBeAhead(stored, now)
 }
 
 // WriteAt is the function with which bbolt writes to its file.

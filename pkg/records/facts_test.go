@@ -458,3 +458,43 @@ func TestPruneOfAnUnlistedRecordLeavesAnIntent(t *testing.T) {
 		t.Errorf("MarkPreloaded after the pruning = %v; want none", got)
 	}
 }
+
+func TestFieldsAreFoundWithoutDecoding(t *testing.T) {
+	zone := time.FixedZone("", -11*3600)
+	awkward := `]},"unlisted":true,"gone":"lastProved":"9999-01-01T00:00:00Z"`
+	for _, proofs := range []int{0, 1, 3} {
+		for _, times := range [][]time.Time{{at(1), at(2)}, {at(1), noon().Add(time.Nanosecond)}, {noon().In(zone), at(-1)}, {noon().Add(time.Second).In(zone), {}}} {
+			for bits := range 4 {
+				r := records.Record{Pair: pair(id1, app+awkward), Created: at(1), Revoked: at(2), Unlisted: bits&1 > 0}
+				if bits&2 > 0 {
+					r.Gone = at(3)
+				}
+				ahead := false
+				for i := range proofs {
+					last := times[i%len(times)]
+					ahead = ahead || last.After(noon())
+					r.Proofs = append(r.Proofs, records.Proof{
+						Credential: alice, LastProved: last, Denied: at(4), Namespace: awkward,
+						Secrets: []records.SecretRef{{UID: awkward, Namespace: "a", Name: "b"}}, RotatedFrom: []credential.ID{bob},
+					})
+				}
+				stored, err := records.Encode("records", key(r.Pair), r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				unlisted, gone, mayBeAhead := records.Says(stored, noon())
+				if unlisted != r.Unlisted || gone == r.Gone.IsZero() || mayBeAhead != ahead {
+					t.Errorf("Says(%s) = %v, %v, %v; want %v, %v, %v", stored, unlisted, gone, mayBeAhead, r.Unlisted, !r.Gone.IsZero(), ahead)
+				}
+			}
+		}
+	}
+}
+
+func TestProofWithoutAReadableTimeMayBeAhead(t *testing.T) {
+	for _, stored := range []string{`"lastProved":"soon"`, `"lastProved":"2026`, `"lastProved":"2000-01-01T00:00:00Z","lastProved":""`} {
+		if _, _, ahead := records.Says([]byte(stored), noon()); !ahead {
+			t.Errorf("record with %s cannot be ahead; want that it may be", stored)
+		}
+	}
+}

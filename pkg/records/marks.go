@@ -90,12 +90,13 @@ func due(tx *bolt.Tx, pairs []Pair, brought func(Intent, Pair) bool) (found []Pa
 		return nil, err
 	}
 	for _, p := range pairs {
-		if images[p.ImageID] || !listedByAll(creating, p) {
+		// Almost every pair is known; its values, readable or not, need not be read.
+		if images[p.ImageID] || known(tx, p) || !listedByAll(creating, p) {
 			continue
 		}
 		f, err := lookup(tx, p)
-		f.Intents = 0                      // of pulls that did not bring the image
-		if err == nil && f.MayBeMarked() { // an unreadable value does not make a pair unknown
+		f.Intents = 0 // of pulls that did not bring the image
+		if err == nil && f.MayBeMarked() {
 			found = append(found, p)
 		}
 	}
@@ -308,7 +309,7 @@ func strayed(tx *bolt.Tx, listed map[string]bool) (images, repositories map[stri
 				Unlisted   bool   `json:"unlisted"`
 			}
 			readable := sound(bucket, k, v)
-			if len(v) < sumSize || readable && (bucket == bucketIntents || !says(v, fieldUnlisted)) {
+			if len(v) < sumSize || readable && (bucket == bucketIntents || !saysAtEnd(v, fieldUnlisted)) {
 				return nil
 			}
 			if json.Unmarshal(v[sumSize:], &named) != nil {

@@ -99,7 +99,7 @@ func ahead(tx *bolt.Tx, now time.Time) (found []Record) {
 	c := tx.Bucket([]byte(bucketRecords)).Cursor()
 	for k, v := c.First(); k != nil; k, v = c.Next() {
 		var r Record
-		if decode(bucketRecords, k, v, &r) == nil && slices.ContainsFunc(r.Proofs, func(p Proof) bool { return p.LastProved.After(now) }) {
+		if mayBeAhead(v, now) && decode(bucketRecords, k, v, &r) == nil && slices.ContainsFunc(r.Proofs, func(p Proof) bool { return p.LastProved.After(now) }) {
 			found = append(found, r)
 		}
 	}
@@ -216,7 +216,7 @@ func boundGone(tx *bolt.Tx) error {
 	var gone []Record
 	err := tx.Bucket([]byte(bucketRecords)).ForEach(func(k, v []byte) error {
 		var r Record
-		if says(v, fieldGone) && decode(bucketRecords, k, v, &r) == nil && !r.Gone.IsZero() {
+		if saysAtEnd(v, fieldGone) && decode(bucketRecords, k, v, &r) == nil && !r.Gone.IsZero() {
 			gone = append(gone, r)
 		}
 		return nil
@@ -237,7 +237,7 @@ func (s *Store) toPrune(tx *bolt.Tx, of Pruning) (c pruneChanges, err error) {
 	err = tx.Bucket([]byte(bucketRecords)).ForEach(func(k, v []byte) error {
 		p := pairOf(k)
 		_, present := of.Images[p.ImageID]
-		if present && !says(v, fieldUnlisted) && !says(v, fieldGone) {
+		if present && !saysAtEnd(v, fieldUnlisted) && !saysAtEnd(v, fieldGone) {
 			return nil // the usual case
 		}
 		var r Record

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"strings"
+	"time"
 )
 
 // The buckets of format 1.
@@ -69,10 +70,34 @@ const (
 	fieldOpen     = `"open":true`
 	fieldUnlisted = `"unlisted":`
 	fieldGone     = `"gone":`
+	// Without its first quote, which begins every other field as well and makes the search slow.
+	fieldLastProved = `lastProved":"`
 )
 
 // says reports whether a stored record has a field. This is cheaper than decoding the record.
 func says(stored []byte, field string) bool { return bytes.Contains(stored, []byte(field)) }
+
+// saysAtEnd is says for a field that is stored after the proofs, which it does not read.
+func saysAtEnd(stored []byte, field string) bool {
+	return says(stored[bytes.LastIndexByte(stored, ']')+1:], field)
+}
+
+// mayBeAhead reports whether a stored record may have a proof with a time after now; if not, it has none. It does not decode the
+// record.
+func mayBeAhead(stored []byte, now time.Time) bool {
+	for {
+		_, rest, found := bytes.Cut(stored, []byte(fieldLastProved))
+		if !found {
+			return false
+		}
+		text, rest, found := bytes.Cut(rest, []byte{'"'})
+		at, err := time.Parse(time.RFC3339, string(text))
+		if !found || err != nil || at.After(now) {
+			return true
+		}
+		stored = rest
+	}
+}
 
 func (p Pair) key() []byte { return []byte(p.ImageID + "\x00" + p.Repository) }
 
