@@ -33,6 +33,8 @@ RUN ?=
 
 FUZZTIME ?= 30s
 BENCH ?= .
+# What make bench measures.
+PARTS ?= calls,start,containers
 
 PROGRAMS := $(notdir $(patsubst %/,%,$(wildcard cmd/*/)))
 
@@ -99,9 +101,9 @@ fuzz: ## fuzz every target for FUZZTIME (30s)
 	.ci/fuzz $(FUZZTIME)
 
 .PHONY: bench
-bench: build ## measure calls through pullgated and other proxies, and write docs/performance.md, as root
+bench: build ## measure pullgated beside other proxies, its start, and pods on a containerd, and write docs/performance.md, as root; PARTS selects
 	.ci/install-debs bench
-	cd e2e/bench && go build -o '$(BIN)/.bench' . && '$(BIN)/.bench' -require -pullgated '$(BIN)/pullgated' -out '$(CURDIR)/docs'
+	cd e2e/bench && go build -o '$(BIN)/.bench' . && '$(BIN)/.bench' -parts '$(PARTS)' -require -pullgated '$(BIN)/pullgated' -out '$(CURDIR)/docs'
 
 .PHONY: benchmarks
 benchmarks: ## run the benchmarks of the packages; BENCH selects

@@ -37,12 +37,14 @@ type options struct {
 	through   string
 	parts     string
 	images    int
+	pods      int
 }
 
 // The parts of a run; each is a section of docs/performance.md.
 const (
-	partCalls = "calls"
-	partStart = "start"
+	partCalls      = "calls"
+	partStart      = "start"
+	partContainers = "containers"
 )
 
 // has reports whether a part is measured.
@@ -61,8 +63,9 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	flags.BoolVar(&o.require, "require", false, "fail if HAProxy or nginx is missing")
 	flags.StringVar(&o.calls, "calls", "", "measure only calls whose names contain it")
 	flags.StringVar(&o.through, "through", "", "measure only these targets, separated by commas, and the direct connection")
-	flags.StringVar(&o.parts, "parts", strings.Join([]string{partCalls, partStart}, ","), "what to measure, separated by commas; the other sections of performance.md stay")
+	flags.StringVar(&o.parts, "parts", strings.Join([]string{partCalls, partStart, partContainers}, ","), "what to measure, separated by commas; the other sections of performance.md stay")
 	flags.IntVar(&o.images, "images", math.MaxInt, "start only with stores of at most so many images")
+	flags.IntVar(&o.pods, "pods", 100, "number of pods that are started on a real containerd")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -83,6 +86,13 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 			return err
 		}
 		made.add("Start", starts(ctx, results, o))
+	}
+	if o.has(partContainers) {
+		n, err := measureContainers(ctx, o)
+		if err != nil {
+			return err
+		}
+		made.add("Containers", containers(ctx, n, o))
 	}
 	if o.out == "" {
 		_, err := io.WriteString(stdout, made.String())

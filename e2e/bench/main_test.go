@@ -2,12 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/pullgate/pullgate/e2e/node"
 )
 
 // TestMain lets the test binary be the programs that bench starts of itself.
@@ -35,12 +38,34 @@ func TestBenchRuns(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	if err := run(ctx, []string{"-rounds", "1", "-duration", "20ms", "-pullgated", pullgated, "-out", out}, io.Discard); err != nil {
+	parts := partCalls + "," + partStart
+	if err := node.Check(); err == nil {
+		parts += "," + partContainers
+	} else {
+		t.Log("no containers are started:", err)
+	}
+	if err := run(ctx, []string{"-parts", parts, "-rounds", "1", "-duration", "20ms", "-images", "1000", "-pods", "1", "-pullgated", pullgated, "-out", out}, io.Discard); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"performance.md", "images/performance.svg"} {
 		if b, err := os.ReadFile(filepath.Join(out, name)); err != nil || len(b) < 1000 {
 			t.Errorf("%s has %d bytes, %v", name, len(b), err)
 		}
+	}
+}
+
+func TestSectionsThatWereNotMeasuredStay(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "performance.md")
+	var first, second sections
+	first.add("Calls", "1")
+	first.add("Start", "2\n\n| a |\n")
+	second.add("Containers", "4")
+	second.add("Start", "3")
+	if err := errors.Join(first.write(path), second.write(path)); err != nil {
+		t.Fatal(err)
+	}
+	want := head + "\n## Calls\n\n1\n\n## Start\n\n3\n\n## Containers\n\n4\n"
+	if got, err := os.ReadFile(path); err != nil || string(got) != want {
+		t.Errorf("sections = %q, %v; want %q", got, err, want)
 	}
 }

@@ -131,7 +131,7 @@ func (t *target) sample(ctx context.Context, c cell, duration time.Duration) (s 
 	if len(times) == 0 {
 		return s, errors.New("every call fails")
 	}
-	if s.failed > 0 && (t.name == "direct" || t.name == "pullgated") {
+	if s.failed > 0 && (t.name == direct || t.name == "pullgated") {
 		return s, fmt.Errorf("%d of %d calls fail", s.failed, s.calls+s.failed)
 	}
 	s.p50, s.p99 = times[len(times)/2], times[len(times)*99/100]

@@ -65,7 +65,7 @@ func table(results []result) string {
 			through = fmt.Sprintf("%s (%d calls failed)", r.target, failed)
 		}
 		cpu, peak := fmt.Sprintf("%.1f µs", r.cpuPerCall()), fmt.Sprintf("%d MB", r.peak)
-		if r.target == "direct" {
+		if r.target == direct {
 			cpu, peak = "–", "–"
 		}
 		fmt.Fprintf(&b, "| %s | %d | %s | %.3f ms | %.2f [%.2f–%.2f] | %.2f | %.0f | %s | %s |\n", r.cell.name, r.cell.callers, through,
@@ -123,7 +123,7 @@ func chart(results []result) string {
 	y, last := 40, ""
 	for i := range results {
 		r := &results[i]
-		if r.target == "direct" {
+		if r.target == direct {
 			continue
 		}
 		if name := fmt.Sprintf("%s, %d", r.cell.name, r.cell.callers); name != last {

@@ -12,7 +12,7 @@ import (
 const head = "# Performance\n\nWhat pullgated costs, beside other programs in its place. Written by `make bench`; do not edit it.\n"
 
 // order returns the titles of the sections.
-func order() []string { return []string{"Calls", "Start"} }
+func order() []string { return []string{"Calls", "Start", "Containers"} }
 
 // sections are parts of docs/performance.md, by title.
 type sections struct{ text map[string]string }

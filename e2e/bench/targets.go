@@ -68,7 +68,7 @@ func start(ctx context.Context, dir string, o options) (targets []*target, close
 		targets = append(targets, &target{name, version, p, conn})
 		return await(ctx, at)
 	}
-	if err := add("direct", "", socket("runtime"), nil); err != nil {
+	if err := add(direct, "", socket("runtime"), nil); err != nil {
 		return targets, closeAll, err
 	}
 	for _, t := range others(dir, self, socket, o) {
