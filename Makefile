@@ -103,7 +103,7 @@ fuzz: ## fuzz every target for FUZZTIME (30s)
 .PHONY: bench
 bench: build ## measure pullgated beside other proxies, its start, and pods on a containerd, and write docs/performance.md, as root; PARTS selects
 	.ci/install-debs bench
-	cd e2e/bench && go build -o '$(BIN)/.bench' . && '$(BIN)/.bench' -parts '$(PARTS)' -require -pullgated '$(BIN)/pullgated' -out '$(CURDIR)/docs'
+	cd e2e/bench && go build -o '$(abspath $(BIN))/.bench' . && '$(abspath $(BIN))/.bench' -parts '$(PARTS)' -require -pullgated '$(abspath $(BIN))/pullgated' -out '$(CURDIR)/docs'
 
 .PHONY: benchmarks
 benchmarks: ## run the benchmarks of the packages; BENCH selects
