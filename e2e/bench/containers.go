@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -38,6 +39,7 @@ type way struct {
 	image   string
 	uids    []string // of the pods in the API server; none without one
 	quick   bool     // a pre-check is allowed without a pull
+	last    *node.Pod
 
 	starts []time.Duration // by pod
 	pulled []time.Duration
@@ -65,7 +67,8 @@ type containerNode struct {
 }
 
 // measureContainers starts pods on a real containerd: directly, through pullgated, and through pullgated with the pod source. Each
-// pod is started in all ways, one after the other and in another order each time, and removed at once.
+// pod is started in all ways, one after the other in a random order, and removed at once. Between two pods the image, which is
+// present, is pulled directly.
 func measureContainers(ctx context.Context, o options) (n *containerNode, err error) {
 	n, err = newContainerNode(ctx, o.pods)
 	if n != nil {
@@ -75,10 +78,13 @@ func measureContainers(ctx context.Context, o options) (n *containerNode, err er
 		return nil, err
 	}
 	for i := range o.pods {
-		for j := range n.ways {
-			if err := n.ways[(i+j)%len(n.ways)].measure(ctx, i); err != nil {
-				return nil, err
+		for _, j := range rand.Perm(len(n.ways)) {
+			if err := n.ways[j].measure(ctx, i); err != nil {
+				return nil, fmt.Errorf("%s: %w", n.ways[j].name, err)
 			}
+		}
+		if err := n.ways[0].pull(ctx); err != nil {
+			return nil, err
 		}
 	}
 	return n, nil
@@ -206,8 +212,8 @@ func (w *way) wantPulls() int {
 	return 1
 }
 
-// start starts a pod and removes it. after is called before the removal; nil is allowed.
-func (w *way) start(ctx context.Context, i int, after ...func(*node.Pod) error) (o node.Outcome, took time.Duration, err error) {
+// start starts a pod and removes it.
+func (w *way) start(ctx context.Context, i int) (o node.Outcome, took time.Duration, err error) {
 	p := &node.Pod{Namespace: team, Name: fmt.Sprintf("pod-%d", i), Image: w.image, Secrets: []node.Login{node.Alice()}}
 	if w.uids != nil {
 		at := (i + len(w.uids)) % len(w.uids)
@@ -219,34 +225,32 @@ func (w *way) start(ctx context.Context, i int, after ...func(*node.Pod) error) 
 	if o.State != node.Running {
 		return o, 0, fmt.Errorf("pod %d: %v", i, o)
 	}
-	for _, f := range after {
-		err = errors.Join(err, f(p))
-	}
-	return o, took, errors.Join(err, w.kubelet.Remove(ctx, p))
+	w.last = p
+	return o, took, w.kubelet.Remove(ctx, p)
 }
 
-// measure starts a pod. Without pullgated it also pulls the image, which is present.
+// measure starts a pod, and notes how long that and its PullImage have taken.
 func (w *way) measure(ctx context.Context, i int) error {
-	o, took, err := w.start(ctx, i, func(p *node.Pod) error {
-		if w.name != direct {
-			return nil
-		}
-		if o := w.kubelet.Pull(ctx, p); o.State != node.Running {
-			return fmt.Errorf("pull %s: %v", p.Image, o)
-		}
-		return nil
-	})
-	if err == nil && o.Pulls != w.wantPulls() {
-		err = fmt.Errorf("pod %d took %d calls of PullImage; want %d", i, o.Pulls, w.wantPulls())
-	}
+	o, took, err := w.start(ctx, i)
 	if err != nil {
-		return fmt.Errorf("%s: %w", w.name, err)
+		return err
+	}
+	if o.Pulls != w.wantPulls() {
+		return fmt.Errorf("pod %d took %d calls of PullImage; want %d", i, o.Pulls, w.wantPulls())
 	}
 	w.starts = append(w.starts, took)
-	if w.pulls.took > 0 {
+	if o.Pulls > 0 {
 		w.pulled = append(w.pulled, w.pulls.took)
-		w.pulls.took = 0
 	}
+	return nil
+}
+
+// pull pulls the image for the last pod.
+func (w *way) pull(ctx context.Context) error {
+	if o := w.kubelet.Pull(ctx, w.last); o.State != node.Running {
+		return fmt.Errorf("pull %s: %v", w.image, o)
+	}
+	w.pulled = append(w.pulled, w.pulls.took)
 	return nil
 }
 
