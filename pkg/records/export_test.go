@@ -32,3 +32,30 @@ func (s *Store) OnWrite(f func(write WriteAt, b []byte, at int64) (int, error)) 
 	write := *hook
 	*hook = func(b []byte, at int64) (int, error) { return f(write, b, at) }
 }
+
+func RecordOf(payload string) (Record, bool) { return recordOf([]byte(payload)) }
+
+// Bounds of the facts in memory.
+const (
+	MaxCached      = maxCached
+	MaxCachedPairs = cacheSets * cacheWays
+)
+
+// Cached reports whether Lookup would answer from memory.
+func (s *Store) Cached(p Pair) bool {
+	_, ok := s.cache.get(p)
+	return ok
+}
+
+// CachedFacts returns the number of pairs with facts in memory, valid or not, their size, and the size that the cache has noted.
+func (s *Store) CachedFacts() (pairs int, bytes, noted int64) {
+	for i := range s.cache.sets {
+		for j := range s.cache.sets[i] {
+			if f := s.cache.sets[i][j].Load(); f != nil {
+				pairs++
+				bytes += f.facts.bytes()
+			}
+		}
+	}
+	return pairs, bytes, s.cache.bytes.Load()
+}

@@ -3,6 +3,7 @@ package records
 import (
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -107,6 +108,7 @@ func Open(path string, o Options) (*Store, Report, error) {
 		}
 	}
 	s := &Store{file: f, onSync: o.OnSync, written: map[Pair]uint64{}, marked: map[string]map[string]struct{}{}}
+	s.cache.seed = maphash.MakeSeed()
 	if err := errors.Join(s.readDistrust(), s.indexMarks()); err != nil {
 		return nil, report, errors.Join(fmt.Errorf("open records %s: %w", path, err), f.DB.Close())
 	}

@@ -21,6 +21,7 @@ type Store struct {
 	file     *boltfile.File
 	onSync   func(time.Duration)
 	distrust atomic.Pointer[Distrust]
+	cache    factsCache
 
 	// mu guards the fields below. It is never held during a call to bbolt.
 	mu      sync.Mutex
@@ -35,6 +36,7 @@ type Store struct {
 
 // Close closes the file. Every later call fails.
 func (s *Store) Close() error {
+	s.cache.commit() // it does not finish, so that no facts come from memory any more
 	if err := s.file.DB.Close(); err != nil {
 		return fmt.Errorf("close records: %w", err)
 	}
@@ -71,7 +73,18 @@ func write[T any](s *Store, what, before, after string, f func(*bolt.Tx) (T, err
 func (s *Store) update(what, before, after string, f func(*bolt.Tx) error) error {
 	crashpoint.Hit(before)
 	began := time.Now()
-	err := s.file.Update(f)
+	committing := false
+	err := s.file.Update(func(tx *bolt.Tx) error {
+		if err := f(tx); err != nil {
+			return err // nothing is written
+		}
+		committing = true
+		s.cache.commit()
+		return nil
+	})
+	if committing {
+		s.cache.finish()
+	}
 	if s.onSync != nil {
 		s.onSync(time.Since(began))
 	}
@@ -106,8 +119,15 @@ func getFrom(b *bolt.Bucket, name string, key []byte, into any) (bool, error) {
 }
 
 // Lookup returns the facts about a pair. An error means that a part of them cannot be read; the pair then needs proof whatever
-// the policy.
+// the policy. Several callers may get the same Record: they must not change it.
+//
+// Lookup sees every change whose call has returned. It may return facts that an earlier call read from the file, if nothing was
+// written since.
 func (s *Store) Lookup(p Pair) (Facts, error) {
+	if f, ok := s.cache.get(p); ok {
+		return f, nil
+	}
+	state, idle := s.cache.now()
 	var f Facts
 	err := s.file.View(func(tx *bolt.Tx) (err error) {
 		f, err = lookup(tx, p)
@@ -115,6 +135,9 @@ func (s *Store) Lookup(p Pair) (Facts, error) {
 	})
 	if err != nil {
 		return Facts{}, fmt.Errorf("look up %s of %s: %w", p.ImageID, p.Repository, err)
+	}
+	if idle {
+		s.cache.put(p, state, f)
 	}
 	return f, nil
 }

@@ -1,0 +1,159 @@
+package tracker_test
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// proofOf returns proof i of a record in a benchmark, as a pull with a pull secret writes it.
+func proofOf(i int) records.Proof {
+	t := time.Now().Add(-time.Duration(i+1)*time.Second - 123456).Round(0)
+	ref := records.SecretRef{UID: fmt.Sprintf("7f1d3c52-0000-4000-8000-%012d", i), Namespace: fmt.Sprintf("team-%d", i), Name: "registry"}
+	return records.Proof{
+		Credential: credential.ID(fmt.Sprintf("%016x%048x", uint64(i)*0x9e3779b97f4a7c15, i)), Secrets: []records.SecretRef{ref}, //nolint:gosec // not negative
+		FirstProved: t, LastProved: t, LastUsed: t, Namespace: ref.Namespace,
+	}
+}
+
+// writeRecords writes records into the file of a closed store, in one transaction and in the form that the package records documents.
+func writeRecords(b *testing.B, path string, all []records.Record) {
+	b.Helper()
+	db, err := bolt.Open(path, 0o600, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		for _, r := range all {
+			payload, err := json.Marshal(r)
+			if err != nil {
+				return err
+			}
+			key, sum := []byte(r.Pair.ImageID+"\x00"+r.Pair.Repository), crc32.New(crc32.MakeTable(crc32.Castagnoli))
+			for _, part := range [][]byte{[]byte("records"), key, payload} {
+				_, _ = sum.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part))))
+				_, _ = sum.Write(part)
+			}
+			if err := tx.Bucket([]byte("records")).Put(key, append(sum.Sum(nil), payload...)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err := db.Close(); err != nil {
+		b.Fatal(err)
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+// newJudge returns a tracker on a store with images, each with a record of a number of proofs, and a request for each image by the
+// Secret of the last proof.
+func newJudge(b *testing.B, images, proofs int, o tracker.Options) (*tracker.Tracker, []tracker.Request) {
+	b.Helper()
+	var all []records.Record
+	var requests []tracker.Request
+	for i := range images {
+		img := tracker.NewImage(fmt.Sprintf("sha256:%064x", i+1), app+":1")
+		r := records.Record{Pair: records.Pair{ImageID: img.ID, Repository: app}, Created: time.Now(), LastUsed: time.Now()}
+		for j := range proofs {
+			r.Proofs = append(r.Proofs, proofOf(j))
+		}
+		all = append(all, r)
+		last := r.Proofs[proofs-1]
+		requests = append(requests, tracker.Request{
+			Pod: tracker.Pod{UID: "pod", Namespace: last.Namespace}, Name: imageref.New(app + ":1"), Image: img,
+			Secrets: []tracker.Secret{{Credential: last.Credential, Ref: last.Secrets[0]}},
+		})
+	}
+	path := filepath.Join(b.TempDir(), "records.db")
+	store, _, err := records.Open(path, records.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := store.Close(); err != nil {
+		b.Fatal(err)
+	}
+	writeRecords(b, path, all)
+	if store, _, err = records.Open(path, records.Options{}); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := store.Close(); err != nil {
+			b.Error(err)
+		}
+	})
+	o.Log = klog.Background().V(99)
+	return tracker.New(store, credential.NewKey(), &fakeRuntime{}, o), requests
+}
+
+func mustAllow(b *testing.B, t *tracker.Tracker, r tracker.Request) {
+	if v := t.Check(b.Context(), r); v.Verdict != policy.Allow {
+		b.Fatalf("Check = %v; want it allowed", v)
+	}
+}
+
+// benchmarkWarm judges a pair that was judged before: by a grant of the pod, and by a proof with a limited validity.
+func benchmarkWarm(b *testing.B, run func(b *testing.B, t *tracker.Tracker, r tracker.Request)) {
+	for _, proofs := range []int{1, 100} {
+		b.Run(fmt.Sprintf("granted/proofs=%d", proofs), func(b *testing.B) {
+			t, r := newJudge(b, 1, proofs, tracker.Options{})
+			mustAllow(b, t, r[0])
+			r[0].Secrets = nil
+			run(b, t, r[0])
+		})
+		b.Run(fmt.Sprintf("proved/proofs=%d", proofs), func(b *testing.B) {
+			t, r := newJudge(b, 1, proofs, tracker.Options{Rules: tracker.Rules{Validity: time.Hour}})
+			mustAllow(b, t, r[0])
+			run(b, t, r[0])
+		})
+	}
+}
+
+func BenchmarkCheckWarm(b *testing.B) {
+	benchmarkWarm(b, func(b *testing.B, t *tracker.Tracker, r tracker.Request) {
+		b.ReportAllocs()
+		for b.Loop() {
+			mustAllow(b, t, r)
+		}
+	})
+}
+
+func BenchmarkCheckParallel64(b *testing.B) {
+	benchmarkWarm(b, func(b *testing.B, t *tracker.Tracker, r tracker.Request) {
+		b.ReportAllocs()
+		b.SetParallelism(max(1, 64/runtime.GOMAXPROCS(0)))
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				mustAllow(b, t, r)
+			}
+		})
+	})
+}
+
+// BenchmarkCheckCold100 judges pairs with 100 proofs in turn, more than are kept in memory.
+func BenchmarkCheckCold100(b *testing.B) {
+	t, r := newJudge(b, 500, 100, tracker.Options{})
+	for _, one := range r { // the grants are not a part of the cost
+		mustAllow(b, t, one)
+	}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		mustAllow(b, t, r[i%len(r)])
+	}
+}
