@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"iter"
 	"slices"
 	"time"
 
@@ -87,7 +88,7 @@ func (r *Request) choose(judge func(records.Pair) Verdict) Verdict {
 		return Verdict{Decision: policy.Decision{Reason: policy.Absent}}
 	}
 	var first Verdict
-	for _, p := range pairsFor(r.Name, r.Image) {
+	for p := range pairsFor(r.Name, r.Image) {
 		if r.Except != "" && p.Repository == r.Except {
 			continue
 		}
@@ -119,12 +120,19 @@ func (t *Tracker) CheckID(p Pod, name imageref.Ref) policy.Decision {
 	return rules.Policy.Judge(e)
 }
 
-// pairsFor returns the pairs for the use of an image under a name: one pair, or without a name one pair for each repository of the image.
-func pairsFor(name imageref.Ref, img Image) []records.Pair {
-	if name.Empty() {
-		return pairsOf([]Image{img})
+// pairsFor yields the pairs for the use of an image under a name: one pair, or without a name one pair for each repository of the image.
+func pairsFor(name imageref.Ref, img Image) iter.Seq[records.Pair] {
+	return func(yield func(records.Pair) bool) {
+		if !name.Empty() {
+			yield(records.Pair{ImageID: img.ID, Repository: repositoryOf(name)})
+			return
+		}
+		for _, p := range pairsOf([]Image{img}) {
+			if !yield(p) {
+				return
+			}
+		}
 	}
-	return []records.Pair{{ImageID: img.ID, Repository: repositoryOf(name)}}
 }
 
 // repositoryOf returns the repository of a name. For a name that does not parse it returns a distinct one that no valid name has.
@@ -151,6 +159,9 @@ func (t *Tracker) checkPair(ctx context.Context, rules *Rules, r Request, p reco
 		since := t.revocations.Load()
 		v, effects := t.judgePair(ctx, rules, r, p)
 		if !v.Allowed() {
+			return v
+		}
+		if t.repeated(&r, &v, &effects, since) {
 			return v
 		}
 		var ok bool
@@ -268,7 +279,7 @@ func (r *Rules) allowlists(f records.Facts, p records.Pair, img Image) bool {
 	if f.Rivals || f.MarkedElsewhere { // by a name that the image may have lost since
 		return false
 	}
-	return !slices.ContainsFunc(img.Repositories(), func(repository string) bool { return !r.Policy.Allowlisted(repository) })
+	return !slices.ContainsFunc(img.Names, func(n imageref.Ref) bool { return n.Parsed() && !r.Policy.Allowlisted(n.Repository()) })
 }
 
 // proves reports whether a record holds any proof of access. A lost pull or a revocation leaves a record without proofs, which
@@ -277,9 +288,13 @@ func proves(r *records.Record) bool { return r != nil && (r.Open || len(r.Proofs
 
 // proofOf returns the proof by a credential that counts for a credential from this Secret, nil if there is none.
 func proofOf(r *records.Record, id credential.ID, from records.SecretRef) *records.Proof {
+	if id == "" {
+		return nil
+	}
 	for i := range r.Proofs {
-		if id != "" && r.Proofs[i].Credential == id && r.Proofs[i].Counts(from) {
-			return &r.Proofs[i]
+		// Most IDs differ in the first byte, and comparing it needs no call.
+		if p := &r.Proofs[i]; len(p.Credential) > 0 && p.Credential[0] == id[0] && p.Credential == id && p.Counts(from) {
+			return p
 		}
 	}
 	return nil

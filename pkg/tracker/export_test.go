@@ -1,16 +1,16 @@
 package tracker
 
-import (
-	"maps"
-
-	"github.com/pullgate/pullgate/pkg/records"
-)
+import "github.com/pullgate/pullgate/pkg/records"
 
 // Uses returns the times of use in memory.
 func (t *Tracker) Uses() map[records.Pair]records.Use {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return maps.Clone(t.uses)
+	uses := map[records.Pair]records.Use{}
+	for p, u := range t.uses {
+		uses[p] = u.taken()
+	}
+	return uses
 }
 
 // Holds returns the number of holds on scans so far.

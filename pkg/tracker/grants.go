@@ -27,6 +27,21 @@ type grant struct {
 	unnamed bool
 }
 
+// detached returns a grant that does not keep the memory of a record in use, because a grant may be in memory for long. The texts of a record share
+// one piece of memory.
+func (g grant) detached() grant {
+	g.credential = credential.ID(strings.Clone(string(g.credential)))
+	g.secrets = slices.Clone(g.secrets)
+	for i, s := range g.secrets {
+		g.secrets[i] = records.SecretRef{UID: strings.Clone(s.UID), Namespace: strings.Clone(s.Namespace), Name: strings.Clone(s.Name)}
+	}
+	g.before = slices.Clone(g.before)
+	for i, id := range g.before {
+		g.before[i] = credential.ID(strings.Clone(string(id)))
+	}
+	return g
+}
+
 // byPolicy reports whether a verdict depends only on the rules, which can change, and not on facts about pod and image.
 func byPolicy(r policy.Reason) bool {
 	return r == policy.NeverVerify || r == policy.Allowlisted || r == policy.ExemptStaticPod || r == policy.ExemptNamespace
@@ -76,15 +91,15 @@ func (t *Tracker) grant(uid string, p records.Pair, g grant, since uint64) (firs
 	if _, granted := of[p]; granted {
 		return false, true
 	}
-	of[p] = g
+	of[p] = g.detached()
 	noted := t.noted[uid][p]
 	delete(t.noted[uid], p)
 	return !noted || !byPolicy(g.reason), true
 }
 
 func (t *Tracker) granted(uid string, p records.Pair) (grant, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.mu.RLock()
+	defer t.mu.RUnlock()
 	g, ok := t.grants[uid][p]
 	return g, ok
 }
@@ -134,7 +149,7 @@ func (t *Tracker) restorable(name imageref.Ref, img Image, created time.Time) (p
 	case name.Empty() && !created.After(last):
 		return nil, errRevokedSince
 	}
-	for _, p := range pairsFor(name, img) {
+	for p := range pairsFor(name, img) {
 		f, err := t.store.Lookup(p)
 		if err != nil {
 			return nil, err
@@ -225,24 +240,30 @@ func (t *Tracker) Grants() int {
 	return n
 }
 
+// repeated notes an Allow that adds nothing but a later time of use, because the pod was allowed to use the pair before. It reports whether it has
+// done so. It writes to no map, so that many judgements can do this at the same time.
+func (t *Tracker) repeated(r *Request, v *Verdict, e *allowEffects, since uint64) bool {
+	now := time.Now()
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.revocations.Load() != since {
+		return false
+	}
+	if uid := r.Pod.UID; uid != "" {
+		_, granted := t.grants[uid][v.Pair]
+		if !granted && (r.Using || !byPolicy(v.Reason) || !t.noted[uid][v.Pair]) {
+			return false
+		}
+	}
+	return !e.recorded || t.uses[v.Pair].again(v.Credential, e.newSecretRef, now)
+}
+
 // noteUse notes that a pair and a credential were used now, and that a Secret holds the credential, unless the Secret is the zero value.
 func (t *Tracker) noteUse(p records.Pair, by credential.ID, from records.SecretRef) {
-	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	u := t.uses[p]
-	u.At = now
-	if by != "" {
-		if u.Credentials == nil {
-			u.Credentials = map[credential.ID]time.Time{}
-		}
-		u.Credentials[by] = now
+	if t.uses[p] == nil {
+		t.uses[p] = newUse(records.Use{})
 	}
-	if known := u.Secrets[by]; from.UID != "" && !slices.Contains(known, from) && len(known) < records.MaxSecrets {
-		if u.Secrets == nil {
-			u.Secrets = map[credential.ID][]records.SecretRef{}
-		}
-		u.Secrets[by] = append(known, from)
-	}
-	t.uses[p] = u
+	t.uses[p].add(by, from)
 }

@@ -98,14 +98,14 @@ type Tracker struct {
 	revocations atomic.Uint64
 
 	// mu guards the following fields; see the package comment for the lock order.
-	mu      sync.Mutex
+	mu      sync.RWMutex
 	grants  map[string]map[records.Pair]grant // by UID
 	noted   map[string]map[records.Pair]bool  // by UID: pairs for which only the policy allowed the pod, which leaves no grant
 	running map[uint64]*Pull                  // by intent
 	ended   map[uint64]time.Time              // by intent: when this process noted that the pull has ended
 	holding int                               // holds on scans that are in effect, see holdScans
 	holds   uint64                            // holds on scans so far
-	uses    map[records.Pair]records.Use      // not yet flushed
+	uses    map[records.Pair]*use             // not yet flushed
 	latest  time.Time                         // see noteTime
 
 	lists     *lists
@@ -132,7 +132,7 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Track
 		noted:        map[string]map[records.Pair]bool{},
 		running:      map[uint64]*Pull{},
 		ended:        map[uint64]time.Time{},
-		uses:         map[records.Pair]records.Use{},
+		uses:         map[records.Pair]*use{},
 		lists:        newLists(rt),
 		creating:     map[*Create]struct{}{},
 		ordinary:     map[string]bool{},

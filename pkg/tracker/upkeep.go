@@ -141,8 +141,11 @@ func (t *Tracker) Flush() error {
 func (t *Tracker) takeUses() map[records.Pair]records.Use {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	uses := t.uses
-	t.uses = map[records.Pair]records.Use{}
+	uses := make(map[records.Pair]records.Use, len(t.uses))
+	for p, u := range t.uses {
+		uses[p] = u.taken()
+	}
+	t.uses = map[records.Pair]*use{}
 	return uses
 }
 
@@ -151,7 +154,7 @@ func (t *Tracker) keepUses(uses map[records.Pair]records.Use) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for p, u := range uses {
-		t.uses[p] = u.Merge(t.uses[p])
+		t.uses[p] = newUse(u.Merge(t.uses[p].taken()))
 	}
 }
 
