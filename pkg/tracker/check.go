@@ -168,7 +168,7 @@ func (t *Tracker) checkPair(ctx context.Context, rules *Rules, r Request, p reco
 		if byPolicy(v.Reason) && !r.Using {
 			v.First, ok = t.note(r.Pod.UID, v.Pair), true
 		} else {
-			v.First, ok = t.grant(r.Pod.UID, v.Pair, effects.grant, since)
+			v.First, ok = t.grant(r.Pod.UID, v.Pair, effects.granted(), since)
 		}
 		if ok {
 			if effects.recorded {
@@ -184,6 +184,15 @@ type allowEffects struct {
 	grant
 	recorded     bool              // the use is noted in a record
 	newSecretRef records.SecretRef // this Secret is noted with the credential; the zero value is none
+}
+
+// granted returns the grant with all Secrets that are known to hold its credential.
+func (e *allowEffects) granted() grant {
+	g := e.grant
+	if e.newSecretRef != (records.SecretRef{}) {
+		g.secrets = append(slices.Clip(g.secrets), e.newSecretRef)
+	}
+	return g
 }
 
 // judgePair returns a verdict, and the effects of the verdict if it is Allow.

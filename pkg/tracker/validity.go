@@ -73,8 +73,8 @@ func (r *Rules) ahead(rec *records.Record) bool {
 type bestProof struct {
 	standing     Standing
 	credential   credential.ID
-	secrets      []records.SecretRef // known to hold the credential
-	newSecretRef records.SecretRef   // the Secret of these that is not in the record yet; the zero value is none
+	secrets      []records.SecretRef // those in the record that are known to hold the credential
+	newSecretRef records.SecretRef   // a Secret that holds it and is not in the record yet; the zero value is none
 	before       []credential.ID     // see records.Proof.RotatedFrom
 }
 
@@ -95,7 +95,7 @@ func (t *Tracker) proof(r *records.Record, rules *Rules, q Request) (best bestPr
 		}
 		best = bestProof{standing: s, credential: id, secrets: p.Secrets, before: p.RotatedFrom}
 		if from.UID != "" && !slices.Contains(p.Secrets, from) {
-			best.newSecretRef, best.secrets = from, append(slices.Clip(p.Secrets), from)
+			best.newSecretRef = from
 		}
 	}
 	for _, c := range q.Credentials {
