@@ -54,12 +54,24 @@ func (r *Runtime) Image(ctx context.Context, name string) (tracker.Image, error)
 // imageOf is Image for the image specification of a client's call. A runtime may have several images under one name, one for each
 // runtime_handler, so imageOf sends the whole specification.
 func (r *Runtime) imageOf(ctx context.Context, spec *runtimeapi.ImageSpec) (tracker.Image, error) {
+	i, err := r.imageStatus(ctx, spec)
+	return image(i), err
+}
+
+// imageIDOf is imageOf without the names of the image; "" if there is none.
+func (r *Runtime) imageIDOf(ctx context.Context, spec *runtimeapi.ImageSpec) (string, error) {
+	i, err := r.imageStatus(ctx, spec)
+	return i.GetId(), err
+}
+
+// imageStatus returns nil for an absent image.
+func (r *Runtime) imageStatus(ctx context.Context, spec *runtimeapi.ImageSpec) (*runtimeapi.Image, error) {
 	var resp runtimeapi.ImageStatusResponse
 	req := &runtimeapi.ImageStatusRequest{Image: spec}
 	if err := own(ctx, r.image, runtimeapi.ImageService_ImageStatus_FullMethodName, req, &resp); err != nil {
-		return tracker.Image{}, fmt.Errorf("ask the runtime for image %q: %w", spec.GetImage(), err)
+		return nil, fmt.Errorf("ask the runtime for image %q: %w", spec.GetImage(), err)
 	}
-	return image(resp.GetImage()), nil
+	return resp.GetImage(), nil
 }
 
 // Version returns the name and the version of the runtime.
