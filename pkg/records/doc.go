@@ -30,5 +30,10 @@
 // Open checks the whole file. If the tree is damaged, Open sets the file aside and creates a new store in distrust. The first
 // transaction writes the distrust, so that a crash cannot lose it. An unreadable value does not affect the others.
 //
+// # Memory
+//
+// [Store.Lookup] keeps facts that it has decoded. They count until the next transaction begins to commit (docs/design/0029), so that
+// an answer from memory is the answer that the file would give.
+//
 // A Store may be used concurrently. Lock order: bbolt's write lock, then Store.mu.
 package records

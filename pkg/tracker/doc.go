@@ -38,6 +38,6 @@
 //
 // # Locks
 //
-// Tracker.mu guards the memory of the tracker. The tracker never holds it across a call to the store or to the runtime. The store may acquire it
+// Tracker.mu guards the memory of the tracker. A judgement that repeats an earlier Allow only reads under it. The tracker never holds it across a call to the store or to the runtime. The store may acquire it
 // inside its write transaction, in the functions that Scan, Result and Revoke receive. Lock order: the store's write transaction, then mu.
 package tracker
