@@ -235,14 +235,15 @@ func nanoseconds(text []byte) (time.Duration, int) {
 	if text[0] != '.' {
 		return 0, 0
 	}
-	n, fraction, unit := 1, time.Duration(0), time.Second
-	for ; n < len(text) && n <= 9 && text[n]-'0' <= 9; n++ {
-		fraction, unit = 10*fraction+time.Duration(text[n]-'0'), unit/10
+	n, fraction := 1, 0
+	for unit := int(time.Second) / 10; n < len(text) && n <= 9 && text[n]-'0' <= 9; unit /= 10 {
+		fraction += unit * int(text[n]-'0')
+		n++
 	}
 	if n == 1 {
 		return 0, 0
 	}
-	return fraction * unit, n
+	return time.Duration(fraction), n
 }
 
 // number returns a number of two decimal digits, and more than 10,000 if one of them is not a digit.

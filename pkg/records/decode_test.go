@@ -116,7 +116,7 @@ func TestWhatEncodeDoesNotWriteIsLeftToJSON(t *testing.T) {
 			t.Errorf("recordOf(%s) = %v; want it refused", payload, r)
 		}
 	}
-	for end := range len(whole) {
+	for end := range whole {
 		if _, ok := records.RecordOf(string(whole[:end])); ok {
 			t.Errorf("recordOf(%s) is accepted", whole[:end])
 		}

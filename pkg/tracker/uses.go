@@ -1,6 +1,7 @@
 package tracker
 
 import (
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -24,9 +25,7 @@ func newUse(of records.Use) *use {
 		u.credentials[id] = new(timestamp)
 		u.credentials[id].set(at)
 	}
-	for id, refs := range of.Secrets {
-		u.secrets[id] = refs
-	}
+	maps.Copy(u.secrets, of.Secrets)
 	return u
 }
 
