@@ -67,15 +67,17 @@ func (r *rig) counted(want int64) {
 func TestSlowHandlersOfCallsThatWentAhead(t *testing.T) {
 	r := newRig(t, true)
 	c := newStrictClient(t, r.path)
-	began := time.Now()
 	var last uint32
-	for range 5 {
-		last = c.call(ahead, []byte("x"), "do-judge", "700")
-		time.Sleep(20 * time.Millisecond)
-		if got := c.outcome(c.call(forwarded, []byte("x"))); got != "grpc-status 0" || time.Since(began) > 600*time.Millisecond {
-			t.Errorf("call beside a handler that waits: %s after %v", got, time.Since(began))
+	for i := range 5 {
+		last = c.call(ahead, []byte("x"), "do-wait", "1")
+		for r.waiting.Load() <= int64(i) {
+			time.Sleep(time.Millisecond)
+		}
+		if got := c.outcome(c.call(forwarded, []byte("x"))); got != "grpc-status 0" {
+			t.Errorf("call beside %d handlers that wait: %s", i+1, got)
 		}
 	}
+	close(r.released)
 	if got := c.outcome(last); got != "grpc-status 0" {
 		t.Errorf("the last of them: %s", got)
 	}

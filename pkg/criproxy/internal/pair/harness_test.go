@@ -140,6 +140,8 @@ type rig struct {
 	ran      atomic.Int64 // handlers
 	repeated atomic.Int64 // calls that were sent ahead, and made once more
 	hides    bool         // calls that are sent ahead are answered by "hidden"
+	waiting  atomic.Int64 // handlers of calls with do-wait, which wait for released
+	released chan struct{}
 	observed chan []byte
 	panics   atomic.Int64
 	ended    atomic.Int64
@@ -165,7 +167,7 @@ func newRigBefore(tb testing.TB, path string) *rig {
 	if path == "" {
 		path = filepath.Join(dir, "r")
 	}
-	r := &rig{t: tb, backend: &backend{path: path}, path: filepath.Join(dir, "p"), served: make(chan error, 1), observed: make(chan []byte, 1000)}
+	r := &rig{t: tb, backend: &backend{path: path}, path: filepath.Join(dir, "p"), served: make(chan error, 1), observed: make(chan []byte, 1000), released: make(chan struct{})}
 	r.server = pair.NewServer(r.config(func(ctx context.Context) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", r.backend.path)
 	}))
@@ -242,7 +244,7 @@ func (r *rig) handle(ctx context.Context, c *pair.Call) error {
 	return nil
 }
 
-// handleAhead hides what it has if the call has do-hide, after the time of do-judge.
+// handleAhead hides what it has if the call has do-hide, after the time of do-judge. With do-wait it waits for released first.
 func (r *rig) handleAhead(ctx context.Context, c *pair.Call) error {
 	if r.hides {
 		return c.Send([]byte("hidden"))
@@ -253,6 +255,10 @@ func (r *rig) handleAhead(ctx context.Context, c *pair.Call) error {
 	}
 	message := c.Ahead.Message
 	md, _ := metadata.FromIncomingContext(ctx)
+	if number(md, "do-wait") > 0 {
+		r.waiting.Add(1)
+		<-r.released
+	}
 	time.Sleep(time.Duration(number(md, "do-judge")) * time.Millisecond)
 	if number(md, "do-hide") > 0 {
 		message = []byte("hidden")
