@@ -79,6 +79,9 @@ func TestRuntimeThatDoesNotReadKeepsNoPair(t *testing.T) {
 // A client may make its pair wait in both directions: responses for window that an answer of a handler has used, requests for a
 // server of grpc-go, which does not read while too many of its own frames are not taken. Nothing is left of it when it is gone.
 func TestClientThatMakesBothDirectionsWait(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for the limit of a write")
+	}
 	r := newRigWithWriteLimit(t, "", 4*time.Second) // longer than the client takes to fill the sockets
 	r.backend.start(t)
 	c := newStrictClient(t, r.path, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
