@@ -70,11 +70,13 @@ func TestSlowHandlersOfCallsThatWentAhead(t *testing.T) {
 	var last uint32
 	for i := range 5 {
 		last = c.call(ahead, []byte("x"), "do-wait", "1")
-		for r.waiting.Load() <= int64(i) {
-			time.Sleep(time.Millisecond)
+		for end := time.Now().Add(10 * time.Second); r.waiting.Load() <= int64(i); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("handler %d does not run", i+1)
+			}
 		}
 		if got := c.outcome(c.call(forwarded, []byte("x"))); got != "grpc-status 0" {
-			t.Errorf("call beside %d handlers that wait: %s", i+1, got)
+			t.Fatalf("call beside %d handlers that wait: %s", i+1, got)
 		}
 	}
 	close(r.released)
