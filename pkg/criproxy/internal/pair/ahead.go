@@ -89,7 +89,8 @@ func (r *requests) goAheadLocked(ctx context.Context, h *heldCall, request []byt
 	}
 	st.local.body = append([]byte(nil), request...)
 	r.holdLocked(st.local, len(request))
-	st.ahead = &ahead{start: func() func() { return r.startLocked(ctx, h.stream, st, nil) }}
+	id := h.stream // not h, which refers to the buffer of the reader
+	st.ahead = &ahead{start: func() func() { return r.startLocked(ctx, id, st, nil) }}
 	r.wentAhead = true
 	return true
 }

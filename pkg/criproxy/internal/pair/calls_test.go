@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -246,4 +247,167 @@ func TestRequestInPiecesIsHandled(t *testing.T) {
 	if got := c.outcome(other); got != "grpc-status 0" || r.ran.Load() != 2 {
 		t.Errorf("%s, %d handled; want the second one handled", got, r.ran.Load())
 	}
+}
+
+// A client with many calls sends their HEADERS first. Those that the bypass passes reach the runtime, in the order of their streams.
+func TestCallsThatAreHeldTogether(t *testing.T) {
+	const ok = "grpc-status 0"
+	request := func(c *strictClient, id uint32, message string) { _ = c.fr.WriteData(id, true, framed([]byte(message))) }
+	for _, tc := range []struct {
+		name               string
+		writes             []func(c *strictClient) // each is one write
+		outcomes           []string                // of the streams, in their order
+		handled, forwarded int64
+	}{
+		{"HEADERS first", []func(c *strictClient){func(c *strictClient) {
+			c.open(bypassed)
+			c.open(observed)
+			c.open(bypassed)
+			for _, id := range []uint32{1, 3, 5} {
+				request(c, id, "pass")
+			}
+		}}, []string{ok, ok, ok}, 0, 3},
+		{"requests in reverse order", []func(c *strictClient){func(c *strictClient) {
+			c.open(bypassed)
+			c.open(bypassed)
+			c.open(bypassed)
+			for _, id := range []uint32{5, 3, 1} {
+				request(c, id, "pass")
+			}
+		}}, []string{ok, ok, ok}, 0, 3},
+		{"one is for the handler", []func(c *strictClient){func(c *strictClient) {
+			c.open(bypassed)
+			c.open(bypassed)
+			c.open(bypassed)
+			request(c, 1, "pass")
+			request(c, 3, "handle")
+			request(c, 5, "pass")
+		}}, []string{ok, ok, ok}, 1, 2},
+		{"a request comes later than the next one", []func(c *strictClient){
+			func(c *strictClient) { c.open(bypassed); c.open(bypassed); request(c, 3, "pass") },
+			func(c *strictClient) { request(c, 1, "pass") },
+		}, []string{ok, ok}, 1, 1},
+		{"requests come later, in order", []func(c *strictClient){
+			func(c *strictClient) { c.open(bypassed); c.open(bypassed) },
+			func(c *strictClient) { request(c, 1, "pass") },
+			func(c *strictClient) { request(c, 3, "pass") },
+		}, []string{ok, ok}, 0, 2},
+		{"a forwarded call before the request", []func(c *strictClient){func(c *strictClient) {
+			c.open(bypassed)
+			c.call(forwarded, []byte("x"))
+			request(c, 1, "pass")
+		}}, []string{ok, ok}, 1, 1},
+		{"a forwarded call behind the request", []func(c *strictClient){func(c *strictClient) {
+			c.open(bypassed)
+			c.open(bypassed)
+			request(c, 1, "pass")
+			request(c, 3, "pass")
+			c.call(forwarded, []byte("x"))
+		}}, []string{ok, ok, ok}, 0, 3},
+		{"a local call among them", []func(c *strictClient){func(c *strictClient) {
+			c.open(bypassed)
+			c.call(local, []byte("x"))
+			c.open(bypassed)
+			request(c, 1, "pass")
+			request(c, 5, "pass")
+		}}, []string{ok, ok, ok}, 1, 2},
+		{"one is reset", []func(c *strictClient){func(c *strictClient) {
+			c.open(bypassed)
+			c.open(bypassed)
+			request(c, 1, "pass")
+			_ = c.fr.WriteRSTStream(1, http2.ErrCodeCancel)
+			request(c, 3, "pass")
+		}}, []string{"", ok}, 0, 1},
+		{"DATA after the end", []func(c *strictClient){func(c *strictClient) {
+			c.open(bypassed)
+			c.open(bypassed)
+			request(c, 1, "pass")
+			request(c, 1, "pass")
+			request(c, 3, "pass")
+		}}, []string{"RST_STREAM STREAM_CLOSED", ok}, 0, 1},
+		{"trailers after the end", []func(c *strictClient){func(c *strictClient) {
+			c.open(bypassed)
+			c.open(bypassed)
+			request(c, 1, "pass")
+			_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.block("x-t", "1"), EndHeaders: true, EndStream: true})
+			request(c, 3, "pass")
+		}}, []string{"RST_STREAM STREAM_CLOSED", ok}, 0, 1},
+		{"a wrong length", []func(c *strictClient){func(c *strictClient) {
+			c.open(bypassed, "content-length", "3")
+			c.open(bypassed)
+			request(c, 1, "pass")
+			request(c, 3, "pass")
+		}}, []string{"RST_STREAM PROTOCOL_ERROR", ok}, 0, 1},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRig(t, true)
+			c := newStrictClient(t, r.path)
+			got := make([]string, len(tc.outcomes))
+			for i, write := range tc.writes {
+				c.atOnce(write)
+				_ = c.fr.WritePing(false, [8]byte{byte(i)})
+				c.collect(got, func(f http2.Frame) bool { // until it is read
+					p, ok := f.(*http2.PingFrame)
+					return ok && p.IsAck() && p.Data == [8]byte{byte(i)}
+				})
+			}
+			if !slices.Equal(got, tc.outcomes) {
+				c.collect(got, func(http2.Frame) bool { return slices.Equal(got, tc.outcomes) })
+			}
+			if !slices.Equal(got, tc.outcomes) {
+				t.Errorf("%q; want %q", got, tc.outcomes)
+			}
+			r.settled()
+			// A call that was reset may have reached the runtime before.
+			if handled, forwarded := r.ran.Load(), r.backend.calls.Load(); handled != tc.handled || forwarded < tc.forwarded || forwarded > int64(len(tc.outcomes))-handled {
+				t.Errorf("%d handled, %d forwarded; want %d and %d", handled, forwarded, tc.handled, tc.forwarded)
+			}
+		})
+	}
+}
+
+// atOnce sends the frames of several writes in one.
+func (c *strictClient) atOnce(write func(c *strictClient)) {
+	var all bytes.Buffer
+	single := c.fr
+	c.fr = http2.NewFramer(&all, nil)
+	c.fr.AllowIllegalWrites = true
+	write(c)
+	c.fr = single
+	if _, err := c.conn.Write(all.Bytes()); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// collect reads until a frame, and notes how the first streams end.
+func (c *strictClient) collect(outcomes []string, until func(f http2.Frame) bool) {
+	for {
+		f, err := c.read()
+		if err != nil {
+			c.t.Error(err)
+			return
+		}
+		if at := int(f.Header().StreamID-1) / 2; f.Header().StreamID > 0 && at < len(outcomes) {
+			switch f := f.(type) {
+			case *http2.RSTStreamFrame:
+				outcomes[at] = "RST_STREAM " + f.ErrCode.String()
+			case *http2.MetaHeadersFrame:
+				if f.StreamEnded() {
+					outcomes[at] = "grpc-status " + fieldOf(f, "grpc-status")
+				}
+			}
+		}
+		if until(f) {
+			return
+		}
+	}
+}
+
+func fieldOf(f *http2.MetaHeadersFrame, name string) string {
+	for _, h := range f.Fields {
+		if h.Name == name {
+			return h.Value
+		}
+	}
+	return ""
 }

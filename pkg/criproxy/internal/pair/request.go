@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"slices"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
@@ -26,8 +27,9 @@ import (
 //     method, and padding, priority, CONTINUATION and size updates of a client do not reach the runtime.
 //   - A malformed request (RFC 9113 8.1 to 8.3) is reset, and never reaches the runtime or a handler.
 //   - A call is routed once, by its :path. Header blocks reach the runtime in the order of their streams.
-//   - A call with Route.Bypass is held until the next DATA or HEADERS. If that is its whole request, Bypass decides who answers the
-//     call; else it is a local call.
+//   - A call with Route.Bypass is held until its next frame. If that is its whole request, Bypass decides who answers the call; else it is
+//     a local call. Several calls are held, because a client with many calls sends their HEADERS first. Calls reach the runtime in the
+//     order of their streams, so a held call whose request has not come is a local one once a later call is to be forwarded.
 
 // Limits on what one client may make this process keep.
 const (
@@ -70,7 +72,7 @@ type requests struct {
 	flags     byte   // of its HEADERS
 	fragments int
 
-	held  *heldCall
+	held  []heldCall // in the order of their streams
 	ready bool // the first SETTINGS have come
 }
 
@@ -79,6 +81,11 @@ type heldCall struct {
 	stream uint32
 	call   *stream
 	fields []hpack.HeaderField
+
+	// The frame with the whole request, if it has come, and its content. They are in the buffer of the reader, so they are decided on before it is
+	// filled again.
+	request *frame
+	content []byte
 }
 
 // fromClient serves what the client sends, until its connection ends.
@@ -112,6 +119,9 @@ func (p *pair) fromClient(ctx context.Context) error {
 		}
 		if err == nil && ok && len(r.out) < flushSize {
 			continue
+		}
+		if err == nil && !ok {
+			err = r.releaseHeld(ctx, r.requested())
 		}
 		if err := errors.Join(err, r.flush()); err != nil {
 			return err
@@ -207,7 +217,9 @@ func (r *requests) handle(ctx context.Context, f *frame) error {
 		if len(f.payload) < 8 {
 			return connError{codeFrameSize, "GOAWAY"}
 		}
+		err := r.releaseHeld(ctx, len(r.held))
 		r.out = append(r.out, f.raw...)
+		return err
 	case typeWindowUpdate:
 		return r.windowUpdate(f)
 	case typePushPromise:
@@ -237,9 +249,7 @@ func (r *requests) resetStream(id uint32, code errorCode) {
 
 // endStream ends a call under way, if there is one, and resets it at the runtime if it is forwarded.
 func (r *requests) endStream(id uint32, code errorCode, counted codes.Code) {
-	if r.held != nil && r.held.stream == id {
-		r.held = nil
-	}
+	r.held = slices.DeleteFunc(r.held, func(h heldCall) bool { return h.stream == id })
 	r.mu.Lock()
 	st := r.streams[id]
 	started, recalled := false, false
@@ -422,9 +432,21 @@ func (r *requests) data(ctx context.Context, f *frame) error {
 	if r.idle(f.stream) {
 		return connError{codeProtocol, "DATA on an idle stream"}
 	}
-	if r.decideHeld(ctx, f, content) {
-		return nil
+	if i := r.heldAt(f.stream); i >= 0 {
+		if h := &r.held[i]; h.request == nil && f.has(flagEndStream) {
+			whole := *f
+			h.request, h.content = &whole, content
+			return nil
+		}
+		if err := r.releaseHeld(ctx, i+1); err != nil {
+			return err
+		}
 	}
+	return r.take(ctx, f, content)
+}
+
+// take passes or collects DATA of a call that is not held.
+func (r *requests) take(ctx context.Context, f *frame, content []byte) error {
 	end := f.has(flagEndStream)
 	r.mu.Lock()
 	st := r.streams[f.stream]
@@ -510,7 +532,9 @@ func (r *requests) continuation(ctx context.Context, f *frame) error {
 
 // blockEnded handles a complete header block: that of a new call, or trailers.
 func (r *requests) blockEnded(ctx context.Context, id uint32, flags byte, block []byte) error {
-	r.decideHeld(ctx, nil, nil)
+	if err := r.releaseHeld(ctx, r.heldAt(id)+1); err != nil {
+		return err
+	}
 	r.fields, r.size = r.fields[:0], 0
 	if _, err := r.decoder.Write(block); err != nil {
 		return connError{codeCompression, err.Error()}
@@ -613,9 +637,12 @@ func (r *requests) newCall(ctx context.Context, id uint32, end bool) error {
 	case refused != nil:
 		return refused
 	case st.local == nil:
+		if err := r.releaseHeld(ctx, len(r.held)); err != nil {
+			return err
+		}
 		r.encode(id, flagsOf(end), r.fields)
 	case hold:
-		r.held = &heldCall{id, st, append([]hpack.HeaderField(nil), r.fields...)}
+		r.held = append(r.held, heldCall{stream: id, call: st, fields: slices.Clone(r.fields)})
 	case st.route.Refuse != nil:
 		r.start(ctx, id, st, st.route.Refuse)
 	default:
@@ -634,25 +661,48 @@ func flagsOf(end bool) byte {
 	return 0
 }
 
-// decideHeld decides who answers the call that is held. It reports whether the frame, which may be nil, was forwarded with it.
-func (r *requests) decideHeld(ctx context.Context, f *frame, content []byte) (forwarded bool) {
-	h := r.held
-	if h == nil {
-		return false
-	}
-	r.held = nil
-	if f != nil && f.stream == h.stream && f.has(flagEndStream) && r.forwardHeld(ctx, h, f, content) {
-		return true
-	}
-	h.call.local.read(h.fields, h.call.began)
-	return false
+// heldAt returns the index of a call that is held, -1 if it is not.
+func (r *requests) heldAt(id uint32) int {
+	return slices.IndexFunc(r.held, func(h heldCall) bool { return h.stream == id })
 }
 
-// forwardHeld forwards the call that was held, with the frame that is its whole request, if Bypass says so.
-func (r *requests) forwardHeld(ctx context.Context, h *heldCall, f *frame, content []byte) bool {
+// requested returns how many calls are held up to the last one whose request has come.
+func (r *requests) requested() int {
+	for n := len(r.held); n > 0; n-- {
+		if r.held[n-1].request != nil {
+			return n
+		}
+	}
+	return 0
+}
+
+// releaseHeld decides who answers the first n calls that are held.
+func (r *requests) releaseHeld(ctx context.Context, n int) error {
+	for i := range n {
+		h := r.held[i]
+		if h.request != nil && r.forwardHeld(ctx, &h) {
+			continue
+		}
+		h.call.local.read(h.fields, h.call.began)
+		if h.request == nil {
+			continue
+		}
+		err := r.take(ctx, h.request, h.content)
+		if reset, ok := errors.AsType[streamError](err); ok {
+			defer r.resetStream(h.stream, reset.code) // it changes held
+		} else if err != nil {
+			return err
+		}
+	}
+	r.held = slices.Delete(r.held, 0, n)
+	return nil
+}
+
+// forwardHeld forwards a call that was held, if Bypass says so, and reports whether it has.
+func (r *requests) forwardHeld(ctx context.Context, h *heldCall) bool {
 	st := h.call
-	message, ok := wholeMessage(content)
-	if !ok || st.declared != noLength && st.declared != int64(len(content)) {
+	message, ok := wholeMessage(h.content)
+	if !ok || st.declared != noLength && st.declared != int64(len(h.content)) {
 		return false
 	}
 	way, observe := Handled, (func([]byte))(nil)
@@ -674,15 +724,15 @@ func (r *requests) forwardHeld(ctx context.Context, h *heldCall, f *frame, conte
 			fields = withoutCompression(fields)
 		}
 		defer func() { r.out = appendWindowUpdate(r.out, h.stream, granted) }()
-	case way == HandledAhead && r.goAheadLocked(ctx, h, content):
+	case way == HandledAhead && r.goAheadLocked(ctx, h, h.content):
 		fields = withoutCompression(fields)
 	default:
 		return false
 	}
 	st.clientEnded = true
-	r.window.runtime -= int64(len(f.payload))
+	r.window.runtime -= int64(len(h.request.payload))
 	r.encode(h.stream, 0, fields)
-	r.out = append(r.out, f.raw...)
+	r.out = append(r.out, h.request.raw...)
 	return true
 }
 
