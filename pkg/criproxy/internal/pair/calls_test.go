@@ -252,7 +252,9 @@ func TestRequestInPiecesIsHandled(t *testing.T) {
 // A client with many calls sends their HEADERS first. Those that the bypass passes reach the runtime, in the order of their streams.
 func TestCallsThatAreHeldTogether(t *testing.T) {
 	const ok = "grpc-status 0"
-	request := func(c *strictClient, id uint32, message string) { _ = c.fr.WriteData(id, true, framed([]byte(message))) }
+	request := func(c *strictClient, id uint32, message string) {
+		_ = c.fr.WriteData(id, true, framed([]byte(message)))
+	}
 	for _, tc := range []struct {
 		name               string
 		writes             []func(c *strictClient) // each is one write

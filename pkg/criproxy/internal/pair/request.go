@@ -73,7 +73,7 @@ type requests struct {
 	fragments int
 
 	held  []heldCall // in the order of their streams
-	ready bool // the first SETTINGS have come
+	ready bool       // the first SETTINGS have come
 }
 
 // A heldCall waits for the rest of its request, which decides who answers it.
