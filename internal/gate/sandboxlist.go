@@ -47,12 +47,12 @@ func viewSandboxes(list []podindex.View, answer []byte) (appended []podindex.Vie
 
 func viewSandbox(item []byte, v *podindex.View) (ok bool) {
 	return fields(item, func(number protowire.Number, value []byte) bool {
-		switch int32(number) {
+		switch number {
 		case fieldID:
 			v.ID = value
 		case fieldMetadata:
 			return fields(value, func(number protowire.Number, value []byte) bool {
-				switch int32(number) {
+				switch number {
 				case fieldName:
 					v.Name = value
 				case fieldUID:
@@ -72,7 +72,7 @@ func viewSandbox(item []byte, v *podindex.View) (ok bool) {
 func viewAnnotation(entry []byte, v *podindex.View) (ok bool) {
 	var key, value []byte
 	ok = fields(entry, func(number protowire.Number, b []byte) bool {
-		switch int32(number) {
+		switch number {
 		case fieldKey:
 			key = b
 		case fieldValue:
@@ -93,23 +93,40 @@ func viewAnnotation(entry []byte, v *podindex.View) (ok bool) {
 // or if the message is not well formed.
 func fields(message []byte, f func(number protowire.Number, value []byte) bool) (ok bool) {
 	for len(message) > 0 {
-		number, kind, n := protowire.ConsumeTag(message)
-		if n < 0 {
-			return false
-		}
-		message = message[n:]
-		if kind != protowire.BytesType {
-			if n = protowire.ConsumeFieldValue(number, kind, message); n < 0 {
+		number, value, rest := shortField(message)
+		if number == 0 {
+			var kind protowire.Type
+			var n int
+			if number, kind, n = protowire.ConsumeTag(message); n < 0 {
 				return false
 			}
 			message = message[n:]
-			continue
+			if kind != protowire.BytesType {
+				if n = protowire.ConsumeFieldValue(number, kind, message); n < 0 {
+					return false
+				}
+				message = message[n:]
+				continue
+			}
+			if value, n = protowire.ConsumeBytes(message); n < 0 {
+				return false
+			}
+			rest = message[n:]
 		}
-		value, n := protowire.ConsumeBytes(message)
-		if n < 0 || !f(number, value) {
+		if !f(number, value) {
 			return false
 		}
-		message = message[n:]
+		message = rest
 	}
 	return true
+}
+
+// shortField reads the first field of a message if its tag and its length take one byte each, as almost all do. Else number is 0.
+func shortField(message []byte) (number protowire.Number, value, rest []byte) {
+	const more, kind = 0x80, 7 // bits of the first byte: the number goes on in the next one; the type
+	if len(message) < 2 || message[0]&(more|kind) != byte(protowire.BytesType) || message[1] >= more || int(message[1]) > len(message)-2 {
+		return 0, nil, nil
+	}
+	end := 2 + int(message[1])
+	return protowire.Number(message[0] >> 3), message[2:end], message[end:]
 }

@@ -3,8 +3,8 @@ package metrics
 import (
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -24,7 +24,10 @@ const unknown = "unknown"
 // called once each, before the first scrape.
 type Metrics struct {
 	registry *prometheus.Registry
-	methods  map[string]string // the label of every full method that is counted by name
+	methods  map[string]method // every full method that is counted by name
+
+	// The series of callDuration. They are looked up once, because every call of the node is counted.
+	judgedCalls, otherCalls func() prometheus.Observer
 
 	hit, miss    *prometheus.HistogramVec
 	verdicts     *prometheus.CounterVec
@@ -47,12 +50,19 @@ type Metrics struct {
 	sourceCauses []string
 }
 
+// A method is counted by its name.
+type method struct {
+	label    string
+	answered func() prometheus.Counter // with OK; looked up once, because every call of the node is counted
+}
+
 // New returns metrics on a registry of their own. methods lists the full methods that are counted by
 // name, "/runtime.v1.ImageService/PullImage".
 func New(version, goVersion string, methods []string) *Metrics {
-	m := &Metrics{registry: prometheus.NewRegistry(), methods: map[string]string{}}
+	m := &Metrics{registry: prometheus.NewRegistry(), methods: map[string]method{}}
 	for _, full := range methods {
-		m.methods[full] = full[strings.LastIndex(full, "/")+1:]
+		label := full[strings.LastIndex(full, "/")+1:]
+		m.methods[full] = method{label, sync.OnceValue(func() prometheus.Counter { return m.forwarded.WithLabelValues(label, ok) })}
 	}
 	// From a verdict in memory to a pull of gigabytes.
 	recheck := []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
@@ -73,6 +83,8 @@ func New(version, goVersion string, methods []string) *Metrics {
 	m.denials = counterVec("pullgate_denials_total", "Calls that were answered with PermissionDenied because the pod had not proved access to the image.", "call")
 	m.forwarded = counterVec("pullgate_forwarded_calls_total", "Calls through the CRI socket by method and status code.", "method", "code")
 	m.callDuration = histogramVec("pullgate_call_duration_seconds", "Seconds that a call took from its arrival to its answer, the runtime's part included.", calls, "judged")
+	m.judgedCalls = sync.OnceValue(func() prometheus.Observer { return m.callDuration.WithLabelValues("true") })
+	m.otherCalls = sync.OnceValue(func() prometheus.Observer { return m.callDuration.WithLabelValues("false") })
 	m.storeSync = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "pullgate_store_sync_seconds",
 		Help: "Seconds that a write to the store of pull records took until it was on disk.", Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5},
@@ -237,17 +249,27 @@ func (m *Metrics) CreationRefused(reason string) {
 // ForwardedCall counts a call at its end. code is the name of a status code; a method that is not one
 // of those that New was given is counted as "other".
 func (m *Metrics) ForwardedCall(method, code string, judged bool, took time.Duration) {
-	label, ok := m.methods[method]
-	if !ok {
-		label = other
+	switch known, named := m.methods[method]; {
+	case named && code == ok:
+		known.answered().Inc()
+	case named:
+		m.forwarded.WithLabelValues(known.label, oneOf(codeNames(), code, other)).Inc()
+	default:
+		m.forwarded.WithLabelValues(other, oneOf(codeNames(), code, other)).Inc()
 	}
-	m.forwarded.WithLabelValues(label, oneOf(codeNames(), code, other)).Inc()
-	m.callDuration.WithLabelValues(strconv.FormatBool(judged)).Observe(took.Seconds())
+	calls := m.otherCalls
+	if judged {
+		calls = m.judgedCalls
+	}
+	calls().Observe(took.Seconds())
 }
+
+// ok is the status code of calls that have succeeded.
+const ok = "OK"
 
 func codeNames() []string {
 	return []string{
-		"OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "AlreadyExists",
+		ok, "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "AlreadyExists",
 		"PermissionDenied", "ResourceExhausted", "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented",
 		"Internal", "Unavailable", "DataLoss", "Unauthenticated",
 	}
