@@ -249,7 +249,12 @@ func (r *requests) resetStream(id uint32, code errorCode) {
 
 // endStream ends a call under way, if there is one, and resets it at the runtime if it is forwarded.
 func (r *requests) endStream(id uint32, code errorCode, counted codes.Code) {
-	r.held = slices.DeleteFunc(r.held, func(h heldCall) bool { return h.stream == id })
+	if i := r.heldAt(id); i >= 0 {
+		if f := r.held[i].request; f != nil { // neither the runtime nor a handler gets it
+			r.back = appendWindowUpdate(r.back, 0, int64(len(f.payload)))
+		}
+		r.held = slices.Delete(r.held, i, i+1)
+	}
 	r.mu.Lock()
 	st := r.streams[id]
 	started, recalled := false, false

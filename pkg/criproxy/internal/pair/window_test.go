@@ -154,6 +154,46 @@ func TestRequestsNeverRunOutOfWindow(t *testing.T) {
 	}
 }
 
+// A call that is held may end before it is decided on. The client gets back the window that its request has used.
+func TestWindowOfHeldCallsThatEnd(t *testing.T) {
+	message := framed(append([]byte("handle"), make([]byte, 1000)...))
+	for name, end := range map[string]func(c *strictClient, id uint32){
+		"RST_STREAM":         func(c *strictClient, id uint32) { _ = c.fr.WriteRSTStream(id, http2.ErrCodeCancel) },
+		"WINDOW_UPDATE of 0": func(c *strictClient, id uint32) { _ = c.fr.WriteWindowUpdate(id, 0) },
+		"PRIORITY too short": func(c *strictClient, id uint32) { c.raw(priority, 0, id, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, true)
+			c := newStrictClient(t, r.path)
+			returned := 0
+			for i := range 30 {
+				c.atOnce(func(c *strictClient) {
+					id := c.open(bypassed)
+					_ = c.fr.WriteDataPadded(id, true, message, make([]byte, i))
+					end(c, id)
+					_ = c.fr.WritePing(false, [8]byte{byte(i)})
+				})
+				returned -= len(message) + 1 + i
+				for pinged := false; !pinged; {
+					f, err := c.read()
+					if err != nil {
+						t.Fatal(err)
+					}
+					switch f := f.(type) {
+					case *http2.WindowUpdateFrame:
+						returned += int(f.Increment)
+					case *http2.PingFrame:
+						pinged = f.IsAck()
+					}
+				}
+			}
+			if returned != 0 {
+				t.Errorf("%d bytes of the window of the connection are missing", -returned)
+			}
+		})
+	}
+}
+
 // A slow client holds up its own connection, and no other.
 func TestSlowClient(t *testing.T) {
 	r := newRig(t, true)
