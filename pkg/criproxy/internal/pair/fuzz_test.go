@@ -196,6 +196,16 @@ func FuzzRequests(f *testing.F) {
 		client.call(ahead, []byte("next"))
 		f.Add(recorded.Bytes())
 	}
+	together := &recorder{}
+	client := &strictClient{t: f, conn: together, fr: http2.NewFramer(together, together), next: 1}
+	client.enc = hpack.NewEncoder(&client.buf)
+	for _, method := range []string{bypassed, bypassed, ahead, observed, local, bypassed} {
+		client.open(method, "x-call", fmt.Sprint(client.next))
+	}
+	for i, message := range []string{"pass", "handle", "pass", "pass", "local", "pass"} {
+		_ = client.fr.WriteData(uint32(11-2*i), true, framed([]byte(message)))
+	}
+	f.Add(together.Bytes())
 	f.Fuzz(func(t *testing.T, frames []byte) {
 		frames = append(bytes.Clone(frames[:min(len(frames), 100_000)]), 0, 0, 8, ping, 0, 0, 0, 0, 0)
 		frames = append(frames, "the end "...)
