@@ -47,12 +47,12 @@ func viewSandboxes(list []podindex.View, answer []byte) (appended []podindex.Vie
 
 func viewSandbox(item []byte, v *podindex.View) (ok bool) {
 	return fields(item, func(number protowire.Number, value []byte) bool {
-		switch number {
+		switch int32(number) {
 		case fieldID:
 			v.ID = value
 		case fieldMetadata:
 			return fields(value, func(number protowire.Number, value []byte) bool {
-				switch number {
+				switch int32(number) {
 				case fieldName:
 					v.Name = value
 				case fieldUID:
@@ -72,7 +72,7 @@ func viewSandbox(item []byte, v *podindex.View) (ok bool) {
 func viewAnnotation(entry []byte, v *podindex.View) (ok bool) {
 	var key, value []byte
 	ok = fields(entry, func(number protowire.Number, b []byte) bool {
-		switch number {
+		switch int32(number) {
 		case fieldKey:
 			key = b
 		case fieldValue:
