@@ -3,10 +3,8 @@ package config
 import (
 	"fmt"
 
-	"sigs.k8s.io/json"
-	"sigs.k8s.io/yaml"
-
 	"github.com/pullgate/pullgate/internal/regularfile"
+	"github.com/pullgate/pullgate/internal/strictyaml"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
@@ -41,14 +39,11 @@ func loadKubelet(path string) (k kubelet, errs []error) {
 	if err != nil {
 		return kubelet{}, []error{fmt.Errorf("kubeletConfig: %w; must be a KubeletConfiguration that pullgated can read", err)}
 	}
-	raw, err := yaml.YAMLToJSON(data)
+	k = kubelet{Policy: string(policy.ModeNeverVerifyPreloadedImages)}
+	d := strictyaml.Decoder{Lenient: true}
+	errs, err = d.Decode(data, &k)
 	if err != nil {
 		return kubelet{}, []error{fmt.Errorf("%s%w", inKubelet(path), err)}
-	}
-	k = kubelet{Policy: string(policy.ModeNeverVerifyPreloadedImages)}
-	if err := json.UnmarshalCaseSensitivePreserveInts(raw, &k); err != nil {
-		_, err = typeError(err)
-		errs = append(errs, err)
 	}
 	for _, err := range append(oneOf("apiVersion", k.APIVersion, kubeletAPIVersion), oneOf("kind", k.Kind, kubeletKind)...) {
 		errs = append(errs, err)

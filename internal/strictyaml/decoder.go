@@ -1,0 +1,263 @@
+package strictyaml
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	goyaml "sigs.k8s.io/yaml/goyaml.v2"
+)
+
+// A Decoder decodes documents. It is for one goroutine at a time. The zero value decodes strictly.
+type Decoder struct {
+	// Lenient ignores unknown fields and duplicate keys.
+	Lenient bool
+	// RefuseNull makes null an error. A key without a value is null, so a list whose entries are all commented out is.
+	RefuseNull bool
+	// Want describes the values of a type, for errors about values of another type: "a duration, as in 24h".
+	Want map[reflect.Type]string
+	// Rewrites change a mapping before it is decoded into a struct of the type, or into a struct that embeds the type. They implement
+	// other spellings.
+	Rewrites map[reflect.Type]func(*Mapping)
+
+	structs map[reflect.Type]*structType
+}
+
+// Decode reads one document into the struct that into points to. Fields that are absent or null keep their values, except that null
+// clears a list, a mapping and a pointer. The errors in errs are about single fields, and begin with the path of the field; all other
+// fields have been read. If err is set, the caller cannot use any part of the document.
+func (d *Decoder) Decode(data []byte, into any) (errs []error, err error) {
+	decoder := goyaml.NewDecoder(bytes.NewReader(data))
+	decoder.SetStrict(!d.Lenient) // it refuses a duplicate key
+	var document any
+	switch err := decoder.Decode(&document); {
+	case errors.Is(err, io.EOF): // an empty document
+	case err != nil:
+		return nil, err
+	}
+	if d.Lenient { // a kubelet's decoder reads the first document too
+		decoder = goyaml.NewDecoder(bytes.NewReader(nil))
+	}
+	var second any
+	if err := decoder.Decode(&second); !errors.Is(err, io.EOF) {
+		return nil, errors.New("more than one document; give one")
+	}
+	switch document.(type) {
+	case nil, map[any]any:
+	default:
+		return nil, fmt.Errorf("the document is %s; must be a mapping", typeName(document))
+	}
+	r := run{Decoder: d}
+	if document == nil {
+		document = map[any]any{}
+	}
+	r.value("", document, reflect.ValueOf(into).Elem())
+	slices.SortStableFunc(r.errs, func(a, b error) int { return cmp.Compare(a.Error(), b.Error()) })
+	return r.errs, nil
+}
+
+// A run decodes one document.
+type run struct {
+	*Decoder
+	errs []error
+}
+
+func (r *run) errorf(format string, args ...any) {
+	r.errs = append(r.errs, fmt.Errorf(format, args...))
+}
+
+// value decodes one node of the document.
+func (r *run) value(path string, in any, out reflect.Value) {
+	if in == nil && r.RefuseNull {
+		r.errorf("%s: Invalid value: null: must have a value; leave the field out otherwise", path)
+		return
+	}
+	if in == nil {
+		switch out.Kind() { //nolint:exhaustive // the others keep their values
+		case reflect.Pointer, reflect.Slice, reflect.Map:
+			out.SetZero()
+		}
+		return
+	}
+	if u, ok := reflect.TypeAssert[json.Unmarshaler](out.Addr()); ok {
+		raw, err := json.Marshal(in)
+		if err == nil {
+			err = u.UnmarshalJSON(raw)
+		}
+		if err != nil {
+			r.wrongType(path, in, out.Type())
+		}
+		return
+	}
+	switch out.Kind() { //nolint:exhaustive // the kinds that the project's structs have
+	case reflect.Pointer:
+		v := reflect.New(out.Type().Elem())
+		r.value(path, in, v.Elem())
+		out.Set(v)
+	case reflect.Struct:
+		r.mapping(path, in, out)
+	case reflect.Slice:
+		r.list(path, in, out)
+	case reflect.Map:
+		r.keyed(path, in, out)
+	default:
+		if !scalar(in, out) {
+			r.wrongType(path, in, out.Type())
+		}
+	}
+}
+
+// scalar stores a string, a boolean or a whole number; false means that it has another type.
+func scalar(in any, out reflect.Value) bool {
+	switch out.Kind() { //nolint:exhaustive // see value
+	case reflect.String:
+		if s, ok := in.(string); ok {
+			out.SetString(s)
+			return true
+		}
+	case reflect.Bool:
+		if b, ok := in.(bool); ok {
+			out.SetBool(b)
+			return true
+		}
+	case reflect.Int64:
+		switch n := in.(type) {
+		case int:
+			out.SetInt(int64(n))
+			return true
+		case int64:
+			out.SetInt(n)
+			return true
+		}
+	}
+	return false
+}
+
+func (r *run) list(path string, in any, out reflect.Value) {
+	elements, ok := in.([]any)
+	if !ok {
+		r.wrongType(path, in, out.Type())
+		return
+	}
+	list := reflect.MakeSlice(out.Type(), len(elements), len(elements))
+	for i, e := range elements {
+		r.value(path+"["+strconv.Itoa(i)+"]", e, list.Index(i))
+	}
+	out.Set(list)
+}
+
+// keyed decodes a mapping whose keys are data.
+func (r *run) keyed(path string, in any, out reflect.Value) {
+	entries, ok := in.(map[any]any)
+	if !ok {
+		r.wrongType(path, in, out.Type())
+		return
+	}
+	keyed := reflect.MakeMapWithSize(out.Type(), len(entries))
+	for k, in := range entries {
+		key := keyOf(k)
+		v := reflect.New(out.Type().Elem()).Elem()
+		r.value(path+"["+key+"]", in, v)
+		keyed.SetMapIndex(reflect.ValueOf(key), v)
+	}
+	out.Set(keyed)
+}
+
+// mapping decodes a mapping whose keys are the fields of a struct.
+func (r *run) mapping(path string, in any, out reflect.Value) {
+	entries, ok := in.(map[any]any)
+	if !ok {
+		r.wrongType(path, in, out.Type())
+		return
+	}
+	t := r.structType(out.Type())
+	m := Mapping{Fields: entries, path: path, run: r}
+	for _, rewrite := range t.rewrites {
+		rewrite(&m)
+	}
+	for k, v := range entries {
+		name := keyOf(k)
+		index, known := t.index[name]
+		switch {
+		case known:
+			r.value(m.pathOf(name), v, out.FieldByIndex(index))
+		case !r.Lenient:
+			r.unknown(path, name, t.names)
+		}
+	}
+}
+
+// unknown reports a field that does not exist, with the most similar name.
+func (r *run) unknown(in, name string, known []string) {
+	path := child(in, name)
+	switch near := Nearest(name, known); {
+	case near != "":
+		r.errorf("%s: unknown field; did you mean %s?", path, near)
+	case in != "":
+		r.errorf("%s: unknown field; known are %s", path, strings.Join(known, ", "))
+	default:
+		r.errorf("%s: unknown field", path)
+	}
+}
+
+// wrongType reports a value of another type than its field has.
+func (r *run) wrongType(path string, in any, want reflect.Type) {
+	got := typeName(in)
+	text, ok := r.Want[want]
+	switch kind := want.Kind(); {
+	case ok:
+	case kind == reflect.Bool && got == "string":
+		text = "true or false, without quotes"
+	case kind == reflect.Bool:
+		text = "true or false"
+	case kind == reflect.Int64:
+		text = "a whole number"
+	case kind == reflect.Slice:
+		text = "a list"
+	case kind == reflect.Map:
+		text = "a mapping"
+	case kind == reflect.Struct:
+		text = "a mapping with the fields " + strings.Join(r.structType(want).names, ", ")
+	default:
+		text = "a string, in quotes"
+	}
+	r.errorf("%s: Invalid type: %s: must be %s", path, got, text)
+}
+
+// typeName returns the JSON name of a value's type.
+func typeName(v any) string {
+	switch v.(type) {
+	case string:
+		return "string"
+	case bool:
+		return "bool"
+	case []any:
+		return "array"
+	case map[any]any:
+		return "object"
+	default:
+		return "number"
+	}
+}
+
+// keyOf returns a key as a string. The key true is a boolean in YAML.
+func keyOf(k any) string {
+	if s, ok := k.(string); ok {
+		return s
+	}
+	return fmt.Sprint(k)
+}
+
+func child(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}

@@ -1,0 +1,85 @@
+package strictyaml
+
+import (
+	"reflect"
+	"slices"
+)
+
+// A Mapping is a mapping of the document that a rewrite can change.
+type Mapping struct {
+	// Fields are the values by key. They are as goyaml decodes them: a list is a []any, a mapping a map[any]any.
+	Fields map[any]any
+
+	path    string
+	written map[string]string // from the name of a field to the name in the document
+	run     *run
+}
+
+// Rename moves a value to the field that the key is another name of. Errors about the value keep the key of the document. It is an
+// error if the document has both.
+func (m *Mapping) Rename(from, to string) {
+	v, ok := m.Fields[from]
+	if !ok {
+		return
+	}
+	delete(m.Fields, from)
+	if _, both := m.Fields[to]; both {
+		m.Errorf(from, "another name of %s; give one of them", to)
+		return
+	}
+	m.Fields[to] = v
+	if m.written == nil {
+		m.written = map[string]string{}
+	}
+	m.written[to] = from
+}
+
+// Errorf reports an error about a field of the mapping.
+func (m *Mapping) Errorf(name, format string, args ...any) {
+	m.run.errorf("%s: "+format, append([]any{child(m.path, name)}, args...)...)
+}
+
+// pathOf returns the path of a field with the key that the document has.
+func (m *Mapping) pathOf(name string) string {
+	if key, ok := m.written[name]; ok {
+		name = key
+	}
+	return child(m.path, name)
+}
+
+// A structType is what is known of a struct: its fields in the document, and the rewrites for it and for the types that it embeds.
+type structType struct {
+	names    []string // in the order of the declaration
+	index    map[string][]int
+	rewrites []func(*Mapping)
+}
+
+func (d *Decoder) structType(t reflect.Type) *structType {
+	if known, ok := d.structs[t]; ok {
+		return known
+	}
+	s := &structType{index: map[string][]int{}}
+	d.addFields(s, t, nil)
+	if d.structs == nil {
+		d.structs = map[reflect.Type]*structType{}
+	}
+	d.structs[t] = s
+	return s
+}
+
+func (d *Decoder) addFields(s *structType, t reflect.Type, prefix []int) {
+	if rewrite, ok := d.Rewrites[t]; ok {
+		s.rewrites = append(s.rewrites, rewrite)
+	}
+	for f := range t.Fields() {
+		index := append(slices.Clip(prefix), f.Index...)
+		name := nameOf(f)
+		switch {
+		case name != "":
+			s.names = append(s.names, name)
+			s.index[name] = index
+		case f.Anonymous:
+			d.addFields(s, f.Type, index)
+		}
+	}
+}

@@ -1,0 +1,144 @@
+package strictyaml_test
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/strictyaml"
+)
+
+type document struct {
+	inner
+	Name  string            `json:"name"`
+	Count *int64            `json:"count"`
+	Items []item            `json:"items"`
+	Texts map[string]string `json:"texts"`
+	Sub   *item             `json:"sub"`
+	Own   upper             `json:"own"`
+}
+
+type inner struct {
+	Flag bool `json:"flag"`
+}
+
+type item struct {
+	Path string `json:"path"`
+}
+
+type upper string
+
+func (u *upper) UnmarshalJSON(data []byte) error {
+	*u = upper(strings.ToUpper(strings.Trim(string(data), `"`)))
+	return nil
+}
+
+func TestDecode(t *testing.T) {
+	got := document{Name: "kept", Items: []item{{"gone"}}}
+	var d strictyaml.Decoder
+	errs, err := d.Decode([]byte("flag: true\ncount: 3\nname:\nitems: null\ntexts: {a: b}\nsub: {path: /x}\nown: abc\n"), &got)
+	three := int64(3)
+	want := document{inner: inner{true}, Name: "kept", Count: &three, Texts: map[string]string{"a": "b"}, Sub: &item{"/x"}, Own: "ABC"}
+	if err != nil || len(errs) > 0 || !reflect.DeepEqual(got, want) {
+		t.Errorf("Decode = %+v, %v, %v; want %+v", got, errs, err, want)
+	}
+}
+
+func TestDecodeReportsEveryError(t *testing.T) {
+	var got document
+	d := strictyaml.Decoder{Want: map[reflect.Type]string{reflect.TypeFor[inner](): "unused"}}
+	errs, err := d.Decode([]byte("flg: true\ncount: 1.5\nitems: [{path: 1}, x, {pth: /x}]\ntexts: {a: [b], 1: c}\nsub: []\nname: ok\ntrue: 1\n"), &got)
+	want := []string{
+		"count: Invalid type: number: must be a whole number",
+		"flg: unknown field; did you mean flag?",
+		"items[0].path: Invalid type: number: must be a string, in quotes",
+		"items[1]: Invalid type: string: must be a mapping with the fields path",
+		"items[2].pth: unknown field; did you mean path?",
+		"sub: Invalid type: array: must be a mapping with the fields path",
+		"texts[a]: Invalid type: array: must be a string, in quotes",
+		"true: unknown field",
+	}
+	var lines []string
+	for _, e := range errs {
+		lines = append(lines, e.Error())
+	}
+	if err != nil || !reflect.DeepEqual(lines, want) {
+		t.Errorf("Decode reports %v and\n%s\nwant\n%s", err, strings.Join(lines, "\n"), strings.Join(want, "\n"))
+	}
+	if got.Name != "ok" || got.Texts["1"] != "c" || len(got.Items) != 3 {
+		t.Errorf("Decode = %+v; want the valid fields", got)
+	}
+}
+
+func TestDecodeRefusesADocument(t *testing.T) {
+	for text, want := range map[string]string{
+		"[]": "the document is array; must be a mapping", "x": "the document is string", "a: 1\n---\nb: 1\n": "more than one document",
+		"name: a\nname: b\n": `key "name" already set`, "{": "yaml: line 1",
+	} {
+		var d strictyaml.Decoder
+		if errs, err := d.Decode([]byte(text), &document{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Decode(%q) = %v, %v; want an error with %q", text, errs, err, want)
+		}
+	}
+}
+
+func TestLenient(t *testing.T) {
+	var got document
+	d := strictyaml.Decoder{Lenient: true}
+	if errs, err := d.Decode([]byte("name: a\nname: b\nother: 1\n---\nx: y\n"), &got); err != nil || len(errs) > 0 || got.Name != "b" {
+		t.Errorf("Decode = %+v, %v, %v; want b and no error", got, errs, err)
+	}
+}
+
+func TestRewrites(t *testing.T) {
+	d := strictyaml.Decoder{Rewrites: map[reflect.Type]func(*strictyaml.Mapping){
+		reflect.TypeFor[inner](): func(m *strictyaml.Mapping) { m.Rename("switch", "flag") },
+		reflect.TypeFor[item](): func(m *strictyaml.Mapping) {
+			if _, ok := m.Fields["old"]; ok {
+				m.Errorf("old", "is %s", "gone")
+				delete(m.Fields, "old")
+			}
+		},
+	}}
+	var got document
+	errs, err := d.Decode([]byte("switch: true\nitems: [{old: 1}]\n"), &got)
+	if err != nil || len(errs) != 1 || errs[0].Error() != "items[0].old: is gone" || !got.Flag {
+		t.Errorf("Decode = %+v, %v, %v; want the flag and one error", got, errs, err)
+	}
+	for text, want := range map[string]string{
+		"switch: 1\n":                "switch: Invalid type: number: must be true or false",
+		"switch: true\nflag: true\n": "switch: another name of flag; give one of them",
+	} {
+		if errs, err := d.Decode([]byte(text), &document{}); err != nil || len(errs) != 1 || errs[0].Error() != want {
+			t.Errorf("Decode(%q) = %v, %v; want %q", text, errs, err, want)
+		}
+	}
+}
+
+func TestRefuseNull(t *testing.T) {
+	d := strictyaml.Decoder{RefuseNull: true}
+	errs, err := d.Decode([]byte("name:\nitems: [null]\ntexts: {a: }\n"), &document{})
+	var fields []string
+	for _, e := range errs {
+		field, rest, _ := strings.Cut(e.Error(), ": ")
+		fields = append(fields, field)
+		if !strings.HasPrefix(rest, "Invalid value: null: must have a value") {
+			t.Errorf("%v; want an error about null", e)
+		}
+	}
+	if err != nil || !reflect.DeepEqual(fields, []string{"items[0]", "name", "texts[a]"}) {
+		t.Errorf("Decode reports %v, %v; want an error for each null", errs, err)
+	}
+	if errs, err := d.Decode(nil, &document{}); err != nil || len(errs) > 0 {
+		t.Errorf("Decode of an empty document = %v, %v; want no error", errs, err)
+	}
+}
+
+func TestNearest(t *testing.T) {
+	names := []string{"path", "pattern", "image"}
+	for mistyped, want := range map[string]string{"Path": "path", "paht": "", "imag": "image", "immage": "image", "patern": "pattern", "x": "", "": ""} {
+		if got := strictyaml.Nearest(mistyped, names); got != want {
+			t.Errorf("Nearest(%q) = %q; want %q", mistyped, got, want)
+		}
+	}
+}
