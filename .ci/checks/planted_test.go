@@ -81,6 +81,13 @@ func directions() []plant {
 		down("pkg/tracker", "pkg/records"),
 		up("pkg/criproxy", "pkg/tracker", "a proxy and nothing else"),
 		up("pkg/newcomer", "pkg/policy", "a promise to other programs"),
+		up("pkg/podview", "pkg/policy", "podview is a leaf"),
+		down("pkg/podview/apiview", "pkg/podview"),
+		down("pkg/podview/apiview", "k8s.io/api/core/v1"),
+		up("pkg/restriction", "pkg/podview/apiview", "knows of no source"),
+		up("pkg/restriction", "k8s.io/api/core/v1", "talked to in internal/podsource"),
+		down("pkg/restriction", "pkg/podview"),
+		down("pkg/restriction", "internal/strictyaml"),
 		up("internal/gate", "internal/metrics", "declares the interfaces of everything else"),
 		down("internal/gate", "internal/podindex"),
 		down("internal/gate", "pkg/tracker"),
@@ -98,6 +105,7 @@ func directions() []plant {
 		up("e2e", "pkg/records", "e2e is a black box"),
 		down("e2e", "pkg/criproxy/criproxytest"),
 		up("e2e/podsource", "internal/podindex", "and imports nothing else"),
+		up("e2e/podsecurity", "internal/podindex", "and imports nothing else"),
 		{
 			rule: "tests keep to the same directions", file: "pkg/records/direction/planted_test.go", linter: "depguard", want: "policy judges",
 			source: "package direction\n\nimport _ \"" + module + "/pkg/tracker\"\n",
@@ -193,7 +201,7 @@ func shapes() []plant {
 // stubs are the packages that planted imports lead to.
 func stubs() []string {
 	return []string{
-		"internal/atomicfile", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "internal/podindex", "internal/podsource",
+		"internal/atomicfile", "internal/strictyaml", "pkg/podview", "pkg/podview/apiview", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "internal/podindex", "internal/podsource",
 		"internal/decisionlog", "internal/cli", "internal/metrics", "internal/config", "internal/daemon", "pkg/records/offline",
 		"pkg/criproxy/criproxytest", "proto/pullgate/admin/v1",
 	}

@@ -1,0 +1,290 @@
+package restriction
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/pullgate/pullgate/internal/strictyaml"
+)
+
+// compile checks a policy and compiles its rules. The rules are for use only if there is no error.
+func compile(t *table, p *PodRestriction) (*policy, field.ErrorList) {
+	c := &compiler{table: t}
+	out := &policy{name: p.Metadata.Name}
+	c.header(p)
+	out.audit = c.mode(p.Metadata.Annotations)
+	if b := p.Binding; b != nil {
+		c.binding(field.NewPath("binding"), b, out)
+	}
+	at := place{field.NewPath("spec"), "spec"}
+	if m := p.Spec.Metadata; m != nil {
+		c.metadata(at.child("metadata"), m, &out.rule)
+	}
+	if s := p.Spec.Spec; s != nil {
+		c.podSpec(at.child("spec"), s, &out.rule)
+	}
+	out.leaves = c.leaves
+	return out, c.errs
+}
+
+// A compiler collects the errors and the leaves of one policy.
+type compiler struct {
+	table  *table
+	errs   field.ErrorList
+	leaves []*leaf
+}
+
+// A place is a position in a policy: its path, and the path of its Field, which has no indices.
+type place struct {
+	path  *field.Path
+	field string
+}
+
+func (p place) child(name string) place { return place{p.path.Child(name), p.field + "." + name} }
+
+// index returns the place of an element of a list.
+func (p place) index(i int) place { return place{p.path.Index(i), p.field + "[]"} }
+
+// as returns the same place, about the field of another one.
+func (p place) as(field string) place { return place{p.path, field} }
+
+func (c *compiler) invalid(p *field.Path, value any, detail string) {
+	c.errs = append(c.errs, field.Invalid(p, value, detail))
+}
+
+// leaf returns the common part of the rules of a place.
+func (c *compiler) leaf(at place, r PointerRestriction, allowed string) leaf {
+	f := c.table.byPath[at.field]
+	if f == nil {
+		panic("restriction: no entry in the table of fields for " + at.field)
+	}
+	if r.ForbidNil && r.RequireNil {
+		c.invalid(at.path, "forbidNil, requireNil", "both are true, so no pod matches; set at most one")
+	}
+	switch {
+	case r.RequireNil:
+		allowed = "nil"
+	case r.ForbidNil:
+		allowed += ", not nil"
+	}
+	return leaf{path: at.path.String(), field: f, allowed: strings.TrimPrefix(allowed, ", "), forbidNil: r.ForbidNil, requireNil: r.RequireNil, needsState: r.ForbidNil || r.RequireNil}
+}
+
+// keep adds a leaf to those of the policy.
+func (c *compiler) keep(l *leaf) { c.leaves = append(c.leaves, l) }
+
+func (c *compiler) header(p *PodRestriction) {
+	if p.APIVersion != APIVersion {
+		c.errs = append(c.errs, field.NotSupported(field.NewPath("apiVersion"), p.APIVersion, []string{APIVersion, ProposedAPIVersion}))
+	}
+	if p.Kind != Kind {
+		detail := "must be " + Kind
+		if strictyaml.Nearest(p.Kind, []string{Kind}) != "" {
+			detail = "unknown kind; did you mean " + Kind + "?"
+		}
+		c.invalid(field.NewPath("kind"), p.Kind, detail)
+	}
+	for _, detail := range validation.IsDNS1123Subdomain(p.Metadata.Name) {
+		c.invalid(field.NewPath("metadata", "name"), p.Metadata.Name, detail)
+	}
+}
+
+// mode reports whether a policy only reports.
+func (c *compiler) mode(annotations map[string]string) (audit bool) {
+	mode, ok := annotations[ModeAnnotation]
+	if ok && mode != ModeAudit && mode != ModeEnforce {
+		c.errs = append(c.errs, field.NotSupported(field.NewPath("metadata", "annotations").Key(ModeAnnotation), mode, []string{ModeAudit, ModeEnforce}))
+	}
+	return mode == ModeAudit
+}
+
+func (c *compiler) binding(p *field.Path, b *Binding, out *policy) {
+	switch b.Mode {
+	case BindingModeAccept:
+		out.accept = true
+	case "", BindingModeDrop:
+	default:
+		c.errs = append(c.errs, field.NotSupported(p.Child("mode"), b.Mode, []BindingMode{BindingModeAccept, "Allow", BindingModeDrop}))
+	}
+	notEmpty(c, p.Child("namespaces"), b.Namespaces)
+	for i, ns := range b.Namespaces {
+		for _, detail := range validation.IsDNS1123Label(ns) {
+			c.invalid(p.Child("namespaces").Index(i), ns, detail)
+		}
+	}
+	out.binding.namespaces = b.Namespaces
+	if b.NamespaceSelector != nil {
+		compiled := c.selector(p.Child("namespaceSelector"), b.NamespaceSelector)
+		out.binding.selector = &compiled
+		if len(compiled) > 0 {
+			c.keep(&leaf{path: "binding.namespaceSelector", field: c.table.byPath[pathNamespaceSelector]})
+		}
+	}
+}
+
+func (c *compiler) selector(p *field.Path, s *LabelSelector) selector {
+	compiled := selector{}
+	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
+		value := s.MatchLabels[key]
+		c.label(p.Child("matchLabels").Key(key), key, value)
+		compiled = append(compiled, condition{key: key, values: []string{value}})
+	}
+	for i, e := range s.MatchExpressions {
+		at := p.Child("matchExpressions").Index(i)
+		c.label(at, e.Key, e.Values...)
+		switch e.Operator {
+		case "In", "NotIn":
+			if len(e.Values) == 0 {
+				c.errs = append(c.errs, field.Required(at.Child("values"), "In and NotIn need values"))
+			}
+			compiled = append(compiled, condition{key: e.Key, values: e.Values, negate: e.Operator == "NotIn"})
+		case "Exists", "DoesNotExist":
+			if len(e.Values) > 0 {
+				c.invalid(at.Child("values"), e.Values, "must be absent with Exists and DoesNotExist")
+			}
+			compiled = append(compiled, condition{key: e.Key, negate: e.Operator == "DoesNotExist"})
+		default:
+			c.errs = append(c.errs, field.NotSupported(at.Child("operator"), e.Operator, []string{"In", "NotIn", "Exists", "DoesNotExist"}))
+		}
+	}
+	return compiled
+}
+
+func (c *compiler) label(p *field.Path, key string, values ...string) {
+	for _, detail := range validation.IsQualifiedName(key) {
+		c.invalid(p, key, detail)
+	}
+	for _, v := range values {
+		for _, detail := range validation.IsValidLabelValue(v) {
+			c.invalid(p, v, detail)
+		}
+	}
+}
+
+func (c *compiler) metadata(at place, m *ObjectMetaRestriction, out *podRule) {
+	out.name = c.str(at.child("name"), m.Name)
+	out.labels = c.stringMap(at.child("labels"), m.Labels)
+	out.annotations = c.stringMap(at.child("annotations"), m.Annotations)
+}
+
+func (c *compiler) podSpec(at place, s *PodSpecRestriction, out *podRule) {
+	out.restartPolicy = c.str(at.child("restartPolicy"), s.RestartPolicy)
+	out.dnsPolicy = c.str(at.child("dnsPolicy"), s.DNSPolicy)
+	out.nodeSelector = c.stringMap(at.child("nodeSelector"), s.NodeSelector)
+	out.activeDeadline = c.number(at.child("activeDeadlineSeconds"), s.ActiveDeadlineSeconds)
+	out.terminationGrace = c.number(at.child("terminationGracePeriodSeconds"), s.TerminationGracePeriodSeconds)
+	out.automountToken = c.boolean(at.child("automountServiceAccountToken"), s.AutomountServiceAccountToken)
+	if sc := s.SecurityContext; sc != nil {
+		at := at.child("securityContext")
+		out.hostNetwork = c.boolean(at.child("hostNetwork"), sc.HostNetwork)
+		out.hostPID = c.boolean(at.child("hostPID"), sc.HostPID)
+		out.hostIPC = c.boolean(at.child("hostIPC"), sc.HostIPC)
+		out.shareProcesses = c.boolean(at.child("shareProcessNamespace"), sc.ShareProcessNamespace)
+		out.supplementalGroups = c.number(at.child("supplementalGroups"), sc.SupplementalGroups)
+		out.fsGroup = c.number(at.child("fsGroup"), sc.FSGroup)
+	}
+	out.volumes = list(c, at.child("volumes"), s.Volumes, c.volume)
+	out.containers = list(c, at.child("containers"), s.Containers, c.container)
+	out.initContainers = list(c, at.child("initContainers"), s.InitContainers, c.container)
+	if s.InitContainers == nil {
+		out.initContainers = out.containers
+	}
+}
+
+// list compiles the entries of a list, of which one must match.
+func list[T, R any](c *compiler, at place, entries []T, compile func(place, *T) R) []R {
+	notEmpty(c, at.path, entries)
+	var rules []R
+	for i := range entries {
+		rules = append(rules, compile(at.index(i), &entries[i]))
+	}
+	return rules
+}
+
+// notEmpty refuses a list of what is allowed, or denied, that is present and empty.
+func notEmpty[T any](c *compiler, p *field.Path, list []T) {
+	if list != nil && len(list) == 0 {
+		c.invalid(p, "[]", "must have at least one entry; leave the field out to allow everything")
+	}
+}
+
+func (c *compiler) container(at place, r *ContainerRestriction) containerRule {
+	at = at.as(pathContainers)
+	c.keep(&leaf{path: at.path.String(), field: c.table.byPath[pathContainers]})
+	out := containerRule{imagePullPolicy: c.str(at.child("imagePullPolicy"), r.ImagePullPolicy)}
+	images := at.child("image")
+	out.image = list(c, images, r.Image, c.image)
+	if len(r.Image) > 0 {
+		out.imageUnknown = c.leaf(images.as(images.field+"[]"), PointerRestriction{}, "an image name in the list")
+	}
+	if sc := r.SecurityContext; sc != nil {
+		c.security(at.child("securityContext"), sc, &out)
+	}
+	return out
+}
+
+func (c *compiler) security(at place, sc *SecurityContextRestriction, out *containerRule) {
+	out.privileged = c.boolean(at.child("privileged"), sc.Privileged)
+	out.runAsNonRoot = c.boolean(at.child("runAsNonRoot"), sc.RunAsNonRoot)
+	out.readOnlyRoot = c.boolean(at.child("readOnlyRootFilesystem"), sc.ReadOnlyRootFilesystem)
+	out.allowEscalation = c.boolean(at.child("allowPrivilegeEscalation"), sc.AllowPrivilegeEscalation)
+	out.runAsUser = c.number(at.child("runAsUser"), sc.RunAsUser)
+	out.runAsGroup = c.number(at.child("runAsGroup"), sc.RunAsGroup)
+	if caps := sc.Capabilities; caps != nil {
+		at := at.child("capabilities")
+		l := c.leaf(at, caps.PointerRestriction, "capabilities")
+		out.capabilities = &l
+		c.keep(&l)
+		out.add = c.stringList(at.child("add"), caps.Add, addedCapability)
+		out.drop = c.stringList(at.child("drop"), caps.Drop, strings.ToUpper)
+	}
+	if se := sc.SELinuxOptions; se != nil {
+		at := at.child("seLinuxOptions")
+		l := c.leaf(at, se.PointerRestriction, "SELinux options")
+		out.seLinux = &l
+		c.keep(&l)
+		out.seLinuxUser = c.str(at.child("user").as(at.field), se.User)
+		out.seLinuxRole = c.str(at.child("role").as(at.field), se.Role)
+		out.seLinuxType = c.str(at.child("type").as(at.field), se.Type)
+		out.seLinuxLevel = c.str(at.child("level").as(at.field), se.Level)
+	}
+}
+
+// addedCapability returns the name that runtimes read in a capability to add. Some add the prefix CAP_ to every name, others only where it
+// is missing, so a name with the prefix may add the capability.
+func addedCapability(name string) string {
+	return strings.TrimPrefix(strings.ToUpper(name), "CAP_")
+}
+
+func (c *compiler) image(at place, r *ImageRestriction) imageRule {
+	return imageRule{
+		registry: c.str(at.child("registry").as(at.field), r.Registry),
+		image:    c.str(at.child("image").as(at.field), r.Image),
+		tag:      c.str(at.child("tag").as(at.field), r.Tag),
+	}
+}
+
+func (c *compiler) volume(at place, r *VolumeRestriction) volumeRule {
+	out := volumeRule{leaf: c.leaf(at, PointerRestriction{}, ""), collection: c.collection(at.path, r.CollectionRestriction)}
+	out.allowed = cmp.Or(out.describe(), "volumes that match the list")
+	if r.ForbidEmpty {
+		c.keep(&leaf{path: at.path.String(), field: out.field, needsState: true})
+	}
+	out.volumeType = c.str(at.child("volumeType"), r.VolumeType)
+	if m := r.Mount; m != nil {
+		at := at.child("mount")
+		out.readOnly = c.boolean(at.child("readOnly"), m.ReadOnly)
+		out.propagation = c.str(at.child("mountPropagation"), m.MountPropagation)
+	}
+	if h := r.HostPath; h != nil {
+		at := at.child("hostPath")
+		out.hostPath = c.paths(at.child("path"), h.Path)
+		out.hostPathType = c.str(at.child("type"), h.Type)
+	}
+	return out
+}

@@ -1,0 +1,165 @@
+package restriction
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+func (c *compiler) str(at place, r *StringRestriction) *stringRule {
+	if r == nil {
+		return nil
+	}
+	rule := c.stringRule(at, r)
+	c.keep(&rule.leaf)
+	return rule
+}
+
+func (c *compiler) stringRule(at place, r *StringRestriction) *stringRule {
+	notEmpty(c, at.path.Child("whitelist"), r.Whitelist)
+	notEmpty(c, at.path.Child("blacklist"), r.Blacklist)
+	return &stringRule{
+		leaf:      c.leaf(at, r.PointerRestriction, describe(r)),
+		whitelist: r.Whitelist, blacklist: r.Blacklist, regex: c.regex(at.path.Child("regex"), r.Regex),
+	}
+}
+
+func (c *compiler) regex(p *field.Path, expression string) *regexp.Regexp {
+	if expression == "" {
+		return nil
+	}
+	_, err := regexp.Compile(expression) // alone, because a) | (b is valid in parentheses
+	whole, wholeErr := regexp.Compile(`\A(?:` + expression + `)\z`)
+	if err := cmp.Or(err, wholeErr); err != nil {
+		c.invalid(p, expression, fmt.Sprintf("must be an RE2 expression: %v", err))
+	}
+	return whole
+}
+
+func (c *compiler) paths(at place, r *StringRestriction) *pathRule {
+	if r == nil {
+		return nil
+	}
+	rule := &pathRule{*c.stringRule(at, r)}
+	rule.whitelist = c.cleanPaths(at.path.Child("whitelist"), r.Whitelist)
+	rule.blacklist = c.cleanPaths(at.path.Child("blacklist"), r.Blacklist)
+	c.keep(&rule.leaf)
+	return rule
+}
+
+func (c *compiler) cleanPaths(p *field.Path, list []string) []string {
+	var clean []string
+	for i, s := range list {
+		if !plainPath(s) {
+			c.invalid(p.Index(i), s, "must be an absolute path without ..")
+		}
+		clean = append(clean, path.Clean(s))
+	}
+	return clean
+}
+
+func (c *compiler) boolean(at place, r *BoolRestriction) *boolRule {
+	if r == nil {
+		return nil
+	}
+	allowed := "true or false"
+	if r.Require != nil {
+		allowed = strconv.FormatBool(*r.Require)
+	}
+	rule := &boolRule{leaf: c.leaf(at, r.PointerRestriction, allowed), require: r.Require}
+	c.keep(&rule.leaf)
+	return rule
+}
+
+func (c *compiler) number(at place, r *NumericRestriction) *numberRule {
+	if r == nil {
+		return nil
+	}
+	p := at.path.Child("ranges")
+	notEmpty(c, p, r.Ranges)
+	for i, in := range r.Ranges {
+		if in.Min != nil && in.Max != nil && *in.Min > *in.Max {
+			c.invalid(p.Index(i), fmt.Sprintf("min: %d, max: %d", *in.Min, *in.Max), "min must be at most max")
+		}
+	}
+	rule := &numberRule{leaf: c.leaf(at, r.PointerRestriction, describeRanges(r.Ranges)), ranges: r.Ranges}
+	c.keep(&rule.leaf)
+	return rule
+}
+
+func (c *compiler) collection(p *field.Path, r CollectionRestriction) collection {
+	if r.ForbidEmpty && r.RequireEmpty {
+		c.invalid(p, "forbidEmpty, requireEmpty", "both are true, so no pod matches; set at most one")
+	}
+	return collection{forbidEmpty: r.ForbidEmpty, requireEmpty: r.RequireEmpty}
+}
+
+func (c *compiler) stringList(at place, r *StringListRestriction, canonical func(string) string) *listRule {
+	if r == nil {
+		return nil
+	}
+	c.required(at.path.Child("requiredValues"), r.RequiredValues, r.CollectionRestriction)
+	rule := &listRule{leaf: c.leaf(at, PointerRestriction{}, ""), collection: c.collection(at.path, r.CollectionRestriction), canonical: canonical}
+	rule.allowed = rule.describe()
+	for _, s := range r.RequiredValues {
+		rule.required = append(rule.required, canonical(s))
+		rule.allowed = strings.TrimPrefix(rule.allowed+", with "+s, ", ")
+	}
+	if r.Values != nil {
+		rule.values = c.stringRule(at.child("values").as(at.field), r.Values)
+		rule.values.whitelist = mapped(r.Values.Whitelist, canonical)
+		rule.values.blacklist = mapped(r.Values.Blacklist, canonical)
+	}
+	c.keep(&rule.leaf)
+	return rule
+}
+
+func mapped(list []string, f func(string) string) []string {
+	var all []string
+	for _, s := range list {
+		all = append(all, f(s))
+	}
+	return all
+}
+
+// required refuses required entries in a collection that must be empty.
+func (c *compiler) required(p *field.Path, list []string, r CollectionRestriction) {
+	notEmpty(c, p, list)
+	if r.RequireEmpty && len(list) > 0 {
+		c.invalid(p, list, "must be absent with requireEmpty, or no pod matches")
+	}
+}
+
+func (c *compiler) stringMap(at place, r *StringMapRestriction) *mapRule {
+	if r == nil {
+		return nil
+	}
+	p := at.path
+	c.required(p.Child("requiredKeys"), r.RequiredKeys, r.CollectionRestriction)
+	notEmpty(c, p.Child("keyWhitelist"), r.KeyWhitelist)
+	notEmpty(c, p.Child("keyBlacklist"), r.KeyBlacklist)
+	rule := &mapRule{
+		leaf:       c.leaf(at, PointerRestriction{}, describeKeys(r)),
+		collection: c.collection(p, r.CollectionRestriction), required: r.RequiredKeys, keyBlacklist: r.KeyBlacklist,
+	}
+	if r.KeyWhitelist != nil {
+		rule.keyWhitelist = map[string]bool{}
+		for _, key := range r.KeyWhitelist {
+			rule.keyWhitelist[key] = true
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(r.Values)) {
+		value := r.Values[key]
+		in := place{p.Child("values").Key(key), at.field}
+		rule.values = append(rule.values, mapValueRule{key, *c.stringRule(in, &value)})
+	}
+	c.keep(&rule.leaf)
+	return rule
+}

@@ -1,0 +1,27 @@
+// Package restriction implements PodRestriction: policies that are bound to namespaces and restrict the fields of pods.
+//
+// Load reads policy files into a Set, and Set.Judge compares a pod view with the policies that are bound to its namespace:
+//
+//  1. If the pod matches a bound policy with the mode Accept, it is admitted.
+//  2. Otherwise, it must match each bound policy with the mode Drop.
+//  3. A pod that no policy is bound to is admitted.
+//
+// The order of policies never changes the answer. A policy restricts nothing by default, changes no pod, calls nothing and reads no clock.
+//
+// # Fields that a source does not know
+//
+// A view can lack a field for two reasons. Fields lists which source carries which field. If the source never carries a field, Set.Unjudged
+// reports it when the policies are loaded; it does not satisfy an Accept policy, and How.Refuse decides about a Drop policy. If the
+// source carries the field and does not know it for this pod, the field satisfies no policy.
+//
+// # Files
+//
+//	types.go                      the policies as they are written
+//	decode.go, load.go, preset.go YAML to these types and back; files to a Set; policies to start from
+//	compile.go, compile_value.go  types to rules; every check of a policy is there
+//	rule.go, describe.go          rules of one value, and what they allow, in words
+//	match.go, match_container.go, match_volume.go
+//	                              rules of a pod, its containers and its volumes
+//	judge.go, binding.go          policies to a decision; which namespaces they are bound to
+//	fields.go                     the table of fields, and which source carries them
+package restriction

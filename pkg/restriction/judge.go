@@ -1,0 +1,269 @@
+package restriction
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/pullgate/pullgate/pkg/podview"
+)
+
+// A Set is an immutable set of policies. It may be used by several goroutines. A nil Set and an empty one admit every pod.
+type Set struct {
+	policies []*policy // ordered by name, which are different
+	images   bool      // a policy restricts image names
+	parts    int       // how many different parts the policies have
+}
+
+// A policy is a compiled PodRestriction.
+type policy struct {
+	name          string
+	accept, audit bool
+	binding       binding
+	rule          podRule
+	leaves        []*leaf // all of them, for Unjudged
+}
+
+// How says where the view of a judgement comes from.
+type How struct {
+	From Source
+	// Refuse makes a field that the source never carries violate a Drop policy. By default it is ignored.
+	Refuse bool
+}
+
+// A Decision is the answer for a pod. The zero Decision denies.
+type Decision struct {
+	Admitted bool
+	// AcceptedBy is the name of the first Accept policy that the pod matches; "" if there is none.
+	AcceptedBy string
+	// Violations are those of the Drop policies, ordered by policy. In an admitted pod each is of a policy that only reports.
+	Violations []Violation
+}
+
+// A Violation is one field of a pod that does not match a policy.
+type Violation struct {
+	Policy string
+	// Audit reports whether the policy only reports.
+	Audit bool
+	// Path is the path of the restriction in the policy.
+	Path string
+	// Container and Mount are the name of the container and the path of its mount that the violation is about; "" if it is not about
+	// one.
+	Container, Mount string
+	// Unknown reports whether the field is not known. Value is "" then.
+	Unknown bool
+	// Value is the value of the pod, shortened; Allowed describes the values that match.
+	Value, Allowed string
+}
+
+// String returns the violation as a sentence for the user of the pod.
+func (v Violation) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "policy %s: ", v.Policy)
+	if v.Container != "" {
+		fmt.Fprintf(&b, "container %s: ", strconv.Quote(v.Container))
+	}
+	if v.Mount != "" {
+		fmt.Fprintf(&b, "mount %s: ", strconv.Quote(v.Mount))
+	}
+	if v.Unknown {
+		fmt.Fprintf(&b, "%s: the value is not known", v.Path)
+	} else {
+		fmt.Fprintf(&b, "%s: %s is not allowed", v.Path, v.Value)
+	}
+	fmt.Fprintf(&b, "; allowed: %s", v.Allowed)
+	return b.String()
+}
+
+// Judge compares a pod with the policies that are bound to its namespace.
+//
+// At admission, containers are all containers of the pod. At the node they are the one that is about to be created; none means that only
+// the sandbox is, and fields that the CRI carries with containers are left to later judgements. A container is judged for itself there, so
+// two containers of a pod can be accepted by different Accept policies.
+func (s *Set) Judge(p *podview.Pod, containers []podview.Container, how How) Decision {
+	if s == nil || len(s.policies) == 0 {
+		return Decision{Admitted: true}
+	}
+	j := judgement{How: how, sandbox: how.From != Admission && len(containers) == 0, pod: p, subjects: s.subjects(containers)}
+	acceptedInAudit := false
+	for _, policy := range s.policies {
+		if !policy.accept || policy.audit && acceptedInAudit || !j.matches(policy, false) {
+			continue
+		}
+		if !policy.audit {
+			return Decision{Admitted: true, AcceptedBy: policy.name}
+		}
+		acceptedInAudit = true
+	}
+	d := Decision{Admitted: true}
+	for _, policy := range s.policies {
+		if policy.accept || policy.audit && acceptedInAudit || j.matches(policy, true) {
+			continue
+		}
+		d.Admitted = d.Admitted && policy.audit
+		d.Violations = append(d.Violations, j.explain(policy)...)
+	}
+	return d
+}
+
+// A judgement is one call of Judge.
+type judgement struct {
+	How
+	sandbox  bool
+	pod      *podview.Pod
+	subjects []subject
+
+	accept  bool         // the policy is an Accept policy
+	report  *[]Violation // where violations are added; nil if only the answer matters
+	subject *subject     // the container that is compared; nil outside of containers
+	mount   string       // the path of the mount that is compared
+}
+
+// matches reports whether a pod matches a policy. unbound is the answer if the policy is not bound to the pod's namespace.
+func (j *judgement) matches(p *policy, unbound bool) bool {
+	j.accept = p.accept
+	switch p.binding.includes(j.pod) {
+	case no:
+		return unbound
+	case unknown:
+		if p.accept {
+			return unbound
+		}
+	case yes:
+	}
+	ok := p.rule.checkPod(j, j.pod)
+	if j.report == nil && !ok {
+		return false
+	}
+	ok = p.rule.checkVolumes(j, j.pod.Volumes) && ok
+	for i := range j.subjects {
+		ok = p.rule.checkContainer(j, &j.subjects[i]) && ok
+	}
+	return ok
+}
+
+// explain returns the violations of a policy that the pod does not match.
+func (j *judgement) explain(p *policy) []Violation {
+	var found []Violation
+	j.report = &found
+	j.matches(p, true)
+	j.report = nil
+	for i := range found {
+		found[i].Policy, found[i].Audit = p.name, p.audit
+	}
+	return found
+}
+
+// violated reports a value that does not match, and returns false.
+func (j *judgement) violated(l *leaf, value string) bool {
+	if j.report != nil {
+		j.add(Violation{Path: l.path, Value: value, Allowed: l.allowed})
+	}
+	return false
+}
+
+func (j *judgement) violatedNumber(l *leaf, n int64) bool {
+	if j.report != nil {
+		j.add(Violation{Path: l.path, Value: strconv.FormatInt(n, 10), Allowed: l.allowed})
+	}
+	return false
+}
+
+// unknown is the answer for a field that the view does not have.
+func (j *judgement) unknown(l *leaf) bool {
+	switch {
+	case j.sandbox && l.field.ByContainer: // judged with each container
+		return true
+	case l.field.at(j.From) == Never:
+		return j.unjudged(l)
+	case j.report != nil:
+		j.add(Violation{Path: l.path, Unknown: true, Allowed: l.allowed})
+	}
+	return false
+}
+
+// unjudged is the answer for what the source never carries.
+func (j *judgement) unjudged(l *leaf) bool {
+	switch {
+	case j.sandbox && l.field.ByContainer:
+		return true
+	case j.accept:
+		return false
+	case !j.Refuse:
+		return true
+	case j.report != nil:
+		j.add(Violation{Path: l.path, Unknown: true, Allowed: l.allowed})
+	}
+	return false
+}
+
+func (j *judgement) add(v Violation) {
+	if j.subject != nil {
+		v.Container, v.Mount = j.subject.container.Name, j.mount
+	}
+	*j.report = append(*j.report, v)
+}
+
+// A subject is one container, prepared for all policies.
+type subject struct {
+	container *podview.Container
+	image     imageName
+	mounts    []*podview.Mount // without repetitions
+	answers   []answer         // by part
+}
+
+// An answer is whether a container matches a part of policies. Many policies have equal parts, and each is compared once.
+type answer uint8
+
+const (
+	notCompared answer = iota
+	matched
+	different
+)
+
+func (s *Set) subjects(containers []podview.Container) []subject {
+	all := make([]subject, len(containers))
+	for i := range containers {
+		c := &containers[i]
+		all[i] = subject{container: c, mounts: distinct(c.Mounts), answers: make([]answer, s.parts)}
+		if s.images {
+			all[i].image = imageOf(c.Image)
+		}
+	}
+	return all
+}
+
+// once returns whether the container matches a part, and calls check for the first policy that has it, and for a report.
+func (j *judgement) once(part int, check func() bool) bool {
+	a := &j.subject.answers[part]
+	if *a == notCompared || j.report != nil {
+		*a = different
+		if check() {
+			*a = matched
+		}
+	}
+	return *a == matched
+}
+
+// maxCompared bounds the comparisons for one mount, because a tenant chooses the number of mounts.
+const maxCompared = 32
+
+// distinct returns the mounts that differ in more than their paths in the container; no policy restricts that path. Containers have many
+// similar mounts, and each is compared with each policy.
+func distinct(v podview.Value[[]podview.Mount]) []*podview.Mount {
+	mounts, _ := v.Effective()
+	if len(mounts) == 0 {
+		return nil
+	}
+	kept := make([]*podview.Mount, 0, len(mounts))
+	for i := range mounts {
+		m := &mounts[i]
+		if !slices.ContainsFunc(kept[:min(len(kept), maxCompared)], func(d *podview.Mount) bool {
+			return d.Volume == m.Volume && d.ReadOnly == m.ReadOnly && d.Propagation == m.Propagation
+		}) {
+			kept = append(kept, m)
+		}
+	}
+	return kept
+}

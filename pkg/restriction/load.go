@@ -1,0 +1,182 @@
+package restriction
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+
+	"github.com/pullgate/pullgate/internal/strictyaml"
+)
+
+// A File is the content of a policy file. Its name is for errors.
+type File struct {
+	Name string
+	Data []byte
+}
+
+// Load reads policy files into a Set: all of them or none. The error joins all errors of all files; each begins with the name of the file.
+func Load(files []File) (*Set, error) {
+	var (
+		s      Set
+		errs   []error
+		fileOf = map[string]string{} // by the name of the policy
+		parts  = partNumbers{}
+	)
+	for i, r := range readAll(files) {
+		name := files[i].Name
+		if r.err != nil {
+			errs = append(errs, inFile(name, r.err)...)
+			continue
+		}
+		if other, taken := fileOf[r.compiled.name]; taken {
+			errs = append(errs, fmt.Errorf("%s: metadata.name: Duplicate value: %q: also in %s; each policy needs its own name", name, r.compiled.name, other))
+			continue
+		}
+		fileOf[r.compiled.name] = name
+		s.policies = append(s.policies, r.compiled)
+		s.images = s.images || r.compiled.restrictsImages()
+		r.compiled.rule.volumesPart, r.compiled.rule.containersPart = parts.number(r.volumes), parts.number(r.containers)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	s.parts = len(parts)
+	slices.SortFunc(s.policies, func(a, b *policy) int { return cmp.Compare(a.name, b.name) })
+	return &s, nil
+}
+
+// A reading is what reading one file gave.
+type reading struct {
+	compiled            *policy
+	volumes, containers string // the texts of the two parts
+	err                 error
+}
+
+// readAll reads files on all processors.
+func readAll(files []File) []reading {
+	all := make([]reading, len(files))
+	var next atomic.Int64
+	var workers sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(files)) {
+		workers.Go(func() {
+			decoder, table := newDecoder(), newTable()
+			for i := next.Add(1) - 1; i < int64(len(files)); i = next.Add(1) - 1 {
+				all[i] = read(decoder, table, files[i].Data)
+			}
+		})
+	}
+	workers.Wait()
+	return all
+}
+
+func read(d *strictyaml.Decoder, t *table, data []byte) reading {
+	p, compiled, err := parse(d, t, data)
+	if err != nil {
+		return reading{err: err}
+	}
+	var s PodSpecRestriction
+	if p.Spec.Spec != nil {
+		s = *p.Spec.Spec
+	}
+	return reading{
+		compiled:   compiled,
+		volumes:    textOf(compiled.accept, PodSpecRestriction{Volumes: s.Volumes}),
+		containers: textOf(compiled.accept, PodSpecRestriction{Containers: s.Containers, InitContainers: s.InitContainers}),
+	}
+}
+
+// textOf returns the text of a part of a policy. A part of an Accept policy differs from the same of a Drop policy, because they treat
+// fields differently that are not judged.
+func textOf(accept bool, part PodSpecRestriction) string {
+	text, err := json.Marshal(part)
+	if err != nil {
+		panic("restriction: " + err.Error()) // these types have a JSON form
+	}
+	return strconv.FormatBool(accept) + string(text)
+}
+
+// A partNumbers has a number for each part of policies, by its text.
+type partNumbers map[string]int
+
+func (n partNumbers) number(text string) int {
+	if _, known := n[text]; !known {
+		n[text] = len(n)
+	}
+	return n[text]
+}
+
+// inFile returns the errors that err joins, each with the name of the file.
+func inFile(name string, err error) []error {
+	joined, ok := err.(interface{ Unwrap() []error }) // what errors.Join returned
+	if !ok {
+		return []error{fmt.Errorf("%s: %w", name, err)}
+	}
+	var all []error
+	for _, e := range joined.Unwrap() {
+		all = append(all, fmt.Errorf("%s: %w", name, e))
+	}
+	return all
+}
+
+func (p *policy) restrictsImages() bool {
+	uses := func(r containerRule) bool { return len(r.image) > 0 }
+	return slices.ContainsFunc(p.rule.containers, uses) || slices.ContainsFunc(p.rule.initContainers, uses)
+}
+
+// Len returns the number of policies.
+func (s *Set) Len() int {
+	if s == nil {
+		return 0
+	}
+	return len(s.policies)
+}
+
+// A PolicyField is a field that a policy restricts, or a part of a restriction.
+type PolicyField struct {
+	Policy, Path string
+}
+
+// Unjudged returns what the policies restrict and a source never carries, ordered by policy and path.
+func (s *Set) Unjudged(from Source) []PolicyField {
+	if s == nil {
+		return nil
+	}
+	var found []PolicyField
+	for _, p := range s.policies {
+		for _, l := range p.leaves {
+			exactness := l.field.at(from)
+			switch {
+			case exactness == Never:
+				found = append(found, PolicyField{p.name, l.path})
+			case exactness != Exact && l.needsState:
+				found = append(found, PolicyField{p.name, l.path + " (whether it is set)"})
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b PolicyField) int {
+		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Path, b.Path))
+	})
+	return found
+}
+
+// Restricted returns the paths of the fields that at least one policy restricts, as Field.Path has them, in order. A source of views need
+// not keep any others.
+func (s *Set) Restricted() []string {
+	if s == nil {
+		return nil
+	}
+	var paths []string
+	for _, p := range s.policies {
+		for _, l := range p.leaves {
+			paths = append(paths, l.field.Path)
+		}
+	}
+	slices.Sort(paths)
+	return slices.Compact(paths)
+}

@@ -1,0 +1,230 @@
+package restriction
+
+// The header of a policy file.
+const (
+	APIVersion = "policy.pullgate.dev/v1alpha1"
+	// ProposedAPIVersion is the version in the proposal of PodRestriction. Parse accepts it.
+	ProposedAPIVersion = "policy/v1alpha1"
+	Kind               = "PodRestriction"
+)
+
+// ModeAnnotation on a policy selects whether it enforces (ModeEnforce, the default) or only reports (ModeAudit).
+const (
+	ModeAnnotation = "policy.pullgate.dev/mode"
+	ModeEnforce    = "Enforce"
+	ModeAudit      = "Audit"
+)
+
+// A PodRestriction is one policy. Its layout follows the Pod. A field that is absent restricts nothing.
+type PodRestriction struct {
+	APIVersion string   `json:"apiVersion"`
+	Kind       string   `json:"kind"`
+	Metadata   Metadata `json:"metadata"`
+	// Binding selects the namespaces. Absent means the whole cluster.
+	Binding *Binding `json:"binding,omitempty"`
+	Spec    Spec     `json:"spec"`
+}
+
+// Metadata identifies a policy. The name is unique in a Set.
+type Metadata struct {
+	Name        string            `json:"name"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// A BindingMode says how a policy is combined with the others of a namespace.
+type BindingMode string
+
+// The binding modes. A pod is admitted if it matches any Accept policy or all Drop policies.
+const (
+	BindingModeAccept BindingMode = "Accept"
+	BindingModeDrop   BindingMode = "Drop"
+)
+
+// A Binding selects namespaces. One match of Namespaces or NamespaceSelector is enough; a binding with neither selects all.
+type Binding struct {
+	// Mode is Drop if it is empty.
+	Mode              BindingMode    `json:"mode,omitempty"`
+	Namespaces        []string       `json:"namespaces,omitempty"`
+	NamespaceSelector *LabelSelector `json:"namespaceSelector,omitempty"`
+}
+
+// A LabelSelector has the meaning that it has in the Kubernetes API. An empty one matches everything.
+type LabelSelector struct {
+	MatchLabels      map[string]string `json:"matchLabels,omitempty"`
+	MatchExpressions []LabelExpression `json:"matchExpressions,omitempty"`
+}
+
+// A LabelExpression is one condition about a label. Operator is In, NotIn, Exists or DoesNotExist.
+type LabelExpression struct {
+	Key      string   `json:"key"`
+	Operator string   `json:"operator"`
+	Values   []string `json:"values,omitempty"`
+}
+
+// A Spec restricts a pod.
+type Spec struct {
+	Metadata *ObjectMetaRestriction `json:"metadata,omitempty"`
+	Spec     *PodSpecRestriction    `json:"spec,omitempty"`
+}
+
+// An ObjectMetaRestriction restricts the metadata of a pod.
+type ObjectMetaRestriction struct {
+	Name        *StringRestriction    `json:"name,omitempty"`
+	Labels      *StringMapRestriction `json:"labels,omitempty"`
+	Annotations *StringMapRestriction `json:"annotations,omitempty"`
+}
+
+// A PodSpecRestriction restricts the spec of a pod.
+type PodSpecRestriction struct {
+	// Volumes, if there are any: each volume of the pod must match one of them.
+	Volumes []VolumeRestriction `json:"volumes,omitempty"`
+
+	// Containers, if there are any: each container must match one of them. Ephemeral containers count as containers. InitContainers
+	// are the same for init containers; absent means Containers.
+	InitContainers []ContainerRestriction `json:"initContainers,omitempty"`
+	Containers     []ContainerRestriction `json:"containers,omitempty"`
+
+	RestartPolicy                 *StringRestriction             `json:"restartPolicy,omitempty"`
+	TerminationGracePeriodSeconds *NumericRestriction            `json:"terminationGracePeriodSeconds,omitempty"`
+	ActiveDeadlineSeconds         *NumericRestriction            `json:"activeDeadlineSeconds,omitempty"`
+	DNSPolicy                     *StringRestriction             `json:"dnsPolicy,omitempty"`
+	NodeSelector                  *StringMapRestriction          `json:"nodeSelector,omitempty"`
+	AutomountServiceAccountToken  *BoolRestriction               `json:"automountServiceAccountToken,omitempty"`
+	SecurityContext               *PodSecurityContextRestriction `json:"securityContext,omitempty"`
+}
+
+// A ContainerRestriction restricts a container.
+type ContainerRestriction struct {
+	// Image, if there is any: the image must match one of them.
+	Image           []ImageRestriction          `json:"image,omitempty"`
+	ImagePullPolicy *StringRestriction          `json:"imagePullPolicy,omitempty"`
+	SecurityContext *SecurityContextRestriction `json:"securityContext,omitempty"`
+}
+
+// An ImageRestriction restricts the parts of an image name in its normal form: busybox is docker.io, library/busybox and latest. If the
+// name has a digest, the digest takes the place of the tag, because it decides which image runs.
+type ImageRestriction struct {
+	Registry *StringRestriction `json:"registry,omitempty"`
+	Image    *StringRestriction `json:"image,omitempty"`
+	Tag      *StringRestriction `json:"tag,omitempty"`
+}
+
+// A SecurityContextRestriction restricts the security context of a container, with the values of the pod where the container does not
+// override them.
+type SecurityContextRestriction struct {
+	Capabilities             *CapabilitiesRestriction   `json:"capabilities,omitempty"`
+	Privileged               *BoolRestriction           `json:"privileged,omitempty"`
+	SELinuxOptions           *SELinuxOptionsRestriction `json:"seLinuxOptions,omitempty"`
+	RunAsUser                *NumericRestriction        `json:"runAsUser,omitempty"`
+	RunAsGroup               *NumericRestriction        `json:"runAsGroup,omitempty"`
+	RunAsNonRoot             *BoolRestriction           `json:"runAsNonRoot,omitempty"`
+	ReadOnlyRootFilesystem   *BoolRestriction           `json:"readOnlyRootFilesystem,omitempty"`
+	AllowPrivilegeEscalation *BoolRestriction           `json:"allowPrivilegeEscalation,omitempty"`
+}
+
+// An SELinuxOptionsRestriction restricts SELinux options.
+type SELinuxOptionsRestriction struct {
+	PointerRestriction
+	User  *StringRestriction `json:"user,omitempty"`
+	Role  *StringRestriction `json:"role,omitempty"`
+	Type  *StringRestriction `json:"type,omitempty"`
+	Level *StringRestriction `json:"level,omitempty"`
+}
+
+// A CapabilitiesRestriction restricts capabilities. They are nil if none is added and none is dropped. Upper and lower case are
+// equal, because they are for runtimes.
+type CapabilitiesRestriction struct {
+	PointerRestriction
+	Add  *StringListRestriction `json:"add,omitempty"`
+	Drop *StringListRestriction `json:"drop,omitempty"`
+}
+
+// A PodSecurityContextRestriction restricts the security context of a pod, and the namespaces of the node that it uses.
+type PodSecurityContextRestriction struct {
+	HostNetwork           *BoolRestriction    `json:"hostNetwork,omitempty"`
+	HostPID               *BoolRestriction    `json:"hostPID,omitempty"`
+	HostIPC               *BoolRestriction    `json:"hostIPC,omitempty"`
+	ShareProcessNamespace *BoolRestriction    `json:"shareProcessNamespace,omitempty"`
+	SupplementalGroups    *NumericRestriction `json:"supplementalGroups,omitempty"`
+	FSGroup               *NumericRestriction `json:"fsGroup,omitempty"`
+}
+
+// A VolumeRestriction restricts a volume. ForbidEmpty and RequireEmpty are about the list of the pod's volumes.
+type VolumeRestriction struct {
+	CollectionRestriction
+	// Mount restricts each mount of the volume.
+	Mount *MountRestriction `json:"mount,omitempty"`
+	// VolumeType restricts the name of the volume's type, such as configMap.
+	VolumeType *StringRestriction         `json:"volumeType,omitempty"`
+	HostPath   *HostPathVolumeRestriction `json:"hostPath,omitempty"`
+}
+
+// A MountRestriction restricts a mount of a volume.
+type MountRestriction struct {
+	ReadOnly         *BoolRestriction   `json:"readOnly,omitempty"`
+	MountPropagation *StringRestriction `json:"mountPropagation,omitempty"`
+}
+
+// A HostPathVolumeRestriction restricts hostPath volumes. Both fields are nil in volumes of other types.
+type HostPathVolumeRestriction struct {
+	// Path compares whole segments after cleaning. Whitelist allows its folders and all that is below them. Blacklist denies its
+	// folders, all that is below them, and each folder that contains one of them. A path with .. matches nothing.
+	Path *StringRestriction `json:"path,omitempty"`
+	Type *StringRestriction `json:"type,omitempty"`
+}
+
+// A PointerRestriction restricts whether a field is nil. With neither, nil is allowed.
+type PointerRestriction struct {
+	ForbidNil  bool `json:"forbidNil,omitempty"`
+	RequireNil bool `json:"requireNil,omitempty"`
+}
+
+// A CollectionRestriction restricts whether a list or mapping is empty. An absent one is empty.
+type CollectionRestriction struct {
+	ForbidEmpty  bool `json:"forbidEmpty,omitempty"`
+	RequireEmpty bool `json:"requireEmpty,omitempty"`
+}
+
+// A StringRestriction restricts a string: it must be in the Whitelist if there is one, not in the Blacklist, and match Regex.
+type StringRestriction struct {
+	PointerRestriction
+	Whitelist []string `json:"whitelist,omitempty"`
+	Blacklist []string `json:"blacklist,omitempty"`
+	// Regex is an RE2 expression that must match the whole string.
+	Regex string `json:"regex,omitempty"`
+}
+
+// A StringMapRestriction restricts a mapping. Values applies to the keys that the mapping has.
+type StringMapRestriction struct {
+	CollectionRestriction
+	KeyBlacklist []string                     `json:"keyBlacklist,omitempty"`
+	KeyWhitelist []string                     `json:"keyWhitelist,omitempty"`
+	RequiredKeys []string                     `json:"requiredKeys,omitempty"`
+	Values       map[string]StringRestriction `json:"values,omitempty"`
+}
+
+// A StringListRestriction restricts a list: each element must match Values, and each of RequiredValues must be in the list.
+type StringListRestriction struct {
+	CollectionRestriction
+	Values         *StringRestriction `json:"values,omitempty"`
+	RequiredValues []string           `json:"requiredValues,omitempty"`
+}
+
+// A NumericRestriction restricts a number, or each number of a list: one of Ranges must contain it.
+type NumericRestriction struct {
+	PointerRestriction
+	Ranges []NumericRange `json:"ranges,omitempty"`
+}
+
+// A NumericRange contains its bounds. An absent bound is open.
+type NumericRange struct {
+	Min *int64 `json:"min,omitempty"`
+	Max *int64 `json:"max,omitempty"`
+}
+
+// A BoolRestriction restricts a boolean. Absent means either.
+type BoolRestriction struct {
+	PointerRestriction
+	Require *bool `json:"require,omitempty"`
+}
