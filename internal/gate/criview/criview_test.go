@@ -1,0 +1,344 @@
+package criview_test
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/internal/gate/criview"
+	"github.com/pullgate/pullgate/pkg/podview"
+	"github.com/pullgate/pullgate/pkg/restriction"
+)
+
+const (
+	root  = "/var/lib/kubelet"
+	uid   = "8f6e0a6e-0000-4000-8000-000000000001"
+	other = "8f6e0a6e-0000-4000-8000-000000000002"
+)
+
+func sandbox() *runtimeapi.PodSandboxConfig {
+	return &runtimeapi.PodSandboxConfig{
+		Metadata: &runtimeapi.PodSandboxMetadata{Uid: uid, Namespace: "team-a", Name: "web"},
+		Labels: map[string]string{
+			"app": "web", "io.kubernetes.pod.name": "web", "io.kubernetes.pod.namespace": "team-a", "io.kubernetes.pod.uid": uid,
+		},
+		Annotations: map[string]string{"note": "x", "kubernetes.io/config.seen": "2026-01-02T03:04:05.6Z", "kubernetes.io/config.source": "api"},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+			NamespaceOptions:   &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_CONTAINER},
+			SupplementalGroups: []int64{2000, 5},
+		}},
+	}
+}
+
+// containerWith returns the configuration of a container that uses every default, with mounts.
+func containerWith(mounts ...*runtimeapi.Mount) *runtimeapi.ContainerConfig {
+	return &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "web"},
+		Image:    &runtimeapi.ImageSpec{Image: "sha256:12", UserSpecifiedImage: "registry.test/web:1"},
+		Mounts:   mounts,
+		Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
+			NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_CONTAINER},
+			RunAsUser:        &runtimeapi.Int64Value{Value: 0},
+		}},
+	}
+}
+
+func diff(want, got any) string {
+	return cmp.Diff(want, got, cmp.Exporter(func(reflect.Type) bool { return true }))
+}
+
+func TestSandbox(t *testing.T) {
+	want := podview.Pod{
+		UID: uid, Namespace: "team-a", Name: "web",
+		Labels: podview.Set(map[string]string{"app": "web"}), Annotations: podview.Set(map[string]string{"note": "x"}),
+		HostNetwork: podview.Set(true), HostPID: podview.Set(false), HostIPC: podview.Set(false),
+		ShareProcessNamespace: podview.Effective(false), Groups: podview.Set([]int64{2000, 5}),
+	}
+	if d := diff(want, criview.Sandbox(sandbox())); d != "" {
+		t.Errorf("Sandbox (-want +got):\n%s", d)
+	}
+	file := sandbox()
+	file.Annotations["kubernetes.io/config.source"] = "file"
+	if !criview.Sandbox(file).Static {
+		t.Error("a pod from a file is not static")
+	}
+}
+
+func TestContainerWithDefaults(t *testing.T) {
+	p, c := criview.Container(sandbox(), containerWith(), root)
+	want := podview.Container{
+		Name: "web", Image: podview.Set("registry.test/web:1"),
+		Privileged: podview.Effective(false), ReadOnlyRootFilesystem: podview.Effective(false), AllowPrivilegeEscalation: podview.Effective(true),
+		RunAsUser: podview.Set[int64](0), RunAsNonRoot: podview.Effective(false), RunAsGroup: podview.Absent[int64](),
+		CapabilitiesAdd: podview.Absent[[]string](), CapabilitiesDrop: podview.Absent[[]string](),
+		SELinux: podview.Absent[podview.SELinux](), Mounts: podview.Set([]podview.Mount{}),
+	}
+	if d := diff(want, c); d != "" {
+		t.Errorf("Container (-want +got):\n%s", d)
+	}
+	if got := p.TerminationGracePeriodSeconds; got != podview.Absent[int64]() {
+		t.Errorf("termination grace %+v without the annotation; want it absent", got)
+	}
+	if got := p.AutomountServiceAccountToken; got != podview.Effective(false) {
+		t.Errorf("a token %+v without a mount; want false", got)
+	}
+}
+
+func TestContainerWithEverything(t *testing.T) {
+	config := containerWith(&runtimeapi.Mount{ContainerPath: "/var/run/secrets/kubernetes.io/serviceaccount/", HostPath: root + "/pods/" + uid + "/volumes/kubernetes.io~projected/token", Readonly: true})
+	config.Annotations = map[string]string{"io.kubernetes.pod.terminationGracePeriod": "30"}
+	sc := config.Linux.SecurityContext
+	sc.Privileged, sc.ReadonlyRootfs, sc.NoNewPrivs = true, true, true
+	sc.RunAsUser, sc.RunAsGroup = &runtimeapi.Int64Value{Value: 1000}, &runtimeapi.Int64Value{Value: 7}
+	sc.SelinuxOptions = &runtimeapi.SELinuxOption{Type: "spc_t"}
+	sc.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"CHOWN"}, AddAmbientCapabilities: []string{"KILL"}, DropCapabilities: []string{"ALL"}}
+	sc.SupplementalGroups = []int64{9}
+	sc.NamespaceOptions = &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_POD, Ipc: runtimeapi.NamespaceMode_NODE}
+	p, c := criview.Container(sandbox(), config, root)
+	want := podview.Container{
+		Name: "web", Image: podview.Set("registry.test/web:1"),
+		Privileged: podview.Set(true), ReadOnlyRootFilesystem: podview.Set(true), AllowPrivilegeEscalation: podview.Set(false),
+		RunAsUser: podview.Set[int64](1000), RunAsNonRoot: podview.Effective(true), RunAsGroup: podview.Set[int64](7),
+		CapabilitiesAdd: podview.Set([]string{"CHOWN", "KILL"}), CapabilitiesDrop: podview.Set([]string{"ALL"}), SELinux: podview.Set(podview.SELinux{Type: "spc_t"}),
+		Mounts: podview.Set([]podview.Mount{{
+			Volume: podview.Volume{Type: podview.Set("projected"), HostPath: podview.Absent[string](), HostPathType: podview.Absent[string]()},
+			Path:   "/var/run/secrets/kubernetes.io/serviceaccount/", ReadOnly: podview.Set(true), Propagation: podview.Effective("None"),
+		}}),
+	}
+	if d := diff(want, c); d != "" {
+		t.Errorf("Container (-want +got):\n%s", d)
+	}
+	if p.HostNetwork != podview.Set(true) || p.HostIPC != podview.Set(true) || p.ShareProcessNamespace != podview.Set(true) {
+		t.Errorf("namespaces %+v, %+v, %+v; want those of the sandbox and of the container", p.HostNetwork, p.HostIPC, p.ShareProcessNamespace)
+	}
+	if p.TerminationGracePeriodSeconds != podview.Set[int64](30) || p.AutomountServiceAccountToken != podview.Effective(true) {
+		t.Errorf("termination grace %+v, token %+v; want 30 and true", p.TerminationGracePeriodSeconds, p.AutomountServiceAccountToken)
+	}
+	if g, _ := p.Groups.Effective(); len(g) != 1 || g[0] != 9 {
+		t.Errorf("groups %v; want those of the container", g)
+	}
+}
+
+func TestUnknownForThisPod(t *testing.T) {
+	config := containerWith()
+	config.Image.UserSpecifiedImage = "" // a kubelet before 1.28
+	config.Annotations = map[string]string{"io.kubernetes.pod.terminationGracePeriod": "soon"}
+	sc := config.Linux.SecurityContext
+	sc.RunAsUser, sc.RunAsUsername = nil, "web"
+	sc.NamespaceOptions = &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_TARGET}
+	box := sandbox()
+	box.Linux = nil
+	p, c := criview.Container(box, config, root)
+	if c.Image != (podview.Value[string]{}) || c.RunAsUser != (podview.Value[int64]{}) || c.RunAsNonRoot != (podview.Value[bool]{}) || c.Kind != (podview.Value[podview.Kind]{}) {
+		t.Errorf("image %+v, user %+v, non-root %+v, kind %+v; want all unknown", c.Image, c.RunAsUser, c.RunAsNonRoot, c.Kind)
+	}
+	if p.TerminationGracePeriodSeconds != (podview.Value[int64]{}) || p.ShareProcessNamespace != (podview.Value[bool]{}) {
+		t.Errorf("termination grace %+v, shared processes %+v; want both unknown", p.TerminationGracePeriodSeconds, p.ShareProcessNamespace)
+	}
+}
+
+// Volume types come from the folder of this pod and from no path that only looks like it.
+func TestVolumes(t *testing.T) {
+	const own = root + "/pods/" + uid
+	host := func(p string) podview.Volume {
+		return podview.Volume{Type: podview.Set("hostPath"), HostPath: podview.Set(p)}
+	}
+	volume := func(name string) podview.Volume {
+		return podview.Volume{Type: podview.Set(name), HostPath: podview.Absent[string](), HostPathType: podview.Absent[string]()}
+	}
+	for path, want := range map[string]podview.Volume{
+		own + "/volumes/kubernetes.io~secret/s":                             volume("secret"),
+		own + "/volumes/kubernetes.io~empty-dir/e":                          volume("emptyDir"),
+		own + "/volumes/kubernetes.io~configmap/c":                          volume("configMap"),
+		own + "/volumes/kubernetes.io~csi/pv-1/mount":                       volume("csi"),
+		own + "/volumes/kubernetes.io~local-volume/pv-1":                    volume("persistentVolumeClaim"),
+		own + "/volumes/example.com~driver/v":                               volume("flexVolume"),
+		own + "/volume-subpaths/v/web/0":                                    {},
+		"/var/log/pods":                                                     host("/var/log/pods"),
+		"//var//log":                                                        host("//var//log"),
+		"":                                                                  host(""),
+		root + "/pods/" + other + "/volumes/kubernetes.io~secret/s":         host(root + "/pods/" + other + "/volumes/kubernetes.io~secret/s"),
+		root + "/pods/" + other + "/volume-subpaths/v/web/0":                host(root + "/pods/" + other + "/volume-subpaths/v/web/0"),
+		own + "/volumes/../../" + other + "/volumes/kubernetes.io~a/b":      host(own + "/volumes/../../" + other + "/volumes/kubernetes.io~a/b"),
+		own + "/volumes/kubernetes.io~secret/../../../x":                    host(own + "/volumes/kubernetes.io~secret/../../../x"),
+		own + "//volumes/kubernetes.io~secret/s":                            host(own + "//volumes/kubernetes.io~secret/s"),
+		own + "/volumes/kubernetes.io~secret/s/":                            host(own + "/volumes/kubernetes.io~secret/s/"),
+		own + "/volumes/kubernetes.io~secret/s/deeper":                      host(own + "/volumes/kubernetes.io~secret/s/deeper"),
+		own + "/volumes/kubernetes.io~secret":                               host(own + "/volumes/kubernetes.io~secret"),
+		own + "/volumes/kubernetes.io~secret/s/mount":                       host(own + "/volumes/kubernetes.io~secret/s/mount"),
+		own + "x/volumes/kubernetes.io~secret/s":                            host(own + "x/volumes/kubernetes.io~secret/s"),
+		own + "/volumesx/kubernetes.io~secret/s":                            host(own + "/volumesx/kubernetes.io~secret/s"),
+		own:                                                                 host(own),
+		"/var/lib/kubelet2/pods/" + uid + "/volumes/kubernetes.io~secret/s": host("/var/lib/kubelet2/pods/" + uid + "/volumes/kubernetes.io~secret/s"),
+		"/tmp" + own + "/volumes/kubernetes.io~secret/s":                    host("/tmp" + own + "/volumes/kubernetes.io~secret/s"),
+	} {
+		_, c := criview.Container(sandbox(), containerWith(&runtimeapi.Mount{ContainerPath: "/v", HostPath: path}), root)
+		mounts, _ := c.Mounts.Effective()
+		if len(mounts) != 1 || mounts[0].Volume != want {
+			t.Errorf("%s is %+v; want %+v", path, mounts, want)
+		}
+	}
+	_, c := criview.Container(sandbox(), containerWith(&runtimeapi.Mount{HostPath: own + "/volumes/plugin/v"}, &runtimeapi.Mount{HostPath: own + "/volumes/kubernetes.io~new/v"}), root)
+	mounts, _ := c.Mounts.Effective()
+	for _, m := range mounts {
+		if m.Type != (podview.Value[string]{}) {
+			t.Errorf("a plugin that is not known has the type %+v; want it unknown", m.Type)
+		}
+	}
+}
+
+// A UID in a message can be anything; only a name of a folder makes a folder of the pod.
+func TestUIDThatIsAPath(t *testing.T) {
+	for _, uid := range []string{"", ".", "..", "../pods/" + other, "a/b", "/"} {
+		box := sandbox()
+		box.Metadata.Uid = uid
+		path := root + "/pods/" + other + "/volumes/kubernetes.io~secret/s"
+		_, c := criview.Container(box, containerWith(&runtimeapi.Mount{HostPath: path}, &runtimeapi.Mount{HostPath: root + "/pods/volumes/kubernetes.io~secret/s"}), root)
+		mounts, _ := c.Mounts.Effective()
+		for _, m := range mounts {
+			if m.Type != podview.Set("hostPath") {
+				t.Errorf("UID %q: %+v; want a hostPath", uid, m)
+			}
+		}
+	}
+}
+
+func TestFilesOfTheKubeletAreNotVolumes(t *testing.T) {
+	const own = root + "/pods/" + uid
+	_, c := criview.Container(sandbox(), containerWith(
+		&runtimeapi.Mount{ContainerPath: "/etc/hosts", HostPath: own + "/etc-hosts"},
+		&runtimeapi.Mount{ContainerPath: "/dev/termination-log", HostPath: own + "/containers/web/1a2b3c4d"},
+	), root)
+	if mounts, _ := c.Mounts.Effective(); len(mounts) != 0 {
+		t.Errorf("mounts %+v; want none", mounts)
+	}
+	_, c = criview.Container(sandbox(), containerWith(
+		&runtimeapi.Mount{ContainerPath: "/x", HostPath: own + "/etc-hosts"},
+		&runtimeapi.Mount{ContainerPath: "/y", HostPath: own + "/containers/other/1a2b3c4d"},
+		&runtimeapi.Mount{ContainerPath: "/z", HostPath: own + "/containers/web/a/b"},
+	), root)
+	if mounts, _ := c.Mounts.Effective(); len(mounts) != 3 {
+		t.Errorf("mounts %+v; want the three that a kubelet does not send", mounts)
+	}
+}
+
+func TestImageVolumesAndBlockDevices(t *testing.T) {
+	config := containerWith(&runtimeapi.Mount{ContainerPath: "/i", Image: &runtimeapi.ImageSpec{Image: "sha256:1"}, Readonly: true},
+		&runtimeapi.Mount{ContainerPath: "/both", Image: &runtimeapi.ImageSpec{}, HostPath: "/etc"})
+	config.Devices = []*runtimeapi.Device{
+		{ContainerPath: "/dev/block", HostPath: root + "/pods/" + uid + "/volumeDevices/kubernetes.io~csi/pv-1", Permissions: "r"},
+		{ContainerPath: "/dev/gpu", HostPath: "/dev/gpu0", Permissions: "mrw"},
+	}
+	_, c := criview.Container(sandbox(), config, root)
+	mounts, _ := c.Mounts.Effective()
+	var types []string
+	for _, m := range mounts {
+		name, _ := m.Type.Get()
+		types = append(types, name)
+	}
+	if d := cmp.Diff([]string{"image", "hostPath", "csi"}, types); d != "" {
+		t.Errorf("types (-want +got):\n%s", d)
+	}
+}
+
+// What a kubelet sends for a pod of the level Restricted is admitted by the preset, and with one privilege it is not.
+func TestPresetRestrictedAtTheNode(t *testing.T) {
+	preset, err := restriction.Preset("restricted")
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := restriction.Load([]restriction.File{{Name: "restricted", Data: preset}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const volumes = root + "/pods/" + uid + "/volumes/"
+	for name, tc := range map[string]struct {
+		change func(box *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig, sc *runtimeapi.LinuxContainerSecurityContext)
+		want   string
+	}{
+		"the pod": {func(*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig, *runtimeapi.LinuxContainerSecurityContext) {
+		}, ""},
+		"privileged": {func(_ *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig, sc *runtimeapi.LinuxContainerSecurityContext) {
+			sc.Privileged = true
+		}, "securityContext.privileged"},
+		"the user of an image": {func(_ *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig, sc *runtimeapi.LinuxContainerSecurityContext) {
+			sc.RunAsUser.Value = 0
+		}, "securityContext.runAs"},
+		"a user by name": {func(_ *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig, sc *runtimeapi.LinuxContainerSecurityContext) {
+			sc.RunAsUser, sc.RunAsUsername = nil, "web"
+		}, "the value is not known"},
+		"the network of the node": {func(box *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig, _ *runtimeapi.LinuxContainerSecurityContext) {
+			box.Linux.SecurityContext.NamespaceOptions.Network = runtimeapi.NamespaceMode_NODE
+		}, "securityContext.hostNetwork"},
+		"a Secret of another pod": {func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig, _ *runtimeapi.LinuxContainerSecurityContext) {
+			c.Mounts[0].HostPath = root + "/pods/" + other + "/volumes/kubernetes.io~secret/s"
+		}, `"hostPath" is not allowed`},
+		"a subPath": {func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig, _ *runtimeapi.LinuxContainerSecurityContext) {
+			c.Mounts[0].HostPath = root + "/pods/" + uid + "/volume-subpaths/s/web/0"
+		}, "volumeType: the value is not known"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			box := sandbox()
+			box.Linux.SecurityContext.NamespaceOptions.Network = runtimeapi.NamespaceMode_POD
+			config := containerWith(&runtimeapi.Mount{ContainerPath: "/s", HostPath: volumes + "kubernetes.io~secret/s"}, &runtimeapi.Mount{ContainerPath: "/etc/hosts", HostPath: root + "/pods/" + uid + "/etc-hosts"})
+			sc := config.Linux.SecurityContext
+			sc.NamespaceOptions.Network = runtimeapi.NamespaceMode_POD
+			sc.RunAsUser.Value, sc.NoNewPrivs, sc.Capabilities = 1000, true, &runtimeapi.Capability{DropCapabilities: []string{"ALL"}}
+			tc.change(box, config, sc)
+			p, c := criview.Container(box, config, root)
+			d := set.Judge(&p, []podview.Container{c}, restriction.How{From: restriction.Node})
+			if tc.want == "" && !d.Admitted || tc.want != "" && (d.Admitted || !strings.Contains(d.Violations[0].String(), tc.want)) {
+				t.Errorf("Judge = %v, %v; want a violation with %q", d.Admitted, d.Violations, tc.want)
+			}
+		})
+	}
+}
+
+// Any message gives a view that can be judged, and a container of a message without content is denied by the preset restricted.
+func FuzzCRIMessages(f *testing.F) {
+	for _, c := range []*runtimeapi.ContainerConfig{containerWith(&runtimeapi.Mount{HostPath: "/etc"}), {}} {
+		raw, err := proto.Marshal(&runtimeapi.CreateContainerRequest{SandboxConfig: sandbox(), Config: c})
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(raw)
+	}
+	preset, err := restriction.Preset("restricted")
+	if err != nil {
+		f.Fatal(err)
+	}
+	set, err := restriction.Load([]restriction.File{{Name: "restricted", Data: preset}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var req runtimeapi.CreateContainerRequest
+		if proto.Unmarshal(raw, &req) != nil {
+			return
+		}
+		p, c := criview.Container(req.GetSandboxConfig(), req.GetConfig(), root)
+		d := set.Judge(&p, []podview.Container{c}, restriction.How{From: restriction.Node})
+		if d.Admitted && (req.GetConfig().GetLinux().GetSecurityContext().GetPrivileged() || !req.GetConfig().GetLinux().GetSecurityContext().GetNoNewPrivs()) {
+			t.Errorf("a container that can gain privileges is admitted: %v", &req)
+		}
+	})
+}
+
+func BenchmarkContainer(b *testing.B) {
+	config := containerWith()
+	for i := range 30 {
+		config.Mounts = append(config.Mounts, &runtimeapi.Mount{
+			ContainerPath: fmt.Sprintf("/mnt/%d", i), HostPath: fmt.Sprintf("%s/pods/%s/volumes/kubernetes.io~configmap/v%d", root, uid, i), Readonly: true,
+		})
+	}
+	box := sandbox()
+	b.ReportAllocs()
+	for b.Loop() {
+		criview.Container(box, config, root)
+	}
+}

@@ -1,0 +1,161 @@
+package criview
+
+import (
+	"path"
+	"strings"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/podview"
+)
+
+// A podDir is the folder in which a kubelet keeps the volumes and files of one pod:
+//
+//	<root>/pods/<UID>/volumes/kubernetes.io~<plugin>/<volume>         mounted as it is, or for csi its subfolder mount
+//	<root>/pods/<UID>/volumes/<vendor>~<driver>/<volume>              a flexVolume
+//	<root>/pods/<UID>/volumeDevices/kubernetes.io~<plugin>/<volume>   a block device
+//	<root>/pods/<UID>/volume-subpaths/<volume>/<container>/<index>    a mount with a subPath; the volume may be of any type
+//	<root>/pods/<UID>/etc-hosts, containers/<container>/<file>        files of the kubelet, which are in no volume
+//
+// Only the folder of the pod's own UID counts, and only in this spelling. Every other path is a hostPath: a tenant can name any path of the
+// node, such as the folder of another pod's Secret, but the UID of a pod is not known before the pod exists.
+type podDir struct {
+	prefix    string // with a slash at the end; "" if it is not known
+	container string
+}
+
+func newPodDir(kubeletRoot, uid, container string) podDir {
+	prefix := path.Join(kubeletRoot, "pods", uid)
+	if uid == "" || path.Base(prefix) != uid || !path.IsAbs(prefix) { // a UID with a slash, or .. in it
+		return podDir{}
+	}
+	return podDir{prefix: prefix + "/", container: container}
+}
+
+// inside returns the part of a path that is in the folder of the pod.
+func (d podDir) inside(p string) (rest string, ok bool) {
+	rest, ok = strings.CutPrefix(p, d.prefix)
+	return rest, ok && d.prefix != "" && path.Clean(p) == p
+}
+
+// mounts returns the mounts of a container and its block devices of volumes, without the files of the kubelet.
+func mounts(config *runtimeapi.ContainerConfig, dir podDir) []podview.Mount {
+	all := make([]podview.Mount, 0, len(config.GetMounts()))
+	for _, m := range config.GetMounts() {
+		rest, own := dir.inside(m.GetHostPath())
+		if own && dir.kubeletFile(rest, m.GetContainerPath()) {
+			continue
+		}
+		var v podview.Volume
+		switch {
+		case own:
+			v = volumeInside(rest, m.GetHostPath())
+		case m.GetImage() != nil && m.GetHostPath() == "":
+			v = volumeOf(podview.Set(podview.TypeImage))
+		default:
+			v = hostPath(m.GetHostPath())
+		}
+		all = append(all, podview.Mount{
+			Volume: v, Path: m.GetContainerPath(), ReadOnly: podview.Set(m.GetReadonly()), Propagation: propagation(m.GetPropagation()),
+		})
+	}
+	for _, d := range config.GetDevices() {
+		rest, own := dir.inside(d.GetHostPath())
+		plugin, isVolume := strings.CutPrefix(rest, "volumeDevices/")
+		if !own || !isVolume { // a device of the node, from a device plugin
+			continue
+		}
+		plugin, _, _ = strings.Cut(plugin, "/")
+		all = append(all, podview.Mount{
+			Volume: volumeOf(volumeType(plugin)), Path: d.GetContainerPath(),
+			ReadOnly: podview.Set(!strings.Contains(d.GetPermissions(), "w")), Propagation: podview.AbsentAs(podview.PropagationNone),
+		})
+	}
+	return all
+}
+
+// kubeletFile reports whether a mount is of a file that the kubelet itself adds to containers.
+func (d podDir) kubeletFile(rest, containerPath string) bool {
+	if rest == "etc-hosts" {
+		return containerPath == "/etc/hosts"
+	}
+	file, ok := strings.CutPrefix(rest, "containers/"+d.container+"/")
+	return ok && !strings.Contains(file, "/")
+}
+
+// volumeInside returns the volume that a path in the folder of the pod belongs to. A subPath can be of any volume.
+func volumeInside(rest, whole string) podview.Volume {
+	folder, rest, _ := strings.Cut(rest, "/")
+	plugin, name, _ := strings.Cut(rest, "/")
+	name, sub, deeper := strings.Cut(name, "/")
+	switch {
+	case folder == "volume-subpaths" && rest != "":
+		return podview.Volume{}
+	case folder == "volumes" && name != "" && (!deeper || plugin == "kubernetes.io~csi" && sub == "mount"):
+		return volumeOf(volumeType(plugin))
+	default:
+		return hostPath(whole)
+	}
+}
+
+// volumeOf returns a volume that is not a hostPath.
+func volumeOf(name podview.Value[string]) podview.Volume {
+	return podview.Volume{Type: name, HostPath: podview.Absent[string](), HostPathType: podview.Absent[string]()}
+}
+
+func hostPath(p string) podview.Volume {
+	return podview.Volume{Type: podview.Set(podview.TypeHostPath), HostPath: podview.Set(p)}
+}
+
+// volumeType returns the type of the volumes of a plugin's folder. A plugin that is not listed here is unknown.
+func volumeType(folder string) podview.Value[string] {
+	plugin, ok := strings.CutPrefix(folder, "kubernetes.io~")
+	if !ok {
+		if strings.Contains(folder, "~") {
+			return podview.Set("flexVolume")
+		}
+		return podview.Value[string]{}
+	}
+	switch plugin {
+	case "csi", "fc", "iscsi", "nfs", "projected", "rbd", "cephfs", "glusterfs", "secret", "cinder", "flocker", "quobyte", "storageos":
+		return podview.Set(plugin)
+	case "aws-ebs":
+		return podview.Set("awsElasticBlockStore")
+	case "azure-disk":
+		return podview.Set("azureDisk")
+	case "azure-file":
+		return podview.Set("azureFile")
+	case "configmap":
+		return podview.Set("configMap")
+	case "downward-api":
+		return podview.Set("downwardAPI")
+	case "empty-dir":
+		return podview.Set("emptyDir")
+	case "gce-pd":
+		return podview.Set("gcePersistentDisk")
+	case "git-repo":
+		return podview.Set("gitRepo")
+	case "local-volume": // only claims can be of this type
+		return podview.Set(podview.TypePersistentVolumeClaim)
+	case "portworx-volume":
+		return podview.Set("portworxVolume")
+	case "scaleio":
+		return podview.Set("scaleIO")
+	case "vsphere-volume":
+		return podview.Set("vsphereVolume")
+	default:
+		return podview.Value[string]{}
+	}
+}
+
+func propagation(p runtimeapi.MountPropagation) podview.Value[string] {
+	switch p {
+	case runtimeapi.MountPropagation_PROPAGATION_PRIVATE:
+		return podview.Effective(podview.PropagationNone)
+	case runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER:
+		return podview.Set(podview.PropagationHostToContainer)
+	case runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL:
+		return podview.Set(podview.PropagationBidirectional)
+	}
+	return podview.Value[string]{} // a mode of a newer CRI
+}
