@@ -1,0 +1,253 @@
+// Package podsecurity_test compares the presets of pkg/restriction with the implementation of the Pod Security Standards in Kubernetes.
+package podsecurity_test
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/pkg/podview/apiview"
+	"github.com/pullgate/pullgate/pkg/restriction"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/pod-security-admission/api"
+	"k8s.io/pod-security-admission/policy"
+	"sigs.k8s.io/yaml"
+)
+
+// pods is how many pods are compared for each level.
+const pods = 10_000
+
+// notExpressible are the checks of the standards about fields that a PodRestriction does not have.
+var notExpressible = map[policy.CheckID]string{
+	"appArmorProfile":            "securityContext.appArmorProfile is not in the API; its old annotation can be restricted as an annotation",
+	"hostPorts":                  "ports are not in the API",
+	"hostProbesAndHostLifecycle": "probes and lifecycle handlers are not in the API",
+	"procMount":                  "securityContext.procMount is not in the API",
+	"procMount_restricted":       "securityContext.procMount is not in the API",
+	"seccompProfile_baseline":    "securityContext.seccompProfile is not in the API; its old annotation can be restricted as an annotation",
+	"seccompProfile_restricted":  "securityContext.seccompProfile is not in the API",
+	"sysctls":                    "securityContext.sysctls is not in the API",
+	"windowsHostProcess":         "windowsOptions is not in the API",
+}
+
+// A difference is a field in which the answers differ on purpose. remove changes a pod so that they do not.
+type difference struct {
+	field, reason string
+	levels        []string
+	remove        func(spec *corev1.PodSpec)
+}
+
+var differences = []difference{
+	{
+		"spec.securityContext.runAsUser", "a value of the pod that every container overrides has no effect, and is not judged",
+		[]string{"restricted"},
+		func(s *corev1.PodSpec) {
+			if overridden(s, func(c *corev1.SecurityContext) bool { return c.RunAsUser != nil }) {
+				s.SecurityContext.RunAsUser = nil
+			}
+		},
+	},
+	{
+		"spec.securityContext.runAsNonRoot", "a value of the pod that every container overrides has no effect, and is not judged",
+		[]string{"restricted"},
+		func(s *corev1.PodSpec) {
+			if overridden(s, func(c *corev1.SecurityContext) bool { return c.RunAsNonRoot != nil }) {
+				s.SecurityContext.RunAsNonRoot = nil
+			}
+		},
+	},
+	{
+		"spec.securityContext.seLinuxOptions", "options of the pod that every container overrides have no effect, and are not judged",
+		[]string{"baseline", "restricted"},
+		func(s *corev1.PodSpec) {
+			if overridden(s, func(c *corev1.SecurityContext) bool { return c.SELinuxOptions != nil }) {
+				s.SecurityContext.SELinuxOptions = nil
+			}
+		},
+	},
+	{
+		"capabilities.add", "runtimes read a name without regard to case, and some without regard to the prefix CAP_, so the name is compared that way",
+		[]string{"baseline", "restricted"},
+		func(s *corev1.PodSpec) {
+			for c := range containers(s) {
+				for i, name := range added(c) {
+					c.SecurityContext.Capabilities.Add[i] = corev1.Capability(strings.TrimPrefix(strings.ToUpper(string(name)), "CAP_"))
+				}
+			}
+		},
+	},
+	{
+		"capabilities.drop", "runtimes read ALL without regard to case",
+		[]string{"restricted"},
+		func(s *corev1.PodSpec) {
+			for c := range containers(s) {
+				for i, name := range dropped(c) {
+					c.SecurityContext.Capabilities.Drop[i] = corev1.Capability(strings.ToUpper(string(name)))
+				}
+			}
+		},
+	},
+	{
+		"spec.hostUsers", "the API has no relations between fields: root is denied in a user namespace too",
+		[]string{"restricted"},
+		func(s *corev1.PodSpec) { s.HostUsers = nil },
+	},
+	{
+		"spec.os", "the API has no relations between fields: a pod for Windows needs its own policy",
+		[]string{"restricted"},
+		func(s *corev1.PodSpec) { s.OS = nil },
+	},
+}
+
+func TestPresetsAgreeWithPodSecurity(t *testing.T) {
+	for _, level := range []string{"baseline", "restricted"} {
+		t.Run(level, func(t *testing.T) {
+			t.Parallel()
+			preset, err := restriction.Preset(level)
+			if err != nil {
+				t.Fatal(err)
+			}
+			set, err := restriction.Load([]restriction.File{{Name: level, Data: preset}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			checks := checksOf(level)
+			admitted := 0
+			seen := map[string]int{}
+			for seed := range uint64(pods) {
+				pod := generate(seed)
+				ours, theirs := admits(set, pod), passes(checks, pod)
+				if ours != theirs {
+					note(seen, level, pod)
+				}
+				same := pod.DeepCopy()
+				for _, d := range differences {
+					d.remove(&same.Spec)
+				}
+				ours, theirs = admits(set, same), passes(checks, same)
+				if ours != theirs {
+					text, err := yaml.Marshal(same.Spec)
+					t.Fatalf("seed %d: pullgate admits: %v, Pod Security admits: %v, %v\n%s", seed, ours, theirs, err, text)
+				}
+				if ours {
+					admitted++
+				}
+			}
+			if admitted < pods/10 || admitted > pods*9/10 {
+				t.Errorf("%d of %d pods are admitted; the comparison needs enough of both answers", admitted, pods)
+			}
+			for _, d := range differences {
+				if slices.Contains(d.levels, level) && seen[d.field] == 0 {
+					t.Errorf("no pod differs in %s; remove it from the list", d.field)
+				}
+			}
+			t.Logf("%d of %d pods are admitted; pods with differences: %v", admitted, pods, seen)
+		})
+	}
+}
+
+// note counts the listed differences that a pod has.
+func note(seen map[string]int, level string, pod *corev1.Pod) {
+	for _, d := range differences {
+		changed := pod.DeepCopy()
+		d.remove(&changed.Spec)
+		before, _ := yaml.Marshal(pod)
+		after, _ := yaml.Marshal(changed)
+		if slices.Contains(d.levels, level) && string(before) != string(after) {
+			seen[d.field]++
+		}
+	}
+}
+
+func admits(set *restriction.Set, pod *corev1.Pod) bool {
+	view, all := apiview.Pod(pod)
+	return set.Judge(&view, all, restriction.How{From: restriction.Admission}).Admitted
+}
+
+// checksOf returns the newest version of each check of a level that can be expressed.
+func checksOf(level string) map[policy.CheckID]policy.CheckPodFn {
+	checks := map[policy.CheckID]policy.CheckPodFn{}
+	var overridden []policy.CheckID
+	for _, c := range policy.DefaultChecks() {
+		if c.Level == api.LevelRestricted && level != string(api.LevelRestricted) || notExpressible[c.ID] != "" {
+			continue
+		}
+		newest := c.Versions[len(c.Versions)-1]
+		checks[c.ID] = newest.CheckPod
+		overridden = append(overridden, newest.OverrideCheckIDs...)
+	}
+	for _, id := range overridden {
+		delete(checks, id)
+	}
+	return checks
+}
+
+func passes(checks map[policy.CheckID]policy.CheckPodFn, pod *corev1.Pod) bool {
+	for _, check := range checks {
+		if !check(&pod.ObjectMeta, &pod.Spec).Allowed {
+			return false
+		}
+	}
+	return true
+}
+
+// Each check that is not compared exists, so the list cannot hide one under a wrong name.
+func TestNotExpressibleChecksExist(t *testing.T) {
+	exist := map[policy.CheckID]bool{}
+	for _, c := range policy.DefaultChecks() {
+		exist[c.ID] = true
+	}
+	for id := range notExpressible {
+		if !exist[id] {
+			t.Errorf("Pod Security has no check %s", id)
+		}
+	}
+}
+
+// containers iterates over all containers of a pod.
+func containers(s *corev1.PodSpec) func(yield func(*corev1.Container) bool) {
+	return func(yield func(*corev1.Container) bool) {
+		for i := range s.InitContainers {
+			if !yield(&s.InitContainers[i]) {
+				return
+			}
+		}
+		for i := range s.Containers {
+			if !yield(&s.Containers[i]) {
+				return
+			}
+		}
+		for i := range s.EphemeralContainers {
+			if !yield((*corev1.Container)(&s.EphemeralContainers[i].EphemeralContainerCommon)) {
+				return
+			}
+		}
+	}
+}
+
+// overridden reports whether the pod has a security context, and each container sets a field of its own.
+func overridden(s *corev1.PodSpec, sets func(*corev1.SecurityContext) bool) bool {
+	for c := range containers(s) {
+		if c.SecurityContext == nil || !sets(c.SecurityContext) {
+			return false
+		}
+	}
+	return s.SecurityContext != nil
+}
+
+func added(c *corev1.Container) []corev1.Capability {
+	if c.SecurityContext == nil || c.SecurityContext.Capabilities == nil {
+		return nil
+	}
+	return c.SecurityContext.Capabilities.Add
+}
+
+func dropped(c *corev1.Container) []corev1.Capability {
+	if c.SecurityContext == nil || c.SecurityContext.Capabilities == nil {
+		return nil
+	}
+	return c.SecurityContext.Capabilities.Drop
+}
+
+func newRandom(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 1)) }
