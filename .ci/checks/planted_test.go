@@ -80,6 +80,8 @@ func directions() []plant {
 		up("pkg/tracker", "internal/podindex", "tracker imports records"),
 		down("pkg/tracker", "pkg/records"),
 		up("pkg/criproxy", "pkg/tracker", "a proxy and nothing else"),
+		up("pkg/admission", "pkg/policy", "admission combines answers"),
+		down("pkg/admission", "pkg/imageref"),
 		up("pkg/newcomer", "pkg/policy", "a promise to other programs"),
 		up("pkg/podview", "pkg/policy", "podview is a leaf"),
 		down("pkg/podview/apiview", "pkg/podview"),

@@ -1,0 +1,196 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Rules are what a chain decides by. The zero value has no validator and admits everything.
+type Rules struct {
+	// Validators are asked in parallel.
+	Validators []Named
+	// PolicyHash identifies the policies of the validators. It is in each decision.
+	PolicyHash string
+	// AuditOnly marks all findings Audit, so that nothing is denied.
+	AuditOnly bool
+	// ExemptStaticPods and ExemptNamespaces exempt pods.
+	ExemptStaticPods bool
+	ExemptNamespaces []string
+	// RecheckRestarts has a container judged again that its pod has started before, and a new sandbox of such a pod.
+	RecheckRestarts bool
+}
+
+// A Named is a validator with its name, which is in all of its findings.
+type Named struct {
+	Name      string
+	Validator Validator
+}
+
+// Options are the settings of a chain that never change.
+type Options struct {
+	// OnPanic is called when a validator panics, with the value and the stack; nil is allowed. It may be called concurrently.
+	OnPanic func(validator string, value any, stack []byte)
+}
+
+// A Chain asks validators. A nil Chain admits everything and remembers nothing. Its methods may be called concurrently.
+type Chain struct {
+	options  Options
+	rules    atomic.Pointer[rules]
+	admitted admitted
+}
+
+// rules are prepared Rules. They are never modified.
+type rules struct {
+	Rules
+	namespaces map[string]bool
+}
+
+// New returns a chain with these rules.
+func New(r Rules, o Options) *Chain {
+	c := &Chain{options: o}
+	c.Set(r)
+	return c
+}
+
+// Set replaces the rules for each Evaluate that begins after it returns. The caller must not modify what r refers to afterwards. Containers
+// that were marked as admitted stay marked.
+func (c *Chain) Set(r Rules) {
+	prepared := &rules{Rules: r, namespaces: make(map[string]bool, len(r.ExemptNamespaces))}
+	for _, ns := range r.ExemptNamespaces {
+		if ns != "" { // an unknown namespace is never exempt
+			prepared.namespaces[ns] = true
+		}
+	}
+	c.rules.Store(prepared)
+}
+
+// MarkAdmitted notes that a pod has started a container from an image, so that its restart is admitted, and a new sandbox for the pod. It does nothing if one of the
+// three is "". The number of noted containers is limited; those of a pod that exceeds the limit are judged again.
+func (c *Chain) MarkAdmitted(podUID, container, imageID string) {
+	if c != nil {
+		c.admitted.add(podUID, container, imageID)
+	}
+}
+
+// ForgetPod removes what MarkAdmitted noted about a pod.
+func (c *Chain) ForgetPod(podUID string) {
+	if c != nil {
+		c.admitted.forget(podUID)
+	}
+}
+
+// Evaluate asks all validators, waits for them, and combines their findings. It asks none about a subject that is exempt.
+func (c *Chain) Evaluate(ctx context.Context, s Subject) Decision {
+	if c == nil {
+		return Decision{Answer: Admit, Exemption: NoPolicies}
+	}
+	r := c.rules.Load()
+	if e := c.exemption(r, &s); e != "" {
+		return Decision{Answer: Admit, Exemption: e, PolicyHash: r.PolicyHash}
+	}
+	var findings []Finding
+	if len(r.Validators) == 1 {
+		findings = c.ask(ctx, r, 0, s)
+	} else {
+		findings = c.askAll(ctx, r, s)
+	}
+	return Decision{Answer: answerOf(findings), Findings: findings, PolicyHash: r.PolicyHash}
+}
+
+// Exempts reports why the chain would ask no validator about a subject; "" if it would ask them.
+func (c *Chain) Exempts(s Subject) Exemption {
+	if c == nil {
+		return NoPolicies
+	}
+	return c.exemption(c.rules.Load(), &s)
+}
+
+func (c *Chain) exemption(r *rules, s *Subject) Exemption {
+	switch {
+	case len(r.Validators) == 0:
+		return NoPolicies
+	case r.ExemptStaticPods && s.Pod.Static:
+		return ExemptStaticPod
+	case r.namespaces[s.Pod.Namespace]:
+		return ExemptNamespace
+	case !r.RecheckRestarts && c.startedBefore(s):
+		return StartedBefore
+	default:
+		return ""
+	}
+}
+
+// startedBefore reports whether the pod has started the container before or, for a sandbox, any container: after a reboot a kubelet makes
+// a new sandbox for a pod that ran.
+func (c *Chain) startedBefore(s *Subject) bool {
+	switch s.Stage {
+	case StageContainer:
+		return s.Container != nil && c.admitted.has(s.Pod.UID, s.Container.Name, s.Image.ID)
+	case StageSandbox:
+		return c.admitted.hasPod(s.Pod.UID)
+	case StageAdmission:
+	}
+	return false
+}
+
+// askAll asks several validators in parallel, the first one in the goroutine of the caller.
+func (c *Chain) askAll(ctx context.Context, r *rules, s Subject) []Finding {
+	each := make([][]Finding, len(r.Validators))
+	var others sync.WaitGroup
+	for i := 1; i < len(r.Validators); i++ {
+		others.Go(func() { each[i] = c.ask(ctx, r, i, s) })
+	}
+	each[0] = c.ask(ctx, r, 0, s)
+	others.Wait()
+	var all []Finding
+	for i, findings := range each {
+		if len(findings) == 0 { // the goroutine ended without a result
+			findings = []Finding{failed(r, i)}
+		}
+		all = append(all, findings...)
+	}
+	return all
+}
+
+// ask returns the findings of one validator: at least one.
+func (c *Chain) ask(ctx context.Context, r *rules, i int, s Subject) (findings []Finding) {
+	began := time.Now()
+	returned := c.call(ctx, r.Validators[i], s)
+	took := time.Since(began)
+	if len(returned) == 0 {
+		returned = []Finding{failed(r, i)}
+	}
+	findings = make([]Finding, len(returned)) // the validator may return the same slice to all callers
+	for j, f := range returned {
+		f.Validator, f.Duration = r.Validators[i].Name, took
+		f.Audit = f.Audit || r.AuditOnly
+		findings[j] = f
+	}
+	return findings
+}
+
+// call returns what the validator returns, and nil if it panics.
+func (c *Chain) call(ctx context.Context, v Named, s Subject) (findings []Finding) {
+	defer func() {
+		if value := recover(); value != nil {
+			findings = nil
+			if c.options.OnPanic != nil {
+				c.options.OnPanic(v.Name, value, debug.Stack())
+			}
+		}
+	}()
+	return v.Validator.Validate(ctx, s)
+}
+
+// failed is the finding for a validator without one. It denies, because a pull cannot bring what is missing.
+func failed(r *rules, i int) Finding {
+	name := r.Validators[i].Name
+	return Finding{
+		Validator: name, Answer: Deny, Reason: ValidatorFailed, Audit: r.AuditOnly,
+		Message: fmt.Sprintf("validator %s failed, which is a defect of pullgate; see the log of pullgated on this node", name),
+	}
+}

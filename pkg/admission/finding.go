@@ -1,0 +1,109 @@
+package admission
+
+import (
+	"context"
+	"time"
+
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/podview"
+)
+
+// An Answer is what a validator, or the chain, says about a subject.
+type Answer uint8
+
+// The answers. Every value other than Admit denies.
+const (
+	// Unverified is the zero value: evidence is missing, and a pull of the image can bring it.
+	Unverified Answer = iota
+	Deny
+	Admit
+)
+
+// Answers returns the names of all answers.
+func Answers() []string { return []string{Unverified.String(), Deny.String(), Admit.String()} }
+
+// String returns the name of the answer.
+func (a Answer) String() string {
+	switch a {
+	case Deny:
+		return "Deny"
+	case Admit:
+		return "Admit"
+	case Unverified:
+	}
+	return "Unverified"
+}
+
+// A Stage is the point in the life of a pod at which the chain is asked.
+type Stage uint8
+
+// The stages.
+const (
+	// StageContainer is the creation of one container, also of a restored one. It is the only stage with a container that has an image ID.
+	StageContainer Stage = iota
+	// StageSandbox is the creation of the pod's sandbox. The subject has no container.
+	StageSandbox
+	// StageAdmission is the review of a pod by the API server.
+	StageAdmission
+)
+
+// A Subject is what the chain judges. Validators must not modify what it refers to.
+type Subject struct {
+	Stage Stage
+	Pod   podview.Pod
+	// Container is nil at StageSandbox.
+	Container *podview.Container
+	// Image is the image of Container.
+	Image Image
+}
+
+// An Image is the image of a container as it is on the node. The zero value is an unknown image.
+type Image struct {
+	// ID is the runtime's ID of the image.
+	ID string
+	// Names are the names that the runtime has for the image.
+	Names []imageref.Ref
+	// Requested is the name that the pod has for the image.
+	Requested imageref.Ref
+}
+
+// A Reason names the case of a finding. It is the reason of the ErrorInfo in the answer to a denied call.
+type Reason string
+
+// The reasons. A finding that admits has none.
+const (
+	// RestrictionViolated is for a field with a value that a restriction does not allow.
+	RestrictionViolated Reason = "RESTRICTION_VIOLATED"
+	// FieldUnknown is for a restricted field whose value is not known for this pod.
+	FieldUnknown Reason = "FIELD_UNKNOWN"
+	// ValidatorFailed is for a validator that panicked or returned no finding, which is a defect of pullgate.
+	ValidatorFailed Reason = "VALIDATOR_FAILED"
+)
+
+// Reasons returns all reasons.
+func Reasons() []Reason { return []Reason{RestrictionViolated, FieldUnknown, ValidatorFailed} }
+
+// A Finding is the answer of one validator for one policy and rule.
+type Finding struct {
+	// Validator is the name of the validator; the chain sets it.
+	Validator string
+	// Policy and Rule are the name of the policy and the path of the rule in it; "" if the finding is about all policies.
+	Policy, Rule string
+	Answer       Answer
+	Reason       Reason
+	// Message is a sentence for the user of the pod: field, value and what is allowed.
+	Message string
+	// Audit marks a finding that is reported and denies nothing.
+	Audit bool
+	// FailedOpen marks an Admit that was given because the validator could not get an answer.
+	FailedOpen bool
+	// Duration is how long the validator took, for all of its findings together. The chain sets it.
+	Duration time.Duration
+}
+
+// A Validator judges subjects by its policies.
+type Validator interface {
+	// Validate returns at least one finding. It may be called concurrently, and must return when ctx ends. The chain does not modify or
+	// keep the returned slice.
+	Validate(ctx context.Context, s Subject) []Finding
+}
