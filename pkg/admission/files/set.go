@@ -1,0 +1,89 @@
+package files
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Paths are what a Set is read from.
+type Paths struct {
+	// Folder is the folder of policy files; "" means that there are no policies, and nothing is read.
+	Folder string
+	// NamespaceLabels is a YAML file with the labels of namespaces; "" means that they are not known.
+	NamespaceLabels string
+}
+
+// A Set has the policies of all files of a folder. It is immutable.
+type Set struct {
+	// Hash identifies the names and contents of the policy files.
+	Hash string
+	// Ignored are the names of entries of the folder that are not policy files. Hidden ones are not among them.
+	Ignored []string
+	// NamespaceLabels are the labels by namespace. Those of a namespace that is not a key are not known.
+	NamespaceLabels map[string]map[string]string
+
+	byKind map[string]Policies
+}
+
+// Len returns the number of policies of a kind. A nil Set has none.
+func (s *Set) Len(kind string) int {
+	if s == nil || s.byKind[kind] == nil {
+		return 0
+	}
+	return s.byKind[kind].Len()
+}
+
+// Of returns the policies of a kind as the type that Kind.Read of the kind returns; the zero value if the folder has none.
+func Of[P Policies](s *Set, kind string) P {
+	var none P
+	if s == nil {
+		return none
+	}
+	if p, ok := s.byKind[kind].(P); ok {
+		return p
+	}
+	return none
+}
+
+// Read reads paths. It returns a complete set, or an error that joins all errors of all files, each with the path of the file. The set is
+// nil if Paths.Folder is "".
+func Read(p Paths, kinds []Kind) (*Set, error) {
+	if p.Folder == "" {
+		return nil, nil //nolint:nilnil // no folder is not an error
+	}
+	return scan(p).decode(p, kinds)
+}
+
+// decode returns the set of contents.
+func (c *contents) decode(p Paths, kinds []Kind) (*Set, error) {
+	s := &Set{Hash: c.hash, Ignored: c.ignored, byKind: map[string]Policies{}}
+	errs := c.errs
+	byKind := map[string][]File{}
+	for _, f := range c.files {
+		k, err := kindOf(f.Data, kinds)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", f.Name, err))
+			continue
+		}
+		byKind[k.Name] = append(byKind[k.Name], f)
+	}
+	for _, k := range kinds {
+		if len(byKind[k.Name]) == 0 {
+			continue
+		}
+		policies, err := k.Read(byKind[k.Name])
+		if err != nil {
+			errs = append(errs, splitErrors(err)...)
+		}
+		s.byKind[k.Name] = policies
+	}
+	if p.NamespaceLabels != "" && c.labels != nil { // nil after an error
+		labels, invalid := parseLabels(p.NamespaceLabels, c.labels)
+		s.NamespaceLabels = labels
+		errs = append(errs, invalid...)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return s, nil
+}
