@@ -82,11 +82,7 @@ func checkValues(c *Config) (errs field.ErrorList) {
 	errs = append(errs, oneOf("untrackedImages", c.UntrackedImages, UntrackedPreloaded, UntrackedVerify)...)
 	errs = append(errs, oneOf("runtimeCredentials", c.RuntimeCredentials, RuntimeCredentialsNone, RuntimeCredentialsPerNamespace)...)
 	errs = append(errs, oneOf("kubeletSkipsAlwaysPrecheck", c.KubeletSkipsAlwaysPrecheck, Auto, True, False)...)
-	for i, ns := range c.Exempt.Namespaces {
-		for _, detail := range validation.IsDNS1123Label(ns) {
-			errs = append(errs, invalid(fmt.Sprintf("exempt.namespaces[%d]", i), ns, detail))
-		}
-	}
+	errs = append(errs, checkNamespaces("exempt.namespaces", c.Exempt.Namespaces)...)
 	for i, path := range c.NodeCredentials.DockerConfigFiles {
 		if !isPath(path) {
 			errs = append(errs, invalid(fmt.Sprintf("nodeCredentials.dockerConfigFiles[%d]", i), path, "must be an absolute path, as in /var/lib/kubelet/config.json"))
@@ -110,6 +106,31 @@ func checkValues(c *Config) (errs field.ErrorList) {
 	}
 	if p := c.DecisionLog.Path; p != "" && !isPath(p) {
 		errs = append(errs, invalid("decisionLog.path", p, `must be an absolute path, as in /var/log/pullgate/decisions.log, or "" for no file`))
+	}
+	return errs
+}
+
+func checkNamespaces(path string, namespaces []string) (errs field.ErrorList) {
+	for i, ns := range namespaces {
+		for _, detail := range validation.IsDNS1123Label(ns) {
+			errs = append(errs, invalid(fmt.Sprintf("%s[%d]", path, i), ns, detail))
+		}
+	}
+	return errs
+}
+
+func checkAdmission(c *Config) (errs field.ErrorList) {
+	a := c.Admission
+	if a.Policies != "" && !isPath(a.Policies) {
+		errs = append(errs, invalid("admission.policies", a.Policies, `must be an absolute path, as in /etc/pullgate/policies, or "" for no policies`))
+	}
+	errs = append(errs, checkNamespaces("admission.exempt.namespaces", a.Exempt.Namespaces)...)
+	errs = append(errs, oneOf("admission.unjudged", a.Unjudged, UnjudgedIgnore, UnjudgedRefuse)...)
+	if l := a.NamespaceLabels; l != "" && !isPath(l) {
+		errs = append(errs, invalid("admission.namespaceLabels", l, `must be an absolute path, as in /etc/pullgate/namespaces.yaml, or "" for no file`))
+	}
+	if !isPath(a.KubeletRoot) {
+		errs = append(errs, invalid("admission.kubeletRoot", a.KubeletRoot, "must be an absolute path, as in /var/lib/kubelet"))
 	}
 	return errs
 }

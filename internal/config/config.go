@@ -32,6 +32,12 @@ const (
 	RuntimeCredentialsPerNamespace = "perNamespace"
 )
 
+// Values of admission.unjudged.
+const (
+	UnjudgedIgnore = "Ignore"
+	UnjudgedRefuse = "Refuse"
+)
+
 // maxSize bounds the file; a configuration has a few lines.
 const maxSize = 1 << 20
 
@@ -87,11 +93,13 @@ type Config struct {
 	Admin Admin `json:"admin"`
 	// DecisionLog is the file that decisions are appended to.
 	DecisionLog DecisionLog `json:"decisionLog"`
+	// Admission are the policies that restrict pods beyond their credentials.
+	Admission Admission `json:"admission" reload:"yes"`
 
 	policy policy.Policy
 }
 
-// Exempt selects the pods that may use every image.
+// Exempt selects pods.
 type Exempt struct {
 	StaticPods bool     `json:"staticPods"`
 	Namespaces []string `json:"namespaces"`
@@ -128,6 +136,24 @@ type Admin struct {
 type DecisionLog struct {
 	// Path is an absolute path; "" means no file.
 	Path string `json:"path"`
+}
+
+// Admission are the policies that restrict pods beyond their credentials.
+type Admission struct {
+	// Policies is the path of the folder of policy files; "" means that there are no policies.
+	Policies string `json:"policies"`
+	// Enforce reports whether denials of policies are enforced; false reports them only.
+	Enforce bool `json:"enforce"`
+	// Exempt selects the pods that policies do not apply to.
+	Exempt Exempt `json:"exempt"`
+	// Unjudged is what happens to a pod if a policy restricts a field that this node never sees.
+	Unjudged string `json:"unjudged"`
+	// NamespaceLabels is the path of a file with the labels of namespaces; "" means that they are not known.
+	NamespaceLabels string `json:"namespaceLabels"`
+	// KubeletRoot is the kubelet's --root-dir, from which types of volumes are derived.
+	KubeletRoot string `json:"kubeletRoot"`
+	// RecheckRestarts has policies applied to containers that their pod has started before.
+	RecheckRestarts bool `json:"recheckRestarts"`
 }
 
 // A Tristate is auto, true or false. The zero value is not valid.
@@ -189,6 +215,12 @@ func Default() Config {
 		RuntimeCredentials:                     RuntimeCredentialsNone,
 		Metrics:                                Metrics{Listen: "127.0.0.1:9471"},
 		Admin:                                  Admin{Listen: "unix:///run/pullgate/admin.sock"},
+		Admission: Admission{
+			Enforce:     true,
+			Exempt:      Exempt{StaticPods: true},
+			Unjudged:    UnjudgedIgnore,
+			KubeletRoot: "/var/lib/kubelet",
+		},
 	}
 }
 
@@ -253,7 +285,7 @@ func Parse(data []byte) (Config, error) {
 		c.NodeCredentials.DockerConfigFiles = Default().NodeCredentials.DockerConfigFiles
 	}
 	var invalid field.ErrorList
-	for _, check := range []func(*Config) field.ErrorList{checkHeader, checkEndpoints, checkValues, checkDurations} {
+	for _, check := range []func(*Config) field.ErrorList{checkHeader, checkEndpoints, checkValues, checkDurations, checkAdmission} {
 		invalid = append(invalid, check(&c)...)
 	}
 	for _, err := range invalid {

@@ -127,6 +127,14 @@ metrics: {listen: ""}
 admin: {listen: unix:///run/a.sock}
 decisionLog: {path: /var/log/decisions.log}
 runtimeCredentials: perNamespace
+admission:
+  policies: /etc/pullgate/policies
+  enforce: false
+  exempt: {staticPods: false, namespaces: [a2]}
+  unjudged: Refuse
+  namespaceLabels: /etc/pullgate/namespaces.yaml
+  kubeletRoot: /data/kubelet
+  recheckRestarts: true
 `))
 	mustBe(t, "every field", c, err, config.Config{
 		APIVersion: config.APIVersion, Kind: config.Kind,
@@ -143,6 +151,10 @@ runtimeCredentials: perNamespace
 		RuntimeCredentials: "perNamespace",
 		Admin:              config.Admin{Listen: "unix:///run/a.sock"},
 		DecisionLog:        config.DecisionLog{Path: "/var/log/decisions.log"},
+		Admission: config.Admission{
+			Policies: "/etc/pullgate/policies", Exempt: config.Exempt{Namespaces: []string{"a2"}}, Unjudged: config.UnjudgedRefuse,
+			NamespaceLabels: "/etc/pullgate/namespaces.yaml", KubeletRoot: "/data/kubelet", RecheckRestarts: true,
+		},
 	})
 	if v, g := c.CredentialValidity.Value(), c.RegistryUnavailableGrace.Value(); v != 24*time.Hour || g != 90*time.Minute {
 		t.Errorf("validity %v, grace %v; want 24h and 1h30m", v, g)
@@ -276,7 +288,20 @@ func TestParseRefuses(t *testing.T) {
 			"imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages\npreloadedImagesVerificationAllowlist: [repo.test/a, 'repo.test/a:1', null]",
 			[]string{`preloadedImagesVerificationAllowlist[1]: "repo.test/a:1" is not allowed: no tag may be given` + pattern, `preloadedImagesVerificationAllowlist[2]: "" is not allowed: it is empty` + pattern},
 		},
+		{
+			"admission: {policies: policies, unjudged: Deny, namespaceLabels: /a/, kubeletRoot: '', exempt: {namespaces: [ok, A]}}", []string{
+				`admission.policies: Invalid value: "policies": must be an absolute path, as in /etc/pullgate/policies, or "" for no policies`,
+				`admission.exempt.namespaces[1]: Invalid value: "A"` + label,
+				`admission.unjudged: Unsupported value: "Deny": supported values: "Ignore", "Refuse"`,
+				`admission.namespaceLabels: Invalid value: "/a/": must be an absolute path, as in /etc/pullgate/namespaces.yaml, or "" for no file`,
+				`admission.kubeletRoot: Invalid value: "": must be an absolute path, as in /var/lib/kubelet`,
+			},
+		},
 		// wrong types
+		{"admission: {enforce: 'no', exempt: {staticPod: true}}", []string{
+			"admission.enforce: Invalid type: string: must be true or false, without quotes", "admission.exempt.staticPod: unknown field; did you mean staticPods?",
+		}},
+		{"admission: /etc/pullgate/policies", []string{"admission: Invalid type: string: must be a mapping with the fields policies, enforce, exempt, unjudged, namespaceLabels, kubeletRoot, recheckRestarts"}},
 		{"listen: 5", []string{"listen: Invalid type: number: must be a string, in quotes"}},
 		{"stateDir: x\nlisten: {a: b}", []string{"listen: Invalid type: object: must be a string, in quotes", `stateDir: Invalid value: "x": must be an absolute path`}},
 		{"exempt: {staticPods: {}}", []string{"exempt.staticPods: Invalid type: object: must be true or false"}},

@@ -3,6 +3,7 @@ package config_test
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"os"
 	"reflect"
 	"regexp"
@@ -166,7 +167,7 @@ func TestManualNamesAllowedValues(t *testing.T) {
 
 func nested(path, value string) string {
 	if outer, inner, ok := strings.Cut(path, "."); ok {
-		return outer + ": {" + inner + ": " + value + "}\n"
+		return outer + ": {" + strings.TrimSuffix(nested(inner, value), "\n") + "}\n"
 	}
 	return path + ": " + value + "\n"
 }
@@ -187,22 +188,35 @@ func TestExampleIsValidAndComplete(t *testing.T) {
 	}
 	defaults := fieldsOf("", reflect.ValueOf(config.Default()))
 	for i, f := range fieldsOf("", reflect.ValueOf(c)) {
-		outer, inner, isNested := strings.Cut(f.path, ".")
-		_, ok := given[outer]
-		if m, _ := given[outer].(map[string]any); isNested {
-			_, ok = m[inner]
+		in, names := given, strings.Split(f.path, ".")
+		for _, name := range names {
+			value, ok := in[name]
+			if !ok {
+				t.Errorf("the example lacks %s", f.path)
+				break
+			}
+			in, _ = value.(map[string]any)
 		}
-		if !ok {
-			t.Errorf("the example lacks %s", f.path)
+		// The line of a field follows those of the fields that it is in.
+		line := `(?m)`
+		for depth, name := range names {
+			line += fmt.Sprintf(`^ {%d}%s:.*\n`, 2*depth, name)
+			if depth < len(names)-1 {
+				line += `(?: {` + fmt.Sprint(2*depth+2) + `}.*\n)*?`
+			}
 		}
-		name := f.path[strings.LastIndex(f.path, ".")+1:]
-		marked := regexp.MustCompile(`(?m)^ *` + name + `:.*# not the default`).MatchString(text)
+		marked := strings.Contains(lastLine(regexp.MustCompile(line).FindString(text)), "# not the default")
 		got, _ := json.Marshal(f.value.Interface())            //nolint:errchkjson // strings, booleans and lists of them
 		want, _ := json.Marshal(defaults[i].value.Interface()) //nolint:errchkjson // the same
 		if differs := string(got) != string(want); differs != marked {
 			t.Errorf("%s: %s, default %s; the example marks it as not the default: %v", f.path, got, want, marked)
 		}
 	}
+}
+
+func lastLine(text string) string {
+	text = strings.TrimSuffix(text, "\n")
+	return text[strings.LastIndex(text, "\n")+1:]
 }
 
 func TestPatternsOfTheManualMatchAsDocumented(t *testing.T) {
