@@ -1,0 +1,83 @@
+package restrict
+
+import (
+	"context"
+
+	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/pkg/podview"
+	"github.com/pullgate/pullgate/pkg/restriction"
+)
+
+// Name is the name of the validator in findings and metrics.
+const Name = "restriction"
+
+// maxPerPolicy is how many violations of one policy are reported. A tenant chooses the number of mounts, and each can violate each policy.
+const maxPerPolicy = 10
+
+// A Validator compares subjects with a set of restrictions. It cannot fail.
+type Validator struct {
+	set   *restriction.Set
+	node  restriction.How // at the node
+	admit []admission.Finding
+}
+
+// New returns a validator. node says how views of StageSandbox and StageContainer are made; those of StageAdmission are complete pods of the
+// API server.
+func New(set *restriction.Set, node restriction.How) *Validator {
+	return &Validator{set: set, node: node, admit: []admission.Finding{{Answer: admission.Admit}}}
+}
+
+// Validate returns a finding for each violation, or one that admits. It returns none, which denies, at StageContainer without a container:
+// restrictions of containers would not be compared.
+func (v *Validator) Validate(_ context.Context, s admission.Subject) []admission.Finding {
+	how := v.node
+	switch s.Stage {
+	case admission.StageAdmission:
+		how.From = restriction.Admission
+	case admission.StageContainer:
+		if s.Container == nil {
+			return nil
+		}
+	case admission.StageSandbox:
+	default:
+		return nil
+	}
+	var containers []podview.Container
+	if s.Container != nil {
+		containers = []podview.Container{*s.Container}
+	}
+	d := v.set.Judge(&s.Pod, containers, how)
+	if d.Admitted && d.AcceptedBy == "" && len(d.Violations) == 0 {
+		return v.admit
+	}
+	return findings(d)
+}
+
+// findings returns those of a decision; none, which denies, if it denies without an enforced violation.
+func findings(d restriction.Decision) []admission.Finding {
+	var all []admission.Finding
+	if d.Admitted {
+		all = append(all, admission.Finding{Answer: admission.Admit, Policy: d.AcceptedBy})
+	}
+	enforced, policy, count := false, "", 0
+	for _, found := range d.Violations {
+		if found.Policy != policy {
+			policy, count = found.Policy, 0
+		}
+		if count++; count > maxPerPolicy {
+			continue
+		}
+		reason := admission.RestrictionViolated
+		if found.Unknown {
+			reason = admission.FieldUnknown
+		}
+		enforced = enforced || !found.Audit
+		all = append(all, admission.Finding{
+			Answer: admission.Deny, Policy: found.Policy, Rule: found.Path, Reason: reason, Message: found.String(), Audit: found.Audit,
+		})
+	}
+	if !d.Admitted && !enforced {
+		return nil
+	}
+	return all
+}

@@ -1,0 +1,126 @@
+package restrict_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/pkg/admission/restrict"
+	"github.com/pullgate/pullgate/pkg/podview"
+	"github.com/pullgate/pullgate/pkg/restriction"
+)
+
+// chainOf returns a chain with policies, given by name, extra metadata or binding, and spec of the pod.
+func chainOf(tb testing.TB, how restriction.How, policies ...[3]string) *admission.Chain {
+	tb.Helper()
+	var list []restriction.File
+	for _, p := range policies {
+		text := fmt.Sprintf("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: %s%s\nspec: {spec: %s}\n", p[0], p[1], p[2])
+		list = append(list, restriction.File{Name: p[0] + ".yaml", Data: []byte(text)})
+	}
+	set, err := restriction.Load(list)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return admission.New(admission.Rules{Validators: []admission.Named{{Name: restrict.Name, Validator: restrict.New(set, how)}}}, admission.Options{})
+}
+
+const (
+	plain  = "}"
+	audit  = `, annotations: {policy.pullgate.dev/mode: Audit}}`
+	accept = "}\nbinding: {mode: Accept}"
+
+	noHostNetwork = "{securityContext: {hostNetwork: {require: false}}}"
+	notPrivileged = "{containers: [{securityContext: {privileged: {require: false}}}]}"
+	never         = "{containers: [{imagePullPolicy: {whitelist: [Always]}}]}"
+)
+
+func subject(hostNetwork, privileged podview.Value[bool]) admission.Subject {
+	return admission.Subject{
+		Pod:       podview.Pod{UID: "uid", Namespace: "team", Name: "app", HostNetwork: hostNetwork},
+		Container: &podview.Container{Name: "main", Kind: podview.Set(podview.KindContainer), Privileged: privileged},
+	}
+}
+
+func TestValidate(t *testing.T) {
+	yes, no, unknown := podview.Set(true), podview.Set(false), podview.Value[bool]{}
+	sandbox := subject(no, unknown)
+	sandbox.Stage, sandbox.Container = admission.StageSandbox, nil
+	noContainer, noStage := sandbox, sandbox
+	noContainer.Stage, noStage.Stage = admission.StageContainer, 9
+	review := subject(no, no)
+	review.Stage = admission.StageAdmission
+	node := restriction.How{From: restriction.Node}
+	for name, c := range map[string]struct {
+		how      restriction.How
+		policies [][3]string
+		subject  admission.Subject
+		want     admission.Answer
+		findings []string // policy, answer, reason and audit
+	}{
+		"no policy":        {node, nil, subject(yes, yes), admission.Admit, []string{" Admit  false"}},
+		"satisfied":        {node, [][3]string{{"a", plain, noHostNetwork}}, subject(no, yes), admission.Admit, []string{" Admit  false"}},
+		"violated":         {node, [][3]string{{"a", plain, noHostNetwork}}, subject(yes, no), admission.Deny, []string{"a Deny RESTRICTION_VIOLATED false"}},
+		"unknown here":     {node, [][3]string{{"a", plain, notPrivileged}}, subject(no, unknown), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
+		"audit":            {node, [][3]string{{"a", audit, noHostNetwork}}, subject(yes, no), admission.Admit, []string{" Admit  false", "a Deny RESTRICTION_VIOLATED true"}},
+		"accepted":         {node, [][3]string{{"a", plain, noHostNetwork}, {"b", accept, notPrivileged}}, subject(yes, no), admission.Admit, []string{"b Admit  false"}},
+		"two violated":     {node, [][3]string{{"a", plain, noHostNetwork}, {"b", plain, notPrivileged}}, subject(yes, yes), admission.Deny, []string{"a Deny RESTRICTION_VIOLATED false", "b Deny RESTRICTION_VIOLATED false"}},
+		"sandbox":          {node, [][3]string{{"a", plain, notPrivileged}}, sandbox, admission.Admit, []string{" Admit  false"}},
+		"no container":     {node, [][3]string{{"a", plain, notPrivileged}}, noContainer, admission.Deny, []string{" Deny VALIDATOR_FAILED false"}},
+		"no stage":         {node, [][3]string{{"a", plain, notPrivileged}}, noStage, admission.Deny, []string{" Deny VALIDATOR_FAILED false"}},
+		"never carried":    {node, [][3]string{{"a", plain, never}}, subject(no, no), admission.Admit, []string{" Admit  false"}},
+		"refused":          {restriction.How{From: restriction.Node, Refuse: true}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
+		"at the API":       {node, [][3]string{{"a", plain, never}}, review, admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
+		"carried by a Pod": {restriction.How{From: restriction.NodeWithPodSource}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
+	} {
+		d := chainOf(t, c.how, c.policies...).Evaluate(t.Context(), c.subject)
+		var got []string
+		for _, f := range d.Findings {
+			got = append(got, fmt.Sprintf("%s %v %s %v", f.Policy, f.Answer, f.Reason, f.Audit))
+			if f.Reason != admission.ValidatorFailed && (f.Answer == admission.Deny) != (f.Rule != "" && strings.Contains(f.Message, f.Rule) && strings.Contains(f.Message, f.Policy)) {
+				t.Errorf("%s: finding %+v; want a message with policy and rule for a denial only", name, f)
+			}
+		}
+		if d.Answer != c.want || !slices.Equal(got, c.findings) {
+			t.Errorf("%s: %v, %q; want %v, %q", name, d.Answer, got, c.want, c.findings)
+		}
+	}
+}
+
+func TestViolationsOfAPolicyAreBounded(t *testing.T) {
+	mounts := make([]podview.Mount, 5000)
+	for i := range mounts {
+		mounts[i] = podview.Mount{
+			Volume: podview.Volume{Type: podview.Set(podview.TypeHostPath), HostPath: podview.Set(fmt.Sprintf("/data/%d", i))}, Path: fmt.Sprint(i),
+			ReadOnly: podview.Set(false), Propagation: podview.Set(podview.PropagationNone),
+		}
+	}
+	s := subject(podview.Set(false), podview.Set(false))
+	s.Container.Mounts = podview.Set(mounts)
+	noHostPath := "{volumes: [{volumeType: {blacklist: [hostPath]}}]}"
+	d := chainOf(t, restriction.How{From: restriction.Node}, [3]string{"a", audit, noHostPath}, [3]string{"b", plain, noHostPath}).Evaluate(t.Context(), s)
+	perPolicy := map[string]int{}
+	for _, f := range d.Findings {
+		perPolicy[f.Policy]++
+	}
+	if d.Admitted() || perPolicy["a"] > 10 || perPolicy["b"] > 10 || perPolicy["b"] == 0 {
+		t.Errorf("%v with findings %v; want a denial, and at most 10 for each policy", d.Answer, perPolicy)
+	}
+}
+
+func BenchmarkValidate(b *testing.B) {
+	var policies [][3]string
+	for i := range 100 {
+		policies = append(policies, [3]string{fmt.Sprintf("p%d", i), plain, notPrivileged})
+	}
+	chain := chainOf(b, restriction.How{From: restriction.Node}, policies...)
+	s := subject(podview.Set(false), podview.Set(false))
+	b.ReportAllocs()
+	for b.Loop() {
+		if !chain.Evaluate(b.Context(), s).Admitted() {
+			b.Fatal("denied")
+		}
+	}
+}
