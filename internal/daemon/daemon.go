@@ -77,6 +77,10 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 
+	admitting, err := openPolicies(o, m)
+	if err != nil {
+		return err
+	}
 	log, err := openDecisions(o, m)
 	if err != nil {
 		return err
@@ -151,7 +155,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	svc.ready()
 	p := parts{
 		conns: conns, key: st.key, store: st.store, tracker: trk, node: node, source: source, decisions: log, gate: judge,
-		server: server, metrics: m, on: on, inForce: newInForce(o.Config, o.ConfigFound), service: svc, stopping: &atomic.Bool{},
+		server: server, metrics: m, on: on, inForce: newInForce(o.Config, o.ConfigFound), service: svc, policies: admitting, stopping: &atomic.Bool{},
 	}
 	p.admin = adminOf(o, p, st.store, index, runtime, feed)
 	return serve(ctx, o, p)
@@ -173,6 +177,7 @@ type parts struct {
 	on        listeners
 	inForce   *inForce
 	service   *service
+	policies  *policies    // used by reload
 	stopping  *atomic.Bool // for /readyz
 }
 

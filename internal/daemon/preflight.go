@@ -19,6 +19,8 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/decisionlog"
 	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/pkg/admission/files"
+	"github.com/pullgate/pullgate/pkg/restriction"
 )
 
 // Bounds of the check whether a pullgated answers at metrics.listen.
@@ -53,6 +55,7 @@ func Examine(ctx context.Context, c config.Config) Preflight {
 			p.warn("podSource.kubeconfig", fmt.Errorf("%s: not found; pullgated starts without the pod source and waits for the file", c.PodSource.Kubeconfig))
 		}
 	}
+	p.examinePolicies(c)
 	// The daemon tries again to bind the following listeners until it succeeds.
 	if c.Admin.Listen != "" {
 		p.warn("admin.listen", examineSocket(c.Admin.Listen))
@@ -61,6 +64,41 @@ func Examine(ctx context.Context, c config.Config) Preflight {
 		p.warn("metrics.listen", examineAddress(ctx, c.Metrics.Listen))
 	}
 	return p
+}
+
+// examinePolicies reads the policy files as the daemon does.
+func (p *Preflight) examinePolicies(c config.Config) {
+	set, err := files.Read(policyPaths(c.Admission), policyKinds())
+	if err != nil {
+		for _, e := range joined(err) {
+			p.add("admission", e)
+		}
+		return
+	}
+	if set == nil {
+		return
+	}
+	if len(set.Ignored) > 0 {
+		p.warn("admission.policies", fmt.Errorf("%s: ignored, because they are not policy files: %s", c.Admission.Policies, strings.Join(set.Ignored, ", ")))
+	}
+	if set.Len(restriction.Kind) == 0 {
+		p.warn("admission.policies", fmt.Errorf("%s: no policy file", c.Admission.Policies))
+	}
+	for _, f := range unjudged(set, c.Admission, viewSource(c)) {
+		effect := "it counts as allowed"
+		if c.Admission.Unjudged == config.UnjudgedRefuse {
+			effect = "it counts as denied"
+		}
+		p.warn("admission.policies", fmt.Errorf("policy %s restricts %s, which this node never sees; %s (unjudged: %s)", f.Policy, f.Path, effect, c.Admission.Unjudged))
+	}
+}
+
+// joined returns the errors that were joined to err.
+func joined(err error) []error {
+	if all, ok := err.(interface{ Unwrap() []error }); ok {
+		return all.Unwrap()
+	}
+	return []error{err}
 }
 
 func (p *Preflight) add(field string, err error) {

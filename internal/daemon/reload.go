@@ -2,8 +2,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
-	"strings"
 	"time"
 
 	"github.com/pullgate/pullgate/internal/config"
@@ -12,12 +10,17 @@ import (
 // reopenLimit bounds the wait for a disk that does not answer: the new policy must apply all the same.
 const reopenLimit = 5 * time.Second
 
-// reload reloads for each value of Options.Reload until ctx ends.
+// reload reloads for each value of Options.Reload until ctx ends. In between it reads the policy files when they change.
 func reload(ctx context.Context, o Options, p parts) {
+	tick := time.NewTicker(policyInterval)
+	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-tick.C:
+			p.policies.poll()
+			continue
 		case <-o.Reload:
 		}
 		p.service.reloading()
@@ -44,8 +47,7 @@ func reread(o Options, p parts) {
 	c, found, err := o.Load()
 	p.metrics.ConfigRead(err == nil, at)
 	if err != nil {
-		// The error has a line for each invalid field, and the journal has one line for each event.
-		err = errors.New(strings.ReplaceAll(strings.ReplaceAll(err.Error(), ":\n", ": "), "\n", "; "))
+		err = oneLine(err) // it has a line for each invalid field
 		p.inForce.refused(at, err)
 		o.Log.Error(err, "Configuration not reloaded, the previous one stays in use")
 		return
@@ -60,4 +62,5 @@ func reread(o Options, p parts) {
 	if fields := config.NeedRestart(o.Config, c); len(fields) > 0 {
 		o.Log.Info("Configuration changed in fields that need a restart", "needARestart", fields, "hint", "systemctl restart pullgated")
 	}
+	p.policies.reload(c.Admission)
 }

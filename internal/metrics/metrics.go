@@ -48,6 +48,7 @@ type Metrics struct {
 	reloadedAt   prometheus.Gauge
 	sourceErrors *prometheus.CounterVec
 	sourceCauses []string
+	admission    admissionMetrics
 }
 
 // A method is counted by its name.
@@ -115,6 +116,7 @@ func New(version, goVersion string, methods []string) *Metrics {
 	m.notCreated = counterVec("pullgate_container_creations_refused_total", "Calls that create or start containers and were answered with PermissionDenied for another reason than the judgement of an image.", "reason")
 	m.registry.MustRegister(m.hit, m.miss, m.verdicts, m.checks, m.hidden, m.denials, m.notCreated, m.forwarded, m.callDuration, m.storeSync, m.upstreamUp,
 		m.distrusted, m.panics, m.unresolved, m.ignored, m.dropped, m.reloaded, m.reloadedAt, m.sourceErrors, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.admission = newAdmissionMetrics(m.registry)
 	m.begin()
 	return m
 }

@@ -41,6 +41,8 @@ func newMetrics() *metrics.Metrics {
 	m.PodSourceError("forbidden")
 	m.DecisionsDropped(3)
 	m.ConfigRead(true, time.Unix(1700000000, 5e8))
+	m.PoliciesRead(true)
+	m.Policies(func(string) int { return 9 }, 2)
 	return m
 }
 
@@ -79,6 +81,13 @@ func contract() map[string]string {
 
 		"pullgate_config_last_reload_success":                   "GAUGE ",
 		"pullgate_config_last_reload_success_timestamp_seconds": "GAUGE ",
+
+		"pullgate_admission_answers_total":        "COUNTER answer,audit,call,reason,validator",
+		"pullgate_admission_seconds":              "HISTOGRAM validator",
+		"pullgate_admission_view_conflicts_total": "COUNTER field",
+		"pullgate_admission_policies":             "GAUGE kind",
+		"pullgate_admission_unjudged_fields":      "GAUGE ",
+		"pullgate_admission_last_reload_success":  "GAUGE ",
 
 		"pullgate_build_info": "GAUGE goversion,version",
 	}

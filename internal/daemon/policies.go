@@ -1,0 +1,166 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/hint"
+	"github.com/pullgate/pullgate/internal/metrics"
+	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/pkg/admission/files"
+	"github.com/pullgate/pullgate/pkg/admission/restrict"
+	"github.com/pullgate/pullgate/pkg/restriction"
+)
+
+const (
+	// policyInterval is how often the policy files are read.
+	policyInterval = 3 * time.Second
+	// maxUnjudgedLogged is how many fields are logged that this node never sees. The metric counts all of them.
+	maxUnjudgedLogged = 20
+)
+
+// policyKinds returns the kinds of policy files.
+func policyKinds() []files.Kind {
+	return []files.Kind{{
+		Name: restriction.Kind, APIVersions: []string{restriction.APIVersion, restriction.ProposedAPIVersion},
+		Read: func(list []files.File) (files.Policies, error) {
+			texts := make([]restriction.File, len(list))
+			for i, f := range list {
+				texts[i] = restriction.File(f)
+			}
+			return restriction.Load(texts)
+		},
+	}}
+}
+
+func policyPaths(c config.Admission) files.Paths {
+	return files.Paths{Folder: c.Policies, NamespaceLabels: c.NamespaceLabels}
+}
+
+// viewSource returns where the views of pods come from.
+func viewSource(c config.Config) restriction.Source {
+	if c.PodSource.Kubeconfig == "" {
+		return restriction.Node
+	}
+	return restriction.NodeWithPodSource
+}
+
+// policies keeps a chain up to date with the policy files and the section admission of the configuration. It is for one goroutine at a
+// time; the chain may be asked by others.
+type policies struct {
+	log     klog.Logger
+	metrics *metrics.Metrics
+	watcher *files.Watcher
+	from    restriction.Source
+	config  config.Admission
+	set     *files.Set       // the last valid one; nil while there are no policies
+	chain   *admission.Chain // nil while there are no policies
+}
+
+// openPolicies reads the policy files.
+func openPolicies(o Options, m *metrics.Metrics) (*policies, error) {
+	p := &policies{log: o.Log.WithName("policies"), metrics: m, watcher: files.NewWatcher(policyKinds()), from: viewSource(o.Config), config: o.Config.Admission}
+	set, err := p.watcher.Load(policyPaths(p.config))
+	if err != nil {
+		return nil, hint.Wrap(fmt.Errorf("read admission.policies:\n%w", err),
+			"correct the files, pullgated --check-config lists all errors; or set admission.policies to \"\" for no policies")
+	}
+	p.apply(set, nil)
+	return p, nil
+}
+
+// reload reads the policy files again, by a new configuration. If they are invalid, the last valid ones stay in use, under the new settings.
+func (p *policies) reload(c config.Admission) {
+	p.config = c
+	p.apply(p.watcher.Load(policyPaths(c)))
+}
+
+// poll reads the policy files again if they have changed.
+func (p *policies) poll() {
+	if set, changed, err := p.watcher.Poll(); changed {
+		p.apply(set, err)
+	}
+}
+
+// apply uses a set that was read, or after an error the last valid one.
+func (p *policies) apply(set *files.Set, err error) {
+	if err != nil {
+		p.metrics.PoliciesRead(false)
+		p.log.Error(oneLine(err), "Policies not read, the previous ones stay in use", "policies", p.config.Policies)
+		if p.chain != nil {
+			p.chain.Set(p.rules())
+		}
+		return
+	}
+	if set == nil {
+		if p.set != nil {
+			p.log.Info("Policies are no longer in use")
+		}
+		p.set, p.chain = nil, nil
+		p.metrics.NoPolicies()
+		return
+	}
+	p.set = set
+	if p.chain == nil {
+		p.chain = admission.New(p.rules(), admission.Options{OnPanic: p.panicked})
+	} else {
+		p.chain.Set(p.rules())
+	}
+	p.report()
+}
+
+// rules returns the rules of the chain by the set and the configuration in use.
+func (p *policies) rules() admission.Rules {
+	r := admission.Rules{
+		PolicyHash: p.set.Hash, AuditOnly: !p.config.Enforce, RecheckRestarts: p.config.RecheckRestarts,
+		ExemptStaticPods: p.config.Exempt.StaticPods, ExemptNamespaces: slices.Clone(p.config.Exempt.Namespaces),
+	}
+	if p.set.Len(restriction.Kind) > 0 {
+		how := restriction.How{From: p.from, Refuse: p.config.Unjudged == config.UnjudgedRefuse}
+		r.Validators = append(r.Validators, admission.Named{Name: restrict.Name, Validator: restrict.New(restrictions(p.set), how)})
+	}
+	return r
+}
+
+func restrictions(s *files.Set) *restriction.Set {
+	return files.Of[*restriction.Set](s, restriction.Kind)
+}
+
+// unjudged returns what policies restrict and this node never sees.
+func unjudged(s *files.Set, c config.Admission, from restriction.Source) []restriction.PolicyField {
+	return slices.DeleteFunc(restrictions(s).Unjudged(from), func(f restriction.PolicyField) bool {
+		return c.NamespaceLabels != "" && f.Path == "binding.namespaceSelector" // the file has the labels
+	})
+}
+
+// report counts and logs the policies that are in use from now on.
+func (p *policies) report() {
+	fields := unjudged(p.set, p.config, p.from)
+	p.metrics.PoliciesRead(true)
+	p.metrics.Policies(p.set.Len, len(fields))
+	p.log.Info("Policies read", "policies", p.config.Policies, "restrictions", p.set.Len(restriction.Kind), "hash", p.set.Hash, "enforcing", p.config.Enforce,
+		"exemptStaticPods", p.config.Exempt.StaticPods, "exemptNamespaces", p.config.Exempt.Namespaces, "unjudged", p.config.Unjudged,
+		"namespaces", len(p.set.NamespaceLabels), "recheckRestarts", p.config.RecheckRestarts, "ignored", p.set.Ignored)
+	for _, f := range fields[:min(len(fields), maxUnjudgedLogged)] {
+		p.log.Info("Policy restricts a field that this node never sees", "policy", f.Policy, "field", f.Path, "unjudged", p.config.Unjudged)
+	}
+	if more := len(fields) - maxUnjudgedLogged; more > 0 {
+		p.log.Info("Policies restrict more fields that this node never sees", "fields", more, "hint", "pullgatectl policy list")
+	}
+}
+
+func (p *policies) panicked(validator string, value any, stack []byte) {
+	p.metrics.Panic()
+	p.log.Error(fmt.Errorf("panic: %v", value), "A validator of policies panicked, the container is denied", "validator", validator, "stack", string(stack))
+}
+
+// oneLine returns an error with its lines in one, because the journal has one line for each event.
+func oneLine(err error) error {
+	return errors.New(strings.ReplaceAll(strings.ReplaceAll(err.Error(), ":\n", ": "), "\n", "; "))
+}

@@ -1,0 +1,278 @@
+package daemon
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/hint"
+	"github.com/pullgate/pullgate/internal/metrics"
+	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/pkg/podview"
+	"github.com/pullgate/pullgate/pkg/restriction"
+)
+
+const (
+	noHostNetwork = "spec: {spec: {securityContext: {hostNetwork: {require: false}}}}\n"
+	neverSeen     = "spec: {spec: {dnsPolicy: {whitelist: [Default]}}}\n"
+	devOnly       = "binding: {mode: Accept, namespaceSelector: {matchLabels: {tier: dev}}}\nspec: {}\n"
+)
+
+// A policyTest is a policy folder and what the daemon makes of it.
+type policyTest struct {
+	*testing.T
+	dir     string
+	log     bytes.Buffer
+	metrics *metrics.Metrics
+	options Options
+	policies
+}
+
+func newPolicyTest(t *testing.T, specs ...string) *policyTest {
+	t.Helper()
+	p := &policyTest{T: t, dir: filepath.Join(t.TempDir(), "policies"), metrics: metrics.New("v1", "go1", nil)}
+	must(t, os.Mkdir(p.dir, 0o755))
+	for i, spec := range specs {
+		p.put(fmt.Sprintf("p%d", i), spec)
+	}
+	p.options = Options{Config: config.Default(), Log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&p.log)))}
+	p.options.Config.Admission.Policies = p.dir
+	return p
+}
+
+func must(tb testing.TB, errs ...error) {
+	tb.Helper()
+	if err := errors.Join(errs...); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// put writes a policy.
+func (p *policyTest) put(name, spec string) {
+	p.Helper()
+	text := fmt.Sprintf("apiVersion: %s\nkind: %s\nmetadata: {name: %s}\n%s", restriction.APIVersion, restriction.Kind, name, spec)
+	must(p.T, os.WriteFile(filepath.Join(p.dir, name+".yaml"), []byte(text), 0o644))
+}
+
+func (p *policyTest) open() {
+	p.Helper()
+	opened, err := openPolicies(p.options, p.metrics)
+	must(p.T, err)
+	p.policies = *opened
+}
+
+// change reloads with another configuration.
+func (p *policyTest) change(f func(c *config.Admission)) {
+	p.Helper()
+	c := p.config
+	f(&c)
+	p.reload(c)
+}
+
+// denies asks the chain about a pod on the network of the node.
+func (p *policyTest) denies(when string, want bool) {
+	p.Helper()
+	pod := podview.Pod{UID: "uid", Namespace: "team", Name: "app", HostNetwork: podview.Set(true), NamespaceLabels: p.labels("team")}
+	if d := p.chain.Evaluate(p.Context(), admission.Subject{Stage: admission.StageSandbox, Pod: pod}); d.Admitted() == want {
+		p.Errorf("%s: %+v; want a denial: %v", when, d, want)
+	}
+}
+
+func (p *policyTest) labels(namespace string) podview.Value[map[string]string] {
+	if p.set != nil && p.set.NamespaceLabels[namespace] != nil {
+		return podview.Set(p.set.NamespaceLabels[namespace])
+	}
+	return podview.Value[map[string]string]{}
+}
+
+// page has the metrics of policies.
+func (p *policyTest) page() string {
+	answer := httptest.NewRecorder()
+	p.metrics.Handler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	return answer.Body.String()
+}
+
+func (p *policyTest) shows(when string, lines ...string) {
+	p.Helper()
+	for _, line := range lines {
+		if !strings.Contains(p.page(), "\n"+line+"\n") {
+			p.Errorf("%s: no metric %s", when, line)
+		}
+	}
+}
+
+func (p *policyTest) says(when string, times int, text string) {
+	p.Helper()
+	if n := strings.Count(p.log.String(), text); n != times {
+		p.Errorf("%s: the log has %q %d times; want %d:\n%s", when, text, n, times, &p.log)
+	}
+}
+
+func TestNoPoliciesLeaveNoTrace(t *testing.T) {
+	p := newPolicyTest(t)
+	p.options.Config.Admission.Policies = ""
+	p.options.Config.Admission.NamespaceLabels = "/absent"
+	p.open()
+	p.poll()
+	p.change(func(c *config.Admission) { c.Enforce = false })
+	if p.chain != nil || p.log.Len() > 0 || strings.Contains(p.page(), "pullgate_admission_") {
+		t.Errorf("chain %v, log %q; want nothing", p.chain, &p.log)
+	}
+}
+
+func TestInvalidPoliciesPreventTheStart(t *testing.T) {
+	p := newPolicyTest(t, "spec: {spec: {hostNetwrk: true}}\n", "spec: {}\nspek: {}\n")
+	_, err := openPolicies(p.options, p.metrics)
+	for _, want := range []string{p.dir + "/p0.yaml: spec.spec.hostNetwrk: unknown field", p.dir + "/p1.yaml: spek: unknown field; did you mean spec?"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("openPolicies = %v; want %s", err, want)
+		}
+	}
+	if !strings.Contains(hint.Of(err), "--check-config") {
+		t.Errorf("hint %q; want --check-config", hint.Of(err))
+	}
+}
+
+func TestPoliciesFollowTheConfiguration(t *testing.T) {
+	p := newPolicyTest(t, noHostNetwork, neverSeen)
+	p.open()
+	p.denies("at the start", true)
+	p.shows("at the start", `pullgate_admission_policies{kind="PodRestriction"} 2`, "pullgate_admission_unjudged_fields 1", "pullgate_admission_last_reload_success 1")
+	p.says("at the start", 1, `"Policies read" logger="policies" policies="`+p.dir+`" restrictions=2 hash="`)
+	p.says("at the start", 1, `"Policy restricts a field that this node never sees" logger="policies" policy="p1" field="spec.spec.dnsPolicy" unjudged="Ignore"`)
+	chain := p.chain
+	p.change(func(c *config.Admission) { c.Enforce = false })
+	p.denies("enforce: false", false)
+	p.change(func(c *config.Admission) { c.Enforce = true })
+	p.denies("enforce: true", true)
+	p.change(func(c *config.Admission) { c.Exempt.Namespaces = []string{"team"} })
+	p.denies("exempt", false)
+	p.change(func(c *config.Admission) { c.Exempt.Namespaces = nil })
+	p.denies("not exempt", true)
+	must(t, os.Remove(p.dir+"/p0.yaml"))
+	p.change(func(*config.Admission) {})
+	p.denies("an allowed field that is never seen", false)
+	p.change(func(c *config.Admission) { c.Unjudged = config.UnjudgedRefuse })
+	p.denies("unjudged: Refuse", true)
+	if p.chain != chain {
+		t.Error("a reload makes another chain, which does not know the started containers")
+	}
+	p.change(func(c *config.Admission) { c.Policies = "" })
+	p.denies("no policies", false)
+	p.says("no policies", 1, "Policies are no longer in use")
+	if p.chain != nil || strings.Contains(p.page(), "pullgate_admission_policies{") {
+		t.Error("the chain or its metrics are still there")
+	}
+	p.change(func(c *config.Admission) { c.Policies = p.dir })
+	p.denies("policies again", true)
+}
+
+func TestTheLastValidPoliciesStay(t *testing.T) {
+	p := newPolicyTest(t, noHostNetwork)
+	p.open()
+	p.put("wrong", "spek: {}\n")
+	p.poll()
+	p.denies("seen once", true)
+	p.shows("seen once", "pullgate_admission_last_reload_success 1")
+	p.poll()
+	p.poll()
+	p.denies("invalid", true)
+	p.shows("invalid", "pullgate_admission_last_reload_success 0", `pullgate_admission_policies{kind="PodRestriction"} 1`)
+	p.says("invalid", 1, "Policies not read, the previous ones stay in use")
+	p.change(func(c *config.Admission) { c.Enforce = false })
+	p.denies("a setting changes", false)
+	p.says("a reload", 2, "Policies not read, the previous ones stay in use")
+	p.change(func(c *config.Admission) { c.Enforce, c.Policies = true, p.dir+"-absent" })
+	p.denies("the folder is absent", true)
+	p.change(func(c *config.Admission) { c.Policies = p.dir })
+	must(t, os.Remove(p.dir+"/wrong.yaml"))
+	p.put("p0", "spec: {}\n")
+	p.poll()
+	p.poll()
+	p.denies("valid again", false)
+	p.shows("valid again", "pullgate_admission_last_reload_success 1")
+	must(t, os.Rename(p.dir, p.dir+"-moved"))
+	p.poll()
+	p.poll()
+	if p.set.Len(restriction.Kind) != 1 {
+		t.Error("policies are lost with their folder")
+	}
+}
+
+func TestInvalidPoliciesAreNotSwitchedOn(t *testing.T) {
+	p := newPolicyTest(t, "spek: {}\n")
+	p.options.Config.Admission.Policies = ""
+	p.open()
+	p.change(func(c *config.Admission) { c.Policies = p.dir })
+	p.denies("invalid", false)
+	p.shows("invalid", "pullgate_admission_last_reload_success 0")
+	p.put("p0", noHostNetwork)
+	p.poll()
+	p.poll()
+	p.denies("valid", true)
+	p.shows("valid", "pullgate_admission_last_reload_success 1")
+}
+
+func TestNamespaceLabelsAreReadWithThePolicies(t *testing.T) {
+	p := newPolicyTest(t, noHostNetwork, devOnly)
+	p.open()
+	p.denies("labels are not known", true)
+	p.shows("labels are not known", "pullgate_admission_unjudged_fields 1")
+	labels := filepath.Join(t.TempDir(), "namespaces.yaml")
+	must(t, os.WriteFile(labels, []byte("team: {tier: prod}\n"), 0o600))
+	p.change(func(c *config.Admission) { c.NamespaceLabels = labels })
+	p.denies("other labels", true)
+	p.shows("labels are known", "pullgate_admission_unjudged_fields 0")
+	must(t, os.WriteFile(labels, []byte("team: {tier: dev}\n"), 0o600))
+	p.poll()
+	p.poll()
+	p.denies("bound by labels", false)
+	must(t, os.WriteFile(labels, []byte("team: [dev]\n"), 0o600))
+	p.poll()
+	p.poll()
+	p.denies("an invalid file", false)
+	p.says("an invalid file", 1, labels+": [team]: Invalid type: array")
+}
+
+func TestAPanicOfAValidatorIsLoggedAndCounted(t *testing.T) {
+	p := newPolicyTest(t, noHostNetwork)
+	p.open()
+	p.chain.Set(admission.Rules{Validators: []admission.Named{{Name: "broken"}}})
+	p.denies("a validator panics", true)
+	p.shows("a validator panics", "pullgate_panics_total 1")
+	p.says("a validator panics", 1, "A validator of policies panicked, the container is denied")
+}
+
+func BenchmarkReadPolicies(b *testing.B) {
+	dir := b.TempDir()
+	must(b, os.Chmod(dir, 0o755))
+	preset, err := restriction.Preset("restricted")
+	must(b, err)
+	for i := range 1000 {
+		text := strings.Replace(string(preset), "name: restricted", fmt.Sprintf("name: restricted-%d", i), 1)
+		must(b, os.WriteFile(fmt.Sprintf("%s/%d.yaml", dir, i), []byte(text), 0o644))
+	}
+	o := Options{Config: config.Default(), Log: klog.Background()}
+	o.Config.Admission.Policies = dir
+	p, err := openPolicies(o, metrics.New("v1", "go1", nil))
+	must(b, err)
+	if n := p.set.Len(restriction.Kind); n != 1000 {
+		b.Fatalf("%d policies; want 1000", n)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := p.watcher.Load(policyPaths(p.config)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
