@@ -106,12 +106,26 @@ func busyDaemon(ctx context.Context, t *testing.T) workload {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	d, err := node.StartPullgated(ctx, dir, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true",
-		fmt.Sprintf("podSource: {kubeconfig: %q, nodeName: node}", emptyAPIServer(t)))
+		fmt.Sprintf("podSource: {kubeconfig: %q, nodeName: node}", emptyAPIServer(t)), fmt.Sprintf("admission: {policies: %q}", policies(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = d.Stop() })
 	return workload{metrics: d.MetricsAddress(), kubelet: criproxytest.NewKubelet(t, d.Endpoint())}
+}
+
+// policies returns a folder with one policy.
+func policies(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "policies")
+	err := os.Mkdir(dir, 0o755)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "all.yaml"), []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: all}\nspec: {}\n"), 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // calls makes a call that is not judged, a hit (a miss the first time) and a miss that is denied, with a fresh pod

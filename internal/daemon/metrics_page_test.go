@@ -1,8 +1,10 @@
 package daemon_test
 
 import (
+	"errors"
 	"maps"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,9 +16,11 @@ import (
 	"github.com/pullgate/pullgate/internal/conformance"
 	"github.com/pullgate/pullgate/internal/metrics"
 	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/restriction"
 )
 
 // busyScrape returns the metrics page of the built daemon, with every optional part, after a hit, a miss and a hidden pre-check.
@@ -24,7 +28,8 @@ func busyScrape(t *testing.T) string {
 	t.Helper()
 	r := criproxytest.NewRuntime(t)
 	api := newAPIServer(t, (&criproxytest.Kubelet{}).PodFrom("source", "api"), conformance.Case{Image: app})
-	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", api.settings())
+	policies := newPolicyFolder(t)
+	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", api.settings(), "admission: {policies: "+policies+"}")
 	serves(r, app, "good", id1)
 	p.start()
 	p.until("pullgate_pod_source_synced", 1)
@@ -48,6 +53,17 @@ func busyScrape(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return page
+}
+
+// newPolicyFolder returns a folder with a policy.
+func newPolicyFolder(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "policies")
+	text, err := restriction.Preset("baseline")
+	if err := errors.Join(err, os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "baseline.yaml"), text, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // promlint finds no problem in any metric of the daemon, including those of Go and of the process.
@@ -101,6 +117,13 @@ func TestMetricsPageHasEveryValueOfALabel(t *testing.T) {
 		"reason of pullgate_verdicts_total": rules,
 		"reason of pullgate_pod_source_errors_total":           source,
 		"reason of pullgate_container_creations_refused_total": append(metrics.CreationRefusals(), "other"),
+		"call of pullgate_admission_answers_total":             append(metrics.AdmissionCalls(), "other"),
+		"reason of pullgate_admission_answers_total":           append(metrics.AdmissionReasons(), "other"),
+		"validator": append(metrics.Validators(), "other"),
+		"answer":    admission.Answers(),
+		"audit":     {"true", "false"},
+		"kind":      metrics.PolicyKinds(),
+		"field":     append(metrics.ConflictFields(), "other"),
 		"judged":    {"true", "false"},
 		"code":      codes,
 		"method":    methods,

@@ -307,3 +307,30 @@ func TestDecisionsContinueWithoutTheLog(t *testing.T) {
 		t.Errorf("decision log %q, %v; want one line that counts 3 missing ones", text, err)
 	}
 }
+
+func TestPoliciesAreReadOnSIGHUPAndWhenTheyChange(t *testing.T) {
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+	p.start()
+	page, err := p.get("/metrics")
+	if err != nil || strings.Contains(page, "pullgate_admission_") || strings.Contains(p.out.String(), "olicies") {
+		t.Errorf("without policies there are metrics or log lines of them, or %v:\n%s", err, p.out)
+	}
+	dir := newPolicyFolder(t)
+	p.configure("admission: {policies: " + dir + "}")
+	p.hup("Policies read")
+	p.until(`pullgate_admission_policies{kind="PodRestriction"}`, 1)
+	wrong := filepath.Join(dir, "wrong.yaml")
+	if err := os.WriteFile(wrong, []byte("kind: PodRestriction\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	p.until("pullgate_admission_last_reload_success", 0) // without a signal
+	p.hup("Policies not read, the previous ones stay in use")
+	if err := os.Remove(wrong); err != nil {
+		t.Fatal(err)
+	}
+	p.hup("Policies read")
+	p.until("pullgate_admission_last_reload_success", 1)
+	p.configure()
+	p.hup("Policies are no longer in use")
+	p.stop()
+}
