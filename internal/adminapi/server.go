@@ -85,6 +85,8 @@ type Config struct {
 	Decisions *Feed
 	// Status returns the part of GetStatus's answer that is neither from the tracker nor from the store.
 	Status func(ctx context.Context) Status
+	// Policies returns the policies in use; nil if there are none.
+	Policies func() Policies
 	// Trusted is called when an operator has ended the distrust of the store.
 	Trusted func()
 	// Panic is called for every call that panicked.

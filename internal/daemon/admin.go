@@ -71,6 +71,7 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 		NodeCredentials: p.node,
 		KeyFingerprint:  p.key.Fingerprint(),
 		Decisions:       feed,
+		Policies:        p.policies.list,
 		Trusted:         func() { p.metrics.StoreDistrusted(store.Distrusted() != nil) },
 		Panic:           p.metrics.Panic,
 		Settings: prose.Settings{

@@ -26,18 +26,7 @@ const (
 )
 
 // policyKinds returns the kinds of policy files.
-func policyKinds() []files.Kind {
-	return []files.Kind{{
-		Name: restriction.Kind, APIVersions: []string{restriction.APIVersion, restriction.ProposedAPIVersion},
-		Read: func(list []files.File) (files.Policies, error) {
-			texts := make([]restriction.File, len(list))
-			for i, f := range list {
-				texts[i] = restriction.File(f)
-			}
-			return restriction.Load(texts)
-		},
-	}}
-}
+func policyKinds() []files.Kind { return []files.Kind{restrict.Files()} }
 
 func policyPaths(c config.Admission) files.Paths {
 	return files.Paths{Folder: c.Policies, NamespaceLabels: c.NamespaceLabels}
@@ -58,6 +47,7 @@ type policies struct {
 	metrics *metrics.Metrics
 	watcher *files.Watcher
 	from    restriction.Source
+	listed  *policyList // for the admin API
 	config  config.Admission
 	set     *files.Set       // the last valid one; nil while there are no policies
 	chain   *admission.Chain // nil while there are no policies
@@ -65,26 +55,33 @@ type policies struct {
 
 // openPolicies reads the policy files.
 func openPolicies(o Options, m *metrics.Metrics) (*policies, error) {
-	p := &policies{log: o.Log.WithName("policies"), metrics: m, watcher: files.NewWatcher(policyKinds()), from: viewSource(o.Config), config: o.Config.Admission}
+	p := &policies{
+		log: o.Log.WithName("policies"), metrics: m, watcher: files.NewWatcher(policyKinds()), from: viewSource(o.Config), config: o.Config.Admission,
+		listed: &policyList{},
+	}
 	set, err := p.watcher.Load(policyPaths(p.config))
 	if err != nil {
 		return nil, hint.Wrap(fmt.Errorf("read admission.policies:\n%w", err),
 			"correct the files, pullgated --check-config lists all errors; or set admission.policies to \"\" for no policies")
 	}
 	p.apply(set, nil)
+	p.keepList(nil)
 	return p, nil
 }
 
 // reload reads the policy files again, by a new configuration. If they are invalid, the last valid ones stay in use, under the new settings.
 func (p *policies) reload(c config.Admission) {
 	p.config = c
-	p.apply(p.watcher.Load(policyPaths(c)))
+	set, err := p.watcher.Load(policyPaths(c))
+	p.apply(set, err)
+	p.keepList(err)
 }
 
 // poll reads the policy files again if they have changed.
 func (p *policies) poll() {
 	if set, changed, err := p.watcher.Poll(); changed {
 		p.apply(set, err)
+		p.keepList(err)
 	}
 }
 
@@ -128,20 +125,11 @@ func (p *policies) rules() admission.Rules {
 	return r
 }
 
-func restrictions(s *files.Set) *restriction.Set {
-	return files.Of[*restriction.Set](s, restriction.Kind)
-}
-
-// unjudged returns what policies restrict and this node never sees.
-func unjudged(s *files.Set, c config.Admission, from restriction.Source) []restriction.PolicyField {
-	return slices.DeleteFunc(restrictions(s).Unjudged(from), func(f restriction.PolicyField) bool {
-		return c.NamespaceLabels != "" && f.Path == "binding.namespaceSelector" // the file has the labels
-	})
-}
+func restrictions(s *files.Set) *restriction.Set { return restrict.Of(s) }
 
 // report counts and logs the policies that are in use from now on.
 func (p *policies) report() {
-	fields := unjudged(p.set, p.config, p.from)
+	fields := restrict.Unjudged(p.set, p.from)
 	p.metrics.PoliciesRead(true)
 	p.metrics.Policies(p.set.Len, len(fields))
 	p.log.Info("Policies read", "policies", p.config.Policies, "restrictions", p.set.Len(restriction.Kind), "hash", p.set.Hash, "enforcing", p.config.Enforce,

@@ -8,12 +8,14 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/metrics"
@@ -274,5 +276,35 @@ func BenchmarkReadPolicies(b *testing.B) {
 		if _, err := p.watcher.Load(policyPaths(p.config)); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+func TestPoliciesAreListed(t *testing.T) {
+	p := newPolicyTest(t, noHostNetwork, neverSeen, devOnly)
+	p.open()
+	l := p.list()
+	if l.Folder != p.dir || l.Hash == "" || l.ReloadError != "" || !l.Enforcing || l.RefuseUnjudged {
+		t.Errorf("list = %+v", l)
+	}
+	want := []adminapi.Policy{
+		{Kind: "PodRestriction", Name: "p0", Mode: "Drop", AllNamespaces: true},
+		{Kind: "PodRestriction", Name: "p1", Mode: "Drop", AllNamespaces: true, Unjudged: []string{"spec.spec.dnsPolicy"}},
+		{Kind: "PodRestriction", Name: "p2", Mode: "Accept", NamespaceSelector: "tier=dev", Unjudged: []string{"binding.namespaceSelector"}},
+	}
+	if !reflect.DeepEqual(l.List, want) {
+		t.Errorf("list has %+v; want %+v", l.List, want)
+	}
+	p.put("p1", "spek: {}\n")
+	p.change(func(c *config.Admission) { c.Enforce, c.Unjudged = false, config.UnjudgedRefuse })
+	if l := p.list(); !strings.Contains(l.ReloadError, "p1.yaml: spek: unknown field") || l.Enforcing || !l.RefuseUnjudged || len(l.List) != 3 {
+		t.Errorf("after an invalid change: %+v", l)
+	}
+	p.change(func(c *config.Admission) { c.Policies = "" })
+	if l := p.list(); l.Folder != "" || len(l.List) != 0 {
+		t.Errorf("without policies: %+v", l)
+	}
+	p.change(func(c *config.Admission) { c.Policies = p.dir })
+	if l := p.list(); l.Folder != p.dir || l.ReloadError == "" || len(l.List) != 0 {
+		t.Errorf("switched on with an invalid file: %+v", l)
 	}
 }

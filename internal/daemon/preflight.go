@@ -20,6 +20,7 @@ import (
 	"github.com/pullgate/pullgate/internal/decisionlog"
 	"github.com/pullgate/pullgate/internal/podsource"
 	"github.com/pullgate/pullgate/pkg/admission/files"
+	"github.com/pullgate/pullgate/pkg/admission/restrict"
 	"github.com/pullgate/pullgate/pkg/restriction"
 )
 
@@ -84,7 +85,7 @@ func (p *Preflight) examinePolicies(c config.Config) {
 	if set.Len(restriction.Kind) == 0 {
 		p.warn("admission.policies", fmt.Errorf("%s: no policy file", c.Admission.Policies))
 	}
-	for _, f := range unjudged(set, c.Admission, viewSource(c)) {
+	for _, f := range restrict.Unjudged(set, viewSource(c)) {
 		effect := "it counts as allowed"
 		if c.Admission.Unjudged == config.UnjudgedRefuse {
 			effect = "it counts as denied"

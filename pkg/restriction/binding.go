@@ -1,7 +1,10 @@
 package restriction
 
 import (
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/pullgate/pullgate/pkg/podview"
 )
@@ -61,4 +64,34 @@ func (s selector) matches(labels map[string]string) bool {
 		}
 	}
 	return true
+}
+
+// Everywhere reports whether a binding selects every namespace.
+func (b *Binding) Everywhere() bool {
+	if b == nil || b.NamespaceSelector == nil {
+		return b == nil || b.Namespaces == nil
+	}
+	return len(b.NamespaceSelector.MatchLabels) == 0 && len(b.NamespaceSelector.MatchExpressions) == 0
+}
+
+// String returns the selector in the notation of kubectl --selector; "" for nil, and for a selector that matches everything.
+func (s *LabelSelector) String() string {
+	if s == nil {
+		return ""
+	}
+	var all []string
+	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
+		all = append(all, key+"="+s.MatchLabels[key])
+	}
+	for _, e := range s.MatchExpressions {
+		switch e.Operator {
+		case "In", "NotIn":
+			all = append(all, fmt.Sprintf("%s %s (%s)", e.Key, strings.ToLower(e.Operator), strings.Join(e.Values, ",")))
+		case "Exists":
+			all = append(all, e.Key)
+		case "DoesNotExist":
+			all = append(all, "!"+e.Key)
+		}
+	}
+	return strings.Join(all, ",")
 }

@@ -15,7 +15,7 @@ import (
 // compile checks a policy and compiles its rules. The rules are for use only if there is no error.
 func compile(t *table, p *PodRestriction) (*policy, field.ErrorList) {
 	c := &compiler{table: t}
-	out := &policy{name: p.Metadata.Name}
+	out := &policy{name: p.Metadata.Name, source: Binding{Mode: BindingModeDrop}}
 	c.header(p)
 	out.audit = c.mode(p.Metadata.Annotations)
 	if b := p.Binding; b != nil {
@@ -110,6 +110,10 @@ func (c *compiler) binding(p *field.Path, b *Binding, out *policy) {
 	case "", BindingModeDrop:
 	default:
 		c.errs = append(c.errs, field.NotSupported(p.Child("mode"), b.Mode, []BindingMode{BindingModeAccept, "Allow", BindingModeDrop}))
+	}
+	out.source = *b
+	if b.Mode == "" {
+		out.source.Mode = BindingModeDrop
 	}
 	notEmpty(c, p.Child("namespaces"), b.Namespaces)
 	for i, ns := range b.Namespaces {

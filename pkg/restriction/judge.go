@@ -21,6 +21,7 @@ type policy struct {
 	name          string
 	accept, audit bool
 	binding       binding
+	source        Binding // what binding was compiled from
 	rule          podRule
 	leaves        []*leaf // all of them, for Unjudged
 }

@@ -233,3 +233,37 @@ func TestLargePods(t *testing.T) {
 		t.Errorf("Judge of 20,000 mounts = %d violations; want the one that is below no allowed folder", len(d.Violations))
 	}
 }
+
+func TestPolicies(t *testing.T) {
+	audit := file("audit", "{mode: Accept, namespaces: [a, b]}", "{}")
+	audit.Data = []byte(strings.Replace(string(audit.Data), "{name: audit}", "{name: audit, annotations: {policy.pullgate.dev/mode: Audit}}", 1))
+	set := load(t, file("selected", "{namespaceSelector: {matchLabels: {z: '1', a: '2'}, matchExpressions: [{key: b, operator: In, values: [v, w]}, "+
+		"{key: c, operator: NotIn, values: [x]}, {key: d, operator: Exists}, {key: e, operator: DoesNotExist}]}}", "{}"),
+		audit, file("everywhere", "", "{}"), file("empty", "{namespaces: [a], namespaceSelector: {}}", "{}"))
+	type summary struct {
+		Name       string
+		Mode       restriction.BindingMode
+		Audit      bool
+		Everywhere bool
+		Namespaces string
+		Selector   string
+	}
+	var got []summary
+	for _, p := range set.Policies() {
+		got = append(got, summary{
+			p.Name, p.Binding.Mode, p.Audit, p.Binding.Everywhere(), strings.Join(p.Binding.Namespaces, " "), p.Binding.NamespaceSelector.String(),
+		})
+	}
+	want := []summary{
+		{"audit", restriction.BindingModeAccept, true, false, "a b", ""},
+		{"empty", restriction.BindingModeDrop, false, true, "a", ""},
+		{"everywhere", restriction.BindingModeDrop, false, true, "", ""},
+		{"selected", restriction.BindingModeDrop, false, false, "", "a=2,z=1,b in (v,w),c notin (x),d,!e"},
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("Policies (-want +got):\n%s", d)
+	}
+	if all := (*restriction.Set)(nil).Policies(); all != nil {
+		t.Errorf("a nil Set has %v", all)
+	}
+}

@@ -137,6 +137,27 @@ func (s *Set) Len() int {
 	return len(s.policies)
 }
 
+// A Summary says what a policy is bound to and how it takes part in decisions.
+type Summary struct {
+	Name string
+	// Audit reports whether the policy only reports.
+	Audit bool
+	// Binding has the mode Drop if the policy does not give one. The caller must not modify what it refers to.
+	Binding Binding
+}
+
+// Policies returns a summary of each policy, by name.
+func (s *Set) Policies() []Summary {
+	if s == nil {
+		return nil
+	}
+	all := make([]Summary, 0, len(s.policies))
+	for _, p := range s.policies {
+		all = append(all, Summary{Name: p.name, Audit: p.audit, Binding: p.source})
+	}
+	return all
+}
+
 // A PolicyField is a field that a policy restricts, or a part of a restriction.
 type PolicyField struct {
 	Policy, Path string

@@ -307,3 +307,20 @@ func TestReadNamespaceLabels(t *testing.T) {
 		t.Errorf("a pipe: %v", err)
 	}
 }
+
+// A checkout of policies can belong to any user, and be writable by its group.
+func TestAnyOwner(t *testing.T) {
+	dir := t.TempDir()
+	path, labels := filepath.Join(dir, "a.yaml"), filepath.Join(dir, "labels")
+	must(t, os.WriteFile(path, []byte(note("a")), 0o600), os.WriteFile(labels, []byte("team: {a: b}"), 0o600))
+	for _, p := range []string{dir, path, labels} {
+		must(t, os.Chmod(p, 0o777)) //nolint:gosec // this is the test
+	}
+	set, err := files.Read(files.Paths{Folder: dir, NamespaceLabels: labels, AnyOwner: true}, kinds())
+	if err != nil || set.Len("Note") != 1 || set.NamespaceLabels["team"]["a"] != "b" {
+		t.Errorf("Read = %v, %v; want a policy and labels", set, err)
+	}
+	if _, err := files.Read(files.Paths{Folder: dir, NamespaceLabels: labels}, kinds()); err == nil {
+		t.Error("Read without AnyOwner = nil; want errors")
+	}
+}

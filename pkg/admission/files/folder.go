@@ -47,13 +47,13 @@ func scan(p Paths) *contents {
 	c := &contents{}
 	for range scanTries {
 		var stable bool
-		if c, stable = scanFolder(p.Folder); stable {
+		if c, stable = scanFolder(p); stable {
 			break
 		}
 	}
 	if p.NamespaceLabels != "" {
 		var err error
-		if c.labels, err = readLabels(p.NamespaceLabels); err != nil {
+		if c.labels, err = readLabels(p); err != nil {
 			c.errs = append(c.errs, err)
 		}
 	}
@@ -82,8 +82,9 @@ func add(h hash.Hash, field []byte) {
 }
 
 // scanFolder reads a folder. stable is false if ..data was replaced in the meantime: the files may be of two versions.
-func scanFolder(path string) (c *contents, stable bool) {
+func scanFolder(p Paths) (c *contents, stable bool) {
 	c = &contents{}
+	path := p.Folder
 	root, err := os.OpenRoot(path)
 	if err != nil {
 		c.errs = append(c.errs, folderError(path, err))
@@ -91,7 +92,7 @@ func scanFolder(path string) (c *contents, stable bool) {
 	}
 	defer func() { _ = root.Close() }() // nothing was written to it
 	before, _ := root.Readlink("..data")
-	if err := c.readFolder(root, path); err != nil {
+	if err := c.readFolder(root, p); err != nil {
 		c.errs = append(c.errs, folderError(path, err))
 	}
 	if after, _ := root.Readlink("..data"); after != before {
@@ -109,14 +110,14 @@ func folderError(path string, err error) error {
 	return fmt.Errorf("%s: %w", path, err)
 }
 
-func (c *contents) readFolder(root *os.Root, path string) error {
+func (c *contents) readFolder(root *os.Root, p Paths) error {
 	dir, err := root.Open(".")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = dir.Close() }() // it was only read
 	info, err := dir.Stat()
-	if err == nil {
+	if err == nil && !p.AnyOwner {
 		err = checkOwner(info)
 	}
 	if err != nil {
@@ -140,19 +141,19 @@ func (c *contents) readFolder(root *os.Root, path string) error {
 	if len(names) > maxFiles {
 		return fmt.Errorf("%d policy files; at most %d are read", len(names), maxFiles)
 	}
-	return c.readFiles(root, path, names)
+	return c.readFiles(root, p, names)
 }
 
 func isPolicy(name string) bool {
 	return slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
-func (c *contents) readFiles(root *os.Root, path string, names []string) error {
+func (c *contents) readFiles(root *os.Root, p Paths, names []string) error {
 	h, total := sha256.New(), 0
 	for _, name := range names {
-		data, err := readIn(root, name)
+		data, err := readIn(root, name, p.AnyOwner)
 		if err != nil {
-			c.errs = append(c.errs, fmt.Errorf("%s: %w", filepath.Join(path, name), err))
+			c.errs = append(c.errs, fmt.Errorf("%s: %w", filepath.Join(p.Folder, name), err))
 			continue
 		}
 		if total += len(data); total > maxTotal {
@@ -160,14 +161,14 @@ func (c *contents) readFiles(root *os.Root, path string, names []string) error {
 		}
 		add(h, []byte(name))
 		add(h, data)
-		c.files = append(c.files, File{filepath.Join(path, name), data})
+		c.files = append(c.files, File{filepath.Join(p.Folder, name), data})
 	}
 	c.hash = fmt.Sprintf("%x", h.Sum(nil))
 	return nil
 }
 
 // readIn reads one policy file. Its errors are without the path.
-func readIn(root *os.Root, name string) ([]byte, error) {
+func readIn(root *os.Root, name string, anyOwner bool) ([]byte, error) {
 	// Without O_NONBLOCK the opening of a named pipe waits for a writer, for ever.
 	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -179,12 +180,12 @@ func readIn(root *os.Root, name string) ([]byte, error) {
 		}
 		return nil, err
 	}
-	data, err := read(f, maxFile)
+	data, err := read(f, maxFile, anyOwner)
 	return data, errors.Join(err, f.Close())
 }
 
-// read returns the content of a regular file that only its owner can write.
-func read(f *os.File, limit int) ([]byte, error) {
+// read returns the content of a regular file that only its owner can write; see Paths.AnyOwner.
+func read(f *os.File, limit int, anyOwner bool) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, err
@@ -192,8 +193,10 @@ func read(f *os.File, limit int) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, errors.New("not a regular file")
 	}
-	if err := checkOwner(info); err != nil {
-		return nil, err
+	if !anyOwner {
+		if err := checkOwner(info); err != nil {
+			return nil, err
+		}
 	}
 	content := bytes.NewBuffer(make([]byte, 0, min(int(info.Size()), limit)+bytes.MinRead))
 	if _, err := content.ReadFrom(io.LimitReader(f, int64(limit)+1)); err != nil {

@@ -19,12 +19,13 @@ import (
 const maxLabels = 16 << 20
 
 // readLabels returns the content of the file of namespace labels.
-func readLabels(path string) ([]byte, error) {
+func readLabels(p Paths) ([]byte, error) {
+	path := p.NamespaceLabels
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // see readIn
 	if err != nil {
 		return nil, err
 	}
-	data, err := read(f, maxLabels)
+	data, err := read(f, maxLabels, p.AnyOwner)
 	if err := errors.Join(err, f.Close()); err != nil {
 		if _, ok := errors.AsType[*fs.PathError](err); ok {
 			return nil, err

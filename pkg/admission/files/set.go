@@ -11,6 +11,9 @@ type Paths struct {
 	Folder string
 	// NamespaceLabels is a YAML file with the labels of namespaces; "" means that they are not known.
 	NamespaceLabels string
+	// AnyOwner reads files regardless of who owns them and who can write to them. It is for a check of policies that is not enforced,
+	// for example in a checkout of their sources.
+	AnyOwner bool
 }
 
 // A Set has the policies of all files of a folder. It is immutable.

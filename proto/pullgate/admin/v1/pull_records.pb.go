@@ -3955,6 +3955,270 @@ func (x *WatchDecisionsResponse) GetDropped() uint64 {
 	return 0
 }
 
+// ListPoliciesRequest asks for a page of policies.
+type ListPoliciesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many at most.
+	PageSize int32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The page; "": the first.
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPoliciesRequest) Reset() {
+	*x = ListPoliciesRequest{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesRequest) ProtoMessage() {}
+
+func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
+func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *ListPoliciesRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListPoliciesRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// ListPoliciesResponse is a page of policies, and how all of them are used.
+type ListPoliciesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The policies, by kind and name.
+	Policies []*Policy `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"`
+	// The next page; "" if this is the last.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// The folder of the policy files; "" if no policies are in use.
+	Folder string `protobuf:"bytes,3,opt,name=folder,proto3" json:"folder,omitempty"`
+	// The hash of the policy files in use.
+	Hash string `protobuf:"bytes,4,opt,name=hash,proto3" json:"hash,omitempty"`
+	// Why the present content of the folder is not in use, and an earlier one is; "" if it is in use.
+	ReloadError string `protobuf:"bytes,5,opt,name=reload_error,json=reloadError,proto3" json:"reload_error,omitempty"`
+	// Whether denials are enforced (admission.enforce); false means that they are only reported.
+	Enforcing bool `protobuf:"varint,6,opt,name=enforcing,proto3" json:"enforcing,omitempty"`
+	// Whether a restricted field that this node cannot judge denies (admission.unjudged: Refuse); false means that it is ignored.
+	RefuseUnjudged bool `protobuf:"varint,7,opt,name=refuse_unjudged,json=refuseUnjudged,proto3" json:"refuse_unjudged,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ListPoliciesResponse) Reset() {
+	*x = ListPoliciesResponse{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesResponse) ProtoMessage() {}
+
+func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
+func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *ListPoliciesResponse) GetPolicies() []*Policy {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+func (x *ListPoliciesResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+func (x *ListPoliciesResponse) GetFolder() string {
+	if x != nil {
+		return x.Folder
+	}
+	return ""
+}
+
+func (x *ListPoliciesResponse) GetHash() string {
+	if x != nil {
+		return x.Hash
+	}
+	return ""
+}
+
+func (x *ListPoliciesResponse) GetReloadError() string {
+	if x != nil {
+		return x.ReloadError
+	}
+	return ""
+}
+
+func (x *ListPoliciesResponse) GetEnforcing() bool {
+	if x != nil {
+		return x.Enforcing
+	}
+	return false
+}
+
+func (x *ListPoliciesResponse) GetRefuseUnjudged() bool {
+	if x != nil {
+		return x.RefuseUnjudged
+	}
+	return false
+}
+
+// Policy is one policy.
+type Policy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its kind: "PodRestriction".
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Its name.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// How it is combined with other policies: "Accept" or "Drop".
+	Mode string `protobuf:"bytes,3,opt,name=mode,proto3" json:"mode,omitempty"`
+	// Whether it only reports.
+	Audit bool `protobuf:"varint,4,opt,name=audit,proto3" json:"audit,omitempty"`
+	// Whether it is bound to every namespace.
+	AllNamespaces bool `protobuf:"varint,5,opt,name=all_namespaces,json=allNamespaces,proto3" json:"all_namespaces,omitempty"`
+	// The names of the namespaces that it is bound to.
+	Namespaces []string `protobuf:"bytes,6,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	// The labels of further namespaces that it is bound to, as for kubectl --selector; "" if it selects none.
+	NamespaceSelector string `protobuf:"bytes,7,opt,name=namespace_selector,json=namespaceSelector,proto3" json:"namespace_selector,omitempty"`
+	// The paths of its restrictions that this node cannot judge, because no message to it carries the field.
+	Unjudged      []string `protobuf:"bytes,8,rep,name=unjudged,proto3" json:"unjudged,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Policy) Reset() {
+	*x = Policy{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Policy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Policy) ProtoMessage() {}
+
+func (x *Policy) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Policy.ProtoReflect.Descriptor instead.
+func (*Policy) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *Policy) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Policy) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Policy) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *Policy) GetAudit() bool {
+	if x != nil {
+		return x.Audit
+	}
+	return false
+}
+
+func (x *Policy) GetAllNamespaces() bool {
+	if x != nil {
+		return x.AllNamespaces
+	}
+	return false
+}
+
+func (x *Policy) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *Policy) GetNamespaceSelector() string {
+	if x != nil {
+		return x.NamespaceSelector
+	}
+	return ""
+}
+
+func (x *Policy) GetUnjudged() []string {
+	if x != nil {
+		return x.Unjudged
+	}
+	return nil
+}
+
 var File_pullgate_admin_v1_pull_records_proto protoreflect.FileDescriptor
 
 const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
@@ -4247,7 +4511,30 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\aoutcome\x18\v \x01(\tR\aoutcome\x12-\n" +
 	"\x04took\x18\f \x01(\v2\x19.google.protobuf.DurationR\x04took\x12\x16\n" +
 	"\x06shadow\x18\r \x01(\bR\x06shadow\x12\x18\n" +
-	"\adropped\x18\x0e \x01(\x04R\adropped*O\n" +
+	"\adropped\x18\x0e \x01(\x04R\adropped\"Q\n" +
+	"\x13ListPoliciesRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"\x8b\x02\n" +
+	"\x14ListPoliciesResponse\x125\n" +
+	"\bpolicies\x18\x01 \x03(\v2\x19.pullgate.admin.v1.PolicyR\bpolicies\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x16\n" +
+	"\x06folder\x18\x03 \x01(\tR\x06folder\x12\x12\n" +
+	"\x04hash\x18\x04 \x01(\tR\x04hash\x12!\n" +
+	"\freload_error\x18\x05 \x01(\tR\vreloadError\x12\x1c\n" +
+	"\tenforcing\x18\x06 \x01(\bR\tenforcing\x12'\n" +
+	"\x0frefuse_unjudged\x18\a \x01(\bR\x0erefuseUnjudged\"\xec\x01\n" +
+	"\x06Policy\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04mode\x18\x03 \x01(\tR\x04mode\x12\x14\n" +
+	"\x05audit\x18\x04 \x01(\bR\x05audit\x12%\n" +
+	"\x0eall_namespaces\x18\x05 \x01(\bR\rallNamespaces\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x06 \x03(\tR\n" +
+	"namespaces\x12-\n" +
+	"\x12namespace_selector\x18\a \x01(\tR\x11namespaceSelector\x12\x1a\n" +
+	"\bunjudged\x18\b \x03(\tR\bunjudged*O\n" +
 	"\bPresence\x12\x18\n" +
 	"\x14PRESENCE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10PRESENCE_PRESENT\x10\x01\x12\x13\n" +
@@ -4261,7 +4548,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x1aCREDENTIAL_STANDING_PROVED\x10\x01\x12 \n" +
 	"\x1cCREDENTIAL_STANDING_IN_GRACE\x10\x02\x12\x1f\n" +
 	"\x1bCREDENTIAL_STANDING_EXPIRED\x10\x03\x12\x1f\n" +
-	"\x1bCREDENTIAL_STANDING_ROTATED\x10\x042\x99\v\n" +
+	"\x1bCREDENTIAL_STANDING_ROTATED\x10\x042\xfa\v\n" +
 	"\vPullRecords\x12V\n" +
 	"\tGetStatus\x12#.pullgate.admin.v1.GetStatusRequest\x1a$.pullgate.admin.v1.GetStatusResponse\x12Y\n" +
 	"\n" +
@@ -4279,7 +4566,8 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\vVerifyStore\x12%.pullgate.admin.v1.VerifyStoreRequest\x1a&.pullgate.admin.v1.VerifyStoreResponse\x12O\n" +
 	"\x06Backup\x12 .pullgate.admin.v1.BackupRequest\x1a!.pullgate.admin.v1.BackupResponse0\x01\x12z\n" +
 	"\x15ReportNodeCredentials\x12/.pullgate.admin.v1.ReportNodeCredentialsRequest\x1a0.pullgate.admin.v1.ReportNodeCredentialsResponse\x12g\n" +
-	"\x0eWatchDecisions\x12(.pullgate.admin.v1.WatchDecisionsRequest\x1a).pullgate.admin.v1.WatchDecisionsResponse0\x01B>Z<github.com/pullgate/pullgate/proto/pullgate/admin/v1;adminv1b\x06proto3"
+	"\x0eWatchDecisions\x12(.pullgate.admin.v1.WatchDecisionsRequest\x1a).pullgate.admin.v1.WatchDecisionsResponse0\x01\x12_\n" +
+	"\fListPolicies\x12&.pullgate.admin.v1.ListPoliciesRequest\x1a'.pullgate.admin.v1.ListPoliciesResponseB>Z<github.com/pullgate/pullgate/proto/pullgate/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_pullgate_admin_v1_pull_records_proto_rawDescOnce sync.Once
@@ -4294,7 +4582,7 @@ func file_pullgate_admin_v1_pull_records_proto_rawDescGZIP() []byte {
 }
 
 var file_pullgate_admin_v1_pull_records_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(Presence)(0),                         // 0: pullgate.admin.v1.Presence
 	(Verdict)(0),                          // 1: pullgate.admin.v1.Verdict
@@ -4351,44 +4639,47 @@ var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(*ReportNodeCredentialsResponse)(nil), // 52: pullgate.admin.v1.ReportNodeCredentialsResponse
 	(*WatchDecisionsRequest)(nil),         // 53: pullgate.admin.v1.WatchDecisionsRequest
 	(*WatchDecisionsResponse)(nil),        // 54: pullgate.admin.v1.WatchDecisionsResponse
-	(*timestamppb.Timestamp)(nil),         // 55: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 56: google.protobuf.Duration
+	(*ListPoliciesRequest)(nil),           // 55: pullgate.admin.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),          // 56: pullgate.admin.v1.ListPoliciesResponse
+	(*Policy)(nil),                        // 57: pullgate.admin.v1.Policy
+	(*timestamppb.Timestamp)(nil),         // 58: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 59: google.protobuf.Duration
 }
 var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	4,  // 0: pullgate.admin.v1.Proof.secrets:type_name -> pullgate.admin.v1.SecretRef
-	55, // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
-	55, // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
-	55, // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
-	55, // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
-	55, // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
+	58, // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
+	58, // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
+	58, // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
+	58, // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
+	58, // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
 	3,  // 6: pullgate.admin.v1.Record.pair:type_name -> pullgate.admin.v1.Pair
-	55, // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
-	55, // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
-	55, // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
+	58, // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
+	58, // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
+	58, // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
 	6,  // 10: pullgate.admin.v1.Record.proofs:type_name -> pullgate.admin.v1.Proof
-	55, // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
+	58, // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
 	3,  // 12: pullgate.admin.v1.Mark.pair:type_name -> pullgate.admin.v1.Pair
-	55, // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
-	55, // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
-	55, // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
+	58, // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
+	58, // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
+	58, // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
 	5,  // 16: pullgate.admin.v1.Grant.pod:type_name -> pullgate.admin.v1.PodRef
 	3,  // 17: pullgate.admin.v1.Grant.pair:type_name -> pullgate.admin.v1.Pair
 	0,  // 18: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
 	7,  // 19: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
 	8,  // 20: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
-	55, // 21: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	58, // 21: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
 	15, // 22: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
 	16, // 23: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
 	18, // 24: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
 	19, // 25: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
 	20, // 26: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
 	14, // 27: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
-	55, // 28: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
+	58, // 28: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
 	17, // 29: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
-	55, // 30: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
+	58, // 30: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
 	4,  // 31: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
-	55, // 32: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
-	55, // 33: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
+	58, // 32: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
+	58, // 33: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
 	21, // 34: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
 	11, // 35: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
 	11, // 36: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
@@ -4424,50 +4715,53 @@ var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	17, // 66: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
 	3,  // 67: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
 	47, // 68: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
-	56, // 69: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
-	55, // 70: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
+	59, // 69: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
+	58, // 70: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
 	51, // 71: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
-	55, // 72: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
+	58, // 72: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
 	5,  // 73: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
 	3,  // 74: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
 	1,  // 75: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
 	4,  // 76: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
-	56, // 77: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
-	12, // 78: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
-	22, // 79: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
-	24, // 80: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
-	26, // 81: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
-	28, // 82: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
-	30, // 83: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
-	34, // 84: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
-	37, // 85: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
-	39, // 86: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
-	41, // 87: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
-	43, // 88: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
-	45, // 89: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
-	48, // 90: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
-	50, // 91: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
-	53, // 92: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
-	13, // 93: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
-	23, // 94: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
-	25, // 95: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
-	27, // 96: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
-	29, // 97: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
-	31, // 98: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
-	35, // 99: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
-	38, // 100: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
-	40, // 101: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
-	42, // 102: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
-	44, // 103: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
-	46, // 104: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
-	49, // 105: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
-	52, // 106: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
-	54, // 107: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
-	93, // [93:108] is the sub-list for method output_type
-	78, // [78:93] is the sub-list for method input_type
-	78, // [78:78] is the sub-list for extension type_name
-	78, // [78:78] is the sub-list for extension extendee
-	0,  // [0:78] is the sub-list for field type_name
+	59, // 77: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
+	57, // 78: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
+	12, // 79: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
+	22, // 80: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
+	24, // 81: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
+	26, // 82: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
+	28, // 83: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
+	30, // 84: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
+	34, // 85: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
+	37, // 86: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
+	39, // 87: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
+	41, // 88: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
+	43, // 89: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
+	45, // 90: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
+	48, // 91: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
+	50, // 92: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
+	53, // 93: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
+	55, // 94: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
+	13, // 95: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
+	23, // 96: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
+	25, // 97: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
+	27, // 98: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
+	29, // 99: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
+	31, // 100: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
+	35, // 101: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
+	38, // 102: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
+	40, // 103: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
+	42, // 104: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
+	44, // 105: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
+	46, // 106: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
+	49, // 107: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
+	52, // 108: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
+	54, // 109: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
+	56, // 110: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
+	95, // [95:111] is the sub-list for method output_type
+	79, // [79:95] is the sub-list for method input_type
+	79, // [79:79] is the sub-list for extension type_name
+	79, // [79:79] is the sub-list for extension extendee
+	0,  // [0:79] is the sub-list for field type_name
 }
 
 func init() { file_pullgate_admin_v1_pull_records_proto_init() }
@@ -4485,7 +4779,7 @@ func file_pullgate_admin_v1_pull_records_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pullgate_admin_v1_pull_records_proto_rawDesc), len(file_pullgate_admin_v1_pull_records_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   52,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

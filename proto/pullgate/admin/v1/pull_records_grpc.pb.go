@@ -42,6 +42,7 @@ const (
 	PullRecords_Backup_FullMethodName                = "/pullgate.admin.v1.PullRecords/Backup"
 	PullRecords_ReportNodeCredentials_FullMethodName = "/pullgate.admin.v1.PullRecords/ReportNodeCredentials"
 	PullRecords_WatchDecisions_FullMethodName        = "/pullgate.admin.v1.PullRecords/WatchDecisions"
+	PullRecords_ListPolicies_FullMethodName          = "/pullgate.admin.v1.PullRecords/ListPolicies"
 )
 
 // PullRecordsClient is the client API for PullRecords service.
@@ -142,6 +143,11 @@ type PullRecordsClient interface {
 	//
 	// RESOURCE_EXHAUSTED: 16 others watch.
 	WatchDecisions(ctx context.Context, in *WatchDecisionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchDecisionsResponse], error)
+	// ListPolicies lists the policies in use (admission.policies) by kind and name: what each is bound to, and what it restricts that
+	// this node cannot judge.
+	//
+	// INVALID_ARGUMENT: the page token is not one.
+	ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error)
 }
 
 type pullRecordsClient struct {
@@ -320,6 +326,16 @@ func (c *pullRecordsClient) WatchDecisions(ctx context.Context, in *WatchDecisio
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PullRecords_WatchDecisionsClient = grpc.ServerStreamingClient[WatchDecisionsResponse]
 
+func (c *pullRecordsClient) ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPoliciesResponse)
+	err := c.cc.Invoke(ctx, PullRecords_ListPolicies_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PullRecordsServer is the server API for PullRecords service.
 // All implementations must embed UnimplementedPullRecordsServer
 // for forward compatibility.
@@ -418,6 +434,11 @@ type PullRecordsServer interface {
 	//
 	// RESOURCE_EXHAUSTED: 16 others watch.
 	WatchDecisions(*WatchDecisionsRequest, grpc.ServerStreamingServer[WatchDecisionsResponse]) error
+	// ListPolicies lists the policies in use (admission.policies) by kind and name: what each is bound to, and what it restricts that
+	// this node cannot judge.
+	//
+	// INVALID_ARGUMENT: the page token is not one.
+	ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error)
 	mustEmbedUnimplementedPullRecordsServer()
 }
 
@@ -472,6 +493,9 @@ func (UnimplementedPullRecordsServer) ReportNodeCredentials(context.Context, *Re
 }
 func (UnimplementedPullRecordsServer) WatchDecisions(*WatchDecisionsRequest, grpc.ServerStreamingServer[WatchDecisionsResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchDecisions not implemented")
+}
+func (UnimplementedPullRecordsServer) ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPolicies not implemented")
 }
 func (UnimplementedPullRecordsServer) mustEmbedUnimplementedPullRecordsServer() {}
 func (UnimplementedPullRecordsServer) testEmbeddedByValue()                     {}
@@ -750,6 +774,24 @@ func _PullRecords_WatchDecisions_Handler(srv interface{}, stream grpc.ServerStre
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PullRecords_WatchDecisionsServer = grpc.ServerStreamingServer[WatchDecisionsResponse]
 
+func _PullRecords_ListPolicies_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPoliciesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PullRecordsServer).ListPolicies(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PullRecords_ListPolicies_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PullRecordsServer).ListPolicies(ctx, req.(*ListPoliciesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PullRecords_ServiceDesc is the grpc.ServiceDesc for PullRecords service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -808,6 +850,10 @@ var PullRecords_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReportNodeCredentials",
 			Handler:    _PullRecords_ReportNodeCredentials_Handler,
+		},
+		{
+			MethodName: "ListPolicies",
+			Handler:    _PullRecords_ListPolicies_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

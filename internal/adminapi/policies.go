@@ -1,0 +1,62 @@
+package adminapi
+
+import (
+	"context"
+
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// Policies are the policies in use, and how they are used. The zero value means that there are none.
+type Policies struct {
+	// Folder is the folder of the policy files; "" if no policies are in use.
+	Folder string
+	// Hash identifies the policy files in use.
+	Hash string
+	// ReloadError is why the present content of Folder is not in use; "" if it is.
+	ReloadError string
+	// Enforcing and RefuseUnjudged are admission.enforce, and whether admission.unjudged is Refuse.
+	Enforcing, RefuseUnjudged bool
+	// List has the policies by kind and name.
+	List []Policy
+}
+
+// A Policy is one policy.
+type Policy struct {
+	Kind, Name, Mode  string
+	Audit             bool
+	AllNamespaces     bool
+	Namespaces        []string
+	NamespaceSelector string
+	// Unjudged are the paths of the restrictions that this node cannot judge.
+	Unjudged []string
+}
+
+// ListPolicies lists the policies in use.
+func (s *Server) ListPolicies(_ context.Context, req *adminv1.ListPoliciesRequest) (*adminv1.ListPoliciesResponse, error) {
+	at, err := pagerOf(req)
+	if err != nil {
+		return nil, err
+	}
+	in := Policies{}
+	if s.c.Policies != nil {
+		in = s.c.Policies()
+	}
+	p := page[*adminv1.Policy]{pager: at}
+	for i := range in.List {
+		key := in.List[i].Kind + separator + in.List[i].Name
+		if key > at.after && p.add(key, policyTo(&in.List[i])) {
+			break
+		}
+	}
+	return &adminv1.ListPoliciesResponse{
+		Policies: p.entries, NextPageToken: p.next,
+		Folder: in.Folder, Hash: in.Hash, ReloadError: in.ReloadError, Enforcing: in.Enforcing, RefuseUnjudged: in.RefuseUnjudged,
+	}, nil
+}
+
+func policyTo(p *Policy) *adminv1.Policy {
+	return &adminv1.Policy{
+		Kind: p.Kind, Name: p.Name, Mode: p.Mode, Audit: p.Audit,
+		AllNamespaces: p.AllNamespaces, Namespaces: p.Namespaces, NamespaceSelector: p.NamespaceSelector, Unjudged: p.Unjudged,
+	}
+}

@@ -1,0 +1,50 @@
+package daemon
+
+import (
+	"sync/atomic"
+
+	"github.com/pullgate/pullgate/internal/adminapi"
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/pkg/admission/restrict"
+	"github.com/pullgate/pullgate/pkg/restriction"
+)
+
+// A policyList is the policies in use, for goroutines that do not own policies.
+type policyList struct {
+	atomic.Pointer[adminapi.Policies]
+}
+
+// list returns the policies in use for the admin API. It may be called concurrently with the other methods.
+func (p *policies) list() adminapi.Policies {
+	if l := p.listed.Load(); l != nil {
+		return *l
+	}
+	return adminapi.Policies{}
+}
+
+// keepList makes list return what is in use now. err is why that is not the present content of the folder.
+func (p *policies) keepList(err error) {
+	if p.set == nil && err == nil {
+		p.listed.Store(nil)
+		return
+	}
+	l := &adminapi.Policies{Folder: p.config.Policies, Enforcing: p.config.Enforce, RefuseUnjudged: p.config.Unjudged == config.UnjudgedRefuse}
+	if p.set != nil {
+		l.Hash = p.set.Hash
+	}
+	if err != nil {
+		l.ReloadError = oneLine(err).Error()
+	}
+	unjudged := map[string][]string{}
+	for _, f := range restrict.Unjudged(p.set, p.from) {
+		unjudged[f.Policy] = append(unjudged[f.Policy], f.Path)
+	}
+	for _, s := range restrictions(p.set).Policies() {
+		l.List = append(l.List, adminapi.Policy{
+			Kind: restriction.Kind, Name: s.Name, Mode: string(s.Binding.Mode), Audit: s.Audit,
+			AllNamespaces: s.Binding.Everywhere(), Namespaces: s.Binding.Namespaces, NamespaceSelector: s.Binding.NamespaceSelector.String(),
+			Unjudged: unjudged[s.Name],
+		})
+	}
+	p.listed.Store(l)
+}
