@@ -1,0 +1,162 @@
+package policytest
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/pullgate/pullgate/internal/podfile"
+	"github.com/pullgate/pullgate/pkg/admission/files"
+	"github.com/pullgate/pullgate/pkg/admission/restrict"
+	"github.com/pullgate/pullgate/pkg/podview"
+	"github.com/pullgate/pullgate/pkg/restriction"
+)
+
+// Settings say which policies are tested, and who judges.
+type Settings struct {
+	// Folder has the policy files. Their owners and modes are not checked.
+	Folder string
+	// NamespaceLabels is a file with the labels of namespaces; "" means that they are not known.
+	NamespaceLabels string
+	// AtAdmission judges as an admission webhook does, by the whole Pod. Otherwise a node judges.
+	AtAdmission bool
+	// Node says how the node sees pods.
+	Node podfile.Node
+	// RefuseUnjudged makes a restriction that the node cannot judge deny.
+	RefuseUnjudged bool
+}
+
+// Policies are policies that pods are compared with.
+type Policies struct {
+	// Ignored are the names of entries of the folder that are not policy files.
+	Ignored []string
+
+	set  *files.Set
+	how  restriction.How
+	node podfile.Node
+}
+
+// Read reads policies. The error joins all errors of all files; a folder without a policy is one.
+func Read(s Settings) (*Policies, error) {
+	set, err := files.Read(files.Paths{Folder: s.Folder, NamespaceLabels: s.NamespaceLabels, AnyOwner: true}, []files.Kind{restrict.Files()})
+	if err != nil {
+		return nil, err
+	}
+	if restrict.Of(set).Len() == 0 {
+		return nil, fmt.Errorf("%s: no policy file", s.Folder)
+	}
+	p := &Policies{Ignored: set.Ignored, set: set, how: restriction.How{From: restriction.Node, Refuse: s.RefuseUnjudged}, node: s.Node}
+	switch {
+	case s.AtAdmission:
+		p.how.From = restriction.Admission
+	case s.Node.PodSource:
+		p.how.From = restriction.NodeWithPodSource
+	}
+	return p, nil
+}
+
+// A Pod is a pod with the name of its file.
+type Pod struct {
+	podfile.Pod
+	File string
+}
+
+// A Result says which pods are admitted. Its JSON form is for scripts.
+type Result struct {
+	Pods []TestedPod `json:"pods"`
+	// Unjudged are the restrictions that the node cannot judge.
+	Unjudged []Unjudged `json:"unjudged"`
+}
+
+// A TestedPod is the result for one pod.
+type TestedPod struct {
+	File      string `json:"file"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Admitted  bool   `json:"admitted"`
+	// AcceptedBy are the Accept policies that the pod, or a container of it, matches.
+	AcceptedBy []string `json:"acceptedBy"`
+	// Violations of an admitted pod are of policies that only report.
+	Violations []Violation `json:"violations"`
+}
+
+// A Violation is one field that does not match a policy; see restriction.Violation.
+type Violation struct {
+	Policy    string `json:"policy"`
+	Audit     bool   `json:"audit"`
+	Path      string `json:"path"`
+	Container string `json:"container"`
+	Mount     string `json:"mount"`
+	Unknown   bool   `json:"unknown"`
+	Value     string `json:"value"`
+	Allowed   string `json:"allowed"`
+	Message   string `json:"message"`
+}
+
+// An Unjudged is a restriction that the node cannot judge.
+type Unjudged struct {
+	Policy string `json:"policy"`
+	Path   string `json:"path"`
+}
+
+// Test compares pods with the policies. Exemptions of the configuration have no effect.
+func (p *Policies) Test(pods []Pod) *Result {
+	r := &Result{Pods: []TestedPod{}, Unjudged: []Unjudged{}}
+	for _, pod := range pods {
+		r.Pods = append(r.Pods, p.test(pod))
+	}
+	for _, f := range restrict.Unjudged(p.set, p.how.From) {
+		r.Unjudged = append(r.Unjudged, Unjudged(f))
+	}
+	return r
+}
+
+// test judges a pod as a whole at admission, and at a node once for its sandbox and once for each container.
+func (p *Policies) test(pod Pod) TestedPod {
+	t := TestedPod{
+		File: pod.File, Namespace: pod.Namespace, Name: pod.Name, Admitted: true, AcceptedBy: []string{}, Violations: []Violation{},
+	}
+	if p.how.From == restriction.Admission {
+		view, containers := pod.AtAdmission()
+		t.add(p.judge(view, containers))
+		return t
+	}
+	for _, s := range pod.AtNode(p.node) {
+		var containers []podview.Container
+		if s.Container != nil {
+			containers = append(containers, *s.Container)
+		}
+		t.add(p.judge(s.Pod, containers))
+	}
+	return t
+}
+
+func (p *Policies) judge(pod podview.Pod, containers []podview.Container) restriction.Decision {
+	if labels, ok := p.set.NamespaceLabels[pod.Namespace]; ok {
+		pod.NamespaceLabels = podview.Set(labels)
+	}
+	return restrict.Of(p.set).Judge(&pod, containers, p.how)
+}
+
+// add adds a decision about the pod or about a part of it. A violation by the pod is in the decision about each of its containers.
+func (t *TestedPod) add(d restriction.Decision) {
+	t.Admitted = t.Admitted && d.Admitted
+	if d.AcceptedBy != "" && !slices.Contains(t.AcceptedBy, d.AcceptedBy) {
+		t.AcceptedBy = append(t.AcceptedBy, d.AcceptedBy)
+	}
+	for _, f := range d.Violations {
+		v := Violation{f.Policy, f.Audit, f.Path, f.Container, f.Mount, f.Unknown, f.Value, f.Allowed, f.String()}
+		if !slices.Contains(t.Violations, v) {
+			t.Violations = append(t.Violations, v)
+		}
+	}
+}
+
+// Denied returns the number of pods that are denied.
+func (r *Result) Denied() (n int) {
+	for _, p := range r.Pods {
+		if !p.Admitted {
+			n++
+		}
+	}
+	return n
+}

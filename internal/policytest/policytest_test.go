@@ -1,0 +1,116 @@
+package policytest_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/podfile"
+	"github.com/pullgate/pullgate/internal/policytest"
+	"github.com/pullgate/pullgate/pkg/restriction"
+)
+
+// folder returns a folder of policies with these bindings and specs, and the names a, b and so on.
+func folder(t *testing.T, policies ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for i, p := range policies {
+		name := string(rune('a' + i))
+		text := "apiVersion: " + restriction.APIVersion + "\nkind: " + restriction.Kind + "\nmetadata: {name: " + name + "}\n" + p
+		if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func pods(t *testing.T, text string) (all []policytest.Pod) {
+	t.Helper()
+	found, err := podfile.Read([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range found {
+		all = append(all, policytest.Pod{Pod: p, File: "pods.yaml"})
+	}
+	return all
+}
+
+const twoContainers = `{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: team}, spec: {hostNetwork: true, dnsPolicy: Default,
+	containers: [{name: one, image: "a.test/x:1"}, {name: two, image: "b.test/x:1"}]}}`
+
+func TestWhoJudges(t *testing.T) {
+	dir := folder(t,
+		"binding: {mode: Accept}\nspec: {spec: {containers: [{image: [{registry: {whitelist: [a.test]}}]}]}}\n",
+		"binding: {mode: Accept}\nspec: {spec: {containers: [{image: [{registry: {whitelist: [b.test]}}]}]}}\n",
+		"spec: {spec: {dnsPolicy: {whitelist: [None]}}}\n")
+	for name, tc := range map[string]struct {
+		settings   policytest.Settings
+		admitted   bool
+		acceptedBy string
+		violations int
+		unjudged   int
+	}{
+		// The sandbox has no image, so policies for images match it; each container has an Accept policy of its own.
+		"node":             {policytest.Settings{}, true, "a b", 0, 1},
+		"node, refuse":     {policytest.Settings{RefuseUnjudged: true}, true, "a b", 0, 1},
+		"with pod source":  {policytest.Settings{Node: podfile.Node{PodSource: true}}, true, "a b", 0, 0},
+		"admission, whole": {policytest.Settings{AtAdmission: true}, false, "", 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tc.settings.Folder = dir
+			p, err := policytest.Read(tc.settings)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := p.Test(pods(t, twoContainers))
+			got := r.Pods[0]
+			if got.Admitted != tc.admitted || strings.Join(got.AcceptedBy, " ") != tc.acceptedBy || len(got.Violations) != tc.violations || len(r.Unjudged) != tc.unjudged {
+				t.Errorf("Test = %+v; want %+v", r, tc)
+			}
+			if denied := r.Denied() == 1; denied == tc.admitted {
+				t.Errorf("%d pods denied", r.Denied())
+			}
+		})
+	}
+}
+
+// What the pod violates is reported once, not for the sandbox and for each container.
+func TestViolationsAreReportedOnce(t *testing.T) {
+	p, err := policytest.Read(policytest.Settings{Folder: folder(t, "spec: {spec: {securityContext: {hostNetwork: {require: false}}}}\n")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := p.Test(pods(t, twoContainers)); len(r.Pods[0].Violations) != 1 || r.Pods[0].Violations[0].Policy != "a" {
+		t.Errorf("violations %+v; want one", r.Pods[0].Violations)
+	}
+}
+
+func TestNamespaceLabels(t *testing.T) {
+	dir := folder(t, "binding: {namespaceSelector: {matchLabels: {tier: dev}}}\nspec: {spec: {securityContext: {hostNetwork: {require: false}}}}\n")
+	for labels, denied := range map[string]int{"": 1, "team: {tier: dev}": 1, "team: {tier: prod}": 0, "other: {}": 1} {
+		s := policytest.Settings{Folder: dir}
+		if labels != "" {
+			s.NamespaceLabels = filepath.Join(t.TempDir(), "labels")
+			if err := os.WriteFile(s.NamespaceLabels, []byte(labels), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p, err := policytest.Read(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := p.Test(pods(t, twoContainers))
+		if unjudged := len(r.Unjudged) == 1; r.Denied() != denied || unjudged != (labels == "") {
+			t.Errorf("labels %q: %+v; want %d denied", labels, r, denied)
+		}
+	}
+}
+
+func TestReadRefusesAFolderWithoutPolicies(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := policytest.Read(policytest.Settings{Folder: dir}); err == nil || err.Error() != dir+": no policy file" {
+		t.Errorf("Read = %v; want that there is no policy", err)
+	}
+}
