@@ -17,7 +17,8 @@ Exit codes:
     1  failed: the reason stands on stderr in a line, and mostly a hint in another
     2  wrong usage
     3  pullgated is not reached
-    4  explain: the pod needs proof`
+    4  explain: the pod needs proof
+   10  policy test: a pod is denied`
 
 const examples = `  # How are daemon, store and runtime?
   pullgatectl status
@@ -45,6 +46,7 @@ func rootCommand(c *cli.Console, on machine) *cobra.Command {
 		doctorCommand(c, on.node),
 		watchCommand(c),
 		nodeCommand(c, on.enabler),
+		policyCommand(c),
 		versionCommand(c),
 		docsCommand(c),
 	)

@@ -12,13 +12,14 @@ import (
 	"github.com/pullgate/pullgate/internal/hint"
 )
 
-// Exit codes, which scripts rely on. With every one except ExitDone and ExitNeedsProof there is a line on stderr.
+// Exit codes, which scripts rely on. With every one except ExitDone, ExitNeedsProof and ExitDenied there is a line on stderr.
 const (
 	ExitDone       = 0
 	ExitFailed     = 1
 	ExitUsage      = 2
 	ExitNotReached = 3
 	ExitNeedsProof = 4
+	ExitDenied     = 10
 )
 
 // An ExitError ends the program with a code. Err is printed with its hint, if it has one; nil prints nothing. Every other error

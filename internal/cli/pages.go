@@ -80,3 +80,19 @@ func Preloaded(ctx context.Context, api adminv1.PullRecordsClient, limit int, re
 	})
 	return all, err
 }
+
+// Policies lists up to limit policies. What the answer says of all policies is that of its last page.
+func Policies(ctx context.Context, api adminv1.PullRecordsClient, limit int) (*adminv1.ListPoliciesResponse, error) {
+	all := &adminv1.ListPoliciesResponse{}
+	err := pages(limit, func(token string, size int32) (int, string, error) {
+		page, err := api.ListPolicies(ctx, &adminv1.ListPoliciesRequest{PageSize: size, PageToken: token})
+		if err != nil {
+			return 0, "", err
+		}
+		found := page.GetPolicies()
+		page.Policies = append(all.GetPolicies(), found...)
+		all = page
+		return len(found), page.GetNextPageToken(), nil
+	})
+	return all, err
+}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -75,9 +76,17 @@ func TestPullgatectlShowsAndCorrects(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	r.SetImages(criproxytest.Image{ID: id2, Names: []string{pre}})
 	serves(r, app, canary, id1)
-	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true")
+	policies := t.TempDir()
+	policy := "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: dns}\nbinding: {namespaces: [carol]}\n" +
+		"spec: {spec: {dnsPolicy: {whitelist: [Default]}}}\n"
+	if err := os.WriteFile(filepath.Join(policies, "dns.yaml"), []byte(policy), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", "admission: {policies: "+policies+"}")
 	p.start()
 	c, k := newCtl(t, p), p.kubelet()
+	c.prints(0, "PodRestriction  dns   Drop  carol", "policy", "list")
+	c.prints(0, "policy dns: spec.spec.dnsPolicy", "policy", "list")
 	alice := k.Pod("alice")
 	if _, err := k.Pull(t.Context(), alice, app, canary); err != nil {
 		t.Fatal(err)

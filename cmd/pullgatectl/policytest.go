@@ -1,0 +1,215 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/cli/output"
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/podfile"
+	"github.com/pullgate/pullgate/internal/policytest"
+)
+
+const policyTestLong = `Compare pods in files with policies, and print which pods the policies admit. The command
+needs no pullgated and no cluster, so it can run where policies and manifests are reviewed.
+
+Each file has Pods, as YAML or JSON documents or in a List; "-" is stdin. For a Deployment
+or another object with a pod template, make a Pod of the template. Defaults of the API
+server are added, and the volume with the token of the service account.
+
+--at says who judges:
+
+    node       a node, at the creation of the sandbox and of each container, by what the
+               CRI carries. Fields that no message carries are listed and treated as
+               admission.unjudged says. Some values are known only on the node: the user
+               of an image, which --image-user sets, and the volume driver of a claim,
+               which is taken for csi.
+    admission  an admission webhook, by the whole Pod
+
+A field that is restricted and not known denies. Policies that only report (audit) deny
+nothing, but what they report is printed. Exemptions and admission.enforce have no effect
+here, and the owner and mode of the policy files are not checked.
+
+Policies, unjudged, namespaceLabels and the pod source come from --config; --policies and
+--namespace-labels take precedence.
+
+The exit code is 0 if every pod is admitted, 10 if at least one is denied, and 2 if a file
+is invalid; then no pod is tested.`
+
+// Values of --at.
+const (
+	atNode      = "node"
+	atAdmission = "admission"
+)
+
+// A policyTest contains the flags of policy test.
+type policyTest struct {
+	c        *cli.Console
+	pods     []string
+	policies string
+	labels   string
+	at       string
+	config   string
+	user     int64
+}
+
+func policyTestCommand(c *cli.Console) *cobra.Command {
+	t := policyTest{c: c}
+	cmd := &cobra.Command{
+		Use:   "test -f FILE",
+		Short: "Compare pods in files with policies, without pullgated",
+		Long:  policyTestLong,
+		Example: `  # Would the policies of this node admit these pods?
+  pullgatectl policy test -f pod.yaml
+
+  # In CI: policies and manifests of a repository
+  pullgatectl policy test --policies policies/ -f web.yaml -f job.yaml --image-user 1000
+
+  # What would a new policy deny of what runs?
+  kubectl get pods -A -o yaml | pullgatectl policy test --policies policies/ -f -`,
+		Args: cobra.NoArgs,
+	}
+	cmd.Flags().StringArrayVarP(&t.pods, "filename", "f", nil, "`file` with Pods, or - for stdin; may be given several times")
+	cmd.Flags().StringVar(&t.policies, "policies", "", "`folder` of policy files; default: admission.policies of --config")
+	cmd.Flags().StringVar(&t.labels, "namespace-labels", "", "YAML `file` with labels by namespace; default: admission.namespaceLabels of --config")
+	cmd.Flags().StringVar(&t.at, "at", atNode, "who judges: node or admission")
+	cmd.Flags().Int64Var(&t.user, "image-user", 0, "the `UID` that containers run as if their pods set none; not known if it is not given")
+	cmd.Flags().StringVar(&t.config, "config", defaultConfig, configUsage)
+	_ = cmd.MarkFlagRequired("filename")
+	_ = cmd.MarkFlagDirname("policies")
+	_ = cmd.RegisterFlagCompletionFunc("at", cobra.FixedCompletions([]string{atNode, atAdmission}, cobra.ShellCompDirectiveNoFileComp))
+	o := cli.FormatFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		settings, err := t.settings(cmd)
+		if err != nil {
+			return err
+		}
+		policies, err := policytest.Read(settings)
+		if err != nil {
+			return t.invalid(err)
+		}
+		if len(policies.Ignored) > 0 {
+			_, _ = fmt.Fprintf(c.Err, "pullgatectl: %s: not policy files: %s\n", output.Safe(settings.Folder), output.Safe(strings.Join(policies.Ignored, ", ")))
+		}
+		pods, err := t.read(cmd.InOrStdin())
+		if err != nil {
+			return t.invalid(err)
+		}
+		result := policies.Test(pods)
+		if err := c.Print(o, result, func(_ output.View, p *output.Page) { printTest(p, result, settings.RefuseUnjudged) }); err != nil {
+			return err
+		}
+		if result.Denied() > 0 {
+			return &cli.ExitError{Code: cli.ExitDenied}
+		}
+		return nil
+	}
+	return cmd
+}
+
+// settings returns what is tested, by the flags and the configuration.
+func (t *policyTest) settings(cmd *cobra.Command) (policytest.Settings, error) {
+	var s policytest.Settings
+	if t.at != atNode && t.at != atAdmission {
+		return s, cli.Misused("see pullgatectl policy test --help", "--at %q: allowed are %s and %s", t.at, atNode, atAdmission)
+	}
+	if t.user < 0 {
+		return s, cli.Misused("see pullgatectl policy test --help", "--image-user %d: it is 0 or more", t.user)
+	}
+	c, err := loadConfig(cmd, t.config)
+	switch {
+	case isAbsent(err):
+		return s, err
+	case err != nil:
+		return s, t.invalid(fmt.Errorf("pullgated's configuration %s: %w", t.config, err))
+	}
+	s = policytest.Settings{
+		Folder: cmp.Or(t.policies, c.Admission.Policies), NamespaceLabels: cmp.Or(t.labels, c.Admission.NamespaceLabels),
+		AtAdmission: t.at == atAdmission, RefuseUnjudged: c.Admission.Unjudged == config.UnjudgedRefuse,
+		Node: podfile.Node{PodSource: c.PodSource.Kubeconfig != ""},
+	}
+	if cmd.Flags().Changed("image-user") {
+		s.Node.ImageUser = &t.user
+	}
+	if s.Folder == "" {
+		return s, cli.Misused("give --policies a folder", "no policies: admission.policies of %s is \"\"", t.config)
+	}
+	return s, nil
+}
+
+// invalid prints each error of files on a line, and returns the error for the exit code.
+func (t *policyTest) invalid(err error) error {
+	all := []error{err}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		all = joined.Unwrap()
+	}
+	oneLine := strings.NewReplacer(":\n", ": ", "\n", "; ")
+	for _, e := range all {
+		_, _ = fmt.Fprintf(t.c.Err, "pullgatectl: %s\n", output.Safe(oneLine.Replace(e.Error())))
+	}
+	return cli.Misused("correct the files", "no pod was tested: %s", output.Count(len(all), "error", "errors"))
+}
+
+// read returns the pods of all files. The error joins those of all files.
+func (t *policyTest) read(stdin io.Reader) ([]policytest.Pod, error) {
+	var pods []policytest.Pod
+	var errs []error
+	for _, name := range t.pods {
+		var data []byte
+		var err error
+		if name == "-" {
+			data, err = io.ReadAll(stdin)
+		} else {
+			data, err = os.ReadFile(name)
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		found, err := podfile.Read(data)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", name, err))
+			continue
+		}
+		for _, p := range found {
+			pods = append(pods, policytest.Pod{Pod: p, File: name})
+		}
+	}
+	return pods, errors.Join(errs...)
+}
+
+// printTest prints a result. refuse is whether a restriction that the node cannot judge denies.
+func printTest(p *output.Page, r *policytest.Result, refuse bool) {
+	for _, pod := range r.Pods {
+		if pod.Admitted {
+			p.Paint(output.Good, "%s/%s: admitted", pod.Namespace, pod.Name)
+		} else {
+			p.Paint(output.Heed, "%s/%s: denied", pod.Namespace, pod.Name)
+		}
+		for _, name := range pod.AcceptedBy {
+			p.Line("  accepted by policy %s", name)
+		}
+		for _, v := range pod.Violations {
+			if v.Audit {
+				p.Line("  audit: %s", v.Message)
+			} else {
+				p.Line("  %s", v.Message)
+			}
+		}
+	}
+	if len(r.Unjudged) == 0 {
+		return
+	}
+	p.Gap()
+	p.Prose("", "%s", output.Unjudged("A", refuse))
+	for _, f := range r.Unjudged {
+		p.Line("  policy %s: %s", f.Policy, f.Path)
+	}
+}
