@@ -109,10 +109,10 @@ func (t *table) add(f Field) {
 // podFields returns the fields that the CRI carries with the sandbox, or never.
 func podFields() []Field {
 	return []Field{
-		{Path: pathNamespaceSelector, Note: "the node knows the labels of namespaces only from the file namespaceLabels; unknown labels bind a Drop policy and do not bind an Accept policy", Admission: Exact},
+		{Path: pathNamespaceSelector, Note: "needs `admission.namespaceLabels`; unknown labels bind Drop only", Admission: Exact},
 		{Path: "spec.metadata.name", Node: Exact, PodSource: Exact, Admission: Exact},
-		{Path: "spec.metadata.labels", Node: Exact, PodSource: Exact, Admission: Exact, Note: "the node has those of the moment when the sandbox was created"},
-		{Path: "spec.metadata.annotations", Node: Exact, PodSource: Exact, Admission: Exact, Note: "the node has those of the moment when the sandbox was created"},
+		{Path: "spec.metadata.labels", Node: Exact, PodSource: Exact, Admission: Exact, Note: "at sandbox creation"},
+		{Path: "spec.metadata.annotations", Node: Exact, PodSource: Exact, Admission: Exact, Note: "at sandbox creation"},
 		{Path: "spec.spec.restartPolicy", PodSource: Exact, Admission: Exact},
 		{Path: "spec.spec.activeDeadlineSeconds", PodSource: Exact, Admission: Exact},
 		{Path: "spec.spec.dnsPolicy", PodSource: Exact, Admission: Exact},
@@ -121,7 +121,7 @@ func podFields() []Field {
 		{Path: pathPodSecurity + ".hostPID", Node: Exact, PodSource: Exact, Admission: Exact},
 		{Path: pathPodSecurity + ".hostIPC", Node: Exact, PodSource: Exact, Admission: Exact},
 		{Path: pathPodSecurity + ".shareProcessNamespace", Node: Effective, PodSource: Exact, Admission: Exact},
-		{Path: pathPodSecurity + ".supplementalGroups", Node: Derived, PodSource: Exact, Admission: Exact, Note: "the CRI has one list of fsGroup, supplemental groups and groups of volumes; each must fit one of the ranges that the policy has for the two fields"},
+		{Path: pathPodSecurity + ".supplementalGroups", Node: Derived, PodSource: Exact, Admission: Exact, Note: "with fsGroup and volumes' groups; each must fit either field"},
 		{Path: pathPodSecurity + ".fsGroup", Node: Derived, PodSource: Exact, Admission: Exact, Note: "see supplementalGroups"},
 	}
 }
@@ -130,25 +130,25 @@ func podFields() []Field {
 func containerFields() []Field {
 	return []Field{
 		{Path: "spec.spec.terminationGracePeriodSeconds", Node: Exact, PodSource: Exact, Admission: Exact},
-		{Path: "spec.spec.automountServiceAccountToken", Node: Derived, PodSource: Exact, Admission: Exact, Note: "the node sees whether a volume is mounted where the token belongs"},
-		{Path: pathVolumes, Node: Derived, PodSource: Exact, Admission: Exact, Note: "forbidEmpty and requireEmpty; the CRI shows only volumes that a container mounts"},
-		{Path: pathVolumes + ".volumeType", Node: Derived, PodSource: Exact, Admission: Exact, Note: "from the folder of the volume; a claim shows the driver behind it, mounts of device plugins look like hostPath, and with a subPath the type is unknown"},
+		{Path: "spec.spec.automountServiceAccountToken", Node: Derived, PodSource: Exact, Admission: Exact, Note: "token's path mounted"},
+		{Path: pathVolumes, Node: Derived, PodSource: Exact, Admission: Exact, Note: "only mounted volumes count"},
+		{Path: pathVolumes + ".volumeType", Node: Derived, PodSource: Exact, Admission: Exact, Note: "claims show their driver, device plugins hostPath; unknown with a subPath"},
 		{Path: pathVolumes + ".hostPath.path", Node: Exact, PodSource: Exact, Admission: Exact, Note: "unknown with a subPath"},
 		{Path: pathVolumes + ".hostPath.type", PodSource: Exact, Admission: Exact},
-		{Path: pathVolumes + ".mount.readOnly", Node: Exact, PodSource: Exact, Admission: Exact, Note: "also true if the volume itself is read-only, such as a Secret"},
+		{Path: pathVolumes + ".mount.readOnly", Node: Exact, PodSource: Exact, Admission: Exact, Note: "also true for read-only volumes"},
 		{Path: pathVolumes + ".mount.mountPropagation", Node: Effective, PodSource: Exact, Admission: Exact},
-		{Path: pathContainers, Node: Exact, PodSource: Exact, Admission: Exact, Note: "the CRI does not say whether a container is an init container; without the pod source it must match both lists"},
-		{Path: pathContainers + ".image[]", Node: Exact, PodSource: Exact, Admission: Exact, Note: "unknown from kubelets before 1.28, and for a name that is an image ID"},
+		{Path: pathContainers, Node: Exact, PodSource: Exact, Admission: Exact, Note: "each must match both lists: init containers are not distinguished"},
+		{Path: pathContainers + ".image[]", Node: Exact, PodSource: Exact, Admission: Exact, Note: "unknown from kubelets before 1.28, and for image IDs"},
 		{Path: pathContainers + ".imagePullPolicy", PodSource: Exact, Admission: Exact},
 		{Path: pathSecurity + ".capabilities", Node: Exact, PodSource: Exact, Admission: Exact},
 		{Path: pathSecurity + ".capabilities.add", Node: Exact, PodSource: Exact, Admission: Exact},
 		{Path: pathSecurity + ".capabilities.drop", Node: Exact, PodSource: Exact, Admission: Exact},
 		{Path: pathSecurity + ".privileged", Node: Effective, PodSource: Exact, Admission: Exact},
 		{Path: pathSecurity + ".seLinuxOptions", Node: Exact, PodSource: Exact, Admission: Exact},
-		{Path: pathSecurity + ".runAsUser", Node: Exact, PodSource: Exact, Admission: Exact, Note: "the node has the user of the image if the pod sets none, so it is never nil; a user given by name is unknown. Admission has only the pod"},
-		{Path: pathSecurity + ".runAsGroup", Node: Exact, PodSource: Exact, Admission: Exact, Note: "nil means the group of the image"},
-		{Path: pathSecurity + ".runAsNonRoot", Node: Derived, PodSource: Exact, Admission: Exact, Note: "the node compares the user with 0"},
+		{Path: pathSecurity + ".runAsUser", Node: Exact, PodSource: Exact, Admission: Exact, Note: "image's user included; user names unknown"},
+		{Path: pathSecurity + ".runAsGroup", Node: Exact, PodSource: Exact, Admission: Exact, Note: "nil: the group of the image"},
+		{Path: pathSecurity + ".runAsNonRoot", Node: Derived, PodSource: Exact, Admission: Exact, Note: "user is not 0"},
 		{Path: pathSecurity + ".readOnlyRootFilesystem", Node: Effective, PodSource: Exact, Admission: Exact},
-		{Path: pathSecurity + ".allowPrivilegeEscalation", Node: Effective, PodSource: Exact, Admission: Exact, Note: "nil counts as true, as it does at run time"},
+		{Path: pathSecurity + ".allowPrivilegeEscalation", Node: Effective, PodSource: Exact, Admission: Exact, Note: "nil is true"},
 	}
 }

@@ -1,0 +1,59 @@
+package restriction_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/pkg/restriction"
+)
+
+// The table in docs/restrictions.md is that of Fields. UPDATE=1 writes it anew.
+func TestDocumentedFields(t *testing.T) {
+	const page = "../../docs/restrictions.md"
+	var table strings.Builder
+	table.WriteString("| field | node | notes |\n| --- | --- | --- |\n")
+	for _, f := range restriction.Fields() {
+		fmt.Fprintf(&table, "| `%s` | %v | %s |\n", f.Path, f.Node, f.Note)
+		// The page says this of all fields in one sentence.
+		if f.Admission != restriction.Exact || (f.PodSource == restriction.Exact) != (f.Path != "binding.namespaceSelector") {
+			t.Errorf("%s: %v with the pod source, %v at admission", f.Path, f.PodSource, f.Admission)
+		}
+	}
+	text := string(read(t, page))
+	before, after, ok := strings.Cut(text, "| field |")
+	if !ok {
+		t.Fatalf("%s has no table of fields", page)
+	}
+	_, after, _ = strings.Cut(after, "\n\n")
+	want := before + table.String() + "\n" + after
+	if os.Getenv("UPDATE") != "" {
+		if err := os.WriteFile(page, []byte(want), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if text != want {
+		t.Errorf("the table of fields in %s differs from Fields; want\n%s", page, table.String())
+	}
+}
+
+// Each preset is named where presets are documented.
+func TestDocumentedPresets(t *testing.T) {
+	text := string(read(t, "../../docs/restrictions.md"))
+	for _, name := range restriction.Presets() {
+		if !strings.Contains(text, "`"+name+"`") {
+			t.Errorf("docs/restrictions.md does not name the preset %s", name)
+		}
+	}
+}
+
+func TestDocumentedExample(t *testing.T) {
+	_, example, _ := strings.Cut(string(read(t, "../../docs/restrictions.md")), "```yaml\n")
+	example, _, ok := strings.Cut(example, "```")
+	p, err := restriction.Parse([]byte(example))
+	if !ok || err != nil || p.Metadata.Name != "web" {
+		t.Errorf("Parse = %v, %v; want the policy of the page", p, err)
+	}
+}
