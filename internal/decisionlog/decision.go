@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -44,6 +45,10 @@ type Decision struct {
 	Took time.Duration
 	// Shadow means that no verdict is enforced.
 	Shadow bool
+	// Container is the name of the container in the pod; "" if the call has none, or if there are no policies.
+	Container string
+	// Admission is the decision of the admission chain; the zero value if it asked no validator.
+	Admission admission.Decision
 }
 
 // A Recorder stores decisions, or passes them on.
@@ -70,12 +75,46 @@ type written struct {
 	Shadow       bool    `json:"shadow"`
 	Took         float64 `json:"took"` // in seconds
 	Dropped      uint64  `json:"dropped,omitempty"`
+	Container    string  `json:"container,omitempty"`
+	PolicyHash   string  `json:"policyHash,omitempty"`
+
+	Policies []finding `json:"policies,omitempty"`
+}
+
+// A finding is what one validator said, by one policy and rule.
+type finding struct {
+	Validator  string `json:"validator"`
+	Policy     string `json:"policy,omitempty"`
+	Rule       string `json:"rule,omitempty"`
+	Answer     string `json:"answer"`
+	Reason     string `json:"reason,omitempty"`
+	Audit      bool   `json:"audit"`
+	FailedOpen bool   `json:"failedOpen"`
+}
+
+// maxFindings bounds the findings in a line. There can be some for each of 1,000 policies.
+const maxFindings = 100
+
+// findingsOf returns the findings of a line. Those that decided come first.
+func findingsOf(d admission.Decision) []finding {
+	var decided, others []finding
+	for _, f := range d.Findings {
+		w := finding{f.Validator, f.Policy, f.Rule, f.Answer.String(), string(f.Reason), f.Audit, f.FailedOpen}
+		if f.Answer == d.Answer && !f.Audit {
+			decided = append(decided, w)
+		} else {
+			others = append(others, w)
+		}
+	}
+	all := append(decided, others...)
+	return all[:min(len(all), maxFindings)]
 }
 
 type pod struct {
 	UID       string `json:"uid,omitempty"`
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`
+	Static    bool   `json:"static,omitempty"`
 }
 
 type secret struct {
@@ -97,10 +136,11 @@ func (e entry) line(dropped uint64) ([]byte, error) {
 	to.SetEscapeHTML(false)
 	d, v := e.decided, e.decided.Verdict
 	err := to.Encode(written{
-		V: Version, Time: e.at.UTC().Format(timeFormat), Call: d.Call, Pod: pod{UID: d.Pod.UID, Namespace: d.Pod.Namespace, Name: d.Pod.Name},
+		V: Version, Time: e.at.UTC().Format(timeFormat), Call: d.Call, Pod: pod{UID: d.Pod.UID, Namespace: d.Pod.Namespace, Name: d.Pod.Name, Static: d.Pod.Static},
 		Image: d.Image, ImageID: v.Pair.ImageID, Repository: d.Repository, Verdict: v.Verdict.String(), Reason: string(v.Reason),
 		CredentialID: string(v.Credential), Secret: secret{Namespace: d.Secret.Namespace, Name: d.Secret.Name}, PullPolicy: d.PullPolicy,
 		Outcome: d.Outcome, Shadow: d.Shadow, Took: d.Took.Seconds(), Dropped: dropped,
+		Container: d.Container, PolicyHash: d.Admission.PolicyHash, Policies: findingsOf(d.Admission),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("write a decision as JSON: %w", err)

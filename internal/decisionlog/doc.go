@@ -8,11 +8,12 @@
 //
 //	v             number   always      1
 //	time          string   always      when it was decided: RFC 3339 in UTC with nine digits of a second, so that lines sort
-//	call          string   always      the CRI call: ImageStatus, PullImage, CreateContainer, StartContainer, RestorePod
+//	call          string   always      the CRI call: ImageStatus, PullImage, CreateContainer, StartContainer, RestorePod, RunPodSandbox
 //	pod           object   if known    who asked
 //	  uid         string   if known
 //	  namespace   string   if known
 //	  name        string   if known
+//	  static      bool     if true     it is a static pod
 //	image         string   always      the name as it was asked for, cut after 1024 bytes; "" if the call had none
 //	imageID       string   if known    what the runtime calls the image
 //	repository    string   if known    the repository that was judged
@@ -27,6 +28,19 @@
 //	took          number   always      seconds
 //	shadow        bool     always      whether nothing was enforced (noPullImageSecretRecheck)
 //	dropped       number   if any      how many decisions before this one are missing
+//	container     string   if known    the name of the container, if the policies were asked
+//	policyHash    string   if asked    identifies the policies that were in use
+//	policies      array    if asked    at most 100 findings, those that decided first
+//	  validator   string   always      which part of the admission chain found it
+//	  policy      string   if known    the policy
+//	  rule        string   if known    the path of the rule in the policy
+//	  answer      string   always      Admit, Deny or Unverified
+//	  reason      string   if denied   for example RESTRICTION_VIOLATED
+//	  audit       bool     always      whether the finding is only reported
+//	  failedOpen  bool     always      whether it admits because the validator could not get an answer
+//
+// A call that policies deny has the verdict Reverify and the reason admission_denied. CreateContainer then has no line with Allow. If policies
+// admit it, it has a line for each pod, container, image ID and content of the policies. RunPodSandbox has a line only if a finding is not Admit.
 //
 // # What is written when
 //

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -21,13 +22,18 @@ import (
 // whole returns a Decision with a value in every field.
 func whole() decisionlog.Decision {
 	return decisionlog.Decision{
-		Call: "PullImage", Pod: tracker.Pod{UID: "u", Namespace: "ns", Name: "n"}, Image: "repo.test/a:1", Repository: "repo.test/a",
+		Call: "PullImage", Pod: tracker.Pod{UID: "u", Namespace: "ns", Name: "n", Static: true}, Image: "repo.test/a:1", Repository: "repo.test/a",
 		Verdict: tracker.Verdict{
 			Decision: policy.Decision{Verdict: policy.Allow, Reason: policy.Proved}, Credential: "c",
 			Pair: records.Pair{ImageID: "sha256:1", Repository: "repo.test/a"},
 		},
 		Secret:     records.SecretRef{Namespace: "ns", Name: "s"},
 		PullPolicy: "Always", Outcome: "verified", Took: 1500 * time.Millisecond, Shadow: true,
+		Container: "web",
+		Admission: admission.Decision{Answer: admission.Deny, PolicyHash: "h", Findings: []admission.Finding{
+			{Validator: "review", Answer: admission.Admit, FailedOpen: true},
+			{Validator: "restriction", Policy: "p", Rule: "spec", Answer: admission.Deny, Reason: admission.RestrictionViolated, Message: "a sentence"},
+		}},
 	}
 }
 
@@ -42,7 +48,7 @@ func drawing(t *testing.T) map[string]drawn {
 		t.Fatal(err)
 	}
 	fields, outer := map[string]drawn{}, ""
-	for _, m := range regexp.MustCompile(`(?m)^//\t( *)([a-zA-Z]+) +(number|string|object|bool) +(always|if [a-z ]+?)(?:   *.*)?$`).FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^//\t( *)([a-zA-Z]+) +(number|string|object|array|bool) +(always|if [a-z ]+?)(?:   *.*)?$`).FindAllStringSubmatch(string(text), -1) {
 		path := m[2]
 		if m[1] != "" {
 			path = outer + "." + m[2]
@@ -71,6 +77,12 @@ func kinds(prefix string, object map[string]any) map[string]string {
 		case map[string]any:
 			found[prefix+name] = "object"
 			maps.Copy(found, kinds(prefix+name+".", v))
+		case []any:
+			found[prefix+name] = "array"
+			for _, element := range v {
+				element, _ := element.(map[string]any)
+				maps.Copy(found, kinds(prefix+name+".", element))
+			}
 		}
 	}
 	return found
@@ -90,7 +102,7 @@ func TestLinesMatchTheSchema(t *testing.T) {
 	least, most := map[string]string{}, map[string]string{}
 	for name, d := range drawing(t) {
 		most[name] = d.Kind
-		if d.Presence == "always" {
+		if d.Presence == "always" && !strings.Contains(name, ".") {
 			least[name] = d.Kind
 		}
 	}
@@ -124,9 +136,11 @@ func TestALineHasTheDecision(t *testing.T) {
 	if when, err := time.Parse(time.RFC3339Nano, at[1]); err != nil || when.Before(before.Add(-time.Second)) || when.After(time.Now()) {
 		t.Errorf("time %s, %v; want now", at[1], err)
 	}
-	const want = `{"v":1,"time":"T","call":"PullImage","pod":{"uid":"u","namespace":"ns","name":"n"},"image":"repo.test/a:1","imageID":"sha256:1",` +
+	const want = `{"v":1,"time":"T","call":"PullImage","pod":{"uid":"u","namespace":"ns","name":"n","static":true},"image":"repo.test/a:1","imageID":"sha256:1",` +
 		`"repository":"repo.test/a","verdict":"Allow","reason":"proved","credentialID":"c","secret":{"namespace":"ns","name":"s"},` +
-		`"pullPolicy":"Always","outcome":"verified","shadow":true,"took":1.5}`
+		`"pullPolicy":"Always","outcome":"verified","shadow":true,"took":1.5,"container":"web","policyHash":"h","policies":[` +
+		`{"validator":"restriction","policy":"p","rule":"spec","answer":"Deny","reason":"RESTRICTION_VIOLATED","audit":false,"failedOpen":false},` +
+		`{"validator":"review","answer":"Admit","audit":false,"failedOpen":true}]}`
 	if got := strings.Replace(first, at[1], "T", 1); got != want {
 		t.Errorf("line\n%s\nwant\n%s", got, want)
 	}
