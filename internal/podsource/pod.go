@@ -103,6 +103,7 @@ type known struct {
 	uses        []use
 	secrets     []key       // those that the pod names, in the pod's order
 	cut         bool        // the pod names more
+	view        *view       // nil if no policy uses a field
 	logged      atomic.Bool // it was logged that its Secrets have too many wildcards
 }
 

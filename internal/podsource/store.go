@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +22,8 @@ var errNoPod = errors.New("podsource: an object of the watch is not a pod")
 // store contains the pods of the node; a reflector fills it. Its methods may be called concurrently.
 type store struct {
 	secrets *secrets
+	fields  atomic.Pointer[[]string] // of views, sorted; see KeepFields
+	relist  chan struct{}            // has an element if the pods have to be listed again
 
 	// mu guards the fields below. It is never held during a call to secrets.
 	mu    sync.RWMutex
@@ -35,8 +38,8 @@ var _ cache.ReflectorStore = (*store)(nil)
 
 func newStore(s *secrets) *store {
 	return &store{
-		secrets: s,
-		byKey:   map[key]*known{}, byUID: map[string]*known{}, named: map[key]int{},
+		secrets: s, relist: make(chan struct{}, 1),
+		byKey: map[key]*known{}, byUID: map[string]*known{}, named: map[key]int{},
 		arrived: make(chan struct{}),
 	}
 }
@@ -57,6 +60,7 @@ func (s *store) put(p *corev1.Pod, listed bool) {
 	var k *known
 	if _, mirror := p.Annotations[mirrorAnnotation]; !mirror {
 		k = knownOf(p)
+		k.view = viewOf(p, s.kept())
 		old := s.at(at)
 		// Before the pod can be found, and not for a change of its status: most changes are of the status.
 		if old == nil || old.pod != k.pod || !slices.Equal(old.secrets, k.secrets) {

@@ -188,8 +188,13 @@ func follow(ctx context.Context, p *podsOf, s *store) {
 	// Like the reflector's own loop, but that would log every failure; p logs only the first one.
 	again := pause().DelayWithReset(clock.RealClock{}, healthy)
 	_ = again.Until(ctx, true, true, func(ctx context.Context) (bool, error) {
-		if err := r.ListAndWatchWithContext(ctx); err != nil {
-			p.log.V(2).Info("Pods not listed", "err", err)
+		for relist := true; relist; {
+			attempt, cancel := s.untilRelist(ctx)
+			if err := r.ListAndWatchWithContext(attempt); err != nil {
+				p.log.V(2).Info("Pods not listed", "err", err)
+			}
+			relist = attempt.Err() != nil && ctx.Err() == nil // at once, it is not a failure
+			cancel()
 		}
 		return false, nil
 	})
