@@ -6,30 +6,42 @@ import "sync"
 // ready to use; it may be used concurrently.
 type cleared struct {
 	mu sync.Mutex
-	of map[string]string // sandbox by container
+	of map[string]clearedContainer // by ID
 }
 
-func (c *cleared) add(container, sandbox string) {
+// A clearedContainer is what the gate has to know about a container when it starts.
+type clearedContainer struct {
+	sandbox string
+	name    string // in the pod
+	imageID string // of the image that it runs on
+}
+
+func (c *cleared) add(id string, container clearedContainer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.of == nil {
-		c.of = map[string]string{}
+		c.of = map[string]clearedContainer{}
 	}
-	c.of[container] = sandbox
+	c.of[id] = container
 }
 
-func (c *cleared) has(container string) bool {
+func (c *cleared) has(id string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, ok := c.of[container]
+	_, ok := c.of[id]
 	return ok
 }
 
-func (c *cleared) forget(container string) {
+// take removes a container and returns it; ok is false if it is not cleared.
+func (c *cleared) take(id string) (container clearedContainer, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.of, container)
+	container, ok = c.of[id]
+	delete(c.of, id)
+	return container, ok
 }
+
+func (c *cleared) forget(id string) { _, _ = c.take(id) }
 
 func (c *cleared) endSandbox(ended string) {
 	c.keep(func(sandbox string) bool { return sandbox != ended })
@@ -39,9 +51,9 @@ func (c *cleared) endSandbox(ended string) {
 func (c *cleared) keep(alive func(sandbox string) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for container, of := range c.of {
-		if !alive(of) {
-			delete(c.of, container)
+	for id, container := range c.of {
+		if !alive(container.sandbox) {
+			delete(c.of, id)
 		}
 	}
 }

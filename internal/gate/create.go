@@ -12,6 +12,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/crashpoint"
 	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -31,7 +32,11 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, e
 	create := g.tracker.BeginCreate(g.mayRestore(ctx))
 	defer create.Lost() // for every return, or panic, that reports no other end
 	since := g.tracker.Revocations()
-	judged, err := g.judgeConfig(ctx, name, who, req.GetConfig())
+	asking := g.candidate(name, who, req.GetSandboxConfig(), req.GetConfig())
+	judged, err := g.judgeConfig(ctx, name, who, req.GetConfig(), asking)
+	if err == nil {
+		err = g.admit(ctx, asking)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +55,7 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, e
 	asked, err := g.readBack(ctx, name, who, resp.GetContainerId(), judged)
 	if err == nil && g.tracker.Revocations() != since {
 		// The proof may have been revoked before the runtime created the container, which a restart could not detect.
-		_, err = g.judgeConfig(ctx, name, who, req.GetConfig())
+		_, err = g.judgeConfig(ctx, name, who, req.GetConfig(), nil)
 	}
 	if err != nil {
 		g.cleared.forget(resp.GetContainerId())
@@ -124,9 +129,16 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call) ([]byte, error)
 			"pullgate: pod %s/%s may not be restored from a checkpoint: which images a checkpoint uses cannot be verified; "+
 				"set allowRestores: true in the configuration of pullgated to allow it, or exempt the pod", who.Namespace, who.Name))
 	}
+	if err := g.admit(ctx, g.candidate(name, who, req.GetConfig(), nil)); err != nil {
+		return nil, err
+	}
 	judged := map[string]judgement{}
 	for _, config := range req.GetContainerConfigs() {
-		j, err := g.judgeConfig(ctx, name, who, config)
+		asking := g.candidate(name, who, req.GetConfig(), config)
+		j, err := g.judgeConfig(ctx, name, who, config, asking)
+		if err == nil {
+			err = g.admit(ctx, asking)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -178,7 +190,9 @@ func (g *Gate) startContainer(ctx context.Context, c *criproxy.Call) ([]byte, er
 	}
 	raw, err := c.Forward(ctx)
 	if err == nil {
-		g.cleared.forget(id)
+		if started, ok := g.cleared.take(id); ok {
+			g.markStarted(started)
+		}
 	}
 	return raw, err
 }
@@ -187,6 +201,8 @@ func (g *Gate) startContainer(ctx context.Context, c *criproxy.Call) ([]byte, er
 type judgement struct {
 	name  imageref.Ref  // the pod's name for the image; empty before CRI 1.28
 	image tracker.Image // the zero value if the image was absent when it was judged
+	// candidate is what the chain was asked about; nil if there were no policies.
+	candidate *candidate
 }
 
 // podOf returns the pod of a sandbox: the one in the index, which comes from answers of the runtime; for a sandbox that is not in the index yet,
@@ -198,26 +214,33 @@ func (g *Gate) podOf(sandboxID string, config *runtimeapi.PodSandboxConfig) trac
 	return identify(config)
 }
 
-// judgeConfig judges the image of a container and every image that it mounts.
-func (g *Gate) judgeConfig(ctx context.Context, callName string, who tracker.Pod, config *runtimeapi.ContainerConfig) (judgement, error) {
+// judgeConfig judges the image of a container and every image that it mounts. The candidate, which may be nil, gets the image.
+func (g *Gate) judgeConfig(ctx context.Context, callName string, who tracker.Pod, config *runtimeapi.ContainerConfig, asking *candidate) (judgement, error) {
 	spec := config.GetImage()
-	j := judgement{name: imageref.New(spec.GetUserSpecifiedImage())}
-	img, err := g.judgeSpec(ctx, callName, who, spec, j.name)
+	j := judgement{name: imageref.New(spec.GetUserSpecifiedImage()), candidate: asking}
+	img, err := g.judgeSpec(ctx, callName, who, spec, j.name, asking.holdOwn())
 	if err != nil {
 		return j, err
 	}
 	// The runtime refuses an absent image. If the image arrives before the call, it is judged when it is read back.
 	j.image = img
-	return j, g.judgeMounts(ctx, callName, who, config.GetMounts())
+	if asking != nil {
+		asking.image = admission.Image{ID: img.ID, Names: img.Names, Requested: j.name}
+	}
+	err = g.judgeMounts(ctx, callName, who, config.GetMounts(), asking.holdMounted())
+	if err != nil {
+		g.release(asking) // the chain will not be asked
+	}
+	return j, err
 }
 
 // judgeMounts judges every image that a container mounts.
-func (g *Gate) judgeMounts(ctx context.Context, callName string, who tracker.Pod, mounts []*runtimeapi.Mount) error {
+func (g *Gate) judgeMounts(ctx context.Context, callName string, who tracker.Pod, mounts []*runtimeapi.Mount, held *[]heldNote) error {
 	for _, m := range mounts {
 		if m.GetImage() == nil {
 			continue
 		}
-		img, err := g.judgeSpec(ctx, callName, who, m.GetImage(), imageref.New(m.GetImage().GetUserSpecifiedImage()))
+		img, err := g.judgeSpec(ctx, callName, who, m.GetImage(), imageref.New(m.GetImage().GetUserSpecifiedImage()), held)
 		if err != nil {
 			return err
 		}
@@ -230,8 +253,8 @@ func (g *Gate) judgeMounts(ctx context.Context, callName string, who tracker.Pod
 	return nil
 }
 
-// judgeSpec judges one image under the pod's name for it, and returns the image, the zero value if it is absent.
-func (g *Gate) judgeSpec(ctx context.Context, callName string, who tracker.Pod, spec *runtimeapi.ImageSpec, name imageref.Ref) (tracker.Image, error) {
+// judgeSpec judges one image under the pod's name for it, and returns the image, the zero value if it is absent. A nil held holds no note back.
+func (g *Gate) judgeSpec(ctx context.Context, callName string, who tracker.Pod, spec *runtimeapi.ImageSpec, name imageref.Ref, held *[]heldNote) (tracker.Image, error) {
 	img, err := g.runtime.imageOf(ctx, spec)
 	if err != nil {
 		if g.shadow || !aborted(err) {
@@ -243,7 +266,7 @@ func (g *Gate) judgeSpec(ctx context.Context, callName string, who tracker.Pod, 
 	if img.ID == "" {
 		return tracker.Image{}, nil
 	}
-	v := g.judge(ctx, callName, who, tracker.Request{Name: name, Image: named(img, name), Using: true})
+	v := g.judgeHolding(ctx, callName, who, tracker.Request{Name: name, Image: named(img, name), Using: true}, held)
 	if v.Allowed() || g.shadow {
 		return img, nil
 	}
@@ -287,29 +310,36 @@ func (g *Gate) clear(ctx context.Context, callName string, who tracker.Pod, c *r
 		}
 	}
 	same, restored := on.ID == j.image.ID && on.ID != "", wasRestored(c)
+	var asking *candidate // the chain has been asked about the judged image
+	if j.candidate != nil && (!same || restored) {
+		asking = j.candidate.on(on, restored)
+	}
 	switch {
 	case g.shadow:
 	case restored && !g.mayUseRestored(who):
 		return false, g.denyRestored(callName, who, c, j.name)
 	case !same:
-		if err := g.judgeOther(ctx, callName, who, on, j); err != nil {
+		if err := g.judgeOther(ctx, callName, who, on, j, asking.holdOwn()); err != nil {
 			return false, err
 		}
 	}
-	g.cleared.add(c.GetId(), c.GetPodSandboxId())
+	if err := g.admit(ctx, asking); err != nil {
+		return false, err
+	}
+	g.cleared.add(c.GetId(), clearedContainer{sandbox: c.GetPodSandboxId(), name: c.GetMetadata().GetName(), imageID: on.ID})
 	return same && !restored, nil
 }
 
 // judgeOther judges an image that a container has instead of the judged one. The runtime may have given it the requested name, so that name
 // proves nothing.
-func (g *Gate) judgeOther(ctx context.Context, callName string, who tracker.Pod, img tracker.Image, j judgement) error {
+func (g *Gate) judgeOther(ctx context.Context, callName string, who tracker.Pod, img tracker.Image, j judgement, held *[]heldNote) error {
 	r := tracker.Request{Image: img, Substituted: true, Using: true}
 	if j.image.ID == "" {
 		r = tracker.Request{Name: j.name, Image: named(img, j.name), Using: true}
 	} else {
 		r.Except = j.name.Repository()
 	}
-	v := g.judge(ctx, callName, who, r)
+	v := g.judgeHolding(ctx, callName, who, r, held)
 	if v.Allowed() {
 		return nil
 	}
@@ -349,10 +379,10 @@ func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
 	j := judgement{name: imageref.New(spec.GetUserSpecifiedImage())}
 	if wasRestored(c) && !g.mayUseRestored(who) { // the checkpoint determines its reported image
 		err = g.denyRestored(callName, who, c, j.name)
-	} else if j.image, err = g.judgeSpec(ctx, callName, who, spec, j.name); err == nil {
+	} else if j.image, err = g.judgeSpec(ctx, callName, who, spec, j.name, nil); err == nil {
 		var shown *runtimeapi.ContainerStatus
 		if shown, err = g.runtime.containerStatus(ctx, c); err == nil {
-			err = g.judgeMounts(ctx, callName, who, shown.GetMounts())
+			err = g.judgeMounts(ctx, callName, who, shown.GetMounts(), nil)
 		}
 		if err == nil {
 			_, err = g.clear(ctx, callName, who, c, j)

@@ -46,7 +46,7 @@ func (g *Gate) noteRepeatedAllow(name imageref.Ref, d decisionlog.Decision) {
 // complete sets the fields that every decision about an image of this name has.
 func (g *Gate) complete(name imageref.Ref, d decisionlog.Decision) decisionlog.Decision {
 	d.Image = name.String()
-	d.Shadow = g.shadow
+	d.Shadow = g.shadow && d.Verdict.Reason != AdmissionDenied // which shadow mode does not affect
 	d.Repository = d.Verdict.Pair.Repository
 	if d.Repository == "" {
 		d.Repository = name.Repository() // for example of a pull that did not succeed
@@ -56,10 +56,17 @@ func (g *Gate) complete(name imageref.Ref, d decisionlog.Decision) decisionlog.D
 
 // facts returns the keys and values of a decision's line in the journal.
 func facts(d decisionlog.Decision) []any {
-	return []any{
+	all := []any{
 		"call", d.Call, "image", d.Image, "imageID", d.Verdict.Pair.ImageID, "pod", klog.KRef(d.Pod.Namespace, d.Pod.Name),
 		"reason", d.Verdict.Reason, "credentialID", d.Verdict.Credential, "took", d.Took, "shadow", d.Shadow,
 	}
+	if d.Container != "" {
+		all = append(all, "container", d.Container)
+	}
+	if _, text := d.Admission.Refusal(); text != "" {
+		all = append(all, "policies", text)
+	}
+	return all
 }
 
 func (g *Gate) journal(d decisionlog.Decision) {

@@ -10,6 +10,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 
 	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
@@ -34,6 +35,26 @@ func TestJournalSaysWhatBecameOfACall(t *testing.T) {
 		g.note(imageref.Ref{}, tc.decided)
 		if len(lines) != 1 || !strings.Contains(lines[0], tc.want) || !strings.Contains(lines[0], string(tc.decided.Verdict.Reason)) {
 			t.Errorf("journal of %s %v = %q; want one line with %s and the reason", tc.decided.Call, tc.decided.Verdict.Verdict, lines, tc.want)
+		}
+	}
+}
+
+// The line of a container that a policy denied says which policy.
+func TestJournalSaysWhichPolicyDenied(t *testing.T) {
+	g, lines, _ := journaling(0)
+	g.shadow = true
+	d := decisionlog.Decision{Call: "CreateContainer", Container: "web", Verdict: overruled(tracker.Verdict{}, AdmissionDenied), Admission: admission.Decision{
+		Answer: admission.Deny, Findings: []admission.Finding{{Policy: "p", Answer: admission.Deny, Message: "policy p: a field"}},
+	}}
+	g.note(imageref.Ref{}, d)
+	d.Container = "other"
+	g.note(imageref.Ref{}, d)
+	if len(*lines) != 2 {
+		t.Fatalf("journal %q; want a line for each container", *lines)
+	}
+	for _, want := range []string{`"msg"="Denied"`, `"reason"="admission_denied"`, `"container"="web"`, `"policies"="policy p: a field"`, `"shadow"=false`} {
+		if !strings.Contains((*lines)[0], want) {
+			t.Errorf("journal %s; want %s", (*lines)[0], want)
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/hidden"
 	"github.com/pullgate/pullgate/internal/gate/kubelet"
 	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -47,6 +48,10 @@ type Gate struct {
 	synced        synced
 	restoring     restoring
 	allowRestores atomic.Bool
+
+	admitting atomic.Pointer[Admission] // nil if there are no policies
+	noted     hidden.PerPod             // admitted containers whose decision was noted
+	conflicts hidden.PerPod             // fields for which it was logged that the views of the pod differ
 }
 
 // Metrics counts the decisions of a [Gate]. Its methods may be called concurrently.
@@ -56,7 +61,7 @@ type Metrics interface {
 	// Verdict is called for every judgement, with the name of the CRI call.
 	Verdict(call string, d policy.Decision)
 	// Refused is called for every ImageStatus that was answered as if the image were absent, and for every other call that was answered with
-	// PermissionDenied.
+	// PermissionDenied for another reason than a policy.
 	Refused(call string)
 	// Recheck is called when a pod was allowed to use a present image, or was not: outcome is Hit or the label of the KEP's miss. took is the
 	// duration of the handling; for a miss it includes the pull.
@@ -68,6 +73,10 @@ type Metrics interface {
 	// CreationRefused is called for every CreateContainer, StartContainer and RestorePod that was refused although its images were allowed:
 	// CreationRestored or CreationFailed.
 	CreationRefused(reason string)
+	// Admission is called for each decision of the admission chain for which it asked validators, with the name of the CRI call.
+	Admission(call string, d admission.Decision)
+	// ViewConflict is called for each field in which the CRI and the API server differed about a pod that the chain judged.
+	ViewConflict(field string)
 }
 
 // Config holds the parts and the settings of a [Gate].
@@ -90,9 +99,11 @@ type Config struct {
 	AlwaysPrecheck kubelet.AlwaysPrecheck
 	// AllowRestores is allowRestores; SetAllowRestores changes it.
 	AllowRestores bool
+	// Admission has the policies, nil if there are none; SetAdmission changes it.
+	Admission *Admission
 }
 
-// New returns a gate. Every field of the configuration except PodSource, Decisions and the switches must be set.
+// New returns a gate. Every field of the configuration except PodSource, Decisions, Admission and the switches must be set.
 func New(c Config) *Gate {
 	g := &Gate{
 		tracker:   c.Tracker,
@@ -108,6 +119,7 @@ func New(c Config) *Gate {
 	}
 	g.skipsAlways.Store(c.AlwaysPrecheck == kubelet.Skipped)
 	g.allowRestores.Store(c.AllowRestores)
+	g.admitting.Store(c.Admission)
 	return g
 }
 
@@ -145,8 +157,18 @@ func errUndecodable() error {
 // credentials, judge uses those of the pod's Secrets, which may take a while to get. It requests them before every refusal, so that the duration
 // of a refusal does not reveal the reason.
 func (g *Gate) judge(ctx context.Context, callName string, p tracker.Pod, r tracker.Request) tracker.Verdict {
+	return g.judgeHolding(ctx, callName, p, r, nil)
+}
+
+// judgeHolding does what judge does. If held is not nil, a decision with which the call continues is counted, and not noted but added to held.
+func (g *Gate) judgeHolding(ctx context.Context, callName string, p tracker.Pod, r tracker.Request, held *[]heldNote) tracker.Verdict {
 	d := g.decide(ctx, callName, p, r, g.tracker.Check)
-	if d.Verdict.Reason != policy.Absent {
+	switch {
+	case d.Verdict.Reason == policy.Absent:
+	case held != nil && (d.Verdict.Allowed() || g.shadow):
+		g.metrics.Verdict(d.Call, d.Verdict.Decision)
+		*held = append(*held, heldNote{r.Name, d})
+	default:
 		g.count(r.Name, d)
 	}
 	return d.Verdict
@@ -174,6 +196,11 @@ func (g *Gate) decide(ctx context.Context, callName string, p tracker.Pod, r tra
 // count counts a verdict and notes it, unless it is a repeated Allow.
 func (g *Gate) count(name imageref.Ref, d decisionlog.Decision) {
 	g.metrics.Verdict(d.Call, d.Verdict.Decision)
+	g.noteVerdict(name, d)
+}
+
+// noteVerdict notes a verdict, unless it is a repeated Allow.
+func (g *Gate) noteVerdict(name imageref.Ref, d decisionlog.Decision) {
 	if !d.Verdict.Allowed() || d.Verdict.First || d.Pod.UID == "" { // it is unknown whether an unknown pod was allowed before
 		g.note(name, d)
 	} else {

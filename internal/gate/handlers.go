@@ -31,12 +31,12 @@ func (g *Gate) Handlers() map[string]criproxy.Handler {
 	}
 }
 
-// Bypasses returns the faster ways of calls that have a handler: those that the gate only observes, and image statuses that it does
-// not judge, are forwarded without it; pre-checks are sent ahead. A handler answers them in the same way, and is slower.
+// Bypasses returns the faster ways of calls that have a handler: those that the gate only observes, such as RunPodSandbox without policies, and
+// image statuses that it does not judge, are forwarded without it; pre-checks are sent ahead. A handler answers them in the same way, and is slower.
 func (g *Gate) Bypasses() map[string]criproxy.Bypass {
 	return map[string]criproxy.Bypass{
 		runtimeapi.ImageService_ImageStatus_FullMethodName:        g.bypassImageStatus,
-		runtimeapi.RuntimeService_RunPodSandbox_FullMethodName:    g.observeRunPodSandbox,
+		runtimeapi.RuntimeService_RunPodSandbox_FullMethodName:    g.bypassRunPodSandbox,
 		runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName: g.observeRemovePodSandbox,
 		runtimeapi.RuntimeService_ListPodSandbox_FullMethodName:   g.observeListPodSandbox,
 	}

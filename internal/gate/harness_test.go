@@ -19,6 +19,7 @@ import (
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/gate/kubelet"
 	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
@@ -66,7 +67,11 @@ func (c *counts) CredentialsIgnored()                               { c.add("cre
 func (c *counts) PullUnresolved()                                   { c.add("unresolved") }
 func (c *counts) CreationRefused(reason string)                     { c.add("creation refused " + reason) }
 func (c *counts) ForwardedCall(string, string, bool, time.Duration) {}
-func (c *counts) Panic()                                            { c.add("panic") }
+func (c *counts) ViewConflict(field string)                         { c.add("conflict " + field) }
+func (c *counts) Admission(call string, d admission.Decision) {
+	c.add(fmt.Sprintf("admission %s %s", call, d.Answer))
+}
+func (c *counts) Panic() { c.add("panic") }
 
 // runtimeVariable names the profile of the runtime behind the proxies of a process, containerd by default.
 const runtimeVariable = "PULLGATE_TEST_RUNTIME"

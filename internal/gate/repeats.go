@@ -23,21 +23,21 @@ const (
 // the same memory for names of any length.
 type repeats struct {
 	mu   sync.Mutex
-	last *lru.Cache // *denial by the digest of call, pod and image
+	last *lru.Cache // *denial by the digest of call, pod, image and container
 }
 
-// A denial is the last denial of a call, pod and image that got a line.
+// A denial is the last denial of a call, pod, image and container that got a line.
 type denial struct {
 	why     [sha256.Size]byte // digest of the parts that may change: reason, image ID and credential
 	logged  time.Time
 	skipped int
 }
 
-// next reports whether a decision gets a line, and how many decisions about the same call, pod and image got none since the last line. A denial
+// next reports whether a decision gets a line, and how many decisions about the same call, pod, image and container got none since the last line. A denial
 // gets a line if it differs from the last denial, or if that one is a minute old; every other decision gets a line.
 func (r *repeats) next(d decisionlog.Decision) (skipped int, line bool) {
-	key := digest(d.Call, d.Pod.UID, d.Pod.Namespace, d.Pod.Name, d.Image)
-	why := digest(string(d.Verdict.Reason), d.Verdict.Pair.ImageID, string(d.Verdict.Credential))
+	key := digest(d.Call, d.Pod.UID, d.Pod.Namespace, d.Pod.Name, d.Image, d.Container)
+	why := digest(string(d.Verdict.Reason), d.Verdict.Pair.ImageID, string(d.Verdict.Credential), d.Admission.PolicyHash)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.last == nil {

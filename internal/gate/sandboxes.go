@@ -10,9 +10,45 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy"
 )
 
-// runPodSandbox adds the sandbox and its pod to the index.
+// runPodSandbox asks the admission chain about the pod, and adds the created sandbox and its pod to the index.
 func (g *Gate) runPodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, error) {
-	return observed(ctx, c, g.observeRunPodSandbox)
+	var req runtimeapi.RunPodSandboxRequest
+	if err := decode(c, &req); err != nil {
+		return nil, err
+	}
+	if asking := g.candidate("RunPodSandbox", identify(req.GetConfig()), req.GetConfig(), nil); asking != nil {
+		g.ready(ctx) // the chain admits a pod that ran before the node restarted
+		if err := g.admit(ctx, asking); err != nil {
+			return nil, err
+		}
+	}
+	raw, err := c.Forward(ctx)
+	if err == nil {
+		g.sandboxCreated(req.GetConfig(), raw)
+	}
+	return raw, err
+}
+
+// bypassRunPodSandbox forwards the call and observes its answer, unless there are policies.
+func (g *Gate) bypassRunPodSandbox(request []byte) (way criproxy.Way, observe func(response []byte)) {
+	if g.admitting.Load() != nil {
+		return criproxy.Handled, nil
+	}
+	var req runtimeapi.RunPodSandboxRequest
+	if proto.Unmarshal(request, &req) != nil {
+		return criproxy.Handled, nil
+	}
+	return criproxy.Forwarded, func(response []byte) { g.sandboxCreated(req.GetConfig(), response) }
+}
+
+// sandboxCreated adds the sandbox of an answer to RunPodSandbox to the index.
+func (g *Gate) sandboxCreated(config *runtimeapi.PodSandboxConfig, response []byte) {
+	var resp runtimeapi.RunPodSandboxResponse
+	if err := criproxy.DecodeAnswer(response, &resp); err != nil {
+		g.log.Error(err, "Answer of the runtime cannot be read, the pod is not identified until its sandbox is listed")
+		return
+	}
+	g.addSandbox(resp.GetPodSandboxId(), config)
 }
 
 // observed forwards a call and lets it be observed. It serves the calls that cannot bypass their handler.
@@ -26,21 +62,6 @@ func observed(ctx context.Context, c *criproxy.Call, bypass criproxy.Bypass) ([]
 		observe(raw)
 	}
 	return raw, err
-}
-
-func (g *Gate) observeRunPodSandbox(request []byte) (way criproxy.Way, observe func(response []byte)) {
-	var req runtimeapi.RunPodSandboxRequest
-	if proto.Unmarshal(request, &req) != nil {
-		return criproxy.Handled, nil
-	}
-	return criproxy.Forwarded, func(response []byte) {
-		var resp runtimeapi.RunPodSandboxResponse
-		if err := criproxy.DecodeAnswer(response, &resp); err != nil {
-			g.log.Error(err, "Answer of the runtime cannot be read, the pod is not identified until its sandbox is listed")
-			return
-		}
-		g.addSandbox(resp.GetPodSandboxId(), req.GetConfig())
-	}
 }
 
 func (g *Gate) addSandbox(id string, config *runtimeapi.PodSandboxConfig) {
@@ -120,6 +141,9 @@ func (g *Gate) endPods(uids []string) {
 		g.tracker.EndPod(uid)
 		g.hidden.EndPod(uid)
 		g.warned.End(uid)
+		g.noted.End(uid)
+		g.conflicts.End(uid)
+		g.chain().ForgetPod(uid)
 	}
 	if len(uids) > 0 {
 		g.hidden.EndUnknown(func(seen string) bool { return len(g.pods.BySeen(seen)) > 0 })

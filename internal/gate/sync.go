@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -34,6 +36,8 @@ const reconcileTries = 5
 type synced struct {
 	done     atomic.Bool
 	restored atomic.Bool
+	// marked is the chain that has the started containers, nil if none has.
+	marked atomic.Pointer[admission.Chain]
 
 	mu       sync.Mutex    // guards the following fields
 	attempt  *attempt      // the one in progress; nil if there is none
@@ -57,11 +61,11 @@ func (g *Gate) Disconnected() {
 	g.synced.pause = 0
 }
 
-// Sync rebuilds the state in memory from the runtime: the sandboxes, and the first time the grants of started containers; then it prunes records
+// Sync rebuilds the state in memory from the runtime: the sandboxes, and the first time what started containers show; then it prunes records
 // and sets marks. After an error pods are unknown and have no grants, which is stricter. If an attempt is in progress, Sync waits for it.
 func (g *Gate) Sync(ctx context.Context) error {
 	s := &g.synced
-	if s.done.Load() {
+	if g.rebuilt() {
 		return nil
 	}
 	s.mu.Lock()
@@ -97,17 +101,18 @@ func (g *Gate) Sync(ctx context.Context) error {
 }
 
 func (g *Gate) sync(ctx context.Context) error {
-	if g.synced.done.Load() {
+	if g.rebuilt() {
 		return nil
 	}
 	if err := g.Reconcile(ctx); err != nil {
 		return err
 	}
-	if !g.synced.restored.Load() {
-		if err := g.restoreGrants(ctx); err != nil {
+	if chain := g.chain(); !g.synced.restored.Load() || !g.synced.has(chain) {
+		if err := g.restoreStarted(ctx, chain); err != nil {
 			return err
 		}
 		g.synced.restored.Store(true)
+		g.synced.marked.Store(chain)
 	}
 	if err := g.tracker.Sync(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -121,12 +126,18 @@ func (g *Gate) sync(ctx context.Context) error {
 	return nil
 }
 
+// rebuilt reports whether the gate is synced, and the chain, if there is one, has the started containers.
+func (g *Gate) rebuilt() bool { return g.synced.done.Load() && g.synced.has(g.chain()) }
+
+// has reports whether a chain has the started containers. A nil chain needs none.
+func (s *synced) has(chain *admission.Chain) bool { return chain == nil || s.marked.Load() == chain }
+
 // Synced reports whether the gate is synced with the runtime.
 func (g *Gate) Synced() bool { return g.synced.done.Load() }
 
 // ready syncs the gate before a call is judged, so that a pod with a grant before a restart keeps it.
 func (g *Gate) ready(ctx context.Context) {
-	if g.synced.done.Load() || g.synced.pausing() {
+	if g.rebuilt() || g.synced.pausing() {
 		return
 	}
 	// Other calls may wait for this attempt, so it does not end with this call.
@@ -164,7 +175,8 @@ func (g *Gate) Reconcile(ctx context.Context) error {
 // A started is a container that has been started, with its pod.
 type started struct {
 	pod      tracker.Pod
-	uses     []use // the image that it runs on comes first
+	name     string // in the pod
+	uses     []use  // the image that it runs on comes first
 	create   time.Time
 	restored bool // from a checkpoint
 }
@@ -175,12 +187,12 @@ type use struct {
 	name  imageref.Ref
 }
 
-// restoreGrants gives pods the grants that their containers show. Only started containers count, because the gate has allowed them. A container
-// that was only created may not have been denied yet because of a crash.
+// restoreStarted gives pods the grants that their containers show, and marks these containers as started in the chain, which may be nil. Only
+// started containers count, because the gate has allowed them. A container that was only created may not have been denied yet because of a crash.
 //
 // It requests each image from the runtime separately: the list of all images can be too large to send. A tenant can cause that with images that
 // have a long USER.
-func (g *Gate) restoreGrants(ctx context.Context) error {
+func (g *Gate) restoreStarted(ctx context.Context, chain *admission.Chain) error {
 	all, err := g.runtime.containers(ctx, nil)
 	if err != nil {
 		return err
@@ -209,9 +221,14 @@ func (g *Gate) restoreGrants(ctx context.Context) error {
 		images[name] = found[i]
 	}
 	for _, r := range running {
-		if len(r.uses) > 0 && !r.restored {
-			g.tracker.NoteOrdinary(images[r.uses[0].image])
+		if len(r.uses) == 0 {
+			continue
 		}
+		on := images[r.uses[0].image]
+		if !r.restored {
+			g.tracker.NoteOrdinary(on)
+		}
+		g.mark(chain, r.pod.UID, r.name, cmp.Or(on.ID, r.uses[0].image))
 		for _, u := range r.uses {
 			img := images[u.image]
 			if u.name.Empty() {
@@ -264,7 +281,7 @@ func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started,
 	if err != nil || status.GetStartedAt() == 0 {
 		return started{}, err
 	}
-	s := started{pod: who, restored: wasRestored(c), create: time.Unix(0, status.GetCreatedAt()), uses: []use{{runsOn(c), imageref.New(c.GetImage().GetUserSpecifiedImage())}}}
+	s := started{pod: who, name: c.GetMetadata().GetName(), restored: wasRestored(c), create: time.Unix(0, status.GetCreatedAt()), uses: []use{{runsOn(c), imageref.New(c.GetImage().GetUserSpecifiedImage())}}}
 	for _, m := range status.GetMounts() {
 		if i := m.GetImage(); i != nil {
 			s.uses = append(s.uses, use{i.GetImage(), imageref.New(i.GetUserSpecifiedImage())})

@@ -1,0 +1,267 @@
+package gate
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/internal/gate/criview"
+	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/podview"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// Admission is the admission chain, with what the views need that it judges. It does not change after it was passed to a gate.
+type Admission struct {
+	// Chain must not be nil. It remembers the containers that pods have started, so it is the same one as long as there are policies.
+	Chain *admission.Chain
+	// NamespaceLabels are the labels by namespace. Those of a namespace that is not a key are not known.
+	NamespaceLabels map[string]map[string]string
+	// KubeletRoot is the folder below which the kubelet keeps the volumes of pods.
+	KubeletRoot string
+	// Views adds what the CRI does not carry; nil if there is no pod source.
+	Views ViewSource
+}
+
+// A ViewSource has views of pods as the API server has them. Its methods may be called concurrently.
+type ViewSource interface {
+	// View returns the view of a pod and of all its containers; ok is false for a pod that the source does not have. It may have only the
+	// fields that policies use, and may wait a second for a pod that a kubelet received earlier. The caller does not modify the result.
+	View(ctx context.Context, uid string) (pod podview.Pod, containers []podview.Container, ok bool)
+}
+
+// SetAdmission replaces Config.Admission for every call that begins after it returns; nil means that there are no policies. With another
+// chain than before, the next judged call rebuilds its list of started containers.
+func (g *Gate) SetAdmission(a *Admission) { g.admitting.Store(a) }
+
+// chain returns the chain; nil, of which all methods may be called, if there are no policies.
+func (g *Gate) chain() *admission.Chain {
+	if a := g.admitting.Load(); a != nil {
+		return a.Chain
+	}
+	return nil
+}
+
+// markStarted notes in the chain that a container was started. Its restart is admitted then, whatever the policies say by that time.
+func (g *Gate) markStarted(c clearedContainer) {
+	if chain := g.chain(); chain != nil {
+		if who, ok := g.pods.BySandbox(c.sandbox); ok {
+			g.mark(chain, who.UID, c.name, c.imageID)
+		}
+	}
+}
+
+// mark notes a started container in a chain, which may be nil.
+func (g *Gate) mark(chain *admission.Chain, uid, name, imageID string) {
+	chain.MarkAdmitted(uid, name, imageID)
+	if !g.pods.Has(uid) { // it ended meanwhile
+		chain.ForgetPod(uid)
+	}
+}
+
+// A candidate is a sandbox or a container that a call would create, and about which the chain is asked.
+type candidate struct {
+	*Admission
+
+	call      string
+	who       tracker.Pod
+	sandbox   *runtimeapi.PodSandboxConfig
+	container *runtimeapi.ContainerConfig // nil for a sandbox
+	image     admission.Image             // of the container
+	// substituted means that the container has another image than the one that its configuration names.
+	substituted bool
+
+	// own and mounted are the decisions by which the pod may use the image of the container, and those that it mounts. They are noted when
+	// the chain has admitted the container: the log must not say of a denied container that it was allowed.
+	own, mounted []heldNote
+}
+
+// A heldNote is a decision that has not been noted yet.
+type heldNote struct {
+	name     imageref.Ref
+	decision decisionlog.Decision
+}
+
+// candidate returns the candidate for a sandbox or a container that a call would create, nil if there are no policies. The configurations
+// must be those that are forwarded; container is nil for a sandbox.
+func (g *Gate) candidate(callName string, who tracker.Pod, sandbox *runtimeapi.PodSandboxConfig, container *runtimeapi.ContainerConfig) *candidate {
+	a := g.admitting.Load()
+	if a == nil {
+		return nil
+	}
+	return &candidate{Admission: a, call: callName, who: who, sandbox: sandbox, container: container}
+}
+
+// on returns the candidate for the same container on an image that it has instead of the judged one. A restored container can be on any image,
+// whatever the runtime reports, so its image is unknown, and no earlier start of the container counts.
+func (c *candidate) on(img tracker.Image, restored bool) *candidate {
+	of := *c
+	of.substituted, of.own, of.mounted = restored || c.image.ID != "", nil, nil
+	of.image.ID, of.image.Names = img.ID, nil // the runtime may have given it the name of the judged image
+	if restored {
+		of.image.ID = ""
+	}
+	return &of
+}
+
+// holdOwn and holdMounted return where decisions about images are held back; nil, which means nowhere, for a nil candidate.
+func (c *candidate) holdOwn() *[]heldNote {
+	if c == nil {
+		return nil
+	}
+	return &c.own
+}
+
+func (c *candidate) holdMounted() *[]heldNote {
+	if c == nil {
+		return nil
+	}
+	return &c.mounted
+}
+
+// admit asks the chain about a candidate, and notes the decision and those that were held back. A denial is the error for the client, with
+// the code PermissionDenied. A nil candidate is admitted.
+func (g *Gate) admit(ctx context.Context, c *candidate) error {
+	if c == nil {
+		return nil
+	}
+	s := c.subject()
+	if c.Chain.Exempts(s) != "" {
+		g.release(c)
+		return nil
+	}
+	s.Pod, s.Container = g.view(ctx, c)
+	d := c.Chain.Evaluate(ctx, s)
+	g.metrics.Admission(c.call, d)
+	g.noteAdmission(c, d)
+	if d.Admitted() {
+		return nil
+	}
+	reason, text := d.Refusal()
+	return criproxy.Refuse(codes.PermissionDenied, string(reason), fmt.Sprintf("pullgate: pod %s/%s: %s", c.who.Namespace, c.who.Name, text))
+}
+
+// subject returns the candidate without the view, which is enough to find out whether it is exempt.
+func (c *candidate) subject() admission.Subject {
+	s := admission.Subject{Stage: admission.StageSandbox, Pod: identityOf(podview.Pod{}, c.who), Image: c.image}
+	if c.container != nil {
+		s.Stage = admission.StageContainer
+		s.Container = &podview.Container{Name: c.container.GetMetadata().GetName()}
+	}
+	return s
+}
+
+// identityOf returns a view with the identity that the gate has for the pod, which comes from answers of the runtime.
+func identityOf(view podview.Pod, who tracker.Pod) podview.Pod {
+	view.UID, view.Namespace, view.Name, view.Static = who.UID, who.Namespace, who.Name, who.Static
+	return view
+}
+
+// view returns what the CRI and the pod source say about a candidate.
+func (g *Gate) view(ctx context.Context, c *candidate) (podview.Pod, *podview.Container) {
+	pod, container := c.criView()
+	pod = identityOf(pod, c.who)
+	if labels, known := c.NamespaceLabels[c.who.Namespace]; known {
+		pod.NamespaceLabels = podview.Set(labels)
+	}
+	if c.Views != nil && !c.who.Static { // the API server has only copies of static pods
+		pod, container = g.merge(ctx, c, pod, container)
+	}
+	if c.substituted { // also in the Pod of the API server
+		container.Image = podview.Value[string]{}
+	}
+	return pod, container
+}
+
+// criView returns what the messages of the call say.
+func (c *candidate) criView() (podview.Pod, *podview.Container) {
+	if c.container == nil {
+		return criview.Sandbox(c.sandbox), nil
+	}
+	if c.sandbox.GetMetadata().GetUid() == c.who.UID {
+		pod, container := criview.Container(c.sandbox, c.container, c.KubeletRoot)
+		return pod, &container
+	}
+	// The configuration of the sandbox is missing, or is that of another pod: all about the pod is unknown, except its own volumes.
+	own := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Uid: c.who.UID}}
+	_, container := criview.Container(own, c.container, c.KubeletRoot)
+	return podview.Pod{}, &container
+}
+
+// merge adds the view of the pod source. Each field in which the two differ is counted, and logged once for each pod.
+func (g *Gate) merge(ctx context.Context, c *candidate, pod podview.Pod, container *podview.Container) (podview.Pod, *podview.Container) {
+	api, containers, ok := c.Views.View(ctx, c.who.UID)
+	if !ok {
+		return pod, container
+	}
+	var same *podview.Container
+	if container != nil {
+		if i := slices.IndexFunc(containers, func(a podview.Container) bool { return a.Name == container.Name }); i >= 0 {
+			same = &containers[i]
+		}
+	}
+	pod, container, conflicts := podview.Merge(pod, api, container, same)
+	for _, field := range conflicts {
+		g.metrics.ViewConflict(field)
+		if g.conflicts.Add(c.who.UID, field) {
+			g.log.Info("The kubelet and the API server differ about a pod, policies are compared with what the kubelet sent",
+				"field", field, "pod", klog.KRef(c.who.Namespace, c.who.Name))
+		}
+	}
+	return pod, container
+}
+
+// AdmissionDenied denies a call because of a policy: the credentials allow it, or there is nothing that needs one.
+const AdmissionDenied policy.Reason = "admission_denied"
+
+// noteAdmission notes a decision of the chain. A container that is admitted is noted once for each pod, container, image ID and content of the
+// policies; a sandbox only if a policy would deny it.
+func (g *Gate) noteAdmission(c *candidate, d admission.Decision) {
+	note := heldNote{name: c.image.Requested, decision: decisionlog.Decision{Call: c.call, Pod: c.who, PullPolicy: tracker.PullUnknown}}
+	judged := len(c.own) > 0
+	if judged {
+		note = c.own[0]
+	}
+	note.decision.Container, note.decision.Admission = c.container.GetMetadata().GetName(), d
+	switch {
+	case !d.Admitted():
+		note.decision.Verdict = overruled(note.decision.Verdict, AdmissionDenied)
+		if note.decision.Verdict.Pair.ImageID == "" {
+			note.decision.Verdict.Pair.ImageID = c.image.ID
+		}
+		g.note(note.name, note.decision)
+		return
+	case c.container == nil:
+		if slices.ContainsFunc(d.Findings, func(f admission.Finding) bool { return f.Answer != admission.Admit }) {
+			note.decision.Verdict.Verdict = policy.Allow
+			g.note(note.name, note.decision)
+		}
+	case !judged: // the image is absent, and the runtime will say so
+	case g.noted.Add(c.who.UID, strings.Join([]string{note.decision.Container, c.image.ID, d.PolicyHash}, "\x00")):
+		g.note(note.name, note.decision)
+	default:
+		g.noteRepeatedAllow(note.name, note.decision)
+	}
+	c.own = nil
+	g.release(c)
+}
+
+// release notes what was held back. A nil candidate has nothing.
+func (g *Gate) release(c *candidate) {
+	if c == nil {
+		return
+	}
+	for _, n := range slices.Concat(c.own, c.mounted) {
+		g.noteVerdict(n.name, n.decision)
+	}
+	c.own, c.mounted = nil, nil
+}
