@@ -107,6 +107,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
+	source.keep(admitting.fields())
 	index := podindex.New()
 	judge := gate.New(gate.Config{
 		Tracker:        trk,
@@ -120,7 +121,12 @@ func Run(ctx context.Context, o Options) (err error) {
 		OutageFallback: o.Config.RegistryOutageFallback,
 		AlwaysPrecheck: alwaysPrecheck(o.Config),
 		AllowRestores:  o.Config.AllowRestores,
+		Admission:      admitting.forGate(source.forPolicies()),
 	})
+	admitting.published = func() {
+		source.keep(admitting.fields()) // first, so that the pod source has what the new policies use
+		judge.SetAdmission(admitting.forGate(source.forPolicies()))
+	}
 	server := criproxy.New(criproxy.Config{
 		Runtime:  conns.runtime,
 		Image:    conns.image,

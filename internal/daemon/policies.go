@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/metrics"
 	"github.com/pullgate/pullgate/pkg/admission"
@@ -51,6 +52,24 @@ type policies struct {
 	config  config.Admission
 	set     *files.Set       // the last valid one; nil while there are no policies
 	chain   *admission.Chain // nil while there are no policies
+	// published is called after each change; nil until the gate exists.
+	published func()
+}
+
+// forGate returns what the gate asks, nil while there are no policies. views is the pod source, nil if there is none.
+func (p *policies) forGate(views gate.ViewSource) *gate.Admission {
+	if p.chain == nil {
+		return nil
+	}
+	return &gate.Admission{Chain: p.chain, NamespaceLabels: p.set.NamespaceLabels, KubeletRoot: p.config.KubeletRoot, Views: views}
+}
+
+// fields returns the fields that the policies restrict.
+func (p *policies) fields() []string {
+	if p.set == nil {
+		return nil
+	}
+	return restrictions(p.set).Restricted()
 }
 
 // openPolicies reads the policy files.
@@ -87,6 +106,13 @@ func (p *policies) poll() {
 
 // apply uses a set that was read, or after an error the last valid one.
 func (p *policies) apply(set *files.Set, err error) {
+	p.use(set, err)
+	if p.published != nil {
+		p.published()
+	}
+}
+
+func (p *policies) use(set *files.Set, err error) {
 	if err != nil {
 		p.metrics.PoliciesRead(false)
 		p.log.Error(oneLine(err), "Policies not read, the previous ones stay in use", "policies", p.config.Policies)

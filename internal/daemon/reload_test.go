@@ -13,6 +13,9 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
@@ -319,6 +322,14 @@ func TestPoliciesAreReadOnSIGHUPAndWhenTheyChange(t *testing.T) {
 	p.configure("admission: {policies: " + dir + "}")
 	p.hup("Policies read")
 	p.until(`pullgate_admission_policies{kind="PodRestriction"}`, 1)
+	k := p.kubelet()
+	pod := k.PodFrom("team", "api")
+	pod.Config.Linux = &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+		NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
+	}}
+	if err := k.Sandbox(t.Context(), pod); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "policy baseline: spec.spec.securityContext.hostNetwork") {
+		t.Errorf("sandbox with the host network = %v; want it denied by the policy", err)
+	}
 	wrong := filepath.Join(dir, "wrong.yaml")
 	if err := os.WriteFile(wrong, []byte("kind: PodRestriction\n"), 0o644); err != nil {
 		t.Fatal(err)
@@ -332,5 +343,8 @@ func TestPoliciesAreReadOnSIGHUPAndWhenTheyChange(t *testing.T) {
 	p.until("pullgate_admission_last_reload_success", 1)
 	p.configure()
 	p.hup("Policies are no longer in use")
+	if err := k.Sandbox(t.Context(), pod); err != nil {
+		t.Errorf("sandbox with the host network without policies = %v; want it", err)
+	}
 	p.stop()
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/podsource"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/podview"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -56,6 +57,33 @@ func (s *podSource) forGate() gate.PodSource { //nolint:ireturn // see above
 		return nil
 	}
 	return s
+}
+
+// forPolicies returns the source as an interface, nil if there is none.
+func (s *podSource) forPolicies() gate.ViewSource { //nolint:ireturn // see above
+	if s == nil {
+		return nil
+	}
+	return s
+}
+
+// keep makes the source keep the fields that policies restrict.
+func (s *podSource) keep(fields []string) {
+	if s != nil {
+		s.source.KeepFields(fields)
+	}
+}
+
+// View returns what the API server has about a pod and its containers, if policies use any of it.
+func (s *podSource) View(ctx context.Context, uid string) (pod podview.Pod, containers []podview.Container, ok bool) {
+	if !s.source.KeepsFields() {
+		return pod, nil, false
+	}
+	p, known := s.source.Await(ctx, uid)
+	if !known {
+		return pod, nil, false
+	}
+	return p.View()
 }
 
 // state returns the line for /readyz. A node stays ready if the API server does not answer.
