@@ -206,7 +206,7 @@ func shapes() []plant {
 // stubs are the packages that planted imports lead to.
 func stubs() []string {
 	return []string{
-		"internal/atomicfile", "internal/strictyaml", "pkg/podview", "pkg/podview/apiview", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "internal/podindex", "internal/podsource",
+		"internal/atomicfile", "internal/strictyaml", "pkg/podview", "pkg/podview/apiview", "pkg/restriction", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "internal/podindex", "internal/podsource",
 		"internal/decisionlog", "internal/cli", "internal/metrics", "internal/config", "internal/daemon", "pkg/records/offline",
 		"pkg/criproxy/criproxytest", "proto/pullgate/admin/v1",
 	}

@@ -135,13 +135,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		Metrics:  m,
 		Log:      o.Log.WithName("proxy"),
 	})
-	m.SetStore(func() (int, int, int, int64) {
-		s, err := st.store.Stats()
-		if err != nil {
-			o.Log.Error(err, "Store of pull records not counted")
-		}
-		return s.Records, s.Intents, s.Marks, s.Bytes
-	})
+	m.SetStore(storeSize(st.store, o.Log))
 	m.SetGrants(trk.Grants)
 	m.StoreDistrusted(st.store.Distrusted() != nil)
 
@@ -165,6 +159,17 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	p.admin = adminOf(o, p, st.store, index, runtime, feed)
 	return serve(ctx, o, p)
+}
+
+// storeSize returns what the metrics say of the store: records, intents and marks in it, and its bytes.
+func storeSize(store *records.Store, log klog.Logger) func() (records, intents, marks int, bytes int64) {
+	return func() (int, int, int, int64) {
+		s, err := store.Stats()
+		if err != nil {
+			log.Error(err, "Store of pull records not counted")
+		}
+		return s.Records, s.Intents, s.Marks, s.Bytes
+	}
 }
 
 // parts are what serve runs.

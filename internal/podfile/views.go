@@ -142,7 +142,7 @@ func mountsToken(c *podview.Container) bool {
 // subPaths reports for each mount of a view's container whether it has a subPath. index is that of the container in the view.
 func subPaths(s *corev1.PodSpec, index int) []bool {
 	var mounts []corev1.VolumeMount
-	devices := 0
+	var devices int
 	switch init, normal := len(s.InitContainers), len(s.InitContainers)+len(s.Containers); {
 	case index < init:
 		mounts, devices = s.InitContainers[index].VolumeMounts, len(s.InitContainers[index].VolumeDevices)

@@ -314,7 +314,7 @@ func TestAnyOwner(t *testing.T) {
 	path, labels := filepath.Join(dir, "a.yaml"), filepath.Join(dir, "labels")
 	must(t, os.WriteFile(path, []byte(note("a")), 0o600), os.WriteFile(labels, []byte("team: {a: b}"), 0o600))
 	for _, p := range []string{dir, path, labels} {
-		must(t, os.Chmod(p, 0o777)) //nolint:gosec // this is the test
+		must(t, os.Chmod(p, 0o777))
 	}
 	set, err := files.Read(files.Paths{Folder: dir, NamespaceLabels: labels, AnyOwner: true}, kinds())
 	if err != nil || set.Len("Note") != 1 || set.NamespaceLabels["team"]["a"] != "b" {
