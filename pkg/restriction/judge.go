@@ -86,7 +86,11 @@ func (s *Set) Judge(p *podview.Pod, containers []podview.Container, how How) Dec
 	if s == nil || len(s.policies) == 0 {
 		return Decision{Admitted: true}
 	}
-	j := judgement{How: how, sandbox: how.From != Admission && len(containers) == 0, pod: p, subjects: s.subjects(containers)}
+	answers := make([]answer, s.parts*(1+len(containers)))
+	j := judgement{
+		How: how, sandbox: how.From != Admission && len(containers) == 0, pod: p, answers: answers[:s.parts],
+		subjects: s.subjects(containers, answers[s.parts:]),
+	}
 	acceptedInAudit := false
 	for _, policy := range s.policies {
 		if !policy.accept || policy.audit && acceptedInAudit || !j.matches(policy, false) {
@@ -113,6 +117,7 @@ type judgement struct {
 	How
 	sandbox  bool
 	pod      *podview.Pod
+	answers  []answer // of the pod
 	subjects []subject
 
 	accept  bool         // the policy is an Accept policy
@@ -133,7 +138,7 @@ func (j *judgement) matches(p *policy, unbound bool) bool {
 		}
 	case yes:
 	}
-	ok := p.rule.checkPod(j, j.pod)
+	ok := j.once(p.rule.podPart, func() bool { return p.rule.checkPod(j, j.pod) })
 	if j.report == nil && !ok {
 		return false
 	}
@@ -211,10 +216,11 @@ type subject struct {
 	container *podview.Container
 	image     imageName
 	mounts    []*podview.Mount // without repetitions
-	answers   []answer         // by part
+	answers   []answer
 }
 
-// An answer is whether a container matches a part of policies. Many policies have equal parts, and each is compared once.
+// An answer is whether a pod or a container matches a part of policies, whose number is its index. Many policies have equal parts, and each is
+// compared once.
 type answer uint8
 
 const (
@@ -223,11 +229,11 @@ const (
 	different
 )
 
-func (s *Set) subjects(containers []podview.Container) []subject {
+func (s *Set) subjects(containers []podview.Container, answers []answer) []subject {
 	all := make([]subject, len(containers))
 	for i := range containers {
 		c := &containers[i]
-		all[i] = subject{container: c, mounts: distinct(c.Mounts), answers: make([]answer, s.parts)}
+		all[i] = subject{container: c, mounts: distinct(c.Mounts), answers: answers[i*s.parts : (i+1)*s.parts]}
 		if s.images {
 			all[i].image = imageOf(c.Image)
 		}
@@ -235,9 +241,14 @@ func (s *Set) subjects(containers []podview.Container) []subject {
 	return all
 }
 
-// once returns whether the container matches a part, and calls check for the first policy that has it, and for a report.
+// once returns whether the container that is compared, or the pod, matches a part. It calls check for the first policy that has the part, and for
+// a report.
 func (j *judgement) once(part int, check func() bool) bool {
-	a := &j.subject.answers[part]
+	answers := j.answers
+	if j.subject != nil {
+		answers = j.subject.answers
+	}
+	a := &answers[part]
 	if *a == notCompared || j.report != nil {
 		*a = different
 		if check() {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -41,7 +40,7 @@ func Load(files []File) (*Set, error) {
 		fileOf[r.compiled.name] = name
 		s.policies = append(s.policies, r.compiled)
 		s.images = s.images || r.compiled.restrictsImages()
-		r.compiled.rule.volumesPart, r.compiled.rule.containersPart = parts.number(r.volumes), parts.number(r.containers)
+		parts.numberAll(&r.compiled.rule, r.texts)
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
@@ -53,9 +52,9 @@ func Load(files []File) (*Set, error) {
 
 // A reading is what reading one file gave.
 type reading struct {
-	compiled            *policy
-	volumes, containers string // the texts of the two parts
-	err                 error
+	compiled *policy
+	texts    partTexts
+	err      error
 }
 
 // readAll reads files on all processors.
@@ -80,25 +79,40 @@ func read(d *strictyaml.Decoder, t *table, data []byte) reading {
 	if err != nil {
 		return reading{err: err}
 	}
-	var s PodSpecRestriction
-	if p.Spec.Spec != nil {
-		s = *p.Spec.Spec
-	}
-	return reading{
-		compiled:   compiled,
-		volumes:    textOf(compiled.accept, PodSpecRestriction{Volumes: s.Volumes}),
-		containers: textOf(compiled.accept, PodSpecRestriction{Containers: s.Containers, InitContainers: s.InitContainers}),
-	}
+	return reading{compiled: compiled, texts: textsOf(compiled.accept, p.Spec)}
 }
 
-// textOf returns the text of a part of a policy. A part of an Accept policy differs from the same of a Drop policy, because they treat
-// fields differently that are not judged.
-func textOf(accept bool, part PodSpecRestriction) string {
+// partTexts are the texts of the parts of a policy. Equal parts have equal texts.
+type partTexts struct {
+	pod, volumes, containers string
+	security                 []string // of each container, then of each init container
+}
+
+func textsOf(accept bool, s Spec) partTexts {
+	var pod PodSpecRestriction
+	if s.Spec != nil {
+		pod = *s.Spec
+	}
+	t := partTexts{
+		volumes:    textOf(accept, pod.Volumes),
+		containers: textOf(accept, [][]ContainerRestriction{pod.Containers, pod.InitContainers}),
+	}
+	for _, c := range slices.Concat(pod.Containers, pod.InitContainers) {
+		t.security = append(t.security, textOf(accept, c.SecurityContext))
+	}
+	pod.Volumes, pod.Containers, pod.InitContainers = nil, nil, nil
+	t.pod = textOf(accept, Spec{Metadata: s.Metadata, Spec: &pod})
+	return t
+}
+
+// textOf returns the text of a part of a policy, which is different for parts of different types. A part of an Accept policy differs from
+// the same of a Drop policy, because they treat fields differently that are not judged.
+func textOf[T any](accept bool, part T) string {
 	text, err := json.Marshal(part)
 	if err != nil {
 		panic("restriction: " + err.Error()) // these types have a JSON form
 	}
-	return strconv.FormatBool(accept) + string(text)
+	return fmt.Sprintf("%T %v ", part, accept) + string(text)
 }
 
 // A partNumbers has a number for each part of policies, by its text.
@@ -109,6 +123,20 @@ func (n partNumbers) number(text string) int {
 		n[text] = len(n)
 	}
 	return n[text]
+}
+
+// numberAll numbers the parts of a policy.
+func (n partNumbers) numberAll(r *podRule, t partTexts) {
+	r.podPart, r.volumesPart, r.containersPart = n.number(t.pod), n.number(t.volumes), n.number(t.containers)
+	for i := range r.containers {
+		r.containers[i].securityPart = n.number(t.security[i])
+	}
+	if r.sameLists() {
+		return
+	}
+	for i := range r.initContainers {
+		r.initContainers[i].securityPart = n.number(t.security[len(r.containers)+i])
+	}
 }
 
 // inFile returns the errors that err joins, each with the name of the file.

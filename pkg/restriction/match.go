@@ -18,8 +18,8 @@ type podRule struct {
 
 	volumes                    []volumeRule
 	containers, initContainers []containerRule
-	// volumesPart and containersPart identify the two parts. Equal parts of policies have equal numbers.
-	volumesPart, containersPart int
+	// podPart is the number of all but the lists, volumesPart and containersPart those of the lists. Equal parts of policies have equal numbers.
+	podPart, volumesPart, containersPart int
 }
 
 // checkPod compares everything but the containers and their mounts.

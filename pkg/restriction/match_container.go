@@ -23,12 +23,15 @@ func (r *podRule) checkLists(j *judgement, c *podview.Container) bool {
 	if !known || kind != podview.KindInit {
 		ok = anyContainer(j, r.containers, c)
 	}
-	// initContainers that default to containers are the same list, so once is enough for an unknown kind.
-	same := len(r.initContainers) > 0 && len(r.containers) > 0 && &r.initContainers[0] == &r.containers[0]
-	if known && kind == podview.KindInit || !known && !same {
+	if known && kind == podview.KindInit || !known && !r.sameLists() { // once is enough for an unknown kind
 		ok = anyContainer(j, r.initContainers, c) && ok
 	}
 	return ok
+}
+
+// sameLists reports whether initContainers default to containers.
+func (r *podRule) sameLists() bool {
+	return len(r.initContainers) > 0 && len(r.containers) > 0 && &r.initContainers[0] == &r.containers[0]
 }
 
 func anyContainer(j *judgement, rules []containerRule, c *podview.Container) bool {
@@ -40,6 +43,8 @@ type containerRule struct {
 	image           []imageRule
 	imageUnknown    leaf
 	imagePullPolicy *stringRule
+
+	securityPart int // the number of all that follows, as podRule.podPart
 
 	privileged, runAsNonRoot, readOnlyRoot, allowEscalation *boolRule
 	runAsUser, runAsGroup                                   *numberRule
@@ -54,7 +59,11 @@ type containerRule struct {
 func (r *containerRule) check(j *judgement, c *podview.Container) bool {
 	ok := r.checkImage(j)
 	ok = r.imagePullPolicy.check(j, c.ImagePullPolicy) && ok
-	ok = r.privileged.check(j, c.Privileged) && ok
+	return j.once(r.securityPart, func() bool { return r.checkSecurity(j, c) }) && ok
+}
+
+func (r *containerRule) checkSecurity(j *judgement, c *podview.Container) bool {
+	ok := r.privileged.check(j, c.Privileged)
 	ok = r.allowEscalation.check(j, c.AllowPrivilegeEscalation) && ok
 	ok = r.runAsNonRoot.check(j, c.RunAsNonRoot) && ok
 	ok = r.runAsUser.check(j, c.RunAsUser) && ok
