@@ -1,6 +1,7 @@
 package criview
 
 import (
+	"io/fs"
 	"path"
 	"strings"
 
@@ -32,10 +33,10 @@ func newPodDir(kubeletRoot, uid, container string) podDir {
 	return podDir{prefix: prefix + "/", container: container}
 }
 
-// inside returns the part of a path that is in the folder of the pod.
+// inside returns the part of a path that is in the folder of the pod. A path with an element that is empty, . or .. is not inside.
 func (d podDir) inside(p string) (rest string, ok bool) {
 	rest, ok = strings.CutPrefix(p, d.prefix)
-	return rest, ok && d.prefix != "" && path.Clean(p) == p
+	return rest, ok && d.prefix != "" && fs.ValidPath(rest) && rest != "."
 }
 
 // mounts returns the mounts of a container and its block devices of volumes, without the files of the kubelet.
