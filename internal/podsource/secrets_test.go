@@ -20,6 +20,7 @@ import (
 	"github.com/pullgate/pullgate/internal/podsource"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/restriction"
 )
 
 const canary = "cAnary-Of-The-Mine"
@@ -180,22 +181,33 @@ func TestSourceIsSafeForConcurrentUse(t *testing.T) {
 	})
 }
 
-// BenchmarkHeapOf500Pods reports the memory for a node with 500 pods: the final heap, and the maximum.
+// BenchmarkHeapOf500Pods reports the memory for a node with 500 pods: the final heap, and the maximum. policies is small with policies that
+// use every field.
 func BenchmarkHeapOf500Pods(b *testing.B) {
-	for name, like := range map[string]func(name, uid string) *corev1.Secret{
-		"small": func(name, uid string) *corev1.Secret { return secret(name, uid, "repo.test", "other.test") },
-		"1MiB":  func(name, uid string) *corev1.Secret { return large(name, uid, 1) },
+	small := func(name, uid string) *corev1.Secret { return secret(name, uid, "repo.test", "other.test") }
+	var all []string
+	for _, f := range restriction.Fields() {
+		all = append(all, f.Path)
+	}
+	for _, c := range []struct {
+		name   string
+		like   func(name, uid string) *corev1.Secret
+		fields []string
+	}{
+		{"small", small, nil},
+		{"policies", small, all},
+		{"1MiB", func(name, uid string) *corev1.Secret { return large(name, uid, 1) }, nil},
 	} {
-		b.Run(name, func(b *testing.B) {
+		b.Run(c.name, func(b *testing.B) {
 			for b.Loop() {
-				heapOf500Pods(b, like)
+				heapOf500Pods(b, c.like, c.fields)
 			}
 		})
 	}
 }
 
 // heapOf500Pods has a server that only returns stored bytes, so that only the source is measured.
-func heapOf500Pods(b *testing.B, like func(name, uid string) *corev1.Secret) {
+func heapOf500Pods(b *testing.B, like func(name, uid string) *corev1.Secret, fields []string) {
 	b.Helper()
 	list, one := answersOf500Pods(like)
 	api := newAPIServer()
@@ -212,7 +224,7 @@ func heapOf500Pods(b *testing.B, like func(name, uid string) *corev1.Secret) {
 	}))
 	defer server.Close()
 	base := heap()
-	most, stays := measure(b, server.URL)
+	most, stays := measure(b, server.URL, fields)
 	api.hangUp()
 	b.ReportMetric((float64(most)-float64(base))/(1<<20), "MiB-most")
 	b.ReportMetric((float64(stays)-float64(base))/(1<<20), "MiB-stays")
@@ -224,10 +236,16 @@ func answersOf500Pods(like func(name, uid string) *corev1.Secret) (list, secret 
 	for i := range 500 {
 		p := pod(fmt.Sprintf("p%d", i), fmt.Sprintf("u%d", i), app, fmt.Sprintf("s%d", i))
 		p.Annotations["kubectl.kubernetes.io/last-applied-configuration"] = strings.Repeat("x", 4000)
+		for v := range 6 {
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: fmt.Sprintf("volume-%d", v), VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+		}
 		for range 3 {
 			c := corev1.Container{Name: "c", Image: app, ImagePullPolicy: "Always"}
 			for e := range 30 {
 				c.Env = append(c.Env, corev1.EnvVar{Name: fmt.Sprintf("VARIABLE_%d", e), Value: strings.Repeat("y", 40)})
+			}
+			for v := range 6 {
+				c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: fmt.Sprintf("volume-%d", v), MountPath: fmt.Sprintf("/mnt/%d", v)})
 			}
 			p.Spec.Containers = append(p.Spec.Containers, c)
 		}
@@ -251,12 +269,13 @@ func heap() uint64 {
 }
 
 // measure runs a source until it has read everything and returns the maximum and the final size of the heap.
-func measure(b *testing.B, url string) (most, stays uint64) {
+func measure(b *testing.B, url string, fields []string) (most, stays uint64) {
 	b.Helper()
 	s, err := podsource.New(podsource.Options{Kubeconfig: kubeconfig(b, url, nil), NodeName: "node-1", Key: credential.NewKey()})
 	if err != nil {
 		b.Fatal(err)
 	}
+	s.KeepFields(fields)
 	ctx, cancel := context.WithCancel(b.Context())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
