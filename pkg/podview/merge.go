@@ -160,9 +160,12 @@ func merge[T any](m *merger, field string, cri, api Value[T], same func(a, b T) 
 }
 
 // derived returns the value of the CRI with the state of the API, for a field that the CRI does not carry. The value is derived from
-// another field, so a difference is not a conflict.
+// another field, so a difference is not a conflict. Without a value of both it is unknown: what a pod does not set is derived all the same.
 func derived[T any](cri, api Value[T]) Value[T] {
-	if !cri.known {
+	switch {
+	case !cri.known && !api.known:
+		return Value[T]{}
+	case !cri.known:
 		return api
 	}
 	if cri.state == StateUnknown {

@@ -99,6 +99,19 @@ func TestMergeCompletesTheCRI(t *testing.T) {
 	}
 }
 
+// A pod that does not set runAsNonRoot runs as the user of its image, and the number of a user that is given by name is unknown.
+func TestMergeKeepsTheUserOfAnImageUnknown(t *testing.T) {
+	api := &podview.Container{RunAsUser: podview.Absent[int64](), RunAsNonRoot: podview.Absent[bool]()}
+	_, c, _ := podview.Merge(podview.Pod{}, podview.Pod{}, &podview.Container{}, api)
+	if c.RunAsUser != (podview.Value[int64]{}) || c.RunAsNonRoot != (podview.Value[bool]{}) {
+		t.Errorf("user %+v, non-root %+v; want unknown values", c.RunAsUser, c.RunAsNonRoot)
+	}
+	api.RunAsNonRoot = podview.Set(true) // the kubelet does not start it as user 0
+	if _, c, _ := podview.Merge(podview.Pod{}, podview.Pod{}, &podview.Container{}, api); c.RunAsNonRoot != podview.Set(true) {
+		t.Errorf("non-root %+v; want what the pod demands", c.RunAsNonRoot)
+	}
+}
+
 func TestMergeReportsConflicts(t *testing.T) {
 	mount := func(volumeType, host string) podview.Value[[]podview.Mount] {
 		return podview.Set([]podview.Mount{{Path: "/m", ReadOnly: podview.Set(host == "/a"), Volume: podview.Volume{Type: podview.Set(volumeType), HostPath: podview.Set(host)}}})
