@@ -29,13 +29,12 @@ type Node struct {
 // A claim counts as a volume of type csi, because the driver behind it is not in the file.
 func (p Pod) AtNode(n Node) []Start {
 	api, containers := apiview.Pod(p.api)
-	starts := []Start{n.start(sandbox(api), api, nil, nil)}
+	sandbox, _ := podview.Expected(api, nil)
+	starts := []Start{n.start(sandbox, api, nil, nil)}
 	for i := range containers {
-		c := n.container(&containers[i], subPaths(&p.api.Spec, i))
-		pod := sandbox(api)
-		pod.TerminationGracePeriodSeconds = api.TerminationGracePeriodSeconds
-		pod.AutomountServiceAccountToken = podview.Effective(mountsToken(&c))
-		starts = append(starts, n.start(pod, api, &c, &containers[i]))
+		pod, c := podview.Expected(api, &containers[i])
+		n.complete(c, subPaths(&p.api.Spec, i))
+		starts = append(starts, n.start(pod, api, c, &containers[i]))
 	}
 	return starts
 }
@@ -48,95 +47,23 @@ func (n Node) start(pod, api podview.Pod, c, apiContainer *podview.Container) St
 	return Start{merged, container}
 }
 
-// sandbox returns what the configuration of a sandbox says of a pod.
-func sandbox(api podview.Pod) podview.Pod {
-	pod := podview.Pod{
-		UID: api.UID, Namespace: api.Namespace, Name: api.Name, Static: api.Static,
-		Labels: api.Labels, Annotations: api.Annotations,
-		HostNetwork: api.HostNetwork, HostPID: api.HostPID, HostIPC: api.HostIPC,
-		ShareProcessNamespace: effective(api.ShareProcessNamespace, false),
-	}
-	groups, _ := api.SupplementalGroups.Get()
-	if g, state := api.FSGroup.Get(); state == podview.StateSet {
-		groups = append([]int64{g}, groups...)
-	}
-	pod.Groups = podview.Set(groups)
-	return pod
-}
-
-// container returns what the configuration of a container says of it. subPath reports which of its mounts have a subPath.
-func (n Node) container(api *podview.Container, subPath []bool) podview.Container {
-	c := podview.Container{
-		Name: api.Name, Image: api.Image,
-		Privileged:               effective(api.Privileged, false),
-		ReadOnlyRootFilesystem:   effective(api.ReadOnlyRootFilesystem, false),
-		AllowPrivilegeEscalation: effective(api.AllowPrivilegeEscalation, true),
-		RunAsUser:                n.user(api),
-		RunAsGroup:               api.RunAsGroup,
-		CapabilitiesAdd:          api.CapabilitiesAdd,
-		CapabilitiesDrop:         api.CapabilitiesDrop,
-		SELinux:                  api.SELinux,
-	}
-	// A kubelet does not start a container as user 0 whose pod demands another one.
-	if demanded, _ := api.RunAsNonRoot.Get(); demanded {
-		c.RunAsNonRoot = podview.Effective(true)
-	} else if uid, ok := c.RunAsUser.Effective(); ok {
-		c.RunAsNonRoot = podview.Effective(uid != 0)
-	}
-	mounts, _ := api.Mounts.Effective()
-	found := make([]podview.Mount, 0, len(mounts))
-	for i, m := range mounts {
-		m.Volume = volume(m.Volume)
-		if subPath[i] {
-			m.Volume = podview.Volume{}
-		}
-		if mode, _ := m.Propagation.Get(); mode == "" || mode == podview.PropagationNone {
-			m.Propagation = podview.Effective(podview.PropagationNone)
-		}
-		found = append(found, m)
-	}
-	c.Mounts = podview.Set(found)
-	return c
-}
-
-func (n Node) user(api *podview.Container) podview.Value[int64] {
-	switch {
-	case api.RunAsUser.State() == podview.StateSet:
-		return api.RunAsUser
-	case n.ImageUser != nil:
-		return podview.Set(*n.ImageUser)
-	default:
-		return podview.Value[int64]{}
-	}
-}
-
-// volume returns what a path shows of a volume.
-func volume(v podview.Volume) podview.Volume {
-	switch kind, _ := v.Type.Get(); kind {
-	case podview.TypeHostPath:
-		v.HostPathType = podview.Value[string]{}
-	case podview.TypePersistentVolumeClaim, podview.TypeEphemeral:
-		v.Type = podview.Set("csi")
-	}
-	return v
-}
-
-// effective returns a boolean as the CRI has it: it does not say whether the default was set.
-func effective(v podview.Value[bool], byDefault bool) podview.Value[bool] {
-	if set, state := v.Get(); state == podview.StateSet && set != byDefault {
-		return v
-	}
-	return podview.Effective(byDefault)
-}
-
-func mountsToken(c *podview.Container) bool {
-	mounts, _ := c.Mounts.Effective()
-	for _, m := range mounts {
-		if m.Path == podview.ServiceAccountPath {
-			return true
+// complete changes the view of a container to that of CRI messages. subPath reports which of its mounts have a subPath.
+func (n Node) complete(c *podview.Container, subPath []bool) {
+	if n.ImageUser != nil && c.RunAsUser.State() != podview.StateSet {
+		c.RunAsUser = podview.Set(*n.ImageUser)
+		if _, known := c.RunAsNonRoot.Effective(); !known {
+			c.RunAsNonRoot = podview.Effective(*n.ImageUser != 0)
 		}
 	}
-	return false
+	mounts, _ := c.Mounts.Effective() // a copy
+	for i := range mounts {
+		switch kind, _ := mounts[i].Type.Get(); {
+		case subPath[i]:
+			mounts[i].Volume = podview.Volume{}
+		case kind == podview.TypePersistentVolumeClaim, kind == podview.TypeEphemeral:
+			mounts[i].Type = podview.Set("csi")
+		}
+	}
 }
 
 // subPaths reports for each mount of a view's container whether it has a subPath. index is that of the container in the view.
