@@ -15,7 +15,7 @@ import (
 )
 
 func explainCommand(c *cli.Console) *cobra.Command {
-	var pod, uid, namespace string
+	var pod, uid, namespace, container string
 	cmd := &cobra.Command{
 		Use:   "explain IMAGE (--pod NAMESPACE/NAME | --pod-uid UID | --namespace NAMESPACE)",
 		Short: "Show whether a pod may use an image, why, and what would change that",
@@ -24,8 +24,14 @@ with each imagePullPolicy, and what would change the verdict. Nothing is changed
 Give IMAGE as in the pod's spec. --namespace asks about a pod that does not exist yet,
 and whose credentials are unknown.
 
-Exit codes: 0 the pod may use it; 4 it needs proof; 1 the image is not on this node, or
-another failure; 2 and 3 as for every command.`,
+If policies are in use (admission.policies), explain also shows their answer for the
+sandbox of the pod and for its containers with IMAGE, by what the pod source has. Values
+that only a call of the kubelet has, such as the user of an image, are shown as not known;
+without a pod source these are almost all. See also pullgatectl policy test.
+
+Exit codes: 0 the pod may use it, and policies do not deny it, as far as is known; 4 it
+needs proof; 10 policies deny it; 1 the image is not on this node, or another failure; 2
+and 3 as for every command.`,
 		Example: `  pullgatectl explain registry.example/team-a/app:1.4 --pod team-a/web-0
 
   # In a script: may every pod of team-b use it?
@@ -37,9 +43,10 @@ another failure; 2 and 3 as for every command.`,
 	cmd.Flags().StringVar(&pod, "pod", "", "the pod, `namespace/name`")
 	cmd.Flags().StringVar(&uid, "pod-uid", "", "the pod with this `UID`")
 	cmd.Flags().StringVar(&namespace, "namespace", "", "a new pod of this `namespace`")
+	cmd.Flags().StringVar(&container, "container", "", "the `name` of the container that policies are compared with; default: each one with IMAGE")
 	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		request := &adminv1.ExplainRequest{Image: args[0]}
+		request := &adminv1.ExplainRequest{Image: args[0], Container: container}
 		given := 0
 		if pod != "" {
 			given++
@@ -71,17 +78,20 @@ another failure; 2 and 3 as for every command.`,
 			if err := c.Print(o, answer, func(v output.View, p *output.Page) { v.Explanation(p, args[0], answer) }); err != nil {
 				return err
 			}
-			return exitOf(answer.GetVerdict(), args[0])
+			return exitOf(answer, args[0])
 		})
 	}
 	c.CompleteFlags(cmd)
 	return cmd
 }
 
-// exitOf returns the error that ends the program with the exit code of a verdict.
-func exitOf(v adminv1.Verdict, image string) error {
-	switch v {
+// exitOf returns the error that ends the program with the exit code of an explanation.
+func exitOf(e *adminv1.ExplainResponse, image string) error {
+	switch e.GetVerdict() {
 	case adminv1.Verdict_VERDICT_ALLOW:
+		if output.PoliciesDeny(e) {
+			return &cli.ExitError{Code: cli.ExitDenied}
+		}
 		return nil
 	case adminv1.Verdict_VERDICT_REVERIFY:
 		return &cli.ExitError{Code: cli.ExitNeedsProof}

@@ -52,6 +52,7 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 		c.Pair.Repository = name.Repository() // of an absent image
 	}
 	explained := s.explained(c, present)
+	explained.PolicyAnswers = s.policyAnswers(ctx, req, who, name, present)
 	if refused != nil {
 		explained.Evidence.Presence = adminv1.Presence_PRESENCE_UNSPECIFIED // several images may match
 	}
@@ -120,7 +121,8 @@ func (s *Server) learn(ctx context.Context, c *prose.Case, name imageref.Ref) {
 	if s.c.PodSource == nil || c.Pod.UID == "" {
 		return
 	}
-	policies, known := s.c.PodSource.PullPolicies(c.Pod.UID, name)
+	uses, known := s.c.PodSource.Uses(c.Pod.UID, name)
+	policies := all(uses, func(u ImageUse) string { return u.PullPolicy })
 	c.PullPolicy = tracker.PrecheckPolicy(policies, s.c.Gate != nil && s.c.Gate.SkipsAlways())
 	if c.PodKnown = known; known && !c.Pod.Static {
 		c.Secrets, c.CredentialsKnown = s.c.PodSource.Secrets(ctx, c.Pod.UID, name)

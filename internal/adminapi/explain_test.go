@@ -1,14 +1,18 @@
 package adminapi_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/pullgate/pullgate/internal/adminapi"
+	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
@@ -113,12 +117,20 @@ func TestExplainJudgesByThePullPolicy(t *testing.T) {
 type aGate struct {
 	skips   bool
 	refused string
+	explain func(who tracker.Pod, containers []string, image admission.Image, name string) []admission.Explanation // nil: no policies
 }
 
 func (g aGate) SkipsAlways() bool { return g.skips }
 
 func (g aGate) Refusal(uid string, _ imageref.Ref, _ string) (policy.Decision, bool) {
 	return policy.Decision{Verdict: policy.Reverify, Reason: "container_refused"}, uid == g.refused
+}
+
+func (g aGate) ExplainPolicies(_ context.Context, who tracker.Pod, containers []string, image admission.Image, name string) []admission.Explanation {
+	if g.explain == nil {
+		return nil
+	}
+	return g.explain(who, containers, image, name)
 }
 
 // If a pod uses an image with Always and with Never, the pre-check is judged by the policy for which its kubelet sends it.
@@ -244,5 +256,51 @@ func TestGetImageFindsByIDBeginningAndName(t *testing.T) {
 	}
 	if resp, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: id1}); err != nil || resp.GetImage().GetPresence() != adminv1.Presence_PRESENCE_UNSPECIFIED {
 		t.Errorf("by ID without a runtime = %v, %v; want what the store knows", resp, err)
+	}
+}
+
+func TestExplainPolicies(t *testing.T) {
+	type question struct {
+		UID        string
+		Containers []string
+		ID, Name   string
+	}
+	var asked []question
+	gate := aGate{explain: func(who tracker.Pod, containers []string, image admission.Image, name string) []admission.Explanation {
+		asked = append(asked, question{who.UID, containers, image.ID, name})
+		found := admission.Finding{
+			Validator: "v", Policy: "p", Rule: "r", Answer: admission.Deny, Reason: admission.FieldUnknown, Audit: true, FailedOpen: true, Message: "m",
+		}
+		return []admission.Explanation{
+			{Stage: admission.StageSandbox, Certain: true, Decision: admission.Decision{Answer: admission.Admit, Exemption: admission.StartedBefore}},
+			{Container: "a", Certain: true, Decision: admission.Decision{Answer: admission.Deny, Findings: []admission.Finding{found}}},
+			{Container: "b", Decision: admission.Decision{Answer: admission.Deny}},
+		}
+	}}
+	w := aNode(t, func(c *adminapi.Config) { c.Gate = gate })
+	w.node.do(func(n *node) { n.using = map[string][]string{"uid-bob": {"a", "b"}} })
+	ask := of("bob", app+":1")
+	got := &adminv1.ExplainResponse{PolicyAnswers: w.explain(ask).GetPolicyAnswers()}
+	want := &adminv1.ExplainResponse{PolicyAnswers: []*adminv1.PolicyAnswer{
+		{Call: "RunPodSandbox", Admission: adminv1.Admission_ADMISSION_ADMIT, Exemption: "started_before"},
+		{Call: "CreateContainer", Container: "a", Admission: adminv1.Admission_ADMISSION_DENY, Findings: []*adminv1.Finding{
+			{Validator: "v", Policy: "p", Rule: "r", Answer: "Deny", Reason: "FIELD_UNKNOWN", Audit: true, FailedOpen: true, Message: "m"},
+		}},
+		{Call: "CreateContainer", Container: "b"},
+	}}
+	if !proto.Equal(got, want) {
+		t.Errorf("policies answer %v; want %v", got, want)
+	}
+	ask.Container = "c"
+	w.explain(ask)
+	w.explain(of("alice", app+":1"))
+	w.explain(&adminv1.ExplainRequest{Image: "repo.test/absent:1", Who: &adminv1.ExplainRequest_Namespace{Namespace: "team"}})
+	if d := cmp.Diff([]question{
+		{"uid-bob", []string{"a", "b"}, id1, app + ":1"},
+		{"uid-bob", []string{"c"}, id1, app + ":1"},
+		{"uid-alice", []string{""}, id1, app + ":1"},
+		{"", []string{""}, "", "repo.test/absent:1"},
+	}, asked); d != "" {
+		t.Errorf("the gate was asked about (-want +got):\n%s", d)
 	}
 }

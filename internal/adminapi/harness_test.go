@@ -37,6 +37,7 @@ type node struct {
 	pods     []tracker.Pod
 	sourced  []tracker.Pod
 	policies map[string][]string         // by UID
+	using    map[string][]string         // containers, by UID
 	secrets  map[string][]tracker.Secret // by UID
 }
 
@@ -80,11 +81,17 @@ func (n *node) Find(uid, namespace, name string) (found []tracker.Pod) {
 	return found
 }
 
-func (n *node) PullPolicies(uid string, _ imageref.Ref) ([]string, bool) {
+func (n *node) Uses(uid string, _ imageref.Ref) (uses []adminapi.ImageUse, known bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	p, ok := n.policies[uid]
-	return slices.Clone(p), ok
+	for _, p := range n.policies[uid] {
+		uses = append(uses, adminapi.ImageUse{PullPolicy: p})
+	}
+	for _, c := range n.using[uid] {
+		uses = append(uses, adminapi.ImageUse{Container: c, PullPolicy: "IfNotPresent"})
+	}
+	_, known = n.policies[uid]
+	return uses, known
 }
 
 func (n *node) Secrets(_ context.Context, uid string, _ imageref.Ref) ([]tracker.Secret, bool) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/adminapi/prose"
 	"github.com/pullgate/pullgate/internal/connlimit"
+	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
@@ -53,21 +54,31 @@ type Pods interface {
 type PodSource interface {
 	// Find returns the pods with the UID or, if it is "", with the namespace and name.
 	Find(uid, namespace, name string) []tracker.Pod
-	// PullPolicies returns the imagePullPolicy of each use of an image by the pod; known is false for a pod that the source does
-	// not have.
-	PullPolicies(uid string, image imageref.Ref) (policies []string, known bool)
+	// Uses returns each use of an image by the pod; known is false for a pod that the source does not have.
+	Uses(uid string, image imageref.Ref) (uses []ImageUse, known bool)
 	// Secrets returns the credentials of the pod's pull secrets for an image, and whether the list is complete. It may wait a few
 	// seconds for them.
 	Secrets(ctx context.Context, uid string, image imageref.Ref) (secrets []tracker.Secret, complete bool)
 }
 
-// A Gate reports how pre-checks are judged.
+// An ImageUse is one use of an image by a pod.
+type ImageUse struct {
+	// Container is the name of the container; "" if a volume uses the image.
+	Container string
+	// PullPolicy is the imagePullPolicy.
+	PullPolicy string
+}
+
+// A Gate reports how calls are judged.
 type Gate interface {
 	// SkipsAlways reports whether the kubelet sends no pre-check for containers with imagePullPolicy Always.
 	SkipsAlways() bool
 	// Refusal returns the gate's decision on the next pre-check of a pod for an image, if that does not depend on what the
 	// tracker allows; ok is false if the gate follows the tracker.
 	Refusal(uid string, image imageref.Ref, imageID string) (d policy.Decision, ok bool)
+	// ExplainPolicies returns what the policies say about the sandbox of a pod, and about containers with an image that its spec
+	// names so; nothing if there are no policies. A container with the name "" is one that is not known. It has no effect.
+	ExplainPolicies(ctx context.Context, who tracker.Pod, containers []string, image admission.Image, name string) []admission.Explanation
 }
 
 // Config contains the parts of a [Server]. Every field except PodSource and Gate must be set.

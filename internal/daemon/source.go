@@ -151,6 +151,15 @@ func (s adminSource) Find(uid, namespace, name string) []tracker.Pod {
 	return []tracker.Pod{p.Pod}
 }
 
+// Uses returns how a pod uses an image.
+func (s adminSource) Uses(uid string, image imageref.Ref) (uses []adminapi.ImageUse, known bool) {
+	p, known := s.source.ByUID(uid)
+	for _, u := range p.Uses(image) {
+		uses = append(uses, adminapi.ImageUse(u))
+	}
+	return uses, known
+}
+
 // Secrets returns the credentials of a pod's pull secrets for an image, and whether the list is complete.
 func (s adminSource) Secrets(ctx context.Context, uid string, image imageref.Ref) (found []tracker.Secret, complete bool) {
 	return s.credentials(ctx, uid, image)

@@ -166,13 +166,19 @@ func identityOf(view podview.Pod, who tracker.Pod) podview.Pod {
 	return view
 }
 
+// identified returns a view with the identity of the pod and with the labels of its namespace, if they are known.
+func (a *Admission) identified(view podview.Pod, who tracker.Pod) podview.Pod {
+	view = identityOf(view, who)
+	if labels, known := a.NamespaceLabels[who.Namespace]; known {
+		view.NamespaceLabels = podview.Set(labels)
+	}
+	return view
+}
+
 // view returns what the CRI and the pod source say about a candidate.
 func (g *Gate) view(ctx context.Context, c *candidate) (podview.Pod, *podview.Container) {
 	pod, container := c.criView()
-	pod = identityOf(pod, c.who)
-	if labels, known := c.NamespaceLabels[c.who.Namespace]; known {
-		pod.NamespaceLabels = podview.Set(labels)
-	}
+	pod = c.identified(pod, c.who)
 	if c.Views != nil && !c.who.Static { // the API server has only copies of static pods
 		pod, container = g.merge(ctx, c, pod, container)
 	}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -519,12 +520,65 @@ func TestPodSourceAddsToTheView(t *testing.T) {
 	if none.Pod.RestartPolicy.State() != podview.StateUnknown {
 		t.Errorf("view %+v of a pod that the source does not have; want an unknown restart policy", none.Pod)
 	}
-	want := map[string]int{"conflict labels": 2, "conflict hostNetwork": 2, "conflict privileged": 2}
-	counted := p.counts.get()
-	for field, n := range want {
-		if counted[field] != n {
-			t.Errorf("counted %v; want %v", counted, want)
+}
+
+// A difference between the two views is counted each time, and logged once for each pod and field.
+func TestDifferencesOfViews(t *testing.T) {
+	var (
+		mu     sync.Mutex
+		logged []string
+	)
+	c := exact()
+	c.Log = funcr.NewJSON(func(line string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if strings.Contains(line, "The kubelet and the API server differ") {
+			logged = append(logged, line)
 		}
+	}, funcr.Options{})
+	views := apiViews{}
+	a := policies(t, noHostNetwork)
+	a.Views = views
+	p := newProxyWithPolicies(t, c, a)
+	x, other := p.PodFrom("team", "api"), p.PodFrom("team", "api")
+	views[x.UID] = podview.Pod{HostNetwork: podview.Set(true), Labels: podview.Set(map[string]string{"a": "b"})}
+	views[other.UID] = podview.Pod{HostNetwork: podview.Set(true)}
+	config := privileged()
+	config.Metadata.Name = "init" // privileged is false in the API
+	for _, x := range []*criproxytest.Pod{x, other} {
+		p.must(p.Sandbox(t.Context(), x))
+		for range 2 {
+			_, err := p.create(x, config)
+			p.must(err)
+		}
+	}
+	counted := p.counts.get()
+	for field, n := range map[string]int{"conflict hostNetwork": 6, "conflict labels": 3, "conflict privileged": 4} {
+		if counted[field] != n {
+			t.Errorf("%s: counted %d times; want %d", field, counted[field], n)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	for _, field := range []string{"hostNetwork", "labels", "privileged"} {
+		for _, x := range []*criproxytest.Pod{x, other} {
+			want := 1
+			if field == "labels" && x == other {
+				want = 0
+			}
+			n := 0
+			for _, line := range logged {
+				if strings.Contains(line, `"field":"`+field+`"`) && strings.Contains(line, x.UID) {
+					n++
+				}
+			}
+			if n != want {
+				t.Errorf("%s of pod %s: %d lines; want %d: %q", field, x.UID, n, want, logged)
+			}
+		}
+	}
+	if len(logged) != 5 {
+		t.Errorf("%d lines; want 5: %q", len(logged), logged)
 	}
 }
 

@@ -141,7 +141,7 @@ func (p *proxy) start() {
 	rt := gate.NewRuntime(p.up, p.up)
 	p.tracker = tracker.New(p.store, p.key, rt, p.options)
 	c := p.config
-	c.Tracker, c.Pods, c.Runtime, c.Metrics, c.Log = p.tracker, podindex.New(), rt, p.counts, klog.Logger{}
+	c.Tracker, c.Pods, c.Runtime, c.Metrics = p.tracker, podindex.New(), rt, p.counts
 	p.gate = gate.New(c)
 	p.server = criproxy.New(criproxy.Config{
 		Runtime: p.up, Image: p.up, Handlers: p.gate.Handlers(), Bypasses: p.gate.Bypasses(), Metrics: p.counts, Log: klog.Logger{},

@@ -44,15 +44,26 @@ type Pod struct {
 // PullPolicies returns the imagePullPolicy of each use of an image by the pod, in the order of its spec; nothing if it does not
 // use it. The name may be the one in the spec or the one that the kubelet sends.
 func (p Pod) PullPolicies(image imageref.Ref) (policies []string) {
+	for _, u := range p.Uses(image) {
+		policies = append(policies, u.PullPolicy)
+	}
+	return policies
+}
+
+// A Use is one use of an image by a pod: by a container, or by a volume, which has no name here.
+type Use struct{ Container, PullPolicy string }
+
+// Uses returns each use of an image by the pod, as PullPolicies does.
+func (p Pod) Uses(image imageref.Ref) (uses []Use) {
 	if !image.Parsed() || p.known == nil {
 		return nil
 	}
 	for _, u := range p.known.uses {
 		if u.image == image.Name() {
-			policies = append(policies, u.policy)
+			uses = append(uses, Use{u.container, u.policy})
 		}
 	}
-	return policies
+	return uses
 }
 
 // Credentials returns the credentials of the pod's pull secrets for an image, in the order in which a kubelet would send them. It
@@ -108,8 +119,9 @@ type known struct {
 }
 
 type use struct {
-	image  imageref.Name
-	policy string // as the API server has it
+	container string // its name; "" if a volume uses the image
+	image     imageref.Name
+	policy    string // as the API server has it
 }
 
 // knownOf returns the part of a pod that is stored. It omits an image whose name no kubelet would accept.
@@ -120,19 +132,19 @@ func knownOf(p *corev1.Pod) *known {
 	}
 	for i := range p.Spec.InitContainers {
 		c := &p.Spec.InitContainers[i]
-		k.use(c.Image, c.ImagePullPolicy)
+		k.use(c.Name, c.Image, c.ImagePullPolicy)
 	}
 	for i := range p.Spec.Containers {
 		c := &p.Spec.Containers[i]
-		k.use(c.Image, c.ImagePullPolicy)
+		k.use(c.Name, c.Image, c.ImagePullPolicy)
 	}
 	for i := range p.Spec.EphemeralContainers {
 		c := &p.Spec.EphemeralContainers[i]
-		k.use(c.Image, c.ImagePullPolicy)
+		k.use(c.Name, c.Image, c.ImagePullPolicy)
 	}
 	for i := range p.Spec.Volumes {
 		if v := &p.Spec.Volumes[i]; v.Image != nil {
-			k.use(v.Image.Reference, v.Image.PullPolicy)
+			k.use("", v.Image.Reference, v.Image.PullPolicy)
 		}
 	}
 	for _, s := range p.Spec.ImagePullSecrets {
@@ -147,9 +159,9 @@ func knownOf(p *corev1.Pod) *known {
 	return k
 }
 
-func (k *known) use(image string, policy corev1.PullPolicy) {
+func (k *known) use(container, image string, policy corev1.PullPolicy) {
 	if ref := imageref.New(image); ref.Parsed() && len(k.uses) < maxUses {
-		k.uses = append(k.uses, use{ref.Name(), string(policy)})
+		k.uses = append(k.uses, use{container, ref.Name(), string(policy)})
 	}
 }
 

@@ -81,6 +81,10 @@ func TestPullPoliciesOfEachUse(t *testing.T) {
 				t.Errorf("PullPolicies(%q) (-want +got):\n%s", image, diff)
 			}
 		}
+		want := []podsource.Use{{Container: "other", PullPolicy: "Never"}, {Container: "debug", PullPolicy: "IfNotPresent"}, {PullPolicy: "Always"}}
+		if diff := cmp.Diff(want, got.Uses(imageref.New("busybox"))); diff != "" {
+			t.Errorf("Uses (-want +got):\n%s", diff)
+		}
 	})
 }
 

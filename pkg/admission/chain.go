@@ -88,7 +88,39 @@ func (c *Chain) Evaluate(ctx context.Context, s Subject) Decision {
 	if c == nil {
 		return Decision{Answer: Admit, Exemption: NoPolicies}
 	}
+	return c.evaluate(ctx, c.rules.Load(), s)
+}
+
+// An Explanation is what a chain would decide about a subject. The zero value is about a container without a name, and denies.
+type Explanation struct {
+	Decision
+	Stage Stage
+	// Container is the name of the container; "" at StageSandbox, and if it is not known.
+	Container string
+	// Certain is false if the decision denies and could admit by the values of fields that are unknown in the subject.
+	Certain bool
+}
+
+// Explain evaluates a subject that the caller knows in part. Like Evaluate, it has no effect on later decisions.
+func (c *Chain) Explain(ctx context.Context, s Subject) Explanation {
+	e := Explanation{Stage: s.Stage, Certain: true}
+	if s.Container != nil {
+		e.Container = s.Container.Name
+	}
+	if c == nil {
+		e.Decision = c.Evaluate(ctx, s)
+		return e
+	}
 	r := c.rules.Load()
+	e.Decision = c.evaluate(ctx, r, s)
+	if !e.Admitted() {
+		s.AssumeUnknown = true
+		e.Certain = !c.evaluate(ctx, r, s).Admitted()
+	}
+	return e
+}
+
+func (c *Chain) evaluate(ctx context.Context, r *rules, s Subject) Decision {
 	if e := c.exemption(r, &s); e != "" {
 		return Decision{Answer: Admit, Exemption: e, PolicyHash: r.PolicyHash}
 	}

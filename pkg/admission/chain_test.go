@@ -194,6 +194,35 @@ func TestExemptPodsReachNoValidator(t *testing.T) {
 	}
 }
 
+func TestExplain(t *testing.T) {
+	unknown := validator(func(_ context.Context, s admission.Subject) []admission.Finding {
+		if s.AssumeUnknown {
+			return []admission.Finding{admit}
+		}
+		return []admission.Finding{deny}
+	})
+	for name, c := range map[string]struct {
+		validators []admission.Validator
+		want       admission.Answer
+		certain    bool
+	}{
+		"admitted":                  {[]admission.Validator{always(admit)}, admission.Admit, true},
+		"denied":                    {[]admission.Validator{always(deny)}, admission.Deny, true},
+		"denied because of unknown": {[]admission.Validator{always(admit), unknown}, admission.Deny, false},
+		"denied anyway":             {[]admission.Validator{unknown, always(deny)}, admission.Deny, true},
+	} {
+		chain := admission.New(admission.Rules{Validators: named(c.validators...)}, admission.Options{})
+		e := chain.Explain(t.Context(), subject())
+		if e.Answer != c.want || e.Certain != c.certain || e.Container != "main" || e.Stage != admission.StageContainer || len(e.Findings) != len(c.validators) {
+			t.Errorf("%s: Explain = %+v; want %v, certain %v", name, e, c.want, c.certain)
+		}
+	}
+	var chain *admission.Chain
+	if e := chain.Explain(t.Context(), admission.Subject{Stage: admission.StageSandbox}); !e.Admitted() || !e.Certain || e.Container != "" || e.Exemption != admission.NoPolicies {
+		t.Errorf("a nil chain: %+v; want Admit", e)
+	}
+}
+
 func TestNilChainAdmitsWithoutAllocation(t *testing.T) {
 	var chain *admission.Chain
 	chain.MarkAdmitted("uid", "main", "sha256:1")

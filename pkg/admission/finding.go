@@ -55,6 +55,8 @@ type Subject struct {
 	Container *podview.Container
 	// Image is the image of Container.
 	Image Image
+	// AssumeUnknown asks for the answer under the most favorable values of all fields that are unknown; see Chain.Explain.
+	AssumeUnknown bool
 }
 
 // An Image is the image of a container as it is on the node. The zero value is an unknown image.

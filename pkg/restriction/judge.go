@@ -31,6 +31,9 @@ type How struct {
 	From Source
 	// Refuse makes a field that the source never carries violate a Drop policy. By default it is ignored.
 	Refuse bool
+	// AssumeUnknown makes a field match that the source carries and whose value is unknown. A pod that is denied even so is denied whatever
+	// the values are. It is for explanations only.
+	AssumeUnknown bool
 }
 
 // A Decision is the answer for a pod. The zero Decision denies.
@@ -183,6 +186,8 @@ func (j *judgement) unknown(l *leaf) bool {
 		return true
 	case l.field.at(j.From) == Never:
 		return j.unjudged(l)
+	case j.AssumeUnknown:
+		return true
 	case j.report != nil:
 		j.add(Violation{Path: l.path, Unknown: true, Allowed: l.allowed})
 	}

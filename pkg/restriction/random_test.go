@@ -152,6 +152,36 @@ func TestPropertiesOfSets(t *testing.T) {
 	}
 }
 
+// What is admitted with unknown fields is admitted whatever their values are, and so is what is denied although AssumeUnknown is set.
+func TestUnknownFieldsBoundTheAnswer(t *testing.T) {
+	for seed := range uint64(rounds) {
+		r := newRandom(seed)
+		set := load(t, r.file("a", "Drop"), r.file("b", pick(r, "Drop", "Accept")))
+		pod, containers := r.pod()
+		want := set.Judge(&pod, containers, restriction.How{}).Admitted
+		blind, blindContainers := pod, append([]podview.Container(nil), containers...)
+		r.forget(reflect.ValueOf(&blind).Elem())
+		blind.NamespaceLabels = pod.NamespaceLabels // decide what is bound
+		for i := range blindContainers {
+			r.forget(reflect.ValueOf(&blindContainers[i]).Elem())
+		}
+		least := set.Judge(&blind, blindContainers, restriction.How{}).Admitted
+		most := set.Judge(&blind, blindContainers, restriction.How{AssumeUnknown: true}).Admitted
+		if least && !want || want && !most {
+			t.Fatalf("seed %d: admitted with unknown fields: %v, with all values: %v, under the most favorable values: %v", seed, least, want, most)
+		}
+	}
+}
+
+// forget makes some of the fields of a pod or of a container unknown.
+func (r random) forget(view reflect.Value) {
+	for i := range view.NumField() {
+		if f := view.Field(i); f.Kind() == reflect.Struct && r.IntN(3) == 0 {
+			f.SetZero()
+		}
+	}
+}
+
 func TestParsingAndPrintingIsStable(t *testing.T) {
 	for seed := range uint64(rounds / 3) {
 		roundTrip(t, newRandom(seed).file("a", "Allow").Data)

@@ -2,6 +2,7 @@ package output
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -28,13 +29,66 @@ func (v View) Explanation(p *Page, image string, e *adminv1.ExplainResponse) {
 	if e.GetVerdict() == adminv1.Verdict_VERDICT_REVERIFY && !e.GetEvidence().GetEnforcing() {
 		p.PaintProse(Heed, "", "Shadow mode: the verdict is not enforced, and the pod gets the image.")
 	}
+	if PoliciesDeny(e) {
+		p.PaintProse(Heed, "", "Policies deny it.")
+	}
 	p.Gap()
 	p.Prose("", "Why (%s): %s", e.GetReason(), e.GetRule())
 	p.Gap()
 	p.Line("Evidence:")
 	v.evidence(p, e)
+	policyAnswers(p, e.GetPolicyAnswers())
 	sentences(p, "What will happen:", e.GetConsequences())
 	sentences(p, "What would change it:", e.GetRemedies())
+}
+
+// PoliciesDeny reports whether policies certainly deny the sandbox or a container.
+func PoliciesDeny(e *adminv1.ExplainResponse) bool {
+	return slices.ContainsFunc(e.GetPolicyAnswers(), func(a *adminv1.PolicyAnswer) bool { return a.GetAdmission() == adminv1.Admission_ADMISSION_DENY })
+}
+
+// policyAnswers prints what policies answer at each call.
+func policyAnswers(p *Page, answers []*adminv1.PolicyAnswer) {
+	if len(answers) == 0 {
+		return
+	}
+	p.Gap()
+	p.Line("Policies:")
+	for _, a := range answers {
+		what := "sandbox"
+		switch {
+		case a.GetCall() == "RunPodSandbox":
+		case a.GetContainer() == "":
+			what = "a container"
+		default:
+			what = "container " + a.GetContainer()
+		}
+		switch {
+		case a.GetExemption() != "":
+			p.Prose("  ", "%s: admitted, policies are not compared (%s)", what, a.GetExemption())
+		case a.GetAdmission() == adminv1.Admission_ADMISSION_ADMIT:
+			p.PaintProse(Good, "  ", "%s: admitted", what)
+		case a.GetAdmission() == adminv1.Admission_ADMISSION_DENY:
+			p.PaintProse(Heed, "  ", "%s: denied", what)
+		default:
+			p.PaintProse(Heed, "  ", "%s: not known before the kubelet creates it", what)
+		}
+		for _, f := range a.GetFindings() {
+			printFinding(p, f)
+		}
+	}
+}
+
+func printFinding(p *Page, f *adminv1.Finding) {
+	switch {
+	case f.GetReason() == "" && f.GetPolicy() != "":
+		p.Prose("    - ", "accepted by policy %s", f.GetPolicy())
+	case f.GetReason() == "":
+	case f.GetAudit():
+		p.Prose("    - ", "audit: %s", f.GetMessage())
+	default:
+		p.Prose("    - ", "%s", f.GetMessage())
+	}
 }
 
 func onePod(e *adminv1.ExplainResponse) bool {

@@ -31,6 +31,7 @@ func New(set *restriction.Set, node restriction.How) *Validator {
 // restrictions of containers would not be compared.
 func (v *Validator) Validate(_ context.Context, s admission.Subject) []admission.Finding {
 	how := v.node
+	how.AssumeUnknown = s.AssumeUnknown
 	switch s.Stage {
 	case admission.StageAdmission:
 		how.From = restriction.Admission

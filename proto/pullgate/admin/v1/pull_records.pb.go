@@ -137,6 +137,59 @@ func (Verdict) EnumDescriptor() ([]byte, []int) {
 	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{1}
 }
 
+// Admission is the combined answer of policies.
+type Admission int32
+
+const (
+	// It depends on values that are not known before the call.
+	Admission_ADMISSION_UNSPECIFIED Admission = 0
+	// The call is admitted.
+	Admission_ADMISSION_ADMIT Admission = 1
+	// The call is denied.
+	Admission_ADMISSION_DENY Admission = 2
+)
+
+// Enum value maps for Admission.
+var (
+	Admission_name = map[int32]string{
+		0: "ADMISSION_UNSPECIFIED",
+		1: "ADMISSION_ADMIT",
+		2: "ADMISSION_DENY",
+	}
+	Admission_value = map[string]int32{
+		"ADMISSION_UNSPECIFIED": 0,
+		"ADMISSION_ADMIT":       1,
+		"ADMISSION_DENY":        2,
+	}
+)
+
+func (x Admission) Enum() *Admission {
+	p := new(Admission)
+	*p = x
+	return p
+}
+
+func (x Admission) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Admission) Descriptor() protoreflect.EnumDescriptor {
+	return file_pullgate_admin_v1_pull_records_proto_enumTypes[2].Descriptor()
+}
+
+func (Admission) Type() protoreflect.EnumType {
+	return &file_pullgate_admin_v1_pull_records_proto_enumTypes[2]
+}
+
+func (x Admission) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Admission.Descriptor instead.
+func (Admission) EnumDescriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{2}
+}
+
 // CredentialStanding is what a credential is worth.
 type CredentialStanding int32
 
@@ -182,11 +235,11 @@ func (x CredentialStanding) String() string {
 }
 
 func (CredentialStanding) Descriptor() protoreflect.EnumDescriptor {
-	return file_pullgate_admin_v1_pull_records_proto_enumTypes[2].Descriptor()
+	return file_pullgate_admin_v1_pull_records_proto_enumTypes[3].Descriptor()
 }
 
 func (CredentialStanding) Type() protoreflect.EnumType {
-	return &file_pullgate_admin_v1_pull_records_proto_enumTypes[2]
+	return &file_pullgate_admin_v1_pull_records_proto_enumTypes[3]
 }
 
 func (x CredentialStanding) Number() protoreflect.EnumNumber {
@@ -195,7 +248,7 @@ func (x CredentialStanding) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use CredentialStanding.Descriptor instead.
 func (CredentialStanding) EnumDescriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{2}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{3}
 }
 
 // A Pair is what access is proved for.
@@ -2141,7 +2194,10 @@ type ExplainRequest struct {
 	//
 	//	*ExplainRequest_Pod
 	//	*ExplainRequest_Namespace
-	Who           isExplainRequest_Who `protobuf_oneof:"who"`
+	Who isExplainRequest_Who `protobuf_oneof:"who"`
+	// The container of the pod that policies are compared with; "": each that the pod source has with this image, or without one a
+	// container of which nothing else is known.
+	Container     string `protobuf:"bytes,4,opt,name=container,proto3" json:"container,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2208,6 +2264,13 @@ func (x *ExplainRequest) GetNamespace() string {
 	return ""
 }
 
+func (x *ExplainRequest) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
 type isExplainRequest_Who interface {
 	isExplainRequest_Who()
 }
@@ -2244,7 +2307,10 @@ type ExplainResponse struct {
 	// What pullgated makes of it at the kubelet's calls, a sentence each: the outcome with Always, IfNotPresent and Never.
 	Consequences []string `protobuf:"bytes,7,rep,name=consequences,proto3" json:"consequences,omitempty"`
 	// What would change the verdict, a sentence each, the nearest first.
-	Remedies      []string `protobuf:"bytes,8,rep,name=remedies,proto3" json:"remedies,omitempty"`
+	Remedies []string `protobuf:"bytes,8,rep,name=remedies,proto3" json:"remedies,omitempty"`
+	// What policies (admission.policies) answer at the calls that create the sandbox and the containers; empty if there are none.
+	// They are asked only about images that the pod may use.
+	PolicyAnswers []*PolicyAnswer `protobuf:"bytes,9,rep,name=policy_answers,json=policyAnswers,proto3" json:"policy_answers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2335,6 +2401,206 @@ func (x *ExplainResponse) GetRemedies() []string {
 	return nil
 }
 
+func (x *ExplainResponse) GetPolicyAnswers() []*PolicyAnswer {
+	if x != nil {
+		return x.PolicyAnswers
+	}
+	return nil
+}
+
+// PolicyAnswer is what policies answer at one call, as far as it can be known before the kubelet makes the call: the pod source
+// shows what the kubelet will send, and without it most fields are unknown.
+type PolicyAnswer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The call: "RunPodSandbox" or "CreateContainer".
+	Call string `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	// The container; "" for a sandbox, and for a container that is not known.
+	Container string `protobuf:"bytes,2,opt,name=container,proto3" json:"container,omitempty"`
+	// The answer.
+	Admission Admission `protobuf:"varint,3,opt,name=admission,proto3,enum=pullgate.admin.v1.Admission" json:"admission,omitempty"`
+	// Why no policy is compared: "exempt_static_pod", "exempt_namespace" or "started_before"; "" if they are.
+	Exemption string `protobuf:"bytes,4,opt,name=exemption,proto3" json:"exemption,omitempty"`
+	// The findings of the policies. One whose reason is "FIELD_UNKNOWN" names a field whose value is not known now; the
+	// container is denied if it is still unknown in the call.
+	Findings      []*Finding `protobuf:"bytes,5,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyAnswer) Reset() {
+	*x = PolicyAnswer{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyAnswer) ProtoMessage() {}
+
+func (x *PolicyAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyAnswer.ProtoReflect.Descriptor instead.
+func (*PolicyAnswer) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *PolicyAnswer) GetCall() string {
+	if x != nil {
+		return x.Call
+	}
+	return ""
+}
+
+func (x *PolicyAnswer) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *PolicyAnswer) GetAdmission() Admission {
+	if x != nil {
+		return x.Admission
+	}
+	return Admission_ADMISSION_UNSPECIFIED
+}
+
+func (x *PolicyAnswer) GetExemption() string {
+	if x != nil {
+		return x.Exemption
+	}
+	return ""
+}
+
+func (x *PolicyAnswer) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+// Finding is the answer of one validator for one policy and rule. Its fields are those of the decision log.
+type Finding struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The validator: "restriction".
+	Validator string `protobuf:"bytes,1,opt,name=validator,proto3" json:"validator,omitempty"`
+	// The name of the policy; "" if the finding is about all policies.
+	Policy string `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
+	// The path of the restriction in the policy.
+	Rule string `protobuf:"bytes,3,opt,name=rule,proto3" json:"rule,omitempty"`
+	// "Admit", "Deny" or "Unverified".
+	Answer string `protobuf:"bytes,4,opt,name=answer,proto3" json:"answer,omitempty"`
+	// The case, such as "RESTRICTION_VIOLATED"; "" of a finding that admits.
+	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Whether it is only reported.
+	Audit bool `protobuf:"varint,6,opt,name=audit,proto3" json:"audit,omitempty"`
+	// Whether it admits because the validator could not get an answer.
+	FailedOpen bool `protobuf:"varint,7,opt,name=failed_open,json=failedOpen,proto3" json:"failed_open,omitempty"`
+	// Field, value and what is allowed, in a sentence.
+	Message       string `protobuf:"bytes,8,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Finding) Reset() {
+	*x = Finding{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Finding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Finding) ProtoMessage() {}
+
+func (x *Finding) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Finding.ProtoReflect.Descriptor instead.
+func (*Finding) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *Finding) GetValidator() string {
+	if x != nil {
+		return x.Validator
+	}
+	return ""
+}
+
+func (x *Finding) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *Finding) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *Finding) GetAnswer() string {
+	if x != nil {
+		return x.Answer
+	}
+	return ""
+}
+
+func (x *Finding) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Finding) GetAudit() bool {
+	if x != nil {
+		return x.Audit
+	}
+	return false
+}
+
+func (x *Finding) GetFailedOpen() bool {
+	if x != nil {
+		return x.FailedOpen
+	}
+	return false
+}
+
+func (x *Finding) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 // Evidence is what a judgement rests on.
 type Evidence struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2377,7 +2643,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2389,7 +2655,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2402,7 +2668,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{29}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Evidence) GetPresence() Presence {
@@ -2532,7 +2798,7 @@ type PodCredential struct {
 
 func (x *PodCredential) Reset() {
 	*x = PodCredential{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2544,7 +2810,7 @@ func (x *PodCredential) String() string {
 func (*PodCredential) ProtoMessage() {}
 
 func (x *PodCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2557,7 +2823,7 @@ func (x *PodCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodCredential.ProtoReflect.Descriptor instead.
 func (*PodCredential) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{30}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PodCredential) GetCredentialId() string {
@@ -2602,7 +2868,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +2880,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +2893,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{31}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RevokeRequest) GetCredentialId() string {
@@ -2690,7 +2956,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2702,7 +2968,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2715,7 +2981,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{32}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RevokeResponse) GetProofs() []*RevokedProof {
@@ -2759,7 +3025,7 @@ type RevokedProof struct {
 
 func (x *RevokedProof) Reset() {
 	*x = RevokedProof{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2771,7 +3037,7 @@ func (x *RevokedProof) String() string {
 func (*RevokedProof) ProtoMessage() {}
 
 func (x *RevokedProof) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2784,7 +3050,7 @@ func (x *RevokedProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedProof.ProtoReflect.Descriptor instead.
 func (*RevokedProof) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{33}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RevokedProof) GetPair() *Pair {
@@ -2818,7 +3084,7 @@ type ListPreloadedRequest struct {
 
 func (x *ListPreloadedRequest) Reset() {
 	*x = ListPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2830,7 +3096,7 @@ func (x *ListPreloadedRequest) String() string {
 func (*ListPreloadedRequest) ProtoMessage() {}
 
 func (x *ListPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2843,7 +3109,7 @@ func (x *ListPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*ListPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{34}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListPreloadedRequest) GetRepository() string {
@@ -2887,7 +3153,7 @@ type ListPreloadedResponse struct {
 
 func (x *ListPreloadedResponse) Reset() {
 	*x = ListPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2899,7 +3165,7 @@ func (x *ListPreloadedResponse) String() string {
 func (*ListPreloadedResponse) ProtoMessage() {}
 
 func (x *ListPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2912,7 +3178,7 @@ func (x *ListPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*ListPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{35}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListPreloadedResponse) GetMarks() []*Mark {
@@ -2950,7 +3216,7 @@ type AcceptPreloadedRequest struct {
 
 func (x *AcceptPreloadedRequest) Reset() {
 	*x = AcceptPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2962,7 +3228,7 @@ func (x *AcceptPreloadedRequest) String() string {
 func (*AcceptPreloadedRequest) ProtoMessage() {}
 
 func (x *AcceptPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2975,7 +3241,7 @@ func (x *AcceptPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*AcceptPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{36}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *AcceptPreloadedRequest) GetRepository() string {
@@ -3036,7 +3302,7 @@ type AcceptPreloadedResponse struct {
 
 func (x *AcceptPreloadedResponse) Reset() {
 	*x = AcceptPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3048,7 +3314,7 @@ func (x *AcceptPreloadedResponse) String() string {
 func (*AcceptPreloadedResponse) ProtoMessage() {}
 
 func (x *AcceptPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3061,7 +3327,7 @@ func (x *AcceptPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*AcceptPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{37}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AcceptPreloadedResponse) GetAccepted() []*Pair {
@@ -3103,7 +3369,7 @@ type ForgetPreloadedRequest struct {
 
 func (x *ForgetPreloadedRequest) Reset() {
 	*x = ForgetPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3115,7 +3381,7 @@ func (x *ForgetPreloadedRequest) String() string {
 func (*ForgetPreloadedRequest) ProtoMessage() {}
 
 func (x *ForgetPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3128,7 +3394,7 @@ func (x *ForgetPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*ForgetPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{38}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ForgetPreloadedRequest) GetRepository() string {
@@ -3174,7 +3440,7 @@ type ForgetPreloadedResponse struct {
 
 func (x *ForgetPreloadedResponse) Reset() {
 	*x = ForgetPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3186,7 +3452,7 @@ func (x *ForgetPreloadedResponse) String() string {
 func (*ForgetPreloadedResponse) ProtoMessage() {}
 
 func (x *ForgetPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3199,7 +3465,7 @@ func (x *ForgetPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*ForgetPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{39}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ForgetPreloadedResponse) GetForgotten() []*Mark {
@@ -3234,7 +3500,7 @@ type EndDistrustRequest struct {
 
 func (x *EndDistrustRequest) Reset() {
 	*x = EndDistrustRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3246,7 +3512,7 @@ func (x *EndDistrustRequest) String() string {
 func (*EndDistrustRequest) ProtoMessage() {}
 
 func (x *EndDistrustRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3259,7 +3525,7 @@ func (x *EndDistrustRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDistrustRequest.ProtoReflect.Descriptor instead.
 func (*EndDistrustRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{40}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *EndDistrustRequest) GetDryRun() bool {
@@ -3282,7 +3548,7 @@ type EndDistrustResponse struct {
 
 func (x *EndDistrustResponse) Reset() {
 	*x = EndDistrustResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3294,7 +3560,7 @@ func (x *EndDistrustResponse) String() string {
 func (*EndDistrustResponse) ProtoMessage() {}
 
 func (x *EndDistrustResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3307,7 +3573,7 @@ func (x *EndDistrustResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDistrustResponse.ProtoReflect.Descriptor instead.
 func (*EndDistrustResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{41}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *EndDistrustResponse) GetEnded() *Distrust {
@@ -3333,7 +3599,7 @@ type VerifyStoreRequest struct {
 
 func (x *VerifyStoreRequest) Reset() {
 	*x = VerifyStoreRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3345,7 +3611,7 @@ func (x *VerifyStoreRequest) String() string {
 func (*VerifyStoreRequest) ProtoMessage() {}
 
 func (x *VerifyStoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3358,7 +3624,7 @@ func (x *VerifyStoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyStoreRequest.ProtoReflect.Descriptor instead.
 func (*VerifyStoreRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{42}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{44}
 }
 
 // VerifyStoreResponse is what was read.
@@ -3378,7 +3644,7 @@ type VerifyStoreResponse struct {
 
 func (x *VerifyStoreResponse) Reset() {
 	*x = VerifyStoreResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3390,7 +3656,7 @@ func (x *VerifyStoreResponse) String() string {
 func (*VerifyStoreResponse) ProtoMessage() {}
 
 func (x *VerifyStoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3403,7 +3669,7 @@ func (x *VerifyStoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyStoreResponse.ProtoReflect.Descriptor instead.
 func (*VerifyStoreResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{43}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *VerifyStoreResponse) GetValues() int64 {
@@ -3447,7 +3713,7 @@ type StoreProblem struct {
 
 func (x *StoreProblem) Reset() {
 	*x = StoreProblem{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3459,7 +3725,7 @@ func (x *StoreProblem) String() string {
 func (*StoreProblem) ProtoMessage() {}
 
 func (x *StoreProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3472,7 +3738,7 @@ func (x *StoreProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreProblem.ProtoReflect.Descriptor instead.
 func (*StoreProblem) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{44}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *StoreProblem) GetWhere() string {
@@ -3498,7 +3764,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3510,7 +3776,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3523,7 +3789,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{45}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{47}
 }
 
 // BackupResponse is a piece of the backup.
@@ -3539,7 +3805,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3551,7 +3817,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3564,7 +3830,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{46}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *BackupResponse) GetChunk() []byte {
@@ -3596,7 +3862,7 @@ type ReportNodeCredentialsRequest struct {
 
 func (x *ReportNodeCredentialsRequest) Reset() {
 	*x = ReportNodeCredentialsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3608,7 +3874,7 @@ func (x *ReportNodeCredentialsRequest) String() string {
 func (*ReportNodeCredentialsRequest) ProtoMessage() {}
 
 func (x *ReportNodeCredentialsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3621,7 +3887,7 @@ func (x *ReportNodeCredentialsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeCredentialsRequest.ProtoReflect.Descriptor instead.
 func (*ReportNodeCredentialsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{47}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ReportNodeCredentialsRequest) GetKeyFingerprint() string {
@@ -3658,7 +3924,7 @@ type NodeCredential struct {
 
 func (x *NodeCredential) Reset() {
 	*x = NodeCredential{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3670,7 +3936,7 @@ func (x *NodeCredential) String() string {
 func (*NodeCredential) ProtoMessage() {}
 
 func (x *NodeCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3683,7 +3949,7 @@ func (x *NodeCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCredential.ProtoReflect.Descriptor instead.
 func (*NodeCredential) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{48}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *NodeCredential) GetCredentialId() string {
@@ -3709,7 +3975,7 @@ type ReportNodeCredentialsResponse struct {
 
 func (x *ReportNodeCredentialsResponse) Reset() {
 	*x = ReportNodeCredentialsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3721,7 +3987,7 @@ func (x *ReportNodeCredentialsResponse) String() string {
 func (*ReportNodeCredentialsResponse) ProtoMessage() {}
 
 func (x *ReportNodeCredentialsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3734,7 +4000,7 @@ func (x *ReportNodeCredentialsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeCredentialsResponse.ProtoReflect.Descriptor instead.
 func (*ReportNodeCredentialsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{49}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{51}
 }
 
 // WatchDecisionsRequest asks for decisions.
@@ -3750,7 +4016,7 @@ type WatchDecisionsRequest struct {
 
 func (x *WatchDecisionsRequest) Reset() {
 	*x = WatchDecisionsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3762,7 +4028,7 @@ func (x *WatchDecisionsRequest) String() string {
 func (*WatchDecisionsRequest) ProtoMessage() {}
 
 func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3775,7 +4041,7 @@ func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsRequest.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{50}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *WatchDecisionsRequest) GetNamespace() string {
@@ -3829,7 +4095,7 @@ type WatchDecisionsResponse struct {
 
 func (x *WatchDecisionsResponse) Reset() {
 	*x = WatchDecisionsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3841,7 +4107,7 @@ func (x *WatchDecisionsResponse) String() string {
 func (*WatchDecisionsResponse) ProtoMessage() {}
 
 func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3854,7 +4120,7 @@ func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsResponse.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{51}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *WatchDecisionsResponse) GetTime() *timestamppb.Timestamp {
@@ -3968,7 +4234,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3980,7 +4246,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3993,7 +4259,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{52}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListPoliciesRequest) GetPageSize() int32 {
@@ -4033,7 +4299,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4045,7 +4311,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4058,7 +4324,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{53}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -4135,7 +4401,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4147,7 +4413,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4160,7 +4426,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{54}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Policy) GetKind() string {
@@ -4371,12 +4637,13 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"page_token\x18\x04 \x01(\tR\tpageToken\"n\n" +
 	"\x12ListGrantsResponse\x120\n" +
 	"\x06grants\x18\x01 \x03(\v2\x18.pullgate.admin.v1.GrantR\x06grants\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"|\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x9a\x01\n" +
 	"\x0eExplainRequest\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12-\n" +
 	"\x03pod\x18\x02 \x01(\v2\x19.pullgate.admin.v1.PodRefH\x00R\x03pod\x12\x1e\n" +
-	"\tnamespace\x18\x03 \x01(\tH\x00R\tnamespaceB\x05\n" +
-	"\x03who\"\xc6\x02\n" +
+	"\tnamespace\x18\x03 \x01(\tH\x00R\tnamespace\x12\x1c\n" +
+	"\tcontainer\x18\x04 \x01(\tR\tcontainerB\x05\n" +
+	"\x03who\"\x8e\x03\n" +
 	"\x0fExplainResponse\x124\n" +
 	"\averdict\x18\x01 \x01(\x0e2\x1a.pullgate.admin.v1.VerdictR\averdict\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x12\n" +
@@ -4385,7 +4652,24 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x03pod\x18\x05 \x01(\v2\x19.pullgate.admin.v1.PodRefR\x03pod\x127\n" +
 	"\bevidence\x18\x06 \x01(\v2\x1b.pullgate.admin.v1.EvidenceR\bevidence\x12\"\n" +
 	"\fconsequences\x18\a \x03(\tR\fconsequences\x12\x1a\n" +
-	"\bremedies\x18\b \x03(\tR\bremedies\"\xfa\x04\n" +
+	"\bremedies\x18\b \x03(\tR\bremedies\x12F\n" +
+	"\x0epolicy_answers\x18\t \x03(\v2\x1f.pullgate.admin.v1.PolicyAnswerR\rpolicyAnswers\"\xd2\x01\n" +
+	"\fPolicyAnswer\x12\x12\n" +
+	"\x04call\x18\x01 \x01(\tR\x04call\x12\x1c\n" +
+	"\tcontainer\x18\x02 \x01(\tR\tcontainer\x12:\n" +
+	"\tadmission\x18\x03 \x01(\x0e2\x1c.pullgate.admin.v1.AdmissionR\tadmission\x12\x1c\n" +
+	"\texemption\x18\x04 \x01(\tR\texemption\x126\n" +
+	"\bfindings\x18\x05 \x03(\v2\x1a.pullgate.admin.v1.FindingR\bfindings\"\xd4\x01\n" +
+	"\aFinding\x12\x1c\n" +
+	"\tvalidator\x18\x01 \x01(\tR\tvalidator\x12\x16\n" +
+	"\x06policy\x18\x02 \x01(\tR\x06policy\x12\x12\n" +
+	"\x04rule\x18\x03 \x01(\tR\x04rule\x12\x16\n" +
+	"\x06answer\x18\x04 \x01(\tR\x06answer\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05audit\x18\x06 \x01(\bR\x05audit\x12\x1f\n" +
+	"\vfailed_open\x18\a \x01(\bR\n" +
+	"failedOpen\x12\x18\n" +
+	"\amessage\x18\b \x01(\tR\amessage\"\xfa\x04\n" +
 	"\bEvidence\x127\n" +
 	"\bpresence\x18\x01 \x01(\x0e2\x1b.pullgate.admin.v1.PresenceR\bpresence\x12\x13\n" +
 	"\x05by_id\x18\x02 \x01(\bR\x04byId\x12\x1c\n" +
@@ -4542,7 +4826,11 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\aVerdict\x12\x17\n" +
 	"\x13VERDICT_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rVERDICT_ALLOW\x10\x01\x12\x14\n" +
-	"\x10VERDICT_REVERIFY\x10\x02*\xbd\x01\n" +
+	"\x10VERDICT_REVERIFY\x10\x02*O\n" +
+	"\tAdmission\x12\x19\n" +
+	"\x15ADMISSION_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fADMISSION_ADMIT\x10\x01\x12\x12\n" +
+	"\x0eADMISSION_DENY\x10\x02*\xbd\x01\n" +
 	"\x12CredentialStanding\x12#\n" +
 	"\x1fCREDENTIAL_STANDING_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aCREDENTIAL_STANDING_PROVED\x10\x01\x12 \n" +
@@ -4581,187 +4869,193 @@ func file_pullgate_admin_v1_pull_records_proto_rawDescGZIP() []byte {
 	return file_pullgate_admin_v1_pull_records_proto_rawDescData
 }
 
-var file_pullgate_admin_v1_pull_records_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_pullgate_admin_v1_pull_records_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(Presence)(0),                         // 0: pullgate.admin.v1.Presence
 	(Verdict)(0),                          // 1: pullgate.admin.v1.Verdict
-	(CredentialStanding)(0),               // 2: pullgate.admin.v1.CredentialStanding
-	(*Pair)(nil),                          // 3: pullgate.admin.v1.Pair
-	(*SecretRef)(nil),                     // 4: pullgate.admin.v1.SecretRef
-	(*PodRef)(nil),                        // 5: pullgate.admin.v1.PodRef
-	(*Proof)(nil),                         // 6: pullgate.admin.v1.Proof
-	(*Record)(nil),                        // 7: pullgate.admin.v1.Record
-	(*Mark)(nil),                          // 8: pullgate.admin.v1.Mark
-	(*Intent)(nil),                        // 9: pullgate.admin.v1.Intent
-	(*Grant)(nil),                         // 10: pullgate.admin.v1.Grant
-	(*Image)(nil),                         // 11: pullgate.admin.v1.Image
-	(*GetStatusRequest)(nil),              // 12: pullgate.admin.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),             // 13: pullgate.admin.v1.GetStatusResponse
-	(*NotListening)(nil),                  // 14: pullgate.admin.v1.NotListening
-	(*Reload)(nil),                        // 15: pullgate.admin.v1.Reload
-	(*StoreStatus)(nil),                   // 16: pullgate.admin.v1.StoreStatus
-	(*Distrust)(nil),                      // 17: pullgate.admin.v1.Distrust
-	(*RuntimeStatus)(nil),                 // 18: pullgate.admin.v1.RuntimeStatus
-	(*PodSourceStatus)(nil),               // 19: pullgate.admin.v1.PodSourceStatus
-	(*DecisionLogStatus)(nil),             // 20: pullgate.admin.v1.DecisionLogStatus
-	(*ImageFilter)(nil),                   // 21: pullgate.admin.v1.ImageFilter
-	(*ListImagesRequest)(nil),             // 22: pullgate.admin.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),            // 23: pullgate.admin.v1.ListImagesResponse
-	(*GetImageRequest)(nil),               // 24: pullgate.admin.v1.GetImageRequest
-	(*GetImageResponse)(nil),              // 25: pullgate.admin.v1.GetImageResponse
-	(*ListIntentsRequest)(nil),            // 26: pullgate.admin.v1.ListIntentsRequest
-	(*ListIntentsResponse)(nil),           // 27: pullgate.admin.v1.ListIntentsResponse
-	(*ListGrantsRequest)(nil),             // 28: pullgate.admin.v1.ListGrantsRequest
-	(*ListGrantsResponse)(nil),            // 29: pullgate.admin.v1.ListGrantsResponse
-	(*ExplainRequest)(nil),                // 30: pullgate.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),               // 31: pullgate.admin.v1.ExplainResponse
-	(*Evidence)(nil),                      // 32: pullgate.admin.v1.Evidence
-	(*PodCredential)(nil),                 // 33: pullgate.admin.v1.PodCredential
-	(*RevokeRequest)(nil),                 // 34: pullgate.admin.v1.RevokeRequest
-	(*RevokeResponse)(nil),                // 35: pullgate.admin.v1.RevokeResponse
-	(*RevokedProof)(nil),                  // 36: pullgate.admin.v1.RevokedProof
-	(*ListPreloadedRequest)(nil),          // 37: pullgate.admin.v1.ListPreloadedRequest
-	(*ListPreloadedResponse)(nil),         // 38: pullgate.admin.v1.ListPreloadedResponse
-	(*AcceptPreloadedRequest)(nil),        // 39: pullgate.admin.v1.AcceptPreloadedRequest
-	(*AcceptPreloadedResponse)(nil),       // 40: pullgate.admin.v1.AcceptPreloadedResponse
-	(*ForgetPreloadedRequest)(nil),        // 41: pullgate.admin.v1.ForgetPreloadedRequest
-	(*ForgetPreloadedResponse)(nil),       // 42: pullgate.admin.v1.ForgetPreloadedResponse
-	(*EndDistrustRequest)(nil),            // 43: pullgate.admin.v1.EndDistrustRequest
-	(*EndDistrustResponse)(nil),           // 44: pullgate.admin.v1.EndDistrustResponse
-	(*VerifyStoreRequest)(nil),            // 45: pullgate.admin.v1.VerifyStoreRequest
-	(*VerifyStoreResponse)(nil),           // 46: pullgate.admin.v1.VerifyStoreResponse
-	(*StoreProblem)(nil),                  // 47: pullgate.admin.v1.StoreProblem
-	(*BackupRequest)(nil),                 // 48: pullgate.admin.v1.BackupRequest
-	(*BackupResponse)(nil),                // 49: pullgate.admin.v1.BackupResponse
-	(*ReportNodeCredentialsRequest)(nil),  // 50: pullgate.admin.v1.ReportNodeCredentialsRequest
-	(*NodeCredential)(nil),                // 51: pullgate.admin.v1.NodeCredential
-	(*ReportNodeCredentialsResponse)(nil), // 52: pullgate.admin.v1.ReportNodeCredentialsResponse
-	(*WatchDecisionsRequest)(nil),         // 53: pullgate.admin.v1.WatchDecisionsRequest
-	(*WatchDecisionsResponse)(nil),        // 54: pullgate.admin.v1.WatchDecisionsResponse
-	(*ListPoliciesRequest)(nil),           // 55: pullgate.admin.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),          // 56: pullgate.admin.v1.ListPoliciesResponse
-	(*Policy)(nil),                        // 57: pullgate.admin.v1.Policy
-	(*timestamppb.Timestamp)(nil),         // 58: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 59: google.protobuf.Duration
+	(Admission)(0),                        // 2: pullgate.admin.v1.Admission
+	(CredentialStanding)(0),               // 3: pullgate.admin.v1.CredentialStanding
+	(*Pair)(nil),                          // 4: pullgate.admin.v1.Pair
+	(*SecretRef)(nil),                     // 5: pullgate.admin.v1.SecretRef
+	(*PodRef)(nil),                        // 6: pullgate.admin.v1.PodRef
+	(*Proof)(nil),                         // 7: pullgate.admin.v1.Proof
+	(*Record)(nil),                        // 8: pullgate.admin.v1.Record
+	(*Mark)(nil),                          // 9: pullgate.admin.v1.Mark
+	(*Intent)(nil),                        // 10: pullgate.admin.v1.Intent
+	(*Grant)(nil),                         // 11: pullgate.admin.v1.Grant
+	(*Image)(nil),                         // 12: pullgate.admin.v1.Image
+	(*GetStatusRequest)(nil),              // 13: pullgate.admin.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),             // 14: pullgate.admin.v1.GetStatusResponse
+	(*NotListening)(nil),                  // 15: pullgate.admin.v1.NotListening
+	(*Reload)(nil),                        // 16: pullgate.admin.v1.Reload
+	(*StoreStatus)(nil),                   // 17: pullgate.admin.v1.StoreStatus
+	(*Distrust)(nil),                      // 18: pullgate.admin.v1.Distrust
+	(*RuntimeStatus)(nil),                 // 19: pullgate.admin.v1.RuntimeStatus
+	(*PodSourceStatus)(nil),               // 20: pullgate.admin.v1.PodSourceStatus
+	(*DecisionLogStatus)(nil),             // 21: pullgate.admin.v1.DecisionLogStatus
+	(*ImageFilter)(nil),                   // 22: pullgate.admin.v1.ImageFilter
+	(*ListImagesRequest)(nil),             // 23: pullgate.admin.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),            // 24: pullgate.admin.v1.ListImagesResponse
+	(*GetImageRequest)(nil),               // 25: pullgate.admin.v1.GetImageRequest
+	(*GetImageResponse)(nil),              // 26: pullgate.admin.v1.GetImageResponse
+	(*ListIntentsRequest)(nil),            // 27: pullgate.admin.v1.ListIntentsRequest
+	(*ListIntentsResponse)(nil),           // 28: pullgate.admin.v1.ListIntentsResponse
+	(*ListGrantsRequest)(nil),             // 29: pullgate.admin.v1.ListGrantsRequest
+	(*ListGrantsResponse)(nil),            // 30: pullgate.admin.v1.ListGrantsResponse
+	(*ExplainRequest)(nil),                // 31: pullgate.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),               // 32: pullgate.admin.v1.ExplainResponse
+	(*PolicyAnswer)(nil),                  // 33: pullgate.admin.v1.PolicyAnswer
+	(*Finding)(nil),                       // 34: pullgate.admin.v1.Finding
+	(*Evidence)(nil),                      // 35: pullgate.admin.v1.Evidence
+	(*PodCredential)(nil),                 // 36: pullgate.admin.v1.PodCredential
+	(*RevokeRequest)(nil),                 // 37: pullgate.admin.v1.RevokeRequest
+	(*RevokeResponse)(nil),                // 38: pullgate.admin.v1.RevokeResponse
+	(*RevokedProof)(nil),                  // 39: pullgate.admin.v1.RevokedProof
+	(*ListPreloadedRequest)(nil),          // 40: pullgate.admin.v1.ListPreloadedRequest
+	(*ListPreloadedResponse)(nil),         // 41: pullgate.admin.v1.ListPreloadedResponse
+	(*AcceptPreloadedRequest)(nil),        // 42: pullgate.admin.v1.AcceptPreloadedRequest
+	(*AcceptPreloadedResponse)(nil),       // 43: pullgate.admin.v1.AcceptPreloadedResponse
+	(*ForgetPreloadedRequest)(nil),        // 44: pullgate.admin.v1.ForgetPreloadedRequest
+	(*ForgetPreloadedResponse)(nil),       // 45: pullgate.admin.v1.ForgetPreloadedResponse
+	(*EndDistrustRequest)(nil),            // 46: pullgate.admin.v1.EndDistrustRequest
+	(*EndDistrustResponse)(nil),           // 47: pullgate.admin.v1.EndDistrustResponse
+	(*VerifyStoreRequest)(nil),            // 48: pullgate.admin.v1.VerifyStoreRequest
+	(*VerifyStoreResponse)(nil),           // 49: pullgate.admin.v1.VerifyStoreResponse
+	(*StoreProblem)(nil),                  // 50: pullgate.admin.v1.StoreProblem
+	(*BackupRequest)(nil),                 // 51: pullgate.admin.v1.BackupRequest
+	(*BackupResponse)(nil),                // 52: pullgate.admin.v1.BackupResponse
+	(*ReportNodeCredentialsRequest)(nil),  // 53: pullgate.admin.v1.ReportNodeCredentialsRequest
+	(*NodeCredential)(nil),                // 54: pullgate.admin.v1.NodeCredential
+	(*ReportNodeCredentialsResponse)(nil), // 55: pullgate.admin.v1.ReportNodeCredentialsResponse
+	(*WatchDecisionsRequest)(nil),         // 56: pullgate.admin.v1.WatchDecisionsRequest
+	(*WatchDecisionsResponse)(nil),        // 57: pullgate.admin.v1.WatchDecisionsResponse
+	(*ListPoliciesRequest)(nil),           // 58: pullgate.admin.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),          // 59: pullgate.admin.v1.ListPoliciesResponse
+	(*Policy)(nil),                        // 60: pullgate.admin.v1.Policy
+	(*timestamppb.Timestamp)(nil),         // 61: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 62: google.protobuf.Duration
 }
 var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
-	4,  // 0: pullgate.admin.v1.Proof.secrets:type_name -> pullgate.admin.v1.SecretRef
-	58, // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
-	58, // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
-	58, // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
-	58, // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
-	58, // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
-	3,  // 6: pullgate.admin.v1.Record.pair:type_name -> pullgate.admin.v1.Pair
-	58, // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
-	58, // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
-	58, // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
-	6,  // 10: pullgate.admin.v1.Record.proofs:type_name -> pullgate.admin.v1.Proof
-	58, // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
-	3,  // 12: pullgate.admin.v1.Mark.pair:type_name -> pullgate.admin.v1.Pair
-	58, // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
-	58, // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
-	58, // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
-	5,  // 16: pullgate.admin.v1.Grant.pod:type_name -> pullgate.admin.v1.PodRef
-	3,  // 17: pullgate.admin.v1.Grant.pair:type_name -> pullgate.admin.v1.Pair
+	5,  // 0: pullgate.admin.v1.Proof.secrets:type_name -> pullgate.admin.v1.SecretRef
+	61, // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
+	61, // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
+	61, // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
+	61, // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
+	61, // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
+	4,  // 6: pullgate.admin.v1.Record.pair:type_name -> pullgate.admin.v1.Pair
+	61, // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
+	61, // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
+	61, // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
+	7,  // 10: pullgate.admin.v1.Record.proofs:type_name -> pullgate.admin.v1.Proof
+	61, // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
+	4,  // 12: pullgate.admin.v1.Mark.pair:type_name -> pullgate.admin.v1.Pair
+	61, // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
+	61, // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
+	61, // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
+	6,  // 16: pullgate.admin.v1.Grant.pod:type_name -> pullgate.admin.v1.PodRef
+	4,  // 17: pullgate.admin.v1.Grant.pair:type_name -> pullgate.admin.v1.Pair
 	0,  // 18: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
-	7,  // 19: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
-	8,  // 20: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
-	58, // 21: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	15, // 22: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
-	16, // 23: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
-	18, // 24: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
-	19, // 25: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
-	20, // 26: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
-	14, // 27: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
-	58, // 28: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
-	17, // 29: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
-	58, // 30: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
-	4,  // 31: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
-	58, // 32: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
-	58, // 33: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
-	21, // 34: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
-	11, // 35: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
-	11, // 36: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
-	9,  // 37: pullgate.admin.v1.ListIntentsResponse.intents:type_name -> pullgate.admin.v1.Intent
-	5,  // 38: pullgate.admin.v1.ListGrantsRequest.pod:type_name -> pullgate.admin.v1.PodRef
-	10, // 39: pullgate.admin.v1.ListGrantsResponse.grants:type_name -> pullgate.admin.v1.Grant
-	5,  // 40: pullgate.admin.v1.ExplainRequest.pod:type_name -> pullgate.admin.v1.PodRef
+	8,  // 19: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
+	9,  // 20: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
+	61, // 21: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	16, // 22: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
+	17, // 23: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
+	19, // 24: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
+	20, // 25: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
+	21, // 26: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
+	15, // 27: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
+	61, // 28: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
+	18, // 29: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
+	61, // 30: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
+	5,  // 31: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
+	61, // 32: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
+	61, // 33: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
+	22, // 34: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
+	12, // 35: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
+	12, // 36: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
+	10, // 37: pullgate.admin.v1.ListIntentsResponse.intents:type_name -> pullgate.admin.v1.Intent
+	6,  // 38: pullgate.admin.v1.ListGrantsRequest.pod:type_name -> pullgate.admin.v1.PodRef
+	11, // 39: pullgate.admin.v1.ListGrantsResponse.grants:type_name -> pullgate.admin.v1.Grant
+	6,  // 40: pullgate.admin.v1.ExplainRequest.pod:type_name -> pullgate.admin.v1.PodRef
 	1,  // 41: pullgate.admin.v1.ExplainResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	3,  // 42: pullgate.admin.v1.ExplainResponse.pair:type_name -> pullgate.admin.v1.Pair
-	5,  // 43: pullgate.admin.v1.ExplainResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	32, // 44: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
-	0,  // 45: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
-	7,  // 46: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
-	8,  // 47: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
-	9,  // 48: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
-	10, // 49: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
-	33, // 50: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
-	4,  // 51: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
-	2,  // 52: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
-	4,  // 53: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
-	36, // 54: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
-	3,  // 55: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
-	10, // 56: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
-	8,  // 57: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
-	3,  // 58: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
-	6,  // 59: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
-	8,  // 60: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
-	3,  // 61: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	7,  // 62: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
-	8,  // 63: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
-	10, // 64: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
-	3,  // 65: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
-	17, // 66: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
-	3,  // 67: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	47, // 68: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
-	59, // 69: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
-	58, // 70: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
-	51, // 71: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
-	58, // 72: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
-	5,  // 73: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	3,  // 74: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
-	1,  // 75: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	4,  // 76: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
-	59, // 77: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
-	57, // 78: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
-	12, // 79: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
-	22, // 80: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
-	24, // 81: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
-	26, // 82: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
-	28, // 83: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
-	30, // 84: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
-	34, // 85: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
-	37, // 86: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
-	39, // 87: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
-	41, // 88: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
-	43, // 89: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
-	45, // 90: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
-	48, // 91: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
-	50, // 92: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
-	53, // 93: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
-	55, // 94: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
-	13, // 95: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
-	23, // 96: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
-	25, // 97: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
-	27, // 98: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
-	29, // 99: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
-	31, // 100: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
-	35, // 101: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
-	38, // 102: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
-	40, // 103: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
-	42, // 104: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
-	44, // 105: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
-	46, // 106: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
-	49, // 107: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
-	52, // 108: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
-	54, // 109: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
-	56, // 110: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
-	95, // [95:111] is the sub-list for method output_type
-	79, // [79:95] is the sub-list for method input_type
-	79, // [79:79] is the sub-list for extension type_name
-	79, // [79:79] is the sub-list for extension extendee
-	0,  // [0:79] is the sub-list for field type_name
+	4,  // 42: pullgate.admin.v1.ExplainResponse.pair:type_name -> pullgate.admin.v1.Pair
+	6,  // 43: pullgate.admin.v1.ExplainResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	35, // 44: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
+	33, // 45: pullgate.admin.v1.ExplainResponse.policy_answers:type_name -> pullgate.admin.v1.PolicyAnswer
+	2,  // 46: pullgate.admin.v1.PolicyAnswer.admission:type_name -> pullgate.admin.v1.Admission
+	34, // 47: pullgate.admin.v1.PolicyAnswer.findings:type_name -> pullgate.admin.v1.Finding
+	0,  // 48: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
+	8,  // 49: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
+	9,  // 50: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
+	10, // 51: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
+	11, // 52: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
+	36, // 53: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
+	5,  // 54: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
+	3,  // 55: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
+	5,  // 56: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
+	39, // 57: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
+	4,  // 58: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
+	11, // 59: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
+	9,  // 60: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
+	4,  // 61: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
+	7,  // 62: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
+	9,  // 63: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
+	4,  // 64: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	8,  // 65: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
+	9,  // 66: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
+	11, // 67: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
+	4,  // 68: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
+	18, // 69: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
+	4,  // 70: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	50, // 71: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
+	62, // 72: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
+	61, // 73: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
+	54, // 74: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
+	61, // 75: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
+	6,  // 76: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	4,  // 77: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
+	1,  // 78: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	5,  // 79: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
+	62, // 80: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
+	60, // 81: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
+	13, // 82: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
+	23, // 83: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
+	25, // 84: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
+	27, // 85: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
+	29, // 86: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
+	31, // 87: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
+	37, // 88: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
+	40, // 89: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
+	42, // 90: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
+	44, // 91: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
+	46, // 92: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
+	48, // 93: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
+	51, // 94: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
+	53, // 95: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
+	56, // 96: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
+	58, // 97: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
+	14, // 98: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
+	24, // 99: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
+	26, // 100: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
+	28, // 101: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
+	30, // 102: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
+	32, // 103: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
+	38, // 104: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
+	41, // 105: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
+	43, // 106: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
+	45, // 107: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
+	47, // 108: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
+	49, // 109: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
+	52, // 110: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
+	55, // 111: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
+	57, // 112: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
+	59, // 113: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
+	98, // [98:114] is the sub-list for method output_type
+	82, // [82:98] is the sub-list for method input_type
+	82, // [82:82] is the sub-list for extension type_name
+	82, // [82:82] is the sub-list for extension extendee
+	0,  // [0:82] is the sub-list for field type_name
 }
 
 func init() { file_pullgate_admin_v1_pull_records_proto_init() }
@@ -4778,8 +5072,8 @@ func file_pullgate_admin_v1_pull_records_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pullgate_admin_v1_pull_records_proto_rawDesc), len(file_pullgate_admin_v1_pull_records_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   55,
+			NumEnums:      4,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

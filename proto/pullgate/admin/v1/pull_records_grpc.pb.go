@@ -84,8 +84,8 @@ type PullRecordsClient interface {
 	// INVALID_ARGUMENT: the page token is not one.
 	ListGrants(ctx context.Context, in *ListGrantsRequest, opts ...grpc.CallOption) (*ListGrantsResponse, error)
 	// Explain returns whether a pod, or any pod of a namespace, may use an image now, by which rule, on what
-	// evidence, and what would change it. It asks the runtime what the name stands for, and changes nothing: no
-	// grant, no mark, no rotation.
+	// evidence, what would change it, and what policies answer. It asks the runtime what the name stands for, and changes
+	// nothing: no grant, no mark, no rotation, no admitted container, no line of the decision log.
 	//
 	// INVALID_ARGUMENT: no image, or neither pod nor namespace. NOT_FOUND: no such pod on this node.
 	// FAILED_PRECONDITION: several pods fit; the message lists their UIDs. UNAVAILABLE: the runtime cannot be asked.
@@ -375,8 +375,8 @@ type PullRecordsServer interface {
 	// INVALID_ARGUMENT: the page token is not one.
 	ListGrants(context.Context, *ListGrantsRequest) (*ListGrantsResponse, error)
 	// Explain returns whether a pod, or any pod of a namespace, may use an image now, by which rule, on what
-	// evidence, and what would change it. It asks the runtime what the name stands for, and changes nothing: no
-	// grant, no mark, no rotation.
+	// evidence, what would change it, and what policies answer. It asks the runtime what the name stands for, and changes
+	// nothing: no grant, no mark, no rotation, no admitted container, no line of the decision log.
 	//
 	// INVALID_ARGUMENT: no image, or neither pod nor namespace. NOT_FOUND: no such pod on this node.
 	// FAILED_PRECONDITION: several pods fit; the message lists their UIDs. UNAVAILABLE: the runtime cannot be asked.

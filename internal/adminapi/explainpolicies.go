@@ -1,0 +1,58 @@
+package adminapi
+
+import (
+	"context"
+
+	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/tracker"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// policyAnswers returns what policies answer about a pod and its containers that use an image.
+func (s *Server) policyAnswers(ctx context.Context, req *adminv1.ExplainRequest, who tracker.Pod, name imageref.Ref, present tracker.Image) []*adminv1.PolicyAnswer {
+	if s.c.Gate == nil {
+		return nil
+	}
+	var containers []string
+	switch {
+	case req.GetContainer() != "":
+		containers = []string{req.GetContainer()}
+	case s.c.PodSource != nil && who.UID != "":
+		uses, _ := s.c.PodSource.Uses(who.UID, name)
+		for _, u := range uses {
+			if u.Container != "" {
+				containers = append(containers, u.Container)
+			}
+		}
+	}
+	if len(containers) == 0 {
+		containers = []string{""}
+	}
+	image := admission.Image{ID: present.ID, Names: present.Names, Requested: name}
+	return all(s.c.Gate.ExplainPolicies(ctx, who, containers, image, req.GetImage()), policyAnswerTo)
+}
+
+func policyAnswerTo(e admission.Explanation) *adminv1.PolicyAnswer {
+	a := &adminv1.PolicyAnswer{
+		Call: "CreateContainer", Container: text(e.Container), Admission: adminv1.Admission_ADMISSION_UNSPECIFIED, Exemption: string(e.Exemption),
+		Findings: all(e.Findings, findingTo),
+	}
+	if e.Stage == admission.StageSandbox {
+		a.Call = "RunPodSandbox"
+	}
+	switch {
+	case e.Admitted():
+		a.Admission = adminv1.Admission_ADMISSION_ADMIT
+	case e.Certain:
+		a.Admission = adminv1.Admission_ADMISSION_DENY
+	}
+	return a
+}
+
+func findingTo(f admission.Finding) *adminv1.Finding {
+	return &adminv1.Finding{
+		Validator: f.Validator, Policy: f.Policy, Rule: f.Rule, Answer: f.Answer.String(), Reason: string(f.Reason),
+		Audit: f.Audit, FailedOpen: f.FailedOpen, Message: text(f.Message),
+	}
+}

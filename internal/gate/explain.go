@@ -1,0 +1,51 @@
+package gate
+
+import (
+	"context"
+	"slices"
+
+	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/pkg/podview"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// ExplainPolicies returns what the policies say about the sandbox of a pod, and about containers with an image that its spec names so; nothing
+// if there are no policies. A container with the name "" is one that is not known. The pod source shows what the kubelet will send; without it
+// almost everything is unknown. A denial is not certain while the list of started containers is not complete. ExplainPolicies has no effect:
+// nothing is noted, counted or logged.
+func (g *Gate) ExplainPolicies(ctx context.Context, who tracker.Pod, containers []string, image admission.Image, name string) []admission.Explanation {
+	a := g.admitting.Load()
+	if a == nil {
+		return nil
+	}
+	complete := who.UID == "" || g.rebuilt()
+	var (
+		api   podview.Pod
+		known []podview.Container
+	)
+	if a.Views != nil && who.UID != "" && !who.Static { // as in view
+		api, known, _ = a.Views.View(ctx, who.UID)
+	}
+	explain := func(container *podview.Container) admission.Explanation {
+		s := admission.Subject{Stage: admission.StageSandbox}
+		if container != nil {
+			s.Stage, s.Image = admission.StageContainer, image
+		}
+		s.Pod, s.Container = podview.Expected(api, container)
+		s.Pod, s.Container, _ = podview.Merge(s.Pod, api, s.Container, container)
+		s.Pod = a.identified(s.Pod, who)
+		e := a.Chain.Explain(ctx, s)
+		e.Certain = e.Certain && (complete || e.Admitted())
+		return e
+	}
+	all := []admission.Explanation{explain(nil)}
+	for _, c := range containers {
+		view := podview.Container{Name: c}
+		if i := slices.IndexFunc(known, func(k podview.Container) bool { return k.Name == c }); i >= 0 {
+			view = known[i]
+		}
+		view.Image = podview.Set(name)
+		all = append(all, explain(&view))
+	}
+	return all
+}

@@ -1,0 +1,222 @@
+package gate_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/go-logr/logr/funcr"
+	"github.com/google/go-cmp/cmp"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/pkg/admission/restrict"
+	"github.com/pullgate/pullgate/pkg/podview"
+	"github.com/pullgate/pullgate/pkg/restriction"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// oneContainer is a pod source with one pod.
+type oneContainer struct {
+	uid       string
+	pod       podview.Pod
+	container podview.Container
+}
+
+func (o oneContainer) View(_ context.Context, uid string) (podview.Pod, []podview.Container, bool) {
+	if uid != o.uid {
+		return podview.Pod{}, nil, false
+	}
+	return o.pod, []podview.Container{o.container}, true
+}
+
+// answer describes an explanation by its answer and by the reasons of its findings.
+func answer(e admission.Explanation) string {
+	s := "deny"
+	switch {
+	case e.Exemption != "":
+		return string(e.Exemption)
+	case e.Admitted():
+		s = "admit"
+	case !e.Certain:
+		s = "unknown"
+	}
+	var reasons []string
+	for _, f := range e.Findings {
+		if f.Reason != "" {
+			reasons = append(reasons, string(f.Reason))
+		}
+	}
+	slices.Sort(reasons)
+	return strings.Join(append([]string{s}, slices.Compact(reasons)...), " ")
+}
+
+func TestExplainPolicies(t *testing.T) {
+	const violated, unknown = " RESTRICTION_VIOLATED", " FIELD_UNKNOWN"
+	const privilegedAccepted = "accept {spec: {containers: [{securityContext: {privileged: {require: true}, runAsUser: {ranges: [{min: 1}]}}}]}}"
+	main := podview.Container{
+		Name: "main", Kind: podview.Set(podview.KindContainer), Image: podview.Set(anyImage), Privileged: podview.Absent[bool](), ReadOnlyRootFilesystem: podview.Absent[bool](),
+		RunAsUser: podview.Absent[int64](), RunAsNonRoot: podview.Absent[bool](), Mounts: podview.Set([]podview.Mount{}),
+	}
+	pod := podview.Pod{HostNetwork: podview.Set(false), ShareProcessNamespace: podview.Absent[bool](), AutomountServiceAccountToken: podview.Absent[bool]()}
+	with := func(change func(c *podview.Container)) podview.Container {
+		c := main
+		change(&c)
+		return c
+	}
+	isPrivileged := with(func(c *podview.Container) { c.Privileged = podview.Set(true) })
+	for name, tc := range map[string]struct {
+		policies  string // one in a line
+		pod       podview.Pod
+		container podview.Container
+		sandbox   string
+		want      string
+	}{
+		"no restriction of the pod": {notPrivileged, pod, main, "admit", "admit"},
+		"a value that is denied":    {notPrivileged, pod, isPrivileged, "admit", "deny" + violated},
+		"of the sandbox":            {noHostNetwork, podview.Pod{HostNetwork: podview.Set(true)}, main, "deny" + violated, "deny" + violated},
+		"the default is denied":     {"{spec: {containers: [{securityContext: {readOnlyRootFilesystem: {require: true}}}]}}", pod, main, "admit", "deny" + violated},
+		"the token is not mounted":  {"{spec: {automountServiceAccountToken: {require: true}}}", pod, main, "admit", "deny" + violated},
+		"the user of the image":     {notRoot, pod, main, "admit", "unknown" + unknown},
+		"not root by the image":     {"{spec: {containers: [{securityContext: {runAsNonRoot: {require: true}}}]}}", pod, main, "admit", "unknown" + unknown},
+		"a user of the pod":         {notRoot, pod, with(func(c *podview.Container) { c.RunAsUser = podview.Set[int64](0) }), "admit", "deny" + violated},
+		"denied and unknown":        {notRoot + "\n" + notPrivileged, pod, isPrivileged, "admit", "deny" + unknown + violated},
+		"can be accepted":           {privilegedAccepted + "\n" + notPrivileged, pod, isPrivileged, "admit", "unknown" + violated},
+		"cannot be accepted": {privilegedAccepted + "\n" + notPrivileged, pod, with(func(c *podview.Container) {
+			c.Privileged, c.RunAsUser = podview.Set(true), podview.Set[int64](0)
+		}), "admit", "deny" + violated},
+		"an image":  {ownRegistry, pod, main, "admit", "admit"},
+		"audited":   {audited + notPrivileged, pod, isPrivileged, "admit", "admit" + violated},
+		"mounts":    {noHostPath, pod, with(func(c *podview.Container) { c.Mounts = podview.Value[[]podview.Mount]{} }), "admit", "unknown" + unknown},
+		"not bound": {"elsewhere " + notPrivileged, pod, isPrivileged, "admit", "admit"},
+		"propagation": {"{spec: {volumes: [{mount: {mountPropagation: {whitelist: [HostToContainer]}}}]}}", pod, with(func(c *podview.Container) {
+			c.Mounts = podview.Set([]podview.Mount{{Path: "/a", Propagation: podview.Absent[string]()}})
+		}), "admit", "deny" + violated},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := policies(t)
+			a.Chain.Set(admission.Rules{Validators: []admission.Named{{
+				Name: restrict.Name, Validator: restrict.New(setOf(t, strings.Split(tc.policies, "\n")...), restriction.How{From: restriction.NodeWithPodSource}),
+			}}})
+			a.Views = oneContainer{"uid", tc.pod, tc.container}
+			p := newProxyWithPolicies(t, exact(), a)
+			explain := func(uid string) []admission.Explanation {
+				who := tracker.Pod{UID: uid, Namespace: "team", Name: "new"}
+				return p.gate.ExplainPolicies(t.Context(), who, []string{"main"}, admission.Image{ID: id2}, anyImage)
+			}
+			for _, e := range explain("uid") { // restarts are not known yet
+				if !p.gate.Synced() && e.Certain != e.Admitted() {
+					t.Errorf("before the first sync: %+v; want no certain denial", e)
+				}
+			}
+			p.must(p.gate.Sync(t.Context()))
+			for _, e := range slices.Concat(explain(""), explain("other")) {
+				if strings.HasPrefix(answer(e), "deny") {
+					t.Errorf("a pod that the source does not have: %+v; want no certain denial", e)
+				}
+			}
+			all := explain("uid")
+			if len(all) != 2 || all[0].Stage != admission.StageSandbox || all[0].Container != "" || all[1].Stage != admission.StageContainer || all[1].Container != "main" {
+				t.Fatalf("explained %+v; want the sandbox and the container", all)
+			}
+			if got := [2]string{answer(all[0]), answer(all[1])}; got != [2]string{tc.sandbox, tc.want} {
+				t.Errorf("answers %q; want %q: %+v", got, [2]string{tc.sandbox, tc.want}, all)
+			}
+		})
+	}
+}
+
+// setOf returns a set like rulesOf. A spec that begins with "accept " is an Accept policy, one with "elsewhere " is bound to another namespace.
+func setOf(t *testing.T, specs ...string) *restriction.Set {
+	t.Helper()
+	var files []restriction.File
+	for i, spec := range specs {
+		binding, annotations := "mode: Drop", ""
+		for prefix, set := range map[string]func(){
+			"accept ":    func() { binding = "mode: Accept" },
+			"elsewhere ": func() { binding = "namespaces: [elsewhere]" },
+			audited:      func() { annotations = ", annotations: {policy.pullgate.dev/mode: Audit}" },
+		} {
+			if rest, ok := strings.CutPrefix(spec, prefix); ok {
+				spec = rest
+				set()
+			}
+		}
+		name := string(rune('a' + i))
+		files = append(files, restriction.File{Name: name, Data: []byte(
+			"apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: " + name + annotations + "}\nbinding: {" + binding + "}\nspec: " + spec + "\n")})
+	}
+	s, err := restriction.Load(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// Exemptions are those of the gate, and the question has no effect.
+func TestExplainPoliciesHasNoEffect(t *testing.T) {
+	var (
+		mu    sync.Mutex
+		lines []string
+	)
+	k := &keeper{}
+	c := exact()
+	c.Decisions = k
+	c.Log = funcr.New(func(_, line string) {
+		mu.Lock()
+		defer mu.Unlock()
+		lines = append(lines, line)
+	}, funcr.Options{Verbosity: 4})
+	a := policies(t)
+	p := newProxyWithPolicies(t, c, a)
+	x := p.Pod("team")
+	p.run(x, privileged())
+	a.Chain.Set(rulesOf(t, noHostNetwork, notPrivileged))
+	a.Views = apiViews{x.UID: {HostNetwork: podview.Set(true)}}
+	running, fresh := tracker.Pod{UID: x.UID, Namespace: "team", Name: x.UID}, tracker.Pod{UID: "fresh", Namespace: "team", Name: "fresh"}
+	ask := func(who tracker.Pod, container string) (all []string) {
+		for _, e := range p.gate.ExplainPolicies(t.Context(), who, []string{container}, admission.Image{ID: id2}, anyImage) {
+			all = append(all, answer(e))
+		}
+		return all
+	}
+	mu.Lock()
+	before := len(lines)
+	mu.Unlock()
+	k.since()
+	counted := p.counts.get()
+	for range 2 {
+		for name, tc := range map[string]struct {
+			who       tracker.Pod
+			container string
+			want      []string
+		}{
+			"a container that was started": {running, "main", []string{"started_before", "started_before"}},
+			"another one of the pod":       {running, "other", []string{"started_before", "deny FIELD_UNKNOWN RESTRICTION_VIOLATED"}},
+			"a new pod":                    {fresh, "main", []string{"unknown FIELD_UNKNOWN", "unknown FIELD_UNKNOWN"}},
+			"a static pod":                 {tracker.Pod{UID: x.UID, Namespace: "team", Static: true}, "main", []string{"exempt_static_pod", "exempt_static_pod"}},
+		} {
+			if d := cmp.Diff(tc.want, ask(tc.who, tc.container)); d != "" {
+				t.Errorf("%s (-want +got):\n%s", name, d)
+			}
+		}
+	}
+	if d := cmp.Diff(counted, p.counts.get()); d != "" {
+		t.Errorf("questions are counted (-before +after):\n%s", d)
+	}
+	mu.Lock()
+	if len(lines) != before || len(k.since()) != 0 {
+		t.Errorf("questions are logged: %q", lines[before:])
+	}
+	mu.Unlock()
+	config := privileged()
+	config.Metadata = &runtimeapi.ContainerMetadata{Name: "other"}
+	_, err := p.create(x, config)
+	wantDenied(t, "a container that was asked about", err, admission.RestrictionViolated)
+	p.gate.SetAdmission(nil)
+	if all := p.gate.ExplainPolicies(t.Context(), running, []string{"main"}, admission.Image{}, anyImage); all != nil {
+		t.Errorf("without policies: %+v; want nothing", all)
+	}
+}
