@@ -52,7 +52,9 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 		c.Pair.Repository = name.Repository() // of an absent image
 	}
 	explained := s.explained(c, present)
-	explained.PolicyAnswers = s.policyAnswers(ctx, req, who, name, present)
+	if explained.PolicyAnswers = s.policyAnswers(ctx, req, who, name, present); explained.PolicyAnswers != nil {
+		explained.UnjudgedRestrictions = s.unjudged()
+	}
 	if refused != nil {
 		explained.Evidence.Presence = adminv1.Presence_PRESENCE_UNSPECIFIED // several images may match
 	}

@@ -277,11 +277,15 @@ func TestExplainPolicies(t *testing.T) {
 			{Container: "b", Decision: admission.Decision{Answer: admission.Deny}},
 		}
 	}}
-	w := aNode(t, func(c *adminapi.Config) { c.Gate = gate })
+	w := aNode(t, func(c *adminapi.Config) {
+		c.Gate = gate
+		c.Policies = func() adminapi.Policies { return adminapi.Policies{List: []adminapi.Policy{{Unjudged: []string{"a", "b"}}, {}, {Unjudged: []string{"c"}}}} }
+	})
 	w.node.do(func(n *node) { n.using = map[string][]string{"uid-bob": {"a", "b"}} })
 	ask := of("bob", app+":1")
-	got := &adminv1.ExplainResponse{PolicyAnswers: w.explain(ask).GetPolicyAnswers()}
-	want := &adminv1.ExplainResponse{PolicyAnswers: []*adminv1.PolicyAnswer{
+	e := w.explain(ask)
+	got := &adminv1.ExplainResponse{PolicyAnswers: e.GetPolicyAnswers(), UnjudgedRestrictions: e.GetUnjudgedRestrictions()}
+	want := &adminv1.ExplainResponse{UnjudgedRestrictions: 3, PolicyAnswers: []*adminv1.PolicyAnswer{
 		{Call: "RunPodSandbox", Admission: adminv1.Admission_ADMISSION_ADMIT, Exemption: "started_before"},
 		{Call: "CreateContainer", Container: "a", Admission: adminv1.Admission_ADMISSION_DENY, Findings: []*adminv1.Finding{
 			{Validator: "v", Policy: "p", Rule: "r", Answer: "Deny", Reason: "FIELD_UNKNOWN", Audit: true, FailedOpen: true, Message: "m"},

@@ -33,6 +33,17 @@ func (s *Server) policyAnswers(ctx context.Context, req *adminv1.ExplainRequest,
 	return all(s.c.Gate.ExplainPolicies(ctx, who, containers, image, req.GetImage()), policyAnswerTo)
 }
 
+// unjudged returns how many restrictions of policies this node cannot judge.
+func (s *Server) unjudged() (n int32) {
+	if s.c.Policies == nil {
+		return 0
+	}
+	for _, p := range s.c.Policies().List {
+		n += int32(len(p.Unjudged)) //nolint:gosec // bounded by the size of the policy files
+	}
+	return n
+}
+
 func policyAnswerTo(e admission.Explanation) *adminv1.PolicyAnswer {
 	a := &adminv1.PolicyAnswer{
 		Call: "CreateContainer", Container: text(e.Container), Admission: adminv1.Admission_ADMISSION_UNSPECIFIED, Exemption: string(e.Exemption),

@@ -110,6 +110,31 @@ func aTenantsNode(t *testing.T, settings ...string) (*process, *criproxytest.Run
 	return p, r, k
 }
 
+func TestExplainShowsWhatPoliciesAnswer(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "policies")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: a}\n"+
+		"spec: {spec: {dnsPolicy: {whitelist: [Default]}, securityContext: {hostNetwork: {require: false}}}}\n"), 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, _, k := aTenantsNode(t, "admission: {policies: "+dir+"}")
+	o := p.operator()
+	bob := k.Pod("bob")
+	e := ask(o, o.Explain, &adminv1.ExplainRequest{Image: pre, Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: bob.UID}}})
+	a := e.GetPolicyAnswers()
+	if len(a) != 2 || e.GetUnjudgedRestrictions() != 1 {
+		t.Fatalf("Explain = %v; want the sandbox and a container, and one restriction that is not judged", e)
+	}
+	for _, a := range a { // nothing shows before the call whether the pod uses the network of the node
+		if f := a.GetFindings(); a.GetAdmission() != adminv1.Admission_ADMISSION_UNSPECIFIED || len(f) != 1 || f[0].GetReason() != "FIELD_UNKNOWN" || !strings.HasSuffix(f[0].GetRule(), "hostNetwork") {
+			t.Errorf("policies answer %v; want that the host network is not known", a)
+		}
+	}
+}
+
 // Every rpc once, over the socket of the built binary; no answer contains a credential.
 func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 	p, r, k := aTenantsNode(t, "credentialValidity: 24h", "decisionLog: {path: "+filepath.Join(t.TempDir(), "decisions.log")+"}")

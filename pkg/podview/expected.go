@@ -1,6 +1,9 @@
 package podview
 
-import "slices"
+import (
+	"path"
+	"slices"
+)
 
 // Expected returns the view of the CRI messages by which a kubelet would create the sandbox of a pod or, unless container is nil, the
 // container, as far as a view of the Pod of the API shows it. What that view does not have is unknown. So is what only the node knows, such
@@ -38,7 +41,7 @@ func Expected(api Pod, container *Container) (Pod, *Container) {
 	p.TerminationGracePeriodSeconds = api.TerminationGracePeriodSeconds
 	if mounts, ok := container.Mounts.Effective(); ok {
 		c.Mounts = mountsSent(mounts)
-		p.AutomountServiceAccountToken = Effective(slices.ContainsFunc(mounts, func(m Mount) bool { return m.Path == ServiceAccountPath }))
+		p.AutomountServiceAccountToken = Effective(slices.ContainsFunc(mounts, func(m Mount) bool { return path.Clean(m.Path) == ServiceAccountPath }))
 	}
 	return p, &c
 }

@@ -37,7 +37,7 @@ func (v View) Explanation(p *Page, image string, e *adminv1.ExplainResponse) {
 	p.Gap()
 	p.Line("Evidence:")
 	v.evidence(p, e)
-	policyAnswers(p, e.GetPolicyAnswers())
+	policyAnswers(p, e)
 	sentences(p, "What will happen:", e.GetConsequences())
 	sentences(p, "What would change it:", e.GetRemedies())
 }
@@ -48,13 +48,13 @@ func PoliciesDeny(e *adminv1.ExplainResponse) bool {
 }
 
 // policyAnswers prints what policies answer at each call.
-func policyAnswers(p *Page, answers []*adminv1.PolicyAnswer) {
-	if len(answers) == 0 {
+func policyAnswers(p *Page, e *adminv1.ExplainResponse) {
+	if len(e.GetPolicyAnswers()) == 0 {
 		return
 	}
 	p.Gap()
 	p.Line("Policies:")
-	for _, a := range answers {
+	for _, a := range e.GetPolicyAnswers() {
 		what := "sandbox"
 		switch {
 		case a.GetCall() == "RunPodSandbox":
@@ -76,6 +76,9 @@ func policyAnswers(p *Page, answers []*adminv1.PolicyAnswer) {
 		for _, f := range a.GetFindings() {
 			printFinding(p, f)
 		}
+	}
+	if n := e.GetUnjudgedRestrictions(); n > 0 {
+		p.Prose("  ", "This node cannot judge %s; pullgatectl policy list shows which.", Count(int(n), "restriction", "restrictions"))
 	}
 }
 

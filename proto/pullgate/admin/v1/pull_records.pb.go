@@ -2311,8 +2311,11 @@ type ExplainResponse struct {
 	// What policies (admission.policies) answer at the calls that create the sandbox and the containers; empty if there are none.
 	// They are asked only about images that the pod may use.
 	PolicyAnswers []*PolicyAnswer `protobuf:"bytes,9,rep,name=policy_answers,json=policyAnswers,proto3" json:"policy_answers,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// How many restrictions of all policies this node cannot judge; ListPolicies has them. What they answer is not in policy_answers,
+	// unless admission.unjudged is Refuse.
+	UnjudgedRestrictions int32 `protobuf:"varint,10,opt,name=unjudged_restrictions,json=unjudgedRestrictions,proto3" json:"unjudged_restrictions,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *ExplainResponse) Reset() {
@@ -2406,6 +2409,13 @@ func (x *ExplainResponse) GetPolicyAnswers() []*PolicyAnswer {
 		return x.PolicyAnswers
 	}
 	return nil
+}
+
+func (x *ExplainResponse) GetUnjudgedRestrictions() int32 {
+	if x != nil {
+		return x.UnjudgedRestrictions
+	}
+	return 0
 }
 
 // PolicyAnswer is what policies answer at one call, as far as it can be known before the kubelet makes the call: the pod source
@@ -4643,7 +4653,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x03pod\x18\x02 \x01(\v2\x19.pullgate.admin.v1.PodRefH\x00R\x03pod\x12\x1e\n" +
 	"\tnamespace\x18\x03 \x01(\tH\x00R\tnamespace\x12\x1c\n" +
 	"\tcontainer\x18\x04 \x01(\tR\tcontainerB\x05\n" +
-	"\x03who\"\x8e\x03\n" +
+	"\x03who\"\xc3\x03\n" +
 	"\x0fExplainResponse\x124\n" +
 	"\averdict\x18\x01 \x01(\x0e2\x1a.pullgate.admin.v1.VerdictR\averdict\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x12\n" +
@@ -4653,7 +4663,9 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\bevidence\x18\x06 \x01(\v2\x1b.pullgate.admin.v1.EvidenceR\bevidence\x12\"\n" +
 	"\fconsequences\x18\a \x03(\tR\fconsequences\x12\x1a\n" +
 	"\bremedies\x18\b \x03(\tR\bremedies\x12F\n" +
-	"\x0epolicy_answers\x18\t \x03(\v2\x1f.pullgate.admin.v1.PolicyAnswerR\rpolicyAnswers\"\xd2\x01\n" +
+	"\x0epolicy_answers\x18\t \x03(\v2\x1f.pullgate.admin.v1.PolicyAnswerR\rpolicyAnswers\x123\n" +
+	"\x15unjudged_restrictions\x18\n" +
+	" \x01(\x05R\x14unjudgedRestrictions\"\xd2\x01\n" +
 	"\fPolicyAnswer\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\tR\x04call\x12\x1c\n" +
 	"\tcontainer\x18\x02 \x01(\tR\tcontainer\x12:\n" +
