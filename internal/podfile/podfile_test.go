@@ -21,18 +21,19 @@ func TestRead(t *testing.T) {
 	const pod = "{apiVersion: v1, kind: Pod, metadata: {name: NAME}, spec: {containers: [{name: web, image: busybox}]}}\n"
 	a, b := strings.Replace(pod, "NAME", "a", 1), strings.Replace(pod, "NAME", "b, namespace: team", 1)
 	for name, tc := range map[string]struct{ text, want, err string }{
-		"one":            {text: a, want: "default/a"},
-		"two documents":  {text: "# first\n---\n" + a + "---\n" + b + "---\n", want: "default/a team/b"},
-		"a list":         {text: "apiVersion: v1\nkind: List\nitems:\n- " + a + "- " + b, want: "default/a team/b"},
-		"JSON":           {text: `{"apiVersion":"v1","kind":"Pod","metadata":{"generateName":"a-"},"spec":{"containers":[{"name":"web"}]}}`, want: "default/a-"},
-		"nothing":        {text: "# empty\n", err: "no Pod"},
-		"another kind":   {text: "{apiVersion: apps/v1, kind: Deployment}", err: `kind "Deployment": only Pods`},
-		"in a list":      {text: "{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Secret}]}", err: "items[0]: "},
-		"an unknown key": {text: strings.Replace(a, "image:", "privilged: true, image:", 1), err: `unknown field "spec.containers[0].privilged"`},
-		"another case":   {text: strings.Replace(a, "spec: {", "spec: {HostPID: true, ", 1), err: `unknown field "spec.HostPID"`},
-		"no name":        {text: "{apiVersion: v1, kind: Pod, spec: {containers: [{name: web}]}}", err: "metadata.name: Required"},
-		"no container":   {text: "{apiVersion: v1, kind: Pod, metadata: {name: a}}", err: "pod a: spec.containers: Required"},
-		"no YAML":        {text: "{", err: "yaml"},
+		"one":              {text: a, want: "default/a"},
+		"two documents":    {text: "# first\n---\n" + a + "---\n" + b + "---\n", want: "default/a team/b"},
+		"a list":           {text: "apiVersion: v1\nkind: List\nitems:\n- " + a + "- " + b, want: "default/a team/b"},
+		"JSON":             {text: `{"apiVersion":"v1","kind":"Pod","metadata":{"generateName":"a-"},"spec":{"containers":[{"name":"web"}]}}`, want: "default/a-"},
+		"nothing":          {text: "# empty\n", err: "no Pod"},
+		"another kind":     {text: "{apiVersion: apps/v1, kind: Deployment}", err: `kind "Deployment": only Pods`},
+		"in a list":        {text: "{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Secret}]}", err: "items[0]: "},
+		"a list in a list": {text: "{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: List, items: []}]}", err: `items[0]: apiVersion "v1", kind "List": only Pods`},
+		"an unknown key":   {text: strings.Replace(a, "image:", "privilged: true, image:", 1), err: `unknown field "spec.containers[0].privilged"`},
+		"another case":     {text: strings.Replace(a, "spec: {", "spec: {HostPID: true, ", 1), err: `unknown field "spec.HostPID"`},
+		"no name":          {text: "{apiVersion: v1, kind: Pod, spec: {containers: [{name: web}]}}", err: "metadata.name: Required"},
+		"no container":     {text: "{apiVersion: v1, kind: Pod, metadata: {name: a}}", err: "pod a: spec.containers: Required"},
+		"no YAML":          {text: "{", err: "yaml"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pods, err := podfile.Read([]byte(tc.text))

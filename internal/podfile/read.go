@@ -35,7 +35,7 @@ func Read(data []byte) ([]Pod, error) {
 		if err != nil {
 			return nil, err
 		}
-		found, err := readDocument(document)
+		found, err := readDocument(document, false)
 		if err != nil {
 			return nil, err
 		}
@@ -54,7 +54,8 @@ type list struct {
 	Items      []json.RawMessage `json:"items"`
 }
 
-func readDocument(data []byte) ([]Pod, error) {
+// readDocument reads a document, or an item of a List. A List in a List is an error: each level would be parsed again.
+func readDocument(data []byte, item bool) ([]Pod, error) {
 	var d list
 	if err := yaml.Unmarshal(data, &d); err != nil {
 		return nil, err
@@ -65,10 +66,10 @@ func readDocument(data []byte) ([]Pod, error) {
 	case d.APIVersion == "v1" && d.Kind == "Pod":
 		p, err := readPod(data)
 		return []Pod{p}, err
-	case d.APIVersion == "v1" && (d.Kind == "List" || d.Kind == "PodList"):
+	case !item && d.APIVersion == "v1" && (d.Kind == "List" || d.Kind == "PodList"):
 		var pods []Pod
-		for i, item := range d.Items {
-			found, err := readDocument(item)
+		for i, raw := range d.Items {
+			found, err := readDocument(raw, true)
 			if err != nil {
 				return nil, fmt.Errorf("items[%d]: %w", i, err)
 			}
