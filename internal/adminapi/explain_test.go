@@ -279,7 +279,9 @@ func TestExplainPolicies(t *testing.T) {
 	}}
 	w := aNode(t, func(c *adminapi.Config) {
 		c.Gate = gate
-		c.Policies = func() adminapi.Policies { return adminapi.Policies{List: []adminapi.Policy{{Unjudged: []string{"a", "b"}}, {}, {Unjudged: []string{"c"}}}} }
+		c.Policies = func() adminapi.Policies {
+			return adminapi.Policies{List: []adminapi.Policy{{Unjudged: []string{"a", "b"}}, {}, {Unjudged: []string{"c"}}}}
+		}
 	})
 	w.node.do(func(n *node) { n.using = map[string][]string{"uid-bob": {"a", "b"}} })
 	ask := of("bob", app+":1")

@@ -175,8 +175,8 @@ func TestUnknownFieldsBoundTheAnswer(t *testing.T) {
 
 // forget makes some of the fields of a pod or of a container unknown.
 func (r random) forget(view reflect.Value) {
-	for i := range view.NumField() {
-		if f := view.Field(i); f.Kind() == reflect.Struct && r.IntN(3) == 0 {
+	for _, f := range view.Fields() {
+		if f.Kind() == reflect.Struct && r.IntN(3) == 0 {
 			f.SetZero()
 		}
 	}
