@@ -79,6 +79,8 @@ type candidate struct {
 	image     admission.Image             // of the container
 	// substituted means that the container has another image than the one that its configuration names.
 	substituted bool
+	// undescribed means that the call has no configuration of the container, so nothing is known about it except its name.
+	undescribed bool
 
 	// own and mounted are the decisions by which the pod may use the image of the container, and those that it mounts. They are noted when
 	// the chain has admitted the container: the log must not say of a denied container that it was allowed.
@@ -102,8 +104,11 @@ func (g *Gate) candidate(callName string, who tracker.Pod, sandbox *runtimeapi.P
 }
 
 // on returns the candidate for the same container on an image that it has instead of the judged one. A restored container can be on any image,
-// whatever the runtime reports, so its image is unknown, and no earlier start of the container counts.
+// whatever the runtime reports, so its image is unknown, and no earlier start of the container counts. A nil candidate stays nil.
 func (c *candidate) on(img tracker.Image, restored bool) *candidate {
+	if c == nil {
+		return nil
+	}
 	of := *c
 	of.substituted, of.own, of.mounted = restored || c.image.ID != "", nil, nil
 	of.image.ID, of.image.Names = img.ID, nil // the runtime may have given it the name of the judged image
@@ -111,6 +116,16 @@ func (c *candidate) on(img tracker.Image, restored bool) *candidate {
 		of.image.ID = ""
 	}
 	return &of
+}
+
+// ofRestored returns the candidate for a container that the runtime has restored although the call has no configuration for it; nil if there are
+// no policies.
+func (g *Gate) ofRestored(callName string, who tracker.Pod, sandbox *runtimeapi.PodSandboxConfig, name string) *candidate {
+	c := g.candidate(callName, who, sandbox, &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: name}})
+	if c != nil {
+		c.undescribed = true
+	}
+	return c
 }
 
 // holdOwn and holdMounted return where decisions about images are held back; nil, which means nowhere, for a nil candidate.
@@ -179,7 +194,8 @@ func (a *Admission) identified(view podview.Pod, who tracker.Pod) podview.Pod {
 func (g *Gate) view(ctx context.Context, c *candidate) (podview.Pod, *podview.Container) {
 	pod, container := c.criView()
 	pod = c.identified(pod, c.who)
-	if c.Views != nil && !c.who.Static { // the API server has only copies of static pods
+	// The API server has only copies of static pods, and does not describe what a checkpoint has.
+	if c.Views != nil && !c.who.Static && !c.undescribed {
 		pod, container = g.merge(ctx, c, pod, container)
 	}
 	if c.substituted { // also in the Pod of the API server
@@ -193,7 +209,10 @@ func (c *candidate) criView() (podview.Pod, *podview.Container) {
 	if c.container == nil {
 		return criview.Sandbox(c.sandbox), nil
 	}
-	if c.sandbox.GetMetadata().GetUid() == c.who.UID {
+	if c.undescribed {
+		return podview.Pod{}, &podview.Container{Name: c.container.GetMetadata().GetName()}
+	}
+	if uid := c.sandbox.GetMetadata().GetUid(); uid != "" && uid == c.who.UID {
 		pod, container := criview.Container(c.sandbox, c.container, c.KubeletRoot)
 		return pod, &container
 	}

@@ -13,7 +13,7 @@ type cleared struct {
 type clearedContainer struct {
 	sandbox string
 	name    string // in the pod
-	imageID string // of the image that it runs on
+	imageID string // of the image that it runs on; "" if it was restored, because what the runtime reports then proves nothing
 }
 
 func (c *cleared) add(id string, container clearedContainer) {

@@ -159,7 +159,11 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call) ([]byte, error)
 	g.addSandbox(resp.GetPodSandboxId(), req.GetConfig())
 	create.Restored(ctx)
 	for _, restored := range resp.GetRestoredContainers() {
-		if _, err := g.readBack(ctx, name, who, restored.GetContainerId(), judged[restored.GetName()]); err != nil {
+		j, described := judged[restored.GetName()]
+		if !described {
+			j.candidate = g.ofRestored(name, who, req.GetConfig(), restored.GetName())
+		}
+		if _, err := g.readBack(ctx, name, who, restored.GetContainerId(), j); err != nil {
 			removed := g.runtime.removeSandbox(ctx, resp.GetPodSandboxId())
 			if removed != nil {
 				g.log.Error(removed, "Restored pod not removed, its containers are denied at StartContainer")
@@ -289,7 +293,8 @@ func (g *Gate) readBack(ctx context.Context, callName string, who tracker.Pod, i
 	c, err := g.runtime.container(ctx, id)
 	switch {
 	case g.shadow && c == nil:
-		return false, nil // in shadow mode nothing is enforced; images that came with the container need proof
+		// In shadow mode images that came with the container need proof, and no credential is enforced. Policies are: the image is unknown.
+		return false, g.admit(ctx, j.candidate.on(tracker.Image{}, true))
 	case err != nil:
 		return false, err
 	case c == nil:
@@ -311,7 +316,7 @@ func (g *Gate) clear(ctx context.Context, callName string, who tracker.Pod, c *r
 	}
 	same, restored := on.ID == j.image.ID && on.ID != "", wasRestored(c)
 	var asking *candidate // the chain has been asked about the judged image
-	if j.candidate != nil && (!same || restored) {
+	if !same || restored {
 		asking = j.candidate.on(on, restored)
 	}
 	switch {
@@ -326,7 +331,11 @@ func (g *Gate) clear(ctx context.Context, callName string, who tracker.Pod, c *r
 	if err := g.admit(ctx, asking); err != nil {
 		return false, err
 	}
-	g.cleared.add(c.GetId(), clearedContainer{sandbox: c.GetPodSandboxId(), name: c.GetMetadata().GetName(), imageID: on.ID})
+	started := clearedContainer{sandbox: c.GetPodSandboxId(), name: c.GetMetadata().GetName(), imageID: on.ID}
+	if restored {
+		started.imageID = ""
+	}
+	g.cleared.add(c.GetId(), started)
 	return same && !restored, nil
 }
 

@@ -225,10 +225,10 @@ func (g *Gate) restoreStarted(ctx context.Context, chain *admission.Chain) error
 			continue
 		}
 		on := images[r.uses[0].image]
-		if !r.restored {
+		if !r.restored { // what the runtime reports about the image of a restored container proves nothing
 			g.tracker.NoteOrdinary(on)
+			g.mark(chain, r.pod.UID, r.name, cmp.Or(on.ID, r.uses[0].image))
 		}
-		g.mark(chain, r.pod.UID, r.name, cmp.Or(on.ID, r.uses[0].image))
 		for _, u := range r.uses {
 			img := images[u.image]
 			if u.name.Empty() {

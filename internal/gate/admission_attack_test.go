@@ -1,0 +1,103 @@
+package gate_test
+
+import (
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+)
+
+// A checkpoint can have containers that the call does not describe, so everything about them is unknown.
+func TestRestoredContainerWithoutAConfigurationIsJudged(t *testing.T) {
+	p := newProxyWithPolicies(t, restoring(), policies(t, notPrivileged))
+	extra := func(_ string, answer []byte) []byte {
+		var resp runtimeapi.RestorePodResponse
+		if proto.Unmarshal(answer, &resp) != nil || len(resp.GetRestoredContainers()) == 0 {
+			return answer
+		}
+		resp.RestoredContainers[0].Name = "extra"
+		changed, err := proto.Marshal(&resp)
+		if err != nil {
+			t.Error(err)
+		}
+		return changed
+	}
+	p.runtime.Do(func(r *criproxytest.Runtime) { r.Rewrite = extra })
+	restore := func() error {
+		_, err := p.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{
+			Config: p.PodFrom("team", "api").Config, ContainerConfigs: []*runtimeapi.ContainerConfig{ordinary()},
+		})
+		return err
+	}
+	if err := restore(); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a container without a configuration: %v; want PermissionDenied", err)
+	}
+	if left := len(p.runtime.Containers()); left != 0 {
+		t.Errorf("%d containers; want the restored pod removed", left)
+	}
+	p.gate.SetAdmission(policies(t, noHostNetwork))
+	if err := restore(); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a container without a configuration, with a policy about the pod: %v; want PermissionDenied", err)
+	}
+	p.gate.SetAdmission(policies(t, audited+notPrivileged))
+	if err := restore(); err != nil {
+		t.Errorf("with an audited policy: %v; want the pod", err)
+	}
+}
+
+// Which image a restored container runs on is not known, so its start must not exempt a container on the image that the runtime reports.
+func TestRestoredContainersDoNotCountAsStarted(t *testing.T) {
+	p := newProxyWithPolicies(t, restoring(), policies(t))
+	x := p.Pod("team")
+	p.runtime.SetImages(
+		criproxytest.Image{ID: id3, Names: []string{"repo.test/other:1"}, Restores: id2, Claims: id2}, criproxytest.Image{ID: id2, Names: []string{anyImage}},
+	)
+	checkpoint := privileged()
+	checkpoint.Image = &runtimeapi.ImageSpec{Image: id3, UserSpecifiedImage: "repo.test/other:1"}
+	p.run(x, checkpoint)
+	p.config.Admission = policies(t, notPrivileged)
+	p.gate.SetAdmission(p.config.Admission)
+	_, err := p.create(x, privileged())
+	wantDenied(t, "the image that the runtime reported", err, admission.RestrictionViolated)
+	p.restart()
+	_, err = p.create(x, privileged())
+	wantDenied(t, "after a restart", err, admission.RestrictionViolated)
+}
+
+// Shadow mode is about credentials. A container that cannot be read back can be on any image for a policy.
+func TestPoliciesInShadowModeWithoutReadBack(t *testing.T) {
+	for policy, want := range map[string]codes.Code{
+		ownRegistry: codes.PermissionDenied, notPrivileged: codes.OK, audited + ownRegistry: codes.OK,
+	} {
+		c := exact()
+		c.Shadow = true
+		p := newProxyWithPolicies(t, c, policies(t, policy))
+		x := p.Pod("team")
+		if _, err := p.create(x, ordinary()); err != nil {
+			t.Fatal(err)
+		}
+		p.runtime.Do(func(r *criproxytest.Runtime) {
+			r.Fail = func(method string) error {
+				if method == "ListContainers" {
+					return status.Error(codes.Internal, "broken")
+				}
+				return nil
+			}
+		})
+		if _, err := p.create(x, ordinary()); status.Code(err) != want {
+			t.Errorf("%s: %v; want %v", policy, err, want)
+		}
+	}
+}
+
+// Without the configuration of a sandbox that is not known either, nothing is known about the pod.
+func TestPolicyOnAPodWithoutAConfiguration(t *testing.T) {
+	p := newProxyWithPolicies(t, exact(), policies(t, noHostNetwork))
+	_, err := p.Runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: "unknown", Config: ordinary()})
+	wantDenied(t, "no configuration", err, admission.FieldUnknown, "hostNetwork")
+}
