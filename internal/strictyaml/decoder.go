@@ -163,6 +163,10 @@ func (r *run) keyed(path string, in any, out reflect.Value) {
 	keyed := reflect.MakeMapWithSize(out.Type(), len(entries))
 	for k, in := range entries {
 		key := keyOf(k)
+		if _, ok := k.(string); !ok && !r.Lenient { // which key is meant is not known: 010 is 8
+			r.errorf("%s[%s]: Invalid key: %s: must be a string, in quotes", path, key, typeName(k))
+			continue
+		}
 		v := reflect.New(out.Type().Elem()).Elem()
 		r.value(path+"["+key+"]", in, v)
 		keyed.SetMapIndex(reflect.ValueOf(key), v)

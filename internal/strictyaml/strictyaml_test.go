@@ -55,6 +55,7 @@ func TestDecodeReportsEveryError(t *testing.T) {
 		"items[1]: Invalid type: string: must be a mapping with the fields path",
 		"items[2].pth: unknown field; did you mean path?",
 		"sub: Invalid type: array: must be a mapping with the fields path",
+		"texts[1]: Invalid key: number: must be a string, in quotes",
 		"texts[a]: Invalid type: array: must be a string, in quotes",
 		"true: unknown field",
 	}
@@ -65,7 +66,7 @@ func TestDecodeReportsEveryError(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(lines, want) {
 		t.Errorf("Decode reports %v and\n%s\nwant\n%s", err, strings.Join(lines, "\n"), strings.Join(want, "\n"))
 	}
-	if got.Name != "ok" || got.Texts["1"] != "c" || len(got.Items) != 3 {
+	if got.Name != "ok" || len(got.Items) != 3 {
 		t.Errorf("Decode = %+v; want the valid fields", got)
 	}
 }
@@ -139,6 +140,24 @@ func TestNearest(t *testing.T) {
 	for mistyped, want := range map[string]string{"Path": "path", "paht": "", "imag": "image", "immage": "image", "patern": "pattern", "x": "", "": ""} {
 		if got := strictyaml.Nearest(mistyped, names); got != want {
 			t.Errorf("Nearest(%q) = %q; want %q", mistyped, got, want)
+		}
+	}
+}
+
+// YAML reads some keys without quotes as another type: on is true, and 010 is 8. They would silently become other keys.
+func TestDecodeRefusesKeysThatAreNoStrings(t *testing.T) {
+	for _, key := range []string{"on", "010", "0x10", "1_0", "1.0", "2001-01-01", "~"} {
+		var got document
+		var d strictyaml.Decoder
+		errs, err := d.Decode([]byte("texts: {"+key+": a}\n"), &got)
+		if key == "2001-01-01" && got.Texts[key] == "a" {
+			continue // a string with this decoder
+		}
+		if err == nil && len(errs) == 0 {
+			t.Errorf("the key %s is read as %v; want an error", key, got.Texts)
+		}
+		if _, err := d.Decode([]byte("texts: {\""+key+"\": a}\n"), &got); err != nil || got.Texts[key] != "a" {
+			t.Errorf("the quoted key %s is read as %v, %v", key, got.Texts, err)
 		}
 	}
 }
