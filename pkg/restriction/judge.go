@@ -41,7 +41,8 @@ type Decision struct {
 	Admitted bool
 	// AcceptedBy is the name of the first Accept policy that the pod matches; "" if there is none.
 	AcceptedBy string
-	// Violations are those of the Drop policies, ordered by policy. In an admitted pod each is of a policy that only reports.
+	// Violations are those of the Drop policies, ordered by policy, at most 100 of each. In an admitted pod each is of a policy that only
+	// reports.
 	Violations []Violation
 }
 
@@ -66,10 +67,10 @@ func (v Violation) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "policy %s: ", v.Policy)
 	if v.Container != "" {
-		fmt.Fprintf(&b, "container %s: ", strconv.Quote(v.Container))
+		fmt.Fprintf(&b, "container %s: ", shown(v.Container))
 	}
 	if v.Mount != "" {
-		fmt.Fprintf(&b, "mount %s: ", strconv.Quote(v.Mount))
+		fmt.Fprintf(&b, "mount %s: ", shown(v.Mount))
 	}
 	if v.Unknown {
 		fmt.Fprintf(&b, "%s: the value is not known", v.Path)
@@ -152,12 +153,19 @@ func (j *judgement) matches(p *policy, unbound bool) bool {
 	return ok
 }
 
+// maxViolations bounds what is reported of one policy, because a tenant chooses the number of mounts.
+const maxViolations = 100
+
+// decided reports whether a further comparison of a pod that does not match so far changes nothing.
+func (j *judgement) decided() bool { return j.report == nil || len(*j.report) >= maxViolations }
+
 // explain returns the violations of a policy that the pod does not match.
 func (j *judgement) explain(p *policy) []Violation {
 	var found []Violation
 	j.report = &found
 	j.matches(p, true)
 	j.report = nil
+	found = found[:min(len(found), maxViolations)]
 	for i := range found {
 		found[i].Policy, found[i].Audit = p.name, p.audit
 	}

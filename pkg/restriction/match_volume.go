@@ -49,6 +49,9 @@ func (r *podRule) checkVolumes(j *judgement, v podview.Value[[]podview.Volume]) 
 		}
 	}
 	for i := range volumes {
+		if !ok && j.decided() {
+			break
+		}
 		ok = r.checkVolume(j, &volumes[i], nil) && ok
 	}
 	return ok
@@ -72,6 +75,9 @@ func (r *podRule) checkMounts(j *judgement, c *podview.Container, mounts []*podv
 	}
 	ok := true
 	for _, m := range mounts {
+		if !ok && j.decided() {
+			break
+		}
 		j.mount = m.Path
 		ok = r.checkVolume(j, &m.Volume, m) && ok
 	}

@@ -322,12 +322,16 @@ const maxShown = 128
 
 // quote returns a value for a violation, or "" if the judgement reports none.
 func quote(j *judgement, s string) string {
-	switch {
-	case j.report == nil:
+	if j.report == nil {
 		return ""
-	case len(s) > maxShown:
-		return strconv.Quote(s[:maxShown]) + "…"
-	default:
-		return strconv.Quote(s)
 	}
+	return shown(s)
+}
+
+// shown returns a string of a tenant for a message: quoted, and shortened.
+func shown(s string) string {
+	if len(s) > maxShown {
+		return strconv.Quote(s[:maxShown]) + "…"
+	}
+	return strconv.Quote(s)
 }
