@@ -245,6 +245,9 @@ func (c *compiler) security(at place, sc *SecurityContextRestriction, out *conta
 		out.capabilities = &l
 		c.keep(&l)
 		out.add = c.stringList(at.child("add"), caps.Add, addedCapability)
+		if out.add != nil && out.add.values != nil && out.add.values.blacklist != nil {
+			out.add.values.blacklist = append(out.add.values.blacklist, allCapabilities)
+		}
 		out.drop = c.stringList(at.child("drop"), caps.Drop, strings.ToUpper)
 	}
 	if se := sc.SELinuxOptions; se != nil {
@@ -259,6 +262,9 @@ func (c *compiler) security(at place, sc *SecurityContextRestriction, out *conta
 	}
 }
 
+// allCapabilities in a list to add adds those that a policy denies.
+const allCapabilities = "ALL"
+
 // addedCapability returns the name that runtimes read in a capability to add. Some add the prefix CAP_ to every name, others only where it
 // is missing, so a name with the prefix may add the capability.
 func addedCapability(name string) string {
@@ -266,8 +272,13 @@ func addedCapability(name string) string {
 }
 
 func (c *compiler) image(at place, r *ImageRestriction) imageRule {
+	registry := c.str(at.child("registry").as(at.field), r.Registry)
+	if registry != nil {
+		registry.whitelist = mapped(registry.whitelist, canonicalRegistry)
+		registry.blacklist = mapped(registry.blacklist, canonicalRegistry)
+	}
 	return imageRule{
-		registry: c.str(at.child("registry").as(at.field), r.Registry),
+		registry: registry,
 		image:    c.str(at.child("image").as(at.field), r.Image),
 		tag:      c.str(at.child("tag").as(at.field), r.Tag),
 	}

@@ -62,6 +62,8 @@ func (r *podRule) checkGroups(j *judgement, p *podview.Pod) bool {
 	case len(groups) == 0:
 		ok := supplemental.checkEach(j, podview.Absent[[]int64]())
 		return fs.check(j, podview.Absent[int64]()) && ok
+	case supplemental != nil && supplemental.requireNil && fs != nil && fs.requireNil:
+		return j.violatedNumber(&supplemental.leaf, groups[0])
 	}
 	ok := true
 	var restricting []*numberRule

@@ -169,5 +169,11 @@ func imageOf(v podview.Value[string]) imageName {
 	repository := name.Repository()
 	suffix := name.String()[len(repository)+1:] // without the colon or the @
 	registry, path, _ := strings.Cut(repository, "/")
-	return imageName{registry: podview.Set(registry), name: podview.Set(path), tag: podview.Set(suffix), known: true}
+	return imageName{registry: podview.Set(canonicalRegistry(registry)), name: podview.Set(path), tag: podview.Set(suffix), known: true}
+}
+
+// canonicalRegistry returns one form of the names of a registry. Host names do not distinguish upper and lower case, and 443 is the default
+// port.
+func canonicalRegistry(host string) string {
+	return strings.TrimSuffix(strings.ToLower(host), ":443")
 }

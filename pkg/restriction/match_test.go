@@ -57,6 +57,7 @@ var matches = map[string]struct {
 	"allowed capabilities":                   {"{spec: {containers: [{securityContext: {capabilities: {add: {values: {whitelist: [CHOWN]}}}}}]}}", func(w *world) { w.container.CapabilitiesAdd = set([]string{"CHOWN", "SYS_ADMIN"}) }, `capabilities.add.values: "SYS_ADMIN" is not allowed; allowed: CHOWN`},
 	"a capability in lower case":             {"{spec: {containers: [{securityContext: {capabilities: {add: {values: {blacklist: [SYS_ADMIN]}}}}}]}}", func(w *world) { w.container.CapabilitiesAdd = set([]string{"sys_admin"}) }, `"sys_admin" is not allowed`},
 	"a capability with a prefix":             {"{spec: {containers: [{securityContext: {capabilities: {add: {values: {blacklist: [SYS_ADMIN]}}}}}]}}", func(w *world) { w.container.CapabilitiesAdd = set([]string{"CAP_SYS_ADMIN"}) }, `"CAP_SYS_ADMIN" is not allowed`},
+	"ALL adds a denied capability":           {"{spec: {containers: [{securityContext: {capabilities: {add: {values: {blacklist: [SYS_ADMIN]}}}}}]}}", func(w *world) { w.container.CapabilitiesAdd = set([]string{"all"}) }, `"all" is not allowed; allowed: not SYS_ADMIN`},
 	"a dropped capability with a prefix":     {"{spec: {containers: [{securityContext: {capabilities: {drop: {requiredValues: [ALL]}}}}]}}", func(w *world) { w.container.CapabilitiesDrop = set([]string{"CAP_ALL"}) }, "without ALL"},
 	"empty capabilities are nil":             {"{spec: {containers: [{securityContext: {capabilities: {forbidNil: true}}}]}}", func(w *world) { w.container.CapabilitiesDrop = set([]string{}) }, "nil is not allowed"},
 	"privileged beside dropped capabilities": {"{spec: {containers: [{securityContext: {privileged: {require: false}, capabilities: {drop: {requiredValues: [ALL]}}}}]}}", func(w *world) { w.container.Privileged = set(true) }, "privileged: true is not allowed"},
@@ -66,6 +67,9 @@ var matches = map[string]struct {
 	"fsGroup":                                {"{spec: {securityContext: {fsGroup: {ranges: [{min: 1}]}}}}", func(w *world) { w.pod.FSGroup = set[int64](0) }, "fsGroup: 0 is not allowed"},
 
 	"a registry":                         {"{spec: {containers: [{image: [{registry: {whitelist: [docker.io]}}]}]}}", nil, `container "web": spec.spec.containers[0].image[0].registry: "registry.test" is not allowed; allowed: docker.io`},
+	"a registry in upper case":           {"{spec: {containers: [{image: [{registry: {blacklist: [Registry.test]}}]}]}}", func(w *world) { w.container.Image = set("REGISTRY.test/web:1") }, `registry: "registry.test" is not allowed`},
+	"a registry with the default port":   {"{spec: {containers: [{image: [{registry: {blacklist: [registry.test]}}]}]}}", func(w *world) { w.container.Image = set("registry.test:443/web:1") }, `registry: "registry.test" is not allowed`},
+	"a registry with another port":       {"{spec: {containers: [{image: [{registry: {whitelist: [registry.test]}}]}]}}", func(w *world) { w.container.Image = set("registry.test:444/web:1") }, `registry: "registry.test:444" is not allowed`},
 	"a short name":                       {"{spec: {containers: [{image: [{registry: {whitelist: [docker.io]}, image: {whitelist: [library/busybox]}, tag: {whitelist: [latest]}}]}]}}", func(w *world) { w.container.Image = set("busybox") }, ""},
 	"a digest is not a tag":              {"{spec: {containers: [{image: [{tag: {whitelist: ['1']}}]}]}}", func(w *world) { w.container.Image = set("registry.test/web:1@sha256:" + strings.Repeat("a", 64)) }, `"sha256:aaa`},
 	"digests can be required":            {"{spec: {containers: [{image: [{tag: {regex: 'sha256:.*'}}]}]}}", nil, `tag: "1" is not allowed`},
@@ -176,6 +180,8 @@ func TestUnknownFields(t *testing.T) {
 		"each group fits one range":            {groups, "Drop", nil, restriction.Node, false, true},
 		"a group that fits none":               {groups, "Drop", func(w *world) { w.pod.Groups = set([]int64{10}) }, restriction.Node, false, false},
 		"only one of the ranges is given":      {"{spec: {securityContext: {fsGroup: {ranges: [{min: 1}]}}}}", "Drop", func(w *world) { w.pod.Groups = set([]int64{0}) }, restriction.Node, false, false},
+		"groups where both must be nil":        {"{spec: {securityContext: {supplementalGroups: {requireNil: true}, fsGroup: {requireNil: true}}}}", "Drop", nil, restriction.Node, false, false},
+		"a group that only one may have":       {"{spec: {securityContext: {supplementalGroups: {requireNil: true}, fsGroup: {ranges: [{min: 1}]}}}}", "Drop", nil, restriction.Node, false, true},
 		"no group at all":                      {"{spec: {securityContext: {fsGroup: {forbidNil: true}}}}", "Drop", func(w *world) { w.pod.Groups = set([]int64(nil)) }, restriction.Node, false, false},
 		"volumes that are not mounted":         {"{spec: {volumes: [{forbidEmpty: true}]}}", "Drop", nil, restriction.Node, false, true},
 	} {

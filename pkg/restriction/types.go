@@ -103,7 +103,7 @@ type ContainerRestriction struct {
 }
 
 // An ImageRestriction restricts the parts of an image name in its normal form: busybox is docker.io, library/busybox and latest. If the
-// name has a digest, the digest takes the place of the tag, because it decides which image runs.
+// name has a digest, the digest takes the place of the tag, because it decides which image runs. A registry is in lower case and has no port 443.
 type ImageRestriction struct {
 	Registry *StringRestriction `json:"registry,omitempty"`
 	Image    *StringRestriction `json:"image,omitempty"`
@@ -133,7 +133,7 @@ type SELinuxOptionsRestriction struct {
 }
 
 // A CapabilitiesRestriction restricts capabilities. They are nil if none is added and none is dropped. Upper and lower case are
-// equal, because they are for runtimes.
+// equal, because they are for runtimes. A Blacklist of Add contains ALL, which adds each capability.
 type CapabilitiesRestriction struct {
 	PointerRestriction
 	Add  *StringListRestriction `json:"add,omitempty"`
