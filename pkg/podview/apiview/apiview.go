@@ -45,13 +45,11 @@ func Pod(p *corev1.Pod) (podview.Pod, []podview.Container) {
 	return view, containersOf(spec, volumes)
 }
 
-// static reports whether the annotations are those of a pod from a file or a URL, or of its copy in the API server.
+// static reports whether the annotations are those of the copy of a static pod in the API server, which no kubelet runs. Every other annotation
+// proves nothing, because a tenant can write it.
 func static(annotations map[string]string) bool {
-	if _, mirror := annotations[corev1.MirrorPodAnnotationKey]; mirror {
-		return true
-	}
-	source, ok := annotations["kubernetes.io/config.source"]
-	return ok && source != "api"
+	_, mirror := annotations[corev1.MirrorPodAnnotationKey]
+	return mirror
 }
 
 func containersOf(spec *corev1.PodSpec, volumes map[string]volume) []podview.Container {

@@ -136,4 +136,9 @@ func TestWhatTheKubeletWrites(t *testing.T) {
 	if annotations, _ := p.Annotations.Get(); len(annotations) != 1 || annotations["note"] != "x" || !p.Static {
 		t.Errorf("annotations %v, static %v; want note, true", annotations, p.Static)
 	}
+	// A tenant can write any annotation on a pod of the API server. A kubelet runs no pod with the one of mirror pods.
+	p, _ = apiview.Pod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"kubernetes.io/config.source": "file"}}})
+	if p.Static {
+		t.Error("a pod with the annotation of a source is static")
+	}
 }
