@@ -3,6 +3,7 @@ package gate
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -144,18 +145,34 @@ func (c *candidate) holdMounted() *[]heldNote {
 }
 
 // admit asks the chain about a candidate, and notes the decision and those that were held back. A denial is the error for the client, with
-// the code PermissionDenied. A nil candidate is admitted.
+// the code PermissionDenied. A nil candidate is admitted. A new sandbox of a pod that has run is exempt only as far as the pod was not edited.
 func (g *Gate) admit(ctx context.Context, c *candidate) error {
 	if c == nil {
 		return nil
 	}
 	s := c.subject()
-	if c.Chain.Exempts(s) != "" {
-		g.release(c)
-		return nil
+	var started *podview.Pod
+	if e := c.Chain.Exempts(s); e != "" {
+		if e == admission.StartedBefore && c.container == nil {
+			var err error
+			if started, err = g.editedSince(ctx, c); err != nil {
+				return err
+			}
+		}
+		if started == nil {
+			g.release(c)
+			return nil
+		}
 	}
 	s.Pod, s.Container = g.view(ctx, c)
-	d := c.Chain.Evaluate(ctx, s)
+	var d admission.Decision
+	if started == nil {
+		d = c.Chain.Evaluate(ctx, s)
+	} else {
+		before := s
+		before.Pod.Labels, before.Pod.Annotations = started.Labels, started.Annotations
+		d = c.Chain.EvaluateEdited(ctx, before, s)
+	}
 	g.metrics.Admission(c.call, d)
 	g.noteAdmission(c, d)
 	if d.Admitted() {
@@ -163,6 +180,31 @@ func (g *Gate) admit(ctx context.Context, c *candidate) error {
 	}
 	reason, text := d.Refusal()
 	return criproxy.Refuse(codes.PermissionDenied, string(reason), fmt.Sprintf("pullgate: pod %s/%s: %s", c.who.Namespace, c.who.Name, text))
+}
+
+// editedSince returns the view of the latest sandbox of a pod if a new one has other labels or annotations; nil if they are the same. Almost nothing
+// else of a pod can be edited, and a tenant can end a sandbox.
+func (g *Gate) editedSince(ctx context.Context, c *candidate) (*podview.Pod, error) {
+	latest, err := g.runtime.latestSandbox(ctx, c.who.UID)
+	if err != nil {
+		return nil, err
+	}
+	if latest == nil {
+		return nil, criproxy.Refuse(codes.Unavailable, "SANDBOX_NOT_KNOWN", fmt.Sprintf(
+			"pullgate: pod %s/%s has run, and the runtime has no sandbox of it any more; try again", c.who.Namespace, c.who.Name))
+	}
+	before := criview.Sandbox(&runtimeapi.PodSandboxConfig{Labels: latest.GetLabels(), Annotations: latest.GetAnnotations()})
+	now := criview.Sandbox(c.sandbox)
+	if sameMap(before.Labels, now.Labels) && sameMap(before.Annotations, now.Annotations) {
+		return nil, nil //nolint:nilnil // nothing was edited
+	}
+	return &before, nil
+}
+
+func sameMap(a, b podview.Value[map[string]string]) bool {
+	before, _ := a.Get()
+	now, _ := b.Get()
+	return maps.Equal(before, now)
 }
 
 // subject returns the candidate without the view, which is enough to find out whether it is exempt.

@@ -101,3 +101,48 @@ func TestPolicyOnAPodWithoutAConfiguration(t *testing.T) {
 	_, err := p.Runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: "unknown", Config: ordinary()})
 	wantDenied(t, "no configuration", err, admission.FieldUnknown, "hostNetwork")
 }
+
+// A tenant can edit the labels and annotations of its pod, and then end the sandbox: the new one has the edited ones.
+func TestNewSandboxWithEditedMetadataIsJudged(t *testing.T) {
+	const noDevices = "{metadata: {annotations: {keyBlacklist: [devices]}}}"
+	a := policies(t, noDevices, notPrivileged)
+	p := newProxyWithPolicies(t, exact(), a)
+	x, had := p.Pod("team"), p.PodFrom("team", "api")
+	p.run(x, ordinary())
+	a.Chain.Set(rulesOf(t))
+	had.Config.Annotations["devices"] = "before the policy"
+	p.must(p.Sandbox(t.Context(), had))
+	p.run(had, ordinary())
+	strict := rulesOf(t, noDevices, withTeam, noHostNetwork)
+	check := func(when string) {
+		t.Helper()
+		for name, again := range map[string]*criproxytest.Pod{"a pod": x, "a pod with the annotation": had} {
+			if err := p.Sandbox(t.Context(), hostNetwork(again)); err != nil {
+				t.Errorf("%s: %s that is not edited: %v; want a new sandbox", when, name, err)
+			}
+			again.Config.Annotations["harmless"] = when
+			if err := p.Sandbox(t.Context(), again); err != nil {
+				t.Errorf("%s: %s with another annotation, which violates what it violated before: %v; want a new sandbox", when, name, err)
+			}
+		}
+		x.Config.Annotations["devices"] = "/dev/kmsg"
+		wantDenied(t, when+": an edited annotation", p.Sandbox(t.Context(), x), admission.RestrictionViolated, "devices")
+		delete(x.Config.Annotations, "devices")
+	}
+	a.Chain.Set(strict)
+	check("after a reload")
+	p.config.Admission = chainOf(strict)
+	p.restart()
+	check("after a restart")
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Fail = func(method string) error {
+			if method == "ListPodSandbox" {
+				return status.Error(codes.Internal, "broken")
+			}
+			return nil
+		}
+	})
+	if err := p.Sandbox(t.Context(), x); status.Code(err) == codes.OK || status.Code(err) == codes.PermissionDenied {
+		t.Errorf("while the runtime does not say what the pod was: %v; want the error of the runtime", err)
+	}
+}

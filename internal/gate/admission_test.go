@@ -38,6 +38,7 @@ const (
 	noEtc         = "{spec: {volumes: [{hostPath: {path: {blacklist: [/etc]}}}]}}"
 	ownRegistry   = "{spec: {containers: [{image: [{registry: {whitelist: [repo.test]}}]}]}}"
 	withLabel     = "{metadata: {labels: {requiredKeys: [io.kubernetes.pod.name]}}}"
+	withTeam      = "{metadata: {labels: {requiredKeys: [team]}}}"
 	audited       = "audit "
 )
 

@@ -85,11 +85,30 @@ func (r *Runtime) Version(ctx context.Context) (name, version string, err error)
 
 // sandboxes returns every sandbox of the runtime.
 func (r *Runtime) sandboxes(ctx context.Context) ([]podindex.Sandbox, error) {
+	resp, err := r.listSandboxes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return sandboxes(resp), nil
+}
+
+// latestSandbox returns the sandbox of a pod that was created last, nil if there is none.
+func (r *Runtime) latestSandbox(ctx context.Context, uid string) (latest *runtimeapi.PodSandbox, err error) {
+	resp, err := r.listSandboxes(ctx)
+	for _, s := range resp.GetItems() {
+		if s.GetMetadata().GetUid() == uid && (latest == nil || s.GetCreatedAt() > latest.GetCreatedAt()) {
+			latest = s
+		}
+	}
+	return latest, err
+}
+
+func (r *Runtime) listSandboxes(ctx context.Context) (*runtimeapi.ListPodSandboxResponse, error) {
 	var resp runtimeapi.ListPodSandboxResponse
 	if err := own(ctx, r.runtime, runtimeapi.RuntimeService_ListPodSandbox_FullMethodName, &runtimeapi.ListPodSandboxRequest{}, &resp); err != nil {
 		return nil, fmt.Errorf("list sandboxes of the runtime: %w", err)
 	}
-	return sandboxes(&resp), nil
+	return &resp, nil
 }
 
 // containers returns the containers that match the filter; nil matches all.

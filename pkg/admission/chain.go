@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -124,12 +125,29 @@ func (c *Chain) evaluate(ctx context.Context, r *rules, s Subject) Decision {
 	if e := c.exemption(r, &s); e != "" {
 		return Decision{Answer: Admit, Exemption: e, PolicyHash: r.PolicyHash}
 	}
-	var findings []Finding
-	if len(r.Validators) == 1 {
-		findings = c.ask(ctx, r, 0, s)
-	} else {
-		findings = c.askAll(ctx, r, s)
+	findings := c.askAll(ctx, r, s)
+	return Decision{Answer: answerOf(findings), Findings: findings, PolicyHash: r.PolicyHash}
+}
+
+// EvaluateEdited is Evaluate for a subject that is exempt as StartedBefore, and that was edited since then: before is the subject as it was
+// started. A finding about a policy and rule that before does not meet either is left out, because new policies stop no workload that runs.
+func (c *Chain) EvaluateEdited(ctx context.Context, before, edited Subject) Decision {
+	if c == nil {
+		return Decision{Answer: Admit, Exemption: NoPolicies}
 	}
+	r := c.rules.Load()
+	if e := c.exemption(r, &edited); e != "" && e != StartedBefore {
+		return Decision{Answer: Admit, Exemption: e, PolicyHash: r.PolicyHash}
+	}
+	unmet := map[[3]string]bool{}
+	for _, f := range c.askAll(ctx, r, before) {
+		if f.Answer != Admit && f.Reason != ValidatorFailed {
+			unmet[[...]string{f.Validator, f.Policy, f.Rule}] = true
+		}
+	}
+	findings := slices.DeleteFunc(c.askAll(ctx, r, edited), func(f Finding) bool {
+		return f.Answer != Admit && f.Reason != ValidatorFailed && unmet[[...]string{f.Validator, f.Policy, f.Rule}]
+	})
 	return Decision{Answer: answerOf(findings), Findings: findings, PolicyHash: r.PolicyHash}
 }
 
@@ -169,8 +187,11 @@ func (c *Chain) startedBefore(s *Subject) bool {
 	return false
 }
 
-// askAll asks several validators in parallel, the first one in the goroutine of the caller.
+// askAll asks the validators in parallel, the first one in the goroutine of the caller.
 func (c *Chain) askAll(ctx context.Context, r *rules, s Subject) []Finding {
+	if len(r.Validators) == 1 {
+		return c.ask(ctx, r, 0, s)
+	}
 	each := make([][]Finding, len(r.Validators))
 	var others sync.WaitGroup
 	for i := 1; i < len(r.Validators); i++ {

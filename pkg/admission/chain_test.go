@@ -411,3 +411,62 @@ func TestRefusal(t *testing.T) {
 		}
 	}
 }
+
+func TestEvaluateEdited(t *testing.T) {
+	inUse := func(rule string) admission.Finding {
+		f := deny
+		f.Rule = rule
+		return f
+	}
+	// The validators find what the subject's annotations list.
+	listed := validator(func(_ context.Context, s admission.Subject) []admission.Finding {
+		annotations, _ := s.Pod.Annotations.Get()
+		found := []admission.Finding{admit}
+		for rule := range annotations {
+			if rule == "panic" {
+				panic("defect")
+			}
+			found = append(found, inUse(rule))
+		}
+		return found
+	})
+	with := func(rules ...string) admission.Subject {
+		s := subject()
+		s.Stage, s.Container = admission.StageSandbox, nil
+		annotations := map[string]string{}
+		for _, r := range rules {
+			annotations[r] = "x"
+		}
+		s.Pod.Annotations = podview.Set(annotations)
+		return s
+	}
+	for name, tc := range map[string]struct {
+		before, edited admission.Subject
+		want           admission.Answer
+	}{
+		"nothing is violated":             {with(), with(), admission.Admit},
+		"nothing else is violated":        {with("a", "b"), with("a"), admission.Admit},
+		"another rule is violated":        {with("a"), with("a", "b"), admission.Deny},
+		"a rule is violated since":        {with(), with("a"), admission.Deny},
+		"a validator panics":              {with("a"), with("panic"), admission.Deny},
+		"a validator panics about before": {with("panic"), with("a"), admission.Deny},
+		"a validator panics about both":   {with("panic"), with("panic"), admission.Deny},
+	} {
+		for _, validators := range [][]admission.Validator{{listed}, {always(admit), listed}} {
+			c := admission.New(admission.Rules{Validators: named(validators...), ExemptNamespaces: []string{"exempt"}}, admission.Options{})
+			c.MarkAdmitted(tc.edited.Pod.UID, "main", "sha256:1")
+			if d := c.EvaluateEdited(t.Context(), tc.before, tc.edited); d.Answer != tc.want || d.Exemption != "" {
+				t.Errorf("%s: %+v; want %v", name, d, tc.want)
+			}
+			exempt := tc.edited
+			exempt.Pod.Namespace = "exempt"
+			if d := c.EvaluateEdited(t.Context(), tc.before, exempt); !d.Admitted() || d.Exemption != admission.ExemptNamespace {
+				t.Errorf("%s in an exempt namespace: %+v", name, d)
+			}
+		}
+	}
+	var none *admission.Chain
+	if d := none.EvaluateEdited(t.Context(), with(), with("a")); !d.Admitted() {
+		t.Errorf("a nil chain: %+v", d)
+	}
+}

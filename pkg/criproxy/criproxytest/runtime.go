@@ -325,7 +325,10 @@ func (r *Runtime) RunPodSandbox(_ context.Context, req *runtimeapi.RunPodSandbox
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	id := r.idLocked("sandbox")
-	r.sandboxes[id] = &runtimeapi.PodSandbox{Id: id, Metadata: req.GetConfig().GetMetadata(), Annotations: req.GetConfig().GetAnnotations()}
+	r.sandboxes[id] = &runtimeapi.PodSandbox{
+		Id: id, Metadata: req.GetConfig().GetMetadata(), Labels: req.GetConfig().GetLabels(), Annotations: req.GetConfig().GetAnnotations(),
+		CreatedAt: time.Now().UnixNano(),
+	}
 	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: id}, nil
 }
 
