@@ -58,7 +58,7 @@ func (c *compiler) cleanPaths(p *field.Path, list []string) []string {
 	var clean []string
 	for i, s := range list {
 		if !plainPath(s) {
-			c.invalid(p.Index(i), s, "must be an absolute path without ..")
+			c.invalid(p.Index(i), s, "must be an absolute path without .., and not below the folder of a process in /proc")
 		}
 		clean = append(clean, path.Clean(s))
 	}

@@ -114,9 +114,20 @@ func (r *pathRule) allows(p string) bool {
 	return r.regex == nil || r.regex.MatchString(p)
 }
 
-// plainPath reports whether a path is absolute and has no .. in it.
+// plainPath reports whether a path is absolute, has no .. in it, and does not lead through the folder of a process, whose links root and cwd are
+// other folders of the node on every node.
 func plainPath(p string) bool {
-	return strings.HasPrefix(p, "/") && !slices.Contains(strings.Split(p, "/"), "..")
+	return strings.HasPrefix(p, "/") && !slices.Contains(strings.Split(p, "/"), "..") && !throughProcess(path.Clean(p))
+}
+
+// throughProcess reports whether a clean path is below the folder of a process.
+func throughProcess(p string) bool {
+	rest, ok := strings.CutPrefix(p, "/proc/")
+	process, _, below := strings.Cut(rest, "/")
+	if _, err := strconv.ParseUint(process, 10, 64); err != nil && process != "self" && process != "thread-self" {
+		return false
+	}
+	return ok && below
 }
 
 // within reports whether a clean path is the folder or below it.

@@ -169,7 +169,8 @@ type MountRestriction struct {
 // A HostPathVolumeRestriction restricts hostPath volumes. Both fields are nil in volumes of other types.
 type HostPathVolumeRestriction struct {
 	// Path compares whole segments after cleaning. Whitelist allows its folders and all that is below them. Blacklist denies its
-	// folders, all that is below them, and each folder that contains one of them. A path with .. matches nothing.
+	// folders, all that is below them, and each folder that contains one of them. A path with .. matches nothing, and neither does one
+	// below the folder of a process in /proc. Other symbolic links are not followed.
 	Path *StringRestriction `json:"path,omitempty"`
 	Type *StringRestriction `json:"type,omitempty"`
 }
