@@ -240,10 +240,21 @@ func (g *Gate) view(ctx context.Context, c *candidate) (podview.Pod, *podview.Co
 	if c.Views != nil && !c.who.Static && !c.undescribed {
 		pod, container = g.merge(ctx, c, pod, container)
 	}
-	if c.substituted { // also in the Pod of the API server
+	if container != nil && (c.substituted || !c.namedInCall() && !c.hasRepositoryOf(container.Image)) {
 		container.Image = podview.Value[string]{}
 	}
 	return pod, container
+}
+
+// namedInCall reports whether the call has the pod's name for the image. It has none from kubelets before 1.28.
+func (c *candidate) namedInCall() bool { return c.container.GetImage().GetUserSpecifiedImage() != "" }
+
+// hasRepositoryOf reports whether the image has a name in the repository of the one that the API server has for it. The name in the API server can
+// be edited while the container is created.
+func (c *candidate) hasRepositoryOf(name podview.Value[string]) bool {
+	s, _ := name.Get()
+	repository := imageref.New(s).Repository()
+	return repository != "" && slices.ContainsFunc(c.image.Names, func(n imageref.Ref) bool { return n.Repository() == repository })
 }
 
 // criView returns what the messages of the call say.

@@ -1,6 +1,7 @@
 package gate_test
 
 import (
+	"context"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/podview"
 )
 
 // A checkpoint can have containers that the call does not describe, so everything about them is unknown.
@@ -144,5 +146,26 @@ func TestNewSandboxWithEditedMetadataIsJudged(t *testing.T) {
 	})
 	if err := p.Sandbox(t.Context(), x); status.Code(err) == codes.OK || status.Code(err) == codes.PermissionDenied {
 		t.Errorf("while the runtime does not say what the pod was: %v; want the error of the runtime", err)
+	}
+}
+
+// imageView is a pod source in which every pod has a container with an image.
+type imageView string
+
+func (v imageView) View(context.Context, string) (podview.Pod, []podview.Container, bool) {
+	return podview.Pod{}, []podview.Container{{Name: "main", Image: podview.Set(string(v))}}, true
+}
+
+// Kubelets before 1.28 do not send the image name. A tenant can edit the one in the API server while the container is created.
+func TestImageNameOfTheAPIServerIsThatOfTheImage(t *testing.T) {
+	for name, want := range map[string]codes.Code{anyImage: codes.OK, "repo.test/any:edited": codes.OK, "repo.test/edited:1": codes.PermissionDenied} {
+		a := policies(t, ownRegistry)
+		a.Views = imageView(name)
+		p := newProxyWithPolicies(t, exact(), a)
+		config := ordinary()
+		config.Image.UserSpecifiedImage = ""
+		if _, err := p.create(p.Pod("team"), config); status.Code(err) != want {
+			t.Errorf("a container on %s with the name %s in the API server: %v; want %v", anyImage, name, err, want)
+		}
 	}
 }
