@@ -114,6 +114,7 @@ func testNode(t *testing.T, m *machine) {
 		m.runAll(
 			t,
 			testCase{"restarts", restarts},
+			testCase{"restricted-restarts", restrictedRestarts},
 			testCase{"kills", kills},
 			testCase{"static", static},
 			testCase{"node-credentials", nodeCredentials},

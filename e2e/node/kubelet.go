@@ -438,6 +438,21 @@ func (k *Kubelet) RunningIn(ctx context.Context, pod string) (int, error) {
 	return len(all), err
 }
 
+// KillContainers kills the running containers of a pod.
+func (k *Kubelet) KillContainers(ctx context.Context, podUID string) error {
+	all, err := k.Runtime.ListContainers(quiet(ctx), &runtimeapi.ContainerFilter{
+		State:         &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
+		LabelSelector: map[string]string{"io.kubernetes.pod.uid": podUID},
+	})
+	if err == nil && len(all) == 0 {
+		return fmt.Errorf("no container of pod %s runs", podUID)
+	}
+	for _, c := range all {
+		err = errors.Join(err, k.Runtime.StopContainer(quiet(ctx), c.GetId(), 0))
+	}
+	return err
+}
+
 // HasImage asks whether the runtime has an image under a name.
 func (k *Kubelet) HasImage(ctx context.Context, name string) (bool, error) {
 	id, err := k.status(ctx, &runtimeapi.ImageSpec{Image: name})

@@ -1,0 +1,263 @@
+package kubelets_test
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// createFailed is the state of a container that a policy denies.
+const createFailed = "CreateContainerError"
+
+// exempt is the team whose namespace is exempt from policies.
+const exempt = "exempt"
+
+// restrictedRestarts shows that stricter policies stop no running workload: pods that started before keep their containers, and restart one that
+// ends, after each way in which pullgated receives policies or loses what it knows about started containers. A new pod is denied each time.
+//
+// Each case has a pod whose container ends, because a kubelet waits before it restarts a container for the second time.
+func restrictedRestarts(s *scenario) {
+	const (
+		set     = "a reload that sets the folder"
+		changed = "a change of the folder"
+		invalid = "an invalid file"
+		gate    = "a restart of pullgated"
+		runtime = "a restart of containerd"
+		kubelet = "a restart of the kubelet"
+		all     = "a restart of all three"
+		recheck = "a reload that sets recheckRestarts"
+
+		readOnlyRoot  = "containers: [{securityContext: {readOnlyRootFilesystem: {require: true}}}]"
+		noRoot        = "containers: [{securityContext: {runAsUser: {ranges: [{min: 1000}]}}}]"
+		noHostNetwork = "securityContext: {hostNetwork: {require: false}}"
+		misspelled    = "containers: [{securityContext: {runAsUsr: {}}}]"
+	)
+	app := s.public("app:1")
+	plain := pod{team: "a", image: app}
+	readOnly := pod{team: "a", image: app, change: func(p *corev1.Pod) {
+		yes := true
+		p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{ReadOnlyRootFilesystem: &yes}
+	}}
+	folder := s.newPolicyFolder()
+	s.runSteps(step{name: "pulls", pod: plain, want: running, requests: downloads})
+	stay := s.stay(plain, set, gate, runtime, kubelet, all, recheck)
+
+	folder.write("read-only-root", readOnlyRoot)
+	folder.reload(false)
+	// No validator was asked before, and none is asked about an exempt pod or a container that was started before.
+	s.runSteps(step{name: "in an exempt namespace", pod: pod{team: exempt, image: app}, want: running})
+	s.runsStatic(app, ifNotPresent)
+	s.restartsIn(stay, set)
+	if n := s.validations(); n != 0 {
+		s.Errorf("validators were asked about exempt pods: the metrics count %v; want 0", n)
+	}
+	s.runSteps(step{name: "new, after " + set, pod: plain, want: createFailed, message: `read-only-root.*readOnlyRootFilesystem`})
+	if s.validations() == 0 {
+		s.Error("validators were asked about a pod, and the metrics count nothing")
+	}
+
+	// These pods satisfy the policy that is in use when they start.
+	maps.Copy(stay, s.stay(readOnly, changed, invalid))
+	folder.write("no-root", noRoot)
+	folder.waitFor("pullgate_admission_policies", 2)
+	check := func(after string) {
+		s.Helper()
+		since := s.registryOf(app).Mark()
+		fresh := s.create(readOnly)
+		s.restartsIn(stay, after)
+		s.drop(s.see(step{name: "new, after " + after, pod: readOnly, want: createFailed, message: `no-root.*runAsUser`}, fresh, since))
+	}
+	check(changed)
+
+	folder.write("misspelled", misspelled)
+	folder.signal()
+	check(invalid)
+	if n, valid := s.metric("pullgate_admission_policies"), s.metric("pullgate_admission_last_reload_success"); n != 2 || valid != 0 {
+		s.Errorf("with an invalid file %v policies are in use, and the success of the last reload is %v; want 2 and 0", n, valid)
+	}
+	folder.remove("misspelled")
+
+	s.must(s.gate.Restart(s.Context()))
+	check(gate)
+	s.must(s.Containerd.Stop())
+	s.must(s.Containerd.Start(s.Context()))
+	check(runtime)
+	s.must(s.restartKubelet(s.Context(), quick()))
+	check(kubelet)
+
+	s.must(s.kubelet.Stop())
+	s.must(s.gate.Stop())
+	s.must(s.Containerd.Stop())
+	s.must(s.Containerd.Start(s.Context()))
+	s.must(s.gate.Start(s.Context()))
+	s.must(s.kubelet.Start(s.Context(), s.gate.Endpoint(), quick()))
+	check(all)
+
+	folder.reload(true)
+	s.killIn(stay, recheck, func(o *outcome) { s.waitForEvent(o.pod, `Failed: .*read-only-root.*readOnlyRootFilesystem`) })
+
+	// After a reboot all pods get new sandboxes, which a policy would deny by now. That comes last, because a kubelet waits before it restarts a
+	// container that a reboot has ended.
+	folder.write("no-host-network", noHostNetwork)
+	folder.reload(false)
+	s.reboot(stay)
+	fresh := s.create(plain)
+	s.kept = append(s.kept, &outcome{want: createFailed, image: app, pod: fresh})
+	s.waitForEvent(fresh, `FailedCreatePodSandBox: .*no-host-network.*hostNetwork`)
+}
+
+// waitForEvent waits until the events of a pod match a pattern.
+func (s *scenario) waitForEvent(p *corev1.Pod, pattern string) {
+	s.Helper()
+	for end := time.Now().Add(patience); !regexp.MustCompile(pattern).MatchString(s.events(p)); time.Sleep(200 * time.Millisecond) {
+		if time.Now().After(end) {
+			s.Fatalf("the events of %s are %s; want one that matches %s\n%s", p.Name, s.events(p), pattern, s.lastOutput())
+		}
+	}
+}
+
+// reboot kills the kubelet, pullgated and containerd with all containers, starts them again, and waits until the pods have new containers.
+func (s *scenario) reboot(stay map[string]*outcome) {
+	s.Helper()
+	s.must(s.kubelet.Kill())
+	s.must(s.gate.Kill())
+	s.must(s.Containerd.Reboot(s.Context()))
+	s.must(s.gate.Start(s.Context()))
+	s.must(s.kubelet.Start(s.Context(), s.gate.Endpoint(), quick()))
+	for _, o := range stay {
+		s.replaced(o, "a reboot")
+	}
+}
+
+// replaced waits until a pod runs with another container than the one it had when it was looked at last.
+func (s *scenario) replaced(o *outcome, after string) {
+	s.Helper()
+	before := o.pod.Status.ContainerStatuses[0].ContainerID
+	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
+		if s.look(o); o.state == running && o.pod.Status.ContainerStatuses[0].ContainerID != before {
+			return
+		}
+		if time.Now().After(end) {
+			s.Fatalf("after %s: %s%s; want it running with another container than %s\n%s", after, o, s.events(o.pod), before, s.lastOutput())
+		}
+	}
+}
+
+// stay starts a pod for each case side by side, and leaves them on the node.
+func (s *scenario) stay(p pod, cases ...string) map[string]*outcome {
+	s.Helper()
+	since := s.registryOf(p.image).Mark()
+	made := make([]*corev1.Pod, len(cases))
+	for i := range cases {
+		made[i] = s.create(p)
+	}
+	all := map[string]*outcome{}
+	for i, name := range cases {
+		all[name] = s.see(step{name: "for " + name, pod: p, want: running}, made[i], since)
+	}
+	return all
+}
+
+// restartsIn kills the container of one case, and waits until it is started again.
+func (s *scenario) restartsIn(stay map[string]*outcome, one string) {
+	s.Helper()
+	s.killIn(stay, one, func(o *outcome) { s.replaced(o, one) })
+}
+
+// killIn kills the container of one case, and calls wait. It requires that the pods of all other cases keep their containers, also in whatever has
+// happened to the node before.
+func (s *scenario) killIn(stay map[string]*outcome, one string, wait func(*outcome)) {
+	s.Helper()
+	o := stay[one]
+	others := slices.DeleteFunc(slices.Collect(maps.Values(stay)), func(other *outcome) bool { return other == o })
+	before := map[string]string{}
+	for _, other := range others {
+		before[other.pod.Name] = other.pod.Status.ContainerStatuses[0].ContainerID
+	}
+	s.must(s.runtimeClient().KillContainers(s.Context(), string(o.pod.UID)))
+	wait(o)
+	if after := s.containers(others); !maps.Equal(before, after) {
+		s.Errorf("after %s the other pods have the containers %v; want %v, those from before", one, after, before)
+	}
+}
+
+// validations returns how often validators were asked, and what they found, as the metrics count it.
+func (s *scenario) validations() float64 {
+	s.Helper()
+	return s.metric("pullgate_admission_answers_total") + s.metric("pullgate_admission_seconds_count")
+}
+
+// A policyFolder is the folder of policies of a scenario.
+type policyFolder struct {
+	s   *scenario
+	dir string
+}
+
+// newPolicyFolder makes a folder of policies, which pullgated does not know before reload. At the end of the scenario there are no policies.
+func (s *scenario) newPolicyFolder() policyFolder {
+	s.Helper()
+	p := policyFolder{s, filepath.Join(s.Dir, "policies-of-"+s.name)}
+	s.must(os.Mkdir(p.dir, 0o755))
+	s.Cleanup(func() {
+		if err := s.gate.Configure(s.settings()...); err != nil {
+			s.Error(err)
+		}
+		p.signal()
+	})
+	return p
+}
+
+// write writes a policy for the whole cluster.
+func (p policyFolder) write(name, spec string) {
+	p.s.Helper()
+	text := fmt.Sprintf("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: %s}\nspec: {spec: {%s}}\n", name, spec)
+	p.s.must(os.WriteFile(p.path(name), []byte(text), 0o600))
+}
+
+func (p policyFolder) remove(name string) {
+	p.s.Helper()
+	p.s.must(os.Remove(p.path(name)))
+}
+
+func (p policyFolder) path(name string) string { return filepath.Join(p.dir, name+".yaml") }
+
+// reload makes pullgated use the folder, and waits until it does.
+func (p policyFolder) reload(recheckRestarts bool) {
+	p.s.Helper()
+	p.s.must(p.s.gate.Configure(p.s.settings(fmt.Sprintf("admission: {policies: %s, exempt: {namespaces: [%s]}, recheckRestarts: %v}", p.dir, p.s.namespace(exempt), recheckRestarts))...))
+	p.signal()
+}
+
+// signal sends SIGHUP to pullgated, and waits until it has read its configuration and its policies.
+func (p policyFolder) signal() {
+	p.s.Helper()
+	read := func() int {
+		log := p.s.gate.Log()
+		return strings.Count(log, "Policies read") + strings.Count(log, "Policies not read") + strings.Count(log, "Policies are no longer in use")
+	}
+	before := read()
+	p.s.must(syscall.Kill(p.s.gate.PID(), syscall.SIGHUP))
+	for end := time.Now().Add(patience); read() == before; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			p.s.Fatalf("pullgated has not reloaded\n%s", p.s.lastOutput())
+		}
+	}
+}
+
+// waitFor waits until a metric has a value. pullgated reads the folder every few seconds.
+func (p policyFolder) waitFor(metric string, value float64) {
+	p.s.Helper()
+	for end := time.Now().Add(patience); p.s.metric(metric) != value; time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			p.s.Fatalf("%s is %v; want %v\n%s", metric, p.s.metric(metric), value, p.s.lastOutput())
+		}
+	}
+}
