@@ -111,6 +111,7 @@ func directions() []plant {
 		down("e2e", "pkg/criproxy/criproxytest"),
 		up("e2e/podsource", "internal/podindex", "and imports nothing else"),
 		up("e2e/podsecurity", "internal/podindex", "and imports nothing else"),
+		up("e2e/podviews", "internal/podindex", "and imports nothing else"),
 		{
 			rule: "tests keep to the same directions", file: "pkg/records/direction/planted_test.go", linter: "depguard", want: "policy judges",
 			source: "package direction\n\nimport _ \"" + module + "/pkg/tracker\"\n",

@@ -154,7 +154,7 @@ func (c *Cluster) StartAPI(ctx context.Context) (err error) {
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--disable-admission-plugins=ServiceAccount",
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file", c.path("accounts.key"), "--service-account-signing-key-file", c.path("accounts.key"),
-		"--service-cluster-ip-range=10.96.0.0/16", "--watch-cache=true", "--v=1")
+		"--service-cluster-ip-range=10.96.0.0/16", "--allow-privileged", "--watch-cache=true", "--v=1")
 	return err
 }
 

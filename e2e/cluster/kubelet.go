@@ -58,6 +58,9 @@ func (c *Cluster) NewKubelet(dir, name, cgroup string) (*Kubelet, error) {
 // Kubeconfig returns the path of the file by which the kubelet knows the API server and itself.
 func (k *Kubelet) Kubeconfig() string { return k.path("kubeconfig") }
 
+// Root returns the kubelet's root directory, below which it keeps the volumes of pods.
+func (k *Kubelet) Root() string { return k.path("root") }
+
 // Name is the name of the kubelet's node.
 func (k *Kubelet) Name() string { return k.name }
 

@@ -1,0 +1,325 @@
+package podviews
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/pullgate/pullgate/internal/gate/criview"
+	"github.com/pullgate/pullgate/pkg/podview"
+	"github.com/pullgate/pullgate/pkg/podview/apiview"
+	"github.com/pullgate/pullgate/pkg/restriction"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// An exception is a reason why the two views of a field differ.
+type exception string
+
+// The exceptions.
+const (
+	imageUser     exception = "runAsUser: the pod sets no user, so the container has the user of the image, which the API server does not know"
+	runsAsNonRoot exception = "runAsNonRoot: the pod does not require it, and the container runs as another user than root"
+	volumeGroup   exception = "supplementalGroups: the group of a volume is added"
+	claim         exception = "volumes: a claim shows the volume behind it"
+	ownToken      exception = "automountServiceAccountToken: the pod says false and mounts a token itself"
+	noToken       exception = "automountServiceAccountToken: an ephemeral container gets no token"
+	claimedTwice  exception = "mount.readOnly: the kubelet mounts a claim once for all volumes of the pod that name it, also if only one of them is read-only"
+)
+
+func exceptions() []exception {
+	return []exception{imageUser, runsAsNonRoot, volumeGroup, claim, ownToken, noToken, claimedTwice}
+}
+
+// Paths of restriction.Fields.
+const (
+	podSpec     = "spec.spec."
+	podSecurity = podSpec + "securityContext."
+	volumes     = podSpec + "volumes[]"
+	containers  = podSpec + "containers[]"
+	security    = containers + ".securityContext."
+)
+
+// A Comparison compares views of pods, field by field.
+type Comparison struct {
+	// KubeletRoot is the root directory of the kubelet.
+	KubeletRoot string
+	// VolumeGroups are groups that volumes add.
+	VolumeGroups []int64
+
+	// known counts by path how often the CRI view knew a field, and set how often the pod set it then.
+	known, set  map[string]int
+	excused     map[exception]int
+	differences []string
+}
+
+// Pod compares the views of one pod and of all its containers. The pod is as the API server has it, with what a kubelet sent
+// to the runtime about it.
+func (c *Comparison) Pod(p *corev1.Pod, r *Runtime) {
+	who := p.Namespace + "/" + p.Name
+	got := r.of(string(p.UID))
+	if got == nil {
+		c.differ(who, "the kubelet sent nothing about the pod")
+		return
+	}
+	api, all := apiview.Pod(p)
+	shared := sharedClaims(p)
+	c.pod(who+" sandbox", criview.Sandbox(got.sandbox), api)
+	if len(got.containers) != len(all) {
+		c.differ(who, "the kubelet sent the containers %q; the pod has %d", slices.Sorted(maps.Keys(got.containers)), len(all))
+	}
+	for i := range all {
+		name := who + " " + all[i].Name
+		request := got.containers[all[i].Name]
+		if request == nil {
+			c.differ(name, "the kubelet did not send the container")
+			continue
+		}
+		pod, container := criview.Container(request.GetSandboxConfig(), request.GetConfig(), c.KubeletRoot)
+		c.pod(name, pod, api)
+		c.automount(name, pod, api, all[i])
+		c.container(name, container, all[i], shared[all[i].Name])
+		_, _, conflicts := podview.Merge(pod, api, &container, &all[i])
+		for _, field := range conflicts {
+			if field != "mount.readOnly" || len(shared[all[i].Name]) == 0 {
+				c.differ(name, "Merge reports a conflict in %s", field)
+			}
+		}
+	}
+}
+
+// sharedClaims returns, by container, the paths of mounts of claims that two volumes of the pod name, one of them read-only and the other one not.
+func sharedClaims(p *corev1.Pod) map[string][]string {
+	writable := map[string][]bool{} // by claim
+	claims := map[string]string{}   // by volume
+	for _, v := range p.Spec.Volumes {
+		if pvc := v.PersistentVolumeClaim; pvc != nil {
+			writable[pvc.ClaimName] = append(writable[pvc.ClaimName], !pvc.ReadOnly)
+			claims[v.Name] = pvc.ClaimName
+		}
+	}
+	paths := map[string][]string{}
+	note := func(container string, mounts []corev1.VolumeMount) {
+		for _, m := range mounts {
+			if all := writable[claims[m.Name]]; slices.Contains(all, true) && slices.Contains(all, false) {
+				paths[container] = append(paths[container], path.Join("/", m.MountPath))
+			}
+		}
+	}
+	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+		note(c.Name, c.VolumeMounts)
+	}
+	for _, c := range p.Spec.EphemeralContainers {
+		note(c.Name, c.VolumeMounts)
+	}
+	return paths
+}
+
+// Failures returns every difference that is not an exception, every field of the CRI that was never compared or never set, and every exception
+// that never applied.
+func (c *Comparison) Failures() []string {
+	all := slices.Clone(c.differences)
+	for _, f := range restriction.Fields() {
+		switch {
+		case f.Node == restriction.Never:
+		case c.known[f.Path] == 0:
+			all = append(all, f.Path+" was never compared")
+		case c.set[f.Path] == 0:
+			all = append(all, f.Path+" was set in no pod")
+		}
+	}
+	for _, e := range exceptions() {
+		if c.excused[e] == 0 {
+			all = append(all, "no pod needs the exception "+string(e))
+		}
+	}
+	return all
+}
+
+// String returns how often each field was known, and each exception applied.
+func (c *Comparison) String() string {
+	var b strings.Builder
+	for _, f := range restriction.Fields() {
+		if f.Node != restriction.Never {
+			fmt.Fprintf(&b, "%5d compared, %5d set: %s\n", c.known[f.Path], c.set[f.Path], f.Path)
+		}
+	}
+	for _, e := range exceptions() {
+		fmt.Fprintf(&b, "%5d times: %s\n", c.excused[e], e)
+	}
+	return b.String()
+}
+
+func (c *Comparison) differ(who, format string, args ...any) {
+	c.differences = append(c.differences, who+": "+fmt.Sprintf(format, args...))
+}
+
+func (c *Comparison) excuse(e exception) {
+	if c.excused == nil {
+		c.excused = map[exception]int{}
+	}
+	c.excused[e]++
+}
+
+// count notes that the CRI view knows a field.
+func (c *Comparison) count(field string, set bool) {
+	if c.known == nil {
+		c.known, c.set = map[string]int{}, map[string]int{}
+	}
+	c.known[field]++
+	if set {
+		c.set[field]++
+	}
+}
+
+func (c *Comparison) pod(who string, cri, api podview.Pod) {
+	if cri.UID != api.UID || cri.Namespace != api.Namespace || cri.Static != api.Static {
+		c.differ(who, "the CRI has pod %s in %s, static %v; the API has %s in %s, static %v", cri.UID, cri.Namespace, cri.Static, api.UID, api.Namespace, api.Static)
+	}
+	compare(c, who, "spec.metadata.name", podview.Set(cri.Name), podview.Set(api.Name), "", equal)
+	compare(c, who, "spec.metadata.labels", cri.Labels, api.Labels, nil, maps.Equal)
+	compare(c, who, "spec.metadata.annotations", cri.Annotations, api.Annotations, nil, maps.Equal)
+	compare(c, who, podSecurity+"hostNetwork", cri.HostNetwork, api.HostNetwork, false, equal)
+	compare(c, who, podSecurity+"hostPID", cri.HostPID, api.HostPID, false, equal)
+	compare(c, who, podSecurity+"hostIPC", cri.HostIPC, api.HostIPC, false, equal)
+	compare(c, who, podSecurity+"shareProcessNamespace", cri.ShareProcessNamespace, api.ShareProcessNamespace, false, equal)
+	compare(c, who, podSpec+"terminationGracePeriodSeconds", cri.TerminationGracePeriodSeconds, api.TerminationGracePeriodSeconds, 0, equal)
+	c.groups(who, cri, api)
+}
+
+// groups compares the groups of the pod, which the CRI has in one list.
+func (c *Comparison) groups(who string, cri, api podview.Pod) {
+	running, known := cri.Groups.Effective()
+	if !known {
+		return
+	}
+	supplemental, state := api.SupplementalGroups.Get()
+	c.count(podSecurity+"supplementalGroups", state == podview.StateSet)
+	declared := slices.Clone(supplemental)
+	fsGroup, state := api.FSGroup.Get()
+	c.count(podSecurity+"fsGroup", state == podview.StateSet)
+	if state == podview.StateSet {
+		declared = append(declared, fsGroup)
+	}
+	for _, g := range running {
+		switch {
+		case slices.Contains(declared, g):
+		case slices.Contains(c.VolumeGroups, g):
+			c.excuse(volumeGroup)
+		default:
+			c.differ(who, "the CRI has the groups %v, the API has %v", running, declared)
+		}
+	}
+	for _, g := range declared {
+		if !slices.Contains(running, g) {
+			c.differ(who, "the CRI has the groups %v, the API has %v", running, declared)
+		}
+	}
+}
+
+// automount compares whether a container gets a token of the service account, which is so unless the pod says otherwise.
+func (c *Comparison) automount(who string, cri, api podview.Pod, container podview.Container) {
+	const field = podSpec + "automountServiceAccountToken"
+	mounted, _ := cri.AutomountServiceAccountToken.Effective()
+	says, state := api.AutomountServiceAccountToken.Get()
+	wanted := says || state == podview.StateAbsent
+	kind, _ := container.Kind.Get()
+	switch {
+	case mounted && !wanted:
+		c.excuse(ownToken)
+	case !mounted && wanted && kind == podview.KindEphemeral:
+		c.excuse(noToken)
+	default:
+		compare(c, who, field, cri.AutomountServiceAccountToken, api.AutomountServiceAccountToken, true, equal)
+	}
+}
+
+// container compares the views of a container. shared are the paths that sharedClaims returns for it.
+func (c *Comparison) container(who string, cri, api podview.Container, shared []string) {
+	c.count(containers, true)
+	compare(c, who, containers+".image[]", cri.Image, api.Image, "", equal)
+	compare(c, who, security+"privileged", cri.Privileged, api.Privileged, false, equal)
+	compare(c, who, security+"readOnlyRootFilesystem", cri.ReadOnlyRootFilesystem, api.ReadOnlyRootFilesystem, false, equal)
+	compare(c, who, security+"allowPrivilegeEscalation", cri.AllowPrivilegeEscalation, api.AllowPrivilegeEscalation, true, equal)
+	compare(c, who, security+"runAsGroup", cri.RunAsGroup, api.RunAsGroup, 0, equal)
+	compare(c, who, security+"capabilities.add", cri.CapabilitiesAdd, api.CapabilitiesAdd, nil, slices.Equal)
+	compare(c, who, security+"capabilities.drop", cri.CapabilitiesDrop, api.CapabilitiesDrop, nil, slices.Equal)
+	c.count(security+"capabilities", cri.CapabilitiesAdd.State() == podview.StateSet || cri.CapabilitiesDrop.State() == podview.StateSet)
+	compare(c, who, security+"seLinuxOptions", cri.SELinux, api.SELinux, podview.SELinux{}, equal)
+	c.user(who, cri, api)
+	c.mounts(who, cri, api, shared)
+}
+
+func (c *Comparison) user(who string, cri, api podview.Container) {
+	if cri.RunAsUser.State() == podview.StateSet && api.RunAsUser.State() == podview.StateAbsent {
+		c.excuse(imageUser)
+	} else {
+		compare(c, who, security+"runAsUser", cri.RunAsUser, api.RunAsUser, 0, equal)
+	}
+	required, _ := api.RunAsNonRoot.Get()
+	if is, _ := cri.RunAsNonRoot.Effective(); is && !required {
+		c.excuse(runsAsNonRoot)
+	} else {
+		compare(c, who, security+"runAsNonRoot", cri.RunAsNonRoot, api.RunAsNonRoot, false, equal)
+	}
+}
+
+// mounts compares the volumes that a container uses.
+func (c *Comparison) mounts(who string, cri, api podview.Container, shared []string) {
+	running, known := cri.Mounts.Effective()
+	if !known {
+		return
+	}
+	declared, _ := api.Mounts.Effective()
+	c.count(volumes, len(declared) > 0)
+	byPath := map[string]podview.Mount{}
+	for _, m := range declared {
+		byPath[path.Clean(m.Path)] = m
+	}
+	for _, m := range running {
+		of, found := byPath[path.Clean(m.Path)]
+		if !found {
+			c.differ(who, "the CRI has a mount at %s, the API has none", m.Path)
+			continue
+		}
+		delete(byPath, path.Clean(m.Path))
+		c.mount(who+" "+m.Path, m, of, slices.Contains(shared, path.Clean(m.Path)))
+	}
+	for missing := range byPath {
+		c.differ(who, "the API has a mount at %s, the CRI has none", missing)
+	}
+}
+
+func (c *Comparison) mount(who string, cri, api podview.Mount, shared bool) {
+	if shared && cri.ReadOnly != api.ReadOnly {
+		c.excuse(claimedTwice)
+	} else {
+		compare(c, who, volumes+".mount.readOnly", cri.ReadOnly, api.ReadOnly, false, equal)
+	}
+	compare(c, who, volumes+".mount.mountPropagation", cri.Propagation, api.Propagation, podview.PropagationNone, equal)
+	if name, _ := api.Type.Get(); name == podview.TypePersistentVolumeClaim && cri.Type.State() == podview.StateSet {
+		c.excuse(claim)
+		return
+	}
+	compare(c, who, volumes+".volumeType", cri.Type, api.Type, "", equal)
+	compare(c, who, volumes+".hostPath.path", cri.HostPath, api.HostPath, "", equal)
+}
+
+// compare compares one field, if the CRI view knows it. byDefault is the value that runs if the pod sets none.
+func compare[T any](c *Comparison, who, field string, cri, api podview.Value[T], byDefault T, same func(a, b T) bool) {
+	got, known := cri.Effective()
+	if !known && cri.State() == podview.StateUnknown {
+		return
+	}
+	c.count(field, api.State() == podview.StateSet)
+	want, ok := api.Effective()
+	if !ok {
+		want = byDefault
+	}
+	if cri.State() != podview.StateUnknown && cri.State() != api.State() || known && !same(got, want) {
+		c.differ(who, "%s: the CRI has %+v, the API has %+v", field, cri, api)
+	}
+}
+
+func equal[T comparable](a, b T) bool { return a == b }
