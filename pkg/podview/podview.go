@@ -62,8 +62,8 @@ type SELinux struct{ User, Role, Type, Level string }
 type Volume struct {
 	// Type is the name of the field of a volume in the API, such as configMap or hostPath.
 	Type Value[string]
-	// HostPath is the folder of the node that a hostPath volume names, as written. HostPathType is its type. Both are absent in
-	// volumes of other types.
+	// HostPath is the folder of the node that a hostPath volume names, as written. HostPathType is its type; "" takes effect if it has none.
+	// Both are absent in volumes of other types.
 	HostPath, HostPathType Value[string]
 }
 

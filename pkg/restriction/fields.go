@@ -134,7 +134,7 @@ func containerFields() []Field {
 		{Path: pathVolumes, Node: Derived, PodSource: Exact, Admission: Exact, Note: "only mounted volumes count"},
 		{Path: pathVolumes + ".volumeType", Node: Derived, PodSource: Exact, Admission: Exact, Note: "claims show their driver, device plugins hostPath; unknown with a subPath"},
 		{Path: pathVolumes + ".hostPath.path", Node: Exact, PodSource: Exact, Admission: Exact, Note: "unknown with a subPath"},
-		{Path: pathVolumes + ".hostPath.type", PodSource: Exact, Admission: Exact},
+		{Path: pathVolumes + ".hostPath.type", PodSource: Exact, Admission: Exact, Note: "nil is the empty string"},
 		{Path: pathVolumes + ".mount.readOnly", Node: Exact, PodSource: Exact, Admission: Exact, Note: "also true for read-only volumes"},
 		{Path: pathVolumes + ".mount.mountPropagation", Node: Effective, PodSource: Exact, Admission: Exact},
 		{Path: pathContainers, Node: Exact, PodSource: Exact, Admission: Exact, Note: "each must match both lists: init containers are not distinguished"},

@@ -86,6 +86,8 @@ func TestVolumes(t *testing.T) {
 		Volumes: []corev1.Volume{
 			{Name: "s", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{}}},
 			{Name: "h", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "//var/log", Type: new(corev1.HostPathDirectory)}}},
+			{Name: "h-nil", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}},
+			{Name: "h-empty", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/", Type: new(corev1.HostPathUnset)}}},
 			{Name: "c", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ReadOnly: true}}},
 			{Name: "i", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{ReadOnly: new(true)}}},
 			{Name: "none"},
@@ -105,9 +107,10 @@ func TestVolumes(t *testing.T) {
 		return podview.Volume{Type: podview.Set(name), HostPath: podview.Absent[string](), HostPathType: podview.Absent[string]()}
 	}
 	host := podview.Volume{Type: podview.Set("hostPath"), HostPath: podview.Set("//var/log"), HostPathType: podview.Set("Directory")}
+	unchecked := podview.Volume{Type: podview.Set("hostPath"), HostPath: podview.Set("/"), HostPathType: podview.AbsentAs("")}
 	none := podview.Volume{HostPath: podview.Absent[string](), HostPathType: podview.Absent[string]()}
 	volumes, _ := p.Volumes.Get()
-	if d := diff([]podview.Volume{volume("secret"), host, volume("persistentVolumeClaim"), volume("csi"), none}, volumes); d != "" {
+	if d := diff([]podview.Volume{volume("secret"), host, unchecked, unchecked, volume("persistentVolumeClaim"), volume("csi"), none}, volumes); d != "" {
 		t.Errorf("volumes (-want +got):\n%s", d)
 	}
 	mounts, _ := containers[0].Mounts.Get()

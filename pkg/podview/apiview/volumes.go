@@ -40,8 +40,10 @@ func volumeOf(s *corev1.VolumeSource) volume {
 	}
 	if h := s.HostPath; h != nil {
 		v.view.HostPath = podview.Set(h.Path)
-		if h.Type != nil {
-			v.view.HostPathType = text(string(*h.Type))
+		// The empty type is what the API server makes of none. It takes effect: the kubelet does not check what is there.
+		v.view.HostPathType = podview.AbsentAs("")
+		if h.Type != nil && *h.Type != corev1.HostPathUnset {
+			v.view.HostPathType = podview.Set(string(*h.Type))
 		}
 	}
 	return v
