@@ -34,17 +34,25 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
   path = %[4]q
 [plugins."io.containerd.grpc.v1.cri"]
   restrict_oom_score_adj = true
+  netns_mounts_under_state_dir = true
   sandbox_image = %[5]q
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
       Root = %[7]q
   [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "/usr/lib/cni"
+    bin_dir = %[8]q
     conf_dir = %[6]q
 `
 
-const cniConfig = `{"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]}`
+const cniConfig = `{"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "none"}]}`
+
+// cniPlugin reports an address that no interface has: a runtime starts no pod without one.
+const cniPlugin = `#!/bin/sh
+[ "$CNI_COMMAND" != ADD ] || cat <<END
+{"cniVersion": "0.4.0", "interfaces": [{"name": "$CNI_IFNAME", "sandbox": "$CNI_NETNS"}], "ips": [{"version": "4", "interface": 0, "address": "192.0.2.1/32"}]}
+END
+`
 
 // StartContainerd starts a containerd below dir. program is "" for the machine's own.
 func StartContainerd(ctx context.Context, dir, program, sandboxImage string) (*Containerd, error) {
@@ -52,17 +60,21 @@ func StartContainerd(ctx context.Context, dir, program, sandboxImage string) (*C
 		program = "containerd"
 	}
 	c := &Containerd{dir: dir, program: program}
-	for _, sub := range []string{"root", "state", "opt", "cni"} {
+	for _, sub := range []string{"root", "state", "opt", "cni", "cni-plugins"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o711); err != nil {
 			return nil, err
 		}
 	}
-	text := fmt.Sprintf(containerdConfig, c.path("root"), c.path("state"), c.path("containerd.sock"), c.path("opt"), sandboxImage, c.path("cni"), c.path("runc"))
+	text := fmt.Sprintf(containerdConfig, c.path("root"), c.path("state"), c.path("containerd.sock"), c.path("opt"), sandboxImage, c.path("cni"), c.path("runc"), c.path("cni-plugins"))
 	if err := os.WriteFile(c.path("config.toml"), []byte(text), 0o600); err != nil {
 		return nil, err
 	}
-	// Nothing is ever attached to it; a kubelet takes a runtime without any network for half a runtime.
-	if err := os.WriteFile(filepath.Join(dir, "cni", "10-none.conflist"), []byte(cniConfig), 0o600); err != nil {
+	// A pod without the network of the node has its loopback interface and no other.
+	if err := errors.Join(
+		os.WriteFile(c.path("cni/10-none.conflist"), []byte(cniConfig), 0o600),
+		os.WriteFile(c.path("cni-plugins/none"), []byte(cniPlugin), 0o700),
+		os.Symlink("/usr/lib/cni/loopback", c.path("cni-plugins/loopback")),
+	); err != nil {
 		return nil, err
 	}
 	return c, c.Start(ctx)
