@@ -111,6 +111,9 @@ func testNode(t *testing.T, m *machine) {
 	}
 	m.run(t, testCase{"policies", policies})
 	if m.firstOfKubelet() || everyPair() {
+		m.run(t, testCase{"restrictions", restrictions})
+	}
+	if m.firstOfKubelet() || everyPair() {
 		m.runAll(
 			t,
 			testCase{"restarts", restarts},
@@ -191,6 +194,7 @@ func (m *machine) withPodSource(t *testing.T) {
 		t,
 		testCase{"crowd-source", crowdProtected},
 		testCase{"policies-source", policies},
+		testCase{"restrictions-source", restrictionsOfSource},
 		testCase{"restarts-source", restarts},
 		testCase{"kills-source", kills},
 		testCase{"static-source", static},

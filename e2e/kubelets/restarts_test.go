@@ -188,12 +188,7 @@ func static(s *scenario) {
 // ask), and removes it.
 func (s *scenario) runsStatic(image node.Pushed, policy corev1.PullPolicy) {
 	s.Helper()
-	s.pods++
-	name := fmt.Sprintf("static-%d", s.pods)
-	p := s.spec(name, pod{team: "kube", image: image, policy: policy})
-	p.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
-	p.Spec.NodeName = ""
-	s.must(s.kubelet.Manifest(p))
+	name := s.manifest(pod{team: "kube", image: image, policy: policy}).Name
 	k := s.runtimeClient()
 	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
 		n, err := k.RunningIn(s.Context(), name+"-"+s.kubelet.Name())
@@ -206,6 +201,17 @@ func (s *scenario) runsStatic(image node.Pushed, policy corev1.PullPolicy) {
 		}
 	}
 	s.must(s.kubelet.RemoveManifest(name))
+}
+
+// manifest puts a static pod on the node.
+func (s *scenario) manifest(p pod) *corev1.Pod {
+	s.Helper()
+	s.pods++
+	made := s.spec(fmt.Sprintf("static-%d", s.pods), p)
+	made.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
+	made.Spec.NodeName = ""
+	s.must(s.kubelet.Manifest(made))
+	return made
 }
 
 // runtimeClient talks to containerd, past pullgated.

@@ -1,0 +1,285 @@
+package kubelets_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// What becomes of a pod that violates a restriction.
+const (
+	notCreated = "CreateContainerError"
+	noSandbox  = "FailedCreatePodSandBox" // the reason of an event
+	refused    = "refused"                // either
+)
+
+// A pod that violates a restriction does not start, and its status or an event names policy and field. A pod that satisfies it runs. The same
+// holds for init, ephemeral and static pods. A container that ends is started again.
+func restrictions(s *scenario) {
+	images := s.restrictionImages()
+	rows := restrictionRows(images, s.Public.Host(), s.Private.Host(), s.hostFolder())
+	s.enforce(rows, "exempt: {staticPods: false}")
+
+	crashing := s.come(pod{team: "privileged", image: images.app, change: func(p *corev1.Pod) {
+		p.Spec.Containers[0].Command = []string{"/bin/sh", "-c", "sleep 1; exit 7"}
+	}}, running)
+	static := s.comeStatic(pod{team: "privileged", image: images.app, change: privileged()}, refused)
+	satisfying := s.judge(rows, images.app)
+	if s.awaitDenial(static, rowNamed(rows, "privileged")); static.state != notCreated {
+		s.Errorf("the static pod: %s; want %s", static, notCreated)
+	}
+	s.neverRan(static)
+	s.leaveStatic(static)
+	s.judgeEphemeral(satisfying["ephemeral"], images, rowNamed(rows, "ephemeral"))
+	s.restarted(crashing, 1)
+	s.dropAll()
+}
+
+// With the pod source, fields are restricted that no CRI message carries. By default policies do not apply to static pods.
+func restrictionsOfSource(s *scenario) {
+	images := s.restrictionImages()
+	rows := sourceRows(images, s.hostFolder())
+	s.enforce(rows)
+	s.waitUntilSynced()
+	s.judge(rows, images.app)
+	if n := s.metric("pullgate_admission_view_conflicts_total"); n != 0 {
+		s.Errorf("kubelet and API server differ in %v fields of pods; want none\n%s", n, s.lastOutput())
+	}
+	static := s.comeStatic(pod{team: "pull-policy", image: images.app}, running)
+	if s.await(static); static.state != running {
+		s.Errorf("an exempt static pod: %s; want it running\n%s", static, s.lastOutput())
+	}
+	s.leaveStatic(static)
+	s.dropAll()
+}
+
+// restrictionImages brings the images of the rows on the node, so that no pod of a row waits for a pull.
+func (s *scenario) restrictionImages() restrictionImages {
+	s.Helper()
+	i := restrictionImages{
+		app:     s.public("app:1"),
+		number:  s.push(s.Public, "number:1", node.Image{User: "4711:4711"}),
+		named:   s.push(s.Public, "named:1", node.Image{User: "app"}),
+		private: s.private("private:1"),
+	}
+	s.runSteps(step{name: "a pod of all images", want: running, requests: downloads, pod: pod{team: "pull", image: i.private, secrets: with(node.Alice()), change: func(p *corev1.Pod) {
+		for _, image := range []node.Pushed{i.app, i.number, i.named} {
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: fmt.Sprintf("c-%d", len(p.Spec.Containers)), Image: image.Name, ImagePullPolicy: ifNotPresent})
+		}
+	}}})
+	return i
+}
+
+// hostFolder makes a folder of the node for hostPath volumes. It has a folder "below".
+func (s *scenario) hostFolder() string {
+	s.Helper()
+	folder := filepath.Join(s.Dir, "folder-of-"+s.name)
+	s.must(os.MkdirAll(filepath.Join(folder, "below"), 0o755))
+	return folder
+}
+
+// enforce restarts pullgated with the policies of rows, and with more settings of its section admission. The policies are in use until the end
+// of the scenario.
+func (s *scenario) enforce(rows []restrictionRow, settings ...string) {
+	s.Helper()
+	folder := filepath.Join(s.Dir, "policies-of-"+s.name)
+	s.must(os.MkdirAll(folder, 0o755))
+	labels := ""
+	for _, r := range rows {
+		tier := "open"
+		binding := "namespaces: [" + s.namespace(r.name) + "]"
+		if r.selector {
+			tier = "restricted"
+			binding = "namespaceSelector: {matchLabels: {tier: restricted}}"
+		}
+		labels += s.namespace(r.name) + ": {tier: " + tier + "}\n"
+		text := fmt.Sprintf("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: %s}\nbinding: {%s}\nspec: %s\n", r.name, binding, r.spec)
+		s.must(os.WriteFile(filepath.Join(folder, r.name+".yaml"), []byte(text), 0o600))
+	}
+	labelsFile := filepath.Join(s.Dir, "labels-of-"+s.name+".yaml")
+	s.must(os.WriteFile(labelsFile, []byte(labels), 0o600))
+	settings = append(settings, "policies: "+folder, "namespaceLabels: "+labelsFile, "kubeletRoot: "+s.kubelet.Root())
+	s.must(s.gate.Restart(s.Context(), s.settings("admission: {"+strings.Join(settings, ", ")+"}")...))
+	s.Cleanup(func() {
+		s.dropAll() // before they can run
+		if err := s.gate.Restart(context.WithoutCancel(s.Context()), s.settings("admission: {policies: \"\"}")...); err != nil {
+			s.Error(err)
+		}
+	})
+}
+
+// dropAll deletes the pods that are left.
+func (s *scenario) dropAll() {
+	s.Helper()
+	for len(s.kept) > 0 {
+		s.drop(s.kept[0])
+	}
+}
+
+// come creates a pod, and the service account that it names, without waiting for it.
+func (s *scenario) come(p pod, want string) *outcome {
+	s.Helper()
+	o := &outcome{want: want, image: p.image, pod: s.create(p)}
+	s.kept = append(s.kept, o)
+	if name := o.pod.Spec.ServiceAccountName; name != "" { // no controller makes one
+		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		_, err := s.cluster.Client.CoreV1().ServiceAccounts(o.pod.Namespace).Create(s.Context(), account, metav1.CreateOptions{})
+		s.must(err)
+	}
+	return o
+}
+
+// judge creates both pods of each row and waits until they are what they should be. It returns those that run.
+func (s *scenario) judge(rows []restrictionRow, image node.Pushed) map[string]*outcome {
+	s.Helper()
+	violating, satisfying := map[string]*outcome{}, map[string]*outcome{}
+	for _, r := range rows {
+		violating[r.name] = s.come(r.pod(r.violates, image), refused)
+		satisfying[r.name] = s.come(r.pod(r.satisfies, image), running)
+	}
+	began := time.Now()
+	for _, r := range rows {
+		s.awaitDenial(violating[r.name], r)
+		o := satisfying[r.name]
+		if s.await(o); o.state != running {
+			s.Errorf("%s: the pod that satisfies the policy: %s%s; want it running", r.name, o, s.events(o.pod))
+		}
+		if events := s.events(o.pod); strings.Contains(events, "pullgate: ") {
+			s.Errorf("%s: the pod that satisfies the policy was denied at first:%s", r.name, events)
+		}
+	}
+	s.Logf("%d rows after %v", len(rows), time.Since(began).Round(100*time.Millisecond))
+	return satisfying
+}
+
+// pod returns one of the pods of a row.
+func (r restrictionRow) pod(p restrictedPod, image node.Pushed) pod {
+	if p.image.Name != "" {
+		image = p.image
+	}
+	return pod{team: r.name, image: image, secrets: p.secrets, change: p.change}
+}
+
+// await waits until a pod is decided.
+func (s *scenario) await(o *outcome) {
+	s.Helper()
+	for end := time.Now().Add(patience); o.state == "" && time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		s.look(o)
+	}
+}
+
+// awaitDenial waits until the status or an event of a pod says that the policy of a row denies it.
+func (s *scenario) awaitDenial(o *outcome, r restrictionRow) {
+	s.Helper()
+	want := r.denial()
+	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		s.look(o)
+		o.text += s.events(o.pod) // sooner than the status of a pod with init containers, which a kubelet reports with its next sync
+		switch {
+		case o.state == running, o.state == succeeded:
+			s.Errorf("%s: the pod that violates the policy: %s; want it refused", r.name, o)
+			return
+		case want.MatchString(o.text):
+			return
+		case time.Now().After(end):
+			s.Errorf("%s: the pod that violates the policy: %s; want %s", r.name, o, want)
+			return
+		}
+	}
+}
+
+// denial is the pattern of what a kubelet reports of a pod that violates the policy of a row.
+func (r restrictionRow) denial() *regexp.Regexp {
+	container, value := r.violates.container, r.value+" is not allowed"
+	if container == "" {
+		container = "main"
+	}
+	if r.value == "" {
+		value = "the value is not known"
+	}
+	path := strings.ReplaceAll(r.field, "[]", "[0]") + r.leaf + ": "
+	before := `pullgate: pod \S+: policy ` + r.name + `: (container "` + container + `": )?(mount \S+: )?`
+	if r.sandbox {
+		before = noSandbox + ": .*" + before
+	}
+	return regexp.MustCompile(before + regexp.QuoteMeta(path+value))
+}
+
+func rowNamed(rows []restrictionRow, name string) restrictionRow {
+	return rows[slices.IndexFunc(rows, func(r restrictionRow) bool { return r.name == name })]
+}
+
+// judgeEphemeral adds two ephemeral containers to a pod that runs: one that violates the policy of its row, and one that satisfies it.
+func (s *scenario) judgeEphemeral(o *outcome, images restrictionImages, r restrictionRow) {
+	s.Helper()
+	p := o.pod.DeepCopy()
+	for name, image := range map[string]node.Pushed{"violating": images.number, "satisfying": images.app} {
+		p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, corev1.EphemeralContainer{
+			TargetContainerName:      "main",
+			EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: name, Image: image.Name, ImagePullPolicy: ifNotPresent},
+		})
+	}
+	for i := range p.Spec.EphemeralContainers {
+		if c := &p.Spec.EphemeralContainers[i]; c.Name == "violating" {
+			c.SecurityContext = &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"SYS_PTRACE"}}}
+		}
+	}
+	_, err := s.cluster.Client.CoreV1().Pods(p.Namespace).UpdateEphemeralContainers(s.Context(), p.Name, p, metav1.UpdateOptions{})
+	s.must(err)
+	o.want, o.image = refused, images.number // which must not run
+	r.violates.container = "violating"
+	want := r.denial()
+	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		s.look(o)
+		denied, runs := false, false
+		for _, c := range o.pod.Status.EphemeralContainerStatuses {
+			w := c.State.Waiting
+			denied = denied || c.Name == "violating" && w != nil && w.Reason == notCreated && want.MatchString(w.Message)
+			runs = runs || c.Name == "satisfying" && c.State.Running != nil
+		}
+		if denied && runs {
+			break
+		}
+		if time.Now().After(end) {
+			s.Errorf("the ephemeral containers: denied %v, the other one runs %v: %v%s", denied, runs, o.pod.Status.EphemeralContainerStatuses, s.events(o.pod))
+			break
+		}
+	}
+	if o.state != running {
+		s.Errorf("after the ephemeral containers: %s; want the pod still running", o)
+	}
+}
+
+// comeStatic puts a static pod on the node and waits until the API server has the kubelet's copy of it.
+func (s *scenario) comeStatic(p pod, want string) *outcome {
+	s.Helper()
+	made := s.manifest(p)
+	o := &outcome{want: want, image: p.image}
+	pods := s.cluster.Client.CoreV1().Pods(made.Namespace)
+	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		var err error
+		if o.pod, err = pods.Get(s.Context(), made.Name+"-"+s.kubelet.Name(), metav1.GetOptions{}); err == nil {
+			return o
+		}
+		if !apierrors.IsNotFound(err) || time.Now().After(end) {
+			s.Fatalf("the API server has no copy of the static pod %s: %v\n%s", made.Name, err, s.lastOutput())
+		}
+	}
+}
+
+// leaveStatic removes a static pod from the node.
+func (s *scenario) leaveStatic(o *outcome) {
+	s.Helper()
+	s.must(s.kubelet.RemoveManifest(strings.TrimSuffix(o.pod.Name, "-"+s.kubelet.Name())))
+}
