@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -21,7 +22,7 @@ func compile(t *table, p *PodRestriction) (*policy, field.ErrorList) {
 	if b := p.Binding; b != nil {
 		c.binding(field.NewPath("binding"), b, out)
 	}
-	at := place{field.NewPath("spec"), "spec"}
+	at := place{"spec", "spec"}
 	if m := p.Spec.Metadata; m != nil {
 		c.metadata(at.child("metadata"), m, &out.rule)
 	}
@@ -40,18 +41,26 @@ type compiler struct {
 }
 
 // A place is a position in a policy: its path, and the path of its Field, which has no indices.
-type place struct {
-	path  *field.Path
-	field string
+type place struct{ path, field string }
+
+func (p place) child(name string) place {
+	field := p.field + "." + name
+	if p.path == p.field {
+		return place{field, field}
+	}
+	return place{p.path + "." + name, field}
 }
 
-func (p place) child(name string) place { return place{p.path.Child(name), p.field + "." + name} }
-
 // index returns the place of an element of a list.
-func (p place) index(i int) place { return place{p.path.Index(i), p.field + "[]"} }
+func (p place) index(i int) place {
+	return place{p.path + "[" + strconv.Itoa(i) + "]", p.field + "[]"}
+}
 
 // as returns the same place, about the field of another one.
 func (p place) as(field string) place { return place{p.path, field} }
+
+// of returns the path for errors about parts of the place. It is made only for them: a policy has many places.
+func (p place) of(parts ...string) *field.Path { return field.NewPath(p.path, parts...) }
 
 func (c *compiler) invalid(p *field.Path, value any, detail string) {
 	c.errs = append(c.errs, field.Invalid(p, value, detail))
@@ -64,7 +73,7 @@ func (c *compiler) leaf(at place, r PointerRestriction, allowed string) leaf {
 		panic("restriction: no entry in the table of fields for " + at.field)
 	}
 	if r.ForbidNil && r.RequireNil {
-		c.invalid(at.path, "forbidNil, requireNil", "both are true, so no pod matches; set at most one")
+		c.invalid(at.of(), "forbidNil, requireNil", "both are true, so no pod matches; set at most one")
 	}
 	switch {
 	case r.RequireNil:
@@ -72,7 +81,7 @@ func (c *compiler) leaf(at place, r PointerRestriction, allowed string) leaf {
 	case r.ForbidNil:
 		allowed += ", not nil"
 	}
-	return leaf{path: at.path.String(), field: f, allowed: strings.TrimPrefix(allowed, ", "), forbidNil: r.ForbidNil, requireNil: r.RequireNil, needsState: r.ForbidNil || r.RequireNil}
+	return leaf{path: at.path, field: f, allowed: strings.TrimPrefix(allowed, ", "), forbidNil: r.ForbidNil, requireNil: r.RequireNil, needsState: r.ForbidNil || r.RequireNil}
 }
 
 // keep adds a leaf to those of the policy.
@@ -115,7 +124,7 @@ func (c *compiler) binding(p *field.Path, b *Binding, out *policy) {
 	if b.Mode == "" {
 		out.source.Mode = BindingModeDrop
 	}
-	notEmpty(c, p.Child("namespaces"), b.Namespaces)
+	notEmpty(c, place{path: p.String()}, "namespaces", b.Namespaces)
 	for i, ns := range b.Namespaces {
 		for _, detail := range validation.IsDNS1123Label(ns) {
 			c.invalid(p.Child("namespaces").Index(i), ns, detail)
@@ -171,39 +180,43 @@ func (c *compiler) label(p *field.Path, key string, values ...string) {
 }
 
 func (c *compiler) metadata(at place, m *ObjectMetaRestriction, out *podRule) {
-	out.name = c.str(at.child("name"), m.Name)
-	out.labels = c.stringMap(at.child("labels"), m.Labels)
-	out.annotations = c.stringMap(at.child("annotations"), m.Annotations)
+	out.name = c.str(at, "name", m.Name)
+	out.labels = c.stringMap(at, "labels", m.Labels)
+	out.annotations = c.stringMap(at, "annotations", m.Annotations)
 }
 
 func (c *compiler) podSpec(at place, s *PodSpecRestriction, out *podRule) {
-	out.restartPolicy = c.str(at.child("restartPolicy"), s.RestartPolicy)
-	out.dnsPolicy = c.str(at.child("dnsPolicy"), s.DNSPolicy)
-	out.nodeSelector = c.stringMap(at.child("nodeSelector"), s.NodeSelector)
-	out.activeDeadline = c.number(at.child("activeDeadlineSeconds"), s.ActiveDeadlineSeconds)
-	out.terminationGrace = c.number(at.child("terminationGracePeriodSeconds"), s.TerminationGracePeriodSeconds)
-	out.automountToken = c.boolean(at.child("automountServiceAccountToken"), s.AutomountServiceAccountToken)
+	out.restartPolicy = c.str(at, "restartPolicy", s.RestartPolicy)
+	out.dnsPolicy = c.str(at, "dnsPolicy", s.DNSPolicy)
+	out.nodeSelector = c.stringMap(at, "nodeSelector", s.NodeSelector)
+	out.activeDeadline = c.number(at, "activeDeadlineSeconds", s.ActiveDeadlineSeconds)
+	out.terminationGrace = c.number(at, "terminationGracePeriodSeconds", s.TerminationGracePeriodSeconds)
+	out.automountToken = c.boolean(at, "automountServiceAccountToken", s.AutomountServiceAccountToken)
 	if sc := s.SecurityContext; sc != nil {
 		at := at.child("securityContext")
-		out.hostNetwork = c.boolean(at.child("hostNetwork"), sc.HostNetwork)
-		out.hostPID = c.boolean(at.child("hostPID"), sc.HostPID)
-		out.hostIPC = c.boolean(at.child("hostIPC"), sc.HostIPC)
-		out.shareProcesses = c.boolean(at.child("shareProcessNamespace"), sc.ShareProcessNamespace)
-		out.supplementalGroups = c.number(at.child("supplementalGroups"), sc.SupplementalGroups)
-		out.fsGroup = c.number(at.child("fsGroup"), sc.FSGroup)
+		out.hostNetwork = c.boolean(at, "hostNetwork", sc.HostNetwork)
+		out.hostPID = c.boolean(at, "hostPID", sc.HostPID)
+		out.hostIPC = c.boolean(at, "hostIPC", sc.HostIPC)
+		out.shareProcesses = c.boolean(at, "shareProcessNamespace", sc.ShareProcessNamespace)
+		out.supplementalGroups = c.number(at, "supplementalGroups", sc.SupplementalGroups)
+		out.fsGroup = c.number(at, "fsGroup", sc.FSGroup)
 	}
-	out.volumes = list(c, at.child("volumes"), s.Volumes, c.volume)
-	out.containers = list(c, at.child("containers"), s.Containers, c.container)
-	out.initContainers = list(c, at.child("initContainers"), s.InitContainers, c.container)
+	out.volumes = list(c, at, "volumes", s.Volumes, c.volume)
+	out.containers = list(c, at, "containers", s.Containers, c.container)
+	out.initContainers = list(c, at, "initContainers", s.InitContainers, c.container)
 	if s.InitContainers == nil {
 		out.initContainers = out.containers
 	}
 }
 
 // list compiles the entries of a list, of which one must match.
-func list[T, R any](c *compiler, at place, entries []T, compile func(place, *T) R) []R {
-	notEmpty(c, at.path, entries)
-	var rules []R
+func list[T, R any](c *compiler, at place, name string, entries []T, compile func(place, *T) R) []R {
+	if entries == nil {
+		return nil
+	}
+	notEmpty(c, at, name, entries)
+	at = at.child(name)
+	rules := make([]R, 0, len(entries))
 	for i := range entries {
 		rules = append(rules, compile(at.index(i), &entries[i]))
 	}
@@ -211,19 +224,19 @@ func list[T, R any](c *compiler, at place, entries []T, compile func(place, *T) 
 }
 
 // notEmpty refuses a list of what is allowed, or denied, that is present and empty.
-func notEmpty[T any](c *compiler, p *field.Path, list []T) {
+func notEmpty[T any](c *compiler, at place, name string, list []T) {
 	if list != nil && len(list) == 0 {
-		c.invalid(p, "[]", "must have at least one entry; leave the field out to allow everything")
+		c.invalid(at.of(name), "[]", "must have at least one entry; leave the field out to allow everything")
 	}
 }
 
 func (c *compiler) container(at place, r *ContainerRestriction) containerRule {
 	at = at.as(pathContainers)
-	c.keep(&leaf{path: at.path.String(), field: c.table.byPath[pathContainers]})
-	out := containerRule{imagePullPolicy: c.str(at.child("imagePullPolicy"), r.ImagePullPolicy)}
-	images := at.child("image")
-	out.image = list(c, images, r.Image, c.image)
+	c.keep(&leaf{path: at.path, field: c.table.byPath[pathContainers]})
+	out := containerRule{imagePullPolicy: c.str(at, "imagePullPolicy", r.ImagePullPolicy)}
+	out.image = list(c, at, "image", r.Image, c.image)
 	if len(r.Image) > 0 {
+		images := at.child("image")
 		out.imageUnknown = c.leaf(images.as(images.field+"[]"), PointerRestriction{}, "an image name in the list")
 	}
 	if sc := r.SecurityContext; sc != nil {
@@ -233,32 +246,32 @@ func (c *compiler) container(at place, r *ContainerRestriction) containerRule {
 }
 
 func (c *compiler) security(at place, sc *SecurityContextRestriction, out *containerRule) {
-	out.privileged = c.boolean(at.child("privileged"), sc.Privileged)
-	out.runAsNonRoot = c.boolean(at.child("runAsNonRoot"), sc.RunAsNonRoot)
-	out.readOnlyRoot = c.boolean(at.child("readOnlyRootFilesystem"), sc.ReadOnlyRootFilesystem)
-	out.allowEscalation = c.boolean(at.child("allowPrivilegeEscalation"), sc.AllowPrivilegeEscalation)
-	out.runAsUser = c.number(at.child("runAsUser"), sc.RunAsUser)
-	out.runAsGroup = c.number(at.child("runAsGroup"), sc.RunAsGroup)
+	out.privileged = c.boolean(at, "privileged", sc.Privileged)
+	out.runAsNonRoot = c.boolean(at, "runAsNonRoot", sc.RunAsNonRoot)
+	out.readOnlyRoot = c.boolean(at, "readOnlyRootFilesystem", sc.ReadOnlyRootFilesystem)
+	out.allowEscalation = c.boolean(at, "allowPrivilegeEscalation", sc.AllowPrivilegeEscalation)
+	out.runAsUser = c.number(at, "runAsUser", sc.RunAsUser)
+	out.runAsGroup = c.number(at, "runAsGroup", sc.RunAsGroup)
 	if caps := sc.Capabilities; caps != nil {
 		at := at.child("capabilities")
 		l := c.leaf(at, caps.PointerRestriction, "capabilities")
 		out.capabilities = &l
 		c.keep(&l)
-		out.add = c.stringList(at.child("add"), caps.Add, addedCapability)
+		out.add = c.stringList(at, "add", caps.Add, addedCapability)
 		if out.add != nil && out.add.values != nil && out.add.values.blacklist != nil {
 			out.add.values.blacklist = append(out.add.values.blacklist, allCapabilities)
 		}
-		out.drop = c.stringList(at.child("drop"), caps.Drop, strings.ToUpper)
+		out.drop = c.stringList(at, "drop", caps.Drop, strings.ToUpper)
 	}
 	if se := sc.SELinuxOptions; se != nil {
 		at := at.child("seLinuxOptions")
 		l := c.leaf(at, se.PointerRestriction, "SELinux options")
 		out.seLinux = &l
 		c.keep(&l)
-		out.seLinuxUser = c.str(at.child("user").as(at.field), se.User)
-		out.seLinuxRole = c.str(at.child("role").as(at.field), se.Role)
-		out.seLinuxType = c.str(at.child("type").as(at.field), se.Type)
-		out.seLinuxLevel = c.str(at.child("level").as(at.field), se.Level)
+		out.seLinuxUser = c.strAs(at, "user", se.User)
+		out.seLinuxRole = c.strAs(at, "role", se.Role)
+		out.seLinuxType = c.strAs(at, "type", se.Type)
+		out.seLinuxLevel = c.strAs(at, "level", se.Level)
 	}
 }
 
@@ -272,34 +285,34 @@ func addedCapability(name string) string {
 }
 
 func (c *compiler) image(at place, r *ImageRestriction) imageRule {
-	registry := c.str(at.child("registry").as(at.field), r.Registry)
+	registry := c.strAs(at, "registry", r.Registry)
 	if registry != nil {
 		registry.whitelist = mapped(registry.whitelist, canonicalRegistry)
 		registry.blacklist = mapped(registry.blacklist, canonicalRegistry)
 	}
 	return imageRule{
 		registry: registry,
-		image:    c.str(at.child("image").as(at.field), r.Image),
-		tag:      c.str(at.child("tag").as(at.field), r.Tag),
+		image:    c.strAs(at, "image", r.Image),
+		tag:      c.strAs(at, "tag", r.Tag),
 	}
 }
 
 func (c *compiler) volume(at place, r *VolumeRestriction) volumeRule {
-	out := volumeRule{leaf: c.leaf(at, PointerRestriction{}, ""), collection: c.collection(at.path, r.CollectionRestriction)}
+	out := volumeRule{leaf: c.leaf(at, PointerRestriction{}, ""), collection: c.collection(at, r.CollectionRestriction)}
 	out.allowed = cmp.Or(out.describe(), "volumes that match the list")
 	if r.ForbidEmpty {
-		c.keep(&leaf{path: at.path.String(), field: out.field, needsState: true})
+		c.keep(&leaf{path: at.path, field: out.field, needsState: true})
 	}
-	out.volumeType = c.str(at.child("volumeType"), r.VolumeType)
+	out.volumeType = c.str(at, "volumeType", r.VolumeType)
 	if m := r.Mount; m != nil {
 		at := at.child("mount")
-		out.readOnly = c.boolean(at.child("readOnly"), m.ReadOnly)
-		out.propagation = c.str(at.child("mountPropagation"), m.MountPropagation)
+		out.readOnly = c.boolean(at, "readOnly", m.ReadOnly)
+		out.propagation = c.str(at, "mountPropagation", m.MountPropagation)
 	}
 	if h := r.HostPath; h != nil {
 		at := at.child("hostPath")
-		out.hostPath = c.paths(at.child("path"), h.Path)
-		out.hostPathType = c.str(at.child("type"), h.Type)
+		out.hostPath = c.paths(at, "path", h.Path)
+		out.hostPathType = c.str(at, "type", h.Type)
 	}
 	return out
 }

@@ -9,66 +9,76 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-func (c *compiler) str(at place, r *StringRestriction) *stringRule {
+func (c *compiler) str(at place, name string, r *StringRestriction) *stringRule {
 	if r == nil {
 		return nil
 	}
-	rule := c.stringRule(at, r)
+	rule := c.stringRule(at.child(name), r)
+	c.keep(&rule.leaf)
+	return rule
+}
+
+// strAs is str for a part of a field that is known as one.
+func (c *compiler) strAs(at place, name string, r *StringRestriction) *stringRule {
+	if r == nil {
+		return nil
+	}
+	rule := c.stringRule(at.child(name).as(at.field), r)
 	c.keep(&rule.leaf)
 	return rule
 }
 
 func (c *compiler) stringRule(at place, r *StringRestriction) *stringRule {
-	notEmpty(c, at.path.Child("whitelist"), r.Whitelist)
-	notEmpty(c, at.path.Child("blacklist"), r.Blacklist)
+	notEmpty(c, at, "whitelist", r.Whitelist)
+	notEmpty(c, at, "blacklist", r.Blacklist)
 	return &stringRule{
 		leaf:      c.leaf(at, r.PointerRestriction, describe(r)),
-		whitelist: r.Whitelist, blacklist: r.Blacklist, regex: c.regex(at.path.Child("regex"), r.Regex),
+		whitelist: r.Whitelist, blacklist: r.Blacklist, regex: c.regex(at, r.Regex),
 	}
 }
 
-func (c *compiler) regex(p *field.Path, expression string) *regexp.Regexp {
+func (c *compiler) regex(at place, expression string) *regexp.Regexp {
 	if expression == "" {
 		return nil
 	}
 	_, err := regexp.Compile(expression) // alone, because a) | (b is valid in parentheses
 	whole, wholeErr := regexp.Compile(`\A(?:` + expression + `)\z`)
 	if err := cmp.Or(err, wholeErr); err != nil {
-		c.invalid(p, expression, fmt.Sprintf("must be an RE2 expression: %v", err))
+		c.invalid(at.of("regex"), expression, fmt.Sprintf("must be an RE2 expression: %v", err))
 	}
 	return whole
 }
 
-func (c *compiler) paths(at place, r *StringRestriction) *pathRule {
+func (c *compiler) paths(at place, name string, r *StringRestriction) *pathRule {
 	if r == nil {
 		return nil
 	}
+	at = at.child(name)
 	rule := &pathRule{*c.stringRule(at, r)}
-	rule.whitelist = c.cleanPaths(at.path.Child("whitelist"), r.Whitelist)
-	rule.blacklist = c.cleanPaths(at.path.Child("blacklist"), r.Blacklist)
+	rule.whitelist = c.cleanPaths(at, "whitelist", r.Whitelist)
+	rule.blacklist = c.cleanPaths(at, "blacklist", r.Blacklist)
 	c.keep(&rule.leaf)
 	return rule
 }
 
-func (c *compiler) cleanPaths(p *field.Path, list []string) []string {
+func (c *compiler) cleanPaths(at place, name string, list []string) []string {
 	var clean []string
 	for i, s := range list {
 		if !plainPath(s) {
-			c.invalid(p.Index(i), s, "must be an absolute path without .., and not below the folder of a process in /proc")
+			c.invalid(at.of(name).Index(i), s, "must be an absolute path without .., and not below the folder of a process in /proc")
 		}
 		clean = append(clean, path.Clean(s))
 	}
 	return clean
 }
 
-func (c *compiler) boolean(at place, r *BoolRestriction) *boolRule {
+func (c *compiler) boolean(at place, name string, r *BoolRestriction) *boolRule {
 	if r == nil {
 		return nil
 	}
+	at = at.child(name)
 	allowed := "true or false"
 	if r.Require != nil {
 		allowed = strconv.FormatBool(*r.Require)
@@ -78,15 +88,15 @@ func (c *compiler) boolean(at place, r *BoolRestriction) *boolRule {
 	return rule
 }
 
-func (c *compiler) number(at place, r *NumericRestriction) *numberRule {
+func (c *compiler) number(at place, name string, r *NumericRestriction) *numberRule {
 	if r == nil {
 		return nil
 	}
-	p := at.path.Child("ranges")
-	notEmpty(c, p, r.Ranges)
+	at = at.child(name)
+	notEmpty(c, at, "ranges", r.Ranges)
 	for i, in := range r.Ranges {
 		if in.Min != nil && in.Max != nil && *in.Min > *in.Max {
-			c.invalid(p.Index(i), fmt.Sprintf("min: %d, max: %d", *in.Min, *in.Max), "min must be at most max")
+			c.invalid(at.of("ranges").Index(i), fmt.Sprintf("min: %d, max: %d", *in.Min, *in.Max), "min must be at most max")
 		}
 	}
 	rule := &numberRule{leaf: c.leaf(at, r.PointerRestriction, describeRanges(r.Ranges)), ranges: r.Ranges}
@@ -94,19 +104,20 @@ func (c *compiler) number(at place, r *NumericRestriction) *numberRule {
 	return rule
 }
 
-func (c *compiler) collection(p *field.Path, r CollectionRestriction) collection {
+func (c *compiler) collection(at place, r CollectionRestriction) collection {
 	if r.ForbidEmpty && r.RequireEmpty {
-		c.invalid(p, "forbidEmpty, requireEmpty", "both are true, so no pod matches; set at most one")
+		c.invalid(at.of(), "forbidEmpty, requireEmpty", "both are true, so no pod matches; set at most one")
 	}
 	return collection{forbidEmpty: r.ForbidEmpty, requireEmpty: r.RequireEmpty}
 }
 
-func (c *compiler) stringList(at place, r *StringListRestriction, canonical func(string) string) *listRule {
+func (c *compiler) stringList(at place, name string, r *StringListRestriction, canonical func(string) string) *listRule {
 	if r == nil {
 		return nil
 	}
-	c.required(at.path.Child("requiredValues"), r.RequiredValues, r.CollectionRestriction)
-	rule := &listRule{leaf: c.leaf(at, PointerRestriction{}, ""), collection: c.collection(at.path, r.CollectionRestriction), canonical: canonical}
+	at = at.child(name)
+	c.required(at, "requiredValues", r.RequiredValues, r.CollectionRestriction)
+	rule := &listRule{leaf: c.leaf(at, PointerRestriction{}, ""), collection: c.collection(at, r.CollectionRestriction), canonical: canonical}
 	rule.allowed = rule.describe()
 	for _, s := range r.RequiredValues {
 		rule.required = append(rule.required, canonical(s))
@@ -130,24 +141,24 @@ func mapped(list []string, f func(string) string) []string {
 }
 
 // required refuses required entries in a collection that must be empty.
-func (c *compiler) required(p *field.Path, list []string, r CollectionRestriction) {
-	notEmpty(c, p, list)
+func (c *compiler) required(at place, name string, list []string, r CollectionRestriction) {
+	notEmpty(c, at, name, list)
 	if r.RequireEmpty && len(list) > 0 {
-		c.invalid(p, list, "must be absent with requireEmpty, or no pod matches")
+		c.invalid(at.of(name), list, "must be absent with requireEmpty, or no pod matches")
 	}
 }
 
-func (c *compiler) stringMap(at place, r *StringMapRestriction) *mapRule {
+func (c *compiler) stringMap(at place, name string, r *StringMapRestriction) *mapRule {
 	if r == nil {
 		return nil
 	}
-	p := at.path
-	c.required(p.Child("requiredKeys"), r.RequiredKeys, r.CollectionRestriction)
-	notEmpty(c, p.Child("keyWhitelist"), r.KeyWhitelist)
-	notEmpty(c, p.Child("keyBlacklist"), r.KeyBlacklist)
+	at = at.child(name)
+	c.required(at, "requiredKeys", r.RequiredKeys, r.CollectionRestriction)
+	notEmpty(c, at, "keyWhitelist", r.KeyWhitelist)
+	notEmpty(c, at, "keyBlacklist", r.KeyBlacklist)
 	rule := &mapRule{
 		leaf:       c.leaf(at, PointerRestriction{}, describeKeys(r)),
-		collection: c.collection(p, r.CollectionRestriction), required: r.RequiredKeys, keyBlacklist: r.KeyBlacklist,
+		collection: c.collection(at, r.CollectionRestriction), required: r.RequiredKeys, keyBlacklist: r.KeyBlacklist,
 	}
 	if r.KeyWhitelist != nil {
 		rule.keyWhitelist = map[string]bool{}
@@ -157,7 +168,7 @@ func (c *compiler) stringMap(at place, r *StringMapRestriction) *mapRule {
 	}
 	for _, key := range slices.Sorted(maps.Keys(r.Values)) {
 		value := r.Values[key]
-		in := place{p.Child("values").Key(key), at.field}
+		in := place{at.of("values").Key(key).String(), at.field}
 		rule.values = append(rule.values, mapValueRule{key, *c.stringRule(in, &value)})
 	}
 	c.keep(&rule.leaf)
