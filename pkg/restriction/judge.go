@@ -13,7 +13,8 @@ import (
 type Set struct {
 	policies []*policy // ordered by name, which are different
 	images   bool      // a policy restricts image names
-	parts    int       // how many different parts the policies have
+	types    typeNumbers
+	parts    int // how many different parts the policies have
 }
 
 // A policy is a compiled PodRestriction.
@@ -228,8 +229,14 @@ func (j *judgement) add(v Violation) {
 type subject struct {
 	container *podview.Container
 	image     imageName
-	mounts    []*podview.Mount // without repetitions
+	mounts    []mount // without repetitions
 	answers   []answer
+}
+
+// A mount is one of a container, with the set that has the type of its volume.
+type mount struct {
+	*podview.Mount
+	bit typeBits
 }
 
 // An answer is whether a pod or a container matches a part of policies, whose number is its index. Many policies have equal parts, and each is
@@ -246,7 +253,7 @@ func (s *Set) subjects(containers []podview.Container, answers []answer) []subje
 	all := make([]subject, len(containers))
 	for i := range containers {
 		c := &containers[i]
-		all[i] = subject{container: c, mounts: distinct(c.Mounts), answers: answers[i*s.parts : (i+1)*s.parts]}
+		all[i] = subject{container: c, mounts: s.distinct(c.Mounts), answers: answers[i*s.parts : (i+1)*s.parts]}
 		if s.images {
 			all[i].image = imageOf(c.Image)
 		}
@@ -276,19 +283,28 @@ const maxCompared = 32
 
 // distinct returns the mounts that differ in more than their paths in the container; no policy restricts that path. Containers have many
 // similar mounts, and each is compared with each policy.
-func distinct(v podview.Value[[]podview.Mount]) []*podview.Mount {
+func (s *Set) distinct(v podview.Value[[]podview.Mount]) []mount {
 	mounts, _ := v.Effective()
 	if len(mounts) == 0 {
 		return nil
 	}
-	kept := make([]*podview.Mount, 0, len(mounts))
+	kept := make([]mount, 0, min(len(mounts), maxCompared))
 	for i := range mounts {
 		m := &mounts[i]
-		if !slices.ContainsFunc(kept[:min(len(kept), maxCompared)], func(d *podview.Mount) bool {
+		if !slices.ContainsFunc(kept[:min(len(kept), maxCompared)], func(d mount) bool {
 			return d.Volume == m.Volume && d.ReadOnly == m.ReadOnly && d.Propagation == m.Propagation
 		}) {
-			kept = append(kept, m)
+			kept = append(kept, mount{m, s.bitOf(m.Volume.Type)})
 		}
 	}
 	return kept
+}
+
+// bitOf returns the set with the type of a volume; the empty set if it is not known or has no number.
+func (s *Set) bitOf(v podview.Value[string]) typeBits {
+	name, known := v.Effective()
+	if !known {
+		return 0
+	}
+	return s.types.bit(name)
 }

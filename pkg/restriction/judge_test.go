@@ -267,3 +267,20 @@ func TestPolicies(t *testing.T) {
 		t.Errorf("a nil Set has %v", all)
 	}
 }
+
+// The types of volumes are compared as sets. A type that is not known is in no set, whatever the list has.
+func TestUnknownTypeOfVolume(t *testing.T) {
+	set := policy(t, `{spec: {volumes: [{volumeType: {whitelist: ["", secret]}}]}}`)
+	pod, c := allowed(), container("web")
+	unknown := mount("/mnt", "secret")
+	unknown.Volume = podview.Volume{}
+	for name, test := range map[string]struct {
+		mount podview.Mount
+		want  bool
+	}{"secret": {mount("/mnt", "secret"), true}, "configMap": {mount("/mnt", "configMap"), false}, "unknown": {unknown, false}} {
+		c.Mounts = podview.Set([]podview.Mount{test.mount})
+		if d := set.Judge(&pod, []podview.Container{c}, restriction.How{From: restriction.Node}); d.Admitted != test.want {
+			t.Errorf("%s: admitted = %v; want %v: %v", name, d.Admitted, test.want, d.Violations)
+		}
+	}
+}

@@ -22,7 +22,7 @@ type File struct {
 // Load reads policy files into a Set: all of them or none. The error joins all errors of all files; each begins with the name of the file.
 func Load(files []File) (*Set, error) {
 	var (
-		s      Set
+		s      = Set{types: typeNumbers{}}
 		errs   []error
 		fileOf = map[string]string{} // by the name of the policy
 		parts  = partNumbers{}
@@ -41,6 +41,10 @@ func Load(files []File) (*Set, error) {
 		s.policies = append(s.policies, r.compiled)
 		s.images = s.images || r.compiled.restrictsImages()
 		parts.numberAll(&r.compiled.rule, r.texts)
+		for i := range r.compiled.rule.volumes {
+			v := &r.compiled.rule.volumes[i]
+			v.types = s.types.allowed(v.volumeType)
+		}
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
