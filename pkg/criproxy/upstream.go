@@ -39,6 +39,10 @@ type Upstream struct {
 // Dial returns an Upstream for an endpoint like unix:///run/containerd/containerd.sock. It does not
 // wait for the runtime; an error says that the endpoint is not well formed.
 func Dial(endpoint string) (*Upstream, error) {
+	return dialWith(endpoint, backoff.Config{BaseDelay: firstRetry, Multiplier: retryGrowth, Jitter: 0.2, MaxDelay: longestRetry})
+}
+
+func dialWith(endpoint string, retries backoff.Config) (*Upstream, error) {
 	dialer := newDialer()
 	conn, err := grpc.NewClient(endpoint,
 		grpc.WithContextDialer(dialer.connect),
@@ -48,10 +52,7 @@ func Dial(endpoint string) (*Upstream, error) {
 		grpc.WithDisableRetry(),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: firstRetry, Multiplier: retryGrowth, Jitter: 0.2, MaxDelay: longestRetry},
-			MinConnectTimeout: handshake,
-		}),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retries, MinConnectTimeout: handshake}),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(newCodec()), grpc.MaxCallRecvMsgSize(maxMessage)),
 	)
 	if err != nil {
@@ -60,7 +61,13 @@ func Dial(endpoint string) (*Upstream, error) {
 	conn.Connect()
 	return &Upstream{
 		conn: conn, dialer: dialer,
-		dial: func(ctx context.Context) (net.Conn, error) { return dialSocket(ctx, address(endpoint)) },
+		dial: func(ctx context.Context) (net.Conn, error) {
+			c, err := dialSocket(ctx, address(endpoint))
+			if err == nil {
+				conn.ResetConnectBackoff() // else judged calls would fail up to longestRetry longer than the others
+			}
+			return c, err
+		},
 	}, nil
 }
 
