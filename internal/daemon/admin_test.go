@@ -110,17 +110,23 @@ func aTenantsNode(t *testing.T, settings ...string) (*process, *criproxytest.Run
 	return p, r, k
 }
 
-func TestExplainShowsWhatPoliciesAnswer(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "policies")
-	if err := os.Mkdir(dir, 0o755); err != nil {
+// aPolicy returns a folder with one policy, called a, of which a node without a pod source cannot judge dnsPolicy.
+func aPolicy(t *testing.T) (folder string) {
+	t.Helper()
+	folder = filepath.Join(t.TempDir(), "policies")
+	if err := os.Mkdir(folder, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: a}\n"+
+	err := os.WriteFile(filepath.Join(folder, "a.yaml"), []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: a}\n"+
 		"spec: {spec: {dnsPolicy: {whitelist: [Default]}, securityContext: {hostNetwork: {require: false}}}}\n"), 0o644)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, _, k := aTenantsNode(t, "admission: {policies: "+dir+"}")
+	return folder
+}
+
+func TestExplainShowsWhatPoliciesAnswer(t *testing.T) {
+	p, _, k := aTenantsNode(t, "admission: {policies: "+aPolicy(t)+"}")
 	o := p.operator()
 	bob := k.Pod("bob")
 	e := ask(o, o.Explain, &adminv1.ExplainRequest{Image: pre, Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: bob.UID}}})
@@ -137,7 +143,7 @@ func TestExplainShowsWhatPoliciesAnswer(t *testing.T) {
 
 // Every rpc once, over the socket of the built binary; no answer contains a credential.
 func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
-	p, r, k := aTenantsNode(t, "credentialValidity: 24h", "decisionLog: {path: "+filepath.Join(t.TempDir(), "decisions.log")+"}")
+	p, r, k := aTenantsNode(t, "credentialValidity: 24h", "decisionLog: {path: "+filepath.Join(t.TempDir(), "decisions.log")+"}", "admission: {policies: "+aPolicy(t)+"}")
 	o := p.operator()
 	watching, stopWatching := context.WithCancel(t.Context())
 	defer stopWatching()
@@ -168,6 +174,10 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 	grants := ask(o, o.ListGrants, &adminv1.ListGrantsRequest{}).GetGrants()
 	if len(grants) != 1 || grants[0].GetPod().GetNamespace() != "alice" || grants[0].GetReason() != "proved" {
 		t.Errorf("ListGrants = %v; want alice's", grants)
+	}
+
+	if l := ask(o, o.ListPolicies, &adminv1.ListPoliciesRequest{}); len(l.GetPolicies()) != 1 || l.GetPolicies()[0].GetName() != "a" || !l.GetEnforcing() || l.GetHash() == "" {
+		t.Errorf("ListPolicies = %v; want the policy a", l)
 	}
 
 	bob := k.Pod("bob")

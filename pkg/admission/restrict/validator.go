@@ -43,6 +43,9 @@ func (v *Validator) Validate(_ context.Context, s admission.Subject) []admission
 	default:
 		return nil
 	}
+	if s.Pod.Static && how.From == restriction.NodeWithPodSource {
+		how.From = restriction.Node // the API server has only a copy of the pod
+	}
 	var containers []podview.Container
 	if s.Container != nil {
 		containers = []podview.Container{*s.Container}

@@ -50,7 +50,8 @@ func TestValidate(t *testing.T) {
 	sandbox.Stage, sandbox.Container = admission.StageSandbox, nil
 	noContainer, noStage := sandbox, sandbox
 	noContainer.Stage, noStage.Stage = admission.StageContainer, 9
-	review := subject(no, no)
+	review, static := subject(no, no), subject(no, no)
+	static.Pod.Static = true
 	review.Stage = admission.StageAdmission
 	node := restriction.How{From: restriction.Node}
 	for name, c := range map[string]struct {
@@ -74,6 +75,7 @@ func TestValidate(t *testing.T) {
 		"refused":          {restriction.How{From: restriction.Node, Refuse: true}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
 		"at the API":       {node, [][3]string{{"a", plain, never}}, review, admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
 		"carried by a Pod": {restriction.How{From: restriction.NodeWithPodSource}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
+		"of a static Pod":  {restriction.How{From: restriction.NodeWithPodSource}, [][3]string{{"a", plain, never}}, static, admission.Admit, []string{" Admit  false"}},
 	} {
 		d := chainOf(t, c.how, c.policies...).Evaluate(t.Context(), c.subject)
 		var got []string
