@@ -261,15 +261,18 @@ func (s *Set) subjects(containers []podview.Container, answers []answer) []subje
 	return all
 }
 
-// once returns whether the container that is compared, or the pod, matches a part. It calls check for the first policy that has the part, and for
-// a report.
+// once returns whether the container that is compared, or the pod, matches a part. It calls check for the first policy that has the part. A
+// report is made for itself: with AssumeUnknown it has violations of a part that matches.
 func (j *judgement) once(part int, check func() bool) bool {
+	if j.report != nil {
+		return check()
+	}
 	answers := j.answers
 	if j.subject != nil {
 		answers = j.subject.answers
 	}
 	a := &answers[part]
-	if *a == notCompared || j.report != nil {
+	if *a == notCompared {
 		*a = different
 		if check() {
 			*a = matched

@@ -284,3 +284,22 @@ func TestUnknownTypeOfVolume(t *testing.T) {
 		}
 	}
 }
+
+// The report of one policy does not change what another one with an equal part answers.
+func TestReportsAreIndependent(t *testing.T) {
+	const lists = "containers: [{securityContext: {privileged: {require: false}}}], initContainers: [{securityContext: {privileged: {require: true}}}]"
+	set := load(t,
+		file("a", "", "{spec: {securityContext: {hostNetwork: {require: true}}, "+lists+"}}"),
+		file("b", "", "{spec: {"+lists+"}}"))
+	pod, c := allowed(), container("web")
+	c.Kind, c.Privileged = podview.Value[podview.Kind]{}, podview.Set(false) // matches one list only
+	d := set.Judge(&pod, []podview.Container{c}, restriction.How{From: restriction.NodeWithPodSource, AssumeUnknown: true})
+	for _, v := range d.Violations {
+		if v.Policy == "b" {
+			t.Errorf("%v; want no violation of b", v)
+		}
+	}
+	if d.Admitted {
+		t.Error("admitted; want a to deny")
+	}
+}
