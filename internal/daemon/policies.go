@@ -69,7 +69,7 @@ func (p *policies) fields() []string {
 	if p.set == nil {
 		return nil
 	}
-	return restrictions(p.set).Restricted()
+	return restrict.Of(p.set).Restricted()
 }
 
 // openPolicies reads the policy files.
@@ -84,7 +84,6 @@ func openPolicies(o Options, m *metrics.Metrics) (*policies, error) {
 			"correct the files, pullgated --check-config lists all errors; or set admission.policies to \"\" for no policies")
 	}
 	p.apply(set, nil)
-	p.keepList(nil)
 	return p, nil
 }
 
@@ -93,14 +92,12 @@ func (p *policies) reload(c config.Admission) {
 	p.config = c
 	set, err := p.watcher.Load(policyPaths(c))
 	p.apply(set, err)
-	p.keepList(err)
 }
 
 // poll reads the policy files again if they have changed.
 func (p *policies) poll() {
 	if set, changed, err := p.watcher.Poll(); changed {
 		p.apply(set, err)
-		p.keepList(err)
 	}
 }
 
@@ -110,6 +107,7 @@ func (p *policies) apply(set *files.Set, err error) {
 	if p.published != nil {
 		p.published()
 	}
+	p.keepList(err)
 }
 
 func (p *policies) use(set *files.Set, err error) {
@@ -146,12 +144,10 @@ func (p *policies) rules() admission.Rules {
 	}
 	if p.set.Len(restriction.Kind) > 0 {
 		how := restriction.How{From: p.from, Refuse: p.config.Unjudged == config.UnjudgedRefuse}
-		r.Validators = append(r.Validators, admission.Named{Name: restrict.Name, Validator: restrict.New(restrictions(p.set), how)})
+		r.Validators = append(r.Validators, admission.Named{Name: restrict.Name, Validator: restrict.New(restrict.Of(p.set), how)})
 	}
 	return r
 }
-
-func restrictions(s *files.Set) *restriction.Set { return restrict.Of(s) }
 
 // report counts and logs the policies that are in use from now on.
 func (p *policies) report() {

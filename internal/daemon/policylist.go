@@ -39,7 +39,7 @@ func (p *policies) keepList(err error) {
 	for _, f := range restrict.Unjudged(p.set, p.from) {
 		unjudged[f.Policy] = append(unjudged[f.Policy], f.Path)
 	}
-	for _, s := range restrictions(p.set).Policies() {
+	for _, s := range restrict.Of(p.set).Policies() {
 		l.List = append(l.List, adminapi.Policy{
 			Kind: restriction.Kind, Name: s.Name, Mode: string(s.Binding.Mode), Audit: s.Audit,
 			AllNamespaces: s.Binding.Everywhere(), Namespaces: s.Binding.Namespaces, NamespaceSelector: s.Binding.NamespaceSelector.String(),
