@@ -13,15 +13,20 @@ import (
 // complete adds what the API server adds to a pod before admission webhooks see it, as far as a view has the fields.
 func complete(p *corev1.Pod) {
 	setDefault(&p.Namespace, corev1.NamespaceDefault)
-	setDefault(&p.Spec.RestartPolicy, corev1.RestartPolicyAlways)
-	setDefault(&p.Spec.DNSPolicy, corev1.DNSClusterFirst)
-	if p.Spec.TerminationGracePeriodSeconds == nil {
-		p.Spec.TerminationGracePeriodSeconds = new(int64(corev1.DefaultTerminationGracePeriodSeconds))
+	SetDefaults(&p.Spec)
+	mountToken(&p.Spec)
+}
+
+// SetDefaults sets the fields that the API server sets in each pod that lacks them, as far as a view has the fields.
+func SetDefaults(s *corev1.PodSpec) {
+	setDefault(&s.RestartPolicy, corev1.RestartPolicyAlways)
+	setDefault(&s.DNSPolicy, corev1.DNSClusterFirst)
+	if s.TerminationGracePeriodSeconds == nil {
+		s.TerminationGracePeriodSeconds = new(int64(corev1.DefaultTerminationGracePeriodSeconds))
 	}
-	eachContainer(&p.Spec, func(c *corev1.Container) {
+	eachContainer(s, func(c *corev1.Container) {
 		setDefault(&c.ImagePullPolicy, pullPolicy(c.Image))
 	})
-	mountToken(&p.Spec)
 }
 
 func setDefault[T comparable](field *T, v T) {

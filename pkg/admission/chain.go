@@ -151,6 +151,20 @@ func (c *Chain) EvaluateEdited(ctx context.Context, before, edited Subject) Deci
 	return Decision{Answer: answerOf(findings), Findings: findings, PolicyHash: r.PolicyHash}
 }
 
+// Same reports whether two subjects of the same stage and namespace are the same in all fields that a validator judges, so that an update
+// from one to the other cannot change the answer.
+func (c *Chain) Same(a, b Subject) bool {
+	if c == nil {
+		return true
+	}
+	for _, v := range c.rules.Load().Validators {
+		if comparer, ok := v.Validator.(Comparer); !ok || !comparer.Same(a, b) {
+			return false
+		}
+	}
+	return true
+}
+
 // Exempts reports why the chain would ask no validator about a subject; "" if it would ask them.
 func (c *Chain) Exempts(s Subject) Exemption {
 	if c == nil {
@@ -182,7 +196,7 @@ func (c *Chain) startedBefore(s *Subject) bool {
 		return s.Container != nil && c.admitted.has(s.Pod.UID, s.Container.Name, s.Image.ID)
 	case StageSandbox:
 		return c.admitted.hasPod(s.Pod.UID)
-	case StageAdmission:
+	case StageAdmission, StageTemplate, StageImageReview:
 	}
 	return false
 }

@@ -32,6 +32,14 @@ type Decision struct {
 	PolicyHash string
 }
 
+// DecisionOf returns the decision by findings that do not come from a chain. Without a finding it denies.
+func DecisionOf(findings []Finding) Decision {
+	if len(findings) == 0 {
+		return Decision{Answer: Deny}
+	}
+	return Decision{Answer: answerOf(findings), Findings: findings}
+}
+
 // Admitted reports whether the subject is admitted.
 func (d Decision) Admitted() bool { return d.Answer == Admit }
 

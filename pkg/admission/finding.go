@@ -45,14 +45,21 @@ const (
 	StageSandbox
 	// StageAdmission is the review of a pod by the API server.
 	StageAdmission
+	// StageTemplate is the review of a pod template by the API server. The pods that are made of it get names later.
+	StageTemplate
+	// StageImageReview is an image review for the API server. Of the containers only the names of images are known, and only they are
+	// judged.
+	StageImageReview
 )
 
 // A Subject is what the chain judges. Validators must not modify what it refers to.
 type Subject struct {
 	Stage Stage
 	Pod   podview.Pod
-	// Container is nil at StageSandbox.
+	// Container is the container that is created at StageContainer, and nil at the other stages.
 	Container *podview.Container
+	// Containers are all containers of the pod that are reviewed, at the stages that are reviews.
+	Containers []podview.Container
 	// Image is the image of Container.
 	Image Image
 	// AssumeUnknown asks for the answer under the most favorable values of all fields that are unknown; see Chain.Explain.
@@ -101,6 +108,12 @@ type Finding struct {
 	FailedOpen bool
 	// Duration is how long the validator took, for all of its findings together. The chain sets it.
 	Duration time.Duration
+}
+
+// A Comparer is a Validator that can tell which fields of a subject it judges. Other validators count as judging all of them.
+type Comparer interface {
+	// Same reports whether two subjects of the same stage and namespace have the same values in all fields that the validator judges.
+	Same(a, b Subject) bool
 }
 
 // A Validator judges subjects by its policies.

@@ -16,7 +16,8 @@ import (
 // compile checks a policy and compiles its rules. The rules are for use only if there is no error.
 func compile(t *table, p *PodRestriction) (*policy, field.ErrorList) {
 	c := &compiler{table: t}
-	out := &policy{name: p.Metadata.Name, source: Binding{Mode: BindingModeDrop}}
+	c.restricts = map[string]bool{}
+	out := &policy{name: p.Metadata.Name, source: Binding{Mode: BindingModeDrop}, restricts: c.restricts}
 	c.header(p)
 	out.audit = c.mode(p.Metadata.Annotations)
 	if b := p.Binding; b != nil {
@@ -35,9 +36,10 @@ func compile(t *table, p *PodRestriction) (*policy, field.ErrorList) {
 
 // A compiler collects the errors and the leaves of one policy.
 type compiler struct {
-	table  *table
-	errs   field.ErrorList
-	leaves []*leaf
+	table     *table
+	errs      field.ErrorList
+	leaves    []*leaf
+	restricts map[string]bool
 }
 
 // A place is a position in a policy: its path, and the path of its Field, which has no indices.
@@ -72,6 +74,7 @@ func (c *compiler) leaf(at place, r PointerRestriction, allowed string) leaf {
 	if f == nil {
 		panic("restriction: no entry in the table of fields for " + at.field)
 	}
+	c.restricts[at.field] = true
 	if r.ForbidNil && r.RequireNil {
 		c.invalid(at.of(), "forbidNil, requireNil", "both are true, so no pod matches; set at most one")
 	}
@@ -233,6 +236,7 @@ func notEmpty[T any](c *compiler, at place, name string, list []T) {
 func (c *compiler) container(at place, r *ContainerRestriction) containerRule {
 	at = at.as(pathContainers)
 	c.keep(&leaf{path: at.path, field: c.table.byPath[pathContainers]})
+	c.restricts[pathContainers] = true
 	out := containerRule{imagePullPolicy: c.str(at, "imagePullPolicy", r.ImagePullPolicy)}
 	out.image = list(c, at, "image", r.Image, c.image)
 	if len(r.Image) > 0 {

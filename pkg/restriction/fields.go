@@ -83,7 +83,9 @@ type table struct {
 // Paths that several rules share.
 const (
 	pathNamespaceSelector = "binding.namespaceSelector"
+	pathName              = "spec.metadata.name"
 	pathContainers        = "spec.spec.containers[]"
+	pathImages            = pathContainers + ".image[]"
 	pathSecurity          = pathContainers + ".securityContext"
 	pathPodSecurity       = "spec.spec.securityContext"
 	pathVolumes           = "spec.spec.volumes[]"
@@ -110,7 +112,7 @@ func (t *table) add(f Field) {
 func podFields() []Field {
 	return []Field{
 		{Path: pathNamespaceSelector, Note: "needs `admission.namespaceLabels`; unknown labels bind Drop only", Admission: Exact},
-		{Path: "spec.metadata.name", Node: Exact, PodSource: Exact, Admission: Exact},
+		{Path: pathName, Node: Exact, PodSource: Exact, Admission: Exact},
 		{Path: "spec.metadata.labels", Node: Exact, PodSource: Exact, Admission: Exact, Note: "at sandbox creation"},
 		{Path: "spec.metadata.annotations", Node: Exact, PodSource: Exact, Admission: Exact, Note: "at sandbox creation"},
 		{Path: "spec.spec.restartPolicy", PodSource: Exact, Admission: Exact},
@@ -138,7 +140,7 @@ func containerFields() []Field {
 		{Path: pathVolumes + ".mount.readOnly", Node: Exact, PodSource: Exact, Admission: Exact, Note: "also true for read-only volumes"},
 		{Path: pathVolumes + ".mount.mountPropagation", Node: Effective, PodSource: Exact, Admission: Exact},
 		{Path: pathContainers, Node: Exact, PodSource: Exact, Admission: Exact, Note: "each must match both lists: init containers are not distinguished"},
-		{Path: pathContainers + ".image[]", Node: Exact, PodSource: Exact, Admission: Exact, Note: "unknown from kubelets before 1.28, and for image IDs"},
+		{Path: pathImages, Node: Exact, PodSource: Exact, Admission: Exact, Note: "unknown from kubelets before 1.28, and for image IDs"},
 		{Path: pathContainers + ".imagePullPolicy", PodSource: Exact, Admission: Exact},
 		{Path: pathSecurity + ".capabilities", Node: Exact, PodSource: Exact, Admission: Exact},
 		{Path: pathSecurity + ".capabilities.add", Node: Exact, PodSource: Exact, Admission: Exact},

@@ -24,7 +24,8 @@ type policy struct {
 	binding       binding
 	source        Binding // what binding was compiled from
 	rule          podRule
-	leaves        []*leaf // all of them, for Unjudged
+	leaves        []*leaf         // all of them, for Unjudged
+	restricts     map[string]bool // the paths of the fields that it restricts
 }
 
 // How says where the view of a judgement comes from.
@@ -32,9 +33,35 @@ type How struct {
 	From Source
 	// Refuse makes a field that the source never carries violate a Drop policy. By default it is ignored.
 	Refuse bool
+	// Scope says which restrictions are compared.
+	Scope Scope
 	// AssumeUnknown makes a field match that the source carries and whose value is unknown. A pod that is denied even so is denied whatever
 	// the values are. It is for explanations only.
 	AssumeUnknown bool
+}
+
+// A Scope says which restrictions a judgement compares. A field outside of the scope matches every policy if its value is not known.
+type Scope uint8
+
+const (
+	// WholePod compares every field.
+	WholePod Scope = iota
+	// Template is for pod templates: it leaves the name to the pods, which have generated ones.
+	Template
+	// ImagesOnly leaves everything but the names of images to other judgements. An Accept policy matches if it accepts the image in some pod.
+	ImagesOnly
+)
+
+// has reports whether a field is in the scope.
+func (s Scope) has(f *Field) bool {
+	switch s {
+	case Template:
+		return f.Path != pathName
+	case ImagesOnly:
+		return f.Path == pathImages
+	case WholePod:
+	}
+	return true
 }
 
 // A Decision is the answer for a pod. The zero Decision denies.
@@ -193,6 +220,8 @@ func (j *judgement) unknown(l *leaf) bool {
 	switch {
 	case j.sandbox && l.field.ByContainer: // judged with each container
 		return true
+	case !j.Scope.has(l.field):
+		return true
 	case l.field.at(j.From) == Never:
 		return j.unjudged(l)
 	case j.AssumeUnknown:
@@ -206,7 +235,7 @@ func (j *judgement) unknown(l *leaf) bool {
 // unjudged is the answer for what the source never carries.
 func (j *judgement) unjudged(l *leaf) bool {
 	switch {
-	case j.sandbox && l.field.ByContainer:
+	case j.sandbox && l.field.ByContainer, !j.Scope.has(l.field):
 		return true
 	case j.accept:
 		return false

@@ -19,7 +19,7 @@ func (r *podRule) checkContainer(j *judgement, s *subject) bool {
 // checkLists compares a container with the list of its kind, or with both if the kind is not known.
 func (r *podRule) checkLists(j *judgement, c *podview.Container) bool {
 	kind, known := c.Kind.Effective()
-	if !known && j.AssumeUnknown && j.From != Node && j.report == nil { // to match one list can be enough
+	if !known && (j.AssumeUnknown || j.Scope == ImagesOnly) && j.From != Node && j.report == nil { // to match one list can be enough
 		return anyContainer(j, r.containers, c) || anyContainer(j, r.initContainers, c)
 	}
 	ok := true

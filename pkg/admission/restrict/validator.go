@@ -21,8 +21,8 @@ type Validator struct {
 	admit []admission.Finding
 }
 
-// New returns a validator. node says how views of StageSandbox and StageContainer are made; those of StageAdmission are complete pods of the
-// API server.
+// New returns a validator. node says how views of StageSandbox and StageContainer are made; those of reviews are complete pods of the API
+// server.
 func New(set *restriction.Set, node restriction.How) *Validator {
 	return &Validator{set: set, node: node, admit: []admission.Finding{{Answer: admission.Admit}}}
 }
@@ -32,13 +32,16 @@ func New(set *restriction.Set, node restriction.How) *Validator {
 func (v *Validator) Validate(_ context.Context, s admission.Subject) []admission.Finding {
 	how := v.node
 	how.AssumeUnknown = s.AssumeUnknown
+	var containers []podview.Container
 	switch s.Stage {
-	case admission.StageAdmission:
-		how.From = restriction.Admission
+	case admission.StageAdmission, admission.StageTemplate, admission.StageImageReview:
+		how.From, how.Scope = restriction.Admission, scopeOf(s.Stage)
+		containers = s.Containers
 	case admission.StageContainer:
 		if s.Container == nil {
 			return nil
 		}
+		containers = []podview.Container{*s.Container}
 	case admission.StageSandbox:
 	default:
 		return nil
@@ -46,15 +49,28 @@ func (v *Validator) Validate(_ context.Context, s admission.Subject) []admission
 	if s.Pod.Static && how.From == restriction.NodeWithPodSource {
 		how.From = restriction.Node // the API server has only a copy of the pod
 	}
-	var containers []podview.Container
-	if s.Container != nil {
-		containers = []podview.Container{*s.Container}
-	}
 	d := v.set.Judge(&s.Pod, containers, how)
 	if d.Admitted && d.AcceptedBy == "" && len(d.Violations) == 0 {
 		return v.admit
 	}
 	return findings(d)
+}
+
+// Same reports whether two subjects are the same in all fields that the policies of their namespace restrict.
+func (v *Validator) Same(a, b admission.Subject) bool {
+	return a.Stage == b.Stage && v.set.Same(&a.Pod, &b.Pod, a.Containers, b.Containers)
+}
+
+// scopeOf returns the restrictions that a review compares.
+func scopeOf(s admission.Stage) restriction.Scope {
+	switch s {
+	case admission.StageTemplate:
+		return restriction.Template
+	case admission.StageImageReview:
+		return restriction.ImagesOnly
+	case admission.StageAdmission, admission.StageContainer, admission.StageSandbox:
+	}
+	return restriction.WholePod
 }
 
 // findings returns those of a decision; none, which denies, if it denies without an enforced violation.

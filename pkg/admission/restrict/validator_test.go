@@ -52,7 +52,7 @@ func TestValidate(t *testing.T) {
 	noContainer.Stage, noStage.Stage = admission.StageContainer, 9
 	review, static := subject(no, no), subject(no, no)
 	static.Pod.Static = true
-	review.Stage = admission.StageAdmission
+	review.Stage, review.Containers, review.Container = admission.StageAdmission, []podview.Container{*review.Container}, nil
 	node := restriction.How{From: restriction.Node}
 	for name, c := range map[string]struct {
 		how      restriction.How
