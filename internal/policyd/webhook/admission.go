@@ -1,0 +1,333 @@
+package webhook
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	kjson "sigs.k8s.io/json"
+
+	"github.com/pullgate/pullgate/pkg/admission"
+)
+
+const admissionReviewKind = "AdmissionReview"
+
+// validate answers an AdmissionReview.
+func (h *Handler) validate(ctx context.Context, body []byte, tooLarge bool, event *Event) (any, *refusal) {
+	if tooLarge {
+		uid := uidOf(body)
+		if uid == "" {
+			return nil, refuse(http.StatusRequestEntityTooLarge, fmt.Sprintf("an AdmissionReview must not exceed %d bytes", maxAdmissionReview))
+		}
+		// An error would leave the answer to the failure policy, and the user chooses the size.
+		event.Outcome = Invalid
+		return reviewed(uid, denial(http.StatusRequestEntityTooLarge, "pullgate: the object is too large to be judged")), nil
+	}
+	var review admissionv1.AdmissionReview
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &review); err != nil {
+		return nil, refuse(http.StatusBadRequest, "the body is not an AdmissionReview")
+	}
+	switch {
+	case review.Kind != admissionReviewKind || review.APIVersion != admissionv1.SchemeGroupVersion.String():
+		return nil, refuse(http.StatusBadRequest, "apiVersion and kind must be "+admissionv1.SchemeGroupVersion.String()+" and "+admissionReviewKind)
+	case review.Request == nil || review.Request.UID == "":
+		return nil, refuse(http.StatusBadRequest, "the AdmissionReview has no request with a uid")
+	}
+	return reviewed(review.Request.UID, h.respond(ctx, review.Request, event)), nil
+}
+
+// reviewed returns the answer to the request with a UID.
+func reviewed(uid types.UID, r *admissionv1.AdmissionResponse) *admissionv1.AdmissionReview {
+	r.UID = uid
+	return &admissionv1.AdmissionReview{
+		TypeMeta: metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: admissionReviewKind}, Response: r,
+	}
+}
+
+func denial(status int32, sentence string) *admissionv1.AdmissionResponse {
+	reason := metav1.StatusReasonForbidden
+	if status != http.StatusForbidden {
+		reason = metav1.StatusReasonInvalid
+	}
+	return &admissionv1.AdmissionResponse{Result: &metav1.Status{
+		Status: metav1.StatusFailure, Code: status, Reason: reason, Message: strings.ToValidUTF8(sentence, "?"),
+	}}
+}
+
+// uidOf returns the UID of the request in the beginning of an AdmissionReview, as the API server writes it; "" if it is not there.
+func uidOf(body []byte) types.UID {
+	d := json.NewDecoder(bytes.NewReader(body))
+	next := func() json.Token {
+		token, err := d.Token()
+		if err != nil {
+			return nil
+		}
+		return token
+	}
+	if next() != json.Delim('{') {
+		return ""
+	}
+	for {
+		key, value := next(), next()
+		if _, isText := value.(string); isText && key != "request" {
+			continue
+		}
+		if key != "request" || value != json.Delim('{') || next() != "uid" {
+			return ""
+		}
+		uid, _ := next().(string)
+		return types.UID(uid)
+	}
+}
+
+// respond judges a request.
+func (h *Handler) respond(ctx context.Context, r *admissionv1.AdmissionRequest, event *Event) (response *admissionv1.AdmissionResponse) {
+	q := h.question(r)
+	event.Operation, event.Resource = string(r.Operation), q.resource
+	event.Namespace, event.Name, event.DryRun = r.Namespace, q.name, r.DryRun != nil && *r.DryRun
+	defer func() {
+		if value := recover(); value != nil {
+			h.panicked(value)
+			event.Outcome = Failed
+			response = denial(http.StatusInternalServerError, q.sentence("the judgement failed, which is a defect of pullgate; see the log of pullgate-policyd"))
+		}
+	}()
+	a := h.judge(ctx, q)
+	event.Outcome, event.Decision, event.AuditAnnotations = a.outcome, a.decision, a.audit
+	switch a.outcome {
+	case Invalid:
+		response = denial(http.StatusUnprocessableEntity, q.sentence(a.text))
+	case Denied:
+		_, text := a.decision.Refusal()
+		response = denial(http.StatusForbidden, q.sentence(a.at+cmp.Or(text, "denied without a reason, which is a defect of pullgate")))
+	case Allowed, NotJudged, Unchanged, MirrorPod:
+		response = &admissionv1.AdmissionResponse{Allowed: true}
+	case Refused, Failed:
+		panic("webhook: no answer of a judgement")
+	}
+	response.Warnings, response.AuditAnnotations = warnings(a.decision), a.audit
+	return response
+}
+
+// A question is what a request asks.
+type question struct {
+	*admissionv1.AdmissionRequest
+
+	resource string // for messages and events
+	name     string
+	template templatePath
+	update   bool
+}
+
+func (h *Handler) question(r *admissionv1.AdmissionRequest) *question {
+	group := schema.GroupResource{Group: r.Resource.Group, Resource: r.Resource.Resource}
+	q := &question{
+		AdmissionRequest: r, resource: group.String(), template: h.templates[group], update: r.Operation == admissionv1.Update,
+		name: cmp.Or(r.Name, nameOf(r.Object.Raw)),
+	}
+	if r.SubResource != "" {
+		q.resource += "/" + r.SubResource
+	}
+	return q
+}
+
+// nameOf returns the name of an object, or the prefix of the name that it will get.
+func nameOf(object []byte) string {
+	var named struct {
+		Metadata struct {
+			Name         string `json:"name"`
+			GenerateName string `json:"generateName"`
+		} `json:"metadata"`
+	}
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(object, &named); err != nil {
+		return ""
+	}
+	return cmp.Or(named.Metadata.Name, named.Metadata.GenerateName)
+}
+
+// pods are the resource of pods.
+func (q *question) pods() bool { return q.Resource.Group == "" && q.Resource.Resource == "pods" }
+
+// sentence returns the message of a denial. That of a pod is the one of the node.
+func (q *question) sentence(text string) string {
+	resource := q.resource
+	if q.pods() {
+		resource = "pod"
+	}
+	return fmt.Sprintf("pullgate: %s %s/%s: %s", resource, q.Namespace, q.name, text)
+}
+
+// An answer is the result of a judgement.
+type answer struct {
+	outcome  Outcome
+	decision admission.Decision
+	audit    map[string]string
+	// at is the place of the pod template that is denied, if there are several; text says what is invalid.
+	at, text string
+}
+
+func (h *Handler) judge(ctx context.Context, q *question) answer {
+	switch {
+	case q.Operation != admissionv1.Create && !q.update:
+		return answer{outcome: NotJudged}
+	case q.pods() && (q.SubResource == "" || q.SubResource == "ephemeralcontainers"):
+		return h.judgePod(ctx, q)
+	case q.SubResource == "" && q.template.paths != nil:
+		return h.judgeTemplates(ctx, q)
+	default:
+		return answer{outcome: NotJudged}
+	}
+}
+
+func (h *Handler) judgePod(ctx context.Context, q *question) answer {
+	if q.Kind.Group != "" || q.Kind.Kind != "Pod" {
+		return answer{outcome: Invalid, text: "the object is not a Pod of v1"}
+	}
+	pod, err := decodePod(q.Object.Raw)
+	if err != nil {
+		return answer{outcome: Invalid, text: err.Error()}
+	}
+	if mirrorPod(q, pod) {
+		return answer{outcome: MirrorPod}
+	}
+	var old *corev1.Pod
+	if q.update {
+		// Without the pod before the update, everything counts as changed.
+		old, _ = decodePod(q.OldObject.Raw)
+	}
+	ephemeral := q.SubResource != ""
+	decision, same := h.restrictions(ctx, q, admission.StageAdmission, ephemeral, pod, old)
+	if !decision.Admitted() {
+		return answer{outcome: Denied, decision: decision}
+	}
+	return h.review(ctx, q, answer{outcome: allowedOr(Unchanged, same), decision: decision}, ephemeral, pod, old)
+}
+
+// allowedOr returns Allowed, or another outcome if it applies.
+func allowedOr(other Outcome, applies bool) Outcome {
+	if applies {
+		return other
+	}
+	return Allowed
+}
+
+// errNotAPod has no cause, which can contain values.
+var errNotAPod = errors.New("the object cannot be decoded as a Pod")
+
+func decodePod(object []byte) (*corev1.Pod, error) {
+	pod := &corev1.Pod{}
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(object, pod); err != nil || string(bytes.TrimSpace(object)) == "null" {
+		return nil, errNotAPod
+	}
+	return pod, nil
+}
+
+// nodeUser and nodeGroup identify kubelets.
+const (
+	nodeUser  = "system:node:"
+	nodeGroup = "system:nodes"
+)
+
+// mirrorPod reports whether a kubelet creates the API server's copy of a static pod of its own node.
+func mirrorPod(q *question, pod *corev1.Pod) bool {
+	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	return mirror && q.Operation == admissionv1.Create && q.SubResource == "" && kubeletOf(&q.UserInfo, pod.Spec.NodeName)
+}
+
+func kubeletOf(user *authenticationv1.UserInfo, node string) bool {
+	return node != "" && user.Username == nodeUser+node && slices.Contains(user.Groups, nodeGroup)
+}
+
+// review has the backends review a pod that restrictions admit.
+func (h *Handler) review(ctx context.Context, q *question, a answer, ephemeral bool, pod, old *corev1.Pod) answer {
+	if h.Reviewer == nil {
+		return a
+	}
+	about := reviewedPod(q.Namespace, pod, ephemeral)
+	if old != nil {
+		if before := reviewedPod(q.Namespace, old, ephemeral); before.equal(&about) {
+			return a
+		}
+	}
+	if len(about.Images) == 0 && len(about.Volumes) == 0 {
+		return a
+	}
+	r := h.Reviewer.Review(ctx, about)
+	d := admission.DecisionOf(r.Findings)
+	a.outcome, a.audit = Allowed, r.auditAnnotations()
+	a.decision.Answer, a.decision.Findings = d.Answer, append(a.decision.Findings, d.Findings...)
+	if !d.Admitted() {
+		a.outcome = Denied
+	}
+	return a
+}
+
+func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
+	if q.update && q.template.same(q.OldObject.Raw, q.Object.Raw) {
+		return answer{outcome: Unchanged, decision: admission.Decision{Answer: admission.Admit}}
+	}
+	templates, err := q.template.find(q.Object.Raw)
+	if err != nil {
+		return answer{outcome: Invalid, text: text(err)}
+	}
+	var before []rawTemplate
+	if q.update {
+		before, _ = q.template.find(q.OldObject.Raw)
+	}
+	all := answer{outcome: allowedOr(Unchanged, q.update), decision: admission.Decision{Answer: admission.Admit}}
+	for _, t := range templates {
+		if slices.ContainsFunc(before, func(b rawTemplate) bool { return bytes.Equal(b.data, t.data) }) {
+			continue
+		}
+		pod, err := t.decode(q.template.custom)
+		if err != nil {
+			return answer{outcome: Invalid, text: text(err)}
+		}
+		decision, same := h.restrictions(ctx, q, admission.StageTemplate, false, pod, q.template.before(before, t))
+		if !decision.Admitted() {
+			return answer{outcome: Denied, decision: decision, at: place(templates, t)}
+		}
+		if !same {
+			all.outcome = Allowed
+		}
+		all.decision.Findings = append(all.decision.Findings, decision.Findings...)
+		all.decision.PolicyHash, all.decision.Exemption = decision.PolicyHash, decision.Exemption
+	}
+	return all
+}
+
+// before returns the template that was in the same place before an update; nil if there was none, or if it cannot be decoded.
+func (p templatePath) before(all []rawTemplate, t rawTemplate) *corev1.Pod {
+	i := slices.IndexFunc(all, func(b rawTemplate) bool { return b.at == t.at })
+	if i < 0 {
+		return nil
+	}
+	pod, err := all[i].decode(p.custom)
+	if err != nil {
+		return nil
+	}
+	return pod
+}
+
+// text returns an error without the name of this package.
+func text(err error) string { return strings.TrimPrefix(err.Error(), "webhook: ") }
+
+// place returns a prefix that says which one of several templates a message is about.
+func place(all []rawTemplate, t rawTemplate) string {
+	if len(all) == 1 {
+		return ""
+	}
+	return t.at + ": "
+}

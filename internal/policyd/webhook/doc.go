@@ -1,0 +1,31 @@
+// Package webhook implements the HTTPS endpoints of pullgate-policyd, as an http.Handler.
+//
+//	/admission/validate  admission.k8s.io/v1 AdmissionReview: judges pods and pod templates
+//	/imagereview         imagepolicy.k8s.io/v1alpha1 ImageReview: a backend for image reviews
+//
+// # Admission
+//
+// CREATE and UPDATE are judged, everything else is admitted:
+//
+//	pods                       restrictions, then image reviews of all images
+//	pods/ephemeralcontainers   the same for the ephemeral containers
+//	built-in kinds with a pod template, and custom resources of Options.Templates
+//	                           restrictions; the pods are judged again, and only their images are reviewed
+//
+// The node enforces in any case; the webhook reports early. It uses the chain and the files of the node, so the text of a denial is the same.
+//
+//   - An update is admitted if it changes nothing that a policy judges: it can remove finalizers, and labels that no policy restricts,
+//     from an object that violates a newer policy.
+//   - A mirror pod is admitted if the kubelet of its own node creates it, because a denial hides a pod that runs. The annotation
+//     kubernetes.io/config.mirror alone does not exempt a pod: every user can set it.
+//   - Findings of policies that only report become warnings.
+//   - A dry run gets the answer of a real request. The handler has no state and no other effect.
+//   - An object that cannot be decoded is denied, and so is a request whose judgement panics.
+//
+// # Bounds
+//
+// A handler ends before the timeout that the request names, or after 10 s. Bodies are limited, and so are the pod templates of an object
+// and the images of a review. The server that uses the handler limits connections and the time for headers.
+//
+// No answer and no Event contains a value of the object other than those in the sentence of a denial.
+package webhook

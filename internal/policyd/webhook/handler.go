@@ -1,0 +1,196 @@
+package webhook
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/pullgate/pullgate/pkg/admission"
+)
+
+// The paths of the endpoints.
+const (
+	ValidatePath    = "/admission/validate"
+	ImageReviewPath = "/imagereview"
+)
+
+const (
+	// maxObject is the limit of kube-apiserver for the body of a request.
+	maxObject = 3 << 20
+	// maxAdmissionReview has room for an object, the object before an update, and what is around them.
+	maxAdmissionReview = 2*maxObject + 64<<10
+	// readTimeout bounds reading a body, so that a client that sends it slowly does not hold the connection.
+	readTimeout = 10 * time.Second
+	// defaultTimeout is the default of kube-apiserver for a webhook, and maxTimeout the maximum.
+	defaultTimeout = 10 * time.Second
+	maxTimeout     = 30 * time.Second
+)
+
+// Options are the settings of a Handler.
+type Options struct {
+	// Chain judges restrictions. Image reviews are not in it. A nil Chain admits everything.
+	Chain *admission.Chain
+	// Namespaces has the labels of namespaces; nil means that they are not known.
+	Namespaces Namespaces
+	// Reviewer reviews the images of pods; nil means that no backend is configured.
+	Reviewer Reviewer
+	// Templates say where custom resources have pod templates.
+	Templates []Template
+	// Observe is called with each answer before it is sent; nil is allowed. It may be called concurrently.
+	Observe func(Event)
+	// OnPanic is called when the judgement of a request panics, with the value and the stack; nil is allowed. It may be called concurrently.
+	OnPanic func(value any, stack []byte)
+}
+
+// Namespaces has the labels of namespaces. Its methods may be called concurrently.
+type Namespaces interface {
+	// Labels returns the labels of a namespace; ok is false if they are not known. It returns when ctx ends. The caller does not modify
+	// the result.
+	Labels(ctx context.Context, namespace string) (labels map[string]string, ok bool)
+}
+
+// A Handler answers admission reviews and image reviews. It may be used concurrently.
+type Handler struct {
+	Options
+
+	templates map[schema.GroupResource]templatePath
+}
+
+// New returns a handler. The error joins the errors of all templates.
+func New(o Options) (*Handler, error) {
+	h := &Handler{Options: o, templates: builtIn()}
+	if errs := ValidateTemplates(field.NewPath("podTemplates"), o.Templates); len(errs) > 0 {
+		return nil, errs.ToAggregate()
+	}
+	for _, t := range o.Templates {
+		resource := schema.GroupResource{Group: t.Group, Resource: t.Resource}
+		path := h.templates[resource]
+		path.custom = true
+		path.paths = append(path.paths, t.segments())
+		h.templates[resource] = path
+	}
+	return h, nil
+}
+
+// ServeHTTP answers a request. The status of an answer other than a review says what is wrong with the request.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	began := time.Now()
+	e := &endpoint{handler: h}
+	switch r.URL.Path {
+	case ValidatePath:
+		e.limit, e.answer = maxAdmissionReview, h.validate
+	case ImageReviewPath:
+		e.limit, e.answer = maxObject, h.imageReview
+	default:
+		http.NotFound(w, r)
+		return
+	}
+	event := Event{Path: r.URL.Path}
+	response, refused := e.serve(w, r, &event)
+	event.Took = time.Since(began)
+	if refused != nil {
+		event.Outcome = Refused
+	}
+	if h.Observe != nil {
+		h.Observe(event)
+	}
+	if refused != nil {
+		http.Error(w, refused.text, refused.status)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(response) // the client has gone
+}
+
+// A refusal is the answer to a request that is not a review.
+type refusal struct {
+	status int
+	text   string
+}
+
+func refuse(status int, text string) *refusal { return &refusal{status, "pullgate: " + text} }
+
+// An endpoint is a path of the handler.
+type endpoint struct {
+	handler *Handler
+	limit   int64
+	// answer returns the answer to a body. tooLarge says that the body has only the beginning of what was sent.
+	answer func(ctx context.Context, body []byte, tooLarge bool, event *Event) (any, *refusal)
+}
+
+// serve returns the body of an answer.
+func (e *endpoint) serve(w http.ResponseWriter, r *http.Request, event *Event) (response []byte, refused *refusal) {
+	defer func() {
+		if value := recover(); value != nil {
+			e.handler.panicked(value)
+			response, refused = nil, refuse(http.StatusInternalServerError, "internal error, which is a defect of pullgate; see the log of pullgate-policyd")
+		}
+	}()
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		return nil, refuse(http.StatusMethodNotAllowed, "the method must be POST")
+	}
+	if mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || mediaType != "application/json" {
+		return nil, refuse(http.StatusUnsupportedMediaType, "the content type must be application/json")
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), timeout(r))
+	defer cancel()
+	body, tooLarge, refused := read(ctx, w, r, e.limit)
+	if refused != nil {
+		return nil, refused
+	}
+	answer, refused := e.answer(ctx, body, tooLarge, event)
+	if refused != nil {
+		return nil, refused
+	}
+	response, err := json.Marshal(answer)
+	if err != nil {
+		return nil, refuse(http.StatusInternalServerError, "the answer cannot be encoded")
+	}
+	return response, nil
+}
+
+// panicked reports a panic that was recovered.
+func (h *Handler) panicked(value any) {
+	if h.OnPanic != nil {
+		h.OnPanic(value, debug.Stack())
+	}
+}
+
+// timeout returns the time for a request: nine tenths of what the caller waits, because the answer has to arrive in time.
+func timeout(r *http.Request) time.Duration {
+	d, err := time.ParseDuration(r.URL.Query().Get("timeout"))
+	if err != nil || d <= 0 {
+		d = defaultTimeout
+	}
+	return min(d, maxTimeout) / 10 * 9
+}
+
+// read reads a body. tooLarge is true if it was longer than the limit; the first part of it is returned then.
+func read(ctx context.Context, w http.ResponseWriter, r *http.Request, limit int64) (body []byte, tooLarge bool, refused *refusal) {
+	control := http.NewResponseController(w)
+	deadline := time.Now().Add(readTimeout)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	// Not every ResponseWriter has deadlines; that of a server does.
+	_ = control.SetReadDeadline(deadline)
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	if err == nil {
+		// Otherwise the server would take the end of the deadline for the end of the connection, and cancel the request.
+		_ = control.SetReadDeadline(time.Time{})
+		return body, false, nil
+	}
+	if _, large := errors.AsType[*http.MaxBytesError](err); large {
+		return body, true, nil
+	}
+	return nil, false, refuse(http.StatusBadRequest, "the body was not received completely in time")
+}

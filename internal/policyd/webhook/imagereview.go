@@ -1,0 +1,124 @@
+package webhook
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	imagepolicyv1alpha1 "k8s.io/api/imagepolicy/v1alpha1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kjson "sigs.k8s.io/json"
+
+	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/pkg/podview"
+)
+
+const (
+	imageReviewKind = "ImageReview"
+	// maxImages bounds the different images of a review. A pod has some dozens.
+	maxImages = 1000
+	// maxFindings is how many findings of an event are enough.
+	maxFindings = 100
+	// maxReasons bounds the images that a reason is about.
+	maxReasons = 3
+)
+
+// imageReview answers an ImageReview: an image is allowed if restrictions allow a pod of the namespace to have it.
+func (h *Handler) imageReview(ctx context.Context, body []byte, tooLarge bool, event *Event) (any, *refusal) {
+	if tooLarge {
+		return nil, refuse(http.StatusRequestEntityTooLarge, fmt.Sprintf("an ImageReview must not exceed %d bytes", maxObject))
+	}
+	var review imagepolicyv1alpha1.ImageReview
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &review); err != nil {
+		return nil, refuse(http.StatusBadRequest, "the body is not an ImageReview")
+	}
+	version := imagepolicyv1alpha1.SchemeGroupVersion.String()
+	if review.Kind != imageReviewKind || review.APIVersion != version {
+		return nil, refuse(http.StatusBadRequest, "apiVersion and kind must be "+version+" and "+imageReviewKind)
+	}
+	event.Namespace = review.Spec.Namespace
+	images := distinct(review.Spec.Containers)
+	answer := &imagepolicyv1alpha1.ImageReview{TypeMeta: metav1.TypeMeta{APIVersion: version, Kind: imageReviewKind}}
+	switch {
+	case len(images) == 0:
+		event.Outcome, answer.Status.Reason = Invalid, "pullgate: the review has no image"
+		return answer, nil
+	case len(images) > maxImages:
+		event.Outcome, answer.Status.Reason = Invalid, fmt.Sprintf("pullgate: the review has more than %d images", maxImages)
+		return answer, nil
+	}
+	denied, refused := h.deniedImages(ctx, review.Spec.Namespace, images, event)
+	if refused != nil {
+		return nil, refused
+	}
+	event.Outcome, answer.Status.Allowed = Allowed, true
+	if len(denied) > 0 {
+		event.Outcome, answer.Status.Allowed = Denied, false
+		answer.Status.Reason = reason(denied)
+	}
+	return answer, nil
+}
+
+// deniedImages returns a text for each image that is denied, and adds the findings to the event.
+func (h *Handler) deniedImages(ctx context.Context, namespace string, images []string, event *Event) (denied []string, refused *refusal) {
+	s := admission.Subject{Stage: admission.StageImageReview, Pod: podview.Pod{Namespace: namespace}}
+	if h.Chain.Exempts(s) == "" {
+		s.Pod.NamespaceLabels = h.labels(ctx, namespace)
+	}
+	event.Decision.Answer = admission.Admit
+	for _, image := range images {
+		if ctx.Err() != nil {
+			return nil, refuse(http.StatusServiceUnavailable, "the review was not finished in time")
+		}
+		c := podview.Container{Image: podview.Absent[string]()}
+		if image != "" {
+			c.Image = podview.Set(image)
+		}
+		s.Containers = []podview.Container{c}
+		d := h.Chain.Evaluate(ctx, s)
+		event.Decision.PolicyHash, event.Decision.Exemption = d.PolicyHash, d.Exemption
+		if len(event.Decision.Findings) < maxFindings {
+			event.Decision.Findings = append(event.Decision.Findings, d.Findings...)
+		}
+		if !d.Admitted() {
+			event.Decision.Answer = d.Answer
+			_, text := d.Refusal()
+			denied = append(denied, "image "+shown(image)+": "+text)
+		}
+	}
+	return denied, nil
+}
+
+// distinct returns the different images of a review, in their order.
+func distinct(containers []imagepolicyv1alpha1.ImageReviewContainerSpec) []string {
+	seen := map[string]bool{}
+	var images []string
+	for _, c := range containers {
+		if !seen[c.Image] {
+			seen[c.Image] = true
+			images = append(images, c.Image)
+		}
+	}
+	return images
+}
+
+// maxShown bounds what a reason shows of the name of an image.
+const maxShown = 256
+
+func shown(image string) string {
+	if len(image) > maxShown {
+		return strconv.Quote(image[:maxShown]) + "…"
+	}
+	return strconv.Quote(image)
+}
+
+// reason joins texts for the user.
+func reason(denied []string) string {
+	more := ""
+	if n := len(denied) - maxReasons; n > 0 {
+		denied, more = denied[:maxReasons], fmt.Sprintf("; and %d more images", n)
+	}
+	return "pullgate: " + strings.ToValidUTF8(strings.Join(denied, "; "), "?") + more
+}

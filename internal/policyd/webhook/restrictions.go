@@ -1,0 +1,79 @@
+package webhook
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/pkg/podview"
+	"github.com/pullgate/pullgate/pkg/podview/apiview"
+)
+
+// restrictions asks the chain about a pod. same reports that it did not, because old is the same in all that the chain judges; old is nil
+// unless the request is an update.
+func (h *Handler) restrictions(ctx context.Context, q *question, stage admission.Stage, ephemeral bool, pod, old *corev1.Pod) (d admission.Decision, same bool) {
+	s := subject(q.Namespace, stage, ephemeral, pod)
+	if h.Chain.Exempts(s) == "" {
+		s.Pod.NamespaceLabels = h.labels(ctx, q.Namespace)
+	}
+	if old != nil {
+		before := subject(q.Namespace, stage, ephemeral, old)
+		before.Pod.NamespaceLabels = s.Pod.NamespaceLabels
+		if h.Chain.Same(before, s) {
+			return admission.Decision{Answer: admission.Admit}, true
+		}
+	}
+	return h.Chain.Evaluate(ctx, s), false
+}
+
+// labels returns the labels of a namespace as a view has them.
+func (h *Handler) labels(ctx context.Context, namespace string) podview.Value[map[string]string] {
+	if h.Namespaces == nil || namespace == "" {
+		return podview.Value[map[string]string]{}
+	}
+	labels, ok := h.Namespaces.Labels(ctx, namespace)
+	if !ok {
+		return podview.Value[map[string]string]{}
+	}
+	return podview.Set(labels)
+}
+
+// subject returns what the chain judges about a pod. The object does not decide where the pod is and where it comes from: the namespace is that of
+// the request, and annotations that make a pod static for a kubelet can be set by every user here.
+func subject(namespace string, stage admission.Stage, ephemeral bool, pod *corev1.Pod) admission.Subject {
+	view, containers := apiview.Pod(pod)
+	view.Namespace, view.Static = namespace, false
+	if ephemeral {
+		containers = slices.DeleteFunc(containers, func(c podview.Container) bool {
+			kind, _ := c.Kind.Get()
+			return kind != podview.KindEphemeral
+		})
+	}
+	return admission.Subject{Stage: stage, Pod: view, Containers: containers}
+}
+
+// maxWarnings bounds the warnings of an answer. The API server cuts them at 4,096 bytes in all.
+const maxWarnings = 10
+
+// warnings returns the findings that are only reported.
+func warnings(d admission.Decision) []string {
+	var all []string
+	more := 0
+	for _, f := range d.Findings {
+		switch {
+		case !f.Audit || f.Answer == admission.Admit:
+		case len(all) == maxWarnings:
+			more++
+		default:
+			all = append(all, "pullgate: audit: "+strings.ToValidUTF8(f.Message, "?"))
+		}
+	}
+	if more > 0 {
+		all = append(all, fmt.Sprintf("pullgate: audit: and %d more", more))
+	}
+	return all
+}

@@ -1,0 +1,98 @@
+package webhook
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/pullgate/pullgate/pkg/admission"
+)
+
+// A Reviewer asks the backends of image reviews about a pod.
+type Reviewer interface {
+	// Review returns at least one finding, also if no backend reviews the namespace; none denies. A backend that cannot be asked admits or
+	// denies by its failure policy; the finding has FailedOpen if it admits so. Review returns when ctx ends, and may be called
+	// concurrently.
+	Review(ctx context.Context, p ReviewedPod) Review
+}
+
+// A ReviewedPod is what backends may know about a pod.
+type ReviewedPod struct {
+	Namespace string
+	// Annotations are those of the pod that are meant for backends.
+	Annotations map[string]string
+	// Images are those of containers, then those of init containers, as written; for an ephemeral container those of all ephemeral
+	// containers.
+	Images []string
+	// Volumes are the images of volumes.
+	Volumes []string
+}
+
+// A Review is the answer of all backends.
+type Review struct {
+	// Findings have the name of the backend as Policy.
+	Findings []admission.Finding
+	// AuditAnnotations are for the audit log of the API server. The keys have no prefix: the API server uses the name of the webhook.
+	AuditAnnotations map[string]string
+}
+
+// annotationForBackends is in the keys of annotations that are sent to backends, after their first characters.
+const annotationForBackends = ".image-policy.k8s.io/"
+
+// reviewedPod returns what backends may know about a pod or, with ephemeral, about its ephemeral containers.
+func reviewedPod(namespace string, p *corev1.Pod, ephemeral bool) ReviewedPod {
+	out := ReviewedPod{Namespace: namespace}
+	for key, value := range p.Annotations {
+		if strings.Contains(key, annotationForBackends) {
+			if out.Annotations == nil {
+				out.Annotations = map[string]string{}
+			}
+			out.Annotations[key] = value
+		}
+	}
+	if ephemeral {
+		for i := range p.Spec.EphemeralContainers {
+			out.Images = append(out.Images, p.Spec.EphemeralContainers[i].Image)
+		}
+		return out
+	}
+	for _, list := range [][]corev1.Container{p.Spec.Containers, p.Spec.InitContainers} {
+		for i := range list {
+			out.Images = append(out.Images, list[i].Image)
+		}
+	}
+	for i := range p.Spec.Volumes {
+		if v := p.Spec.Volumes[i].Image; v != nil && v.Reference != "" {
+			out.Volumes = append(out.Volumes, v.Reference)
+		}
+	}
+	return out
+}
+
+func (p *ReviewedPod) equal(q *ReviewedPod) bool {
+	return p.Namespace == q.Namespace && maps.Equal(p.Annotations, q.Annotations) && slices.Equal(p.Images, q.Images) && slices.Equal(p.Volumes, q.Volumes)
+}
+
+// failedOpen is the key of the annotation that the API server's own plugin uses too.
+const failedOpen = "failed-open"
+
+// auditAnnotations returns those for the API server. It would log an error for each key that is not valid after its prefix.
+func (r *Review) auditAnnotations() map[string]string {
+	all := map[string]string{}
+	for key, value := range r.AuditAnnotations {
+		if !strings.Contains(key, "/") && len(validation.IsQualifiedName(key)) == 0 {
+			all[key] = value
+		}
+	}
+	if slices.ContainsFunc(r.Findings, func(f admission.Finding) bool { return f.FailedOpen }) {
+		all[failedOpen] = "true"
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return all
+}
