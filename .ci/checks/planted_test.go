@@ -100,6 +100,12 @@ func directions() []plant {
 		up("internal/podfile", "pkg/restriction", "imports nothing that judges"),
 		down("internal/podfile", "pkg/podview/apiview"),
 		down("internal/podfile", "k8s.io/api/core/v1"),
+		up("internal/policyd/webhook", "internal/config", "imports the chain, views"),
+		up("internal/policyd/webhook", "pkg/records", "imports the chain, views"),
+		down("internal/policyd/webhook", "pkg/restriction"),
+		down("internal/policyd/webhook", "internal/podfile"),
+		down("internal/policyd/webhook", "k8s.io/client-go/rest"),
+		down("internal/policyd/webhook", "k8s.io/api/core/v1"),
 		up("internal/kubeletconf", "internal/config", "work where pullgated does not"),
 		up("internal/doctor", "pkg/records", "doctor looks from outside"),
 		down("internal/doctor", "pkg/records/offline"),
@@ -207,7 +213,7 @@ func shapes() []plant {
 // stubs are the packages that planted imports lead to.
 func stubs() []string {
 	return []string{
-		"internal/atomicfile", "internal/strictyaml", "pkg/podview", "pkg/podview/apiview", "pkg/restriction", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "internal/podindex", "internal/podsource",
+		"internal/atomicfile", "internal/strictyaml", "pkg/podview", "pkg/podview/apiview", "pkg/restriction", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "internal/podfile", "internal/podindex", "internal/podsource",
 		"internal/decisionlog", "internal/cli", "internal/metrics", "internal/config", "internal/daemon", "pkg/records/offline",
 		"pkg/criproxy/criproxytest", "proto/pullgate/admin/v1",
 	}

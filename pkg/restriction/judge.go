@@ -177,11 +177,14 @@ func (j *judgement) matches(p *policy, unbound bool) bool {
 	ok = p.rule.checkVolumes(j, j.pod.Volumes) && ok
 	for i := range j.subjects {
 		ok = p.rule.checkContainer(j, &j.subjects[i]) && ok
+		if !ok && j.decided() {
+			break
+		}
 	}
 	return ok
 }
 
-// maxViolations bounds what is reported of one policy, because a tenant chooses the number of mounts.
+// maxViolations bounds what is reported of one policy, because a tenant chooses the numbers of containers and of mounts.
 const maxViolations = 100
 
 // decided reports whether a further comparison of a pod that does not match so far changes nothing.

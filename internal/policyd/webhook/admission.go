@@ -98,6 +98,11 @@ func (h *Handler) respond(ctx context.Context, r *admissionv1.AdmissionRequest, 
 	event.Operation, event.Resource = string(r.Operation), q.resource
 	event.Namespace, event.Name, event.DryRun = r.Namespace, q.name, r.DryRun != nil && *r.DryRun
 	defer func() {
+		if response.Result != nil {
+			event.Message = response.Result.Message
+		}
+	}()
+	defer func() {
 		if value := recover(); value != nil {
 			h.panicked(value)
 			event.Outcome = Failed
@@ -204,8 +209,9 @@ func (h *Handler) judgePod(ctx context.Context, q *question) answer {
 	}
 	var old *corev1.Pod
 	if q.update {
-		// Without the pod before the update, everything counts as changed.
-		old, _ = decodePod(q.OldObject.Raw)
+		if before, err := decodePod(q.OldObject.Raw); err == nil { // otherwise everything counts as changed
+			old = before
+		}
 	}
 	ephemeral := q.SubResource != ""
 	decision, same := h.restrictions(ctx, q, admission.StageAdmission, ephemeral, pod, old)
@@ -231,7 +237,41 @@ func decodePod(object []byte) (*corev1.Pod, error) {
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(object, pod); err != nil || string(bytes.TrimSpace(object)) == "null" {
 		return nil, errNotAPod
 	}
-	return pod, nil
+	var n size
+	return pod, n.add(&pod.Spec)
+}
+
+// A size counts what the time of a judgement depends on, besides the policies.
+type size struct{ containers, volumes, mounts int }
+
+// The limits of an object. Its size in the API server alone allows some ten thousand.
+const (
+	maxContainers = 1000
+	maxVolumes    = 1000
+	maxMounts     = 10000
+)
+
+var errTooManyParts = fmt.Errorf("the object has more than %d containers, %d volumes or %d mounts", maxContainers, maxVolumes, maxMounts)
+
+// add adds a pod. The error is errTooManyParts.
+func (n *size) add(s *corev1.PodSpec) error {
+	n.containers += len(s.Containers) + len(s.InitContainers) + len(s.EphemeralContainers)
+	n.volumes += len(s.Volumes)
+	if n.containers > maxContainers || n.volumes > maxVolumes {
+		return errTooManyParts
+	}
+	for _, list := range [][]corev1.Container{s.Containers, s.InitContainers} {
+		for i := range list {
+			n.mounts += len(list[i].VolumeMounts) + len(list[i].VolumeDevices)
+		}
+	}
+	for i := range s.EphemeralContainers {
+		n.mounts += len(s.EphemeralContainers[i].VolumeMounts)
+	}
+	if n.mounts > maxMounts {
+		return errTooManyParts
+	}
+	return nil
 }
 
 // nodeUser and nodeGroup identify kubelets.
@@ -252,7 +292,7 @@ func kubeletOf(user *authenticationv1.UserInfo, node string) bool {
 
 // review has the backends review a pod that restrictions admit.
 func (h *Handler) review(ctx context.Context, q *question, a answer, ephemeral bool, pod, old *corev1.Pod) answer {
-	if h.Reviewer == nil {
+	if h.options.Reviewer == nil {
 		return a
 	}
 	about := reviewedPod(q.Namespace, pod, ephemeral)
@@ -264,7 +304,7 @@ func (h *Handler) review(ctx context.Context, q *question, a answer, ephemeral b
 	if len(about.Images) == 0 && len(about.Volumes) == 0 {
 		return a
 	}
-	r := h.Reviewer.Review(ctx, about)
+	r := h.options.Reviewer.Review(ctx, about)
 	d := admission.DecisionOf(r.Findings)
 	a.outcome, a.audit = Allowed, r.auditAnnotations()
 	a.decision.Answer, a.decision.Findings = d.Answer, append(a.decision.Findings, d.Findings...)
@@ -286,12 +326,16 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 	if q.update {
 		before, _ = q.template.find(q.OldObject.Raw)
 	}
+	var n size
 	all := answer{outcome: allowedOr(Unchanged, q.update), decision: admission.Decision{Answer: admission.Admit}}
 	for _, t := range templates {
 		if slices.ContainsFunc(before, func(b rawTemplate) bool { return bytes.Equal(b.data, t.data) }) {
 			continue
 		}
 		pod, err := t.decode(q.template.custom)
+		if err == nil {
+			err = n.add(&pod.Spec)
+		}
 		if err != nil {
 			return answer{outcome: Invalid, text: text(err)}
 		}

@@ -334,7 +334,8 @@ func TestAnswersOfReviews(t *testing.T) {
 		"failed open": {webhook.Review{Findings: []admission.Finding{open}}, "", map[string]string{"failed-open": "true"}},
 		"annotations": {
 			webhook.Review{Findings: []admission.Finding{deny}, AuditAnnotations: map[string]string{"ticket": "T-7", "with/slash": "x", "with space": "x", "": "x"}},
-			"403 pullgate: pod team/app: backend: no", map[string]string{"ticket": "T-7"},
+			"403 pullgate: pod team/app: backend: no",
+			map[string]string{"ticket": "T-7"},
 		},
 	} {
 		w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(context.Context, webhook.ReviewedPod) webhook.Review { return tc.review }}})

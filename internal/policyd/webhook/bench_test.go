@@ -31,8 +31,11 @@ func BenchmarkAdmissionReview(b *testing.B) {
 		}
 		files = append(files, restriction.File{Name: p.Metadata.Name, Data: text})
 	}
-	w := newWorld(b, webhook.Options{Chain: chainOf(b, files)})
-	w.Observe = nil
+	h, err := webhook.New(webhook.Options{Chain: chainOf(b, files)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	w := &world{Handler: h}
 	container := func(name string) string {
 		return "{name: " + name + ", image: good.test/a, resources: {limits: {cpu: 1, memory: 1Gi}}, env: [{name: A, value: b}, {name: C, valueFrom: {fieldRef: {fieldPath: metadata.name}}}], " +
 			"securityContext: {allowPrivilegeEscalation: false, runAsNonRoot: true, capabilities: {drop: [ALL]}, seccompProfile: {type: RuntimeDefault}}, " +

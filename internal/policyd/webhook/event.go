@@ -42,6 +42,8 @@ type Event struct {
 	// deployments.apps. An image review has only Namespace.
 	Operation, Resource, Namespace, Name string
 	DryRun                               bool
+	// Message is the sentence of a denial.
+	Message string
 	// Decision has the findings of all validators and backends.
 	Decision admission.Decision
 	// AuditAnnotations are those of the backends.

@@ -59,14 +59,13 @@ type Namespaces interface {
 
 // A Handler answers admission reviews and image reviews. It may be used concurrently.
 type Handler struct {
-	Options
-
+	options   Options
 	templates map[schema.GroupResource]templatePath
 }
 
 // New returns a handler. The error joins the errors of all templates.
 func New(o Options) (*Handler, error) {
-	h := &Handler{Options: o, templates: builtIn()}
+	h := &Handler{options: o, templates: builtIn()}
 	if errs := ValidateTemplates(field.NewPath("podTemplates"), o.Templates); len(errs) > 0 {
 		return nil, errs.ToAggregate()
 	}
@@ -99,15 +98,15 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if refused != nil {
 		event.Outcome = Refused
 	}
-	if h.Observe != nil {
-		h.Observe(event)
+	if h.options.Observe != nil {
+		h.options.Observe(event)
 	}
 	if refused != nil {
 		http.Error(w, refused.text, refused.status)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(response) // the client has gone
+	_, _ = w.Write(response) //nolint:gosec // G705: JSON; an error means that the client has gone
 }
 
 // A refusal is the answer to a request that is not a review.
@@ -160,8 +159,8 @@ func (e *endpoint) serve(w http.ResponseWriter, r *http.Request, event *Event) (
 
 // panicked reports a panic that was recovered.
 func (h *Handler) panicked(value any) {
-	if h.OnPanic != nil {
-		h.OnPanic(value, debug.Stack())
+	if h.options.OnPanic != nil {
+		h.options.OnPanic(value, debug.Stack())
 	}
 }
 

@@ -26,27 +26,40 @@ const (
 )
 
 // imageReview answers an ImageReview: an image is allowed if restrictions allow a pod of the namespace to have it.
-func (h *Handler) imageReview(ctx context.Context, body []byte, tooLarge bool, event *Event) (any, *refusal) {
+func (h *Handler) imageReview(ctx context.Context, body []byte, tooLarge bool, event *Event) (response any, refused *refusal) {
+	version := imagepolicyv1alpha1.SchemeGroupVersion.String()
+	answer := &imagepolicyv1alpha1.ImageReview{TypeMeta: metav1.TypeMeta{APIVersion: version, Kind: imageReviewKind}}
+	deny := func(o Outcome, text string) {
+		answer.Status.Allowed, answer.Status.Reason = false, "pullgate: "+text
+		event.Outcome, event.Message = o, answer.Status.Reason
+	}
+	// An error would leave the answer to the caller's policy for failures.
+	defer func() {
+		if value := recover(); value != nil {
+			h.panicked(value)
+			deny(Failed, "the judgement failed, which is a defect of pullgate; see the log of pullgate-policyd")
+			response, refused = answer, nil
+		}
+	}()
 	if tooLarge {
-		return nil, refuse(http.StatusRequestEntityTooLarge, fmt.Sprintf("an ImageReview must not exceed %d bytes", maxObject))
+		deny(Invalid, fmt.Sprintf("the review is larger than %d bytes", maxObject))
+		return answer, nil
 	}
 	var review imagepolicyv1alpha1.ImageReview
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &review); err != nil {
 		return nil, refuse(http.StatusBadRequest, "the body is not an ImageReview")
 	}
-	version := imagepolicyv1alpha1.SchemeGroupVersion.String()
 	if review.Kind != imageReviewKind || review.APIVersion != version {
 		return nil, refuse(http.StatusBadRequest, "apiVersion and kind must be "+version+" and "+imageReviewKind)
 	}
 	event.Namespace = review.Spec.Namespace
 	images := distinct(review.Spec.Containers)
-	answer := &imagepolicyv1alpha1.ImageReview{TypeMeta: metav1.TypeMeta{APIVersion: version, Kind: imageReviewKind}}
 	switch {
 	case len(images) == 0:
-		event.Outcome, answer.Status.Reason = Invalid, "pullgate: the review has no image"
+		deny(Invalid, "the review has no image")
 		return answer, nil
 	case len(images) > maxImages:
-		event.Outcome, answer.Status.Reason = Invalid, fmt.Sprintf("pullgate: the review has more than %d images", maxImages)
+		deny(Invalid, fmt.Sprintf("the review has more than %d images", maxImages))
 		return answer, nil
 	}
 	denied, refused := h.deniedImages(ctx, review.Spec.Namespace, images, event)
@@ -55,8 +68,7 @@ func (h *Handler) imageReview(ctx context.Context, body []byte, tooLarge bool, e
 	}
 	event.Outcome, answer.Status.Allowed = Allowed, true
 	if len(denied) > 0 {
-		event.Outcome, answer.Status.Allowed = Denied, false
-		answer.Status.Reason = reason(denied)
+		deny(Denied, reason(denied))
 	}
 	return answer, nil
 }
@@ -64,7 +76,7 @@ func (h *Handler) imageReview(ctx context.Context, body []byte, tooLarge bool, e
 // deniedImages returns a text for each image that is denied, and adds the findings to the event.
 func (h *Handler) deniedImages(ctx context.Context, namespace string, images []string, event *Event) (denied []string, refused *refusal) {
 	s := admission.Subject{Stage: admission.StageImageReview, Pod: podview.Pod{Namespace: namespace}}
-	if h.Chain.Exempts(s) == "" {
+	if h.options.Chain.Exempts(s) == "" {
 		s.Pod.NamespaceLabels = h.labels(ctx, namespace)
 	}
 	event.Decision.Answer = admission.Admit
@@ -77,7 +89,7 @@ func (h *Handler) deniedImages(ctx context.Context, namespace string, images []s
 			c.Image = podview.Set(image)
 		}
 		s.Containers = []podview.Container{c}
-		d := h.Chain.Evaluate(ctx, s)
+		d := h.options.Chain.Evaluate(ctx, s)
 		event.Decision.PolicyHash, event.Decision.Exemption = d.PolicyHash, d.Exemption
 		if len(event.Decision.Findings) < maxFindings {
 			event.Decision.Findings = append(event.Decision.Findings, d.Findings...)
@@ -120,5 +132,5 @@ func reason(denied []string) string {
 	if n := len(denied) - maxReasons; n > 0 {
 		denied, more = denied[:maxReasons], fmt.Sprintf("; and %d more images", n)
 	}
-	return "pullgate: " + strings.ToValidUTF8(strings.Join(denied, "; "), "?") + more
+	return strings.ToValidUTF8(strings.Join(denied, "; "), "?") + more
 }

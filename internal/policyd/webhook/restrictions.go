@@ -17,25 +17,25 @@ import (
 // unless the request is an update.
 func (h *Handler) restrictions(ctx context.Context, q *question, stage admission.Stage, ephemeral bool, pod, old *corev1.Pod) (d admission.Decision, same bool) {
 	s := subject(q.Namespace, stage, ephemeral, pod)
-	if h.Chain.Exempts(s) == "" {
+	if h.options.Chain.Exempts(s) == "" {
 		s.Pod.NamespaceLabels = h.labels(ctx, q.Namespace)
 	}
 	if old != nil {
 		before := subject(q.Namespace, stage, ephemeral, old)
 		before.Pod.NamespaceLabels = s.Pod.NamespaceLabels
-		if h.Chain.Same(before, s) {
+		if h.options.Chain.Same(before, s) {
 			return admission.Decision{Answer: admission.Admit}, true
 		}
 	}
-	return h.Chain.Evaluate(ctx, s), false
+	return h.options.Chain.Evaluate(ctx, s), false
 }
 
 // labels returns the labels of a namespace as a view has them.
 func (h *Handler) labels(ctx context.Context, namespace string) podview.Value[map[string]string] {
-	if h.Namespaces == nil || namespace == "" {
+	if h.options.Namespaces == nil || namespace == "" {
 		return podview.Value[map[string]string]{}
 	}
-	labels, ok := h.Namespaces.Labels(ctx, namespace)
+	labels, ok := h.options.Namespaces.Labels(ctx, namespace)
 	if !ok {
 		return podview.Value[map[string]string]{}
 	}

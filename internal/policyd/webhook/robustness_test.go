@@ -3,6 +3,7 @@ package webhook_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -51,7 +52,6 @@ func TestRefusedRequests(t *testing.T) {
 		"image, half":          {"POST", webhook.ImageReviewPath, "application/json", image[:len(image)/2], 400},
 		"image, other version": {"POST", webhook.ImageReviewPath, "application/json", strings.Replace(image, "v1alpha1", "v1", 1), 400},
 		"image, wrong type":    {"POST", webhook.ImageReviewPath, "application/json", strings.Replace(image, `"a"`, `["canary"]`, 1), 400},
-		"image, too large":     {"POST", webhook.ImageReviewPath, "application/json", image + strings.Repeat(" ", 3<<20), 413},
 		"too large, no uid":    {"POST", webhook.ValidatePath, "application/json", strings.Repeat(" ", 7<<20), 413},
 		"too large, nested":    {"POST", webhook.ValidatePath, "application/json", `{"request":{"object":{"uid":"x"` + strings.Repeat(" ", 7<<20), 413},
 		"too large, list":      {"POST", webhook.ValidatePath, "application/json", `[` + strings.Repeat("7,", 4<<20), 413},
@@ -84,6 +84,73 @@ func TestTooLargeObjectsAreDenied(t *testing.T) {
 	}
 	if body = pod("{containers: [{name: c, image: a, env: [{name: A, value: " + strings.Repeat("x", 5<<20) + "}]}]}").body(t); !decode(t, w.post(t.Context(), webhook.ValidatePath, body)).Allowed {
 		t.Error("an object and the one before it, 5 MiB, are not judged")
+	}
+}
+
+// So is an image review.
+func TestTooLargeImageReviewsAreDenied(t *testing.T) {
+	w := newWorld(t, webhook.Options{})
+	if got := w.reviewImages(t, "team", "a:"+strings.Repeat("x", 4<<20)); got.Allowed || w.last().Outcome != webhook.Invalid {
+		t.Errorf("%+v; want a denial", got)
+	}
+}
+
+// panicking are labels that cannot be read.
+type panicking struct{}
+
+func (panicking) Labels(context.Context, string) (map[string]string, bool) { panic("defect") }
+
+func TestPanickingImageReviewsAreDenied(t *testing.T) {
+	w := newWorld(t, webhook.Options{Chain: chain(t, onlyGood), Namespaces: panicking{}})
+	if got := w.reviewImages(t, "team", "good.test/a"); got.Allowed || w.last().Outcome != webhook.Failed || len(w.panics) != 1 {
+		t.Errorf("%+v, event %+v; want a denial", got, w.last())
+	}
+}
+
+// The user chooses the numbers of containers, volumes and mounts; what takes long to judge is denied.
+func TestManyParts(t *testing.T) {
+	var policies []string
+	for i := range 100 {
+		policies = append(policies, fmt.Sprintf("}\nspec: {spec: {containers: [{image: [{registry: {whitelist: [r%d.test]}}], securityContext: {runAsUser: {forbidNil: true}, runAsGroup: {forbidNil: true}}}], volumes: [{volumeType: {whitelist: [secret]}}]}}", i))
+	}
+	w := newWorld(t, webhook.Options{Chain: chain(t, policies...), Templates: templates()})
+	list := func(n int, format string) string {
+		var all []string
+		for i := range n {
+			all = append(all, fmt.Sprintf(format, i))
+		}
+		return "[" + strings.Join(all, ", ") + "]"
+	}
+	mounts := list(11, "{name: v, mountPath: /%d}")
+	for name, tc := range map[string]struct {
+		spec string
+		code string
+	}{
+		"containers, limit":    {"{containers: " + list(1000, "{name: c%d, image: a}") + "}", "403"},
+		"containers":           {"{containers: " + list(1001, "{name: c%d, image: a}") + "}", "422"},
+		"init containers":      {"{initContainers: " + list(1001, "{name: c%d, image: a}") + "}", "422"},
+		"ephemeral containers": {"{ephemeralContainers: " + list(1001, "{name: c%d, image: a}") + "}", "422"},
+		"volumes, limit":       {"{volumes: " + list(1000, "{name: v%d, emptyDir: {}}") + "}", "403"},
+		"volumes":              {"{volumes: " + list(1001, "{name: v%d, emptyDir: {}}") + "}", "422"},
+		"mounts":               {"{containers: " + list(1000, "{name: c%d, volumeMounts: "+strings.ReplaceAll(mounts, "%", "%%")+"}") + "}", "422"},
+	} {
+		for _, resource := range []string{"pods", "deployments.apps"} {
+			began := time.Now()
+			if got := message(w.ask(t, wrap(tc.spec)[resource])); !strings.HasPrefix(got, tc.code+" ") || len(got) > 2000 {
+				t.Errorf("%s, %s: %q; want %s", name, resource, got, tc.code)
+			}
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("%s, %s: took %v", name, resource, took)
+			}
+		}
+	}
+	half := list(501, "{name: c%d, image: a}")
+	spec := "{groups: [{template: {spec: {containers: " + half + "}}}, {template: {spec: {containers: " + half + "}}}]}"
+	q := wrap("{}")["groupsofpods.example.com"]
+	q.object = "{spec: " + spec + "}"
+	w = newWorld(t, webhook.Options{Templates: templates()}) // admits the first template
+	if got := message(w.ask(t, q)); !strings.HasPrefix(got, "422 ") {
+		t.Errorf("two templates with 501 containers each: %q; want a denial", got)
 	}
 }
 
@@ -135,7 +202,7 @@ func TestSlowClients(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	began := time.Now()
 	if _, err := fmt.Fprintf(conn, "POST %s?timeout=300ms HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{", webhook.ValidatePath); err != nil {
 		t.Fatal(err)
@@ -153,7 +220,7 @@ func TestSlowClients(t *testing.T) {
 func TestRequestLastsAfterTheBody(t *testing.T) {
 	w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(ctx context.Context, _ webhook.ReviewedPod) webhook.Review {
 		<-ctx.Done()
-		if cause := ctx.Err(); cause != context.DeadlineExceeded { //nolint:errorlint // of the context itself
+		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			return webhook.Review{}
 		}
 		return deniesAll{}.Review(ctx, webhook.ReviewedPod{})
@@ -170,7 +237,7 @@ func TestRequestLastsAfterTheBody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer answer.Body.Close()
+	defer func() { _ = answer.Body.Close() }()
 	if text, _ := io.ReadAll(answer.Body); !bytes.Contains(text, []byte("team/app: no")) {
 		t.Errorf("answer %s; want that of the review at its deadline", text)
 	}
