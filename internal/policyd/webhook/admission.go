@@ -140,7 +140,10 @@ func (h *Handler) question(r *admissionv1.AdmissionRequest) *question {
 	group := schema.GroupResource{Group: r.Resource.Group, Resource: r.Resource.Resource}
 	q := &question{
 		AdmissionRequest: r, resource: group.String(), template: h.templates[group], update: r.Operation == admissionv1.Update,
-		name: cmp.Or(r.Name, nameOf(r.Object.Raw)),
+		name: r.Name,
+	}
+	if q.name == "" { // the API server makes one
+		q.name = nameOf(r.Object.Raw)
 	}
 	if r.SubResource != "" {
 		q.resource += "/" + r.SubResource
@@ -214,8 +217,12 @@ func (h *Handler) judgePod(ctx context.Context, q *question) answer {
 		}
 	}
 	ephemeral := q.SubResource != ""
-	decision, same := h.restrictions(ctx, q, admission.StageAdmission, ephemeral, pod, old)
-	if !decision.Admitted() {
+	var n size
+	decision, same := h.restrictions(ctx, comparison{q, admission.StageAdmission, ephemeral, pod, old}, &n)
+	switch {
+	case n.exceeded():
+		return answer{outcome: Invalid, text: tooManyParts()}
+	case !decision.Admitted():
 		return answer{outcome: Denied, decision: decision}
 	}
 	return h.review(ctx, q, answer{outcome: allowedOr(Unchanged, same), decision: decision}, ephemeral, pod, old)
@@ -237,41 +244,7 @@ func decodePod(object []byte) (*corev1.Pod, error) {
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(object, pod); err != nil || string(bytes.TrimSpace(object)) == "null" {
 		return nil, errNotAPod
 	}
-	var n size
-	return pod, n.add(&pod.Spec)
-}
-
-// A size counts what the time of a judgement depends on, besides the policies.
-type size struct{ containers, volumes, mounts int }
-
-// The limits of an object. Its size in the API server alone allows some ten thousand.
-const (
-	maxContainers = 1000
-	maxVolumes    = 1000
-	maxMounts     = 10000
-)
-
-var errTooManyParts = fmt.Errorf("the object has more than %d containers, %d volumes or %d mounts", maxContainers, maxVolumes, maxMounts)
-
-// add adds a pod. The error is errTooManyParts.
-func (n *size) add(s *corev1.PodSpec) error {
-	n.containers += len(s.Containers) + len(s.InitContainers) + len(s.EphemeralContainers)
-	n.volumes += len(s.Volumes)
-	if n.containers > maxContainers || n.volumes > maxVolumes {
-		return errTooManyParts
-	}
-	for _, list := range [][]corev1.Container{s.Containers, s.InitContainers} {
-		for i := range list {
-			n.mounts += len(list[i].VolumeMounts) + len(list[i].VolumeDevices)
-		}
-	}
-	for i := range s.EphemeralContainers {
-		n.mounts += len(s.EphemeralContainers[i].VolumeMounts)
-	}
-	if n.mounts > maxMounts {
-		return errTooManyParts
-	}
-	return nil
+	return pod, nil
 }
 
 // nodeUser and nodeGroup identify kubelets.
@@ -333,14 +306,14 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 			continue
 		}
 		pod, err := t.decode(q.template.custom)
-		if err == nil {
-			err = n.add(&pod.Spec)
-		}
 		if err != nil {
 			return answer{outcome: Invalid, text: text(err)}
 		}
-		decision, same := h.restrictions(ctx, q, admission.StageTemplate, false, pod, q.template.before(before, t))
-		if !decision.Admitted() {
+		decision, same := h.restrictions(ctx, comparison{q, admission.StageTemplate, false, pod, q.template.before(before, t)}, &n)
+		switch {
+		case n.exceeded():
+			return answer{outcome: Invalid, text: tooManyParts()}
+		case !decision.Admitted():
 			return answer{outcome: Denied, decision: decision, at: place(templates, t)}
 		}
 		if !same {

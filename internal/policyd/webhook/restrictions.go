@@ -13,19 +13,32 @@ import (
 	"github.com/pullgate/pullgate/pkg/podview/apiview"
 )
 
-// restrictions asks the chain about a pod. same reports that it did not, because old is the same in all that the chain judges; old is nil
-// unless the request is an update.
-func (h *Handler) restrictions(ctx context.Context, q *question, stage admission.Stage, ephemeral bool, pod, old *corev1.Pod) (d admission.Decision, same bool) {
-	s := subject(q.Namespace, stage, ephemeral, pod)
+// A comparison is a pod or pod template of a request, which restrictions are about.
+type comparison struct {
+	*question
+
+	stage     admission.Stage
+	ephemeral bool // only the ephemeral containers
+	pod       *corev1.Pod
+	old       *corev1.Pod // before an update; nil if it is not known
+}
+
+// restrictions asks the chain about a pod. same reports that it did not, because the pod before the update is the same in all that the chain
+// judges. Otherwise the pod is added to the size of the object, and the chain is not asked if that exceeds the limits; the decision denies then.
+func (h *Handler) restrictions(ctx context.Context, c comparison, n *size) (d admission.Decision, same bool) {
+	s := c.subject(c.pod)
 	if h.options.Chain.Exempts(s) == "" {
-		s.Pod.NamespaceLabels = h.labels(ctx, q.Namespace)
+		s.Pod.NamespaceLabels = h.labels(ctx, c.Namespace)
 	}
-	if old != nil {
-		before := subject(q.Namespace, stage, ephemeral, old)
+	if c.old != nil {
+		before := c.subject(c.old)
 		before.Pod.NamespaceLabels = s.Pod.NamespaceLabels
 		if h.options.Chain.Same(before, s) {
 			return admission.Decision{Answer: admission.Admit}, true
 		}
+	}
+	if n.add(&c.pod.Spec); n.exceeded() {
+		return admission.Decision{}, false
 	}
 	return h.options.Chain.Evaluate(ctx, s), false
 }
@@ -44,16 +57,16 @@ func (h *Handler) labels(ctx context.Context, namespace string) podview.Value[ma
 
 // subject returns what the chain judges about a pod. The object does not decide where the pod is and where it comes from: the namespace is that of
 // the request, and annotations that make a pod static for a kubelet can be set by every user here.
-func subject(namespace string, stage admission.Stage, ephemeral bool, pod *corev1.Pod) admission.Subject {
+func (c *comparison) subject(pod *corev1.Pod) admission.Subject {
 	view, containers := apiview.Pod(pod)
-	view.Namespace, view.Static = namespace, false
-	if ephemeral {
+	view.Namespace, view.Static = c.Namespace, false
+	if c.ephemeral {
 		containers = slices.DeleteFunc(containers, func(c podview.Container) bool {
 			kind, _ := c.Kind.Get()
 			return kind != podview.KindEphemeral
 		})
 	}
-	return admission.Subject{Stage: stage, Pod: view, Containers: containers}
+	return admission.Subject{Stage: c.stage, Pod: view, Containers: containers}
 }
 
 // maxWarnings bounds the warnings of an answer. The API server cuts them at 4,096 bytes in all.

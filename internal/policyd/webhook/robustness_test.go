@@ -142,6 +142,11 @@ func TestManyParts(t *testing.T) {
 			if took := time.Since(began); took > 5*time.Second {
 				t.Errorf("%s, %s: took %v", name, resource, took)
 			}
+			q := wrap(tc.spec)[resource]
+			q.old, q.object = q.object, strings.Replace(q.object, "name: app", "name: app, finalizers: [x.io/y]", 1)
+			if !w.ask(t, q).Allowed {
+				t.Errorf("%s, %s: finalizers cannot be changed", name, resource)
+			}
 		}
 	}
 	half := list(501, "{name: c%d, image: a}")
