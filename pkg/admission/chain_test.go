@@ -470,3 +470,47 @@ func TestEvaluateEdited(t *testing.T) {
 		t.Errorf("a nil chain: %+v", d)
 	}
 }
+
+// A comparer is a validator that judges nothing but the name of the pod.
+type comparer struct{ validator }
+
+func (comparer) Same(a, b admission.Subject) bool { return a.Pod.Name == b.Pod.Name }
+
+func TestSame(t *testing.T) {
+	a, labelled, renamed := subject(), subject(), subject()
+	labelled.Pod.Labels = podview.Set(map[string]string{"a": "b"})
+	renamed.Pod.Name = "other"
+	names := comparer{always(admit)}
+	for name, c := range map[string]struct {
+		chain  *admission.Chain
+		b      admission.Subject
+		expect bool
+	}{
+		"no chain":                       {nil, renamed, true},
+		"no validator":                   {admission.New(admission.Rules{}, admission.Options{}), renamed, true},
+		"what is not judged":             {admission.New(admission.Rules{Validators: named(names)}, admission.Options{}), labelled, true},
+		"what is judged":                 {admission.New(admission.Rules{Validators: named(names)}, admission.Options{}), renamed, false},
+		"a validator that judges it all": {admission.New(admission.Rules{Validators: named(names, always(admit))}, admission.Options{}), labelled, false},
+	} {
+		if got := c.chain.Same(a, c.b); got != c.expect {
+			t.Errorf("%s: Same = %v; want %v", name, got, c.expect)
+		}
+	}
+}
+
+func TestDecisionOf(t *testing.T) {
+	for name, c := range map[string]struct {
+		findings []admission.Finding
+		want     admission.Answer
+	}{
+		"none":       {nil, admission.Deny},
+		"admit":      {[]admission.Finding{admit}, admission.Admit},
+		"deny":       {[]admission.Finding{admit, unverified, deny}, admission.Deny},
+		"unverified": {[]admission.Finding{admit, unverified}, admission.Unverified},
+		"audit":      {[]admission.Finding{auditDeny}, admission.Admit},
+	} {
+		if d := admission.DecisionOf(c.findings); d.Answer != c.want || len(d.Findings) != len(c.findings) {
+			t.Errorf("%s: %+v; want %v", name, d, c.want)
+		}
+	}
+}

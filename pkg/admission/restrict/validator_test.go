@@ -91,6 +91,45 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+// The stages that are reviews judge all containers at once. A template leaves the name to its pods, an image review all but images.
+func TestReviews(t *testing.T) {
+	c := chainOf(t, restriction.How{From: restriction.Node},
+		[3]string{"a", plain, "{containers: [{image: [{registry: {whitelist: [a.test]}}]}]}, metadata: {name: {whitelist: [web]}}"},
+		[3]string{"b", plain, noHostNetwork})
+	image := func(name string) podview.Container {
+		return podview.Container{Name: name, Kind: podview.Set(podview.KindContainer), Image: podview.Set(name + ".test/x")}
+	}
+	for name, tc := range map[string]struct {
+		stage       admission.Stage
+		pod         string
+		hostNetwork podview.Value[bool]
+		images      []string
+		want        bool
+	}{
+		"pod":                    {admission.StageAdmission, "web", podview.Set(false), []string{"a", "a"}, true},
+		"second container":       {admission.StageAdmission, "web", podview.Set(false), []string{"a", "b"}, false},
+		"pod without a name":     {admission.StageAdmission, "", podview.Set(false), []string{"a"}, false},
+		"template":               {admission.StageTemplate, "", podview.Set(false), []string{"a"}, true},
+		"template, image":        {admission.StageTemplate, "", podview.Set(false), []string{"b"}, false},
+		"template, unknown":      {admission.StageTemplate, "", podview.Value[bool]{}, []string{"a"}, false},
+		"image review":           {admission.StageImageReview, "", podview.Value[bool]{}, []string{"a"}, true},
+		"image review, violated": {admission.StageImageReview, "", podview.Value[bool]{}, []string{"b"}, false},
+	} {
+		s := admission.Subject{Stage: tc.stage, Pod: podview.Pod{Namespace: "team", Name: tc.pod, HostNetwork: tc.hostNetwork}}
+		for _, name := range tc.images {
+			s.Containers = append(s.Containers, image(name))
+		}
+		if d := c.Evaluate(t.Context(), s); d.Admitted() != tc.want {
+			t.Errorf("%s: %+v; want admitted %v", name, d, tc.want)
+		}
+		other := s
+		other.Stage = admission.StageSandbox
+		if !c.Same(s, s) || c.Same(s, other) {
+			t.Errorf("%s: Same with itself %v, at another stage %v", name, c.Same(s, s), c.Same(s, other))
+		}
+	}
+}
+
 func TestViolationsOfAPolicyAreBounded(t *testing.T) {
 	mounts := make([]podview.Mount, 5000)
 	for i := range mounts {
