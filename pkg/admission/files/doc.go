@@ -3,7 +3,7 @@
 // # Layout
 //
 // A policy file is a regular file in the folder itself with the suffix .yaml, .yml or .json. It has one document, and its apiVersion and
-// kind select the [Kind] that reads it. Files whose names begin with a dot are ignored; other files and folders are ignored and reported in
+// kind, or for a file without a kind one of its fields, select the [Kind] that reads it. Files whose names begin with a dot are ignored; other files and folders are ignored and reported in
 // Set.Ignored. A symbolic link with the name of a policy file is followed if it stays inside the folder. So the layout of a Kubernetes
 // ConfigMap volume can be read: links to ..data/NAME, where ..data is a link that is replaced when the content changes.
 //

@@ -37,6 +37,7 @@ func kinds() []files.Kind {
 	return []files.Kind{
 		{Name: "Note", APIVersions: []string{"test/v1", "test/v1beta1"}, Read: read},
 		{Name: "Rule", APIVersions: []string{"test/v1"}, Read: read},
+		{Name: "Setting", Key: "settings", Read: read},
 	}
 }
 
@@ -73,7 +74,8 @@ func TestReadReadsAllKinds(t *testing.T) {
 	dir := folder(
 		t, "b.yaml", note("b"), "a.yml", "# a comment\n---\n"+note("a"), "beta.yaml", strings.Replace(note("beta"), "v1", "v1beta1", 1),
 		"c.json", `{"kind": "Rule", "apiVersion": "test/v1", "text": "text: c"}`, "flow.yaml", "{apiVersion: test/v1, kind: Note, x: 'text: flow'}",
-		"late.yaml", "text: late\nkind:   'Note' # quoted\r\napiVersion: \"test/v1\"\r\n", ".hidden.yaml", "not a policy",
+		"late.yaml", "text: late\nkind:   'Note' # quoted\r\napiVersion: \"test/v1\"\r\n",
+		"keyed.yaml", "other: 1\nsettings:\n  kind: Note\n", "keyed.json", `{"settings": {}}`, ".hidden.yaml", "not a policy",
 		"README.md", "", "a.yaml~", "", "a.yaml.bak", "", "noext", "")
 	must(t, os.Mkdir(filepath.Join(dir, "folder.yaml"), 0o755), os.Mkdir(filepath.Join(dir, ".git"), 0o755))
 	s, err := read(dir)
@@ -81,8 +83,8 @@ func TestReadReadsAllKinds(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := files.Of[notes](s, "Note")
-	if len(got) != 5 || got[0] != "a" || got[1] != "b" || s.Len("Note") != 5 || s.Len("Rule") != 1 || s.Len("Other") != 0 {
-		t.Errorf("notes %q, %d rules; want five of all spellings in the order of the files, and one", got, s.Len("Rule"))
+	if len(got) != 5 || got[0] != "a" || got[1] != "b" || s.Len("Note") != 5 || s.Len("Rule") != 1 || s.Len("Setting") != 2 || s.Len("Other") != 0 {
+		t.Errorf("notes %q, %d rules, %d settings; want five of all spellings in the order of the files, one and two", got, s.Len("Rule"), s.Len("Setting"))
 	}
 	if want := []string{"README.md", "a.yaml.bak", "a.yaml~", "folder.yaml", "noext"}; !slices.Equal(s.Ignored, want) {
 		t.Errorf("ignored %q; want %q", s.Ignored, want)
@@ -103,6 +105,7 @@ func TestReadOfNoFolderAndOfAnEmptyOne(t *testing.T) {
 func TestReadReportsAllErrors(t *testing.T) {
 	dir := folder(
 		t, "a.yaml", header+"wrong\n", "b.yaml", note("valid"), "c.yaml", "", "d.yaml", "apiVersion: test/v1\nkind: Nota\n", "e.yaml", "kind: Zebra\n",
+		"i.yaml", "setings: {}\n", "j.yaml", "kind: Setting\nsettings: {}\n",
 		"f.yaml", "apiVersion: test/v2\nkind: Note\n", "g.yaml", "kind: [\n", "h.yaml", "kind: Rule\napiVersion: test/v1\nwrong", "big.yaml", header+strings.Repeat("#", 1<<20))
 	must(t, syscall.Mkfifo(filepath.Join(dir, "pipe.yaml"), 0o644), os.Symlink("absent.yaml", filepath.Join(dir, "link.yaml")), os.Symlink("/etc/hostname", filepath.Join(dir, "out.yaml")))
 	s, err := read(dir)
@@ -112,9 +115,10 @@ func TestReadReportsAllErrors(t *testing.T) {
 	wants := []string{
 		"big.yaml: more than 1 MiB", "link.yaml: symbolic link to absent.yaml: no such file or directory; it must lead to a file inside the folder",
 		"out.yaml: symbolic link to /etc/hostname: path escapes from parent; it must lead to a file inside the folder", "pipe.yaml: not a regular file",
-		`c.yaml: kind: Unsupported value: "": supported values: "Note", "Rule"`, `d.yaml: kind: Unsupported value: "Nota": did you mean Note?`,
-		`e.yaml: kind: Unsupported value: "Zebra": supported values: "Note", "Rule"`,
+		`c.yaml: kind: Unsupported value: "": supported values: "Note", "Rule", or the field settings instead of kind`, `d.yaml: kind: Unsupported value: "Nota": did you mean Note?`,
+		`e.yaml: kind: Unsupported value: "Zebra": supported values: "Note", "Rule", or the field settings instead of kind`,
 		`f.yaml: apiVersion: Unsupported value: "test/v2": supported values: "test/v1", "test/v1beta1"`, "g.yaml: error converting YAML to JSON: yaml: line 1: did not find expected node content",
+		"i.yaml: setings: unknown field; did you mean settings?", `j.yaml: kind: Unsupported value: "Setting": supported values: "Note", "Rule", or the field settings instead of kind`,
 		"a.yaml: spec.a: wrong", "a.yaml: spec.b: wrong", "h.yaml: spec.a: wrong", "h.yaml: spec.b: wrong",
 	}
 	for i, want := range wants {
