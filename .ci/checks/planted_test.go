@@ -41,7 +41,7 @@ func down(from, to string) plant {
 
 func placed(from, to, linter, want string) plant {
 	path := to
-	if first, _, _ := strings.Cut(to, "/"); !strings.Contains(first, ".") && first != "log" && first != "math" {
+	if first, _, _ := strings.Cut(to, "/"); !strings.Contains(first, ".") && first != "log" && first != "math" && first != "net" {
 		path = module + "/" + to
 	}
 	file := fmt.Sprintf("%s/to%s/planted.go", from, strings.NewReplacer("/", "", ".", "", "-", "").Replace(to))
@@ -106,6 +106,13 @@ func directions() []plant {
 		down("internal/policyd/webhook", "internal/podfile"),
 		down("internal/policyd/webhook", "k8s.io/client-go/rest"),
 		down("internal/policyd/webhook", "k8s.io/api/core/v1"),
+		up("internal/imagepolicy", "internal/policyd/review", "imports nothing that asks a backend"),
+		up("internal/imagepolicy", "net/http", "has no client of them"),
+		down("internal/imagepolicy", "internal/strictyaml"),
+		up("internal/policyd/review", "pkg/podview", "knows of no pod view"),
+		down("internal/policyd/review", "internal/imagepolicy"),
+		down("internal/policyd/review", "k8s.io/client-go/rest"),
+		up("internal/daemon", "internal/policyd/review", "runs in pullgate-policyd"),
 		up("internal/kubeletconf", "internal/config", "work where pullgated does not"),
 		up("internal/doctor", "pkg/records", "doctor looks from outside"),
 		down("internal/doctor", "pkg/records/offline"),
@@ -213,8 +220,9 @@ func shapes() []plant {
 // stubs are the packages that planted imports lead to.
 func stubs() []string {
 	return []string{
-		"internal/atomicfile", "internal/strictyaml", "pkg/podview", "pkg/podview/apiview", "pkg/restriction", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker", "internal/podfile", "internal/podindex", "internal/podsource",
-		"internal/decisionlog", "internal/cli", "internal/metrics", "internal/config", "internal/daemon", "pkg/records/offline",
+		"internal/atomicfile", "internal/strictyaml", "pkg/podview", "pkg/podview/apiview", "pkg/restriction", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker",
+		"internal/podfile", "internal/podindex", "internal/podsource", "internal/decisionlog", "internal/cli", "internal/metrics", "internal/config", "internal/imagepolicy",
+		"internal/policyd/review", "internal/daemon", "pkg/records/offline",
 		"pkg/criproxy/criproxytest", "proto/pullgate/admin/v1",
 	}
 }

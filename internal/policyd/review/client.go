@@ -1,0 +1,320 @@
+package review
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/api/imagepolicy/v1alpha1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/pullgate/pullgate/internal/imagepolicy"
+)
+
+const (
+	// maxAttempts is how often a backend is asked in one review.
+	maxAttempts = 5
+	// maxReview bounds a review whose callers have no deadline, or a later one. A kubelet waits 2 minutes for the creation of a container.
+	maxReview = 110 * time.Second
+	// cacheSize is how many answers are cached.
+	cacheSize = 1024
+	// marker is in the keys of the annotations that are sent.
+	marker = ".image-policy.k8s.io/"
+)
+
+// ErrClosed is why there is no answer after Close. The result denies, whatever the default of the backend is.
+var ErrClosed = errors.New("review: client closed")
+
+// A Subject is what is reviewed: images of one pod.
+type Subject struct {
+	Namespace string
+	// Annotations are all of the pod. Only some are sent.
+	Annotations map[string]string
+	// Images are those of containers, as the pod has them, in the order in which they are sent.
+	Images []string
+	// Volumes are those of image volumes. They are sent after Images, to the backends that review them.
+	Volumes []string
+}
+
+// A Client asks one backend. It may be used concurrently.
+type Client struct {
+	backend imagepolicy.Backend
+	cache   *cache.LRUExpireCache // from specKey to v1alpha1.ImageReviewStatus
+
+	// mu guards the fields that follow. It is not held while the backend is asked.
+	mu         sync.Mutex
+	connection *connection
+	flights    map[specKey]*flight // requests in progress that callers wait for
+	closed     bool
+	running    sync.WaitGroup // the goroutines of all flights
+}
+
+// A specKey identifies a spec: the hash of its canonical JSON.
+type specKey [sha256.Size]byte
+
+// A flight is a request in progress, with its attempts. Client.mu guards waiters and last.
+type flight struct {
+	cancel  context.CancelCauseFunc
+	waiters int
+	last    error // of the last attempt
+	// done is closed when status and err are set.
+	done   chan struct{}
+	status v1alpha1.ImageReviewStatus
+	err    error
+}
+
+// NewClient reads the kubeconfig of a backend and returns a client. It makes no connection. The error joins all errors of the kubeconfig;
+// each begins with the file of the backend.
+func NewClient(b imagepolicy.Backend) (*Client, error) {
+	t, err := targetOf(b)
+	if err != nil {
+		return nil, err
+	}
+	return newClient(b, connect(t)), nil
+}
+
+func newClient(b imagepolicy.Backend, c *connection) *Client {
+	return &Client{backend: b, cache: cache.NewLRUExpireCache(cacheSize), connection: c, flights: map[specKey]*flight{}}
+}
+
+// targetOf returns where a backend is.
+func targetOf(b imagepolicy.Backend) (*target, error) {
+	t, errs := readTarget(b.Kubeconfig)
+	for i, err := range errs {
+		errs[i] = fmt.Errorf("%s: imagePolicy.kubeConfigFile: %w", b.File, err)
+	}
+	return t, errors.Join(errs...)
+}
+
+// use makes reviews use a target, if it is another one.
+func (c *Client) use(t *target) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.connection.sum == t.sum {
+		return
+	}
+	c.connection.closeIdle()
+	c.connection = connect(t)
+}
+
+// Close ends all reviews, which deny, and the connections. It returns when all goroutines of the client have ended.
+func (c *Client) Close() {
+	c.mu.Lock()
+	c.closed = true
+	for _, f := range c.flights {
+		f.cancel(ErrClosed)
+	}
+	c.mu.Unlock()
+	c.running.Wait()
+	c.closeIdle()
+}
+
+func (c *Client) closeIdle() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.connection.closeIdle()
+}
+
+// idle reports whether no request is in progress.
+func (c *Client) idle() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.flights) == 0
+}
+
+// Review asks the backend, or the cache. ok is false if the backend does not review the subject: it is for other namespaces, or the subject
+// has no image that it reviews. Review returns before the deadline of ctx. If ctx is canceled, the result denies.
+func (c *Client) Review(ctx context.Context, s Subject) (r Result, ok bool) {
+	spec, ok := c.spec(s)
+	if !ok {
+		return Result{}, false
+	}
+	start := time.Now()
+	status, cached, err := c.ask(ctx, spec)
+	r = Result{Backend: c.backend.Name, Allowed: status.Allowed, Reason: status.Reason, AuditAnnotations: status.AuditAnnotations, Cached: cached, Err: err}
+	if err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, context.Canceled) {
+		r.Allowed, r.FailedOpen = c.backend.DefaultAllow, c.backend.DefaultAllow
+	}
+	r.Duration = time.Since(start)
+	return r, true
+}
+
+// spec returns what is sent about a subject.
+func (c *Client) spec(s Subject) (spec v1alpha1.ImageReviewSpec, ok bool) {
+	if c.backend.Namespaces != nil && !slices.Contains(c.backend.Namespaces, s.Namespace) {
+		return spec, false
+	}
+	images := s.Images
+	if c.backend.IncludeImageVolumes {
+		images = slices.Concat(s.Images, s.Volumes)
+	}
+	for _, image := range images {
+		spec.Containers = append(spec.Containers, v1alpha1.ImageReviewContainerSpec{Image: image})
+	}
+	for key, value := range s.Annotations {
+		if strings.Contains(key, marker) {
+			if spec.Annotations == nil {
+				spec.Annotations = map[string]string{}
+			}
+			spec.Annotations[key] = value
+		}
+	}
+	spec.Namespace = s.Namespace
+	return spec, len(spec.Containers) > 0
+}
+
+// ask returns the answer of the cache or of the backend. The error is context.Canceled, ErrClosed, or why there is no answer.
+func (c *Client) ask(ctx context.Context, spec v1alpha1.ImageReviewSpec) (status v1alpha1.ImageReviewStatus, cached bool, err error) {
+	canonical, err := json.Marshal(spec) // keys of maps are sorted
+	if err != nil {
+		return status, false, err
+	}
+	key := specKey(sha256.Sum256(canonical))
+	ctx, cancel := answerBefore(ctx)
+	defer cancel()
+	start := time.Now()
+	c.mu.Lock()
+	// A flight adds its answer to the cache and ends under the same lock, so that each answer is found here or there.
+	if known, ok := c.known(key); ok {
+		c.mu.Unlock()
+		return known, true, nil
+	}
+	if c.closed {
+		c.mu.Unlock()
+		return status, false, ErrClosed
+	}
+	f := c.flights[key]
+	if f == nil {
+		f = c.startLocked(ctx, key, spec)
+	}
+	f.waiters++
+	c.mu.Unlock()
+	select {
+	case <-f.done:
+		return f.status, false, f.err
+	case <-ctx.Done():
+		return status, false, c.leave(ctx, key, f, start)
+	}
+}
+
+// answerBefore returns a context that ends before the deadline of ctx, so that its owner gets an answer.
+func answerBefore(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, deadline.Add(-min(time.Until(deadline)/10, time.Second)))
+}
+
+// leave ends the wait of a caller whose context has ended, and the flight if it was the last one.
+func (c *Client) leave(ctx context.Context, key specKey, f *flight, start time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if f.waiters--; f.waiters == 0 && c.flights[key] == f {
+		f.cancel(context.Canceled)
+		delete(c.flights, key) // no other caller may join it
+	}
+	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
+		return context.Canceled
+	case f.last != nil:
+		return fmt.Errorf("no answer within %v; the last attempt: %w", time.Since(start).Round(time.Millisecond), f.last)
+	default:
+		return fmt.Errorf("no answer within %v", time.Since(start).Round(time.Millisecond))
+	}
+}
+
+// startLocked starts a flight. It continues when the caller that started it leaves.
+func (c *Client) startLocked(ctx context.Context, key specKey, spec v1alpha1.ImageReviewSpec) *flight {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	f := &flight{cancel: cancel, done: make(chan struct{})}
+	c.flights[key] = f
+	connection := c.connection
+	c.running.Go(func() {
+		defer cancel(nil)
+		ctx, stop := context.WithTimeout(ctx, maxReview)
+		defer stop()
+		status, err := c.request(ctx, connection, f, spec)
+		if errors.Is(context.Cause(ctx), ErrClosed) {
+			err = ErrClosed
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		f.status, f.err = bounded(status), err
+		if err == nil {
+			c.keep(key, f.status)
+		}
+		if c.flights[key] == f {
+			delete(c.flights, key)
+		}
+		close(f.done)
+	})
+	return f
+}
+
+// known returns an answer of the cache.
+func (c *Client) known(key specKey) (status v1alpha1.ImageReviewStatus, ok bool) {
+	v, _ := c.cache.Get(key)
+	status, ok = v.(v1alpha1.ImageReviewStatus)
+	return status, ok
+}
+
+// keep adds an answer to the cache.
+func (c *Client) keep(key specKey, status v1alpha1.ImageReviewStatus) {
+	ttl := c.backend.DenyTTL
+	if status.Allowed {
+		ttl = c.backend.AllowTTL
+	}
+	if ttl > 0 {
+		c.cache.Add(key, status, ttl)
+	}
+}
+
+// request asks the backend until there is an answer, or another attempt is of no use.
+func (c *Client) request(ctx context.Context, to *connection, f *flight, spec v1alpha1.ImageReviewSpec) (v1alpha1.ImageReviewStatus, error) {
+	var none v1alpha1.ImageReviewStatus
+	body, err := json.Marshal(v1alpha1.ImageReview{TypeMeta: metav1.TypeMeta{APIVersion: apiVersion, Kind: kind}, Spec: spec})
+	if err != nil {
+		return none, err
+	}
+	backoff := wait.Backoff{Duration: c.backend.RetryBackoff, Factor: 1.5, Jitter: 0.2, Steps: maxAttempts}
+	for n := 1; ; n++ {
+		status, err := to.send(ctx, body)
+		if err == nil {
+			return status, nil
+		}
+		if n > 1 {
+			err = fmt.Errorf("attempt %d: %w", n, err)
+		}
+		why, ok := errors.AsType[*failure](err)
+		if !ok || !why.again || n == maxAttempts || !c.pause(ctx, f, err, max(backoff.Step(), why.after)) {
+			return none, err
+		}
+	}
+}
+
+// pause waits before the next attempt. It returns false if the flight ends before.
+func (c *Client) pause(ctx context.Context, f *flight, last error, d time.Duration) bool {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= d {
+		return false
+	}
+	c.mu.Lock()
+	f.last = last
+	c.mu.Unlock()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
