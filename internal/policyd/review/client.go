@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"k8s.io/api/imagepolicy/v1alpha1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,8 +31,13 @@ const (
 	marker = ".image-policy.k8s.io/"
 )
 
-// ErrClosed is why there is no answer after Close. The result denies, whatever the default of the backend is.
-var ErrClosed = errors.New("review: client closed")
+// Errors of results that deny, whatever the default of the backend is.
+var (
+	// ErrClosed is why there is no answer after Close.
+	ErrClosed = errors.New("review: client closed")
+	// ErrNotUTF8 is for a subject that cannot be sent unchanged.
+	ErrNotUTF8 = errors.New("review: an image, an annotation or the namespace is not valid UTF-8")
+)
 
 // A Subject is what is reviewed: images of one pod.
 type Subject struct {
@@ -140,7 +146,7 @@ func (c *Client) Review(ctx context.Context, s Subject) (r Result, ok bool) {
 	start := time.Now()
 	status, cached, err := c.ask(ctx, spec)
 	r = Result{Backend: c.backend.Name, Allowed: status.Allowed, Reason: status.Reason, AuditAnnotations: status.AuditAnnotations, Cached: cached, Err: err}
-	if err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, context.Canceled) {
+	if err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrNotUTF8) && !errors.Is(err, context.Canceled) {
 		r.Allowed, r.FailedOpen = c.backend.DefaultAllow, c.backend.DefaultAllow
 	}
 	r.Duration = time.Since(start)
@@ -171,8 +177,12 @@ func (c *Client) spec(s Subject) (spec v1alpha1.ImageReviewSpec, ok bool) {
 	return spec, len(spec.Containers) > 0
 }
 
-// ask returns the answer of the cache or of the backend. The error is context.Canceled, ErrClosed, or why there is no answer.
+// ask returns the answer of the cache or of the backend. The error is context.Canceled, ErrClosed, ErrNotUTF8, or why
+// there is no answer.
 func (c *Client) ask(ctx context.Context, spec v1alpha1.ImageReviewSpec) (status v1alpha1.ImageReviewStatus, cached bool, err error) {
+	if !isUTF8(spec) { // JSON would have the same text for different names
+		return status, false, ErrNotUTF8
+	}
 	canonical, err := json.Marshal(spec) // keys of maps are sorted
 	if err != nil {
 		return status, false, err
@@ -203,6 +213,16 @@ func (c *Client) ask(ctx context.Context, spec v1alpha1.ImageReviewSpec) (status
 	case <-ctx.Done():
 		return status, false, c.leave(ctx, key, f, start)
 	}
+}
+
+func isUTF8(spec v1alpha1.ImageReviewSpec) bool {
+	for key, value := range spec.Annotations {
+		if !utf8.ValidString(key) || !utf8.ValidString(value) {
+			return false
+		}
+	}
+	invalid := func(c v1alpha1.ImageReviewContainerSpec) bool { return !utf8.ValidString(c.Image) }
+	return utf8.ValidString(spec.Namespace) && !slices.ContainsFunc(spec.Containers, invalid)
 }
 
 // answerBefore returns a context that ends before the deadline of ctx, so that its owner gets an answer.

@@ -125,10 +125,11 @@ func TestBody(t *testing.T) {
 	}
 }
 
-// A field that is added to the types of the API must not be sent before it is decided that it may be.
+// A backend is sent no environment, no labels and no user: a subject does not have them. A field that is added to the types must not be sent
+// before it is decided that it may be.
 func TestRequestHasNoOtherFields(t *testing.T) {
 	for typ, want := range map[reflect.Type]int{
-		reflect.TypeFor[v1alpha1.ImageReview](): 4, reflect.TypeFor[v1alpha1.ImageReviewSpec](): 3, reflect.TypeFor[v1alpha1.ImageReviewContainerSpec](): 1,
+		reflect.TypeFor[review.Subject](): 4, reflect.TypeFor[v1alpha1.ImageReview](): 4, reflect.TypeFor[v1alpha1.ImageReviewSpec](): 3, reflect.TypeFor[v1alpha1.ImageReviewContainerSpec](): 1,
 	} {
 		if typ.NumField() != want {
 			t.Errorf("%v has %d fields; want %d", typ, typ.NumField(), want)
@@ -366,6 +367,24 @@ func TestClosedClientDenies(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestSubjectThatCannotBeSentIsDenied(t *testing.T) {
+	f := always(200, allow)
+	c := client(t, backend(), f)
+	for _, s := range []review.Subject{
+		image("a\xff"), image("a\xfe"),
+		{Namespace: "\xff", Images: []string{"a"}},
+		{Images: []string{"a"}, Annotations: map[string]string{"a.image-policy.k8s.io/b": "\xff"}},
+		{Images: []string{"a"}, Annotations: map[string]string{"a.image-policy.k8s.io/\xff": "b"}},
+	} {
+		if r := ask(t, c, t.Context(), s); r.Allowed || r.FailedOpen || !errors.Is(r.Err, review.ErrNotUTF8) {
+			t.Errorf("%q: %+v; want a denial", s, r)
+		}
+	}
+	if r := ask(t, c, t.Context(), image("a\ufffd")); !r.Allowed || f.requests() != 1 {
+		t.Errorf("%+v after %d requests; want a valid character to be sent", r, f.requests())
+	}
 }
 
 func TestString(t *testing.T) {
