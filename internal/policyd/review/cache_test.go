@@ -145,10 +145,7 @@ func TestCacheIsBounded(t *testing.T) {
 func TestConcurrentReviewsAreOneRequest(t *testing.T) {
 	for _, ttl := range []time.Duration{time.Hour, 0} {
 		synctest.Test(t, func(t *testing.T) {
-			f := &fake{answer: func(int, *http.Request) (*http.Response, error) {
-				time.Sleep(time.Second)
-				return respond(200, allow), nil
-			}}
+			f := slow(time.Second, 200, allow)
 			b := backend()
 			b.AllowTTL = ttl
 			c := client(t, b, f)

@@ -76,6 +76,16 @@ func hang() *fake {
 	}}
 }
 
+// slow answers each attempt after a time.
+func slow(d time.Duration, status int, body string) *fake {
+	return &fake{answer: func(_ int, req *http.Request) (*http.Response, error) {
+		ctx, cancel := context.WithTimeout(req.Context(), d)
+		defer cancel()
+		<-ctx.Done()
+		return respond(status, body), req.Context().Err()
+	}}
+}
+
 // backend returns the configuration of a backend that admits on failure.
 func backend() imagepolicy.Backend {
 	return imagepolicy.Backend{
@@ -210,6 +220,7 @@ func failing() map[string]struct {
 		"HTML":               {always(200, "<html>"), 1, "the answer is not an ImageReview: invalid character '<' looking for beginning of value"},
 		"list":               {always(200, "[]"), 1, "the answer is not an ImageReview: json: cannot unmarshal array"},
 		"another kind":       {always(200, `{"kind":"Status","apiVersion":"v1","status":"Success"}`), 1, `the answer is "Status" of "v1"; must be ImageReview of imagepolicy.k8s.io/v1alpha1`},
+		"another kind only":  {always(200, strings.Replace(allow, "ImageReview", "Pod", 1)), 1, `the answer is "Pod" of "imagepolicy.k8s.io/v1alpha1"; must be`},
 		"another version":    {always(200, strings.Replace(allow, "v1alpha1", "v1", 1)), 1, `the answer is "ImageReview" of "imagepolicy.k8s.io/v1"; must be`},
 		"status":             {always(200, `{"kind":"ImageReview","status":"allowed"}`), 1, "the answer has an invalid status: json: cannot unmarshal string"},
 		"allowed, a string":  {always(200, `{"kind":"ImageReview","status":{"allowed":"true"}}`), 1, "the answer has an invalid status: json: cannot unmarshal string"},
@@ -332,14 +343,7 @@ func TestDeadline(t *testing.T) {
 		})
 	}
 	synctest.Test(t, func(t *testing.T) { // without a deadline a review ends too
-		r := ask(t, client(t, backend(), &fake{answer: func(_ int, req *http.Request) (*http.Response, error) {
-			select {
-			case <-time.After(25 * time.Second): //nolint:forbidigo // the clock of a test
-				return respond(500, ""), nil
-			case <-req.Context().Done():
-				return nil, req.Context().Err()
-			}
-		}}), t.Context(), image("a"))
+		r := ask(t, client(t, backend(), slow(25*time.Second, 500, "")), t.Context(), image("a"))
 		if r.Duration != review.MaxReview || !r.FailedOpen {
 			t.Errorf("%+v; want a failure after %v", r, review.MaxReview)
 		}

@@ -376,6 +376,47 @@ func TestFiftyPodsOverTLS(t *testing.T) {
 	}
 }
 
+func TestConnectionsAreClosed(t *testing.T) {
+	a := newAuthority(t)
+	closed := make(chan struct{}, 1)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, allow) }))
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{a.keyPair(t, time.Now().Add(time.Hour))}}
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateClosed {
+			closed <- struct{}{}
+		}
+	}
+	server.StartTLS()
+	defer server.Close()
+	url := server.URL
+	b := backend()
+	b.AllowTTL, b.Kubeconfig = 0, kubeconfig(t, a, "server: "+url, "tokenFile: token")
+	token := filepath.Join(filepath.Dir(b.Kubeconfig), "token")
+	for name, end := range map[string]func(*review.Set) error{
+		"closed":  func(s *review.Set) error { s.Close(); return nil },
+		"removed": func(s *review.Set) error { return s.Replace(nil) },
+		"changed": func(s *review.Set) error { put(t, token, []byte("two")); return s.Reload() },
+	} {
+		put(t, token, []byte("one"))
+		var s review.Set
+		if err := s.Replace([]imagepolicy.Backend{b}); err != nil {
+			t.Fatal(err)
+		}
+		if r := s.Review(t.Context(), image("a")); r[0].Err != nil {
+			t.Error(r[0])
+		}
+		if err := end(&s); err != nil {
+			t.Error(err)
+		}
+		select {
+		case <-closed:
+		case <-time.After(10 * time.Second): //nolint:forbidigo // the end of a test
+			t.Fatalf("%s: a connection is still open", name)
+		}
+		s.Close()
+	}
+}
+
 func TestSet(t *testing.T) {
 	a := newAuthority(t)
 	answer := func(body string) http.Handler {
