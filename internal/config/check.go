@@ -27,8 +27,10 @@ func oneOf[T ~string](path string, value T, supported ...T) field.ErrorList {
 	return field.ErrorList{field.NotSupported(field.NewPath(path), value, supported)}
 }
 
-func checkHeader(c *Config) field.ErrorList {
-	return append(oneOf("apiVersion", c.APIVersion, APIVersion), oneOf("kind", c.Kind, Kind)...)
+func checkFileHeader(c *Config) field.ErrorList { return checkHeader(c.APIVersion, c.Kind, Kind) }
+
+func checkHeader(apiVersion, kind, want string) field.ErrorList {
+	return append(oneOf("apiVersion", apiVersion, APIVersion), oneOf("kind", kind, want)...)
 }
 
 func checkEndpoints(c *Config) (errs field.ErrorList) {
@@ -99,11 +101,7 @@ func checkValues(c *Config) (errs field.ErrorList) {
 			errs = append(errs, invalid("podSource.nodeName", n, `must be "" without podSource.kubeconfig`))
 		}
 	}
-	if l := c.Metrics.Listen; l != "" {
-		if detail := checkAddress(l); detail != "" {
-			errs = append(errs, invalid("metrics.listen", l, detail))
-		}
-	}
+	errs = append(errs, checkAddress("metrics.listen", c.Metrics.Listen, "127.0.0.1:9471")...)
 	if p := c.DecisionLog.Path; p != "" && !isPath(p) {
 		errs = append(errs, invalid("decisionLog.path", p, `must be an absolute path, as in /var/log/pullgate/decisions.log, or "" for no file`))
 	}
@@ -135,16 +133,19 @@ func checkAdmission(c *Config) (errs field.ErrorList) {
 	return errs
 }
 
-// checkAddress returns why a string is not host:port with a port that can be listened on, "" if it is.
-func checkAddress(s string) string {
-	_, port, err := net.SplitHostPort(s)
+// checkAddress returns an error unless a value is "", or host:port with a port that can be listened on.
+func checkAddress(path, value, example string) field.ErrorList {
+	if value == "" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(value)
 	if err != nil {
-		return `must be host:port, as in 127.0.0.1:9471, or "" for no server`
+		return field.ErrorList{invalid(path, value, "must be host:port, as in "+example+`, or "" for no server`)}
 	}
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-		return "the port must be a number from 0 to 65535"
+		return field.ErrorList{invalid(path, value, "the port must be a number from 0 to 65535")}
 	}
-	return ""
+	return nil
 }
 
 func checkDurations(c *Config) (errs field.ErrorList) {

@@ -252,15 +252,24 @@ func Load(path string) (c Config, found bool, err error) {
 
 // LoadPresent is Load for a file that must exist.
 func LoadPresent(path string) (Config, error) {
+	data, err := readFile(path)
+	if err != nil {
+		return Config{}, err
+	}
+	return Parse(data)
+}
+
+// readFile reads a file, as far as decode accepts it.
+func readFile(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return Config{}, fmt.Errorf("read configuration: %w", err)
+		return nil, fmt.Errorf("read configuration: %w", err)
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
 	if err := errors.Join(err, f.Close()); err != nil {
-		return Config{}, fmt.Errorf("read configuration: %w", err)
+		return nil, fmt.Errorf("read configuration: %w", err)
 	}
-	return Parse(data)
+	return data, nil
 }
 
 // unset is the value of an endpoint that the file does not set. Its default depends on another field.
@@ -268,13 +277,10 @@ const unset = "\x00"
 
 // Parse reads a configuration from its YAML, and the file that kubeletConfig names. For empty data it returns the defaults.
 func Parse(data []byte) (Config, error) {
-	if len(data) > maxSize {
-		return Config{}, fmt.Errorf("%w: more than %d bytes", ErrInvalid, maxSize)
-	}
 	c := Default()
 	c.ImageEndpoint, c.Admin.Listen = "", unset
 	c.ImagePullCredentialsVerificationPolicy = ""
-	errs, err := decode(data, &c)
+	errs, err := decode(data, &c, &c.APIVersion, &c.Kind)
 	if err != nil {
 		return Config{}, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
@@ -285,7 +291,7 @@ func Parse(data []byte) (Config, error) {
 		c.NodeCredentials.DockerConfigFiles = Default().NodeCredentials.DockerConfigFiles
 	}
 	var invalid field.ErrorList
-	for _, check := range []func(*Config) field.ErrorList{checkHeader, checkEndpoints, checkValues, checkDurations, checkAdmission} {
+	for _, check := range []func(*Config) field.ErrorList{checkFileHeader, checkEndpoints, checkValues, checkDurations, checkAdmission} {
 		invalid = append(invalid, check(&c)...)
 	}
 	for _, err := range invalid {

@@ -1,0 +1,117 @@
+package config_test
+
+import (
+	"errors"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/pullgate/pullgate/internal/config"
+)
+
+const policydHeader = "apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\n"
+
+func TestParsePolicyd(t *testing.T) {
+	whole := config.DefaultPolicyd()
+	whole.Policies = "/etc/pullgate/policies"
+	whole.Node.Listen = "unix:///run/pullgate/policy.sock"
+	whole.Metrics.Listen = ""
+	whole.HTTPS = config.HTTPS{Listen: ":9443", CertFile: "/tls/tls.crt", KeyFile: "/tls/tls.key", ClientCAFile: "/tls/ca.crt"}
+	whole.PodTemplates = []config.PodTemplate{
+		{Group: "batch.example.org", Resource: "trainings", Path: "spec.worker.template"},
+		{Group: "batch.example.org", Resource: "trainings", Path: "spec.master.template"},
+	}
+	whole.Kubeconfig = "/etc/pullgate/kubeconfig"
+	for name, tc := range map[string]struct {
+		text string
+		want config.Policyd
+	}{
+		"empty":       {"", config.DefaultPolicyd()},
+		"header only": {policydHeader, config.DefaultPolicyd()},
+		"every field": {policydHeader + `
+policies: /etc/pullgate/policies
+node: {listen: "unix:///run/pullgate/policy.sock"}
+metrics: {listen: ""}
+https: {listen: ":9443", certFile: /tls/tls.crt, keyFile: /tls/tls.key, clientCAFile: /tls/ca.crt}
+podTemplates:
+- {group: batch.example.org, resource: trainings, path: spec.worker.template}
+- {group: batch.example.org, resource: trainings, path: spec.master.template}
+kubeconfig: /etc/pullgate/kubeconfig
+`, whole},
+	} {
+		got, err := config.ParsePolicyd([]byte(tc.text))
+		if diff := cmp.Diff(tc.want, got); err != nil || diff != "" {
+			t.Errorf("%s: %v (-want +got):\n%s", name, err, diff)
+		}
+	}
+}
+
+func TestParsePolicydReportsAllErrors(t *testing.T) {
+	_, err := config.ParsePolicyd([]byte(`
+apiVersion: config.pullgate.dev/v1
+kind: PullgateConfiguration
+policies: policies
+node: {listen: /run/policy.sock}
+metrics: {listen: "9472"}
+https: {listen: "host:x", keyFile: tls.key, cert: a}
+podTemplates:
+- {group: Batch, resource: trainings.x, path: spec..template}
+- {group: a.b, resource: c, path: d}
+- {group: a.b, resource: c, path: d}
+kubeconfig: kubeconfig
+trustedRoot: /x
+`))
+	if !errors.Is(err, config.ErrInvalid) {
+		t.Fatalf("ParsePolicyd = %v; want ErrInvalid", err)
+	}
+	for _, want := range []string{
+		`apiVersion: Unsupported value: "config.pullgate.dev/v1": supported values: "config.pullgate.dev/v1alpha1"`,
+		`kind: Unsupported value: "PullgateConfiguration": supported values: "PolicydConfiguration"`,
+		`policies: Invalid value: "policies": must be an absolute path, as in /etc/pullgate/policies`,
+		`node.listen: Invalid value: "/run/policy.sock": must be unix:// and an absolute path`,
+		`metrics.listen: Invalid value: "9472": must be host:port, as in 127.0.0.1:9472`,
+		`https.listen: Invalid value: "host:x": the port must be a number`,
+		`https.certFile: Invalid value: "": must be an absolute path, as in /etc/pullgate/tls/tls.crt`,
+		`https.keyFile: Invalid value: "tls.key": must be an absolute path`,
+		`https.cert: unknown field; known are listen, certFile, keyFile, clientCAFile`,
+		`podTemplates[0].group: Invalid value: "Batch"`, `podTemplates[0].resource: Invalid value: "trainings.x"`,
+		`podTemplates[0].path: Invalid value: "spec..template": must be names of fields`,
+		`podTemplates[2]: Duplicate value: "a.b/c d"`,
+		`kubeconfig: Invalid value: "kubeconfig": must be an absolute path`, `trustedRoot: unknown field`,
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("errors do not have %s:\n%v", want, err)
+		}
+	}
+}
+
+func TestParsePolicydOfOneError(t *testing.T) {
+	for text, want := range map[string]string{
+		"https: {certFile: /a}": `https.certFile: Invalid value: "/a": must be "" without https.listen`,
+		"https: {listen: '127.0.0.1:9472', certFile: /a, keyFile: /b}": "must be another address than that of metrics.listen",
+		"node: {listen: unix:///" + strings.Repeat("x", 107) + "}":     "the path must have at most 107 bytes",
+		"policies: [a]":                 "policies: Invalid type: array: must be a string, in quotes",
+		"podTemplates: [spec.template]": "podTemplates[0]: Invalid type: string: must be a mapping with the fields group, resource, path",
+		"kind: x":                       "kind",
+		strings.Repeat("#", 1<<20+1):    "more than 1048576 bytes",
+	} {
+		if !strings.HasPrefix(text, "kind") {
+			text = policydHeader + text
+		}
+		if c, err := config.ParsePolicyd([]byte(text)); !errors.Is(err, config.ErrInvalid) || !strings.Contains(err.Error(), want) || !cmp.Equal(c, config.Policyd{}) {
+			t.Errorf("%.80s: %v; want %s", text, err, want)
+		}
+	}
+}
+
+func TestLoadPolicyd(t *testing.T) {
+	if _, err := config.LoadPolicyd(filepath.Join(t.TempDir(), "absent")); !errors.Is(err, fs.ErrNotExist) || errors.Is(err, config.ErrInvalid) {
+		t.Errorf("absent: %v; want not found", err)
+	}
+	if c, err := config.LoadPolicyd(write(t, policydHeader)); err != nil || c.Metrics.Listen != "127.0.0.1:9472" {
+		t.Errorf("LoadPolicyd = %+v, %v; want the defaults", c, err)
+	}
+}
