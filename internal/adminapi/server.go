@@ -17,6 +17,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/adminapi/prose"
 	"github.com/pullgate/pullgate/internal/connlimit"
+	"github.com/pullgate/pullgate/internal/grpcpeer"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -123,8 +124,8 @@ func New(c Config) *Server {
 	s := &Server{c: c, health: health.NewServer()}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	s.grpc = grpc.NewServer(
-		grpc.Creds(peerCredentials{}),
-		grpc.InTapHandle(admit),
+		grpc.Creds(grpcpeer.Credentials{}),
+		grpc.InTapHandle(grpcpeer.RootOrSelf("pullgated", "admin API")),
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.WaitForHandlers(true),

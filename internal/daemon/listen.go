@@ -4,23 +4,21 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"io/fs"
 	"net"
-	"os"
-	"path/filepath"
-	"strings"
-	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/hint"
+	"github.com/pullgate/pullgate/internal/sockets"
 )
 
-// dialLimit bounds the check whether a process answers on an existing socket.
-const dialLimit = 2 * time.Second
+// program is the name of the program and of its units.
+const program = "pullgated"
+
+// criSocket is the name of the kubelet's socket in pullgated.socket (FileDescriptorName=).
+const criSocket = "cri"
 
 // bindRetry is the time between two attempts to bind an optional listener.
 const bindRetry = 2 * time.Second
@@ -45,7 +43,7 @@ type optional struct {
 // pullgated, or clients would take it for this one. start logs every other failure, and wait tries again.
 func (l *optional) start(ctx context.Context) (err error) {
 	l.listener, err = l.bind(ctx)
-	if err == nil || errors.Is(err, ErrSocketInUse) {
+	if err == nil || errors.Is(err, sockets.ErrInUse) {
 		return err
 	}
 	l.bound(l.field, err)
@@ -85,18 +83,17 @@ func listenAll(ctx context.Context, log klog.Logger, c config.Config, bound func
 			err = errors.Join(err, on.close())
 		}
 	}()
-	if on.cri, err = inherit(c.Listen); err != nil {
+	cri := sockets.Socket{Program: program, Field: "listen", Endpoint: c.Listen, Name: criSocket}
+	if on.cri, err = cri.Inherit(); err != nil {
 		return on, err
 	}
 	if on.cri == nil {
-		if on.cri, err = listen(ctx, "listen", c.Listen); err != nil {
+		if on.cri, err = cri.Bind(ctx); err != nil {
 			return on, err
 		}
 	}
 	if c.Admin.Listen != "" {
-		on.admin = &optional{field: "admin.listen", address: c.Admin.Listen, log: log, bound: bound, bind: func(ctx context.Context) (net.Listener, error) {
-			return listen(ctx, "admin.listen", c.Admin.Listen)
-		}}
+		on.admin = &optional{field: "admin.listen", address: c.Admin.Listen, log: log, bound: bound, bind: sockets.Socket{Program: program, Field: "admin.listen", Endpoint: c.Admin.Listen}.Bind}
 		if err := on.admin.start(ctx); err != nil {
 			return on, err
 		}
@@ -124,54 +121,4 @@ func (on listeners) close() error {
 		}
 	}
 	return err
-}
-
-// listen binds the socket of an endpoint unix:///path from a field, with mode 0600. If the directory does not exist, listen makes
-// it with mode 0700. If no process answers on an existing socket, the socket is from a crash and is replaced; otherwise listen
-// returns an error.
-func listen(ctx context.Context, field, endpoint string) (net.Listener, error) {
-	path, ok := strings.CutPrefix(endpoint, "unix://")
-	if !ok {
-		return nil, fmt.Errorf("listen on %s: only unix:// can be listened on", endpoint)
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", endpoint, err)
-	}
-	if err := clearStale(ctx, field, path); err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", endpoint, err)
-	}
-	// The bind itself sets the mode: with a later chmod others could connect for a moment.
-	old := syscall.Umask(0o177)
-	defer syscall.Umask(old)
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", endpoint, err)
-	}
-	return l, nil
-}
-
-func clearStale(ctx context.Context, field, path string) error {
-	info, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if info.Mode().Type() != fs.ModeSocket {
-		return hint.Wrap(fmt.Errorf("%s exists and is not a socket", path), "remove it, or set "+field+" to another path")
-	}
-	dialer := net.Dialer{Timeout: dialLimit}
-	conn, err := dialer.DialContext(ctx, "unix", path)
-	if err == nil {
-		return errors.Join(hint.Wrap(ErrSocketInUse, "another pullgated, or another program, answers on "+path+"; see systemctl status pullgated, or: ss -xlp"), conn.Close())
-	}
-	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return err
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -10,8 +9,8 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/connlimit"
 	"github.com/pullgate/pullgate/internal/hint"
+	"github.com/pullgate/pullgate/internal/httpserve"
 )
 
 // Limits of the HTTP server. Its clients are a few scrapers and probes. If it listens on more than loopback, others can connect
@@ -42,44 +41,25 @@ func serveWeb(ctx context.Context, log klog.Logger, p parts) error {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", p.metrics.Handler())
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, "ok") })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { httpserve.Answer(w, http.StatusOK, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		switch {
 		case p.stopping.Load():
-			answer(w, http.StatusServiceUnavailable, "stopping")
+			httpserve.Answer(w, http.StatusServiceUnavailable, "stopping")
 		case !p.conns.up():
-			answer(w, http.StatusServiceUnavailable, "the runtime is not reached")
+			httpserve.Answer(w, http.StatusServiceUnavailable, "the runtime is not reached")
 		case !p.gate.Synced():
-			answer(w, http.StatusServiceUnavailable, "not yet synced with the runtime")
+			httpserve.Answer(w, http.StatusServiceUnavailable, "not yet synced with the runtime")
 		default:
-			answer(w, http.StatusOK, "ok"+p.source.state())
+			httpserve.Answer(w, http.StatusOK, "ok"+p.source.state())
 		}
 	})
-	server := &http.Server{
-		Handler: mux, ReadHeaderTimeout: webReadLimit, ReadTimeout: webReadLimit, WriteTimeout: webWriteLimit, IdleTimeout: webIdleLimit,
-	}
-	done := make(chan error, 1)
-	limited := connlimit.New(listener, connlimit.Limits{Total: webConnections}, log)
-	go func() { done <- server.Serve(limited) }()
-	select {
-	case err := <-done:
+	err := httpserve.Serve(ctx, listener, httpserve.Options{
+		Handler: mux, Connections: webConnections, ReadLimit: webReadLimit, WriteLimit: webWriteLimit, IdleLimit: webIdleLimit, StopLimit: webStopLimit,
+		Panicked: p.metrics.Panic, Log: log,
+	})
+	if err != nil {
 		return fmt.Errorf("serve metrics: %w", err)
-	case <-ctx.Done():
 	}
-	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), webStopLimit)
-	defer cancel()
-	var err error
-	if server.Shutdown(stop) != nil {
-		err = server.Close() // a client that hangs is not an error of the daemon
-	}
-	if serveErr := <-done; !errors.Is(serveErr, http.ErrServerClosed) {
-		err = errors.Join(err, serveErr)
-	}
-	return err
-}
-
-func answer(w http.ResponseWriter, code int, text string) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	w.WriteHeader(code)
-	_, _ = fmt.Fprintln(w, text) // a client that disconnects is not an error of the daemon
+	return nil
 }

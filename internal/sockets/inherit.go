@@ -1,4 +1,4 @@
-package daemon
+package sockets
 
 import (
 	"errors"
@@ -13,33 +13,36 @@ import (
 	"github.com/pullgate/pullgate/internal/hint"
 )
 
-// socketName is the name of the kubelet's socket in pullgated.socket (FileDescriptorName=).
-const socketName = "cri"
-
-// inherit returns the listener of the kubelet's socket that systemd has made and keeps over restarts, nil if systemd has passed
-// none. It must be the socket that listen names. Closing the listener does not remove the socket, because it is systemd's.
-// inherit unsets the environment variables that announce the socket.
-func inherit(endpoint string) (_ net.Listener, err error) {
+// Inherit returns the listener of a socket that systemd has bound and keeps over restarts, nil if systemd has passed none. It must
+// be the socket of the endpoint; any path is accepted if the endpoint is "". Closing the listener does not remove the socket, because
+// it is systemd's. Inherit unsets the environment variables that announce the socket.
+func (s Socket) Inherit() (_ net.Listener, err error) {
 	files := activation.Files(true)
 	defer func() {
 		for _, f := range files {
 			err = errors.Join(err, f.Close()) // a listener has a copy of its own
 		}
 	}()
+	unit := s.Program + ".socket"
 	switch {
 	case len(files) == 0:
 		return nil, nil //nolint:nilnil // none was passed on
-	case len(files) > 1 || files[0].Name() != socketName:
-		return nil, hint.Wrap(fmt.Errorf("listen: systemd passes on sockets named %s, pullgated accepts one named %q", names(files), socketName),
-			"see FileDescriptorName= and ListenStream= in: systemctl cat pullgated.socket")
+	case len(files) > 1 || files[0].Name() != s.Name:
+		return nil, hint.Wrap(fmt.Errorf("%s: systemd passes on sockets named %s, %s accepts one named %q", s.Field, names(files), s.Program, s.Name),
+			"see FileDescriptorName= and ListenStream= in: systemctl cat "+unit)
 	}
 	l, err := net.FileListener(files[0])
 	if err != nil {
-		return nil, hint.Wrap(fmt.Errorf("listen: the file that systemd passes on is not a listening socket: %w", err), "see ListenStream= and Accept= in: systemctl cat pullgated.socket")
+		return nil, hint.Wrap(fmt.Errorf("%s: the file that systemd passes on is not a listening socket: %w", s.Field, err), "see ListenStream= and Accept= in: systemctl cat "+unit)
 	}
-	if path := l.Addr().String(); l.Addr().Network() != "unix" || !leadsTo(endpoint, path) {
-		return nil, errors.Join(hint.Wrap(fmt.Errorf("listen: %s is configured, and systemd passes on %s", endpoint, path),
-			"give the same path in the configuration and in ListenStream= of pullgated.socket (systemctl edit pullgated.socket)"), l.Close())
+	path := l.Addr().String()
+	if l.Addr().Network() != "unix" || s.Endpoint != "" && !leadsTo(s.Endpoint, path) {
+		configured := s.Endpoint
+		if configured == "" {
+			configured = "a Unix socket"
+		}
+		return nil, errors.Join(hint.Wrap(fmt.Errorf("%s: %s is configured, and systemd passes on %s", s.Field, configured, path),
+			"give the same path in the configuration and in ListenStream= of "+unit+" (systemctl edit "+unit+")"), l.Close())
 	}
 	return l, nil
 }
