@@ -1,0 +1,296 @@
+package policyclient_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pullgate/pullgate/internal/policyclient"
+	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A fake is a pullgate-policyd.
+type fake struct {
+	policyv1.UnimplementedPolicyServer
+
+	answer func(ctx context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error)
+}
+
+func (f *fake) Review(ctx context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
+	return f.answer(ctx, r)
+}
+
+// serve serves a fake on a socket until the returned function is called, or the test ends.
+func serve(t *testing.T, path string, answer func(context.Context, *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error)) (stop func()) {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer(grpc.WaitForHandlers(true))
+	policyv1.RegisterPolicyServer(s, &fake{answer: answer})
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Serve(l) }()
+	stop = sync.OnceFunc(func() { s.Stop(); <-done })
+	t.Cleanup(stop)
+	return stop
+}
+
+func dial(t *testing.T, path string, o policyclient.Options) *policyclient.Client {
+	t.Helper()
+	c, err := policyclient.New("unix://"+path, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func request() policyclient.Request {
+	return policyclient.Request{PolicyHash: "hash", Namespace: "team", Images: []string{"app:1"}, VolumeImages: []string{"vol:1"}, Annotations: map[string]string{"k": "v"}}
+}
+
+// echo returns one result that allows each image.
+func echo(_ context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
+	resp := &policyv1.ReviewResponse{PolicyHash: r.GetPolicyHash()}
+	for _, image := range append(append([]string{}, r.GetImages()...), r.GetVolumeImages()...) {
+		resp.Results = append(resp.Results, &policyv1.ReviewResult{Backend: "b", Image: image, Allowed: true, Reason: r.GetNamespace() + r.GetAnnotations()["k"]})
+	}
+	return resp, nil
+}
+
+func TestReview(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	serve(t, path, echo)
+	got, err := dial(t, path, policyclient.Options{}).Review(t.Context(), request())
+	if err != nil || len(got) != 2 || !got[0].Allowed || got[0].Image != "app:1" || got[1].Image != "vol:1" || got[0].Reason != "teamv" {
+		t.Errorf("Review = %+v, %v; want two results", got, err)
+	}
+}
+
+func TestReviewChecksAnswers(t *testing.T) {
+	var response *policyv1.ReviewResponse
+	var answer error
+	path := filepath.Join(t.TempDir(), "s")
+	serve(t, path, func(context.Context, *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
+		return response, answer
+	})
+	c := dial(t, path, policyclient.Options{Reconnect: time.Millisecond})
+	for name, tc := range map[string]struct {
+		response *policyv1.ReviewResponse
+		err      error
+		want     error
+	}{
+		"empty":             {&policyv1.ReviewResponse{}, nil, policyclient.ErrOtherPolicies},
+		"other policies":    {&policyv1.ReviewResponse{PolicyHash: "x"}, nil, policyclient.ErrOtherPolicies},
+		"another image":     {&policyv1.ReviewResponse{PolicyHash: "hash", Results: []*policyv1.ReviewResult{{Backend: "b", Image: "x", Allowed: true}}}, nil, policyclient.ErrFailed},
+		"no backend":        {&policyv1.ReviewResponse{PolicyHash: "hash", Results: []*policyv1.ReviewResult{{Image: "app:1", Allowed: true}}}, nil, policyclient.ErrFailed},
+		"too large":         {&policyv1.ReviewResponse{PolicyHash: "hash", Results: []*policyv1.ReviewResult{{Backend: "b", Image: "app:1", Reason: strings.Repeat("x", 5<<20)}}}, nil, policyclient.ErrFailed},
+		"precondition":      {nil, status.Error(codes.FailedPrecondition, "x"), policyclient.ErrOtherPolicies},
+		"internal":          {nil, status.Error(codes.Internal, "x"), policyclient.ErrFailed},
+		"unimplemented":     {nil, status.Error(codes.Unimplemented, "x"), policyclient.ErrFailed},
+		"permission denied": {nil, status.Error(codes.PermissionDenied, "x"), policyclient.ErrFailed},
+		"canceled":          {nil, status.Error(codes.Canceled, "x"), policyclient.ErrFailed},
+		"timed out":         {nil, status.Error(codes.DeadlineExceeded, "x"), policyclient.ErrTimedOut},
+		"unavailable":       {nil, status.Error(codes.Unavailable, "x"), policyclient.ErrNotReached},
+	} {
+		response, answer = tc.response, tc.err
+		if got, err := c.Review(t.Context(), request()); got != nil || !errors.Is(err, tc.want) {
+			t.Errorf("%s: %v, %v; want nil, %v", name, got, err, tc.want)
+		}
+	}
+}
+
+func TestReviewWithoutServer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	c := dial(t, path, policyclient.Options{Reconnect: 50 * time.Millisecond})
+	if _, err := c.Review(t.Context(), request()); !errors.Is(err, policyclient.ErrNotReached) || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no socket: %v; want ErrNotReached, not found", err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Review(t.Context(), request()); !errors.Is(err, policyclient.ErrNotReached) || !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("a socket that nobody listens on: %v; want ErrNotReached, connection refused", err)
+	}
+}
+
+// The client connects again by itself, also within one review.
+func TestReviewReconnects(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	c := dial(t, path, policyclient.Options{Reconnect: time.Minute})
+	done := make(chan error, 1)
+	go func() { _, err := c.Review(t.Context(), request()); done <- err }()
+	stop := serve(t, path, echo)
+	if err := <-done; err != nil {
+		t.Errorf("a server that starts during the review: %v; want nil", err)
+	}
+	for range 3 {
+		stop()
+		stop = serve(t, path, echo)
+		if _, err := c.Review(t.Context(), request()); err != nil {
+			t.Errorf("after a restart: %v; want nil", err)
+		}
+	}
+	// A server that is killed during the review.
+	stop()
+	entered := make(chan struct{})
+	stop = serve(t, path, func(ctx context.Context, _ *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
+		close(entered)
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
+	go func() { _, err := c.Review(t.Context(), request()); done <- err }()
+	<-entered
+	stop()
+	serve(t, path, echo)
+	if err := <-done; err != nil {
+		t.Errorf("a server that restarts during the review: %v; want nil", err)
+	}
+}
+
+func TestReviewEnds(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	serve(t, path, func(ctx context.Context, _ *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
+	c := dial(t, path, policyclient.Options{Review: 50 * time.Millisecond})
+	if _, err := c.Review(t.Context(), request()); !errors.Is(err, policyclient.ErrTimedOut) {
+		t.Errorf("after the limit: %v; want ErrTimedOut", err)
+	}
+	c = dial(t, path, policyclient.Options{})
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := c.Review(ctx, request()); !errors.Is(err, policyclient.ErrTimedOut) {
+		t.Errorf("after the deadline of the caller: %v; want ErrTimedOut", err)
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	cancel()
+	if _, err := c.Review(ctx, request()); !errors.Is(err, context.Canceled) {
+		t.Errorf("canceled: %v; want context.Canceled", err)
+	}
+}
+
+// A process that accepts connections and sends nothing is as good as none.
+func TestReviewOfASilentServer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	c := dial(t, path, policyclient.Options{Reconnect: time.Millisecond})
+	begin := time.Now()
+	if _, err := c.Review(t.Context(), request()); !errors.Is(err, policyclient.ErrNotReached) {
+		t.Errorf("Review = %v; want ErrNotReached", err)
+	}
+	if took := time.Since(begin); took > 20*time.Second {
+		t.Errorf("took %v; want a few seconds", took)
+	}
+}
+
+func TestNewRefusesOtherEndpoints(t *testing.T) {
+	if _, err := policyclient.New("127.0.0.1:1", policyclient.Options{}); err == nil {
+		t.Error("New = nil; want an error")
+	}
+}
+
+// otherUser is the environment variable that makes this binary listen on the socket that it names.
+const otherUser = "PULLGATE_TEST_OTHER_USER"
+
+// TestAsAnotherUser runs in a process of another user.
+func TestAsAnotherUser(t *testing.T) {
+	path := os.Getenv(otherUser)
+	if path == "" {
+		t.Skip("run by TestReviewTrustsRootAlone")
+	}
+	stop := serve(t, path, echo)
+	fmt.Println("listening")
+	_, _ = os.Stdin.Read(make([]byte, 1)) // until the parent closes it
+	stop()
+}
+
+func TestReviewTrustsRootAlone(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refuses := func(what, path string) {
+		t.Helper()
+		// It does not wait: another attempt finds the same.
+		got, err := dial(t, path, policyclient.Options{Reconnect: time.Hour}).Review(t.Context(), request())
+		if got != nil || !errors.Is(err, policyclient.ErrUntrusted) {
+			t.Errorf("%s: %v, %v; want nil, ErrUntrusted", what, got, err)
+		}
+	}
+	refuses("a regular file", file)
+	path := filepath.Join(dir, "s")
+	serve(t, path, echo)
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink(path, link); err != nil {
+		t.Fatal(err)
+	}
+	refuses("a link to a socket", link)
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to become another user")
+	}
+	if err := os.Chown(path, 65534, 65534); err != nil {
+		t.Fatal(err)
+	}
+	refuses("a socket of another user", path)
+
+	// A socket that belongs to root, on which a process of another user listens.
+	shared := filepath.Join(dir, "shared")
+	self, err := os.ReadFile(os.Args[0])
+	if err = errors.Join(err, os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o755), os.Mkdir(shared, 0o755), os.Chown(shared, 65534, 65534),
+		os.WriteFile(filepath.Join(dir, "server"), self, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	path = filepath.Join(shared, "s")
+	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "server"), "-test.run=^TestAsAnotherUser$")
+	cmd.Env, cmd.Dir = append(os.Environ(), otherUser+"="+path), shared
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = in.Close(); _ = cmd.Wait() }()
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(path, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	refuses("a process of another user", path)
+}

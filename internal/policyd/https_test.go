@@ -1,0 +1,241 @@
+package policyd_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/policyd"
+	"github.com/pullgate/pullgate/internal/policyd/metrics"
+)
+
+// An authority issues certificates.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pool *x509.CertPool
+	text string
+}
+
+// A pair is a certificate and its key, in PEM.
+type pair struct{ cert, key string }
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "CA"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &authority{cert: cert, key: key, pool: x509.NewCertPool(), text: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))}
+	a.pool.AddCert(cert)
+	return a
+}
+
+func (a *authority) issue(t *testing.T, name string) pair {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serial, err := rand.Int(rand.Reader, big.NewInt(1<<60))
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: name}, DNSNames: []string{name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	encoded, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pair{
+		cert: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})),
+		key:  string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: encoded})),
+	}
+}
+
+// https has the process serve HTTPS.
+func (p *process) https(cert pair) {
+	p.write("tls.crt", cert.cert)
+	p.write("tls.key", cert.key)
+	p.config.HTTPS.Listen, p.config.HTTPS.CertFile, p.config.HTTPS.KeyFile = "127.0.0.1:0", p.path("tls.crt"), p.path("tls.key")
+	p.options.Handler = func(policies *policyd.Policies, _ *metrics.Metrics) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if _, err := io.Copy(io.Discard, r.Body); err != nil {
+				w.WriteHeader(http.StatusRequestEntityTooLarge)
+				return
+			}
+			_, _ = io.WriteString(w, r.Proto+" "+policies.Set().Hash)
+		})
+	}
+}
+
+// post sends a body over a connection of its own, and returns status and answer.
+func (p *process) post(c *tls.Config, body io.Reader) (int, string, error) {
+	p.Helper()
+	c.ServerName = "localhost"
+	tr := &http.Transport{TLSClientConfig: c, ForceAttemptHTTP2: true}
+	defer tr.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(p.Context(), http.MethodPost, "https://"+p.at.HTTPS.String()+"/x", body)
+	if err != nil {
+		p.Fatal(err)
+	}
+	resp, err := tr.RoundTrip(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(text), err
+}
+
+func TestHTTPSServesTheHandler(t *testing.T) {
+	ca := newAuthority(t)
+	p := prepare(t)
+	p.https(ca.issue(t, "localhost"))
+	p.start()
+	if code, text, err := p.post(&tls.Config{RootCAs: ca.pool}, strings.NewReader("{}")); err != nil || code != 200 || text != "HTTP/2.0 "+p.hash() {
+		t.Errorf("answer %d %q, %v; want that of the handler, over HTTP/2", code, text, err)
+	}
+	if code, _, err := p.post(&tls.Config{RootCAs: ca.pool}, io.LimitReader(zeros{}, 8<<20)); err == nil && code != http.StatusRequestEntityTooLarge {
+		t.Errorf("a body of 8 MiB: %d; want 413", code)
+	}
+	if _, _, err := p.post(&tls.Config{RootCAs: ca.pool, MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, nil); err == nil {
+		t.Error("TLS 1.1 is accepted")
+	}
+	p.has("pullgate_policyd_certificate_last_reload_success 1")
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+func TestHTTPSWithoutHandler(t *testing.T) {
+	ca := newAuthority(t)
+	p := prepare(t)
+	p.https(ca.issue(t, "localhost"))
+	p.options.Handler, p.config.Node.Listen = nil, ""
+	p.start()
+	if code, _, err := p.post(&tls.Config{RootCAs: ca.pool}, nil); err != nil || code != http.StatusNotFound || p.at.Node != nil {
+		t.Errorf("answer %d, %v; want 404, and no node server", code, err)
+	}
+}
+
+func TestHTTPSReadsCertificatesAgain(t *testing.T) {
+	t.Parallel()
+	first, second := newAuthority(t), newAuthority(t)
+	p := prepare(t)
+	p.https(first.issue(t, "localhost"))
+	p.start()
+	trusts := func(a *authority) bool {
+		_, _, err := p.post(&tls.Config{RootCAs: a.pool}, nil)
+		return err == nil
+	}
+	if !trusts(first) || trusts(second) {
+		t.Fatal("the certificate at the start is not the first")
+	}
+	// A certificate without its key is not used.
+	next := second.issue(t, "localhost")
+	p.write("tls.crt", next.cert)
+	p.reload <- syscall.SIGHUP
+	p.has("pullgate_policyd_certificate_last_reload_success 0")
+	if !trusts(first) {
+		t.Error("the last valid certificate is not in use")
+	}
+	// With its key it is, without a signal.
+	p.write("tls.key", next.key)
+	p.until("the second certificate", func() bool { return trusts(second) })
+	p.has("pullgate_policyd_certificate_last_reload_success 1")
+	// Nothing of a key is in the log.
+	if log := p.log.String(); strings.Contains(log, "PRIVATE") || !strings.Contains(log, "private key does not match public key") {
+		t.Errorf("log:\n%s", log)
+	}
+}
+
+func TestHTTPSClientCertificates(t *testing.T) {
+	ca, clients := newAuthority(t), newAuthority(t)
+	p := prepare(t)
+	p.https(ca.issue(t, "localhost"))
+	p.write("ca.crt", clients.text)
+	p.config.HTTPS.ClientCAFile = p.path("ca.crt")
+	p.start()
+	with := func(c pair) *tls.Config {
+		cert, err := tls.X509KeyPair([]byte(c.cert), []byte(c.key))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &tls.Config{RootCAs: ca.pool, Certificates: []tls.Certificate{cert}}
+	}
+	if code, _, err := p.post(with(clients.issue(t, "api")), nil); err != nil || code != 200 {
+		t.Errorf("a client with a certificate: %d, %v; want 200", code, err)
+	}
+	if _, _, err := p.post(with(ca.issue(t, "api")), nil); err == nil {
+		t.Error("a certificate of another CA is accepted")
+	}
+	if _, _, err := p.post(&tls.Config{RootCAs: ca.pool}, nil); err == nil {
+		t.Error("a client without a certificate is accepted")
+	}
+}
+
+func TestHTTPSSurvivesHostileClients(t *testing.T) {
+	t.Parallel()
+	ca := newAuthority(t)
+	p := prepare(t)
+	p.https(ca.issue(t, "localhost"))
+	p.start()
+	dial := func() net.Conn {
+		c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", p.at.HTTPS.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	silent, garbage, body := dial(), dial(), tls.Client(dial(), &tls.Config{RootCAs: ca.pool, ServerName: "localhost"})
+	_, _ = io.WriteString(garbage, strings.Repeat("\x16\x03\x01", 1000))
+	_, _ = io.WriteString(body, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
+	if code, _, err := p.post(&tls.Config{RootCAs: ca.pool}, nil); err != nil || code != 200 {
+		t.Errorf("a request beside hostile clients: %d, %v; want 200", code, err)
+	}
+	for name, c := range map[string]net.Conn{"silent": silent, "garbage": garbage, "half a body": body} {
+		_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		_, err := io.Copy(io.Discard, c)
+		var timeout net.Error
+		if errors.As(err, &timeout) && timeout.Timeout() {
+			t.Errorf("%s: still connected", name)
+		}
+	}
+	if log := p.log.String(); strings.Contains(log, "handshake") {
+		t.Errorf("failed handshakes are logged:\n%s", log)
+	}
+}

@@ -1,0 +1,2 @@
+// Package metrics implements the metrics of pullgate-policyd.
+package metrics

@@ -1,0 +1,107 @@
+package metrics
+
+import (
+	"net/http"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// An Outcome is what came of asking one backend about one image.
+type Outcome string
+
+// The outcomes, which are the values of the label outcome.
+const (
+	Allowed      Outcome = "allowed"
+	Denied       Outcome = "denied"
+	FailedOpen   Outcome = "failed_open"
+	FailedClosed Outcome = "failed_closed"
+)
+
+// Outcomes returns all outcomes.
+func Outcomes() []Outcome { return []Outcome{Allowed, Denied, FailedOpen, FailedClosed} }
+
+// Metrics are the metrics of one process. Its methods may be called concurrently.
+type Metrics struct {
+	registry     *prometheus.Registry
+	reviews      *prometheus.CounterVec
+	mismatches   prometheus.Counter
+	panics       prometheus.Counter
+	policiesRead prometheus.Gauge
+	certRead     prometheus.Gauge
+	certExpiry   prometheus.Gauge
+}
+
+// New returns metrics on a registry of their own.
+func New(version, goVersion string) *Metrics {
+	m := &Metrics{
+		registry: prometheus.NewRegistry(),
+		reviews: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pullgate_policyd_reviews_total", Help: "Images that pullgated asked about, counted for each backend, by what came of it.",
+		}, []string{"outcome", "cached"}),
+		mismatches: counter("pullgate_policyd_policy_mismatches_total", "Requests of pullgated that were not answered, because it uses other policy files."),
+		panics:     counter("pullgate_policyd_panics_total", "Requests that panicked and were answered with an error. Anything but 0 is a bug."),
+		policiesRead: gauge("pullgate_policyd_policies_last_reload_success",
+			"1 if the policy files were valid when they were last read, else 0: the last valid ones are in use."),
+		certRead: gauge("pullgate_policyd_certificate_last_reload_success",
+			"1 if the files of https were valid when they were last read, else 0: the last valid ones are in use."),
+		certExpiry: gauge("pullgate_policyd_certificate_expiry_timestamp_seconds", "When the certificate of https ends, in seconds since 1970."),
+	}
+	info := gauge("pullgate_policyd_build_info", "1, with the version of pullgate and of Go as labels.")
+	m.registry.MustRegister(m.reviews, m.mismatches, m.panics, m.policiesRead,
+		prometheus.WrapCollectorWith(prometheus.Labels{"version": version, "goversion": goVersion}, info),
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	info.Set(1)
+	for _, o := range Outcomes() { // alerts need the series from the start
+		m.reviews.WithLabelValues(string(o), strconv.FormatBool(false))
+	}
+	return m
+}
+
+func counter(name, help string) prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+}
+
+func gauge(name, help string) prometheus.Gauge {
+	return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+}
+
+// Handler serves the metrics.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+}
+
+// Registry returns the registry, for metrics of other parts.
+func (m *Metrics) Registry() *prometheus.Registry { return m.registry }
+
+// Review counts what came of asking one backend about one image.
+func (m *Metrics) Review(o Outcome, cached bool) {
+	m.reviews.WithLabelValues(string(o), strconv.FormatBool(cached)).Inc()
+}
+
+// Mismatch counts a request that was made with other policy files.
+func (m *Metrics) Mismatch() { m.mismatches.Inc() }
+
+// Panic counts a request that panicked.
+func (m *Metrics) Panic() { m.panics.Inc() }
+
+// PoliciesRead says whether the policy files were valid that were read.
+func (m *Metrics) PoliciesRead(valid bool) { m.policiesRead.Set(number(valid)) }
+
+// ServesHTTPS adds the metrics of the certificate, which do not exist without it.
+func (m *Metrics) ServesHTTPS() { m.registry.MustRegister(m.certRead, m.certExpiry) }
+
+// CertificateRead says whether the files of https were valid that were read.
+func (m *Metrics) CertificateRead(valid bool) { m.certRead.Set(number(valid)) }
+
+// CertificateExpires says when the certificate in use ends, in seconds since 1970.
+func (m *Metrics) CertificateExpires(at int64) { m.certExpiry.Set(float64(at)) }
+
+func number(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,198 @@
+package policyd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/connlimit"
+	"github.com/pullgate/pullgate/internal/grpcpeer"
+	"github.com/pullgate/pullgate/internal/policyd/metrics"
+	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
+)
+
+// Limits of the node server. Its only client is pullgated, with one connection.
+const (
+	nodeMaxRequest     = 1 << 20
+	nodeMaxHeader      = 16 << 10
+	nodeConnections    = 32
+	nodeStreams        = 256 // of one connection; a kubelet creates fewer containers at the same time
+	nodeHandshakeLimit = 5 * time.Second
+	// nodeCallLimit bounds a call, whatever deadline the caller gave it. It is below the 2 minutes of a kubelet.
+	nodeCallLimit = 110 * time.Second
+	// maxImages is how many images one request may have.
+	maxImages = 256
+)
+
+// A nodeServer answers pullgated.
+type nodeServer struct {
+	policyv1.UnimplementedPolicyServer
+
+	policies *Policies
+	reviewer Reviewer // nil if this program knows no reviews
+	metrics  *metrics.Metrics
+	log      klog.Logger
+	grpc     *grpc.Server
+	health   *health.Server
+}
+
+func newNodeServer(p *Policies, r Reviewer, m *metrics.Metrics, log klog.Logger) *nodeServer {
+	s := &nodeServer{policies: p, reviewer: r, metrics: m, log: log, health: health.NewServer()}
+	s.grpc = grpc.NewServer(
+		grpc.Creds(grpcpeer.Credentials{}),
+		grpc.InTapHandle(grpcpeer.RootOrSelf(program, "policy API")),
+		grpc.ConnectionTimeout(nodeHandshakeLimit),
+		grpc.MaxRecvMsgSize(nodeMaxRequest),
+		grpc.MaxHeaderListSize(nodeMaxHeader),
+		grpc.MaxConcurrentStreams(nodeStreams),
+		grpc.WaitForHandlers(true),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.UnaryInterceptor(s.guard),
+	)
+	policyv1.RegisterPolicyServer(s.grpc, s)
+	healthv1.RegisterHealthServer(s.grpc, s.health)
+	return s
+}
+
+// serve answers calls until ctx ends. It then accepts no new calls, waits for those in progress, at most stopLimit, and cancels the
+// others. It closes the listener.
+func (s *nodeServer) serve(ctx context.Context, l net.Listener) error {
+	done := make(chan error, 1)
+	go func() { done <- s.grpc.Serve(connlimit.New(l, connlimit.Limits{Total: nodeConnections}, s.log)) }()
+	select {
+	case err := <-done:
+		return fmt.Errorf("serve pullgated: %w", err)
+	case <-ctx.Done():
+	}
+	s.health.Shutdown()
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		s.grpc.GracefulStop()
+	}()
+	limit := time.NewTimer(stopLimit)
+	defer limit.Stop()
+	select {
+	case <-drained:
+	case <-limit.C:
+		s.grpc.Stop()
+		<-drained
+	}
+	if err := <-done; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("serve pullgated: %w", err)
+	}
+	return nil
+}
+
+// guard bounds a call and recovers its panics.
+func (s *nodeServer) guard(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+	ctx, cancel := context.WithTimeout(ctx, nodeCallLimit)
+	defer cancel()
+	defer func() {
+		if p := recover(); p != nil {
+			s.metrics.Panic()
+			s.log.Error(fmt.Errorf("panic: %v", p), "A call of pullgated panicked, it is answered with Internal", "method", info.FullMethod, "stack", string(debug.Stack()))
+			resp, err = nil, status.Error(codes.Internal, "internal error, see the log of "+program)
+		}
+	}()
+	return handler(ctx, req)
+}
+
+// Review implements policyv1.PolicyServer.
+func (s *nodeServer) Review(ctx context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
+	images := len(r.GetImages()) + len(r.GetVolumeImages())
+	switch {
+	case s.reviewer == nil:
+		return nil, status.Error(codes.Unimplemented, "this "+program+" knows no image reviews")
+	case r.GetPolicyHash() == "":
+		return nil, status.Error(codes.InvalidArgument, "policy_hash is empty")
+	case r.GetNamespace() == "":
+		return nil, status.Error(codes.InvalidArgument, "namespace is empty")
+	case images == 0 || images > maxImages:
+		return nil, status.Errorf(codes.InvalidArgument, "%d images; allowed are 1 to %d", images, maxImages)
+	}
+	set := s.policies.withHash(r.GetPolicyHash())
+	if set == nil {
+		s.metrics.Mismatch()
+		return nil, status.Errorf(codes.FailedPrecondition, "%s: pullgated has %.12s", s.inUse(), r.GetPolicyHash())
+	}
+	results, err := s.reviewer.Review(ctx, set, Request{
+		Namespace: r.GetNamespace(), Images: r.GetImages(), VolumeImages: r.GetVolumeImages(), Annotations: forBackends(r.GetAnnotations()),
+	})
+	if err != nil {
+		return nil, s.statusOf(ctx, err)
+	}
+	response := &policyv1.ReviewResponse{PolicyHash: set.Hash}
+	for _, r := range results {
+		s.metrics.Review(outcomeOf(r), r.Cached)
+		response.Results = append(response.Results, &policyv1.ReviewResult{
+			Backend: r.Backend, Image: r.Image, Allowed: r.Allowed, Reason: strings.ToValidUTF8(r.Reason, "\ufffd"), AuditAnnotations: validUTF8(r.AuditAnnotations),
+			Cached: r.Cached, Failed: r.Failed, FailedOpen: r.Failed && r.Allowed, Duration: durationpb.New(r.Duration),
+		})
+	}
+	return response, nil
+}
+
+// inUse describes the policy files in use.
+func (s *nodeServer) inUse() string {
+	if set := s.policies.Set(); set != nil {
+		return fmt.Sprintf("%s has the policy files %.12s", program, set.Hash)
+	}
+	return program + " has no policy files (policies: \"\")"
+}
+
+// statusOf returns the status for an error of the reviewer.
+func (s *nodeServer) statusOf(ctx context.Context, err error) error {
+	if cause := ctx.Err(); cause != nil {
+		return status.FromContextError(cause).Err()
+	}
+	s.log.Error(err, "Review failed, no backend was asked")
+	return status.Error(codes.Internal, "internal error, see the log of "+program)
+}
+
+func outcomeOf(r Result) metrics.Outcome {
+	switch {
+	case r.Failed && r.Allowed:
+		return metrics.FailedOpen
+	case r.Failed:
+		return metrics.FailedClosed
+	case r.Allowed:
+		return metrics.Allowed
+	default:
+		return metrics.Denied
+	}
+}
+
+// forBackends returns the annotations that backends may see.
+func forBackends(all map[string]string) map[string]string {
+	kept := map[string]string{}
+	for k, v := range all {
+		if strings.Contains(k, annotationMark) {
+			kept[k] = v
+		}
+	}
+	return kept
+}
+
+// validUTF8 returns texts that a message can hold: those of a backend are not ours.
+func validUTF8(texts map[string]string) map[string]string {
+	valid := make(map[string]string, len(texts))
+	for k, v := range texts {
+		valid[strings.ToValidUTF8(k, "\ufffd")] = strings.ToValidUTF8(v, "\ufffd")
+	}
+	return valid
+}

@@ -1,0 +1,287 @@
+package policyd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"sync/atomic"
+	"time"
+
+	sd "github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/hint"
+	"github.com/pullgate/pullgate/internal/httpserve"
+	"github.com/pullgate/pullgate/internal/policyd/metrics"
+	"github.com/pullgate/pullgate/internal/sockets"
+	"github.com/pullgate/pullgate/pkg/admission/files"
+)
+
+// program is the name of the program and of its units.
+const program = "pullgate-policyd"
+
+// nodeSocket is the name of the node's socket in pullgate-policyd.socket (FileDescriptorName=).
+const nodeSocket = "policy"
+
+const (
+	// pollInterval is how often the policy folder and the certificates are read.
+	pollInterval = 3 * time.Second
+	// stopLimit is how long requests in progress may take when the process stops.
+	stopLimit = 10 * time.Second
+)
+
+// Limits of the HTTPS server, whose clients may be anyone who reaches the address, and of the server for scrapes and probes.
+const (
+	httpsReadLimit   = 5 * time.Second
+	httpsWriteLimit  = 35 * time.Second // a webhook may be given 30 s
+	httpsIdleLimit   = 2 * time.Minute  // an API server keeps its connections
+	httpsConnections = 512
+	httpsRequests    = 32
+	// httpsMaxBody fits an AdmissionReview with two objects of 3 MiB, the most that an API server accepts.
+	httpsMaxBody = 7 << 20
+
+	webReadLimit   = 5 * time.Second
+	webWriteLimit  = 30 * time.Second
+	webIdleLimit   = time.Minute
+	webConnections = 32
+	webStopLimit   = 2 * time.Second
+)
+
+// Options are the configuration of the process and its parts.
+type Options struct {
+	// Config must have been validated by the package config.
+	Config config.Policyd
+	// Kinds are the kinds of policy files. They must be those of pullgated: one file of another kind makes the whole folder invalid.
+	Kinds []files.Kind
+	// Reviewer answers pullgated; without it every review is answered with Unimplemented.
+	Reviewer Reviewer
+	// Handler returns what https.listen serves; without it every request is answered with 404.
+	Handler func(*Policies, *metrics.Metrics) http.Handler
+	Log     klog.Logger
+	// Each value of Reload reads the policy folder and the certificates again; nil: never.
+	Reload <-chan os.Signal
+	// Version and GoVersion are in pullgate_policyd_build_info.
+	Version, GoVersion string
+	// Ready is called once when clients can connect; nil is allowed.
+	Ready func(Addresses)
+}
+
+// Addresses are where a process listens; nil where it does not.
+type Addresses struct{ Node, HTTPS, Metrics net.Addr }
+
+// Run runs the process until ctx ends, and returns when everything that it started has ended: nil after an orderly stop, an error if it
+// could not start or continue (a hint.Error if an operator can act on it).
+func Run(ctx context.Context, o Options) error {
+	m := metrics.New(o.Version, o.GoVersion)
+	policies, err := openPolicies(o.Config.Policies, o.Kinds, m, o.Log.WithName("policies"))
+	if err != nil {
+		return err
+	}
+	var certs *certificates
+	if o.Config.HTTPS.Listen != "" {
+		if certs, err = openCertificates(o.Config.HTTPS, m, o.Log.WithName("https")); err != nil {
+			return hint.Wrap(err, "correct the files, or set https.listen to \"\" for no server")
+		}
+	}
+	on, err := listenAll(ctx, o.Config)
+	if err != nil {
+		return err
+	}
+	o.Log.Info("Serving", "node", text(on.node), "https", text(on.https), "metrics", text(on.metrics), "policies", o.Config.Policies, "version", o.Version)
+	if o.Ready != nil {
+		o.Ready(Addresses{Node: address(on.node), HTTPS: address(on.https), Metrics: address(on.metrics)})
+	}
+	return serve(ctx, o, on, policies, certs, m)
+}
+
+// listeners are the listeners of the process; nil where it does not listen.
+type listeners struct{ node, https, metrics net.Listener }
+
+// listenAll binds all addresses of the configuration, or none.
+func listenAll(ctx context.Context, c config.Policyd) (on listeners, err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, on.close())
+		}
+	}()
+	node := sockets.Socket{Program: program, Field: "node.listen", Endpoint: c.Node.Listen, Name: nodeSocket}
+	if on.node, err = node.Inherit(); err != nil {
+		return on, err
+	}
+	if on.node == nil && c.Node.Listen != "" {
+		if on.node, err = node.Bind(ctx); err != nil {
+			return on, err
+		}
+	}
+	if on.https, err = listenTCP(ctx, "https.listen", c.HTTPS.Listen); err != nil {
+		return on, err
+	}
+	if on.metrics, err = listenTCP(ctx, "metrics.listen", c.Metrics.Listen); err != nil {
+		return on, err
+	}
+	if on.node == nil && on.https == nil {
+		return on, hint.Errorf("start pullgate-policyd.socket for pullgated, or set node.listen or https.listen",
+			"nothing to serve: systemd passes on no socket, and neither node.listen nor https.listen is set")
+	}
+	return on, nil
+}
+
+func (on listeners) close() error {
+	var err error
+	for _, l := range []net.Listener{on.node, on.https, on.metrics} {
+		if l != nil {
+			err = errors.Join(err, l.Close())
+		}
+	}
+	return err
+}
+
+// listenTCP listens on an address, on none if it is "".
+func listenTCP(ctx context.Context, field, address string) (net.Listener, error) { //nolint:unparam // nil for none
+	if address == "" {
+		return nil, nil //nolint:nilnil // no server is not an error
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, hint.Wrap(fmt.Errorf("listen on %s %s: %w", field, address, err), "set "+field+" to a free address, or to \"\" for none")
+	}
+	return l, nil
+}
+
+func address(l net.Listener) net.Addr {
+	if l == nil {
+		return nil
+	}
+	return l.Addr()
+}
+
+func text(l net.Listener) string {
+	if l == nil {
+		return ""
+	}
+	return l.Addr().String()
+}
+
+// serve runs the servers. When ctx ends or one of them fails, it drains those with clients that wait for an answer, and then ends the
+// others.
+func serve(ctx context.Context, o Options, on listeners, policies *Policies, certs *certificates, m *metrics.Metrics) error {
+	var stopping atomic.Bool
+	behind, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	var back errgroup.Group
+	back.Go(func() error { reload(behind, o, policies, certs); return nil })
+
+	front, ctx := errgroup.WithContext(ctx)
+	if on.metrics != nil {
+		// It belongs to the front, because the process ends if it fails, and is stopped after the front.
+		failed := make(chan error, 1)
+		back.Go(func() error {
+			err := serveMetrics(behind, o, on.metrics, m, &stopping)
+			failed <- err
+			return err
+		})
+		front.Go(func() error {
+			select {
+			case err := <-failed:
+				return err
+			case <-ctx.Done():
+				return nil
+			}
+		})
+	}
+	if on.node != nil {
+		server := newNodeServer(policies, o.Reviewer, m, o.Log.WithName("node"))
+		front.Go(func() error { return server.serve(ctx, on.node) })
+	}
+	if on.https != nil {
+		front.Go(func() error { return serveHTTPS(ctx, o, on.https, policies, certs, m) })
+	}
+	front.Go(func() error {
+		<-ctx.Done()
+		stopping.Store(true)
+		notify(o.Log, sd.SdNotifyStopping)
+		o.Log.Info("Stopping, requests in progress are drained", "limit", stopLimit)
+		return nil
+	})
+	notify(o.Log, sd.SdNotifyReady)
+	err := front.Wait()
+	stop()
+	if backErr := back.Wait(); !errors.Is(err, backErr) {
+		err = errors.Join(err, backErr)
+	}
+	o.Log.Info("Stopped")
+	return err
+}
+
+// reload reads the policy folder and the certificates when they change, and for each value of Options.Reload.
+func reload(ctx context.Context, o Options, policies *Policies, certs *certificates) {
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			policies.poll()
+			if certs != nil {
+				certs.poll()
+			}
+		case <-o.Reload:
+			policies.reload()
+			if certs != nil {
+				certs.reload()
+			}
+			o.Log.Info("Read again: policies and certificates; other settings need a restart")
+		}
+	}
+}
+
+func serveHTTPS(ctx context.Context, o Options, l net.Listener, policies *Policies, certs *certificates, m *metrics.Metrics) error {
+	handler := http.NotFoundHandler()
+	if o.Handler != nil {
+		handler = o.Handler(policies, m)
+	}
+	err := httpserve.Serve(ctx, l, httpserve.Options{
+		Handler: handler, TLS: certs.tlsConfig(), Connections: httpsConnections, Requests: httpsRequests, MaxBody: httpsMaxBody,
+		ReadLimit: httpsReadLimit, WriteLimit: httpsWriteLimit, IdleLimit: httpsIdleLimit, StopLimit: stopLimit,
+		Panicked: m.Panic, Log: o.Log.WithName("https"),
+	})
+	if err != nil {
+		return fmt.Errorf("serve https: %w", err)
+	}
+	return nil
+}
+
+func serveMetrics(ctx context.Context, o Options, l net.Listener, m *metrics.Metrics, stopping *atomic.Bool) error {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", m.Handler())
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { httpserve.Answer(w, http.StatusOK, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if stopping.Load() {
+			httpserve.Answer(w, http.StatusServiceUnavailable, "stopping")
+			return
+		}
+		httpserve.Answer(w, http.StatusOK, "ok")
+	})
+	err := httpserve.Serve(ctx, l, httpserve.Options{
+		Handler: mux, Connections: webConnections, ReadLimit: webReadLimit, WriteLimit: webWriteLimit, IdleLimit: webIdleLimit, StopLimit: webStopLimit,
+		Panicked: m.Panic, Log: o.Log.WithName("metrics"),
+	})
+	if err != nil {
+		return fmt.Errorf("serve metrics: %w", err)
+	}
+	return nil
+}
+
+// notify reports a state to systemd, if systemd requests it (Type=notify).
+func notify(log klog.Logger, state string) {
+	if _, err := sd.SdNotify(false, state); err != nil {
+		log.Info("systemd not notified of the status", "status", state, "err", err)
+	}
+}

@@ -1,0 +1,380 @@
+package policyd_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/internal/policyd"
+	"github.com/pullgate/pullgate/pkg/admission/files"
+)
+
+// notes are policies for tests: the texts of the files.
+type notes []string
+
+func (n notes) Len() int { return len(n) }
+
+func kinds() []files.Kind {
+	return []files.Kind{{Name: "Note", APIVersions: []string{"test/v1"}, Read: func(list []files.File) (files.Policies, error) {
+		var all notes
+		for _, f := range list {
+			if strings.Contains(string(f.Data), "wrong") {
+				return nil, fmt.Errorf("%s: wrong", f.Name)
+			}
+			_, text, _ := strings.Cut(string(f.Data), "text: ")
+			all = append(all, strings.TrimSpace(text))
+		}
+		return all, nil
+	}}}
+}
+
+const noteHeader = "apiVersion: test/v1\nkind: Note\n"
+
+func note(text string) string { return noteHeader + "text: " + text + "\n" }
+
+// A reviewer calls itself.
+type reviewer func(ctx context.Context, set *files.Set, r policyd.Request) ([]policyd.Result, error)
+
+func (f reviewer) Review(ctx context.Context, set *files.Set, r policyd.Request) ([]policyd.Result, error) {
+	return f(ctx, set, r)
+}
+
+// approve approves each image, by the text of the first note.
+func approve(_ context.Context, set *files.Set, r policyd.Request) (all []policyd.Result, _ error) {
+	for _, image := range append(append([]string{}, r.Images...), r.VolumeImages...) {
+		all = append(all, policyd.Result{Backend: "b.yaml", Image: image, Allowed: true, Reason: files.Of[notes](set, "Note")[0]})
+	}
+	return all, nil
+}
+
+// A process is a pullgate-policyd in this process.
+type process struct {
+	*testing.T
+	dir     string
+	config  config.Policyd
+	options policyd.Options
+	reload  chan os.Signal
+	at      policyd.Addresses
+	log     *buffer
+	cancel  context.CancelFunc
+	done    chan error
+}
+
+// A buffer may be written and read concurrently.
+type buffer struct {
+	mu   sync.Mutex
+	data bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.data.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.data.String()
+}
+
+// prepare returns a process with one note in its folder that does not run yet.
+func prepare(t *testing.T) *process {
+	t.Helper()
+	p := &process{T: t, dir: t.TempDir(), reload: make(chan os.Signal), log: &buffer{}}
+	p.config = config.DefaultPolicyd()
+	p.config.Policies = p.path("policies")
+	p.config.Node.Listen = "unix://" + p.path("policy.sock")
+	p.config.Metrics.Listen = "127.0.0.1:0"
+	if err := os.Mkdir(p.config.Policies, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p.write("policies/note.yaml", note("first"))
+	p.options = policyd.Options{Kinds: kinds(), Reviewer: reviewer(approve), Reload: p.reload, Version: "v1", GoVersion: "go"}
+	return p
+}
+
+func (p *process) path(name string) string { return filepath.Join(p.dir, name) }
+
+func (p *process) write(name, content string) {
+	p.Helper()
+	if err := os.WriteFile(p.path(name), []byte(content), 0o644); err != nil {
+		p.Fatal(err)
+	}
+}
+
+// run runs the process; ready is closed when it serves, and done has its result.
+func (p *process) run() (ready chan struct{}) {
+	ready = make(chan struct{})
+	ctx, cancel := context.WithCancel(context.Background())
+	p.cancel, p.done = cancel, make(chan error, 1)
+	o := p.options
+	o.Config = p.config
+	o.Log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(p.log)))
+	o.Ready = func(at policyd.Addresses) { p.at = at; close(ready) }
+	go func() { p.done <- policyd.Run(ctx, o) }()
+	return ready
+}
+
+// start runs the process until the end of the test, or until stop.
+func (p *process) start() {
+	p.Helper()
+	select {
+	case <-p.run():
+	case err := <-p.done:
+		p.Fatalf("Run = %v", err)
+	}
+	p.Cleanup(func() {
+		p.cancel()
+		if p.done == nil {
+			return
+		}
+		if err := <-p.done; err != nil {
+			p.Errorf("Run = %v; want nil", err)
+		}
+	})
+}
+
+func (p *process) stop() error {
+	p.cancel()
+	err := <-p.done
+	p.done = nil
+	return err
+}
+
+func (p *process) client() *policyclient.Client {
+	p.Helper()
+	c, err := policyclient.New(p.config.Node.Listen, policyclient.Options{})
+	if err != nil {
+		p.Fatal(err)
+	}
+	p.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// hash returns the hash of the folder as it is.
+func (p *process) hash() string {
+	p.Helper()
+	set, err := files.Read(files.Paths{Folder: p.config.Policies}, kinds())
+	if err != nil {
+		p.Fatal(err)
+	}
+	return set.Hash
+}
+
+func (p *process) request() policyclient.Request {
+	return policyclient.Request{PolicyHash: p.hash(), Namespace: "team", Images: []string{"app:1"}}
+}
+
+// get returns a page of the metrics server.
+func (p *process) get(path string) (int, string) {
+	p.Helper()
+	req, err := http.NewRequestWithContext(p.Context(), http.MethodGet, "http://"+p.at.Metrics.String()+path, nil)
+	if err != nil {
+		p.Fatal(err)
+	}
+	req.Close = true
+	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		p.Fatal(err)
+	}
+	return resp.StatusCode, string(text)
+}
+
+// until waits for a condition.
+func (p *process) until(what string, is func() bool) {
+	p.Helper()
+	limit := time.NewTimer(30 * time.Second)
+	defer limit.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !is() {
+		select {
+		case <-tick.C:
+		case <-limit.C:
+			p.Fatalf("not within 30 s: %s\n%s", what, p.log)
+		}
+	}
+}
+
+// has waits for a line of the metrics.
+func (p *process) has(line string) {
+	p.Helper()
+	p.until(line, func() bool {
+		_, page := p.get("/metrics")
+		return strings.Contains(page, "\n"+line+"\n")
+	})
+}
+
+func TestRunServesNodeAndMetricsAndStops(t *testing.T) {
+	p := prepare(t)
+	p.start()
+	results, err := p.client().Review(t.Context(), p.request())
+	if err != nil || len(results) != 1 || !results[0].Allowed || results[0].Reason != "first" {
+		t.Errorf("Review = %+v, %v; want one approval", results, err)
+	}
+	for path, want := range map[string]string{"/healthz": "ok\n", "/readyz": "ok\n"} {
+		if code, text := p.get(path); code != 200 || text != want {
+			t.Errorf("%s = %d %q; want 200 %q", path, code, text, want)
+		}
+	}
+	for _, line := range []string{
+		`pullgate_policyd_reviews_total{cached="false",outcome="allowed"} 1`, `pullgate_policyd_reviews_total{cached="false",outcome="failed_open"} 0`,
+		"pullgate_policyd_policies_last_reload_success 1", `pullgate_policyd_build_info{goversion="go",version="v1"} 1`,
+	} {
+		p.has(line)
+	}
+	if _, page := p.get("/metrics"); strings.Contains(page, "pullgate_policyd_certificate") {
+		t.Error("metrics of a certificate that does not exist")
+	}
+	info, err := os.Stat(p.path("policy.sock"))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("socket: %v, %v; want mode 0600", info, err)
+	}
+	if err := p.stop(); err != nil {
+		t.Errorf("Run = %v; want nil", err)
+	}
+	if _, err := os.Stat(p.path("policy.sock")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("socket after the stop: %v; want it gone", err)
+	}
+}
+
+func TestRunRefusesToStart(t *testing.T) {
+	taken := prepare(t)
+	taken.start()
+	cert := newAuthority(t).issue(t, "localhost")
+	for name, tc := range map[string]struct {
+		change func(p *process)
+		want   string
+	}{
+		"nothing to serve":   {func(p *process) { p.config.Node.Listen = "" }, "nothing to serve"},
+		"a policy is wrong":  {func(p *process) { p.write("policies/b.yaml", noteHeader+"wrong") }, "b.yaml: wrong"},
+		"no policy folder":   {func(p *process) { p.config.Policies = p.path("absent") }, "absent: no such file"},
+		"socket in use":      {func(p *process) { p.config.Node.Listen = taken.config.Node.Listen }, "socket in use"},
+		"address in use":     {func(p *process) { p.config.Metrics.Listen = taken.at.Metrics.String() }, "listen on metrics.listen 127.0.0.1:"},
+		"no certificate":     {func(p *process) { p.https(cert); _ = os.Remove(p.path("tls.crt")) }, "https.certFile: open "},
+		"key of another":     {func(p *process) { p.https(cert); p.write("tls.key", newAuthority(p.T).issue(p.T, "x").key) }, "private key does not match public key"},
+		"CA without a block": {func(p *process) { p.https(cert); p.config.HTTPS.ClientCAFile = p.path("policies/note.yaml") }, "has no certificate in PEM"},
+		"https in use":       {func(p *process) { p.https(cert); p.config.HTTPS.Listen = taken.at.Metrics.String() }, "listen on https.listen"},
+	} {
+		p := prepare(t)
+		tc.change(p)
+		p.run()
+		if err := <-p.done; err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: Run = %v; want %s", name, err, tc.want)
+		}
+		p.cancel()
+	}
+}
+
+func TestPoliciesAreReadAgain(t *testing.T) {
+	t.Parallel()
+	p := prepare(t)
+	p.start()
+	c := p.client()
+	review := func() string {
+		t.Helper()
+		results, err := c.Review(t.Context(), p.request())
+		if err != nil || len(results) != 1 {
+			t.Fatalf("Review = %+v, %v; want one result", results, err)
+		}
+		return results[0].Reason
+	}
+	if got := review(); got != "first" {
+		t.Errorf("reason %q; want that of the first note", got)
+	}
+	// A request with the hash of other files has the folder read at once.
+	old := p.request()
+	p.write("policies/note.yaml", note("second"))
+	if got := review(); got != "second" {
+		t.Errorf("reason %q; want that of the second note", got)
+	}
+	if _, err := c.Review(t.Context(), old); !errors.Is(err, policyclient.ErrOtherPolicies) {
+		t.Errorf("Review with the hash of earlier files = %v; want ErrOtherPolicies", err)
+	}
+	p.has("pullgate_policyd_policy_mismatches_total 1")
+	// An invalid folder changes nothing, and is reported.
+	second := p.request()
+	p.write("policies/note.yaml", noteHeader+"wrong")
+	p.reload <- syscall.SIGHUP
+	p.has("pullgate_policyd_policies_last_reload_success 0")
+	if results, err := c.Review(t.Context(), second); err != nil || results[0].Reason != "second" {
+		t.Errorf("Review = %+v, %v; want the last valid policies", results, err)
+	}
+	second.PolicyHash = "other"
+	if _, err := c.Review(t.Context(), second); !errors.Is(err, policyclient.ErrOtherPolicies) {
+		t.Errorf("Review with another hash = %v; want ErrOtherPolicies", err)
+	}
+	// Without a request or a signal a change is found by itself.
+	p.write("policies/note.yaml", note("third"))
+	p.has("pullgate_policyd_policies_last_reload_success 1")
+}
+
+func TestReviewWithoutPoliciesOrReviewer(t *testing.T) {
+	p := prepare(t)
+	request := p.request()
+	p.config.Policies = ""
+	p.start()
+	if _, err := p.client().Review(t.Context(), request); !errors.Is(err, policyclient.ErrOtherPolicies) || !strings.Contains(err.Error(), `policies: ""`) {
+		t.Errorf("without policies: %v; want ErrOtherPolicies that names the field", err)
+	}
+	p = prepare(t)
+	p.options.Reviewer = nil
+	p.start()
+	if _, err := p.client().Review(t.Context(), p.request()); !errors.Is(err, policyclient.ErrFailed) || !strings.Contains(err.Error(), "Unimplemented") {
+		t.Errorf("without a reviewer: %v; want ErrFailed, Unimplemented", err)
+	}
+}
+
+func TestStopDrainsReviews(t *testing.T) {
+	t.Parallel()
+	entered, release := make(chan struct{}), make(chan struct{})
+	p := prepare(t)
+	p.options.Reviewer = reviewer(func(ctx context.Context, set *files.Set, r policyd.Request) ([]policyd.Result, error) {
+		close(entered)
+		<-release
+		return approve(ctx, set, r)
+	})
+	p.start()
+	answered := make(chan error, 1)
+	c, request := p.client(), p.request()
+	go func() {
+		results, err := c.Review(t.Context(), request)
+		if err == nil && len(results) != 1 {
+			err = errors.New("no result")
+		}
+		answered <- err
+	}()
+	<-entered
+	p.cancel()
+	p.until("/readyz reports the stop", func() bool {
+		code, text := p.get("/readyz")
+		return code == http.StatusServiceUnavailable && text == "stopping\n"
+	})
+	close(release)
+	if err := <-answered; err != nil {
+		t.Errorf("review during the stop: %v; want its answer", err)
+	}
+	if err := p.stop(); err != nil {
+		t.Errorf("Run = %v; want nil", err)
+	}
+}
