@@ -20,6 +20,7 @@ import (
 	"github.com/pullgate/pullgate/internal/daemon"
 	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/nodecreds/report"
+	"github.com/pullgate/pullgate/internal/program"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -92,9 +93,9 @@ func providerCommand() *cobra.Command {
 			const see = "as in pullgated credential-provider -- /opt/plugins/provider; see pullgated credential-provider --help"
 			switch dash := cmd.ArgsLenAtDash(); {
 			case dash > 0, dash < 0 && len(args) > 0:
-				return usageError{fmt.Errorf("unexpected argument %q; give the plugin to run after --, %s", args[0], see)}
+				return program.Usagef("unexpected argument %q; give the plugin to run after --, %s", args[0], see)
 			case len(args) == 0:
-				return usageError{fmt.Errorf("no plugin to run; give it after --, %s", see)}
+				return program.Usagef("no plugin to run; give it after --, %s", see)
 			default:
 				return nil
 			}

@@ -13,6 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/metrics"
+	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 	"github.com/pullgate/pullgate/pkg/admission/restrict"
@@ -25,9 +26,6 @@ const (
 	// maxUnjudgedLogged is how many fields are logged that this node never sees. The metric counts all of them.
 	maxUnjudgedLogged = 20
 )
-
-// policyKinds returns the kinds of policy files.
-func policyKinds() []files.Kind { return []files.Kind{restrict.Files()} }
 
 func policyPaths(c config.Admission) files.Paths {
 	return files.Paths{Folder: c.Policies, NamespaceLabels: c.NamespaceLabels}
@@ -75,7 +73,7 @@ func (p *policies) fields() []string {
 // openPolicies reads the policy files.
 func openPolicies(o Options, m *metrics.Metrics) (*policies, error) {
 	p := &policies{
-		log: o.Log.WithName("policies"), metrics: m, watcher: files.NewWatcher(policyKinds()), from: viewSource(o.Config), config: o.Config.Admission,
+		log: o.Log.WithName("policies"), metrics: m, watcher: files.NewWatcher(policyfiles.Kinds()), from: viewSource(o.Config), config: o.Config.Admission,
 		listed: &policyList{},
 	}
 	set, err := p.watcher.Load(policyPaths(p.config))

@@ -19,6 +19,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/decisionlog"
 	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 	"github.com/pullgate/pullgate/pkg/admission/restrict"
 	"github.com/pullgate/pullgate/pkg/restriction"
@@ -69,7 +70,7 @@ func Examine(ctx context.Context, c config.Config) Preflight {
 
 // examinePolicies reads the policy files as the daemon does.
 func (p *Preflight) examinePolicies(c config.Config) {
-	set, err := files.Read(policyPaths(c.Admission), policyKinds())
+	set, err := files.Read(policyPaths(c.Admission), policyfiles.Kinds())
 	if err != nil {
 		for _, e := range joined(err) {
 			p.add("admission", e)

@@ -44,8 +44,8 @@ func openCertificates(c config.HTTPS, m *metrics.Metrics, log klog.Logger) (*cer
 	return certs, nil
 }
 
-// ExamineHTTPS returns why the files of https cannot be used, nil if they can, or if there is no server.
-func ExamineHTTPS(c config.HTTPS) error {
+// examineHTTPS returns why the files of https cannot be used, nil if they can, or if there is no server.
+func examineHTTPS(c config.HTTPS) error {
 	if c.Listen == "" {
 		return nil
 	}

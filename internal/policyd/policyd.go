@@ -121,14 +121,12 @@ func listenAll(ctx context.Context, c config.Policyd) (on listeners, err error) 
 	if on.https, err = listenTCP(ctx, "https.listen", c.HTTPS.Listen); err != nil {
 		return on, err
 	}
-	if on.metrics, err = listenTCP(ctx, "metrics.listen", c.Metrics.Listen); err != nil {
-		return on, err
-	}
 	if on.node == nil && on.https == nil {
 		return on, hint.Errorf("start pullgate-policyd.socket for pullgated, or set node.listen or https.listen",
 			"nothing to serve: systemd passes on no socket, and neither node.listen nor https.listen is set")
 	}
-	return on, nil
+	on.metrics, err = listenTCP(ctx, "metrics.listen", c.Metrics.Listen)
+	return on, err
 }
 
 func (on listeners) close() error {

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/pullgate/pullgate/internal/podfile"
+	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 	"github.com/pullgate/pullgate/pkg/admission/restrict"
 	"github.com/pullgate/pullgate/pkg/podview"
@@ -37,7 +38,7 @@ type Policies struct {
 
 // Read reads policies. The error joins all errors of all files; a folder without a policy is one.
 func Read(s Settings) (*Policies, error) {
-	set, err := files.Read(files.Paths{Folder: s.Folder, NamespaceLabels: s.NamespaceLabels, AnyOwner: true}, []files.Kind{restrict.Files()})
+	set, err := files.Read(files.Paths{Folder: s.Folder, NamespaceLabels: s.NamespaceLabels, AnyOwner: true}, policyfiles.Kinds())
 	if err != nil {
 		return nil, err
 	}

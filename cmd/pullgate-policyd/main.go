@@ -1,0 +1,134 @@
+// Command pullgate-policyd asks image review backends for pullgated, and is the admission webhook of a cluster.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/policyd"
+	"github.com/pullgate/pullgate/internal/policyfiles"
+	"github.com/pullgate/pullgate/internal/program"
+)
+
+// The linker sets these variables; see the Makefile.
+var (
+	version = "dev"
+	commit  = "unknown"
+	date    = "unknown"
+)
+
+const name = "pullgate-policyd"
+
+const defaultConfig = "/etc/pullgate/policyd.yaml"
+
+const long = `pullgate-policyd does what pullgated leaves to a process without privileges,
+because it needs the network: it asks image review backends, and it serves the
+admission webhook for kube-apiserver.
+
+On a node, enable pullgate-policyd.socket and set policies to the folder that
+pullgated's admission.policies names. pullgated connects when a policy needs it.
+In a cluster, set https.listen with a certificate.
+
+A configuration for a node:
+
+  apiVersion: config.pullgate.dev/v1alpha1
+  kind: PolicydConfiguration
+  policies: /etc/pullgate/policies`
+
+const examples = `  # Check the configuration, the policy files and the certificate
+  pullgate-policyd --check-config
+
+  # Run it by hand, without the socket of systemd: set node.listen in the file
+  pullgate-policyd --config ./policyd.yaml --logging-format json -v 2`
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+func run(args []string, stdout, stderr io.Writer) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	cmd := command()
+	cmd.SetArgs(args)
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	return program.Exit(stderr, name, cmd.ExecuteContext(ctx))
+}
+
+type flags struct {
+	config      string
+	check       bool
+	logFormat   string
+	verbosity   int
+	showVersion bool
+}
+
+func command() *cobra.Command {
+	var f flags
+	cmd := &cobra.Command{
+		Use:     name,
+		Short:   "Ask image review backends, and serve the admission webhook",
+		Long:    long,
+		Example: examples,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return start(cmd, f) },
+	}
+	cmd.Flags().StringVar(&f.config, "config", defaultConfig, "configuration `file`; it must exist")
+	cmd.Flags().BoolVar(&f.check, "check-config", false, "check the configuration and the files that it names, print all errors, and exit; safe beside a running pullgate-policyd")
+	cmd.Flags().StringVar(&f.logFormat, "logging-format", "text", "`format` of log lines: text or json")
+	cmd.Flags().IntVarP(&f.verbosity, "v", "v", 0, "log `level`: 0 for an operator, 2 and above for a developer")
+	cmd.Flags().BoolVar(&f.showVersion, "version", false, "print version, commit and date, and exit")
+	program.Finish(cmd)
+	return cmd
+}
+
+func start(cmd *cobra.Command, f flags) error {
+	if f.showVersion {
+		_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s %s (commit %s, %s, %s)\n", name, version, commit, date, runtime.Version())
+		return err
+	}
+	// From here on a SIGHUP does not end the process; a SIGHUP before the servers have started is handled after the start.
+	reload := make(chan os.Signal, 1)
+	signal.Notify(reload, syscall.SIGHUP)
+	defer signal.Stop(reload)
+	log, err := program.Logger(f.logFormat, f.verbosity, cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	c, err := config.LoadPolicyd(f.config)
+	if errors.Is(err, fs.ErrNotExist) {
+		return program.Usagef("configuration %s: %w; give --config the path of a file that exists", f.config, err)
+	}
+	if err != nil {
+		return program.Usagef("configuration %s:\n%w", f.config, err)
+	}
+	if f.check {
+		return check(cmd, f.config, c)
+	}
+	program.BoundMemory()
+	return policyd.Run(klog.NewContext(cmd.Context(), log), policyd.Options{
+		Config: c, Kinds: policyfiles.Kinds(), Log: log, Reload: reload, Version: version, GoVersion: runtime.Version(),
+	})
+}
+
+// check prints the effect of a configuration, and what a start with it would refuse.
+func check(cmd *cobra.Command, path string, c config.Policyd) error {
+	if err := policyd.Examine(c, policyfiles.Kinds()); err != nil {
+		return program.Usagef("configuration %s: %s would not start:\n%w", path, name, err)
+	}
+	node := c.Node.Listen
+	if node == "" {
+		node = "the socket of " + name + ".socket"
+	}
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: configuration is valid\n  policies %q, pullgated -> %s, https %q, metrics %q\n",
+		path, c.Policies, node, c.HTTPS.Listen, c.Metrics.Listen)
+	return err
+}
