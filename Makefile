@@ -36,6 +36,7 @@ BENCH ?= .
 # What make bench measures.
 PARTS ?= calls,start,containers
 
+SERVICES := $(notdir $(wildcard systemd/*.service))
 PROGRAMS := $(notdir $(patsubst %/,%,$(wildcard cmd/*/)))
 
 # Packages whose sweeps and random tests run in part under the race detector; make race runs them whole without it.
@@ -129,13 +130,14 @@ install: build man ## install programs, documentation and units below DESTDIR; e
 	install -D -m 0644 '$(BIN)/completion/zsh' '$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_pullgatectl'
 	install -D -m 0644 '$(BIN)/completion/fish' '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/pullgatectl.fish'
 	install -m 0755 $(PROGRAMS:%='$(BIN)/%') '$(DESTDIR)$(PREFIX)/bin/'
-	install -m 0644 systemd/pullgated.socket '$(DESTDIR)$(UNITDIR)/pullgated.socket'
-	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' systemd/pullgated.service > '$(DESTDIR)$(UNITDIR)/pullgated.service'
-	chmod 0644 '$(DESTDIR)$(UNITDIR)/pullgated.service'
+	install -m 0644 systemd/*.socket '$(DESTDIR)$(UNITDIR)/'
+	for s in $(SERVICES); do sed 's|/usr/local/bin/|$(PREFIX)/bin/|' systemd/$$s > '$(DESTDIR)$(UNITDIR)/'$$s && chmod 0644 '$(DESTDIR)$(UNITDIR)/'$$s; done
+	install -D -m 0644 systemd/pullgate-policyd.sysusers '$(DESTDIR)$(PREFIX)/lib/sysusers.d/pullgate-policyd.conf'
 
 .PHONY: uninstall
 uninstall: ## remove what make install installed below DESTDIR; state and configuration stay
-	rm -f $(PROGRAMS:%='$(DESTDIR)$(PREFIX)/bin/%') '$(DESTDIR)$(UNITDIR)/pullgated.socket' '$(DESTDIR)$(UNITDIR)/pullgated.service'
+	rm -f $(PROGRAMS:%='$(DESTDIR)$(PREFIX)/bin/%') $(SERVICES:%.service='$(DESTDIR)$(UNITDIR)/%.socket') $(SERVICES:%='$(DESTDIR)$(UNITDIR)/%')
+	rm -f '$(DESTDIR)$(PREFIX)/lib/sysusers.d/pullgate-policyd.conf'
 	rm -f '$(DESTDIR)$(PREFIX)/share/man/'man*/pullgate* && rm -rf '$(DESTDIR)$(PREFIX)/share/doc/pullgate'
 	rm -f '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/pullgatectl' \
 		'$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_pullgatectl' '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/pullgatectl.fish'
@@ -183,7 +185,7 @@ generate-check: ## check that generated files are up to date
 	.ci/unchanged make generate
 
 .PHONY: proto
-proto: ## check that the admin API follows the rules and stays compatible
+proto: ## check that the APIs follow the rules and stay compatible
 	cd proto && $(BUF) lint && $(BUF) format --diff --exit-code && $(BUF) breaking --against baseline.binpb
 
 .PHONY: scripts

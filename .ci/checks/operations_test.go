@@ -13,10 +13,12 @@ import (
 )
 
 // Operators see log messages, flags and metrics before the source, so each of them is documented: log messages in
-// docs/log-messages.md, flags of pullgated in docs/pullgated.md, flags of pullgatectl in docs/pullgatectl.md, and
-// metrics in docs/metrics.md.
+// docs/log-messages.md, flags in the page of their program, and metrics in docs/metrics.md, those of pullgate-policyd in its page.
 func TestOperatorsDocumentationIsComplete(t *testing.T) {
-	pages := map[string]string{"log message": "log-messages.md", "flag of pullgated": "pullgated.md", "flag of pullgatectl": "pullgatectl.md", "metric": "metrics.md"}
+	pages := map[string]string{
+		"log message": "log-messages.md", "flag of pullgated": "pullgated.md", "flag of pullgatectl": "pullgatectl.md", "metric": "metrics.md",
+		"flag of pullgate-policyd": "pullgate-policyd.md", "metric of pullgate-policyd": "pullgate-policyd.md",
+	}
 	manual := map[string]string{}
 	for what, page := range pages {
 		manual[what] = read(t, filepath.Join(root, "docs", page))
@@ -48,7 +50,11 @@ func TestOperatorsDocumentationIsComplete(t *testing.T) {
 					}
 				case *ast.BasicLit:
 					if text, ok := literal(n); ok && metric.MatchString(text) && f.Name.Name == "metrics" {
-						know("metric", text, fset.Position(n.Pos()))
+						what, at := "metric", fset.Position(n.Pos())
+						if filepath.Base(filepath.Dir(filepath.Dir(at.Filename))) == "policyd" {
+							what = "metric of pullgate-policyd"
+						}
+						know(what, text, at)
 					}
 				}
 				return true

@@ -31,6 +31,10 @@ func pages() []page {
 			"**pullgated-config.yaml**(5), **pullgatectl**(1), /usr/share/doc/pullgate",
 		},
 		{
+			"pullgate-policyd.md", "pullgate-policyd", "8", "ask image review backends, and serve the admission webhook",
+			"**pullgated**(8), **pullgatectl**(1), /usr/share/doc/pullgate",
+		},
+		{
 			"configuration.md", "pullgated-config.yaml", "5", "configuration file of pullgated",
 			"**pullgated**(8), **pullgatectl**(1), /usr/share/doc/pullgate/examples/config.yaml",
 		},
