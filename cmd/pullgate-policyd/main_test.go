@@ -162,7 +162,9 @@ func TestSocketOfSystemd(t *testing.T) {
 		t.Errorf("a socket of another name: %v\n%s", err, &a.log)
 	}
 	_ = client.Close()
-	<-asked
+	if err := <-asked; err == nil {
+		t.Error("Review without a process = nil; want an error")
+	}
 }
 
 // SIGHUP reads the policies again, and does not end the process.

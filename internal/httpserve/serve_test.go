@@ -41,7 +41,7 @@ func start(t *testing.T, o httpserve.Options) *server {
 	}
 	s := &server{T: t, address: l.Addr().String()}
 	o.Log, o.Panicked = ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true))), func() { s.panicked.Add(1) }
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- httpserve.Serve(ctx, l, o) }()
 	ended := false

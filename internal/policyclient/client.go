@@ -193,7 +193,7 @@ func (c *Client) ask(ctx context.Context, r *policyv1.ReviewRequest) (*policyv1.
 // causeOf returns the cause of a status.
 func (c *Client) causeOf(err error) error {
 	s := status.Convert(err)
-	switch s.Code() { //nolint:exhaustive // all others are one case
+	switch s.Code() {
 	case codes.Unavailable:
 		if why := c.failure.Load(); why != nil && *why != nil {
 			if errors.Is(*why, ErrUntrusted) {

@@ -235,6 +235,13 @@ func TestHTTPSSurvivesHostileClients(t *testing.T) {
 			t.Errorf("%s: still connected", name)
 		}
 	}
+	// A body over HTTP/2 that does not end.
+	never, hold := io.Pipe()
+	defer func() { _ = hold.Close() }()
+	begin := time.Now()
+	if code, _, err := p.post(&tls.Config{RootCAs: ca.pool}, never); err == nil && code == http.StatusOK || time.Since(begin) > 20*time.Second {
+		t.Errorf("a body that does not end: %d, %v after %v; want an error in a few seconds", code, err, time.Since(begin))
+	}
 	if log := p.log.String(); strings.Contains(log, "handshake") {
 		t.Errorf("failed handshakes are logged:\n%s", log)
 	}

@@ -140,7 +140,7 @@ func (on listeners) close() error {
 }
 
 // listenTCP listens on an address, on none if it is "".
-func listenTCP(ctx context.Context, field, address string) (net.Listener, error) { //nolint:unparam // nil for none
+func listenTCP(ctx context.Context, field, address string) (net.Listener, error) {
 	if address == "" {
 		return nil, nil //nolint:nilnil // no server is not an error
 	}
