@@ -2,8 +2,11 @@ package config_test
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -113,5 +116,36 @@ func TestLoadPolicyd(t *testing.T) {
 	}
 	if c, err := config.LoadPolicyd(write(t, policydHeader)); err != nil || c.Metrics.Listen != "127.0.0.1:9472" {
 		t.Errorf("LoadPolicyd = %+v, %v; want the defaults", c, err)
+	}
+}
+
+// docs/pullgate-policyd.md has every field, with its default.
+func TestPolicydFieldsAreDocumented(t *testing.T) {
+	data, err := os.ReadFile("../../docs/pullgate-policyd.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(data), "\n## Configuration\n")
+	table, _, _ = strings.Cut(table, "\n## ")
+	for _, f := range fieldsOf("", reflect.ValueOf(config.DefaultPolicyd())) {
+		if f.path == "apiVersion" || f.path == "kind" {
+			continue
+		}
+		row := ""
+		for line := range strings.Lines(table) {
+			if cells := strings.Split(line, "|"); len(cells) > 3 && strings.Contains(cells[1], "`"+f.path+"`") {
+				row = cells[2]
+			}
+		}
+		want := fmt.Sprintf("`%v`", f.value)
+		if f.value.IsZero() {
+			want = map[reflect.Kind]string{reflect.String: "`\"\"`", reflect.Slice: "`[]`"}[f.value.Kind()]
+		}
+		if f.path == "https.certFile" || f.path == "https.keyFile" { // required with https.listen
+			want = ""
+		}
+		if row == "" || strings.TrimSpace(row) != want {
+			t.Errorf("docs/pullgate-policyd.md: default of %s = %q; want %q", f.path, strings.TrimSpace(row), want)
+		}
 	}
 }
