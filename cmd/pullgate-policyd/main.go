@@ -17,7 +17,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policyd"
-	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/internal/program"
 )
 
@@ -115,20 +114,24 @@ func start(cmd *cobra.Command, f flags) error {
 	}
 	program.BoundMemory()
 	return policyd.Run(klog.NewContext(cmd.Context(), log), policyd.Options{
-		Config: c, Kinds: policyfiles.Kinds(), Log: log, Reload: reload, Version: version, GoVersion: runtime.Version(),
+		Config: c, Log: log, Reload: reload, Version: version, GoVersion: runtime.Version(),
 	})
 }
 
 // check prints the effect of a configuration, and what a start with it would refuse.
 func check(cmd *cobra.Command, path string, c config.Policyd) error {
-	if err := policyd.Examine(c, policyfiles.Kinds()); err != nil {
+	warnings, err := policyd.Examine(c)
+	if err != nil {
 		return program.Usagef("configuration %s: %s would not start:\n%w", path, name, err)
 	}
 	node := c.Node.Listen
 	if node == "" {
 		node = "the socket of " + name + ".socket"
 	}
-	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: configuration is valid\n  policies %q, pullgated -> %s, https %q, metrics %q\n",
+	for _, w := range warnings {
+		cmd.PrintErrln("Warning: " + w)
+	}
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: configuration is valid\n  policies %q, pullgated -> %s, https %q, metrics %q\n",
 		path, c.Policies, node, c.HTTPS.Listen, c.Metrics.Listen)
 	return err
 }

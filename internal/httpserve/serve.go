@@ -27,9 +27,11 @@ type Options struct {
 	TLS *tls.Config
 	// Connections is how many connections may be open at the same time; others are closed at once.
 	Connections int
-	// Requests is how many requests are handled at the same time; 0 is no limit. A request waits at most ReadLimit for its turn, and
-	// gets 503 then.
+	// Requests is how many requests are handled at the same time, without those that wait (see Wait); 0 is no limit. A request waits at
+	// most ReadLimit for its turn, and gets 503 then.
 	Requests int
+	// Waiting is how many requests may wait at the same time.
+	Waiting int
 	// MaxBody bounds the body of a request, in bytes; 0 is no limit. A handler gets an [http.MaxBytesError] when it reads more.
 	MaxBody int64
 	// ReadLimit bounds the TLS handshake and the reading of one request, from its first byte.
@@ -83,29 +85,52 @@ func Serve(ctx context.Context, l net.Listener, o Options) error {
 
 // handler returns the handler with the limits of a request.
 func (o Options) handler() http.Handler {
-	var turns chan struct{}
-	if o.Requests > 0 {
-		turns = make(chan struct{}, o.Requests)
-	}
+	turns, waiting := make(chan struct{}, o.Requests), make(chan struct{}, o.Waiting)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer o.recover(w, r)
 		if o.MaxBody > 0 {
 			r.Body = http.MaxBytesReader(w, r.Body, o.MaxBody)
 		}
-		if turns != nil {
+		if o.Requests > 0 {
 			ctx, cancel := context.WithTimeout(r.Context(), o.ReadLimit)
 			defer cancel()
 			select {
 			case turns <- struct{}{}:
-				defer func() { <-turns }()
 			case <-ctx.Done():
 				w.Header().Set("Retry-After", "1")
 				Answer(w, http.StatusServiceUnavailable, "too many requests at the same time")
 				return
 			}
+			t := &turn{held: turns, waiting: waiting}
+			defer t.end()
+			r = r.WithContext(context.WithValue(r.Context(), turnKey{}, t))
 		}
 		o.Handler.ServeHTTP(w, r)
 	})
+}
+
+// A turn is the place of a request in one of two limits.
+type turn struct{ held, waiting chan struct{} }
+
+type turnKey struct{}
+
+// end gives the place back.
+func (t *turn) end() { <-t.held }
+
+// Wait says that the request of a handler, whose context ctx is, only waits from now on: its body is not needed any more, and what it waits
+// for is not done by this process. The request no longer counts as one of Options.Requests, unless Options.Waiting others wait already.
+// It is for the goroutine of the handler, and has no effect on other contexts and when it is called again.
+func Wait(ctx context.Context) {
+	t, ok := ctx.Value(turnKey{}).(*turn)
+	if !ok || t.held == t.waiting {
+		return
+	}
+	select {
+	case t.waiting <- struct{}{}:
+		t.end()
+		t.held = t.waiting
+	default:
+	}
 }
 
 // recover answers a request whose handler panicked.

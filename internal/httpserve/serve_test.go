@@ -188,6 +188,47 @@ func TestConnectionsAndRequestsAreBounded(t *testing.T) {
 	}
 }
 
+// Requests that only wait do not keep others from being handled, until too many wait.
+func TestWaitingRequestsDoNotCount(t *testing.T) {
+	release := make(chan struct{})
+	o := limits(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/wait" {
+			httpserve.Wait(r.Context())
+			httpserve.Wait(r.Context())
+			<-release
+		}
+		httpserve.Answer(w, http.StatusOK, "ok")
+	})
+	o.Requests, o.Waiting, o.ReadLimit = 1, 2, 200*time.Millisecond
+	s := start(t, o)
+	answers := make(chan int, 3)
+	wait := func() {
+		code, _ := s.ask("/wait", "")
+		answers <- code
+	}
+	for range o.Waiting {
+		go wait()
+	}
+	time.Sleep(100 * time.Millisecond)
+	if code, _ := s.ask("/", ""); code != http.StatusOK {
+		t.Errorf("beside %d that wait: %d; want 200", o.Waiting, code)
+	}
+	go wait() // keeps its turn
+	time.Sleep(100 * time.Millisecond)
+	if code, _ := s.ask("/", ""); code != http.StatusServiceUnavailable {
+		t.Errorf("beside one more: %d; want 503", code)
+	}
+	close(release)
+	for range 3 {
+		if code := <-answers; code != http.StatusOK {
+			t.Errorf("a request that waited: %d; want 200", code)
+		}
+	}
+	if code, _ := s.ask("/", ""); code != http.StatusOK {
+		t.Errorf("afterwards: %d; want 200", code)
+	}
+}
+
 func TestPanicOfAHandlerIsAnsweredAndCounted(t *testing.T) {
 	s := start(t, limits(func(http.ResponseWriter, *http.Request) { panic("x") }))
 	if code, text := s.ask("/", ""); code != 500 || text != "internal error, see the log\n" || s.panicked.Load() != 1 {

@@ -4,15 +4,38 @@ import (
 	"errors"
 	"fmt"
 
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/imagepolicy"
+	"github.com/pullgate/pullgate/internal/policyd/review"
+	"github.com/pullgate/pullgate/internal/policyd/webhook"
+	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission/files"
+	"github.com/pullgate/pullgate/pkg/admission/restrict"
 )
 
-// Examine returns why the files that a configuration names cannot be used, all errors at once; nil if they can. It binds no address.
-func Examine(c config.Policyd, kinds []files.Kind) error {
-	_, err := files.Read(files.Paths{Folder: c.Policies}, kinds)
+// Examine returns why the files that a configuration names cannot be used, all errors at once; nil if they can. Each warning is a sentence
+// about a file that can be used and probably does not say what its author means. It binds no address and asks no server.
+func Examine(c config.Policyd) (warnings []string, err error) {
+	var errs []error
+	set, err := files.Read(files.Paths{Folder: c.Policies}, policyfiles.Kinds())
 	if err != nil {
-		err = fmt.Errorf("policies:\n%w", err)
+		errs = append(errs, fmt.Errorf("policies:\n%w", err))
 	}
-	return errors.Join(err, examineHTTPS(c.HTTPS))
+	backends := imagepolicy.Of(set)
+	var clients review.Set
+	defer clients.Close()
+	if err := clients.Replace(backends.Backends()); err != nil {
+		errs = append(errs, fmt.Errorf("policies:\n%w", err))
+	}
+	if c.HTTPS.Listen != "" && webhook.NeedsNamespaces(restrict.Of(set)) {
+		if _, err := apiServer(c.Kubeconfig); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if err := webhook.ValidateTemplates(field.NewPath("podTemplates"), templates(c.PodTemplates)).ToAggregate(); err != nil {
+		errs = append(errs, err)
+	}
+	return backends.Warnings(), errors.Join(append(errs, examineHTTPS(c.HTTPS))...)
 }

@@ -9,6 +9,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"math/big"
 	"net"
@@ -18,8 +19,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/policyd"
-	"github.com/pullgate/pullgate/internal/policyd/metrics"
+	imagepolicyv1alpha1 "k8s.io/api/imagepolicy/v1alpha1"
+
+	"github.com/pullgate/pullgate/internal/policyd/webhook"
 )
 
 // An authority issues certificates.
@@ -89,27 +91,19 @@ func (p *process) https(cert pair) {
 	p.write("tls.crt", cert.cert)
 	p.write("tls.key", cert.key)
 	p.config.HTTPS.Listen, p.config.HTTPS.CertFile, p.config.HTTPS.KeyFile = "127.0.0.1:0", p.path("tls.crt"), p.path("tls.key")
-	p.options.Handler = func(policies *policyd.Policies, _ *metrics.Metrics) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if _, err := io.Copy(io.Discard, r.Body); err != nil {
-				w.WriteHeader(http.StatusRequestEntityTooLarge)
-				return
-			}
-			_, _ = io.WriteString(w, r.Proto+" "+policies.Set().Hash)
-		})
-	}
 }
 
 // post sends a body over a connection of its own, and returns status and answer.
-func (p *process) post(c *tls.Config, body io.Reader) (int, string, error) {
+func (p *process) post(c *tls.Config, path string, body io.Reader) (int, string, error) {
 	p.Helper()
 	c.ServerName = "localhost"
 	tr := &http.Transport{TLSClientConfig: c, ForceAttemptHTTP2: true}
 	defer tr.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(p.Context(), http.MethodPost, "https://"+p.at.HTTPS.String()+"/x", body)
+	req, err := http.NewRequestWithContext(p.Context(), http.MethodPost, "https://"+p.at.HTTPS.String()+path, body)
 	if err != nil {
 		p.Fatal(err)
 	}
+	req.Header.Set("Content-Type", "application/json")
 	resp, err := tr.RoundTrip(req)
 	if err != nil {
 		return 0, "", err
@@ -119,35 +113,134 @@ func (p *process) post(c *tls.Config, body io.Reader) (int, string, error) {
 	return resp.StatusCode, string(text), err
 }
 
-func TestHTTPSServesTheHandler(t *testing.T) {
+// admissionReview returns the review of a pod.
+func admissionReview(dryRun bool, spec string) string {
+	return fmt.Sprintf(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u-1","kind":{"version":"v1","kind":"Pod"},"resource":{"version":"v1","resource":"pods"},
+		"operation":"CREATE","namespace":"team","name":"app","dryRun":%v,"object":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"app","namespace":"team"},"spec":%s}}}`, dryRun, spec)
+}
+
+func TestHTTPSServesTheWebhook(t *testing.T) {
 	ca := newAuthority(t)
-	p := prepare(t)
+	b := serveBackend(t, func(_ string, s imagepolicyv1alpha1.ImageReviewSpec) verdict {
+		v := &imagepolicyv1alpha1.ImageReviewStatus{Allowed: true, AuditAnnotations: map[string]string{"ticket": "T-7"}}
+		switch s.Containers[0].Image {
+		case "denied:1":
+			v.Allowed, v.Reason = false, "not scanned"
+		case "fails:1":
+			return nil
+		}
+		return v
+	})
+	p := prepareWith(t, b)
 	p.https(ca.issue(t, "localhost"))
+	p.write("policies/no-host-network.yaml", noHostNetwork)
 	p.start()
-	if code, text, err := p.post(&tls.Config{RootCAs: ca.pool}, strings.NewReader("{}")); err != nil || code != 200 || text != "HTTP/2.0 "+p.hash() {
-		t.Errorf("answer %d %q, %v; want that of the handler, over HTTP/2", code, text, err)
+	ask := func(path, body string) string {
+		t.Helper()
+		code, text, err := p.post(&tls.Config{RootCAs: ca.pool}, path, strings.NewReader(body))
+		if err != nil || code != http.StatusOK {
+			t.Errorf("%s: answer %d %q, %v", path, code, text, err)
+		}
+		return text
 	}
-	if code, _, err := p.post(&tls.Config{RootCAs: ca.pool}, io.LimitReader(zeros{}, 8<<20)); err == nil && code != http.StatusRequestEntityTooLarge {
+	for spec, want := range map[string]string{
+		`{"containers":[{"name":"c","image":"app:1"}]}`:                        `"allowed":true,"auditAnnotations":{"ticket":"T-7"}`,
+		`{"containers":[{"name":"c","image":"app:1"}],"hostNetwork":true}`:     `no-host-network`,
+		`{"containers":[{"name":"c","image":"denied:1"}]}`:                     `not scanned`,
+		`{"containers":[{"name":"c","image":"fails:1"}]}`:                      `no valid answer from the image review backend scan`,
+		`{"containers":[{"name":"c","image":"app:1"},{"name":"d","image":7}]}`: `cannot be decoded`,
+	} {
+		for _, dryRun := range []bool{false, true} {
+			if text := ask(webhook.ValidatePath+"?timeout=10s", admissionReview(dryRun, spec)); !strings.Contains(text, want) || !strings.Contains(text, `"uid":"u-1"`) {
+				t.Errorf("%s: %s; want %s", spec, text, want)
+			}
+		}
+	}
+	review := `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},"spec":{"containers":[{"image":"app:1"}],"namespace":"team"},"status":{"allowed":false}}`
+	if text := ask(webhook.ImageReviewPath+"?timeout=30s", review); !strings.Contains(text, `"allowed":true`) {
+		t.Errorf("an image review: %s; want an approval", text)
+	}
+	for _, line := range []string{
+		`pullgate_policyd_webhook_requests_total{outcome="allowed",path="/admission/validate"} 2`, `pullgate_policyd_webhook_requests_total{outcome="denied",path="/admission/validate"} 6`,
+		`pullgate_policyd_webhook_requests_total{outcome="allowed",path="/imagereview"} 1`, `pullgate_policyd_webhook_seconds_count{path="/admission/validate"} 10`,
+		"pullgate_policyd_certificate_last_reload_success 1",
+	} {
+		p.has(line)
+	}
+	if log := p.log.String(); strings.Count(log, "\"Denied\"") != 8 || !strings.Contains(log, "dryRun=true") {
+		t.Errorf("log:\n%s", log)
+	}
+	if code, _, err := p.post(&tls.Config{RootCAs: ca.pool}, webhook.ValidatePath, io.LimitReader(zeros{}, 8<<20)); err == nil && code != http.StatusRequestEntityTooLarge {
 		t.Errorf("a body of 8 MiB: %d; want 413", code)
 	}
-	if _, _, err := p.post(&tls.Config{RootCAs: ca.pool, MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, nil); err == nil {
+	if _, _, err := p.post(&tls.Config{RootCAs: ca.pool, MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, "/", nil); err == nil {
 		t.Error("TLS 1.1 is accepted")
 	}
-	p.has("pullgate_policyd_certificate_last_reload_success 1")
 }
+
+// A pod whose review takes long does not keep other requests from being answered.
+func TestWebhookAnswersBesideSlowReviews(t *testing.T) {
+	t.Parallel()
+	ca := newAuthority(t)
+	release := make(chan struct{})
+	p := prepareWith(t, serveBackend(t, func(_ string, s imagepolicyv1alpha1.ImageReviewSpec) verdict {
+		if s.Namespace == "team" {
+			<-release
+		}
+		return &imagepolicyv1alpha1.ImageReviewStatus{Allowed: true}
+	}))
+	p.https(ca.issue(t, "localhost"))
+	p.start()
+	ask := func(body string) error {
+		code, text, err := p.post(&tls.Config{RootCAs: ca.pool}, webhook.ValidatePath+"?timeout=30s", strings.NewReader(body))
+		if err == nil && (code != http.StatusOK || !strings.Contains(text, `"allowed":true`)) {
+			err = fmt.Errorf("%d %s", code, text)
+		}
+		return err
+	}
+	slow := make(chan error, 100)
+	for i := range cap(slow) {
+		go func() {
+			slow <- ask(admissionReview(false, fmt.Sprintf(`{"containers":[{"name":"c","image":"app:%d"}]}`, i)))
+		}()
+	}
+	time.Sleep(500 * time.Millisecond)
+	begin := time.Now()
+	other := strings.Replace(admissionReview(false, `{"containers":[{"name":"c","image":"app:1"}]}`), `"operation":"CREATE","namespace":"team"`, `"operation":"CREATE","namespace":"other"`, 1)
+	if err := ask(other); err != nil || time.Since(begin) > 4*time.Second {
+		t.Errorf("a pod of another namespace: %v after %v", err, time.Since(begin))
+	}
+	close(release)
+	for range cap(slow) {
+		if err := <-slow; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// noHostNetwork is a policy that denies hostNetwork.
+const noHostNetwork = `apiVersion: policy.pullgate.dev/v1alpha1
+kind: PodRestriction
+metadata: {name: no-host-network}
+spec: {spec: {securityContext: {hostNetwork: {require: false}}}}
+`
 
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-func TestHTTPSWithoutHandler(t *testing.T) {
+func TestHTTPSWithoutNode(t *testing.T) {
 	ca := newAuthority(t)
 	p := prepare(t)
 	p.https(ca.issue(t, "localhost"))
-	p.options.Handler, p.config.Node.Listen = nil, ""
+	p.config.Node.Listen, p.config.Policies = "", ""
 	p.start()
-	if code, _, err := p.post(&tls.Config{RootCAs: ca.pool}, nil); err != nil || code != http.StatusNotFound || p.at.Node != nil {
+	if code, _, err := p.post(&tls.Config{RootCAs: ca.pool}, "/x", nil); err != nil || code != http.StatusNotFound || p.at.Node != nil {
 		t.Errorf("answer %d, %v; want 404, and no node server", code, err)
+	}
+	code, text, err := p.post(&tls.Config{RootCAs: ca.pool}, webhook.ValidatePath, strings.NewReader(admissionReview(false, `{"containers":[{"name":"c","image":"app:1"}]}`)))
+	if err != nil || code != http.StatusOK || !strings.Contains(text, `"allowed":true`) {
+		t.Errorf("without policies: %d %s, %v; want an admission", code, text, err)
 	}
 }
 
@@ -158,7 +251,7 @@ func TestHTTPSReadsCertificatesAgain(t *testing.T) {
 	p.https(first.issue(t, "localhost"))
 	p.start()
 	trusts := func(a *authority) bool {
-		_, _, err := p.post(&tls.Config{RootCAs: a.pool}, nil)
+		_, _, err := p.post(&tls.Config{RootCAs: a.pool}, "/x", nil)
 		return err == nil
 	}
 	if !trusts(first) || trusts(second) {
@@ -196,13 +289,13 @@ func TestHTTPSClientCertificates(t *testing.T) {
 		}
 		return &tls.Config{RootCAs: ca.pool, Certificates: []tls.Certificate{cert}}
 	}
-	if code, _, err := p.post(with(clients.issue(t, "api")), nil); err != nil || code != 200 {
-		t.Errorf("a client with a certificate: %d, %v; want 200", code, err)
+	if code, _, err := p.post(with(clients.issue(t, "api")), "/x", nil); err != nil || code != http.StatusNotFound {
+		t.Errorf("a client with a certificate: %d, %v; want 404", code, err)
 	}
-	if _, _, err := p.post(with(ca.issue(t, "api")), nil); err == nil {
+	if _, _, err := p.post(with(ca.issue(t, "api")), "/x", nil); err == nil {
 		t.Error("a certificate of another CA is accepted")
 	}
-	if _, _, err := p.post(&tls.Config{RootCAs: ca.pool}, nil); err == nil {
+	if _, _, err := p.post(&tls.Config{RootCAs: ca.pool}, "/x", nil); err == nil {
 		t.Error("a client without a certificate is accepted")
 	}
 }
@@ -224,8 +317,8 @@ func TestHTTPSSurvivesHostileClients(t *testing.T) {
 	silent, garbage, body := dial(), dial(), tls.Client(dial(), &tls.Config{RootCAs: ca.pool, ServerName: "localhost"})
 	_, _ = io.WriteString(garbage, strings.Repeat("\x16\x03\x01", 1000))
 	_, _ = io.WriteString(body, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
-	if code, _, err := p.post(&tls.Config{RootCAs: ca.pool}, nil); err != nil || code != 200 {
-		t.Errorf("a request beside hostile clients: %d, %v; want 200", code, err)
+	if code, _, err := p.post(&tls.Config{RootCAs: ca.pool}, "/x", nil); err != nil || code != http.StatusNotFound {
+		t.Errorf("a request beside hostile clients: %d, %v; want 404", code, err)
 	}
 	for name, c := range map[string]net.Conn{"silent": silent, "garbage": garbage, "half a body": body} {
 		_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
@@ -239,7 +332,7 @@ func TestHTTPSSurvivesHostileClients(t *testing.T) {
 	never, hold := io.Pipe()
 	defer func() { _ = hold.Close() }()
 	begin := time.Now()
-	if code, _, err := p.post(&tls.Config{RootCAs: ca.pool}, never); err == nil && code == http.StatusOK || time.Since(begin) > 20*time.Second {
+	if code, _, err := p.post(&tls.Config{RootCAs: ca.pool}, webhook.ValidatePath, never); err == nil && code == http.StatusOK || time.Since(begin) > 20*time.Second {
 		t.Errorf("a body that does not end: %d, %v after %v; want an error in a few seconds", code, err, time.Since(begin))
 	}
 	if log := p.log.String(); strings.Contains(log, "handshake") {

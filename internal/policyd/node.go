@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"net"
 	"runtime/debug"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -21,6 +23,7 @@ import (
 	"github.com/pullgate/pullgate/internal/connlimit"
 	"github.com/pullgate/pullgate/internal/grpcpeer"
 	"github.com/pullgate/pullgate/internal/policyd/metrics"
+	"github.com/pullgate/pullgate/internal/policyd/review"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
 
@@ -41,16 +44,15 @@ const (
 type nodeServer struct {
 	policyv1.UnimplementedPolicyServer
 
-	policies *Policies
-	reviewer Reviewer // nil if this program knows no reviews
+	policies *policies
 	metrics  *metrics.Metrics
 	log      klog.Logger
 	grpc     *grpc.Server
 	health   *health.Server
 }
 
-func newNodeServer(p *Policies, r Reviewer, m *metrics.Metrics, log klog.Logger) *nodeServer {
-	s := &nodeServer{policies: p, reviewer: r, metrics: m, log: log, health: health.NewServer()}
+func newNodeServer(p *policies, m *metrics.Metrics, log klog.Logger) *nodeServer {
+	s := &nodeServer{policies: p, metrics: m, log: log, health: health.NewServer()}
 	s.grpc = grpc.NewServer(
 		grpc.Creds(grpcpeer.Credentials{}),
 		grpc.InTapHandle(grpcpeer.RootOrSelf(program, "policy API")),
@@ -116,8 +118,6 @@ func (s *nodeServer) guard(ctx context.Context, req any, info *grpc.UnaryServerI
 func (s *nodeServer) Review(ctx context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
 	images := len(r.GetImages()) + len(r.GetVolumeImages())
 	switch {
-	case s.reviewer == nil:
-		return nil, status.Error(codes.Unimplemented, "this "+program+" knows no image reviews")
 	case r.GetPolicyHash() == "":
 		return nil, status.Error(codes.InvalidArgument, "policy_hash is empty")
 	case r.GetNamespace() == "":
@@ -130,62 +130,82 @@ func (s *nodeServer) Review(ctx context.Context, r *policyv1.ReviewRequest) (*po
 		s.metrics.Mismatch()
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: pullgated has %.12s", s.inUse(), r.GetPolicyHash())
 	}
-	results, err := s.reviewer.Review(ctx, set, Request{
-		Namespace: r.GetNamespace(), Images: r.GetImages(), VolumeImages: r.GetVolumeImages(), Annotations: forBackends(r.GetAnnotations()),
-	})
-	if err != nil {
-		return nil, s.statusOf(ctx, err)
+	results := s.ask(ctx, set.clients, r)
+	if err := ctx.Err(); err != nil {
+		return nil, status.FromContextError(err).Err()
 	}
-	response := &policyv1.ReviewResponse{PolicyHash: set.Hash}
-	for _, r := range results {
-		s.metrics.Review(outcomeOf(r), r.Cached)
-		response.Results = append(response.Results, &policyv1.ReviewResult{
-			Backend: r.Backend, Image: r.Image, Allowed: r.Allowed, Reason: strings.ToValidUTF8(r.Reason, "\ufffd"), AuditAnnotations: validUTF8(r.AuditAnnotations),
-			Cached: r.Cached, Failed: r.Failed, FailedOpen: r.Failed && r.Allowed, Duration: durationpb.New(r.Duration),
-		})
+	return &policyv1.ReviewResponse{PolicyHash: set.Hash, Results: results}, nil
+}
+
+// ask asks the backends about each image by itself, about all at the same time.
+func (s *nodeServer) ask(ctx context.Context, clients review.Clients, r *policyv1.ReviewRequest) []*policyv1.ReviewResult {
+	var subjects []review.Subject
+	for i, images := range [][]string{r.GetImages(), r.GetVolumeImages()} {
+		for _, image := range distinct(images) {
+			about := review.Subject{Namespace: r.GetNamespace(), Annotations: r.GetAnnotations(), Images: []string{image}}
+			if i > 0 {
+				if slices.Contains(r.GetImages(), image) {
+					continue // it is reviewed already, by more backends
+				}
+				about.Images, about.Volumes = nil, about.Images
+			}
+			subjects = append(subjects, about)
+		}
 	}
-	return response, nil
+	answers := make([][]review.Result, len(subjects))
+	var asked sync.WaitGroup
+	for i, about := range subjects[1:] {
+		asked.Go(func() { answers[1+i] = clients.Review(ctx, about) })
+	}
+	answers[0] = clients.Review(ctx, subjects[0])
+	asked.Wait()
+	var all []*policyv1.ReviewResult
+	for i, results := range answers {
+		image := slices.Concat(subjects[i].Images, subjects[i].Volumes)[0]
+		for _, result := range results {
+			s.metrics.Review(outcomeOf(result), result.Cached)
+			all = append(all, resultOf(image, result))
+		}
+	}
+	return all
+}
+
+func distinct(list []string) []string {
+	sorted := slices.Clone(list)
+	slices.Sort(sorted)
+	return slices.Compact(sorted)
+}
+
+func resultOf(image string, r review.Result) *policyv1.ReviewResult {
+	reason := r.Reason
+	if r.Err != nil {
+		reason = r.Err.Error()
+	}
+	return &policyv1.ReviewResult{
+		Backend: r.Backend, Image: image, Allowed: r.Allowed, Reason: strings.ToValidUTF8(reason, "\ufffd"), AuditAnnotations: validUTF8(r.AuditAnnotations),
+		Cached: r.Cached, Failed: r.Err != nil, FailedOpen: r.FailedOpen, Duration: durationpb.New(r.Duration),
+	}
 }
 
 // inUse describes the policy files in use.
 func (s *nodeServer) inUse() string {
-	if set := s.policies.Set(); set != nil {
+	if set := s.policies.current.Load(); set != nil {
 		return fmt.Sprintf("%s has the policy files %.12s", program, set.Hash)
 	}
 	return program + " has no policy files (policies: \"\")"
 }
 
-// statusOf returns the status for an error of the reviewer.
-func (s *nodeServer) statusOf(ctx context.Context, err error) error {
-	if cause := ctx.Err(); cause != nil {
-		return status.FromContextError(cause).Err()
-	}
-	s.log.Error(err, "Review failed, no backend was asked")
-	return status.Error(codes.Internal, "internal error, see the log of "+program)
-}
-
-func outcomeOf(r Result) metrics.Outcome {
+func outcomeOf(r review.Result) metrics.Outcome {
 	switch {
-	case r.Failed && r.Allowed:
+	case r.FailedOpen:
 		return metrics.FailedOpen
-	case r.Failed:
+	case r.Err != nil:
 		return metrics.FailedClosed
 	case r.Allowed:
 		return metrics.Allowed
 	default:
 		return metrics.Denied
 	}
-}
-
-// forBackends returns the annotations that backends may see.
-func forBackends(all map[string]string) map[string]string {
-	kept := map[string]string{}
-	for k, v := range all {
-		if strings.Contains(k, annotationMark) {
-			kept[k] = v
-		}
-	}
-	return kept
 }
 
 // validUTF8 returns texts that a message can hold: those of a backend are not ours.

@@ -3,8 +3,10 @@ package policyd_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,47 +16,72 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	imagepolicyv1alpha1 "k8s.io/api/imagepolicy/v1alpha1"
 
 	"github.com/pullgate/pullgate/internal/policyclient"
-	"github.com/pullgate/pullgate/internal/policyd"
-	"github.com/pullgate/pullgate/pkg/admission/files"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
 
 func TestReviewPassesRequestAndResults(t *testing.T) {
-	var got policyd.Request
-	p := prepare(t)
-	p.options.Reviewer = reviewer(func(_ context.Context, _ *files.Set, r policyd.Request) ([]policyd.Result, error) {
-		got = r
-		return []policyd.Result{
-			{Backend: "a.yaml", Image: "app:1", Allowed: true, Reason: "ok", AuditAnnotations: map[string]string{"k": "v\xff"}, Cached: true, Duration: time.Second},
-			{Backend: "b.yaml", Image: "vol:1", Allowed: true, Failed: true, Reason: "not \xffUTF-8"},
-			{Backend: "c.yaml", Image: "vol:1", Failed: true},
-			{Backend: "d.yaml", Image: "vol:1"},
-		}, nil
+	seen := make(chan imagepolicyv1alpha1.ImageReviewSpec, 100)
+	b := serveBackend(t, func(path string, s imagepolicyv1alpha1.ImageReviewSpec) verdict {
+		if path == "/first" {
+			seen <- s
+		}
+		switch image := s.Containers[0].Image; {
+		case path == "/fails":
+			return nil
+		case image == "app:1":
+			return &imagepolicyv1alpha1.ImageReviewStatus{Allowed: true, AuditAnnotations: map[string]string{"k": "v"}}
+		}
+		return &imagepolicyv1alpha1.ImageReviewStatus{Reason: "not signed"}
 	})
+	p := prepareWith(t, b)
+	p.write("fails.kubeconfig", b.kubeconfig("/fails"))
+	fails := policy(p.path("fails.kubeconfig"))
+	p.write("policies/closed.yaml", fails+"includeImageVolumes: false\n")
+	p.write("policies/open.yaml", strings.Replace(fails, "false", "true", 1)+"match: {namespaces: [team]}\n")
+	p.write("policies/others.yaml", fails+"match: {namespaces: [other]}\n")
 	p.start()
 	request := p.request()
-	request.VolumeImages = []string{"vol:1"}
+	request.Images, request.VolumeImages = []string{"app:1", "app:1"}, []string{"vol:1", "app:1"}
 	request.Annotations = map[string]string{"x.image-policy.k8s.io/a": "1", "image-policy.k8s.io/b": "2", "other": "secret"}
 	results, err := p.client().Review(t.Context(), request)
-	want := []policyclient.Result{
-		{Backend: "a.yaml", Image: "app:1", Allowed: true, Reason: "ok", AuditAnnotations: map[string]string{"k": "v\ufffd"}, Cached: true, Duration: time.Second},
-		{Backend: "b.yaml", Image: "vol:1", Allowed: true, Failed: true, Reason: "not \ufffdUTF-8"},
-		{Backend: "c.yaml", Image: "vol:1", Failed: true},
-		{Backend: "d.yaml", Image: "vol:1"},
+	if err != nil {
+		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, results); err != nil || diff != "" {
-		t.Errorf("Review: %v (-want +got):\n%s", err, diff)
+	var got []string
+	for _, r := range results {
+		got = append(got, fmt.Sprintf("%s %s allowed=%v cached=%v failed=%v open=%v %v", r.Backend, r.Image, r.Allowed, r.Cached, r.Failed, r.FailedOpen(), r.AuditAnnotations))
+		if r.Failed == (r.Reason == "" || r.Reason == "not signed") {
+			t.Errorf("%s: reason %q", r.Backend, r.Reason)
+		}
 	}
-	if !results[1].FailedOpen() || results[0].FailedOpen() || results[2].FailedOpen() {
-		t.Error("FailedOpen is not true for the second alone")
+	slices.Sort(got)
+	want := []string{
+		"closed app:1 allowed=false cached=false failed=true open=false map[]",
+		"open app:1 allowed=true cached=false failed=true open=true map[]",
+		"open vol:1 allowed=true cached=false failed=true open=true map[]",
+		"scan app:1 allowed=true cached=false failed=false open=false map[k:v]",
+		"scan vol:1 allowed=false cached=false failed=false open=false map[]",
 	}
-	wanted := policyd.Request{Namespace: "team", Images: []string{"app:1"}, VolumeImages: []string{"vol:1"}, Annotations: map[string]string{"x.image-policy.k8s.io/a": "1"}}
-	if diff := cmp.Diff(wanted, got); diff != "" {
-		t.Errorf("request (-want +got):\n%s", diff)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("results (-want +got):\n%s", diff)
 	}
-	for _, line := range []string{`{cached="true",outcome="allowed"} 1`, `{cached="false",outcome="failed_open"} 1`, `{cached="false",outcome="failed_closed"} 1`, `{cached="false",outcome="denied"} 1`} {
+	if len(seen) != 2 {
+		t.Errorf("%d requests; want one for each image", len(seen))
+	}
+	for range len(seen) {
+		s := <-seen
+		wanted := imagepolicyv1alpha1.ImageReviewSpec{Namespace: "team", Containers: s.Containers, Annotations: map[string]string{"x.image-policy.k8s.io/a": "1"}}
+		if diff := cmp.Diff(wanted, s); diff != "" || len(s.Containers) != 1 {
+			t.Errorf("request (-want +got):\n%s", diff)
+		}
+	}
+	if again, err := p.client().Review(t.Context(), request); err != nil || !slices.ContainsFunc(again, func(r policyclient.Result) bool { return r.Cached && r.Backend == "scan" && r.Allowed }) {
+		t.Errorf("again: %+v, %v; want an answer of the cache", again, err)
+	}
+	for _, line := range []string{`{cached="true",outcome="allowed"} 1`, `{cached="false",outcome="failed_open"} 4`, `{cached="false",outcome="failed_closed"} 2`, `{cached="false",outcome="denied"} 1`} {
 		p.has("pullgate_policyd_reviews_total" + line)
 	}
 }
@@ -85,35 +112,23 @@ func TestReviewRefusesRequests(t *testing.T) {
 	}
 }
 
-func TestReviewerThatFailsOrPanics(t *testing.T) {
+func TestReviewEndsWithItsCaller(t *testing.T) {
 	t.Parallel()
-	p := prepare(t)
-	p.options.Reviewer = reviewer(func(ctx context.Context, _ *files.Set, r policyd.Request) ([]policyd.Result, error) {
-		switch r.Images[0] {
-		case "panic":
-			panic("secret")
-		case "wait":
-			<-ctx.Done()
-			return nil, ctx.Err()
-		}
-		return nil, errors.New("secret")
-	})
+	end := make(chan struct{})
+	p := prepareWith(t, serveBackend(t, func(string, imagepolicyv1alpha1.ImageReviewSpec) verdict { <-end; return nil }))
+	t.Cleanup(func() { close(end) })
 	p.start()
 	c := p.client()
-	for _, image := range []string{"panic", "fail"} {
-		request := p.request()
-		request.Images[0] = image
-		if _, err := c.Review(t.Context(), request); !errors.Is(err, policyclient.ErrFailed) || strings.Contains(err.Error(), "secret") {
-			t.Errorf("%s: %v; want ErrFailed without the cause", image, err)
-		}
-	}
-	p.has("pullgate_policyd_panics_total 1")
-	request := p.request()
-	request.Images[0] = "wait"
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if _, err := c.Review(ctx, request); !errors.Is(err, policyclient.ErrTimedOut) {
-		t.Errorf("a review that takes too long: %v; want ErrTimedOut", err)
+	results, err := c.Review(ctx, p.request())
+	if err != nil || len(results) != 1 || results[0].Allowed || !results[0].Failed {
+		t.Errorf("Review = %+v, %v; want the failure policy before the deadline", results, err)
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	time.AfterFunc(100*time.Millisecond, cancel)
+	if _, err := c.Review(ctx, p.request()); !errors.Is(err, context.Canceled) {
+		t.Errorf("a review whose caller leaves: %v", err)
 	}
 }
 

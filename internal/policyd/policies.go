@@ -10,94 +10,177 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/hint"
+	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policyd/metrics"
+	"github.com/pullgate/pullgate/internal/policyd/review"
+	"github.com/pullgate/pullgate/internal/policyd/webhook"
+	"github.com/pullgate/pullgate/internal/policyfiles"
+	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/admission/files"
+	"github.com/pullgate/pullgate/pkg/admission/restrict"
+	"github.com/pullgate/pullgate/pkg/restriction"
 )
 
-// Policies are the policy files in use. Its methods may be called concurrently.
-type Policies struct {
+// policies are the policy files in use. Its methods may be called concurrently.
+type policies struct {
 	log     klog.Logger
 	metrics *metrics.Metrics
 	paths   files.Paths
 	kinds   []files.Kind
+	// namespaces has the labels for restrictions; nil if there is no webhook.
+	namespaces *namespaces
+	// chain judges restrictions for the webhook.
+	chain *admission.Chain
+	// current is the last valid set; nil without a folder.
+	current atomic.Pointer[inUse]
 
-	// current is the last valid set; it has nil without a folder.
-	current atomic.Pointer[files.Set]
-
-	// mu guards watcher. It is held while the folder is read.
-	mu      sync.Mutex
-	watcher *files.Watcher
+	// mu guards the fields that follow. It is held while files are read.
+	mu       sync.Mutex
+	watcher  *files.Watcher
+	backends review.Set
+	// failure is why the folder or a kubeconfig could not be read when it was last read.
+	failure struct{ folder, kubeconfigs error }
 }
 
-// openPolicies reads the policy files.
-func openPolicies(folder string, kinds []files.Kind, m *metrics.Metrics, log klog.Logger) (*Policies, error) {
-	p := &Policies{log: log, metrics: m, paths: files.Paths{Folder: folder}, kinds: kinds, watcher: files.NewWatcher(kinds)}
+// inUse is a set of policy files with the clients of its backends. It is immutable.
+type inUse struct {
+	*files.Set
+
+	clients review.Clients
+}
+
+// openPolicies reads the policy files, and the kubeconfigs that they name.
+func openPolicies(folder string, n *namespaces, m *metrics.Metrics, log klog.Logger) (*policies, error) {
+	p := &policies{log: log, metrics: m, paths: files.Paths{Folder: folder}, kinds: policyfiles.Kinds(), namespaces: n}
+	p.watcher = files.NewWatcher(p.kinds)
+	p.chain = admission.New(admission.Rules{}, admission.Options{OnPanic: p.panicked})
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	set, err := p.watcher.Load(p.paths)
+	if err == nil {
+		err = p.useLocked(set)
+	}
 	if err != nil {
 		return nil, hint.Wrap(fmt.Errorf("read policies:\n%w", err),
 			"correct the files, pullgate-policyd --check-config lists all errors; or set policies to \"\" for none")
 	}
-	p.publishLocked(set, nil)
+	p.reportLocked()
 	return p, nil
 }
 
-// Set returns the policy files in use, nil if no folder is configured. The result is immutable.
-func (p *Policies) Set() *files.Set { return p.current.Load() }
-
-// reload reads the folder now.
-func (p *Policies) reload() {
+// close ends what the policies have started.
+func (p *policies) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.publishLocked(p.watcher.Load(p.paths))
+	p.backends.Close()
 }
 
-// poll reads the folder, and uses its content if it has changed and is complete.
-func (p *Policies) poll() {
+// reload reads the folder and the kubeconfigs now.
+func (p *policies) reload() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	set, err := p.watcher.Load(p.paths)
+	p.takeLocked(set, err)
+	p.readKubeconfigsLocked()
+}
+
+// poll reads the folder, and uses its content if it has changed and is complete. It also reads the kubeconfigs.
+func (p *policies) poll() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if set, changed, err := p.watcher.Poll(); changed {
-		p.publishLocked(set, err)
+		p.takeLocked(set, err)
 	}
+	p.readKubeconfigsLocked()
 }
 
 // withHash returns the policy files with a hash. It reads the folder again if those in use have another one; nil means that the folder
 // has another one too. A matching hash shows that the files are complete, so that nothing is waited for.
-func (p *Policies) withHash(hash string) *files.Set {
-	if set := p.Set(); set == nil || set.Hash == hash {
+func (p *policies) withHash(hash string) *inUse {
+	if set := p.current.Load(); set == nil || set.Hash == hash {
 		return set
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if set := p.Set(); set.Hash == hash { // another request has read it
+	if set := p.current.Load(); set.Hash == hash { // another request has read it
 		return set
 	}
 	set, err := files.Read(p.paths, p.kinds)
 	if err != nil || set.Hash != hash {
 		return nil // reload and poll report errors
 	}
-	p.publishLocked(set, nil)
-	return set
+	p.takeLocked(set, nil)
+	if now := p.current.Load(); now.Hash == hash {
+		return now
+	}
+	return nil
 }
 
-// publishLocked uses a set that was read, or after an error the last valid one.
-func (p *Policies) publishLocked(set *files.Set, err error) {
+// takeLocked uses a set that was read, or after an error the last valid one.
+func (p *policies) takeLocked(set *files.Set, err error) {
 	if p.paths.Folder == "" {
 		return
 	}
-	p.metrics.PoliciesRead(err == nil)
+	if err == nil {
+		err = p.useLocked(set)
+	}
+	p.failure.folder = err
 	if err != nil {
 		p.log.Error(oneLine(err), "Policies not read, the previous ones stay in use", "policies", p.paths.Folder)
-		return
 	}
-	before := p.current.Swap(set)
-	if before != nil && before.Hash == set.Hash {
-		return
+	p.reportLocked()
+}
+
+// useLocked uses a set, or returns why it cannot be used and changes nothing.
+func (p *policies) useLocked(set *files.Set) error {
+	before := p.current.Load()
+	if set == nil || before != nil && before.Hash == set.Hash {
+		return nil
 	}
-	var counts []any
+	restrictions, backends := restrict.Of(set), imagepolicy.Of(set)
+	if err := p.namespaces.watch(webhook.NeedsNamespaces(restrictions)); err != nil {
+		return err
+	}
+	if err := p.backends.Replace(backends.Backends()); err != nil {
+		return err
+	}
+	rules := admission.Rules{PolicyHash: set.Hash}
+	if restrictions.Len() > 0 {
+		rules.Validators = []admission.Named{{Name: restrict.Name, Validator: restrict.New(restrictions, restriction.How{From: restriction.Admission})}}
+	}
+	p.chain.Set(rules)
+	p.current.Store(&inUse{set, p.backends.Clients()})
+	counts := make([]any, 0, 2*len(p.kinds))
 	for _, k := range p.kinds {
 		counts = append(counts, k.Name, set.Len(k.Name))
 	}
 	p.log.Info("Policies read", "policies", p.paths.Folder, "hash", set.Hash, "ignored", set.Ignored, "kinds", counts)
+	for _, b := range backends.Backends() {
+		p.log.Info("Image review backend", "backend", b.Name, "kubeconfig", b.Kubeconfig, "defaultAllow", b.DefaultAllow, "defaultAllowAbsent", b.DefaultAllowAbsent,
+			"allowTTL", b.AllowTTL, "denyTTL", b.DenyTTL, "namespaces", b.Namespaces, "includeImageVolumes", b.IncludeImageVolumes)
+	}
+	return nil
+}
+
+// readKubeconfigsLocked reads the kubeconfigs of the backends, and the files that they name. An error is logged when it is new.
+func (p *policies) readKubeconfigsLocked() {
+	err := p.backends.Reload()
+	if before := p.failure.kubeconfigs; err != nil && (before == nil || before.Error() != err.Error()) {
+		p.log.Error(oneLine(err), "Kubeconfig of a backend not read, the previous one stays in use")
+	}
+	p.failure.kubeconfigs = err
+	p.reportLocked()
+}
+
+func (p *policies) reportLocked() {
+	if p.paths.Folder != "" {
+		p.metrics.PoliciesRead(p.failure.folder == nil && p.failure.kubeconfigs == nil)
+	}
+}
+
+func (p *policies) panicked(validator string, value any, stack []byte) {
+	p.metrics.Panic()
+	p.log.Error(fmt.Errorf("panic: %v", value), "A validator of policies panicked, the request is denied", "validator", validator, "stack", string(stack))
 }
 
 // oneLine returns an error with its lines in one, because the journal has one line for each event.

@@ -19,7 +19,6 @@ import (
 	"github.com/pullgate/pullgate/internal/httpserve"
 	"github.com/pullgate/pullgate/internal/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/sockets"
-	"github.com/pullgate/pullgate/pkg/admission/files"
 )
 
 // program is the name of the program and of its units.
@@ -42,6 +41,7 @@ const (
 	httpsIdleLimit   = 2 * time.Minute  // an API server keeps its connections
 	httpsConnections = 512
 	httpsRequests    = 32
+	httpsWaiting     = 1024
 	// httpsMaxBody fits an AdmissionReview with two objects of 3 MiB, the most that an API server accepts.
 	httpsMaxBody = 7 << 20
 
@@ -56,13 +56,7 @@ const (
 type Options struct {
 	// Config must have been validated by the package config.
 	Config config.Policyd
-	// Kinds are the kinds of policy files. They must be those of pullgated: one file of another kind makes the whole folder invalid.
-	Kinds []files.Kind
-	// Reviewer answers pullgated; without it every review is answered with Unimplemented.
-	Reviewer Reviewer
-	// Handler returns what https.listen serves; without it every request is answered with 404.
-	Handler func(*Policies, *metrics.Metrics) http.Handler
-	Log     klog.Logger
+	Log    klog.Logger
 	// Each value of Reload reads the policy folder and the certificates again; nil: never.
 	Reload <-chan os.Signal
 	// Version and GoVersion are in pullgate_policyd_build_info.
@@ -78,10 +72,16 @@ type Addresses struct{ Node, HTTPS, Metrics net.Addr }
 // could not start or continue (a hint.Error if an operator can act on it).
 func Run(ctx context.Context, o Options) error {
 	m := metrics.New(o.Version, o.GoVersion)
-	policies, err := openPolicies(o.Config.Policies, o.Kinds, m, o.Log.WithName("policies"))
+	var labels *namespaces
+	if o.Config.HTTPS.Listen != "" {
+		labels = newNamespaces(context.WithoutCancel(ctx), o.Config.Kubeconfig)
+		defer labels.close()
+	}
+	policies, err := openPolicies(o.Config.Policies, labels, m, o.Log.WithName("policies"))
 	if err != nil {
 		return err
 	}
+	defer policies.close()
 	var certs *certificates
 	if o.Config.HTTPS.Listen != "" {
 		if certs, err = openCertificates(o.Config.HTTPS, m, o.Log.WithName("https")); err != nil {
@@ -168,7 +168,7 @@ func text(l net.Listener) string {
 
 // serve runs the servers. When ctx ends or one of them fails, it drains those with clients that wait for an answer, and then ends the
 // others.
-func serve(ctx context.Context, o Options, on listeners, policies *Policies, certs *certificates, m *metrics.Metrics) error {
+func serve(ctx context.Context, o Options, on listeners, policies *policies, certs *certificates, m *metrics.Metrics) error {
 	var stopping atomic.Bool
 	behind, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -180,7 +180,7 @@ func serve(ctx context.Context, o Options, on listeners, policies *Policies, cer
 		// It belongs to the front, because the process ends if it fails, and is stopped after the front.
 		failed := make(chan error, 1)
 		back.Go(func() error {
-			err := serveMetrics(behind, o, on.metrics, m, &stopping)
+			err := serveMetrics(behind, o, on.metrics, m, func() string { return notReady(&stopping, policies) })
 			failed <- err
 			return err
 		})
@@ -194,7 +194,7 @@ func serve(ctx context.Context, o Options, on listeners, policies *Policies, cer
 		})
 	}
 	if on.node != nil {
-		server := newNodeServer(policies, o.Reviewer, m, o.Log.WithName("node"))
+		server := newNodeServer(policies, m, o.Log.WithName("node"))
 		front.Go(func() error { return server.serve(ctx, on.node) })
 	}
 	if on.https != nil {
@@ -218,7 +218,7 @@ func serve(ctx context.Context, o Options, on listeners, policies *Policies, cer
 }
 
 // reload reads the policy folder and the certificates when they change, and for each value of Options.Reload.
-func reload(ctx context.Context, o Options, policies *Policies, certs *certificates) {
+func reload(ctx context.Context, o Options, policies *policies, certs *certificates) {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
@@ -240,13 +240,13 @@ func reload(ctx context.Context, o Options, policies *Policies, certs *certifica
 	}
 }
 
-func serveHTTPS(ctx context.Context, o Options, l net.Listener, policies *Policies, certs *certificates, m *metrics.Metrics) error {
-	handler := http.NotFoundHandler()
-	if o.Handler != nil {
-		handler = o.Handler(policies, m)
+func serveHTTPS(ctx context.Context, o Options, l net.Listener, policies *policies, certs *certificates, m *metrics.Metrics) error {
+	handler, err := newWebhook(o, policies, m)
+	if err != nil {
+		return err
 	}
-	err := httpserve.Serve(ctx, l, httpserve.Options{
-		Handler: handler, TLS: certs.tlsConfig(), Connections: httpsConnections, Requests: httpsRequests, MaxBody: httpsMaxBody,
+	err = httpserve.Serve(ctx, l, httpserve.Options{
+		Handler: handler, TLS: certs.tlsConfig(), Connections: httpsConnections, Requests: httpsRequests, Waiting: httpsWaiting, MaxBody: httpsMaxBody,
 		ReadLimit: httpsReadLimit, WriteLimit: httpsWriteLimit, IdleLimit: httpsIdleLimit, StopLimit: stopLimit,
 		Panicked: m.Panic, Log: o.Log.WithName("https"),
 	})
@@ -256,13 +256,25 @@ func serveHTTPS(ctx context.Context, o Options, l net.Listener, policies *Polici
 	return nil
 }
 
-func serveMetrics(ctx context.Context, o Options, l net.Listener, m *metrics.Metrics, stopping *atomic.Bool) error {
+// notReady says why no new requests should be sent; "" if they should.
+func notReady(stopping *atomic.Bool, p *policies) string {
+	switch {
+	case stopping.Load():
+		return "stopping"
+	case p.namespaces != nil && !p.namespaces.ready():
+		return "the namespaces are not listed yet"
+	default:
+		return ""
+	}
+}
+
+func serveMetrics(ctx context.Context, o Options, l net.Listener, m *metrics.Metrics, notReady func() string) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", m.Handler())
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { httpserve.Answer(w, http.StatusOK, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if stopping.Load() {
-			httpserve.Answer(w, http.StatusServiceUnavailable, "stopping")
+		if why := notReady(); why != "" {
+			httpserve.Answer(w, http.StatusServiceUnavailable, why)
 			return
 		}
 		httpserve.Answer(w, http.StatusOK, "ok")

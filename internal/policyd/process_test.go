@@ -3,10 +3,14 @@ package policyd_test
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,50 +19,82 @@ import (
 	"testing"
 	"time"
 
+	imagepolicyv1alpha1 "k8s.io/api/imagepolicy/v1alpha1"
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policyclient"
 	"github.com/pullgate/pullgate/internal/policyd"
+	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 )
 
-// notes are policies for tests: the texts of the files.
-type notes []string
+// A verdict of a backend about an image; nil means that it hangs up.
+type verdict = *imagepolicyv1alpha1.ImageReviewStatus
 
-func (n notes) Len() int { return len(n) }
+// A backend is an image review backend over TLS.
+type backend struct {
+	*httptest.Server
 
-func kinds() []files.Kind {
-	return []files.Kind{{Name: "Note", APIVersions: []string{"test/v1"}, Read: func(list []files.File) (files.Policies, error) {
-		var all notes
-		for _, f := range list {
-			if strings.Contains(string(f.Data), "wrong") {
-				return nil, fmt.Errorf("%s: wrong", f.Name)
-			}
-			_, text, _ := strings.Cut(string(f.Data), "text: ")
-			all = append(all, strings.TrimSpace(text))
-		}
-		return all, nil
-	}}}
+	ca *authority
 }
 
-const noteHeader = "apiVersion: test/v1\nkind: Note\n"
-
-func note(text string) string { return noteHeader + "text: " + text + "\n" }
-
-// A reviewer calls itself.
-type reviewer func(ctx context.Context, set *files.Set, r policyd.Request) ([]policyd.Result, error)
-
-func (f reviewer) Review(ctx context.Context, set *files.Set, r policyd.Request) ([]policyd.Result, error) {
-	return f(ctx, set, r)
-}
-
-// approve approves each image, by the text of the first note.
-func approve(_ context.Context, set *files.Set, r policyd.Request) (all []policyd.Result, _ error) {
-	for _, image := range append(append([]string{}, r.Images...), r.VolumeImages...) {
-		all = append(all, policyd.Result{Backend: "b.yaml", Image: image, Allowed: true, Reason: files.Of[notes](set, "Note")[0]})
+// serveBackend starts a backend, which answers a review of images for a path.
+func serveBackend(t *testing.T, answer func(path string, review imagepolicyv1alpha1.ImageReviewSpec) verdict) *backend {
+	t.Helper()
+	ca := newAuthority(t)
+	cert := ca.issue(t, "localhost")
+	pair, err := tls.X509KeyPair([]byte(cert.cert), []byte(cert.key))
+	if err != nil {
+		t.Fatal(err)
 	}
-	return all, nil
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var review imagepolicyv1alpha1.ImageReview
+		if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
+			t.Error(err)
+		}
+		v := answer(r.URL.Path, review.Spec)
+		if v == nil {
+			panic(http.ErrAbortHandler)
+		}
+		review.Status = *v
+		_ = json.NewEncoder(w).Encode(review)
+	}))
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return &backend{s, ca}
+}
+
+func (b *backend) kubeconfig(path string) string {
+	_, port, _ := strings.Cut(strings.TrimPrefix(b.URL, "https://"), ":")
+	return fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: b, cluster: {server: 'https://localhost:%s%s', certificate-authority-data: %s}}]\n"+
+		"contexts: [{name: b, context: {cluster: b}}]\ncurrent-context: b\n", port, path, base64.StdEncoding.EncodeToString([]byte(b.ca.text)))
+}
+
+// policy returns a policy file for a kubeconfig, with further fields.
+func policy(kubeconfig string, fields ...string) string {
+	return "imagePolicy: {kubeConfigFile: " + kubeconfig + ", retryBackoff: 1, defaultAllow: false" + strings.Join(append([]string{""}, fields...), ", ") + "}\n"
+}
+
+const wrong = "imagePolicy: {}"
+
+// selected is a policy that selects namespaces by their labels.
+const selected = `apiVersion: policy.pullgate.dev/v1alpha1
+kind: PodRestriction
+metadata: {name: s}
+binding: {namespaceSelector: {matchLabels: {tier: dev}}}
+spec: {spec: {securityContext: {hostNetwork: {require: false}}}}
+`
+
+// allowAll allows every image.
+func allowAll(string, imagepolicyv1alpha1.ImageReviewSpec) verdict {
+	return &imagepolicyv1alpha1.ImageReviewStatus{Allowed: true}
+}
+
+// denyAll denies every image, with the path of the request as its reason.
+func denyAll(path string, _ imagepolicyv1alpha1.ImageReviewSpec) verdict {
+	return &imagepolicyv1alpha1.ImageReviewStatus{Reason: path}
 }
 
 // A process is a pullgate-policyd in this process.
@@ -92,8 +128,14 @@ func (b *buffer) String() string {
 	return b.data.String()
 }
 
-// prepare returns a process with one note in its folder that does not run yet.
+// prepare returns a process that does not run yet, with a policy whose backend allows every image.
 func prepare(t *testing.T) *process {
+	t.Helper()
+	return prepareWith(t, serveBackend(t, allowAll))
+}
+
+// prepareWith returns a process that does not run yet, with a policy whose backend is asked for the path /first.
+func prepareWith(t *testing.T, b *backend) *process {
 	t.Helper()
 	p := &process{T: t, dir: t.TempDir(), reload: make(chan os.Signal), log: &buffer{}}
 	p.config = config.DefaultPolicyd()
@@ -103,8 +145,9 @@ func prepare(t *testing.T) *process {
 	if err := os.Mkdir(p.config.Policies, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	p.write("policies/note.yaml", note("first"))
-	p.options = policyd.Options{Kinds: kinds(), Reviewer: reviewer(approve), Reload: p.reload, Version: "v1", GoVersion: "go"}
+	p.write("first.kubeconfig", b.kubeconfig("/first"))
+	p.write("policies/scan.yaml", policy(p.path("first.kubeconfig")))
+	p.options = policyd.Options{Reload: p.reload, Version: "v1", GoVersion: "go"}
 	return p
 }
 
@@ -169,7 +212,7 @@ func (p *process) client() *policyclient.Client {
 // hash returns the hash of the folder as it is.
 func (p *process) hash() string {
 	p.Helper()
-	set, err := files.Read(files.Paths{Folder: p.config.Policies}, kinds())
+	set, err := files.Read(files.Paths{Folder: p.config.Policies}, policyfiles.Kinds())
 	if err != nil {
 		p.Fatal(err)
 	}
@@ -229,7 +272,7 @@ func TestRunServesNodeAndMetricsAndStops(t *testing.T) {
 	p := prepare(t)
 	p.start()
 	results, err := p.client().Review(t.Context(), p.request())
-	if err != nil || len(results) != 1 || !results[0].Allowed || results[0].Reason != "first" {
+	if err != nil || len(results) != 1 || !results[0].Allowed || results[0].Backend != "scan" || results[0].Image != "app:1" {
 		t.Errorf("Review = %+v, %v; want one approval", results, err)
 	}
 	for path, want := range map[string]string{"/healthz": "ok\n", "/readyz": "ok\n"} {
@@ -266,14 +309,20 @@ func TestRunRefusesToStart(t *testing.T) {
 		change func(p *process)
 		want   string
 	}{
-		"nothing to serve":   {func(p *process) { p.config.Node.Listen = "" }, "nothing to serve"},
-		"a policy is wrong":  {func(p *process) { p.write("policies/b.yaml", noteHeader+"wrong") }, "b.yaml: wrong"},
+		"nothing to serve":  {func(p *process) { p.config.Node.Listen = "" }, "nothing to serve"},
+		"a policy is wrong": {func(p *process) { p.write("policies/b.yaml", wrong) }, "b.yaml: imagePolicy.kubeConfigFile: Required value"},
+		"no kubeconfig":     {func(p *process) { _ = os.Remove(p.path("first.kubeconfig")) }, "scan.yaml: imagePolicy.kubeConfigFile: "},
+		"no API server":     {func(p *process) { p.https(cert); p.write("policies/s.yaml", selected) }, "a policy has binding.namespaceSelector"},
+		"a template": {func(p *process) {
+			p.https(cert)
+			p.config.PodTemplates = []config.PodTemplate{{Resource: "pods", Path: "spec"}}
+		}, "podTemplates[0]"},
 		"no policy folder":   {func(p *process) { p.config.Policies = p.path("absent") }, "absent: no such file"},
 		"socket in use":      {func(p *process) { p.config.Node.Listen = taken.config.Node.Listen }, "socket in use"},
 		"address in use":     {func(p *process) { p.config.Metrics.Listen = taken.at.Metrics.String() }, "listen on metrics.listen 127.0.0.1:"},
 		"no certificate":     {func(p *process) { p.https(cert); _ = os.Remove(p.path("tls.crt")) }, "https.certFile: open "},
 		"key of another":     {func(p *process) { p.https(cert); p.write("tls.key", newAuthority(p.T).issue(p.T, "x").key) }, "private key does not match public key"},
-		"CA without a block": {func(p *process) { p.https(cert); p.config.HTTPS.ClientCAFile = p.path("policies/note.yaml") }, "has no certificate in PEM"},
+		"CA without a block": {func(p *process) { p.https(cert); p.config.HTTPS.ClientCAFile = p.path("policies/scan.yaml") }, "has no certificate in PEM"},
 		"https in use":       {func(p *process) { p.https(cert); p.config.HTTPS.Listen = taken.at.Metrics.String() }, "listen on https.listen"},
 	} {
 		p := prepare(t)
@@ -288,7 +337,9 @@ func TestRunRefusesToStart(t *testing.T) {
 
 func TestPoliciesAreReadAgain(t *testing.T) {
 	t.Parallel()
-	p := prepare(t)
+	b := serveBackend(t, denyAll)
+	p := prepareWith(t, b)
+	p.write("second.kubeconfig", b.kubeconfig("/second"))
 	p.start()
 	c := p.client()
 	review := func() string {
@@ -299,14 +350,14 @@ func TestPoliciesAreReadAgain(t *testing.T) {
 		}
 		return results[0].Reason
 	}
-	if got := review(); got != "first" {
-		t.Errorf("reason %q; want that of the first note", got)
+	if got := review(); got != "/first" {
+		t.Errorf("reason %q; want that of the first backend", got)
 	}
 	// A request with the hash of other files has the folder read at once.
 	old := p.request()
-	p.write("policies/note.yaml", note("second"))
-	if got := review(); got != "second" {
-		t.Errorf("reason %q; want that of the second note", got)
+	p.write("policies/scan.yaml", policy(p.path("second.kubeconfig")))
+	if got := review(); got != "/second" {
+		t.Errorf("reason %q; want that of the second backend", got)
 	}
 	if _, err := c.Review(t.Context(), old); !errors.Is(err, policyclient.ErrOtherPolicies) {
 		t.Errorf("Review with the hash of earlier files = %v; want ErrOtherPolicies", err)
@@ -314,10 +365,10 @@ func TestPoliciesAreReadAgain(t *testing.T) {
 	p.has("pullgate_policyd_policy_mismatches_total 1")
 	// An invalid folder changes nothing, and is reported.
 	second := p.request()
-	p.write("policies/note.yaml", noteHeader+"wrong")
+	p.write("policies/scan.yaml", wrong)
 	p.reload <- syscall.SIGHUP
 	p.has("pullgate_policyd_policies_last_reload_success 0")
-	if results, err := c.Review(t.Context(), second); err != nil || results[0].Reason != "second" {
+	if results, err := c.Review(t.Context(), second); err != nil || results[0].Reason != "/second" {
 		t.Errorf("Review = %+v, %v; want the last valid policies", results, err)
 	}
 	second.PolicyHash = "other"
@@ -325,11 +376,23 @@ func TestPoliciesAreReadAgain(t *testing.T) {
 		t.Errorf("Review with another hash = %v; want ErrOtherPolicies", err)
 	}
 	// Without a request or a signal a change is found by itself.
-	p.write("policies/note.yaml", note("third"))
+	p.write("policies/scan.yaml", policy(p.path("second.kubeconfig"), "denyTTL: -1"))
+	p.has("pullgate_policyd_policies_last_reload_success 1")
+	// So is a change of a kubeconfig; one that is invalid changes nothing.
+	p.write("second.kubeconfig", b.kubeconfig("/third"))
+	p.until("the third backend", func() bool { return review() == "/third" })
+	p.write("second.kubeconfig", "x")
+	p.reload <- syscall.SIGHUP
+	p.has("pullgate_policyd_policies_last_reload_success 0")
+	if got := review(); got != "/third" {
+		t.Errorf("reason %q; want that of the last valid kubeconfig", got)
+	}
+	p.write("second.kubeconfig", b.kubeconfig("/first"))
+	p.reload <- syscall.SIGHUP
 	p.has("pullgate_policyd_policies_last_reload_success 1")
 }
 
-func TestReviewWithoutPoliciesOrReviewer(t *testing.T) {
+func TestReviewWithoutPolicies(t *testing.T) {
 	p := prepare(t)
 	request := p.request()
 	p.config.Policies = ""
@@ -337,30 +400,23 @@ func TestReviewWithoutPoliciesOrReviewer(t *testing.T) {
 	if _, err := p.client().Review(t.Context(), request); !errors.Is(err, policyclient.ErrOtherPolicies) || !strings.Contains(err.Error(), `policies: ""`) {
 		t.Errorf("without policies: %v; want ErrOtherPolicies that names the field", err)
 	}
-	p = prepare(t)
-	p.options.Reviewer = nil
-	p.start()
-	if _, err := p.client().Review(t.Context(), p.request()); !errors.Is(err, policyclient.ErrFailed) || !strings.Contains(err.Error(), "Unimplemented") {
-		t.Errorf("without a reviewer: %v; want ErrFailed, Unimplemented", err)
-	}
 }
 
 func TestStopDrainsReviews(t *testing.T) {
 	t.Parallel()
 	entered, release := make(chan struct{}), make(chan struct{})
-	p := prepare(t)
-	p.options.Reviewer = reviewer(func(ctx context.Context, set *files.Set, r policyd.Request) ([]policyd.Result, error) {
+	p := prepareWith(t, serveBackend(t, func(string, imagepolicyv1alpha1.ImageReviewSpec) verdict {
 		close(entered)
 		<-release
-		return approve(ctx, set, r)
-	})
+		return &imagepolicyv1alpha1.ImageReviewStatus{Allowed: true}
+	}))
 	p.start()
 	answered := make(chan error, 1)
 	c, request := p.client(), p.request()
 	go func() {
 		results, err := c.Review(t.Context(), request)
-		if err == nil && len(results) != 1 {
-			err = errors.New("no result")
+		if err == nil && (len(results) != 1 || !results[0].Allowed) {
+			err = errors.New("no approval")
 		}
 		answered <- err
 	}()

@@ -87,6 +87,10 @@ const (
 	FieldUnknown Reason = "FIELD_UNKNOWN"
 	// ValidatorFailed is for a validator that panicked or returned no finding, which is a defect of pullgate.
 	ValidatorFailed Reason = "VALIDATOR_FAILED"
+	// ReviewDenied: an image review backend denied an image.
+	ReviewDenied Reason = "REVIEW_DENIED"
+	// ReviewUnavailable: a backend gave no valid answer, and its failure policy denies.
+	ReviewUnavailable Reason = "REVIEW_UNAVAILABLE"
 )
 
 // Reasons returns all reasons.

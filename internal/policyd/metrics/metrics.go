@@ -3,6 +3,7 @@ package metrics
 import (
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -32,6 +33,8 @@ type Metrics struct {
 	policiesRead prometheus.Gauge
 	certRead     prometheus.Gauge
 	certExpiry   prometheus.Gauge
+	webhook      *prometheus.CounterVec
+	webhookTook  *prometheus.HistogramVec
 }
 
 // New returns metrics on a registry of their own.
@@ -39,7 +42,7 @@ func New(version, goVersion string) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
 		reviews: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "pullgate_policyd_reviews_total", Help: "Images that pullgated asked about, counted for each backend, by what came of it.",
+			Name: "pullgate_policyd_reviews_total", Help: "Answers of backends to image reviews, also those of the cache and of failure policies, by outcome.",
 		}, []string{"outcome", "cached"}),
 		mismatches: counter("pullgate_policyd_policy_mismatches_total", "Requests of pullgated that were not answered, because it uses other policy files."),
 		panics:     counter("pullgate_policyd_panics_total", "Requests that panicked and were answered with an error. Anything but 0 is a bug."),
@@ -47,6 +50,13 @@ func New(version, goVersion string) *Metrics {
 			"1 if the policy files were valid when they were last read, else 0: the last valid ones are in use."),
 		certRead: gauge("pullgate_policyd_certificate_last_reload_success",
 			"1 if the files of https were valid when they were last read, else 0: the last valid ones are in use."),
+		webhook: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pullgate_policyd_webhook_requests_total", Help: "Requests to the HTTPS server, by path and by how they were answered.",
+		}, []string{"path", "outcome"}),
+		webhookTook: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "pullgate_policyd_webhook_seconds", Help: "How long answers of the HTTPS server took, with the backends of image reviews.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
+		}, []string{"path"}),
 		certExpiry: gauge("pullgate_policyd_certificate_expiry_timestamp_seconds", "When the certificate of https ends, in seconds since 1970."),
 	}
 	info := gauge("pullgate_policyd_build_info", "1, with the version of pullgate and of Go as labels.")
@@ -89,6 +99,23 @@ func (m *Metrics) Panic() { m.panics.Inc() }
 
 // PoliciesRead says whether the policy files were valid that were read.
 func (m *Metrics) PoliciesRead(valid bool) { m.policiesRead.Set(number(valid)) }
+
+// ServesWebhook adds the metrics of the webhook, which do not exist without it. The outcomes are all values of the label.
+func (m *Metrics) ServesWebhook(paths, outcomes []string) {
+	m.registry.MustRegister(m.webhook, m.webhookTook)
+	for _, path := range paths {
+		m.webhookTook.WithLabelValues(path)
+		for _, o := range outcomes {
+			m.webhook.WithLabelValues(path, o)
+		}
+	}
+}
+
+// Webhook counts an answer of the webhook.
+func (m *Metrics) Webhook(path, outcome string, took time.Duration) {
+	m.webhook.WithLabelValues(path, outcome).Inc()
+	m.webhookTook.WithLabelValues(path).Observe(took.Seconds())
+}
 
 // ServesHTTPS adds the metrics of the certificate, which do not exist without it.
 func (m *Metrics) ServesHTTPS() { m.registry.MustRegister(m.certRead, m.certExpiry) }

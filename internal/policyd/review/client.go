@@ -25,6 +25,9 @@ const (
 	maxAttempts = 5
 	// maxReview bounds a review whose callers have no deadline, or a later one. A kubelet waits 2 minutes for the creation of a container.
 	maxReview = 110 * time.Second
+	// maxPerNamespace is how many requests are sent for one namespace at the same time. Tenants choose images, and there may be some about
+	// which a backend takes long: they do not delay the reviews of other namespaces.
+	maxPerNamespace = 8
 	// cacheSize is how many answers are cached.
 	cacheSize = 1024
 	// marker is in the keys of the annotations that are sent.
@@ -59,6 +62,7 @@ type Client struct {
 	mu         sync.Mutex
 	connection *connection
 	flights    map[specKey]*flight // requests in progress that callers wait for
+	queues     map[string]*queue   // by namespace, while it has a flight
 	closed     bool
 	running    sync.WaitGroup // the goroutines of all flights
 }
@@ -77,6 +81,12 @@ type flight struct {
 	err    error
 }
 
+// A queue is for the flights of one namespace. Client.mu guards flights.
+type queue struct {
+	turns   chan struct{}
+	flights int
+}
+
 // NewClient reads the kubeconfig of a backend and returns a client. It makes no connection. The error joins all errors of the kubeconfig;
 // each begins with the file of the backend.
 func NewClient(b imagepolicy.Backend) (*Client, error) {
@@ -88,7 +98,7 @@ func NewClient(b imagepolicy.Backend) (*Client, error) {
 }
 
 func newClient(b imagepolicy.Backend, c *connection) *Client {
-	return &Client{backend: b, cache: cache.NewLRUExpireCache(cacheSize), connection: c, flights: map[specKey]*flight{}}
+	return &Client{backend: b, cache: cache.NewLRUExpireCache(cacheSize), connection: c, flights: map[specKey]*flight{}, queues: map[string]*queue{}}
 }
 
 // targetOf returns where a backend is.
@@ -258,16 +268,25 @@ func (c *Client) startLocked(ctx context.Context, key specKey, spec v1alpha1.Ima
 	f := &flight{cancel: cancel, done: make(chan struct{})}
 	c.flights[key] = f
 	connection := c.connection
+	q := c.queues[spec.Namespace]
+	if q == nil {
+		q = &queue{turns: make(chan struct{}, maxPerNamespace)}
+		c.queues[spec.Namespace] = q
+	}
+	q.flights++
 	c.running.Go(func() {
 		defer cancel(nil)
 		ctx, stop := context.WithTimeout(ctx, maxReview)
 		defer stop()
-		status, err := c.request(ctx, connection, f, spec)
+		status, err := c.requestInTurn(ctx, q, connection, f, spec)
 		if errors.Is(context.Cause(ctx), ErrClosed) {
 			err = ErrClosed
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		if q.flights--; q.flights == 0 {
+			delete(c.queues, spec.Namespace)
+		}
 		f.status, f.err = bounded(status), err
 		if err == nil {
 			c.keep(key, f.status)
@@ -296,6 +315,17 @@ func (c *Client) keep(key specKey, status v1alpha1.ImageReviewStatus) {
 	if ttl > 0 {
 		c.cache.Add(key, status, ttl)
 	}
+}
+
+// requestInTurn asks the backend when fewer than maxPerNamespace others do for the namespace.
+func (c *Client) requestInTurn(ctx context.Context, q *queue, to *connection, f *flight, spec v1alpha1.ImageReviewSpec) (v1alpha1.ImageReviewStatus, error) {
+	select {
+	case q.turns <- struct{}{}:
+	case <-ctx.Done():
+		return v1alpha1.ImageReviewStatus{}, fmt.Errorf("%d other images of the namespace are reviewed", maxPerNamespace)
+	}
+	defer func() { <-q.turns }()
+	return c.request(ctx, to, f, spec)
 }
 
 // request asks the backend until there is an answer, or another attempt is of no use.

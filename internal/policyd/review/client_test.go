@@ -224,7 +224,7 @@ func failing() map[string]struct {
 		"another version":    {always(200, strings.Replace(allow, "v1alpha1", "v1", 1)), 1, `the answer is "ImageReview" of "imagepolicy.k8s.io/v1"; must be`},
 		"status":             {always(200, `{"kind":"ImageReview","status":"allowed"}`), 1, "the answer has an invalid status: json: cannot unmarshal string"},
 		"allowed, a string":  {always(200, `{"kind":"ImageReview","status":{"allowed":"true"}}`), 1, "the answer has an invalid status: json: cannot unmarshal string"},
-		"one byte too large": {always(200, allow+strings.Repeat(" ", 1<<20+1-len(allow))), 1, "the answer has more than 1 MiB"},
+		"one byte too large": {always(200, allow+strings.Repeat(" ", 256<<10+1-len(allow))), 1, "the answer has more than 256 KiB"},
 	}
 }
 
@@ -270,7 +270,7 @@ func TestAnswers(t *testing.T) {
 		"a long reason":     {`{"status":{"reason":"` + strings.Repeat("ä", 3000) + `"}}`, review.Result{Reason: strings.Repeat("ä", 512)}},
 		"several lines":     {`{"status":{"reason":"\na\r\nb\u0000\u001b\u202ec\n"}}`, review.Result{Reason: "a  b   c"}},
 		"many annotations":  {`{"status":{"auditAnnotations":{"b":"` + strings.Repeat("x", 9000) + `","a":"1"}}}`, review.Result{AuditAnnotations: map[string]string{"a": "1"}}},
-		"exactly 1 MiB":     {allow + strings.Repeat(" ", 1<<20-len(allow)), review.Result{Allowed: true, AuditAnnotations: map[string]string{"by": "test"}}},
+		"exactly 256 KiB":   {allow + strings.Repeat(" ", 256<<10-len(allow)), review.Result{Allowed: true, AuditAnnotations: map[string]string{"by": "test"}}},
 		"fields of the API": {`{"metadata":{"creationTimestamp":null,"x":1},"spec":7,"status":{"allowed":true},"new":{}}`, review.Result{Allowed: true}},
 	} {
 		r := ask(t, client(t, backend(), always(201, c.body)), t.Context(), image("a"))

@@ -23,9 +23,9 @@ const (
 	// connectTimeout bounds the dial, and again the TLS handshake.
 	connectTimeout = 10 * time.Second
 	// maxAnswer bounds the body of an answer.
-	maxAnswer = 1 << 20
+	maxAnswer = 256 << 10
 	// maxConnections bounds the connections to a backend, and with maxAnswer the memory that a backend can use.
-	maxConnections = 32
+	maxConnections = 256
 )
 
 // The header of an ImageReview.
@@ -98,7 +98,7 @@ func (c *connection) send(ctx context.Context, body []byte) (v1alpha1.ImageRevie
 	case err != nil:
 		return none, notAnswered(ctx, err)
 	case len(data) > maxAnswer:
-		return none, failed("the answer has more than %d MiB", maxAnswer>>20)
+		return none, failed("the answer has more than %d KiB", maxAnswer>>10)
 	case len(data) == 0:
 		return none, failed("status %d without a body", resp.StatusCode)
 	}

@@ -22,5 +22,5 @@
 // # Concurrency
 //
 // Concurrent reviews of the same images, annotations and namespace are one request. It ends when no caller waits for it any more; a caller
-// that leaves does not end it for the others.
+// that leaves does not end it for the others. At most eight requests are sent for one namespace at the same time.
 package review

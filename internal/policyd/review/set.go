@@ -14,7 +14,7 @@ import (
 // A Set asks several backends, all of which must allow. It may be used concurrently. The zero value has no backend.
 type Set struct {
 	mu      sync.Mutex
-	clients []*Client // by name; the slice is replaced, not modified
+	clients Clients   // by name; the slice is replaced, not modified
 	removed []*Client // that are still asked
 }
 
@@ -36,7 +36,7 @@ func (s *Set) Replace(backends []imagepolicy.Backend) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old := slices.Clone(s.clients)
-	clients := make([]*Client, len(backends))
+	clients := make(Clients, len(backends))
 	for i, b := range backends {
 		known := slices.IndexFunc(old, func(c *Client) bool { return reflect.DeepEqual(c.backend, b) })
 		if known < 0 {
@@ -80,15 +80,22 @@ func (s *Set) Reload() error {
 	return errors.Join(errs...)
 }
 
+// Clients returns the clients of the backends, by name. They can be asked until Close, also after Replace.
+func (s *Set) Clients() Clients {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.clients
+}
+
+// Clients are clients of several backends, all of which must allow.
+type Clients []*Client
+
 // Review asks all backends that review the subject, at the same time, and returns their results by the name of the backend. See
 // Client.Review.
-func (s *Set) Review(ctx context.Context, subject Subject) []Result {
-	s.mu.Lock()
-	clients := s.clients
-	s.mu.Unlock()
-	results := make([]*Result, len(clients))
+func (all Clients) Review(ctx context.Context, subject Subject) []Result {
+	results := make([]*Result, len(all))
 	var asked sync.WaitGroup
-	for i, c := range clients {
+	for i, c := range all {
 		asked.Go(func() {
 			if r, ok := c.Review(ctx, subject); ok {
 				results[i] = &r
@@ -96,13 +103,13 @@ func (s *Set) Review(ctx context.Context, subject Subject) []Result {
 		})
 	}
 	asked.Wait()
-	var all []Result
+	var given []Result
 	for _, r := range results {
 		if r != nil {
-			all = append(all, *r)
+			given = append(given, *r)
 		}
 	}
-	return all
+	return given
 }
 
 // Close closes all clients; see Client.Close. The set must not be used afterwards.

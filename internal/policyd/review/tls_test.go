@@ -281,7 +281,7 @@ func TestHostileBackends(t *testing.T) {
 					return
 				}
 			}
-		}, nil, "the answer has more than 1 MiB"},
+		}, nil, "the answer has more than 256 KiB"},
 		"100 MiB of headers": {func(w http.ResponseWriter, _ *http.Request) {
 			for i := range 100 {
 				w.Header().Set(fmt.Sprint("X-", i), block)
@@ -402,7 +402,7 @@ func TestConnectionsAreClosed(t *testing.T) {
 		if err := s.Replace([]imagepolicy.Backend{b}); err != nil {
 			t.Fatal(err)
 		}
-		if r := s.Review(t.Context(), image("a")); r[0].Err != nil {
+		if r := s.Clients().Review(t.Context(), image("a")); r[0].Err != nil {
 			t.Error(r[0])
 		}
 		if err := end(&s); err != nil {
@@ -439,7 +439,7 @@ func TestSet(t *testing.T) {
 	defer s.Close()
 	reviewed := func(namespace string, allowed bool, want ...string) {
 		t.Helper()
-		results := s.Review(t.Context(), review.Subject{Namespace: namespace, Images: []string{"a"}})
+		results := s.Clients().Review(t.Context(), review.Subject{Namespace: namespace, Images: []string{"a"}})
 		var got []string
 		for _, r := range results {
 			text := r.Backend
@@ -499,7 +499,7 @@ func TestRemovedBackendAnswersReviewsInProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 	results := make(chan []review.Result)
-	go func() { results <- s.Review(t.Context(), image("a")) }()
+	go func() { results <- s.Clients().Review(t.Context(), image("a")) }()
 	<-asked
 	if err := s.Replace(nil); err != nil {
 		t.Error(err)
@@ -529,7 +529,7 @@ func TestReload(t *testing.T) {
 	}
 	sends := func(want string) {
 		t.Helper()
-		if r := s.Review(t.Context(), image("a")); !review.Allowed(r) || r[0].Err != nil || token.Load() != "Bearer "+want {
+		if r := s.Clients().Review(t.Context(), image("a")); !review.Allowed(r) || r[0].Err != nil || token.Load() != "Bearer "+want {
 			t.Errorf("%v with %v; want %s", r, token.Load(), want)
 		}
 	}
@@ -552,7 +552,7 @@ func TestReload(t *testing.T) {
 		t.Error(err)
 	}
 	var unknown x509.UnknownAuthorityError
-	if r := s.Review(t.Context(), image("a")); !r[0].FailedOpen || !errors.As(r[0].Err, &unknown) {
+	if r := s.Clients().Review(t.Context(), image("a")); !r[0].FailedOpen || !errors.As(r[0].Err, &unknown) {
 		t.Errorf("%v; want the new CA to be used", r)
 	}
 }

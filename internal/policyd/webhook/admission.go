@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	admissionv1 "k8s.io/api/admission/v1"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -207,7 +206,7 @@ func (h *Handler) judgePod(ctx context.Context, q *question) answer {
 	if err != nil {
 		return answer{outcome: Invalid, text: err.Error()}
 	}
-	if mirrorPod(q, pod) {
+	if mirrorPod(pod) {
 		return answer{outcome: MirrorPod}
 	}
 	var old *corev1.Pod
@@ -247,20 +246,11 @@ func decodePod(object []byte) (*corev1.Pod, error) {
 	return pod, nil
 }
 
-// nodeUser and nodeGroup identify kubelets.
-const (
-	nodeUser  = "system:node:"
-	nodeGroup = "system:nodes"
-)
-
-// mirrorPod reports whether a kubelet creates the API server's copy of a static pod of its own node.
-func mirrorPod(q *question, pod *corev1.Pod) bool {
+// mirrorPod reports whether a pod is the API server's copy of a static pod. Every user can make one, and no kubelet runs it: a kubelet
+// removes those of which it has no static pod.
+func mirrorPod(pod *corev1.Pod) bool {
 	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
-	return mirror && q.Operation == admissionv1.Create && q.SubResource == "" && kubeletOf(&q.UserInfo, pod.Spec.NodeName)
-}
-
-func kubeletOf(user *authenticationv1.UserInfo, node string) bool {
-	return node != "" && user.Username == nodeUser+node && slices.Contains(user.Groups, nodeGroup)
+	return mirror
 }
 
 // review has the backends review a pod that restrictions admit.
@@ -277,6 +267,7 @@ func (h *Handler) review(ctx context.Context, q *question, a answer, ephemeral b
 	if len(about.Images) == 0 && len(about.Volumes) == 0 {
 		return a
 	}
+	q.Object.Raw, q.OldObject.Raw = nil, nil // a review can take long, and they are large
 	r := h.options.Reviewer.Review(ctx, about)
 	d := admission.DecisionOf(r.Findings)
 	a.outcome, a.audit = Allowed, r.auditAnnotations()

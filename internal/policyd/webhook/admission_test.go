@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	admissionv1 "k8s.io/api/admission/v1"
-	authenticationv1 "k8s.io/api/authentication/v1"
 
 	"github.com/pullgate/pullgate/internal/policyd/webhook"
 	"github.com/pullgate/pullgate/pkg/admission"
@@ -114,38 +113,21 @@ func TestWhatIsNotJudged(t *testing.T) {
 	}
 }
 
-// The kubelet of the node creates its mirror pods. The annotation is no exemption: every user can set it.
+// A denied mirror pod hides a pod that runs. No kubelet runs one.
 func TestMirrorPods(t *testing.T) {
-	kubelet := authenticationv1.UserInfo{Username: "system:node:n1", Groups: []string{"system:nodes", "system:authenticated"}}
 	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Reviewer: deniesAll{}})
-	for name, tc := range map[string]struct {
-		user       authenticationv1.UserInfo
-		node       string
-		annotation string
-		old        bool
-		want       bool
-	}{
-		"kubelet":                   {kubelet, "n1", "kubernetes.io/config.mirror: x", false, true},
-		"kubelet of another node":   {kubelet, "n2", "kubernetes.io/config.mirror: x", false, false},
-		"kubelet, no node":          {kubelet, "", "kubernetes.io/config.mirror: x", false, false},
-		"kubelet, no mirror pod":    {kubelet, "n1", "x: y", false, false},
-		"kubelet, update":           {kubelet, "n1", "kubernetes.io/config.mirror: x", true, false},
-		"user":                      {authenticationv1.UserInfo{Username: "eve"}, "n1", "kubernetes.io/config.mirror: x", false, false},
-		"user with the name":        {authenticationv1.UserInfo{Username: "system:node:n1"}, "n1", "kubernetes.io/config.mirror: x", false, false},
-		"user in the group":         {authenticationv1.UserInfo{Username: "eve", Groups: []string{"system:nodes"}}, "n1", "kubernetes.io/config.mirror: x", false, false},
-		"user, source of a kubelet": {authenticationv1.UserInfo{Username: "eve"}, "n1", "kubernetes.io/config.source: file", false, false},
+	const spec = "{nodeName: n1, hostNetwork: true, containers: [{name: c, image: a}]}"
+	for annotation, want := range map[string]bool{
+		"kubernetes.io/config.mirror: x": true, "kubernetes.io/config.mirror: ''": true, "kubernetes.io/config.source: file": false, "x: y": false,
 	} {
-		q := pod("{nodeName: '"+tc.node+"', hostNetwork: true, containers: [{name: c, image: a}]}", tc.annotation)
-		q.user = tc.user
-		if tc.old {
-			q.old = pod("{nodeName: n1, containers: [{name: c, image: a}]}", tc.annotation).object
+		q := pod(spec, annotation)
+		if r := w.ask(t, q); r.Allowed != want || (w.last().Outcome == webhook.MirrorPod) != want {
+			t.Errorf("%s: %s, outcome %s; want allowed %v", annotation, message(r), w.last().Outcome, want)
 		}
-		if r := w.ask(t, q); r.Allowed != tc.want {
-			t.Errorf("%s: %s; want allowed %v", name, message(r), tc.want)
-		}
-		if e := w.last(); (e.Outcome == webhook.MirrorPod) != tc.want {
-			t.Errorf("%s: outcome %s", name, e.Outcome)
-		}
+	}
+	deployment := request{group: "apps", resource: "deployments", kind: "Deployment", object: "{metadata: {name: app}, spec: {template: {metadata: {annotations: {kubernetes.io/config.mirror: x}}, spec: " + spec + "}}}"}
+	if r := w.ask(t, deployment); r.Allowed {
+		t.Error("a template with the annotation is admitted")
 	}
 }
 
@@ -155,7 +137,7 @@ func TestStaticPodsAreNotExemptByAnnotation(t *testing.T) {
 	set := admission.Rules{ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"}, Validators: []admission.Named{{Name: "none", Validator: deniesAll{}}}}
 	c.Set(set)
 	w := newWorld(t, webhook.Options{Chain: c})
-	if r := w.ask(t, pod("{containers: [{name: c, image: a}]}", "kubernetes.io/config.source: file", "kubernetes.io/config.mirror: x")); r.Allowed {
+	if r := w.ask(t, pod("{containers: [{name: c, image: a}]}", "kubernetes.io/config.source: file")); r.Allowed {
 		t.Error("a pod with the annotations of a static pod is exempt")
 	}
 	set.ExemptNamespaces = []string{"team"}

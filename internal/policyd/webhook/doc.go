@@ -16,8 +16,8 @@
 //
 //   - An update is admitted if it changes nothing that a policy judges: it can remove finalizers, and labels that no policy restricts,
 //     from an object that violates a newer policy.
-//   - A mirror pod is admitted if the kubelet of its own node creates it, because a denial hides a pod that runs. The annotation
-//     kubernetes.io/config.mirror alone does not exempt a pod: every user can set it.
+//   - A mirror pod is admitted, because a denial hides a pod that runs. No kubelet runs a pod of the API server with the annotation
+//     kubernetes.io/config.mirror, so that it exempts nothing.
 //   - Findings of policies that only report become warnings.
 //   - A dry run gets the answer of a real request. The handler has no state and no other effect.
 //   - An object that cannot be decoded is denied, and so is a request whose judgement panics.

@@ -1,0 +1,112 @@
+package policyd
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/httpserve"
+	"github.com/pullgate/pullgate/internal/policyd/metrics"
+	"github.com/pullgate/pullgate/internal/policyd/review"
+	"github.com/pullgate/pullgate/internal/policyd/webhook"
+	"github.com/pullgate/pullgate/pkg/admission"
+)
+
+// newWebhook returns what https.listen serves.
+func newWebhook(o Options, p *policies, m *metrics.Metrics) (*webhook.Handler, error) {
+	log := o.Log.WithName("webhook")
+	var outcomes []string
+	for _, o := range webhook.Outcomes() {
+		outcomes = append(outcomes, string(o))
+	}
+	m.ServesWebhook([]string{webhook.ValidatePath, webhook.ImageReviewPath}, outcomes)
+	return webhook.New(webhook.Options{
+		Chain: p.chain, Namespaces: p.namespaces, Reviewer: podReviewer{p, m}, Templates: templates(o.Config.PodTemplates),
+		Observe: func(e webhook.Event) {
+			m.Webhook(e.Path, string(e.Outcome), e.Took)
+			observe(log, e)
+		},
+		OnPanic: func(value any, stack []byte) {
+			m.Panic()
+			log.Error(fmt.Errorf("panic: %v", value), "A request panicked, it is denied", "stack", string(stack))
+		},
+	})
+}
+
+// observe logs what an operator wants to read later. The API server's audit log has the rest.
+func observe(log klog.Logger, e webhook.Event) {
+	failedOpen := slices.ContainsFunc(e.Decision.Findings, func(f admission.Finding) bool { return f.FailedOpen })
+	switch {
+	case e.Message != "":
+		log.Info("Denied", "outcome", e.Outcome, "operation", e.Operation, "resource", e.Resource, "namespace", e.Namespace, "name", e.Name, "dryRun", e.DryRun,
+			"message", e.Message, "took", e.Took)
+	case failedOpen:
+		log.Info("Admitted without an answer of a backend, as its defaultAllow says", "operation", e.Operation, "resource", e.Resource, "namespace", e.Namespace,
+			"name", e.Name, "dryRun", e.DryRun, "took", e.Took)
+	case e.Outcome == webhook.Refused:
+		log.V(2).Info("Not a review", "path", e.Path)
+	}
+}
+
+// podReviewer has the backends of the policy files in use review a pod, all of its images in one review, as the plugin of kube-apiserver
+// does.
+type podReviewer struct {
+	policies *policies
+	metrics  *metrics.Metrics
+}
+
+// Review implements webhook.Reviewer.
+func (r podReviewer) Review(ctx context.Context, p webhook.ReviewedPod) webhook.Review {
+	var all webhook.Review
+	if set := r.policies.current.Load(); set != nil && len(set.clients) > 0 {
+		httpserve.Wait(ctx)
+		for _, result := range set.clients.Review(ctx, review.Subject{Namespace: p.Namespace, Annotations: p.Annotations, Images: p.Images, Volumes: p.Volumes}) {
+			r.metrics.Review(outcomeOf(result), result.Cached)
+			all.Findings = append(all.Findings, findingOf(result))
+			all.AuditAnnotations = merged(all.AuditAnnotations, result.AuditAnnotations)
+		}
+	}
+	if all.Findings == nil {
+		all.Findings = []admission.Finding{{Answer: admission.Admit}}
+	}
+	return all
+}
+
+func findingOf(r review.Result) admission.Finding {
+	f := admission.Finding{
+		Validator: "review", Policy: r.Backend, Answer: admission.Deny, Reason: admission.ReviewDenied, Message: r.String(), FailedOpen: r.FailedOpen, Duration: r.Duration,
+	}
+	switch {
+	case r.Allowed:
+		f.Answer, f.Reason = admission.Admit, ""
+	case r.Err != nil:
+		f.Reason = admission.ReviewUnavailable
+	}
+	return f
+}
+
+// merged adds annotations to others. The values of a key that several backends use are joined.
+func merged(all, more map[string]string) map[string]string {
+	if all == nil {
+		return maps.Clone(more)
+	}
+	for k, v := range more {
+		if before, ok := all[k]; ok {
+			v = before + "; " + v
+		}
+		all[k] = v
+	}
+	return all
+}
+
+func templates(list []config.PodTemplate) []webhook.Template {
+	all := make([]webhook.Template, len(list))
+	for i, t := range list {
+		all[i] = webhook.Template(t)
+	}
+	return all
+}
