@@ -98,7 +98,7 @@ func parse(f files.File) (Backend, []error) {
 		errs = append(errs, b.setNamespaces(*m.Namespaces)...)
 	}
 	b.IncludeImageVolumes = doc.IncludeImageVolumes == nil || *doc.IncludeImageVolumes
-	return b, errs
+	return b, strictyaml.WithLines(f.Data, errs)
 }
 
 // setPolicy checks the fields under the key. Fields of another type are zero, and have an error already.

@@ -128,10 +128,10 @@ func TestErrors(t *testing.T) {
 func TestErrorsOfSeveralFiles(t *testing.T) {
 	set, dir, err := read(t, "a.json", `{"imagePolicy": {"kubeConfigFile": "/k"}}`, "a.yaml", "imagePolicy: {kubeConfigFile: k}", "b.yaml", "imagePolicy: {allowTTL: -3}")
 	lines := []string{
-		`a.yaml: imagePolicy.kubeConfigFile: Invalid value: "k": must be an absolute path, as in /etc/pullgate/scanner.kubeconfig`,
+		`a.yaml: imagePolicy.kubeConfigFile: Invalid value: "k": must be an absolute path, as in /etc/pullgate/scanner.kubeconfig (line 1)`,
 		`a.yaml: the backend has the name "a", which the backend of ` + dir + `/a.json has too; rename one of the files`,
-		"b.yaml: imagePolicy.kubeConfigFile: Required value: must be an absolute path, as in /etc/pullgate/scanner.kubeconfig",
-		"b.yaml: imagePolicy.allowTTL: Invalid value: -3: must be 1 to 315360000 seconds, 0 for the default 3600, or -1 for no cache",
+		"b.yaml: imagePolicy.kubeConfigFile: Required value: must be an absolute path, as in /etc/pullgate/scanner.kubeconfig (line 1)",
+		"b.yaml: imagePolicy.allowTTL: Invalid value: -3: must be 1 to 315360000 seconds, 0 for the default 3600, or -1 for no cache (line 1)",
 	}
 	if want := dir + "/" + strings.Join(lines, "\n"+dir+"/"); set != nil || err == nil || err.Error() != want {
 		t.Errorf("Read = %v\n%v\nwant\n%s", set, err, want)

@@ -118,7 +118,7 @@ func TestOffersTheCredentialsOfTheFiles(t *testing.T) {
 	})
 }
 
-func TestNothingIsKeptOfAFileThatIsGone(t *testing.T) {
+func TestCredentialsOfARemovedFileAreDropped(t *testing.T) {
 	for name, change := range map[string]func(n *node, path string){
 		"removed":         func(n *node, path string) { must(n, os.Remove(path)) },
 		"emptied":         func(n *node, path string) { put(n, path, "") },

@@ -1,6 +1,7 @@
 package strictyaml_test
 
 import (
+	"errors"
 	"reflect"
 	"strings"
 	"testing"
@@ -158,6 +159,41 @@ func TestDecodeRefusesKeysThatAreNoStrings(t *testing.T) {
 		}
 		if _, err := d.Decode([]byte("texts: {\""+key+"\": a}\n"), &got); err != nil || got.Texts[key] != "a" {
 			t.Errorf("the quoted key %s is read as %v, %v", key, got.Texts, err)
+		}
+	}
+}
+
+func TestWithLines(t *testing.T) {
+	const data = "name: a # 1\nitems: &items\n- path: /x\n- {path: /y,\n   pth: /z}\ntexts:\n  a.b/c: d\n  a: {b/c: e}\nsub: *items\n"
+	for text, want := range map[string]string{
+		"name: Invalid value: 1":        " (line 1)",
+		"items: Invalid value":          " (line 2)",
+		"items[0].path: Invalid value":  " (line 3)",
+		"items[1]: Invalid value":       " (line 4)",
+		"items[1].pth: unknown field":   " (line 5)",
+		"items[1].count: Required":      " (line 4)",
+		"items[2]: Invalid value":       " (line 2)",
+		"texts[a.b/c]: Invalid value":   " (line 7)",
+		"texts.a.b/c: Invalid value":    " (line 7)",
+		"texts[a][b/c]: Invalid value":  " (line 8)",
+		"[texts][a][b/c]: [name]: text": " (line 8)",
+		"sub[0].path: Invalid value":    " (line 3)",
+		"names: unknown field":          "",
+		"count: Required value":         "",
+		"nam":                           "",
+		"name":                          "",
+		"":                              "",
+	} {
+		cause := errors.New(text)
+		got := strictyaml.WithLines([]byte(data), []error{cause})
+		if len(got) != 1 || got[0].Error() != text+want || !errors.Is(got[0], cause) {
+			t.Errorf("WithLines(%q) = %v; want %q at its end", text, got, want)
+		}
+	}
+	for _, data := range []string{"", "# nothing\n", "- a\n", "a: [", "a: &a [*a]\n"} {
+		cause := errors.New("b: Required value")
+		if got := strictyaml.WithLines([]byte(data), []error{cause}); len(got) != 1 || !errors.Is(got[0], cause) || got[0].Error() != cause.Error() {
+			t.Errorf("WithLines(%q) = %v; want the error unchanged", data, got)
 		}
 	}
 }

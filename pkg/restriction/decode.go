@@ -11,7 +11,7 @@ import (
 )
 
 // Parse reads one policy from its YAML and checks it. The error joins all errors of the document; each names the path of the field, the
-// value and what is allowed. A policy that Parse returns has its canonical form: YAML of it, parsed again, is the same policy.
+// value and what is allowed, and the line. A policy that Parse returns has its canonical form: YAML of it, parsed again, is the same policy.
 func Parse(data []byte) (*PodRestriction, error) {
 	p, _, err := parse(newDecoder(), newTable(), data)
 	return p, err
@@ -43,7 +43,7 @@ func parse(d *strictyaml.Decoder, t *table, data []byte) (*PodRestriction, *poli
 		errs = append(errs, err)
 	}
 	if len(errs) > 0 {
-		return nil, nil, errors.Join(errs...)
+		return nil, nil, errors.Join(strictyaml.WithLines(data, errs)...)
 	}
 	return &p, compiled, nil
 }

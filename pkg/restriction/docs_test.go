@@ -9,7 +9,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/restriction"
 )
 
-// The table in docs/restrictions.md is that of Fields. UPDATE=1 writes it anew.
+// The table in docs/restrictions.md is that of Fields. UPDATE=1 rewrites it.
 func TestDocumentedFields(t *testing.T) {
 	const page = "../../docs/restrictions.md"
 	var table strings.Builder

@@ -103,10 +103,10 @@ func TestLoadReportsAllFiles(t *testing.T) {
 		t.Fatalf("Load = %v, %v; want nil and errors", set, err)
 	}
 	want := []string{
-		"a.yaml: spec.x: unknown field; known are metadata, spec",
-		"a.yaml: spec.z: unknown field; known are metadata, spec",
+		"a.yaml: spec.x: unknown field; known are metadata, spec (line 4)",
+		"a.yaml: spec.z: unknown field; known are metadata, spec (line 4)",
 		"b.yaml: yaml: line 1: did not find expected node content",
-		`copy.yaml: metadata.name: Duplicate value: "first": also in first.yaml; each policy needs its own name`,
+		`copy.yaml: metadata.name: Duplicate value: "first": also in first.yaml; each policy needs its own name (line 3)`,
 	}
 	if got := strings.Split(err.Error(), "\n"); !slices.Equal(got, want) {
 		t.Errorf("Load reports\n%s\nwant\n%s", err, strings.Join(want, "\n"))
@@ -119,7 +119,7 @@ func TestExamplesOfTheProposal(t *testing.T) {
 		"proposal-restricted":              "",
 		"proposal-kube-system":             "",
 		"proposal-kube-system-malformed":   "yaml: line 16: mapping values are not allowed in this context",
-		"proposal-kube-system-item-is-map": "spec.metadata.labels.requireKeys[1]: Invalid type: object: must be a string, in quotes",
+		"proposal-kube-system-item-is-map": "spec.metadata.labels.requireKeys[1]: Invalid type: object: must be a string, in quotes (line 13)",
 	} {
 		p, err := restriction.Parse(read(t, "testdata/"+name+".yaml"))
 		switch {
@@ -135,7 +135,7 @@ func TestExamplesOfTheProposal(t *testing.T) {
 	}
 }
 
-// golden compares the canonical form of a policy with a file. UPDATE=1 writes it anew.
+// golden compares the canonical form of a policy with a file. UPDATE=1 rewrites it.
 func golden(t *testing.T, name string, p *restriction.PodRestriction) {
 	t.Helper()
 	got, err := p.YAML()

@@ -34,7 +34,8 @@ func Load(files []File) (*Set, error) {
 			continue
 		}
 		if other, taken := fileOf[r.compiled.name]; taken {
-			errs = append(errs, fmt.Errorf("%s: metadata.name: Duplicate value: %q: also in %s; each policy needs its own name", name, r.compiled.name, other))
+			err := fmt.Errorf("metadata.name: Duplicate value: %q: also in %s; each policy needs its own name", r.compiled.name, other)
+			errs = append(errs, inFile(name, errors.Join(strictyaml.WithLines(files[i].Data, []error{err})...))...)
 			continue
 		}
 		fileOf[r.compiled.name] = name

@@ -110,6 +110,9 @@ func (r random) pod() (podview.Pod, []podview.Container) {
 const rounds = 600
 
 func TestPropertiesOfSets(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	for seed := range uint64(rounds) {
 		r := newRandom(seed)
 		var files []restriction.File

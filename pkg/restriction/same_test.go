@@ -11,6 +11,9 @@ import (
 
 // Pods that are the same in what policies restrict get the same answer, whatever else is different.
 func TestSamePodsHaveTheSameAnswer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	same, changed := 0, 0
 	for seed := range uint64(4 * rounds) {
 		r := newRandom(seed)

@@ -65,7 +65,7 @@ func (n node) want(what string, r report.Report, want map[string]string) {
 	}
 }
 
-func TestReportHasWhatWasGivenOut(t *testing.T) {
+func TestReportHasTheCredentialsOfThePlugin(t *testing.T) {
 	n := newNode(t)
 	for name, tc := range map[string]struct {
 		answer string
