@@ -163,20 +163,20 @@ func (a *apiserver) change(kind string, p *corev1.Pod) {
 	} else {
 		a.pods[p.Namespace+"/"+p.Name] = p
 	}
-	a.tellLocked(event{kind, p})
+	a.sendLocked(event{kind, p})
 }
 
-func (a *apiserver) tellLocked(e event) {
+func (a *apiserver) sendLocked(e event) {
 	for w := range a.watchers {
 		w <- e
 	}
 }
 
-// tell sends an event without a pod.
-func (a *apiserver) tell(e event) {
+// send sends an event without a pod.
+func (a *apiserver) send(e event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.tellLocked(e)
+	a.sendLocked(e)
 }
 
 // hangUp ends all watches.

@@ -23,6 +23,9 @@ func slowly(r *http.Request) int {
 }
 
 func TestSecretsOfOneNamespaceDoNotDelayThoseOfOthers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	for name, namespaceOf := range map[string]func(i int) string{
 		"one hostile namespace": func(int) string { return "mallory" },
 		"20 hostile namespaces": func(i int) string { return fmt.Sprintf("mallory-%d", i) },

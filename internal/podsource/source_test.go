@@ -257,7 +257,7 @@ func TestWhatIsKnownStaysKnownDuringAnOutageOfTheAPIServer(t *testing.T) {
 		w.net.cut(false)
 		w.pass(time.Minute)
 		if _, ok := w.source.ByUID("u1"); ok || !w.source.Synced() {
-			t.Errorf("synced %v, the pod that went is known: %v; want true, false", w.source.Synced(), ok)
+			t.Errorf("synced %v, the deleted pod is known: %v; want true, false", w.source.Synced(), ok)
 		}
 		w.wantCredentials("u2", app, true, w.cred("pull", "s1", "repo.test"))
 	})
@@ -270,9 +270,9 @@ func TestTheWatchSurvives(t *testing.T) {
 	}{
 		"a watch that ends":          {func(w *world) { w.api.hangUp() }, nil},
 		"a broken connection":        {func(w *world) { w.net.cut(false) }, nil},
-		"410 in the stream":          {func(w *world) { w.api.tell(event{"ERROR", status(410)}) }, []podsource.Reason{podsource.Expired}},
-		"500 in the stream":          {func(w *world) { w.api.tell(event{"ERROR", status(500)}) }, []podsource.Reason{podsource.Server}},
-		"invalid data in the stream": {func(w *world) { w.api.tell(event{"ADDED", "x"}) }, nil},
+		"410 in the stream":          {func(w *world) { w.api.send(event{"ERROR", status(410)}) }, []podsource.Reason{podsource.Expired}},
+		"500 in the stream":          {func(w *world) { w.api.send(event{"ERROR", status(500)}) }, []podsource.Reason{podsource.Server}},
+		"invalid data in the stream": {func(w *world) { w.api.send(event{"ADDED", "x"}) }, nil},
 		"403 for a while": {func(w *world) {
 			w.api.refusing(func(*http.Request) int { return 403 })
 			w.api.hangUp()

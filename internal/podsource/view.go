@@ -17,6 +17,9 @@ type view struct {
 	containers []podview.Container
 }
 
+// ReviewAnnotations is the field podview.Pod.ReviewAnnotations for KeepFields.
+const ReviewAnnotations = "reviewAnnotations"
+
 // KeepFields sets the fields that the views of pods have, by the paths that restriction.Field has; without fields there are no views. If the
 // fields change while the source runs, it lists the pods again; until then, new fields are unknown.
 func (s *Source) KeepFields(paths []string) { s.store.keepFields(paths) }
@@ -101,6 +104,8 @@ func keepPodField(path string, to, from *podview.Pod) (complete bool) {
 		to.Labels = from.Labels
 	case "spec.metadata.annotations":
 		to.Annotations = from.Annotations
+	case ReviewAnnotations:
+		to.ReviewAnnotations = from.ReviewAnnotations
 	case "spec.spec.restartPolicy":
 		to.RestartPolicy = from.RestartPolicy
 	case "spec.spec.activeDeadlineSeconds":

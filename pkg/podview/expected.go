@@ -11,7 +11,7 @@ import (
 func Expected(api Pod, container *Container) (Pod, *Container) {
 	p := Pod{
 		UID: api.UID, Namespace: api.Namespace, Name: api.Name, Static: api.Static,
-		Labels: api.Labels, Annotations: api.Annotations,
+		Labels: api.Labels, Annotations: api.Annotations, ReviewAnnotations: api.ReviewAnnotations,
 		HostNetwork: api.HostNetwork, HostPID: api.HostPID, HostIPC: api.HostIPC,
 		ShareProcessNamespace: sent(api.ShareProcessNamespace, false),
 		Groups:                groupsSent(api),

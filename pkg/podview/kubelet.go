@@ -34,6 +34,20 @@ func KubeletLabel(key string) bool {
 // KubeletAnnotation reports whether an annotation is one of those that a kubelet writes on each pod. No view contains them.
 func KubeletAnnotation(key string) bool { return strings.HasPrefix(key, "kubernetes.io/config.") }
 
+// ForReview returns the annotations that are meant for image review backends, by the rule of kube-apiserver's plugin ImagePolicyWebhook.
+func ForReview(annotations map[string]string) map[string]string {
+	var found map[string]string
+	for k, v := range annotations {
+		if strings.Contains(k, ".image-policy.k8s.io/") {
+			if found == nil {
+				found = map[string]string{}
+			}
+			found[k] = v
+		}
+	}
+	return found
+}
+
 // Without returns a copy of m without the keys for which own returns true.
 func Without(m map[string]string, own func(key string) bool) map[string]string {
 	rest := make(map[string]string, len(m))

@@ -37,6 +37,7 @@ func (m *merger) pod(cri, api Pod) Pod {
 	p.NamespaceLabels = either(cri.NamespaceLabels, api.NamespaceLabels)
 	p.Labels = merge(m, "labels", cri.Labels, api.Labels, maps.Equal)
 	p.Annotations = merge(m, "annotations", cri.Annotations, api.Annotations, maps.Equal)
+	p.ReviewAnnotations = merge(m, "annotations", cri.ReviewAnnotations, api.ReviewAnnotations, maps.Equal)
 	p.HostNetwork = merge(m, "hostNetwork", cri.HostNetwork, api.HostNetwork, equal)
 	p.HostPID = merge(m, "hostPID", cri.HostPID, api.HostPID, equal)
 	p.HostIPC = merge(m, "hostIPC", cri.HostIPC, api.HostIPC, equal)
@@ -128,6 +129,7 @@ func (m *merger) mount(cri, api Mount) Mount {
 	merged := cri
 	merged.ReadOnly = merge(m, "mount.readOnly", cri.ReadOnly, api.ReadOnly, equal)
 	merged.Propagation = merge(m, "mount.mountPropagation", cri.Propagation, api.Propagation, equal)
+	merged.Image = merge(m, "mount.image", cri.Image, api.Image, equal)
 	if claimed, _ := api.Type.Get(); claimed == TypePersistentVolumeClaim || claimed == TypeEphemeral {
 		merged.Type = api.Type // the CRI shows the volume behind the claim
 		return merged

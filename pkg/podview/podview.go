@@ -10,6 +10,8 @@ type Pod struct {
 	NamespaceLabels Value[map[string]string]
 	// Labels and Annotations are without those that a kubelet writes; see KubeletLabel and KubeletAnnotation.
 	Labels, Annotations Value[map[string]string]
+	// ReviewAnnotations are those of Annotations that image review backends may see; see ForReview.
+	ReviewAnnotations Value[map[string]string]
 
 	HostNetwork, HostPID, HostIPC Value[bool]
 	ShareProcessNamespace         Value[bool]
@@ -76,4 +78,6 @@ type Mount struct {
 	ReadOnly Value[bool]
 	// Propagation is None, HostToContainer or Bidirectional.
 	Propagation Value[string]
+	// Image is the name of the image that is mounted, as the pod has it; absent if it is not an image.
+	Image Value[string]
 }

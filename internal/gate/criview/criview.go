@@ -19,10 +19,11 @@ func Sandbox(config *runtimeapi.PodSandboxConfig) podview.Pod {
 	meta, sc := config.GetMetadata(), config.GetLinux().GetSecurityContext()
 	p := podview.Pod{
 		UID: meta.GetUid(), Namespace: meta.GetNamespace(), Name: meta.GetName(),
-		Static:      podindex.StaticSource(config.GetAnnotations()[podindex.SourceAnnotation]),
-		Labels:      podview.Set(podview.Without(config.GetLabels(), podview.KubeletLabel)),
-		Annotations: podview.Set(podview.Without(config.GetAnnotations(), podview.KubeletAnnotation)),
-		Groups:      podview.Set(sc.GetSupplementalGroups()),
+		Static:            podindex.StaticSource(config.GetAnnotations()[podindex.SourceAnnotation]),
+		Labels:            podview.Set(podview.Without(config.GetLabels(), podview.KubeletLabel)),
+		Annotations:       podview.Set(podview.Without(config.GetAnnotations(), podview.KubeletAnnotation)),
+		ReviewAnnotations: podview.Set(podview.ForReview(config.GetAnnotations())),
+		Groups:            podview.Set(sc.GetSupplementalGroups()),
 	}
 	setNamespaces(&p, sc.GetNamespaceOptions())
 	return p

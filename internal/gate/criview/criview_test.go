@@ -27,7 +27,7 @@ func sandbox() *runtimeapi.PodSandboxConfig {
 		Labels: map[string]string{
 			"app": "web", "io.kubernetes.pod.name": "web", "io.kubernetes.pod.namespace": "team-a", "io.kubernetes.pod.uid": uid,
 		},
-		Annotations: map[string]string{"note": "x", "kubernetes.io/config.seen": "2026-01-02T03:04:05.6Z", "kubernetes.io/config.source": "api"},
+		Annotations: map[string]string{"note": "x", "a.image-policy.k8s.io/b": "c", "kubernetes.io/config.seen": "2026-01-02T03:04:05.6Z", "kubernetes.io/config.source": "api"},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 			NamespaceOptions:   &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_CONTAINER},
 			SupplementalGroups: []int64{2000, 5},
@@ -55,8 +55,9 @@ func diff(want, got any) string {
 func TestSandbox(t *testing.T) {
 	want := podview.Pod{
 		UID: uid, Namespace: "team-a", Name: "web",
-		Labels: podview.Set(map[string]string{"app": "web"}), Annotations: podview.Set(map[string]string{"note": "x"}),
-		HostNetwork: podview.Set(true), HostPID: podview.Set(false), HostIPC: podview.Set(false),
+		Labels: podview.Set(map[string]string{"app": "web"}), Annotations: podview.Set(map[string]string{"note": "x", "a.image-policy.k8s.io/b": "c"}),
+		ReviewAnnotations: podview.Set(map[string]string{"a.image-policy.k8s.io/b": "c"}),
+		HostNetwork:       podview.Set(true), HostPID: podview.Set(false), HostIPC: podview.Set(false),
 		ShareProcessNamespace: podview.Effective(false), Groups: podview.Set([]int64{2000, 5}),
 	}
 	if d := diff(want, criview.Sandbox(sandbox())); d != "" {
@@ -107,7 +108,7 @@ func TestContainerWithEverything(t *testing.T) {
 		CapabilitiesAdd: podview.Set([]string{"CHOWN", "KILL"}), CapabilitiesDrop: podview.Set([]string{"ALL"}), SELinux: podview.Set(podview.SELinux{Type: "spc_t"}),
 		Mounts: podview.Set([]podview.Mount{{
 			Volume: podview.Volume{Type: podview.Set("projected"), HostPath: podview.Absent[string](), HostPathType: podview.Absent[string]()},
-			Path:   "/var/run/secrets/kubernetes.io/serviceaccount/", ReadOnly: podview.Set(true), Propagation: podview.Effective("None"),
+			Path:   "/var/run/secrets/kubernetes.io/serviceaccount/", ReadOnly: podview.Set(true), Propagation: podview.Effective("None"), Image: podview.Absent[string](),
 		}}),
 	}
 	if d := diff(want, c); d != "" {
@@ -229,7 +230,10 @@ func TestFilesOfTheKubeletAreNotVolumes(t *testing.T) {
 
 func TestImageVolumesAndBlockDevices(t *testing.T) {
 	config := containerWith(&runtimeapi.Mount{ContainerPath: "/i", Image: &runtimeapi.ImageSpec{Image: "sha256:1"}, Readonly: true},
-		&runtimeapi.Mount{ContainerPath: "/both", Image: &runtimeapi.ImageSpec{}, HostPath: "/etc"})
+		&runtimeapi.Mount{ContainerPath: "/both", Image: &runtimeapi.ImageSpec{}, HostPath: "/etc"},
+		&runtimeapi.Mount{ContainerPath: "/named", Image: &runtimeapi.ImageSpec{Image: "sha256:1", UserSpecifiedImage: "data:1"}, ImageSubPath: "sub"},
+		&runtimeapi.Mount{ContainerPath: "/etc/hosts", Image: &runtimeapi.ImageSpec{Image: "data:2"}, HostPath: root + "/pods/" + uid + "/etc-hosts"},
+		&runtimeapi.Mount{ContainerPath: "/hex", Image: &runtimeapi.ImageSpec{Image: "abcdef"}})
 	config.Devices = []*runtimeapi.Device{
 		{ContainerPath: "/dev/block", HostPath: root + "/pods/" + uid + "/volumeDevices/kubernetes.io~csi/pv-1", Permissions: "r"},
 		{ContainerPath: "/dev/gpu", HostPath: "/dev/gpu0", Permissions: "mrw"},
@@ -237,12 +241,18 @@ func TestImageVolumesAndBlockDevices(t *testing.T) {
 	_, c := criview.Container(sandbox(), config, root)
 	mounts, _ := c.Mounts.Effective()
 	var types []string
+	var images []podview.Value[string]
 	for _, m := range mounts {
 		name, _ := m.Type.Get()
-		types = append(types, name)
+		types, images = append(types, name), append(images, m.Image)
 	}
-	if d := cmp.Diff([]string{"image", "hostPath", "csi"}, types); d != "" {
+	if d := cmp.Diff([]string{"image", "hostPath", "image", "hostPath", "image", "csi"}, types); d != "" {
 		t.Errorf("types (-want +got):\n%s", d)
+	}
+	// An image ID does not count as the name in the pod.
+	unknown := podview.Value[string]{}
+	if d := diff([]podview.Value[string]{unknown, unknown, podview.Set("data:1"), podview.Set("data:2"), unknown, podview.Absent[string]()}, images); d != "" {
+		t.Errorf("names of images (-want +got):\n%s", d)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/podview"
 )
 
@@ -44,7 +45,7 @@ func mounts(config *runtimeapi.ContainerConfig, dir podDir) []podview.Mount {
 	all := make([]podview.Mount, 0, len(config.GetMounts()))
 	for _, m := range config.GetMounts() {
 		rest, own := dir.inside(m.GetHostPath())
-		if own && dir.kubeletFile(rest, m.GetContainerPath()) {
+		if own && m.GetImage() == nil && dir.kubeletFile(rest, m.GetContainerPath()) {
 			continue
 		}
 		var v podview.Volume
@@ -58,6 +59,7 @@ func mounts(config *runtimeapi.ContainerConfig, dir podDir) []podview.Mount {
 		}
 		all = append(all, podview.Mount{
 			Volume: v, Path: m.GetContainerPath(), ReadOnly: podview.Set(m.GetReadonly()), Propagation: propagation(m.GetPropagation()),
+			Image: mounted(m.GetImage()),
 		})
 	}
 	for _, d := range config.GetDevices() {
@@ -69,10 +71,25 @@ func mounts(config *runtimeapi.ContainerConfig, dir podDir) []podview.Mount {
 		plugin, _, _ = strings.Cut(plugin, "/")
 		all = append(all, podview.Mount{
 			Volume: volumeOf(volumeType(plugin)), Path: d.GetContainerPath(),
-			ReadOnly: podview.Set(!strings.Contains(d.GetPermissions(), "w")), Propagation: podview.AbsentAs(podview.PropagationNone),
+			ReadOnly: podview.Set(!strings.Contains(d.GetPermissions(), "w")), Propagation: podview.AbsentAs(podview.PropagationNone), Image: podview.Absent[string](),
 		})
 	}
 	return all
+}
+
+// mounted returns the pod's name for an image that is mounted. Without it, what the runtime finds the image by counts as the name, unless it may be
+// an image ID.
+func mounted(image *runtimeapi.ImageSpec) podview.Value[string] {
+	if image == nil {
+		return podview.Absent[string]()
+	}
+	if name := image.GetUserSpecifiedImage(); name != "" {
+		return podview.Set(name)
+	}
+	if found := imageref.New(image.GetImage()); found.Parsed() && !found.MayBeImageID() {
+		return podview.Set(found.String())
+	}
+	return podview.Value[string]{}
 }
 
 // kubeletFile reports whether a mount is of a file that the kubelet itself adds to containers.

@@ -18,6 +18,8 @@ func Pod(p *corev1.Pod) (podview.Pod, []podview.Container) {
 		Labels:      podview.Set(podview.Without(p.Labels, podview.KubeletLabel)),
 		Annotations: podview.Set(podview.Without(p.Annotations, podview.KubeletAnnotation)),
 
+		ReviewAnnotations: podview.Set(podview.ForReview(p.Annotations)),
+
 		HostNetwork: podview.Set(spec.HostNetwork), HostPID: podview.Set(spec.HostPID), HostIPC: podview.Set(spec.HostIPC),
 		ShareProcessNamespace: pointer(spec.ShareProcessNamespace),
 

@@ -91,6 +91,8 @@ func TestVolumes(t *testing.T) {
 			{Name: "c", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ReadOnly: true}}},
 			{Name: "i", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{ReadOnly: new(true)}}},
 			{Name: "none"},
+			{Name: "image", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "data:1"}}},
+			{Name: "no-image", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{}}},
 		},
 		Containers: []corev1.Container{{
 			VolumeMounts: []corev1.VolumeMount{
@@ -99,6 +101,8 @@ func TestVolumes(t *testing.T) {
 				{Name: "i", MountPath: "/i"},
 				{Name: "none", MountPath: "/n"},
 				{Name: "absent", MountPath: "/a"},
+				{Name: "image", MountPath: "/image", SubPath: "sub"},
+				{Name: "no-image", MountPath: "/no-image"},
 			},
 			VolumeDevices: []corev1.VolumeDevice{{Name: "c", DevicePath: "/dev/c"}},
 		}},
@@ -110,17 +114,19 @@ func TestVolumes(t *testing.T) {
 	unchecked := podview.Volume{Type: podview.Set("hostPath"), HostPath: podview.Set("/"), HostPathType: podview.AbsentAs("")}
 	none := podview.Volume{HostPath: podview.Absent[string](), HostPathType: podview.Absent[string]()}
 	volumes, _ := p.Volumes.Get()
-	if d := diff([]podview.Volume{volume("secret"), host, unchecked, unchecked, volume("persistentVolumeClaim"), volume("csi"), none}, volumes); d != "" {
+	if d := diff([]podview.Volume{volume("secret"), host, unchecked, unchecked, volume("persistentVolumeClaim"), volume("csi"), none, volume("image"), volume("image")}, volumes); d != "" {
 		t.Errorf("volumes (-want +got):\n%s", d)
 	}
 	mounts, _ := containers[0].Mounts.Get()
 	want := []podview.Mount{
-		{Volume: volume("secret"), Path: "/secret", ReadOnly: podview.Set(true), Propagation: podview.Absent[string]()},
-		{Volume: host, Path: "/h", ReadOnly: podview.Set(true), Propagation: podview.Set("Bidirectional")},
-		{Volume: volume("csi"), Path: "/i", ReadOnly: podview.Set(true), Propagation: podview.Absent[string]()},
+		{Volume: volume("secret"), Path: "/secret", ReadOnly: podview.Set(true), Propagation: podview.Absent[string](), Image: podview.Absent[string]()},
+		{Volume: host, Path: "/h", ReadOnly: podview.Set(true), Propagation: podview.Set("Bidirectional"), Image: podview.Absent[string]()},
+		{Volume: volume("csi"), Path: "/i", ReadOnly: podview.Set(true), Propagation: podview.Absent[string](), Image: podview.Absent[string]()},
 		{Volume: none, Path: "/n", ReadOnly: podview.Set(false), Propagation: podview.Absent[string]()},
 		{Path: "/a", ReadOnly: podview.Set(false), Propagation: podview.Absent[string]()},
-		{Volume: volume("persistentVolumeClaim"), Path: "/dev/c", ReadOnly: podview.Set(true), Propagation: podview.Absent[string]()},
+		{Volume: volume("image"), Path: "/image", ReadOnly: podview.Set(true), Propagation: podview.Absent[string](), Image: podview.Set("data:1")},
+		{Volume: volume("image"), Path: "/no-image", ReadOnly: podview.Set(true), Propagation: podview.Absent[string]()},
+		{Volume: volume("persistentVolumeClaim"), Path: "/dev/c", ReadOnly: podview.Set(true), Propagation: podview.Absent[string](), Image: podview.Absent[string]()},
 	}
 	if d := diff(want, mounts); d != "" {
 		t.Errorf("mounts (-want +got):\n%s", d)

@@ -12,6 +12,7 @@ import (
 // A volume is a volume of a pod, with what its mounts need of it.
 type volume struct {
 	view     podview.Volume
+	image    podview.Value[string]
 	readOnly bool // whatever the mount says
 }
 
@@ -34,9 +35,15 @@ func volumeOf(s *corev1.VolumeSource) volume {
 			continue
 		}
 		name, _, _ := strings.Cut(sources.Type().Field(i).Tag.Get("json"), ",")
-		v.view.Type = podview.Set(name)
+		v.view.Type, v.image = podview.Set(name), podview.Absent[string]()
 		v.readOnly = readOnlyType(name) || readOnlySource(source.Elem())
 		break
+	}
+	if s.Image != nil {
+		v.image = podview.Value[string]{} // the API server accepts a reference that is set later
+		if s.Image.Reference != "" {
+			v.image = podview.Set(s.Image.Reference)
+		}
 	}
 	if h := s.HostPath; h != nil {
 		v.view.HostPath = podview.Set(h.Path)
@@ -74,7 +81,7 @@ func mountsOf(c *corev1.Container, volumes map[string]volume) []podview.Mount {
 	for i := range c.VolumeMounts {
 		m := &c.VolumeMounts[i]
 		v := volumes[m.Name] // a volume that the pod does not have is unknown
-		mount := podview.Mount{Volume: v.view, Path: absolute(m.MountPath), ReadOnly: podview.Set(m.ReadOnly || v.readOnly), Propagation: podview.Absent[string]()}
+		mount := podview.Mount{Volume: v.view, Path: absolute(m.MountPath), ReadOnly: podview.Set(m.ReadOnly || v.readOnly), Propagation: podview.Absent[string](), Image: v.image}
 		if m.MountPropagation != nil {
 			mount.Propagation = podview.Set(string(*m.MountPropagation))
 		}
@@ -82,7 +89,9 @@ func mountsOf(c *corev1.Container, volumes map[string]volume) []podview.Mount {
 	}
 	for _, d := range c.VolumeDevices {
 		v := volumes[d.Name]
-		all = append(all, podview.Mount{Volume: v.view, Path: absolute(d.DevicePath), ReadOnly: podview.Set(v.readOnly), Propagation: podview.Absent[string]()})
+		all = append(all, podview.Mount{
+			Volume: v.view, Path: absolute(d.DevicePath), ReadOnly: podview.Set(v.readOnly), Propagation: podview.Absent[string](), Image: v.image,
+		})
 	}
 	return all
 }
