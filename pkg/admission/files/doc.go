@@ -7,7 +7,7 @@
 // Set.Ignored. A symbolic link with the name of a policy file is followed if it stays inside the folder. So the layout of a Kubernetes
 // ConfigMap volume can be read: links to ..data/NAME, where ..data is a link that is replaced when the content changes.
 //
-// Folder and files must be owned by root, or by the user of the process, and must not be writable by others. There are at most 1,000
+// Folder and files must be owned by root, or by the user of the process, and must not be writable by others; [Paths] has exceptions. There are at most 1,000
 // policy files of at most 1 MiB, and 16 MiB in all.
 //
 // # All or nothing

@@ -115,10 +115,10 @@ func TestReadReportsAllErrors(t *testing.T) {
 	wants := []string{
 		"big.yaml: more than 1 MiB", "link.yaml: symbolic link to absent.yaml: no such file or directory; it must lead to a file inside the folder",
 		"out.yaml: symbolic link to /etc/hostname: path escapes from parent; it must lead to a file inside the folder", "pipe.yaml: not a regular file",
-		`c.yaml: kind: Unsupported value: "": supported values: "Note", "Rule", or the field settings instead of kind`, `d.yaml: kind: Unsupported value: "Nota": did you mean Note?`,
-		`e.yaml: kind: Unsupported value: "Zebra": supported values: "Note", "Rule", or the field settings instead of kind`,
-		`f.yaml: apiVersion: Unsupported value: "test/v2": supported values: "test/v1", "test/v1beta1"`, "g.yaml: error converting YAML to JSON: yaml: line 1: did not find expected node content",
-		"i.yaml: setings: unknown field; did you mean settings?", `j.yaml: kind: Unsupported value: "Setting": supported values: "Note", "Rule", or the field settings instead of kind`,
+		`c.yaml: kind: Unsupported value: "": supported values: "Note", "Rule", or the field settings instead of kind`, `d.yaml: kind: Unsupported value: "Nota": did you mean Note? (line 2)`,
+		`e.yaml: kind: Unsupported value: "Zebra": supported values: "Note", "Rule", or the field settings instead of kind (line 1)`,
+		`f.yaml: apiVersion: Unsupported value: "test/v2": supported values: "test/v1", "test/v1beta1" (line 1)`, "g.yaml: error converting YAML to JSON: yaml: line 1: did not find expected node content",
+		"i.yaml: setings: unknown field; did you mean settings? (line 1)", `j.yaml: kind: Unsupported value: "Setting": supported values: "Note", "Rule", or the field settings instead of kind (line 1)`,
 		"a.yaml: spec.a: wrong", "a.yaml: spec.b: wrong", "h.yaml: spec.a: wrong", "h.yaml: spec.b: wrong",
 	}
 	for i, want := range wants {
@@ -326,5 +326,59 @@ func TestAnyOwner(t *testing.T) {
 	}
 	if _, err := files.Read(files.Paths{Folder: dir, NamespaceLabels: labels}, kinds()); err == nil {
 		t.Error("Read without AnyOwner = nil; want errors")
+	}
+}
+
+// volume makes a folder as a kubelet makes a volume of a ConfigMap: only the folder itself is writable for all.
+func volume(t *testing.T, mode os.FileMode, pairs ...string) (dir, data string) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "policies")
+	data = filepath.Join(dir, "..2026_11_22_19_00_00.1234567890")
+	must(t, os.Mkdir(dir, 0o777), os.Mkdir(data, 0o755), os.Symlink(filepath.Base(data), filepath.Join(dir, "..data")))
+	for i := 0; i < len(pairs); i += 2 {
+		put(t, filepath.Join(data, pairs[i]), pairs[i+1])
+		must(t, os.Symlink("..data/"+pairs[i], filepath.Join(dir, pairs[i])))
+	}
+	must(t, os.Chmod(dir, mode))
+	return dir, data
+}
+
+func TestVolume(t *testing.T) {
+	for name, tc := range map[string]struct {
+		mode   os.FileMode
+		change func(dir, data string) error
+		want   string // of the error with Paths.Volume
+	}{
+		"a ConfigMap":       {0o777, func(string, string) error { return nil }, ""},
+		"with a sticky bit": {0o777 | os.ModeSticky, func(string, string) error { return nil }, ""},
+		"with fsGroup": {0o777 | os.ModeSetgid, func(dir, data string) error {
+			return errors.Join(os.Chmod(data, 0o755|os.ModeSetgid), os.Chmod(data+"/a.yaml", 0o644))
+		}, ""},
+		"its data is writable for others": {0o777, func(_, data string) error { return os.Chmod(data, 0o775) }, "mode 0775: writable by others than the owner; run chmod go-w"},
+		"a file is writable for others":   {0o777, func(_, data string) error { return os.Chmod(data+"/a.yaml", 0o666) }, "/a.yaml: mode 0666: writable by others than the owner; run chmod go-w"},
+		"not a volume": {0o777, func(dir, _ string) error {
+			return errors.Join(os.Remove(dir+"/..data"), os.Remove(dir+"/a.yaml"), os.WriteFile(dir+"/a.yaml", []byte(note("a")), 0o644))
+		}, "mode 0777: writable by others than the owner; run chmod go-w"},
+	} {
+		dir, data := volume(t, tc.mode, "a.yaml", note("a"))
+		must(t, tc.change(dir, data))
+		set, err := files.Read(files.Paths{Folder: dir, Volume: true}, kinds())
+		if tc.want == "" && (err != nil || !slices.Equal(files.Of[notes](set, "Note"), notes{"a"}) || len(set.Ignored) > 0) || tc.want != "" && (err == nil || !strings.HasSuffix(err.Error(), tc.want)) {
+			t.Errorf("%s: %v; want %q", name, err, tc.want)
+		}
+		if _, err := read(dir); err == nil || !strings.Contains(err.Error(), "mode 0777: writable by others") {
+			t.Errorf("%s, without Volume: %v; want an error", name, err)
+		}
+	}
+	dir, data := volume(t, 0o777, "a.yaml", note("a"))
+	if os.Geteuid() != 0 {
+		t.Skip("another owner needs root")
+	}
+	for _, path := range []string{dir, data, data + "/a.yaml"} {
+		must(t, os.Chown(path, 1000, 0))
+		if _, err := files.Read(files.Paths{Folder: dir, Volume: true}, kinds()); err == nil || !strings.Contains(err.Error(), "owned by user 1000") {
+			t.Errorf("%s of another user: %v; want an error", path, err)
+		}
+		must(t, os.Chown(path, 0, 0))
 	}
 }

@@ -118,7 +118,7 @@ func (c *contents) readFolder(root *os.Root, p Paths) error {
 	defer func() { _ = dir.Close() }() // it was only read
 	info, err := dir.Stat()
 	if err == nil && !p.AnyOwner {
-		err = checkOwner(info)
+		err = checkFolder(root, info, p.Volume)
 	}
 	if err != nil {
 		return err
@@ -208,16 +208,35 @@ func read(f *os.File, limit int, anyOwner bool) ([]byte, error) {
 	return content.Bytes(), nil
 }
 
+// checkFolder returns an error if another user than root, and than that of the process, can change the files of a folder; see Paths.Volume.
+func checkFolder(root *os.Root, folder fs.FileInfo, volume bool) error {
+	if volume {
+		if data, err := root.Stat("..data"); err == nil {
+			return errors.Join(checkUser(folder), checkOwner(data))
+		}
+	}
+	return checkOwner(folder)
+}
+
 // checkOwner returns an error if another user than root, and than that of the process, can change a file or a folder.
 func checkOwner(info fs.FileInfo) error {
+	if err := checkUser(info); err != nil {
+		return err
+	}
+	if info.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("mode %#o: writable by others than the owner; run chmod go-w", info.Mode().Perm())
+	}
+	return nil
+}
+
+// checkUser returns an error if another user owns a file or a folder.
+func checkUser(info fs.FileInfo) error {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	switch {
 	case !ok:
 		return errors.New("the owner is not known")
 	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
 		return fmt.Errorf("owned by user %d; must be owned by root", stat.Uid)
-	case info.Mode().Perm()&0o022 != 0:
-		return fmt.Errorf("mode %#o: writable by others than the owner; run chmod go-w", info.Mode().Perm())
 	default:
 		return nil
 	}

@@ -72,6 +72,7 @@ func parseLabels(path string, data []byte) (map[string]map[string]string, []erro
 		}
 		of[nameLabel] = ns
 	}
+	errs = strictyaml.WithLines(data, errs)
 	for i, err := range errs {
 		errs[i] = fmt.Errorf("%s: %w", path, err)
 	}

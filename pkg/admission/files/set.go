@@ -3,6 +3,8 @@ package files
 import (
 	"errors"
 	"fmt"
+
+	"github.com/pullgate/pullgate/internal/strictyaml"
 )
 
 // Paths are what a Set is read from.
@@ -14,6 +16,9 @@ type Paths struct {
 	// AnyOwner reads files regardless of who owns them and who can write to them. It is for a check of policies that is not enforced,
 	// for example in a checkout of their sources.
 	AnyOwner bool
+	// Volume accepts a folder that everyone can write to if it is a volume of a ConfigMap: a kubelet makes such a folder with mode 0777, and
+	// mounts it read-only into the container. Instead of the folder, the one that its link ..data leads to must not be writable by others.
+	Volume bool
 }
 
 // A Set has the policies of all files of a folder. It is immutable.
@@ -65,7 +70,7 @@ func (c *contents) decode(p Paths, kinds []Kind) (*Set, error) {
 	for _, f := range c.files {
 		k, err := kindOf(f.Data, kinds)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", f.Name, err))
+			errs = append(errs, fmt.Errorf("%s: %w", f.Name, strictyaml.WithLines(f.Data, []error{err})[0]))
 			continue
 		}
 		byKind[k.Name] = append(byKind[k.Name], f)
