@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -30,7 +31,7 @@ type Options struct {
 	// Requests is how many requests are handled at the same time, without those that wait (see Wait); 0 is no limit. A request waits at
 	// most ReadLimit for its turn, and gets 503 then.
 	Requests int
-	// Waiting is how many requests may wait at the same time.
+	// Waiting is how many requests may wait at the same time, and how many for their turn. More get 503.
 	Waiting int
 	// MaxBody bounds the body of a request, in bytes; 0 is no limit. A handler gets an [http.MaxBytesError] when it reads more.
 	MaxBody int64
@@ -86,17 +87,14 @@ func Serve(ctx context.Context, l net.Listener, o Options) error {
 // handler returns the handler with the limits of a request.
 func (o Options) handler() http.Handler {
 	turns, waiting := make(chan struct{}, o.Requests), make(chan struct{}, o.Waiting)
+	var next atomic.Int64 // requests that wait for their turn
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer o.recover(w, r)
 		if o.MaxBody > 0 {
 			r.Body = http.MaxBytesReader(w, r.Body, o.MaxBody)
 		}
 		if o.Requests > 0 {
-			ctx, cancel := context.WithTimeout(r.Context(), o.ReadLimit)
-			defer cancel()
-			select {
-			case turns <- struct{}{}:
-			case <-ctx.Done():
+			if !o.takeTurn(r.Context(), turns, &next) {
 				w.Header().Set("Retry-After", "1")
 				Answer(w, http.StatusServiceUnavailable, "too many requests at the same time")
 				return
@@ -109,6 +107,27 @@ func (o Options) handler() http.Handler {
 	})
 }
 
+// takeTurn waits for a place in turns. next counts the requests that do: each has memory, and a connection has many with HTTP/2.
+func (o Options) takeTurn(ctx context.Context, turns chan struct{}, next *atomic.Int64) bool {
+	select {
+	case turns <- struct{}{}:
+		return true
+	default:
+	}
+	defer next.Add(-1)
+	if next.Add(1) > int64(o.Waiting) {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.ReadLimit)
+	defer cancel()
+	select {
+	case turns <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
 // A turn is the place of a request in one of two limits.
 type turn struct{ held, waiting chan struct{} }
 
@@ -117,9 +136,9 @@ type turnKey struct{}
 // end gives the place back.
 func (t *turn) end() { <-t.held }
 
-// Wait says that the request of a handler, whose context ctx is, only waits from now on: its body is not needed any more, and what it waits
-// for is not done by this process. The request no longer counts as one of Options.Requests, unless Options.Waiting others wait already.
-// It is for the goroutine of the handler, and has no effect on other contexts and when it is called again.
+// Wait marks a request as one that waits for another process, and whose body is not needed any more. ctx is the context of its handler. The
+// request no longer counts as one of Options.Requests, unless Options.Waiting other requests wait already. Only the goroutine of the handler
+// may call Wait. It has no effect with another context, or if it is called again.
 func Wait(ctx context.Context) {
 	t, ok := ctx.Value(turnKey{}).(*turn)
 	if !ok || t.held == t.waiting {

@@ -229,6 +229,34 @@ func TestWaitingRequestsDoNotCount(t *testing.T) {
 	}
 }
 
+// A client with HTTP/2 has many requests that wait for their turn on each connection, and each of them has memory.
+func TestRequestsThatWaitForTheirTurnAreBounded(t *testing.T) {
+	entered, release := make(chan struct{}, 10), make(chan struct{})
+	o := limits(func(w http.ResponseWriter, _ *http.Request) {
+		entered <- struct{}{}
+		<-release
+		httpserve.Answer(w, http.StatusOK, "ok")
+	})
+	o.Requests, o.Waiting = 1, 2
+	s := start(t, o)
+	answers := make(chan int, 6)
+	for range 6 {
+		go func() { code, _ := s.ask("/", ""); answers <- code }()
+	}
+	for range 3 { // at once, although a request may wait a minute
+		if code := <-answers; code != http.StatusServiceUnavailable {
+			t.Errorf("a request beyond those that are handled and wait: %d; want 503", code)
+		}
+	}
+	<-entered
+	close(release)
+	for range 3 {
+		if code := <-answers; code != http.StatusOK {
+			t.Errorf("a request that waited for its turn: %d; want 200", code)
+		}
+	}
+}
+
 func TestPanicOfAHandlerIsAnsweredAndCounted(t *testing.T) {
 	s := start(t, limits(func(http.ResponseWriter, *http.Request) { panic("x") }))
 	if code, text := s.ask("/", ""); code != 500 || text != "internal error, see the log\n" || s.panicked.Load() != 1 {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/pullgate/pullgate/pkg/admission/files"
 )
 
@@ -72,3 +74,14 @@ func Files() files.Kind {
 
 // Of returns the backends of a folder; nil if it has none.
 func Of(s *files.Set) *Set { return files.Of[*Set](s, Kind) }
+
+// Log logs the backends that are in use from now on.
+func (s *Set) Log(log klog.Logger) {
+	for _, b := range s.Backends() {
+		log.Info("Image review backend in use", "backend", b.Name, "file", b.File, "defaultAllow", b.DefaultAllow, "defaultAllowAbsent", b.DefaultAllowAbsent,
+			"allowTTL", b.AllowTTL, "denyTTL", b.DenyTTL, "namespaces", b.Namespaces, "includeImageVolumes", b.IncludeImageVolumes)
+	}
+	for _, w := range s.Warnings() {
+		log.Info("Policy file is valid and may not say what is meant", "warning", w)
+	}
+}

@@ -35,8 +35,11 @@ const (
 	// A connection without an answer is closed after both together: a stopped process does not close it.
 	pingAfter, pingLimit = 10 * time.Second, 5 * time.Second
 
-	maxAnswer = 4 << 20
+	// maxHeader bounds the header of an answer, in which the text of an error is too.
+	maxHeader = 16 << 10
 )
+
+const scheme = "unix://"
 
 // Options are limits that differ in tests. A value that is 0 means the default.
 type Options struct {
@@ -56,7 +59,7 @@ type Client struct {
 
 // New returns a client for an endpoint, unix:// and an absolute path. It does not connect.
 func New(endpoint string, o Options) (*Client, error) {
-	path, ok := strings.CutPrefix(endpoint, "unix://")
+	path, ok := strings.CutPrefix(endpoint, scheme)
 	if !ok {
 		return nil, fmt.Errorf("endpoint %s: must be unix:// and an absolute path", endpoint)
 	}
@@ -78,7 +81,7 @@ func New(endpoint string, o Options) (*Client, error) {
 			MinConnectTimeout: connectLimit,
 		}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingLimit}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
+		grpc.WithMaxHeaderListSize(maxHeader),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("endpoint %s: %w", endpoint, err)
@@ -93,18 +96,28 @@ func (c *Client) Close() error { return c.conn.Close() }
 // dial connects to the socket if root owns it.
 func (c *Client) dial(ctx context.Context, _ string) (_ net.Conn, err error) {
 	defer func() { c.failure.Store(&err) }()
-	info, err := os.Lstat(c.path)
-	if err != nil {
+	if err := checkSocket(c.path); err != nil {
 		return nil, err
+	}
+	return (&net.Dialer{}).DialContext(ctx, "unix", c.path)
+}
+
+// CheckSocket returns why a client would not connect to an endpoint; nil if it would. It does not connect.
+func CheckSocket(endpoint string) error { return checkSocket(strings.TrimPrefix(endpoint, scheme)) }
+
+func checkSocket(path string) error {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return err
 	}
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	switch {
 	case info.Mode().Type() != fs.ModeSocket:
-		return nil, fmt.Errorf("%w: %s is not a socket", ErrUntrusted, c.path)
+		return fmt.Errorf("%w: %s is not a socket", ErrUntrusted, path)
 	case !ok || !trusted(int(stat.Uid)):
-		return nil, fmt.Errorf("%w: %s is owned by user %d", ErrUntrusted, c.path, stat.Uid)
+		return fmt.Errorf("%w: %s is owned by user %d", ErrUntrusted, path, stat.Uid)
 	}
-	return (&net.Dialer{}).DialContext(ctx, "unix", c.path)
+	return nil
 }
 
 // checkServer returns an error if the process that listens is not trusted.
@@ -128,6 +141,8 @@ type Request struct {
 	Images, VolumeImages []string
 	// Annotations are the annotations of the pod for backends.
 	Annotations map[string]string
+	// Backends is how many backends can answer about each image. A larger answer is an error.
+	Backends int
 }
 
 // A Result is the answer of one backend about one image.
@@ -157,7 +172,7 @@ func (c *Client) Review(ctx context.Context, r Request) ([]Result, error) {
 	defer cancel()
 	response, err := c.ask(limited, &policyv1.ReviewRequest{
 		PolicyHash: r.PolicyHash, Namespace: r.Namespace, Images: r.Images, VolumeImages: r.VolumeImages, Annotations: r.Annotations,
-	})
+	}, r.limits()...)
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return nil, ctx.Err()
 	}
@@ -168,10 +183,10 @@ func (c *Client) Review(ctx context.Context, r Request) ([]Result, error) {
 }
 
 // ask makes the call, and repeats it for a while if there is no connection.
-func (c *Client) ask(ctx context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
+func (c *Client) ask(ctx context.Context, r *policyv1.ReviewRequest, limits ...grpc.CallOption) (*policyv1.ReviewResponse, error) {
 	begin := time.Now()
 	for {
-		response, err := c.policy.Review(ctx, r)
+		response, err := c.policy.Review(ctx, r, limits...)
 		if err == nil {
 			return response, nil
 		}

@@ -64,7 +64,7 @@ func dial(t *testing.T, path string, o policyclient.Options) *policyclient.Clien
 }
 
 func request() policyclient.Request {
-	return policyclient.Request{PolicyHash: "hash", Namespace: "team", Images: []string{"app:1"}, VolumeImages: []string{"vol:1"}, Annotations: map[string]string{"k": "v"}}
+	return policyclient.Request{PolicyHash: "hash", Namespace: "team", Images: []string{"app:1"}, VolumeImages: []string{"vol:1"}, Annotations: map[string]string{"k": "v"}, Backends: 1}
 }
 
 // echo returns one result that allows each image.
@@ -118,9 +118,47 @@ func TestReviewChecksAnswers(t *testing.T) {
 	}
 }
 
+// A pullgate-policyd that was taken over must not use up the memory of pullgated.
+func TestAnswersAreBounded(t *testing.T) {
+	var response *policyv1.ReviewResponse
+	var answer error
+	path := filepath.Join(t.TempDir(), "s")
+	serve(t, path, func(context.Context, *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
+		return response, answer
+	})
+	c := dial(t, path, policyclient.Options{})
+	many := &policyv1.ReviewResponse{PolicyHash: "hash"}
+	for range 40_000 { // 2 bytes each
+		many.Results = append(many.Results, &policyv1.ReviewResult{})
+	}
+	for name, tc := range map[string]struct {
+		response *policyv1.ReviewResponse
+		err      error
+		want     string
+	}{
+		"many results":    {many, nil, "more than 18 fields"},
+		"a long text":     {&policyv1.ReviewResponse{PolicyHash: strings.Repeat("x", 128<<10)}, nil, "larger than max"},
+		"unknown content": {withUnknown(strings.Repeat("\x98\x06\x00", 30_000)), nil, "more than 18 fields"},
+		"a long error":    {nil, status.Error(codes.Internal, strings.Repeat("x", 1<<20)), "policyclient: "},
+	} {
+		response, answer = tc.response, tc.err
+		got, err := c.Review(t.Context(), request())
+		if got != nil || err == nil || !strings.Contains(err.Error(), tc.want) || len(err.Error()) > 1024 {
+			t.Errorf("%s: %v, %.200v; want an error: %s", name, got, err, tc.want)
+		}
+	}
+}
+
+// withUnknown returns a response with fields of a later version.
+func withUnknown(raw string) *policyv1.ReviewResponse {
+	r := &policyv1.ReviewResponse{PolicyHash: "hash"}
+	r.ProtoReflect().SetUnknown([]byte(raw))
+	return r
+}
+
 func TestReviewWithoutServer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	c := dial(t, path, policyclient.Options{Reconnect: 50 * time.Millisecond})
+	c := dial(t, path, policyclient.Options{Reconnect: 500 * time.Millisecond}) // several attempts
 	if _, err := c.Review(t.Context(), request()); !errors.Is(err, policyclient.ErrNotReached) || !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no socket: %v; want ErrNotReached, not found", err)
 	}
@@ -196,6 +234,9 @@ func TestReviewEnds(t *testing.T) {
 
 // A process that accepts connections and sends nothing is as good as none.
 func TestReviewOfASilentServer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 // about a file that can be used and probably does not say what its author means. It binds no address and asks no server.
 func Examine(c config.Policyd) (warnings []string, err error) {
 	var errs []error
-	set, err := files.Read(files.Paths{Folder: c.Policies}, policyfiles.Kinds())
+	set, err := files.Read(paths(c.Policies), policyfiles.Kinds())
 	if err != nil {
 		errs = append(errs, fmt.Errorf("policies:\n%w", err))
 	}

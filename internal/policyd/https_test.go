@@ -1,17 +1,11 @@
 package policyd_test
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
 	"strings"
@@ -21,75 +15,32 @@ import (
 
 	imagepolicyv1alpha1 "k8s.io/api/imagepolicy/v1alpha1"
 
+	"github.com/pullgate/pullgate/internal/certtest"
 	"github.com/pullgate/pullgate/internal/policyd/webhook"
 )
 
-// An authority issues certificates.
-type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	pool *x509.CertPool
-	text string
+func newAuthority(t *testing.T) *certtest.Authority {
+	t.Helper()
+	ca, err := certtest.New("CA")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca
 }
 
-// A pair is a certificate and its key, in PEM.
-type pair struct{ cert, key string }
-
-func newAuthority(t *testing.T) *authority {
+func issue(t *testing.T, ca *certtest.Authority) certtest.Pair {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	pair, err := ca.Issue(pkix.Name{CommonName: "localhost"}, time.Time{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "CA"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := &authority{cert: cert, key: key, pool: x509.NewCertPool(), text: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))}
-	a.pool.AddCert(cert)
-	return a
-}
-
-func (a *authority) issue(t *testing.T, name string) pair {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	serial, err := rand.Int(rand.Reader, big.NewInt(1<<60))
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: name}, DNSNames: []string{name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	encoded, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pair{
-		cert: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})),
-		key:  string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: encoded})),
-	}
+	return pair
 }
 
 // https has the process serve HTTPS.
-func (p *process) https(cert pair) {
-	p.write("tls.crt", cert.cert)
-	p.write("tls.key", cert.key)
+func (p *process) https(cert certtest.Pair) {
+	p.write("tls.crt", string(cert.Certificate))
+	p.write("tls.key", string(cert.Key))
 	p.config.HTTPS.Listen, p.config.HTTPS.CertFile, p.config.HTTPS.KeyFile = "127.0.0.1:0", p.path("tls.crt"), p.path("tls.key")
 }
 
@@ -132,12 +83,12 @@ func TestHTTPSServesTheWebhook(t *testing.T) {
 		return v
 	})
 	p := prepareWith(t, b)
-	p.https(ca.issue(t, "localhost"))
+	p.https(issue(t, ca))
 	p.write("policies/no-host-network.yaml", noHostNetwork)
 	p.start()
 	ask := func(path, body string) string {
 		t.Helper()
-		code, text, err := p.post(&tls.Config{RootCAs: ca.pool}, path, strings.NewReader(body))
+		code, text, err := p.post(&tls.Config{RootCAs: ca.Pool()}, path, strings.NewReader(body))
 		if err != nil || code != http.StatusOK {
 			t.Errorf("%s: answer %d %q, %v", path, code, text, err)
 		}
@@ -170,10 +121,10 @@ func TestHTTPSServesTheWebhook(t *testing.T) {
 	if log := p.log.String(); strings.Count(log, "\"Denied\"") != 8 || !strings.Contains(log, "dryRun=true") {
 		t.Errorf("log:\n%s", log)
 	}
-	if code, _, err := p.post(&tls.Config{RootCAs: ca.pool}, webhook.ValidatePath, io.LimitReader(zeros{}, 8<<20)); err == nil && code != http.StatusRequestEntityTooLarge {
+	if code, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, webhook.ValidatePath, io.LimitReader(zeros{}, 8<<20)); err == nil && code != http.StatusRequestEntityTooLarge {
 		t.Errorf("a body of 8 MiB: %d; want 413", code)
 	}
-	if _, _, err := p.post(&tls.Config{RootCAs: ca.pool, MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, "/", nil); err == nil {
+	if _, _, err := p.post(&tls.Config{RootCAs: ca.Pool(), MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, "/", nil); err == nil {
 		t.Error("TLS 1.1 is accepted")
 	}
 }
@@ -189,10 +140,10 @@ func TestWebhookAnswersBesideSlowReviews(t *testing.T) {
 		}
 		return &imagepolicyv1alpha1.ImageReviewStatus{Allowed: true}
 	}))
-	p.https(ca.issue(t, "localhost"))
+	p.https(issue(t, ca))
 	p.start()
 	ask := func(body string) error {
-		code, text, err := p.post(&tls.Config{RootCAs: ca.pool}, webhook.ValidatePath+"?timeout=30s", strings.NewReader(body))
+		code, text, err := p.post(&tls.Config{RootCAs: ca.Pool()}, webhook.ValidatePath+"?timeout=30s", strings.NewReader(body))
 		if err == nil && (code != http.StatusOK || !strings.Contains(text, `"allowed":true`)) {
 			err = fmt.Errorf("%d %s", code, text)
 		}
@@ -232,41 +183,44 @@ func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 func TestHTTPSWithoutNode(t *testing.T) {
 	ca := newAuthority(t)
 	p := prepare(t)
-	p.https(ca.issue(t, "localhost"))
+	p.https(issue(t, ca))
 	p.config.Node.Listen, p.config.Policies = "", ""
 	p.start()
-	if code, _, err := p.post(&tls.Config{RootCAs: ca.pool}, "/x", nil); err != nil || code != http.StatusNotFound || p.at.Node != nil {
+	if code, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, "/x", nil); err != nil || code != http.StatusNotFound || p.at.Node != nil {
 		t.Errorf("answer %d, %v; want 404, and no node server", code, err)
 	}
-	code, text, err := p.post(&tls.Config{RootCAs: ca.pool}, webhook.ValidatePath, strings.NewReader(admissionReview(false, `{"containers":[{"name":"c","image":"app:1"}]}`)))
+	code, text, err := p.post(&tls.Config{RootCAs: ca.Pool()}, webhook.ValidatePath, strings.NewReader(admissionReview(false, `{"containers":[{"name":"c","image":"app:1"}]}`)))
 	if err != nil || code != http.StatusOK || !strings.Contains(text, `"allowed":true`) {
 		t.Errorf("without policies: %d %s, %v; want an admission", code, text, err)
 	}
 }
 
 func TestHTTPSReadsCertificatesAgain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for limits and intervals")
+	}
 	t.Parallel()
 	first, second := newAuthority(t), newAuthority(t)
 	p := prepare(t)
-	p.https(first.issue(t, "localhost"))
+	p.https(issue(t, first))
 	p.start()
-	trusts := func(a *authority) bool {
-		_, _, err := p.post(&tls.Config{RootCAs: a.pool}, "/x", nil)
+	trusts := func(a *certtest.Authority) bool {
+		_, _, err := p.post(&tls.Config{RootCAs: a.Pool()}, "/x", nil)
 		return err == nil
 	}
 	if !trusts(first) || trusts(second) {
 		t.Fatal("the certificate at the start is not the first")
 	}
 	// A certificate without its key is not used.
-	next := second.issue(t, "localhost")
-	p.write("tls.crt", next.cert)
+	next := issue(t, second)
+	p.write("tls.crt", string(next.Certificate))
 	p.reload <- syscall.SIGHUP
 	p.has("pullgate_policyd_certificate_last_reload_success 0")
 	if !trusts(first) {
 		t.Error("the last valid certificate is not in use")
 	}
 	// With its key it is, without a signal.
-	p.write("tls.key", next.key)
+	p.write("tls.key", string(next.Key))
 	p.until("the second certificate", func() bool { return trusts(second) })
 	p.has("pullgate_policyd_certificate_last_reload_success 1")
 	// Nothing of a key is in the log.
@@ -278,33 +232,36 @@ func TestHTTPSReadsCertificatesAgain(t *testing.T) {
 func TestHTTPSClientCertificates(t *testing.T) {
 	ca, clients := newAuthority(t), newAuthority(t)
 	p := prepare(t)
-	p.https(ca.issue(t, "localhost"))
-	p.write("ca.crt", clients.text)
+	p.https(issue(t, ca))
+	p.write("ca.crt", string(clients.PEM()))
 	p.config.HTTPS.ClientCAFile = p.path("ca.crt")
 	p.start()
-	with := func(c pair) *tls.Config {
-		cert, err := tls.X509KeyPair([]byte(c.cert), []byte(c.key))
+	with := func(c certtest.Pair) *tls.Config {
+		cert, err := c.TLS()
 		if err != nil {
 			t.Fatal(err)
 		}
-		return &tls.Config{RootCAs: ca.pool, Certificates: []tls.Certificate{cert}}
+		return &tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{cert}}
 	}
-	if code, _, err := p.post(with(clients.issue(t, "api")), "/x", nil); err != nil || code != http.StatusNotFound {
+	if code, _, err := p.post(with(issue(t, clients)), "/x", nil); err != nil || code != http.StatusNotFound {
 		t.Errorf("a client with a certificate: %d, %v; want 404", code, err)
 	}
-	if _, _, err := p.post(with(ca.issue(t, "api")), "/x", nil); err == nil {
+	if _, _, err := p.post(with(issue(t, ca)), "/x", nil); err == nil {
 		t.Error("a certificate of another CA is accepted")
 	}
-	if _, _, err := p.post(&tls.Config{RootCAs: ca.pool}, "/x", nil); err == nil {
+	if _, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, "/x", nil); err == nil {
 		t.Error("a client without a certificate is accepted")
 	}
 }
 
 func TestHTTPSSurvivesHostileClients(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for limits and intervals")
+	}
 	t.Parallel()
 	ca := newAuthority(t)
 	p := prepare(t)
-	p.https(ca.issue(t, "localhost"))
+	p.https(issue(t, ca))
 	p.start()
 	dial := func() net.Conn {
 		c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", p.at.HTTPS.String())
@@ -314,10 +271,10 @@ func TestHTTPSSurvivesHostileClients(t *testing.T) {
 		t.Cleanup(func() { _ = c.Close() })
 		return c
 	}
-	silent, garbage, body := dial(), dial(), tls.Client(dial(), &tls.Config{RootCAs: ca.pool, ServerName: "localhost"})
+	silent, garbage, body := dial(), dial(), tls.Client(dial(), &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost"})
 	_, _ = io.WriteString(garbage, strings.Repeat("\x16\x03\x01", 1000))
 	_, _ = io.WriteString(body, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
-	if code, _, err := p.post(&tls.Config{RootCAs: ca.pool}, "/x", nil); err != nil || code != http.StatusNotFound {
+	if code, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, "/x", nil); err != nil || code != http.StatusNotFound {
 		t.Errorf("a request beside hostile clients: %d, %v; want 404", code, err)
 	}
 	for name, c := range map[string]net.Conn{"silent": silent, "garbage": garbage, "half a body": body} {
@@ -332,7 +289,7 @@ func TestHTTPSSurvivesHostileClients(t *testing.T) {
 	never, hold := io.Pipe()
 	defer func() { _ = hold.Close() }()
 	begin := time.Now()
-	if code, _, err := p.post(&tls.Config{RootCAs: ca.pool}, webhook.ValidatePath, never); err == nil && code == http.StatusOK || time.Since(begin) > 20*time.Second {
+	if code, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, webhook.ValidatePath, never); err == nil && code == http.StatusOK || time.Since(begin) > 20*time.Second {
 		t.Errorf("a body that does not end: %d, %v after %v; want an error in a few seconds", code, err, time.Since(begin))
 	}
 	if log := p.log.String(); strings.Contains(log, "handshake") {

@@ -29,15 +29,19 @@ import (
 
 // Limits of the node server. Its only client is pullgated, with one connection.
 const (
-	nodeMaxRequest     = 1 << 20
-	nodeMaxHeader      = 16 << 10
-	nodeConnections    = 32
-	nodeStreams        = 256 // of one connection; a kubelet creates fewer containers at the same time
+	nodeMaxRequest  = 1 << 20
+	nodeMaxHeader   = 16 << 10
+	nodeConnections = 32
+	// nodeStreams is how many reviews one connection may have at the same time. It is more than the pods of a node, so that those that wait for a
+	// backend that does not answer delay no other.
+	nodeStreams        = 4096
 	nodeHandshakeLimit = 5 * time.Second
 	// nodeCallLimit bounds a call, whatever deadline the caller gave it. It is below the 2 minutes of a kubelet.
 	nodeCallLimit = 110 * time.Second
 	// maxImages is how many images one request may have.
 	maxImages = 256
+	// maxTexts bounds the reasons and audit annotations of an answer, in bytes. pullgated uses no larger answer, and a denial must arrive.
+	maxTexts = 64 << 10
 )
 
 // A nodeServer answers pullgated.
@@ -122,18 +126,22 @@ func (s *nodeServer) Review(ctx context.Context, r *policyv1.ReviewRequest) (*po
 		return nil, status.Error(codes.InvalidArgument, "policy_hash is empty")
 	case r.GetNamespace() == "":
 		return nil, status.Error(codes.InvalidArgument, "namespace is empty")
-	case images == 0 || images > maxImages:
-		return nil, status.Errorf(codes.InvalidArgument, "%d images; allowed are 1 to %d", images, maxImages)
+	case images > maxImages:
+		return nil, status.Errorf(codes.InvalidArgument, "%d images; allowed are %d", images, maxImages)
 	}
 	set := s.policies.withHash(r.GetPolicyHash())
 	if set == nil {
 		s.metrics.Mismatch()
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: pullgated has %.12s", s.inUse(), r.GetPolicyHash())
 	}
+	if images == 0 { // the caller only compares the policy files
+		return &policyv1.ReviewResponse{PolicyHash: set.Hash}, nil
+	}
 	results := s.ask(ctx, set.clients, r)
 	if err := ctx.Err(); err != nil {
 		return nil, status.FromContextError(err).Err()
 	}
+	shorten(results)
 	return &policyv1.ReviewResponse{PolicyHash: set.Hash, Results: results}, nil
 }
 
@@ -184,6 +192,32 @@ func resultOf(image string, r review.Result) *policyv1.ReviewResult {
 	return &policyv1.ReviewResult{
 		Backend: r.Backend, Image: image, Allowed: r.Allowed, Reason: strings.ToValidUTF8(reason, "\ufffd"), AuditAnnotations: validUTF8(r.AuditAnnotations),
 		Cached: r.Cached, Failed: r.Err != nil, FailedOpen: r.FailedOpen, Duration: durationpb.New(r.Duration),
+	}
+}
+
+// shorten drops texts of backends beyond maxTexts, annotations before reasons.
+func shorten(results []*policyv1.ReviewResult) {
+	left := maxTexts
+	fits := func(n int) bool {
+		if n > left {
+			return false
+		}
+		left -= n
+		return true
+	}
+	for _, r := range results {
+		if !fits(len(r.GetReason())) {
+			r.Reason = ""
+		}
+	}
+	for _, r := range results {
+		size := 0
+		for k, v := range r.GetAuditAnnotations() {
+			size += len(k) + len(v)
+		}
+		if !fits(size) {
+			r.AuditAnnotations = nil
+		}
 	}
 }
 

@@ -40,6 +40,11 @@ type policies struct {
 	backends review.Set
 	// failure is why the folder or a kubeconfig could not be read when it was last read.
 	failure struct{ folder, kubeconfigs error }
+	// sought is the hash that withHash found when it last read the folder; "" if the folder could not be read.
+	sought string
+
+	// readings counts how often withHash has begun to read the folder. It is changed with mu held.
+	readings atomic.Uint64
 }
 
 // inUse is a set of policy files with the clients of its backends. It is immutable.
@@ -51,7 +56,7 @@ type inUse struct {
 
 // openPolicies reads the policy files, and the kubeconfigs that they name.
 func openPolicies(folder string, n *namespaces, m *metrics.Metrics, log klog.Logger) (*policies, error) {
-	p := &policies{log: log, metrics: m, paths: files.Paths{Folder: folder}, kinds: policyfiles.Kinds(), namespaces: n}
+	p := &policies{log: log, metrics: m, paths: paths(folder), kinds: policyfiles.Kinds(), namespaces: n}
 	p.watcher = files.NewWatcher(p.kinds)
 	p.chain = admission.New(admission.Rules{}, admission.Options{OnPanic: p.panicked})
 	p.mu.Lock()
@@ -68,6 +73,10 @@ func openPolicies(folder string, n *namespaces, m *metrics.Metrics, log klog.Log
 	return p, nil
 }
 
+// paths returns how a folder is read. In a cluster it is a volume of a ConfigMap. On a node, pullgated does not use such a folder, and no
+// other files than those of pullgated are used for it.
+func paths(folder string) files.Paths { return files.Paths{Folder: folder, Volume: true} }
+
 // close ends what the policies have started.
 func (p *policies) close() {
 	p.mu.Lock()
@@ -79,6 +88,7 @@ func (p *policies) close() {
 func (p *policies) reload() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.failure.folder, p.failure.kubeconfigs = nil, nil // logged again
 	set, err := p.watcher.Load(p.paths)
 	p.takeLocked(set, err)
 	p.readKubeconfigsLocked()
@@ -100,14 +110,23 @@ func (p *policies) withHash(hash string) *inUse {
 	if set := p.current.Load(); set == nil || set.Hash == hash {
 		return set
 	}
+	before := p.readings.Load()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if set := p.current.Load(); set.Hash == hash { // another request has read it
 		return set
 	}
+	if p.readings.Load() > before && p.sought != hash { // since this request came, another one has found other files
+		return nil
+	}
+	p.readings.Add(1)
+	p.sought = ""
 	set, err := files.Read(p.paths, p.kinds)
-	if err != nil || set.Hash != hash {
+	if err != nil {
 		return nil // reload and poll report errors
+	}
+	if p.sought = set.Hash; set.Hash != hash {
+		return nil
 	}
 	p.takeLocked(set, nil)
 	if now := p.current.Load(); now.Hash == hash {
@@ -116,7 +135,7 @@ func (p *policies) withHash(hash string) *inUse {
 	return nil
 }
 
-// takeLocked uses a set that was read, or after an error the last valid one.
+// takeLocked uses a set that was read, or after an error the last valid one. An error is logged when it is new.
 func (p *policies) takeLocked(set *files.Set, err error) {
 	if p.paths.Folder == "" {
 		return
@@ -124,8 +143,9 @@ func (p *policies) takeLocked(set *files.Set, err error) {
 	if err == nil {
 		err = p.useLocked(set)
 	}
+	before := p.failure.folder
 	p.failure.folder = err
-	if err != nil {
+	if err != nil && (before == nil || before.Error() != err.Error()) {
 		p.log.Error(oneLine(err), "Policies not read, the previous ones stay in use", "policies", p.paths.Folder)
 	}
 	p.reportLocked()
@@ -155,10 +175,7 @@ func (p *policies) useLocked(set *files.Set) error {
 		counts = append(counts, k.Name, set.Len(k.Name))
 	}
 	p.log.Info("Policies read", "policies", p.paths.Folder, "hash", set.Hash, "ignored", set.Ignored, "kinds", counts)
-	for _, b := range backends.Backends() {
-		p.log.Info("Image review backend", "backend", b.Name, "kubeconfig", b.Kubeconfig, "defaultAllow", b.DefaultAllow, "defaultAllowAbsent", b.DefaultAllowAbsent,
-			"allowTTL", b.AllowTTL, "denyTTL", b.DenyTTL, "namespaces", b.Namespaces, "includeImageVolumes", b.IncludeImageVolumes)
-	}
+	backends.Log(p.log)
 	return nil
 }
 

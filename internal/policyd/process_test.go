@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -22,6 +23,7 @@ import (
 	imagepolicyv1alpha1 "k8s.io/api/imagepolicy/v1alpha1"
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/pullgate/pullgate/internal/certtest"
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policyclient"
 	"github.com/pullgate/pullgate/internal/policyd"
@@ -36,15 +38,15 @@ type verdict = *imagepolicyv1alpha1.ImageReviewStatus
 type backend struct {
 	*httptest.Server
 
-	ca *authority
+	ca *certtest.Authority
 }
 
 // serveBackend starts a backend, which answers a review of images for a path.
 func serveBackend(t *testing.T, answer func(path string, review imagepolicyv1alpha1.ImageReviewSpec) verdict) *backend {
 	t.Helper()
 	ca := newAuthority(t)
-	cert := ca.issue(t, "localhost")
-	pair, err := tls.X509KeyPair([]byte(cert.cert), []byte(cert.key))
+	cert := issue(t, ca)
+	pair, err := cert.TLS()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +71,7 @@ func serveBackend(t *testing.T, answer func(path string, review imagepolicyv1alp
 func (b *backend) kubeconfig(path string) string {
 	_, port, _ := strings.Cut(strings.TrimPrefix(b.URL, "https://"), ":")
 	return fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: b, cluster: {server: 'https://localhost:%s%s', certificate-authority-data: %s}}]\n"+
-		"contexts: [{name: b, context: {cluster: b}}]\ncurrent-context: b\n", port, path, base64.StdEncoding.EncodeToString([]byte(b.ca.text)))
+		"contexts: [{name: b, context: {cluster: b}}]\ncurrent-context: b\n", port, path, base64.StdEncoding.EncodeToString(b.ca.PEM()))
 }
 
 // policy returns a policy file for a kubeconfig, with further fields.
@@ -220,7 +222,7 @@ func (p *process) hash() string {
 }
 
 func (p *process) request() policyclient.Request {
-	return policyclient.Request{PolicyHash: p.hash(), Namespace: "team", Images: []string{"app:1"}}
+	return policyclient.Request{PolicyHash: p.hash(), Namespace: "team", Images: []string{"app:1"}, Backends: 16}
 }
 
 // get returns a page of the metrics server.
@@ -304,7 +306,7 @@ func TestRunServesNodeAndMetricsAndStops(t *testing.T) {
 func TestRunRefusesToStart(t *testing.T) {
 	taken := prepare(t)
 	taken.start()
-	cert := newAuthority(t).issue(t, "localhost")
+	cert := issue(t, newAuthority(t))
 	for name, tc := range map[string]struct {
 		change func(p *process)
 		want   string
@@ -321,7 +323,7 @@ func TestRunRefusesToStart(t *testing.T) {
 		"socket in use":      {func(p *process) { p.config.Node.Listen = taken.config.Node.Listen }, "socket in use"},
 		"address in use":     {func(p *process) { p.config.Metrics.Listen = taken.at.Metrics.String() }, "listen on metrics.listen 127.0.0.1:"},
 		"no certificate":     {func(p *process) { p.https(cert); _ = os.Remove(p.path("tls.crt")) }, "https.certFile: open "},
-		"key of another":     {func(p *process) { p.https(cert); p.write("tls.key", newAuthority(p.T).issue(p.T, "x").key) }, "private key does not match public key"},
+		"key of another":     {func(p *process) { p.https(cert); p.write("tls.key", string(issue(p.T, newAuthority(p.T)).Key)) }, "private key does not match public key"},
 		"CA without a block": {func(p *process) { p.https(cert); p.config.HTTPS.ClientCAFile = p.path("policies/scan.yaml") }, "has no certificate in PEM"},
 		"https in use":       {func(p *process) { p.https(cert); p.config.HTTPS.Listen = taken.at.Metrics.String() }, "listen on https.listen"},
 	} {
@@ -336,6 +338,9 @@ func TestRunRefusesToStart(t *testing.T) {
 }
 
 func TestPoliciesAreReadAgain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for limits and intervals")
+	}
 	t.Parallel()
 	b := serveBackend(t, denyAll)
 	p := prepareWith(t, b)
@@ -399,6 +404,44 @@ func TestReviewWithoutPolicies(t *testing.T) {
 	p.start()
 	if _, err := p.client().Review(t.Context(), request); !errors.Is(err, policyclient.ErrOtherPolicies) || !strings.Contains(err.Error(), `policies: ""`) {
 		t.Errorf("without policies: %v; want ErrOtherPolicies that names the field", err)
+	}
+}
+
+// A backend that does not answer delays only the containers of its namespaces, also if those are more than a node has.
+func TestABackendThatHangsDelaysNoOther(t *testing.T) {
+	release := make(chan struct{})
+	var hanging atomic.Int32
+	b := serveBackend(t, func(path string, _ imagepolicyv1alpha1.ImageReviewSpec) verdict {
+		if path == "/hangs" {
+			hanging.Add(1)
+			<-release
+		}
+		return &imagepolicyv1alpha1.ImageReviewStatus{Allowed: true}
+	})
+	p := prepareWith(t, b)
+	p.write("policies/scan.yaml", policy(p.path("first.kubeconfig"))+"match: {namespaces: [team]}\n")
+	p.write("hangs.kubeconfig", b.kubeconfig("/hangs"))
+	p.write("policies/hangs.yaml", policy(p.path("hangs.kubeconfig"))+"match: {namespaces: [hangs]}\n")
+	p.start()
+	c, team := p.client(), p.request()
+	hangs := team
+	hangs.Namespace = "hangs"
+	var all sync.WaitGroup
+	defer func() { close(release); all.Wait() }()
+	for range 1000 {
+		all.Go(func() {
+			if _, err := c.Review(t.Context(), hangs); err != nil {
+				t.Errorf("review that waited: %v; want its answer", err)
+			}
+		})
+	}
+	p.until("the backend is asked", func() bool { return hanging.Load() > 0 })
+	for range 10 {
+		begun := time.Now()
+		results, err := c.Review(t.Context(), team)
+		if took := time.Since(begun); err != nil || len(results) != 1 || !results[0].Allowed || took > 5*time.Second {
+			t.Fatalf("review of another namespace: %+v, %v after %v; want an answer at once", results, err, took)
+		}
 	}
 }
 

@@ -3,7 +3,6 @@ package policyd
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 
 	"k8s.io/klog/v2"
@@ -60,25 +59,27 @@ type podReviewer struct {
 }
 
 // Review implements webhook.Reviewer.
-func (r podReviewer) Review(ctx context.Context, p webhook.ReviewedPod) webhook.Review {
-	var all webhook.Review
-	if set := r.policies.current.Load(); set != nil && len(set.clients) > 0 {
-		httpserve.Wait(ctx)
-		for _, result := range set.clients.Review(ctx, review.Subject{Namespace: p.Namespace, Annotations: p.Annotations, Images: p.Images, Volumes: p.Volumes}) {
-			r.metrics.Review(outcomeOf(result), result.Cached)
-			all.Findings = append(all.Findings, findingOf(result))
-			all.AuditAnnotations = merged(all.AuditAnnotations, result.AuditAnnotations)
-		}
+func (r podReviewer) Review(ctx context.Context, p webhook.ReviewedPod) []admission.Finding {
+	set := r.policies.current.Load()
+	if set == nil || len(set.clients) == 0 {
+		return []admission.Finding{{Answer: admission.Admit}}
 	}
-	if all.Findings == nil {
-		all.Findings = []admission.Finding{{Answer: admission.Admit}}
+	httpserve.Wait(ctx)
+	var all []admission.Finding
+	for _, result := range set.clients.Review(ctx, review.Subject{Namespace: p.Namespace, Annotations: p.Annotations, Images: p.Images, Volumes: p.Volumes}) {
+		r.metrics.Review(outcomeOf(result), result.Cached)
+		all = append(all, findingOf(result))
+	}
+	if all == nil { // no backend reviews the namespace
+		all = []admission.Finding{{Answer: admission.Admit}}
 	}
 	return all
 }
 
 func findingOf(r review.Result) admission.Finding {
 	f := admission.Finding{
-		Validator: "review", Policy: r.Backend, Answer: admission.Deny, Reason: admission.ReviewDenied, Message: r.String(), FailedOpen: r.FailedOpen, Duration: r.Duration,
+		Validator: "review", Policy: r.Backend, Answer: admission.Deny, Reason: admission.ReviewDenied, Message: r.String(),
+		AuditAnnotations: r.AuditAnnotations, FailedOpen: r.FailedOpen, Duration: r.Duration,
 	}
 	switch {
 	case r.Allowed:
@@ -87,20 +88,6 @@ func findingOf(r review.Result) admission.Finding {
 		f.Reason = admission.ReviewUnavailable
 	}
 	return f
-}
-
-// merged adds annotations to others. The values of a key that several backends use are joined.
-func merged(all, more map[string]string) map[string]string {
-	if all == nil {
-		return maps.Clone(more)
-	}
-	for k, v := range more {
-		if before, ok := all[k]; ok {
-			v = before + "; " + v
-		}
-		all[k] = v
-	}
-	return all
 }
 
 func templates(list []config.PodTemplate) []webhook.Template {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/internal/podfile"
 	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission/files"
@@ -42,7 +43,7 @@ func Read(s Settings) (*Policies, error) {
 	if err != nil {
 		return nil, err
 	}
-	if restrict.Of(set).Len() == 0 {
+	if restrict.Of(set).Len()+imagepolicy.Of(set).Len() == 0 {
 		return nil, fmt.Errorf("%s: no policy file", s.Folder)
 	}
 	p := &Policies{Ignored: set.Ignored, set: set, how: restriction.How{From: restriction.Node, Refuse: s.RefuseUnjudged}, node: s.Node}
@@ -66,6 +67,8 @@ type Result struct {
 	Pods []TestedPod `json:"pods"`
 	// Unjudged are the restrictions that the node cannot judge.
 	Unjudged []Unjudged `json:"unjudged"`
+	// NotAsked are the image review backends. They are not asked, so that they can deny a pod that is admitted here.
+	NotAsked []string `json:"notAsked"`
 }
 
 // A TestedPod is the result for one pod.
@@ -101,12 +104,15 @@ type Unjudged struct {
 
 // Test compares pods with the policies. Exemptions of the configuration have no effect.
 func (p *Policies) Test(pods []Pod) *Result {
-	r := &Result{Pods: []TestedPod{}, Unjudged: []Unjudged{}}
+	r := &Result{Pods: []TestedPod{}, Unjudged: []Unjudged{}, NotAsked: []string{}}
 	for _, pod := range pods {
 		r.Pods = append(r.Pods, p.test(pod))
 	}
 	for _, f := range restrict.Unjudged(p.set, p.how.From) {
 		r.Unjudged = append(r.Unjudged, Unjudged(f))
+	}
+	for _, b := range imagepolicy.Of(p.set).Backends() {
+		r.NotAsked = append(r.NotAsked, b.Name)
 	}
 	return r
 }

@@ -28,14 +28,27 @@ const (
 	// maxPerNamespace is how many requests are sent for one namespace at the same time. Tenants choose images, and there may be some about
 	// which a backend takes long: they do not delay the reviews of other namespaces.
 	maxPerNamespace = 8
+	// maxRequests is how many requests are sent at the same time.
+	maxRequests = maxConnections
+	// maxBody bounds the body of a request, in bytes. It is below what servers accept by default: a tenant chooses the size, and a backend that
+	// does not accept the body has failed.
+	maxBody = 64 << 10
+	// maxWaiting and maxWaitingPerNamespace bound the memory for requests that are sent or wait for their turn, in bytes. perRequest is what one
+	// takes beside its body.
+	maxWaiting, maxWaitingPerNamespace = 64 << 20, 8 << 20
+	perRequest                         = 16 << 10
 	// cacheSize is how many answers are cached.
 	cacheSize = 1024
 	// marker is in the keys of the annotations that are sent.
 	marker = ".image-policy.k8s.io/"
 )
 
-// Errors of results that deny, whatever the default of the backend is.
+// Errors of results that deny, whatever the default of the backend is: otherwise a tenant could cause a failure that admits.
 var (
+	// ErrBusy is for a subject about which the backend was not asked, because too many reviews are in progress.
+	ErrBusy = errors.New("review: too many other reviews are in progress, try again")
+	// ErrTooLarge is for a subject that is too large to be sent.
+	ErrTooLarge = fmt.Errorf("review: the images and the annotations for backends have more than %d KiB as JSON", maxBody>>10)
 	// ErrClosed is why there is no answer after Close.
 	ErrClosed = errors.New("review: client closed")
 	// ErrNotUTF8 is for a subject that cannot be sent unchanged.
@@ -56,35 +69,40 @@ type Subject struct {
 // A Client asks one backend. It may be used concurrently.
 type Client struct {
 	backend imagepolicy.Backend
-	cache   *cache.LRUExpireCache // from specKey to v1alpha1.ImageReviewStatus
 
 	// mu guards the fields that follow. It is not held while the backend is asked.
 	mu         sync.Mutex
+	cache      *cache.LRUExpireCache // from specKey to v1alpha1.ImageReviewStatus
 	connection *connection
 	flights    map[specKey]*flight // requests in progress that callers wait for
 	queues     map[string]*queue   // by namespace, while it has a flight
+	waiting    int                 // the memory for flights
 	closed     bool
-	running    sync.WaitGroup // the goroutines of all flights
+
+	turns   chan struct{}  // has an element for each request that is being sent
+	running sync.WaitGroup // the goroutines of all flights
 }
 
-// A specKey identifies a spec: the hash of its canonical JSON.
+// A specKey identifies a spec: the hash of the body of its request.
 type specKey [sha256.Size]byte
 
-// A flight is a request in progress, with its attempts. Client.mu guards waiters and last.
+// A flight is a request in progress, with its attempts. Client.mu guards waiters, queued, sent and last.
 type flight struct {
 	cancel  context.CancelCauseFunc
 	waiters int
-	last    error // of the last attempt
+	queued  bool      // it did not begin at once
+	sent    time.Time // when the first attempt began; zero before
+	last    error     // of the last attempt
 	// done is closed when status and err are set.
 	done   chan struct{}
 	status v1alpha1.ImageReviewStatus
 	err    error
 }
 
-// A queue is for the flights of one namespace. Client.mu guards flights.
+// A queue is for the flights of one namespace. Client.mu guards waiting.
 type queue struct {
 	turns   chan struct{}
-	flights int
+	waiting int // the memory for its flights
 }
 
 // NewClient reads the kubeconfig of a backend and returns a client. It makes no connection. The error joins all errors of the kubeconfig;
@@ -98,7 +116,10 @@ func NewClient(b imagepolicy.Backend) (*Client, error) {
 }
 
 func newClient(b imagepolicy.Backend, c *connection) *Client {
-	return &Client{backend: b, cache: cache.NewLRUExpireCache(cacheSize), connection: c, flights: map[specKey]*flight{}, queues: map[string]*queue{}}
+	return &Client{
+		backend: b, cache: cache.NewLRUExpireCache(cacheSize), connection: c, flights: map[specKey]*flight{}, queues: map[string]*queue{},
+		turns: make(chan struct{}, maxRequests),
+	}
 }
 
 // targetOf returns where a backend is.
@@ -110,12 +131,16 @@ func targetOf(b imagepolicy.Backend) (*target, error) {
 	return t, errors.Join(errs...)
 }
 
-// use makes reviews use a target, if it is another one.
+// use makes reviews use a target, if it is another one. Answers of another backend are not used any more; those of one whose credentials were
+// rotated are.
 func (c *Client) use(t *target) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.connection.sum == t.sum {
 		return
+	}
+	if !c.connection.sameBackend(t) {
+		c.cache = cache.NewLRUExpireCache(cacheSize)
 	}
 	c.connection.closeIdle()
 	c.connection = connect(t)
@@ -147,7 +172,8 @@ func (c *Client) idle() bool {
 }
 
 // Review asks the backend, or the cache. ok is false if the backend does not review the subject: it is for other namespaces, or the subject
-// has no image that it reviews. Review returns before the deadline of ctx. If ctx is canceled, the result denies.
+// has no image that it reviews. Review returns before the deadline of ctx. If ctx is canceled,
+// the result denies; see also the errors of this package.
 func (c *Client) Review(ctx context.Context, s Subject) (r Result, ok bool) {
 	spec, ok := c.spec(s)
 	if !ok {
@@ -155,12 +181,17 @@ func (c *Client) Review(ctx context.Context, s Subject) (r Result, ok bool) {
 	}
 	start := time.Now()
 	status, cached, err := c.ask(ctx, spec)
-	r = Result{Backend: c.backend.Name, Allowed: status.Allowed, Reason: status.Reason, AuditAnnotations: status.AuditAnnotations, Cached: cached, Err: err}
-	if err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrNotUTF8) && !errors.Is(err, context.Canceled) {
+	r = Result{Backend: c.backend.Name, Allowed: status.Allowed, Reason: status.Reason, AuditAnnotations: status.AuditAnnotations, Cached: cached, Err: causeOf(err)}
+	if err != nil && !denies(err) {
 		r.Allowed, r.FailedOpen = c.backend.DefaultAllow, c.backend.DefaultAllow
 	}
 	r.Duration = time.Since(start)
 	return r, true
+}
+
+// denies reports whether a review without an answer denies, whatever the default of the backend is.
+func denies(err error) bool {
+	return slices.ContainsFunc([]error{ErrBusy, ErrTooLarge, ErrClosed, ErrNotUTF8, context.Canceled}, func(e error) bool { return errors.Is(err, e) })
 }
 
 // spec returns what is sent about a subject.
@@ -187,17 +218,23 @@ func (c *Client) spec(s Subject) (spec v1alpha1.ImageReviewSpec, ok bool) {
 	return spec, len(spec.Containers) > 0
 }
 
-// ask returns the answer of the cache or of the backend. The error is context.Canceled, ErrClosed, ErrNotUTF8, or why
-// there is no answer.
+// ask returns the answer of the cache or of the backend. The error is one that denies, or why there is no answer.
 func (c *Client) ask(ctx context.Context, spec v1alpha1.ImageReviewSpec) (status v1alpha1.ImageReviewStatus, cached bool, err error) {
 	if !isUTF8(spec) { // JSON would have the same text for different names
 		return status, false, ErrNotUTF8
 	}
-	canonical, err := json.Marshal(spec) // keys of maps are sorted
+	if sizeOf(spec) > maxBody { // its JSON can be six times as large
+		return status, false, ErrTooLarge
+	}
+	// Keys of maps are sorted, so that a spec has one body.
+	body, err := json.Marshal(v1alpha1.ImageReview{TypeMeta: metav1.TypeMeta{APIVersion: apiVersion, Kind: kind}, Spec: spec})
 	if err != nil {
 		return status, false, err
 	}
-	key := specKey(sha256.Sum256(canonical))
+	if len(body) > maxBody {
+		return status, false, ErrTooLarge
+	}
+	key := specKey(sha256.Sum256(body))
 	ctx, cancel := answerBefore(ctx)
 	defer cancel()
 	start := time.Now()
@@ -212,8 +249,12 @@ func (c *Client) ask(ctx context.Context, spec v1alpha1.ImageReviewSpec) (status
 		return status, false, ErrClosed
 	}
 	f := c.flights[key]
+	if f == nil && c.fullLocked(spec.Namespace, body) {
+		c.mu.Unlock()
+		return status, false, ErrBusy
+	}
 	if f == nil {
-		f = c.startLocked(ctx, key, spec)
+		f = c.startLocked(ctx, key, spec.Namespace, body)
 	}
 	f.waiters++
 	c.mu.Unlock()
@@ -233,6 +274,25 @@ func isUTF8(spec v1alpha1.ImageReviewSpec) bool {
 	}
 	invalid := func(c v1alpha1.ImageReviewContainerSpec) bool { return !utf8.ValidString(c.Image) }
 	return utf8.ValidString(spec.Namespace) && !slices.ContainsFunc(spec.Containers, invalid)
+}
+
+// sizeOf returns how many bytes the texts of a spec have.
+func sizeOf(spec v1alpha1.ImageReviewSpec) int {
+	n := len(spec.Namespace)
+	for _, c := range spec.Containers {
+		n += len(c.Image)
+	}
+	for key, value := range spec.Annotations {
+		n += len(key) + len(value)
+	}
+	return n
+}
+
+// fullLocked reports whether there is no room for another flight.
+func (c *Client) fullLocked(namespace string, body []byte) bool {
+	size := len(body) + perRequest
+	q := c.queues[namespace]
+	return c.waiting+size > maxWaiting || q != nil && q.waiting+size > maxWaitingPerNamespace
 }
 
 // answerBefore returns a context that ends before the deadline of ctx, so that its owner gets an answer.
@@ -255,6 +315,8 @@ func (c *Client) leave(ctx context.Context, key specKey, f *flight, start time.T
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return context.Canceled
+	case f.heldUpLocked():
+		return ErrBusy
 	case f.last != nil:
 		return fmt.Errorf("no answer within %v; the last attempt: %w", time.Since(start).Round(time.Millisecond), f.last)
 	default:
@@ -262,33 +324,44 @@ func (c *Client) leave(ctx context.Context, key specKey, f *flight, start time.T
 	}
 }
 
+// heldUpLocked reports whether a flight without an answer has none because it waited for its turn: the backend had no time to answer.
+func (f *flight) heldUpLocked() bool {
+	return f.sent.IsZero() || f.queued && time.Since(f.sent) < attemptTimeout
+}
+
 // startLocked starts a flight. It continues when the caller that started it leaves.
-func (c *Client) startLocked(ctx context.Context, key specKey, spec v1alpha1.ImageReviewSpec) *flight {
+func (c *Client) startLocked(ctx context.Context, key specKey, namespace string, body []byte) *flight {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	f := &flight{cancel: cancel, done: make(chan struct{})}
 	c.flights[key] = f
 	connection := c.connection
-	q := c.queues[spec.Namespace]
+	q := c.queues[namespace]
 	if q == nil {
 		q = &queue{turns: make(chan struct{}, maxPerNamespace)}
-		c.queues[spec.Namespace] = q
+		c.queues[namespace] = q
 	}
-	q.flights++
+	size := len(body) + perRequest
+	q.waiting += size
+	c.waiting += size
 	c.running.Go(func() {
 		defer cancel(nil)
 		ctx, stop := context.WithTimeout(ctx, maxReview)
 		defer stop()
-		status, err := c.requestInTurn(ctx, q, connection, f, spec)
-		if errors.Is(context.Cause(ctx), ErrClosed) {
-			err = ErrClosed
-		}
+		status, err := c.requestInTurn(ctx, q, connection, f, body)
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if q.flights--; q.flights == 0 {
-			delete(c.queues, spec.Namespace)
+		switch {
+		case errors.Is(context.Cause(ctx), ErrClosed):
+			err = ErrClosed
+		case err != nil && ctx.Err() != nil && f.heldUpLocked():
+			err = ErrBusy
+		}
+		c.waiting -= size
+		if q.waiting -= size; q.waiting == 0 {
+			delete(c.queues, namespace)
 		}
 		f.status, f.err = bounded(status), err
-		if err == nil {
+		if err == nil && c.connection.sameBackend(connection.target) {
 			c.keep(key, f.status)
 		}
 		if c.flights[key] == f {
@@ -317,24 +390,31 @@ func (c *Client) keep(key specKey, status v1alpha1.ImageReviewStatus) {
 	}
 }
 
-// requestInTurn asks the backend when fewer than maxPerNamespace others do for the namespace.
-func (c *Client) requestInTurn(ctx context.Context, q *queue, to *connection, f *flight, spec v1alpha1.ImageReviewSpec) (v1alpha1.ImageReviewStatus, error) {
-	select {
-	case q.turns <- struct{}{}:
-	case <-ctx.Done():
-		return v1alpha1.ImageReviewStatus{}, fmt.Errorf("%d other images of the namespace are reviewed", maxPerNamespace)
+// requestInTurn asks the backend when fewer than maxPerNamespace others do for the namespace, and fewer than maxRequests in all.
+func (c *Client) requestInTurn(ctx context.Context, q *queue, to *connection, f *flight, body []byte) (v1alpha1.ImageReviewStatus, error) {
+	queued := false
+	for _, turns := range []chan struct{}{q.turns, c.turns} {
+		select {
+		case turns <- struct{}{}:
+		default:
+			queued = true
+			select {
+			case turns <- struct{}{}:
+			case <-ctx.Done():
+				return v1alpha1.ImageReviewStatus{}, ErrBusy
+			}
+		}
+		defer func() { <-turns }()
 	}
-	defer func() { <-q.turns }()
-	return c.request(ctx, to, f, spec)
+	c.mu.Lock()
+	f.queued, f.sent = queued, time.Now()
+	c.mu.Unlock()
+	return c.request(ctx, to, f, body)
 }
 
 // request asks the backend until there is an answer, or another attempt is of no use.
-func (c *Client) request(ctx context.Context, to *connection, f *flight, spec v1alpha1.ImageReviewSpec) (v1alpha1.ImageReviewStatus, error) {
+func (c *Client) request(ctx context.Context, to *connection, f *flight, body []byte) (v1alpha1.ImageReviewStatus, error) {
 	var none v1alpha1.ImageReviewStatus
-	body, err := json.Marshal(v1alpha1.ImageReview{TypeMeta: metav1.TypeMeta{APIVersion: apiVersion, Kind: kind}, Spec: spec})
-	if err != nil {
-		return none, err
-	}
 	backoff := wait.Backoff{Duration: c.backend.RetryBackoff, Factor: 1.5, Jitter: 0.2, Steps: maxAttempts}
 	for n := 1; ; n++ {
 		status, err := to.send(ctx, body)

@@ -1,6 +1,7 @@
 package review
 
 import (
+	"crypto/tls"
 	"net/http"
 
 	"github.com/pullgate/pullgate/internal/imagepolicy"
@@ -11,9 +12,10 @@ const (
 	AttemptTimeout = attemptTimeout
 	MaxReview      = maxReview
 	CacheSize      = cacheSize
+	MaxBody        = maxBody
 )
 
 // NewClientWith returns a client that sends its reviews with a transport.
 func NewClientWith(b imagepolicy.Backend, transport http.RoundTripper) *Client {
-	return newClient(b, &connection{&target{url: "https://backend.test/", authorize: func(*http.Request) {}}, transport})
+	return newClient(b, &connection{&target{url: "https://backend.test/", tls: &tls.Config{}, authorize: func(*http.Request) {}}, transport})
 }

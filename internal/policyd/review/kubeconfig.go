@@ -31,6 +31,11 @@ type target struct {
 	sum       [sha256.Size]byte   // of the contents of all files
 }
 
+// sameBackend reports whether two targets are one backend: an address and who vouches for it.
+func (t *target) sameBackend(other *target) bool {
+	return t.url == other.url && t.tls.ServerName == other.tls.ServerName && t.tls.RootCAs.Equal(other.tls.RootCAs)
+}
+
 // readTarget reads a kubeconfig and the files that it names. Each error begins with the path of the kubeconfig.
 func readTarget(path string) (*target, []error) {
 	r := reader{dir: filepath.Dir(path)}
@@ -171,8 +176,11 @@ func (r *reader) server(path, server string) string {
 	case u.User != nil:
 		r.errorf("%s: must have no user and no password; set token in the user of the kubeconfig", path)
 		return ""
-	case u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "":
-		r.errorf("%s: Invalid value: %q: %s, without query and fragment", path, server, want)
+	case u.RawQuery != "" || u.Fragment != "":
+		r.errorf("%s: %s, without query and fragment", path, want) // they can have a token
+		return ""
+	case u.Scheme != "https" || u.Host == "":
+		r.errorf("%s: Invalid value: %q: %s", path, server, want)
 		return ""
 	}
 	u.Path = "/" + strings.Trim(u.Path, "/")

@@ -1,21 +1,18 @@
 package review
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	"k8s.io/api/imagepolicy/v1alpha1"
+
+	"github.com/pullgate/pullgate/internal/imagepolicy"
 )
 
-// Limits of what is kept of an answer. The cache keeps 1,024 answers.
-const (
-	maxReason      = 1024 // bytes; Kubernetes cuts the message of an event here
-	maxAnnotations = 8192 // bytes of all keys and values
-)
+// maxAnnotations bounds the audit annotations that are kept of an answer: bytes of all keys and values. The cache keeps 1,024 answers.
+const maxAnnotations = 8192
 
 // A Result is what one backend says. The zero value denies.
 type Result struct {
@@ -32,7 +29,7 @@ type Result struct {
 	Cached bool
 	// FailedOpen reports that the images are allowed because the backend did not answer.
 	FailedOpen bool
-	// Err says why the backend did not answer; nil if it did.
+	// Err says in one line of at most 1,024 bytes why the backend did not answer; nil if it did.
 	Err error
 	// Duration is the time that the caller waited.
 	Duration time.Duration
@@ -40,27 +37,11 @@ type Result struct {
 
 // String returns a sentence for users: which backend was asked, how long it took, and what follows.
 func (r Result) String() string {
-	took := r.Duration.Round(time.Millisecond)
-	switch {
-	case r.FailedOpen:
-		return fmt.Sprintf("no valid answer from the image review backend %s after %v: %v; allowed, because its defaultAllow is not false", r.Backend, took, r.Err)
-	case r.Err != nil:
-		return fmt.Sprintf("no valid answer from the image review backend %s after %v: %v; denied", r.Backend, took, r.Err)
+	a := imagepolicy.Answer{Backend: r.Backend, Allowed: r.Allowed, Reason: r.Reason, Cached: r.Cached, Took: r.Duration}
+	if r.Err != nil {
+		a.Failure = r.Err.Error()
 	}
-	text := "denied"
-	if r.Allowed {
-		text = "allowed"
-	}
-	text += " by the image review backend " + r.Backend
-	if r.Cached {
-		text += " (cached)"
-	} else {
-		text += fmt.Sprintf(" after %v", took)
-	}
-	if r.Reason != "" {
-		text += ": " + r.Reason
-	}
-	return text
+	return a.String()
 }
 
 // Allowed reports whether all results allow, which they do if there is none.
@@ -72,7 +53,7 @@ func Allowed(results []Result) bool {
 func bounded(s v1alpha1.ImageReviewStatus) v1alpha1.ImageReviewStatus {
 	kept := v1alpha1.ImageReviewStatus{Allowed: s.Allowed}
 	if !s.Allowed {
-		kept.Reason = oneLine(s.Reason)
+		kept.Reason = imagepolicy.OneLine(s.Reason)
 	}
 	size := 0
 	for _, key := range slices.Sorted(maps.Keys(s.AuditAnnotations)) {
@@ -88,17 +69,20 @@ func bounded(s v1alpha1.ImageReviewStatus) v1alpha1.ImageReviewStatus {
 	return kept
 }
 
-// oneLine returns at most maxReason bytes of a text, with a space for each character that cannot be printed.
-func oneLine(s string) string {
-	s = s[:min(len(s), 4*maxReason)] // the rest is not kept, so it is not converted
-	s = strings.TrimSpace(strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, s))
-	if len(s) > maxReason {
-		s = strings.ToValidUTF8(s[:maxReason], "")
-	}
-	return strings.Clone(s)
+// A cause is an error with a text that can be in logs and messages. The error itself can have text of a backend, such as names in its certificate.
+type cause struct {
+	error
+	text string
 }
+
+// causeOf returns an error with such a text; nil for nil.
+func causeOf(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &cause{err, imagepolicy.OneLine(strings.TrimPrefix(err.Error(), "review: "))}
+}
+
+func (c *cause) Error() string { return c.text }
+
+func (c *cause) Unwrap() error { return c.error }

@@ -2,18 +2,13 @@ package review_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"log" //nolint:depguard // net/http has a logger of this type
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -27,67 +22,31 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/certtest"
 	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policyd/review"
 )
 
-// An authority signs certificates.
-type authority struct {
-	certificate *x509.Certificate
-	key         *ecdsa.PrivateKey
-}
+// An authority issues certificates.
+type authority struct{ *certtest.Authority }
 
 func newAuthority(t *testing.T) *authority {
 	t.Helper()
-	a := &authority{}
-	a.certificate, a.key = a.sign(t, &x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign})
-	return a
-}
-
-// sign signs a certificate with a new key; the first one of an authority is its own.
-func (a *authority) sign(t *testing.T, template *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	a, err := certtest.New("ca")
 	if err != nil {
 		t.Fatal(err)
 	}
-	template.SerialNumber = big.NewInt(time.Now().UnixNano())
-	if template.NotAfter.IsZero() {
-		template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
-	}
-	parent, parentKey := a.certificate, a.key
-	if parent == nil {
-		parent, parentKey = template, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, parentKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	certificate, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return certificate, key
-}
-
-func (a *authority) pem() []byte { return pemOf("CERTIFICATE", a.certificate.Raw) }
-
-func pemOf(kind string, der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+	return &authority{a}
 }
 
 // pair returns the PEM of a certificate for 127.0.0.1 and of its key.
 func (a *authority) pair(t *testing.T, name string, until time.Time) (certificate, key []byte) {
 	t.Helper()
-	c, k := a.sign(t, &x509.Certificate{
-		Subject: pkix.Name{CommonName: name}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, NotBefore: until.Add(-time.Hour), NotAfter: until,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	})
-	der, err := x509.MarshalPKCS8PrivateKey(k)
+	pair, err := a.Issue(pkix.Name{CommonName: name}, until)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pemOf("CERTIFICATE", c.Raw), pemOf("PRIVATE KEY", der)
+	return pair.Certificate, pair.Key
 }
 
 // serve starts a backend with a certificate and returns its URL.
@@ -118,7 +77,7 @@ func (a *authority) keyPair(t *testing.T, until time.Time) tls.Certificate {
 func kubeconfig(t *testing.T, a *authority, cluster, user string) string {
 	t.Helper()
 	dir := t.TempDir()
-	put(t, filepath.Join(dir, "ca.pem"), a.pem())
+	put(t, filepath.Join(dir, "ca.pem"), a.PEM())
 	text := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {certificate-authority: ca.pem, %s}}]\nusers: [{name: u, user: {%s}}]\n"+
 		"contexts: [{name: x, context: {cluster: c, user: u}}]\ncurrent-context: x\n", cluster, user)
 	path := filepath.Join(dir, "kubeconfig")
@@ -153,12 +112,10 @@ func TestRequestOverTLS(t *testing.T) {
 	a := newAuthority(t)
 	certificate, key := a.pair(t, "policyd", time.Now().Add(time.Hour))
 	var got http.Request
-	pool := x509.NewCertPool()
-	pool.AddCert(a.certificate)
 	url := a.serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		got = *r
 		_, _ = io.WriteString(w, allow)
-	}), func(c *tls.Config) { c.ClientCAs, c.ClientAuth = pool, tls.VerifyClientCertIfGiven })
+	}), func(c *tls.Config) { c.ClientCAs, c.ClientAuth = a.Pool(), tls.VerifyClientCertIfGiven })
 	for name, c := range map[string]struct{ path, user, authorization, client string }{
 		"no credentials":     {"", "", "", ""},
 		"token":              {"/review/", `token: "secret 1"`, "Bearer secret 1", ""},
@@ -227,6 +184,9 @@ func trickle(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestHostileBackends(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	a, other := newAuthority(t), newAuthority(t)
 	text := func(status int, body string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
@@ -547,7 +507,7 @@ func TestReload(t *testing.T) {
 	sends("two")
 	// Another CA: the certificate of the backend is no longer valid.
 	put(t, file, []byte("two"))
-	put(t, filepath.Join(filepath.Dir(b.Kubeconfig), "ca.pem"), newAuthority(t).pem())
+	put(t, filepath.Join(filepath.Dir(b.Kubeconfig), "ca.pem"), newAuthority(t).PEM())
 	if err := s.Reload(); err != nil {
 		t.Error(err)
 	}

@@ -24,18 +24,17 @@ import (
 const admissionReviewKind = "AdmissionReview"
 
 // validate answers an AdmissionReview.
-func (h *Handler) validate(ctx context.Context, body []byte, tooLarge bool, event *Event) (any, *refusal) {
-	if tooLarge {
-		uid := uidOf(body)
+func (h *Handler) validate(ctx context.Context, b received, event *Event) (any, *refusal) {
+	if b.denied != "" {
+		uid := uidOf(b.text)
 		if uid == "" {
-			return nil, refuse(http.StatusRequestEntityTooLarge, fmt.Sprintf("an AdmissionReview must not exceed %d bytes", maxAdmissionReview))
+			return nil, refuse(http.StatusRequestEntityTooLarge, fmt.Sprintf("an AdmissionReview must not exceed %d bytes and %d values", maxAdmissionReview, maxValues))
 		}
-		// An error would leave the answer to the failure policy, and the user chooses the size.
 		event.Outcome = Invalid
-		return reviewed(uid, denial(http.StatusRequestEntityTooLarge, "pullgate: the object is too large to be judged")), nil
+		return reviewed(uid, denial(http.StatusRequestEntityTooLarge, "pullgate: the object "+b.denied)), nil
 	}
 	var review admissionv1.AdmissionReview
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &review); err != nil {
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(b.text, &review); err != nil {
 		return nil, refuse(http.StatusBadRequest, "the body is not an AdmissionReview")
 	}
 	switch {
@@ -44,7 +43,7 @@ func (h *Handler) validate(ctx context.Context, body []byte, tooLarge bool, even
 	case review.Request == nil || review.Request.UID == "":
 		return nil, refuse(http.StatusBadRequest, "the AdmissionReview has no request with a uid")
 	}
-	return reviewed(review.Request.UID, h.respond(ctx, review.Request, event)), nil
+	return reviewed(review.Request.UID, h.respond(ctx, review.Request, b.done, event)), nil
 }
 
 // reviewed returns the answer to the request with a UID.
@@ -92,8 +91,9 @@ func uidOf(body []byte) types.UID {
 }
 
 // respond judges a request.
-func (h *Handler) respond(ctx context.Context, r *admissionv1.AdmissionRequest, event *Event) (response *admissionv1.AdmissionResponse) {
+func (h *Handler) respond(ctx context.Context, r *admissionv1.AdmissionRequest, done func(), event *Event) (response *admissionv1.AdmissionResponse) {
 	q := h.question(r)
+	q.done = done
 	event.Operation, event.Resource = string(r.Operation), q.resource
 	event.Namespace, event.Name, event.DryRun = r.Namespace, q.name, r.DryRun != nil && *r.DryRun
 	defer func() {
@@ -133,6 +133,7 @@ type question struct {
 	name     string
 	template templatePath
 	update   bool
+	done     func() // says that the objects are not needed any more
 }
 
 func (h *Handler) question(r *admissionv1.AdmissionRequest) *question {
@@ -268,9 +269,10 @@ func (h *Handler) review(ctx context.Context, q *question, a answer, ephemeral b
 		return a
 	}
 	q.Object.Raw, q.OldObject.Raw = nil, nil // a review can take long, and they are large
-	r := h.options.Reviewer.Review(ctx, about)
-	d := admission.DecisionOf(r.Findings)
-	a.outcome, a.audit = Allowed, r.auditAnnotations()
+	q.done()
+	findings := h.options.Reviewer.Review(ctx, about)
+	d := admission.DecisionOf(findings)
+	a.outcome, a.audit = Allowed, auditAnnotations(findings)
 	a.decision.Answer, a.decision.Findings = d.Answer, append(a.decision.Findings, d.Findings...)
 	if !d.Admitted() {
 		a.outcome = Denied

@@ -154,8 +154,8 @@ func (deniesAll) Validate(context.Context, admission.Subject) []admission.Findin
 	return []admission.Finding{{Answer: admission.Deny, Message: "no"}}
 }
 
-func (d deniesAll) Review(ctx context.Context, _ webhook.ReviewedPod) webhook.Review {
-	return webhook.Review{Findings: d.Validate(ctx, admission.Subject{})}
+func (d deniesAll) Review(ctx context.Context, _ webhook.ReviewedPod) []admission.Finding {
+	return d.Validate(ctx, admission.Subject{})
 }
 
 // An update of an object that violates a policy is admitted if it changes nothing that a policy judges.
@@ -180,7 +180,9 @@ func TestUpdates(t *testing.T) {
 		"environment":                    {[]string{noHostNetwork}, both("value: b", "value: c"), both("value: b", "value: c"), true, webhook.Unchanged},
 		"image, and no policy for it":    {[]string{noHostNetwork}, both("good.test", "bad.test"), both("good.test", "bad.test"), true, webhook.Unchanged},
 		"image, judged":                  {[]string{noHostNetwork, onlyGood}, both("good.test/a", "good.test/b"), both("good.test/a", "good.test/b"), false, webhook.Denied},
-		"label, and a policy for labels": {[]string{noHostNetwork, labelled}, both("l: m, ", ""), both("finalizers: [x.io/y], ", ""), false, ""},
+		"label, and a policy for labels": {[]string{noHostNetwork, labelled}, both("l: m, ", ""), both("finalizers: [x.io/y], ", ""), true, ""},
+		"label that a policy requires":   {[]string{noHostNetwork, labelled}, both(", team: x", ""), both("finalizers: [x.io/y], ", ""), false, ""},
+		"label and another field":        {[]string{noHostNetwork, labelled, onlyGood}, both("l: m, team: x}, annotations: {n: o}}, spec: {hostNetwork: true, containers: [{name: c, image: good.test/a", "team: x}}, spec: {hostNetwork: true, containers: [{name: c, image: good.test/b"), both("finalizers: [x.io/y], ", ""), false, ""},
 		"violation ends":                 {[]string{noHostNetwork}, both("hostNetwork: true", "hostNetwork: false"), both("hostNetwork: true", "hostNetwork: false"), true, webhook.Allowed},
 		"policy of another namespace":    {[]string{noHostNetwork, "}\nbinding: {namespaces: [other]}\nspec: {metadata: {labels: {requireKeys: [q]}}}"}, both("l: m, ", ""), both("a: b", "a: c"), true, webhook.Unchanged},
 	} {
@@ -239,13 +241,13 @@ func TestEphemeralContainers(t *testing.T) {
 // recorder is a reviewer with a fixed answer.
 type recorder struct {
 	pods   []webhook.ReviewedPod
-	answer func(ctx context.Context, p webhook.ReviewedPod) webhook.Review
+	answer func(ctx context.Context, p webhook.ReviewedPod) []admission.Finding
 }
 
-func (r *recorder) Review(ctx context.Context, p webhook.ReviewedPod) webhook.Review {
+func (r *recorder) Review(ctx context.Context, p webhook.ReviewedPod) []admission.Finding {
 	r.pods = append(r.pods, p)
 	if r.answer == nil {
-		return webhook.Review{Findings: []admission.Finding{{Answer: admission.Admit}}}
+		return []admission.Finding{{Answer: admission.Admit}}
 	}
 	return r.answer(ctx, p)
 }
@@ -303,29 +305,31 @@ func TestReviews(t *testing.T) {
 
 func TestAnswersOfReviews(t *testing.T) {
 	deny := admission.Finding{Answer: admission.Deny, Policy: "backend", Message: "backend: no"}
+	annotated := deny
+	annotated.AuditAnnotations = map[string]string{"ticket": "T-7", "with/slash": "x", "with space": "x", "": "x"}
 	open := admission.Finding{Answer: admission.Admit, Policy: "backend", FailedOpen: true}
 	for name, tc := range map[string]struct {
-		review webhook.Review
+		review []admission.Finding
 		want   string
 		audit  map[string]string
 	}{
-		"allowed":     {webhook.Review{Findings: []admission.Finding{{Answer: admission.Admit}}}, "", nil},
-		"denied":      {webhook.Review{Findings: []admission.Finding{{Answer: admission.Admit}, deny}}, "403 pullgate: pod team/app: backend: no", nil},
-		"no finding":  {webhook.Review{}, "403 pullgate: pod team/app: denied without a reason, which is a defect of pullgate", nil},
-		"no answer":   {webhook.Review{Findings: []admission.Finding{{Message: "?"}}}, "403 pullgate: pod team/app: ?", nil},
-		"failed open": {webhook.Review{Findings: []admission.Finding{open}}, "", map[string]string{"failed-open": "true"}},
+		"allowed":     {[]admission.Finding{{Answer: admission.Admit}}, "", nil},
+		"denied":      {[]admission.Finding{{Answer: admission.Admit}, deny}, "403 pullgate: pod team/app: backend: no", nil},
+		"no finding":  {nil, "403 pullgate: pod team/app: denied without a reason, which is a defect of pullgate", nil},
+		"no answer":   {[]admission.Finding{{Message: "?"}}, "403 pullgate: pod team/app: ?", nil},
+		"failed open": {[]admission.Finding{open}, "", map[string]string{"failed-open": "true"}},
 		"annotations": {
-			webhook.Review{Findings: []admission.Finding{deny}, AuditAnnotations: map[string]string{"ticket": "T-7", "with/slash": "x", "with space": "x", "": "x"}},
+			[]admission.Finding{annotated, {Answer: admission.Admit, AuditAnnotations: map[string]string{"ticket": "T-8", "other": "y"}}},
 			"403 pullgate: pod team/app: backend: no",
-			map[string]string{"ticket": "T-7"},
+			map[string]string{"ticket": "T-7; T-8", "other": "y"},
 		},
 	} {
-		w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(context.Context, webhook.ReviewedPod) webhook.Review { return tc.review }}})
+		w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(context.Context, webhook.ReviewedPod) []admission.Finding { return tc.review }}})
 		r := w.ask(t, pod("{containers: [{name: c, image: a}]}"))
 		if d := cmp.Diff(tc.audit, r.AuditAnnotations); message(r) != tc.want || d != "" {
 			t.Errorf("%s: %q, annotations (-want +got) %s; want %q", name, message(r), d, tc.want)
 		}
-		if e := w.last(); len(e.Decision.Findings) != len(tc.review.Findings) || (e.Outcome == webhook.Allowed) != (tc.want == "") {
+		if e := w.last(); len(e.Decision.Findings) != len(tc.review) || (e.Outcome == webhook.Allowed) != (tc.want == "") {
 			t.Errorf("%s: event %+v", name, e)
 		}
 	}
@@ -404,10 +408,10 @@ func TestDeadline(t *testing.T) {
 		"?timeout=10h": 27 * time.Second,
 	} {
 		var got time.Duration
-		w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(ctx context.Context, _ webhook.ReviewedPod) webhook.Review {
+		w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(ctx context.Context, _ webhook.ReviewedPod) []admission.Finding {
 			deadline, _ := ctx.Deadline()
 			got = time.Until(deadline)
-			return webhook.Review{}
+			return nil
 		}}})
 		w.post(t.Context(), webhook.ValidatePath+query, pod("{containers: [{image: a}]}").body(t))
 		if got > want || got < want-time.Second {
@@ -418,7 +422,7 @@ func TestDeadline(t *testing.T) {
 
 // A panic denies, because an error would leave the answer to the failure policy.
 func TestPanicsDeny(t *testing.T) {
-	w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(context.Context, webhook.ReviewedPod) webhook.Review { panic("defect") }}})
+	w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(context.Context, webhook.ReviewedPod) []admission.Finding { panic("defect") }}})
 	r := w.ask(t, pod("{containers: [{image: a}]}"))
 	if r.Allowed || r.Result.Code != http.StatusInternalServerError || w.last().Outcome != webhook.Failed || len(w.panics) != 1 {
 		t.Errorf("%+v, event %+v, panics %v; want a denial", r, w.last(), w.panics)

@@ -14,8 +14,8 @@
 //
 // The node enforces in any case; the webhook reports early. It uses the chain and the files of the node, so the text of a denial is the same.
 //
-//   - An update is admitted if it changes nothing that a policy judges: it can remove finalizers, and labels that no policy restricts,
-//     from an object that violates a newer policy.
+//   - An update is admitted if it changes nothing that a policy judges: it can remove finalizers from an object that violates a newer policy.
+//     A change of labels or annotations of a pod is denied only for a rule that the pod met before, as at the node.
 //   - A mirror pod is admitted, because a denial hides a pod that runs. No kubelet runs a pod of the API server with the annotation
 //     kubernetes.io/config.mirror, so that it exempts nothing.
 //   - Findings of policies that only report become warnings.
@@ -25,7 +25,7 @@
 // # Bounds
 //
 // A handler ends before the timeout that the request names, or after 10 s. Bodies are limited, and so are the pod templates of an object
-// and the images of a review. The server that uses the handler limits connections and the time for headers.
+// and the images of a review. Large objects are decoded one at a time. The server that uses the handler limits connections and the time for headers.
 //
 // No answer and no Event contains a value of the object other than those in the sentence of a denial.
 package webhook

@@ -61,11 +61,13 @@ type Namespaces interface {
 type Handler struct {
 	options   Options
 	templates map[schema.GroupResource]templatePath
+	reading   chan struct{} // has an element for each large body that is held
+	decoding  chan struct{} // has an element for each large body that is decoded
 }
 
 // New returns a handler. The error joins the errors of all templates.
 func New(o Options) (*Handler, error) {
-	h := &Handler{options: o, templates: builtIn()}
+	h := &Handler{options: o, templates: builtIn(), reading: make(chan struct{}, maxReading), decoding: make(chan struct{}, maxDecoding)}
 	if errs := ValidateTemplates(field.NewPath("podTemplates"), o.Templates); len(errs) > 0 {
 		return nil, errs.ToAggregate()
 	}
@@ -121,8 +123,8 @@ func refuse(status int, text string) *refusal { return &refusal{status, "pullgat
 type endpoint struct {
 	handler *Handler
 	limit   int64
-	// answer returns the answer to a body. tooLarge says that the body has only the beginning of what was sent.
-	answer func(ctx context.Context, body []byte, tooLarge bool, event *Event) (any, *refusal)
+	// answer returns the answer to a body.
+	answer func(ctx context.Context, b received, event *Event) (any, *refusal)
 }
 
 // serve returns the body of an answer.
@@ -142,11 +144,12 @@ func (e *endpoint) serve(w http.ResponseWriter, r *http.Request, event *Event) (
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), timeout(r))
 	defer cancel()
-	body, tooLarge, refused := read(ctx, w, r, e.limit)
+	b, refused := e.receive(ctx, w, r)
 	if refused != nil {
 		return nil, refused
 	}
-	answer, refused := e.answer(ctx, body, tooLarge, event)
+	defer b.done()
+	answer, refused := e.answer(ctx, b, event)
 	if refused != nil {
 		return nil, refused
 	}
@@ -155,6 +158,44 @@ func (e *endpoint) serve(w http.ResponseWriter, r *http.Request, event *Event) (
 		return nil, refuse(http.StatusInternalServerError, "the answer cannot be encoded")
 	}
 	return response, nil
+}
+
+// A received is the body of a request.
+type received struct {
+	text []byte
+	// denied says why the text, of which this can be the beginning, must not be decoded; "" if it may be.
+	denied string
+	// done says that the text and what was decoded are not needed any more. It may be called several times.
+	done func()
+}
+
+// receive reads a body, and waits until it may be decoded.
+func (e *endpoint) receive(ctx context.Context, w http.ResponseWriter, r *http.Request) (b received, refused *refusal) {
+	leaveReading, leaveDecoding := func() {}, func() {}
+	if r.ContentLength < 0 || r.ContentLength > largeBody {
+		leave, ok := enter(ctx, e.handler.reading)
+		if !ok {
+			return b, refuse(http.StatusServiceUnavailable, "too many large requests at the same time")
+		}
+		leaveReading = leave
+	}
+	body, cut, refused := read(ctx, w, r, e.limit)
+	if refused != nil {
+		leaveReading()
+		return b, refused
+	}
+	b.text = body
+	if n := values(body); cut || n > maxValues {
+		b.denied = tooLarge
+	} else if len(body) > largeBody || n > largeValues {
+		leave, ok := enter(ctx, e.handler.decoding)
+		if !ok {
+			b.denied = tooLate
+		}
+		leaveDecoding = leave
+	}
+	b.done = func() { leaveDecoding(); leaveReading() }
+	return b, nil
 }
 
 // panicked reports a panic that was recovered.
@@ -173,8 +214,8 @@ func timeout(r *http.Request) time.Duration {
 	return min(d, maxTimeout) / 10 * 9
 }
 
-// read reads a body. tooLarge is true if it was longer than the limit; the first part of it is returned then.
-func read(ctx context.Context, w http.ResponseWriter, r *http.Request, limit int64) (body []byte, tooLarge bool, refused *refusal) {
+// read reads a body. cut is true if it was longer than the limit; the first part of it is returned then.
+func read(ctx context.Context, w http.ResponseWriter, r *http.Request, limit int64) (body []byte, cut bool, refused *refusal) {
 	control := http.NewResponseController(w)
 	deadline := time.Now().Add(readTimeout)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {

@@ -26,7 +26,7 @@ const (
 )
 
 // imageReview answers an ImageReview: an image is allowed if restrictions allow a pod of the namespace to have it.
-func (h *Handler) imageReview(ctx context.Context, body []byte, tooLarge bool, event *Event) (response any, refused *refusal) {
+func (h *Handler) imageReview(ctx context.Context, b received, event *Event) (response any, refused *refusal) {
 	version := imagepolicyv1alpha1.SchemeGroupVersion.String()
 	answer := &imagepolicyv1alpha1.ImageReview{TypeMeta: metav1.TypeMeta{APIVersion: version, Kind: imageReviewKind}}
 	deny := func(o Outcome, text string) {
@@ -41,12 +41,12 @@ func (h *Handler) imageReview(ctx context.Context, body []byte, tooLarge bool, e
 			response, refused = answer, nil
 		}
 	}()
-	if tooLarge {
-		deny(Invalid, fmt.Sprintf("the review is larger than %d bytes", maxObject))
+	if b.denied != "" {
+		deny(Invalid, "the review "+b.denied)
 		return answer, nil
 	}
 	var review imagepolicyv1alpha1.ImageReview
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &review); err != nil {
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(b.text, &review); err != nil {
 		return nil, refuse(http.StatusBadRequest, "the body is not an ImageReview")
 	}
 	if review.Kind != imageReviewKind || review.APIVersion != version {

@@ -30,8 +30,9 @@ func (h *Handler) restrictions(ctx context.Context, c comparison, n *size) (d ad
 	if h.options.Chain.Exempts(s) == "" {
 		s.Pod.NamespaceLabels = h.labels(ctx, c.Namespace)
 	}
+	var before admission.Subject
 	if c.old != nil {
-		before := c.subject(c.old)
+		before = c.subject(c.old)
 		before.Pod.NamespaceLabels = s.Pod.NamespaceLabels
 		if h.options.Chain.Same(before, s) {
 			return admission.Decision{Answer: admission.Admit}, true
@@ -40,7 +41,17 @@ func (h *Handler) restrictions(ctx context.Context, c comparison, n *size) (d ad
 	if n.add(&c.pod.Spec); n.exceeded() {
 		return admission.Decision{}, false
 	}
+	if c.old != nil && c.stage == admission.StageAdmission && h.onlyMetadata(before, s) {
+		// A pod that violates a newer policy in another field keeps running, and its labels can be changed.
+		return h.options.Chain.EvaluateEdited(ctx, before, s), false
+	}
 	return h.options.Chain.Evaluate(ctx, s), false
+}
+
+// onlyMetadata reports whether two subjects differ in labels and annotations alone.
+func (h *Handler) onlyMetadata(before, s admission.Subject) bool {
+	before.Pod.Labels, before.Pod.Annotations = s.Pod.Labels, s.Pod.Annotations
+	return h.options.Chain.Same(before, s)
 }
 
 // labels returns the labels of a namespace as a view has them.

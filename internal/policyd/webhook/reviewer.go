@@ -14,10 +14,10 @@ import (
 
 // A Reviewer asks the backends of image reviews about a pod.
 type Reviewer interface {
-	// Review returns at least one finding, also if no backend reviews the namespace; none denies. A backend that cannot be asked admits or
-	// denies by its failure policy; the finding has FailedOpen if it admits so. Review returns when ctx ends, and may be called
-	// concurrently.
-	Review(ctx context.Context, p ReviewedPod) Review
+	// Review returns at least one finding, also if no backend reviews the namespace; none denies. The finding of a backend has its name as
+	// Policy, and its audit annotations. A backend that cannot be asked admits or denies by its failure policy; the finding has FailedOpen if
+	// it admits so. Review returns when ctx ends, and may be called concurrently.
+	Review(ctx context.Context, p ReviewedPod) []admission.Finding
 }
 
 // A ReviewedPod is what backends may know about a pod.
@@ -30,14 +30,6 @@ type ReviewedPod struct {
 	Images []string
 	// Volumes are the images of volumes.
 	Volumes []string
-}
-
-// A Review is the answer of all backends.
-type Review struct {
-	// Findings have the name of the backend as Policy.
-	Findings []admission.Finding
-	// AuditAnnotations are for the audit log of the API server. The keys have no prefix: the API server uses the name of the webhook.
-	AuditAnnotations map[string]string
 }
 
 // annotationForBackends is in the keys of annotations that are sent to backends, after their first characters.
@@ -80,15 +72,22 @@ func (p *ReviewedPod) equal(q *ReviewedPod) bool {
 // failedOpen is the key of the annotation that the API server's own plugin uses too.
 const failedOpen = "failed-open"
 
-// auditAnnotations returns those for the API server. It would log an error for each key that is not valid after its prefix.
-func (r *Review) auditAnnotations() map[string]string {
+// auditAnnotations returns the audit annotations of findings. The values of a key that several backends use are joined. The keys have no
+// prefix: the API server uses the name of the webhook, and would log an error for each key that is not valid after it.
+func auditAnnotations(findings []admission.Finding) map[string]string {
 	all := map[string]string{}
-	for key, value := range r.AuditAnnotations {
-		if !strings.Contains(key, "/") && len(validation.IsQualifiedName(key)) == 0 {
+	for _, f := range findings {
+		for key, value := range f.AuditAnnotations {
+			if strings.Contains(key, "/") || len(validation.IsQualifiedName(key)) > 0 {
+				continue
+			}
+			if before, several := all[key]; several {
+				value = before + "; " + value
+			}
 			all[key] = value
 		}
 	}
-	if slices.ContainsFunc(r.Findings, func(f admission.Finding) bool { return f.FailedOpen }) {
+	if slices.ContainsFunc(findings, func(f admission.Finding) bool { return f.FailedOpen }) {
 		all[failedOpen] = "true"
 	}
 	if len(all) == 0 {

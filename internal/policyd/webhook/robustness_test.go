@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/policyd/webhook"
+	"github.com/pullgate/pullgate/pkg/admission"
 )
 
 // What is not a review gets a status and a text of ours, and changes nothing for the next request.
@@ -39,7 +40,7 @@ func TestRefusedRequests(t *testing.T) {
 		"list":                 {"POST", webhook.ValidatePath, "application/json", "[]", 400},
 		"half":                 {"POST", webhook.ValidatePath, "application/json", review[:len(review)/2], 400},
 		"two":                  {"POST", webhook.ValidatePath, "application/json", review + review, 400},
-		"deep":                 {"POST", webhook.ValidatePath, "application/json", strings.Repeat("[", 1<<20), 400},
+		"deep":                 {"POST", webhook.ValidatePath, "application/json", strings.Repeat("[", 1<<20), 413},
 		"deep object":          {"POST", webhook.ValidatePath, "application/json", strings.Replace(review, `"object":{`, `"object":{"x":`+strings.Repeat(`{"x":`, 20000)+`1`+strings.Repeat(`}`, 20000)+`,`, 1), 400},
 		"other version":        {"POST", webhook.ValidatePath, "application/json", strings.Replace(review, "admission.k8s.io/v1", "admission.k8s.io/v1beta1", 1), 400},
 		"other kind":           {"POST", webhook.ValidatePath, "application/json", strings.Replace(review, `"AdmissionReview"`, `"ImageReview"`, 1), 400},
@@ -77,12 +78,15 @@ func TestRefusedRequests(t *testing.T) {
 // The user chooses the size of an object, so one that is too large is denied and not left to the failure policy.
 func TestTooLargeObjectsAreDenied(t *testing.T) {
 	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork)})
-	body := pod("{containers: [{name: c, image: a, env: [{name: A, value: " + strings.Repeat("x", 7<<20) + "}]}]}").body(t)
+	with := func(size int) []byte {
+		return bytes.Replace(pod("{containers: [{name: c, image: a, env: [{name: A, value: large}]}]}").body(t), []byte("large"), bytes.Repeat([]byte("x"), size), 1)
+	}
+	body := with(7 << 20)
 	r := decode(t, w.post(t.Context(), webhook.ValidatePath, body))
 	if r.Allowed || r.Result.Code != http.StatusRequestEntityTooLarge || w.last().Outcome != webhook.Invalid {
 		t.Errorf("%s, event %+v; want a denial", message(r), w.last())
 	}
-	if body = pod("{containers: [{name: c, image: a, env: [{name: A, value: " + strings.Repeat("x", 5<<20) + "}]}]}").body(t); !decode(t, w.post(t.Context(), webhook.ValidatePath, body)).Allowed {
+	if body = with(5 << 20); !decode(t, w.post(t.Context(), webhook.ValidatePath, body)).Allowed {
 		t.Error("an object and the one before it, 5 MiB, are not judged")
 	}
 }
@@ -109,6 +113,12 @@ func TestPanickingImageReviewsAreDenied(t *testing.T) {
 
 // The user chooses the numbers of containers, volumes and mounts; what takes long to judge is denied.
 func TestManyParts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	if raced {
+		t.Skip("has one goroutine; make race runs it without the detector")
+	}
 	var policies []string
 	for i := range 100 {
 		policies = append(policies, fmt.Sprintf("}\nspec: {spec: {containers: [{image: [{registry: {whitelist: [r%d.test]}}], securityContext: {runAsUser: {forbidNil: true}, runAsGroup: {forbidNil: true}}}], volumes: [{volumeType: {whitelist: [secret]}}]}}", i))
@@ -223,10 +233,10 @@ func TestSlowClients(t *testing.T) {
 
 // Reading a body to its end leaves no deadline behind that would end the request while a backend is asked.
 func TestRequestLastsAfterTheBody(t *testing.T) {
-	w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(ctx context.Context, _ webhook.ReviewedPod) webhook.Review {
+	w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(ctx context.Context, _ webhook.ReviewedPod) []admission.Finding {
 		<-ctx.Done()
 		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return webhook.Review{}
+			return nil
 		}
 		return deniesAll{}.Review(ctx, webhook.ReviewedPod{})
 	}}})

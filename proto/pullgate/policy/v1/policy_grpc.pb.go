@@ -35,12 +35,13 @@ const (
 //
 // Policy answers what pullgated cannot answer by itself, because it needs the network.
 //
-// No request is larger than 1 MiB, and no answer larger than 4 MiB.
+// No request is larger than 1 MiB. An answer has at most 64 KiB of reasons and audit annotations; what is more is left out.
 type PolicyClient interface {
 	// Review asks the image review backends of the policy folder whether they approve images. A backend is asked about one image at a
-	// time; answers that pullgate-policyd has in its cache are not asked for again.
+	// time; answers that pullgate-policyd has in its cache are not asked for again. A request without images only compares the policy
+	// files of both processes.
 	//
-	// INVALID_ARGUMENT: no policy hash, no namespace, no image, or more than 256 images. FAILED_PRECONDITION: pullgate-policyd has other
+	// INVALID_ARGUMENT: no policy hash, no namespace, or more than 256 images. FAILED_PRECONDITION: pullgate-policyd has other
 	// policy files than those of the hash, also after reading them again. UNIMPLEMENTED: this version knows no image reviews.
 	Review(ctx context.Context, in *ReviewRequest, opts ...grpc.CallOption) (*ReviewResponse, error)
 }
@@ -69,12 +70,13 @@ func (c *policyClient) Review(ctx context.Context, in *ReviewRequest, opts ...gr
 //
 // Policy answers what pullgated cannot answer by itself, because it needs the network.
 //
-// No request is larger than 1 MiB, and no answer larger than 4 MiB.
+// No request is larger than 1 MiB. An answer has at most 64 KiB of reasons and audit annotations; what is more is left out.
 type PolicyServer interface {
 	// Review asks the image review backends of the policy folder whether they approve images. A backend is asked about one image at a
-	// time; answers that pullgate-policyd has in its cache are not asked for again.
+	// time; answers that pullgate-policyd has in its cache are not asked for again. A request without images only compares the policy
+	// files of both processes.
 	//
-	// INVALID_ARGUMENT: no policy hash, no namespace, no image, or more than 256 images. FAILED_PRECONDITION: pullgate-policyd has other
+	// INVALID_ARGUMENT: no policy hash, no namespace, or more than 256 images. FAILED_PRECONDITION: pullgate-policyd has other
 	// policy files than those of the hash, also after reading them again. UNIMPLEMENTED: this version knows no image reviews.
 	Review(context.Context, *ReviewRequest) (*ReviewResponse, error)
 	mustEmbedUnimplementedPolicyServer()

@@ -1,0 +1,60 @@
+package policyclient
+
+import (
+	"fmt"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
+	_ "google.golang.org/grpc/encoding/proto" // registers the codec of messages
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// pullgate-policyd has no privileges and parses what comes from the network, so its answers are bounded like those of a stranger.
+const (
+	// maxTexts fits the reasons and audit annotations of an answer, for which pullgate-policyd has a limit.
+	maxTexts = 96 << 10
+	// maxResult fits one result without these texts and without the name of the image.
+	maxResult = 512
+	// maxOthers is how many fields an answer may have beside its results, also in later versions.
+	maxOthers = 16
+)
+
+// limits returns the options of a call that bound its answer by what is asked.
+func (r *Request) limits() []grpc.CallOption {
+	results, size := 0, maxTexts
+	for _, list := range [][]string{r.Images, r.VolumeImages} {
+		for _, image := range list {
+			results += r.Backends
+			size += r.Backends * (len(image) + maxResult)
+		}
+	}
+	return []grpc.CallOption{
+		grpc.MaxCallRecvMsgSize(size), grpc.ForceCodecV2(&codec{encoding.GetCodecV2("proto"), results + maxOthers}),
+	}
+}
+
+// A codec refuses an answer with too many fields before it decodes them. A field can have two bytes, and a decoded result has a hundred.
+type codec struct {
+	encoding.CodecV2
+
+	fields int
+}
+
+// Unmarshal decodes an answer.
+func (c *codec) Unmarshal(data mem.BufferSlice, v any) error {
+	answer := data.MaterializeToBuffer(mem.DefaultBufferPool())
+	defer answer.Free()
+	rest := answer.ReadOnlyData()
+	for n := 0; len(rest) > 0; n++ {
+		_, _, size := protowire.ConsumeField(rest)
+		switch {
+		case size < 0:
+			return fmt.Errorf("decode an answer: %w", protowire.ParseError(size))
+		case n == c.fields:
+			return fmt.Errorf("decode an answer: it has more than %d fields", c.fields)
+		}
+		rest = rest[size:]
+	}
+	return c.CodecV2.Unmarshal(data, v)
+}
