@@ -37,7 +37,7 @@ admission webhook for kube-apiserver.
 
 On a node, enable pullgate-policyd.socket and set policies to the folder that
 pullgated's admission.policies names. pullgated connects when a policy needs it.
-In a cluster, set https.listen with a certificate.
+In a cluster, it is a Deployment: see pullgate-policyd manifests --help.
 
 A configuration for a node:
 
@@ -64,11 +64,10 @@ func run(args []string, stdout, stderr io.Writer) int {
 }
 
 type flags struct {
-	config      string
-	check       bool
-	logFormat   string
-	verbosity   int
-	showVersion bool
+	program.Flags
+
+	config string
+	check  bool
 }
 
 func command() *cobra.Command {
@@ -82,15 +81,16 @@ func command() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&f.config, "config", defaultConfig, "configuration `file`; it must exist")
 	cmd.Flags().BoolVar(&f.check, "check-config", false, "check the configuration and the files that it names, print all errors, and exit; safe beside a running pullgate-policyd")
-	cmd.Flags().StringVar(&f.logFormat, "logging-format", "text", "`format` of log lines: text or json")
-	cmd.Flags().IntVarP(&f.verbosity, "v", "v", 0, "log `level`: 0 for an operator, 2 and above for a developer")
-	cmd.Flags().BoolVar(&f.showVersion, "version", false, "print version, commit and date, and exit")
+	f.Add(cmd)
+	manifests := manifestsCommand()
+	program.Finish(manifests)
+	cmd.AddCommand(manifests)
 	program.Finish(cmd)
 	return cmd
 }
 
 func start(cmd *cobra.Command, f flags) error {
-	if f.showVersion {
+	if f.ShowVersion {
 		_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s %s (commit %s, %s, %s)\n", name, version, commit, date, runtime.Version())
 		return err
 	}
@@ -98,7 +98,7 @@ func start(cmd *cobra.Command, f flags) error {
 	reload := make(chan os.Signal, 1)
 	signal.Notify(reload, syscall.SIGHUP)
 	defer signal.Stop(reload)
-	log, err := program.Logger(f.logFormat, f.verbosity, cmd.ErrOrStderr())
+	log, err := f.Logger(cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}

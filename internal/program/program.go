@@ -49,7 +49,11 @@ func Exit(w io.Writer, name string, err error) int {
 func Finish(cmd *cobra.Command) {
 	noArguments := func(_ *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			return Usagef("unexpected argument %q; %s takes flags only, see %s --help", args[0], cmd.Name(), cmd.Name())
+			takes := "flags only"
+			if cmd.HasAvailableSubCommands() {
+				takes = "flags, or one of its commands"
+			}
+			return Usagef("unexpected argument %q; %s takes %s, see %s --help", args[0], cmd.CommandPath(), takes, cmd.CommandPath())
 		}
 		return nil
 	}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/policyd/manifests"
+	"github.com/pullgate/pullgate/internal/policyfiles"
+	"github.com/pullgate/pullgate/internal/program"
+	"github.com/pullgate/pullgate/internal/regularfile"
+)
+
+const manifestsLong = `Print the Kubernetes objects with which a cluster uses pullgate-policyd as its
+admission webhook, as YAML documents in the order in which they are created:
+
+  Namespace                       with the Pod Security Standard restricted
+  ServiceAccount                  its token is mounted only with the ClusterRole
+  ClusterRole, ClusterRoleBinding get, list and watch of namespaces, and nothing
+                                  else; left out if --policies has no policy with
+                                  a namespaceSelector
+  ConfigMap pullgate-policyd      the PolicydConfiguration
+  ConfigMap pullgate-policies     the policy files of --policies; without the flag
+                                  make it yourself, it is mounted when it exists
+  Deployment                      two replicas, without root and capabilities
+  PodDisruptionBudget, Service
+  ValidatingWebhookConfiguration
+
+The Deployment needs the Secret pullgate-policyd-tls (kubernetes.io/tls) with a
+certificate for pullgate-policyd.NAMESPACE.svc. Put the kubeconfigs of image
+review backends into the Secret pullgate-backends, which is mounted in
+/etc/pullgate/backends. The nodes have to be of version 1.30 or later.
+
+With --url, only the ValidatingWebhookConfiguration is printed, for a
+pullgate-policyd outside of the cluster. It has the form that kube-apiserver 1.36
+reads from its own disk: its name ends with .static.k8s.io, and it has a URL.
+
+The failure policy Ignore is recommended: the nodes enforce the same policies, and
+the webhook only reports earlier. With Fail, no pod is created while no
+pullgate-policyd answers.`
+
+const manifestsExamples = `  # Everything that a cluster needs, with the policy files of the nodes
+  pullgate-policyd manifests --image registry.example.com/pullgate-policyd:v1.0.0 \
+    --ca-file ca.crt --policies /etc/pullgate/policies | kubectl apply -f -
+
+  # A file for kube-apiserver's own disk; podTemplates are those of the configuration
+  pullgate-policyd manifests --url https://10.0.0.10:9443 --ca-file ca.crt \
+    --config /etc/pullgate/policyd.yaml > /etc/kubernetes/admission/webhooks/pullgate.yaml`
+
+type manifestsFlags struct {
+	manifests.Options
+	caFile, config, policies string
+}
+
+func manifestsCommand() *cobra.Command {
+	var f manifestsFlags
+	cmd := &cobra.Command{
+		Use:     "manifests",
+		Short:   "Print the Kubernetes objects of the admission webhook",
+		Long:    manifestsLong,
+		Example: manifestsExamples,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return f.print(cmd) },
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&f.Namespace, "namespace", "pullgate", "`namespace` of the objects")
+	flags.StringVar(&f.Image, "image", "", "`image` whose entry point is pullgate-policyd (required without --url)")
+	flags.StringVar(&f.policies, "policies", "", "`folder` of policy files for the ConfigMap pullgate-policies: that of the nodes")
+	flags.StringVar(&f.caFile, "ca-file", "", "`file` with the PEM certificates of the authority that signs the certificate of pullgate-policyd (required without --url)")
+	flags.StringVar(&f.URL, "url", "", "https `URL` of a pullgate-policyd outside of the cluster")
+	flags.StringVar(&f.config, "config", "", "`file` with a PolicydConfiguration, of which podTemplates are used")
+	flags.StringVar(&f.FailurePolicy, "failure-policy", "Ignore", "`policy` of kube-apiserver if the webhook does not answer: Ignore or Fail")
+	flags.StringSliceVar(&f.Exclude, "exclude-namespaces", []string{"kube-system"}, "`namespaces` that the webhook does not judge, besides that of --namespace; the nodes judge them")
+	flags.DurationVar(&f.Timeout, "timeout", 10*time.Second, "`time` that kube-apiserver waits for an answer, 1s to 30s")
+	return cmd
+}
+
+func (f *manifestsFlags) print(cmd *cobra.Command) error {
+	var errs []error
+	if f.URL != "" {
+		for _, flag := range []string{"namespace", "image", "policies"} {
+			if cmd.Flags().Changed(flag) {
+				errs = append(errs, fmt.Errorf("--%s: has no effect with --url, which prints no object of the cluster", flag))
+			}
+		}
+	}
+	errs = append(errs, f.read()...)
+	if len(errs) > 0 {
+		return program.Usagef("invalid flags:\n%w", errors.Join(errs...))
+	}
+	var text strings.Builder
+	if err := manifests.Write(&text, f.Options); err != nil {
+		return program.Usagef("invalid flags:\n%w", err)
+	}
+	_, err := fmt.Fprint(cmd.OutOrStdout(), text.String())
+	return err
+}
+
+// read reads the files that flags name.
+func (f *manifestsFlags) read() (errs []error) {
+	if f.caFile != "" {
+		ca, err := regularfile.Read(f.caFile, manifests.MaxCA)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--ca-file: %w; give the file with the certificate of the authority that signs the one of pullgate-policyd", err))
+		}
+		f.CA = ca
+	}
+	if f.config != "" {
+		c, err := config.LoadPolicyd(f.config)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--config %s: %w", f.config, err))
+		}
+		f.Templates = c.PodTemplates
+	}
+	if f.policies != "" {
+		policies, err := manifests.ReadPolicies(f.policies, policyfiles.Kinds())
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--policies:\n%w", err))
+		}
+		f.Policies = policies
+	}
+	return errs
+}
