@@ -67,13 +67,12 @@ func run(args []string, stdout, stderr io.Writer) int {
 }
 
 type flags struct {
+	program.Flags
+
 	config      string
 	configGiven bool // --config is on the command line
 	check       bool
 	accept      bool
-	logFormat   string
-	verbosity   int
-	showVersion bool
 }
 
 func command() *cobra.Command {
@@ -91,16 +90,14 @@ func command() *cobra.Command {
 	cmd.Flags().StringVar(&f.config, "config", defaultConfig, "configuration `file`; one that is given must exist, without the default one every field has its default")
 	cmd.Flags().BoolVar(&f.check, "check-config", false, "check the configuration and what a start would do with it, print errors and warnings, and exit; safe beside a running daemon")
 	cmd.Flags().BoolVar(&f.accept, "accept-present-images", false, "end the distrust of a store that was lost: take the images that are on the node now for preloaded")
-	cmd.Flags().StringVar(&f.logFormat, "logging-format", "text", "`format` of log lines: text or json")
-	cmd.Flags().IntVarP(&f.verbosity, "v", "v", 0, "log `level`: 0 for an operator, 2 and above for a developer")
-	cmd.Flags().BoolVar(&f.showVersion, "version", false, "print version, commit and date, and exit")
+	f.Add(cmd)
 	cmd.AddCommand(providerCommand())
 	program.Finish(cmd)
 	return cmd
 }
 
 func start(cmd *cobra.Command, f flags) error {
-	if f.showVersion {
+	if f.ShowVersion {
 		_, err := fmt.Fprintf(cmd.OutOrStdout(), "pullgated %s (commit %s, %s, %s)\n", version, commit, date, runtime.Version())
 		return err
 	}
@@ -108,7 +105,7 @@ func start(cmd *cobra.Command, f flags) error {
 	reload := make(chan os.Signal, 1)
 	signal.Notify(reload, syscall.SIGHUP)
 	defer signal.Stop(reload)
-	log, err := program.Logger(f.logFormat, f.verbosity, cmd.ErrOrStderr())
+	log, err := f.Logger(cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}

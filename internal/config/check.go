@@ -42,6 +42,7 @@ func checkEndpoints(c *Config) (errs field.ErrorList) {
 		{"runtimeEndpoint", c.RuntimeEndpoint, false},
 		{"imageEndpoint", c.ImageEndpoint, true},
 		{"admin.listen", c.Admin.Listen, true},
+		{"admission.policydSocket", c.Admission.PolicydSocket, false},
 	} {
 		if f.value == "" && f.optional {
 			continue
@@ -56,6 +57,9 @@ func checkEndpoints(c *Config) (errs field.ErrorList) {
 	}
 	if l := c.Admin.Listen; l != "" && slices.Contains(append(runtimes, c.Listen), l) {
 		errs = append(errs, invalid("admin.listen", l, "must be another socket than those of listen and of the runtime"))
+	}
+	if s := c.Admission.PolicydSocket; s != "" && slices.Contains(append(runtimes, c.Listen, c.Admin.Listen), s) {
+		errs = append(errs, invalid("admission.policydSocket", s, "must be another socket than those of listen, of admin.listen and of the runtime"))
 	}
 	return errs
 }

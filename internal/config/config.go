@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/pullgate/pullgate/internal/strictyaml"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
@@ -94,7 +95,7 @@ type Config struct {
 	// DecisionLog is the file that decisions are appended to.
 	DecisionLog DecisionLog `json:"decisionLog"`
 	// Admission are the policies that restrict pods beyond their credentials.
-	Admission Admission `json:"admission" reload:"yes"`
+	Admission Admission `json:"admission"`
 
 	policy policy.Policy
 }
@@ -141,19 +142,21 @@ type DecisionLog struct {
 // Admission are the policies that restrict pods beyond their credentials.
 type Admission struct {
 	// Policies is the path of the folder of policy files; "" means that there are no policies.
-	Policies string `json:"policies"`
+	Policies string `json:"policies" reload:"yes"`
 	// Enforce reports whether denials of policies are enforced; false reports them only.
-	Enforce bool `json:"enforce"`
+	Enforce bool `json:"enforce" reload:"yes"`
 	// Exempt selects the pods that policies do not apply to.
-	Exempt Exempt `json:"exempt"`
+	Exempt Exempt `json:"exempt" reload:"yes"`
 	// Unjudged is what happens to a pod if a policy restricts a field that this node never sees.
-	Unjudged string `json:"unjudged"`
+	Unjudged string `json:"unjudged" reload:"yes"`
 	// NamespaceLabels is the path of a file with the labels of namespaces; "" means that they are not known.
-	NamespaceLabels string `json:"namespaceLabels"`
+	NamespaceLabels string `json:"namespaceLabels" reload:"yes"`
 	// KubeletRoot is the kubelet's --root-dir, from which types of volumes are derived.
-	KubeletRoot string `json:"kubeletRoot"`
+	KubeletRoot string `json:"kubeletRoot" reload:"yes"`
 	// RecheckRestarts has policies applied to containers that their pod has started before.
-	RecheckRestarts bool `json:"recheckRestarts"`
+	RecheckRestarts bool `json:"recheckRestarts" reload:"yes"`
+	// PolicydSocket is the endpoint of pullgate-policyd, unix:// and an absolute path. It is dialed only if a policy needs it.
+	PolicydSocket string `json:"policydSocket"`
 }
 
 // A Tristate is auto, true or false. The zero value is not valid.
@@ -220,6 +223,8 @@ func Default() Config {
 			Exempt:      Exempt{StaticPods: true},
 			Unjudged:    UnjudgedIgnore,
 			KubeletRoot: "/var/lib/kubelet",
+
+			PolicydSocket: "unix:///run/pullgate/policy.sock",
 		},
 	}
 }
@@ -297,7 +302,11 @@ func Parse(data []byte) (Config, error) {
 	for _, err := range invalid {
 		errs = append(errs, err)
 	}
-	errs = append(errs, checkPolicy(&c)...)
+	if c.KubeletConfig == "" {
+		errs = strictyaml.WithLines(data, append(errs, checkPolicy(&c)...))
+	} else { // its errors are about another file
+		errs = append(strictyaml.WithLines(data, errs), checkPolicy(&c)...)
+	}
 	if len(errs) > 0 {
 		return Config{}, fmt.Errorf("%w:\n%w", ErrInvalid, errors.Join(errs...))
 	}

@@ -48,6 +48,7 @@ func loadKubelet(path string) (k kubelet, errs []error) {
 	for _, err := range append(oneOf("apiVersion", k.APIVersion, kubeletAPIVersion), oneOf("kind", k.Kind, kubeletKind)...) {
 		errs = append(errs, err)
 	}
+	errs = strictyaml.WithLines(data, errs)
 	for i, err := range errs {
 		errs[i] = fmt.Errorf("%s%w", inKubelet(path), err)
 	}

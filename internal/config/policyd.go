@@ -8,6 +8,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/pullgate/pullgate/internal/strictyaml"
 )
 
 // PolicydKind is the required kind of a configuration of pullgate-policyd. Its apiVersion is APIVersion.
@@ -87,7 +89,7 @@ func ParsePolicyd(data []byte) (Policyd, error) {
 		}
 	}
 	if len(errs) > 0 {
-		return Policyd{}, fmt.Errorf("%w:\n%w", ErrInvalid, errors.Join(errs...))
+		return Policyd{}, fmt.Errorf("%w:\n%w", ErrInvalid, errors.Join(strictyaml.WithLines(data, errs)...))
 	}
 	return c, nil
 }

@@ -190,7 +190,7 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 	}
 	e := ask(o, o.Explain, &adminv1.ExplainRequest{Image: app, Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: bob.UID}}})
 	if e.GetReason() != "not_proved" || e.GetEvidence().GetRecord().GetProofs()[0].GetExpires() == nil || len(e.GetRemedies()) == 0 {
-		t.Errorf("Explain = %v; want that nothing of bob's is proved", e)
+		t.Errorf("Explain = %v; want no proof of bob's", e)
 	}
 
 	r.Do(func(r *criproxytest.Runtime) {
@@ -416,7 +416,7 @@ func TestAdminSocketIsForItsOwnerAndHealthIsThatOfTheCRI(t *testing.T) {
 		t.Errorf("the stream at the stop = %v after %v; want Unavailable soon", err, time.Since(began))
 	}
 	if _, err := os.Lstat(p.path("run/admin.sock")); err == nil {
-		t.Error("the socket is left behind by an orderly stop")
+		t.Error("the socket still exists after an orderly stop")
 	}
 }
 
@@ -434,7 +434,7 @@ func TestAdminSocketInUseStopsTheStart(t *testing.T) {
 		t.Errorf("exit %d, %q; want 1 and the reason", code, p.out)
 	}
 	if _, err := os.Lstat(p.path("run/cri.sock")); err == nil {
-		t.Error("the other socket is left behind")
+		t.Error("the other socket still exists")
 	}
 	p.configure(`admin: {listen: ""}`)
 	p.start()

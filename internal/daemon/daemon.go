@@ -36,6 +36,9 @@ const criConnections = 128
 // does not see.
 const reconcileEvery = time.Minute
 
+// syncRetry is the time after the first sync that fails. It doubles with each further one, up to reconcileEvery.
+const syncRetry = time.Second
+
 // Options are the flags of pullgated and its configuration.
 type Options struct {
 	Config config.Config
@@ -81,6 +84,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, admitting.close()) }()
 	log, err := openDecisions(o, m)
 	if err != nil {
 		return err
@@ -275,19 +279,29 @@ func watch(ctx context.Context, log klog.Logger, p parts) {
 	}
 	g.Go(func() error {
 		var logged time.Time // when a failed sync was logged last
-		tick := time.NewTicker(reconcileEvery)
-		defer tick.Stop()
+		wait := reconcileEvery
+		next := time.NewTimer(wait)
+		defer next.Stop()
 		for {
 			select {
 			case <-ctx.Done():
 				return nil
 			case <-up:
-			case <-tick.C:
+			case <-next.C:
 			}
 			err := p.gate.Sync(ctx)
 			if err == nil {
 				err = p.gate.Reconcile(ctx)
 			}
+			switch { // a runtime that has just started may accept connections before it answers
+			case err == nil:
+				wait = reconcileEvery
+			case wait == reconcileEvery:
+				wait = syncRetry
+			default:
+				wait = min(2*wait, reconcileEvery)
+			}
+			next.Reset(wait)
 			if err != nil && ctx.Err() == nil && time.Since(logged) >= stateLogInterval {
 				logged = time.Now()
 				log.Info("Not synced with the runtime, calls are judged by what is known", "err", err)

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
@@ -63,7 +65,7 @@ func TestSocketIsForItsOwnerAlone(t *testing.T) {
 	}
 	p.stop()
 	if _, err := os.Lstat(p.path("run/cri.sock")); err == nil {
-		t.Error("the socket is left behind by an orderly stop")
+		t.Error("the socket still exists after an orderly stop")
 	}
 }
 
@@ -234,6 +236,34 @@ func TestDaemonStartsWithoutARuntime(t *testing.T) {
 	if got := p.metric("pullgate_upstream_up"); got != 1 {
 		t.Errorf("pullgate_upstream_up = %v; want 1", got)
 	}
+}
+
+// A runtime that has just started can accept connections and answer with errors for a moment. The daemon is ready soon afterwards, also if
+// the kubelet calls nothing.
+func TestReadySoonAfterASyncThatFailed(t *testing.T) {
+	r := criproxytest.NewRuntime(t)
+	lists := 0
+	r.Do(func(r *criproxytest.Runtime) {
+		r.Fail = func(method string) error {
+			if method != "ListPodSandbox" {
+				return nil
+			}
+			if lists++; lists > 2 {
+				return nil
+			}
+			return status.Error(codes.Unknown, "server is not initialized yet")
+		}
+	})
+	p := prepare(t, r.Endpoint())
+	p.spawn()
+	if !p.ready() {
+		t.Errorf("not ready 20 s after the start:\n%s", p.out)
+	}
+	r.Do(func(*criproxytest.Runtime) {
+		if lists < 3 {
+			t.Errorf("%d lists; want two that failed before the last", lists)
+		}
+	})
 }
 
 // If the key is lost or damaged, old proofs do not match any more, and the daemon starts.

@@ -64,7 +64,7 @@ func TestSocketOfSystemdIsServedAndLeftToIt(t *testing.T) {
 	version()
 	environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.cmd.Process.Pid))
 	if err != nil || !strings.Contains(string(environment), "LISTEN_FDS=1") {
-		t.Fatalf("environment %q, %v; want it to tell of the socket", environment, err)
+		t.Fatalf("environment %q, %v; want LISTEN_FDS in it", environment, err)
 	}
 	p.stop()
 	info, err := os.Lstat(p.path("run/cri.sock"))

@@ -37,6 +37,9 @@ var program = sync.OnceValues(func() (string, error) {
 // ctlProgram builds pullgatectl once.
 var ctlProgram = sync.OnceValues(func() (string, error) { return build("pullgatectl") })
 
+// policydProgram builds pullgate-policyd once.
+var policydProgram = sync.OnceValues(func() (string, error) { return build("pullgate-policyd") })
+
 func build(name string, args ...string) (path string, err error) {
 	dir, err := built()
 	if err != nil {

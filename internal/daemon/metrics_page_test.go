@@ -55,12 +55,13 @@ func busyScrape(t *testing.T) string {
 	return page
 }
 
-// newPolicyFolder returns a folder with a policy.
+// newPolicyFolder returns a folder with a restriction and an image review backend.
 func newPolicyFolder(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "policies")
 	text, err := restriction.Preset("baseline")
-	if err := errors.Join(err, os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "baseline.yaml"), text, 0o644)); err != nil {
+	if err := errors.Join(err, os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "baseline.yaml"), text, 0o644),
+		os.WriteFile(filepath.Join(dir, "scanner.yaml"), []byte("imagePolicy: {kubeConfigFile: /etc/scanner.kubeconfig}\n"), 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	return dir

@@ -5,13 +5,17 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/hint"
+	"github.com/pullgate/pullgate/internal/imagepolicy"
+	"github.com/pullgate/pullgate/internal/imagereview"
 	"github.com/pullgate/pullgate/internal/metrics"
 	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission"
@@ -39,20 +43,31 @@ func viewSource(c config.Config) restriction.Source {
 	return restriction.NodeWithPodSource
 }
 
-// policies keeps a chain up to date with the policy files and the section admission of the configuration. It is for one goroutine at a
-// time; the chain may be asked by others.
+// policies keeps a chain up to date with the policy files and the section admission of the configuration. reload, poll, list, followed and the
+// chain may be called concurrently.
 type policies struct {
 	log     klog.Logger
 	metrics *metrics.Metrics
-	watcher *files.Watcher
 	from    restriction.Source
 	listed  *policyList // for the admin API
+	reviews *reviews
+
+	following singleflight.Group // of followed, by hash
+
+	// mu guards the fields that follow. It is held while the files are read, so no call waits for it, except those that pullgate-policyd could not
+	// answer because it has other files.
+	mu      sync.Mutex
+	watcher *files.Watcher
 	config  config.Admission
 	set     *files.Set       // the last valid one; nil while there are no policies
 	chain   *admission.Chain // nil while there are no policies
-	// published is called after each change; nil until the gate exists.
+	review  *imagereview.Validator
+	// published is called after each change, with mu held; nil until the gate exists.
 	published func()
 }
+
+// close ends the connection to pullgate-policyd.
+func (p *policies) close() error { return p.reviews.close() }
 
 // forGate returns what the gate asks, nil while there are no policies. views is the pod source, nil if there is none.
 func (p *policies) forGate(views gate.ViewSource) *gate.Admission {
@@ -62,19 +77,23 @@ func (p *policies) forGate(views gate.ViewSource) *gate.Admission {
 	return &gate.Admission{Chain: p.chain, NamespaceLabels: p.set.NamespaceLabels, KubeletRoot: p.config.KubeletRoot, Views: views}
 }
 
-// fields returns the fields that the policies restrict.
+// fields returns the fields that the policies use.
 func (p *policies) fields() []string {
 	if p.set == nil {
 		return nil
 	}
-	return restrict.Of(p.set).Restricted()
+	used := restrict.Of(p.set).Restricted()
+	if imagepolicy.Of(p.set).Len() > 0 {
+		used = append(used, reviewedFields()...)
+	}
+	return used
 }
 
 // openPolicies reads the policy files.
 func openPolicies(o Options, m *metrics.Metrics) (*policies, error) {
 	p := &policies{
 		log: o.Log.WithName("policies"), metrics: m, watcher: files.NewWatcher(policyfiles.Kinds()), from: viewSource(o.Config), config: o.Config.Admission,
-		listed: &policyList{},
+		listed: &policyList{}, reviews: newReviews(o.Log.WithName("policies"), o.Config.Admission.PolicydSocket),
 	}
 	set, err := p.watcher.Load(policyPaths(p.config))
 	if err != nil {
@@ -87,6 +106,8 @@ func openPolicies(o Options, m *metrics.Metrics) (*policies, error) {
 
 // reload reads the policy files again, by a new configuration. If they are invalid, the last valid ones stay in use, under the new settings.
 func (p *policies) reload(c config.Admission) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.config = c
 	set, err := p.watcher.Load(policyPaths(c))
 	p.apply(set, err)
@@ -94,6 +115,12 @@ func (p *policies) reload(c config.Admission) {
 
 // poll reads the policy files again if they have changed.
 func (p *policies) poll() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pollLocked()
+}
+
+func (p *policies) pollLocked() {
 	if set, changed, err := p.watcher.Poll(); changed {
 		p.apply(set, err)
 	}
@@ -121,11 +148,11 @@ func (p *policies) use(set *files.Set, err error) {
 		if p.set != nil {
 			p.log.Info("Policies are no longer in use")
 		}
-		p.set, p.chain = nil, nil
+		p.set, p.chain, p.review = nil, nil, p.reviewBy(nil)
 		p.metrics.NoPolicies()
 		return
 	}
-	p.set = set
+	p.set, p.review = set, p.reviewBy(set)
 	if p.chain == nil {
 		p.chain = admission.New(p.rules(), admission.Options{OnPanic: p.panicked})
 	} else {
@@ -144,6 +171,9 @@ func (p *policies) rules() admission.Rules {
 		how := restriction.How{From: p.from, Refuse: p.config.Unjudged == config.UnjudgedRefuse}
 		r.Validators = append(r.Validators, admission.Named{Name: restrict.Name, Validator: restrict.New(restrict.Of(p.set), how)})
 	}
+	if imagepolicy.Of(p.set).Len() > 0 {
+		r.Validators = append(r.Validators, admission.Named{Name: imagereview.Name, Validator: p.review})
+	}
 	return r
 }
 
@@ -154,7 +184,9 @@ func (p *policies) report() {
 	p.metrics.Policies(p.set.Len, len(fields))
 	p.log.Info("Policies read", "policies", p.config.Policies, "restrictions", p.set.Len(restriction.Kind), "hash", p.set.Hash, "enforcing", p.config.Enforce,
 		"exemptStaticPods", p.config.Exempt.StaticPods, "exemptNamespaces", p.config.Exempt.Namespaces, "unjudged", p.config.Unjudged,
-		"namespaces", len(p.set.NamespaceLabels), "recheckRestarts", p.config.RecheckRestarts, "ignored", p.set.Ignored)
+		"namespaces", len(p.set.NamespaceLabels), "recheckRestarts", p.config.RecheckRestarts, "ignored", p.set.Ignored,
+		"imageReviewBackends", p.set.Len(imagepolicy.Kind))
+	imagepolicy.Of(p.set).Log(p.log)
 	for _, f := range fields[:min(len(fields), maxUnjudgedLogged)] {
 		p.log.Info("Policy restricts a field that this node never sees", "policy", f.Policy, "field", f.Path, "unjudged", p.config.Unjudged)
 	}

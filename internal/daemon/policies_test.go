@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -10,7 +11,9 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
@@ -30,14 +33,32 @@ const (
 	devOnly       = "binding: {mode: Accept, namespaceSelector: {matchLabels: {tier: dev}}}\nspec: {}\n"
 )
 
+// A logText is what was logged. It can be written concurrently.
+type logText struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
 // A policyTest is a policy folder and what the daemon makes of it.
 type policyTest struct {
 	*testing.T
 	dir     string
-	log     bytes.Buffer
+	log     logText
 	metrics *metrics.Metrics
 	options Options
-	policies
+	*policies
 }
 
 func newPolicyTest(t *testing.T, specs ...string) *policyTest {
@@ -70,7 +91,7 @@ func (p *policyTest) open() {
 	p.Helper()
 	opened, err := openPolicies(p.options, p.metrics)
 	must(p.T, err)
-	p.policies = *opened
+	p.policies = opened
 }
 
 // change reloads with another configuration.
@@ -127,7 +148,7 @@ func TestNoPoliciesLeaveNoTrace(t *testing.T) {
 	p.open()
 	p.poll()
 	p.change(func(c *config.Admission) { c.Enforce = false })
-	if p.chain != nil || p.log.Len() > 0 || strings.Contains(p.page(), "pullgate_admission_") {
+	if p.chain != nil || p.log.String() != "" || strings.Contains(p.page(), "pullgate_admission_") {
 		t.Errorf("chain %v, log %q; want nothing", p.chain, &p.log)
 	}
 }
@@ -244,6 +265,33 @@ func TestNamespaceLabelsAreReadWithThePolicies(t *testing.T) {
 	p.poll()
 	p.denies("an invalid file", false)
 	p.says("an invalid file", 1, labels+": [team]: Invalid type: array")
+}
+
+// Files that are written at the moment are not used before they have settled, however many calls wait for them, and are read a few times only.
+func TestFollowedFilesHaveSettled(t *testing.T) {
+	p := newPolicyTest(t, noHostNetwork)
+	p.open()
+	hash := p.set.Hash
+	p.put("p1", noHostNetwork)
+	begun := time.Now()
+	var all sync.WaitGroup
+	for range 20 {
+		all.Go(func() {
+			v := p.followed(t.Context(), hash)
+			if took := time.Since(begun); v == nil || took < settleTime || took > 20*settleTime {
+				t.Errorf("followed after %v; want %v", took, settleTime)
+			}
+		})
+	}
+	all.Wait()
+	if p.set.Hash == hash {
+		t.Error("the new files are not in use")
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if v := p.followed(ended, p.set.Hash); v != nil {
+		t.Error("a call that has ended was answered")
+	}
 }
 
 func TestAPanicOfAValidatorIsLoggedAndCounted(t *testing.T) {

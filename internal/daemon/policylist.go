@@ -5,6 +5,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/pkg/admission/restrict"
 	"github.com/pullgate/pullgate/pkg/restriction"
 )
@@ -39,6 +40,18 @@ func (p *policies) keepList(err error) {
 	for _, f := range restrict.Unjudged(p.set, p.from) {
 		unjudged[f.Policy] = append(unjudged[f.Policy], f.Path)
 	}
+	// By kind.
+	backends := imagepolicy.Of(p.set)
+	for _, b := range backends.Backends() {
+		l.List = append(l.List, adminapi.Policy{
+			Kind: imagepolicy.Kind, Name: b.Name, AllNamespaces: b.Namespaces == nil, Namespaces: b.Namespaces,
+			Backend: &adminapi.ReviewBackend{
+				DefaultAllow: b.DefaultAllow, DefaultAllowAbsent: b.DefaultAllowAbsent, AllowTTL: b.AllowTTL, DenyTTL: b.DenyTTL,
+				IncludeImageVolumes: b.IncludeImageVolumes,
+			},
+		})
+	}
+	l.Warnings = backends.Warnings()
 	for _, s := range restrict.Of(p.set).Policies() {
 		l.List = append(l.List, adminapi.Policy{
 			Kind: restriction.Kind, Name: s.Name, Mode: string(s.Binding.Mode), Audit: s.Audit,

@@ -18,7 +18,9 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/internal/policyclient"
 	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 	"github.com/pullgate/pullgate/pkg/admission/restrict"
@@ -83,8 +85,16 @@ func (p *Preflight) examinePolicies(c config.Config) {
 	if len(set.Ignored) > 0 {
 		p.warn("admission.policies", fmt.Errorf("%s: ignored, because they are not policy files: %s", c.Admission.Policies, strings.Join(set.Ignored, ", ")))
 	}
-	if set.Len(restriction.Kind) == 0 {
+	if set.Len(restriction.Kind)+set.Len(imagepolicy.Kind) == 0 {
 		p.warn("admission.policies", fmt.Errorf("%s: no policy file", c.Admission.Policies))
+	}
+	for _, w := range imagepolicy.Of(set).Warnings() {
+		p.warn("admission.policies", errors.New(w))
+	}
+	if imagepolicy.Of(set).Len() > 0 {
+		if err := policyclient.CheckSocket(c.Admission.PolicydSocket); err != nil {
+			p.warn("admission.policydSocket", fmt.Errorf("%w; image reviews need pullgate-policyd: until it listens there, images are admitted or denied by defaultAllow", err))
+		}
 	}
 	for _, f := range restrict.Unjudged(set, viewSource(c)) {
 		effect := "it counts as allowed"

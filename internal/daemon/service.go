@@ -35,7 +35,7 @@ func newService(log klog.Logger, c config.Config) *service {
 func (s *service) ready() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tell(sd.SdNotifyReady, s.status())
+	s.notify(sd.SdNotifyReady, s.status())
 }
 
 // reached reports whether the runtime is connected.
@@ -43,7 +43,7 @@ func (s *service) reached(up bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.up = up
-	s.tell(s.status())
+	s.notify(s.status())
 }
 
 // bound notes that the listener of a field could not be bound, or, with nil, that it is bound.
@@ -55,7 +55,7 @@ func (s *service) bound(field string, err error) {
 		delete(s.unbound, field)
 	}
 	if len(s.unbound) != before {
-		s.tell(s.status())
+		s.notify(s.status())
 	}
 }
 
@@ -71,7 +71,7 @@ func (s *service) notListening() (all []adminapi.NotListening) {
 
 // reloading reports that the configuration is being read again, until ready is called.
 func (s *service) reloading() {
-	s.tell(sd.SdNotifyReloading, strings.TrimSpace(sd.SdNotifyMonotonicUsec()))
+	s.notify(sd.SdNotifyReloading, strings.TrimSpace(sd.SdNotifyMonotonicUsec()))
 }
 
 // enforces notes which policy is in use.
@@ -86,11 +86,11 @@ func (s *service) stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stopping = true
-	s.tell(sd.SdNotifyStopping, s.status())
+	s.notify(sd.SdNotifyStopping, s.status())
 }
 
 // alive notifies the watchdog.
-func (s *service) alive() { s.tell(sd.SdNotifyWatchdog) }
+func (s *service) alive() { s.notify(sd.SdNotifyWatchdog) }
 
 // status returns the line that systemctl status shows.
 func (s *service) status() string {
@@ -116,7 +116,7 @@ func (s *service) withoutLocked() string {
 	return "; not listening: " + strings.Join(slices.Sorted(maps.Keys(s.unbound)), ", ")
 }
 
-func (s *service) tell(lines ...string) {
+func (s *service) notify(lines ...string) {
 	if _, err := sd.SdNotify(false, strings.Join(lines, "\n")); err != nil {
 		s.log.Info("systemd not notified of the status", "status", lines, "err", err)
 	}

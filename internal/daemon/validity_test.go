@@ -43,7 +43,7 @@ func TestValidityAndGraceOverTheSocket(t *testing.T) {
 			k := p.kubelet()
 			x := k.Pod("carol")
 			if got := k.Precheck(x, app); got != "" {
-				t.Fatalf("pre-check = %q; want it hidden, nothing tells her credential", got)
+				t.Fatalf("pre-check = %q; want it hidden, her credential is not known yet", got)
 			}
 			id, err := k.Pull(t.Context(), x, app, "good")
 			if (err == nil && id == id1) != tc.runs || (r.Calls("PullImage") > 0) != tc.asked {

@@ -86,23 +86,23 @@ func (w *watchdog) round(ctx context.Context) {
 			w.asking.Go(func() { defer close(q.answered); q.err = p.ask(limited) })
 		}
 	}
-	var silent []string
+	var unresponsive []string
 	for _, p := range w.parts {
 		if !w.answered(limited, p.name) {
-			silent = append(silent, p.name)
+			unresponsive = append(unresponsive, p.name)
 		}
 	}
 	switch {
 	case ctx.Err() != nil:
-	case len(silent) == 0:
+	case len(unresponsive) == 0:
 		w.feed()
 	default:
-		w.log.Error(context.DeadlineExceeded, "A part of pullgated does not answer, systemd will restart pullgated if this continues", "parts", silent, "limit", w.every)
+		w.log.Error(context.DeadlineExceeded, "A part of pullgated does not answer, systemd will restart pullgated if this continues", "parts", unresponsive, "limit", w.every)
 	}
 	<-limited.Done()
 }
 
-// answered waits for the answer of a part. If the time is over, the part has not answered, whatever comes then.
+// answered waits for the answer of a part. An answer after the time limit counts as none.
 func (w *watchdog) answered(limited context.Context, name string) bool {
 	q := w.open[name]
 	select {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -90,23 +91,30 @@ type finding struct {
 	Reason     string `json:"reason,omitempty"`
 	Audit      bool   `json:"audit"`
 	FailedOpen bool   `json:"failedOpen"`
+
+	AuditAnnotations map[string]string `json:"auditAnnotations,omitempty"`
 }
 
 // maxFindings bounds the findings in a line. There can be some for each of 1,000 policies.
 const maxFindings = 100
 
-// findingsOf returns the findings of a line. Those that decided come first.
+// findingsOf returns the findings of a line. Those that decided come first, and of those that admit the ones that do because of a failure.
 func findingsOf(d admission.Decision) []finding {
-	var decided, others []finding
+	var decided, open, admitting, others []finding
 	for _, f := range d.Findings {
-		w := finding{f.Validator, f.Policy, f.Rule, f.Answer.String(), string(f.Reason), f.Audit, f.FailedOpen}
-		if f.Answer == d.Answer && !f.Audit {
-			decided = append(decided, w)
-		} else {
+		w := finding{f.Validator, f.Policy, f.Rule, f.Answer.String(), string(f.Reason), f.Audit, f.FailedOpen, f.AuditAnnotations}
+		switch {
+		case f.FailedOpen:
+			open = append(open, w)
+		case f.Answer != d.Answer || f.Audit:
 			others = append(others, w)
+		case f.Answer == admission.Admit:
+			admitting = append(admitting, w)
+		default:
+			decided = append(decided, w)
 		}
 	}
-	all := append(decided, others...)
+	all := slices.Concat(decided, open, admitting, others)
 	return all[:min(len(all), maxFindings)]
 }
 

@@ -30,14 +30,15 @@
 //	dropped       number   if any      how many decisions before this one are missing
 //	container     string   if known    the name of the container, if the policies were asked
 //	policyHash    string   if asked    identifies the policies that were in use
-//	policies      array    if asked    at most 100 findings, those that decided first
+//	policies      array    if asked    at most 100 findings, those that decided and failures first
 //	  validator   string   always      which part of the admission chain found it
-//	  policy      string   if known    the policy
-//	  rule        string   if known    the path of the rule in the policy
+//	  policy      string   if known    the policy, for an image review the backend
+//	  rule        string   if known    the path of the rule in the policy, for an image review the mounted image
 //	  answer      string   always      Admit, Deny or Unverified
 //	  reason      string   if denied   for example RESTRICTION_VIOLATED
 //	  audit       bool     always      whether the finding is only reported
 //	  failedOpen  bool     always      whether it admits because the validator could not get an answer
+//	  auditAnnotations   object   if any   what an image review backend wants to have in logs: texts by key, at most 16 KiB in a line
 //
 // A call that policies deny has the verdict Reverify and the reason admission_denied. CreateContainer then has no line with Allow. If policies
 // admit it, it has a line for each pod, container, image ID and content of the policies. RunPodSandbox has a line only if a finding is not Admit.

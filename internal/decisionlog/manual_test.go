@@ -37,7 +37,7 @@ func TestManualHasEveryField(t *testing.T) {
 	}
 	var want []string
 	for name, d := range drawing(t) {
-		if d.Kind != "object" {
+		if d.Kind != "object" || name == "policies.auditAnnotations" { // which has no fields of its own
 			want = append(want, name)
 		}
 	}
@@ -107,7 +107,7 @@ func TestManualsQueryFindsThePodsThatUsedAnImage(t *testing.T) {
 		}
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("the query in Go tells %q; want %q", got, want)
+		t.Errorf("the query in Go returns %q; want %q", got, want)
 	}
 	jq, err := exec.LookPath("jq")
 	if err != nil {
@@ -129,7 +129,7 @@ func TestManualsQueryFindsThePodsThatUsedAnImage(t *testing.T) {
 		got = append(got, cells[2])
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("jq tells %q; want %q", got, want)
+		t.Errorf("jq prints %q; want %q", got, want)
 	}
 }
 

@@ -31,7 +31,7 @@ func whole() decisionlog.Decision {
 		PullPolicy: "Always", Outcome: "verified", Took: 1500 * time.Millisecond, Shadow: true,
 		Container: "web",
 		Admission: admission.Decision{Answer: admission.Deny, PolicyHash: "h", Findings: []admission.Finding{
-			{Validator: "review", Answer: admission.Admit, FailedOpen: true},
+			{Validator: "review", Policy: "scanner", Answer: admission.Admit, FailedOpen: true, AuditAnnotations: map[string]string{"ticket": "<T-7>"}},
 			{Validator: "restriction", Policy: "p", Rule: "spec", Answer: admission.Deny, Reason: admission.RestrictionViolated, Message: "a sentence"},
 		}},
 	}
@@ -63,7 +63,7 @@ func drawing(t *testing.T) map[string]drawn {
 	return fields
 }
 
-// kinds returns the kind of every field of an object by its path.
+// kinds returns the kind of every field of an object by its path. The keys in auditAnnotations are those of a backend.
 func kinds(prefix string, object map[string]any) map[string]string {
 	found := map[string]string{}
 	for name, v := range object {
@@ -76,7 +76,9 @@ func kinds(prefix string, object map[string]any) map[string]string {
 			found[prefix+name] = "bool"
 		case map[string]any:
 			found[prefix+name] = "object"
-			maps.Copy(found, kinds(prefix+name+".", v))
+			if name != "auditAnnotations" {
+				maps.Copy(found, kinds(prefix+name+".", v))
+			}
 		case []any:
 			found[prefix+name] = "array"
 			for _, element := range v {
@@ -140,7 +142,7 @@ func TestALineHasTheDecision(t *testing.T) {
 		`"repository":"repo.test/a","verdict":"Allow","reason":"proved","credentialID":"c","secret":{"namespace":"ns","name":"s"},` +
 		`"pullPolicy":"Always","outcome":"verified","shadow":true,"took":1.5,"container":"web","policyHash":"h","policies":[` +
 		`{"validator":"restriction","policy":"p","rule":"spec","answer":"Deny","reason":"RESTRICTION_VIOLATED","audit":false,"failedOpen":false},` +
-		`{"validator":"review","answer":"Admit","audit":false,"failedOpen":true}]}`
+		`{"validator":"review","policy":"scanner","answer":"Admit","audit":false,"failedOpen":true,"auditAnnotations":{"ticket":"<T-7>"}}]}`
 	if got := strings.Replace(first, at[1], "T", 1); got != want {
 		t.Errorf("line\n%s\nwant\n%s", got, want)
 	}
@@ -152,5 +154,33 @@ func TestALineHasTheDecision(t *testing.T) {
 	image, _ := odd["image"].(string)
 	if n := strings.Count(second, "\n"); n != 1 || !strings.HasPrefix(image, "<a>&\n") || !strings.HasSuffix(image, "é") || len(image) > 1024 {
 		t.Errorf("%d lines, image %q; want one line and at most 1024 bytes", n, image)
+	}
+}
+
+// A tenant decides how many images a container mounts.
+func TestALineHasTheFindingsThatMatter(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "decisions.log")
+	l := newLog(t, path)
+	l.run()
+	for _, last := range []admission.Finding{
+		{Validator: "review", Policy: "last", Answer: admission.Admit, FailedOpen: true}, {Validator: "review", Policy: "last", Answer: admission.Deny},
+	} {
+		d := whole()
+		d.Admission.Answer, d.Admission.Findings = last.Answer, nil
+		for range 300 {
+			d.Admission.Findings = append(d.Admission.Findings, admission.Finding{Validator: "review", Answer: admission.Admit, FailedOpen: last.Answer == admission.Deny})
+		}
+		d.Admission.Findings = append(d.Admission.Findings, last)
+		l.Record(d)
+	}
+	l.stop()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if !strings.Contains(line, `"policies":[{"validator":"review","policy":"last"`) {
+			t.Errorf("%.600s; want the finding of the policy last first", line)
+		}
 	}
 }

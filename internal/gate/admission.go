@@ -302,7 +302,7 @@ func (g *Gate) merge(ctx context.Context, c *candidate, pod podview.Pod, contain
 const AdmissionDenied policy.Reason = "admission_denied"
 
 // noteAdmission notes a decision of the chain. A container that is admitted is noted once for each pod, container, image ID and content of the
-// policies; a sandbox only if a policy would deny it.
+// policies, and each time that a validator admits it without an answer; a sandbox only if a policy would deny it.
 func (g *Gate) noteAdmission(c *candidate, d admission.Decision) {
 	note := heldNote{name: c.image.Requested, decision: decisionlog.Decision{Call: c.call, Pod: c.who, PullPolicy: tracker.PullUnknown}}
 	judged := len(c.own) > 0
@@ -324,7 +324,7 @@ func (g *Gate) noteAdmission(c *candidate, d admission.Decision) {
 			g.note(note.name, note.decision)
 		}
 	case !judged: // the image is absent, and the runtime will say so
-	case g.noted.Add(c.who.UID, strings.Join([]string{note.decision.Container, c.image.ID, d.PolicyHash}, "\x00")):
+	case g.noted.Add(c.who.UID, strings.Join([]string{note.decision.Container, c.image.ID, d.PolicyHash}, "\x00")), len(failedOpen(d)) > 0:
 		g.note(note.name, note.decision)
 	default:
 		g.noteRepeatedAllow(note.name, note.decision)

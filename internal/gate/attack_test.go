@@ -53,12 +53,12 @@ func (p *proxy) failWrites() {
 	p.t.Fatal("the store's file is not open")
 }
 
-// A kubelet that verifies by itself pulls although the gate showed the image at its pre-check, which left the pod a grant. A proved credential of
+// A kubelet with its own verification pulls although the gate showed the image at its pre-check, which left the pod a grant. A proved credential of
 // the pod needs no registry; an untried credential needs the registry, with or without a grant.
 func TestAGrantNeitherStandsInForNorHidesAProvedCredential(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	x := p.Pod("carol")
-	f.tells(x, "good", "IfNotPresent")
+	f.addPod(x, "good", "IfNotPresent")
 	if got := p.Precheck(x, app); got != id1 {
 		t.Fatalf("pre-check = %q; want the image, or this test shows nothing", got)
 	}
@@ -67,7 +67,7 @@ func TestAGrantNeitherStandsInForNorHidesAProvedCredential(t *testing.T) {
 		t.Errorf("pull with the proved credential during an outage = %q, %v; want the image on the node", id, err)
 	}
 	if id, err := p.Pull(t.Context(), x, app, "bad"); err == nil {
-		t.Errorf("pull with a credential that nobody has tried = %q; want the outage", id)
+		t.Errorf("pull with an untried credential = %q; want the outage", id)
 	}
 }
 
@@ -85,7 +85,7 @@ func TestAHiddenPrecheckAndAGrantProveNoCredential(t *testing.T) {
 					t.Fatalf("pre-check of %s = %q; want it hidden, or this test shows nothing", image, got)
 				}
 			}
-			f.tells(x, "", policies...)
+			f.addPod(x, "", policies...)
 			if id, err := p.Pull(t.Context(), x, app, "good"); id != id1 || err != nil {
 				t.Fatalf("pull = %q, %v; want the image", id, err)
 			}
@@ -108,7 +108,7 @@ func TestAlwaysIsNotAnsweredFromTheNodeWithoutAStore(t *testing.T) {
 	}{{"Always", false, false}, {"Always", true, true}, {"IfNotPresent", false, true}} {
 		p, f := newProxyWithSource(t, exact())
 		x := p.Pod("carol")
-		f.tells(x, "good", tc.policy)
+		f.addPod(x, "good", tc.policy)
 		if tc.granted {
 			if _, err := p.Pull(t.Context(), x, app, "good"); err != nil {
 				t.Fatal(err)
@@ -160,7 +160,7 @@ func (p *proxy) slowed(f *fakeSource, takes time.Duration) *slowSource {
 
 // A tenant can name a hundred Secrets that do not exist, and measure the duration of a pre-check. The answer for an image that is hidden, for any
 // reason, takes as long as for an absent one.
-func TestTheTimeOfAPrecheckTellsNoImage(t *testing.T) {
+func TestDurationOfAPrecheckDoesNotRevealAnImage(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	s := p.slowed(f, 0)
 	p.runtime.SetImages(
@@ -168,7 +168,7 @@ func TestTheTimeOfAPrecheckTellsNoImage(t *testing.T) {
 		criproxytest.Image{ID: id2, Names: []string{"repo.test/any:2"}}, criproxytest.Image{ID: id3, Names: []string{"repo.test/any:3"}},
 	)
 	x := p.Pod("mallory")
-	f.tells(x, "bad", "Never")
+	f.addPod(x, "bad", "Never")
 	for name, image := range map[string]string{
 		"hidden": app, "hidden, never proved": "repo.test/rival/app:1", "absent": "repo.test/team/none:1",
 		"an ID": "sha256:1", "an ID that is absent": "sha256:9", "an ambiguous ID": "sha256:2",
@@ -201,7 +201,7 @@ func TestManyWhoMayBeAskingDoNotTakeForEver(t *testing.T) {
 			s := p.slowed(f, tc.takes)
 			for i := range 50 {
 				x := p.Pod(fmt.Sprintf("mallory%02d", i))
-				f.tells(x, tc.password, "Never")
+				f.addPod(x, tc.password, "Never")
 				f.asks = append(f.asks, x.UID)
 			}
 			began := time.Now()

@@ -39,7 +39,7 @@ func TestCreateContainerIsTheSecondGate(t *testing.T) {
 		want     codes.Code
 	}{
 		{"alice's image for alice", alice, id1, app, nil, codes.OK},
-		{"alice's image for alice by a kubelet that tells no name", alice, id1, "", nil, codes.OK},
+		{"alice's image for alice by a kubelet that sends no name", alice, id1, "", nil, codes.OK},
 		{"a preloaded image for bob", bob, id2, "repo.test/any:2", nil, codes.OK},
 		{"alice's image for bob", bob, id1, app, nil, codes.PermissionDenied},
 		{"alice's image for bob without a name", bob, id1, "", nil, codes.PermissionDenied},
@@ -106,7 +106,7 @@ func TestRefusedContainerHidesTheNextPrecheck(t *testing.T) {
 
 // containerd puts a container that is created from a checkpoint image on the image that the checkpoint names, and gives that image the requested
 // name.
-func TestCheckpointImageDoesNotGiveAwayTheImageItNames(t *testing.T) {
+func TestCheckpointImageDoesNotRevealTheImageItNames(t *testing.T) {
 	const checkpoint = "repo.test/bob/checkpoint:1"
 	p := newProxy(t, tracker.Options{}, restoring())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
@@ -183,7 +183,7 @@ func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 		tc.end(made.GetContainerId())
 		p.restart()
 		if got := p.Precheck(bob, app); got != "" {
-			t.Errorf("%s: pre-check of alice's image = %q; want it hidden: such a container is no evidence", tc.what, got)
+			t.Errorf("%s: pre-check of alice's image = %q; want it hidden: such a container is not evidence", tc.what, got)
 		}
 		if got := p.Precheck(bob, checkpoint); got != "" {
 			t.Errorf("%s: pre-check of the moved name = %q; want it hidden", tc.what, got)
@@ -304,7 +304,7 @@ func TestAbsentBaseOfACheckpointIsAnsweredAsAForbiddenOne(t *testing.T) {
 		answers = append(answers, err.Error())
 	}
 	if answers[0] != answers[1] {
-		t.Errorf("present and absent are told apart:\n%s\n%s", answers[0], answers[1])
+		t.Errorf("the answer reveals whether the image is present:\n%s\n%s", answers[0], answers[1])
 	}
 }
 
@@ -377,6 +377,6 @@ func TestMountsAreJudgedAtALateStart(t *testing.T) {
 	p.must(os.Remove(filepath.Join(p.dir, "records.db")))
 	p.start()
 	if err := p.Start(t.Context(), id); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("late start of a container that mounts what is not proved = %v; want PermissionDenied", err)
+		t.Errorf("late start of a container that mounts an unproved image = %v; want PermissionDenied", err)
 	}
 }

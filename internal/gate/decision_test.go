@@ -91,7 +91,7 @@ func TestDecisionsAreNotedOnce(t *testing.T) {
 	k.wants(t, "the prefix of an image ID", "ImageStatus bob: Reverify image_id_name unknown")
 	for range 2 {
 		p.Precheck(p.PodFrom("dave", "api"), "repo.test/b:1")
-		k.wants(t, "an Allow for nobody that is known", "ImageStatus : Allow preloaded unknown")
+		k.wants(t, "an Allow for an unknown pod", "ImageStatus : Allow preloaded unknown")
 	}
 }
 
@@ -118,7 +118,7 @@ func TestRefusalsOfTheGatesOwnAreNoted(t *testing.T) {
 		}
 		p.runtime.SetImages(all...)
 		if name == gone {
-			k.wants(t, "a checkpoint of what is not here", "CreateContainer bob: Allow preloaded unknown", "CreateContainer bob: Reverify creation_failed unknown")
+			k.wants(t, "a checkpoint of an absent image", "CreateContainer bob: Allow preloaded unknown", "CreateContainer bob: Reverify creation_failed unknown")
 			continue
 		}
 		k.wants(t, "another image than the one asked for", "CreateContainer bob: Reverify not_proved unknown")
@@ -127,15 +127,15 @@ func TestRefusalsOfTheGatesOwnAreNoted(t *testing.T) {
 	}
 }
 
-func TestDecisionsTellSecretAndPullPolicy(t *testing.T) {
+func TestDecisionsHaveSecretAndPullPolicy(t *testing.T) {
 	k := &keeper{}
 	c := exact()
 	c.Decisions = k
 	p, f := newProxyWithSource(t, c)
 	k.wants(t, "alice's pull", "PullImage alice: Allow proved verified IfNotPresent by pull")
 	never, mixed := p.Pod("never"), p.Pod("mixed")
-	f.tells(never, "good", "Never")
-	f.tells(mixed, "bad", "Never", "IfNotPresent")
+	f.addPod(never, "good", "Never")
+	f.addPod(mixed, "bad", "Never", "IfNotPresent")
 	p.Precheck(never, app)
 	p.Precheck(mixed, app)
 	k.wants(t, "pre-checks", "ImageStatus never: Allow proved Never by pull", "ImageStatus mixed: Reverify not_proved mixed")

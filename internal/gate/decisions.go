@@ -1,9 +1,12 @@
 package gate
 
 import (
+	"slices"
+
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
@@ -63,10 +66,23 @@ func facts(d decisionlog.Decision) []any {
 	if d.Container != "" {
 		all = append(all, "container", d.Container)
 	}
+	if open := failedOpen(d.Admission); len(open) > 0 {
+		all = append(all, "failedOpen", open)
+	}
 	if _, text := d.Admission.Refusal(); text != "" {
 		all = append(all, "policies", text)
 	}
 	return all
+}
+
+// failedOpen returns the policies that admit because their validator got no answer.
+func failedOpen(d admission.Decision) (names []string) {
+	for i := range d.Findings {
+		if f := &d.Findings[i]; f.FailedOpen && !slices.Contains(names, f.Policy) {
+			names = append(names, f.Policy)
+		}
+	}
+	return names
 }
 
 func (g *Gate) journal(d decisionlog.Decision) {

@@ -17,7 +17,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-func TestJournalSaysWhatBecameOfACall(t *testing.T) {
+func TestJournalHasTheOutcomeOfACall(t *testing.T) {
 	allowed := tracker.Verdict{Decision: policy.Decision{Verdict: policy.Allow, Reason: policy.Proved}}
 	denied := tracker.Verdict{Decision: policy.Decision{Reason: policy.NotProved}}
 	for _, tc := range []struct {
@@ -40,7 +40,7 @@ func TestJournalSaysWhatBecameOfACall(t *testing.T) {
 }
 
 // The line of a container that a policy denied says which policy.
-func TestJournalSaysWhichPolicyDenied(t *testing.T) {
+func TestJournalNamesThePolicyThatDenied(t *testing.T) {
 	g, lines, _ := journaling(0)
 	g.shadow = true
 	d := decisionlog.Decision{Call: "CreateContainer", Container: "web", Verdict: overruled(tracker.Verdict{}, AdmissionDenied), Admission: admission.Decision{

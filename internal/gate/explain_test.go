@@ -104,7 +104,7 @@ func TestExplainPolicies(t *testing.T) {
 			p := newProxyWithPolicies(t, exact(), a)
 			explain := func(uid string) []admission.Explanation {
 				who := tracker.Pod{UID: uid, Namespace: "team", Name: "new"}
-				return p.gate.ExplainPolicies(t.Context(), who, []string{"main"}, admission.Image{ID: id2}, anyImage)
+				return p.gate.ExplainPolicies(t.Context(), who, []string{"main"}, admission.Image{ID: id2}, anyImage, false)
 			}
 			for _, e := range explain("uid") { // restarts are not known yet
 				if !p.gate.Synced() && e.Certain != e.Admitted() {
@@ -177,7 +177,7 @@ func TestExplainPoliciesHasNoEffect(t *testing.T) {
 	a.Views = apiViews{x.UID: {HostNetwork: podview.Set(true)}}
 	running, fresh := tracker.Pod{UID: x.UID, Namespace: "team", Name: x.UID}, tracker.Pod{UID: "fresh", Namespace: "team", Name: "fresh"}
 	ask := func(who tracker.Pod, container string) (all []string) {
-		for _, e := range p.gate.ExplainPolicies(t.Context(), who, []string{container}, admission.Image{ID: id2}, anyImage) {
+		for _, e := range p.gate.ExplainPolicies(t.Context(), who, []string{container}, admission.Image{ID: id2}, anyImage, false) {
 			all = append(all, answer(e))
 		}
 		return all
@@ -216,7 +216,7 @@ func TestExplainPoliciesHasNoEffect(t *testing.T) {
 	_, err := p.create(x, config)
 	wantDenied(t, "a container that was asked about", err, admission.RestrictionViolated)
 	p.gate.SetAdmission(nil)
-	if all := p.gate.ExplainPolicies(t.Context(), running, []string{"main"}, admission.Image{}, anyImage); all != nil {
+	if all := p.gate.ExplainPolicies(t.Context(), running, []string{"main"}, admission.Image{}, anyImage, false); all != nil {
 		t.Errorf("without policies: %+v; want nothing", all)
 	}
 }

@@ -57,6 +57,9 @@ func globs(t *testing.T, key credential.Key, first, n int, right bool) credentia
 }
 
 func TestAPodCannotGuessPasswordsByThousands(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	p, f := newProxyWithSource(t, exact())
 	var ring credential.SealedKeyring
 	for s := range 15 {
@@ -92,7 +95,7 @@ func TestAPodCannotGuessPasswordsByThousands(t *testing.T) {
 		p.config.PodSource = g
 		p.restart()
 		m := p.Pod("mallory")
-		f.tells(m, "", "Never")
+		f.addPod(m, "", "Never")
 		before := p.runtime.Calls("PullImage")
 		began := time.Now()
 		got := p.Precheck(m, app)
@@ -108,7 +111,7 @@ func TestAPodCannotGuessPasswordsByThousands(t *testing.T) {
 
 // Hidden pre-checks of one pod do not displace those of another pod. The proved pull of that pod is answered from the node while the registry is
 // unreachable.
-func TestHiddenPrechecksOfOnePodAreItsOwn(t *testing.T) {
+func TestHiddenPrechecksArePerPod(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
 	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
@@ -176,7 +179,7 @@ func TestCandidatesAreJudgedWithoutEffect(t *testing.T) {
 		podindex.SeenAnnotation: "2026-11-21T06:00:00.1", podindex.SourceAnnotation: "api",
 	}}}
 	first := p.Pod("first")
-	f.tells(first, "good", "Never")
+	f.addPod(first, "good", "Never")
 	f.asks = append(f.asks, first.UID)
 	k.since()
 	before, hits := p.tracker.Grants(), p.counts.get()["recheck hit Never"]
@@ -186,7 +189,7 @@ func TestCandidatesAreJudgedWithoutEffect(t *testing.T) {
 	k.wants(t, "one pod may be asking", "ImageStatus first: Allow proved Never by pull")
 	for _, namespace := range []string{"second", "third"} {
 		x := p.Pod(namespace)
-		f.tells(x, "good", "Never")
+		f.addPod(x, "good", "Never")
 		f.asks = append(f.asks, x.UID)
 	}
 	if got := p.Precheck(asks, app); got != id1 {

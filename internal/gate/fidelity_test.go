@@ -21,6 +21,9 @@ import (
 
 // The gate forwards the calls that it judges or reads as transparently as unknown calls.
 func TestForwardingThroughTheGateIsTransparent(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	for _, profile := range []criproxytest.Profile{criproxytest.Containerd, criproxytest.CRIO} {
 		t.Run(profile.String(), func(t *testing.T) {
 			if testing.Short() && profile == criproxytest.CRIO {

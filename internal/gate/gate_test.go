@@ -43,7 +43,7 @@ func TestTenantHasToProveAccessToAnImageOnTheNode(t *testing.T) {
 	}
 	before := p.runtime.Calls("PullImage")
 	if got := p.Precheck(carol, app); got != "" {
-		t.Errorf("carol's pre-check = %q; want the empty answer, nothing tells her credential yet", got)
+		t.Errorf("carol's pre-check = %q; want the empty answer, her credential is not known yet", got)
 	}
 	if id, err := p.Pull(t.Context(), carol, app, "good"); id != id1 || err != nil {
 		t.Errorf("carol's pull = %q, %v; want %s", id, err, id1)
@@ -114,6 +114,9 @@ func TestImageIDsAndTheirPrefixesAreAbsent(t *testing.T) {
 
 // Two concurrent PullImage calls for one image, one with a good and one with a bad credential.
 func TestConcurrentPullsNeverShareAResult(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	p := newProxy(t, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
 	for round := range 200 {
@@ -174,7 +177,7 @@ func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
 	p.runtime.Do(func(r *criproxytest.Runtime) { r.BeforeAnswer = nil })
 	for _, x := range []*criproxytest.Pod{bob, alice} {
 		if got := p.Precheck(x, app); got != "" {
-			t.Errorf("%s's pre-check = %q; want it hidden, nobody knows who may have it", x.UID, got)
+			t.Errorf("%s's pre-check = %q; want it hidden, because the outcome of the pull is unknown", x.UID, got)
 		}
 	}
 	p.restart()
@@ -239,16 +242,16 @@ func TestSandboxesTellWhoAsks(t *testing.T) {
 	if got := p.Precheck(p.PodFrom("kube-system", "file"), app); got != id1 {
 		t.Errorf("static pod's pre-check = %q; want the image, though its sandbox is not known", got)
 	}
-	stranger := p.PodFrom("system", "api")
-	if got := p.Precheck(stranger, app); got != "" {
+	unlisted := p.PodFrom("system", "api")
+	if got := p.Precheck(unlisted, app); got != "" {
 		t.Errorf("pre-check of a value that no sandbox carries = %q; want it hidden", got)
 	}
 	before := p.runtime.Calls("PullImage")
-	if id, err := p.Pull(t.Context(), stranger, app, ""); id != id1 || err != nil {
-		t.Errorf("its pull = %q, %v; want the image: the call tells its namespace", id, err)
+	if id, err := p.Pull(t.Context(), unlisted, app, ""); id != id1 || err != nil {
+		t.Errorf("its pull = %q, %v; want the image: the call has its namespace", id, err)
 	}
-	if got := p.Precheck(stranger, app); got != id1 {
-		t.Errorf("its next pre-check = %q; want the image: the value has been learnt", got)
+	if got := p.Precheck(unlisted, app); got != id1 {
+		t.Errorf("its next pre-check = %q; want the image: the value is known now", got)
 	}
 	if p.runtime.Calls("PullImage") != before {
 		t.Error("the registry was asked for an exempt pod")
@@ -279,7 +282,7 @@ func TestSandboxesTellWhoAsks(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := p.Precheck(dora, app); got != id1 {
-		t.Errorf("pre-check after a filtered list = %q; want the image: such a list ends nobody", got)
+		t.Errorf("pre-check after a filtered list = %q; want the image: such a list ends no pod", got)
 	}
 	if _, err := p.Runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{}); err != nil {
 		t.Fatal(err)
@@ -296,8 +299,8 @@ func TestKubeletThatPrechecksAlwaysReachesTheRegistry(t *testing.T) {
 		mode  kubelet.AlwaysPrecheck
 		asked int
 	}{
-		{"told new", kubelet.Skipped, 0},
-		{"told old", kubelet.Sent, 1},
+		{"configured as new", kubelet.Skipped, 0},
+		{"configured as old", kubelet.Sent, 1},
 		{"by its user agent", kubelet.Auto, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -352,9 +355,9 @@ func TestProvedPullThatTheRegistryRefusesLeavesNoGrant(t *testing.T) {
 		}
 	}
 	// An exempt pod does not depend on pullgate, and an unreachable registry does not refuse a pod.
-	stranger := p.PodFrom("system", "api")
-	p.Precheck(stranger, app)
-	if id, err := p.Pull(t.Context(), stranger, app, "bad"); id != id1 || err != nil {
+	unlisted := p.PodFrom("system", "api")
+	p.Precheck(unlisted, app)
+	if id, err := p.Pull(t.Context(), unlisted, app, "bad"); id != id1 || err != nil {
 		t.Errorf("exempt pod's pull = %q, %v; want the image", id, err)
 	}
 	p.outage()

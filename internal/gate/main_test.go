@@ -10,6 +10,6 @@ import (
 
 // Every client of these tests gets its buffers from the pool that overwrites freed buffers; the servers get it by option.
 func TestMain(m *testing.M) {
-	criproxytest.SpoilBuffers()
+	criproxytest.OverwriteReleasedBuffers()
 	goleak.VerifyTestMain(m)
 }

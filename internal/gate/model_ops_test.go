@@ -122,7 +122,7 @@ func (c credentialKind) String() string {
 }
 
 func (h how) String() string {
-	return [...]string{"", "; the runtime is slow", "; the runtime is slow to answer", "; the answer is lost", "; the connection breaks, the runtime goes on later"}[h]
+	return [...]string{"", "; the runtime is slow", "; the runtime is slow to answer", "; the answer is lost", "; the connection breaks, the runtime continues later"}[h]
 }
 
 // wait returns the duration of an opWait.
@@ -178,7 +178,7 @@ func (o op) String() string {
 	case opDirectRemove:
 		s = fmt.Sprintf("%v is removed directly in the runtime", o.content)
 	case opUntag:
-		s = fmt.Sprintf("the name %s is taken away in the runtime", name)
+		s = fmt.Sprintf("the name %s is removed in the runtime", name)
 	case opTag:
 		s = fmt.Sprintf("an operator names %v %s in the runtime", o.content, name)
 	case opImport:
@@ -190,7 +190,7 @@ func (o op) String() string {
 	case opRotate:
 		s = fmt.Sprintf("%s changes Secret %d to %s", tenant, o.pod/2%2, [...]string{"its next password", "its next password; the one before ends", "junk", "its first password"}[o.n%4])
 	case opRecreate:
-		s = fmt.Sprintf("%s makes Secret %d anew", tenant, o.pod/2%2)
+		s = fmt.Sprintf("%s recreates Secret %d", tenant, o.pod/2%2)
 	case opRevoke:
 		s = "an operator revokes " + [...]string{"everything of " + repositoryOf(name), "everything of " + o.content.String(), tenant + "'s first password", "what " + tenant + "'s Secret 0 holds", tenant + "'s Secret 0", "what comes from Secrets of namespace " + tenant, "junk"}[o.n%7]
 	case opAccept, opForget:
@@ -218,7 +218,7 @@ func (o op) String() string {
 	case opOutage:
 		s = "the registries are " + [...]string{"not reached", "reached"}[o.n%2]
 	case opRelease:
-		s = fmt.Sprintf("slow call %d goes on", o.n%4)
+		s = fmt.Sprintf("slow call %d continues", o.n%4)
 	case opCancel:
 		s = fmt.Sprintf("slow call %d is cancelled", o.n%4)
 	case opLate:
@@ -240,7 +240,7 @@ func (o op) checkpoint() checkpoint {
 		c.given = modelNames[o.other]
 	}
 	if o.n/36%2 == 0 {
-		c.lie = bobApp
+		c.reportedAs = bobApp
 	}
 	return c
 }
@@ -250,8 +250,8 @@ func (c checkpoint) String() string {
 	if c.given != "" {
 		s += ", which it names " + c.given
 	}
-	if c.lie != "" {
-		s += ", reported as " + c.lie
+	if c.reportedAs != "" {
+		s += ", reported as " + c.reportedAs
 	}
 	if c.failing {
 		s += ", and fails"
@@ -365,8 +365,8 @@ func (s setting) String() string {
 	add(s.kind.pullsBase, "runtime pulls the base of a checkpoint")
 	add(s.kind.givesNames, "runtime names the base of a checkpoint")
 	add(s.kind.digests, "runtime answers a pull with a digest")
-	add(s.kind.noEcho, "runtime does not tell user_specified_image")
-	add(s.kind.noImageID, "runtime does not tell image_id")
+	add(s.kind.noEcho, "runtime does not report user_specified_image")
+	add(s.kind.noImageID, "runtime does not report image_id")
 	add(s.kind.noUserImage, "kubelet does not send user_specified_image")
 	return strings.Join(parts, "; ")
 }

@@ -67,10 +67,10 @@ func repositoryOf(name string) string {
 
 // A checkpoint says what a runtime does with a container that is created from a checkpoint image.
 type checkpoint struct {
-	base    string // the name of the image that the container is restored on
-	given   string // the name that the runtime gives to the base image; "" for none
-	lie     string // the name of the image that the runtime reports instead; "" for the real one
-	failing bool   // the creation fails after all these steps
+	base       string // the name of the image that the container is restored on
+	given      string // the name that the runtime gives to the base image; "" for none
+	reportedAs string // the name of the image that the runtime reports instead; "" for the real one
+	failing    bool   // the creation fails after all these steps
 }
 
 // A runtimeKind holds the differences between runtimes.
@@ -353,7 +353,7 @@ func (r *modelRuntime) create(sandbox string, config *runtimeapi.ContainerConfig
 	if !ok {
 		return "", status.Errorf(codes.NotFound, "image %q: not found", config.GetImage().GetImage())
 	}
-	on, told := asked, asked
+	on, reported := asked, asked
 	var annotations map[string]string
 	if ck, ok := r.checkpoints[asked]; ok {
 		if on, ok = r.resolve(ck.base); !ok || r.kind.pullsBase {
@@ -367,8 +367,8 @@ func (r *modelRuntime) create(sandbox string, config *runtimeapi.ContainerConfig
 		if r.kind.givesNames && ck.given != "" {
 			r.name(on, ck.given)
 		}
-		if told, ok = r.resolve(ck.lie); !ok || ck.lie == "" {
-			told = on
+		if reported, ok = r.resolve(ck.reportedAs); !ok || ck.reportedAs == "" {
+			reported = on
 		}
 		if ck.failing {
 			return "", status.Error(codes.Unknown, "failed to read the checkpoint's configuration")
@@ -387,14 +387,14 @@ func (r *modelRuntime) create(sandbox string, config *runtimeapi.ContainerConfig
 		c.real, c.asked = append(c.real, mounted), append(c.asked, m.GetImage().GetUserSpecifiedImage())
 	}
 	c.Container = &runtimeapi.Container{
-		Id: r.id("container"), PodSandboxId: sandbox, Metadata: config.GetMetadata(), ImageRef: told.id(), CreatedAt: c.created.UnixNano(),
+		Id: r.id("container"), PodSandboxId: sandbox, Metadata: config.GetMetadata(), ImageRef: reported.id(), CreatedAt: c.created.UnixNano(),
 		Image: &runtimeapi.ImageSpec{Image: config.GetImage().GetImage()}, Annotations: annotations,
 	}
 	if !r.kind.noEcho {
 		c.Image.UserSpecifiedImage = config.GetImage().GetUserSpecifiedImage()
 	}
 	if !r.kind.noImageID {
-		c.ImageId = told.id()
+		c.ImageId = reported.id()
 	}
 	r.containers[c.GetId()] = c
 	r.order = append(r.order, c.GetId())

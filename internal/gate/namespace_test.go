@@ -20,7 +20,7 @@ func TestRuntimeCredentialOpensItsNamespaceAlone(t *testing.T) {
 	runs := func(namespace, policy string, want bool) {
 		t.Helper()
 		x := p.Pod(namespace)
-		f.tells(x, "", policy)
+		f.addPod(x, "", policy)
 		if got := p.Precheck(x, app); (got == id1) != want {
 			t.Errorf("pre-check of %s with %s = %q; want the image: %v", namespace, policy, got, want)
 		}
@@ -34,7 +34,7 @@ func TestRuntimeCredentialOpensItsNamespaceAlone(t *testing.T) {
 	}
 	p.serves(app, "", criproxytest.Image{ID: id1})
 	first := p.Pod("team-a")
-	f.tells(first, "", "IfNotPresent")
+	f.addPod(first, "", "IfNotPresent")
 	if id, err := p.Pull(t.Context(), first, app, ""); err != nil || id != id1 {
 		t.Fatalf("pull with what the runtime holds for team-a = %q, %v; want the image", id, err)
 	}
@@ -46,19 +46,19 @@ func TestRuntimeCredentialOpensItsNamespaceAlone(t *testing.T) {
 		runs("team-b", policy, false)
 	}
 	b := p.Pod("team-b")
-	f.tells(b, "", "IfNotPresent")
+	f.addPod(b, "", "IfNotPresent")
 	p.Precheck(b, app)
 	if id, err := p.Pull(t.Context(), b, app, ""); status.Code(err) == codes.OK {
 		t.Errorf("pull of team-b without a credential = %q; want the registry's refusal", id)
 	}
 	p.restart()
-	f.tells(b, "", "IfNotPresent")
+	f.addPod(b, "", "IfNotPresent")
 	runs("team-a", "IfNotPresent", true)
 	runs("team-b", "IfNotPresent", false)
 
 	// The registry answers a pod of team-a that presents a credential.
 	a := p.Pod("team-a")
-	f.tells(a, "bad", "Always")
+	f.addPod(a, "bad", "Always")
 	if _, err := p.Pull(t.Context(), a, app, "bad"); err == nil {
 		t.Error("pull of team-a with a bad credential succeeds; want the registry's refusal")
 	}

@@ -84,7 +84,7 @@ func TestConnectionThatBreaksBeforeTheAnswerLeavesAnIntent(t *testing.T) {
 	p.runtime.Start(t)
 	for _, x := range []*criproxytest.Pod{bob, alice} {
 		if got := eventually(t, p, x); got != "" {
-			t.Errorf("%s's pre-check = %q; want it hidden, nobody knows who may have the image", x.UID, got)
+			t.Errorf("%s's pre-check = %q; want it hidden, because the outcome of the pull is unknown", x.UID, got)
 		}
 	}
 	if got := p.onDisk(); got != "1 intents, 0 records" {

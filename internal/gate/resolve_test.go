@@ -87,7 +87,7 @@ func TestPullThatCannotBeResolvedOpensNothing(t *testing.T) {
 		"the answer is another image":    {ref: id2},
 		"the answer is not on the node":  {ref: id3},
 		"the answer is a digest of none": {ref: "repo.test/team/app@sha256:" + strings.TrimPrefix(id3, "sha256:")},
-		"the answer is no name":          {ref: "No Name"},
+		"the answer is not a name":       {ref: "No Name"},
 		"the answer is empty":            {},
 		"ImageStatus fails":              {ref: id1, fail: unresolved},
 	} {
@@ -166,7 +166,7 @@ func TestClientThatHangsUpAfterThePullKeepsTheRecord(t *testing.T) {
 		t.Errorf("store = %+v, %v; want one record and no intent", got, err)
 	}
 	if got := p.Precheck(p.PodFrom("dora", "api"), app); got != "" {
-		t.Errorf("pre-check of a stranger = %q; want it hidden", got)
+		t.Errorf("pre-check of another pod = %q; want it hidden", got)
 	}
 	if got := p.Precheck(bob, app); got != "" {
 		t.Errorf("bob's pre-check = %q; want it hidden", got)

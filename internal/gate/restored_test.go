@@ -249,7 +249,7 @@ func TestFailedCreateIsAnsweredTheSameWhetherOrNotTheOtherImageIsPresent(t *test
 			answers = append(answers, strings.ReplaceAll(status.Convert(err).Proto().String(), mallory.UID, "mallory"))
 		}
 		if len(slices.Compact(slices.Clone(answers))) != 1 {
-			t.Errorf("%s: present and absent are told apart:\n%s", name, strings.Join(answers, "\n"))
+			t.Errorf("%s: the answer reveals whether the image is present:\n%s", name, strings.Join(answers, "\n"))
 		}
 	}
 }
@@ -322,7 +322,7 @@ func TestErrorOfACreateFromAnOrdinaryImagePassesUnchanged(t *testing.T) {
 			}
 			p.fails(status.Error(codes.DeadlineExceeded, "took too long"))
 			if _, err := p.Create(t.Context(), alice, id1, app); status.Code(err) != codes.DeadlineExceeded {
-				t.Errorf("container = %v; want DeadlineExceeded, which says nothing of images", err)
+				t.Errorf("container = %v; want DeadlineExceeded, which reveals nothing about images", err)
 			}
 		})
 	}

@@ -56,8 +56,8 @@ func (f *fakeSource) Candidates(map[string]string, imageref.Ref) ([]string, bool
 	return f.asks, f.whole
 }
 
-// tells adds a pod with one Secret, u-NAMESPACE/NAMESPACE/pull, or with none if there is no password.
-func (f *fakeSource) tells(x *criproxytest.Pod, password string, policies ...string) {
+// addPod adds a pod with one Secret, u-NAMESPACE/NAMESPACE/pull, or with none if there is no password.
+func (f *fakeSource) addPod(x *criproxytest.Pod, password string, policies ...string) {
 	p := sourcePod{policies: policies}
 	if ns := x.Config.GetMetadata().GetNamespace(); password != "" {
 		p.secrets = map[records.SecretRef]string{{UID: "u-" + ns, Namespace: ns, Name: "pull"}: password}
@@ -74,7 +74,7 @@ func newProxyWithSource(t *testing.T, c gate.Config) (*proxy, *fakeSource) {
 	f.key = p.key
 	p.serves(app, "good", criproxytest.Image{ID: id1})
 	alice := p.Pod("alice")
-	f.tells(alice, "good", "IfNotPresent")
+	f.addPod(alice, "good", "IfNotPresent")
 	if id, err := p.Pull(t.Context(), alice, app, "good"); id != id1 || err != nil {
 		t.Fatalf("alice's pull = %q, %v; want %s", id, err, id1)
 	}
@@ -99,7 +99,7 @@ func TestPrecheckIsJudgedByThePodsSecrets(t *testing.T) {
 		{"alice", "rotated", []string{"Never"}, id1},
 	} {
 		x := p.Pod(tc.namespace)
-		f.tells(x, tc.password, tc.policies...)
+		f.addPod(x, tc.password, tc.policies...)
 		if got := p.Precheck(x, app); got != tc.want {
 			t.Errorf("%s, %v with %q: pre-check = %q; want %q", tc.namespace, tc.policies, tc.password, got, tc.want)
 		}
@@ -128,11 +128,11 @@ func TestSecretThatIsNotNotedIsNotRotated(t *testing.T) {
 		t.Fatal(err)
 	}
 	x := p.Pod("team")
-	f.tells(x, "rotated", "Never")
+	f.addPod(x, "rotated", "Never")
 	if got := p.Precheck(x, "repo.test/team/other:1"); got != "" {
-		t.Errorf("pre-check = %q; want it hidden: nobody knows which Secret the pull was made with", got)
+		t.Errorf("pre-check = %q; want it hidden: the Secret of the pull is unknown", got)
 	}
-	f.tells(x, "good", "Never")
+	f.addPod(x, "good", "Never")
 	if got := p.Precheck(x, "repo.test/team/other:1"); got != id2 {
 		t.Errorf("pre-check with what proved access = %q; want the image", got)
 	}
@@ -173,7 +173,7 @@ func TestPullPolicyDecidesWhatAPullIs(t *testing.T) {
 						t.Fatalf("pre-check = %q; want it hidden, or this test shows nothing", got)
 					}
 				}
-				f.tells(x, "good", tc.policies...)
+				f.addPod(x, "good", tc.policies...)
 				if outage {
 					p.runtime.Do(func(r *criproxytest.Runtime) {
 						r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
@@ -199,7 +199,7 @@ func TestPullPolicyDecidesWhatAPullIs(t *testing.T) {
 func TestPullIsJudgedByItsOwnCredential(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	x := p.Pod("carol")
-	f.tells(x, "good", "IfNotPresent")
+	f.addPod(x, "good", "IfNotPresent")
 	if _, err := p.Pull(t.Context(), x, app, "bad"); err == nil {
 		t.Error("a pull with a bad credential succeeds for a pod that has a good one too")
 	}
@@ -214,7 +214,7 @@ func TestPullIsJudgedByItsOwnCredential(t *testing.T) {
 // After a restart of the kubelet its pods have a new config.seen, which no sandbox has.
 func TestUnknownPrecheckIsJudgedForAllThatMayHaveSentIt(t *testing.T) {
 	type given struct {
-		good, bad, stranger bool // pods with a sandbox; the source does not have the last one
+		good, bad, unlisted bool // pods with a sandbox; the source does not have the last one
 		ended               bool // a pod without a sandbox, which could not use the image
 		unsure              bool // the source does not have all pods
 		source              string
@@ -227,7 +227,7 @@ func TestUnknownPrecheckIsJudgedForAllThatMayHaveSentIt(t *testing.T) {
 		"one, and one that has ended":     {given{good: true, ended: true}, id1},
 		"two, one without proof":          {given{good: true, bad: true}, ""},
 		"one without proof":               {given{bad: true}, ""},
-		"one, and one that nobody knows":  {given{good: true, stranger: true}, ""},
+		"one, and one not in the source":  {given{good: true, unlisted: true}, ""},
 		"one, and maybe others":           {given{good: true, unsure: true}, ""},
 		"none":                            {given{}, ""},
 		"a static pod, though one may be": {given{bad: true, source: "file"}, id1}, // exempt
@@ -238,16 +238,16 @@ func TestUnknownPrecheckIsJudgedForAllThatMayHaveSentIt(t *testing.T) {
 			for password, there := range map[string]bool{"good": tc.good, "bad": tc.bad} {
 				if there {
 					x := p.Pod("team-" + password)
-					f.tells(x, password, "Never")
+					f.addPod(x, password, "Never")
 					f.asks = append(f.asks, x.UID)
 				}
 			}
-			if tc.stranger {
-				p.Pod("stranger")
+			if tc.unlisted {
+				p.Pod("unlisted")
 			}
 			if tc.ended {
 				x := p.PodFrom("ended", "api")
-				f.tells(x, "bad", "Never")
+				f.addPod(x, "bad", "Never")
 				f.asks = append(f.asks, x.UID)
 			}
 			source := tc.source
@@ -264,12 +264,12 @@ func TestUnknownPrecheckIsJudgedForAllThatMayHaveSentIt(t *testing.T) {
 	}
 }
 
-func TestShadowModeTellsThePullPolicy(t *testing.T) {
+func TestShadowModeReportsThePullPolicy(t *testing.T) {
 	p, f := newProxyWithSource(t, gate.Config{Shadow: true, AlwaysPrecheck: kubelet.Sent})
 	for _, pullPolicy := range []string{"Always", "IfNotPresent", "Never"} {
 		for _, password := range []string{"good", "bad"} {
 			x := p.Pod("team-" + password)
-			f.tells(x, password, pullPolicy)
+			f.addPod(x, password, pullPolicy)
 			if got := p.Precheck(x, app); got != id1 {
 				t.Errorf("%s, %s: pre-check = %q; want the image, nothing is enforced", pullPolicy, password, got)
 			}
@@ -305,7 +305,7 @@ func TestGrantsThatNameNoRepositoryAreForThoseThatThePodUses(t *testing.T) {
 			f.key = p.key
 			alice, bob := p.Pod("alice"), p.Pod("bob")
 			for name, x := range map[string]*criproxytest.Pod{app: alice, other: bob} {
-				f.tells(x, "", "IfNotPresent")
+				f.addPod(x, "", "IfNotPresent")
 				f.named[x.UID] = []string{name}
 				p.serves(name, "good", criproxytest.Image{ID: id1})
 				if _, err := p.Pull(t.Context(), x, name, "good"); err != nil {
@@ -327,7 +327,7 @@ func TestGrantsThatNameNoRepositoryAreForThoseThatThePodUses(t *testing.T) {
 				t.Errorf("its pre-check of another name of the image = %q; want %q", got, tc.want)
 			}
 			if got := p.Precheck(p.Pod("carol"), app); got != "" {
-				t.Errorf("a stranger's pre-check = %q; want it hidden", got)
+				t.Errorf("another pod's pre-check = %q; want it hidden", got)
 			}
 		})
 	}

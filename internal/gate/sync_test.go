@@ -40,7 +40,7 @@ func running(t *testing.T) (p *proxy, alice *criproxytest.Pod) {
 	return p, alice
 }
 
-func TestAnImageListThatIsTooLargeKeepsNobodyOut(t *testing.T) {
+func TestImageListThatIsTooLargeDeniesNoPod(t *testing.T) {
 	p, alice := running(t)
 	p.serves("repo.test/team/old:1", "good", criproxytest.Image{ID: id2})
 	if _, err := p.Pull(t.Context(), alice, "repo.test/team/old:1", "good"); err != nil {
@@ -89,7 +89,7 @@ func TestAnImageListThatIsTooLargeKeepsNobodyOut(t *testing.T) {
 }
 
 // An image that cannot be read does not prevent the grants of the other pods.
-func TestAnImageThatCannotBeReadKeepsNobodyElseOut(t *testing.T) {
+func TestUnreadableImageDeniesNoPodOfOtherImages(t *testing.T) {
 	p, alice := running(t)
 	p.runtime.Do(func(r *criproxytest.Runtime) {
 		r.Fail = func(method string) error {

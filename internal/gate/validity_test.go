@@ -119,7 +119,7 @@ func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
 			p.registryFails(tc.registry)
 			x := p.Pod("carol")
 			if tc.policies != nil {
-				f.tells(x, "good", tc.policies...)
+				f.addPod(x, "good", tc.policies...)
 			}
 			if got := p.Precheck(x, app); (got != "") != tc.shown {
 				t.Errorf("pre-check = %q; want it shown: %v", got, tc.shown)
@@ -139,7 +139,7 @@ func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
 			// A registry that confirmed it once confirmed it for the next pull too.
 			if tc.registry == "" && tc.asked == 1 {
 				y := p.Pod("dora")
-				f.tells(y, "good", "Never")
+				f.addPod(y, "good", "Never")
 				if got := p.Precheck(y, app); got != id1 {
 					t.Errorf("pre-check of the next pod = %q; want the image, the proof was renewed", got)
 				}
@@ -156,7 +156,7 @@ func TestGraceIsForProofsThatCannotBeRenewed(t *testing.T) {
 	p.registryFails(away)
 	for name, password := range map[string]string{"a bad credential": "bad", "none": ""} {
 		x := p.Pod("bob")
-		f.tells(x, password, "IfNotPresent")
+		f.addPod(x, password, "IfNotPresent")
 		p.Precheck(x, app)
 		if id, err := p.Pull(t.Context(), x, app, password); err == nil {
 			t.Errorf("%s: pull = %q while the registry is away; want its own error", name, id)
@@ -165,7 +165,7 @@ func TestGraceIsForProofsThatCannotBeRenewed(t *testing.T) {
 	pull := func(want bool) *criproxytest.Pod {
 		t.Helper()
 		x := p.Pod("carol")
-		f.tells(x, "good", "IfNotPresent")
+		f.addPod(x, "good", "IfNotPresent")
 		if got := p.Precheck(x, app); got != "" {
 			t.Errorf("pre-check = %q; want it hidden, the proof has expired", got)
 		}
@@ -180,7 +180,7 @@ func TestGraceIsForProofsThatCannotBeRenewed(t *testing.T) {
 	p.registryFails(away)
 	pull(false)
 	never := p.Pod("carol")
-	f.tells(never, "good", "Never")
+	f.addPod(never, "good", "Never")
 	if got := p.Precheck(never, app); got != "" {
 		t.Errorf("pre-check with Never = %q; want it hidden: the registry has denied the credential", got)
 	}
@@ -205,7 +205,7 @@ func TestDeadMirrorHidesNoRefusal(t *testing.T) {
 	for _, tc := range []struct{ does, registry string }{{"denies", crioDenied}, {"is away, after it denied", crioDown}} {
 		p.registryFails(tc.registry)
 		x := p.Pod("carol")
-		f.tells(x, "good", "IfNotPresent")
+		f.addPod(x, "good", "IfNotPresent")
 		p.Precheck(x, app)
 		if id, err := p.Pull(t.Context(), x, app, "good"); err == nil {
 			t.Errorf("pull while the registry %s = %q; want its own error", tc.does, id)
@@ -222,7 +222,7 @@ func TestShadowModeCountsWhatHasExpired(t *testing.T) {
 	for _, age := range []time.Duration{young, old} {
 		p.ages(age)
 		x := p.Pod("carol")
-		f.tells(x, "good", "Never")
+		f.addPod(x, "good", "Never")
 		if got := p.Precheck(x, app); got != id1 {
 			t.Errorf("pre-check = %q; want the image, nothing is enforced", got)
 		}

@@ -5,6 +5,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pullgate/pullgate/internal/imagepolicy"
+	"github.com/pullgate/pullgate/internal/imagereview"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/admission/restrict"
 	"github.com/pullgate/pullgate/pkg/restriction"
@@ -21,6 +23,7 @@ type admissionMetrics struct {
 	policies  *prometheus.GaugeVec
 	unjudged  *prometheus.GaugeVec // without labels, as reloaded: a vector can be without series
 	reloaded  *prometheus.GaugeVec
+	open      *prometheus.CounterVec
 }
 
 func newAdmissionMetrics(r *prometheus.Registry) admissionMetrics {
@@ -32,8 +35,9 @@ func newAdmissionMetrics(r *prometheus.Registry) admissionMetrics {
 		policies:  gaugeVec("pullgate_admission_policies", "Policies in use by kind.", "kind"),
 		unjudged:  gaugeVec("pullgate_admission_unjudged_fields", "Restricted fields that this node never sees, counted for each policy."),
 		reloaded:  gaugeVec("pullgate_admission_last_reload_success", "1 if the policy files were valid when they were last read, else 0: the last valid ones are in use."),
+		open:      counterVec("pullgate_admission_failed_open_total", "Findings that admit because the validator got no answer, by its failure policy.", "validator"),
 	}
-	r.MustRegister(m.answers, m.seconds, m.conflicts, m.policies, m.unjudged, m.reloaded)
+	r.MustRegister(m.answers, m.seconds, m.conflicts, m.policies, m.unjudged, m.reloaded, m.open)
 	return m
 }
 
@@ -42,10 +46,10 @@ func gaugeVec(name, help string, labels ...string) *prometheus.GaugeVec {
 }
 
 // Validators returns the values of the label validator.
-func Validators() []string { return []string{restrict.Name} }
+func Validators() []string { return []string{restrict.Name, imagereview.Name} }
 
 // PolicyKinds returns the values of the label kind.
-func PolicyKinds() []string { return []string{restriction.Kind} }
+func PolicyKinds() []string { return []string{restriction.Kind, imagepolicy.Kind} }
 
 // AdmissionCalls returns the values of the label call of pullgate_admission_answers_total.
 func AdmissionCalls() []string { return []string{"RunPodSandbox", "CreateContainer", "RestorePod"} }
@@ -64,7 +68,7 @@ func ConflictFields() []string {
 	return []string{
 		"labels", "annotations", "hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace", "terminationGracePeriodSeconds", "supplementalGroups",
 		"image", "privileged", "readOnlyRootFilesystem", "allowPrivilegeEscalation", "runAsUser", "runAsGroup", "capabilities.add", "capabilities.drop",
-		"seLinuxOptions", "mount.readOnly", "mount.mountPropagation", "volumeType", "hostPath.path",
+		"seLinuxOptions", "mount.readOnly", "mount.mountPropagation", "volumeType", "hostPath.path", "mount.image",
 	}
 }
 
@@ -80,6 +84,9 @@ func (m *Metrics) Admission(call string, d admission.Decision) {
 			reason = none
 		}
 		m.admission.answers.WithLabelValues(call, validator, f.Answer.String(), reason, strconv.FormatBool(f.Audit)).Inc()
+		if f.FailedOpen {
+			m.admission.open.WithLabelValues(validator).Inc()
+		}
 		if f.Validator != timed { // findings of a validator follow each other
 			timed = f.Validator
 			m.admission.seconds.WithLabelValues(validator).Observe(f.Duration.Seconds())
@@ -105,8 +112,15 @@ func (m *Metrics) Policies(number func(kind string) int, unjudged int) {
 	for _, c := range AdmissionCalls() {
 		m.admission.answers.WithLabelValues(c, restrict.Name, admission.Deny.String(), string(admission.RestrictionViolated), strconv.FormatBool(false))
 	}
-	for _, v := range Validators() {
-		m.admission.seconds.WithLabelValues(v)
+	m.admission.seconds.WithLabelValues(restrict.Name)
+	if number(imagepolicy.Kind) > 0 {
+		m.admission.seconds.WithLabelValues(imagereview.Name)
+		m.admission.open.WithLabelValues(imagereview.Name)
+		for _, c := range []string{"CreateContainer", "RestorePod"} {
+			for _, reason := range []admission.Reason{admission.ReviewDenied, admission.ReviewUnavailable} {
+				m.admission.answers.WithLabelValues(c, imagereview.Name, admission.Deny.String(), string(reason), strconv.FormatBool(false))
+			}
+		}
 	}
 	for _, f := range ConflictFields() {
 		m.admission.conflicts.WithLabelValues(f)

@@ -55,6 +55,10 @@ func TestAdmissionCountsFindings(t *testing.T) {
 		{Validator: "restriction", Answer: admission.Admit, Duration: 20 * time.Microsecond},
 		{Validator: "restriction", Answer: admission.Deny, Reason: admission.FieldUnknown, Audit: true, Duration: 20 * time.Microsecond},
 	}})
+	m.Admission("RestorePod", admission.Decision{Findings: []admission.Finding{
+		{Validator: "review", Policy: "scanner", Answer: admission.Admit, FailedOpen: true},
+		{Validator: "review", Policy: "other", Answer: admission.Deny, Reason: admission.ReviewUnavailable},
+	}})
 	m.Admission("Exec", admission.Decision{Findings: []admission.Finding{{Validator: "mine", Answer: admission.Deny, Reason: "MINE"}}})
 	m.Admission("CreateContainer", admission.Decision{Answer: admission.Admit, Exemption: admission.ExemptStaticPod})
 	text := page(m)
@@ -68,6 +72,11 @@ func TestAdmissionCountsFindings(t *testing.T) {
 		`pullgate_admission_view_conflicts_total{field="image"} 1`,
 		`pullgate_admission_view_conflicts_total{field="other"} 1`,
 		`pullgate_admission_policies{kind="PodRestriction"} 3`,
+		`pullgate_admission_policies{kind="ImagePolicy"} 3`,
+		`pullgate_admission_answers_total{answer="Deny",audit="false",call="CreateContainer",reason="REVIEW_DENIED",validator="review"} 0`,
+		`pullgate_admission_answers_total{answer="Deny",audit="false",call="RestorePod",reason="REVIEW_UNAVAILABLE",validator="review"} 1`,
+		`pullgate_admission_seconds_count{validator="review"} 1`,
+		`pullgate_admission_failed_open_total{validator="review"} 1`,
 		"pullgate_admission_unjudged_fields 2",
 		"pullgate_admission_last_reload_success 0",
 	} {
@@ -83,7 +92,7 @@ func TestConflictFieldsAreThoseOfAView(t *testing.T) {
 		flag, number, text := podview.Set(b), podview.Set(n), podview.Set(s)
 		mapping := podview.Set(map[string]string{"a": s})
 		pod := podview.Pod{
-			Labels: mapping, Annotations: mapping, HostNetwork: flag, HostPID: flag, HostIPC: flag, ShareProcessNamespace: flag,
+			Labels: mapping, Annotations: mapping, ReviewAnnotations: mapping, HostNetwork: flag, HostPID: flag, HostIPC: flag, ShareProcessNamespace: flag,
 			FSGroup: number, SupplementalGroups: podview.Set([]int64{n}), Groups: podview.Set([]int64{n}), TerminationGracePeriodSeconds: number,
 			ActiveDeadlineSeconds: number, RestartPolicy: text, DNSPolicy: text, NodeSelector: mapping, AutomountServiceAccountToken: flag,
 		}
@@ -91,7 +100,7 @@ func TestConflictFieldsAreThoseOfAView(t *testing.T) {
 		return pod, &podview.Container{
 			Name: "main", Image: text, ImagePullPolicy: text, Privileged: flag, ReadOnlyRootFilesystem: flag, AllowPrivilegeEscalation: flag,
 			RunAsNonRoot: flag, RunAsUser: number, RunAsGroup: number, CapabilitiesAdd: podview.Set([]string{s}), CapabilitiesDrop: podview.Set([]string{s}),
-			SELinux: podview.Set(podview.SELinux{Type: s}), Mounts: podview.Set([]podview.Mount{{Volume: volume, Path: "/m", ReadOnly: flag, Propagation: text}}),
+			SELinux: podview.Set(podview.SELinux{Type: s}), Mounts: podview.Set([]podview.Mount{{Volume: volume, Path: "/m", ReadOnly: flag, Propagation: text, Image: text}}),
 		}
 	}
 	cri, running := view(1, "a", true)

@@ -102,7 +102,8 @@ type Explanation struct {
 	Certain bool
 }
 
-// Explain evaluates a subject that the caller knows in part. Like Evaluate, it has no effect on later decisions.
+// Explain evaluates a subject that the caller knows in part. Like Evaluate, it has no effect on later decisions. If the subject is Offline, what
+// validators would ask for counts as unknown.
 func (c *Chain) Explain(ctx context.Context, s Subject) Explanation {
 	e := Explanation{Stage: s.Stage, Certain: true}
 	if s.Container != nil {

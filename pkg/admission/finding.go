@@ -64,6 +64,8 @@ type Subject struct {
 	Image Image
 	// AssumeUnknown asks for the answer under the most favorable values of all fields that are unknown; see Chain.Explain.
 	AssumeUnknown bool
+	// Offline forbids validators to use the network. One that would has findings with the reason NotAsked.
+	Offline bool
 }
 
 // An Image is the image of a container as it is on the node. The zero value is an unknown image.
@@ -85,16 +87,21 @@ const (
 	RestrictionViolated Reason = "RESTRICTION_VIOLATED"
 	// FieldUnknown is for a restricted field whose value is not known for this pod.
 	FieldUnknown Reason = "FIELD_UNKNOWN"
+	// ReviewDenied is for an image that a backend denied.
+	ReviewDenied Reason = "REVIEW_DENIED"
+	// ReviewUnavailable is for an image about which a backend gave no valid answer.
+	ReviewUnavailable Reason = "REVIEW_UNAVAILABLE"
 	// ValidatorFailed is for a validator that panicked or returned no finding, which is a defect of pullgate.
 	ValidatorFailed Reason = "VALIDATOR_FAILED"
-	// ReviewDenied: an image review backend denied an image.
-	ReviewDenied Reason = "REVIEW_DENIED"
-	// ReviewUnavailable: a backend gave no valid answer, and its failure policy denies.
-	ReviewUnavailable Reason = "REVIEW_UNAVAILABLE"
 )
 
-// Reasons returns all reasons.
-func Reasons() []Reason { return []Reason{RestrictionViolated, FieldUnknown, ValidatorFailed} }
+// NotAsked is the reason of a finding about a Subject that is Offline. It is in no decision about a call.
+const NotAsked Reason = "NOT_ASKED"
+
+// Reasons returns all reasons of decisions about calls.
+func Reasons() []Reason {
+	return []Reason{RestrictionViolated, FieldUnknown, ReviewDenied, ReviewUnavailable, ValidatorFailed}
+}
 
 // A Finding is the answer of one validator for one policy and rule.
 type Finding struct {
@@ -104,12 +111,14 @@ type Finding struct {
 	Policy, Rule string
 	Answer       Answer
 	Reason       Reason
-	// Message is a sentence for the user of the pod: field, value and what is allowed.
+	// Message is a sentence for the user of the pod: field, value and what is allowed, or who was asked and what follows.
 	Message string
 	// Audit marks a finding that is reported and denies nothing.
 	Audit bool
 	// FailedOpen marks an Admit that was given because the validator could not get an answer.
 	FailedOpen bool
+	// AuditAnnotations are for logs of decisions. The validator bounds them.
+	AuditAnnotations map[string]string
 	// Duration is how long the validator took, for all of its findings together. The chain sets it.
 	Duration time.Duration
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-func TestAPodForgetsItsOwnOldestName(t *testing.T) {
+func TestOldestNameOfThePodIsRemoved(t *testing.T) {
 	var h Set
 	victim := KeyOf("victim", imageref.New("busybox"))
 	h.Add(victim)
@@ -27,7 +27,7 @@ func TestAPodForgetsItsOwnOldestName(t *testing.T) {
 		t.Error("a name of another pod is forgotten")
 	}
 	if h.Add(KeyOf("pod", imageref.New("docker.io/library/busybox:9999"))) {
-		t.Error("two spellings of a name are told apart")
+		t.Error("two spellings of a name are different keys")
 	}
 	h.Clear(KeyOf("pod", imageref.New("busybox:9999")))
 	h.Clear(KeyOf("pod", imageref.New("busybox:9999")))

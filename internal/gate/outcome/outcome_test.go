@@ -11,7 +11,7 @@ import (
 )
 
 // The texts are those of containerd 1.6 and 2.x for each kind of failure.
-func TestOfTellsDeniedFromUnavailable(t *testing.T) {
+func TestOfDistinguishesDeniedAndUnavailable(t *testing.T) {
 	const pulling = `failed to pull and unpack image "r.test/a:1": failed to resolve reference "r.test/a:1": `
 	for _, tc := range []struct {
 		code codes.Code

@@ -1,0 +1,307 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pullgate/pullgate/internal/adminapi"
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/imagepolicy"
+	"github.com/pullgate/pullgate/internal/imagereview"
+	"github.com/pullgate/pullgate/internal/policyfiles"
+	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/pkg/admission/files"
+	"github.com/pullgate/pullgate/pkg/podview"
+	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
+)
+
+// A policyd is a pullgate-policyd with the policy files of a folder. Its backends deny the images in denied.
+type policyd struct {
+	policyv1.UnimplementedPolicyServer
+
+	folder string
+	mu     sync.Mutex
+	denied []string
+	asked  int
+}
+
+func (p *policyd) Review(_ context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asked++
+	set, err := files.Read(files.Paths{Folder: p.folder}, policyfiles.Kinds())
+	if err != nil || set.Hash != r.GetPolicyHash() {
+		return nil, status.Error(codes.FailedPrecondition, "other policy files")
+	}
+	response := &policyv1.ReviewResponse{PolicyHash: set.Hash}
+	for _, b := range imagepolicy.Of(set).Backends() {
+		if b.Namespaces != nil && !slices.Contains(b.Namespaces, r.GetNamespace()) {
+			continue
+		}
+		for _, image := range append(r.GetImages(), r.GetVolumeImages()...) {
+			response.Results = append(response.Results, &policyv1.ReviewResult{
+				Backend: b.Name, Image: image, Allowed: !slices.Contains(p.denied, image), Reason: "of the backend",
+				AuditAnnotations: map[string]string{"scan": b.Name},
+			})
+		}
+	}
+	return response, nil
+}
+
+// serve serves on a socket until the returned function is called, or the test ends.
+func (p *policyd) serve(t *testing.T, path string) (stop func()) {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
+	must(t, err)
+	s := grpc.NewServer(grpc.WaitForHandlers(true))
+	policyv1.RegisterPolicyServer(s, p)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Serve(l) }()
+	stop = sync.OnceFunc(func() { s.Stop(); <-done })
+	t.Cleanup(stop)
+	return stop
+}
+
+func (p *policyd) requests() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.asked
+}
+
+// putBackend writes a policy file that names a backend.
+func putBackend(t *testing.T, dir, name, content string) {
+	t.Helper()
+	must(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte("imagePolicy: {kubeConfigFile: /etc/scanner.kubeconfig"+content), 0o644))
+}
+
+// newReviewTest returns policies, with pullgate-policyd at a socket.
+func newReviewTest(t *testing.T) (*policyTest, *policyd) {
+	t.Helper()
+	p := newPolicyTest(t)
+	dir, err := os.MkdirTemp("", "pgr") //nolint:usetesting // a socket's path must be short
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	p.options.Config.Admission.PolicydSocket = "unix://" + filepath.Join(dir, "s")
+	return p, &policyd{folder: p.dir}
+}
+
+func (p *policyTest) socket() string {
+	return strings.TrimPrefix(p.options.Config.Admission.PolicydSocket, "unix://")
+}
+
+// review asks the chain about a container in a namespace.
+func (p *policyTest) review(namespace string) admission.Decision {
+	return p.chain.Evaluate(p.Context(), admission.Subject{
+		Pod:       podview.Pod{UID: "uid", Namespace: namespace, Name: "app", HostNetwork: podview.Set(false), ReviewAnnotations: podview.Set(map[string]string(nil))},
+		Container: &podview.Container{Name: "main", Image: podview.Set("app:1"), Mounts: podview.Set([]podview.Mount{})},
+	})
+}
+
+func (p *policyTest) reviews(when, namespace string, want admission.Reason) {
+	p.Helper()
+	if reason, text := p.review(namespace).Refusal(); reason != want {
+		p.Errorf("%s: %s, %q; want %q", when, reason, text, want)
+	}
+}
+
+func TestReviews(t *testing.T) {
+	p, d := newReviewTest(t)
+	p.put("r", noHostNetwork)
+	p.open()
+	defer func() { must(t, p.close()) }()
+	d.serve(t, p.socket())
+	p.reviews("without a backend", "team", "")
+	if d.requests() != 0 || p.policies.reviews.made != nil {
+		t.Errorf("%d requests, connection %v; want none without a backend", d.requests(), p.policies.reviews.made)
+	}
+	putBackend(t, p.dir, "scanner", ", defaultAllow: false}\nmatch: {namespaces: [team]}")
+	p.change(func(*config.Admission) {})
+	p.says("with a backend", 1, `"Image review backend in use" logger="policies" backend="scanner" file="`+p.dir+`/scanner.yaml" defaultAllow=false defaultAllowAbsent=false allowTTL="1h0m0s" denyTTL="30s" namespaces=["team"] includeImageVolumes=true`)
+	p.shows("with a backend", `pullgate_admission_policies{kind="ImagePolicy"} 1`, `pullgate_admission_failed_open_total{validator="review"} 0`)
+	p.reviews("of another namespace", "else", "")
+	if d.requests() != 0 || p.policies.reviews.made != nil {
+		t.Errorf("%d requests, connection %v; want none before a container is reviewed", d.requests(), p.policies.reviews.made)
+	}
+	p.reviews("allowed", "team", "")
+	d.mu.Lock()
+	d.denied = []string{"app:1"}
+	d.mu.Unlock()
+	p.reviews("denied", "team", admission.ReviewDenied)
+	if want := []string{"reviewAnnotations", "spec.spec.containers[].image[]", "spec.spec.volumes[]"}; !slices.Equal(p.fields()[1:], want) {
+		t.Errorf("fields %q; want those of the restriction and %q", p.fields(), want)
+	}
+
+	// Both processes have the same files, which the labels of namespaces are not among.
+	labels := filepath.Join(t.TempDir(), "labels.yaml")
+	must(t, os.WriteFile(labels, []byte("team: {tier: dev}\n"), 0o644))
+	p.change(func(c *config.Admission) { c.NamespaceLabels = labels })
+	p.reviews("with labels of namespaces", "team", admission.ReviewDenied)
+
+	// Files that pullgated has not read yet.
+	putBackend(t, p.dir, "scanner", "}")
+	p.reviews("with changed files", "team", admission.ReviewDenied)
+	p.says("with changed files", 1, "defaultAllowAbsent=true")
+	p.says("with changed files", 1, `"Policy file is valid and may not say what is meant"`)
+	putBackend(t, p.dir, "scanner", "}\nmatch: {namespaces: [else]}")
+	p.reviews("with files by which no backend applies", "team", "")
+	must(t, os.Remove(filepath.Join(p.dir, "scanner.yaml")))
+	p.reviews("without a backend again", "else", "")
+	if n := len(p.fields()); n != 1 {
+		t.Errorf("%d fields; want that of the restriction", n)
+	}
+	p.change(func(c *config.Admission) { c.Policies = "" })
+	if p.chain != nil {
+		t.Error("a chain without policies")
+	}
+}
+
+// A folder that pullgated does not use: it is invalid, or pullgate-policyd has another one.
+func TestReviewsWithOtherFiles(t *testing.T) {
+	p, d := newReviewTest(t)
+	putBackend(t, p.dir, "scanner", ", defaultAllow: false}")
+	p.open()
+	defer func() { must(t, p.close()) }()
+	d.serve(t, p.socket())
+	must(t, os.WriteFile(filepath.Join(p.dir, "typo.yaml"), []byte("imagePolici: {}\n"), 0o644))
+	p.reviews("invalid", "team", admission.ReviewUnavailable)
+	must(t, os.Remove(filepath.Join(p.dir, "typo.yaml")))
+	d.folder = t.TempDir()
+	before := d.requests()
+	p.reviews("another folder", "team", admission.ReviewUnavailable)
+	if n := d.requests() - before; n != 1 {
+		t.Errorf("%d requests; want 1", n)
+	}
+	p.says("other files", 1, `"Image not reviewed, defaultAllow of the backend decides"`)
+}
+
+func TestReviewsWithoutPolicyd(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	p, d := newReviewTest(t)
+	putBackend(t, p.dir, "absent", "}\nmatch: {namespaces: [open, both]}")
+	putBackend(t, p.dir, "closed", ", defaultAllow: false}\nmatch: {namespaces: [closed, both]}")
+	putBackend(t, p.dir, "open", ", defaultAllow: true}\nmatch: {namespaces: [open]}")
+	p.open()
+	defer func() { must(t, p.close()) }()
+	p.reviews("no backend", "else", "")
+	var all sync.WaitGroup
+	all.Go(func() {
+		if got := p.review("open"); !got.Admitted() || len(got.Findings) != 2 || !got.Findings[0].FailedOpen || !got.Findings[1].FailedOpen {
+			t.Errorf("defaultAllow true and absent: %+v; want Admit, both marked", got)
+		}
+	})
+	all.Go(func() { p.reviews("defaultAllow false", "closed", admission.ReviewUnavailable) })
+	all.Go(func() { p.reviews("one of each", "both", admission.ReviewUnavailable) })
+	all.Wait()
+	for _, backend := range []string{"absent", "closed", "open"} {
+		p.says("each backend", 1, `"Image not reviewed, defaultAllow of the backend decides" err="pullgate-policyd not reached: `+
+			`lstat `+p.socket()+`: no such file or directory" logger="policies" backend="`+backend+`"`)
+	}
+	d.serve(t, p.socket())
+	p.reviews("a pullgate-policyd that starts", "closed", "")
+}
+
+// A failure is logged once a minute for each backend, with the number of those that were not logged.
+func TestFailuresOfReviewsAreLoggedOnceAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPolicyTest(t)
+		r := newReviews(p.options.Log, "unix:///absent")
+		report := func(backend string) {
+			r.report(imagereview.Failure{Answer: imagepolicy.Answer{Backend: backend, Failure: "cause of " + backend}})
+		}
+		for range 5 {
+			report("a")
+		}
+		report("b")
+		p.says("within a minute", 1, "cause of a")
+		p.says("within a minute", 1, "cause of b")
+		time.Sleep(failureInterval)
+		report("a")
+		p.says("after a minute", 2, "cause of a")
+		p.says("after a minute", 1, "repeated=4")
+		r.keep(nil)
+		report("a")
+		p.says("after the backend was removed", 3, "cause of a")
+	})
+}
+
+// 50 reviews that find other files read the folder, and all of them are answered by the new ones.
+func TestReviewsFollowNewFilesTogether(t *testing.T) {
+	p, d := newReviewTest(t)
+	putBackend(t, p.dir, "scanner", ", defaultAllow: false}")
+	p.open()
+	defer func() { must(t, p.close()) }()
+	d.serve(t, p.socket())
+	putBackend(t, p.dir, "second", ", defaultAllow: false}")
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() {
+			if got := p.review("team"); !got.Admitted() || len(got.Findings) != 2 {
+				t.Errorf("%+v; want Admit by both backends", got)
+			}
+		})
+	}
+	for range 20 {
+		p.poll() // as the daemon does meanwhile
+	}
+	all.Wait()
+}
+
+func TestBackendsAreListed(t *testing.T) {
+	p := newPolicyTest(t, noHostNetwork)
+	putBackend(t, p.dir, "scanner", ", denyTTL: -1}\nincludeImageVolumes: false\nmatch: {namespaces: [team]}")
+	p.open()
+	l := p.list()
+	want := adminapi.Policy{Kind: "ImagePolicy", Name: "scanner", Namespaces: []string{"team"}, Backend: &adminapi.ReviewBackend{
+		DefaultAllow: true, DefaultAllowAbsent: true, AllowTTL: time.Hour,
+	}}
+	if len(l.List) != 2 || fmt.Sprintf("%+v", *l.List[0].Backend) != fmt.Sprintf("%+v", *want.Backend) || l.List[0].Kind != want.Kind || l.List[0].Name != want.Name ||
+		!slices.Equal(l.List[0].Namespaces, want.Namespaces) || l.List[0].AllNamespaces || l.List[1].Backend != nil || len(l.Warnings) != 1 {
+		t.Errorf("list %+v; want %+v and a warning", l, want)
+	}
+}
+
+func TestExamineOfBackends(t *testing.T) {
+	p, d := newReviewTest(t)
+	putBackend(t, p.dir, "scanner", "}")
+	c := p.options.Config
+	c.StateDir, c.Listen, c.Metrics.Listen, c.Admin.Listen = t.TempDir(), "unix://"+filepath.Join(t.TempDir(), "l"), "", ""
+	warnings := func() string {
+		got := Examine(t.Context(), c)
+		if len(got.Errors) > 0 {
+			t.Errorf("errors %v; want warnings only", got.Errors)
+		}
+		return errors.Join(got.Warnings...).Error()
+	}
+	for _, want := range []string{
+		"admission.policies: " + p.dir + "/scanner.yaml: imagePolicy.defaultAllow: absent: pullgate admits images",
+		"admission.policydSocket: lstat " + p.socket() + ": no such file or directory; image reviews need pullgate-policyd",
+	} {
+		if got := warnings(); !strings.Contains(got, want) || strings.Contains(got, "no policy file") {
+			t.Errorf("warnings %s; want %s", got, want)
+		}
+	}
+	d.serve(t, p.socket())
+	if got := warnings(); strings.Contains(got, "policydSocket") {
+		t.Errorf("warnings %s; want none about the socket", got)
+	}
+	must(t, os.Remove(p.socket()), os.WriteFile(p.socket(), nil, 0o600))
+	if got := warnings(); !strings.Contains(got, "is not a socket") {
+		t.Errorf("warnings %s; want one about the file", got)
+	}
+}

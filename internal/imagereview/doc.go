@@ -1,0 +1,13 @@
+// Package imagereview implements the validator of the admission chain that has the images of a container reviewed by backends.
+//
+// It asks pullgate-policyd, which asks the backends, at the creation of a container: about the image of the container, and about the images
+// that it mounts. All backends of its namespace must allow all of them. Backends see the images as the pod has them, the namespace, and the
+// annotations that are meant for them.
+//
+// # Failures
+//
+// The validator expects exactly one answer of each backend about each image. A backend that does not give it, and every backend if
+// pullgate-policyd does not answer, has failed: the image is then admitted or denied as defaultAllow in the policy file says that pullgated has
+// read, whatever pullgate-policyd says of it. A denial of a backend always denies. So does an image, an annotation or a namespace that is not
+// known, and a caller that ends the call.
+package imagereview
