@@ -91,7 +91,7 @@ func backupFailure(err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		return hint.Wrap(err, "choose a directory that you may write to")
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return hint.Wrap(err, "free space, or choose another disk; nothing was left behind")
+		return hint.Wrap(err, "free space, or choose another disk; no partial file was left")
 	default:
 		return err
 	}

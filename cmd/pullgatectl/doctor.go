@@ -51,15 +51,18 @@ func doctorCommand(c *cli.Console, node doctor.Node) *cobra.Command {
 		Long: `Check this node, also while pullgated does not run: the owner of each socket and the
 process that answers there, what the kubelet dials and whether that is pullgated, the
 versions of kubelet and runtime, mirrors that may answer without credentials, files and
-their modes, free disk space, the clock, and the status of pullgated.
+their modes, free disk space, the clock, and the status of pullgated. If a policy file needs
+pullgate-policyd: whether it answers with the same policy files and can read what it needs.
+With --kubeconfig also whether the webhooks of pullgate in the cluster can be reached.
 
 Each finding is ok, warn, fail or unknown, with a remediation unless it is ok. Nothing is
 changed. The exit code is 1 if a finding is fail. Run it as root on the node; each mirror of the
-runtime is asked once, without credentials, unless --no-network is given.`,
+runtime is asked once, without credentials, and each webhook, unless --no-network is given.`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&node.ConfigPath, "config", defaultConfig, configUsage)
-	cmd.Flags().BoolVar(&node.NoNetwork, "no-network", false, "ask no mirror")
+	cmd.Flags().BoolVar(&node.NoNetwork, "no-network", false, "ask no mirror and no webhook")
+	cmd.Flags().StringVar(&node.Kubeconfig, "kubeconfig", "", "kubeconfig `file` for the check of webhooks; its identity must be allowed to list validatingwebhookconfigurations")
 	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		n := node

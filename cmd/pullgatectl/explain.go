@@ -16,6 +16,7 @@ import (
 
 func explainCommand(c *cli.Console) *cobra.Command {
 	var pod, uid, namespace, container string
+	var ask bool
 	cmd := &cobra.Command{
 		Use:   "explain IMAGE (--pod NAMESPACE/NAME | --pod-uid UID | --namespace NAMESPACE)",
 		Short: "Show whether a pod may use an image, why, and what would change that",
@@ -27,7 +28,8 @@ and whose credentials are unknown.
 If policies are in use (admission.policies), explain also shows their answer for the
 sandbox of the pod and for its containers with IMAGE, by what the pod source has. Values
 that only a call of the kubelet has, such as the user of an image, are shown as not known;
-without a pod source these are almost all. See also pullgatectl policy test.
+without a pod source these are almost all. See also pullgatectl policy test. Image review
+backends are asked only with --ask, over the network.
 
 Exit codes: 0 the pod may use it, and policies do not deny it, as far as is known; 4 it
 needs proof; 10 policies deny it; 1 the image is not on this node, or another failure; 2
@@ -44,9 +46,10 @@ and 3 as for every command.`,
 	cmd.Flags().StringVar(&uid, "pod-uid", "", "the pod with this `UID`")
 	cmd.Flags().StringVar(&namespace, "namespace", "", "a new pod of this `namespace`")
 	cmd.Flags().StringVar(&container, "container", "", "the `name` of the container that policies are compared with; default: each one with IMAGE")
+	cmd.Flags().BoolVar(&ask, "ask", false, "ask image review backends, which is not done otherwise")
 	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		request := &adminv1.ExplainRequest{Image: args[0], Container: container}
+		request := &adminv1.ExplainRequest{Image: args[0], Container: container, Ask: ask}
 		given := 0
 		if pod != "" {
 			given++

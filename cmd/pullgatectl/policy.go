@@ -12,9 +12,9 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-const policyLong = `Write, test and show policies, which restrict the fields of pods (PodRestriction). pullgated
-reads them from the folder admission.policies and enforces them at each creation of a
-sandbox or container.
+const policyLong = `Write, test and show policies, which restrict the fields of pods (PodRestriction) or have
+images reviewed by a backend (ImagePolicy). pullgated reads them from the folder
+admission.policies and enforces them at each creation of a sandbox or container.
 
 A first policy: print a preset into an empty folder, test it with the pods that you have,
 set admission.policies to the folder, and begin with admission.enforce: false, which only
@@ -35,7 +35,11 @@ field. Such a restriction never matches in a policy with the mode Accept; in the
 admission.unjudged says whether it is ignored or denies.
 
 A pod is admitted if it matches a bound policy with the mode Accept, or all bound policies
-with the mode Drop. A policy with "audit" only reports.`,
+with the mode Drop. A policy with "audit" only reports.
+
+For each image review backend (ImagePolicy) the list has the effective defaultAllow, which
+says whether images are admitted if the backend does not answer, and how long answers are
+kept. All backends of a namespace must allow an image.`,
 		Args: cobra.NoArgs,
 	}
 	limit := cli.LimitFlag(cmd)

@@ -37,6 +37,8 @@ A field that is restricted and not known denies. Policies that only report (audi
 nothing, but what they report is printed. Exemptions and admission.enforce have no effect
 here, and the owner and mode of the policy files are not checked.
 
+Image review backends (ImagePolicy) are not asked, so they can deny what is admitted here.
+
 Policies, unjudged, namespaceLabels and the pod source come from --config; --policies and
 --namespace-labels take precedence.
 
@@ -203,6 +205,10 @@ func printTest(p *output.Page, r *policytest.Result, refuse bool) {
 				p.Line("  %s", v.Message)
 			}
 		}
+	}
+	if len(r.NotAsked) > 0 {
+		p.Gap()
+		p.Prose("", "Image review backends are not asked: %s.", strings.Join(r.NotAsked, ", "))
 	}
 	if len(r.Unjudged) == 0 {
 		return

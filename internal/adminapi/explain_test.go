@@ -117,7 +117,7 @@ func TestExplainJudgesByThePullPolicy(t *testing.T) {
 type aGate struct {
 	skips   bool
 	refused string
-	explain func(who tracker.Pod, containers []string, image admission.Image, name string) []admission.Explanation // nil: no policies
+	explain func(who tracker.Pod, containers []string, image admission.Image, name string, ask bool) []admission.Explanation // nil: no policies
 }
 
 func (g aGate) SkipsAlways() bool { return g.skips }
@@ -126,11 +126,11 @@ func (g aGate) Refusal(uid string, _ imageref.Ref, _ string) (policy.Decision, b
 	return policy.Decision{Verdict: policy.Reverify, Reason: "container_refused"}, uid == g.refused
 }
 
-func (g aGate) ExplainPolicies(_ context.Context, who tracker.Pod, containers []string, image admission.Image, name string) []admission.Explanation {
+func (g aGate) ExplainPolicies(_ context.Context, who tracker.Pod, containers []string, image admission.Image, name string, ask bool) []admission.Explanation {
 	if g.explain == nil {
 		return nil
 	}
-	return g.explain(who, containers, image, name)
+	return g.explain(who, containers, image, name, ask)
 }
 
 // If a pod uses an image with Always and with Never, the pre-check is judged by the policy for which its kubelet sends it.
@@ -264,12 +264,14 @@ func TestExplainPolicies(t *testing.T) {
 		UID        string
 		Containers []string
 		ID, Name   string
+		Ask        bool
 	}
 	var asked []question
-	gate := aGate{explain: func(who tracker.Pod, containers []string, image admission.Image, name string) []admission.Explanation {
-		asked = append(asked, question{who.UID, containers, image.ID, name})
+	gate := aGate{explain: func(who tracker.Pod, containers []string, image admission.Image, name string, ask bool) []admission.Explanation {
+		asked = append(asked, question{who.UID, containers, image.ID, name, ask})
 		found := admission.Finding{
 			Validator: "v", Policy: "p", Rule: "r", Answer: admission.Deny, Reason: admission.FieldUnknown, Audit: true, FailedOpen: true, Message: "m",
+			AuditAnnotations: map[string]string{"k": "v\xff"},
 		}
 		return []admission.Explanation{
 			{Stage: admission.StageSandbox, Certain: true, Decision: admission.Decision{Answer: admission.Admit, Exemption: admission.StartedBefore}},
@@ -290,22 +292,22 @@ func TestExplainPolicies(t *testing.T) {
 	want := &adminv1.ExplainResponse{UnjudgedRestrictions: 3, PolicyAnswers: []*adminv1.PolicyAnswer{
 		{Call: "RunPodSandbox", Admission: adminv1.Admission_ADMISSION_ADMIT, Exemption: "started_before"},
 		{Call: "CreateContainer", Container: "a", Admission: adminv1.Admission_ADMISSION_DENY, Findings: []*adminv1.Finding{
-			{Validator: "v", Policy: "p", Rule: "r", Answer: "Deny", Reason: "FIELD_UNKNOWN", Audit: true, FailedOpen: true, Message: "m"},
+			{Validator: "v", Policy: "p", Rule: "r", Answer: "Deny", Reason: "FIELD_UNKNOWN", Audit: true, FailedOpen: true, Message: "m", AuditAnnotations: map[string]string{"k": "v\ufffd"}},
 		}},
 		{Call: "CreateContainer", Container: "b"},
 	}}
 	if !proto.Equal(got, want) {
 		t.Errorf("policies answer %v; want %v", got, want)
 	}
-	ask.Container = "c"
+	ask.Container, ask.Ask = "c", true
 	w.explain(ask)
 	w.explain(of("alice", app+":1"))
 	w.explain(&adminv1.ExplainRequest{Image: "repo.test/absent:1", Who: &adminv1.ExplainRequest_Namespace{Namespace: "team"}})
 	if d := cmp.Diff([]question{
-		{"uid-bob", []string{"a", "b"}, id1, app + ":1"},
-		{"uid-bob", []string{"c"}, id1, app + ":1"},
-		{"uid-alice", []string{""}, id1, app + ":1"},
-		{"", []string{""}, "", "repo.test/absent:1"},
+		{"uid-bob", []string{"a", "b"}, id1, app + ":1", false},
+		{"uid-bob", []string{"c"}, id1, app + ":1", true},
+		{"uid-alice", []string{""}, id1, app + ":1", false},
+		{"", []string{""}, "", "repo.test/absent:1", false},
 	}, asked); d != "" {
 		t.Errorf("the gate was asked about (-want +got):\n%s", d)
 	}

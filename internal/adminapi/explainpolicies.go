@@ -30,7 +30,7 @@ func (s *Server) policyAnswers(ctx context.Context, req *adminv1.ExplainRequest,
 		containers = []string{""}
 	}
 	image := admission.Image{ID: present.ID, Names: present.Names, Requested: name}
-	return all(s.c.Gate.ExplainPolicies(ctx, who, containers, image, req.GetImage()), policyAnswerTo)
+	return all(s.c.Gate.ExplainPolicies(ctx, who, containers, image, req.GetImage(), req.GetAsk()), policyAnswerTo)
 }
 
 // unjudged returns how many restrictions of policies this node cannot judge.
@@ -61,9 +61,19 @@ func policyAnswerTo(e admission.Explanation) *adminv1.PolicyAnswer {
 	return a
 }
 
+// texts returns a map that a message can hold.
+func texts(m map[string]string) map[string]string {
+	valid := make(map[string]string, len(m))
+	for k, v := range m {
+		valid[text(k)] = text(v)
+	}
+	return valid
+}
+
 func findingTo(f admission.Finding) *adminv1.Finding {
 	return &adminv1.Finding{
 		Validator: f.Validator, Policy: f.Policy, Rule: f.Rule, Answer: f.Answer.String(), Reason: string(f.Reason),
 		Audit: f.Audit, FailedOpen: f.FailedOpen, Message: text(f.Message),
+		AuditAnnotations: texts(f.AuditAnnotations),
 	}
 }

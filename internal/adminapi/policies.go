@@ -2,6 +2,9 @@ package adminapi
 
 import (
 	"context"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -16,6 +19,8 @@ type Policies struct {
 	ReloadError string
 	// Enforcing and RefuseUnjudged are admission.enforce, and whether admission.unjudged is Refuse.
 	Enforcing, RefuseUnjudged bool
+	// Warnings are sentences about policy files that are valid and may not say what is meant.
+	Warnings []string
 	// List has the policies by kind and name.
 	List []Policy
 }
@@ -29,6 +34,15 @@ type Policy struct {
 	NamespaceSelector string
 	// Unjudged are the paths of the restrictions that this node cannot judge.
 	Unjudged []string
+	// Backend is set for an image review backend.
+	Backend *ReviewBackend
+}
+
+// A ReviewBackend is what an image review backend has beside its namespaces.
+type ReviewBackend struct {
+	DefaultAllow, DefaultAllowAbsent bool
+	AllowTTL, DenyTTL                time.Duration
+	IncludeImageVolumes              bool
 }
 
 // ListPolicies lists the policies in use.
@@ -51,12 +65,20 @@ func (s *Server) ListPolicies(_ context.Context, req *adminv1.ListPoliciesReques
 	return &adminv1.ListPoliciesResponse{
 		Policies: p.entries, NextPageToken: p.next,
 		Folder: in.Folder, Hash: in.Hash, ReloadError: in.ReloadError, Enforcing: in.Enforcing, RefuseUnjudged: in.RefuseUnjudged,
+		Warnings: all(in.Warnings, text),
 	}, nil
 }
 
 func policyTo(p *Policy) *adminv1.Policy {
-	return &adminv1.Policy{
+	to := &adminv1.Policy{
 		Kind: p.Kind, Name: p.Name, Mode: p.Mode, Audit: p.Audit,
 		AllNamespaces: p.AllNamespaces, Namespaces: p.Namespaces, NamespaceSelector: p.NamespaceSelector, Unjudged: p.Unjudged,
 	}
+	if b := p.Backend; b != nil {
+		to.ReviewBackend = &adminv1.ReviewBackend{
+			DefaultAllow: b.DefaultAllow, DefaultAllowAbsent: b.DefaultAllowAbsent, AllowTtl: durationpb.New(b.AllowTTL), DenyTtl: durationpb.New(b.DenyTTL),
+			IncludeImageVolumes: b.IncludeImageVolumes,
+		}
+	}
+	return to
 }

@@ -79,7 +79,7 @@ type Gate interface {
 	Refusal(uid string, image imageref.Ref, imageID string) (d policy.Decision, ok bool)
 	// ExplainPolicies returns what the policies say about the sandbox of a pod, and about containers with an image that its spec
 	// names so; nothing if there are no policies. A container with the name "" is one that is not known. It has no effect.
-	ExplainPolicies(ctx context.Context, who tracker.Pod, containers []string, image admission.Image, name string) []admission.Explanation
+	ExplainPolicies(ctx context.Context, who tracker.Pod, containers []string, image admission.Image, name string, ask bool) []admission.Explanation
 }
 
 // Config contains the parts of a [Server]. Every field except PodSource and Gate must be set.

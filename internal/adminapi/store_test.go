@@ -140,7 +140,7 @@ func TestVerifyStoreReportsUnreadableValues(t *testing.T) {
 	w := newWorldOn(t, s, tracker.Options{})
 	v, err := w.VerifyStore(t.Context(), &adminv1.VerifyStoreRequest{})
 	if err != nil || v.GetValues() < 20_000 || len(v.GetProblems()) != 2 || !strings.Contains(fmt.Sprint(v.GetProblems()), "marks") || v.GetOmitted() != 0 || v.GetTook().AsDuration() <= 0 {
-		t.Errorf("VerifyStore = %v, %v; want two problems: that of the intent is mended, it lingers", v, err)
+		t.Errorf("VerifyStore = %v, %v; want two problems: the one of the intent is repaired, and the intent is unresolved", v, err)
 	}
 	if marks, err := w.ListPreloaded(t.Context(), &adminv1.ListPreloadedRequest{ImageId: "sha256:f"}); err != nil || len(marks.GetMarks()) != 1 {
 		t.Errorf("ListPreloaded = %v, %v; want the mark by its key", marks, err)

@@ -103,7 +103,7 @@ type broken struct{}
 
 func (broken) Write([]byte) (int, error) { return 0, errBroken }
 
-// If an interrupted command has changed something, its error describes what it left behind.
+// If an interrupted command has changed something, its error describes the state that results.
 func TestInterruptedCommandKeepsItsHint(t *testing.T) {
 	for name, tc := range map[string]struct {
 		err  error

@@ -69,7 +69,7 @@ func exitError(err error) *ExitError {
 	if f, ok := errors.AsType[*ExitError](err); ok {
 		return f
 	}
-	if errors.Is(err, context.Canceled) && hint.Of(err) == "" { // with a hint it describes what the interruption left behind
+	if errors.Is(err, context.Canceled) && hint.Of(err) == "" { // with a hint it describes the state after the interruption
 		return &ExitError{Code: ExitFailed, Err: errors.New("interrupted")}
 	}
 	return &ExitError{Code: ExitFailed, Err: err}

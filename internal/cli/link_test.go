@@ -54,7 +54,7 @@ func listen(t *testing.T, handle func(net.Conn)) string {
 func never(context.Context, adminv1.PullRecordsClient) error { return errors.New("asked") }
 
 func TestAskReportsWhyTheDaemonIsNotReached(t *testing.T) {
-	silent := listen(t, func(c net.Conn) { t.Cleanup(func() { _ = c.Close() }) })
+	unanswered := listen(t, func(c net.Conn) { t.Cleanup(func() { _ = c.Close() }) })
 	closing := listen(t, func(c net.Conn) { _ = c.Close() })
 	http1 := listen(t, func(c net.Conn) {
 		_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
@@ -69,7 +69,7 @@ func TestAskReportsWhyTheDaemonIsNotReached(t *testing.T) {
 		hint  string
 	}{
 		"no socket":          {cli.Link{Path: "/no/such.sock", Limit: time.Second}, syscall.ENOENT, "systemctl status pullgated"},
-		"no answer":          {cli.Link{Path: silent, Limit: 50 * time.Millisecond}, nil, "not that of the CRI"},
+		"no answer":          {cli.Link{Path: unanswered, Limit: 50 * time.Millisecond}, nil, "not that of the CRI"},
 		"closed":             {cli.Link{Path: closing, Limit: time.Second}, nil, "not that of the CRI"},
 		"HTTP/1":             {cli.Link{Path: http1, Limit: time.Second}, nil, "not that of the CRI"},
 		"permission denied":  {cli.Link{Path: "/s", Limit: time.Second, Dial: dial(os.NewSyscallError("connect", syscall.EACCES))}, syscall.EACCES, "run it as root"},
@@ -91,10 +91,10 @@ func TestAskReportsWhyTheDaemonIsNotReached(t *testing.T) {
 }
 
 func TestAskEndsWithItsContext(t *testing.T) {
-	silent := listen(t, func(c net.Conn) { t.Cleanup(func() { _ = c.Close() }) })
+	unanswered := listen(t, func(c net.Conn) { t.Cleanup(func() { _ = c.Close() }) })
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := (cli.Link{Path: silent}).Ask(ctx, never); !errors.Is(err, context.Canceled) {
+	if err := (cli.Link{Path: unanswered}).Ask(ctx, never); !errors.Is(err, context.Canceled) {
 		t.Errorf("Ask = %v; want %v", err, context.Canceled)
 	}
 }

@@ -57,6 +57,8 @@ type Node struct {
 	StatusErr error
 	// NoNetwork disables requests to other hosts.
 	NoNetwork bool
+	// Kubeconfig is the path of a kubeconfig for the check of webhooks; without it there is no such check. It is not below Root.
+	Kubeconfig string
 
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Run runs a program and returns its stdout.
@@ -86,6 +88,8 @@ func checks() []check {
 		{"daemon", Node.daemon},
 		{"records", Node.recorded},
 		{"sockets", Node.sockets},
+		{"policies", Node.policies},
+		{"webhook", Node.webhook},
 		{"kubelet", Node.kubelet},
 		{"versions", Node.versions},
 		{"cri-o", Node.crioFiles},

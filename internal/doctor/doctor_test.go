@@ -133,6 +133,9 @@ func wantFinding(t *testing.T, all []doctor.Finding, check string, level doctor.
 }
 
 func TestChecksWithoutTheDaemon(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	store := func(n *testNode) {
 		n.t.Helper()
 		n.must(os.Remove(n.path("/var/lib/pullgate/records.db")))

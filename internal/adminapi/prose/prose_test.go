@@ -20,7 +20,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-var update = flag.Bool("update", false, "write testdata/cases.txt anew; read it as an operator would")
+var update = flag.Bool("update", false, "rewrite testdata/cases.txt; read it as an operator would")
 
 const (
 	id   = "sha256:7692ac1d0d2f00c1bfa12a12ba3f2b3f2b3f2b3f2b3f2b3f2b3f2b3f2b3f2b3f"

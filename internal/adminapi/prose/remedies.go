@@ -25,16 +25,16 @@ func (c Case) Remedies() []string {
 // denials returns what would change an Allow.
 func (c Case) denials() []string {
 	revoke := "`pullgatectl revoke " + c.pair() + "`"
-	anew := reload + ". Pods that hold a grant keep it until they end, or until " + revoke + "."
+	reloaded := reload + ". Pods that hold a grant keep it until they end, or until " + revoke + "."
 	switch c.Reason {
 	case policy.ExemptStaticPod:
 		return []string{"Set exempt.staticPods: false" + reload + ". Static pods, also those of the control plane, then need proof as other pods do."}
 	case policy.ExemptNamespace:
-		return []string{"Remove " + c.Pod.Namespace + " from exempt.namespaces" + anew}
+		return []string{"Remove " + c.Pod.Namespace + " from exempt.namespaces" + reloaded}
 	case policy.NeverVerify:
-		return []string{"Set imagePullCredentialsVerificationPolicy to NeverVerifyPreloadedImages" + anew}
+		return []string{"Set imagePullCredentialsVerificationPolicy to NeverVerifyPreloadedImages" + reloaded}
 	case policy.Allowlisted:
-		return []string{"Remove the pattern that matches " + c.Pair.Repository + " from preloadedImagesVerificationAllowlist" + anew}
+		return []string{"Remove the pattern that matches " + c.Pair.Repository + " from preloadedImagesVerificationAllowlist" + reloaded}
 	case policy.Preloaded:
 		forget := "`pullgatectl preloaded forget " + c.pair() + "`"
 		if c.Known.Mark == nil {
@@ -65,7 +65,7 @@ func (c Case) permissions() []string {
 	case policy.ImageIDName:
 		c.addNames(add)
 	case policy.RecordUnreadable:
-		add("A pull of %s that succeeds, with imagePullPolicy IfNotPresent or Always, writes its record anew.", c.Pair.Repository)
+		add("A pull of %s that succeeds, with imagePullPolicy IfNotPresent or Always, writes a new record.", c.Pair.Repository)
 		add("`pullgatectl store verify` lists all unreadable values. If the preloaded mark is one, `pullgatectl preloaded forget %s` removes it.", c.pair())
 	case policy.ProofExpired:
 		add("The next pull of %s with that credential renews the proof: use imagePullPolicy IfNotPresent.", c.Pair.Repository)

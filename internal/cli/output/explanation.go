@@ -70,6 +70,8 @@ func policyAnswers(p *Page, e *adminv1.ExplainResponse) {
 			p.PaintProse(Good, "  ", "%s: admitted", what)
 		case a.GetAdmission() == adminv1.Admission_ADMISSION_DENY:
 			p.PaintProse(Heed, "  ", "%s: denied", what)
+		case slices.ContainsFunc(a.GetFindings(), notAsked):
+			p.PaintProse(Heed, "  ", "%s: not known, because image review backends were not asked; use --ask", what)
 		default:
 			p.PaintProse(Heed, "  ", "%s: not known before the kubelet creates it", what)
 		}
@@ -82,8 +84,13 @@ func policyAnswers(p *Page, e *adminv1.ExplainResponse) {
 	}
 }
 
+// notAsked reports whether a finding is missing because explain was not to ask.
+func notAsked(f *adminv1.Finding) bool { return f.GetReason() == "NOT_ASKED" && !f.GetAudit() }
+
 func printFinding(p *Page, f *adminv1.Finding) {
 	switch {
+	case f.GetReason() == "" && f.GetMessage() != "":
+		p.Prose("    - ", "%s", f.GetMessage())
 	case f.GetReason() == "" && f.GetPolicy() != "":
 		p.Prose("    - ", "accepted by policy %s", f.GetPolicy())
 	case f.GetReason() == "":

@@ -1,7 +1,10 @@
 package output
 
 import (
+	"strconv"
 	"strings"
+
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -24,7 +27,12 @@ func (View) Policies(p *Page, r *adminv1.ListPoliciesResponse) {
 	p.Gap()
 	rows := make([]Row, 0, len(r.GetPolicies()))
 	unjudged := 0
+	var backends []*adminv1.Policy
 	for _, policy := range r.GetPolicies() {
+		if policy.GetReviewBackend() != nil {
+			backends = append(backends, policy)
+			continue
+		}
 		mode := policy.GetMode()
 		if policy.GetAudit() {
 			mode += ", audit"
@@ -32,7 +40,14 @@ func (View) Policies(p *Page, r *adminv1.ListPoliciesResponse) {
 		unjudged += len(policy.GetUnjudged())
 		rows = append(rows, Row{Cells: []string{policy.GetKind(), policy.GetName(), mode, boundTo(policy)}})
 	}
-	p.Table([]string{"KIND", "NAME", "MODE", "NAMESPACES"}, rows)
+	if len(rows) > 0 || len(backends) == 0 {
+		p.Table([]string{"KIND", "NAME", "MODE", "NAMESPACES"}, rows)
+	}
+	reviewBackends(p, backends, len(rows) > 0)
+	for _, w := range r.GetWarnings() {
+		p.Gap()
+		p.PaintProse(Heed, "Warning    ", "%s", w)
+	}
 	if unjudged == 0 {
 		return
 	}
@@ -43,6 +58,38 @@ func (View) Policies(p *Page, r *adminv1.ListPoliciesResponse) {
 			p.Line("  policy %s: %s", policy.GetName(), path)
 		}
 	}
+}
+
+// reviewBackends prints image review backends, below other policies if there are some.
+func reviewBackends(p *Page, backends []*adminv1.Policy, below bool) {
+	if len(backends) == 0 {
+		return
+	}
+	if below {
+		p.Gap()
+	}
+	rows := make([]Row, 0, len(backends))
+	for _, policy := range backends {
+		b := policy.GetReviewBackend()
+		byDefault := strconv.FormatBool(b.GetDefaultAllow())
+		if b.GetDefaultAllowAbsent() {
+			byDefault += " (absent)"
+		}
+		volumes := "reviewed"
+		if !b.GetIncludeImageVolumes() {
+			volumes = "not reviewed"
+		}
+		rows = append(rows, Row{Cells: []string{policy.GetKind(), policy.GetName(), byDefault, kept(b.GetAllowTtl()), kept(b.GetDenyTtl()), volumes, boundTo(policy)}})
+	}
+	p.Table([]string{"KIND", "NAME", "DEFAULTALLOW", "ALLOWTTL", "DENYTTL", "IMAGE VOLUMES", "NAMESPACES"}, rows)
+}
+
+// kept returns how long answers are kept.
+func kept(d *durationpb.Duration) string {
+	if d.AsDuration() == 0 {
+		return "no cache"
+	}
+	return d.AsDuration().String()
 }
 
 // Unjudged returns the sentence above a list of restrictions that a node cannot judge. refuse is whether admission.unjudged is Refuse.

@@ -2197,7 +2197,10 @@ type ExplainRequest struct {
 	Who isExplainRequest_Who `protobuf_oneof:"who"`
 	// The container of the pod that policies are compared with; "": each that the pod source has with this image, or without one a
 	// container of which nothing else is known.
-	Container     string `protobuf:"bytes,4,opt,name=container,proto3" json:"container,omitempty"`
+	Container string `protobuf:"bytes,4,opt,name=container,proto3" json:"container,omitempty"`
+	// Whether image review backends are asked, over the network. Without it, a container that they would review is not known to be
+	// admitted.
+	Ask           bool `protobuf:"varint,5,opt,name=ask,proto3" json:"ask,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2269,6 +2272,13 @@ func (x *ExplainRequest) GetContainer() string {
 		return x.Container
 	}
 	return ""
+}
+
+func (x *ExplainRequest) GetAsk() bool {
+	if x != nil {
+		return x.Ask
+	}
+	return false
 }
 
 type isExplainRequest_Who interface {
@@ -2431,7 +2441,8 @@ type PolicyAnswer struct {
 	// Why no policy is compared: "exempt_static_pod", "exempt_namespace" or "started_before"; "" if they are.
 	Exemption string `protobuf:"bytes,4,opt,name=exemption,proto3" json:"exemption,omitempty"`
 	// The findings of the policies. One whose reason is "FIELD_UNKNOWN" names a field whose value is not known now; the
-	// container is denied if it is still unknown in the call.
+	// container is denied if it is still unknown in the call. One whose reason is "NOT_ASKED" names an image review backend; see
+	// ExplainRequest.ask.
 	Findings      []*Finding `protobuf:"bytes,5,rep,name=findings,proto3" json:"findings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2505,11 +2516,11 @@ func (x *PolicyAnswer) GetFindings() []*Finding {
 // Finding is the answer of one validator for one policy and rule. Its fields are those of the decision log.
 type Finding struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The validator: "restriction".
+	// The validator: "restriction" or "review".
 	Validator string `protobuf:"bytes,1,opt,name=validator,proto3" json:"validator,omitempty"`
-	// The name of the policy; "" if the finding is about all policies.
+	// The name of the policy, for an image review of the backend; "" if the finding is about all policies.
 	Policy string `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
-	// The path of the restriction in the policy.
+	// The path of the restriction in the policy; for an image review the image, if it is one that is mounted.
 	Rule string `protobuf:"bytes,3,opt,name=rule,proto3" json:"rule,omitempty"`
 	// "Admit", "Deny" or "Unverified".
 	Answer string `protobuf:"bytes,4,opt,name=answer,proto3" json:"answer,omitempty"`
@@ -2519,10 +2530,12 @@ type Finding struct {
 	Audit bool `protobuf:"varint,6,opt,name=audit,proto3" json:"audit,omitempty"`
 	// Whether it admits because the validator could not get an answer.
 	FailedOpen bool `protobuf:"varint,7,opt,name=failed_open,json=failedOpen,proto3" json:"failed_open,omitempty"`
-	// Field, value and what is allowed, in a sentence.
-	Message       string `protobuf:"bytes,8,opt,name=message,proto3" json:"message,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Field, value and what is allowed, or which backend was asked and what it said, in a sentence.
+	Message string `protobuf:"bytes,8,opt,name=message,proto3" json:"message,omitempty"`
+	// What an image review backend wants to have in logs.
+	AuditAnnotations map[string]string `protobuf:"bytes,9,rep,name=audit_annotations,json=auditAnnotations,proto3" json:"audit_annotations,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Finding) Reset() {
@@ -2609,6 +2622,13 @@ func (x *Finding) GetMessage() string {
 		return x.Message
 	}
 	return ""
+}
+
+func (x *Finding) GetAuditAnnotations() map[string]string {
+	if x != nil {
+		return x.AuditAnnotations
+	}
+	return nil
 }
 
 // Evidence is what a judgement rests on.
@@ -4303,8 +4323,10 @@ type ListPoliciesResponse struct {
 	Enforcing bool `protobuf:"varint,6,opt,name=enforcing,proto3" json:"enforcing,omitempty"`
 	// Whether a restricted field that this node cannot judge denies (admission.unjudged: Refuse); false means that it is ignored.
 	RefuseUnjudged bool `protobuf:"varint,7,opt,name=refuse_unjudged,json=refuseUnjudged,proto3" json:"refuse_unjudged,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// A sentence about each policy file that is valid and may not say what is meant.
+	Warnings      []string `protobuf:"bytes,8,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListPoliciesResponse) Reset() {
@@ -4386,14 +4408,21 @@ func (x *ListPoliciesResponse) GetRefuseUnjudged() bool {
 	return false
 }
 
+func (x *ListPoliciesResponse) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
 // Policy is one policy.
 type Policy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its kind: "PodRestriction".
+	// Its kind: "PodRestriction" or "ImagePolicy", which is an image review backend.
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	// Its name.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// How it is combined with other policies: "Accept" or "Drop".
+	// How a PodRestriction is combined with other policies: "Accept" or "Drop".
 	Mode string `protobuf:"bytes,3,opt,name=mode,proto3" json:"mode,omitempty"`
 	// Whether it only reports.
 	Audit bool `protobuf:"varint,4,opt,name=audit,proto3" json:"audit,omitempty"`
@@ -4404,7 +4433,9 @@ type Policy struct {
 	// The labels of further namespaces that it is bound to, as for kubectl --selector; "" if it selects none.
 	NamespaceSelector string `protobuf:"bytes,7,opt,name=namespace_selector,json=namespaceSelector,proto3" json:"namespace_selector,omitempty"`
 	// The paths of its restrictions that this node cannot judge, because no message to it carries the field.
-	Unjudged      []string `protobuf:"bytes,8,rep,name=unjudged,proto3" json:"unjudged,omitempty"`
+	Unjudged []string `protobuf:"bytes,8,rep,name=unjudged,proto3" json:"unjudged,omitempty"`
+	// What an image review backend has beside its namespaces; absent for other kinds.
+	ReviewBackend *ReviewBackend `protobuf:"bytes,9,opt,name=review_backend,json=reviewBackend,proto3" json:"review_backend,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4493,6 +4524,95 @@ func (x *Policy) GetUnjudged() []string {
 		return x.Unjudged
 	}
 	return nil
+}
+
+func (x *Policy) GetReviewBackend() *ReviewBackend {
+	if x != nil {
+		return x.ReviewBackend
+	}
+	return nil
+}
+
+// ReviewBackend is an image review backend. All backends of a namespace must allow an image.
+type ReviewBackend struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether images are admitted if it gives no valid answer (defaultAllow). It is the effective value.
+	DefaultAllow bool `protobuf:"varint,1,opt,name=default_allow,json=defaultAllow,proto3" json:"default_allow,omitempty"`
+	// Whether its file leaves defaultAllow out, which then is true; kube-apiserver takes the same file for false.
+	DefaultAllowAbsent bool `protobuf:"varint,2,opt,name=default_allow_absent,json=defaultAllowAbsent,proto3" json:"default_allow_absent,omitempty"`
+	// How long pullgate-policyd keeps its answers; 0 means not at all.
+	AllowTtl *durationpb.Duration `protobuf:"bytes,3,opt,name=allow_ttl,json=allowTtl,proto3" json:"allow_ttl,omitempty"`
+	// The same for denials.
+	DenyTtl *durationpb.Duration `protobuf:"bytes,4,opt,name=deny_ttl,json=denyTtl,proto3" json:"deny_ttl,omitempty"`
+	// Whether it reviews images that are mounted as volumes.
+	IncludeImageVolumes bool `protobuf:"varint,5,opt,name=include_image_volumes,json=includeImageVolumes,proto3" json:"include_image_volumes,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *ReviewBackend) Reset() {
+	*x = ReviewBackend{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReviewBackend) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReviewBackend) ProtoMessage() {}
+
+func (x *ReviewBackend) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReviewBackend.ProtoReflect.Descriptor instead.
+func (*ReviewBackend) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *ReviewBackend) GetDefaultAllow() bool {
+	if x != nil {
+		return x.DefaultAllow
+	}
+	return false
+}
+
+func (x *ReviewBackend) GetDefaultAllowAbsent() bool {
+	if x != nil {
+		return x.DefaultAllowAbsent
+	}
+	return false
+}
+
+func (x *ReviewBackend) GetAllowTtl() *durationpb.Duration {
+	if x != nil {
+		return x.AllowTtl
+	}
+	return nil
+}
+
+func (x *ReviewBackend) GetDenyTtl() *durationpb.Duration {
+	if x != nil {
+		return x.DenyTtl
+	}
+	return nil
+}
+
+func (x *ReviewBackend) GetIncludeImageVolumes() bool {
+	if x != nil {
+		return x.IncludeImageVolumes
+	}
+	return false
 }
 
 var File_pullgate_admin_v1_pull_records_proto protoreflect.FileDescriptor
@@ -4647,12 +4767,13 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"page_token\x18\x04 \x01(\tR\tpageToken\"n\n" +
 	"\x12ListGrantsResponse\x120\n" +
 	"\x06grants\x18\x01 \x03(\v2\x18.pullgate.admin.v1.GrantR\x06grants\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x9a\x01\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xac\x01\n" +
 	"\x0eExplainRequest\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12-\n" +
 	"\x03pod\x18\x02 \x01(\v2\x19.pullgate.admin.v1.PodRefH\x00R\x03pod\x12\x1e\n" +
 	"\tnamespace\x18\x03 \x01(\tH\x00R\tnamespace\x12\x1c\n" +
-	"\tcontainer\x18\x04 \x01(\tR\tcontainerB\x05\n" +
+	"\tcontainer\x18\x04 \x01(\tR\tcontainer\x12\x10\n" +
+	"\x03ask\x18\x05 \x01(\bR\x03askB\x05\n" +
 	"\x03who\"\xc3\x03\n" +
 	"\x0fExplainResponse\x124\n" +
 	"\averdict\x18\x01 \x01(\x0e2\x1a.pullgate.admin.v1.VerdictR\averdict\x12\x16\n" +
@@ -4671,7 +4792,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\tcontainer\x18\x02 \x01(\tR\tcontainer\x12:\n" +
 	"\tadmission\x18\x03 \x01(\x0e2\x1c.pullgate.admin.v1.AdmissionR\tadmission\x12\x1c\n" +
 	"\texemption\x18\x04 \x01(\tR\texemption\x126\n" +
-	"\bfindings\x18\x05 \x03(\v2\x1a.pullgate.admin.v1.FindingR\bfindings\"\xd4\x01\n" +
+	"\bfindings\x18\x05 \x03(\v2\x1a.pullgate.admin.v1.FindingR\bfindings\"\xf8\x02\n" +
 	"\aFinding\x12\x1c\n" +
 	"\tvalidator\x18\x01 \x01(\tR\tvalidator\x12\x16\n" +
 	"\x06policy\x18\x02 \x01(\tR\x06policy\x12\x12\n" +
@@ -4681,7 +4802,11 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x05audit\x18\x06 \x01(\bR\x05audit\x12\x1f\n" +
 	"\vfailed_open\x18\a \x01(\bR\n" +
 	"failedOpen\x12\x18\n" +
-	"\amessage\x18\b \x01(\tR\amessage\"\xfa\x04\n" +
+	"\amessage\x18\b \x01(\tR\amessage\x12]\n" +
+	"\x11audit_annotations\x18\t \x03(\v20.pullgate.admin.v1.Finding.AuditAnnotationsEntryR\x10auditAnnotations\x1aC\n" +
+	"\x15AuditAnnotationsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfa\x04\n" +
 	"\bEvidence\x127\n" +
 	"\bpresence\x18\x01 \x01(\x0e2\x1b.pullgate.admin.v1.PresenceR\bpresence\x12\x13\n" +
 	"\x05by_id\x18\x02 \x01(\bR\x04byId\x12\x1c\n" +
@@ -4811,7 +4936,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x13ListPoliciesRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x02 \x01(\tR\tpageToken\"\x8b\x02\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"\xa7\x02\n" +
 	"\x14ListPoliciesResponse\x125\n" +
 	"\bpolicies\x18\x01 \x03(\v2\x19.pullgate.admin.v1.PolicyR\bpolicies\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x16\n" +
@@ -4819,7 +4944,8 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x04hash\x18\x04 \x01(\tR\x04hash\x12!\n" +
 	"\freload_error\x18\x05 \x01(\tR\vreloadError\x12\x1c\n" +
 	"\tenforcing\x18\x06 \x01(\bR\tenforcing\x12'\n" +
-	"\x0frefuse_unjudged\x18\a \x01(\bR\x0erefuseUnjudged\"\xec\x01\n" +
+	"\x0frefuse_unjudged\x18\a \x01(\bR\x0erefuseUnjudged\x12\x1a\n" +
+	"\bwarnings\x18\b \x03(\tR\bwarnings\"\xb5\x02\n" +
 	"\x06Policy\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -4830,7 +4956,14 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"namespaces\x18\x06 \x03(\tR\n" +
 	"namespaces\x12-\n" +
 	"\x12namespace_selector\x18\a \x01(\tR\x11namespaceSelector\x12\x1a\n" +
-	"\bunjudged\x18\b \x03(\tR\bunjudged*O\n" +
+	"\bunjudged\x18\b \x03(\tR\bunjudged\x12G\n" +
+	"\x0ereview_backend\x18\t \x01(\v2 .pullgate.admin.v1.ReviewBackendR\rreviewBackend\"\x88\x02\n" +
+	"\rReviewBackend\x12#\n" +
+	"\rdefault_allow\x18\x01 \x01(\bR\fdefaultAllow\x120\n" +
+	"\x14default_allow_absent\x18\x02 \x01(\bR\x12defaultAllowAbsent\x126\n" +
+	"\tallow_ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\ballowTtl\x124\n" +
+	"\bdeny_ttl\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\adenyTtl\x122\n" +
+	"\x15include_image_volumes\x18\x05 \x01(\bR\x13includeImageVolumes*O\n" +
 	"\bPresence\x12\x18\n" +
 	"\x14PRESENCE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10PRESENCE_PRESENT\x10\x01\x12\x13\n" +
@@ -4882,7 +5015,7 @@ func file_pullgate_admin_v1_pull_records_proto_rawDescGZIP() []byte {
 }
 
 var file_pullgate_admin_v1_pull_records_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(Presence)(0),                         // 0: pullgate.admin.v1.Presence
 	(Verdict)(0),                          // 1: pullgate.admin.v1.Verdict
@@ -4945,129 +5078,135 @@ var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(*ListPoliciesRequest)(nil),           // 58: pullgate.admin.v1.ListPoliciesRequest
 	(*ListPoliciesResponse)(nil),          // 59: pullgate.admin.v1.ListPoliciesResponse
 	(*Policy)(nil),                        // 60: pullgate.admin.v1.Policy
-	(*timestamppb.Timestamp)(nil),         // 61: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 62: google.protobuf.Duration
+	(*ReviewBackend)(nil),                 // 61: pullgate.admin.v1.ReviewBackend
+	nil,                                   // 62: pullgate.admin.v1.Finding.AuditAnnotationsEntry
+	(*timestamppb.Timestamp)(nil),         // 63: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 64: google.protobuf.Duration
 }
 var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
-	5,  // 0: pullgate.admin.v1.Proof.secrets:type_name -> pullgate.admin.v1.SecretRef
-	61, // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
-	61, // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
-	61, // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
-	61, // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
-	61, // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
-	4,  // 6: pullgate.admin.v1.Record.pair:type_name -> pullgate.admin.v1.Pair
-	61, // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
-	61, // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
-	61, // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
-	7,  // 10: pullgate.admin.v1.Record.proofs:type_name -> pullgate.admin.v1.Proof
-	61, // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
-	4,  // 12: pullgate.admin.v1.Mark.pair:type_name -> pullgate.admin.v1.Pair
-	61, // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
-	61, // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
-	61, // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
-	6,  // 16: pullgate.admin.v1.Grant.pod:type_name -> pullgate.admin.v1.PodRef
-	4,  // 17: pullgate.admin.v1.Grant.pair:type_name -> pullgate.admin.v1.Pair
-	0,  // 18: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
-	8,  // 19: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
-	9,  // 20: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
-	61, // 21: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	16, // 22: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
-	17, // 23: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
-	19, // 24: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
-	20, // 25: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
-	21, // 26: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
-	15, // 27: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
-	61, // 28: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
-	18, // 29: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
-	61, // 30: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
-	5,  // 31: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
-	61, // 32: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
-	61, // 33: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
-	22, // 34: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
-	12, // 35: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
-	12, // 36: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
-	10, // 37: pullgate.admin.v1.ListIntentsResponse.intents:type_name -> pullgate.admin.v1.Intent
-	6,  // 38: pullgate.admin.v1.ListGrantsRequest.pod:type_name -> pullgate.admin.v1.PodRef
-	11, // 39: pullgate.admin.v1.ListGrantsResponse.grants:type_name -> pullgate.admin.v1.Grant
-	6,  // 40: pullgate.admin.v1.ExplainRequest.pod:type_name -> pullgate.admin.v1.PodRef
-	1,  // 41: pullgate.admin.v1.ExplainResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	4,  // 42: pullgate.admin.v1.ExplainResponse.pair:type_name -> pullgate.admin.v1.Pair
-	6,  // 43: pullgate.admin.v1.ExplainResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	35, // 44: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
-	33, // 45: pullgate.admin.v1.ExplainResponse.policy_answers:type_name -> pullgate.admin.v1.PolicyAnswer
-	2,  // 46: pullgate.admin.v1.PolicyAnswer.admission:type_name -> pullgate.admin.v1.Admission
-	34, // 47: pullgate.admin.v1.PolicyAnswer.findings:type_name -> pullgate.admin.v1.Finding
-	0,  // 48: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
-	8,  // 49: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
-	9,  // 50: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
-	10, // 51: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
-	11, // 52: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
-	36, // 53: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
-	5,  // 54: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
-	3,  // 55: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
-	5,  // 56: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
-	39, // 57: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
-	4,  // 58: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
-	11, // 59: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
-	9,  // 60: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
-	4,  // 61: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
-	7,  // 62: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
-	9,  // 63: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
-	4,  // 64: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	8,  // 65: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
-	9,  // 66: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
-	11, // 67: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
-	4,  // 68: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
-	18, // 69: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
-	4,  // 70: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	50, // 71: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
-	62, // 72: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
-	61, // 73: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
-	54, // 74: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
-	61, // 75: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
-	6,  // 76: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	4,  // 77: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
-	1,  // 78: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	5,  // 79: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
-	62, // 80: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
-	60, // 81: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
-	13, // 82: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
-	23, // 83: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
-	25, // 84: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
-	27, // 85: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
-	29, // 86: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
-	31, // 87: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
-	37, // 88: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
-	40, // 89: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
-	42, // 90: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
-	44, // 91: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
-	46, // 92: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
-	48, // 93: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
-	51, // 94: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
-	53, // 95: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
-	56, // 96: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
-	58, // 97: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
-	14, // 98: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
-	24, // 99: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
-	26, // 100: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
-	28, // 101: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
-	30, // 102: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
-	32, // 103: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
-	38, // 104: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
-	41, // 105: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
-	43, // 106: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
-	45, // 107: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
-	47, // 108: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
-	49, // 109: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
-	52, // 110: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
-	55, // 111: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
-	57, // 112: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
-	59, // 113: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
-	98, // [98:114] is the sub-list for method output_type
-	82, // [82:98] is the sub-list for method input_type
-	82, // [82:82] is the sub-list for extension type_name
-	82, // [82:82] is the sub-list for extension extendee
-	0,  // [0:82] is the sub-list for field type_name
+	5,   // 0: pullgate.admin.v1.Proof.secrets:type_name -> pullgate.admin.v1.SecretRef
+	63,  // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
+	63,  // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
+	63,  // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
+	63,  // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
+	63,  // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
+	4,   // 6: pullgate.admin.v1.Record.pair:type_name -> pullgate.admin.v1.Pair
+	63,  // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
+	63,  // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
+	63,  // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
+	7,   // 10: pullgate.admin.v1.Record.proofs:type_name -> pullgate.admin.v1.Proof
+	63,  // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
+	4,   // 12: pullgate.admin.v1.Mark.pair:type_name -> pullgate.admin.v1.Pair
+	63,  // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
+	63,  // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
+	63,  // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
+	6,   // 16: pullgate.admin.v1.Grant.pod:type_name -> pullgate.admin.v1.PodRef
+	4,   // 17: pullgate.admin.v1.Grant.pair:type_name -> pullgate.admin.v1.Pair
+	0,   // 18: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
+	8,   // 19: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
+	9,   // 20: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
+	63,  // 21: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	16,  // 22: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
+	17,  // 23: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
+	19,  // 24: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
+	20,  // 25: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
+	21,  // 26: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
+	15,  // 27: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
+	63,  // 28: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
+	18,  // 29: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
+	63,  // 30: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
+	5,   // 31: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
+	63,  // 32: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
+	63,  // 33: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
+	22,  // 34: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
+	12,  // 35: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
+	12,  // 36: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
+	10,  // 37: pullgate.admin.v1.ListIntentsResponse.intents:type_name -> pullgate.admin.v1.Intent
+	6,   // 38: pullgate.admin.v1.ListGrantsRequest.pod:type_name -> pullgate.admin.v1.PodRef
+	11,  // 39: pullgate.admin.v1.ListGrantsResponse.grants:type_name -> pullgate.admin.v1.Grant
+	6,   // 40: pullgate.admin.v1.ExplainRequest.pod:type_name -> pullgate.admin.v1.PodRef
+	1,   // 41: pullgate.admin.v1.ExplainResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	4,   // 42: pullgate.admin.v1.ExplainResponse.pair:type_name -> pullgate.admin.v1.Pair
+	6,   // 43: pullgate.admin.v1.ExplainResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	35,  // 44: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
+	33,  // 45: pullgate.admin.v1.ExplainResponse.policy_answers:type_name -> pullgate.admin.v1.PolicyAnswer
+	2,   // 46: pullgate.admin.v1.PolicyAnswer.admission:type_name -> pullgate.admin.v1.Admission
+	34,  // 47: pullgate.admin.v1.PolicyAnswer.findings:type_name -> pullgate.admin.v1.Finding
+	62,  // 48: pullgate.admin.v1.Finding.audit_annotations:type_name -> pullgate.admin.v1.Finding.AuditAnnotationsEntry
+	0,   // 49: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
+	8,   // 50: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
+	9,   // 51: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
+	10,  // 52: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
+	11,  // 53: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
+	36,  // 54: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
+	5,   // 55: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
+	3,   // 56: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
+	5,   // 57: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
+	39,  // 58: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
+	4,   // 59: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
+	11,  // 60: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
+	9,   // 61: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
+	4,   // 62: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
+	7,   // 63: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
+	9,   // 64: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
+	4,   // 65: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	8,   // 66: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
+	9,   // 67: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
+	11,  // 68: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
+	4,   // 69: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
+	18,  // 70: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
+	4,   // 71: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	50,  // 72: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
+	64,  // 73: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
+	63,  // 74: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
+	54,  // 75: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
+	63,  // 76: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
+	6,   // 77: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	4,   // 78: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
+	1,   // 79: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	5,   // 80: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
+	64,  // 81: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
+	60,  // 82: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
+	61,  // 83: pullgate.admin.v1.Policy.review_backend:type_name -> pullgate.admin.v1.ReviewBackend
+	64,  // 84: pullgate.admin.v1.ReviewBackend.allow_ttl:type_name -> google.protobuf.Duration
+	64,  // 85: pullgate.admin.v1.ReviewBackend.deny_ttl:type_name -> google.protobuf.Duration
+	13,  // 86: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
+	23,  // 87: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
+	25,  // 88: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
+	27,  // 89: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
+	29,  // 90: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
+	31,  // 91: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
+	37,  // 92: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
+	40,  // 93: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
+	42,  // 94: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
+	44,  // 95: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
+	46,  // 96: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
+	48,  // 97: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
+	51,  // 98: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
+	53,  // 99: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
+	56,  // 100: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
+	58,  // 101: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
+	14,  // 102: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
+	24,  // 103: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
+	26,  // 104: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
+	28,  // 105: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
+	30,  // 106: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
+	32,  // 107: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
+	38,  // 108: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
+	41,  // 109: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
+	43,  // 110: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
+	45,  // 111: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
+	47,  // 112: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
+	49,  // 113: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
+	52,  // 114: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
+	55,  // 115: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
+	57,  // 116: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
+	59,  // 117: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
+	102, // [102:118] is the sub-list for method output_type
+	86,  // [86:102] is the sub-list for method input_type
+	86,  // [86:86] is the sub-list for extension type_name
+	86,  // [86:86] is the sub-list for extension extendee
+	0,   // [0:86] is the sub-list for field type_name
 }
 
 func init() { file_pullgate_admin_v1_pull_records_proto_init() }
@@ -5085,7 +5224,7 @@ func file_pullgate_admin_v1_pull_records_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pullgate_admin_v1_pull_records_proto_rawDesc), len(file_pullgate_admin_v1_pull_records_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   57,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
