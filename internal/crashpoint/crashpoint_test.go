@@ -67,7 +67,7 @@ func points(t *testing.T) map[string]string {
 	return names
 }
 
-// selectors returns every X of a crashpoint.X in code that is no test.
+// selectors returns every X of a crashpoint.X outside of tests.
 func selectors(t *testing.T, root string) map[string]bool {
 	t.Helper()
 	used := map[string]bool{}

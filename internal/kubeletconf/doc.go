@@ -1,9 +1,9 @@
-// Package kubeletconf implements finding out what the kubelet of a node dials, and which file sets that. It changes nothing, and where
-// it cannot be sure it returns an error, never a guess.
+// Package kubeletconf determines which endpoint the kubelet of a node dials, and which file sets it. It changes nothing. If the result is
+// not certain, it returns an error.
 //
 // # What sets the socket that a kubelet dials
 //
-// The later line counts.
+// The later line takes precedence.
 //
 //	the kubelet's default                     unix:///run/containerd/containerd.sock
 //	--config FILE                             containerRuntimeEndpoint, imageServiceEndpoint
@@ -16,5 +16,5 @@
 // k3s and RKE2 run the kubelet themselves. Its flags are the values of kubelet-arg, those of config.yaml before those of
 // config.yaml.d/*.yaml, in the order of the names, before those of k3s's own command line. A key in such a file
 // replaces the value of files before it, and adds to it if it ends with "+". Their own container-runtime-endpoint is
-// another thing: it also keeps k3s from starting its containerd.
+// different: it also keeps k3s from starting its containerd.
 package kubeletconf

@@ -19,9 +19,9 @@ import (
 // maxSize bounds what is read of one file; units and configurations have a few lines.
 const maxSize = 1 << 20
 
-// A Host is the machine that is looked at. The zero value is the one that this program runs on.
+// A Host is the machine to inspect. The zero value is the one that this program runs on.
 type Host struct {
-	// Root is the folder that stands for /; "" is / itself.
+	// Root is the folder that replaces /; "" is / itself.
 	Root string
 	// Command runs a program and returns what it wrote to stdout; nil is Run.
 	Command func(ctx context.Context, name string, args ...string) ([]byte, error)

@@ -88,7 +88,7 @@ func (h Host) Discover(ctx context.Context, unit string) (Node, error) {
 	running := n.Process.words()
 	args := s.words[1:]
 	if n.Program != "kubelet" {
-		// A script: what it runs the kubelet with is seen when it does.
+		// A script: the flags that it gives the kubelet are known only while the kubelet runs.
 		if n.Process.PID == 0 {
 			return Node{}, fmt.Errorf("%s runs %s, but no kubelet was found among its processes", u.Name, s.words[0].text)
 		}

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Sockets of what k3s and RKE2 bring along.
+// Sockets of the runtimes that k3s and RKE2 start.
 const (
 	rancherContainerd = "unix:///run/k3s/containerd/containerd.sock"
 	rancherDocker     = "unix:///run/k3s/cri-dockerd/cri-dockerd.sock"
@@ -88,7 +88,7 @@ func (r rancher) read(h Host, file string) error {
 	return nil
 }
 
-// one returns the value that counts of an option that has one value.
+// one returns the effective value of an option that has one value.
 func (r rancher) one(name string, short ...string) word {
 	var found word
 	for _, v := range r.values[name] {
@@ -102,7 +102,7 @@ func (r rancher) one(name string, short ...string) word {
 	return found
 }
 
-// before is what k3s itself sets, which counts less than any file or flag of the kubelet's.
+// before has the settings that k3s itself makes. Files and flags of the kubelet take precedence.
 func (r rancher) before() layers {
 	t := layers{runtime: Setting{rancherContainerd, r.product + " itself"}}
 	for _, w := range r.cli {
@@ -148,7 +148,7 @@ func (r rancher) kubeletArgs(h Host) []word {
 	return args
 }
 
-// isRanchersOwn reports whether a file in the kubelet's --config-dir is written anew whenever k3s or RKE2 starts, and
+// isRanchersOwn reports whether a file in the kubelet's --config-dir is rewritten whenever k3s or RKE2 starts, and
 // so contains only settings that are also elsewhere.
 func isRanchersOwn(file string) bool {
 	base := path.Base(file)

@@ -33,11 +33,11 @@ type Settings struct {
 	ConfigFile, ConfigDir string
 	// FlagsSetEndpoint reports whether an endpoint is among its flags, which take precedence over files.
 	FlagsSetEndpoint bool
-	// Healthz is the URL that answers 200 if it is well; "" if that is turned off.
+	// Healthz is the URL that answers 200 if the kubelet is healthy; "" if it is disabled.
 	Healthz string
 }
 
-// kubeletFile is what is read of a kubelet's configuration file. All else is passed over, since kubelets of other
+// kubeletFile has the fields that are read of a kubelet's configuration file. Other fields are ignored, since kubelets of other
 // versions have fields that are unknown here.
 type kubeletFile struct {
 	Runtime     *string `json:"containerRuntimeEndpoint"`
@@ -46,15 +46,15 @@ type kubeletFile struct {
 	HealthzPort *int    `json:"healthzPort"`
 }
 
-// layers gathers settings, the least important first.
+// layers collects settings, those with the lowest precedence first.
 type layers struct {
 	runtime, image Setting
 	healthzIP      string
 	healthzPort    int
 }
 
-// settings returns what a kubelet with these arguments gets, by files as they are now. before is what counts
-// less than a configuration file; without it that is the kubelet's default.
+// settings returns what a kubelet with these arguments gets, by files as they are now. before has the settings with
+// lower precedence than a configuration file; without it, these are the kubelet's defaults.
 func (h Host) settings(args []word, before layers) (Settings, error) {
 	t := layers{runtime: Setting{defaultEndpoint, byDefault}, healthzIP: defaultHealthzIP, healthzPort: defaultHealthzPort}
 	t.take(before.runtime, before.image)
@@ -158,7 +158,7 @@ func (h Host) readKubelet(file string, t *layers) error {
 	return nil
 }
 
-// last returns the value that counts of a flag, --name=value or --name value; a zero word if it is not among args.
+// last returns the effective value of a flag, the last --name=value or --name value; a zero word if args do not have it.
 func last(args []word, name string) word {
 	var found word
 	for _, v := range values(args, name) {

@@ -24,11 +24,11 @@ type Unit struct {
 	Active, Sub string
 	// MainPID is its process; 0 is none.
 	MainPID int
-	// Restarts is how often systemd has started it again since an operator did.
+	// Restarts is how often systemd has restarted it since an operator started it.
 	Restarts int
-	// Invocation is another one after each start.
+	// Invocation is the invocation ID of systemd, which is new after each start.
 	Invocation string
-	// Files are the unit file and its drop-ins; later ones count.
+	// Files are the unit file and its drop-ins; later ones take precedence.
 	Files []string
 }
 
@@ -105,7 +105,7 @@ type word struct{ text, from string }
 
 // A service is the command line of a unit, from its files.
 type service struct {
-	// execStart is the value of the ExecStart= that counts, on one line, as in the file execStartFrom.
+	// execStart is the effective ExecStart=, on one line, as in the file execStartFrom.
 	execStart, execStartFrom string
 	// words is the command line with its variables replaced, environment has their values.
 	words       []word
@@ -115,7 +115,7 @@ type service struct {
 // service reads the files of a unit.
 func (h Host) service(u Unit) (service, error) {
 	s := service{environment: map[string]word{}}
-	var files []word // EnvironmentFile=, which counts more than Environment=
+	var files []word // EnvironmentFile=, which takes precedence over Environment=
 	for _, file := range u.Files {
 		content, err := h.ReadFile(file)
 		if errors.Is(err, fs.ErrNotExist) && path.Ext(file) == ".conf" {
@@ -215,7 +215,7 @@ func isVariable(name string) bool {
 	})
 }
 
-// specifiers replaces those by which systemd names the unit.
+// specifiers replaces the specifiers of systemd for the name of the unit.
 func specifiers(s, unit string) string {
 	name := strings.TrimSuffix(unit, filepath.Ext(unit))
 	return strings.NewReplacer("%%", "%", "%n", unit, "%N", name, "%p", name).Replace(s)

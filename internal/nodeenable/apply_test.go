@@ -268,7 +268,7 @@ func TestDisableStaysDisabled(t *testing.T) {
 			t.Fatalf("disable: %v", err)
 		}
 		if n.snapshot() != before || n.through() {
-			t.Errorf("disable went forward again: %v\n%s", n.through(), cmp.Diff(before, n.snapshot()))
+			t.Errorf("disable executed the enable again: %v\n%s", n.through(), cmp.Diff(before, n.snapshot()))
 		}
 	})
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/hint"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "rewrite the golden files")
 
 func kinds(t *testing.T) []string {
 	t.Helper()

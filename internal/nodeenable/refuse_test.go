@@ -222,7 +222,7 @@ func TestEnableReplacesItsFileByAnother(t *testing.T) {
 			t.Error("the old drop-in is still there")
 		}
 		if n.loaded() {
-			t.Error("systemd still goes by the old drop-in")
+			t.Error("systemd still uses the old drop-in")
 		}
 		if !strings.Contains(n.read("/etc/kubelet.d/90-pullgate.conf"), listen) {
 			t.Error("the new drop-in is not there")

@@ -53,7 +53,7 @@ func TestRemoveEndsAPodWithItsLastSandbox(t *testing.T) {
 		t.Errorf("Remove(s1) ended %v; want none, s2 is left", ended)
 	}
 	if got := x.BySeen("t1"); len(got) != 0 {
-		t.Errorf("BySeen(t1) = %v after its sandbox went; want none", got)
+		t.Errorf("BySeen(t1) = %v after its sandbox was removed; want none", got)
 	}
 	if ended := x.Remove("s1"); len(ended) != 0 {
 		t.Errorf("second Remove(s1) ended %v; want none", ended)
@@ -70,7 +70,7 @@ func TestLearnedValueLastsAsLongAsThePodHasASandbox(t *testing.T) {
 	x.Learn("new", tracker.Pod{UID: "u1"})
 	x.Learn("lone", tracker.Pod{UID: "u2"})
 	x.Learn("", tracker.Pod{UID: "u1"})
-	x.Learn("nobody", tracker.Pod{})
+	x.Learn("unlisted", tracker.Pod{})
 	if got := uids(x.BySeen("new")); !slices.Equal(got, []string{"u1"}) {
 		t.Errorf("BySeen(new) = %v; want u1", got)
 	}
@@ -82,7 +82,7 @@ func TestLearnedValueLastsAsLongAsThePodHasASandbox(t *testing.T) {
 	if !ok || !slices.Equal(ended, []string{"u2", "u3"}) {
 		t.Errorf("Reconcile ended %v, %v; want u2 and u3", ended, ok)
 	}
-	for seen, want := range map[string][]string{"new": {"u1"}, "old": {"u1"}, "lone": {}, "t3": {}, "nobody": {}} {
+	for seen, want := range map[string][]string{"new": {"u1"}, "old": {"u1"}, "lone": {}, "t3": {}, "unlisted": {}} {
 		if got := uids(x.BySeen(seen)); !slices.Equal(got, want) {
 			t.Errorf("BySeen(%q) = %v; want %v", seen, got, want)
 		}
@@ -134,7 +134,7 @@ func TestReconcileRefusesAListOlderThanTheLastOne(t *testing.T) {
 }
 
 // Runs under the race detector; in the end the index must not contain removed sandboxes.
-func TestIndexUnderConcurrencyKeepsNothingOfTheGone(t *testing.T) {
+func TestConcurrentUseLeavesNoEndedPods(t *testing.T) {
 	x := podindex.New()
 	x.Add(sandbox("stays", "stays", "stays"))
 	keep := []podindex.Sandbox{sandbox("stays", "stays", "stays")}

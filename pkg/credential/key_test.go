@@ -128,7 +128,7 @@ func TestLoadKeyRefuses(t *testing.T) {
 		if !errors.Is(err, credential.ErrDamagedKey) || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: LoadKey = %v; want ErrDamagedKey with the path", name, err)
 		} else if strings.Contains(err.Error(), good[:62]) || strings.Contains(err.Error(), canary) {
-			t.Errorf("%s: LoadKey tells what the file holds: %v", name, err)
+			t.Errorf("%s: the error of LoadKey contains the content of the file: %v", name, err)
 		}
 	}
 	for _, content := range []string{good, good + "\n"} {

@@ -11,7 +11,7 @@ import (
 
 // DecodeAnswer decodes an answer of the runtime. Text that is not UTF-8 does not make it unreadable, as it does for
 // proto.Unmarshal: a tenant may have put it into an annotation or a label, and one item of a list must
-// not hide the others. In such a text U+FFFD stands for what is not UTF-8, so that it equals no text of a kubelet.
+// not make the others unreadable. In such a text U+FFFD replaces invalid bytes, so that it equals no text of a kubelet.
 func DecodeAnswer(data []byte, into proto.Message) error {
 	err := proto.Unmarshal(data, into)
 	if err == nil {

@@ -12,13 +12,13 @@ import (
 // A frame is one message as it came off the wire. The zero value is an empty message.
 type frame struct{ data mem.BufferSlice }
 
-// free gives the frame's buffers back; it is empty afterwards.
+// free releases the frame's buffers; it is empty afterwards.
 func (f *frame) free() {
 	f.data.Free()
 	f.data = nil
 }
 
-// codec hands frames through without looking at them, and encodes the messages of our own calls.
+// codec passes frames unchanged, and encodes the messages of our own calls.
 type codec struct{ messages encoding.CodecV2 }
 
 func newCodec() codec { return codec{messages: encoding.GetCodecV2("proto")} }
@@ -27,7 +27,7 @@ func newCodec() codec { return codec{messages: encoding.GetCodecV2("proto")} }
 // connections on which another content type than application/grpc arrives.
 func (codec) Name() string { return "" }
 
-// Marshal returns a reference of its own, which grpc gives back when the message is sent.
+// Marshal returns a reference of its own, which grpc releases when the message is sent.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	if f, ok := v.(*frame); ok {
 		f.data.Ref()
@@ -40,9 +40,8 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	return data, nil
 }
 
-// Unmarshal keeps a reference of its own; grpc gives back the one it has. A message that the frame
-// already has is given back: grpc reads on into the same frame to see that a unary answer is the
-// only one.
+// Unmarshal keeps a reference of its own; grpc releases the one it has. If the frame already has a message, that is
+// released: grpc reads once more into the same frame to check that a unary call has one answer.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if f, ok := v.(*frame); ok {
 		f.free()

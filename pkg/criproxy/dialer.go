@@ -67,7 +67,7 @@ func (d *dialer) connected() {
 	d.made = d.now()
 }
 
-// answer notes how a call ended. The codes that gRPC itself gives to a call without an answer count as none.
+// answer notes how a call ended. With the codes that gRPC itself sets for calls without an answer, a call counts as not answered.
 func (d *dialer) answer(err error) {
 	switch status.Code(err) {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Internal:

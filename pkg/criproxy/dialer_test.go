@@ -78,6 +78,9 @@ func TestDialerCountsConnectionsThatWereMadeOnly(t *testing.T) {
 // A socket that takes a connection for gRPC, sends SETTINGS and closes, as CRI-O's does with calls that it does not accept,
 // is not dialled in a busy loop, and the connection is back soon when it serves.
 func TestRuntimeThatClosesEveryConnectionIsNotDialledInALoop(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	runtime := criproxytest.NewRuntime(t)
 	if _, err := criproxytest.NewKubelet(t, runtime.Endpoint()).Runtime.Version(t.Context(), &runtimeapi.VersionRequest{}); err != nil {
 		t.Fatal(err) // it serves, so that Stop takes its socket away
@@ -133,7 +136,7 @@ func TestRuntimeThatClosesEveryConnectionIsNotDialledInALoop(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 	}
 
-	// Of a runtime that answered, the connection is made anew at once.
+	// After a runtime that answered, the next connection is made at once.
 	for range 3 {
 		runtime.Stop()
 		runtime.Start(t)

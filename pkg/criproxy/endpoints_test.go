@@ -97,7 +97,7 @@ func TestEndpointsThatDiffer(t *testing.T) {
 	}
 }
 
-// A method that a runtime could take for another one under a spelling of its own is not passed on.
+// A method whose name a runtime could decode to another one is not forwarded.
 func TestMethodsUnderAnotherSpellingAreNotPassedOn(t *testing.T) {
 	echo := criproxytest.NewEcho(t)
 	proxied, _ := serveBefore(t, echo.Endpoint())

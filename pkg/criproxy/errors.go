@@ -8,7 +8,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy/ping"
 )
 
-// Refuse makes a status of our own, which its details tell from one of the runtime's. reason is a constant that a program may branch on.
+// Refuse returns a status error of our own: its details distinguish it from one of the runtime. reason is a constant that a program may
+// branch on.
 func Refuse(code codes.Code, reason, message string) error {
 	s := status.New(code, message)
 	if detailed, err := s.WithDetails(&errdetails.ErrorInfo{Domain: ping.Domain, Reason: reason}); err == nil {

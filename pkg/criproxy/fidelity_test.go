@@ -91,7 +91,7 @@ func client(tb testing.TB, endpoint string) *grpc.ClientConn {
 	return cc
 }
 
-// Only runtime.v1 is passed on: the runtime's socket serves other APIs, which would be ways round.
+// Only runtime.v1 is forwarded: other APIs on the runtime's socket would bypass the handlers.
 func TestOtherServicesAreNotPassedOn(t *testing.T) {
 	echo := criproxytest.NewEcho(t)
 	proxied, _ := serveBefore(t, echo.Endpoint())
@@ -106,7 +106,7 @@ func TestOtherServicesAreNotPassedOn(t *testing.T) {
 	}
 }
 
-func TestRuntimeThatGoesAwayIsFoundWhenItIsBack(t *testing.T) {
+func TestReconnectAfterTheRuntimeRestarts(t *testing.T) {
 	runtime := criproxytest.NewRuntime(t)
 	proxied, _ := serveBefore(t, runtime.Endpoint())
 	runs := runtimeapi.NewRuntimeServiceClient(client(t, proxied))
@@ -142,7 +142,7 @@ func TestRuntimeThatGoesAwayIsFoundWhenItIsBack(t *testing.T) {
 
 func TestOpenStreamEndsWithUnavailable(t *testing.T) {
 	for name, end := range map[string]func(*criproxytest.Echo, *criproxy.Server){
-		"when the runtime goes away": func(e *criproxytest.Echo, _ *criproxy.Server) { e.Stop() },
+		"when the runtime stops": func(e *criproxytest.Echo, _ *criproxy.Server) { e.Stop() },
 		"when the proxy stops": func(_ *criproxytest.Echo, s *criproxy.Server) {
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
@@ -175,7 +175,7 @@ func TestOpenStreamEndsWithUnavailable(t *testing.T) {
 	}
 }
 
-// A handler that panics answers Internal, is counted, and takes nothing else down.
+// A handler that panics answers Internal and is counted; other calls are not affected.
 func TestPanicIsAnsweredAndCounted(t *testing.T) {
 	echo := criproxytest.NewEcho(t)
 	up, err := criproxy.Dial(echo.Endpoint())
@@ -246,7 +246,7 @@ func TestCallsAreLoggedAtLevel4(t *testing.T) {
 	}
 }
 
-// Any bytes pass unchanged, whatever they would mean to a version of the CRI that knows more.
+// Any bytes pass unchanged, also fields that only a later version of the CRI knows.
 func FuzzForwardedBytes(f *testing.F) {
 	for _, seed := range [][]byte{nil, {0}, {0xff, 0xff, 0xff}, {0x0a, 0x01, 'x'}, {0xfa, 0x3e, 0x03, 'n', 'e', 'w'}} {
 		f.Add(seed)

@@ -57,7 +57,7 @@ func handled(u *Upstream, h Handler) func(context.Context, *pair.Call) error {
 	}
 }
 
-// stream returns what makes calls of any kind on an upstream. A request is one message; any number may answer it.
+// stream returns a function that makes calls of any kind on an upstream. A request is one message; the answer has any number of them.
 func (s *Server) stream(u *Upstream) func(context.Context, *pair.Call) error {
 	return func(ctx context.Context, p *pair.Call) error {
 		if s.known[p.Method] != nil && s.known[p.Method].Unary {
@@ -70,7 +70,7 @@ func (s *Server) stream(u *Upstream) func(context.Context, *pair.Call) error {
 			return err
 		}
 		err = errors.Join(runtime.SendMsg(&frame{data: mem.BufferSlice{mem.SliceBuffer(p.Request)}}), runtime.CloseSend())
-		if err == nil || errors.Is(err, io.EOF) { // with EOF the status is had from RecvMsg
+		if err == nil || errors.Is(err, io.EOF) { // RecvMsg returns the status after EOF
 			err = answers(runtime, p)
 		}
 		u.dialer.answer(err)
@@ -79,7 +79,7 @@ func (s *Server) stream(u *Upstream) func(context.Context, *pair.Call) error {
 	}
 }
 
-// answers passes the header and the messages of a stream on, and returns its status.
+// answers forwards the header and the messages of a stream, and returns its status.
 func answers(runtime grpc.ClientStream, p *pair.Call) error {
 	header, err := runtime.Header()
 	if err != nil {
@@ -101,8 +101,8 @@ func answers(runtime grpc.ClientStream, p *pair.Call) error {
 	}
 }
 
-// outgoing lets the metadata of the client's call go with ours. What grpc writes itself it does not
-// take from there; compression is between neighbours only.
+// outgoing adds the metadata of the client's call to ours. grpc ignores the keys in it that it sets itself; compression is negotiated
+// for each connection.
 func outgoing(ctx context.Context) context.Context {
 	md, ok := metadata.FromIncomingContext(ctx)
 	if !ok {

@@ -8,8 +8,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
-// Every client of these tests gets its buffers from the pool that spoils them; the servers have it by option.
+// Every client of these tests gets its buffers from the pool that overwrites them; servers get it as an option.
 func TestMain(m *testing.M) {
-	criproxytest.SpoilBuffers()
+	criproxytest.OverwriteReleasedBuffers()
 	goleak.VerifyTestMain(m)
 }

@@ -27,9 +27,9 @@ func TestUnaryCallUnderWayEndsWithUnavailable(t *testing.T) {
 	}
 }
 
-// A runtime that accepts connections and says nothing is no runtime: calls do not wait for it for ever,
-// and the one that takes its place is found.
-func TestSilentRuntimeIsTakenForNone(t *testing.T) {
+// A runtime that accepts connections and sends nothing counts as absent: calls to it fail, and
+// the runtime that replaces it is found.
+func TestRuntimeThatSendsNothingCountsAsAbsent(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for a handshake that does not come")
 	}
@@ -52,12 +52,12 @@ func TestSilentRuntimeIsTakenForNone(t *testing.T) {
 	limited, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	if err := version(limited); status.Code(err) != codes.Unavailable {
-		t.Errorf("first call to a silent runtime = %v; want Unavailable", err)
+		t.Errorf("first call to a runtime that sends nothing = %v; want Unavailable", err)
 	}
 	for range 20 {
 		began := time.Now()
 		if err := version(t.Context()); status.Code(err) != codes.Unavailable {
-			t.Errorf("call to a silent runtime = %v; want Unavailable", err)
+			t.Errorf("call to a runtime that sends nothing = %v; want Unavailable", err)
 		}
 		if took := time.Since(began); took > time.Second {
 			t.Errorf("a later call failed after %v; want at once", took)
@@ -72,7 +72,7 @@ func TestSilentRuntimeIsTakenForNone(t *testing.T) {
 	}
 	for back := time.Now(); version(t.Context()) != nil; time.Sleep(10 * time.Millisecond) {
 		if time.Since(back) > 2*time.Second {
-			t.Fatal("no call gets through 2 s after a runtime has taken the place of the silent one")
+			t.Fatal("no call gets through 2 s after a runtime has replaced the one that sends nothing")
 		}
 	}
 }

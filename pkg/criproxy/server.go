@@ -23,7 +23,7 @@ import (
 // Metrics counts what goes through a [Server]. Its methods may be called concurrently.
 type Metrics interface {
 	// ForwardedCall is called at the end of every call with the full method as it was called,
-	// which may be anything, and the name of the status code.
+	// which may be any string, and the name of the status code.
 	ForwardedCall(method, code string, judged bool, took time.Duration)
 	// Panic is called for every call that panicked.
 	Panic()
@@ -34,18 +34,18 @@ type Config struct {
 	// Runtime serves the RuntimeService, Image the ImageService; they may be the same. If they are not, calls of the
 	// ImageService are made on Image, and a request of them is one message.
 	Runtime, Image *Upstream
-	// Handlers answer calls by their full method. Every other call is forwarded as it is.
+	// Handlers answer calls by their full method. Every other call is forwarded unchanged.
 	Handlers map[string]Handler
-	// Bypasses let calls of methods with a handler pass without it.
+	// Bypasses forward calls of methods with a handler without it.
 	Bypasses map[string]Bypass
 	Metrics  Metrics
 	Log      klog.Logger
 }
 
-// A Bypass decides by its request how a call is answered. It must decide without waiting for anything. If observe is not nil, it is
-// called with the message of a successful answer of a call that is [Forwarded], before the client gets the status; it must not wait
-// either, and not keep the message. A call is [Handled] without asking the Bypass if its request comes in several pieces, or if its
-// service has an endpoint of its own.
+// A Bypass decides by the request how a call is answered. It must not block. If observe is not nil, it is called with the message of a
+// successful answer of a call that is [Forwarded], before the client gets the status; it must not block either, and must not keep the
+// message. A call is [Handled] without calling the Bypass if its request comes in several pieces, or if its service has an endpoint of
+// its own.
 type Bypass func(request []byte) (way Way, observe func(response []byte))
 
 // A Way is how a call is answered whose method has a handler.
@@ -57,9 +57,9 @@ const (
 	Handled = Way(pair.Handled)
 	// Forwarded is by the runtime, without the handler.
 	Forwarded = Way(pair.Forwarded)
-	// HandledAhead is by the handler, and saves time: the call is forwarded before the handler runs, so that the answer is on its way when
-	// the handler calls [Call.Forward] for the first time. It is meant for calls that change nothing at the runtime: the call
-	// is forwarded even if the handler does not want it, and once more if its answer is not a successful one.
+	// HandledAhead is by the handler, and saves time: the call is forwarded before the handler runs, and the first [Call.Forward]
+	// of the handler returns the answer. It is meant for calls that change nothing at the runtime: the call
+	// is forwarded even if the handler does not forward it, and once more if the answer is not successful.
 	HandledAhead = Way(pair.HandledAhead)
 )
 
@@ -89,8 +89,8 @@ func Methods() (all []string) {
 	return all
 }
 
-// New returns a server that does not serve yet. It panics if there is a handler for what is not a unary method of the CRI, or a bypass
-// without a handler: the calls that it is meant for would not reach it.
+// New returns a server that does not serve yet. It panics if there is a handler for a method that is not a unary method of the CRI, or
+// a bypass without a handler: it would never be called.
 func New(c Config) *Server {
 	s := &Server{
 		known:    map[string]*pair.Route{ping.Method: {Refuse: Refuse(codes.Unimplemented, ping.Reason, "pullgated serves the CRI of this node and no other service")}},
@@ -129,8 +129,8 @@ func New(c Config) *Server {
 	return s
 }
 
-// addService adds the routes of a service. Calls that cannot be forwarded on the connection that is paired with the
-// client's are made on u.
+// addService adds the routes of a service. Calls are made on u if they cannot be forwarded on the connection that is paired with the
+// client's.
 func (s *Server) addService(d *grpc.ServiceDesc, c Config, u *Upstream) {
 	paired := u == c.Runtime && u != nil && u.dial != nil
 	prefix := "/" + d.ServiceName + "/"
@@ -160,7 +160,7 @@ func (s *Server) addService(d *grpc.ServiceDesc, c Config, u *Upstream) {
 	}
 }
 
-// route returns who answers a method. Of the two services every method passes whose name is an identifier: a runtime that
+// route returns the route of a method. Of the two services every method is forwarded whose name is an identifier: a runtime that
 // decodes names before it looks them up must not find a method with a handler under another spelling.
 func (s *Server) route(method string) *pair.Route {
 	if route := s.known[method]; route != nil {
@@ -215,7 +215,7 @@ func (s *Server) ended(method string, code codes.Code, took time.Duration) {
 	}
 }
 
-// panicked counts and logs a panic in one call.
+// panicked counts and logs a panic in a call.
 func (s *Server) panicked(method string, value any, stack []byte) error {
 	s.metrics.Panic()
 	s.log.Error(fmt.Errorf("panic: %v", value), "A call panicked, it is answered with Internal", "method", method, "stack", string(stack))

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// lastCalls is what is left of the time of Shutdown for the calls that began after it did.
+// lastCalls is the part of Shutdown's time that is reserved for the calls that began after Shutdown did.
 const lastCalls = time.Second
 
 // Shutdown ends the server before ctx does. It serves on until the unary calls have ended that were under way when
-// it was called, so that a long one keeps no other client waiting. Then it accepts no more connections: clients that connect wait in the
-// queue of the socket for the process that serves it next. Streams end with Unavailable, clients get GOAWAY, so that they connect
-// anew, and what they have called before is answered. What is left at the end of ctx is cancelled. It
-// returns when no call is left.
+// it was called, so that a long one does not delay other clients. Then it accepts no more connections: clients that connect wait in the
+// accept queue of the socket for the next process that serves it. Streams end with Unavailable, clients get GOAWAY, so that they
+// reconnect, and the calls that they have begun are answered. Calls that are left at the end of ctx are cancelled. Shutdown returns when
+// no call is left.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.underWay.Wait(ctx, lastCalls)
 	if err := s.listener.Swap(nil).Pause(ctx); err != nil {

@@ -65,15 +65,15 @@ func TestShutdownServesOnUntilALongCallEnds(t *testing.T) {
 	<-stopped
 }
 
-// A connection that says nothing does not hold up a stop for longer than kubelets wait.
-func TestSilentConnectionDoesNotHoldUpAStop(t *testing.T) {
+// A connection without a call does not delay a stop for longer than kubelets wait.
+func TestIdleConnectionDoesNotDelayShutdown(t *testing.T) {
 	proxied, server := serveBefore(t, criproxytest.NewRuntime(t).Endpoint())
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", proxied[len("unix://"):])
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	if _, err := conn.Read(make([]byte, 1)); err != nil { // it is greeted
+	if _, err := conn.Read(make([]byte, 1)); err != nil { // the handshake is done
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -81,11 +81,11 @@ func TestSilentConnectionDoesNotHoldUpAStop(t *testing.T) {
 	began := time.Now()
 	server.Shutdown(ctx)
 	if took := time.Since(began); took > 8*time.Second {
-		t.Errorf("the stop took %v; want it within the limit of a greeting", took)
+		t.Errorf("the stop took %v; want it within the limit for a handshake", took)
 	}
 }
 
-func TestPingSaysWhetherAServerAnswers(t *testing.T) {
+func TestPingReportsWhetherAServerAnswers(t *testing.T) {
 	runtime := criproxytest.NewRuntime(t)
 	proxied, _ := serveBefore(t, runtime.Endpoint())
 	runtime.Stop()
@@ -93,10 +93,10 @@ func TestPingSaysWhetherAServerAnswers(t *testing.T) {
 		t.Errorf("Ping without a runtime = %v; want nil", err)
 	}
 	if err := ping.Send(t.Context(), criproxytest.NewRuntime(t).Endpoint()); err == nil {
-		t.Error("Ping of a runtime = nil; want an error, it is no pullgate")
+		t.Error("Ping of a runtime = nil; want an error, it is not pullgated")
 	}
 	if err := ping.Send(t.Context(), "unix:///nonexistent/cri.sock"); err == nil {
-		t.Error("Ping of nobody = nil; want an error")
+		t.Error("Ping of a socket without a server = nil; want an error")
 	}
 }
 
@@ -159,7 +159,7 @@ func TestHandoverFailsNoCall(t *testing.T) {
 		stop()
 	}
 	close(over)
-	last, err := kept.File() // who still waits is answered too
+	last, err := kept.File() // clients that still wait are answered too
 	if err != nil {
 		t.Fatal(err)
 	}

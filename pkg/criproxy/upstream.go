@@ -22,13 +22,12 @@ const (
 	firstRetry   = 100 * time.Millisecond
 	longestRetry = time.Second
 	retryGrowth  = 1.6
-	// handshake bounds one attempt; a socket that accepts and stays silent is as good as none.
+	// handshake bounds one attempt to connect: a socket that accepts connections and sends nothing counts as absent.
 	handshake = 3 * time.Second
 )
 
-// An Upstream is the connection to one endpoint of the runtime. It connects by itself, again and
-// again; a call fails at once with Unavailable while there is no connection. Its methods may be
-// called concurrently.
+// An Upstream is the connection to one endpoint of the runtime. It reconnects by itself; a call fails at once with Unavailable while
+// there is no connection. Its methods may be called concurrently.
 type Upstream struct {
 	conn   connection
 	dialer *dialer
@@ -71,15 +70,14 @@ func dialWith(endpoint string, retries backoff.Config) (*Upstream, error) {
 	}, nil
 }
 
-// Up reports whether there is a connection at this moment.
+// Up reports whether the connection is up.
 func (u *Upstream) Up() bool { return u.conn.GetState() == connectivity.Ready }
 
-// Watch keeps the connection wanted and tells f whether it is up, first as it is and then at every
-// change, until ctx ends. A connection that was lost and is back before anybody looked is still
-// told as down and then up.
+// Watch keeps connecting, and calls f with whether the connection is up: at once, and then at every change, until ctx ends. If the
+// connection is lost and back before Watch sees it, f is called with false and then with true.
 func (u *Upstream) Watch(ctx context.Context, f func(up bool)) { watch(ctx, u.conn, f) }
 
-// A connection is a [grpc.ClientConn], or stands for one.
+// A connection is a [grpc.ClientConn], or a substitute for one.
 type connection interface {
 	grpc.ClientConnInterface
 	stateful
@@ -124,7 +122,7 @@ func (u *Upstream) Close() error {
 	return nil
 }
 
-// Invoke makes a unary call of our own. The metadata of a client's call do not go with it. Text in the answer that is not UTF-8 is
+// Invoke makes a unary call of our own, without the metadata of a client's call. Text in the answer that is not UTF-8 is
 // read as [DecodeAnswer] does.
 func (u *Upstream) Invoke(ctx context.Context, method string, req, resp proto.Message) error {
 	return u.unary(ctx, method, req, resp)

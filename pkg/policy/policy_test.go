@@ -166,7 +166,7 @@ func TestAllowlistMatchesNormalisedRepositories(t *testing.T) {
 	}
 }
 
-func TestNewTellsAllThatIsWrong(t *testing.T) {
+func TestNewReportsAllErrors(t *testing.T) {
 	const allowed = "; allowed is a repository, as in repo.test/team/app, or everything below a registry or a path, as in repo.test/team/*"
 	p, err := policy.New(allowlisted, []string{"", "repo.test/fine", "repo.test/app:1", " a", "repo.test/a*", "/*", "repo.test/App", "repo.test//*", "repo.test/a:1/*"})
 	want := strings.Join([]string{
@@ -191,7 +191,7 @@ func TestNewTellsAllThatIsWrong(t *testing.T) {
 	}
 }
 
-func TestNewKeepsNothingOfItsArguments(t *testing.T) {
+func TestNewDoesNotKeepItsArguments(t *testing.T) {
 	list := []string{"repo.test/a"}
 	p := mustNew(t, allowlisted, list...)
 	list[0] = "repo.test/b"

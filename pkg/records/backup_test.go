@@ -22,18 +22,18 @@ import (
 func backup(t *testing.T, s *records.Store) (path string) {
 	t.Helper()
 	var copied bytes.Buffer
-	told := int64(-1)
+	reported := int64(-1)
 	err := s.Backup(t.Context(), &copied, func(n int64) {
-		if told != -1 || copied.Len() > 0 {
-			t.Error("the size is not told once, before the first byte")
+		if reported != -1 || copied.Len() > 0 {
+			t.Error("the size is not reported once, before the first byte")
 		}
-		told = n
+		reported = n
 	})
 	if err != nil {
 		t.Fatalf("Backup() = %v; want nil", err)
 	}
-	if told != int64(copied.Len()) {
-		t.Errorf("size = %d; want %d", told, copied.Len())
+	if reported != int64(copied.Len()) {
+		t.Errorf("size = %d; want %d", reported, copied.Len())
 	}
 	path = newPath(t)
 	writeFile(t, path, copied.Bytes())
@@ -111,6 +111,9 @@ func TestBackupThatIsPutBackMarksNothingAsPreloaded(t *testing.T) {
 
 // A store grows by 16 MiB at a time. Its copy is sent over a socket and stored.
 func TestBackupIsNotMuchLargerThanTheStore(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	s := newStore(t)
 	var many []records.Pair
 	for n := range 40_000 {
@@ -205,7 +208,7 @@ func (f *failing) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func TestBackupThatFailsSaysSoAndLeavesNothing(t *testing.T) {
+func TestFailedBackupReturnsAnErrorAndLeavesNoFile(t *testing.T) {
 	path := newPath(t)
 	s, _ := open(t, path, records.Options{})
 	for _, n := range []int{0, 1, 4096, 33_000} {
@@ -217,7 +220,7 @@ func TestBackupThatFailsSaysSoAndLeavesNothing(t *testing.T) {
 	if err := s.Backup(ctx, io.Discard, func(int64) { cancel() }); !errors.Is(err, context.Canceled) {
 		t.Errorf("Backup whose context ends = %v; want Canceled", err)
 	}
-	if err := s.Backup(ctx, io.Discard, func(int64) { t.Error("a size is told") }); !errors.Is(err, context.Canceled) {
+	if err := s.Backup(ctx, io.Discard, func(int64) { t.Error("a size is reported") }); !errors.Is(err, context.Canceled) {
 		t.Errorf("Backup whose context has ended = %v; want Canceled", err)
 	}
 	wantFiles(t, path, filepath.Base(path))
@@ -254,7 +257,7 @@ func TestBackupThatWouldFillTheDiskIsRefused(t *testing.T) {
 		t.Error("no backup")
 	}
 	writeFile(t, ballast, make([]byte, 1<<20-68<<10))
-	err := s.Backup(t.Context(), io.Discard, func(int64) { t.Error("a size is told") })
+	err := s.Backup(t.Context(), io.Discard, func(int64) { t.Error("a size is reported") })
 	if !errors.Is(err, records.ErrNoRoom) {
 		t.Errorf("Backup on a disk that is nearly full = %v; want it refused", err)
 	}

@@ -73,7 +73,7 @@ func (c *factsCache) get(p Pair) (Facts, bool) {
 }
 
 // put notes facts that were read after now returned the state. They replace facts that are not valid any more, or any others. If
-// the memory is used up, the cache begins anew.
+// the memory is used up, the cache is cleared.
 func (c *factsCache) put(p Pair, state uint64, f Facts) {
 	made := &cachedFacts{pair: p, state: state, facts: f, bytes: f.bytes()}
 	if made.bytes > maxCached {

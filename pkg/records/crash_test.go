@@ -36,14 +36,14 @@ func TestChild(t *testing.T) {
 	fmt.Println("opened")
 	if report.Distrust == nil {
 		for round := range rounds {
-			for _, story := range stories() {
+			for _, scenario := range scenarios() {
 				var intent records.Intent
-				for _, step := range story.steps {
-					fmt.Printf("try %s-%d\n", story.name, round)
-					if err := step(s, storyPair(story.name, round), &intent); err != nil {
+				for _, step := range scenario.steps {
+					fmt.Printf("try %s-%d\n", scenario.name, round)
+					if err := step(s, scenarioPair(scenario.name, round), &intent); err != nil {
 						t.Fatal(err)
 					}
-					fmt.Printf("ack %s-%d\n", story.name, round)
+					fmt.Printf("ack %s-%d\n", scenario.name, round)
 				}
 			}
 		}
@@ -103,13 +103,13 @@ func TestCrashAtAnyWriteLosesNothingAcknowledgedAndProvesNothing(t *testing.T) {
 					t.Fatalf("Report = %+v; want the store as it was", report)
 				}
 				for round := range rounds {
-					for _, story := range stories() {
-						name := fmt.Sprintf("%s-%d", story.name, round)
+					for _, scenario := range scenarios() {
+						name := fmt.Sprintf("%s-%d", scenario.name, round)
 						tried, acknowledged := strings.Count(out, "try "+name+"\n"), strings.Count(out, "ack "+name+"\n")
-						got := state(t, s, storyPair(story.name, round))
-						if got != story.states[acknowledged] && got != story.states[tried] {
+						got := state(t, s, scenarioPair(scenario.name, round))
+						if got != scenario.states[acknowledged] && got != scenario.states[tried] {
 							t.Errorf("%s is %q; %d steps were acknowledged (%q), %d tried (%q)", name, got,
-								acknowledged, story.states[acknowledged], tried, story.states[tried])
+								acknowledged, scenario.states[acknowledged], tried, scenario.states[tried])
 						}
 					}
 				}

@@ -137,7 +137,7 @@ func TestTouchMovesLastUsedForwardOnly(t *testing.T) {
 	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(10)})
 	prove(t, s, records.Result{Pair: p, Credential: bob, At: at(10)})
 	uses := func(all, a int) map[records.Pair]records.Use {
-		u := records.Use{At: at(all), Credentials: map[credential.ID]time.Time{alice: at(a), "nobody": at(a)}}
+		u := records.Use{At: at(all), Credentials: map[credential.ID]time.Time{alice: at(a), "unknown": at(a)}}
 		return map[records.Pair]records.Use{p: u, absent: u}
 	}
 	for _, u := range []map[records.Pair]records.Use{uses(20, 15), uses(5, 5), nil} {
@@ -158,7 +158,7 @@ func TestTouchMovesLastUsedForwardOnly(t *testing.T) {
 	}
 }
 
-func TestMarkPreloadedMarksNoPairThatMayBeSomebodys(t *testing.T) {
+func TestMarkPreloadedMarksNoPairThatMayNeedProof(t *testing.T) {
 	p := pair(id1, app)
 	for name, tc := range map[string]struct {
 		before func(s *records.Store)
@@ -225,7 +225,7 @@ func TestTrustLetsTheNextScanBeTheFirst(t *testing.T) {
 	}
 }
 
-func TestPruneDeletesWhatIsGone(t *testing.T) {
+func TestPruneDeletesAbsentImages(t *testing.T) {
 	s := newStore(t)
 	prove(t, s, records.Result{Pair: pair(id1, app), Open: true})
 	prove(t, s, records.Result{Pair: pair(id2, app), Open: true})
@@ -247,7 +247,7 @@ func TestPruneDeletesWhatIsGone(t *testing.T) {
 	}
 }
 
-func TestPruneDoesNotBelieveAnEmptyList(t *testing.T) {
+func TestPruneRejectsAnEmptyList(t *testing.T) {
 	s := newStore(t)
 	mark(t, s, pair(id1, app))
 	for _, present := range []map[string]struct{}{nil, {}} {
@@ -355,13 +355,13 @@ func TestClosedStoreFailsEveryCall(t *testing.T) {
 	}
 }
 
-func TestOnSyncIsToldOfEveryWrite(t *testing.T) {
-	var told int
-	s, _ := open(t, newPath(t), records.Options{OnSync: func(time.Duration) { told++ }})
+func TestOnSyncIsCalledForEveryWrite(t *testing.T) {
+	var syncs int
+	s, _ := open(t, newPath(t), records.Options{OnSync: func(time.Duration) { syncs++ }})
 	prove(t, s, records.Result{Pair: pair(id1, app), Open: true})
 	lookup(t, s, pair(id1, app))
-	if told != 2 {
-		t.Errorf("OnSync was told of %d writes; want 2", told)
+	if syncs != 2 {
+		t.Errorf("OnSync was called for %d writes; want 2", syncs)
 	}
 }
 

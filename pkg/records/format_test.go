@@ -16,7 +16,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-var update = flag.Bool("update", false, "write testdata/format-1.db anew; never once format 1 is released")
+var update = flag.Bool("update", false, "rewrite testdata/format-1.db; not allowed once format 1 is released")
 
 // writeFormat makes the store that is in testdata.
 func writeFormat(t *testing.T, path string) {

@@ -159,7 +159,7 @@ func TestUnreadableIntentStillCounts(t *testing.T) {
 	}
 }
 
-func TestSettleRecordsWhatIsPresentAsNobodys(t *testing.T) {
+func TestSettleRecordsPresentImagesWithoutProof(t *testing.T) {
 	s := newStore(t)
 	known, marked, unheard, elsewhere := pair(id1, app), pair(id1, app+"/marked"), pair(id2, app), pair(id2, other)
 	prove(t, s, records.Result{Pair: known, Credential: alice})

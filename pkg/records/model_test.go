@@ -15,6 +15,9 @@ import (
 )
 
 func TestStoreIsTheModelAfterAnyOperations(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	for range seeds(8) {
 		seed := rand.Uint64()
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { againstModel(t, rand.New(rand.NewPCG(seed, 0)), 250) })

@@ -143,14 +143,14 @@ func (r *Record) prove(by Result) {
 // evicted returns the index of the proof to evict for a new proof of a namespace. The evicted proof belongs to the namespace that
 // would have the most, and to the new proof's namespace if that has as many as the others. So no namespace can evict the proofs
 // of a namespace with fewer.
-func (r *Record) evicted(newcomer string) (index int) {
-	held := map[string]int{newcomer: 1}
+func (r *Record) evicted(added string) (index int) {
+	held := map[string]int{added: 1}
 	for i := range r.Proofs {
 		held[r.Proofs[i].namespace()]++
 	}
-	most := newcomer
+	most := added
 	for namespace, n := range held {
-		if n > held[most] || n == held[most] && most != newcomer && namespace < most {
+		if n > held[most] || n == held[most] && most != added && namespace < most {
 			most = namespace
 		}
 	}

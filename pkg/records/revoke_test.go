@@ -74,7 +74,7 @@ func TestRevokeTakesBackWhatIsSelectedAndNothingElse(t *testing.T) {
 				t.Errorf("left (-want +got):\n%s", diff)
 			}
 			if n := len(got.Proofs) + len(got.Closed); (n > 0) != (tc.want != nil) {
-				t.Errorf("Revoke tells of %d; want some: %v", n, tc.want != nil)
+				t.Errorf("Revoke reports %d; want some: %v", n, tc.want != nil)
 			}
 			if again, err := s.Revoke(tc.by, at(50), nil); err != nil || len(again.Proofs)+len(again.Closed) > 0 {
 				t.Errorf("Revoke again = %+v, %v; want nothing left", again, err)
@@ -88,7 +88,7 @@ func newOpen(t *testing.T) (*records.Store, records.Report) {
 	return open(t, newPath(t), records.Options{})
 }
 
-func TestRevokeTellsOfMarksAndLeavesThem(t *testing.T) {
+func TestRevokeReportsMarksAndKeepsThem(t *testing.T) {
 	s := newStore(t)
 	p := pair(id1, app)
 	if _, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{p}, Now: noon(), Unchanged: func() bool { return true }}); err != nil {
@@ -110,13 +110,13 @@ func TestRevokeNotesWhenAlsoWhatRestsOnNoProof(t *testing.T) {
 	mark(t, s, marked)
 	prove(t, s, records.Result{Pair: proved, Credential: alice, At: at(1)})
 	prove(t, s, records.Result{Pair: rotated, Credential: bob, At: at(1)})
-	var told records.Revoked
+	var reported records.Revoked
 	got, err := s.Revoke(records.Revocation{Credential: alice}, at(50), func(gone records.Revoked) []records.Pair {
-		told = gone
+		reported = gone
 		return []records.Pair{proved, rotated, none, marked}
 	})
-	if err != nil || !cmp.Equal(told, got) || len(got.Proofs) != 1 {
-		t.Errorf("Revoke = %+v, %v, and tells %+v; want alice's proof, and the same", got, err, told)
+	if err != nil || !cmp.Equal(reported, got) || len(got.Proofs) != 1 {
+		t.Errorf("Revoke = %+v, %v, and reports %+v; want alice's proof, and the same", got, err, reported)
 	}
 	for _, p := range []records.Pair{proved, rotated, none} {
 		if r := lookup(t, s, p).Record; r == nil || !r.Revoked.Equal(at(50)) || r.Open || len(r.Proofs) > 1 {

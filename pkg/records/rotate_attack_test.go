@@ -44,7 +44,7 @@ func TestRotationNeitherGrowsARecordNorPushesOthersOut(t *testing.T) {
 		left[p.Credential] = true
 	}
 	if !left[bob] || !left[alice] {
-		t.Errorf("bob's and alice's proofs are there: %v, %v; want both, nobody else's rotation takes them", left[bob], left[alice])
+		t.Errorf("bob's and alice's proofs are there: %v, %v; want both, no other rotation removes them", left[bob], left[alice])
 	}
 	// A credential that replaces its own proof needs no room.
 	if rotated, err := s.Rotate(records.Rotation{Pair: p, Secret: secret("m0", "team-m", "own"), Credential: carol, At: at(4)}); !rotated || err != nil {
@@ -54,7 +54,7 @@ func TestRotationNeitherGrowsARecordNorPushesOthersOut(t *testing.T) {
 
 // If every pull goes to the registry, a changed Secret proves itself by a pull, and no rotation is needed. Then, too, its old
 // content must not count any more: the Secret may have been changed because the old content had leaked.
-func TestAPullWithANewCredentialOfTheSecretTakesAwayTheOld(t *testing.T) {
+func TestPullWithANewCredentialOfTheSecretRemovesTheOldOne(t *testing.T) {
 	s, _ := open(t, newPath(t), records.Options{})
 	p, twin := pair(id1, app), secret("u2", "team-b", "twin")
 	prove(t, s, records.Result{Pair: p, Credential: alice, Secrets: []records.SecretRef{pull}, At: at(0)})

@@ -199,17 +199,17 @@ func fill(tb testing.TB) filled {
 		all.pairs = append(all.pairs, p)
 		return p
 	}
-	var marks, nobodys []records.Pair
+	var marks, unproved []records.Pair
 	for i := range 60 {
 		marks = append(marks, n(i, "marked"))
-		nobodys = append(nobodys, n(i, "nobodys"))
+		unproved = append(unproved, n(i, "unproved"))
 	}
 	mark(tb, s, marks...)
 	var intents []records.Intent
-	for _, p := range nobodys {
+	for _, p := range unproved {
 		intents = append(intents, begin(tb, s, p.Repository))
 	}
-	if err := s.Settle(records.Settlement{Intents: intents, Present: nobodys, Now: noon()}); err != nil {
+	if err := s.Settle(records.Settlement{Intents: intents, Present: unproved, Now: noon()}); err != nil {
 		tb.Fatal(err)
 	}
 	for i := range 20 {

@@ -11,6 +11,9 @@ import (
 var errDisk = errors.New("the disk says no")
 
 func TestFailedWriteLeavesEarlierFactsAndAUsableStore(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	path, selected := newPath(t), sample(t)
 	s, _ := open(t, path, records.Options{})
 	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
@@ -56,20 +59,20 @@ func failsAt(t *testing.T, what string, content []byte, n, burst int, fail func(
 	})
 
 	allowed := map[records.Pair][2]string{pair(id1, app): {early, early}}
-	for _, story := range stories() {
-		p := storyPair(story.name, 0)
+	for _, scenario := range scenarios() {
+		p := scenarioPair(scenario.name, 0)
 		var intent records.Intent
-		for i, step := range story.steps {
-			allowed[p] = [2]string{story.states[i+1], story.states[i+1]}
+		for i, step := range scenario.steps {
+			allowed[p] = [2]string{scenario.states[i+1], scenario.states[i+1]}
 			if err := step(s, p, &intent); err != nil {
 				if !errors.Is(err, errDisk) {
-					t.Errorf("%s: step %d of %q: %v; want the error of the disk", what, i, story.name, err)
+					t.Errorf("%s: step %d of %q: %v; want the error of the disk", what, i, scenario.name, err)
 				}
-				allowed[p] = [2]string{story.states[i], story.states[i+1]}
+				allowed[p] = [2]string{scenario.states[i], scenario.states[i+1]}
 				break
 			}
 		}
-		wantStates(t, s, what+", after "+story.name, allowed)
+		wantStates(t, s, what+", after "+scenario.name, allowed)
 	}
 	recovered = true
 	prove(t, s, records.Result{Pair: pair(id2, other), Credential: bob})

@@ -56,7 +56,7 @@ func TestVerifyCountsEveryValueOfASoundStore(t *testing.T) {
 	wantSound("several pages")
 }
 
-func TestVerifyTellsEachValueThatCannotBeRead(t *testing.T) {
+func TestVerifyReportsEachUnreadableValue(t *testing.T) {
 	intent := []byte(app + "\x00\x00\x00\x00\x00\x00\x00\x00\x02")
 	for name, tc := range map[string]struct {
 		damage func(tx *bolt.Tx) error
@@ -159,7 +159,7 @@ func TestVerifyOutlivesDamagedPagesOfAnOpenStore(t *testing.T) {
 		closeStore(t, s)
 	}
 	if found < 5 && !sampling() {
-		t.Errorf("%d damaged pages were told; want those that are in use", found)
+		t.Errorf("%d damaged pages were reported; want those that are in use", found)
 	}
 }
 
@@ -190,7 +190,7 @@ func TestVerifyEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestVerifyTellsABoundedNumberOfProblems(t *testing.T) {
+func TestVerifyReportsABoundedNumberOfProblems(t *testing.T) {
 	path := newPath(t)
 	s, _ := open(t, path, records.Options{})
 	closeStore(t, s)
@@ -208,6 +208,9 @@ func TestVerifyTellsABoundedNumberOfProblems(t *testing.T) {
 }
 
 func TestVerifyOfAStoreThatIsWrittenSeesOneMoment(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	s := newStore(t)
 	ended := make(chan error)
 	go func() {

@@ -18,7 +18,7 @@ import (
 )
 
 // In any state Explain returns what Check returns afterwards, and changes nothing: no byte of the file, no grant, no time of use.
-func TestExplainSaysWhatCheckComesToAndChangesNothing(t *testing.T) {
+func TestExplainReturnsTheVerdictOfCheckAndChangesNothing(t *testing.T) {
 	seeds := 20
 	if testing.Short() || raced { // there is one goroutine; make race runs all seeds without the detector
 		seeds = 3

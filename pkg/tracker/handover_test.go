@@ -34,7 +34,7 @@ func (w *world) handOver(between func(s *records.Store), change func(string) str
 	return w.TakeOver([]byte(change(string(data))), last)
 }
 
-func TestGrantsAreHandedOverWithWhatTheyRestOn(t *testing.T) {
+func TestGrantsAreHandedOverWithTheirDependencies(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	img := image(id1, app+":1")
 	w.pulled(pod("alice"), app+":1", id1, "alice")

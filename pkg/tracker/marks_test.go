@@ -58,7 +58,7 @@ func TestForgottenMarkNeedsProofFromThenOn(t *testing.T) {
 	w.want(w.check(pod("late"), app+":1", img, "in"), policy.Allow, policy.Proved)
 }
 
-func TestForgettingEndsOnlyGrantsThatRestOnMarks(t *testing.T) {
+func TestForgettingEndsOnlyGrantsThatDependOnMarks(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	img := image(id1, app+":1")
 	w.runtime.set(img)
@@ -269,7 +269,7 @@ func TestAcceptAllTakesOnlyWhatNothingIsKnownOf(t *testing.T) {
 	}
 }
 
-func TestEndOfDistrustTakesWhatIsThereForPreloaded(t *testing.T) {
+func TestEndOfDistrustMarksPresentImagesPreloaded(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	w.close()
 	w.path += ".lost"

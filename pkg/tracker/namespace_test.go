@@ -145,6 +145,6 @@ func TestExplainOfANamespacesProof(t *testing.T) {
 		t.Errorf("what the proof is from (-want +got):\n%s", diff)
 	}
 	if !want[0].OfNamespace() || (records.SecretRef{Namespace: "team-a", Name: "pull"}).OfNamespace() {
-		t.Error("OfNamespace does not tell a namespace from a Secret")
+		t.Error("OfNamespace does not distinguish a namespace and a Secret")
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-func TestPrecheckPolicyLeavesOutWhatSendsNoPrecheck(t *testing.T) {
+func TestPrecheckPolicyIgnoresPoliciesWithoutAPrecheck(t *testing.T) {
 	for _, tc := range []struct {
 		uses         []string
 		sends, skips string

@@ -160,7 +160,7 @@ func useBeforeRevocation(t *testing.T, between time.Duration) {
 }
 
 // A grant that depends on another credential of the same pair stays.
-func TestRevocationEndsOnlyGrantsThatRestOnIt(t *testing.T) {
+func TestRevocationEndsOnlyGrantsThatDependOnIt(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true, Rules: tracker.Rules{ExemptNamespaces: []string{"team-exempt"}}})
 	other := "repo.test/team/other:1"
 	w.pulled(pod("alice"), app+":1", id1, "alice")

@@ -68,15 +68,15 @@ func TestUnconfirmedCredentialCountsForItsOwnSecretOnly(t *testing.T) {
 	w.pulledWith("a1", ownSecret, "old")
 	w.want(w.Check(t.Context(), w.holding("a2", ownSecret, "new")), policy.Allow, policy.Proved)
 	other := records.SecretRef{UID: "u2", Namespace: "team-s", Name: "pull"}
-	w.want(w.check(pod("stranger"), app+":1", img, "new"), policy.Reverify, policy.NotProved)
-	w.want(w.Check(t.Context(), w.holding("stranger", other, "new")), policy.Reverify, policy.NotProved)
-	if e := w.Explain(t.Context(), w.holding("stranger", other, "new")); e.Standings[0] != tracker.ProvedNothing {
-		t.Errorf("Explain: the stranger's Secret is %v; want ProvedNothing", e.Standings[0])
+	w.want(w.check(pod("b1"), app+":1", img, "new"), policy.Reverify, policy.NotProved)
+	w.want(w.Check(t.Context(), w.holding("b1", other, "new")), policy.Reverify, policy.NotProved)
+	if e := w.Explain(t.Context(), w.holding("b1", other, "new")); e.Standings[0] != tracker.ProvedNothing {
+		t.Errorf("Explain: the Secret of another pod is %v; want ProvedNothing", e.Standings[0])
 	}
 	w.want(w.Check(t.Context(), w.holding("a3", ownSecret, "new")), policy.Allow, policy.Proved)
 	// A registry confirms it.
 	w.pulledWith("a4", ownSecret, "new")
-	w.want(w.check(pod("stranger"), app+":1", img, "new"), policy.Allow, policy.Proved)
+	w.want(w.check(pod("b1"), app+":1", img, "new"), policy.Allow, policy.Proved)
 	if got := w.revokeCredential("old"); len(got.Proofs) > 0 {
 		t.Errorf("Revoke of what a registry has replaced = %+v; want no proof", got)
 	}

@@ -70,13 +70,13 @@ func TestScanMarksOnlyWhatNoOperationCanHaveBrought(t *testing.T) {
 		marked bool
 	}{
 		{"nothing", func(*world) {}, true},
-		{"pull of another repository goes on", func(w *world) { begin(w, "repo.test/other/app:1") }, true},
+		{"pull of another repository in progress", func(w *world) { begin(w, "repo.test/other/app:1") }, true},
 		{"pull of another repository is refused", func(w *world) { _ = begin(w, "repo.test/other/app:1").Refused() }, true},
-		{"pull of the repository goes on", func(w *world) { begin(w, app+":1") }, false},
+		{"pull of the repository in progress", func(w *world) { begin(w, app+":1") }, false},
 		{"pull of the repository has no known result", func(w *world) { _ = begin(w, app+":1").Lost() }, false},
 		{"pull of the repository is refused", func(w *world) { _ = begin(w, app+":1").Refused() }, true},
 		{"pull of the repository succeeds", func(w *world) { w.pulled(pod("alice"), app+":1", id1, "alice") }, false},
-		{"pull of an invalid name goes on", func(w *world) { begin(w, "Repo.test/App") }, false},
+		{"pull of an invalid name in progress", func(w *world) { begin(w, "Repo.test/App") }, false},
 		{"pull of an invalid name is refused", func(w *world) { _ = begin(w, "Repo.test/App").Refused() }, false},
 		{"removal", func(w *world) { w.BeginRemoval()() }, false},
 	} {
@@ -134,7 +134,7 @@ func TestPruneThatRacesWithAPullKeepsItsRecord(t *testing.T) {
 	w.want(w.check(pod("carol"), "repo.test/gone/app:1", image(id3, "repo.test/gone/app:1"), "alice"), policy.Reverify, policy.NotProved)
 }
 
-func TestPruneBelievesOnlyTwoAgreeingLists(t *testing.T) {
+func TestPruneNeedsTwoEqualLists(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	w.pulled(pod("alice"), app+":1", id1, "alice")
 	for name, lists := range map[string][2][]tracker.Image{
@@ -188,7 +188,7 @@ func TestStoreThatFailsOpensNothing(t *testing.T) {
 		}
 	}
 	w.open()
-	if got := w.intents(); !slices.Equal(got, []string{"team/app:2 lingers"}) {
+	if got := w.intents(); !slices.Equal(got, []string{"team/app:2 unresolved"}) {
 		t.Errorf("intents = %v; want the one whose record could not be written", got)
 	}
 	w.want(w.check(pod("dora"), app+":2", image(id2, app+":2"), "alice"), policy.Reverify, policy.Pulling)

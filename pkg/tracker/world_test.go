@@ -212,7 +212,7 @@ func (w *world) intents() []string {
 	}
 	var names []string
 	for _, in := range all {
-		state := " lingers"
+		state := " unresolved"
 		if in.Ended.IsZero() {
 			state = " under way"
 		}

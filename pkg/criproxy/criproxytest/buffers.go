@@ -8,60 +8,59 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// SpoilBuffers makes every client of gRPC that is made from now on take its buffers from a pool that overwrites them when they are
-// given back. It is called once, by TestMain; servers get the pool as an option.
-func SpoilBuffers() {
-	experimental.SetDefaultBufferPool(&SpoilingPool{BufferPool: mem.DefaultBufferPool()})
+// OverwriteReleasedBuffers gives every gRPC client that is created after the call an [OverwritingPool]. It is called once, by TestMain;
+// servers get the pool as an option.
+func OverwriteReleasedBuffers() {
+	experimental.SetDefaultBufferPool(&OverwritingPool{BufferPool: mem.DefaultBufferPool()})
 }
 
-// Buffers returns the pool of SpoilBuffers, and panics if that was not called.
-func Buffers() *SpoilingPool {
-	pool, ok := mem.DefaultBufferPool().(*SpoilingPool)
+// Buffers returns the pool of OverwriteReleasedBuffers, and panics if that was not called.
+func Buffers() *OverwritingPool {
+	pool, ok := mem.DefaultBufferPool().(*OverwritingPool)
 	if !ok {
-		panic("criproxytest: the tests do not run on the pool that spoils what is given back: call SpoilBuffers in TestMain")
+		panic("criproxytest: call OverwriteReleasedBuffers in TestMain")
 	}
 	return pool
 }
 
-// A SpoilingPool is a pool whose buffers are overwritten when they are given back, so that whoever still
-// reads one sees other bytes than were sent, and the race detector sees the write. It counts
-// those which are out. Its methods may be called concurrently.
-type SpoilingPool struct {
+// An OverwritingPool overwrites buffers when they are released: a use after the release reads other bytes than were sent, and the race
+// detector reports the write. It counts the buffers in use. Its methods may be called concurrently.
+type OverwritingPool struct {
 	mem.BufferPool
-	out atomic.Int64
+	inUse atomic.Int64
 }
 
 // Get returns a buffer and counts it.
-func (s *SpoilingPool) Get(size int) *[]byte {
-	b := s.BufferPool.Get(size)
+func (p *OverwritingPool) Get(size int) *[]byte {
+	b := p.BufferPool.Get(size)
 	if counted(b) {
-		s.out.Add(1)
+		p.inUse.Add(1)
 	}
 	return b
 }
 
-// Put overwrites a buffer and takes it back.
-func (s *SpoilingPool) Put(b *[]byte) {
+// Put overwrites a buffer and releases it.
+func (p *OverwritingPool) Put(b *[]byte) {
 	if counted(b) {
-		s.out.Add(-1)
+		p.inUse.Add(-1)
 	}
 	whole := (*b)[:cap(*b)]
 	for i := range whole {
 		whole[i] = 0xdb
 	}
-	s.BufferPool.Put(b)
+	p.BufferPool.Put(b)
 }
 
-// counted tells the buffers that come back: smaller ones are left to the garbage collector.
+// counted reports whether gRPC releases a buffer: smaller ones are left to the garbage collector.
 func counted(b *[]byte) bool { return !mem.IsBelowBufferPoolingThreshold(cap(*b)) }
 
-// Out returns how many buffers are out.
-func (s *SpoilingPool) Out() int64 { return s.out.Load() }
+// InUse returns the number of buffers in use.
+func (p *OverwritingPool) InUse() int64 { return p.inUse.Load() }
 
-// Settles waits up to five seconds until no more buffers are out than there should be, and returns how many are.
-func (s *SpoilingPool) Settles(most int64) int64 {
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && s.out.Load() > most; {
+// WaitInUse waits up to five seconds until at most so many buffers are in use, and returns how many are.
+func (p *OverwritingPool) WaitInUse(most int64) int64 {
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && p.inUse.Load() > most; {
 		time.Sleep(time.Millisecond)
 	}
-	return s.out.Load()
+	return p.inUse.Load()
 }

@@ -22,7 +22,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// The request metadata by which a client tells an [Echo] what to do.
+// The request metadata by which a client controls an [Echo].
 const (
 	doHeaderFirst = "do-header-first" // send the header before anything is read
 	doBare        = "do-bare"         // send no header and no trailer of one's own
@@ -92,7 +92,7 @@ func NewEchoAs(tb testing.TB, profile Profile) *Echo {
 // Endpoint is where the echo listens.
 func (e *Echo) Endpoint() string { return e.endpoint }
 
-// Stop breaks every connection and goes away.
+// Stop closes every connection and the socket.
 func (e *Echo) Stop() { e.server.Stop() }
 
 // Next returns the channel that gets what the echo sees of the one call with this value of the metadata "call".
@@ -197,13 +197,13 @@ func read(stream grpc.ServerStream, md metadata.MD, saw *Seen) error {
 	return nil
 }
 
-// failure is a status with details, one of them of a type that nobody but its sender knows.
+// failure is a status with details, one of them of a type that only the sender knows.
 func failure(code string) error {
 	n, err := strconv.ParseUint(code, 10, 32)
 	if err != nil {
 		return err
 	}
-	s, err := status.New(codes.Code(n), "told to fail: ÄÖ % \n").WithDetails(&errdetails.ErrorInfo{Domain: "echo", Reason: "TOLD"}, &errdetails.RetryInfo{})
+	s, err := status.New(codes.Code(n), "asked to fail: ÄÖ % \n").WithDetails(&errdetails.ErrorInfo{Domain: "echo", Reason: "ASKED"}, &errdetails.RetryInfo{})
 	if err != nil {
 		return err
 	}
@@ -235,12 +235,12 @@ func replies(stream grpc.ServerStream, md metadata.MD) error {
 	return nil
 }
 
-// inShort tells a message apart from every other one without holding megabytes of it.
+// inShort returns a short text that identifies a message.
 func inShort(m []byte) string {
 	return fmt.Sprintf("%d bytes %x", len(m), sha256.Sum256(m))
 }
 
-// own drops what is between neighbours: what grpc says of itself, and the number of the call.
+// own drops metadata that grpc adds for each connection, and the number of the call.
 func own(md metadata.MD) metadata.MD {
 	md = md.Copy()
 	for _, k := range []string{"user-agent", "grpc-accept-encoding", "call"} {

@@ -198,12 +198,12 @@ func (r row) make(ctx context.Context, cc *grpc.ClientConn, o *Observed, answere
 		if !r.lockstep {
 			for _, m := range r.send {
 				if err := stream.SendMsg(&m); err != nil {
-					return // the status is had from RecvMsg
+					return // RecvMsg returns the status
 				}
 			}
 		}
 		if !r.open {
-			_ = stream.CloseSend() // never fails in a way that RecvMsg would not tell
+			_ = stream.CloseSend() // RecvMsg returns its error
 		}
 	})
 	for err = receive(); err == nil; err = receive() {

@@ -90,7 +90,7 @@ func (k *Kubelet) TryPrecheck(ctx context.Context, p *Pod, name string) (string,
 }
 
 // Pull pulls with the password of the user "tenant", "" for no credential at all, and returns the image's ID, also if
-// the runtime answers with a digest. A nil pod is somebody who pulls for no pod.
+// the runtime answers with a digest. A nil pod stands for a client that pulls without a pod.
 func (k *Kubelet) Pull(ctx context.Context, p *Pod, name, password string) (string, error) {
 	req := &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: name}}
 	if p != nil {

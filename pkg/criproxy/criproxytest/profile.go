@@ -165,7 +165,7 @@ func (r *Runtime) removeCRIOLocked(name string, i *Image) error {
 	return nil
 }
 
-// message is an image as the runtime tells it.
+// message is an image as the runtime reports it.
 func (r *Runtime) message(i *Image) *runtimeapi.Image {
 	m := &runtimeapi.Image{Id: r.profile.ID(i.ID), Size: 1}
 	for _, n := range i.Names {
@@ -264,7 +264,7 @@ func exactContentType() []grpc.ServerOption {
 	}
 }
 
-// knownConns are credentials that tell a call its connection.
+// knownConns are credentials by which a call knows its connection.
 type knownConns struct {
 	credentials.TransportCredentials
 }

@@ -59,7 +59,7 @@ func (r *Runtime) resolveLocked(name string) (*Image, error) {
 	return found, nil
 }
 
-// unresolved is the answer to a call about an image that cannot be told from another.
+// unresolved is the answer to a call about an ambiguous image.
 func (r *Runtime) unresolved(name string, err error) error {
 	if r.profile != Containerd {
 		return unresolvedCRIO(name, err)

@@ -63,7 +63,7 @@ func readMethods() []string {
 
 // rows is the table: one row a property.
 func rows() []row {
-	// Fields that no version of the CRI knows, and bytes that are no message at all.
+	// Fields that no version of the CRI knows, and bytes that are not a message at all.
 	odd := []byte{0xfa, 0x3e, 0x03, 'n', 'e', 'w', 0x08, 0x96, 0x01}
 	garbage := []byte{0xff, 0xff, 0xff, 0xff}
 	big := bytes.Repeat([]byte{7}, limit)
@@ -79,17 +79,17 @@ func rows() []row {
 	all := []row{
 		// Unary.
 		{name: "known unary method with unknown fields", method: knownUnary, send: one},
-		{name: "known unary method with bytes that are no message", method: knownUnary, send: [][]byte{garbage}},
+		{name: "known unary method with bytes that are not a message", method: knownUnary, send: [][]byte{garbage}},
 		{name: "known unary method with an empty message", method: knownUnary, send: [][]byte{{}}},
 		{name: "known unary method that fails", method: knownUnary, send: one, metadata: append(replies(0, 0), doFail, precondition)},
 		{name: "known unary method that fails without header and trailer", method: knownUnary, send: one, metadata: append(replies(0, 0), doFail, precondition, doBare, "1")},
 		{name: "known unary method without header and trailer", method: knownUnary, send: one, metadata: do(doBare, "1")},
-		{name: "known unary method with a code that nobody knows", method: knownUnary, send: one, metadata: append(replies(0, 0), doFail, "77")},
+		{name: "known unary method with an unknown code", method: knownUnary, send: one, metadata: append(replies(0, 0), doFail, "77")},
 		{name: "unknown unary method", method: unknown, send: one},
 		{name: "unknown unary method of the image service", method: unknownImage, send: one},
 		{name: "unknown method that is not implemented", method: unknown, send: one, metadata: append(replies(0, 0), doFail, "12", doBare, "1")},
 		{name: "unknown method that fails without a message", method: unknown, metadata: append(replies(0, 0), doFail, precondition)},
-		{name: "unknown method with a code that nobody knows", method: unknown, send: one, metadata: append(replies(0, 0), doFail, "77")},
+		{name: "unknown method with an unknown code", method: unknown, send: one, metadata: append(replies(0, 0), doFail, "77")},
 
 		// Streams.
 		{name: "server stream", method: knownStream, send: one, metadata: replies(5, 3)},
@@ -142,7 +142,7 @@ func rows() []row {
 		{name: "answer over 16 MiB on a stream", method: unknown, send: one, metadata: replies(1, limit+1), unseen: true},
 
 		{name: "pull that fails", method: runtimeapi.ImageService_PullImage_FullMethodName, send: [][]byte{pull(odd)}, metadata: append(replies(0, 0), doFail, precondition)},
-		{name: "image status with bytes that are no answer", method: image, send: one, metadata: replies(1, 5)},
+		{name: "image status with bytes that are not an answer", method: image, send: one, metadata: replies(1, 5)},
 		{name: "client that cancels a call that is read", method: image, send: one, metadata: do(doHang, "1"), cut: cancels},
 		{name: "deadline of a call that is read", method: image, send: one, limit: callLimit},
 		{name: "metadata of a call that is read", method: image, send: one, metadata: do("k", "1", "k", "2", "k-bin", "\x00\x01\xff")},

@@ -130,7 +130,7 @@ func (r *Runtime) Start(tb testing.TB) {
 	go func(s *grpc.Server) { _ = s.Serve(l) }(r.server) // ends with Stop
 }
 
-// Stop breaks every connection and goes away.
+// Stop closes every connection and the socket.
 func (r *Runtime) Stop() { r.server.Stop() }
 
 // Endpoint is where the runtime listens.
@@ -462,7 +462,7 @@ func (r *Runtime) ListContainers(_ context.Context, req *runtimeapi.ListContaine
 	return resp, nil
 }
 
-// ContainerStatus tells whether a container was ever started.
+// ContainerStatus says whether a container was ever started.
 func (r *Runtime) ContainerStatus(_ context.Context, req *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -50,7 +50,7 @@ func TestRuntimeResolvesAsContainerdDoes(t *testing.T) {
 	}
 }
 
-// A tag moves with a pull, however it is spelt.
+// A pull moves a tag, however the name is written.
 func TestRuntimeMovesATag(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	r.SetImages(criproxytest.Image{ID: id1, Names: []string{"docker.io/library/busybox:latest"}})
@@ -73,7 +73,7 @@ func TestRuntimeMovesATag(t *testing.T) {
 		}
 	}
 	if _, err := k.Pull(t.Context(), nil, "No Name", ""); status.Code(err) != codes.Unknown {
-		t.Errorf("pull of what is no name = %v; want Unknown", err)
+		t.Errorf("pull of an invalid name = %v; want Unknown", err)
 	}
 	if got := len(r.Requests("PullImage")); got != 2 {
 		t.Errorf("%d requests kept; want 2", got)
@@ -112,7 +112,7 @@ func TestRuntimeAnswersAsCRIODoes(t *testing.T) {
 				}
 			}
 			if _, err := status1("No Name"); status.Code(err) != codes.Unknown || status.Convert(err).Message() != `cannot parse input: "No Name": invalid reference format` {
-				t.Errorf("what is no name = %v", err)
+				t.Errorf("invalid name = %v", err)
 			}
 			r.Do(func(r *criproxytest.Runtime) { r.Search = "" })
 			if _, err := status1("pause:3"); status.Code(err) != codes.Unknown {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Calls counts the calls under way, so that those can be waited for that were there at one moment. The zero value
-// counts; it may be used concurrently.
+// Calls counts the calls under way. Wait waits for those that are under way at one moment. The zero value is ready for use; it may be
+// used concurrently.
 type Calls struct {
 	mu      sync.Mutex
 	current *sync.WaitGroup

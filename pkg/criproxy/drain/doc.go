@@ -1,3 +1,3 @@
-// Package drain lets a server stop so that its clients do not notice: what it has taken it greets, what it has begun it
-// ends, and what it has not taken is left to whoever serves the socket next.
+// Package drain lets a server stop without an error at its clients: accepted connections complete their handshake, calls under way end,
+// and connections in the accept queue are left to the next server on the socket.
 package drain

@@ -66,14 +66,14 @@ func TestPausedListenerLeavesConnectionsInTheQueue(t *testing.T) {
 	}
 }
 
-func TestPauseWaitsUntilWhatWasTakenIsGreeted(t *testing.T) {
+func TestPauseWaitsForHandshakes(t *testing.T) {
 	for name, tc := range map[string]struct {
-		greet func(net.Conn) error
-		want  error
+		handshake func(net.Conn) error
+		want      error
 	}{
-		"greeted":       {func(c net.Conn) error { _, err := c.Write([]byte("hello")); return err }, nil},
-		"closed":        {net.Conn.Close, nil},
-		"never greeted": {func(net.Conn) error { return nil }, context.DeadlineExceeded},
+		"handshake done": {func(c net.Conn) error { _, err := c.Write([]byte("hello")); return err }, nil},
+		"closed":         {net.Conn.Close, nil},
+		"no handshake":   {func(net.Conn) error { return nil }, context.DeadlineExceeded},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, connect := queue(t)
@@ -89,11 +89,11 @@ func TestPauseWaitsUntilWhatWasTakenIsGreeted(t *testing.T) {
 			go func() { paused <- l.Pause(ctx) }()
 			select {
 			case err := <-paused:
-				t.Errorf("Pause = %v before the connection is greeted; want it to wait", err)
+				t.Errorf("Pause = %v before the handshake is done; want it to wait", err)
 				return
 			case <-time.After(50 * time.Millisecond): //nolint:forbidigo // nothing is to come
 			}
-			if err := tc.greet(got.conn); err != nil {
+			if err := tc.handshake(got.conn); err != nil {
 				t.Fatal(err)
 			}
 			if err := <-paused; !errors.Is(err, tc.want) {
@@ -122,7 +122,7 @@ func TestWaitIsForTheCallsOfItsMoment(t *testing.T) {
 		select {
 		case <-waited:
 		default:
-			t.Error("Wait goes on for a call that began after it")
+			t.Error("Wait waits for a call that began after it")
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()

@@ -8,30 +8,29 @@ import (
 	"time"
 )
 
-// A Listener can stop taking connections and stay open. A client whose connection is closed
-// before it was greeted fails its calls. One that waits in the queue of the socket does not notice, and whoever
-// serves the same socket next takes it from there. So before the server is told to stop nothing more is
-// taken from the queue, and what has been taken is greeted.
+// A Listener can stop accepting connections and stay open. A client whose connection is closed before the
+// HTTP/2 handshake is done fails its calls. A connection in the accept queue of the socket is not affected: the next server on the same
+// socket accepts it. So before the server stops, nothing more is accepted, and the handshakes of accepted connections are completed.
 type Listener struct {
 	net.Listener
 	paused chan struct{} // closed by Pause
 	closed chan struct{} // closed by Close
 	close  func()
 
-	mu        sync.Mutex     // held while a connection is taken
-	newcomers sync.WaitGroup // connections that are taken and not greeted yet
+	mu      sync.Mutex     // held during Accept of the inner listener
+	pending sync.WaitGroup // accepted connections whose handshake is not done
 }
 
-// NewListener returns a listener that takes what another one does.
+// NewListener returns a listener that accepts the connections of another one.
 func NewListener(l net.Listener) *Listener {
 	made := &Listener{Listener: l, paused: make(chan struct{}), closed: make(chan struct{})}
 	made.close = sync.OnceFunc(func() { close(made.closed) })
 	return made
 }
 
-// Accept takes the next connection. Once the listener is paused it takes none, and waits for Close.
+// Accept accepts the next connection. On a paused listener it waits for Close, and fails then.
 func (l *Listener) Accept() (net.Conn, error) {
-	conn, err := l.take()
+	conn, err := l.accept()
 	select {
 	case <-l.paused:
 		if err != nil {
@@ -43,19 +42,19 @@ func (l *Listener) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-func (l *Listener) take() (net.Conn, error) {
+func (l *Listener) accept() (net.Conn, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	conn, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	l.newcomers.Add(1)
-	return &newcomer{Conn: conn, greeted: sync.OnceFunc(l.newcomers.Done)}, nil
+	l.pending.Add(1)
+	return &pendingConn{Conn: conn, handshakeDone: sync.OnceFunc(l.pending.Done)}, nil
 }
 
-// Pause lets no more connections in and waits until those that are in are greeted, or ctx ends. It is called
-// once; nil has none to let in.
+// Pause stops accepting, and waits until the handshakes of accepted connections are done, or ctx ends. It is called once. A nil
+// listener has nothing to wait for.
 func (l *Listener) Pause(ctx context.Context) error {
 	if l == nil {
 		return nil
@@ -65,15 +64,15 @@ func (l *Listener) Pause(ctx context.Context) error {
 		return fmt.Errorf("%T has no deadline", l.Listener)
 	}
 	close(l.paused)
-	if err := bounded.SetDeadline(time.Unix(1, 0)); err != nil { // one of the past ends an Accept that waits
+	if err := bounded.SetDeadline(time.Unix(1, 0)); err != nil { // a deadline in the past ends an Accept that waits
 		return err
 	}
-	l.mu.Lock() // the last one has been taken
+	l.mu.Lock() // no Accept is under way
 	defer l.mu.Unlock()
-	greeted := make(chan struct{})
-	go func() { defer close(greeted); l.newcomers.Wait() }()
+	done := make(chan struct{})
+	go func() { defer close(done); l.pending.Wait() }()
 	select {
-	case <-greeted:
+	case <-done:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -86,23 +85,23 @@ func (l *Listener) Close() error {
 	return l.Listener.Close()
 }
 
-// A newcomer is a connection that counts as greeted once something was written to it.
-type newcomer struct {
+// A pendingConn is an accepted connection. Its handshake counts as done at its first Write, or when it is closed.
+type pendingConn struct {
 	net.Conn
-	greeted func()
+	handshakeDone func()
 }
 
 // Write writes to the connection.
-func (n *newcomer) Write(p []byte) (int, error) {
-	defer n.greeted()
-	return n.Conn.Write(p)
+func (c *pendingConn) Write(p []byte) (int, error) {
+	defer c.handshakeDone()
+	return c.Conn.Write(p)
 }
 
 // Close closes the connection.
-func (n *newcomer) Close() error {
-	defer n.greeted()
-	return n.Conn.Close()
+func (c *pendingConn) Close() error {
+	defer c.handshakeDone()
+	return c.Conn.Close()
 }
 
 // NetConn returns the connection that was accepted.
-func (n *newcomer) NetConn() net.Conn { return n.Conn }
+func (c *pendingConn) NetConn() net.Conn { return c.Conn }

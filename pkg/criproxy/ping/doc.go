@@ -1,2 +1,2 @@
-// Package ping asks a server of the CRI whether it is pullgated and answers. No runtime is asked, nothing is counted.
+// Package ping checks whether pullgated answers on a CRI socket. A ping does not reach the runtime and is not counted in metrics.
 package ping

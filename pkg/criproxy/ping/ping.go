@@ -12,8 +12,8 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// What a ping calls, and by what its answer is known: Domain is in every status of pullgate's own. Method is of a service that is not served, like every one but the
-// CRI: the answer says that a call has been taken and handled, and no more.
+// A ping calls Method. The answer of pullgated has an ErrorInfo with Domain, which every status of pullgate's own has, and Reason. Method
+// belongs to a service that is not served: the answer says only that a call was accepted and handled.
 const (
 	Method = "/pullgate.dev.Server/Ping"
 	Domain = "pullgate.dev"

@@ -63,7 +63,7 @@ func content(t *testing.T, path string) map[string]string {
 func TestCompactKeepsEveryValueModeAndOwner(t *testing.T) {
 	path := newStore(t)
 	loosen(t, path)
-	change(t, path, spoilValue) // an unreadable value is a fact, too
+	change(t, path, damageValue) // an unreadable value is a fact, too
 	if err := os.Chmod(path, 0o640); err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +169,7 @@ func TestCompactOnAFullDiskLeavesTheOldStore(t *testing.T) {
 			t.Errorf("room for %d bytes: Compact = %v; want ENOSPC", room, err)
 		}
 		if _, err := os.Stat(path + ".compact"); err == nil {
-			t.Errorf("room for %d bytes: a part is left behind", room)
+			t.Errorf("room for %d bytes: a part of the new file still exists", room)
 		}
 		if diff := cmp.Diff(before, content(t, path)); diff != "" {
 			t.Fatalf("room for %d bytes: values (-before +after):\n%s", room, diff)
@@ -231,7 +231,7 @@ func TestCompactThatWaitedLeavesTheFileThatIsThereNow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	change(t, other, spoilValue)
+	change(t, other, damageValue)
 	want := content(t, other)
 	ended := make(chan error)
 	go func() {

@@ -73,8 +73,8 @@ func change(t *testing.T, path string, f func(*bolt.Tx) error) {
 	}
 }
 
-func spoilValue(tx *bolt.Tx) error {
-	return tx.Bucket([]byte("records")).Put([]byte(id1+"\x00"+app), []byte("spoilt"))
+func damageValue(tx *bolt.Tx) error {
+	return tx.Bucket([]byte("records")).Put([]byte(id1+"\x00"+app), []byte("damaged"))
 }
 
 func edit(t *testing.T, path string, f func([]byte) []byte) {
@@ -113,67 +113,67 @@ func state(t *testing.T, path string) string {
 	return b.String()
 }
 
-func TestCheckTellsWhatIsWrongAndChangesNothing(t *testing.T) {
+func TestCheckReportsDamageAndChangesNothing(t *testing.T) {
 	for name, tc := range map[string]struct {
-		spoil   func(t *testing.T, path string)
+		damage  func(t *testing.T, path string)
 		where   string // of the first problem, "" for none
 		what    string
 		wantErr error
 		text    string // of the error
 	}{
-		"sound": {spoil: func(*testing.T, string) {}},
+		"sound": {damage: func(*testing.T, string) {}},
 		"value": {
-			spoil: func(t *testing.T, path string) { t.Helper(); change(t, path, spoilValue) },
-			where: "records " + id1 + " " + app, what: "wrong checksum",
+			damage: func(t *testing.T, path string) { t.Helper(); change(t, path, damageValue) },
+			where:  "records " + id1 + " " + app, what: "wrong checksum",
 		},
 		"bucket": {
-			spoil: func(t *testing.T, path string) {
+			damage: func(t *testing.T, path string) {
 				t.Helper()
 				change(t, path, func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte("marks")) })
 			},
 			where: records.WhereTree, what: "bucket marks is missing",
 		},
 		"unknown key": {
-			spoil: func(t *testing.T, path string) {
+			damage: func(t *testing.T, path string) {
 				t.Helper()
 				change(t, path, func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("distrusu"), []byte("x")) })
 			},
 			where: "meta distrusu", what: "unknown key",
 		},
 		"pages": {
-			spoil: func(t *testing.T, path string) {
+			damage: func(t *testing.T, path string) {
 				t.Helper()
 				edit(t, path, func(b []byte) []byte { clear(b[2*4096:]); return b })
 			},
 			where: records.WhereTree, what: "page",
 		},
 		"cut": {
-			spoil: func(t *testing.T, path string) {
+			damage: func(t *testing.T, path string) {
 				t.Helper()
 				edit(t, path, func(b []byte) []byte { return b[:3*4096] })
 			},
 			where: records.WhereTree, what: "shorter",
 		},
 		"empty": {
-			spoil: func(t *testing.T, path string) { t.Helper(); edit(t, path, func([]byte) []byte { return nil }) },
-			where: records.WhereTree, what: "too short",
+			damage: func(t *testing.T, path string) { t.Helper(); edit(t, path, func([]byte) []byte { return nil }) },
+			where:  records.WhereTree, what: "too short",
 		},
 		"text": {
-			spoil: func(t *testing.T, path string) {
+			damage: func(t *testing.T, path string) {
 				t.Helper()
 				edit(t, path, func([]byte) []byte { return bytes.Repeat([]byte("no store\n"), 9999) })
 			},
 			where: records.WhereTree, what: "not a bbolt file",
 		},
 		"newer": {
-			spoil: func(t *testing.T, path string) {
+			damage: func(t *testing.T, path string) {
 				t.Helper()
 				change(t, path, func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte("7")) })
 			},
 			wantErr: records.ErrNewerFormat, text: "format 7, this version reads up to 1",
 		},
 		"absent": {
-			spoil: func(t *testing.T, path string) {
+			damage: func(t *testing.T, path string) {
 				t.Helper()
 				if err := os.Remove(path); err != nil {
 					t.Fatal(err)
@@ -182,7 +182,7 @@ func TestCheckTellsWhatIsWrongAndChangesNothing(t *testing.T) {
 			wantErr: os.ErrNotExist, text: "no such file",
 		},
 		"link": {
-			spoil: func(t *testing.T, path string) {
+			damage: func(t *testing.T, path string) {
 				t.Helper()
 				if err := errors.Join(os.Rename(path, path+".real"), os.Symlink(path+".real", path)); err != nil {
 					t.Fatal(err)
@@ -191,7 +191,7 @@ func TestCheckTellsWhatIsWrongAndChangesNothing(t *testing.T) {
 			text: "is a symbolic link",
 		},
 		"directory": {
-			spoil: func(t *testing.T, path string) {
+			damage: func(t *testing.T, path string) {
 				t.Helper()
 				if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o700)); err != nil {
 					t.Fatal(err)
@@ -200,7 +200,7 @@ func TestCheckTellsWhatIsWrongAndChangesNothing(t *testing.T) {
 			text: "not a regular file",
 		},
 		"pipe": {
-			spoil: func(t *testing.T, path string) {
+			damage: func(t *testing.T, path string) {
 				t.Helper()
 				if err := errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)); err != nil {
 					t.Fatal(err)
@@ -211,7 +211,7 @@ func TestCheckTellsWhatIsWrongAndChangesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := newStore(t)
-			tc.spoil(t, path)
+			tc.damage(t, path)
 			before := state(t, path)
 			v, err := offline.Check(t.Context(), path)
 			if tc.text != "" {
@@ -312,17 +312,17 @@ func TestDumpWritesEveryValueInALine(t *testing.T) {
 	const sound = `"value":{"pair":{"imageID":"` + id1 + `","repository":"repo.test/team/app"},"created":"2026-05-04T12:00:00Z",` +
 		`"lastUsed":"2026-05-04T12:00:00Z","proofs":[{"credential":"a11ce","secrets":[{"uid":"7b0a7a3c","namespace":"team","name":"pull"}],` +
 		`"firstProved":"2026-05-04T12:00:00Z","lastProved":"2026-05-04T12:00:00Z","lastUsed":"2026-05-04T12:00:00Z"}],"unlisted":true}`
-	const unreadable = `"unreadable":"records: stored value unreadable: bucket records: wrong checksum of 6 bytes"`
+	const unreadable = `"unreadable":"records: stored value unreadable: bucket records: wrong checksum of 7 bytes"`
 	for _, tc := range []struct {
 		name   string
-		spoil  bool
+		damage bool
 		record string
 		want   int
 	}{{"sound", false, sound, 0}, {"unreadable", true, unreadable, 1}} {
 		t.Run(tc.name, func(t *testing.T) {
 			path := newStore(t)
-			if tc.spoil {
-				change(t, path, spoilValue)
+			if tc.damage {
+				change(t, path, damageValue)
 			}
 			var got bytes.Buffer
 			v, err := offline.Dump(t.Context(), path, &got)
@@ -336,7 +336,7 @@ func TestDumpWritesEveryValueInALine(t *testing.T) {
 	}
 }
 
-func TestDumpTellsDamageAndWhatIsBesideIt(t *testing.T) {
+func TestDumpReportsDamageAndPrintsTheRest(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "records.db")
 	s, _, err := records.Open(path, records.Options{Now: noon()})
 	if err != nil {
@@ -362,7 +362,7 @@ func TestDumpTellsDamageAndWhatIsBesideIt(t *testing.T) {
 		t.Errorf("Dump = %d values, %q, %v in %d lines; want one problem and a part of 301 values", v.Values, v.Problems, err, len(lines))
 	}
 	if !strings.Contains(got.String(), `{"v":1,"damage":"page `) {
-		t.Errorf("no line tells the damage:\n%.500s", got.String())
+		t.Errorf("no line reports the damage:\n%.500s", got.String())
 	}
 }
 
@@ -370,7 +370,7 @@ type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
 
-func TestDumpThatCannotBeWrittenSaysSo(t *testing.T) {
+func TestDumpReportsAWriteError(t *testing.T) {
 	if _, err := offline.Dump(t.Context(), newStore(t), fullDisk{}); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("Dump = %v; want ENOSPC", err)
 	}

@@ -18,24 +18,23 @@ import (
 //
 // The rules:
 //
-//   - Nothing that the runtime sends on such a stream reaches the client. Of a stream that has ended here it is not known whether
-//     it was such a one: once a pair has sent a call ahead, no frame of streams that have ended reaches the client.
-//   - The handler gets nothing but a successful answer of one message. If there is anything else, or none, or more than
-//     maxAhead, it runs without one, and makes the call by itself, with all that a client of grpc-go does about errors. So only calls that
-//     change nothing go ahead.
+//   - Nothing that the runtime sends on such a stream reaches the client. A pair does not keep streams that have ended, so
+//     once it has sent a call ahead, no frame of an ended stream reaches the client.
+//   - The handler gets only a successful answer of one message. In every other case, or if the answer is larger than maxAhead, the handler
+//     runs without an answer, and makes the call itself, through grpc-go with its error handling. So only calls that change nothing go ahead.
 //   - No WINDOW_UPDATE is sent on such a stream: a call goes ahead if its window is larger than maxAhead, so that an answer is complete, or is seen
 //     to be too large. If the client lowers the windows of streams meanwhile, such calls are recalled.
-//   - DATA that are kept use a window of which the client does not know that it is used: they are paid in advance on the debt of
-//     window.go. The answer of the handler settles that, or the pair does when it is more than maxCredit.
-//   - The handler runs in the goroutine of the responses, which saves two changes of goroutines, as long as a call costs otherwise. If it
-//     takes longer than soon, the other responses get another goroutine.
+//   - DATA that are kept use the runtime's view of the window and not the client's. They lower the debt of window.go, also below 0: that is
+//     credit. The answer of the handler uses the credit, or the pair gives it to the runtime when it is more than maxCredit.
+//   - The handler runs in the goroutine of the responses, which saves two switches of goroutines. If it takes longer than soon, another
+//     goroutine serves the other responses.
 
 const (
 	// maxAhead is how many bytes of an answer are kept. It is below defaultWindow.
 	maxAhead = 32 << 10
-	// maxCredit is how much less the runtime may believe the client to take than it does.
+	// maxCredit is how much smaller the window may be that the runtime sees than the client's.
 	maxCredit = maxFrame
-	// soon is how long a handler may hold up the responses of its connection.
+	// soon is how long a handler may delay the responses of its connection.
 	soon = 5 * time.Millisecond
 )
 
@@ -110,36 +109,37 @@ func (r *requests) recall(window int64) {
 	}
 }
 
-// withholdLocked keeps DATA of the runtime from the client, for the handler if it waits for them. It returns what the runtime has to be told.
-func (r *responses) withholdLocked(id uint32, st *stream, content []byte, size int) (tell []byte) {
+// withholdLocked keeps DATA of the runtime from the client, for the handler if it waits for them. It returns frames to be sent to the
+// runtime.
+func (r *responses) withholdLocked(id uint32, st *stream, content []byte, size int) (frames []byte) {
 	if st != nil && st.isAhead() {
 		if len(st.ahead.body)+len(content) <= maxAhead {
 			st.ahead.body = append(st.ahead.body, content...)
 		} else {
 			r.handlers = append(r.handlers, st.ahead.handleLocked(false))
-			tell = appendReset(tell, id, codeCancel)
+			frames = appendReset(frames, id, codeCancel)
 		}
 	}
 	r.window.debt -= int64(size)
-	return append(tell, r.settleCreditLocked()...)
+	return append(frames, r.settleCreditLocked()...)
 }
 
-// settleCreditLocked returns the WINDOW_UPDATE that gives the runtime back what was paid in advance, if that is much, or if the
+// settleCreditLocked returns the WINDOW_UPDATE that gives the credit of the pair to the runtime, if it is large, or if the
 // runtime can hardly send without it: a client may give no window before all of it is used.
-func (p *pair) settleCreditLocked() (tell []byte) {
+func (p *pair) settleCreditLocked() (frames []byte) {
 	w := &p.window
 	if w.debt >= 0 || w.debt >= -maxCredit && w.conn+w.debt >= maxFrame {
 		return nil
 	}
-	tell = appendWindowUpdate(nil, 0, -w.debt)
+	frames = appendWindowUpdate(nil, 0, -w.debt)
 	w.debt = 0
-	return tell
+	return frames
 }
 
-// tell writes to the runtime without waiting for it.
-func (p *pair) tell(b []byte) {
+// sendToRuntime writes to the runtime without waiting for it.
+func (p *pair) sendToRuntime(b []byte) {
 	if len(b) > 0 {
-		p.handlers.Go(func() { _ = p.toRuntime(b) }) // an error says that there is nothing to be told
+		p.handlers.Go(func() { _ = p.toRuntime(b) }) // an error means that the connection is lost, which the responses handle
 	}
 }
 

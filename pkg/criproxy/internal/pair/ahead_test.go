@@ -409,7 +409,7 @@ func TestAheadWithoutWindow(t *testing.T) {
 }
 
 // A connection that ends while calls are ahead leaves nothing behind.
-func TestAheadWhenTheClientGoes(t *testing.T) {
+func TestAheadWhenTheClientDisconnects(t *testing.T) {
 	r, c, s := newScripted(t)
 	before := usage()
 	for range 50 {

@@ -21,6 +21,9 @@ import (
 
 // Calls of every kind at once, small and large, some cancelled, under three ways of flow control.
 func TestMixedLoad(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	r := newRig(t, true)
 	before := usage()
 	for name, options := range map[string][]grpc.DialOption{
@@ -299,7 +302,7 @@ func TestCallsThatAreHeldTogether(t *testing.T) {
 			c.call(forwarded, []byte("x"))
 			request(c, 1, "pass")
 		}}, []string{ok, ok}, 1, 1},
-		{"a forwarded call behind the request", []func(c *strictClient){func(c *strictClient) {
+		{"a forwarded call after the request", []func(c *strictClient){func(c *strictClient) {
 			c.open(bypassed)
 			c.open(bypassed)
 			request(c, 1, "pass")

@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// Each connection of a client is paired with a new connection to the runtime. The rules for a runtime that is not there:
+// Each connection of a client is paired with a new connection to the runtime. The rules for an absent runtime:
 //
-//   - A connection counts once the runtime has sent its SETTINGS: a socket that accepts connections and is silent is no
-//     runtime. The pair sends its own SETTINGS first, because some runtimes (those behind cmux) answer only then. They take
-//     the table from the runtime's header blocks (response.go).
+//   - A connection counts once the runtime has sent its SETTINGS, not when a socket accepts it. The pair sends its own SETTINGS first,
+//     because some runtimes (those behind cmux) answer only then. They disable the dynamic table of the runtime's header blocks
+//     (response.go).
 //   - One attempt that fails marks the runtime as absent. From then on no client waits: it is served at once, without a
-//     runtime. One goroutine tries to connect until the runtime is there, and then tells all pairs.
-//   - The end of one connection says nothing of the others: a pair that lost its own makes an attempt to see what is.
+//     runtime. One goroutine tries to connect until the runtime is present, and then wakes all pairs.
+//   - The end of one connection does not mean that the others end: a pair that lost its own connection makes one attempt to connect.
 //   - After a connection that ended before the runtime had answered a call on it, that attempt is delayed, and longer for
 //     each such connection in a row.
 
@@ -95,11 +95,11 @@ func (e *endpoint) ended(answered bool) time.Duration {
 	return time.Duration(min(float64(firstRetry)*math.Pow(retryGrowth, float64(e.unanswered-1)), float64(longestRetry)))
 }
 
-// await returns when the runtime is there: at once, if a connection can be made. It returns an error if ctx ends.
+// await returns when the runtime is present: at once, if a connection can be made. It returns an error if ctx ends.
 func (e *endpoint) await(ctx context.Context) error {
 	conn, _, err := e.connect(ctx)
 	if err == nil {
-		return conn.Close() // it shows that the runtime is there, and has no other use
+		return conn.Close() // it was only to show that the runtime is present
 	}
 	select {
 	case <-e.back():
@@ -159,7 +159,7 @@ func (e *endpoint) try(ctx context.Context) (net.Conn, *reader, error) {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	in := newReader(conn, runtimeBuffer)
-	err = greet(conn, in)
+	err = handshake(conn, in)
 	if !stop() && err == nil {
 		err = ctx.Err() // the deadline was set, or is about to be
 	}
@@ -169,8 +169,8 @@ func (e *endpoint) try(ctx context.Context) (net.Conn, *reader, error) {
 	return conn, in, nil
 }
 
-// greet sends the preface and SETTINGS, and reads until the SETTINGS of the runtime are complete.
-func greet(conn net.Conn, in *reader) error {
+// handshake sends the preface and SETTINGS, and reads until the SETTINGS of the runtime are complete.
+func handshake(conn net.Conn, in *reader) error {
 	if _, err := conn.Write(appendFrame([]byte(preface), typeSettings, 0, 0, appendSetting(nil, settingTableSize, 0))); err != nil {
 		return err
 	}

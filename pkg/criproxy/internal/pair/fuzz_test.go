@@ -68,7 +68,7 @@ func (l *once) Accept() (net.Conn, error) {
 func (l *once) Close() error { l.close(); return nil }
 func (*once) Addr() net.Addr { return &net.UnixAddr{} }
 
-// A reading is one call as somebody has read it.
+// A reading is one call as a reader of HTTP/2 has read it.
 type reading struct {
 	method   string
 	metadata metadata.MD
@@ -421,10 +421,18 @@ func FuzzResponses(f *testing.F) {
 
 		var received bytes.Buffer
 		var ends sync.WaitGroup
-		_ = runtimeEnd.SetDeadline(time.Now().Add(50 * time.Millisecond))
-		ends.Go(func() { _, _ = io.Copy(io.Discard, runtimeEnd) })
+		_ = runtimeEnd.SetDeadline(time.Now().Add(time.Second))
+		asked := make(chan struct{})
+		ends.Go(func() {
+			untilStream(runtimeEnd, 9)
+			close(asked)
+			_, _ = io.Copy(io.Discard, runtimeEnd)
+		})
 		ends.Go(func() { _, _ = io.Copy(&received, clientEnd) })
-		_, _ = runtimeEnd.Write(append([]byte{0, 0, 0, settings, 0, 0, 0, 0, 0}, frames...))
+		_, _ = runtimeEnd.Write([]byte{0, 0, 0, settings, 0, 0, 0, 0, 0})
+		<-asked // a runtime answers no call before it has it
+		_ = runtimeEnd.SetDeadline(time.Now().Add(50 * time.Millisecond))
+		_, _ = runtimeEnd.Write(frames)
 		_ = client.fr.WritePing(false, [8]byte{})
 		time.Sleep(2 * time.Millisecond) // for both to read
 		_ = runtimeEnd.Close()
@@ -451,6 +459,19 @@ func FuzzResponses(f *testing.F) {
 		}
 		onlyHidden(t, received.Bytes(), 9)
 	})
+}
+
+// untilStream reads what a pair sends to a runtime, until a frame on a stream.
+func untilStream(runtime io.Reader, stream uint32) {
+	if _, err := io.ReadFull(runtime, make([]byte, len(http2.ClientPreface))); err != nil {
+		return
+	}
+	fr := http2.NewFramer(io.Discard, runtime)
+	for {
+		if f, err := fr.ReadFrame(); err != nil || f.Header().StreamID == stream {
+			return
+		}
+	}
 }
 
 // onlyHidden sees that a client has got nothing on a stream but the answer of a handler that hides.

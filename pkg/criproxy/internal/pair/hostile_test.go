@@ -13,7 +13,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// An attack is what a hostile client does. It returns how that ended, of which any of want is right.
+// An attack is the behaviour of a hostile client. It returns how the connection ended, which must be one of want.
 type attack struct {
 	name string
 	want []string
@@ -179,6 +179,9 @@ func attacks() []attack {
 
 // After each attack a client beside it is served as before, and nothing is left of it.
 func TestHostileClients(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	r := newRig(t, true)
 	good := dial(t, r.path)
 	if _, err := call(t.Context(), good, forwarded, []byte("x")); err != nil {

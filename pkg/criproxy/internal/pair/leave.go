@@ -23,7 +23,7 @@ import (
 //   - A call is answered, or the client knows that it was not processed: by RST_STREAM(REFUSED_STREAM), or by the last
 //     stream of GOAWAY. Clients repeat such calls by themselves.
 //   - A call counts as answered once its last bytes are written, not when they are read from the runtime.
-//   - GOAWAY of the runtime does not pass: its last stream says nothing of local calls. Calls that the runtime has not
+//   - GOAWAY of the runtime does not pass: its last stream does not cover local calls. Calls that the runtime has not
 //     taken are refused one by one, and the client is sent away in the steps above.
 //   - When the runtime's connection is lost, forwarded calls end with a status of ours, local calls go on, and later calls get
 //     Config.Away. Once the runtime is back, the client is sent away, and its next connection is paired.
@@ -32,16 +32,16 @@ import (
 // leavePing is the payload of the PING after the first GOAWAY.
 const leavePing = "pullgate"
 
-// leaving is how far a pair is with these steps. It is guarded by pair.mu.
+// leaving is the progress of these steps. It is guarded by pair.mu.
 type leaving struct {
-	open     int  // calls whose last bytes were not sent
-	waited   int  // those of them that a stop waits for
-	said     bool // the first GOAWAY was sent
-	final    bool // the second one was
-	stopping bool // the process stops
-	refusing bool // the runtime takes no more streams
-	runtime  bool // the runtime has sent GOAWAY
-	idle     chan struct{}
+	open      int  // calls whose last bytes were not sent
+	waited    int  // those of them that a stop waits for
+	announced bool // the first GOAWAY was sent
+	final     bool // the second one was
+	stopping  bool // the process stops
+	refusing  bool // the runtime takes no more streams
+	runtime   bool // the runtime has sent GOAWAY
+	idle      chan struct{}
 }
 
 func newLeaving() leaving { return leaving{idle: make(chan struct{})} }
@@ -52,7 +52,7 @@ type settling struct {
 	check        bool // the second GOAWAY is to be sent
 }
 
-// settle is called by that goroutine when it has sent them.
+// settle subtracts these calls. The goroutine calls it when it has sent their last bytes.
 func (p *pair) settle(s *settling) {
 	if *s == (settling{}) {
 		return
@@ -89,13 +89,13 @@ func (p *pair) leave(ctx context.Context, code errorCode, text string) {
 	}
 }
 
-// announceLocked sends the first GOAWAY, once. It is sent under the lock, so that no call is refused on this connection before: a client that does not know yet
-// repeats the call on the same connection, and repeats it only once.
+// announceLocked sends the first GOAWAY, once. It is sent under the lock, so that no call on this connection is refused before it: a
+// client would repeat the call on the same connection, and repeats it only once.
 func (p *pair) announceLocked(code errorCode, text string) {
-	if p.leaving.said {
+	if p.leaving.announced {
 		return
 	}
-	p.leaving.said = true
+	p.leaving.announced = true
 	b := appendGoAway(nil, maxWindow, code, text)
 	_ = p.writer.control(appendFrame(b, typePing, 0, 0, []byte(leavePing))) // the client is gone if it fails
 }
@@ -104,11 +104,11 @@ func (p *pair) announceLocked(code errorCode, text string) {
 func (p *pair) hasLeft(b []byte) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.leaving.said || p.leaving.final {
+	if !p.leaving.announced || p.leaving.final {
 		return b
 	}
 	p.leaving.final = true
-	return appendGoAway(b, p.last, codeNone, "connect anew")
+	return appendGoAway(b, p.last, codeNone, "reconnect")
 }
 
 // stop ends the pair: in the steps above, or at the end of ctx.

@@ -61,7 +61,10 @@ func TestGracefulRestartsOfTheRuntimeFailNoCall(t *testing.T) {
 }
 
 // Without a runtime calls fail at once, those with a handler are answered, and the runtime is found soon after it is back.
-func TestRuntimeThatGoesAndComesBack(t *testing.T) {
+func TestRuntimeRestarts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	r := newRig(t, false)
 	cc := dial(t, r.path)
 	for range 3 {
@@ -223,8 +226,8 @@ func TestStopSendsTwoGoAways(t *testing.T) {
 	}
 }
 
-// A runtime that takes connections and is silent is waited for once.
-func TestSilentRuntime(t *testing.T) {
+// Only the first call waits for a runtime that accepts connections and sends nothing.
+func TestRuntimeThatSendsNothing(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for a handshake that does not come")
 	}
@@ -293,5 +296,5 @@ func TestHalfDeadRuntime(t *testing.T) {
 		t.Error(err)
 	}
 	accepting.Wait()
-	before.returnsTo(t, "a half-dead runtime")
+	before.returnsTo(t, "a runtime that sends nothing")
 }

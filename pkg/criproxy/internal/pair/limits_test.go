@@ -113,6 +113,9 @@ func TestClientThatMakesBothDirectionsWait(t *testing.T) {
 // Calls whose runtime is absent are limited as those of handlers are: a client that does not read their answers may
 // reset them, which does not end the goroutines that wait to send.
 func TestUnreadAnswersOfAnAbsentRuntimeAreLimited(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	r := newRig(t, false)
 	before := usage()
 	c := newStrictClient(t, r.path)
@@ -199,7 +202,11 @@ func TestBytesOfUnreadAnswersAreBounded(t *testing.T) {
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end) && (kept < 60<<20 || calls > 70); time.Sleep(time.Millisecond) {
 		_, calls, kept = r.server.Load()
 	}
-	if now := usage(); kept > 65<<20 || now.heap > before.heap+100 {
+	now := usage()
+	for end := time.Now().Add(10 * time.Second); now.heap > before.heap+100 && time.Now().Before(end); now = usage() {
+		time.Sleep(10 * time.Millisecond) // some handlers still have an answer that was not accepted
+	}
+	if kept > 65<<20 || now.heap > before.heap+100 {
 		t.Errorf("%d bytes of 200 MiB are kept, and the heap has grown from %d to %d MB; want 64 MiB", kept, before.heap, now.heap)
 	}
 	_ = c.conn.Close()
@@ -255,6 +262,9 @@ func TestConnectionsThatAreTooManyAreNotMade(t *testing.T) {
 
 // Connections on which nothing was called, which any client may have, do not delay the attempts to find an absent runtime.
 func TestIdleClientsDoNotDelayTheReturnOfTheRuntime(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	r := newRig(t, true)
 	var dialled atomic.Int64
 	r.replace(func(ctx context.Context) (net.Conn, error) {

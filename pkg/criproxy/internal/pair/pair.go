@@ -11,12 +11,12 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// A pair is one connection of a client and, while the runtime is there, one connection to the runtime for it alone.
+// A pair is one connection of a client and, while the runtime is present, one connection to the runtime for it alone.
 type pair struct {
 	server  *Server
 	client  net.Conn
 	writer  *writer       // to the client
-	runtime net.Conn      // nil if the runtime was not there when the client came; written to by the requests alone
+	runtime net.Conn      // nil if the runtime was absent when the client connected; only the requests write to it
 	done    chan struct{} // closed when the pair ends
 	// answered is closed when the runtime's connection has ended, and with it the calls that were forwarded.
 	answered chan struct{}
@@ -50,7 +50,7 @@ type stream struct {
 	method   string
 	route    *Route
 	began    time.Time
-	end      func() // tells Config.Calls; nil if no stop waits for the call
+	end      func() // ends the call in Config.Calls; nil if no stop waits for the call
 	local    *local // nil: forwarded
 	tap      *tap   // nil: the answer is not observed
 	ahead    *ahead // nil: a local call that the runtime does not see
@@ -77,7 +77,7 @@ type tap struct {
 }
 
 // pingState says whether the runtime accepts a PING of the client. Clients of grpc-go measure by PING what they receive, and
-// servers of grpc-go take a PING for abuse if they have sent nothing since the last one. So the client's PING passes
+// servers of grpc-go treat a PING as abuse if they have sent nothing since the last one. So the client's PING passes
 // if the runtime has sent HEADERS or DATA since its last ACK. Else it is answered here: the client measures an answer
 // of this process.
 type pingState = int32

@@ -17,12 +17,12 @@ import (
 //	client ── HEADERS, CONTINUATION ──▶ decode ──▶ check ──▶ route ──▶ encode ──▶ runtime
 //	                                                           └─▶ local call (local.go)
 //	client ── DATA, RST_STREAM, WINDOW_UPDATE ──▶ runtime           the same bytes, for forwarded calls
-//	client ── SETTINGS ──▶ runtime                                  without what is between neighbours
+//	client ── SETTINGS ──▶ runtime                                  without the settings that hold for one connection
 //	client ── PING ──────▶ runtime or pair                          see pingState
 //
 // The rules:
 //
-//   - Every header block is decoded, also one of a call that is not taken: the table must not get out of step.
+//   - Every header block is decoded, also one of a refused call: both sides must keep the same dynamic table.
 //   - The runtime reads a block that this process has encoded from the fields that it has checked. So both read the same
 //     method, and padding, priority, CONTINUATION and size updates of a client do not reach the runtime.
 //   - A malformed request (RFC 9113 8.1 to 8.3) is reset, and never reaches the runtime or a handler.
@@ -50,8 +50,8 @@ const (
 // without a limit the pair would stay as long as the runtime does. It is what kubelets give to most calls.
 const writeLimit = 2 * time.Minute
 
-// greetLimit is how long a client may take for its preface and SETTINGS.
-const greetLimit = 5 * time.Second
+// clientHandshakeLimit is how long a client may take for its preface and SETTINGS.
+const clientHandshakeLimit = 5 * time.Second
 
 // requests are the direction from the client to the runtime.
 type requests struct {
@@ -98,7 +98,7 @@ func (p *pair) fromClient(ctx context.Context) error {
 	})
 	r.decoder.SetMaxStringLength(maxHeaderList)
 	r.encoder = hpack.NewEncoder(&r.encoded)
-	if err := p.client.SetReadDeadline(time.Now().Add(greetLimit)); err != nil {
+	if err := p.client.SetReadDeadline(time.Now().Add(clientHandshakeLimit)); err != nil {
 		return err
 	}
 	if p.runtime == nil {
@@ -225,7 +225,7 @@ func (r *requests) handle(ctx context.Context, f *frame) error {
 	case typePushPromise:
 		return connError{codeProtocol, "PUSH_PROMISE of a client"}
 	}
-	return nil // extensions are between neighbours
+	return nil // extensions are not forwarded
 }
 
 // checkPriority checks PRIORITY, which has no effect.
@@ -619,7 +619,7 @@ func (r *requests) newCall(ctx context.Context, id uint32, end bool) error {
 	r.mu.Lock()
 	var refused error
 	switch absent := r.lost || r.leaving.refusing; {
-	case forwarded && absent && (r.leaving.said || !r.lost):
+	case forwarded && absent && (r.leaving.announced || !r.lost):
 		refused = streamError{codeRefused}
 	case (!forwarded || absent) && (r.running >= maxStreams || r.pair.held+r.size > maxHeld):
 		refused = streamError{codeRefused}

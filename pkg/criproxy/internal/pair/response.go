@@ -16,22 +16,22 @@ import (
 //
 //	runtime ── HEADERS, DATA, HEADERS(END_STREAM) ──▶ client       the same bytes
 //	runtime ── PING, RST_STREAM, WINDOW_UPDATE ─────▶ client       the same bytes
-//	runtime ── SETTINGS ──▶ pair ── SETTINGS ───────▶ client       without what is between neighbours
+//	runtime ── SETTINGS ──▶ pair ── SETTINGS ───────▶ client       without the settings that hold for one connection
 //	runtime ── GOAWAY ────▶ pair                                   see leave.go
 //
 // The rules:
 //
-//   - Header blocks do not depend on each other, so each passes as it came, or is left out, whatever becomes of the others: the first
+//   - Header blocks do not depend on each other, so each passes as it came, or is left out, independently of the others: the first
 //     SETTINGS of the pair (endpoint.go) leave the runtime's encoder no dynamic table, and blocks of this process use none.
-//   - The client learns that there is no table from an update of its size at the beginning of the first block (RFC 7541 4.2), and of each block of this
-//     process. After that there is nothing to tell if it lowers the table: SETTINGS_HEADER_TABLE_SIZE ends here.
+//   - An update of the table's size to 0 disables the table at the client (RFC 7541 4.2). It is at the beginning of the first block, and of
+//     each block of this process. So a client that lowers its table needs no further update: SETTINGS_HEADER_TABLE_SIZE is not forwarded.
 //   - The header table that the runtime asks for is the one of request.go, and is kept from the client.
 //   - SETTINGS pass one for one, so that each ACK of one side answers SETTINGS of the other. The exception is the first SETTINGS of
 //     the pair itself, whose ACK is dropped.
 //   - The status of a call is read from its last block.
 //   - Answers that a handler waits for are kept from the client (ahead.go).
 
-// Limits that clients are told of in the first SETTINGS, unless the runtime has lower ones.
+// Limits that clients get in the first SETTINGS, unless the runtime has lower ones.
 const (
 	maxStreams    = 1024
 	maxHeaderList = 256 << 10
@@ -54,11 +54,11 @@ type responses struct {
 	opened  uint32              // the stream of that block
 	ending  bool                // it ends the stream
 
-	greeted  bool   // the first SETTINGS have passed
-	ownAck   bool   // the ACK of the pair's own SETTINGS has come
-	told     bool   // the client knows that there is no header table
-	answered bool   // a call was answered
-	spare    []byte // memory for the next answer that is observed
+	settingsPassed bool   // the first SETTINGS have passed
+	ownAck         bool   // the ACK of the pair's own SETTINGS has come
+	tableUpdated   bool   // the client has got the update that disables the header table
+	answered       bool   // a call was answered
+	spare          []byte // memory for the next answer that is observed
 
 	// See ahead.go.
 	handlers []func() // of calls whose answers are complete
@@ -142,7 +142,7 @@ func (r *responses) frame(ctx context.Context, f *frame) error {
 	if r.block != nil && (f.typ != typeContinuation || f.stream != r.opened) {
 		return connError{codeProtocol, "header block of the runtime interrupted"}
 	}
-	if !r.greeted && f.typ != typeSettings {
+	if !r.settingsPassed && f.typ != typeSettings {
 		return connError{codeProtocol, "the runtime's first frame is not SETTINGS"}
 	}
 	switch f.typ {
@@ -187,7 +187,7 @@ func (r *responses) frame(ctx context.Context, f *frame) error {
 		return r.streamWindow(f)
 	case typePushPromise:
 		return connError{codeProtocol, "PUSH_PROMISE"}
-	default: // PRIORITY and extensions are between neighbours
+	default: // PRIORITY and extensions are not forwarded
 		return r.replace(f, nil)
 	}
 	return nil
@@ -205,7 +205,7 @@ func (r *responses) routeLocked(id uint32) (st *stream, withheld bool, err error
 	return st, r.withheldLocked(st), nil
 }
 
-// errUnopened ends the connection to a runtime that speaks on streams of its own.
+// errUnopened ends the connection to a runtime that sends frames on a stream that the client has not opened.
 var errUnopened = connError{codeProtocol, "frame of the runtime on a stream that the client has not opened"}
 
 func (p *pair) unopenedLocked(id uint32) bool { return id == 0 || id&1 == 0 || id > p.last }
@@ -238,9 +238,9 @@ func (r *responses) data(f *frame) error {
 		return err
 	}
 	if withheld {
-		tell := r.withholdLocked(f.stream, st, content, len(f.payload))
+		frames := r.withholdLocked(f.stream, st, content, len(f.payload))
 		r.mu.Unlock()
-		r.tell(tell)
+		r.sendToRuntime(frames)
 		if f.has(flagEndStream) {
 			r.ended(f.stream, "")
 		}
@@ -259,12 +259,12 @@ func (r *responses) data(f *frame) error {
 			r.tapped += n
 		}
 	}
-	tell := r.settleCreditLocked()
+	frames := r.settleCreditLocked()
 	r.mu.Unlock()
 	if !open {
 		return errors.New("the client is gone")
 	}
-	r.tell(tell)
+	r.sendToRuntime(frames)
 	if f.has(flagEndStream) {
 		r.ended(f.stream, "")
 	}
@@ -320,13 +320,13 @@ func (r *responses) headers(f *frame) error {
 		return err
 	case withheld:
 		return r.replace(f, nil)
-	case !r.told && (len(block) == 0 || block[0]&tableMask != tableUpdate):
+	case !r.tableUpdated && (len(block) == 0 || block[0]&tableMask != tableUpdate):
 		block = append([]byte{noTable}, block...)
 	case single:
-		r.told = true
+		r.tableUpdated = true
 		return nil
 	}
-	r.told = true
+	r.tableUpdated = true
 	return r.replace(f, appendBlock(nil, flagsOf(r.ending), f.stream, block))
 }
 
@@ -413,7 +413,7 @@ func (r *responses) reset(id uint32, code errorCode) (withheld bool) {
 	return withheld
 }
 
-// settings passes SETTINGS, without what is between neighbours.
+// settings passes SETTINGS, without the settings that hold for one connection.
 func (r *responses) settings(f *frame) error {
 	if len(f.payload)%settingSize != 0 || f.has(flagAck) && len(f.payload) > 0 {
 		return connError{codeFrameSize, "SETTINGS"}
@@ -428,7 +428,7 @@ func (r *responses) settings(f *frame) error {
 		switch {
 		case limited:
 			value = min(value, limit)
-			if !r.greeted {
+			if !r.settingsPassed {
 				delete(limits, id)
 			}
 		case id == settingTableSize:
@@ -440,8 +440,8 @@ func (r *responses) settings(f *frame) error {
 		passed = appendSetting(passed, id, value)
 		return nil
 	})
-	if !r.greeted {
-		r.greeted = true
+	if !r.settingsPassed {
+		r.settingsPassed = true
 		for id, value := range limits {
 			passed = appendSetting(passed, id, value)
 		}

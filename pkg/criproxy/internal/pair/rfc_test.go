@@ -182,7 +182,7 @@ func conformances() []conformance {
 		{"9113 6.4", "RST_STREAM of another length than 4", goingAway + frameSize, func(c *strictClient) { c.open(forwarded); c.raw(reset, 0, 1, 0, 0, 8) }},
 		{"9113 6.5", "ACK with a payload", goingAway + frameSize, func(c *strictClient) { c.raw(settings, ack, 0, make([]byte, 6)...) }},
 		{"9113 6.5", "SETTINGS on a stream", goingAway + protocol, func(c *strictClient) { c.raw(settings, 0, 1, make([]byte, 6)...) }},
-		{"9113 6.5", "SETTINGS of a length that is no multiple of 6", goingAway + frameSize, func(c *strictClient) { c.raw(settings, 0, 0, 0, 3, 0) }},
+		{"9113 6.5", "SETTINGS of a length that is not a multiple of 6", goingAway + frameSize, func(c *strictClient) { c.raw(settings, 0, 0, 0, 3, 0) }},
 		{"9113 6.5.2", "ENABLE_PUSH neither 0 nor 1", goingAway + protocol, func(c *strictClient) { c.raw(settings, 0, 0, 0, 2, 0, 0, 0, 2) }},
 		{"9113 6.5.2", "INITIAL_WINDOW_SIZE above the maximum", goingAway + flowControl, func(c *strictClient) { c.raw(settings, 0, 0, 0, 4, 0x80, 0, 0, 0) }},
 		{"9113 6.5.2", "MAX_FRAME_SIZE below the minimum", goingAway + protocol, func(c *strictClient) { c.raw(settings, 0, 0, 0, 5, 0, 0, 0x3f, 0xff) }},
@@ -260,7 +260,7 @@ func conformances() []conformance {
 			c.raw(data, endStream, 1, 'x')
 		}},
 		{"9113 8.1.1", "content-length without DATA", resetting + protocol, func(c *strictClient) { c.head(1, endStream, request(forwarded, "content-length", "1")...) }},
-		{"9113 8.1.1", "content-length that is right", answered, func(c *strictClient) { whole(c, forwarded, "content-length", "6") }},
+		{"9113 8.1.1", "content-length that is correct", answered, func(c *strictClient) { whole(c, forwarded, "content-length", "6") }},
 		{"9113 8.2", "name in upper case", resetting + protocol, func(c *strictClient) { whole(c, forwarded, "X-Test", "x") }},
 		{"9113 8.2.1", "name with a space", resetting + protocol, func(c *strictClient) { whole(c, forwarded, "x test", "x") }},
 		{"9113 8.2.1", "name with a colon", resetting + protocol, func(c *strictClient) { whole(c, forwarded, "x:test", "x") }},
@@ -343,7 +343,7 @@ func TestConformance(t *testing.T) {
 			if got := c.outcome(stream); got != tc.want {
 				t.Errorf("%s; want %s", got, tc.want)
 			}
-			if !strings.HasPrefix(tc.want, goingAway) { // the connection is as good as before
+			if !strings.HasPrefix(tc.want, goingAway) { // the connection must still be usable
 				c.next = 101
 				if got := c.outcome(c.call(local, []byte("x"))); got != answered {
 					t.Errorf("next call: %s; want its answer", got)
@@ -376,7 +376,7 @@ func TestConnectionPreface(t *testing.T) {
 			if tc.want == "closed" {
 				_ = c.conn.SetReadDeadline(time.Now().Add(10 * time.Second))
 				if _, err := io.Copy(io.Discard, c.conn); err != nil {
-					t.Errorf("silent client: %v; want its connection closed", err)
+					t.Errorf("client that sends nothing: %v; want its connection closed", err)
 				}
 				return
 			}
@@ -387,17 +387,17 @@ func TestConnectionPreface(t *testing.T) {
 	}
 }
 
-// The limits that clients are told of are kept, and what is above them is refused.
+// The limits in the first SETTINGS are enforced.
 func TestLimits(t *testing.T) {
 	r := newRig(t, true)
 	c := newStrictClient(t, r.path)
-	told := map[http2.SettingID]uint32{}
+	limits := map[http2.SettingID]uint32{}
 	f, err := c.read()
-	if s, ok := f.(*http2.SettingsFrame); err != nil || !ok || s.ForeachSetting(func(s http2.Setting) error { told[s.ID] = s.Val; return nil }) != nil {
+	if s, ok := f.(*http2.SettingsFrame); err != nil || !ok || s.ForeachSetting(func(s http2.Setting) error { limits[s.ID] = s.Val; return nil }) != nil {
 		t.Fatalf("first frame = %v, %v; want SETTINGS", f, err)
 	}
-	if told[http2.SettingMaxConcurrentStreams] != 1024 || told[http2.SettingMaxHeaderListSize] != 256<<10 {
-		t.Errorf("limits are %v; want 1024 streams and 256 KiB of headers", told)
+	if limits[http2.SettingMaxConcurrentStreams] != 1024 || limits[http2.SettingMaxHeaderListSize] != 256<<10 {
+		t.Errorf("limits are %v; want 1024 streams and 256 KiB of headers", limits)
 	}
 	for _, method := range []string{forwarded, local} {
 		c := newStrictClient(t, r.path)

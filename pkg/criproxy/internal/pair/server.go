@@ -26,9 +26,9 @@ type Route struct {
 	Refuse error
 	// Handle, if not nil, answers in the place of the runtime. Its error becomes the status.
 	Handle func(ctx context.Context, c *Call) error
-	// Bypass, if not nil, says how a call is answered that has a handler. It is asked if the request comes in one piece, and must not
-	// wait. If observe is not nil, it is called with the message of a successful answer of a call that is Forwarded, before the client
-	// gets the status; it must not wait, nor keep the message.
+	// Bypass, if not nil, says how a call that has a handler is answered. It is called if the request comes in one piece, and must not
+	// block. If observe is not nil, it is called with the message of a successful answer of a call that is Forwarded, before the client
+	// gets the status; it must not block, nor keep the message.
 	Bypass func(request []byte) (way Way, observe func(response []byte))
 	// Unary says that a stop waits for these calls. It does for all that have a handler.
 	Unary bool
@@ -94,12 +94,14 @@ func (s *Server) Serve(l net.Listener) error {
 	s.mu.Lock()
 	s.listener, s.cancel = l, cancel
 	stopping := s.stopping
+	if !stopping {
+		s.running.Go(func() { s.endpoint.run(ctx) }) // before Shutdown can see the listener, and wait
+	}
 	s.mu.Unlock()
 	if stopping {
 		cancel()
 		return l.Close()
 	}
-	s.running.Go(func() { s.endpoint.run(ctx) })
 	for {
 		client, err := l.Accept()
 		switch {
@@ -160,8 +162,8 @@ func (s *Server) remove(p *pair) {
 	delete(s.pairs, p)
 }
 
-// Shutdown stops accepting, and sends the clients away. It waits until the unary calls are answered that they have begun, and ends
-// the streams. What is left at the end of ctx is cancelled. It returns when everything has ended.
+// Shutdown stops accepting, and sends GOAWAY to the clients. It waits until the unary calls under way are answered, and ends
+// the streams. Calls that are left at the end of ctx are cancelled. It returns when all calls and connections have ended.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.mu.Lock()
 	s.stopping = true

@@ -1,7 +1,7 @@
 package pair
 
-// Flow control is between the client and the runtime: DATA and WINDOW_UPDATE pass, and each side limits the other. Where this
-// process takes part, it corrects what the two know of each other.
+// Flow control is between the client and the runtime: DATA and WINDOW_UPDATE pass, and each side limits the other. For frames that this
+// process sends or keeps, it corrects the windows that the two sides count.
 //
 //	request of a forwarded call    client ── DATA ─────────────────────▶ runtime
 //	                               client ◀────────────── WINDOW_UPDATE ─ runtime
@@ -17,10 +17,10 @@ package pair
 //     client for the connection are kept from the runtime, up to the debt. After that both agree again.
 //   - While there is a debt the runtime may send more than the client takes. Then responses wait until the client
 //     gives window. Nothing passes them: a pair keeps no frames.
-//   - DATA of the runtime that are kept from the client (ahead.go) are paid in advance: they lower the debt, also below 0.
-//   - Streams of local calls have a window of their own, in local. Those of forwarded calls are none of our business.
-//   - The runtime's window of the connection, runtime, is counted for the day on which the runtime is lost: what it
-//     had not given back is given back by the pair then, so that the client can go on to send.
+//   - DATA of the runtime that are kept from the client (ahead.go) lower the debt, also below 0.
+//   - Streams of local calls have a window of their own, in local. Those of forwarded calls are not counted here.
+//   - The runtime's window of the connection, runtime, is counted in case the runtime is lost: the pair then gives back to the client the
+//     part that the runtime had not given back, so that the client can go on to send.
 
 // windows are those of a pair. They are guarded by pair.mu.
 type windows struct {

@@ -14,6 +14,9 @@ import (
 
 // A client that counts its windows to the byte, and gives them back at random, sees none of them exceeded, and every answer.
 func TestWindowsAreNeverExceeded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	for name, tc := range map[string]struct {
 		window  int64
 		methods []string

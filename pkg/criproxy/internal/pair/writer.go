@@ -13,7 +13,7 @@ import (
 //   - What is written in one piece is not interrupted by the others: pieces are whole frames, and whole header blocks.
 //   - Responses and local calls wait for a client that does not read. That is the flow control of the socket.
 //   - Requests never wait. They read the client's WINDOW_UPDATE, for which the other two may wait. What they cannot
-//     write at once is queued, and written by whoever writes at that moment. A client that leaves more than maxQueue
+//     write at once is queued, and written by the goroutine that is writing. A client that leaves more than maxQueue
 //     bytes of such answers unread loses its connection.
 
 const maxQueue = 256 << 10

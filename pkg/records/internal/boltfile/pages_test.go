@@ -159,6 +159,9 @@ func TestWalkFindsWhatBoltFinds(t *testing.T) {
 }
 
 func TestWalkGoesOnBesideDamage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	content := write(t, fill("many", 3000, strings.Repeat("v", 100)))
 	whole, _ := read(content)
 	known := map[string]struct{}{}
@@ -274,6 +277,9 @@ func TestDamageThatBoltWouldFollow(t *testing.T) {
 
 // Open relies on it, and does without bbolt's check.
 func TestWalkFindsAllDamageThatBoltsCheckFinds(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	drop := func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte("dropped")) }
 	content := write(t, fill("dropped", 200, "v"), fill("many", 400, strings.Repeat("v", 50)), fill("long", 3, strings.Repeat("v", 9000)), nested, drop, fill("few", 3, ""))
 	seed := rand.Uint64()

@@ -13,14 +13,14 @@ import (
 // pull is the Secret that contains alice's credential.
 var pull = records.SecretRef{UID: "u1", Namespace: "team-a", Name: "pull"}
 
-// A story is a sequence of steps for one pair, with the expected state after each step.
-type story struct {
+// A scenario is a sequence of steps for one pair, with the expected state after each step.
+type scenario struct {
 	name   string
 	steps  []func(s *records.Store, p records.Pair, intent *records.Intent) error
 	states []string
 }
 
-func stories() []story {
+func scenarios() []scenario {
 	type step = func(s *records.Store, p records.Pair, intent *records.Intent) error
 	begin := func(s *records.Store, p records.Pair, intent *records.Intent) (err error) {
 		*intent, err = s.Begin("name", p.Repository, noon())
@@ -79,7 +79,7 @@ func stories() []story {
 		}
 		return err
 	}
-	return []story{
+	return []scenario{
 		{"proved", []step{begin, prove(false)}, []string{"", "1 intent", "record a11ce"}},
 		{"opened", []step{begin, prove(true)}, []string{"", "1 intent", "record open"}},
 		{"proved then opened", []step{begin, prove(false), begin, prove(true)}, []string{
@@ -108,7 +108,7 @@ func stories() []story {
 	}
 }
 
-func storyPair(name string, round int) records.Pair {
+func scenarioPair(name string, round int) records.Pair {
 	return pair(fmt.Sprintf("sha256:%s-%d", name, round), fmt.Sprintf("repo.test/%s/%d", name, round))
 }
 

@@ -1,0 +1,67 @@
+package policyd
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/pullgate/pullgate/internal/policyd/metrics"
+	"github.com/pullgate/pullgate/pkg/admission/files"
+)
+
+// While the files of pullgated differ, each of its calls has the folder read again. A tenant decides how many there are.
+func TestRequestsForOtherFilesShareAReading(t *testing.T) {
+	var log bytes.Buffer
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, err := openPolicies(dir, nil, metrics.New("v", "go"), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	p.mu.Lock()
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() {
+			if set := p.withHash("other"); set != nil {
+				t.Error("other files; want nil")
+			}
+		})
+	}
+	time.Sleep(200 * time.Millisecond) // so that all wait
+	p.mu.Unlock()
+	all.Wait()
+	if n := p.readings.Load(); n < 1 || n > 10 {
+		t.Errorf("%d readings for 50 requests at the same time; want one", n)
+	}
+
+	// Files whose kubeconfig cannot be read are not used, and are in the log once.
+	write("scan.yaml", "imagePolicy: {kubeConfigFile: /absent}\n")
+	wanted, err := files.Read(p.paths, p.kinds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if set := p.withHash(wanted.Hash); set != nil {
+			t.Error("a policy without a kubeconfig is in use")
+		}
+	}
+	if n := strings.Count(log.String(), "Policies not read"); n != 1 {
+		t.Errorf("%d errors in the log; want one:\n%s", n, &log)
+	}
+	p.reload()
+	if n := strings.Count(log.String(), "Policies not read"); n != 2 {
+		t.Errorf("after a reload %d errors in the log; want two:\n%s", n, &log)
+	}
+}
