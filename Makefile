@@ -40,7 +40,7 @@ SERVICES := $(notdir $(wildcard systemd/*.service))
 PROGRAMS := $(notdir $(patsubst %/,%,$(wildcard cmd/*/)))
 
 # Packages whose sweeps and random tests run in part under the race detector; make race runs them whole without it.
-SAMPLED := ./pkg/records ./pkg/tracker ./internal/podsource
+SAMPLED := ./pkg/records ./pkg/tracker ./internal/podsource ./internal/policyd/webhook
 
 # The modules of this repository, each linted and kept tidy by itself.
 MODULES := . e2e e2e/bench .ci/checks
@@ -67,8 +67,8 @@ test: setup ## run every kind of test once, as root
 	@.ci/steps test race model crash e2e
 
 .PHONY: matrix
-matrix: setup build ## run the scenarios of make e2e-node on every other kubelet and runtime, as root
-	cd e2e && NODES=matrix $(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 -run '^TestNode$$' ./kubelets
+matrix: setup build ## run the scenarios of make e2e-node on every other kubelet and runtime, and those of admission on another kube-apiserver, as root
+	cd e2e && NODES=matrix $(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 -run '^(TestNode|TestAPIServer|TestWebhookUnderLoad)$$' ./kubelets ./admission
 
 .PHONY: unit
 unit: ## run the short tests; takes seconds
@@ -201,7 +201,7 @@ fmt: ## format every module
 	for m in $(MODULES); do (cd $$m && $(GOLANGCI) fmt --config '$(CURDIR)/.golangci.yml' ./...); done
 
 .PHONY: generate
-generate: ## write generated files anew
+generate: ## regenerate the generated files
 	for m in $(MODULES); do (cd $$m && go generate ./...); done
 
 .PHONY: setup

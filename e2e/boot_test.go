@@ -10,8 +10,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// pullgated starts before its runtime does: it serves at once, fails fast, and does what the first
-// start has to do when the runtime is there.
+// pullgated starts before its runtime: it serves at once, calls fail without a delay, and the steps of a first
+// start are done when the runtime is reached.
 func TestStartsBeforeTheRuntime(t *testing.T) { onEach(t, startsBeforeTheRuntime) }
 
 func startsBeforeTheRuntime(t runtimeTest) {
@@ -38,7 +38,7 @@ func startsBeforeTheRuntime(t runtimeTest) {
 	s.must(s.node.Containerd.Start(t.Context()))
 	s.back(2 * time.Second)
 	s.run(pod("team-b", pre, node.Never), pre, node.Running, 0)
-	s.must(s.gate.Ready())
+	s.ready(10 * time.Second)
 	later := s.private("boot/later:1", node.Image{})
 	s.imported(later)
 	s.run(pod("team-b", later, node.Never), later, node.NeverPulled, 0)

@@ -78,7 +78,7 @@ func checkpointImageNamesAnotherImage(t runtimeTest) {
 	s.must(s.k.Remove(t.Context(), owner))
 }
 
-// With allowRestores the image that the runtime reports is judged. That it does not start without criu is between the pod and
+// With allowRestores the image that the runtime reports is judged. The container does not start without criu, which is an error of
 // containerd.
 func TestCheckpointImageWithAllowRestores(t *testing.T) {
 	on(t, checkpointImageWithAllowRestores, containerd21)
@@ -105,7 +105,7 @@ func checkpointImageWithAllowRestores(t runtimeTest) {
 	s.must(s.k.Remove(t.Context(), owner))
 }
 
-// In shadow mode nothing is enforced: the runtime's answer passes, whatever it did.
+// In shadow mode nothing is enforced: the runtime's answer passes unchanged.
 func TestCheckpointImageInShadowMode(t *testing.T) {
 	on(t, checkpointImageInShadowMode, containerd21)
 }

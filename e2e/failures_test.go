@@ -9,7 +9,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// Whatever the registry answers: a pod that has proved access starts, no other does, and the metrics show
+// For every answer of the registry: a pod that has proved access starts, no other does, and the metrics distinguish
 // denied from unavailable.
 func TestRegistryThatFails(t *testing.T) { onEach(t, registryThatFails) }
 
@@ -157,8 +157,8 @@ func oldKubeletByUserAgent(t runtimeTest) {
 	s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, 1)
 }
 
-// The store is on a file system that fills up: no new pull, but pods with a proof still start. What the file
-// has room for inside may still be written, so it takes a few pulls until one finds none.
+// The store is on a file system that fills up: no new pull, but pods with a proof still start. The free pages
+// of the file can still be written, so it takes a few pulls until one fails.
 func TestFullDisk(t *testing.T) { onEach(t, fullDisk) }
 
 func fullDisk(t runtimeTest) {

@@ -11,8 +11,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// restores reports whether the containerd restores checkpoint images without an option for it. The others take one for an
-// image like any other.
+// restores reports whether the containerd restores checkpoint images without an option for it. The others treat one as an
+// ordinary image.
 func (t runtimeTest) restores() bool {
 	return t.containerd == containerd21 || t.containerd == containerd22
 }
@@ -116,7 +116,7 @@ func (s *suite) wantRootOf(k *node.Kubelet, container string, image node.Pushed)
 	}
 }
 
-// A checkpoint gives an image of which pullgate knows nothing a name that is on the allowlist.
+// A checkpoint gives an image that pullgate does not know a name that is on the allowlist.
 func TestCheckpointForgesAnAllowlistedName(t *testing.T) {
 	onEachRestorer(t, checkpointForgesAnAllowlistedName)
 }

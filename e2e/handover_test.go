@@ -14,7 +14,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// handovers is how often pullgated is restarted under the calls of the kubelets, each time as another file.
+// handovers is how often pullgated is restarted during the calls of the kubelets, each time from another file.
 const handovers = 50
 
 // keepSocket lets the socket stay open over restarts, as systemd does.
@@ -39,7 +39,7 @@ func (s *suite) end(c *node.Calls) {
 	}
 }
 
-// Kubelets that call all the time see no failed call, and no pod that was granted an image has to pull it again.
+// With permanent calls of kubelets no call fails, and no pod with a grant has to pull its image again.
 func TestRestartsFailNoCall(t *testing.T) { onEach(t, restartsFailNoCall) }
 
 func restartsFailNoCall(t runtimeTest) {

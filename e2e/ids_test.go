@@ -11,7 +11,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// containerd takes any prefix of an image ID for the image. Through pullgated no such name reaches one,
+// containerd resolves any prefix of an image ID to the image. Through pullgated no such name resolves to an image,
 // and the answers are the same whether one image, several or none have the prefix.
 func TestNamesThatAreImageIDs(t *testing.T) { onEach(t, namesThatAreImageIDs) }
 

@@ -17,8 +17,8 @@ import (
 )
 
 // The answer to a pull is lost, because the client cancels or because its connection breaks, at any
-// moment of the pull; containerd may complete it a little later. Whatever is then on the node needs
-// proof, 200 times.
+// moment of the pull; containerd may complete it a little later. After that the image on the node needs
+// proof. 200 repetitions.
 func TestLostAnswersLeaveAnImageThatNeedsProof(t *testing.T) {
 	onEach(t, lostAnswersLeaveAnImageThatNeedsProof)
 }

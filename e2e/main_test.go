@@ -15,7 +15,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/release"
 )
 
-// What tests run on.
+// The nodes of the tests.
 const (
 	debian       = "containerd-1.6" // or whatever the machine has
 	containerd21 = release.Containerd21
@@ -23,7 +23,7 @@ const (
 	containerd24 = release.Containerd24
 )
 
-// startNode returns the node with a containerd, and starts it for the first test that asks.
+// startNode returns the node with a containerd, and starts it at the first call.
 // closeNodes ends them all. Each test has a pullgated and image names of its own.
 var startNode, closeNodes = nodes()
 
@@ -95,7 +95,7 @@ func (t runtimeTest) run(name string, test func(runtimeTest)) {
 	t.Run(name, func(sub *testing.T) { test(runtimeTest{T: sub, containerd: t.containerd}) })
 }
 
-// A suite is what one test stands on.
+// A suite has the parts that one test uses.
 type suite struct {
 	*testing.T
 	node *node.Node

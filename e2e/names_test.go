@@ -7,8 +7,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// Proof is for a repository and an image: whatever tag or digest of the repository leads to the same
-// image needs no other, and allows no other pod anything.
+// A proof is for a repository and an image: other tags and digests of the repository with the same
+// image need no further proof, and the proof allows no other pod the image.
 func TestNamesOfOneRepository(t *testing.T) { onEach(t, namesOfOneRepository) }
 
 func namesOfOneRepository(t runtimeTest) {

@@ -8,7 +8,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// imported puts an image on the node behind pullgated's back, under the name it would be pulled by.
+// imported imports an image directly in containerd, under the name by which it would be pulled.
 func (s *suite) imported(p node.Pushed) {
 	s.Helper()
 	archive := filepath.Join(s.TempDir(), "image.tar")
@@ -72,7 +72,7 @@ func preloadedContentUnderATenantsName(t runtimeTest) {
 	s.run(pod("team-b", app, node.IfNotPresent), app, node.Running, 0)
 }
 
-// A name that turns up on an image that needed a proof is not marked preloaded.
+// A name that appears on an image that needed a proof is not marked preloaded.
 func TestNewNameOnAProvedImage(t *testing.T) { onEach(t, newNameOnAProvedImage) }
 
 func newNameOnAProvedImage(t runtimeTest) {
@@ -92,8 +92,8 @@ func newNameOnAProvedImage(t runtimeTest) {
 	}
 }
 
-// What turns up without a pull is preloaded by default, and needs proof with untrackedImages: Verify. What
-// was there at the very first start is preloaded either way.
+// An image that appears without a pull is preloaded by default, and needs proof with untrackedImages: Verify. Images
+// that were present at the first start are preloaded in both cases.
 func TestUntrackedImages(t *testing.T) { onEach(t, untrackedImages) }
 
 func untrackedImages(t runtimeTest) {
@@ -184,7 +184,7 @@ func restarts(t runtimeTest) {
 	s.must(s.k.Remove(t.Context(), runs))
 }
 
-// A container that ends is started anew with the same calls, each time; a pod that may use its image
+// A container that ends is started again with the same calls; a pod that may use its image
 // continues while the registry is unavailable.
 func TestContainerThatEndsIsRestarted(t *testing.T) { onEach(t, containerThatEndsIsRestarted) }
 
@@ -222,7 +222,19 @@ func (s *suite) back(limit time.Duration) {
 	}
 }
 
-// A store that is lost, or damaged, is begun anew in distrust: nothing on the node is taken for
+// ready waits until pullgated is synced with the runtime, which may answer with errors while it starts.
+func (s *suite) ready(limit time.Duration) {
+	s.Helper()
+	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+		if err := s.gate.Ready(); err == nil {
+			return
+		} else if time.Since(began) > limit {
+			s.Fatalf("not ready %v after the runtime is back: %v", limit, err)
+		}
+	}
+}
+
+// After a loss or damage of the store, a new one starts in distrust: no image on the node counts as
 // preloaded until the operator ends distrust.
 func TestLostStoreAllowsNothing(t *testing.T) { onEach(t, lostStoreOpensNothing) }
 

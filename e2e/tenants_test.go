@@ -11,10 +11,10 @@ import (
 // The control: without pullgate any tenant runs what another one's secret has pulled. If this does not
 // hold, the rest proves nothing.
 func TestUnprotectedRuntimeRunsAnyImage(t *testing.T) {
-	onEach(t, unprotectedRuntimeRunsAnybodysImage)
+	onEach(t, unprotectedRuntimeRunsAnyImage)
 }
 
-func unprotectedRuntimeRunsAnybodysImage(t runtimeTest) {
+func unprotectedRuntimeRunsAnyImage(t runtimeTest) {
 	s := bare(t)
 	s.k = s.dial(s.node.Containerd.Endpoint())
 	app := s.private("control/app:1", node.Image{})

@@ -10,7 +10,7 @@ import (
 	"github.com/pullgate/pullgate/checks"
 )
 
-// docs/api.txt is what other programs may rely on, so that a review sees when it changes. UPDATE=1 writes it anew.
+// docs/api.txt is what other programs may rely on, so that a review sees when it changes. UPDATE=1 rewrites it.
 func TestAPIIsAsListed(t *testing.T) {
 	got, err := checks.API(root)
 	if err != nil {

@@ -82,7 +82,7 @@ func directions() []plant {
 		up("pkg/criproxy", "pkg/tracker", "a proxy and nothing else"),
 		up("pkg/admission", "pkg/policy", "admission combines answers"),
 		down("pkg/admission", "pkg/imageref"),
-		up("pkg/newcomer", "pkg/policy", "a promise to other programs"),
+		up("pkg/added", "pkg/policy", "a promise to other programs"),
 		up("pkg/podview", "pkg/policy", "podview is a leaf"),
 		down("pkg/podview/apiview", "pkg/podview"),
 		down("pkg/podview/apiview", "k8s.io/api/core/v1"),
@@ -109,6 +109,9 @@ func directions() []plant {
 		up("internal/imagepolicy", "internal/policyd/review", "imports nothing that asks a backend"),
 		up("internal/imagepolicy", "net/http", "has no client of them"),
 		down("internal/imagepolicy", "internal/strictyaml"),
+		up("internal/imagereview", "internal/gate", "knows of no gate"),
+		up("internal/imagereview", "internal/policyd/review", "another process"),
+		down("internal/imagereview", "internal/policyclient"),
 		up("internal/policyd/review", "pkg/podview", "knows of no pod view"),
 		down("internal/policyd/review", "internal/imagepolicy"),
 		down("internal/policyd/review", "k8s.io/client-go/rest"),
@@ -123,10 +126,9 @@ func directions() []plant {
 		down("internal/daemon", "internal/policyclient"),
 		down("cmd/pullgate-policyd", "internal/policyd"),
 		up("internal/policyd", "internal/daemon", "neither the daemon nor a command"),
-		up("internal/policyd/review", "pkg/tracker", "nothing of pullgated"),
+		up("internal/policyd/metrics", "pkg/tracker", "nothing of pullgated"),
 		up("internal/policyd/review", grpc, "gRPC stays at the edge"),
-		down("internal/policyd/review", "pkg/admission/files"),
-		down("internal/policyd/review", "k8s.io/client-go/rest"),
+		down("internal/policyd/manifests", "pkg/admission/files"),
 		up("internal/policyclient", "internal/policyd", "another process"),
 		up("internal/policyclient", "internal/config", "the generated client and nothing else"),
 		down("internal/policyclient", "proto/pullgate/policy/v1"),
@@ -140,6 +142,10 @@ func directions() []plant {
 		up("e2e/podsource", "internal/podindex", "and imports nothing else"),
 		up("e2e/podsecurity", "internal/podindex", "and imports nothing else"),
 		up("e2e/podviews", "internal/podindex", "and imports nothing else"),
+		{
+			rule: "tests of the gate import no more than image reviews", file: "internal/gate/direction/planted_test.go", linter: "depguard", want: "tests of gate",
+			source: "package direction\n\nimport _ \"" + module + "/internal/metrics\"\n",
+		},
 		{
 			rule: "tests keep to the same directions", file: "pkg/records/direction/planted_test.go", linter: "depguard", want: "policy judges",
 			source: "package direction\n\nimport _ \"" + module + "/pkg/tracker\"\n",
@@ -236,7 +242,7 @@ func shapes() []plant {
 func stubs() []string {
 	return []string{
 		"internal/atomicfile", "internal/strictyaml", "pkg/podview", "pkg/podview/apiview", "pkg/restriction", "pkg/credential", "pkg/imageref", "pkg/policy", "pkg/records", "pkg/tracker",
-		"internal/podfile", "internal/podindex", "internal/podsource", "internal/decisionlog", "internal/cli", "internal/metrics", "internal/config", "internal/imagepolicy",
+		"internal/gate", "internal/podfile", "internal/podindex", "internal/podsource", "internal/decisionlog", "internal/cli", "internal/metrics", "internal/config", "internal/imagepolicy",
 		"internal/policyd", "internal/policyd/metrics", "internal/policyd/review", "internal/policyclient", "internal/daemon", "pkg/admission/files", "pkg/records/offline",
 		"pkg/criproxy/criproxytest", "proto/pullgate/admin/v1", "proto/pullgate/policy/v1",
 	}

@@ -58,7 +58,7 @@ func (t *timedImages) PullImage(ctx context.Context, image *runtimeapi.ImageSpec
 	return id, err
 }
 
-// A containerNode is a real containerd with what is in front of it.
+// A containerNode is a real containerd with the proxies in front of it.
 type containerNode struct {
 	*node.Node
 	version string // of containerd

@@ -6,7 +6,7 @@
 //	bench ──▶ target ──▶ fake runtime
 //
 // Runtime and targets are processes of their own, started by bench. In each round every target is measured once in every cell, one after
-// the other and in another order each time, so that what else happens on the machine hits all of them. Results are ratios to the direct
+// the other and in another order each time, so that other load on the machine affects all of them. Results are ratios to the direct
 // connection in the same round.
 //
 // The start: how long pullgated takes from exec to its first answers, with stores of pull records of several sizes. The stores are

@@ -13,7 +13,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// TestMain lets the test binary be the programs that bench starts of itself.
+// TestMain makes the test binary also the programs that bench starts from its own file.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "serve" {
 		if err := run(context.Background(), os.Args[1:], io.Discard); err != nil {
@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// The harness runs, with what there is on this machine. It judges no time.
+// The harness runs, with the proxies that are installed on this machine. Times are not checked.
 func TestBenchRuns(t *testing.T) {
 	pullgated := filepath.Join(t.TempDir(), "pullgated")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", pullgated, "./cmd/pullgated")

@@ -95,7 +95,7 @@ func calls(ctx context.Context, results []result, o options, targets []*target) 
 			}
 		}
 	}
-	b.WriteString("\n`splice` copies bytes between two sockets and knows nothing of gRPC: no proxy that reads calls can be faster. HAProxy has two threads, nginx one process. " +
+	b.WriteString("\n`splice` copies bytes between two sockets without reading gRPC: no proxy that reads calls can be faster. HAProxy has two threads, nginx one process. " +
 		"`mwitkow` and `siderolabs` are the libraries github.com/mwitkow/grpc-proxy and github.com/siderolabs/grpc-proxy. Only pullgated judges the pre-checks.\n\n")
 	b.WriteString(table(results))
 	return b.String()

@@ -16,10 +16,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/certtest"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/release"
@@ -31,24 +31,38 @@ type Cluster struct {
 	// Client is the administrator's.
 	Client kubernetes.Interface
 
-	release  string // of Kubernetes, such as "1.34"
-	programs string // the folder of its programs
+	release  string   // of Kubernetes, such as "1.34"
+	programs string   // the folder of its programs
+	flags    []string // more of the API server
 	dir      string
 	url      string
 	port     int
-	ca       *authority // of clients
+	ca       *certtest.Authority // of clients
 	etcdURL  string
 	etcd     *host.Process
 	api      *host.Process
 }
 
+// Options are additions to a cluster.
+type Options struct {
+	// Nodes are the names of nodes.
+	Nodes []string
+	// Flags are added to those of the API server. A flag with a list adds to the default list.
+	Flags []string
+}
+
 // Start starts the control plane of a release of Kubernetes, such as "1.34", below dir, for nodes of these names.
-func Start(ctx context.Context, dir, version string, nodes ...string) (c *Cluster, err error) {
+func Start(ctx context.Context, dir, version string, nodes ...string) (*Cluster, error) {
+	return StartWith(ctx, dir, version, Options{Nodes: nodes})
+}
+
+// StartWith is Start with options.
+func StartWith(ctx context.Context, dir, version string, o Options) (c *Cluster, err error) {
 	programs, err := release.Kubernetes(ctx, version)
 	if err != nil {
 		return nil, err
 	}
-	c = &Cluster{release: version, programs: programs, dir: dir}
+	c = &Cluster{release: version, programs: programs, dir: dir, flags: o.Flags}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.Close())
@@ -60,15 +74,14 @@ func Start(ctx context.Context, dir, version string, nodes ...string) (c *Cluste
 	if err := c.startEtcd(ctx); err != nil {
 		return c, err
 	}
-	if err := c.prepareAPI(nodes); err != nil {
+	if err := c.prepareAPI(o.Nodes); err != nil {
 		return c, err
 	}
 	return c, c.StartAPI(ctx)
 }
 
-// LetNodesReadSecrets gives nodes what the Node authorizer gives them a moment late: it knows which
-// Secrets a pod names some time after the kubelet knows the pod, and a kubelet that is quicker pulls
-// without. With that each scenario of a kubelet would begin at random.
+// LetNodesReadSecrets allows nodes to read all Secrets. The Node authorizer allows it for the Secrets of a pod, but some time after the
+// kubelet has the pod, so that a kubelet that is faster pulls without the Secrets. Test cases would be random with that.
 func (c *Cluster) LetNodesReadSecrets(ctx context.Context) error {
 	rbac := c.Client.RbacV1()
 	name := metav1.ObjectMeta{Name: "nodes-read-secrets"}
@@ -112,14 +125,17 @@ func (c *Cluster) prepareAPI(nodes []string) error {
 	}
 	c.port = ports[0]
 	c.url = fmt.Sprintf("https://127.0.0.1:%d", c.port)
-	users := []string{"admin,admin,admin,system:masters"}
+	users := []string{fmt.Sprintf("%[1]s,%[1]s,%[1]s,system:masters", Administrator)}
 	for _, n := range nodes {
 		users = append(users, fmt.Sprintf("%[1]s,system:node:%[1]s,%[1]s,system:nodes", n))
 	}
 	if err := os.WriteFile(c.path("tokens.csv"), []byte(strings.Join(users, "\n")+"\n"), 0o600); err != nil {
 		return err
 	}
-	if c.ca, err = newAuthority(c.path("clients.pem")); err != nil {
+	if c.ca, err = certtest.New("clients"); err != nil {
+		return err
+	}
+	if err := os.WriteFile(c.path("clients.pem"), c.ca.PEM(), 0o600); err != nil {
 		return err
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -133,20 +149,13 @@ func (c *Cluster) prepareAPI(nodes []string) error {
 	if err := os.WriteFile(c.path("accounts.key"), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600); err != nil {
 		return err
 	}
-	c.Client, err = kubernetes.NewForConfig(&rest.Config{
-		Host: c.url, BearerToken: "admin", QPS: 500, Burst: 1000, // a test waits for itself, not for its client
-		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, // its certificate is made at its start
-		Timeout:         30 * time.Second,
-	})
+	c.Client, err = kubernetes.NewForConfig(c.Config(Administrator))
 	return err
 }
 
 // StartAPI starts the API server, the first time or again after StopAPI.
 func (c *Cluster) StartAPI(ctx context.Context) (err error) {
-	c.api, err = host.Start(ctx, "kube-apiserver", c.path("kube-apiserver.log"), func() error {
-		_, err := c.Client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceDefault, metav1.GetOptions{})
-		return err
-	}, filepath.Join(c.programs, "kube-apiserver"),
+	args := []string{
 		"--etcd-servers", c.etcdURL, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", c.port),
 		// Only advertised to other API servers, which do not exist; loopback is refused.
 		"--advertise-address=192.0.2.1", "--endpoint-reconciler-type=none",
@@ -154,7 +163,12 @@ func (c *Cluster) StartAPI(ctx context.Context) (err error) {
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--disable-admission-plugins=ServiceAccount",
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file", c.path("accounts.key"), "--service-account-signing-key-file", c.path("accounts.key"),
-		"--service-cluster-ip-range=10.96.0.0/16", "--allow-privileged", "--watch-cache=true", "--v=1")
+		"--service-cluster-ip-range=10.96.0.0/16", "--allow-privileged", "--watch-cache=true", "--v=1",
+	}
+	c.api, err = host.Start(ctx, "kube-apiserver", c.path("kube-apiserver.log"), func() error {
+		_, err := c.Client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceDefault, metav1.GetOptions{})
+		return err
+	}, filepath.Join(c.programs, "kube-apiserver"), append(args, c.flags...)...)
 	return err
 }
 

@@ -38,7 +38,7 @@ type Settings map[string]any
 func (c *Cluster) NewKubelet(dir, name, cgroup string) (*Kubelet, error) {
 	k := &Kubelet{cluster: c, name: name, dir: dir, cgroup: cgroup}
 	if strings.HasPrefix(dir, "/var/lib/") || strings.HasPrefix(dir, "/var/log/") {
-		return nil, fmt.Errorf("%s: a kubelet sees nothing of /var/lib and /var/log here; set TMPDIR to another place", dir)
+		return nil, fmt.Errorf("%s: a kubelet in its namespace cannot see /var/lib and /var/log of the machine; set TMPDIR to another place", dir)
 	}
 	for _, sub := range []string{"root", "manifests", "pods", "plugins"} {
 		if err := os.MkdirAll(k.path(sub), 0o711); err != nil {
@@ -64,9 +64,8 @@ func (k *Kubelet) Root() string { return k.path("root") }
 // Name is the name of the kubelet's node.
 func (k *Kubelet) Name() string { return k.name }
 
-// privateView is a script that starts the kubelet in a mount namespace of its own. There it has
-// folders of its own where its paths are fixed, and finds the kernel settings to be those that it would
-// write: nothing of the machine is changed, and two kubelets do not meet.
+// privateView is a script that starts the kubelet in a mount namespace of its own. There it has folders of its own where its paths
+// are fixed, and finds the kernel settings that it would write: the machine is not changed, and two kubelets can run side by side.
 func (k *Kubelet) privateView() string {
 	lines := []string{"#!/bin/sh", "set -eu"}
 	bind := func(from, to string) {
@@ -119,7 +118,7 @@ func (k *Kubelet) Start(ctx context.Context, endpoint string, settings Settings)
 	}
 	k.settings = settings
 	health := "http://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(k.ports[1])) + "/healthz"
-	address, err := ownAddress()
+	address, err := host.OwnAddress()
 	if err != nil {
 		return err
 	}
@@ -130,20 +129,6 @@ func (k *Kubelet) Start(ctx context.Context, endpoint string, settings Settings)
 	}
 	k.Process, err = host.Start(ctx, "kubelet", k.path("kubelet.log"), answers(health), "unshare", append(args, k.flags...)...)
 	return err
-}
-
-// ownAddress returns an address of this machine that is not loopback; a node must have one.
-func ownAddress() (string, error) {
-	all, err := net.InterfaceAddrs()
-	if err != nil {
-		return "", err
-	}
-	for _, a := range all {
-		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && n.IP.To4() != nil {
-			return n.IP.String(), nil
-		}
-	}
-	return "", errors.New("this machine has no IPv4 address but loopback, which a node must have")
 }
 
 func (k *Kubelet) path(parts ...string) string {

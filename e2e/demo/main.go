@@ -1,5 +1,5 @@
-// Command demo shows on a real containerd, a real registry and real containers what pullgate is for:
-// first what happens without it, then the same with it. It ends with a table, and with exit code 1
+// Command demo shows what pullgate does, on a real containerd with a real registry and real containers:
+// the same steps without pullgate and with it. It ends with a table, and with exit code 1
 // if a step did not end as expected.
 package main
 
@@ -16,7 +16,7 @@ import (
 )
 
 func main() {
-	// Whatever ends it, it cleans up; so a reader that has seen enough does not kill it.
+	// It cleans up on every end, also if the reader of its output closes the pipe.
 	signal.Ignore(syscall.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
@@ -42,7 +42,7 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 	began := time.Now()
-	fmt.Println("Starting a containerd and two registries of our own; nothing of this machine's is touched …")
+	fmt.Println("Starting a containerd and two registries of our own; the machine's own runtime is not used …")
 	n, err := node.New(ctx, node.Options{})
 	if err != nil {
 		return err
@@ -168,8 +168,8 @@ func (s *demo) crash(ctx context.Context) (err error) {
 	return s.kubelet.Remove(ctx, owner)
 }
 
-// complete has containerd complete the pull that pullgated is not there to see the end of. Whether
-// containerd does so by itself is a matter of milliseconds, so it is asked to.
+// complete makes containerd complete the pull whose end pullgated cannot see because it was killed. Whether containerd completes it
+// by itself is a matter of milliseconds.
 func (s *demo) complete(ctx context.Context, owner *node.Pod) error {
 	direct, err := node.NewKubelet(ctx, s.node.Containerd.Endpoint())
 	if err != nil {

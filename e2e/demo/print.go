@@ -47,7 +47,7 @@ func paragraph(label string, words []string) {
 	fmt.Println(line)
 }
 
-// A want is what a step has to come to.
+// A want is the expected result of a step.
 type want struct {
 	state string
 	seen  seen

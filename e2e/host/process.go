@@ -177,3 +177,17 @@ func FreePort() (int, error) {
 	address, err := netip.ParseAddrPort(l.Addr().String())
 	return int(address.Port()), err
 }
+
+// OwnAddress returns an address of this machine that is not loopback, which nodes and the endpoints of services must have.
+func OwnAddress() (string, error) {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return "", err
+	}
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && n.IP.To4() != nil {
+			return n.IP.String(), nil
+		}
+	}
+	return "", errors.New("this machine has no IPv4 address but loopback, which nodes and services cannot have")
+}

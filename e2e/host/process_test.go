@@ -9,7 +9,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/host"
 )
 
-// A part that does not start prints why in its last lines, which is what a developer sees who runs the
+// The error of a program that does not start contains the last lines of its output, for a developer who runs the
 // suite on a machine where something is missing.
 func TestStartThatFailsShowsTheLastLines(t *testing.T) {
 	never := func() error { return errors.New("not there yet") }

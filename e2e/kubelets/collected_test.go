@@ -44,7 +44,7 @@ func collected(s *scenario) {
 	s.runSteps(
 		step{name: "C on the image that stayed", pod: pod{team: "c", image: stays, secrets: a}, want: running, requests: s.recheck()},
 		step{name: "B on the image that stayed", pod: pod{team: "b", image: stays}, want: pullFailed, requests: refusals, message: denied},
-		step{name: "A on the image that went", pod: pod{team: "a", image: app, secrets: a}, want: running, requests: downloads},
+		step{name: "A on the removed image", pod: pod{team: "a", image: app, secrets: a}, want: running, requests: downloads},
 		step{name: "B on the image that came back", pod: pod{team: "b", image: app}, want: pullFailed, requests: refusals, message: denied},
 		step{name: "D, proved before, has to prove itself again", pod: pod{team: "d", image: app, secrets: d}, want: running, requests: manifest},
 	)

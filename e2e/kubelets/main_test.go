@@ -1,4 +1,4 @@
-// Package kubelets_test runs scenarios of tenants on nodes with real kubelets, in front of pullgated and a real containerd. Pods come through a real API server; what becomes of them is read from
+// Package kubelets_test runs scenarios of tenants on nodes with real kubelets, in front of pullgated and a real containerd. Pods come through a real API server; the results are read from
 // their status and events, from containerd and from the registry's access log.
 package kubelets_test
 
@@ -102,7 +102,7 @@ func testNode(t *testing.T, m *machine) {
 	m.run(t, testCase{"preloaded", preloaded})
 
 	m.runParallel(t, "together", m.together())
-	// These do something to the whole node.
+	// These test cases affect the whole node.
 	if m.firstOfKubelet() {
 		m.run(t, testCase{"crowd", crowdProtected})
 	}
@@ -112,6 +112,15 @@ func testNode(t *testing.T, m *machine) {
 	m.run(t, testCase{"policies", policies})
 	if m.firstOfKubelet() || everyPair() {
 		m.run(t, testCase{"restrictions", restrictions})
+	}
+	if m.firstOfKubelet() {
+		m.run(t, testCase{"reviews", reviews})
+	}
+	switch {
+	case m.firstOfKubelet() && m.cluster.Release() == kubelet134:
+		m.run(t, testCase{"reviewed-restarts", reviewedRestarts})
+	case m.firstOfKubelet() && m.cluster.Release() == kubelet136:
+		m.run(t, testCase{"review-kills", reviewedKills})
 	}
 	if m.firstOfKubelet() || everyPair() {
 		m.runAll(
@@ -190,6 +199,9 @@ func (m *machine) withPodSource(t *testing.T) {
 		again[i].name += "-source"
 	}
 	m.runParallel(t, "together-source", again)
+	if m.cluster.Release() == kubelet130 {
+		m.run(t, testCase{"reviews-source", reviews})
+	}
 	m.runAll(
 		t,
 		testCase{"crowd-source", crowdProtected},

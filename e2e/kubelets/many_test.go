@@ -24,7 +24,7 @@ type crowd struct {
 	intents   float64         // that were left when every pod was what it should be
 }
 
-// crowdOf lets the crowd come, while an image is being pulled that takes its time. B's pods have to end in
+// crowdOf creates the crowd during a pull of a large image. B's pods have to end in
 // wantB.
 func (s *scenario) crowdOf(wantB string) crowd {
 	s.Helper()
@@ -118,7 +118,7 @@ func (c crowd) String() string {
 		c.how, len(c.starts), round(c.started), round(c.quantile(50)), round(c.quantile(99)), c.delayed, c.pulls, c.calls)
 }
 
-// large is how long the pull takes that is in progress when the crowd starts. Some runtimes give up on a registry that is silent for half
+// large is how long the pull takes that is in progress when the crowd starts. Some runtimes give up on a registry that sends nothing for half
 // a minute.
 const large = 20 * time.Second
 

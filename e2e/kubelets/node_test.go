@@ -45,7 +45,7 @@ type machine struct {
 	ran    int
 }
 
-// newMachine starts a node's parts but the kubelet, which dials nothing yet.
+// newMachine starts the parts of a node except the kubelet.
 func newMachine(t *testing.T, version, runtime string) *machine {
 	t.Helper()
 	options := node.Options{ImageSpace: "3G"}

@@ -78,8 +78,8 @@ func preloaded(s *scenario) {
 	}
 }
 
-// Under each policy, pods of every kind come with every pull policy. What becomes of them is what
-// docs/compatibility.md has, row by row. With WRITE_COMPATIBILITY=1 the page is written instead.
+// Under each policy, pods of every kind are created with every pull policy. The results must match the rows of
+// docs/compatibility.md. With WRITE_COMPATIBILITY=1 the page is written instead.
 func policies(s *scenario) {
 	listed := fmt.Sprintf("preloadedImagesVerificationAllowlist: [%q]", s.Private.Host()+"/listed/*")
 	s.Cleanup(func() {
@@ -110,7 +110,7 @@ func policies(s *scenario) {
 	s.compare(rows)
 }
 
-// matrix lets pods of every kind come under a policy, and returns a row of the page for each kind.
+// matrix creates pods of every kind under a policy, and returns a row of the page for each kind.
 func (s *scenario) matrix(prefix, policy string) []string {
 	s.Helper()
 	kinds := []struct {

@@ -26,7 +26,7 @@ func installed(s *scenario) {
 	}
 }
 
-// Whatever is restarted: running pods continue with the containers they have, new ones are judged as
+// After each kind of restart, running pods continue with the containers they have, new ones are judged as
 // before, and nothing is opened. The registry is down meanwhile, so that it cannot be the reason why a pod starts.
 func restarts(s *scenario) {
 	r := s.registry()

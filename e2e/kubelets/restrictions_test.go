@@ -17,7 +17,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// What becomes of a pod that violates a restriction.
+// The states of a pod that violates a restriction.
 const (
 	notCreated = "CreateContainerError"
 	noSandbox  = "FailedCreatePodSandBox" // the reason of an event
@@ -239,20 +239,26 @@ func (s *scenario) judgeEphemeral(o *outcome, images restrictionImages, r restri
 	s.must(err)
 	o.want, o.image = refused, images.number // which must not run
 	r.violates.container = "violating"
-	want := r.denial()
+	s.awaitEphemeral(o, "violating", "satisfying", r.denial().String())
+}
+
+// awaitEphemeral waits until one ephemeral container of a pod is denied and another one runs. The pod continues.
+func (s *scenario) awaitEphemeral(o *outcome, denied, runs, pattern string) {
+	s.Helper()
+	want := regexp.MustCompile(pattern)
 	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
 		s.look(o)
-		denied, runs := false, false
+		isDenied, isRunning := false, false
 		for _, c := range o.pod.Status.EphemeralContainerStatuses {
 			w := c.State.Waiting
-			denied = denied || c.Name == "violating" && w != nil && w.Reason == notCreated && want.MatchString(w.Message)
-			runs = runs || c.Name == "satisfying" && c.State.Running != nil
+			isDenied = isDenied || c.Name == denied && w != nil && w.Reason == notCreated && want.MatchString(w.Message)
+			isRunning = isRunning || c.Name == runs && c.State.Running != nil
 		}
-		if denied && runs {
+		if isDenied && isRunning {
 			break
 		}
 		if time.Now().After(end) {
-			s.Errorf("the ephemeral containers: denied %v, the other one runs %v: %v%s", denied, runs, o.pod.Status.EphemeralContainerStatuses, s.events(o.pod))
+			s.Errorf("the ephemeral containers: denied %v, the other one runs %v: %v%s", isDenied, isRunning, o.pod.Status.EphemeralContainerStatuses, s.events(o.pod))
 			break
 		}
 	}

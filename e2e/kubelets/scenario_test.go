@@ -24,7 +24,7 @@ const (
 	never        = corev1.PullNever
 )
 
-// What becomes of a pod.
+// The states of a pod.
 const (
 	running     = "Running"
 	succeeded   = "Succeeded"
@@ -33,7 +33,7 @@ const (
 	unavailable = "RegistryUnavailable"
 )
 
-// What the registry is asked for an image, by its own access log.
+// The requests for an image in the access log of the registry.
 const (
 	anything  = "anything"
 	nothing   = "nothing"
@@ -42,7 +42,7 @@ const (
 	downloads = "the image"    // manifest and blobs
 )
 
-// patience is how long a pod may take to become what it should.
+// patience is how long a pod may take to get to its expected state.
 const patience = 90 * time.Second
 
 // A scenario is one test on one node. It has images and namespaces of its own.
@@ -80,7 +80,7 @@ type pod struct {
 	change  func(p *corev1.Pod)
 }
 
-// A step is one pod that comes, and what should become of it.
+// A step is one pod to create, and its expected outcome.
 type step struct {
 	name     string
 	pod      pod
@@ -90,7 +90,7 @@ type step struct {
 	text     string // that the pod's main container prints, if not empty
 }
 
-// An outcome is what became of a pod.
+// An outcome is the result of a step.
 type outcome struct {
 	want, state string
 	text        string      // messages of the kubelet in the pod's status and in events
@@ -107,7 +107,7 @@ func (s *scenario) runSteps(steps ...step) {
 	}
 }
 
-// tellAtOnce runs steps side by side, for whom the registry is asked nothing.
+// runStepsAtOnce runs steps in parallel. No request to the registry is expected for them.
 func (s *scenario) runStepsAtOnce(steps ...step) {
 	s.Helper()
 	var since []node.Mark
@@ -132,7 +132,7 @@ func (s *scenario) keep(st step) *outcome {
 	return s.see(st, s.create(st.pod), since)
 }
 
-// see waits until a step's pod is what it should be.
+// see waits until a step's pod has the expected outcome.
 func (s *scenario) see(st step, p *corev1.Pod, since node.Mark) *outcome {
 	s.Helper()
 	if st.requests == "" {
@@ -218,6 +218,14 @@ func (s *scenario) namespace(team string) string {
 // create creates a pod, and its namespace and secrets as far as they are missing.
 func (s *scenario) create(p pod) *corev1.Pod {
 	s.Helper()
+	made, err := s.tryCreate(p)
+	s.must(err)
+	return made
+}
+
+// tryCreate is create for a pod that the API server may deny. The error is that of the API server about the pod.
+func (s *scenario) tryCreate(p pod) (*corev1.Pod, error) {
+	s.Helper()
 	s.pods++
 	made := s.spec(fmt.Sprintf("pod-%d", s.pods), p)
 	core := s.cluster.Client.CoreV1()
@@ -234,11 +242,7 @@ func (s *scenario) create(p pod) *corev1.Pod {
 			s.Fatal(err)
 		}
 	}
-	made, err := core.Pods(made.Namespace).Create(s.Context(), made, metav1.CreateOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
-	return made
+	return core.Pods(made.Namespace).Create(s.Context(), made, metav1.CreateOptions{})
 }
 
 // spec is what is sent to the API server for a pod.
@@ -284,7 +288,7 @@ func dockerSecret(name string, s secret) *corev1.Secret {
 	}
 }
 
-// wait waits until a pod is what it should be, or has become what it should not.
+// wait waits until a pod has the expected state, or another final one.
 func (s *scenario) wait(p *corev1.Pod, image node.Pushed, want string) *outcome {
 	s.Helper()
 	o := &outcome{want: want, pod: p, image: image}
@@ -300,7 +304,7 @@ func (s *scenario) wait(p *corev1.Pod, image node.Pushed, want string) *outcome 
 	}
 }
 
-// look reads what has become of a pod by now.
+// look reads the present outcome of a pod.
 func (s *scenario) look(o *outcome) {
 	s.Helper()
 	p, err := s.cluster.Client.CoreV1().Pods(o.pod.Namespace).Get(s.Context(), o.pod.Name, metav1.GetOptions{})

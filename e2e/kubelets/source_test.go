@@ -48,7 +48,7 @@ func (s *scenario) waitUntilSynced() {
 	}
 }
 
-// What a standalone pullgated cannot know: that a pod with Never has the credential, in whatever namespace.
+// Only with the pod source pullgated knows that a pod with Never has the credential, in any namespace.
 func exactly(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{})
@@ -76,8 +76,7 @@ func exactly(s *scenario) {
 	s.must(r.Up())
 }
 
-// A Secret's new content takes the place of what the Secret has proved, while no registry can be asked. A
-// Secret that is made anew is another one.
+// The new content of a Secret replaces its proofs while no registry can be reached. A recreated Secret is another one.
 func rotation(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{})
@@ -93,21 +92,21 @@ func rotation(s *scenario) {
 		step{name: "A, its Secret rotated", pod: owner, want: running},
 		step{name: "C with the content from before", pod: pod{team: "c", image: app, secrets: with(node.Alice())}, want: pullFailed, message: `connection refused`},
 	)
-	s.content(name, node.Login{Username: node.Alice().Username, Password: "canary-8c44-anew"}, true)
+	s.content(name, node.Login{Username: node.Alice().Username, Password: "canary-8c44-recreated"}, true)
 	s.runSteps(
-		step{name: "A, its Secret made anew", pod: owner, want: pullFailed, message: `connection refused`},
-		step{name: "A, Never, its Secret made anew", pod: neverOwner, want: neverPulled},
+		step{name: "A, its Secret recreated", pod: owner, want: pullFailed, message: `connection refused`},
+		step{name: "A, Never, its Secret recreated", pod: neverOwner, want: neverPulled},
 	)
 	s.must(r.Up())
 }
 
-// content gives a Secret of team a another content, or makes it anew.
-func (s *scenario) content(name string, l node.Login, anew bool) {
+// content gives a Secret of team a another content, or recreates it.
+func (s *scenario) content(name string, l node.Login, recreate bool) {
 	s.Helper()
 	secrets := s.cluster.Client.CoreV1().Secrets(s.namespace("a"))
 	next := dockerSecret(name, secret{login: l, registry: s.registries[0].Host()})
 	var err error
-	if anew {
+	if recreate {
 		s.must(secrets.Delete(s.Context(), name, metav1.DeleteOptions{}))
 		_, err = secrets.Create(s.Context(), next, metav1.CreateOptions{})
 	} else {

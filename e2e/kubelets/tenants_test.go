@@ -9,8 +9,8 @@ import (
 // denied are the words of a registry that refuses, as containerd passes them on.
 const denied = `401 Unauthorized|authorization failed|pull access denied`
 
-// The control: without pullgate any tenant runs what the secret of another one has pulled. If this does not
-// hold, the rest proves nothing.
+// The control: without pullgate any tenant runs an image that was pulled with the secret of another one. If it fails, the other
+// test cases show nothing.
 func controlWithoutPullgate(s *scenario) {
 	app := s.private("app:1")
 	s.runSteps(
@@ -22,7 +22,7 @@ func controlWithoutPullgate(s *scenario) {
 }
 
 // The owner continues as before, and so does every pod with the same credential. Others are refused, with
-// the registry's own words.
+// the error of the registry.
 func tenants(s *scenario) {
 	app := s.private("app:1")
 	elsewhere := []secret{{login: node.Alice(), registry: "registry.example.com"}}
@@ -45,7 +45,7 @@ func tenants(s *scenario) {
 	)
 }
 
-// What is pulled anonymously is open to every pod.
+// An image that was pulled anonymously is open to every pod.
 func public(s *scenario) {
 	app, first := s.public("app:1"), s.public("first-with-a-secret:1")
 	s.runSteps(
@@ -79,7 +79,7 @@ func tags(s *scenario) {
 	s.push(s.Private, "app:1", two)
 	s.push(s.Private, "proving:1", two)
 	if s.recheck() == manifest {
-		// What is taken for a pull asks the registry, which has another image under the tag by now.
+		// A call that counts as a pull asks the registry, which has another image under the tag now.
 		s.runSteps(step{name: "A, IfNotPresent, after the tag has moved", pod: a(app, ifNotPresent), want: running, requests: downloads, text: two.Content})
 	} else {
 		s.runSteps(step{name: "A, IfNotPresent, after the tag has moved", pod: a(app, ifNotPresent), want: running, requests: nothing, text: one.Content})

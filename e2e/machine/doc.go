@@ -1,3 +1,3 @@
-// Package machine is a Debian with a systemd of its own, in a container. What is done in it stays in memory and
-// ends with it; the systemd of the host, if there is one, is not asked.
+// Package machine runs a Debian with its own systemd in a container. Its changes stay in memory and end with it; the systemd of the
+// host, if there is one, is not used.
 package machine

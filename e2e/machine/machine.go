@@ -55,8 +55,8 @@ func Start(ctx context.Context, o Options) (*Machine, error) {
 	exec "$@"`
 	args := []string{
 		"-c", enter, o.Cgroup,
-		// The processes of a machine outlive their nspawn. Its own namespace of processes ends with its first one, and that
-		// with unshare, and that with us; its own mounts go with it.
+		// The processes of a machine survive their nspawn. So it runs in a PID namespace, which ends with its first process; that ends
+		// with unshare, and unshare with this process. The mount namespace ends with it.
 		"unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc",
 		"systemd-nspawn", "--quiet", "--settings=no", "--register=no", "--keep-unit", "--boot", "--machine=pullgate",
 		"--directory=" + base, "--volatile=overlay", "--private-network", "--link-journal=no", "--resolv-conf=off", "--timezone=off", "--console=pipe",
@@ -77,7 +77,7 @@ func Start(ctx context.Context, o Options) (*Machine, error) {
 	return m, nil
 }
 
-// Close switches the machine off, and waits until nothing of it runs any more.
+// Close powers the machine off, and waits until all its processes have ended.
 func (m *Machine) Close() error {
 	err := m.Kill()
 	if m.init == 0 {

@@ -1,5 +1,5 @@
-// Package monitoring_test holds the dashboard and the alert rules of docs/monitoring to themselves, to the
-// runbooks, and to what a real Prometheus scrapes from the built daemon.
+// Package monitoring_test checks that the dashboard and the alert rules of docs/monitoring are consistent with each other, with the
+// runbooks, and with the metrics that a real Prometheus scrapes from the built programs.
 package monitoring_test
 
 import (
@@ -149,24 +149,24 @@ func TestEveryAlertIsTestedBothWays(t *testing.T) {
 	if err := yaml.Unmarshal([]byte(read(t, "monitoring/alerts_test.yml")), &file); err != nil {
 		t.Fatal(err)
 	}
-	fires, silent := map[string]int{}, map[string]int{}
+	fires, notFiring := map[string]int{}, map[string]int{}
 	for _, test := range file.Tests {
 		for _, c := range test.Cases {
 			if len(c.Alerts) > 0 {
 				fires[c.Alertname]++
 			} else {
-				silent[c.Alertname]++
+				notFiring[c.Alertname]++
 			}
 		}
 	}
 	for _, r := range rules(t) {
-		if fires[r.Alert] == 0 || silent[r.Alert] == 0 {
-			t.Errorf("%s has %d cases in which it fires and %d in which it does not; want some of both", r.Alert, fires[r.Alert], silent[r.Alert])
+		if fires[r.Alert] == 0 || notFiring[r.Alert] == 0 {
+			t.Errorf("%s has %d cases in which it fires and %d in which it does not; want some of both", r.Alert, fires[r.Alert], notFiring[r.Alert])
 		}
 	}
 }
 
-// Above every rule stands why its threshold is what it is.
+// A comment above every rule explains its threshold.
 func TestEveryThresholdIsExplained(t *testing.T) {
 	lines := strings.Split(read(t, "monitoring/alerts.yml"), "\n")
 	for i, l := range lines {
@@ -176,8 +176,7 @@ func TestEveryThresholdIsExplained(t *testing.T) {
 	}
 }
 
-// The dashboard can be imported into any Grafana: its data source is a variable, panels do not lie on one
-// another, and each describes what it shows.
+// The dashboard can be imported into any Grafana: its data source is a variable, panels do not overlap, and each describes what it shows.
 func TestDashboardCanBeImported(t *testing.T) {
 	d := board(t)
 	if d.UID == "" || d.Title == "" {
@@ -199,7 +198,7 @@ func TestDashboardCanBeImported(t *testing.T) {
 		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
 			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
 				if other, taken := at[[2]int{x, y}]; taken || x >= 24 {
-					t.Fatalf("%s lies on %q or beside the grid", p.Title, other)
+					t.Fatalf("%s overlaps %q or is outside the grid", p.Title, other)
 				}
 				at[[2]int{x, y}] = p.Title
 			}
@@ -233,9 +232,16 @@ func TestDashboardShows(t *testing.T) {
 	if len(names) < 15 {
 		t.Fatalf("docs/metrics.md has %d metrics; this test looks in the wrong place", len(names))
 	}
+	var documented []string
 	for _, m := range names {
-		if !strings.Contains(all.String(), m[1]) {
-			t.Errorf("no panel shows %s", m[1])
+		documented = append(documented, m[1])
+	}
+	for name := range policydMetrics(t) {
+		documented = append(documented, name)
+	}
+	for _, name := range documented {
+		if !strings.Contains(all.String(), name) {
+			t.Errorf("no panel shows %s", name)
 		}
 	}
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
 
 const (
@@ -29,16 +30,16 @@ const (
 	id  = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
 )
 
-// The dashboard and the rules before a real Prometheus that scrapes the built daemon: every metric and every
+// The dashboard and the rules before a real Prometheus that scrapes the built programs: every metric and every
 // label that they name is there, every query has an answer, every rule is evaluated, and none fires on a node
-// that is well.
+// without problems.
 func TestDashboardAndRulesHoldOnARealScrape(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	work := busyDaemon(ctx, t)
-	p := startPrometheus(ctx, t, work.metrics)
+	p := startPrometheus(ctx, t, map[string]string{"pullgated": work.metrics, "pullgate-policyd": work.policyd.MetricsAddress()})
 	// A rate needs two scrapes with something between them.
-	for p.value(ctx, t, `sum(rate(image_pull_secret_recheck_hit_count[1m])) * sum(rate(image_pull_secret_recheck_miss_count[1m]))`) == 0 {
+	for p.value(ctx, t, `sum(rate(image_pull_secret_recheck_hit_count[1m])) * sum(rate(image_pull_secret_recheck_miss_count[1m])) * sum(rate(pullgate_policyd_webhook_seconds_count{path="/imagereview"}[1m]))`) == 0 {
 		work.calls(ctx, t)
 	}
 
@@ -83,10 +84,11 @@ func TestDashboardAndRulesHoldOnARealScrape(t *testing.T) {
 	p.rulesAreWell(ctx, t)
 }
 
-// A workload is a daemon before a fake runtime and a fake API server.
+// A workload is a daemon before a fake runtime and a fake API server, with a pullgate-policyd.
 type workload struct {
 	metrics string
 	kubelet *criproxytest.Kubelet
+	policyd
 }
 
 func busyDaemon(ctx context.Context, t *testing.T) workload {
@@ -105,33 +107,46 @@ func busyDaemon(ctx context.Context, t *testing.T) workload {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	folder := policies(t)
+	w := workload{policyd: startPolicyd(ctx, t, filepath.Join(dir, "policyd"), folder)}
 	d, err := node.StartPullgated(ctx, dir, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true",
-		fmt.Sprintf("podSource: {kubeconfig: %q, nodeName: node}", emptyAPIServer(t)), fmt.Sprintf("admission: {policies: %q}", policies(t)))
+		fmt.Sprintf("podSource: {kubeconfig: %q, nodeName: node}", emptyAPIServer(t)), fmt.Sprintf("admission: {policies: %q, policydSocket: %q}", folder, w.Endpoint()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = d.Stop() })
-	return workload{metrics: d.MetricsAddress(), kubelet: criproxytest.NewKubelet(t, d.Endpoint())}
+	w.metrics, w.kubelet = d.MetricsAddress(), criproxytest.NewKubelet(t, d.Endpoint())
+	return w
 }
 
-// policies returns a folder with one policy.
+// policies returns a folder with a policy of each kind.
 func policies(t *testing.T) string {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), "policies")
-	err := os.Mkdir(dir, 0o755)
-	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "all.yaml"), []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: all}\nspec: {}\n"), 0o644)
-	}
+	backend, err := reviewbackend.Start()
 	if err != nil {
 		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = backend.Close() })
+	dir := filepath.Join(t.TempDir(), "policies")
+	kubeconfig := filepath.Join(filepath.Dir(dir), "backend.kubeconfig")
+	for _, err := range []error{
+		os.Mkdir(dir, 0o755),
+		backend.Kubeconfig(kubeconfig, "node"),
+		os.WriteFile(filepath.Join(dir, "all.yaml"), []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: all}\nspec: {}\n"), 0o644),
+		os.WriteFile(filepath.Join(dir, "backend.yaml"), fmt.Appendf(nil, "imagePolicy: {kubeConfigFile: %q, defaultAllow: false}\n", kubeconfig), 0o644),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 	return dir
 }
 
 // calls makes a call that is not judged, a hit (a miss the first time) and a miss that is denied, with a fresh pod
-// each.
+// each, and a request to each path of pullgate-policyd.
 func (w workload) calls(ctx context.Context, t *testing.T) {
 	t.Helper()
+	w.reviews(ctx, t)
 	if _, err := w.kubelet.Runtime.Status(ctx, &runtimeapi.StatusRequest{}); err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +186,8 @@ func emptyAPIServer(t *testing.T) string {
 // A prometheus is Debian's, with the alert rules.
 type prometheus struct{ url string }
 
-func startPrometheus(ctx context.Context, t *testing.T, target string) prometheus {
+// startPrometheus scrapes one target for each job. The instance of all is the node's name, as docs/monitoring has it.
+func startPrometheus(ctx context.Context, t *testing.T, targets map[string]string) prometheus {
 	t.Helper()
 	port, err := host.FreePort()
 	if err != nil {
@@ -180,8 +196,10 @@ func startPrometheus(ctx context.Context, t *testing.T, target string) prometheu
 	p := prometheus{fmt.Sprintf("http://127.0.0.1:%d", port)}
 	dir := t.TempDir()
 	config := filepath.Join(dir, "prometheus.yml")
-	text := fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%q]\nscrape_configs: [{job_name: pullgated, static_configs: [{targets: [%q]}]}]\n",
-		docs(t, "monitoring/alerts.yml"), target)
+	text := fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%q]\nscrape_configs:\n", docs(t, "monitoring/alerts.yml"))
+	for job, target := range targets {
+		text += fmt.Sprintf("- {job_name: %s, static_configs: [{targets: [%q], labels: {instance: node}}]}\n", job, target)
+	}
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +250,7 @@ func (p prometheus) query(ctx context.Context, t *testing.T, expr string) []samp
 	return answer.Data.Result
 }
 
-// value returns the number that a query comes to, 0 if it comes to none.
+// value returns the result of a query, 0 if it has none.
 func (p prometheus) value(ctx context.Context, t *testing.T, expr string) float64 {
 	t.Helper()
 	found := p.query(ctx, t, expr)
@@ -257,7 +275,7 @@ func (p prometheus) hasAll(ctx context.Context, t *testing.T, expr string) {
 	}
 	for metric, labels := range u.labels {
 		if !has(metric) {
-			t.Errorf("the daemon has no metric %s", metric)
+			t.Errorf("no program has the metric %s", metric)
 		}
 		for _, l := range labels {
 			if !has(fmt.Sprintf(`%s{%s!=""}`, metric, l)) {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Calls are made again and again by clients side by side, while something happens to what they call.
+// Calls are repeated by concurrent clients while the called program is restarted or killed.
 type Calls struct {
 	ctx   context.Context //nolint:containedctx // ends them all
 	stop  context.CancelFunc
@@ -30,7 +30,7 @@ func NewCalls(ctx context.Context) *Calls {
 // Again makes a call until Stop is called, one after the other.
 func (c *Calls) Again(name string, call func(ctx context.Context) error) { c.again(name, true, call) }
 
-// Live is Again for what is many calls, and does more than calling, so that its duration has no meaning.
+// Live is Again for a function that makes many calls and does other work, so that its duration has no meaning.
 func (c *Calls) Live(name string, life func(ctx context.Context) error) { c.again(name, false, life) }
 
 func (c *Calls) again(name string, single bool, call func(ctx context.Context) error) {
@@ -56,7 +56,7 @@ func (c *Calls) again(name string, single bool, call func(ctx context.Context) e
 	})
 }
 
-// Made is how many have been made.
+// Made returns the number of calls that have been made.
 func (c *Calls) Made() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,7 +71,7 @@ func (c *Calls) Await(more int) {
 	}
 }
 
-// Stop ends the calls, and returns what came of them in words, and those that failed.
+// Stop ends the calls, and returns a summary of the results, and the calls that failed.
 func (c *Calls) Stop() (summary string, failed []error) {
 	c.stop()
 	c.group.Wait()

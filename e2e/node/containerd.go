@@ -110,8 +110,8 @@ func (c *Containerd) Tag(ctx context.Context, from, to string) error {
 	return err
 }
 
-// Reboot does to containerd what a reboot of the machine does: it and all containers are killed, what is
-// below /run is gone, and containerd starts again with what it has on disk.
+// Reboot has the effect of a reboot of the machine: containerd and all containers are killed, the state below /run is removed, and
+// containerd starts again with the content of its disk.
 func (c *Containerd) Reboot(ctx context.Context) error {
 	if err := errors.Join(c.Kill(), endContainers(ctx, c.dir), unmountBelow(c.dir)); err != nil {
 		return err
@@ -124,7 +124,7 @@ func (c *Containerd) Reboot(ctx context.Context) error {
 	return c.Start(ctx)
 }
 
-// Close removes every pod, ends containerd, and what its containers left behind.
+// Close removes every pod, ends containerd, and removes the rest of its containers.
 func (c *Containerd) Close() error {
 	var err error
 	// Close is called at the end, when contexts have ended.

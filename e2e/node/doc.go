@@ -1,8 +1,6 @@
-// Package node builds a small node out of real parts for tests and for the demo: containerd, a
-// registry that asks for credentials, images, pullgated, and a client that asks for containers
-// exactly as a kubelet does.
+// Package node starts a small node of real programs for tests and for the demo: containerd, a
+// registry that requires credentials, images, pullgated, and a client that sends the same calls as a kubelet.
 //
-// Everything is below one temporary directory, with sockets and ports of its own; nothing of the
-// machine's own runtime is touched. Every process is ended by its own ID, and what a part has printed
-// last is part of the error if it does not come up.
+// All files are below one temporary directory, with sockets and ports of its own; the machine's own runtime is not
+// used. Every process is ended by its own ID. If a program does not start, the error contains the last lines of its output.
 package node

@@ -20,7 +20,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/host"
 )
 
-// An Image is one to be built: a static busybox and whatever makes it differ from others.
+// An Image is one to be built: a static busybox, and content that makes it different from other images.
 type Image struct {
 	// Content makes the layer unique; it is what /content holds.
 	Content string

@@ -55,7 +55,7 @@ type Pod struct {
 	attempt uint32
 }
 
-// What becomes of a container, in the words that a kubelet shows.
+// The states of a container, with the names that a kubelet shows.
 const (
 	Running          = "Running"
 	NeverPulled      = "ErrImageNeverPull"
@@ -66,7 +66,7 @@ const (
 	RegistryNotThere = "RegistryUnavailable"
 )
 
-// An Outcome is what became of a container.
+// An Outcome is the result of a container start.
 type Outcome struct {
 	State     string
 	Text      string // of the error

@@ -36,8 +36,8 @@ func Leaks(dir, text string) ([]string, error) {
 	return found, err
 }
 
-// forms are what a secret may look like when it is written by accident. In base64 it looks
-// different after each number of bytes before it, modulo three; what depends on its neighbours is cut.
+// forms are the encodings in which a secret may be written by accident. Its base64 depends on the number of bytes before it, modulo
+// three; characters that depend on other bytes are cut.
 func forms(secret string) map[string]string {
 	all := map[string]string{
 		"raw":              secret,

@@ -173,8 +173,8 @@ func (n *Node) Close() error {
 	return err
 }
 
-// mountSpace makes a file system in a file and mounts it. It is none in memory, since kubelets know
-// nothing of the space there is in those.
+// mountSpace makes a file system in a file and mounts it. It is not one in memory, since kubelets cannot
+// determine the free space of those.
 func mountSpace(ctx context.Context, dir, size string) error {
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return err

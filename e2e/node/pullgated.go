@@ -4,15 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/pullgate/pullgate/e2e/host"
 )
@@ -20,10 +14,10 @@ import (
 // A Pullgated is the daemon, from the binary that was built.
 type Pullgated struct {
 	*host.Process
+	metricsServer
 	dir      string
 	program  string
 	upstream string
-	metrics  string
 	socket   *os.File // nil: it makes its own
 }
 
@@ -43,11 +37,11 @@ func StartPullgated(ctx context.Context, dir, runtime string, settings ...string
 	if err != nil {
 		return nil, err
 	}
-	port, err := host.FreePort()
+	metrics, err := newMetricsServer()
 	if err != nil {
 		return nil, err
 	}
-	p := &Pullgated{dir: dir, program: program, upstream: runtime, metrics: fmt.Sprintf("127.0.0.1:%d", port)}
+	p := &Pullgated{metricsServer: metrics, dir: dir, program: program, upstream: runtime}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -65,27 +59,19 @@ func (p *Pullgated) Configure(settings ...string) error {
 		"listen: " + p.Endpoint(),
 		"runtimeEndpoint: " + p.upstream,
 		"stateDir: " + p.path("state"),
-		"metrics: {listen: " + p.metrics + "}",
+		"metrics: {listen: " + p.MetricsAddress() + "}",
 	}, settings...)
 	return os.WriteFile(p.path("config.yaml"), []byte(strings.Join(lines, "\n")+"\n"), 0o600)
 }
 
 // Start starts it again after it was stopped or killed, with more arguments for this time.
 func (p *Pullgated) Start(ctx context.Context, args ...string) (err error) {
-	healthy := func() error {
-		_, err := p.get("/healthz")
-		return err
-	}
 	args = append([]string{"--config", p.path("config.yaml"), "-v", "2"}, args...)
 	if p.socket == nil {
-		p.Process, err = host.Start(ctx, "pullgated", p.path("pullgated.log"), healthy, p.program, args...)
+		p.Process, err = host.Start(ctx, "pullgated", p.path("pullgated.log"), p.healthy, p.program, args...)
 		return err
 	}
-	// Only the process itself knows its ID before it runs.
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), "/bin/sh", append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`, p.program}, args...)...)
-	cmd.Env = append(os.Environ(), "LISTEN_FDS=1", "LISTEN_FDNAMES=cri")
-	cmd.ExtraFiles = []*os.File{p.socket}
-	p.Process, err = host.StartCommand(ctx, "pullgated", p.path("pullgated.log"), healthy, cmd)
+	p.Process, err = host.StartCommand(ctx, "pullgated", p.path("pullgated.log"), p.healthy, activated(ctx, p.socket, "cri", p.program, args...))
 	return err
 }
 
@@ -95,14 +81,10 @@ func (p *Pullgated) KeepSocket(ctx context.Context) (release func() error, err e
 	if err := p.Stop(); err != nil {
 		return nil, err
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: p.path("cri.sock")})
-	if err != nil {
+	if p.socket, release, err = bindSocket(p.path("cri.sock")); err != nil {
 		return nil, err
 	}
-	if p.socket, err = l.File(); err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	return func() error { return errors.Join(p.socket.Close(), l.Close()) }, p.Start(ctx)
+	return release, p.Start(ctx)
 }
 
 // Replace makes the next start run another file of the program, as an upgrade does.
@@ -142,59 +124,3 @@ func (p *Pullgated) Dir() string { return p.dir }
 
 // Endpoint is what the kubelet dials.
 func (p *Pullgated) Endpoint() string { return "unix://" + p.path("cri.sock") }
-
-// MetricsAddress is the host and port that its metrics are scraped from.
-func (p *Pullgated) MetricsAddress() string { return p.metrics }
-
-func (p *Pullgated) get(path string) (string, error) {
-	client := http.Client{Timeout: 5 * time.Second}
-	resp, err := client.Get("http://" + p.metrics + path)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	body, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("GET %s: %s: %s", path, resp.Status, body)
-	}
-	return string(body), err
-}
-
-// Scrape returns the metrics page.
-func (p *Pullgated) Scrape() (string, error) { return p.get("/metrics") }
-
-// Ready asks /readyz.
-func (p *Pullgated) Ready() error {
-	_, err := p.get("/readyz")
-	return err
-}
-
-// Metric returns the sum of all series of a name that carry every given label, written name="value".
-func (p *Pullgated) Metric(name string, labels ...string) (float64, error) {
-	page, err := p.Scrape()
-	if err != nil {
-		return 0, err
-	}
-	total := 0.0
-	for line := range strings.Lines(page) {
-		series, value, ok := strings.Cut(strings.TrimSpace(line), " ")
-		if bare, _, _ := strings.Cut(series, "{"); !ok || bare != name || !hasAll(series, labels) {
-			continue
-		}
-		v, err := strconv.ParseFloat(value, 64)
-		if err != nil {
-			return 0, err
-		}
-		total += v
-	}
-	return total, nil
-}
-
-func hasAll(series string, labels []string) bool {
-	for _, l := range labels {
-		if !strings.Contains(series, l) {
-			return false
-		}
-	}
-	return true
-}

@@ -21,8 +21,8 @@ import (
 // A Login is what a pull secret holds.
 type Login struct{ Username, Password string }
 
-// A Registry is Debian's docker-registry behind a small front. The registry asks for credentials and
-// keeps the access log that requests are counted from; the front does nothing but fail on demand.
+// A Registry is Debian's docker-registry behind a small reverse proxy. The registry requires credentials and
+// writes the access log from which requests are counted; the proxy makes requests fail on demand.
 type Registry struct {
 	*host.Process
 	dir    string
@@ -230,7 +230,7 @@ func (r *Registry) Mark() Mark {
 	}
 }
 
-// Close ends front and registry.
+// Close ends proxy and registry.
 func (r *Registry) Close() error {
 	var err error
 	if !r.down {

@@ -25,7 +25,7 @@ type Shim struct {
 	rewrites Rewrites
 }
 
-// A Rewrite returns the message that takes the place of one. runtime is a connection for calls of its own.
+// A Rewrite returns the replacement of a message. runtime is a connection for calls of its own.
 type Rewrite func(ctx context.Context, runtime *grpc.ClientConn, message []byte) ([]byte, error)
 
 // Rewrites are what a shim changes, by the full name of the method. A method may be in both.
@@ -66,7 +66,7 @@ func (s *Shim) Close() error {
 	return s.runtime.Close()
 }
 
-// pass passes one call on, whatever its method streams.
+// pass forwards one call, unary or streaming.
 func (s *Shim) pass(_ any, client grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(client)
 	if err := refuseContentType(client.Context(), s.rewrites.ContentType); err != nil {
@@ -93,7 +93,7 @@ func (s *Shim) pass(_ any, client grpc.ServerStream) error {
 	return err
 }
 
-// copy passes messages on until there are no more.
+// copy forwards messages until the end of the stream.
 func (s *Shim) copy(ctx context.Context, from, to func(any) error, rewrite Rewrite) error {
 	for {
 		var message []byte

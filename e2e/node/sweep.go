@@ -51,7 +51,7 @@ func sweep(ctx context.Context) error {
 			continue // being made, or no node
 		}
 		if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
-			fmt.Fprintf(os.Stderr, "Cleaning up %s, which an earlier run has left behind …\n", dir)
+			fmt.Fprintf(os.Stderr, "Cleaning up %s of an earlier run …\n", dir)
 			err = errors.Join(err, endContainers(ctx, filepath.Join(dir, "containerd")), unmountBelow(dir), removeCgroups(dir), os.RemoveAll(dir))
 		}
 		err = errors.Join(err, f.Close())
@@ -59,8 +59,8 @@ func sweep(ctx context.Context) error {
 	return err
 }
 
-// endContainers ends what a containerd that is gone has left running: the shims that serve it, known
-// by the socket they were given, and the containers, known by runc's own notes.
+// endContainers ends the processes of a containerd that has ended: its shims, found by the socket that they were given, and its
+// containers, found by the state files of runc.
 func endContainers(ctx context.Context, dir string) error {
 	var pids []int
 	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -79,7 +79,7 @@ func endContainers(ctx context.Context, dir string) error {
 			pids = append(pids, pid)
 		}
 	}
-	sockets := socketsOf(pids) // of shims whose notes are gone already
+	sockets := socketsOf(pids) // of shims whose state files are removed already
 	for _, pid := range pids {
 		if killErr := syscall.Kill(pid, syscall.SIGKILL); killErr != nil && !errors.Is(killErr, syscall.ESRCH) {
 			err = errors.Join(err, fmt.Errorf("end shim %d: %w", pid, killErr))
@@ -100,8 +100,8 @@ func endContainers(ctx context.Context, dir string) error {
 
 var shimSocket = regexp.MustCompile(`unix://(/run/containerd/s/[0-9a-f]+)`)
 
-// removeSockets removes the sockets of shims that were killed, which lie where every containerd of
-// the machine has them.
+// removeSockets removes the sockets of shims that were killed. They are in the folder that all containerds of the
+// machine use.
 func removeSockets(dir string) error {
 	notes, err := filepath.Glob(filepath.Join(dir, "state", "io.containerd.runtime.v2.task", "*", "*", "*"))
 	if err != nil {

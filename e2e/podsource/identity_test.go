@@ -34,7 +34,7 @@ func TestNodeNameFollowsFromTheToken(t *testing.T) {
 	})
 }
 
-func TestTheGivenNodeNameWins(t *testing.T) {
+func TestConfiguredNodeNameTakesPrecedence(t *testing.T) {
 	t.Parallel()
 	w := begin(t, kubernetes134)
 	uid := w.create(pod(w.name, "given", "web"))
@@ -72,7 +72,7 @@ func TestARotatedCertificateTakesOverBeforeTheFirstExpires(t *testing.T) {
 	w.learns(uid, rotated)
 }
 
-func TestWithAnExpiredCertificateWhatIsKnownStaysKnown(t *testing.T) {
+func TestKnownPodsAreKeptWithAnExpiredCertificate(t *testing.T) {
 	t.Parallel()
 	w := begin(t, kubernetes134)
 	own := w.secret("own", "own")

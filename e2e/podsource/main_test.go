@@ -1,5 +1,5 @@
-// Package podsource_test holds the pod source to what real API servers do, with the rights of a kubelet and
-// none beside: the Node authorizer, RBAC and NodeRestriction are as a cluster has them.
+// Package podsource_test tests the pod source with real API servers and only the permissions of a kubelet: the Node authorizer, RBAC and
+// NodeRestriction are configured as in a cluster.
 package podsource_test
 
 import (

@@ -9,8 +9,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/cluster"
 )
 
-// The API server stops, with all state of its watches, and etcd forgets its history before it comes
-// back.
+// The API server stops, with all state of its watches, and etcd is compacted before it starts again.
 func TestAnOutageOfTheAPIServerLosesNothing(t *testing.T) {
 	t.Parallel()
 	c, err := cluster.Start(t.Context(), t.TempDir(), kubernetes134) // the other tests need theirs

@@ -19,7 +19,7 @@ func TestTheRightsOfAKubeletAreEnough(t *testing.T) {
 		w.start()
 		w.learns(before, own)
 
-		// The authorizer learns which Secrets a pod names a moment after the pod is there, and so do we.
+		// The authorizer allows the Secrets of a pod shortly after its creation, and the source reads them then.
 		second := w.secret("second", "second")
 		w.learns(w.pod("after", "second", "own"), second, own)
 		if w.known(elsewhere) {

@@ -30,7 +30,7 @@ func TestARotatedSecretIsReadWithinItsFreshness(t *testing.T) {
 	if took := time.Since(began); took > fresh+2*time.Second {
 		t.Errorf("known after %v; want at most %v and a request", took, fresh)
 	}
-	// Recreated it is another Secret. A pod that arrives brings its Secrets anew.
+	// Recreated it is another Secret. The Secrets of a new pod are read again.
 	w.unsecret("s")
 	again := w.secret("s", "after")
 	if again.Ref.UID == after.Ref.UID || again.Credential != after.Credential {
@@ -61,7 +61,7 @@ func TestEveryTypeOfPullSecretIsRead(t *testing.T) {
 	}
 	old := w.put(secret("old", corev1.SecretTypeDockercfg, corev1.DockerConfigKey, marshal(logins("old"))), "old")
 	young := w.secret("new", "new")
-	// The API server sees to it that the content is JSON, and to no more.
+	// The API server only checks that the content is JSON.
 	w.put(secret("broken", corev1.SecretTypeDockerConfigJson, corev1.DockerConfigJsonKey, []byte(`{"auths": ["canary"]}`)), "")
 	w.put(secret("opaque", corev1.SecretTypeOpaque, corev1.DockerConfigJsonKey, marshal(map[string]any{"auths": logins("x")})), "")
 	whole := w.pod("whole", "old", "opaque", "new")
@@ -77,7 +77,7 @@ func TestEveryTypeOfPullSecretIsRead(t *testing.T) {
 		got, err := p.Credentials(w.Context(), imageref.New(image))
 		return err != nil && len(got) == 2 && got[0] == young && got[1] == old
 	})
-	// Each pod that comes has it read anew; it is the same Secret.
+	// It is read again for each new pod; it is the same Secret.
 	count := w.failed(podsource.Malformed)
 	w.pod("another", "broken")
 	w.until("it was read again", func() bool { return w.failed(podsource.Malformed) > count })

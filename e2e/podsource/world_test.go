@@ -31,13 +31,13 @@ import (
 const (
 	// image is what all pods use.
 	image = "registry.test/team/app:1"
-	// registry is whom all Secrets are for.
+	// registry is the registry of all Secrets.
 	registry = "registry.test"
 	// day is how long a certificate holds that is not about to expire.
 	day = 24 * time.Hour
 	// nodes is the group of kubelets.
 	nodes = "system:nodes"
-	// patience is how long a test waits for what has to come. The source pauses for half a minute at most
+	// patience is how long a test waits for an expected change. The source pauses for half a minute at most
 	// between attempts to reach an unavailable API server.
 	patience = 40 * time.Second
 )

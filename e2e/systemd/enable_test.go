@@ -33,7 +33,7 @@ func TestNodeEnable(t *testing.T) {
 		{"not before pullgate is enabled for the next boot", notEnabled},
 		{"a dry run changes nothing", dryRun},
 		{"enable, twice, and back with pullgate gone, twice", backAndForth},
-		{"a kubelet that fails behind pullgate is reverted", takenBack},
+		{"a kubelet that fails with pullgate is reverted", takenBack},
 		{"killed midway, enable does the rest", killedMidway},
 		{"lines of the kubelet's own file", lines},
 		{"k3s", k3s},
@@ -56,7 +56,7 @@ func (s *site) kubelets() {
 	for _, name := range []string{"kubelet", "k3s"} {
 		s.must(os.WriteFile(s.machine.Path("/usr/bin/"+name), program, 0o755))
 	}
-	// Here systemd does not always hear that the last process of a unit has ended, and would wait for 90 s.
+	// In this container systemd is not always notified of the end of the last process of a unit, and would wait for 90 s.
 	const service = "[Service]\nRestart=always\nRestartSec=2\nTimeoutStopSec=3\nExecStart="
 	s.write("/usr/lib/systemd/system/kubelet.service", service+"/usr/bin/kubelet\n")
 	s.write("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", `[Service]

@@ -14,7 +14,7 @@ import (
 
 const sent = "containerRuntimeEndpoint: unix:///run/pullgate/cri.sock\n"
 
-// The life of pullgate on a node, from its installation to the day on which nothing of it is left.
+// Installation, use, upgrade and complete removal of pullgate on a node.
 func TestDebianNode(t *testing.T) {
 	s := newSite(t)
 	for _, step := range []struct {
@@ -25,10 +25,14 @@ func TestDebianNode(t *testing.T) {
 		{"installed, nothing is started and the kubelet is left alone", installed},
 		{"enabled, it serves", enabled},
 		{"the sandbox is enforced", sandboxed},
+		{"the first connection to its socket starts pullgate-policyd", policydActivated},
+		{"the sandbox of pullgate-policyd is enforced", policydSandboxed},
+		{"requests to a pullgate-policyd that restarts are answered", policydRestarted},
 		{"reloaded, systemd has the new state", reloaded},
 		{"restarted, no call fails", restarted},
 		{"hung, the watchdog restarts it", hung},
 		{"upgraded, no call fails", upgraded},
+		{"upgraded, pullgate-policyd is the new one", policydUpgraded},
 		{"a configuration that the new version refuses is refused before anything is restarted", misconfigured},
 		{"downgraded, as far as the store can be read", downgraded},
 		{"not removed while a kubelet uses it", needed},
@@ -54,8 +58,15 @@ func installed(s *site) {
 	if output := s.do("dpkg", "--install", packed+"/"+older+".deb"); !strings.Contains(output, "Nothing is started") {
 		s.Errorf("dpkg prints %q; want the next steps", output)
 	}
-	s.wantState(unit, "inactive")
-	s.wantState(socket, "inactive")
+	for _, u := range []string{unit, socket, policydUnit, policydSocket} {
+		s.wantState(u, "inactive")
+		if got := s.shows(u, "UnitFileState"); got != "disabled" {
+			s.Errorf("%s is %s; want disabled", u, got)
+		}
+	}
+	if got := s.do("getent", "passwd", "pullgate-policyd"); !strings.HasSuffix(strings.TrimSpace(got), ":/usr/sbin/nologin") {
+		s.Errorf("the user of pullgate-policyd is %q; want one without a shell", got)
+	}
 	if s.exists("/run/pullgate") || s.exists("/var/lib/pullgate") {
 		s.Error("something was started")
 	}
@@ -127,11 +138,11 @@ func sandboxed(s *site) {
 	if s.must(err); !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "Max core file size 0 0 ") {
 		s.Errorf("limits are %s; want no core file", limits)
 	}
-	s.refusesSystemCalls()
+	s.refusesSystemCalls(unit)
 }
 
-// refusesSystemCalls runs other programs under the same restrictions, and without them.
-func (s *site) refusesSystemCalls() {
+// refusesSystemCalls runs other programs under the restrictions of a unit, and without them.
+func (s *site) refusesSystemCalls(unit string) {
 	s.Helper()
 	var restrictions strings.Builder
 	for line := range strings.Lines(s.do("cat", "/usr/lib/systemd/system/"+unit)) {
@@ -193,7 +204,7 @@ func restarted(s *site) {
 	s.judges()
 }
 
-// A stopped process answers nothing, like one that hangs.
+// A stopped process does not answer, like one that hangs.
 func hung(s *site) {
 	s.write("/run/systemd/system/pullgated.service.d/impatient.conf", "[Service]\nWatchdogSec=2\n")
 	s.do("systemctl", "daemon-reload")
@@ -245,7 +256,7 @@ func misconfigured(s *site) {
 }
 
 func downgraded(s *site) {
-	// As a version has it that writes a format which the older one does not read.
+	// A newer version may write a format that the older one cannot read.
 	prerm := "/var/lib/dpkg/info/pullgate.prerm"
 	s.do("sed", "-i.before", "s/^reads_store=.*/reads_store="+newer+"/", prerm)
 	before := s.pid()
@@ -297,12 +308,12 @@ func removed(s *site) {
 	s.write("/var/lib/kubelet/config.yaml", sent)
 	s.do("env", "PULLGATE_REMOVE=anyway", "dpkg", "--remove", "pullgate")
 	s.must(os.Remove(s.machine.Path("/var/lib/kubelet/config.yaml")))
-	for _, path := range []string{"/usr/bin/pullgated", "/usr/lib/systemd/system/" + unit, "/run/pullgate/cri.sock", "/etc/systemd/system/multi-user.target.wants/" + unit, "/etc/systemd/system/sockets.target.wants/" + socket} {
+	for _, path := range []string{"/usr/bin/pullgated", "/usr/bin/pullgate-policyd", "/usr/lib/systemd/system/" + unit, "/usr/lib/systemd/system/" + policydUnit, "/run/pullgate/cri.sock", "/run/pullgate/policy.sock", "/etc/systemd/system/multi-user.target.wants/" + unit, "/etc/systemd/system/sockets.target.wants/" + socket} {
 		if s.exists(path) {
 			s.Errorf("%s is still there", path)
 		}
 	}
-	for _, path := range []string{"/var/lib/pullgate/records.db", "/var/lib/pullgate/node.key", conf} {
+	for _, path := range []string{"/var/lib/pullgate/records.db", "/var/lib/pullgate/node.key", conf, policydConf} {
 		if !s.exists(path) {
 			s.Errorf("%s is gone after a removal without purge", path)
 		}
@@ -316,7 +327,10 @@ func removed(s *site) {
 func purged(s *site) {
 	s.do("dpkg", "--purge", "pullgate")
 	if left := s.do("find", "/", "-xdev", "-name", "*pullgate*", "-not", "-path", "/proc/*", "-not", "-path", "/sys/*"); left != "" {
-		s.Errorf("left behind is\n%s", left)
+		s.Errorf("files after the purge:\n%s", left)
+	}
+	if left := s.do("sed", "-n", "/pullgate/p", "/etc/passwd", "/etc/group", "/etc/shadow", "/etc/gshadow"); left != "" {
+		s.Errorf("users and groups after the purge:\n%s", left)
 	}
 	if failed := s.do("systemctl", "--failed", "--no-legend"); failed != "" {
 		s.Errorf("failed units: %s", failed)
@@ -329,6 +343,8 @@ func rpm(s *site) {
 		s.Errorf("rpm prints %q; want the next steps", output)
 	}
 	s.wantState(unit, "inactive")
+	s.wantState(policydSocket, "inactive")
+	s.do("getent", "passwd", "pullgate-policyd")
 	s.write(conf, configuration)
 	s.do("systemctl", "enable", "--now", unit)
 	s.connect()
@@ -357,7 +373,7 @@ func rpm(s *site) {
 	s.do("rm", "/var/lib/kubelet/config.yaml")
 	s.do("rpm", "--erase", "pullgate")
 	s.wantState(unit, "inactive")
-	if s.exists("/usr/bin/pullgated") || !s.exists("/var/lib/pullgate/records.db") {
-		s.Error("want the program gone, and the store there")
+	if s.exists("/usr/bin/pullgated") || s.exists("/usr/bin/pullgate-policyd") || !s.exists("/var/lib/pullgate/records.db") {
+		s.Error("want the programs gone, and the store there")
 	}
 }

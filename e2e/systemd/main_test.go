@@ -1,5 +1,5 @@
-// Package systemd_test installs pullgate from its packages on a Debian with a systemd of its own, before the containerd
-// and the registry of the host, and does to it what an operator does.
+// Package systemd_test installs pullgate from its packages on a Debian with its own systemd, in front of the containerd
+// and the registry of the host, and runs the commands of an operator.
 package systemd_test
 
 import (
@@ -17,9 +17,10 @@ import (
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/machine"
 	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
 
-// The versions that are installed, one over the other. There is nothing but their number that they differ in.
+// The versions that are installed, the second as an upgrade of the first. They differ only in their number.
 const (
 	older = "0.0.1"
 	newer = "0.0.2"
@@ -35,7 +36,7 @@ const (
 
 const configuration = "apiVersion: config.pullgate.dev/v1alpha1\nkind: PullgateConfiguration\n"
 
-// A site is a machine before a runtime, and what is on it.
+// A site is a machine in front of a runtime.
 type site struct {
 	*testing.T
 	node    *node.Node
@@ -43,6 +44,9 @@ type site struct {
 	k       *node.Kubelet // nil until the socket answers
 	app     node.Pushed   // alice has pulled it
 	pods    int
+	outer   *testing.T             // of all steps
+	backend *reviewbackend.Backend // nil until pullgate-policyd is used
+	hash    string                 // of the policy files
 }
 
 func newSite(t *testing.T) *site {
@@ -76,7 +80,7 @@ func newSite(t *testing.T) *site {
 			t.Error(err)
 		}
 	})
-	s := &site{T: t, node: n, machine: m}
+	s := &site{T: t, outer: t, node: n, machine: m}
 	s.app, err = n.PushPrivate(t.Context(), "site/app:1", node.Image{Content: "site"})
 	s.must(err)
 	// The socket by a short path, beside which the kubelet's client keeps the logs of pods.
@@ -186,6 +190,11 @@ func (s *site) wantState(unit, want string) {
 // pid is the daemon's, in the machine.
 func (s *site) pid() int {
 	s.Helper()
+	return s.pidOf(unit)
+}
+
+func (s *site) pidOf(unit string) int {
+	s.Helper()
 	pid, err := strconv.Atoi(s.shows(unit, "MainPID"))
 	s.must(err)
 	return pid
@@ -193,14 +202,26 @@ func (s *site) pid() int {
 
 // inside runs a script in the machine, in the file system that the daemon sees.
 func (s *site) inside(script string) (string, error) {
-	return s.machine.Run(s.Context(), "nsenter", "--target", strconv.Itoa(s.pid()), "--mount", "--", "/bin/sh", "-c", script)
+	s.Helper()
+	return s.insideOf(unit, script)
+}
+
+// insideOf runs a script as root in the file system that a unit sees.
+func (s *site) insideOf(unit, script string) (string, error) {
+	s.Helper()
+	return s.machine.Run(s.Context(), "nsenter", "--target", strconv.Itoa(s.pidOf(unit)), "--mount", "--", "/bin/sh", "-c", script)
 }
 
 // version is that of the program that runs.
 func (s *site) version() string {
 	s.Helper()
-	out := s.do(fmt.Sprintf("/proc/%d/exe", s.pid()), "--version")
-	m := regexp.MustCompile(`^pullgated v(\S+) `).FindStringSubmatch(out)
+	return s.versionOf(unit)
+}
+
+func (s *site) versionOf(unit string) string {
+	s.Helper()
+	out := s.do(fmt.Sprintf("/proc/%d/exe", s.pidOf(unit)), "--version")
+	m := regexp.MustCompile(`^pullgate\S+ v(\S+) `).FindStringSubmatch(out)
 	if m == nil {
 		s.Fatalf("--version = %q; want a version", out)
 	}
@@ -222,7 +243,7 @@ func (s *site) connect() {
 	s.k = k
 }
 
-// pod runs a pod to its end, and returns what became of it.
+// pod runs a pod to its end, and returns its outcome.
 func (s *site) pod(namespace, policy string, secrets ...node.Login) node.Outcome {
 	s.Helper()
 	s.pods++
@@ -245,7 +266,7 @@ func (s *site) judges() {
 	}
 }
 
-// underCalls does something while kubelets call, and sees that no call fails.
+// underCalls runs a function while kubelets make calls, and checks that no call fails.
 func (s *site) underCalls(do func()) {
 	s.Helper()
 	c := node.NewCalls(s.Context())

@@ -1,2 +1,2 @@
-// Package sbom tells what a program is made of, from what the Go linker has written into it.
+// Package sbom lists the components of a program, from the build information that the Go linker has written into it.
 package sbom

@@ -1,0 +1,189 @@
+package admission_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+
+	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/internal/policytest"
+	"github.com/pullgate/pullgate/internal/policytest/samples"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/reviewbackend"
+)
+
+const (
+	// generatedNamespaces is how many namespaces with policies of their own are generated, and generatedPods how many pods for each.
+	generatedNamespaces = 50
+	generatedPods       = 10
+	// deniedImage is one of the generated images. The backend denies it in half of the namespaces.
+	deniedImage = "bad.test/b"
+)
+
+// generated creates generated pods under generated policies. What the webhook admits, the node does not deny, except for the reasons of
+// samples.NodeReason. GENERATED_SEED repeats a run.
+func generated(r *row) {
+	seed := rand.Uint64()
+	if text := os.Getenv("GENERATED_SEED"); text != "" {
+		var err error
+		seed, err = strconv.ParseUint(text, 10, 64)
+		must(r.T, err)
+	}
+	r.Logf("GENERATED_SEED=%d", seed)
+	random := rand.New(rand.NewPCG(seed, 1))
+	g := r.generate(random)
+	h := r.startWebhook(r.T, "generated", g.folder, "kubeconfig: "+r.path("namespaces.kubeconfig"))
+	r.backend.Set(deniedImage, reviewbackend.Answer{Deny: true, Reason: "not scanned", Client: clusterTwo})
+	r.register(h.configuration(r.T))
+	r.label(webhookLabel, h.name)
+	r.until("the webhook judges namespaces", func() error { return denies(r.probe()) })
+
+	admitted := r.createAll(g.pods)
+	denied := len(g.pods) - len(admitted)
+	node := r.policyTest("node", g, admitted)
+	admission := r.policyTest("admission", g, admitted)
+	byNode := map[string]int{}
+	for i, result := range node {
+		if !admission[i].Admitted {
+			r.Errorf("%s/%s: the webhook admits the pod, and pullgatectl policy test does not: %+v", result.Namespace, result.Name, admission[i].Violations)
+		}
+		for _, v := range result.Violations {
+			reason := samples.NodeReason(v, len(admission[i].AcceptedBy) > 0)
+			if reason == "" {
+				text, err := json.Marshal(admitted[i])
+				must(r.T, err)
+				r.Errorf("the node denies a pod that the webhook admits: %s\n%s", v.Message, text)
+			}
+			byNode[reason]++
+		}
+	}
+	r.reviewedByNode(h, admitted)
+	r.Logf("%d admitted, %d denied; by the node for %v", len(admitted), denied, byNode)
+	if len(admitted) < len(g.pods)/10 || denied < len(g.pods)/10 || len(byNode) < 2 {
+		r.Errorf("%d admitted, %d denied, by the node for %v; want enough of each", len(admitted), denied, byNode)
+	}
+}
+
+// A generation is what is generated.
+type generation struct {
+	folder, labels string // the policy folder, and the file with the labels of namespaces for a node
+	pods           []*corev1.Pod
+}
+
+// generate makes namespaces, their policies, and pods that are not created yet.
+func (r *row) generate(random *rand.Rand) generation {
+	r.Helper()
+	g := generation{folder: r.path("generated"), labels: r.path("labels.yaml")}
+	must(r.T, os.Mkdir(g.folder, 0o700))
+	write := func(name string, text []byte) { must(r.T, os.WriteFile(filepath.Join(g.folder, name), text, 0o600)) }
+	labels, reviewed := "", ""
+	for i := range generatedNamespaces {
+		namespace := fmt.Sprintf("generated-%d", i)
+		_, err := r.cluster.Client.CoreV1().Namespaces().Create(r.Context(), &corev1.Namespace{
+			ObjectMeta: metav1.ObjectMeta{Name: namespace, Labels: map[string]string{webhookLabel: "generated", "team": namespace}},
+		}, metav1.CreateOptions{})
+		must(r.T, err)
+		labels += namespace + ": {team: " + namespace + "}\n"
+		if i%2 == 0 {
+			reviewed += ", " + namespace
+		}
+		for j := range 1 + random.IntN(2) {
+			name := fmt.Sprintf("p-%d-%d", i, j)
+			write(name+".yaml", samples.Policy(random, name, namespace))
+		}
+		for range generatedPods {
+			g.pods = append(g.pods, samples.Pod(random, namespace))
+		}
+	}
+	write("probe.yaml", []byte(restriction("probe", "", "namespaces: ["+r.namespace+"]", "hostNetwork")))
+	write("scanner.yaml", append(r.imagePolicy(clusterTwo), "match: {namespaces: ["+reviewed[2:]+"]}\n"...))
+	must(r.T, os.WriteFile(g.labels, []byte(labels), 0o600))
+	return g
+}
+
+// createAll creates pods as dry runs, and returns those that are admitted.
+func (r *row) createAll(pods []*corev1.Pod) []*corev1.Pod {
+	r.Helper()
+	errs := make([]error, len(pods))
+	var all sync.WaitGroup
+	turns := make(chan struct{}, 8)
+	for i, p := range pods {
+		turns <- struct{}{}
+		all.Go(func() {
+			_, errs[i] = r.cluster.Client.CoreV1().Pods(p.Namespace).Create(r.Context(), p, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			<-turns
+		})
+	}
+	all.Wait()
+	var admitted []*corev1.Pod
+	for i, err := range errs {
+		switch {
+		case err == nil:
+			admitted = append(admitted, pods[i])
+		case denies(err) != nil:
+			r.Errorf("%s: %v; want a pod that is admitted or denied by the webhook", pods[i].Namespace, err)
+		}
+	}
+	return admitted
+}
+
+// policyTest has pullgatectl judge pods, as a node or at admission.
+func (r *row) policyTest(at string, g generation, pods []*corev1.Pod) []policytest.TestedPod {
+	r.Helper()
+	program, err := node.Program("pullgatectl")
+	must(r.T, err)
+	list := corev1.PodList{}
+	list.APIVersion, list.Kind = "v1", "List"
+	for _, p := range pods {
+		list.Items = append(list.Items, *p)
+	}
+	file := r.path("pods.json")
+	text, err := json.Marshal(list)
+	must(r.T, err)
+	must(r.T, os.WriteFile(file, text, 0o600))
+	out, err := exec.CommandContext(r.Context(), program, "policy", "test", "--at", at, "--policies", g.folder, "--namespace-labels", g.labels, "-f", file, "-o", "json").Output()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() != 10 {
+		r.Fatalf("policy test: %v: %s", err, exit.Stderr)
+	}
+	var result policytest.Result
+	must(r.T, json.Unmarshal(out, &result))
+	if len(result.Pods) != len(pods) {
+		r.Fatalf("policy test has %d pods; want %d", len(result.Pods), len(pods))
+	}
+	return result.Pods
+}
+
+// reviewedByNode asks about each image of pods as pullgated does, one at a time.
+func (r *row) reviewedByNode(h *webhook, pods []*corev1.Pod) {
+	r.Helper()
+	type question struct{ namespace, image string }
+	asked := map[question]bool{}
+	client, hash := r.client(h)
+	for _, p := range pods {
+		for _, c := range append(p.Spec.Containers, p.Spec.InitContainers...) {
+			q := question{p.Namespace, c.Image}
+			if asked[q] {
+				continue
+			}
+			asked[q] = true
+			results, err := client.Review(r.Context(), policyclient.Request{PolicyHash: hash, Namespace: q.namespace, Images: []string{q.image}, Annotations: p.Annotations})
+			if err != nil {
+				r.Fatal(err)
+			}
+			for _, result := range results {
+				if !result.Allowed {
+					r.Errorf("the node denies the image %s in %s, and the webhook admits it: %+v", q.image, q.namespace, result)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,64 @@
+// Package admission_test runs real API servers with pullgate-policyd as their webhook and as the backend of their plugin ImagePolicyWebhook,
+// and compares what that plugin and pullgate-policyd send to an image review backend.
+package admission_test
+
+import (
+	"os"
+	"testing"
+)
+
+// Releases of Kubernetes.
+const (
+	kubernetes134 = "1.34"
+	kubernetes136 = "1.36" // reads webhooks from its disk too
+)
+
+// TestAPIServer runs the rows with kube-apiserver 1.34; with NODES=matrix those of 1.36, which are more.
+func TestAPIServer(t *testing.T) {
+	t.Parallel()
+	release := kubernetes134
+	if os.Getenv("NODES") == "matrix" {
+		release = kubernetes136
+	}
+	w := begin(t, release)
+	// The plugin has one backend, in the place of which a pullgate-policyd runs here.
+	t.Run("plugin-asks-policyd", func(t *testing.T) { pluginAsksPolicyd(w.row(t, "images")) })
+	rows := map[string]func(*row){
+		"bodies":           bodies,
+		"plugin":           plugin,
+		"two-clusters":     twoClusters,
+		"resources":        resources,
+		"custom-resources": customResources,
+		"ephemeral":        ephemeral,
+		"deployment":       deployment,
+		"unchanged":        unchanged,
+		"mirror":           mirror,
+		"dry-run":          dryRun,
+		"audit-mode":       auditMode,
+		"namespace-labels": namespaceLabels,
+		"audit-log":        auditLog,
+		"registration":     registration,
+		"timeout":          timeout,
+		"service":          service,
+		"doctor":           doctor,
+	}
+	if release == kubernetes136 {
+		rows["files"], rows["generated"] = files, generated
+	}
+	t.Run("rows", func(t *testing.T) {
+		for name, run := range rows {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				run(w.row(t, name))
+			})
+		}
+	})
+	t.Run("canaries", func(t *testing.T) { canaries(w.row(t, "canaries")) })
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

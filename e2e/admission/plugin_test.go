@@ -1,0 +1,235 @@
+package admission_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/policyclient"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/pullgate/pullgate/e2e/reviewbackend"
+)
+
+const (
+	// breakGlass is the key of an annotation by which a user asks a backend for an override.
+	breakGlass = "x.image-policy.k8s.io/break-glass"
+	// pluginDenied is in messages of the plugin.
+	pluginDenied = "image policy webhook backend denied one or more images: "
+	// apiServer and agent begin the User-Agent of the plugin and of pullgate-policyd.
+	apiServer = "Go-http-client/"
+	agent     = "pullgate-policyd"
+)
+
+// withInit adds an init container.
+func withInit(image string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.InitContainers = []corev1.Container{{Name: "init", Image: image, Env: p.Spec.Containers[0].Env}}
+	}
+}
+
+// annotated adds an annotation.
+func annotated(key, value string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Annotations[key] = value }
+}
+
+// addEphemeral adds an ephemeral container to a pod that exists.
+func (r *row) addEphemeral(pod, image string, privileged bool) error {
+	pods := r.cluster.Client.CoreV1().Pods(r.namespace)
+	p, err := pods.Get(r.Context(), pod, metav1.GetOptions{})
+	must(r.T, err)
+	p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+		Name: "debug-" + string('a'+rune(len(p.Spec.EphemeralContainers))), Image: image, Env: p.Spec.Containers[0].Env,
+		SecurityContext: &corev1.SecurityContext{Privileged: &privileged}, TerminationMessagePolicy: corev1.TerminationMessageReadFile,
+	}})
+	_, err = pods.UpdateEphemeralContainers(r.Context(), pod, p, metav1.UpdateOptions{})
+	return err
+}
+
+// pluginAsksPolicyd has the plugin of the API server ask the endpoint /imagereview of a pullgate-policyd, which allows the images that
+// restrictions allow for the namespace.
+func pluginAsksPolicyd(r *row) {
+	folder := r.path("images")
+	must(r.T, os.MkdirAll(folder, 0o700))
+	must(r.T, os.WriteFile(filepath.Join(folder, "images.yaml"), []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: images}\n"+
+		"binding: {mode: Drop, namespaces: [images]}\nspec: {spec: {containers: [{image: [{registry: {whitelist: [good.test]}}]}]}}\n"), 0o600))
+	must(r.T, r.backend.Stop())
+	p := r.startPolicyd(r.T, "images", folder, r.backend.Address(), r.backend.Pair())
+	defer func() { must(r.T, errors.Join(p.Stop(), r.backend.Restart())) }()
+
+	const bad = "bad.test/app:1"
+	reason := pluginDenied + `pullgate: image "bad.test/app:1": policy images: spec.spec.containers[0].image[0].registry: "bad.test" is not allowed; allowed: good.test`
+	must(r.T, r.createPod(pod("allowed", good, withInit("good.test/init:1"))))
+	for name, err := range map[string]error{
+		"container":           r.createPod(pod("container", bad, nil)),
+		"init container":      r.createPod(pod("init", good, withInit(bad))),
+		"with an annotation":  r.createPod(pod("override", bad, annotated(breakGlass, "T-7"))), // pullgate has no override
+		"ephemeral container": r.addEphemeral("allowed", bad, false),
+	} {
+		if err := denied(err, reason); err != nil {
+			r.Errorf("%s: %v", name, err)
+		}
+	}
+	must(r.T, r.addEphemeral("allowed", "good.test/debug:1", false))
+}
+
+// plugin has the plugin ask the backend of the tests, which knows an override.
+func plugin(r *row) {
+	const bad, bad2 = "plugin.test/bad:1", "plugin.test/bad:2"
+	r.backend.Set(bad, reviewbackend.Answer{Deny: true, Reason: "not scanned", Override: breakGlass})
+	r.backend.Set(bad2, reviewbackend.Answer{Deny: true, Reason: "not scanned either"})
+	must(r.T, r.createPod(pod("allowed", "plugin.test/good:1", nil)))
+	must(r.T, r.createPod(pod("override", bad, annotated(breakGlass, "T-7"))))
+	if got := r.backend.Requests(bad)[0].Review.Spec.Annotations; !reflect.DeepEqual(got, map[string]string{breakGlass: "T-7"}) {
+		r.Errorf("the backend saw the annotations %v", got)
+	}
+	for name, err := range map[string]error{
+		"container":           denied(r.createPod(pod("container", bad, nil)), pluginDenied+"not scanned"),
+		"init container":      denied(r.createPod(pod("init", "plugin.test/good:1", withInit(bad))), pluginDenied+"not scanned"),
+		"both":                denied(r.createPod(pod("both", bad, withInit(bad2))), pluginDenied+"not scanned; not scanned either"),
+		"ephemeral container": denied(r.addEphemeral("allowed", bad, false), pluginDenied+"not scanned"),
+	} {
+		if err != nil {
+			r.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// bodies compares what the plugin sends about pods with what pullgate-policyd sends about them as a webhook, and for a node about the same
+// images. All of them read one file, byte for byte.
+func bodies(r *row) {
+	file, err := os.ReadFile(r.path(clusterOne, "scanner.yaml"))
+	must(r.T, err)
+	if want := r.imagePolicy(clusterOne); !bytes.Equal(file, want) {
+		r.Fatalf("the file of the plugin is\n%s\nwant\n%s", file, want)
+	}
+	r.judgedBy(r.one)
+	const digest = "Bodies.test:5000/a/b@sha256:0000000000000000000000000000000000000000000000000000000000000000"
+	for name, c := range map[string]struct {
+		image  string
+		change func(*corev1.Pod)
+	}{
+		"one":         {"bodies.test/one:1", nil},
+		"annotations": {"bodies.test/two", annotated(breakGlass, "T-7 <\u00e9&>")},
+		"digest":      {digest, nil},
+		"init":        {"bodies.test/four:1", withInit("bodies.test/init:1")},
+	} {
+		p := pod(name, c.image, c.change)
+		must(r.T, r.createPod(p))
+		if name == "init" { // the node reviews one image at a time
+			r.sameBodies(c.image, apiServer, agent)
+			continue
+		}
+		if results, err := r.ask(r.one, p); err != nil || len(results) != 1 || !results[0].Allowed {
+			r.Errorf("%s: pullgated gets %+v, %v; want an allow", name, results, err)
+		}
+		r.sameBodies(c.image, apiServer, agent, agent)
+	}
+	must(r.T, r.addEphemeral("one", "bodies.test/debug:1", false))
+	r.sameBodies("bodies.test/debug:1", apiServer, agent)
+
+	if r.cluster.Release() == kubernetes136 { // image volumes are on by default
+		r.bodyWithVolume()
+	}
+
+	// The fields and their order, once as text.
+	want := `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},"spec":{"containers":[{"image":"bodies.test/four:1"},{"image":"bodies.test/init:1"}],"namespace":"bodies"},"status":{"allowed":false}}`
+	for _, request := range r.backend.Requests("bodies.test/four:1") {
+		if got := strings.TrimSpace(string(request.Body)); got != want {
+			r.Errorf("%s sent\n%s\nwant\n%s", request.Agent, got, want)
+		}
+	}
+}
+
+// bodyWithVolume creates a pod with an image volume, which the plugin does not send.
+func (r *row) bodyWithVolume() {
+	r.Helper()
+	const image, volume = "bodies.test/five:1", "bodies.test/volume:1"
+	must(r.T, r.createPod(pod("volume", image, func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: volume}}}}
+		p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}
+	})))
+	requests := r.backend.Requests(image)
+	if len(requests) != 2 || !slices.Equal(requests[0].Images(), []string{image}) || !slices.Equal(requests[1].Images(), []string{image, volume}) {
+		r.Errorf("requests %+v; want that of the plugin, and ours with the volume", requests)
+	}
+}
+
+// sameBodies compares the requests about an image, which these agents must have sent in this order.
+func (r *row) sameBodies(image string, agents ...string) {
+	r.Helper()
+	requests := r.backend.Requests(image)
+	if len(requests) != len(agents) {
+		r.Fatalf("%s: %d requests; want %d", image, len(requests), len(agents))
+	}
+	for i, agent := range agents {
+		got := requests[i]
+		if !strings.HasPrefix(got.Agent, agent) || got.Client != clusterOne || got.Method != http.MethodPost || got.URI != "/imagereview?timeout=30s" {
+			r.Errorf("%s: request %d is %s %s by %s of %s; want one by %s", image, i, got.Method, got.URI, got.Agent, got.Client, agent)
+		}
+		if !reflect.DeepEqual(document(r.T, got.Body), document(r.T, requests[0].Body)) {
+			r.Errorf("%s: %s sent\n%s\nand %s\n%s", image, agents[0], requests[0].Body, agent, got.Body)
+		}
+	}
+}
+
+func document(t *testing.T, text []byte) (document any) {
+	t.Helper()
+	must(t, json.Unmarshal(text, &document))
+	return document
+}
+
+// ask asks a pullgate-policyd about the first image of a pod, as pullgated does.
+func (r *row) ask(p *webhook, about *corev1.Pod) ([]policyclient.Result, error) {
+	r.Helper()
+	client, hash := r.client(p)
+	return client.Review(r.Context(), policyclient.Request{
+		PolicyHash: hash, Namespace: r.namespace, Images: []string{about.Spec.Containers[0].Image}, Annotations: about.Annotations,
+	})
+}
+
+// client returns a client of a pullgate-policyd, as pullgated has it, and the hash of the policy files.
+func (r *row) client(p *webhook) (client *policyclient.Client, hash string) {
+	r.Helper()
+	client, err := policyclient.New(p.Endpoint(), policyclient.Options{})
+	must(r.T, err)
+	r.Cleanup(func() { check(r.T, client.Close()) })
+	found := regexp.MustCompile(`"Policies read" .*hash="([0-9a-f]+)"`).FindStringSubmatch(p.Log())
+	if found == nil {
+		r.Fatalf("no hash of the policies in\n%s", p.Log())
+	}
+	return client, found[1]
+}
+
+// twoClusters use one backend with two tokens: the API server and the pullgate-policyd of another cluster. The backend knows which is which.
+func twoClusters(r *row) {
+	const deniedToOne, deniedToTwo = "clusters.test/one:1", "clusters.test/two:1"
+	r.backend.Set(deniedToOne, reviewbackend.Answer{Deny: true, Reason: "not in cluster one", Client: clusterOne})
+	r.backend.Set(deniedToTwo, reviewbackend.Answer{Deny: true, Reason: "not in cluster two", Client: clusterTwo})
+	if err := denied(r.createPod(pod("a", deniedToOne, nil)), pluginDenied+"not in cluster one"); err != nil {
+		r.Error(err)
+	}
+	must(r.T, r.createPod(pod("b", deniedToTwo, nil)))
+	for image, want := range map[string]bool{deniedToOne: true, deniedToTwo: false} {
+		results, err := r.ask(r.two, pod("c", image, nil))
+		if err != nil || len(results) != 1 || results[0].Allowed != want || !want && results[0].Reason != "not in cluster two" {
+			r.Errorf("%s in cluster two: %+v, %v; want allowed %v", image, results, err, want)
+		}
+		var clients []string
+		for _, request := range r.backend.Requests(image) {
+			clients = append(clients, request.Client)
+		}
+		if !slices.Equal(clients, []string{clusterOne, clusterTwo}) {
+			r.Errorf("the requests about %s are of %q", image, clients)
+		}
+	}
+}

@@ -1,0 +1,402 @@
+package admission_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/pullgate/pullgate/e2e/cluster"
+	"github.com/pullgate/pullgate/e2e/host"
+	"github.com/pullgate/pullgate/e2e/reviewbackend"
+)
+
+// labelDenied is the end of the message of a denial by labelsRestricted.
+const labelDenied = `policy labels: spec.metadata.labels: the key forbidden is not allowed; allowed: without the keys forbidden`
+
+// withLabel adds the label that is denied.
+func withLabel(p *corev1.Pod) { p.Labels[forbidden] = "yes" }
+
+// resources creates and updates objects of all kinds that are admitted and denied.
+func resources(r *row) {
+	r.judgedBy(r.two)
+	for _, k := range kinds() {
+		r.judged(k)
+	}
+}
+
+// judged creates and updates objects of a kind, half of which a policy denies.
+func (r *row) judged(k kind) {
+	r.Helper()
+	resource := k.resource.GroupResource().String()
+	at := resource
+	if resource == "pods" {
+		at = "pod"
+	}
+	says := fmt.Sprintf("pullgate: %s %s/", at, r.namespace)
+	if err := r.create(k, pod("allowed", good, nil), false); err != nil {
+		r.Errorf("CREATE of %s: %v; want an admission", resource, err)
+		return
+	}
+	if err := denies(r.create(k, pod("denied", good, withLabel), false), says+"denied: "+labelDenied); err != nil {
+		r.Errorf("CREATE of %s: %v", resource, err)
+	}
+	if err := r.patch(k.resource, "allowed", k.labelPatch(r.T, "other")); err != nil {
+		r.Errorf("UPDATE of %s: %v; want an admission", resource, err)
+	}
+	if err := denies(r.patch(k.resource, "allowed", k.labelPatch(r.T, forbidden)), says+"allowed: "+labelDenied); err != nil {
+		r.Errorf("UPDATE of %s: %v", resource, err)
+	}
+}
+
+// customResources are judged where the configuration says that a pod template is.
+func customResources(r *row) {
+	crd := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	_, err := r.objects.Resource(crd).Create(r.Context(), parse(r.T, `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: workers.example.com}
+spec:
+  group: example.com
+  names: {kind: Worker, plural: workers}
+  scope: Namespaced
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
+`), metav1.CreateOptions{})
+	must(r.T, err)
+	r.until("the API server serves the custom resource", func() error {
+		_, err := r.objects.Resource(workerKind().resource).Namespace(r.namespace).List(r.Context(), metav1.ListOptions{})
+		return err
+	})
+	r.judgedBy(r.two)
+	r.judged(workerKind())
+}
+
+// ephemeral adds ephemeral containers, for which a backend is asked too.
+func ephemeral(r *row) {
+	const bad = "ephemeral.test/bad:1"
+	r.backend.Set(bad, reviewbackend.Answer{Deny: true, Reason: "not scanned", Client: clusterTwo}) // the plugin allows it
+	must(r.T, r.createPod(pod("app", good, nil)))
+	r.judgedBy(r.two)
+	if err := denies(r.addEphemeral("app", good, true), "policy labels", "privileged"); err != nil {
+		r.Errorf("privileged: %v", err)
+	}
+	if err := denies(r.addEphemeral("app", bad, false), "pod ephemeral/app: denied by the image review backend scanner after ", ": not scanned"); err != nil {
+		r.Errorf("image: %v", err)
+	}
+	must(r.T, r.addEphemeral("app", "ephemeral.test/good:1", false))
+	for _, image := range []string{bad, "ephemeral.test/good:1"} {
+		if got := r.backend.Requests(image); len(got) != 2 || !slices.Equal(got[1].Images(), []string{image}) { // of the plugin, and ours
+			r.Errorf("%s: requests %+v; want one of each, with this image alone", image, got)
+		}
+	}
+}
+
+// deployment shows that restrictions deny a Deployment, and that a backend denies the pod of a Deployment.
+func deployment(r *row) {
+	const bad = "deployment.test/bad:1"
+	r.backend.Set(bad, reviewbackend.Answer{Deny: true, Reason: "not scanned", Client: clusterTwo, AuditAnnotations: map[string]string{"report": "7"}})
+	r.judgedBy(r.two)
+	deployments := kinds()["deployments"]
+	onNetwork := func(p *corev1.Pod) { p.Spec.HostNetwork = true }
+	want := `pullgate: deployments.apps deployment/network: policy network: spec.spec.securityContext.hostNetwork: true is not allowed; allowed: false`
+	if err := denies(r.create(deployments, pod("network", good, onNetwork), false), want); err != nil {
+		r.Error(err)
+	}
+	must(r.T, r.create(deployments, pod("app", bad, nil), false))
+	if got := r.backend.Requests(bad); len(got) != 0 {
+		r.Errorf("the backend was asked about a template: %+v", got)
+	}
+	// A controller creates the pod of the template with its own name.
+	d, err := r.cluster.Client.AppsV1().Deployments(r.namespace).Get(r.Context(), "app", metav1.GetOptions{})
+	must(r.T, err)
+	p := &corev1.Pod{ObjectMeta: d.Spec.Template.ObjectMeta, Spec: d.Spec.Template.Spec}
+	p.GenerateName = "app-"
+	if err := denies(r.createPod(p), "pullgate: pod deployment/app-", ": denied by the image review backend scanner after ", ": not scanned"); err != nil {
+		r.Error(err)
+	}
+}
+
+// unchanged updates objects that violate a policy: what no policy judges can be changed.
+func unchanged(r *row) {
+	onNetwork := func(p *corev1.Pod) { p.Spec.HostNetwork, p.Finalizers = true, []string{"example.com/wait"} }
+	deployments := kinds()["deployments"]
+	must(r.T, r.create(kinds()["pods"], pod("old", good, onNetwork), false))
+	old := deployments.with(r.T, pod("old", good, func(p *corev1.Pod) { p.Spec.HostNetwork = true }))
+	old.SetFinalizers([]string{"example.com/wait"})
+	_, err := r.objects.Resource(deployments.resource).Namespace(r.namespace).Create(r.Context(), old, metav1.CreateOptions{})
+	must(r.T, err)
+	r.judgedBy(r.two)
+	for _, k := range []kind{deployments, kinds()["pods"]} {
+		for _, patch := range []string{
+			`{"metadata":{"labels":{"new":"label"}}}`, `{"metadata":{"labels":{"new":null}}}`, `{"metadata":{"annotations":{"a":"b"}}}`, `{"metadata":{"finalizers":null}}`,
+		} {
+			if err := r.patch(k.resource, "old", patch); err != nil {
+				r.Errorf("%s of %s: %v; want an admission", patch, k.resource.Resource, err)
+			}
+		}
+	}
+	// What a policy judges can be corrected, and then not be changed back.
+	onNetworkAgain := func(is bool) error {
+		return r.patch(deployments.resource, "old", fmt.Sprintf(`{"spec":{"template":{"spec":{"hostNetwork":%t}}}}`, is))
+	}
+	must(r.T, onNetworkAgain(false))
+	if err := denies(onNetworkAgain(true), "deployments.apps unchanged/old: policy network"); err != nil {
+		r.Error(err)
+	}
+	must(r.T, r.cluster.Client.CoreV1().Pods(r.namespace).Delete(r.Context(), "old", metav1.DeleteOptions{}))
+}
+
+// mirror creates a mirror pod as the kubelet of its node does. No other pod can become one.
+func mirror(r *row) {
+	kubelet := r.as(worker)
+	n, err := kubelet.CoreV1().Nodes().Create(r.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: worker}}, metav1.CreateOptions{})
+	must(r.T, err)
+	r.judgedBy(r.two)
+	_, err = kubelet.CoreV1().Pods(r.namespace).Create(r.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: "static", Annotations: map[string]string{corev1.MirrorPodAnnotationKey: "hash"},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: worker, UID: n.UID, Controller: new(true)}},
+		},
+		Spec: corev1.PodSpec{NodeName: worker, HostNetwork: true, Containers: []corev1.Container{{Name: "main", Image: good}}},
+	}, metav1.CreateOptions{})
+	must(r.T, err)
+	must(r.T, r.createPod(pod("app", good, nil)))
+	for name, patch := range map[string]string{
+		"static": `{"metadata":{"annotations":{"kubernetes.io/config.mirror":null}}}`, "app": `{"metadata":{"annotations":{"kubernetes.io/config.mirror":"hash"}}}`,
+	} {
+		if err := r.patch(kinds()["pods"].resource, name, patch); !apierrors.IsInvalid(err) {
+			r.Errorf("%s of %s: %v; want the API server to deny it", patch, name, err)
+		}
+	}
+}
+
+// dryRun gets the answers of real requests, and changes nothing.
+func dryRun(r *row) {
+	r.judgedBy(r.two)
+	for _, k := range kinds() {
+		want, got := r.create(k, pod("denied", good, withLabel), false), r.create(k, pod("denied", good, withLabel), true)
+		if want == nil || got == nil || want.Error() != got.Error() {
+			r.Errorf("%s: a dry run gets %v; a real request %v", k.resource.Resource, got, want)
+		}
+		if err := r.create(k, pod("allowed", good, nil), true); err != nil {
+			r.Errorf("%s: a dry run gets %v; want an admission", k.resource.Resource, err)
+		}
+		// The real one is possible after it.
+		if err := r.create(k, pod("allowed", good, nil), false); err != nil {
+			r.Errorf("%s after a dry run: %v; want an admission", k.resource.Resource, err)
+		}
+	}
+}
+
+// auditMode reports the violation of a policy as a warning.
+func auditMode(r *row) {
+	r.judgedBy(r.two)
+	config := r.cluster.Config(cluster.Administrator)
+	var got recorder
+	config.WarningHandlerWithContext = &got
+	client, err := kubernetes.NewForConfig(config)
+	must(r.T, err)
+	_, err = client.CoreV1().Pods(r.namespace).Create(r.Context(), pod("processes", good, func(p *corev1.Pod) { p.Spec.HostPID = true }), metav1.CreateOptions{})
+	must(r.T, err)
+	want := []string{"pullgate: audit: policy processes: spec.spec.securityContext.hostPID: true is not allowed; allowed: false"}
+	if !slices.Equal(got.warnings, want) {
+		r.Errorf("warnings %q; want %q", got.warnings, want)
+	}
+}
+
+// A recorder records warnings.
+type recorder struct {
+	mu       sync.Mutex
+	warnings []string
+}
+
+func (w *recorder) HandleWarningHeaderWithContext(_ context.Context, code int, _, text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if code == 299 {
+		w.warnings = append(w.warnings, text)
+	}
+}
+
+// namespaceLabels changes the labels of a namespace, which policies select.
+func namespaceLabels(r *row) {
+	create := func(name string) error {
+		return r.createPod(pod(name, good, func(p *corev1.Pod) { p.Spec.HostIPC = true }))
+	}
+	r.label("tier", "strict")
+	r.judgedBy(r.two) // by the label
+	if err := denies(create("a"), "policy strict: spec.spec.securityContext.hostIPC: true is not allowed"); err != nil {
+		r.Error(err)
+	}
+	n := 0
+	r.label("tier", "other")
+	r.until("the policy does not select the namespace", func() error { n++; return create(fmt.Sprint("b-", n)) })
+	r.label("tier", "strict")
+	r.until("the policy selects the namespace again", func() error { n++; return denies(create(fmt.Sprint("c-", n)), "policy strict") })
+	r.label("tier", "")
+	r.until("the policy does not select the namespace", func() error { n++; return create(fmt.Sprint("d-", n)) })
+}
+
+// auditLog has the annotations of backends, from the plugin and from the webhook, under the same prefix.
+func auditLog(r *row) {
+	r.judgedBy(r.two)
+	for _, client := range []string{clusterOne, clusterTwo} {
+		image, name := "audited.test/"+client, "audited-"+client
+		r.backend.Set(image, reviewbackend.Answer{Client: client, AuditAnnotations: map[string]string{"scanned-by": client}})
+		must(r.T, r.createPod(pod(name, image, nil)))
+		want := fmt.Sprintf(`"imagepolicywebhook.image-policy.k8s.io/scanned-by":%q`, client)
+		if line := r.audited(name); !strings.Contains(line, want) {
+			r.Errorf("the audit log has\n%s\nwant %s", line, want)
+		}
+	}
+	r.backend.Set("audited.test/bad", reviewbackend.Answer{Client: clusterTwo, Deny: true, AuditAnnotations: map[string]string{"report": "7"}})
+	if err := denies(r.createPod(pod("audited-bad", "audited.test/bad", nil))); err != nil {
+		r.Error(err)
+	}
+	if line := r.audited("audited-bad"); !strings.Contains(line, `"imagepolicywebhook.image-policy.k8s.io/report":"7"`) {
+		r.Errorf("the audit log has\n%s\nwant the annotation of a denial", line)
+	}
+}
+
+// audited returns the line of the audit log about the creation of a pod of the namespace.
+func (r *row) audited(name string) string {
+	r.Helper()
+	text, err := os.ReadFile(r.path("audit.log"))
+	must(r.T, err)
+	for line := range strings.Lines(string(text)) {
+		var event struct {
+			ObjectRef struct{ Namespace, Name string }
+		}
+		if must(r.T, json.Unmarshal([]byte(line), &event)); event.ObjectRef.Namespace == r.namespace && event.ObjectRef.Name == name {
+			return line
+		}
+	}
+	r.Fatalf("no line about %s in the audit log", name)
+	return ""
+}
+
+// registration changes and deletes a webhook, and stops its server.
+func registration(r *row) {
+	h := r.startWebhook(r.T, "three", r.path(clusterOne))
+	configurations := r.cluster.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
+	change := func(f func(*admissionregistrationv1.ValidatingWebhook)) {
+		r.Helper()
+		c, err := configurations.Get(r.Context(), h.name, metav1.GetOptions{})
+		must(r.T, err)
+		f(&c.Webhooks[0])
+		_, err = configurations.Update(r.Context(), c, metav1.UpdateOptions{})
+		must(r.T, err)
+	}
+	r.judgedBy(h)
+	must(r.T, h.Stop())
+	if err := r.probe(); err == nil || !strings.Contains(err.Error(), "failed calling webhook") {
+		r.Errorf("with failurePolicy Fail and a stopped server: %v", err)
+	}
+	change(func(w *admissionregistrationv1.ValidatingWebhook) {
+		w.FailurePolicy = new(admissionregistrationv1.Ignore)
+	})
+	r.until("failurePolicy Ignore admits while the server is stopped", r.probe)
+	must(r.T, h.Start(r.Context()))
+	r.until("the webhook denies when its server is back", func() error { return denies(r.probe()) })
+	change(func(w *admissionregistrationv1.ValidatingWebhook) { w.Rules[0].Resources = []string{"podtemplates"} })
+	r.until("pods are not judged", r.probe)
+	change(func(w *admissionregistrationv1.ValidatingWebhook) { w.Rules[0].Resources = []string{"pods"} })
+	r.until("pods are judged again", func() error { return denies(r.probe()) })
+	must(r.T, configurations.Delete(r.Context(), h.name, metav1.DeleteOptions{}))
+	r.until("nothing is judged without the webhook", r.probe)
+}
+
+// timeout gives a webhook a short time, while its backend does not answer.
+func timeout(r *row) {
+	const image = "timeout.test/app:1"
+	r.backend.Set(image, reviewbackend.Answer{Failure: reviewbackend.Hang, Client: clusterTwo})
+	c := r.two.configuration(r.T)
+	c.Name = "short"
+	c.Webhooks[0].NamespaceSelector.MatchLabels[webhookLabel] = c.Name
+	c.Webhooks[0].TimeoutSeconds = new(int32(5))
+	r.register(c)
+	r.label(webhookLabel, c.Name)
+	r.until("the webhook judges the namespace", func() error { return denies(r.probe()) })
+	// Otherwise the API server would say that the webhook failed.
+	if err := denies(r.createPod(pod("app", image, nil)), "no valid answer from the image review backend scanner after 4", "; denied"); err != nil {
+		r.Errorf("%v; want the webhook to answer in time", err)
+	}
+}
+
+// service has the webhook that is one for a cluster, by a service.
+func service(r *row) {
+	address, err := host.OwnAddress()
+	must(r.T, err)
+	h := r.startPolicyd(r.T, "service", r.path(clusterOne), r.free(r.T, address), r.pair(r.T))
+	_, port, err := net.SplitHostPort(h.address)
+	must(r.T, err)
+	// What the kubelets and the controllers of a cluster do.
+	slices := schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
+	_, err = r.objects.Resource(slices).Namespace(installed).Create(r.Context(), parse(r.T, fmt.Sprintf(`apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: policyd, labels: {kubernetes.io/service-name: pullgate-policyd}}
+addressType: IPv4
+ports: [{name: https, protocol: TCP, port: %s}]
+endpoints: [{addresses: [%s], conditions: {ready: true}}]
+`, port, address)), metav1.CreateOptions{})
+	must(r.T, err)
+	r.register(only(r.T, r.byService, r.namespace))
+	r.label(webhookLabel, r.namespace)
+	r.until("the webhook judges the namespace", func() error { return denies(r.probe()) })
+	r.wantDoctor("ok", "service "+installed+"/pullgate-policyd at "+h.address+": reached")
+}
+
+// files has a webhook that the API server reads from its disk, from its start on.
+func files(r *row) {
+	r.label(webhookLabel, r.onDisk.name)
+	r.until("the label is known", func() error { return denies(r.probe(), labelDenied) })
+	for _, k := range kinds() {
+		r.judged(k)
+	}
+	// It is no object that can be deleted.
+	list, err := r.cluster.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations().List(r.Context(), metav1.ListOptions{})
+	must(r.T, err)
+	for _, c := range list.Items {
+		if strings.HasSuffix(c.Name, ".static.k8s.io") {
+			r.Errorf("the API has the webhook %s", c.Name)
+		}
+	}
+	r.onDisk.write(r.T, func(w *admissionregistrationv1.ValidatingWebhook) { w.Rules = w.Rules[1:] })
+	r.until("pods are not judged", r.probe)
+	r.onDisk.write(r.T)
+	r.until("pods are judged again", func() error { return denies(r.probe()) })
+	must(r.T, r.onDisk.Stop())
+	if err := r.probe(); err != nil {
+		r.Errorf("with failurePolicy Ignore and a stopped server: %v", err)
+	}
+}
+
+// canaries were in all pods, and in no request to the backend.
+func canaries(r *row) {
+	requests := r.backend.Requests()
+	if len(requests) < 50 {
+		r.Errorf("%d requests; want those of all rows", len(requests))
+	}
+	for _, q := range requests {
+		for _, text := range append([]string{q.URI, string(q.Body)}, q.Header...) {
+			if strings.Contains(text, canary) {
+				r.Errorf("%s sent %s", q.Agent, text)
+			}
+		}
+	}
+	for _, h := range []*webhook{r.one, r.two} {
+		if strings.Contains(h.Log(), canary) {
+			r.Errorf("the log of %s has the canary", h.name)
+		}
+	}
+}

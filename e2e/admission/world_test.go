@@ -1,0 +1,376 @@
+package admission_test
+
+import (
+	"cmp"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/certtest"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
+
+	"github.com/pullgate/pullgate/e2e/cluster"
+	"github.com/pullgate/pullgate/e2e/host"
+	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/reviewbackend"
+)
+
+const (
+	// clusterOne and clusterTwo are the clients of the backend. The API server's plugin and the pullgate-policyd one are of clusterOne, the
+	// pullgate-policyd two is of clusterTwo.
+	clusterOne = "one"
+	clusterTwo = "two"
+	// worker is a node.
+	worker = "worker"
+	// patience is how long a test waits for what has to come: an API server uses a changed webhook about a second later.
+	patience = 30 * time.Second
+	// webhookLabel is the label of namespaces that says which webhooks judge them.
+	webhookLabel = "webhook"
+	// installed is the namespace of the manifests.
+	installed = "pullgate"
+	// webhookName is the name of the webhook in the manifests.
+	webhookName = "imagepolicywebhook.image-policy.k8s.io"
+)
+
+// A world is an API server whose plugin asks the backend, and two pullgate-policyd that ask it too and can be webhooks.
+type world struct {
+	cluster   *cluster.Cluster
+	dir       string
+	backend   *reviewbackend.Backend
+	authority *certtest.Authority // of the webhooks
+	objects   dynamic.Interface   // a client of the administrator for all kinds
+	one, two  *webhook
+	onDisk    *webhook                   // nil before 1.36
+	byService *unstructured.Unstructured // the webhook that is one for a cluster
+}
+
+// begin starts everything.
+func begin(t *testing.T, release string) *world {
+	t.Helper()
+	w := &world{dir: t.TempDir()}
+	var err error
+	w.backend, err = reviewbackend.Start()
+	must(t, err)
+	t.Cleanup(func() { check(t, w.backend.Close()) })
+	w.authority, err = certtest.New("authority of webhooks")
+	must(t, err)
+	for _, name := range []string{clusterOne, clusterTwo} {
+		must(t, os.MkdirAll(w.path(name), 0o700))
+		must(t, w.backend.Kubeconfig(w.path(name+".kubeconfig"), name))
+		must(t, os.WriteFile(w.path(name, "scanner.yaml"), w.imagePolicy(name), 0o600))
+		for file, text := range policies(name) {
+			must(t, os.WriteFile(w.path(name, file), []byte(text), 0o600))
+		}
+	}
+	must(t, os.WriteFile(w.path("audit.yaml"), []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata, verbs: [create]}]\n"), 0o600))
+	must(t, os.WriteFile(w.path("admission.yaml"), w.admissionConfiguration(release), 0o600))
+	flags := []string{
+		"--enable-admission-plugins=ImagePolicyWebhook", "--admission-control-config-file=" + w.path("admission.yaml"),
+		"--audit-policy-file=" + w.path("audit.yaml"), "--audit-log-path=" + w.path("audit.log"),
+		"--enable-aggregator-routing", // a service of a webhook is one of endpoints here, without a network of services
+	}
+	must(t, os.WriteFile(w.path("authority.pem"), w.authority.PEM(), 0o600))
+	if release == kubernetes136 {
+		flags = append(flags, "--feature-gates=ManifestBasedAdmissionControlConfig=true")
+		w.onDisk = w.startWebhook(t, "on-disk", w.path(clusterOne))
+		must(t, os.Mkdir(w.path("manifests"), 0o700))
+		w.onDisk.write(t)
+	}
+	w.cluster, err = cluster.StartWith(t.Context(), w.path("cluster"), release, cluster.Options{Nodes: []string{worker}, Flags: flags})
+	must(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("kube-apiserver:\n%s", host.Tail(w.cluster.Log(), 15))
+		}
+		check(t, w.cluster.Close())
+	})
+	w.objects, err = dynamic.NewForConfig(w.cluster.Config(cluster.Administrator))
+	must(t, err)
+	w.one = w.startWebhook(t, "one", w.path(clusterOne))
+	w.byService = w.install(t)
+	w.two = w.startWebhook(t, "two", w.path(clusterTwo), podTemplates, "kubeconfig: "+w.namespaceReader(t))
+	return w
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func (w *world) path(parts ...string) string {
+	return filepath.Join(append([]string{w.dir}, parts...)...)
+}
+
+// imagePolicy is the file of a backend, without a cache. That of clusterOne is read by the API server and by the pullgate-policyd one.
+func (w *world) imagePolicy(client string) []byte {
+	return fmt.Appendf(nil, "imagePolicy:\n  kubeConfigFile: %s\n  allowTTL: -1\n  denyTTL: -1\n  retryBackoff: 100\n  defaultAllow: false\n", w.path(client+".kubeconfig"))
+}
+
+func (w *world) admissionConfiguration(release string) []byte {
+	lines := []string{
+		"apiVersion: apiserver.config.k8s.io/v1", "kind: AdmissionConfiguration", "plugins:",
+		"- {name: ImagePolicyWebhook, path: " + w.path(clusterOne, "scanner.yaml") + "}",
+	}
+	if release == kubernetes136 {
+		lines = append(
+			lines, "- name: ValidatingAdmissionWebhook",
+			"  configuration: {apiVersion: apiserver.config.k8s.io/v1, kind: WebhookAdmissionConfiguration, staticManifestsDir: "+w.path("manifests")+"}",
+		)
+	}
+	return []byte(strings.Join(lines, "\n") + "\n")
+}
+
+// install creates what pullgate-policyd manifests prints for a cluster with the policies of two, but the webhook, which would judge all
+// namespaces. It returns the webhook.
+func (w *world) install(t *testing.T) *unstructured.Unstructured {
+	t.Helper()
+	must(t, os.WriteFile(w.path("templates.yaml"), []byte("apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\n"+podTemplates+"\n"), 0o600))
+	objects := w.manifests(t, "--image", "pullgate.test/policyd:1", "--policies", w.path(clusterTwo), "--config", w.path("templates.yaml"))
+	last := len(objects) - 1
+	for _, o := range objects[:last] {
+		kind := o.GroupVersionKind()
+		resource := kind.GroupVersion().WithResource(strings.ToLower(kind.Kind) + "s")
+		if _, err := w.objects.Resource(resource).Namespace(o.GetNamespace()).Create(t.Context(), o, metav1.CreateOptions{}); err != nil {
+			t.Fatalf("%s %s: %v", kind.Kind, o.GetName(), err)
+		}
+	}
+	return objects[last]
+}
+
+// manifests returns what pullgate-policyd manifests prints.
+func (w *world) manifests(t *testing.T, args ...string) (all []*unstructured.Unstructured) {
+	t.Helper()
+	program, err := node.Program("pullgate-policyd")
+	must(t, err)
+	text, err := host.Run(t.Context(), program, append([]string{"manifests", "--ca-file", w.path("authority.pem")}, args...)...)
+	must(t, err)
+	for document := range strings.SplitSeq(text, "\n---\n") {
+		all = append(all, parse(t, document))
+	}
+	return all
+}
+
+// namespaceReader returns a kubeconfig with the service account of the manifests, which may read namespaces and nothing else.
+func (w *world) namespaceReader(t *testing.T) string {
+	t.Helper()
+	token, err := w.cluster.Client.CoreV1().ServiceAccounts(installed).CreateToken(t.Context(), "pullgate-policyd", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	must(t, err)
+	path := w.path("namespaces.kubeconfig")
+	must(t, os.WriteFile(path, w.cluster.Kubeconfig("token: "+token.Status.Token), 0o600))
+	return path
+}
+
+// A webhook is a pullgate-policyd that serves HTTPS.
+type webhook struct {
+	*node.Policyd
+	world   *world
+	name    string // of the webhook and of the label that chooses its namespaces
+	address string
+}
+
+// startWebhook starts a pullgate-policyd with a policy folder on the loopback address.
+func (w *world) startWebhook(t *testing.T, name, policies string, settings ...string) *webhook {
+	t.Helper()
+	return w.startPolicyd(t, name, policies, w.free(t, "127.0.0.1"), w.pair(t), settings...)
+}
+
+// free returns an address of a host that is free at the moment.
+func (*world) free(t *testing.T, ip string) string {
+	t.Helper()
+	port, err := host.FreePort()
+	must(t, err)
+	return net.JoinHostPort(ip, strconv.Itoa(port))
+}
+
+// pair returns a certificate for a webhook, also by the service of the manifests.
+func (w *world) pair(t *testing.T) certtest.Pair {
+	t.Helper()
+	pair, err := w.authority.Issue(pkix.Name{CommonName: "webhook"}, time.Time{}, "pullgate-policyd."+installed+".svc")
+	must(t, err)
+	return pair
+}
+
+func (w *world) startPolicyd(t *testing.T, name, policies, address string, pair certtest.Pair, settings ...string) *webhook {
+	t.Helper()
+	dir := w.path("policyd-" + name)
+	must(t, os.MkdirAll(dir, 0o700))
+	certificate, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
+	must(t, errors.Join(os.WriteFile(certificate, pair.Certificate, 0o600), os.WriteFile(key, pair.Key, 0o600)))
+	settings = append(settings, fmt.Sprintf("https: {listen: %q, certFile: %s, keyFile: %s}", address, certificate, key))
+	p, err := node.StartPolicyd(t.Context(), dir, policies, settings...)
+	must(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("pullgate-policyd %s:\n%s", name, p.Log())
+		}
+		check(t, p.Close())
+	})
+	return &webhook{p, w, name, address}
+}
+
+// printed returns the webhook that pullgate-policyd manifests prints for the URL of a pullgate-policyd, only for the namespaces with its name as
+// the label.
+func (h *webhook) printed(t *testing.T) *admissionregistrationv1.ValidatingWebhookConfiguration {
+	t.Helper()
+	objects := h.world.manifests(t, "--url", "https://"+h.address, "--config", filepath.Join(h.Dir(), "policyd.yaml"))
+	return only(t, objects[0], h.name)
+}
+
+// only restricts a webhook to the namespaces with a label.
+func only(t *testing.T, object *unstructured.Unstructured, label string) *admissionregistrationv1.ValidatingWebhookConfiguration {
+	t.Helper()
+	c := &admissionregistrationv1.ValidatingWebhookConfiguration{}
+	must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, c))
+	c.Webhooks[0].NamespaceSelector.MatchLabels = map[string]string{webhookLabel: label}
+	return c
+}
+
+// configuration returns the webhook as an object that one of the API can be. What fails is denied, or it would look admitted.
+func (h *webhook) configuration(t *testing.T) *admissionregistrationv1.ValidatingWebhookConfiguration {
+	t.Helper()
+	c := h.printed(t)
+	c.Name, c.Webhooks[0].FailurePolicy = h.name, new(admissionregistrationv1.Fail)
+	return c
+}
+
+// write writes the webhook as a file that the API server reads, which replaces the one before.
+func (h *webhook) write(t *testing.T, change ...func(*admissionregistrationv1.ValidatingWebhook)) {
+	t.Helper()
+	c := h.printed(t)
+	for _, f := range change {
+		f(&c.Webhooks[0])
+	}
+	text, err := yaml.Marshal(c)
+	must(t, err)
+	hidden := h.world.path("pullgate.yaml")
+	must(t, errors.Join(os.WriteFile(hidden, text, 0o600), os.Rename(hidden, h.world.path("manifests", "pullgate.yaml"))))
+}
+
+// A row is a test with a namespace of its own.
+type row struct {
+	*testing.T
+	*world
+	namespace string
+}
+
+// row creates the namespace. No webhook judges it.
+func (w *world) row(t *testing.T, namespace string) *row {
+	t.Helper()
+	r := &row{T: t, world: w, namespace: namespace}
+	_, err := w.cluster.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	must(t, err)
+	_, err = w.cluster.Client.CoreV1().Secrets(namespace).Create(t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: secretName, Labels: map[string]string{"label": canary}}, StringData: map[string]string{"password": canary},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	return r
+}
+
+// register registers a webhook, once for all rows.
+func (r *row) register(c *admissionregistrationv1.ValidatingWebhookConfiguration) {
+	r.Helper()
+	_, err := r.cluster.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(r.Context(), c, metav1.CreateOptions{})
+	if !apierrors.IsAlreadyExists(err) {
+		must(r.T, err)
+	}
+}
+
+// label sets a label of the namespace; "" removes it.
+func (r *row) label(key, value string) {
+	r.Helper()
+	text := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, key, value)
+	if value == "" {
+		text = fmt.Sprintf(`{"metadata":{"labels":{%q:null}}}`, key)
+	}
+	_, err := r.cluster.Client.CoreV1().Namespaces().Patch(r.Context(), r.namespace, types.MergePatchType, []byte(text), metav1.PatchOptions{})
+	must(r.T, err)
+}
+
+// judgedBy has a webhook judge the namespace, and waits until it does. A policy of the webhook must deny the probe there.
+func (r *row) judgedBy(h *webhook) {
+	r.Helper()
+	r.register(h.configuration(r.T))
+	r.label(webhookLabel, h.name)
+	r.until("the webhook judges the namespace", func() error { return denies(r.probe()) })
+}
+
+// denies returns an error unless another one is a denial by the webhook, with all texts.
+func denies(err error, texts ...string) error {
+	texts = append(texts, fmt.Sprintf("admission webhook %q denied the request: pullgate: ", webhookName))
+	return denied(err, texts...)
+}
+
+// denied returns an error unless another one is a denial with all texts.
+func denied(err error, texts ...string) error {
+	if !apierrors.IsForbidden(err) {
+		return fmt.Errorf("%w; want 403", cmp.Or(err, errAdmitted))
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			return fmt.Errorf("%w; want %q", err, text)
+		}
+	}
+	return nil
+}
+
+// errAdmitted is in the place of an error that is missing.
+var errAdmitted = errors.New("admitted")
+
+// until waits until there is no error.
+func (r *row) until(what string, f func() error) {
+	r.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			r.Fatalf("after %v still not: %s: %v", patience, what, err)
+		}
+	}
+}
+
+// as is a client with a token, without the rights of the administrator.
+func (r *row) as(token string) *kubernetes.Clientset {
+	r.Helper()
+	c, err := kubernetes.NewForConfig(r.cluster.Config(token))
+	must(r.T, err)
+	return c
+}
+
+// create creates an object of a kind with a pod or its template, as a dry run or not.
+func (r *row) create(k kind, p *corev1.Pod, dryRun bool) error {
+	r.Helper()
+	var options metav1.CreateOptions
+	if dryRun {
+		options.DryRun = []string{metav1.DryRunAll}
+	}
+	_, err := r.objects.Resource(k.resource).Namespace(r.namespace).Create(r.Context(), k.with(r.T, p), options)
+	return err
+}
+
+// patch changes an object by a merge patch in JSON.
+func (r *row) patch(resource schema.GroupVersionResource, name, text string) error {
+	_, err := r.objects.Resource(resource).Namespace(r.namespace).Patch(r.Context(), name, types.MergePatchType, []byte(text), metav1.PatchOptions{})
+	return err
+}

@@ -1,0 +1,278 @@
+package kubelets_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/reviewbackend"
+)
+
+// reviewCanary is in everything of a pod that no backend may see.
+const reviewCanary = "canary-c41e-of-a-pod"
+
+// override is the annotation that allows an image which a backend denies otherwise.
+const override = "x.image-policy.k8s.io/break-glass"
+
+// A reviewing is a scenario with image review backends: policy files for them, and a pullgate-policyd that asks them. Its pods have a canary
+// everywhere.
+type reviewing struct {
+	*scenario
+	policyd  *node.Policyd
+	policies string // the folder
+	backends []*reviewbackend.Backend
+}
+
+// newReviewing starts a pullgate-policyd with an empty policy folder, which pullgated does not know before enforce. At the end, pullgated has
+// no policies, and no backend has seen a canary.
+func (s *scenario) newReviewing() *reviewing {
+	s.Helper()
+	r := &reviewing{scenario: s, policies: filepath.Join(s.Dir, "policies-of-"+s.name)}
+	s.must(os.Mkdir(r.policies, 0o755))
+	var err error
+	r.policyd, err = node.StartPolicyd(s.Context(), filepath.Join(s.Dir, "policyd-of-"+s.name), r.policies)
+	s.must(err)
+	s.Cleanup(func() {
+		s.dropAll() // before they can run
+		if err := s.gate.Restart(context.WithoutCancel(s.Context()), s.settings("admission: {policies: \"\"}")...); err != nil {
+			s.Error(err)
+		}
+		if err := r.policyd.Close(); err != nil {
+			s.Error(err)
+		}
+		r.noCanary()
+	})
+	return r
+}
+
+// backend starts a backend.
+func (r *reviewing) backend() *reviewbackend.Backend {
+	r.Helper()
+	b, err := reviewbackend.Start()
+	r.must(err)
+	r.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			r.Error(err)
+		}
+	})
+	r.backends = append(r.backends, b)
+	return b
+}
+
+// file writes the policy file of a backend. fields are those of imagePolicy beside kubeConfigFile; teams are those whose pods are reviewed,
+// all if there is none.
+func (r *reviewing) file(name string, b *reviewbackend.Backend, fields string, teams ...string) {
+	r.Helper()
+	kubeconfig := filepath.Join(r.policyd.Dir(), name+".kubeconfig")
+	r.must(b.Kubeconfig(kubeconfig, r.kubelet.Name()))
+	text := fmt.Sprintf("imagePolicy: {kubeConfigFile: %s, retryBackoff: 1, %s}\n", kubeconfig, fields)
+	if len(teams) > 0 {
+		var names []string
+		for _, team := range teams {
+			names = append(names, r.namespace(team))
+		}
+		text += "match: {namespaces: [" + strings.Join(names, ", ") + "]}\n"
+	}
+	r.must(os.WriteFile(filepath.Join(r.policies, name+".yaml"), []byte(text), 0o644))
+}
+
+// enforce restarts pullgated with the policies, and with more settings of its section admission.
+func (r *reviewing) enforce(settings ...string) {
+	r.Helper()
+	r.must(r.gate.Restart(r.Context(), r.admission(settings...)...))
+}
+
+// configure is enforce without a restart.
+func (r *reviewing) configure(settings ...string) {
+	r.Helper()
+	r.must(r.gate.Configure(r.admission(settings...)...))
+	policyFolder{r.scenario, r.policies}.signal()
+}
+
+func (r *reviewing) admission(settings ...string) []string {
+	settings = append(settings, "policies: "+r.policies, "policydSocket: "+r.policyd.Endpoint(), "kubeletRoot: "+r.kubelet.Root())
+	return r.settings("admission: {"+strings.Join(settings, ", ")+"}", "decisionLog: {path: "+r.decisionLog()+"}")
+}
+
+func (r *reviewing) decisionLog() string { return filepath.Join(r.gate.Dir(), r.name+".decisions") }
+
+// pod returns a pod with a canary.
+func (r *reviewing) pod(team string, image node.Pushed, changes ...func(*corev1.Pod)) pod {
+	return pod{team: team, image: image, change: func(p *corev1.Pod) {
+		p.Labels = map[string]string{"label": reviewCanary}
+		p.Annotations = map[string]string{"example.test/annotation": reviewCanary}
+		for _, change := range changes {
+			change(p)
+		}
+		for i := range p.Spec.Containers {
+			c := &p.Spec.Containers[i]
+			c.Env = []corev1.EnvVar{
+				{Name: "PLAIN", Value: reviewCanary},
+				{Name: "SECRET", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
+					LocalObjectReference: corev1.LocalObjectReference{Name: "canary"}, Key: "key",
+				}}},
+			}
+		}
+	}}
+}
+
+// secret makes the Secret that the pods of some teams name.
+func (r *reviewing) secret(teams ...string) {
+	r.Helper()
+	core := r.cluster.Client.CoreV1()
+	for _, team := range teams {
+		name := r.namespace(team)
+		_, err := core.Namespaces().Create(r.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			r.Fatal(err)
+		}
+		object := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "canary"}, StringData: map[string]string{"key": reviewCanary}}
+		_, err = core.Secrets(name).Create(r.Context(), object, metav1.CreateOptions{})
+		r.must(err)
+	}
+}
+
+// noCanary looks for the canary in everything that backends were sent.
+func (r *reviewing) noCanary() {
+	r.Helper()
+	requests := 0
+	for _, b := range r.backends {
+		for _, request := range b.Requests() {
+			requests++
+			if sent := fmt.Sprintf("%s %v %s", request.URI, request.Header, request.Body); strings.Contains(sent, "canary") {
+				r.Errorf("a backend was sent a canary: %s", sent)
+			}
+		}
+	}
+	if requests == 0 {
+		r.Error("no backend was asked")
+	}
+}
+
+// pull brings images on the node, so that no pod of a row waits for a pull.
+func (r *reviewing) pull(images ...node.Pushed) {
+	r.Helper()
+	r.runSteps(step{name: "a pod of all images", want: running, requests: downloads, pod: pod{team: "pull", image: images[0], change: func(p *corev1.Pod) {
+		for _, image := range images[1:] {
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: fmt.Sprintf("c-%d", len(p.Spec.Containers)), Image: image.Name, ImagePullPolicy: ifNotPresent})
+		}
+	}}})
+}
+
+// runs waits until a pod runs.
+func (r *reviewing) runs(name string, o *outcome) {
+	r.Helper()
+	for end := time.Now().Add(patience); o.state != running; time.Sleep(100 * time.Millisecond) {
+		if r.look(o); time.Now().After(end) {
+			r.Errorf("%s: %s%s; want it running\n%s\n%s", name, o, r.events(o.pod), r.lastOutput(), r.policydOutput())
+			return
+		}
+	}
+}
+
+// isDenied waits until the status or an event of a pod that does not run matches a pattern.
+func (r *reviewing) isDenied(name string, o *outcome, pattern string) {
+	r.Helper()
+	want := regexp.MustCompile(pattern)
+	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		r.look(o)
+		text := o.text + r.events(o.pod)
+		switch {
+		case o.state == running, o.state == succeeded:
+			r.Errorf("%s: %s; want it denied", name, o)
+			return
+		case want.MatchString(text):
+			return
+		case time.Now().After(end):
+			r.Errorf("%s: %s%s; want %s\n%s\n%s", name, o, text, want, r.lastOutput(), r.policydOutput())
+			return
+		}
+	}
+}
+
+func (r *reviewing) policydOutput() string {
+	lines := strings.Split(r.policyd.Log(), "\n")
+	return "pullgate-policyd:\n" + strings.Join(lines[max(0, len(lines)-15):], "\n")
+}
+
+// A decision is what a test reads of a line of the decision log.
+type decision struct {
+	Call string `json:"call"`
+	Pod  struct {
+		UID  string `json:"uid"`
+		Name string `json:"name"`
+	} `json:"pod"`
+	Container string `json:"container"`
+	Verdict   string `json:"verdict"`
+	Policies  []struct {
+		Validator        string            `json:"validator"`
+		Policy           string            `json:"policy"`
+		Answer           string            `json:"answer"`
+		Reason           string            `json:"reason"`
+		FailedOpen       bool              `json:"failedOpen"`
+		AuditAnnotations map[string]string `json:"auditAnnotations"`
+	} `json:"policies"`
+}
+
+// failedOpen reports whether the decision admits because a backend did not answer.
+func (d decision) failedOpen() bool {
+	for _, p := range d.Policies {
+		if p.FailedOpen {
+			return true
+		}
+	}
+	return false
+}
+
+// decisions returns the decisions of pullgated about the containers of a pod.
+func (r *reviewing) decisions(o *outcome) []decision {
+	r.Helper()
+	text, err := os.ReadFile(r.decisionLog())
+	r.must(err)
+	var all []decision
+	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
+		var d decision
+		r.must(json.Unmarshal(lines.Bytes(), &d))
+		if d.Call == "CreateContainer" && d.Pod.UID == string(o.pod.UID) {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// markedFailedOpen waits until the decision log has a container of a pod that was admitted because a backend did not answer, or one that was
+// not. No decision waits for the log.
+func (r *reviewing) markedFailedOpen(name string, o *outcome, want bool) {
+	r.Helper()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		all := r.decisions(o)
+		for _, d := range all {
+			if d.Verdict == "Allow" && d.failedOpen() == want {
+				return
+			}
+		}
+		if time.Now().After(end) {
+			r.Errorf("%s: the decision log has %+v; want an admitted container with failedOpen %v", name, all, want)
+			return
+		}
+	}
+}
+
+// hangup makes pullgate-policyd read its folder.
+func (r *reviewing) hangup() {
+	r.Helper()
+	r.must(syscall.Kill(r.policyd.PID(), syscall.SIGHUP))
+}

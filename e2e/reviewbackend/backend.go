@@ -1,0 +1,274 @@
+package reviewbackend
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/certtest"
+	"k8s.io/api/imagepolicy/v1alpha1"
+)
+
+// maxBody is what is read of a request.
+const maxBody = 4 << 20
+
+// A Certificate is a kind of certificate of the backend.
+type Certificate int
+
+// The kinds of certificates.
+const (
+	Valid          Certificate = iota
+	OtherAuthority             // of an authority that clients do not trust
+	Expired                    // of the authority that clients trust
+	certificateEnd             // how many there are
+)
+
+// A Backend is an image review backend. Its methods may be called concurrently.
+type Backend struct {
+	address      string
+	authority    *certtest.Authority
+	pair         certtest.Pair
+	certificates [certificateEnd]tls.Certificate
+
+	mu          sync.Mutex
+	certificate Certificate
+	answers     map[string]Answer // by image
+	requests    []Request
+	server      *http.Server // nil while it is stopped
+	served      chan error   // the result of server
+}
+
+// A Request is one that the backend was sent, including those that it failed or refused.
+type Request struct {
+	At     time.Time
+	Client string // the name in Kubeconfig or CertificateKubeconfig; "" if the request had no credential of either
+	Method string
+	URI    string   // with the query
+	Header []string // the names, sorted
+	Agent  string   // the value of User-Agent
+	Body   []byte
+	Review v1alpha1.ImageReview // the decoded body
+}
+
+// Images returns the images of the review.
+func (r *Request) Images() []string {
+	var all []string
+	for _, c := range r.Review.Spec.Containers {
+		all = append(all, c.Image)
+	}
+	return all
+}
+
+// Start starts a backend on a free port of the loopback address. It allows all images until Set is called.
+func Start() (*Backend, error) {
+	b := &Backend{answers: map[string]Answer{}}
+	var err error
+	if b.authority, err = certtest.New("authority of the backend"); err != nil {
+		return nil, err
+	}
+	other, err := certtest.New("another authority")
+	if err != nil {
+		return nil, err
+	}
+	for kind, from := range map[Certificate]struct {
+		authority *certtest.Authority
+		until     time.Time
+	}{Valid: {b.authority, time.Time{}}, OtherAuthority: {other, time.Time{}}, Expired: {b.authority, time.Now().Add(-time.Minute)}} {
+		pair, err := from.authority.Issue(pkix.Name{CommonName: "backend"}, from.until)
+		if err != nil {
+			return nil, err
+		}
+		if b.certificates[kind], err = pair.TLS(); err != nil {
+			return nil, err
+		}
+		if kind == Valid {
+			b.pair = pair
+		}
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	b.address = l.Addr().String()
+	b.serve(l)
+	return b, nil
+}
+
+// Address is the host and port of the backend, the same after each Restart.
+func (b *Backend) Address() string { return b.address }
+
+// Pair returns its valid certificate and key, with which a pullgate-policyd can take its place while it is stopped. The path that kubeconfigs
+// have is that of pullgate-policyd.
+func (b *Backend) Pair() certtest.Pair { return b.pair }
+
+// Kubeconfig writes a kubeconfig by which a client, such as a cluster, uses the backend with a token of its own.
+func (b *Backend) Kubeconfig(path, client string) error {
+	return b.kubeconfig(path, fmt.Sprintf("token: %q", Token(client)))
+}
+
+// Token is the token of a client.
+func Token(client string) string {
+	sum := sha256.Sum256([]byte("token of " + client))
+	return client + "." + hex.EncodeToString(sum[:8])
+}
+
+// CertificateKubeconfig writes a kubeconfig by which a client uses the backend with a certificate.
+func (b *Backend) CertificateKubeconfig(path, client string) error {
+	pair, err := b.authority.Issue(pkix.Name{CommonName: client}, time.Time{})
+	if err != nil {
+		return err
+	}
+	encode := base64.StdEncoding.EncodeToString
+	return b.kubeconfig(path, "client-certificate-data: "+encode(pair.Certificate)+", client-key-data: "+encode(pair.Key))
+}
+
+func (b *Backend) kubeconfig(path, user string) error {
+	return os.WriteFile(path, fmt.Appendf(nil, `apiVersion: v1
+kind: Config
+clusters: [{name: backend, cluster: {server: %q, certificate-authority-data: %s}}]
+users: [{name: client, user: {%s}}]
+contexts: [{name: context, context: {cluster: backend, user: client}}]
+current-context: context
+`, "https://"+b.address+"/imagereview", base64.StdEncoding.EncodeToString(b.authority.PEM()), user), 0o600)
+}
+
+// Set determines the answer for an image; for "" that for all images that have none.
+func (b *Backend) Set(image string, a Answer) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.answers[image] = a
+}
+
+// UseCertificate determines the certificate from the next connection on, and closes all connections.
+func (b *Backend) UseCertificate(c Certificate) error {
+	b.mu.Lock()
+	b.certificate = c
+	b.mu.Unlock()
+	return errors.Join(b.Stop(), b.Restart())
+}
+
+// Requests returns all requests so far, those about an image if one is given.
+func (b *Backend) Requests(image ...string) []Request {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	about := func(r Request) bool { return len(image) == 0 || slices.Contains(r.Images(), image[0]) }
+	return slices.Collect(func(yield func(Request) bool) {
+		for _, r := range b.requests {
+			if about(r) && !yield(r) {
+				return
+			}
+		}
+	})
+}
+
+// Stop closes the listener and all connections. Recorded requests and answers are kept.
+func (b *Backend) Stop() error {
+	b.mu.Lock()
+	server, served := b.server, b.served
+	b.server = nil
+	b.mu.Unlock()
+	if server == nil {
+		return nil
+	}
+	err := server.Close()
+	if end := <-served; !errors.Is(end, http.ErrServerClosed) {
+		err = errors.Join(err, end)
+	}
+	return err
+}
+
+// Restart serves again after Stop, at the same address.
+func (b *Backend) Restart() error {
+	l, err := net.Listen("tcp", b.address)
+	if err == nil {
+		b.serve(l)
+	}
+	return err
+}
+
+// serve serves in the background until Stop.
+func (b *Backend) serve(l net.Listener) {
+	server := &http.Server{
+		Handler: http.HandlerFunc(b.answer), ReadHeaderTimeout: 10 * time.Second,
+		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo), // failed handshakes are what tests want
+		TLSConfig: &tls.Config{
+			MinVersion: tls.VersionTLS12, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: b.authority.Pool(),
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				return &b.certificates[b.certificate], nil
+			},
+		},
+	}
+	served := make(chan error, 1)
+	b.mu.Lock()
+	b.server, b.served = server, served
+	b.mu.Unlock()
+	go func() { served <- server.ServeTLS(l, "", "") }()
+}
+
+// Close ends the backend.
+func (b *Backend) Close() error { return b.Stop() }
+
+// answer records a request and answers it.
+func (b *Backend) answer(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
+	if err != nil {
+		return // the client has gone
+	}
+	request := Request{
+		At: time.Now(), Client: clientOf(r), Method: r.Method, URI: r.RequestURI, Header: slices.Sorted(maps.Keys(r.Header)),
+		Agent: r.UserAgent(), Body: body,
+	}
+	err = json.Unmarshal(body, &request.Review)
+	b.mu.Lock()
+	b.requests = append(b.requests, request)
+	answer := b.answerLocked(&request)
+	b.mu.Unlock()
+	switch {
+	case request.Client == "":
+		w.WriteHeader(http.StatusUnauthorized)
+	case r.URL.Path == redirected:
+		(&Answer{}).send(w, r)
+	case err != nil || r.Method != http.MethodPost:
+		w.WriteHeader(http.StatusBadRequest)
+	default:
+		answer.send(w, r)
+	}
+}
+
+// clientOf returns the name of a client by its certificate or its token.
+func clientOf(r *http.Request) string {
+	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
+		return r.TLS.PeerCertificates[0].Subject.CommonName
+	}
+	token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if client, _, ok := strings.Cut(token, "."); ok && token == Token(client) {
+		return client
+	}
+	return ""
+}
+
+// pause waits until the client has gone, for at most a time.
+func pause(ctx context.Context, d time.Duration) (gone bool) {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	<-ctx.Done()
+	return errors.Is(ctx.Err(), context.Canceled)
+}

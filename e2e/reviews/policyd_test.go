@@ -1,0 +1,81 @@
+package reviews_test
+
+import (
+	"regexp"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/e2e/reviewbackend"
+)
+
+// While pullgate-policyd is absent, or does not answer, each backend fails as its file says. When it is back, it is asked again.
+func TestWithoutPolicyd(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		fail, repair func(*world) error
+		within       time.Duration
+	}{
+		"killed": { // the socket stays open
+			fail:   func(w *world) error { return w.policyd.Kill() },
+			repair: func(w *world) error { return w.policyd.Start(w.Context()) },
+			within: 10 * time.Second,
+		},
+		"without a socket": {
+			fail:   func(w *world) error { return w.policyd.Close() },
+			repair: func(w *world) error { return w.policyd.Reopen(w.Context()) },
+			within: 10 * time.Second,
+		},
+		"suspended": {
+			fail:   func(w *world) error { return syscall.Kill(w.policyd.PID(), syscall.SIGSTOP) },
+			repair: func(w *world) error { return syscall.Kill(w.policyd.PID(), syscall.SIGCONT) },
+			within: 30 * time.Second,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := backend(t)
+			b.Set(app, reviewbackend.Answer{Deny: true, Reason: "not scanned"})
+			policies := map[string]string{"true": "defaultAllow: true, denyTTL: -1", "false": "defaultAllow: false, denyTTL: -1", "absent": "denyTTL: -1"}
+			w := start(t, func(w *world) {
+				for value, fields := range policies {
+					w.file(w.policies, "main-"+value, b, fields, value)
+				}
+			}, "", app)
+			each := func(wanted func(value string) string) {
+				t.Helper()
+				var creations sync.WaitGroup
+				for value := range policies {
+					p, want := w.kubelet.Pod(value), wanted(value)
+					creations.Go(func() {
+						began := time.Now()
+						if denial := w.create(p, app); !regexp.MustCompile(want).MatchString(denial) {
+							t.Errorf("defaultAllow %s: %q; want %s", value, denial, want)
+						}
+						if took := time.Since(began); took > c.within {
+							t.Errorf("defaultAllow %s: answered after %v; want %v", value, took, c.within)
+						}
+					})
+				}
+				creations.Wait()
+			}
+			denied := func(value string) string {
+				return "denied by the image review backend main-" + value + " after .*: not scanned"
+			}
+			each(denied)
+			w.must(c.fail(w))
+			each(func(value string) string {
+				if value == "false" {
+					return "no valid answer from the image review backend main-false after .*: pullgate-policyd .*; denied"
+				}
+				return "^$"
+			})
+			if got := w.failedOpen(); got != 2 {
+				t.Errorf("pullgate_admission_failed_open_total = %v; want 2", got)
+			}
+			w.must(c.repair(w))
+			each(denied)
+		})
+	}
+}

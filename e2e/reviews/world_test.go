@@ -1,0 +1,125 @@
+// Package reviews_test runs image reviews with the built pullgated and pullgate-policyd, before a runtime and with backends that are fakes: what
+// backends do wrong, what is cached, and how long a review takes.
+package reviews_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pullgate/pullgate/e2e/host"
+	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/reviewbackend"
+)
+
+// id is the ID of all images: only their names differ.
+const id = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
+
+// A world is a pullgated with a pullgate-policyd beside it, before a fake runtime.
+type world struct {
+	testing.TB
+	kubelet  *criproxytest.Kubelet
+	gate     *node.Pullgated
+	policyd  *node.Policyd
+	dir      string
+	policies string // the folder of pullgated
+}
+
+// start starts a world whose runtime has images of these names. prepare writes its policy files. policydPolicies is the folder of
+// pullgate-policyd, "" for that of pullgated.
+func start(tb testing.TB, prepare func(*world), policydPolicies string, images ...string) *world {
+	tb.Helper()
+	dir, err := os.MkdirTemp("", "reviews") //nolint:usetesting // a socket's path must be short
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	w := &world{TB: tb, dir: dir, policies: filepath.Join(dir, "policies")}
+	w.must(os.Mkdir(w.policies, 0o755))
+	prepare(w)
+	if policydPolicies == "" {
+		policydPolicies = w.policies
+	}
+	runtime := criproxytest.NewRuntime(tb)
+	runtime.SetImages(criproxytest.Image{ID: id, Names: images})
+	w.policyd, err = node.StartPolicyd(tb.Context(), filepath.Join(dir, "policyd"), policydPolicies)
+	w.must(err)
+	tb.Cleanup(func() {
+		if err := w.policyd.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	w.gate, err = node.StartPullgated(tb.Context(), filepath.Join(dir, "pullgated"), runtime.Endpoint(),
+		"admission: {policies: "+w.policies+", policydSocket: "+w.policyd.Endpoint()+"}", "decisionLog: {path: "+filepath.Join(dir, "decisions.log")+"}")
+	w.must(err)
+	tb.Cleanup(func() {
+		if err := w.gate.Stop(); err != nil {
+			tb.Error(err)
+		}
+		if tb.Failed() {
+			tb.Logf("the last output of pullgated:\n%s\nand of pullgate-policyd:\n%s", host.Tail(filepath.Join(w.gate.Dir(), "pullgated.log"), 30), host.Tail(filepath.Join(w.policyd.Dir(), "policyd.log"), 30))
+		}
+	})
+	w.kubelet = criproxytest.NewKubelet(tb, w.gate.Endpoint())
+	return w
+}
+
+// file writes a policy file for a backend. fields are those of imagePolicy beside kubeConfigFile; with namespaces only their pods are reviewed.
+func (w *world) file(folder, name string, b *reviewbackend.Backend, fields string, namespaces ...string) {
+	w.Helper()
+	kubeconfig := filepath.Join(w.dir, name+".kubeconfig")
+	w.must(b.Kubeconfig(kubeconfig, "node"))
+	text := fmt.Sprintf("imagePolicy: {kubeConfigFile: %s, retryBackoff: 1, %s}\n", kubeconfig, fields)
+	if len(namespaces) > 0 {
+		text += `match: {namespaces: ["` + strings.Join(namespaces, `", "`) + `"]}` + "\n"
+	}
+	w.must(os.WriteFile(filepath.Join(folder, name+".yaml"), []byte(text), 0o644))
+}
+
+// create creates a container in a pod. It returns the message of a denial, "" if the container is created.
+func (w *world) create(p *criproxytest.Pod, image string) (denial string) {
+	w.Helper()
+	_, err := w.kubelet.Create(w.Context(), p, id, image)
+	if err == nil {
+		return ""
+	}
+	if s := status.Convert(err); s.Code() != codes.PermissionDenied {
+		w.Errorf("create a container on %s: %v; want %v", image, err, codes.PermissionDenied)
+	}
+	return status.Convert(err).Message()
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *world) failedOpen() float64 {
+	w.Helper()
+	n, err := w.gate.Metric("pullgate_admission_failed_open_total", `validator="review"`)
+	w.must(err)
+	return n
+}
+
+// backend starts a backend, which ends with the test.
+func backend(tb testing.TB) *reviewbackend.Backend {
+	tb.Helper()
+	b, err := reviewbackend.Start()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return b
+}

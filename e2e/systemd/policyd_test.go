@@ -1,0 +1,272 @@
+package systemd_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/pullgate/pullgate/internal/policyclient"
+
+	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/reviewbackend"
+)
+
+const (
+	policydUnit   = "pullgate-policyd.service"
+	policydSocket = "pullgate-policyd.socket"
+	policydConf   = "/etc/pullgate/policyd.yaml"
+	policySock    = "/run/pullgate/policy.sock"
+)
+
+const policydConfiguration = "apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\npolicies: /etc/pullgate/policies\n"
+
+// reviews asks about an image on a connection of its own, with the client of pullgated, and wants it allowed by the backend.
+func (s *site) reviews(ctx context.Context, image string) error {
+	s.Helper()
+	c, err := policyclient.New("unix://"+s.machine.Path(policySock), policyclient.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }() // the review has ended
+	results, err := c.Review(ctx, policyclient.Request{PolicyHash: s.hash, Namespace: "team-a", Images: []string{image}})
+	if err == nil && (len(results) != 1 || !results[0].Allowed || results[0].Failed) {
+		err = fmt.Errorf("results %v; want one by which the backend allows", results)
+	}
+	return err
+}
+
+// startBackend starts a backend that the machine reaches, at the address that its kubeconfig has.
+func (s *site) startBackend() {
+	s.Helper()
+	b, err := reviewbackend.Start()
+	s.must(err)
+	inside, err := s.machine.Listen(s.Context(), b.Address())
+	s.must(err)
+	go forward(inside, b.Address())
+	s.outer.Cleanup(func() { s.must(errors.Join(inside.Close(), b.Close())) })
+	s.backend = b
+	s.must(b.Kubeconfig(s.machine.Path("/etc/pullgate/scanner.kubeconfig"), "node"))
+}
+
+// forward passes connections on until the listener is closed.
+func forward(from net.Listener, to string) {
+	for {
+		c, err := from.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer func() { _ = c.Close() }()
+			d, err := net.Dial("tcp", to)
+			if err != nil {
+				return
+			}
+			defer func() { _ = d.Close() }()
+			go func() { _, _ = io.Copy(d, c); _ = d.Close() }()
+			_, _ = io.Copy(c, d)
+		}()
+	}
+}
+
+// socketID identifies the socket, not only its path.
+func (s *site) socketID() uint64 {
+	s.Helper()
+	info, err := os.Lstat(s.machine.Path(policySock))
+	s.must(err)
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || stat.Uid != 0 || info.Mode() != os.ModeSocket|0o600 {
+		s.Fatalf("%s: %v, user %d; want a socket of root with mode 0600", policySock, info.Mode(), stat.Uid)
+	}
+	return stat.Ino
+}
+
+// A policy that needs a review is in the folder of pullgated, and the first pod makes it connect.
+func policydActivated(s *site) {
+	s.write("/etc/pullgate/policies/all.yaml", "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: all}\nspec: {}\n")
+	s.write("/etc/pullgate/policies/backend.yaml", "imagePolicy: {kubeConfigFile: /etc/pullgate/scanner.kubeconfig, defaultAllow: false}\n")
+	s.startBackend()
+	s.write(conf, configuration+"admission: {policies: /etc/pullgate/policies}\n")
+	s.do("systemctl", "reload", unit)
+	s.until("the policies are in use", func() bool {
+		out := s.do("pullgatectl", "policy", "list", "--output", "json")
+		if m := regexp.MustCompile(`"hash": *"([0-9a-f]+)"`).FindStringSubmatch(out); m != nil {
+			s.hash = m[1]
+		}
+		return s.hash != ""
+	})
+	s.wantDoctor("fail", "policies", "/run/pullgate/policy.sock not found", "systemctl enable --now pullgate-policyd.socket")
+	s.wantDoctor("warn", "policies", "/etc/pullgate/policyd.yaml not found")
+
+	s.write(policydConf, policydConfiguration)
+	s.do("chown", "root:pullgate-policyd", "/etc/pullgate/scanner.kubeconfig")
+	s.do("chmod", "0640", "/etc/pullgate/scanner.kubeconfig")
+	s.do("pullgate-policyd", "--check-config")
+	s.do("systemctl", "enable", "--now", policydSocket)
+	s.wantState(policydSocket, "active")
+	s.wantState(policydUnit, "inactive")
+	s.socketID()
+	if o := s.pod("team-a", node.IfNotPresent, node.Alice()); o.State != node.Running || len(s.backend.Requests(s.app.Name)) != 1 {
+		s.Errorf("a pod whose image the backend allows: %v, %d requests; want it to run after one", o, len(s.backend.Requests(s.app.Name)))
+	}
+	s.wantState(policydUnit, "active")
+	s.do("/bin/bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9472; printf 'GET /readyz HTTP/1.0\\r\\n\\r\\n' >&3; grep -q '200 OK' <&3")
+	s.wantDoctor("ok", "policies", "pullgate-policyd answers at /run/pullgate/policy.sock, with the policy files of /etc/pullgate/policies")
+	s.wantDoctor("ok", "policies", "can read its 1 backends, and no other user can read their credentials")
+}
+
+// wantDoctor wants a finding of a check at a level that has all of these words.
+func (s *site) wantDoctor(level, check string, words ...string) {
+	s.Helper()
+	out, err := s.machine.Command(s.Context(), "pullgatectl", "doctor", "--no-network", "--output", "json").Output()
+	var answer struct {
+		Findings []struct{ Check, Level, Found, Remediation string }
+	}
+	// It fails, because this machine has no kubelet.
+	if decodeErr := json.Unmarshal(out, &answer); decodeErr != nil {
+		s.Fatalf("doctor = %v: %v: %s", err, decodeErr, out)
+	}
+	for _, f := range answer.Findings {
+		text := f.Found + " -> " + f.Remediation
+		if f.Check == check && f.Level == level && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) }) {
+			return
+		}
+	}
+	s.Errorf("doctor prints\n%s\nwant %s %s … %s", out, level, check, strings.Join(words, " … "))
+}
+
+// Only what is in force counts, so it is read from the kernel and tried.
+func policydSandboxed(s *site) {
+	status, err := os.ReadFile(s.machine.Path(fmt.Sprintf("/proc/%d/status", s.pidOf(policydUnit))))
+	s.must(err)
+	user := strings.TrimSpace(s.do("id", "-u", "pullgate-policyd"))
+	for _, want := range []string{
+		"Uid:\t" + strings.Repeat(user+"\t", 3) + user, "Seccomp:\t2", "NoNewPrivs:\t1",
+		"CapInh:\t0000000000000000", "CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "CapAmb:\t0000000000000000",
+	} {
+		if !strings.Contains(string(status), want+"\n") {
+			s.Errorf("the kernel does not report %q for pullgate-policyd:\n%s", want, status)
+		}
+	}
+	if user == "0" {
+		s.Error("it runs as root")
+	}
+	// Not even root would find these files there.
+	s.write("/var/lib/kubelet/pki/kubelet.key", "canary\n")
+	for _, path := range []string{
+		"/var/lib/kubelet", "/var/lib/pullgate", "/var/log/pullgate", "/run/containerd", "/run/pullgate", "/run/systemd/private", "/run/dbus",
+		"/etc/shadow", "/etc/systemd", "/etc/passwd", "/srv/packages",
+	} {
+		if !s.exists(path) && path != "/run/dbus" {
+			s.Errorf("the machine has no %s, so nothing is shown", path)
+		}
+		if out, err := s.insideOf(policydUnit, "cat "+path+"; ls "+path); err == nil || !strings.Contains(out, "No such file") {
+			s.Errorf("pullgate-policyd can read %s: %v, %s", path, err, out)
+		}
+	}
+	for _, dir := range []string{"/root", "/home"} {
+		if out, err := s.insideOf(policydUnit, "ls "+dir+"/."); err == nil && out != "" {
+			s.Errorf("%s holds %q for pullgate-policyd; want it hidden", dir, out)
+		}
+	}
+	for _, dir := range []string{"/", "/usr/bin", "/etc", "/etc/pullgate", "/etc/pullgate/policies", "/var", "/run", "/srv"} {
+		if out, err := s.insideOf(policydUnit, "touch "+dir+"/probe"); err == nil || !strings.Contains(out, "Read-only file system") {
+			s.Errorf("a write to %s = %v, %s; want a read-only file system", dir, err, out)
+		}
+	}
+	// What it needs, it reads as its own user.
+	asUser := fmt.Sprintf("setpriv --reuid=%s --regid=%s --clear-groups ", user, strings.TrimSpace(s.do("id", "-g", "pullgate-policyd")))
+	for _, path := range []string{policydConf, "/etc/pullgate/policies/all.yaml", "/etc/pullgate/scanner.kubeconfig"} {
+		if out, err := s.insideOf(policydUnit, asUser+"cat "+path); err != nil || out == "" {
+			s.Errorf("reading %s as pullgate-policyd = %v; want it to succeed", path, err)
+		}
+	}
+	if out, err := s.insideOf(policydUnit, asUser+"cat /proc/1/status"); err == nil || !strings.Contains(out, "No such file") {
+		s.Errorf("pullgate-policyd sees other processes: %v, %s", err, out)
+	}
+	limits, err := os.ReadFile(s.machine.Path(fmt.Sprintf("/proc/%d/limits", s.pidOf(policydUnit))))
+	if s.must(err); !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "Max core file size 0 0 ") {
+		s.Errorf("limits are %s; want no core file", limits)
+	}
+	s.refusesSystemCalls(policydUnit)
+	s.do("systemd-analyze", "security", "--no-pager", "--threshold=14", policydUnit)
+}
+
+// The socket stays, so a request waits while the process is restarted, or after it was killed. One that is in progress is answered.
+func policydRestarted(s *site) {
+	before := s.socketID()
+	s.backend.Set("busy:1", reviewbackend.Answer{Failure: reviewbackend.TooManyRequests})
+	review, restart := make(chan error, 1), make(chan error, 1)
+	go func() { review <- s.reviews(s.Context(), "busy:1") }()
+	s.until("the backend is asked", func() bool { return len(s.backend.Requests("busy:1")) > 0 })
+	go func() {
+		_, err := s.machine.Run(s.Context(), "systemctl", "restart", policydUnit)
+		restart <- err
+	}()
+	s.until("the process drains", func() bool { return s.shows(policydUnit, "ActiveState") == "deactivating" })
+	s.backend.Set("busy:1", reviewbackend.Answer{})
+	s.must(<-review)
+	s.must(<-restart)
+	c := node.NewCalls(s.Context())
+	for range 2 {
+		c.Again("Review", func(ctx context.Context) error { return s.reviews(ctx, "app:1") })
+	}
+	c.Await(20)
+	for range 3 {
+		s.do("systemctl", "restart", policydUnit)
+	}
+	s.do("systemctl", "kill", "--kill-whom=main", "--signal=KILL", policydUnit)
+	s.until("a restart after the kill", func() bool { return s.shows(policydUnit, "NRestarts") == "1" })
+	// With a pullgated that asks, pods start at most late.
+	s.do("systemctl", "restart", "--no-block", policydUnit)
+	if o := s.pod("team-a", node.IfNotPresent, node.Alice()); o.State != node.Running {
+		s.Errorf("a pod while pullgate-policyd is restarted: %v; want it to run", o)
+	}
+	c.Await(20)
+	summary, failed := c.Stop()
+	s.Log(summary)
+	for _, err := range failed {
+		s.Error(err)
+	}
+	if after := s.socketID(); after != before {
+		s.Error("the socket is another one after the restarts")
+	}
+	s.write(conf, configuration)
+	s.do("systemctl", "reload", unit)
+}
+
+// The step before this one has installed the newer version.
+func policydUpgraded(s *site) {
+	s.wantState(policydUnit, "active")
+	if got := s.versionOf(policydUnit); got != newer {
+		s.Errorf("version %s of pullgate-policyd runs; want %s", got, newer)
+	}
+	// A configuration that is invalid keeps the process that runs, and does not keep pullgated from its upgrade.
+	before := s.pidOf(policydUnit)
+	s.write(policydConf, policydConfiguration+"ofAnotherVersion: true\n")
+	out := s.do("dpkg", "--install", packed+"/"+older+".deb")
+	if !strings.Contains(out, "/etc/pullgate/policyd.yaml is not valid for this version") || !strings.Contains(out, "ofAnotherVersion") {
+		s.Errorf("dpkg prints %s; want the invalid file and its error", out)
+	}
+	s.wantVersion(older)
+	if after := s.pidOf(policydUnit); after != before {
+		s.Error("pullgate-policyd was restarted with a configuration that it refuses")
+	}
+	s.write(policydConf, policydConfiguration)
+	// A process that does not run is not started.
+	s.do("systemctl", "stop", policydUnit)
+	s.do("dpkg", "--install", packed+"/"+newer+".deb")
+	s.wantState(policydUnit, "inactive")
+	s.wantState(policydSocket, "active")
+	s.must(s.reviews(s.Context(), "app:1"))
+	if got := s.versionOf(policydUnit); got != newer {
+		s.Errorf("version %s of pullgate-policyd runs; want %s", got, newer)
+	}
+}
