@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,6 +17,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/internal/scripttest"
 )
 
 func TestMain(m *testing.M) {
@@ -33,34 +33,8 @@ func TestScripts(t *testing.T) {
 		Deadline:            time.Now().Add(time.Minute), // a process that starts by mistake does not end
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
-		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"status": status, "expand": expand},
+		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"status": scripttest.Status, "expand": scripttest.Expand},
 	})
-}
-
-// status runs a program and compares its exit code: status 2 pullgate-policyd --nonsense.
-func status(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) < 2 {
-		ts.Fatalf("usage: status code program [argument...]")
-	}
-	got := "0"
-	if err := ts.Exec(args[1], args[2:]...); err != nil {
-		coded, ok := err.(interface{ ExitCode() int })
-		if !ok {
-			ts.Fatalf("%v: %v", args[1:], err)
-		}
-		got = strconv.Itoa(coded.ExitCode())
-	}
-	if got != args[0] {
-		ts.Fatalf("%v exits with %s; want %s", args[1:], got, args[0])
-	}
-}
-
-// expand replaces variables in files by their values.
-func expand(ts *testscript.TestScript, _ bool, args []string) {
-	for _, name := range args {
-		text := os.Expand(ts.ReadFile(name), ts.Getenv)
-		ts.Check(os.WriteFile(ts.MkAbs(name), []byte(text), 0o600))
-	}
 }
 
 // activated is a process that gets its socket as from systemd.

@@ -18,6 +18,7 @@ import (
 	"github.com/pullgate/pullgate/internal/doctor"
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 	"github.com/pullgate/pullgate/internal/nodeenable"
+	"github.com/pullgate/pullgate/internal/scripttest"
 )
 
 // now is the time of the program under test; the answers have times in the days before it.
@@ -116,7 +117,7 @@ func TestScripts(t *testing.T) {
 		},
 		Condition: func(name string) (bool, error) { return name == "root" && os.Geteuid() == 0, nil },
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"status":   exits,
+			"status":   scripttest.Status,
 			"answer":   answer,
 			"requests": requests,
 			"hang-up":  hangUp,
@@ -127,24 +128,6 @@ func TestScripts(t *testing.T) {
 			"only":     only,
 		},
 	})
-}
-
-// exits runs a program and compares its exit code: status 2 pullgatectl --nonsense.
-func exits(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) < 2 {
-		ts.Fatalf("usage: status code program [argument...]")
-	}
-	got := "0"
-	if err := ts.Exec(args[1], args[2:]...); err != nil {
-		coded, ok := err.(interface{ ExitCode() int })
-		if !ok {
-			ts.Fatalf("%v: %v", args[1:], err)
-		}
-		got = strconv.Itoa(coded.ExitCode())
-	}
-	if got != args[0] {
-		ts.Fatalf("%v exits with %s; want %s", args[1:], got, args[0])
-	}
 }
 
 func daemonOf(ts *testscript.TestScript) *daemon {

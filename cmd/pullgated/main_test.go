@@ -7,13 +7,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/internal/scripttest"
 )
 
 func TestMain(m *testing.M) {
@@ -30,8 +31,8 @@ func TestScripts(t *testing.T) {
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"status":      status,
-			"expand":      expand,
+			"status":      scripttest.Status,
+			"expand":      scripttest.Expand,
 			"newer-store": newerStore,
 			"await":       await,
 		},
@@ -69,32 +70,6 @@ func TestLoaderOfTheDefaultPath(t *testing.T) {
 	}
 	if _, _, err := loader(path, true)(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("absent and given: %v; want ErrNotExist", err)
-	}
-}
-
-// status runs a program and compares its exit code: status 2 pullgated --nonsense.
-func status(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) < 2 {
-		ts.Fatalf("usage: status code program [argument...]")
-	}
-	got := "0"
-	if err := ts.Exec(args[1], args[2:]...); err != nil {
-		coded, ok := err.(interface{ ExitCode() int })
-		if !ok {
-			ts.Fatalf("%v: %v", args[1:], err)
-		}
-		got = strconv.Itoa(coded.ExitCode())
-	}
-	if got != args[0] {
-		ts.Fatalf("%v exits with %s; want %s", args[1:], got, args[0])
-	}
-}
-
-// expand replaces variables in files by their values.
-func expand(ts *testscript.TestScript, _ bool, args []string) {
-	for _, name := range args {
-		text := os.Expand(ts.ReadFile(name), ts.Getenv)
-		ts.Check(os.WriteFile(ts.MkAbs(name), []byte(text), 0o600))
 	}
 }
 

@@ -1,10 +1,8 @@
 package daemon
 
 import (
-	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -138,7 +136,7 @@ func (p *policies) apply(set *files.Set, err error) {
 func (p *policies) use(set *files.Set, err error) {
 	if err != nil {
 		p.metrics.PoliciesRead(false)
-		p.log.Error(oneLine(err), "Policies not read, the previous ones stay in use", "policies", p.config.Policies)
+		p.log.Error(hint.OneLine(err), "Policies not read, the previous ones stay in use", "policies", p.config.Policies)
 		if p.chain != nil {
 			p.chain.Set(p.rules())
 		}
@@ -198,9 +196,4 @@ func (p *policies) report() {
 func (p *policies) panicked(validator string, value any, stack []byte) {
 	p.metrics.Panic()
 	p.log.Error(fmt.Errorf("panic: %v", value), "A validator of policies panicked, the container is denied", "validator", validator, "stack", string(stack))
-}
-
-// oneLine returns an error with its lines in one, because the journal has one line for each event.
-func oneLine(err error) error {
-	return errors.New(strings.ReplaceAll(strings.ReplaceAll(err.Error(), ":\n", ": "), "\n", "; "))
 }

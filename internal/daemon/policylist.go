@@ -5,6 +5,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/pkg/admission/restrict"
 	"github.com/pullgate/pullgate/pkg/restriction"
@@ -34,7 +35,7 @@ func (p *policies) keepList(err error) {
 		l.Hash = p.set.Hash
 	}
 	if err != nil {
-		l.ReloadError = oneLine(err).Error()
+		l.ReloadError = hint.OneLine(err).Error()
 	}
 	unjudged := map[string][]string{}
 	for _, f := range restrict.Unjudged(p.set, p.from) {

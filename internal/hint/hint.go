@@ -3,6 +3,7 @@ package hint
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // An Error is an error with a hint. Its text is that of Err alone; a command prints the hint on a line of its own.
@@ -36,4 +37,9 @@ func Of(err error) string {
 		return e.Hint
 	}
 	return ""
+}
+
+// OneLine returns an error with the lines of its text in one, because the journal has one line for each event. It has no hint.
+func OneLine(err error) error {
+	return errors.New(strings.ReplaceAll(strings.ReplaceAll(err.Error(), ":\n", ": "), "\n", "; "))
 }

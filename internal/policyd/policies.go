@@ -1,9 +1,7 @@
 package policyd
 
 import (
-	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -146,7 +144,7 @@ func (p *policies) takeLocked(set *files.Set, err error) {
 	before := p.failure.folder
 	p.failure.folder = err
 	if err != nil && (before == nil || before.Error() != err.Error()) {
-		p.log.Error(oneLine(err), "Policies not read, the previous ones stay in use", "policies", p.paths.Folder)
+		p.log.Error(hint.OneLine(err), "Policies not read, the previous ones stay in use", "policies", p.paths.Folder)
 	}
 	p.reportLocked()
 }
@@ -183,7 +181,7 @@ func (p *policies) useLocked(set *files.Set) error {
 func (p *policies) readKubeconfigsLocked() {
 	err := p.backends.Reload()
 	if before := p.failure.kubeconfigs; err != nil && (before == nil || before.Error() != err.Error()) {
-		p.log.Error(oneLine(err), "Kubeconfig of a backend not read, the previous one stays in use")
+		p.log.Error(hint.OneLine(err), "Kubeconfig of a backend not read, the previous one stays in use")
 	}
 	p.failure.kubeconfigs = err
 	p.reportLocked()
@@ -198,9 +196,4 @@ func (p *policies) reportLocked() {
 func (p *policies) panicked(validator string, value any, stack []byte) {
 	p.metrics.Panic()
 	p.log.Error(fmt.Errorf("panic: %v", value), "A validator of policies panicked, the request is denied", "validator", validator, "stack", string(stack))
-}
-
-// oneLine returns an error with its lines in one, because the journal has one line for each event.
-func oneLine(err error) error {
-	return errors.New(strings.ReplaceAll(strings.ReplaceAll(err.Error(), ":\n", ": "), "\n", "; "))
 }
