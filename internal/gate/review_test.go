@@ -325,8 +325,9 @@ func TestOnlyReviewedCallsWait(t *testing.T) {
 			t.Errorf("a create after the review: %v", err)
 		}
 	}
-	if n := len(p.runtime.Containers()) - before; n != creates {
-		t.Errorf("%d containers; want %d", n, creates)
+	// The review can also end before the server sees the deadline of the caller that did not wait.
+	if n := len(p.runtime.Containers()) - before; n != creates && n != creates+1 {
+		t.Errorf("%d containers; want %d, or one more", n, creates)
 	}
 }
 
