@@ -128,6 +128,16 @@ func newScripted(t *testing.T, settings ...http2.Setting) (*rig, *strictClient, 
 	return r, c, s
 }
 
+// atOnce sends the frames of several writes in one, so that they are read at once.
+func (s *scripted) atOnce(write func()) {
+	var all bytes.Buffer
+	single := s.fr
+	s.fr = http2.NewFramer(&all, nil)
+	write()
+	s.fr = single
+	_, _ = s.conn.Write(all.Bytes())
+}
+
 // until reads until a frame of a kind comes on a stream.
 func (s *scripted) until(id uint32, what http2.FrameType) http2.Frame { //nolint:ireturn // as http2.Framer does
 	s.t.Helper()

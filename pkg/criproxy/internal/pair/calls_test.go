@@ -24,6 +24,10 @@ func TestMixedLoad(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
+	calls := 40
+	if raced {
+		calls = 15
+	}
 	r := newRig(t, true)
 	before := usage()
 	for name, options := range map[string][]grpc.DialOption{
@@ -36,7 +40,7 @@ func TestMixedLoad(t *testing.T) {
 			var callers sync.WaitGroup
 			for caller := range 32 {
 				callers.Go(func() {
-					for i := range 40 {
+					for i := range calls {
 						if err := anyCall(t.Context(), cc, fmt.Appendf(nil, "%d %d", caller, i)); err != nil {
 							t.Error(err)
 						}
@@ -191,6 +195,57 @@ func TestLocalCallThatEndsEarly(t *testing.T) {
 	r.settled()
 	if got := r.ended.Load(); got != 3 {
 		t.Errorf("%d calls counted; want 3", got)
+	}
+}
+
+// A client that still sends when its call ends gets the end that the runtime meant, however late that is written.
+func TestCallsThatEndBeforeTheirRequests(t *testing.T) {
+	const refused = "RST_STREAM REFUSED_STREAM"
+	for _, tc := range []struct {
+		name, want string
+		end        func(s *scripted, id uint32)
+	}{
+		{"status and RST_STREAM", "grpc-status 8", func(s *scripted, id uint32) {
+			s.header(id)
+			s.trailer(id, "8")
+			_ = s.fr.WriteRSTStream(id, http2.ErrCodeNo)
+		}},
+		{"RST_STREAM", refused, func(s *scripted, id uint32) { _ = s.fr.WriteRSTStream(id, http2.ErrCodeRefusedStream) }},
+		{"GOAWAY", refused, func(s *scripted, _ uint32) { _ = s.fr.WriteGoAway(0, http2.ErrCodeNo, nil) }},
+		{"lost runtime", "grpc-status 14", func(s *scripted, _ uint32) { _ = s.conn.Close() }},
+	} {
+		for rest, send := range map[string]func(c *strictClient, id uint32){
+			"DATA":     func(c *strictClient, id uint32) { _ = c.fr.WriteData(id, true, []byte("x")) },
+			"trailers": func(c *strictClient, id uint32) { c.head(id, endStream, "x-trailer", "t") },
+		} {
+			t.Run(tc.name+" and "+rest, func(t *testing.T) {
+				r, c, s := newScripted(t)
+				if _, err := c.read(); err != nil { // SETTINGS of the runtime
+					t.Fatal(err)
+				}
+				id := c.open(forwarded)
+				_ = c.fr.WriteData(id, false, framed([]byte("xx"))[:6])
+				s.until(id, http2.FrameData)
+				release, err := r.server.HoldWrites()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer release()
+				s.atOnce(func() { tc.end(s, id) })
+				r.settled() // the end is read, and not written
+				send(c, id)
+				for i := range 2 { // when the second call is open, what was sent before the first is handled
+					c.call(local, nil)
+					r.opens(i + 1)
+				}
+				release()
+				got := make([]string, 1)
+				c.collect(got, func(http2.Frame) bool { return got[0] != "" || t.Failed() })
+				if got[0] != tc.want {
+					t.Errorf("%s; want %s", got[0], tc.want)
+				}
+			})
+		}
 	}
 }
 

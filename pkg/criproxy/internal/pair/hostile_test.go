@@ -218,8 +218,11 @@ func TestHostileClients(t *testing.T) {
 func TestRandomConnections(t *testing.T) {
 	const seed = 7
 	connections := 2000
-	if testing.Short() {
+	switch {
+	case testing.Short():
 		connections = 200
+	case raced:
+		connections = 500
 	}
 	r := newRig(t, true)
 	good := dial(t, r.path)

@@ -26,6 +26,9 @@ import (
 //   - The runtime reads a block that this process has encoded from the fields that it has checked. So both read the same
 //     method, and padding, priority, CONTINUATION and size updates of a client do not reach the runtime.
 //   - A malformed request (RFC 9113 8.1 to 8.3) is reset, and never reaches the runtime or a handler.
+//   - DATA and trailers on a closed stream are ignored (RFC 9113 5.1): the client may have sent them before it received the end of the
+//     call. Responses remove a stream before they write its last frames, so RST_STREAM could reach the client before these, and
+//     would be the status of the call.
 //   - A call is routed once, by its :path. Header blocks reach the runtime in the order of their streams.
 //   - A call with Route.Bypass is held until its next frame. If that is its whole request, Bypass decides who answers the call; else it is
 //     a local call. Several calls are held, because a client with many calls sends their HEADERS first. Calls reach the runtime in the
@@ -467,6 +470,11 @@ func (r *requests) take(ctx context.Context, f *frame, content []byte) error {
 	r.mu.Unlock()
 	if st == nil || ended { // the runtime does not get it, so its window has to be given back
 		r.back = appendWindowUpdate(r.back, 0, int64(len(f.payload)))
+	}
+	switch {
+	case st == nil:
+		return nil
+	case ended:
 		return streamError{codeClosed}
 	}
 	if err := st.checkLength(len(content), end); err != nil {
@@ -574,7 +582,9 @@ func (r *requests) trailers(ctx context.Context, id uint32, st *stream, end bool
 	switch {
 	case !end:
 		return connError{codeProtocol, "HEADERS on a stream that was opened before"}
-	case st == nil, st.clientEnded:
+	case st == nil:
+		return nil
+	case st.clientEnded:
 		return streamError{codeClosed}
 	case r.size > maxHeaderList:
 		return streamError{codeCalm}

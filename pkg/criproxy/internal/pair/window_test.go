@@ -32,8 +32,11 @@ func TestWindowsAreNeverExceeded(t *testing.T) {
 func testWindows(t *testing.T, streamWindow int64, methods []string) {
 	t.Helper()
 	calls := 300
-	if testing.Short() {
+	switch {
+	case testing.Short():
 		calls = 30
+	case raced:
+		calls = 100
 	}
 	r := newRig(t, true)
 	c := newStrictClient(t, r.path, http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(streamWindow)})
