@@ -186,6 +186,9 @@ func (r *run) mapping(path string, in any, out reflect.Value) {
 	for _, rewrite := range t.rewrites {
 		rewrite(&m)
 	}
+	if t.written != nil {
+		out.FieldByIndex(t.written).Set(reflect.ValueOf(m.written))
+	}
 	for k, v := range entries {
 		name := keyOf(k)
 		index, known := t.index[name]

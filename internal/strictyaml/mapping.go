@@ -11,7 +11,7 @@ type Mapping struct {
 	Fields map[any]any
 
 	path    string
-	written map[string]string // from the name of a field to the name in the document
+	written Written // from the name of a field to the name in the document
 	run     *run
 }
 
@@ -29,7 +29,7 @@ func (m *Mapping) Rename(from, to string) {
 	}
 	m.Fields[to] = v
 	if m.written == nil {
-		m.written = map[string]string{}
+		m.written = Written{}
 	}
 	m.written[to] = from
 }
@@ -41,10 +41,18 @@ func (m *Mapping) Errorf(name, format string, args ...any) {
 
 // pathOf returns the path of a field with the key that the document has.
 func (m *Mapping) pathOf(name string) string {
-	if key, ok := m.written[name]; ok {
-		name = key
+	return child(m.path, m.written.Name(name))
+}
+
+// A Written is a field of a struct that has renamed fields. It receives the names that the document has for them.
+type Written map[string]string
+
+// Name returns the name that the document has for a field.
+func (w Written) Name(field string) string {
+	if name, ok := w[field]; ok {
+		return name
 	}
-	return child(m.path, name)
+	return field
 }
 
 // A structType is what is known of a struct: its fields in the document, and the rewrites for it and for the types that it embeds.
@@ -52,6 +60,7 @@ type structType struct {
 	names    []string // in the order of the declaration
 	index    map[string][]int
 	rewrites []func(*Mapping)
+	written  []int // the index of the field of type Written, nil if there is none
 }
 
 func (d *Decoder) structType(t reflect.Type) *structType {
@@ -75,6 +84,8 @@ func (d *Decoder) addFields(s *structType, t reflect.Type, prefix []int) {
 		index := append(slices.Clip(prefix), f.Index...)
 		name := nameOf(f)
 		switch {
+		case f.Type == reflect.TypeFor[Written]():
+			s.written = index
 		case name != "":
 			s.names = append(s.names, name)
 			s.index[name] = index

@@ -44,8 +44,23 @@ func (n Name) String() string { return n.repository + n.suffix }
 // Repository returns the name without tag and digest, "docker.io/library/busybox".
 func (n Name) Repository() string { return n.repository }
 
+// CanonicalRegistry returns one form of the names of a registry: "repo.test" for "REPO.test:443". Host names do not distinguish upper and
+// lower case, and 443 is the default port. The runtime still takes them for different registries.
+func CanonicalRegistry(host string) string {
+	return strings.TrimSuffix(strings.ToLower(host), ":443")
+}
+
 // IsDigest reports whether the name is a repository and a digest.
 func (n Name) IsDigest() bool { return strings.HasPrefix(n.suffix, "@") }
+
+// Digest returns the digest of a name that has one, such as "sha256:…"; "" for every other name.
+func (n Name) Digest() string {
+	digest, _ := strings.CutPrefix(n.suffix, "@")
+	if !n.IsDigest() {
+		return ""
+	}
+	return digest
+}
 
 // IsImageID reports whether runtimes take the name for an image ID or a prefix of one.
 func (n Name) IsImageID() bool { return n.repository == idRepository }

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/pullgate/pullgate/internal/strictyaml"
+	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
 // compile checks a policy and compiles its rules. The rules are for use only if there is no error.
@@ -291,8 +292,8 @@ func addedCapability(name string) string {
 func (c *compiler) image(at place, r *ImageRestriction) imageRule {
 	registry := c.strAs(at, "registry", r.Registry)
 	if registry != nil {
-		registry.whitelist = mapped(registry.whitelist, canonicalRegistry)
-		registry.blacklist = mapped(registry.blacklist, canonicalRegistry)
+		registry.whitelist = mapped(registry.whitelist, imageref.CanonicalRegistry)
+		registry.blacklist = mapped(registry.blacklist, imageref.CanonicalRegistry)
 	}
 	return imageRule{
 		registry: registry,

@@ -169,11 +169,5 @@ func imageOf(v podview.Value[string]) imageName {
 	repository := name.Repository()
 	suffix := name.String()[len(repository)+1:] // without the colon or the @
 	registry, path, _ := strings.Cut(repository, "/")
-	return imageName{registry: podview.Set(canonicalRegistry(registry)), name: podview.Set(path), tag: podview.Set(suffix), known: true}
-}
-
-// canonicalRegistry returns one form of the names of a registry. Host names do not distinguish upper and lower case, and 443 is the default
-// port.
-func canonicalRegistry(host string) string {
-	return strings.TrimSuffix(strings.ToLower(host), ":443")
+	return imageName{registry: podview.Set(imageref.CanonicalRegistry(registry)), name: podview.Set(path), tag: podview.Set(suffix), known: true}
 }

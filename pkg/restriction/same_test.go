@@ -15,7 +15,7 @@ func TestSamePodsHaveTheSameAnswer(t *testing.T) {
 		t.Skip("takes seconds")
 	}
 	same, changed := 0, 0
-	for seed := range uint64(4 * rounds) {
+	for seed := range rounds(2400) {
 		r := newRandom(seed)
 		var files []restriction.File
 		for i := range 1 + r.IntN(2) {

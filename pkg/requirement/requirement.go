@@ -1,0 +1,165 @@
+package requirement
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+)
+
+// A Requirement is a tree of which signatures an image must have. One of Of, Signed and Static is set. The zero Requirement is met by no
+// image. Requirements that readers return must not be modified.
+type Requirement struct {
+	// AtLeast is how many requirements of Of must be met. A value below 1 is never met.
+	AtLeast int
+	Of      []Requirement
+	// Signed is a leaf: the image has a signature.
+	Signed *Signed
+	// Static is a leaf that no signature decides.
+	Static *Static
+}
+
+// A Static is met by every image or by none.
+type Static struct {
+	Pass bool
+	// Message is for the user of a denied pod.
+	Message string
+}
+
+// A Signed is met if one signature of the image meets all of its fields. Either Key or Keyless is set.
+type Signed struct {
+	Key     *Key
+	Keyless *Keyless
+	// Repository is where signatures count beside the repository of the image itself; "" if they count only there. It is normalised.
+	Repository string
+	// Log requires an entry in a transparency log; nil requires none.
+	Log *Log
+	// Timestamp requires a timestamp by an authority; nil requires none. A keyless signature needs a log entry or a timestamp.
+	Timestamp *Timestamp
+}
+
+// A Key is a public key.
+type Key struct {
+	// Public is the key in PKIX form, in DER.
+	Public []byte
+	// Hash is the hash algorithm of the signatures, such as sha256.
+	Hash string
+}
+
+// A Keyless is a certificate with an identity, by an authority that a root certificate leads to.
+type Keyless struct {
+	// Issuer and Subject are the identity, and who vouches for it.
+	Issuer, Subject Text
+	// Extensions are values that the certificate has, by object identifier; see ExtensionID.
+	Extensions map[string]string
+	// Roots are root certificates in DER; nil means those of the trusted root.
+	Roots [][]byte
+	// IgnoreSCT accepts a certificate without a proof that it was published in a certificate log.
+	IgnoreSCT bool
+	// CTLogKeys are the keys of certificate logs, in PKIX form in DER; nil means those of the trusted root.
+	CTLogKeys [][]byte
+}
+
+// A Log is a transparency log.
+type Log struct {
+	// URL selects a log of the trusted root; "" means any of them. It is not asked.
+	URL string
+	// Keys are the keys of the log, in PKIX form in DER; nil means those of the trusted root.
+	Keys [][]byte
+}
+
+// A Timestamp is an RFC 3161 timestamp.
+type Timestamp struct {
+	// Chain has the certificates of the authority in DER; nil means the authorities of the trusted root.
+	Chain [][]byte
+}
+
+// Met reports whether a requirement is met, given which of its leaves are met.
+func (r *Requirement) Met(signed func(*Signed) bool) bool {
+	switch {
+	case r.Signed != nil:
+		return signed(r.Signed)
+	case r.Static != nil:
+		return r.Static.Pass
+	case r.AtLeast < 1:
+		return false
+	}
+	met := 0
+	for i := range r.Of {
+		if r.Of[i].Met(signed) {
+			met++
+		}
+	}
+	return met >= r.AtLeast
+}
+
+// NeedsSignature reports whether a signature decides: the requirement is neither met by every image nor by none.
+func (r *Requirement) NeedsSignature() bool {
+	return r.Met(func(*Signed) bool { return true }) && !r.Met(func(*Signed) bool { return false })
+}
+
+// Signers returns the leaves that a signature decides, in the order of the policy.
+func (r *Requirement) Signers() []*Signed {
+	if r.Signed != nil {
+		return []*Signed{r.Signed}
+	}
+	var all []*Signed
+	for i := range r.Of {
+		all = append(all, r.Of[i].Signers()...)
+	}
+	return all
+}
+
+// UsesTrustedRoot reports whether the requirement relies on the trusted root, because a leaf has no root certificates or keys of logs of its own.
+func (r *Requirement) UsesTrustedRoot() bool {
+	for _, s := range r.Signers() {
+		k := s.Keyless
+		if k != nil && (k.Roots == nil || !k.IgnoreSCT && k.CTLogKeys == nil) ||
+			s.Log != nil && s.Log.Keys == nil || s.Timestamp != nil && s.Timestamp.Chain == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// AtLeast returns the requirement that n of a list are met. A list of one is that one.
+func AtLeast(n int, of ...Requirement) Requirement {
+	if len(of) == 1 && n == 1 {
+		return of[0]
+	}
+	return Requirement{AtLeast: n, Of: of}
+}
+
+// String describes the requirement in words.
+func (r *Requirement) String() string {
+	switch {
+	case r.Signed != nil:
+		return r.Signed.String()
+	case r.Static != nil && r.Static.Pass:
+		return "nothing"
+	case r.Static != nil, r.AtLeast < 1:
+		return "no image is allowed"
+	}
+	of := make([]string, len(r.Of))
+	for i := range r.Of {
+		of[i] = r.Of[i].String()
+	}
+	return fmt.Sprintf("at least %d of (%s)", r.AtLeast, strings.Join(of, "; "))
+}
+
+// String names the signer: the SHA-256 of a key, or issuer and subject.
+func (s *Signed) String() string {
+	switch {
+	case s.Key != nil:
+		return "key sha256:" + fingerprint(s.Key.Public)
+	case s.Keyless != nil:
+		return fmt.Sprintf("identity %s of issuer %s", s.Keyless.Subject, s.Keyless.Issuer)
+	default:
+		return "no signer"
+	}
+}
+
+func fingerprint(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
