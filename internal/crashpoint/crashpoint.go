@@ -15,7 +15,11 @@ const (
 	Pulled         = "criproxy.pull.answered"   // the runtime has pulled, nothing is recorded
 	ProveBefore    = "records.prove.before"     // the record is about to be written
 	ProveAfter     = "records.prove.after"      // the record is on disk, and not yet in memory
+	Verified       = "endorse.verified"         // signatures are verified, no endorsement is written
+	EndorseBefore  = "records.endorse.before"   // signatures are verified, endorsements are about to be written
+	EndorseAfter   = "records.endorse.after"    // they are on disk, the kubelet has no answer
 	Recorded       = "criproxy.pull.recorded"   // record and grant exist, the kubelet has no answer
+	Endorsed       = "criproxy.pull.endorsed"   // the endorsements exist too, the kubelet has no answer
 	DropBefore     = "records.drop.before"
 	DropAfter      = "records.drop.after"
 	EndBefore      = "records.end.before"
@@ -34,6 +38,8 @@ const (
 	AcceptAfter    = "records.accept.after"
 	ForgetBefore   = "records.forget.before"   // marks are about to give way to records with nothing proved
 	ForgetAfter    = "records.forget.after"    // they have on disk, grants still rest on them
+	WithdrawBefore = "records.withdraw.before" // endorsements are about to be revoked
+	WithdrawAfter  = "records.withdraw.after"
 	CompactWritten = "offline.compact.written" // the compacted store is whole, under its temporary name
 	CompactRenamed = "offline.compact.renamed" // it has its name, the directory is not synced
 	Created        = "criproxy.create.created" // the runtime has created a container, it is not read back
@@ -43,8 +49,8 @@ const (
 func All() []string {
 	return []string{
 		StoreTemporary, StoreRenamed, SetAside, KeyMissing, BeginBefore, BeginAfter, Pulled, ProveBefore,
-		ProveAfter, Recorded, DropBefore, DropAfter, EndBefore, EndAfter, MarkBefore, MarkAfter, SettleBefore,
+		ProveAfter, Verified, EndorseBefore, EndorseAfter, Recorded, Endorsed, DropBefore, DropAfter, EndBefore, EndAfter, MarkBefore, MarkAfter, SettleBefore,
 		SettleAfter, PruneBefore, PruneAfter, RotateBefore, RotateAfter, RevokeBefore, RevokeAfter,
-		AcceptBefore, AcceptAfter, ForgetBefore, ForgetAfter, CompactWritten, CompactRenamed, Created,
+		AcceptBefore, AcceptAfter, ForgetBefore, ForgetAfter, WithdrawBefore, WithdrawAfter, CompactWritten, CompactRenamed, Created,
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"unsafe"
 )
 
-// The cache is a table of sets: a pair can be in each of the ways of one set. maxCached bounds the memory of the facts in it, in
+// A cache is a table of sets: a pair can be in each of the ways of one set. maxCached bounds the memory of the values in it, in
 // bytes.
 const (
 	cacheSets = 512
@@ -14,31 +14,35 @@ const (
 	maxCached = 4 << 20
 )
 
-// A factsCache has decoded facts of pairs that were looked up lately. It has no lock, and a hit allocates nothing.
+// A pairCache has what was read about pairs that were looked up lately: their facts, or their endorsements. It has no lock, and a
+// hit allocates nothing.
 //
-// Facts in it are valid for one state of the file, the one that the last write transaction left. Its number is in state, together
+// Values in it are valid for one state of the file, the one that the last write transaction left. Its number is in state, together
 // with the number of the transactions that commit:
 //
 //	state = finished commits << commitBits | commits in progress
 //
-// A reader takes the state before it opens its read transaction, and notes it with the facts. Facts count if the state is still
-// the same: then no commit has begun since before they were read. While a commit is in progress, no facts count and none are
+// A reader takes the state before it opens its read transaction, and notes it with the value. A value counts if the state is still
+// the same: then no commit has begun since before it was read. While a commit is in progress, no value counts and none is
 // noted, because some readers may see what it writes and others not yet. A commit that fails ends the state too, as it is
 // unknown what it has written.
-type factsCache struct {
+type pairCache[V sized] struct {
 	state atomic.Uint64
-	bytes atomic.Int64 // of all facts, valid or not
+	bytes atomic.Int64 // of all values, valid or not
 	turn  atomic.Uint32
 	seed  maphash.Seed
-	sets  [cacheSets][cacheWays]atomic.Pointer[cachedFacts]
+	sets  [cacheSets][cacheWays]atomic.Pointer[cached[V]]
 }
 
-// cachedFacts never change after they are in the cache.
-type cachedFacts struct {
+// sized is implemented by what a cache has; bytes returns about how much memory it takes.
+type sized interface{ bytes() int64 }
+
+// A cached value never changes after it is in the cache.
+type cached[V sized] struct {
 	pair  Pair
 	state uint64
 	bytes int64
-	facts Facts
+	value V
 }
 
 const (
@@ -47,35 +51,35 @@ const (
 )
 
 // commit notes that a commit begins. The caller calls finish after it has succeeded or failed.
-func (c *factsCache) commit() { c.state.Add(1) }
+func (c *pairCache[V]) commit() { c.state.Add(1) }
 
-func (c *factsCache) finish() { c.state.Add(oneState - 1) }
+func (c *pairCache[V]) finish() { c.state.Add(oneState - 1) }
 
-// now returns the state for put. ok is false while a commit is in progress: then no facts are put into the cache.
-func (c *factsCache) now() (state uint64, ok bool) {
+// now returns the state for put. ok is false while a commit is in progress: then nothing is put into the cache.
+func (c *pairCache[V]) now() (state uint64, ok bool) {
 	state = c.state.Load()
 	return state, state%oneState == 0
 }
 
-func (c *factsCache) set(p Pair) *[cacheWays]atomic.Pointer[cachedFacts] {
+func (c *pairCache[V]) set(p Pair) *[cacheWays]atomic.Pointer[cached[V]] {
 	return &c.sets[maphash.Comparable(c.seed, p)%cacheSets]
 }
 
-// get returns the facts about a pair if they are valid.
-func (c *factsCache) get(p Pair) (Facts, bool) {
+// get returns the value of a pair if it is valid.
+func (c *pairCache[V]) get(p Pair) (v V, ok bool) {
 	state, set := c.state.Load(), c.set(p)
 	for i := range set {
 		if f := set[i].Load(); f != nil && f.state == state && f.pair == p {
-			return f.facts, true
+			return f.value, true
 		}
 	}
-	return Facts{}, false
+	return v, false
 }
 
-// put notes facts that were read after now returned the state. They replace facts that are not valid any more, or any others. If
+// put notes a value that was read after now returned the state. It replaces one that is not valid any more, or any other. If
 // the memory is used up, the cache is cleared.
-func (c *factsCache) put(p Pair, state uint64, f Facts) {
-	made := &cachedFacts{pair: p, state: state, facts: f, bytes: f.bytes()}
+func (c *pairCache[V]) put(p Pair, state uint64, v V) {
+	made := &cached[V]{pair: p, state: state, value: v, bytes: v.bytes()}
 	if made.bytes > maxCached {
 		return
 	}
@@ -95,17 +99,17 @@ func (c *factsCache) put(p Pair, state uint64, f Facts) {
 	}
 }
 
-// replace returns the memory of all facts afterwards.
-func (c *factsCache) replace(at *atomic.Pointer[cachedFacts], by *cachedFacts) (bytes int64) {
+// replace returns the memory of all values afterwards.
+func (c *pairCache[V]) replace(at *atomic.Pointer[cached[V]], by *cached[V]) (bytes int64) {
 	old := at.Swap(by)
 	return c.bytes.Add(by.size() - old.size())
 }
 
-func (f *cachedFacts) size() int64 {
-	if f == nil {
+func (v *cached[V]) size() int64 {
+	if v == nil {
 		return 0
 	}
-	return f.bytes
+	return v.bytes
 }
 
 // bytes returns about how much memory the facts take.

@@ -113,6 +113,7 @@ func TestCrashAtAnyWriteLosesNothingAcknowledgedAndProvesNothing(t *testing.T) {
 						}
 					}
 				}
+				wantFormatOfContent(t, s, at)
 				prove(t, s, records.Result{Pair: pair(id1, app), Credential: bob}) // the store is usable
 			})
 		}

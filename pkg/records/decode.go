@@ -12,6 +12,7 @@ import (
 // A judgement that finds no facts in memory waits until a record of up to MaxProofs proofs is decoded. For that, encoding/json is
 // several times slower than reading the one form that it writes. recordOf reads that form: the fields of Record in their order,
 // without white space, and texts in ASCII without escapes. It refuses everything else, which encoding/json then reads.
+// readEndorsement does the same for endorsements.
 
 // recordOf returns the record that encoding/json would decode from a payload; ok is false if the payload does not have the form
 // in which encode writes ordinary records. The record shares no memory with the payload.
@@ -39,6 +40,35 @@ func recordOf(payload []byte) (r Record, ok bool) {
 		return Record{}, false
 	}
 	return r, true
+}
+
+// readEndorsement is recordOf for an endorsement.
+func readEndorsement(payload []byte) (e Endorsement, ok bool) {
+	s := scanner{rest: payload}
+	s.texts.Grow(len(payload))
+	s.expect(`{"pair":{"imageID":"`)
+	e.Pair.ImageID = s.text()
+	s.expect(`,"repository":"`)
+	e.Pair.Repository = s.text()
+	s.expect(`},"requirement":"`)
+	e.Requirement = s.text()
+	s.expect(`,"digest":"`)
+	e.Digest = s.text()
+	if s.skip(`,"signers":["`) {
+		e.Signers = append(e.Signers, s.text())
+		for s.skip(`,"`) {
+			e.Signers = append(e.Signers, s.text())
+		}
+		s.expect(`]`)
+	}
+	s.expect(`,"at":"`)
+	e.At = s.time()
+	e.Until = s.timeIf(`,"until":"`)
+	s.expect(`}`)
+	if s.failed || len(s.rest) > 0 {
+		return Endorsement{}, false
+	}
+	return e, true
 }
 
 // A scanner reads a payload from its beginning. After a failure its results are without meaning.

@@ -29,10 +29,10 @@ func manyProofs(p records.Pair) records.Record {
 }
 
 // decoded returns what encoding/json decodes from a payload.
-func decoded(payload string) (r records.Record, err error) {
+func decoded[T any](payload string) (v T, err error) {
 	d := json.NewDecoder(strings.NewReader(payload))
 	d.DisallowUnknownFields()
-	return r, d.Decode(&r)
+	return v, d.Decode(&v)
 }
 
 func TestRecordsAreDecodedWithoutJSON(t *testing.T) {
@@ -60,7 +60,7 @@ func TestRecordsAreDecodedWithoutJSON(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, ok := records.RecordOf(string(payload))
-		want, err := decoded(string(payload))
+		want, err := decoded[records.Record](string(payload))
 		if diff := cmp.Diff(want, got); !ok || err != nil || diff != "" {
 			t.Errorf("%s: recordOf(%s) = %v, json %v (-json +recordOf):\n%s", name, payload, ok, err, diff)
 		}
@@ -142,9 +142,59 @@ func FuzzRecordOf(f *testing.F) {
 		if !ok {
 			return
 		}
-		want, err := decoded(string(payload))
+		want, err := decoded[records.Record](string(payload))
 		if diff := cmp.Diff(want, got); err != nil || diff != "" {
 			t.Errorf("recordOf accepts %q, json %v (-json +recordOf):\n%s", payload, err, diff)
+		}
+	})
+}
+
+func TestEndorsementsAreDecodedWithoutJSON(t *testing.T) {
+	p := pair(id1, app)
+	for name, e := range map[string]records.Endorsement{
+		"zero value":  {},
+		"one signer":  endorsement(p, signedByTeam),
+		"no signer":   {Pair: p, Requirement: signedByTeam, Digest: "sha256:d1", At: at(1)},
+		"every field": {Pair: p, Requirement: signedByTeam, Digest: "sha256:d1", Signers: []string{"a", "", "b"}, At: at(1), Until: at(2)},
+	} {
+		payload, err := json.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, ok := records.ReadEndorsement(string(payload))
+		want, err := decoded[records.Endorsement](string(payload))
+		if diff := cmp.Diff(want, got); !ok || err != nil || diff != "" {
+			t.Errorf("%s: %s is read %v, json %v (-json +read):\n%s", name, payload, ok, err, diff)
+		}
+		for end := range payload {
+			if _, ok := records.ReadEndorsement(string(payload[:end])); ok {
+				t.Errorf("%s is accepted", payload[:end])
+			}
+		}
+	}
+}
+
+// FuzzReadEndorsement compares readEndorsement with encoding/json.
+func FuzzReadEndorsement(f *testing.F) {
+	e := endorsement(pair(id1, app), signedByTeam)
+	e.Until, e.Signers = at(2), []string{"a", "b"}
+	for _, e := range []records.Endorsement{e, {}, endorsement(pair(id1, app), signedByTeam)} {
+		payload, err := json.Marshal(e)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(payload)
+		f.Add(bytes.ReplaceAll(payload, []byte("team"), []byte(`t\u0065am`)))
+		f.Add(bytes.ReplaceAll(payload, []byte("Z\""), []byte(".5Z\"")))
+	}
+	f.Fuzz(func(t *testing.T, payload []byte) {
+		got, ok := records.ReadEndorsement(string(payload))
+		if !ok {
+			return
+		}
+		want, err := decoded[records.Endorsement](string(payload))
+		if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			t.Errorf("readEndorsement accepts %q, json %v (-json +read):\n%s", payload, err, diff)
 		}
 	})
 }

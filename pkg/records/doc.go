@@ -1,13 +1,13 @@
-// Package records implements the store of pull records, pull intents and preloaded marks, one bbolt file. It states facts and
-// does not judge; its only rule is which pairs a scan may mark, because the transaction that writes the mark must decide that.
+// Package records implements the store of pull records, pull intents, preloaded marks and endorsements, one bbolt file. It states
+// facts and does not judge; its only rule is which pairs a scan may mark, because the transaction that writes the mark must decide that.
 //
 // When a call returns nil, its change is on disk: after a crash at any instant, the store contains the facts of every call that
 // returned, and may contain the fact of a call in progress.
 //
-// # Format 1
+// # Format
 //
 //	meta
-//	  format            1
+//	  format            1, or 2 while the store has endorsements
 //	  distrust          Distrust, while the store is distrusted; a copy is from the moment that it is made
 //	  scanned           the time of the first scan
 //	  key               fingerprint of the node's key
@@ -20,10 +20,16 @@
 //	  <image ID> 00 <repository>               Mark
 //	creations           one per container that is or was created from an image that may be a checkpoint; absent until there is one
 //	  <sequence, 8 bytes>                      Creation
+//	endorsements        one per image ID, repository and requirement; absent while there is none
+//	  <image ID> 00 <repository> 00 <requirement>    Endorsement
+//
+// A version that reads only format 1 refuses a store of format 2. The first endorsement raises the number, and the deletion of the
+// last one lowers it again, each in the transaction that makes the change. So a node that verifies no signatures, or whose
+// endorsements were revoked, can go back to such a version.
 //
 // Every value is a CRC-32C of its bucket, its key and its payload (4 bytes, big endian), then the payload as JSON. A value with a
 // wrong checksum counts as unreadable, and a pair with an unreadable value needs proof: a flipped bit, or a value under another
-// key, never opens an image.
+// key, never opens an image. An endorsement that is unreadable does not count, and its image is verified again.
 //
 // # Damage
 //
@@ -32,8 +38,8 @@
 //
 // # Memory
 //
-// [Store.Lookup] keeps facts that it has decoded. They count until the next transaction begins to commit (docs/design/0029), so that
-// an answer from memory is the answer that the file would give.
+// [Store.Lookup] and [Store.Endorsed] keep what they have decoded. It counts until the next transaction begins to commit
+// (docs/design/0029), so that an answer from memory is the answer that the file would give.
 //
 // A Store may be used concurrently. Lock order: bbolt's write lock, then Store.mu.
 package records

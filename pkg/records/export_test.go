@@ -18,7 +18,7 @@ func Decode(bucket string, key, stored []byte, into any) error {
 
 // Says is what is read of a stored record without decoding it.
 func Says(stored []byte, now time.Time) (unlisted, gone, ahead bool) {
-	return saysAtEnd(stored, fieldUnlisted), saysAtEnd(stored, fieldGone), mayBeAhead(stored, now)
+	return saysAtEnd(stored, fieldUnlisted), saysAtEnd(stored, fieldGone), mayBeAhead(stored, fieldLastProved, now)
 }
 
 // WriteAt is the function with which bbolt writes to its file.
@@ -35,6 +35,8 @@ func (s *Store) OnWrite(f func(write WriteAt, b []byte, at int64) (int, error)) 
 
 func RecordOf(payload string) (Record, bool) { return recordOf([]byte(payload)) }
 
+func ReadEndorsement(payload string) (Endorsement, bool) { return readEndorsement([]byte(payload)) }
+
 // Bounds of the facts in memory.
 const (
 	MaxCached      = maxCached
@@ -43,19 +45,19 @@ const (
 
 // Cached reports whether Lookup would answer from memory.
 func (s *Store) Cached(p Pair) bool {
-	_, ok := s.cache.get(p)
+	_, ok := s.facts.get(p)
 	return ok
 }
 
 // CachedFacts returns the number of pairs with facts in memory, valid or not, their size, and the size that the cache has noted.
 func (s *Store) CachedFacts() (pairs int, bytes, noted int64) {
-	for i := range s.cache.sets {
-		for j := range s.cache.sets[i] {
-			if f := s.cache.sets[i][j].Load(); f != nil {
+	for i := range s.facts.sets {
+		for j := range s.facts.sets[i] {
+			if f := s.facts.sets[i][j].Load(); f != nil {
 				pairs++
-				bytes += f.facts.bytes()
+				bytes += f.value.bytes()
 			}
 		}
 	}
-	return pairs, bytes, s.cache.bytes.Load()
+	return pairs, bytes, s.facts.bytes.Load()
 }

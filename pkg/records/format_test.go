@@ -4,8 +4,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"flag"
+	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,10 +18,24 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
-var update = flag.Bool("update", false, "rewrite testdata/format-1.db; not allowed once format 1 is released")
+var update = flag.Bool("update", false, "rewrite testdata/format-2.db; not allowed once format 2 is released")
 
-// writeFormat makes the store that is in testdata.
-func writeFormat(t *testing.T, path string) {
+// formats are the formats of the files in testdata.
+func formats() []int { return []int{1, 2} }
+
+func goldenOf(format int) string {
+	return filepath.Join("testdata", fmt.Sprintf("format-%d.db", format))
+}
+
+// endorsedInFormat2 are the endorsements of the store in testdata.
+func endorsedInFormat2() []records.Endorsement {
+	full := endorsement(pair(id1, app), signedByTeam)
+	full.Until = at(9)
+	return []records.Endorsement{full, {Pair: pair(id2, other), Requirement: signedByTeam, Digest: "sha256:d2", At: at(8)}}
+}
+
+// writeFormat makes the store of a format that is in testdata.
+func writeFormat(t *testing.T, path string, format int) {
 	t.Helper()
 	s, _ := open(t, path, records.Options{})
 	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice, At: at(1), Secrets: []records.SecretRef{
@@ -54,11 +70,14 @@ func writeFormat(t *testing.T, path string) {
 			t.Fatal(err)
 		}
 	}
+	if format >= 2 {
+		endorse(t, s, endorsedInFormat2()...)
+	}
 	closeStore(t, s)
 }
 
 // wantFormat compares a store with what writeFormat wrote.
-func wantFormat(t *testing.T, s *records.Store) {
+func wantFormat(t *testing.T, s *records.Store, format int) {
 	t.Helper()
 	all, marks := contents(t, s)
 	intents, err := s.Intents()
@@ -91,35 +110,109 @@ func wantFormat(t *testing.T, s *records.Store) {
 	if diff := cmp.Diff(wantCreated, created); diff != "" || err != nil {
 		t.Errorf("Creations (-want +got), %v:\n%s", err, diff)
 	}
+	if got := formatOf(t, s); got != format {
+		t.Errorf("format = %d; want %d", got, format)
+	}
+	var wantEndorsed []records.Endorsement
+	if format >= 2 {
+		wantEndorsed = endorsedInFormat2()
+	}
+	if diff := cmp.Diff(wantEndorsed, endorsed(t, s)); diff != "" {
+		t.Errorf("endorsements (-want +got):\n%s", diff)
+	}
 	if f, err := s.KeyFingerprint(); f != "f00d" || err != nil {
 		t.Errorf("KeyFingerprint() = %q, %v; want f00d, nil", f, err)
 	}
 }
 
-func TestFormat1Opens(t *testing.T) {
-	golden, path := filepath.Join("testdata", "format-1.db"), newPath(t)
+func TestEveryFormatOpens(t *testing.T) {
 	if *update {
-		writeFormat(t, path)
-		writeFile(t, golden, readFile(t, path))
+		path := newPath(t)
+		writeFormat(t, path, 2)
+		writeFile(t, goldenOf(2), readFile(t, path))
 	}
-	writeFile(t, path, readFile(t, golden))
-	s, report := open(t, path, records.Options{KeyExists: true})
-	if diff := cmp.Diff(records.Report{}, report); diff != "" {
-		t.Errorf("Report (-want +got):\n%s", diff)
-	}
-	wantFormat(t, s)
-	prove(t, s, records.Result{Pair: pair(id1, app), Credential: bob})
-	if got := lookup(t, s, pair(id1, app)); len(got.Record.Proofs) != 2 {
-		t.Errorf("%d proofs after a pull; want 2", len(got.Record.Proofs))
+	for _, format := range formats() {
+		path := newPath(t)
+		writeFile(t, path, readFile(t, goldenOf(format)))
+		s, report := open(t, path, records.Options{KeyExists: true})
+		if diff := cmp.Diff(records.Report{}, report); diff != "" {
+			t.Errorf("format %d: Report (-want +got):\n%s", format, diff)
+		}
+		wantFormat(t, s, format)
+		prove(t, s, records.Result{Pair: pair(id1, app), Credential: bob})
+		if got := lookup(t, s, pair(id1, app)); len(got.Record.Proofs) != 2 {
+			t.Errorf("format %d: %d proofs after a pull; want 2", format, len(got.Record.Proofs))
+		}
+		if got := formatOf(t, s); got != format {
+			t.Errorf("format %d after a pull = %d", format, got)
+		}
 	}
 }
 
-func TestFormat1IsWhatIsWritten(t *testing.T) {
-	path, golden := newPath(t), newPath(t)
-	writeFormat(t, path)
-	writeFile(t, golden, readFile(t, filepath.Join("testdata", "format-1.db")))
-	if diff := cmp.Diff(dump(t, golden), dump(t, path)); diff != "" {
-		t.Errorf("keys and values differ from testdata, which is a new format (-testdata +written):\n%s", diff)
+func TestEveryFormatIsWhatIsWritten(t *testing.T) {
+	for _, format := range formats() {
+		path, golden := newPath(t), newPath(t)
+		writeFormat(t, path, format)
+		writeFile(t, golden, readFile(t, goldenOf(format)))
+		if diff := cmp.Diff(dump(t, golden), dump(t, path)); diff != "" {
+			t.Errorf("format %d: keys and values differ from testdata, which is a new format (-testdata +written):\n%s", format, diff)
+		}
+	}
+}
+
+// opensAsFormat1 is the rule by which a version that knows only format 1 opens a file.
+func opensAsFormat1(t *testing.T, path string) (ok bool) {
+	t.Helper()
+	all := dump(t, path)
+	format, err := strconv.Atoi(all["meta"]["format"])
+	if err != nil || format < 1 {
+		t.Errorf("format = %q; want a number", all["meta"]["format"])
+	}
+	for bucket := range all {
+		if !slices.Contains([]string{"meta", "intents", "records", "marks", "creations"}, bucket) && format == 1 {
+			t.Errorf("format 1 has bucket %q, which such a version does not know", bucket)
+		}
+	}
+	for key := range all["meta"] {
+		if !slices.Contains([]string{"format", "distrust", "scanned", "key", "revoked"}, key) {
+			t.Errorf("meta has key %q, which such a version takes for damage", key)
+		}
+	}
+	return format == 1
+}
+
+// A node that uses no signatures, or has revoked its endorsements, can go back to the version before them.
+func TestStoreWithoutEndorsementsOpensInTheVersionBeforeThem(t *testing.T) {
+	for name, tc := range map[string]struct {
+		format int
+		change func(s *records.Store)
+		want   bool
+	}{
+		"format 1": {1, func(s *records.Store) {
+			_, _ = s.Endorsed(pair(id1, app), signedByTeam)
+			prove(t, s, records.Result{Pair: pair(id1, app), Credential: bob})
+		}, true},
+		"first endorsement": {1, func(s *records.Store) { endorse(t, s, endorsement(pair(id1, app), signedByTeam)) }, false},
+		"format 2":          {2, func(*records.Store) {}, false},
+		"one of two revoked": {2, func(s *records.Store) {
+			if _, err := s.RevokeEndorsements(records.EndorsementSelection{ImageID: id1}); err != nil {
+				t.Error(err)
+			}
+		}, false},
+		"all revoked": {2, func(s *records.Store) {
+			if _, err := s.RevokeEndorsements(records.EndorsementSelection{All: true}); err != nil {
+				t.Error(err)
+			}
+		}, true},
+	} {
+		path := newPath(t)
+		writeFile(t, path, readFile(t, goldenOf(tc.format)))
+		s, _ := open(t, path, records.Options{KeyExists: true})
+		tc.change(s)
+		closeStore(t, s)
+		if got := opensAsFormat1(t, path); got != tc.want {
+			t.Errorf("%s: opens as format 1: %v; want %v", name, got, tc.want)
+		}
 	}
 }
 
@@ -141,7 +234,7 @@ func dump(t *testing.T, path string) map[string]map[string]string {
 func TestFormatIsAsItsDrawingSays(t *testing.T) {
 	drawing := map[string][]string{} // the keys of each bucket
 	bucket := ""
-	_, text, _ := strings.Cut(string(readFile(t, "doc.go")), "# Format 1\n//\n")
+	_, text, _ := strings.Cut(string(readFile(t, "doc.go")), "# Format\n//\n")
 	for line := range strings.Lines(text) {
 		line, found := strings.CutPrefix(line, "//\t")
 		if !found {
@@ -156,7 +249,7 @@ func TestFormatIsAsItsDrawingSays(t *testing.T) {
 	}
 
 	path, distrusted := newPath(t), newPath(t)
-	writeFormat(t, path)
+	writeFormat(t, path, 2)
 	s, _ := open(t, distrusted, records.Options{KeyExists: true})
 	if _, err := s.Revoke(records.Revocation{Repository: "repo.test/any"}, time.Now(), nil); err != nil {
 		t.Fatal(err)
@@ -169,7 +262,7 @@ func TestFormatIsAsItsDrawingSays(t *testing.T) {
 
 	sequence := binary.BigEndian.AppendUint64(nil, 3)
 	fill := func(key, id, repository string) string {
-		return strings.NewReplacer(" 00 ", "\x00", "<image ID>", id, "<repository>", repository,
+		return strings.NewReplacer(" 00 ", "\x00", "<image ID>", id, "<repository>", repository, "<requirement>", signedByTeam,
 			"<sequence, 8 bytes>", string(sequence)).Replace(key)
 	}
 	want := map[string][]string{"meta": drawing["meta"]}
@@ -178,7 +271,8 @@ func TestFormatIsAsItsDrawingSays(t *testing.T) {
 		"records": {{id1, app}, {id1, other}, {id2, "repo.test/settled"}},
 		"marks":   {{"sha256:3", app}},
 
-		"creations": {{"", ""}},
+		"creations":    {{"", ""}},
+		"endorsements": {{id1, app}, {id2, other}},
 	} {
 		want[name] = nil
 		for _, key := range drawing[name] {

@@ -22,9 +22,10 @@ func stored(tb testing.TB) map[string][3][]byte {
 		"records": {key(p), records.Record{Pair: p, Created: noon(), Proofs: []records.Proof{
 			{Credential: alice, Secrets: []records.SecretRef{{UID: "u", Namespace: "n", Name: "s"}}, LastUsed: noon()},
 		}}},
-		"marks":   {key(p), records.Mark{Pair: p, Set: noon(), Origin: "start"}},
-		"intents": {[]byte(app + "\x00\x00\x00\x00\x00\x00\x00\x00\x07"), in},
-		"meta":    {[]byte("distrust"), records.Distrust{Since: noon(), Reason: "lost"}},
+		"marks":        {key(p), records.Mark{Pair: p, Set: noon(), Origin: "start"}},
+		"intents":      {[]byte(app + "\x00\x00\x00\x00\x00\x00\x00\x00\x07"), in},
+		"endorsements": {append(key(p), "\x00"+signedByTeam...), endorsement(p, signedByTeam)},
+		"meta":         {[]byte("distrust"), records.Distrust{Since: noon(), Reason: "lost"}},
 	} {
 		b, err := records.Encode(bucket, value.key, value.v)
 		if err != nil {
@@ -44,6 +45,8 @@ func target(bucket string) any {
 		return new(records.Mark)
 	case "intents":
 		return new(records.Intent)
+	case "endorsements":
+		return new(records.Endorsement)
 	}
 	return new(records.Distrust)
 }

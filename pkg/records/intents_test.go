@@ -269,6 +269,9 @@ func lostPulls(tb testing.TB, s *records.Store, n int) []records.Intent {
 // The work of a settlement grows linearly with the number of intents, and no transaction is longer than one batch.
 func TestSettleIsLinearAndInBatches(t *testing.T) {
 	for _, n := range []int{1, 1000, 4000} {
+		if n > 1000 && sampling() {
+			continue
+		}
 		transactions := 0
 		s, _ := open(t, newPath(t), records.Options{OnSync: func(time.Duration) { transactions++ }})
 		s.OnWrite(func(write records.WriteAt, b []byte, at int64) (int, error) { return write(b, at) }) // without syncs

@@ -31,6 +31,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 	m := &model{
 		records: map[records.Pair]records.Record{}, marks: map[records.Pair]bool{},
 		intents: map[uint64]records.Intent{}, written: map[records.Pair]int{},
+		endorsed: map[records.Pair]map[string]records.Endorsement{},
 	}
 	var pairs []records.Pair
 	for _, id := range []string{"1", "2", "12", "3"} {
@@ -57,7 +58,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 	var done []string
 	for now := range steps {
 		did, err := "", error(nil)
-		switch random.IntN(16) {
+		switch random.IntN(18) {
 		case 0, 1, 2:
 			p := somePair()
 			var in records.Intent
@@ -241,7 +242,37 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 			closeStore(t, s)
 			s, _ = open(t, path, records.Options{KeyExists: true})
 			m.writes, m.before, m.written = 0, 0, map[records.Pair]int{}
+		case 16:
+			var all []records.Endorsement
+			for range 1 + random.IntN(3) {
+				e := endorsement(somePair(), []string{signedByTeam, signedByBoth}[random.IntN(2)])
+				e.At, e.Signers = at(now), []string{[]string{"one", "two"}[random.IntN(2)]}
+				all = append(all, e)
+				m.endorse(e)
+			}
+			did, err = fmt.Sprintf("Endorse(%v)", all), s.Endorse(all)
+		case 17:
+			var of records.EndorsementSelection
+			switch p := somePair(); random.IntN(8) {
+			case 0:
+				of.All = true
+			case 1, 2:
+				of.Repository = p.Repository
+			case 3, 4:
+				of.Signer = []string{"one", "two"}[random.IntN(2)]
+			default:
+				of.ImageID = p.ImageID
+			}
+			did = fmt.Sprintf("RevokeEndorsements(%+v)", of)
+			var would, got []records.Endorsement
+			if would, err = s.RevocableEndorsements(of); err == nil {
+				got, err = s.RevokeEndorsements(of)
+			}
+			if want := m.withdraw(of); len(got) != want || !cmp.Equal(would, got) {
+				t.Errorf("%s = %+v, and before it would be %+v; want %d, after %q", did, got, would, want, done)
+			}
 		}
+		wantFormatOfContent(t, s, did)
 		done = append(done, did)
 		if err != nil {
 			t.Fatalf("%s: %v; want nil, after %q", did, err, done)
@@ -250,6 +281,9 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 			t.Fatalf("Written() = %d; want %d, after %q", got, m.writes, done)
 		}
 		for _, p := range pairs {
+			if diff := cmp.Diff(m.ofPair(p), s.Endorsements(p)); diff != "" {
+				t.Fatalf("endorsements of %v after %q (-want +got):\n%s", p, done, diff)
+			}
 			if diff := cmp.Diff(m.facts(p), lookup(t, s, p)); diff != "" {
 				t.Fatalf("facts of %v after %q (-want +got):\n%s", p, done, diff)
 			}

@@ -20,6 +20,8 @@ type model struct {
 	writes  int
 	before  int // of the last Prune
 	scanned bool
+
+	endorsed map[records.Pair]map[string]records.Endorsement
 }
 
 func (m *model) wrote(p records.Pair) {
@@ -294,8 +296,42 @@ func (m *model) prune(of records.Pruning, last uint64) {
 			}
 		}
 	}
-	maps.DeleteFunc(m.marks, func(p records.Pair, _ bool) bool {
+	left := func(p records.Pair) bool {
 		_, there := of.Pairs[p]
 		return absent(p) || of.Pairs != nil && !there && m.written[p] <= int(of.Before)
-	})
+	}
+	maps.DeleteFunc(m.marks, func(p records.Pair, _ bool) bool { return left(p) })
+	maps.DeleteFunc(m.endorsed, func(p records.Pair, _ map[string]records.Endorsement) bool { return left(p) })
+}
+
+func (m *model) endorse(e records.Endorsement) {
+	if m.endorsed[e.Pair] == nil {
+		m.endorsed[e.Pair] = map[string]records.Endorsement{}
+	}
+	m.endorsed[e.Pair][e.Requirement] = e
+	m.wrote(e.Pair)
+}
+
+// withdraw returns how many endorsements it deleted.
+func (m *model) withdraw(of records.EndorsementSelection) (n int) {
+	for p, all := range m.endorsed {
+		for requirement, e := range all {
+			if of.All || of.ImageID == p.ImageID || of.Repository == p.Repository || of.Signer == e.Signers[0] {
+				delete(all, requirement)
+				n++
+			}
+		}
+		if len(all) == 0 {
+			delete(m.endorsed, p)
+		}
+	}
+	return n
+}
+
+// ofPair returns the endorsements of a pair, ordered by requirement.
+func (m *model) ofPair(p records.Pair) (all []records.Endorsement) {
+	for _, requirement := range slices.Sorted(maps.Keys(m.endorsed[p])) {
+		all = append(all, m.endorsed[p][requirement])
+	}
+	return all
 }

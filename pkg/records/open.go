@@ -19,8 +19,15 @@ import (
 	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
-// Format is the version of the file that this code writes, and the newest version that it reads.
-const Format = 1
+// Format is the newest version of the file that this code reads and writes. A store has format 1 as long as it has no endorsement,
+// so that a version that knows no endorsements can open it.
+const Format = 2
+
+// The versions of the file.
+const (
+	formatPlain     = 1
+	formatEndorsing = 2
+)
 
 // replacedTimes bounds how often Open tries again after the file was replaced while Open waited for the lock.
 const replacedTimes = 3
@@ -108,7 +115,7 @@ func Open(path string, o Options) (*Store, Report, error) {
 		}
 	}
 	s := &Store{file: f, onSync: o.OnSync, written: map[Pair]uint64{}, marked: map[string]map[string]struct{}{}}
-	s.cache.seed = maphash.MakeSeed()
+	s.facts.seed, s.endorsed.seed = maphash.MakeSeed(), maphash.MakeSeed()
 	if err := errors.Join(s.readDistrust(), s.indexMarks()); err != nil {
 		return nil, report, errors.Join(fmt.Errorf("open records %s: %w", path, err), f.DB.Close())
 	}
@@ -216,7 +223,7 @@ func create(path string, o Options, distrust *Distrust) (*boltfile.File, error) 
 				return err
 			}
 		}
-		return tx.Bucket([]byte(bucketMeta)).Put([]byte(metaFormat), []byte(strconv.Itoa(Format)))
+		return tx.Bucket([]byte(bucketMeta)).Put([]byte(metaFormat), []byte(strconv.Itoa(formatPlain)))
 	})
 	if err := errors.Join(err, f.DB.Close()); err != nil {
 		return nil, errors.Join(err, os.Remove(temporary))

@@ -88,7 +88,7 @@ func TestLostStoreBeginsInDistrustThatOnlyTrustEnds(t *testing.T) {
 }
 
 func TestOpenRefusesNewerFormat(t *testing.T) {
-	for _, newer := range []string{"2", "10", "2147483647"} {
+	for _, newer := range []string{"3", "10", "2147483647"} {
 		path := newPath(t)
 		s, _ := open(t, path, records.Options{})
 		prove(t, s, records.Result{Pair: pair(id1, app), Open: true})
@@ -181,6 +181,11 @@ func openDamaged(t *testing.T, path string, damaged []byte, all filled, what str
 		return false
 	}
 	for _, p := range all.pairs {
+		for _, e := range s.Endorsements(p) {
+			if report.SetAside != "" || !all.endorsed[p] || !cmp.Equal(e, endorsement(p, e.Requirement)) {
+				t.Errorf("%s: endorsed: %+v; want what was written or nothing", what, e)
+			}
+		}
 		f, err := s.Lookup(p)
 		switch got := said(f); {
 		case report.SetAside != "" && (got != "" || err != nil):

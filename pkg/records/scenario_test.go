@@ -1,6 +1,7 @@
 package records_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -63,6 +64,13 @@ func scenarios() []scenario {
 		_, err := s.ForgetMarks(records.Selection{ImageID: p.ImageID}, noon())
 		return err
 	}
+	endorse := func(s *records.Store, p records.Pair, _ *records.Intent) error {
+		return s.Endorse([]records.Endorsement{endorsement(p, signedByTeam), endorsement(p, signedByBoth)})
+	}
+	withdraw := func(s *records.Store, p records.Pair, _ *records.Intent) error {
+		_, err := s.RevokeEndorsements(records.EndorsementSelection{ImageID: p.ImageID})
+		return err
+	}
 	settle := func(s *records.Store, p records.Pair, intent *records.Intent) error {
 		return s.Settle(records.Settlement{Intents: []records.Intent{*intent}, Present: []records.Pair{p}, Now: noon()})
 	}
@@ -71,6 +79,11 @@ func scenarios() []scenario {
 		known, err := s.Images("", math.MaxInt)
 		for _, i := range known {
 			present[i.ImageID] = struct{}{}
+		}
+		endorsed, endorsedErr := s.EndorsementsAfter("", math.MaxInt)
+		err = errors.Join(err, endorsedErr)
+		for _, e := range endorsed {
+			present[e.Value.Pair.ImageID] = struct{}{}
 		}
 		delete(present, p.ImageID)
 		present["sha256:any"] = struct{}{}
@@ -105,6 +118,11 @@ func scenarios() []scenario {
 		{"unmarked by a pull", []step{mark, beginWithout, prove(false)}, []string{"", "marked", "1 intent", "record a11ce"}},
 		{"unmarked", []step{mark, prune}, []string{"", "marked", ""}},
 		{"pruned", []step{begin, prove(true), prune}, []string{"", "1 intent", "record open", ""}},
+		{"endorsed", []step{begin, prove(false), endorse}, []string{"", "1 intent", "record a11ce", "record a11ce endorsed"}},
+		{"endorsement revoked", []step{endorse, withdraw}, []string{"", "endorsed", ""}},
+		{"endorsement pruned", []step{begin, endorse, prove(true), prune}, []string{
+			"", "1 intent", "1 intent endorsed", "record open endorsed", "",
+		}},
 	}
 }
 
@@ -129,6 +147,12 @@ func state(t *testing.T, s *records.Store, p records.Pair) string {
 	}
 	if f.Record != nil && slices.ContainsFunc(f.Record.Proofs, func(p records.Proof) bool { return !p.Denied.IsZero() }) {
 		words = append(words, "denied")
+	}
+	switch n := len(s.Endorsements(p)); {
+	case n == 2:
+		words = append(words, "endorsed")
+	case n != 0:
+		words = append(words, "half endorsed")
 	}
 	return strings.Join(words, " ")
 }

@@ -21,7 +21,9 @@ type Store struct {
 	file     *boltfile.File
 	onSync   func(time.Duration)
 	distrust atomic.Pointer[Distrust]
-	cache    factsCache
+
+	facts    pairCache[Facts]
+	endorsed pairCache[endorsements]
 
 	// mu guards the fields below. It is never held during a call to bbolt.
 	mu      sync.Mutex
@@ -36,7 +38,7 @@ type Store struct {
 
 // Close closes the file. Every later call fails.
 func (s *Store) Close() error {
-	s.cache.commit() // it does not finish, so that no facts come from memory any more
+	s.commit() // it does not finish, so that nothing comes from memory any more
 	if err := s.file.DB.Close(); err != nil {
 		return fmt.Errorf("close records: %w", err)
 	}
@@ -79,11 +81,12 @@ func (s *Store) update(what, before, after string, f func(*bolt.Tx) error) error
 			return err // nothing is written
 		}
 		committing = true
-		s.cache.commit()
+		s.commit()
 		return nil
 	})
 	if committing {
-		s.cache.finish()
+		s.facts.finish()
+		s.endorsed.finish()
 	}
 	if s.onSync != nil {
 		s.onSync(time.Since(began))
@@ -93,6 +96,12 @@ func (s *Store) update(what, before, after string, f func(*bolt.Tx) error) error
 	}
 	crashpoint.Hit(after)
 	return nil
+}
+
+// commit ends the use of what was read before.
+func (s *Store) commit() {
+	s.facts.commit()
+	s.endorsed.commit()
 }
 
 // put writes a value with its checksum.
@@ -124,10 +133,10 @@ func getFrom(b *bolt.Bucket, name string, key []byte, into any) (bool, error) {
 // Lookup sees every change whose call has returned. It may return facts that an earlier call read from the file, if nothing was
 // written since.
 func (s *Store) Lookup(p Pair) (Facts, error) {
-	if f, ok := s.cache.get(p); ok {
+	if f, ok := s.facts.get(p); ok {
 		return f, nil
 	}
-	state, idle := s.cache.now()
+	state, idle := s.facts.now()
 	var f Facts
 	err := s.file.View(func(tx *bolt.Tx) (err error) {
 		f, err = lookup(tx, p)
@@ -137,7 +146,7 @@ func (s *Store) Lookup(p Pair) (Facts, error) {
 		return Facts{}, fmt.Errorf("look up %s of %s: %w", p.ImageID, p.Repository, err)
 	}
 	if idle {
-		s.cache.put(p, state, f)
+		s.facts.put(p, state, f)
 	}
 	return f, nil
 }
@@ -283,10 +292,11 @@ func (s *Store) LastWrite() (uint64, error) {
 	})
 }
 
-// Stats counts the content of the store. Bytes is the size of the file.
+// Stats counts the content of the store. Bytes is the size of the file, Format the number of its format.
 type Stats struct {
-	Records, Intents, Marks int
-	Bytes                   int64
+	Records, Intents, Marks, Endorsements int
+	Bytes                                 int64
+	Format                                int
 }
 
 // Stats returns the counts.
@@ -296,7 +306,19 @@ func (s *Store) Stats() (Stats, error) {
 		if err != nil {
 			return Stats{}, err
 		}
-		count := func(bucket string) int { return tx.Bucket([]byte(bucket)).Stats().KeyN }
-		return Stats{Records: count(bucketRecords), Intents: count(bucketIntents), Marks: count(bucketMarks), Bytes: info.Size()}, nil
+		format, err := readFormat(tx)
+		if err != nil {
+			return Stats{}, err
+		}
+		count := func(bucket string) int {
+			if b := tx.Bucket([]byte(bucket)); b != nil {
+				return b.Stats().KeyN
+			}
+			return 0
+		}
+		return Stats{
+			Records: count(bucketRecords), Intents: count(bucketIntents), Marks: count(bucketMarks), Endorsements: count(bucketEndorsements),
+			Bytes: info.Size(), Format: format,
+		}, nil
 	})
 }

@@ -184,6 +184,8 @@ type filled struct {
 	used    int            // bytes of content; the rest has no pages
 	pairs   []records.Pair // the last ones are not in the store
 	want    map[records.Pair]string
+
+	endorsed map[records.Pair]bool
 }
 
 func fill(tb testing.TB) filled {
@@ -219,7 +221,13 @@ func fill(tb testing.TB) filled {
 		}})
 		begin(tb, s, fmt.Sprintf("repo.test/intended/%d", i))
 	}
-	all.want = map[records.Pair]string{}
+	all.want, all.endorsed = map[records.Pair]string{}, map[records.Pair]bool{}
+	var endorsements []records.Endorsement
+	for _, p := range all.pairs[len(all.pairs)-20:] {
+		all.endorsed[p] = true
+		endorsements = append(endorsements, endorsement(p, signedByTeam), endorsement(p, signedByBoth))
+	}
+	endorse(tb, s, endorsements...)
 	for i := range 5 {
 		n(i, "unknown")
 	}

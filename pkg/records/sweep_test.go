@@ -82,6 +82,7 @@ func failsAt(t *testing.T, what string, content []byte, n, burst int, fail func(
 		t.Errorf("%s: Report = %+v; want the store as it was", what, report)
 	}
 	wantStates(t, s, what+", reopened", allowed)
+	wantFormatOfContent(t, s, what)
 	closeStore(t, s)
 	return failed
 }

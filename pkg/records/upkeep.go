@@ -1,6 +1,8 @@
 package records
 
 import (
+	"bytes"
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -72,15 +74,22 @@ func (s *Store) Touch(uses map[Pair]Use) error {
 	})
 }
 
-// Clamp sets the times of every proof that are in the future to now, because the clock was set back. It returns the number of
-// records with such proofs, and writes nothing if there are none.
+// Clamp sets the times of every proof and endorsement that are in the future to now, because the clock was set back. It returns the
+// number of records and endorsements with such times, and writes nothing if there are none.
 func (s *Store) Clamp(now time.Time) (int, error) {
 	const what = "set proofs back with the clock"
-	if n, err := read(s, what, func(tx *bolt.Tx) (int, error) { return len(ahead(tx, now)), nil }); err != nil || n == 0 {
+	count := func(tx *bolt.Tx) (int, error) { return len(ahead(tx, now)) + len(endorsedAhead(tx, now)), nil }
+	if n, err := read(s, what, count); err != nil || n == 0 {
 		return 0, err
 	}
 	return write(s, what, "", "", func(tx *bolt.Tx) (int, error) {
-		found := ahead(tx, now)
+		found, endorsed := ahead(tx, now), endorsedAhead(tx, now)
+		for _, e := range endorsed {
+			e.At = now
+			if err := put(tx, bucketEndorsements, e.key(), e); err != nil {
+				return 0, err
+			}
+		}
 		for _, r := range found {
 			for i := range r.Proofs {
 				p := &r.Proofs[i]
@@ -90,8 +99,19 @@ func (s *Store) Clamp(now time.Time) (int, error) {
 				return 0, err
 			}
 		}
-		return len(found), nil
+		return len(found) + len(endorsed), nil
 	})
+}
+
+// endorsedAhead returns the readable endorsements with a time of verification in the future.
+func endorsedAhead(tx *bolt.Tx, now time.Time) (found []Endorsement) {
+	eachEndorsement(tx, nil, func(k, v []byte) {
+		var e Endorsement
+		if mayBeAhead(v, fieldAt, now) && decode(bucketEndorsements, k, v, &e) == nil && e.At.After(now) {
+			found = append(found, e)
+		}
+	})
+	return found
 }
 
 // ahead returns the readable records that have a proof with a time in the future.
@@ -99,7 +119,7 @@ func ahead(tx *bolt.Tx, now time.Time) (found []Record) {
 	c := tx.Bucket([]byte(bucketRecords)).Cursor()
 	for k, v := c.First(); k != nil; k, v = c.Next() {
 		var r Record
-		if mayBeAhead(v, now) && decode(bucketRecords, k, v, &r) == nil && slices.ContainsFunc(r.Proofs, func(p Proof) bool { return p.LastProved.After(now) }) {
+		if mayBeAhead(v, fieldLastProved, now) && decode(bucketRecords, k, v, &r) == nil && slices.ContainsFunc(r.Proofs, func(p Proof) bool { return p.LastProved.After(now) }) {
 			found = append(found, r)
 		}
 	}
@@ -121,14 +141,16 @@ type Pruned struct {
 	Closed []Pair
 	// Unlisted contains the pairs of records whose image no list has contained. Their repositories have an intent now.
 	Unlisted []Pair
+	// Endorsements contains the pairs whose endorsements Prune deleted, ordered.
+	Endorsements []Pair
 }
 
 // A Pruning lists the images of the runtime.
 type Pruning struct {
-	// Images contains the IDs of all images of the runtime, or at least of those that have records or marks.
+	// Images contains the IDs of all images of the runtime, or at least of those that have records, marks or endorsements.
 	Images map[string]struct{}
-	// Pairs contains the pairs of these images. Prune deletes a mark whose pair is not in it. If Pairs is nil, a mark stays as
-	// long as its image, under whatever name.
+	// Pairs contains the pairs of these images. Prune deletes a mark and the endorsements whose pair is not in it. If Pairs is nil,
+	// they stay as long as the image, under whatever name.
 	Pairs map[Pair]struct{}
 	// Before is what [Store.Written] returned before the runtime was asked. Everything written since then stays, because the
 	// runtime's answer may be older.
@@ -138,7 +160,7 @@ type Pruning struct {
 	Now     time.Time
 }
 
-// Prune deletes the marks of pairs that are not present. It deletes the records of images that are not present if every pod could
+// Prune deletes the marks and endorsements of pairs that are not present. It deletes the records of images that are not present if every pod could
 // use them or if they were removed through pullgate. The records of other images that are not present lose their proofs and stay:
 // a runtime may omit an image from its lists and have it again after its next restart, and then the image must not look
 // untracked.
@@ -167,7 +189,7 @@ func (s *Store) Prune(of Pruning) (Pruned, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, p := range slices.Concat(changes.Records, changes.Marks, changes.Closed) {
+	for _, p := range slices.Concat(changes.Records, changes.Marks, changes.Closed, changes.Endorsements) {
 		if s.written[p] <= of.Before {
 			delete(s.written, p)
 		}
@@ -175,14 +197,15 @@ func (s *Store) Prune(of Pruning) (Pruned, error) {
 	return changes.Pruned, nil
 }
 
-// pruneChanges are the changes of Prune, and the records that it writes.
+// pruneChanges are the changes of Prune, the records that it writes, and the keys of the endorsements that it deletes.
 type pruneChanges struct {
 	Pruned
-	write []Record
+	write    []Record
+	endorsed [][]byte
 }
 
 func (c pruneChanges) empty() bool {
-	return len(c.Records)+len(c.Marks)+len(c.write) == 0
+	return len(c.Records)+len(c.Marks)+len(c.write)+len(c.endorsed) == 0
 }
 
 func (s *Store) prune(tx *bolt.Tx, c pruneChanges, of Pruning) error {
@@ -208,7 +231,7 @@ func (s *Store) prune(tx *bolt.Tx, c pruneChanges, of Pruning) error {
 			return err
 		}
 	}
-	return boundGone(tx)
+	return errors.Join(deleteEndorsements(tx, c.endorsed), boundGone(tx))
 }
 
 // boundGone deletes the records of gone images beyond MaxGone.
@@ -261,17 +284,31 @@ func (s *Store) toPrune(tx *bolt.Tx, of Pruning) (c pruneChanges, err error) {
 	if err != nil {
 		return c, err
 	}
-	return c, tx.Bucket([]byte(bucketMarks)).ForEach(func(k, _ []byte) error {
-		p := pairOf(k)
-		_, present := of.Images[p.ImageID]
-		if present && of.Pairs != nil {
-			_, present = of.Pairs[p]
+	eachEndorsement(tx, nil, func(k, _ []byte) {
+		p := endorsementOf(k).Pair
+		if !s.absent(p, of) {
+			return
 		}
-		if !present && !s.writtenSince(p, of.Before) {
+		c.endorsed = append(c.endorsed, bytes.Clone(k))
+		if n := len(c.Endorsements); n == 0 || c.Endorsements[n-1] != p {
+			c.Endorsements = append(c.Endorsements, p)
+		}
+	})
+	return c, tx.Bucket([]byte(bucketMarks)).ForEach(func(k, _ []byte) error {
+		if p := pairOf(k); s.absent(p, of) {
 			c.Marks = append(c.Marks, p)
 		}
 		return nil
 	})
+}
+
+// absent reports whether the runtime has neither the pair, nor might it have got the pair since it was asked.
+func (s *Store) absent(p Pair, of Pruning) bool {
+	_, present := of.Images[p.ImageID]
+	if present && of.Pairs != nil {
+		_, present = of.Pairs[p]
+	}
+	return !present && !s.writtenSince(p, of.Before)
 }
 
 func (s *Store) writtenSince(p Pair, before uint64) bool {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// The buckets of format 1.
+// The buckets.
 const (
 	bucketMeta    = "meta"
 	bucketIntents = "intents"
@@ -18,6 +18,8 @@ const (
 	bucketMarks   = "marks"
 	// bucketCreations is created by the first write to it.
 	bucketCreations = "creations"
+	// bucketEndorsements is created by the first write to it and deleted with the last value in it.
+	bucketEndorsements = "endorsements"
 )
 
 // buckets returns the buckets that every store has.
@@ -55,9 +57,15 @@ func decode(bucket string, key, stored []byte, into any) error {
 	if !sound(bucket, key, stored) {
 		return fmt.Errorf("%w: bucket %s: wrong checksum of %d bytes", ErrUnreadable, bucket, len(stored))
 	}
-	if r, isRecord := into.(*Record); isRecord {
+	switch into := into.(type) {
+	case *Record:
 		if read, ok := recordOf(stored[sumSize:]); ok {
-			*r = read
+			*into = read
+			return nil
+		}
+	case *Endorsement:
+		if read, ok := readEndorsement(stored[sumSize:]); ok {
+			*into = read
 			return nil
 		}
 	}
@@ -76,6 +84,7 @@ const (
 	fieldGone     = `"gone":`
 	// Without its first quote, which begins every other field as well and makes the search slow.
 	fieldLastProved = `lastProved":"`
+	fieldAt         = `at":"` // of an endorsement, which has no other field with this end
 )
 
 // says reports whether a stored record has a field. This is cheaper than decoding the record.
@@ -86,11 +95,11 @@ func saysAtEnd(stored []byte, field string) bool {
 	return says(stored[bytes.LastIndexByte(stored, ']')+1:], field)
 }
 
-// mayBeAhead reports whether a stored record may have a proof with a time after now; if not, it has none. It does not decode the
-// record.
-func mayBeAhead(stored []byte, now time.Time) bool {
+// mayBeAhead reports whether a field of a stored value may have a time after now; if not, it has none. It does not decode the
+// value.
+func mayBeAhead(stored []byte, field string, now time.Time) bool {
 	for {
-		_, rest, found := bytes.Cut(stored, []byte(fieldLastProved))
+		_, rest, found := bytes.Cut(stored, []byte(field))
 		if !found {
 			return false
 		}

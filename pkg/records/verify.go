@@ -75,7 +75,7 @@ func verify(ctx context.Context, walk func(boltfile.Visitor) error) (Verificatio
 	missing := buckets()
 	err := walk(boltfile.Visitor{
 		Bucket: func(name string, _ uint64) error {
-			if !slices.Contains(missing, name) && name != bucketCreations {
+			if !slices.Contains(missing, name) && name != bucketCreations && name != bucketEndorsements {
 				v.add(WhereTree, fmt.Errorf("bucket %q is unknown", name))
 			}
 			missing = slices.DeleteFunc(missing, func(known string) bool { return known == name })
@@ -157,6 +157,8 @@ func Payload(bucket string, key, stored []byte) (json.RawMessage, error) {
 			into = new(Mark)
 		case bucketCreations:
 			into = new(Creation)
+		case bucketEndorsements:
+			into = new(Endorsement)
 		default:
 			return nil, fmt.Errorf("%w: bucket %s: an unknown key", ErrUnreadable, bucket)
 		}
@@ -167,8 +169,8 @@ func Payload(bucket string, key, stored []byte) (json.RawMessage, error) {
 	return stored[sumSize:], nil
 }
 
-// KeyText returns a key as printable text: an image ID and a repository, a repository and the number of an intent, the number of
-// a creation, or a name. It quotes a key that is not printable.
+// KeyText returns a key as printable text: an image ID and a repository, for an endorsement followed by the requirement, a repository
+// and the number of an intent, the number of a creation, or a name. It quotes a key that is not printable.
 func KeyText(bucket string, key []byte) string {
 	text := string(key)
 	switch bucket {
@@ -182,6 +184,8 @@ func KeyText(bucket string, key []byte) string {
 		}
 	case bucketRecords, bucketMarks:
 		text = strings.Replace(text, "\x00", " ", 1)
+	case bucketEndorsements:
+		text = strings.Replace(text, "\x00", " ", 2)
 	}
 	for _, r := range text {
 		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {

@@ -75,9 +75,19 @@ func (s *Store) IntentsAfter(key string, limit int) ([]Keyed[Intent], error) {
 	return page(s, bucketIntents, key, limit, intentOf)
 }
 
+// EndorsementsAfter returns the endorsements after a key, ordered by image ID, repository and requirement: at most limit of them.
+// For an endorsement that cannot be read it returns only the pair and the requirement.
+func (s *Store) EndorsementsAfter(key string, limit int) ([]Keyed[Endorsement], error) {
+	return page(s, bucketEndorsements, key, limit, endorsementOf)
+}
+
 func page[T any](s *Store, bucket, after string, limit int, byKey func(k []byte) T) ([]Keyed[T], error) {
 	return read(s, "list bucket "+bucket, func(tx *bolt.Tx) (all []Keyed[T], err error) {
-		c := tx.Bucket([]byte(bucket)).Cursor()
+		b := tx.Bucket([]byte(bucket))
+		if b == nil {
+			return nil, nil
+		}
+		c := b.Cursor()
 		k, v := c.Seek([]byte(after))
 		if string(k) == after {
 			k, v = c.Next()

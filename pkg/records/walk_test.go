@@ -64,6 +64,23 @@ func pagesAreTheModel(t *testing.T, s *records.Store, m *model, size int) {
 		}
 		more = len(page) == size
 	}
+	var endorsed, wantEndorsed []records.Endorsement
+	for after, more := "", true; more; {
+		page, err := s.EndorsementsAfter(after, size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range page {
+			endorsed, after = append(endorsed, e.Value), e.Key
+		}
+		more = len(page) == size
+	}
+	for _, p := range slices.SortedFunc(maps.Keys(m.endorsed), compare) {
+		wantEndorsed = append(wantEndorsed, m.ofPair(p)...)
+	}
+	if !cmp.Equal(endorsed, wantEndorsed) {
+		t.Fatalf("EndorsementsAfter = %v; want %v", endorsed, wantEndorsed)
+	}
 	if !cmp.Equal(intents, m.intents) {
 		t.Fatalf("IntentsAfter = %v; want %v", intents, m.intents)
 	}

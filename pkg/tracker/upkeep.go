@@ -35,7 +35,7 @@ func (t *Tracker) Sync(ctx context.Context) error {
 	return err
 }
 
-// Prune deletes the marks of images that the runtime no longer has, and removes the proofs from their records. It needs two full lists that agree
+// Prune deletes the marks and endorsements of images that the runtime no longer has, and removes the proofs from their records. It needs two full lists that agree
 // and are not empty. It does not change what was written since the first list was requested, so that a concurrent pull keeps its record. The
 // record of an image stays, with nothing proved, unless every pod could use the image: the runtime may have the image again.
 func (t *Tracker) Prune(ctx context.Context) error { return t.prune(ctx, "") }
@@ -69,6 +69,9 @@ func (t *Tracker) prune(ctx context.Context, removed string) error {
 	}
 	for _, p := range done.Marks {
 		t.log.Info("Preloaded mark pruned", "imageID", p.ImageID, "repository", p.Repository)
+	}
+	for _, p := range done.Endorsements {
+		t.log.Info("Endorsements pruned", "imageID", p.ImageID, "repository", p.Repository)
 	}
 	return nil
 }

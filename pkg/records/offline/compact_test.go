@@ -220,8 +220,8 @@ func TestCompactAndStartsOfADaemonLoseNothing(t *testing.T) {
 			t.Errorf("Compact = %v; want nil, or that the file was replaced", err)
 		}
 	}
-	if got := len(content(t, path)); got != 4+6+writes {
-		t.Errorf("%d entries; want %d", got, 4+6+writes)
+	if got := len(content(t, path)); got != 5+7+writes {
+		t.Errorf("%d entries; want %d", got, 5+7+writes)
 	}
 }
 

@@ -54,7 +54,8 @@ func fill(t *testing.T, path string) {
 		Pair: records.Pair{ImageID: id1, Repository: app}, Credential: "a11ce", At: noon(),
 		Secrets: []records.SecretRef{{UID: "7b0a7a3c", Namespace: "team", Name: "pull"}},
 	}
-	err = errors.Join(err, beginErr, s.Prove(intent, proved), s.SetKeyFingerprint("f00d"))
+	endorsed := records.Endorsement{Pair: proved.Pair, Requirement: "v1:team", Digest: "sha256:d1", Signers: []string{"key <team>"}, At: noon()}
+	err = errors.Join(err, beginErr, s.Prove(intent, proved), s.SetKeyFingerprint("f00d"), s.Endorse([]records.Endorsement{endorsed}))
 	_, beginErr = s.Begin("repo.test/lost:\u202ev1\u009b", "repo.test/lost", noon())
 	if err := errors.Join(err, beginErr, s.Close()); err != nil {
 		t.Fatal(err)
@@ -170,7 +171,7 @@ func TestCheckReportsDamageAndChangesNothing(t *testing.T) {
 				t.Helper()
 				change(t, path, func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte("7")) })
 			},
-			wantErr: records.ErrNewerFormat, text: "format 7, this version reads up to 1",
+			wantErr: records.ErrNewerFormat, text: "format 7, this version reads up to 2",
 		},
 		"absent": {
 			damage: func(t *testing.T, path string) {
@@ -223,7 +224,7 @@ func TestCheckReportsDamageAndChangesNothing(t *testing.T) {
 			}
 			switch {
 			case tc.text == "" && tc.where == "":
-				if diff := cmp.Diff(records.Verification{Values: 6}, v); diff != "" {
+				if diff := cmp.Diff(records.Verification{Values: 7}, v); diff != "" {
 					t.Errorf("Verification (-want +got):\n%s", diff)
 				}
 			case tc.where != "" && (len(v.Problems) == 0 || v.Problems[0].Where != tc.where || !strings.Contains(v.Problems[0].What, tc.what)):
@@ -300,9 +301,11 @@ func damageEach(t *testing.T, content []byte, first, step int) (found int) {
 	return found
 }
 
-const dumped = `{"v":1,"bucket":"intents","key":"repo.test/lost 2","value":{"id":2,"name":"repo.test/lost:\u202ev1\u009b","repository":"repo.test/lost","begun":"2026-05-04T12:00:00Z"}}
+const dumped = `{"v":1,"bucket":"endorsements","key":"` + id1 + ` repo.test/team/app v1:team","value":{"pair":{"imageID":"` + id1 + `",` +
+	`"repository":"repo.test/team/app"},"requirement":"v1:team","digest":"sha256:d1","signers":["key \u003cteam\u003e"],"at":"2026-05-04T12:00:00Z"}}
+{"v":1,"bucket":"intents","key":"repo.test/lost 2","value":{"id":2,"name":"repo.test/lost:\u202ev1\u009b","repository":"repo.test/lost","begun":"2026-05-04T12:00:00Z"}}
 {"v":1,"bucket":"marks","key":"` + id2 + ` repo.test/team/app","value":{"pair":{"imageID":"` + id2 + `","repository":"repo.test/team/app"},"set":"2026-05-04T12:00:00Z","origin":"start"}}
-{"v":1,"bucket":"meta","key":"format","value":1}
+{"v":1,"bucket":"meta","key":"format","value":2}
 {"v":1,"bucket":"meta","key":"key","value":"f00d"}
 {"v":1,"bucket":"meta","key":"scanned","value":"2026-05-04T12:00:00Z"}
 {"v":1,"bucket":"records","key":"` + id1 + ` repo.test/team/app",RECORD}
@@ -326,8 +329,8 @@ func TestDumpWritesEveryValueInALine(t *testing.T) {
 			}
 			var got bytes.Buffer
 			v, err := offline.Dump(t.Context(), path, &got)
-			if err != nil || v.Values != 6 || len(v.Problems) != tc.want {
-				t.Errorf("Dump = %+v, %v; want 6 values, %d problems", v, err, tc.want)
+			if err != nil || v.Values != 7 || len(v.Problems) != tc.want {
+				t.Errorf("Dump = %+v, %v; want 7 values, %d problems", v, err, tc.want)
 			}
 			if diff := cmp.Diff(strings.Replace(dumped, "RECORD", tc.record, 1), got.String()); diff != "" {
 				t.Errorf("lines (-want +got):\n%s", diff)
