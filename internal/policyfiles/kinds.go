@@ -1,10 +1,75 @@
 package policyfiles
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"time"
+
 	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 	"github.com/pullgate/pullgate/pkg/admission/restrict"
+	"github.com/pullgate/pullgate/pkg/requirement"
+	"github.com/pullgate/pullgate/pkg/requirement/cip"
+	"github.com/pullgate/pullgate/pkg/requirement/kyverno"
 )
 
 // Kinds returns the kinds of policy files.
-func Kinds() []files.Kind { return []files.Kind{restrict.Files(), imagepolicy.Files()} }
+func Kinds() []files.Kind {
+	return []files.Kind{
+		restrict.Files(), imagepolicy.Files(),
+		{Name: kyverno.Kind, APIVersions: []string{kyverno.APIVersion}, Read: readBy(kyverno.Load)},
+		{Name: cip.Kind, APIVersions: cip.APIVersions(), Read: readBy(cip.Load)},
+	}
+}
+
+func readBy(load func([]requirement.File, time.Time) (*requirement.Policies, error)) func([]files.File) (files.Policies, error) {
+	return func(list []files.File) (files.Policies, error) {
+		texts := make([]requirement.File, len(list))
+		for i, f := range list {
+			texts[i] = requirement.File(f)
+		}
+		return load(texts, time.Now())
+	}
+}
+
+// Requirements returns the rules of a folder about signatures; a set without rules if it has none.
+func Requirements(s *files.Set) *requirement.Set {
+	return requirement.NewSet(TrustedRootID(s), signaturePolicies(s)...)
+}
+
+// SignatureNotes returns the notes about the policy files of Requirements.
+func SignatureNotes(s *files.Set) (notes []string) {
+	for _, p := range signaturePolicies(s) {
+		if p != nil {
+			notes = append(notes, p.Notes...)
+		}
+	}
+	return notes
+}
+
+// SignatureKinds returns the kinds of policies about signatures.
+func SignatureKinds() []string { return []string{kyverno.Kind, cip.Kind} }
+
+// NeedSignatures reports whether a rule requires signatures, which pullgate-policyd verifies, and whether one relies on the trusted root.
+func NeedSignatures(s *requirement.Set) (needed, byTrustedRoot bool) {
+	for _, r := range s.Rules() {
+		if r.Requirement != nil && r.Requirement.NeedsSignature() {
+			needed = true
+			byTrustedRoot = byTrustedRoot || r.Requirement.UsesTrustedRoot()
+		}
+	}
+	return needed, byTrustedRoot
+}
+
+func signaturePolicies(s *files.Set) []*requirement.Policies {
+	return []*requirement.Policies{files.Of[*requirement.Policies](s, kyverno.Kind), files.Of[*requirement.Policies](s, cip.Kind)}
+}
+
+// TrustedRootID identifies the trusted root of a set: the SHA-256 of the file in hexadecimal digits, "" if there is none.
+func TrustedRootID(s *files.Set) string {
+	if s == nil || s.TrustedRoot == nil {
+		return ""
+	}
+	sum := sha256.Sum256(s.TrustedRoot)
+	return hex.EncodeToString(sum[:])
+}

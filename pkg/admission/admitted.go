@@ -18,14 +18,17 @@ type admitted struct {
 	of map[string][]container // by pod UID; the latest container is the last one
 }
 
+// A container with the name "" is one that mounts the image.
 type container struct{ name, imageID string }
 
-// add notes a container. Above the limit, a pod loses the container that was noted first, and a further pod is not noted.
 func (a *admitted) add(podUID, name, imageID string) {
-	if podUID == "" || name == "" || imageID == "" {
-		return
+	if podUID != "" && name != "" && imageID != "" {
+		a.note(podUID, container{name, imageID})
 	}
-	c := container{name, imageID}
+}
+
+// note notes a container. Above the limit, a pod loses the container that was noted first, and a further pod is not noted.
+func (a *admitted) note(podUID string, c container) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	list, known := a.of[podUID]
@@ -50,6 +53,26 @@ func (a *admitted) has(podUID, name, imageID string) bool {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	return slices.Contains(a.of[podUID], container{name, imageID})
+}
+
+// hasMounted reports whether a pod has started containers that mount these images.
+func (a *admitted) hasMounted(podUID string, images []Image) bool {
+	if len(images) == 0 {
+		return true
+	}
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return !slices.ContainsFunc(images, func(i Image) bool { return i.ID == "" || !slices.Contains(a.of[podUID], container{imageID: i.ID}) })
+}
+
+// hasImage reports whether a pod has started a container that runs on an image or mounts it.
+func (a *admitted) hasImage(podUID, imageID string) bool {
+	if podUID == "" || imageID == "" {
+		return false
+	}
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return slices.ContainsFunc(a.of[podUID], func(c container) bool { return c.imageID == imageID })
 }
 
 // hasPod reports whether a pod has started a container.

@@ -77,7 +77,20 @@ func (c *Chain) MarkAdmitted(podUID, container, imageID string) {
 	}
 }
 
-// ForgetPod removes what MarkAdmitted noted about a pod.
+// MarkMounted notes that a pod has started a container that mounts an image, for HasStarted. The restart of a container that mounts images is
+// admitted only if all of them were noted: the tag of a volume can move while the pod runs.
+func (c *Chain) MarkMounted(podUID, imageID string) {
+	if c != nil && podUID != "" && imageID != "" {
+		c.admitted.note(podUID, container{imageID: imageID})
+	}
+}
+
+// HasStarted reports whether a pod has started a container that runs on an image or mounts it, and its restart is not judged again.
+func (c *Chain) HasStarted(podUID, imageID string) bool {
+	return c != nil && !c.rules.Load().RecheckRestarts && c.admitted.hasImage(podUID, imageID)
+}
+
+// ForgetPod removes what MarkAdmitted and MarkMounted noted about a pod.
 func (c *Chain) ForgetPod(podUID string) {
 	if c != nil {
 		c.admitted.forget(podUID)
@@ -90,6 +103,20 @@ func (c *Chain) Evaluate(ctx context.Context, s Subject) Decision {
 		return Decision{Answer: Admit, Exemption: NoPolicies}
 	}
 	return c.evaluate(ctx, c.rules.Load(), s)
+}
+
+// Ask asks one validator, which need not be in the rules, as Evaluate asks those that are: it is not asked about a subject that is exempt. It
+// serves questions between those of Evaluate, such as whether a pull of an image would help.
+func (c *Chain) Ask(ctx context.Context, v Named, s Subject) Decision {
+	if c == nil {
+		return Decision{Answer: Admit, Exemption: NoPolicies}
+	}
+	r := c.rules.Load()
+	if e := c.exemption(r, &s); e != "" {
+		return Decision{Answer: Admit, Exemption: e, PolicyHash: r.PolicyHash}
+	}
+	findings := c.ask(ctx, v, r.AuditOnly, s)
+	return Decision{Answer: answerOf(findings), Findings: findings, PolicyHash: r.PolicyHash}
 }
 
 // An Explanation is what a chain would decide about a subject. The zero value is about a container without a name, and denies.
@@ -194,7 +221,7 @@ func (c *Chain) exemption(r *rules, s *Subject) Exemption {
 func (c *Chain) startedBefore(s *Subject) bool {
 	switch s.Stage {
 	case StageContainer:
-		return s.Container != nil && c.admitted.has(s.Pod.UID, s.Container.Name, s.Image.ID)
+		return s.Container != nil && c.admitted.has(s.Pod.UID, s.Container.Name, s.Image.ID) && c.admitted.hasMounted(s.Pod.UID, s.Mounted)
 	case StageSandbox:
 		return c.admitted.hasPod(s.Pod.UID)
 	case StageAdmission, StageTemplate, StageImageReview:
@@ -205,19 +232,19 @@ func (c *Chain) startedBefore(s *Subject) bool {
 // askAll asks the validators in parallel, the first one in the goroutine of the caller.
 func (c *Chain) askAll(ctx context.Context, r *rules, s Subject) []Finding {
 	if len(r.Validators) == 1 {
-		return c.ask(ctx, r, 0, s)
+		return c.ask(ctx, r.Validators[0], r.AuditOnly, s)
 	}
 	each := make([][]Finding, len(r.Validators))
 	var others sync.WaitGroup
 	for i := 1; i < len(r.Validators); i++ {
-		others.Go(func() { each[i] = c.ask(ctx, r, i, s) })
+		others.Go(func() { each[i] = c.ask(ctx, r.Validators[i], r.AuditOnly, s) })
 	}
-	each[0] = c.ask(ctx, r, 0, s)
+	each[0] = c.ask(ctx, r.Validators[0], r.AuditOnly, s)
 	others.Wait()
 	var all []Finding
 	for i, findings := range each {
 		if len(findings) == 0 { // the goroutine ended without a result
-			findings = []Finding{failed(r, i)}
+			findings = []Finding{failed(r.Validators[i].Name, r.AuditOnly)}
 		}
 		all = append(all, findings...)
 	}
@@ -225,17 +252,17 @@ func (c *Chain) askAll(ctx context.Context, r *rules, s Subject) []Finding {
 }
 
 // ask returns the findings of one validator: at least one.
-func (c *Chain) ask(ctx context.Context, r *rules, i int, s Subject) (findings []Finding) {
+func (c *Chain) ask(ctx context.Context, v Named, auditOnly bool, s Subject) (findings []Finding) {
 	began := time.Now()
-	returned := c.call(ctx, r.Validators[i], s)
+	returned := c.call(ctx, v, s)
 	took := time.Since(began)
 	if len(returned) == 0 {
-		returned = []Finding{failed(r, i)}
+		returned = []Finding{failed(v.Name, auditOnly)}
 	}
 	findings = make([]Finding, len(returned)) // the validator may return the same slice to all callers
 	for j, f := range returned {
-		f.Validator, f.Duration = r.Validators[i].Name, took
-		f.Audit = f.Audit || r.AuditOnly
+		f.Validator, f.Duration = v.Name, took
+		f.Audit = f.Audit || auditOnly
 		findings[j] = f
 	}
 	return findings
@@ -255,10 +282,9 @@ func (c *Chain) call(ctx context.Context, v Named, s Subject) (findings []Findin
 }
 
 // failed is the finding for a validator without one. It denies, because a pull cannot bring what is missing.
-func failed(r *rules, i int) Finding {
-	name := r.Validators[i].Name
+func failed(name string, auditOnly bool) Finding {
 	return Finding{
-		Validator: name, Answer: Deny, Reason: ValidatorFailed, Audit: r.AuditOnly,
+		Validator: name, Answer: Deny, Reason: ValidatorFailed, Audit: auditOnly,
 		Message: fmt.Sprintf("validator %s failed, which is a defect of pullgate; see the log of pullgated on this node", name),
 	}
 }

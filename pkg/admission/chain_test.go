@@ -269,6 +269,13 @@ func TestStartedContainersAreAdmitted(t *testing.T) {
 	check("another container", of("uid-1", "side", "sha256:1", admission.StageContainer), false)
 	check("another image", of("uid-1", "main", "sha256:2", admission.StageContainer), false)
 	check("another pod", of("uid-2", "main", "sha256:1", admission.StageContainer), false)
+	mounting := of("uid-1", "main", "sha256:1", admission.StageContainer)
+	mounting.Mounted = []admission.Image{{ID: "sha256:3"}}
+	check("another mounted image", mounting, false)
+	chain.MarkMounted("uid-1", "sha256:3")
+	check("the same mounted image", mounting, true)
+	mounting.Mounted = append(mounting.Mounted, admission.Image{ID: "sha256:1"})
+	check("a mounted image that the pod runs on", mounting, false)
 	check("a new sandbox", of("uid-1", "", "", admission.StageSandbox), true)
 	check("the sandbox of another pod", of("uid-2", "", "", admission.StageSandbox), false)
 	check("the sandbox of an unknown pod", of("", "", "", admission.StageSandbox), false)

@@ -62,6 +62,8 @@ type Subject struct {
 	Containers []podview.Container
 	// Image is the image of Container.
 	Image Image
+	// Mounted are the images that Container mounts.
+	Mounted []Image
 	// AssumeUnknown asks for the answer under the most favorable values of all fields that are unknown; see Chain.Explain.
 	AssumeUnknown bool
 	// Offline forbids validators to use the network. One that would has findings with the reason NotAsked.
@@ -76,6 +78,8 @@ type Image struct {
 	Names []imageref.Ref
 	// Requested is the name that the pod has for the image.
 	Requested imageref.Ref
+	// Used are names under which the pod has asked for the image. They are set if Requested is not known; the pod has one of them for the image.
+	Used []imageref.Ref
 }
 
 // A Reason names the case of a finding. It is the reason of the ErrorInfo in the answer to a denied call.
@@ -91,6 +95,18 @@ const (
 	ReviewDenied Reason = "REVIEW_DENIED"
 	// ReviewUnavailable is for an image about which a backend gave no valid answer.
 	ReviewUnavailable Reason = "REVIEW_UNAVAILABLE"
+	// EndorsementMissing is for an image of which it is not known whether it has the signatures that a policy requires. A pull can bring that.
+	EndorsementMissing Reason = "ENDORSEMENT_MISSING"
+	// SignatureMissing is for an image without a signature, or with fewer than a policy requires.
+	SignatureMissing Reason = "SIGNATURE_MISSING"
+	// SignatureInvalid is for an image whose signatures are not valid: key, certificate, transparency log or timestamp.
+	SignatureInvalid Reason = "SIGNATURE_INVALID"
+	// IdentityMismatch is for an image with a valid signature of someone else.
+	IdentityMismatch Reason = "IDENTITY_MISMATCH"
+	// DigestRequired is for an image that must be named by a digest.
+	DigestRequired Reason = "DIGEST_REQUIRED"
+	// ContentMismatch is for an image that differs from what its registry has.
+	ContentMismatch Reason = "CONTENT_MISMATCH"
 	// ValidatorFailed is for a validator that panicked or returned no finding, which is a defect of pullgate.
 	ValidatorFailed Reason = "VALIDATOR_FAILED"
 )
@@ -100,7 +116,10 @@ const NotAsked Reason = "NOT_ASKED"
 
 // Reasons returns all reasons of decisions about calls.
 func Reasons() []Reason {
-	return []Reason{RestrictionViolated, FieldUnknown, ReviewDenied, ReviewUnavailable, ValidatorFailed}
+	return []Reason{
+		RestrictionViolated, FieldUnknown, ReviewDenied, ReviewUnavailable, EndorsementMissing, SignatureMissing, SignatureInvalid, IdentityMismatch,
+		DigestRequired, ContentMismatch, ValidatorFailed,
+	}
 }
 
 // A Finding is the answer of one validator for one policy and rule.
@@ -117,6 +136,9 @@ type Finding struct {
 	Audit bool
 	// FailedOpen marks an Admit that was given because the validator could not get an answer.
 	FailedOpen bool
+	// Signers are those whose signatures meet the rule, and Digest is the digest that is signed; for rules about signatures only.
+	Signers []string
+	Digest  string
 	// AuditAnnotations are for logs of decisions. The validator bounds them.
 	AuditAnnotations map[string]string
 	// Duration is how long the validator took, for all of its findings together. The chain sets it.

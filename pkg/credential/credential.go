@@ -25,7 +25,7 @@ type Credential struct {
 // value, even only a password, it is not, whatever a runtime would make of it.
 func New(username, password, auth, serverAddress, identityToken, registryToken string) Credential {
 	named := username != ""
-	if user, pass, ok := decodeAuth(auth); ok {
+	if user, pass, ok := DecodeAuth(auth); ok {
 		named = user != ""
 		same := user == username && pass == password
 		if username == "" && password == "" || same {
@@ -45,8 +45,8 @@ func New(username, password, auth, serverAddress, identityToken, registryToken s
 	return Credential{reveal: func() []byte { return canonical }, named: named}
 }
 
-// decodeAuth decodes auth. Old clients pad the password with NUL.
-func decodeAuth(auth string) (username, password string, ok bool) {
+// DecodeAuth returns username and password of the field auth of an AuthConfig; ok is false if it has none. Old clients pad the password with NUL.
+func DecodeAuth(auth string) (username, password string, ok bool) {
 	if auth == "" {
 		return "", "", false
 	}

@@ -38,8 +38,10 @@ type contents struct {
 	files   []File
 	ignored []string
 	labels  []byte
-	errs    []error
-	hash    string // of the files; names are without the folder
+	// trustedRoot is the content of the file of that name.
+	trustedRoot []byte
+	errs        []error
+	hash        string // of the files; names are without the folder
 }
 
 // scan reads paths. The result is never nil.
@@ -51,9 +53,15 @@ func scan(p Paths) *contents {
 			break
 		}
 	}
-	if p.NamespaceLabels != "" {
+	for _, f := range []struct {
+		path string
+		data *[]byte
+	}{{p.NamespaceLabels, &c.labels}, {p.TrustedRoot, &c.trustedRoot}} {
+		if f.path == "" {
+			continue
+		}
 		var err error
-		if c.labels, err = readLabels(p); err != nil {
+		if *f.data, err = readOther(f.path, p.AnyOwner); err != nil {
 			c.errs = append(c.errs, err)
 		}
 	}
@@ -65,6 +73,7 @@ func (c *contents) sum() (sum [sha256.Size]byte) {
 	h := sha256.New()
 	add(h, []byte(c.hash))
 	add(h, c.labels)
+	add(h, c.trustedRoot)
 	for _, name := range c.ignored {
 		add(h, []byte(name))
 	}

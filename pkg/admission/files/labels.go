@@ -15,17 +15,16 @@ import (
 	"github.com/pullgate/pullgate/internal/strictyaml"
 )
 
-// maxLabels bounds the file of namespace labels.
-const maxLabels = 16 << 20
+// maxOther bounds a file outside the folder.
+const maxOther = 16 << 20
 
-// readLabels returns the content of the file of namespace labels.
-func readLabels(p Paths) ([]byte, error) {
-	path := p.NamespaceLabels
+// readOther returns the content of a file outside the folder.
+func readOther(path string, anyOwner bool) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // see readIn
 	if err != nil {
 		return nil, err
 	}
-	data, err := read(f, maxLabels, p.AnyOwner)
+	data, err := read(f, maxOther, anyOwner)
 	if err := errors.Join(err, f.Close()); err != nil {
 		if _, ok := errors.AsType[*fs.PathError](err); ok {
 			return nil, err

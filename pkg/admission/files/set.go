@@ -13,6 +13,8 @@ type Paths struct {
 	Folder string
 	// NamespaceLabels is a YAML file with the labels of namespaces; "" means that they are not known.
 	NamespaceLabels string
+	// TrustedRoot is a file with certificates and keys that signatures are verified by; "" means that there is none.
+	TrustedRoot string
 	// AnyOwner reads files regardless of who owns them and who can write to them. It is for a check of policies that is not enforced,
 	// for example in a checkout of their sources.
 	AnyOwner bool
@@ -29,6 +31,8 @@ type Set struct {
 	Ignored []string
 	// NamespaceLabels are the labels by namespace. Those of a namespace that is not a key are not known.
 	NamespaceLabels map[string]map[string]string
+	// TrustedRoot is the content of the file, which is not decoded here; nil if there is none.
+	TrustedRoot []byte
 
 	byKind map[string]Policies
 }
@@ -40,6 +44,9 @@ func (s *Set) Len(kind string) int {
 	}
 	return s.byKind[kind].Len()
 }
+
+// Empty reports whether a set has no policies. A nil Set has none.
+func (s *Set) Empty() bool { return s == nil || len(s.byKind) == 0 }
 
 // Of returns the policies of a kind as the type that Kind.Read of the kind returns; the zero value if the folder has none.
 func Of[P Policies](s *Set, kind string) P {
@@ -64,7 +71,7 @@ func Read(p Paths, kinds []Kind) (*Set, error) {
 
 // decode returns the set of contents.
 func (c *contents) decode(p Paths, kinds []Kind) (*Set, error) {
-	s := &Set{Hash: c.hash, Ignored: c.ignored, byKind: map[string]Policies{}}
+	s := &Set{Hash: c.hash, Ignored: c.ignored, TrustedRoot: c.trustedRoot, byKind: map[string]Policies{}}
 	errs := c.errs
 	byKind := map[string][]File{}
 	for _, f := range c.files {
