@@ -1,6 +1,7 @@
 package policyclient
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,7 +27,9 @@ import (
 const (
 	// reviewLimit bounds a review. It is below the 2 minutes of a kubelet.
 	reviewLimit = 100 * time.Second
-	// reconnectLimit is how long a review whose connection cannot be made, or is lost, tries again: a pullgate-policyd that restarts
+	// verifyLimit bounds a verification. It is longer than pullgate-policyd takes (limits.time), so that its answer arrives.
+	verifyLimit = 75 * time.Second
+	// reconnectLimit is how long a call whose connection cannot be made, or is lost, tries again: a pullgate-policyd that restarts
 	// answers late.
 	reconnectLimit = 3 * time.Second
 	reconnectEvery = 100 * time.Millisecond
@@ -43,8 +46,8 @@ const scheme = "unix://"
 
 // Options are limits that differ in tests. A value that is 0 means the default.
 type Options struct {
-	// Review bounds a review, Reconnect the time in which it tries to connect.
-	Review, Reconnect time.Duration
+	// Review bounds a review, Verify a verification, and Reconnect the time in which a call tries to connect.
+	Review, Verify, Reconnect time.Duration
 }
 
 // A Client is a connection to pullgate-policyd. It connects when it is needed, and again after the connection is lost. Its methods may be
@@ -63,12 +66,9 @@ func New(endpoint string, o Options) (*Client, error) {
 	if !ok {
 		return nil, fmt.Errorf("endpoint %s: must be unix:// and an absolute path", endpoint)
 	}
-	if o.Review == 0 {
-		o.Review = reviewLimit
-	}
-	if o.Reconnect == 0 {
-		o.Reconnect = reconnectLimit
-	}
+	o.Review = cmp.Or(o.Review, reviewLimit)
+	o.Verify = cmp.Or(o.Verify, verifyLimit)
+	o.Reconnect = cmp.Or(o.Reconnect, reconnectLimit)
 	c := &Client{path: path, options: o}
 	conn, err := grpc.NewClient("passthrough:///pullgate-policyd",
 		grpc.WithContextDialer(c.dial),
@@ -90,7 +90,7 @@ func New(endpoint string, o Options) (*Client, error) {
 	return c, nil
 }
 
-// Close ends the connection, and every review that is in progress.
+// Close ends the connection, and every call that is in progress.
 func (c *Client) Close() error { return c.conn.Close() }
 
 // dial connects to the socket if root owns it.
@@ -168,37 +168,44 @@ func (r Result) FailedOpen() bool { return r.Allowed && r.Failed }
 // that all backends that it expects are among them. An error wraps one of the causes of this package, or is that of ctx if the caller
 // canceled it. No text in it is from a backend.
 func (c *Client) Review(ctx context.Context, r Request) ([]Result, error) {
-	limited, cancel := context.WithTimeout(ctx, c.options.Review)
-	defer cancel()
-	response, err := c.ask(limited, &policyv1.ReviewRequest{
+	message := &policyv1.ReviewRequest{
 		PolicyHash: r.PolicyHash, Namespace: r.Namespace, Images: r.Images, VolumeImages: r.VolumeImages, Annotations: r.Annotations,
-	}, r.limits()...)
-	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
-		return nil, ctx.Err()
 	}
+	response, err := ask(ctx, c, c.options.Review, func(ctx context.Context) (*policyv1.ReviewResponse, error) {
+		return c.policy.Review(ctx, message, r.limits()...)
+	})
 	if err != nil {
 		return nil, err
 	}
 	return resultsOf(r, response)
 }
 
-// ask makes the call, and repeats it for a while if there is no connection.
-func (c *Client) ask(ctx context.Context, r *policyv1.ReviewRequest, limits ...grpc.CallOption) (*policyv1.ReviewResponse, error) {
+// ask makes a call within a limit, and repeats it for a while if there is no connection. An error wraps one of the causes of this package,
+// or is that of ctx if the caller canceled it.
+func ask[R any](ctx context.Context, c *Client, limit time.Duration, call func(context.Context) (R, error)) (R, error) {
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
 	begin := time.Now()
 	for {
-		response, err := c.policy.Review(ctx, r, limits...)
+		response, err := call(limited)
 		if err == nil {
 			return response, nil
 		}
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return response, ctx.Err()
+		}
 		cause := c.causeOf(err)
 		if !errors.Is(cause, ErrNotReached) || time.Since(begin) >= c.options.Reconnect {
-			return nil, cause
+			return response, cause
 		}
 		again := time.NewTimer(reconnectEvery)
 		select {
-		case <-ctx.Done():
+		case <-limited.Done():
 			again.Stop()
-			return nil, cause
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return response, ctx.Err()
+			}
+			return response, cause
 		case <-again.C:
 		}
 		c.conn.ResetConnectBackoff()

@@ -31,21 +31,31 @@ type fake struct {
 	policyv1.UnimplementedPolicyServer
 
 	answer func(ctx context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error)
+	verify func(ctx context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error)
 }
 
 func (f *fake) Review(ctx context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
 	return f.answer(ctx, r)
 }
 
+func (f *fake) Verify(ctx context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error) {
+	return f.verify(ctx, r)
+}
+
 // serve serves a fake on a socket until the returned function is called, or the test ends.
 func serve(t *testing.T, path string, answer func(context.Context, *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error)) (stop func()) {
+	t.Helper()
+	return serveFake(t, path, &fake{answer: answer})
+}
+
+func serveFake(t *testing.T, path string, f *fake) (stop func()) {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := grpc.NewServer(grpc.WaitForHandlers(true))
-	policyv1.RegisterPolicyServer(s, &fake{answer: answer})
+	policyv1.RegisterPolicyServer(s, f)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.Serve(l) }()
 	stop = sync.OnceFunc(func() { s.Stop(); <-done })

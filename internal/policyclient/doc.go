@@ -10,4 +10,7 @@
 //
 // Every error of [Client.Review] means that no backend has answered, so that the caller applies the failure policy of each of them. The
 // sentinel errors say why. Only an answer for the policy files and the images of the request is returned without an error.
+//
+// Every error of [Client.Verify] means that nothing is known about the image, so that it still needs its signatures. Only an answer for the
+// policy files, the trusted root and each requirement of the request is returned without an error.
 package policyclient

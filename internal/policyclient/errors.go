@@ -2,7 +2,7 @@ package policyclient
 
 import "errors"
 
-// The causes of a review without an answer.
+// The causes of a review or a verification without an answer.
 var (
 	// ErrNotReached means that no connection could be made, or that it was lost and could not be made again.
 	ErrNotReached = errors.New("policyclient: pullgate-policyd not reached")
@@ -10,7 +10,7 @@ var (
 	ErrUntrusted = errors.New("policyclient: the socket of pullgate-policyd does not belong to root")
 	// ErrTimedOut means that there was no answer in time.
 	ErrTimedOut = errors.New("policyclient: pullgate-policyd timed out")
-	// ErrOtherPolicies means that pullgate-policyd has other policy files than the caller.
+	// ErrOtherPolicies means that pullgate-policyd has other policy files, or another trusted root, than the caller.
 	ErrOtherPolicies = errors.New("policyclient: pullgate-policyd has other policy files")
 	// ErrFailed means that pullgate-policyd answered with an error, or not what it was asked for.
 	ErrFailed = errors.New("policyclient: pullgate-policyd failed")

@@ -16,6 +16,11 @@ const (
 	maxTexts = 96 << 10
 	// maxResult fits one result without these texts and without the name of the image.
 	maxResult = 512
+	// maxDigests is how many digests a request has, and maxSignatures how many signatures an answer can list. Together with maxTexts they fit what
+	// pullgate-policyd sends.
+	maxDigests, maxSignatures = 64, 200
+	// maxText, maxSigners and maxDigest bound a result of a verification: each of its texts, their number, and its digest.
+	maxText, maxSigners, maxDigest = 2 << 10, 64, 256
 	// maxOthers is how many fields an answer may have beside its results, also in later versions.
 	maxOthers = 16
 )
@@ -29,6 +34,27 @@ func (r *Request) limits() []grpc.CallOption {
 			size += r.Backends * (len(image) + maxResult)
 		}
 	}
+	return limits(size, results)
+}
+
+// limits returns the options of a call that bound its answer by what is asked.
+func (r *VerifyRequest) limits() []grpc.CallOption {
+	signatures := r.maxSignatures()
+	size := maxTexts + len(r.Requirements)*maxResult + signatures*2*maxResult // the digests of a signature, and its repository
+	for _, requirement := range r.Requirements {
+		size += len(requirement)
+	}
+	return limits(size, len(r.Requirements)+signatures)
+}
+
+func (r *VerifyRequest) maxSignatures() int {
+	if r.ListSignatures {
+		return maxSignatures
+	}
+	return 0
+}
+
+func limits(size, results int) []grpc.CallOption {
 	return []grpc.CallOption{
 		grpc.MaxCallRecvMsgSize(size), grpc.ForceCodecV2(&codec{encoding.GetCodecV2("proto"), results + maxOthers}),
 	}

@@ -866,6 +866,108 @@ func (x *Grant) GetCredentialId() string {
 	return ""
 }
 
+// An Endorsement states that the signatures of an image were verified and met a requirement of the policies.
+type Endorsement struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The image and the repository at which the signatures were found.
+	Pair *Pair `protobuf:"bytes,1,opt,name=pair,proto3" json:"pair,omitempty"`
+	// The hash of the requirement, as in SignatureRule.
+	Requirement string `protobuf:"bytes,2,opt,name=requirement,proto3" json:"requirement,omitempty"`
+	// The digest that was signed, of a manifest or an index, and that leads to the image ID; "" if the endorsement cannot be read.
+	Digest string `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	// The keys and identities that signed it, at most 16.
+	Signers []string `protobuf:"bytes,4,rep,name=signers,proto3" json:"signers,omitempty"`
+	// When the signatures were verified; absent if the endorsement cannot be read. Such an endorsement does not count.
+	Verified *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=verified,proto3" json:"verified,omitempty"`
+	// When they have to be verified again; absent if never. It counts for registryUnavailableGrace longer while the registry cannot
+	// be asked.
+	Expires *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=expires,proto3" json:"expires,omitempty"`
+	// The rules of the policies in use that have this requirement, as "policy" or "policy, rule name". Without one the endorsement
+	// has no effect, until a policy has the requirement again.
+	Rules         []string `protobuf:"bytes,7,rep,name=rules,proto3" json:"rules,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Endorsement) Reset() {
+	*x = Endorsement{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Endorsement) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Endorsement) ProtoMessage() {}
+
+func (x *Endorsement) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Endorsement.ProtoReflect.Descriptor instead.
+func (*Endorsement) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Endorsement) GetPair() *Pair {
+	if x != nil {
+		return x.Pair
+	}
+	return nil
+}
+
+func (x *Endorsement) GetRequirement() string {
+	if x != nil {
+		return x.Requirement
+	}
+	return ""
+}
+
+func (x *Endorsement) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Endorsement) GetSigners() []string {
+	if x != nil {
+		return x.Signers
+	}
+	return nil
+}
+
+func (x *Endorsement) GetVerified() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Verified
+	}
+	return nil
+}
+
+func (x *Endorsement) GetExpires() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Expires
+	}
+	return nil
+}
+
+func (x *Endorsement) GetRules() []string {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
 // An Image is an image with its records.
 type Image struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -889,7 +991,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[8]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -901,7 +1003,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[8]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -914,7 +1016,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{8}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Image) GetImageId() string {
@@ -975,7 +1077,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[9]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -987,7 +1089,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[9]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1000,7 +1102,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{9}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{10}
 }
 
 // GetStatusResponse is the status of the daemon.
@@ -1042,7 +1144,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[10]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1054,7 +1156,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[10]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1067,7 +1169,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{10}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetStatusResponse) GetVersion() string {
@@ -1188,7 +1290,7 @@ type NotListening struct {
 
 func (x *NotListening) Reset() {
 	*x = NotListening{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[11]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1200,7 +1302,7 @@ func (x *NotListening) String() string {
 func (*NotListening) ProtoMessage() {}
 
 func (x *NotListening) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[11]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1213,7 +1315,7 @@ func (x *NotListening) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotListening.ProtoReflect.Descriptor instead.
 func (*NotListening) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{11}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NotListening) GetField() string {
@@ -1243,7 +1345,7 @@ type Reload struct {
 
 func (x *Reload) Reset() {
 	*x = Reload{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1255,7 +1357,7 @@ func (x *Reload) String() string {
 func (*Reload) ProtoMessage() {}
 
 func (x *Reload) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1268,7 +1370,7 @@ func (x *Reload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reload.ProtoReflect.Descriptor instead.
 func (*Reload) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{12}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Reload) GetAt() *timestamppb.Timestamp {
@@ -1301,14 +1403,16 @@ type StoreStatus struct {
 	// Its size in bytes.
 	Bytes int64 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	// Why what is on the node is not taken for preloaded; absent if the store is trusted.
-	Distrust      *Distrust `protobuf:"bytes,7,opt,name=distrust,proto3" json:"distrust,omitempty"`
+	Distrust *Distrust `protobuf:"bytes,7,opt,name=distrust,proto3" json:"distrust,omitempty"`
+	// How many endorsements it contains.
+	Endorsements  int64 `protobuf:"varint,8,opt,name=endorsements,proto3" json:"endorsements,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StoreStatus) Reset() {
 	*x = StoreStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1320,7 +1424,7 @@ func (x *StoreStatus) String() string {
 func (*StoreStatus) ProtoMessage() {}
 
 func (x *StoreStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1333,7 +1437,7 @@ func (x *StoreStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreStatus.ProtoReflect.Descriptor instead.
 func (*StoreStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{13}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StoreStatus) GetPath() string {
@@ -1385,6 +1489,13 @@ func (x *StoreStatus) GetDistrust() *Distrust {
 	return nil
 }
 
+func (x *StoreStatus) GetEndorsements() int64 {
+	if x != nil {
+		return x.Endorsements
+	}
+	return 0
+}
+
 // Distrust is why a store is distrusted.
 type Distrust struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1398,7 +1509,7 @@ type Distrust struct {
 
 func (x *Distrust) Reset() {
 	*x = Distrust{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1410,7 +1521,7 @@ func (x *Distrust) String() string {
 func (*Distrust) ProtoMessage() {}
 
 func (x *Distrust) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1423,7 +1534,7 @@ func (x *Distrust) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Distrust.ProtoReflect.Descriptor instead.
 func (*Distrust) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{14}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Distrust) GetSince() *timestamppb.Timestamp {
@@ -1457,7 +1568,7 @@ type RuntimeStatus struct {
 
 func (x *RuntimeStatus) Reset() {
 	*x = RuntimeStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1469,7 +1580,7 @@ func (x *RuntimeStatus) String() string {
 func (*RuntimeStatus) ProtoMessage() {}
 
 func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1482,7 +1593,7 @@ func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeStatus.ProtoReflect.Descriptor instead.
 func (*RuntimeStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{15}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RuntimeStatus) GetEndpoint() string {
@@ -1528,7 +1639,7 @@ type PodSourceStatus struct {
 
 func (x *PodSourceStatus) Reset() {
 	*x = PodSourceStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1651,7 @@ func (x *PodSourceStatus) String() string {
 func (*PodSourceStatus) ProtoMessage() {}
 
 func (x *PodSourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1664,7 @@ func (x *PodSourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodSourceStatus.ProtoReflect.Descriptor instead.
 func (*PodSourceStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{16}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PodSourceStatus) GetNode() string {
@@ -1590,7 +1701,7 @@ type DecisionLogStatus struct {
 
 func (x *DecisionLogStatus) Reset() {
 	*x = DecisionLogStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1602,7 +1713,7 @@ func (x *DecisionLogStatus) String() string {
 func (*DecisionLogStatus) ProtoMessage() {}
 
 func (x *DecisionLogStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1615,7 +1726,7 @@ func (x *DecisionLogStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecisionLogStatus.ProtoReflect.Descriptor instead.
 func (*DecisionLogStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{17}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DecisionLogStatus) GetPath() string {
@@ -1655,7 +1766,7 @@ type ImageFilter struct {
 
 func (x *ImageFilter) Reset() {
 	*x = ImageFilter{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1667,7 +1778,7 @@ func (x *ImageFilter) String() string {
 func (*ImageFilter) ProtoMessage() {}
 
 func (x *ImageFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1680,7 +1791,7 @@ func (x *ImageFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageFilter.ProtoReflect.Descriptor instead.
 func (*ImageFilter) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{18}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ImageFilter) GetRepository() string {
@@ -1740,7 +1851,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1752,7 +1863,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1765,7 +1876,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{19}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListImagesRequest) GetFilter() *ImageFilter {
@@ -1802,7 +1913,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1814,7 +1925,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1827,7 +1938,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{20}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -1855,7 +1966,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1867,7 +1978,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1880,7 +1991,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{21}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GetImageRequest) GetImage() string {
@@ -1901,7 +2012,7 @@ type GetImageResponse struct {
 
 func (x *GetImageResponse) Reset() {
 	*x = GetImageResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1913,7 +2024,7 @@ func (x *GetImageResponse) String() string {
 func (*GetImageResponse) ProtoMessage() {}
 
 func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1926,7 +2037,7 @@ func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageResponse.ProtoReflect.Descriptor instead.
 func (*GetImageResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{22}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GetImageResponse) GetImage() *Image {
@@ -1951,7 +2062,7 @@ type ListIntentsRequest struct {
 
 func (x *ListIntentsRequest) Reset() {
 	*x = ListIntentsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1963,7 +2074,7 @@ func (x *ListIntentsRequest) String() string {
 func (*ListIntentsRequest) ProtoMessage() {}
 
 func (x *ListIntentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1976,7 +2087,7 @@ func (x *ListIntentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIntentsRequest.ProtoReflect.Descriptor instead.
 func (*ListIntentsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{23}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListIntentsRequest) GetRepository() string {
@@ -2013,7 +2124,7 @@ type ListIntentsResponse struct {
 
 func (x *ListIntentsResponse) Reset() {
 	*x = ListIntentsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2025,7 +2136,7 @@ func (x *ListIntentsResponse) String() string {
 func (*ListIntentsResponse) ProtoMessage() {}
 
 func (x *ListIntentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2038,7 +2149,7 @@ func (x *ListIntentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIntentsResponse.ProtoReflect.Descriptor instead.
 func (*ListIntentsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{24}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListIntentsResponse) GetIntents() []*Intent {
@@ -2072,7 +2183,7 @@ type ListGrantsRequest struct {
 
 func (x *ListGrantsRequest) Reset() {
 	*x = ListGrantsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2084,7 +2195,7 @@ func (x *ListGrantsRequest) String() string {
 func (*ListGrantsRequest) ProtoMessage() {}
 
 func (x *ListGrantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2097,7 +2208,7 @@ func (x *ListGrantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGrantsRequest.ProtoReflect.Descriptor instead.
 func (*ListGrantsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{25}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListGrantsRequest) GetPod() *PodRef {
@@ -2141,7 +2252,7 @@ type ListGrantsResponse struct {
 
 func (x *ListGrantsResponse) Reset() {
 	*x = ListGrantsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2153,7 +2264,7 @@ func (x *ListGrantsResponse) String() string {
 func (*ListGrantsResponse) ProtoMessage() {}
 
 func (x *ListGrantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2166,7 +2277,7 @@ func (x *ListGrantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGrantsResponse.ProtoReflect.Descriptor instead.
 func (*ListGrantsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{26}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListGrantsResponse) GetGrants() []*Grant {
@@ -2207,7 +2318,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2219,7 +2330,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2232,7 +2343,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{27}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExplainRequest) GetImage() string {
@@ -2330,7 +2441,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2342,7 +2453,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2355,7 +2466,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{28}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExplainResponse) GetVerdict() Verdict {
@@ -2450,7 +2561,7 @@ type PolicyAnswer struct {
 
 func (x *PolicyAnswer) Reset() {
 	*x = PolicyAnswer{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2462,7 +2573,7 @@ func (x *PolicyAnswer) String() string {
 func (*PolicyAnswer) ProtoMessage() {}
 
 func (x *PolicyAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2475,7 +2586,7 @@ func (x *PolicyAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyAnswer.ProtoReflect.Descriptor instead.
 func (*PolicyAnswer) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{29}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PolicyAnswer) GetCall() string {
@@ -2516,7 +2627,7 @@ func (x *PolicyAnswer) GetFindings() []*Finding {
 // Finding is the answer of one validator for one policy and rule. Its fields are those of the decision log.
 type Finding struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The validator: "restriction" or "review".
+	// The validator: "restriction", "review" or "endorsement".
 	Validator string `protobuf:"bytes,1,opt,name=validator,proto3" json:"validator,omitempty"`
 	// The name of the policy, for an image review of the backend; "" if the finding is about all policies.
 	Policy string `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
@@ -2534,13 +2645,17 @@ type Finding struct {
 	Message string `protobuf:"bytes,8,opt,name=message,proto3" json:"message,omitempty"`
 	// What an image review backend wants to have in logs.
 	AuditAnnotations map[string]string `protobuf:"bytes,9,rep,name=audit_annotations,json=auditAnnotations,proto3" json:"audit_annotations,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Who has signed what a rule about signatures requires.
+	Signers []string `protobuf:"bytes,10,rep,name=signers,proto3" json:"signers,omitempty"`
+	// The digest of the manifest or index that they signed and that leads to the image; "" if there is none.
+	Digest        string `protobuf:"bytes,11,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2552,7 +2667,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2565,7 +2680,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{30}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Finding) GetValidator() string {
@@ -2631,6 +2746,20 @@ func (x *Finding) GetAuditAnnotations() map[string]string {
 	return nil
 }
 
+func (x *Finding) GetSigners() []string {
+	if x != nil {
+		return x.Signers
+	}
+	return nil
+}
+
+func (x *Finding) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
 // Evidence is what a judgement rests on.
 type Evidence struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2673,7 +2802,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2685,7 +2814,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2698,7 +2827,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{31}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Evidence) GetPresence() Presence {
@@ -2828,7 +2957,7 @@ type PodCredential struct {
 
 func (x *PodCredential) Reset() {
 	*x = PodCredential{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2840,7 +2969,7 @@ func (x *PodCredential) String() string {
 func (*PodCredential) ProtoMessage() {}
 
 func (x *PodCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2853,7 +2982,7 @@ func (x *PodCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodCredential.ProtoReflect.Descriptor instead.
 func (*PodCredential) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{32}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PodCredential) GetCredentialId() string {
@@ -2898,7 +3027,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2910,7 +3039,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2923,7 +3052,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{33}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RevokeRequest) GetCredentialId() string {
@@ -2986,7 +3115,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2998,7 +3127,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3011,7 +3140,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{34}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RevokeResponse) GetProofs() []*RevokedProof {
@@ -3055,7 +3184,7 @@ type RevokedProof struct {
 
 func (x *RevokedProof) Reset() {
 	*x = RevokedProof{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3067,7 +3196,7 @@ func (x *RevokedProof) String() string {
 func (*RevokedProof) ProtoMessage() {}
 
 func (x *RevokedProof) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3080,7 +3209,7 @@ func (x *RevokedProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedProof.ProtoReflect.Descriptor instead.
 func (*RevokedProof) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{35}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RevokedProof) GetPair() *Pair {
@@ -3114,7 +3243,7 @@ type ListPreloadedRequest struct {
 
 func (x *ListPreloadedRequest) Reset() {
 	*x = ListPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3126,7 +3255,7 @@ func (x *ListPreloadedRequest) String() string {
 func (*ListPreloadedRequest) ProtoMessage() {}
 
 func (x *ListPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3139,7 +3268,7 @@ func (x *ListPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*ListPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{36}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListPreloadedRequest) GetRepository() string {
@@ -3183,7 +3312,7 @@ type ListPreloadedResponse struct {
 
 func (x *ListPreloadedResponse) Reset() {
 	*x = ListPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3195,7 +3324,7 @@ func (x *ListPreloadedResponse) String() string {
 func (*ListPreloadedResponse) ProtoMessage() {}
 
 func (x *ListPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3208,7 +3337,7 @@ func (x *ListPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*ListPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{37}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListPreloadedResponse) GetMarks() []*Mark {
@@ -3246,7 +3375,7 @@ type AcceptPreloadedRequest struct {
 
 func (x *AcceptPreloadedRequest) Reset() {
 	*x = AcceptPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3258,7 +3387,7 @@ func (x *AcceptPreloadedRequest) String() string {
 func (*AcceptPreloadedRequest) ProtoMessage() {}
 
 func (x *AcceptPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3271,7 +3400,7 @@ func (x *AcceptPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*AcceptPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{38}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AcceptPreloadedRequest) GetRepository() string {
@@ -3332,7 +3461,7 @@ type AcceptPreloadedResponse struct {
 
 func (x *AcceptPreloadedResponse) Reset() {
 	*x = AcceptPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3344,7 +3473,7 @@ func (x *AcceptPreloadedResponse) String() string {
 func (*AcceptPreloadedResponse) ProtoMessage() {}
 
 func (x *AcceptPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3357,7 +3486,7 @@ func (x *AcceptPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*AcceptPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{39}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AcceptPreloadedResponse) GetAccepted() []*Pair {
@@ -3399,7 +3528,7 @@ type ForgetPreloadedRequest struct {
 
 func (x *ForgetPreloadedRequest) Reset() {
 	*x = ForgetPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3411,7 +3540,7 @@ func (x *ForgetPreloadedRequest) String() string {
 func (*ForgetPreloadedRequest) ProtoMessage() {}
 
 func (x *ForgetPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3424,7 +3553,7 @@ func (x *ForgetPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*ForgetPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{40}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ForgetPreloadedRequest) GetRepository() string {
@@ -3470,7 +3599,7 @@ type ForgetPreloadedResponse struct {
 
 func (x *ForgetPreloadedResponse) Reset() {
 	*x = ForgetPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3482,7 +3611,7 @@ func (x *ForgetPreloadedResponse) String() string {
 func (*ForgetPreloadedResponse) ProtoMessage() {}
 
 func (x *ForgetPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3495,7 +3624,7 @@ func (x *ForgetPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*ForgetPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{41}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ForgetPreloadedResponse) GetForgotten() []*Mark {
@@ -3519,6 +3648,298 @@ func (x *ForgetPreloadedResponse) GetStillOpen() []*Pair {
 	return nil
 }
 
+// ListEndorsementsRequest asks for a page of endorsements.
+type ListEndorsementsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The repository in whatever form a name may have; "": all.
+	Repository string `protobuf:"bytes,1,opt,name=repository,proto3" json:"repository,omitempty"`
+	// The image ID or its beginning; "": all.
+	ImageId string `protobuf:"bytes,2,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
+	// The hash of a requirement or its beginning; "": all.
+	Requirement string `protobuf:"bytes,3,opt,name=requirement,proto3" json:"requirement,omitempty"`
+	// A signer, as a whole; "": all.
+	Signer string `protobuf:"bytes,4,opt,name=signer,proto3" json:"signer,omitempty"`
+	// How many at most.
+	PageSize int32 `protobuf:"varint,5,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The page; "": the first.
+	PageToken     string `protobuf:"bytes,6,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEndorsementsRequest) Reset() {
+	*x = ListEndorsementsRequest{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEndorsementsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEndorsementsRequest) ProtoMessage() {}
+
+func (x *ListEndorsementsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEndorsementsRequest.ProtoReflect.Descriptor instead.
+func (*ListEndorsementsRequest) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *ListEndorsementsRequest) GetRepository() string {
+	if x != nil {
+		return x.Repository
+	}
+	return ""
+}
+
+func (x *ListEndorsementsRequest) GetImageId() string {
+	if x != nil {
+		return x.ImageId
+	}
+	return ""
+}
+
+func (x *ListEndorsementsRequest) GetRequirement() string {
+	if x != nil {
+		return x.Requirement
+	}
+	return ""
+}
+
+func (x *ListEndorsementsRequest) GetSigner() string {
+	if x != nil {
+		return x.Signer
+	}
+	return ""
+}
+
+func (x *ListEndorsementsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListEndorsementsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// ListEndorsementsResponse is a page of endorsements.
+type ListEndorsementsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The endorsements, by image ID, repository and requirement.
+	Endorsements []*Endorsement `protobuf:"bytes,1,rep,name=endorsements,proto3" json:"endorsements,omitempty"`
+	// The next page; "" if this is the last.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEndorsementsResponse) Reset() {
+	*x = ListEndorsementsResponse{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEndorsementsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEndorsementsResponse) ProtoMessage() {}
+
+func (x *ListEndorsementsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEndorsementsResponse.ProtoReflect.Descriptor instead.
+func (*ListEndorsementsResponse) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *ListEndorsementsResponse) GetEndorsements() []*Endorsement {
+	if x != nil {
+		return x.Endorsements
+	}
+	return nil
+}
+
+func (x *ListEndorsementsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// RevokeEndorsementsRequest selects the endorsements to revoke: all given fields must match.
+type RevokeEndorsementsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A repository, without tag and digest.
+	Repository string `protobuf:"bytes,1,opt,name=repository,proto3" json:"repository,omitempty"`
+	// A whole image ID.
+	ImageId string `protobuf:"bytes,2,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
+	// The whole hash of a requirement.
+	Requirement string `protobuf:"bytes,3,opt,name=requirement,proto3" json:"requirement,omitempty"`
+	// A signer, as a whole.
+	Signer string `protobuf:"bytes,4,opt,name=signer,proto3" json:"signer,omitempty"`
+	// The digest that was signed.
+	Digest string `protobuf:"bytes,5,opt,name=digest,proto3" json:"digest,omitempty"`
+	// Every endorsement; excludes the others.
+	All bool `protobuf:"varint,6,opt,name=all,proto3" json:"all,omitempty"`
+	// Returns what would be revoked, and revokes nothing.
+	DryRun        bool `protobuf:"varint,7,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeEndorsementsRequest) Reset() {
+	*x = RevokeEndorsementsRequest{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeEndorsementsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeEndorsementsRequest) ProtoMessage() {}
+
+func (x *RevokeEndorsementsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeEndorsementsRequest.ProtoReflect.Descriptor instead.
+func (*RevokeEndorsementsRequest) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *RevokeEndorsementsRequest) GetRepository() string {
+	if x != nil {
+		return x.Repository
+	}
+	return ""
+}
+
+func (x *RevokeEndorsementsRequest) GetImageId() string {
+	if x != nil {
+		return x.ImageId
+	}
+	return ""
+}
+
+func (x *RevokeEndorsementsRequest) GetRequirement() string {
+	if x != nil {
+		return x.Requirement
+	}
+	return ""
+}
+
+func (x *RevokeEndorsementsRequest) GetSigner() string {
+	if x != nil {
+		return x.Signer
+	}
+	return ""
+}
+
+func (x *RevokeEndorsementsRequest) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *RevokeEndorsementsRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+func (x *RevokeEndorsementsRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// RevokeEndorsementsResponse is what was revoked, or would be.
+type RevokeEndorsementsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The endorsements.
+	Endorsements  []*Endorsement `protobuf:"bytes,1,rep,name=endorsements,proto3" json:"endorsements,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeEndorsementsResponse) Reset() {
+	*x = RevokeEndorsementsResponse{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeEndorsementsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeEndorsementsResponse) ProtoMessage() {}
+
+func (x *RevokeEndorsementsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeEndorsementsResponse.ProtoReflect.Descriptor instead.
+func (*RevokeEndorsementsResponse) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *RevokeEndorsementsResponse) GetEndorsements() []*Endorsement {
+	if x != nil {
+		return x.Endorsements
+	}
+	return nil
+}
+
 // EndDistrustRequest ends distrust.
 type EndDistrustRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3530,7 +3951,7 @@ type EndDistrustRequest struct {
 
 func (x *EndDistrustRequest) Reset() {
 	*x = EndDistrustRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3542,7 +3963,7 @@ func (x *EndDistrustRequest) String() string {
 func (*EndDistrustRequest) ProtoMessage() {}
 
 func (x *EndDistrustRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3555,7 +3976,7 @@ func (x *EndDistrustRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDistrustRequest.ProtoReflect.Descriptor instead.
 func (*EndDistrustRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{42}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *EndDistrustRequest) GetDryRun() bool {
@@ -3578,7 +3999,7 @@ type EndDistrustResponse struct {
 
 func (x *EndDistrustResponse) Reset() {
 	*x = EndDistrustResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3590,7 +4011,7 @@ func (x *EndDistrustResponse) String() string {
 func (*EndDistrustResponse) ProtoMessage() {}
 
 func (x *EndDistrustResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3603,7 +4024,7 @@ func (x *EndDistrustResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDistrustResponse.ProtoReflect.Descriptor instead.
 func (*EndDistrustResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{43}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *EndDistrustResponse) GetEnded() *Distrust {
@@ -3629,7 +4050,7 @@ type VerifyStoreRequest struct {
 
 func (x *VerifyStoreRequest) Reset() {
 	*x = VerifyStoreRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3641,7 +4062,7 @@ func (x *VerifyStoreRequest) String() string {
 func (*VerifyStoreRequest) ProtoMessage() {}
 
 func (x *VerifyStoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3654,7 +4075,7 @@ func (x *VerifyStoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyStoreRequest.ProtoReflect.Descriptor instead.
 func (*VerifyStoreRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{44}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{49}
 }
 
 // VerifyStoreResponse is what was read.
@@ -3674,7 +4095,7 @@ type VerifyStoreResponse struct {
 
 func (x *VerifyStoreResponse) Reset() {
 	*x = VerifyStoreResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3686,7 +4107,7 @@ func (x *VerifyStoreResponse) String() string {
 func (*VerifyStoreResponse) ProtoMessage() {}
 
 func (x *VerifyStoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3699,7 +4120,7 @@ func (x *VerifyStoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyStoreResponse.ProtoReflect.Descriptor instead.
 func (*VerifyStoreResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{45}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *VerifyStoreResponse) GetValues() int64 {
@@ -3743,7 +4164,7 @@ type StoreProblem struct {
 
 func (x *StoreProblem) Reset() {
 	*x = StoreProblem{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3755,7 +4176,7 @@ func (x *StoreProblem) String() string {
 func (*StoreProblem) ProtoMessage() {}
 
 func (x *StoreProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3768,7 +4189,7 @@ func (x *StoreProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreProblem.ProtoReflect.Descriptor instead.
 func (*StoreProblem) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{46}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *StoreProblem) GetWhere() string {
@@ -3794,7 +4215,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3806,7 +4227,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3819,7 +4240,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{47}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{52}
 }
 
 // BackupResponse is a piece of the backup.
@@ -3835,7 +4256,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3847,7 +4268,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3860,7 +4281,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{48}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *BackupResponse) GetChunk() []byte {
@@ -3892,7 +4313,7 @@ type ReportNodeCredentialsRequest struct {
 
 func (x *ReportNodeCredentialsRequest) Reset() {
 	*x = ReportNodeCredentialsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3904,7 +4325,7 @@ func (x *ReportNodeCredentialsRequest) String() string {
 func (*ReportNodeCredentialsRequest) ProtoMessage() {}
 
 func (x *ReportNodeCredentialsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3917,7 +4338,7 @@ func (x *ReportNodeCredentialsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeCredentialsRequest.ProtoReflect.Descriptor instead.
 func (*ReportNodeCredentialsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{49}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ReportNodeCredentialsRequest) GetKeyFingerprint() string {
@@ -3954,7 +4375,7 @@ type NodeCredential struct {
 
 func (x *NodeCredential) Reset() {
 	*x = NodeCredential{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3966,7 +4387,7 @@ func (x *NodeCredential) String() string {
 func (*NodeCredential) ProtoMessage() {}
 
 func (x *NodeCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3979,7 +4400,7 @@ func (x *NodeCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCredential.ProtoReflect.Descriptor instead.
 func (*NodeCredential) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{50}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *NodeCredential) GetCredentialId() string {
@@ -4005,7 +4426,7 @@ type ReportNodeCredentialsResponse struct {
 
 func (x *ReportNodeCredentialsResponse) Reset() {
 	*x = ReportNodeCredentialsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4017,7 +4438,7 @@ func (x *ReportNodeCredentialsResponse) String() string {
 func (*ReportNodeCredentialsResponse) ProtoMessage() {}
 
 func (x *ReportNodeCredentialsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4030,7 +4451,7 @@ func (x *ReportNodeCredentialsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeCredentialsResponse.ProtoReflect.Descriptor instead.
 func (*ReportNodeCredentialsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{51}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{56}
 }
 
 // WatchDecisionsRequest asks for decisions.
@@ -4046,7 +4467,7 @@ type WatchDecisionsRequest struct {
 
 func (x *WatchDecisionsRequest) Reset() {
 	*x = WatchDecisionsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4058,7 +4479,7 @@ func (x *WatchDecisionsRequest) String() string {
 func (*WatchDecisionsRequest) ProtoMessage() {}
 
 func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4071,7 +4492,7 @@ func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsRequest.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{52}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *WatchDecisionsRequest) GetNamespace() string {
@@ -4125,7 +4546,7 @@ type WatchDecisionsResponse struct {
 
 func (x *WatchDecisionsResponse) Reset() {
 	*x = WatchDecisionsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4137,7 +4558,7 @@ func (x *WatchDecisionsResponse) String() string {
 func (*WatchDecisionsResponse) ProtoMessage() {}
 
 func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4150,7 +4571,7 @@ func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsResponse.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{53}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *WatchDecisionsResponse) GetTime() *timestamppb.Timestamp {
@@ -4264,7 +4685,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4276,7 +4697,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4289,7 +4710,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{54}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListPoliciesRequest) GetPageSize() int32 {
@@ -4331,7 +4752,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4343,7 +4764,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4356,7 +4777,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{55}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -4418,7 +4839,7 @@ func (x *ListPoliciesResponse) GetWarnings() []string {
 // Policy is one policy.
 type Policy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its kind: "PodRestriction" or "ImagePolicy", which is an image review backend.
+	// Its kind: "PodRestriction"; "ImagePolicy", which is an image review backend; "ClusterPolicy" or "ClusterImagePolicy" for signatures.
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	// Its name.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
@@ -4436,13 +4857,15 @@ type Policy struct {
 	Unjudged []string `protobuf:"bytes,8,rep,name=unjudged,proto3" json:"unjudged,omitempty"`
 	// What an image review backend has beside its namespaces; absent for other kinds.
 	ReviewBackend *ReviewBackend `protobuf:"bytes,9,opt,name=review_backend,json=reviewBackend,proto3" json:"review_backend,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// What a policy requires of the signatures of images; empty for other kinds.
+	SignatureRules []*SignatureRule `protobuf:"bytes,10,rep,name=signature_rules,json=signatureRules,proto3" json:"signature_rules,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4454,7 +4877,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4467,7 +4890,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{56}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Policy) GetKind() string {
@@ -4533,6 +4956,122 @@ func (x *Policy) GetReviewBackend() *ReviewBackend {
 	return nil
 }
 
+func (x *Policy) GetSignatureRules() []*SignatureRule {
+	if x != nil {
+		return x.SignatureRules
+	}
+	return nil
+}
+
+// SignatureRule is a rule about the signatures of images. An image must meet every rule that matches it.
+type SignatureRule struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name; "" if its policy has only one and gives it no name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The patterns of the images that it is for.
+	Images []string `protobuf:"bytes,2,rep,name=images,proto3" json:"images,omitempty"`
+	// The namespaces that it is for, in words.
+	Namespaces string `protobuf:"bytes,3,opt,name=namespaces,proto3" json:"namespaces,omitempty"`
+	// What it requires, in words; "" if it requires no signature.
+	Requires string `protobuf:"bytes,4,opt,name=requires,proto3" json:"requires,omitempty"`
+	// The hash by which endorsements prove it; "" if none is needed.
+	Requirement string `protobuf:"bytes,5,opt,name=requirement,proto3" json:"requirement,omitempty"`
+	// Whether the pod must name the image by a digest.
+	DigestRequired bool `protobuf:"varint,6,opt,name=digest_required,json=digestRequired,proto3" json:"digest_required,omitempty"`
+	// What happens to images that no rule matches: "allow" or "deny"; "" if it does not say.
+	Default string `protobuf:"bytes,7,opt,name=default,proto3" json:"default,omitempty"`
+	// Whether it only reports.
+	Audit         bool `protobuf:"varint,8,opt,name=audit,proto3" json:"audit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SignatureRule) Reset() {
+	*x = SignatureRule{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SignatureRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SignatureRule) ProtoMessage() {}
+
+func (x *SignatureRule) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SignatureRule.ProtoReflect.Descriptor instead.
+func (*SignatureRule) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *SignatureRule) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SignatureRule) GetImages() []string {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+func (x *SignatureRule) GetNamespaces() string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return ""
+}
+
+func (x *SignatureRule) GetRequires() string {
+	if x != nil {
+		return x.Requires
+	}
+	return ""
+}
+
+func (x *SignatureRule) GetRequirement() string {
+	if x != nil {
+		return x.Requirement
+	}
+	return ""
+}
+
+func (x *SignatureRule) GetDigestRequired() bool {
+	if x != nil {
+		return x.DigestRequired
+	}
+	return false
+}
+
+func (x *SignatureRule) GetDefault() string {
+	if x != nil {
+		return x.Default
+	}
+	return ""
+}
+
+func (x *SignatureRule) GetAudit() bool {
+	if x != nil {
+		return x.Audit
+	}
+	return false
+}
+
 // ReviewBackend is an image review backend. All backends of a namespace must allow an image.
 type ReviewBackend struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4552,7 +5091,7 @@ type ReviewBackend struct {
 
 func (x *ReviewBackend) Reset() {
 	*x = ReviewBackend{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4564,7 +5103,7 @@ func (x *ReviewBackend) String() string {
 func (*ReviewBackend) ProtoMessage() {}
 
 func (x *ReviewBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4577,7 +5116,7 @@ func (x *ReviewBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReviewBackend.ProtoReflect.Descriptor instead.
 func (*ReviewBackend) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{57}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ReviewBackend) GetDefaultAllow() bool {
@@ -4613,6 +5152,361 @@ func (x *ReviewBackend) GetIncludeImageVolumes() bool {
 		return x.IncludeImageVolumes
 	}
 	return false
+}
+
+// VerifyImageRequest names an image.
+type VerifyImageRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The image as a pod would have it.
+	Image string `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	// The namespace of the pod; "": the rules of all namespaces.
+	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyImageRequest) Reset() {
+	*x = VerifyImageRequest{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyImageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyImageRequest) ProtoMessage() {}
+
+func (x *VerifyImageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyImageRequest.ProtoReflect.Descriptor instead.
+func (*VerifyImageRequest) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *VerifyImageRequest) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *VerifyImageRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+// VerifyImageResponse says which rules an image meets, and which signatures it has.
+type VerifyImageResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The image on the node that was verified; without an ID if the node does not have it, and the one of the registry was.
+	Image *Pair `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	// The rules for the image. Empty if no rule is for it; default_rule then says what happens.
+	Rules []*VerifiedRule `protobuf:"bytes,2,rep,name=rules,proto3" json:"rules,omitempty"`
+	// What happens to an image that no rule is for: "allow" or "deny", and the policy that says so; absent if no policy says it.
+	DefaultRule *VerifiedRule `protobuf:"bytes,3,opt,name=default_rule,json=defaultRule,proto3" json:"default_rule,omitempty"`
+	// The signatures that were found.
+	Signatures    []*ImageSignature `protobuf:"bytes,4,rep,name=signatures,proto3" json:"signatures,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyImageResponse) Reset() {
+	*x = VerifyImageResponse{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyImageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyImageResponse) ProtoMessage() {}
+
+func (x *VerifyImageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyImageResponse.ProtoReflect.Descriptor instead.
+func (*VerifyImageResponse) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *VerifyImageResponse) GetImage() *Pair {
+	if x != nil {
+		return x.Image
+	}
+	return nil
+}
+
+func (x *VerifyImageResponse) GetRules() []*VerifiedRule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+func (x *VerifyImageResponse) GetDefaultRule() *VerifiedRule {
+	if x != nil {
+		return x.DefaultRule
+	}
+	return nil
+}
+
+func (x *VerifyImageResponse) GetSignatures() []*ImageSignature {
+	if x != nil {
+		return x.Signatures
+	}
+	return nil
+}
+
+// VerifiedRule is a rule about signatures, and whether an image meets it.
+type VerifiedRule struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The kind of the policy.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// The name of the policy.
+	Policy string `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
+	// The name of the rule in it.
+	Rule string `protobuf:"bytes,3,opt,name=rule,proto3" json:"rule,omitempty"`
+	// Whether the rule only reports.
+	Audit bool `protobuf:"varint,4,opt,name=audit,proto3" json:"audit,omitempty"`
+	// What it requires, in words.
+	Requires string `protobuf:"bytes,5,opt,name=requires,proto3" json:"requires,omitempty"`
+	// Whether the image meets it.
+	Met bool `protobuf:"varint,6,opt,name=met,proto3" json:"met,omitempty"`
+	// The case of a rule that is not met. REGISTRY_UNAVAILABLE says nothing about the image.
+	Reason string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Why it is not met, in a sentence.
+	Message string `protobuf:"bytes,8,opt,name=message,proto3" json:"message,omitempty"`
+	// Who has signed, of those that the rule names.
+	Signers []string `protobuf:"bytes,9,rep,name=signers,proto3" json:"signers,omitempty"`
+	// The digest of the manifest or index that is signed and leads to the image.
+	Digest        string `protobuf:"bytes,10,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifiedRule) Reset() {
+	*x = VerifiedRule{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifiedRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifiedRule) ProtoMessage() {}
+
+func (x *VerifiedRule) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifiedRule.ProtoReflect.Descriptor instead.
+func (*VerifiedRule) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *VerifiedRule) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *VerifiedRule) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *VerifiedRule) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *VerifiedRule) GetAudit() bool {
+	if x != nil {
+		return x.Audit
+	}
+	return false
+}
+
+func (x *VerifiedRule) GetRequires() string {
+	if x != nil {
+		return x.Requires
+	}
+	return ""
+}
+
+func (x *VerifiedRule) GetMet() bool {
+	if x != nil {
+		return x.Met
+	}
+	return false
+}
+
+func (x *VerifiedRule) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *VerifiedRule) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *VerifiedRule) GetSigners() []string {
+	if x != nil {
+		return x.Signers
+	}
+	return nil
+}
+
+func (x *VerifiedRule) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+// ImageSignature is a signature that was found, valid or not.
+type ImageSignature struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The repository where it was found; "" if it is from the folder of bundles.
+	Repository string `protobuf:"bytes,1,opt,name=repository,proto3" json:"repository,omitempty"`
+	// How it was found: referrers, fallback-tag, sig-tag or bundles.
+	FoundBy string `protobuf:"bytes,2,opt,name=found_by,json=foundBy,proto3" json:"found_by,omitempty"`
+	// The digest of the manifest or file that holds it.
+	Digest string `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	// The digest of what it is attached to.
+	Subject string `protobuf:"bytes,4,opt,name=subject,proto3" json:"subject,omitempty"`
+	// Who has signed: the fingerprint of a key, or subject and issuer of a certificate; "" if it is not known.
+	Signer string `protobuf:"bytes,5,opt,name=signer,proto3" json:"signer,omitempty"`
+	// Whether it counts for one of the rules.
+	Counts bool `protobuf:"varint,6,opt,name=counts,proto3" json:"counts,omitempty"`
+	// Why it counts or does not.
+	Reason        string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImageSignature) Reset() {
+	*x = ImageSignature{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImageSignature) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImageSignature) ProtoMessage() {}
+
+func (x *ImageSignature) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImageSignature.ProtoReflect.Descriptor instead.
+func (*ImageSignature) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *ImageSignature) GetRepository() string {
+	if x != nil {
+		return x.Repository
+	}
+	return ""
+}
+
+func (x *ImageSignature) GetFoundBy() string {
+	if x != nil {
+		return x.FoundBy
+	}
+	return ""
+}
+
+func (x *ImageSignature) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *ImageSignature) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *ImageSignature) GetSigner() string {
+	if x != nil {
+		return x.Signer
+	}
+	return ""
+}
+
+func (x *ImageSignature) GetCounts() bool {
+	if x != nil {
+		return x.Counts
+	}
+	return false
+}
+
+func (x *ImageSignature) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 var File_pullgate_admin_v1_pull_records_proto protoreflect.FileDescriptor
@@ -4667,7 +5561,15 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x03pod\x18\x01 \x01(\v2\x19.pullgate.admin.v1.PodRefR\x03pod\x12+\n" +
 	"\x04pair\x18\x02 \x01(\v2\x17.pullgate.admin.v1.PairR\x04pair\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12#\n" +
-	"\rcredential_id\x18\x04 \x01(\tR\fcredentialId\"\x93\x02\n" +
+	"\rcredential_id\x18\x04 \x01(\tR\fcredentialId\"\x92\x02\n" +
+	"\vEndorsement\x12+\n" +
+	"\x04pair\x18\x01 \x01(\v2\x17.pullgate.admin.v1.PairR\x04pair\x12 \n" +
+	"\vrequirement\x18\x02 \x01(\tR\vrequirement\x12\x16\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\x12\x18\n" +
+	"\asigners\x18\x04 \x03(\tR\asigners\x126\n" +
+	"\bverified\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\bverified\x124\n" +
+	"\aexpires\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x14\n" +
+	"\x05rules\x18\a \x03(\tR\x05rules\"\x93\x02\n" +
 	"\x05Image\x12\x19\n" +
 	"\bimage_id\x18\x01 \x01(\tR\aimageId\x127\n" +
 	"\bpresence\x18\x02 \x01(\x0e2\x1b.pullgate.admin.v1.PresenceR\bpresence\x12\x14\n" +
@@ -4702,7 +5604,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x05error\x18\x02 \x01(\tR\x05error\"J\n" +
 	"\x06Reload\x12*\n" +
 	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\tR\x05error\"\xd2\x01\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"\xf6\x01\n" +
 	"\vStoreStatus\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
 	"\x06format\x18\x02 \x01(\x05R\x06format\x12\x18\n" +
@@ -4710,7 +5612,8 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\aintents\x18\x04 \x01(\x03R\aintents\x12\x14\n" +
 	"\x05marks\x18\x05 \x01(\x03R\x05marks\x12\x14\n" +
 	"\x05bytes\x18\x06 \x01(\x03R\x05bytes\x127\n" +
-	"\bdistrust\x18\a \x01(\v2\x1b.pullgate.admin.v1.DistrustR\bdistrust\"T\n" +
+	"\bdistrust\x18\a \x01(\v2\x1b.pullgate.admin.v1.DistrustR\bdistrust\x12\"\n" +
+	"\fendorsements\x18\b \x01(\x03R\fendorsements\"T\n" +
 	"\bDistrust\x120\n" +
 	"\x05since\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"i\n" +
@@ -4792,7 +5695,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\tcontainer\x18\x02 \x01(\tR\tcontainer\x12:\n" +
 	"\tadmission\x18\x03 \x01(\x0e2\x1c.pullgate.admin.v1.AdmissionR\tadmission\x12\x1c\n" +
 	"\texemption\x18\x04 \x01(\tR\texemption\x126\n" +
-	"\bfindings\x18\x05 \x03(\v2\x1a.pullgate.admin.v1.FindingR\bfindings\"\xf8\x02\n" +
+	"\bfindings\x18\x05 \x03(\v2\x1a.pullgate.admin.v1.FindingR\bfindings\"\xaa\x03\n" +
 	"\aFinding\x12\x1c\n" +
 	"\tvalidator\x18\x01 \x01(\tR\tvalidator\x12\x16\n" +
 	"\x06policy\x18\x02 \x01(\tR\x06policy\x12\x12\n" +
@@ -4803,7 +5706,10 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\vfailed_open\x18\a \x01(\bR\n" +
 	"failedOpen\x12\x18\n" +
 	"\amessage\x18\b \x01(\tR\amessage\x12]\n" +
-	"\x11audit_annotations\x18\t \x03(\v20.pullgate.admin.v1.Finding.AuditAnnotationsEntryR\x10auditAnnotations\x1aC\n" +
+	"\x11audit_annotations\x18\t \x03(\v20.pullgate.admin.v1.Finding.AuditAnnotationsEntryR\x10auditAnnotations\x12\x18\n" +
+	"\asigners\x18\n" +
+	" \x03(\tR\asigners\x12\x16\n" +
+	"\x06digest\x18\v \x01(\tR\x06digest\x1aC\n" +
 	"\x15AuditAnnotationsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfa\x04\n" +
@@ -4884,7 +5790,32 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\tforgotten\x18\x01 \x03(\v2\x17.pullgate.admin.v1.MarkR\tforgotten\x120\n" +
 	"\x06grants\x18\x02 \x03(\v2\x18.pullgate.admin.v1.GrantR\x06grants\x126\n" +
 	"\n" +
-	"still_open\x18\x03 \x03(\v2\x17.pullgate.admin.v1.PairR\tstillOpen\"-\n" +
+	"still_open\x18\x03 \x03(\v2\x17.pullgate.admin.v1.PairR\tstillOpen\"\xca\x01\n" +
+	"\x17ListEndorsementsRequest\x12\x1e\n" +
+	"\n" +
+	"repository\x18\x01 \x01(\tR\n" +
+	"repository\x12\x19\n" +
+	"\bimage_id\x18\x02 \x01(\tR\aimageId\x12 \n" +
+	"\vrequirement\x18\x03 \x01(\tR\vrequirement\x12\x16\n" +
+	"\x06signer\x18\x04 \x01(\tR\x06signer\x12\x1b\n" +
+	"\tpage_size\x18\x05 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x06 \x01(\tR\tpageToken\"\x86\x01\n" +
+	"\x18ListEndorsementsResponse\x12B\n" +
+	"\fendorsements\x18\x01 \x03(\v2\x1e.pullgate.admin.v1.EndorsementR\fendorsements\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xd3\x01\n" +
+	"\x19RevokeEndorsementsRequest\x12\x1e\n" +
+	"\n" +
+	"repository\x18\x01 \x01(\tR\n" +
+	"repository\x12\x19\n" +
+	"\bimage_id\x18\x02 \x01(\tR\aimageId\x12 \n" +
+	"\vrequirement\x18\x03 \x01(\tR\vrequirement\x12\x16\n" +
+	"\x06signer\x18\x04 \x01(\tR\x06signer\x12\x16\n" +
+	"\x06digest\x18\x05 \x01(\tR\x06digest\x12\x10\n" +
+	"\x03all\x18\x06 \x01(\bR\x03all\x12\x17\n" +
+	"\adry_run\x18\a \x01(\bR\x06dryRun\"`\n" +
+	"\x1aRevokeEndorsementsResponse\x12B\n" +
+	"\fendorsements\x18\x01 \x03(\v2\x1e.pullgate.admin.v1.EndorsementR\fendorsements\"-\n" +
 	"\x12EndDistrustRequest\x12\x17\n" +
 	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"}\n" +
 	"\x13EndDistrustResponse\x121\n" +
@@ -4945,7 +5876,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\freload_error\x18\x05 \x01(\tR\vreloadError\x12\x1c\n" +
 	"\tenforcing\x18\x06 \x01(\bR\tenforcing\x12'\n" +
 	"\x0frefuse_unjudged\x18\a \x01(\bR\x0erefuseUnjudged\x12\x1a\n" +
-	"\bwarnings\x18\b \x03(\tR\bwarnings\"\xb5\x02\n" +
+	"\bwarnings\x18\b \x03(\tR\bwarnings\"\x80\x03\n" +
 	"\x06Policy\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -4957,13 +5888,58 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"namespaces\x12-\n" +
 	"\x12namespace_selector\x18\a \x01(\tR\x11namespaceSelector\x12\x1a\n" +
 	"\bunjudged\x18\b \x03(\tR\bunjudged\x12G\n" +
-	"\x0ereview_backend\x18\t \x01(\v2 .pullgate.admin.v1.ReviewBackendR\rreviewBackend\"\x88\x02\n" +
+	"\x0ereview_backend\x18\t \x01(\v2 .pullgate.admin.v1.ReviewBackendR\rreviewBackend\x12I\n" +
+	"\x0fsignature_rules\x18\n" +
+	" \x03(\v2 .pullgate.admin.v1.SignatureRuleR\x0esignatureRules\"\xf2\x01\n" +
+	"\rSignatureRule\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06images\x18\x02 \x03(\tR\x06images\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x03 \x01(\tR\n" +
+	"namespaces\x12\x1a\n" +
+	"\brequires\x18\x04 \x01(\tR\brequires\x12 \n" +
+	"\vrequirement\x18\x05 \x01(\tR\vrequirement\x12'\n" +
+	"\x0fdigest_required\x18\x06 \x01(\bR\x0edigestRequired\x12\x18\n" +
+	"\adefault\x18\a \x01(\tR\adefault\x12\x14\n" +
+	"\x05audit\x18\b \x01(\bR\x05audit\"\x88\x02\n" +
 	"\rReviewBackend\x12#\n" +
 	"\rdefault_allow\x18\x01 \x01(\bR\fdefaultAllow\x120\n" +
 	"\x14default_allow_absent\x18\x02 \x01(\bR\x12defaultAllowAbsent\x126\n" +
 	"\tallow_ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\ballowTtl\x124\n" +
 	"\bdeny_ttl\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\adenyTtl\x122\n" +
-	"\x15include_image_volumes\x18\x05 \x01(\bR\x13includeImageVolumes*O\n" +
+	"\x15include_image_volumes\x18\x05 \x01(\bR\x13includeImageVolumes\"H\n" +
+	"\x12VerifyImageRequest\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\"\x82\x02\n" +
+	"\x13VerifyImageResponse\x12-\n" +
+	"\x05image\x18\x01 \x01(\v2\x17.pullgate.admin.v1.PairR\x05image\x125\n" +
+	"\x05rules\x18\x02 \x03(\v2\x1f.pullgate.admin.v1.VerifiedRuleR\x05rules\x12B\n" +
+	"\fdefault_rule\x18\x03 \x01(\v2\x1f.pullgate.admin.v1.VerifiedRuleR\vdefaultRule\x12A\n" +
+	"\n" +
+	"signatures\x18\x04 \x03(\v2!.pullgate.admin.v1.ImageSignatureR\n" +
+	"signatures\"\xf6\x01\n" +
+	"\fVerifiedRule\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
+	"\x06policy\x18\x02 \x01(\tR\x06policy\x12\x12\n" +
+	"\x04rule\x18\x03 \x01(\tR\x04rule\x12\x14\n" +
+	"\x05audit\x18\x04 \x01(\bR\x05audit\x12\x1a\n" +
+	"\brequires\x18\x05 \x01(\tR\brequires\x12\x10\n" +
+	"\x03met\x18\x06 \x01(\bR\x03met\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\b \x01(\tR\amessage\x12\x18\n" +
+	"\asigners\x18\t \x03(\tR\asigners\x12\x16\n" +
+	"\x06digest\x18\n" +
+	" \x01(\tR\x06digest\"\xc5\x01\n" +
+	"\x0eImageSignature\x12\x1e\n" +
+	"\n" +
+	"repository\x18\x01 \x01(\tR\n" +
+	"repository\x12\x19\n" +
+	"\bfound_by\x18\x02 \x01(\tR\afoundBy\x12\x16\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\x12\x18\n" +
+	"\asubject\x18\x04 \x01(\tR\asubject\x12\x16\n" +
+	"\x06signer\x18\x05 \x01(\tR\x06signer\x12\x16\n" +
+	"\x06counts\x18\x06 \x01(\bR\x06counts\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason*O\n" +
 	"\bPresence\x12\x18\n" +
 	"\x14PRESENCE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10PRESENCE_PRESENT\x10\x01\x12\x13\n" +
@@ -4981,7 +5957,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x1aCREDENTIAL_STANDING_PROVED\x10\x01\x12 \n" +
 	"\x1cCREDENTIAL_STANDING_IN_GRACE\x10\x02\x12\x1f\n" +
 	"\x1bCREDENTIAL_STANDING_EXPIRED\x10\x03\x12\x1f\n" +
-	"\x1bCREDENTIAL_STANDING_ROTATED\x10\x042\xfa\v\n" +
+	"\x1bCREDENTIAL_STANDING_ROTATED\x10\x042\xb8\x0e\n" +
 	"\vPullRecords\x12V\n" +
 	"\tGetStatus\x12#.pullgate.admin.v1.GetStatusRequest\x1a$.pullgate.admin.v1.GetStatusResponse\x12Y\n" +
 	"\n" +
@@ -5000,7 +5976,10 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x06Backup\x12 .pullgate.admin.v1.BackupRequest\x1a!.pullgate.admin.v1.BackupResponse0\x01\x12z\n" +
 	"\x15ReportNodeCredentials\x12/.pullgate.admin.v1.ReportNodeCredentialsRequest\x1a0.pullgate.admin.v1.ReportNodeCredentialsResponse\x12g\n" +
 	"\x0eWatchDecisions\x12(.pullgate.admin.v1.WatchDecisionsRequest\x1a).pullgate.admin.v1.WatchDecisionsResponse0\x01\x12_\n" +
-	"\fListPolicies\x12&.pullgate.admin.v1.ListPoliciesRequest\x1a'.pullgate.admin.v1.ListPoliciesResponseB>Z<github.com/pullgate/pullgate/proto/pullgate/admin/v1;adminv1b\x06proto3"
+	"\fListPolicies\x12&.pullgate.admin.v1.ListPoliciesRequest\x1a'.pullgate.admin.v1.ListPoliciesResponse\x12\\\n" +
+	"\vVerifyImage\x12%.pullgate.admin.v1.VerifyImageRequest\x1a&.pullgate.admin.v1.VerifyImageResponse\x12k\n" +
+	"\x10ListEndorsements\x12*.pullgate.admin.v1.ListEndorsementsRequest\x1a+.pullgate.admin.v1.ListEndorsementsResponse\x12q\n" +
+	"\x12RevokeEndorsements\x12,.pullgate.admin.v1.RevokeEndorsementsRequest\x1a-.pullgate.admin.v1.RevokeEndorsementsResponseB>Z<github.com/pullgate/pullgate/proto/pullgate/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_pullgate_admin_v1_pull_records_proto_rawDescOnce sync.Once
@@ -5015,7 +5994,7 @@ func file_pullgate_admin_v1_pull_records_proto_rawDescGZIP() []byte {
 }
 
 var file_pullgate_admin_v1_pull_records_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
+var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
 var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(Presence)(0),                         // 0: pullgate.admin.v1.Presence
 	(Verdict)(0),                          // 1: pullgate.admin.v1.Verdict
@@ -5029,184 +6008,210 @@ var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(*Mark)(nil),                          // 9: pullgate.admin.v1.Mark
 	(*Intent)(nil),                        // 10: pullgate.admin.v1.Intent
 	(*Grant)(nil),                         // 11: pullgate.admin.v1.Grant
-	(*Image)(nil),                         // 12: pullgate.admin.v1.Image
-	(*GetStatusRequest)(nil),              // 13: pullgate.admin.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),             // 14: pullgate.admin.v1.GetStatusResponse
-	(*NotListening)(nil),                  // 15: pullgate.admin.v1.NotListening
-	(*Reload)(nil),                        // 16: pullgate.admin.v1.Reload
-	(*StoreStatus)(nil),                   // 17: pullgate.admin.v1.StoreStatus
-	(*Distrust)(nil),                      // 18: pullgate.admin.v1.Distrust
-	(*RuntimeStatus)(nil),                 // 19: pullgate.admin.v1.RuntimeStatus
-	(*PodSourceStatus)(nil),               // 20: pullgate.admin.v1.PodSourceStatus
-	(*DecisionLogStatus)(nil),             // 21: pullgate.admin.v1.DecisionLogStatus
-	(*ImageFilter)(nil),                   // 22: pullgate.admin.v1.ImageFilter
-	(*ListImagesRequest)(nil),             // 23: pullgate.admin.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),            // 24: pullgate.admin.v1.ListImagesResponse
-	(*GetImageRequest)(nil),               // 25: pullgate.admin.v1.GetImageRequest
-	(*GetImageResponse)(nil),              // 26: pullgate.admin.v1.GetImageResponse
-	(*ListIntentsRequest)(nil),            // 27: pullgate.admin.v1.ListIntentsRequest
-	(*ListIntentsResponse)(nil),           // 28: pullgate.admin.v1.ListIntentsResponse
-	(*ListGrantsRequest)(nil),             // 29: pullgate.admin.v1.ListGrantsRequest
-	(*ListGrantsResponse)(nil),            // 30: pullgate.admin.v1.ListGrantsResponse
-	(*ExplainRequest)(nil),                // 31: pullgate.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),               // 32: pullgate.admin.v1.ExplainResponse
-	(*PolicyAnswer)(nil),                  // 33: pullgate.admin.v1.PolicyAnswer
-	(*Finding)(nil),                       // 34: pullgate.admin.v1.Finding
-	(*Evidence)(nil),                      // 35: pullgate.admin.v1.Evidence
-	(*PodCredential)(nil),                 // 36: pullgate.admin.v1.PodCredential
-	(*RevokeRequest)(nil),                 // 37: pullgate.admin.v1.RevokeRequest
-	(*RevokeResponse)(nil),                // 38: pullgate.admin.v1.RevokeResponse
-	(*RevokedProof)(nil),                  // 39: pullgate.admin.v1.RevokedProof
-	(*ListPreloadedRequest)(nil),          // 40: pullgate.admin.v1.ListPreloadedRequest
-	(*ListPreloadedResponse)(nil),         // 41: pullgate.admin.v1.ListPreloadedResponse
-	(*AcceptPreloadedRequest)(nil),        // 42: pullgate.admin.v1.AcceptPreloadedRequest
-	(*AcceptPreloadedResponse)(nil),       // 43: pullgate.admin.v1.AcceptPreloadedResponse
-	(*ForgetPreloadedRequest)(nil),        // 44: pullgate.admin.v1.ForgetPreloadedRequest
-	(*ForgetPreloadedResponse)(nil),       // 45: pullgate.admin.v1.ForgetPreloadedResponse
-	(*EndDistrustRequest)(nil),            // 46: pullgate.admin.v1.EndDistrustRequest
-	(*EndDistrustResponse)(nil),           // 47: pullgate.admin.v1.EndDistrustResponse
-	(*VerifyStoreRequest)(nil),            // 48: pullgate.admin.v1.VerifyStoreRequest
-	(*VerifyStoreResponse)(nil),           // 49: pullgate.admin.v1.VerifyStoreResponse
-	(*StoreProblem)(nil),                  // 50: pullgate.admin.v1.StoreProblem
-	(*BackupRequest)(nil),                 // 51: pullgate.admin.v1.BackupRequest
-	(*BackupResponse)(nil),                // 52: pullgate.admin.v1.BackupResponse
-	(*ReportNodeCredentialsRequest)(nil),  // 53: pullgate.admin.v1.ReportNodeCredentialsRequest
-	(*NodeCredential)(nil),                // 54: pullgate.admin.v1.NodeCredential
-	(*ReportNodeCredentialsResponse)(nil), // 55: pullgate.admin.v1.ReportNodeCredentialsResponse
-	(*WatchDecisionsRequest)(nil),         // 56: pullgate.admin.v1.WatchDecisionsRequest
-	(*WatchDecisionsResponse)(nil),        // 57: pullgate.admin.v1.WatchDecisionsResponse
-	(*ListPoliciesRequest)(nil),           // 58: pullgate.admin.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),          // 59: pullgate.admin.v1.ListPoliciesResponse
-	(*Policy)(nil),                        // 60: pullgate.admin.v1.Policy
-	(*ReviewBackend)(nil),                 // 61: pullgate.admin.v1.ReviewBackend
-	nil,                                   // 62: pullgate.admin.v1.Finding.AuditAnnotationsEntry
-	(*timestamppb.Timestamp)(nil),         // 63: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 64: google.protobuf.Duration
+	(*Endorsement)(nil),                   // 12: pullgate.admin.v1.Endorsement
+	(*Image)(nil),                         // 13: pullgate.admin.v1.Image
+	(*GetStatusRequest)(nil),              // 14: pullgate.admin.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),             // 15: pullgate.admin.v1.GetStatusResponse
+	(*NotListening)(nil),                  // 16: pullgate.admin.v1.NotListening
+	(*Reload)(nil),                        // 17: pullgate.admin.v1.Reload
+	(*StoreStatus)(nil),                   // 18: pullgate.admin.v1.StoreStatus
+	(*Distrust)(nil),                      // 19: pullgate.admin.v1.Distrust
+	(*RuntimeStatus)(nil),                 // 20: pullgate.admin.v1.RuntimeStatus
+	(*PodSourceStatus)(nil),               // 21: pullgate.admin.v1.PodSourceStatus
+	(*DecisionLogStatus)(nil),             // 22: pullgate.admin.v1.DecisionLogStatus
+	(*ImageFilter)(nil),                   // 23: pullgate.admin.v1.ImageFilter
+	(*ListImagesRequest)(nil),             // 24: pullgate.admin.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),            // 25: pullgate.admin.v1.ListImagesResponse
+	(*GetImageRequest)(nil),               // 26: pullgate.admin.v1.GetImageRequest
+	(*GetImageResponse)(nil),              // 27: pullgate.admin.v1.GetImageResponse
+	(*ListIntentsRequest)(nil),            // 28: pullgate.admin.v1.ListIntentsRequest
+	(*ListIntentsResponse)(nil),           // 29: pullgate.admin.v1.ListIntentsResponse
+	(*ListGrantsRequest)(nil),             // 30: pullgate.admin.v1.ListGrantsRequest
+	(*ListGrantsResponse)(nil),            // 31: pullgate.admin.v1.ListGrantsResponse
+	(*ExplainRequest)(nil),                // 32: pullgate.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),               // 33: pullgate.admin.v1.ExplainResponse
+	(*PolicyAnswer)(nil),                  // 34: pullgate.admin.v1.PolicyAnswer
+	(*Finding)(nil),                       // 35: pullgate.admin.v1.Finding
+	(*Evidence)(nil),                      // 36: pullgate.admin.v1.Evidence
+	(*PodCredential)(nil),                 // 37: pullgate.admin.v1.PodCredential
+	(*RevokeRequest)(nil),                 // 38: pullgate.admin.v1.RevokeRequest
+	(*RevokeResponse)(nil),                // 39: pullgate.admin.v1.RevokeResponse
+	(*RevokedProof)(nil),                  // 40: pullgate.admin.v1.RevokedProof
+	(*ListPreloadedRequest)(nil),          // 41: pullgate.admin.v1.ListPreloadedRequest
+	(*ListPreloadedResponse)(nil),         // 42: pullgate.admin.v1.ListPreloadedResponse
+	(*AcceptPreloadedRequest)(nil),        // 43: pullgate.admin.v1.AcceptPreloadedRequest
+	(*AcceptPreloadedResponse)(nil),       // 44: pullgate.admin.v1.AcceptPreloadedResponse
+	(*ForgetPreloadedRequest)(nil),        // 45: pullgate.admin.v1.ForgetPreloadedRequest
+	(*ForgetPreloadedResponse)(nil),       // 46: pullgate.admin.v1.ForgetPreloadedResponse
+	(*ListEndorsementsRequest)(nil),       // 47: pullgate.admin.v1.ListEndorsementsRequest
+	(*ListEndorsementsResponse)(nil),      // 48: pullgate.admin.v1.ListEndorsementsResponse
+	(*RevokeEndorsementsRequest)(nil),     // 49: pullgate.admin.v1.RevokeEndorsementsRequest
+	(*RevokeEndorsementsResponse)(nil),    // 50: pullgate.admin.v1.RevokeEndorsementsResponse
+	(*EndDistrustRequest)(nil),            // 51: pullgate.admin.v1.EndDistrustRequest
+	(*EndDistrustResponse)(nil),           // 52: pullgate.admin.v1.EndDistrustResponse
+	(*VerifyStoreRequest)(nil),            // 53: pullgate.admin.v1.VerifyStoreRequest
+	(*VerifyStoreResponse)(nil),           // 54: pullgate.admin.v1.VerifyStoreResponse
+	(*StoreProblem)(nil),                  // 55: pullgate.admin.v1.StoreProblem
+	(*BackupRequest)(nil),                 // 56: pullgate.admin.v1.BackupRequest
+	(*BackupResponse)(nil),                // 57: pullgate.admin.v1.BackupResponse
+	(*ReportNodeCredentialsRequest)(nil),  // 58: pullgate.admin.v1.ReportNodeCredentialsRequest
+	(*NodeCredential)(nil),                // 59: pullgate.admin.v1.NodeCredential
+	(*ReportNodeCredentialsResponse)(nil), // 60: pullgate.admin.v1.ReportNodeCredentialsResponse
+	(*WatchDecisionsRequest)(nil),         // 61: pullgate.admin.v1.WatchDecisionsRequest
+	(*WatchDecisionsResponse)(nil),        // 62: pullgate.admin.v1.WatchDecisionsResponse
+	(*ListPoliciesRequest)(nil),           // 63: pullgate.admin.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),          // 64: pullgate.admin.v1.ListPoliciesResponse
+	(*Policy)(nil),                        // 65: pullgate.admin.v1.Policy
+	(*SignatureRule)(nil),                 // 66: pullgate.admin.v1.SignatureRule
+	(*ReviewBackend)(nil),                 // 67: pullgate.admin.v1.ReviewBackend
+	(*VerifyImageRequest)(nil),            // 68: pullgate.admin.v1.VerifyImageRequest
+	(*VerifyImageResponse)(nil),           // 69: pullgate.admin.v1.VerifyImageResponse
+	(*VerifiedRule)(nil),                  // 70: pullgate.admin.v1.VerifiedRule
+	(*ImageSignature)(nil),                // 71: pullgate.admin.v1.ImageSignature
+	nil,                                   // 72: pullgate.admin.v1.Finding.AuditAnnotationsEntry
+	(*timestamppb.Timestamp)(nil),         // 73: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 74: google.protobuf.Duration
 }
 var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	5,   // 0: pullgate.admin.v1.Proof.secrets:type_name -> pullgate.admin.v1.SecretRef
-	63,  // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
-	63,  // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
-	63,  // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
-	63,  // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
-	63,  // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
+	73,  // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
+	73,  // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
+	73,  // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
+	73,  // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
+	73,  // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
 	4,   // 6: pullgate.admin.v1.Record.pair:type_name -> pullgate.admin.v1.Pair
-	63,  // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
-	63,  // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
-	63,  // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
+	73,  // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
+	73,  // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
+	73,  // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
 	7,   // 10: pullgate.admin.v1.Record.proofs:type_name -> pullgate.admin.v1.Proof
-	63,  // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
+	73,  // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
 	4,   // 12: pullgate.admin.v1.Mark.pair:type_name -> pullgate.admin.v1.Pair
-	63,  // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
-	63,  // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
-	63,  // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
+	73,  // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
+	73,  // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
+	73,  // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
 	6,   // 16: pullgate.admin.v1.Grant.pod:type_name -> pullgate.admin.v1.PodRef
 	4,   // 17: pullgate.admin.v1.Grant.pair:type_name -> pullgate.admin.v1.Pair
-	0,   // 18: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
-	8,   // 19: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
-	9,   // 20: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
-	63,  // 21: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	16,  // 22: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
-	17,  // 23: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
-	19,  // 24: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
-	20,  // 25: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
-	21,  // 26: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
-	15,  // 27: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
-	63,  // 28: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
-	18,  // 29: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
-	63,  // 30: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
-	5,   // 31: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
-	63,  // 32: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
-	63,  // 33: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
-	22,  // 34: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
-	12,  // 35: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
-	12,  // 36: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
-	10,  // 37: pullgate.admin.v1.ListIntentsResponse.intents:type_name -> pullgate.admin.v1.Intent
-	6,   // 38: pullgate.admin.v1.ListGrantsRequest.pod:type_name -> pullgate.admin.v1.PodRef
-	11,  // 39: pullgate.admin.v1.ListGrantsResponse.grants:type_name -> pullgate.admin.v1.Grant
-	6,   // 40: pullgate.admin.v1.ExplainRequest.pod:type_name -> pullgate.admin.v1.PodRef
-	1,   // 41: pullgate.admin.v1.ExplainResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	4,   // 42: pullgate.admin.v1.ExplainResponse.pair:type_name -> pullgate.admin.v1.Pair
-	6,   // 43: pullgate.admin.v1.ExplainResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	35,  // 44: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
-	33,  // 45: pullgate.admin.v1.ExplainResponse.policy_answers:type_name -> pullgate.admin.v1.PolicyAnswer
-	2,   // 46: pullgate.admin.v1.PolicyAnswer.admission:type_name -> pullgate.admin.v1.Admission
-	34,  // 47: pullgate.admin.v1.PolicyAnswer.findings:type_name -> pullgate.admin.v1.Finding
-	62,  // 48: pullgate.admin.v1.Finding.audit_annotations:type_name -> pullgate.admin.v1.Finding.AuditAnnotationsEntry
-	0,   // 49: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
-	8,   // 50: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
-	9,   // 51: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
-	10,  // 52: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
-	11,  // 53: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
-	36,  // 54: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
-	5,   // 55: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
-	3,   // 56: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
-	5,   // 57: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
-	39,  // 58: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
-	4,   // 59: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
-	11,  // 60: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
-	9,   // 61: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
-	4,   // 62: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
-	7,   // 63: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
-	9,   // 64: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
-	4,   // 65: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	8,   // 66: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
-	9,   // 67: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
-	11,  // 68: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
-	4,   // 69: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
-	18,  // 70: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
-	4,   // 71: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	50,  // 72: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
-	64,  // 73: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
-	63,  // 74: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
-	54,  // 75: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
-	63,  // 76: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
-	6,   // 77: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	4,   // 78: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
-	1,   // 79: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	5,   // 80: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
-	64,  // 81: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
-	60,  // 82: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
-	61,  // 83: pullgate.admin.v1.Policy.review_backend:type_name -> pullgate.admin.v1.ReviewBackend
-	64,  // 84: pullgate.admin.v1.ReviewBackend.allow_ttl:type_name -> google.protobuf.Duration
-	64,  // 85: pullgate.admin.v1.ReviewBackend.deny_ttl:type_name -> google.protobuf.Duration
-	13,  // 86: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
-	23,  // 87: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
-	25,  // 88: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
-	27,  // 89: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
-	29,  // 90: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
-	31,  // 91: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
-	37,  // 92: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
-	40,  // 93: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
-	42,  // 94: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
-	44,  // 95: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
-	46,  // 96: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
-	48,  // 97: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
-	51,  // 98: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
-	53,  // 99: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
-	56,  // 100: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
-	58,  // 101: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
-	14,  // 102: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
-	24,  // 103: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
-	26,  // 104: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
-	28,  // 105: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
-	30,  // 106: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
-	32,  // 107: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
-	38,  // 108: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
-	41,  // 109: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
-	43,  // 110: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
-	45,  // 111: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
-	47,  // 112: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
-	49,  // 113: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
-	52,  // 114: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
-	55,  // 115: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
-	57,  // 116: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
-	59,  // 117: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
-	102, // [102:118] is the sub-list for method output_type
-	86,  // [86:102] is the sub-list for method input_type
-	86,  // [86:86] is the sub-list for extension type_name
-	86,  // [86:86] is the sub-list for extension extendee
-	0,   // [0:86] is the sub-list for field type_name
+	4,   // 18: pullgate.admin.v1.Endorsement.pair:type_name -> pullgate.admin.v1.Pair
+	73,  // 19: pullgate.admin.v1.Endorsement.verified:type_name -> google.protobuf.Timestamp
+	73,  // 20: pullgate.admin.v1.Endorsement.expires:type_name -> google.protobuf.Timestamp
+	0,   // 21: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
+	8,   // 22: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
+	9,   // 23: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
+	73,  // 24: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	17,  // 25: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
+	18,  // 26: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
+	20,  // 27: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
+	21,  // 28: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
+	22,  // 29: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
+	16,  // 30: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
+	73,  // 31: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
+	19,  // 32: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
+	73,  // 33: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
+	5,   // 34: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
+	73,  // 35: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
+	73,  // 36: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
+	23,  // 37: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
+	13,  // 38: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
+	13,  // 39: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
+	10,  // 40: pullgate.admin.v1.ListIntentsResponse.intents:type_name -> pullgate.admin.v1.Intent
+	6,   // 41: pullgate.admin.v1.ListGrantsRequest.pod:type_name -> pullgate.admin.v1.PodRef
+	11,  // 42: pullgate.admin.v1.ListGrantsResponse.grants:type_name -> pullgate.admin.v1.Grant
+	6,   // 43: pullgate.admin.v1.ExplainRequest.pod:type_name -> pullgate.admin.v1.PodRef
+	1,   // 44: pullgate.admin.v1.ExplainResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	4,   // 45: pullgate.admin.v1.ExplainResponse.pair:type_name -> pullgate.admin.v1.Pair
+	6,   // 46: pullgate.admin.v1.ExplainResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	36,  // 47: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
+	34,  // 48: pullgate.admin.v1.ExplainResponse.policy_answers:type_name -> pullgate.admin.v1.PolicyAnswer
+	2,   // 49: pullgate.admin.v1.PolicyAnswer.admission:type_name -> pullgate.admin.v1.Admission
+	35,  // 50: pullgate.admin.v1.PolicyAnswer.findings:type_name -> pullgate.admin.v1.Finding
+	72,  // 51: pullgate.admin.v1.Finding.audit_annotations:type_name -> pullgate.admin.v1.Finding.AuditAnnotationsEntry
+	0,   // 52: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
+	8,   // 53: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
+	9,   // 54: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
+	10,  // 55: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
+	11,  // 56: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
+	37,  // 57: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
+	5,   // 58: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
+	3,   // 59: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
+	5,   // 60: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
+	40,  // 61: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
+	4,   // 62: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
+	11,  // 63: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
+	9,   // 64: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
+	4,   // 65: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
+	7,   // 66: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
+	9,   // 67: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
+	4,   // 68: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	8,   // 69: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
+	9,   // 70: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
+	11,  // 71: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
+	4,   // 72: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
+	12,  // 73: pullgate.admin.v1.ListEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
+	12,  // 74: pullgate.admin.v1.RevokeEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
+	19,  // 75: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
+	4,   // 76: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	55,  // 77: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
+	74,  // 78: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
+	73,  // 79: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
+	59,  // 80: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
+	73,  // 81: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
+	6,   // 82: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	4,   // 83: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
+	1,   // 84: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	5,   // 85: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
+	74,  // 86: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
+	65,  // 87: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
+	67,  // 88: pullgate.admin.v1.Policy.review_backend:type_name -> pullgate.admin.v1.ReviewBackend
+	66,  // 89: pullgate.admin.v1.Policy.signature_rules:type_name -> pullgate.admin.v1.SignatureRule
+	74,  // 90: pullgate.admin.v1.ReviewBackend.allow_ttl:type_name -> google.protobuf.Duration
+	74,  // 91: pullgate.admin.v1.ReviewBackend.deny_ttl:type_name -> google.protobuf.Duration
+	4,   // 92: pullgate.admin.v1.VerifyImageResponse.image:type_name -> pullgate.admin.v1.Pair
+	70,  // 93: pullgate.admin.v1.VerifyImageResponse.rules:type_name -> pullgate.admin.v1.VerifiedRule
+	70,  // 94: pullgate.admin.v1.VerifyImageResponse.default_rule:type_name -> pullgate.admin.v1.VerifiedRule
+	71,  // 95: pullgate.admin.v1.VerifyImageResponse.signatures:type_name -> pullgate.admin.v1.ImageSignature
+	14,  // 96: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
+	24,  // 97: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
+	26,  // 98: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
+	28,  // 99: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
+	30,  // 100: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
+	32,  // 101: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
+	38,  // 102: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
+	41,  // 103: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
+	43,  // 104: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
+	45,  // 105: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
+	51,  // 106: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
+	53,  // 107: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
+	56,  // 108: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
+	58,  // 109: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
+	61,  // 110: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
+	63,  // 111: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
+	68,  // 112: pullgate.admin.v1.PullRecords.VerifyImage:input_type -> pullgate.admin.v1.VerifyImageRequest
+	47,  // 113: pullgate.admin.v1.PullRecords.ListEndorsements:input_type -> pullgate.admin.v1.ListEndorsementsRequest
+	49,  // 114: pullgate.admin.v1.PullRecords.RevokeEndorsements:input_type -> pullgate.admin.v1.RevokeEndorsementsRequest
+	15,  // 115: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
+	25,  // 116: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
+	27,  // 117: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
+	29,  // 118: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
+	31,  // 119: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
+	33,  // 120: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
+	39,  // 121: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
+	42,  // 122: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
+	44,  // 123: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
+	46,  // 124: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
+	52,  // 125: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
+	54,  // 126: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
+	57,  // 127: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
+	60,  // 128: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
+	62,  // 129: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
+	64,  // 130: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
+	69,  // 131: pullgate.admin.v1.PullRecords.VerifyImage:output_type -> pullgate.admin.v1.VerifyImageResponse
+	48,  // 132: pullgate.admin.v1.PullRecords.ListEndorsements:output_type -> pullgate.admin.v1.ListEndorsementsResponse
+	50,  // 133: pullgate.admin.v1.PullRecords.RevokeEndorsements:output_type -> pullgate.admin.v1.RevokeEndorsementsResponse
+	115, // [115:134] is the sub-list for method output_type
+	96,  // [96:115] is the sub-list for method input_type
+	96,  // [96:96] is the sub-list for extension type_name
+	96,  // [96:96] is the sub-list for extension extendee
+	0,   // [0:96] is the sub-list for field type_name
 }
 
 func init() { file_pullgate_admin_v1_pull_records_proto_init() }
@@ -5214,7 +6219,7 @@ func file_pullgate_admin_v1_pull_records_proto_init() {
 	if File_pullgate_admin_v1_pull_records_proto != nil {
 		return
 	}
-	file_pullgate_admin_v1_pull_records_proto_msgTypes[27].OneofWrappers = []any{
+	file_pullgate_admin_v1_pull_records_proto_msgTypes[28].OneofWrappers = []any{
 		(*ExplainRequest_Pod)(nil),
 		(*ExplainRequest_Namespace)(nil),
 	}
@@ -5224,7 +6229,7 @@ func file_pullgate_admin_v1_pull_records_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pullgate_admin_v1_pull_records_proto_rawDesc), len(file_pullgate_admin_v1_pull_records_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   59,
+			NumMessages:   69,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

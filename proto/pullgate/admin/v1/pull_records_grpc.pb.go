@@ -43,6 +43,9 @@ const (
 	PullRecords_ReportNodeCredentials_FullMethodName = "/pullgate.admin.v1.PullRecords/ReportNodeCredentials"
 	PullRecords_WatchDecisions_FullMethodName        = "/pullgate.admin.v1.PullRecords/WatchDecisions"
 	PullRecords_ListPolicies_FullMethodName          = "/pullgate.admin.v1.PullRecords/ListPolicies"
+	PullRecords_VerifyImage_FullMethodName           = "/pullgate.admin.v1.PullRecords/VerifyImage"
+	PullRecords_ListEndorsements_FullMethodName      = "/pullgate.admin.v1.PullRecords/ListEndorsements"
+	PullRecords_RevokeEndorsements_FullMethodName    = "/pullgate.admin.v1.PullRecords/RevokeEndorsements"
 )
 
 // PullRecordsClient is the client API for PullRecords service.
@@ -148,6 +151,23 @@ type PullRecordsClient interface {
 	//
 	// INVALID_ARGUMENT: the page token is not one.
 	ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error)
+	// VerifyImage has the signatures of an image looked for at its registry now, and reports which rules of the policies they meet, and why.
+	// Nothing is stored: a pod that uses the image still has to pull it.
+	//
+	// INVALID_ARGUMENT: no image, or a name that is not one. FAILED_PRECONDITION: no policy in use requires signatures. UNAVAILABLE:
+	// pullgate-policyd did not answer.
+	VerifyImage(ctx context.Context, in *VerifyImageRequest, opts ...grpc.CallOption) (*VerifyImageResponse, error)
+	// ListEndorsements lists endorsements by image ID, repository and requirement: which signatures were verified when images were
+	// pulled.
+	//
+	// INVALID_ARGUMENT: the filter or the page token is not valid.
+	ListEndorsements(ctx context.Context, in *ListEndorsementsRequest, opts ...grpc.CallOption) (*ListEndorsementsResponse, error)
+	// RevokeEndorsements deletes endorsements, on disk: their images count as absent for new pods until they were pulled and
+	// verified again. Running containers continue.
+	//
+	// INVALID_ARGUMENT: nothing is selected, or a value is malformed. UNAVAILABLE: the store cannot be written; nothing was revoked,
+	// or all of it was; revoke again.
+	RevokeEndorsements(ctx context.Context, in *RevokeEndorsementsRequest, opts ...grpc.CallOption) (*RevokeEndorsementsResponse, error)
 }
 
 type pullRecordsClient struct {
@@ -336,6 +356,36 @@ func (c *pullRecordsClient) ListPolicies(ctx context.Context, in *ListPoliciesRe
 	return out, nil
 }
 
+func (c *pullRecordsClient) VerifyImage(ctx context.Context, in *VerifyImageRequest, opts ...grpc.CallOption) (*VerifyImageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(VerifyImageResponse)
+	err := c.cc.Invoke(ctx, PullRecords_VerifyImage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *pullRecordsClient) ListEndorsements(ctx context.Context, in *ListEndorsementsRequest, opts ...grpc.CallOption) (*ListEndorsementsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListEndorsementsResponse)
+	err := c.cc.Invoke(ctx, PullRecords_ListEndorsements_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *pullRecordsClient) RevokeEndorsements(ctx context.Context, in *RevokeEndorsementsRequest, opts ...grpc.CallOption) (*RevokeEndorsementsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RevokeEndorsementsResponse)
+	err := c.cc.Invoke(ctx, PullRecords_RevokeEndorsements_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PullRecordsServer is the server API for PullRecords service.
 // All implementations must embed UnimplementedPullRecordsServer
 // for forward compatibility.
@@ -439,6 +489,23 @@ type PullRecordsServer interface {
 	//
 	// INVALID_ARGUMENT: the page token is not one.
 	ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error)
+	// VerifyImage has the signatures of an image looked for at its registry now, and reports which rules of the policies they meet, and why.
+	// Nothing is stored: a pod that uses the image still has to pull it.
+	//
+	// INVALID_ARGUMENT: no image, or a name that is not one. FAILED_PRECONDITION: no policy in use requires signatures. UNAVAILABLE:
+	// pullgate-policyd did not answer.
+	VerifyImage(context.Context, *VerifyImageRequest) (*VerifyImageResponse, error)
+	// ListEndorsements lists endorsements by image ID, repository and requirement: which signatures were verified when images were
+	// pulled.
+	//
+	// INVALID_ARGUMENT: the filter or the page token is not valid.
+	ListEndorsements(context.Context, *ListEndorsementsRequest) (*ListEndorsementsResponse, error)
+	// RevokeEndorsements deletes endorsements, on disk: their images count as absent for new pods until they were pulled and
+	// verified again. Running containers continue.
+	//
+	// INVALID_ARGUMENT: nothing is selected, or a value is malformed. UNAVAILABLE: the store cannot be written; nothing was revoked,
+	// or all of it was; revoke again.
+	RevokeEndorsements(context.Context, *RevokeEndorsementsRequest) (*RevokeEndorsementsResponse, error)
 	mustEmbedUnimplementedPullRecordsServer()
 }
 
@@ -496,6 +563,15 @@ func (UnimplementedPullRecordsServer) WatchDecisions(*WatchDecisionsRequest, grp
 }
 func (UnimplementedPullRecordsServer) ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPolicies not implemented")
+}
+func (UnimplementedPullRecordsServer) VerifyImage(context.Context, *VerifyImageRequest) (*VerifyImageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method VerifyImage not implemented")
+}
+func (UnimplementedPullRecordsServer) ListEndorsements(context.Context, *ListEndorsementsRequest) (*ListEndorsementsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListEndorsements not implemented")
+}
+func (UnimplementedPullRecordsServer) RevokeEndorsements(context.Context, *RevokeEndorsementsRequest) (*RevokeEndorsementsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RevokeEndorsements not implemented")
 }
 func (UnimplementedPullRecordsServer) mustEmbedUnimplementedPullRecordsServer() {}
 func (UnimplementedPullRecordsServer) testEmbeddedByValue()                     {}
@@ -792,6 +868,60 @@ func _PullRecords_ListPolicies_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PullRecords_VerifyImage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(VerifyImageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PullRecordsServer).VerifyImage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PullRecords_VerifyImage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PullRecordsServer).VerifyImage(ctx, req.(*VerifyImageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _PullRecords_ListEndorsements_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListEndorsementsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PullRecordsServer).ListEndorsements(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PullRecords_ListEndorsements_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PullRecordsServer).ListEndorsements(ctx, req.(*ListEndorsementsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _PullRecords_RevokeEndorsements_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RevokeEndorsementsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PullRecordsServer).RevokeEndorsements(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PullRecords_RevokeEndorsements_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PullRecordsServer).RevokeEndorsements(ctx, req.(*RevokeEndorsementsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PullRecords_ServiceDesc is the grpc.ServiceDesc for PullRecords service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -854,6 +984,18 @@ var PullRecords_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListPolicies",
 			Handler:    _PullRecords_ListPolicies_Handler,
+		},
+		{
+			MethodName: "VerifyImage",
+			Handler:    _PullRecords_VerifyImage_Handler,
+		},
+		{
+			MethodName: "ListEndorsements",
+			Handler:    _PullRecords_ListEndorsements_Handler,
+		},
+		{
+			MethodName: "RevokeEndorsements",
+			Handler:    _PullRecords_RevokeEndorsements_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

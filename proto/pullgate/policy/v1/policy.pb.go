@@ -29,6 +29,455 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// VerifyRequest is an image and what it must be signed with.
+type VerifyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The hash of the caller's policy files.
+	PolicyHash string `protobuf:"bytes,1,opt,name=policy_hash,json=policyHash,proto3" json:"policy_hash,omitempty"`
+	// Identifies the caller's trusted root: its SHA-256 in hexadecimal digits; "" if it has none.
+	TrustedRoot string `protobuf:"bytes,2,opt,name=trusted_root,json=trustedRoot,proto3" json:"trusted_root,omitempty"`
+	// The image as the pod has it. It names the repository whose signatures count.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// The ID of the image on the node, which is the digest of its configuration. It is what must be signed. "" means the image that the
+	// registry has under the name for the platform of this node; nothing may be stored by such an answer.
+	ImageId string `protobuf:"bytes,4,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
+	// Digests of manifests or indexes that can lead to the image. They are hints, and prove nothing.
+	Digests []string `protobuf:"bytes,5,rep,name=digests,proto3" json:"digests,omitempty"`
+	// The hashes of the requirements.
+	Requirements []string `protobuf:"bytes,6,rep,name=requirements,proto3" json:"requirements,omitempty"`
+	// The credential of the pull; absent for an anonymous one.
+	Credential *RegistryCredential `protobuf:"bytes,7,opt,name=credential,proto3" json:"credential,omitempty"`
+	// Whether the answer lists the signatures that were found.
+	ListSignatures bool `protobuf:"varint,8,opt,name=list_signatures,json=listSignatures,proto3" json:"list_signatures,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *VerifyRequest) Reset() {
+	*x = VerifyRequest{}
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyRequest) ProtoMessage() {}
+
+func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyRequest.ProtoReflect.Descriptor instead.
+func (*VerifyRequest) Descriptor() ([]byte, []int) {
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *VerifyRequest) GetPolicyHash() string {
+	if x != nil {
+		return x.PolicyHash
+	}
+	return ""
+}
+
+func (x *VerifyRequest) GetTrustedRoot() string {
+	if x != nil {
+		return x.TrustedRoot
+	}
+	return ""
+}
+
+func (x *VerifyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *VerifyRequest) GetImageId() string {
+	if x != nil {
+		return x.ImageId
+	}
+	return ""
+}
+
+func (x *VerifyRequest) GetDigests() []string {
+	if x != nil {
+		return x.Digests
+	}
+	return nil
+}
+
+func (x *VerifyRequest) GetRequirements() []string {
+	if x != nil {
+		return x.Requirements
+	}
+	return nil
+}
+
+func (x *VerifyRequest) GetCredential() *RegistryCredential {
+	if x != nil {
+		return x.Credential
+	}
+	return nil
+}
+
+func (x *VerifyRequest) GetListSignatures() bool {
+	if x != nil {
+		return x.ListSignatures
+	}
+	return false
+}
+
+// RegistryCredential is a credential for a registry, with the fields of AuthConfig of the CRI.
+type RegistryCredential struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The user.
+	Username string `protobuf:"bytes,1,opt,name=username,proto3" json:"username,omitempty"`
+	// Its password.
+	Password string `protobuf:"bytes,2,opt,name=password,proto3" json:"password,omitempty"`
+	// A token that is exchanged for a token of the registry.
+	IdentityToken string `protobuf:"bytes,3,opt,name=identity_token,json=identityToken,proto3" json:"identity_token,omitempty"`
+	// A token for the registry itself.
+	RegistryToken string `protobuf:"bytes,4,opt,name=registry_token,json=registryToken,proto3" json:"registry_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegistryCredential) Reset() {
+	*x = RegistryCredential{}
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegistryCredential) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegistryCredential) ProtoMessage() {}
+
+func (x *RegistryCredential) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegistryCredential.ProtoReflect.Descriptor instead.
+func (*RegistryCredential) Descriptor() ([]byte, []int) {
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *RegistryCredential) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
+func (x *RegistryCredential) GetPassword() string {
+	if x != nil {
+		return x.Password
+	}
+	return ""
+}
+
+func (x *RegistryCredential) GetIdentityToken() string {
+	if x != nil {
+		return x.IdentityToken
+	}
+	return ""
+}
+
+func (x *RegistryCredential) GetRegistryToken() string {
+	if x != nil {
+		return x.RegistryToken
+	}
+	return ""
+}
+
+// VerifyResponse says which requirements the image meets.
+type VerifyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The hash of the policy files by which the image was verified: that of the request.
+	PolicyHash string `protobuf:"bytes,1,opt,name=policy_hash,json=policyHash,proto3" json:"policy_hash,omitempty"`
+	// The trusted root by which it was verified: that of the request.
+	TrustedRoot string `protobuf:"bytes,2,opt,name=trusted_root,json=trustedRoot,proto3" json:"trusted_root,omitempty"`
+	// One result for each requirement of the request, in its order.
+	Results []*VerifyResult `protobuf:"bytes,3,rep,name=results,proto3" json:"results,omitempty"`
+	// The signatures that were found, if the request asks for them.
+	Signatures    []*FoundSignature `protobuf:"bytes,4,rep,name=signatures,proto3" json:"signatures,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyResponse) Reset() {
+	*x = VerifyResponse{}
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyResponse) ProtoMessage() {}
+
+func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyResponse.ProtoReflect.Descriptor instead.
+func (*VerifyResponse) Descriptor() ([]byte, []int) {
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *VerifyResponse) GetPolicyHash() string {
+	if x != nil {
+		return x.PolicyHash
+	}
+	return ""
+}
+
+func (x *VerifyResponse) GetTrustedRoot() string {
+	if x != nil {
+		return x.TrustedRoot
+	}
+	return ""
+}
+
+func (x *VerifyResponse) GetResults() []*VerifyResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+func (x *VerifyResponse) GetSignatures() []*FoundSignature {
+	if x != nil {
+		return x.Signatures
+	}
+	return nil
+}
+
+// VerifyResult is about one requirement.
+type VerifyResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The hash of the requirement.
+	Requirement string `protobuf:"bytes,1,opt,name=requirement,proto3" json:"requirement,omitempty"`
+	// Whether the image meets it. Every other field is about why, or why not.
+	Met bool `protobuf:"varint,2,opt,name=met,proto3" json:"met,omitempty"`
+	// The case of a requirement that is not met: SIGNATURE_MISSING, SIGNATURE_INVALID, IDENTITY_MISMATCH, CONTENT_MISMATCH,
+	// REGISTRY_DENIED, REGISTRY_UNAVAILABLE or LIMIT_EXCEEDED. REGISTRY_UNAVAILABLE is a failure, and says nothing about the image; all others
+	// are denials.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// A sentence for the user of the pod.
+	Message string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	// Who has signed, of those that the requirement names.
+	Signers []string `protobuf:"bytes,5,rep,name=signers,proto3" json:"signers,omitempty"`
+	// The digest of the manifest or index that is signed and leads to the image.
+	Digest        string `protobuf:"bytes,6,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyResult) Reset() {
+	*x = VerifyResult{}
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyResult) ProtoMessage() {}
+
+func (x *VerifyResult) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyResult.ProtoReflect.Descriptor instead.
+func (*VerifyResult) Descriptor() ([]byte, []int) {
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *VerifyResult) GetRequirement() string {
+	if x != nil {
+		return x.Requirement
+	}
+	return ""
+}
+
+func (x *VerifyResult) GetMet() bool {
+	if x != nil {
+		return x.Met
+	}
+	return false
+}
+
+func (x *VerifyResult) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *VerifyResult) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *VerifyResult) GetSigners() []string {
+	if x != nil {
+		return x.Signers
+	}
+	return nil
+}
+
+func (x *VerifyResult) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+// FoundSignature is a signature, valid or not.
+type FoundSignature struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The repository where it was found.
+	Repository string `protobuf:"bytes,1,opt,name=repository,proto3" json:"repository,omitempty"`
+	// How it was found: referrers, fallback-tag, sig-tag or bundles.
+	FoundBy string `protobuf:"bytes,2,opt,name=found_by,json=foundBy,proto3" json:"found_by,omitempty"`
+	// The digest of the manifest or file that holds it.
+	Digest string `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	// The digest of what it is attached to.
+	Subject string `protobuf:"bytes,4,opt,name=subject,proto3" json:"subject,omitempty"`
+	// Who has signed: the fingerprint of a key, or subject and issuer of a certificate; "" if it is not known.
+	Signer string `protobuf:"bytes,5,opt,name=signer,proto3" json:"signer,omitempty"`
+	// Whether it counts for one of the requirements.
+	Counts bool `protobuf:"varint,6,opt,name=counts,proto3" json:"counts,omitempty"`
+	// Why it counts or does not.
+	Reason        string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FoundSignature) Reset() {
+	*x = FoundSignature{}
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FoundSignature) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FoundSignature) ProtoMessage() {}
+
+func (x *FoundSignature) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FoundSignature.ProtoReflect.Descriptor instead.
+func (*FoundSignature) Descriptor() ([]byte, []int) {
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *FoundSignature) GetRepository() string {
+	if x != nil {
+		return x.Repository
+	}
+	return ""
+}
+
+func (x *FoundSignature) GetFoundBy() string {
+	if x != nil {
+		return x.FoundBy
+	}
+	return ""
+}
+
+func (x *FoundSignature) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *FoundSignature) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *FoundSignature) GetSigner() string {
+	if x != nil {
+		return x.Signer
+	}
+	return ""
+}
+
+func (x *FoundSignature) GetCounts() bool {
+	if x != nil {
+		return x.Counts
+	}
+	return false
+}
+
+func (x *FoundSignature) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // ReviewRequest is what a backend can be asked about the images of a container.
 type ReviewRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -49,7 +498,7 @@ type ReviewRequest struct {
 
 func (x *ReviewRequest) Reset() {
 	*x = ReviewRequest{}
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[0]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -61,7 +510,7 @@ func (x *ReviewRequest) String() string {
 func (*ReviewRequest) ProtoMessage() {}
 
 func (x *ReviewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[0]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -74,7 +523,7 @@ func (x *ReviewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReviewRequest.ProtoReflect.Descriptor instead.
 func (*ReviewRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{0}
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ReviewRequest) GetPolicyHash() string {
@@ -126,7 +575,7 @@ type ReviewResponse struct {
 
 func (x *ReviewResponse) Reset() {
 	*x = ReviewResponse{}
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[1]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -138,7 +587,7 @@ func (x *ReviewResponse) String() string {
 func (*ReviewResponse) ProtoMessage() {}
 
 func (x *ReviewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[1]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -151,7 +600,7 @@ func (x *ReviewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReviewResponse.ProtoReflect.Descriptor instead.
 func (*ReviewResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{1}
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ReviewResponse) GetPolicyHash() string {
@@ -195,7 +644,7 @@ type ReviewResult struct {
 
 func (x *ReviewResult) Reset() {
 	*x = ReviewResult{}
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[2]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -207,7 +656,7 @@ func (x *ReviewResult) String() string {
 func (*ReviewResult) ProtoMessage() {}
 
 func (x *ReviewResult) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[2]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -220,7 +669,7 @@ func (x *ReviewResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReviewResult.ProtoReflect.Descriptor instead.
 func (*ReviewResult) Descriptor() ([]byte, []int) {
-	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{2}
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ReviewResult) GetBackend() string {
@@ -290,7 +739,49 @@ var File_pullgate_policy_v1_policy_proto protoreflect.FileDescriptor
 
 const file_pullgate_policy_v1_policy_proto_rawDesc = "" +
 	"\n" +
-	"\x1fpullgate/policy/v1/policy.proto\x12\x12pullgate.policy.v1\x1a\x1egoogle/protobuf/duration.proto\"\xa1\x02\n" +
+	"\x1fpullgate/policy/v1/policy.proto\x12\x12pullgate.policy.v1\x1a\x1egoogle/protobuf/duration.proto\"\xb1\x02\n" +
+	"\rVerifyRequest\x12\x1f\n" +
+	"\vpolicy_hash\x18\x01 \x01(\tR\n" +
+	"policyHash\x12!\n" +
+	"\ftrusted_root\x18\x02 \x01(\tR\vtrustedRoot\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x19\n" +
+	"\bimage_id\x18\x04 \x01(\tR\aimageId\x12\x18\n" +
+	"\adigests\x18\x05 \x03(\tR\adigests\x12\"\n" +
+	"\frequirements\x18\x06 \x03(\tR\frequirements\x12F\n" +
+	"\n" +
+	"credential\x18\a \x01(\v2&.pullgate.policy.v1.RegistryCredentialR\n" +
+	"credential\x12'\n" +
+	"\x0flist_signatures\x18\b \x01(\bR\x0elistSignatures\"\x9a\x01\n" +
+	"\x12RegistryCredential\x12\x1a\n" +
+	"\busername\x18\x01 \x01(\tR\busername\x12\x1a\n" +
+	"\bpassword\x18\x02 \x01(\tR\bpassword\x12%\n" +
+	"\x0eidentity_token\x18\x03 \x01(\tR\ridentityToken\x12%\n" +
+	"\x0eregistry_token\x18\x04 \x01(\tR\rregistryToken\"\xd4\x01\n" +
+	"\x0eVerifyResponse\x12\x1f\n" +
+	"\vpolicy_hash\x18\x01 \x01(\tR\n" +
+	"policyHash\x12!\n" +
+	"\ftrusted_root\x18\x02 \x01(\tR\vtrustedRoot\x12:\n" +
+	"\aresults\x18\x03 \x03(\v2 .pullgate.policy.v1.VerifyResultR\aresults\x12B\n" +
+	"\n" +
+	"signatures\x18\x04 \x03(\v2\".pullgate.policy.v1.FoundSignatureR\n" +
+	"signatures\"\xa6\x01\n" +
+	"\fVerifyResult\x12 \n" +
+	"\vrequirement\x18\x01 \x01(\tR\vrequirement\x12\x10\n" +
+	"\x03met\x18\x02 \x01(\bR\x03met\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\x12\x18\n" +
+	"\asigners\x18\x05 \x03(\tR\asigners\x12\x16\n" +
+	"\x06digest\x18\x06 \x01(\tR\x06digest\"\xc5\x01\n" +
+	"\x0eFoundSignature\x12\x1e\n" +
+	"\n" +
+	"repository\x18\x01 \x01(\tR\n" +
+	"repository\x12\x19\n" +
+	"\bfound_by\x18\x02 \x01(\tR\afoundBy\x12\x16\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\x12\x18\n" +
+	"\asubject\x18\x04 \x01(\tR\asubject\x12\x16\n" +
+	"\x06signer\x18\x05 \x01(\tR\x06signer\x12\x16\n" +
+	"\x06counts\x18\x06 \x01(\bR\x06counts\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\"\xa1\x02\n" +
 	"\rReviewRequest\x12\x1f\n" +
 	"\vpolicy_hash\x18\x01 \x01(\tR\n" +
 	"policyHash\x12\x1c\n" +
@@ -318,9 +809,10 @@ const file_pullgate_policy_v1_policy_proto_rawDesc = "" +
 	"\bduration\x18\t \x01(\v2\x19.google.protobuf.DurationR\bduration\x1aC\n" +
 	"\x15AuditAnnotationsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x012Y\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x012\xaa\x01\n" +
 	"\x06Policy\x12O\n" +
-	"\x06Review\x12!.pullgate.policy.v1.ReviewRequest\x1a\".pullgate.policy.v1.ReviewResponseB@Z>github.com/pullgate/pullgate/proto/pullgate/policy/v1;policyv1b\x06proto3"
+	"\x06Review\x12!.pullgate.policy.v1.ReviewRequest\x1a\".pullgate.policy.v1.ReviewResponse\x12O\n" +
+	"\x06Verify\x12!.pullgate.policy.v1.VerifyRequest\x1a\".pullgate.policy.v1.VerifyResponseB@Z>github.com/pullgate/pullgate/proto/pullgate/policy/v1;policyv1b\x06proto3"
 
 var (
 	file_pullgate_policy_v1_policy_proto_rawDescOnce sync.Once
@@ -334,27 +826,37 @@ func file_pullgate_policy_v1_policy_proto_rawDescGZIP() []byte {
 	return file_pullgate_policy_v1_policy_proto_rawDescData
 }
 
-var file_pullgate_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_pullgate_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_pullgate_policy_v1_policy_proto_goTypes = []any{
-	(*ReviewRequest)(nil),       // 0: pullgate.policy.v1.ReviewRequest
-	(*ReviewResponse)(nil),      // 1: pullgate.policy.v1.ReviewResponse
-	(*ReviewResult)(nil),        // 2: pullgate.policy.v1.ReviewResult
-	nil,                         // 3: pullgate.policy.v1.ReviewRequest.AnnotationsEntry
-	nil,                         // 4: pullgate.policy.v1.ReviewResult.AuditAnnotationsEntry
-	(*durationpb.Duration)(nil), // 5: google.protobuf.Duration
+	(*VerifyRequest)(nil),       // 0: pullgate.policy.v1.VerifyRequest
+	(*RegistryCredential)(nil),  // 1: pullgate.policy.v1.RegistryCredential
+	(*VerifyResponse)(nil),      // 2: pullgate.policy.v1.VerifyResponse
+	(*VerifyResult)(nil),        // 3: pullgate.policy.v1.VerifyResult
+	(*FoundSignature)(nil),      // 4: pullgate.policy.v1.FoundSignature
+	(*ReviewRequest)(nil),       // 5: pullgate.policy.v1.ReviewRequest
+	(*ReviewResponse)(nil),      // 6: pullgate.policy.v1.ReviewResponse
+	(*ReviewResult)(nil),        // 7: pullgate.policy.v1.ReviewResult
+	nil,                         // 8: pullgate.policy.v1.ReviewRequest.AnnotationsEntry
+	nil,                         // 9: pullgate.policy.v1.ReviewResult.AuditAnnotationsEntry
+	(*durationpb.Duration)(nil), // 10: google.protobuf.Duration
 }
 var file_pullgate_policy_v1_policy_proto_depIdxs = []int32{
-	3, // 0: pullgate.policy.v1.ReviewRequest.annotations:type_name -> pullgate.policy.v1.ReviewRequest.AnnotationsEntry
-	2, // 1: pullgate.policy.v1.ReviewResponse.results:type_name -> pullgate.policy.v1.ReviewResult
-	4, // 2: pullgate.policy.v1.ReviewResult.audit_annotations:type_name -> pullgate.policy.v1.ReviewResult.AuditAnnotationsEntry
-	5, // 3: pullgate.policy.v1.ReviewResult.duration:type_name -> google.protobuf.Duration
-	0, // 4: pullgate.policy.v1.Policy.Review:input_type -> pullgate.policy.v1.ReviewRequest
-	1, // 5: pullgate.policy.v1.Policy.Review:output_type -> pullgate.policy.v1.ReviewResponse
-	5, // [5:6] is the sub-list for method output_type
-	4, // [4:5] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	1,  // 0: pullgate.policy.v1.VerifyRequest.credential:type_name -> pullgate.policy.v1.RegistryCredential
+	3,  // 1: pullgate.policy.v1.VerifyResponse.results:type_name -> pullgate.policy.v1.VerifyResult
+	4,  // 2: pullgate.policy.v1.VerifyResponse.signatures:type_name -> pullgate.policy.v1.FoundSignature
+	8,  // 3: pullgate.policy.v1.ReviewRequest.annotations:type_name -> pullgate.policy.v1.ReviewRequest.AnnotationsEntry
+	7,  // 4: pullgate.policy.v1.ReviewResponse.results:type_name -> pullgate.policy.v1.ReviewResult
+	9,  // 5: pullgate.policy.v1.ReviewResult.audit_annotations:type_name -> pullgate.policy.v1.ReviewResult.AuditAnnotationsEntry
+	10, // 6: pullgate.policy.v1.ReviewResult.duration:type_name -> google.protobuf.Duration
+	5,  // 7: pullgate.policy.v1.Policy.Review:input_type -> pullgate.policy.v1.ReviewRequest
+	0,  // 8: pullgate.policy.v1.Policy.Verify:input_type -> pullgate.policy.v1.VerifyRequest
+	6,  // 9: pullgate.policy.v1.Policy.Review:output_type -> pullgate.policy.v1.ReviewResponse
+	2,  // 10: pullgate.policy.v1.Policy.Verify:output_type -> pullgate.policy.v1.VerifyResponse
+	9,  // [9:11] is the sub-list for method output_type
+	7,  // [7:9] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_pullgate_policy_v1_policy_proto_init() }
@@ -368,7 +870,7 @@ func file_pullgate_policy_v1_policy_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pullgate_policy_v1_policy_proto_rawDesc), len(file_pullgate_policy_v1_policy_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

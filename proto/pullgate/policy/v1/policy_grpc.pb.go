@@ -27,6 +27,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	Policy_Review_FullMethodName = "/pullgate.policy.v1.Policy/Review"
+	Policy_Verify_FullMethodName = "/pullgate.policy.v1.Policy/Verify"
 )
 
 // PolicyClient is the client API for Policy service.
@@ -44,6 +45,13 @@ type PolicyClient interface {
 	// INVALID_ARGUMENT: no policy hash, no namespace, or more than 256 images. FAILED_PRECONDITION: pullgate-policyd has other
 	// policy files than those of the hash, also after reading them again. UNIMPLEMENTED: this version knows no image reviews.
 	Review(ctx context.Context, in *ReviewRequest, opts ...grpc.CallOption) (*ReviewResponse, error)
+	// Verify looks for the signatures of an image at its registry, and reports which requirements of the policy files they meet. Nothing is
+	// stored; the credential is in memory for the duration of the call.
+	//
+	// INVALID_ARGUMENT: no policy hash, no name, or a requirement that the policy files of the hash do not have. FAILED_PRECONDITION:
+	// pullgate-policyd has other policy files, or another trusted root, than the caller, also after reading them again. RESOURCE_EXHAUSTED:
+	// too many verifications at the same time. UNIMPLEMENTED: this version verifies no signatures.
+	Verify(ctx context.Context, in *VerifyRequest, opts ...grpc.CallOption) (*VerifyResponse, error)
 }
 
 type policyClient struct {
@@ -58,6 +66,16 @@ func (c *policyClient) Review(ctx context.Context, in *ReviewRequest, opts ...gr
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReviewResponse)
 	err := c.cc.Invoke(ctx, Policy_Review_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *policyClient) Verify(ctx context.Context, in *VerifyRequest, opts ...grpc.CallOption) (*VerifyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(VerifyResponse)
+	err := c.cc.Invoke(ctx, Policy_Verify_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -79,6 +97,13 @@ type PolicyServer interface {
 	// INVALID_ARGUMENT: no policy hash, no namespace, or more than 256 images. FAILED_PRECONDITION: pullgate-policyd has other
 	// policy files than those of the hash, also after reading them again. UNIMPLEMENTED: this version knows no image reviews.
 	Review(context.Context, *ReviewRequest) (*ReviewResponse, error)
+	// Verify looks for the signatures of an image at its registry, and reports which requirements of the policy files they meet. Nothing is
+	// stored; the credential is in memory for the duration of the call.
+	//
+	// INVALID_ARGUMENT: no policy hash, no name, or a requirement that the policy files of the hash do not have. FAILED_PRECONDITION:
+	// pullgate-policyd has other policy files, or another trusted root, than the caller, also after reading them again. RESOURCE_EXHAUSTED:
+	// too many verifications at the same time. UNIMPLEMENTED: this version verifies no signatures.
+	Verify(context.Context, *VerifyRequest) (*VerifyResponse, error)
 	mustEmbedUnimplementedPolicyServer()
 }
 
@@ -91,6 +116,9 @@ type UnimplementedPolicyServer struct{}
 
 func (UnimplementedPolicyServer) Review(context.Context, *ReviewRequest) (*ReviewResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Review not implemented")
+}
+func (UnimplementedPolicyServer) Verify(context.Context, *VerifyRequest) (*VerifyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Verify not implemented")
 }
 func (UnimplementedPolicyServer) mustEmbedUnimplementedPolicyServer() {}
 func (UnimplementedPolicyServer) testEmbeddedByValue()                {}
@@ -131,6 +159,24 @@ func _Policy_Review_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Policy_Verify_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(VerifyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PolicyServer).Verify(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Policy_Verify_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PolicyServer).Verify(ctx, req.(*VerifyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Policy_ServiceDesc is the grpc.ServiceDesc for Policy service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -141,6 +187,10 @@ var Policy_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Review",
 			Handler:    _Policy_Review_Handler,
+		},
+		{
+			MethodName: "Verify",
+			Handler:    _Policy_Verify_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
