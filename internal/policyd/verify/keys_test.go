@@ -1,0 +1,101 @@
+package verify_test
+
+import (
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/asn1"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"math/big"
+	"testing"
+	"time"
+
+	"github.com/digitorus/pkcs7"
+	protocommon "github.com/sigstore/protobuf-specs/gen/pb-go/common/v1"
+
+	"github.com/pullgate/pullgate/internal/sigstoretest"
+)
+
+// A check with a key of this size takes many seconds.
+func hugeKey() *rsa.PublicKey {
+	n := new(big.Int).Lsh(big.NewInt(1), 150_000)
+	return &rsa.PublicKey{N: n.Add(n, big.NewInt(1)), E: 1<<31 - 1}
+}
+
+func TestHugeKeysAreNotUsed(t *testing.T) {
+	a, key := sigstoretest.NewAuthority(t), sigstoretest.NewKey(t)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, hugeKey(), key)
+	must(t, der, err)
+	huge, err := x509.ParseCertificate(der)
+	must(t, huge, err)
+	signed, err := pkcs7.NewSignedData([]byte("token"))
+	must(t, signed, err)
+	signed.AddCertificate(huge)
+	token, err := signed.Finish()
+	must(t, token, err)
+	stamp, err := asn1.Marshal(struct {
+		Status struct{ Status int }
+		Token  asn1.RawValue
+	}{Token: asn1.RawValue{FullBytes: token}})
+	must(t, stamp, err)
+	public := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: sigstoretest.PublicDER(t, hugeKey())})
+	logOf := func(signature any) map[string]any {
+		return map[string]any{"data": map[string]any{"hash": sigstoretest.SHA256Of(sigstoretest.SimplePayload("x"))}, "signature": signature}
+	}
+	inLog := a.Entry(t, "hashedrekord", logOf(map[string]any{"content": make([]byte, 18_000), "publicKey": map[string]any{"content": public}}), time.Now())
+
+	for name, attach := range map[string]func(m *memory, i image){
+		"certificate": func(m *memory, i image) {
+			cert, leafKey := a.Certificate(t, nil)
+			b := a.KeylessBundle(t, cert, leafKey, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t), time.Now())
+			b.VerificationMaterial.GetCertificate().RawBytes = der
+			m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
+		},
+		"timestamp": func(m *memory, i image) {
+			cert, leafKey := a.Certificate(t, nil)
+			b := a.KeylessBundle(t, cert, leafKey, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t), time.Now())
+			b.VerificationMaterial.TimestampVerificationData.Rfc3161Timestamps = []*protocommon.RFC3161SignedTimestamp{{SignedTimestamp: stamp}}
+			m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
+		},
+		"log entry": func(m *memory, i image) {
+			b := sigstoretest.KeyBundle(t, key, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t))
+			b.VerificationMaterial.TlogEntries = append(b.VerificationMaterial.TlogEntries, inLog)
+			m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
+		},
+		"log entry with a field that is there twice": func(m *memory, i image) {
+			text := `{"SignedEntryTimestamp":"eA==","Payload":{"logID":"aa","body":"` + base64.StdEncoding.EncodeToString(
+				append(inLog.CanonicalizedBody[:len(inLog.CanonicalizedBody)-1:len(inLog.CanonicalizedBody)-1], `,"spec":{}}`...)) + `"}}`
+			m.attachSimple(t, i.index, sigstoretest.SimplePayload(i.index), map[string]string{
+				"dev.cosignproject.cosign/signature": "eA==", "dev.sigstore.cosign/bundle": text,
+			})
+		},
+		"certificate of the older form": func(m *memory, i image) {
+			cert, leafKey := a.Certificate(t, nil)
+			annotations := a.SimpleAnnotations(t, cert, leafKey, sigstoretest.SimplePayload(i.index), time.Now())
+			annotations["dev.sigstore.cosign/chain"] = string(sigstoretest.CertificatePEM(huge))
+			m.attachSimple(t, i.index, sigstoretest.SimplePayload(i.index), annotations)
+		},
+		"timestamp of the older form": func(m *memory, i image) {
+			text, err := json.Marshal(map[string]any{"SignedRFC3161Timestamp": stamp})
+			m.attachSimple(t, i.index, sigstoretest.SimplePayload(i.index), map[string]string{
+				"dev.cosignproject.cosign/signature": "eA==", "dev.sigstore.cosign/rfc3161timestamp": string(must(t, text, err)),
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMemory()
+			i := m.putImage(t, "app", "1")
+			attach(m, i)
+			c := newCheck(m, i, keyless(nil))
+			c.options.TrustedRoot = a.TrustedRoot(t, nil)
+			began := time.Now()
+			expect(t, c.result(t), "LIMIT_EXCEEDED; a key has")
+			if took := time.Since(began); took > 3*time.Second {
+				t.Errorf("took %v; want it denied at once", took)
+			}
+		})
+	}
+}

@@ -1,0 +1,38 @@
+package registry
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+)
+
+const redacted = "[redacted]"
+
+// A Credential is what a registry is asked with: the fields of a CRI AuthConfig. The zero value is anonymous. Of several values the
+// registry token is used first, then the identity token, then user name and password. It prints as "[redacted]"; keep it out of
+// unexported fields of values that are printed.
+type Credential struct{ Username, Password, IdentityToken, RegistryToken string }
+
+// Anonymous reports whether the credential has no value.
+func (c Credential) Anonymous() bool { return c == Credential{} }
+
+// authenticator returns the credential for requests of tokens.
+//
+//nolint:ireturn // the interface of go-containerregistry
+func (c Credential) authenticator() authn.Authenticator {
+	if c.Anonymous() {
+		return authn.Anonymous
+	}
+	return authn.FromConfig(authn.AuthConfig{Username: c.Username, Password: c.Password, IdentityToken: c.IdentityToken})
+}
+
+// Format prints "[redacted]" under every verb.
+func (Credential) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, redacted) }
+
+// MarshalLog returns "[redacted]" to loggers.
+func (Credential) MarshalLog() any { return redacted }
+
+// MarshalJSON returns "[redacted]" to encoders.
+func (Credential) MarshalJSON() ([]byte, error) { return json.Marshal(redacted) }

@@ -1,0 +1,321 @@
+package registry
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"unicode"
+
+	"github.com/opencontainers/go-digest"
+)
+
+const (
+	// maxRedirects is how many redirects of a blob are followed.
+	maxRedirects = 5
+	// maxDrain is how much of an answer that is not used is read, so that its connection can be used again.
+	maxDrain = 64 << 10
+
+	userAgent = "pullgate-policyd"
+)
+
+// A session asks one host for one repository. Its methods may be called concurrently.
+type session struct {
+	host       *host
+	repository *Repository
+
+	mu sync.Mutex
+	// scheme is the one that the host speaks.
+	scheme string
+	// authorization is the header that the last challenge asked for, "" before the first.
+	authorization string
+	// noReferrers means that the host does not have the API for referrers.
+	noReferrers bool
+}
+
+func newSession(h *host, r *Repository) *session {
+	s := &session{host: h, repository: r, scheme: h.scheme}
+	if _, port, _ := cutPort(h.address); h.explicitTLS && port != "80" {
+		s.scheme = "https"
+	}
+	return s
+}
+
+// A request is a GET below the repository.
+type request struct {
+	what   string   // for errors: "manifest", …
+	path   string   // "/manifests/latest"
+	url    *url.URL // where the answer goes on, in place of path
+	accept string
+	limit  int64         // of the answer, in bytes
+	digest digest.Digest // that the content must have; "" if there is none
+	follow bool          // redirects are followed
+}
+
+// An answer has status 200 and is complete.
+type answer struct {
+	mediaType string
+	header    http.Header
+	url       *url.URL
+	data      []byte
+}
+
+// get sends a request and reads the answer. Its errors are those of the package.
+func (s *session) get(ctx context.Context, r request) (answer, error) {
+	a, err := s.fetch(ctx, r)
+	s.repository.client.options.Count(Outcome(err))
+	if err != nil {
+		object := r.path[strings.LastIndexByte(r.path, '/')+1:]
+		return answer{}, fmt.Errorf("%w (%s %s of %s at %s)", err, r.what, object, s.repository.name, s.host.address)
+	}
+	return a, nil
+}
+
+func (s *session) fetch(ctx context.Context, r request) (answer, error) {
+	resp, err := s.authorized(ctx, r)
+	if err != nil {
+		return answer{}, err
+	}
+	defer func() { _ = resp.Body.Close() }() // it was only read
+	if err := checkStatus(resp.StatusCode); err != nil {
+		_, _ = io.CopyN(io.Discard, resp.Body, maxDrain)
+		if errors.Is(err, ErrNotFound) && !strings.Contains(resp.Header.Get("Content-Type"), "json") {
+			return answer{}, errNoRoute
+		}
+		return answer{}, err
+	}
+	if resp.ContentLength > r.limit {
+		return answer{}, fmt.Errorf("%w: %d bytes, at most %d are read", ErrTooLarge, resp.ContentLength, r.limit)
+	}
+	data, err := io.ReadAll(io.LimitReader(resp.Body, r.limit+1))
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return answer{}, s.ended(ctx)
+	case err != nil:
+		return answer{}, malformed("the answer ended early")
+	case int64(len(data)) > r.limit:
+		return answer{}, fmt.Errorf("%w: more than %d bytes", ErrTooLarge, r.limit)
+	case r.digest != "" && r.digest.Algorithm().FromBytes(data) != r.digest:
+		return answer{}, ErrMismatch
+	}
+	mediaType, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";")
+	return answer{strings.ToLower(strings.TrimSpace(mediaType)), resp.Header, resp.Request.URL, data}, nil
+}
+
+// authorized returns the answer to a request. If the host asks for a credential, the request is sent a second time.
+func (s *session) authorized(ctx context.Context, r request) (*http.Response, error) {
+	resp, err := s.send(ctx, r)
+	if err != nil && s.fallBack(err) {
+		resp, err = s.send(ctx, r)
+	}
+	if err != nil || resp.StatusCode != http.StatusUnauthorized || !s.own(resp.Request.URL) {
+		return resp, err
+	}
+	_, _ = io.CopyN(io.Discard, resp.Body, maxDrain)
+	_ = resp.Body.Close() // it was only read
+	authorization, err := s.authorize(ctx, resp)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	s.authorization = authorization
+	s.mu.Unlock()
+	return s.send(ctx, r)
+}
+
+// fallBack reports whether a request is repeated over http: the host is configured for http, with settings for TLS in case it
+// has TLS, and it answered in http.
+func (s *session) fallBack(err error) bool {
+	if s.host.scheme != "http" || !errors.Is(err, http.ErrSchemeMismatch) {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.scheme = "http"
+	return true
+}
+
+// state returns what requests need.
+func (s *session) state() (scheme, authorization string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.scheme, s.authorization
+}
+
+// own reports whether a URL is one of the host itself.
+func (s *session) own(u *url.URL) bool {
+	scheme, _ := s.state()
+	return u.Scheme == scheme && u.Host == s.host.address
+}
+
+// send sends a request once.
+func (s *session) send(ctx context.Context, r request) (*http.Response, error) {
+	u := r.url
+	if u == nil {
+		u = &url.URL{Host: s.host.address, Path: s.host.path + "/" + s.repository.path + r.path}
+		if s.host.mirror {
+			u.RawQuery = url.Values{"ns": {s.repository.domain}}.Encode()
+		}
+		u.Scheme, _ = s.state()
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), http.NoBody)
+	if err != nil {
+		return nil, malformed("the name is not valid in a URL")
+	}
+	req.Header.Set("User-Agent", userAgent)
+	if r.accept != "" {
+		req.Header.Set("Accept", r.accept)
+	}
+	client := http.Client{Transport: roundTripper(s.roundTrip), CheckRedirect: r.checkRedirect}
+	resp, err := client.Do(req)
+	return resp, knownError(err)
+}
+
+// checkRedirect decides whether a redirect is followed.
+func (r request) checkRedirect(req *http.Request, via []*http.Request) error {
+	previous := via[len(via)-1].URL.Scheme
+	switch {
+	case !r.follow:
+		return http.ErrUseLastResponse
+	case len(via) > maxRedirects:
+		return malformed("more than %d redirects", maxRedirects)
+	case req.URL.Scheme != "https" && req.URL.Scheme != "http":
+		return malformed("a redirect to a URL that is neither https nor http")
+	case previous == "https" && req.URL.Scheme == "http":
+		return malformed("a redirect from https to http")
+	}
+	req.Header.Del("Referer") // the redirect need not know where it comes from
+	return nil
+}
+
+// A roundTripper is a function that sends requests.
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
+
+// roundTrip sends a request of the registry's API, and the redirects that follow. The header of hosts.toml and the credential are
+// added here, so that they are sent to the host itself alone.
+func (s *session) roundTrip(req *http.Request) (*http.Response, error) {
+	ctx := req.Context()
+	if !s.own(req.URL) {
+		return s.exchange(req.WithContext(foreign(ctx, req)))
+	}
+	req = req.Clone(ctx)
+	for key, values := range s.host.header {
+		req.Header[key] = append(req.Header[key], values...)
+	}
+	if _, authorization := s.state(); authorization != "" {
+		req.Header.Set("Authorization", authorization)
+	}
+	return s.exchange(req)
+}
+
+// foreign marks a request to a server that no configuration names. A request through a proxy is not marked, because the address
+// that it connects to is the proxy's.
+func foreign(ctx context.Context, req *http.Request) context.Context {
+	if proxy, err := http.ProxyFromEnvironment(req); err == nil && proxy != nil {
+		return ctx
+	}
+	return context.WithValue(ctx, foreignKey{}, true)
+}
+
+// exchange sends a request and classifies the error.
+func (s *session) exchange(req *http.Request) (*http.Response, error) {
+	resp, err := s.host.transport.RoundTrip(req)
+	if err != nil {
+		return nil, s.classify(req.Context(), err)
+	}
+	s.repository.answered.Store(true)
+	return resp, nil
+}
+
+// classify returns the error of a request that was not answered. What is not known to be a failure of the network is malformed,
+// so that no answer of a registry looks like a failure.
+func (s *session) classify(ctx context.Context, err error) error {
+	var header tls.RecordHeaderError
+	var certificate *tls.CertificateVerificationError
+	var alert tls.AlertError
+	var network net.Error
+	switch {
+	case errors.Is(err, errLocalAddress):
+		return malformed("a redirect or a token server on a loopback or link-local address")
+	case ctx.Err() != nil:
+		return s.ended(ctx)
+	case errors.As(err, &header) && string(header.RecordHeader[:]) == "HTTP/":
+		return fmt.Errorf("%w: %w", ErrUnavailable, http.ErrSchemeMismatch)
+	case errors.As(err, &header), errors.As(err, &certificate), errors.As(err, &alert), errors.As(err, &network),
+		errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("%w: %s", ErrUnavailable, printable(err.Error()))
+	}
+	return malformed("it is not HTTP, or its header is too large")
+}
+
+// ended returns the error of a request whose context has ended.
+func (s *session) ended(ctx context.Context) error {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) && s.repository.answered.Load() {
+		return fmt.Errorf("%w: the time for all requests is over", ErrTooLarge)
+	}
+	return fmt.Errorf("%w: %w", ErrUnavailable, ctx.Err())
+}
+
+// printable returns a text that may contain what a server sent, in one line of bounded length.
+func printable(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
+	return strings.ToValidUTF8(s[:min(len(s), 300)], "")
+}
+
+// knownError returns the error of the package in an error of net/http, whose text is not used: it contains URLs.
+func knownError(err error) error {
+	if err == nil {
+		return nil
+	}
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		err = u.Err
+	}
+	for _, known := range []error{ErrNotFound, ErrDenied, ErrUnavailable, ErrTooLarge, ErrMalformed} {
+		if errors.Is(err, known) {
+			return err
+		}
+	}
+	return malformed("a redirect or a header is not valid")
+}
+
+// errNoRoute is ErrNotFound from a server that does not answer as a registry does, with errors in JSON: it does not know the path.
+var errNoRoute = fmt.Errorf("%w: the server does not know the path", ErrNotFound)
+
+// checkStatus returns the error for a status.
+func checkStatus(status int) error {
+	switch {
+	case status == http.StatusOK:
+		return nil
+	// A tenant can use up the requests that a credential, or this address, may send, so 429 is no failure.
+	case status == http.StatusUnauthorized, status == http.StatusForbidden, status == http.StatusTooManyRequests:
+		return fmt.Errorf("%w: status %d", ErrDenied, status)
+	case status == http.StatusNotFound:
+		return ErrNotFound
+	case status >= 500 && status != http.StatusNotImplemented:
+		return fmt.Errorf("%w: status %d", ErrUnavailable, status)
+	}
+	return &statusError{status}
+}
+
+// A statusError is a malformed answer because of its status.
+type statusError struct{ status int }
+
+func (e *statusError) Error() string { return fmt.Sprintf("%v: status %d", ErrMalformed, e.status) }
+func (*statusError) Unwrap() error   { return ErrMalformed }
+
+func malformed(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrMalformed, fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,31 @@
+package verify_test
+
+import (
+	"crypto/ecdsa"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/sigstoretest"
+	"github.com/pullgate/pullgate/pkg/requirement"
+)
+
+const (
+	signType       = sigstoretest.SignType
+	attestType     = sigstoretest.AttestType
+	issuer         = sigstoretest.Issuer
+	workflow       = sigstoretest.Workflow
+	githubWorkflow = sigstoretest.GitHubWorkflow
+)
+
+func must[T any](tb testing.TB, v T, err error) T {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return v
+}
+
+// keyLeaf requires a signature with a key.
+func keyLeaf(tb testing.TB, key *ecdsa.PrivateKey) *requirement.Requirement {
+	tb.Helper()
+	return &requirement.Requirement{Signed: &requirement.Signed{Key: &requirement.Key{Public: sigstoretest.PublicDER(tb, key.Public()), Hash: "sha256"}}}
+}
