@@ -53,7 +53,7 @@ const manifestsExamples = `  # Everything that a cluster needs, with the policy 
 
 type manifestsFlags struct {
 	manifests.Options
-	caFile, config, policies string
+	caFile, config, policies, trustedRoot string
 }
 
 func manifestsCommand() *cobra.Command {
@@ -69,6 +69,7 @@ func manifestsCommand() *cobra.Command {
 	flags.StringVar(&f.Namespace, "namespace", "pullgate", "`namespace` of the objects")
 	flags.StringVar(&f.Image, "image", "", "`image` whose entry point is pullgate-policyd (required without --url)")
 	flags.StringVar(&f.policies, "policies", "", "`folder` of policy files for the ConfigMap pullgate-policies: that of the nodes")
+	flags.StringVar(&f.trustedRoot, "trusted-root", "", "`file` for the ConfigMap pullgate-trusted-root: the trusted_root.json of the nodes")
 	flags.StringVar(&f.caFile, "ca-file", "", "`file` with the PEM certificates of the authority that signs the certificate of pullgate-policyd (required without --url)")
 	flags.StringVar(&f.URL, "url", "", "https `URL` of a pullgate-policyd outside of the cluster")
 	flags.StringVar(&f.config, "config", "", "`file` with a PolicydConfiguration, of which podTemplates are used")
@@ -81,7 +82,7 @@ func manifestsCommand() *cobra.Command {
 func (f *manifestsFlags) print(cmd *cobra.Command) error {
 	var errs []error
 	if f.URL != "" {
-		for _, flag := range []string{"namespace", "image", "policies"} {
+		for _, flag := range []string{"namespace", "image", "policies", "trusted-root"} {
 			if cmd.Flags().Changed(flag) {
 				errs = append(errs, fmt.Errorf("--%s: has no effect with --url, which prints no object of the cluster", flag))
 			}
@@ -121,6 +122,13 @@ func (f *manifestsFlags) read() (errs []error) {
 			errs = append(errs, fmt.Errorf("--policies:\n%w", err))
 		}
 		f.Policies = policies
+	}
+	if f.trustedRoot != "" {
+		root, err := regularfile.Read(f.trustedRoot, manifests.MaxTrustedRoot)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--trusted-root: %w", err))
+		}
+		f.TrustedRoot = root
 	}
 	return errs
 }

@@ -3,12 +3,15 @@ package policyd
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policyd/review"
+	"github.com/pullgate/pullgate/internal/policyd/signature"
 	"github.com/pullgate/pullgate/internal/policyd/webhook"
 	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission/files"
@@ -19,7 +22,7 @@ import (
 // about a file that can be used and probably does not say what its author means. It binds no address and asks no server.
 func Examine(c config.Policyd) (warnings []string, err error) {
 	var errs []error
-	set, err := files.Read(paths(c.Policies), policyfiles.Kinds())
+	set, err := files.Read(paths(c), policyfiles.Kinds())
 	if err != nil {
 		errs = append(errs, fmt.Errorf("policies:\n%w", err))
 	}
@@ -37,5 +40,7 @@ func Examine(c config.Policyd) (warnings []string, err error) {
 	if err := webhook.ValidateTemplates(field.NewPath("podTemplates"), templates(c.PodTemplates)).ToAggregate(); err != nil {
 		errs = append(errs, err)
 	}
-	return backends.Warnings(), errors.Join(append(errs, examineHTTPS(c.HTTPS))...)
+	notes, err := signature.Examine(c, set, time.Now())
+	warnings = slices.Concat(backends.Warnings(), policyfiles.SignatureNotes(set), notes)
+	return warnings, errors.Join(append(errs, err, examineHTTPS(c.HTTPS))...)
 }

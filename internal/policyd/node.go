@@ -129,7 +129,7 @@ func (s *nodeServer) Review(ctx context.Context, r *policyv1.ReviewRequest) (*po
 	case images > maxImages:
 		return nil, status.Errorf(codes.InvalidArgument, "%d images; allowed are %d", images, maxImages)
 	}
-	set := s.policies.withHash(r.GetPolicyHash())
+	set := s.policies.with(version{hash: r.GetPolicyHash()}, false)
 	if set == nil {
 		s.metrics.Mismatch()
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: pullgated has %.12s", s.inUse(), r.GetPolicyHash())

@@ -7,10 +7,13 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policyd/review"
+	"github.com/pullgate/pullgate/internal/policyd/signature"
+	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policyd/webhook"
 	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission"
@@ -27,6 +30,8 @@ type policies struct {
 	kinds   []files.Kind
 	// namespaces has the labels for restrictions; nil if there is no webhook.
 	namespaces *namespaces
+	// signatures has images verified.
+	signatures *signature.Service
 	// chain judges restrictions for the webhook.
 	chain *admission.Chain
 	// current is the last valid set; nil without a folder.
@@ -38,23 +43,37 @@ type policies struct {
 	backends review.Set
 	// failure is why the folder or a kubeconfig could not be read when it was last read.
 	failure struct{ folder, kubeconfigs error }
-	// sought is the hash that withHash found when it last read the folder; "" if the folder could not be read.
-	sought string
+	// sought is the version that with found when it last read the files; the zero value if they could not be read.
+	sought version
 
-	// readings counts how often withHash has begun to read the folder. It is changed with mu held.
+	// readings counts how often with has begun to read the files. It is changed with mu held.
 	readings atomic.Uint64
 }
 
-// inUse is a set of policy files with the clients of its backends. It is immutable.
+// inUse is a set of policy files with the clients of its backends and its rules about signatures. It is immutable.
 type inUse struct {
 	*files.Set
 
 	clients review.Clients
+	rules   *signature.Rules
+}
+
+// version is the version of the set.
+func (u *inUse) version() version { return version{u.Hash, u.rules.TrustedRoot()} }
+
+// A version identifies policy files and a trusted root.
+type version struct{ hash, trustedRoot string }
+
+func versionOf(set *files.Set) version { return version{set.Hash, policyfiles.TrustedRootID(set)} }
+
+// satisfies reports whether a request that was made with another version can be answered. The trusted root counts for signatures alone.
+func (v version) satisfies(want version, signatures bool) bool {
+	return v.hash == want.hash && (!signatures || v.trustedRoot == want.trustedRoot)
 }
 
 // openPolicies reads the policy files, and the kubeconfigs that they name.
-func openPolicies(folder string, n *namespaces, m *metrics.Metrics, log klog.Logger) (*policies, error) {
-	p := &policies{log: log, metrics: m, paths: paths(folder), kinds: policyfiles.Kinds(), namespaces: n}
+func openPolicies(c config.Policyd, n *namespaces, s *signature.Service, m *metrics.Metrics, log klog.Logger) (*policies, error) {
+	p := &policies{log: log, metrics: m, paths: paths(c), kinds: policyfiles.Kinds(), namespaces: n, signatures: s}
 	p.watcher = files.NewWatcher(p.kinds)
 	p.chain = admission.New(admission.Rules{}, admission.Options{OnPanic: p.panicked})
 	p.mu.Lock()
@@ -71,9 +90,11 @@ func openPolicies(folder string, n *namespaces, m *metrics.Metrics, log klog.Log
 	return p, nil
 }
 
-// paths returns how a folder is read. In a cluster it is a volume of a ConfigMap. On a node, pullgated does not use such a folder, and no
+// paths returns how files are read. In a cluster the folder is a volume of a ConfigMap. On a node, pullgated does not use such a folder, and no
 // other files than those of pullgated are used for it.
-func paths(folder string) files.Paths { return files.Paths{Folder: folder, Volume: true} }
+func paths(c config.Policyd) files.Paths {
+	return files.Paths{Folder: c.Policies, TrustedRoot: c.TrustedRoot, Volume: true}
+}
 
 // close ends what the policies have started.
 func (p *policies) close() {
@@ -102,32 +123,32 @@ func (p *policies) poll() {
 	p.readKubeconfigsLocked()
 }
 
-// withHash returns the policy files with a hash. It reads the folder again if those in use have another one; nil means that the folder
-// has another one too. A matching hash shows that the files are complete, so that nothing is waited for.
-func (p *policies) withHash(hash string) *inUse {
-	if set := p.current.Load(); set == nil || set.Hash == hash {
+// with returns the policy files of a version, for signatures also with its trusted root. It reads the files again if those in use are of another
+// version; nil means that the files are of another one too. A matching version shows that the files are complete, so that nothing is waited for.
+func (p *policies) with(want version, signatures bool) *inUse {
+	if set := p.current.Load(); set == nil || set.version().satisfies(want, signatures) {
 		return set
 	}
 	before := p.readings.Load()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if set := p.current.Load(); set.Hash == hash { // another request has read it
+	if set := p.current.Load(); set.version().satisfies(want, signatures) { // another request has read it
 		return set
 	}
-	if p.readings.Load() > before && p.sought != hash { // since this request came, another one has found other files
+	if p.readings.Load() > before && !p.sought.satisfies(want, signatures) { // since this request came, another one has found other files
 		return nil
 	}
 	p.readings.Add(1)
-	p.sought = ""
+	p.sought = version{}
 	set, err := files.Read(p.paths, p.kinds)
 	if err != nil {
 		return nil // reload and poll report errors
 	}
-	if p.sought = set.Hash; set.Hash != hash {
+	if p.sought = versionOf(set); !p.sought.satisfies(want, signatures) {
 		return nil
 	}
 	p.takeLocked(set, nil)
-	if now := p.current.Load(); now.Hash == hash {
+	if now := p.current.Load(); now.version().satisfies(want, signatures) {
 		return now
 	}
 	return nil
@@ -152,8 +173,12 @@ func (p *policies) takeLocked(set *files.Set, err error) {
 // useLocked uses a set, or returns why it cannot be used and changes nothing.
 func (p *policies) useLocked(set *files.Set) error {
 	before := p.current.Load()
-	if set == nil || before != nil && before.Hash == set.Hash {
+	if set == nil || before != nil && before.version() == versionOf(set) {
 		return nil
+	}
+	signed, err := p.signatures.Compile(set)
+	if err != nil {
+		return err
 	}
 	restrictions, backends := restrict.Of(set), imagepolicy.Of(set)
 	if err := p.namespaces.watch(webhook.NeedsNamespaces(restrictions)); err != nil {
@@ -167,12 +192,15 @@ func (p *policies) useLocked(set *files.Set) error {
 		rules.Validators = []admission.Named{{Name: restrict.Name, Validator: restrict.New(restrictions, restriction.How{From: restriction.Admission})}}
 	}
 	p.chain.Set(rules)
-	p.current.Store(&inUse{set, p.backends.Clients()})
+	p.current.Store(&inUse{set, p.backends.Clients(), signed})
+	if signed.Verifies() {
+		p.metrics.VerifiesSignatures(registry.Outcomes(), signature.Outcomes())
+	}
 	counts := make([]any, 0, 2*len(p.kinds))
 	for _, k := range p.kinds {
 		counts = append(counts, k.Name, set.Len(k.Name))
 	}
-	p.log.Info("Policies read", "policies", p.paths.Folder, "hash", set.Hash, "ignored", set.Ignored, "kinds", counts)
+	p.log.Info("Policies read", "policies", p.paths.Folder, "hash", set.Hash, "trustedRoot", signed.TrustedRoot(), "ignored", set.Ignored, "kinds", counts)
 	backends.Log(p.log)
 	return nil
 }

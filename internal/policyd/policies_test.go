@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policyd/metrics"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 )
@@ -25,7 +26,16 @@ func TestRequestsForOtherFilesShareAReading(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p, err := openPolicies(dir, nil, metrics.New("v", "go"), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
+	c := config.DefaultPolicyd()
+	c.Policies = dir
+	o := Options{Config: c, Log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))}
+	m := metrics.New("v", "go")
+	signatures, err := newSignatures(o, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer signatures.Close()
+	p, err := openPolicies(c, nil, signatures, m, o.Log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +44,7 @@ func TestRequestsForOtherFilesShareAReading(t *testing.T) {
 	var all sync.WaitGroup
 	for range 50 {
 		all.Go(func() {
-			if set := p.withHash("other"); set != nil {
+			if set := p.with(version{hash: "other"}, false); set != nil {
 				t.Error("other files; want nil")
 			}
 		})
@@ -53,7 +63,7 @@ func TestRequestsForOtherFilesShareAReading(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		if set := p.withHash(wanted.Hash); set != nil {
+		if set := p.with(version{hash: wanted.Hash}, false); set != nil {
 			t.Error("a policy without a kubeconfig is in use")
 		}
 	}

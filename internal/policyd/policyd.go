@@ -18,6 +18,7 @@ import (
 	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/httpserve"
 	"github.com/pullgate/pullgate/internal/policyd/metrics"
+	"github.com/pullgate/pullgate/internal/policyd/signature"
 	"github.com/pullgate/pullgate/internal/sockets"
 )
 
@@ -61,6 +62,8 @@ type Options struct {
 	Reload <-chan os.Signal
 	// Version and GoVersion are in pullgate_policyd_build_info.
 	Version, GoVersion string
+	// Verifier replaces the one that asks registries, for tests; nil means this one.
+	Verifier signature.Verifier
 	// Ready is called once when clients can connect; nil is allowed.
 	Ready func(Addresses)
 }
@@ -77,7 +80,12 @@ func Run(ctx context.Context, o Options) error {
 		labels = newNamespaces(context.WithoutCancel(ctx), o.Config.Kubeconfig)
 		defer labels.close()
 	}
-	policies, err := openPolicies(o.Config.Policies, labels, m, o.Log.WithName("policies"))
+	signatures, err := newSignatures(o, m)
+	if err != nil {
+		return err
+	}
+	defer signatures.Close()
+	policies, err := openPolicies(o.Config, labels, signatures, m, o.Log.WithName("policies"))
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/pullgate/pullgate/internal/httpserve"
 	"github.com/pullgate/pullgate/internal/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policyd/review"
+	"github.com/pullgate/pullgate/internal/policyd/signature"
 	"github.com/pullgate/pullgate/internal/policyd/webhook"
 	"github.com/pullgate/pullgate/pkg/admission"
 )
@@ -24,7 +25,7 @@ func newWebhook(o Options, p *policies, m *metrics.Metrics) (*webhook.Handler, e
 	}
 	m.ServesWebhook([]string{webhook.ValidatePath, webhook.ImageReviewPath}, outcomes)
 	return webhook.New(webhook.Options{
-		Chain: p.chain, Namespaces: p.namespaces, Reviewer: podReviewer{p, m}, Templates: templates(o.Config.PodTemplates),
+		Chain: p.chain, Namespaces: p.namespaces, Reviewer: podReviewer{p, m}, Signatures: imageJudge{p}, Templates: templates(o.Config.PodTemplates),
 		Observe: func(e webhook.Event) {
 			m.Webhook(e.Path, string(e.Outcome), e.Took)
 			observe(log, e)
@@ -74,6 +75,21 @@ func (r podReviewer) Review(ctx context.Context, p webhook.ReviewedPod) []admiss
 		all = []admission.Finding{{Answer: admission.Admit}}
 	}
 	return all
+}
+
+// imageJudge judges the signatures of images by the policy files in use.
+type imageJudge struct{ policies *policies }
+
+// Judge implements webhook.Signatures.
+func (j imageJudge) Judge(ctx context.Context, s webhook.SignedImages) ([]admission.Finding, []string) {
+	set := j.policies.current.Load()
+	if set == nil {
+		return nil, nil
+	}
+	if set.rules.Verifies() {
+		httpserve.Wait(ctx)
+	}
+	return j.policies.signatures.Judge(ctx, set.rules, signature.Subject(s))
 }
 
 func findingOf(r review.Result) admission.Finding {

@@ -18,12 +18,16 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policyd/webhook"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// MaxCA is how many bytes of certificates are accepted.
-const MaxCA = 1 << 20
+// MaxCA is how many bytes of certificates are accepted, and MaxTrustedRoot how many of a trusted root.
+const (
+	MaxCA          = 1 << 20
+	MaxTrustedRoot = maxConfigMap - 1<<10
+)
 
 // Options say what the objects are for. The names of the flags of pullgate-policyd manifests are in the errors about them.
 type Options struct {
@@ -35,6 +39,9 @@ type Options struct {
 	Namespace string
 	Image     string
 	Policies  *Policies
+
+	// TrustedRoot is the content of the trusted_root.json of the nodes, for a pullgate-policyd in the cluster; nil if they have none.
+	TrustedRoot []byte
 
 	// CA are the certificates, in PEM, of the authority that signs the certificate of pullgate-policyd. They can be absent with a URL:
 	// kube-apiserver uses those of its system.
@@ -123,6 +130,14 @@ func (o Options) validate() error {
 		}
 	}
 	errs = append(errs, o.validateCA()...)
+	switch n := len(o.TrustedRoot); {
+	case n > MaxTrustedRoot:
+		errs = append(errs, invalid("--trusted-root", fmt.Sprintf("%d bytes", n), "a ConfigMap holds at most 1 MiB"))
+	case o.TrustedRoot != nil:
+		if _, err := verify.ExpiredParts(o.TrustedRoot, time.Now()); err != nil {
+			errs = append(errs, invalid("--trusted-root", fmt.Sprintf("%d bytes", n), err.Error()))
+		}
+	}
 	for _, n := range o.Exclude {
 		for _, detail := range validation.IsDNS1123Label(n) {
 			errs = append(errs, invalid("--exclude-namespaces", n, detail))

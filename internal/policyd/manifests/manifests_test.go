@@ -201,6 +201,7 @@ func TestPermissions(t *testing.T) {
 // The configuration is valid, and names only what is mounted.
 func TestConfiguration(t *testing.T) {
 	o := withPolicies(t, "testdata/policies")
+	o.TrustedRoot = must[[]byte](t)(os.ReadFile("testdata/trusted_root.json"))
 	o.Templates = []config.PodTemplate{{Group: "a.example.org", Resource: "jobs", Path: "spec.template"}}
 	objects, _ := decode(t, text(t, o))
 	pod := find[*appsv1.Deployment](t, objects, "pullgate-policyd").Spec.Template.Spec
@@ -208,6 +209,7 @@ func TestConfiguration(t *testing.T) {
 	c, err := config.ParsePolicyd([]byte(find[*corev1.ConfigMap](t, objects, "pullgate-policyd").Data["policyd.yaml"]))
 	want := config.DefaultPolicyd()
 	want.Policies, want.PodTemplates, want.Metrics.Listen = "/etc/pullgate/policies", o.Templates, ":9472"
+	want.TrustedRoot = "/etc/pullgate/trusted-root/trusted_root.json"
 	want.HTTPS = config.HTTPS{Listen: ":9443", CertFile: "/etc/pullgate/tls/tls.crt", KeyFile: "/etc/pullgate/tls/tls.key"}
 	if diff := cmp.Diff(want, c); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
@@ -222,7 +224,7 @@ func TestConfiguration(t *testing.T) {
 	if container.Args[0] != "--config=/etc/pullgate/config/policyd.yaml" || mounted["/etc/pullgate/config"] == "" {
 		t.Errorf("arguments %q, mounts %v", container.Args, mounted)
 	}
-	for _, path := range []string{c.Policies, filepath.Dir(c.HTTPS.CertFile), filepath.Dir(c.HTTPS.KeyFile)} {
+	for _, path := range []string{c.Policies, filepath.Dir(c.HTTPS.CertFile), filepath.Dir(c.HTTPS.KeyFile), filepath.Dir(c.TrustedRoot)} {
 		if mounted[path] == "" {
 			t.Errorf("%s is not mounted", path)
 		}
@@ -236,6 +238,9 @@ func TestConfiguration(t *testing.T) {
 	content := must[[]byte](t)(os.ReadFile("testdata/policies/no-host-network.yaml"))
 	if len(files) != 1 || files["no-host-network.yaml"] != string(content) {
 		t.Errorf("policy files %q; want that of the folder, byte for byte", files)
+	}
+	if got := find[*corev1.ConfigMap](t, objects, "pullgate-trusted-root").Data["trusted_root.json"]; got != string(o.TrustedRoot) {
+		t.Errorf("trusted root %q; want that of the file, byte for byte", got)
 	}
 }
 
@@ -293,6 +298,8 @@ func TestErrors(t *testing.T) {
 		`--ca-file: Forbidden: a block PRIVATE KEY`:                                         func(o *manifests.Options) { o.CA = slices.Concat(o.CA, key) },
 		`--ca-file: Forbidden: certificate 2: x509: malformed certificate`:                  func(o *manifests.Options) { o.CA = slices.Concat(o.CA, certificate) },
 		`--ca-file: Invalid value: "more than 1048576 bytes"`:                               func(o *manifests.Options) { o.CA = make([]byte, manifests.MaxCA+1) },
+		`--trusted-root: Invalid value: "2 bytes"`:                                          func(o *manifests.Options) { o.TrustedRoot = []byte("{}") },
+		`--trusted-root: Invalid value: "1047553 bytes": a ConfigMap`:                       func(o *manifests.Options) { o.TrustedRoot = make([]byte, manifests.MaxTrustedRoot+1) },
 		`--exclude-namespaces: Invalid value: "a.b"`:                                        func(o *manifests.Options) { o.Exclude = []string{"a.b"} },
 		`--failure-policy: Unsupported value: "ignore": supported values: "Ignore", "Fail"`: func(o *manifests.Options) { o.FailurePolicy = "ignore" },
 		`--timeout: Invalid value: "31s": must be whole seconds from 1s to 30s`:             func(o *manifests.Options) { o.Timeout = 31 * time.Second },

@@ -24,6 +24,7 @@ import (
 const (
 	policyd        = "pullgate-policyd"
 	policiesName   = "pullgate-policies"
+	trustedRoot    = "pullgate-trusted-root"
 	tlsSecret      = "pullgate-policyd-tls"
 	backendsSecret = "pullgate-backends"
 )
@@ -35,6 +36,8 @@ const (
 	tlsFolder      = "/etc/pullgate/tls"
 	policiesFolder = "/etc/pullgate/policies"
 	backendsFolder = "/etc/pullgate/backends"
+	rootFolder     = "/etc/pullgate/trusted-root"
+	rootFile       = "trusted_root.json"
 )
 
 const (
@@ -91,6 +94,9 @@ func (o Options) cluster() ([]any, error) {
 	if o.Policies != nil {
 		objects = append(objects, o.configMap(policiesName, o.Policies.contents))
 	}
+	if o.TrustedRoot != nil {
+		objects = append(objects, o.configMap(trustedRoot, map[string]string{rootFile: string(o.TrustedRoot)}))
+	}
 	return append(objects, o.deployment(configuration), o.disruptionBudget(), o.service(), o.webhookConfiguration()), nil
 }
 
@@ -122,15 +128,20 @@ func (o Options) configuration() (string, error) {
 		CertFile string `json:"certFile"`
 		KeyFile  string `json:"keyFile"`
 	}
+	root := ""
+	if o.TrustedRoot != nil {
+		root = rootFolder + "/" + rootFile
+	}
 	text, err := yaml.Marshal(struct {
 		APIVersion   string               `json:"apiVersion"`
 		Kind         string               `json:"kind"`
 		Policies     string               `json:"policies"`
+		TrustedRoot  string               `json:"trustedRoot,omitempty"`
 		HTTPS        https                `json:"https"`
 		Metrics      listen               `json:"metrics"`
 		PodTemplates []config.PodTemplate `json:"podTemplates,omitempty"`
 	}{
-		config.APIVersion, config.PolicydKind, policiesFolder,
+		config.APIVersion, config.PolicydKind, policiesFolder, root,
 		https{listen{fmt.Sprintf(":%d", httpsPort)}, tlsFolder + "/" + corev1.TLSCertKey, tlsFolder + "/" + corev1.TLSPrivateKeyKey},
 		listen{fmt.Sprintf(":%d", metricsPort)},
 		o.Templates,
@@ -206,15 +217,20 @@ func (o Options) volumes() ([]corev1.Volume, []corev1.VolumeMount) {
 	}
 	var volumes []corev1.Volume
 	var mounts []corev1.VolumeMount
-	for _, v := range []struct {
+	type volume struct {
 		name, path string
 		source     corev1.VolumeSource
-	}{
+	}
+	all := []volume{
 		{"config", configFolder, configMap(policyd, nil)},
 		{"tls", tlsFolder, secret(tlsSecret, nil)},
 		{"policies", policiesFolder, configMap(policiesName, policiesOptional)},
 		{"backends", backendsFolder, secret(backendsSecret, new(true))},
-	} {
+	}
+	if o.TrustedRoot != nil {
+		all = append(all, volume{"trusted-root", rootFolder, configMap(trustedRoot, nil)})
+	}
+	for _, v := range all {
 		volumes = append(volumes, corev1.Volume{Name: v.name, VolumeSource: v.source})
 		mounts = append(mounts, corev1.VolumeMount{Name: v.name, MountPath: v.path, ReadOnly: true})
 	}

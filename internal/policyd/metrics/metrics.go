@@ -3,6 +3,7 @@ package metrics
 import (
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,11 +29,14 @@ func Outcomes() []Outcome { return []Outcome{Allowed, Denied, FailedOpen, Failed
 type Metrics struct {
 	registry     *prometheus.Registry
 	reviews      *prometheus.CounterVec
+	requests     *prometheus.CounterVec
+	verified     *prometheus.CounterVec
 	mismatches   prometheus.Counter
 	panics       prometheus.Counter
 	policiesRead prometheus.Gauge
 	certRead     prometheus.Gauge
 	certExpiry   prometheus.Gauge
+	signatures   sync.Once
 	webhook      *prometheus.CounterVec
 	webhookTook  *prometheus.HistogramVec
 }
@@ -44,7 +48,13 @@ func New(version, goVersion string) *Metrics {
 		reviews: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "pullgate_policyd_reviews_total", Help: "Answers of backends to image reviews, also those of the cache and of failure policies, by outcome.",
 		}, []string{"outcome", "cached"}),
-		mismatches: counter("pullgate_policyd_policy_mismatches_total", "Requests of pullgated that were not answered, because it uses other policy files."),
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pullgate_policyd_registry_requests_total", Help: "Requests to registries for signatures, by outcome. Those for tokens are not counted.",
+		}, []string{"outcome"}),
+		verified: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pullgate_policyd_verifications_total", Help: "Requirements of images that were verified, by outcome. Those that fail have no result.",
+		}, []string{"outcome"}),
+		mismatches: counter("pullgate_policyd_policy_mismatches_total", "Requests of pullgated that were not answered, because it uses other policy files or another trusted root."),
 		panics:     counter("pullgate_policyd_panics_total", "Requests that panicked and were answered with an error. Anything but 0 is a bug."),
 		policiesRead: gauge("pullgate_policyd_policies_last_reload_success",
 			"1 if the policy files were valid when they were last read, else 0: the last valid ones are in use."),
@@ -91,7 +101,27 @@ func (m *Metrics) Review(o Outcome, cached bool) {
 	m.reviews.WithLabelValues(string(o), strconv.FormatBool(cached)).Inc()
 }
 
-// Mismatch counts a request that was made with other policy files.
+// VerifiesSignatures adds the metrics of signatures, which do not exist without policies about them. The outcomes are all values of the labels.
+// It may be called several times.
+func (m *Metrics) VerifiesSignatures(requests, verifications []string) {
+	m.signatures.Do(func() {
+		m.registry.MustRegister(m.requests, m.verified)
+		for _, o := range requests {
+			m.requests.WithLabelValues(o)
+		}
+		for _, o := range verifications {
+			m.verified.WithLabelValues(o)
+		}
+	})
+}
+
+// RegistryRequest counts a request to a registry.
+func (m *Metrics) RegistryRequest(outcome string) { m.requests.WithLabelValues(outcome).Inc() }
+
+// Verified counts a requirement of an image that was verified.
+func (m *Metrics) Verified(outcome string) { m.verified.WithLabelValues(outcome).Inc() }
+
+// Mismatch counts a request that was made with other policy files or another trusted root.
 func (m *Metrics) Mismatch() { m.mismatches.Inc() }
 
 // Panic counts a request that panicked.

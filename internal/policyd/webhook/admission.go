@@ -121,7 +121,7 @@ func (h *Handler) respond(ctx context.Context, r *admissionv1.AdmissionRequest, 
 	case Refused, Failed:
 		panic("webhook: no answer of a judgement")
 	}
-	response.Warnings, response.AuditAnnotations = warnings(a.decision), a.audit
+	response.Warnings, response.AuditAnnotations = warnings(a.decision, a.warnings), a.audit
 	return response
 }
 
@@ -184,6 +184,8 @@ type answer struct {
 	audit    map[string]string
 	// at is the place of the pod template that is denied, if there are several; text says what is invalid.
 	at, text string
+	// warnings are sentences about images whose signatures are not judged here.
+	warnings []string
 }
 
 func (h *Handler) judge(ctx context.Context, q *question) answer {
@@ -225,7 +227,12 @@ func (h *Handler) judgePod(ctx context.Context, q *question) answer {
 	case !decision.Admitted():
 		return answer{outcome: Denied, decision: decision}
 	}
-	return h.review(ctx, q, answer{outcome: allowedOr(Unchanged, same), decision: decision}, ephemeral, pod, old)
+	images := newImages(q, ephemeral, pod, old)
+	a := h.signatures(ctx, q, answer{outcome: allowedOr(Unchanged, same), decision: decision}, images)
+	if a.outcome == Denied {
+		return a
+	}
+	return h.review(ctx, q, a, ephemeral, pod, old)
 }
 
 // allowedOr returns Allowed, or another outcome if it applies.
@@ -294,6 +301,7 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 	}
 	var n size
 	all := answer{outcome: allowedOr(Unchanged, q.update), decision: admission.Decision{Answer: admission.Admit}}
+	images := SignedImages{Namespace: q.Namespace, Template: true}
 	for _, t := range templates {
 		if slices.ContainsFunc(before, func(b rawTemplate) bool { return bytes.Equal(b.data, t.data) }) {
 			continue
@@ -314,8 +322,10 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 		}
 		all.decision.Findings = append(all.decision.Findings, decision.Findings...)
 		all.decision.PolicyHash, all.decision.Exemption = decision.PolicyHash, decision.Exemption
+		r := reviewedPod(q.Namespace, pod, false)
+		images.Images = slices.Concat(images.Images, r.Images, r.Volumes)
 	}
-	return all
+	return h.signatures(ctx, q, all, images)
 }
 
 // before returns the template that was in the same place before an update; nil if there was none, or if it cannot be decoded.

@@ -357,7 +357,7 @@ func TestWarningsAndDryRuns(t *testing.T) {
 	}
 	w = newWorld(t, webhook.Options{Chain: chain(t, many...)})
 	r := w.ask(t, pod("{hostNetwork: true, containers: [{name: c, image: a}]}"))
-	if len(r.Warnings) != 11 || r.Warnings[10] != "pullgate: audit: and 15 more" {
+	if len(r.Warnings) != 11 || r.Warnings[10] != "pullgate: and 15 more" {
 		t.Errorf("%d warnings %q; want 10 and how many more", len(r.Warnings), r.Warnings)
 	}
 }

@@ -42,6 +42,8 @@ type Options struct {
 	Namespaces Namespaces
 	// Reviewer reviews the images of pods; nil means that no backend is configured.
 	Reviewer Reviewer
+	// Signatures judges the signatures of images; nil means that no rule is about them.
+	Signatures Signatures
 	// Templates say where custom resources have pod templates.
 	Templates []Template
 	// Observe is called with each answer before it is sent; nil is allowed. It may be called concurrently.

@@ -25,7 +25,7 @@ const (
 	maxReasons = 3
 )
 
-// imageReview answers an ImageReview: an image is allowed if restrictions allow a pod of the namespace to have it.
+// imageReview answers an ImageReview: an image is allowed if restrictions and rules about signatures allow a pod of the namespace to have it.
 func (h *Handler) imageReview(ctx context.Context, b received, event *Event) (response any, refused *refusal) {
 	version := imagepolicyv1alpha1.SchemeGroupVersion.String()
 	answer := &imagepolicyv1alpha1.ImageReview{TypeMeta: metav1.TypeMeta{APIVersion: version, Kind: imageReviewKind}}
@@ -66,6 +66,10 @@ func (h *Handler) imageReview(ctx context.Context, b received, event *Event) (re
 	if refused != nil {
 		return nil, refused
 	}
+	if len(denied) == 0 {
+		b.done()
+		denied = h.unsignedImages(ctx, review.Spec.Namespace, images, event)
+	}
 	event.Outcome, answer.Status.Allowed = Allowed, true
 	if len(denied) > 0 {
 		deny(Denied, reason(denied))
@@ -101,6 +105,26 @@ func (h *Handler) deniedImages(ctx context.Context, namespace string, images []s
 		}
 	}
 	return denied, nil
+}
+
+// unsignedImages returns a text for each image that is denied by rules about signatures, and adds the findings to the event.
+func (h *Handler) unsignedImages(ctx context.Context, namespace string, images []string, event *Event) (denied []string) {
+	if h.options.Signatures == nil {
+		return nil
+	}
+	findings, _ := h.options.Signatures.Judge(ctx, SignedImages{Namespace: namespace, Images: images})
+	if len(findings) == 0 {
+		return nil
+	}
+	d := admission.DecisionOf(findings)
+	event.Decision.Answer = d.Answer
+	event.Decision.Findings = append(event.Decision.Findings, findings[:min(len(findings), maxFindings)]...)
+	for _, f := range findings {
+		if f.Answer != admission.Admit && !f.Audit {
+			denied = append(denied, f.Message)
+		}
+	}
+	return denied
 }
 
 // distinct returns the different images of a review, in their order.

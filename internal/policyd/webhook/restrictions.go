@@ -83,21 +83,25 @@ func (c *comparison) subject(pod *corev1.Pod) admission.Subject {
 // maxWarnings bounds the warnings of an answer. The API server cuts them at 4,096 bytes in all.
 const maxWarnings = 10
 
-// warnings returns the findings that are only reported.
-func warnings(d admission.Decision) []string {
-	var all []string
-	more := 0
+// warnings returns the findings that are only reported, and sentences about images that are not judged.
+func warnings(d admission.Decision, undetermined []string) []string {
+	var texts []string
 	for _, f := range d.Findings {
-		switch {
-		case !f.Audit || f.Answer == admission.Admit:
-		case len(all) == maxWarnings:
-			more++
-		default:
-			all = append(all, "pullgate: audit: "+strings.ToValidUTF8(f.Message, "?"))
+		if f.Audit && f.Answer != admission.Admit {
+			texts = append(texts, "audit: "+f.Message)
 		}
 	}
+	texts = append(texts, undetermined...)
+	more := len(texts) - maxWarnings
 	if more > 0 {
-		all = append(all, fmt.Sprintf("pullgate: audit: and %d more", more))
+		texts = texts[:maxWarnings]
+	}
+	var all []string
+	for _, text := range texts {
+		all = append(all, "pullgate: "+strings.ToValidUTF8(text, "?"))
+	}
+	if more > 0 {
+		all = append(all, fmt.Sprintf("pullgate: and %d more", more))
 	}
 	return all
 }

@@ -1,0 +1,159 @@
+package signature
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/policyd/verify"
+	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
+	"github.com/pullgate/pullgate/pkg/imageref"
+)
+
+const (
+	// maxVerifications is how many verifications are done at the same time, which bounds the memory for what registries send; maxPerRegistry
+	// is how many of them are of one registry.
+	maxVerifications, maxPerRegistry = 24, 8
+	// maxFlights bounds those that wait for a turn too.
+	maxFlights = 1024
+	// waitLimit bounds the wait for a turn. With the longest verification it is shorter than pullgated waits.
+	waitLimit = 10 * time.Second
+)
+
+// A key identifies a verification.
+type key struct {
+	rules                          *Rules
+	name                           imageref.Ref
+	imageID, digests, requirements string
+	credential                     registry.Credential
+	list                           bool
+	webhook                        bool // the image is resolved, and results are cached
+}
+
+// A flight is a verification that callers wait for. Service.mu guards waiters.
+type flight struct {
+	waiters int
+	cancel  context.CancelFunc
+	done    chan struct{} // closed when report and err are set
+	report  verify.Report
+	err     error
+}
+
+// A queue is for the verifications of one registry. Service.mu guards users.
+type queue struct {
+	turns chan struct{}
+	users int
+}
+
+// share returns the result of a verification, which callers with the same key share. If all of them leave, it is canceled; one of the webhook
+// goes on, so that its result is known when the request is repeated.
+func (s *Service) share(ctx context.Context, k key, work func(context.Context) (verify.Report, error)) (verify.Report, error) {
+	if err := ctx.Err(); err != nil {
+		return verify.Report{}, err
+	}
+	s.mu.Lock()
+	f := s.flights[k]
+	if f == nil && (s.closed || len(s.flights) >= maxFlights) {
+		s.mu.Unlock()
+		s.count(Failed)
+		return verify.Report{}, ErrBusy
+	}
+	if f == nil {
+		f = s.startLocked(k, work) //nolint:contextcheck // other callers can wait for it when this one has left
+	}
+	f.waiters++
+	s.mu.Unlock()
+	select {
+	case <-f.done:
+		return f.report, f.err
+	case <-ctx.Done():
+		s.leave(k, f)
+		return verify.Report{}, ctx.Err()
+	}
+}
+
+func (s *Service) startLocked(k key, work func(context.Context) (verify.Report, error)) *flight {
+	ctx, cancel := context.WithCancel(s.base)
+	f := &flight{cancel: cancel, done: make(chan struct{})}
+	s.flights[k] = f
+	s.running.Go(func() {
+		defer cancel()
+		f.report, f.err = s.fly(ctx, k, work)
+		if f.err != nil {
+			s.count(Failed)
+		}
+		s.mu.Lock()
+		if s.flights[k] == f {
+			delete(s.flights, k)
+		}
+		s.mu.Unlock()
+		close(f.done)
+	})
+	return f
+}
+
+func (s *Service) leave(k key, f *flight) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f.waiters--; f.waiters == 0 && !k.webhook && s.flights[k] == f {
+		f.cancel()
+		delete(s.flights, k) // no other caller may join it
+	}
+}
+
+// fly waits for a turn and does the work.
+func (s *Service) fly(ctx context.Context, k key, work func(context.Context) (verify.Report, error)) (report verify.Report, err error) {
+	defer func() {
+		if value := recover(); value != nil {
+			report, err = verify.Report{}, ErrPanic
+			if s.options.OnPanic != nil {
+				s.options.OnPanic(value, debug.Stack())
+			}
+		}
+	}()
+	end, err := s.turn(ctx, registryOf(k.name))
+	if err != nil {
+		return verify.Report{}, err
+	}
+	defer end()
+	return work(ctx)
+}
+
+// turn waits until a verification of a registry may begin; end says that it has ended.
+func (s *Service) turn(ctx context.Context, registry string) (end func(), err error) {
+	waiting, cancel := context.WithTimeout(ctx, waitLimit)
+	defer cancel()
+	s.mu.Lock()
+	q := s.queues[registry]
+	if q == nil {
+		q = &queue{turns: make(chan struct{}, maxPerRegistry)}
+		s.queues[registry] = q
+	}
+	q.users++
+	s.mu.Unlock()
+	leave := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if q.users--; q.users == 0 {
+			delete(s.queues, registry)
+		}
+	}
+	// Those of one registry come first, so that no registry waits for more than its share of all.
+	for i, turns := range []chan struct{}{q.turns, s.turns} {
+		select {
+		case turns <- struct{}{}:
+		case <-waiting.Done():
+			if i > 0 {
+				<-q.turns
+			}
+			leave()
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return nil, ctx.Err()
+			}
+			return nil, fmt.Errorf("%w: waited %v for those of %s and of other registries", ErrBusy, waitLimit, registry)
+		}
+	}
+	return func() { <-s.turns; <-q.turns; leave() }, nil
+}
