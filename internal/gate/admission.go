@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/internal/endorse"
 	"github.com/pullgate/pullgate/internal/gate/criview"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/criproxy"
@@ -31,6 +32,8 @@ type Admission struct {
 	KubeletRoot string
 	// Views adds what the CRI does not carry; nil if there is no pod source.
 	Views ViewSource
+	// Endorser judges and verifies signatures; nil if no policy is about them. It is one of the validators of Chain too.
+	Endorser *endorse.Endorser
 }
 
 // A ViewSource has views of pods as the API server has them. Its methods may be called concurrently.
@@ -56,14 +59,17 @@ func (g *Gate) chain() *admission.Chain {
 func (g *Gate) markStarted(c clearedContainer) {
 	if chain := g.chain(); chain != nil {
 		if who, ok := g.pods.BySandbox(c.sandbox); ok {
-			g.mark(chain, who.UID, c.name, c.imageID)
+			g.mark(chain, who.UID, c.name, c.imageID, c.mounted)
 		}
 	}
 }
 
 // mark notes a started container in a chain, which may be nil.
-func (g *Gate) mark(chain *admission.Chain, uid, name, imageID string) {
+func (g *Gate) mark(chain *admission.Chain, uid, name, imageID string, mounted []string) {
 	chain.MarkAdmitted(uid, name, imageID)
+	for _, id := range mounted {
+		chain.MarkMounted(uid, id)
+	}
 	if !g.pods.Has(uid) { // it ended meanwhile
 		chain.ForgetPod(uid)
 	}
@@ -78,6 +84,7 @@ type candidate struct {
 	sandbox   *runtimeapi.PodSandboxConfig
 	container *runtimeapi.ContainerConfig // nil for a sandbox
 	image     admission.Image             // of the container
+	mounts    []admission.Image           // that the container mounts
 	// substituted means that the container has another image than the one that its configuration names.
 	substituted bool
 	// undescribed means that the call has no configuration of the container, so nothing is known about it except its name.
@@ -112,7 +119,7 @@ func (c *candidate) on(img tracker.Image, restored bool) *candidate {
 	}
 	of := *c
 	of.substituted, of.own, of.mounted = restored || c.image.ID != "", nil, nil
-	of.image.ID, of.image.Names = img.ID, nil // the runtime may have given it the name of the judged image
+	of.image.ID, of.image.Names, of.image.Used = img.ID, nil, nil // the runtime may have given it the name of the judged image
 	if restored {
 		of.image.ID = ""
 	}
@@ -178,8 +185,16 @@ func (g *Gate) admit(ctx context.Context, c *candidate) error {
 	if d.Admitted() {
 		return nil
 	}
+	if d.Answer == admission.Unverified {
+		g.leadToPull(ctx, c)
+	}
+	return refusal(c.who, d)
+}
+
+// refusal returns the error for a call that the chain denies.
+func refusal(who tracker.Pod, d admission.Decision) error {
 	reason, text := d.Refusal()
-	return criproxy.Refuse(codes.PermissionDenied, string(reason), fmt.Sprintf("pullgate: pod %s/%s: %s", c.who.Namespace, c.who.Name, text))
+	return criproxy.Refuse(codes.PermissionDenied, string(reason), fmt.Sprintf("pullgate: pod %s/%s: %s", who.Namespace, who.Name, text))
 }
 
 // editedSince returns the view of the latest sandbox of a pod if a new one has other labels or annotations; nil if they are the same. Almost nothing
@@ -209,7 +224,7 @@ func sameMap(a, b podview.Value[map[string]string]) bool {
 
 // subject returns the candidate without the view, which is enough to find out whether it is exempt.
 func (c *candidate) subject() admission.Subject {
-	s := admission.Subject{Stage: admission.StageSandbox, Pod: identityOf(podview.Pod{}, c.who), Image: c.image}
+	s := admission.Subject{Stage: admission.StageSandbox, Pod: identityOf(podview.Pod{}, c.who), Image: c.image, Mounted: c.mounts}
 	if c.container != nil {
 		s.Stage = admission.StageContainer
 		s.Container = &podview.Container{Name: c.container.GetMetadata().GetName()}

@@ -2,6 +2,7 @@ package gate
 
 import (
 	"testing"
+	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -15,6 +16,7 @@ import (
 func TestOffIsOff(t *testing.T) {
 	g := New(Config{Pods: podindex.New()})
 	sandbox, config := &runtimeapi.PodSandboxConfig{}, &runtimeapi.ContainerConfig{}
+	create, pull := &runtimeapi.CreateContainerRequest{}, &pullCall{}
 	allocations := testing.AllocsPerRun(100, func() {
 		c := g.candidate("CreateContainer", tracker.Pod{UID: "1"}, sandbox, config)
 		if c != nil || c.holdOwn() != nil || c.holdMounted() != nil || g.admit(t.Context(), c) != nil {
@@ -23,6 +25,7 @@ func TestOffIsOff(t *testing.T) {
 		g.release(c)
 		g.markStarted(clearedContainer{sandbox: "s", name: "main", imageID: "id"})
 		g.chain().ForgetPod("1")
+		withoutSignatures(t, g, create, pull)
 	})
 	if allocations != 0 {
 		t.Errorf("%v allocations without policies; want none", allocations)
@@ -31,7 +34,26 @@ func TestOffIsOff(t *testing.T) {
 		t.Error("RunPodSandbox is not forwarded and observed")
 	}
 	g.SetAdmission(&Admission{Chain: admission.New(admission.Rules{}, admission.Options{})})
+	if n := testing.AllocsPerRun(100, func() { withoutSignatures(t, g, create, pull) }); n != 0 {
+		t.Errorf("%v allocations without policies about signatures; want none", n)
+	}
 	if way, _ := g.bypassRunPodSandbox(nil); way != criproxy.Handled {
 		t.Error("RunPodSandbox bypasses its handler although there are policies")
 	}
+}
+
+// withoutSignatures does what policies about signatures add to the judged calls.
+func withoutSignatures(t *testing.T, g *Gate, create *runtimeapi.CreateContainerRequest, pull *pullCall) {
+	t.Helper()
+	who := tracker.Pod{UID: "1"}
+	if g.lacksEndorsement(t.Context(), nil, true, tracker.Request{}, tracker.Verdict{}, time.Time{}) {
+		t.Error("a pre-check is hidden without policies about signatures")
+	}
+	if d, err := g.collect(t.Context(), pull, "sha256:1"); err != nil || d.Findings != nil {
+		t.Error("a pull is judged without policies about signatures")
+	}
+	if err := g.lateEndorsed(t.Context(), "StartContainer", who, nil, tracker.Image{}, false, judgement{}); err != nil {
+		t.Error("a start is judged without policies about signatures")
+	}
+	g.learnSender(create, who)
 }

@@ -12,8 +12,9 @@ type cleared struct {
 // A clearedContainer is what the gate has to know about a container when it starts.
 type clearedContainer struct {
 	sandbox string
-	name    string // in the pod
-	imageID string // of the image that it runs on; "" if it was restored, because what the runtime reports then proves nothing
+	name    string   // in the pod
+	imageID string   // of the image that it runs on; "" if it was restored, because what the runtime reports then proves nothing
+	mounted []string // the IDs of the images that it mounts
 }
 
 func (c *cleared) add(id string, container clearedContainer) {

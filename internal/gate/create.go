@@ -29,6 +29,7 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, e
 	}
 	g.ready(ctx)
 	who := g.podOf(req.GetPodSandboxId(), req.GetSandboxConfig())
+	g.learnSender(&req, who)
 	create := g.tracker.BeginCreate(g.mayRestore(ctx))
 	defer create.Lost() // for every return, or panic, that reports no other end
 	since := g.tracker.Revocations()
@@ -205,6 +206,9 @@ func (g *Gate) startContainer(ctx context.Context, c *criproxy.Call) ([]byte, er
 type judgement struct {
 	name  imageref.Ref  // the pod's name for the image; empty before CRI 1.28
 	image tracker.Image // the zero value if the image was absent when it was judged
+	late  bool          // the container is judged when it starts, and without its configuration
+	// mounted are the images that the container mounts.
+	mounted []admission.Image
 	// candidate is what the chain was asked about; nil if there were no policies.
 	candidate *candidate
 }
@@ -229,32 +233,39 @@ func (g *Gate) judgeConfig(ctx context.Context, callName string, who tracker.Pod
 	// The runtime refuses an absent image. If the image arrives before the call, it is judged when it is read back.
 	j.image = img
 	if asking != nil {
-		asking.image = admission.Image{ID: img.ID, Names: img.Names, Requested: j.name}
+		asking.image = g.admissionImage(who, img, j.name)
 	}
-	err = g.judgeMounts(ctx, callName, who, config.GetMounts(), asking.holdMounted())
+	j.mounted, err = g.judgeMounts(ctx, callName, who, config.GetMounts(), asking.holdMounted())
 	if err != nil {
 		g.release(asking) // the chain will not be asked
+	}
+	if asking != nil {
+		asking.mounts = j.mounted
 	}
 	return j, err
 }
 
-// judgeMounts judges every image that a container mounts.
-func (g *Gate) judgeMounts(ctx context.Context, callName string, who tracker.Pod, mounts []*runtimeapi.Mount, held *[]heldNote) error {
+// judgeMounts judges every image that a container mounts, and returns them if there are policies.
+func (g *Gate) judgeMounts(ctx context.Context, callName string, who tracker.Pod, mounts []*runtimeapi.Mount, held *[]heldNote) (all []admission.Image, err error) {
 	for _, m := range mounts {
 		if m.GetImage() == nil {
 			continue
 		}
-		img, err := g.judgeSpec(ctx, callName, who, m.GetImage(), imageref.New(m.GetImage().GetUserSpecifiedImage()), held)
+		name := imageref.New(m.GetImage().GetUserSpecifiedImage())
+		img, err := g.judgeSpec(ctx, callName, who, m.GetImage(), name, held)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if img.ID == "" && !g.shadow {
 			// A mount is not read back, so its image must be present to be judged.
-			return criproxy.Refuse(codes.NotFound, "IMAGE_NOT_FOUND",
+			return nil, criproxy.Refuse(codes.NotFound, "IMAGE_NOT_FOUND",
 				fmt.Sprintf("pullgate: image %q to be mounted is not on the node", m.GetImage().GetUserSpecifiedImage()))
 		}
+		if g.admitting.Load() != nil {
+			all = append(all, g.admissionImage(who, img, name))
+		}
 	}
-	return nil
+	return all, nil
 }
 
 // judgeSpec judges one image under the pod's name for it, and returns the image, the zero value if it is absent. A nil held holds no note back.
@@ -318,6 +329,9 @@ func (g *Gate) clear(ctx context.Context, callName string, who tracker.Pod, c *r
 	var asking *candidate // the chain has been asked about the judged image
 	if !same || restored {
 		asking = j.candidate.on(on, restored)
+		if asking != nil && !asking.substituted && j.name.Empty() {
+			asking.image.Used = g.asked.of(who.UID, on.ID)
+		}
 	}
 	switch {
 	case g.shadow:
@@ -331,7 +345,15 @@ func (g *Gate) clear(ctx context.Context, callName string, who tracker.Pod, c *r
 	if err := g.admit(ctx, asking); err != nil {
 		return false, err
 	}
+	if j.late {
+		if err := g.lateEndorsed(ctx, callName, who, c, on, restored, j); err != nil {
+			return false, err
+		}
+	}
 	started := clearedContainer{sandbox: c.GetPodSandboxId(), name: c.GetMetadata().GetName(), imageID: on.ID}
+	for i := range j.mounted {
+		started.mounted = append(started.mounted, j.mounted[i].ID)
+	}
 	if restored {
 		started.imageID = ""
 	}
@@ -391,9 +413,10 @@ func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
 	} else if j.image, err = g.judgeSpec(ctx, callName, who, spec, j.name, nil); err == nil {
 		var shown *runtimeapi.ContainerStatus
 		if shown, err = g.runtime.containerStatus(ctx, c); err == nil {
-			err = g.judgeMounts(ctx, callName, who, shown.GetMounts(), nil)
+			j.mounted, err = g.judgeMounts(ctx, callName, who, shown.GetMounts(), nil)
 		}
 		if err == nil {
+			j.late = true
 			_, err = g.clear(ctx, callName, who, c, j)
 		}
 	}

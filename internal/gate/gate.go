@@ -51,7 +51,10 @@ type Gate struct {
 
 	admitting atomic.Pointer[Admission] // nil if there are no policies
 	noted     hidden.PerPod             // admitted containers whose decision was noted
-	conflicts hidden.PerPod             // fields for which it was logged that the views of the pod differ
+	// unendorsed are those of hidden whose image lacked an endorsement.
+	unendorsed hidden.Set
+	asked      askedNames
+	conflicts  hidden.PerPod // fields for which it was logged that the views of the pod differ
 }
 
 // Metrics counts the decisions of a [Gate]. Its methods may be called concurrently.

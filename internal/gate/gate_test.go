@@ -117,9 +117,13 @@ func TestConcurrentPullsNeverShareAResult(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
+	rounds := 200
+	if raced { // make race runs all of them without the detector
+		rounds = 60
+	}
 	p := newProxy(t, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
-	for round := range 200 {
+	for round := range rounds {
 		good, bad := p.Pod(fmt.Sprintf("good%d", round)), p.Pod(fmt.Sprintf("bad%d", round))
 		var wg sync.WaitGroup
 		for x, password := range map[*criproxytest.Pod]string{good: "good", bad: "bad"} {

@@ -95,6 +95,10 @@ func (w *modelWorld) apply(o op) {
 		w.late()
 	case opWait:
 		w.wait(o)
+	case opSign:
+		if w.signatures {
+			w.notary.change(o)
+		}
 	case opKinds:
 	}
 }
@@ -170,6 +174,9 @@ func (w *modelWorld) runPod(p *modelPod, name string, cred credentialKind) {
 // honest runs a pod with a tenant that has a good credential for the image, or that has proved it before. The pod must run after at most one
 // pull.
 func (w *modelWorld) honest(at uint8, name string) {
+	if w.signatures && w.kind.noUserImage {
+		w.endPod(at) // a container without a name must meet the policy under each name for which the pod has got the image
+	}
 	p := w.pod(at)
 	if isID(name) || slices.Contains(checkpointNames, name) || w.podSource && w.pullPolicy[at] == "Never" {
 		return
@@ -190,28 +197,46 @@ func (w *modelWorld) honest(at uint8, name string) {
 		return
 	}
 	w.counts["honest pod"]++
+	attempts := 1
+	if w.signatures {
+		defer w.notary.honest()()
+		attempts = 2 // a denied container without an endorsement hides the next pre-check
+	}
+	for ; attempts > 0; attempts-- {
+		failure, again := w.tryHonest(p, name, password, reachable, proved)
+		if failure == "" {
+			return
+		}
+		if !again || attempts == 1 {
+			w.fail("liveness: %s", failure)
+			return
+		}
+	}
+}
+
+// tryHonest does the calls of a kubelet for an honest pod, and returns what failed. again says that another attempt may help.
+func (w *modelWorld) tryHonest(p *modelPod, name, password string, reachable, proved bool) (failure string, again bool) {
 	shown := w.doPrecheck(p, name, &interruption{})
 	if contentOf(shown) >= firstCheckpoint {
-		return // if nothing is verified, a checkpoint that has got the name may be in its place
+		return "", false // if nothing is verified, a checkpoint that has got the name may be in its place
 	}
 	if shown == "" {
 		if !w.doPull(p, name, password, &interruption{}) {
-			w.fail("liveness: a pull of %s by %s with a good credential fails (registry reached: %v, proved before: %v)", name, p.uid, reachable, proved)
-			return
+			return fmt.Sprintf("a pull of %s by %s with a good credential fails (registry reached: %v, proved before: %v)", name, p.uid, reachable, proved), false
 		}
 	}
 	c, ok := w.on(name)
 	if !ok {
-		w.fail("liveness: %s is not on the node after its pull", name)
-		return
+		return fmt.Sprintf("%s is not on the node after its pull", name), false
 	}
 	id, err := w.doCreate(p, name, c.id(), nil, &interruption{})
 	if err == nil {
 		err = w.doStart(p, id)
 	}
 	if err != nil {
-		w.fail("liveness: a container of %s on %s, whose pull succeeded: %v", p.uid, name, err)
+		return fmt.Sprintf("a container of %s on %s, whose pull succeeded: %v", p.uid, name, err), true
 	}
+	return "", false
 }
 
 // restorePod restores a pod, in place of the one in the slot.
@@ -223,7 +248,7 @@ func (w *modelWorld) restorePod(o op, name string) {
 	w.endPod(o.pod)
 	p := w.newPod(o.pod)
 	w.uses(p, c, name)
-	x := &interruption{may: w.mayStart(p, []string{name})}
+	x := &interruption{may: w.mayStart(p, []string{name}), key: w.notary.key}
 	var resp runtimeapi.RestorePodResponse
 	ctx := context.WithValue(context.Background(), interruptionKey{}, x)
 	err := w.call(ctx, runtimeapi.RuntimeService_RestorePod_FullMethodName, &runtimeapi.RestorePodRequest{

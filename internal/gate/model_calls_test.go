@@ -189,7 +189,7 @@ func (w *modelWorld) doCreate(p *modelPod, name, image string, mounts []string, 
 		c, _ := w.on(m)
 		w.uses(p, c, m)
 	}
-	x.may = w.mayStart(p, append(mounts, name))
+	x.may, x.key = w.mayStart(p, append(mounts, name)), w.notary.key
 	var resp runtimeapi.CreateContainerResponse
 	var failed error // of the call, which may end after this function returns
 	w.interrupted(x, func(ctx context.Context) {
@@ -250,6 +250,9 @@ func (w *modelWorld) doStart(p *modelPod, id string) error {
 		return err
 	}
 	w.counts["container started"]++
+	if w.signatures {
+		w.notary.starts(p, c)
+	}
 	for i, on := range c.real {
 		w.uses(p, on, c.asked[i])
 		// A container that was restored on an image that the pod may use under another name is evidence for its own name.

@@ -88,6 +88,7 @@ const (
 	opCancel                       // the client of a waiting call disconnects
 	opLate                         // the runtime ends a call without a waiting client
 	opWait                         // time passes
+	opSign                         // an image is signed or its signature removed, the policy gets another key, or pullgate-policyd stops
 	opKinds
 )
 
@@ -225,6 +226,11 @@ func (o op) String() string {
 		s = "the runtime ends an old call"
 	case opWait:
 		return fmt.Sprintf("%v pass", o.wait())
+	case opSign:
+		s = [...]string{"the policy about signatures gets another key", fmt.Sprintf("the signature of %v is removed", o.content), "pullgate-policyd stops, or starts"}[min(o.n%8, 2)]
+		if o.n%8 > 2 {
+			s = fmt.Sprintf("%v is signed", o.content)
+		}
 	case opKinds:
 	}
 	if o.gap >= time.Second {
@@ -265,7 +271,7 @@ var opWeights = [opKinds]int{
 	opRemove: 12, opDirectRemove: 12, opUntag: 5, opTag: 5, opImport: 12, opPush: 10, opCheckpoint: 20,
 	opRotate: 14, opRecreate: 4, opRevoke: 14, opAccept: 6, opForget: 8, opPolicy: 6,
 	opEndPod: 40, opNewSeen: 5, opRestart: 8, opKill: 8, opLose: 2, opTrust: 4, opRuntimeRestart: 5, opOutage: 14,
-	opRelease: 40, opCancel: 8, opLate: 14, opWait: 14,
+	opRelease: 40, opCancel: 8, opLate: 14, opWait: 14, opSign: 24,
 }
 
 // Names and contents that are used more often make interactions between operations more likely.
@@ -330,6 +336,7 @@ type setting struct {
 	validity   time.Duration
 	grace      time.Duration
 	pullPolicy [4]string // of each tenant's pods
+	signatures bool      // a policy requires them
 }
 
 func randomSetting(r *rand.Rand) setting {
@@ -346,6 +353,7 @@ func randomSetting(r *rand.Rand) setting {
 	for i := range s.pullPolicy {
 		s.pullPolicy[i] = []string{"IfNotPresent", "IfNotPresent", "Always", "Never"}[r.IntN(4)]
 	}
+	s.signatures = one(3)
 	return s
 }
 
@@ -368,5 +376,6 @@ func (s setting) String() string {
 	add(s.kind.noEcho, "runtime does not report user_specified_image")
 	add(s.kind.noImageID, "runtime does not report image_id")
 	add(s.kind.noUserImage, "kubelet does not send user_specified_image")
+	add(s.signatures, "images of "+signedRegistry+" must be signed")
 	return strings.Join(parts, "; ")
 }

@@ -104,6 +104,7 @@ type modelContainer struct {
 	created time.Time
 	started bool
 	may     uses // what the pod was allowed to use when the container was judged
+	key     int  // by which images had to be signed then
 }
 
 // A modelRuntime is a container runtime in process, with its registries.
@@ -160,6 +161,7 @@ type interruption struct {
 	release chan struct{}
 	pull    *registryPull
 	may     uses
+	key     int
 }
 
 // A how says when a call is interrupted.
@@ -377,7 +379,7 @@ func (r *modelRuntime) create(sandbox string, config *runtimeapi.ContainerConfig
 	}
 	c := &modelContainer{real: []content{on}, mounts: config.GetMounts(), asked: []string{config.GetImage().GetUserSpecifiedImage()}, pod: r.sandboxes[sandbox].GetMetadata().GetUid(), created: time.Now()}
 	if x != nil {
-		c.may = x.may
+		c.may, c.key = x.may, x.key
 	}
 	for _, m := range config.GetMounts() {
 		mounted, ok := r.resolve(m.GetImage().GetImage())

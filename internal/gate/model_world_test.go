@@ -72,6 +72,7 @@ type modelWorld struct {
 	key     credential.Key
 	runtime *modelRuntime
 	truth   *truth
+	notary  *modelNotary
 	counts  map[string]int // number of events, by kind
 
 	*process
@@ -92,6 +93,7 @@ func newModelWorld(s setting, path string) *modelWorld {
 		setting: s, path: path, key: credential.NewKey(), truth: t, runtime: newModelRuntime(s.kind, t), counts: map[string]int{},
 		secrets: map[string][2]*modelSecret{}, good: map[string][]string{"alice": {"a0"}, "bob": {"b0"}},
 	}
+	w.notary = newModelNotary(w)
 	t.exempt, t.validity, t.grace = s.exempt, s.validity, s.grace
 	for _, ns := range []string{"alice", "bob"} {
 		w.secrets[ns] = [2]*modelSecret{{uid: "u0-" + ns, password: ns[:1] + "0"}, {uid: "u1-" + ns, password: ns[:1] + "0"}}
@@ -189,6 +191,9 @@ func (w *modelWorld) start() {
 	p.cancel = cancel
 	p.wg.Go(func() { p.tracker.Run(ctx) })
 	w.process = p
+	if w.signatures {
+		w.notary.begin()
+	}
 }
 
 // sync does what pullgated does when it has reached the runtime.

@@ -71,6 +71,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error
 	key := hidden.KeyOf(seen, name)
 	if resp.GetImage().GetId() == "" {
 		g.hidden.Clear(key)
+		g.unendorsed.Clear(key)
 		g.waitAsIfPresent(ctx, name, who)
 		return raw, nil
 	}
@@ -86,22 +87,29 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error
 	} else {
 		v = g.judgeCandidates(ctx, who, r)
 	}
-	if v.Allowed() {
-		g.hidden.Clear(key)
+	switch {
+	case v.Allowed():
 		if pullPolicy != tracker.PullAlways { // Always asks the registry in any case
 			g.hit(pullPolicy, v, began)
 		}
-		return raw, nil
+	case g.hidden.Add(key) && g.shadow && pullPolicy != tracker.PullAlways:
+		g.metrics.Recheck(pullPolicy, unverified, time.Since(began))
 	}
-	added := g.hidden.Add(key)
-	if g.shadow {
-		if added && pullPolicy != tracker.PullAlways {
-			g.metrics.Recheck(pullPolicy, unverified, time.Since(began))
-		}
-		return raw, nil
+	if !v.Allowed() && !g.shadow {
+		g.metrics.Refused("ImageStatus")
+		return absent, nil
 	}
-	g.metrics.Refused("ImageStatus")
-	return absent, nil
+	if g.lacksEndorsement(ctx, who, known, r, v, began) {
+		g.hidden.Add(key)
+		g.unendorsed.Add(key)
+		g.metrics.Refused("ImageStatus")
+		return absent, nil
+	}
+	if v.Allowed() {
+		g.hidden.Clear(key)
+	}
+	g.unendorsed.Clear(key)
+	return raw, nil
 }
 
 // judgeAsking judges the pre-check of a pod.

@@ -13,9 +13,11 @@ import (
 
 	"github.com/pullgate/pullgate/internal/crashpoint"
 	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/internal/endorse"
 	"github.com/pullgate/pullgate/internal/gate/hidden"
 	"github.com/pullgate/pullgate/internal/gate/outcome"
 	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -33,7 +35,11 @@ type pullCall struct {
 	key     hidden.Key
 	present tracker.Image // the image that has the name on the node before the pull
 	hidden  bool          // a pre-check of this pod for this name is hidden
-	policy  string        // of the container, if it is known
+	// unendorsed means that it is hidden because the image lacked an endorsement.
+	unendorsed bool
+	noPod      bool               // crictl, kubeadm
+	login      endorse.Credential // what the runtime uses of it; only if there are policies about signatures
+	policy     string             // of the container, if it is known
 
 	exact        bool // it is known whether the registry must be asked
 	revalidation bool // the registry need not be asked if the credential is proved
@@ -57,7 +63,7 @@ func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call) ([]byte, error) 
 	if p.revalidation = g.isRevalidation(ctx, p); p.revalidation {
 		if v := g.judgePull(ctx, p, false); p.answered(v) {
 			g.hit(p.policy, v, p.began)
-			return g.answerFromNode(p)
+			return g.answerFromNode(ctx, p)
 		}
 	}
 	return g.realPull(ctx, c, p)
@@ -72,7 +78,7 @@ func (g *Gate) isRevalidation(ctx context.Context, p *pullCall) bool {
 		return false
 	case tracker.PullIfNotPresent:
 		p.exact = true
-		return p.present.ID != "" && !g.shadow
+		return p.present.ID != "" && (!g.shadow || p.unendorsed)
 	case tracker.PullMixed: // may be for a container with Always
 		return false
 	default:
@@ -89,6 +95,10 @@ func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
 		image: req.GetImage(),
 		cred: credential.New(a.GetUsername(), a.GetPassword(), a.GetAuth(), a.GetServerAddress(),
 			a.GetIdentityToken(), a.GetRegistryToken()),
+		noPod: req.GetSandboxConfig() == nil,
+	}
+	if g.signing() != nil {
+		p.login = loginOf(a, p.name)
 	}
 	// Without a sandbox configuration the pull is not for a pod: crictl, kubeadm.
 	if config := req.GetSandboxConfig(); config != nil {
@@ -96,7 +106,8 @@ func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
 		seen := config.GetAnnotations()[podindex.SeenAnnotation]
 		g.pods.Learn(seen, p.pod)
 		p.key = hidden.KeyOf(seen, p.name)
-		p.hidden = seen != "" && !g.shadow && g.hidden.Has(p.key)
+		p.unendorsed = seen != "" && g.unendorsed.Has(p.key)
+		p.hidden = seen != "" && g.hidden.Has(p.key) && (!g.shadow || p.unendorsed)
 	}
 	return p
 }
@@ -118,9 +129,14 @@ func answers(v tracker.Verdict) bool {
 	return v.Allowed() && (v.Proved || v.Reason != policy.Granted)
 }
 
-// answerFromNode answers a pull with the image on the node.
-func (g *Gate) answerFromNode(p *pullCall) ([]byte, error) {
+// answerFromNode answers a pull with the image on the node, once it has the endorsements that it needs.
+func (g *Gate) answerFromNode(ctx context.Context, p *pullCall) ([]byte, error) {
+	if d, err := g.collect(ctx, p, p.present.ID); err != nil {
+		g.noteUncollected(p, d)
+		return nil, err
+	}
 	g.hidden.Clear(p.key)
+	g.unendorsed.Clear(p.key)
 	raw, err := proto.Marshal(&runtimeapi.PullImageResponse{ImageRef: p.present.ID})
 	if err != nil {
 		return nil, fmt.Errorf("answer a pull with the image on the node: %w", err)
@@ -141,7 +157,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	if err != nil {
 		if errors.Is(err, tracker.ErrRuntime) {
 			g.log.Error(err, "Pull refused, the runtime did not list its images", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
-			g.pullEnded(p, podSecrets, tracker.Verdict{}, outcome.Error)
+			g.pullEnded(p, podSecrets, tracker.Verdict{}, outcome.Error, admission.Decision{})
 			return nil, criproxy.Refuse(codes.Unavailable, "RUNTIME_NOT_LISTING",
 				"pullgate cannot list the images of the container runtime, which it needs before a pull of a repository with preloaded images; see the logs of pullgated and of the runtime")
 		}
@@ -150,10 +166,10 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 		}
 		if p.present.ID != "" && !g.shadow && p.mayServeWithoutStore(g.judgePull(ctx, p, false)) {
 			g.log.Error(err, "Pull answered with the image on the node, the store of pull records cannot be written", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
-			return g.answerFromNode(p)
+			return g.answerFromNode(ctx, p)
 		}
 		g.log.Error(err, "Pull refused, the store of pull records cannot be written", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
-		g.pullEnded(p, podSecrets, tracker.Verdict{}, outcome.Error)
+		g.pullEnded(p, podSecrets, tracker.Verdict{}, outcome.Error, admission.Decision{})
 		// The kubelet gives the pod the reason RegistryUnavailable for a text that begins with it; with code Unknown it shows only the text.
 		return nil, criproxy.Refuse(codes.Unknown, "STORE_NOT_WRITABLE",
 			"RegistryUnavailable: pullgate cannot write its store of pull records on this node; see the log of pullgated and the disk that holds its state directory")
@@ -162,9 +178,14 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 
 	raw, err := c.Forward(ctx)
 	out, v := outcome.Of(err), tracker.Verdict{}
+	var (
+		id       string
+		decision admission.Decision
+		unsigned error // the pull succeeded, and its image lacks an endorsement
+	)
 	if out == outcome.Verified {
 		crashpoint.Hit(crashpoint.Pulled)
-		v, out = g.verified(ctx, pull, p, podSecrets, raw)
+		v, out, id = g.verified(ctx, pull, p, podSecrets, raw)
 		crashpoint.Hit(crashpoint.Recorded)
 	} else if out.Definite(err) {
 		end := pull.Refused
@@ -173,14 +194,24 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 		}
 		g.ended(end)
 	}
-	g.pullEnded(p, podSecrets, v, out)
 	g.countPull(p, proved, out)
+	if err == nil && id != "" {
+		decision, unsigned = g.collect(ctx, p, id)
+		crashpoint.Hit(crashpoint.Endorsed)
+	}
+	if unsigned != nil {
+		v = overruled(v, AdmissionDenied)
+	}
+	g.pullEnded(p, podSecrets, v, out, decision)
+	if unsigned != nil {
+		return nil, unsigned
+	}
 	if err == nil {
 		return raw, nil
 	}
 	if v, ok := g.serveLocalImage(ctx, p, out, err); ok {
 		g.log.Info("Pull answered with the image on the node", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.Label(), "inGrace", v.InGrace)
-		return g.answerFromNode(p)
+		return g.answerFromNode(ctx, p)
 	}
 	return nil, err
 }
@@ -201,19 +232,20 @@ func (p *pullCall) mayServeWithoutStore(v tracker.Verdict) bool {
 
 // verified writes the record of a successful pull, for the image ID that ImageStatus reports. If the runtime does not report one, there is no
 // record and no grant: the intent stays on disk, so that the image needs proof.
-func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, podSecrets []tracker.Secret, raw []byte) (tracker.Verdict, outcome.Outcome) {
+func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, podSecrets []tracker.Secret, raw []byte) (v tracker.Verdict, out outcome.Outcome, imageID string) {
 	id, err := g.pulledImage(ctx, p, raw)
 	if err != nil {
 		g.metrics.PullUnresolved()
 		g.log.Error(err, "Pull not recorded, the runtime does not say which image it pulled; the image needs proof", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
-		return tracker.Verdict{}, outcome.Error
+		return tracker.Verdict{}, outcome.Error, ""
 	}
-	v, err := pull.Proved(tracker.Proof{ImageID: id, Credential: p.cred, Secrets: podSecrets, Pod: p.pod})
+	v, err = pull.Proved(tracker.Proof{ImageID: id, Credential: p.cred, Secrets: podSecrets, Pod: p.pod})
 	if err != nil {
 		g.log.Error(err, "Pull record not written, the image needs proof for every other pod", "image", p.name.String())
 	}
 	g.hidden.Clear(p.key)
-	return v, outcome.Verified
+	g.unendorsed.Clear(p.key)
+	return v, outcome.Verified, id
 }
 
 // pulledImage returns the ID of the image that a pull brought. The image_ref of the answer may differ from that ID: before CRI 0.36 it may be a
@@ -252,19 +284,20 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (string
 	return requested, nil
 }
 
-// pullEnded notes the outcome of a pull; after a failure only the name of the image is known.
-func (g *Gate) pullEnded(p *pullCall, podSecrets []tracker.Secret, v tracker.Verdict, out outcome.Outcome) {
+// pullEnded notes the outcome of a pull; after a failure only the name of the image is known. signed is what the policies about signatures say
+// about its image.
+func (g *Gate) pullEnded(p *pullCall, podSecrets []tracker.Secret, v tracker.Verdict, out outcome.Outcome, signed admission.Decision) {
 	g.note(p.name, decisionlog.Decision{
 		Call: "PullImage", Pod: p.pod, Verdict: v, Secret: holder(v, podSecrets),
-		PullPolicy: p.policy, Outcome: out.Label(), Took: time.Since(p.began),
+		PullPolicy: p.policy, Outcome: out.Label(), Took: time.Since(p.began), Admission: signed,
 	})
 }
 
-// countPull counts a pull of a present image. In shadow mode a pull with an earlier proof is a hit, because an enforcing gate would not have
+// countPull counts a pull of a present image, unless only an endorsement is missing. In shadow mode a pull with an earlier proof is a hit, because an enforcing gate would not have
 // asked the registry.
 func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
 	switch {
-	case p.present.ID == "":
+	case p.present.ID == "", p.unendorsed:
 	case g.shadow && proved:
 		g.metrics.Recheck(p.policy, Hit, time.Since(p.began))
 	default:

@@ -61,7 +61,7 @@ func TestPullIsRecordedUnderTheImageID(t *testing.T) {
 			}
 			want := records.Stats{Records: 1}
 			got, err := p.store.Stats()
-			got.Bytes = 0
+			got.Bytes, got.Format = 0, 0
 			if diff := cmp.Diff(want, got); err != nil || diff != "" {
 				t.Errorf("store, %v (-want +got):\n%s", err, diff)
 			}
@@ -128,7 +128,7 @@ func TestPullThatCannotBeResolvedOpensNothing(t *testing.T) {
 				t.Errorf("carol's pre-check after a restart = %q; want it hidden", got)
 			}
 			got, err := p.store.Stats()
-			got.Bytes, got.Marks = 0, 0
+			got.Bytes, got.Marks, got.Format = 0, 0, 0
 			if diff := cmp.Diff(records.Stats{Intents: 1}, got); err != nil || diff != "" {
 				t.Errorf("store, %v (-want +got):\n%s", err, diff)
 			}

@@ -143,10 +143,13 @@ func (g *Gate) endPods(uids []string) {
 		g.warned.End(uid)
 		g.noted.End(uid)
 		g.conflicts.End(uid)
+		g.asked.end(uid)
 		g.chain().ForgetPod(uid)
 	}
 	if len(uids) > 0 {
-		g.hidden.EndUnknown(func(seen string) bool { return len(g.pods.BySeen(seen)) > 0 })
+		known := func(seen string) bool { return len(g.pods.BySeen(seen)) > 0 }
+		g.hidden.EndUnknown(known)
+		g.unendorsed.EndUnknown(known)
 	}
 }
 

@@ -227,7 +227,11 @@ func (g *Gate) restoreStarted(ctx context.Context, chain *admission.Chain) error
 		on := images[r.uses[0].image]
 		if !r.restored { // what the runtime reports about the image of a restored container proves nothing
 			g.tracker.NoteOrdinary(on)
-			g.mark(chain, r.pod.UID, r.name, cmp.Or(on.ID, r.uses[0].image))
+			var mounted []string
+			for _, u := range r.uses[1:] {
+				mounted = append(mounted, cmp.Or(images[u.image].ID, u.image))
+			}
+			g.mark(chain, r.pod.UID, r.name, cmp.Or(on.ID, r.uses[0].image), mounted)
 		}
 		for _, u := range r.uses {
 			img := images[u.image]

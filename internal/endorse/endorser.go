@@ -1,0 +1,176 @@
+package endorse
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/imagerule"
+	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/requirement"
+)
+
+// Name is the name of the validator in findings and metrics.
+const Name = "endorsement"
+
+// A Store holds endorsements; see [records.Store].
+type Store interface {
+	Endorsed(p records.Pair, requirement string) (records.Endorsement, bool)
+	Endorse(all []records.Endorsement) error
+	RevokeEndorsements(of records.EndorsementSelection) ([]records.Endorsement, error)
+}
+
+// A Verifier asks pullgate-policyd; see [policyclient.Client].
+type Verifier interface {
+	Verify(ctx context.Context, r policyclient.VerifyRequest) (policyclient.Verification, error)
+}
+
+// Options are what an Endorser needs beside the rules. Store, Verifier and State must be set.
+type Options struct {
+	Store    Store
+	Verifier Verifier
+	// State is the same for all Endorsers of a process.
+	State *State
+	// PolicyHash is the hash of the policy files, and TrustedRoot identifies the trusted root; "" if there is none.
+	PolicyHash, TrustedRoot string
+	// Validity is how long an endorsement counts; 0 means without end. Grace is how much longer it counts while its registry cannot be asked.
+	Validity, Grace time.Duration
+	// Successor is called if pullgate-policyd has other policy files. It reads the files again and returns the Endorser that is then in use,
+	// which can be the same one, or nil. It returns when ctx ends, and may be called concurrently. nil means that the files are not read again.
+	Successor func(ctx context.Context) *Endorser
+	// Failed is called for each verification that failed or whose result could not be written. It may be called concurrently; nil is allowed.
+	Failed func(Failure)
+	// Collected is called with the outcome of each verification, one of [Outcomes]. It may be called concurrently; nil is allowed.
+	Collected func(outcome string)
+}
+
+// A Failure is a verification without a result.
+type Failure struct {
+	Image, ImageID, Namespace string
+	Err                       error
+}
+
+// An Endorser judges images by the rules of policies about signatures. It is immutable except for a cache, and its methods may be called
+// concurrently.
+type Endorser struct {
+	rules   *requirement.Set
+	options Options
+
+	mu    sync.RWMutex
+	cache map[use]*imagerule.Judgement
+}
+
+// New returns an Endorser. A set without rules admits everything.
+func New(rules *requirement.Set, o Options) *Endorser {
+	return &Endorser{rules: rules, options: o}
+}
+
+// A use is an image in a namespace.
+type use struct {
+	namespace string
+	name      imageref.Ref
+}
+
+// maxUses bounds the cache. Tenants choose names.
+const maxUses = 4096
+
+// rulesFor returns what the rules say about an image with a name. The caller must not modify it.
+func (e *Endorser) rulesFor(namespace string, name imageref.Ref) *imagerule.Judgement {
+	key := use{namespace, name}
+	e.mu.RLock()
+	known := e.cache[key]
+	e.mu.RUnlock()
+	if known != nil {
+		return known
+	}
+	j := imagerule.Judge(e.rules.For(namespace, name), name)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.cache == nil || len(e.cache) >= maxUses {
+		e.cache = map[use]*imagerule.Judgement{}
+	}
+	e.cache[key] = &j
+	return &j
+}
+
+// admitted is the answer if no rule applies. The chain does not modify it.
+var admitted = []admission.Finding{{Answer: admission.Admit}} //nolint:gochecknoglobals // the constant of its type
+
+// Validate returns a finding for each rule that applies to the image of a container or to an image that it mounts, or one that admits if there
+// is none. It judges only at StageContainer, and asks no server. At stages that are not of a node it returns none, which denies.
+func (e *Endorser) Validate(_ context.Context, s admission.Subject) []admission.Finding {
+	if s.Stage == admission.StageSandbox {
+		return admitted
+	}
+	if s.Stage != admission.StageContainer || s.Container == nil {
+		return nil
+	}
+	j := judgement{endorser: e, namespace: s.Pod.Namespace, favorable: s.AssumeUnknown, now: time.Now()}
+	for _, name := range ownNames(&s) {
+		j.judge(name, s.Image.ID)
+	}
+	for i := range s.Mounted {
+		for _, name := range mountedNames(&s.Mounted[i]) {
+			j.judge(name, s.Mounted[i].ID)
+		}
+	}
+	if len(j.findings) == 0 {
+		return admitted
+	}
+	return j.findings
+}
+
+// ownNames returns the names of the image of a container, the zero Ref if it is not known. The rules for all of them must be met.
+func ownNames(s *admission.Subject) []imageref.Ref {
+	if s.Image.Requested.Empty() && len(s.Image.Used) > 0 {
+		return s.Image.Used
+	}
+	name, _ := s.Container.Image.Get()
+	return []imageref.Ref{imageref.New(name)}
+}
+
+func mountedNames(image *admission.Image) []imageref.Ref {
+	if image.Requested.Empty() && len(image.Used) > 0 {
+		return image.Used
+	}
+	return []imageref.Ref{image.Requested}
+}
+
+// A standing says whether a rule about signatures is met.
+type standing uint8
+
+const (
+	missing standing = iota
+	expired
+	inGrace // expired, and it counts because the registry cannot be asked
+	valid
+)
+
+// find returns the endorsement of a pair for a requirement.
+func (e *Endorser) find(p records.Pair, hash string, now time.Time) (records.Endorsement, standing) {
+	got, ok := e.options.Store.Endorsed(p, hash)
+	if !ok || !got.Until.IsZero() && !now.Before(got.Until) {
+		return records.Endorsement{}, missing
+	}
+	// One from the future has expired: the clock was set back, and it would count for too long.
+	age := now.Sub(got.At)
+	switch {
+	case e.options.Validity <= 0, age >= 0 && age < e.options.Validity:
+		return got, valid
+	case age < e.options.Validity+e.options.Grace && e.options.State.unavailable(fact{p, hash}, now):
+		return got, inGrace
+	default:
+		return got, expired
+	}
+}
+
+// NeedsVerification reports whether rules need signatures at all. Without it, no connection to pullgate-policyd is ever made.
+func (e *Endorser) NeedsVerification() bool {
+	return slices.ContainsFunc(e.rules.Rules(), func(r requirement.Rule) bool {
+		return r.Requirement != nil && r.Requirement.NeedsSignature()
+	})
+}

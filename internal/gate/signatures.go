@@ -1,0 +1,220 @@
+package gate
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/internal/endorse"
+	"github.com/pullgate/pullgate/internal/gate/outcome"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/podview"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// signing returns the admission if there are policies about signatures, else nil.
+func (g *Gate) signing() *Admission {
+	if a := g.admitting.Load(); a != nil && a.Endorser != nil {
+		return a
+	}
+	return nil
+}
+
+// lacksEndorsement reports whether an image has to be hidden from a pre-check, because the image needs verification for one of the pods that may
+// have sent it, and a pull can bring that. v is the verdict about the credentials of the pre-check.
+func (g *Gate) lacksEndorsement(ctx context.Context, who []tracker.Pod, known bool, r tracker.Request, v tracker.Verdict, began time.Time) bool {
+	a := g.signing()
+	if a == nil {
+		return false
+	}
+	if all := g.pods.All(); len(who) == 1 && who[0].UID == "" && len(all) > 0 {
+		// Each pod with a sandbox may have sent it, and no other pod.
+		static := who[0].Static
+		who = slices.DeleteFunc(slices.Clone(all), func(p tracker.Pod) bool { return p.Static != static })
+	}
+	for _, p := range who {
+		pullPolicy := g.precheckPolicy(ctx, p, r.Name)
+		// A container that the pod has started may be restarted, unless the pod was denied another one on the image.
+		denied := v.Reason == ContainerRefused || g.hidden.WillRefuse(p.UID, r.Name, r.Image.ID)
+		if pullPolicy == tracker.PullNever || !denied && a.Chain.HasStarted(p.UID, r.Image.ID) {
+			continue
+		}
+		d := a.Chain.Ask(ctx, admission.Named{Name: endorse.Name, Validator: a.Endorser}, admission.Subject{
+			Pod: identityOf(podview.Pod{}, p), Container: &podview.Container{Image: podview.Set(r.Name.String())},
+			Image: admission.Image{ID: r.Image.ID, Names: r.Image.Names, Requested: r.Name},
+		})
+		if d.Answer != admission.Unverified {
+			continue // what a pull cannot bring is denied when the container is created
+		}
+		g.asked.remove(p.UID, r.Image.ID, r.Name)
+		if len(who) > 1 {
+			p, pullPolicy = tracker.Pod{}, tracker.PullUnknown
+		}
+		g.metrics.Admission("ImageStatus", d)
+		g.note(r.Name, decisionlog.Decision{
+			Call: "ImageStatus", Pod: p, Verdict: overruled(v, AdmissionDenied), PullPolicy: pullPolicy, Took: time.Since(began), Admission: d,
+		})
+		return true
+	}
+	if known {
+		g.asked.add(who[0].UID, r.Image.ID, r.Name)
+	}
+	return false
+}
+
+// collect brings the endorsements that the image of a pull lacks, with the credential of the pull. The error is the answer to the pull if the pod may
+// not use the image without them. A pull for no pod has none. Nor has that of a pod that has started a container from the image: its restarts
+// are not judged, and another container is denied when it is created.
+func (g *Gate) collect(ctx context.Context, p *pullCall, imageID string) (admission.Decision, error) {
+	a := g.signing()
+	if a == nil {
+		return admission.Decision{}, nil
+	}
+	g.asked.add(p.pod.UID, imageID, p.name)
+	started := a.Chain.HasStarted(p.pod.UID, imageID)
+	if started && !p.hidden && !g.hidden.WillRefuse(p.pod.UID, p.name, imageID) {
+		return admission.Decision{}, nil // a restart
+	}
+	collector := a.Endorser.Collector(endorse.Pull{
+		Credential: p.login,
+		Digests:    func(ctx context.Context) []string { return g.digestsOf(ctx, p, imageID) },
+	})
+	d := a.Chain.Ask(ctx, admission.Named{Name: endorse.Name, Validator: collector}, admission.Subject{
+		Pod: identityOf(podview.Pod{}, p.pod), Image: admission.Image{ID: imageID, Requested: p.name},
+	})
+	if d.Exemption != "" {
+		return d, nil
+	}
+	g.metrics.Admission("PullImage", d)
+	if d.Admitted() || p.noPod || started {
+		return d, nil
+	}
+	// The kubelet gives the pod the reason with which the text begins; with code Unknown it shows only the text.
+	begins := "RegistryUnavailable: "
+	if d.Answer == admission.Deny {
+		begins = "SignatureValidationFailed: "
+	}
+	g.asked.remove(p.pod.UID, imageID, p.name)
+	reason, text := d.Refusal()
+	return d, criproxy.Refuse(codes.Unknown, string(reason), begins+text)
+}
+
+// digestsOf returns the digests that the runtime has for an image that was pulled: those of the repository of the pull come first.
+func (g *Gate) digestsOf(ctx context.Context, p *pullCall, imageID string) (digests []string) {
+	img, err := g.runtime.Image(ctx, imageID)
+	if err != nil {
+		g.log.Info("Digests of an image not read, its signatures are looked for by its name", "image", p.name.String(), "imageID", imageID, "err", err)
+	}
+	names := append([]imageref.Ref{p.name}, img.Names...)
+	slices.SortStableFunc(names, func(a, b imageref.Ref) int {
+		return boolean(a.Repository() != p.name.Repository()) - boolean(b.Repository() != p.name.Repository())
+	})
+	for _, n := range names {
+		if _, digest, ok := strings.Cut(n.Name().String(), "@"); ok && !slices.Contains(digests, digest) {
+			digests = append(digests, digest)
+		}
+	}
+	return digests
+}
+
+func boolean(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// noteUncollected notes a pull that was not answered with the image on the node, because the image lacks an endorsement.
+func (g *Gate) noteUncollected(p *pullCall, d admission.Decision) {
+	out := outcome.Unavailable
+	if d.Answer == admission.Deny {
+		out = outcome.Denied
+	}
+	v := overruled(tracker.Verdict{}, AdmissionDenied)
+	v.Pair.ImageID = p.present.ID
+	g.note(p.name, decisionlog.Decision{
+		Call: "PullImage", Pod: p.pod, Verdict: v, PullPolicy: p.policy, Outcome: out.Label(), Took: time.Since(p.began), Admission: d,
+	})
+}
+
+// leadToPull hides the image of a denied container from the next pre-check, so that a pull brings the endorsement. With imagePullPolicy Never
+// there is none.
+func (g *Gate) leadToPull(ctx context.Context, c *candidate) {
+	for _, image := range append([]admission.Image{c.image}, c.mounts...) {
+		if g.policyFor(ctx, c.call, c.who, image.Requested) != tracker.PullNever {
+			g.hidden.Refuse(c.who.UID, image.Requested, image.ID)
+		}
+	}
+}
+
+// lateEndorsed returns the denial of a container without the endorsement of the image that it has. Other policies judged the container when it
+// was created; this image may have been read back only now.
+func (g *Gate) lateEndorsed(ctx context.Context, callName string, who tracker.Pod, c *runtimeapi.Container, on tracker.Image, restored bool, j judgement) error {
+	a := g.signing()
+	if a == nil {
+		return nil
+	}
+	s := admission.Subject{
+		Pod: identityOf(podview.Pod{}, who), Container: &podview.Container{Name: c.GetMetadata().GetName()}, Mounted: j.mounted,
+	}
+	if !restored && (j.image.ID == "" || j.image.ID == on.ID) {
+		s.Image = g.admissionImage(who, on, j.name)
+		if !j.name.Empty() {
+			s.Container.Image = podview.Set(j.name.String())
+		}
+	}
+	d := a.Chain.Ask(ctx, admission.Named{Name: endorse.Name, Validator: a.Endorser}, s)
+	if d.Admitted() {
+		return nil
+	}
+	g.metrics.Admission(callName, d)
+	v := overruled(tracker.Verdict{}, AdmissionDenied)
+	v.Pair.ImageID = on.ID
+	g.note(j.name, decisionlog.Decision{Call: callName, Pod: who, Verdict: v, PullPolicy: tracker.PullUnknown, Container: s.Container.Name, Admission: d})
+	return refusal(who, d)
+}
+
+// admissionImage returns an image that a pod uses under a name, which is empty if the call does not have it.
+func (g *Gate) admissionImage(who tracker.Pod, img tracker.Image, name imageref.Ref) admission.Image {
+	of := admission.Image{ID: img.ID, Names: img.Names, Requested: name}
+	if name.Empty() {
+		of.Used = g.asked.of(who.UID, img.ID)
+	}
+	return of
+}
+
+// learnSender notes which pod sends pre-checks, for a kubelet before 1.28 that was restarted: the next pre-check then shows the name of the image,
+// which the creation of a container does not have.
+func (g *Gate) learnSender(r *runtimeapi.CreateContainerRequest, who tracker.Pod) {
+	if r.GetConfig().GetImage().GetUserSpecifiedImage() == "" && r.GetSandboxConfig().GetMetadata().GetUid() == who.UID && g.signing() != nil {
+		g.pods.Learn(r.GetSandboxConfig().GetAnnotations()[podindex.SeenAnnotation], who)
+	}
+}
+
+// loginOf returns the credential of a pull as the runtime uses it: none if it is for another registry.
+func loginOf(a *runtimeapi.AuthConfig, name imageref.Ref) endorse.Credential {
+	if server := a.GetServerAddress(); server != "" {
+		if _, rest, ok := strings.Cut(server, "://"); ok {
+			server = rest
+		}
+		host, _, _ := strings.Cut(server, "/")
+		registry, _, _ := strings.Cut(name.Repository(), "/")
+		if imageref.CanonicalRegistry(host) != imageref.CanonicalRegistry(registry) {
+			return endorse.Credential{}
+		}
+	}
+	c := endorse.Credential{Username: a.GetUsername(), Password: a.GetPassword(), IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken()}
+	if user, password, ok := credential.DecodeAuth(a.GetAuth()); ok && c.Username == "" && c.Password == "" {
+		c.Username, c.Password = user, password
+	}
+	return c
+}

@@ -1,0 +1,998 @@
+package gate_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/internal/endorse"
+	"github.com/pullgate/pullgate/internal/gate"
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/pkg/requirement"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// A notary verifies signatures as pullgate-policyd would: an image that is in signed meets every requirement that its hash list has.
+type notary struct {
+	mu     sync.Mutex
+	signed map[string][]string // by image ID: the hashes that it meets; "*" is every hash
+	err    error
+	reason string // of requirements that are not met
+	wait   chan struct{}
+	during func()
+	asked  []policyclient.VerifyRequest
+}
+
+func (n *notary) Verify(ctx context.Context, r policyclient.VerifyRequest) (v policyclient.Verification, err error) {
+	n.mu.Lock()
+	n.asked = append(n.asked, r)
+	wait, during := n.wait, n.during
+	n.mu.Unlock()
+	if during != nil {
+		during()
+	}
+	if wait != nil {
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return v, ctx.Err()
+		}
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, hash := range r.Requirements {
+		result := policyclient.VerifyResult{Requirement: hash}
+		switch hashes := n.signed[r.ImageID]; {
+		case slices.Contains(hashes, hash), slices.Contains(hashes, "*"):
+			result.Met, result.Signers, result.Digest = true, []string{"key a"}, "sha256:signed"
+		case n.reason != "":
+			result.Reason, result.Message = n.reason, "the fake says "+n.reason
+		default:
+			result.Reason, result.Message = "SIGNATURE_MISSING", "no signature was found"
+		}
+		v.Results = append(v.Results, result)
+	}
+	return v, n.err
+}
+
+func (n *notary) sign(id string, hashes ...string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.signed == nil {
+		n.signed = map[string][]string{}
+	}
+	n.signed[id] = append(n.signed[id], hashes...)
+}
+
+// set changes what it answers.
+func (n *notary) set(f func(n *notary)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f(n)
+}
+
+// requests returns the requests since the last call.
+func (n *notary) requests() []policyclient.VerifyRequest {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	all := n.asked
+	n.asked = nil
+	return all
+}
+
+// signedBy returns a rule that requires a signature by a key for images.
+func signedBy(tb testing.TB, key, images string) requirement.Rule {
+	tb.Helper()
+	p, err := requirement.ParsePattern(images, requirement.AnyStar)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return requirement.Rule{
+		Kind: "ClusterPolicy", Policy: "images", Name: "by-" + key, Images: []requirement.Pattern{p},
+		Requirement: &requirement.Requirement{Signed: &requirement.Signed{Key: &requirement.Key{Public: []byte(key), Hash: "sha256"}}},
+	}
+}
+
+// A signing is a proxy with policies about signatures.
+type signing struct {
+	*proxy
+	*notary
+
+	state    *endorse.State
+	rules    admission.Rules
+	validity time.Duration
+	grace    time.Duration
+	failing  bool // the store cannot write endorsements
+	last     []requirement.Rule
+	writing  func(point string) // called before and after an endorsement is written; nil is allowed
+}
+
+// current is the store of the process that runs.
+type current struct{ s *signing }
+
+func (c current) Endorsed(p records.Pair, hash string) (records.Endorsement, bool) {
+	return c.s.proxy.store.Endorsed(p, hash)
+}
+
+func (c current) Endorse(all []records.Endorsement) error {
+	if c.s.failing {
+		return fmt.Errorf("disk full")
+	}
+	if c.s.writing != nil {
+		c.s.writing("verified")
+		defer c.s.writing("written")
+	}
+	return c.s.proxy.store.Endorse(all)
+}
+
+func (c current) RevokeEndorsements(of records.EndorsementSelection) ([]records.Endorsement, error) {
+	return c.s.proxy.store.RevokeEndorsements(of)
+}
+
+// newSigning returns a proxy with rules about signatures. The registry gives app as id1 for the password good.
+func newSigning(tb testing.TB, c gate.Config, rules ...requirement.Rule) *signing {
+	tb.Helper()
+	s := &signing{notary: &notary{}, state: endorse.NewState(), rules: admission.Rules{ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"}}}
+	s.proxy = newProxy(tb, tracker.Options{Rules: tracker.Rules{ExemptStaticPods: true}}, c)
+	s.serves(app, "good", criproxytest.Image{ID: id1})
+	s.use(rules...)
+	return s
+}
+
+// use replaces the policies.
+func (s *signing) use(rules ...requirement.Rule) {
+	s.last = rules
+	set := requirement.NewSet("", &requirement.Policies{Rules: rules, Count: 1})
+	hash := fmt.Sprint(len(rules))
+	for _, r := range set.Rules() {
+		hash += r.Hash
+	}
+	e := endorse.New(set, endorse.Options{Store: current{s}, Verifier: s.notary, State: s.state, PolicyHash: hash, Validity: s.validity, Grace: s.grace})
+	s.rules.PolicyHash, s.rules.Validators = hash, []admission.Named{{Name: endorse.Name, Validator: e}}
+	chain := admission.New(s.rules, admission.Options{})
+	if s.config.Admission != nil {
+		chain = s.config.Admission.Chain
+		chain.Set(s.rules)
+	}
+	s.config.Admission = &gate.Admission{Chain: chain, KubeletRoot: "/var/lib/kubelet", Endorser: e}
+	s.gate.SetAdmission(s.config.Admission)
+}
+
+// runs does what a kubelet does for a container, and returns the first error. pulled reports whether there was a pull.
+func (s *signing) runs(x *criproxytest.Pod, container, name, password string) (pulled bool, err error) {
+	s.t.Helper()
+	id := s.Precheck(x, name)
+	if id == "" {
+		pulled = true
+		if id, err = s.Pull(s.t.Context(), x, name, password); err != nil {
+			return pulled, err
+		}
+	}
+	config := ordinary()
+	config.Metadata.Name, config.Image = container, &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: name}
+	made, err := s.create(x, config)
+	if err != nil {
+		return pulled, err
+	}
+	return pulled, s.Start(s.t.Context(), made)
+}
+
+// wantPullError reports an error that is not one of a pull with this beginning and these texts.
+func wantPullError(tb testing.TB, what string, err error, begins string, texts ...string) {
+	tb.Helper()
+	s := status.Convert(err)
+	if s.Code() != codes.Unknown || !strings.HasPrefix(s.Message(), begins+": ") {
+		tb.Errorf("%s: %v; want Unknown, %s", what, err, begins)
+	}
+	for _, text := range texts {
+		if !strings.Contains(s.Message(), text) {
+			tb.Errorf("%s: %q does not contain %q", what, s.Message(), text)
+		}
+	}
+}
+
+func TestASignedImageRuns(t *testing.T) {
+	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
+	s.sign(id1, "*")
+	x := s.Pod("team")
+	if pulled, err := s.runs(x, "main", app, "good"); err != nil || !pulled {
+		t.Errorf("the first pod: pulled %v, %v; want a pull, and the container", pulled, err)
+	}
+	asked := s.requests()
+	if len(asked) != 1 || asked[0].Name != app || asked[0].ImageID != id1 || asked[0].Credential.Password != "good" || len(asked[0].Requirements) != 1 {
+		t.Errorf("asked %d times: %+v; want once, with image, credential and requirement", len(asked), asked)
+	}
+	// A second pod that proves access needs no verification.
+	if pulled, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil || !pulled || len(s.requests()) != 0 || s.runtime.Calls("PullImage") != 1 {
+		t.Errorf("the second pod: %v, pulled %v; want it without verification", err, pulled)
+	}
+	s.restart()
+	s.set(func(n *notary) { n.err = policyclient.ErrNotReached })
+	s.outage()
+	if _, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil || len(s.requests()) != 0 {
+		t.Errorf("after a restart without registry and pullgate-policyd: %v; want the container", err)
+	}
+}
+
+func TestAnUnsignedImageWaitsUntilItIsSigned(t *testing.T) {
+	k := &keeper{}
+	c := exact()
+	c.Decisions = k
+	s := newSigning(t, c, signedBy(t, "a", "repo.test/*"))
+	x := s.Pod("team")
+	_, err := s.runs(x, "main", app, "good")
+	wantPullError(t, "unsigned", err, "SignatureValidationFailed", "rule by-a of policy images", "no signature was found", "key sha256:")
+	if got := s.onDisk(); got != "0 intents, 1 records" {
+		t.Errorf("on disk %s; want the record of the pull, and no endorsement", got)
+	}
+	k.since()
+	// The kubelet asks again. The denial is remembered.
+	_, err = s.runs(x, "main", app, "good")
+	wantPullError(t, "unsigned", err, "SignatureValidationFailed")
+	if n := len(s.requests()); n != 1 || s.runtime.Calls("PullImage") != 1 {
+		t.Errorf("%d verifications, %d pulls; want one of each", n, s.runtime.Calls("PullImage"))
+	}
+	k.wants(t, "an unsigned image", "ImageStatus team: Reverify admission_denied unknown", "PullImage team: Reverify admission_denied denied unknown")
+	if c := s.counts.get(); c["recheck hit"] != 0 || c["admission ImageStatus Unverified"] != 1 || c["admission PullImage Deny"] != 2 {
+		t.Errorf("metrics %v; want a hidden pre-check and two denied pulls of the chain", c)
+	}
+	_, err = s.Create(t.Context(), x, id1, app)
+	wantDenied(t, "a create without a pull", err, admission.EndorsementMissing, "the last verification denied it (SIGNATURE_MISSING)", "a pull verifies them")
+	s.sign(id1, "*")
+	s.forgetDenials()
+	if _, err := s.runs(x, "main", app, "good"); err != nil || s.runtime.Calls("PullImage") != 1 {
+		t.Errorf("once it is signed: %v, %d pulls; want the container without another pull", err, s.runtime.Calls("PullImage"))
+	}
+}
+
+// forgetDenials does what 10 s do.
+func (s *signing) forgetDenials() {
+	s.state = endorse.NewState()
+	s.use(s.last...)
+}
+
+// The rows of the table of credential verdict, chain and call.
+func TestEndorsementsAndCredentials(t *testing.T) {
+	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
+	// An image that another tenant has brought, unsigned: first the credential is missing, then the signature.
+	_, err := s.runs(s.Pod("alice"), "main", app, "good")
+	wantPullError(t, "alice", err, "SignatureValidationFailed")
+	bob := s.Pod("bob")
+	if got := s.Precheck(bob, app); got != "" {
+		t.Errorf("the pre-check of another tenant = %q; want it hidden", got)
+	}
+	_, err = s.Create(t.Context(), bob, id1, app)
+	wantDenied(t, "another tenant without a credential", err, "ACCESS_NOT_PROVED")
+	if _, err := s.Pull(t.Context(), bob, app, "bad"); status.Code(err) != codes.Unknown || strings.Contains(err.Error(), "Signature") {
+		t.Errorf("a pull with a credential that the registry denies: %v; want its error", err)
+	}
+	_, err = s.runs(bob, "main", app, "good")
+	wantPullError(t, "another tenant with a credential", err, "SignatureValidationFailed")
+
+	// Once it is signed, the credential is still needed.
+	s.sign(id1, "*")
+	s.forgetDenials()
+	if _, err := s.runs(s.Pod("alice"), "main", app, "good"); err != nil {
+		t.Errorf("signed: %v; want the container", err)
+	}
+	if _, err := s.runs(s.Pod("carol"), "main", app, "bad"); err == nil {
+		t.Error("a signed image without a good credential runs")
+	}
+	// A failure is not a denial.
+	s.use(signedBy(t, "b", "repo.test/*"))
+	s.set(func(n *notary) { n.signed, n.err = nil, policyclient.ErrNotReached })
+	_, err = s.runs(s.Pod("alice"), "main", app, "good")
+	wantPullError(t, "without pullgate-policyd", err, "RegistryUnavailable", "pullgate-policyd not reached", "the next pull tries again")
+	s.set(func(n *notary) { n.err, n.reason = nil, "REGISTRY_UNAVAILABLE" })
+	_, err = s.runs(s.Pod("alice"), "main", app, "good")
+	wantPullError(t, "without the registry of signatures", err, "RegistryUnavailable", "REGISTRY_UNAVAILABLE")
+	if n := len(s.requests()); n < 2 {
+		t.Error("a failure is remembered")
+	}
+	// A pull without a pod verifies too, and has the answer of the runtime.
+	if _, err := s.Pull(t.Context(), nil, app, "good"); err != nil || len(s.requests()) != 1 {
+		t.Errorf("a pull without a pod: %v; want it answered after a verification", err)
+	}
+	s.sign(id1, "*")
+	if _, err := s.Pull(t.Context(), nil, app, "good"); err != nil {
+		t.Errorf("a pull without a pod: %v", err)
+	}
+	s.requests()
+	if _, err := s.runs(s.Pod("alice"), "main", app, "good"); err != nil || len(s.requests()) != 0 {
+		t.Errorf("after a pull without a pod: %v; want the container without another verification", err)
+	}
+}
+
+func TestRulesThatNeedNoSignature(t *testing.T) {
+	digest, static, none := signedBy(t, "a", "repo.test/*"), signedBy(t, "b", "repo.test/*"), signedBy(t, "c", "none.test/*")
+	digest.RequireDigest = true
+	static.Requirement = &requirement.Requirement{Static: &requirement.Static{Message: "use another registry"}}
+	none.Default = requirement.DenyUnmatched
+	s := newSigning(t, exact())
+	s.sign(id1, "*")
+	for name, tc := range map[string]struct {
+		rule   requirement.Rule
+		reason admission.Reason
+		text   string
+	}{
+		"digest":  {digest, admission.DigestRequired, "write NAME@sha256:"},
+		"static":  {static, admission.SignatureMissing, "use another registry"},
+		"default": {none, admission.SignatureMissing, "no policy about signatures has a rule for it"},
+	} {
+		s.use(tc.rule)
+		x := s.Pod("team")
+		_, err := s.runs(x, "main", app, "good")
+		wantDenied(t, name, err, tc.reason, tc.text)
+		if got := s.Precheck(x, app); got != id1 {
+			t.Errorf("%s: pre-check = %q; want it shown, because a pull does not help", name, got)
+		}
+		tc.rule.Mode = requirement.Audit
+		s.use(tc.rule)
+		if _, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil {
+			t.Errorf("%s, audited: %v; want the container", name, err)
+		}
+	}
+}
+
+func TestAuditedRulesAreVerifiedAndDenyNothing(t *testing.T) {
+	for _, auditOnly := range []bool{false, true} {
+		k := &keeper{}
+		c := exact()
+		c.Decisions = k
+		rule := signedBy(t, "a", "repo.test/*")
+		if !auditOnly {
+			rule.Mode = requirement.Audit
+		}
+		s := newSigning(t, c)
+		s.rules.AuditOnly = auditOnly
+		s.use(rule)
+		if _, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil || len(s.requests()) != 1 {
+			t.Errorf("auditOnly %v: %v; want the container after a verification", auditOnly, err)
+		}
+		if f := k.all[0].Admission.Findings; len(f) != 1 || !f[0].Audit || f[0].Answer != admission.Deny || f[0].Reason != admission.SignatureMissing {
+			t.Errorf("auditOnly %v: findings of the pull %+v; want an audited denial", auditOnly, f)
+		}
+		if got := s.Precheck(s.Pod("other"), app); got != "" {
+			t.Errorf("auditOnly %v: the pre-check of another tenant is shown", auditOnly)
+		}
+	}
+}
+
+func TestExemptPodsAreNotVerified(t *testing.T) {
+	s := newSigning(t, exact(), signedBy(t, "a", "*"))
+	s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}})
+	static := s.PodFrom("kube-public", "file")
+	s.must(s.Sandbox(t.Context(), static))
+	for name, x := range map[string]*criproxytest.Pod{"a static pod": static, "an exempt namespace": s.Pod("kube-system")} {
+		if pulled, err := s.runs(x, "main", anyImage, ""); err != nil || pulled {
+			t.Errorf("%s: pulled %v, %v; want the container", name, pulled, err)
+		}
+	}
+	if n := len(s.requests()); n != 0 {
+		t.Errorf("%d verifications; want none", n)
+	}
+	s.rules.ExemptStaticPods = false
+	s.use(s.last...)
+	static = s.PodFrom("kube-public", "file")
+	s.must(s.Sandbox(t.Context(), static))
+	if got := s.Precheck(static, anyImage); got != "" {
+		t.Error("the pre-check of a static pod that is not exempt is shown")
+	}
+	_, err := s.Create(t.Context(), static, id2, anyImage)
+	wantDenied(t, "a static pod that is not exempt", err, admission.EndorsementMissing)
+}
+
+func TestImagePullPolicyNever(t *testing.T) {
+	src := &fakeSource{pods: map[string]sourcePod{}}
+	c := exact()
+	c.PodSource = src
+	s := newSigning(t, c, signedBy(t, "a", "repo.test/*"))
+	s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}})
+	x := s.Pod("team")
+	src.pods[x.UID] = sourcePod{policies: []string{tracker.PullNever}}
+	for range 2 { // also after the denial of a container
+		if got := s.Precheck(x, anyImage); got != id2 {
+			t.Errorf("pre-check = %q; want it shown", got)
+		}
+		_, err := s.Create(t.Context(), x, id2, anyImage)
+		wantDenied(t, "Never", err, admission.EndorsementMissing, "do not use imagePullPolicy Never")
+	}
+	// A pod with IfNotPresent brings the endorsement.
+	s.sign(id2, "*")
+	y := s.Pod("team")
+	src.pods[y.UID] = sourcePod{policies: []string{tracker.PullIfNotPresent}}
+	if pulled, err := s.runs(y, "main", anyImage, ""); err != nil || !pulled || s.runtime.Calls("PullImage") != 0 {
+		t.Errorf("IfNotPresent: pulled %v, %v; want a pull that is answered from the node", pulled, err)
+	}
+	if _, err := s.runs(x, "main", anyImage, ""); err != nil {
+		t.Errorf("Never, with an endorsement: %v; want the container", err)
+	}
+	// Always is a real pull, and verifies only what is missing.
+	z := s.Pod("team")
+	src.pods[z.UID] = sourcePod{policies: []string{tracker.PullAlways}}
+	s.serves(anyImage, "good", criproxytest.Image{ID: id2})
+	s.requests()
+	if _, err := s.Pull(t.Context(), z, anyImage, "good"); err != nil || len(s.requests()) != 0 || s.runtime.Calls("PullImage") != 1 {
+		t.Errorf("Always: %v; want a pull at the registry without a verification", err)
+	}
+}
+
+// Containers that ran before the policy changed restart; other containers of the pod, ephemeral ones too, need the endorsement.
+func TestRestartsNeedNoEndorsement(t *testing.T) {
+	s := newSigning(t, exact())
+	x, mounting := s.Pod("team"), s.Pod("team")
+	if _, err := s.runs(x, "main", app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Pull(t.Context(), mounting, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	s.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{"free.test/any:2"}})
+	withVolume := ordinary(imageMount(id1, app))
+	withVolume.Image = &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: "free.test/any:2"}
+	s.run(mounting, withVolume)
+	s.use(signedBy(t, "a", "repo.test/*"))
+	check := func(when string) {
+		t.Helper()
+		if pulled, err := s.runs(x, "main", app, "good"); err != nil || pulled {
+			t.Errorf("%s: a restart: pulled %v, %v; want the container", when, pulled, err)
+		}
+		if got := s.Precheck(mounting, app); got != id1 {
+			t.Errorf("%s: the pre-check of an image volume of a running pod = %q; want it shown", when, got)
+		}
+		s.run(mounting, withVolume)
+		// The first attempt is denied and leads to a pull.
+		_, err := s.runs(x, "debugger", app, "good")
+		wantDenied(t, when+": an ephemeral container", err, admission.EndorsementMissing)
+		pulled, err := s.runs(x, "debugger", app, "good")
+		if !pulled {
+			t.Errorf("%s: no pull for the second attempt", when)
+		}
+		wantDenied(t, when+": an ephemeral container of an unsigned image", err, admission.EndorsementMissing, "SIGNATURE_MISSING")
+		_, err = s.runs(s.Pod("new-"+strings.ReplaceAll(when, " ", "-")), "main", app, "good")
+		wantPullError(t, when+": a new pod", err, "SignatureValidationFailed")
+	}
+	check("after a reload")
+	s.restart()
+	check("after a restart")
+	if pulled, err := s.runs(x, "main", app, "good"); err != nil || !pulled {
+		t.Errorf("a restart after a denial: pulled %v, %v; want a pull whose denial does not count", pulled, err)
+	}
+
+	s.sign(id1, "*")
+	s.forgetDenials()
+	_, err := s.runs(x, "debugger", app, "good")
+	wantDenied(t, "an ephemeral container", err, admission.EndorsementMissing)
+	if _, err := s.runs(x, "debugger", app, "good"); err != nil {
+		t.Errorf("an ephemeral container of a signed image: %v; want it after a pull", err)
+	}
+
+	s.rules.RecheckRestarts = true
+	s.set(func(n *notary) { n.signed = nil })
+	s.use(signedBy(t, "b", "repo.test/*"))
+	_, err = s.runs(x, "main", app, "good")
+	wantPullError(t, "with recheckRestarts", err, "SignatureValidationFailed", "rule by-b")
+}
+
+// After a restart of the kubelet it is not known which pod sends a pre-check. A pod that needs an endorsement gets it, and others restart.
+func TestPrechecksOfUnknownPods(t *testing.T) {
+	s := newSigning(t, exact())
+	s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}})
+	x := s.Pod("team")
+	s.run(x, ordinary())
+	s.use(signedBy(t, "a", "repo.test/*"))
+	s.sign(id2, "*")
+	x.Config.Annotations[podindex.SeenAnnotation] = "2026-11-22T05:00:00.2"
+	if pulled, err := s.runs(x, "main", anyImage, ""); err != nil || pulled {
+		t.Errorf("a restart: pulled %v, %v; want the container", pulled, err)
+	}
+	_, err := s.runs(x, "debugger", anyImage, "")
+	wantDenied(t, "another container", err, admission.EndorsementMissing)
+	if pulled, err := s.runs(x, "debugger", anyImage, ""); err != nil || !pulled {
+		t.Errorf("another container after a denial: pulled %v, %v; want a pull and the container", pulled, err)
+	}
+	// If any pod on the node may need a verification, the image is hidden.
+	s.use(signedBy(t, "b", "repo.test/*"))
+	s.Pod("other")
+	x.Config.Annotations[podindex.SeenAnnotation] = "2026-11-22T05:00:00.3"
+	if got := s.Precheck(x, anyImage); got != "" {
+		t.Error("the pre-check of an unknown pod is shown although another pod may need a verification")
+	}
+}
+
+// With Always, a kubelet of 1.32 and later sends no pre-check that could be hidden.
+func TestANewContainerWithAlwaysIsVerified(t *testing.T) {
+	src := &fakeSource{pods: map[string]sourcePod{}}
+	c := exact()
+	c.PodSource = src
+	s := newSigning(t, c)
+	x := s.Pod("team")
+	src.pods[x.UID] = sourcePod{policies: []string{tracker.PullAlways}}
+	attempt := func(container string) error {
+		id, err := s.Pull(t.Context(), x, app, "good")
+		if err != nil {
+			return err
+		}
+		config := ordinary()
+		config.Metadata.Name, config.Image = container, &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: app}
+		made, err := s.create(x, config)
+		if err == nil {
+			err = s.Start(t.Context(), made)
+		}
+		return err
+	}
+	s.must(attempt("main"))
+	s.use(signedBy(t, "a", "repo.test/*"))
+	s.sign(id1, "*")
+	if err := attempt("main"); err != nil || len(s.requests()) != 0 {
+		t.Errorf("a restart: %v; want it without a verification", err)
+	}
+	wantDenied(t, "another container", attempt("second"), admission.EndorsementMissing)
+	if err := attempt("second"); err != nil || len(s.requests()) != 1 {
+		t.Errorf("another container after the next pull: %v; want it verified and started", err)
+	}
+}
+
+func TestImageVolumesNeedEndorsements(t *testing.T) {
+	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/team/*"))
+	s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}})
+	x := s.Pod("team")
+	_, err := s.Pull(t.Context(), x, app, "good")
+	wantPullError(t, "an unsigned image volume", err, "SignatureValidationFailed")
+	_, err = s.create(x, ordinary(imageMount(id1, app)))
+	wantDenied(t, "an unsigned image volume", err, admission.EndorsementMissing, app)
+	s.sign(id1, "*")
+	s.forgetDenials()
+	if got := s.Precheck(x, app); got != "" {
+		t.Error("the pre-check of an image volume without an endorsement is shown")
+	}
+	if _, err := s.Pull(t.Context(), x, app, "good"); err != nil {
+		t.Errorf("a signed image volume: %v", err)
+	}
+	if _, err := s.create(x, ordinary(imageMount(id1, app))); err != nil {
+		t.Errorf("a signed image volume: %v", err)
+	}
+	config := ordinary(imageMount(id1, ""))
+	_, err = s.create(s.Pod("team"), config)
+	wantDenied(t, "an image volume without a name, for a pod that has not asked for it", err, "ACCESS_NOT_PROVED")
+}
+
+// The tag of a volume can move while its pod runs, and a restart mounts what it names by then.
+func TestARestartWithAnotherImageVolume(t *testing.T) {
+	const volume = "repo.test/volume:1"
+	for _, when := range []string{"at once", "after a restart of pullgated"} {
+		s := newSigning(t, exact(), signedBy(t, "a", "repo.test/volume"))
+		s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}}, criproxytest.Image{ID: id1, Names: []string{volume}})
+		s.sign(id1, "*")
+		x := s.Pod("team")
+		s.serves(volume, "good", criproxytest.Image{ID: id1})
+		if _, err := s.Pull(t.Context(), x, volume, "good"); err != nil {
+			t.Fatal(err)
+		}
+		s.run(x, ordinary(imageMount(id1, volume)))
+		s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}}, criproxytest.Image{ID: id1, Names: []string{"repo.test/volume:0"}}, criproxytest.Image{ID: id3, Names: []string{volume}})
+		if when != "at once" {
+			s.restart()
+		}
+		s.run(x, ordinary(imageMount(id1, volume)))
+		_, err := s.create(x, ordinary(imageMount(id3, volume)))
+		wantDenied(t, when+": an unsigned image volume", err, admission.EndorsementMissing, volume)
+	}
+}
+
+// A checkpoint that is signed itself brings an unsigned base image.
+func TestRestoredContainersHaveNoEndorsement(t *testing.T) {
+	for _, claims := range []string{"", id2} {
+		s := newSigning(t, restoring(), signedBy(t, "a", "repo.test/*"))
+		s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}, Restores: id3, Claims: claims}, criproxytest.Image{ID: id3, Names: []string{otherImage}})
+		s.sign(id2, "*")
+		x := s.Pod("team")
+		if pulled, err := s.runs(x, "main", anyImage, ""); status.Code(err) != codes.PermissionDenied {
+			t.Errorf("a restored container, claims %q: pulled %v, %v; want PermissionDenied", claims, pulled, err)
+		}
+		if n := len(s.runtime.Containers()); n != 0 {
+			t.Errorf("%d containers are left; want none", n)
+		}
+		restored := s.PodFrom("team", "api")
+		_, err := s.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: restored.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{ordinary()}})
+		if status.Code(err) != codes.PermissionDenied {
+			t.Errorf("a restored pod, claims %q: %v; want PermissionDenied", claims, err)
+		}
+	}
+}
+
+// The image that a container has is judged, not the one that was asked for, also if the answer to its creation was lost.
+func TestTheRealImageNeedsTheEndorsement(t *testing.T) {
+	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
+	s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}})
+	s.sign(id2, "*")
+	x := s.Pod("team")
+	if _, err := s.Pull(t.Context(), x, app, "good"); err == nil {
+		t.Fatal("an unsigned image is pulled")
+	}
+	if _, err := s.runs(x, "main", anyImage, ""); err != nil {
+		t.Fatal(err)
+	}
+	// The runtime resolves the ID that was judged to another image.
+	s.runtime.Do(func(r *criproxytest.Runtime) {
+		r.BeforeAnswer = func(method string) {
+			if method == "ImageStatus" {
+				s.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app, anyImage}})
+			}
+		}
+	})
+	_, err := s.create(x, ordinary())
+	if status.Code(err) != codes.PermissionDenied && status.Code(err) != codes.NotFound {
+		t.Errorf("a container on another image: %v; want PermissionDenied", err)
+	}
+	s.runtime.Do(func(r *criproxytest.Runtime) { r.BeforeAnswer = nil })
+	s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}})
+	made, err := s.create(x, ordinary())
+	s.must(err)
+	created, err := s.create(s.Pod("other"), ordinary())
+	s.must(err)
+	s.use(signedBy(t, "b", "repo.test/*"))
+	s.restart()
+	if err := s.Start(t.Context(), made); err != nil {
+		t.Errorf("a container that the pod has started before: %v", err)
+	}
+	// CRI-O may not report the name with which it was created; then the name is not known.
+	if err := s.Start(t.Context(), created); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "policy images") {
+		t.Errorf("a container that was created by an earlier process: %v; want it denied by the policy", err)
+	}
+}
+
+// Kubelets before 1.28 send no name when they create a container.
+func TestNamesOfOldKubelets(t *testing.T) {
+	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/team/*"))
+	unnamed := func(x *criproxytest.Pod, id string) error {
+		config := ordinary()
+		config.Image = &runtimeapi.ImageSpec{Image: id}
+		_, err := s.create(x, config)
+		return err
+	}
+	s.sign(id1, "*")
+	x := s.Pod("team")
+	if _, err := s.Pull(t.Context(), x, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	if err := unnamed(x, id1); err != nil {
+		t.Errorf("a pod that has pulled the image: %v; want the container", err)
+	}
+	s.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{"free.test/any:2", "repo.test/team/free:2"}})
+	if got := s.Precheck(x, "free.test/any:2"); got != id2 {
+		t.Errorf("pre-check = %q; want it shown", got)
+	}
+	if err := unnamed(x, id2); err != nil {
+		t.Errorf("a pod that has asked for the image by a name without a rule: %v; want the container", err)
+	}
+	wantDenied(t, "a pod that has not asked for the image", unnamed(s.Pod("team"), id2), admission.FieldUnknown, "a name that is not known")
+	// Two names for the same image: the container may be for either.
+	y := s.Pod("team")
+	s.Precheck(y, "free.test/any:2")
+	_, _ = s.Pull(t.Context(), y, "repo.test/team/free:2", "good") // fails at the registry
+	if err := unnamed(y, id2); err != nil {
+		t.Errorf("a pull that failed counts as a name: %v", err)
+	}
+	s.serves("repo.test/team/free:2", "good", criproxytest.Image{ID: id2})
+	_, err := s.Pull(t.Context(), y, "repo.test/team/free:2", "good")
+	wantPullError(t, "unsigned", err, "SignatureValidationFailed")
+	if err := unnamed(y, id2); err != nil {
+		t.Errorf("a name that was denied counts: %v", err)
+	}
+	s.sign(id2, "*")
+	s.forgetDenials()
+	_, err = s.Pull(t.Context(), y, "repo.test/team/free:2", "good")
+	s.must(err)
+	s.use(signedBy(t, "b", "repo.test/team/*"))
+	wantDenied(t, "a pod with two names for the image, of which one lacks an endorsement", unnamed(y, id2), admission.EndorsementMissing, "repo.test/team/free:2")
+	s.restart()
+	wantDenied(t, "after a restart", unnamed(x, id2), admission.FieldUnknown)
+	s.Precheck(x, "free.test/any:2")
+	if err := unnamed(x, id2); err != nil {
+		t.Errorf("after the next pre-check: %v; want the container", err)
+	}
+}
+
+// After a restart of the kubelet its pre-checks have another config.seen.
+func TestOldKubeletsThatRestart(t *testing.T) {
+	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/team/*"))
+	s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{"free.test/any:2"}})
+	x := s.Pod("team")
+	x.Config.Annotations[podindex.SeenAnnotation] = "2026-11-22T05:00:00.2"
+	unnamed := func() error {
+		s.Precheck(x, "free.test/any:2")
+		config := ordinary()
+		config.Image = &runtimeapi.ImageSpec{Image: id2}
+		_, err := s.create(x, config)
+		return err
+	}
+	wantDenied(t, "the first container", unnamed(), admission.FieldUnknown)
+	if err := unnamed(); err != nil {
+		t.Errorf("the next attempt: %v; want the container", err)
+	}
+}
+
+// The key in the policy is exchanged: one verification for all pods, and the old endorsement proves nothing.
+func TestKeyRotation(t *testing.T) {
+	a, b := signedBy(t, "a", "repo.test/*"), signedBy(t, "b", "repo.test/*")
+	s := newSigning(t, exact(), a)
+	hashes := func(rules ...requirement.Rule) (all []string) {
+		for _, r := range requirement.NewSet("", &requirement.Policies{Rules: rules}).Rules() {
+			all = append(all, r.Hash)
+		}
+		return all
+	}
+	s.sign(id1, hashes(a)...)
+	if _, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	s.use(b)
+	_, err := s.runs(s.Pod("team"), "main", app, "good")
+	wantPullError(t, "signed with the old key", err, "SignatureValidationFailed")
+	s.sign(id1, hashes(b)...)
+	s.forgetDenials()
+	s.requests()
+	for range 3 {
+		if _, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil {
+			t.Errorf("signed with both keys: %v", err)
+		}
+	}
+	if n := len(s.requests()); n != 1 {
+		t.Errorf("%d verifications; want 1", n)
+	}
+	// Both rules apply: only the missing one is asked for.
+	s.use(a)
+	if _, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil || len(s.requests()) != 0 {
+		t.Errorf("the old policy again: %v; want the endorsement that it had", err)
+	}
+	// A rule that matches nothing verifies nothing.
+	s.use(signedBy(t, "b", "other.test/*"))
+	if _, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil || len(s.requests()) != 0 {
+		t.Errorf("a rule for other images: %v; want the container", err)
+	}
+}
+
+// Shadow mode is about credentials; policies about signatures are enforced in it.
+func TestSignaturesInShadowMode(t *testing.T) {
+	c := exact()
+	c.Shadow = true
+	s := newSigning(t, c, signedBy(t, "a", "repo.test/*"))
+	s.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
+	x := s.Pod("team")
+	if pulled, err := s.runs(x, "main", app, "good"); !pulled {
+		t.Errorf("unsigned: %v; want it hidden", err)
+	} else {
+		wantPullError(t, "unsigned", err, "SignatureValidationFailed")
+	}
+	s.sign(id1, "*")
+	s.forgetDenials()
+	if _, err := s.runs(x, "main", app, "good"); err != nil {
+		t.Errorf("signed: %v; want the container", err)
+	}
+	if got := s.Precheck(s.Pod("other"), app); got != id1 {
+		t.Errorf("the pre-check of a pod without a credential = %q; want it shown", got)
+	}
+}
+
+// The pods of a rollout cause one verification, whatever becomes of it.
+func TestFiftyPodsOneVerification(t *testing.T) {
+	const pods = 50
+	for _, signed := range []bool{true, false} {
+		s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
+		if signed {
+			s.sign(id1, "*")
+		}
+		s.wait = make(chan struct{})
+		errs := make(chan error, pods)
+		for range pods {
+			x := s.Pod("team")
+			go func() {
+				_, err := s.Pull(t.Context(), x, app, "good")
+				errs <- err
+			}()
+		}
+		for s.runtime.Calls("PullImage") < pods {
+			time.Sleep(time.Millisecond)
+		}
+		close(s.wait)
+		for range pods {
+			if err := <-errs; (err == nil) != signed {
+				t.Errorf("signed %v: %v", signed, err)
+			}
+		}
+		if n := len(s.requests()); n != 1 {
+			t.Errorf("signed %v: %d verifications; want 1", signed, n)
+		}
+	}
+}
+
+// The client disconnects after the runtime has pulled: the retry finds the endorsement.
+func TestAVerificationOutlivesItsClient(t *testing.T) {
+	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
+	s.sign(id1, "*")
+	s.wait = make(chan struct{})
+	asked := make(chan struct{})
+	s.during = sync.OnceFunc(func() { close(asked) })
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error)
+	x := s.Pod("team")
+	go func() {
+		_, err := s.Pull(ctx, x, app, "good")
+		failed <- err
+	}()
+	<-asked
+	cancel()
+	if err := <-failed; status.Code(err) != codes.Canceled {
+		t.Errorf("the canceled pull: %v", err)
+	}
+	close(s.wait)
+	if _, err := s.runs(x, "main", app, "good"); err != nil || len(s.requests()) != 1 || s.runtime.Calls("PullImage") != 1 {
+		t.Errorf("the retry: %v; want the container without another verification or pull", err)
+	}
+}
+
+// What a revocation overtakes is not stored.
+func TestARevocationDuringAVerification(t *testing.T) {
+	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
+	s.sign(id1, "*")
+	s.during = sync.OnceFunc(func() {
+		s.state.NoteRevocation()
+		_, err := s.proxy.store.RevokeEndorsements(records.EndorsementSelection{All: true})
+		s.must(err)
+	})
+	x := s.Pod("team")
+	_, err := s.runs(x, "main", app, "good")
+	wantPullError(t, "during a revocation", err, "RegistryUnavailable", "endorsements were revoked during the verification")
+	if _, err := s.runs(x, "main", app, "good"); err != nil || len(s.requests()) != 2 {
+		t.Errorf("afterwards: %v; want it verified again", err)
+	}
+	s.state.NoteRevocation()
+	_, err = s.proxy.store.RevokeEndorsements(records.EndorsementSelection{ImageID: id1})
+	s.must(err)
+	_, err = s.Create(t.Context(), s.podWithAccess(app), id1, app)
+	wantDenied(t, "after a revocation", err, admission.EndorsementMissing)
+}
+
+// podWithAccess returns a pod that may use an image as far as its credential is concerned.
+func (s *signing) podWithAccess(name string) *criproxytest.Pod {
+	s.t.Helper()
+	s.gate.SetAdmission(nil)
+	x := s.Pod("team")
+	_, err := s.Pull(s.t.Context(), x, name, "good")
+	s.must(err)
+	s.gate.SetAdmission(s.config.Admission)
+	return x
+}
+
+// What cannot be written is not endorsed, and is verified again.
+func TestEndorsementsThatCannotBeWritten(t *testing.T) {
+	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
+	s.sign(id1, "*")
+	s.failing = true
+	x := s.Pod("team")
+	_, err := s.runs(x, "main", app, "good")
+	wantPullError(t, "a full disk", err, "RegistryUnavailable", "the store of pull records on this node cannot be written")
+	if strings.Contains(err.Error(), "disk full") {
+		t.Errorf("%v: contains the error of the store", err)
+	}
+	if got := s.Precheck(x, app); got != "" {
+		t.Error("the image is shown without an endorsement")
+	}
+	s.failing = false
+	if _, err := s.runs(x, "main", app, "good"); err != nil {
+		t.Errorf("afterwards: %v; want the container", err)
+	}
+	s.failWrites()
+	if pulled, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil || !pulled {
+		t.Errorf("with an endorsement and a store that cannot be written: %v; want the container", err)
+	}
+}
+
+// An expired endorsement counts while the registry cannot be asked, and not after a denial.
+func TestValidityOfEndorsements(t *testing.T) {
+	s := newSigning(t, exact())
+	s.validity, s.grace = time.Hour, time.Hour
+	s.use(signedBy(t, "a", "repo.test/*"))
+	hash := requirement.NewSet("", &requirement.Policies{Rules: s.last}).Rules()[0].Hash
+	pair := records.Pair{ImageID: id1, Repository: "repo.test/team/app"}
+	age := func(age time.Duration) {
+		s.must(s.proxy.store.Endorse([]records.Endorsement{{Pair: pair, Requirement: hash, At: time.Now().Add(-age)}}))
+	}
+	x := s.podWithAccess(app)
+	age(30 * time.Minute)
+	if _, err := s.Create(t.Context(), x, id1, app); err != nil {
+		t.Errorf("valid: %v", err)
+	}
+	age(90 * time.Minute)
+	_, err := s.Create(t.Context(), x, id1, app)
+	wantDenied(t, "expired", err, admission.EndorsementMissing, "verified them too long ago")
+	s.set(func(n *notary) { n.reason = "REGISTRY_UNAVAILABLE" })
+	if pulled, err := s.runs(x, "main", app, "good"); err != nil || !pulled {
+		t.Errorf("expired, and the registry cannot be asked: %v; want the container", err)
+	}
+	s.set(func(n *notary) { n.reason = "REGISTRY_DENIED" })
+	s.restart()
+	_, err = s.runs(s.podWithAccess(app), "main", app, "good")
+	_ = err // the credential is denied, which says nothing about the image
+	if _, ok := s.proxy.store.Endorsed(pair, hash); !ok {
+		t.Error("the endorsement is gone after a denial of a credential")
+	}
+	s.forgetDenials()
+	s.set(func(n *notary) { n.reason = "" })
+	_, err = s.runs(s.podWithAccess(app), "main", app, "good")
+	wantPullError(t, "the signature is gone", err, "SignatureValidationFailed")
+	s.set(func(n *notary) { n.reason = "REGISTRY_UNAVAILABLE" })
+	s.forgetDenials()
+	_, err = s.runs(s.podWithAccess(app), "main", app, "good")
+	wantPullError(t, "an outage after a denial", err, "RegistryUnavailable")
+	for _, d := range []time.Duration{3 * time.Hour, -time.Hour} {
+		s.forgetDenials()
+		age(d)
+		_, err = s.runs(s.podWithAccess(app), "main", app, "good")
+		if (err == nil) != (d < 0) {
+			t.Errorf("verified %v ago, during an outage: %v", d, err)
+		}
+	}
+	s.forgetDenials()
+	s.set(func(n *notary) { n.reason = "" })
+	age(-time.Hour)
+	_, err = s.Create(t.Context(), s.podWithAccess(app), id1, app)
+	wantDenied(t, "verified in the future", err, admission.EndorsementMissing)
+}
+
+// pullgated is killed between the answer of the runtime and its own. Afterwards no container starts without an endorsement, and the next pull
+// brings it.
+func TestKilledDuringAVerification(t *testing.T) {
+	for point, endorsed := range map[string]bool{"the runtime has answered": false, "verifying": false, "verified": false, "written": true} {
+		s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
+		s.sign(id1, "*")
+		left := ""
+		at := func(now string) {
+			if now == point && left == "" {
+				left = s.copied()
+			}
+		}
+		s.runtime.Do(func(r *criproxytest.Runtime) {
+			r.BeforeAnswer = func(method string) {
+				if method == "PullImage" {
+					at("the runtime has answered")
+				}
+			}
+		})
+		s.during = func() { at("verifying") }
+		s.writing = at
+		if _, err := s.Pull(t.Context(), s.Pod("team"), app, "good"); err != nil || left == "" {
+			t.Fatalf("%s: %v; copied %q", point, err, left)
+		}
+		s.stop()
+		data, err := os.ReadFile(left)
+		s.must(err)
+		s.must(os.WriteFile(filepath.Join(s.dir, "records.db"), data, 0o600))
+		s.state, s.during, s.writing = endorse.NewState(), nil, nil
+		s.use(s.last...)
+		s.start()
+		s.requests()
+		_, err = s.Create(t.Context(), s.podWithAccess(app), id1, app)
+		if (err == nil) != endorsed {
+			t.Errorf("%s: a container: %v; want one: %v", point, err, endorsed)
+		}
+		if _, err := s.runs(s.Pod("other"), "main", app, "good"); err != nil || (len(s.requests()) == 0) != endorsed {
+			t.Errorf("%s: the next pull: %v; want the container", point, err)
+		}
+	}
+}
