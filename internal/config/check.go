@@ -89,11 +89,7 @@ func checkValues(c *Config) (errs field.ErrorList) {
 	errs = append(errs, oneOf("runtimeCredentials", c.RuntimeCredentials, RuntimeCredentialsNone, RuntimeCredentialsPerNamespace)...)
 	errs = append(errs, oneOf("kubeletSkipsAlwaysPrecheck", c.KubeletSkipsAlwaysPrecheck, Auto, True, False)...)
 	errs = append(errs, checkNamespaces("exempt.namespaces", c.Exempt.Namespaces)...)
-	for i, path := range c.NodeCredentials.DockerConfigFiles {
-		if !isPath(path) {
-			errs = append(errs, invalid(fmt.Sprintf("nodeCredentials.dockerConfigFiles[%d]", i), path, "must be an absolute path, as in /var/lib/kubelet/config.json"))
-		}
-	}
+	errs = append(errs, checkDockerConfigFiles(c.NodeCredentials)...)
 	if k := c.PodSource.Kubeconfig; k != "" && !isPath(k) {
 		errs = append(errs, invalid("podSource.kubeconfig", k, `must be an absolute path, as in /etc/kubernetes/kubelet.conf, or "" for no pod source`))
 	}
@@ -108,6 +104,15 @@ func checkValues(c *Config) (errs field.ErrorList) {
 	errs = append(errs, checkAddress("metrics.listen", c.Metrics.Listen, "127.0.0.1:9471")...)
 	if p := c.DecisionLog.Path; p != "" && !isPath(p) {
 		errs = append(errs, invalid("decisionLog.path", p, `must be an absolute path, as in /var/log/pullgate/decisions.log, or "" for no file`))
+	}
+	return errs
+}
+
+func checkDockerConfigFiles(n NodeCredentials) (errs field.ErrorList) {
+	for i, path := range n.DockerConfigFiles {
+		if !isPath(path) {
+			errs = append(errs, invalid(fmt.Sprintf("nodeCredentials.dockerConfigFiles[%d]", i), path, "must be an absolute path, as in /var/lib/kubelet/config.json"))
+		}
 	}
 	return errs
 }
@@ -130,6 +135,9 @@ func checkAdmission(c *Config) (errs field.ErrorList) {
 	errs = append(errs, oneOf("admission.unjudged", a.Unjudged, UnjudgedIgnore, UnjudgedRefuse)...)
 	if l := a.NamespaceLabels; l != "" && !isPath(l) {
 		errs = append(errs, invalid("admission.namespaceLabels", l, `must be an absolute path, as in /etc/pullgate/namespaces.yaml, or "" for no file`))
+	}
+	if r := a.TrustedRoot; r != "" && !isPath(r) {
+		errs = append(errs, invalid("admission.trustedRoot", r, `must be an absolute path, as in /etc/pullgate/trusted_root.json, or "" for none`))
 	}
 	if !isPath(a.KubeletRoot) {
 		errs = append(errs, invalid("admission.kubeletRoot", a.KubeletRoot, "must be an absolute path, as in /var/lib/kubelet"))
@@ -156,13 +164,18 @@ func checkDurations(c *Config) (errs field.ErrorList) {
 	for _, f := range []struct {
 		path  string
 		value Duration
-	}{{"credentialValidity", c.CredentialValidity}, {"registryUnavailableGrace", c.RegistryUnavailableGrace}} {
+	}{
+		{"credentialValidity", c.CredentialValidity},
+		{"registryUnavailableGrace", c.RegistryUnavailableGrace},
+		{"admission.endorsementValidity", c.Admission.EndorsementValidity},
+	} {
 		if !f.value.valid() {
 			errs = append(errs, invalid(f.path, string(f.value), "must be 0s, or a duration from 1s to 87600h, as in 24h or 90m"))
 		}
 	}
-	if len(errs) == 0 && c.CredentialValidity.Value() == 0 && c.RegistryUnavailableGrace.Value() != 0 {
-		errs = append(errs, invalid("registryUnavailableGrace", string(c.RegistryUnavailableGrace), "must be 0s without credentialValidity, because no proof expires"))
+	if len(errs) == 0 && c.CredentialValidity.Value() == 0 && c.Admission.EndorsementValidity.Value() == 0 && c.RegistryUnavailableGrace.Value() != 0 {
+		errs = append(errs, invalid("registryUnavailableGrace", string(c.RegistryUnavailableGrace),
+			"must be 0s without credentialValidity and admission.endorsementValidity, because nothing expires"))
 	}
 	return errs
 }

@@ -80,7 +80,7 @@ type Config struct {
 	RegistryOutageFallback bool `json:"registryOutageFallback"`
 	// CredentialValidity is how long a proof counts; 0 means without limit.
 	CredentialValidity Duration `json:"credentialValidity" reload:"yes"`
-	// RegistryUnavailableGrace is how much longer a proof counts that cannot be renewed.
+	// RegistryUnavailableGrace is how much longer a proof or an endorsement counts that cannot be renewed.
 	RegistryUnavailableGrace Duration `json:"registryUnavailableGrace" reload:"yes"`
 	// NodeCredentials are the credentials that the node itself offers to every pod.
 	NodeCredentials NodeCredentials `json:"nodeCredentials"`
@@ -155,6 +155,11 @@ type Admission struct {
 	KubeletRoot string `json:"kubeletRoot" reload:"yes"`
 	// RecheckRestarts has policies applied to containers that their pod has started before.
 	RecheckRestarts bool `json:"recheckRestarts" reload:"yes"`
+	// TrustedRoot is the path of the sigstore trusted root that pullgate-policyd verifies signatures by, the same as its trustedRoot; "" means
+	// none. It is not decoded here: what was verified by another one does not count.
+	TrustedRoot string `json:"trustedRoot" reload:"yes"`
+	// EndorsementValidity is how long it counts that the signatures of an image were verified; 0 means without limit.
+	EndorsementValidity Duration `json:"endorsementValidity" reload:"yes"`
 	// PolicydSocket is the endpoint of pullgate-policyd, unix:// and an absolute path. It is dialed only if a policy needs it.
 	PolicydSocket string `json:"policydSocket"`
 }
@@ -223,6 +228,8 @@ func Default() Config {
 			Exempt:      Exempt{StaticPods: true},
 			Unjudged:    UnjudgedIgnore,
 			KubeletRoot: "/var/lib/kubelet",
+
+			EndorsementValidity: "0s",
 
 			PolicydSocket: "unix:///run/pullgate/policy.sock",
 		},

@@ -136,6 +136,8 @@ admission:
   namespaceLabels: /etc/pullgate/namespaces.yaml
   kubeletRoot: /data/kubelet
   recheckRestarts: true
+  trustedRoot: /etc/pullgate/root.json
+  endorsementValidity: 24h
   policydSocket: unix:///run/policyd.sock
 `))
 	mustBe(t, "every field", c, err, config.Config{
@@ -155,7 +157,7 @@ admission:
 		DecisionLog:        config.DecisionLog{Path: "/var/log/decisions.log"},
 		Admission: config.Admission{
 			Policies: "/etc/pullgate/policies", Exempt: config.Exempt{Namespaces: []string{"a2"}}, Unjudged: config.UnjudgedRefuse,
-			NamespaceLabels: "/etc/pullgate/namespaces.yaml", KubeletRoot: "/data/kubelet", RecheckRestarts: true,
+			NamespaceLabels: "/etc/pullgate/namespaces.yaml", KubeletRoot: "/data/kubelet", RecheckRestarts: true, TrustedRoot: "/etc/pullgate/root.json", EndorsementValidity: "24h",
 			PolicydSocket: "unix:///run/policyd.sock",
 		},
 	})
@@ -267,6 +269,8 @@ func TestParseRefuses(t *testing.T) {
 		{"admin: {listen: /run/a.sock}", []string{`admin.listen: Invalid value: "/run/a.sock"` + socket}},
 		{"admin: {listen: 'unix:///run/pullgate/cri.sock'}", []string{`admin.listen: Invalid value: "unix:///run/pullgate/cri.sock"` + other}},
 		{"imageEndpoint: unix:///run/i.sock\nadmin: {listen: 'unix:///run/i.sock'}", []string{`admin.listen: Invalid value: "unix:///run/i.sock"` + other}},
+		{"admission: {trustedRoot: root.json}", []string{`admission.trustedRoot: Invalid value: "root.json": must be an absolute path, as in /etc/pullgate/trusted_root.json, or "" for none`}},
+		{"admission: {endorsementValidity: 1ms}", []string{`admission.endorsementValidity: Invalid value: "1ms": must be 0s, or a duration from 1s to 87600h, as in 24h or 90m`}},
 		{"admission: {policydSocket: /run/p.sock}", []string{`admission.policydSocket: Invalid value: "/run/p.sock"` + socket}},
 		{"admission: {policydSocket: ''}", []string{`admission.policydSocket: Invalid value: ""` + socket}},
 		{"admission: {policydSocket: '" + long + "'}", []string{`admission.policydSocket: Invalid value: "` + long + `": the path must have at most 107 bytes`}},
@@ -287,7 +291,7 @@ func TestParseRefuses(t *testing.T) {
 		{"credentialValidity: 87600h1ns\nregistryUnavailableGrace: 2562048h", []string{
 			`credentialValidity: Invalid value: "87600h1ns"` + span, `registryUnavailableGrace: Invalid value: "2562048h"` + span,
 		}},
-		{"registryUnavailableGrace: 1h", []string{`registryUnavailableGrace: Invalid value: "1h": must be 0s without credentialValidity, because no proof expires`}},
+		{"registryUnavailableGrace: 1h", []string{`registryUnavailableGrace: Invalid value: "1h": must be 0s without credentialValidity and admission.endorsementValidity, because nothing expires`}},
 		{"credentialValidity: 24", []string{"credentialValidity: Invalid type: number: must be a duration, as in 24h or 0s"}},
 		{"imagePullCredentialsVerificationPolicy: Sometimes", []string{`imagePullCredentialsVerificationPolicy: Unsupported value: "Sometimes"` + modes}},
 		{"preloadedImagesVerificationAllowlist: [repo.test/a]", []string{"preloadedImagesVerificationAllowlist: needs NeverVerifyAllowlistedImages"}},
@@ -308,7 +312,7 @@ func TestParseRefuses(t *testing.T) {
 		{"admission: {enforce: 'no', exempt: {staticPod: true}}", []string{
 			"admission.enforce: Invalid type: string: must be true or false, without quotes", "admission.exempt.staticPod: unknown field; did you mean staticPods?",
 		}},
-		{"admission: /etc/pullgate/policies", []string{"admission: Invalid type: string: must be a mapping with the fields policies, enforce, exempt, unjudged, namespaceLabels, kubeletRoot, recheckRestarts, policydSocket"}},
+		{"admission: /etc/pullgate/policies", []string{"admission: Invalid type: string: must be a mapping with the fields policies, enforce, exempt, unjudged, namespaceLabels, kubeletRoot, recheckRestarts, trustedRoot, endorsementValidity, policydSocket"}},
 		{"listen: 5", []string{"listen: Invalid type: number: must be a string, in quotes"}},
 		{"stateDir: x\nlisten: {a: b}", []string{"listen: Invalid type: object: must be a string, in quotes", `stateDir: Invalid value: "x": must be an absolute path`}},
 		{"exempt: {staticPods: {}}", []string{"exempt.staticPods: Invalid type: object: must be true or false"}},

@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
+	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -33,7 +36,77 @@ type Policyd struct {
 	PodTemplates []PodTemplate `json:"podTemplates"`
 	// Kubeconfig is the path of a kubeconfig for the watch of namespaces; "" means the configuration inside a cluster, then KUBECONFIG.
 	Kubeconfig string `json:"kubeconfig"`
+	// TrustedRoot is the path of a trusted_root.json, the same as admission.trustedRoot of pullgated; "" means that there is none.
+	TrustedRoot string `json:"trustedRoot"`
+	// Registries says how registries are reached.
+	Registries Registries `json:"registries"`
+	// Credentials selects the credentials for registries: CredentialsPull, CredentialsNode or CredentialsNone.
+	Credentials string `json:"credentials"`
+	// NodeCredentials are the credentials that CredentialsNode uses.
+	NodeCredentials NodeCredentials `json:"nodeCredentials"`
+	// Bundles is the path of a folder of signature bundles, which are used beside those of registries; "" means none.
+	Bundles string `json:"bundles"`
+	// Limits bound the verification of the signatures of one image.
+	Limits SignatureLimits `json:"limits"`
 }
+
+// Values of Policyd.Credentials.
+const (
+	// CredentialsPull uses the credential of the pull, which pullgated passes. The webhook has none.
+	CredentialsPull = "Pull"
+	// CredentialsNode uses docker configuration files.
+	CredentialsNode = "Node"
+	// CredentialsNone uses none.
+	CredentialsNone = "None"
+)
+
+// Registries says how registries are reached.
+type Registries struct {
+	// HostsDir is the path of a folder with containerd's hosts.toml files; "" means that registries are reached by their names.
+	HostsDir string `json:"hostsDir"`
+}
+
+// SignatureLimits bound the verification of the signatures of one image.
+type SignatureLimits struct {
+	// Signatures is how many signatures are read, and Bytes the largest of them.
+	Signatures int64 `json:"signatures"`
+	Bytes      Size  `json:"bytes"`
+	// Time bounds the verification.
+	Time Duration `json:"time"`
+}
+
+// A Size is a number of bytes in the form of Kubernetes, "8Mi". The zero value is not valid.
+type Size string
+
+// UnmarshalJSON accepts numbers and strings.
+func (s *Size) UnmarshalJSON(data []byte) error {
+	*s = Size(strings.Trim(string(data), `"`)) // ParsePolicyd checks the value
+	return nil
+}
+
+// Value returns the number of bytes, or 0 for a string that is not a size: a whole number, alone or with Ki or Mi after it.
+func (s Size) Value() int64 {
+	digits, factor := string(s), int64(1)
+	switch {
+	case strings.HasSuffix(digits, "Ki"):
+		digits, factor = digits[:len(digits)-2], 1<<10
+	case strings.HasSuffix(digits, "Mi"):
+		digits, factor = digits[:len(digits)-2], 1<<20
+	}
+	n, err := strconv.ParseUint(digits, 10, 31)
+	if err != nil {
+		return 0
+	}
+	return int64(n) * factor
+}
+
+// The largest limits. pullgated accepts no answer with more signatures, and waits no longer.
+const (
+	maxSignatures     = 200
+	minSignatureBytes = 64 << 10
+	maxSignatureBytes = 64 << 20
+	maxVerifyTime     = time.Minute
+)
 
 // PolicydNode is the server for pullgated.
 type PolicydNode struct {
@@ -64,7 +137,11 @@ type PodTemplate struct {
 
 // DefaultPolicyd returns the configuration of an empty file.
 func DefaultPolicyd() Policyd {
-	return Policyd{APIVersion: APIVersion, Kind: PolicydKind, Metrics: Metrics{Listen: "127.0.0.1:9472"}}
+	return Policyd{
+		APIVersion: APIVersion, Kind: PolicydKind, Metrics: Metrics{Listen: "127.0.0.1:9472"},
+		Credentials: CredentialsPull, NodeCredentials: NodeCredentials{DockerConfigFiles: []string{"/etc/pullgate/docker-config.json"}},
+		Limits: SignatureLimits{Signatures: 50, Bytes: "8Mi", Time: "60s"},
+	}
 }
 
 // LoadPolicyd reads a file, which must exist. An error wraps ErrInvalid if the content is invalid.
@@ -83,7 +160,7 @@ func ParsePolicyd(data []byte) (Policyd, error) {
 	if err != nil {
 		return Policyd{}, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	for _, check := range []func(*Policyd) field.ErrorList{checkPolicydValues, checkHTTPS, checkPodTemplates} {
+	for _, check := range []func(*Policyd) field.ErrorList{checkPolicydValues, checkHTTPS, checkPodTemplates, checkSignatures} {
 		for _, err := range check(&c) {
 			errs = append(errs, err)
 		}
@@ -154,6 +231,30 @@ func checkPodTemplates(c *Policyd) (errs field.ErrorList) {
 		if slices.Contains(c.PodTemplates[:i], t) {
 			errs = append(errs, field.Duplicate(field.NewPath(at), t.Group+"/"+t.Resource+" "+t.Path))
 		}
+	}
+	return errs
+}
+
+func checkSignatures(c *Policyd) field.ErrorList {
+	errs := oneOf("credentials", c.Credentials, CredentialsPull, CredentialsNode, CredentialsNone)
+	errs = append(errs, checkDockerConfigFiles(c.NodeCredentials)...)
+	for _, f := range []struct{ path, value, detail string }{
+		{"trustedRoot", c.TrustedRoot, `as in /etc/pullgate/trusted_root.json, or "" for none`},
+		{"registries.hostsDir", c.Registries.HostsDir, `as in /etc/containerd/certs.d, or "" for none`},
+		{"bundles", c.Bundles, `as in /etc/pullgate/bundles, or "" for none`},
+	} {
+		if f.value != "" && !isPath(f.value) {
+			errs = append(errs, invalid(f.path, f.value, "must be an absolute path, "+f.detail))
+		}
+	}
+	if n := c.Limits.Signatures; n < 1 || n > maxSignatures {
+		errs = append(errs, field.Invalid(field.NewPath("limits.signatures"), n, fmt.Sprintf("must be a number from 1 to %d", maxSignatures)))
+	}
+	if n := c.Limits.Bytes.Value(); n < minSignatureBytes || n > maxSignatureBytes {
+		errs = append(errs, invalid("limits.bytes", string(c.Limits.Bytes), "must be a size from 64Ki to 64Mi, as in 8Mi"))
+	}
+	if v := c.Limits.Time.Value(); v == 0 || v > maxVerifyTime {
+		errs = append(errs, invalid("limits.time", string(c.Limits.Time), "must be a duration from 1s to 60s; pullgated waits 75s for an answer"))
 	}
 	return errs
 }

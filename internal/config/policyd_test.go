@@ -28,6 +28,12 @@ func TestParsePolicyd(t *testing.T) {
 		{Group: "batch.example.org", Resource: "trainings", Path: "spec.master.template"},
 	}
 	whole.Kubeconfig = "/etc/pullgate/kubeconfig"
+	whole.TrustedRoot = "/etc/pullgate/trusted_root.json"
+	whole.Registries.HostsDir = "/etc/containerd/certs.d"
+	whole.Credentials = config.CredentialsNode
+	whole.NodeCredentials.DockerConfigFiles = []string{"/etc/pullgate/a.json"}
+	whole.Bundles = "/etc/pullgate/bundles"
+	whole.Limits = config.SignatureLimits{Signatures: 1, Bytes: "64Ki", Time: "1s"}
 	for name, tc := range map[string]struct {
 		text string
 		want config.Policyd
@@ -43,6 +49,12 @@ podTemplates:
 - {group: batch.example.org, resource: trainings, path: spec.worker.template}
 - {group: batch.example.org, resource: trainings, path: spec.master.template}
 kubeconfig: /etc/pullgate/kubeconfig
+trustedRoot: /etc/pullgate/trusted_root.json
+registries: {hostsDir: /etc/containerd/certs.d}
+credentials: Node
+nodeCredentials: {dockerConfigFiles: [/etc/pullgate/a.json]}
+bundles: /etc/pullgate/bundles
+limits: {signatures: 1, bytes: 64Ki, time: 1s}
 `, whole},
 	} {
 		got, err := config.ParsePolicyd([]byte(tc.text))
@@ -65,7 +77,13 @@ podTemplates:
 - {group: a.b, resource: c, path: d}
 - {group: a.b, resource: c, path: d}
 kubeconfig: kubeconfig
-trustedRoot: /x
+trustedRoot: trusted_root.json
+registries: {hostsDir: certs.d, hostDir: /x}
+credentials: pull
+nodeCredentials: {dockerConfigFiles: [a.json]}
+bundles: ../bundles
+limits: {signatures: 201, bytes: 8, time: 61s, byte: 1}
+webhook: {}
 `))
 	if !errors.Is(err, config.ErrInvalid) {
 		t.Fatalf("ParsePolicyd = %v; want ErrInvalid", err)
@@ -83,7 +101,17 @@ trustedRoot: /x
 		`podTemplates[0].group: Invalid value: "Batch"`, `podTemplates[0].resource: Invalid value: "trainings.x"`,
 		`podTemplates[0].path: Invalid value: "spec..template": must be names of fields`,
 		`podTemplates[2]: Duplicate value: "a.b/c d"`,
-		`kubeconfig: Invalid value: "kubeconfig": must be an absolute path`, `trustedRoot: unknown field`,
+		`kubeconfig: Invalid value: "kubeconfig": must be an absolute path`, `webhook: unknown field`,
+		`trustedRoot: Invalid value: "trusted_root.json": must be an absolute path, as in /etc/pullgate/trusted_root.json`,
+		`registries.hostsDir: Invalid value: "certs.d": must be an absolute path, as in /etc/containerd/certs.d`,
+		`registries.hostDir: unknown field; did you mean hostsDir?`,
+		`credentials: Unsupported value: "pull": supported values: "Pull", "Node", "None"`,
+		`nodeCredentials.dockerConfigFiles[0]: Invalid value: "a.json": must be an absolute path`,
+		`bundles: Invalid value: "../bundles": must be an absolute path`,
+		`limits.signatures: Invalid value: 201: must be a number from 1 to 200`,
+		`limits.bytes: Invalid value: "8": must be a size from 64Ki to 64Mi, as in 8Mi`,
+		`limits.time: Invalid value: "61s": must be a duration from 1s to 60s`,
+		`limits.byte: unknown field; did you mean bytes?`,
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("errors do not have %s:\n%v", want, err)
@@ -96,16 +124,33 @@ func TestParsePolicydOfOneError(t *testing.T) {
 		"https: {certFile: /a}": `https.certFile: Invalid value: "/a": must be "" without https.listen`,
 		"https: {listen: '127.0.0.1:9472', certFile: /a, keyFile: /b}": "must be another address than that of metrics.listen",
 		"node: {listen: unix:///" + strings.Repeat("x", 107) + "}":     "the path must have at most 107 bytes",
-		"policies: [a]":                 "policies: Invalid type: array: must be a string, in quotes",
-		"podTemplates: [spec.template]": "podTemplates[0]: Invalid type: string: must be a mapping with the fields group, resource, path",
-		"kind: x":                       "kind",
-		strings.Repeat("#", 1<<20+1):    "more than 1048576 bytes",
+		"limits: {bytes: 63Ki}":                "limits.bytes: Invalid value: \"63Ki\": must be a size from 64Ki to 64Mi, as in 8Mi",
+		"limits: {bytes: 65Mi}":                "must be a size from 64Ki to 64Mi",
+		"limits: {bytes: -1Mi}":                "must be a size from 64Ki to 64Mi",
+		"limits: {bytes: 99999999999999999Mi}": "must be a size from 64Ki to 64Mi",
+		"limits: {bytes: many}":                "must be a size from 64Ki to 64Mi",
+		"limits: {signatures: 0}":              "must be a number from 1 to 200",
+		"limits: {signatures: many}":           "limits.signatures: Invalid type: string: must be a whole number",
+		"limits: {time: 0s}":                   "must be a duration from 1s to 60s",
+		"policies: [a]":                        "policies: Invalid type: array: must be a string, in quotes",
+		"podTemplates: [spec.template]":        "podTemplates[0]: Invalid type: string: must be a mapping with the fields group, resource, path",
+		"kind: x":                              "kind",
+		strings.Repeat("#", 1<<20+1):           "more than 1048576 bytes",
 	} {
 		if !strings.HasPrefix(text, "kind") {
 			text = policydHeader + text
 		}
 		if c, err := config.ParsePolicyd([]byte(text)); !errors.Is(err, config.ErrInvalid) || !strings.Contains(err.Error(), want) || !cmp.Equal(c, config.Policyd{}) {
 			t.Errorf("%.80s: %v; want %s", text, err, want)
+		}
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for text, want := range map[string]int64{"8Mi": 8 << 20, "64Ki": 64 << 10, "'100000'": 100_000, "100000": 100_000} {
+		c, err := config.ParsePolicyd([]byte(policydHeader + "limits: {bytes: " + text + "}"))
+		if err != nil || c.Limits.Bytes.Value() != want {
+			t.Errorf("%s: %d, %v; want %d", text, c.Limits.Bytes.Value(), err, want)
 		}
 	}
 }
@@ -138,6 +183,9 @@ func TestPolicydFieldsAreDocumented(t *testing.T) {
 			}
 		}
 		want := fmt.Sprintf("`%v`", f.value)
+		if f.value.Kind() == reflect.Slice && f.value.Len() > 0 {
+			want = "`[" + strings.Join(strings.Fields(strings.Trim(fmt.Sprint(f.value), "[]")), ", ") + "]`"
+		}
 		if f.value.IsZero() {
 			want = map[reflect.Kind]string{reflect.String: "`\"\"`", reflect.Slice: "`[]`"}[f.value.Kind()]
 		}

@@ -72,8 +72,14 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 		KeyFingerprint:  p.key.Fingerprint(),
 		Decisions:       feed,
 		Policies:        p.policies.list,
-		Trusted:         func() { p.metrics.StoreDistrusted(store.Distrusted() != nil) },
-		Panic:           p.metrics.Panic,
+		Signatures:      p.policies,
+		EndorsementValidity: func() time.Duration {
+			c, _, _ := p.inForce.get()
+			return c.Admission.EndorsementValidity.Value()
+		},
+		RevokingEndorsements: p.policies.endorsing.NoteRevocation,
+		Trusted:              func() { p.metrics.StoreDistrusted(store.Distrusted() != nil) },
+		Panic:                p.metrics.Panic,
 		Settings: prose.Settings{
 			Shadow:          o.Config.NoPullImageSecretRecheck,
 			OutageFallback:  o.Config.RegistryOutageFallback,

@@ -218,6 +218,15 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 	if _, err := o.ReportNodeCredentials(t.Context(), &adminv1.ReportNodeCredentialsRequest{}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("ReportNodeCredentials without credentials = %v; want InvalidArgument", err)
 	}
+	if l := ask(o, o.ListEndorsements, &adminv1.ListEndorsementsRequest{}).GetEndorsements(); len(l) != 0 {
+		t.Errorf("ListEndorsements = %v; want none", l)
+	}
+	if l := ask(o, o.RevokeEndorsements, &adminv1.RevokeEndorsementsRequest{All: true}).GetEndorsements(); len(l) != 0 {
+		t.Errorf("RevokeEndorsements = %v; want none", l)
+	}
+	if _, err := o.VerifyImage(t.Context(), &adminv1.VerifyImageRequest{Image: app}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("VerifyImage without a policy about signatures = %v; want FailedPrecondition", err)
+	}
 	o.store(p)
 	stopWatching()
 

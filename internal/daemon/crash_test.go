@@ -28,11 +28,12 @@ type answered struct {
 // image is open that was not proved.
 func TestKilledAtEveryPoint(t *testing.T) {
 	// The scenario does not reach these points: an intent is settled after an hour, a rotation needs an API server, and a
-	// revocation and changes of marks need an operator. The tests of the store cover them.
+	// revocation and changes of marks need an operator. The tests of the store cover them. Signatures have a scenario of their own.
 	elsewhere := []string{
 		crashpoint.SettleBefore, crashpoint.SettleAfter, crashpoint.RotateBefore, crashpoint.RotateAfter,
 		crashpoint.RevokeBefore, crashpoint.RevokeAfter, crashpoint.AcceptBefore, crashpoint.AcceptAfter,
-		crashpoint.ForgetBefore, crashpoint.ForgetAfter,
+		crashpoint.ForgetBefore, crashpoint.ForgetAfter, crashpoint.WithdrawBefore, crashpoint.WithdrawAfter,
+		crashpoint.Verified, crashpoint.EndorseBefore, crashpoint.EndorseAfter,
 		crashpoint.CompactWritten, crashpoint.CompactRenamed, // not in a daemon
 	}
 	for _, point := range crashpoint.All() {

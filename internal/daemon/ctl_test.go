@@ -28,11 +28,11 @@ type ctl struct {
 
 func newCtl(t *testing.T, p *process) *ctl {
 	t.Helper()
-	path, err := ctlProgram()
+	dir, err := others()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &ctl{t: t, path: path, endpoint: "unix://" + p.path("run/admin.sock")}
+	return &ctl{t: t, path: filepath.Join(dir, "pullgatectl"), endpoint: "unix://" + p.path("run/admin.sock")}
 }
 
 func (c *ctl) command(ctx context.Context, args ...string) *exec.Cmd {

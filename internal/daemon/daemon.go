@@ -80,7 +80,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 
-	admitting, err := openPolicies(o, m)
+	admitting, err := openPolicies(o, m, st.store)
 	if err != nil {
 		return err
 	}
@@ -165,14 +165,14 @@ func Run(ctx context.Context, o Options) (err error) {
 	return serve(ctx, o, p)
 }
 
-// storeSize returns what the metrics say of the store: records, intents and marks in it, and its bytes.
-func storeSize(store *records.Store, log klog.Logger) func() (records, intents, marks int, bytes int64) {
-	return func() (int, int, int, int64) {
+// storeSize returns what the metrics say of the store.
+func storeSize(store *records.Store, log klog.Logger) func() metrics.StoreCounts {
+	return func() metrics.StoreCounts {
 		s, err := store.Stats()
 		if err != nil {
 			log.Error(err, "Store of pull records not counted")
 		}
-		return s.Records, s.Intents, s.Marks, s.Bytes
+		return metrics.StoreCounts{Records: s.Records, Intents: s.Intents, Marks: s.Marks, Endorsements: s.Endorsements, Bytes: s.Bytes}
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"sync"
 	"testing"
 
@@ -23,7 +22,7 @@ var built = sync.OnceValues(func() (string, error) {
 })
 
 // program builds pullgated once, with the crash points and the race detector if this test binary has them.
-var program = sync.OnceValues(func() (string, error) {
+var program = sync.OnceValues(func() (path string, err error) {
 	var args []string
 	if crashpoint.Enabled {
 		args = append(args, "-tags", "crashpoint")
@@ -31,26 +30,26 @@ var program = sync.OnceValues(func() (string, error) {
 	if raced {
 		args = append(args, "-race")
 	}
-	return build("pullgated", args...)
+	dir, err := build(append(args, command("pullgated"))...)
+	return filepath.Join(dir, "pullgated"), err
 })
 
-// ctlProgram builds pullgatectl once.
-var ctlProgram = sync.OnceValues(func() (string, error) { return build("pullgatectl") })
+// others builds pullgatectl and pullgate-policyd once, and returns their folder.
+var others = sync.OnceValues(func() (string, error) { return build(command("pullgatectl"), command("pullgate-policyd")) })
 
-// policydProgram builds pullgate-policyd once.
-var policydProgram = sync.OnceValues(func() (string, error) { return build("pullgate-policyd") })
+func command(name string) string { return "github.com/pullgate/pullgate/cmd/" + name }
 
-func build(name string, args ...string) (path string, err error) {
-	dir, err := built()
+// build builds programs without what only debuggers need, and returns their folder.
+func build(args ...string) (dir string, err error) {
+	dir, err = built()
 	if err != nil {
 		return "", err
 	}
-	path = filepath.Join(dir, name)
-	args = slices.Concat([]string{"build", "-o", path}, args, []string{"github.com/pullgate/pullgate/cmd/" + name})
+	args = append([]string{"build", "-ldflags=-s -w", "-o", dir + "/"}, args...)
 	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
 		return "", errors.Join(err, errors.New(string(out)))
 	}
-	return path, nil
+	return dir, nil
 }
 
 func TestMain(m *testing.M) {

@@ -145,6 +145,7 @@ func (n *node) leaksNothing() {
 }
 
 func TestNodesFileOpensAndRotationNeedsNoRegistry(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	n.offers("repo.test/team", nodeToken)
 	n.start()
@@ -178,6 +179,7 @@ func TestNodesFileOpensAndRotationNeedsNoRegistry(t *testing.T) {
 }
 
 func TestPodsOwnCredentialDoesNotOpen(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	n.offers("repo.test/team", nodeToken)
 	n.start()

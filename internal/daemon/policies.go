@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/singleflight"
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/endorse"
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/imagepolicy"
@@ -30,7 +32,7 @@ const (
 )
 
 func policyPaths(c config.Admission) files.Paths {
-	return files.Paths{Folder: c.Policies, NamespaceLabels: c.NamespaceLabels}
+	return files.Paths{Folder: c.Policies, NamespaceLabels: c.NamespaceLabels, TrustedRoot: c.TrustedRoot}
 }
 
 // viewSource returns where the views of pods come from.
@@ -50,13 +52,17 @@ type policies struct {
 	listed  *policyList // for the admin API
 	reviews *reviews
 
-	following singleflight.Group // of followed, by hash
+	store      endorse.Store
+	endorsing  *endorse.State
+	signatures atomic.Pointer[signatureSet] // never nil
+	following  singleflight.Group           // of followed, by hash
 
 	// mu guards the fields that follow. It is held while the files are read, so no call waits for it, except those that pullgate-policyd could not
 	// answer because it has other files.
 	mu      sync.Mutex
 	watcher *files.Watcher
 	config  config.Admission
+	grace   time.Duration    // registryUnavailableGrace
 	set     *files.Set       // the last valid one; nil while there are no policies
 	chain   *admission.Chain // nil while there are no policies
 	review  *imagereview.Validator
@@ -72,7 +78,9 @@ func (p *policies) forGate(views gate.ViewSource) *gate.Admission {
 	if p.chain == nil {
 		return nil
 	}
-	return &gate.Admission{Chain: p.chain, NamespaceLabels: p.set.NamespaceLabels, KubeletRoot: p.config.KubeletRoot, Views: views}
+	return &gate.Admission{
+		Chain: p.chain, NamespaceLabels: p.set.NamespaceLabels, KubeletRoot: p.config.KubeletRoot, Views: views, Endorser: p.signatures.Load().endorser,
+	}
 }
 
 // fields returns the fields that the policies use.
@@ -88,11 +96,13 @@ func (p *policies) fields() []string {
 }
 
 // openPolicies reads the policy files.
-func openPolicies(o Options, m *metrics.Metrics) (*policies, error) {
+func openPolicies(o Options, m *metrics.Metrics, store endorse.Store) (*policies, error) {
 	p := &policies{
 		log: o.Log.WithName("policies"), metrics: m, watcher: files.NewWatcher(policyfiles.Kinds()), from: viewSource(o.Config), config: o.Config.Admission,
+		grace: o.Config.RegistryUnavailableGrace.Value(), store: store, endorsing: endorse.NewState(),
 		listed: &policyList{}, reviews: newReviews(o.Log.WithName("policies"), o.Config.Admission.PolicydSocket),
 	}
+	p.useSignatures(nil)
 	set, err := p.watcher.Load(policyPaths(p.config))
 	if err != nil {
 		return nil, hint.Wrap(fmt.Errorf("read admission.policies:\n%w", err),
@@ -103,11 +113,11 @@ func openPolicies(o Options, m *metrics.Metrics) (*policies, error) {
 }
 
 // reload reads the policy files again, by a new configuration. If they are invalid, the last valid ones stay in use, under the new settings.
-func (p *policies) reload(c config.Admission) {
+func (p *policies) reload(c config.Config) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.config = c
-	set, err := p.watcher.Load(policyPaths(c))
+	p.config, p.grace = c.Admission, c.RegistryUnavailableGrace.Value()
+	set, err := p.watcher.Load(policyPaths(p.config))
 	p.apply(set, err)
 }
 
@@ -138,6 +148,7 @@ func (p *policies) use(set *files.Set, err error) {
 		p.metrics.PoliciesRead(false)
 		p.log.Error(hint.OneLine(err), "Policies not read, the previous ones stay in use", "policies", p.config.Policies)
 		if p.chain != nil {
+			p.useSignatures(p.set) // under the new settings
 			p.chain.Set(p.rules())
 		}
 		return
@@ -147,10 +158,12 @@ func (p *policies) use(set *files.Set, err error) {
 			p.log.Info("Policies are no longer in use")
 		}
 		p.set, p.chain, p.review = nil, nil, p.reviewBy(nil)
+		p.useSignatures(nil)
 		p.metrics.NoPolicies()
 		return
 	}
 	p.set, p.review = set, p.reviewBy(set)
+	p.useSignatures(set)
 	if p.chain == nil {
 		p.chain = admission.New(p.rules(), admission.Options{OnPanic: p.panicked})
 	} else {
@@ -172,6 +185,9 @@ func (p *policies) rules() admission.Rules {
 	if imagepolicy.Of(p.set).Len() > 0 {
 		r.Validators = append(r.Validators, admission.Named{Name: imagereview.Name, Validator: p.review})
 	}
+	if e := p.signatures.Load().endorser; e != nil {
+		r.Validators = append(r.Validators, admission.Named{Name: endorse.Name, Validator: e})
+	}
 	return r
 }
 
@@ -183,7 +199,7 @@ func (p *policies) report() {
 	p.log.Info("Policies read", "policies", p.config.Policies, "restrictions", p.set.Len(restriction.Kind), "hash", p.set.Hash, "enforcing", p.config.Enforce,
 		"exemptStaticPods", p.config.Exempt.StaticPods, "exemptNamespaces", p.config.Exempt.Namespaces, "unjudged", p.config.Unjudged,
 		"namespaces", len(p.set.NamespaceLabels), "recheckRestarts", p.config.RecheckRestarts, "ignored", p.set.Ignored,
-		"imageReviewBackends", p.set.Len(imagepolicy.Kind))
+		"imageReviewBackends", p.set.Len(imagepolicy.Kind), "signatureRules", len(p.Rules().Rules()), "trustedRoot", p.signatures.Load().content.trustedRoot)
 	imagepolicy.Of(p.set).Log(p.log)
 	for _, f := range fields[:min(len(fields), maxUnjudgedLogged)] {
 		p.log.Info("Policy restricts a field that this node never sees", "policy", f.Policy, "field", f.Path, "unjudged", p.config.Unjudged)

@@ -89,7 +89,7 @@ func (p *policyTest) put(name, spec string) {
 
 func (p *policyTest) open() {
 	p.Helper()
-	opened, err := openPolicies(p.options, p.metrics)
+	opened, err := openPolicies(p.options, p.metrics, nil)
 	must(p.T, err)
 	p.policies = opened
 }
@@ -99,7 +99,7 @@ func (p *policyTest) change(f func(c *config.Admission)) {
 	p.Helper()
 	c := p.config
 	f(&c)
-	p.reload(c)
+	p.reload(config.Config{Admission: c})
 }
 
 // denies asks the chain about a pod on the network of the node.
@@ -155,7 +155,7 @@ func TestNoPoliciesLeaveNoTrace(t *testing.T) {
 
 func TestInvalidPoliciesPreventTheStart(t *testing.T) {
 	p := newPolicyTest(t, "spec: {spec: {hostNetwrk: true}}\n", "spec: {}\nspek: {}\n")
-	_, err := openPolicies(p.options, p.metrics)
+	_, err := openPolicies(p.options, p.metrics, nil)
 	for _, want := range []string{p.dir + "/p0.yaml: spec.spec.hostNetwrk: unknown field", p.dir + "/p1.yaml: spek: unknown field; did you mean spec?"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("openPolicies = %v; want %s", err, want)
@@ -271,25 +271,25 @@ func TestNamespaceLabelsAreReadWithThePolicies(t *testing.T) {
 func TestFollowedFilesHaveSettled(t *testing.T) {
 	p := newPolicyTest(t, noHostNetwork)
 	p.open()
-	hash := p.set.Hash
+	before := contentOf(p.set)
 	p.put("p1", noHostNetwork)
 	begun := time.Now()
 	var all sync.WaitGroup
 	for range 20 {
 		all.Go(func() {
-			v := p.followed(t.Context(), hash)
-			if took := time.Since(begun); v == nil || took < settleTime || took > 20*settleTime {
+			read := p.followed(t.Context(), before)
+			if took := time.Since(begun); !read || took < settleTime || took > 20*settleTime {
 				t.Errorf("followed after %v; want %v", took, settleTime)
 			}
 		})
 	}
 	all.Wait()
-	if p.set.Hash == hash {
+	if contentOf(p.set) == before {
 		t.Error("the new files are not in use")
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if v := p.followed(ended, p.set.Hash); v != nil {
+	if p.followed(ended, contentOf(p.set)) {
 		t.Error("a call that has ended was answered")
 	}
 }
@@ -314,7 +314,7 @@ func BenchmarkReadPolicies(b *testing.B) {
 	}
 	o := Options{Config: config.Default(), Log: klog.Background()}
 	o.Config.Admission.Policies = dir
-	p, err := openPolicies(o, metrics.New("v1", "go1", nil))
+	p, err := openPolicies(o, metrics.New("v1", "go1", nil), nil)
 	must(b, err)
 	if n := p.set.Len(restriction.Kind); n != 1000 {
 		b.Fatalf("%d policies; want 1000", n)

@@ -1,13 +1,17 @@
 package daemon
 
 import (
+	"cmp"
+	"slices"
 	"sync/atomic"
 
 	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/imagepolicy"
+	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission/restrict"
+	"github.com/pullgate/pullgate/pkg/requirement"
 	"github.com/pullgate/pullgate/pkg/restriction"
 )
 
@@ -41,7 +45,6 @@ func (p *policies) keepList(err error) {
 	for _, f := range restrict.Unjudged(p.set, p.from) {
 		unjudged[f.Policy] = append(unjudged[f.Policy], f.Path)
 	}
-	// By kind.
 	backends := imagepolicy.Of(p.set)
 	for _, b := range backends.Backends() {
 		l.List = append(l.List, adminapi.Policy{
@@ -53,6 +56,16 @@ func (p *policies) keepList(err error) {
 		})
 	}
 	l.Warnings = backends.Warnings()
+	l.Warnings = append(l.Warnings, policyfiles.SignatureNotes(p.set)...)
+	rules := p.Rules().Rules()
+	for i := range rules {
+		r := &rules[i]
+		if last := len(l.List) - 1; i > 0 && rules[i-1].Kind == r.Kind && rules[i-1].Policy == r.Policy {
+			l.List[last].Signatures = append(l.List[last].Signatures, r)
+			continue
+		}
+		l.List = append(l.List, adminapi.Policy{Kind: r.Kind, Name: r.Policy, Signatures: []*requirement.Rule{r}})
+	}
 	for _, s := range restrict.Of(p.set).Policies() {
 		l.List = append(l.List, adminapi.Policy{
 			Kind: restriction.Kind, Name: s.Name, Mode: string(s.Binding.Mode), Audit: s.Audit,
@@ -60,5 +73,8 @@ func (p *policies) keepList(err error) {
 			Unjudged: unjudged[s.Name],
 		})
 	}
+	slices.SortStableFunc(l.List, func(a, b adminapi.Policy) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
+	})
 	p.listed.Store(l)
 }

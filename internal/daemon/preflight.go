@@ -24,7 +24,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 	"github.com/pullgate/pullgate/pkg/admission/restrict"
-	"github.com/pullgate/pullgate/pkg/restriction"
 )
 
 // Bounds of the check whether a pullgated answers at metrics.listen.
@@ -85,7 +84,7 @@ func (p *Preflight) examinePolicies(c config.Config) {
 	if len(set.Ignored) > 0 {
 		p.warn("admission.policies", fmt.Errorf("%s: ignored, because they are not policy files: %s", c.Admission.Policies, strings.Join(set.Ignored, ", ")))
 	}
-	if set.Len(restriction.Kind)+set.Len(imagepolicy.Kind) == 0 {
+	if set.Empty() {
 		p.warn("admission.policies", fmt.Errorf("%s: no policy file", c.Admission.Policies))
 	}
 	for _, w := range imagepolicy.Of(set).Warnings() {
@@ -96,12 +95,30 @@ func (p *Preflight) examinePolicies(c config.Config) {
 			p.warn("admission.policydSocket", fmt.Errorf("%w; image reviews need pullgate-policyd: until it listens there, images are admitted or denied by defaultAllow", err))
 		}
 	}
+	p.examineSignatures(c.Admission, set)
 	for _, f := range restrict.Unjudged(set, viewSource(c)) {
 		effect := "it counts as allowed"
 		if c.Admission.Unjudged == config.UnjudgedRefuse {
 			effect = "it counts as denied"
 		}
 		p.warn("admission.policies", fmt.Errorf("policy %s restricts %s, which this node never sees; %s (unjudged: %s)", f.Policy, f.Path, effect, c.Admission.Unjudged))
+	}
+}
+
+// examineSignatures checks what the rules about signatures need.
+func (p *Preflight) examineSignatures(a config.Admission, set *files.Set) {
+	for _, n := range policyfiles.SignatureNotes(set) {
+		p.warn("admission.policies", errors.New(n))
+	}
+	needed, byTrustedRoot := policyfiles.NeedSignatures(policyfiles.Requirements(set))
+	if byTrustedRoot && a.TrustedRoot == "" {
+		p.add("admission.trustedRoot", errors.New(`"": a policy relies on the trusted root; set the path of a trusted_root.json here and as trustedRoot of pullgate-policyd`))
+	}
+	if !needed {
+		return
+	}
+	if err := policyclient.CheckSocket(a.PolicydSocket); err != nil {
+		p.warn("admission.policydSocket", fmt.Errorf("%w; signatures are verified by pullgate-policyd: until it listens there, images that were not verified before wait", err))
 	}
 }
 

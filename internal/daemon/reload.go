@@ -63,5 +63,5 @@ func reread(o Options, p parts) {
 	if fields := config.NeedRestart(o.Config, c); len(fields) > 0 {
 		o.Log.Info("Configuration changed in fields that need a restart", "needARestart", fields, "hint", "systemctl restart pullgated")
 	}
-	p.policies.reload(c.Admission)
+	p.policies.reload(c)
 }

@@ -312,6 +312,7 @@ func TestDecisionsContinueWithoutTheLog(t *testing.T) {
 }
 
 func TestPoliciesAreReadOnSIGHUPAndWhenTheyChange(t *testing.T) {
+	t.Parallel()
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	p.start()
 	page, err := p.get("/metrics")

@@ -67,6 +67,15 @@ func (r *reviews) Review(ctx context.Context, q policyclient.Request) ([]policyc
 	return c.Review(ctx, q)
 }
 
+// Verify has signatures verified by pullgate-policyd.
+func (r *reviews) Verify(ctx context.Context, q policyclient.VerifyRequest) (policyclient.Verification, error) {
+	c, err := r.client()
+	if err != nil {
+		return policyclient.Verification{}, fmt.Errorf("%w: %w", policyclient.ErrNotReached, err)
+	}
+	return c.Verify(ctx, q)
+}
+
 // close ends the connection, if there is one. No review may follow.
 func (r *reviews) close() error {
 	r.mu.Lock()
@@ -110,6 +119,9 @@ func (r *reviews) keep(backends []imagepolicy.Backend) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	kept := map[string]*failing{}
+	if f := r.failed[""]; f != nil { // of signatures
+		kept[""] = f
+	}
 	for _, b := range backends {
 		if f := r.failed[b.Name]; f != nil {
 			kept[b.Name] = f
@@ -127,42 +139,47 @@ func (p *policies) reviewBy(set *files.Set) *imagereview.Validator {
 	p.reviews.keep(backends.Backends())
 	return imagereview.New(backends, imagereview.Options{
 		Client: p.reviews, PolicyHash: hash, Failed: p.reviews.report,
-		Successor: func(ctx context.Context) *imagereview.Validator { return p.followed(ctx, hash) },
+		Successor: func(ctx context.Context) *imagereview.Validator {
+			if !p.followed(ctx, contentOf(set)) {
+				return nil
+			}
+			return p.validator()
+		},
 	})
 }
 
-// followed reads the policy files again if those in use still have a hash, and returns the validator of those in use then; nil if ctx ends before.
-// All calls that wait at the same time are answered by the same readings.
-func (p *policies) followed(ctx context.Context, hash string) *imagereview.Validator {
+// followed reads the policy files again if those in use still have a content. It returns when they were read, and false if ctx ended before. All
+// calls that wait at the same time are answered by the same readings.
+func (p *policies) followed(ctx context.Context, in content) bool {
 	// A reading that began before this call may have been too early for it, so there is a second one.
 	for last := false; ; last = true {
-		read := p.following.DoChan(hash, func() (any, error) {
-			changed := p.follow(hash)
+		read := p.following.DoChan(in.policyHash+in.trustedRoot, func() (any, error) {
+			changed := p.follow(in)
 			if !changed {
 				time.Sleep(settleTime)
-				changed = p.follow(hash)
+				changed = p.follow(in)
 			}
 			return changed, nil
 		})
 		select {
 		case <-ctx.Done():
-			return nil
+			return false
 		case r := <-read:
 			if changed, _ := r.Val.(bool); changed || last || !r.Shared {
-				return p.validator()
+				return true
 			}
 		}
 	}
 }
 
-// follow reads the policy files again if those in use have a hash, and reports whether others are in use then.
-func (p *policies) follow(hash string) (changed bool) {
+// follow reads the policy files again if those in use have a content, and reports whether others are in use then.
+func (p *policies) follow(in content) (changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.set != nil && p.set.Hash == hash {
+	if p.set != nil && contentOf(p.set) == in {
 		p.pollLocked()
 	}
-	return p.set == nil || p.set.Hash != hash
+	return p.set == nil || contentOf(p.set) != in
 }
 
 func (p *policies) validator() *imagereview.Validator {

@@ -80,7 +80,7 @@ func (n *reviewedNode) setBackend(defaultAllow string) {
 // startPolicyd runs pullgate-policyd until stopPolicyd, or the end of the test.
 func (n *reviewedNode) startPolicyd() {
 	n.t.Helper()
-	bin, err := policydProgram()
+	dir, err := others()
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func (n *reviewedNode) startPolicyd() {
 	if err := os.WriteFile(n.path("policyd.yaml"), []byte(text), 0o600); err != nil {
 		n.t.Fatal(err)
 	}
-	n.policyd = exec.Command(bin, "--config", n.path("policyd.yaml"))
+	n.policyd = exec.Command(filepath.Join(dir, "pullgate-policyd"), "--config", n.path("policyd.yaml"))
 	out := &output{}
 	n.policyd.Stderr = out
 	if err := n.policyd.Start(); err != nil {
@@ -134,6 +134,7 @@ func (n *reviewedNode) create(k *criproxytest.Kubelet, namespace, id, name strin
 const bad = "repo.test/any/pre:bad"
 
 func TestImageReviewsOverTheSockets(t *testing.T) {
+	t.Parallel()
 	r := criproxytest.NewRuntime(t)
 	r.SetImages(criproxytest.Image{ID: id2, Names: []string{pre, bad}})
 	n := newReviewedNode(t, r)

@@ -192,6 +192,7 @@ func TestReviewsWithoutPolicyd(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
+	t.Parallel()
 	p, d := newReviewTest(t)
 	putBackend(t, p.dir, "absent", "}\nmatch: {namespaces: [open, both]}")
 	putBackend(t, p.dir, "closed", ", defaultAllow: false}\nmatch: {namespaces: [closed, both]}")

@@ -77,6 +77,7 @@ type written struct {
 	Took         float64 `json:"took"` // in seconds
 	Dropped      uint64  `json:"dropped,omitempty"`
 	Container    string  `json:"container,omitempty"`
+	Digest       string  `json:"digest,omitempty"`
 	PolicyHash   string  `json:"policyHash,omitempty"`
 
 	Policies []finding `json:"policies,omitempty"`
@@ -92,6 +93,7 @@ type finding struct {
 	Audit      bool   `json:"audit"`
 	FailedOpen bool   `json:"failedOpen"`
 
+	Signers          []string          `json:"signers,omitempty"`
 	AuditAnnotations map[string]string `json:"auditAnnotations,omitempty"`
 }
 
@@ -102,7 +104,7 @@ const maxFindings = 100
 func findingsOf(d admission.Decision) []finding {
 	var decided, open, admitting, others []finding
 	for _, f := range d.Findings {
-		w := finding{f.Validator, f.Policy, f.Rule, f.Answer.String(), string(f.Reason), f.Audit, f.FailedOpen, f.AuditAnnotations}
+		w := finding{f.Validator, f.Policy, f.Rule, f.Answer.String(), string(f.Reason), f.Audit, f.FailedOpen, f.Signers, f.AuditAnnotations}
 		switch {
 		case f.FailedOpen:
 			open = append(open, w)
@@ -116,6 +118,16 @@ func findingsOf(d admission.Decision) []finding {
 	}
 	all := slices.Concat(decided, open, admitting, others)
 	return all[:min(len(all), maxFindings)]
+}
+
+// digestOf returns the digest that links signatures to the image, "" if no policy requires signatures or there is none.
+func digestOf(d admission.Decision) string {
+	for _, f := range d.Findings {
+		if f.Digest != "" {
+			return f.Digest
+		}
+	}
+	return ""
 }
 
 type pod struct {
@@ -148,7 +160,7 @@ func (e entry) line(dropped uint64) ([]byte, error) {
 		Image: d.Image, ImageID: v.Pair.ImageID, Repository: d.Repository, Verdict: v.Verdict.String(), Reason: string(v.Reason),
 		CredentialID: string(v.Credential), Secret: secret{Namespace: d.Secret.Namespace, Name: d.Secret.Name}, PullPolicy: d.PullPolicy,
 		Outcome: d.Outcome, Shadow: d.Shadow, Took: d.Took.Seconds(), Dropped: dropped,
-		Container: d.Container, PolicyHash: d.Admission.PolicyHash, Policies: findingsOf(d.Admission),
+		Container: d.Container, Digest: digestOf(d.Admission), PolicyHash: d.Admission.PolicyHash, Policies: findingsOf(d.Admission),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("write a decision as JSON: %w", err)

@@ -29,6 +29,7 @@
 //	shadow        bool     always      whether nothing was enforced (noPullImageSecretRecheck)
 //	dropped       number   if any      how many decisions before this one are missing
 //	container     string   if known    the name of the container, if the policies were asked
+//	digest        string   if known    what is signed and leads to the image: the digest of a manifest or an index
 //	policyHash    string   if asked    identifies the policies that were in use
 //	policies      array    if asked    at most 100 findings, those that decided and failures first
 //	  validator   string   always      which part of the admission chain found it
@@ -38,6 +39,7 @@
 //	  reason      string   if denied   for example RESTRICTION_VIOLATED
 //	  audit       bool     always      whether the finding is only reported
 //	  failedOpen  bool     always      whether it admits because the validator could not get an answer
+//	  signers     array    if any      who has signed what the rule requires: fingerprints of keys, or subjects and issuers of certificates
 //	  auditAnnotations   object   if any   what an image review backend wants to have in logs: texts by key, at most 16 KiB in a line
 //
 // A call that policies deny has the verdict Reverify and the reason admission_denied. CreateContainer then has no line with Allow. If policies

@@ -29,8 +29,8 @@ func manual(t *testing.T) string {
 func TestManualHasEveryField(t *testing.T) {
 	var got []string
 	for line := range strings.Lines(manual(t)) {
-		if cells := strings.Split(line, "|"); len(cells) == 4 && strings.Contains(cells[1], "`") {
-			for _, m := range regexp.MustCompile("`([^`]*)`").FindAllStringSubmatch(cells[1], -1) {
+		if names, _, ok := strings.Cut(line, ": "); ok && strings.HasPrefix(names, "- `") {
+			for _, m := range regexp.MustCompile("`([^`]*)`").FindAllStringSubmatch(names, -1) {
 				got = append(got, m[1])
 			}
 		}

@@ -32,6 +32,7 @@ func whole() decisionlog.Decision {
 		Container: "web",
 		Admission: admission.Decision{Answer: admission.Deny, PolicyHash: "h", Findings: []admission.Finding{
 			{Validator: "review", Policy: "scanner", Answer: admission.Admit, FailedOpen: true, AuditAnnotations: map[string]string{"ticket": "<T-7>"}},
+			{Validator: "endorsement", Policy: "q", Answer: admission.Admit, Signers: []string{"key sha256:1"}, Digest: "sha256:2"},
 			{Validator: "restriction", Policy: "p", Rule: "spec", Answer: admission.Deny, Reason: admission.RestrictionViolated, Message: "a sentence"},
 		}},
 	}
@@ -140,9 +141,9 @@ func TestALineHasTheDecision(t *testing.T) {
 	}
 	const want = `{"v":1,"time":"T","call":"PullImage","pod":{"uid":"u","namespace":"ns","name":"n","static":true},"image":"repo.test/a:1","imageID":"sha256:1",` +
 		`"repository":"repo.test/a","verdict":"Allow","reason":"proved","credentialID":"c","secret":{"namespace":"ns","name":"s"},` +
-		`"pullPolicy":"Always","outcome":"verified","shadow":true,"took":1.5,"container":"web","policyHash":"h","policies":[` +
+		`"pullPolicy":"Always","outcome":"verified","shadow":true,"took":1.5,"container":"web","digest":"sha256:2","policyHash":"h","policies":[` +
 		`{"validator":"restriction","policy":"p","rule":"spec","answer":"Deny","reason":"RESTRICTION_VIOLATED","audit":false,"failedOpen":false},` +
-		`{"validator":"review","policy":"scanner","answer":"Admit","audit":false,"failedOpen":true,"auditAnnotations":{"ticket":"<T-7>"}}]}`
+		`{"validator":"review","policy":"scanner","answer":"Admit","audit":false,"failedOpen":true,"auditAnnotations":{"ticket":"<T-7>"}},{"validator":"endorsement","policy":"q","answer":"Admit","audit":false,"failedOpen":false,"signers":["key sha256:1"]}]}`
 	if got := strings.Replace(first, at[1], "T", 1); got != want {
 		t.Errorf("line\n%s\nwant\n%s", got, want)
 	}

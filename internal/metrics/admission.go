@@ -1,12 +1,15 @@
 package metrics
 
 import (
+	"slices"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pullgate/pullgate/internal/endorse"
 	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/internal/imagereview"
+	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/admission/restrict"
 	"github.com/pullgate/pullgate/pkg/restriction"
@@ -24,6 +27,7 @@ type admissionMetrics struct {
 	unjudged  *prometheus.GaugeVec // without labels, as reloaded: a vector can be without series
 	reloaded  *prometheus.GaugeVec
 	open      *prometheus.CounterVec
+	collected *prometheus.CounterVec
 }
 
 func newAdmissionMetrics(r *prometheus.Registry) admissionMetrics {
@@ -37,7 +41,8 @@ func newAdmissionMetrics(r *prometheus.Registry) admissionMetrics {
 		reloaded:  gaugeVec("pullgate_admission_last_reload_success", "1 if the policy files were valid when they were last read, else 0: the last valid ones are in use."),
 		open:      counterVec("pullgate_admission_failed_open_total", "Findings that admit because the validator got no answer, by its failure policy.", "validator"),
 	}
-	r.MustRegister(m.answers, m.seconds, m.conflicts, m.policies, m.unjudged, m.reloaded, m.open)
+	m.collected = counterVec("pullgate_collections_total", "Verifications of the signatures of images, after a pull.", "outcome")
+	r.MustRegister(m.answers, m.seconds, m.conflicts, m.policies, m.unjudged, m.reloaded, m.open, m.collected)
 	return m
 }
 
@@ -46,13 +51,17 @@ func gaugeVec(name, help string, labels ...string) *prometheus.GaugeVec {
 }
 
 // Validators returns the values of the label validator.
-func Validators() []string { return []string{restrict.Name, imagereview.Name} }
+func Validators() []string { return []string{restrict.Name, imagereview.Name, endorse.Name} }
 
 // PolicyKinds returns the values of the label kind.
-func PolicyKinds() []string { return []string{restriction.Kind, imagepolicy.Kind} }
+func PolicyKinds() []string {
+	return append([]string{restriction.Kind, imagepolicy.Kind}, policyfiles.SignatureKinds()...)
+}
 
 // AdmissionCalls returns the values of the label call of pullgate_admission_answers_total.
-func AdmissionCalls() []string { return []string{"RunPodSandbox", "CreateContainer", "RestorePod"} }
+func AdmissionCalls() []string {
+	return []string{"RunPodSandbox", "CreateContainer", "RestorePod", "StartContainer", "ImageStatus", "PullImage"}
+}
 
 // AdmissionReasons returns the values of the label reason of pullgate_admission_answers_total.
 func AdmissionReasons() []string {
@@ -87,11 +96,16 @@ func (m *Metrics) Admission(call string, d admission.Decision) {
 		if f.FailedOpen {
 			m.admission.open.WithLabelValues(validator).Inc()
 		}
-		if f.Validator != timed { // findings of a validator follow each other
+		if f.Validator != timed && call != "PullImage" { // findings of a validator follow each other; a pull waits for a registry
 			timed = f.Validator
 			m.admission.seconds.WithLabelValues(validator).Observe(f.Duration.Seconds())
 		}
 	}
+}
+
+// Collected counts a verification of signatures by its outcome, one of [endorse.Outcomes].
+func (m *Metrics) Collected(outcome string) {
+	m.admission.collected.WithLabelValues(oneOf(endorse.Outcomes(), outcome, other)).Inc()
 }
 
 // ViewConflict counts a field in which the CRI and the API server differ about a pod.
@@ -109,7 +123,7 @@ func (m *Metrics) Policies(number func(kind string) int, unjudged int) {
 	}
 	m.admission.unjudged.WithLabelValues().Set(float64(unjudged))
 	// Alerts need the series from the start, see begin.
-	for _, c := range AdmissionCalls() {
+	for _, c := range []string{"RunPodSandbox", "CreateContainer", "RestorePod"} {
 		m.admission.answers.WithLabelValues(c, restrict.Name, admission.Deny.String(), string(admission.RestrictionViolated), strconv.FormatBool(false))
 	}
 	m.admission.seconds.WithLabelValues(restrict.Name)
@@ -120,6 +134,16 @@ func (m *Metrics) Policies(number func(kind string) int, unjudged int) {
 			for _, reason := range []admission.Reason{admission.ReviewDenied, admission.ReviewUnavailable} {
 				m.admission.answers.WithLabelValues(c, imagereview.Name, admission.Deny.String(), string(reason), strconv.FormatBool(false))
 			}
+		}
+	}
+	if slices.ContainsFunc(policyfiles.SignatureKinds(), func(kind string) bool { return number(kind) > 0 }) {
+		m.admission.seconds.WithLabelValues(endorse.Name)
+		m.admission.answers.WithLabelValues("CreateContainer", endorse.Name, admission.Unverified.String(), string(admission.EndorsementMissing), strconv.FormatBool(false))
+		for _, reason := range []admission.Reason{admission.SignatureMissing, admission.SignatureInvalid, admission.IdentityMismatch, admission.ContentMismatch} {
+			m.admission.answers.WithLabelValues("PullImage", endorse.Name, admission.Deny.String(), string(reason), strconv.FormatBool(false))
+		}
+		for _, outcome := range endorse.Outcomes() {
+			m.admission.collected.WithLabelValues(outcome)
 		}
 	}
 	for _, f := range ConflictFields() {

@@ -339,14 +339,20 @@ func (m *Metrics) SetGrants(grants func() int) {
 	}, func() float64 { return float64(grants()) }))
 }
 
+// StoreCounts are how much the store holds.
+type StoreCounts struct {
+	Records, Intents, Marks, Endorsements int
+	Bytes                                 int64 // the size of the file
+}
+
 // SetStore gives the function that counts what the store holds at each scrape.
-func (m *Metrics) SetStore(counts func() (records, intents, marks int, bytes int64)) {
+func (m *Metrics) SetStore(counts func() StoreCounts) {
 	m.registry.MustRegister(&storeCollector{counts: counts})
 }
 
 // storeCollector reads the gauges of the store in one go.
 type storeCollector struct {
-	counts func() (records, intents, marks int, bytes int64)
+	counts func() StoreCounts
 }
 
 func storeDescs() []*prometheus.Desc {
@@ -354,6 +360,7 @@ func storeDescs() []*prometheus.Desc {
 		prometheus.NewDesc("pullgate_pull_records", "Pull records on disk: pairs of an image and a repository to which a credential proved access.", nil, nil),
 		prometheus.NewDesc("pullgate_pull_intents", "Pulls that are under way, or whose answer was lost less than about an hour ago.", nil, nil),
 		prometheus.NewDesc("pullgate_preloaded_marks", "Images under one of their repositories that are marked preloaded.", nil, nil),
+		prometheus.NewDesc("pullgate_endorsements", "Images under one of their repositories whose signatures were verified, once for each requirement that they met.", nil, nil),
 		prometheus.NewDesc("pullgate_store_bytes", "Size of the file of the store of pull records.", nil, nil),
 		prometheus.NewDesc("kubelet_imagemanager_ondisk_pulledrecords", "As pullgate_pull_records, under the name of the kubelet's own verification.", nil, nil),
 		prometheus.NewDesc("kubelet_imagemanager_ondisk_pullintents", "As pullgate_pull_intents, under the name of the kubelet's own verification.", nil, nil),
@@ -367,8 +374,9 @@ func (*storeCollector) Describe(to chan<- *prometheus.Desc) {
 }
 
 func (c *storeCollector) Collect(to chan<- prometheus.Metric) {
-	records, intents, marks, bytes := c.counts()
-	for i, v := range []float64{float64(records), float64(intents), float64(marks), float64(bytes), float64(records), float64(intents)} {
+	n := c.counts()
+	records, intents := float64(n.Records), float64(n.Intents)
+	for i, v := range []float64{records, intents, float64(n.Marks), float64(n.Endorsements), float64(n.Bytes), records, intents} {
 		to <- prometheus.MustNewConstMetric(storeDescs()[i], prometheus.GaugeValue, v)
 	}
 }

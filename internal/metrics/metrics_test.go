@@ -26,7 +26,9 @@ const pull = "/runtime.v1.ImageService/PullImage"
 func newMetrics() *metrics.Metrics {
 	m := metrics.New("v1.2.3", "go1.26", []string{pull})
 	m.SetGrants(func() int { return 4 })
-	m.SetStore(func() (records, intents, marks int, bytes int64) { return 5, 6, 7, 8192 })
+	m.SetStore(func() metrics.StoreCounts {
+		return metrics.StoreCounts{Records: 5, Intents: 6, Marks: 7, Endorsements: 8, Bytes: 8192}
+	})
 	m.Recheck("Always", "hit", time.Millisecond)
 	m.Recheck("Always", "verified", time.Second)
 	m.Verdict("PullImage", policy.Decision{Verdict: policy.Allow, Reason: policy.Open})
@@ -60,6 +62,7 @@ func contract() map[string]string {
 		"pullgate_pull_records":              "GAUGE ",
 		"pullgate_pull_intents":              "GAUGE ",
 		"pullgate_preloaded_marks":           "GAUGE ",
+		"pullgate_endorsements":              "GAUGE ",
 		"pullgate_grants":                    "GAUGE ",
 		"pullgate_store_bytes":               "GAUGE ",
 		"pullgate_store_sync_seconds":        "HISTOGRAM ",
@@ -90,7 +93,8 @@ func contract() map[string]string {
 		"pullgate_admission_last_reload_success":  "GAUGE ",
 		"pullgate_admission_failed_open_total":    "COUNTER validator",
 
-		"pullgate_build_info": "GAUGE goversion,version",
+		"pullgate_build_info":        "GAUGE goversion,version",
+		"pullgate_collections_total": "COUNTER outcome",
 	}
 }
 
@@ -276,7 +280,7 @@ func TestScrape(t *testing.T) {
 		`pullgate_forwarded_calls_total{code="OK",method="PullImage"} 1`,
 		`pullgate_call_duration_seconds_count{judged="true"} 1`,
 		`kubelet_imagemanager_ondisk_pulledrecords 5`, `kubelet_imagemanager_ondisk_pullintents 6`,
-		`pullgate_pull_records 5`, `pullgate_pull_intents 6`, `pullgate_preloaded_marks 7`, `pullgate_store_bytes 8192`, `pullgate_grants 4`,
+		`pullgate_pull_records 5`, `pullgate_pull_intents 6`, `pullgate_preloaded_marks 7`, `pullgate_endorsements 8`, `pullgate_store_bytes 8192`, `pullgate_grants 4`,
 		`pullgate_store_sync_seconds_count 1`, `pullgate_store_distrusted 1`, `pullgate_upstream_up 1`, `pullgate_panics_total 1`,
 		`pullgate_build_info{goversion="go1.26",version="v1.2.3"} 1`,
 		`# TYPE pullgate_verdicts_total counter`,

@@ -1,0 +1,122 @@
+//go:build crashpoint
+
+package daemon_test
+
+import (
+	"context"
+	"net"
+	"os"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	"github.com/pullgate/pullgate/internal/crashpoint"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
+)
+
+// signedOnly requires a signature for the image of the scenarios.
+const signedOnly = `apiVersion: policy.sigstore.dev/v1beta1
+kind: ClusterImagePolicy
+metadata: {name: signed}
+spec:
+  images: [{glob: repo.test/**}]
+  authorities:
+  - key:
+      data: |
+        -----BEGIN PUBLIC KEY-----
+        MCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=
+        -----END PUBLIC KEY-----
+`
+
+// A verifyingPolicyd is a pullgate-policyd for which each image is signed, or whose registry is not reached.
+type verifyingPolicyd struct {
+	policyv1.UnimplementedPolicyServer
+
+	signed atomic.Bool
+	asked  atomic.Int32
+}
+
+func (v *verifyingPolicyd) Verify(_ context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error) {
+	v.asked.Add(1)
+	response := &policyv1.VerifyResponse{PolicyHash: r.GetPolicyHash(), TrustedRoot: r.GetTrustedRoot()}
+	for _, hash := range r.GetRequirements() {
+		result := &policyv1.VerifyResult{Requirement: hash, Met: v.signed.Load(), Signers: []string{"key"}, Digest: id1}
+		if !result.GetMet() {
+			result.Reason, result.Message, result.Signers, result.Digest = "REGISTRY_UNAVAILABLE", "the registry was not reached", nil, ""
+		}
+		response.Results = append(response.Results, result)
+	}
+	return response, nil
+}
+
+// The daemon is killed at every point between the runtime's answer to a pull and its own. After the restart no image has an endorsement that was
+// not written, whose pull is answered without a verification, or that can not be verified any more.
+func TestKilledWhileSignaturesAreVerified(t *testing.T) {
+	written := []string{crashpoint.EndorseAfter, crashpoint.Endorsed}
+	for _, point := range slices.Concat(written, []string{
+		crashpoint.Pulled, crashpoint.ProveBefore, crashpoint.ProveAfter, crashpoint.Verified, crashpoint.EndorseBefore, crashpoint.Recorded,
+	}) {
+		t.Run(point, func(t *testing.T) {
+			ctx, r := t.Context(), criproxytest.NewRuntime(t)
+			var policyd verifyingPolicyd
+			policyd.signed.Store(true)
+			p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true")
+			p.configure("kubeletSkipsAlwaysPrecheck: true", "admission: {policies: "+p.path("policies")+", policydSocket: \"unix://"+p.path("policy.sock")+"\"}")
+			for _, err := range []error{os.Mkdir(p.path("policies"), 0o755), os.WriteFile(p.path("policies/signed.yaml"), []byte(signedOnly), 0o600)} {
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", p.path("policy.sock"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			server := grpc.NewServer()
+			policyv1.RegisterPolicyServer(server, &policyd)
+			done := make(chan struct{})
+			go func() { defer close(done); _ = server.Serve(listener) }()
+			t.Cleanup(func() { server.Stop(); <-done })
+
+			p.env = []string{crashpoint.Env + "=" + point}
+			p.spawn()
+			if p.ready() {
+				k := p.kubelet()
+				alice := k.Pod("alice")
+				serves(r, app, "good", id1)
+				if id, err := k.Pull(ctx, alice, app, "good"); err == nil {
+					t.Errorf("the pull was answered with %s before the kill", id)
+				}
+			}
+			if code := p.wait(); code != -1 {
+				t.Fatalf("exit code %d; want SIGKILL: the pull does not reach the point", code)
+			}
+			policyd.signed.Store(false)
+			p.env = nil
+			p.start()
+
+			k := p.kubelet()
+			endorsed := slices.Contains(written, point)
+			carol := k.Pod("carol")
+			if id, err := k.Pull(ctx, carol, app, "good"); (err == nil) != endorsed {
+				t.Errorf("a pull with the right credential while the registry is down = %q, %v; want success: %v", id, err, endorsed)
+			}
+			if id, err := k.Create(ctx, carol, id1, app); (err == nil) != endorsed {
+				t.Errorf("a container = %q, %v; want success: %v", id, err, endorsed)
+			}
+			policyd.signed.Store(true)
+			before := policyd.asked.Load()
+			if id, err := k.Pull(ctx, carol, app, "good"); id != id1 || err != nil {
+				t.Errorf("a pull when the registry is back = %q, %v; want %s", id, err, id1)
+			}
+			if id, err := k.Create(ctx, carol, id1, app); err != nil {
+				t.Errorf("a container when the registry is back = %q, %v; want success", id, err)
+			}
+			if asked := policyd.asked.Load() > before; asked == endorsed {
+				t.Errorf("verified again: %v; want %v", asked, !endorsed)
+			}
+		})
+	}
+}

@@ -1,0 +1,75 @@
+package daemon
+
+import (
+	"context"
+
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/endorse"
+	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/internal/policyfiles"
+	"github.com/pullgate/pullgate/pkg/admission/files"
+	"github.com/pullgate/pullgate/pkg/requirement"
+)
+
+// A signatureSet is what the policy files in use require of signatures. It is immutable. The zero value requires nothing.
+type signatureSet struct {
+	rules *requirement.Set
+	// content identifies what pullgate-policyd must verify by.
+	content content
+	// endorser is nil if there are no rules.
+	endorser *endorse.Endorser
+}
+
+// A content identifies the files that are in use: the hash of the policy files, and the trusted root.
+type content struct{ policyHash, trustedRoot string }
+
+func contentOf(set *files.Set) content {
+	if set == nil {
+		return content{}
+	}
+	return content{set.Hash, policyfiles.TrustedRootID(set)}
+}
+
+// useSignatures makes the rules of a set those in use. It is also called when the settings have changed.
+func (p *policies) useSignatures(set *files.Set) {
+	s := signatureSet{content: contentOf(set)}
+	if set != nil {
+		s.rules = policyfiles.Requirements(set)
+	}
+	if len(s.rules.Rules()) > 0 {
+		s.endorser = endorse.New(s.rules, endorse.Options{
+			Store: p.store, Verifier: p.reviews, State: p.endorsing,
+			PolicyHash: s.content.policyHash, TrustedRoot: s.content.trustedRoot,
+			Validity: p.config.EndorsementValidity.Value(), Grace: p.grace,
+			Successor: func(ctx context.Context) *endorse.Endorser {
+				if !p.followed(ctx, s.content) {
+					return nil
+				}
+				return p.signatures.Load().endorser
+			},
+			Failed: p.reviews.notVerified, Collected: p.metrics.Collected,
+		})
+	}
+	p.signatures.Store(&s)
+}
+
+// Rules returns the rules about signatures in use.
+func (p *policies) Rules() *requirement.Set { return p.signatures.Load().rules }
+
+// Verify has requirements of the rules in use verified. It stores nothing.
+func (p *policies) Verify(ctx context.Context, r policyclient.VerifyRequest) (policyclient.Verification, error) {
+	s := p.signatures.Load()
+	r.PolicyHash, r.TrustedRoot = s.content.policyHash, s.content.trustedRoot
+	return p.reviews.Verify(ctx, r)
+}
+
+// notVerified logs a verification without a result, at most one in each failureInterval.
+func (r *reviews) notVerified(f endorse.Failure) {
+	skipped, due := r.due("")
+	if !due {
+		return
+	}
+	r.log.Error(f.Err, "Signatures of an image not verified, pods that need them wait", "image", f.Image, "imageID", f.ImageID,
+		"namespace", klog.KRef("", f.Namespace), "repeated", skipped)
+}
