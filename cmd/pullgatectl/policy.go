@@ -12,8 +12,9 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-const policyLong = `Write, test and show policies, which restrict the fields of pods (PodRestriction) or have
-images reviewed by a backend (ImagePolicy). pullgated reads them from the folder
+const policyLong = `Write, test and show policies, which restrict the fields of pods (PodRestriction), have
+images reviewed by a backend (ImagePolicy), or require signatures of images (ClusterPolicy,
+ClusterImagePolicy). pullgated reads them from the folder
 admission.policies and enforces them at each creation of a sandbox or container.
 
 A first policy: print a preset into an empty folder, test it with the pods that you have,
@@ -22,7 +23,7 @@ reports.`
 
 func policyCommand(c *cli.Console) *cobra.Command {
 	return cli.Group("policy", "Write, test and show policies for the fields of pods", policyLong,
-		policyListCommand(c), policyPresetCommand(c), policyTestCommand(c))
+		policyListCommand(c), policyPresetCommand(c), policyTestCommand(c), policyVerifyCommand(c))
 }
 
 func policyListCommand(c *cli.Console) *cobra.Command {
@@ -39,7 +40,11 @@ with the mode Drop. A policy with "audit" only reports.
 
 For each image review backend (ImagePolicy) the list has the effective defaultAllow, which
 says whether images are admitted if the backend does not answer, and how long answers are
-kept. All backends of a namespace must allow an image.`,
+kept. All backends of a namespace must allow an image.
+
+For each rule about signatures (ClusterPolicy, ClusterImagePolicy) the list has the images
+and namespaces that it is for, and who must have signed. All rules that match an image must
+be met.`,
 		Args: cobra.NoArgs,
 	}
 	limit := cli.LimitFlag(cmd)

@@ -208,7 +208,7 @@ func printTest(p *output.Page, r *policytest.Result, refuse bool) {
 	}
 	if len(r.NotAsked) > 0 {
 		p.Gap()
-		p.Prose("", "Image review backends are not asked: %s.", strings.Join(r.NotAsked, ", "))
+		p.Prose("", "Image review backends are not asked, and no signature is verified: %s.", strings.Join(r.NotAsked, ", "))
 	}
 	if len(r.Unjudged) == 0 {
 		return

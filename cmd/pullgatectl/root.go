@@ -41,6 +41,7 @@ func rootCommand(c *cli.Console, on machine) *cobra.Command {
 		explainCommand(c),
 		revokeCommand(c),
 		preloadedCommand(c),
+		endorsementCommand(c),
 		distrustCommand(c),
 		storeCommand(c),
 		doctorCommand(c, on.node),

@@ -42,6 +42,8 @@ func unfit(flag string, err error) error {
 		return cli.Misused("give 7 digits or more; pullgatectl images list and images get show 12", "%w", err)
 	case errors.Is(err, cli.ErrNone):
 		return hint.Wrap(err, "pullgatectl images get IMAGE has those of an image")
+	case errors.Is(err, cli.ErrNoRequirement):
+		return hint.Wrap(err, "pullgatectl endorsement list shows the requirements")
 	case errors.Is(err, cli.ErrSeveral):
 		return hint.Wrap(err, "give more digits")
 	default:

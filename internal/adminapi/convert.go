@@ -63,6 +63,33 @@ func intentTo(in records.Intent) *adminv1.Intent {
 	return &adminv1.Intent{Id: in.ID, Name: in.Name, Repository: text(in.Repository), Begun: timestamp(in.Begun), Ended: timestamp(in.Ended)}
 }
 
+// endorsements returns a function that converts endorsements, with their expiry and the rules in use.
+func (s *Server) endorsements() func(records.Endorsement) *adminv1.Endorsement {
+	rules, validity := map[string][]string{}, time.Duration(0)
+	if s.c.Signatures != nil {
+		for _, r := range s.c.Signatures.Rules().Rules() {
+			name := r.Policy
+			if r.Name != "" {
+				name += ", rule " + r.Name
+			}
+			rules[r.Hash] = append(rules[r.Hash], name)
+		}
+	}
+	if s.c.EndorsementValidity != nil {
+		validity = s.c.EndorsementValidity()
+	}
+	return func(e records.Endorsement) *adminv1.Endorsement {
+		expires := e.Until
+		if validity > 0 && !e.At.IsZero() && (expires.IsZero() || e.At.Add(validity).Before(expires)) {
+			expires = e.At.Add(validity)
+		}
+		return &adminv1.Endorsement{
+			Pair: pairTo(e.Pair), Requirement: text(e.Requirement), Digest: text(e.Digest), Signers: all(e.Signers, text),
+			Verified: timestamp(e.At), Expires: timestamp(expires), Rules: rules[e.Requirement],
+		}
+	}
+}
+
 // proofTo converts a proof, with its expiry by the rules in force.
 func proofTo(rules tracker.Rules, p records.Proof) *adminv1.Proof {
 	return &adminv1.Proof{

@@ -2,6 +2,7 @@ package adminapi
 
 import (
 	"context"
+	"fmt"
 	"regexp"
 	"strings"
 
@@ -124,6 +125,46 @@ func (s *Server) ForgetPreloaded(ctx context.Context, req *adminv1.ForgetPreload
 		return nil, err
 	}
 	return &adminv1.ForgetPreloadedResponse{Forgotten: all(gone.Marks, markTo), Grants: all(gone.Grants, s.names().grant), StillOpen: pairsTo(gone.Open)}, nil
+}
+
+// RevokeEndorsements deletes endorsements.
+func (s *Server) RevokeEndorsements(ctx context.Context, req *adminv1.RevokeEndorsementsRequest) (*adminv1.RevokeEndorsementsResponse, error) {
+	pairs, err := selection(req.GetRepository(), req.GetImageId(), "all", req.GetAll())
+	if err != nil {
+		return nil, err
+	}
+	if err := nameless(req.GetRepository()); err != nil {
+		return nil, err
+	}
+	of := records.EndorsementSelection{
+		ImageID: pairs.ImageID, Repository: pairs.Repository, All: pairs.All,
+		Requirement: req.GetRequirement(), Digest: req.GetDigest(), Signer: req.GetSigner(),
+	}
+	switch {
+	case of.Empty():
+		return nil, tracker.ErrNothingSelected
+	case of.All && of != records.EndorsementSelection{All: true}:
+		return nil, invalid("all excludes requirement, signer and digest; give one or the other")
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	}
+	var found []records.Endorsement
+	if req.GetDryRun() {
+		found, err = s.c.Store.RevocableEndorsements(of)
+	} else {
+		if s.c.RevokingEndorsements != nil {
+			s.c.RevokingEndorsements()
+		}
+		found, err = s.c.Store.RevokeEndorsements(of)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", tracker.ErrStore, err)
+	}
+	if !req.GetDryRun() {
+		s.c.Log.Info("Endorsements revoked", "imageID", of.ImageID, "repository", of.Repository, "requirement", of.Requirement, "signer", of.Signer,
+			"digest", of.Digest, "all", of.All, "endorsements", len(found))
+	}
+	return &adminv1.RevokeEndorsementsResponse{Endorsements: all(found, s.endorsements())}, nil
 }
 
 // EndDistrust ends the distrust of the store.

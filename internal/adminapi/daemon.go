@@ -72,8 +72,9 @@ func (s *Server) GetStatus(ctx context.Context, _ *adminv1.GetStatusRequest) (*a
 		Configuration: st.Configuration,
 		Reload:        &adminv1.Reload{At: timestamp(st.Reload.At), Error: st.Reload.Error},
 		Store: &adminv1.StoreStatus{
-			Path: st.StorePath, Format: records.Format, Records: int64(counts.Records), Intents: int64(counts.Intents),
-			Marks: int64(counts.Marks), Bytes: counts.Bytes, Distrust: distrustTo(s.c.Store.Distrusted()),
+			Path: st.StorePath, Records: int64(counts.Records), Intents: int64(counts.Intents),
+			Format: int32(counts.Format), //nolint:gosec // at most records.Format
+			Marks:  int64(counts.Marks), Endorsements: int64(counts.Endorsements), Bytes: counts.Bytes, Distrust: distrustTo(s.c.Store.Distrusted()),
 		},
 		Runtime: &adminv1.RuntimeStatus{Endpoint: st.Runtime.Endpoint, Up: st.Runtime.Up, Name: st.Runtime.Name, Version: st.Runtime.Version},
 		Grants:  int64(s.c.Tracker.Grants()),

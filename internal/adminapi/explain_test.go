@@ -271,7 +271,7 @@ func TestExplainPolicies(t *testing.T) {
 		asked = append(asked, question{who.UID, containers, image.ID, name, ask})
 		found := admission.Finding{
 			Validator: "v", Policy: "p", Rule: "r", Answer: admission.Deny, Reason: admission.FieldUnknown, Audit: true, FailedOpen: true, Message: "m",
-			AuditAnnotations: map[string]string{"k": "v\xff"},
+			AuditAnnotations: map[string]string{"k": "v\xff"}, Signers: []string{"key\xff"}, Digest: "d",
 		}
 		return []admission.Explanation{
 			{Stage: admission.StageSandbox, Certain: true, Decision: admission.Decision{Answer: admission.Admit, Exemption: admission.StartedBefore}},
@@ -292,7 +292,7 @@ func TestExplainPolicies(t *testing.T) {
 	want := &adminv1.ExplainResponse{UnjudgedRestrictions: 3, PolicyAnswers: []*adminv1.PolicyAnswer{
 		{Call: "RunPodSandbox", Admission: adminv1.Admission_ADMISSION_ADMIT, Exemption: "started_before"},
 		{Call: "CreateContainer", Container: "a", Admission: adminv1.Admission_ADMISSION_DENY, Findings: []*adminv1.Finding{
-			{Validator: "v", Policy: "p", Rule: "r", Answer: "Deny", Reason: "FIELD_UNKNOWN", Audit: true, FailedOpen: true, Message: "m", AuditAnnotations: map[string]string{"k": "v\ufffd"}},
+			{Validator: "v", Policy: "p", Rule: "r", Answer: "Deny", Reason: "FIELD_UNKNOWN", Audit: true, FailedOpen: true, Message: "m", AuditAnnotations: map[string]string{"k": "v\ufffd"}, Signers: []string{"key\ufffd"}, Digest: "d"},
 		}},
 		{Call: "CreateContainer", Container: "b"},
 	}}

@@ -74,6 +74,6 @@ func findingTo(f admission.Finding) *adminv1.Finding {
 	return &adminv1.Finding{
 		Validator: f.Validator, Policy: f.Policy, Rule: f.Rule, Answer: f.Answer.String(), Reason: string(f.Reason),
 		Audit: f.Audit, FailedOpen: f.FailedOpen, Message: text(f.Message),
-		AuditAnnotations: texts(f.AuditAnnotations),
+		AuditAnnotations: texts(f.AuditAnnotations), Signers: all(f.Signers, text), Digest: text(f.Digest),
 	}
 }

@@ -3,6 +3,7 @@ package adminapi
 import (
 	"cmp"
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/pullgate/pullgate/pkg/records"
@@ -54,6 +55,31 @@ func (s *Server) ListPreloaded(ctx context.Context, req *adminv1.ListPreloadedRe
 		return nil, err
 	}
 	return &adminv1.ListPreloadedResponse{Marks: p.entries, NextPageToken: p.next}, nil
+}
+
+// ListEndorsements lists endorsements.
+func (s *Server) ListEndorsements(ctx context.Context, req *adminv1.ListEndorsementsRequest) (*adminv1.ListEndorsementsResponse, error) {
+	at, err := pagerOf(req)
+	if err != nil {
+		return nil, err
+	}
+	of, err := repositoryOf("repository", req.GetRepository())
+	if err != nil {
+		return nil, err
+	}
+	p := page[*adminv1.Endorsement]{pager: at}
+	to := s.endorsements()
+	err = eachAfter(ctx, s.c.Store.EndorsementsAfter, at.after, func(key string, e records.Endorsement) (more bool) {
+		if of != "" && e.Pair.Repository != of || !begins(e.Pair.ImageID, req.GetImageId()) || !strings.HasPrefix(e.Requirement, req.GetRequirement()) ||
+			req.GetSigner() != "" && !slices.Contains(e.Signers, req.GetSigner()) {
+			return true
+		}
+		return !p.add(key, to(e))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &adminv1.ListEndorsementsResponse{Endorsements: p.entries, NextPageToken: p.next}, nil
 }
 
 // eachAfter calls f for each entry of the store after a key, in key order, until f returns false.

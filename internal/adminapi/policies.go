@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/pullgate/pullgate/pkg/requirement"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -36,6 +37,8 @@ type Policy struct {
 	Unjudged []string
 	// Backend is set for an image review backend.
 	Backend *ReviewBackend
+	// Signatures are the rules of a policy about signatures.
+	Signatures []*requirement.Rule
 }
 
 // A ReviewBackend is what an image review backend has beside its namespaces.
@@ -79,6 +82,18 @@ func policyTo(p *Policy) *adminv1.Policy {
 			DefaultAllow: b.DefaultAllow, DefaultAllowAbsent: b.DefaultAllowAbsent, AllowTtl: durationpb.New(b.AllowTTL), DenyTtl: durationpb.New(b.DenyTTL),
 			IncludeImageVolumes: b.IncludeImageVolumes,
 		}
+	}
+	for _, r := range p.Signatures {
+		rule := &adminv1.SignatureRule{
+			Name: r.Name, Namespaces: r.Scope.String(), Requirement: r.Hash, DigestRequired: r.RequireDigest, Default: r.Default.String(), Audit: r.Mode == requirement.Audit,
+		}
+		for _, image := range r.Images {
+			rule.Images = append(rule.Images, image.String())
+		}
+		if r.Requirement != nil {
+			rule.Requires = r.Requirement.String()
+		}
+		to.SignatureRules = append(to.SignatureRules, rule)
 	}
 	return to
 }

@@ -36,6 +36,8 @@ const (
 	callLimit = time.Minute
 	// verifyLimit is the limit for VerifyStore, which reads the whole file.
 	verifyLimit = 10 * time.Minute
+	// signaturesLimit is the limit for VerifyImage, which waits for registries.
+	signaturesLimit = 90 * time.Second
 )
 
 // A Runtime lists the images on the node.
@@ -99,6 +101,12 @@ type Config struct {
 	Status func(ctx context.Context) Status
 	// Policies returns the policies in use; nil if there are none.
 	Policies func() Policies
+	// Signatures asks about signatures of images; nil if no policy can require them.
+	Signatures Signatures
+	// EndorsementValidity returns how long an endorsement counts after its verification, 0 for without limit; nil means without limit.
+	EndorsementValidity func() time.Duration
+	// RevokingEndorsements is called before endorsements are revoked; nil is allowed.
+	RevokingEndorsements func()
 	// Trusted is called when an operator has ended the distrust of the store.
 	Trusted func()
 	// Panic is called for every call that panicked.
@@ -180,8 +188,11 @@ func (s *Server) Shutdown(ctx context.Context) {
 
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 	limit := callLimit
-	if info.FullMethod == adminv1.PullRecords_VerifyStore_FullMethodName {
+	switch info.FullMethod {
+	case adminv1.PullRecords_VerifyStore_FullMethodName:
 		limit = verifyLimit
+	case adminv1.PullRecords_VerifyImage_FullMethodName:
+		limit = signaturesLimit
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,19 +22,41 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// filled returns a store of several megabytes, and its path.
-func filled(t *testing.T) (*records.Store, string) {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "records.db")
+// filledFile is the file of a store of several megabytes. It is made once: that takes seconds under the race detector.
+var filledFile = sync.OnceValues(func() (content []byte, err error) {
+	dir, err := os.MkdirTemp("", "filled")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	path := filepath.Join(dir, "records.db")
 	s, _, err := records.Open(path, records.Options{})
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	var pairs []records.Pair
 	for i := range 20_000 {
 		pairs = append(pairs, records.Pair{ImageID: numbered(i).ID, Repository: app})
 	}
 	if _, err := s.AcceptMarks(pairs, "operator", time.Now(), nil); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	if err := s.Close(); err != nil {
+		return nil, err
+	}
+	return os.ReadFile(path)
+})
+
+// filled returns a store of several megabytes, and its path.
+func filled(t *testing.T) (*records.Store, string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "records.db")
+	content, err := filledFile()
+	if err := errors.Join(err, os.WriteFile(path, content, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	s, _, err := records.Open(path, records.Options{KeyExists: true})
+	if err != nil {
 		t.Fatal(err)
 	}
 	return s, path

@@ -16,6 +16,7 @@ import (
 func (c *Console) CompleteFlags(cmd *cobra.Command) {
 	for flag, from := range map[string]Source{
 		"repository": Repositories, "image-id": ImageIDs, "credential": Credentials,
+		"requirement": Requirements, "signer": Signers,
 		"secret": Secrets, "pod": Pods, "pod-uid": PodUIDs, "namespace": Namespaces,
 	} {
 		if cmd.Flags().Lookup(flag) != nil {

@@ -2,12 +2,22 @@ package cli
 
 import (
 	"context"
+	"time"
+
+	"github.com/spf13/cobra"
 
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 // EndpointVariable is the environment variable for the endpoint if --endpoint is not set.
 const EndpointVariable = "PULLGATECTL_ENDPOINT"
+
+// Patience replaces the default of --timeout for a command whose answer takes longer.
+func (c *Console) Patience(cmd *cobra.Command, limit time.Duration) {
+	if !cmd.Flags().Changed("timeout") {
+		c.timeout = limit
+	}
+}
 
 // Ask connects to the daemon and calls f. Each unary call in f ends after --timeout, and so does connecting; a stream ends with
 // ctx.

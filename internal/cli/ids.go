@@ -13,6 +13,7 @@ import (
 var (
 	wholeImageID      = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 	wholeCredentialID = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	wholeRequirement  = regexp.MustCompile(`^v[0-9]+:[0-9a-f]{64}$`)
 	beginningOfID     = regexp.MustCompile(`^[0-9a-f]{7,64}$`)
 )
 
@@ -43,18 +44,32 @@ func CredentialID(ctx context.Context, api adminv1.PullRecordsClient, id string)
 	if !beginningOfID.MatchString(id) {
 		return "", fmt.Errorf("%q: %w", id, ErrNoID)
 	}
-	all, err := Credentials(ctx, api)
+	return oneOf(ctx, api, Credentials, id, ErrNone)
+}
+
+// Requirement returns the whole hash of a requirement with this beginning, among those that images were endorsed for. It returns
+// "" and a whole hash unchanged.
+func Requirement(ctx context.Context, api adminv1.PullRecordsClient, hash string) (string, error) {
+	if hash == "" || wholeRequirement.MatchString(hash) {
+		return hash, nil
+	}
+	return oneOf(ctx, api, Requirements, hash, ErrNoRequirement)
+}
+
+// oneOf returns the only value of a source with a prefix. none is the error if there is none.
+func oneOf(ctx context.Context, api adminv1.PullRecordsClient, from Source, prefix string, none error) (string, error) {
+	all, err := from(ctx, api)
 	if err != nil {
 		return "", err
 	}
 	slices.Sort(all)
-	fitting := slices.DeleteFunc(slices.Compact(all), func(whole string) bool { return !strings.HasPrefix(whole, id) })
+	fitting := slices.DeleteFunc(slices.Compact(all), func(whole string) bool { return !strings.HasPrefix(whole, prefix) })
 	switch len(fitting) {
 	case 0:
-		return "", fmt.Errorf("%s: %w", id, ErrNone)
+		return "", fmt.Errorf("%s: %w", prefix, none)
 	case 1:
 		return fitting[0], nil
 	default:
-		return "", fmt.Errorf("%s: %w: %s", id, ErrSeveral, strings.Join(fitting, ", "))
+		return "", fmt.Errorf("%s: %w: %s", prefix, ErrSeveral, strings.Join(fitting, ", "))
 	}
 }

@@ -44,6 +44,26 @@ func Repositories(ctx context.Context, api adminv1.PullRecordsClient) ([]string,
 	})
 }
 
+// Requirements returns the requirements that images were endorsed for.
+func Requirements(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
+	return ofEndorsements(ctx, api, func(e *adminv1.Endorsement) []string { return []string{e.GetRequirement()} })
+}
+
+// Signers returns the signers of endorsements.
+func Signers(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
+	return ofEndorsements(ctx, api, (*adminv1.Endorsement).GetSigners)
+}
+
+// ofEndorsements collects from every endorsement.
+func ofEndorsements(ctx context.Context, api adminv1.PullRecordsClient, collect func(*adminv1.Endorsement) []string) ([]string, error) {
+	found, err := Endorsements(ctx, api, 0, &adminv1.ListEndorsementsRequest{})
+	var all []string
+	for _, e := range found.GetEndorsements() {
+		all = append(all, collect(e)...)
+	}
+	return all, err
+}
+
 // Credentials returns the IDs of the credentials that have proved access.
 func Credentials(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
 	return ofProofs(ctx, api, func(p *adminv1.Proof) []string { return []string{p.GetCredentialId()} })

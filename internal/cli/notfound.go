@@ -12,6 +12,8 @@ var (
 	ErrNoID = errors.New("not an ID, and not at least the first 7 digits of one")
 	// ErrNone means that no credential ID has this beginning.
 	ErrNone = errors.New("no credential that proved access has an ID with this prefix")
-	// ErrSeveral means that several credential IDs have this beginning.
+	// ErrNoRequirement means that no endorsement is for a requirement with this beginning.
+	ErrNoRequirement = errors.New("no endorsement is for a requirement with this prefix")
+	// ErrSeveral means that several credential IDs or requirements have this beginning.
 	ErrSeveral = errors.New("ambiguous ID prefix")
 )

@@ -81,6 +81,19 @@ func Preloaded(ctx context.Context, api adminv1.PullRecordsClient, limit int, re
 	return all, err
 }
 
+// Endorsements lists up to limit endorsements that match the request, which gets the page tokens.
+func Endorsements(ctx context.Context, api adminv1.PullRecordsClient, limit int, request *adminv1.ListEndorsementsRequest) (*adminv1.ListEndorsementsResponse, error) {
+	all := &adminv1.ListEndorsementsResponse{}
+	err := pages(limit, func(token string, size int32) (int, string, error) {
+		request.PageSize, request.PageToken = size, token
+		page, err := api.ListEndorsements(ctx, request)
+		all.Endorsements = append(all.Endorsements, page.GetEndorsements()...)
+		all.NextPageToken = page.GetNextPageToken()
+		return len(page.GetEndorsements()), page.GetNextPageToken(), err
+	})
+	return all, err
+}
+
 // Policies lists up to limit policies. What the answer says of all policies is that of its last page.
 func Policies(ctx context.Context, api adminv1.PullRecordsClient, limit int) (*adminv1.ListPoliciesResponse, error) {
 	all := &adminv1.ListPoliciesResponse{}

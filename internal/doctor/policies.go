@@ -27,8 +27,17 @@ const (
 	policydService = "pullgate-policyd.service"
 )
 
-// without is what a node with backends and without pullgate-policyd does.
-const without = "no image is reviewed, and containers start or not by defaultAllow"
+// without is what a node does that needs pullgate-policyd and does not reach it.
+func without(reviews, signatures bool) string {
+	var effects []string
+	if reviews {
+		effects = append(effects, "no image is reviewed, and containers start or not by defaultAllow")
+	}
+	if signatures {
+		effects = append(effects, "no signature is verified, and images that were not verified before wait")
+	}
+	return strings.Join(effects, "; ")
+}
 
 // policies checks the policy files and, if one of them names a review backend, that pullgated can ask pullgate-policyd.
 func (n Node) policies(ctx context.Context) []Finding {
@@ -36,7 +45,7 @@ func (n Node) policies(ctx context.Context) []Finding {
 	if a.Policies == "" {
 		return nil
 	}
-	set, err := files.Read(files.Paths{Folder: n.path(a.Policies)}, policyfiles.Kinds())
+	set, err := files.Read(files.Paths{Folder: n.path(a.Policies), TrustedRoot: n.trustedRoot()}, policyfiles.Kinds())
 	if errors.Is(err, fs.ErrPermission) {
 		return []Finding{unknown("run it as root", "the policy files cannot be read: %v", err)}
 	}
@@ -44,21 +53,31 @@ func (n Node) policies(ctx context.Context) []Finding {
 		return []Finding{fail("correct what it names, then run pullgated --check-config", "the policy files in %s are invalid: %v", a.Policies, err)}
 	}
 	backends := imagepolicy.Of(set).Backends()
-	if len(backends) == 0 {
+	signatures, _ := policyfiles.NeedSignatures(policyfiles.Requirements(set))
+	without := without(len(backends) > 0, signatures)
+	if without == "" {
 		return []Finding{ok("the policy files in %s are valid, and none of them needs %s", a.Policies, policydProgram)}
 	}
 	if a.PolicydSocket == "" {
 		return []Finding{fail("set it to unix:///run/pullgate/policy.sock, and restart pullgated",
 			"admission.policydSocket is empty, and a policy file needs it: %s", without)}
 	}
-	all := n.policyd(ctx, socketPath(a.PolicydSocket), set.Hash)
-	all = append(all, n.policydUnits(ctx)...)
+	all := n.policyd(ctx, socketPath(a.PolicydSocket), set.Hash, without)
+	all = append(all, n.policydUnits(ctx, without)...)
 	all = append(all, n.policydFolder()...)
 	return append(all, n.policydFiles(ctx, backends)...)
 }
 
+// trustedRoot returns the path of the trusted root, "" if there is none.
+func (n Node) trustedRoot() string {
+	if r := n.Config.Admission.TrustedRoot; r != "" {
+		return n.path(r)
+	}
+	return ""
+}
+
 // policyd checks the socket of pullgate-policyd, and asks the process that answers there for its policy files.
-func (n Node) policyd(ctx context.Context, path, hash string) []Finding {
+func (n Node) policyd(ctx context.Context, path, hash, without string) []Finding {
 	info, err := n.socket(path)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
@@ -82,11 +101,11 @@ func (n Node) policyd(ctx context.Context, path, hash string) []Finding {
 		return append(all, fail(fmt.Sprintf("stop process %d, then systemctl restart %s", peer.pid, policydSocket),
 			"admission.policydSocket: %s is served by %s", path, peer))
 	}
-	return append(all, n.askPolicyd(ctx, path, hash))
+	return append(all, n.askPolicyd(ctx, path, hash, without))
 }
 
 // askPolicyd compares the policy files of the folder with those of pullgate-policyd. No backend is asked.
-func (n Node) askPolicyd(ctx context.Context, path, hash string) Finding {
+func (n Node) askPolicyd(ctx context.Context, path, hash, without string) Finding {
 	client, err := policyclient.New("unix://"+n.path(path), policyclient.Options{Review: 3 * patience, Reconnect: patience})
 	if err != nil {
 		return unknown("report this as a bug of pullgatectl", "%s: %v", path, err)
@@ -105,7 +124,7 @@ func (n Node) askPolicyd(ctx context.Context, path, hash string) Finding {
 }
 
 // policydUnits checks that the socket is there after the next boot, if systemd has it.
-func (n Node) policydUnits(ctx context.Context) []Finding {
+func (n Node) policydUnits(ctx context.Context, without string) []Finding {
 	units, err := n.units(ctx, "LoadState,UnitFileState", policydSocket)
 	if err != nil || units[policydSocket]["LoadState"] != "loaded" {
 		return nil // another program starts pullgate-policyd
@@ -149,6 +168,9 @@ func (n Node) policydFolder() []Finding {
 	case filepath.Clean(c.Policies) != filepath.Clean(n.Config.Admission.Policies):
 		return []Finding{fail("set policies in "+policydConfig+" to "+n.Config.Admission.Policies+", then systemctl restart "+policydService,
 			"%s has the policy folder %q, and pullgated %q", policydConfig, c.Policies, n.Config.Admission.Policies)}
+	case c.TrustedRoot != n.Config.Admission.TrustedRoot:
+		return []Finding{fail("set both to the same file, then systemctl restart "+policydService,
+			"%s has the trustedRoot %q, and pullgated the admission.trustedRoot %q: signatures are not verified", policydConfig, c.TrustedRoot, n.Config.Admission.TrustedRoot)}
 	}
 	return nil
 }
@@ -187,6 +209,9 @@ func (n Node) policydFiles(ctx context.Context, backends []imagepolicy.Backend) 
 			needs(path, false)
 		}
 	}
+	if r := n.Config.Admission.TrustedRoot; r != "" {
+		needs(r, false)
+	}
 	for _, b := range backends {
 		needs(b.Kubeconfig, true)
 		for _, f := range n.filesOf(b.Kubeconfig) {
@@ -194,7 +219,7 @@ func (n Node) policydFiles(ctx context.Context, backends []imagepolicy.Backend) 
 		}
 	}
 	if len(all) == 0 {
-		all = append(all, ok("%s can read its %d backends, and no other user can read their credentials", policydProgram, len(backends)))
+		all = append(all, ok("%s can read its policies and %d backends, and no other user can read their credentials", policydProgram, len(backends)))
 	}
 	return all
 }

@@ -43,7 +43,7 @@ func Read(s Settings) (*Policies, error) {
 	if err != nil {
 		return nil, err
 	}
-	if restrict.Of(set).Len()+imagepolicy.Of(set).Len() == 0 {
+	if set.Empty() {
 		return nil, fmt.Errorf("%s: no policy file", s.Folder)
 	}
 	p := &Policies{Ignored: set.Ignored, set: set, how: restriction.How{From: restriction.Node, Refuse: s.RefuseUnjudged}, node: s.Node}
@@ -67,7 +67,8 @@ type Result struct {
 	Pods []TestedPod `json:"pods"`
 	// Unjudged are the restrictions that the node cannot judge.
 	Unjudged []Unjudged `json:"unjudged"`
-	// NotAsked are the image review backends. They are not asked, so that they can deny a pod that is admitted here.
+	// NotAsked are the image review backends, and the policies about signatures of images. Both need the network, so that they can deny a pod that
+	// is admitted here.
 	NotAsked []string `json:"notAsked"`
 }
 
@@ -113,6 +114,11 @@ func (p *Policies) Test(pods []Pod) *Result {
 	}
 	for _, b := range imagepolicy.Of(p.set).Backends() {
 		r.NotAsked = append(r.NotAsked, b.Name)
+	}
+	for _, rule := range policyfiles.Requirements(p.set).Rules() {
+		if !slices.Contains(r.NotAsked, rule.Policy) {
+			r.NotAsked = append(r.NotAsked, rule.Policy)
+		}
 	}
 	return r
 }

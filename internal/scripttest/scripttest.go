@@ -1,4 +1,3 @@
-// Package scripttest implements commands for the scripts that test the programs of the project.
 package scripttest
 
 import (

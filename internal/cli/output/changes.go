@@ -92,6 +92,17 @@ func (View) Forgotten(p *Page, r *adminv1.ForgetPreloadedResponse) {
 		Count(len(r.GetGrants()), "grant", "grants"))
 }
 
+// EndorsementRevocation prints which endorsements are revoked, or would be.
+func (v View) EndorsementRevocation(p *Page, r *adminv1.RevokeEndorsementsResponse) {
+	v.Endorsements(p, r.GetEndorsements())
+}
+
+// EndorsementsRevoked prints what was revoked, in one sentence.
+func (View) EndorsementsRevoked(p *Page, r *adminv1.RevokeEndorsementsResponse) {
+	p.Prose("", "Revoked %s. Where a policy requires it, the images are pulled and verified again before a new pod can use them.",
+		Count(len(r.GetEndorsements()), "endorsement", "endorsements"))
+}
+
 // Trusting prints what the end of distrust opens, or would open.
 func (v View) Trusting(p *Page, r *adminv1.EndDistrustResponse) {
 	p.Prose("", "The store is in distrust since %s: %s.", v.date(r.GetEnded().GetSince()), r.GetEnded().GetReason())

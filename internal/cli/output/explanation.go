@@ -91,6 +91,8 @@ func printFinding(p *Page, f *adminv1.Finding) {
 	switch {
 	case f.GetReason() == "" && f.GetMessage() != "":
 		p.Prose("    - ", "%s", f.GetMessage())
+	case f.GetReason() == "" && len(f.GetSigners()) > 0:
+		p.Prose("    - ", "signed as policy %s requires by %s, digest %s", f.GetPolicy(), strings.Join(f.GetSigners(), "; "), f.GetDigest())
 	case f.GetReason() == "" && f.GetPolicy() != "":
 		p.Prose("    - ", "accepted by policy %s", f.GetPolicy())
 	case f.GetReason() == "":

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -85,21 +87,21 @@ func (v View) record(p *Page, r *adminv1.Record) {
 	for _, proof := range r.GetProofs() {
 		rows = append(rows, Row{Cells: []string{
 			"  " + v.ID(proof.GetCredentialId()), secretNames(proof.GetSecrets()), v.age(proof.GetFirstProved()), v.age(proof.GetLastProved()),
-			v.age(proof.GetLastUsed()), v.expiry(proof), v.age(proof.GetDenied()),
+			v.age(proof.GetLastUsed()), v.expiry(proof.GetExpires()), v.age(proof.GetDenied()),
 		}})
 	}
 	p.Table([]string{"  CREDENTIAL", "SECRETS", "FIRST PROVED", "LAST PROVED", "LAST USED", "EXPIRES", "REFUSED"}, rows)
 }
 
-// expiry returns when a proof has to be renewed.
-func (v View) expiry(proof *adminv1.Proof) string {
+// expiry returns when a proof or an endorsement has to be renewed.
+func (v View) expiry(expires *timestamppb.Timestamp) string {
 	switch {
-	case proof.GetExpires() == nil:
+	case expires == nil:
 		return "never"
 	case v.AbsoluteTimes:
-		return v.date(proof.GetExpires())
+		return v.date(expires)
 	default:
-		return v.ago(proof.GetExpires())
+		return v.ago(expires)
 	}
 }
 
@@ -146,6 +148,34 @@ func (v View) markRows(marks []*adminv1.Mark) []Row {
 		rows = append(rows, Row{Cells: []string{m.GetPair().GetRepository(), v.ID(m.GetPair().GetImageId()), v.age(m.GetSet()), m.GetOrigin()}})
 	}
 	return rows
+}
+
+// Endorsements prints for which images signatures were verified.
+func (v View) Endorsements(p *Page, endorsements []*adminv1.Endorsement) {
+	rows := make([]Row, 0, len(endorsements))
+	for _, e := range endorsements {
+		rules, expires := strings.Join(e.GetRules(), "; "), v.expiry(e.GetExpires())
+		switch {
+		case e.GetVerified() == nil:
+			rules, expires = "unreadable, does not count", ""
+		case rules == "":
+			rules = "none in use"
+		}
+		rows = append(rows, Row{Cells: []string{
+			e.GetPair().GetRepository(), v.ID(e.GetPair().GetImageId()), rules, v.requirement(e.GetRequirement()), strings.Join(e.GetSigners(), "; "),
+			v.age(e.GetVerified()), expires,
+		}})
+	}
+	p.Table([]string{"REPOSITORY", "IMAGE ID", "RULES", "REQUIREMENT", "SIGNERS", "VERIFIED", "EXPIRES"}, rows)
+}
+
+// requirement returns the hash of a requirement, which begins with the version of the hash.
+func (v View) requirement(hash string) string {
+	version, digits, ok := strings.Cut(hash, ":")
+	if !ok {
+		return v.ID(hash)
+	}
+	return version + ":" + v.ID(digits)
 }
 
 func (v View) pairs(p *Page, pairs []*adminv1.Pair) {

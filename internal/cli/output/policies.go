@@ -27,10 +27,14 @@ func (View) Policies(p *Page, r *adminv1.ListPoliciesResponse) {
 	p.Gap()
 	rows := make([]Row, 0, len(r.GetPolicies()))
 	unjudged := 0
-	var backends []*adminv1.Policy
+	var backends, signatures []*adminv1.Policy
 	for _, policy := range r.GetPolicies() {
-		if policy.GetReviewBackend() != nil {
+		switch {
+		case policy.GetReviewBackend() != nil:
 			backends = append(backends, policy)
+			continue
+		case len(policy.GetSignatureRules()) > 0:
+			signatures = append(signatures, policy)
 			continue
 		}
 		mode := policy.GetMode()
@@ -40,10 +44,11 @@ func (View) Policies(p *Page, r *adminv1.ListPoliciesResponse) {
 		unjudged += len(policy.GetUnjudged())
 		rows = append(rows, Row{Cells: []string{policy.GetKind(), policy.GetName(), mode, boundTo(policy)}})
 	}
-	if len(rows) > 0 || len(backends) == 0 {
+	if len(rows) > 0 || len(backends) == 0 && len(signatures) == 0 {
 		p.Table([]string{"KIND", "NAME", "MODE", "NAMESPACES"}, rows)
 	}
 	reviewBackends(p, backends, len(rows) > 0)
+	signatureRules(p, signatures, len(rows) > 0 || len(backends) > 0)
 	for _, w := range r.GetWarnings() {
 		p.Gap()
 		p.PaintProse(Heed, "Warning    ", "%s", w)
@@ -82,6 +87,39 @@ func reviewBackends(p *Page, backends []*adminv1.Policy, below bool) {
 		rows = append(rows, Row{Cells: []string{policy.GetKind(), policy.GetName(), byDefault, kept(b.GetAllowTtl()), kept(b.GetDenyTtl()), volumes, boundTo(policy)}})
 	}
 	p.Table([]string{"KIND", "NAME", "DEFAULTALLOW", "ALLOWTTL", "DENYTTL", "IMAGE VOLUMES", "NAMESPACES"}, rows)
+}
+
+// signatureRules prints rules about signatures, below other policies if there are some.
+func signatureRules(p *Page, policies []*adminv1.Policy, below bool) {
+	if len(policies) == 0 {
+		return
+	}
+	if below {
+		p.Gap()
+	}
+	var rows []Row
+	for _, policy := range policies {
+		for _, r := range policy.GetSignatureRules() {
+			requires := []string{}
+			if r.GetRequires() != "" {
+				requires = append(requires, r.GetRequires())
+			}
+			if r.GetDigestRequired() {
+				requires = append(requires, "a digest in the name")
+			}
+			if r.GetDefault() != "" {
+				requires = append(requires, "other images: "+r.GetDefault())
+			}
+			mode := "enforce"
+			if r.GetAudit() {
+				mode = "audit"
+			}
+			rows = append(rows, Row{Cells: []string{
+				policy.GetKind(), policy.GetName(), r.GetName(), mode, r.GetNamespaces(), strings.Join(r.GetImages(), ", "), strings.Join(requires, "; "),
+			}})
+		}
+	}
+	p.Table([]string{"KIND", "NAME", "RULE", "MODE", "NAMESPACES", "IMAGES", "REQUIRES"}, rows)
 }
 
 // kept returns how long answers are kept.

@@ -2,6 +2,7 @@ package output
 
 import (
 	"fmt"
+	"strings"
 
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -27,8 +28,13 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	}
 	store := s.GetStore()
 	line(Plain, "Store", "%s, format %d, %s", store.GetPath(), store.GetFormat(), Size(store.GetBytes()))
-	line(Plain, "", "%s, %s, %s", Count(store.GetRecords(), "record", "records"), Count(store.GetIntents(), "intent", "intents"),
-		Count(store.GetMarks(), "preloaded mark", "preloaded marks"))
+	counts := []string{
+		Count(store.GetRecords(), "record", "records"), Count(store.GetIntents(), "intent", "intents"), Count(store.GetMarks(), "preloaded mark", "preloaded marks"),
+	}
+	if n := store.GetEndorsements(); n > 0 { // only on nodes that verify signatures
+		counts = append(counts, Count(n, "endorsement", "endorsements"))
+	}
+	line(Plain, "", "%s", strings.Join(counts, ", "))
 	if d := store.GetDistrust(); d != nil {
 		line(Bad, "", "in distrust since %s: %s", v.date(d.GetSince()), d.GetReason())
 		line(Bad, "", "pullgatectl distrust end --dry-run shows which images ending it opens")
