@@ -33,8 +33,9 @@ func lostAnswersLeaveAnImageThatNeedsProof(t runtimeTest) {
 
 	const rounds = 200
 	landed := 0
+	longest := 90 * time.Millisecond // follows the duration of a pull, which depends on the machine
 	for round := range rounds {
-		after := time.Duration(rand.N(int64(90 * time.Millisecond)))
+		after := rand.N(longest)
 		if round%2 == 0 {
 			s.pullAndCancel(owner, after)
 		} else {
@@ -49,10 +50,12 @@ func lostAnswersLeaveAnImageThatNeedsProof(t runtimeTest) {
 		}
 		if s.present(app.Name) {
 			landed++
+			longest -= longest / 8
 			if o := s.k.Start(t.Context(), thief); o.State != node.NeverPulled {
 				t.Fatalf("round %d, lost after %v: %v; want ErrImageNeverPull", round, after, o)
 			}
 		}
+		longest += longest / 50
 		if round%40 == 39 {
 			s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, -1)
 		}

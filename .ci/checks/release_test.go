@@ -18,21 +18,21 @@ func TestReleaseFollowsItsChecklist(t *testing.T) {
 		}
 		return all
 	}
-	written, followed := steps("docs/release.md", `(?m)^\d+\. \*\*(.+)\.\*\*`), steps(".ci/release", `(?m)^step "(.+)"$`)
+	written, followed := steps("docs/design/releasing.md", `(?m)^\d+\. \*\*(.+)\.\*\*`), steps(".ci/release", `(?m)^step "(.+)"$`)
 	if len(written) == 0 || !slices.Equal(written, followed) {
-		t.Errorf("docs/release.md lists %q, make release follows %q; want the same", written, followed)
+		t.Errorf("docs/design/releasing.md lists %q, make release follows %q; want the same", written, followed)
 	}
 }
 
 func TestChangelogIsReadyOrHasAnError(t *testing.T) {
-	const ready = "# Changelog\n\n## 1.2.3 – 2026-12-24\n\nStore format: 1.\n\n### Added\n\n- Something.\n\n## 1.2.2 – 2026-11-24\n"
+	const ready = "# Changelog\n\n## 1.2.3 – 2026-12-24\n\nStore format: 2.\n\n### Added\n\n- Something.\n\n## 1.2.2 – 2026-11-24\n"
 	for name, tc := range map[string]struct{ old, new, want string }{
 		"ready":                  {"", "", ""},
 		"still unreleased":       {"1.2.3 – 2026-12-24", "Unreleased", "newest section is '## Unreleased'"},
 		"of another version":     {"1.2.3 –", "1.2.4 –", "newest section is '## 1.2.4"},
 		"without a date":         {" – 2026-12-24", "", "newest section is '## 1.2.3'"},
-		"without a store format": {"Store format: 1.", "", "does not contain 'Store format: 1.'"},
-		"of another format":      {"format: 1.", "format: 2.", "does not contain 'Store format: 1.'"},
+		"without a store format": {"Store format: 2.", "", "does not contain 'Store format: 2.'"},
+		"of another format":      {"format: 2.", "format: 1.", "does not contain 'Store format: 2.'"},
 		"without a change":       {"- Something.", "", "names no change"},
 	} {
 		t.Run(name, func(t *testing.T) {

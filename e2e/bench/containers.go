@@ -268,11 +268,11 @@ func (n *containerNode) close() error {
 	return err
 }
 
-// containers returns the results as a section of docs/performance.md.
+// containers returns the results as a section of docs/performance/performance.md.
 func containers(ctx context.Context, n *containerNode, o options) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "From `RunPodSandbox` to the answer of `StartContainer`, with all calls of a kubelet between them, on a real containerd (%s) and %s. %d pods, each started in every way and "+
-		"removed, interleaved. Without the pod source each pod sends a `PullImage`, which is a hit. Ratios are medians over the pods, with the quartiles; that of `direct, again` shows how much they vary. Waiting for disk and processor weighs least in the first quartile.\n\n", n.version, machine(ctx), o.pods)
+	fmt.Fprintf(&b, "From `RunPodSandbox` to the answer of `StartContainer`, with all calls of a kubelet between them, on a real containerd (%s) and %s. %d pods, each started in every way, "+
+		"interleaved. Without the pod source each pod sends a `PullImage`, which is a hit. Ratios are medians over the pods, with the quartiles.\n\n", n.version, machine(ctx), o.pods)
 	row := func(through string, all, by []time.Duration) {
 		same := func(d time.Duration) time.Duration { return d }
 		low, median, high := quartiles(all, by)

@@ -1,4 +1,4 @@
-// Command bench measures what pullgated costs, in parts that are sections of docs/performance.md.
+// Command bench measures what pullgated costs, in parts that are sections of docs/performance/performance.md.
 //
 // The calls: what a proxy in the way of CRI calls costs; pullgated, beside a direct connection, a program that copies bytes, HAProxy,
 // nginx and two libraries for gRPC proxies.

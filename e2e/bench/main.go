@@ -40,7 +40,7 @@ type options struct {
 	pods      int
 }
 
-// The parts of a run; each is a section of docs/performance.md.
+// The parts of a run; each is a section of docs/performance/performance.md.
 const (
 	partCalls      = "calls"
 	partStart      = "start"
@@ -59,7 +59,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	flags.IntVar(&o.rounds, "rounds", 5, "number of rounds")
 	flags.DurationVar(&o.duration, "duration", 700*time.Millisecond, "time for one target in one cell")
 	flags.StringVar(&o.pullgated, "pullgated", "", "program of pullgated; none is not measured")
-	flags.StringVar(&o.out, "out", "", "folder for performance.md and performance.svg; none prints the table")
+	flags.StringVar(&o.out, "out", "", "folder for performance.md, performance.csv and images/performance.svg; none prints the table")
 	flags.BoolVar(&o.require, "require", false, "fail if HAProxy or nginx is missing")
 	flags.StringVar(&o.calls, "calls", "", "measure only calls whose names contain it")
 	flags.StringVar(&o.through, "through", "", "measure only these targets, separated by commas, and the direct connection")
@@ -115,5 +115,6 @@ func callsPart(ctx context.Context, dir string, o options, made *sections) error
 	if o.out == "" {
 		return nil
 	}
-	return os.WriteFile(filepath.Join(o.out, "images", "performance.svg"), []byte(chart(results)), 0o644)
+	return errors.Join(os.WriteFile(filepath.Join(o.out, "performance.csv"), []byte(full(results)), 0o644),
+		os.WriteFile(filepath.Join(o.out, "images", "performance.svg"), []byte(chart(results)), 0o644))
 }

@@ -47,7 +47,7 @@ func TestBenchRuns(t *testing.T) {
 	if err := run(ctx, []string{"-parts", parts, "-rounds", "1", "-duration", "20ms", "-images", "1000", "-pods", "1", "-pullgated", pullgated, "-out", out}, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"performance.md", "images/performance.svg"} {
+	for _, name := range []string{"performance.md", "performance.csv", "images/performance.svg"} {
 		if b, err := os.ReadFile(filepath.Join(out, name)); err != nil || len(b) < 1000 {
 			t.Errorf("%s has %d bytes, %v", name, len(b), err)
 		}

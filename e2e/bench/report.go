@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -43,61 +44,97 @@ func (r *result) rate() float64 {
 	return rates[len(rates)/2]
 }
 
-// table returns the results as Markdown.
+// median returns the median p50 of the rounds.
+func (r *result) median() time.Duration {
+	var all []time.Duration
+	for _, s := range r.samples {
+		all = append(all, s.p50)
+	}
+	slices.Sort(all)
+	return all[len(all)/2]
+}
+
+func (r *result) failed() (calls int) {
+	for _, s := range r.samples {
+		calls += s.failed
+	}
+	return calls
+}
+
+// table returns the p50 of the results as Markdown: a row for each cell, a column for each target.
 func table(results []result) string {
+	var head, rule, rows strings.Builder
+	head.WriteString("| calls | callers |")
+	rule.WriteString("| --- | --- |")
+	for i := range results {
+		r := &results[i]
+		if r.cell.name == results[0].cell.name && r.cell.callers == results[0].cell.callers {
+			head.WriteString(" " + r.target + " |")
+			rule.WriteString(" --- |")
+		}
+		low, median, high := r.ratios(p50)
+		switch r.target {
+		case direct:
+			if i > 0 {
+				rows.WriteString("\n")
+			}
+			fmt.Fprintf(&rows, "| %s | %d | %.2f ms", r.cell.name, r.cell.callers, float64(r.median().Microseconds())/1000)
+		case "pullgated":
+			fmt.Fprintf(&rows, " %.2f [%.2f–%.2f]", median, low, high)
+		default:
+			fmt.Fprintf(&rows, " %.2f", median)
+		}
+		if n := r.failed(); n > 0 {
+			fmt.Fprintf(&rows, " (%d calls failed)", n)
+		}
+		rows.WriteString(" |")
+	}
+	return head.String() + "\n" + rule.String() + "\n" + rows.String() + "\n"
+}
+
+// full returns all figures of the results as CSV: times in milliseconds, ratios to the direct connection, processor time in
+// microseconds for each call, memory in MB. The direct connection has no processor time and no memory.
+func full(results []result) string {
 	var b strings.Builder
-	b.WriteString("| calls | callers | through | p50 | p50, × direct | p99, × direct | calls/s | CPU per call | peak RSS |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
+	b.WriteString("calls,callers,through,p50_ms,p50_ratio,p50_ratio_low,p50_ratio_high,p99_ratio,calls_per_second,cpu_us,peak_rss_mb,failed_calls\n")
 	for i := range results {
 		r := &results[i]
 		low, median, high := r.ratios(p50)
 		_, tail, _ := r.ratios(p99)
-		var medians []time.Duration
-		for _, s := range r.samples {
-			medians = append(medians, s.p50)
-		}
-		slices.Sort(medians)
-		failed := 0
-		for _, s := range r.samples {
-			failed += s.failed
-		}
-		through := r.target
-		if failed > 0 {
-			through = fmt.Sprintf("%s (%d calls failed)", r.target, failed)
-		}
-		cpu, peak := fmt.Sprintf("%.1f µs", r.cpuPerCall()), fmt.Sprintf("%d MB", r.peak)
+		cpu, peak := fmt.Sprintf("%.1f", r.cpuPerCall()), strconv.Itoa(r.peak)
 		if r.target == direct {
-			cpu, peak = "–", "–"
+			cpu, peak = "", ""
 		}
-		fmt.Fprintf(&b, "| %s | %d | %s | %.3f ms | %.2f [%.2f–%.2f] | %.2f | %.0f | %s | %s |\n", r.cell.name, r.cell.callers, through,
-			float64(medians[len(medians)/2].Microseconds())/1000, median, low, high, tail, r.rate(), cpu, peak)
+		fmt.Fprintf(&b, "%q,%d,%s,%.3f,%.2f,%.2f,%.2f,%.2f,%.0f,%s,%s,%d\n", r.cell.name, r.cell.callers, r.target,
+			float64(r.median().Microseconds())/1000, median, low, high, tail, r.rate(), cpu, peak, r.failed())
 	}
 	return b.String()
 }
 
-// calls returns the results as a section of docs/performance.md.
+// calls returns the results as a section of docs/performance/performance.md.
 func calls(ctx context.Context, results []result, o options, targets []*target) string {
 	var b strings.Builder
 	b.WriteString("![p50 by the direct connection](images/performance.svg)\n\n")
-	fmt.Fprintf(&b, "%d rounds of %v for each target and cell, interleaved. Client, target and a fake runtime share the machine. Ratios are medians over the rounds, to the direct "+
-		"connection in the same round, with the lowest and the highest. p50 is the median of the rounds' medians. CPU and memory are those of the target.\n\n", o.rounds, o.duration)
-	b.WriteString("| what | version |\n| --- | --- |\n")
-	fmt.Fprintf(&b, "| machine | %s |\n", machine(ctx))
+	fmt.Fprintf(&b, "%d rounds of %v for each target and call, interleaved; client, target and a fake runtime share the machine. The table has the median p50 of the direct connection, and "+
+		"for the others the median ratio to it in the same round, for pullgated with the lowest and the highest. [performance.csv](performance.csv) has p99, calls a second, CPU and memory too.\n\n", o.rounds, o.duration)
+	b.WriteString("`splice` copies bytes between two sockets without reading gRPC: no proxy that reads calls can be faster. HAProxy has two threads, nginx one process. " +
+		"`mwitkow` and `siderolabs` are the two grpc-proxy libraries. Only pullgated judges the pre-checks.\n\n")
+	b.WriteString(table(results))
+	fmt.Fprintf(&b, "\nMachine: %s. Versions: ", machine(ctx))
+	var versions []string
 	for _, t := range targets {
 		if t.version != "" {
-			fmt.Fprintf(&b, "| %s | %s |\n", t.name, t.version)
+			versions = append(versions, t.version)
 		}
 	}
 	if info, ok := debug.ReadBuildInfo(); ok {
-		fmt.Fprintf(&b, "| Go | %s |\n", info.GoVersion)
 		for _, d := range info.Deps {
 			if strings.HasSuffix(d.Path, "/grpc-proxy") || d.Path == "google.golang.org/grpc" {
-				fmt.Fprintf(&b, "| %s | %s |\n", d.Path, d.Version)
+				versions = append(versions, d.Path+" "+d.Version)
 			}
 		}
 	}
-	b.WriteString("\n`splice` copies bytes between two sockets without reading gRPC: no proxy that reads calls can be faster. HAProxy has two threads, nginx one process. " +
-		"`mwitkow` and `siderolabs` are the libraries github.com/mwitkow/grpc-proxy and github.com/siderolabs/grpc-proxy. Only pullgated judges the pre-checks.\n\n")
-	b.WriteString(table(results))
+	b.WriteString(strings.Join(versions, "; ") + ".\n")
 	return b.String()
 }
 

@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// head is the beginning of docs/performance.md.
+// head is the beginning of docs/performance/performance.md.
 const head = "# Performance\n\nWhat pullgated costs, beside other programs in its place. Written by `make bench`; do not edit it.\n"
 
 // order returns the titles of the sections.
 func order() []string { return []string{"Calls", "Start", "Containers"} }
 
-// sections are parts of docs/performance.md, by title.
+// sections are parts of docs/performance/performance.md, by title.
 type sections struct{ text map[string]string }
 
 func (s *sections) add(title, text string) {

@@ -179,11 +179,11 @@ func (t *target) once(ctx context.Context, method string, m proto.Message) error
 	return nil
 }
 
-// starts returns the results as a section of docs/performance.md.
+// starts returns the results as a section of docs/performance/performance.md.
 func starts(ctx context.Context, results []startResult, o options) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "From exec of pullgated to its answers, in front of a fake runtime, with the file in the page cache: median of %d starts, the shortest and the longest, on %s. "+
-		"The first judged answer is a pre-check, which waits up to 5 s for the sync with the runtime. Peak RSS includes pages of the file, which the kernel can drop.\n\n", o.rounds, machine(ctx))
+	fmt.Fprintf(&b, "From exec of pullgated to its answers, in front of a fake runtime, with the file in the page cache: median, shortest and longest of %d starts, on %s. "+
+		"The first judged answer waits for the sync with the runtime. Peak RSS includes pages of the file, which the kernel can drop.\n\n", o.rounds, machine(ctx))
 	b.WriteString("| images × credentials | file | first answer | first judged answer | peak RSS | without the file |\n| --- | --- | --- | --- | --- | --- |\n")
 	for _, r := range results {
 		fmt.Fprintf(&b, "| %v | %.1f MB | %s | %s | %d MB | %d MB |\n", r.size, r.file,

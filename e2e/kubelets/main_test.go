@@ -116,6 +116,12 @@ func testNode(t *testing.T, m *machine) {
 	if m.firstOfKubelet() {
 		m.run(t, testCase{"reviews", reviews})
 	}
+	if m.signs() {
+		m.run(t, testCase{"signatures", signatures})
+	}
+	if m.signs() && m.runtime == containerd24 {
+		m.run(t, testCase{"signed-restarts", signedRestarts})
+	}
 	switch {
 	case m.firstOfKubelet() && m.cluster.Release() == kubelet134:
 		m.run(t, testCase{"reviewed-restarts", reviewedRestarts})
@@ -187,6 +193,9 @@ func everyPair() bool { return os.Getenv("EVERY_PAIR") != "" }
 
 // expires reports whether the scenario of proofs that expire runs on the node: it waits long, so it runs on one.
 func (m *machine) expires() bool { return m.firstOfKubelet() && m.cluster.Release() == kubelet134 }
+
+// signs reports whether the scenarios of signatures run on the node: one of each kubelet in make matrix, and mainNode.
+func (m *machine) signs() bool { return m.runtime == containerd24 || m.firstOfKubelet() }
 
 // withPodSource switches the pod source on and runs the test cases again, and those that need it.
 func (m *machine) withPodSource(t *testing.T) {

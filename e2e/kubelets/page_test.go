@@ -69,7 +69,7 @@ func writeRows(page, release string, sourced bool, rows []string) (string, error
 		if len(differing) == 0 {
 			return page, nil
 		}
-		return "", fmt.Errorf("no table <!-- %s --> in %s; add one", own, compatibility)
+		return "", fmt.Errorf("no table <!-- %s --> in %s; add one", own, casesFile)
 	}
 	var b strings.Builder
 	b.WriteString(before + "<!-- " + own + " -->\n" + tableTitle)
@@ -81,7 +81,7 @@ func writeRows(page, release string, sourced bool, rows []string) (string, error
 
 // Rows are read as they were written, and writing the rows of the page changes nothing.
 func TestCompatibilityPage(t *testing.T) {
-	text, err := os.ReadFile(compatibility)
+	text, err := os.ReadFile(casesFile)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// compatibility is the page that the results of the policies scenario must match.
-const compatibility = "../../docs/compatibility.md"
+// casesFile is the page that the results of the policies scenario must match.
+const casesFile = "cases.md"
 
 // preload puts images on the node, past every kubelet, as an operator does who builds a node's image.
 // Each pull policy has its own, so that the registry's log shows which pod asked.
@@ -79,7 +79,7 @@ func preloaded(s *scenario) {
 }
 
 // Under each policy, pods of every kind are created with every pull policy. The results must match the rows of
-// docs/compatibility.md. With WRITE_COMPATIBILITY=1 the page is written instead.
+// cases.md. With WRITE_CASES=1 the page is written instead.
 func policies(s *scenario) {
 	listed := fmt.Sprintf("preloadedImagesVerificationAllowlist: [%q]", s.Private.Host()+"/listed/*")
 	s.Cleanup(func() {
@@ -210,24 +210,24 @@ func describe(state, asks string) string {
 // compare compares rows with those of the page, or writes them.
 func (s *scenario) compare(rows []string) {
 	s.Helper()
-	text, err := os.ReadFile(compatibility)
+	text, err := os.ReadFile(casesFile)
 	s.must(err)
 	page := string(text)
 	release := s.cluster.Release()
-	if os.Getenv("WRITE_COMPATIBILITY") != "" {
+	if os.Getenv("WRITE_CASES") != "" {
 		page, err = writeRows(page, release, s.sourced, rows)
 		s.must(err)
-		s.must(os.WriteFile(compatibility, []byte(page), 0o644))
+		s.must(os.WriteFile(casesFile, []byte(page), 0o644))
 		return
 	}
 	want := rowsFor(page, release, s.sourced)
 	for _, row := range rows {
 		if want[caseOf(row)] != row {
-			s.Errorf("on %s with kubelet %s, pod source %v, the outcome is\n%s\n%s has\n%s", s.runtime, release, s.sourced, row, compatibility, want[caseOf(row)])
+			s.Errorf("on %s with kubelet %s, pod source %v, the outcome is\n%s\n%s has\n%s", s.runtime, release, s.sourced, row, casesFile, want[caseOf(row)])
 		}
 		delete(want, caseOf(row))
 	}
 	if len(want) > 0 && !s.sourced { // with the pod source not every policy is run
-		s.Errorf("%s has rows that did not come out: %q", compatibility, want)
+		s.Errorf("%s has rows that did not come out: %q", casesFile, want)
 	}
 }

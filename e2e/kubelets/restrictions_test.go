@@ -251,7 +251,7 @@ func (s *scenario) awaitEphemeral(o *outcome, denied, runs, pattern string) {
 		isDenied, isRunning := false, false
 		for _, c := range o.pod.Status.EphemeralContainerStatuses {
 			w := c.State.Waiting
-			isDenied = isDenied || c.Name == denied && w != nil && w.Reason == notCreated && want.MatchString(w.Message)
+			isDenied = isDenied || c.Name == denied && w != nil && want.MatchString(w.Reason+": "+w.Message)
 			isRunning = isRunning || c.Name == runs && c.State.Running != nil
 		}
 		if isDenied && isRunning {

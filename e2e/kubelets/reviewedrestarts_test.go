@@ -30,8 +30,8 @@ func reviewedRestarts(s *scenario) {
 	r.secret("a")
 	plain := r.pod("a", app)
 	stay := s.stay(plain, policyd, runtime, kubelet)
-	if n := len(b.Requests()); n < len(stay) {
-		s.Errorf("%d pods without a cache: %d requests", len(stay), n)
+	if len(b.Requests()) == 0 { // pods that start at the same time share a request
+		s.Errorf("%d pods without a cache: no request", len(stay))
 	}
 	b.Set(app.Name, reviewbackend.Answer{Deny: true, Reason: "not scanned"})
 	check := func(after string) {

@@ -119,7 +119,14 @@ func busyDaemon(ctx context.Context, t *testing.T) workload {
 	return w
 }
 
-// policies returns a folder with a policy of each kind.
+// signed is a rule for images that no pod uses.
+const signed = `apiVersion: policy.sigstore.dev/v1beta1
+kind: ClusterImagePolicy
+metadata: {name: signed}
+spec: {images: [{glob: repo.test/signed}], authorities: [{keyless: {identities: [{issuer: i, subject: s}]}}]}
+`
+
+// policies returns a folder with restrictions, image reviews and a rule about signatures.
 func policies(t *testing.T) string {
 	t.Helper()
 	backend, err := reviewbackend.Start()
@@ -133,6 +140,7 @@ func policies(t *testing.T) string {
 		os.Mkdir(dir, 0o755),
 		backend.Kubeconfig(kubeconfig, "node"),
 		os.WriteFile(filepath.Join(dir, "all.yaml"), []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: all}\nspec: {}\n"), 0o644),
+		os.WriteFile(filepath.Join(dir, "signed.yaml"), []byte(signed), 0o644),
 		os.WriteFile(filepath.Join(dir, "backend.yaml"), fmt.Appendf(nil, "imagePolicy: {kubeConfigFile: %q, defaultAllow: false}\n", kubeconfig), 0o644),
 	} {
 		if err != nil {

@@ -1,4 +1,4 @@
-// Package release builds releases of containerd and of Kubernetes from source. What was built stays in
+// Package release builds releases of containerd, of Kubernetes and of cosign from source. What was built stays in
 // the cache folder of the user; tools pins the versions, a folder for each.
 package release
 
@@ -31,6 +31,9 @@ const (
 	// Containerd24 is the newest one.
 	Containerd24 = "containerd-2.4"
 )
+
+// cosign31 is the release of cosign, by the folder below tools that pins it.
+const cosign31 = "cosign-3.1"
 
 const (
 	// buildLimit is how long a build may take on a slow machine, downloads included.
@@ -81,6 +84,21 @@ func Containerd(ctx context.Context, release string) (string, error) {
 // Containerd does, and returns the folder where they are.
 func Kubernetes(ctx context.Context, release string) (string, error) {
 	return kubernetesRecipe().build(ctx, "kubernetes-"+release)
+}
+
+func cosignRecipe() recipe {
+	return recipe{
+		what: "cosign", module: "github.com/sigstore/cosign/v3", programs: []string{"cosign"},
+		stamp: func(version string) []string {
+			return []string{"sigs.k8s.io/release-utils/version.gitVersion=v" + version}
+		},
+	}
+}
+
+// Cosign builds cosign, as Containerd does, and returns its path.
+func Cosign(ctx context.Context) (string, error) {
+	dir, err := cosignRecipe().build(ctx, cosign31)
+	return filepath.Join(dir, "cosign"), err
 }
 
 // build returns the folder with the programs that a folder below tools pins, built if they are not.

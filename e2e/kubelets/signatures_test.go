@@ -1,0 +1,168 @@
+package kubelets_test
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// A pod whose image is signed as the policy requires runs. One with an unsigned image waits with a reason that says so, and runs without further
+// action once the image is signed. An unsigned image that a pod without the policy has pulled does not run either, nor do pods with the policy
+// Never, static pods, ephemeral containers and image volumes with it.
+func signatures(s *scenario) {
+	r := s.newSigner()
+	good, bad, late, cached := s.private("good:1"), s.private("bad:1"), s.private("late:1"), s.private("cached:1")
+	free, freeBad := s.public("free:1"), s.public("free-bad:1")
+	multi := r.index("multi:1")
+	r.sign(r.key, good, free, multi)
+	r.require(r.key, "a", "static")
+	r.enforce("exempt: {staticPods: false}")
+	r.secret("static") // and its namespace
+	began := time.Now()
+
+	// Each step that has to wait for something comes before those that do not.
+	later := r.come(by("a", late), running)
+	other := r.come(by("b", cached), running)
+	waits := r.come(by("a", bad), refused)
+	staticBad := r.comeStatic(pod{team: "static", image: freeBad}, refused)
+	static := r.comeStatic(pod{team: "static", image: free}, running)
+	signed := r.come(by("a", good), running)
+	platforms := r.come(by("a", multi), running)
+	r.isUnsigned("later signed, before that", later)
+	r.sign(r.key, late)
+	since := time.Now()
+	r.runs("signed", signed)
+	r.runs("multi-architecture image", platforms)
+	r.runs("in a namespace without the policy", other)
+	again := r.come(by("a", cached), refused)
+	volume, badVolume := r.comeWithImageVolumes(good, bad)
+
+	r.isUnsigned("unsigned", waits)
+	r.isUnsigned("the unsigned image that another team has pulled", again)
+	r.runs("static pod", static)
+	r.isUnsigned("unsigned static pod", staticBad)
+	signedNever, badNever := r.come(pod{team: "a", image: free, policy: never}, running), r.come(pod{team: "a", image: freeBad, policy: never}, refused)
+	r.runs("signed, Never", signedNever)
+	r.isNeverUnsigned("unsigned, Never", badNever)
+	r.addEphemeral(signed, good, bad)
+	if volume != nil {
+		r.runs("image volume", volume)
+		r.isUnsigned("unsigned image volume", badVolume)
+	}
+	r.runs("later signed", later)
+	s.Logf("rows after %v; a pod ran %v after its image was signed", time.Since(began).Round(100*time.Millisecond), time.Since(since).Round(100*time.Millisecond))
+	s.leaveStatic(static)
+	s.leaveStatic(staticBad)
+	s.dropAll()
+}
+
+// comeWithImageVolumes creates two pods with an image volume, where kubelet and runtime have them.
+func (r *signer) comeWithImageVolumes(good, bad node.Pushed) (signed, unsigned *outcome) {
+	r.Helper()
+	if !r.whole() {
+		return nil, nil
+	}
+	volume := func(image node.Pushed) func(*corev1.Pod) {
+		return mounts(corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: image.Name, PullPolicy: ifNotPresent}})
+	}
+	return r.come(by("a", good, volume(good)), running), r.come(by("a", good, volume(bad)), refused)
+}
+
+// addEphemeral adds two ephemeral containers to a pod that runs: one whose image is unsigned, and one whose image is signed.
+func (r *signer) addEphemeral(o *outcome, good, bad node.Pushed) {
+	r.Helper()
+	p := o.pod.DeepCopy()
+	for name, image := range map[string]node.Pushed{"bad": bad, "good": good} {
+		p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, corev1.EphemeralContainer{
+			EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: name, Image: image.Name, ImagePullPolicy: ifNotPresent},
+		})
+	}
+	_, err := r.cluster.Client.CoreV1().Pods(p.Namespace).UpdateEphemeralContainers(r.Context(), p.Name, p, metav1.UpdateOptions{})
+	r.must(err)
+	r.awaitEphemeral(o, "bad", "good", unverified+"|signature validation failed")
+	o.want, o.image = refused, bad // which must not run
+}
+
+// Running pods and their restarts are not affected when the key in the policy is exchanged; new pods need a signature with the new one, which is
+// verified once. With recheckRestarts restarts need it too. After a reboot, while registry, network and pullgate-policyd are down, everything that
+// has an endorsement starts, and nothing else does.
+func signedRestarts(s *scenario) {
+	const (
+		exchange = "an exchange of the key"
+		recheck  = "recheckRestarts"
+		reboot   = "a reboot"
+	)
+	registry := s.registry()
+	push := func(name string) node.Pushed { return s.push(registry, name, node.Image{}) }
+	app, bad, other := push("app:1"), push("bad:1"), push("other:1")
+	r := s.newSigner()
+	r.sign(r.key, app, other)
+	r.require(r.key, "a")
+	r.enforce()
+	stay := s.stayOn(by("a", app), exchange, recheck, reboot)
+	plain := r.come(by("b", bad), running) // so that the unsigned image is on the node
+	r.runs("in a namespace without the policy", plain)
+	s.drop(plain)
+
+	second := s.newKey()
+	r.require(second, "a")
+	policyFolder{s, r.policies}.signal()
+	fresh := r.come(by("a", app), running)
+	s.restartsIn(stay, exchange)
+	r.isUnsigned("new, after "+exchange, fresh)
+	r.sign(second, app)
+	r.runs("new, signed with the second key", fresh)
+	before := r.verifications()
+	both := []*outcome{r.come(by("a", app), running), r.come(by("a", app), running)}
+	for _, o := range both {
+		r.runs("new, after the first one", o)
+	}
+	if n := r.verifications() - before; n != 0 {
+		r.Errorf("%v verifications of an image that has the endorsement; want none", n)
+	}
+
+	third := s.newKey()
+	r.require(third, "a")
+	r.configure("recheckRestarts: true")
+	s.killIn(stay, recheck, func(o *outcome) { s.waitForEvent(o.pod, `SignatureValidationFailed`) })
+	r.sign(third, app)
+	r.runs("restarted with "+recheck, stay[recheck])
+
+	r.configure()
+	fresh = r.come(by("a", app), running)
+	r.runs("new, signed with the third key", fresh)
+	s.must(registry.Down())
+	s.must(r.policyd.Close())
+	s.must(s.kubelet.Kill())
+	s.must(s.gate.Kill())
+	s.must(s.Containerd.Reboot(s.Context()))
+	s.must(s.gate.Start(s.Context()))
+	s.must(s.kubelet.Start(s.Context(), s.gate.Endpoint(), quick()))
+	defer func() { s.must(r.policyd.Reopen(s.Context())) }() // which the end of the scenario closes
+	started := r.come(by("a", app), running)
+	refusedOnes := map[string]*outcome{
+		"unsigned":        r.come(by("a", bad), refused),
+		"unsigned, Never": r.come(byPolicy("a", bad, never), refused),
+		"not on the node": r.come(by("a", other), refused),
+	}
+	for _, o := range stay {
+		s.replaced(o, reboot)
+	}
+	r.runs("new, after "+reboot, started)
+	for name, o := range refusedOnes {
+		r.isDenied(name+", after "+reboot, o, `RegistryUnavailable|SignatureValidationFailed|ErrImagePull|ErrImageNeverPull`)
+	}
+}
+
+// stayOn is stay for a pod whose image each of the pods may pull.
+func (s *scenario) stayOn(p pod, cases ...string) map[string]*outcome {
+	s.Helper()
+	all := map[string]*outcome{}
+	for _, name := range cases {
+		all[name] = s.keep(step{name: "for " + name, pod: p, want: running, requests: anything})
+	}
+	return all
+}

@@ -1,0 +1,141 @@
+package kubelets_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/signing"
+)
+
+// unsigned is the pattern of what a kubelet reports of a container whose image has not the signatures that a policy requires: the message of the
+// container that waits, or the reason, of which there is an event.
+const unsigned = `because the signature validation failed: image .* rule by-the-team of policy signed is not met: |Failed: Error: SignatureValidationFailed`
+
+// A signer is a scenario with policies about signatures, and a pullgate-policyd that verifies them.
+type signer struct {
+	*reviewing
+	key *signing.Key
+}
+
+func (s *scenario) newSigner() *signer {
+	s.Helper()
+	return &signer{s.newReviewing(), s.newKey()}
+}
+
+func (s *scenario) newKey() *signing.Key {
+	s.Helper()
+	key, err := signing.NewKey()
+	s.must(err)
+	return key
+}
+
+// require makes the policy that the images of the scenario are signed with a key, in the pods of some teams.
+func (r *signer) require(key *signing.Key, teams ...string) {
+	r.Helper()
+	var namespaces, images []string
+	for _, team := range teams {
+		namespaces = append(namespaces, r.namespace(team))
+	}
+	for _, registry := range append(r.registries, r.Private, r.Public) {
+		images = append(images, fmt.Sprintf("%q", registry.Host()+"/"+r.name+"/*"))
+	}
+	text := fmt.Sprintf(`apiVersion: kyverno.io/v1
+kind: ClusterPolicy
+metadata: {name: signed}
+spec:
+  rules:
+  - name: by-the-team
+    match: {any: [{resources: {kinds: [Pod], namespaces: [%s]}}]}
+    verifyImages:
+    - imageReferences: [%s]
+      attestors: [{entries: [{keys: {publicKeys: %q}}]}]
+`, strings.Join(namespaces, ", "), strings.Join(images, ", "), key.Public())
+	r.must(os.WriteFile(filepath.Join(r.policies, "signed.yaml"), []byte(text), 0o644))
+	r.hangup()
+}
+
+func (r *signer) repository(image node.Pushed) *signing.Repository {
+	r.Helper()
+	alice := node.Alice()
+	repository, err := signing.Of(image, &alice)
+	r.must(err)
+	return repository
+}
+
+// sign signs an image.
+func (r *signer) sign(key *signing.Key, images ...node.Pushed) {
+	r.Helper()
+	for _, image := range images {
+		r.must(r.repository(image).Sign(r.Context(), key, image.Digest))
+	}
+}
+
+// index pushes an index with an image for this machine and one for another.
+func (r *signer) index(name string) node.Pushed {
+	r.Helper()
+	other := "arm64"
+	if runtime.GOARCH == other {
+		other = "amd64"
+	}
+	image := r.private(name)
+	index, err := r.repository(image).Index(r.Context(), "multi", image.Digest, runtime.GOARCH, other)
+	r.must(err)
+	return index
+}
+
+// by returns a pod of a team, with the credential of the private images.
+func by(team string, image node.Pushed, changes ...func(*corev1.Pod)) pod {
+	return pod{team: team, image: image, secrets: with(node.Alice()), change: func(p *corev1.Pod) {
+		for _, change := range changes {
+			change(p)
+		}
+	}}
+}
+
+// byPolicy is by with a pull policy.
+func byPolicy(team string, image node.Pushed, policy corev1.PullPolicy) pod {
+	p := by(team, image)
+	p.policy = policy
+	return p
+}
+
+// isUnsigned waits until a pod waits for signatures.
+func (r *signer) isUnsigned(name string, o *outcome) {
+	r.Helper()
+	r.isDenied(name, o, unsigned)
+	for end := time.Now().Add(patience); o.state != unverified && o.state != pullFailed; time.Sleep(100 * time.Millisecond) { // between two attempts, it shows another
+		if r.look(o); time.Now().After(end) {
+			r.Errorf("%s: %s; want the reason %s", name, o, unverified)
+			return
+		}
+	}
+}
+
+// unverified is the reason that a container waits for while its image has not the signatures that a policy requires.
+const unverified = "SignatureValidationFailed"
+
+// isNeverUnsigned waits until a pod with the pull policy Never is denied. With the pod source the kubelet is shown the image, so that the
+// creation of the container can say why.
+func (r *signer) isNeverUnsigned(name string, o *outcome) {
+	r.Helper()
+	pattern := "ErrImageNeverPull"
+	if r.sourced {
+		pattern = "CreateContainerError|Failed: Error: .*signature"
+	}
+	r.isDenied(name, o, pattern)
+}
+
+// verifications is how many verifications pullgate-policyd has made.
+func (r *signer) verifications() float64 {
+	r.Helper()
+	n, err := r.policyd.Metric("pullgate_policyd_verifications_total")
+	r.must(err)
+	return n
+}

@@ -1,0 +1,147 @@
+package signatures_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/sigstoretest"
+
+	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/signing"
+)
+
+// A row is one case of the table.
+type row struct {
+	name string
+	// attestors of the policy in Kyverno's dialect, and authorities of the one in sigstore's; "" if the dialect cannot say it.
+	attestors, authorities string
+	// sign makes the image of the row, an index if it returns one, and its signatures.
+	sign func(*attempt)
+	// accepted is what cosign says; nil is whether it verifies the image with its own key.
+	accepted func(*attempt) error
+	// reason of pullgate-policyd; "" if the image meets the rules.
+	reason string
+	// difference says why cosign's answer is another one.
+	difference string
+}
+
+// An attempt is one row at one registry.
+type attempt struct {
+	*testing.T
+	*oracle
+	repository *signing.Repository
+	image      node.Pushed
+}
+
+// An oracle is cosign, with the keys of the table.
+type oracle struct {
+	cosign *signing.Cosign
+	public string // of cosign's key
+	keys   [3]*signing.Key
+
+	authority   *sigstoretest.Authority
+	trustedRoot []byte
+	tb          testing.TB
+}
+
+// Each row is judged by cosign and by pullgate-policyd, at a registry with the referrers API and at one without it.
+func TestOracle(t *testing.T) {
+	if os.Getenv("NODES") != "matrix" {
+		t.Skip("a part of make matrix")
+	}
+	cosign, err := signing.NewCosign(t.Context(), t.TempDir())
+	must(t, err)
+	o := &oracle{cosign: cosign, authority: sigstoretest.NewAuthority(t), tb: t}
+	o.trustedRoot = o.authority.TrustedRoot(t, nil)
+	o.public, err = cosign.Public()
+	must(t, err)
+	for i := range o.keys {
+		o.keys[i], err = signing.NewKey()
+		must(t, err)
+	}
+	debian, err := node.StartRegistry(t.Context(), filepath.Join(t.TempDir(), "registry"), node.Alice())
+	must(t, err)
+	t.Cleanup(func() {
+		if err := debian.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	alice := node.Alice()
+	for name, at := range map[string]struct {
+		host  string
+		login *node.Login
+	}{
+		"docker-registry":      {debian.Host(), &alice},
+		"go-containerregistry": {serve(t, withReferrers()), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o.compare(t, at.host, at.login)
+		})
+	}
+}
+
+// compare compares the answers about every row at a registry.
+func (o *oracle) compare(t *testing.T, host string, login *node.Login) {
+	t.Helper()
+	policies := map[string]string{}
+	rows := o.rows()
+	for i, r := range rows {
+		name, repository := fmt.Sprintf("row-%d", i), fmt.Sprintf("%s/row-%d/app", host, i)
+		if r.attestors != "" {
+			policies[name+"-kyverno"] = kyvernoPolicy(name, repository, r.attestors)
+		}
+		if r.authorities != "" {
+			policies[name+"-sigstore"] = sigstorePolicy(name, repository, r.authorities)
+		}
+	}
+	w := start(t, policies, o.trustedRoot)
+	for i, r := range rows {
+		t.Run(r.name, func(t *testing.T) {
+			t.Parallel()
+			a := &attempt{T: t, oracle: o, repository: open(t, fmt.Sprintf("%s/row-%d/app", host, i), login)}
+			var err error
+			a.image, err = a.repository.Image(t.Context(), "1", runtime.GOARCH, t.Name())
+			must(t, err)
+			r.sign(a)
+			accepted := r.accepted
+			if accepted == nil {
+				accepted = func(a *attempt) error {
+					return o.cosign.Verify(a.Context(), a.repository, o.public, a.image.Digest)
+				}
+			}
+			theirs := accepted(a)
+			if (theirs == nil) != ((r.reason == "") != (r.difference != "")) {
+				t.Errorf("cosign: %v; want reason %q, difference %q", theirs, r.reason, r.difference)
+			}
+			got, err := w.verify(t.Context(), a.image, login, true)
+			must(t, err)
+			for _, result := range got.Results {
+				if result.Met != (r.reason == "") || result.Reason != r.reason {
+					t.Errorf("pullgate-policyd: %+v; want reason %q; cosign: %v\n%+v", result, r.reason, theirs, got.Signatures)
+				}
+			}
+		})
+	}
+}
+
+// by returns whether cosign verifies the image of an attempt with a key.
+func (a *attempt) by(ctx context.Context, public string) bool {
+	return a.cosign.Verify(ctx, a.repository, public, a.image.Digest) == nil
+}
+
+func (a *attempt) must(err error) {
+	a.Helper()
+	must(a.T, err)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,203 @@
+// Package signatures_test compares what pullgate-policyd says about the signatures of images with what cosign says, and has it ask registries
+// that are not honest.
+package signatures_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log" //nolint:depguard // the registry takes its logger
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/internal/policyfiles"
+	"github.com/pullgate/pullgate/pkg/admission/files"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/requirement"
+
+	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/signing"
+)
+
+// namespace is that of all pods.
+const namespace = "team"
+
+// A world is a pullgate-policyd with policy files.
+type world struct {
+	testing.TB
+	dir     string
+	policyd *node.Policyd
+	client  *policyclient.Client
+	set     *files.Set
+	rules   *requirement.Set
+}
+
+// start starts a pullgate-policyd with policy files by their names. settings are more lines of its configuration.
+func start(tb testing.TB, policies map[string]string, trustedRoot []byte, settings ...string) *world {
+	tb.Helper()
+	w := &world{TB: tb, dir: shortDir(tb)}
+	paths := files.Paths{Folder: filepath.Join(w.dir, "policies")}
+	w.must(os.Mkdir(paths.Folder, 0o755))
+	for name, text := range policies {
+		w.must(os.WriteFile(filepath.Join(paths.Folder, name+".yaml"), []byte(text), 0o644))
+	}
+	if trustedRoot != nil {
+		paths.TrustedRoot = filepath.Join(w.dir, "trusted_root.json")
+		w.must(os.WriteFile(paths.TrustedRoot, trustedRoot, 0o644))
+		settings = append(settings, "trustedRoot: "+paths.TrustedRoot)
+	}
+	var err error
+	w.set, err = files.Read(paths, policyfiles.Kinds())
+	w.must(err)
+	w.rules = policyfiles.Requirements(w.set)
+	w.policyd, err = node.StartPolicyd(tb.Context(), filepath.Join(w.dir, "policyd"), paths.Folder, settings...)
+	w.must(err)
+	tb.Cleanup(func() {
+		if err := w.policyd.Close(); err != nil {
+			tb.Error(err)
+		}
+		if tb.Failed() {
+			tb.Logf("the last output of pullgate-policyd:\n%s", w.policyd.Log())
+		}
+	})
+	w.client, err = policyclient.New(w.policyd.Endpoint(), policyclient.Options{})
+	w.must(err)
+	tb.Cleanup(func() {
+		if err := w.client.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return w
+}
+
+// verify asks whether an image meets the rules for it. Without list it is what pullgated asks after a pull, which ends with enough signatures.
+func (w *world) verify(ctx context.Context, image node.Pushed, login *node.Login, list bool) (policyclient.Verification, error) {
+	applied := w.rules.For(namespace, imageref.New(image.Name))
+	repository := image.Name[:strings.LastIndex(image.Name, ":")]
+	request := policyclient.VerifyRequest{
+		PolicyHash: w.set.Hash, TrustedRoot: policyfiles.TrustedRootID(w.set), Name: image.Name, ImageID: image.ID,
+		Digests: []string{repository + "@" + image.Digest}, ListSignatures: list,
+	}
+	if login != nil {
+		request.Credential = policyclient.RegistryCredential{Username: login.Username, Password: login.Password}
+	}
+	for _, r := range applied.Rules {
+		request.Requirements = append(request.Requirements, r.Hash)
+	}
+	slices.Sort(request.Requirements) // both dialects can say the same
+	request.Requirements = slices.Compact(request.Requirements)
+	if len(request.Requirements) == 0 {
+		return policyclient.Verification{}, errors.New("no rule for " + image.Name)
+	}
+	return w.client.Verify(ctx, request)
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// shortDir returns a folder whose path is short enough for sockets.
+func shortDir(tb testing.TB) string {
+	tb.Helper()
+	dir, err := os.MkdirTemp("", "signatures") //nolint:usetesting // a socket's path must be short
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// kyvernoPolicy is a ClusterPolicy for the images of a repository.
+func kyvernoPolicy(name, repository, attestors string) string {
+	return fmt.Sprintf(`apiVersion: kyverno.io/v1
+kind: ClusterPolicy
+metadata: {name: %s}
+spec:
+  rules:
+  - name: signed
+    match: {any: [{resources: {kinds: [Pod]}}]}
+    verifyImages:
+    - imageReferences: ["%s*"]
+      attestors: %s
+`, name, repository, attestors)
+}
+
+// sigstorePolicy is a ClusterImagePolicy for the images of a repository.
+func sigstorePolicy(name, repository, authorities string) string {
+	return fmt.Sprintf(`apiVersion: policy.sigstore.dev/v1beta1
+kind: ClusterImagePolicy
+metadata: {name: %s}
+spec:
+  images: [{glob: "%s*"}]
+  authorities: %s
+`, name, repository, authorities)
+}
+
+// kyvernoKeys is a list of attestors of which so many must have signed, 0 for all.
+func kyvernoKeys(count int, keys ...string) string {
+	var entries []string
+	for _, k := range keys {
+		entries = append(entries, fmt.Sprintf("{keys: {publicKeys: %q}}", k))
+	}
+	return fmt.Sprintf("[{count: %d, entries: [%s]}]", count, strings.Join(entries, ", "))
+}
+
+// sigstoreKey is a list of one authority.
+func sigstoreKey(key string) string { return fmt.Sprintf("[{key: {data: %q}}]", key) }
+
+// serve serves a registry until the end of the test.
+func serve(tb testing.TB, handler http.Handler) (host string) {
+	tb.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = server.Serve(l) // ends with Close
+	}()
+	tb.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			tb.Error(err)
+		}
+		<-done
+	})
+	return l.Addr().String()
+}
+
+// withReferrers returns go-containerregistry's registry, which has the referrers API.
+func withReferrers() http.Handler {
+	return registry.New(registry.WithReferrersSupport(true), registry.Logger(log.New(io.Discard, "", 0)))
+}
+
+// otherArchitecture is one that this machine does not have.
+func otherArchitecture() string {
+	if runtime.GOARCH == "arm64" {
+		return "amd64"
+	}
+	return "arm64"
+}
+
+func open(tb testing.TB, repository string, login *node.Login) *signing.Repository {
+	tb.Helper()
+	r, err := signing.Open(repository, login)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return r
+}

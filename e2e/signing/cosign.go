@@ -1,0 +1,109 @@
+package signing
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/pullgate/pullgate/e2e/release"
+)
+
+// A Cosign is the program, with a key of its own.
+type Cosign struct {
+	program, dir string
+}
+
+// signingConfig makes cosign sign without asking any server.
+const signingConfig = `{"mediaType":"application/vnd.dev.sigstore.signingconfig.v0.2+json"}`
+
+// NewCosign builds cosign unless it is built, and has it make a key below dir, which is empty.
+func NewCosign(ctx context.Context, dir string) (*Cosign, error) {
+	program, err := release.Cosign(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cosign{program, dir}
+	if err := os.WriteFile(c.path("config.json"), []byte(signingConfig), 0o600); err != nil {
+		return nil, err
+	}
+	_, err = c.Run(ctx, "generate-key-pair")
+	return c, err
+}
+
+func (c *Cosign) path(name string) string { return filepath.Join(c.dir, name) }
+
+// Public returns its public key as PEM.
+func (c *Cosign) Public() (string, error) {
+	data, err := os.ReadFile(c.path("cosign.pub"))
+	return string(data), err
+}
+
+// Run runs cosign, and returns what it printed.
+func (c *Cosign) Run(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, c.program, args...)
+	cmd.Dir = c.dir
+	// Nothing of the user's configuration counts.
+	cmd.Env = append(os.Environ(), "COSIGN_PASSWORD=", "HOME="+c.dir, "DOCKER_CONFIG="+c.dir, "SIGSTORE_NO_CACHE=true")
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("cosign %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(out.String()))
+	}
+	return out.String(), nil
+}
+
+func (r *Repository) flags() []string {
+	flags := []string{"--allow-http-registry"}
+	if r.login != nil {
+		flags = append(flags, "--registry-username", r.login.Username, "--registry-password", r.login.Password)
+	}
+	return flags
+}
+
+// Sign signs the manifest or index with a digest in the present form, with its key and without any server.
+func (c *Cosign) Sign(ctx context.Context, r *Repository, digest string) error {
+	return c.sign(ctx, r, digest, "--signing-config", c.path("config.json"))
+}
+
+// SignLegacy is Sign in the older form.
+func (c *Cosign) SignLegacy(ctx context.Context, r *Repository, digest string) error {
+	return c.sign(ctx, r, digest, "--use-signing-config=false", "--tlog-upload=false", "--new-bundle-format=false")
+}
+
+// Attest stores an SBOM, the content of a file, as an attestation of the manifest or index with a digest.
+func (c *Cosign) Attest(ctx context.Context, r *Repository, digest, sbom string) error {
+	args := append([]string{"attest", "--yes", "--key", c.path("cosign.key"), "--signing-config", c.path("config.json"), "--type", "spdxjson", "--predicate", sbom}, r.flags()...)
+	_, err := c.Run(ctx, append(args, r.String()+"@"+digest)...)
+	return err
+}
+
+func (c *Cosign) sign(ctx context.Context, r *Repository, digest string, flags ...string) error {
+	args := append([]string{"sign", "--yes", "--key", c.path("cosign.key")}, append(r.flags(), flags...)...)
+	_, err := c.Run(ctx, append(args, r.String()+"@"+digest)...)
+	return err
+}
+
+// Verify returns nil if cosign accepts the manifest or index with a digest by a key, and why it does not otherwise.
+func (c *Cosign) Verify(ctx context.Context, r *Repository, public, digest string) error {
+	key, err := os.CreateTemp(c.dir, "verify-*.pub")
+	if err != nil {
+		return err
+	}
+	_, err = key.WriteString(public)
+	if err := errors.Join(err, key.Close()); err != nil {
+		return err
+	}
+	return c.VerifyWith(ctx, r, digest, "--key", key.Name(), "--insecure-ignore-tlog")
+}
+
+// VerifyWith is Verify with other flags than those for a key.
+func (c *Cosign) VerifyWith(ctx context.Context, r *Repository, digest string, flags ...string) error {
+	args := append([]string{"verify"}, append(r.flags(), flags...)...)
+	_, err := c.Run(ctx, append(args, r.String()+"@"+digest)...)
+	return err
+}

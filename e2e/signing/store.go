@@ -1,0 +1,244 @@
+package signing
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// A Repository is one of a registry that speaks plain HTTP.
+type Repository struct {
+	name  name.Repository
+	login *node.Login
+}
+
+// Open returns a repository, such as 127.0.0.1:5000/team/app. login is nil for a registry that needs no credential.
+func Open(repository string, login *node.Login) (*Repository, error) {
+	n, err := name.NewRepository(repository, name.Insecure)
+	return &Repository{n, login}, err
+}
+
+// Of returns the repository of an image.
+func Of(image node.Pushed, login *node.Login) (*Repository, error) {
+	return Open(strings.TrimSuffix(image.Name[:strings.Index(image.Name, "/")], "/")+"/"+image.Repository, login)
+}
+
+func (r *Repository) String() string { return r.name.Name() }
+
+func (r *Repository) options(ctx context.Context) []remote.Option {
+	options := []remote.Option{remote.WithContext(ctx)}
+	if r.login != nil {
+		options = append(options, remote.WithAuth(&authn.Basic{Username: r.login.Username, Password: r.login.Password}))
+	}
+	return options
+}
+
+// An artifact is a manifest as it is stored.
+type artifact struct {
+	mediaType types.MediaType
+	data      []byte
+}
+
+func (a artifact) RawManifest() ([]byte, error)        { return a.data, nil }
+func (a artifact) MediaType() (types.MediaType, error) { return a.mediaType, nil }
+
+// PutManifest stores a manifest or an index under a tag, or under its digest if tag is "", and returns the digest.
+func (r *Repository) PutManifest(ctx context.Context, tag, mediaType string, data []byte) (digest string, err error) {
+	digest = Digest(data)
+	var to name.Reference = r.name.Digest(digest)
+	if tag != "" {
+		to = r.name.Tag(tag)
+	}
+	return digest, remote.Put(to, artifact{types.MediaType(mediaType), data}, r.options(ctx)...)
+}
+
+// PutBlob stores a blob, and returns its descriptor.
+func (r *Repository) PutBlob(ctx context.Context, mediaType string, data []byte) (v1.Descriptor, error) {
+	layer := static.NewLayer(data, types.MediaType(mediaType))
+	hash, err := layer.Digest()
+	if err != nil {
+		return v1.Descriptor{}, err
+	}
+	return v1.Descriptor{MediaType: types.MediaType(mediaType), Size: int64(len(data)), Digest: hash}, remote.WriteLayer(r.name, layer, r.options(ctx)...)
+}
+
+// Attachment says how a bundle is attached. The zero value is that of a signature.
+type Attachment struct {
+	// PredicateType is what the annotation of the manifest says.
+	PredicateType string
+	// ArtifactType of the manifest.
+	ArtifactType string
+}
+
+// Attach stores a bundle as a referrer of the manifest or index with a digest, under the fallback tag if the registry has no referrers API.
+func (r *Repository) Attach(ctx context.Context, digest string, bundle []byte, a Attachment) error {
+	if a.PredicateType == "" {
+		a.PredicateType = Signature
+	}
+	if a.ArtifactType == "" {
+		a.ArtifactType = BundleMediaType
+	}
+	config, err := r.PutBlob(ctx, "application/vnd.oci.empty.v1+json", []byte("{}"))
+	if err != nil {
+		return err
+	}
+	layer, err := r.PutBlob(ctx, BundleMediaType, bundle)
+	if err != nil {
+		return err
+	}
+	subject, err := remote.Head(r.name.Digest(digest), r.options(ctx)...)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(map[string]any{
+		"schemaVersion": 2, "mediaType": types.OCIManifestSchema1, "artifactType": a.ArtifactType,
+		"config": config, "layers": []v1.Descriptor{layer},
+		"subject": v1.Descriptor{MediaType: subject.MediaType, Digest: subject.Digest, Size: subject.Size},
+		"annotations": map[string]string{
+			"dev.sigstore.bundle.content": "dsse-envelope", "dev.sigstore.bundle.predicateType": a.PredicateType,
+			"org.opencontainers.image.created": "2026-01-02T03:04:05Z",
+		},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = r.PutManifest(ctx, "", string(types.OCIManifestSchema1), data)
+	return err
+}
+
+// Sign signs the manifest or index with a digest in the present form.
+func (r *Repository) Sign(ctx context.Context, k *Key, digest string) error {
+	b, err := k.Bundle(Statement(Signature, digest))
+	if err != nil {
+		return err
+	}
+	return r.Attach(ctx, digest, b.Encode(), Attachment{})
+}
+
+// SignLegacy signs the manifest or index with a digest in the older form. It replaces other signatures of this form.
+func (r *Repository) SignLegacy(ctx context.Context, k *Key, digest string) error {
+	payload := Payload(r.String(), digest)
+	signature, err := k.SignPayload(payload)
+	if err != nil {
+		return err
+	}
+	return r.AttachLegacy(ctx, digest, payload, Annotation(signature))
+}
+
+// Annotation returns the annotations of a signature in base64 with a key.
+func Annotation(signature string) map[string]string {
+	return map[string]string{"dev.cosignproject.cosign/signature": signature}
+}
+
+// AttachLegacy stores a payload with the annotations that sign it, under the tag of the older form.
+func (r *Repository) AttachLegacy(ctx context.Context, digest string, payload []byte, annotations map[string]string) error {
+	layer := static.NewLayer(payload, "application/vnd.dev.cosign.simplesigning.v1+json")
+	image, err := mutate.Append(mutate.MediaType(empty.Image, types.OCIManifestSchema1), mutate.Addendum{
+		Layer: layer, Annotations: annotations,
+	})
+	if err != nil {
+		return err
+	}
+	image = mutate.ConfigMediaType(image, types.OCIConfigJSON)
+	return remote.Write(r.name.Tag(strings.Replace(digest, ":", "-", 1)+".sig"), image, r.options(ctx)...)
+}
+
+// Image pushes a small image for the architecture under a tag. content makes it unique.
+func (r *Repository) Image(ctx context.Context, tag, architecture, content string) (node.Pushed, error) {
+	image, err := imageFor(mutate.MediaType(empty.Image, types.OCIManifestSchema1), architecture, content)
+	if err != nil {
+		return node.Pushed{}, err
+	}
+	if err := remote.Write(r.name.Tag(tag), image, r.options(ctx)...); err != nil {
+		return node.Pushed{}, err
+	}
+	return r.pushed(tag, image, image)
+}
+
+// imageFor returns an image with another configuration.
+func imageFor(base v1.Image, architecture, content string) (v1.Image, error) { //nolint:ireturn // the registry packages work with the interface
+	config, err := base.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	config = config.DeepCopy()
+	config.OS, config.Architecture, config.Author = "linux", architecture, content
+	image, err := mutate.ConfigFile(base, config)
+	if err != nil {
+		return nil, err
+	}
+	return mutate.ConfigMediaType(image, types.OCIConfigJSON), nil
+}
+
+func (r *Repository) pushed(tag string, top interface{ Digest() (v1.Hash, error) }, image v1.Image) (node.Pushed, error) {
+	id, err := image.ConfigName()
+	if err != nil {
+		return node.Pushed{}, err
+	}
+	digest, err := top.Digest()
+	if err != nil {
+		return node.Pushed{}, err
+	}
+	return node.Pushed{
+		Built: &node.Built{ID: id.String(), Digest: digest.String()},
+		Name:  r.name.Tag(tag).Name(), Repository: r.name.RepositoryStr(),
+	}, nil
+}
+
+// Index pushes an index under a tag: the image that the repository has under a digest, for the architecture, and the same for another
+// architecture. It returns the index, with the ID of that image.
+func (r *Repository) Index(ctx context.Context, tag, digest, architecture, other string) (node.Pushed, error) {
+	image, err := remote.Image(r.name.Digest(digest), r.options(ctx)...)
+	if err != nil {
+		return node.Pushed{}, err
+	}
+	second, err := imageFor(image, other, tag)
+	if err != nil {
+		return node.Pushed{}, err
+	}
+	entry := func(i v1.Image, architecture string) mutate.IndexAddendum {
+		return mutate.IndexAddendum{Add: i, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: architecture}}}
+	}
+	index := mutate.AppendManifests(mutate.IndexMediaType(empty.Index, types.OCIImageIndex), entry(second, other), entry(image, architecture))
+	if err := remote.WriteIndex(r.name.Tag(tag), index, r.options(ctx)...); err != nil {
+		return node.Pushed{}, err
+	}
+	return r.pushed(tag, index, image)
+}
+
+// Manifest returns the bytes of a manifest or an index by tag or digest, and its media type.
+func (r *Repository) Manifest(ctx context.Context, reference string) (data []byte, mediaType string, err error) {
+	var from name.Reference = r.name.Tag(reference)
+	if strings.HasPrefix(reference, "sha256:") {
+		from = r.name.Digest(reference)
+	}
+	d, err := remote.Get(from, r.options(ctx)...)
+	if err != nil {
+		return nil, "", err
+	}
+	return d.Manifest, string(d.MediaType), nil
+}
+
+// Delete removes a tag.
+func (r *Repository) Delete(ctx context.Context, tag string) error {
+	return remote.Delete(r.name.Tag(tag), r.options(ctx)...)
+}
+
+// Digest returns the digest of data.
+func Digest(data []byte) string {
+	sum := sha256.Sum256(data)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
