@@ -61,6 +61,9 @@ func TestVerifyImage(t *testing.T) {
 		rules: []requirement.Rule{
 			{Kind: "ClusterPolicy", Policy: "team", Name: "signed", Images: patterns(t, "repo.test/team/*"), Requirement: signedBy("a")},
 			{Kind: "ClusterPolicy", Policy: "team", Name: "pinned", Images: patterns(t, "repo.test/team/*"), RequireDigest: true, Mode: requirement.Audit},
+			{Kind: "ClusterPolicy", Policy: "any", Images: patterns(t, "repo.test/any/*"), Requirement: &requirement.Requirement{
+				AtLeast: 1, Of: []requirement.Requirement{*signedBy("c"), {Static: &requirement.Static{Pass: true}}},
+			}},
 			{Kind: "ClusterPolicy", Policy: "zone", Name: "others", Images: patterns(t, "repo.test/none/*"), Requirement: signedBy("b"), Default: requirement.DenyUnmatched},
 		},
 		result: policyclient.VerifyResult{Reason: policyclient.IdentityMismatch, Message: "signed by someone else", Digest: "sha256:2"},
@@ -82,6 +85,11 @@ func TestVerifyImage(t *testing.T) {
 	}
 	if pinned.GetMet() || pinned.GetReason() != "DIGEST_REQUIRED" || !pinned.GetAudit() {
 		t.Errorf("rule about digests: %v; want DIGEST_REQUIRED, only reported", pinned)
+	}
+
+	r, err = w.VerifyImage(t.Context(), &adminv1.VerifyImageRequest{Image: "repo.test/any/app:1", Namespace: "team"})
+	if err != nil || len(r.GetRules()) != 1 || !r.GetRules()[0].GetMet() || len(v.asked) != 1 {
+		t.Errorf("VerifyImage by a rule that every image meets = %v, %v; want it met, and nothing asked", r, err)
 	}
 
 	r, err = w.VerifyImage(t.Context(), &adminv1.VerifyImageRequest{Image: "repo.test/other/app:1", Namespace: "team"})

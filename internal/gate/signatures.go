@@ -119,7 +119,7 @@ func (g *Gate) digestsOf(ctx context.Context, p *pullCall, imageID string) (dige
 		return boolean(a.Repository() != p.name.Repository()) - boolean(b.Repository() != p.name.Repository())
 	})
 	for _, n := range names {
-		if _, digest, ok := strings.Cut(n.Name().String(), "@"); ok && !slices.Contains(digests, digest) {
+		if digest := n.Name().Digest(); digest != "" && !slices.Contains(digests, digest) {
 			digests = append(digests, digest)
 		}
 	}
