@@ -17,8 +17,9 @@ import (
 // A signer is a suite with a policy about signatures, and a pullgate-policyd that verifies them.
 type signer struct {
 	*suite
-	key     *signing.Key
-	policyd *node.Policyd
+	key      *signing.Key
+	policyd  *node.Policyd
+	settings []string // of pullgated
 }
 
 // beginSigned is begin with the policy that the images of a folder of both registries are signed with a key.
@@ -58,7 +59,8 @@ spec:
 			t.Error(l)
 		}
 	})
-	r.protect(r.node.Containerd.Endpoint(), append(settings, "admission: {policies: "+policies+", policydSocket: "+r.policyd.Endpoint()+"}")...)
+	r.settings = append(settings, "admission: {policies: "+policies+", policydSocket: "+r.policyd.Endpoint()+"}")
+	r.protect(r.node.Containerd.Endpoint(), r.settings...)
 	return r
 }
 

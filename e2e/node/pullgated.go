@@ -104,6 +104,9 @@ func (p *Pullgated) Replace() error {
 	return os.WriteFile(next, content, 0o700)
 }
 
+// Use makes the next start run another program, such as another version.
+func (p *Pullgated) Use(program string) { p.program = program }
+
 // Restart stops and starts it, with other settings if any are given.
 func (p *Pullgated) Restart(ctx context.Context, settings ...string) error {
 	if err := p.Stop(); err != nil {

@@ -111,12 +111,22 @@ func (r recipe) build(ctx context.Context, folder string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	name, _, _ := strings.Cut(folder, "-")
+	return once(ctx, r.what+" "+version, name+"-"+version+"-"+key, func(ctx context.Context, out string) error {
+		if err := r.compile(ctx, sources, version, out); err != nil {
+			return fmt.Errorf("from the module proxy: %w", err)
+		}
+		return nil
+	})
+}
+
+// once returns the folder with this name in the cache folder of the user, with what compile has written there. It is there whole or not at all.
+func once(ctx context.Context, what, name string, compile func(ctx context.Context, out string) error) (dir string, err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return "", fmt.Errorf("where to keep %s %s: %w; set XDG_CACHE_HOME", r.what, version, err)
+		return "", fmt.Errorf("where to keep %s: %w; set XDG_CACHE_HOME", what, err)
 	}
-	name, _, _ := strings.Cut(folder, "-")
-	dir := filepath.Join(cache, "pullgate", name+"-"+version+"-"+key)
+	dir = filepath.Join(cache, "pullgate", name)
 	unlock, err := host.Lock(dir + ".lock")
 	if err != nil {
 		return "", err
@@ -125,13 +135,20 @@ func (r recipe) build(ctx context.Context, folder string) (string, error) {
 	if _, err := os.Stat(dir); err == nil {
 		return dir, nil
 	}
-	began := time.Now()
-	fmt.Fprintf(os.Stderr, "Building %s %s, which takes minutes the first time …\n", r.what, version)
-	if err := r.compile(ctx, sources, version, dir); err != nil {
-		return "", fmt.Errorf("build %s %s from the module proxy: %w", r.what, version, err)
+	ctx, cancel := context.WithTimeout(ctx, buildLimit)
+	defer cancel()
+	out, err := os.MkdirTemp(filepath.Dir(dir), "building-")
+	if err != nil {
+		return "", err
 	}
-	fmt.Fprintf(os.Stderr, "Built %s %s in %v; it stays in %s\n", r.what, version, time.Since(began).Round(time.Second), dir)
-	return dir, nil
+	defer func() { _ = os.RemoveAll(out) }() // renamed if all went well
+	began := time.Now()
+	fmt.Fprintf(os.Stderr, "Building %s, which takes minutes the first time …\n", what)
+	if err := compile(ctx, out); err != nil {
+		return "", fmt.Errorf("build %s: %w", what, err)
+	}
+	fmt.Fprintf(os.Stderr, "Built %s in %v; it stays in %s\n", what, time.Since(began).Round(time.Second), dir)
+	return dir, os.Rename(out, dir)
 }
 
 // pinned returns the version that a folder of tools pins, and a key for all that it pins with it.
@@ -151,15 +168,8 @@ func (r recipe) pinned(sources string) (version, key string, err error) {
 	return string(m[1]), hex.EncodeToString(h.Sum(nil))[:8], nil
 }
 
-// compile builds into a folder beside dir and renames it, so that dir is there whole or not at all.
-func (r recipe) compile(ctx context.Context, sources, version, dir string) error {
-	ctx, cancel := context.WithTimeout(ctx, buildLimit)
-	defer cancel()
-	out, err := os.MkdirTemp(filepath.Dir(dir), "building-")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.RemoveAll(out) }() // renamed if all went well
+// compile builds the programs into a folder.
+func (r recipe) compile(ctx context.Context, sources, version, out string) error {
 	flags := []string{"-s", "-w"}
 	for _, s := range r.stamp(version) {
 		flags = append(flags, "-X", s)
@@ -185,7 +195,7 @@ func (r recipe) compile(ctx context.Context, sources, version, dir string) error
 	if err := cmd.Wait(); err != nil {
 		return fmt.Errorf("%w: %s", err, strings.Join(last, "\n"))
 	}
-	return os.Rename(out, dir)
+	return nil
 }
 
 // progress reports the progress of a build at times, and returns the last lines that it printed.
