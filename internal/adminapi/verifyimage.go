@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pullgate/pullgate/internal/imagerule"
 	"github.com/pullgate/pullgate/internal/policyclient"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -51,7 +52,7 @@ func (s *Server) VerifyImage(ctx context.Context, req *adminv1.VerifyImageReques
 		}
 	}
 	for _, r := range applied.Rules {
-		if needsSignature(r) && !slices.Contains(ask.Requirements, r.Hash) {
+		if r.NeedsSignature() && !slices.Contains(ask.Requirements, r.Hash) {
 			ask.Requirements = append(ask.Requirements, r.Hash)
 		}
 	}
@@ -76,27 +77,22 @@ func (s *Server) VerifyImage(ctx context.Context, req *adminv1.VerifyImageReques
 	return answer, nil
 }
 
-func needsSignature(r *requirement.Rule) bool {
-	return r.Requirement != nil && r.Requirement.NeedsSignature()
-}
-
 // resultOf returns whether an image meets a rule.
 func resultOf(r *requirement.Rule, name imageref.Ref, v policyclient.Verification) *adminv1.VerifiedRule {
 	result := verifiedRule(r)
-	switch {
-	case r.RequireDigest && !name.Name().IsDigest():
-		result.Reason, result.Message = string(admission.DigestRequired), "the pod must name the image by a digest"
-	case r.Requirement == nil:
-		result.Met = true
-	case !needsSignature(r):
-		if result.Met = r.Requirement.Met(func(*requirement.Signed) bool { return false }); !result.Met {
-			result.Reason, result.Message = string(admission.SignatureMissing), "the rule allows no image"
+	judged := imagerule.Judge(requirement.Applied{Rules: []*requirement.Rule{r}}, name)
+	for _, f := range judged.Findings {
+		if f.Answer == admission.Deny {
+			result.Reason, result.Message = string(f.Reason), text(f.Message)
+			return result
 		}
-	default:
-		for _, got := range v.Results {
-			if got.Requirement != r.Hash {
-				continue
-			}
+	}
+	if len(judged.Signed) == 0 {
+		result.Met = true
+		return result
+	}
+	for _, got := range v.Results {
+		if got.Requirement == r.Hash {
 			result.Met, result.Reason, result.Message, result.Digest = got.Met, got.Reason, text(got.Message), text(got.Digest)
 			result.Signers = all(got.Signers, text)
 		}

@@ -50,7 +50,7 @@ type policies struct {
 	metrics *metrics.Metrics
 	from    restriction.Source
 	listed  *policyList // for the admin API
-	reviews *reviews
+	policyd *policydClient
 
 	store      endorse.Store
 	endorsing  *endorse.State
@@ -71,7 +71,7 @@ type policies struct {
 }
 
 // close ends the connection to pullgate-policyd.
-func (p *policies) close() error { return p.reviews.close() }
+func (p *policies) close() error { return p.policyd.close() }
 
 // forGate returns what the gate asks, nil while there are no policies. views is the pod source, nil if there is none.
 func (p *policies) forGate(views gate.ViewSource) *gate.Admission {
@@ -100,7 +100,7 @@ func openPolicies(o Options, m *metrics.Metrics, store endorse.Store) (*policies
 	p := &policies{
 		log: o.Log.WithName("policies"), metrics: m, watcher: files.NewWatcher(policyfiles.Kinds()), from: viewSource(o.Config), config: o.Config.Admission,
 		grace: o.Config.RegistryUnavailableGrace.Value(), store: store, endorsing: endorse.NewState(),
-		listed: &policyList{}, reviews: newReviews(o.Log.WithName("policies"), o.Config.Admission.PolicydSocket),
+		listed: &policyList{}, policyd: newPolicydClient(o.Log.WithName("policies"), o.Config.Admission.PolicydSocket),
 	}
 	p.useSignatures(nil)
 	set, err := p.watcher.Load(policyPaths(p.config))

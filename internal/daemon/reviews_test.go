@@ -125,16 +125,16 @@ func TestReviews(t *testing.T) {
 	defer func() { must(t, p.close()) }()
 	d.serve(t, p.socket())
 	p.reviews("without a backend", "team", "")
-	if d.requests() != 0 || p.policies.reviews.made != nil {
-		t.Errorf("%d requests, connection %v; want none without a backend", d.requests(), p.policies.reviews.made)
+	if d.requests() != 0 || p.policies.policyd.made != nil {
+		t.Errorf("%d requests, connection %v; want none without a backend", d.requests(), p.policies.policyd.made)
 	}
 	putBackend(t, p.dir, "scanner", ", defaultAllow: false}\nmatch: {namespaces: [team]}")
 	p.change(func(*config.Admission) {})
 	p.says("with a backend", 1, `"Image review backend in use" logger="policies" backend="scanner" file="`+p.dir+`/scanner.yaml" defaultAllow=false defaultAllowAbsent=false allowTTL="1h0m0s" denyTTL="30s" namespaces=["team"] includeImageVolumes=true`)
 	p.shows("with a backend", `pullgate_admission_policies{kind="ImagePolicy"} 1`, `pullgate_admission_failed_open_total{validator="review"} 0`)
 	p.reviews("of another namespace", "else", "")
-	if d.requests() != 0 || p.policies.reviews.made != nil {
-		t.Errorf("%d requests, connection %v; want none before a container is reviewed", d.requests(), p.policies.reviews.made)
+	if d.requests() != 0 || p.policies.policyd.made != nil {
+		t.Errorf("%d requests, connection %v; want none before a container is reviewed", d.requests(), p.policies.policyd.made)
 	}
 	p.reviews("allowed", "team", "")
 	d.mu.Lock()
@@ -221,9 +221,9 @@ func TestReviewsWithoutPolicyd(t *testing.T) {
 func TestFailuresOfReviewsAreLoggedOnceAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPolicyTest(t)
-		r := newReviews(p.options.Log, "unix:///absent")
+		d := newPolicydClient(p.options.Log, "unix:///absent")
 		report := func(backend string) {
-			r.report(imagereview.Failure{Answer: imagepolicy.Answer{Backend: backend, Failure: "cause of " + backend}})
+			d.notReviewed(imagereview.Failure{Answer: imagepolicy.Answer{Backend: backend, Failure: "cause of " + backend}})
 		}
 		for range 5 {
 			report("a")
@@ -235,7 +235,7 @@ func TestFailuresOfReviewsAreLoggedOnceAMinute(t *testing.T) {
 		report("a")
 		p.says("after a minute", 2, "cause of a")
 		p.says("after a minute", 1, "repeated=4")
-		r.keep(nil)
+		d.keep(nil)
 		report("a")
 		p.says("after the backend was removed", 3, "cause of a")
 	})

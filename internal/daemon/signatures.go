@@ -3,8 +3,6 @@ package daemon
 import (
 	"context"
 
-	"k8s.io/klog/v2"
-
 	"github.com/pullgate/pullgate/internal/endorse"
 	"github.com/pullgate/pullgate/internal/policyclient"
 	"github.com/pullgate/pullgate/internal/policyfiles"
@@ -39,7 +37,7 @@ func (p *policies) useSignatures(set *files.Set) {
 	}
 	if len(s.rules.Rules()) > 0 {
 		s.endorser = endorse.New(s.rules, endorse.Options{
-			Store: p.store, Verifier: p.reviews, State: p.endorsing,
+			Store: p.store, Verifier: p.policyd, State: p.endorsing,
 			PolicyHash: s.content.policyHash, TrustedRoot: s.content.trustedRoot,
 			Validity: p.config.EndorsementValidity.Value(), Grace: p.grace,
 			Successor: func(ctx context.Context) *endorse.Endorser {
@@ -48,7 +46,7 @@ func (p *policies) useSignatures(set *files.Set) {
 				}
 				return p.signatures.Load().endorser
 			},
-			Failed: p.reviews.notVerified, Collected: p.metrics.Collected,
+			Failed: p.policyd.notVerified, Collected: p.metrics.Collected,
 		})
 	}
 	p.signatures.Store(&s)
@@ -61,15 +59,5 @@ func (p *policies) Rules() *requirement.Set { return p.signatures.Load().rules }
 func (p *policies) Verify(ctx context.Context, r policyclient.VerifyRequest) (policyclient.Verification, error) {
 	s := p.signatures.Load()
 	r.PolicyHash, r.TrustedRoot = s.content.policyHash, s.content.trustedRoot
-	return p.reviews.Verify(ctx, r)
-}
-
-// notVerified logs a verification without a result, at most one in each failureInterval.
-func (r *reviews) notVerified(f endorse.Failure) {
-	skipped, due := r.due("")
-	if !due {
-		return
-	}
-	r.log.Error(f.Err, "Signatures of an image not verified, pods that need them wait", "image", f.Image, "imageID", f.ImageID,
-		"namespace", klog.KRef("", f.Namespace), "repeated", skipped)
+	return p.policyd.Verify(ctx, r)
 }

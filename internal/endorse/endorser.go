@@ -171,6 +171,6 @@ func (e *Endorser) find(p records.Pair, hash string, now time.Time) (records.End
 // NeedsVerification reports whether rules need signatures at all. Without it, no connection to pullgate-policyd is ever made.
 func (e *Endorser) NeedsVerification() bool {
 	return slices.ContainsFunc(e.rules.Rules(), func(r requirement.Rule) bool {
-		return r.Requirement != nil && r.Requirement.NeedsSignature()
+		return r.NeedsSignature()
 	})
 }

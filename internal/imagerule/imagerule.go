@@ -64,11 +64,8 @@ func (j *Judgement) judge(r *requirement.Rule, name imageref.Ref, denies, signed
 
 // decidedBy reports whether a rule denies every image, and whether signatures decide it.
 func decidedBy(r *requirement.Rule) (denies, signed bool) {
-	if r.Requirement == nil {
-		return false, false
-	}
-	signed = r.Requirement.NeedsSignature()
-	return !signed && !r.Requirement.Met(func(*requirement.Signed) bool { return false }), signed
+	signed = r.NeedsSignature()
+	return r.Requirement != nil && !signed && !r.Requirement.Met(func(*requirement.Signed) bool { return false }), signed
 }
 
 func unnamed(r *requirement.Rule, name imageref.Ref) admission.Finding {

@@ -53,7 +53,7 @@ func SignatureKinds() []string { return []string{kyverno.Kind, cip.Kind} }
 // NeedSignatures reports whether a rule requires signatures, which pullgate-policyd verifies, and whether one relies on the trusted root.
 func NeedSignatures(s *requirement.Set) (needed, byTrustedRoot bool) {
 	for _, r := range s.Rules() {
-		if r.Requirement != nil && r.Requirement.NeedsSignature() {
+		if r.NeedsSignature() {
 			needed = true
 			byTrustedRoot = byTrustedRoot || r.Requirement.UsesTrustedRoot()
 		}

@@ -56,7 +56,7 @@ type Rule struct {
 	// Images are patterns. The rule is for an image that matches one of them.
 	Images []Pattern
 	// Requirement is nil if the rule only requires a digest or has a default. A Requirement that a static authority decides is not nil; see
-	// Requirement.NeedsSignature.
+	// NeedsSignature.
 	Requirement *Requirement
 	// RequireDigest requires that the pod names the image by a digest.
 	RequireDigest bool
@@ -67,6 +67,9 @@ type Rule struct {
 	// Hash is the hash of Requirement. NewSet sets it; it is "" if Requirement is nil.
 	Hash string
 }
+
+// NeedsSignature reports whether a signature decides whether an image meets the rule; see Requirement.NeedsSignature.
+func (r *Rule) NeedsSignature() bool { return r.Requirement != nil && r.Requirement.NeedsSignature() }
 
 // Namespaces are names of namespaces, of which one must match; nil includes every namespace.
 type Namespaces []Text

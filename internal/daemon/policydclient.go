@@ -1,0 +1,131 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/endorse"
+	"github.com/pullgate/pullgate/internal/imagepolicy"
+	"github.com/pullgate/pullgate/internal/imagereview"
+	"github.com/pullgate/pullgate/internal/policyclient"
+)
+
+// failureInterval is the interval of log lines about one image review backend that fails, and about signatures that are not verified.
+const failureInterval = time.Minute
+
+// A policydClient is the connection to pullgate-policyd, which is made for the first question, and what is logged about it. Its methods may be called
+// concurrently, except close.
+type policydClient struct {
+	log      klog.Logger
+	endpoint string
+	client   func() (*policyclient.Client, error)
+
+	mu     sync.Mutex // guards the fields that follow
+	failed map[string]*failing
+	made   *policyclient.Client
+}
+
+// failing is a backend that failed.
+type failing struct {
+	logged  time.Time
+	skipped int // failures since then
+}
+
+func newPolicydClient(log klog.Logger, endpoint string) *policydClient {
+	d := &policydClient{log: log, endpoint: endpoint, failed: map[string]*failing{}}
+	d.client = sync.OnceValues(func() (*policyclient.Client, error) {
+		c, err := policyclient.New(endpoint, policyclient.Options{})
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.made = c
+		return c, err
+	})
+	return d
+}
+
+// Review asks pullgate-policyd.
+func (d *policydClient) Review(ctx context.Context, q policyclient.Request) ([]policyclient.Result, error) {
+	c, err := d.client()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", policyclient.ErrNotReached, err)
+	}
+	return c.Review(ctx, q)
+}
+
+// Verify has signatures verified by pullgate-policyd.
+func (d *policydClient) Verify(ctx context.Context, q policyclient.VerifyRequest) (policyclient.Verification, error) {
+	c, err := d.client()
+	if err != nil {
+		return policyclient.Verification{}, fmt.Errorf("%w: %w", policyclient.ErrNotReached, err)
+	}
+	return c.Verify(ctx, q)
+}
+
+// close ends the connection, if there is one. No question may follow.
+func (d *policydClient) close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.made == nil {
+		return nil
+	}
+	return d.made.Close()
+}
+
+// notReviewed logs a failed review, for each backend at most once in each failureInterval.
+func (d *policydClient) notReviewed(f imagereview.Failure) {
+	skipped, due := d.due(f.Answer.Backend)
+	if !due {
+		return
+	}
+	d.log.Error(errors.New(f.Answer.Failure), "Image not reviewed, defaultAllow of the backend decides", "backend", f.Answer.Backend, "failedOpen", f.Answer.Allowed,
+		"image", f.Answer.Image, "pod", klog.KRef(f.Namespace, f.Pod), "took", f.Answer.Took, "repeated", skipped)
+}
+
+// notVerified logs a verification without a result, at most one in each failureInterval.
+func (d *policydClient) notVerified(f endorse.Failure) {
+	skipped, due := d.due("")
+	if !due {
+		return
+	}
+	d.log.Error(f.Err, "Signatures of an image not verified, pods that need them wait", "image", f.Image, "imageID", f.ImageID,
+		"namespace", klog.KRef("", f.Namespace), "repeated", skipped)
+}
+
+// due reports whether a failure of a backend is logged now, and how many were not since the last one.
+func (d *policydClient) due(backend string) (skipped int, due bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	b := d.failed[backend]
+	switch {
+	case b == nil:
+		d.failed[backend] = &failing{logged: time.Now()}
+		return 0, true
+	case time.Since(b.logged) < failureInterval:
+		b.skipped++
+		return 0, false
+	}
+	skipped = b.skipped
+	*b = failing{logged: time.Now()}
+	return skipped, true
+}
+
+// keep forgets the failures of all backends but these.
+func (d *policydClient) keep(backends []imagepolicy.Backend) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	kept := map[string]*failing{}
+	if f := d.failed[""]; f != nil { // of signatures
+		kept[""] = f
+	}
+	for _, b := range backends {
+		if f := d.failed[b.Name]; f != nil {
+			kept[b.Name] = f
+		}
+	}
+	d.failed = kept
+}
