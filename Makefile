@@ -114,7 +114,7 @@ bench: build ## measure pullgated beside other proxies, its start, and pods on a
 
 .PHONY: benchmarks
 benchmarks: ## run the benchmarks of the packages; BENCH selects
-	go test -run '^$$' -bench '$(BENCH)' -benchmem ./pkg/...
+	go test -run '^$$' -bench '$(BENCH)' -benchmem ./...
 
 .PHONY: build
 build: ## build the programs into bin/
