@@ -57,6 +57,9 @@ func parseDocument(data []byte) (d document, err error) {
 // maxField bounds the size of certificates, signatures and timestamps, because checking them takes time.
 const maxField = 64 << 10
 
+// maxParts bounds how many certificates, signatures and timestamps a bundle has together.
+const maxParts = 50
+
 // digestOf returns the SHA-256 digest of data.
 func digestOf(data []byte) string {
 	sum := sha256.Sum256(data)

@@ -5,10 +5,12 @@ import (
 	"encoding/pem"
 	"io"
 	"log" //nolint:depguard // the logger of go-containerregistry's registry
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -84,8 +86,8 @@ func TestRecordedSignatures(t *testing.T) {
 			put("", recordedManifest, recorded(t, "manifest.json"))
 			put("", recordedManifest, recorded(t, "other-manifest.json"))
 			put("1", recordedIndex, recorded(t, "index.json"))
-			for tag, file := range tc.files {
-				if file != "" {
+			for _, tag := range slices.Sorted(maps.Keys(tc.files)) { // an index after what it refers to
+				if file := tc.files[tag]; file != "" {
 					put(tag, recordedManifest, recorded(t, file))
 					continue
 				}

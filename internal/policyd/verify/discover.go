@@ -60,7 +60,7 @@ func (r *run) search(ctx context.Context, c chain) {
 	if len(r.rest) > 0 && !r.done() {
 		r.problems = append(r.problems, problem{
 			repository: r.rest[0].repository, reason: ReasonLimit,
-			text: fmt.Sprintf("%s: %d signatures were read, and %d more are attached to the image", r.rest[0].repository, r.read, len(r.rest)),
+			text: fmt.Sprintf("%s: %d signatures were read, and %d more are attached to the image", r.rest[0].repository, r.read, len(r.rest)+r.dropped),
 		})
 	}
 	r.rest = nil
@@ -168,7 +168,10 @@ func (r *run) readSource(ctx context.Context, list []candidate) {
 			return
 		}
 		if i >= share || r.read >= r.v.limits.Signatures {
-			r.rest = append(r.rest, list[i:]...)
+			// More than this will not be read, and each takes memory.
+			waiting := list[i:min(len(list), i+max(0, r.v.limits.Signatures-len(r.rest)))]
+			r.rest = append(r.rest, waiting...)
+			r.dropped += len(list) - i - len(waiting)
 			return
 		}
 		r.readCandidate(ctx, c)

@@ -14,6 +14,8 @@ import (
 	"io"
 
 	"github.com/digitorus/pkcs7"
+	"golang.org/x/crypto/cryptobyte"
+	cryptobyteasn1 "golang.org/x/crypto/cryptobyte/asn1"
 
 	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
 )
@@ -37,25 +39,48 @@ func checkKey(public any) error {
 	return nil
 }
 
-// checkTimestamp checks the keys of a signed timestamp. One that cannot be read has none, and proves nothing: sigstore-go reads it in the same way.
-func checkTimestamp(data []byte) error {
+// maxNested bounds how deep the elements of a timestamp are nested. The deepest of a real one are about 15.
+const maxNested = 32
+
+// isNested reports whether data is elements in DER of which each ends inside the one that contains it.
+func isNested(data cryptobyte.String, depth int) bool {
+	for !data.Empty() {
+		var (
+			content cryptobyte.String
+			tag     cryptobyteasn1.Tag
+		)
+		if depth == 0 || !data.ReadAnyASN1(&content, &tag) {
+			return false
+		}
+		const constructed = 0x20
+		if tag&constructed != 0 && !isNested(content, depth-1) {
+			return false
+		}
+	}
+	return true
+}
+
+// isTimestamp reports whether a signed timestamp can be read. One that cannot proves nothing, and must not be given to sigstore-go: its library does
+// not compare the end of an element with that of the one around it, and elements that overlap take it time and memory that double with every few
+// bytes. The error is about a key that takes too long.
+func isTimestamp(data []byte) (bool, error) {
 	var response struct {
 		Status asn1.RawValue
 		Token  asn1.RawValue `asn1:"optional"`
 	}
-	if _, err := asn1.Unmarshal(data, &response); err != nil {
-		return nil //nolint:nilerr // it has none
+	if _, err := asn1.Unmarshal(data, &response); err != nil || !isNested(data, maxNested) {
+		return false, nil
 	}
 	token, err := guarded(func() (*pkcs7.PKCS7, error) { return pkcs7.Parse(response.Token.FullBytes) })
 	if err != nil {
-		return nil //nolint:nilerr // it has none
+		return false, nil
 	}
 	for _, c := range token.Certificates {
 		if err := checkKey(c.PublicKey); err != nil {
-			return err
+			return false, err
 		}
 	}
-	return nil
+	return true, nil
 }
 
 // checkEntry checks the body of a log entry and the keys in it, of which some are used when it is decoded. It reads the texts one by one, because

@@ -1,6 +1,7 @@
 package verify_test
 
 import (
+	"bytes"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
@@ -9,10 +10,12 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"math/big"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/digitorus/pkcs7"
+	protobundle "github.com/sigstore/protobuf-specs/gen/pb-go/bundle/v1"
 	protocommon "github.com/sigstore/protobuf-specs/gen/pb-go/common/v1"
 
 	"github.com/pullgate/pullgate/internal/sigstoretest"
@@ -98,4 +101,45 @@ func TestHugeKeysAreNotUsed(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Each element of these says that it ends where the next but one ends, so that a reader which does not compare an element with the one around it
+// reads the last ones 2^30 times and more.
+func TestOverlappingTimestampsAreNotRead(t *testing.T) {
+	const pairs = 60
+	token := slices.Concat([]byte{0x30, 0x81, 4*pairs + 4}, bytes.Repeat([]byte{0x30, 6, 0x30, 2}, pairs), []byte{5, 0, 5, 0})
+	stamp := slices.Concat([]byte{0x30, 0x81, byte(len(token) + 2), 0x30, 0}, token)
+	key := sigstoretest.NewKey(t)
+	for want, attach := range map[string]func(m *memory, i image){
+		"met": func(m *memory, i image) {
+			b := sigstoretest.KeyBundle(t, key, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t))
+			b.VerificationMaterial.TimestampVerificationData = &protobundle.TimestampVerificationData{
+				Rfc3161Timestamps: []*protocommon.RFC3161SignedTimestamp{{SignedTimestamp: stamp}},
+			}
+			m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
+		},
+		"SIGNATURE_INVALID": func(m *memory, i image) {
+			text, err := json.Marshal(map[string]any{"SignedRFC3161Timestamp": stamp})
+			m.attachSimple(t, i.index, sigstoretest.SimplePayload(i.index), map[string]string{
+				"dev.cosignproject.cosign/signature": "eA==", "dev.sigstore.cosign/rfc3161timestamp": string(must(t, text, err)),
+			})
+		},
+	} {
+		m := newMemory()
+		i := m.putImage(t, "app", "1")
+		attach(m, i)
+		expect(t, newCheck(m, i, keyLeaf(t, key)).result(t), want)
+	}
+}
+
+func TestManyTimestampsAreNotRead(t *testing.T) {
+	key := sigstoretest.NewKey(t)
+	m := newMemory()
+	i := m.putImage(t, "app", "1")
+	b := sigstoretest.KeyBundle(t, key, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t))
+	b.VerificationMaterial.TimestampVerificationData = &protobundle.TimestampVerificationData{
+		Rfc3161Timestamps: slices.Repeat([]*protocommon.RFC3161SignedTimestamp{{SignedTimestamp: []byte{5, 0}}}, 50),
+	}
+	m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
+	expect(t, newCheck(m, i, keyLeaf(t, key)).result(t), "LIMIT_EXCEEDED; more than 50 parts")
 }

@@ -63,8 +63,8 @@ func (r *run) problem(missing []*leaf) (worst problem) {
 			worst = p
 		}
 	}
-	if worst.reason == "" && len(r.links) == 0 {
-		return problem{reason: ReasonMissing, text: "the registry does not have the image"}
+	if worst.reason == "" && len(r.links) == 0 { // registries answer so to a credential that may not see it, too
+		return problem{reason: ReasonDenied, text: "the registry does not have the image, or does not show it to this credential"}
 	}
 	return worst
 }

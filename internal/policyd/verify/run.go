@@ -30,6 +30,7 @@ type run struct {
 	seen      map[place]bool
 	read      int         // how many signatures were read
 	rest      []candidate // signatures that wait, because their source has many
+	dropped   int         // how many more wait, of which none would be read
 	answered  bool        // whether a registry has answered
 	problems  []problem
 	found     []Found

@@ -54,7 +54,7 @@ func parseBundle(data []byte) (*signature, error) {
 	if err := protojson.Unmarshal(data, &message); err != nil {
 		return nil, fmt.Errorf("invalid bundle: %w", err)
 	}
-	if err := boundedMaterial(&message); err != nil {
+	if err := bound(&message); err != nil {
 		return nil, err
 	}
 	var options []bundle.Option
@@ -94,8 +94,8 @@ func parseBundle(data []byte) (*signature, error) {
 	return s, nil
 }
 
-// boundedMaterial returns an error for a bundle whose parts are larger than they can be.
-func boundedMaterial(b *protobundle.Bundle) error {
+// bound removes timestamps that cannot be read from a bundle. It returns an error if parts are larger than they can be.
+func bound(b *protobundle.Bundle) error {
 	m := b.GetVerificationMaterial()
 	certificates := append([]*protocommon.X509Certificate{m.GetCertificate()}, m.GetX509CertificateChain().GetCertificates()...)
 	sizes := make([]int, 0, len(certificates))
@@ -108,19 +108,26 @@ func boundedMaterial(b *protobundle.Bundle) error {
 	for _, s := range b.GetDsseEnvelope().GetSignatures() {
 		sizes = append(sizes, len(s.GetSig()))
 	}
-	if slices.Max(sizes) > maxField || len(m.GetX509CertificateChain().GetCertificates()) > maxChain {
-		return fmt.Errorf("%w: a certificate, signature or timestamp has more than %d bytes, or a chain more than %d certificates",
-			registry.ErrTooLarge, maxField, maxChain)
+	if slices.Max(sizes) > maxField || len(m.GetX509CertificateChain().GetCertificates()) > maxChain || len(sizes) > maxParts {
+		return fmt.Errorf("%w: a certificate, signature or timestamp has more than %d bytes, a chain more than %d certificates, or there are more than %d parts",
+			registry.ErrTooLarge, maxField, maxChain, maxParts)
 	}
 	for _, c := range certificates {
 		if err := checkCertificate(c.GetRawBytes()); err != nil {
 			return err
 		}
 	}
-	for _, t := range m.GetTimestampVerificationData().GetRfc3161Timestamps() {
-		if err := checkTimestamp(t.GetSignedTimestamp()); err != nil {
-			return err
+	if stamps := m.GetTimestampVerificationData(); stamps != nil {
+		var readable []*protocommon.RFC3161SignedTimestamp
+		for _, t := range stamps.GetRfc3161Timestamps() {
+			switch ok, err := isTimestamp(t.GetSignedTimestamp()); {
+			case err != nil:
+				return err
+			case ok:
+				readable = append(readable, t)
+			}
 		}
+		stamps.Rfc3161Timestamps = readable
 	}
 	for _, e := range m.GetTlogEntries() {
 		if err := checkEntry(e.GetCanonicalizedBody()); err != nil {

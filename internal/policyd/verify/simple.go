@@ -92,10 +92,13 @@ func parseSimple(payload []byte, annotations map[string]string) (*signature, err
 		if err := json.Unmarshal([]byte(text), &t); err != nil {
 			return nil, fmt.Errorf("invalid timestamp: %w", err)
 		}
-		if err := checkTimestamp(t.SignedRFC3161Timestamp); err != nil {
+		readable, err := isTimestamp(t.SignedRFC3161Timestamp)
+		if err != nil {
 			return nil, err
 		}
-		e.timestamps = append(e.timestamps, t.SignedRFC3161Timestamp)
+		if readable {
+			e.timestamps = append(e.timestamps, t.SignedRFC3161Timestamp)
+		}
 	}
 	e.digest = sum(e.algorithm, payload)
 	return &signature{
