@@ -202,16 +202,18 @@ func (c *Collector) verify(ctx context.Context, s *admission.Subject, q *questio
 	return got
 }
 
-// denied notes a denial. An expired endorsement ends with it, so that it does not count while the registry cannot be asked later.
+// denied notes a denial. An expired endorsement ends with it, so that it does not count while the registry cannot be asked later. One that another
+// pod has got meanwhile stays: a tenant does not decide for another one.
 func (c *Collector) denied(q question, r policyclient.VerifyResult) error {
 	e := c.endorser
 	d := denied{reason: admission.Reason(r.Reason), message: imagerule.Shortened(imagepolicy.OneLine(r.Message)), ofImage: r.Reason != policyclient.RegistryDenied, at: time.Now()}
 	e.options.State.deny(q, d)
-	if _, ok := e.options.Store.Endorsed(q.pair, q.requirement); !ok || !d.ofImage {
+	old, stands := e.find(q.pair, q.requirement, d.at)
+	if !d.ofImage || stands == missing || stands == valid {
 		return nil
 	}
 	_, err := e.options.Store.RevokeEndorsements(records.EndorsementSelection{
-		ImageID: q.pair.ImageID, Repository: q.pair.Repository, Requirement: q.requirement,
+		ImageID: q.pair.ImageID, Repository: q.pair.Repository, Requirement: q.requirement, At: old.At,
 	})
 	return err
 }

@@ -29,6 +29,7 @@ const (
 // A verifier answers every request with the same result, once release allows it.
 type verifier struct {
 	result  policyclient.VerifyResult
+	byUser  map[string]policyclient.VerifyResult // other results, by password
 	err     error
 	release func(r policyclient.VerifyRequest)
 
@@ -48,6 +49,9 @@ func (v *verifier) Verify(ctx context.Context, r policyclient.VerifyRequest) (an
 	}
 	for _, hash := range r.Requirements {
 		result := v.result
+		if other, ok := v.byUser[r.Credential.Password]; ok {
+			result = other
+		}
 		result.Requirement = hash
 		answer.Results = append(answer.Results, result)
 	}
@@ -197,6 +201,31 @@ func TestDenialsAreOfOneCredential(t *testing.T) {
 		}
 		if d := collect(e, s, "alice"); !d.Admitted() || v.requests() != 1 {
 			t.Errorf("with the endorsement: %+v; want it admitted whatever was denied before", d)
+		}
+	})
+}
+
+// What a registry answers to one credential does not end an endorsement that another one has got in the meantime.
+func TestADenialLeavesANewerEndorsement(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		denied := make(chan struct{})
+		v := &verifier{result: met, byUser: map[string]policyclient.VerifyResult{"bob": unmet("SIGNATURE_MISSING")}, release: func(r policyclient.VerifyRequest) {
+			if r.Credential.Password == "bob" {
+				<-denied
+			}
+		}}
+		e := fixture(t, v, nil)
+		s := container("team", name)
+		var all sync.WaitGroup
+		all.Go(func() { collect(e, s, "bob") })
+		synctest.Wait()
+		if d := collect(e, s, "alice"); !d.Admitted() {
+			t.Errorf("alice: %+v; want it admitted", d)
+		}
+		close(denied)
+		all.Wait()
+		if d := admission.DecisionOf(e.Validate(t.Context(), s)); !d.Admitted() {
+			t.Errorf("the image of alice after the denial of bob: %+v; want it admitted", d)
 		}
 	})
 }

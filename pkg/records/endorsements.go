@@ -244,6 +244,8 @@ type EndorsementSelection struct {
 	Digest      string
 	// Signer is one of the signers of the endorsement, as a whole.
 	Signer string
+	// At is when the endorsement was verified; the zero value means any time.
+	At time.Time
 	// All selects every endorsement, and excludes the other fields.
 	All bool
 }
@@ -255,7 +257,7 @@ func (s EndorsementSelection) Empty() bool { return s == EndorsementSelection{} 
 func (s EndorsementSelection) Selects(e Endorsement) bool {
 	return !s.Empty() && (s.ImageID == "" || s.ImageID == e.Pair.ImageID) && (s.Repository == "" || s.Repository == e.Pair.Repository) &&
 		(s.Requirement == "" || s.Requirement == e.Requirement) && (s.Digest == "" || s.Digest == e.Digest) &&
-		(s.Signer == "" || slices.Contains(e.Signers, s.Signer))
+		(s.Signer == "" || slices.Contains(e.Signers, s.Signer)) && (s.At.IsZero() || s.At.Equal(e.At))
 }
 
 // prefix returns the beginning of the keys of all endorsements that can be selected.
