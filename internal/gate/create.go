@@ -164,6 +164,7 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call) ([]byte, error)
 		if !described {
 			j.candidate = g.ofRestored(name, who, req.GetConfig(), restored.GetName())
 		}
+		j.restored = true
 		if _, err := g.readBack(ctx, name, who, restored.GetContainerId(), j); err != nil {
 			removed := g.runtime.removeSandbox(ctx, resp.GetPodSandboxId())
 			if removed != nil {
@@ -207,6 +208,8 @@ type judgement struct {
 	name  imageref.Ref  // the pod's name for the image; empty before CRI 1.28
 	image tracker.Image // the zero value if the image was absent when it was judged
 	late  bool          // the container is judged when it starts, and without its configuration
+	// restored means that the runtime was asked to restore the container, whatever it says of it.
+	restored bool
 	// mounted are the images that the container mounts.
 	mounted []admission.Image
 	// candidate is what the chain was asked about; nil if there were no policies.
@@ -325,7 +328,7 @@ func (g *Gate) clear(ctx context.Context, callName string, who tracker.Pod, c *r
 			on = img
 		}
 	}
-	same, restored := on.ID == j.image.ID && on.ID != "", wasRestored(c)
+	same, restored := on.ID == j.image.ID && on.ID != "", j.restored || wasRestored(c)
 	var asking *candidate // the chain has been asked about the judged image
 	if !same || restored {
 		asking = j.candidate.on(on, restored)

@@ -615,6 +615,22 @@ func TestRestoredContainersHaveNoEndorsement(t *testing.T) {
 	}
 }
 
+// The runtime need not say that it restored a container, and the image that it reports then is not the content of the checkpoint.
+func TestRestoredContainersHaveNoEndorsementWhateverTheRuntimeSays(t *testing.T) {
+	s := newSigning(t, restoring(), signedBy(t, "a", "repo.test/*"))
+	s.sign(id1, "*")
+	x := s.PodFrom("team", "api")
+	if _, err := s.Pull(t.Context(), x, app, "good"); err != nil {
+		t.Fatal(err)
+	}
+	config := ordinary()
+	config.Image = &runtimeapi.ImageSpec{Image: id1, UserSpecifiedImage: app}
+	_, err := s.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: x.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{config}})
+	if status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a restored pod that the runtime does not report as restored: %v; want PermissionDenied", err)
+	}
+}
+
 // The image that a container has is judged, not the one that was asked for, also if the answer to its creation was lost.
 func TestTheRealImageNeedsTheEndorsement(t *testing.T) {
 	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
