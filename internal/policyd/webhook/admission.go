@@ -310,7 +310,8 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 		if err != nil {
 			return answer{outcome: Invalid, text: text(err)}
 		}
-		decision, same := h.restrictions(ctx, comparison{q, admission.StageTemplate, false, pod, q.template.before(before, t)}, &n)
+		old := q.template.before(before, t)
+		decision, same := h.restrictions(ctx, comparison{q, admission.StageTemplate, false, pod, old}, &n)
 		switch {
 		case n.exceeded():
 			return answer{outcome: Invalid, text: tooManyParts()}
@@ -322,8 +323,7 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 		}
 		all.decision.Findings = append(all.decision.Findings, decision.Findings...)
 		all.decision.PolicyHash, all.decision.Exemption = decision.PolicyHash, decision.Exemption
-		r := reviewedPod(q.Namespace, pod, false)
-		images.Images = slices.Concat(images.Images, r.Images, r.Volumes)
+		images.Images = append(images.Images, newImages(q, false, pod, old).Images...)
 	}
 	return h.signatures(ctx, q, all, images)
 }

@@ -26,8 +26,11 @@ type SignedImages struct {
 
 // signatures judges the signatures of images, and adds the findings to an answer that admits. The objects of the request are not needed any more.
 func (h *Handler) signatures(ctx context.Context, q *question, a answer, s SignedImages) answer {
-	if h.options.Signatures == nil || len(s.Images) == 0 {
+	switch {
+	case h.options.Signatures == nil || len(s.Images) == 0:
 		return a
+	case len(s.Images) > maxContainers+maxVolumes:
+		return answer{outcome: Invalid, text: tooManyParts()}
 	}
 	// A registry can take all of the time, and backends need some.
 	if deadline, ok := ctx.Deadline(); ok {
@@ -50,7 +53,7 @@ func (h *Handler) signatures(ctx context.Context, q *question, a answer, s Signe
 	return a
 }
 
-// newImages returns the images of a pod, or of its ephemeral containers, without those that it had before an update, which run already.
+// newImages returns the images of a pod or of a pod template, or of ephemeral containers, without those that it had before an update.
 func newImages(q *question, ephemeral bool, pod, old *corev1.Pod) SignedImages {
 	imagesOf := func(p *corev1.Pod) []string {
 		r := reviewedPod(q.Namespace, p, ephemeral)

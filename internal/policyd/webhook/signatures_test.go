@@ -2,6 +2,7 @@ package webhook_test
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -140,6 +141,24 @@ func TestSignaturesOfUpdates(t *testing.T) {
 		q.object = strings.Replace(q.object, "name: app", "name: app, labels: {a: b}", 1)
 		if r := w.ask(t, q); !r.Allowed || len(j.asked) > 0 {
 			t.Errorf("%s: allowed %v, asked about %v; want an admission without questions", resource, r.Allowed, j.asked)
+		}
+	}
+	// Nor does one that keeps its images.
+	before := wrap(`{containers: [{name: c, image: "bad:1"}]}`)
+	for resource, q := range wrap(`{terminationGracePeriodSeconds: 5, containers: [{name: c, image: "bad:1"}]}`) {
+		q.old = before[resource].object
+		if r := w.ask(t, q); !r.Allowed || len(j.asked) > 0 {
+			t.Errorf("%s with the same images: allowed %v, asked about %v; want an admission without questions", resource, r.Allowed, j.asked)
+		}
+	}
+	var many strings.Builder
+	for i := range 2001 {
+		fmt.Fprintf(&many, `, {name: c%d, image: "app:%d"}`, i, i)
+	}
+	for resource, q := range wrap(`{containers: [{name: c, image: "bad:1"}` + many.String() + `]}`) {
+		q.old = before[resource].object
+		if r := w.ask(t, q); r.Allowed || len(j.asked) > 0 {
+			t.Errorf("%s with many more images: allowed %v, asked about %d; want it denied without questions", resource, r.Allowed, len(j.asked))
 		}
 	}
 }
