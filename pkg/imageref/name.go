@@ -45,9 +45,13 @@ func (n Name) String() string { return n.repository + n.suffix }
 func (n Name) Repository() string { return n.repository }
 
 // CanonicalRegistry returns one form of the names of a registry: "repo.test" for "REPO.test:443". Host names do not distinguish upper and
-// lower case, and 443 is the default port. The runtime still takes them for different registries.
+// lower case, 443 is the default port, and a port can begin with zeros. The runtime still takes them for different registries.
 func CanonicalRegistry(host string) string {
-	return strings.TrimSuffix(strings.ToLower(host), ":443")
+	host = strings.ToLower(host)
+	if i := strings.LastIndexByte(host, ':') + 1; i > 0 && !strings.HasSuffix(host, "]") { // which ends an IPv6 address
+		host = host[:i] + strings.TrimLeft(host[i:], "0")
+	}
+	return strings.TrimSuffix(host, ":443")
 }
 
 // IsDigest reports whether the name is a repository and a digest.

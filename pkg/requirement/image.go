@@ -137,14 +137,16 @@ func spellings(n imageref.Name) []string {
 		return nil
 	}
 	host = imageref.CanonicalRegistry(host)
-	all := []string{host + "/" + path}
-	const dockerIO = "docker.io"
-	if host != dockerIO && host != "index."+dockerIO {
-		return all
+	dockerHub := []string{"docker.io", "index.docker.io", "registry-1.docker.io"}
+	if !slices.Contains(dockerHub, host) {
+		return []string{host + "/" + path}
 	}
-	all = []string{dockerIO + "/" + path, "index." + dockerIO + "/" + path}
-	if official, ok := strings.CutPrefix(path, "library/"); ok {
-		all = append(all, dockerIO+"/"+official, "index."+dockerIO+"/"+official)
+	var all []string
+	for _, h := range dockerHub {
+		all = append(all, h+"/"+path)
+		if official, ok := strings.CutPrefix(path, "library/"); ok {
+			all = append(all, h+"/"+official)
+		}
 	}
 	return all
 }
