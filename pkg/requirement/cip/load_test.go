@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/requirement"
@@ -14,15 +13,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/requirement/kyverno"
 )
 
-// now is a time at which the certificates of testdata are valid.
-func now() time.Time { return time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC) }
-
 func load(texts ...string) (*requirement.Policies, error) {
-	var files []requirement.File
-	for i, text := range texts {
-		files = append(files, requirement.File{Name: fmt.Sprintf("%c.yaml", 'a'+i), Data: []byte(text)})
-	}
-	return cip.Load(files, now())
+	return requirementtest.Reader(cip.Load).Load(texts...)
 }
 
 func TestEveryField(t *testing.T) {
@@ -38,18 +30,8 @@ func policy(spec string) string {
 	return "apiVersion: policy.sigstore.dev/v1beta1\nkind: ClusterImagePolicy\nmetadata: {name: p}\nspec: {" + spec + "}\n"
 }
 
-// pem returns the content of files of testdata as one YAML string.
-func pem(t *testing.T, names ...string) string {
-	t.Helper()
-	var all string
-	for _, name := range names {
-		all += requirementtest.Read(t, "../testdata/"+name)
-	}
-	return `"` + strings.ReplaceAll(all, "\n", `\n`) + `"`
-}
-
 func TestErrors(t *testing.T) {
-	a := pem(t, "a.pub")
+	a := requirementtest.PEM(t, "a.pub")
 	key := "{key: {data: " + a + "}}"
 	authorities := func(list string) string { return policy("images: [{glob: '**'}], authorities: [" + list + "]") }
 	keyless := func(fields string) string { return authorities("{keyless: {" + fields + "}}") }
@@ -88,7 +70,7 @@ func TestErrors(t *testing.T) {
 		"static, with others": {authorities("{static: {action: pass}, ctlog: {}, source: [{oci: a}]}"), []string{first + `.source: Invalid value: "source": must be absent beside static`, first + `.ctlog: Invalid value: "ctlog": must be absent`}},
 
 		"no key":            {authorities("{key: {}}"), []string{first + ".key.data: Required value: must be a public key in PEM form"}},
-		"two keys":          {authorities("{key: {data: " + pem(t, "a.pub", "b.pub") + "}}"), []string{first + `.key.data: Invalid value: "several PEM blocks": must be one public key; write an authority for each`}},
+		"two keys":          {authorities("{key: {data: " + requirementtest.PEM(t, "a.pub", "b.pub") + "}}"), []string{first + `.key.data: Invalid value: "several PEM blocks": must be one public key; write an authority for each`}},
 		"not a key":         {authorities("{key: {data: secret-text}}"), []string{first + `.key.data: Invalid value: "text of 11 bytes": must be public keys in PEM form`}},
 		"KMS and secretRef": {authorities("{key: {kms: awskms://a, secretRef: {name: a}}}"), []string{first + ".key.kms: KMS is not supported, because only the registry is asked; write the public key in data", first + ".key.secretRef: references to Secrets are not supported; write the content of the Secret in data"}},
 		"hash algorithm":    {authorities("{key: {hashAlgorithm: md5, data: " + a + "}}"), []string{first + `.key.hashAlgorithm: Unsupported value: "md5"`}},
@@ -99,26 +81,12 @@ func TestErrors(t *testing.T) {
 		"expression":         {keyless("identities: [{issuer: i, subjectRegExp: 'a) | (b'}]"), []string{first + `.keyless.identities[0].subjectRegExp: Invalid value: "a) | (b": must be an RE2 expression`}},
 		"keyless trust root": {keyless(ids + ", trustRootRef: a"), []string{first + ".keyless.trustRootRef: references to a TrustRoot are not supported"}},
 		"url":                {keyless(ids + ", url: 'https://user:secret-word@fulcio.test'"), []string{first + `.keyless.url: Invalid value: "a URL with a user"`}},
-		"url and ca-cert":    {keyless(ids + ", url: 'https://fulcio.test', ca-cert: {data: " + pem(t, "root.crt") + "}"), []string{first + `.keyless: Invalid value: "url, ca-cert": must have at most one of them`}},
-		"ca-cert":            {keyless(ids + ", ca-cert: {data: " + pem(t, "leaf.crt") + "}"), []string{first + `.keyless.ca-cert.data: Invalid value: "PEM block 1, CERTIFICATE": is the certificate of CN=leaf,O=test, which is not a certificate authority`}},
+		"url and ca-cert":    {keyless(ids + ", url: 'https://fulcio.test', ca-cert: {data: " + requirementtest.PEM(t, "root.crt") + "}"), []string{first + `.keyless: Invalid value: "url, ca-cert": must have at most one of them`}},
+		"ca-cert":            {keyless(ids + ", ca-cert: {data: " + requirementtest.PEM(t, "leaf.crt") + "}"), []string{first + `.keyless.ca-cert.data: Invalid value: "PEM block 1, CERTIFICATE": is the certificate of CN=leaf,O=test, which is not a certificate authority`}},
 		"an empty ca-cert":   {keyless(ids + ", ca-cert: {hashAlgorithm: sha256}"), []string{first + ".keyless.ca-cert.data: Required value", first + ".keyless.ca-cert.hashAlgorithm: Invalid value"}},
 		"secret ca-cert":     {keyless(ids + ", ca-cert: {secretRef: {name: a}}"), []string{first + ".keyless.ca-cert.secretRef: references to Secrets are not supported"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			p, err := load(tc.file)
-			if err == nil {
-				t.Fatalf("Load = %s; want errors with %q", requirementtest.Describe(p), tc.want)
-			}
-			if strings.Contains(err.Error(), "secret-") {
-				t.Errorf("the error has a part of a value that may be secret: %v", err)
-			}
-			lines := strings.Split(strings.TrimSpace(err.Error()), "\n")
-			for i, want := range tc.want {
-				if len(lines) != len(tc.want) || !strings.HasPrefix(lines[i], "a.yaml: ") || !strings.Contains(lines[i], want) {
-					t.Fatalf("Load reports\n%v\nwant %q", err, tc.want)
-				}
-			}
-		})
+		t.Run(name, func(t *testing.T) { requirementtest.Reader(cip.Load).Errors(t, tc.file, tc.want) })
 	}
 }
 
@@ -179,10 +147,10 @@ func TestIdentities(t *testing.T) {
 
 // The same requirement in both dialects has the same hash, so that a policy can be converted without verifying images again.
 func TestDialectsHaveTheSameHash(t *testing.T) {
-	a, b := pem(t, "a.pub"), pem(t, "b.pub")
+	a, b := requirementtest.PEM(t, "a.pub"), requirementtest.PEM(t, "b.pub")
 	for ours, theirs := range map[string]string{
 		"{key: {data: " + a + "}}":                                                               "{entries: [{keys: {publicKeys: " + a + "}}]}",
-		"{key: {data: " + b + "}}, {key: {data: " + a + "}}":                                     "{count: 1, entries: [{keys: {publicKeys: " + pem(t, "a.pub", "b.pub") + "}}]}",
+		"{key: {data: " + b + "}}, {key: {data: " + a + "}}":                                     "{count: 1, entries: [{keys: {publicKeys: " + requirementtest.PEM(t, "a.pub", "b.pub") + "}}]}",
 		"{source: [{oci: repo.test/s}], ctlog: {url: 'https://r.test'}, key: {data: " + a + "}}": "{entries: [{repository: repo.test/s, keys: {rekor: {url: 'https://r.test'}, publicKeys: " + a + "}}]}",
 		"{keyless: {identities: [{issuer: i, subjectRegExp: 's.*'}]}}":                           "{entries: [{keyless: {issuer: i, subjectRegExp: 's.*'}}]}",
 		"{ctlog: {}, keyless: {identities: [{issuer: i, subject: s}], insecureIgnoreSCT: true}}": "{entries: [{keyless: {issuer: i, subject: s, rekor: {ignoreTlog: true}, ctlog: {ignoreSCT: true}}}]}",
@@ -191,8 +159,8 @@ func TestDialectsHaveTheSameHash(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		q, err := kyverno.Load([]requirement.File{{Name: "k.yaml", Data: []byte("apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: p}\n" +
-			"spec: {rules: [{name: r, match: {resources: {kinds: [Pod]}}, verifyImages: [{imageReferences: ['*'], attestors: [" + theirs + "]}]}]}\n")}}, now())
+		q, err := requirementtest.Reader(kyverno.Load).Load("apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: p}\n" +
+			"spec: {rules: [{name: r, match: {resources: {kinds: [Pod]}}, verifyImages: [{imageReferences: ['*'], attestors: [" + theirs + "]}]}]}\n")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -204,12 +172,12 @@ func TestDialectsHaveTheSameHash(t *testing.T) {
 
 // All rules of both dialects that match an image apply, each in its own mode.
 func TestRulesOfBothDialects(t *testing.T) {
-	p, err := load(policy("mode: warn, images: [{glob: 'repo.test/**'}], authorities: [{key: {data: " + pem(t, "a.pub") + "}}]"))
+	p, err := load(policy("mode: warn, images: [{glob: 'repo.test/**'}], authorities: [{key: {data: " + requirementtest.PEM(t, "a.pub") + "}}]"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	q, err := kyverno.Load([]requirement.File{{Name: "k.yaml", Data: []byte("apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: p}\n" +
-		"spec: {rules: [{name: r, match: {resources: {kinds: [Pod]}}, imageVerify: {images: ['repo.test/team/*'], default: deny, attestors: [{entries: [{keys: {publicKeys: " + pem(t, "b.pub") + "}}]}]}}]}\n")}}, now())
+	q, err := requirementtest.Reader(kyverno.Load).Load("apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: p}\n" +
+		"spec: {rules: [{name: r, match: {resources: {kinds: [Pod]}}, imageVerify: {images: ['repo.test/team/*'], default: deny, attestors: [{entries: [{keys: {publicKeys: " + requirementtest.PEM(t, "b.pub") + "}}]}]}}]}\n")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,29 +202,16 @@ func TestRulesOfBothDialects(t *testing.T) {
 }
 
 func FuzzLoad(f *testing.F) {
-	// The files of testdata are large, and the fuzzer would spend its time on making them smaller.
-	for _, text := range []string{
+	requirementtest.Reader(cip.Load).Fuzz(f, func(t *testing.T, r requirement.Rule) {
+		t.Helper()
+		if len(r.Images) == 0 || r.Requirement == nil || r.Hash == "" {
+			t.Errorf("a rule without effect: %+v", r)
+		}
+		if s := r.Requirement.Signers(); len(s) == 0 && r.Requirement.NeedsSignature() {
+			t.Errorf("a requirement without signers: %s", r.Requirement)
+		}
+	},
 		policy("mode: warn, images: [{glob: 'a/**'}], authorities: [{static: {action: fail}}]"),
 		policy("images: [{glob: '*'}], match: [{resource: pods}], authorities: [{ctlog: {}, source: [{oci: a}], keyless: {identities: [{issuer: i, subjectRegExp: s}]}}, {key: {data: k}}]"),
-		policy("policy: {type: cue}, images: [], authorities: [{keyless: {ca-cert: {data: x}}}]"),
-	} {
-		f.Add([]byte(text))
-	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		p, err := cip.Load([]requirement.File{{Name: "a.yaml", Data: data}}, now())
-		if (p == nil) == (err == nil) || err != nil && !strings.HasPrefix(err.Error(), "a.yaml: ") {
-			t.Fatalf("Load = %v, %v; want one of them, and the name of the file", p, err)
-		}
-		if err != nil {
-			return
-		}
-		for _, r := range requirement.NewSet("", p).Rules() {
-			if len(r.Images) == 0 || r.Requirement == nil || r.Hash == "" {
-				t.Errorf("a rule without effect: %+v", r)
-			}
-			if s := r.Requirement.Signers(); len(s) == 0 && r.Requirement.NeedsSignature() {
-				t.Errorf("a requirement without signers: %s", r.Requirement)
-			}
-		}
-	})
+		policy("policy: {type: cue}, images: [], authorities: [{keyless: {ca-cert: {data: x}}}]"))
 }

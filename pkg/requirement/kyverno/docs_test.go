@@ -3,9 +3,7 @@ package kyverno
 import (
 	"reflect"
 	"testing"
-	"time"
 
-	"github.com/pullgate/pullgate/pkg/requirement"
 	"github.com/pullgate/pullgate/pkg/requirement/internal/requirementtest"
 )
 
@@ -14,8 +12,5 @@ func TestDocumentedFields(t *testing.T) {
 }
 
 func TestDocumentedExample(t *testing.T) {
-	p, err := Load([]requirement.File{{Name: "a.yaml", Data: []byte(requirementtest.Example(t, APIVersion))}}, time.Now())
-	if err != nil || len(p.Rules) != 1 || len(p.Notes) > 0 {
-		t.Errorf("Load = %+v, %v; want one rule without notes", p, err)
-	}
+	requirementtest.Reader(Load).Example(t, APIVersion)
 }

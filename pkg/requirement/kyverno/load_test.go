@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/requirement"
@@ -13,15 +12,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/requirement/kyverno"
 )
 
-// now is a time at which the certificates of testdata are valid.
-func now() time.Time { return time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC) }
-
 func load(texts ...string) (*requirement.Policies, error) {
-	var files []requirement.File
-	for i, text := range texts {
-		files = append(files, requirement.File{Name: fmt.Sprintf("%c.yaml", 'a'+i), Data: []byte(text)})
-	}
-	return kyverno.Load(files, now())
+	return requirementtest.Reader(kyverno.Load).Load(texts...)
 }
 
 func TestExamplesOfTheProposal(t *testing.T) {
@@ -69,18 +61,8 @@ func policy(spec, rule string) string {
 // attestors returns a policy with one set of attestors.
 func attestors(set string) string { return verification("attestors: [" + set + "]") }
 
-// pem returns the content of files of testdata as one YAML string.
-func pem(t *testing.T, names ...string) string {
-	t.Helper()
-	var all string
-	for _, name := range names {
-		all += requirementtest.Read(t, "../testdata/"+name)
-	}
-	return `"` + strings.ReplaceAll(all, "\n", `\n`) + `"`
-}
-
 func TestErrors(t *testing.T) {
-	a, b := pem(t, "a.pub"), pem(t, "b.pub")
+	a, b := requirementtest.PEM(t, "a.pub"), requirementtest.PEM(t, "b.pub")
 	key := "{keys: {publicKeys: " + a + "}}"
 	id := "issuer: https://i.test, subject: s"
 	entries := func(list string) string { return attestors("{entries: [" + list + "]}") }
@@ -134,7 +116,7 @@ func TestErrors(t *testing.T) {
 		"an empty set":           {attestors("{}"), []string{path + ".attestors[0].entries: Required value"}},
 		"match in a set":         {attestors("{match: null, entries: [" + key + "]}"), []string{path + ".attestors[0].match: belongs to the rule, beside verifyImages; remove it here"}},
 		"count too large":        {attestors("{count: 2, entries: [" + key + "]}"), []string{path + ".attestors[0].count: Invalid value: 2: must be between 0 and 1, the number of entries; 0 means all of them"}},
-		"count of keys":          {attestors("{count: 3, entries: [{keys: {publicKeys: " + pem(t, "a.pub", "b.pub") + "}}]}"), []string{path + ".attestors[0].count: Invalid value: 3: must be between 0 and 2"}},
+		"count of keys":          {attestors("{count: 3, entries: [{keys: {publicKeys: " + requirementtest.PEM(t, "a.pub", "b.pub") + "}}]}"), []string{path + ".attestors[0].count: Invalid value: 3: must be between 0 and 2"}},
 		"count negative":         {attestors("{count: -1, entries: [" + key + "]}"), []string{path + ".attestors[0].count: Invalid value: -1"}},
 		"count of a nested":      {entries("{attestors: {count: 2, entries: [" + key + "]}}"), []string{first + ".attestors.count: Invalid value: 2: must be between 0 and 1"}},
 		"count as text":          {attestors("{count: '1', entries: [" + key + "]}"), []string{path + ".attestors[0].count: Invalid type: string: must be a whole number"}},
@@ -142,7 +124,7 @@ func TestErrors(t *testing.T) {
 		"an entry of two":        {entries("{staticKey: {key: " + a + "}, keyless: {" + id + "}}"), []string{first + `: Invalid value: "staticKey, keyless": must have one of keys`}},
 		"two names":              {entries("{staticKey: {key: " + a + "}, keys: {key: " + a + "}}"), []string{first + ".staticKey: another name of keys; give one of them"}},
 		"a key twice":            {entries(key + ", {keys: {publicKeys: " + b + "}}, {staticKey: {key: " + a + "}}"), []string{path + `.attestors[0].entries[2].staticKey.key: Duplicate value: the same as ` + first + `.keys.publicKeys; one signature would count twice`}},
-		"a key twice in a field": {keys("publicKeys: " + pem(t, "a.pub", "a.pub")), []string{first + ".keys.publicKeys: Duplicate value"}},
+		"a key twice in a field": {keys("publicKeys: " + requirementtest.PEM(t, "a.pub", "a.pub")), []string{first + ".keys.publicKeys: Duplicate value"}},
 		"a set twice":            {attestors("{entries: [" + key + "]}, {count: 1, entries: [" + key + "]}"), []string{path + ".attestors[1]: Duplicate value"}},
 		"keyless misplaced":      {entries("{keyless: null, subject: s, issuer: i}"), []string{first + ".issuer: belongs below keyless; indent it", first + ".subject: belongs below keyless; indent it"}},
 		"keyless null":           {entries("{keyless: null}"), []string{first + ".keyless: Invalid value: null: must have a value"}},
@@ -159,8 +141,8 @@ func TestErrors(t *testing.T) {
 		"not a public key":  {keys(`publicKeys: "-----BEGIN PUBLIC KEY-----\nc2VjcmV0\n-----END PUBLIC KEY-----\n"`), []string{first + `.keys.publicKeys: Invalid value: "PEM block 1, PUBLIC KEY": is not a valid key`}},
 		"an X25519 key":     {keys(`publicKeys: "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VuAyEAhSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=\n-----END PUBLIC KEY-----\n"`), []string{first + `.keys.publicKeys: Invalid value: "PEM block 1, PUBLIC KEY": must be an ECDSA, Ed25519 or RSA key`}},
 		"a private key":     {keys(`publicKeys: "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n"`), []string{first + `.keys.publicKeys: Invalid value: "PEM block 1, PRIVATE KEY": must be a PUBLIC KEY`}},
-		"a certificate":     {keys("publicKeys: " + pem(t, "root.crt")), []string{first + `.keys.publicKeys: Invalid value: "PEM block 1, CERTIFICATE": is a certificate; write its public key`}},
-		"a short RSA key":   {keys("publicKeys: " + pem(t, "a.pub", "rsa-1024.pub")), []string{first + `.keys.publicKeys: Invalid value: "PEM block 2, PUBLIC KEY": is an RSA key of 1024 bits; must have at least 2048`}},
+		"a certificate":     {keys("publicKeys: " + requirementtest.PEM(t, "root.crt")), []string{first + `.keys.publicKeys: Invalid value: "PEM block 1, CERTIFICATE": is a certificate; write its public key`}},
+		"a short RSA key":   {keys("publicKeys: " + requirementtest.PEM(t, "a.pub", "rsa-1024.pub")), []string{first + `.keys.publicKeys: Invalid value: "PEM block 2, PUBLIC KEY": is an RSA key of 1024 bits; must have at least 2048`}},
 		"a Secret":          {keys("publicKeys: k8s://ns/secret-name"), []string{first + `.keys.publicKeys: Invalid value: "k8s://…": references are not supported; write the public key itself`}},
 		"a variable":        {keys("publicKeys: '{{ keys.data.a }}'"), []string{first + `.keys.publicKeys: Invalid value: "{{…}}": references are not supported`}},
 		"KMS and Secret":    {keys("kms: awskms://a, secret: {name: a}"), []string{first + ".keys.kms: KMS is not supported, because only the registry is asked; write the public key in publicKeys", first + ".keys.secret: references to Secrets are not supported; write the public key in publicKeys"}},
@@ -175,7 +157,7 @@ func TestErrors(t *testing.T) {
 		"two issuers":    {keyless(id + ", issuerRegExp: a"), []string{first + `.keyless.issuerRegExp: Invalid value: "a": must be absent if issuer is given`}},
 		"expression":     {keyless("issuer: i, subjectRegExp: '('"), []string{first + `.keyless.subjectRegExp: Invalid value: "(": must be an RE2 expression`}},
 		"extension":      {keyless(id + ", additionalExtensions: {other: a, githubWorkflowRef: ''}"), []string{first + `.keyless.additionalExtensions[githubWorkflowRef]: Required value`, first + `.keyless.additionalExtensions[other]: Unsupported value: "other": supported values: "githubWorkflowTrigger", "githubWorkflowSha"`}},
-		"roots":          {keyless(id + ", roots: " + pem(t, "root.crt", "leaf.crt")), []string{first + `.keyless.roots: Invalid value: "PEM block 2, CERTIFICATE": is the certificate of CN=leaf,O=test, which is not a certificate authority`}},
+		"roots":          {keyless(id + ", roots: " + requirementtest.PEM(t, "root.crt", "leaf.crt")), []string{first + `.keyless.roots: Invalid value: "PEM block 2, CERTIFICATE": is the certificate of CN=leaf,O=test, which is not a certificate authority`}},
 		"a key as root":  {keyless(id + ", roots: " + a), []string{first + `.keyless.roots: Invalid value: "PEM block 1, PUBLIC KEY": must be a CERTIFICATE`}},
 		"a broken root":  {keyless(id + `, roots: "-----BEGIN CERTIFICATE-----\nc2VjcmV0\n-----END CERTIFICATE-----\n"`), []string{first + `.keyless.roots: Invalid value: "PEM block 1, CERTIFICATE": is not a valid certificate`}},
 		"no roots":       {keyless(id + ", roots: ''"), []string{first + ".keyless.roots: Required value"}},
@@ -196,21 +178,7 @@ func TestErrors(t *testing.T) {
 		"all namespaces excluded": {matching("match: {resources: {kinds: [Pod]}}, exclude: {resources: {namespaces: [a, '*']}}"), []string{`spec.rules[0].exclude: Invalid value: "all pods"`}},
 		"an empty exclude":        {matching("match: {resources: {kinds: [Pod]}}, exclude: {resources: {}}"), []string{"spec.rules[0].exclude.resources.kinds: Required value"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			p, err := load(tc.file)
-			if err == nil {
-				t.Fatalf("Load = %s; want errors with %q", requirementtest.Describe(p), tc.want)
-			}
-			if strings.Contains(err.Error(), "secret-") || strings.Contains(err.Error(), ":secret@") {
-				t.Errorf("the error has a part of a value that may be secret: %v", err)
-			}
-			lines := strings.Split(strings.TrimSpace(err.Error()), "\n")
-			for i, want := range tc.want {
-				if len(lines) != len(tc.want) || !strings.HasPrefix(lines[i], "a.yaml: ") || !strings.Contains(lines[i], want) {
-					t.Fatalf("Load reports\n%v\nwant %q", err, tc.want)
-				}
-			}
-		})
+		t.Run(name, func(t *testing.T) { requirementtest.Reader(kyverno.Load).Errors(t, tc.file, tc.want) })
 	}
 }
 
@@ -228,11 +196,11 @@ func TestErrorsHaveLines(t *testing.T) {
 }
 
 func TestExpiredRoot(t *testing.T) {
-	file := attestors("{entries: [{keyless: {issuer: i, subject: s, roots: " + pem(t, "root.crt") + "}}]}")
+	file := attestors("{entries: [{keyless: {issuer: i, subject: s, roots: " + requirementtest.PEM(t, "root.crt") + "}}]}")
 	if _, err := load(file); err != nil {
 		t.Fatal(err)
 	}
-	p, err := kyverno.Load([]requirement.File{{Name: "a.yaml", Data: []byte(file)}}, now().AddDate(100, 0, 0))
+	p, err := kyverno.Load([]requirement.File{{Name: "a.yaml", Data: []byte(file)}}, requirementtest.Now().AddDate(100, 0, 0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +211,7 @@ func TestExpiredRoot(t *testing.T) {
 
 func TestNestedTooDeep(t *testing.T) {
 	nested := func(n int) string {
-		set := "{entries: [{keys: {publicKeys: " + pem(t, "a.pub") + "}}]}"
+		set := "{entries: [{keys: {publicKeys: " + requirementtest.PEM(t, "a.pub") + "}}]}"
 		for range n - 1 {
 			set = "{entries: [{attestors: " + set + "}]}"
 		}
@@ -282,7 +250,7 @@ func TestLoadOfSeveralFiles(t *testing.T) {
 
 // Each spelling of the proposal is the same rule as that of Kyverno.
 func TestSpellings(t *testing.T) {
-	a := pem(t, "a.pub")
+	a := requirementtest.PEM(t, "a.pub")
 	hash := func(file string) string {
 		t.Helper()
 		p, err := load(file)
@@ -308,7 +276,7 @@ func TestSpellings(t *testing.T) {
 
 // A change of names, patterns, namespaces or the action does not change the hash.
 func TestHashIsOfTheRequirementAlone(t *testing.T) {
-	a := pem(t, "a.pub")
+	a := requirementtest.PEM(t, "a.pub")
 	base := verification("attestors: [{entries: [{keys: {publicKeys: " + a + "}}]}]")
 	hash := func(file string) string {
 		t.Helper()
@@ -328,7 +296,7 @@ func TestHashIsOfTheRequirementAlone(t *testing.T) {
 		}
 	}
 	for old, changed := range map[string]string{
-		a: pem(t, "b.pub"), "publicKeys": "rekor: {}, publicKeys", "attestors": "repository: repo.test/signatures, attestors",
+		a: requirementtest.PEM(t, "b.pub"), "publicKeys": "rekor: {}, publicKeys", "attestors": "repository: repo.test/signatures, attestors",
 	} {
 		if got := hash(strings.Replace(base, old, changed, 1)); got == want {
 			t.Errorf("%s instead of %s has the same hash", changed, old)
@@ -387,29 +355,16 @@ func TestNotes(t *testing.T) {
 }
 
 func FuzzLoad(f *testing.F) {
-	// The files of testdata are large, and the fuzzer would spend its time on making them smaller.
-	for _, text := range []string{
+	requirementtest.Reader(kyverno.Load).Fuzz(f, func(t *testing.T, r requirement.Rule) {
+		t.Helper()
+		if len(r.Images) == 0 || r.Requirement == nil && !r.RequireDigest && r.Default == requirement.NoDefault {
+			t.Errorf("a rule without effect: %+v", r)
+		}
+		if r.Requirement != nil && !r.Requirement.NeedsSignature() {
+			t.Errorf("a requirement that no signature decides: %s", r.Requirement)
+		}
+	},
 		verification("verifyDigest: true, default: deny"),
 		attestors("{count: 1, entries: [{keyless: {issuer: i, subject: 's*', additionalExtensions: {githubWorkflowRef: r}, rekor: {ignoreTlog: true}}}, {staticKey: {key: k}}]}"),
-		policy("", "match: {all: [{resources: {kinds: [Pod], namespaces: ['a*']}}]}, exclude: {resources: {namespaces: [ab]}}, imageVerify: {images: ['a/*:b'], attestors: [{entries: [{attestors: {count: 0, entries: []}}]}]}"),
-	} {
-		f.Add([]byte(text))
-	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		p, err := kyverno.Load([]requirement.File{{Name: "a.yaml", Data: data}}, now())
-		if (p == nil) == (err == nil) || err != nil && !strings.HasPrefix(err.Error(), "a.yaml: ") {
-			t.Fatalf("Load = %v, %v; want one of them, and the name of the file", p, err)
-		}
-		if err != nil {
-			return
-		}
-		for _, r := range requirement.NewSet("", p).Rules() {
-			if len(r.Images) == 0 || r.Requirement == nil && !r.RequireDigest && r.Default == requirement.NoDefault {
-				t.Errorf("a rule without effect: %+v", r)
-			}
-			if r.Requirement != nil && !r.Requirement.NeedsSignature() {
-				t.Errorf("a requirement that no signature decides: %s", r.Requirement)
-			}
-		}
-	})
+		policy("", "match: {all: [{resources: {kinds: [Pod], namespaces: ['a*']}}]}, exclude: {resources: {namespaces: [ab]}}, imageVerify: {images: ['a/*:b'], attestors: [{entries: [{attestors: {count: 0, entries: []}}]}]}"))
 }

@@ -62,8 +62,8 @@ func fieldsOf(parent string, of reflect.Type, seen map[reflect.Type]bool) (field
 	return fields
 }
 
-// Example returns the example of the manual that has a text.
-func Example(t *testing.T, has string) string {
+// example returns the example of the manual that has a text.
+func example(t *testing.T, has string) string {
 	t.Helper()
 	for i, example := range strings.Split(Read(t, manual()), "```") {
 		if text, ok := strings.CutPrefix(example, "yaml\n"); ok && i%2 == 1 && strings.Contains(text, has) {
