@@ -11,10 +11,10 @@ import (
 	"sync"
 
 	mwitkow "github.com/mwitkow/grpc-proxy/proxy"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	siderolabs "github.com/siderolabs/grpc-proxy/proxy"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -114,28 +114,6 @@ func splice(ctx context.Context, l net.Listener, to string) error {
 	}
 }
 
-// rawCodec sends and receives *[]byte as they are.
-type rawCodec struct{}
-
-func (rawCodec) Name() string { return "" }
-
-func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
-	b, ok := v.(*[]byte)
-	if !ok {
-		return nil, fmt.Errorf("raw codec: %T", v)
-	}
-	return mem.BufferSlice{mem.SliceBuffer(*b)}, nil
-}
-
-func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
-	b, ok := v.(*[]byte)
-	if !ok {
-		return fmt.Errorf("raw codec: %T", v)
-	}
-	*b = data.Materialize()
-	return nil
-}
-
 // events is the number of messages of the stream.
 const events = 2000
 
@@ -177,7 +155,7 @@ func runtime(more int) (*grpc.Server, error) {
 		}
 		answers[method] = b
 	}
-	return grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.MaxRecvMsgSize(limit), grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
+	return grpc.NewServer(grpc.ForceServerCodecV2(criproxytest.RawCodec{}), grpc.MaxRecvMsgSize(limit), grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
 		var request []byte
 		if err := s.RecvMsg(&request); err != nil {
 			return err

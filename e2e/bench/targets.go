@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 )
@@ -102,7 +103,7 @@ func start(ctx context.Context, dir string, o options) (targets []*target, close
 // dial connects to a socket, with messages as bytes.
 func dial(socket string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(limit)))
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(criproxytest.RawCodec{}), grpc.MaxCallRecvMsgSize(limit)))
 }
 
 // A recipe is how a target is started.

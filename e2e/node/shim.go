@@ -8,9 +8,9 @@ import (
 	"net"
 	"path/filepath"
 
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -52,7 +52,7 @@ func StartShim(ctx context.Context, dir, runtime string, rewrites Rewrites) (*Sh
 		return nil, errors.Join(err, conn.Close())
 	}
 	s := &Shim{endpoint: "unix://" + socket, runtime: conn, rewrites: rewrites}
-	s.server = grpc.NewServer(grpc.ForceServerCodecV2(bytesCodec{}), grpc.UnknownServiceHandler(s.pass), grpc.MaxRecvMsgSize(shimLimit))
+	s.server = grpc.NewServer(grpc.ForceServerCodecV2(criproxytest.RawCodec{}), grpc.UnknownServiceHandler(s.pass), grpc.MaxRecvMsgSize(shimLimit))
 	go func() { _ = s.server.Serve(l) }() // ends with Close
 	return s, nil
 }
@@ -75,7 +75,7 @@ func (s *Shim) pass(_ any, client grpc.ServerStream) error {
 	ctx, cancel := context.WithCancel(client.Context())
 	defer cancel()
 	md, _ := metadata.FromIncomingContext(ctx)
-	to, err := s.runtime.NewStream(metadata.NewOutgoingContext(ctx, md), &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method, grpc.ForceCodecV2(bytesCodec{}))
+	to, err := s.runtime.NewStream(metadata.NewOutgoingContext(ctx, md), &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method, grpc.ForceCodecV2(criproxytest.RawCodec{}))
 	if err != nil {
 		return err
 	}
@@ -143,26 +143,4 @@ func DigestAnswers() Rewrites {
 			return err
 		}),
 	}}
-}
-
-// bytesCodec passes messages as they are, as *[]byte. Without a name the content type is that of a kubelet's calls.
-type bytesCodec struct{}
-
-func (bytesCodec) Name() string { return "" }
-
-func (bytesCodec) Marshal(v any) (mem.BufferSlice, error) {
-	b, ok := v.(*[]byte)
-	if !ok {
-		return nil, fmt.Errorf("encode %T", v)
-	}
-	return mem.BufferSlice{mem.SliceBuffer(*b)}, nil
-}
-
-func (bytesCodec) Unmarshal(data mem.BufferSlice, v any) error {
-	b, ok := v.(*[]byte)
-	if !ok {
-		return fmt.Errorf("decode into %T", v)
-	}
-	*b = data.Materialize()
-	return nil
 }

@@ -75,7 +75,7 @@ func NewEchoAs(tb testing.TB, profile Profile) *Echo {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	options := []grpc.ServerOption{grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(e.handle), grpc.MaxRecvMsgSize(16 << 20)}
+	options := []grpc.ServerOption{grpc.ForceServerCodecV2(RawCodec{}), grpc.UnknownServiceHandler(e.handle), grpc.MaxRecvMsgSize(16 << 20)}
 	if profile != Containerd {
 		e.exact = true
 		options = append(options, exactContentType()...)

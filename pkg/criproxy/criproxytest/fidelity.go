@@ -85,7 +85,7 @@ func compare(t *testing.T, echo *Echo, direct, through *grpc.ClientConn, r row) 
 func link(tb testing.TB, endpoint string) *grpc.ClientConn {
 	tb.Helper()
 	cc, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(limit)))
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(RawCodec{}), grpc.MaxCallRecvMsgSize(limit)))
 	if err != nil {
 		tb.Fatal(err)
 	}

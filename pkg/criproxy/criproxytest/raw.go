@@ -10,13 +10,14 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// rawCodec sends and receives messages as they are, as *[]byte.
-type rawCodec struct{}
+// A RawCodec sends and receives messages as they are, as *[]byte.
+type RawCodec struct{}
 
 // Name is empty, so that calls have the content type of a kubelet's, application/grpc without a subtype.
-func (rawCodec) Name() string { return "" }
+func (RawCodec) Name() string { return "" }
 
-func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
+// Marshal returns the bytes themselves, not a copy.
+func (RawCodec) Marshal(v any) (mem.BufferSlice, error) {
 	b, ok := v.(*[]byte)
 	if !ok {
 		return nil, fmt.Errorf("raw codec: %T", v)
@@ -24,7 +25,8 @@ func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.SliceBuffer(*b)}, nil
 }
 
-func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
+// Unmarshal copies the bytes.
+func (RawCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	b, ok := v.(*[]byte)
 	if !ok {
 		return fmt.Errorf("raw codec: %T", v)
@@ -54,7 +56,7 @@ func (c *keepingCodec) take(v any) []byte {
 
 // CallRaw makes a unary call with a message that need not be one, and returns the answer as it came.
 func CallRaw(ctx context.Context, conn *grpc.ClientConn, method string, message []byte) (answer []byte, err error) {
-	err = conn.Invoke(ctx, method, &message, &answer, grpc.ForceCodecV2(rawCodec{}))
+	err = conn.Invoke(ctx, method, &message, &answer, grpc.ForceCodecV2(RawCodec{}))
 	return answer, err
 }
 

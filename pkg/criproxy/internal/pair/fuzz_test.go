@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/criproxy/internal/pair"
 )
 
@@ -211,7 +212,7 @@ func FuzzRequests(f *testing.F) {
 		frames = append(frames, "the end "...)
 		var atRuntime, atHandler arrivals
 		runtimeEnd, dialed := sockets(t)
-		runtime := grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
+		runtime := grpc.NewServer(grpc.ForceServerCodecV2(criproxytest.RawCodec{}), grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
 			r := &reading{}
 			r.method, _ = grpc.MethodFromServerStream(s)
 			r.metadata, _ = metadata.FromIncomingContext(s.Context())

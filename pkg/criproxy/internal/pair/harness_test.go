@@ -22,11 +22,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/criproxy/drain"
 	"github.com/pullgate/pullgate/pkg/criproxy/internal/pair"
 )
@@ -41,20 +41,6 @@ const (
 	observed  = "/test.Service/Observed"
 	ahead     = "/test.Service/Ahead"
 )
-
-// rawCodec sends and receives *[]byte as they are.
-type rawCodec struct{}
-
-func (rawCodec) Name() string { return "" }
-
-func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
-	return mem.BufferSlice{mem.SliceBuffer(*v.(*[]byte))}, nil //nolint:forcetypeassert,errcheck // a test
-}
-
-func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
-	*v.(*[]byte) = data.Materialize() //nolint:forcetypeassert,errcheck // a test
-	return nil
-}
 
 // A backend is the runtime of the rig. Metadata of a call say what it does; see play.
 type backend struct {
@@ -74,7 +60,7 @@ func (b *backend) start(tb testing.TB) {
 	if u, ok := l.(*net.UnixListener); ok {
 		u.SetUnlinkOnClose(false)
 	}
-	b.server = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(b.handle), grpc.MaxRecvMsgSize(16<<20), grpc.WaitForHandlers(true))
+	b.server = grpc.NewServer(grpc.ForceServerCodecV2(criproxytest.RawCodec{}), grpc.UnknownServiceHandler(b.handle), grpc.MaxRecvMsgSize(16<<20), grpc.WaitForHandlers(true))
 	go func(s *grpc.Server) { _ = s.Serve(l) }(b.server) // ends with Stop
 }
 
@@ -270,7 +256,7 @@ func (r *rig) handleAhead(ctx context.Context, c *pair.Call) error {
 func dial(tb testing.TB, path string, options ...grpc.DialOption) *grpc.ClientConn {
 	tb.Helper()
 	cc, err := grpc.NewClient("unix://"+path, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(32<<20)))...)
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(criproxytest.RawCodec{}), grpc.MaxCallRecvMsgSize(32<<20)))...)
 	if err != nil {
 		tb.Fatal(err)
 	}
