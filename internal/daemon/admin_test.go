@@ -104,9 +104,7 @@ func aTenantsNode(t *testing.T, settings ...string) (*process, *criproxytest.Run
 	p.start()
 	serves(r, app, canary, id1)
 	k := p.kubelet()
-	if _, err := k.Pull(t.Context(), k.Pod("alice"), app, canary); err != nil {
-		t.Fatal(err)
-	}
+	k.MustPull(k.Pod("alice"), app, canary)
 	return p, r, k
 }
 
@@ -340,9 +338,7 @@ func TestBackupRestoredIntoANewDaemonJudgesTheSame(t *testing.T) {
 func TestRevocationOverTheWireEndsAGrantAtOnce(t *testing.T) {
 	p, r, k := aTenantsNode(t)
 	alice := k.Pod("alice")
-	if _, err := k.Pull(t.Context(), alice, app, canary); err != nil {
-		t.Fatal(err)
-	}
+	k.MustPull(alice, app, canary)
 	if got := k.Precheck(alice, app); got != id1 {
 		t.Fatalf("alice's pre-check = %q; want the image", got)
 	}

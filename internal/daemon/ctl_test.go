@@ -88,9 +88,7 @@ func TestPullgatectlShowsAndCorrects(t *testing.T) {
 	c.prints(0, "PodRestriction  dns   Drop  carol", "policy", "list")
 	c.prints(0, "policy dns: spec.spec.dnsPolicy", "policy", "list")
 	alice := k.Pod("alice")
-	if _, err := k.Pull(t.Context(), alice, app, canary); err != nil {
-		t.Fatal(err)
-	}
+	k.MustPull(alice, app, canary)
 
 	c.prints(0, "Enforcing      yes", "status")
 	c.prints(0, "listen: "+p.endpoint(), "status", "--config")

@@ -280,9 +280,7 @@ func TestLostKeyMakesOldProofsMatchNothing(t *testing.T) {
 			p.start()
 			k := p.kubelet()
 			serves(r, app, "good", id1)
-			if _, err := k.Pull(t.Context(), k.Pod("alice"), app, "good"); err != nil {
-				t.Fatal(err)
-			}
+			k.MustPull(k.Pod("alice"), app, "good")
 			p.stop()
 			if err := change(p.path("state/node.key")); err != nil {
 				t.Fatal(err)

@@ -12,25 +12,35 @@ import (
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
+// verifying are the settings of these tests.
+func verifying() []string {
+	return []string{"kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify"}
+}
+
+// stoppedAfterAPull returns a daemon that was stopped after a pod had pulled app, a kubelet before it, and the pod.
+func stoppedAfterAPull(t *testing.T) (p *process, k *criproxytest.Kubelet, alice *criproxytest.Pod) {
+	t.Helper()
+	r := criproxytest.NewRuntime(t)
+	p = prepare(t, r.Endpoint(), verifying()...)
+	p.start()
+	k = p.kubelet()
+	serves(r, app, "good", id1)
+	alice = k.Pod("alice")
+	k.MustPull(alice, app, "good")
+	p.stop()
+	return p, k, alice
+}
+
 // A pod that has pulled, and whose container is not started yet, continues after an orderly restart. After a crash it proves
 // access again, and the file of an earlier stop is not used twice.
 func TestGrantsSurviveOnlyAnOrderlyStop(t *testing.T) {
-	r := criproxytest.NewRuntime(t)
-	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify")
-	p.start()
-	k := p.kubelet()
-	serves(r, app, "good", id1)
-	alice := k.Pod("alice")
-	if _, err := k.Pull(t.Context(), alice, app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p, k, alice := stoppedAfterAPull(t)
 	sees := func(when, want string) {
 		t.Helper()
 		if got := k.Precheck(alice, app); got != want {
 			t.Errorf("pre-check %s = %q; want %q", when, got, want)
 		}
 	}
-	p.stop()
 	handed, err := os.ReadFile(p.path("state/grants.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -48,9 +58,7 @@ func TestGrantsSurviveOnlyAnOrderlyStop(t *testing.T) {
 	sees("after a crash", "")
 
 	// The file of a stop that was before the last write to the store.
-	if _, err := k.Pull(t.Context(), k.Pod("bob"), app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	k.MustPull(k.Pod("bob"), app, "good")
 	p.stop()
 	if err := os.WriteFile(p.path("state/grants.json"), handed, 0o600); err != nil {
 		t.Fatal(err)
@@ -61,17 +69,7 @@ func TestGrantsSurviveOnlyAnOrderlyStop(t *testing.T) {
 
 // A failed start, whatever is invalid in the configuration, leaves the grants for the next start.
 func TestGrantsSurviveAFailedStart(t *testing.T) {
-	r := criproxytest.NewRuntime(t)
-	settings := []string{"kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify"}
-	p := prepare(t, r.Endpoint(), settings...)
-	p.start()
-	k := p.kubelet()
-	serves(r, app, "good", id1)
-	alice := k.Pod("alice")
-	if _, err := k.Pull(t.Context(), alice, app, "good"); err != nil {
-		t.Fatal(err)
-	}
-	p.stop()
+	p, k, alice := stoppedAfterAPull(t)
 	if err := os.WriteFile(p.path("malformed"), []byte("clusters: ["), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -85,13 +83,13 @@ func TestGrantsSurviveAFailedStart(t *testing.T) {
 		"decision log": "decisionLog: {path: " + p.path("absent/decisions.log") + "}",
 		"admin socket": "admin: {listen: \"unix://" + p.path("taken.sock") + "\"}",
 	} {
-		p.configure(append(settings, wrong)...)
+		p.configure(append(verifying(), wrong)...)
 		p.spawn()
 		if code := p.wait(); code != 1 {
 			t.Fatalf("%s: exit code %d; want a start that fails\n%s", name, code, p.out)
 		}
 	}
-	p.configure(settings...)
+	p.configure(verifying()...)
 	p.start()
 	if got := k.Precheck(alice, app); got != id1 {
 		t.Errorf("pre-check after a failed start and a good one = %q; want the image", got)
@@ -100,16 +98,7 @@ func TestGrantsSurviveAFailedStart(t *testing.T) {
 
 // After a store was lost, its revocations are unknown, and a new store counts its writes from the beginning.
 func TestGrantsDoNotSurviveALostStore(t *testing.T) {
-	r := criproxytest.NewRuntime(t)
-	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify")
-	p.start()
-	k := p.kubelet()
-	serves(r, app, "good", id1)
-	alice := k.Pod("alice")
-	if _, err := k.Pull(t.Context(), alice, app, "good"); err != nil {
-		t.Fatal(err)
-	}
-	p.stop()
+	p, k, alice := stoppedAfterAPull(t)
 	fresh, _, err := records.Open(p.path("fresh.db"), records.Options{KeyExists: true})
 	if err != nil {
 		t.Fatal(err)

@@ -37,9 +37,7 @@ func busyScrape(t *testing.T) string {
 	alice, bob := k.Pod("alice"), k.Pod("bob")
 	for _, pod := range []*criproxytest.Pod{alice, bob} {
 		k.Precheck(pod, app)
-		if _, err := k.Pull(t.Context(), pod, app, "good"); err != nil {
-			t.Fatal(err)
-		}
+		k.MustPull(pod, app, "good")
 	}
 	mallory := k.Pod("mallory")
 	if got := k.Precheck(mallory, app); got != "" {

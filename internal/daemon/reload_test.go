@@ -210,9 +210,7 @@ func TestDecisionLogOverRotations(t *testing.T) {
 	for turn := range turns {
 		x := k.Pod(fmt.Sprintf("tenant%d", turn))
 		k.Precheck(x, app) // absent, then hidden
-		if _, err := k.Pull(t.Context(), x, app, canary); err != nil {
-			t.Fatal(err)
-		}
+		k.MustPull(x, app, canary)
 		if _, err := k.Pull(t.Context(), x, app, "wrong"+canary); err == nil {
 			t.Fatal("a wrong credential pulls")
 		}

@@ -33,9 +33,7 @@ func TestRestoreByTheStepsOfTheManual(t *testing.T) {
 			// After the copy was made, a pod pulls an image that no other pod has.
 			serves(r, later, "letmein", id3)
 			k := p.kubelet()
-			if _, err := k.Pull(t.Context(), k.Pod("erin"), later, "letmein"); err != nil {
-				t.Fatal(err)
-			}
+			k.MustPull(k.Pod("erin"), later, "letmein")
 			p.stop()
 			err := errors.Join(os.Remove(p.path("state/records.db")), os.WriteFile(p.path("state/records.db"), copied, 0o600))
 			switch tc.key {

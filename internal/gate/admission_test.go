@@ -192,9 +192,7 @@ func TestCredentialVerdictComesFirst(t *testing.T) {
 		c.Shadow = shadow
 		p := newProxyWithPolicies(t, c, policies(t, notPrivileged))
 		p.serves(app, "good", criproxytest.Image{ID: id1})
-		if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
-			t.Fatal(err)
-		}
+		p.MustPull(p.Pod("alice"), app, "good")
 		config := privileged()
 		config.Image = &runtimeapi.ImageSpec{Image: id1, UserSpecifiedImage: app}
 		_, err := p.create(p.Pod("bob"), config)
@@ -422,9 +420,7 @@ func TestAuditDeniesNothing(t *testing.T) {
 		"policies in audit mode": policies(t, audited+noHostNetwork, audited+notPrivileged),
 		"enforce: false":         chainOf(auditOnly),
 	} {
-		k := &keeper{}
-		c := exact()
-		c.Decisions = k
+		k, c := kept(exact())
 		p := newProxyWithPolicies(t, c, a)
 		x := hostNetwork(p.PodFrom("team", "api"))
 		p.must(p.Sandbox(t.Context(), x))
@@ -446,9 +442,7 @@ func TestAuditDeniesNothing(t *testing.T) {
 
 // The log has one line for a container that a policy denies, and no Allow.
 func TestDecisionsOfPolicies(t *testing.T) {
-	k := &keeper{}
-	c := exact()
-	c.Decisions = k
+	k, c := kept(exact())
 	p := newProxyWithPolicies(t, c, policies(t, noHostNetwork, notPrivileged))
 	x := p.Pod("team")
 	k.wants(t, "an admitted sandbox")

@@ -110,9 +110,7 @@ func TestAlwaysIsNotAnsweredFromTheNodeWithoutAStore(t *testing.T) {
 		x := p.Pod("carol")
 		f.addPod(x, "good", tc.policy)
 		if tc.granted {
-			if _, err := p.Pull(t.Context(), x, app, "good"); err != nil {
-				t.Fatal(err)
-			}
+			p.MustPull(x, app, "good")
 		}
 		p.failWrites()
 		if id, err := p.Pull(t.Context(), x, app, "good"); (err == nil) != tc.want {

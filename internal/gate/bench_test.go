@@ -24,12 +24,7 @@ func BenchmarkPrecheckDirect(b *testing.B) {
 }
 
 func BenchmarkPrecheckGranted(b *testing.B) {
-	p := newProxy(b, tracker.Options{}, exact())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
-	alice := p.Pod("alice")
-	if _, err := p.Pull(b.Context(), alice, app, "good"); err != nil {
-		b.Fatal(err)
-	}
+	p, alice := newProxyOfAlice(b, tracker.Options{}, exact())
 	for b.Loop() {
 		if p.Precheck(alice, app) != id1 {
 			b.Fatal("hidden from who has a grant")
@@ -38,11 +33,7 @@ func BenchmarkPrecheckGranted(b *testing.B) {
 }
 
 func BenchmarkPrecheckHidden(b *testing.B) {
-	p := newProxy(b, tracker.Options{}, exact())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
-	if _, err := p.Pull(b.Context(), p.Pod("alice"), app, "good"); err != nil {
-		b.Fatal(err)
-	}
+	p, _ := newProxyOfAlice(b, tracker.Options{}, exact())
 	bob := p.Pod("bob")
 	for b.Loop() {
 		if p.Precheck(bob, app) != "" {
@@ -53,11 +44,7 @@ func BenchmarkPrecheckHidden(b *testing.B) {
 
 // A hidden pre-check and the pull that is answered at once: the cost of a start with a proof.
 func BenchmarkPullHit(b *testing.B) {
-	p := newProxy(b, tracker.Options{}, exact())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
-	if _, err := p.Pull(b.Context(), p.Pod("alice"), app, "good"); err != nil {
-		b.Fatal(err)
-	}
+	p, _ := newProxyOfAlice(b, tracker.Options{}, exact())
 	asked := p.runtime.Calls("PullImage")
 	for b.Loop() {
 		carol := p.PodFrom("carol", "api")
@@ -113,9 +100,7 @@ func BenchmarkCreateContainerEndorsed(b *testing.B) {
 	s := newSigning(b, exact(), signedBy(b, "a", "repo.test/*"))
 	s.sign(id1, "*")
 	s.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
-	if _, err := s.Pull(b.Context(), nil, app, "good"); err != nil {
-		b.Fatal(err)
-	}
+	s.MustPull(nil, app, "good")
 	create := []func(){creating(b, unsigned, unsigned.Kubelet), creating(b, s.proxy, s.Kubelet)}
 	took := make([][]time.Duration, len(create))
 	for range b.N {
@@ -139,9 +124,7 @@ func BenchmarkPrecheckEndorsed(b *testing.B) {
 	s := newSigning(b, exact(), signedBy(b, "a", "repo.test/*"))
 	s.sign(id1, "*")
 	alice := s.Pod("alice")
-	if _, err := s.Pull(b.Context(), alice, app, "good"); err != nil {
-		b.Fatal(err)
-	}
+	s.MustPull(alice, app, "good")
 	for b.Loop() {
 		if s.Precheck(alice, app) != id1 {
 			b.Fatal("hidden although it is endorsed")

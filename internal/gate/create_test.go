@@ -22,9 +22,7 @@ func TestCreateContainerIsTheSecondGate(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
 	alice, bob := p.Pod("alice"), p.Pod("bob")
-	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p.MustPull(alice, app, "good")
 	p.runtime.SetImages(
 		criproxytest.Image{ID: id1, Names: []string{app}},
 		criproxytest.Image{ID: id2, Names: []string{"repo.test/any:2"}},
@@ -81,11 +79,7 @@ func TestCreateContainerIsTheSecondGate(t *testing.T) {
 
 // A pod that was refused a container has to prove access, even for an image that its pre-check would show.
 func TestRefusedContainerHidesTheNextPrecheck(t *testing.T) {
-	p := newProxy(t, tracker.Options{}, restoring())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
-	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p, _ := newProxyOfAlice(t, tracker.Options{}, restoring())
 	both := []criproxytest.Image{{ID: id1, Names: []string{app}}, {ID: id2, Names: []string{"repo.test/any:2"}, Restores: id1}}
 	p.runtime.SetImages(both...)
 	bob := p.Pod("bob")
@@ -107,59 +101,37 @@ func TestRefusedContainerHidesTheNextPrecheck(t *testing.T) {
 // containerd puts a container that is created from a checkpoint image on the image that the checkpoint names, and gives that image the requested
 // name.
 func TestCheckpointImageDoesNotRevealTheImageItNames(t *testing.T) {
-	const checkpoint = "repo.test/bob/checkpoint:1"
-	p := newProxy(t, tracker.Options{}, restoring())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
-	alice := p.Pod("alice")
-	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
-		t.Fatal(err)
+	p, alice := newProxyOfAlice(t, tracker.Options{}, restoring())
+	mallory := p.withCheckpoint(criproxytest.Image{Restores: id1})
+	if got := p.Precheck(mallory, checkpointImage); got != id2 {
+		t.Fatalf("pre-check = %q; want mallory's own image", got)
 	}
-	p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: id1})
-	bob := p.Pod("bob")
-	if _, err := p.Pull(t.Context(), bob, checkpoint, "bobs"); err != nil {
-		t.Fatal(err)
-	}
-	if got := p.Precheck(bob, checkpoint); got != id2 {
-		t.Fatalf("pre-check = %q; want bob's own image", got)
-	}
-	if id, err := p.Create(t.Context(), bob, id2, checkpoint); status.Code(err) != codes.PermissionDenied {
+	if id, err := p.Create(t.Context(), mallory, id2, checkpointImage); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("container = %q, %v; want PermissionDenied", id, err)
 	}
 	if got := p.runtime.Containers(); len(got) != 0 {
 		t.Errorf("containers left: %v; want the denied one removed", got)
 	}
 	// The requested name is now a name of alice's image.
-	if got := p.Precheck(bob, checkpoint); got != "" {
+	if got := p.Precheck(mallory, checkpointImage); got != "" {
 		t.Errorf("pre-check of the moved name = %q; want it hidden", got)
 	}
-	if id, err := p.Create(t.Context(), bob, id1, checkpoint); status.Code(err) != codes.PermissionDenied {
+	if id, err := p.Create(t.Context(), mallory, id1, checkpointImage); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("container on the moved name = %q, %v; want PermissionDenied", id, err)
 	}
 	// Alice may restore onto her own image.
-	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpoint}, Restores: id1})
-	if _, err := p.Pull(t.Context(), alice, checkpoint, "bobs"); err != nil {
-		t.Fatal(err)
-	}
-	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpoint}, Restores: id1})
-	if _, err := p.Create(t.Context(), alice, id2, checkpoint); err != nil {
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpointImage}, Restores: id1})
+	p.MustPull(alice, checkpointImage, "mallorys")
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpointImage}, Restores: id1})
+	if _, err := p.Create(t.Context(), alice, id2, checkpointImage); err != nil {
 		t.Errorf("alice's container = %v; want it created, she may use both images", err)
 	}
 }
 
 // A container that was created without a read-back is read back before it starts, and is not evidence for a grant.
 func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
-	const checkpoint = "repo.test/bob/checkpoint:1"
-	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
-	alice := p.Pod("alice")
-	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
-		t.Fatal(err)
-	}
-	p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: id1})
-	bob := p.Pod("bob")
-	if _, err := p.Pull(t.Context(), bob, checkpoint, "bobs"); err != nil {
-		t.Fatal(err)
-	}
+	p, alice := newProxyOfAlice(t, tracker.Options{VerifyUntracked: true}, exact())
+	mallory := p.withCheckpoint(criproxytest.Image{Restores: id1})
 	// As after a crash between the creation and the read-back: without the gate.
 	for _, tc := range []struct {
 		what string
@@ -172,20 +144,20 @@ func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 			}
 		}},
 	} {
-		p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpoint}, Restores: id1})
+		p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpointImage}, Restores: id1})
 		made, err := p.runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
-			PodSandboxId: bob.Sandbox,
-			Config:       &runtimeapi.ContainerConfig{Image: &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: checkpoint}},
+			PodSandboxId: mallory.Sandbox,
+			Config:       &runtimeapi.ContainerConfig{Image: &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: checkpointImage}},
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		tc.end(made.GetContainerId())
 		p.restart()
-		if got := p.Precheck(bob, app); got != "" {
+		if got := p.Precheck(mallory, app); got != "" {
 			t.Errorf("%s: pre-check of alice's image = %q; want it hidden: such a container is not evidence", tc.what, got)
 		}
-		if got := p.Precheck(bob, checkpoint); got != "" {
+		if got := p.Precheck(mallory, checkpointImage); got != "" {
 			t.Errorf("%s: pre-check of the moved name = %q; want it hidden", tc.what, got)
 		}
 		if tc.what == "created" {
@@ -200,12 +172,10 @@ func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 	// A container that alice had created and not started starts after a restart.
 	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
 	if _, err := p.Pull(t.Context(), alice, app, "good"); err == nil {
-		t.Fatal("the registry serves bob's image only now")
+		t.Fatal("the registry serves mallory's image only now")
 	}
 	p.serves(app, "good", criproxytest.Image{ID: id1})
-	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p.MustPull(alice, app, "good")
 	id, err := p.Create(t.Context(), alice, id1, app)
 	if err != nil {
 		t.Fatal(err)
@@ -221,12 +191,7 @@ func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 
 func TestRestorePodIsJudgedLikeCreateContainer(t *testing.T) {
 	const checkpoint = "repo.test/bob/checkpoint:1"
-	p := newProxy(t, tracker.Options{}, restoring())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
-	alice := p.Pod("alice")
-	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p, alice := newProxyOfAlice(t, tracker.Options{}, restoring())
 	restore := func(x *criproxytest.Pod, id, name string) (*runtimeapi.RestorePodResponse, error) {
 		return p.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: x.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{
 			{Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Image: &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: name}},
@@ -237,9 +202,7 @@ func TestRestorePodIsJudgedLikeCreateContainer(t *testing.T) {
 		t.Errorf("bob restores on alice's image: %v; want PermissionDenied", err)
 	}
 	p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: id1})
-	if _, err := p.Pull(t.Context(), bob, checkpoint, "bobs"); err != nil {
-		t.Fatal(err)
-	}
+	p.MustPull(bob, checkpoint, "bobs")
 	if _, err := restore(bob, id2, checkpoint); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("bob restores a checkpoint onto alice's image: %v; want PermissionDenied", err)
 	}
@@ -257,20 +220,10 @@ func TestRestorePodIsJudgedLikeCreateContainer(t *testing.T) {
 
 // An ID that the runtime would expand does not start a container that was not read back.
 func TestShortContainerIDIsReadBackToo(t *testing.T) {
-	const checkpoint = "repo.test/bob/checkpoint:1"
-	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
-	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
-		t.Fatal(err)
-	}
-	p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: id1})
-	bob := p.Pod("bob")
-	if _, err := p.Pull(t.Context(), bob, checkpoint, "bobs"); err != nil {
-		t.Fatal(err)
-	}
+	p, mallory := aliceAndMallory(t, tracker.Options{VerifyUntracked: true}, exact(), criproxytest.Image{Restores: id1})
 	made, err := p.runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
-		PodSandboxId: bob.Sandbox,
-		Config:       &runtimeapi.ContainerConfig{Image: &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: checkpoint}},
+		PodSandboxId: mallory.Sandbox,
+		Config:       &runtimeapi.ContainerConfig{Image: &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: checkpointImage}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -284,19 +237,13 @@ func TestShortContainerIDIsReadBackToo(t *testing.T) {
 // An error does not reveal whether the base image of a checkpoint is on the node.
 func TestAbsentBaseOfACheckpointIsAnsweredAsAForbiddenOne(t *testing.T) {
 	const checkpoint = "repo.test/bob/checkpoint:1"
-	p := newProxy(t, tracker.Options{}, exact())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
-	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p, _ := newProxyOfAlice(t, tracker.Options{}, exact())
 	var answers []string
 	for _, base := range []string{id1, "absent"} {
 		p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpoint}, Restores: base})
 		bob := &criproxytest.Pod{UID: "bob", Config: &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Uid: "bob", Namespace: "bob", Name: "bob"}}}
 		p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: base})
-		if _, err := p.Pull(t.Context(), bob, checkpoint, "bobs"); err != nil {
-			t.Fatal(err)
-		}
+		p.MustPull(bob, checkpoint, "bobs")
 		_, err := p.Create(t.Context(), bob, id2, checkpoint)
 		if err == nil {
 			t.Fatalf("container on a checkpoint of %s was created", base)
@@ -367,9 +314,7 @@ func TestMountsAreJudgedAtALateStart(t *testing.T) {
 	p.serves(app, "good", criproxytest.Image{ID: id1, Names: []string{app}})
 	p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{base}})
 	alice := p.Pod("alice")
-	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p.MustPull(alice, app, "good")
 	mount := &runtimeapi.Mount{ContainerPath: "/m", Image: &runtimeapi.ImageSpec{Image: id1, UserSpecifiedImage: app}}
 	id, err := p.Create(t.Context(), alice, id2, base, mount)
 	p.must(err)

@@ -21,6 +21,13 @@ type keeper struct {
 	all []decisionlog.Decision
 }
 
+// kept returns a configuration with a keeper of its decisions.
+func kept(c gate.Config) (*keeper, gate.Config) {
+	k := &keeper{}
+	c.Decisions = k
+	return k, c
+}
+
 func (k *keeper) Record(d decisionlog.Decision) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -54,9 +61,7 @@ func (k *keeper) wants(t *testing.T, what string, want ...string) {
 
 // Every verdict except a repeated Allow, every pull and every refusal is noted once.
 func TestDecisionsAreNotedOnce(t *testing.T) {
-	k := &keeper{}
-	c := exact()
-	c.Decisions = k
+	k, c := kept(exact())
 	p := newProxy(t, tracker.Options{}, c)
 	p.serves(app, "good", criproxytest.Image{ID: id1})
 	alice, bob := p.Pod("alice"), p.Pod("bob")
@@ -96,15 +101,11 @@ func TestDecisionsAreNotedOnce(t *testing.T) {
 }
 
 func TestRefusalsOfTheGatesOwnAreNoted(t *testing.T) {
-	k := &keeper{}
-	c := restoring()
-	c.Decisions = k
+	k, c := kept(restoring())
 	p := newProxy(t, tracker.Options{}, c)
 	const landing, gone = "repo.test/any:2", "repo.test/any:3"
 	p.serves(app, "good", criproxytest.Image{ID: id1})
-	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p.MustPull(p.Pod("alice"), app, "good")
 	all := []criproxytest.Image{
 		{ID: id1, Names: []string{app}}, {ID: id2, Names: []string{landing}, Restores: id1}, {ID: id3, Names: []string{gone}, Restores: "sha256:9"},
 	}
@@ -128,9 +129,7 @@ func TestRefusalsOfTheGatesOwnAreNoted(t *testing.T) {
 }
 
 func TestDecisionsHaveSecretAndPullPolicy(t *testing.T) {
-	k := &keeper{}
-	c := exact()
-	c.Decisions = k
+	k, c := kept(exact())
 	p, f := newProxyWithSource(t, c)
 	k.wants(t, "alice's pull", "PullImage alice: Allow proved verified IfNotPresent by pull")
 	never, mixed := p.Pod("never"), p.Pod("mixed")
@@ -143,11 +142,7 @@ func TestDecisionsHaveSecretAndPullPolicy(t *testing.T) {
 
 func TestShadowIsNotedWithEachDecision(t *testing.T) {
 	k := &keeper{}
-	p := newProxy(t, tracker.Options{}, gate.Config{Shadow: true, Decisions: k})
-	p.serves(app, "good", criproxytest.Image{ID: id1})
-	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p, _ := newProxyOfAlice(t, tracker.Options{}, gate.Config{Shadow: true, Decisions: k})
 	bob := p.Pod("bob")
 	p.Precheck(bob, app)
 	if _, err := p.Create(t.Context(), bob, id1, app); err != nil {
@@ -158,9 +153,7 @@ func TestShadowIsNotedWithEachDecision(t *testing.T) {
 }
 
 func TestAPullThatTheStoreRefusesIsNoted(t *testing.T) {
-	k := &keeper{}
-	c := exact()
-	c.Decisions = k
+	k, c := kept(exact())
 	p := newProxy(t, tracker.Options{}, c)
 	x := p.Pod("alice")
 	p.must(p.store.Close())

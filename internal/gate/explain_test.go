@@ -161,9 +161,7 @@ func TestExplainPoliciesHasNoEffect(t *testing.T) {
 		mu    sync.Mutex
 		lines []string
 	)
-	k := &keeper{}
-	c := exact()
-	c.Decisions = k
+	k, c := kept(exact())
 	c.Log = funcr.New(func(_, line string) {
 		mu.Lock()
 		defer mu.Unlock()

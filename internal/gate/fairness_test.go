@@ -116,11 +116,7 @@ func TestAPodCannotGuessPasswordsByThousands(t *testing.T) {
 // Hidden pre-checks of one pod do not displace those of another pod. The proved pull of that pod is answered from the node while the registry is
 // unreachable.
 func TestHiddenPrechecksArePerPod(t *testing.T) {
-	p := newProxy(t, tracker.Options{}, exact())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
-	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p, _ := newProxyOfAlice(t, tracker.Options{}, exact())
 	p.outage()
 	names := []string{app}
 	for i := range 300 {
@@ -175,9 +171,7 @@ func TestAFullDiskStopsNoExemptPodWhoseImageIsThere(t *testing.T) {
 // A pre-check that one of several pods has sent names none of them in the log and creates no grant. The decision on the pod's container names the
 // pod.
 func TestCandidatesAreJudgedWithoutEffect(t *testing.T) {
-	k := &keeper{}
-	c := exact()
-	c.Decisions = k
+	k, c := kept(exact())
 	p, f := newProxyWithSource(t, c)
 	asks := &criproxytest.Pod{Config: &runtimeapi.PodSandboxConfig{Annotations: map[string]string{
 		podindex.SeenAnnotation: "2026-11-21T06:00:00.1", podindex.SourceAnnotation: "api",

@@ -200,9 +200,7 @@ func TestRemovalWhoseAnswerIsLostTakesTheRecords(t *testing.T) {
 	alice := p.Pod("alice")
 	for name, id := range map[string]string{app: id1, "repo.test/stays:1": id2} {
 		p.serves(name, "good", criproxytest.Image{ID: id})
-		if _, err := p.Pull(t.Context(), alice, name, "good"); err != nil {
-			t.Fatal(err)
-		}
+		p.MustPull(alice, name, "good")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	answer := make(chan struct{})
@@ -234,11 +232,7 @@ func TestRemovalWhoseAnswerIsLostTakesTheRecords(t *testing.T) {
 }
 
 func TestSandboxesTellWhoAsks(t *testing.T) {
-	p := newProxy(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}, ExemptStaticPods: true}, VerifyUntracked: true}, exact())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
-	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p, _ := newProxyOfAlice(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}, ExemptStaticPods: true}, VerifyUntracked: true}, exact())
 	system := p.Pod("system")
 	if got := p.Precheck(system, app); got != id1 {
 		t.Errorf("exempt namespace's pre-check = %q; want the image", got)
@@ -262,9 +256,7 @@ func TestSandboxesTellWhoAsks(t *testing.T) {
 	}
 	// The grant of a pod ends with its last sandbox.
 	alice := p.Pod("alice")
-	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p.MustPull(alice, app, "good")
 	if got := p.Precheck(alice, app); got != id1 {
 		t.Fatalf("alice's pre-check = %q; want the image", got)
 	}
@@ -276,9 +268,7 @@ func TestSandboxesTellWhoAsks(t *testing.T) {
 	}
 	// The same if the sandbox was removed without the gate and only a list shows it.
 	dora := p.Pod("dora")
-	if _, err := p.Pull(t.Context(), dora, app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p.MustPull(dora, app, "good")
 	if _, err := p.runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: dora.Sandbox}); err != nil {
 		t.Fatal(err)
 	}
@@ -308,43 +298,29 @@ func TestKubeletThatPrechecksAlwaysReachesTheRegistry(t *testing.T) {
 		{"by its user agent", kubelet.Auto, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			p := newProxy(t, tracker.Options{}, gate.Config{AlwaysPrecheck: tc.mode, OutageFallback: true})
-			p.serves(app, "good", criproxytest.Image{ID: id1})
-			if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
-				t.Fatal(err)
-			}
+			p, _ := newProxyOfAlice(t, tracker.Options{}, gate.Config{AlwaysPrecheck: tc.mode, OutageFallback: true})
 			before := p.runtime.Calls("PullImage")
 			carol := p.Pod("carol")
 			p.Precheck(carol, app)
-			if _, err := p.Pull(t.Context(), carol, app, "good"); err != nil {
-				t.Fatal(err)
-			}
+			p.MustPull(carol, app, "good")
 			if got := p.runtime.Calls("PullImage") - before; got != tc.asked {
 				t.Errorf("the runtime was asked %d times; want %d", got, tc.asked)
 			}
 			// A pull without a hidden pre-check is a real one on every kubelet.
 			before = p.runtime.Calls("PullImage")
-			if _, err := p.Pull(t.Context(), carol, app, "good"); err != nil {
-				t.Fatal(err)
-			}
+			p.MustPull(carol, app, "good")
 			if got := p.runtime.Calls("PullImage") - before; got != 1 {
 				t.Errorf("a pull with policy Always asked the runtime %d times; want once", got)
 			}
 			// A pull without a pod is also a real one, and is recorded.
-			if _, err := p.Pull(t.Context(), nil, app, "good"); err != nil {
-				t.Fatal(err)
-			}
+			p.MustPull(nil, app, "good")
 		})
 	}
 }
 
 // A pull that may be for Always is treated as such: the registry decides, also at the next attempt.
 func TestProvedPullThatTheRegistryRefusesLeavesNoGrant(t *testing.T) {
-	p := newProxy(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}}}, gate.Config{AlwaysPrecheck: kubelet.Sent, OutageFallback: true})
-	p.serves(app, "good", criproxytest.Image{ID: id1})
-	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p, _ := newProxyOfAlice(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}}}, gate.Config{AlwaysPrecheck: kubelet.Sent, OutageFallback: true})
 	carol := p.Pod("carol")
 	if got := p.Precheck(carol, app); got != "" {
 		t.Fatalf("pre-check = %q; want it hidden, or this test shows nothing", got)
@@ -399,9 +375,7 @@ func TestIntentIsOnDiskBeforeTheRuntimeIsAskedAndTheRecordBeforeTheAnswer(t *tes
 	})
 	alice := p.Pod("alice")
 	events = append(events, "before: "+p.onDisk())
-	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p.MustPull(alice, app, "good")
 	events = append(events, "answered with "+p.onDisk())
 	want := []string{
 		"before: 0 intents, 0 records",

@@ -123,6 +123,16 @@ func newProxy(tb testing.TB, o tracker.Options, c gate.Config) *proxy {
 	return p
 }
 
+// newProxyOfAlice is newProxy for a node on which a pod of alice has pulled app, which the registry gives as id1 for the password good.
+func newProxyOfAlice(tb testing.TB, o tracker.Options, c gate.Config) (p *proxy, alice *criproxytest.Pod) {
+	tb.Helper()
+	p = newProxy(tb, o, c)
+	p.serves(app, "good", criproxytest.Image{ID: id1})
+	alice = p.Pod("alice")
+	p.MustPull(alice, app, "good")
+	return p, alice
+}
+
 func (p *proxy) must(err error) {
 	p.t.Helper()
 	if err != nil {

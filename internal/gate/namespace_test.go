@@ -68,9 +68,7 @@ func TestRuntimeCredentialOpensItsNamespaceAlone(t *testing.T) {
 func TestPullForNoPodOpensWithRuntimeCredentialsPerNamespace(t *testing.T) {
 	p := newProxy(t, tracker.Options{RuntimeCredentialsPerNamespace: true}, exact())
 	p.serves(app, "", criproxytest.Image{ID: id1})
-	if _, err := p.Pull(t.Context(), nil, app, ""); err != nil {
-		t.Fatal(err)
-	}
+	p.MustPull(nil, app, "")
 	if got := p.Precheck(p.Pod("team-b"), app); got != id1 {
 		t.Errorf("pre-check after a pull for no pod = %q; want the image", got)
 	}

@@ -23,11 +23,7 @@ const checkpointImage = "repo.test/mallory/checkpoint:1"
 // aliceAndMallory returns a proxy with alice's image on the node, and a pod of mallory that may use mallory's checkpoint image.
 func aliceAndMallory(t *testing.T, o tracker.Options, c gate.Config, checkpoint criproxytest.Image) (p *proxy, mallory *criproxytest.Pod) {
 	t.Helper()
-	p = newProxy(t, o, c)
-	p.serves(app, "good", criproxytest.Image{ID: id1})
-	if _, err := p.Pull(t.Context(), p.Pod("alice"), app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p, _ = newProxyOfAlice(t, o, c)
 	return p, p.withCheckpoint(checkpoint)
 }
 
@@ -36,9 +32,7 @@ func (p *proxy) withCheckpoint(checkpoint criproxytest.Image) (mallory *criproxy
 	checkpoint.ID = id2
 	p.serves(checkpointImage, "mallorys", checkpoint)
 	mallory = p.Pod("mallory")
-	if _, err := p.Pull(p.t.Context(), mallory, checkpointImage, "mallorys"); err != nil {
-		p.t.Fatal(err)
-	}
+	p.MustPull(mallory, checkpointImage, "mallorys")
 	return mallory
 }
 
@@ -68,9 +62,7 @@ func TestRestoredContainerIsRefusedWhateverImageItReports(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			k := &keeper{}
-			c := exact()
-			c.Decisions = k
+			k, c := kept(exact())
 			p, mallory := aliceAndMallory(t, tracker.Options{Rules: tracker.Rules{Policy: rules}}, c, criproxytest.Image{Restores: id1, Claims: id2})
 			k.since()
 			_, err = p.Create(t.Context(), mallory, id2, checkpointImage)
@@ -311,9 +303,7 @@ func TestErrorOfACreateFromAnOrdinaryImagePassesUnchanged(t *testing.T) {
 			p.runtime.Do(func(r *criproxytest.Runtime) { r.Release = tc.release })
 			p.serves(app, "good", criproxytest.Image{ID: id1})
 			alice := p.Pod("alice")
-			if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
-				t.Fatal(err)
-			}
+			p.MustPull(alice, app, "good")
 			tc.before(p, alice)
 			p.fails(device)
 			_, err := p.Create(t.Context(), alice, id1, app)
@@ -330,12 +320,7 @@ func TestErrorOfACreateFromAnOrdinaryImagePassesUnchanged(t *testing.T) {
 
 // A create from an image that is known to be ordinary writes nothing and requests no image list.
 func TestOrdinaryCreateCostsNoWriteAndNoList(t *testing.T) {
-	p := newProxy(t, tracker.Options{}, exact())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
-	alice := p.Pod("alice")
-	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p, alice := newProxyOfAlice(t, tracker.Options{}, exact())
 	if _, err := p.Create(t.Context(), alice, id1, app); err != nil {
 		t.Fatal(err)
 	}

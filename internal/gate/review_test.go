@@ -126,9 +126,7 @@ func TestReviewsAtTheCreationOfContainers(t *testing.T) {
 // The image of a restored container is not known, whatever its configuration names.
 func TestReviewsOfRestoredContainers(t *testing.T) {
 	for _, byDefault := range []string{failOpen, failClosed} {
-		k := &keeper{}
-		c := restoring()
-		c.Decisions = k
+		k, c := kept(restoring())
 		p := newProxyWithPolicies(t, c, chainOf(reviewed(t, &policyd{}, byDefault)))
 		checkpoint := []criproxytest.Image{{ID: id2, Names: []string{anyImage}, Restores: id3, Claims: id2}, {ID: id3, Names: []string{otherImage}}}
 		p.runtime.SetImages(checkpoint...)
@@ -179,9 +177,7 @@ func (m mainOf) View(context.Context, string) (podview.Pod, []podview.Container,
 // Each start without an answer is marked, also a repeated one.
 func TestReviewsThatFail(t *testing.T) {
 	for byDefault, admits := range map[string]bool{failOpen: true, failClosed: false} {
-		k := &keeper{}
-		c := exact()
-		c.Decisions = k
+		k, c := kept(exact())
 		rules := reviewed(t, &policyd{err: policyclient.ErrNotReached}, byDefault)
 		rules.RecheckRestarts = true
 		p := newProxyWithPolicies(t, c, chainOf(rules))
@@ -207,9 +203,7 @@ func TestReviewsThatFail(t *testing.T) {
 }
 
 func TestDecisionsOfReviewsHaveAuditAnnotations(t *testing.T) {
-	k := &keeper{}
-	c := exact()
-	c.Decisions = k
+	k, c := kept(exact())
 	p := newProxyWithPolicies(t, c, chainOf(reviewed(t, &policyd{denied: []string{otherImage}}, failClosed)))
 	x := p.Pod("team")
 	p.run(x, ordinary())
@@ -261,9 +255,7 @@ func TestReviewsOfRestartsAndExemptPods(t *testing.T) {
 }
 
 func TestReviewsThatAreOnlyReported(t *testing.T) {
-	k := &keeper{}
-	c := exact()
-	c.Decisions = k
+	k, c := kept(exact())
 	rules := reviewed(t, &policyd{denied: []string{anyImage}}, failClosed)
 	rules.AuditOnly = true
 	p := newProxyWithPolicies(t, c, chainOf(rules))

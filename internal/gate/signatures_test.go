@@ -229,9 +229,7 @@ func TestASignedImageRuns(t *testing.T) {
 }
 
 func TestAnUnsignedImageWaitsUntilItIsSigned(t *testing.T) {
-	k := &keeper{}
-	c := exact()
-	c.Decisions = k
+	k, c := kept(exact())
 	s := newSigning(t, c, signedBy(t, "a", "repo.test/*"))
 	x := s.Pod("team")
 	_, err := s.runs(x, "main", app, "good")
@@ -350,9 +348,7 @@ func TestRulesThatNeedNoSignature(t *testing.T) {
 
 func TestAuditedRulesAreVerifiedAndDenyNothing(t *testing.T) {
 	for _, auditOnly := range []bool{false, true} {
-		k := &keeper{}
-		c := exact()
-		c.Decisions = k
+		k, c := kept(exact())
 		rule := signedBy(t, "a", "repo.test/*")
 		if !auditOnly {
 			rule.Mode = requirement.Audit
@@ -438,9 +434,7 @@ func TestRestartsNeedNoEndorsement(t *testing.T) {
 	if _, err := s.runs(x, "main", app, "good"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Pull(t.Context(), mounting, app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	s.MustPull(mounting, app, "good")
 	s.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{"free.test/any:2"}})
 	withVolume := ordinary(imageMount(id1, app))
 	withVolume.Image = &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: "free.test/any:2"}
@@ -580,9 +574,7 @@ func TestARestartWithAnotherImageVolume(t *testing.T) {
 		s.sign(id1, "*")
 		x := s.Pod("team")
 		s.serves(volume, "good", criproxytest.Image{ID: id1})
-		if _, err := s.Pull(t.Context(), x, volume, "good"); err != nil {
-			t.Fatal(err)
-		}
+		s.MustPull(x, volume, "good")
 		s.run(x, ordinary(imageMount(id1, volume)))
 		s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}}, criproxytest.Image{ID: id1, Names: []string{"repo.test/volume:0"}}, criproxytest.Image{ID: id3, Names: []string{volume}})
 		if when != "at once" {
@@ -683,9 +675,7 @@ func TestNamesOfOldKubelets(t *testing.T) {
 	}
 	s.sign(id1, "*")
 	x := s.Pod("team")
-	if _, err := s.Pull(t.Context(), x, app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	s.MustPull(x, app, "good")
 	if err := unnamed(x, id1); err != nil {
 		t.Errorf("a pod that has pulled the image: %v; want the container", err)
 	}

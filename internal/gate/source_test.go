@@ -124,9 +124,7 @@ func TestSecretThatIsNotNotedIsNotRotated(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	unknown := p.Pod("team")
 	p.serves("repo.test/team/other:1", "good", criproxytest.Image{ID: id2})
-	if _, err := p.Pull(t.Context(), unknown, "repo.test/team/other:1", "good"); err != nil {
-		t.Fatal(err)
-	}
+	p.MustPull(unknown, "repo.test/team/other:1", "good")
 	x := p.Pod("team")
 	f.addPod(x, "rotated", "Never")
 	if got := p.Precheck(x, "repo.test/team/other:1"); got != "" {
@@ -308,9 +306,7 @@ func TestGrantsThatNameNoRepositoryAreForThoseThatThePodUses(t *testing.T) {
 				f.addPod(x, "", "IfNotPresent")
 				f.named[x.UID] = []string{name}
 				p.serves(name, "good", criproxytest.Image{ID: id1})
-				if _, err := p.Pull(t.Context(), x, name, "good"); err != nil {
-					t.Fatal(err)
-				}
+				p.MustPull(x, name, "good")
 			}
 			container, err := p.Create(t.Context(), alice, id1, "")
 			if err == nil {

@@ -24,12 +24,7 @@ func tooLarge(method string) error {
 // running returns a proxy for a node on which a pod of alice runs app.
 func running(t *testing.T) (p *proxy, alice *criproxytest.Pod) {
 	t.Helper()
-	p = newProxy(t, tracker.Options{}, exact())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
-	alice = p.Pod("alice")
-	if _, err := p.Pull(t.Context(), alice, app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	p, alice = newProxyOfAlice(t, tracker.Options{}, exact())
 	id, err := p.Create(t.Context(), alice, id1, app)
 	if err == nil {
 		err = p.Start(t.Context(), id)
@@ -43,9 +38,7 @@ func running(t *testing.T) (p *proxy, alice *criproxytest.Pod) {
 func TestImageListThatIsTooLargeDeniesNoPod(t *testing.T) {
 	p, alice := running(t)
 	p.serves("repo.test/team/old:1", "good", criproxytest.Image{ID: id2})
-	if _, err := p.Pull(t.Context(), alice, "repo.test/team/old:1", "good"); err != nil {
-		t.Fatal(err)
-	}
+	p.MustPull(alice, "repo.test/team/old:1", "good")
 	p.runtime.Do(func(r *criproxytest.Runtime) { r.Fail = tooLarge })
 	p.restart()
 	if got := p.Precheck(alice, app); got != id1 {

@@ -239,9 +239,7 @@ func TestRevocationOutlivesARestart(t *testing.T) {
 	start := func() *criproxytest.Pod {
 		t.Helper()
 		x := p.Pod("carol")
-		if _, err := p.Pull(t.Context(), x, app, "good"); err != nil {
-			t.Fatal(err)
-		}
+		p.MustPull(x, app, "good")
 		id, err := p.Create(t.Context(), x, id1, app)
 		p.must(err)
 		p.must(p.Start(t.Context(), id))

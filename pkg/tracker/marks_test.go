@@ -132,16 +132,7 @@ func TestAcceptedMarkOpensWhateverTheRecord(t *testing.T) {
 // In a distrusted store one image can be accepted without opening all.
 func TestOneImageIsAcceptedInDistrust(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
-	w.close()
-	w.path += ".lost"
-	store, _, err := records.Open(w.path, records.Options{KeyExists: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := store.Close(); err != nil {
-		t.Fatal(err)
-	}
-	w.open()
+	w.loseStore()
 	public, private := image(id1, "repo.test/public:1"), image(id2, app+":1", "repo.test/public:evil")
 	w.runtime.set(public, private)
 	w.sync()
@@ -271,16 +262,7 @@ func TestAcceptAllTakesOnlyWhatNothingIsKnownOf(t *testing.T) {
 
 func TestEndOfDistrustMarksPresentImagesPreloaded(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
-	w.close()
-	w.path += ".lost"
-	store, _, err := records.Open(w.path, records.Options{KeyExists: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := store.Close(); err != nil {
-		t.Fatal(err)
-	}
-	w.open()
+	w.loseStore()
 	img := image(id1, app+":1")
 	w.runtime.set(img)
 	w.sync()

@@ -108,6 +108,21 @@ func (w *world) close() {
 	}
 }
 
+// loseStore opens a new store in place of one that was lost.
+func (w *world) loseStore() {
+	w.t.Helper()
+	w.close()
+	w.path += ".lost"
+	store, _, err := records.Open(w.path, records.Options{KeyExists: true})
+	if err == nil {
+		err = store.Close()
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.open()
+}
+
 // contents returns the records and marks of the store.
 func (w *world) contents() (all []records.Record, marks []records.Mark) {
 	w.t.Helper()

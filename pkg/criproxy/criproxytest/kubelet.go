@@ -107,6 +107,16 @@ func (k *Kubelet) Pull(ctx context.Context, p *Pod, name, password string) (stri
 	return resp.GetImageRef(), err
 }
 
+// MustPull is Pull for a call that must not fail.
+func (k *Kubelet) MustPull(p *Pod, name, password string) (id string) {
+	k.t.Helper()
+	id, err := k.Pull(k.t.Context(), p, name, password)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return id
+}
+
 // Create creates a container on an image ID that the pod names so.
 func (k *Kubelet) Create(ctx context.Context, p *Pod, id, name string, mounts ...*runtimeapi.Mount) (string, error) {
 	resp, err := k.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{

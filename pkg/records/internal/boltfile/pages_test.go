@@ -89,8 +89,8 @@ func read(content []byte) (lines, damage []string) {
 	return lines, damage
 }
 
-// byBolt returns what bbolt reads from a file, in the form of read.
-func byBolt(tb testing.TB, content []byte) (lines []string) {
+// openCopy opens a copy of a file with bbolt, to read it.
+func openCopy(tb testing.TB, content []byte) *bolt.DB {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "copy.db")
 	if err := os.WriteFile(path, content, 0o600); err != nil {
@@ -100,6 +100,13 @@ func byBolt(tb testing.TB, content []byte) (lines []string) {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	return db
+}
+
+// byBolt returns what bbolt reads from a file, in the form of read.
+func byBolt(tb testing.TB, content []byte) (lines []string) {
+	tb.Helper()
+	db := openCopy(tb, content)
 	var walk func(name string, b *bolt.Bucket) error
 	walk = func(name string, b *bolt.Bucket) error {
 		lines = append(lines, fmt.Sprintf("%s: %d", name, b.Sequence()))
@@ -111,7 +118,7 @@ func byBolt(tb testing.TB, content []byte) (lines []string) {
 			return nil
 		})
 	}
-	err = db.View(func(tx *bolt.Tx) error {
+	err := db.View(func(tx *bolt.Tx) error {
 		return tx.ForEach(func(name []byte, b *bolt.Bucket) error { return walk(string(name), b) })
 	})
 	if err := errors.Join(err, db.Close()); err != nil {
@@ -335,14 +342,7 @@ func TestWalkFindsAllDamageThatBoltsCheckFinds(t *testing.T) {
 
 func checkByBolt(tb testing.TB, content []byte) (err error) {
 	tb.Helper()
-	path := filepath.Join(tb.TempDir(), "copy.db")
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		tb.Fatal(err)
-	}
-	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	db := openCopy(tb, content)
 	err = db.View(func(tx *bolt.Tx) error {
 		var err error
 		for problem := range tx.Check() {
