@@ -266,11 +266,15 @@ func (m *machine) together() []testCase {
 		{"ephemeral", ephemeral},
 		{"users", users},
 	}
-	// No kubelet before 1.35 mounts images by default, and no containerd before 2.1 does.
-	if m.cluster.Release() == kubelet136 && m.runtime == containerd24 {
+	if m.mountsImages() {
 		all = append(all, testCase{"image-volumes", imageVolumes})
 	}
 	return all
+}
+
+// mountsImages reports whether the node has image volumes: no kubelet before 1.35 mounts images by default, and no containerd before 2.1 does.
+func (m *machine) mountsImages() bool {
+	return m.cluster.Release() == kubelet136 && m.runtime == containerd24
 }
 
 // run runs one test case, if SCENARIO selects it.

@@ -1,6 +1,7 @@
 package kubelets_test
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -62,28 +63,25 @@ func restarts(s *scenario) {
 	s.must(s.Containerd.Start(s.Context()))
 	check("a restart of containerd")
 
+	s.powerCycle()
+	for _, o := range stay {
+		s.replaced(o, "a reboot")
+	}
+	before = s.containers(stay)
+	check("a reboot")
+}
+
+// powerCycle kills the kubelet, pullgated and containerd with all containers, and starts them again. Other programs are started before pullgated.
+func (s *scenario) powerCycle(others ...func(context.Context) error) {
+	s.Helper()
 	s.must(s.kubelet.Kill())
 	s.must(s.gate.Kill())
 	s.must(s.Containerd.Reboot(s.Context()))
+	for _, start := range others {
+		s.must(start(s.Context()))
+	}
 	s.must(s.gate.Start(s.Context()))
 	s.must(s.kubelet.Start(s.Context(), s.gate.Endpoint(), quick()))
-	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
-		after := s.containers(stay)
-		fresh := 0
-		for name, id := range after {
-			if id != "" && id != before[name] {
-				fresh++
-			}
-		}
-		if fresh == len(stay) {
-			before = after
-			break
-		}
-		if time.Now().After(end) {
-			s.Fatalf("after a reboot: %s\n%s\n%s", stay[0], stay[1], s.lastOutput())
-		}
-	}
-	check("a reboot")
 }
 
 // containers are the IDs of the running containers of some pods, by pod.

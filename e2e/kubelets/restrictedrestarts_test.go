@@ -48,7 +48,7 @@ func restrictedRestarts(s *scenario) {
 	}}
 	folder := s.newPolicyFolder()
 	s.runSteps(step{name: "pulls", pod: plain, want: running, requests: downloads})
-	stay := s.stay(plain, set, gate, runtime, kubelet, all, recheck)
+	stay := s.stay(plain, nothing, set, gate, runtime, kubelet, all, recheck)
 
 	folder.write("read-only-root", readOnlyRoot)
 	folder.reload(false)
@@ -65,7 +65,7 @@ func restrictedRestarts(s *scenario) {
 	}
 
 	// These pods satisfy the policy that is in use when they start.
-	maps.Copy(stay, s.stay(readOnly, changed, invalid))
+	maps.Copy(stay, s.stay(readOnly, nothing, changed, invalid))
 	folder.write("no-root", noRoot)
 	folder.waitFor("pullgate_admission_policies", 2)
 	check := func(after string) {
@@ -108,7 +108,10 @@ func restrictedRestarts(s *scenario) {
 	// container that a reboot has ended.
 	folder.write("no-host-network", noHostNetwork)
 	folder.reload(false)
-	s.reboot(stay)
+	s.powerCycle()
+	for _, o := range stay {
+		s.replaced(o, "a reboot")
+	}
 	fresh := s.create(plain)
 	s.kept = append(s.kept, &outcome{want: createFailed, image: app, pod: fresh})
 	s.waitForEvent(fresh, `FailedCreatePodSandBox: .*no-host-network.*hostNetwork`)
@@ -121,19 +124,6 @@ func (s *scenario) waitForEvent(p *corev1.Pod, pattern string) {
 		if time.Now().After(end) {
 			s.Fatalf("the events of %s are %s; want one that matches %s\n%s", p.Name, s.events(p), pattern, s.lastOutput())
 		}
-	}
-}
-
-// reboot kills the kubelet, pullgated and containerd with all containers, starts them again, and waits until the pods have new containers.
-func (s *scenario) reboot(stay map[string]*outcome) {
-	s.Helper()
-	s.must(s.kubelet.Kill())
-	s.must(s.gate.Kill())
-	s.must(s.Containerd.Reboot(s.Context()))
-	s.must(s.gate.Start(s.Context()))
-	s.must(s.kubelet.Start(s.Context(), s.gate.Endpoint(), quick()))
-	for _, o := range stay {
-		s.replaced(o, "a reboot")
 	}
 }
 
@@ -151,8 +141,8 @@ func (s *scenario) replaced(o *outcome, after string) {
 	}
 }
 
-// stay starts a pod for each case side by side, and leaves them on the node.
-func (s *scenario) stay(p pod, cases ...string) map[string]*outcome {
+// stay starts a pod for each case side by side, and leaves them on the node. requests are those that each of them may cause.
+func (s *scenario) stay(p pod, requests string, cases ...string) map[string]*outcome {
 	s.Helper()
 	since := s.registryOf(p.image).Mark()
 	made := make([]*corev1.Pod, len(cases))
@@ -161,7 +151,7 @@ func (s *scenario) stay(p pod, cases ...string) map[string]*outcome {
 	}
 	all := map[string]*outcome{}
 	for i, name := range cases {
-		all[name] = s.see(step{name: "for " + name, pod: p, want: running}, made[i], since)
+		all[name] = s.see(step{name: "for " + name, pod: p, want: running, requests: requests}, made[i], since)
 	}
 	return all
 }

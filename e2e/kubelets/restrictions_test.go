@@ -41,7 +41,9 @@ func restrictions(s *scenario) {
 	}
 	s.neverRan(static)
 	s.leaveStatic(static)
-	s.judgeEphemeral(satisfying["ephemeral"], images, rowNamed(rows, "ephemeral"))
+	row := rowNamed(rows, "ephemeral")
+	row.violates.container = "denied"
+	s.addEphemeral(satisfying["ephemeral"], images.app, images.number, row.denial().String(), "SYS_PTRACE")
 	s.restarted(crashing, 1)
 	s.dropAll()
 }
@@ -220,39 +222,30 @@ func rowNamed(rows []restrictionRow, name string) restrictionRow {
 	return rows[slices.IndexFunc(rows, func(r restrictionRow) bool { return r.name == name })]
 }
 
-// judgeEphemeral adds two ephemeral containers to a pod that runs: one that violates the policy of its row, and one that satisfies it.
-func (s *scenario) judgeEphemeral(o *outcome, images restrictionImages, r restrictionRow) {
+// addEphemeral adds two ephemeral containers to a pod that runs, and waits until "allowed" runs and "denied", which has the capabilities, is denied
+// with a reason that matches a pattern. The pod continues.
+func (s *scenario) addEphemeral(o *outcome, allowed, denied node.Pushed, pattern string, capabilities ...corev1.Capability) {
 	s.Helper()
 	p := o.pod.DeepCopy()
-	for name, image := range map[string]node.Pushed{"violating": images.number, "satisfying": images.app} {
+	add := func(name string, image node.Pushed, security *corev1.SecurityContext) {
 		p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, corev1.EphemeralContainer{
 			TargetContainerName:      "main",
-			EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: name, Image: image.Name, ImagePullPolicy: ifNotPresent},
+			EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: name, Image: image.Name, ImagePullPolicy: ifNotPresent, SecurityContext: security},
 		})
 	}
-	for i := range p.Spec.EphemeralContainers {
-		if c := &p.Spec.EphemeralContainers[i]; c.Name == "violating" {
-			c.SecurityContext = &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"SYS_PTRACE"}}}
-		}
-	}
+	add("denied", denied, &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: capabilities}})
+	add("allowed", allowed, nil)
 	_, err := s.cluster.Client.CoreV1().Pods(p.Namespace).UpdateEphemeralContainers(s.Context(), p.Name, p, metav1.UpdateOptions{})
 	s.must(err)
-	o.want, o.image = refused, images.number // which must not run
-	r.violates.container = "violating"
-	s.awaitEphemeral(o, "violating", "satisfying", r.denial().String())
-}
-
-// awaitEphemeral waits until one ephemeral container of a pod is denied and another one runs. The pod continues.
-func (s *scenario) awaitEphemeral(o *outcome, denied, runs, pattern string) {
-	s.Helper()
+	o.want, o.image = refused, denied // which must not run
 	want := regexp.MustCompile(pattern)
 	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
 		s.look(o)
 		isDenied, isRunning := false, false
 		for _, c := range o.pod.Status.EphemeralContainerStatuses {
 			w := c.State.Waiting
-			isDenied = isDenied || c.Name == denied && w != nil && want.MatchString(w.Reason+": "+w.Message)
-			isRunning = isRunning || c.Name == runs && c.State.Running != nil
+			isDenied = isDenied || c.Name == "denied" && w != nil && want.MatchString(w.Reason+": "+w.Message)
+			isRunning = isRunning || c.Name == "allowed" && c.State.Running != nil
 		}
 		if isDenied && isRunning {
 			break

@@ -29,7 +29,7 @@ func reviewedRestarts(s *scenario) {
 	r.enforce()
 	r.secret("a")
 	plain := r.pod("a", app)
-	stay := s.stay(plain, policyd, runtime, kubelet)
+	stay := s.stay(plain, nothing, policyd, runtime, kubelet)
 	if len(b.Requests()) == 0 { // pods that start at the same time share a request
 		s.Errorf("%d pods without a cache: no request", len(stay))
 	}
@@ -59,12 +59,7 @@ func reviewedRestarts(s *scenario) {
 	reboot := func() (fresh *outcome) {
 		s.Helper()
 		s.must(r.policyd.Kill())
-		s.must(s.kubelet.Kill())
-		s.must(s.gate.Kill())
-		s.must(s.Containerd.Reboot(s.Context()))
-		s.must(r.policyd.Start(s.Context()))
-		s.must(s.gate.Start(s.Context()))
-		s.must(s.kubelet.Start(s.Context(), s.gate.Endpoint(), quick()))
+		s.powerCycle(r.policyd.Start)
 		return r.come(plain, refused)
 	}
 	fresh := reboot()

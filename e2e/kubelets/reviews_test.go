@@ -1,13 +1,11 @@
 package kubelets_test
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/pullgate/pullgate/e2e/node"
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
@@ -28,16 +26,14 @@ func failedClosed(backend string) string {
 // That also holds for init, ephemeral and static pods and for image volumes, and whatever becomes of a webhook of the API server. A backend that
 // is stopped admits what it has allowed before, and everything else as its defaultAllow says.
 func reviews(s *scenario) {
-	app, bad, late, fresh := s.public("app:1"), s.public("bad:1"), s.public("late:1"), s.public("fresh:1")
+	app, bad, fresh := s.public("app:1"), s.public("bad:1"), s.public("fresh:1")
 	r := s.newReviewing()
-	images := []node.Pushed{app, bad, late, fresh}
-	r.pull(images...)
+	r.pull(app, bad, fresh)
 	main, stopped, second := r.backend(), r.backend(), r.backend()
 	denial := reviewbackend.Answer{Deny: true, Reason: "not scanned", Override: override, AuditAnnotations: map[string]string{"scan": "none"}}
 	main.Set(bad.Name, denial)
-	main.Set(late.Name, reviewbackend.Answer{Deny: true, Reason: "not scanned"})
 	second.Set("", reviewbackend.Answer{Deny: true, Reason: "not scanned"})
-	teams := []string{"allowed", "denied", "two", "late", "static"}
+	teams := []string{"allowed", "denied", "two", "static"}
 	hooked := hookTeams()
 	r.file("main", main, "defaultAllow: false", append(teams, hooked...)...)
 	r.file("second", second, "defaultAllow: false", "two")
@@ -45,14 +41,12 @@ func reviews(s *scenario) {
 	for _, value := range stopping {
 		r.file("stopped-"+value, stopped, strings.TrimSuffix("defaultAllow: "+value, "defaultAllow: absent"), value)
 	}
-	r.file(fifty, r.backend(), "defaultAllow: false", fifty)
 	r.hangup()
 	r.enforce("exempt: {staticPods: false}")
-	r.secret(slices.Concat(teams, hooked, stopping, []string{"free", fifty})...)
+	r.secret(slices.Concat(teams, hooked, stopping, []string{"free"})...)
 	began := time.Now()
 
 	// Each step that has to wait for something comes before those that do not.
-	corrected := r.come(r.pod("late", late), running)
 	static := r.comeStatic(pod{team: "static", image: bad}, refused)
 	allowed := r.come(r.pod("allowed", app, initContainerOf(app)), running)
 	cached := map[string]*outcome{}
@@ -66,7 +60,7 @@ func reviews(s *scenario) {
 	init.image = bad // which must not run
 	both := r.come(r.pod("two", app), refused)
 	free := r.come(r.pod("free", bad), running)
-	volume, badVolume := r.comeWithVolumes(app, bad)
+	volume, badVolume := r.comeWithVolumes(r.pod("allowed", app), bad)
 	behind := r.comeBehindWebhooks(app, bad)
 
 	for _, o := range cached {
@@ -85,7 +79,7 @@ func reviews(s *scenario) {
 	}
 
 	r.runs("allowed", allowed)
-	r.judgeEphemeralImages(allowed, app, bad)
+	r.addEphemeral(allowed, app, bad, deniedBy("main"))
 	r.runs("with the override annotation", overridden)
 	r.isDenied("with an annotation that is not for backends", notOverridden, deniedBy("main"))
 	r.isDenied("denied", simple, deniedBy("main"))
@@ -118,18 +112,8 @@ func reviews(s *scenario) {
 	}
 	r.auditAnnotationsOf(simple)
 	s.Logf("rows after %v", time.Since(began).Round(100*time.Millisecond))
-	if r.whole() {
-		r.takeLong(corrected, main, late, app)
-	} else {
-		corrected.want = refused
-	}
 	s.leaveStatic(static)
 	s.dropAll()
-}
-
-// whole reports whether the scenario has all of its rows on this node: those that take long, and image volumes.
-func (r *reviewing) whole() bool {
-	return r.cluster.Release() == kubelet136 && r.runtime == containerd24
 }
 
 // annotated gives a pod an annotation.
@@ -142,31 +126,21 @@ func initContainerOf(image node.Pushed) func(*corev1.Pod) {
 	return initContainer(func(c *corev1.Container) { c.Image = image.Name })
 }
 
-// comeWithVolumes creates two pods with an image volume, where the runtime has them.
-func (r *reviewing) comeWithVolumes(app, bad node.Pushed) (allowed, denied *outcome) {
+// comeWithVolumes creates two pods like p that mount images: its own, and one that is denied. On a node without image volumes there are none.
+func (r *reviewing) comeWithVolumes(p pod, bad node.Pushed) (allowed, denied *outcome) {
 	r.Helper()
-	if !r.whole() {
+	if !r.mountsImages() {
 		return nil, nil
 	}
-	volume := func(image node.Pushed) func(*corev1.Pod) {
-		return mounts(corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: image.Name, PullPolicy: ifNotPresent}})
+	with := func(image node.Pushed) pod {
+		q := p
+		q.change = func(made *corev1.Pod) {
+			p.change(made)
+			mounts(corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: image.Name, PullPolicy: ifNotPresent}})(made)
+		}
+		return q
 	}
-	return r.come(r.pod("allowed", app, volume(app)), running), r.come(r.pod("denied", app, volume(bad)), refused)
-}
-
-// judgeEphemeralImages adds two ephemeral containers to a pod that runs: one whose image is denied, and one whose image is allowed.
-func (r *reviewing) judgeEphemeralImages(o *outcome, app, bad node.Pushed) {
-	r.Helper()
-	p := o.pod.DeepCopy()
-	for name, image := range map[string]node.Pushed{"bad": bad, "app": app} {
-		p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, corev1.EphemeralContainer{
-			EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: name, Image: image.Name, ImagePullPolicy: ifNotPresent},
-		})
-	}
-	_, err := r.cluster.Client.CoreV1().Pods(p.Namespace).UpdateEphemeralContainers(r.Context(), p.Name, p, metav1.UpdateOptions{})
-	r.must(err)
-	r.awaitEphemeral(o, "bad", "app", deniedBy("main"))
-	o.want, o.image = refused, bad // which must not run
+	return r.come(with(p.image), running), r.come(with(bad), refused)
 }
 
 // auditAnnotationsOf waits until the decision log has the audit annotations of the backend about a pod.
@@ -186,36 +160,4 @@ func (r *reviewing) auditAnnotationsOf(o *outcome) {
 			return
 		}
 	}
-}
-
-// fifty is the team of 50 pods, and the backend that reviews them.
-const fifty = "fifty"
-
-// takeLong corrects the denial of a pod that waits, and creates 50 pods with an image that their backend does not know yet. The denial is cached for
-// 30 s, so that the pod runs with the kubelet's first attempt after that. The 50 pods cost one request.
-func (r *reviewing) takeLong(waits *outcome, b *reviewbackend.Backend, late, app node.Pushed) {
-	r.Helper()
-	r.isDenied("denied until the backend is corrected", waits, deniedBy("main"))
-	b.Set(late.Name, reviewbackend.Answer{})
-	corrected := time.Now()
-	var all []*outcome
-	for range 50 {
-		all = append(all, r.come(r.pod(fifty, app), running))
-	}
-	// Another denial may have been cached a moment ago.
-	const cached, attempts = 30 * time.Second, 25 * time.Second
-	r.runs("a denial that was corrected", waits)
-	requests := b.Requests(late.Name)
-	took := requests[len(requests)-1].At.Sub(corrected)
-	if took < 0 || took > cached+attempts {
-		r.Errorf("%d requests, the last one %v after the correction; want one within %v and the time to the kubelet's next attempt", len(requests), took, cached)
-	}
-	for i, o := range all {
-		r.runs(fmt.Sprintf("pod %d of 50", i), o)
-	}
-	last := r.backends[len(r.backends)-1]
-	if n := len(last.Requests()); n != 1 {
-		r.Errorf("50 pods with one image: %d requests; want 1", n)
-	}
-	r.Logf("a corrected denial was reviewed again after %v; 50 pods ran after %v", took.Round(100*time.Millisecond), time.Since(corrected).Round(100*time.Millisecond))
 }

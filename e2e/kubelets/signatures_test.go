@@ -3,9 +3,6 @@ package kubelets_test
 import (
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -38,7 +35,7 @@ func signatures(s *scenario) {
 	r.runs("multi-architecture image", platforms)
 	r.runs("in a namespace without the policy", other)
 	again := r.come(by("a", cached), refused)
-	volume, badVolume := r.comeWithImageVolumes(good, bad)
+	volume, badVolume := r.comeWithVolumes(by("a", good), bad)
 
 	r.isUnsigned("unsigned", waits)
 	r.isUnsigned("the unsigned image that another team has pulled", again)
@@ -47,7 +44,7 @@ func signatures(s *scenario) {
 	signedNever, badNever := r.come(pod{team: "a", image: free, policy: never}, running), r.come(pod{team: "a", image: freeBad, policy: never}, refused)
 	r.runs("signed, Never", signedNever)
 	r.isNeverUnsigned("unsigned, Never", badNever)
-	r.addEphemeral(signed, good, bad)
+	r.addEphemeral(signed, good, bad, unverified+"|signature validation failed")
 	if volume != nil {
 		r.runs("image volume", volume)
 		r.isUnsigned("unsigned image volume", badVolume)
@@ -57,33 +54,6 @@ func signatures(s *scenario) {
 	s.leaveStatic(static)
 	s.leaveStatic(staticBad)
 	s.dropAll()
-}
-
-// comeWithImageVolumes creates two pods with an image volume, where kubelet and runtime have them.
-func (r *signer) comeWithImageVolumes(good, bad node.Pushed) (signed, unsigned *outcome) {
-	r.Helper()
-	if !r.whole() {
-		return nil, nil
-	}
-	volume := func(image node.Pushed) func(*corev1.Pod) {
-		return mounts(corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: image.Name, PullPolicy: ifNotPresent}})
-	}
-	return r.come(by("a", good, volume(good)), running), r.come(by("a", good, volume(bad)), refused)
-}
-
-// addEphemeral adds two ephemeral containers to a pod that runs: one whose image is unsigned, and one whose image is signed.
-func (r *signer) addEphemeral(o *outcome, good, bad node.Pushed) {
-	r.Helper()
-	p := o.pod.DeepCopy()
-	for name, image := range map[string]node.Pushed{"bad": bad, "good": good} {
-		p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, corev1.EphemeralContainer{
-			EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: name, Image: image.Name, ImagePullPolicy: ifNotPresent},
-		})
-	}
-	_, err := r.cluster.Client.CoreV1().Pods(p.Namespace).UpdateEphemeralContainers(r.Context(), p.Name, p, metav1.UpdateOptions{})
-	r.must(err)
-	r.awaitEphemeral(o, "bad", "good", unverified+"|signature validation failed")
-	o.want, o.image = refused, bad // which must not run
 }
 
 // Running pods and their restarts are not affected when the key in the policy is exchanged; new pods need a signature with the new one, which is
@@ -102,7 +72,7 @@ func signedRestarts(s *scenario) {
 	r.sign(r.key, app, other)
 	r.require(r.key, "a")
 	r.enforce()
-	stay := s.stayOn(by("a", app), exchange, recheck, reboot)
+	stay := s.stay(by("a", app), anything, exchange, recheck, reboot)
 	plain := r.come(by("b", bad), running) // so that the unsigned image is on the node
 	r.runs("in a namespace without the policy", plain)
 	s.drop(plain)
@@ -136,11 +106,7 @@ func signedRestarts(s *scenario) {
 	r.runs("new, signed with the third key", fresh)
 	s.must(registry.Down())
 	s.must(r.policyd.Close())
-	s.must(s.kubelet.Kill())
-	s.must(s.gate.Kill())
-	s.must(s.Containerd.Reboot(s.Context()))
-	s.must(s.gate.Start(s.Context()))
-	s.must(s.kubelet.Start(s.Context(), s.gate.Endpoint(), quick()))
+	s.powerCycle()
 	defer func() { s.must(r.policyd.Reopen(s.Context())) }() // which the end of the scenario closes
 	started := r.come(by("a", app), running)
 	refusedOnes := map[string]*outcome{
@@ -155,14 +121,4 @@ func signedRestarts(s *scenario) {
 	for name, o := range refusedOnes {
 		r.isDenied(name+", after "+reboot, o, `RegistryUnavailable|SignatureValidationFailed|ErrImagePull|ErrImageNeverPull`)
 	}
-}
-
-// stayOn is stay for a pod whose image each of the pods may pull.
-func (s *scenario) stayOn(p pod, cases ...string) map[string]*outcome {
-	s.Helper()
-	all := map[string]*outcome{}
-	for _, name := range cases {
-		all[name] = s.keep(step{name: "for " + name, pod: p, want: running, requests: anything})
-	}
-	return all
 }
