@@ -1,12 +1,14 @@
 package e2e_test
 
 import (
+	"crypto/ecdsa"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/sigstoretest"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/e2e/host"
@@ -17,7 +19,7 @@ import (
 // A signer is a suite with a policy about signatures, and a pullgate-policyd that verifies them.
 type signer struct {
 	*suite
-	key      *signing.Key
+	key      *ecdsa.PrivateKey
 	policyd  *node.Policyd
 	settings []string // of pullgated
 }
@@ -25,10 +27,7 @@ type signer struct {
 // beginSigned is begin with the policy that the images of a folder of both registries are signed with a key.
 func beginSigned(t runtimeTest, folder string, settings ...string) *signer {
 	t.Helper()
-	r := &signer{suite: bare(t)}
-	var err error
-	r.key, err = signing.NewKey()
-	r.must(err)
+	r := &signer{suite: bare(t), key: sigstoretest.NewKey(t)}
 	dir, err := os.MkdirTemp("", "signed") // a socket's path must be short
 	r.must(err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
@@ -40,7 +39,7 @@ metadata: {name: signed}
 spec:
   images: [{glob: %q}, {glob: %q}]
   authorities: [{key: {data: %q}}]
-`, r.node.Private.Host()+"/"+folder+"/**", r.node.Public.Host()+"/"+folder+"/**", r.key.Public())
+`, r.node.Private.Host()+"/"+folder+"/**", r.node.Public.Host()+"/"+folder+"/**", sigstoretest.PublicPEM(t, r.key))
 	r.must(os.WriteFile(filepath.Join(policies, "signed.yaml"), []byte(text), 0o644))
 	r.policyd, err = node.StartPolicyd(t.Context(), filepath.Join(dir, "policyd"), policies)
 	r.must(err)
@@ -69,7 +68,7 @@ func (r *signer) sign(image node.Pushed) {
 	alice := node.Alice()
 	repository, err := signing.Of(image, &alice)
 	r.must(err)
-	r.must(repository.Sign(r.Context(), r.key, image.Digest))
+	repository.Sign(r, r.key, image.Digest)
 }
 
 // unsigned runs a pod whose image has not the signatures that the policy requires.

@@ -3,6 +3,8 @@ package kubelets_test
 import (
 	"time"
 
+	"github.com/pullgate/pullgate/internal/sigstoretest"
+
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -77,7 +79,7 @@ func signedRestarts(s *scenario) {
 	r.runs("in a namespace without the policy", plain)
 	s.drop(plain)
 
-	second := s.newKey()
+	second := sigstoretest.NewKey(s.T)
 	r.require(second, "a")
 	policyFolder{s, r.policies}.signal()
 	fresh := r.come(by("a", app), running)
@@ -94,7 +96,7 @@ func signedRestarts(s *scenario) {
 		r.Errorf("%v verifications of an image that has the endorsement; want none", n)
 	}
 
-	third := s.newKey()
+	third := sigstoretest.NewKey(s.T)
 	r.require(third, "a")
 	r.configure("recheckRestarts: true")
 	s.killIn(stay, recheck, func(o *outcome) { s.waitForEvent(o.pod, `SignatureValidationFailed`) })

@@ -1,6 +1,7 @@
 package kubelets_test
 
 import (
+	"crypto/ecdsa"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/sigstoretest"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/pullgate/pullgate/e2e/node"
@@ -21,23 +23,16 @@ const unsigned = `because the signature validation failed: image .* rule by-the-
 // A signer is a scenario with policies about signatures, and a pullgate-policyd that verifies them.
 type signer struct {
 	*reviewing
-	key *signing.Key
+	key *ecdsa.PrivateKey
 }
 
 func (s *scenario) newSigner() *signer {
 	s.Helper()
-	return &signer{s.newReviewing(), s.newKey()}
-}
-
-func (s *scenario) newKey() *signing.Key {
-	s.Helper()
-	key, err := signing.NewKey()
-	s.must(err)
-	return key
+	return &signer{s.newReviewing(), sigstoretest.NewKey(s.T)}
 }
 
 // require makes the policy that the images of the scenario are signed with a key, in the pods of some teams.
-func (r *signer) require(key *signing.Key, teams ...string) {
+func (r *signer) require(key *ecdsa.PrivateKey, teams ...string) {
 	r.Helper()
 	var namespaces, images []string
 	for _, team := range teams {
@@ -56,7 +51,7 @@ spec:
     verifyImages:
     - imageReferences: [%s]
       attestors: [{entries: [{keys: {publicKeys: %q}}]}]
-`, strings.Join(namespaces, ", "), strings.Join(images, ", "), key.Public())
+`, strings.Join(namespaces, ", "), strings.Join(images, ", "), sigstoretest.PublicPEM(r.T, key))
 	r.must(os.WriteFile(filepath.Join(r.policies, "signed.yaml"), []byte(text), 0o644))
 	r.hangup()
 }
@@ -70,10 +65,10 @@ func (r *signer) repository(image node.Pushed) *signing.Repository {
 }
 
 // sign signs an image.
-func (r *signer) sign(key *signing.Key, images ...node.Pushed) {
+func (r *signer) sign(key *ecdsa.PrivateKey, images ...node.Pushed) {
 	r.Helper()
 	for _, image := range images {
-		r.must(r.repository(image).Sign(r.Context(), key, image.Digest))
+		r.repository(image).Sign(r.T, key, image.Digest)
 	}
 }
 

@@ -2,6 +2,7 @@ package signatures_test
 
 import (
 	"bytes"
+	"crypto/ecdsa"
 	"encoding/json"
 	"net/http"
 	"runtime"
@@ -11,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/pullgate/pullgate/internal/sigstoretest"
 
 	"github.com/pullgate/pullgate/e2e/node"
 	"github.com/pullgate/pullgate/e2e/signing"
@@ -60,7 +63,7 @@ func (d *dishonest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 type trial struct {
 	*testing.T
 	*dishonest
-	key, other *signing.Key
+	key, other *ecdsa.PrivateKey
 	name       string
 	repository *signing.Repository
 	image      node.Pushed // signed in the present form
@@ -108,19 +111,16 @@ func (c *trial) multi() {
 	var err error
 	c.image, err = c.repository.Index(c.Context(), "multi", c.unsigned("platform").Digest, runtime.GOARCH, otherArchitecture())
 	must(c.T, err)
-	must(c.T, c.repository.Sign(c.Context(), c.key, c.image.Digest))
+	c.repository.Sign(c, c.key, c.image.Digest)
 }
 
 // What a dishonest registry serves never makes an image count as signed, and a denial never becomes a failure, which a grace period would forgive.
 func TestDishonestRegistry(t *testing.T) {
 	t.Parallel()
-	key, err := signing.NewKey()
-	must(t, err)
-	other, err := signing.NewKey()
-	must(t, err)
+	key, other := sigstoretest.NewKey(t), sigstoretest.NewKey(t)
 	d := &dishonest{Handler: withReferrers(), faults: map[string]http.HandlerFunc{}, requests: map[string][]string{}}
 	host := serve(t, d)
-	w := start(t, map[string]string{"all": kyvernoPolicy("all", host+"/", kyvernoKeys(0, key.Public()))}, nil, "limits: {time: 5s}")
+	w := start(t, map[string]string{"all": kyvernoPolicy("all", host+"/", kyvernoKeys(0, string(sigstoretest.PublicPEM(t, key))))}, nil, "limits: {time: 5s}")
 	login := node.Alice()
 	for name, tc := range dishonestCases() {
 		t.Run(name, func(t *testing.T) {
@@ -128,7 +128,7 @@ func TestDishonestRegistry(t *testing.T) {
 			c := &trial{T: t, dishonest: d, key: key, other: other, name: strings.ReplaceAll(strings.ToLower(name), " ", "-")}
 			c.repository = open(t, host+"/"+c.name+"/app", nil)
 			c.image = c.unsigned("1")
-			must(t, c.repository.Sign(t.Context(), key, c.image.Digest))
+			c.repository.Sign(t, key, c.image.Digest)
 			if tc.prepare != nil {
 				tc.prepare(c)
 			}
@@ -211,8 +211,8 @@ func dishonestCases() map[string]dishonestCase {
 			elsewhere := open(c, strings.TrimSuffix(c.repository.String(), "/app")+"/elsewhere", nil)
 			image, err := elsewhere.Image(c.Context(), "1", runtime.GOARCH, "everywhere")
 			must(c.T, err)
-			must(c.T, elsewhere.Sign(c.Context(), c.key, image.Digest))
-			must(c.T, elsewhere.SignLegacy(c.Context(), c.key, image.Digest))
+			elsewhere.Sign(c, c.key, image.Digest)
+			elsewhere.SignLegacy(c, c.key, image.Digest)
 			c.image, err = c.repository.Image(c.Context(), "2", runtime.GOARCH, "everywhere")
 			must(c.T, err)
 			if c.image.Digest != image.Digest {
@@ -274,9 +274,8 @@ func dishonestCases() map[string]dishonestCase {
 // attachMany makes the registry list many signatures of the image by another key.
 func (c *trial) attachMany(n int) {
 	c.Helper()
-	b, err := c.other.Bundle(signing.Statement(signing.Signature, c.image.Digest))
-	must(c.T, err)
-	data := b.Encode()
+	statement := sigstoretest.Statement{Digests: []string{c.image.Digest}}.JSON(c)
+	data := sigstoretest.BundleJSON(c, sigstoretest.KeyBundle(c, c.other, statement))
 	layer, err := c.repository.PutBlob(c.Context(), signing.BundleMediaType, data)
 	must(c.T, err)
 	manifests := map[string][]byte{}

@@ -31,15 +31,15 @@ func (k keyless) sign(a *attempt) {
 	certificate, key := authority.Certificate(a, k.certificate)
 	at := time.Now().Add(k.at)
 	if k.legacy {
-		payload := signing.Payload(a.repository.String(), a.image.Digest)
+		payload := sigstoretest.SimplePayload(a.image.Digest)
 		a.must(a.repository.AttachLegacy(a.Context(), a.image.Digest, payload, authority.SimpleAnnotations(a, certificate, key, payload, at)))
 		return
 	}
-	b := authority.KeylessBundle(a, certificate, key, signing.Statement(signing.Signature, a.image.Digest), at)
+	b := authority.KeylessBundle(a, certificate, key, a.statement(), at)
 	if k.change != nil {
 		k.change(a, b)
 	}
-	a.must(a.repository.Attach(a.Context(), a.image.Digest, sigstoretest.BundleJSON(a, b), signing.Attachment{}))
+	a.must(a.repository.Attach(a.Context(), a.image.Digest, sigstoretest.BundleJSON(a, b), signing.BundleMediaType))
 }
 
 // byWorkflow is whether cosign verifies the image by the trusted root and the workflow of the tests.
@@ -88,7 +88,7 @@ func (o *oracle) keylessRows() []row {
 		}}.sign},
 		{name: "entry of another signature", reason: invalid, sign: keyless{change: func(a *attempt, b *protobundle.Bundle) {
 			certificate, key := a.authority.Certificate(a, nil)
-			second := a.authority.KeylessBundle(a, certificate, key, signing.Statement(signing.Signature, a.image.Digest), time.Now())
+			second := a.authority.KeylessBundle(a, certificate, key, a.statement(), time.Now())
 			b.VerificationMaterial.TlogEntries = second.GetVerificationMaterial().GetTlogEntries()
 		}}.sign},
 		{name: "body of the entry changed", reason: invalid, sign: keyless{change: entry(func(e *protorekor.TransparencyLogEntry) {
@@ -103,7 +103,7 @@ func (o *oracle) keylessRows() []row {
 		})}.sign},
 		{name: "checkpoint of another log", reason: invalid, sign: keyless{change: func(a *attempt, b *protobundle.Bundle) {
 			certificate, key := other.Certificate(a, nil)
-			second := other.KeylessBundle(a, certificate, key, signing.Statement(signing.Signature, a.image.Digest), time.Now())
+			second := other.KeylessBundle(a, certificate, key, a.statement(), time.Now())
 			b.VerificationMaterial.TlogEntries[0].InclusionProof = second.GetVerificationMaterial().GetTlogEntries()[0].GetInclusionProof()
 		}}.sign},
 		{name: "log of the entry changed", reason: invalid, sign: keyless{change: entry(func(e *protorekor.TransparencyLogEntry) { flip(e.GetLogId().GetKeyId()) })}.sign},

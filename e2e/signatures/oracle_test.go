@@ -2,6 +2,7 @@ package signatures_test
 
 import (
 	"context"
+	"crypto/ecdsa"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -41,12 +42,15 @@ type attempt struct {
 type oracle struct {
 	cosign *signing.Cosign
 	public string // of cosign's key
-	keys   [3]*signing.Key
+	keys   [3]*ecdsa.PrivateKey
 
 	authority   *sigstoretest.Authority
 	trustedRoot []byte
 	tb          testing.TB
 }
+
+// key returns the public key of one of the keys.
+func (o *oracle) key(i int) string { return string(sigstoretest.PublicPEM(o.tb, o.keys[i])) }
 
 // Each row is judged by cosign and by pullgate-policyd, at a registry with the referrers API and at one without it.
 func TestOracle(t *testing.T) {
@@ -60,8 +64,7 @@ func TestOracle(t *testing.T) {
 	o.public, err = cosign.Public()
 	must(t, err)
 	for i := range o.keys {
-		o.keys[i], err = signing.NewKey()
-		must(t, err)
+		o.keys[i] = sigstoretest.NewKey(t)
 	}
 	debian, err := node.StartRegistry(t.Context(), filepath.Join(t.TempDir(), "registry"), node.Alice())
 	must(t, err)
@@ -127,6 +130,11 @@ func (o *oracle) compare(t *testing.T, host string, login *node.Login) {
 			}
 		})
 	}
+}
+
+// statement returns what is signed about the image of an attempt.
+func (a *attempt) statement() []byte {
+	return sigstoretest.Statement{Digests: []string{a.image.Digest}}.JSON(a)
 }
 
 // by returns whether cosign verifies the image of an attempt with a key.

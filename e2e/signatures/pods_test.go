@@ -8,8 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/sigstoretest"
+
 	"github.com/pullgate/pullgate/e2e/node"
-	"github.com/pullgate/pullgate/e2e/signing"
 )
 
 // pods is how many pods are started in each way.
@@ -33,12 +34,11 @@ func TestHundredPods(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	key, err := signing.NewKey()
-	must(t, err)
+	key := sigstoretest.NewKey(t)
 	image, err := n.PushPublic(t.Context(), "signed/app:1", node.Image{Content: t.Name(), Entrypoint: []string{"/bin/sleep", "3600"}})
 	must(t, err)
-	must(t, open(t, n.Public.Host()+"/signed/app", nil).Sign(t.Context(), key, image.Digest))
-	w := start(t, map[string]string{"signed": kyvernoPolicy("signed", n.Public.Host()+"/", kyvernoKeys(0, key.Public()))}, nil)
+	open(t, n.Public.Host()+"/signed/app", nil).Sign(t, key, image.Digest)
+	w := start(t, map[string]string{"signed": kyvernoPolicy("signed", n.Public.Host()+"/", kyvernoKeys(0, string(sigstoretest.PublicPEM(t, key))))}, nil)
 	const plain, signed, again = 0, 1, 2
 	kubelets := make([]*node.Kubelet, 3)
 	for way := range kubelets {

@@ -2,11 +2,16 @@ package signatures_test
 
 import (
 	"bytes"
+	"crypto/ecdsa"
 	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
+
+	"github.com/pullgate/pullgate/internal/sigstoretest"
+	protobundle "github.com/sigstore/protobuf-specs/gen/pb-go/bundle/v1"
 
 	"github.com/pullgate/pullgate/e2e/signing"
 )
@@ -41,8 +46,8 @@ func (o *oracle) keyRows() []row {
 	// cosign has no count: it is asked about each key.
 	twoOfThree := func(a *attempt) error {
 		n := 0
-		for _, k := range o.keys {
-			if a.by(a.Context(), k.Public()) {
+		for i := range o.keys {
+			if a.by(a.Context(), o.key(i)) {
 				n++
 			}
 		}
@@ -51,14 +56,14 @@ func (o *oracle) keyRows() []row {
 		}
 		return nil
 	}
-	of := func(keys ...*signing.Key) func(*attempt) {
+	of := func(keys ...*ecdsa.PrivateKey) func(*attempt) {
 		return func(a *attempt) {
 			for _, k := range keys {
-				a.must(a.repository.Sign(a.Context(), k, a.image.Digest))
+				a.repository.Sign(a, k, a.image.Digest)
 			}
 		}
 	}
-	three := kyvernoKeys(2, o.keys[0].Public(), o.keys[1].Public(), o.keys[2].Public())
+	three := kyvernoKeys(2, o.key(0), o.key(1), o.key(2))
 	return []row{
 		with(o.public, row{name: "right key", sign: signed}),
 		with(o.public, row{name: "wrong key", sign: of(o.keys[0]), reason: invalid}),
@@ -75,25 +80,27 @@ func (o *oracle) storageRows() []row {
 		with(o.public, row{name: "both forms", sign: func(a *attempt) { signed(a); signedLegacy(a) }}),
 		with(o.public, row{name: "legacy only", sign: signedLegacy}),
 		with(o.public, row{name: "legacy by a wrong key", sign: func(a *attempt) {
-			a.must(a.repository.SignLegacy(a.Context(), o.keys[0], a.image.Digest))
+			a.repository.SignLegacy(a, o.keys[0], a.image.Digest)
 		}, reason: invalid}),
-		with(o.keys[0].Public(), row{name: "bundle without cosign", sign: func(a *attempt) {
-			a.must(a.repository.Sign(a.Context(), o.keys[0], a.image.Digest))
+		with(o.key(0), row{name: "bundle without cosign", sign: func(a *attempt) {
+			a.repository.Sign(a, o.keys[0], a.image.Digest)
 		}, accepted: byFirst}),
-		with(o.keys[0].Public(), row{name: "legacy without cosign", sign: func(a *attempt) {
-			a.must(a.repository.SignLegacy(a.Context(), o.keys[0], a.image.Digest))
+		with(o.key(0), row{name: "legacy without cosign", sign: func(a *attempt) {
+			a.repository.SignLegacy(a, o.keys[0], a.image.Digest)
 		}, accepted: byFirst}),
-		with(o.keys[0].Public(), row{name: "wrong artifact type", sign: func(a *attempt) {
-			b, err := o.keys[0].Bundle(signing.Statement(signing.Signature, a.image.Digest))
-			a.must(err)
-			a.must(a.repository.Attach(a.Context(), a.image.Digest, b.Encode(), signing.Attachment{ArtifactType: "application/vnd.example.test"}))
+		with(o.key(0), row{name: "wrong artifact type", sign: func(a *attempt) {
+			b := sigstoretest.KeyBundle(a, o.keys[0], a.statement())
+			a.must(a.repository.Attach(a.Context(), a.image.Digest, sigstoretest.BundleJSON(a, b), "application/vnd.example.test"))
 		}, accepted: byFirst}),
 	}
 }
 
+// otherDigest is that of no image.
+func otherDigest() string { return "sha256:" + strings.Repeat("a", 64) }
+
 // byFirst is whether cosign verifies the image with the first key of the table.
 func byFirst(a *attempt) error {
-	return a.cosign.Verify(a.Context(), a.repository, a.keys[0].Public(), a.image.Digest)
+	return a.cosign.Verify(a.Context(), a.repository, a.key(0), a.image.Digest)
 }
 
 func (o *oracle) objectRows() []row {
@@ -135,23 +142,21 @@ func (o *oracle) objectRows() []row {
 func (o *oracle) tamperedBundles() []row {
 	key := o.keys[0]
 	store := func(a *attempt, data []byte) {
-		a.must(a.repository.Attach(a.Context(), a.image.Digest, data, signing.Attachment{}))
+		a.must(a.repository.Attach(a.Context(), a.image.Digest, data, signing.BundleMediaType))
 	}
-	changed := func(change func(a *attempt, b *signing.Bundle)) func(*attempt) {
+	changed := func(change func(a *attempt, b *protobundle.Bundle)) func(*attempt) {
 		return func(a *attempt) {
-			b, err := key.Bundle(signing.Statement(signing.Signature, a.image.Digest))
-			a.must(err)
+			b := sigstoretest.KeyBundle(a, key, a.statement())
 			change(a, b)
-			store(a, b.Encode())
+			store(a, sigstoretest.BundleJSON(a, b))
 		}
 	}
 	statement := func(change func(a *attempt, text []byte) []byte) func(*attempt) {
 		return func(a *attempt) {
-			b, err := key.Bundle(change(a, signing.Statement(signing.Signature, a.image.Digest)))
-			a.must(err)
-			store(a, b.Encode())
+			store(a, sigstoretest.BundleJSON(a, sigstoretest.KeyBundle(a, key, change(a, a.statement()))))
 		}
 	}
+	ofAnother := func(a *attempt) []byte { return sigstoretest.Statement{Digests: []string{otherDigest()}}.JSON(a) }
 	replace := func(old, with string) func(*attempt, []byte) []byte {
 		return func(a *attempt, text []byte) []byte {
 			if !bytes.Contains(text, []byte(old)) {
@@ -161,30 +166,27 @@ func (o *oracle) tamperedBundles() []row {
 		}
 	}
 	all := []row{
-		{name: "unchanged", sign: changed(func(*attempt, *signing.Bundle) {})},
-		{name: "payload", sign: changed(func(_ *attempt, b *signing.Bundle) { b.Envelope.Payload = append(b.Envelope.Payload, ' ') }), reason: invalid},
-		{name: "payload of another signature", sign: changed(func(a *attempt, b *signing.Bundle) {
-			b.Envelope.Payload = signing.Statement(signing.Signature, "sha256:"+string(bytes.Repeat([]byte("a"), 64)))
+		{name: "unchanged", sign: changed(func(*attempt, *protobundle.Bundle) {})},
+		{name: "payload", sign: changed(func(_ *attempt, b *protobundle.Bundle) {
+			b.GetDsseEnvelope().Payload = append(b.GetDsseEnvelope().GetPayload(), ' ')
 		}), reason: invalid},
-		{name: "payload type", sign: changed(func(_ *attempt, b *signing.Bundle) { b.Envelope.PayloadType = "application/json" }), reason: missing},
-		{name: "signature", sign: changed(func(_ *attempt, b *signing.Bundle) {
-			other, err := o.keys[1].Bundle(b.Envelope.Payload)
-			if err == nil {
-				b.Envelope.Signatures = other.Envelope.Signatures
-			}
+		{name: "payload of another signature", sign: changed(func(a *attempt, b *protobundle.Bundle) {
+			b.GetDsseEnvelope().Payload = ofAnother(a)
 		}), reason: invalid},
-		{name: "no signature", sign: changed(func(_ *attempt, b *signing.Bundle) { b.Envelope.Signatures = nil }), reason: invalid},
-		{name: "two signatures", sign: changed(func(_ *attempt, b *signing.Bundle) {
-			b.Envelope.Signatures = append(b.Envelope.Signatures, b.Envelope.Signatures[0])
+		{name: "payload type", sign: changed(func(_ *attempt, b *protobundle.Bundle) { b.GetDsseEnvelope().PayloadType = "application/json" }), reason: missing},
+		{name: "signature", sign: changed(func(a *attempt, b *protobundle.Bundle) {
+			b.Content = sigstoretest.Envelope(a, o.keys[1], b.GetDsseEnvelope().GetPayload()).GetContent()
 		}), reason: invalid},
-		{name: "media type", sign: changed(func(_ *attempt, b *signing.Bundle) { b.MediaType = "application/vnd.dev.sigstore.bundle.v9+json" }), reason: invalid},
-		{name: "no key", sign: changed(func(_ *attempt, b *signing.Bundle) { b.VerificationMaterial.PublicKey.Hint = "" })},
-		{name: "hint of another key", sign: changed(func(_ *attempt, b *signing.Bundle) { b.VerificationMaterial.PublicKey.Hint = "other" })},
-		{name: "digest of another image", sign: statement(func(a *attempt, _ []byte) []byte {
-			return signing.Statement(signing.Signature, "sha256:"+string(bytes.Repeat([]byte("a"), 64)))
+		{name: "no signature", sign: changed(func(_ *attempt, b *protobundle.Bundle) { b.GetDsseEnvelope().Signatures = nil }), reason: invalid},
+		{name: "two signatures", sign: changed(func(_ *attempt, b *protobundle.Bundle) {
+			b.GetDsseEnvelope().Signatures = append(b.GetDsseEnvelope().GetSignatures(), b.GetDsseEnvelope().GetSignatures()[0])
 		}), reason: invalid},
+		{name: "media type", sign: changed(func(_ *attempt, b *protobundle.Bundle) { b.MediaType = "application/vnd.dev.sigstore.bundle.v9+json" }), reason: invalid},
+		{name: "no key", sign: changed(func(_ *attempt, b *protobundle.Bundle) { b.GetVerificationMaterial().GetPublicKey().Hint = "" })},
+		{name: "hint of another key", sign: changed(func(_ *attempt, b *protobundle.Bundle) { b.GetVerificationMaterial().GetPublicKey().Hint = "other" })},
+		{name: "digest of another image", sign: statement(func(a *attempt, _ []byte) []byte { return ofAnother(a) }), reason: invalid},
 		{
-			name: "predicate type", sign: statement(replace(signing.Signature, signing.SBOM)), reason: missing,
+			name: "predicate type", sign: statement(replace(sigstoretest.SignType, sigstoretest.AttestType)), reason: missing,
 			difference: "cosign counts an attestation as a signature",
 		},
 		{name: "statement type", sign: statement(replace("in-toto.io/Statement/v1", "example.test/Statement/v1")), reason: missing, difference: "cosign does not read the type of the statement"},
@@ -192,7 +194,7 @@ func (o *oracle) tamperedBundles() []row {
 		{name: "empty", sign: func(a *attempt) { store(a, []byte("{}")) }, reason: invalid},
 	}
 	for i := range all {
-		all[i] = with(key.Public(), all[i])
+		all[i] = with(o.key(0), all[i])
 		all[i].name, all[i].accepted = "bundle: "+all[i].name, byFirst
 	}
 	return all
@@ -201,12 +203,10 @@ func (o *oracle) tamperedBundles() []row {
 // tamperedPayloads has a row for each part of the older form.
 func (o *oracle) tamperedPayloads() []row {
 	key := o.keys[0]
-	attach := func(change func(a *attempt, payload []byte) []byte, signer *signing.Key, after func([]byte) []byte) func(*attempt) {
+	attach := func(change func(a *attempt, payload []byte) []byte, signer *ecdsa.PrivateKey, after func([]byte) []byte) func(*attempt) {
 		return func(a *attempt) {
-			payload := change(a, signing.Payload(a.repository.String(), a.image.Digest))
-			signature, err := signer.SignPayload(payload)
-			a.must(err)
-			a.must(a.repository.AttachLegacy(a.Context(), a.image.Digest, after(payload), signing.Annotation(signature)))
+			payload := change(a, sigstoretest.SimplePayload(a.image.Digest))
+			a.must(a.repository.AttachLegacy(a.Context(), a.image.Digest, after(payload), signing.Annotation(sigstoretest.Sign(a, signer, payload))))
 		}
 	}
 	same := func(b []byte) []byte { return b }
@@ -218,17 +218,15 @@ func (o *oracle) tamperedPayloads() []row {
 		{name: "unchanged", sign: attach(unchanged, key, same)},
 		{name: "payload", sign: attach(unchanged, key, func(b []byte) []byte { return append(b, ' ') }), reason: invalid},
 		{name: "signature", sign: attach(unchanged, o.keys[1], same), reason: invalid},
-		{name: "digest of another image", sign: attach(func(a *attempt, _ []byte) []byte {
-			return signing.Payload(a.repository.String(), "sha256:"+string(bytes.Repeat([]byte("a"), 64)))
-		}, key, same), reason: invalid},
+		{name: "digest of another image", sign: attach(func(*attempt, []byte) []byte { return sigstoretest.SimplePayload(otherDigest()) }, key, same), reason: invalid},
 		{name: "type", sign: attach(replace("cosign container image signature", "something else"), key, same), reason: missing, difference: "cosign does not read the type of the payload"},
 		{name: "not JSON", sign: attach(func(*attempt, []byte) []byte { return []byte("a payload") }, key, same), reason: invalid},
 		{name: "no signature", sign: func(a *attempt) {
-			a.must(a.repository.AttachLegacy(a.Context(), a.image.Digest, signing.Payload(a.repository.String(), a.image.Digest), signing.Annotation("")))
+			a.must(a.repository.AttachLegacy(a.Context(), a.image.Digest, sigstoretest.SimplePayload(a.image.Digest), signing.Annotation(nil)))
 		}, reason: invalid},
 	}
 	for i := range all {
-		all[i] = with(key.Public(), all[i])
+		all[i] = with(o.key(0), all[i])
 		all[i].name, all[i].accepted = "legacy: "+all[i].name, byFirst
 	}
 	return all

@@ -2,10 +2,13 @@ package signing
 
 import (
 	"context"
+	"crypto/ecdsa"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"strings"
+	"testing"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -15,6 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/pullgate/pullgate/internal/sigstoretest"
 
 	"github.com/pullgate/pullgate/e2e/node"
 )
@@ -75,22 +79,11 @@ func (r *Repository) PutBlob(ctx context.Context, mediaType string, data []byte)
 	return v1.Descriptor{MediaType: types.MediaType(mediaType), Size: int64(len(data)), Digest: hash}, remote.WriteLayer(r.name, layer, r.options(ctx)...)
 }
 
-// Attachment says how a bundle is attached. The zero value is that of a signature.
-type Attachment struct {
-	// PredicateType is what the annotation of the manifest says.
-	PredicateType string
-	// ArtifactType of the manifest.
-	ArtifactType string
-}
+// BundleMediaType is that of bundles, and the artifact type of the manifests that hold them.
+const BundleMediaType = "application/vnd.dev.sigstore.bundle.v0.3+json"
 
 // Attach stores a bundle as a referrer of the manifest or index with a digest, under the fallback tag if the registry has no referrers API.
-func (r *Repository) Attach(ctx context.Context, digest string, bundle []byte, a Attachment) error {
-	if a.PredicateType == "" {
-		a.PredicateType = Signature
-	}
-	if a.ArtifactType == "" {
-		a.ArtifactType = BundleMediaType
-	}
+func (r *Repository) Attach(ctx context.Context, digest string, bundle []byte, artifactType string) error {
 	config, err := r.PutBlob(ctx, "application/vnd.oci.empty.v1+json", []byte("{}"))
 	if err != nil {
 		return err
@@ -104,11 +97,11 @@ func (r *Repository) Attach(ctx context.Context, digest string, bundle []byte, a
 		return err
 	}
 	data, err := json.Marshal(map[string]any{
-		"schemaVersion": 2, "mediaType": types.OCIManifestSchema1, "artifactType": a.ArtifactType,
+		"schemaVersion": 2, "mediaType": types.OCIManifestSchema1, "artifactType": artifactType,
 		"config": config, "layers": []v1.Descriptor{layer},
 		"subject": v1.Descriptor{MediaType: subject.MediaType, Digest: subject.Digest, Size: subject.Size},
 		"annotations": map[string]string{
-			"dev.sigstore.bundle.content": "dsse-envelope", "dev.sigstore.bundle.predicateType": a.PredicateType,
+			"dev.sigstore.bundle.content": "dsse-envelope", "dev.sigstore.bundle.predicateType": sigstoretest.SignType,
 			"org.opencontainers.image.created": "2026-01-02T03:04:05Z",
 		},
 	})
@@ -120,27 +113,26 @@ func (r *Repository) Attach(ctx context.Context, digest string, bundle []byte, a
 }
 
 // Sign signs the manifest or index with a digest in the present form.
-func (r *Repository) Sign(ctx context.Context, k *Key, digest string) error {
-	b, err := k.Bundle(Statement(Signature, digest))
-	if err != nil {
-		return err
+func (r *Repository) Sign(tb testing.TB, key *ecdsa.PrivateKey, digest string) {
+	tb.Helper()
+	bundle := sigstoretest.KeyBundle(tb, key, sigstoretest.Statement{Digests: []string{digest}}.JSON(tb))
+	if err := r.Attach(tb.Context(), digest, sigstoretest.BundleJSON(tb, bundle), BundleMediaType); err != nil {
+		tb.Fatal(err)
 	}
-	return r.Attach(ctx, digest, b.Encode(), Attachment{})
 }
 
 // SignLegacy signs the manifest or index with a digest in the older form. It replaces other signatures of this form.
-func (r *Repository) SignLegacy(ctx context.Context, k *Key, digest string) error {
-	payload := Payload(r.String(), digest)
-	signature, err := k.SignPayload(payload)
-	if err != nil {
-		return err
+func (r *Repository) SignLegacy(tb testing.TB, key *ecdsa.PrivateKey, digest string) {
+	tb.Helper()
+	payload := sigstoretest.SimplePayload(digest)
+	if err := r.AttachLegacy(tb.Context(), digest, payload, Annotation(sigstoretest.Sign(tb, key, payload))); err != nil {
+		tb.Fatal(err)
 	}
-	return r.AttachLegacy(ctx, digest, payload, Annotation(signature))
 }
 
-// Annotation returns the annotations of a signature in base64 with a key.
-func Annotation(signature string) map[string]string {
-	return map[string]string{"dev.cosignproject.cosign/signature": signature}
+// Annotation returns the annotations of a signature with a key.
+func Annotation(signature []byte) map[string]string {
+	return map[string]string{"dev.cosignproject.cosign/signature": base64.StdEncoding.EncodeToString(signature)}
 }
 
 // AttachLegacy stores a payload with the annotations that sign it, under the tag of the older form.
@@ -230,11 +222,6 @@ func (r *Repository) Manifest(ctx context.Context, reference string) (data []byt
 		return nil, "", err
 	}
 	return d.Manifest, string(d.MediaType), nil
-}
-
-// Delete removes a tag.
-func (r *Repository) Delete(ctx context.Context, tag string) error {
-	return remote.Delete(r.name.Tag(tag), r.options(ctx)...)
 }
 
 // Digest returns the digest of data.
