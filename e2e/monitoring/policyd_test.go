@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/certtest"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
@@ -26,12 +27,7 @@ import (
 func TestPolicydPageIsARealScrape(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	dir, err := os.MkdirTemp("", "pg") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	p := startPolicyd(ctx, t, dir, policies(t))
+	p := startPolicyd(ctx, t, criproxytest.SocketDir(t), policies(t))
 	scraped := p.scrape(ctx, t)
 	written := policydMetrics(t)
 	for name, labels := range written {

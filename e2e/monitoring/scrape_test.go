@@ -102,11 +102,7 @@ func busyDaemon(ctx context.Context, t *testing.T) workload {
 			return criproxytest.Image{ID: id, Names: []string{name}}, nil
 		}
 	})
-	dir, err := os.MkdirTemp("", "pg") // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := criproxytest.SocketDir(t)
 	folder := policies(t)
 	w := workload{policyd: startPolicyd(ctx, t, filepath.Join(dir, "policyd"), folder)}
 	d, err := node.StartPullgated(ctx, dir, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true",

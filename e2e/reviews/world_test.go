@@ -35,11 +35,7 @@ type world struct {
 // pullgate-policyd, "" for that of pullgated.
 func start(tb testing.TB, prepare func(*world), policydPolicies string, images ...string) *world {
 	tb.Helper()
-	dir, err := os.MkdirTemp("", "reviews") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := criproxytest.SocketDir(tb)
 	w := &world{TB: tb, dir: dir, policies: filepath.Join(dir, "policies")}
 	w.must(os.Mkdir(w.policies, 0o755))
 	prepare(w)
@@ -48,6 +44,7 @@ func start(tb testing.TB, prepare func(*world), policydPolicies string, images .
 	}
 	runtime := criproxytest.NewRuntime(tb)
 	runtime.SetImages(criproxytest.Image{ID: id, Names: images})
+	var err error
 	w.policyd, err = node.StartPolicyd(tb.Context(), filepath.Join(dir, "policyd"), policydPolicies)
 	w.must(err)
 	tb.Cleanup(func() {

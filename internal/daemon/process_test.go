@@ -71,11 +71,8 @@ func pullgated(t *testing.T) string {
 // prepare makes a daemon with a runtime's endpoint, and does not start it.
 func prepare(t *testing.T, runtime string, settings ...string) *process {
 	t.Helper()
-	_ = pullgated(t)                   // with -short it skips the test before anything is created
-	dir, err := os.MkdirTemp("", "pg") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
+	_ = pullgated(t) // with -short it skips the test before anything is created
+	dir := criproxytest.SocketDir(t)
 	// Its own address, so that no other test gets the port before the daemon does.
 	l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254)))
 	if err != nil {
@@ -92,7 +89,6 @@ func prepare(t *testing.T, runtime string, settings ...string) *process {
 		if t.Failed() && p.out != nil {
 			t.Logf("pullgated printed:\n%s", p.out)
 		}
-		_ = os.RemoveAll(dir)
 	})
 	return p
 }

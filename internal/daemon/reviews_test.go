@@ -25,6 +25,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/admission/files"
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/podview"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
@@ -92,9 +93,7 @@ func putBackend(t *testing.T, dir, name, content string) {
 func newReviewTest(t *testing.T) (*policyTest, *policyd) {
 	t.Helper()
 	p := newPolicyTest(t)
-	dir, err := os.MkdirTemp("", "pgr") //nolint:usetesting // a socket's path must be short
-	must(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := criproxytest.SocketDir(t)
 	p.options.Config.Admission.PolicydSocket = "unix://" + filepath.Join(dir, "s")
 	return p, &policyd{folder: p.dir}
 }

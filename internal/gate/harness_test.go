@@ -110,16 +110,10 @@ type proxy struct {
 // newProxy starts a proxy with the options and the switches of the test.
 func newProxy(tb testing.TB, o tracker.Options, c gate.Config) *proxy {
 	tb.Helper()
-	dir, err := os.MkdirTemp("", "gate") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		tb.Fatal(err)
-	}
+	dir := criproxytest.SocketDir(tb)
 	p := &proxy{t: tb, runtime: criproxytest.NewRuntimeAs(tb, underTest()), options: o, config: c, dir: dir, key: credential.NewKey()}
 	p.start()
-	tb.Cleanup(func() {
-		p.stop()
-		_ = os.RemoveAll(dir)
-	})
+	tb.Cleanup(p.stop)
 	return p
 }
 

@@ -33,11 +33,7 @@ func TestRuntimeThatSendsNothingCountsAsAbsent(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for a handshake that does not come")
 	}
-	dir, err := os.MkdirTemp("", "cri") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := criproxytest.SocketDir(t)
 	socket := filepath.Join(dir, "runtime.sock")
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -66,10 +65,7 @@ func NewEcho(tb testing.TB) *Echo {
 // NewEchoAs starts an echo that accepts the content types that a runtime accepts.
 func NewEchoAs(tb testing.TB, profile Profile) *Echo {
 	tb.Helper()
-	dir, err := os.MkdirTemp("", "echo") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		tb.Fatal(err)
-	}
+	dir := SocketDir(tb)
 	e := &Echo{endpoint: "unix://" + filepath.Join(dir, "echo.sock"), seen: map[string]chan Seen{}, hangs: map[string]chan struct{}{}}
 	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "unix", filepath.Join(dir, "echo.sock"))
 	if err != nil {
@@ -82,10 +78,7 @@ func NewEchoAs(tb testing.TB, profile Profile) *Echo {
 	}
 	e.server = grpc.NewServer(options...)
 	go func() { _ = e.server.Serve(l) }() // ends with Stop
-	tb.Cleanup(func() {
-		e.server.Stop()
-		_ = os.RemoveAll(dir)
-	})
+	tb.Cleanup(e.server.Stop)
 	return e
 }
 

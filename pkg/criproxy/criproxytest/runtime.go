@@ -87,13 +87,21 @@ func NewRuntime(tb testing.TB) *Runtime {
 	return NewRuntimeAs(tb, Containerd)
 }
 
-// NewRuntimeAs starts a runtime that has nothing.
-func NewRuntimeAs(tb testing.TB, profile Profile) *Runtime {
+// SocketDir returns a folder whose path is short enough for sockets in it. It is removed at the end of the test.
+func SocketDir(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.MkdirTemp("", "cri") //nolint:usetesting // a socket's path must be short
 	if err != nil {
 		tb.Fatal(err)
 	}
+	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// NewRuntimeAs starts a runtime that has nothing.
+func NewRuntimeAs(tb testing.TB, profile Profile) *Runtime {
+	tb.Helper()
+	dir := SocketDir(tb)
 	r := &Runtime{
 		sandboxes:  map[string]*runtimeapi.PodSandbox{},
 		containers: map[string]*runtimeapi.Container{},
@@ -105,10 +113,7 @@ func NewRuntimeAs(tb testing.TB, profile Profile) *Runtime {
 		codec:      keepingCodec{CodecV2: encoding.GetCodecV2("proto")},
 	}
 	r.Start(tb)
-	tb.Cleanup(func() {
-		r.Stop()
-		_ = os.RemoveAll(dir)
-	})
+	tb.Cleanup(r.Stop)
 	return r
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -17,6 +16,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
 // A call that is sent ahead reaches the runtime once, and its handler decides what the client gets.
@@ -98,11 +99,7 @@ type scripted struct {
 // newScripted returns a rig whose runtime is scripted, with a client and the first connection to the runtime.
 func newScripted(t *testing.T, settings ...http2.Setting) (*rig, *strictClient, *scripted) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "pair") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := criproxytest.SocketDir(t)
 	path := filepath.Join(dir, "r")
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
 	if err != nil {

@@ -146,10 +146,7 @@ func newRig(tb testing.TB, withBackend bool) *rig {
 // newRigBefore returns a rig whose runtime is to listen on a path; "" is one of its own.
 func newRigBefore(tb testing.TB, path string) *rig {
 	tb.Helper()
-	dir, err := os.MkdirTemp("", "pair") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		tb.Fatal(err)
-	}
+	dir := criproxytest.SocketDir(tb)
 	if path == "" {
 		path = filepath.Join(dir, "r")
 	}
@@ -165,7 +162,6 @@ func newRigBefore(tb testing.TB, path string) *rig {
 		if r.backend.server != nil {
 			r.backend.server.Stop()
 		}
-		_ = os.RemoveAll(dir)
 	})
 	return r
 }
