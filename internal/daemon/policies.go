@@ -71,7 +71,7 @@ type policies struct {
 }
 
 // close ends the connection to pullgate-policyd.
-func (p *policies) close() error { return p.policyd.close() }
+func (p *policies) close() error { return p.policyd.Close() }
 
 // forGate returns what the gate asks, nil while there are no policies. views is the pod source, nil if there is none.
 func (p *policies) forGate(views gate.ViewSource) *gate.Admission {
@@ -99,14 +99,15 @@ func (p *policies) fields() []string {
 func openPolicies(o Options, m *metrics.Metrics, store endorse.Store) (*policies, error) {
 	p := &policies{
 		log: o.Log.WithName("policies"), metrics: m, watcher: files.NewWatcher(policyfiles.Kinds()), from: viewSource(o.Config), config: o.Config.Admission,
-		grace: o.Config.RegistryUnavailableGrace.Value(), store: store, endorsing: endorse.NewState(),
-		listed: &policyList{}, policyd: newPolicydClient(o.Log.WithName("policies"), o.Config.Admission.PolicydSocket),
+		grace: o.Config.RegistryUnavailableGrace.Value(), store: store, endorsing: endorse.NewState(), listed: &policyList{},
 	}
-	p.useSignatures(nil)
 	set, err := p.watcher.Load(policyPaths(p.config))
 	if err != nil {
 		return nil, hint.Wrap(fmt.Errorf("read admission.policies:\n%w", err),
 			"correct the files, pullgated --check-config lists all errors; or set admission.policies to \"\" for no policies")
+	}
+	if p.policyd, err = newPolicydClient(p.log, p.config.PolicydSocket); err != nil {
+		return nil, err
 	}
 	p.apply(set, nil)
 	return p, nil

@@ -92,6 +92,7 @@ func (p *policyTest) open() {
 	opened, err := openPolicies(p.options, p.metrics, nil)
 	must(p.T, err)
 	p.policies = opened
+	p.Cleanup(func() { must(p.T, opened.close()) })
 }
 
 // change reloads with another configuration.
@@ -316,6 +317,7 @@ func BenchmarkReadPolicies(b *testing.B) {
 	o.Config.Admission.Policies = dir
 	p, err := openPolicies(o, metrics.New("v1", "go1", nil), nil)
 	must(b, err)
+	defer func() { must(b, p.close()) }()
 	if n := p.set.Len(restriction.Kind); n != 1000 {
 		b.Fatalf("%d policies; want 1000", n)
 	}

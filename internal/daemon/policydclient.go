@@ -1,9 +1,7 @@
 package daemon
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -18,16 +16,15 @@ import (
 // failureInterval is the interval of log lines about one image review backend that fails, and about signatures that are not verified.
 const failureInterval = time.Minute
 
-// A policydClient is the connection to pullgate-policyd, which is made for the first question, and what is logged about it. Its methods may be called
-// concurrently, except close.
+// A policydClient is the connection to pullgate-policyd, and what is logged about it. It connects for the first question. Its methods may be called
+// concurrently.
 type policydClient struct {
-	log      klog.Logger
-	endpoint string
-	client   func() (*policyclient.Client, error)
+	*policyclient.Client
 
-	mu     sync.Mutex // guards the fields that follow
+	log klog.Logger
+
+	mu     sync.Mutex // guards failed
 	failed map[string]*failing
-	made   *policyclient.Client
 }
 
 // failing is a backend that failed.
@@ -36,44 +33,12 @@ type failing struct {
 	skipped int // failures since then
 }
 
-func newPolicydClient(log klog.Logger, endpoint string) *policydClient {
-	d := &policydClient{log: log, endpoint: endpoint, failed: map[string]*failing{}}
-	d.client = sync.OnceValues(func() (*policyclient.Client, error) {
-		c, err := policyclient.New(endpoint, policyclient.Options{})
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.made = c
-		return c, err
-	})
-	return d
-}
-
-// Review asks pullgate-policyd.
-func (d *policydClient) Review(ctx context.Context, q policyclient.Request) ([]policyclient.Result, error) {
-	c, err := d.client()
+func newPolicydClient(log klog.Logger, endpoint string) (*policydClient, error) {
+	c, err := policyclient.New(endpoint, policyclient.Options{})
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", policyclient.ErrNotReached, err)
+		return nil, err
 	}
-	return c.Review(ctx, q)
-}
-
-// Verify has signatures verified by pullgate-policyd.
-func (d *policydClient) Verify(ctx context.Context, q policyclient.VerifyRequest) (policyclient.Verification, error) {
-	c, err := d.client()
-	if err != nil {
-		return policyclient.Verification{}, fmt.Errorf("%w: %w", policyclient.ErrNotReached, err)
-	}
-	return c.Verify(ctx, q)
-}
-
-// close ends the connection, if there is one. No question may follow.
-func (d *policydClient) close() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.made == nil {
-		return nil
-	}
-	return d.made.Close()
+	return &policydClient{Client: c, log: log, failed: map[string]*failing{}}, nil
 }
 
 // notReviewed logs a failed review, for each backend at most once in each failureInterval.
