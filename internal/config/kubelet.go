@@ -33,9 +33,6 @@ func loadKubelet(path string) (k kubelet, errs []error) {
 		return kubelet{}, []error{invalid("kubeletConfig", path, "must be an absolute path, as in /var/lib/kubelet/config.yaml")}
 	}
 	data, err := regularfile.Read(path, maxSize)
-	if err == nil && len(data) > maxSize {
-		err = fmt.Errorf("%s: more than %d bytes", path, maxSize)
-	}
 	if err != nil {
 		return kubelet{}, []error{fmt.Errorf("kubeletConfig: %w; must be a KubeletConfiguration that pullgated can read", err)}
 	}

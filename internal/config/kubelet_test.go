@@ -75,7 +75,7 @@ func TestKubeletConfigIsRefused(t *testing.T) {
 		"no YAML": {"a: [\n", "", []string{"kubeletConfig: FILE: ", "line 1"}},
 		"a list":  {"- a\n", "", []string{"kubeletConfig: FILE: "}},
 		"too large": {kubeletHeader + strings.Repeat("#", 1<<20), "", []string{
-			"kubeletConfig: FILE: more than 1048576 bytes; must be a KubeletConfiguration that pullgated can read",
+			"kubeletConfig: FILE: too large: more than 1048576 bytes; must be a KubeletConfiguration that pullgated can read",
 		}},
 		"policy given twice": {kubeletHeader, "imagePullCredentialsVerificationPolicy: AlwaysVerify\n", []string{
 			"imagePullCredentialsVerificationPolicy: Forbidden: the policy is that of kubeletConfig; set one of the two",

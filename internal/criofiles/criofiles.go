@@ -2,7 +2,6 @@ package criofiles
 
 import (
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -140,9 +139,6 @@ func (n Node) read(path string) (string, error) {
 	content, err := regularfile.Read(n.path(path), maxFile)
 	if err != nil {
 		return "", err
-	}
-	if len(content) > maxFile {
-		return "", &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("more than %d bytes", maxFile)}
 	}
 	var lines []string
 	for line := range strings.Lines(strings.ReplaceAll(string(content), "\x00", " ")) {

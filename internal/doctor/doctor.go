@@ -160,7 +160,7 @@ func (n Node) path(elements ...string) string {
 // read returns the content of a file; "" if it does not exist or is not a file.
 func (n Node) read(path string) string {
 	b, err := regularfile.Read(n.path(path), maxFile)
-	if err != nil || len(b) > maxFile {
+	if err != nil {
 		return ""
 	}
 	return string(b)

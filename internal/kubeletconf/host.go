@@ -71,11 +71,7 @@ func (h Host) ReadFile(path string) ([]byte, error) {
 		}
 		return content, nil
 	}
-	content, err := regularfile.Read(h.Path(path), maxSize)
-	if err == nil && len(content) > maxSize {
-		err = fmt.Errorf("%s: more than %d bytes", path, maxSize)
-	}
-	return content, err
+	return regularfile.Read(h.Path(path), maxSize)
 }
 
 // files returns the paths of all files below a folder as filepath.WalkDir meets them, which is how a kubelet reads

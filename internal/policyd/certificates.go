@@ -121,9 +121,6 @@ func (c *certificates) scan() (f tlsFiles) {
 			continue
 		}
 		data, err := regularfile.Read(file.path, maxCertificates)
-		if err == nil && len(data) > maxCertificates {
-			err = fmt.Errorf("%s: more than %d bytes", file.path, maxCertificates)
-		}
 		if err != nil {
 			f.err = errors.Join(f.err, fmt.Errorf("%s: %w", file.field, err))
 		}

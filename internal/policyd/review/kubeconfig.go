@@ -72,9 +72,6 @@ func (r *reader) content(path string) ([]byte, error) {
 	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		return nil, fmt.Errorf("%s: %w", path, p.Err)
 	}
-	if err == nil && len(data) > maxConfigFile {
-		err = fmt.Errorf("%s: more than %d MiB", path, maxConfigFile>>20)
-	}
 	if err != nil {
 		return nil, err
 	}

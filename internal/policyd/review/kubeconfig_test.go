@@ -56,7 +56,7 @@ func TestKubeconfigErrors(t *testing.T) {
 		cluster("server: 'https://b.test', certificate-authority: empty"):                                    {"clusters[c].cluster.certificate-authority: " + dir + "/empty: must not be empty"},
 		cluster("server: 'https://b.test', certificate-authority: text"):                                     {"clusters[c].cluster.certificate-authority: no PEM certificate in it"},
 		cluster("server: 'https://b.test', certificate-authority: pipe"):                                     {"clusters[c].cluster.certificate-authority: " + dir + "/pipe: not a regular file"},
-		cluster("server: 'https://b.test', certificate-authority: large"):                                    {"clusters[c].cluster.certificate-authority: " + dir + "/large: more than 1 MiB"},
+		cluster("server: 'https://b.test', certificate-authority: large"):                                    {"clusters[c].cluster.certificate-authority: " + dir + "/large: too large: more than 1048576 bytes"},
 		cluster("server: 'https://b.test', certificate-authority-data: eA==, certificate-authority: absent"): {"clusters[c].cluster.certificate-authority: no PEM certificate in it"},
 		cluster("server: 'https://b.test', proxy-url: 'ftp://u:canary@p'"):                                   {`clusters[c].cluster.proxy-url: Unsupported value: "ftp": the scheme must be`},
 		cluster("server: 'https://b.test', proxy-url: 'u:canary@p'"):                                         {"clusters[c].cluster.proxy-url: must be a URL"},
@@ -108,7 +108,7 @@ func TestKubeconfigFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, filepath.Join(dir, "large"), []byte(strings.Repeat("#", 1<<20+1)))
-	for name, want := range map[string]string{"absent": "no such file or directory", "folder": "not a regular file", "large": "more than 1 MiB"} {
+	for name, want := range map[string]string{"absent": "no such file or directory", "folder": "not a regular file", "large": "too large: more than 1048576 bytes"} {
 		b := backend()
 		b.File, b.Kubeconfig = "/p/b.yaml", filepath.Join(dir, name)
 		if _, err := review.NewClient(b); err == nil || err.Error() != "/p/b.yaml: imagePolicy.kubeConfigFile: "+b.Kubeconfig+": "+want {

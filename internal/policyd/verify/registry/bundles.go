@@ -71,12 +71,12 @@ func (b *bundles) blob(d digest.Digest, limit int64) ([]byte, bool, error) {
 	b.mu.Unlock()
 	if !ok {
 		var err error
-		data, err = regularfile.Read(b.blobPath(d), limit)
+		data, err = readFile(b.blobPath(d), limit)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, false, nil
 		}
 		if err != nil {
-			return nil, true, fmt.Errorf("%w: %w", ErrUnavailable, err)
+			return nil, true, err
 		}
 	}
 	switch {
@@ -86,6 +86,17 @@ func (b *bundles) blob(d digest.Digest, limit int64) ([]byte, bool, error) {
 		return nil, true, fmt.Errorf("%w: %s", ErrMismatch, b.blobPath(d))
 	}
 	return data, true, nil
+}
+
+func readFile(path string, limit int64) ([]byte, error) {
+	data, err := regularfile.Read(path, limit)
+	switch {
+	case errors.Is(err, regularfile.ErrTooLarge):
+		err = fmt.Errorf("%w: %w", ErrTooLarge, err)
+	case err != nil:
+		err = fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return data, err
 }
 
 // manifest returns the manifest with a digest, and false if the folder does not have it.
@@ -139,12 +150,9 @@ func (b *bundles) referrers(d digest.Digest) ([]Descriptor, error) {
 
 // readBundles returns the bundles of a file: JSON objects, one after the other as "cosign download signature" prints them.
 func readBundles(path string) ([]json.RawMessage, error) {
-	data, err := regularfile.Read(path, maxBundle)
+	data, err := readFile(path, maxBundle)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
-	}
-	if len(data) > maxBundle {
-		return nil, fmt.Errorf("%w: %s: more than %d bytes", ErrTooLarge, path, maxBundle)
+		return nil, err
 	}
 	var found []json.RawMessage
 	for d := json.NewDecoder(bytes.NewReader(data)); ; {

@@ -162,9 +162,6 @@ func (r *folderReader) file(name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(data) > maxHostsFile {
-		return nil, fmt.Errorf("%s: larger than %d bytes", name, maxHostsFile)
-	}
 	sum := sha256.Sum256(data)
 	r.read = append(append(r.read, sum[:]...), name...)
 	return data, nil

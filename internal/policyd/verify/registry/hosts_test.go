@@ -363,7 +363,7 @@ func TestInvalidHosts(t *testing.T) {
 		"[host.\"\"]\n":                              `host."": the name is empty`,
 		"[host.\"https://a\"]\nca = 1":               `host."https://a": ca: must be`,
 		"[[host]]\nserver = \"a\"":                   "host: not valid TOML, or a value of a wrong type",
-		"# " + strings.Repeat("x", 1<<20):            "hosts.toml: larger than 1048576 bytes",
+		"# " + strings.Repeat("x", 1<<20):            "hosts.toml: too large: more than 1048576 bytes",
 		"[header]\nx = \"" + canary + "\"\n[header]": "not valid TOML",
 	} {
 		hosts := write(t, t.TempDir(), map[string]string{"registry.test/hosts.toml": toml})

@@ -75,7 +75,7 @@ func readAccounts(path string) (map[string]account, error) {
 	} else {
 		err = json.Unmarshal(data, &file)
 	}
-	if err != nil || len(data) > credential.MaxPayload || len(file.Auths) > credential.MaxEntries {
+	if err != nil || len(file.Auths) > credential.MaxEntries {
 		return nil, fmt.Errorf("%s: not a docker configuration, or too large", path)
 	}
 	return file.Auths, nil
