@@ -16,11 +16,7 @@ const separator = "\x00"
 
 // ListIntents lists pull intents.
 func (s *Server) ListIntents(ctx context.Context, req *adminv1.ListIntentsRequest) (*adminv1.ListIntentsResponse, error) {
-	at, err := pagerOf(req)
-	if err != nil {
-		return nil, err
-	}
-	of, err := repositoryOf("repository", req.GetRepository())
+	at, of, err := pageOf(req)
 	if err != nil {
 		return nil, err
 	}
@@ -36,11 +32,7 @@ func (s *Server) ListIntents(ctx context.Context, req *adminv1.ListIntentsReques
 
 // ListPreloaded lists preloaded marks.
 func (s *Server) ListPreloaded(ctx context.Context, req *adminv1.ListPreloadedRequest) (*adminv1.ListPreloadedResponse, error) {
-	at, err := pagerOf(req)
-	if err != nil {
-		return nil, err
-	}
-	of, err := repositoryOf("repository", req.GetRepository())
+	at, of, err := pageOf(req)
 	if err != nil {
 		return nil, err
 	}
@@ -59,11 +51,7 @@ func (s *Server) ListPreloaded(ctx context.Context, req *adminv1.ListPreloadedRe
 
 // ListEndorsements lists endorsements.
 func (s *Server) ListEndorsements(ctx context.Context, req *adminv1.ListEndorsementsRequest) (*adminv1.ListEndorsementsResponse, error) {
-	at, err := pagerOf(req)
-	if err != nil {
-		return nil, err
-	}
-	of, err := repositoryOf("repository", req.GetRepository())
+	at, of, err := pageOf(req)
 	if err != nil {
 		return nil, err
 	}
@@ -105,11 +93,7 @@ func eachAfter[T any](
 
 // ListGrants lists grants.
 func (s *Server) ListGrants(_ context.Context, req *adminv1.ListGrantsRequest) (*adminv1.ListGrantsResponse, error) {
-	at, err := pagerOf(req)
-	if err != nil {
-		return nil, err
-	}
-	of, err := repositoryOf("repository", req.GetRepository())
+	at, of, err := pageOf(req)
 	if err != nil {
 		return nil, err
 	}

@@ -22,6 +22,12 @@ type listRequest interface {
 	GetPageToken() string
 }
 
+// A repositoryRequest can be for the entries of one repository.
+type repositoryRequest interface {
+	listRequest
+	GetRepository() string
+}
+
 // A pager describes the requested page.
 type pager struct {
 	size  int
@@ -58,6 +64,14 @@ func pagerOf(req listRequest) (pager, error) {
 	}
 	p.after = string(token[8:])
 	return p, nil
+}
+
+// pageOf returns the page and the repository that are requested.
+func pageOf(req repositoryRequest) (p pager, repository string, err error) {
+	if p, err = pagerOf(req); err == nil {
+		repository, err = repositoryOf("repository", req.GetRepository())
+	}
+	return p, repository, err
 }
 
 // token returns the token of the page after the one that ends with the key last.

@@ -2,10 +2,10 @@ package adminapi
 
 import (
 	"context"
-	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/pkg/requirement"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -36,16 +36,9 @@ type Policy struct {
 	// Unjudged are the paths of the restrictions that this node cannot judge.
 	Unjudged []string
 	// Backend is set for an image review backend.
-	Backend *ReviewBackend
+	Backend *imagepolicy.Backend
 	// Signatures are the rules of a policy about signatures.
 	Signatures []*requirement.Rule
-}
-
-// A ReviewBackend is what an image review backend has beside its namespaces.
-type ReviewBackend struct {
-	DefaultAllow, DefaultAllowAbsent bool
-	AllowTTL, DenyTTL                time.Duration
-	IncludeImageVolumes              bool
 }
 
 // ListPolicies lists the policies in use.

@@ -53,7 +53,7 @@ func (n Node) NamespaceCredentials() (found []string, unread []error) {
 
 // SearchRegistries returns the registries that CRI-O looks for a short name in, and the file that names them; "" if none does.
 func (n Node) SearchRegistries() (registries []string, file string, unread []error) {
-	files := append([]string{"/etc/containers/registries.conf"}, n.glob("/etc/containers/registries.conf.d/*.conf")...)
+	files := append([]string{"/etc/containers/registries.conf"}, n.Glob("/etc/containers/registries.conf.d/*.conf")...)
 	for _, f := range files {
 		content, err := n.read(f)
 		if os.IsNotExist(err) {
@@ -83,7 +83,7 @@ var (
 
 // authDirs returns the directories in which CRI-O is configured to look for auth files of namespaces, and the default.
 func (n Node) authDirs() []string {
-	files := append([]string{"/etc/crio/crio.conf", "/etc/default/crio", "/etc/sysconfig/crio"}, n.glob("/etc/crio/crio.conf.d/*")...)
+	files := append([]string{"/etc/crio/crio.conf", "/etc/default/crio", "/etc/sysconfig/crio"}, n.Glob("/etc/crio/crio.conf.d/*")...)
 	return n.values(authDir, append(files, n.startedBy("crio")...), defaultAuthDir)
 }
 
@@ -91,11 +91,11 @@ func (n Node) authDirs() []string {
 func (n Node) providerConfigs() (files []string) {
 	settings := []string{"/etc/default/kubelet", "/etc/sysconfig/kubelet", "/var/lib/kubelet/kubeadm-flags.env"}
 	for _, which := range []string{"k3s", "rke2"} {
-		settings = append(append(settings, "/etc/rancher/"+which+"/config.yaml"), n.glob("/etc/rancher/"+which+"/config.yaml.d/*.yaml")...)
+		settings = append(append(settings, "/etc/rancher/"+which+"/config.yaml"), n.Glob("/etc/rancher/"+which+"/config.yaml.d/*.yaml")...)
 	}
 	for _, path := range n.values(providerConfig, append(settings, n.startedBy("kubelet")...), "/var/lib/rancher/credentialprovider/config.yaml") {
 		if info, err := os.Stat(n.path(path)); err == nil && info.IsDir() { // kubelet 1.36 and newer
-			files = append(files, n.glob(filepath.Join(path, "*"))...)
+			files = append(files, n.Glob(filepath.Join(path, "*"))...)
 			continue
 		}
 		files = append(files, path)
@@ -107,9 +107,9 @@ func (n Node) providerConfigs() (files []string) {
 // far as they can be seen.
 func (n Node) startedBy(program string) (files []string) {
 	for _, dir := range []string{"/etc/systemd/system/", "/usr/lib/systemd/system/", "/lib/systemd/system/"} {
-		files = append(append(files, dir+program+".service"), n.glob(dir+program+".service.d/*.conf")...)
+		files = append(append(files, dir+program+".service"), n.Glob(dir+program+".service.d/*.conf")...)
 	}
-	for _, comm := range n.glob("/proc/[0-9]*/comm") {
+	for _, comm := range n.Glob("/proc/[0-9]*/comm") {
 		if name, err := n.read(comm); err == nil && strings.TrimSpace(name) == program {
 			files = append(files, filepath.Join(filepath.Dir(comm), "cmdline"))
 		}
@@ -151,8 +151,8 @@ func (n Node) read(path string) (string, error) {
 
 func (n Node) path(path string) string { return filepath.Join(string(n), path) }
 
-// glob returns the paths of the node that fit a pattern, in order.
-func (n Node) glob(pattern string) []string {
+// Glob returns the paths of the node that fit a pattern, in order.
+func (n Node) Glob(pattern string) []string {
 	found, _ := filepath.Glob(n.path(pattern)) // an error is of the pattern
 	for i, f := range found {
 		found[i] = "/" + strings.TrimPrefix(strings.TrimPrefix(f, filepath.Clean(string(n))), "/")

@@ -48,11 +48,7 @@ func (p *policies) keepList(err error) {
 	backends := imagepolicy.Of(p.set)
 	for _, b := range backends.Backends() {
 		l.List = append(l.List, adminapi.Policy{
-			Kind: imagepolicy.Kind, Name: b.Name, AllNamespaces: b.Namespaces == nil, Namespaces: b.Namespaces,
-			Backend: &adminapi.ReviewBackend{
-				DefaultAllow: b.DefaultAllow, DefaultAllowAbsent: b.DefaultAllowAbsent, AllowTTL: b.AllowTTL, DenyTTL: b.DenyTTL,
-				IncludeImageVolumes: b.IncludeImageVolumes,
-			},
+			Kind: imagepolicy.Kind, Name: b.Name, AllNamespaces: b.Namespaces == nil, Namespaces: b.Namespaces, Backend: &b,
 		})
 	}
 	l.Warnings = backends.Warnings()

@@ -263,8 +263,9 @@ func TestBackendsAreListed(t *testing.T) {
 	putBackend(t, p.dir, "scanner", ", denyTTL: -1}\nincludeImageVolumes: false\nmatch: {namespaces: [team]}")
 	p.open()
 	l := p.list()
-	want := adminapi.Policy{Kind: "ImagePolicy", Name: "scanner", Namespaces: []string{"team"}, Backend: &adminapi.ReviewBackend{
-		DefaultAllow: true, DefaultAllowAbsent: true, AllowTTL: time.Hour,
+	want := adminapi.Policy{Kind: "ImagePolicy", Name: "scanner", Namespaces: []string{"team"}, Backend: &imagepolicy.Backend{
+		Name: "scanner", File: p.dir + "/scanner.yaml", Kubeconfig: "/etc/scanner.kubeconfig", AllowTTL: time.Hour, RetryBackoff: 500 * time.Millisecond,
+		DefaultAllow: true, DefaultAllowAbsent: true, Namespaces: []string{"team"},
 	}}
 	if len(l.List) != 2 || fmt.Sprintf("%+v", *l.List[0].Backend) != fmt.Sprintf("%+v", *want.Backend) || l.List[0].Kind != want.Kind || l.List[0].Name != want.Name ||
 		!slices.Equal(l.List[0].Namespaces, want.Namespaces) || l.List[0].AllNamespaces || l.List[1].Backend != nil || len(l.Warnings) != 1 {

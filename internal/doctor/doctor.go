@@ -8,12 +8,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/criofiles"
 	"github.com/pullgate/pullgate/internal/regularfile"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -167,14 +167,7 @@ func (n Node) read(path string) string {
 }
 
 // glob returns the paths of the node that match a pattern, in order.
-func (n Node) glob(pattern string) []string {
-	found, _ := filepath.Glob(n.path(pattern)) // the only error is that of an invalid pattern
-	for i, f := range found {
-		found[i] = "/" + strings.TrimPrefix(strings.TrimPrefix(f, filepath.Clean(n.Root)), "/")
-	}
-	slices.Sort(found)
-	return found
-}
+func (n Node) glob(pattern string) []string { return criofiles.Node(n.Root).Glob(pattern) }
 
 func ok(format string, args ...any) Finding {
 	return Finding{Level: OK, Found: fmt.Sprintf(format, args...)}

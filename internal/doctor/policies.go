@@ -58,10 +58,6 @@ func (n Node) policies(ctx context.Context) []Finding {
 	if without == "" {
 		return []Finding{ok("the policy files in %s are valid, and none of them needs %s", a.Policies, policydProgram)}
 	}
-	if a.PolicydSocket == "" {
-		return []Finding{fail("set it to unix:///run/pullgate/policy.sock, and restart pullgated",
-			"admission.policydSocket is empty, and a policy file needs it: %s", without)}
-	}
 	all := n.policyd(ctx, socketPath(a.PolicydSocket), set.Hash, without)
 	all = append(all, n.policydUnits(ctx, without)...)
 	all = append(all, n.policydFolder()...)

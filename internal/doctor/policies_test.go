@@ -110,7 +110,6 @@ func TestReviews(t *testing.T) {
 	rows := []row{
 		{"healthy", func(*testNode) {}, "policies", doctor.OK, "answers at " + policySocket + ", with the policy files of /etc/pullgate/policies", ""},
 		{"readable", func(*testNode) {}, "policies", doctor.OK, "can read its policies and 1 backends", ""},
-		{"no socket configured", func(n *testNode) { n.Config.Admission.PolicydSocket = "" }, "policies", doctor.Fail, "admission.policydSocket is empty", "unix:///run/pullgate/policy.sock"},
 		{"no socket", func(n *testNode) { n.must(os.Remove(n.path(policySocket))) }, "policies", doctor.Fail, policySocket + " not found, and a policy file needs it", "systemctl enable --now pullgate-policyd.socket"},
 		{"a file", func(n *testNode) {
 			n.must(os.Remove(n.path(policySocket)))
