@@ -11,6 +11,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/hint"
+	"github.com/pullgate/pullgate/internal/httpserve"
 	"github.com/pullgate/pullgate/internal/sockets"
 )
 
@@ -100,7 +101,7 @@ func listenAll(ctx context.Context, log klog.Logger, c config.Config, bound func
 	}
 	if c.Metrics.Listen != "" {
 		on.web = &optional{field: "metrics.listen", address: c.Metrics.Listen, log: log, bound: bound, bind: func(ctx context.Context) (net.Listener, error) {
-			return listenWeb(ctx, c.Metrics.Listen)
+			return httpserve.Listen(ctx, "metrics.listen", c.Metrics.Listen)
 		}}
 		return on, on.web.start(ctx)
 	}

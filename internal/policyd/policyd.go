@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"sync/atomic"
 	"time"
@@ -35,7 +34,7 @@ const (
 	stopLimit = 10 * time.Second
 )
 
-// Limits of the HTTPS server, whose clients may be anyone who reaches the address, and of the server for scrapes and probes.
+// Limits of the HTTPS server, whose clients may be anyone who reaches the address.
 const (
 	httpsReadLimit   = 5 * time.Second
 	httpsWriteLimit  = 35 * time.Second // a webhook may be given 30 s
@@ -45,12 +44,6 @@ const (
 	httpsWaiting     = 1024
 	// httpsMaxBody fits an AdmissionReview with two objects of 3 MiB, the most that an API server accepts.
 	httpsMaxBody = 7 << 20
-
-	webReadLimit   = 5 * time.Second
-	webWriteLimit  = 30 * time.Second
-	webIdleLimit   = time.Minute
-	webConnections = 32
-	webStopLimit   = 2 * time.Second
 )
 
 // Options are the configuration of the process and its parts.
@@ -126,14 +119,14 @@ func listenAll(ctx context.Context, c config.Policyd) (on listeners, err error) 
 			return on, err
 		}
 	}
-	if on.https, err = listenTCP(ctx, "https.listen", c.HTTPS.Listen); err != nil {
+	if on.https, err = httpserve.Listen(ctx, "https.listen", c.HTTPS.Listen); err != nil {
 		return on, err
 	}
 	if on.node == nil && on.https == nil {
 		return on, hint.Errorf("start pullgate-policyd.socket for pullgated, or set node.listen or https.listen",
 			"nothing to serve: systemd passes on no socket, and neither node.listen nor https.listen is set")
 	}
-	on.metrics, err = listenTCP(ctx, "metrics.listen", c.Metrics.Listen)
+	on.metrics, err = httpserve.Listen(ctx, "metrics.listen", c.Metrics.Listen)
 	return on, err
 }
 
@@ -145,19 +138,6 @@ func (on listeners) close() error {
 		}
 	}
 	return err
-}
-
-// listenTCP listens on an address, on none if it is "".
-func listenTCP(ctx context.Context, field, address string) (net.Listener, error) {
-	if address == "" {
-		return nil, nil //nolint:nilnil // no server is not an error
-	}
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", address)
-	if err != nil {
-		return nil, hint.Wrap(fmt.Errorf("listen on %s %s: %w", field, address, err), "set "+field+" to a free address, or to \"\" for none")
-	}
-	return l, nil
 }
 
 func address(l net.Listener) net.Addr {
@@ -188,7 +168,9 @@ func serve(ctx context.Context, o Options, on listeners, policies *policies, cer
 		// It belongs to the front, because the process ends if it fails, and is stopped after the front.
 		failed := make(chan error, 1)
 		back.Go(func() error {
-			err := serveMetrics(behind, o, on.metrics, m, func() string { return notReady(&stopping, policies) })
+			err := httpserve.ServeStatus(behind, on.metrics, httpserve.Status{
+				Metrics: m.Handler(), Ready: func() (string, bool) { return ready(&stopping, policies) }, Panicked: m.Panic, Log: o.Log.WithName("metrics"),
+			})
 			failed <- err
 			return err
 		})
@@ -264,37 +246,16 @@ func serveHTTPS(ctx context.Context, o Options, l net.Listener, policies *polici
 	return nil
 }
 
-// notReady says why no new requests should be sent; "" if they should.
-func notReady(stopping *atomic.Bool, p *policies) string {
+// ready returns the answer to a readiness probe.
+func ready(stopping *atomic.Bool, p *policies) (text string, ready bool) {
 	switch {
 	case stopping.Load():
-		return "stopping"
+		return "stopping", false
 	case p.namespaces != nil && !p.namespaces.ready():
-		return "the namespaces are not listed yet"
+		return "the namespaces are not listed yet", false
 	default:
-		return ""
+		return "ok", true
 	}
-}
-
-func serveMetrics(ctx context.Context, o Options, l net.Listener, m *metrics.Metrics, notReady func() string) error {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", m.Handler())
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { httpserve.Answer(w, http.StatusOK, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if why := notReady(); why != "" {
-			httpserve.Answer(w, http.StatusServiceUnavailable, why)
-			return
-		}
-		httpserve.Answer(w, http.StatusOK, "ok")
-	})
-	err := httpserve.Serve(ctx, l, httpserve.Options{
-		Handler: mux, Connections: webConnections, ReadLimit: webReadLimit, WriteLimit: webWriteLimit, IdleLimit: webIdleLimit, StopLimit: webStopLimit,
-		Panicked: m.Panic, Log: o.Log.WithName("metrics"),
-	})
-	if err != nil {
-		return fmt.Errorf("serve metrics: %w", err)
-	}
-	return nil
 }
 
 // notify reports a state to systemd, if systemd requests it (Type=notify).
