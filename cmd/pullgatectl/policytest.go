@@ -13,6 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/cli/output"
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/podfile"
 	"github.com/pullgate/pullgate/internal/policytest"
 )
@@ -148,13 +149,9 @@ func (t *policyTest) settings(cmd *cobra.Command) (policytest.Settings, error) {
 
 // invalid prints each error of files on a line, and returns the error for the exit code.
 func (t *policyTest) invalid(err error) error {
-	all := []error{err}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		all = joined.Unwrap()
-	}
-	oneLine := strings.NewReplacer(":\n", ": ", "\n", "; ")
+	all := hint.Split(err)
 	for _, e := range all {
-		_, _ = fmt.Fprintf(t.c.Err, "pullgatectl: %s\n", output.Safe(oneLine.Replace(e.Error())))
+		_, _ = fmt.Fprintf(t.c.Err, "pullgatectl: %s\n", output.Safe(hint.OneLine(e).Error()))
 	}
 	return cli.Misused("correct the files", "no pod was tested: %s", output.Count(len(all), "error", "errors"))
 }

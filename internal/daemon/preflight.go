@@ -18,6 +18,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/internal/podsource"
 	"github.com/pullgate/pullgate/internal/policyclient"
@@ -73,7 +74,7 @@ func Examine(ctx context.Context, c config.Config) Preflight {
 func (p *Preflight) examinePolicies(c config.Config) {
 	set, err := files.Read(policyPaths(c.Admission), policyfiles.Kinds())
 	if err != nil {
-		for _, e := range joined(err) {
+		for _, e := range hint.Split(err) {
 			p.add("admission", e)
 		}
 		return
@@ -120,14 +121,6 @@ func (p *Preflight) examineSignatures(a config.Admission, set *files.Set) {
 	if err := policyclient.CheckSocket(a.PolicydSocket); err != nil {
 		p.warn("admission.policydSocket", fmt.Errorf("%w; signatures are verified by pullgate-policyd: until it listens there, images that were not verified before wait", err))
 	}
-}
-
-// joined returns the errors that were joined to err.
-func joined(err error) []error {
-	if all, ok := err.(interface{ Unwrap() []error }); ok {
-		return all.Unwrap()
-	}
-	return []error{err}
 }
 
 func (p *Preflight) add(field string, err error) {

@@ -39,6 +39,14 @@ func Of(err error) string {
 	return ""
 }
 
+// Split returns the errors that [errors.Join] made err of; err alone if it is not such an error.
+func Split(err error) []error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return joined.Unwrap()
+	}
+	return []error{err}
+}
+
 // OneLine returns an error with the lines of its text in one, because the journal has one line for each event. It has no hint.
 func OneLine(err error) error {
 	return errors.New(strings.ReplaceAll(strings.ReplaceAll(err.Error(), ":\n", ": "), "\n", "; "))

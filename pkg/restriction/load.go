@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/strictyaml"
 )
 
@@ -145,13 +146,8 @@ func (n partNumbers) numberAll(r *podRule, t partTexts) {
 }
 
 // inFile returns the errors that err joins, each with the name of the file.
-func inFile(name string, err error) []error {
-	joined, ok := err.(interface{ Unwrap() []error }) // what errors.Join returned
-	if !ok {
-		return []error{fmt.Errorf("%s: %w", name, err)}
-	}
-	var all []error
-	for _, e := range joined.Unwrap() {
+func inFile(name string, err error) (all []error) {
+	for _, e := range hint.Split(err) {
 		all = append(all, fmt.Errorf("%s: %w", name, e))
 	}
 	return all

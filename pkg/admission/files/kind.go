@@ -126,11 +126,3 @@ func scanHeader(data []byte) (h header, ok bool) {
 	}
 	return header{}, false
 }
-
-// splitErrors returns the errors that were joined to err.
-func splitErrors(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		return joined.Unwrap()
-	}
-	return []error{err}
-}

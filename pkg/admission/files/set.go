@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/strictyaml"
 )
 
@@ -88,7 +89,7 @@ func (c *contents) decode(p Paths, kinds []Kind) (*Set, error) {
 		}
 		policies, err := k.Read(byKind[k.Name])
 		if err != nil {
-			errs = append(errs, splitErrors(err)...)
+			errs = append(errs, hint.Split(err)...)
 		}
 		s.byKind[k.Name] = policies
 	}
