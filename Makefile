@@ -9,7 +9,7 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 DATE ?= $(shell git log -1 --format=%cI 2>/dev/null || echo unknown)
-LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT) -X main.date=$(DATE)
+LDFLAGS := -s -w $(addprefix -X github.com/pullgate/pullgate/internal/program.,Version=$(VERSION) Commit=$(COMMIT) Date=$(DATE))
 
 # For which machines programs and packages are built, and where to.
 ARCH ?= $(shell go env GOARCH)

@@ -2,15 +2,11 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
-	"os/signal"
 	"runtime"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
@@ -18,13 +14,6 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policyd"
 	"github.com/pullgate/pullgate/internal/program"
-)
-
-// The linker sets these variables; see the Makefile.
-var (
-	version = "dev"
-	commit  = "unknown"
-	date    = "unknown"
 )
 
 const name = "pullgate-policyd"
@@ -51,17 +40,7 @@ const examples = `  # Check the configuration, the policy files and the certific
   # Run it by hand, without the socket of systemd: set node.listen in the file
   pullgate-policyd --config ./policyd.yaml --logging-format json -v 2`
 
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
-
-func run(args []string, stdout, stderr io.Writer) int {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
-	cmd := command()
-	cmd.SetArgs(args)
-	cmd.SetOut(stdout)
-	cmd.SetErr(stderr)
-	return program.Exit(stderr, name, cmd.ExecuteContext(ctx))
-}
+func main() { os.Exit(program.Run(command())) }
 
 type flags struct {
 	program.Flags
@@ -77,7 +56,9 @@ func command() *cobra.Command {
 		Short:   "Ask image review backends, and serve the admission webhook",
 		Long:    long,
 		Example: examples,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return start(cmd, f) },
+		RunE: f.RunE(func(cmd *cobra.Command, log klog.Logger, reload <-chan os.Signal) error {
+			return start(cmd, f, log, reload)
+		}),
 	}
 	cmd.Flags().StringVar(&f.config, "config", defaultConfig, "configuration `file`; it must exist")
 	cmd.Flags().BoolVar(&f.check, "check-config", false, "check the configuration and the files that it names, print all errors, and exit; safe beside a running pullgate-policyd")
@@ -89,19 +70,7 @@ func command() *cobra.Command {
 	return cmd
 }
 
-func start(cmd *cobra.Command, f flags) error {
-	if f.ShowVersion {
-		_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s %s (commit %s, %s, %s)\n", name, version, commit, date, runtime.Version())
-		return err
-	}
-	// From here on a SIGHUP does not end the process; a SIGHUP before the servers have started is handled after the start.
-	reload := make(chan os.Signal, 1)
-	signal.Notify(reload, syscall.SIGHUP)
-	defer signal.Stop(reload)
-	log, err := f.Logger(cmd.ErrOrStderr())
-	if err != nil {
-		return err
-	}
+func start(cmd *cobra.Command, f flags, log klog.Logger, reload <-chan os.Signal) error {
 	c, err := config.LoadPolicyd(f.config)
 	if errors.Is(err, fs.ErrNotExist) {
 		return program.Usagef("configuration %s: %w; give --config the path of a file that exists", f.config, err)
@@ -114,7 +83,7 @@ func start(cmd *cobra.Command, f flags) error {
 	}
 	program.BoundMemory()
 	return policyd.Run(klog.NewContext(cmd.Context(), log), policyd.Options{
-		Config: c, Log: log, Reload: reload, Version: version, GoVersion: runtime.Version(),
+		Config: c, Log: log, Reload: reload, Version: program.Version, GoVersion: runtime.Version(),
 	})
 }
 

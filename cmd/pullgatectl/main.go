@@ -9,13 +9,6 @@ import (
 	"github.com/pullgate/pullgate/internal/nodeenable"
 )
 
-// The linker sets these variables; see the Makefile.
-var (
-	version = "dev"
-	commit  = "unknown"
-	date    = "unknown"
-)
-
 func main() { os.Exit(run(os.Args[1:], cli.System(), machine{})) }
 
 // A machine is the node for commands that do not use the daemon; the zero value is this machine.

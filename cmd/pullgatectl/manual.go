@@ -13,6 +13,8 @@ import (
 	"github.com/cpuguy83/go-md2man/v2/md2man"
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
+
+	"github.com/pullgate/pullgate/internal/program"
 )
 
 // A page is a document of docs/ that is also a manual page.
@@ -89,8 +91,8 @@ var released = regexp.MustCompile(`^v\d+\.\d+\.\d+(-rc\.\d+)?$`)
 
 // source returns the left part of the footer: a longer version would overlap the date in the middle.
 func source() string {
-	if released.MatchString(version) {
-		return "pullgate " + strings.TrimPrefix(version, "v")
+	if released.MatchString(program.Version) {
+		return "pullgate " + strings.TrimPrefix(program.Version, "v")
 	}
 	return "pullgate"
 }

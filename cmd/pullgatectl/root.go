@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/program"
 )
 
 const long = `pullgatectl asks the pullgated of this node what it knows, and corrects it: which
@@ -52,7 +53,7 @@ func rootCommand(c *cli.Console, on machine) *cobra.Command {
 		docsCommand(c),
 	)
 	root.Example = examples
-	root.Version = versionLine() // --version, as in pullgated
+	root.Version = program.VersionLine("pullgatectl") // --version, as in pullgated
 	root.SetVersionTemplate("{{.Version}}\n")
 	return root
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"runtime"
 
 	"github.com/spf13/cobra"
@@ -9,6 +8,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/cli/output"
+	"github.com/pullgate/pullgate/internal/program"
 )
 
 func versionCommand(c *cli.Console) *cobra.Command {
@@ -20,18 +20,14 @@ func versionCommand(c *cli.Console) *cobra.Command {
 	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		answer, err := structpb.NewStruct(map[string]any{
-			"version": version, "commit": commit, "date": date, "goVersion": runtime.Version(),
+			"version": program.Version, "commit": program.Commit, "date": program.Date, "goVersion": runtime.Version(),
 		})
 		if err != nil {
 			return err
 		}
 		return c.Print(o, answer, func(_ output.View, p *output.Page) {
-			p.Line("%s", versionLine())
+			p.Line("%s", program.VersionLine("pullgatectl"))
 		})
 	}
 	return cmd
-}
-
-func versionLine() string {
-	return fmt.Sprintf("pullgatectl %s (commit %s, %s, %s)", version, commit, date, runtime.Version())
 }

@@ -3,16 +3,12 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"runtime"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
@@ -20,13 +16,6 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/daemon"
 	"github.com/pullgate/pullgate/internal/program"
-)
-
-// The linker sets these variables; see the Makefile.
-var (
-	version = "dev"
-	commit  = "unknown"
-	date    = "unknown"
 )
 
 const defaultConfig = "/etc/pullgate/config.yaml"
@@ -50,21 +39,7 @@ const examples = `  # Check the configuration, and that a start could use the fi
   # After the store was lost: every pod may use the images that are on the node now
   pullgated --accept-present-images`
 
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
-
-func run(args []string, stdout, stderr io.Writer) int {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
-	cmd := command()
-	cmd.SetArgs(args)
-	cmd.SetOut(stdout)
-	cmd.SetErr(stderr)
-	err := cmd.ExecuteContext(ctx)
-	if child, ok := errors.AsType[childError](err); ok {
-		return child.code
-	}
-	return program.Exit(stderr, "pullgated", err)
-}
+func main() { os.Exit(program.Run(command())) }
 
 type flags struct {
 	program.Flags
@@ -82,10 +57,10 @@ func command() *cobra.Command {
 		Short:   "Judge who may use the images of this node",
 		Long:    long,
 		Example: examples,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: f.RunE(func(cmd *cobra.Command, log klog.Logger, reload <-chan os.Signal) error {
 			f.configGiven = cmd.Flags().Changed("config")
-			return start(cmd, f)
-		},
+			return start(cmd, f, log, reload)
+		}),
 	}
 	cmd.Flags().StringVar(&f.config, "config", defaultConfig, "configuration `file`; one that is given must exist, without the default one every field has its default")
 	cmd.Flags().BoolVar(&f.check, "check-config", false, "check the configuration and what a start would do with it, print errors and warnings, and exit; safe beside a running daemon")
@@ -96,19 +71,7 @@ func command() *cobra.Command {
 	return cmd
 }
 
-func start(cmd *cobra.Command, f flags) error {
-	if f.ShowVersion {
-		_, err := fmt.Fprintf(cmd.OutOrStdout(), "pullgated %s (commit %s, %s, %s)\n", version, commit, date, runtime.Version())
-		return err
-	}
-	// From here on a SIGHUP does not end the process; a SIGHUP before the daemon has started is handled after the start.
-	reload := make(chan os.Signal, 1)
-	signal.Notify(reload, syscall.SIGHUP)
-	defer signal.Stop(reload)
-	log, err := f.Logger(cmd.ErrOrStderr())
-	if err != nil {
-		return err
-	}
+func start(cmd *cobra.Command, f flags, log klog.Logger, reload <-chan os.Signal) error {
 	load := loader(f.config, f.configGiven)
 	c, found, err := load()
 	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, config.ErrInvalid) {
@@ -136,8 +99,8 @@ func start(cmd *cobra.Command, f flags) error {
 		Log:                 log,
 		Reload:              reload,
 		Load:                load,
-		Version:             version,
-		Commit:              commit,
+		Version:             program.Version,
+		Commit:              program.Commit,
 		GoVersion:           runtime.Version(),
 	})
 }

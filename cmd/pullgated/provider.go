@@ -73,12 +73,6 @@ const providerExamples = `  # Ask a plugin by hand
   pullgated credential-provider --socket /run/gate/admin.sock \
     --state-dir /srv/pullgate -- /opt/plugins/provider --profile node`
 
-// A childError ends the program with the exit code of a child program, which has already printed the reason.
-type childError struct{ code int }
-
-// Error returns the code.
-func (e childError) Error() string { return fmt.Sprintf("exit code %d", e.code) }
-
 type providerFlags struct{ socket, stateDir string }
 
 func providerCommand() *cobra.Command {
@@ -134,7 +128,7 @@ func provide(cmd *cobra.Command, f providerFlags, args []string) error {
 	return answer.release()
 }
 
-// runChild runs a program to its end; this process ends no earlier. An exit code other than 0 is a childError.
+// runChild runs a program to its end; this process ends no earlier. An exit code other than 0 is a program.ChildError.
 func runChild(child *exec.Cmd) error {
 	// The kubelet kills a plugin that takes too long, and the wrapped plugin must end with this process. Linux sends the signal
 	// when the thread that started the program ends, hence the lock.
@@ -148,10 +142,10 @@ func runChild(child *exec.Cmd) error {
 		return hint.Wrap(fmt.Errorf("run the plugin: %w", err), "give the path of the real plugin after --, as in pullgated credential-provider -- /opt/plugins/provider")
 	}
 	if status, ok := child.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		return childError{128 + int(status.Signal())} // as in shells
+		return program.ChildError{Code: 128 + int(status.Signal())} // as in shells
 	}
 	if code := child.ProcessState.ExitCode(); code != 0 {
-		return childError{code}
+		return program.ChildError{Code: code}
 	}
 	if err != nil && !errors.Is(err, exec.ErrWaitDelay) && !errors.Is(err, context.Canceled) {
 		return fmt.Errorf("run the plugin: %w", err)

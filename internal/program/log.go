@@ -1,8 +1,12 @@
 package program
 
 import (
+	"fmt"
 	"io"
 	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
@@ -12,11 +16,9 @@ import (
 
 // Flags are the flags that every program of the project has.
 type Flags struct {
-	// ShowVersion is whether the program prints its version and ends.
-	ShowVersion bool
-
-	logFormat string
-	verbosity int
+	showVersion bool
+	logFormat   string
+	verbosity   int
 }
 
 // Add adds the flags to those of a command.
@@ -24,12 +26,30 @@ func (f *Flags) Add(cmd *cobra.Command) {
 	to := cmd.Flags()
 	to.StringVar(&f.logFormat, "logging-format", "text", "`format` of log lines: text or json")
 	to.IntVarP(&f.verbosity, "v", "v", 0, "log `level`: 0 for an operator, 2 and above for a developer")
-	to.BoolVar(&f.ShowVersion, "version", false, "print version, commit and date, and exit")
+	to.BoolVar(&f.showVersion, "version", false, "print version, commit and date, and exit")
 }
 
-// Logger returns the logger for every part of a program. The global logger of klog, which libraries use, gets the same output. An error is a
-// UsageError.
-func (f *Flags) Logger(w io.Writer) (klog.Logger, error) {
+// RunE returns what a command with these flags does: it prints the version, if that is requested, or calls start. log is for every part of the
+// program; the global logger of klog, which libraries use, gets the same output. A SIGHUP does not end the process, but is sent to reload; the
+// first one is kept until it is received.
+func (f *Flags) RunE(start func(cmd *cobra.Command, log klog.Logger, reload <-chan os.Signal) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, _ []string) error {
+		if f.showVersion {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), VersionLine(cmd.Name()))
+			return err
+		}
+		reload := make(chan os.Signal, 1)
+		signal.Notify(reload, syscall.SIGHUP)
+		defer signal.Stop(reload)
+		log, err := f.logger(cmd.ErrOrStderr())
+		if err != nil {
+			return err
+		}
+		return start(cmd, log, reload)
+	}
+}
+
+func (f *Flags) logger(w io.Writer) (klog.Logger, error) {
 	if f.verbosity < 0 {
 		return klog.Logger{}, Usagef("-v %d: the level is 0 or more", f.verbosity)
 	}

@@ -1,9 +1,13 @@
 package program
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -29,10 +33,27 @@ func (e UsageError) Unwrap() error { return e.Err }
 // Usagef returns a UsageError that is formatted as by [fmt.Errorf].
 func Usagef(format string, args ...any) error { return UsageError{fmt.Errorf(format, args...)} }
 
-// Exit prints the error of a program for an operator, if there is one: what and why, then what to do. It returns the exit code.
-func Exit(w io.Writer, name string, err error) int {
+// A ChildError ends the program with the exit code of a child program, which has already printed the reason.
+type ChildError struct{ Code int }
+
+// Error returns the code.
+func (e ChildError) Error() string { return fmt.Sprintf("exit code %d", e.Code) }
+
+// Run runs a root command with the arguments of this process; SIGTERM and SIGINT end its context. Run returns the exit code.
+func Run(cmd *cobra.Command) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	cmd.SetOut(os.Stdout)
+	return exit(os.Stderr, cmd.Name(), cmd.ExecuteContext(ctx))
+}
+
+// exit prints an error for an operator, if there is one: what and why, then what to do. It returns the exit code.
+func exit(w io.Writer, name string, err error) int {
 	if err == nil {
 		return ExitDone
+	}
+	if child, ok := errors.AsType[ChildError](err); ok {
+		return child.Code
 	}
 	_, _ = fmt.Fprintf(w, "%s: %v\n", name, err)
 	if advice := hint.Of(err); advice != "" {
