@@ -1,7 +1,6 @@
 package webhookprobe
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -16,8 +15,14 @@ import (
 	"strings"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
 )
 
 const (
@@ -70,17 +75,17 @@ func (p Prober) Probe(ctx context.Context) ([]Webhook, error) {
 	}
 	defer client.CloseIdleConnections()
 	api := apiServer{client: client, base: strings.TrimSuffix(config.Host, "/")}
-	var list configurations
+	var list admissionregistrationv1.ValidatingWebhookConfigurationList
 	if err := api.get(ctx, "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", &list); err != nil {
 		return nil, fmt.Errorf("list ValidatingWebhookConfigurations: %w", err)
 	}
 	var all []Webhook
 	for _, c := range list.Items {
 		for _, w := range c.Webhooks {
-			if w.ClientConfig.path() != path {
+			if pathOf(w.ClientConfig) != path {
 				continue
 			}
-			found := Webhook{Configuration: c.Metadata.Name, Name: w.Name, FailurePolicy: w.FailurePolicy}
+			found := Webhook{Configuration: c.Name, Name: w.Name, FailurePolicy: string(ptr.Deref(w.FailurePolicy, ""))}
 			p.probe(ctx, api, w.ClientConfig, &found)
 			all = append(all, found)
 		}
@@ -88,38 +93,12 @@ func (p Prober) Probe(ctx context.Context) ([]Webhook, error) {
 	return all, nil
 }
 
-// configurations is a list of ValidatingWebhookConfigurations, as far as it is used.
-type configurations struct {
-	Items []struct {
-		Metadata struct {
-			Name string `json:"name"`
-		} `json:"metadata"`
-		Webhooks []struct {
-			Name          string       `json:"name"`
-			FailurePolicy string       `json:"failurePolicy"`
-			ClientConfig  clientConfig `json:"clientConfig"`
-		} `json:"webhooks"`
-	} `json:"items"`
-}
-
-// clientConfig is how an API server calls a webhook.
-type clientConfig struct {
-	URL     string `json:"url"`
-	Service *struct {
-		Namespace string `json:"namespace"`
-		Name      string `json:"name"`
-		Path      string `json:"path"`
-		Port      int    `json:"port"`
-	} `json:"service"`
-	CABundle []byte `json:"caBundle"`
-}
-
-// path returns the path that is called.
-func (c clientConfig) path() string {
+// pathOf returns the path that is called.
+func pathOf(c admissionregistrationv1.WebhookClientConfig) string {
 	if c.Service != nil {
-		return c.Service.Path
+		return ptr.Deref(c.Service.Path, "")
 	}
-	u, err := url.Parse(c.URL)
+	u, err := url.Parse(ptr.Deref(c.URL, ""))
 	if err != nil {
 		return ""
 	}
@@ -135,16 +114,16 @@ type endpoint struct {
 }
 
 // probe fills in what was found of a webhook.
-func (p Prober) probe(ctx context.Context, api apiServer, c clientConfig, w *Webhook) {
+func (p Prober) probe(ctx context.Context, api apiServer, c admissionregistrationv1.WebhookClientConfig, w *Webhook) {
 	ctx, cancel := context.WithTimeout(ctx, 2*patience)
 	defer cancel()
 	var at endpoint
 	if c.Service != nil {
 		w.Target = fmt.Sprintf("service %s/%s", c.Service.Namespace, c.Service.Name)
-		at, w.Err = api.resolve(ctx, c)
+		at, w.Err = api.resolve(ctx, c.Service)
 	} else {
-		w.Target = c.URL
-		at, w.Err = endpointOf(c.URL)
+		w.Target = ptr.Deref(c.URL, "")
+		at, w.Err = endpointOf(w.Target)
 	}
 	if w.Err != nil {
 		return
@@ -243,14 +222,7 @@ type apiServer struct {
 	base   string
 }
 
-// A statusError is an answer that is not 200.
-type statusError struct {
-	code int
-	text string
-}
-
-func (e *statusError) Error() string { return e.text }
-
+// get reads an object. The error is an apierrors.StatusError if the answer is not 200.
 func (a apiServer) get(ctx context.Context, path string, into any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.base+path, nil)
 	if err != nil {
@@ -264,55 +236,41 @@ func (a apiServer) get(ctx context.Context, path string, into any) error {
 	defer func() { _ = resp.Body.Close() }() // it was read as far as it is used
 	body := io.LimitReader(resp.Body, maxAnswer)
 	if resp.StatusCode != http.StatusOK {
-		var s struct {
-			Message string `json:"message"`
-		}
+		var s metav1.Status
 		if err := json.NewDecoder(body).Decode(&s); err != nil || s.Message == "" {
 			s.Message = resp.Status
 		}
-		return &statusError{resp.StatusCode, s.Message}
+		s.Code = int32(resp.StatusCode) //nolint:gosec // it has three digits
+		return &apierrors.StatusError{ErrStatus: s}
 	}
 	return json.NewDecoder(body).Decode(into)
 }
 
-// service is a Service, as far as it is used.
-type service struct {
-	Spec struct {
-		Type         string `json:"type"`
-		ClusterIP    string `json:"clusterIP"`
-		ExternalName string `json:"externalName"`
-		Ports        []struct {
-			Name string `json:"name"`
-			Port int    `json:"port"`
-		} `json:"ports"`
-	} `json:"spec"`
-}
-
 // resolve returns the addresses of a service: those of its endpoints, and the cluster IP, which an API server uses unless it has aggregator
 // routing. An endpoint shows more: whether a pod answers.
-func (a apiServer) resolve(ctx context.Context, c clientConfig) (endpoint, error) {
-	name, namespace, port := c.Service.Name, c.Service.Namespace, cmp.Or(c.Service.Port, 443)
+func (a apiServer) resolve(ctx context.Context, of *admissionregistrationv1.ServiceReference) (endpoint, error) {
+	name, namespace, port := of.Name, of.Namespace, ptr.Deref(of.Port, 443)
 	at := endpoint{serverName: name + "." + namespace + ".svc", elsewhere: true}
-	var s service
+	var s corev1.Service
 	err := a.get(ctx, fmt.Sprintf("/api/v1/namespaces/%s/services/%s", url.PathEscape(namespace), url.PathEscape(name)), &s)
-	if failed, ok := errors.AsType[*statusError](err); ok && failed.code == http.StatusNotFound {
+	if apierrors.IsNotFound(err) {
 		return endpoint{}, errors.New("the service does not exist")
 	}
 	if err != nil {
 		return endpoint{}, fmt.Errorf("%w: the address of the service is not known: %w", ErrUntested, err)
 	}
-	if s.Spec.Type == "ExternalName" {
-		at.addresses = []string{net.JoinHostPort(s.Spec.ExternalName, strconv.Itoa(port))}
+	if s.Spec.Type == corev1.ServiceTypeExternalName {
+		at.addresses = []string{net.JoinHostPort(s.Spec.ExternalName, strconv.Itoa(int(port)))}
 		return at, nil
 	}
-	ready, err := a.ready(ctx, namespace, name, s.portName(port))
+	ready, err := a.ready(ctx, namespace, name, portName(s.Spec.Ports, port))
 	if err == nil && len(ready) == 0 {
 		return endpoint{}, errors.New("the service has no ready endpoint")
 	}
 	// Without the permission to list endpoints, the cluster IP is tried alone.
 	at.addresses = ready[:min(len(ready), maxEndpoints)]
-	if ip := s.Spec.ClusterIP; ip != "" && ip != "None" {
-		at.addresses = append(at.addresses, net.JoinHostPort(ip, strconv.Itoa(port)))
+	if ip := s.Spec.ClusterIP; ip != "" && ip != corev1.ClusterIPNone {
+		at.addresses = append(at.addresses, net.JoinHostPort(ip, strconv.Itoa(int(port))))
 	}
 	if len(at.addresses) == 0 {
 		return endpoint{}, fmt.Errorf("%w: the service has no cluster IP: %w", ErrUntested, err)
@@ -321,8 +279,8 @@ func (a apiServer) resolve(ctx context.Context, c clientConfig) (endpoint, error
 }
 
 // portName returns the name of a port, which the ports of endpoints have too.
-func (s service) portName(port int) string {
-	for _, p := range s.Spec.Ports {
+func portName(ports []corev1.ServicePort, port int32) string {
+	for _, p := range ports {
 		if p.Port == port {
 			return p.Name
 		}
@@ -332,20 +290,7 @@ func (s service) portName(port int) string {
 
 // ready returns the addresses of the ready endpoints of a service.
 func (a apiServer) ready(ctx context.Context, namespace, name, portName string) (addresses []string, err error) {
-	var slices struct {
-		Items []struct {
-			Ports []struct {
-				Name string `json:"name"`
-				Port int    `json:"port"`
-			} `json:"ports"`
-			Endpoints []struct {
-				Addresses  []string `json:"addresses"`
-				Conditions struct {
-					Ready *bool `json:"ready"`
-				} `json:"conditions"`
-			} `json:"endpoints"`
-		} `json:"items"`
-	}
+	var slices discoveryv1.EndpointSliceList
 	selector := url.QueryEscape("kubernetes.io/service-name=" + name)
 	if err := a.get(ctx, fmt.Sprintf("/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices?labelSelector=%s", url.PathEscape(namespace), selector), &slices); err != nil {
 		return nil, err
@@ -354,8 +299,8 @@ func (a apiServer) ready(ctx context.Context, namespace, name, portName string) 
 		for _, p := range s.Ports {
 			for _, e := range s.Endpoints {
 				// Absent means that it is not known, and is used.
-				if p.Name == portName && len(e.Addresses) > 0 && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
-					addresses = append(addresses, net.JoinHostPort(e.Addresses[0], strconv.Itoa(p.Port)))
+				if ptr.Deref(p.Name, "") == portName && len(e.Addresses) > 0 && ptr.Deref(e.Conditions.Ready, true) {
+					addresses = append(addresses, net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(ptr.Deref(p.Port, 0)))))
 				}
 			}
 		}
