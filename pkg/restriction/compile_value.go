@@ -51,12 +51,13 @@ func (c *compiler) regex(at place, expression string) *regexp.Regexp {
 	return whole
 }
 
-func (c *compiler) paths(at place, name string, r *StringRestriction) *pathRule {
+func (c *compiler) paths(at place, name string, r *StringRestriction) *stringRule {
 	if r == nil {
 		return nil
 	}
 	at = at.child(name)
-	rule := &pathRule{*c.stringRule(at, r)}
+	rule := c.stringRule(at, r)
+	rule.isPath = true
 	rule.whitelist = c.cleanPaths(at, "whitelist", r.Whitelist)
 	rule.blacklist = c.cleanPaths(at, "blacklist", r.Blacklist)
 	c.keep(&rule.leaf)

@@ -13,7 +13,7 @@ type volumeRule struct {
 
 	volumeType, hostPathType *stringRule
 	types                    typeBits // that volumeType allows; see typeNumbers
-	hostPath                 *pathRule
+	hostPath                 *stringRule
 	readOnly                 *boolRule
 	propagation              *stringRule
 }

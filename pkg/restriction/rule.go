@@ -59,6 +59,8 @@ type stringRule struct {
 	leaf
 	whitelist, blacklist []string
 	regex                *regexp.Regexp
+	// isPath is whether values are paths; the lists are clean and absolute then.
+	isPath bool
 }
 
 func (r *stringRule) check(j *judgement, v podview.Value[string]) bool {
@@ -76,27 +78,14 @@ func (r *stringRule) compare(j *judgement, v podview.Value[string]) bool {
 }
 
 func (r *stringRule) allows(s string) bool {
+	if r.isPath {
+		return r.allowsPath(s)
+	}
 	return (r.whitelist == nil || slices.Contains(r.whitelist, s)) && !slices.Contains(r.blacklist, s) && (r.regex == nil || r.regex.MatchString(s))
 }
 
-// A pathRule is a compiled StringRestriction of a path. Its lists are clean and absolute.
-type pathRule struct{ stringRule }
-
-func (r *pathRule) check(j *judgement, v podview.Value[string]) bool {
-	return r == nil || r.compare(j, v)
-}
-
-func (r *pathRule) compare(j *judgement, v podview.Value[string]) bool {
-	p, known := v.Effective()
-	if !known || r.needsState {
-		if matches, decided := r.decide(j, v.State(), known); decided {
-			return matches
-		}
-	}
-	return r.allows(p) || j.violated(&r.leaf, quote(j, p))
-}
-
-func (r *pathRule) allows(p string) bool {
+// allowsPath is allows of a rule about a path.
+func (r *stringRule) allowsPath(p string) bool {
 	if r.whitelist == nil && r.blacklist == nil && r.regex == nil {
 		return true
 	}
