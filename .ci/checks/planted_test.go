@@ -104,7 +104,6 @@ func directions() []plant {
 		up("internal/podfile", "pkg/restriction", "imports nothing that judges"),
 		down("internal/podfile", "pkg/podview/apiview"),
 		down("internal/podfile", "k8s.io/api/core/v1"),
-		up("internal/policyd/webhook", "internal/config", "imports the chain, views"),
 		up("internal/policyd/webhook", "pkg/records", "imports the chain, views"),
 		down("internal/policyd/webhook", "pkg/restriction"),
 		down("internal/policyd/webhook", "internal/podfile"),

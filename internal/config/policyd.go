@@ -126,13 +126,28 @@ type HTTPS struct {
 	ClientCAFile string `json:"clientCAFile"`
 }
 
-// A PodTemplate is where a custom resource has a pod template.
+// A PodTemplate says where the objects of a resource have a pod template. Several can be about one resource.
 type PodTemplate struct {
-	// Group and Resource name the custom resource: batch.example.org and trainings.
+	// Group and Resource are those of the API: batch.example.org and trainings. All versions are judged.
 	Group    string `json:"group"`
 	Resource string `json:"resource"`
-	// Path has the names of the fields that lead to the template, separated by dots: spec.worker.template.
+	// Path has the names of the fields that lead to the template, separated by dots: spec.worker.template. A list on the path, or at its
+	// end, stands for all of its elements. An object without the path has no pod template there.
 	Path string `json:"path"`
+}
+
+// BuiltInPodTemplates returns where the resources of Kubernetes have pod templates. Their versions have them in the same place.
+func BuiltInPodTemplates() []PodTemplate {
+	return []PodTemplate{
+		{"", "podtemplates", "template"},
+		{"", "replicationcontrollers", "spec.template"},
+		{"apps", "daemonsets", "spec.template"},
+		{"apps", "deployments", "spec.template"},
+		{"apps", "replicasets", "spec.template"},
+		{"apps", "statefulsets", "spec.template"},
+		{"batch", "cronjobs", "spec.jobTemplate.spec.template"},
+		{"batch", "jobs", "spec.template"},
+	}
 }
 
 // DefaultPolicyd returns the configuration of an empty file.
@@ -160,7 +175,7 @@ func ParsePolicyd(data []byte) (Policyd, error) {
 	if err != nil {
 		return Policyd{}, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	for _, check := range []func(*Policyd) field.ErrorList{checkPolicydValues, checkHTTPS, checkPodTemplates, checkSignatures} {
+	for _, check := range []func(*Policyd) field.ErrorList{checkPolicydValues, checkHTTPS, checkSignatures} {
 		for _, err := range check(&c) {
 			errs = append(errs, err)
 		}
@@ -185,7 +200,7 @@ func checkPolicydValues(c *Policyd) field.ErrorList {
 	if k := c.Kubeconfig; k != "" && !isPath(k) {
 		errs = append(errs, invalid("kubeconfig", k, `must be an absolute path, as in /etc/pullgate/policyd.kubeconfig, or "" for the configuration inside a cluster`))
 	}
-	return errs
+	return append(errs, CheckPodTemplates(c.PodTemplates)...)
 }
 
 func checkHTTPS(c *Policyd) field.ErrorList {
@@ -213,11 +228,15 @@ func checkHTTPS(c *Policyd) field.ErrorList {
 	return errs
 }
 
-// fieldName is a name of a field in a custom resource.
-var fieldName = regexp.MustCompile(`^[A-Za-z_$][A-Za-z0-9_$-]*(\.[A-Za-z_$][A-Za-z0-9_$-]*)*$`)
+// fieldPath is the path of a PodTemplate.
+var fieldPath = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)*$`)
 
-func checkPodTemplates(c *Policyd) (errs field.ErrorList) {
-	for i, t := range c.PodTemplates {
+// maxSegments bounds the path of a PodTemplate, because the webhook reads an object once for each segment.
+const maxSegments = 16
+
+// CheckPodTemplates returns what is wrong with the field podTemplates.
+func CheckPodTemplates(list []PodTemplate) (errs field.ErrorList) {
+	for i, t := range list {
 		at := fmt.Sprintf("podTemplates[%d]", i)
 		for _, detail := range validation.IsDNS1123Subdomain(t.Group) {
 			errs = append(errs, invalid(at+".group", t.Group, detail))
@@ -225,10 +244,16 @@ func checkPodTemplates(c *Policyd) (errs field.ErrorList) {
 		for _, detail := range validation.IsDNS1123Label(t.Resource) {
 			errs = append(errs, invalid(at+".resource", t.Resource, detail))
 		}
-		if !fieldName.MatchString(t.Path) {
+		if slices.ContainsFunc(BuiltInPodTemplates(), func(b PodTemplate) bool { return b.Group == t.Group && b.Resource == t.Resource }) {
+			errs = append(errs, invalid(at+".resource", t.Resource, "the pod templates of this resource are always judged; remove the entry"))
+		}
+		if !fieldPath.MatchString(t.Path) {
 			errs = append(errs, invalid(at+".path", t.Path, "must be names of fields, separated by dots, as in spec.worker.template"))
 		}
-		if slices.Contains(c.PodTemplates[:i], t) {
+		if strings.Count(t.Path, ".") >= maxSegments {
+			errs = append(errs, invalid(at+".path", t.Path, fmt.Sprintf("must have at most %d segments", maxSegments)))
+		}
+		if slices.Contains(list[:i], t) {
 			errs = append(errs, field.Duplicate(field.NewPath(at), t.Group+"/"+t.Resource+" "+t.Path))
 		}
 	}

@@ -136,6 +136,15 @@ func TestParsePolicydOfOneError(t *testing.T) {
 		"podTemplates: [spec.template]":        "podTemplates[0]: Invalid type: string: must be a mapping with the fields group, resource, path",
 		"kind: x":                              "kind",
 		strings.Repeat("#", 1<<20+1):           "more than 1048576 bytes",
+
+		"podTemplates: [{resource: c, path: d}]":                                                       `podTemplates[0].group: Invalid value: ""`,
+		"podTemplates: [{group: a.b, resource: Worker, path: d}]":                                      `podTemplates[0].resource: Invalid value: "Worker"`,
+		"podTemplates: [{group: apps, resource: jobs}, {group: apps, resource: deployments, path: a}]": "podTemplates[1].resource: Invalid value: \"deployments\": the pod templates of this resource are always judged",
+		"podTemplates: [{group: a.b, resource: c}]":                                                    `podTemplates[0].path: Invalid value: ""`,
+		"podTemplates: [{group: a.b, resource: c, path: .d}]":                                          `podTemplates[0].path: Invalid value: ".d"`,
+		"podTemplates: [{group: a.b, resource: c, path: d.$e}]":                                        `podTemplates[0].path: Invalid value: "d.$e"`,
+		"podTemplates: [{group: a.b, resource: c, path: 'd[0]'}]":                                      `podTemplates[0].path: Invalid value: "d[0]"`,
+		"podTemplates: [{group: a.b, resource: c, path: " + strings.Repeat("a.", 16) + "a}]":           "must have at most 16 segments",
 	} {
 		if !strings.HasPrefix(text, "kind") {
 			text = policydHeader + text

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/validation/field"
-
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policyd/review"
@@ -36,9 +34,6 @@ func Examine(c config.Policyd) (warnings []string, err error) {
 		if _, err := apiServer(c.Kubeconfig); err != nil {
 			errs = append(errs, err)
 		}
-	}
-	if err := webhook.ValidateTemplates(field.NewPath("podTemplates"), templates(c.PodTemplates)).ToAggregate(); err != nil {
-		errs = append(errs, err)
 	}
 	notes, err := signature.Examine(c, set, time.Now())
 	warnings = slices.Concat(backends.Warnings(), policyfiles.SignatureNotes(set), notes)

@@ -7,7 +7,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/httpserve"
 	"github.com/pullgate/pullgate/internal/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policyd/review"
@@ -25,7 +24,7 @@ func newWebhook(o Options, p *policies, m *metrics.Metrics) (*webhook.Handler, e
 	}
 	m.ServesWebhook([]string{webhook.ValidatePath, webhook.ImageReviewPath}, outcomes)
 	return webhook.New(webhook.Options{
-		Chain: p.chain, Namespaces: p.namespaces, Reviewer: podReviewer{p, m}, Signatures: imageJudge{p}, Templates: templates(o.Config.PodTemplates),
+		Chain: p.chain, Namespaces: p.namespaces, Reviewer: podReviewer{p, m}, Signatures: imageJudge{p}, Templates: o.Config.PodTemplates,
 		Observe: func(e webhook.Event) {
 			m.Webhook(e.Path, string(e.Outcome), e.Took)
 			observe(log, e)
@@ -104,12 +103,4 @@ func findingOf(r review.Result) admission.Finding {
 		f.Reason = admission.ReviewUnavailable
 	}
 	return f
-}
-
-func templates(list []config.PodTemplate) []webhook.Template {
-	all := make([]webhook.Template, len(list))
-	for i, t := range list {
-		all[i] = webhook.Template(t)
-	}
-	return all
 }

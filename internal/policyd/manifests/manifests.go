@@ -149,7 +149,7 @@ func (o Options) validate() error {
 	if o.Timeout < time.Second || o.Timeout > 30*time.Second || o.Timeout%time.Second != 0 {
 		errs = append(errs, invalid("--timeout", o.Timeout.String(), "must be whole seconds from 1s to 30s"))
 	}
-	errs = append(errs, webhook.ValidateTemplates(field.NewPath("podTemplates"), o.templates())...)
+	errs = append(errs, config.CheckPodTemplates(o.Templates)...)
 	all := make([]error, len(errs))
 	for i, err := range errs {
 		all[i] = err
@@ -203,14 +203,6 @@ func (o Options) validateCA() field.ErrorList {
 		return field.ErrorList{invalid(path, fmt.Sprintf("%d bytes", len(o.CA)), "no certificate in PEM; one in DER is converted with openssl x509 -inform der")}
 	}
 	return nil
-}
-
-func (o Options) templates() []webhook.Template {
-	list := make([]webhook.Template, len(o.Templates))
-	for i, t := range o.Templates {
-		list[i] = webhook.Template(t)
-	}
-	return list
 }
 
 // excluded returns the namespaces whose objects are not judged.

@@ -288,7 +288,7 @@ func (o Options) rules() []admissionregistrationv1.RuleWithOperations {
 		builtIn[r] = true
 	}
 	var rules []admissionregistrationv1.RuleWithOperations
-	for _, r := range webhook.Resources(o.templates()) {
+	for _, r := range webhook.Resources(o.Templates) {
 		version := "*"
 		if builtIn[r] {
 			version = "v1"

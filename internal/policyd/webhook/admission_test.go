@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	admissionv1 "k8s.io/api/admission/v1"
 
+	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policyd/webhook"
 	"github.com/pullgate/pullgate/pkg/admission"
 )
@@ -37,8 +38,8 @@ func wrap(spec string) map[string]request {
 	}
 }
 
-func templates() []webhook.Template {
-	return []webhook.Template{
+func templates() []config.PodTemplate {
+	return []config.PodTemplate{
 		{Group: "example.com", Resource: "workers", Path: "spec.worker.template"},
 		{Group: "example.com", Resource: "groupsofpods", Path: "spec.groups.template"},
 	}

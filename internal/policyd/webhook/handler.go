@@ -8,11 +8,13 @@ import (
 	"mime"
 	"net/http"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/pkg/admission"
 )
 
@@ -45,7 +47,7 @@ type Options struct {
 	// Signatures judges the signatures of images; nil means that no rule is about them.
 	Signatures Signatures
 	// Templates say where custom resources have pod templates.
-	Templates []Template
+	Templates []config.PodTemplate
 	// Observe is called with each answer before it is sent; nil is allowed. It may be called concurrently.
 	Observe func(Event)
 	// OnPanic is called when the judgement of a request panics, with the value and the stack; nil is allowed. It may be called concurrently.
@@ -69,15 +71,16 @@ type Handler struct {
 
 // New returns a handler. The error joins the errors of all templates.
 func New(o Options) (*Handler, error) {
-	h := &Handler{options: o, templates: builtIn(), reading: make(chan struct{}, maxReading), decoding: make(chan struct{}, maxDecoding)}
-	if errs := ValidateTemplates(field.NewPath("podTemplates"), o.Templates); len(errs) > 0 {
+	h := &Handler{options: o, templates: map[schema.GroupResource]templatePath{}, reading: make(chan struct{}, maxReading), decoding: make(chan struct{}, maxDecoding)}
+	if errs := config.CheckPodTemplates(o.Templates); len(errs) > 0 {
 		return nil, errs.ToAggregate()
 	}
-	for _, t := range o.Templates {
+	builtIn := config.BuiltInPodTemplates()
+	for i, t := range slices.Concat(builtIn, o.Templates) {
 		resource := schema.GroupResource{Group: t.Group, Resource: t.Resource}
 		path := h.templates[resource]
-		path.custom = true
-		path.paths = append(path.paths, t.segments())
+		path.custom = i >= len(builtIn)
+		path.paths = append(path.paths, strings.Split(t.Path, "."))
 		h.templates[resource] = path
 	}
 	return h, nil

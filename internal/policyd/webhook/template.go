@@ -6,90 +6,22 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	kjson "sigs.k8s.io/json"
 
 	"github.com/pullgate/pullgate/internal/podfile"
 )
 
-// A Template says where the objects of a custom resource have a pod template. Several entries can be about one resource.
-type Template struct {
-	// Group and Resource are those of the API, such as example.com and workers. All versions are judged.
-	Group    string `json:"group"`
-	Resource string `json:"resource"`
-	// Path is the path of the pod template in an object, such as spec.worker.template. A list on the path, or at its end, stands for
-	// all of its elements. An object without the path has no pod template there.
-	Path string `json:"path"`
-}
-
-const (
-	// maxSegments bounds a path, because each segment reads the object once.
-	maxSegments = 16
-	// maxTemplates bounds the pod templates of one object.
-	maxTemplates = 100
-)
-
-func (t Template) segments() []string { return strings.Split(t.Path, ".") }
-
-// ValidateTemplates returns what is wrong with the templates of a configuration. p is the path of the list.
-func ValidateTemplates(p *field.Path, list []Template) (errs field.ErrorList) {
-	native := builtIn()
-	segment := regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
-	for i, t := range list {
-		at := p.Index(i)
-		for _, detail := range validation.IsDNS1123Subdomain(t.Group) {
-			errs = append(errs, field.Invalid(at.Child("group"), t.Group, detail))
-		}
-		for _, detail := range validation.IsDNS1123Label(t.Resource) {
-			errs = append(errs, field.Invalid(at.Child("resource"), t.Resource, detail))
-		}
-		if _, ok := native[schema.GroupResource{Group: t.Group, Resource: t.Resource}]; ok {
-			errs = append(errs, field.Invalid(at.Child("resource"), t.Resource, "the pod templates of this resource are always judged; remove the entry"))
-		}
-		if slices.Contains(list[:i], t) {
-			errs = append(errs, field.Duplicate(at, t.Path))
-		}
-		segments := t.segments()
-		if len(segments) > maxSegments {
-			errs = append(errs, field.Invalid(at.Child("path"), t.Path, fmt.Sprintf("must have at most %d segments", maxSegments)))
-		}
-		if slices.ContainsFunc(segments, func(s string) bool { return !segment.MatchString(s) }) {
-			errs = append(errs, field.Invalid(at.Child("path"), t.Path, "must be names of fields with dots between them, such as spec.worker.template"))
-		}
-	}
-	return errs
-}
+// maxTemplates bounds the pod templates of one object.
+const maxTemplates = 100
 
 // A templatePath says where objects of a resource have pod templates.
 type templatePath struct {
 	paths  [][]string
 	custom bool
-}
-
-// builtIn returns the resources of Kubernetes that have pod templates. Their versions have them in the same place.
-func builtIn() map[schema.GroupResource]templatePath {
-	all := map[schema.GroupResource]templatePath{
-		{Resource: "podtemplates"}:             {paths: [][]string{{"template"}}},
-		{Group: "batch", Resource: "cronjobs"}: {paths: [][]string{{"spec", "jobTemplate", "spec", "template"}}},
-	}
-	for _, r := range []schema.GroupResource{
-		{Resource: "replicationcontrollers"},
-		{Group: "apps", Resource: "replicasets"},
-		{Group: "apps", Resource: "daemonsets"},
-		{Group: "apps", Resource: "statefulsets"},
-		{Group: "apps", Resource: "deployments"},
-		{Group: "batch", Resource: "jobs"},
-	} {
-		all[r] = templatePath{paths: [][]string{{"spec", "template"}}}
-	}
-	return all
 }
 
 // errInvalidTemplate is the cause of a denial of an object whose pod templates cannot be judged.
