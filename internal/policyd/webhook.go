@@ -10,7 +10,6 @@ import (
 	"github.com/pullgate/pullgate/internal/httpserve"
 	"github.com/pullgate/pullgate/internal/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policyd/review"
-	"github.com/pullgate/pullgate/internal/policyd/signature"
 	"github.com/pullgate/pullgate/internal/policyd/webhook"
 	"github.com/pullgate/pullgate/pkg/admission"
 )
@@ -59,14 +58,14 @@ type podReviewer struct {
 }
 
 // Review implements webhook.Reviewer.
-func (r podReviewer) Review(ctx context.Context, p webhook.ReviewedPod) []admission.Finding {
+func (r podReviewer) Review(ctx context.Context, s review.Subject) []admission.Finding {
 	set := r.policies.current.Load()
 	if set == nil || len(set.clients) == 0 {
 		return []admission.Finding{{Answer: admission.Admit}}
 	}
 	httpserve.Wait(ctx)
 	var all []admission.Finding
-	for _, result := range set.clients.Review(ctx, review.Subject{Namespace: p.Namespace, Annotations: p.Annotations, Images: p.Images, Volumes: p.Volumes}) {
+	for _, result := range set.clients.Review(ctx, s) {
 		r.metrics.Review(outcomeOf(result), result.Cached)
 		all = append(all, findingOf(result))
 	}
@@ -88,7 +87,7 @@ func (j imageJudge) Judge(ctx context.Context, s webhook.SignedImages) ([]admiss
 	if set.rules.Verifies() {
 		httpserve.Wait(ctx)
 	}
-	return j.policies.signatures.Judge(ctx, set.rules, signature.Subject(s))
+	return j.policies.signatures.Judge(ctx, set.rules, s.Namespace, s.Images, s.Template)
 }
 
 func findingOf(r review.Result) admission.Finding {

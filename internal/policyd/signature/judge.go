@@ -17,30 +17,22 @@ import (
 	"github.com/pullgate/pullgate/pkg/requirement"
 )
 
-// A Subject is what the webhook is asked about.
-type Subject struct {
-	Namespace string
-	// Images are names as pods have them.
-	Images []string
-	// Template says that they are those of a pod template. Some rules are for pods only.
-	Template bool
-}
-
-// maxAtOnce is how many images of a subject are verified at the same time.
+// maxAtOnce is how many images are verified at the same time.
 const maxAtOnce = 8
 
 // Judge returns what the rules say about images: a finding for each image and rule that applies, and a sentence for each image that cannot be
 // judged here, because its registry does not answer to this process, or not in time. Such an image is not denied. Registries are not asked if a
-// rule denies without that. Judge returns when ctx ends.
-func (s *Service) Judge(ctx context.Context, rules *Rules, sub Subject) (findings []admission.Finding, undetermined []string) {
+// rule denies without that. template says that the images, which are as written, are those of a pod template: some rules are for pods only.
+// Judge returns when ctx ends.
+func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, images []string, template bool) (findings []admission.Finding, undetermined []string) {
 	type question struct {
 		name  imageref.Ref
 		rules []*requirement.Rule
 	}
 	var open []question
-	for _, image := range slices.Compact(slices.Sorted(slices.Values(sub.Images))) {
+	for _, image := range slices.Compact(slices.Sorted(slices.Values(images))) {
 		name := imageref.New(image)
-		j := imagerule.Judge(applied(rules.set.For(sub.Namespace, name), sub.Template), name)
+		j := imagerule.Judge(applied(rules.set.For(namespace, name), template), name)
 		findings = append(findings, j.Findings...)
 		if len(j.Signed) > 0 {
 			open = append(open, question{name, j.Signed})

@@ -9,7 +9,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/endorse"
 	"github.com/pullgate/pullgate/internal/policyclient"
-	"github.com/pullgate/pullgate/internal/policyd/signature"
 	"github.com/pullgate/pullgate/internal/policyd/verify"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -92,7 +91,7 @@ func TestTheNodeAnswersAsTheWebhook(t *testing.T) {
 			if r.IntN(10) == 0 {
 				image = []string{"abcdef", someDigest, "A.test/app:B:C"}[r.IntN(3)]
 			}
-			findings, undetermined := w.Judge(t.Context(), w.rules, signature.Subject{Namespace: "team", Images: []string{image}})
+			findings, undetermined := w.Judge(t.Context(), w.rules, "team", []string{image}, false)
 			webhook := len(findings) == 0 || admission.DecisionOf(findings).Admitted()
 			s := admission.Subject{
 				Pod: podview.Pod{Namespace: "team"}, Container: &podview.Container{Name: "c", Image: podview.Set(image)},

@@ -145,7 +145,7 @@ func (w *world) request(name string) signature.Request {
 
 func (w *world) judge(t *testing.T, images ...string) (findings []admission.Finding, undetermined []string) {
 	t.Helper()
-	return w.Judge(t.Context(), w.rules, signature.Subject{Namespace: "team", Images: images})
+	return w.Judge(t.Context(), w.rules, "team", images, false)
 }
 
 // describe returns findings in short: answer, reason and policy.
@@ -300,7 +300,7 @@ func TestRulesForPodsAreNotForTemplates(t *testing.T) {
 	const pods = `metadata: {name: digest, annotations: {pod-policies.kyverno.io/autogen-controllers: none}}`
 	w := newWorld(t, strings.Replace(fmt.Sprintf(digest, ""), "metadata: {name: digest}", pods, 1))
 	for template, want := range map[bool]string{false: "Deny DIGEST_REQUIRED digest", true: ""} {
-		got, _ := w.Judge(t.Context(), w.rules, signature.Subject{Namespace: "team", Images: []string{"digest.test/app:1"}, Template: template})
+		got, _ := w.Judge(t.Context(), w.rules, "team", []string{"digest.test/app:1"}, template)
 		if describe(got) != want {
 			t.Errorf("template %v: %s; want %q", template, describe(got), want)
 		}
@@ -380,7 +380,7 @@ func TestSlowVerificationIsKnownLater(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 		defer cancel()
-		got, undetermined := w.Judge(ctx, w.rules, signature.Subject{Images: []string{"r.test/app:1"}})
+		got, undetermined := w.Judge(ctx, w.rules, "", []string{"r.test/app:1"}, false)
 		if len(got) > 0 || len(undetermined) != 1 || !strings.Contains(undetermined[0], "not finished in time") {
 			t.Errorf("%s, %q; want a sentence", describe(got), undetermined)
 		}

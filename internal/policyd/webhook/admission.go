@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -267,10 +268,8 @@ func (h *Handler) review(ctx context.Context, q *question, a answer, ephemeral b
 		return a
 	}
 	about := reviewedPod(q.Namespace, pod, ephemeral)
-	if old != nil {
-		if before := reviewedPod(q.Namespace, old, ephemeral); before.equal(&about) {
-			return a
-		}
+	if old != nil && reflect.DeepEqual(reviewedPod(q.Namespace, old, ephemeral), about) {
+		return a
 	}
 	if len(about.Images) == 0 && len(about.Volumes) == 0 {
 		return a

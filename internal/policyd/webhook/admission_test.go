@@ -13,6 +13,7 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/policyd/review"
 	"github.com/pullgate/pullgate/internal/policyd/webhook"
 	"github.com/pullgate/pullgate/pkg/admission"
 )
@@ -155,7 +156,7 @@ func (deniesAll) Validate(context.Context, admission.Subject) []admission.Findin
 	return []admission.Finding{{Answer: admission.Deny, Message: "no"}}
 }
 
-func (d deniesAll) Review(ctx context.Context, _ webhook.ReviewedPod) []admission.Finding {
+func (d deniesAll) Review(ctx context.Context, _ review.Subject) []admission.Finding {
 	return d.Validate(ctx, admission.Subject{})
 }
 
@@ -233,7 +234,7 @@ func TestEphemeralContainers(t *testing.T) {
 			t.Errorf("%s: %q; want %q", name, message(r), tc.want)
 		}
 	}
-	want := []webhook.ReviewedPod{{Namespace: "team", Images: []string{"good.test/a", "good.test/debug"}}}
+	want := []review.Subject{{Namespace: "team", Images: []string{"good.test/a", "good.test/debug"}}}
 	if d := cmp.Diff(want, reviewer.pods); d != "" {
 		t.Errorf("reviewed (-want +got):\n%s", d)
 	}
@@ -241,11 +242,11 @@ func TestEphemeralContainers(t *testing.T) {
 
 // recorder is a reviewer with a fixed answer.
 type recorder struct {
-	pods   []webhook.ReviewedPod
-	answer func(ctx context.Context, p webhook.ReviewedPod) []admission.Finding
+	pods   []review.Subject
+	answer func(ctx context.Context, p review.Subject) []admission.Finding
 }
 
-func (r *recorder) Review(ctx context.Context, p webhook.ReviewedPod) []admission.Finding {
+func (r *recorder) Review(ctx context.Context, p review.Subject) []admission.Finding {
 	r.pods = append(r.pods, p)
 	if r.answer == nil {
 		return []admission.Finding{{Answer: admission.Admit}}
@@ -259,7 +260,7 @@ func TestReviews(t *testing.T) {
 	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Reviewer: reviewer})
 	spec := "{containers: [{name: c, image: 'c:1', env: [{name: A, value: canary}]}], initContainers: [{name: i, image: 'i:1'}], volumes: [{name: v, image: {reference: 'v:1'}}, {name: w, emptyDir: {}}]}"
 	annotations := []string{"x.image-policy.k8s.io/break-glass: T-7", "image-policy.k8s.io/bare: x", "other.io/a: canary"}
-	want := webhook.ReviewedPod{
+	want := review.Subject{
 		Namespace: "team", Annotations: map[string]string{"x.image-policy.k8s.io/break-glass": "T-7"}, Images: []string{"c:1", "i:1"}, Volumes: []string{"v:1"},
 	}
 	for resource, q := range wrap(spec) {
@@ -276,7 +277,7 @@ func TestReviews(t *testing.T) {
 			}
 			continue
 		}
-		if d := cmp.Diff([]webhook.ReviewedPod{want}, reviewer.pods); d != "" {
+		if d := cmp.Diff([]review.Subject{want}, reviewer.pods); d != "" {
 			t.Errorf("reviewed (-want +got):\n%s", d)
 		}
 	}
@@ -325,7 +326,7 @@ func TestAnswersOfReviews(t *testing.T) {
 			map[string]string{"ticket": "T-7; T-8", "other": "y"},
 		},
 	} {
-		w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(context.Context, webhook.ReviewedPod) []admission.Finding { return tc.review }}})
+		w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(context.Context, review.Subject) []admission.Finding { return tc.review }}})
 		r := w.ask(t, pod("{containers: [{name: c, image: a}]}"))
 		if d := cmp.Diff(tc.audit, r.AuditAnnotations); message(r) != tc.want || d != "" {
 			t.Errorf("%s: %q, annotations (-want +got) %s; want %q", name, message(r), d, tc.want)
@@ -409,7 +410,7 @@ func TestDeadline(t *testing.T) {
 		"?timeout=10h": 27 * time.Second,
 	} {
 		var got time.Duration
-		w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(ctx context.Context, _ webhook.ReviewedPod) []admission.Finding {
+		w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(ctx context.Context, _ review.Subject) []admission.Finding {
 			deadline, _ := ctx.Deadline()
 			got = time.Until(deadline)
 			return nil
@@ -423,7 +424,7 @@ func TestDeadline(t *testing.T) {
 
 // A panic denies, because an error would leave the answer to the failure policy.
 func TestPanicsDeny(t *testing.T) {
-	w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(context.Context, webhook.ReviewedPod) []admission.Finding { panic("defect") }}})
+	w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(context.Context, review.Subject) []admission.Finding { panic("defect") }}})
 	r := w.ask(t, pod("{containers: [{image: a}]}"))
 	if r.Allowed || r.Result.Code != http.StatusInternalServerError || w.last().Outcome != webhook.Failed || len(w.panics) != 1 {
 		t.Errorf("%+v, event %+v, panics %v; want a denial", r, w.last(), w.panics)

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/policyd/review"
 	"github.com/pullgate/pullgate/internal/policyd/webhook"
 	"github.com/pullgate/pullgate/pkg/admission"
 )
@@ -60,7 +61,7 @@ func (w waiting) wait() {
 	<-w.release
 }
 
-func (w waiting) Review(context.Context, webhook.ReviewedPod) []admission.Finding {
+func (w waiting) Review(context.Context, review.Subject) []admission.Finding {
 	w.wait()
 	return []admission.Finding{{Answer: admission.Admit}}
 }

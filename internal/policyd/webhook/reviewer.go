@@ -2,14 +2,15 @@ package webhook
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/pullgate/pullgate/internal/policyd/review"
 	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/pkg/podview"
 )
 
 // A Reviewer asks the backends of image reviews about a pod.
@@ -17,35 +18,12 @@ type Reviewer interface {
 	// Review returns at least one finding, also if no backend reviews the namespace; none denies. The finding of a backend has its name as
 	// Policy, and its audit annotations. A backend that cannot be asked admits or denies by its failure policy; the finding has FailedOpen if
 	// it admits so. Review returns when ctx ends, and may be called concurrently.
-	Review(ctx context.Context, p ReviewedPod) []admission.Finding
+	Review(ctx context.Context, p review.Subject) []admission.Finding
 }
-
-// A ReviewedPod is what backends may know about a pod.
-type ReviewedPod struct {
-	Namespace string
-	// Annotations are those of the pod that are meant for backends.
-	Annotations map[string]string
-	// Images are those of containers, then those of init containers, as written; for an ephemeral container those of all ephemeral
-	// containers.
-	Images []string
-	// Volumes are the images of volumes.
-	Volumes []string
-}
-
-// annotationForBackends is in the keys of annotations that are sent to backends, after their first characters.
-const annotationForBackends = ".image-policy.k8s.io/"
 
 // reviewedPod returns what backends may know about a pod or, with ephemeral, about its ephemeral containers.
-func reviewedPod(namespace string, p *corev1.Pod, ephemeral bool) ReviewedPod {
-	out := ReviewedPod{Namespace: namespace}
-	for key, value := range p.Annotations {
-		if strings.Contains(key, annotationForBackends) {
-			if out.Annotations == nil {
-				out.Annotations = map[string]string{}
-			}
-			out.Annotations[key] = value
-		}
-	}
+func reviewedPod(namespace string, p *corev1.Pod, ephemeral bool) review.Subject {
+	out := review.Subject{Namespace: namespace, Annotations: podview.ForReview(p.Annotations)}
 	if ephemeral {
 		for i := range p.Spec.EphemeralContainers {
 			out.Images = append(out.Images, p.Spec.EphemeralContainers[i].Image)
@@ -63,10 +41,6 @@ func reviewedPod(namespace string, p *corev1.Pod, ephemeral bool) ReviewedPod {
 		}
 	}
 	return out
-}
-
-func (p *ReviewedPod) equal(q *ReviewedPod) bool {
-	return p.Namespace == q.Namespace && maps.Equal(p.Annotations, q.Annotations) && slices.Equal(p.Images, q.Images) && slices.Equal(p.Volumes, q.Volumes)
 }
 
 // failedOpen is the key of the annotation that the API server's own plugin uses too.

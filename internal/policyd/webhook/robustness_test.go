@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/policyd/review"
 	"github.com/pullgate/pullgate/internal/policyd/webhook"
 	"github.com/pullgate/pullgate/pkg/admission"
 )
@@ -233,12 +234,12 @@ func TestSlowClients(t *testing.T) {
 
 // Reading a body to its end leaves no deadline behind that would end the request while a backend is asked.
 func TestRequestLastsAfterTheBody(t *testing.T) {
-	w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(ctx context.Context, _ webhook.ReviewedPod) []admission.Finding {
+	w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(ctx context.Context, _ review.Subject) []admission.Finding {
 		<-ctx.Done()
 		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			return nil
 		}
-		return deniesAll{}.Review(ctx, webhook.ReviewedPod{})
+		return deniesAll{}.Review(ctx, review.Subject{})
 	}}})
 	server := httptest.NewServer(w)
 	defer server.Close()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/pullgate/pullgate/internal/policyd/review"
 	"github.com/pullgate/pullgate/internal/policyd/webhook"
 	"github.com/pullgate/pullgate/pkg/admission"
 )
@@ -69,7 +70,7 @@ func TestSignaturesOfEveryImageOfEveryResource(t *testing.T) {
 
 func TestSignaturesAfterRestrictionsAndBeforeReviews(t *testing.T) {
 	j, reviews := &judge{}, 0
-	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Signatures: j, Reviewer: &recorder{answer: func(context.Context, webhook.ReviewedPod) []admission.Finding {
+	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Signatures: j, Reviewer: &recorder{answer: func(context.Context, review.Subject) []admission.Finding {
 		reviews++
 		return []admission.Finding{{Answer: admission.Deny, Message: "not scanned"}}
 	}}})
@@ -167,21 +168,21 @@ func TestSignaturesOfUpdates(t *testing.T) {
 func TestSlowRegistriesLeaveTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		var review time.Duration
+		var left time.Duration
 		w := newWorld(t, webhook.Options{
 			Signatures: judgeFunc(func(ctx context.Context, s webhook.SignedImages) ([]admission.Finding, []string) {
 				<-ctx.Done()
 				return nil, []string{s.Images[0] + " is late"}
 			}),
-			Reviewer: &recorder{answer: func(ctx context.Context, _ webhook.ReviewedPod) []admission.Finding {
+			Reviewer: &recorder{answer: func(ctx context.Context, _ review.Subject) []admission.Finding {
 				deadline, _ := ctx.Deadline()
-				review = time.Until(deadline)
+				left = time.Until(deadline)
 				return []admission.Finding{{Answer: admission.Admit}}
 			}},
 		})
 		r := w.ask(t, pod(`{containers: [{name: c, image: "a:1"}]}`))
-		if !r.Allowed || len(r.Warnings) != 1 || review < 4*time.Second || time.Since(start) > 9*time.Second {
-			t.Errorf("%q, warnings %q, %v for reviews, after %v", message(r), r.Warnings, review, time.Since(start))
+		if !r.Allowed || len(r.Warnings) != 1 || left < 4*time.Second || time.Since(start) > 9*time.Second {
+			t.Errorf("%q, warnings %q, %v for reviews, after %v", message(r), r.Warnings, left, time.Since(start))
 		}
 	})
 }
