@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -39,7 +40,7 @@ func TestSignaturesFollowPoliciesAndTrustedRoot(t *testing.T) {
 
 	must(t, os.WriteFile(filepath.Join(p.dir, "signed.yaml"), []byte(signedImages), 0o600))
 	p.change(func(*config.Admission) {})
-	if a := p.forGate(nil); a.Endorser == nil || !a.Endorser.NeedsVerification() {
+	if needed, _ := policyfiles.NeedSignatures(p.Rules()); p.forGate(nil).Endorser == nil || !needed {
 		t.Fatal("a policy about signatures has no endorser")
 	}
 	p.shows("with signatures", `pullgate_admission_policies{kind="ClusterPolicy"} 1`, `pullgate_collections_total{outcome="denied"} 0`)

@@ -2,7 +2,6 @@ package endorse
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
@@ -166,11 +165,4 @@ func (e *Endorser) find(p records.Pair, hash string, now time.Time) (records.End
 	default:
 		return got, expired
 	}
-}
-
-// NeedsVerification reports whether rules need signatures at all. Without it, no connection to pullgate-policyd is ever made.
-func (e *Endorser) NeedsVerification() bool {
-	return slices.ContainsFunc(e.rules.Rules(), func(r requirement.Rule) bool {
-		return r.NeedsSignature()
-	})
 }

@@ -161,9 +161,6 @@ type Result struct {
 	Duration time.Duration
 }
 
-// FailedOpen reports whether the image is approved only because of a failure.
-func (r Result) FailedOpen() bool { return r.Allowed && r.Failed }
-
 // Review returns one result for each backend that applies to the namespace and each image that it is asked about. The caller must check
 // that all backends that it expects are among them. An error wraps one of the causes of this package, or is that of ctx if the caller
 // canceled it. No text in it is from a backend.

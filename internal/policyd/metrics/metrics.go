@@ -93,9 +93,6 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
-// Registry returns the registry, for metrics of other parts.
-func (m *Metrics) Registry() *prometheus.Registry { return m.registry }
-
 // Review counts what came of asking one backend about one image.
 func (m *Metrics) Review(o Outcome, cached bool) {
 	m.reviews.WithLabelValues(string(o), strconv.FormatBool(cached)).Inc()

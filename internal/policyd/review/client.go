@@ -105,16 +105,6 @@ type queue struct {
 	waiting int // the memory for its flights
 }
 
-// NewClient reads the kubeconfig of a backend and returns a client. It makes no connection. The error joins all errors of the kubeconfig;
-// each begins with the file of the backend.
-func NewClient(b imagepolicy.Backend) (*Client, error) {
-	t, err := targetOf(b)
-	if err != nil {
-		return nil, err
-	}
-	return newClient(b, connect(t)), nil
-}
-
 func newClient(b imagepolicy.Backend, c *connection) *Client {
 	return &Client{
 		backend: b, cache: cache.NewLRUExpireCache(cacheSize), connection: c, flights: map[specKey]*flight{}, queues: map[string]*queue{},

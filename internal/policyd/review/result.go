@@ -44,11 +44,6 @@ func (r Result) String() string {
 	return a.String()
 }
 
-// Allowed reports whether all results allow, which they do if there is none.
-func Allowed(results []Result) bool {
-	return !slices.ContainsFunc(results, func(r Result) bool { return !r.Allowed })
-}
-
 // bounded returns what is kept of a status.
 func bounded(s v1alpha1.ImageReviewStatus) v1alpha1.ImageReviewStatus {
 	kept := v1alpha1.ImageReviewStatus{Allowed: s.Allowed}

@@ -152,12 +152,8 @@ func (r *Rules) TrustedRoot() string { return r.trustedRoot }
 
 // Verifies reports whether signatures decide about images.
 func (r *Rules) Verifies() bool {
-	for _, required := range r.byHash {
-		if required.NeedsSignature() {
-			return true
-		}
-	}
-	return false
+	needed, _ := policyfiles.NeedSignatures(r.set)
+	return needed
 }
 
 // wanted returns the requirements with these hashes.
