@@ -173,17 +173,7 @@ func (s *Server) Serve(l net.Listener) error {
 func (s *Server) Shutdown(ctx context.Context) {
 	s.health.Shutdown()
 	s.stop()
-	drained := make(chan struct{})
-	go func() {
-		defer close(drained)
-		s.grpc.GracefulStop()
-	}()
-	select {
-	case <-drained:
-	case <-ctx.Done():
-		s.grpc.Stop()
-		<-drained
-	}
+	grpcpeer.Drain(ctx, s.grpc)
 }
 
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {

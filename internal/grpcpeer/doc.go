@@ -1,3 +1,3 @@
-// Package grpcpeer implements transport credentials for gRPC over Unix sockets: each side asks the kernel which user the process at the
-// other end has.
+// Package grpcpeer implements what gRPC servers and clients on Unix sockets share: transport credentials with which each side asks the kernel
+// which user the process at the other end has, and the stop of a server.
 package grpcpeer

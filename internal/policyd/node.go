@@ -85,19 +85,9 @@ func (s *nodeServer) serve(ctx context.Context, l net.Listener) error {
 	case <-ctx.Done():
 	}
 	s.health.Shutdown()
-	drained := make(chan struct{})
-	go func() {
-		defer close(drained)
-		s.grpc.GracefulStop()
-	}()
-	limit := time.NewTimer(stopLimit)
-	defer limit.Stop()
-	select {
-	case <-drained:
-	case <-limit.C:
-		s.grpc.Stop()
-		<-drained
-	}
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopLimit)
+	defer cancel()
+	grpcpeer.Drain(limited, s.grpc)
 	if err := <-done; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve pullgated: %w", err)
 	}
