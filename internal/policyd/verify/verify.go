@@ -25,6 +25,11 @@ const (
 	ReasonLimit       = "LIMIT_EXCEEDED"
 )
 
+// Reasons returns the reasons of results.
+func Reasons() []string {
+	return []string{ReasonMissing, ReasonInvalid, ReasonIdentity, ReasonContent, ReasonDenied, ReasonUnavailable, ReasonLimit}
+}
+
 // A Repository is a repository of a registry. Its documents are untrusted, but those that are asked for by digest have that digest.
 type Repository interface {
 	// Manifest returns a manifest or an index by tag or digest.
