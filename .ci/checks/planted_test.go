@@ -73,6 +73,7 @@ func plants() []plant {
 func directions() []plant {
 	return []plant{
 		up("internal/atomicfile", "pkg/credential", "mechanics import nothing"),
+		up("internal/verification", "internal/config", "mechanics import nothing"),
 		up("pkg/credential", "pkg/imageref", "no other package of this module but mechanics"),
 		down("pkg/credential", "internal/atomicfile"),
 		up("pkg/records", "pkg/policy", "policy judges"),

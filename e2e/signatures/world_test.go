@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/pullgate/pullgate/internal/policyclient"
 	"github.com/pullgate/pullgate/internal/policyfiles"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/requirement"
@@ -81,7 +82,7 @@ func start(tb testing.TB, policies map[string]string, trustedRoot []byte, settin
 }
 
 // verify asks whether an image meets the rules for it. Without list it is what pullgated asks after a pull, which ends with enough signatures.
-func (w *world) verify(ctx context.Context, image node.Pushed, login *node.Login, list bool) (policyclient.Verification, error) {
+func (w *world) verify(ctx context.Context, image node.Pushed, login *node.Login, list bool) (verification.Report, error) {
 	applied := w.rules.For(namespace, imageref.New(image.Name))
 	repository := image.Name[:strings.LastIndex(image.Name, ":")]
 	request := policyclient.VerifyRequest{
@@ -89,7 +90,7 @@ func (w *world) verify(ctx context.Context, image node.Pushed, login *node.Login
 		Digests: []string{repository + "@" + image.Digest}, ListSignatures: list,
 	}
 	if login != nil {
-		request.Credential = policyclient.RegistryCredential{Username: login.Username, Password: login.Password}
+		request.Credential = verification.Credential{Username: login.Username, Password: login.Password}
 	}
 	for _, r := range applied.Rules {
 		request.Requirements = append(request.Requirements, r.Hash)
@@ -97,7 +98,7 @@ func (w *world) verify(ctx context.Context, image node.Pushed, login *node.Login
 	slices.Sort(request.Requirements) // both dialects can say the same
 	request.Requirements = slices.Compact(request.Requirements)
 	if len(request.Requirements) == 0 {
-		return policyclient.Verification{}, errors.New("no rule for " + image.Name)
+		return verification.Report{}, errors.New("no rule for " + image.Name)
 	}
 	return w.client.Verify(ctx, request)
 }

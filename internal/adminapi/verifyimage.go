@@ -10,6 +10,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/imagerule"
 	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/requirement"
@@ -22,7 +23,7 @@ type Signatures interface {
 	// Rules returns the rules in use; a set without rules if no policy requires signatures.
 	Rules() *requirement.Set
 	// Verify has requirements of the rules verified, and stores nothing. The hashes of policies and trusted root in the request are set by it.
-	Verify(ctx context.Context, r policyclient.VerifyRequest) (policyclient.Verification, error)
+	Verify(ctx context.Context, r policyclient.VerifyRequest) (verification.Report, error)
 }
 
 // VerifyImage has the signatures of an image verified now.
@@ -56,7 +57,7 @@ func (s *Server) VerifyImage(ctx context.Context, req *adminv1.VerifyImageReques
 			ask.Requirements = append(ask.Requirements, r.Hash)
 		}
 	}
-	var v policyclient.Verification
+	var v verification.Report
 	if len(ask.Requirements) > 0 {
 		if v, err = s.c.Signatures.Verify(ctx, ask); err != nil {
 			if errors.Is(err, context.Canceled) {
@@ -78,7 +79,7 @@ func (s *Server) VerifyImage(ctx context.Context, req *adminv1.VerifyImageReques
 }
 
 // resultOf returns whether an image meets a rule.
-func resultOf(r *requirement.Rule, name imageref.Ref, v policyclient.Verification) *adminv1.VerifiedRule {
+func resultOf(r *requirement.Rule, name imageref.Ref, v verification.Report) *adminv1.VerifiedRule {
 	result := verifiedRule(r)
 	judged := imagerule.Judge(requirement.Applied{Rules: []*requirement.Rule{r}}, name)
 	for _, f := range judged.Findings {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/requirement"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -19,7 +20,7 @@ import (
 // verifier is pullgate-policyd: every requirement has the same result.
 type verifier struct {
 	rules  []requirement.Rule
-	result policyclient.VerifyResult
+	result verification.Result
 	err    error
 	asked  []policyclient.VerifyRequest
 }
@@ -28,15 +29,15 @@ func (v *verifier) Rules() *requirement.Set {
 	return requirement.NewSet("root", &requirement.Policies{Rules: slices.Clone(v.rules), Count: 1})
 }
 
-func (v *verifier) Verify(_ context.Context, r policyclient.VerifyRequest) (policyclient.Verification, error) {
+func (v *verifier) Verify(_ context.Context, r policyclient.VerifyRequest) (verification.Report, error) {
 	v.asked = append(v.asked, r)
-	var answer policyclient.Verification
+	var answer verification.Report
 	for _, hash := range r.Requirements {
 		result := v.result
 		result.Requirement = hash
 		answer.Results = append(answer.Results, result)
 	}
-	answer.Signatures = []policyclient.FoundSignature{{Repository: "repo.test/team/app", FoundBy: "referrers", Digest: "sha256:1", Subject: "sha256:2", Signer: "key", Counts: true, Reason: "valid"}}
+	answer.Signatures = []verification.Signature{{Repository: "repo.test/team/app", FoundBy: "referrers", Digest: "sha256:1", Subject: "sha256:2", Signer: "key", Counts: true, Reason: "valid"}}
 	return answer, v.err
 }
 
@@ -66,7 +67,7 @@ func TestVerifyImage(t *testing.T) {
 			}},
 			{Kind: "ClusterPolicy", Policy: "zone", Name: "others", Images: patterns(t, "repo.test/none/*"), Requirement: signedBy("b"), Default: requirement.DenyUnmatched},
 		},
-		result: policyclient.VerifyResult{Reason: policyclient.IdentityMismatch, Message: "signed by someone else", Digest: "sha256:2"},
+		result: verification.Result{Reason: verification.IdentityMismatch, Message: "signed by someone else", Digest: "sha256:2"},
 	}
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) { c.Signatures = v })
 	r, err := w.VerifyImage(t.Context(), &adminv1.VerifyImageRequest{Image: "repo.test/team/app:1", Namespace: "team"})
@@ -80,7 +81,7 @@ func TestVerifyImage(t *testing.T) {
 		t.Fatalf("VerifyImage = %v; want two rules and a signature", r)
 	}
 	signed, pinned := r.GetRules()[0], r.GetRules()[1]
-	if signed.GetMet() || signed.GetReason() != policyclient.IdentityMismatch || signed.GetMessage() != "signed by someone else" || signed.GetRequires() == "" {
+	if signed.GetMet() || signed.GetReason() != verification.IdentityMismatch || signed.GetMessage() != "signed by someone else" || signed.GetRequires() == "" {
 		t.Errorf("rule about signatures: %v; want what pullgate-policyd said", signed)
 	}
 	if pinned.GetMet() || pinned.GetReason() != "DIGEST_REQUIRED" || !pinned.GetAudit() {

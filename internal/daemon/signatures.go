@@ -6,6 +6,7 @@ import (
 	"github.com/pullgate/pullgate/internal/endorse"
 	"github.com/pullgate/pullgate/internal/policyclient"
 	"github.com/pullgate/pullgate/internal/policyfiles"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 	"github.com/pullgate/pullgate/pkg/requirement"
 )
@@ -56,7 +57,7 @@ func (p *policies) useSignatures(set *files.Set) {
 func (p *policies) Rules() *requirement.Set { return p.signatures.Load().rules }
 
 // Verify has requirements of the rules in use verified. It stores nothing.
-func (p *policies) Verify(ctx context.Context, r policyclient.VerifyRequest) (policyclient.Verification, error) {
+func (p *policies) Verify(ctx context.Context, r policyclient.VerifyRequest) (verification.Report, error) {
 	s := p.signatures.Load()
 	r.PolicyHash, r.TrustedRoot = s.content.policyHash, s.content.trustedRoot
 	return p.policyd.Verify(ctx, r)

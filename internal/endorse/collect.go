@@ -12,6 +12,7 @@ import (
 	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/internal/imagerule"
 	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/requirement"
@@ -40,13 +41,10 @@ var (
 	errRevoked     = errors.New("endorsements were revoked during the verification")
 )
 
-// A Credential is a credential for a registry.
-type Credential = policyclient.RegistryCredential
-
 // A Pull is a pull that brings endorsements.
 type Pull struct {
 	// Credential is the one with which the image was pulled. Signatures are looked for with it.
-	Credential Credential
+	Credential verification.Credential
 	// Digests returns the digests that the runtime has for the image. They are hints. It is called only if the image has to be verified.
 	Digests func(ctx context.Context) []string
 }
@@ -126,7 +124,7 @@ type result struct {
 	// err is why there is none: the registry was not asked, or its answer is not used.
 	err error
 	// of are the results by requirement.
-	of map[string]policyclient.VerifyResult
+	of map[string]verification.Result
 	// stored is why endorsements could not be written.
 	stored error
 }
@@ -182,7 +180,7 @@ func (c *Collector) verify(ctx context.Context, s *admission.Subject, q *questio
 	if e.options.State.revocations.Load() != revocations {
 		return result{err: errRevoked}
 	}
-	got := result{of: map[string]policyclient.VerifyResult{}}
+	got := result{of: map[string]verification.Result{}}
 	var met []records.Endorsement
 	for _, r := range answer.Results {
 		if !slices.Contains(hashes, r.Requirement) {
@@ -204,9 +202,9 @@ func (c *Collector) verify(ctx context.Context, s *admission.Subject, q *questio
 
 // denied notes a denial. An expired endorsement ends with it, so that it does not count while the registry cannot be asked later. One that another
 // pod has got meanwhile stays: a tenant does not decide for another one.
-func (c *Collector) denied(q question, r policyclient.VerifyResult) error {
+func (c *Collector) denied(q question, r verification.Result) error {
 	e := c.endorser
-	d := denied{reason: admission.Reason(r.Reason), message: imagerule.Shortened(imagepolicy.OneLine(r.Message)), ofImage: r.Reason != policyclient.RegistryDenied, at: time.Now()}
+	d := denied{reason: admission.Reason(r.Reason), message: imagerule.Shortened(imagepolicy.OneLine(r.Message)), ofImage: r.Reason != verification.RegistryDenied, at: time.Now()}
 	e.options.State.deny(q, d)
 	old, stands := e.find(q.pair, q.requirement, d.at)
 	if !d.ofImage || stands == missing || stands == valid {
@@ -289,7 +287,7 @@ func (e *Endorser) judgeCollected(r *requirement.Rule, s *admission.Subject, q *
 }
 
 // causeOf returns why a requirement has no answer.
-func causeOf(said policyclient.VerifyResult, got *result) string {
+func causeOf(said verification.Result, got *result) string {
 	switch {
 	case got.stored != nil:
 		return "the store of pull records on this node cannot be written; see the log of pullgated"

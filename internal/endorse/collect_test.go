@@ -14,6 +14,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/endorse"
 	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/podview"
@@ -28,8 +29,8 @@ const (
 
 // A verifier answers every request with the same result, once release allows it.
 type verifier struct {
-	result  policyclient.VerifyResult
-	byUser  map[string]policyclient.VerifyResult // other results, by password
+	result  verification.Result
+	byUser  map[string]verification.Result // other results, by password
 	err     error
 	release func(r policyclient.VerifyRequest)
 
@@ -37,7 +38,7 @@ type verifier struct {
 	asked []policyclient.VerifyRequest
 }
 
-func (v *verifier) Verify(ctx context.Context, r policyclient.VerifyRequest) (answer policyclient.Verification, err error) {
+func (v *verifier) Verify(ctx context.Context, r policyclient.VerifyRequest) (answer verification.Report, err error) {
 	v.mu.Lock()
 	v.asked = append(v.asked, r)
 	v.mu.Unlock()
@@ -112,7 +113,7 @@ func container(namespace, image string) admission.Subject {
 }
 
 func pulled(password string) endorse.Pull {
-	return endorse.Pull{Credential: endorse.Credential{Username: "tenant", Password: password}}
+	return endorse.Pull{Credential: verification.Credential{Username: "tenant", Password: password}}
 }
 
 // collect returns the answer to a pull.
@@ -120,15 +121,15 @@ func collect(e *endorse.Endorser, s admission.Subject, password string) admissio
 	return admission.DecisionOf(e.Collector(pulled(password)).Validate(context.Background(), s))
 }
 
-var met = policyclient.VerifyResult{Met: true, Signers: []string{"key a"}, Digest: "sha256:signed"}
+var met = verification.Result{Met: true, Signers: []string{"key a"}, Digest: "sha256:signed"}
 
-func unmet(reason string) policyclient.VerifyResult {
-	return policyclient.VerifyResult{Reason: reason, Message: "the sentence of pullgate-policyd"}
+func unmet(reason string) verification.Result {
+	return verification.Result{Reason: reason, Message: "the sentence of pullgate-policyd"}
 }
 
 func TestEveryResult(t *testing.T) {
 	for name, tc := range map[string]struct {
-		result  policyclient.VerifyResult
+		result  verification.Result
 		err     error
 		answer  admission.Answer
 		reason  admission.Reason
@@ -209,7 +210,7 @@ func TestDenialsAreOfOneCredential(t *testing.T) {
 func TestADenialLeavesANewerEndorsement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		denied := make(chan struct{})
-		v := &verifier{result: met, byUser: map[string]policyclient.VerifyResult{"bob": unmet("SIGNATURE_MISSING")}, release: func(r policyclient.VerifyRequest) {
+		v := &verifier{result: met, byUser: map[string]verification.Result{"bob": unmet("SIGNATURE_MISSING")}, release: func(r policyclient.VerifyRequest) {
 			if r.Credential.Password == "bob" {
 				<-denied
 			}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/imagerule"
 	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/records"
@@ -25,7 +26,7 @@ type Store interface {
 
 // A Verifier asks pullgate-policyd; see [policyclient.Client].
 type Verifier interface {
-	Verify(ctx context.Context, r policyclient.VerifyRequest) (policyclient.Verification, error)
+	Verify(ctx context.Context, r policyclient.VerifyRequest) (verification.Report, error)
 }
 
 // Options are what an Endorser needs beside the rules. Store, Verifier and State must be set.

@@ -12,7 +12,7 @@ import (
 
 	"k8s.io/utils/lru"
 
-	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/records"
 )
@@ -86,7 +86,7 @@ func NewState() *State {
 func (s *State) NoteRevocation() { s.revocations.Add(1) }
 
 // idOf returns the ID of a credential.
-func (s *State) idOf(c policyclient.RegistryCredential) (id credentialID) {
+func (s *State) idOf(c verification.Credential) (id credentialID) {
 	h := hmac.New(sha256.New, s.key[:])
 	for _, field := range []string{c.Username, c.Password, c.IdentityToken, c.RegistryToken} {
 		_, _ = h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(field))))

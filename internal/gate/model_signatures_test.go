@@ -10,6 +10,7 @@ import (
 	"github.com/pullgate/pullgate/internal/endorse"
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/requirement"
@@ -44,13 +45,13 @@ func newModelNotary(w *modelWorld) *modelNotary {
 	return &modelNotary{w: w, key: 1, signed: map[content]int{}, met: map[fact]bool{}, started: map[string][]content{}}
 }
 
-func (n *modelNotary) Verify(_ context.Context, r policyclient.VerifyRequest) (v policyclient.Verification, err error) {
+func (n *modelNotary) Verify(_ context.Context, r policyclient.VerifyRequest) (v verification.Report, err error) {
 	if n.down {
 		return v, policyclient.ErrNotReached
 	}
 	c, repository := contentOf(r.ImageID), imageref.New(r.Name).Repository()
 	for _, hash := range r.Requirements {
-		result := policyclient.VerifyResult{Requirement: hash, Met: hash == n.hashOf(n.signed[c])}
+		result := verification.Result{Requirement: hash, Met: hash == n.hashOf(n.signed[c])}
 		if result.Met {
 			n.met[fact{pair{c, repository}, n.signed[c]}] = true
 		} else {

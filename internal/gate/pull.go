@@ -13,10 +13,10 @@ import (
 
 	"github.com/pullgate/pullgate/internal/crashpoint"
 	"github.com/pullgate/pullgate/internal/decisionlog"
-	"github.com/pullgate/pullgate/internal/endorse"
 	"github.com/pullgate/pullgate/internal/gate/hidden"
 	"github.com/pullgate/pullgate/internal/gate/outcome"
 	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
@@ -37,9 +37,9 @@ type pullCall struct {
 	hidden  bool          // a pre-check of this pod for this name is hidden
 	// unendorsed means that it is hidden because the image lacked an endorsement.
 	unendorsed bool
-	noPod      bool               // crictl, kubeadm
-	login      endorse.Credential // what the runtime uses of it; only if there are policies about signatures
-	policy     string             // of the container, if it is known
+	noPod      bool                    // crictl, kubeadm
+	login      verification.Credential // what the runtime uses of it; only if there are policies about signatures
+	policy     string                  // of the container, if it is known
 
 	exact        bool // it is known whether the registry must be asked
 	revalidation bool // the registry need not be asked if the credential is proved

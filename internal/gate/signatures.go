@@ -13,6 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/endorse"
 	"github.com/pullgate/pullgate/internal/gate/outcome"
 	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
@@ -201,7 +202,7 @@ func (g *Gate) learnSender(r *runtimeapi.CreateContainerRequest, who tracker.Pod
 }
 
 // loginOf returns the credential of a pull as the runtime uses it: none if it is for another registry.
-func loginOf(a *runtimeapi.AuthConfig, name imageref.Ref) endorse.Credential {
+func loginOf(a *runtimeapi.AuthConfig, name imageref.Ref) verification.Credential {
 	if server := a.GetServerAddress(); server != "" {
 		if _, rest, ok := strings.Cut(server, "://"); ok {
 			server = rest
@@ -209,10 +210,10 @@ func loginOf(a *runtimeapi.AuthConfig, name imageref.Ref) endorse.Credential {
 		host, _, _ := strings.Cut(server, "/")
 		registry, _, _ := strings.Cut(name.Repository(), "/")
 		if imageref.CanonicalRegistry(host) != imageref.CanonicalRegistry(registry) {
-			return endorse.Credential{}
+			return verification.Credential{}
 		}
 	}
-	c := endorse.Credential{Username: a.GetUsername(), Password: a.GetPassword(), IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken()}
+	c := verification.Credential{Username: a.GetUsername(), Password: a.GetPassword(), IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken()}
 	if user, password, ok := credential.DecodeAuth(a.GetAuth()); ok && c.Username == "" && c.Password == "" {
 		c.Username, c.Password = user, password
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/records"
@@ -37,7 +38,7 @@ type notary struct {
 	asked  []policyclient.VerifyRequest
 }
 
-func (n *notary) Verify(ctx context.Context, r policyclient.VerifyRequest) (v policyclient.Verification, err error) {
+func (n *notary) Verify(ctx context.Context, r policyclient.VerifyRequest) (v verification.Report, err error) {
 	n.mu.Lock()
 	n.asked = append(n.asked, r)
 	wait, during := n.wait, n.during
@@ -55,7 +56,7 @@ func (n *notary) Verify(ctx context.Context, r policyclient.VerifyRequest) (v po
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, hash := range r.Requirements {
-		result := policyclient.VerifyResult{Requirement: hash}
+		result := verification.Result{Requirement: hash}
 		switch hashes := n.signed[r.ImageID]; {
 		case slices.Contains(hashes, hash), slices.Contains(hashes, "*"):
 			result.Met, result.Signers, result.Digest = true, []string{"key a"}, "sha256:signed"

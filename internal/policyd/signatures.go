@@ -13,7 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policyd/signature"
 	"github.com/pullgate/pullgate/internal/policyd/verify"
-	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
@@ -55,7 +55,7 @@ func (s *nodeServer) Verify(ctx context.Context, r *policyv1.VerifyRequest) (*po
 	c := r.GetCredential()
 	report, err := s.policies.signatures.Verify(ctx, set.rules, signature.Request{
 		Name: name, ImageID: r.GetImageId(), Digests: r.GetDigests(), Requirements: r.GetRequirements(), List: r.GetListSignatures(),
-		Credential: registry.Credential{
+		Credential: verification.Credential{
 			Username: c.GetUsername(), Password: c.GetPassword(), IdentityToken: c.GetIdentityToken(), RegistryToken: c.GetRegistryToken(),
 		},
 	})
@@ -105,11 +105,11 @@ func (s *nodeServer) notVerified(ctx context.Context, name imageref.Ref, err err
 }
 
 // responseOf returns the answer for a report, whose texts can be those of a registry.
-func responseOf(v version, report verify.Report) *policyv1.VerifyResponse {
+func responseOf(v version, report verification.Report) *policyv1.VerifyResponse {
 	response := &policyv1.VerifyResponse{PolicyHash: v.hash, TrustedRoot: v.trustedRoot}
 	left := maxTexts
 	for _, r := range report.Results {
-		result := &policyv1.VerifyResult{Requirement: r.Hash, Met: r.Met, Digest: r.Digest}
+		result := &policyv1.VerifyResult{Requirement: r.Requirement, Met: r.Met, Digest: r.Digest}
 		if !r.Met {
 			result.Reason, result.Message = r.Reason, clean(r.Message, maxMessage, &left)
 		}
@@ -124,7 +124,7 @@ func responseOf(v version, report verify.Report) *policyv1.VerifyResponse {
 	}
 	for _, f := range report.Signatures[:min(len(report.Signatures), maxSignatures)] {
 		response.Signatures = append(response.Signatures, &policyv1.FoundSignature{
-			Repository: f.Repository, FoundBy: f.By, Digest: f.Digest, Subject: f.Subject, Counts: f.Counts,
+			Repository: f.Repository, FoundBy: f.FoundBy, Digest: f.Digest, Subject: f.Subject, Counts: f.Counts,
 			Signer: clean(f.Signer, maxSigner, &left), Reason: clean(f.Reason, maxSigner, &left),
 		})
 	}

@@ -26,8 +26,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policyclient"
 	"github.com/pullgate/pullgate/internal/policyd"
 	"github.com/pullgate/pullgate/internal/policyd/verify"
-	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policyfiles"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
@@ -52,19 +52,19 @@ spec:
 type verifier struct {
 	mu    sync.Mutex
 	asked []verify.Image
-	creds []registry.Credential
+	creds []verification.Credential
 
-	answer func(ctx context.Context, image verify.Image) (verify.Result, error)
+	answer func(ctx context.Context, image verify.Image) (verification.Result, error)
 }
 
-func (v *verifier) Verify(ctx context.Context, image verify.Image, want []verify.Wanted, cred registry.Credential, _ bool) (verify.Report, error) {
+func (v *verifier) Verify(ctx context.Context, image verify.Image, want []verify.Wanted, cred verification.Credential, _ bool) (verification.Report, error) {
 	v.mu.Lock()
 	v.asked, v.creds = append(v.asked, image), append(v.creds, cred)
 	v.mu.Unlock()
 	r, err := v.answer(ctx, image)
-	var report verify.Report
+	var report verification.Report
 	for _, w := range want {
-		r.Hash = w.Hash
+		r.Requirement = w.Hash
 		report.Results = append(report.Results, r)
 	}
 	return report, err
@@ -76,8 +76,8 @@ func (v *verifier) calls() int {
 	return len(v.asked)
 }
 
-func met(context.Context, verify.Image) (verify.Result, error) {
-	return verify.Result{Met: true, Signers: []string{"key sha256:1"}, Digest: "sha256:2"}, nil
+func met(context.Context, verify.Image) (verification.Result, error) {
+	return verification.Result{Met: true, Signers: []string{"key sha256:1"}, Digest: "sha256:2"}, nil
 }
 
 // prepareSigned returns a process that does not run yet, with a policy about signatures and a verifier.
@@ -105,7 +105,7 @@ func (p *process) verifyRequest() policyclient.VerifyRequest {
 	set := p.set()
 	r := policyclient.VerifyRequest{
 		PolicyHash: set.Hash, TrustedRoot: policyfiles.TrustedRootID(set), Name: "registry.test/app:1", ImageID: "sha256:1", Digests: []string{"sha256:2"},
-		Credential: policyclient.RegistryCredential{Username: "u", Password: "p", IdentityToken: "i", RegistryToken: "r"},
+		Credential: verification.Credential{Username: "u", Password: "p", IdentityToken: "i", RegistryToken: "r"},
 	}
 	for _, rule := range policyfiles.Requirements(set).Rules() {
 		r.Requirements = append(r.Requirements, rule.Hash)
@@ -114,7 +114,7 @@ func (p *process) verifyRequest() policyclient.VerifyRequest {
 }
 
 func TestVerifyPassesRequestAndResults(t *testing.T) {
-	for mode, want := range map[string]registry.Credential{
+	for mode, want := range map[string]verification.Credential{
 		config.CredentialsPull: {Username: "u", Password: "p", IdentityToken: "i", RegistryToken: "r"}, config.CredentialsNode: {}, config.CredentialsNone: {},
 	} {
 		v := &verifier{answer: met}
@@ -126,7 +126,7 @@ func TestVerifyPassesRequestAndResults(t *testing.T) {
 			t.Errorf("%s: %+v, %v; want met", mode, got, err)
 		}
 		if len(v.asked) != 1 || v.creds[0] != want || v.asked[0].Name.String() != "registry.test/app:1" || v.asked[0].ID != "sha256:1" || v.asked[0].Digests[0] != "sha256:2" {
-			t.Errorf("%s: asked about %+v with the credential of the pull: %v", mode, v.asked, v.creds[0] != registry.Credential{})
+			t.Errorf("%s: asked about %+v with the credential of the pull: %v", mode, v.asked, v.creds[0] != verification.Credential{})
 		}
 		p.has(`pullgate_policyd_verifications_total{outcome="met"} 1`)
 	}
@@ -134,8 +134,8 @@ func TestVerifyPassesRequestAndResults(t *testing.T) {
 
 func TestVerifyReportsDenials(t *testing.T) {
 	text := "no signature \x1b[31m by \xff" + strings.Repeat("ä", 1000)
-	v := &verifier{answer: func(context.Context, verify.Image) (verify.Result, error) {
-		return verify.Result{Reason: verify.ReasonIdentity, Message: text, Signers: slices.Repeat([]string{strings.Repeat("s", 3000)}, 40)}, nil
+	v := &verifier{answer: func(context.Context, verify.Image) (verification.Result, error) {
+		return verification.Result{Reason: verification.IdentityMismatch, Message: text, Signers: slices.Repeat([]string{strings.Repeat("s", 3000)}, 40)}, nil
 	}}
 	p := prepareSigned(t, v)
 	p.start()
@@ -193,11 +193,11 @@ func TestVerifyWithoutResult(t *testing.T) {
 	v := &verifier{}
 	p := prepareSigned(t, v)
 	p.start()
-	for name, answer := range map[string]func(context.Context, verify.Image) (verify.Result, error){
-		"an error": func(context.Context, verify.Image) (verify.Result, error) {
-			return verify.Result{}, errors.New("disk on fire")
+	for name, answer := range map[string]func(context.Context, verify.Image) (verification.Result, error){
+		"an error": func(context.Context, verify.Image) (verification.Result, error) {
+			return verification.Result{}, errors.New("disk on fire")
 		},
-		"a panic": func(context.Context, verify.Image) (verify.Result, error) { panic("broken") },
+		"a panic": func(context.Context, verify.Image) (verification.Result, error) { panic("broken") },
 	} {
 		v.answer = answer
 		if got, err := p.client().Verify(t.Context(), p.verifyRequest()); got.Results != nil || !errors.Is(err, policyclient.ErrFailed) {
@@ -280,10 +280,10 @@ func TestExamineReportsAllFiles(t *testing.T) {
 
 func TestVerifyEndsWithItsCallers(t *testing.T) {
 	ended := make(chan struct{})
-	v := &verifier{answer: func(ctx context.Context, _ verify.Image) (verify.Result, error) {
+	v := &verifier{answer: func(ctx context.Context, _ verify.Image) (verification.Result, error) {
 		defer close(ended)
 		<-ctx.Done()
-		return verify.Result{}, ctx.Err()
+		return verification.Result{}, ctx.Err()
 	}}
 	p := prepareSigned(t, v)
 	p.start()
@@ -328,7 +328,7 @@ func TestCredentialsArePassedToTheRegistryAlone(t *testing.T) {
 		r.Name = host + "/app:1"
 		r.Digests = []string{"sha256:" + strings.Repeat("1", 64)}
 		r.ImageID, r.ListSignatures = r.Digests[0], true
-		r.Credential = policyclient.RegistryCredential{Username: user, Password: password}
+		r.Credential = verification.Credential{Username: user, Password: password}
 		v, err := p.client().Verify(t.Context(), r)
 		texts = append(texts, fmt.Sprintf("%+v %v", v, err))
 		if err != nil || v.Results[0].Met {

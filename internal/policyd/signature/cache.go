@@ -6,6 +6,7 @@ import (
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
 
 	"github.com/pullgate/pullgate/internal/policyd/verify"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -31,11 +32,11 @@ func newCache() *cache {
 type fact struct{ repository, digest, requirement string }
 
 // lookUp returns the results that are known, and the requirements without one.
-func (c *cache) lookUp(repository, digest string, want []verify.Wanted) (results map[string]verify.Result, missing []verify.Wanted) {
-	results = map[string]verify.Result{}
+func (c *cache) lookUp(repository, digest string, want []verify.Wanted) (results map[string]verification.Result, missing []verify.Wanted) {
+	results = map[string]verification.Result{}
 	for _, w := range want {
 		value, _ := c.results.Get(fact{repository, digest, w.Hash})
-		if r, ok := value.(verify.Result); ok {
+		if r, ok := value.(verification.Result); ok {
 			results[w.Hash] = r
 		} else {
 			missing = append(missing, w)
@@ -45,12 +46,12 @@ func (c *cache) lookUp(repository, digest string, want []verify.Wanted) (results
 }
 
 // add keeps a result, unless it says nothing about the image.
-func (c *cache) add(repository, digest string, r verify.Result) {
+func (c *cache) add(repository, digest string, r verification.Result) {
 	switch {
 	case r.Met:
-		c.results.Add(fact{repository, digest, r.Hash}, r, metFor)
-	case r.Reason != verify.ReasonUnavailable:
-		c.results.Add(fact{repository, digest, r.Hash}, r, deniedFor)
+		c.results.Add(fact{repository, digest, r.Requirement}, r, metFor)
+	case r.Reason != verification.RegistryUnavailable:
+		c.results.Add(fact{repository, digest, r.Requirement}, r, deniedFor)
 	}
 }
 

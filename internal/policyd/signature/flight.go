@@ -7,8 +7,7 @@ import (
 	"runtime/debug"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/policyd/verify"
-	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -27,7 +26,7 @@ type key struct {
 	rules                          *Rules
 	name                           imageref.Ref
 	imageID, digests, requirements string
-	credential                     registry.Credential
+	credential                     verification.Credential
 	list                           bool
 	webhook                        bool // the image is resolved, and results are cached
 }
@@ -37,7 +36,7 @@ type flight struct {
 	waiters int
 	cancel  context.CancelFunc
 	done    chan struct{} // closed when report and err are set
-	report  verify.Report
+	report  verification.Report
 	err     error
 }
 
@@ -49,16 +48,16 @@ type queue struct {
 
 // share returns the result of a verification, which callers with the same key share. If all of them leave, it is canceled; one of the webhook
 // goes on, so that its result is known when the request is repeated.
-func (s *Service) share(ctx context.Context, k key, work func(context.Context) (verify.Report, error)) (verify.Report, error) {
+func (s *Service) share(ctx context.Context, k key, work func(context.Context) (verification.Report, error)) (verification.Report, error) {
 	if err := ctx.Err(); err != nil {
-		return verify.Report{}, err
+		return verification.Report{}, err
 	}
 	s.mu.Lock()
 	f := s.flights[k]
 	if f == nil && (s.closed || len(s.flights) >= maxFlights) {
 		s.mu.Unlock()
 		s.count(Failed)
-		return verify.Report{}, ErrBusy
+		return verification.Report{}, ErrBusy
 	}
 	if f == nil {
 		f = s.startLocked(k, work) //nolint:contextcheck // other callers can wait for it when this one has left
@@ -70,11 +69,11 @@ func (s *Service) share(ctx context.Context, k key, work func(context.Context) (
 		return f.report, f.err
 	case <-ctx.Done():
 		s.leave(k, f)
-		return verify.Report{}, ctx.Err()
+		return verification.Report{}, ctx.Err()
 	}
 }
 
-func (s *Service) startLocked(k key, work func(context.Context) (verify.Report, error)) *flight {
+func (s *Service) startLocked(k key, work func(context.Context) (verification.Report, error)) *flight {
 	ctx, cancel := context.WithCancel(s.base)
 	f := &flight{cancel: cancel, done: make(chan struct{})}
 	s.flights[k] = f
@@ -104,10 +103,10 @@ func (s *Service) leave(k key, f *flight) {
 }
 
 // fly waits for a turn and does the work.
-func (s *Service) fly(ctx context.Context, k key, work func(context.Context) (verify.Report, error)) (report verify.Report, err error) {
+func (s *Service) fly(ctx context.Context, k key, work func(context.Context) (verification.Report, error)) (report verification.Report, err error) {
 	defer func() {
 		if value := recover(); value != nil {
-			report, err = verify.Report{}, ErrPanic
+			report, err = verification.Report{}, ErrPanic
 			if s.options.OnPanic != nil {
 				s.options.OnPanic(value, debug.Stack())
 			}
@@ -115,7 +114,7 @@ func (s *Service) fly(ctx context.Context, k key, work func(context.Context) (ve
 	}()
 	end, err := s.turn(ctx, registryOf(k.name))
 	if err != nil {
-		return verify.Report{}, err
+		return verification.Report{}, err
 	}
 	defer end()
 	return work(ctx)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/imagerule"
 	"github.com/pullgate/pullgate/internal/policyd/verify"
-	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/requirement"
@@ -73,7 +73,7 @@ func applied(a requirement.Applied, template bool) requirement.Applied {
 
 // An answer is what registries say about an image: results by requirement, or why there are none.
 type answer struct {
-	results map[string]verify.Result
+	results map[string]verification.Result
 	err     error
 }
 
@@ -103,7 +103,7 @@ func (a answer) judge(name imageref.Ref, rules []*requirement.Rule, trusted bool
 
 // unknown returns why the answer for a requirement is neither an approval nor a denial here; "" if it is one. This process has another
 // credential than the pull, and can have another platform than the node.
-func (a answer) unknown(r verify.Result, ok bool, name imageref.Ref, required *requirement.Requirement) string {
+func (a answer) unknown(r verification.Result, ok bool, name imageref.Ref, required *requirement.Requirement) string {
 	switch {
 	case a.err != nil:
 		return a.err.Error()
@@ -113,9 +113,9 @@ func (a answer) unknown(r verify.Result, ok bool, name imageref.Ref, required *r
 		return ""
 	}
 	switch r.Reason {
-	case verify.ReasonUnavailable, verify.ReasonDenied, verify.ReasonContent:
+	case verification.RegistryUnavailable, verification.RegistryDenied, verification.ContentMismatch:
 		return cmp.Or(r.Message, r.Reason)
-	case verify.ReasonMissing:
+	case verification.SignatureMissing:
 		// A registry can answer 404 for a repository that the credential does not allow. The repository of the image was read.
 		elsewhere := func(s *requirement.Signed) bool { return s.Repository != "" && s.Repository != name.Repository() }
 		if slices.ContainsFunc(required.Signers(), elsewhere) {
@@ -137,7 +137,7 @@ func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, appl
 	if err != nil {
 		return answer{err: err}
 	}
-	known := func(digest string) (map[string]verify.Result, []verify.Wanted) {
+	known := func(digest string) (map[string]verification.Result, []verify.Wanted) {
 		return s.known.lookUp(name.Repository(), digest, want)
 	}
 	if digest, ok := s.known.digest(name.Name()); ok {
@@ -145,26 +145,26 @@ func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, appl
 			return answer{results: results}
 		}
 	}
-	report, err := s.share(ctx, key{rules: rules, name: name, requirements: strings.Join(hashes, "\n"), webhook: true}, func(ctx context.Context) (verify.Report, error) {
+	report, err := s.share(ctx, key{rules: rules, name: name, requirements: strings.Join(hashes, "\n"), webhook: true}, func(ctx context.Context) (verification.Report, error) {
 		ctx, cancel := context.WithTimeout(ctx, s.limit)
 		defer cancel()
 		digest, err := s.resolve(ctx, name)
 		if err != nil {
-			return verify.Report{}, err
+			return verification.Report{}, err
 		}
 		results, missing := known(digest)
 		if len(missing) > 0 {
 			image := verify.Image{Name: imageref.New(name.Repository() + "@" + digest)}
-			got, err := rules.verifier.Verify(ctx, image, missing, registry.Credential{}, false)
+			got, err := rules.verifier.Verify(ctx, image, missing, verification.Credential{}, false)
 			if got, err = s.checked(got, err, missing); err != nil {
-				return verify.Report{}, err
+				return verification.Report{}, err
 			}
 			for _, r := range got.Results {
 				s.known.add(name.Repository(), digest, r)
-				results[r.Hash] = r
+				results[r.Requirement] = r
 			}
 		}
-		var report verify.Report
+		var report verification.Report
 		for _, w := range want {
 			report.Results = append(report.Results, results[w.Hash])
 		}
@@ -176,9 +176,9 @@ func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, appl
 	case err != nil:
 		return answer{err: err}
 	}
-	a := answer{results: map[string]verify.Result{}}
+	a := answer{results: map[string]verification.Result{}}
 	for _, r := range report.Results {
-		a.results[r.Hash] = r
+		a.results[r.Requirement] = r
 	}
 	return a
 }
@@ -190,7 +190,7 @@ func (s *Service) resolve(ctx context.Context, name imageref.Ref) (string, error
 		return digest, nil
 	}
 	tagOrDigest := name.Name().String()[len(name.Repository())+1:]
-	var from Resolver = s.registry.Repository(name.Repository(), s.credential(name.Repository(), registry.Credential{}))
+	var from Resolver = s.registry.Repository(name.Repository(), s.credential(name.Repository(), verification.Credential{}))
 	if s.options.Resolve != nil {
 		from = s.options.Resolve(name.Repository())
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/pullgate/pullgate/internal/endorse"
 	"github.com/pullgate/pullgate/internal/policyclient"
 	"github.com/pullgate/pullgate/internal/policyd/verify"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/podview"
@@ -29,10 +30,11 @@ type endorsed struct {
 	requirement string
 }
 
-func (n *node) Verify(_ context.Context, r policyclient.VerifyRequest) (v policyclient.Verification, _ error) {
+func (n *node) Verify(_ context.Context, r policyclient.VerifyRequest) (v verification.Report, _ error) {
 	for _, hash := range r.Requirements {
 		got, _ := n.verify(context.Background(), verify.Image{Name: imageref.New(r.Name), ID: r.ImageID})
-		v.Results = append(v.Results, policyclient.VerifyResult{Requirement: hash, Met: got.Met, Reason: got.Reason, Message: got.Message})
+		got.Requirement = hash
+		v.Results = append(v.Results, got)
 	}
 	return v, nil
 }
@@ -74,14 +76,14 @@ func TestTheNodeAnswersAsTheWebhook(t *testing.T) {
 			policies = append(policies, fmt.Sprintf(digest, ""))
 		}
 		w := newWorld(t, policies...)
-		w.verify = func(_ context.Context, image verify.Image) (verify.Result, error) {
+		w.verify = func(_ context.Context, image verify.Image) (verification.Result, error) {
 			switch repository := image.Name.Repository(); {
 			case strings.HasSuffix(repository, "app"):
-				return verify.Result{Met: true}, nil
+				return verification.Result{Met: true}, nil
 			case strings.HasSuffix(repository, "down"):
-				return verify.Result{Reason: verify.ReasonUnavailable, Message: "down"}, nil
+				return verification.Result{Reason: verification.RegistryUnavailable, Message: "down"}, nil
 			default:
-				return verify.Result{Reason: verify.ReasonMissing, Message: "none"}, nil
+				return verification.Result{Reason: verification.SignatureMissing, Message: "none"}, nil
 			}
 		}
 		n := &node{w, map[endorsed]bool{}}

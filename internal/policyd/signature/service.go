@@ -16,6 +16,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policyfiles"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/requirement"
@@ -32,7 +33,7 @@ const (
 // Outcomes returns all outcomes of the verification of one requirement: Met, Failed, and the reasons of verify in lower case.
 func Outcomes() []string {
 	all := []string{Met, Failed}
-	for _, reason := range verify.Reasons() {
+	for _, reason := range verification.Reasons() {
 		all = append(all, strings.ToLower(reason))
 	}
 	return all
@@ -40,7 +41,7 @@ func Outcomes() []string {
 
 // A Verifier verifies signatures; see [verify.Verifier].
 type Verifier interface {
-	Verify(ctx context.Context, image verify.Image, want []verify.Wanted, cred registry.Credential, list bool) (verify.Report, error)
+	Verify(ctx context.Context, image verify.Image, want []verify.Wanted, cred verification.Credential, list bool) (verification.Report, error)
 }
 
 // A Resolver reads manifests; see [registry.Repository].
@@ -134,7 +135,7 @@ func (s *Service) Compile(set *files.Set) (*Rules, error) {
 	}
 	limits := s.options.Config.Limits
 	v, err := verify.New(verify.Options{
-		Open: func(repository string, passed registry.Credential) verify.Repository {
+		Open: func(repository string, passed verification.Credential) verify.Repository {
 			return s.registry.Repository(repository, s.credential(repository, passed))
 		},
 		TrustedRoot: root,
@@ -170,7 +171,7 @@ func (r *Rules) wanted(hashes []string) ([]verify.Wanted, error) {
 }
 
 // credential returns the one for a repository. passed is that of the pull, which is for the registry of the image.
-func (s *Service) credential(repository string, passed registry.Credential) registry.Credential {
+func (s *Service) credential(repository string, passed verification.Credential) verification.Credential {
 	switch s.options.Config.Credentials {
 	case config.CredentialsPull:
 		return passed
@@ -181,7 +182,7 @@ func (s *Service) credential(repository string, passed registry.Credential) regi
 		}
 		return c
 	default:
-		return registry.Credential{}
+		return verification.Credential{}
 	}
 }
 
@@ -194,17 +195,17 @@ type Request struct {
 	// Requirements are hashes.
 	Requirements []string
 	// Credential is that of the pull. It is used only if the configuration says so.
-	Credential registry.Credential
+	Credential verification.Credential
 	// List asks for the signatures that are found.
 	List bool
 }
 
 // Verify has the signatures of an image verified. A report has one result for each requirement. An error says nothing about the image; it can be
 // one of this package, or that of ctx. The verification ends when all callers that wait for it have left.
-func (s *Service) Verify(ctx context.Context, rules *Rules, r Request) (verify.Report, error) {
+func (s *Service) Verify(ctx context.Context, rules *Rules, r Request) (verification.Report, error) {
 	want, err := rules.wanted(r.Requirements)
 	if err != nil {
-		return verify.Report{}, err
+		return verification.Report{}, err
 	}
 	k := key{
 		rules: rules, name: r.Name, imageID: r.ImageID, digests: strings.Join(r.Digests, "\n"), requirements: strings.Join(r.Requirements, "\n"), list: r.List,
@@ -212,19 +213,19 @@ func (s *Service) Verify(ctx context.Context, rules *Rules, r Request) (verify.R
 	if s.options.Config.Credentials == config.CredentialsPull {
 		k.credential = r.Credential
 	}
-	return s.share(ctx, k, func(ctx context.Context) (verify.Report, error) {
+	return s.share(ctx, k, func(ctx context.Context) (verification.Report, error) {
 		report, err := rules.verifier.Verify(ctx, verify.Image{Name: r.Name, ID: r.ImageID, Digests: r.Digests}, want, k.credential, r.List)
 		return s.checked(report, err, want)
 	})
 }
 
 // checked counts results, and returns an error unless there is one for each requirement.
-func (s *Service) checked(report verify.Report, err error, want []verify.Wanted) (verify.Report, error) {
-	if err == nil && !slices.EqualFunc(report.Results, want, func(r verify.Result, w verify.Wanted) bool { return r.Hash == w.Hash }) {
+func (s *Service) checked(report verification.Report, err error, want []verify.Wanted) (verification.Report, error) {
+	if err == nil && !slices.EqualFunc(report.Results, want, func(r verification.Result, w verify.Wanted) bool { return r.Requirement == w.Hash }) {
 		err = errors.New("signature: the verifier did not return one result for each requirement")
 	}
 	if err != nil {
-		return verify.Report{}, err
+		return verification.Report{}, err
 	}
 	for _, r := range report.Results {
 		if r.Met {

@@ -21,6 +21,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policyfiles"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -65,23 +66,23 @@ type world struct {
 	hashes       []string
 
 	verified, resolved atomic.Int64
-	verify             func(ctx context.Context, image verify.Image) (verify.Result, error)
+	verify             func(ctx context.Context, image verify.Image) (verification.Result, error)
 	resolve            func(repository, tag string) (string, error)
 
 	mu       sync.Mutex
 	outcomes map[string]int
-	creds    []registry.Credential
+	creds    []verification.Credential
 }
 
-func (w *world) Verify(ctx context.Context, image verify.Image, want []verify.Wanted, cred registry.Credential, _ bool) (verify.Report, error) {
+func (w *world) Verify(ctx context.Context, image verify.Image, want []verify.Wanted, cred verification.Credential, _ bool) (verification.Report, error) {
 	w.verified.Add(1)
 	w.mu.Lock()
 	w.creds = append(w.creds, cred)
 	w.mu.Unlock()
 	r, err := w.verify(ctx, image)
-	var report verify.Report
+	var report verification.Report
 	for _, wanted := range want {
-		r.Hash = wanted.Hash
+		r.Requirement = wanted.Hash
 		report.Results = append(report.Results, r)
 	}
 	return report, err
@@ -104,8 +105,8 @@ const someDigest = "sha256:00000000000000000000000000000000000000000000000000000
 func newWorld(t *testing.T, policies ...string) *world {
 	t.Helper()
 	w := &world{outcomes: map[string]int{}}
-	w.verify = func(context.Context, verify.Image) (verify.Result, error) {
-		return verify.Result{Met: true, Signers: []string{"k"}, Digest: someDigest}, nil
+	w.verify = func(context.Context, verify.Image) (verification.Result, error) {
+		return verification.Result{Met: true, Signers: []string{"k"}, Digest: someDigest}, nil
 	}
 	w.resolve = func(string, string) (string, error) { return someDigest, nil }
 	dir := t.TempDir()
@@ -167,9 +168,9 @@ func describe(findings []admission.Finding) string {
 func TestVerificationsAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, signed("a", "r.test/**", ""))
-		w.verify = func(context.Context, verify.Image) (verify.Result, error) {
+		w.verify = func(context.Context, verify.Image) (verification.Result, error) {
 			time.Sleep(time.Second)
-			return verify.Result{Met: true}, nil
+			return verification.Result{Met: true}, nil
 		}
 		other := w.request("r.test/app:1")
 		other.Credential.Password = "other"
@@ -204,14 +205,14 @@ func TestSlowRegistryDelaysItselfAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, signed("a", "**", ""))
 		var busy, most atomic.Int64
-		w.verify = func(ctx context.Context, image verify.Image) (verify.Result, error) {
+		w.verify = func(ctx context.Context, image verify.Image) (verification.Result, error) {
 			if !strings.HasPrefix(image.Name.String(), "slow.test/") {
-				return verify.Result{Met: true}, nil
+				return verification.Result{Met: true}, nil
 			}
 			most.Store(max(most.Load(), busy.Add(1)))
 			defer busy.Add(-1)
 			<-ctx.Done()
-			return verify.Result{}, ctx.Err()
+			return verification.Result{}, ctx.Err()
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		var slow sync.WaitGroup
@@ -244,10 +245,10 @@ func TestSlowRegistryDelaysItselfAlone(t *testing.T) {
 func TestCloseEndsVerifications(t *testing.T) {
 	w := newWorld(t, signed("a", "**", ""))
 	begun := make(chan struct{})
-	w.verify = func(ctx context.Context, _ verify.Image) (verify.Result, error) {
+	w.verify = func(ctx context.Context, _ verify.Image) (verification.Result, error) {
 		close(begun)
 		<-ctx.Done()
-		return verify.Result{}, ctx.Err()
+		return verification.Result{}, ctx.Err()
 	}
 	done := make(chan error, 1)
 	go func() {
@@ -267,11 +268,11 @@ func TestCloseEndsVerifications(t *testing.T) {
 func TestJudge(t *testing.T) {
 	w := newWorld(t, signed("key", "r.test/**", ""), signed("tried", "audit.test/**", "  mode: warn\n"), static("never", "never.test/**", "fail"), static("any", "any.test/**", "pass"),
 		fmt.Sprintf(digest, ""))
-	w.verify = func(_ context.Context, image verify.Image) (verify.Result, error) {
+	w.verify = func(_ context.Context, image verify.Image) (verification.Result, error) {
 		if image.Name.Name().IsDigest() && image.ID == "" && strings.Contains(image.Name.Repository(), "signed") {
-			return verify.Result{Met: true, Signers: []string{"k"}, Digest: someDigest}, nil
+			return verification.Result{Met: true, Signers: []string{"k"}, Digest: someDigest}, nil
 		}
-		return verify.Result{Reason: verify.ReasonIdentity, Message: "signed by x"}, nil
+		return verification.Result{Reason: verification.IdentityMismatch, Message: "signed by x"}, nil
 	}
 	for images, want := range map[string]string{
 		"other.test/app:1": "", "r.test/signed:1": "Admit key", "r.test/app:1": "Deny IDENTITY_MISMATCH key", "audit.test/app:1": "Deny IDENTITY_MISMATCH tried audit",
@@ -316,21 +317,21 @@ func TestUndetermined(t *testing.T) {
 	for name, tc := range map[string]struct {
 		image, want string
 		resolve     error
-		result      verify.Result
+		result      verification.Result
 		err         error
 	}{
-		"no such image":            {"r.test/app:1", "not found", registry.ErrNotFound, verify.Result{}, nil},
-		"denied by the registry":   {"r.test/app:1", "denied", registry.ErrDenied, verify.Result{}, nil},
-		"not available":            {"r.test/app:1", "unavailable", registry.ErrUnavailable, verify.Result{}, nil},
-		"signatures denied":        {"r.test/app:1", "no access", nil, verify.Result{Reason: verify.ReasonDenied, Message: "no access"}, nil},
-		"signatures not available": {"r.test/app:1", "down", nil, verify.Result{Reason: verify.ReasonUnavailable, Message: "down"}, nil},
-		"another platform":         {"r.test/app:1", "no manifest", nil, verify.Result{Reason: verify.ReasonContent, Message: "no manifest"}, nil},
-		"in another repository":    {"else.test/app:1", "none there", nil, verify.Result{Reason: verify.ReasonMissing, Message: "none there"}, nil},
-		"without a trusted root":   {"keyless.test/app:1", "set trustedRoot", nil, verify.Result{Reason: verify.ReasonInvalid, Message: "no root"}, nil},
-		"a failure":                {"r.test/app:1", "defect", nil, verify.Result{}, errors.New("defect")},
+		"no such image":            {"r.test/app:1", "not found", registry.ErrNotFound, verification.Result{}, nil},
+		"denied by the registry":   {"r.test/app:1", "denied", registry.ErrDenied, verification.Result{}, nil},
+		"not available":            {"r.test/app:1", "unavailable", registry.ErrUnavailable, verification.Result{}, nil},
+		"signatures denied":        {"r.test/app:1", "no access", nil, verification.Result{Reason: verification.RegistryDenied, Message: "no access"}, nil},
+		"signatures not available": {"r.test/app:1", "down", nil, verification.Result{Reason: verification.RegistryUnavailable, Message: "down"}, nil},
+		"another platform":         {"r.test/app:1", "no manifest", nil, verification.Result{Reason: verification.ContentMismatch, Message: "no manifest"}, nil},
+		"in another repository":    {"else.test/app:1", "none there", nil, verification.Result{Reason: verification.SignatureMissing, Message: "none there"}, nil},
+		"without a trusted root":   {"keyless.test/app:1", "set trustedRoot", nil, verification.Result{Reason: verification.SignatureInvalid, Message: "no root"}, nil},
+		"a failure":                {"r.test/app:1", "defect", nil, verification.Result{}, errors.New("defect")},
 	} {
 		w.resolve = func(string, string) (string, error) { return "sha256:" + fmt.Sprintf("%064x", len(name)), tc.resolve }
-		w.verify = func(context.Context, verify.Image) (verify.Result, error) { return tc.result, tc.err }
+		w.verify = func(context.Context, verify.Image) (verification.Result, error) { return tc.result, tc.err }
 		image := tc.image + strings.ReplaceAll(name, " ", "-")
 		got, undetermined := w.judge(t, image)
 		if len(got) > 0 || len(undetermined) != 1 || !strings.Contains(undetermined[0], tc.want) || !strings.HasPrefix(undetermined[0], `image "`+image+`": policy `) {
@@ -342,8 +343,8 @@ func TestUndetermined(t *testing.T) {
 func TestResultsAreCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, signed("key", "r.test/**", ""))
-		result := verify.Result{Met: true}
-		w.verify = func(context.Context, verify.Image) (verify.Result, error) { return result, nil }
+		result := verification.Result{Met: true}
+		w.verify = func(context.Context, verify.Image) (verification.Result, error) { return result, nil }
 		check := func(when string, want string, verified, resolved int64) {
 			t.Helper()
 			if got, undetermined := w.judge(t, "r.test/app:1"); describe(got) != want || w.verified.Load() != verified || w.resolved.Load() != resolved {
@@ -355,15 +356,15 @@ func TestResultsAreCached(t *testing.T) {
 		time.Sleep(11 * time.Second)
 		check("later", "Admit key", 1, 2)
 		w.resolve = func(string, string) (string, error) { return "sha256:" + strings.Repeat("1", 64), nil }
-		result = verify.Result{Reason: verify.ReasonMissing}
+		result = verification.Result{Reason: verification.SignatureMissing}
 		time.Sleep(11 * time.Second)
 		check("another digest", "Deny SIGNATURE_MISSING key", 2, 3)
 		check("a denial", "Deny SIGNATURE_MISSING key", 2, 3)
-		result = verify.Result{Reason: verify.ReasonUnavailable}
+		result = verification.Result{Reason: verification.RegistryUnavailable}
 		time.Sleep(11 * time.Second)
 		check("a failure", "", 3, 4)
 		check("a failure again", "", 4, 4)
-		result = verify.Result{Met: true}
+		result = verification.Result{Met: true}
 		check("signed now", "Admit key", 5, 4)
 		time.Sleep(2 * time.Hour)
 		check("after two hours", "Admit key", 6, 5)
@@ -374,9 +375,9 @@ func TestResultsAreCached(t *testing.T) {
 func TestSlowVerificationIsKnownLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, signed("key", "r.test/**", ""))
-		w.verify = func(context.Context, verify.Image) (verify.Result, error) {
+		w.verify = func(context.Context, verify.Image) (verification.Result, error) {
 			time.Sleep(9 * time.Second)
-			return verify.Result{Reason: verify.ReasonMissing}, nil
+			return verification.Result{Reason: verification.SignatureMissing}, nil
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 		defer cancel()

@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/policyd/verify"
-	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/sigstoretest"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/requirement"
 )
 
@@ -34,7 +34,7 @@ func BenchmarkVerify(b *testing.B) {
 		want := []verify.Wanted{{Hash: tc.want.Hash(""), Requirement: tc.want}}
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
-				report, err := v.Verify(b.Context(), c.image, want, registry.Credential{}, false)
+				report, err := v.Verify(b.Context(), c.image, want, verification.Credential{}, false)
 				if err != nil || !report.Results[0].Met {
 					b.Fatal(report, err)
 				}

@@ -13,6 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/sigstoretest"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/requirement"
 )
@@ -233,8 +234,8 @@ func TestOtherRepositories(t *testing.T) {
 			all[elsewhere].putImage(t, "app", "1")
 			attachKey(t, all[tc.at], i.index, key)
 			c := newCheck(all[repository], i, tc.want())
-			credential := registry.Credential{Username: "u", Password: "canary"}
-			c.options.Open = func(name string, cred registry.Credential) verify.Repository {
+			credential := verification.Credential{Username: "u", Password: "canary"}
+			c.options.Open = func(name string, cred verification.Credential) verify.Repository {
 				if want := strings.HasPrefix(name, "repo.test/"); (cred == credential) != want {
 					t.Errorf("credential for %s: %v; want %v", name, cred == credential, want)
 				}
@@ -342,7 +343,7 @@ func TestTimeLimit(t *testing.T) {
 		i := m.putImage(t, "app", "1")
 		c := newCheck(m, i, keyLeaf(t, sigstoretest.NewKey(t)))
 		c.options.Limits.Time = 20 * time.Millisecond
-		c.options.Open = func(string, registry.Credential) verify.Repository { return &silent{memory: m, answers: answers} }
+		c.options.Open = func(string, verification.Credential) verify.Repository { return &silent{memory: m, answers: answers} }
 		want := "REGISTRY_UNAVAILABLE"
 		if answers {
 			want = "LIMIT_EXCEEDED; took more than 20ms"
@@ -378,13 +379,13 @@ func TestErrorsOfTheCall(t *testing.T) {
 	must(t, v, err)
 	want := []verify.Wanted{{Hash: "h", Requirement: keyLeaf(t, sigstoretest.NewKey(t))}}
 	for _, name := range []string{"", "A B", "sha256:" + strings.Repeat("0", 64)} {
-		if _, err := v.Verify(t.Context(), verify.Image{Name: imageref.New(name), ID: i.id}, want, registry.Credential{}, false); !errors.Is(err, verify.ErrName) {
+		if _, err := v.Verify(t.Context(), verify.Image{Name: imageref.New(name), ID: i.id}, want, verification.Credential{}, false); !errors.Is(err, verify.ErrName) {
 			t.Errorf("name %q: %v; want ErrName", name, err)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := v.Verify(ctx, newCheck(m, i).image, want, registry.Credential{}, false); !errors.Is(err, context.Canceled) {
+	if _, err := v.Verify(ctx, newCheck(m, i).image, want, verification.Credential{}, false); !errors.Is(err, context.Canceled) {
 		t.Errorf("a context that has ended: %v", err)
 	}
 }
@@ -425,7 +426,7 @@ func TestListSignatures(t *testing.T) {
 			subject = "manifest"
 		}
 		signer := strings.Replace(f.Signer, c.want[0].Signed.String(), "the key", 1)
-		lines = append(lines, fmt.Sprintf("%s %s %q %v %s", f.By, subject, signer, f.Counts, strings.ReplaceAll(f.Reason, i.index, "the index")))
+		lines = append(lines, fmt.Sprintf("%s %s %q %v %s", f.FoundBy, subject, signer, f.Counts, strings.ReplaceAll(f.Reason, i.index, "the index")))
 	}
 	slices.Sort(lines)
 	want := []string{

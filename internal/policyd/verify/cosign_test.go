@@ -20,6 +20,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/sigstoretest"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/requirement"
 )
@@ -104,13 +105,15 @@ func TestRecordedSignatures(t *testing.T) {
 				image: verify.Image{Name: imageref.New(strings.TrimPrefix(server.URL, "http://") + "/team/app:1"), ID: recordedID, Digests: []string{index}},
 				want:  []*requirement.Requirement{recordedKey(t)},
 			}
-			c.options.Open = func(name string, cred registry.Credential) verify.Repository { return client.Repository(name, cred) }
+			c.options.Open = func(name string, cred verification.Credential) verify.Repository {
+				return client.Repository(name, cred)
+			}
 			expect(t, c.result(t), tc.want)
 			if n := requests.Load(); tc.want == "met" && n > 7 {
 				t.Errorf("%d requests; want at most 7", n)
 			}
 			c.list = true
-			if found := c.report(t).Signatures; tc.by != "" && (len(found) != 1 || found[0].By != tc.by || !found[0].Counts) {
+			if found := c.report(t).Signatures; tc.by != "" && (len(found) != 1 || found[0].FoundBy != tc.by || !found[0].Counts) {
 				t.Errorf("found %+v; want one by %s", found, tc.by)
 			}
 			c.list, c.want = false, []*requirement.Requirement{keyLeaf(t, sigstoretest.NewKey(t))}

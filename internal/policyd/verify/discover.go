@@ -11,6 +11,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/verification"
 )
 
 // bySigTag is how signatures of the older form are found.
@@ -59,7 +60,7 @@ func (r *run) search(ctx context.Context, c chain) {
 	}
 	if len(r.rest) > 0 && !r.done() {
 		r.problems = append(r.problems, problem{
-			repository: r.rest[0].repository, reason: ReasonLimit,
+			repository: r.rest[0].repository, reason: verification.LimitExceeded,
 			text: fmt.Sprintf("%s: %d signatures were read, and %d more are attached to the image", r.rest[0].repository, r.read, len(r.rest)+r.dropped),
 		})
 	}
@@ -232,8 +233,8 @@ func (r *run) unreadable(ctx context.Context, at place, err error) {
 
 func (r *run) note(at place, signer string, counts bool, reason string) {
 	if r.list {
-		r.found = append(r.found, Found{
-			Repository: at.repository, By: at.by, Digest: at.digest, Subject: at.subject, Signer: signer, Counts: counts, Reason: reason,
+		r.found = append(r.found, verification.Signature{
+			Repository: at.repository, FoundBy: at.by, Digest: at.digest, Subject: at.subject, Signer: signer, Counts: counts, Reason: reason,
 		})
 	}
 }

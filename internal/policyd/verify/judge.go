@@ -9,6 +9,7 @@ import (
 	"unicode"
 
 	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/verification"
 )
 
 // errUnreadable is returned for input that no part of this package could read.
@@ -97,14 +98,14 @@ func signerOf(s *signature) string {
 
 // missOf says why a signature does not count.
 func missOf(err error) miss {
-	m := miss{reason: ReasonInvalid, text: cleanTo(maxMiss, plain(explain(err)))}
+	m := miss{reason: verification.SignatureInvalid, text: cleanTo(maxMiss, plain(explain(err)))}
 	switch {
 	case errors.Is(err, errIdentity):
-		m.reason = ReasonIdentity
+		m.reason = verification.IdentityMismatch
 	case errors.Is(err, errNotSignature), errors.Is(err, errKind):
-		m.reason = ReasonMissing
+		m.reason = verification.SignatureMissing
 	case errors.Is(err, registry.ErrTooLarge):
-		m.reason = ReasonLimit
+		m.reason = verification.LimitExceeded
 	}
 	return m
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/verification"
 )
 
 func digestOf(data []byte) string {
@@ -176,7 +177,7 @@ func entry(digest, architecture string) object {
 type repositories map[string]*memory
 
 //nolint:ireturn // as verify.Options.Open returns it
-func (r repositories) open(repository string, _ registry.Credential) verify.Repository {
+func (r repositories) open(repository string, _ verification.Credential) verify.Repository {
 	if m, ok := r[repository]; ok {
 		return m
 	}

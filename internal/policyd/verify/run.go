@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/requirement"
 )
@@ -17,7 +18,7 @@ type run struct {
 	v          *Verifier
 	image      Image
 	repository string // of the image
-	credential registry.Credential
+	credential verification.Credential
 	list       bool
 	want       []Wanted
 	leaves     map[*requirement.Signed]*leaf
@@ -33,7 +34,7 @@ type run struct {
 	dropped   int         // how many more wait, of which none would be read
 	answered  bool        // whether a registry has answered
 	problems  []problem
-	found     []Found
+	found     []verification.Signature
 }
 
 // A problem is why something could not be read. repository is where; those of the image concern every requirement.
@@ -124,7 +125,7 @@ func (r *run) at(repository string) Repository {
 	}
 	credential := r.credential
 	if registryOf(repository) != registryOf(r.repository) {
-		credential = registry.Credential{}
+		credential = verification.Credential{}
 	}
 	open := r.v.open(repository, credential)
 	r.opened[repository] = open
@@ -138,20 +139,20 @@ func registryOf(repository string) string {
 
 // failed notes why something could not be read.
 func (r *run) failed(ctx context.Context, repository string, err error) {
-	p := problem{repository: repository, reason: ReasonInvalid, text: fmt.Sprintf("%s: %s", repository, cleanTo(maxMiss, plain(err.Error())))}
+	p := problem{repository: repository, reason: verification.SignatureInvalid, text: fmt.Sprintf("%s: %s", repository, cleanTo(maxMiss, plain(err.Error())))}
 	switch {
 	case ctx.Err() != nil && r.answered:
-		p.reason, p.text = ReasonLimit, fmt.Sprintf("%s: the verification took more than %s", repository, r.v.limits.Time)
+		p.reason, p.text = verification.LimitExceeded, fmt.Sprintf("%s: the verification took more than %s", repository, r.v.limits.Time)
 	case ctx.Err() != nil, errors.Is(err, registry.ErrUnavailable):
-		p.reason = ReasonUnavailable
+		p.reason = verification.RegistryUnavailable
 	case errors.Is(err, registry.ErrDenied):
-		p.reason = ReasonDenied
+		p.reason = verification.RegistryDenied
 	case errors.Is(err, registry.ErrTooLarge):
-		p.reason = ReasonLimit
+		p.reason = verification.LimitExceeded
 	case errors.Is(err, registry.ErrMismatch), errors.Is(err, errOtherImage):
-		p.reason = ReasonContent
+		p.reason = verification.ContentMismatch
 	case errors.Is(err, registry.ErrNotFound):
-		p.reason = ReasonMissing
+		p.reason = verification.SignatureMissing
 	}
 	r.problems = append(r.problems, p)
 }

@@ -10,25 +10,10 @@ import (
 	"github.com/sigstore/sigstore-go/pkg/root"
 
 	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/requirement"
 )
-
-// The reasons of results. ReasonUnavailable is a failure, which says nothing about the image; the others are denials.
-const (
-	ReasonMissing     = "SIGNATURE_MISSING"
-	ReasonInvalid     = "SIGNATURE_INVALID"
-	ReasonIdentity    = "IDENTITY_MISMATCH"
-	ReasonContent     = "CONTENT_MISMATCH"
-	ReasonDenied      = "REGISTRY_DENIED"
-	ReasonUnavailable = "REGISTRY_UNAVAILABLE"
-	ReasonLimit       = "LIMIT_EXCEEDED"
-)
-
-// Reasons returns the reasons of results.
-func Reasons() []string {
-	return []string{ReasonMissing, ReasonInvalid, ReasonIdentity, ReasonContent, ReasonDenied, ReasonUnavailable, ReasonLimit}
-}
 
 // A Repository is a repository of a registry. Its documents are untrusted, but those that are asked for by digest have that digest.
 type Repository interface {
@@ -53,7 +38,7 @@ type Limits struct {
 // Options configure a Verifier.
 type Options struct {
 	// Open returns a repository by its normalised name, such as registry.example/team/app.
-	Open func(repository string, cred registry.Credential) Repository
+	Open func(repository string, cred verification.Credential) Repository
 	// TrustedRoot is the content of a trusted_root.json; nil if there is none.
 	TrustedRoot []byte
 	Limits      Limits
@@ -65,7 +50,7 @@ type Options struct {
 
 // A Verifier verifies signatures of images. It is safe for concurrent use and keeps nothing between calls.
 type Verifier struct {
-	open     func(repository string, cred registry.Credential) Repository
+	open     func(repository string, cred verification.Credential) Repository
 	trusted  *root.TrustedRoot // nil if there is none
 	limits   Limits
 	platform platforms.MatchComparer
@@ -121,47 +106,14 @@ type Wanted struct {
 	Requirement *requirement.Requirement
 }
 
-// A Report is the result of a verification.
-type Report struct {
-	// Results has one result for each requirement, in their order.
-	Results []Result
-	// Signatures are those that were found, if they were asked for.
-	Signatures []Found
-}
-
-// A Result says whether the image meets one requirement.
-type Result struct {
-	Hash string
-	Met  bool
-	// Reason and Message say why the requirement is not met. The message is a sentence for the user of the pod.
-	Reason, Message string
-	// Signers have signed the image, of those that the requirement names.
-	Signers []string
-	// Digest is that of the manifest or index that is signed and leads to the image; "" if there is none.
-	Digest string
-}
-
-// A Found is a signature, valid or not.
-type Found struct {
-	// Repository is where it was found, and By says how: referrers, fallback-tag, sig-tag or bundles.
-	Repository, By string
-	// Digest is that of the document that holds it, and Subject that of what it is attached to.
-	Digest, Subject string
-	// Signer is who has signed, "" if it is not known.
-	Signer string
-	// Counts says whether it counts for a requirement, and Reason why.
-	Counts bool
-	Reason string
-}
-
 // ErrName is returned by Verify for an image without a valid name.
 var ErrName = errors.New("verify: invalid image name")
 
 // Verify reports which requirements the image meets. cred is for the registry of the image and is sent to no other. With list, signatures are
 // read also after all requirements are met. An error is about the call, not about the image: the context has ended, or the name is not valid.
-func (v *Verifier) Verify(ctx context.Context, image Image, want []Wanted, cred registry.Credential, list bool) (Report, error) {
+func (v *Verifier) Verify(ctx context.Context, image Image, want []Wanted, cred verification.Credential, list bool) (verification.Report, error) {
 	if !image.Name.Parsed() || image.Name.MayBeImageID() {
-		return Report{}, ErrName
+		return verification.Report{}, ErrName
 	}
 	if id := digestPrefix + image.ID; isDigest(id) { // some runtimes leave out the algorithm
 		image.ID = id
@@ -185,13 +137,13 @@ func (v *Verifier) Verify(ctx context.Context, image Image, want []Wanted, cred 
 		defer cancel()
 		r.judge(limited)
 		if err := context.Cause(ctx); err != nil {
-			return Report{}, err
+			return verification.Report{}, err
 		}
 		if limited.Err() != nil && !r.done() {
 			r.failed(limited, r.repository, limited.Err())
 		}
 	}
-	report := Report{Signatures: r.found}
+	report := verification.Report{Signatures: r.found}
 	for _, w := range want {
 		report.Results = append(report.Results, r.result(w))
 	}

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/policyd/verify"
-	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/sigstoretest"
+	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/requirement"
 )
@@ -32,7 +32,7 @@ func newCheck(m *memory, i image, want ...*requirement.Requirement) check {
 	}
 }
 
-func (c check) report(tb testing.TB) verify.Report {
+func (c check) report(tb testing.TB) verification.Report {
 	tb.Helper()
 	if c.options.Open == nil {
 		c.options.Open = c.repositories.open
@@ -44,23 +44,23 @@ func (c check) report(tb testing.TB) verify.Report {
 	for _, r := range c.want {
 		want = append(want, verify.Wanted{Hash: r.Hash(""), Requirement: r})
 	}
-	report, err := v.Verify(tb.Context(), c.image, want, registry.Credential{}, c.list)
+	report, err := v.Verify(tb.Context(), c.image, want, verification.Credential{}, c.list)
 	must(tb, report, err)
 	for i, r := range report.Results {
-		if r.Hash != want[i].Hash || r.Met != (r.Reason == "") || r.Met != (r.Message == "") {
+		if r.Requirement != want[i].Hash || r.Met != (r.Reason == "") || r.Met != (r.Message == "") {
 			tb.Errorf("inconsistent result: %+v", r)
 		}
 	}
 	return report
 }
 
-func (c check) result(tb testing.TB) verify.Result {
+func (c check) result(tb testing.TB) verification.Result {
 	tb.Helper()
 	return c.report(tb).Results[0]
 }
 
 // expect checks a result. want is "met", or the reason and parts of the message, separated by semicolons.
-func expect(tb testing.TB, got verify.Result, want string) {
+func expect(tb testing.TB, got verification.Result, want string) {
 	tb.Helper()
 	parts := strings.Split(want, "; ")
 	reason := got.Reason

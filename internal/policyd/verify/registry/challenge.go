@@ -8,13 +8,16 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"github.com/pullgate/pullgate/internal/verification"
 )
 
 // authorize returns the header that a challenge asks for.
 func (s *session) authorize(ctx context.Context, challenged *http.Response) (string, error) {
-	var credential Credential
+	var credential verification.Credential
 	if s.host.trusted {
 		credential = s.repository.credential
 	}
@@ -49,13 +52,23 @@ func parseChallenge(ctx context.Context, registry name.Registry, resp *http.Resp
 	}))
 }
 
+// authenticator returns a credential for requests of tokens.
+//
+//nolint:ireturn // the interface of go-containerregistry
+func authenticator(c verification.Credential) authn.Authenticator {
+	if c.Anonymous() {
+		return authn.Anonymous
+	}
+	return authn.FromConfig(authn.AuthConfig{Username: c.Username, Password: c.Password, IdentityToken: c.IdentityToken})
+}
+
 // token requests a token. The token server is the one that the challenge names.
-func (s *session) token(ctx context.Context, registry name.Registry, credential Credential, challenge *transport.Challenge) (string, error) {
+func (s *session) token(ctx context.Context, registry name.Registry, credential verification.Credential, challenge *transport.Challenge) (string, error) {
 	scope := challenge.Parameters["scope"]
 	if scope == "" {
 		scope = "repository:" + s.repository.path + ":pull"
 	}
-	token, err := transport.Exchange(ctx, registry, credential.authenticator(), roundTripper(func(req *http.Request) (*http.Response, error) {
+	token, err := transport.Exchange(ctx, registry, authenticator(credential), roundTripper(func(req *http.Request) (*http.Response, error) {
 		if !s.own(req.URL) {
 			req = req.WithContext(foreign(req.Context(), req))
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/verification"
 )
 
 // serving answers each request with the content of a digest, by its name.
@@ -81,7 +82,7 @@ func TestHostsAreAskedInOrder(t *testing.T) {
 			if tc.tag {
 				ref = "1"
 			}
-			_, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, registry.Credential{}).Manifest(t.Context(), ref)
+			_, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, verification.Credential{}).Manifest(t.Context(), ref)
 			if got := hostsOf(n.seen()); !cmp.Equal(got, tc.want) || !errors.Is(err, tc.err) {
 				t.Errorf("asked %v, %v; want %v, %v", got, err, tc.want, tc.err)
 			}
@@ -99,7 +100,7 @@ func TestFolderOfARegistryWithAPort(t *testing.T) {
 			"_default/hosts.toml":         `server = "https://wrong.test"`,
 			"registry.test_443_/wrong.md": ``,
 		})
-		r := n.client(registry.Options{HostsDir: hosts}).Repository("registry.test:5000/app", registry.Credential{})
+		r := n.client(registry.Options{HostsDir: hosts}).Repository("registry.test:5000/app", verification.Credential{})
 		if _, err := r.Manifest(t.Context(), "1"); err != nil {
 			t.Errorf("%s: %v", folder, err)
 		}
@@ -124,7 +125,7 @@ func TestPathsOfHosts(t *testing.T) {
 		n.https("z.test", serving("x"))
 		n.https("registry.test", serving("x"))
 		hosts := write(t, t.TempDir(), map[string]string{"registry.test/hosts.toml": toml})
-		_, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, registry.Credential{}).Manifest(t.Context(), "1")
+		_, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, verification.Credential{}).Manifest(t.Context(), "1")
 		if got := n.seen(); err != nil || !cmp.Equal(got, []string{want}) {
 			t.Errorf("%s: requests %v, %v; want %s", toml, got, err, want)
 		}
@@ -135,7 +136,7 @@ func TestDockerHub(t *testing.T) {
 	n := newNetwork(t)
 	n.https("registry-1.docker.io", serving("x"))
 	c := n.client(registry.Options{})
-	if _, err := c.Repository("docker.io/library/busybox", registry.Credential{}).Manifest(t.Context(), "1"); err != nil {
+	if _, err := c.Repository("docker.io/library/busybox", verification.Credential{}).Manifest(t.Context(), "1"); err != nil {
 		t.Error(err)
 	}
 	if got, want := n.seen(), []string{"registry-1.docker.io/v2/library/busybox/manifests/1"}; !cmp.Equal(got, want) {
@@ -162,7 +163,7 @@ func TestLocalhost(t *testing.T) {
 			for _, registryName := range []string{address, strings.Replace(address, "127.0.0.1", "localhost", 1)} {
 				n.servers[registryName] = address
 				c := n.client(registry.Options{RootCAs: x509.NewCertPool()})
-				if _, err := c.Repository(registryName+"/app", registry.Credential{Username: "alice", Password: canary}).Manifest(t.Context(), "1"); !errors.Is(err, tc.want) {
+				if _, err := c.Repository(registryName+"/app", verification.Credential{Username: "alice", Password: canary}).Manifest(t.Context(), "1"); !errors.Is(err, tc.want) {
 					t.Errorf("%s: %v; want %v", registryName, err, tc.want)
 				}
 			}
@@ -175,7 +176,7 @@ func TestNoHTTPWithoutConfiguration(t *testing.T) {
 	for _, name := range []string{"10.0.0.1:5000", "192.168.1.1:80", "registry.local:5000", "registry.test:80"} {
 		n := newNetwork(t)
 		n.http(name, basic(serving("x")))
-		_, err := n.client(registry.Options{}).Repository(name+"/app", registry.Credential{Username: "alice", Password: canary}).Manifest(t.Context(), "1")
+		_, err := n.client(registry.Options{}).Repository(name+"/app", verification.Credential{Username: "alice", Password: canary}).Manifest(t.Context(), "1")
 		if got := n.seen(); !errors.Is(err, registry.ErrUnavailable) || got != nil {
 			t.Errorf("%s: %v, requests %v; want ErrUnavailable and none", name, err, got)
 		}
@@ -231,7 +232,7 @@ func TestTLSOfHosts(t *testing.T) {
 			if err := registry.CheckHosts(hosts); err != nil {
 				t.Errorf("CheckHosts = %v", err)
 			}
-			r := n.client(registry.Options{HostsDir: hosts, RootCAs: x509.NewCertPool()}).Repository(repository, registry.Credential{})
+			r := n.client(registry.Options{HostsDir: hosts, RootCAs: x509.NewCertPool()}).Repository(repository, verification.Credential{})
 			if _, err := r.Manifest(t.Context(), "1"); !errors.Is(err, tc.want) {
 				t.Errorf("Manifest = %v; want %v", err, tc.want)
 			}
@@ -252,7 +253,7 @@ func TestHeadersAreSentToTheirHostAlone(t *testing.T) {
   Authorization = "Basic ` + canary + `"
   x-list = ["a", "b"]
 `})
-	if _, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, registry.Credential{}).Manifest(t.Context(), "1"); err != nil {
+	if _, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, verification.Credential{}).Manifest(t.Context(), "1"); err != nil {
 		t.Error(err)
 	}
 	if got.Get("Authorization") != "Basic "+canary || !cmp.Equal(got.Values("X-List"), []string{"a", "b"}) {
@@ -278,7 +279,7 @@ func TestWhichHostsReceiveTheCredential(t *testing.T) {
 			n.https("z.test", basic(serving("x")))
 			n.https("registry.test", basic(serving("x")))
 			hosts := write(t, t.TempDir(), map[string]string{"registry.test/hosts.toml": tc.toml})
-			r := n.client(registry.Options{HostsDir: hosts}).Repository(repository, registry.Credential{Username: "alice", Password: canary})
+			r := n.client(registry.Options{HostsDir: hosts}).Repository(repository, verification.Credential{Username: "alice", Password: canary})
 			if _, err := r.Blob(t.Context(), digest.FromString("x").String(), 10); err != nil {
 				t.Error(err)
 			}
@@ -299,7 +300,7 @@ func TestSignaturesAreReadFromHostsThatMayPull(t *testing.T) {
 	n.https("z.test", h)
 	put(t, h, "team/app", tag+".sig", ociManifest, manifest("old signature", "", ""))
 	put(t, h, "team/app", "", ociManifest, manifest("signature", "", subject))
-	r := n.client(registry.Options{HostsDir: hosts}).Repository(repository, registry.Credential{})
+	r := n.client(registry.Options{HostsDir: hosts}).Repository(repository, verification.Credential{})
 	if list, _, err := r.Referrers(t.Context(), subject); err != nil || len(list) != 1 {
 		t.Errorf("Referrers = %v, %v; want one", list, err)
 	}
@@ -329,7 +330,7 @@ func TestHostsAreReadWhenTheyChange(t *testing.T) {
 		{`server = "https://a.test"`, "a.test"},
 	} {
 		write(t, hosts, map[string]string{"registry.test/hosts.toml": step.toml})
-		_, err := c.Repository(repository, registry.Credential{}).Manifest(t.Context(), "1")
+		_, err := c.Repository(repository, verification.Credential{}).Manifest(t.Context(), "1")
 		if got := strings.Join(hostsOf(n.seen()), " "); got != step.want || (err == nil) != (got != "") {
 			t.Errorf("%s: asked %s, %v; want %s", step.toml, got, err, step.want)
 		}
@@ -369,7 +370,7 @@ func TestInvalidHosts(t *testing.T) {
 		hosts := write(t, t.TempDir(), map[string]string{"registry.test/hosts.toml": toml})
 		n := newNetwork(t)
 		n.https("registry.test", serving("x"))
-		_, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, registry.Credential{}).Manifest(t.Context(), "1")
+		_, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, verification.Credential{}).Manifest(t.Context(), "1")
 		if !errors.Is(err, registry.ErrUnavailable) || n.seen() != nil {
 			t.Errorf("%.60s: Manifest = %v; want ErrUnavailable", toml, err)
 		}
@@ -393,7 +394,7 @@ func TestAbsentFolderOfHosts(t *testing.T) {
 	n := newNetwork(t)
 	n.https("registry.test", serving("x"))
 	c := n.client(registry.Options{HostsDir: filepath.Join(t.TempDir(), "absent")})
-	if _, err := c.Repository(repository, registry.Credential{}).Manifest(t.Context(), "1"); err != nil {
+	if _, err := c.Repository(repository, verification.Credential{}).Manifest(t.Context(), "1"); err != nil {
 		t.Error(err)
 	}
 }

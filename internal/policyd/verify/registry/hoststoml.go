@@ -168,7 +168,7 @@ func withoutUser(s string) string {
 		scheme += "://"
 	}
 	if i := strings.LastIndexByte(rest, '@'); i >= 0 {
-		rest = redacted + rest[i:]
+		rest = "[redacted]" + rest[i:]
 	}
 	rest, _, _ = strings.Cut(rest, "?")
 	return scheme + rest

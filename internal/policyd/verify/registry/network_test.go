@@ -26,6 +26,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/certtest"
 	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/verification"
 )
 
 const (
@@ -171,7 +172,7 @@ func (n *network) client(o registry.Options) *registry.Client {
 // repository returns the repository of a client without hosts.toml, with the canary as password.
 func (n *network) repository() *registry.Repository {
 	n.t.Helper()
-	return n.client(registry.Options{}).Repository(repository, registry.Credential{Username: "alice", Password: canary})
+	return n.client(registry.Options{}).Repository(repository, verification.Credential{Username: "alice", Password: canary})
 }
 
 // images is go-containerregistry's registry.

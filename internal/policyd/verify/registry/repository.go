@@ -13,6 +13,8 @@ import (
 
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/pullgate/pullgate/internal/verification"
 )
 
 const (
@@ -63,7 +65,7 @@ type Descriptor struct {
 type Repository struct {
 	client             *Client
 	name, domain, path string
-	credential         Credential
+	credential         verification.Credential
 	invalid            error
 	bundles            *bundles
 
