@@ -50,7 +50,7 @@ func TestChain(t *testing.T) {
 		"another image on the node": {func(_ *memory, _ image, c *check) {
 			c.image.ID = digestOf([]byte("evil"))
 		}, "CONTENT_MISMATCH; leads to another image"},
-		"no image in the registry": {func(m *memory, _ image, _ *check) { clear(m.manifests) }, "SIGNATURE_MISSING; could not be verified; not found"},
+		"no image in the registry": {func(m *memory, _ image, _ *check) { clear(m.manifests) }, "REGISTRY_DENIED; could not be verified; does not have the image"},
 		"platform entry exchanged": {func(m *memory, i image, c *check) {
 			evil := m.put(t, manifestOf(digestOf([]byte("evil"))))
 			m.put(t, indexOf(entry(evil, "amd64")), "1")
@@ -167,6 +167,7 @@ func TestRegistryErrors(t *testing.T) {
 	}{
 		"not reachable":                    {"", registry.ErrUnavailable, "REGISTRY_UNAVAILABLE; could not be verified"},
 		"denied":                           {"", registry.ErrDenied, "REGISTRY_DENIED"},
+		"nothing is there":                 {"", registry.ErrNotFound, "REGISTRY_DENIED; does not have the image, or does not show it"},
 		"denied after the image was read":  {listed, registry.ErrDenied, "REGISTRY_DENIED"},
 		"the list fails":                   {listed, registry.ErrUnavailable, "REGISTRY_UNAVAILABLE"},
 		"too many in the list":             {listed, registry.ErrTooLarge, "LIMIT_EXCEEDED"},

@@ -49,7 +49,7 @@ func (r *run) judge(ctx context.Context) {
 	for _, reference := range r.references() {
 		c, err := r.resolve(ctx, reference)
 		switch {
-		case errors.Is(err, errSeen):
+		case errors.Is(err, errSeen), errors.Is(err, registry.ErrNotFound): // see run.problem
 			continue
 		case err != nil:
 			r.failed(ctx, r.repository, err)
