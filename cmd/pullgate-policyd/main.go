@@ -1,4 +1,4 @@
-// Command pullgate-policyd asks image review backends for pullgated, and is the admission webhook of a cluster.
+// Command pullgate-policyd verifies image signatures and asks image review backends for pullgated, and is the admission webhook of a cluster.
 package main
 
 import (
@@ -21,8 +21,8 @@ const name = "pullgate-policyd"
 const defaultConfig = "/etc/pullgate/policyd.yaml"
 
 const long = `pullgate-policyd does what pullgated leaves to a process without privileges,
-because it needs the network: it asks image review backends, and it serves the
-admission webhook for kube-apiserver.
+because it needs the network: it verifies image signatures, asks image review
+backends, and serves the admission webhook for kube-apiserver.
 
 On a node, enable pullgate-policyd.socket and set policies to the folder that
 pullgated's admission.policies names. pullgated connects when a policy needs it.
@@ -53,7 +53,7 @@ func command() *cobra.Command {
 	var f flags
 	cmd := &cobra.Command{
 		Use:     name,
-		Short:   "Ask image review backends, and serve the admission webhook",
+		Short:   "Verify image signatures, ask image review backends, and serve the admission webhook",
 		Long:    long,
 		Example: examples,
 		RunE: f.RunE(func(cmd *cobra.Command, log klog.Logger, reload <-chan os.Signal) error {

@@ -243,7 +243,7 @@ func (c Config) Policy() policy.Policy { return c.policy }
 func (c Config) Enforcement() string {
 	switch {
 	case c.NoPullImageSecretRecheck:
-		return "shadow mode: recording and counting, denying nothing (policy " + string(c.policy.Mode()) + ")"
+		return "shadow mode: proofs are recorded and not required (policy " + string(c.policy.Mode()) + ")"
 	case c.policy.Mode() == policy.ModeNeverVerify:
 		return "not enforcing: policy " + string(c.policy.Mode()) + " allows every pod every image"
 	default:

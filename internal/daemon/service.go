@@ -96,7 +96,7 @@ func (s *service) alive() { s.notify(sd.SdNotifyWatchdog) }
 func (s *service) status() string {
 	mode := s.policy
 	if s.shadow {
-		mode = "shadow mode, nothing is enforced"
+		mode = "shadow mode, proofs are not required"
 	}
 	switch {
 	case s.stopping:

@@ -94,7 +94,7 @@ func TestShadowModeIsInTheStatus(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint(), "noPullImageSecretRecheck: true")
 	m := notified(p)
 	p.spawn()
-	m.receives(`(?s)READY=1.*shadow mode, nothing is enforced.*`)
+	m.receives(`(?s)READY=1.*shadow mode, proofs are not required.*`)
 }
 
 // The watchdog is notified while the daemon answers, with or without a runtime, and not while the daemon is stopped by a signal.

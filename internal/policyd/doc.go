@@ -1,5 +1,5 @@
-// Package policyd implements pullgate-policyd, the process that asks image review backends for pullgated and serves the admission webhook
-// for kube-apiserver.
+// Package policyd implements pullgate-policyd, the process that verifies image signatures and asks image review backends for pullgated,
+// and serves the admission webhook for kube-apiserver.
 //
 //	pullgated ──gRPC, Unix socket──▶ node server ──────┬──▶ review.Clients ──▶ backends
 //	kube-apiserver ──────HTTPS─────▶ webhook.Handler ──┘

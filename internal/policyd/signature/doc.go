@@ -1,4 +1,5 @@
-// Package signature has signatures of images verified for pullgated and for the webhook.
+// Package signature implements the service that verifies image signatures for pullgated and for the webhook. It limits how many verifications run,
+// and shares equal ones.
 //
 //	node server ──Verify──▶ Service ──turn of the registry──▶ verify.Verifier ──▶ registries, bundles
 //	webhook ──────Judge───▶    └─ cache of results (webhook only)

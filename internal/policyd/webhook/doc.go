@@ -7,10 +7,10 @@
 //
 // CREATE and UPDATE are judged, everything else is admitted:
 //
-//	pods                       restrictions, then image reviews of all images
+//	pods                       restrictions, then signatures, then image reviews of all images
 //	pods/ephemeralcontainers   the same for the ephemeral containers
 //	built-in kinds with a pod template, and custom resources of Options.Templates
-//	                           restrictions; the pods are judged again, and only their images are reviewed
+//	                           restrictions and signatures; the pods are judged again, and only their images are reviewed
 //
 // The node enforces in any case; the webhook reports early. It uses the chain and the files of the node, so the text of a denial is the same.
 //
