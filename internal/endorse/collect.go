@@ -206,8 +206,8 @@ func (c *Collector) denied(q question, r verification.Result) error {
 	e := c.endorser
 	d := denied{reason: admission.Reason(r.Reason), message: imagerule.Shortened(imagepolicy.OneLine(r.Message)), ofImage: r.Reason != verification.RegistryDenied, at: time.Now()}
 	e.options.State.deny(q, d)
-	old, stands := e.find(q.pair, q.requirement, d.at)
-	if !d.ofImage || stands == missing || stands == valid {
+	old, state := e.find(q.pair, q.requirement, d.at)
+	if !d.ofImage || state == missing || state == valid {
 		return nil
 	}
 	_, err := e.options.Store.RevokeEndorsements(records.EndorsementSelection{

@@ -140,18 +140,18 @@ func mountedNames(image *admission.Image) []imageref.Ref {
 	return []imageref.Ref{image.Requested}
 }
 
-// A standing says whether a rule about signatures is met.
-type standing uint8
+// An endorsementState says whether an endorsement counts.
+type endorsementState uint8
 
 const (
-	missing standing = iota
+	missing endorsementState = iota
 	expired
 	inGrace // expired, and it counts because the registry cannot be asked
 	valid
 )
 
 // find returns the endorsement of a pair for a requirement.
-func (e *Endorser) find(p records.Pair, hash string, now time.Time) (records.Endorsement, standing) {
+func (e *Endorser) find(p records.Pair, hash string, now time.Time) (records.Endorsement, endorsementState) {
 	got, ok := e.options.Store.Endorsed(p, hash)
 	if !ok || !got.Until.IsZero() && !now.Before(got.Until) {
 		return records.Endorsement{}, missing
