@@ -72,7 +72,7 @@ type containerNode struct {
 func measureContainers(ctx context.Context, o options) (n *containerNode, err error) {
 	n, err = newContainerNode(ctx, o.pods)
 	if n != nil {
-		defer func() { err = errors.Join(err, n.close()) }()
+		defer func(n *containerNode) { err = errors.Join(err, n.close()) }(n) // below, a failure returns nil
 	}
 	if err != nil {
 		return nil, err

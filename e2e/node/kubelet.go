@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	internalapi "k8s.io/cri-api/pkg/apis"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	cri "k8s.io/cri-client/pkg"
@@ -418,15 +419,21 @@ func (k *Kubelet) ReadySandboxes(ctx context.Context, namespace string) ([]strin
 	return ids, err
 }
 
-// RemoveStopped removes every stopped sandbox, as a kubelet's garbage collection does once a minute.
+// RemoveStopped removes every stopped sandbox, as a kubelet's garbage collection does once a minute. Like that one it tries again: containerd
+// refuses the removal of a container whose end it has not noticed yet.
 func (k *Kubelet) RemoveStopped(ctx context.Context) error {
-	all, err := k.Runtime.ListPodSandbox(quiet(ctx), &runtimeapi.PodSandboxFilter{
-		State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY},
+	var last error
+	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 10*time.Second, true, func(context.Context) (bool, error) {
+		all, err := k.Runtime.ListPodSandbox(quiet(ctx), &runtimeapi.PodSandboxFilter{
+			State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY},
+		})
+		for _, s := range all {
+			err = errors.Join(err, k.Runtime.RemovePodSandbox(quiet(ctx), s.GetId()))
+		}
+		last = err
+		return err == nil, nil
 	})
-	for _, s := range all {
-		err = errors.Join(err, k.Runtime.RemovePodSandbox(quiet(ctx), s.GetId()))
-	}
-	return err
+	return errors.Join(err, last)
 }
 
 // RunningIn returns how many containers of a pod run.
