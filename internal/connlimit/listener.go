@@ -3,6 +3,7 @@ package connlimit
 import (
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,22 +18,25 @@ const logEvery = time.Minute
 // Limits are how many connections may be open at the same time. 0 is no limit.
 type Limits struct {
 	Total int
+	// Replace closes the oldest connection instead of a new one where Total are open. It is for servers whose clients need a connection for
+	// a moment: a client that holds connections cannot keep them out then.
+	Replace bool
 	// PerProcess bounds the connections of one client process, as the kernel names it. It has no effect on TCP.
 	PerProcess int
 }
 
-// A Listener accepts connections, and closes at once those beyond its limits. A connection counts until it is closed.
+// A Listener accepts connections, and closes those beyond its limits. A connection counts until it is closed.
 type Listener struct {
 	net.Listener
 	limits Limits
 	log    klog.Logger
 
 	// mu guards the fields that follow. Nothing is called under it.
-	mu      sync.Mutex
-	total   int
-	byPID   map[int32]int
-	refused int       // since the last log line
-	logged  time.Time // the last log line
+	mu     sync.Mutex
+	open   []*conn // the oldest first
+	byPID  map[int32]int
+	closed int       // since the last log line
+	logged time.Time // the last log line
 }
 
 // New returns a listener that accepts what l accepts, within limits. Connections that it closes are logged.
@@ -47,19 +51,21 @@ func (l *Listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		var pid int32
+		accepted := &conn{Conn: c, of: l}
 		if l.limits.PerProcess > 0 {
 			// The process of a TCP connection is not known, and all such clients count as process 0.
 			if who, err := peercred.Of(c); err == nil {
-				pid = who.Pid
+				accepted.pid = who.Pid
 			}
 		}
-		if err := l.add(pid); err != nil {
-			_ = c.Close() // nothing was exchanged with the client
+		surplus, err := l.add(accepted)
+		if err != nil {
+			_ = surplus.Close()
 			l.note(err)
-			continue
 		}
-		return &conn{Conn: c, remove: sync.OnceFunc(func() { l.remove(pid) })}, nil
+		if surplus != accepted {
+			return accepted, nil
+		}
 	}
 }
 
@@ -72,41 +78,50 @@ func (l *Listener) SetDeadline(t time.Time) error {
 	return bounded.SetDeadline(t)
 }
 
-func (l *Listener) add(pid int32) error {
+// add adds a connection. If it exceeds a limit, the error says which, and surplus is the connection to be closed.
+func (l *Listener) add(c *conn) (surplus *conn, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch {
-	case l.limits.Total > 0 && l.total >= l.limits.Total:
-		return fmt.Errorf("%d connections are open, the limit is %d", l.total, l.limits.Total)
-	case l.limits.PerProcess > 0 && pid != 0 && l.byPID[pid] >= l.limits.PerProcess:
-		return fmt.Errorf("process %d has %d connections open, the limit of one process is %d", pid, l.byPID[pid], l.limits.PerProcess)
+	if limit := l.limits.PerProcess; limit > 0 && c.pid != 0 && l.byPID[c.pid] >= limit {
+		return c, fmt.Errorf("process %d has %d connections open, the limit of one process is %d", c.pid, l.byPID[c.pid], limit)
 	}
-	l.total++
-	l.byPID[pid]++
-	return nil
+	if limit := l.limits.Total; limit > 0 && len(l.open) >= limit {
+		surplus, err = c, fmt.Errorf("%d connections are open, the limit is %d", len(l.open), limit)
+		if !l.limits.Replace {
+			return surplus, err
+		}
+		surplus = l.open[0]
+		l.removeLocked(surplus)
+	}
+	l.open = append(l.open, c)
+	l.byPID[c.pid]++
+	return surplus, err
 }
 
-func (l *Listener) remove(pid int32) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.total--
-	if l.byPID[pid]--; l.byPID[pid] == 0 {
-		delete(l.byPID, pid)
+// removeLocked has no effect on a connection that was removed before.
+func (l *Listener) removeLocked(c *conn) {
+	i := slices.Index(l.open, c)
+	if i < 0 {
+		return
+	}
+	l.open = slices.Delete(l.open, i, i+1)
+	if l.byPID[c.pid]--; l.byPID[c.pid] == 0 {
+		delete(l.byPID, c.pid)
 	}
 }
 
 // note logs that a connection was closed, unless that was logged a moment ago.
 func (l *Listener) note(why error) {
 	l.mu.Lock()
-	l.refused++
-	refused, now := l.refused, time.Now()
+	l.closed++
+	closed, now := l.closed, time.Now()
 	due := l.logged.IsZero() || now.Sub(l.logged) >= logEvery
 	if due {
-		l.refused, l.logged = 0, now
+		l.closed, l.logged = 0, now
 	}
 	l.mu.Unlock()
 	if due {
-		l.log.Error(why, "Too many connections: closing new ones", "address", l.Addr().String(), "closed", refused,
+		l.log.Error(why, "Too many connections: closing those beyond the limit", "address", l.Addr().String(), "closed", closed,
 			"hint", "find the client that does not close its connections, with: ss -xp or ss -tp")
 	}
 }
@@ -114,13 +129,17 @@ func (l *Listener) note(why error) {
 // A conn counts until it is closed.
 type conn struct {
 	net.Conn
-	remove func()
+	of  *Listener
+	pid int32 // 0 if it is not known
 }
 
 // Close closes the connection.
 func (c *conn) Close() error {
-	defer c.remove()
-	return c.Conn.Close()
+	err := c.Conn.Close()
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	c.of.removeLocked(c)
+	return err
 }
 
 // NetConn returns the connection that was accepted.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -94,6 +95,35 @@ func TestListenerClosesConnectionsBeyondItsLimits(t *testing.T) {
 				t.Errorf("%d lines; want one with the reason and what to do:\n%s", got, s.log)
 			}
 		})
+	}
+}
+
+func TestListenerClosesTheOldestConnection(t *testing.T) {
+	s := serve(t, connlimit.Limits{Total: 3, Replace: true})
+	for i := range 7 {
+		if !s.dial() {
+			t.Fatalf("connection %d was closed; want an older one closed", i)
+		}
+	}
+	var closed []bool
+	for range 7 {
+		c := <-s.accepted
+		_, err := c.Write([]byte("x"))
+		closed = append(closed, errors.Is(err, net.ErrClosed))
+		_ = c.Close() // of the first ones for the second time
+	}
+	if want := []bool{true, true, true, true, false, false, false}; !slices.Equal(closed, want) {
+		t.Errorf("connections closed, the oldest first: %v; want %v", closed, want)
+	}
+	for range 3 {
+		if !s.dial() {
+			t.Error("a connection was closed although there was room")
+		}
+	}
+	for range 3 {
+		if _, err := (<-s.accepted).Write([]byte("x")); err != nil {
+			t.Errorf("one of 3 connections: %v; want all open", err)
+		}
 	}
 }
 

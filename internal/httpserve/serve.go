@@ -26,8 +26,9 @@ type Options struct {
 	Handler http.Handler
 	// TLS is the configuration for HTTPS; nil serves plain HTTP.
 	TLS *tls.Config
-	// Connections is how many connections may be open at the same time; others are closed at once.
+	// Connections is how many connections may be open at the same time; others are closed at once, or with Replace the oldest.
 	Connections int
+	Replace     bool
 	// Requests is how many requests are handled at the same time, without those that wait (see Wait); 0 is no limit. A request waits at
 	// most ReadLimit for its turn, and gets 503 then.
 	Requests int
@@ -59,7 +60,7 @@ func Serve(ctx context.Context, l net.Listener, o Options) error {
 		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: 64, MaxReceiveBufferPerConnection: 1 << 20, MaxReceiveBufferPerStream: 256 << 10},
 	}
 	done := make(chan error, 1)
-	limited := connlimit.New(l, connlimit.Limits{Total: o.Connections}, o.Log)
+	limited := connlimit.New(l, connlimit.Limits{Total: o.Connections, Replace: o.Replace}, o.Log)
 	go func() {
 		if o.TLS != nil {
 			done <- server.ServeTLS(limited, "", "")

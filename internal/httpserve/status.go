@@ -13,7 +13,7 @@ import (
 )
 
 // Limits of the server for scrapes and probes. Its clients are a few scrapers and probes. If it listens on more than loopback, others can
-// connect too; they must neither hold connections for long nor take the file descriptors that the rest of the process needs.
+// connect too; they must neither keep a probe out nor take the file descriptors that the rest of the process needs.
 const (
 	statusReadLimit   = 5 * time.Second  // for a request, from its first byte
 	statusWriteLimit  = 30 * time.Second // for an answer of some hundred series
@@ -59,7 +59,7 @@ func ServeStatus(ctx context.Context, l net.Listener, s Status) error {
 		Answer(w, code, text)
 	})
 	err := Serve(ctx, l, Options{
-		Handler: mux, Connections: statusConnections,
+		Handler: mux, Connections: statusConnections, Replace: true,
 		ReadLimit: statusReadLimit, WriteLimit: statusWriteLimit, IdleLimit: statusIdleLimit, StopLimit: statusStopLimit,
 		Panicked: s.Panicked, Log: s.Log,
 	})
