@@ -57,8 +57,12 @@ func parseDocument(data []byte) (d document, err error) {
 // maxField bounds the size of certificates, signatures and timestamps, because checking them takes time.
 const maxField = 64 << 10
 
-// maxParts bounds how many certificates, signatures and timestamps a bundle has together.
-const maxParts = 50
+// maxParts bounds how many certificates, signatures and timestamps a bundle has together, and maxTimestamps the timestamps alone: each is tried with
+// every timestamp authority, which the limit of time does not interrupt.
+const (
+	maxParts      = 50
+	maxTimestamps = 4
+)
 
 // digestOf returns the SHA-256 digest of data.
 func digestOf(data []byte) string {

@@ -60,9 +60,10 @@ func isNested(data cryptobyte.String, depth int) bool {
 	return true
 }
 
-// isTimestamp reports whether a signed timestamp can be read. One that cannot proves nothing, and must not be given to sigstore-go: its library does
-// not compare the end of an element with that of the one around it, and elements that overlap take it time and memory that double with every few
-// bytes. The error is about a key that takes too long.
+// isTimestamp reports whether a signed timestamp can be read, and has one signer (RFC 3161, section 2.4.2). One that has not proves nothing, and must
+// not be given to sigstore-go: its library verifies every signer, of which some hundreds fit into a timestamp. Nor does it compare the end of an
+// element with that of the one around it, and elements that overlap take it time and memory that double with every few bytes. The error is about a
+// key that takes too long.
 func isTimestamp(data []byte) (bool, error) {
 	var response struct {
 		Status asn1.RawValue
@@ -80,7 +81,7 @@ func isTimestamp(data []byte) (bool, error) {
 			return false, err
 		}
 	}
-	return true, nil
+	return len(token.Signers) == 1 && len(token.Certificates) <= maxChain, nil
 }
 
 // checkEntry checks the body of a log entry and the keys in it, of which some are used when it is decoded. It reads the texts one by one, because

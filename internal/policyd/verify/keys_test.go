@@ -18,6 +18,7 @@ import (
 	protobundle "github.com/sigstore/protobuf-specs/gen/pb-go/bundle/v1"
 	protocommon "github.com/sigstore/protobuf-specs/gen/pb-go/common/v1"
 
+	"github.com/pullgate/pullgate/internal/policyd/verify"
 	"github.com/pullgate/pullgate/internal/sigstoretest"
 )
 
@@ -138,8 +139,37 @@ func TestManyTimestampsAreNotRead(t *testing.T) {
 	i := m.putImage(t, "app", "1")
 	b := sigstoretest.KeyBundle(t, key, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t))
 	b.VerificationMaterial.TimestampVerificationData = &protobundle.TimestampVerificationData{
-		Rfc3161Timestamps: slices.Repeat([]*protocommon.RFC3161SignedTimestamp{{SignedTimestamp: []byte{5, 0}}}, 50),
+		Rfc3161Timestamps: slices.Repeat([]*protocommon.RFC3161SignedTimestamp{{SignedTimestamp: []byte{5, 0}}}, 5),
 	}
 	m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
-	expect(t, newCheck(m, i, keyLeaf(t, key)).result(t), "LIMIT_EXCEEDED; more than 50 parts")
+	expect(t, newCheck(m, i, keyLeaf(t, key)).result(t), "LIMIT_EXCEEDED; more than 4 timestamps")
+}
+
+// A timestamp has one signature of its authority. Some hundreds fit into one, and each takes time that no limit interrupts.
+func TestTimestampsHaveOneSigner(t *testing.T) {
+	key := sigstoretest.NewKey(t)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	must(t, der, err)
+	cert, err := x509.ParseCertificate(der)
+	must(t, cert, err)
+	for signers, want := range []bool{false, true, false} {
+		signed, err := pkcs7.NewSignedData([]byte("token"))
+		must(t, signed, err)
+		for range signers {
+			if err := signed.SignWithoutAttr(cert, key, pkcs7.SignerInfoConfig{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		token, err := signed.Finish()
+		must(t, token, err)
+		stamp, err := asn1.Marshal(struct {
+			Status struct{ Status int }
+			Token  asn1.RawValue
+		}{Token: asn1.RawValue{FullBytes: token}})
+		must(t, stamp, err)
+		if got, err := verify.IsTimestamp(stamp); got != want || err != nil {
+			t.Errorf("isTimestamp of one with %d signers = %v, %v; want %v", signers, got, err, want)
+		}
+	}
 }

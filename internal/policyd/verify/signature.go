@@ -102,15 +102,16 @@ func bound(b *protobundle.Bundle) error {
 	for _, c := range certificates {
 		sizes = append(sizes, len(c.GetRawBytes()))
 	}
-	for _, t := range m.GetTimestampVerificationData().GetRfc3161Timestamps() {
+	timestamps := m.GetTimestampVerificationData().GetRfc3161Timestamps()
+	for _, t := range timestamps {
 		sizes = append(sizes, len(t.GetSignedTimestamp()))
 	}
 	for _, s := range b.GetDsseEnvelope().GetSignatures() {
 		sizes = append(sizes, len(s.GetSig()))
 	}
-	if slices.Max(sizes) > maxField || len(m.GetX509CertificateChain().GetCertificates()) > maxChain || len(sizes) > maxParts {
-		return fmt.Errorf("%w: a certificate, signature or timestamp has more than %d bytes, a chain more than %d certificates, or there are more than %d parts",
-			registry.ErrTooLarge, maxField, maxChain, maxParts)
+	if slices.Max(sizes) > maxField || len(m.GetX509CertificateChain().GetCertificates()) > maxChain || len(timestamps) > maxTimestamps || len(sizes) > maxParts {
+		return fmt.Errorf("%w: a certificate, signature or timestamp has more than %d bytes, a chain more than %d certificates, or there are more than %d timestamps or %d parts",
+			registry.ErrTooLarge, maxField, maxChain, maxTimestamps, maxParts)
 	}
 	for _, c := range certificates {
 		if err := checkCertificate(c.GetRawBytes()); err != nil {
@@ -119,7 +120,7 @@ func bound(b *protobundle.Bundle) error {
 	}
 	if stamps := m.GetTimestampVerificationData(); stamps != nil {
 		var readable []*protocommon.RFC3161SignedTimestamp
-		for _, t := range stamps.GetRfc3161Timestamps() {
+		for _, t := range timestamps {
 			switch ok, err := isTimestamp(t.GetSignedTimestamp()); {
 			case err != nil:
 				return err
