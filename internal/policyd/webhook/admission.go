@@ -228,7 +228,7 @@ func (h *Handler) judgePod(ctx context.Context, q *question) answer {
 	case !decision.Admitted():
 		return answer{outcome: Denied, decision: decision}
 	}
-	images := newImages(q, ephemeral, pod, old)
+	images := h.newImages(q, ephemeral, pod, old)
 	a := h.signatures(ctx, q, answer{outcome: allowedOr(Unchanged, same), decision: decision}, images)
 	if a.outcome == Denied {
 		return a
@@ -322,7 +322,7 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 		}
 		all.decision.Findings = append(all.decision.Findings, decision.Findings...)
 		all.decision.PolicyHash, all.decision.Exemption = decision.PolicyHash, decision.Exemption
-		images.Images = append(images.Images, newImages(q, false, pod, old).Images...)
+		images.Images = append(images.Images, h.newImages(q, false, pod, old).Images...)
 	}
 	return h.signatures(ctx, q, all, images)
 }

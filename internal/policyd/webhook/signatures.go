@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/pullgate/pullgate/pkg/admission"
 )
@@ -53,16 +54,21 @@ func (h *Handler) signatures(ctx context.Context, q *question, a answer, s Signe
 	return a
 }
 
-// newImages returns the images of a pod or of a pod template, or of ephemeral containers, without those that it had before an update.
-func newImages(q *question, ephemeral bool, pod, old *corev1.Pod) SignedImages {
+// newImages returns the images of a pod or of a pod template, or of ephemeral containers, without those that it had before an update; none if
+// signatures are not judged.
+func (h *Handler) newImages(q *question, ephemeral bool, pod, old *corev1.Pod) SignedImages {
+	s := SignedImages{Namespace: q.Namespace}
+	if h.options.Signatures == nil {
+		return s
+	}
 	imagesOf := func(p *corev1.Pod) []string {
 		r := reviewedPod(q.Namespace, p, ephemeral)
 		return append(r.Images, r.Volumes...)
 	}
-	images := imagesOf(pod)
+	s.Images = imagesOf(pod)
 	if old != nil {
-		before := imagesOf(old)
-		images = slices.DeleteFunc(images, func(image string) bool { return slices.Contains(before, image) })
+		before := sets.New(imagesOf(old)...)
+		s.Images = slices.DeleteFunc(s.Images, before.Has)
 	}
-	return SignedImages{Namespace: q.Namespace, Images: images}
+	return s
 }
