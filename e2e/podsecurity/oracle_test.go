@@ -162,7 +162,7 @@ func note(seen map[string]int, level string, pod *corev1.Pod) {
 
 func admits(set *restriction.Set, pod *corev1.Pod) bool {
 	view, all := apiview.Pod(pod)
-	return set.Judge(&view, all, restriction.How{From: restriction.Admission}).Admitted
+	return set.Judge(&view, all, restriction.Options{From: restriction.Admission}).Admitted
 }
 
 // checksOf returns the newest version of each check of a level that can be expressed.

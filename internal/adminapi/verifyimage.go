@@ -81,7 +81,7 @@ func (s *Server) VerifyImage(ctx context.Context, req *adminv1.VerifyImageReques
 // resultOf returns whether an image meets a rule.
 func resultOf(r *requirement.Rule, name imageref.Ref, v verification.Report) *adminv1.VerifiedRule {
 	result := verifiedRule(r)
-	judged := imagerule.Judge(requirement.Applied{Rules: []*requirement.Rule{r}}, name)
+	judged := imagerule.Judge(requirement.ImageRules{Rules: []*requirement.Rule{r}}, name)
 	for _, f := range judged.Findings {
 		if f.Answer == admission.Deny {
 			result.Reason, result.Message = string(f.Reason), text(f.Message)

@@ -42,13 +42,13 @@ func (v *verifier) Verify(_ context.Context, r policyclient.VerifyRequest) (veri
 }
 
 func signedBy(key string) *requirement.Requirement {
-	return &requirement.Requirement{Signed: &requirement.Signed{Key: &requirement.Key{Public: []byte(key), Hash: "sha256"}}}
+	return &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte(key), Hash: "sha256"}}}
 }
 
 func patterns(t *testing.T, list ...string) (all []requirement.Pattern) {
 	t.Helper()
 	for _, s := range list {
-		p, err := requirement.ParsePattern(s, requirement.AnyStar)
+		p, err := requirement.ParsePattern(s, requirement.KyvernoSyntax)
 		if err != nil {
 			t.Fatal(err)
 		}

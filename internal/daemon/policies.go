@@ -180,8 +180,8 @@ func (p *policies) rules() admission.Rules {
 		ExemptStaticPods: p.config.Exempt.StaticPods, ExemptNamespaces: slices.Clone(p.config.Exempt.Namespaces),
 	}
 	if p.set.Len(restriction.Kind) > 0 {
-		how := restriction.How{From: p.from, Refuse: p.config.Unjudged == config.UnjudgedRefuse}
-		r.Validators = append(r.Validators, admission.Named{Name: restrict.Name, Validator: restrict.New(restrict.Of(p.set), how)})
+		options := restriction.Options{From: p.from, Refuse: p.config.Unjudged == config.UnjudgedRefuse}
+		r.Validators = append(r.Validators, admission.Named{Name: restrict.Name, Validator: restrict.New(restrict.Of(p.set), options)})
 	}
 	if imagepolicy.Of(p.set).Len() > 0 {
 		r.Validators = append(r.Validators, admission.Named{Name: imagereview.Name, Validator: p.review})

@@ -70,13 +70,13 @@ func (v *verifier) requests() int {
 
 func rule(tb testing.TB, key, images string) requirement.Rule {
 	tb.Helper()
-	p, err := requirement.ParsePattern(images, requirement.AnyStar)
+	p, err := requirement.ParsePattern(images, requirement.KyvernoSyntax)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	return requirement.Rule{
 		Policy: "images", Name: "by-" + key, Images: []requirement.Pattern{p},
-		Requirement: &requirement.Requirement{Signed: &requirement.Signed{Key: &requirement.Key{Public: []byte(key), Hash: "sha256"}}},
+		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte(key), Hash: "sha256"}}},
 	}
 }
 

@@ -35,7 +35,7 @@ func hundredPolicies(b *testing.B) *Admission {
 	if err != nil {
 		b.Fatal(err)
 	}
-	rules := admission.Rules{Validators: []admission.Named{{Name: restrict.Name, Validator: restrict.New(set, restriction.How{From: restriction.Node})}}}
+	rules := admission.Rules{Validators: []admission.Named{{Name: restrict.Name, Validator: restrict.New(set, restriction.Options{From: restriction.Node})}}}
 	return &Admission{Chain: admission.New(rules, admission.Options{}), KubeletRoot: "/var/lib/kubelet"}
 }
 
@@ -85,13 +85,13 @@ func (endorsedImage) Endorsed(p records.Pair, requirement string) (records.Endor
 
 // What a policy about signatures adds to CreateContainer, beside one that only has a chain. The budget is 20 µs.
 func BenchmarkAdmissionEndorsed(b *testing.B) {
-	pattern, err := requirement.ParsePattern("registry.test/*", requirement.AnyStar)
+	pattern, err := requirement.ParsePattern("registry.test/*", requirement.KyvernoSyntax)
 	if err != nil {
 		b.Fatal(err)
 	}
 	e := endorse.New(requirement.NewSet("", &requirement.Policies{Rules: []requirement.Rule{{
 		Policy: "signed", Images: []requirement.Pattern{pattern},
-		Requirement: &requirement.Requirement{Signed: &requirement.Signed{Key: &requirement.Key{Public: []byte("a")}}},
+		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte("a")}}},
 	}}}), endorse.Options{Store: endorsedImage{}, State: endorse.NewState()})
 	who := tracker.Pod{UID: "7f1d3c52-0000-4000-8000-000000000001", Namespace: "team", Name: "app"}
 	sandbox := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: who.Name, Namespace: who.Namespace, Uid: who.UID}}

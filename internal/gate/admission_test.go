@@ -62,7 +62,7 @@ func rulesOf(tb testing.TB, specs ...string) admission.Rules {
 	}
 	return admission.Rules{
 		PolicyHash: "hash of " + strings.Join(specs, ""), ExemptStaticPods: true,
-		Validators: []admission.Named{{Name: restrict.Name, Validator: restrict.New(set, restriction.How{From: restriction.Node})}},
+		Validators: []admission.Named{{Name: restrict.Name, Validator: restrict.New(set, restriction.Options{From: restriction.Node})}},
 	}
 }
 

@@ -98,7 +98,7 @@ func TestExplainPolicies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := policies(t)
 			a.Chain.Set(admission.Rules{Validators: []admission.Named{{
-				Name: restrict.Name, Validator: restrict.New(setOf(t, strings.Split(tc.policies, "\n")...), restriction.How{From: restriction.NodeWithPodSource}),
+				Name: restrict.Name, Validator: restrict.New(setOf(t, strings.Split(tc.policies, "\n")...), restriction.Options{From: restriction.NodeWithPodSource}),
 			}}})
 			a.Views = oneContainer{"uid", tc.pod, tc.container}
 			p := newProxyWithPolicies(t, exact(), a)

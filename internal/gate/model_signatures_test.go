@@ -65,13 +65,13 @@ func (n *modelNotary) Verify(_ context.Context, r policyclient.VerifyRequest) (v
 func (n *modelNotary) set() *requirement.Set { return ruleOfKey(n.key) }
 
 func ruleOfKey(key int) *requirement.Set {
-	p, err := requirement.ParsePattern(signedRegistry+"*", requirement.AnyStar)
+	p, err := requirement.ParsePattern(signedRegistry+"*", requirement.KyvernoSyntax)
 	if err != nil {
 		panic(err)
 	}
 	return requirement.NewSet("", &requirement.Policies{Rules: []requirement.Rule{{
 		Policy: "signed", Images: []requirement.Pattern{p},
-		Requirement: &requirement.Requirement{Signed: &requirement.Signed{Key: &requirement.Key{Public: fmt.Append(nil, key), Hash: "sha256"}}},
+		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: fmt.Append(nil, key), Hash: "sha256"}}},
 	}}})
 }
 

@@ -98,13 +98,13 @@ func (n *notary) requests() []policyclient.VerifyRequest {
 // signedBy returns a rule that requires a signature by a key for images.
 func signedBy(tb testing.TB, key, images string) requirement.Rule {
 	tb.Helper()
-	p, err := requirement.ParsePattern(images, requirement.AnyStar)
+	p, err := requirement.ParsePattern(images, requirement.KyvernoSyntax)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	return requirement.Rule{
 		Kind: "ClusterPolicy", Policy: "images", Name: "by-" + key, Images: []requirement.Pattern{p},
-		Requirement: &requirement.Requirement{Signed: &requirement.Signed{Key: &requirement.Key{Public: []byte(key), Hash: "sha256"}}},
+		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte(key), Hash: "sha256"}}},
 	}
 }
 

@@ -22,7 +22,7 @@ type Judgement struct {
 
 // Judge returns what rules say about an image with this name in the pod. If the name is not known, a rule that can deny the image denies it with
 // the reason FieldUnknown, also one about signatures.
-func Judge(a requirement.Applied, name imageref.Ref) (j Judgement) {
+func Judge(a requirement.ImageRules, name imageref.Ref) (j Judgement) {
 	for _, r := range a.Rules {
 		denies, signed := decidedBy(r)
 		switch {
@@ -65,7 +65,7 @@ func (j *Judgement) judge(r *requirement.Rule, name imageref.Ref, denies, signed
 // decidedBy reports whether a rule denies every image, and whether signatures decide it.
 func decidedBy(r *requirement.Rule) (denies, signed bool) {
 	signed = r.NeedsSignature()
-	return r.Requirement != nil && !signed && !r.Requirement.Met(func(*requirement.Signed) bool { return false }), signed
+	return r.Requirement != nil && !signed && !r.Requirement.Met(func(*requirement.Signer) bool { return false }), signed
 }
 
 func unnamed(r *requirement.Rule, name imageref.Ref) admission.Finding {

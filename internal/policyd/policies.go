@@ -189,7 +189,7 @@ func (p *policies) useLocked(set *files.Set) error {
 	}
 	rules := admission.Rules{PolicyHash: set.Hash}
 	if restrictions.Len() > 0 {
-		rules.Validators = []admission.Named{{Name: restrict.Name, Validator: restrict.New(restrictions, restriction.How{From: restriction.Admission})}}
+		rules.Validators = []admission.Named{{Name: restrict.Name, Validator: restrict.New(restrictions, restriction.Options{From: restriction.Admission})}}
 	}
 	p.chain.Set(rules)
 	p.current.Store(&inUse{set, p.backends.Clients(), signed})

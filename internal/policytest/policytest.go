@@ -32,9 +32,9 @@ type Policies struct {
 	// Ignored are the names of entries of the folder that are not policy files.
 	Ignored []string
 
-	set  *files.Set
-	how  restriction.How
-	node podfile.Node
+	set     *files.Set
+	options restriction.Options
+	node    podfile.Node
 }
 
 // Read reads policies. The error joins all errors of all files; a folder without a policy is one.
@@ -46,12 +46,12 @@ func Read(s Settings) (*Policies, error) {
 	if set.Empty() {
 		return nil, fmt.Errorf("%s: no policy file", s.Folder)
 	}
-	p := &Policies{Ignored: set.Ignored, set: set, how: restriction.How{From: restriction.Node, Refuse: s.RefuseUnjudged}, node: s.Node}
+	p := &Policies{Ignored: set.Ignored, set: set, options: restriction.Options{From: restriction.Node, Refuse: s.RefuseUnjudged}, node: s.Node}
 	switch {
 	case s.AtAdmission:
-		p.how.From = restriction.Admission
+		p.options.From = restriction.Admission
 	case s.Node.PodSource:
-		p.how.From = restriction.NodeWithPodSource
+		p.options.From = restriction.NodeWithPodSource
 	}
 	return p, nil
 }
@@ -109,7 +109,7 @@ func (p *Policies) Test(pods []Pod) *Result {
 	for _, pod := range pods {
 		r.Pods = append(r.Pods, p.test(pod))
 	}
-	for _, f := range restrict.Unjudged(p.set, p.how.From) {
+	for _, f := range restrict.Unjudged(p.set, p.options.From) {
 		r.Unjudged = append(r.Unjudged, Unjudged(f))
 	}
 	for _, b := range imagepolicy.Of(p.set).Backends() {
@@ -128,7 +128,7 @@ func (p *Policies) test(pod Pod) TestedPod {
 	t := TestedPod{
 		File: pod.File, Namespace: pod.Namespace, Name: pod.Name, Admitted: true, AcceptedBy: []string{}, Violations: []Violation{},
 	}
-	if p.how.From == restriction.Admission {
+	if p.options.From == restriction.Admission {
 		view, containers := pod.AtAdmission()
 		t.add(p.judge(view, containers))
 		return t
@@ -147,7 +147,7 @@ func (p *Policies) judge(pod podview.Pod, containers []podview.Container) restri
 	if labels, ok := p.set.NamespaceLabels[pod.Namespace]; ok {
 		pod.NamespaceLabels = podview.Set(labels)
 	}
-	return restrict.Of(p.set).Judge(&pod, containers, p.how)
+	return restrict.Of(p.set).Judge(&pod, containers, p.options)
 }
 
 // add adds a decision about the pod or about a part of it. A violation by the pod is in the decision about each of its containers.

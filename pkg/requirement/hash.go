@@ -24,8 +24,8 @@ func (r *Requirement) Hash(trustedRoot string) string {
 // canonical returns the text that is hashed. It is the same in all versions of Go and of pullgate.
 func (r *Requirement) canonical() string {
 	switch {
-	case r.Signed != nil:
-		return r.Signed.canonical()
+	case r.SignedBy != nil:
+		return r.SignedBy.canonical()
 	case r.Static != nil && r.Static.Pass:
 		return call("pass")
 	case r.Static != nil, r.AtLeast < 1:
@@ -41,7 +41,7 @@ func (r *Requirement) canonical() string {
 	return call("atLeast", append([]string{strconv.Itoa(r.AtLeast)}, of...)...)
 }
 
-func (s *Signed) canonical() string {
+func (s *Signer) canonical() string {
 	var parts []string
 	if k := s.Key; k != nil {
 		parts = append(parts, call("key", quote(k.Hash), fingerprint(k.Public)))

@@ -15,10 +15,10 @@ type Syntax uint8
 
 // The syntaxes. In both, a wildcard stands for any number of characters, also for none.
 const (
-	// AnyStar is the syntax of Kyverno: * includes slashes, and ? is one character other than slash and colon.
-	AnyStar Syntax = iota
-	// SegmentStar is the syntax of policy-controller: * does not include slashes, and ** does.
-	SegmentStar
+	// KyvernoSyntax is that of Kyverno: * includes slashes, and ? is one character other than slash and colon.
+	KyvernoSyntax Syntax = iota
+	// SigstoreSyntax is that of sigstore's policy-controller: * does not include slashes, and ** does.
+	SigstoreSyntax
 )
 
 // A Pattern matches names of images. A name and all other ways to write it match alike: nginx is docker.io/library/nginx:latest and
@@ -38,7 +38,7 @@ const maxPattern = 512
 // ParsePattern parses a pattern. It is an error if no image name can match it.
 func ParsePattern(s string, syntax Syntax) (Pattern, error) {
 	wildcards, allowed, characters := map[string]string{"*": ".*", "?": "[^/:@]"}, "* and ?", "*?"
-	if syntax == SegmentStar {
+	if syntax == SigstoreSyntax {
 		wildcards, allowed, characters = map[string]string{"*": "[^/]*", "**": ".*"}, "* and **", "*"
 	}
 	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/:[]"
@@ -86,7 +86,7 @@ func spellOut(s string, syntax Syntax) []string {
 		}
 	case !below && wild:
 		before, _, _ := strings.Cut(strings.ReplaceAll(s, "?", "*"), "*")
-		crosses := syntax == AnyStar && (before == "" || strings.ContainsAny(before, ".:")) || syntax == SegmentStar && strings.Contains(s, "**")
+		crosses := syntax == KyvernoSyntax && (before == "" || strings.ContainsAny(before, ".:")) || syntax == SigstoreSyntax && strings.Contains(s, "**")
 		if crosses {
 			all = append(all, strings.ToLower(before)+s[len(before):])
 		}

@@ -19,40 +19,40 @@ func TestPattern(t *testing.T) {
 		syntax  requirement.Syntax
 		yes, no string // names, separated by spaces
 	}{
-		{"*", requirement.AnyStar, "nginx a/b repo.test/a/b/c:1 repo.test:5000/a" + digest, ""},
-		{"*/*", requirement.AnyStar, "nginx a/b repo.test/a", ""},
+		{"*", requirement.KyvernoSyntax, "nginx a/b repo.test/a/b/c:1 repo.test:5000/a" + digest, ""},
+		{"*/*", requirement.KyvernoSyntax, "nginx a/b repo.test/a", ""},
 		{
-			"registry.company.com/*", requirement.AnyStar, "registry.company.com/a registry.company.com/a/b/c:1 registry.company.com/a" + digest + " REGISTRY.company.com:443/a",
+			"registry.company.com/*", requirement.KyvernoSyntax, "registry.company.com/a registry.company.com/a/b/c:1 registry.company.com/a" + digest + " REGISTRY.company.com:443/a",
 			"registry.company.com.evil.test/a evil.test/registry.company.com/a registry.company.com:5000/a registry-company.com/a",
 		},
 		{
-			"a/manager*", requirement.AnyStar, "a/manager a/manager-b:1 docker.io/a/manager index.docker.io/a/manager:2 a/manager" + digest + " a/manager:1" + digest,
+			"a/manager*", requirement.KyvernoSyntax, "a/manager a/manager-b:1 docker.io/a/manager index.docker.io/a/manager:2 a/manager" + digest + " a/manager:1" + digest,
 			"repo.test/a/manager ba/manager a/other/manager a/amanager b/a/manager",
 		},
-		{"repo.test/a/manager*", requirement.AnyStar, "repo.test/a/manager repo.test/a/manager-b:1", "repo.test/ba/manager repo.test/x/a/manager a/manager"},
-		{"nginx", requirement.AnyStar, "nginx nginx:1 docker.io/nginx library/nginx index.docker.io/library/nginx nginx" + digest, "repo.test/nginx a/nginx nginx-b library/nginx/x"},
-		{"nginx:1", requirement.AnyStar, "nginx:1 docker.io/library/nginx:1 nginx" + digest + " nginx:2" + digest, "nginx nginx:2 nginx:12"},
-		{"nginx:1*", requirement.AnyStar, "nginx:1 nginx:1.2 nginx:3" + digest, "nginx nginx:2"},
-		{"nginx*", requirement.AnyStar, "nginx nginx-a:1 library/nginx-b" + digest, "a/nginx nginx.test/a"},
-		{"docker.io/nginx*", requirement.AnyStar, "nginx nginx-a:1 index.docker.io/nginx registry-1.docker.io/library/nginx", "repo.test/nginx a/nginx"},
-		{"repo.test:5000/app", requirement.AnyStar, "repo.test:5000/app repo.test:5000/app:1", "repo.test/app repo.test:5000/app/x"},
-		{"repo.test:443/app", requirement.AnyStar, "repo.test/app Repo.Test:443/app:1 repo.test:0443/app", "repo.test:5000/app repo.test:4430/app"},
-		{"repo.test", requirement.AnyStar, "repo.test docker.io/library/repo.test:1", "repo.test:5000/a repo.test/a"},
-		{"repo.test*", requirement.AnyStar, "repo.test/a repo.test:5000/a", "a.repo.test/a"},
-		{"*.test/app", requirement.AnyStar, "repo.test/app a.b.test/app:1", "repo.tests/app test/app docker.io/x.test/apps"},
-		{"repo.test/app?1", requirement.AnyStar, "repo.test/app-1 repo.test/app-1:2", "repo.test/app:1 repo.test/app1 repo.test/app/1"},
-		{"repo.test/app*-rc", requirement.AnyStar, "repo.test/app:1-rc repo.test/app-rc:1 repo.test/app" + digest, "repo.test/app:1 repo.test/other" + digest},
-		{"localhost/app", requirement.AnyStar, "localhost/app:1", "docker.io/localhost/app app"},
+		{"repo.test/a/manager*", requirement.KyvernoSyntax, "repo.test/a/manager repo.test/a/manager-b:1", "repo.test/ba/manager repo.test/x/a/manager a/manager"},
+		{"nginx", requirement.KyvernoSyntax, "nginx nginx:1 docker.io/nginx library/nginx index.docker.io/library/nginx nginx" + digest, "repo.test/nginx a/nginx nginx-b library/nginx/x"},
+		{"nginx:1", requirement.KyvernoSyntax, "nginx:1 docker.io/library/nginx:1 nginx" + digest + " nginx:2" + digest, "nginx nginx:2 nginx:12"},
+		{"nginx:1*", requirement.KyvernoSyntax, "nginx:1 nginx:1.2 nginx:3" + digest, "nginx nginx:2"},
+		{"nginx*", requirement.KyvernoSyntax, "nginx nginx-a:1 library/nginx-b" + digest, "a/nginx nginx.test/a"},
+		{"docker.io/nginx*", requirement.KyvernoSyntax, "nginx nginx-a:1 index.docker.io/nginx registry-1.docker.io/library/nginx", "repo.test/nginx a/nginx"},
+		{"repo.test:5000/app", requirement.KyvernoSyntax, "repo.test:5000/app repo.test:5000/app:1", "repo.test/app repo.test:5000/app/x"},
+		{"repo.test:443/app", requirement.KyvernoSyntax, "repo.test/app Repo.Test:443/app:1 repo.test:0443/app", "repo.test:5000/app repo.test:4430/app"},
+		{"repo.test", requirement.KyvernoSyntax, "repo.test docker.io/library/repo.test:1", "repo.test:5000/a repo.test/a"},
+		{"repo.test*", requirement.KyvernoSyntax, "repo.test/a repo.test:5000/a", "a.repo.test/a"},
+		{"*.test/app", requirement.KyvernoSyntax, "repo.test/app a.b.test/app:1", "repo.tests/app test/app docker.io/x.test/apps"},
+		{"repo.test/app?1", requirement.KyvernoSyntax, "repo.test/app-1 repo.test/app-1:2", "repo.test/app:1 repo.test/app1 repo.test/app/1"},
+		{"repo.test/app*-rc", requirement.KyvernoSyntax, "repo.test/app:1-rc repo.test/app-rc:1 repo.test/app" + digest, "repo.test/app:1 repo.test/other" + digest},
+		{"localhost/app", requirement.KyvernoSyntax, "localhost/app:1", "docker.io/localhost/app app"},
 
-		{"**", requirement.SegmentStar, "nginx a/b repo.test/a/b:1", ""},
-		{"index.docker.io/**", requirement.SegmentStar, "nginx a/b docker.io/a/b/c:1", "repo.test/a"},
-		{"index.docker.io/library/*", requirement.SegmentStar, "nginx nginx:1 library/nginx" + digest, "a/nginx library/a/b"},
-		{"inde**", requirement.SegmentStar, "nginx a/b", "repo.test/a"},
-		{"ghcr.io/*/*", requirement.SegmentStar, "ghcr.io/a/b ghcr.io/a/b:1 ghcr.io/a/b" + digest, "ghcr.io/a ghcr.io/a/b/c"},
-		{"ghcr.io/**", requirement.SegmentStar, "ghcr.io/a ghcr.io/a/b/c:1", "ghcrxio/a ghcr.io.test/a"},
-		{"ghcr.io/a*", requirement.SegmentStar, "ghcr.io/a ghcr.io/ab:1", "ghcr.io/a/b ghcr.io/ba"},
-		{"ghcr.io/a/b:v1", requirement.SegmentStar, "ghcr.io/a/b:v1 ghcr.io/a/b" + digest, "ghcr.io/a/b:v2 ghcr.io/a/b"},
-		{"*/app", requirement.SegmentStar, "repo.test/app docker.io/team/app team/app:1 app", "repo.test/team/app"},
+		{"**", requirement.SigstoreSyntax, "nginx a/b repo.test/a/b:1", ""},
+		{"index.docker.io/**", requirement.SigstoreSyntax, "nginx a/b docker.io/a/b/c:1", "repo.test/a"},
+		{"index.docker.io/library/*", requirement.SigstoreSyntax, "nginx nginx:1 library/nginx" + digest, "a/nginx library/a/b"},
+		{"inde**", requirement.SigstoreSyntax, "nginx a/b", "repo.test/a"},
+		{"ghcr.io/*/*", requirement.SigstoreSyntax, "ghcr.io/a/b ghcr.io/a/b:1 ghcr.io/a/b" + digest, "ghcr.io/a ghcr.io/a/b/c"},
+		{"ghcr.io/**", requirement.SigstoreSyntax, "ghcr.io/a ghcr.io/a/b/c:1", "ghcrxio/a ghcr.io.test/a"},
+		{"ghcr.io/a*", requirement.SigstoreSyntax, "ghcr.io/a ghcr.io/ab:1", "ghcr.io/a/b ghcr.io/ba"},
+		{"ghcr.io/a/b:v1", requirement.SigstoreSyntax, "ghcr.io/a/b:v1 ghcr.io/a/b" + digest, "ghcr.io/a/b:v2 ghcr.io/a/b"},
+		{"*/app", requirement.SigstoreSyntax, "repo.test/app docker.io/team/app team/app:1 app", "repo.test/team/app"},
 	} {
 		p, err := requirement.ParsePattern(tc.pattern, tc.syntax)
 		if err != nil || p.String() != tc.pattern {
@@ -94,13 +94,13 @@ func TestPatternRefuses(t *testing.T) {
 		"repo.test/" + strings.Repeat("a", 300): "matches no image name",
 		"repo.test/" + strings.Repeat("*", 503): "must have at most 512 characters",
 	} {
-		for _, syntax := range []requirement.Syntax{requirement.AnyStar, requirement.SegmentStar} {
+		for _, syntax := range []requirement.Syntax{requirement.KyvernoSyntax, requirement.SigstoreSyntax} {
 			if p, err := requirement.ParsePattern(pattern, syntax); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("ParsePattern(%q) = %v, %v; want %s", pattern, p, err, want)
 			}
 		}
 	}
-	if _, err := requirement.ParsePattern("repo.test/a?", requirement.SegmentStar); err == nil || !strings.Contains(err.Error(), "the wildcards * and **") {
+	if _, err := requirement.ParsePattern("repo.test/a?", requirement.SigstoreSyntax); err == nil || !strings.Contains(err.Error(), "the wildcards * and **") {
 		t.Errorf("a question mark: %v", err)
 	}
 }
@@ -126,7 +126,7 @@ func TestPatternsOfTheConformanceTables(t *testing.T) {
 		}
 	}
 	matches := func(pattern, image string) bool {
-		p, err := requirement.ParsePattern(pattern, requirement.AnyStar)
+		p, err := requirement.ParsePattern(pattern, requirement.KyvernoSyntax)
 		if err != nil {
 			t.Errorf("ParsePattern(%q) = %v", pattern, err)
 			return false
@@ -155,7 +155,7 @@ func FuzzPattern(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		for _, syntax := range []requirement.Syntax{requirement.AnyStar, requirement.SegmentStar} {
+		for _, syntax := range []requirement.Syntax{requirement.KyvernoSyntax, requirement.SigstoreSyntax} {
 			p, err := requirement.ParsePattern(s, syntax)
 			n, invalid := imageref.Parse(s)
 			if invalid != nil || n.IsDigest() {

@@ -7,14 +7,14 @@ import (
 	"strings"
 )
 
-// A Requirement is a tree of which signatures an image must have. One of Of, Signed and Static is set. The zero Requirement is met by no
+// A Requirement is a tree of which signatures an image must have. One of Of, SignedBy and Static is set. The zero Requirement is met by no
 // image. Requirements that readers return must not be modified.
 type Requirement struct {
 	// AtLeast is how many requirements of Of must be met. A value below 1 is never met.
 	AtLeast int
 	Of      []Requirement
-	// Signed is a leaf: the image has a signature.
-	Signed *Signed
+	// SignedBy is a leaf: the image has a signature of this signer.
+	SignedBy *Signer
 	// Static is a leaf that no signature decides.
 	Static *Static
 }
@@ -26,8 +26,8 @@ type Static struct {
 	Message string
 }
 
-// A Signed is met if one signature of the image meets all of its fields. Either Key or Keyless is set.
-type Signed struct {
+// A Signer is who must have signed an image, and how. One signature of the image must meet all of its fields. Either Key or Keyless is set.
+type Signer struct {
 	Key     *Key
 	Keyless *Keyless
 	// Repository is where signatures count beside the repository of the image itself; "" if they count only there. It is normalised.
@@ -75,10 +75,10 @@ type Timestamp struct {
 }
 
 // Met reports whether a requirement is met, given which of its leaves are met.
-func (r *Requirement) Met(signed func(*Signed) bool) bool {
+func (r *Requirement) Met(signed func(*Signer) bool) bool {
 	switch {
-	case r.Signed != nil:
-		return signed(r.Signed)
+	case r.SignedBy != nil:
+		return signed(r.SignedBy)
 	case r.Static != nil:
 		return r.Static.Pass
 	case r.AtLeast < 1:
@@ -95,15 +95,15 @@ func (r *Requirement) Met(signed func(*Signed) bool) bool {
 
 // NeedsSignature reports whether a signature decides: the requirement is neither met by every image nor by none.
 func (r *Requirement) NeedsSignature() bool {
-	return r.Met(func(*Signed) bool { return true }) && !r.Met(func(*Signed) bool { return false })
+	return r.Met(func(*Signer) bool { return true }) && !r.Met(func(*Signer) bool { return false })
 }
 
 // Signers returns the leaves that a signature decides, in the order of the policy.
-func (r *Requirement) Signers() []*Signed {
-	if r.Signed != nil {
-		return []*Signed{r.Signed}
+func (r *Requirement) Signers() []*Signer {
+	if r.SignedBy != nil {
+		return []*Signer{r.SignedBy}
 	}
-	var all []*Signed
+	var all []*Signer
 	for i := range r.Of {
 		all = append(all, r.Of[i].Signers()...)
 	}
@@ -133,8 +133,8 @@ func AtLeast(n int, of ...Requirement) Requirement {
 // String describes the requirement in words.
 func (r *Requirement) String() string {
 	switch {
-	case r.Signed != nil:
-		return r.Signed.String()
+	case r.SignedBy != nil:
+		return r.SignedBy.String()
 	case r.Static != nil && r.Static.Pass:
 		return "nothing"
 	case r.Static != nil, r.AtLeast < 1:
@@ -148,7 +148,7 @@ func (r *Requirement) String() string {
 }
 
 // String names the signer: the SHA-256 of a key, or issuer and subject.
-func (s *Signed) String() string {
+func (s *Signer) String() string {
 	switch {
 	case s.Key != nil:
 		return "key sha256:" + fingerprint(s.Key.Public)

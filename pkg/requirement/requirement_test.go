@@ -11,16 +11,16 @@ import (
 	"github.com/pullgate/pullgate/pkg/requirement/internal/requirementtest"
 )
 
-func signed(s requirement.Signed) requirement.Requirement {
-	return requirement.Requirement{Signed: &s}
+func signed(s requirement.Signer) requirement.Requirement {
+	return requirement.Requirement{SignedBy: &s}
 }
 
 func key(public string) requirement.Requirement {
-	return signed(requirement.Signed{Key: &requirement.Key{Public: []byte(public), Hash: "sha256"}})
+	return signed(requirement.Signer{Key: &requirement.Key{Public: []byte(public), Hash: "sha256"}})
 }
 
-func keyless(change func(*requirement.Signed)) requirement.Requirement {
-	s := requirement.Signed{
+func keyless(change func(*requirement.Signer)) requirement.Requirement {
+	s := requirement.Signer{
 		Keyless: &requirement.Keyless{
 			Issuer: requirement.Exactly("https://issuer.test"), Subject: requirement.Glob("https://git.test/team/*"),
 			Extensions: map[string]string{"1.2.3": "a", "1.2.4": "b"},
@@ -45,10 +45,10 @@ func different(t *testing.T) []struct {
 	if err != nil {
 		t.Fatal(err)
 	}
-	same := func(*requirement.Signed) {}
+	same := func(*requirement.Signer) {}
 	a, b, c := key("a"), key("b"), key("c")
 	with := func(change func(*requirement.Keyless)) requirement.Requirement {
-		return keyless(func(s *requirement.Signed) { change(s.Keyless) })
+		return keyless(func(s *requirement.Signer) { change(s.Keyless) })
 	}
 	return []struct {
 		name string
@@ -58,13 +58,13 @@ func different(t *testing.T) []struct {
 		{"pass", static(true, "")},
 		{"key", a},
 		{"another key", b},
-		{"hash algorithm", signed(requirement.Signed{Key: &requirement.Key{Public: []byte("a"), Hash: "sha512"}})},
-		{"repository", signed(requirement.Signed{Key: a.Signed.Key, Repository: "repo.test/signatures"})},
-		{"any log", signed(requirement.Signed{Key: a.Signed.Key, Log: &requirement.Log{}})},
-		{"a log", signed(requirement.Signed{Key: a.Signed.Key, Log: &requirement.Log{URL: "https://log.test"}})},
-		{"a log by key", signed(requirement.Signed{Key: a.Signed.Key, Log: &requirement.Log{Keys: [][]byte{[]byte("l")}}})},
-		{"timestamp", signed(requirement.Signed{Key: a.Signed.Key, Timestamp: &requirement.Timestamp{}})},
-		{"timestamp by", signed(requirement.Signed{Key: a.Signed.Key, Timestamp: &requirement.Timestamp{Chain: [][]byte{[]byte("l")}}})},
+		{"hash algorithm", signed(requirement.Signer{Key: &requirement.Key{Public: []byte("a"), Hash: "sha512"}})},
+		{"repository", signed(requirement.Signer{Key: a.SignedBy.Key, Repository: "repo.test/signatures"})},
+		{"any log", signed(requirement.Signer{Key: a.SignedBy.Key, Log: &requirement.Log{}})},
+		{"a log", signed(requirement.Signer{Key: a.SignedBy.Key, Log: &requirement.Log{URL: "https://log.test"}})},
+		{"a log by key", signed(requirement.Signer{Key: a.SignedBy.Key, Log: &requirement.Log{Keys: [][]byte{[]byte("l")}}})},
+		{"timestamp", signed(requirement.Signer{Key: a.SignedBy.Key, Timestamp: &requirement.Timestamp{}})},
+		{"timestamp by", signed(requirement.Signer{Key: a.SignedBy.Key, Timestamp: &requirement.Timestamp{Chain: [][]byte{[]byte("l")}}})},
 		{"identity", keyless(same)},
 		{"issuer", with(func(k *requirement.Keyless) { k.Issuer = requirement.Exactly("https://other.test") })},
 		{"subject", with(func(k *requirement.Keyless) { k.Subject = requirement.Glob("https://git.test/other/*") })},
@@ -77,7 +77,7 @@ func different(t *testing.T) []struct {
 		{"other roots", with(func(k *requirement.Keyless) { k.Roots = [][]byte{[]byte("rs")} })},
 		{"no SCT", with(func(k *requirement.Keyless) { k.IgnoreSCT = true })},
 		{"certificate log", with(func(k *requirement.Keyless) { k.CTLogKeys = [][]byte{[]byte("l")} })},
-		{"no log", keyless(func(s *requirement.Signed) { s.Log, s.Timestamp = nil, &requirement.Timestamp{} })},
+		{"no log", keyless(func(s *requirement.Signer) { s.Log, s.Timestamp = nil, &requirement.Timestamp{} })},
 		{"one of", requirement.AtLeast(1, a, b)},
 		{"two of", requirement.AtLeast(2, a, b)},
 		{"two of three", requirement.AtLeast(2, a, b, c)},
@@ -110,20 +110,20 @@ func TestHashesDiffer(t *testing.T) {
 
 func TestHashIgnoresWhatDoesNotDecide(t *testing.T) {
 	a, b, c := key("a"), key("b"), key("c")
-	same := func(*requirement.Signed) {}
+	same := func(*requirement.Signer) {}
 	for name, pair := range map[string][2]requirement.Requirement{
 		"order":            {requirement.AtLeast(2, a, b, requirement.AtLeast(1, b, c)), requirement.AtLeast(2, requirement.AtLeast(1, c, b), b, a)},
 		"a list of one":    {requirement.Requirement{AtLeast: 1, Of: []requirement.Requirement{{AtLeast: 1, Of: []requirement.Requirement{a}}}}, a},
 		"message":          {static(false, "denied"), static(false, "")},
 		"never met":        {static(false, ""), requirement.Requirement{Of: []requirement.Requirement{a}}},
-		"a text as a glob": {keyless(func(s *requirement.Signed) { s.Keyless.Issuer = requirement.Glob("https://issuer.test") }), keyless(same)},
+		"a text as a glob": {keyless(func(s *requirement.Signer) { s.Keyless.Issuer = requirement.Glob("https://issuer.test") }), keyless(same)},
 		"order of roots": {
-			keyless(func(s *requirement.Signed) { s.Keyless.Roots = [][]byte{[]byte("r"), []byte("s")} }),
-			keyless(func(s *requirement.Signed) { s.Keyless.Roots = [][]byte{[]byte("s"), []byte("r"), []byte("s")} }),
+			keyless(func(s *requirement.Signer) { s.Keyless.Roots = [][]byte{[]byte("r"), []byte("s")} }),
+			keyless(func(s *requirement.Signer) { s.Keyless.Roots = [][]byte{[]byte("s"), []byte("r"), []byte("s")} }),
 		},
 		"unused keys of certificate logs": {
-			keyless(func(s *requirement.Signed) { s.Keyless.IgnoreSCT = true }),
-			keyless(func(s *requirement.Signed) { s.Keyless.IgnoreSCT, s.Keyless.CTLogKeys = true, [][]byte{[]byte("l")} }),
+			keyless(func(s *requirement.Signer) { s.Keyless.IgnoreSCT = true }),
+			keyless(func(s *requirement.Signer) { s.Keyless.IgnoreSCT, s.Keyless.CTLogKeys = true, [][]byte{[]byte("l")} }),
 		},
 	} {
 		if x, y := pair[0].Hash("root"), pair[1].Hash("root"); x != y || !strings.HasPrefix(x, "v1:") || len(x) != 67 {
@@ -171,7 +171,7 @@ func shuffle(random *rand.Rand, r requirement.Requirement) requirement.Requireme
 
 // change changes one count or one leaf.
 func change(random *rand.Rand, r requirement.Requirement) requirement.Requirement {
-	if r.Signed != nil {
+	if r.SignedBy != nil {
 		return key("changed")
 	}
 	r.Of = slices.Clone(r.Of)
@@ -186,7 +186,7 @@ func change(random *rand.Rand, r requirement.Requirement) requirement.Requiremen
 func TestUsesTrustedRoot(t *testing.T) {
 	a := key("a")
 	own := [][]byte{[]byte("x")}
-	complete := func(s *requirement.Signed) {
+	complete := func(s *requirement.Signer) {
 		s.Keyless.Roots, s.Keyless.CTLogKeys, s.Log.Keys = own, own, own
 	}
 	for name, tc := range map[string]struct {
@@ -194,15 +194,15 @@ func TestUsesTrustedRoot(t *testing.T) {
 		want bool
 	}{
 		"key":              {a, false},
-		"key with a log":   {signed(requirement.Signed{Key: a.Signed.Key, Log: &requirement.Log{}}), true},
-		"own log":          {signed(requirement.Signed{Key: a.Signed.Key, Log: &requirement.Log{Keys: own}}), false},
-		"timestamp":        {signed(requirement.Signed{Key: a.Signed.Key, Timestamp: &requirement.Timestamp{}}), true},
-		"own timestamp":    {signed(requirement.Signed{Key: a.Signed.Key, Timestamp: &requirement.Timestamp{Chain: own}}), false},
-		"keyless":          {keyless(func(*requirement.Signed) {}), true},
-		"own roots only":   {keyless(func(s *requirement.Signed) { s.Keyless.Roots = own }), true},
+		"key with a log":   {signed(requirement.Signer{Key: a.SignedBy.Key, Log: &requirement.Log{}}), true},
+		"own log":          {signed(requirement.Signer{Key: a.SignedBy.Key, Log: &requirement.Log{Keys: own}}), false},
+		"timestamp":        {signed(requirement.Signer{Key: a.SignedBy.Key, Timestamp: &requirement.Timestamp{}}), true},
+		"own timestamp":    {signed(requirement.Signer{Key: a.SignedBy.Key, Timestamp: &requirement.Timestamp{Chain: own}}), false},
+		"keyless":          {keyless(func(*requirement.Signer) {}), true},
+		"own roots only":   {keyless(func(s *requirement.Signer) { s.Keyless.Roots = own }), true},
 		"everything own":   {keyless(complete), false},
-		"without SCT":      {keyless(func(s *requirement.Signed) { complete(s); s.Keyless.CTLogKeys, s.Keyless.IgnoreSCT = nil, true }), false},
-		"one of the nodes": {requirement.AtLeast(1, a, requirement.AtLeast(1, a, keyless(func(*requirement.Signed) {}))), true},
+		"without SCT":      {keyless(func(s *requirement.Signer) { complete(s); s.Keyless.CTLogKeys, s.Keyless.IgnoreSCT = nil, true }), false},
+		"one of the nodes": {requirement.AtLeast(1, a, requirement.AtLeast(1, a, keyless(func(*requirement.Signer) {}))), true},
 	} {
 		if got := tc.r.UsesTrustedRoot(); got != tc.want || (tc.r.Hash("r") != tc.r.Hash("s")) != tc.want {
 			t.Errorf("%s: UsesTrustedRoot = %v; want %v, and the root in the hash likewise", name, got, tc.want)
@@ -231,7 +231,7 @@ func TestMet(t *testing.T) {
 		"all of no entry": {requirement.AtLeast(0), map[string]bool{"abc": false}},
 	} {
 		for signers, want := range tc.want {
-			if got := tc.r.Met(func(s *requirement.Signed) bool { return strings.Contains(signers, string(s.Key.Public)) }); got != want {
+			if got := tc.r.Met(func(s *requirement.Signer) bool { return strings.Contains(signers, string(s.Key.Public)) }); got != want {
 				t.Errorf("%s, signed by %q: %v; want %v", name, signers, got, want)
 			}
 		}
@@ -253,8 +253,8 @@ func TestRequirementInWords(t *testing.T) {
 	for want, r := range map[string]requirement.Requirement{
 		"nothing": static(true, ""), "no image is allowed": static(false, ""),
 		"key sha256:ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb":               key("a"),
-		"identity https://git.test/team/* of issuer https://issuer.test":                            keyless(func(*requirement.Signed) {}),
-		"at least 1 of (identity https://git.test/team/* of issuer https://issuer.test; no signer)": requirement.AtLeast(1, keyless(func(*requirement.Signed) {}), signed(requirement.Signed{})),
+		"identity https://git.test/team/* of issuer https://issuer.test":                            keyless(func(*requirement.Signer) {}),
+		"at least 1 of (identity https://git.test/team/* of issuer https://issuer.test; no signer)": requirement.AtLeast(1, keyless(func(*requirement.Signer) {}), signed(requirement.Signer{})),
 	} {
 		if got := r.String(); got != want {
 			t.Errorf("String = %q; want %q", got, want)

@@ -63,8 +63,8 @@ func (s *Set) Rules() []Rule {
 	return s.rules
 }
 
-// Applied is what the rules of a set say about an image of a pod.
-type Applied struct {
+// ImageRules are what the rules of a set say about an image of a pod.
+type ImageRules struct {
 	// Rules are those that the image must meet, each in its own mode. The caller must not modify them.
 	Rules []*Rule
 	// Unknown says that the name of the image is not known, or can mean an image ID. Rules then has every rule for the namespace.
@@ -78,8 +78,8 @@ type Applied struct {
 
 // For returns what a set says about an image of a pod in a namespace. The namespace "" is an unknown one, which is in the scope of every rule
 // that does not exclude all namespaces.
-func (s *Set) For(namespace string, image imageref.Ref) Applied {
-	a := Applied{Unknown: !image.Parsed() || image.MayBeImageID()}
+func (s *Set) For(namespace string, image imageref.Ref) ImageRules {
+	a := ImageRules{Unknown: !image.Parsed() || image.MayBeImageID()}
 	var matched, audited bool // by an enforced rule, by any rule
 	names := spellings(image.Name())
 	for i := range s.Rules() {
@@ -104,7 +104,7 @@ func (r *Rule) matches(names []string) bool {
 }
 
 // setDefault sets the default of the rules for a namespace. A denial comes before an allowance, and an enforced one before an audited one.
-func (a *Applied) setDefault(rules []Rule, namespace string, onlyEnforced bool) {
+func (a *ImageRules) setDefault(rules []Rule, namespace string, onlyEnforced bool) {
 	for i := range rules {
 		r := &rules[i]
 		if r.Default == NoDefault || r.Default < a.Default || onlyEnforced && r.Mode != Enforce || !r.Scope.Includes(namespace) {

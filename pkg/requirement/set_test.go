@@ -15,7 +15,7 @@ func rule(t *testing.T, name, images string, change func(*requirement.Rule)) req
 	k := key(name)
 	r := requirement.Rule{Kind: "ClusterPolicy", Policy: name, Requirement: &k}
 	for pattern := range strings.FieldsSeq(images) {
-		p, err := requirement.ParsePattern(pattern, requirement.AnyStar)
+		p, err := requirement.ParsePattern(pattern, requirement.KyvernoSyntax)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -126,7 +126,7 @@ func TestDefaults(t *testing.T) {
 func BenchmarkFor(b *testing.B) {
 	var p requirement.Policies
 	for i := range 100 {
-		pattern, err := requirement.ParsePattern(fmt.Sprintf("registry-%d.test/team/*", i), requirement.AnyStar)
+		pattern, err := requirement.ParsePattern(fmt.Sprintf("registry-%d.test/team/*", i), requirement.KyvernoSyntax)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -65,10 +65,10 @@ func BenchmarkJudgeContainer(b *testing.B) {
 		b.Run(fmt.Sprintf("distinct=%v", distinct), func(b *testing.B) {
 			set := load(b, many(b, 100, distinct)...)
 			pod, containers := large(10, 30)
-			how := restriction.How{From: restriction.Node}
+			options := restriction.Options{From: restriction.Node}
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				if d := set.Judge(&pod, containers[i%10:i%10+1], how); !d.Admitted {
+				if d := set.Judge(&pod, containers[i%10:i%10+1], options); !d.Admitted {
 					b.Fatal(d.Violations)
 				}
 			}
@@ -81,7 +81,7 @@ func BenchmarkJudgeSandbox(b *testing.B) {
 	pod, _ := large(10, 30)
 	b.ReportAllocs()
 	for b.Loop() {
-		if d := set.Judge(&pod, nil, restriction.How{From: restriction.Node}); !d.Admitted {
+		if d := set.Judge(&pod, nil, restriction.Options{From: restriction.Node}); !d.Admitted {
 			b.Fatal(d.Violations)
 		}
 	}
@@ -92,7 +92,7 @@ func BenchmarkJudgePod(b *testing.B) {
 	pod, containers := large(10, 30)
 	b.ReportAllocs()
 	for b.Loop() {
-		if d := set.Judge(&pod, containers, restriction.How{From: restriction.Admission}); !d.Admitted {
+		if d := set.Judge(&pod, containers, restriction.Options{From: restriction.Admission}); !d.Admitted {
 			b.Fatal(d.Violations)
 		}
 	}

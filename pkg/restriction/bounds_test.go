@@ -26,7 +26,7 @@ func TestViolationsAreBounded(t *testing.T) {
 	c.Mounts = set(mounts)
 	c.Name = strings.Repeat("c", 1<<10)
 	pod := allowed()
-	d := load(t, files...).Judge(&pod, []podview.Container{c}, restriction.How{From: restriction.Node})
+	d := load(t, files...).Judge(&pod, []podview.Container{c}, restriction.Options{From: restriction.Node})
 	if d.Admitted || len(d.Violations) != policies*most {
 		t.Fatalf("Judge = %v with %d violations; want a denial with %d for each of %d policies", d.Admitted, len(d.Violations), most, policies)
 	}

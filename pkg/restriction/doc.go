@@ -11,7 +11,7 @@
 // # Fields that a source does not know
 //
 // A view can lack a field for two reasons. Fields lists which source carries which field. If the source never carries a field, Set.Unjudged
-// reports it when the policies are loaded; it does not satisfy an Accept policy, and How.Refuse decides about a Drop policy. If the
+// reports it when the policies are loaded; it does not satisfy an Accept policy, and Options.Refuse decides about a Drop policy. If the
 // source carries the field and does not know it for this pod, the field satisfies no policy.
 //
 // # Files

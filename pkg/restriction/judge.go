@@ -28,8 +28,8 @@ type policy struct {
 	restricts     map[string]bool // the paths of the fields that it restricts
 }
 
-// How says where the view of a judgement comes from.
-type How struct {
+// Options say where the view of a judgement comes from, and what is compared.
+type Options struct {
 	From Source
 	// Refuse makes a field that the source never carries violate a Drop policy. By default it is ignored.
 	Refuse bool
@@ -114,13 +114,13 @@ func (v Violation) String() string {
 // At admission, containers are all containers of the pod. At the node they are the one that is about to be created; none means that only
 // the sandbox is, and fields that the CRI carries with containers are left to later judgements. A container is judged for itself there, so
 // two containers of a pod can be accepted by different Accept policies.
-func (s *Set) Judge(p *podview.Pod, containers []podview.Container, how How) Decision {
+func (s *Set) Judge(p *podview.Pod, containers []podview.Container, o Options) Decision {
 	if s == nil || len(s.policies) == 0 {
 		return Decision{Admitted: true}
 	}
 	answers := make([]answer, s.parts*(1+len(containers)))
 	j := judgement{
-		How: how, sandbox: how.From != Admission && len(containers) == 0, pod: p, answers: answers[:s.parts],
+		Options: o, sandbox: o.From != Admission && len(containers) == 0, pod: p, answers: answers[:s.parts],
 		subjects: s.subjects(containers, answers[s.parts:]),
 	}
 	acceptedInAudit := false
@@ -146,7 +146,7 @@ func (s *Set) Judge(p *podview.Pod, containers []podview.Container, how How) Dec
 
 // A judgement is one call of Judge.
 type judgement struct {
-	How
+	Options
 	sandbox  bool
 	pod      *podview.Pod
 	answers  []answer // of the pod

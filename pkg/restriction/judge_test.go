@@ -41,11 +41,11 @@ func TestBinding(t *testing.T) {
 			pod := allowed()
 			pod.NamespaceLabels = tc.labels
 			drop := load(t, file("drop", strings.Replace(tc.binding, "MODE", "Drop", 1), "{metadata: {name: {blacklist: [web]}}}"))
-			if d := drop.Judge(&pod, nil, restriction.How{}); d.Admitted == tc.drop {
+			if d := drop.Judge(&pod, nil, restriction.Options{}); d.Admitted == tc.drop {
 				t.Errorf("bound as Drop: %v; want %v", !d.Admitted, tc.drop)
 			}
 			accept := load(t, file("accept", strings.Replace(tc.binding, "MODE", "Accept", 1), "{}"), file("deny", "", "{metadata: {name: {blacklist: [web]}}}"))
-			if d := accept.Judge(&pod, nil, restriction.How{}); d.Admitted != tc.accept || (d.AcceptedBy == "accept") != tc.accept {
+			if d := accept.Judge(&pod, nil, restriction.Options{}); d.Admitted != tc.accept || (d.AcceptedBy == "accept") != tc.accept {
 				t.Errorf("bound as Accept: %v by %q; want %v", d.Admitted, d.AcceptedBy, tc.accept)
 			}
 		})
@@ -57,10 +57,10 @@ func TestUnknownNamespace(t *testing.T) {
 	pod := allowed()
 	pod.Namespace = ""
 	const no = "{metadata: {name: {blacklist: [web]}}}"
-	if d := load(t, file("drop", "{namespaces: [team-b]}", no)).Judge(&pod, nil, restriction.How{From: restriction.Node}); d.Admitted {
+	if d := load(t, file("drop", "{namespaces: [team-b]}", no)).Judge(&pod, nil, restriction.Options{From: restriction.Node}); d.Admitted {
 		t.Error("a Drop policy is not bound to an unknown namespace")
 	}
-	if d := load(t, file("accept", "{mode: Accept, namespaces: [team-b]}", "{}"), file("drop", "", no)).Judge(&pod, nil, restriction.How{}); d.Admitted {
+	if d := load(t, file("accept", "{mode: Accept, namespaces: [team-b]}", "{}"), file("drop", "", no)).Judge(&pod, nil, restriction.Options{}); d.Admitted {
 		t.Error("an Accept policy is bound to an unknown namespace")
 	}
 }
@@ -92,7 +92,7 @@ func TestCombination(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := allowed()
-			d := load(t, tc.files...).Judge(&pod, []podview.Container{container("web")}, restriction.How{})
+			d := load(t, tc.files...).Judge(&pod, []podview.Container{container("web")}, restriction.Options{})
 			var reports []string
 			for _, v := range d.Violations {
 				reports = append(reports, v.Policy)
@@ -104,7 +104,7 @@ func TestCombination(t *testing.T) {
 	}
 	var none *restriction.Set
 	pod := allowed()
-	if d := none.Judge(&pod, nil, restriction.How{}); !d.Admitted || none.Len() != 0 || none.Unjudged(restriction.Node) != nil || none.Restricted() != nil {
+	if d := none.Judge(&pod, nil, restriction.Options{}); !d.Admitted || none.Len() != 0 || none.Unjudged(restriction.Node) != nil || none.Restricted() != nil {
 		t.Errorf("a nil Set judges %+v; want the pod admitted and nothing else", d)
 	}
 	if (restriction.Decision{}).Admitted {
@@ -199,7 +199,7 @@ func TestPresetsJudge(t *testing.T) {
 			t.Errorf("%s: the node does not judge %v; want %d fields", name, unjudged, want)
 		}
 		for i, c := range []podview.Container{container("web"), socket, logs} {
-			if d := s.Judge(&pod, []podview.Container{c}, restriction.How{}); d.Admitted != admit[i] {
+			if d := s.Judge(&pod, []podview.Container{c}, restriction.Options{}); d.Admitted != admit[i] {
 				t.Errorf("%s: container %d is admitted: %v, %v; want %v", name, i, d.Admitted, d.Violations, admit[i])
 			}
 		}
@@ -215,11 +215,11 @@ func TestLargePods(t *testing.T) {
 		many[strings.Repeat("k", 20)+string(rune('a'+i%26))+strings.Repeat("i", i%50)+string(rune(i+256))] = "v"
 	}
 	pod.Annotations = set(many)
-	if d := s.Judge(&pod, []podview.Container{c}, restriction.How{}); d.Admitted || len(d.Violations[0].String()) > 500 {
+	if d := s.Judge(&pod, []podview.Container{c}, restriction.Options{}); d.Admitted || len(d.Violations[0].String()) > 500 {
 		t.Errorf("Judge of 10,000 annotations = %+v; want a short violation", d)
 	}
 	pod.Annotations = set(map[string]string{"a": strings.Repeat("v", 256<<10)})
-	if d := s.Judge(&pod, []podview.Container{c}, restriction.How{}); d.Admitted || len(d.Violations[0].String()) > 500 {
+	if d := s.Judge(&pod, []podview.Container{c}, restriction.Options{}); d.Admitted || len(d.Violations[0].String()) > 500 {
 		t.Errorf("Judge of 256 KiB of annotations = %d violations; want a short one", len(d.Violations))
 	}
 	pod.Annotations = set(map[string]string{})
@@ -229,7 +229,7 @@ func TestLargePods(t *testing.T) {
 		mounts = append(mounts, m)
 	}
 	c.Mounts = set(append(mounts, hostPath("/b")))
-	if d := s.Judge(&pod, []podview.Container{c}, restriction.How{}); d.Admitted || len(d.Violations) != 1 {
+	if d := s.Judge(&pod, []podview.Container{c}, restriction.Options{}); d.Admitted || len(d.Violations) != 1 {
 		t.Errorf("Judge of 20,000 mounts = %d violations; want the one that is below no allowed folder", len(d.Violations))
 	}
 }
@@ -279,7 +279,7 @@ func TestUnknownTypeOfVolume(t *testing.T) {
 		want  bool
 	}{"secret": {mount("/mnt", "secret"), true}, "configMap": {mount("/mnt", "configMap"), false}, "unknown": {unknown, false}} {
 		c.Mounts = podview.Set([]podview.Mount{test.mount})
-		if d := set.Judge(&pod, []podview.Container{c}, restriction.How{From: restriction.Node}); d.Admitted != test.want {
+		if d := set.Judge(&pod, []podview.Container{c}, restriction.Options{From: restriction.Node}); d.Admitted != test.want {
 			t.Errorf("%s: admitted = %v; want %v: %v", name, d.Admitted, test.want, d.Violations)
 		}
 	}
@@ -293,7 +293,7 @@ func TestReportsAreIndependent(t *testing.T) {
 		file("b", "", "{spec: {"+lists+"}}"))
 	pod, c := allowed(), container("web")
 	c.Kind, c.Privileged = podview.Value[podview.Kind]{}, podview.Set(false) // matches one list only
-	d := set.Judge(&pod, []podview.Container{c}, restriction.How{From: restriction.NodeWithPodSource, AssumeUnknown: true})
+	d := set.Judge(&pod, []podview.Container{c}, restriction.Options{From: restriction.NodeWithPodSource, AssumeUnknown: true})
 	for _, v := range d.Violations {
 		if v.Policy == "b" {
 			t.Errorf("%v; want no violation of b", v)

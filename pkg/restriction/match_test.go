@@ -13,7 +13,7 @@ import (
 type world struct {
 	pod       podview.Pod
 	container podview.Container
-	how       restriction.How
+	options   restriction.Options
 }
 
 func set[T any](v T) podview.Value[T] { return podview.Set(v) }
@@ -121,7 +121,7 @@ var matches = map[string]struct {
 		w.container.Mounts = set([]podview.Mount{m})
 	}, ""},
 	"a subPath at the node": {"{spec: {volumes: [{volumeType: {blacklist: [hostPath]}}]}}", func(w *world) {
-		w.how.From = restriction.Node
+		w.options.From = restriction.Node
 		m := mount("/a", "")
 		m.Volume = podview.Volume{}
 		w.container.Mounts = set([]podview.Mount{m})
@@ -136,7 +136,7 @@ func TestMatches(t *testing.T) {
 			if tc.change != nil {
 				tc.change(&w)
 			}
-			d := policy(t, tc.spec).Judge(&w.pod, []podview.Container{w.container}, w.how)
+			d := policy(t, tc.spec).Judge(&w.pod, []podview.Container{w.container}, w.options)
 			switch {
 			case tc.want == "" && (!d.Admitted || len(d.Violations) > 0):
 				t.Errorf("Judge = %+v; want the pod admitted", d)
@@ -150,7 +150,7 @@ func TestMatches(t *testing.T) {
 // A CRI carries some fields never, and some without the difference of nil and default.
 func TestUnknownFields(t *testing.T) {
 	node := func(w *world) {
-		w.how.From = restriction.Node
+		w.options.From = restriction.Node
 		w.pod.RestartPolicy, w.pod.Volumes = podview.Value[string]{}, podview.Value[[]podview.Volume]{}
 		w.container.Privileged = podview.Effective(false)
 		w.container.RunAsNonRoot = podview.Effective(true)
@@ -198,7 +198,7 @@ func TestUnknownFields(t *testing.T) {
 			if tc.mode == "Accept" {
 				files = append(files, file("deny", "", "{metadata: {name: {blacklist: [web]}}}"))
 			}
-			d := load(t, files...).Judge(&w.pod, []podview.Container{w.container}, restriction.How{From: tc.from, Refuse: tc.refuse})
+			d := load(t, files...).Judge(&w.pod, []podview.Container{w.container}, restriction.Options{From: tc.from, Refuse: tc.refuse})
 			if d.Admitted != tc.admit {
 				t.Errorf("Judge = %+v; want admitted %v", d, tc.admit)
 			}
@@ -213,16 +213,16 @@ func TestSandboxHasNoContainers(t *testing.T) {
 	pod := allowed()
 	pod.TerminationGracePeriodSeconds, pod.AutomountServiceAccountToken, pod.Volumes = podview.Value[int64]{}, podview.Value[bool]{}, podview.Value[[]podview.Volume]{}
 	for _, from := range []restriction.Source{restriction.Node, restriction.NodeWithPodSource} {
-		how := restriction.How{From: from, Refuse: true}
-		if d := s.Judge(&pod, nil, how); !d.Admitted {
+		options := restriction.Options{From: from, Refuse: true}
+		if d := s.Judge(&pod, nil, options); !d.Admitted {
 			t.Errorf("Judge of a sandbox = %v; want it admitted", d.Violations)
 		}
-		if d := s.Judge(&pod, []podview.Container{container("web")}, how); d.Admitted {
+		if d := s.Judge(&pod, []podview.Container{container("web")}, options); d.Admitted {
 			t.Error("a container is admitted whose pod has an unknown termination grace")
 		}
 		host := pod
 		host.HostPID = set(true)
-		if d := s.Judge(&host, nil, how); d.Admitted {
+		if d := s.Judge(&host, nil, options); d.Admitted {
 			t.Error("a sandbox with hostPID is admitted")
 		}
 	}

@@ -126,9 +126,9 @@ func TestPropertiesOfSets(t *testing.T) {
 			files = append(files, r.file(string(rune('b'+i)), pick(r, "Drop", "Drop", "Accept")))
 		}
 		pod, containers := r.pod()
-		how := restriction.How{From: pick(r, restriction.Admission, restriction.Node, restriction.NodeWithPodSource), Refuse: r.IntN(2) == 0}
+		options := restriction.Options{From: pick(r, restriction.Admission, restriction.Node, restriction.NodeWithPodSource), Refuse: r.IntN(2) == 0}
 		judge := func(files []restriction.File) restriction.Decision {
-			return load(t, files...).Judge(&pod, containers, how)
+			return load(t, files...).Judge(&pod, containers, options)
 		}
 		want := judge(files)
 
@@ -150,11 +150,11 @@ func TestPropertiesOfSets(t *testing.T) {
 			t.Fatalf("seed %d: a pod is denied without a reason", seed)
 		}
 		// Less knowledge never helps a pod against Drop policies whose fields the source carries.
-		if how.From == restriction.Admission && !want.Admitted {
+		if options.From == restriction.Admission && !want.Admitted {
 			blind := pod
 			blind.Labels, blind.RestartPolicy, blind.HostNetwork, blind.FSGroup = podview.Value[map[string]string]{}, podview.Value[string]{}, podview.Value[bool]{}, podview.Value[int64]{}
 			blind.SupplementalGroups, blind.Groups = podview.Value[[]int64]{}, podview.Value[[]int64]{}
-			if got := load(t, files...).Judge(&blind, containers, how); got.Admitted {
+			if got := load(t, files...).Judge(&blind, containers, options); got.Admitted {
 				t.Fatalf("seed %d: unknown fields admit a pod that was denied: %+v", seed, want)
 			}
 		}
@@ -167,15 +167,15 @@ func TestUnknownFieldsBoundTheAnswer(t *testing.T) {
 		r := newRandom(seed)
 		set := load(t, r.file("a", "Drop"), r.file("b", pick(r, "Drop", "Accept")))
 		pod, containers := r.pod()
-		want := set.Judge(&pod, containers, restriction.How{}).Admitted
+		want := set.Judge(&pod, containers, restriction.Options{}).Admitted
 		blind, blindContainers := pod, append([]podview.Container(nil), containers...)
 		r.forget(reflect.ValueOf(&blind).Elem())
 		blind.NamespaceLabels = pod.NamespaceLabels // decide what is bound
 		for i := range blindContainers {
 			r.forget(reflect.ValueOf(&blindContainers[i]).Elem())
 		}
-		least := set.Judge(&blind, blindContainers, restriction.How{}).Admitted
-		most := set.Judge(&blind, blindContainers, restriction.How{AssumeUnknown: true}).Admitted
+		least := set.Judge(&blind, blindContainers, restriction.Options{}).Admitted
+		most := set.Judge(&blind, blindContainers, restriction.Options{AssumeUnknown: true}).Admitted
 		if least && !want || want && !most {
 			t.Fatalf("seed %d: admitted with unknown fields: %v, with all values: %v, under the most favorable values: %v", seed, least, want, most)
 		}
@@ -232,7 +232,7 @@ func FuzzPolicyFile(f *testing.F) {
 		}
 		pod, containers := newRandom(1).pod()
 		for _, from := range []restriction.Source{restriction.Admission, restriction.Node, restriction.NodeWithPodSource} {
-			if d := s.Judge(&pod, containers, restriction.How{From: from}); !d.Admitted && len(d.Violations) == 0 {
+			if d := s.Judge(&pod, containers, restriction.Options{From: from}); !d.Admitted && len(d.Violations) == 0 {
 				t.Error("a pod is denied without a reason")
 			}
 		}
@@ -250,8 +250,8 @@ func FuzzHostPath(f *testing.F) {
 	f.Fuzz(func(t *testing.T, p string) {
 		c := c
 		c.Mounts = podview.Set([]podview.Mount{hostPath(p)})
-		inside := allow.Judge(&pod, []podview.Container{c}, restriction.How{}).Admitted
-		outside := deny.Judge(&pod, []podview.Container{c}, restriction.How{}).Admitted
+		inside := allow.Judge(&pod, []podview.Container{c}, restriction.Options{}).Admitted
+		outside := deny.Judge(&pod, []podview.Container{c}, restriction.Options{}).Admitted
 		segments := strings.FieldsFunc(p, func(r rune) bool { return r == '/' })
 		var clean []string
 		for _, s := range segments {

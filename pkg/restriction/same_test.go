@@ -43,8 +43,8 @@ func TestSamePodsHaveTheSameAnswer(t *testing.T) {
 		}
 		same++
 		for _, scope := range []restriction.Scope{restriction.WholePod, restriction.Template, restriction.ImagesOnly} {
-			how := restriction.How{Scope: scope}
-			if x, y := set.Judge(&a, containersOfA, how), set.Judge(&b, containersOfB, how); x.Admitted != y.Admitted || x.AcceptedBy != y.AcceptedBy || len(x.Violations) != len(y.Violations) {
+			options := restriction.Options{Scope: scope}
+			if x, y := set.Judge(&a, containersOfA, options), set.Judge(&b, containersOfB, options); x.Admitted != y.Admitted || x.AcceptedBy != y.AcceptedBy || len(x.Violations) != len(y.Violations) {
 				t.Fatalf("seed %d: the same pods get the answers %+v and %+v", seed, x, y)
 			}
 		}
@@ -177,14 +177,14 @@ func TestScope(t *testing.T) {
 		if tc.binding != "" {
 			files = append(files, file("none", "", "{metadata: {labels: {requireEmpty: true}}, spec: {containers: [{image: [{registry: {whitelist: [none.test]}}]}]}}"))
 		}
-		if d := load(t, files...).Judge(&pod, containers, restriction.How{Scope: tc.scope}); d.Admitted != tc.want {
+		if d := load(t, files...).Judge(&pod, containers, restriction.Options{Scope: tc.scope}); d.Admitted != tc.want {
 			t.Errorf("%s: admitted %v, %v; want %v", name, d.Admitted, d.Violations, tc.want)
 		}
 	}
 	either := policy(t, "{spec: {containers: [{image: [{registry: {whitelist: [a.test]}}]}], initContainers: [{image: [{registry: {whitelist: [b.test]}}]}]}}")
 	for image, want := range map[string]bool{"a.test/x": true, "b.test/x": true, "c.test/x": false} {
 		pod := podview.Pod{Namespace: "team-a"}
-		if d := either.Judge(&pod, []podview.Container{{Image: podview.Set(image)}}, restriction.How{Scope: restriction.ImagesOnly}); d.Admitted != want {
+		if d := either.Judge(&pod, []podview.Container{{Image: podview.Set(image)}}, restriction.Options{Scope: restriction.ImagesOnly}); d.Admitted != want {
 			t.Errorf("image %s in one of two lists: admitted %v; want %v", image, d.Admitted, want)
 		}
 	}

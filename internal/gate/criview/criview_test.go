@@ -301,7 +301,7 @@ func TestPresetRestrictedAtTheNode(t *testing.T) {
 			sc.RunAsUser.Value, sc.NoNewPrivs, sc.Capabilities = 1000, true, &runtimeapi.Capability{DropCapabilities: []string{"ALL"}}
 			tc.change(box, config, sc)
 			p, c := criview.Container(box, config, root)
-			d := set.Judge(&p, []podview.Container{c}, restriction.How{From: restriction.Node})
+			d := set.Judge(&p, []podview.Container{c}, restriction.Options{From: restriction.Node})
 			if tc.want == "" && !d.Admitted || tc.want != "" && (d.Admitted || !strings.Contains(d.Violations[0].String(), tc.want)) {
 				t.Errorf("Judge = %v, %v; want a violation with %q", d.Admitted, d.Violations, tc.want)
 			}
@@ -332,7 +332,7 @@ func FuzzCRIMessages(f *testing.F) {
 			return
 		}
 		p, c := criview.Container(req.GetSandboxConfig(), req.GetConfig(), root)
-		d := set.Judge(&p, []podview.Container{c}, restriction.How{From: restriction.Node})
+		d := set.Judge(&p, []podview.Container{c}, restriction.Options{From: restriction.Node})
 		if d.Admitted && (req.GetConfig().GetLinux().GetSecurityContext().GetPrivileged() || !req.GetConfig().GetLinux().GetSecurityContext().GetNoNewPrivs()) {
 			t.Errorf("a container that can gain privileges is admitted: %v", &req)
 		}

@@ -60,7 +60,7 @@ func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, ima
 }
 
 // applied returns the rules that are for the images of pods or of pod templates.
-func applied(a requirement.Applied, template bool) requirement.Applied {
+func applied(a requirement.ImageRules, template bool) requirement.ImageRules {
 	if !template {
 		return a
 	}
@@ -117,7 +117,7 @@ func (a answer) unknown(r verification.Result, ok bool, name imageref.Ref, requi
 		return cmp.Or(r.Message, r.Reason)
 	case verification.SignatureMissing:
 		// A registry can answer 404 for a repository that the credential does not allow. The repository of the image was read.
-		elsewhere := func(s *requirement.Signed) bool { return s.Repository != "" && s.Repository != name.Repository() }
+		elsewhere := func(s *requirement.Signer) bool { return s.Repository != "" && s.Repository != name.Repository() }
 		if slices.ContainsFunc(required.Signers(), elsewhere) {
 			return cmp.Or(r.Message, r.Reason)
 		}

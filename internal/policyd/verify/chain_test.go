@@ -206,7 +206,7 @@ func TestOtherRepositories(t *testing.T) {
 	const signatures, elsewhere = "sigs.test/team/signatures", "repo.test/other/app"
 	named := func() *requirement.Requirement {
 		r := keyLeaf(t, key)
-		r.Signed.Repository = signatures
+		r.SignedBy.Repository = signatures
 		return r
 	}
 	for name, tc := range map[string]struct {
@@ -224,7 +224,7 @@ func TestOtherRepositories(t *testing.T) {
 		}, "SIGNATURE_MISSING; 1 found"},
 		"for another signer": {signatures, func() *requirement.Requirement {
 			other := keyLeaf(t, sigstoretest.NewKey(t))
-			other.Signed.Repository = signatures
+			other.SignedBy.Repository = signatures
 			r := requirement.AtLeast(1, *other, *keyLeaf(t, key))
 			return &r
 		}, "SIGNATURE_INVALID"},
@@ -426,7 +426,7 @@ func TestListSignatures(t *testing.T) {
 		if f.Subject == i.manifest {
 			subject = "manifest"
 		}
-		signer := strings.Replace(f.Signer, c.want[0].Signed.String(), "the key", 1)
+		signer := strings.Replace(f.Signer, c.want[0].SignedBy.String(), "the key", 1)
 		lines = append(lines, fmt.Sprintf("%s %s %q %v %s", f.FoundBy, subject, signer, f.Counts, strings.ReplaceAll(f.Reason, i.index, "the index")))
 	}
 	slices.Sort(lines)

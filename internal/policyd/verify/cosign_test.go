@@ -38,7 +38,7 @@ func recordedKey(t *testing.T) *requirement.Requirement {
 	if _, err := x509.ParsePKIXPublicKey(block.Bytes); err != nil {
 		t.Fatal(err)
 	}
-	return &requirement.Requirement{Signed: &requirement.Signed{Key: &requirement.Key{Public: block.Bytes, Hash: "sha256"}}}
+	return &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: block.Bytes, Hash: "sha256"}}}
 }
 
 const (

@@ -19,8 +19,8 @@ import (
 )
 
 // keyless requires a signature by the workflow, after a change.
-func keyless(change func(*requirement.Signed)) *requirement.Requirement {
-	s := &requirement.Signed{
+func keyless(change func(*requirement.Signer)) *requirement.Requirement {
+	s := &requirement.Signer{
 		Keyless: &requirement.Keyless{
 			Issuer: requirement.Exactly(issuer), Subject: requirement.Glob("https://github.com/team/app/*"),
 			Extensions: map[string]string{
@@ -32,7 +32,7 @@ func keyless(change func(*requirement.Signed)) *requirement.Requirement {
 	if change != nil {
 		change(s)
 	}
-	return &requirement.Requirement{Signed: s}
+	return &requirement.Requirement{SignedBy: s}
 }
 
 // A keylessCase is a signature by an identity, and what is required. Each function changes something of a case that is met.
@@ -42,15 +42,15 @@ type keylessCase struct {
 	bundle      func(*protobundle.VerificationMaterial)
 	trusted     func(*root.FulcioCertificateAuthority, *root.TransparencyLog)
 	noTrusted   bool
-	want        func(*requirement.Signed)
+	want        func(*requirement.Signer)
 	expect      string
 	simple      string // what is expected of the older form, if it differs
 }
 
 func TestKeyless(t *testing.T) {
 	a, other := sigstoretest.NewAuthority(t), sigstoretest.NewAuthority(t)
-	ownRoots := func(from *sigstoretest.Authority) func(*requirement.Signed) {
-		return func(s *requirement.Signed) {
+	ownRoots := func(from *sigstoretest.Authority) func(*requirement.Signer) {
+		return func(s *requirement.Signer) {
 			s.Keyless.Roots = [][]byte{from.Root.Raw, from.Issuer.Raw}
 			s.Keyless.CTLogKeys = [][]byte{sigstoretest.PublicDER(t, from.CTFE.Public())}
 			s.Log.Keys = [][]byte{sigstoretest.PublicDER(t, from.Log(t).PublicKey)}
@@ -61,7 +61,7 @@ func TestKeyless(t *testing.T) {
 		"own roots and logs": {expect: "met", want: ownRoots(a), noTrusted: true},
 		"own root, and the certificate brings those below it": {
 			expect: "met",
-			want:   func(s *requirement.Signed) { s.Keyless.Roots = [][]byte{a.Root.Raw} },
+			want:   func(s *requirement.Signer) { s.Keyless.Roots = [][]byte{a.Root.Raw} },
 			bundle: func(m *protobundle.VerificationMaterial) {
 				if leaf := m.GetCertificate(); leaf != nil {
 					m.Content = &protobundle.VerificationMaterial_X509CertificateChain{X509CertificateChain: &protocommon.X509CertificateChain{
@@ -73,7 +73,7 @@ func TestKeyless(t *testing.T) {
 		"roots of another authority": {expect: "SIGNATURE_INVALID; transparency log", want: ownRoots(other), noTrusted: true},
 		"only the roots of another authority": {
 			expect: "SIGNATURE_INVALID; the certificate is not of a trusted authority",
-			want:   func(s *requirement.Signed) { s.Keyless.Roots = [][]byte{other.Root.Raw, other.Issuer.Raw} },
+			want:   func(s *requirement.Signer) { s.Keyless.Roots = [][]byte{other.Root.Raw, other.Issuer.Raw} },
 		},
 		"no trusted root": {expect: "SIGNATURE_INVALID; relies on a trusted root, and none is configured", noTrusted: true},
 		"wrong workflow": {
@@ -102,7 +102,7 @@ func TestKeyless(t *testing.T) {
 			trusted: func(ca *root.FulcioCertificateAuthority, _ *root.TransparencyLog) {
 				ca.Intermediates = []*x509.Certificate{reissued(t, a)}
 			},
-			want: func(s *requirement.Signed) { s.Keyless.IgnoreSCT = true },
+			want: func(s *requirement.Signer) { s.Keyless.IgnoreSCT = true },
 		},
 		"missing log entry": {
 			expect: "SIGNATURE_INVALID; not enough verified log entries",
@@ -111,28 +111,28 @@ func TestKeyless(t *testing.T) {
 		"timestamp instead of a log entry": {
 			expect: "met", simple: "SIGNATURE_INVALID; no valid timestamp",
 			bundle: func(m *protobundle.VerificationMaterial) { m.TlogEntries = nil },
-			want:   func(s *requirement.Signed) { s.Log, s.Timestamp = nil, &requirement.Timestamp{} },
+			want:   func(s *requirement.Signer) { s.Log, s.Timestamp = nil, &requirement.Timestamp{} },
 		},
 		"log entry and timestamp": {
 			expect: "met", simple: "SIGNATURE_INVALID; no valid timestamp",
-			want: func(s *requirement.Signed) { s.Timestamp = &requirement.Timestamp{} },
+			want: func(s *requirement.Signer) { s.Timestamp = &requirement.Timestamp{} },
 		},
 		"missing timestamp": {
 			expect: "SIGNATURE_INVALID; no valid timestamp",
 			bundle: func(m *protobundle.VerificationMaterial) { m.TimestampVerificationData = nil },
-			want:   func(s *requirement.Signed) { s.Timestamp = &requirement.Timestamp{} },
+			want:   func(s *requirement.Signer) { s.Timestamp = &requirement.Timestamp{} },
 		},
 		"no proof of the time": {
 			expect: "SIGNATURE_INVALID; nothing proves when",
-			want:   func(s *requirement.Signed) { s.Log = nil },
+			want:   func(s *requirement.Signer) { s.Log = nil },
 		},
 		"no SCT":              {expect: "SIGNATURE_INVALID; no certificate log proves the certificate", certificate: func(o *sigstoretest.LeafOptions) { o.NoSCT = true }},
 		"SCT by another log":  {expect: "SIGNATURE_INVALID; no certificate log", certificate: func(o *sigstoretest.LeafOptions) { o.CTFE = other.CTFE }},
-		"no SCT is necessary": {expect: "met", certificate: func(o *sigstoretest.LeafOptions) { o.NoSCT = true }, want: func(s *requirement.Signed) { s.Keyless.IgnoreSCT = true }},
-		"log by URL":          {expect: "met", want: func(s *requirement.Signed) { s.Log.URL = "https://REKOR.localhost/" }},
+		"no SCT is necessary": {expect: "met", certificate: func(o *sigstoretest.LeafOptions) { o.NoSCT = true }, want: func(s *requirement.Signer) { s.Keyless.IgnoreSCT = true }},
+		"log by URL":          {expect: "met", want: func(s *requirement.Signer) { s.Log.URL = "https://REKOR.localhost/" }},
 		"another log by URL": {
 			expect: "SIGNATURE_INVALID; has no transparency log with the URL",
-			want:   func(s *requirement.Signed) { s.Log.URL = "https://rekor.test" },
+			want:   func(s *requirement.Signer) { s.Log.URL = "https://rekor.test" },
 		},
 		"log whose key is no longer valid": {
 			expect: "SIGNATURE_INVALID; not enough verified log entries",
@@ -220,7 +220,7 @@ func TestKeyAndCertificateDoNotReplaceEachOther(t *testing.T) {
 func TestKeyWithLog(t *testing.T) {
 	a, key := sigstoretest.NewAuthority(t), sigstoretest.NewKey(t)
 	want := keyLeaf(t, key)
-	want.Signed.Log = &requirement.Log{Keys: [][]byte{sigstoretest.PublicDER(t, a.Log(t).PublicKey)}}
+	want.SignedBy.Log = &requirement.Log{Keys: [][]byte{sigstoretest.PublicDER(t, a.Log(t).PublicKey)}}
 	for name, tc := range map[string]struct {
 		logged bool
 		expect string
@@ -270,20 +270,20 @@ func TestSecondVersionOfTheLog(t *testing.T) {
 	}
 	own := [][]byte{authority.Root.Raw, authority.Intermediates[0].Raw}
 	for name, tc := range map[string]struct {
-		change func(*requirement.Signed)
+		change func(*requirement.Signer)
 		stamp  bool
 		expect string
 	}{
-		"trusted root": {func(*requirement.Signed) {}, true, "met"},
-		"own log": {func(s *requirement.Signed) {
+		"trusted root": {func(*requirement.Signer) {}, true, "met"},
+		"own log": {func(s *requirement.Signer) {
 			s.Log = &requirement.Log{URL: "https://rekor.localhost", Keys: [][]byte{sigstoretest.PublicDER(t, a.Log(t).PublicKey)}}
 			s.Timestamp = &requirement.Timestamp{}
 		}, true, "met"},
-		"own log without its URL": {func(s *requirement.Signed) {
+		"own log without its URL": {func(s *requirement.Signer) {
 			s.Log = &requirement.Log{Keys: [][]byte{sigstoretest.PublicDER(t, a.Log(t).PublicKey)}}
 			s.Timestamp = &requirement.Timestamp{}
 		}, true, "SIGNATURE_INVALID; without baseUrl"},
-		"no timestamp": {func(*requirement.Signed) {}, false, "SIGNATURE_INVALID; no valid timestamp or log entry"},
+		"no timestamp": {func(*requirement.Signer) {}, false, "SIGNATURE_INVALID; no valid timestamp or log entry"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMemory()
@@ -317,7 +317,7 @@ func TestSecondVersionOfTheLog(t *testing.T) {
 				}
 			}
 			m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
-			c := newCheck(m, i, keyless(func(s *requirement.Signed) {
+			c := newCheck(m, i, keyless(func(s *requirement.Signer) {
 				s.Keyless = &requirement.Keyless{Issuer: requirement.Exactly(oidc), Subject: requirement.Exactly(email), Roots: own, IgnoreSCT: true}
 				tc.change(s)
 			}))

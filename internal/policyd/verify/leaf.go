@@ -24,7 +24,7 @@ import (
 
 // A leaf verifies signatures for one leaf of a requirement.
 type leaf struct {
-	signed   *requirement.Signed
+	signed   *requirement.Signer
 	verifier *sigverify.Verifier
 	// err is why no signature can be verified; nil if it can be.
 	err error
@@ -39,7 +39,7 @@ type leaf struct {
 type miss struct{ reason, text string }
 
 // newLeaf returns the leaf with the keys and certificates of the requirement, and with those of the trusted root where it has none.
-func newLeaf(s *requirement.Signed, trusted *root.TrustedRoot) *leaf {
+func newLeaf(s *requirement.Signer, trusted *root.TrustedRoot) *leaf {
 	l := &leaf{signed: s}
 	m, err := newMaterial(s, trusted)
 	if err != nil {
@@ -104,8 +104,8 @@ func (m *material) PublicKeyVerifier(string) (root.TimeConstrainedVerifier, erro
 // errNoTrustedRoot is returned for a leaf that needs a trusted root.
 var errNoTrustedRoot = errors.New("the policy relies on a trusted root, and none is configured")
 
-func newMaterial(s *requirement.Signed, trusted *root.TrustedRoot) (*material, error) {
-	of := requirement.Requirement{Signed: s}
+func newMaterial(s *requirement.Signer, trusted *root.TrustedRoot) (*material, error) {
+	of := requirement.Requirement{SignedBy: s}
 	if trusted == nil {
 		if of.UsesTrustedRoot() {
 			return nil, errNoTrustedRoot

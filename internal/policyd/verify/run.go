@@ -21,7 +21,7 @@ type run struct {
 	credential verification.Credential
 	list       bool
 	want       []Wanted
-	leaves     map[*requirement.Signed]*leaf
+	leaves     map[*requirement.Signer]*leaf
 	order      []*leaf // of leaves
 
 	opened    map[string]Repository
@@ -80,7 +80,7 @@ func (r *run) done() bool {
 }
 
 func (r *run) met(w Wanted) bool {
-	return w.Requirement.Met(func(s *requirement.Signed) bool { l := r.leaves[s]; return l != nil && l.signer != "" })
+	return w.Requirement.Met(func(s *requirement.Signer) bool { l := r.leaves[s]; return l != nil && l.signer != "" })
 }
 
 // manifest returns a document whose digest is that of its content.

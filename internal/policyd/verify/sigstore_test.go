@@ -27,5 +27,5 @@ func must[T any](tb testing.TB, v T, err error) T {
 // keyLeaf requires a signature with a key.
 func keyLeaf(tb testing.TB, key *ecdsa.PrivateKey) *requirement.Requirement {
 	tb.Helper()
-	return &requirement.Requirement{Signed: &requirement.Signed{Key: &requirement.Key{Public: sigstoretest.PublicDER(tb, key.Public()), Hash: "sha256"}}}
+	return &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: sigstoretest.PublicDER(tb, key.Public()), Hash: "sha256"}}}
 }

@@ -123,7 +123,7 @@ func TestTamperedBundles(t *testing.T) {
 			b := a.KeylessBundle(t, cert, key, payload, time.Now())
 			tc.change(b)
 			m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
-			c := newCheck(m, i, keyless(func(s *requirement.Signed) { s.Timestamp = &requirement.Timestamp{} }))
+			c := newCheck(m, i, keyless(func(s *requirement.Signer) { s.Timestamp = &requirement.Timestamp{} }))
 			c.options.TrustedRoot = trusted
 			if r := c.result(t); r.Met != tc.met {
 				t.Errorf("met: %v %s; want %v", r.Met, r.Message, tc.met)
@@ -228,7 +228,7 @@ func FuzzSignatures(f *testing.F) {
 	f.Add(sigstoretest.BundleJSON(f, sigstoretest.KeyBundle(f, sigstoretest.NewKey(f), payload)), "", "")
 	annotations := a.SimpleAnnotations(f, cert, leafKey, sigstoretest.SimplePayload(i.index), time.Now())
 	f.Add(sigstoretest.SimplePayload(i.index), annotations["dev.sigstore.cosign/bundle"], annotations["dev.sigstore.cosign/certificate"])
-	want := requirement.AtLeast(1, *keyLeaf(f, key), *keyless(func(s *requirement.Signed) { s.Keyless.Subject = requirement.Exactly("https://other.test") }))
+	want := requirement.AtLeast(1, *keyLeaf(f, key), *keyless(func(s *requirement.Signer) { s.Keyless.Subject = requirement.Exactly("https://other.test") }))
 	trusted := a.TrustedRoot(f, nil)
 	f.Fuzz(func(t *testing.T, data []byte, log, certificate string) {
 		m := newMemory()

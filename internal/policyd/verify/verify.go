@@ -120,7 +120,7 @@ func (v *Verifier) Verify(ctx context.Context, image Image, want []Wanted, cred 
 	}
 	r := &run{
 		v: v, image: image, repository: image.Name.Repository(), credential: cred, list: list, want: want,
-		leaves: map[*requirement.Signed]*leaf{}, opened: map[string]Repository{}, resolved: map[string]bool{}, seen: map[place]bool{},
+		leaves: map[*requirement.Signer]*leaf{}, opened: map[string]Repository{}, resolved: map[string]bool{}, seen: map[place]bool{},
 	}
 	for _, w := range want {
 		for _, s := range w.Requirement.Signers() {

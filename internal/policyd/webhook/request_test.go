@@ -44,7 +44,7 @@ func chainOf(tb testing.TB, list []restriction.File) *admission.Chain {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return admission.New(admission.Rules{Validators: []admission.Named{{Name: restrict.Name, Validator: restrict.New(set, restriction.How{From: restriction.Node})}}}, admission.Options{})
+	return admission.New(admission.Rules{Validators: []admission.Named{{Name: restrict.Name, Validator: restrict.New(set, restriction.Options{From: restriction.Node})}}}, admission.Options{})
 }
 
 const (

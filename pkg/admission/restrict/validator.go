@@ -17,25 +17,25 @@ const maxPerPolicy = 10
 // A Validator compares subjects with a set of restrictions. It cannot fail.
 type Validator struct {
 	set   *restriction.Set
-	node  restriction.How // at the node
+	node  restriction.Options // at the node
 	admit []admission.Finding
 }
 
 // New returns a validator. node says how views of StageSandbox and StageContainer are made; those of reviews are complete pods of the API
 // server.
-func New(set *restriction.Set, node restriction.How) *Validator {
+func New(set *restriction.Set, node restriction.Options) *Validator {
 	return &Validator{set: set, node: node, admit: []admission.Finding{{Answer: admission.Admit}}}
 }
 
 // Validate returns a finding for each violation, or one that admits. It returns none, which denies, at StageContainer without a container:
 // restrictions of containers would not be compared.
 func (v *Validator) Validate(_ context.Context, s admission.Subject) []admission.Finding {
-	how := v.node
-	how.AssumeUnknown = s.AssumeUnknown
+	options := v.node
+	options.AssumeUnknown = s.AssumeUnknown
 	var containers []podview.Container
 	switch s.Stage {
 	case admission.StageAdmission, admission.StageTemplate, admission.StageImageReview:
-		how.From, how.Scope = restriction.Admission, scopeOf(s.Stage)
+		options.From, options.Scope = restriction.Admission, scopeOf(s.Stage)
 		containers = s.Containers
 	case admission.StageContainer:
 		if s.Container == nil {
@@ -46,10 +46,10 @@ func (v *Validator) Validate(_ context.Context, s admission.Subject) []admission
 	default:
 		return nil
 	}
-	if s.Pod.Static && how.From == restriction.NodeWithPodSource {
-		how.From = restriction.Node // the API server has only a copy of the pod
+	if s.Pod.Static && options.From == restriction.NodeWithPodSource {
+		options.From = restriction.Node // the API server has only a copy of the pod
 	}
-	d := v.set.Judge(&s.Pod, containers, how)
+	d := v.set.Judge(&s.Pod, containers, options)
 	if d.Admitted && d.AcceptedBy == "" && len(d.Violations) == 0 {
 		return v.admit
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // chainOf returns a chain with policies, given by name, extra metadata or binding, and spec of the pod.
-func chainOf(tb testing.TB, how restriction.How, policies ...[3]string) *admission.Chain {
+func chainOf(tb testing.TB, options restriction.Options, policies ...[3]string) *admission.Chain {
 	tb.Helper()
 	var list []restriction.File
 	for _, p := range policies {
@@ -24,7 +24,7 @@ func chainOf(tb testing.TB, how restriction.How, policies ...[3]string) *admissi
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return admission.New(admission.Rules{Validators: []admission.Named{{Name: restrict.Name, Validator: restrict.New(set, how)}}}, admission.Options{})
+	return admission.New(admission.Rules{Validators: []admission.Named{{Name: restrict.Name, Validator: restrict.New(set, options)}}}, admission.Options{})
 }
 
 const (
@@ -53,9 +53,9 @@ func TestValidate(t *testing.T) {
 	review, static := subject(no, no), subject(no, no)
 	static.Pod.Static = true
 	review.Stage, review.Containers, review.Container = admission.StageAdmission, []podview.Container{*review.Container}, nil
-	node := restriction.How{From: restriction.Node}
+	node := restriction.Options{From: restriction.Node}
 	for name, c := range map[string]struct {
-		how      restriction.How
+		options  restriction.Options
 		policies [][3]string
 		subject  admission.Subject
 		want     admission.Answer
@@ -72,12 +72,12 @@ func TestValidate(t *testing.T) {
 		"no container":     {node, [][3]string{{"a", plain, notPrivileged}}, noContainer, admission.Deny, []string{" Deny VALIDATOR_FAILED false"}},
 		"no stage":         {node, [][3]string{{"a", plain, notPrivileged}}, noStage, admission.Deny, []string{" Deny VALIDATOR_FAILED false"}},
 		"never carried":    {node, [][3]string{{"a", plain, never}}, subject(no, no), admission.Admit, []string{" Admit  false"}},
-		"refused":          {restriction.How{From: restriction.Node, Refuse: true}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
+		"refused":          {restriction.Options{From: restriction.Node, Refuse: true}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
 		"at the API":       {node, [][3]string{{"a", plain, never}}, review, admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
-		"carried by a Pod": {restriction.How{From: restriction.NodeWithPodSource}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
-		"of a static Pod":  {restriction.How{From: restriction.NodeWithPodSource}, [][3]string{{"a", plain, never}}, static, admission.Admit, []string{" Admit  false"}},
+		"carried by a Pod": {restriction.Options{From: restriction.NodeWithPodSource}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
+		"of a static Pod":  {restriction.Options{From: restriction.NodeWithPodSource}, [][3]string{{"a", plain, never}}, static, admission.Admit, []string{" Admit  false"}},
 	} {
-		d := chainOf(t, c.how, c.policies...).Evaluate(t.Context(), c.subject)
+		d := chainOf(t, c.options, c.policies...).Evaluate(t.Context(), c.subject)
 		var got []string
 		for _, f := range d.Findings {
 			got = append(got, fmt.Sprintf("%s %v %s %v", f.Policy, f.Answer, f.Reason, f.Audit))
@@ -93,7 +93,7 @@ func TestValidate(t *testing.T) {
 
 // The stages that are reviews judge all containers at once. A template leaves the name to its pods, an image review all but images.
 func TestReviews(t *testing.T) {
-	c := chainOf(t, restriction.How{From: restriction.Node},
+	c := chainOf(t, restriction.Options{From: restriction.Node},
 		[3]string{"a", plain, "{containers: [{image: [{registry: {whitelist: [a.test]}}]}]}, metadata: {name: {whitelist: [web]}}"},
 		[3]string{"b", plain, noHostNetwork})
 	image := func(name string) podview.Container {
@@ -141,7 +141,7 @@ func TestViolationsOfAPolicyAreBounded(t *testing.T) {
 	s := subject(podview.Set(false), podview.Set(false))
 	s.Container.Mounts = podview.Set(mounts)
 	noHostPath := "{volumes: [{volumeType: {blacklist: [hostPath]}}]}"
-	d := chainOf(t, restriction.How{From: restriction.Node}, [3]string{"a", audit, noHostPath}, [3]string{"b", plain, noHostPath}).Evaluate(t.Context(), s)
+	d := chainOf(t, restriction.Options{From: restriction.Node}, [3]string{"a", audit, noHostPath}, [3]string{"b", plain, noHostPath}).Evaluate(t.Context(), s)
 	perPolicy := map[string]int{}
 	for _, f := range d.Findings {
 		perPolicy[f.Policy]++
@@ -156,7 +156,7 @@ func BenchmarkValidate(b *testing.B) {
 	for i := range 100 {
 		policies = append(policies, [3]string{fmt.Sprintf("p%d", i), plain, notPrivileged})
 	}
-	chain := chainOf(b, restriction.How{From: restriction.Node}, policies...)
+	chain := chainOf(b, restriction.Options{From: restriction.Node}, policies...)
 	s := subject(podview.Set(false), podview.Set(false))
 	b.ReportAllocs()
 	for b.Loop() {

@@ -9,7 +9,7 @@ import (
 
 // signers returns the requirements of a key or of each identity.
 func (c *compiler) signers(at *field.Path, a *authority) []policyfile.Node {
-	var common requirement.Signed
+	var common requirement.Signer
 	if a.RFC3161Timestamp != nil {
 		common.Timestamp = &requirement.Timestamp{}
 	}
@@ -27,7 +27,7 @@ func (c *compiler) signers(at *field.Path, a *authority) []policyfile.Node {
 	return c.keyless(at.Child("keyless"), a.Keyless, common)
 }
 
-func (c *compiler) key(at *field.Path, k *keyRef, common requirement.Signed) []policyfile.Node {
+func (c *compiler) key(at *field.Path, k *keyRef, common requirement.Signer) []policyfile.Node {
 	if k.Data == nil {
 		c.Required(at.Child("data"), "must be a public key in PEM form")
 		return nil
@@ -42,12 +42,12 @@ func (c *compiler) key(at *field.Path, k *keyRef, common requirement.Signed) []p
 	for _, public := range keys {
 		s := common
 		s.Key = &requirement.Key{Public: public, Hash: hash}
-		nodes = append(nodes, policyfile.Node{Requirement: requirement.Requirement{Signed: &s}, At: at})
+		nodes = append(nodes, policyfile.Node{Requirement: requirement.Requirement{SignedBy: &s}, At: at})
 	}
 	return nodes
 }
 
-func (c *compiler) keyless(at *field.Path, k *keyless, common requirement.Signed) []policyfile.Node {
+func (c *compiler) keyless(at *field.Path, k *keyless, common requirement.Signer) []policyfile.Node {
 	if k.URL != nil {
 		c.URL(at.Child("url"), *k.URL)
 		c.Note(at.Child("url"), "not asked; certificates are those of the trusted root, or of ca-cert")
@@ -79,7 +79,7 @@ func (c *compiler) keyless(at *field.Path, k *keyless, common requirement.Signed
 			Roots:     roots,
 			IgnoreSCT: k.InsecureIgnoreSCT != nil && *k.InsecureIgnoreSCT,
 		}
-		nodes = append(nodes, policyfile.Node{Requirement: requirement.Requirement{Signed: &s}, At: at})
+		nodes = append(nodes, policyfile.Node{Requirement: requirement.Requirement{SignedBy: &s}, At: at})
 	}
 	return nodes
 }

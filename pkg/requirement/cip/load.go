@@ -81,7 +81,7 @@ func (c *compiler) images(at *field.Path, list []image) []requirement.Pattern {
 			c.Note(at, fmt.Sprintf("%s is only for images of docker.io, as in policy-controller; ** matches all images", glob))
 			glob = map[string]string{"*": "docker.io/library/*", "*/*": "docker.io/*/*"}[glob]
 		}
-		if p, ok := c.Pattern(at, glob, requirement.SegmentStar); ok {
+		if p, ok := c.Pattern(at, glob, requirement.SigstoreSyntax); ok {
 			all = append(all, p)
 		}
 	}
@@ -159,9 +159,9 @@ func (c *compiler) sources(at *field.Path, list []source, signers []policyfile.N
 		}
 		repository := c.Repository(oci, *src.OCI)
 		for _, n := range signers {
-			s := *n.Signed
+			s := *n.SignedBy
 			s.Repository = repository
-			all = append(all, policyfile.Node{Requirement: requirement.Requirement{Signed: &s}, At: at.Index(i)})
+			all = append(all, policyfile.Node{Requirement: requirement.Requirement{SignedBy: &s}, At: at.Index(i)})
 		}
 	}
 	return all

@@ -136,7 +136,7 @@ func TestIdentities(t *testing.T) {
 		{"https://b.*", "z", true},
 		{"https://b.test", "z", false},
 	} {
-		got := slices.ContainsFunc(signers, func(s *requirement.Signed) bool {
+		got := slices.ContainsFunc(signers, func(s *requirement.Signer) bool {
 			return s.Keyless.Issuer.Matches(tc.issuer) && s.Keyless.Subject.Matches(tc.subject)
 		})
 		if got != tc.want {

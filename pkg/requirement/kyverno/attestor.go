@@ -98,7 +98,7 @@ func (c *compiler) keys(at *field.Path, k *staticKey, repository string) []polic
 	timestamp, _, _ := c.ctlog(at.Child("ctlog"), k.CTLog)
 	var nodes []policyfile.Node
 	for _, public := range c.Keys(text, *k.PublicKeys, "write the public key itself, as cosign public-key --key prints it") {
-		nodes = append(nodes, policyfile.Node{At: text, Requirement: requirement.Requirement{Signed: &requirement.Signed{
+		nodes = append(nodes, policyfile.Node{At: text, Requirement: requirement.Requirement{SignedBy: &requirement.Signer{
 			Key: &requirement.Key{Public: public, Hash: hash}, Repository: repository, Log: log, Timestamp: timestamp,
 		}}})
 	}
@@ -129,7 +129,7 @@ func (c *compiler) keyless(at *field.Path, k *keyless, repository string) []poli
 	if k.Roots != nil {
 		out.Roots = c.Roots(at.Child("roots"), *k.Roots, c.now)
 	}
-	s := &requirement.Signed{Keyless: out, Repository: repository, Log: &requirement.Log{}}
+	s := &requirement.Signer{Keyless: out, Repository: repository, Log: &requirement.Log{}}
 	if k.Rekor != nil {
 		s.Log = c.log(at.Child("rekor"), k.Rekor)
 	}
@@ -137,7 +137,7 @@ func (c *compiler) keyless(at *field.Path, k *keyless, repository string) []poli
 	if s.Log == nil && s.Timestamp == nil {
 		s.Timestamp = &requirement.Timestamp{} // something must prove that the certificate was valid
 	}
-	return []policyfile.Node{{Requirement: requirement.Requirement{Signed: s}, At: at}}
+	return []policyfile.Node{{Requirement: requirement.Requirement{SignedBy: s}, At: at}}
 }
 
 // log returns the transparency log that must have an entry, nil if none must.

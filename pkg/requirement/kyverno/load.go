@@ -162,7 +162,7 @@ func (c *compiler) verification(at *field.Path, v *verification, out requirement
 	if len(v.ImageReferences) == 0 {
 		c.Required(images, "must have at least one pattern; an entry of a list is a rule of its own")
 	}
-	out.Images = c.Patterns(images, v.ImageReferences, requirement.AnyStar)
+	out.Images = c.Patterns(images, v.ImageReferences, requirement.KyvernoSyntax)
 	if v.Default != nil {
 		out.Default = requirement.AllowUnmatched
 		if c.OneOf(at.Child("default"), v.Default, "allow", "deny") == "deny" {

@@ -57,7 +57,7 @@ func Describe(p *requirement.Policies) string {
 	return out.String()
 }
 
-func describe(out *strings.Builder, s *requirement.Signed) {
+func describe(out *strings.Builder, s *requirement.Signer) {
 	fmt.Fprintf(out, "    %s\n", s)
 	if s.Repository != "" {
 		fmt.Fprintf(out, "      repository %s\n", s.Repository)
