@@ -105,7 +105,7 @@ func checkpointImageWithAllowRestores(t runtimeTest) {
 	s.must(s.k.Remove(t.Context(), owner))
 }
 
-// In shadow mode nothing is enforced: the runtime's answer passes unchanged.
+// In shadow mode a missing proof denies nothing: the runtime's answer passes unchanged.
 func TestCheckpointImageInShadowMode(t *testing.T) {
 	on(t, checkpointImageInShadowMode, containerd21)
 }

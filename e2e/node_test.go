@@ -269,7 +269,7 @@ func lostStoreOpensNothing(t runtimeTest) {
 	s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
 }
 
-// The shadow mode enforces nothing, records everything and counts what enforcing would have cost.
+// In shadow mode a missing proof denies nothing, proofs are recorded, and pods that enforcing would have affected are counted.
 func TestShadowMode(t *testing.T) { onEach(t, shadowMode) }
 
 func shadowMode(t runtimeTest) {

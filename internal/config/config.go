@@ -59,7 +59,8 @@ type Config struct {
 	ImageEndpoint string `json:"imageEndpoint"`
 	// StateDir is the directory of the store and the node's key.
 	StateDir string `json:"stateDir"`
-	// NoPullImageSecretRecheck disables enforcement: shadow mode.
+	// NoPullImageSecretRecheck is shadow mode: proofs are recorded and counted, and a missing proof denies nothing. It does not affect the
+	// policies of Admission.
 	NoPullImageSecretRecheck bool `json:"noPullImageSecretRecheck"`
 	// ImagePullCredentialsVerificationPolicy and PreloadedImagesVerificationAllowlist have the same meaning as in a kubelet's
 	// configuration.

@@ -47,7 +47,7 @@ func (p *policies) useSignatures(set *files.Set) {
 				}
 				return p.signatures.Load().endorser
 			},
-			Failed: p.policyd.notVerified, Collected: p.metrics.Collected,
+			Failed: p.policyd.notVerified, Outcome: p.metrics.Verification,
 		})
 	}
 	p.signatures.Store(&s)

@@ -44,7 +44,7 @@ type Decision struct {
 	Outcome string
 	// Took is how long the decision or the pull took.
 	Took time.Duration
-	// Shadow means that no verdict is enforced.
+	// Shadow means that the verdict was not enforced.
 	Shadow bool
 	// Container is the name of the container in the pod; "" if the call has none, or if there are no policies.
 	Container string

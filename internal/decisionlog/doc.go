@@ -26,7 +26,7 @@
 //	pullPolicy    string   always      imagePullPolicy of the pod for the image; mixed or unknown
 //	outcome       string   if a pull   what came of it: verified, denied, unavailable, error
 //	took          number   always      seconds
-//	shadow        bool     always      whether nothing was enforced (noPullImageSecretRecheck)
+//	shadow        bool     always      whether the verdict was not enforced (noPullImageSecretRecheck)
 //	dropped       number   if any      how many decisions before this one are missing
 //	container     string   if known    the name of the container, if the policies were asked
 //	digest        string   if known    what is signed and leads to the image: the digest of a manifest or an index

@@ -44,8 +44,8 @@ type Options struct {
 	Successor func(ctx context.Context) *Endorser
 	// Failed is called for each verification that failed or whose result could not be written. It may be called concurrently; nil is allowed.
 	Failed func(Failure)
-	// Collected is called with the outcome of each verification, one of [Outcomes]. It may be called concurrently; nil is allowed.
-	Collected func(outcome string)
+	// Outcome is called with the outcome of each verification, one of [Outcomes]. It may be called concurrently; nil is allowed.
+	Outcome func(outcome string)
 }
 
 // A Failure is a verification without a result.

@@ -110,8 +110,8 @@ func (s *State) deniedLately(q question, now time.Time) (denied, bool) {
 	return d, ok && now.Sub(d.at) < deniedFor
 }
 
-// deny notes a denial. After one of the image, no endorsement counts because the registry cannot be asked.
-func (s *State) deny(q question, d denied) {
+// noteDenial notes a denial. After one of the image, no endorsement counts because the registry cannot be asked.
+func (s *State) noteDenial(q question, d denied) {
 	s.denials.Add(q.fact, d)
 	s.answers.Add(q, d)
 	if d.ofImage {
@@ -119,14 +119,14 @@ func (s *State) deny(q question, d denied) {
 	}
 }
 
-// endorsed notes that a fact was verified.
-func (s *State) endorsed(f fact) {
+// noteEndorsed notes that a fact was verified.
+func (s *State) noteEndorsed(f fact) {
 	s.denials.Remove(f)
 	s.outages.Remove(f)
 }
 
-// fail notes that a registry could not be asked about a fact.
-func (s *State) fail(f fact, at time.Time) {
+// noteOutage notes that a registry could not be asked about a fact.
+func (s *State) noteOutage(f fact, at time.Time) {
 	if d, ok := s.denial(f); !ok || !d.ofImage {
 		s.outages.Add(f, at)
 	}

@@ -49,7 +49,7 @@ func withoutSignatures(t *testing.T, g *Gate, create *runtimeapi.CreateContainer
 	if g.lacksEndorsement(t.Context(), nil, true, tracker.Request{}, tracker.Verdict{}, time.Time{}) {
 		t.Error("a pre-check is hidden without policies about signatures")
 	}
-	if d, err := g.collect(t.Context(), pull, "sha256:1"); err != nil || d.Findings != nil {
+	if d, err := g.verifySignatures(t.Context(), pull, "sha256:1"); err != nil || d.Findings != nil {
 		t.Error("a pull is judged without policies about signatures")
 	}
 	if err := g.lateEndorsed(t.Context(), "StartContainer", who, nil, tracker.Image{}, false, judgement{}); err != nil {

@@ -307,7 +307,7 @@ func (g *Gate) readBack(ctx context.Context, callName string, who tracker.Pod, i
 	c, err := g.runtime.container(ctx, id)
 	switch {
 	case g.shadow && c == nil:
-		// In shadow mode images that came with the container need proof, and no credential is enforced. Policies are: the image is unknown.
+		// In shadow mode images that came with the container need proof, and a missing proof denies nothing. Policies are enforced: the image is unknown.
 		return false, g.admit(ctx, j.candidate.on(tracker.Image{}, true))
 	case err != nil:
 		return false, err

@@ -94,7 +94,7 @@ type Config struct {
 	// Decisions records every decision except a repeated Allow; nil records none. Log gets a line for each decision, and one line a minute for a
 	// repeated denial.
 	Decisions decisionlog.Recorder
-	// Shadow is noPullImageSecretRecheck: judge and count, enforce nothing.
+	// Shadow is noPullImageSecretRecheck: verdicts are recorded and counted, and not enforced. Policies are enforced nevertheless.
 	Shadow bool
 	// OutageFallback is registryOutageFallback.
 	OutageFallback bool

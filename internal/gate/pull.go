@@ -131,8 +131,8 @@ func answers(v tracker.Verdict) bool {
 
 // answerFromNode answers a pull with the image on the node, once it has the endorsements that it needs.
 func (g *Gate) answerFromNode(ctx context.Context, p *pullCall) ([]byte, error) {
-	if d, err := g.collect(ctx, p, p.present.ID); err != nil {
-		g.noteUncollected(p, d)
+	if d, err := g.verifySignatures(ctx, p, p.present.ID); err != nil {
+		g.noteUnverified(p, d)
 		return nil, err
 	}
 	g.hidden.Clear(p.key)
@@ -196,7 +196,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	}
 	g.countPull(p, proved, out)
 	if err == nil && id != "" {
-		decision, unsigned = g.collect(ctx, p, id)
+		decision, unsigned = g.verifySignatures(ctx, p, id)
 		crashpoint.Hit(crashpoint.Endorsed)
 	}
 	if unsigned != nil {

@@ -114,7 +114,7 @@ func TestRestoredContainerIsRefusedAtItsStartAndByRestorePod(t *testing.T) {
 	}
 }
 
-func TestRestoredContainerIsAllowedWhereNothingIsEnforced(t *testing.T) {
+func TestRestoredContainerIsAllowedByExemptionShadowModeAndAllowRestores(t *testing.T) {
 	shadow := exact()
 	shadow.Shadow = true
 	for name, tc := range map[string]struct {

@@ -72,10 +72,10 @@ func (g *Gate) lacksEndorsement(ctx context.Context, who []tracker.Pod, known bo
 	return false
 }
 
-// collect brings the endorsements that the image of a pull lacks, with the credential of the pull. The error is the answer to the pull if the pod may
-// not use the image without them. A pull for no pod has none. Nor has that of a pod that has started a container from the image: its restarts
-// are not judged, and another container is denied when it is created.
-func (g *Gate) collect(ctx context.Context, p *pullCall, imageID string) (admission.Decision, error) {
+// verifySignatures asks pullgate-policyd to verify the signatures of the image of a pull that have no endorsement, with the credential of the pull.
+// The error is the answer to the pull if the pod may not use the image without them. A pull for no pod has none. Nor has that of a pod that has
+// started a container from the image: its restarts are not judged, and another container is denied when it is created.
+func (g *Gate) verifySignatures(ctx context.Context, p *pullCall, imageID string) (admission.Decision, error) {
 	a := g.signing()
 	if a == nil {
 		return admission.Decision{}, nil
@@ -85,11 +85,11 @@ func (g *Gate) collect(ctx context.Context, p *pullCall, imageID string) (admiss
 	if started && !p.hidden && !g.hidden.WillRefuse(p.pod.UID, p.name, imageID) {
 		return admission.Decision{}, nil // a restart
 	}
-	collector := a.Endorser.Collector(endorse.Pull{
+	verifier := a.Endorser.PullVerifier(endorse.Pull{
 		Credential: p.login,
 		Digests:    func(ctx context.Context) []string { return g.digestsOf(ctx, p, imageID) },
 	})
-	d := a.Chain.Ask(ctx, admission.Named{Name: endorse.Name, Validator: collector}, admission.Subject{
+	d := a.Chain.Ask(ctx, admission.Named{Name: endorse.Name, Validator: verifier}, admission.Subject{
 		Pod: identityOf(podview.Pod{}, p.pod), Image: admission.Image{ID: imageID, Requested: p.name},
 	})
 	if d.Exemption != "" {
@@ -134,8 +134,8 @@ func boolean(b bool) int {
 	return 0
 }
 
-// noteUncollected notes a pull that was not answered with the image on the node, because the image lacks an endorsement.
-func (g *Gate) noteUncollected(p *pullCall, d admission.Decision) {
+// noteUnverified notes a pull that was not answered with the image on the node, because the image lacks an endorsement.
+func (g *Gate) noteUnverified(p *pullCall, d admission.Decision) {
 	out := outcome.Unavailable
 	if d.Answer == admission.Deny {
 		out = outcome.Denied

@@ -20,14 +20,14 @@ const none = "none"
 
 // admissionMetrics are the metrics of policies. They have no series while there are no policies.
 type admissionMetrics struct {
-	answers   *prometheus.CounterVec
-	seconds   *prometheus.HistogramVec
-	conflicts *prometheus.CounterVec
-	policies  *prometheus.GaugeVec
-	unjudged  *prometheus.GaugeVec // without labels, as reloaded: a vector can be without series
-	reloaded  *prometheus.GaugeVec
-	open      *prometheus.CounterVec
-	collected *prometheus.CounterVec
+	answers       *prometheus.CounterVec
+	seconds       *prometheus.HistogramVec
+	conflicts     *prometheus.CounterVec
+	policies      *prometheus.GaugeVec
+	unjudged      *prometheus.GaugeVec // without labels, as reloaded: a vector can be without series
+	reloaded      *prometheus.GaugeVec
+	open          *prometheus.CounterVec
+	verifications *prometheus.CounterVec
 }
 
 func newAdmissionMetrics(r *prometheus.Registry) admissionMetrics {
@@ -41,8 +41,8 @@ func newAdmissionMetrics(r *prometheus.Registry) admissionMetrics {
 		reloaded:  gaugeVec("pullgate_admission_last_reload_success", "1 if the policy files were valid when they were last read, else 0: the last valid ones are in use."),
 		open:      counterVec("pullgate_admission_failed_open_total", "Findings that admit because the validator got no answer, by its failure policy.", "validator"),
 	}
-	m.collected = counterVec("pullgate_collections_total", "Verifications of the signatures of images, after a pull.", "outcome")
-	r.MustRegister(m.answers, m.seconds, m.conflicts, m.policies, m.unjudged, m.reloaded, m.open, m.collected)
+	m.verifications = counterVec("pullgate_collections_total", "Verifications of the signatures of images, after a pull.", "outcome")
+	r.MustRegister(m.answers, m.seconds, m.conflicts, m.policies, m.unjudged, m.reloaded, m.open, m.verifications)
 	return m
 }
 
@@ -103,9 +103,9 @@ func (m *Metrics) Admission(call string, d admission.Decision) {
 	}
 }
 
-// Collected counts a verification of signatures by its outcome, one of [endorse.Outcomes].
-func (m *Metrics) Collected(outcome string) {
-	m.admission.collected.WithLabelValues(oneOf(endorse.Outcomes(), outcome, other)).Inc()
+// Verification counts a verification of signatures by its outcome, one of [endorse.Outcomes].
+func (m *Metrics) Verification(outcome string) {
+	m.admission.verifications.WithLabelValues(oneOf(endorse.Outcomes(), outcome, other)).Inc()
 }
 
 // ViewConflict counts a field in which the CRI and the API server differ about a pod.
@@ -143,7 +143,7 @@ func (m *Metrics) Policies(number func(kind string) int, unjudged int) {
 			m.admission.answers.WithLabelValues("PullImage", endorse.Name, admission.Deny.String(), string(reason), strconv.FormatBool(false))
 		}
 		for _, outcome := range endorse.Outcomes() {
-			m.admission.collected.WithLabelValues(outcome)
+			m.admission.verifications.WithLabelValues(outcome)
 		}
 	}
 	for _, f := range ConflictFields() {

@@ -10,14 +10,15 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// pullgate-policyd has no privileges and parses what comes from the network, so its answers are bounded like those of a stranger.
+// The limits of answers. pullgate-policyd parses data from the network and may be compromised, and pullgated runs as root. Therefore pullgated accepts
+// no answer that is larger than a correct answer to its request can be.
 const (
-	// maxTexts fits the reasons and audit annotations of an answer, for which pullgate-policyd has a limit.
+	// maxTexts is how many bytes the reasons and audit annotations of an answer may have. pullgate-policyd itself sends fewer.
 	maxTexts = 96 << 10
-	// maxResult fits one result without these texts and without the name of the image.
+	// maxResult is how many bytes one result may have without these texts and without the name of the image.
 	maxResult = 512
-	// maxDigests is how many digests a request has, and maxSignatures how many signatures an answer can list. Together with maxTexts they fit what
-	// pullgate-policyd sends.
+	// maxDigests is how many digests a request may have, and maxSignatures how many signatures an answer may list. pullgate-policyd sends no more
+	// than these limits and maxTexts allow.
 	maxDigests, maxSignatures = 64, 200
 	// maxText, maxSigners and maxDigest bound a result of a verification: each of its texts, their number, and its digest.
 	maxText, maxSigners, maxDigest = 2 << 10, 64, 256

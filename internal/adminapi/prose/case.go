@@ -33,7 +33,7 @@ type Case struct {
 
 // Settings are the fields of the configuration that determine the consequences of a verdict.
 type Settings struct {
-	// Shadow is noPullImageSecretRecheck: nothing is enforced.
+	// Shadow is noPullImageSecretRecheck: a missing proof denies nothing. Policies are enforced nevertheless.
 	Shadow bool
 	// OutageFallback is registryOutageFallback.
 	OutageFallback bool

@@ -99,7 +99,7 @@ func TestTheNodeAnswersAsTheWebhook(t *testing.T) {
 				Pod: podview.Pod{Namespace: "team"}, Container: &podview.Container{Name: "c", Image: podview.Set(image)},
 				Image: admission.Image{ID: "sha256:1", Requested: imageref.New(image)},
 			}
-			e.Collector(endorse.Pull{}).Validate(t.Context(), s)
+			e.PullVerifier(endorse.Pull{}).Validate(t.Context(), s)
 			here := admission.DecisionOf(e.Validate(t.Context(), s))
 			switch {
 			case len(undetermined) > 0:

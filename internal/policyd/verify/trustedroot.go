@@ -9,8 +9,9 @@ import (
 	"github.com/sigstore/sigstore-go/pkg/root"
 )
 
-// parseTrustedRoot decodes a trusted_root.json. One of which no part is valid any more is an error: nobody renews it, and every image that was
-// signed since would be denied. Parts that have ended still verify what was signed before.
+// parseTrustedRoot decodes a trusted_root.json. It returns an error if every certificate authority, transparency log and timestamp authority in it
+// has expired: the file was not renewed, and all images that were signed later would be denied. If only some have expired, it returns the trusted
+// root with them, because they still verify older signatures.
 func parseTrustedRoot(data []byte, now time.Time) (*root.TrustedRoot, error) {
 	trusted, err := guarded(func() (*root.TrustedRoot, error) { return root.NewTrustedRootFromJSON(data) })
 	if err != nil {

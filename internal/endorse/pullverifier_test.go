@@ -116,9 +116,9 @@ func pulled(password string) endorse.Pull {
 	return endorse.Pull{Credential: verification.Credential{Username: "tenant", Password: password}}
 }
 
-// collect returns the answer to a pull.
-func collect(e *endorse.Endorser, s admission.Subject, password string) admission.Decision {
-	return admission.DecisionOf(e.Collector(pulled(password)).Validate(context.Background(), s))
+// verifyPull returns the answer to a pull.
+func verifyPull(e *endorse.Endorser, s admission.Subject, password string) admission.Decision {
+	return admission.DecisionOf(e.PullVerifier(pulled(password)).Validate(context.Background(), s))
 }
 
 var met = verification.Result{Met: true, Signers: []string{"key a"}, Digest: "sha256:signed"}
@@ -152,8 +152,8 @@ func TestEveryResult(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			v := &verifier{result: tc.result, err: tc.err}
 			var outcomes []string
-			e := fixture(t, v, func(o *endorse.Options) { o.Collected = func(s string) { outcomes = append(outcomes, s) } })
-			d := collect(e, container("team", "repo.test/team/app:1"), "good")
+			e := fixture(t, v, func(o *endorse.Options) { o.Outcome = func(s string) { outcomes = append(outcomes, s) } })
+			d := verifyPull(e, container("team", "repo.test/team/app:1"), "good")
 			reason, text := d.Refusal()
 			if d.Answer != tc.answer || reason != tc.reason || !slices.Equal(outcomes, []string{tc.outcome}) {
 				t.Errorf("%v %s, outcomes %v; want %v %s, %s", d.Answer, reason, outcomes, tc.answer, tc.reason, tc.outcome)
@@ -169,7 +169,7 @@ func TestEveryResult(t *testing.T) {
 				t.Errorf("finding %+v; want digest and signer", after.Findings[0])
 			}
 			v.requests()
-			collect(e, container("team", "repo.test/team/app:1"), "good")
+			verifyPull(e, container("team", "repo.test/team/app:1"), "good")
 			if n := v.requests(); n != tc.again {
 				t.Errorf("%d requests for the next pull; want %d", n, tc.again)
 			}
@@ -189,7 +189,7 @@ func TestDenialsAreOfOneCredential(t *testing.T) {
 			asks     int
 		}{{0, "alice", 1}, {9 * time.Second, "alice", 0}, {0, "bob", 1}, {0, "alice", 0}, {2 * time.Second, "alice", 1}} {
 			time.Sleep(tc.after)
-			if d := collect(e, s, tc.password); d.Answer != admission.Deny {
+			if d := verifyPull(e, s, tc.password); d.Answer != admission.Deny {
 				t.Errorf("%+v: %+v; want a denial", tc, d)
 			}
 			if n := v.requests(); n != tc.asks {
@@ -197,10 +197,10 @@ func TestDenialsAreOfOneCredential(t *testing.T) {
 			}
 		}
 		v.result = met
-		if d := collect(e, s, "carol"); !d.Admitted() {
+		if d := verifyPull(e, s, "carol"); !d.Admitted() {
 			t.Errorf("another credential with a signature: %+v; want it admitted", d)
 		}
-		if d := collect(e, s, "alice"); !d.Admitted() || v.requests() != 1 {
+		if d := verifyPull(e, s, "alice"); !d.Admitted() || v.requests() != 1 {
 			t.Errorf("with the endorsement: %+v; want it admitted whatever was denied before", d)
 		}
 	})
@@ -218,9 +218,9 @@ func TestADenialLeavesANewerEndorsement(t *testing.T) {
 		e := fixture(t, v, nil)
 		s := container("team", name)
 		var all sync.WaitGroup
-		all.Go(func() { collect(e, s, "bob") })
+		all.Go(func() { verifyPull(e, s, "bob") })
 		synctest.Wait()
-		if d := collect(e, s, "alice"); !d.Admitted() {
+		if d := verifyPull(e, s, "alice"); !d.Admitted() {
 			t.Errorf("alice: %+v; want it admitted", d)
 		}
 		close(denied)
@@ -243,20 +243,20 @@ func TestSlowTenantsDelayOnlyThemselves(t *testing.T) {
 		e := fixture(t, v, nil)
 		var all sync.WaitGroup
 		for i := range 20 {
-			all.Go(func() { collect(e, container("mallory", fmt.Sprintf("repo.test/slow/app-%d:1", i)), "good") })
+			all.Go(func() { verifyPull(e, container("mallory", fmt.Sprintf("repo.test/slow/app-%d:1", i)), "good") })
 		}
 		synctest.Wait()
 		if n := v.requests(); n != 2 {
 			t.Errorf("%d verifications at the same time; want 2", n)
 		}
-		if d := collect(e, container("team", name), "good"); !d.Admitted() {
+		if d := verifyPull(e, container("team", name), "good"); !d.Admitted() {
 			t.Errorf("another namespace: %+v; want it admitted at once", d)
 		}
 		// A caller that ends while it waits gets an answer at once.
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		waiting := container("mallory", "repo.test/slow/another:1")
-		if d := admission.DecisionOf(e.Collector(pulled("good")).Validate(ctx, waiting)); d.Answer != admission.Unverified {
+		if d := admission.DecisionOf(e.PullVerifier(pulled("good")).Validate(ctx, waiting)); d.Answer != admission.Unverified {
 			t.Errorf("a canceled pull: %+v; want Unverified", d)
 		}
 		close(slow)
@@ -275,7 +275,7 @@ func TestPullsWithDifferentCredentialsDoNotShare(t *testing.T) {
 		var all sync.WaitGroup
 		for i := range 6 {
 			all.Go(func() {
-				if d := collect(e, container("team", name), fmt.Sprint(i%2)); !d.Admitted() {
+				if d := verifyPull(e, container("team", name), fmt.Sprint(i%2)); !d.Admitted() {
 					t.Errorf("%+v; want it admitted", d)
 				}
 			})
@@ -294,7 +294,7 @@ func TestAVerificationCompletesWithoutItsCaller(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	v := &verifier{result: met, release: func(policyclient.VerifyRequest) { cancel() }}
 	e := fixture(t, v, nil)
-	e.Collector(pulled("good")).Validate(ctx, container("team", name))
+	e.PullVerifier(pulled("good")).Validate(ctx, container("team", name))
 	if d := admission.DecisionOf(e.Validate(t.Context(), container("team", name))); !d.Admitted() {
 		t.Errorf("%+v; want the endorsement", d)
 	}
@@ -305,12 +305,12 @@ func TestAPanicEndsTheVerification(t *testing.T) {
 	v := &verifier{result: met, release: func(policyclient.VerifyRequest) { panic("defect") }}
 	e := fixture(t, v, nil)
 	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: endorse.Name, Validator: e}}}, admission.Options{})
-	d := chain.Ask(t.Context(), admission.Named{Name: endorse.Name, Validator: e.Collector(pulled("good"))}, container("team", name))
+	d := chain.Ask(t.Context(), admission.Named{Name: endorse.Name, Validator: e.PullVerifier(pulled("good"))}, container("team", name))
 	if d.Admitted() || d.Findings[0].Reason != admission.ValidatorFailed {
 		t.Errorf("%+v; want VALIDATOR_FAILED", d)
 	}
 	v.release = nil
-	if d := collect(e, container("team", name), "good"); !d.Admitted() {
+	if d := verifyPull(e, container("team", name), "good"); !d.Admitted() {
 		t.Errorf("afterwards: %+v; want it admitted", d)
 	}
 }
@@ -319,7 +319,7 @@ func TestOtherPoliciesAreReadAgain(t *testing.T) {
 	old, current := &verifier{err: policyclient.ErrOtherPolicies}, &verifier{result: met}
 	next := fixture(t, current, func(o *endorse.Options) { o.PolicyHash = "next" })
 	e := fixture(t, old, func(o *endorse.Options) { o.Successor = func(context.Context) *endorse.Endorser { return next } })
-	if d := collect(e, container("team", name), "good"); !d.Admitted() || old.requests() != 1 || current.requests() != 1 {
+	if d := verifyPull(e, container("team", name), "good"); !d.Admitted() || old.requests() != 1 || current.requests() != 1 {
 		t.Errorf("%+v; want the answer by the policies that are read again", d)
 	}
 }
@@ -359,7 +359,7 @@ func TestATimeoutExtendsNoEndorsement(t *testing.T) {
 		if err := store.Endorse([]records.Endorsement{expired}); err != nil {
 			t.Fatal(err)
 		}
-		if d := collect(e, container("team", name), "good"); d.Admitted() != want {
+		if d := verifyPull(e, container("team", name), "good"); d.Admitted() != want {
 			t.Errorf("%v: %+v; want admitted %v", err, d, want)
 		}
 	}
@@ -378,19 +378,19 @@ func TestFaultsOfTheStore(t *testing.T) {
 			t.Fatal(err)
 		}
 		v.result = unmet("SIGNATURE_MISSING") // ends the expired endorsement
-		if d := collect(e, container("team", name), "good"); d.Answer != admission.Deny {
+		if d := verifyPull(e, container("team", name), "good"); d.Answer != admission.Deny {
 			t.Errorf("fault %d: %+v; want a denial", fail, d)
 		}
 		v.result = unmet("REGISTRY_UNAVAILABLE")
-		if d := collect(e, container("team", name), "other"); d.Answer != admission.Unverified {
+		if d := verifyPull(e, container("team", name), "other"); d.Answer != admission.Unverified {
 			t.Errorf("fault %d: an outage after a denial: %+v; want Unverified", fail, d)
 		}
 		v.result = met
-		d := collect(e, container("team", name), "good2")
+		d := verifyPull(e, container("team", name), "good2")
 		if container := admission.DecisionOf(e.Validate(t.Context(), container("team", name))); container.Admitted() != d.Admitted() {
 			t.Errorf("fault %d: pull %v, container %v", fail, d.Answer, container.Answer)
 		}
-		if d = collect(e, container("team", name), "good3"); !d.Admitted() {
+		if d = verifyPull(e, container("team", name), "good3"); !d.Admitted() {
 			t.Errorf("fault %d: %+v; want it admitted in the end", fail, d)
 		}
 		if f.calls < fail {
@@ -404,7 +404,7 @@ func BenchmarkValidate(b *testing.B) {
 	v := &verifier{result: met}
 	e := fixture(b, v, nil)
 	s := container("team", name)
-	if d := collect(e, s, "good"); !d.Admitted() {
+	if d := verifyPull(e, s, "good"); !d.Admitted() {
 		b.Fatal(d)
 	}
 	b.ReportAllocs()

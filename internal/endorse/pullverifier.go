@@ -49,62 +49,62 @@ type Pull struct {
 	Digests func(ctx context.Context) []string
 }
 
-// A Collector is a validator that verifies what the image of a subject lacks. It is for one pull.
-type Collector struct {
+// A PullVerifier is a validator that verifies the signatures of the image of one pull.
+type PullVerifier struct {
 	endorser *Endorser
 	pull     Pull
 }
 
-// Collector returns the validator for a pull. It judges the image by ID and by Requested, and mounted images not at all.
+// PullVerifier returns the validator for a pull. It judges the image by ID and by Requested, and mounted images not at all.
 //
 // It first verifies the signatures that enforced and audited rules require and that have no endorsement, and then returns a finding for each rule
 // about signatures. Deny means that a requirement is not met, Unverified that this is not known, because pullgate-policyd or the registry cannot be
 // asked, or because the result cannot be written. If ctx ends, a verification that has begun completes, so that the next pull finds its result.
 // What only the creation of a container can judge is left to Validate.
-func (e *Endorser) Collector(p Pull) *Collector { return &Collector{e, p} }
+func (e *Endorser) PullVerifier(p Pull) *PullVerifier { return &PullVerifier{e, p} }
 
 // Validate implements admission.Validator.
-func (c *Collector) Validate(ctx context.Context, s admission.Subject) []admission.Finding {
-	return c.collect(ctx, &s, c.endorser.options.Successor)
+func (v *PullVerifier) Validate(ctx context.Context, s admission.Subject) []admission.Finding {
+	return v.validate(ctx, &s, v.endorser.options.Successor)
 }
 
-// collect answers about a pull. successor can be nil.
-func (c *Collector) collect(ctx context.Context, s *admission.Subject, successor func(context.Context) *Endorser) []admission.Finding {
-	e, now := c.endorser, time.Now()
+// validate answers about a pull. successor can be nil.
+func (v *PullVerifier) validate(ctx context.Context, s *admission.Subject, successor func(context.Context) *Endorser) []admission.Finding {
+	e, now := v.endorser, time.Now()
 	rules := e.rulesFor(s.Pod.Namespace, s.Image.Requested).Signed
 	p := records.Pair{ImageID: s.Image.ID, Repository: s.Image.Requested.Repository()}
 	if len(rules) == 0 || p.ImageID == "" {
 		return admitted // a name that is not known is denied when a container is created
 	}
-	q := questions{pair: p, by: e.options.State.idOf(c.pull.Credential)}
+	q := pullQuestions{pair: p, by: e.options.State.idOf(v.pull.Credential)}
 	var got result
-	if hashes := q.open(e, rules, now); len(hashes) > 0 {
-		got = c.verified(ctx, s, &q, hashes)
+	if hashes := q.unverified(e, rules, now); len(hashes) > 0 {
+		got = v.sharedResult(ctx, s, &q, hashes)
 		if errors.Is(got.err, policyclient.ErrOtherPolicies) && successor != nil {
 			if next := successor(ctx); next != nil && next.options.PolicyHash+next.options.TrustedRoot != e.options.PolicyHash+e.options.TrustedRoot {
-				return (&Collector{next, c.pull}).collect(ctx, s, nil)
+				return (&PullVerifier{next, v.pull}).validate(ctx, s, nil)
 			}
 		}
 	}
 	findings := make([]admission.Finding, len(rules))
 	for i, r := range rules {
-		findings[i] = e.judgeCollected(r, s, &q, &got)
+		findings[i] = e.judgeVerified(r, s, &q, &got)
 	}
 	return findings
 }
 
-// questions are about a pair, by a credential.
-type questions struct {
+// pullQuestions are the questions about the image of a pull.
+type pullQuestions struct {
 	pair records.Pair
 	by   credentialID
 }
 
-func (q *questions) of(hash string) question { return question{fact{q.pair, hash}, q.by} }
+func (q *pullQuestions) of(hash string) question { return question{fact{q.pair, hash}, q.by} }
 
-// open returns the hashes of requirements that have to be verified, in order.
-func (q *questions) open(e *Endorser, rules []*requirement.Rule, now time.Time) (hashes []string) {
+// unverified returns the hashes of requirements that have to be verified, in order.
+func (q *pullQuestions) unverified(e *Endorser, rules []*requirement.Rule, now time.Time) (hashes []string) {
 	for _, r := range rules {
-		if e.isOpen(q, r.Hash, now) {
+		if e.needsVerification(q, r.Hash, now) {
 			hashes = append(hashes, r.Hash)
 		}
 	}
@@ -112,8 +112,8 @@ func (q *questions) open(e *Endorser, rules []*requirement.Rule, now time.Time) 
 	return slices.Compact(hashes)
 }
 
-// isOpen reports whether a requirement has to be verified: it has no endorsement and was not denied lately.
-func (e *Endorser) isOpen(q *questions, hash string, now time.Time) bool {
+// needsVerification reports whether a requirement has to be verified: it has no endorsement and was not denied lately.
+func (e *Endorser) needsVerification(q *pullQuestions, hash string, now time.Time) bool {
 	_, state := e.find(q.pair, hash, now)
 	_, denied := e.options.State.deniedLately(q.of(hash), now)
 	return state != valid && !denied
@@ -129,20 +129,20 @@ type result struct {
 	stored error
 }
 
-// verified returns the result of a verification, which other pulls can share.
-func (c *Collector) verified(ctx context.Context, s *admission.Subject, q *questions, hashes []string) result {
-	e := c.endorser
+// sharedResult returns the result of a verification, which other pulls can share.
+func (v *PullVerifier) sharedResult(ctx context.Context, s *admission.Subject, q *pullQuestions, hashes []string) result {
+	e := v.endorser
 	key := flightKey{
 		pair: q.pair, name: s.Image.Requested.String(), requirements: strings.Join(hashes, " "),
 		policyHash: e.options.PolicyHash, trustedRoot: e.options.TrustedRoot, by: q.by,
 	}
 	got, err := e.options.State.share(ctx, s.Pod.Namespace, key, func() result {
 		// The same verification may have ended between the look at the store and now.
-		still := slices.DeleteFunc(slices.Clone(hashes), func(hash string) bool { return !e.isOpen(q, hash, time.Now()) })
+		still := slices.DeleteFunc(slices.Clone(hashes), func(hash string) bool { return !e.needsVerification(q, hash, time.Now()) })
 		if len(still) == 0 {
 			return result{}
 		}
-		got := c.verify(ctx, s, q, still)
+		got := v.verify(ctx, s, q, still)
 		e.count(s, q.pair, got)
 		return got
 	})
@@ -153,18 +153,18 @@ func (c *Collector) verified(ctx context.Context, s *admission.Subject, q *quest
 }
 
 // verify asks pullgate-policyd, and notes and writes what it answers: disk, memory, answer.
-func (c *Collector) verify(ctx context.Context, s *admission.Subject, q *questions, hashes []string) result {
-	e := c.endorser
+func (v *PullVerifier) verify(ctx context.Context, s *admission.Subject, q *pullQuestions, hashes []string) result {
+	e := v.endorser
 	// The runtime has pulled, and other calls can wait for this, so it completes even if the client has disconnected.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), verifyLimit)
 	defer cancel()
 	begun, revocations := time.Now(), e.options.State.revocations.Load()
 	request := policyclient.VerifyRequest{
 		PolicyHash: e.options.PolicyHash, TrustedRoot: e.options.TrustedRoot, Name: s.Image.Requested.String(), ImageID: q.pair.ImageID,
-		Requirements: hashes, Credential: c.pull.Credential,
+		Requirements: hashes, Credential: v.pull.Credential,
 	}
-	if c.pull.Digests != nil {
-		request.Digests = c.pull.Digests(ctx)
+	if v.pull.Digests != nil {
+		request.Digests = v.pull.Digests(ctx)
 	}
 	answer, err := e.options.Verifier.Verify(ctx, request)
 	crashpoint.Hit(crashpoint.Verified)
@@ -172,7 +172,7 @@ func (c *Collector) verify(ctx context.Context, s *admission.Subject, q *questio
 		// One that does not answer in time is reached, and what takes long can be chosen by a tenant.
 		if errors.Is(err, policyclient.ErrNotReached) {
 			for _, hash := range hashes {
-				e.options.State.fail(fact{q.pair, hash}, begun)
+				e.options.State.noteOutage(fact{q.pair, hash}, begun)
 			}
 		}
 		return result{err: err}
@@ -191,21 +191,21 @@ func (c *Collector) verify(ctx context.Context, s *admission.Subject, q *questio
 		case r.Met:
 			met = append(met, records.Endorsement{Pair: q.pair, Requirement: r.Requirement, Digest: r.Digest, Signers: r.Signers, At: begun})
 		case r.Unavailable():
-			e.options.State.fail(fact{q.pair, r.Requirement}, begun)
+			e.options.State.noteOutage(fact{q.pair, r.Requirement}, begun)
 		default:
-			got.stored = errors.Join(got.stored, c.denied(q.of(r.Requirement), r))
+			got.stored = errors.Join(got.stored, v.noteDenial(q.of(r.Requirement), r))
 		}
 	}
 	got.stored = errors.Join(got.stored, e.store(met, revocations))
 	return got
 }
 
-// denied notes a denial. An expired endorsement ends with it, so that it does not count while the registry cannot be asked later. One that another
-// pod has got meanwhile stays: a tenant does not decide for another one.
-func (c *Collector) denied(q question, r verification.Result) error {
-	e := c.endorser
+// noteDenial notes a denial. An expired endorsement ends with it, so that it does not count while the registry cannot be asked later. One that
+// another pod has got meanwhile stays: a tenant does not decide for another one.
+func (v *PullVerifier) noteDenial(q question, r verification.Result) error {
+	e := v.endorser
 	d := denied{reason: admission.Reason(r.Reason), message: imagerule.Shortened(imagepolicy.OneLine(r.Message)), ofImage: r.Reason != verification.RegistryDenied, at: time.Now()}
-	e.options.State.deny(q, d)
+	e.options.State.noteDenial(q, d)
 	old, state := e.find(q.pair, q.requirement, d.at)
 	if !d.ofImage || state == missing || state == valid {
 		return nil
@@ -235,7 +235,7 @@ func (e *Endorser) store(met []records.Endorsement, revocations uint64) error {
 		return err
 	}
 	for _, m := range met {
-		e.options.State.endorsed(fact{m.Pair, m.Requirement})
+		e.options.State.noteEndorsed(fact{m.Pair, m.Requirement})
 	}
 	return nil
 }
@@ -259,16 +259,16 @@ func (e *Endorser) count(s *admission.Subject, p records.Pair, got result) {
 	case got.stored != nil:
 		outcome, failure = NotStored, got.stored
 	}
-	if e.options.Collected != nil {
-		e.options.Collected(outcome)
+	if e.options.Outcome != nil {
+		e.options.Outcome(outcome)
 	}
 	if failure != nil && e.options.Failed != nil {
 		e.options.Failed(Failure{Image: s.Image.Requested.String(), ImageID: p.ImageID, Namespace: s.Pod.Namespace, Err: failure})
 	}
 }
 
-// judgeCollected judges an image by a rule after a verification.
-func (e *Endorser) judgeCollected(r *requirement.Rule, s *admission.Subject, q *questions, got *result) admission.Finding {
+// judgeVerified judges an image by a rule after a verification.
+func (e *Endorser) judgeVerified(r *requirement.Rule, s *admission.Subject, q *pullQuestions, got *result) admission.Finding {
 	now, name := time.Now(), s.Image.Requested
 	said, answered := got.of[r.Hash]
 	_, state := e.find(q.pair, r.Hash, now)
