@@ -36,16 +36,12 @@ func TestRestoredContainerWithoutAConfigurationIsJudged(t *testing.T) {
 		})
 		return err
 	}
-	if err := restore(); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("a container without a configuration: %v; want PermissionDenied", err)
-	}
+	p.wantCode(restore(), codes.PermissionDenied, "a container without a configuration")
 	if left := len(p.runtime.Containers()); left != 0 {
 		t.Errorf("%d containers; want the restored pod removed", left)
 	}
 	p.gate.SetAdmission(policies(t, noHostNetwork))
-	if err := restore(); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("a container without a configuration, with a policy about the pod: %v; want PermissionDenied", err)
-	}
+	p.wantCode(restore(), codes.PermissionDenied, "a container without a configuration, with a policy about the pod")
 	p.gate.SetAdmission(policies(t, audited+notPrivileged))
 	if err := restore(); err != nil {
 		t.Errorf("with an audited policy: %v; want the pod", err)

@@ -172,9 +172,7 @@ func TestPolicyDeniesACallBeforeItIsForwarded(t *testing.T) {
 	x := p.Pod("team")
 	p.run(x, ordinary())
 	p.must(restore(p.PodFrom("team", "api"), ordinary()))
-	if got := p.Precheck(x, anyImage); got != id2 {
-		t.Errorf("pre-check = %q; want the image, which policies do not hide", got)
-	}
+	p.wantPrecheck(x, anyImage, id2, "pre-check (which policies do not hide)")
 	want := map[string]int{
 		"admission RunPodSandbox Deny": 1, "admission RunPodSandbox Admit": 3,
 		"admission CreateContainer Deny": 2, "admission CreateContainer Admit": 1,
@@ -301,9 +299,7 @@ func TestPolicyJudgesWhatIsForwarded(t *testing.T) {
 	}
 	for _, method := range []string{"RunPodSandbox", "CreateContainer"} {
 		_, err := criproxytest.CallRaw(t.Context(), p.Conn, "/runtime.v1.RuntimeService/"+method, []byte{0xff})
-		if status.Code(err) != codes.InvalidArgument {
-			t.Errorf("%s that cannot be decoded = %v; want InvalidArgument", method, err)
-		}
+		p.wantCode(err, codes.InvalidArgument, "%s that cannot be decoded", method)
 	}
 }
 
@@ -600,18 +596,14 @@ func TestPoliciesJudgeTheImageThatRuns(t *testing.T) {
 				p.runtime.SetImages(checkpoint...)
 				a.Chain.Set(rulesOf(t, tc.policy))
 				_, err := p.create(x, privileged())
-				if status.Code(err) != tc.want {
-					t.Errorf("restored container = %v; want %v", err, tc.want)
-				}
+				p.wantCode(err, tc.want, "restored container")
 				if left := len(p.runtime.Containers()); (tc.want == codes.OK) != (left == 2) {
 					t.Errorf("%d containers; want the denied one removed", left)
 				}
 				p.runtime.SetImages(checkpoint...) // the runtime has moved the name
 				sandbox := p.PodFrom("team", "api")
 				_, err = p.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: sandbox.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{privileged()}})
-				if status.Code(err) != tc.want {
-					t.Errorf("restored pod = %v; want %v", err, tc.want)
-				}
+				p.wantCode(err, tc.want, "restored pod")
 			})
 		}
 	}

@@ -59,9 +59,7 @@ func TestAGrantNeitherStandsInForNorHidesAProvedCredential(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	x := p.Pod("carol")
 	f.addPod(x, "good", "IfNotPresent")
-	if got := p.Precheck(x, app); got != id1 {
-		t.Fatalf("pre-check = %q; want the image, or this test shows nothing", got)
-	}
+	p.wantPrecheck(x, app, id1, "pre-check (or this test shows nothing)")
 	p.outage()
 	if id, err := p.Pull(t.Context(), x, app, "good"); id != id1 || err != nil {
 		t.Errorf("pull with the proved credential during an outage = %q, %v; want the image on the node", id, err)
@@ -81,9 +79,7 @@ func TestAHiddenPrecheckAndAGrantProveNoCredential(t *testing.T) {
 			p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app, other}})
 			x := p.Pod("carol")
 			for _, image := range []string{app, other} {
-				if got := p.Precheck(x, image); got != "" {
-					t.Fatalf("pre-check of %s = %q; want it hidden, or this test shows nothing", image, got)
-				}
+				p.wantPrecheck(x, image, "", "pre-check of %s (or this test shows nothing)", image)
 			}
 			f.addPod(x, "", policies...)
 			if id, err := p.Pull(t.Context(), x, app, "good"); id != id1 || err != nil {
@@ -172,9 +168,7 @@ func TestDurationOfAPrecheckDoesNotRevealAnImage(t *testing.T) {
 		"an ID": "sha256:1", "an ID that is absent": "sha256:9", "an ambiguous ID": "sha256:2",
 	} {
 		s.took()
-		if got := p.Precheck(x, image); got != "" {
-			t.Fatalf("%s: pre-check = %q; want the empty answer", name, got)
-		}
+		p.wantPrecheck(x, image, "", "%s: pre-check", name)
 		if got := s.took(); got != 1 {
 			t.Errorf("%s: Secrets were asked for %d times; want once, as for every other empty answer", name, got)
 		}

@@ -48,9 +48,7 @@ func TestCreateContainerIsTheSecondGate(t *testing.T) {
 	} {
 		before := p.runtime.Calls("CreateContainer")
 		id, err := p.Create(t.Context(), tc.x, tc.id, tc.name, tc.mounts...)
-		if status.Code(err) != tc.want {
-			t.Errorf("%s: %v; want %v", tc.what, err, tc.want)
-		}
+		p.wantCode(err, tc.want, "%s", tc.what)
 		if tc.want == codes.PermissionDenied && p.runtime.Calls("CreateContainer") != before {
 			t.Errorf("%s: the runtime was asked", tc.what)
 		}
@@ -65,11 +63,7 @@ func TestCreateContainerIsTheSecondGate(t *testing.T) {
 		t.Errorf("an image that is not there: %v; want PermissionDenied", err)
 	}
 	_, err := p.Create(t.Context(), bob, id1, app)
-	for _, want := range []string{"bob/" + bob.UID, app, "imagePullSecrets"} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("denial %q does not say %q", err, want)
-		}
-	}
+	wantDenied(t, "alice's image for bob", err, "ACCESS_NOT_PROVED", "bob/"+bob.UID, app, "imagePullSecrets")
 	for _, d := range status.Convert(err).Details() {
 		if info, ok := d.(*errdetails.ErrorInfo); !ok || info.GetDomain() != "pullgate.dev" {
 			t.Errorf("details = %v; want ErrorInfo of pullgate.dev", d)
@@ -83,19 +77,11 @@ func TestRefusedContainerHidesTheNextPrecheck(t *testing.T) {
 	both := []criproxytest.Image{{ID: id1, Names: []string{app}}, {ID: id2, Names: []string{"repo.test/any:2"}, Restores: id1}}
 	p.runtime.SetImages(both...)
 	bob := p.Pod("bob")
-	if got := p.Precheck(bob, "repo.test/any:2"); got != id2 {
-		t.Fatalf("pre-check = %q; want the preloaded image", got)
-	}
-	if _, err := p.Create(t.Context(), bob, id2, "repo.test/any:2"); status.Code(err) != codes.PermissionDenied {
-		t.Fatalf("container that lands on alice's image = %v; want PermissionDenied", err)
-	}
+	p.wantPrecheck(bob, "repo.test/any:2", id2, "pre-check")
+	p.wantCreate(bob, id2, "repo.test/any:2", codes.PermissionDenied, "container that lands on alice's image")
 	p.runtime.SetImages(both...)
-	if got := p.Precheck(bob, "repo.test/any:2"); got != "" {
-		t.Errorf("next pre-check = %q; want it hidden", got)
-	}
-	if got := p.Precheck(bob, "repo.test/any:2"); got != id2 {
-		t.Errorf("pre-check after that = %q; want the image", got)
-	}
+	p.wantPrecheck(bob, "repo.test/any:2", "", "next pre-check")
+	p.wantPrecheck(bob, "repo.test/any:2", id2, "pre-check after that")
 }
 
 // containerd puts a container that is created from a checkpoint image on the image that the checkpoint names, and gives that image the requested
@@ -103,29 +89,17 @@ func TestRefusedContainerHidesTheNextPrecheck(t *testing.T) {
 func TestCheckpointImageDoesNotRevealTheImageItNames(t *testing.T) {
 	p, alice := newProxyOfAlice(t, tracker.Options{}, restoring())
 	mallory := p.withCheckpoint(criproxytest.Image{Restores: id1})
-	if got := p.Precheck(mallory, checkpointImage); got != id2 {
-		t.Fatalf("pre-check = %q; want mallory's own image", got)
-	}
-	if id, err := p.Create(t.Context(), mallory, id2, checkpointImage); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("container = %q, %v; want PermissionDenied", id, err)
-	}
-	if got := p.runtime.Containers(); len(got) != 0 {
-		t.Errorf("containers left: %v; want the denied one removed", got)
-	}
+	p.wantPrecheck(mallory, checkpointImage, id2, "pre-check")
+	p.wantCreate(mallory, id2, checkpointImage, codes.PermissionDenied, "container")
+	p.wantNoContainers("the denied one removed")
 	// The requested name is now a name of alice's image.
-	if got := p.Precheck(mallory, checkpointImage); got != "" {
-		t.Errorf("pre-check of the moved name = %q; want it hidden", got)
-	}
-	if id, err := p.Create(t.Context(), mallory, id1, checkpointImage); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("container on the moved name = %q, %v; want PermissionDenied", id, err)
-	}
+	p.wantPrecheck(mallory, checkpointImage, "", "pre-check of the moved name")
+	p.wantCreate(mallory, id1, checkpointImage, codes.PermissionDenied, "container on the moved name")
 	// Alice may restore onto her own image.
 	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpointImage}, Restores: id1})
 	p.MustPull(alice, checkpointImage, "mallorys")
 	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpointImage}, Restores: id1})
-	if _, err := p.Create(t.Context(), alice, id2, checkpointImage); err != nil {
-		t.Errorf("alice's container = %v; want it created, she may use both images", err)
-	}
+	p.wantCreate(alice, id2, checkpointImage, codes.OK, "alice's container")
 }
 
 // A container that was created without a read-back is read back before it starts, and is not evidence for a grant.
@@ -149,24 +123,14 @@ func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 			PodSandboxId: mallory.Sandbox,
 			Config:       &runtimeapi.ContainerConfig{Image: &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: checkpointImage}},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		p.must(err)
 		tc.end(made.GetContainerId())
 		p.restart()
-		if got := p.Precheck(mallory, app); got != "" {
-			t.Errorf("%s: pre-check of alice's image = %q; want it hidden: such a container is not evidence", tc.what, got)
-		}
-		if got := p.Precheck(mallory, checkpointImage); got != "" {
-			t.Errorf("%s: pre-check of the moved name = %q; want it hidden", tc.what, got)
-		}
+		p.wantPrecheck(mallory, app, "", "%s: pre-check of alice's image (such a container is not evidence)", tc.what)
+		p.wantPrecheck(mallory, checkpointImage, "", "%s: pre-check of the moved name", tc.what)
 		if tc.what == "created" {
-			if err := p.Start(t.Context(), made.GetContainerId()); status.Code(err) != codes.PermissionDenied {
-				t.Errorf("%s: start = %v; want PermissionDenied", tc.what, err)
-			}
-			if got := p.runtime.Containers(); len(got) != 0 {
-				t.Errorf("%s: containers left: %v; want the denied one removed", tc.what, got)
-			}
+			p.wantCode(p.Start(t.Context(), made.GetContainerId()), codes.PermissionDenied, "%s: start", tc.what)
+			p.wantNoContainers("%s: the denied one removed", tc.what)
 		}
 	}
 	// A container that alice had created and not started starts after a restart.
@@ -177,16 +141,12 @@ func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 	p.serves(app, "good", criproxytest.Image{ID: id1})
 	p.MustPull(alice, app, "good")
 	id, err := p.Create(t.Context(), alice, id1, app)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p.must(err)
 	if err := p.Start(t.Context(), id); err != nil {
 		t.Errorf("start = %v; want nil", err)
 	}
 	p.restart()
-	if got := p.Precheck(alice, app); got != id1 {
-		t.Errorf("alice's pre-check after a restart = %q; want the image: her container runs on it", got)
-	}
+	p.wantPrecheck(alice, app, id1, "alice's pre-check after a restart (her container runs on it)")
 }
 
 func TestRestorePodIsJudgedLikeCreateContainer(t *testing.T) {
@@ -206,9 +166,7 @@ func TestRestorePodIsJudgedLikeCreateContainer(t *testing.T) {
 	if _, err := restore(bob, id2, checkpoint); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("bob restores a checkpoint onto alice's image: %v; want PermissionDenied", err)
 	}
-	if got := p.runtime.Containers(); len(got) != 0 {
-		t.Errorf("containers left: %v; want the sandbox removed with them", got)
-	}
+	p.wantNoContainers("the sandbox removed with them")
 	resp, err := restore(alice, id1, app)
 	if err != nil {
 		t.Fatalf("alice restores on her image: %v; want nil", err)
@@ -225,13 +183,9 @@ func TestShortContainerIDIsReadBackToo(t *testing.T) {
 		PodSandboxId: mallory.Sandbox,
 		Config:       &runtimeapi.ContainerConfig{Image: &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: checkpointImage}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p.must(err)
 	short := strings.TrimSuffix(made.GetContainerId(), made.GetContainerId()[len(made.GetContainerId())-1:])
-	if err := p.Start(t.Context(), short); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("start by %q of container %q = %v; want PermissionDenied", short, made.GetContainerId(), err)
-	}
+	p.wantCode(p.Start(t.Context(), short), codes.PermissionDenied, "start by %q of container %q", short, made.GetContainerId())
 }
 
 // An error does not reveal whether the base image of a checkpoint is on the node.
@@ -279,26 +233,15 @@ func TestCreateDuringWhichAccessIsRevokedIsDenied(t *testing.T) {
 				p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
 				p.must(p.gate.Sync(t.Context()))
 			}
-			if _, err := p.Create(t.Context(), alice, id1, app); err != nil {
-				t.Fatalf("create = %v; want nil", err)
-			}
+			p.wantCreate(alice, id1, app, codes.OK, "create")
 			var once sync.Once
-			p.runtime.Do(func(r *criproxytest.Runtime) {
-				r.BeforeAnswer = func(method string) {
-					if strings.HasSuffix(method, "CreateContainer") {
-						once.Do(func() { p.must(tc.takeBack(p)) })
-					}
-				}
+			p.beforeAnswer("CreateContainer", func() {
+				once.Do(func() { p.must(tc.takeBack(p)) })
 			})
-			id, err := p.Create(t.Context(), alice, id1, app)
-			if status.Code(err) != codes.PermissionDenied {
-				t.Errorf("create during a revocation = %q, %v; want PermissionDenied", id, err)
-			}
+			p.wantCreate(alice, id1, app, codes.PermissionDenied, "create during a revocation")
 			p.runtime.Do(func(r *criproxytest.Runtime) { r.BeforeAnswer = nil })
 			p.restart()
-			if got := p.Precheck(alice, app); got != "" {
-				t.Errorf("after a restart the pre-check shows %q; want it hidden", got)
-			}
+			p.wantPrecheck(alice, app, "", "pre-check after a restart")
 		})
 	}
 }
@@ -321,7 +264,5 @@ func TestMountsAreJudgedAtALateStart(t *testing.T) {
 	p.stop()
 	p.must(os.Remove(filepath.Join(p.dir, "records.db")))
 	p.start()
-	if err := p.Start(t.Context(), id); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("late start of a container that mounts an unproved image = %v; want PermissionDenied", err)
-	}
+	p.wantCode(p.Start(t.Context(), id), codes.PermissionDenied, "late start of a container that mounts an unproved image")
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/decisionlog"
@@ -145,9 +146,7 @@ func TestShadowIsNotedWithEachDecision(t *testing.T) {
 	p, _ := newProxyOfAlice(t, tracker.Options{}, gate.Config{Shadow: true, Decisions: k})
 	bob := p.Pod("bob")
 	p.Precheck(bob, app)
-	if _, err := p.Create(t.Context(), bob, id1, app); err != nil {
-		t.Fatal(err)
-	}
+	p.wantCreate(bob, id1, app, codes.OK, "container")
 	k.wants(t, "shadow mode", "PullImage alice: Allow proved verified unknown shadow",
 		"ImageStatus bob: Reverify not_proved unknown shadow", "CreateContainer bob: Reverify not_proved unknown shadow")
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -145,14 +146,10 @@ func TestAFullDiskStopsNoExemptPodWhoseImageIsThere(t *testing.T) {
 	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{present}})
 	p.serves(absent, "", criproxytest.Image{ID: id2})
 	static := p.PodFrom("kube-system", "file")
-	if err := p.Sandbox(t.Context(), static); err != nil {
-		t.Fatal(err)
-	}
+	p.must(p.Sandbox(t.Context(), static))
 	p.failWrites()
 	for _, x := range []*criproxytest.Pod{static, p.Pod("kube-system")} {
-		if got := p.Precheck(x, present); got != id1 {
-			t.Errorf("%s: pre-check of an image that is there = %q; want %s", x.UID, got, id1)
-		}
+		p.wantPrecheck(x, present, id1, "%s: pre-check of an image that is there", x.UID)
 		id, err := p.Create(t.Context(), x, id1, present)
 		if err == nil {
 			err = p.Start(t.Context(), id)
@@ -181,18 +178,14 @@ func TestCandidatesAreJudgedWithoutEffect(t *testing.T) {
 	f.asks = append(f.asks, first.UID)
 	k.since()
 	before, hits := p.tracker.Grants(), p.counts.get()["recheck hit Never"]
-	if got := p.Precheck(asks, app); got != id1 {
-		t.Fatalf("pre-check = %q; want %s", got, id1)
-	}
+	p.wantPrecheck(asks, app, id1, "pre-check")
 	k.wants(t, "one pod may be asking", "ImageStatus first: Allow proved Never by pull")
 	for _, namespace := range []string{"second", "third"} {
 		x := p.Pod(namespace)
 		f.addPod(x, "good", "Never")
 		f.asks = append(f.asks, x.UID)
 	}
-	if got := p.Precheck(asks, app); got != id1 {
-		t.Fatalf("pre-check = %q; want %s", got, id1)
-	}
+	p.wantPrecheck(asks, app, id1, "pre-check")
 	k.wants(t, "three pods may be asking", "ImageStatus : Allow proved unknown")
 	if n := p.tracker.Grants(); n != before {
 		t.Errorf("%d grants; want %d as before, no pod is known to have asked", n, before)
@@ -200,8 +193,6 @@ func TestCandidatesAreJudgedWithoutEffect(t *testing.T) {
 	if n := p.counts.get()["recheck hit Never"] + p.counts.get()["recheck hit"] - hits; n != 2 {
 		t.Errorf("%d hits; want one for each pre-check", n)
 	}
-	if _, err := p.Create(t.Context(), first, id1, app); err != nil {
-		t.Fatal(err)
-	}
+	p.wantCreate(first, id1, app, codes.OK, "container")
 	k.wants(t, "the first real use", "CreateContainer first: Allow proved Never by pull")
 }

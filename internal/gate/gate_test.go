@@ -26,34 +26,24 @@ func TestTenantHasToProveAccessToAnImageOnTheNode(t *testing.T) {
 	p.serves(app, "good", criproxytest.Image{ID: id1})
 	alice, bob, carol := p.Pod("alice"), p.Pod("bob"), p.Pod("carol")
 
-	if got := p.Precheck(alice, app); got != "" {
-		t.Errorf("pre-check of an absent image = %q; want it absent", got)
-	}
+	p.wantPrecheck(alice, app, "", "pre-check of an absent image")
 	if id, err := p.Pull(t.Context(), alice, app, "good"); id != id1 || err != nil {
 		t.Fatalf("alice's pull = %q, %v; want %s", id, err, id1)
 	}
-	if got := p.Precheck(alice, app); got != id1 {
-		t.Errorf("alice's pre-check = %q; want the image, she has a grant", got)
-	}
-	if got := p.Precheck(bob, app); got != "" {
-		t.Errorf("bob's pre-check = %q; want the empty answer", got)
-	}
+	p.wantPrecheck(alice, app, id1, "alice's pre-check (she has a grant)")
+	p.wantPrecheck(bob, app, "", "bob's pre-check")
 	if _, err := p.Pull(t.Context(), bob, app, "bad"); status.Code(err) != codes.Unknown || !strings.Contains(err.Error(), "401 Unauthorized") && !strings.Contains(err.Error(), "authentication required") {
 		t.Errorf("bob's pull = %v; want the runtime's own answer", err)
 	}
 	before := p.runtime.Calls("PullImage")
-	if got := p.Precheck(carol, app); got != "" {
-		t.Errorf("carol's pre-check = %q; want the empty answer, her credential is not known yet", got)
-	}
+	p.wantPrecheck(carol, app, "", "carol's pre-check (her credential is not known yet)")
 	if id, err := p.Pull(t.Context(), carol, app, "good"); id != id1 || err != nil {
 		t.Errorf("carol's pull = %q, %v; want %s", id, err, id1)
 	}
 	if got := p.runtime.Calls("PullImage"); got != before {
 		t.Errorf("the runtime was asked %d times more; want not at all", got-before)
 	}
-	if got := p.Precheck(carol, app); got != id1 {
-		t.Errorf("carol's pre-check = %q; want the image", got)
-	}
+	p.wantPrecheck(carol, app, id1, "carol's pre-check")
 	want := map[string]int{"recheck hit": 1, "recheck denied": 1, "refused ImageStatus": 2}
 	if diff := cmp.Diff(want, p.counts.get()); diff != "" {
 		t.Errorf("metrics (-want +got):\n%s", diff)
@@ -69,9 +59,7 @@ func TestCallsThatAreNoPrecheckAreNeverAltered(t *testing.T) {
 		// The very first scan marks the present images, so use a name that came later.
 		p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{app}})
 	}
-	if got := p.Precheck(bob, app); got != "" {
-		t.Fatalf("pre-check = %q; want it hidden, or this test shows nothing", got)
-	}
+	p.wantPrecheck(bob, app, "", "pre-check (or this test shows nothing)")
 	seen := map[string]string{podindex.SeenAnnotation: bob.Config.GetAnnotations()[podindex.SeenAnnotation]}
 	source := map[string]string{podindex.SourceAnnotation: "api"}
 	for name, req := range map[string]*runtimeapi.ImageStatusRequest{
@@ -100,16 +88,10 @@ func TestImageIDsAndTheirPrefixesAreAbsent(t *testing.T) {
 	)
 	bob := p.Pod("bob")
 	for _, name := range []string{"sha256:1", "sha256:2", "sha256:9", id1, strings.TrimPrefix(id1, "sha256:"), "1", "2"} {
-		if got := p.Precheck(bob, name); got != "" {
-			t.Errorf("pre-check of %s = %q; want the empty answer", name, got)
-		}
-		if _, err := p.Create(t.Context(), bob, id1, name); status.Code(err) != codes.PermissionDenied {
-			t.Errorf("container by %s = %v; want PermissionDenied", name, err)
-		}
+		p.wantPrecheck(bob, name, "", "pre-check of %s", name)
+		p.wantCreate(bob, id1, name, codes.PermissionDenied, "container by %s", name)
 	}
-	if got := p.Precheck(p.Pod("carol"), app); got != id1 {
-		t.Errorf("pre-check of %s = %q; want the preloaded image", app, got)
-	}
+	p.wantPrecheck(p.Pod("carol"), app, id1, "pre-check of %s", app)
 }
 
 // Two concurrent PullImage calls for one image, one with a good and one with a bad credential.
@@ -135,12 +117,8 @@ func TestConcurrentPullsNeverShareAResult(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if got := p.Precheck(good, app); got != id1 {
-			t.Fatalf("round %d: good pod's pre-check = %q; want the image", round, got)
-		}
-		if got := p.Precheck(bad, app); got != "" {
-			t.Fatalf("round %d: bad pod's pre-check = %q; want it hidden", round, got)
-		}
+		p.wantPrecheck(good, app, id1, "round %d: good pod's pre-check", round)
+		p.wantPrecheck(bad, app, "", "round %d: bad pod's pre-check", round)
 	}
 }
 
@@ -180,14 +158,10 @@ func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
 	<-completed
 	p.runtime.Do(func(r *criproxytest.Runtime) { r.BeforeAnswer = nil })
 	for _, x := range []*criproxytest.Pod{bob, alice} {
-		if got := p.Precheck(x, app); got != "" {
-			t.Errorf("%s's pre-check = %q; want it hidden, because the outcome of the pull is unknown", x.UID, got)
-		}
+		p.wantPrecheck(x, app, "", "%s's pre-check (the outcome of the pull is unknown)", x.UID)
 	}
 	p.restart()
-	if got := p.Precheck(bob, app); got != "" {
-		t.Errorf("bob's pre-check after a restart = %q; want it hidden", got)
-	}
+	p.wantPrecheck(bob, app, "", "bob's pre-check after a restart")
 	stats, err := p.store.Stats()
 	if err != nil || stats.Intents != 1 || stats.Marks != 0 || stats.Records != 0 {
 		t.Errorf("store = %+v, %v; want the one intent and nothing else", stats, err)
@@ -205,23 +179,15 @@ func TestRemovalWhoseAnswerIsLostTakesTheRecords(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	answer := make(chan struct{})
 	defer close(answer)
-	p.runtime.Do(func(r *criproxytest.Runtime) {
-		r.BeforeAnswer = func(method string) {
-			if method == "RemoveImage" {
-				cancel()
-				<-answer
-			}
-		}
+	p.beforeAnswer("RemoveImage", func() {
+		cancel()
+		<-answer
 	})
 	_, err := p.Images.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: id1}})
-	if status.Code(err) != codes.Canceled {
-		t.Errorf("removal = %v; want Canceled", err)
-	}
+	p.wantCode(err, codes.Canceled, "removal")
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		stats, err := p.store.Stats()
-		if err != nil {
-			t.Fatal(err)
-		}
+		p.must(err)
 		if stats.Records == 1 {
 			break
 		}
@@ -234,38 +200,26 @@ func TestRemovalWhoseAnswerIsLostTakesTheRecords(t *testing.T) {
 func TestSandboxesTellWhoAsks(t *testing.T) {
 	p, _ := newProxyOfAlice(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}, ExemptStaticPods: true}, VerifyUntracked: true}, exact())
 	system := p.Pod("system")
-	if got := p.Precheck(system, app); got != id1 {
-		t.Errorf("exempt namespace's pre-check = %q; want the image", got)
-	}
-	if got := p.Precheck(p.PodFrom("kube-system", "file"), app); got != id1 {
-		t.Errorf("static pod's pre-check = %q; want the image, though its sandbox is not known", got)
-	}
+	p.wantPrecheck(system, app, id1, "exempt namespace's pre-check")
+	p.wantPrecheck(p.PodFrom("kube-system", "file"), app, id1, "static pod's pre-check (though its sandbox is not known)")
 	unlisted := p.PodFrom("system", "api")
-	if got := p.Precheck(unlisted, app); got != "" {
-		t.Errorf("pre-check of a value that no sandbox carries = %q; want it hidden", got)
-	}
+	p.wantPrecheck(unlisted, app, "", "pre-check of a value that no sandbox carries")
 	before := p.runtime.Calls("PullImage")
 	if id, err := p.Pull(t.Context(), unlisted, app, ""); id != id1 || err != nil {
 		t.Errorf("its pull = %q, %v; want the image: the call has its namespace", id, err)
 	}
-	if got := p.Precheck(unlisted, app); got != id1 {
-		t.Errorf("its next pre-check = %q; want the image: the value is known now", got)
-	}
+	p.wantPrecheck(unlisted, app, id1, "its next pre-check (the value is known now)")
 	if p.runtime.Calls("PullImage") != before {
 		t.Error("the registry was asked for an exempt pod")
 	}
 	// The grant of a pod ends with its last sandbox.
 	alice := p.Pod("alice")
 	p.MustPull(alice, app, "good")
-	if got := p.Precheck(alice, app); got != id1 {
-		t.Fatalf("alice's pre-check = %q; want the image", got)
-	}
+	p.wantPrecheck(alice, app, id1, "alice's pre-check")
 	if _, err := p.Runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: alice.Sandbox}); err != nil {
 		t.Fatal(err)
 	}
-	if got := p.Precheck(alice, app); got != "" {
-		t.Errorf("pre-check of a pod that has ended = %q; want it hidden", got)
-	}
+	p.wantPrecheck(alice, app, "", "pre-check of a pod that has ended")
 	// The same if the sandbox was removed without the gate and only a list shows it.
 	dora := p.Pod("dora")
 	p.MustPull(dora, app, "good")
@@ -275,15 +229,11 @@ func TestSandboxesTellWhoAsks(t *testing.T) {
 	if _, err := p.Runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: "sandbox-1"}}); err != nil {
 		t.Fatal(err)
 	}
-	if got := p.Precheck(dora, app); got != id1 {
-		t.Errorf("pre-check after a filtered list = %q; want the image: such a list ends no pod", got)
-	}
+	p.wantPrecheck(dora, app, id1, "pre-check after a filtered list (such a list ends no pod)")
 	if _, err := p.Runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{}); err != nil {
 		t.Fatal(err)
 	}
-	if got := p.Precheck(dora, app); got != "" {
-		t.Errorf("pre-check after a full list = %q; want it hidden", got)
-	}
+	p.wantPrecheck(dora, app, "", "pre-check after a full list")
 }
 
 // The grpc version in the user agent shows which kubelet asks; this client's version is new.
@@ -322,17 +272,13 @@ func TestKubeletThatPrechecksAlwaysReachesTheRegistry(t *testing.T) {
 func TestProvedPullThatTheRegistryRefusesLeavesNoGrant(t *testing.T) {
 	p, _ := newProxyOfAlice(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}}}, gate.Config{AlwaysPrecheck: kubelet.Sent, OutageFallback: true})
 	carol := p.Pod("carol")
-	if got := p.Precheck(carol, app); got != "" {
-		t.Fatalf("pre-check = %q; want it hidden, or this test shows nothing", got)
-	}
+	p.wantPrecheck(carol, app, "", "pre-check (or this test shows nothing)")
 	p.serves(app, "another", criproxytest.Image{ID: id1})
 	for range 2 {
 		if id, err := p.Pull(t.Context(), carol, app, "good"); err == nil {
 			t.Errorf("pull that the registry refuses = %q; want its refusal", id)
 		}
-		if got := p.Precheck(carol, app); got != "" {
-			t.Errorf("pre-check after a refused pull = %q; want it hidden", got)
-		}
+		p.wantPrecheck(carol, app, "", "pre-check after a refused pull")
 	}
 	// An exempt pod does not depend on pullgate, and an unreachable registry does not refuse a pod.
 	unlisted := p.PodFrom("system", "api")
@@ -354,9 +300,7 @@ func TestRequestThatCannotBeReadIsRefused(t *testing.T) {
 		runtimeapi.RuntimeService_RunPodSandbox_FullMethodName, runtimeapi.RuntimeService_RestorePod_FullMethodName,
 	} {
 		_, err := criproxytest.CallRaw(t.Context(), p.Conn, method, []byte{0xff, 0xff, 0xff})
-		if status.Code(err) != codes.InvalidArgument {
-			t.Errorf("%s = %v; want InvalidArgument", method, err)
-		}
+		p.wantCode(err, codes.InvalidArgument, "%s", method)
 	}
 	if got := p.counts.get()["panic"]; got != 0 {
 		t.Errorf("%d panics; want none", got)

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
@@ -197,6 +199,48 @@ func (p *proxy) serves(name, password string, img criproxytest.Image) {
 				return criproxytest.Image{}, criproxytest.Denied(asked)
 			}
 			return img, nil
+		}
+	})
+}
+
+// wantPrecheck reports a pre-check of a pod that is answered with another image ID; "" is the answer for an image that is hidden or absent.
+func (p *proxy) wantPrecheck(x *criproxytest.Pod, name, want, what string, args ...any) {
+	p.t.Helper()
+	if got := p.Precheck(x, name); got != want {
+		p.t.Errorf("%s = %q; want %q", fmt.Sprintf(what, args...), got, want)
+	}
+}
+
+// wantCreate reports a creation of a container that ends with another code.
+func (p *proxy) wantCreate(x *criproxytest.Pod, id, name string, want codes.Code, what string, args ...any) {
+	p.t.Helper()
+	_, err := p.Create(p.t.Context(), x, id, name)
+	p.wantCode(err, want, what, args...)
+}
+
+// wantNoContainers reports containers at the runtime.
+func (p *proxy) wantNoContainers(why string, args ...any) {
+	p.t.Helper()
+	if got := p.runtime.Containers(); len(got) != 0 {
+		p.t.Errorf("containers left: %v; want %s", got, fmt.Sprintf(why, args...))
+	}
+}
+
+// wantCode reports an error with another code.
+func (p *proxy) wantCode(err error, want codes.Code, what string, args ...any) {
+	p.t.Helper()
+	if status.Code(err) != want {
+		p.t.Errorf("%s = %v; want %v", fmt.Sprintf(what, args...), err, want)
+	}
+}
+
+// beforeAnswer calls f when the runtime has carried out a call of a method and has not answered it.
+func (p *proxy) beforeAnswer(method string, f func()) {
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.BeforeAnswer = func(called string) {
+			if called == method {
+				f()
+			}
 		}
 	})
 }

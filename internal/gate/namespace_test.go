@@ -28,9 +28,7 @@ func TestRuntimeCredentialOpensItsNamespaceAlone(t *testing.T) {
 		if !want {
 			wanted = codes.PermissionDenied
 		}
-		if _, err := p.Create(t.Context(), x, id1, app); status.Code(err) != wanted {
-			t.Errorf("container of %s with %s = %v; want %v", namespace, policy, err, wanted)
-		}
+		p.wantCreate(x, id1, app, wanted, "container of %s with %s", namespace, policy)
 	}
 	p.serves(app, "", criproxytest.Image{ID: id1})
 	first := p.Pod("team-a")
@@ -69,7 +67,5 @@ func TestPullForNoPodOpensWithRuntimeCredentialsPerNamespace(t *testing.T) {
 	p := newProxy(t, tracker.Options{RuntimeCredentialsPerNamespace: true}, exact())
 	p.serves(app, "", criproxytest.Image{ID: id1})
 	p.MustPull(nil, app, "")
-	if got := p.Precheck(p.Pod("team-b"), app); got != id1 {
-		t.Errorf("pre-check after a pull for no pod = %q; want the image", got)
-	}
+	p.wantPrecheck(p.Pod("team-b"), app, id1, "pre-check after a pull for no pod")
 }

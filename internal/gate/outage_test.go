@@ -47,18 +47,14 @@ func TestJudgedRequestReachesTheRuntimeAsItCame(t *testing.T) {
 	} {
 		name := tc.method[strings.LastIndex(tc.method, "/")+1:]
 		request, err := proto.Marshal(tc.request())
-		if err != nil {
-			t.Fatal(err)
-		}
+		p.must(err)
 		request = append(request, 0xfa, 0x3e, 0x03, 'n', 'e', 'w')
 		answer, err := criproxytest.CallRaw(t.Context(), p.Conn, tc.method, request)
 		if err != nil {
 			t.Errorf("%s = %v; want it let through", name, err)
 			continue
 		}
-		if err := proto.Unmarshal(answer, tc.answer); err != nil {
-			t.Fatal(err)
-		}
+		p.must(proto.Unmarshal(answer, tc.answer))
 		if got := p.runtime.Requests(name); len(got) != 1 || !bytes.Equal(got[0], request) {
 			t.Errorf("%s reached the runtime as %x; want once, %x", name, got, request)
 		}
@@ -70,12 +66,8 @@ func TestConnectionThatBreaksBeforeTheAnswerLeavesAnIntent(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})
 	alice, bob := p.Pod("alice"), p.Pod("bob")
-	p.runtime.Do(func(r *criproxytest.Runtime) {
-		r.BeforeAnswer = func(method string) {
-			if method == "PullImage" {
-				p.runtime.Stop()
-			}
-		}
+	p.beforeAnswer("PullImage", func() {
+		p.runtime.Stop()
 	})
 	if _, err := p.Pull(t.Context(), alice, app, "good"); status.Code(err) != codes.Unavailable {
 		t.Errorf("pull whose answer is lost = %v; want Unavailable", err)

@@ -39,17 +39,11 @@ func TestPullIsRecordedUnderTheImageID(t *testing.T) {
 			}
 			for range 2 { // a pre-check marks an untracked image preloaded
 				for _, name := range []string{app, digest1} {
-					if got := p.Precheck(bob, name); got != "" {
-						t.Errorf("bob's pre-check of %s = %q; want it hidden", name, got)
-					}
+					p.wantPrecheck(bob, name, "", "bob's pre-check of %s", name)
 				}
 			}
-			if _, err := p.Create(t.Context(), bob, id1, app); status.Code(err) != codes.PermissionDenied {
-				t.Errorf("bob's container = %v; want PermissionDenied", err)
-			}
-			if got := p.Precheck(alice, app); got != id1 {
-				t.Errorf("alice's pre-check = %q; want the image", got)
-			}
+			p.wantCreate(bob, id1, app, codes.PermissionDenied, "bob's container")
+			p.wantPrecheck(alice, app, id1, "alice's pre-check")
 			for _, image := range []string{ref, id1} { // a kubelet copies image_ref into CreateContainer
 				c, err := p.Create(t.Context(), alice, image, app)
 				if err == nil {
@@ -112,21 +106,15 @@ func TestPullThatCannotBeResolvedOpensNothing(t *testing.T) {
 			p.runtime.Do(func(r *criproxytest.Runtime) { r.Fail = nil })
 			for range 2 {
 				for _, x := range []*criproxytest.Pod{alice, bob} {
-					if got := p.Precheck(x, app); got != "" {
-						t.Errorf("%s's pre-check = %q; want it hidden", x.UID, got)
-					}
-					if _, err := p.Create(t.Context(), x, id1, app); status.Code(err) != codes.PermissionDenied {
-						t.Errorf("%s's container = %v; want PermissionDenied", x.UID, err)
-					}
+					p.wantPrecheck(x, app, "", "%s's pre-check", x.UID)
+					p.wantCreate(x, id1, app, codes.PermissionDenied, "%s's container", x.UID)
 				}
 			}
 			if n := p.counts.get()["unresolved"]; n != 1 {
 				t.Errorf("%d pulls counted as unresolved; want 1", n)
 			}
 			p.restart()
-			if got := p.Precheck(p.Pod("carol"), app); got != "" {
-				t.Errorf("carol's pre-check after a restart = %q; want it hidden", got)
-			}
+			p.wantPrecheck(p.Pod("carol"), app, "", "carol's pre-check after a restart")
 			got, err := p.store.Stats()
 			got.Bytes, got.Marks, got.Format = 0, 0, 0
 			if diff := cmp.Diff(records.Stats{Intents: 1}, got); err != nil || diff != "" {
@@ -156,19 +144,13 @@ func TestClientThatHangsUpAfterThePullKeepsTheRecord(t *testing.T) {
 	})
 	_, err := p.Pull(ctx, alice, app, "good")
 	close(answered)
-	if status.Code(err) != codes.Canceled {
-		t.Errorf("pull = %v; want Canceled", err)
-	}
+	p.wantCode(err, codes.Canceled, "pull")
 	p.stop() // waits for the call
 	p.runtime.Do(func(r *criproxytest.Runtime) { r.BeforeAnswer = nil })
 	p.start()
 	if got, err := p.store.Stats(); err != nil || got.Records != 1 || got.Intents != 0 {
 		t.Errorf("store = %+v, %v; want one record and no intent", got, err)
 	}
-	if got := p.Precheck(p.PodFrom("dora", "api"), app); got != "" {
-		t.Errorf("pre-check of another pod = %q; want it hidden", got)
-	}
-	if got := p.Precheck(bob, app); got != "" {
-		t.Errorf("bob's pre-check = %q; want it hidden", got)
-	}
+	p.wantPrecheck(p.PodFrom("dora", "api"), app, "", "pre-check of another pod")
+	p.wantPrecheck(bob, app, "", "bob's pre-check")
 }

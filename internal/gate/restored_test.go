@@ -66,17 +66,8 @@ func TestRestoredContainerIsRefusedWhateverImageItReports(t *testing.T) {
 			p, mallory := aliceAndMallory(t, tracker.Options{Rules: tracker.Rules{Policy: rules}}, c, criproxytest.Image{Restores: id1, Claims: id2})
 			k.since()
 			_, err = p.Create(t.Context(), mallory, id2, checkpointImage)
-			if status.Code(err) != codes.PermissionDenied {
-				t.Fatalf("container = %v; want PermissionDenied", err)
-			}
-			for _, want := range []string{"mallory/" + mallory.UID, checkpointImage, "checkpoint", "allowRestores"} {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("denial %q does not say %q", err, want)
-				}
-			}
-			if got := p.runtime.Containers(); len(got) != 0 {
-				t.Errorf("containers left: %v; want the restored one removed", got)
-			}
+			wantDenied(t, "container", err, "CONTAINER_NOT_CREATED", "mallory/"+mallory.UID, checkpointImage, "checkpoint", "allowRestores")
+			p.wantNoContainers("the restored one removed")
 			if got := p.counts.get(); got["creation refused restored"] != 1 || got["refused CreateContainer"] != 1 {
 				t.Errorf("counted %v; want one denial and one restored container", got)
 			}
@@ -93,19 +84,11 @@ func TestRestoredContainerIsRefusedAtItsStartAndByRestorePod(t *testing.T) {
 		Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Image: &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: checkpointImage},
 	}
 	made, err := p.runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: mallory.Sandbox, Config: config})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Start(t.Context(), made.GetContainerId()); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "allowRestores") {
-		t.Errorf("start of a container that was not read back = %v; want PermissionDenied with allowRestores", err)
-	}
-	if got := p.runtime.Containers(); len(got) != 0 {
-		t.Errorf("containers left: %v; want the restored one removed", got)
-	}
+	p.must(err)
+	wantDenied(t, "start of a container that was not read back", p.Start(t.Context(), made.GetContainerId()), "RESTORE_NOT_ALLOWED", "allowRestores")
+	p.wantNoContainers("the restored one removed")
 	_, err = p.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: mallory.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{config}})
-	if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "allowRestores") {
-		t.Errorf("RestorePod = %v; want PermissionDenied with allowRestores", err)
-	}
+	wantDenied(t, "RestorePod", err, "RESTORE_NOT_ALLOWED", "allowRestores")
 	if got := p.runtime.Calls("RestorePod"); got != 0 {
 		t.Errorf("the runtime got RestorePod %d times; want it refused before", got)
 	}
@@ -141,9 +124,7 @@ func TestRestoredContainerIsAllowedByExemptionShadowModeAndAllowRestores(t *test
 func TestAllowRestoresTakesEffectWithoutARestart(t *testing.T) {
 	p, mallory := aliceAndMallory(t, tracker.Options{}, restoring(), criproxytest.Image{Restores: id1, Claims: id2})
 	p.gate.SetAllowRestores(false)
-	if _, err := p.Create(t.Context(), mallory, id2, checkpointImage); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("container = %v; want PermissionDenied", err)
-	}
+	p.wantCreate(mallory, id2, checkpointImage, codes.PermissionDenied, "container")
 }
 
 // planted is the image that mallory's checkpoint brings: mallory's content under a name of alice.
@@ -170,13 +151,9 @@ func TestImageThatCameWithACheckpointNeedsProof(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, mallory := aliceAndMallory(t, tracker.Options{}, tc.config, tc.checkpoint)
 			var during []records.Pair
-			p.runtime.Do(func(r *criproxytest.Runtime) {
-				r.BeforeAnswer = func(method string) {
-					if method == "CreateContainer" { // a scan while the runtime restores
-						p.must(p.tracker.Sync(t.Context()))
-						during, _ = p.pairs()
-					}
-				}
+			p.beforeAnswer("CreateContainer", func() { // a scan while the runtime restores
+				p.must(p.tracker.Sync(t.Context()))
+				during, _ = p.pairs()
 			})
 			_, _ = p.Create(t.Context(), mallory, id2, checkpointImage)
 			p.must(p.tracker.Sync(t.Context()))
@@ -203,12 +180,8 @@ func TestImageThatCameWithALostCreateIsNotMarkedAfterARestart(t *testing.T) {
 	p, mallory := aliceAndMallory(t, tracker.Options{}, exact(), planting(nil))
 	imported := criproxytest.Image{ID: "sha256:4", Names: []string{"repo.test/imported:1"}}
 	crashed := ""
-	p.runtime.Do(func(r *criproxytest.Runtime) {
-		r.BeforeAnswer = func(method string) {
-			if method == "CreateContainer" {
-				crashed = p.copied()
-			}
-		}
+	p.beforeAnswer("CreateContainer", func() {
+		crashed = p.copied()
 	})
 	if _, err := p.Create(t.Context(), mallory, id2, checkpointImage); err == nil {
 		t.Fatal("the restored container is not refused")
@@ -311,9 +284,7 @@ func TestErrorOfACreateFromAnOrdinaryImagePassesUnchanged(t *testing.T) {
 				t.Errorf("container = %v; want the error of the runtime to pass: %v", err, tc.passes)
 			}
 			p.fails(status.Error(codes.DeadlineExceeded, "took too long"))
-			if _, err := p.Create(t.Context(), alice, id1, app); status.Code(err) != codes.DeadlineExceeded {
-				t.Errorf("container = %v; want DeadlineExceeded, which reveals nothing about images", err)
-			}
+			p.wantCreate(alice, id1, app, codes.DeadlineExceeded, "container")
 		})
 	}
 }
@@ -321,16 +292,12 @@ func TestErrorOfACreateFromAnOrdinaryImagePassesUnchanged(t *testing.T) {
 // A create from an image that is known to be ordinary writes nothing and requests no image list.
 func TestOrdinaryCreateCostsNoWriteAndNoList(t *testing.T) {
 	p, alice := newProxyOfAlice(t, tracker.Options{}, exact())
-	if _, err := p.Create(t.Context(), alice, id1, app); err != nil {
-		t.Fatal(err)
-	}
+	p.wantCreate(alice, id1, app, codes.OK, "container")
 	before, err := p.store.LastWrite()
 	p.must(err)
 	lists := p.runtime.Calls("ListImages")
 	for range 5 {
-		if _, err := p.Create(t.Context(), alice, id1, app); err != nil {
-			t.Fatal(err)
-		}
+		p.wantCreate(alice, id1, app, codes.OK, "container")
 	}
 	after, err := p.store.LastWrite()
 	p.must(err)

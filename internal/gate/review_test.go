@@ -131,18 +131,14 @@ func TestReviewsOfRestoredContainers(t *testing.T) {
 		checkpoint := []criproxytest.Image{{ID: id2, Names: []string{anyImage}, Restores: id3, Claims: id2}, {ID: id3, Names: []string{otherImage}}}
 		p.runtime.SetImages(checkpoint...)
 		_, err := p.create(p.Pod("team"), ordinary())
-		if status.Code(err) != codes.PermissionDenied {
-			t.Errorf("a restored container: %v; want PermissionDenied", err)
-		}
+		p.wantCode(err, codes.PermissionDenied, "a restored container")
 		if n := len(k.all); n != 2 || k.all[1].Verdict.Allowed() || k.all[1].Admission.Findings[0].Reason != admission.FieldUnknown {
 			t.Errorf("decisions %+v; want Allow for the checkpoint and a denial of what was restored", k.all)
 		}
 		p.runtime.SetImages(checkpoint...)
 		restored := p.PodFrom("team", "api")
 		_, err = p.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: restored.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{ordinary()}})
-		if status.Code(err) != codes.PermissionDenied {
-			t.Errorf("a restored pod: %v; want PermissionDenied", err)
-		}
+		p.wantCode(err, codes.PermissionDenied, "a restored pod")
 	}
 }
 

@@ -271,9 +271,7 @@ func TestEndorsementsAndCredentials(t *testing.T) {
 	_, err := s.runs(s.Pod("alice"), "main", app, "good")
 	wantPullError(t, "alice", err, "SignatureValidationFailed")
 	bob := s.Pod("bob")
-	if got := s.Precheck(bob, app); got != "" {
-		t.Errorf("the pre-check of another tenant = %q; want it hidden", got)
-	}
+	s.wantPrecheck(bob, app, "", "the pre-check of another tenant")
 	_, err = s.Create(t.Context(), bob, id1, app)
 	wantDenied(t, "another tenant without a credential", err, "ACCESS_NOT_PROVED")
 	if _, err := s.Pull(t.Context(), bob, app, "bad"); status.Code(err) != codes.Unknown || strings.Contains(err.Error(), "Signature") {
@@ -336,9 +334,7 @@ func TestRulesThatNeedNoSignature(t *testing.T) {
 		x := s.Pod("team")
 		_, err := s.runs(x, "main", app, "good")
 		wantDenied(t, name, err, tc.reason, tc.text)
-		if got := s.Precheck(x, app); got != id1 {
-			t.Errorf("%s: pre-check = %q; want it shown, because a pull does not help", name, got)
-		}
+		s.wantPrecheck(x, app, id1, "%s: pre-check (a pull does not help)", name)
 		tc.rule.Mode = requirement.Audit
 		s.use(tc.rule)
 		if _, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil {
@@ -363,9 +359,7 @@ func TestAuditedRulesAreVerifiedAndDenyNothing(t *testing.T) {
 		if f := k.all[0].Admission.Findings; len(f) != 1 || !f[0].Audit || f[0].Answer != admission.Deny || f[0].Reason != admission.SignatureMissing {
 			t.Errorf("auditOnly %v: findings of the pull %+v; want an audited denial", auditOnly, f)
 		}
-		if got := s.Precheck(s.Pod("other"), app); got != "" {
-			t.Errorf("auditOnly %v: the pre-check of another tenant is shown", auditOnly)
-		}
+		s.wantPrecheck(s.Pod("other"), app, "", "auditOnly %v: the pre-check of another tenant", auditOnly)
 	}
 }
 
@@ -386,9 +380,7 @@ func TestExemptPodsAreNotVerified(t *testing.T) {
 	s.use(s.last...)
 	static = s.PodFrom("kube-public", "file")
 	s.must(s.Sandbox(t.Context(), static))
-	if got := s.Precheck(static, anyImage); got != "" {
-		t.Error("the pre-check of a static pod that is not exempt is shown")
-	}
+	s.wantPrecheck(static, anyImage, "", "the pre-check of a static pod that is not exempt")
 	_, err := s.Create(t.Context(), static, id2, anyImage)
 	wantDenied(t, "a static pod that is not exempt", err, admission.EndorsementMissing)
 }
@@ -402,9 +394,7 @@ func TestImagePullPolicyNever(t *testing.T) {
 	x := s.Pod("team")
 	src.pods[x.UID] = sourcePod{policies: []string{tracker.PullNever}}
 	for range 2 { // also after the denial of a container
-		if got := s.Precheck(x, anyImage); got != id2 {
-			t.Errorf("pre-check = %q; want it shown", got)
-		}
+		s.wantPrecheck(x, anyImage, id2, "pre-check")
 		_, err := s.Create(t.Context(), x, id2, anyImage)
 		wantDenied(t, "Never", err, admission.EndorsementMissing, "do not use imagePullPolicy Never")
 	}
@@ -446,9 +436,7 @@ func TestRestartsNeedNoEndorsement(t *testing.T) {
 		if pulled, err := s.runs(x, "main", app, "good"); err != nil || pulled {
 			t.Errorf("%s: a restart: pulled %v, %v; want the container", when, pulled, err)
 		}
-		if got := s.Precheck(mounting, app); got != id1 {
-			t.Errorf("%s: the pre-check of an image volume of a running pod = %q; want it shown", when, got)
-		}
+		s.wantPrecheck(mounting, app, id1, "%s: the pre-check of an image volume of a running pod", when)
 		s.run(mounting, withVolume)
 		// The first attempt is denied and leads to a pull.
 		_, err := s.runs(x, "debugger", app, "good")
@@ -504,9 +492,7 @@ func TestPrechecksOfUnknownPods(t *testing.T) {
 	s.use(signedBy(t, "b", "repo.test/*"))
 	s.Pod("other")
 	x.Config.Annotations[podindex.SeenAnnotation] = "2026-11-22T05:00:00.3"
-	if got := s.Precheck(x, anyImage); got != "" {
-		t.Error("the pre-check of an unknown pod is shown although another pod may need a verification")
-	}
+	s.wantPrecheck(x, anyImage, "", "the pre-check of an unknown pod (although another pod may need a verification)")
 }
 
 // With Always, a kubelet of 1.32 and later sends no pre-check that could be hidden.
@@ -552,9 +538,7 @@ func TestImageVolumesNeedEndorsements(t *testing.T) {
 	wantDenied(t, "an unsigned image volume", err, admission.EndorsementMissing, app)
 	s.sign(id1, "*")
 	s.forgetDenials()
-	if got := s.Precheck(x, app); got != "" {
-		t.Error("the pre-check of an image volume without an endorsement is shown")
-	}
+	s.wantPrecheck(x, app, "", "the pre-check of an image volume without an endorsement")
 	if _, err := s.Pull(t.Context(), x, app, "good"); err != nil {
 		t.Errorf("a signed image volume: %v", err)
 	}
@@ -602,9 +586,7 @@ func TestRestoredContainersHaveNoEndorsement(t *testing.T) {
 		}
 		restored := s.PodFrom("team", "api")
 		_, err := s.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: restored.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{ordinary()}})
-		if status.Code(err) != codes.PermissionDenied {
-			t.Errorf("a restored pod, claims %q: %v; want PermissionDenied", claims, err)
-		}
+		s.wantCode(err, codes.PermissionDenied, "a restored pod, claims %q", claims)
 	}
 }
 
@@ -613,15 +595,11 @@ func TestRestoredContainersHaveNoEndorsementWhateverTheRuntimeSays(t *testing.T)
 	s := newSigning(t, restoring(), signedBy(t, "a", "repo.test/*"))
 	s.sign(id1, "*")
 	x := s.PodFrom("team", "api")
-	if _, err := s.Pull(t.Context(), x, app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	s.MustPull(x, app, "good")
 	config := ordinary()
 	config.Image = &runtimeapi.ImageSpec{Image: id1, UserSpecifiedImage: app}
 	_, err := s.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: x.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{config}})
-	if status.Code(err) != codes.PermissionDenied {
-		t.Errorf("a restored pod that the runtime does not report as restored: %v; want PermissionDenied", err)
-	}
+	s.wantCode(err, codes.PermissionDenied, "a restored pod that the runtime does not report as restored")
 }
 
 // The image that a container has is judged, not the one that was asked for, also if the answer to its creation was lost.
@@ -637,12 +615,8 @@ func TestTheRealImageNeedsTheEndorsement(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The runtime resolves the ID that was judged to another image.
-	s.runtime.Do(func(r *criproxytest.Runtime) {
-		r.BeforeAnswer = func(method string) {
-			if method == "ImageStatus" {
-				s.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app, anyImage}})
-			}
-		}
+	s.beforeAnswer("ImageStatus", func() {
+		s.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app, anyImage}})
 	})
 	_, err := s.create(x, ordinary())
 	if status.Code(err) != codes.PermissionDenied && status.Code(err) != codes.NotFound {
@@ -681,9 +655,7 @@ func TestNamesOfOldKubelets(t *testing.T) {
 		t.Errorf("a pod that has pulled the image: %v; want the container", err)
 	}
 	s.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{"free.test/any:2", "repo.test/team/free:2"}})
-	if got := s.Precheck(x, "free.test/any:2"); got != id2 {
-		t.Errorf("pre-check = %q; want it shown", got)
-	}
+	s.wantPrecheck(x, "free.test/any:2", id2, "pre-check")
 	if err := unnamed(x, id2); err != nil {
 		t.Errorf("a pod that has asked for the image by a name without a rule: %v; want the container", err)
 	}
@@ -791,9 +763,7 @@ func TestSignaturesInShadowMode(t *testing.T) {
 	if _, err := s.runs(x, "main", app, "good"); err != nil {
 		t.Errorf("signed: %v; want the container", err)
 	}
-	if got := s.Precheck(s.Pod("other"), app); got != id1 {
-		t.Errorf("the pre-check of a pod without a credential = %q; want it shown", got)
-	}
+	s.wantPrecheck(s.Pod("other"), app, id1, "the pre-check of a pod without a credential")
 }
 
 // The pods of a rollout cause one verification, whatever becomes of it.
@@ -844,9 +814,7 @@ func TestAVerificationOutlivesItsClient(t *testing.T) {
 	}()
 	<-asked
 	cancel()
-	if err := <-failed; status.Code(err) != codes.Canceled {
-		t.Errorf("the canceled pull: %v", err)
-	}
+	s.wantCode(<-failed, codes.Canceled, "the canceled pull")
 	close(s.wait)
 	if _, err := s.runs(x, "main", app, "good"); err != nil || len(s.requests()) != 1 || s.runtime.Calls("PullImage") != 1 {
 		t.Errorf("the retry: %v; want the container without another verification or pull", err)
@@ -897,9 +865,7 @@ func TestEndorsementsThatCannotBeWritten(t *testing.T) {
 	if strings.Contains(err.Error(), "disk full") {
 		t.Errorf("%v: contains the error of the store", err)
 	}
-	if got := s.Precheck(x, app); got != "" {
-		t.Error("the image is shown without an endorsement")
-	}
+	s.wantPrecheck(x, app, "", "the pre-check without an endorsement")
 	s.failing = false
 	if _, err := s.runs(x, "main", app, "good"); err != nil {
 		t.Errorf("afterwards: %v; want the container", err)
@@ -922,9 +888,7 @@ func TestValidityOfEndorsements(t *testing.T) {
 	}
 	x := s.podWithAccess(app)
 	age(30 * time.Minute)
-	if _, err := s.Create(t.Context(), x, id1, app); err != nil {
-		t.Errorf("valid: %v", err)
-	}
+	s.wantCreate(x, id1, app, codes.OK, "valid")
 	age(90 * time.Minute)
 	_, err := s.Create(t.Context(), x, id1, app)
 	wantDenied(t, "expired", err, admission.EndorsementMissing, "verified them too long ago")
@@ -974,12 +938,8 @@ func TestKilledDuringAVerification(t *testing.T) {
 				left = s.copied()
 			}
 		}
-		s.runtime.Do(func(r *criproxytest.Runtime) {
-			r.BeforeAnswer = func(method string) {
-				if method == "PullImage" {
-					at("the runtime has answered")
-				}
-			}
+		s.beforeAnswer("PullImage", func() {
+			at("the runtime has answered")
 		})
 		s.during = func() { at("verifying") }
 		s.writing = at

@@ -100,9 +100,7 @@ func TestPrecheckIsJudgedByThePodsSecrets(t *testing.T) {
 	} {
 		x := p.Pod(tc.namespace)
 		f.addPod(x, tc.password, tc.policies...)
-		if got := p.Precheck(x, app); got != tc.want {
-			t.Errorf("%s, %v with %q: pre-check = %q; want %q", tc.namespace, tc.policies, tc.password, got, tc.want)
-		}
+		p.wantPrecheck(x, app, tc.want, "%s, %v with %q: pre-check", tc.namespace, tc.policies, tc.password)
 		if _, err := p.Create(t.Context(), x, id1, app); (err == nil) != (tc.want != "") {
 			t.Errorf("%s, %v with %q: container = %v; want it if the pre-check is allowed", tc.namespace, tc.policies, tc.password, err)
 		}
@@ -127,13 +125,9 @@ func TestSecretThatIsNotNotedIsNotRotated(t *testing.T) {
 	p.MustPull(unknown, "repo.test/team/other:1", "good")
 	x := p.Pod("team")
 	f.addPod(x, "rotated", "Never")
-	if got := p.Precheck(x, "repo.test/team/other:1"); got != "" {
-		t.Errorf("pre-check = %q; want it hidden: the Secret of the pull is unknown", got)
-	}
+	p.wantPrecheck(x, "repo.test/team/other:1", "", "pre-check (the Secret of the pull is unknown)")
 	f.addPod(x, "good", "Never")
-	if got := p.Precheck(x, "repo.test/team/other:1"); got != id2 {
-		t.Errorf("pre-check with what proved access = %q; want the image", got)
-	}
+	p.wantPrecheck(x, "repo.test/team/other:1", id2, "pre-check with what proved access")
 }
 
 // Whether a PullImage has to reach the registry (docs/architecture.md).
@@ -167,9 +161,7 @@ func TestPullPolicyDecidesWhatAPullIs(t *testing.T) {
 			for _, outage := range []bool{false, true} {
 				x := p.Pod("carol")
 				if tc.hide {
-					if got := p.Precheck(x, app); got != "" {
-						t.Fatalf("pre-check = %q; want it hidden, or this test shows nothing", got)
-					}
+					p.wantPrecheck(x, app, "", "pre-check (or this test shows nothing)")
 				}
 				f.addPod(x, "good", tc.policies...)
 				if outage {
@@ -201,9 +193,7 @@ func TestPullIsJudgedByItsOwnCredential(t *testing.T) {
 	if _, err := p.Pull(t.Context(), x, app, "bad"); err == nil {
 		t.Error("a pull with a bad credential succeeds for a pod that has a good one too")
 	}
-	if got := p.Precheck(x, app); got != id1 {
-		t.Errorf("pre-check = %q; want the image by the good one", got)
-	}
+	p.wantPrecheck(x, app, id1, "pre-check")
 	if _, err := p.Pull(t.Context(), x, app, "bad"); err == nil {
 		t.Error("a pull with a bad credential succeeds for a pod that holds a grant")
 	}
@@ -255,9 +245,7 @@ func TestUnknownPrecheckIsJudgedForAllThatMayHaveSentIt(t *testing.T) {
 			asks := &criproxytest.Pod{Config: &runtimeapi.PodSandboxConfig{Annotations: map[string]string{
 				podindex.SeenAnnotation: "2026-11-21T06:00:00.1", podindex.SourceAnnotation: source,
 			}}}
-			if got := p.Precheck(asks, app); got != tc.want {
-				t.Errorf("pre-check = %q; want %q", got, tc.want)
-			}
+			p.wantPrecheck(asks, app, tc.want, "pre-check")
 		})
 	}
 }
@@ -268,9 +256,7 @@ func TestShadowModeReportsThePullPolicy(t *testing.T) {
 		for _, password := range []string{"good", "bad"} {
 			x := p.Pod("team-" + password)
 			f.addPod(x, password, pullPolicy)
-			if got := p.Precheck(x, app); got != id1 {
-				t.Errorf("%s, %s: pre-check = %q; want the image, nothing is enforced", pullPolicy, password, got)
-			}
+			p.wantPrecheck(x, app, id1, "%s, %s: pre-check (nothing is enforced)", pullPolicy, password)
 		}
 	}
 	want := map[string]int{
@@ -312,19 +298,11 @@ func TestGrantsThatNameNoRepositoryAreForThoseThatThePodUses(t *testing.T) {
 			if err == nil {
 				err = p.Start(t.Context(), container)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			p.must(err)
 			p.restart()
-			if got := p.Precheck(alice, app); got != id1 {
-				t.Errorf("pre-check of a running pod = %q; want the image", got)
-			}
-			if got := p.Precheck(alice, other); got != tc.want {
-				t.Errorf("its pre-check of another name of the image = %q; want %q", got, tc.want)
-			}
-			if got := p.Precheck(p.Pod("carol"), app); got != "" {
-				t.Errorf("another pod's pre-check = %q; want it hidden", got)
-			}
+			p.wantPrecheck(alice, app, id1, "pre-check of a running pod")
+			p.wantPrecheck(alice, other, tc.want, "its pre-check of another name of the image")
+			p.wantPrecheck(p.Pod("carol"), app, "", "another pod's pre-check")
 		})
 	}
 }

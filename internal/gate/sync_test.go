@@ -29,9 +29,7 @@ func running(t *testing.T) (p *proxy, alice *criproxytest.Pod) {
 	if err == nil {
 		err = p.Start(t.Context(), id)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	p.must(err)
 	return p, alice
 }
 
@@ -41,9 +39,7 @@ func TestImageListThatIsTooLargeDeniesNoPod(t *testing.T) {
 	p.MustPull(alice, "repo.test/team/old:1", "good")
 	p.runtime.Do(func(r *criproxytest.Runtime) { r.Fail = tooLarge })
 	p.restart()
-	if got := p.Precheck(alice, app); got != id1 {
-		t.Errorf("pre-check of a running pod after a restart = %q; want %s", got, id1)
-	}
+	p.wantPrecheck(alice, app, id1, "pre-check of a running pod after a restart")
 	if p.Precheck(p.Pod("mallory"), app) != "" {
 		t.Error("another pod may use the image")
 	}
@@ -59,9 +55,7 @@ func TestImageListThatIsTooLargeDeniesNoPod(t *testing.T) {
 		n := map[string]int{}
 		for id, repository := range map[string]string{id1: "repo.test/team/app", id2: "repo.test/team/old"} {
 			f, err := p.store.Lookup(records.Pair{ImageID: id, Repository: repository})
-			if err != nil {
-				t.Fatal(err)
-			}
+			p.must(err)
 			if f.Record != nil {
 				n[id] = len(f.Record.Proofs)
 			}
@@ -101,9 +95,7 @@ func TestUnreadableImageDeniesNoPodOfOtherImages(t *testing.T) {
 	if underTest() != criproxytest.Containerd {
 		want = "" // CRI-O does not report the name of the container, so its pod proves access again
 	}
-	if got := p.Precheck(alice, app); got != want {
-		t.Errorf("pre-check = %q; want %q", got, want)
-	}
+	p.wantPrecheck(alice, app, want, "pre-check")
 }
 
 // An item with text that is not UTF-8 does not hide any item of a list, including itself.
@@ -125,9 +117,7 @@ func TestTextThatIsNotUTF8HidesNothing(t *testing.T) {
 				}
 			})
 			p.restart()
-			if got := p.Precheck(alice, app); got != id1 {
-				t.Errorf("pre-check of a running pod after a restart = %q; want %s", got, id1)
-			}
+			p.wantPrecheck(alice, app, id1, "pre-check of a running pod after a restart")
 			if err := p.gate.Sync(t.Context()); err != nil || !p.gate.Synced() {
 				t.Errorf("Sync = %v; want nil", err)
 			}
@@ -135,9 +125,7 @@ func TestTextThatIsNotUTF8HidesNothing(t *testing.T) {
 			if changed := err == nil; changed && method == "ListPodSandbox" {
 				t.Error("a kubelet gets another answer than the runtime's")
 			}
-			if got := p.Precheck(alice, app); got != id1 {
-				t.Errorf("pre-check of a running pod after another list = %q; want %s", got, id1)
-			}
+			p.wantPrecheck(alice, app, id1, "pre-check of a running pod after another list")
 			if err := p.tracker.Prune(t.Context()); err != nil {
 				t.Errorf("Prune = %v; want nil", err)
 			}
@@ -171,7 +159,5 @@ func TestAFailedSyncIsNotRepeatedByEveryCall(t *testing.T) {
 	if err := p.gate.Sync(t.Context()); err != nil { // the daemon's own attempt does not pause
 		t.Errorf("Sync = %v; want nil", err)
 	}
-	if got := p.Precheck(alice, app); got != id1 {
-		t.Errorf("pre-check = %q; want %s", got, id1)
-	}
+	p.wantPrecheck(alice, app, id1, "pre-check")
 }

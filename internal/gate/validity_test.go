@@ -140,9 +140,7 @@ func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
 			if tc.registry == "" && tc.asked == 1 {
 				y := p.Pod("dora")
 				f.addPod(y, "good", "Never")
-				if got := p.Precheck(y, app); got != id1 {
-					t.Errorf("pre-check of the next pod = %q; want the image, the proof was renewed", got)
-				}
+				p.wantPrecheck(y, app, id1, "pre-check of the next pod (the proof was renewed)")
 			}
 		})
 	}
@@ -166,9 +164,7 @@ func TestGraceIsForProofsThatCannotBeRenewed(t *testing.T) {
 		t.Helper()
 		x := p.Pod("carol")
 		f.addPod(x, "good", "IfNotPresent")
-		if got := p.Precheck(x, app); got != "" {
-			t.Errorf("pre-check = %q; want it hidden, the proof has expired", got)
-		}
+		p.wantPrecheck(x, app, "", "pre-check (the proof has expired)")
 		if id, err := p.Pull(t.Context(), x, app, "good"); (err == nil) != want {
 			t.Errorf("pull = %q, %v; want the image: %v", id, err, want)
 		}
@@ -181,12 +177,8 @@ func TestGraceIsForProofsThatCannotBeRenewed(t *testing.T) {
 	pull(false)
 	never := p.Pod("carol")
 	f.addPod(never, "good", "Never")
-	if got := p.Precheck(never, app); got != "" {
-		t.Errorf("pre-check with Never = %q; want it hidden: the registry has denied the credential", got)
-	}
-	if got := p.Precheck(granted, app); got != id1 {
-		t.Errorf("pre-check of a pod that holds a grant = %q; want the image", got)
-	}
+	p.wantPrecheck(never, app, "", "pre-check with Never (the registry has denied the credential)")
+	p.wantPrecheck(granted, app, id1, "pre-check of a pod that holds a grant")
 	p.registryFails("")
 	pull(true)
 	want := map[string]int{
@@ -223,9 +215,7 @@ func TestShadowModeCountsWhatHasExpired(t *testing.T) {
 		p.ages(age)
 		x := p.Pod("carol")
 		f.addPod(x, "good", "Never")
-		if got := p.Precheck(x, app); got != id1 {
-			t.Errorf("pre-check = %q; want the image, nothing is enforced", got)
-		}
+		p.wantPrecheck(x, app, id1, "pre-check (nothing is enforced)")
 	}
 	want := map[string]int{"recheck hit Never": 1, "recheck unverified Never": 1}
 	if diff := cmp.Diff(want, p.counts.get()); diff != "" {
@@ -250,17 +240,11 @@ func TestRevocationOutlivesARestart(t *testing.T) {
 	if err != nil || len(got.Grants) != 2 {
 		t.Fatalf("Revoke = %+v, %v; want the grants of both pods", got, err)
 	}
-	if got := p.Precheck(early, app); got != "" {
-		t.Errorf("pre-check of a revoked pod = %q; want it hidden", got)
-	}
+	p.wantPrecheck(early, app, "", "pre-check of a revoked pod")
 	late := start()
 	p.restart()
-	if got := p.Precheck(early, app); got != "" {
-		t.Errorf("pre-check of a revoked pod after a restart = %q; want it hidden", got)
-	}
-	if got := p.Precheck(late, app); got != id1 {
-		t.Errorf("pre-check of a pod that was created after the revocation = %q; want the image", got)
-	}
+	p.wantPrecheck(early, app, "", "pre-check of a revoked pod after a restart")
+	p.wantPrecheck(late, app, id1, "pre-check of a pod that was created after the revocation")
 }
 
 // If a credential is revoked during a pull, the pull brings the image and opens it to no pod; the kubelet pulls again.
@@ -279,23 +263,15 @@ func TestRevocationDuringAPull(t *testing.T) {
 	if id, err := p.Pull(t.Context(), x, app, "good"); err != nil || id != id1 {
 		t.Fatalf("pull = %q, %v; want the runtime's answer", id, err)
 	}
-	if _, err := p.Create(t.Context(), x, id1, app); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("container = %v; want PermissionDenied", err)
-	}
-	if got := p.Precheck(p.Pod("dora"), app); got != "" {
-		t.Errorf("pre-check of another pod = %q; want it hidden", got)
-	}
+	p.wantCreate(x, id1, app, codes.PermissionDenied, "container")
+	p.wantPrecheck(p.Pod("dora"), app, "", "pre-check of another pod")
 	revoke = false
-	if got := p.Precheck(x, app); got != "" {
-		t.Errorf("pre-check after the refusal = %q; want it hidden, so that the kubelet pulls", got)
-	}
+	p.wantPrecheck(x, app, "", "pre-check after the refusal (so that the kubelet pulls)")
 	before := p.runtime.Calls("PullImage")
 	if _, err := p.Pull(t.Context(), x, app, "good"); err != nil || p.runtime.Calls("PullImage") != before+1 {
 		t.Errorf("pull = %v, and the registry was asked %d times; want nil and once", err, p.runtime.Calls("PullImage")-before)
 	}
-	if _, err := p.Create(t.Context(), x, id1, app); err != nil {
-		t.Errorf("container after the next pull = %v; want it", err)
-	}
+	p.wantCreate(x, id1, app, codes.OK, "container after the next pull")
 }
 
 // tenant is the credential that the tests pull with.
