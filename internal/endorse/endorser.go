@@ -2,8 +2,9 @@ package endorse
 
 import (
 	"context"
-	"sync"
 	"time"
+
+	"k8s.io/utils/lru"
 
 	"github.com/pullgate/pullgate/internal/imagerule"
 	"github.com/pullgate/pullgate/internal/policyclient"
@@ -59,14 +60,12 @@ type Failure struct {
 type Endorser struct {
 	rules   *requirement.Set
 	options Options
-
-	mu    sync.RWMutex
-	cache map[use]*imagerule.Judgement
+	cache   *lru.Cache // use to *imagerule.Judgement
 }
 
 // New returns an Endorser. A set without rules admits everything.
 func New(rules *requirement.Set, o Options) *Endorser {
-	return &Endorser{rules: rules, options: o}
+	return &Endorser{rules: rules, options: o, cache: lru.New(maxUses)}
 }
 
 // A use is an image in a namespace.
@@ -81,19 +80,12 @@ const maxUses = 4096
 // rulesFor returns what the rules say about an image with a name. The caller must not modify it.
 func (e *Endorser) rulesFor(namespace string, name imageref.Ref) *imagerule.Judgement {
 	key := use{namespace, name}
-	e.mu.RLock()
-	known := e.cache[key]
-	e.mu.RUnlock()
-	if known != nil {
+	got, _ := e.cache.Get(key)
+	if known, ok := got.(*imagerule.Judgement); ok {
 		return known
 	}
 	j := imagerule.Judge(e.rules.For(namespace, name), name)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.cache == nil || len(e.cache) >= maxUses {
-		e.cache = map[use]*imagerule.Judgement{}
-	}
-	e.cache[key] = &j
+	e.cache.Add(key, &j)
 	return &j
 }
 

@@ -46,7 +46,7 @@ type Gate struct {
 	repeats       repeats
 	cleared       cleared
 	synced        synced
-	restoring     restoring
+	restoring     atomic.Pointer[restoring] // nil is unknown
 	allowRestores atomic.Bool
 
 	admitting atomic.Pointer[Admission] // nil if there are no policies

@@ -26,8 +26,8 @@ func (g *Gate) Handlers() map[string]criproxy.Handler {
 
 		// Pods on the node.
 		runtimeapi.RuntimeService_RunPodSandbox_FullMethodName:    g.runPodSandbox,
-		runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName: g.removePodSandbox,
-		runtimeapi.RuntimeService_ListPodSandbox_FullMethodName:   g.listPodSandbox,
+		runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName: observed(g.observeRemovePodSandbox),
+		runtimeapi.RuntimeService_ListPodSandbox_FullMethodName:   observed(g.observeListPodSandbox),
 	}
 }
 

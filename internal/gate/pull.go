@@ -262,26 +262,26 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (string
 	// The runtime has pulled, so the record is written even if the client has disconnected.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownCallLimit)
 	defer cancel()
-	requested, err := g.runtime.imageIDOf(ctx, p.image)
+	requested, err := g.runtime.imageOf(ctx, p.image)
 	if err != nil {
 		return "", err
 	}
-	if requested == "" {
+	if requested.ID == "" {
 		return "", fmt.Errorf("image %q is not on the node after its pull (image_ref %q)", p.name.String(), ref)
 	}
-	if requested == ref {
+	if requested.ID == ref {
 		return ref, nil
 	}
-	answered, err := g.runtime.imageIDOf(ctx, &runtimeapi.ImageSpec{
+	answered, err := g.runtime.imageOf(ctx, &runtimeapi.ImageSpec{
 		Image: ref, Annotations: p.image.GetAnnotations(), RuntimeHandler: p.image.GetRuntimeHandler(),
 	})
 	if err != nil {
 		return "", err
 	}
-	if answered != requested {
-		return "", fmt.Errorf("image %q is %s on the node, image_ref %q of its pull is %q", p.name.String(), requested, ref, answered)
+	if answered.ID != requested.ID {
+		return "", fmt.Errorf("image %q is %s on the node, image_ref %q of its pull is %q", p.name.String(), requested.ID, ref, answered.ID)
 	}
-	return requested, nil
+	return requested.ID, nil
 }
 
 // pullEnded notes the outcome of a pull; after a failure only the name of the image is known. signed is what the policies about signatures say

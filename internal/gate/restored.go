@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -62,42 +61,15 @@ func (g *Gate) refusedRestore(callName string, who tracker.Pod, name imageref.Re
 	g.note(name, decisionlog.Decision{Call: callName, Pod: who, Verdict: v, PullPolicy: tracker.PullUnknown})
 }
 
-// restoring holds whether the runtime may restore checkpoints. The zero value is unknown.
-type restoring struct {
-	mu    sync.Mutex
-	conns uint64 // number of lost connections
-	known bool
-	may   bool
-}
-
-func (r *restoring) forget() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.conns++
-	r.known = false
-}
-
-func (r *restoring) get() (may, known bool, conns uint64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.may, r.known, r.conns
-}
-
-// set stores the answer, unless the connection has been lost since.
-func (r *restoring) set(may bool, conns uint64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.conns == conns {
-		r.may, r.known = may, true
-	}
-}
+// restoring says whether the runtime may restore checkpoints, as far as it is known since the connection to it was made.
+type restoring struct{ known, may bool }
 
 // mayRestore reports whether the runtime may restore a container from a checkpoint: every runtime except containerd before 2.0, and every runtime
 // with an unknown version.
 func (g *Gate) mayRestore(ctx context.Context) bool {
-	may, known, conns := g.restoring.get()
-	if known {
-		return may
+	since := g.restoring.Load()
+	if since != nil && since.known {
+		return since.may
 	}
 	name, version, err := g.runtime.Version(ctx)
 	if err != nil {
@@ -105,7 +77,7 @@ func (g *Gate) mayRestore(ctx context.Context) bool {
 	}
 	major, _, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
 	n, err := strconv.Atoi(major)
-	may = name != "containerd" || err != nil || n >= 2
-	g.restoring.set(may, conns)
+	may := name != "containerd" || err != nil || n >= 2
+	g.restoring.CompareAndSwap(since, &restoring{known: true, may: may}) // unless the connection has been lost since
 	return may
 }

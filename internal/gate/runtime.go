@@ -27,17 +27,21 @@ func NewRuntime(runtime, image *criproxy.Upstream) *Runtime {
 	return &Runtime{runtime: runtime, image: image}
 }
 
-func own(ctx context.Context, u *criproxy.Upstream, method string, req, resp proto.Message) error {
+// own makes a call, and returns the answer: resp, or nil after an error, which begins with what was to be done.
+func own[A proto.Message](ctx context.Context, u *criproxy.Upstream, method string, req proto.Message, resp A, doing string, args ...any) (answer A, err error) {
 	ctx, cancel := context.WithTimeout(ctx, ownCallLimit)
 	defer cancel()
-	return u.Invoke(ctx, method, req, resp)
+	if err := u.Invoke(ctx, method, req, resp); err != nil {
+		return answer, fmt.Errorf("%s: %w", fmt.Sprintf(doing, args...), err)
+	}
+	return resp, nil
 }
 
 // Images returns every image of the runtime.
 func (r *Runtime) Images(ctx context.Context) ([]tracker.Image, error) {
-	var resp runtimeapi.ListImagesResponse
-	if err := own(ctx, r.image, runtimeapi.ImageService_ListImages_FullMethodName, &runtimeapi.ListImagesRequest{}, &resp); err != nil {
-		return nil, fmt.Errorf("list images of the runtime: %w", err)
+	resp, err := own(ctx, r.image, runtimeapi.ImageService_ListImages_FullMethodName, &runtimeapi.ListImagesRequest{}, &runtimeapi.ListImagesResponse{}, "list images of the runtime")
+	if err != nil {
+		return nil, err
 	}
 	images := make([]tracker.Image, 0, len(resp.GetImages()))
 	for _, i := range resp.GetImages() {
@@ -54,33 +58,15 @@ func (r *Runtime) Image(ctx context.Context, name string) (tracker.Image, error)
 // imageOf is Image for the image specification of a client's call. A runtime may have several images under one name, one for each
 // runtime_handler, so imageOf sends the whole specification.
 func (r *Runtime) imageOf(ctx context.Context, spec *runtimeapi.ImageSpec) (tracker.Image, error) {
-	i, err := r.imageStatus(ctx, spec)
-	return image(i), err
-}
-
-// imageIDOf is imageOf without the names of the image; "" if there is none.
-func (r *Runtime) imageIDOf(ctx context.Context, spec *runtimeapi.ImageSpec) (string, error) {
-	i, err := r.imageStatus(ctx, spec)
-	return i.GetId(), err
-}
-
-// imageStatus returns nil for an absent image.
-func (r *Runtime) imageStatus(ctx context.Context, spec *runtimeapi.ImageSpec) (*runtimeapi.Image, error) {
-	var resp runtimeapi.ImageStatusResponse
 	req := &runtimeapi.ImageStatusRequest{Image: spec}
-	if err := own(ctx, r.image, runtimeapi.ImageService_ImageStatus_FullMethodName, req, &resp); err != nil {
-		return nil, fmt.Errorf("ask the runtime for image %q: %w", spec.GetImage(), err)
-	}
-	return resp.GetImage(), nil
+	resp, err := own(ctx, r.image, runtimeapi.ImageService_ImageStatus_FullMethodName, req, &runtimeapi.ImageStatusResponse{}, "ask the runtime for image %q", spec.GetImage())
+	return image(resp.GetImage()), err
 }
 
 // Version returns the name and the version of the runtime.
 func (r *Runtime) Version(ctx context.Context) (name, version string, err error) {
-	var resp runtimeapi.VersionResponse
-	if err := own(ctx, r.runtime, runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}, &resp); err != nil {
-		return "", "", fmt.Errorf("ask the runtime for its version: %w", err)
-	}
-	return resp.GetRuntimeName(), resp.GetRuntimeVersion(), nil
+	resp, err := own(ctx, r.runtime, runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}, &runtimeapi.VersionResponse{}, "ask the runtime for its version")
+	return resp.GetRuntimeName(), resp.GetRuntimeVersion(), err
 }
 
 // sandboxes returns every sandbox of the runtime.
@@ -104,21 +90,15 @@ func (r *Runtime) latestSandbox(ctx context.Context, uid string) (latest *runtim
 }
 
 func (r *Runtime) listSandboxes(ctx context.Context) (*runtimeapi.ListPodSandboxResponse, error) {
-	var resp runtimeapi.ListPodSandboxResponse
-	if err := own(ctx, r.runtime, runtimeapi.RuntimeService_ListPodSandbox_FullMethodName, &runtimeapi.ListPodSandboxRequest{}, &resp); err != nil {
-		return nil, fmt.Errorf("list sandboxes of the runtime: %w", err)
-	}
-	return &resp, nil
+	return own(ctx, r.runtime, runtimeapi.RuntimeService_ListPodSandbox_FullMethodName,
+		&runtimeapi.ListPodSandboxRequest{}, &runtimeapi.ListPodSandboxResponse{}, "list sandboxes of the runtime")
 }
 
 // containers returns the containers that match the filter; nil matches all.
 func (r *Runtime) containers(ctx context.Context, filter *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error) {
-	var resp runtimeapi.ListContainersResponse
 	req := &runtimeapi.ListContainersRequest{Filter: filter}
-	if err := own(ctx, r.runtime, runtimeapi.RuntimeService_ListContainers_FullMethodName, req, &resp); err != nil {
-		return nil, fmt.Errorf("list containers of the runtime: %w", err)
-	}
-	return resp.GetContainers(), nil
+	resp, err := own(ctx, r.runtime, runtimeapi.RuntimeService_ListContainers_FullMethodName, req, &runtimeapi.ListContainersResponse{}, "list containers of the runtime")
+	return resp.GetContainers(), err
 }
 
 // container returns one container by its ID, nil if there is none. Like runtimes, it accepts a unique prefix of an ID.
@@ -140,36 +120,27 @@ func (r *Runtime) container(ctx context.Context, id string) (*runtimeapi.Contain
 
 // containerStatus returns the status of a container.
 func (r *Runtime) containerStatus(ctx context.Context, c *runtimeapi.Container) (*runtimeapi.ContainerStatus, error) {
-	var resp runtimeapi.ContainerStatusResponse
 	req := &runtimeapi.ContainerStatusRequest{ContainerId: c.GetId()}
-	if err := own(ctx, r.runtime, runtimeapi.RuntimeService_ContainerStatus_FullMethodName, req, &resp); err != nil {
-		return nil, fmt.Errorf("ask the runtime for container %s: %w", c.GetId(), err)
-	}
-	return resp.GetStatus(), nil
+	resp, err := own(ctx, r.runtime, runtimeapi.RuntimeService_ContainerStatus_FullMethodName, req, &runtimeapi.ContainerStatusResponse{}, "ask the runtime for container %s", c.GetId())
+	return resp.GetStatus(), err
 }
 
 // removeContainer removes a container that must not be started.
 func (r *Runtime) removeContainer(ctx context.Context, id string) error {
-	err := own(ctx, r.runtime, runtimeapi.RuntimeService_RemoveContainer_FullMethodName,
-		&runtimeapi.RemoveContainerRequest{ContainerId: id}, &runtimeapi.RemoveContainerResponse{})
-	if err != nil {
-		return fmt.Errorf("remove container %s: %w", id, err)
-	}
-	return nil
+	_, err := own(ctx, r.runtime, runtimeapi.RuntimeService_RemoveContainer_FullMethodName,
+		&runtimeapi.RemoveContainerRequest{ContainerId: id}, &runtimeapi.RemoveContainerResponse{}, "remove container %s", id)
+	return err
 }
 
 // removeSandbox stops and removes a sandbox with all its containers.
 func (r *Runtime) removeSandbox(ctx context.Context, id string) error {
-	err := own(ctx, r.runtime, runtimeapi.RuntimeService_StopPodSandbox_FullMethodName,
-		&runtimeapi.StopPodSandboxRequest{PodSandboxId: id}, &runtimeapi.StopPodSandboxResponse{})
+	_, err := own(ctx, r.runtime, runtimeapi.RuntimeService_StopPodSandbox_FullMethodName,
+		&runtimeapi.StopPodSandboxRequest{PodSandboxId: id}, &runtimeapi.StopPodSandboxResponse{}, "remove sandbox %s", id)
 	if err == nil {
-		err = own(ctx, r.runtime, runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName,
-			&runtimeapi.RemovePodSandboxRequest{PodSandboxId: id}, &runtimeapi.RemovePodSandboxResponse{})
+		_, err = own(ctx, r.runtime, runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName,
+			&runtimeapi.RemovePodSandboxRequest{PodSandboxId: id}, &runtimeapi.RemovePodSandboxResponse{}, "remove sandbox %s", id)
 	}
-	if err != nil {
-		return fmt.Errorf("remove sandbox %s: %w", id, err)
-	}
-	return nil
+	return err
 }
 
 // runsOn returns the image ID of a container: image_id from CRI 0.29 on, before that image_ref.

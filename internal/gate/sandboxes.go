@@ -51,28 +51,26 @@ func (g *Gate) sandboxCreated(config *runtimeapi.PodSandboxConfig, response []by
 	g.addSandbox(resp.GetPodSandboxId(), config)
 }
 
-// observed forwards a call and lets it be observed. It serves the calls that cannot bypass their handler.
-func observed(ctx context.Context, c *criproxy.Call, bypass criproxy.Bypass) ([]byte, error) {
-	way, observe := bypass(c.Request)
-	if way == criproxy.Handled {
-		return nil, errUndecodable()
+// observed returns a handler that forwards a call and lets it be observed. It serves the calls that cannot bypass their handler.
+func observed(bypass criproxy.Bypass) criproxy.Handler {
+	return func(ctx context.Context, c *criproxy.Call) ([]byte, error) {
+		way, observe := bypass(c.Request)
+		if way == criproxy.Handled {
+			return nil, errUndecodable()
+		}
+		raw, err := c.Forward(ctx)
+		if err == nil && observe != nil {
+			observe(raw)
+		}
+		return raw, err
 	}
-	raw, err := c.Forward(ctx)
-	if err == nil && observe != nil {
-		observe(raw)
-	}
-	return raw, err
 }
 
 func (g *Gate) addSandbox(id string, config *runtimeapi.PodSandboxConfig) {
 	g.pods.Add(podindex.Sandbox{ID: id, Pod: identify(config), Seen: config.GetAnnotations()[podindex.SeenAnnotation]})
 }
 
-// removePodSandbox ends the grants of a pod when its last sandbox is removed.
-func (g *Gate) removePodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, error) {
-	return observed(ctx, c, g.observeRemovePodSandbox)
-}
-
+// observeRemovePodSandbox ends the grants of a pod when its last sandbox is removed.
 func (g *Gate) observeRemovePodSandbox(request []byte) (way criproxy.Way, observe func(response []byte)) {
 	var req runtimeapi.RemovePodSandboxRequest
 	if proto.Unmarshal(request, &req) != nil {
@@ -84,11 +82,7 @@ func (g *Gate) observeRemovePodSandbox(request []byte) (way criproxy.Way, observ
 	}
 }
 
-// listPodSandbox reads a complete list, which a kubelet requests about once a second.
-func (g *Gate) listPodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, error) {
-	return observed(ctx, c, g.observeListPodSandbox)
-}
-
+// observeListPodSandbox reads a complete list, which a kubelet requests about once a second.
 func (g *Gate) observeListPodSandbox(request []byte) (way criproxy.Way, observe func(response []byte)) {
 	var req runtimeapi.ListPodSandboxRequest
 	if proto.Unmarshal(request, &req) != nil {

@@ -55,7 +55,7 @@ type attempt struct {
 // Disconnected says that the connection to the runtime was lost; the gate rebuilds the state in memory when the connection is back.
 func (g *Gate) Disconnected() {
 	g.synced.done.Store(false)
-	g.restoring.forget()
+	g.restoring.Store(&restoring{})
 	g.synced.mu.Lock()
 	defer g.synced.mu.Unlock()
 	g.synced.pause = 0

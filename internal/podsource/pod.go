@@ -130,13 +130,10 @@ func knownOf(p *corev1.Pod) *known {
 		pod:         tracker.Pod{UID: string(p.UID), Namespace: p.Namespace, Name: p.Name},
 		annotations: hash(p.Annotations),
 	}
-	for i := range p.Spec.InitContainers {
-		c := &p.Spec.InitContainers[i]
-		k.use(c.Name, c.Image, c.ImagePullPolicy)
-	}
-	for i := range p.Spec.Containers {
-		c := &p.Spec.Containers[i]
-		k.use(c.Name, c.Image, c.ImagePullPolicy)
+	for _, list := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
+		for i := range list {
+			k.use(list[i].Name, list[i].Image, list[i].ImagePullPolicy)
+		}
 	}
 	for i := range p.Spec.EphemeralContainers {
 		c := &p.Spec.EphemeralContainers[i]

@@ -174,20 +174,12 @@ func (s *Source) Synced() bool { return s.state.synced() }
 
 // ByUID returns the pod with a UID. It does not find a pod that the watch has not reported yet.
 func (s *Source) ByUID(uid string) (Pod, bool) {
-	k := s.store.uid(uid)
-	if k == nil {
-		return Pod{}, false
-	}
-	return s.pod(k), true
+	return s.pod(s.store.uid(uid))
 }
 
 // ByName returns the pod with a namespace and name.
 func (s *Source) ByName(namespace, name string) (Pod, bool) {
-	k := s.store.at(key{namespace, name})
-	if k == nil {
-		return Pod{}, false
-	}
-	return s.pod(k), true
+	return s.pod(s.store.at(key{namespace, name}))
 }
 
 // Len returns how many pods are known.
@@ -201,11 +193,7 @@ func (s *Source) Await(ctx context.Context, uid string) (Pod, bool) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, maxAwait)
 	defer cancel()
-	k := s.store.await(ctx, uid)
-	if k == nil {
-		return Pod{}, false
-	}
-	return s.pod(k), true
+	return s.pod(s.store.await(ctx, uid))
 }
 
 // Pods returns all pods of the node, sorted by UID, that use an image and whose annotations equal the given ones, except those
@@ -226,11 +214,16 @@ func (s *Source) Pods(annotations map[string]string, image imageref.Ref) (found 
 		return nil, false
 	}
 	for _, k := range s.store.match(annotations, image.Name()) {
-		found = append(found, s.pod(k))
+		p, _ := s.pod(k)
+		found = append(found, p)
 	}
 	return found, true
 }
 
-func (s *Source) pod(k *known) Pod {
-	return Pod{Pod: k.pod, known: k, secrets: s.secrets}
+// pod returns a pod of the store; ok is false for nil.
+func (s *Source) pod(k *known) (p Pod, ok bool) {
+	if k == nil {
+		return Pod{}, false
+	}
+	return Pod{Pod: k.pod, known: k, secrets: s.secrets}, true
 }

@@ -73,6 +73,11 @@ func (s *store) put(p *corev1.Pod, listed bool) {
 			k.changed = time.Now()
 		}
 	}
+	s.set(at, k)
+}
+
+// set replaces the pod with a name; with nil it only removes it.
+func (s *store) set(at key, k *known) {
 	s.mu.Lock()
 	unnamed := s.setLocked(at, k)
 	s.mu.Unlock()
@@ -88,10 +93,7 @@ func (s *store) Delete(obj any) error {
 	if !ok {
 		return errNoPod
 	}
-	s.mu.Lock()
-	unnamed := s.setLocked(key{p.Namespace, p.Name}, nil)
-	s.mu.Unlock()
-	s.secrets.forget(unnamed)
+	s.set(key{p.Namespace, p.Name}, nil)
 	return nil
 }
 

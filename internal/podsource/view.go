@@ -87,84 +87,66 @@ func viewOf(p *corev1.Pod, fields []string) *view {
 		v.containers[i] = podview.Container{Name: containers[i].Name, Kind: containers[i].Kind}
 	}
 	for _, path := range fields {
-		if keepPodField(path, &v.pod, &pod) {
+		if keep := podFields[path]; keep != nil {
+			keep(&v.pod, &pod)
 			continue
 		}
+		keep := containerFields[path]
+		if strings.HasPrefix(path, "spec.spec.volumes[]") {
+			v.pod.Volumes = pod.Volumes
+			keep = keepMounts
+		}
 		for i := range containers {
-			keepContainerField(path, &v.containers[i], &containers[i])
+			if keep != nil {
+				keep(&v.containers[i], &containers[i])
+			}
 		}
 	}
 	return v
 }
 
-// keepPodField copies a field of a pod. It reports whether the path is complete, so that no field of containers belongs to it.
-func keepPodField(path string, to, from *podview.Pod) (complete bool) {
-	switch path {
-	case "spec.metadata.labels":
-		to.Labels = from.Labels
-	case "spec.metadata.annotations":
-		to.Annotations = from.Annotations
-	case ReviewAnnotations:
-		to.ReviewAnnotations = from.ReviewAnnotations
-	case "spec.spec.restartPolicy":
-		to.RestartPolicy = from.RestartPolicy
-	case "spec.spec.activeDeadlineSeconds":
-		to.ActiveDeadlineSeconds = from.ActiveDeadlineSeconds
-	case "spec.spec.dnsPolicy":
-		to.DNSPolicy = from.DNSPolicy
-	case "spec.spec.nodeSelector":
-		to.NodeSelector = from.NodeSelector
-	case "spec.spec.terminationGracePeriodSeconds":
-		to.TerminationGracePeriodSeconds = from.TerminationGracePeriodSeconds
-	case "spec.spec.automountServiceAccountToken":
-		to.AutomountServiceAccountToken = from.AutomountServiceAccountToken
-	case "spec.spec.securityContext.hostNetwork":
-		to.HostNetwork = from.HostNetwork
-	case "spec.spec.securityContext.hostPID":
-		to.HostPID = from.HostPID
-	case "spec.spec.securityContext.hostIPC":
-		to.HostIPC = from.HostIPC
-	case "spec.spec.securityContext.shareProcessNamespace":
-		to.ShareProcessNamespace = from.ShareProcessNamespace
-	case "spec.spec.securityContext.supplementalGroups", "spec.spec.securityContext.fsGroup":
-		// The CRI has one list of both, which only both together separate.
-		to.SupplementalGroups, to.FSGroup = from.SupplementalGroups, from.FSGroup
-	default:
-		if strings.HasPrefix(path, "spec.spec.volumes[]") {
-			to.Volumes = from.Volumes
-		}
-		return false
-	}
-	return true
+// podFields copy the fields of a pod, by their paths.
+var podFields = map[string]func(to, from *podview.Pod){ //nolint:gochecknoglobals // a constant table
+	"spec.metadata.labels":                            func(to, from *podview.Pod) { to.Labels = from.Labels },
+	"spec.metadata.annotations":                       func(to, from *podview.Pod) { to.Annotations = from.Annotations },
+	ReviewAnnotations:                                 func(to, from *podview.Pod) { to.ReviewAnnotations = from.ReviewAnnotations },
+	"spec.spec.restartPolicy":                         func(to, from *podview.Pod) { to.RestartPolicy = from.RestartPolicy },
+	"spec.spec.activeDeadlineSeconds":                 func(to, from *podview.Pod) { to.ActiveDeadlineSeconds = from.ActiveDeadlineSeconds },
+	"spec.spec.dnsPolicy":                             func(to, from *podview.Pod) { to.DNSPolicy = from.DNSPolicy },
+	"spec.spec.nodeSelector":                          func(to, from *podview.Pod) { to.NodeSelector = from.NodeSelector },
+	"spec.spec.terminationGracePeriodSeconds":         func(to, from *podview.Pod) { to.TerminationGracePeriodSeconds = from.TerminationGracePeriodSeconds },
+	"spec.spec.automountServiceAccountToken":          func(to, from *podview.Pod) { to.AutomountServiceAccountToken = from.AutomountServiceAccountToken },
+	"spec.spec.securityContext.hostNetwork":           func(to, from *podview.Pod) { to.HostNetwork = from.HostNetwork },
+	"spec.spec.securityContext.hostPID":               func(to, from *podview.Pod) { to.HostPID = from.HostPID },
+	"spec.spec.securityContext.hostIPC":               func(to, from *podview.Pod) { to.HostIPC = from.HostIPC },
+	"spec.spec.securityContext.shareProcessNamespace": func(to, from *podview.Pod) { to.ShareProcessNamespace = from.ShareProcessNamespace },
+	// The CRI has one list of both, which only both together separate.
+	"spec.spec.securityContext.supplementalGroups": keepGroups,
+	"spec.spec.securityContext.fsGroup":            keepGroups,
 }
 
-// keepContainerField copies a field of a container.
-func keepContainerField(path string, to, from *podview.Container) {
-	switch path {
-	case "spec.spec.containers[].image[]":
-		to.Image = from.Image
-	case "spec.spec.containers[].imagePullPolicy":
-		to.ImagePullPolicy = from.ImagePullPolicy
-	case "spec.spec.containers[].securityContext.privileged":
-		to.Privileged = from.Privileged
-	case "spec.spec.containers[].securityContext.readOnlyRootFilesystem":
-		to.ReadOnlyRootFilesystem = from.ReadOnlyRootFilesystem
-	case "spec.spec.containers[].securityContext.allowPrivilegeEscalation":
-		to.AllowPrivilegeEscalation = from.AllowPrivilegeEscalation
-	case "spec.spec.containers[].securityContext.runAsUser":
-		to.RunAsUser = from.RunAsUser
-	case "spec.spec.containers[].securityContext.runAsGroup":
-		to.RunAsGroup = from.RunAsGroup
-	case "spec.spec.containers[].securityContext.runAsNonRoot":
-		to.RunAsNonRoot = from.RunAsNonRoot
-	case "spec.spec.containers[].securityContext.capabilities",
-		"spec.spec.containers[].securityContext.capabilities.add", "spec.spec.containers[].securityContext.capabilities.drop":
-		to.CapabilitiesAdd, to.CapabilitiesDrop = from.CapabilitiesAdd, from.CapabilitiesDrop
-	case "spec.spec.containers[].securityContext.seLinuxOptions":
-		to.SELinux = from.SELinux
-	default:
-		if strings.HasPrefix(path, "spec.spec.volumes[]") {
-			to.Mounts = from.Mounts
-		}
-	}
+func keepGroups(to, from *podview.Pod) {
+	to.SupplementalGroups, to.FSGroup = from.SupplementalGroups, from.FSGroup
 }
+
+// containerFields copy the fields of a container, by their paths; those of volumes are copied by keepMounts.
+var containerFields = map[string]func(to, from *podview.Container){ //nolint:gochecknoglobals // a constant table
+	"spec.spec.containers[].image[]":                                  func(to, from *podview.Container) { to.Image = from.Image },
+	"spec.spec.containers[].imagePullPolicy":                          func(to, from *podview.Container) { to.ImagePullPolicy = from.ImagePullPolicy },
+	"spec.spec.containers[].securityContext.privileged":               func(to, from *podview.Container) { to.Privileged = from.Privileged },
+	"spec.spec.containers[].securityContext.readOnlyRootFilesystem":   func(to, from *podview.Container) { to.ReadOnlyRootFilesystem = from.ReadOnlyRootFilesystem },
+	"spec.spec.containers[].securityContext.allowPrivilegeEscalation": func(to, from *podview.Container) { to.AllowPrivilegeEscalation = from.AllowPrivilegeEscalation },
+	"spec.spec.containers[].securityContext.runAsUser":                func(to, from *podview.Container) { to.RunAsUser = from.RunAsUser },
+	"spec.spec.containers[].securityContext.runAsGroup":               func(to, from *podview.Container) { to.RunAsGroup = from.RunAsGroup },
+	"spec.spec.containers[].securityContext.runAsNonRoot":             func(to, from *podview.Container) { to.RunAsNonRoot = from.RunAsNonRoot },
+	"spec.spec.containers[].securityContext.capabilities":             keepCapabilities,
+	"spec.spec.containers[].securityContext.capabilities.add":         keepCapabilities,
+	"spec.spec.containers[].securityContext.capabilities.drop":        keepCapabilities,
+	"spec.spec.containers[].securityContext.seLinuxOptions":           func(to, from *podview.Container) { to.SELinux = from.SELinux },
+}
+
+func keepCapabilities(to, from *podview.Container) {
+	to.CapabilitiesAdd, to.CapabilitiesDrop = from.CapabilitiesAdd, from.CapabilitiesDrop
+}
+
+func keepMounts(to, from *podview.Container) { to.Mounts = from.Mounts }
