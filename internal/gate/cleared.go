@@ -44,10 +44,6 @@ func (c *cleared) take(id string) (container clearedContainer, ok bool) {
 
 func (c *cleared) forget(id string) { _, _ = c.take(id) }
 
-func (c *cleared) endSandbox(ended string) {
-	c.keep(func(sandbox string) bool { return sandbox != ended })
-}
-
 // keep removes the containers of every sandbox that is not alive. alive must not call back.
 func (c *cleared) keep(alive func(sandbox string) bool) {
 	c.mu.Lock()

@@ -3,7 +3,6 @@ package gate_test
 import (
 	"context"
 	"errors"
-	"net"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -44,10 +43,7 @@ func TestForwardingThroughTheGateIsTransparent(t *testing.T) {
 			server := criproxy.New(criproxy.Config{
 				Runtime: up, Image: up, Handlers: judge.Handlers(), Bypasses: judge.Bypasses(), Metrics: &counts{}, Log: klog.Logger{},
 			})
-			l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", strings.TrimPrefix(echo.Endpoint(), "unix://")+".proxy")
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := criproxytest.Listen(t, strings.TrimPrefix(echo.Endpoint(), "unix://")+".proxy")
 			done := make(chan error, 1)
 			go func() { done <- server.Serve(l) }()
 			t.Cleanup(func() {

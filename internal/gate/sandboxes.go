@@ -78,7 +78,7 @@ func (g *Gate) observeRemovePodSandbox(request []byte) (way criproxy.Way, observ
 	}
 	return criproxy.Forwarded, func([]byte) {
 		g.endPods(g.pods.Remove(req.GetPodSandboxId()))
-		g.cleared.endSandbox(req.GetPodSandboxId())
+		g.cleared.keep(func(sandbox string) bool { return sandbox != req.GetPodSandboxId() })
 	}
 }
 

@@ -109,12 +109,7 @@ func (x *Index) Learn(seen string, p tracker.Pod) {
 func (x *Index) BySeen(seen string) []tracker.Pod {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	of := x.seen[seen]
-	pods := make([]tracker.Pod, 0, len(of))
-	for _, uid := range slices.Sorted(maps.Keys(of)) {
-		pods = append(pods, of[uid])
-	}
-	return pods
+	return sorted(x.seen[seen])
 }
 
 // BySandbox returns the pod of a sandbox, and whether the sandbox is known.
@@ -136,11 +131,16 @@ func (x *Index) All() []tracker.Pod {
 	for _, s := range x.sandboxes {
 		by[s.Pod.UID] = s.Pod
 	}
-	all := make([]tracker.Pod, 0, len(by))
+	return sorted(by)
+}
+
+// sorted returns pods by UID, sorted by it.
+func sorted(by map[string]tracker.Pod) []tracker.Pod {
+	pods := make([]tracker.Pod, 0, len(by))
 	for _, uid := range slices.Sorted(maps.Keys(by)) {
-		all = append(all, by[uid])
+		pods = append(pods, by[uid])
 	}
-	return all
+	return pods
 }
 
 // Has reports whether a pod has a sandbox.

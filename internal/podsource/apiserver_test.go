@@ -224,6 +224,20 @@ func (a *apiserver) requests(path string) int {
 	return n
 }
 
+// serve serves on a network until end is called, which returns when all goroutines of the bubble are blocked.
+func (a *apiserver) serve() (n *network, end func()) {
+	n = newNetwork()
+	server := httptest.NewUnstartedServer(a)
+	server.Listener = n
+	server.Start()
+	return n, func() {
+		a.hangUp()
+		server.Close()
+		n.cut(true)
+		synctest.Wait()
+	}
+}
+
 // network is a listener whose connections are pipes, so that a test in a bubble can wait until all goroutines are blocked.
 type network struct {
 	accept chan net.Conn
@@ -303,10 +317,9 @@ type world struct {
 func inWorld(t *testing.T, f func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{T: t, api: newAPIServer(), net: newNetwork(), key: credential.NewKey(), reasons: map[podsource.Reason]int{}, stop: func() {}, log: ktesting.NewLogger(t, ktesting.DefaultConfig)}
-		server := httptest.NewUnstartedServer(w.api)
-		server.Listener = w.net
-		server.Start()
+		w := &world{T: t, api: newAPIServer(), key: credential.NewKey(), reasons: map[podsource.Reason]int{}, stop: func() {}, log: ktesting.NewLogger(t, ktesting.DefaultConfig)}
+		var end func()
+		w.net, end = w.api.serve()
 		o := podsource.Options{
 			Kubeconfig: kubeconfig(t, "http://10.0.0.1:6443", nil), NodeName: "node-1", Key: w.key,
 			Failed: func(r podsource.Reason) {
@@ -322,11 +335,16 @@ func inWorld(t *testing.T, f func(w *world)) {
 		}
 		f(w)
 		w.stop()
-		w.api.hangUp()
-		server.Close()
-		w.net.cut(true)
-		synctest.Wait()
+		end()
 	})
+}
+
+// startWithPull starts the source with a pod u1 whose pull secret has a credential for repo.test.
+func (w *world) startWithPull() {
+	w.Helper()
+	w.api.put(secret("pull", "s1", "repo.test"))
+	w.api.change("ADDED", pod("web", "u1", app, "pull"))
+	w.start()
 }
 
 // start runs the source until the test ends, and returns when all goroutines are blocked.

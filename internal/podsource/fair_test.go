@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/pullgate/pullgate/internal/podsource"
@@ -40,11 +41,7 @@ func TestSecretsOfOneNamespaceDoNotDelayThoseOfOthers(t *testing.T) {
 					w.api.refusing(slowly)
 					const hostile = 20
 					for i := range hostile {
-						var names []string
-						for j := range 100 {
-							names = append(names, fmt.Sprintf("none-%d-%d", i, j))
-						}
-						p := pod(fmt.Sprintf("m%d", i), fmt.Sprintf("m%d", i), app, names...)
+						p := naming(i, 100)
 						p.Namespace = namespaceOf(i)
 						w.api.change("ADDED", p)
 					}
@@ -82,6 +79,15 @@ func TestSecretsOfOneNamespaceDoNotDelayThoseOfOthers(t *testing.T) {
 	}
 }
 
+// naming returns the pod number i, which names Secrets that do not exist.
+func naming(i, secrets int) *corev1.Pod {
+	var names []string
+	for j := range secrets {
+		names = append(names, fmt.Sprintf("none-%d-%d", i, j))
+	}
+	return pod(fmt.Sprintf("m%d", i), fmt.Sprintf("m%d", i), app, names...)
+}
+
 // asking makes the pods m0, m1, … request their credentials repeatedly until stop is called.
 func (w *world) asking(n int, every time.Duration) (stop func()) {
 	end := make(chan struct{})
@@ -116,11 +122,7 @@ func TestMissingSecretsAreRequestedAtGrowingIntervals(t *testing.T) {
 				w.log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&locked{})))
 				pods := (tc.secrets + 99) / 100
 				for i := range pods {
-					var names []string
-					for j := range min(100, tc.secrets) {
-						names = append(names, fmt.Sprintf("none-%d-%d", i, j))
-					}
-					w.api.change("ADDED", pod(fmt.Sprintf("m%d", i), fmt.Sprintf("m%d", i), app, names...))
+					w.api.change("ADDED", naming(i, min(100, tc.secrets)))
 				}
 				w.start()
 				stop := w.asking(pods, time.Second)
@@ -181,9 +183,7 @@ func TestSecretsOfOneNamespaceDoNotEvictThoseOfOthers(t *testing.T) {
 func TestNoTimerOutlivesRun(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.api.refusing(refuseSecret("pull", 503))
-		w.api.put(secret("pull", "s1", "repo.test"))
-		w.api.change("ADDED", pod("web", "u1", app, "pull"))
-		w.start()
+		w.startWithPull()
 		w.pass(time.Minute)
 		if w.source.Idle() != true {
 			t.Fatal("a Secret is being read; want it to wait for its retry")

@@ -2,49 +2,38 @@ package podsource_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/certtest"
 	"github.com/pullgate/pullgate/internal/podsource"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// certificate returns a client certificate and its key, both in PEM.
-func certificate(tb testing.TB, user string, serial int64) (certPEM, keyPEM []byte) {
+// certificate returns a client certificate and its key. The serial number is that of the subject.
+func certificate(tb testing.TB, user string, serial int) certtest.Pair {
 	tb.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	by, err := certtest.New("kubelets")
 	if err != nil {
 		tb.Fatal(err)
 	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: user, Organization: []string{"system:nodes"}},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	pair, err := by.Issue(pkix.Name{CommonName: user, Organization: []string{"system:nodes"}, SerialNumber: fmt.Sprint(serial)}, time.Time{})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})
+	return pair
 }
 
 // replace puts a new file in the place of an old one by a rename, as kubelets do.
@@ -58,12 +47,12 @@ func replace(tb testing.TB, path string, content []byte) {
 func TestNodeNameFollowsFromTheClientCertificate(t *testing.T) {
 	dir := t.TempDir()
 	for user, want := range map[string]string{"system:node:node-1": "node-1", "system:node:": "", "admin": "", "system:nodes": ""} {
-		cert, key := certificate(t, user, 1)
+		pair := certificate(t, user, 1)
 		both := filepath.Join(dir, "both.pem") // key first, as in the kubelet's file after a manual rotation
-		replace(t, both, append(key, cert...))
+		replace(t, both, slices.Concat(pair.Key, pair.Certificate))
 		for form, config := range map[string]map[string]any{
 			"file": {"client-certificate": both, "client-key": both},
-			"data": {"client-certificate-data": cert, "client-key-data": key},
+			"data": {"client-certificate-data": pair.Certificate, "client-key-data": pair.Key},
 		} {
 			o := podsource.Options{Kubeconfig: kubeconfig(t, "https://10.0.0.1", config), Key: credential.NewKey()}
 			s, err := podsource.New(o)
@@ -85,10 +74,8 @@ func TestNodeNameFollowsFromTheClientCertificate(t *testing.T) {
 func inReview(t *testing.T, f func(api *apiserver, s *podsource.Source, run func() error)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		api, network := newAPIServer(), newNetwork()
-		server := httptest.NewUnstartedServer(api)
-		server.Listener = network
-		server.Start()
+		api := newAPIServer()
+		network, end := api.serve()
 		o := podsource.Options{Kubeconfig: kubeconfig(t, "http://10.0.0.1:6443", nil), Key: credential.NewKey()}
 		o.Dial(network.dial)
 		s, err := podsource.New(o)
@@ -100,10 +87,7 @@ func inReview(t *testing.T, f func(api *apiserver, s *podsource.Source, run func
 			defer cancel()
 			return s.Run(ctx)
 		})
-		api.hangUp()
-		server.Close()
-		network.cut(true)
-		synctest.Wait()
+		end()
 	})
 }
 
@@ -218,7 +202,7 @@ func TestARotatedClientCertificateIsUsed(t *testing.T) {
 	api := newAPIServer()
 	users := make(chan string, 1000)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		users <- fmt.Sprint(r.TLS.PeerCertificates[0].SerialNumber)
+		users <- r.TLS.PeerCertificates[0].Subject.SerialNumber
 		api.ServeHTTP(w, r)
 	}))
 	server.EnableHTTP2 = true
@@ -228,8 +212,11 @@ func TestARotatedClientCertificateIsUsed(t *testing.T) {
 
 	dir := t.TempDir()
 	file := filepath.Join(dir, "kubelet-client-current.pem")
-	cert, key := certificate(t, "system:node:node-1", 1)
-	replace(t, file, append(cert, key...))
+	rotate := func(serial int) {
+		pair := certificate(t, "system:node:node-1", serial)
+		replace(t, file, slices.Concat(pair.Certificate, pair.Key))
+	}
+	rotate(1)
 	ca := filepath.Join(dir, "ca.pem")
 	replace(t, ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
 	path := kubeconfig(t, server.URL, map[string]any{"client-certificate": file, "client-key": file})
@@ -270,9 +257,8 @@ func TestARotatedClientCertificateIsUsed(t *testing.T) {
 		}
 	}
 	expect("1")
-	for serial := int64(2); serial < 4; serial++ {
-		cert, key := certificate(t, "system:node:node-1", serial)
-		replace(t, file, append(cert, key...))
+	for serial := 2; serial < 4; serial++ {
+		rotate(serial)
 		expect(fmt.Sprint(serial))
 	}
 }

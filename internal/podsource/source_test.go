@@ -201,9 +201,7 @@ func TestASecretOfAnotherTypeHasNoCredentials(t *testing.T) {
 
 func TestASecretIsReadAgainWhenItIsOld(t *testing.T) {
 	inWorld(t, func(w *world) {
-		w.api.put(secret("pull", "s1", "repo.test"))
-		w.api.change("ADDED", pod("web", "u1", app, "pull"))
-		w.start()
+		w.startWithPull()
 		w.wantCredentials("u1", app, true, w.cred("pull", "s1", "repo.test"))
 		w.api.put(secret("pull", "s2", "repo.test")) // deleted and created again: another UID
 		w.pass(9 * time.Second)
@@ -234,9 +232,7 @@ func TestASecretIsReadAgainWhenItIsOld(t *testing.T) {
 
 func TestWhatIsKnownStaysKnownDuringAnOutageOfTheAPIServer(t *testing.T) {
 	inWorld(t, func(w *world) {
-		w.api.put(secret("pull", "s1", "repo.test"))
-		w.api.change("ADDED", pod("web", "u1", app, "pull"))
-		w.start()
+		w.startWithPull()
 		w.net.cut(true)
 		w.pass(time.Hour)
 		if w.source.Synced() || w.failed(podsource.Unreachable) == 0 {
@@ -263,6 +259,16 @@ func TestWhatIsKnownStaysKnownDuringAnOutageOfTheAPIServer(t *testing.T) {
 	})
 }
 
+// refusesFor returns what refuses every request with a code, for a minute.
+func refusesFor(code int) func(w *world) {
+	return func(w *world) {
+		w.api.refusing(func(*http.Request) int { return code })
+		w.api.hangUp()
+		w.pass(time.Minute)
+		w.api.refusing(func(*http.Request) int { return 0 })
+	}
+}
+
 func TestTheWatchSurvives(t *testing.T) {
 	for name, tc := range map[string]struct {
 		harm    func(w *world)
@@ -273,18 +279,8 @@ func TestTheWatchSurvives(t *testing.T) {
 		"410 in the stream":          {func(w *world) { w.api.send(event{"ERROR", status(410)}) }, []podsource.Reason{podsource.Expired}},
 		"500 in the stream":          {func(w *world) { w.api.send(event{"ERROR", status(500)}) }, []podsource.Reason{podsource.Server}},
 		"invalid data in the stream": {func(w *world) { w.api.send(event{"ADDED", "x"}) }, nil},
-		"403 for a while": {func(w *world) {
-			w.api.refusing(func(*http.Request) int { return 403 })
-			w.api.hangUp()
-			w.pass(time.Minute)
-			w.api.refusing(func(*http.Request) int { return 0 })
-		}, []podsource.Reason{podsource.Forbidden}},
-		"401 for a while": {func(w *world) {
-			w.api.refusing(func(*http.Request) int { return 401 })
-			w.api.hangUp()
-			w.pass(time.Minute)
-			w.api.refusing(func(*http.Request) int { return 0 })
-		}, []podsource.Reason{podsource.Unauthorized}},
+		"403 for a while":            {refusesFor(403), []podsource.Reason{podsource.Forbidden}},
+		"401 for a while":            {refusesFor(401), []podsource.Reason{podsource.Unauthorized}},
 		"410 to the list": {func(w *world) {
 			n := 0
 			w.api.refusing(func(r *http.Request) int {
@@ -383,9 +379,7 @@ func TestASecretThatWasRefusedAtFirstIsReadLater(t *testing.T) {
 	// The Node authorizer receives a pod a little later than its kubelet does.
 	inWorld(t, func(w *world) {
 		w.api.refusing(refuseSecret("pull", 403))
-		w.api.put(secret("pull", "s1", "repo.test"))
-		w.api.change("ADDED", pod("web", "u1", app, "pull"))
-		w.start()
+		w.startWithPull()
 		time.AfterFunc(700*time.Millisecond, func() { w.api.refusing(func(*http.Request) int { return 0 }) })
 		w.wantCredentials("u1", app, true, w.cred("pull", "s1", "repo.test"))
 	})
@@ -423,9 +417,7 @@ func TestNotSyncedBetweenTwoWatches(t *testing.T) {
 
 func TestAPodThatArrivesIsNotAnsweredWithAnOlderSecret(t *testing.T) {
 	inWorld(t, func(w *world) {
-		w.api.put(secret("pull", "s1", "repo.test"))
-		w.api.change("ADDED", pod("web", "u1", app, "pull"))
-		w.start()
+		w.startWithPull()
 		w.api.refusing(func(*http.Request) int {
 			time.Sleep(time.Second)
 			return 0

@@ -8,7 +8,6 @@ import (
 	"google.golang.org/grpc/metadata"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
@@ -17,11 +16,7 @@ import (
 func TestContentTypeThatReachesTheRuntime(t *testing.T) {
 	echo := criproxytest.NewEcho(t)
 	proxied, _ := serveBefore(t, echo.Endpoint())
-	up, err := criproxy.Dial(echo.Endpoint())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = up.Close() })
+	up := upstream(t, echo.Endpoint())
 	direct, through := client(t, echo.Endpoint()), client(t, proxied)
 	for _, tc := range []struct {
 		name, want string

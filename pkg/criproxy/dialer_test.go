@@ -87,10 +87,7 @@ func TestRuntimeThatClosesEveryConnectionIsNotDialledInALoop(t *testing.T) {
 	}
 	runtime.Stop()
 	socket := runtime.Endpoint()[len("unix://"):]
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := criproxytest.Listen(t, socket)
 	var accepted atomic.Int64
 	var listening, watching sync.WaitGroup
 	listening.Go(func() {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -12,7 +11,6 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
@@ -21,17 +19,11 @@ import (
 // A node may have an endpoint of its own for the ImageService.
 func TestEndpointsThatDiffer(t *testing.T) {
 	runtime, images := criproxytest.NewEcho(t), criproxytest.NewEcho(t)
-	dial := func(e *criproxytest.Echo) *criproxy.Upstream {
-		u, err := criproxy.Dial(e.Endpoint())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return u
-	}
-	r, i := dial(runtime), dial(images)
+	r, i := upstream(t, runtime.Endpoint()), upstream(t, images.Endpoint())
 	handled := 0
-	server := criproxy.New(criproxy.Config{
-		Runtime: r, Image: i, Metrics: &counts{}, Log: klog.Logger{},
+	l := criproxytest.Listen(t, runtime.Endpoint()[len("unix://"):]+".proxy")
+	_, stop := serveWith(t, l, criproxy.Config{
+		Runtime: r, Image: i,
 		Handlers: map[string]criproxy.Handler{
 			runtimeapi.ImageService_ImageStatus_FullMethodName: func(ctx context.Context, c *criproxy.Call) ([]byte, error) { handled++; return c.Forward(ctx) },
 		},
@@ -39,18 +31,7 @@ func TestEndpointsThatDiffer(t *testing.T) {
 			runtimeapi.ImageService_ImageStatus_FullMethodName: func([]byte) (criproxy.Way, func([]byte)) { return criproxy.Forwarded, nil },
 		},
 	})
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", runtime.Endpoint()[len("unix://"):]+".proxy")
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	t.Cleanup(func() {
-		server.Shutdown(context.WithoutCancel(t.Context()))
-		if err := errors.Join(<-done, r.Close(), i.Close()); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(stop)
 	cc := client(t, "unix://"+l.Addr().String())
 	for _, tc := range []struct {
 		method  string

@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
@@ -33,11 +32,7 @@ func (c *counts) Panic()                                          { c.panics.Add
 func serveBefore(tb testing.TB, endpoint string) (proxied string, server *criproxy.Server) {
 	tb.Helper()
 	socket := endpoint[len("unix://"):] + ".proxy"
-	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "unix", socket)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	server, stop := serveOn(tb, l, endpoint)
+	server, stop := serveOn(tb, criproxytest.Listen(tb, socket), endpoint)
 	tb.Cleanup(stop)
 	return "unix://" + socket, server
 }
@@ -45,27 +40,52 @@ func serveBefore(tb testing.TB, endpoint string) (proxied string, server *cripro
 // serveOn starts a proxy on a listener before any endpoint, and returns what stops it.
 func serveOn(tb testing.TB, l net.Listener, endpoint string) (server *criproxy.Server, stop func()) {
 	tb.Helper()
-	up, err := criproxy.Dial(endpoint)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	up := upstream(tb, endpoint)
 	// A call that a handler forwards is as transparent as one that has no handler.
-	server = criproxy.New(criproxy.Config{
-		Runtime: up, Image: up, Metrics: &counts{}, Log: klog.Logger{},
+	server, end := serveWith(tb, l, criproxy.Config{
+		Runtime: up, Image: up,
 		Handlers: map[string]criproxy.Handler{
 			runtimeapi.ImageService_ImageStatus_FullMethodName: func(ctx context.Context, c *criproxy.Call) ([]byte, error) { return c.Forward(ctx) },
 		},
 	})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
-	done := make(chan error, 2)
-	go func() { done <- server.Serve(l) }()
-	go func() { up.Watch(ctx, func(bool) {}); done <- nil }()
+	watched := make(chan struct{})
+	go func() { defer close(watched); up.Watch(ctx, func(bool) {}) }()
 	return server, func() {
-		limited, end := context.WithTimeout(context.WithoutCancel(tb.Context()), 5*time.Second)
-		defer end()
-		server.Shutdown(limited)
+		end()
 		cancel()
-		if err := errors.Join(<-done, <-done, up.Close()); err != nil {
+		<-watched
+		if err := up.Close(); err != nil {
+			tb.Error(err)
+		}
+	}
+}
+
+// upstream returns the connection to an endpoint. It is closed at the end of the test.
+func upstream(tb testing.TB, endpoint string) *criproxy.Upstream {
+	tb.Helper()
+	up, err := criproxy.Dial(endpoint)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = up.Close() }) // a test may have closed it
+	return up
+}
+
+// serveWith starts a server on a listener, and returns what stops it.
+func serveWith(tb testing.TB, l net.Listener, c criproxy.Config) (server *criproxy.Server, stop func()) {
+	tb.Helper()
+	if c.Metrics == nil {
+		c.Metrics = &counts{}
+	}
+	server = criproxy.New(c)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	return server, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(tb.Context()), 5*time.Second)
+		defer cancel()
+		server.Shutdown(ctx)
+		if err := <-done; err != nil {
 			tb.Error(err)
 		}
 	}
@@ -178,29 +198,16 @@ func TestOpenStreamEndsWithUnavailable(t *testing.T) {
 // A handler that panics answers Internal and is counted; other calls are not affected.
 func TestPanicIsAnsweredAndCounted(t *testing.T) {
 	echo := criproxytest.NewEcho(t)
-	up, err := criproxy.Dial(echo.Endpoint())
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", strings.TrimPrefix(echo.Endpoint(), "unix://")+".proxy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	up := upstream(t, echo.Endpoint())
+	l := criproxytest.Listen(t, strings.TrimPrefix(echo.Endpoint(), "unix://")+".proxy")
 	counted := &counts{}
-	server := criproxy.New(criproxy.Config{
-		Runtime: up, Image: up, Metrics: counted, Log: klog.Logger{},
+	_, stop := serveWith(t, l, criproxy.Config{
+		Runtime: up, Image: up, Metrics: counted,
 		Handlers: map[string]criproxy.Handler{
 			runtimeapi.ImageService_PullImage_FullMethodName: func(context.Context, *criproxy.Call) ([]byte, error) { panic("a defect") },
 		},
 	})
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	defer func() {
-		server.Shutdown(t.Context())
-		if err := errors.Join(<-done, up.Close()); err != nil {
-			t.Error(err)
-		}
-	}()
+	defer stop()
 	cc := client(t, "unix://"+l.Addr().String())
 	defer func() { _ = cc.Close() }()
 	if _, err := runtimeapi.NewImageServiceClient(cc).PullImage(t.Context(), &runtimeapi.PullImageRequest{}); status.Code(err) != codes.Internal {
@@ -216,30 +223,16 @@ func TestPanicIsAnsweredAndCounted(t *testing.T) {
 
 func TestCallsAreLoggedAtLevel4(t *testing.T) {
 	for level, want := range map[int]string{3: "", 4: `"msg"="Call ended" "method"="/other.Service/Call" "code"="Unimplemented" "judged"=false "took"=`} {
-		up, err := criproxy.Dial(criproxytest.NewEcho(t).Endpoint())
-		if err != nil {
-			t.Fatal(err)
-		}
+		up := upstream(t, criproxytest.NewEcho(t).Endpoint())
 		socket := t.TempDir() + "/proxy.sock"
-		l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
-		if err != nil {
-			t.Fatal(err)
-		}
 		var log strings.Builder // read when the server has ended
-		server := criproxy.New(criproxy.Config{
-			Runtime: up, Image: up, Metrics: &counts{},
-			Log: funcr.New(func(_, line string) { log.WriteString(line) }, funcr.Options{Verbosity: level}),
+		_, stop := serveWith(t, criproxytest.Listen(t, socket), criproxy.Config{
+			Runtime: up, Image: up, Log: funcr.New(func(_, line string) { log.WriteString(line) }, funcr.Options{Verbosity: level}),
 		})
-		done := make(chan error, 1)
-		go func() { done <- server.Serve(l) }()
-		cc := client(t, "unix://"+socket)
-		if _, err := criproxytest.CallRaw(t.Context(), cc, "/other.Service/Call", nil); status.Code(err) != codes.Unimplemented {
+		if _, err := criproxytest.CallRaw(t.Context(), client(t, "unix://"+socket), "/other.Service/Call", nil); status.Code(err) != codes.Unimplemented {
 			t.Errorf("call of another service = %v; want Unimplemented", err)
 		}
-		server.Shutdown(t.Context())
-		if err := errors.Join(cc.Close(), <-done, up.Close()); err != nil {
-			t.Error(err)
-		}
+		stop()
 		if got := log.String(); (got == "") != (want == "") || !strings.Contains(got, want) {
 			t.Errorf("-v %d: log %q; want %s", level, got, want)
 		}

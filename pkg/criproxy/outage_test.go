@@ -35,10 +35,7 @@ func TestRuntimeThatSendsNothingCountsAsAbsent(t *testing.T) {
 	}
 	dir := criproxytest.SocketDir(t)
 	socket := filepath.Join(dir, "runtime.sock")
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := criproxytest.Listen(t, socket)
 	proxied, _ := serveBefore(t, "unix://"+socket)
 	runs := runtimeapi.NewRuntimeServiceClient(client(t, proxied))
 	version := func(ctx context.Context) error {

@@ -137,33 +137,27 @@ func volumeType(folder string) podview.Value[string] {
 	switch plugin {
 	case "csi", "fc", "iscsi", "nfs", "projected", "rbd", "cephfs", "glusterfs", "secret", "cinder", "flocker", "quobyte", "storageos":
 		return podview.Set(plugin)
-	case "aws-ebs":
-		return podview.Set("awsElasticBlockStore")
-	case "azure-disk":
-		return podview.Set("azureDisk")
-	case "azure-file":
-		return podview.Set("azureFile")
-	case "configmap":
-		return podview.Set("configMap")
-	case "downward-api":
-		return podview.Set("downwardAPI")
-	case "empty-dir":
-		return podview.Set("emptyDir")
-	case "gce-pd":
-		return podview.Set("gcePersistentDisk")
-	case "git-repo":
-		return podview.Set("gitRepo")
-	case "local-volume": // only claims can be of this type
-		return podview.Set(podview.TypePersistentVolumeClaim)
-	case "portworx-volume":
-		return podview.Set("portworxVolume")
-	case "scaleio":
-		return podview.Set("scaleIO")
-	case "vsphere-volume":
-		return podview.Set("vsphereVolume")
-	default:
-		return podview.Value[string]{}
 	}
+	if name, ok := pluginTypes[plugin]; ok {
+		return podview.Set(name)
+	}
+	return podview.Value[string]{}
+}
+
+// pluginTypes are the types of the volumes of plugins with another name.
+var pluginTypes = map[string]string{ //nolint:gochecknoglobals // a constant table
+	"aws-ebs":         "awsElasticBlockStore",
+	"azure-disk":      "azureDisk",
+	"azure-file":      "azureFile",
+	"configmap":       "configMap",
+	"downward-api":    "downwardAPI",
+	"empty-dir":       "emptyDir",
+	"gce-pd":          "gcePersistentDisk",
+	"git-repo":        "gitRepo",
+	"local-volume":    podview.TypePersistentVolumeClaim, // only claims can be of this type
+	"portworx-volume": "portworxVolume",
+	"scaleio":         "scaleIO",
+	"vsphere-volume":  "vsphereVolume",
 }
 
 func propagation(p runtimeapi.MountPropagation) podview.Value[string] {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -67,10 +66,7 @@ func NewEchoAs(tb testing.TB, profile Profile) *Echo {
 	tb.Helper()
 	dir := SocketDir(tb)
 	e := &Echo{endpoint: "unix://" + filepath.Join(dir, "echo.sock"), seen: map[string]chan Seen{}, hangs: map[string]chan struct{}{}}
-	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "unix", filepath.Join(dir, "echo.sock"))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	l := Listen(tb, filepath.Join(dir, "echo.sock"))
 	options := []grpc.ServerOption{grpc.ForceServerCodecV2(RawCodec{}), grpc.UnknownServiceHandler(e.handle), grpc.MaxRecvMsgSize(16 << 20)}
 	if profile != Containerd {
 		e.exact = true

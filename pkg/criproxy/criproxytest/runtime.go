@@ -98,6 +98,16 @@ func SocketDir(tb testing.TB) string {
 	return dir
 }
 
+// Listen listens on a unix socket. The caller closes the listener.
+func Listen(tb testing.TB, socket string) net.Listener {
+	tb.Helper()
+	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "unix", socket)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return l
+}
+
 // NewRuntimeAs starts a runtime that has nothing.
 func NewRuntimeAs(tb testing.TB, profile Profile) *Runtime {
 	tb.Helper()
@@ -120,10 +130,7 @@ func NewRuntimeAs(tb testing.TB, profile Profile) *Runtime {
 // Start serves again after Stop; what the runtime has is still there.
 func (r *Runtime) Start(tb testing.TB) {
 	tb.Helper()
-	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "unix", r.socket)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	l := Listen(tb, r.socket)
 	const limit = 16 << 20
 	options := []grpc.ServerOption{grpc.MaxRecvMsgSize(limit), grpc.UnaryInterceptor(r.note), grpc.ForceServerCodecV2(&r.codec)}
 	if r.profile != Containerd {

@@ -1,6 +1,8 @@
 package apiview
 
 import (
+	"cmp"
+
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/pullgate/pullgate/pkg/podview"
@@ -77,6 +79,7 @@ func container(spec *corev1.PodSpec, c *corev1.Container, kind podview.Kind, vol
 	if own == nil {
 		own = &corev1.SecurityContext{}
 	}
+	// The values of the container come before those of the pod.
 	view := podview.Container{
 		Name: c.Name, Kind: podview.Set(kind),
 		Image: text(c.Image), ImagePullPolicy: text(string(c.ImagePullPolicy)),
@@ -84,9 +87,9 @@ func container(spec *corev1.PodSpec, c *corev1.Container, kind podview.Kind, vol
 		Privileged:               pointer(own.Privileged),
 		ReadOnlyRootFilesystem:   pointer(own.ReadOnlyRootFilesystem),
 		AllowPrivilegeEscalation: podview.AbsentAs(true),
-		RunAsNonRoot:             pointer(first(own.RunAsNonRoot, pod.RunAsNonRoot)),
-		RunAsUser:                pointer(first(own.RunAsUser, pod.RunAsUser)),
-		RunAsGroup:               pointer(first(own.RunAsGroup, pod.RunAsGroup)),
+		RunAsNonRoot:             pointer(cmp.Or(own.RunAsNonRoot, pod.RunAsNonRoot)),
+		RunAsUser:                pointer(cmp.Or(own.RunAsUser, pod.RunAsUser)),
+		RunAsGroup:               pointer(cmp.Or(own.RunAsGroup, pod.RunAsGroup)),
 		CapabilitiesAdd:          podview.Absent[[]string](),
 		CapabilitiesDrop:         podview.Absent[[]string](),
 		SELinux:                  podview.Absent[podview.SELinux](),
@@ -98,7 +101,7 @@ func container(spec *corev1.PodSpec, c *corev1.Container, kind podview.Kind, vol
 	if caps := own.Capabilities; caps != nil {
 		view.CapabilitiesAdd, view.CapabilitiesDrop = capabilities(caps.Add), capabilities(caps.Drop)
 	}
-	if o := first(own.SELinuxOptions, pod.SELinuxOptions); o != nil {
+	if o := cmp.Or(own.SELinuxOptions, pod.SELinuxOptions); o != nil {
 		view.SELinux = podview.Set(podview.SELinux{User: o.User, Role: o.Role, Type: o.Type, Level: o.Level})
 	}
 	return view
@@ -113,14 +116,6 @@ func capabilities(list []corev1.Capability) podview.Value[[]string] {
 		names[i] = string(c)
 	}
 	return podview.Set(names)
-}
-
-// first returns the pointer of the container if it is not nil, otherwise that of the pod.
-func first[T any](own, pod *T) *T {
-	if own != nil {
-		return own
-	}
-	return pod
 }
 
 func pointer[T any](p *T) podview.Value[T] {

@@ -101,10 +101,7 @@ func newScripted(t *testing.T, settings ...http2.Setting) (*rig, *strictClient, 
 	t.Helper()
 	dir := criproxytest.SocketDir(t)
 	path := filepath.Join(dir, "r")
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := criproxytest.Listen(t, path)
 	t.Cleanup(func() { _ = l.Close() })
 	r := newRigBefore(t, path)
 	c := newStrictClient(t, r.path, settings...)
@@ -307,10 +304,7 @@ func TestAheadWhateverTheRuntimeDoes(t *testing.T) {
 			}
 			var got []byte
 			for ended := false; !ended; {
-				f, err := c.read()
-				if err != nil {
-					t.Fatal(err)
-				}
+				f := c.mustRead()
 				if f.Header().StreamID != id {
 					continue
 				}
@@ -358,10 +352,7 @@ func TestAheadThatTheClientResets(t *testing.T) {
 	s.header(next)
 	s.trailer(next, "0")
 	for {
-		f, err := c.read()
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := c.mustRead()
 		if f.Header().StreamID == id {
 			t.Errorf("client has %v of a call that it has reset", f)
 		}
@@ -394,10 +385,7 @@ func TestAheadWithoutWindow(t *testing.T) {
 	time.Sleep(50 * time.Millisecond)
 	_ = s.fr.WritePing(false, [8]byte{1}) // passes beside the answer that waits
 	for got := 0; ; {
-		f, err := c.read()
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := c.mustRead()
 		if d, ok := f.(*http2.DataFrame); ok {
 			if got += int(d.Length); d.StreamID == id {
 				t.Fatal("window exceeded")
@@ -446,10 +434,7 @@ func TestRuntimeOnStreamsThatAreNotOpen(t *testing.T) {
 			s.until(id, http2.FrameData)
 			send(s)
 			for {
-				f, err := c.read()
-				if err != nil {
-					t.Fatal(err)
-				}
+				f := c.mustRead()
 				if f.Header().StreamID == 9 {
 					t.Errorf("client has %v", f)
 				}

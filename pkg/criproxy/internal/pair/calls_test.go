@@ -220,9 +220,7 @@ func TestCallsThatEndBeforeTheirRequests(t *testing.T) {
 		} {
 			t.Run(tc.name+" and "+rest, func(t *testing.T) {
 				r, c, s := newScripted(t)
-				if _, err := c.read(); err != nil { // SETTINGS of the runtime
-					t.Fatal(err)
-				}
+				c.mustRead() // SETTINGS of the runtime
 				id := c.open(forwarded)
 				_ = c.fr.WriteData(id, false, framed([]byte("xx"))[:6])
 				s.until(id, http2.FrameData)

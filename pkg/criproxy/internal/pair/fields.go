@@ -16,6 +16,22 @@ import (
 //   - Fields of a connection are refused. te is trailers.
 //   - content-length, if it is there, is the length of the DATA that follow.
 
+// A headerList decodes the header blocks of one direction.
+type headerList struct {
+	decoder *hpack.Decoder
+	fields  []hpack.HeaderField // of the block that is decoded, up to maxHeaderList
+	size    int                 // of all of them, as RFC 9113 6.5.2 counts
+}
+
+func (h *headerList) init(table uint32) {
+	h.decoder = hpack.NewDecoder(table, func(f hpack.HeaderField) {
+		if h.size += int(f.Size()); h.size <= maxHeaderList {
+			h.fields = append(h.fields, f)
+		}
+	})
+	h.decoder.SetMaxStringLength(maxHeaderList)
+}
+
 // A requestHead is what a pair has to know of the header fields of a call.
 type requestHead struct {
 	path, contentType string

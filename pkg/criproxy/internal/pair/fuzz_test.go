@@ -69,6 +69,42 @@ func (l *once) Accept() (net.Conn, error) {
 func (l *once) Close() error { l.close(); return nil }
 func (*once) Addr() net.Addr { return &net.UnixAddr{} }
 
+// between serves one client, whose end of the connection it returns, with dialed as the only connection to the runtime, and with another handler.
+// end closes the connections and waits until the server has ended.
+func (r *rig) between(dialed net.Conn, handle func(context.Context, *pair.Call) error) (client net.Conn, end func()) {
+	var dials atomic.Int64
+	config := r.config(func(context.Context) (net.Conn, error) {
+		if dials.Add(1) > 1 {
+			return nil, errors.New("only one connection")
+		}
+		return dialed, nil
+	})
+	routes := config.Route
+	config.Route = func(method string) *pair.Route {
+		route := *routes(method)
+		if route.Handle != nil {
+			route.Handle = handle
+		}
+		return &route
+	}
+	server := pair.NewServer(config)
+	client, accepted := sockets(r.t)
+	proxied := make(chan error, 1)
+	go func() { proxied <- server.Serve(listenOnce(accepted)) }()
+	return client, func() {
+		_ = client.Close()
+		ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Second)
+		defer cancel()
+		server.Shutdown(ctx)
+		if err := <-proxied; err != nil {
+			r.t.Errorf("Serve = %v", err)
+		}
+		if dials.Load() == 0 {
+			_ = dialed.Close()
+		}
+	}
+}
+
 // A reading is one call as a reader of HTTP/2 has read it.
 type reading struct {
 	method   string
@@ -225,29 +261,13 @@ func FuzzRequests(f *testing.F) {
 		}))
 		served := make(chan struct{})
 		go func() { defer close(served); _ = runtime.Serve(listenOnce(runtimeEnd)) }()
-		var dials atomic.Int64
-		config := (&rig{t: t, observed: make(chan []byte, 1000)}).config(func(context.Context) (net.Conn, error) {
-			if dials.Add(1) > 1 {
-				return nil, errors.New("only one connection")
-			}
-			return dialed, nil
+		rig := &rig{t: t, observed: make(chan []byte, 1000)}
+		clientEnd, end := rig.between(dialed, func(ctx context.Context, c *pair.Call) error {
+			md, _ := metadata.FromIncomingContext(ctx)
+			atHandler.add(&reading{c.Method, md, append([]byte{}, c.Request...), true})
+			return c.Send(c.Request)
 		})
-		routes := config.Route
-		config.Route = func(method string) *pair.Route {
-			route := *routes(method)
-			if route.Handle != nil {
-				route.Handle = func(ctx context.Context, c *pair.Call) error {
-					md, _ := metadata.FromIncomingContext(ctx)
-					atHandler.add(&reading{c.Method, md, append([]byte{}, c.Request...), true})
-					return c.Send(c.Request)
-				}
-			}
-			return &route
-		}
-		server := pair.NewServer(config)
-		clientEnd, accepted := sockets(t)
-		proxied := make(chan error, 1)
-		go func() { proxied <- server.Serve(listenOnce(accepted)) }()
+		routes := rig.config(nil).Route
 
 		_ = clientEnd.SetDeadline(time.Now().Add(100 * time.Millisecond))
 		go func() {
@@ -255,18 +275,9 @@ func FuzzRequests(f *testing.F) {
 			_, _ = clientEnd.Write(append(b, frames...))
 		}()
 		waitForEnd(clientEnd)
-		_ = clientEnd.Close()
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		defer cancel()
-		server.Shutdown(ctx)
-		if err := <-proxied; err != nil {
-			t.Errorf("Serve = %v", err)
-		}
+		end()
 		runtime.Stop()
 		<-served
-		if dials.Load() == 0 {
-			_ = dialed.Close()
-		}
 		sent := readings(frames)
 		check := func(where string, r *reading) {
 			if !slices.ContainsFunc(sent, r.readsAs) {

@@ -53,10 +53,7 @@ type backend struct {
 func (b *backend) start(tb testing.TB) {
 	tb.Helper()
 	_ = os.Remove(b.path)
-	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "unix", b.path)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	l := criproxytest.Listen(tb, b.path)
 	if u, ok := l.(*net.UnixListener); ok {
 		u.SetUnlinkOnClose(false)
 	}
@@ -167,10 +164,7 @@ func newRigBefore(tb testing.TB, path string) *rig {
 }
 
 func (r *rig) serve() {
-	l, err := (&net.ListenConfig{}).Listen(r.t.Context(), "unix", r.path)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	l := criproxytest.Listen(r.t, r.path)
 	go func() { r.served <- r.server.Serve(l) }() // ends with Shutdown
 }
 
@@ -405,6 +399,16 @@ func (c *strictClient) read() (http2.Frame, error) { //nolint:ireturn // as http
 		}
 	}
 	return f, nil
+}
+
+// mustRead is read for a frame that must come.
+func (c *strictClient) mustRead() http2.Frame { //nolint:ireturn // as http2.Framer does
+	c.t.Helper()
+	f, err := c.read()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return f
 }
 
 // outcome reads until a stream or the connection ends, and says how.

@@ -10,7 +10,6 @@ import (
 	"net"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -357,34 +356,16 @@ func FuzzHeldCalls(f *testing.F) {
 		rt := &heldRuntime{conn: runtimeEnd, keeps: len(steps) > 0 && steps[0]&0x80 != 0, calls: map[uint32]*heldRequest{}}
 		var ends sync.WaitGroup
 		ends.Go(rt.serve)
-		var dials atomic.Int64
 		rig := &rig{t: t, observed: make(chan []byte, 1000)}
-		config := rig.config(func(context.Context) (net.Conn, error) {
-			if dials.Add(1) > 1 {
-				return nil, errors.New("only one connection")
-			}
-			return dialed, nil
-		})
 		var mu sync.Mutex
 		handled := map[string]*heldRequest{}
-		routes := config.Route
-		config.Route = func(method string) *pair.Route {
-			route := *routes(method)
-			if route.Handle != nil {
-				route.Handle = func(ctx context.Context, c *pair.Call) error {
-					md, _ := metadata.FromIncomingContext(ctx)
-					mu.Lock()
-					handled[md.Get("x-call")[0]] = &heldRequest{method: c.Method, message: framed(c.Request)}
-					mu.Unlock()
-					return c.Send(c.Request)
-				}
-			}
-			return &route
-		}
-		server := pair.NewServer(config)
-		clientEnd, accepted := sockets(t)
-		proxied := make(chan error, 1)
-		go func() { proxied <- server.Serve(listenOnce(accepted)) }()
+		clientEnd, end := rig.between(dialed, func(ctx context.Context, c *pair.Call) error {
+			md, _ := metadata.FromIncomingContext(ctx)
+			mu.Lock()
+			handled[md.Get("x-call")[0]] = &heldRequest{method: c.Method, message: framed(c.Request)}
+			mu.Unlock()
+			return c.Send(c.Request)
+		})
 
 		_ = clientEnd.SetDeadline(time.Now().Add(5 * time.Second))
 		c := &heldClient{strictClient: &strictClient{t: t, conn: clientEnd, next: 1}, runtime: runtimeEnd}
@@ -412,16 +393,7 @@ func FuzzHeldCalls(f *testing.F) {
 				c.loseRuntime() // what it has kept is given back by the pair
 			}
 		}
-		_ = clientEnd.Close()
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		defer cancel()
-		server.Shutdown(ctx)
-		if err := <-proxied; err != nil {
-			t.Errorf("Serve = %v", err)
-		}
-		if dials.Load() == 0 {
-			_ = dialed.Close()
-		}
+		end()
 		ends.Wait()
 		if rig.panics.Load() > 0 {
 			t.Error("a panic")

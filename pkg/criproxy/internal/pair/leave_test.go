@@ -12,6 +12,8 @@ import (
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
 // The runtime restarts gracefully, again and again, under 64 callers. No call fails, and each call with a handler has run once.
@@ -107,33 +109,17 @@ func TestRuntimeRestarts(t *testing.T) {
 
 // A request whose DATA the lost runtime has not given back leaves its client able to send.
 func TestLostRuntimeGivesItsWindowBack(t *testing.T) {
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", t.TempDir()+"/s")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	r := newRigBefore(t, l.Addr().String())
-	c := newStrictClient(t, r.path)
-	runtime, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	fr := http2.NewFramer(runtime, runtime)
-	_ = fr.WriteSettings()
+	_, c, runtime := newScripted(t)
 	id := c.open(forwarded)
 	_ = c.fr.WriteData(id, false, make([]byte, 16384))
 	_ = c.fr.WriteData(id, false, make([]byte, 16384))
 	go func() {
 		time.Sleep(50 * time.Millisecond)
-		_ = runtime.Close()
+		_ = runtime.conn.Close()
 	}()
 	given, acks := uint32(0), 0
 	for ended := false; !ended; {
-		f, err := c.read()
-		if err != nil {
-			t.Fatal(err)
-		}
-		switch f := f.(type) {
+		switch f := c.mustRead().(type) {
 		case *http2.WindowUpdateFrame:
 			given += f.Increment
 		case *http2.SettingsFrame:
@@ -232,10 +218,7 @@ func TestRuntimeThatSendsNothing(t *testing.T) {
 		t.Skip("waits for a handshake that does not come")
 	}
 	path := t.TempDir() + "/s"
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := criproxytest.Listen(t, path)
 	defer func() { _ = l.Close() }()
 	r := newRigBefore(t, path)
 	for i := range 5 {
@@ -253,10 +236,7 @@ func TestRuntimeThatSendsNothing(t *testing.T) {
 // A runtime that stops reading and answering holds up the calls that wait for it, and no handler.
 func TestHalfDeadRuntime(t *testing.T) {
 	path := t.TempDir() + "/s"
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := criproxytest.Listen(t, path)
 	r := newRigBefore(t, path)
 	before := usage()
 	var accepting sync.WaitGroup

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/criproxy/internal/pair"
 )
 
@@ -54,10 +55,7 @@ func (r *rig) ends() {
 
 // A runtime that takes no bytes keeps no pair of a client that is gone.
 func TestRuntimeThatDoesNotReadKeepsNoPair(t *testing.T) {
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", t.TempDir()+"/s")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := criproxytest.Listen(t, t.TempDir()+"/s")
 	defer func() { _ = l.Close() }()
 	r := newRigWithWriteLimit(t, l.Addr().String(), time.Second)
 	c := newStrictClient(t, r.path)
@@ -274,9 +272,7 @@ func TestIdleClientsDoNotDelayTheReturnOfTheRuntime(t *testing.T) {
 	const clients = 20
 	for range clients {
 		c := newStrictClient(t, r.path)
-		if _, err := c.read(); err != nil { // it is paired
-			t.Fatal(err)
-		}
+		c.mustRead() // it is paired
 	}
 	r.backend.server.Stop()
 	time.Sleep(1500 * time.Millisecond) // each pair has tried

@@ -64,9 +64,7 @@ type requests struct {
 	back []byte // to the client
 	done settling
 
-	decoder *hpack.Decoder
-	fields  []hpack.HeaderField // of the block that is decoded
-	size    int                 // of these fields, as RFC 9113 6.5.2 counts
+	headerList
 	encoder *hpack.Encoder
 	encoded bytes.Buffer
 
@@ -94,12 +92,7 @@ type heldCall struct {
 // fromClient serves what the client sends, until its connection ends.
 func (p *pair) fromClient(ctx context.Context) error {
 	r := &requests{pair: p, in: newReader(p.client, clientBuffer)}
-	r.decoder = hpack.NewDecoder(defaultTableSize, func(f hpack.HeaderField) {
-		if r.size += int(f.Size()); r.size <= maxHeaderList {
-			r.fields = append(r.fields, f)
-		}
-	})
-	r.decoder.SetMaxStringLength(maxHeaderList)
+	r.init(defaultTableSize)
 	r.encoder = hpack.NewEncoder(&r.encoded)
 	if err := p.client.SetReadDeadline(time.Now().Add(clientHandshakeLimit)); err != nil {
 		return err
@@ -478,7 +471,12 @@ func (r *requests) take(ctx context.Context, f *frame, content []byte) error {
 		return streamError{codeClosed}
 	}
 	if err := st.checkLength(len(content), end); err != nil {
-		r.back = appendWindowUpdate(r.back, 0, r.unforwarded(st, len(f.payload)))
+		if st.local == nil { // the runtime will not give it back
+			r.mu.Lock()
+			r.window.runtime += int64(len(f.payload))
+			r.mu.Unlock()
+		}
+		r.back = appendWindowUpdate(r.back, 0, int64(len(f.payload)))
 		return err
 	}
 	if st.local == nil {
@@ -486,16 +484,6 @@ func (r *requests) take(ctx context.Context, f *frame, content []byte) error {
 		return nil
 	}
 	return r.collect(ctx, f, st, content)
-}
-
-// unforwarded returns how much of a frame the client has to get back because the runtime will not give it back.
-func (r *requests) unforwarded(st *stream, size int) int64 {
-	if st.local == nil {
-		r.mu.Lock()
-		r.window.runtime += int64(size)
-		r.mu.Unlock()
-	}
-	return int64(size)
 }
 
 // checkLength checks the length that content-length has declared.

@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/codes"
 )
 
@@ -47,12 +46,10 @@ type responses struct {
 	sent int // in.buf[sent:in.pos] is to be sent
 	done settling
 
-	decoder *hpack.Decoder
-	fields  []hpack.HeaderField // of the block that is decoded
-	size    int                 // of these fields
-	block   []byte              // header block that is not complete; nil else
-	opened  uint32              // the stream of that block
-	ending  bool                // it ends the stream
+	headerList
+	block  []byte // header block that is not complete; nil else
+	opened uint32 // the stream of that block
+	ending bool   // it ends the stream
 
 	settingsPassed bool   // the first SETTINGS have passed
 	ownAck         bool   // the ACK of the pair's own SETTINGS has come
@@ -69,12 +66,7 @@ type responses struct {
 
 func (p *pair) newResponses(in *reader) *responses {
 	r := &responses{pair: p, in: in, sent: in.pos, began: time.Now()}
-	r.decoder = hpack.NewDecoder(0, func(f hpack.HeaderField) {
-		if r.size += int(f.Size()); r.size <= maxHeaderList {
-			r.fields = append(r.fields, f)
-		}
-	})
-	r.decoder.SetMaxStringLength(maxHeaderList)
+	r.init(0)
 	return r
 }
 

@@ -181,11 +181,7 @@ func TestWindowOfHeldCallsThatEnd(t *testing.T) {
 				})
 				returned -= len(message) + 1 + i
 				for pinged := false; !pinged; {
-					f, err := c.read()
-					if err != nil {
-						t.Fatal(err)
-					}
-					switch f := f.(type) {
+					switch f := c.mustRead().(type) {
 					case *http2.WindowUpdateFrame:
 						returned += int(f.Increment)
 					case *http2.PingFrame:
@@ -262,10 +258,7 @@ func TestHeaderBlocksNeedNoTable(t *testing.T) {
 			for _, method := range methods {
 				id := c.call(method, []byte("x"))
 				for ended := false; !ended; {
-					f, err := c.read()
-					if err != nil {
-						t.Fatal(err)
-					}
+					f := c.mustRead()
 					h, ok := f.(*http2.HeadersFrame)
 					if !ok || h.StreamID != id {
 						continue
