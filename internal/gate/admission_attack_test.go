@@ -1,7 +1,6 @@
 package gate_test
 
 import (
-	"context"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
-	"github.com/pullgate/pullgate/pkg/podview"
 )
 
 // A checkpoint can have containers that the call does not describe, so everything about them is unknown.
@@ -79,14 +77,7 @@ func TestPoliciesInShadowModeWithoutReadBack(t *testing.T) {
 		if _, err := p.create(x, ordinary()); err != nil {
 			t.Fatal(err)
 		}
-		p.runtime.Do(func(r *criproxytest.Runtime) {
-			r.Fail = func(method string) error {
-				if method == "ListContainers" {
-					return status.Error(codes.Internal, "broken")
-				}
-				return nil
-			}
-		})
+		p.fails("ListContainers", status.Error(codes.Internal, "broken"))
 		if _, err := p.create(x, ordinary()); status.Code(err) != want {
 			t.Errorf("%s: %v; want %v", policy, err, want)
 		}
@@ -132,31 +123,17 @@ func TestNewSandboxWithEditedMetadataIsJudged(t *testing.T) {
 	p.config.Admission = chainOf(strict)
 	p.restart()
 	check("after a restart")
-	p.runtime.Do(func(r *criproxytest.Runtime) {
-		r.Fail = func(method string) error {
-			if method == "ListPodSandbox" {
-				return status.Error(codes.Internal, "broken")
-			}
-			return nil
-		}
-	})
+	p.fails("ListPodSandbox", status.Error(codes.Internal, "broken"))
 	if err := p.Sandbox(t.Context(), x); status.Code(err) == codes.OK || status.Code(err) == codes.PermissionDenied {
 		t.Errorf("while the runtime does not say what the pod was: %v; want the error of the runtime", err)
 	}
-}
-
-// imageView is a pod source in which every pod has a container with an image.
-type imageView string
-
-func (v imageView) View(context.Context, string) (podview.Pod, []podview.Container, bool) {
-	return podview.Pod{}, []podview.Container{{Name: "main", Image: podview.Set(string(v))}}, true
 }
 
 // Kubelets before 1.28 do not send the image name. A tenant can edit the one in the API server while the container is created.
 func TestImageNameOfTheAPIServerIsThatOfTheImage(t *testing.T) {
 	for name, want := range map[string]codes.Code{anyImage: codes.OK, "repo.test/any:edited": codes.OK, "repo.test/edited:1": codes.PermissionDenied} {
 		a := policies(t, ownRegistry)
-		a.Views = imageView(name)
+		a.Views = mainOf{name}
 		p := newProxyWithPolicies(t, exact(), a)
 		config := ordinary()
 		config.Image.UserSpecifiedImage = ""

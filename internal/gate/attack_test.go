@@ -61,9 +61,7 @@ func TestAGrantNeitherStandsInForNorHidesAProvedCredential(t *testing.T) {
 	f.addPod(x, "good", "IfNotPresent")
 	p.wantPrecheck(x, app, id1, "pre-check (or this test shows nothing)")
 	p.outage()
-	if id, err := p.Pull(t.Context(), x, app, "good"); id != id1 || err != nil {
-		t.Errorf("pull with the proved credential during an outage = %q, %v; want the image on the node", id, err)
-	}
+	p.wantPull(x, app, "good", id1, "pull with the proved credential during an outage")
 	if id, err := p.Pull(t.Context(), x, app, "bad"); err == nil {
 		t.Errorf("pull with an untried credential = %q; want the outage", id)
 	}
@@ -82,15 +80,11 @@ func TestAHiddenPrecheckAndAGrantProveNoCredential(t *testing.T) {
 				p.wantPrecheck(x, image, "", "pre-check of %s (or this test shows nothing)", image)
 			}
 			f.addPod(x, "", policies...)
-			if id, err := p.Pull(t.Context(), x, app, "good"); id != id1 || err != nil {
-				t.Fatalf("pull = %q, %v; want the image", id, err)
-			}
+			p.wantPull(x, app, "good", id1, "pull")
 			if id, err := p.Pull(t.Context(), x, other, "bad"); err == nil {
 				t.Errorf("pull with a bad credential = %q; want what the registry says", id)
 			}
-			if id, err := p.Pull(t.Context(), x, other, "good"); id != id1 || err != nil {
-				t.Errorf("pull with the good one = %q, %v; want the image", id, err)
-			}
+			p.wantPull(x, other, "good", id1, "pull with the good one")
 		})
 	}
 }

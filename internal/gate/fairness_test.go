@@ -134,9 +134,7 @@ func TestHiddenPrechecksArePerPod(t *testing.T) {
 			t.Fatalf("pre-check of %s by %s is not hidden", n, x.UID)
 		}
 	}
-	if id, err := p.Pull(t.Context(), victim, app, "good"); id != id1 || err != nil {
-		t.Errorf("the victim's proved pull during an outage = %q, %v; want it answered from the node", id, err)
-	}
+	p.wantPull(victim, app, "good", id1, "the victim's proved pull during an outage")
 }
 
 // A pull needs its intent on disk, for an exempt pod as well; a present image needs no disk.
@@ -150,14 +148,10 @@ func TestAFullDiskStopsNoExemptPodWhoseImageIsThere(t *testing.T) {
 	p.failWrites()
 	for _, x := range []*criproxytest.Pod{static, p.Pod("kube-system")} {
 		p.wantPrecheck(x, present, id1, "%s: pre-check of an image that is there", x.UID)
-		id, err := p.Create(t.Context(), x, id1, present)
-		if err == nil {
-			err = p.Start(t.Context(), id)
-		}
-		if err != nil {
+		if err := p.createAndStart(x, id1, present); err != nil {
 			t.Errorf("%s: container = %v; want it started", x.UID, err)
 		}
-		_, err = p.Pull(t.Context(), x, absent, "")
+		_, err := p.Pull(t.Context(), x, absent, "")
 		message := status.Convert(err).Message()
 		if !strings.HasPrefix(message, "RegistryUnavailable: ") || !strings.Contains(message, "cannot write its store") || p.runtime.Calls("PullImage") != 0 {
 			t.Errorf("%s: pull of an absent image = %v; want RegistryUnavailable, that the store cannot be written, and no pull", x.UID, err)

@@ -27,9 +27,7 @@ func TestTenantHasToProveAccessToAnImageOnTheNode(t *testing.T) {
 	alice, bob, carol := p.Pod("alice"), p.Pod("bob"), p.Pod("carol")
 
 	p.wantPrecheck(alice, app, "", "pre-check of an absent image")
-	if id, err := p.Pull(t.Context(), alice, app, "good"); id != id1 || err != nil {
-		t.Fatalf("alice's pull = %q, %v; want %s", id, err, id1)
-	}
+	p.wantPull(alice, app, "good", id1, "alice's pull")
 	p.wantPrecheck(alice, app, id1, "alice's pre-check (she has a grant)")
 	p.wantPrecheck(bob, app, "", "bob's pre-check")
 	if _, err := p.Pull(t.Context(), bob, app, "bad"); status.Code(err) != codes.Unknown || !strings.Contains(err.Error(), "401 Unauthorized") && !strings.Contains(err.Error(), "authentication required") {
@@ -37,17 +35,12 @@ func TestTenantHasToProveAccessToAnImageOnTheNode(t *testing.T) {
 	}
 	before := p.runtime.Calls("PullImage")
 	p.wantPrecheck(carol, app, "", "carol's pre-check (her credential is not known yet)")
-	if id, err := p.Pull(t.Context(), carol, app, "good"); id != id1 || err != nil {
-		t.Errorf("carol's pull = %q, %v; want %s", id, err, id1)
-	}
+	p.wantPull(carol, app, "good", id1, "carol's pull")
 	if got := p.runtime.Calls("PullImage"); got != before {
 		t.Errorf("the runtime was asked %d times more; want not at all", got-before)
 	}
 	p.wantPrecheck(carol, app, id1, "carol's pre-check")
-	want := map[string]int{"recheck hit": 1, "recheck denied": 1, "refused ImageStatus": 2}
-	if diff := cmp.Diff(want, p.counts.get()); diff != "" {
-		t.Errorf("metrics (-want +got):\n%s", diff)
-	}
+	p.wantCounts(map[string]int{"recheck hit": 1, "recheck denied": 1, "refused ImageStatus": 2})
 }
 
 // Of the ImageStatus calls only pre-checks are judged: if the user of an image cannot be read, the container runs as root.
@@ -205,9 +198,7 @@ func TestSandboxesTellWhoAsks(t *testing.T) {
 	unlisted := p.PodFrom("system", "api")
 	p.wantPrecheck(unlisted, app, "", "pre-check of a value that no sandbox carries")
 	before := p.runtime.Calls("PullImage")
-	if id, err := p.Pull(t.Context(), unlisted, app, ""); id != id1 || err != nil {
-		t.Errorf("its pull = %q, %v; want the image: the call has its namespace", id, err)
-	}
+	p.wantPull(unlisted, app, "", id1, "its pull (the call has its namespace)")
 	p.wantPrecheck(unlisted, app, id1, "its next pre-check (the value is known now)")
 	if p.runtime.Calls("PullImage") != before {
 		t.Error("the registry was asked for an exempt pod")
@@ -216,23 +207,19 @@ func TestSandboxesTellWhoAsks(t *testing.T) {
 	alice := p.Pod("alice")
 	p.MustPull(alice, app, "good")
 	p.wantPrecheck(alice, app, id1, "alice's pre-check")
-	if _, err := p.Runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: alice.Sandbox}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := p.Runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: alice.Sandbox})
+	p.must(err)
 	p.wantPrecheck(alice, app, "", "pre-check of a pod that has ended")
 	// The same if the sandbox was removed without the gate and only a list shows it.
 	dora := p.Pod("dora")
 	p.MustPull(dora, app, "good")
-	if _, err := p.runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: dora.Sandbox}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.Runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: "sandbox-1"}}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = p.runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: dora.Sandbox})
+	p.must(err)
+	_, err = p.Runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: "sandbox-1"}})
+	p.must(err)
 	p.wantPrecheck(dora, app, id1, "pre-check after a filtered list (such a list ends no pod)")
-	if _, err := p.Runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = p.Runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{})
+	p.must(err)
 	p.wantPrecheck(dora, app, "", "pre-check after a full list")
 }
 
@@ -283,13 +270,9 @@ func TestProvedPullThatTheRegistryRefusesLeavesNoGrant(t *testing.T) {
 	// An exempt pod does not depend on pullgate, and an unreachable registry does not refuse a pod.
 	unlisted := p.PodFrom("system", "api")
 	p.Precheck(unlisted, app)
-	if id, err := p.Pull(t.Context(), unlisted, app, "bad"); id != id1 || err != nil {
-		t.Errorf("exempt pod's pull = %q, %v; want the image", id, err)
-	}
+	p.wantPull(unlisted, app, "bad", id1, "exempt pod's pull")
 	p.outage()
-	if id, err := p.Pull(t.Context(), carol, app, "good"); id != id1 || err != nil {
-		t.Errorf("pull during an outage = %q, %v; want the image", id, err)
-	}
+	p.wantPull(carol, app, "good", id1, "pull during an outage")
 }
 
 func TestRequestThatCannotBeReadIsRefused(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -216,6 +217,43 @@ func (p *proxy) wantCreate(x *criproxytest.Pod, id, name string, want codes.Code
 	p.t.Helper()
 	_, err := p.Create(p.t.Context(), x, id, name)
 	p.wantCode(err, want, what, args...)
+}
+
+// wantPull reports a pull that is not answered with the image ID.
+func (p *proxy) wantPull(x *criproxytest.Pod, name, password, want, what string, args ...any) {
+	p.t.Helper()
+	if id, err := p.Pull(p.t.Context(), x, name, password); id != want || err != nil {
+		p.t.Errorf("%s = %q, %v; want %s", fmt.Sprintf(what, args...), id, err, want)
+	}
+}
+
+// wantCounts reports other metrics.
+func (p *proxy) wantCounts(want map[string]int) {
+	p.t.Helper()
+	if diff := cmp.Diff(want, p.counts.get()); diff != "" {
+		p.t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+}
+
+// createAndStart creates a container on an image ID that the pod names so, and starts it.
+func (p *proxy) createAndStart(x *criproxytest.Pod, id, name string) error {
+	container, err := p.Create(p.t.Context(), x, id, name)
+	if err == nil {
+		err = p.Start(p.t.Context(), container)
+	}
+	return err
+}
+
+// fails makes the runtime answer the calls of a method with an error; nil lets them succeed.
+func (p *proxy) fails(method string, with error) {
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Fail = func(called string) error {
+			if called == method {
+				return with
+			}
+			return nil
+		}
+	})
 }
 
 // wantNoContainers reports containers at the runtime.

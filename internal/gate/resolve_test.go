@@ -45,11 +45,7 @@ func TestPullIsRecordedUnderTheImageID(t *testing.T) {
 			p.wantCreate(bob, id1, app, codes.PermissionDenied, "bob's container")
 			p.wantPrecheck(alice, app, id1, "alice's pre-check")
 			for _, image := range []string{ref, id1} { // a kubelet copies image_ref into CreateContainer
-				c, err := p.Create(t.Context(), alice, image, app)
-				if err == nil {
-					err = p.Start(t.Context(), c)
-				}
-				if err != nil {
+				if err := p.createAndStart(alice, image, app); err != nil {
 					t.Errorf("alice's container on %s = %v; want it started", image, err)
 				}
 			}

@@ -219,18 +219,6 @@ func TestFailedCreateIsAnsweredTheSameWhetherOrNotTheOtherImageIsPresent(t *test
 	}
 }
 
-// fails makes the runtime answer the next creations from an image with an error, although the image is not a checkpoint.
-func (p *proxy) fails(with error) {
-	p.runtime.Do(func(r *criproxytest.Runtime) {
-		r.Fail = func(method string) error {
-			if method == "CreateContainer" {
-				return with
-			}
-			return nil
-		}
-	})
-}
-
 func TestErrorOfACreateFromAnOrdinaryImagePassesUnchanged(t *testing.T) {
 	device := status.Error(codes.Internal, "no such device")
 	for name, tc := range map[string]struct {
@@ -278,12 +266,12 @@ func TestErrorOfACreateFromAnOrdinaryImagePassesUnchanged(t *testing.T) {
 			alice := p.Pod("alice")
 			p.MustPull(alice, app, "good")
 			tc.before(p, alice)
-			p.fails(device)
+			p.fails("CreateContainer", device)
 			_, err := p.Create(t.Context(), alice, id1, app)
 			if passed := status.Code(err) == codes.Internal && strings.Contains(err.Error(), "no such device"); passed != tc.passes || err == nil {
 				t.Errorf("container = %v; want the error of the runtime to pass: %v", err, tc.passes)
 			}
-			p.fails(status.Error(codes.DeadlineExceeded, "took too long"))
+			p.fails("CreateContainer", status.Error(codes.DeadlineExceeded, "took too long"))
 			p.wantCreate(alice, id1, app, codes.DeadlineExceeded, "container")
 		})
 	}

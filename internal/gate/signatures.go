@@ -142,9 +142,7 @@ func (g *Gate) noteUnverified(p *pullCall, d admission.Decision) {
 	}
 	v := overruled(tracker.Verdict{}, AdmissionDenied)
 	v.Pair.ImageID = p.present.ID
-	g.note(p.name, decisionlog.Decision{
-		Call: "PullImage", Pod: p.pod, Verdict: v, PullPolicy: p.policy, Outcome: out.Label(), Took: time.Since(p.began), Admission: d,
-	})
+	g.pullEnded(p, nil, v, out, d)
 }
 
 // leadToPull hides the image of a denied container from the next pre-check, so that a pull brings the endorsement. With imagePullPolicy Never

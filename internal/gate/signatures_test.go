@@ -192,6 +192,22 @@ func (s *signing) runs(x *criproxytest.Pod, container, name, password string) (p
 	return pulled, s.Start(s.t.Context(), made)
 }
 
+// wantRun reports an error of runs.
+func (s *signing) wantRun(x *criproxytest.Pod, container, name, password, what string, args ...any) {
+	s.t.Helper()
+	if _, err := s.runs(x, container, name, password); err != nil {
+		s.t.Errorf("%s: %v; want the container", fmt.Sprintf(what, args...), err)
+	}
+}
+
+// wantPulled is wantRun, and reports a pull that was not wanted, or one that is missing.
+func (s *signing) wantPulled(x *criproxytest.Pod, container, name, password string, want bool, what string, args ...any) {
+	s.t.Helper()
+	if pulled, err := s.runs(x, container, name, password); err != nil || pulled != want {
+		s.t.Errorf("%s: pulled %v, %v; want the container, and a pull: %v", fmt.Sprintf(what, args...), pulled, err, want)
+	}
+}
+
 // wantPullError reports an error that is not one of a pull with this beginning and these texts.
 func wantPullError(tb testing.TB, what string, err error, begins string, texts ...string) {
 	tb.Helper()
@@ -210,9 +226,7 @@ func TestASignedImageRuns(t *testing.T) {
 	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
 	s.sign(id1, "*")
 	x := s.Pod("team")
-	if pulled, err := s.runs(x, "main", app, "good"); err != nil || !pulled {
-		t.Errorf("the first pod: pulled %v, %v; want a pull, and the container", pulled, err)
-	}
+	s.wantPulled(x, "main", app, "good", true, "the first pod")
 	asked := s.requests()
 	if len(asked) != 1 || asked[0].Name != app || asked[0].ImageID != id1 || asked[0].Credential.Password != "good" || len(asked[0].Requirements) != 1 {
 		t.Errorf("asked %d times: %+v; want once, with image, credential and requirement", len(asked), asked)
@@ -283,9 +297,7 @@ func TestEndorsementsAndCredentials(t *testing.T) {
 	// Once it is signed, the credential is still needed.
 	s.sign(id1, "*")
 	s.forgetDenials()
-	if _, err := s.runs(s.Pod("alice"), "main", app, "good"); err != nil {
-		t.Errorf("signed: %v; want the container", err)
-	}
+	s.wantRun(s.Pod("alice"), "main", app, "good", "signed")
 	if _, err := s.runs(s.Pod("carol"), "main", app, "bad"); err == nil {
 		t.Error("a signed image without a good credential runs")
 	}
@@ -337,9 +349,7 @@ func TestRulesThatNeedNoSignature(t *testing.T) {
 		s.wantPrecheck(x, app, id1, "%s: pre-check (a pull does not help)", name)
 		tc.rule.Mode = requirement.Audit
 		s.use(tc.rule)
-		if _, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil {
-			t.Errorf("%s, audited: %v; want the container", name, err)
-		}
+		s.wantRun(s.Pod("team"), "main", app, "good", "%s, audited", name)
 	}
 }
 
@@ -369,9 +379,7 @@ func TestExemptPodsAreNotVerified(t *testing.T) {
 	static := s.PodFrom("kube-public", "file")
 	s.must(s.Sandbox(t.Context(), static))
 	for name, x := range map[string]*criproxytest.Pod{"a static pod": static, "an exempt namespace": s.Pod("kube-system")} {
-		if pulled, err := s.runs(x, "main", anyImage, ""); err != nil || pulled {
-			t.Errorf("%s: pulled %v, %v; want the container", name, pulled, err)
-		}
+		s.wantPulled(x, "main", anyImage, "", false, "%s", name)
 	}
 	if n := len(s.requests()); n != 0 {
 		t.Errorf("%d verifications; want none", n)
@@ -405,9 +413,7 @@ func TestImagePullPolicyNever(t *testing.T) {
 	if pulled, err := s.runs(y, "main", anyImage, ""); err != nil || !pulled || s.runtime.Calls("PullImage") != 0 {
 		t.Errorf("IfNotPresent: pulled %v, %v; want a pull that is answered from the node", pulled, err)
 	}
-	if _, err := s.runs(x, "main", anyImage, ""); err != nil {
-		t.Errorf("Never, with an endorsement: %v; want the container", err)
-	}
+	s.wantRun(x, "main", anyImage, "", "Never, with an endorsement")
 	// Always is a real pull, and verifies only what is missing.
 	z := s.Pod("team")
 	src.pods[z.UID] = sourcePod{policies: []string{tracker.PullAlways}}
@@ -422,9 +428,7 @@ func TestImagePullPolicyNever(t *testing.T) {
 func TestRestartsNeedNoEndorsement(t *testing.T) {
 	s := newSigning(t, exact())
 	x, mounting := s.Pod("team"), s.Pod("team")
-	if _, err := s.runs(x, "main", app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	s.wantRun(x, "main", app, "good", "container")
 	s.MustPull(mounting, app, "good")
 	s.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{"free.test/any:2"}})
 	withVolume := ordinary(imageMount(id1, app))
@@ -433,9 +437,7 @@ func TestRestartsNeedNoEndorsement(t *testing.T) {
 	s.use(signedBy(t, "a", "repo.test/*"))
 	check := func(when string) {
 		t.Helper()
-		if pulled, err := s.runs(x, "main", app, "good"); err != nil || pulled {
-			t.Errorf("%s: a restart: pulled %v, %v; want the container", when, pulled, err)
-		}
+		s.wantPulled(x, "main", app, "good", false, "%s: a restart", when)
 		s.wantPrecheck(mounting, app, id1, "%s: the pre-check of an image volume of a running pod", when)
 		s.run(mounting, withVolume)
 		// The first attempt is denied and leads to a pull.
@@ -452,17 +454,13 @@ func TestRestartsNeedNoEndorsement(t *testing.T) {
 	check("after a reload")
 	s.restart()
 	check("after a restart")
-	if pulled, err := s.runs(x, "main", app, "good"); err != nil || !pulled {
-		t.Errorf("a restart after a denial: pulled %v, %v; want a pull whose denial does not count", pulled, err)
-	}
+	s.wantPulled(x, "main", app, "good", true, "a restart after a denial")
 
 	s.sign(id1, "*")
 	s.forgetDenials()
 	_, err := s.runs(x, "debugger", app, "good")
 	wantDenied(t, "an ephemeral container", err, admission.EndorsementMissing)
-	if _, err := s.runs(x, "debugger", app, "good"); err != nil {
-		t.Errorf("an ephemeral container of a signed image: %v; want it after a pull", err)
-	}
+	s.wantRun(x, "debugger", app, "good", "an ephemeral container of a signed image")
 
 	s.rules.RecheckRestarts = true
 	s.set(func(n *notary) { n.signed = nil })
@@ -480,14 +478,10 @@ func TestPrechecksOfUnknownPods(t *testing.T) {
 	s.use(signedBy(t, "a", "repo.test/*"))
 	s.sign(id2, "*")
 	x.Config.Annotations[podindex.SeenAnnotation] = "2026-11-22T05:00:00.2"
-	if pulled, err := s.runs(x, "main", anyImage, ""); err != nil || pulled {
-		t.Errorf("a restart: pulled %v, %v; want the container", pulled, err)
-	}
+	s.wantPulled(x, "main", anyImage, "", false, "a restart")
 	_, err := s.runs(x, "debugger", anyImage, "")
 	wantDenied(t, "another container", err, admission.EndorsementMissing)
-	if pulled, err := s.runs(x, "debugger", anyImage, ""); err != nil || !pulled {
-		t.Errorf("another container after a denial: pulled %v, %v; want a pull and the container", pulled, err)
-	}
+	s.wantPulled(x, "debugger", anyImage, "", true, "another container after a denial")
 	// If any pod on the node may need a verification, the image is hidden.
 	s.use(signedBy(t, "b", "repo.test/*"))
 	s.Pod("other")
@@ -611,9 +605,7 @@ func TestTheRealImageNeedsTheEndorsement(t *testing.T) {
 	if _, err := s.Pull(t.Context(), x, app, "good"); err == nil {
 		t.Fatal("an unsigned image is pulled")
 	}
-	if _, err := s.runs(x, "main", anyImage, ""); err != nil {
-		t.Fatal(err)
-	}
+	s.wantRun(x, "main", anyImage, "", "container")
 	// The runtime resolves the ID that was judged to another image.
 	s.beforeAnswer("ImageStatus", func() {
 		s.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app, anyImage}})
@@ -717,9 +709,7 @@ func TestKeyRotation(t *testing.T) {
 		return all
 	}
 	s.sign(id1, hashes(a)...)
-	if _, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil {
-		t.Fatal(err)
-	}
+	s.wantRun(s.Pod("team"), "main", app, "good", "container")
 	s.use(b)
 	_, err := s.runs(s.Pod("team"), "main", app, "good")
 	wantPullError(t, "signed with the old key", err, "SignatureValidationFailed")
@@ -727,9 +717,7 @@ func TestKeyRotation(t *testing.T) {
 	s.forgetDenials()
 	s.requests()
 	for range 3 {
-		if _, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil {
-			t.Errorf("signed with both keys: %v", err)
-		}
+		s.wantRun(s.Pod("team"), "main", app, "good", "signed with both keys")
 	}
 	if n := len(s.requests()); n != 1 {
 		t.Errorf("%d verifications; want 1", n)
@@ -760,9 +748,7 @@ func TestSignaturesInShadowMode(t *testing.T) {
 	}
 	s.sign(id1, "*")
 	s.forgetDenials()
-	if _, err := s.runs(x, "main", app, "good"); err != nil {
-		t.Errorf("signed: %v; want the container", err)
-	}
+	s.wantRun(x, "main", app, "good", "signed")
 	s.wantPrecheck(s.Pod("other"), app, id1, "the pre-check of a pod without a credential")
 }
 
@@ -867,13 +853,9 @@ func TestEndorsementsThatCannotBeWritten(t *testing.T) {
 	}
 	s.wantPrecheck(x, app, "", "the pre-check without an endorsement")
 	s.failing = false
-	if _, err := s.runs(x, "main", app, "good"); err != nil {
-		t.Errorf("afterwards: %v; want the container", err)
-	}
+	s.wantRun(x, "main", app, "good", "afterwards")
 	s.failWrites()
-	if pulled, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil || !pulled {
-		t.Errorf("with an endorsement and a store that cannot be written: %v; want the container", err)
-	}
+	s.wantPulled(s.Pod("team"), "main", app, "good", true, "with an endorsement and a store that cannot be written")
 }
 
 // An expired endorsement counts while the registry cannot be asked, and not after a denial.
@@ -893,9 +875,7 @@ func TestValidityOfEndorsements(t *testing.T) {
 	_, err := s.Create(t.Context(), x, id1, app)
 	wantDenied(t, "expired", err, admission.EndorsementMissing, "verified them too long ago")
 	s.set(func(n *notary) { n.reason = "REGISTRY_UNAVAILABLE" })
-	if pulled, err := s.runs(x, "main", app, "good"); err != nil || !pulled {
-		t.Errorf("expired, and the registry cannot be asked: %v; want the container", err)
-	}
+	s.wantPulled(x, "main", app, "good", true, "expired, and the registry cannot be asked")
 	s.set(func(n *notary) { n.reason = "REGISTRY_DENIED" })
 	s.restart()
 	_, err = s.runs(s.podWithAccess(app), "main", app, "good")

@@ -7,9 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/gate"
@@ -75,9 +72,7 @@ func newProxyWithSource(t *testing.T, c gate.Config) (*proxy, *fakeSource) {
 	p.serves(app, "good", criproxytest.Image{ID: id1})
 	alice := p.Pod("alice")
 	f.addPod(alice, "good", "IfNotPresent")
-	if id, err := p.Pull(t.Context(), alice, app, "good"); id != id1 || err != nil {
-		t.Fatalf("alice's pull = %q, %v; want %s", id, err, id1)
-	}
+	p.wantPull(alice, app, "good", id1, "alice's pull")
 	return p, f
 }
 
@@ -108,13 +103,10 @@ func TestPrecheckIsJudgedByThePodsSecrets(t *testing.T) {
 	if got := p.runtime.Calls("PullImage"); got != before {
 		t.Errorf("the runtime was asked to pull %d times; want not at all", got-before)
 	}
-	want := map[string]int{
+	p.wantCounts(map[string]int{
 		"recheck hit Never": 2, "recheck hit IfNotPresent": 1, "recheck hit": 1,
 		"refused ImageStatus": 3, "refused CreateContainer": 3,
-	}
-	if diff := cmp.Diff(want, p.counts.get()); diff != "" {
-		t.Errorf("metrics (-want +got):\n%s", diff)
-	}
+	})
 }
 
 // A pull without a pod source notes no Secret, so an unnoted Secret does not count as rotated.
@@ -165,11 +157,7 @@ func TestPullPolicyDecidesWhatAPullIs(t *testing.T) {
 				}
 				f.addPod(x, "good", tc.policies...)
 				if outage {
-					p.runtime.Do(func(r *criproxytest.Runtime) {
-						r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
-							return criproxytest.Image{}, status.Error(codes.Unknown, "failed to pull and unpack image: failed to resolve reference: dial tcp 127.0.0.1:1: connect: connection refused")
-						}
-					})
+					p.outage()
 				}
 				before := p.runtime.Calls("PullImage")
 				id, err := p.Pull(t.Context(), x, app, "good")
@@ -259,13 +247,10 @@ func TestShadowModeReportsThePullPolicy(t *testing.T) {
 			p.wantPrecheck(x, app, id1, "%s, %s: pre-check (nothing is enforced)", pullPolicy, password)
 		}
 	}
-	want := map[string]int{
+	p.wantCounts(map[string]int{
 		"recheck hit IfNotPresent": 1, "recheck hit Never": 1,
 		"recheck unverified IfNotPresent": 1, "recheck unverified Never": 1,
-	}
-	if diff := cmp.Diff(want, p.counts.get()); diff != "" {
-		t.Errorf("metrics (-want +got):\n%s", diff)
-	}
+	})
 }
 
 // CRI-O does not report the name with which a container was created. With a pod source, which returns the names that the pod uses, a restart
@@ -294,11 +279,7 @@ func TestGrantsThatNameNoRepositoryAreForThoseThatThePodUses(t *testing.T) {
 				p.serves(name, "good", criproxytest.Image{ID: id1})
 				p.MustPull(x, name, "good")
 			}
-			container, err := p.Create(t.Context(), alice, id1, "")
-			if err == nil {
-				err = p.Start(t.Context(), container)
-			}
-			p.must(err)
+			p.must(p.createAndStart(alice, id1, ""))
 			p.restart()
 			p.wantPrecheck(alice, app, id1, "pre-check of a running pod")
 			p.wantPrecheck(alice, other, tc.want, "its pre-check of another name of the image")

@@ -25,11 +25,7 @@ func tooLarge(method string) error {
 func running(t *testing.T) (p *proxy, alice *criproxytest.Pod) {
 	t.Helper()
 	p, alice = newProxyOfAlice(t, tracker.Options{}, exact())
-	id, err := p.Create(t.Context(), alice, id1, app)
-	if err == nil {
-		err = p.Start(t.Context(), id)
-	}
-	p.must(err)
+	p.must(p.createAndStart(alice, id1, app))
 	return p, alice
 }
 
@@ -78,14 +74,7 @@ func TestImageListThatIsTooLargeDeniesNoPod(t *testing.T) {
 // An image that cannot be read does not prevent the grants of the other pods.
 func TestUnreadableImageDeniesNoPodOfOtherImages(t *testing.T) {
 	p, alice := running(t)
-	p.runtime.Do(func(r *criproxytest.Runtime) {
-		r.Fail = func(method string) error {
-			if method == "ImageStatus" {
-				return status.Error(codes.ResourceExhausted, "too large")
-			}
-			return nil
-		}
-	})
+	p.fails("ImageStatus", status.Error(codes.ResourceExhausted, "too large"))
 	p.restart()
 	if err := p.gate.Sync(t.Context()); err != nil || !p.gate.Synced() {
 		t.Errorf("Sync = %v; want nil", err)
@@ -139,14 +128,7 @@ func TestTextThatIsNotUTF8HidesNothing(t *testing.T) {
 // After a failed sync not every call tries to sync again.
 func TestAFailedSyncIsNotRepeatedByEveryCall(t *testing.T) {
 	p, alice := running(t)
-	p.runtime.Do(func(r *criproxytest.Runtime) {
-		r.Fail = func(method string) error {
-			if method == "ListPodSandbox" {
-				return status.Error(codes.Internal, "no list")
-			}
-			return nil
-		}
-	})
+	p.fails("ListPodSandbox", status.Error(codes.Internal, "no list"))
 	p.restart()
 	before := p.runtime.Calls("ListPodSandbox")
 	for range 50 {

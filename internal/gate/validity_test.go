@@ -181,12 +181,9 @@ func TestGraceIsForProofsThatCannotBeRenewed(t *testing.T) {
 	p.wantPrecheck(granted, app, id1, "pre-check of a pod that holds a grant")
 	p.registryFails("")
 	pull(true)
-	want := map[string]int{
+	p.wantCounts(map[string]int{
 		"recheck unavailable IfNotPresent": 4, "recheck denied IfNotPresent": 1, "recheck verified IfNotPresent": 1, "refused ImageStatus": 7,
-	}
-	if diff := cmp.Diff(want, p.counts.get()); diff != "" {
-		t.Errorf("metrics (-want +got):\n%s", diff)
-	}
+	})
 }
 
 // A mirror that is down does not turn a refusal of the registry into an outage: the pull fails, the proof loses its grace, and nothing of the
@@ -217,10 +214,7 @@ func TestShadowModeCountsWhatHasExpired(t *testing.T) {
 		f.addPod(x, "good", "Never")
 		p.wantPrecheck(x, app, id1, "pre-check (nothing is enforced)")
 	}
-	want := map[string]int{"recheck hit Never": 1, "recheck unverified Never": 1}
-	if diff := cmp.Diff(want, p.counts.get()); diff != "" {
-		t.Errorf("metrics (-want +got):\n%s", diff)
-	}
+	p.wantCounts(map[string]int{"recheck hit Never": 1, "recheck unverified Never": 1})
 }
 
 // A restart does not restore a grant from a container that was created before a revocation.
