@@ -49,9 +49,7 @@ func activate(t *testing.T, config string, socket *os.File, fdname string) *acti
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "pullgate-policyd")
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := os.Symlink(self, program); err != nil { // TestMain runs the program under this name
 		t.Fatal(err)
 	}
@@ -59,9 +57,7 @@ func activate(t *testing.T, config string, socket *os.File, fdname string) *acti
 	a.cmd = exec.Command("/bin/sh", "-c", `LISTEN_PID=$$ exec "$0" "$@"`, program, "--config", config)
 	a.cmd.Env = append(os.Environ(), "LISTEN_FDS=1", "LISTEN_FDNAMES="+fdname)
 	a.cmd.ExtraFiles, a.cmd.Stderr = []*os.File{socket}, &a.log
-	if err := a.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.cmd.Start())
 	t.Cleanup(func() {
 		if a.cmd.ProcessState == nil {
 			_, _ = a.cmd.Process.Kill(), a.cmd.Wait()
@@ -74,18 +70,12 @@ func activate(t *testing.T, config string, socket *os.File, fdname string) *acti
 func bind(t *testing.T, path string) *os.File {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l.SetUnlinkOnClose(false)
 	f, err := l.File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = f.Close() })
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	return f
 }
 
@@ -96,17 +86,11 @@ func TestSocketOfSystemd(t *testing.T) {
 	dir := t.TempDir()
 	socket, config := filepath.Join(dir, "policy.sock"), filepath.Join(dir, "policyd.yaml")
 	text := fmt.Sprintf("apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\npolicies: %s/policies\nmetrics: {listen: %q}\n", dir, "")
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(filepath.Join(dir, "policies"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(config, []byte(text), 0o600))
+	must(t, os.Mkdir(filepath.Join(dir, "policies"), 0o755))
 	file := bind(t, socket)
 	client, err := policyclient.New("unix://"+socket, policyclient.Options{Reconnect: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = client.Close() }()
 	// A request before the start waits in the socket.
 	asked := make(chan error, 1)
@@ -120,9 +104,7 @@ func TestSocketOfSystemd(t *testing.T) {
 		if err := <-asked; err == nil || !strings.Contains(err.Error(), "Unimplemented") && !strings.Contains(err.Error(), "has the policy files") {
 			t.Errorf("Review = %v; want an answer of the process\n%s", err, &a.log)
 		}
-		if err := a.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		must(t, a.cmd.Process.Signal(syscall.SIGTERM))
 		if err := a.cmd.Wait(); err != nil {
 			t.Errorf("after SIGTERM: %v; want exit code 0\n%s", err, &a.log)
 		}
@@ -149,33 +131,19 @@ func TestHangup(t *testing.T) {
 	dir := t.TempDir()
 	config := filepath.Join(dir, "policyd.yaml")
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	address := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	text := fmt.Sprintf("apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\npolicies: %s/policies\nmetrics: {listen: %q}\n", dir, address)
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(config, []byte(text), 0o600))
 	policies := filepath.Join(dir, "policies")
-	if err := os.Mkdir(policies, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(policies, 0o755))
 	a := activate(t, config, bind(t, filepath.Join(dir, "s")), "policy")
 	until(t, address, "pullgate_policyd_policies_last_reload_success 1")
-	if err := os.WriteFile(filepath.Join(policies, "a.yaml"), []byte("kind: x"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.cmd.Process.Signal(syscall.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(policies, "a.yaml"), []byte("kind: x"), 0o644))
+	must(t, a.cmd.Process.Signal(syscall.SIGHUP))
 	until(t, address, "pullgate_policyd_policies_last_reload_success 0")
-	if err := a.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.cmd.Process.Signal(syscall.SIGTERM))
 	if err := a.cmd.Wait(); err != nil || !strings.Contains(a.log.String(), "Policies not read, the previous ones stay in use") {
 		t.Errorf("after SIGTERM: %v\n%s", err, &a.log)
 	}
@@ -196,4 +164,12 @@ func until(t *testing.T, address, line string) {
 		}
 	}
 	t.Fatalf("not within 20 s: %s", line)
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

@@ -45,9 +45,7 @@ func TestRevokeEndsWhatItsDryRunListed(t *testing.T) {
 		t.Fatalf("alice after dry runs = %+v; want her grant still there", v)
 	}
 	would, err := w.Revoke(t.Context(), &adminv1.RevokeRequest{Repository: app, DryRun: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	done, err := w.Revoke(t.Context(), &adminv1.RevokeRequest{Repository: app})
 	if err != nil || !proto.Equal(would, done) || done.GetGrants()[0].GetPod().GetName() != "alice" || done.GetGrants()[0].GetCredentialId() != string(w.id("alice")) {
 		t.Errorf("Revoke = %v, %v; want what the dry run listed, %v", done, err, would)
@@ -141,9 +139,7 @@ func TestCorrectionsRefuseEmptySelections(t *testing.T) {
 	if _, err := w.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{ImageId: id1}); status.Code(err) != codes.Unavailable {
 		t.Errorf("without a runtime = %v; want Unavailable", err)
 	}
-	if err := w.store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.store.Close())
 	if _, err := w.Revoke(ctx, &adminv1.RevokeRequest{ImageId: id1}); status.Code(err) != codes.Unavailable || w.tracker.Grants() != 1 {
 		t.Errorf("without a store = %v with %d grants; want Unavailable and the grant", err, w.tracker.Grants())
 	}
@@ -154,9 +150,7 @@ func TestCorrectionsRefuseEmptySelections(t *testing.T) {
 
 func TestDistrustEndsOverTheWire(t *testing.T) {
 	store, _, err := records.Open(filepath.Join(t.TempDir(), "lost.db"), records.Options{KeyExists: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w := newWorldOn(t, store, tracker.Options{VerifyUntracked: true})
 	w.node.do(func(n *node) { n.images = []tracker.Image{tracker.NewImage(id1, app+":1")} })
 	if _, err := w.AcceptPreloaded(t.Context(), &adminv1.AcceptPreloadedRequest{AllUntracked: true}); status.Code(err) != codes.FailedPrecondition {

@@ -19,19 +19,13 @@ import (
 func TestKeysThatAreNotUTF8AreReported(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "records.db")
 	s, _, err := records.Open(path, records.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := s.AcceptMarks([]records.Pair{{ImageID: id1, Repository: app}}, "operator", time.Now(), nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Close())
 	db, err := bolt.Open(path, 0o600, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	err = db.Update(func(tx *bolt.Tx) error {
 		marks := tx.Bucket([]byte("marks"))
 		k, v := marks.Cursor().First()
@@ -41,9 +35,7 @@ func TestKeysThatAreNotUTF8AreReported(t *testing.T) {
 		other, err := tx.CreateBucket([]byte("intent\xf3"))
 		return errors.Join(failed, err, other.Put([]byte("k"), v))
 	})
-	if err := errors.Join(err, db.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, db.Close()))
 	if s, _, err = records.Open(path, records.Options{KeyExists: true}); err != nil {
 		t.Fatal(err)
 	}

@@ -114,9 +114,7 @@ func TestListEndorsementsHasRulesAndExpiry(t *testing.T) {
 	early, late := base, base
 	early.Pair.ImageID, early.Until = id2, endorsedAt().Add(time.Minute)
 	late.Pair.ImageID, late.Until = id3, endorsedAt().Add(24*time.Hour)
-	if err := w.store.Endorse([]records.Endorsement{base, early, late}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.store.Endorse([]records.Endorsement{base, early, late}))
 	want := map[string]time.Duration{id1: time.Hour, id2: time.Minute, id3: time.Hour}
 	for _, e := range w.endorsements(&adminv1.ListEndorsementsRequest{}) {
 		if got := e.GetExpires().AsTime().Sub(endorsedAt()); got != want[e.GetPair().GetImageId()] {
@@ -188,9 +186,7 @@ func TestRevokeEndorsementsRefusesUnclearSelections(t *testing.T) {
 			t.Errorf("RevokeEndorsements(%v) = %v, %v; want InvalidArgument", req, got, err)
 		}
 	}
-	if err := w.store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.store.Close())
 	if got, err := w.RevokeEndorsements(t.Context(), &adminv1.RevokeEndorsementsRequest{All: true}); status.Code(err) != codes.Unavailable {
 		t.Errorf("RevokeEndorsements without a store = %v, %v; want Unavailable", got, err)
 	}

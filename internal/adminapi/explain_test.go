@@ -38,9 +38,7 @@ func aNode(t *testing.T, change ...func(c *adminapi.Config)) *world {
 	t.Helper()
 	w := newWorld(t, tracker.Options{VerifyUntracked: true, Rules: tracker.Rules{Validity: time.Hour, ExemptNamespaces: []string{"exempt"}}}, change...)
 	w.node.do(func(n *node) { n.images = []tracker.Image{tracker.NewImage(id2, "repo.test/pre:1")} })
-	if err := w.tracker.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.tracker.Sync(t.Context()))
 	w.pulled(aPod("alice"), app+":1", id1, "alice")
 	w.node.do(func(n *node) {
 		n.images = append(n.images, tracker.NewImage(id1, app+":1", "repo.test/other:latest"))
@@ -101,9 +99,7 @@ func TestExplainJudgesByThePullPolicy(t *testing.T) {
 	w := aNode(t)
 	w.tracker.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
 	err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for policy, want := range map[string]string{"Never": "proved_in_grace", "IfNotPresent": "proof_expired"} {
 		w.node.do(func(n *node) { n.policies["uid-bob"] = []string{policy} })
 		e := w.explain(of("bob", app+":1"))
@@ -139,9 +135,7 @@ func TestExplainJudgesSeveralUsesAsTheGateDoes(t *testing.T) {
 		w := aNode(t, func(c *adminapi.Config) { c.Gate = aGate{skips: skips} })
 		w.tracker.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
 		err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		w.node.do(func(n *node) { n.policies["uid-bob"] = []string{"Always", "Never"} })
 		e := w.explain(of("bob", app+":1"))
 		if got := [2]string{e.GetEvidence().GetPullPolicy(), e.GetReason()}; got != want {

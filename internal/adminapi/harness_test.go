@@ -120,18 +120,14 @@ type world struct {
 func newWorld(t *testing.T, o tracker.Options, change ...func(c *adminapi.Config)) *world {
 	t.Helper()
 	store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return newWorldOn(t, store, o, change...)
 }
 
 func newWorldOn(t *testing.T, store *records.Store, o tracker.Options, change ...func(c *adminapi.Config)) *world {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pga") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	w := &world{
 		t: t, store: store, key: credential.NewKey(), feed: &adminapi.Feed{}, socket: filepath.Join(dir, "admin.sock"),
@@ -176,9 +172,7 @@ func (w *world) dial() *grpc.ClientConn {
 	w.t.Helper()
 	conn, err := grpc.NewClient("unix://"+w.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	w.t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
@@ -193,9 +187,7 @@ func (w *world) id(password string) credential.ID { return w.key.ID(secret(passw
 func (w *world) pulled(pod tracker.Pod, name, id, password string) {
 	w.t.Helper()
 	pull, err := w.tracker.BeginPull(w.t.Context(), imageref.New(name), tracker.Image{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	proof := tracker.Proof{ImageID: id, Pod: tracker.Pod{UID: pod.UID, Namespace: pod.Namespace}}
 	if password != "" {
 		proof.Credential = secret(password)
@@ -218,12 +210,18 @@ func aPod(name string) tracker.Pod {
 func (w *world) try(pod tracker.Pod, name string) tracker.Verdict {
 	w.t.Helper()
 	i, err := w.node.Image(w.t.Context(), name)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return w.tracker.Check(w.t.Context(), tracker.Request{Pod: tracker.Pod{UID: pod.UID, Namespace: pod.Namespace}, Name: imageref.New(name), Image: i})
 }
 
 func numbered(n int) tracker.Image {
 	return tracker.NewImage(fmt.Sprintf("sha256:%064x", n), fmt.Sprintf("repo.test/many/%d:1", n))
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

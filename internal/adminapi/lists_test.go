@@ -20,9 +20,7 @@ import (
 func listen(t *testing.T, path string) net.Listener {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return l
 }
 
@@ -161,9 +159,7 @@ func TestListsArePagedInOrder(t *testing.T) {
 		}
 		w.pulled(aPod([]string{"one", "two"}[i%2]), "repo.test/pulled:1", img.ID, "x")
 	}
-	if err := w.store.Drop(records.Intent{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.store.Drop(records.Intent{}))
 	if _, err := w.store.AcceptMarks(pairsOf(25), "operator", time.Now(), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -179,9 +175,7 @@ func TestListsArePagedInOrder(t *testing.T) {
 	for name, list := range map[string]func(token string) (int, []string, string){
 		"intents": func(token string) (int, []string, string) {
 			resp, err := w.ListIntents(t.Context(), &adminv1.ListIntentsRequest{PageSize: 10, PageToken: token, Repository: "repo.test/lost"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			var keys []string
 			for _, in := range resp.GetIntents() {
 				keys = append(keys, in.GetRepository()+string(rune(in.GetId())))
@@ -190,9 +184,7 @@ func TestListsArePagedInOrder(t *testing.T) {
 		},
 		"marks": func(token string) (int, []string, string) {
 			resp, err := w.ListPreloaded(t.Context(), &adminv1.ListPreloadedRequest{PageSize: 10, PageToken: token})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			var keys []string
 			for _, m := range resp.GetMarks() {
 				keys = append(keys, m.GetPair().GetImageId()+m.GetPair().GetRepository())
@@ -201,9 +193,7 @@ func TestListsArePagedInOrder(t *testing.T) {
 		},
 		"grants": func(token string) (int, []string, string) {
 			resp, err := w.ListGrants(t.Context(), &adminv1.ListGrantsRequest{PageSize: 10, PageToken: token, Pod: &adminv1.PodRef{Namespace: "team"}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			var keys []string
 			for _, g := range resp.GetGrants() {
 				keys = append(keys, g.GetPod().GetUid()+g.GetPair().GetImageId())
@@ -238,9 +228,7 @@ func TestPageOfLargeImagesEndsEarly(t *testing.T) {
 			for s := range records.MaxSecrets {
 				r.Secrets = append(r.Secrets, records.SecretRef{UID: fmt.Sprintf("%036d", c*1000+s), Namespace: strings.Repeat("n", 63), Name: strings.Repeat("s", 253)})
 			}
-			if err := w.store.Prove(records.Intent{}, r); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.store.Prove(records.Intent{}, r))
 		}
 	}
 	first, err := w.ListImages(t.Context(), &adminv1.ListImagesRequest{})
@@ -262,9 +250,7 @@ func TestTenThousandImagesAreListedPageByPage(t *testing.T) {
 		all = append(all, numbered(i))
 	}
 	w.node.do(func(n *node) { n.images = all })
-	if err := w.tracker.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.tracker.Sync(t.Context()))
 	began := time.Now()
 	got := w.images(nil, 1000)
 	if len(got) != n || !slices.IsSorted(ids(got)) {

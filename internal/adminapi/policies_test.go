@@ -27,9 +27,7 @@ func TestListPolicies(t *testing.T) {
 	var got []string
 	for token := ""; ; {
 		r, err := w.ListPolicies(t.Context(), &adminv1.ListPoliciesRequest{PageSize: 2, PageToken: token})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if r.GetFolder() != "/p" || r.GetHash() != "h" || r.GetReloadError() != "e" || !r.GetEnforcing() || !r.GetRefuseUnjudged() {
 			t.Errorf("a page says %v", r)
 		}

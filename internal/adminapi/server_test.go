@@ -36,9 +36,7 @@ func TestAsAnotherUser(t *testing.T) {
 		t.Skip("run by TestOnlyRootAndOurOwnUserMayCall")
 	}
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -62,17 +60,13 @@ func TestOnlyRootAndOurOwnUserMayCall(t *testing.T) {
 		t.Skip("needs root to become another user")
 	}
 	// A process that gets past the mode of the socket and runs this binary.
-	if err := errors.Join(os.Chmod(filepath.Dir(w.socket), 0o755), os.Chmod(w.socket, 0o666)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.Chmod(filepath.Dir(w.socket), 0o755), os.Chmod(w.socket, 0o666)))
 	binary := filepath.Join(filepath.Dir(w.socket), "caller")
 	self, err := os.ReadFile(os.Args[0])
 	if err == nil {
 		err = os.WriteFile(binary, self, 0o755)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cmd := exec.CommandContext(t.Context(), binary, "-test.run=^TestAsAnotherUser$", "-test.v")
 	cmd.Env = append(os.Environ(), otherUser+"="+w.socket)
 	cmd.Dir = filepath.Dir(w.socket)
@@ -97,13 +91,9 @@ func TestServerKeepsItsLimits(t *testing.T) {
 	}()
 	open := func() (closed bool) {
 		c, err := (&net.Dialer{}).DialContext(t.Context(), "unix", w.socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		conns = append(conns, c)
-		if err := c.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.SetReadDeadline(time.Now().Add(200*time.Millisecond)))
 		for { // the server's settings are first
 			if _, err := c.Read(make([]byte, 1024)); err != nil {
 				return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
@@ -113,9 +103,7 @@ func TestServerKeepsItsLimits(t *testing.T) {
 	refused := 0
 	for i := range 70 {
 		c, err := (&net.Dialer{}).DialContext(t.Context(), "unix", w.socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if conns = append(conns, c); i < 63 {
 			continue
 		}
@@ -175,16 +163,12 @@ func TestShutdownEndsStreamsAndDrainsCalls(t *testing.T) {
 	})
 	ctx := t.Context()
 	decisions, err := w.WatchDecisions(ctx, &adminv1.WatchDecisionsRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := decisions.Header(); err != nil {
 		t.Fatal(err)
 	}
 	health, err := healthv1.NewHealthClient(w.conn).Watch(ctx, &healthv1.HealthCheckRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := health.Recv(); err != nil {
 		t.Fatal(err)
 	}
@@ -225,13 +209,9 @@ func TestShutdownEndsStreamsThatWaitForTheirClient(t *testing.T) {
 	returned := make(chan struct{})
 	w := newWorld(t, tracker.Options{})
 	reflected, err := reflectionv1.NewServerReflectionClient(w.conn).ServerReflectionInfo(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	list := &reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}
-	if err := reflected.Send(list); err != nil {
-		t.Fatal(err)
-	}
+	must(t, reflected.Send(list))
 	if resp, err := reflected.Recv(); err != nil || len(resp.GetListServicesResponse().GetService()) < 2 {
 		t.Fatalf("reflection = %v, %v; want the services", resp, err)
 	}

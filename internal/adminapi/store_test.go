@@ -52,13 +52,9 @@ func filled(t *testing.T) (*records.Store, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "records.db")
 	content, err := filledFile()
-	if err := errors.Join(err, os.WriteFile(path, content, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, os.WriteFile(path, content, 0o600)))
 	s, _, err := records.Open(path, records.Options{KeyExists: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s, path
 }
 
@@ -66,18 +62,14 @@ func TestBackupSendsAWholeStoreWhileItIsWritten(t *testing.T) {
 	s, _ := filled(t)
 	w := newWorldOn(t, s, tracker.Options{})
 	stream, err := w.Backup(t.Context(), &adminv1.BackupRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var copied []byte
 	for n := 0; ; n++ {
 		piece, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if (piece.GetSize() != 0) != (n == 0) || len(piece.GetChunk()) > 1<<20 {
 			t.Errorf("piece %d: %d bytes, size %d; want the size with the first alone", n, len(piece.GetChunk()), piece.GetSize())
 		}
@@ -87,9 +79,7 @@ func TestBackupSendsAWholeStoreWhileItIsWritten(t *testing.T) {
 		copied = append(copied, piece.GetChunk()...)
 	}
 	path := filepath.Join(t.TempDir(), "copy.db")
-	if err := os.WriteFile(path, copied, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, copied, 0o600))
 	c, report, err := records.Open(path, records.Options{KeyExists: true})
 	if err != nil || report != (records.Report{Distrust: report.Distrust}) || report.Distrust == nil {
 		t.Fatalf("the copy: %+v, %v; want a valid store in distrust", report, err)
@@ -109,9 +99,7 @@ func TestBackupEndsWithItsReader(t *testing.T) {
 	if err == nil {
 		_, err = stream.Recv()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cancel()
 	for err == nil {
 		_, err = stream.Recv()
@@ -122,9 +110,7 @@ func TestBackupEndsWithItsReader(t *testing.T) {
 	if stream, err = w.Backup(t.Context(), &adminv1.BackupRequest{}); err == nil {
 		_, err = stream.Recv()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	limited, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	w.server.Shutdown(limited) // messages to a reader that does not read are cancelled then
@@ -138,13 +124,9 @@ func TestBackupEndsWithItsReader(t *testing.T) {
 
 func TestVerifyStoreReportsUnreadableValues(t *testing.T) {
 	s, path := filled(t)
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Close())
 	db, err := bolt.Open(path, 0o600, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	err = db.Update(func(tx *bolt.Tx) error {
 		b := tx.Bucket([]byte("marks"))
 		k, v := b.Cursor().First()
@@ -154,9 +136,7 @@ func TestVerifyStoreReportsUnreadableValues(t *testing.T) {
 			// After a flipped bit a key may not be valid text.
 			b.Put([]byte("sha256:f\xff\x00repo\xff"), v), tx.Bucket([]byte("intents")).Put([]byte("repo\xff\x00\x01\x02\x03\x04\x05\x06\x07\x08"), v))
 	})
-	if err := errors.Join(err, db.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, db.Close()))
 	if s, _, err = records.Open(path, records.Options{KeyExists: true}); err != nil {
 		t.Fatal(err)
 	}

@@ -49,9 +49,7 @@ func patterns(t *testing.T, list ...string) (all []requirement.Pattern) {
 	t.Helper()
 	for _, s := range list {
 		p, err := requirement.ParsePattern(s, requirement.KyvernoSyntax)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		all = append(all, p)
 	}
 	return all
@@ -71,9 +69,7 @@ func TestVerifyImage(t *testing.T) {
 	}
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) { c.Signatures = v })
 	r, err := w.VerifyImage(t.Context(), &adminv1.VerifyImageRequest{Image: "repo.test/team/app:1", Namespace: "team"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(v.asked) != 1 || len(v.asked[0].Requirements) != 1 || !v.asked[0].ListSignatures || v.asked[0].Name != "repo.test/team/app:1" {
 		t.Fatalf("pullgate-policyd was asked %v; want one question about one requirement", v.asked)
 	}

@@ -21,9 +21,7 @@ import (
 func (w *world) watch(req *adminv1.WatchDecisionsRequest) adminv1.PullRecords_WatchDecisionsClient { //nolint:ireturn // what the client gives
 	w.t.Helper()
 	stream, err := w.WatchDecisions(w.t.Context(), req)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	if _, err := stream.Header(); err != nil {
 		w.t.Fatal(err)
 	}
@@ -113,9 +111,7 @@ func TestSlowWatcherGetsTheNumberOfMissedDecisions(t *testing.T) {
 	got, missed := uint64(0), uint64(0)
 	for last := false; !last; got++ {
 		d, err := slow.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		missed += d.GetDropped()
 		last = d.GetImage() == "last"
 	}
@@ -133,9 +129,7 @@ func TestSixteenMayWatch(t *testing.T) {
 		streams = append(streams, w.watch(&adminv1.WatchDecisionsRequest{}))
 	}
 	last, err := adminv1.NewPullRecordsClient(w.dial()).WatchDecisions(t.Context(), &adminv1.WatchDecisionsRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := last.Header(); err != nil {
 		t.Fatal(err)
 	}

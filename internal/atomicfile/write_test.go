@@ -44,9 +44,7 @@ func TestWriteIsAllOrNothing(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "file")
 			if tc.before != "" {
-				if err := os.WriteFile(path, []byte(tc.before), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(path, []byte(tc.before), 0o600))
 			}
 			if err := atomicfile.Write(path, atomicfile.Options{Replace: tc.replace}, tc.fill(path)); !errors.Is(err, tc.wantErr) {
 				t.Errorf("Write = %v; want %v", err, tc.wantErr)
@@ -73,14 +71,10 @@ func with(s string, err error) func(string) func(io.Writer) error {
 func TestWriteReplacesOnlyRegularFiles(t *testing.T) {
 	dir := t.TempDir()
 	link := filepath.Join(dir, "link")
-	if err := os.Symlink(filepath.Join(dir, "target"), link); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(filepath.Join(dir, "target"), link))
 	// It represents any device: a test that goes wrong must not replace one of the system.
 	pipe := filepath.Join(dir, "pipe")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Mkfifo(pipe, 0o600))
 	for _, path := range []string{link, dir, pipe} {
 		if err := atomicfile.Write(path, atomicfile.Options{Replace: true}, text("x", nil)); !errors.Is(err, atomicfile.ErrNoFile) {
 			t.Errorf("Write(%s) = %v; want %v", path, err, atomicfile.ErrNoFile)
@@ -107,13 +101,9 @@ func TestWriteAttributes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "file")
 			if tc.before != 0 {
-				if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Chmod(path, tc.before)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errors.Join(os.WriteFile(path, nil, 0o600), os.Chmod(path, tc.before)))
 			}
-			if err := atomicfile.Write(path, tc.o, text("x", nil)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, atomicfile.Write(path, tc.o, text("x", nil)))
 			if info, err := os.Stat(path); err != nil || info.Mode() != tc.want {
 				t.Errorf("mode %v, %v; want %v", info.Mode(), err, tc.want)
 			}
@@ -124,19 +114,13 @@ func TestWriteAttributes(t *testing.T) {
 func TestWriteFollowsLinks(t *testing.T) {
 	dir := t.TempDir()
 	link, target := filepath.Join(dir, "link"), filepath.Join(dir, "target")
-	if err := os.Symlink("target", link); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink("target", link))
 	o := atomicfile.Options{Replace: true, FollowLinks: true}
 	if err := atomicfile.Write(link, o, text("x", nil)); !errors.Is(err, atomicfile.ErrNoFile) {
 		t.Errorf("Write through a dangling link = %v; want %v", err, atomicfile.ErrNoFile)
 	}
-	if err := os.WriteFile(target, []byte("old"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := atomicfile.Write(link, o, text("new", nil)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(target, []byte("old"), 0o600))
+	must(t, atomicfile.Write(link, o, text("new", nil)))
 	to, err := os.Readlink(link)
 	if content, readErr := os.ReadFile(target); err != nil || readErr != nil || to != "target" || string(content) != "new" {
 		t.Errorf("link to %q, content %q, %v, %v; want target, new", to, content, err, readErr)
@@ -145,16 +129,20 @@ func TestWriteFollowsLinks(t *testing.T) {
 
 func TestWriteReplacesATemporaryFileThatACrashLeft(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, ".new"), []byte("half of a longer file"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, ".new"), []byte("half of a longer file"), 0o644))
 	path := filepath.Join(dir, "file")
-	if err := atomicfile.Write(path, atomicfile.Options{Temporary: ".new"}, text("new", nil)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, atomicfile.Write(path, atomicfile.Options{Temporary: ".new"}, text("new", nil)))
 	entries, err := os.ReadDir(dir)
 	content, readErr := os.ReadFile(path)
 	if err != nil || readErr != nil || len(entries) != 1 || string(content) != "new" {
 		t.Errorf("folder %v, content %q, %v, %v; want the new file alone", entries, content, err, readErr)
+	}
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

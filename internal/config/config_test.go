@@ -36,21 +36,15 @@ func mustBe(t *testing.T, what string, got config.Config, err error, want config
 func write(t *testing.T, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 
 func TestDefaults(t *testing.T) {
 	golden, err := os.ReadFile("testdata/defaults.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got, err := yaml.Marshal(config.Default())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff(string(golden), string(got)); diff != "" {
 		t.Errorf("Default (-testdata/defaults.yaml +got):\n%s", diff)
 	}
@@ -100,9 +94,7 @@ func TestLoadReportsUnreadableFiles(t *testing.T) {
 // The operator made the link, so the operator does not expect the defaults.
 func TestLoadOfADanglingLinkIsAnError(t *testing.T) {
 	link := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.Symlink("absent.yaml", link); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink("absent.yaml", link))
 	if _, found, err := config.Load(link); !errors.Is(err, fs.ErrNotExist) || found {
 		t.Errorf("Load = %v, found: %v; want ErrNotExist", err, found)
 	}
@@ -423,9 +415,7 @@ func TestParseRefusesOtherDocuments(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	golden, err := os.ReadFile("testdata/defaults.yaml")
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	for _, s := range []string{"", header, string(golden), header + "---\n", "a: &a [*a]", header + "exempt: {namespaces: [a]}"} {
 		f.Add([]byte(s))
 	}
@@ -441,12 +431,18 @@ func FuzzParse(f *testing.F) {
 			return // the printed configuration would set the policy twice
 		}
 		text, err := yaml.Marshal(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		again, err := config.Parse(text)
 		if err != nil || !slices.Equal(again.Exempt.Namespaces, c.Exempt.Namespaces) || !cmp.Equal(again, c, ignorePolicy, cmpopts.EquateEmpty()) {
 			t.Errorf("%s\ndoes not parse to what it was printed from: %v", text, err)
 		}
 	})
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

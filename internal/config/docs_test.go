@@ -21,9 +21,7 @@ import (
 func manual(t *testing.T) string {
 	t.Helper()
 	data, err := os.ReadFile("../../docs/configuration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(data)
 }
 
@@ -174,18 +172,12 @@ func nested(path, value string) string {
 
 func TestExampleIsValidAndComplete(t *testing.T) {
 	data, err := os.ReadFile("../../docs/examples/config.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	text := string(data)
 	c, err := config.Parse(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var given map[string]any
-	if err := yaml.Unmarshal(data, &given); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal(data, &given))
 	defaults := fieldsOf("", reflect.ValueOf(config.Default()))
 	for i, f := range fieldsOf("", reflect.ValueOf(c)) {
 		in, names := given, strings.Split(f.path, ".")

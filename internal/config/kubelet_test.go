@@ -21,9 +21,7 @@ const (
 func withKubelet(t *testing.T, content, own string) (path string, c config.Config, err error) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "kubelet.yaml")
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(content), 0o600))
 	c, err = config.Parse([]byte(header + "kubeletConfig: " + path + "\n" + own))
 	return path, c, err
 }
@@ -109,9 +107,7 @@ func TestKubeletConfigIsRefused(t *testing.T) {
 func TestKubeletConfigMustBeThere(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Mkfifo(pipe, 0o600))
 	for path, want := range map[string]string{
 		filepath.Join(dir, "absent"): "kubeletConfig: open " + filepath.Join(dir, "absent") + ": no such file or directory; must be a KubeletConfiguration that pullgated can read",
 		dir:                          "kubeletConfig: " + dir + ": not a regular file; must be",

@@ -176,9 +176,7 @@ func TestLoadPolicyd(t *testing.T) {
 // docs/pullgate-policyd.md has every field, with its default.
 func TestPolicydFieldsAreDocumented(t *testing.T) {
 	data, err := os.ReadFile("../../docs/pullgate-policyd.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, table, _ := strings.Cut(string(data), "\n## Configuration\n")
 	table, _, _ = strings.Cut(table, "\n## ")
 	for _, f := range fieldsOf("", reflect.ValueOf(config.DefaultPolicyd())) {

@@ -59,9 +59,7 @@ func TestNeedRestart(t *testing.T) {
 	} {
 		running, err1 := config.Parse([]byte(header + c.running))
 		next, err2 := config.Parse([]byte(header + c.next))
-		if err := errors.Join(err1, err2); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(err1, err2))
 		if got := config.NeedRestart(running, next); !slices.Equal(got, c.want) {
 			t.Errorf("NeedRestart(%q, %q) = %v; want %v", c.running, c.next, got, c.want)
 		}

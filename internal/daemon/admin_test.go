@@ -64,9 +64,7 @@ func (p *process) operator() *operator {
 			s, err := open(ctx, desc, cc, method, opts...)
 			return kept{s, func(m any) { keep(method, m) }}, err
 		}))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, err)
 	p.t.Cleanup(func() { _ = conn.Close() })
 	o.PullRecordsClient, o.conn = adminv1.NewPullRecordsClient(conn), conn
 	return o
@@ -112,14 +110,10 @@ func aTenantsNode(t *testing.T, settings ...string) (*process, *criproxytest.Run
 func aPolicy(t *testing.T) (folder string) {
 	t.Helper()
 	folder = filepath.Join(t.TempDir(), "policies")
-	if err := os.Mkdir(folder, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(folder, 0o755))
 	err := os.WriteFile(filepath.Join(folder, "a.yaml"), []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: a}\n"+
 		"spec: {spec: {dnsPolicy: {whitelist: [Default]}, securityContext: {hostNetwork: {require: false}}}}\n"), 0o644)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return folder
 }
 
@@ -146,9 +140,7 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 	watching, stopWatching := context.WithCancel(t.Context())
 	defer stopWatching()
 	decisions, err := o.WatchDecisions(watching, &adminv1.WatchDecisionsRequest{Namespace: "bob"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := decisions.Header(); err != nil {
 		t.Fatal(err)
 	}
@@ -267,18 +259,14 @@ func (o *operator) store(p *process) {
 func (o *operator) backup() (copied []byte) {
 	o.t.Helper()
 	stream, err := o.Backup(o.t.Context(), &adminv1.BackupRequest{})
-	if err != nil {
-		o.t.Fatal(err)
-	}
+	must(o.t, err)
 	size := int64(-1)
 	for {
 		piece, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			o.t.Fatal(err)
-		}
+		must(o.t, err)
 		if size < 0 {
 			size = piece.GetSize()
 		}
@@ -303,9 +291,7 @@ func TestBackupRestoredIntoANewDaemonJudgesTheSame(t *testing.T) {
 	if err == nil {
 		err = errors.Join(os.Mkdir(restored.path("state"), 0o700), os.WriteFile(restored.path("state/records.db"), copied, 0o600), os.WriteFile(restored.path("state/node.key"), key, 0o600))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	restored.start()
 	ro := restored.operator()
 	after := ask(ro, ro.ListImages, &adminv1.ListImagesRequest{}).GetImages()
@@ -381,9 +367,7 @@ func TestForgottenMarkSurvivesARestart(t *testing.T) {
 func TestDistrustIsEndedWhileTheDaemonRuns(t *testing.T) {
 	p, _, _ := aTenantsNode(t)
 	p.stop()
-	if err := os.Remove(p.path("state/records.db")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(p.path("state/records.db")))
 	p.start()
 	k, o := p.kubelet(), p.operator()
 	bob := k.Pod("bob")
@@ -412,9 +396,7 @@ func TestAdminSocketIsForItsOwnerAndHealthIsThatOfTheCRI(t *testing.T) {
 	if err == nil {
 		_, err = w.Header()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	began := time.Now()
 	p.stop()
 	if _, err := w.Recv(); status.Code(err) != codes.Unavailable || time.Since(began) > 5*time.Second {
@@ -429,9 +411,7 @@ func TestAdminSocketIsForItsOwnerAndHealthIsThatOfTheCRI(t *testing.T) {
 func TestAdminSocketInUseStopsTheStart(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	l, err := net.Listen("unix", p.path("admin.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = l.Close() }()
 	p.configure("admin: {listen: \"unix://" + p.path("admin.sock") + "\"}")
 	p.spawn()

@@ -66,14 +66,10 @@ func TestKilledWhileSignaturesAreVerified(t *testing.T) {
 			p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true")
 			p.configure("kubeletSkipsAlwaysPrecheck: true", "admission: {policies: "+p.path("policies")+", policydSocket: \"unix://"+p.path("policy.sock")+"\"}")
 			for _, err := range []error{os.Mkdir(p.path("policies"), 0o755), os.WriteFile(p.path("policies/signed.yaml"), []byte(signedOnly), 0o600)} {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 			}
 			listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", p.path("policy.sock"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			server := grpc.NewServer()
 			policyv1.RegisterPolicyServer(server, &policyd)
 			done := make(chan struct{})

@@ -67,12 +67,8 @@ func TestKilledAtEveryPoint(t *testing.T) {
 // damagedBefore replaces the store by one that cannot be read.
 func damagedBefore(p *process) {
 	p.t.Helper()
-	if err := os.MkdirAll(p.path("state"), 0o700); err != nil {
-		p.t.Fatal(err)
-	}
-	if err := os.WriteFile(p.path("state/records.db"), []byte(strings.Repeat("damaged", 4096)), 0o600); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, os.MkdirAll(p.path("state"), 0o700))
+	must(p.t, os.WriteFile(p.path("state/records.db"), []byte(strings.Repeat("damaged", 4096)), 0o600))
 }
 
 // scenario runs until the daemon is killed: a pull, a container, a refused pull, a lost one, a removal.
@@ -122,9 +118,7 @@ func after(t *testing.T, r *criproxytest.Runtime, p *process, was answered, dist
 	k := p.kubelet()
 	bob, carol := k.Pod("bob"), k.Pod("carol")
 	present, err := k.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: app}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got := k.Precheck(bob, app); got != "" {
 		t.Errorf("bob's pre-check of alice's image = %q; want it hidden", got)
 	}

@@ -29,9 +29,7 @@ type ctl struct {
 func newCtl(t *testing.T, p *process) *ctl {
 	t.Helper()
 	dir, err := others()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return &ctl{t: t, path: filepath.Join(dir, "pullgatectl"), endpoint: "unix://" + p.path("run/admin.sock")}
 }
 
@@ -79,9 +77,7 @@ func TestPullgatectlShowsAndCorrects(t *testing.T) {
 	policies := t.TempDir()
 	policy := "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: dns}\nbinding: {namespaces: [carol]}\n" +
 		"spec: {spec: {dnsPolicy: {whitelist: [Default]}}}\n"
-	if err := os.WriteFile(filepath.Join(policies, "dns.yaml"), []byte(policy), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(policies, "dns.yaml"), []byte(policy), 0o600))
 	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", "admission: {policies: "+policies+"}")
 	p.start()
 	c, k := newCtl(t, p), p.kubelet()
@@ -161,9 +157,7 @@ func TestPullgatectlEndsDistrust(t *testing.T) {
 	p := prepare(t, r.Endpoint())
 	p.start()
 	p.stop()
-	if err := os.Remove(p.path("state/records.db")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(p.path("state/records.db")))
 	p.start()
 	c := newCtl(t, p)
 	c.prints(0, "in distrust since", "status")
@@ -189,9 +183,7 @@ func (c *ctl) watches(k *criproxytest.Kubelet, pod *criproxytest.Pod) {
 	watch := c.command(ctx, "watch", "--limit", "1", "--repository", app, "-o", "json")
 	var out bytes.Buffer
 	watch.Stdout = &out
-	if err := watch.Start(); err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, watch.Start())
 	done := make(chan error, 1)
 	go func() { done <- watch.Wait() }()
 	for ticks := time.NewTicker(20 * time.Millisecond); ; {

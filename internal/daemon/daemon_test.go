@@ -81,22 +81,16 @@ func TestStaleSocketIsReplacedAndALiveOneRefused(t *testing.T) {
 	// Another state directory, the same socket.
 	second := prepare(t, p.runtime, "metrics: {listen: \"\"}")
 	text, err := os.ReadFile(p.path("config.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	other := strings.NewReplacer(p.path("state"), second.path("state"), p.metrics, second.metrics).Replace(string(text))
-	if err := os.WriteFile(second.path("config.yaml"), []byte(other), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(second.path("config.yaml"), []byte(other), 0o600))
 	second.spawn()
 	if code := second.wait(); code != 1 || !strings.Contains(second.out.String(), "socket in use") || !strings.Contains(second.out.String(), "hint:") {
 		t.Errorf("second daemon on a live socket: exit %d, %q; want 1, what and a hint", code, second.out)
 	}
 
 	// The same state directory, another socket.
-	if err := os.WriteFile(second.path("config.yaml"), []byte(strings.ReplaceAll(string(text), "run/cri.sock", "run/other.sock")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(second.path("config.yaml"), []byte(strings.ReplaceAll(string(text), "run/cri.sock", "run/other.sock")), 0o600))
 	second.spawn()
 	if code := second.wait(); code != 1 || !strings.Contains(second.out.String(), "in use") || !strings.Contains(second.out.String(), "hint: another pullgated") {
 		t.Errorf("second daemon on a store in use: exit %d, %q; want 1, what and a hint", code, second.out)
@@ -104,12 +98,8 @@ func TestStaleSocketIsReplacedAndALiveOneRefused(t *testing.T) {
 
 	// A file that is not a socket.
 	third := prepare(t, p.runtime)
-	if err := os.Mkdir(third.path("run"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(third.path("run/cri.sock"), []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(third.path("run"), 0o700))
+	must(t, os.WriteFile(third.path("run/cri.sock"), []byte("precious"), 0o600))
 	third.spawn()
 	if code := third.wait(); code != 1 || !strings.Contains(third.out.String(), "not a socket") {
 		t.Errorf("daemon on a regular file: exit %d, %q; want 1", code, third.out)
@@ -122,16 +112,12 @@ func TestStaleSocketIsReplacedAndALiveOneRefused(t *testing.T) {
 // If the metrics address and the other sockets cannot be bound, the daemon still serves the CRI, and tries them again.
 func TestCRIIsServedWithoutTheOtherListeners(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = l.Close() }()
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	p.metrics = l.Addr().String()
 	p.configure("admin: {listen: \"unix://" + p.path("occupied") + "\"}")
-	if err := os.WriteFile(p.path("occupied"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(p.path("occupied"), nil, 0o600))
 	m := notified(p)
 	p.spawn()
 	m.receives(`(?s).*the runtime is reached; not listening: admin.listen, metrics.listen`)
@@ -141,9 +127,7 @@ func TestCRIIsServedWithoutTheOtherListeners(t *testing.T) {
 			t.Errorf("log does not contain %q:\n%s", want, p.out)
 		}
 	}
-	if err := errors.Join(l.Close(), os.Remove(p.path("occupied"))); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(l.Close(), os.Remove(p.path("occupied"))))
 	if !p.ready() {
 		t.Error("metrics are not served after the address was freed")
 	}
@@ -178,9 +162,7 @@ func TestCheckConfigBesideARunningDaemon(t *testing.T) {
 	p.stop()
 	before := tree(t, p.dir)
 	l, err := net.Listen("tcp", p.metrics)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = l.Close() }()
 	if got := check(); !strings.Contains(got, "warning: metrics.listen: "+p.metrics+": bind: address already in use") {
 		t.Errorf("with the address in use: %s; want a warning", got)
@@ -204,9 +186,7 @@ func tree(t *testing.T, dir string) string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return b.String()
 }
 
@@ -282,9 +262,7 @@ func TestLostKeyMakesOldProofsMatchNothing(t *testing.T) {
 			serves(r, app, "good", id1)
 			k.MustPull(k.Pod("alice"), app, "good")
 			p.stop()
-			if err := change(p.path("state/node.key")); err != nil {
-				t.Fatal(err)
-			}
+			must(t, change(p.path("state/node.key")))
 			p.start()
 			if !strings.Contains(p.out.String(), "no proof that was recorded before matches") {
 				t.Errorf("log = %q; want an error", p.out)

@@ -22,9 +22,7 @@ import (
 // the stricter verdict is correct. With a pod source the first pre-check must have the verdict, and there is no pull.
 func TestDecisionsOverTheSocket(t *testing.T) {
 	table, err := conformance.Read()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	profiles := criproxytest.Profiles()
 	if raced {
 		profiles = profiles[:1] // `make race` runs all of them without the detector
@@ -51,9 +49,7 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case, profi
 	t.Helper()
 	t.Parallel()
 	mode, allowlist, err := conformance.Policy(c.Policy)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	settings := []string{"imagePullCredentialsVerificationPolicy: " + mode, "untrackedImages: Verify", "kubeletSkipsAlwaysPrecheck: true"}
 	if len(allowlist) > 0 {
 		settings = append(settings, "preloadedImagesVerificationAllowlist: ["+allowlist[0]+"]")
@@ -107,9 +103,7 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case, profi
 	}
 	k := p.kubelet()
 	if !c.Grant {
-		if err := k.Sandbox(t.Context(), x); err != nil {
-			t.Fatal(err)
-		}
+		must(t, k.Sandbox(t.Context(), x))
 	}
 	writes := p.metric("pullgate_store_sync_seconds_count")
 	got := k.Precheck(x, c.Image)
@@ -144,9 +138,7 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case, profi
 func holdGrant(t *testing.T, r *criproxytest.Runtime, x *criproxytest.Pod, id, name string) {
 	t.Helper()
 	sandbox, err := r.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: x.Config})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	x.Sandbox = sandbox.GetPodSandboxId()
 	made, err := r.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
 		PodSandboxId: x.Sandbox,
@@ -155,27 +147,19 @@ func holdGrant(t *testing.T, r *criproxytest.Runtime, x *criproxytest.Pod, id, n
 	if err == nil {
 		_, err = r.StartContainer(t.Context(), &runtimeapi.StartContainerRequest{ContainerId: made.GetContainerId()})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 // store writes the initial state of a case, with the daemon's own library.
 func (p *process) store(table conformance.Decisions, c conformance.Case, profile criproxytest.Profile) {
 	t := p.t
 	t.Helper()
-	if err := os.MkdirAll(p.path("state"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(p.path("state"), 0o700))
 	path := p.path("state/records.db")
 	s, _, err := records.Open(path, records.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	key, err := credential.CreateKey(filepath.Join(p.path("state"), "node.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	still := func() bool { return true }
 	if c.Mark != "" {
 		pair := records.Pair{ImageID: profile.ID(conformance.ImageID(c.ID)), Repository: "repo.test/any/pre"}
@@ -196,9 +180,7 @@ func (p *process) store(table conformance.Decisions, c conformance.Case, profile
 		rec := table.Records[c.Record]
 		pair := records.Pair{ImageID: profile.ID(conformance.ImageID(rec.ID)), Repository: rec.Repository}
 		intent, err := s.Begin(rec.Repository+":1", rec.Repository, time.Now())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		result := records.Result{Pair: pair, Open: rec.Open, At: time.Now()}
 		for _, secret := range rec.Secrets {
 			result.Credential = key.ID(credential.New("tenant", secret.Content, "", "", "", ""))
@@ -209,16 +191,12 @@ func (p *process) store(table conformance.Decisions, c conformance.Case, profile
 		} else {
 			err = s.Settle(records.Settlement{Intents: []records.Intent{intent}, Present: []records.Pair{pair}, Now: time.Now()})
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if rec.Unreadable {
 			damaged = &pair
 		}
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Close())
 	if damaged != nil {
 		damage(t, path, *damaged)
 	}
@@ -228,9 +206,7 @@ func (p *process) store(table conformance.Decisions, c conformance.Case, profile
 func damage(t *testing.T, path string, p records.Pair) {
 	t.Helper()
 	db, err := bolt.Open(path, 0o600, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	err = db.Update(func(tx *bolt.Tx) error {
 		b := tx.Bucket([]byte("records"))
 		key := []byte(p.ImageID + "\x00" + p.Repository)
@@ -238,7 +214,5 @@ func damage(t *testing.T, path string, p records.Pair) {
 		value[len(value)/2] ^= 0xff
 		return b.Put(key, value)
 	})
-	if err := errors.Join(err, db.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, db.Close()))
 }

@@ -14,9 +14,7 @@ func TestRuntimeThatClosesEveryConnectionDoesNotFloodTheLog(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "runtime.sock")
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

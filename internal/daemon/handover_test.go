@@ -42,9 +42,7 @@ func TestGrantsSurviveOnlyAnOrderlyStop(t *testing.T) {
 		}
 	}
 	handed, err := os.ReadFile(p.path("state/grants.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if info, err := os.Stat(p.path("state/grants.json")); err != nil || info.Mode() != 0o600 {
 		t.Errorf("grants.json: %v, %v; want it for root alone", info.Mode(), err)
 	}
@@ -60,9 +58,7 @@ func TestGrantsSurviveOnlyAnOrderlyStop(t *testing.T) {
 	// The file of a stop that was before the last write to the store.
 	k.MustPull(k.Pod("bob"), app, "good")
 	p.stop()
-	if err := os.WriteFile(p.path("state/grants.json"), handed, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(p.path("state/grants.json"), handed, 0o600))
 	p.start()
 	sees("with stale grants", "")
 }
@@ -70,13 +66,9 @@ func TestGrantsSurviveOnlyAnOrderlyStop(t *testing.T) {
 // A failed start, whatever is invalid in the configuration, leaves the grants for the next start.
 func TestGrantsSurviveAFailedStart(t *testing.T) {
 	p, k, alice := stoppedAfterAPull(t)
-	if err := os.WriteFile(p.path("malformed"), []byte("clusters: ["), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(p.path("malformed"), []byte("clusters: ["), 0o600))
 	l, err := net.Listen("unix", p.path("taken.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = l.Close() }()
 	for name, wrong := range map[string]string{
 		"kubeconfig":   "podSource: {kubeconfig: " + p.path("malformed") + "}",
@@ -100,21 +92,13 @@ func TestGrantsSurviveAFailedStart(t *testing.T) {
 func TestGrantsDoNotSurviveALostStore(t *testing.T) {
 	p, k, alice := stoppedAfterAPull(t)
 	fresh, _, err := records.Open(p.path("fresh.db"), records.Options{KeyExists: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	number, err := fresh.LastWrite()
-	if err := errors.Join(err, fresh.Close(), os.Remove(p.path("state/records.db"))); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, fresh.Close(), os.Remove(p.path("state/records.db"))))
 	handed, err := os.ReadFile(p.path("state/grants.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	same := regexp.MustCompile(`"store":[0-9]+`).ReplaceAll(handed, fmt.Appendf(nil, `"store":%d`, number))
-	if err := os.WriteFile(p.path("state/grants.json"), same, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(p.path("state/grants.json"), same, 0o600))
 	p.start()
 	if got := k.Precheck(alice, app); got != "" {
 		t.Errorf("pre-check on a store that was lost = %q; want it hidden", got)

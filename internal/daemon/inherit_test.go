@@ -31,21 +31,13 @@ func (p *process) activate() {
 // bind makes a socket and keeps it open, as systemd does.
 func (p *process) bind(path string) *os.File {
 	p.t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, os.MkdirAll(filepath.Dir(path), 0o700))
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, err)
 	l.SetUnlinkOnClose(false)
 	f, err := l.File()
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	if err := l.Close(); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, err)
+	must(p.t, l.Close())
 	p.t.Cleanup(func() { _ = f.Close() })
 	return f
 }
@@ -84,16 +76,10 @@ func TestSocketOfSystemdIsServedAndLeftToIt(t *testing.T) {
 func TestSocketOfSystemdByAnotherPathOfTheSameFile(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	p.sockets = map[string]*os.File{"cri": p.bind(p.path("run/cri.sock"))}
-	if err := os.Symlink(p.path("run"), p.path("var-run")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(p.path("run"), p.path("var-run")))
 	text, err := os.ReadFile(p.path("config.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(p.path("config.yaml"), []byte(strings.ReplaceAll(string(text), "/run/cri.sock", "/var-run/cri.sock")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.WriteFile(p.path("config.yaml"), []byte(strings.ReplaceAll(string(text), "/run/cri.sock", "/var-run/cri.sock")), 0o600))
 	p.start()
 }
 
@@ -123,9 +109,7 @@ func TestWrongSocketOfSystemdIsRefused(t *testing.T) {
 		"no socket": {
 			func(p *process) map[string]*os.File {
 				f, err := os.Open(p.path("config.yaml"))
-				if err != nil {
-					p.t.Fatal(err)
-				}
+				must(p.t, err)
 				p.t.Cleanup(func() { _ = f.Close() })
 				return map[string]*os.File{"cri": f}
 			},
@@ -134,13 +118,9 @@ func TestWrongSocketOfSystemdIsRefused(t *testing.T) {
 		"a TCP socket": {
 			func(p *process) map[string]*os.File {
 				l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
-				if err != nil {
-					p.t.Fatal(err)
-				}
+				must(p.t, err)
 				f, err := l.File()
-				if err != nil {
-					p.t.Fatal(err)
-				}
+				must(p.t, err)
 				p.t.Cleanup(func() { _, _ = l.Close(), f.Close() })
 				return map[string]*os.File{"cri": f}
 			},

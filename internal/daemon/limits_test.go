@@ -16,9 +16,7 @@ func holdConnections(t *testing.T, n int, network, address string, use func(net.
 	t.Helper()
 	for range n {
 		c, err := net.DialTimeout(network, address, 5*time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		use(c)
 	}

@@ -47,9 +47,7 @@ func busyScrape(t *testing.T) string {
 		t.Fatal("a pull with a wrong password succeeds")
 	}
 	page, err := p.get("/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return page
 }
 
@@ -76,9 +74,7 @@ func TestMetricsPageIsARealScrape(t *testing.T) {
 	t.Parallel()
 	page, scrape := readMetricsPage(t), busyScrape(t)
 	problems, err := promlint.New(strings.NewReader(scrape)).Lint()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, p := range problems {
 		t.Errorf("promlint: %s: %s", p.Metric, p.Text)
 	}
@@ -145,9 +141,7 @@ type metricsPage struct {
 func readMetricsPage(t *testing.T) metricsPage {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	page := metricsPage{metrics: map[string]string{}, units: map[string]string{}, values: map[string][]string{}}
 	ofMetrics, ofLabels, _ := strings.Cut(string(text), "\n## Labels\n")
 	quoted := regexp.MustCompile("`([^`]+)`")

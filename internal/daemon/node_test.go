@@ -60,12 +60,8 @@ func (n *node) start() {
 func (n *node) offers(repository, password string) {
 	n.t.Helper()
 	content := fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, repository, base64.StdEncoding.EncodeToString([]byte("tenant:"+password)))
-	if err := os.WriteFile(n.file+".new", []byte(content), 0o600); err != nil {
-		n.t.Fatal(err)
-	}
-	if err := os.Rename(n.file+".new", n.file); err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, os.WriteFile(n.file+".new", []byte(content), 0o600))
+	must(n.t, os.Rename(n.file+".new", n.file))
 }
 
 // wantLog waits until the log contains a text the given number of times.
@@ -115,9 +111,7 @@ const asks = `{"kind":"CredentialProviderRequest","apiVersion":"credentialprovid
 func (n *node) leaksNothing() {
 	n.t.Helper()
 	page, err := n.get("/metrics")
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, err)
 	n.stop()
 	written := map[string][]byte{"log": []byte(n.out.String()), "metrics": []byte(page)}
 	err = filepath.WalkDir(n.path("state"), func(path string, d fs.DirEntry, err error) error {
@@ -170,9 +164,7 @@ func TestNodesFileOpensAndRotationNeedsNoRegistry(t *testing.T) {
 	n.runs("bob", other, false)
 
 	// The file and its credentials are gone; the images that it opened stay open.
-	if err := os.Remove(n.file); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(n.file))
 	n.wantLog("Node credentials absent", 1)
 	n.runs("erin", app, true)
 	n.leaksNothing()
@@ -251,9 +243,7 @@ func TestPluginEndsWithItsWrapper(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pid := filepath.Join(t.TempDir(), "pid")
 			cmd := exec.Command(bin, "credential-provider", "--", "sh", "-c", `echo $$ >"$0".new; mv "$0".new "$0"; exec sleep 1000`, pid)
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, cmd.Start())
 			t.Cleanup(func() { _ = cmd.Process.Kill() })
 			var plugin int
 			eventually(t, "the plugin to start", func() bool {
@@ -263,9 +253,7 @@ func TestPluginEndsWithItsWrapper(t *testing.T) {
 				}
 				return err == nil
 			})
-			if err := cmd.Process.Signal(sig); err != nil {
-				t.Fatal(err)
-			}
+			must(t, cmd.Process.Signal(sig))
 			_ = cmd.Wait()
 			eventually(t, "the plugin to end", func() bool {
 				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", plugin))

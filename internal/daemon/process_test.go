@@ -62,9 +62,7 @@ func pullgated(t *testing.T) string {
 		t.Skip("runs pullgated as a process")
 	}
 	bin, err := program()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return bin
 }
 
@@ -75,13 +73,9 @@ func prepare(t *testing.T, runtime string, settings ...string) *process {
 	dir := criproxytest.SocketDir(t)
 	// Its own address, so that no other test gets the port before the daemon does.
 	l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p := &process{t: t, dir: dir, metrics: l.Addr().String(), runtime: runtime}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	p.configure(settings...)
 	t.Cleanup(func() {
 		p.kill()
@@ -99,9 +93,7 @@ func (p *process) configure(settings ...string) {
 		"apiVersion: config.pullgate.dev/v1alpha1", "kind: PullgateConfiguration", "listen: " + p.endpoint(),
 		"runtimeEndpoint: " + p.runtime, "stateDir: " + p.path("state"), "metrics: {listen: \"" + p.metrics + "\"}",
 	}, settings...)
-	if err := os.WriteFile(p.path("config.yaml"), []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, os.WriteFile(p.path("config.yaml"), []byte(strings.Join(lines, "\n")+"\n"), 0o600))
 }
 
 func (p *process) path(name string) string { return filepath.Join(p.dir, name) }
@@ -123,9 +115,7 @@ func (p *process) spawn(args ...string) {
 		p.cmd.Path, p.cmd.Args = "/bin/sh", append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, p.maxFiles)}, p.cmd.Args...)
 	}
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
-	if err := p.cmd.Start(); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, p.cmd.Start())
 	go func(cmd *exec.Cmd, done chan struct{}) { _ = cmd.Wait(); close(done) }(p.cmd, p.done)
 }
 
@@ -179,15 +169,11 @@ func (p *process) get(path string) (string, error) {
 func (p *process) metric(series string) float64 {
 	p.t.Helper()
 	page, err := p.get("/metrics")
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, err)
 	for line := range strings.Lines(page) {
 		if value, ok := strings.CutPrefix(line, series+" "); ok {
 			v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-			if err != nil {
-				p.t.Fatal(err)
-			}
+			must(p.t, err)
 			return v
 		}
 	}
@@ -214,9 +200,7 @@ func (p *process) wait() int {
 
 func (p *process) stop() {
 	p.t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
 	if code := p.wait(); code != 0 {
 		p.t.Errorf("exit code after SIGTERM = %d; want 0\n%s", code, p.out)
 	}
@@ -226,5 +210,13 @@ func (p *process) kill() {
 	if p.cmd != nil && p.cmd.ProcessState == nil {
 		_ = p.cmd.Process.Kill()
 		<-p.done
+	}
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

@@ -26,9 +26,7 @@ func (p *process) decisionLog() string { return "decisionLog: {path: " + p.path(
 func (p *process) hup(message string) {
 	p.t.Helper()
 	before := strings.Count(p.out.String(), message)
-	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, p.cmd.Process.Signal(syscall.SIGHUP))
 	for end := time.Now().Add(20 * time.Second); strings.Count(p.out.String(), message) == before; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			p.t.Fatalf("the log does not contain %q after SIGHUP:\n%s", message, p.out)
@@ -40,14 +38,10 @@ func (p *process) hup(message string) {
 func (p *process) decisions() (all []map[string]any) {
 	p.t.Helper()
 	files, err := filepath.Glob(p.path("decisions.log*"))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, err)
 	for _, path := range files {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			p.t.Fatal(err)
-		}
+		must(p.t, err)
 		for line := range strings.Lines(string(text)) {
 			var object map[string]any
 			if err := json.Unmarshal([]byte(line), &object); err != nil {
@@ -110,9 +104,7 @@ func TestSIGHUPChangesVerdictsAndABadFileDoesNot(t *testing.T) {
 		t.Error("the metrics do not show that the last reading failed, and that the previous configuration is in use")
 	}
 
-	if err := os.Remove(p.path("config.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(p.path("config.yaml")))
 	p.hup(notReloaded)
 	sees("no file", "alice", "")
 
@@ -133,9 +125,7 @@ func TestSIGHUPReadsTheKubeletsFileAgain(t *testing.T) {
 	theirs := func(policy string) {
 		t.Helper()
 		text := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nimagePullCredentialsVerificationPolicy: " + policy + "\n"
-		if err := os.WriteFile(p.path("kubelet.yaml"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(p.path("kubelet.yaml"), []byte(text), 0o600))
 	}
 	theirs("AlwaysVerify")
 	p.configure("kubeletConfig: " + p.path("kubelet.yaml"))
@@ -158,9 +148,7 @@ func TestSIGHUPBeforeTheDaemonIsReadyIsAppliedLater(t *testing.T) {
 	p.start()
 	p.stop()
 	db, err := bolt.Open(p.path("state/records.db"), 0o600, nil) // holds the lock
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p.spawn()
 	for end := time.Now().Add(10 * time.Second); !p.hasOpen(p.path("state/records.db")); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
@@ -168,9 +156,7 @@ func TestSIGHUPBeforeTheDaemonIsReadyIsAppliedLater(t *testing.T) {
 		}
 	}
 	err = p.cmd.Process.Signal(syscall.SIGHUP)
-	if err := errors.Join(err, db.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, db.Close()))
 	if !p.ready() {
 		t.Fatalf("SIGHUP before it was up ended pullgated:\n%s", p.out)
 	}
@@ -184,9 +170,7 @@ func TestSIGHUPBeforeTheDaemonIsReadyIsAppliedLater(t *testing.T) {
 // hasOpen reports whether the process has a file open.
 func (p *process) hasOpen(path string) bool {
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, err)
 	for _, fd := range fds {
 		if to, err := os.Readlink(fd); err == nil && to == path {
 			return true
@@ -214,9 +198,7 @@ func TestDecisionLogOverRotations(t *testing.T) {
 		if _, err := k.Pull(t.Context(), x, app, "wrong"+canary); err == nil {
 			t.Fatal("a wrong credential pulls")
 		}
-		if err := os.Rename(p.path("decisions.log"), fmt.Sprintf("%s.%d", p.path("decisions.log"), turn)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Rename(p.path("decisions.log"), fmt.Sprintf("%s.%d", p.path("decisions.log"), turn)))
 		p.hup(reloaded)
 	}
 	p.stop()
@@ -252,9 +234,7 @@ func TestDecisionLogOverRotations(t *testing.T) {
 
 func TestDecisionLogThatCannotBeOpenedKeepsTheDaemonFromStarting(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
-	if err := os.WriteFile(p.path("precious"), []byte("precious\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(p.path("precious"), []byte("precious\n"), 0o600))
 	for path, want := range map[string]string{
 		p.path("nowhere/decisions.log"): "no such file or directory", p.dir: "is a directory", p.path("precious"): "not a log of decisions",
 	} {
@@ -275,17 +255,13 @@ func TestDecisionsContinueWithoutTheLog(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	p := prepare(t, r.Endpoint())
 	dir := p.path("log")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o700))
 	path := filepath.Join(dir, "decisions.log")
 	p.configure("decisionLog: {path: " + path + "}")
 	serves(r, app, "good", id1)
 	p.start()
 	k := p.kubelet()
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(dir))
 	for i := range 3 {
 		if _, err := k.Pull(t.Context(), k.Pod(fmt.Sprintf("tenant%d", i)), app, "good"); err != nil {
 			t.Errorf("pull = %v; want nil", err)
@@ -296,9 +272,7 @@ func TestDecisionsContinueWithoutTheLog(t *testing.T) {
 		t.Errorf("logged %d times that the log is not written; want once", n)
 	}
 	p.hup("Decision log not reopened, still writing to the old file")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o700))
 	if _, err := k.Pull(t.Context(), k.Pod("last"), app, "good"); err != nil {
 		t.Errorf("pull = %v; want nil", err)
 	}
@@ -330,14 +304,10 @@ func TestPoliciesAreReadOnSIGHUPAndWhenTheyChange(t *testing.T) {
 		t.Errorf("sandbox with the host network = %v; want it denied by the policy", err)
 	}
 	wrong := filepath.Join(dir, "wrong.yaml")
-	if err := os.WriteFile(wrong, []byte("kind: PodRestriction\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(wrong, []byte("kind: PodRestriction\n"), 0o644))
 	p.until("pullgate_admission_last_reload_success", 0) // without a signal
 	p.hup("Policies not read, the previous ones stay in use")
-	if err := os.Remove(wrong); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(wrong))
 	p.hup("Policies read")
 	p.until("pullgate_admission_last_reload_success", 1)
 	p.configure()

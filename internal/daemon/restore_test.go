@@ -47,9 +47,7 @@ func TestRestoreByTheStepsOfTheManual(t *testing.T) {
 				key, readErr := os.ReadFile(other.path("state/node.key"))
 				err = errors.Join(err, readErr, os.WriteFile(p.path("state/node.key"), key, 0o600))
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if v, err := offline.Check(t.Context(), p.path("state/records.db")); err != nil || len(v.Problems) > 0 {
 				t.Errorf("store check = %+v, %v; want it valid", v, err)
 			}

@@ -61,9 +61,7 @@ func newReviewedNode(t *testing.T, r *criproxytest.Runtime) *reviewedNode {
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: n.backend.Certificate().Raw})
 	kubeconfig := fmt.Sprintf("{apiVersion: v1, kind: Config, clusters: [{name: b, cluster: {server: '%s', certificate-authority-data: %s}}], contexts: [{name: b, context: {cluster: b}}], current-context: b}",
 		n.backend.URL, base64.StdEncoding.EncodeToString(ca))
-	if err := errors.Join(os.Mkdir(n.policies, 0o755), os.WriteFile(n.path("kubeconfig"), []byte(kubeconfig), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.Mkdir(n.policies, 0o755), os.WriteFile(n.path("kubeconfig"), []byte(kubeconfig), 0o600)))
 	n.setBackend("false")
 	return n
 }
@@ -72,28 +70,20 @@ func newReviewedNode(t *testing.T, r *criproxytest.Runtime) *reviewedNode {
 func (n *reviewedNode) setBackend(defaultAllow string) {
 	n.t.Helper()
 	text := fmt.Sprintf("imagePolicy: {kubeConfigFile: %s, defaultAllow: %s, retryBackoff: 1}\nmatch: {namespaces: [team]}\n", n.path("kubeconfig"), defaultAllow)
-	if err := os.WriteFile(filepath.Join(n.policies, "scanner.yaml"), []byte(text), 0o644); err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, os.WriteFile(filepath.Join(n.policies, "scanner.yaml"), []byte(text), 0o644))
 }
 
 // startPolicyd runs pullgate-policyd until stopPolicyd, or the end of the test.
 func (n *reviewedNode) startPolicyd() {
 	n.t.Helper()
 	dir, err := others()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, err)
 	text := fmt.Sprintf("apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\npolicies: %s\nnode: {listen: 'unix://%s'}\nmetrics: {listen: ''}\n", n.policies, n.socket)
-	if err := os.WriteFile(n.path("policyd.yaml"), []byte(text), 0o600); err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, os.WriteFile(n.path("policyd.yaml"), []byte(text), 0o600))
 	n.policyd = exec.Command(filepath.Join(dir, "pullgate-policyd"), "--config", n.path("policyd.yaml"))
 	out := &output{}
 	n.policyd.Stderr = out
-	if err := n.policyd.Start(); err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, n.policyd.Start())
 	n.t.Cleanup(func() {
 		n.stopPolicyd()
 		if n.t.Failed() {
@@ -119,9 +109,7 @@ func (n *reviewedNode) create(k *criproxytest.Kubelet, namespace, id, name strin
 	x.Config.Labels = map[string]string{"canary": "canary"}
 	x.Config.Annotations["note"] = "canary"
 	x.Config.Annotations["x.image-policy.k8s.io/ticket"] = "T-7"
-	if err := k.Sandbox(n.t.Context(), x); err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, k.Sandbox(n.t.Context(), x))
 	_, err := k.Runtime.CreateContainer(n.t.Context(), &runtimeapi.CreateContainerRequest{
 		PodSandboxId: x.Sandbox, SandboxConfig: x.Config, Config: &runtimeapi.ContainerConfig{
 			Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Image: &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: name},
@@ -195,9 +183,7 @@ func TestImageReviewsOverTheSockets(t *testing.T) {
 	}
 	n.stop()
 	text, err := os.ReadFile(n.path("decisions.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lines := slices.Collect(strings.Lines(string(text)))
 	for what, want := range map[string]int{
 		`"reason":"REVIEW_UNAVAILABLE"`:                            1,
@@ -232,9 +218,7 @@ func TestACachedReviewIsFast(t *testing.T) {
 	for i := range 320 {
 		for _, namespace := range []string{"else", "team"} {
 			x := k.PodFrom(namespace, "api")
-			if err := k.Sandbox(t.Context(), x); err != nil {
-				t.Fatal(err)
-			}
+			must(t, k.Sandbox(t.Context(), x))
 			begun := time.Now()
 			if _, err := k.Create(t.Context(), x, id2, pre); err != nil {
 				t.Fatal(err)

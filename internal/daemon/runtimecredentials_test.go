@@ -21,15 +21,11 @@ func TestWarningOfRuntimeCredentials(t *testing.T) {
 		warnOfRuntimeCredentials(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&out))), c, root)
 		return out.String()
 	}
-	if err := os.MkdirAll(filepath.Join(root, "/etc/crio/auth"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(root, "/etc/crio/auth"), 0o755))
 	if got := logged(config.RuntimeCredentialsNone); got != "" {
 		t.Errorf("with the empty directory that CRI-O makes: %s; want nothing", got)
 	}
-	if err := os.Mkdir(filepath.Join(root, "/etc/crio/auth/in-use"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(root, "/etc/crio/auth/in-use"), 0o700))
 	if got := logged(config.RuntimeCredentialsNone); !strings.Contains(got, warning) || !strings.Contains(got, "/etc/crio/auth") {
 		t.Errorf("with auth files that were used: %q; want a warning that names the directory", got)
 	}

@@ -23,9 +23,7 @@ func notified(p *process) *manager {
 	p.t.Helper()
 	path := p.path("notify")
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: path})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, err)
 	p.t.Cleanup(func() { _ = conn.Close() })
 	p.env = append(p.env, "NOTIFY_SOCKET="+path)
 	return &manager{p.t, conn}
@@ -34,9 +32,7 @@ func notified(p *process) *manager {
 // next returns the next message, "" if none comes within the limit.
 func (m *manager) next(limit time.Duration) string {
 	m.t.Helper()
-	if err := m.conn.SetReadDeadline(time.Now().Add(limit)); err != nil {
-		m.t.Fatal(err)
-	}
+	must(m.t, m.conn.SetReadDeadline(time.Now().Add(limit)))
 	var b [4096]byte
 	n, err := m.conn.Read(b[:])
 	if err != nil {
@@ -81,9 +77,7 @@ func TestSystemdReceivesTheStateOfTheDaemon(t *testing.T) {
 	m.receives(`RELOADING=1\n.*`)
 	m.receives(`READY=1\nSTATUS=Serving the kubelet \(AlwaysVerify\); the runtime is reached`)
 
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	m.receives(`STOPPING=1\nSTATUS=Stopping, calls under way are drained`)
 	if code := p.wait(); code != 0 {
 		t.Errorf("exit code %d; want 0", code)
@@ -113,23 +107,17 @@ func TestWatchdogIsNotifiedByADaemonThatResponds(t *testing.T) {
 		t.Errorf("%v calls counted; the daemon's own probes do not count", got)
 	}
 
-	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.cmd.Process.Signal(syscall.SIGSTOP))
 	for m.next(50*time.Millisecond) != "" { // messages that were already sent
 	}
 	if message := m.next(time.Second); message != "" {
 		t.Errorf("systemd received %q from a stopped process", message)
 	}
-	if err := p.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.cmd.Process.Signal(syscall.SIGCONT))
 	m.receives("WATCHDOG=1")
 
 	// A missing socket file must not end the existing connections.
-	if err := os.Remove(p.path("run/cri.sock")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(p.path("run/cri.sock")))
 	eventually(t, "a log line about the missing socket", func() bool {
 		return strings.Contains(p.out.String(), "A part of pullgated answers with an error")
 	})

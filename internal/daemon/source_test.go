@@ -32,9 +32,7 @@ func newAPIServer(t *testing.T, x *criproxytest.Pod, c conformance.Case) *apiSer
 		named = append(named, map[string]string{"name": s.Name})
 		entry := map[string]string{"username": s.Username(), "password": s.Content}
 		config, err := json.Marshal(map[string]any{"auths": map[string]any{"repo.test": entry}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		a.secrets[s.Name] = map[string]any{
 			"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/dockerconfigjson",
 			"metadata": map[string]any{"name": s.Name, "namespace": x.Config.GetMetadata().GetNamespace(), "uid": s.UID, "resourceVersion": "1"},
@@ -53,9 +51,7 @@ func newAPIServer(t *testing.T, x *criproxytest.Pod, c conformance.Case) *apiSer
 	t.Cleanup(server.Close)
 	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{name: c, cluster: {server: %q}}]\n"+
 		"users: [{name: u, user: {token: t}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n", server.URL)
-	if err := os.WriteFile(a.kubeconfig, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(a.kubeconfig, []byte(text), 0o600))
 	return a
 }
 

@@ -60,25 +60,15 @@ func TestValidityAndGraceOverTheSocket(t *testing.T) {
 // provedBefore makes a store with a proof of that age.
 func (p *process) provedBefore(age time.Duration) {
 	p.t.Helper()
-	if err := os.MkdirAll(p.path("state"), 0o700); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, os.MkdirAll(p.path("state"), 0o700))
 	s, _, err := records.Open(p.path("state/records.db"), records.Options{})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, err)
 	key, err := credential.CreateKey(p.path("state/node.key"))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, err)
 	err = s.Prove(records.Intent{}, records.Result{
 		Pair:       records.Pair{ImageID: id1, Repository: strings.TrimSuffix(app, ":1")},
 		Credential: key.ID(credential.New("tenant", "good", "", "", "", "")), At: time.Now().Add(-age),
 	})
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	if err := s.Close(); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, err)
+	must(p.t, s.Close())
 }

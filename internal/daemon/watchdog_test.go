@@ -86,9 +86,7 @@ func TestWatchdogIsNotNotifiedWhileTheStoreHangs(t *testing.T) {
 		t.Skip("takes seconds")
 	}
 	store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{Now: time.Now()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := store.Begin("repo.test/app:1", "repo.test/app", time.Now()); err != nil {
 		t.Fatal(err)
 	}

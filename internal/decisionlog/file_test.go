@@ -19,9 +19,7 @@ func TestOpenMakesAFileForItsOwnerAlone(t *testing.T) {
 	if info, err := os.Stat(path); err != nil || info.Mode() != 0o600 {
 		t.Errorf("mode %v, %v; want 0600", info.Mode(), err)
 	}
-	if err := os.Chmod(path, 0o640); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(path, 0o640))
 	newLog(t, path).close()
 	if info, err := os.Stat(path); err != nil || info.Mode() != 0o640 {
 		t.Errorf("mode %v, %v of one that was there; want it left alone", info.Mode(), err)
@@ -39,9 +37,7 @@ func TestOpenRefusesOtherFiles(t *testing.T) {
 	dir := t.TempDir()
 	text, fifo := filepath.Join(dir, "precious"), filepath.Join(dir, "fifo")
 	err := errors.Join(os.WriteFile(text, []byte("precious\n"), 0o600), syscall.Mkfifo(fifo, 0o600))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for path, want := range map[string]error{
 		dir:                          syscall.EISDIR,
 		filepath.Join(dir, "no/log"): fs.ErrNotExist,
@@ -60,9 +56,7 @@ func TestOpenRefusesOtherFiles(t *testing.T) {
 
 func TestOpenContinuesAfterAnIncompleteLine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "decisions.log")
-	if err := os.WriteFile(path, []byte("{\"v\":1}\n{\"v\":1,\"ti"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte("{\"v\":1}\n{\"v\":1,\"ti"), 0o600))
 	l := newLog(t, path)
 	l.Record(named(1))
 	l.run()
@@ -75,16 +69,12 @@ func TestOpenContinuesAfterAnIncompleteLine(t *testing.T) {
 
 func TestADeletedFileIsCreatedAgain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "log")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o700))
 	l := newLog(t, filepath.Join(dir, "decisions.log"))
 	l.run()
 	l.Record(named(0))
 	l.settled()
-	if err := os.Remove(l.path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(l.path))
 	l.Record(named(1))
 	l.until(func() bool { _, err := os.Stat(l.path); return err == nil })
 	l.settled()
@@ -93,17 +83,13 @@ func TestADeletedFileIsCreatedAgain(t *testing.T) {
 	}
 
 	// Its directory as well: Reopen returns the error, and the next line that can be written has the number of missing ones.
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(dir))
 	if err := l.Reopen(t.Context()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Reopen = %v; want that the directory is absent", err)
 	}
 	l.Record(named(2))
 	l.until(func() bool { return l.dropped.Load() == 1 })
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o700))
 	l.Record(named(3))
 	l.until(func() bool { _, err := os.Stat(l.path); return err == nil })
 	l.stop()
@@ -125,15 +111,11 @@ func (l *log) until(done func() bool) {
 
 func TestFailedReopenKeepsTheOldFile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "log")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o700))
 	l := newLog(t, filepath.Join(dir, "decisions.log"))
 	l.run()
 	moved := dir + ".moved"
-	if err := os.Rename(dir, moved); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(dir, moved))
 	if err := l.Reopen(t.Context()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Reopen = %v; want that the directory is absent", err)
 	}
@@ -159,9 +141,7 @@ func TestAnOldFileThatCannotBeClosedFailsNothing(t *testing.T) {
 		to, sinks = sinks[0], sinks[1:]
 		return to, nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	closable.next <- nil
 	l.run()
 	if err := l.Reopen(t.Context()); err != nil {

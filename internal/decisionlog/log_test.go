@@ -66,14 +66,10 @@ func (l *log) stop() {
 func (l *log) settled() {
 	l.t.Helper()
 	for want := -1; ; {
-		if err := l.Reopen(l.t.Context()); err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, l.Reopen(l.t.Context()))
 		// The last line may be incomplete at this moment.
 		text, err := os.ReadFile(l.path)
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		n := len(text)
 		if n == want {
 			return
@@ -87,14 +83,10 @@ func (l *log) lines() []map[string]any {
 	l.t.Helper()
 	var all []map[string]any
 	rotated, err := filepath.Glob(l.path + ".*")
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	for _, path := range append(rotated, l.path) {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		for line := range strings.Lines(string(text)) {
 			var object map[string]any
 			if err := json.Unmarshal([]byte(line), &object); err != nil || !strings.HasSuffix(line, "\n") {
@@ -133,9 +125,7 @@ func onTokens(t *testing.T, s *tokens) *log {
 	l := &log{t: t}
 	var err error
 	l.Log, err = decisionlog.OpenWith(l.options(), func(string) (decisionlog.Sink, error) { return s, nil })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return l
 }
 
@@ -269,15 +259,9 @@ func TestRotationLosesNoLine(t *testing.T) {
 				l.Record(named(i))
 			}
 		})
-		if err := os.Rename(l.path, fmt.Sprintf("%s.%02d", l.path, turn)); err != nil {
-			t.Fatal(err)
-		}
-		if err := l.Reopen(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(fmt.Sprintf("%s.%02d", l.path, turn), 0o400); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Rename(l.path, fmt.Sprintf("%s.%02d", l.path, turn)))
+		must(t, l.Reopen(t.Context()))
+		must(t, os.Chmod(fmt.Sprintf("%s.%02d", l.path, turn), 0o400))
 		recording.Wait()
 	}
 	l.stop()

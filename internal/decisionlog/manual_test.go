@@ -20,9 +20,7 @@ import (
 func manual(t *testing.T) string {
 	t.Helper()
 	data, err := os.ReadFile("../../docs/decision-log.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(data)
 }
 
@@ -113,9 +111,7 @@ func TestManualsQueryFindsThePodsThatUsedAnImage(t *testing.T) {
 	if err != nil {
 		t.Skip("no jq on this machine")
 	}
-	if err := appendTo(l.path, "{\"v\":1,\"torn\n"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, appendTo(l.path, "{\"v\":1,\"torn\n"))
 	out, err := exec.CommandContext(t.Context(), jq, "-Rr", "--arg", "repository", repository, program(t), l.path).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)

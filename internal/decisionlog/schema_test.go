@@ -45,9 +45,7 @@ type drawn struct{ Kind, Presence string }
 func drawing(t *testing.T) map[string]drawn {
 	t.Helper()
 	text, err := os.ReadFile("doc.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	fields, outer := map[string]drawn{}, ""
 	for _, m := range regexp.MustCompile(`(?m)^//\t( *)([a-zA-Z]+) +(number|string|object|array|bool) +(always|if [a-z ]+?)(?:   *.*)?$`).FindAllStringSubmatch(string(text), -1) {
 		path := m[2]
@@ -128,9 +126,7 @@ func TestALineHasTheDecision(t *testing.T) {
 	l.Record(d)
 	l.stop()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	first, second, _ := strings.Cut(string(text), "\n")
 	at := regexp.MustCompile(`"time":"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z)",`).FindStringSubmatch(first)
 	if at == nil {
@@ -149,9 +145,7 @@ func TestALineHasTheDecision(t *testing.T) {
 	}
 	// A name from a tenant stays within its line, and is cut between two characters.
 	var odd map[string]any
-	if err := json.Unmarshal([]byte(second), &odd); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(second), &odd))
 	image, _ := odd["image"].(string)
 	if n := strings.Count(second, "\n"); n != 1 || !strings.HasPrefix(image, "<a>&\n") || !strings.HasSuffix(image, "é") || len(image) > 1024 {
 		t.Errorf("%d lines, image %q; want one line and at most 1024 bytes", n, image)
@@ -176,9 +170,7 @@ func TestALineHasTheFindingsThatMatter(t *testing.T) {
 	}
 	l.stop()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for line := range strings.Lines(string(text)) {
 		if !strings.Contains(line, `"policies":[{"validator":"review","policy":"last"`) {
 			t.Errorf("%.600s; want the finding of the policy last first", line)

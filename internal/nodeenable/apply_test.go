@@ -40,9 +40,7 @@ func (n *node) killed(nth int, do func() error) (reached bool) {
 			panic(errKilled)
 		}
 	}
-	if err := do(); err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, do())
 	return reached
 }
 
@@ -67,9 +65,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 						n := load(t, kind)
 						before := n.snapshot()
 						if tc.first.name == "disable" {
-							if err := n.enable(); err != nil {
-								t.Fatal(err)
-							}
+							must(t, n.enable())
 						}
 						reached = n.killed(nth, func() error { return tc.first.do(n) })
 						if err := tc.next.do(n); err != nil {
@@ -78,9 +74,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 						if want := tc.next.name == "enable"; n.through() != want {
 							t.Errorf("killed before step %d: through pullgated: %v; want %v", nth+1, !want, want)
 						}
-						if err := n.disable(); err != nil {
-							t.Fatal(err)
-						}
+						must(t, n.disable())
 						if diff := cmp.Diff(before, n.snapshot()); diff != "" {
 							t.Errorf("killed before step %d, after disable (-before +after):\n%s", nth+1, diff)
 						}
@@ -115,10 +109,8 @@ func TestEnableRestartsAndWatchesAfterAKillDuringTheWatch(t *testing.T) {
 func TestDisableRestartsAKubeletThatWasLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "kubeadm-flags")
-		n.mustEnable()
-		if err := errors.Join(os.Remove(filepath.Join(n.root, unitDropIn)), os.Remove(filepath.Join(n.root, nodeenable.Journal))); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.enable())
+		must(t, errors.Join(os.Remove(filepath.Join(n.root, unitDropIn)), os.Remove(filepath.Join(n.root, nodeenable.Journal))))
 		n.reload()
 		if err := n.disable(); err != nil || len(n.commands) != 3 {
 			t.Errorf("disable: %v, commands %v; want one more restart", err, n.commands)
@@ -219,9 +211,7 @@ func TestEnableInterrupted(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		n.onRestart = func() { time.AfterFunc(5*time.Second, cancel); n.onRestart = nil }
 		p, err := n.sw().Enable(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		err = n.sw().Apply(ctx, p)
 		if err == nil || !strings.Contains(err.Error(), "context canceled") || n.snapshot() != before || n.through() {
 			t.Errorf("Apply = %v, through: %v\n%s", err, n.through(), cmp.Diff(before, n.snapshot()))
@@ -258,9 +248,7 @@ func TestDisableStaysDisabled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "kubeadm-flags")
 		before := n.snapshot()
-		if err := n.enable(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.enable())
 		n.onRestart = func() { n.healthy = http.StatusInternalServerError }
 		err := n.disable()
 		advice := hint.Of(err)
@@ -280,9 +268,7 @@ func TestDisableAlone(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := load(t, kind)
 				before := n.snapshot()
-				if err := n.enable(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, n.enable())
 				n.dialErr, n.ready, n.metrics, n.runtime, n.free = errors.New("connection refused"), 0, "127.0.0.1:1", "", 0
 				if kind == "plain-script" { // it has lines in a file of another owner
 					if err := n.disable(); err != nil || n.snapshot() != before {
@@ -290,9 +276,7 @@ func TestDisableAlone(t *testing.T) {
 					}
 					return
 				}
-				if err := os.Remove(filepath.Join(n.root, nodeenable.Journal)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.Remove(filepath.Join(n.root, nodeenable.Journal)))
 				err := n.disable()
 				// Without the journal it is unknown which folders were made; they are empty.
 				if err != nil || n.through() || files(n.snapshot()) != files(before) {
@@ -317,21 +301,13 @@ func files(snapshot string) string {
 func TestApplyOnlyOnceAtATime(t *testing.T) {
 	n := load(t, "k3s")
 	p, err := n.sw().Enable(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dir := filepath.Join(n.root, filepath.Dir(nodeenable.Journal))
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(dir, 0o700))
 	f, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = f.Close() }()
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Flock(int(f.Fd()), syscall.LOCK_EX))
 	if err := n.sw().Apply(t.Context(), p); !errors.Is(err, nodeenable.ErrBusy) {
 		t.Errorf("Apply = %v; want ErrBusy", err)
 	}
@@ -340,9 +316,7 @@ func TestApplyOnlyOnceAtATime(t *testing.T) {
 func TestApplyRefusesAPlanForAnotherNode(t *testing.T) {
 	n := load(t, "kubeadm-flags")
 	p, err := n.sw().Enable(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	n.put("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --v=3\n")
 	n.put("/proc/812/cmdline", "/usr/bin/kubelet\x00--container-runtime-endpoint="+n.runtime+"\x00")
 	before := n.snapshot()
@@ -390,17 +364,11 @@ func TestWriteKeepsModeOwnerAndLink(t *testing.T) {
 		n := load(t, "plain-script")
 		target, link := filepath.Join(n.root, "etc/real.yaml"), filepath.Join(n.root, "etc/kubelet.yaml")
 		err := errors.Join(os.Rename(link, target), os.Symlink("real.yaml", link), os.Chmod(target, 0o604), os.Chown(target, 7, 8))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		before := n.snapshot()
-		if err := n.enable(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.enable())
 		info, err := os.Stat(link)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		owner, _ := info.Sys().(*syscall.Stat_t)
 		if got := fmt.Sprintf("%v %d:%d", info.Mode(), owner.Uid, owner.Gid); got != "-rw----r-- 7:8" {
 			t.Errorf("after enable %s; want -rw----r-- 7:8", got)

@@ -56,9 +56,7 @@ type node struct {
 func load(t *testing.T, name string) *node {
 	t.Helper()
 	archive, err := txtar.ParseFile("../kubeletconf/testdata/" + name + ".txtar")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	n := &node{
 		t: t, root: t.TempDir(), active: "active", sub: "running", unitFileState: "enabled", forwards: true,
 		ready: http.StatusOK, healthy: http.StatusOK, free: 1 << 30, fail: map[string]error{}, metrics: "127.0.0.1:9471",
@@ -94,13 +92,9 @@ func load(t *testing.T, name string) *node {
 		}
 	}
 	n.script = name == "plain-script"
-	if err := os.MkdirAll(filepath.Join(n.root, "var/lib"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(n.root, "var/lib"), 0o755))
 	found, err := n.host().Discover(t.Context(), n.name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	n.within = found.Process.PID == 0
 	n.runtime, n.image = found.Configured.Runtime.Value, found.Configured.Image.Value
 	return n
@@ -211,9 +205,7 @@ func (n *node) restart() {
 		if found.Process.PID != n.pid { // a child of k3s's own process
 			old = filepath.Join(n.root, "proc", fmt.Sprint(found.Process.PID))
 		}
-		if err := os.RemoveAll(old); err != nil {
-			n.t.Fatal(err)
-		}
+		must(n.t, os.RemoveAll(old))
 		child := n.pid + 1000
 		n.put(fmt.Sprintf("/proc/%d/stat", child), fmt.Sprintf("%d (kubelet) S %d 1 1", child, n.pid))
 		args := []string{
@@ -230,17 +222,13 @@ func (n *node) restart() {
 func (n *node) put(path, content string) {
 	n.t.Helper()
 	path = filepath.Join(n.root, path)
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o640)); err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o640)))
 }
 
 func (n *node) read(path string) string {
 	n.t.Helper()
 	content, err := os.ReadFile(filepath.Join(n.root, path))
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, err)
 	return string(content)
 }
 
@@ -266,9 +254,7 @@ func (n *node) snapshot() string {
 		}
 		return nil
 	})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, err)
 	return b.String()
 }
 
@@ -293,8 +279,14 @@ func (n *node) disable() error {
 func (n *node) through() bool {
 	n.t.Helper()
 	found, err := n.host().Discover(n.t.Context(), n.name)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, err)
 	return found.Dials().Through(listen) && found.Configured.Through(listen)
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

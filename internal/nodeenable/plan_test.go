@@ -32,14 +32,10 @@ func golden(t *testing.T, name, got string) {
 	t.Helper()
 	file := filepath.Join("testdata", name+".txt")
 	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, []byte(got), 0o644))
 	}
 	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -69,13 +65,9 @@ func TestPlans(t *testing.T) {
 				if after := n.snapshot(); after != before {
 					t.Errorf("Enable changes the node before Apply:\n%s", cmp.Diff(before, after))
 				}
-				if err := n.sw().Apply(t.Context(), p); err != nil {
-					t.Fatal(err)
-				}
+				must(t, n.sw().Apply(t.Context(), p))
 				p, err = n.sw().Disable(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				golden(t, kind, got+"\ndisable:\n"+strings.Join(p.Lines(), "\n")+"\n")
 			})
 		})
@@ -93,9 +85,7 @@ func TestEnableAndBack(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := load(t, kind)
 				before := n.snapshot()
-				if err := n.enable(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, n.enable())
 				if !n.through() {
 					t.Fatal("the kubelet does not dial pullgated after enable")
 				}
@@ -105,9 +95,7 @@ func TestEnableAndBack(t *testing.T) {
 				if err != nil || len(p.Steps) != 0 || !strings.Contains(strings.Join(p.Found, " "), "Already enabled") {
 					t.Errorf("Enable once more = %v, %v; want nothing to do", p.Lines(), err)
 				}
-				if err := n.disable(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, n.disable())
 				if diff := cmp.Diff(before, n.snapshot()); diff != "" {
 					t.Errorf("after disable (-before +after):\n%s", diff)
 				}

@@ -155,9 +155,7 @@ func TestChangedSince(t *testing.T) {
 				if tc.left != nil {
 					was = n.read(tc.file)
 				}
-				if err := n.enable(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, n.enable())
 				n.put(tc.file, tc.change(n.read(tc.file)))
 				changed := n.read(tc.file)
 				err := n.disable()
@@ -187,9 +185,7 @@ func TestEnableFollowsTheUnit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "kubeadm-flags")
 		before := n.snapshot()
-		if err := n.enable(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.enable())
 		const kubeadm = "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf"
 		old := n.read(kubeadm)
 		n.put(kubeadm, old+"ExecStart=\nExecStart=/usr/bin/kubelet --new $KUBELET_KUBEADM_ARGS\n")
@@ -210,14 +206,10 @@ func TestEnableFollowsTheUnit(t *testing.T) {
 func TestEnableReplacesItsFileByAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "kubeadm-config")
-		if err := n.enable(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.enable())
 		n.put("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml --config-dir=/etc/kubelet.d\n")
 		n.put("/etc/kubelet.d/README", "nothing\n")
-		if err := n.enable(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.enable())
 		if _, err := os.Stat(filepath.Join(n.root, unitDropIn)); err == nil {
 			t.Error("the old drop-in is still there")
 		}
@@ -238,12 +230,8 @@ func TestDisableWithoutAKubelet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := load(t, "plain-script")
 		before := n.snapshot()
-		if err := n.enable(); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.RemoveAll(filepath.Join(n.root, "proc/72")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.enable())
+		must(t, os.RemoveAll(filepath.Join(n.root, "proc/72")))
 		n.onRestart = func() { n.active = "active" }
 		n.active = "activating"
 		if _, err := n.sw().Enable(t.Context()); err == nil {
@@ -287,13 +275,13 @@ func TestStatus(t *testing.T) {
 		wrong      []string
 	}{
 		{"as installed", "kubeadm-flags", func(*node) {}, false, nil},
-		{"enabled", "kubeadm-flags", func(n *node) { n.mustEnable() }, true, nil},
-		{"enabled, pullgated not running", "k3s", func(n *node) { n.mustEnable(); n.dialErr = errors.New("refused") }, true, []string{"k3s.service needs pullgated: nodeenable: pullgated is not reached on " + listen + ": refused."}},
+		{"enabled", "kubeadm-flags", func(n *node) { must(n.t, n.enable()) }, true, nil},
+		{"enabled, pullgated not running", "k3s", func(n *node) { must(n.t, n.enable()); n.dialErr = errors.New("refused") }, true, []string{"k3s.service needs pullgated: nodeenable: pullgated is not reached on " + listen + ": refused."}},
 		{"one service by hand", "kubeadm-config", func(n *node) {
 			n.put("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint: "+listen+"\nimageServiceEndpoint: unix:///run/other.sock\n")
 		}, false, []string{"Only one of the two CRI services goes through pullgated: the kubelet dials " + listen + " for containers and unix:///run/other.sock for images (set by /var/lib/kubelet/config.yaml)."}},
-		{"our drop-in changed", "k3s", func(n *node) { n.mustEnable(); n.put(rancherDropIn, n.read(rancherDropIn)+"# mine\n") }, true, []string{rancherDropIn + " was changed since pullgatectl node enable wrote it; enable and disable leave it as it is."}},
-		{"our drop-in removed", "kubeadm-flags", func(n *node) { n.mustEnable(); _ = os.Remove(filepath.Join(n.root, unitDropIn)) }, false, []string{"The running kubelet dials " + listen + ", and after a restart it will dial unix:///var/run/containerd/containerd.sock (set by /var/lib/kubelet/kubeadm-flags.env)."}},
+		{"our drop-in changed", "k3s", func(n *node) { must(n.t, n.enable()); n.put(rancherDropIn, n.read(rancherDropIn)+"# mine\n") }, true, []string{rancherDropIn + " was changed since pullgatectl node enable wrote it; enable and disable leave it as it is."}},
+		{"our drop-in removed", "kubeadm-flags", func(n *node) { must(n.t, n.enable()); _ = os.Remove(filepath.Join(n.root, unitDropIn)) }, false, []string{"The running kubelet dials " + listen + ", and after a restart it will dial unix:///var/run/containerd/containerd.sock (set by /var/lib/kubelet/kubeadm-flags.env)."}},
 		{"interrupted", "k3s", func(n *node) { n.killed(2, n.enable) }, true, []string{"pullgatectl node enable was interrupted; run it again, or pullgatectl node disable."}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -313,12 +301,5 @@ func TestStatus(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-func (n *node) mustEnable() {
-	n.t.Helper()
-	if err := n.enable(); err != nil {
-		n.t.Fatal(err)
 	}
 }

@@ -51,9 +51,7 @@ func serve(t *testing.T, path string, answer func(context.Context, *policyv1.Rev
 func serveFake(t *testing.T, path string, f *fake) (stop func()) {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s := grpc.NewServer(grpc.WaitForHandlers(true))
 	policyv1.RegisterPolicyServer(s, f)
 	done := make(chan struct{})
@@ -66,9 +64,7 @@ func serveFake(t *testing.T, path string, f *fake) (stop func()) {
 func dial(t *testing.T, path string, o policyclient.Options) *policyclient.Client {
 	t.Helper()
 	c, err := policyclient.New("unix://"+path, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -173,13 +169,9 @@ func TestReviewWithoutServer(t *testing.T) {
 		t.Errorf("no socket: %v; want ErrNotReached, not found", err)
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l.SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	if _, err := c.Review(t.Context(), request()); !errors.Is(err, policyclient.ErrNotReached) || !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("a socket that nobody listens on: %v; want ErrNotReached, connection refused", err)
 	}
@@ -249,9 +241,7 @@ func TestReviewOfASilentServer(t *testing.T) {
 	}
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = l.Close() }()
 	c := dial(t, path, policyclient.Options{Reconnect: time.Millisecond})
 	begin := time.Now()
@@ -287,9 +277,7 @@ func TestAsAnotherUser(t *testing.T) {
 func TestReviewTrustsRootAlone(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, nil, 0o600))
 	refuses := func(what, path string) {
 		t.Helper()
 		// It does not wait: another attempt finds the same.
@@ -302,16 +290,12 @@ func TestReviewTrustsRootAlone(t *testing.T) {
 	path := filepath.Join(dir, "s")
 	serve(t, path, echo)
 	link := filepath.Join(dir, "link")
-	if err := os.Symlink(path, link); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(path, link))
 	refuses("a link to a socket", link)
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to become another user")
 	}
-	if err := os.Chown(path, 65534, 65534); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chown(path, 65534, 65534))
 	refuses("a socket of another user", path)
 
 	// A socket that belongs to root, on which a process of another user listens.
@@ -326,22 +310,22 @@ func TestReviewTrustsRootAlone(t *testing.T) {
 	cmd.Env, cmd.Dir = append(os.Environ(), otherUser+"="+path), shared
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	defer func() { _ = in.Close(); _ = cmd.Wait() }()
 	if _, err := out.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chown(path, 0, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chown(path, 0, 0))
 	refuses("a process of another user", path)
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

@@ -18,9 +18,7 @@ func folder(t *testing.T, policies ...string) string {
 	for i, p := range policies {
 		name := string(rune('a' + i))
 		text := "apiVersion: " + restriction.APIVersion + "\nkind: " + restriction.Kind + "\nmetadata: {name: " + name + "}\n" + p
-		if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600))
 	}
 	return dir
 }
@@ -28,9 +26,7 @@ func folder(t *testing.T, policies ...string) string {
 func pods(t *testing.T, text string) (all []policytest.Pod) {
 	t.Helper()
 	found, err := podfile.Read([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, p := range found {
 		all = append(all, policytest.Pod{Pod: p, File: "pods.yaml"})
 	}
@@ -61,9 +57,7 @@ func TestWhoJudges(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			tc.settings.Folder = dir
 			p, err := policytest.Read(tc.settings)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			r := p.Test(pods(t, twoContainers))
 			got := r.Pods[0]
 			if got.Admitted != tc.admitted || strings.Join(got.AcceptedBy, " ") != tc.acceptedBy || len(got.Violations) != tc.violations || len(r.Unjudged) != tc.unjudged {
@@ -79,9 +73,7 @@ func TestWhoJudges(t *testing.T) {
 // What the pod violates is reported once, not for the sandbox and for each container.
 func TestViolationsAreReportedOnce(t *testing.T) {
 	p, err := policytest.Read(policytest.Settings{Folder: folder(t, "spec: {spec: {securityContext: {hostNetwork: {require: false}}}}\n")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if r := p.Test(pods(t, twoContainers)); len(r.Pods[0].Violations) != 1 || r.Pods[0].Violations[0].Policy != "a" {
 		t.Errorf("violations %+v; want one", r.Pods[0].Violations)
 	}
@@ -93,14 +85,10 @@ func TestNamespaceLabels(t *testing.T) {
 		s := policytest.Settings{Folder: dir}
 		if labels != "" {
 			s.NamespaceLabels = filepath.Join(t.TempDir(), "labels")
-			if err := os.WriteFile(s.NamespaceLabels, []byte(labels), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(s.NamespaceLabels, []byte(labels), 0o600))
 		}
 		p, err := policytest.Read(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		r := p.Test(pods(t, twoContainers))
 		if unjudged := len(r.Unjudged) == 1; r.Denied() != denied || unjudged != (labels == "") {
 			t.Errorf("labels %q: %+v; want %d denied", labels, r, denied)

@@ -19,9 +19,7 @@ func socket(path string) sockets.Socket {
 func TestBind(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "new", "s")
 	l, err := socket(path).Bind(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, want := range map[string]os.FileMode{path: 0o600, filepath.Dir(path): 0o700} {
 		if info, err := os.Stat(name); err != nil || info.Mode().Perm() != want {
 			t.Errorf("mode of %s = %v, %v; want %v", name, info.Mode(), err, want)
@@ -30,32 +28,22 @@ func TestBind(t *testing.T) {
 	if _, err := socket(path).Bind(t.Context()); !errors.Is(err, sockets.ErrInUse) || !strings.Contains(hint.Of(err), "systemctl status prog") {
 		t.Errorf("a socket that is served: %v; want ErrInUse with a hint", err)
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	// One that a crash has left.
 	stale, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	stale.SetUnlinkOnClose(false)
-	if err := stale.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, stale.Close())
 	l, err = socket(path).Bind(t.Context())
 	if err != nil {
 		t.Fatalf("a stale socket: %v; want it replaced", err)
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 }
 
 func TestBindRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, nil, 0o600))
 	if _, err := socket(file).Bind(t.Context()); err == nil || hint.Of(err) != "remove it, or set a.listen to another path" {
 		t.Errorf("a file: %v; want an error with a hint", err)
 	}
@@ -71,5 +59,13 @@ func TestBindRefuses(t *testing.T) {
 func TestInheritWithoutSystemd(t *testing.T) {
 	if l, err := socket("/s").Inherit(); l != nil || err != nil {
 		t.Errorf("Inherit = %v, %v; want nil, nil", l, err)
+	}
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }
