@@ -138,8 +138,8 @@ func newWorldOn(t *testing.T, store *records.Store, o tracker.Options, change ..
 	w.tracker = tracker.New(w.store, w.key, w.node, o)
 	c := adminapi.Config{
 		Tracker: w.tracker, Store: w.store, Runtime: w.node, Pods: w.node, PodSource: w.node, Decisions: w.feed,
-		Status: func(context.Context) adminapi.Status {
-			return adminapi.Status{Version: "v0", Configuration: "kind: x\n"}
+		Status: func(context.Context) *adminv1.GetStatusResponse {
+			return &adminv1.GetStatusResponse{Version: "v0", Configuration: "kind: x\n"}
 		},
 		Trusted: func() { w.trusted++ }, Panic: func() { w.panics++ }, Log: klog.Background().V(99),
 	}

@@ -97,8 +97,10 @@ type Config struct {
 	KeyFingerprint  string
 	// Decisions is the feed of WatchDecisions.
 	Decisions *Feed
-	// Status returns the part of GetStatus's answer that is neither from the tracker nor from the store.
-	Status func(ctx context.Context) Status
+	// StorePath is the path of the file of the store.
+	StorePath string
+	// Status returns a new answer of GetStatus, without what is from the tracker and the store.
+	Status func(ctx context.Context) *adminv1.GetStatusResponse
 	// Policies returns the policies in use; nil if there are none.
 	Policies func() Policies
 	// Signatures asks about signatures of images; nil if no policy can require them.

@@ -127,7 +127,7 @@ func TestServerKeepsItsLimits(t *testing.T) {
 
 func TestPanicStaysWithinItsCall(t *testing.T) {
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) {
-		c.Status = func(context.Context) adminapi.Status { panic("no status") }
+		c.Status = func(context.Context) *adminv1.GetStatusResponse { panic("no status") }
 	})
 	if _, err := w.GetStatus(t.Context(), &adminv1.GetStatusRequest{}); status.Code(err) != codes.Internal || strings.Contains(err.Error(), "no status") || w.panics != 1 {
 		t.Errorf("a call that panics = %v, %d counted; want Internal, and the panic only in the log", err, w.panics)
@@ -159,7 +159,11 @@ func TestHealthIsThatOfTheCRI(t *testing.T) {
 func TestShutdownEndsStreamsAndDrainsCalls(t *testing.T) {
 	under, goOn := make(chan struct{}), make(chan struct{})
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) {
-		c.Status = func(context.Context) adminapi.Status { close(under); <-goOn; return adminapi.Status{Version: "late"} }
+		c.Status = func(context.Context) *adminv1.GetStatusResponse {
+			close(under)
+			<-goOn
+			return &adminv1.GetStatusResponse{Version: "late"}
+		}
 	})
 	ctx := t.Context()
 	decisions, err := w.WatchDecisions(ctx, &adminv1.WatchDecisionsRequest{})
@@ -272,7 +276,11 @@ func TestStreamIsAnsweredWhenItsHandlerHasReturned(t *testing.T) {
 func TestShutdownDoesNotWaitForEver(t *testing.T) {
 	under := make(chan struct{})
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) {
-		c.Status = func(ctx context.Context) adminapi.Status { close(under); <-ctx.Done(); return adminapi.Status{} }
+		c.Status = func(ctx context.Context) *adminv1.GetStatusResponse {
+			close(under)
+			<-ctx.Done()
+			return &adminv1.GetStatusResponse{}
+		}
 	})
 	go func() { _, _ = w.GetStatus(t.Context(), &adminv1.GetStatusRequest{}) }()
 	<-under

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/yaml"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 const (
@@ -29,12 +31,12 @@ const (
 type inForce struct {
 	mu     sync.Mutex // guards the fields below; no function is called under it
 	config config.Config
-	found  bool // config is from a file, and not the defaults
-	reload adminapi.Reload
+	found  bool            // config is from a file, and not the defaults
+	reload *adminv1.Reload // immutable; its Error is "" if the result is in force
 }
 
 func newInForce(c config.Config, found bool) *inForce {
-	return &inForce{config: c, found: found, reload: adminapi.Reload{At: time.Now()}}
+	return &inForce{config: c, found: found, reload: &adminv1.Reload{At: timestamppb.Now()}}
 }
 
 // took notes that a configuration was read; only some of it can change while the daemon runs.
@@ -42,17 +44,17 @@ func (f *inForce) took(at time.Time, c config.Config, found bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.found = found
-	f.config, f.reload = config.Reloaded(f.config, c), adminapi.Reload{At: at}
+	f.config, f.reload = config.Reloaded(f.config, c), &adminv1.Reload{At: timestamppb.New(at)}
 }
 
 // refused notes that the configuration that was read is not in use.
 func (f *inForce) refused(at time.Time, why error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.reload = adminapi.Reload{At: at, Error: why.Error()}
+	f.reload = &adminv1.Reload{At: timestamppb.New(at), Error: why.Error()}
 }
 
-func (f *inForce) get() (c config.Config, found bool, reload adminapi.Reload) {
+func (f *inForce) get() (c config.Config, found bool, reload *adminv1.Reload) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.config, f.found, f.reload
@@ -86,8 +88,9 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 			VerifyUntracked: o.Config.UntrackedImages == config.UntrackedVerify,
 			PerNamespace:    o.Config.RuntimeCredentials == config.RuntimeCredentialsPerNamespace,
 		},
-		Log: log,
-		Status: func(ctx context.Context) adminapi.Status {
+		Log:       log,
+		StorePath: filepath.Join(o.Config.StateDir, storeFile),
+		Status: func(ctx context.Context) *adminv1.GetStatusResponse {
 			c, found, reload := p.inForce.get()
 			// An empty list is shown as [], not as null.
 			c.Exempt.Namespaces = append([]string{}, c.Exempt.Namespaces...)
@@ -96,14 +99,13 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 			if err != nil {
 				log.Info("Could not render configuration", "err", err)
 			}
-			s := adminapi.Status{
-				Version: o.Version, Commit: o.Commit, Started: started,
+			s := &adminv1.GetStatusResponse{
+				Version: o.Version, Commit: o.Commit, Started: timestamppb.New(started),
 				Enforcing:     !c.NoPullImageSecretRecheck && c.Policy().Mode() != policy.ModeNeverVerify,
 				Policy:        string(c.Policy().Mode()),
 				Configuration: string(text), Reload: reload,
 				ConfigurationPath: o.ConfigPath, ConfigurationFound: found, NotListening: p.service.notListening(),
-				StorePath: filepath.Join(c.StateDir, storeFile),
-				Runtime:   adminapi.RuntimeStatus{Endpoint: c.RuntimeEndpoint, Up: p.conns.up()},
+				Runtime:   &adminv1.RuntimeStatus{Endpoint: c.RuntimeEndpoint, Up: p.conns.up()},
 				PodSource: p.source.status(), DecisionLog: p.decisions.status(),
 			}
 			limited, cancel := context.WithTimeout(ctx, versionLimit)

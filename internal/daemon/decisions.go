@@ -8,6 +8,7 @@ import (
 	"github.com/pullgate/pullgate/internal/decisionlog"
 	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/metrics"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 // decisionLog is the configured log of decisions.
@@ -44,11 +45,11 @@ func (l *decisionLog) close() error {
 }
 
 // status returns the state of the log for the admin API, nil if there is none.
-func (l *decisionLog) status() *adminapi.DecisionLogStatus {
+func (l *decisionLog) status() *adminv1.DecisionLogStatus {
 	if l == nil {
 		return nil
 	}
-	return &adminapi.DecisionLogStatus{Path: l.path, Dropped: l.dropped.Load()}
+	return &adminv1.DecisionLogStatus{Path: l.path, Dropped: l.dropped.Load()}
 }
 
 // decided sends the decisions of the gate to the log, if there is one, and to the watchers.

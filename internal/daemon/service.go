@@ -10,8 +10,8 @@ import (
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/internal/config"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 // A service reports the state of the daemon to systemd, if systemd requests it (Type=notify). Its methods may be called
@@ -60,11 +60,11 @@ func (s *service) bound(field string, err error) {
 }
 
 // notListening returns the listeners that could not be bound, ordered by field.
-func (s *service) notListening() (all []adminapi.NotListening) {
+func (s *service) notListening() (all []*adminv1.NotListening) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, field := range slices.Sorted(maps.Keys(s.unbound)) {
-		all = append(all, adminapi.NotListening{Field: field, Error: s.unbound[field].Error()})
+		all = append(all, &adminv1.NotListening{Field: field, Error: s.unbound[field].Error()})
 	}
 	return all
 }

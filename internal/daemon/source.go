@@ -15,6 +15,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/podview"
 	"github.com/pullgate/pullgate/pkg/tracker"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 // podSource adapts the pod source to gate.PodSource.
@@ -132,11 +133,11 @@ func (s *podSource) forAdmin() adminapi.PodSource { //nolint:ireturn // see abov
 }
 
 // status returns the state of the source for the admin API, nil if there is none.
-func (s *podSource) status() *adminapi.PodSourceStatus {
+func (s *podSource) status() *adminv1.PodSourceStatus {
 	if s == nil {
 		return nil
 	}
-	return &adminapi.PodSourceStatus{Node: s.source.NodeName(), Synced: s.source.Synced(), Pods: s.source.Len()}
+	return &adminv1.PodSourceStatus{Node: s.source.NodeName(), Synced: s.source.Synced(), Pods: int64(s.source.Len())}
 }
 
 // Find returns the pod with the UID, or with the namespace and name.
