@@ -81,6 +81,14 @@ func isPath(s string) bool {
 	return filepath.IsAbs(s) && filepath.Clean(s) == s && s != "/"
 }
 
+// checkPath returns an error unless a value is "", which means without, or the path of a file.
+func checkPath(path, value, example, without string) field.ErrorList {
+	if value == "" || isPath(value) {
+		return nil
+	}
+	return field.ErrorList{invalid(path, value, "must be an absolute path, as in "+example+`, or "" for `+without)}
+}
+
 func checkValues(c *Config) (errs field.ErrorList) {
 	if !filepath.IsAbs(c.StateDir) {
 		errs = append(errs, invalid("stateDir", c.StateDir, "must be an absolute path"))
@@ -90,9 +98,7 @@ func checkValues(c *Config) (errs field.ErrorList) {
 	errs = append(errs, oneOf("kubeletSkipsAlwaysPrecheck", c.KubeletSkipsAlwaysPrecheck, Auto, True, False)...)
 	errs = append(errs, checkNamespaces("exempt.namespaces", c.Exempt.Namespaces)...)
 	errs = append(errs, checkDockerConfigFiles(c.NodeCredentials)...)
-	if k := c.PodSource.Kubeconfig; k != "" && !isPath(k) {
-		errs = append(errs, invalid("podSource.kubeconfig", k, `must be an absolute path, as in /etc/kubernetes/kubelet.conf, or "" for no pod source`))
-	}
+	errs = append(errs, checkPath("podSource.kubeconfig", c.PodSource.Kubeconfig, "/etc/kubernetes/kubelet.conf", "no pod source")...)
 	if n := c.PodSource.NodeName; n != "" {
 		for _, detail := range validation.IsDNS1123Subdomain(n) {
 			errs = append(errs, invalid("podSource.nodeName", n, detail))
@@ -102,10 +108,7 @@ func checkValues(c *Config) (errs field.ErrorList) {
 		}
 	}
 	errs = append(errs, checkAddress("metrics.listen", c.Metrics.Listen, "127.0.0.1:9471")...)
-	if p := c.DecisionLog.Path; p != "" && !isPath(p) {
-		errs = append(errs, invalid("decisionLog.path", p, `must be an absolute path, as in /var/log/pullgate/decisions.log, or "" for no file`))
-	}
-	return errs
+	return append(errs, checkPath("decisionLog.path", c.DecisionLog.Path, "/var/log/pullgate/decisions.log", "no file")...)
 }
 
 func checkDockerConfigFiles(n NodeCredentials) (errs field.ErrorList) {
@@ -128,17 +131,11 @@ func checkNamespaces(path string, namespaces []string) (errs field.ErrorList) {
 
 func checkAdmission(c *Config) (errs field.ErrorList) {
 	a := c.Admission
-	if a.Policies != "" && !isPath(a.Policies) {
-		errs = append(errs, invalid("admission.policies", a.Policies, `must be an absolute path, as in /etc/pullgate/policies, or "" for no policies`))
-	}
+	errs = append(errs, checkPath("admission.policies", a.Policies, "/etc/pullgate/policies", "no policies")...)
 	errs = append(errs, checkNamespaces("admission.exempt.namespaces", a.Exempt.Namespaces)...)
 	errs = append(errs, oneOf("admission.unjudged", a.Unjudged, UnjudgedIgnore, UnjudgedRefuse)...)
-	if l := a.NamespaceLabels; l != "" && !isPath(l) {
-		errs = append(errs, invalid("admission.namespaceLabels", l, `must be an absolute path, as in /etc/pullgate/namespaces.yaml, or "" for no file`))
-	}
-	if r := a.TrustedRoot; r != "" && !isPath(r) {
-		errs = append(errs, invalid("admission.trustedRoot", r, `must be an absolute path, as in /etc/pullgate/trusted_root.json, or "" for none`))
-	}
+	errs = append(errs, checkPath("admission.namespaceLabels", a.NamespaceLabels, "/etc/pullgate/namespaces.yaml", "no file")...)
+	errs = append(errs, checkPath("admission.trustedRoot", a.TrustedRoot, "/etc/pullgate/trusted_root.json", "none")...)
 	if !isPath(a.KubeletRoot) {
 		errs = append(errs, invalid("admission.kubeletRoot", a.KubeletRoot, "must be an absolute path, as in /var/lib/kubelet"))
 	}

@@ -188,18 +188,14 @@ func ParsePolicyd(data []byte) (Policyd, error) {
 
 func checkPolicydValues(c *Policyd) field.ErrorList {
 	errs := checkHeader(c.APIVersion, c.Kind, PolicydKind)
-	if c.Policies != "" && !isPath(c.Policies) {
-		errs = append(errs, invalid("policies", c.Policies, `must be an absolute path, as in /etc/pullgate/policies, or "" for no policies`))
-	}
+	errs = append(errs, checkPath("policies", c.Policies, "/etc/pullgate/policies", "no policies")...)
 	if l := c.Node.Listen; l != "" {
 		if err := checkEndpoint("node.listen", l); err != nil {
 			errs = append(errs, err)
 		}
 	}
 	errs = append(errs, checkAddress("metrics.listen", c.Metrics.Listen, "127.0.0.1:9472")...)
-	if k := c.Kubeconfig; k != "" && !isPath(k) {
-		errs = append(errs, invalid("kubeconfig", k, `must be an absolute path, as in /etc/pullgate/policyd.kubeconfig, or "" for the configuration inside a cluster`))
-	}
+	errs = append(errs, checkPath("kubeconfig", c.Kubeconfig, "/etc/pullgate/policyd.kubeconfig", "the configuration inside a cluster")...)
 	return append(errs, CheckPodTemplates(c.PodTemplates)...)
 }
 
@@ -263,15 +259,9 @@ func CheckPodTemplates(list []PodTemplate) (errs field.ErrorList) {
 func checkSignatures(c *Policyd) field.ErrorList {
 	errs := oneOf("credentials", c.Credentials, CredentialsPull, CredentialsNode, CredentialsNone)
 	errs = append(errs, checkDockerConfigFiles(c.NodeCredentials)...)
-	for _, f := range []struct{ path, value, detail string }{
-		{"trustedRoot", c.TrustedRoot, `as in /etc/pullgate/trusted_root.json, or "" for none`},
-		{"registries.hostsDir", c.Registries.HostsDir, `as in /etc/containerd/certs.d, or "" for none`},
-		{"bundles", c.Bundles, `as in /etc/pullgate/bundles, or "" for none`},
-	} {
-		if f.value != "" && !isPath(f.value) {
-			errs = append(errs, invalid(f.path, f.value, "must be an absolute path, "+f.detail))
-		}
-	}
+	errs = append(errs, checkPath("trustedRoot", c.TrustedRoot, "/etc/pullgate/trusted_root.json", "none")...)
+	errs = append(errs, checkPath("registries.hostsDir", c.Registries.HostsDir, "/etc/containerd/certs.d", "none")...)
+	errs = append(errs, checkPath("bundles", c.Bundles, "/etc/pullgate/bundles", "none")...)
 	if n := c.Limits.Signatures; n < 1 || n > maxSignatures {
 		errs = append(errs, field.Invalid(field.NewPath("limits.signatures"), n, fmt.Sprintf("must be a number from 1 to %d", maxSignatures)))
 	}
