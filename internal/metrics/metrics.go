@@ -77,10 +77,7 @@ func New(version, goVersion string, methods []string) *Metrics {
 	m.verdicts = counterVec("pullgate_verdicts_total", "Judgements by the CRI call that asked, the verdict and the rule it rests on.", "call", "verdict", "reason")
 	m.checks = counterVec("kubelet_imagemanager_image_mustpull_checks_total",
 		"Pre-checks of the kubelet for an image on the node, counted under the name and with the results of the kubelet's own verification.", "result")
-	m.hidden = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "pullgate_prechecks_hidden_total",
-		Help: "Pre-checks of the kubelet that were answered as if the image were not on the node.",
-	})
+	m.hidden = counter("pullgate_prechecks_hidden_total", "Pre-checks of the kubelet that were answered as if the image were not on the node.")
 	m.denials = counterVec("pullgate_denials_total", "Calls that were answered with PermissionDenied because the pod had not proved access to the image.", "call")
 	m.forwarded = counterVec("pullgate_forwarded_calls_total", "Calls through the CRI socket by method and status code.", "method", "code")
 	m.callDuration = histogramVec("pullgate_call_duration_seconds", "Seconds that a call took from its arrival to its answer, the runtime's part included.", calls, "judged")
@@ -92,19 +89,10 @@ func New(version, goVersion string, methods []string) *Metrics {
 	})
 	m.upstreamUp = gauge("pullgate_upstream_up", "1 while the runtime is connected, else 0.")
 	m.distrusted = gauge("pullgate_store_distrusted", "1 while the store is distrusted because an earlier one was lost: images on the node are then not marked preloaded.")
-	m.panics = prometheus.NewCounter(prometheus.CounterOpts{Name: "pullgate_panics_total", Help: "Calls that panicked and were answered with Internal. Anything but 0 is a bug."})
-	m.unresolved = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "pullgate_pulls_unresolved_total",
-		Help: "Successful pulls that were not recorded, because the runtime does not report which image it pulled. Their images need proof.",
-	})
-	m.ignored = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "pullgate_credentials_ignored_total",
-		Help: "Look-ups of a pod's credentials for an image that found more than 16. Only the first 16, in the order in which a kubelet tries them, are considered.",
-	})
-	m.dropped = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "pullgate_decisions_dropped_total",
-		Help: "Decisions that are missing in the decision log, because its file could not be written, or not fast enough.",
-	})
+	m.panics = counter("pullgate_panics_total", "Calls that panicked and were answered with Internal. Anything but 0 is a bug.")
+	m.unresolved = counter("pullgate_pulls_unresolved_total", "Successful pulls that were not recorded, because the runtime does not report which image it pulled. Their images need proof.")
+	m.ignored = counter("pullgate_credentials_ignored_total", "Look-ups of a pod's credentials for an image that found more than 16. Only the first 16, in the order in which a kubelet tries them, are considered.")
+	m.dropped = counter("pullgate_decisions_dropped_total", "Decisions that are missing in the decision log, because its file could not be written, or not fast enough.")
 	m.reloaded = gauge("pullgate_config_last_reload_success", "1 if the configuration was right when it was last read, else 0: the last good one is in use.")
 	m.reloadedAt = gauge("pullgate_config_last_reload_success_timestamp_seconds", "When the configuration in use was read, in seconds since 1970.")
 	m.sourceErrors = counterVec("pullgate_pod_source_errors_total", "Things that the pod source could not learn from the API server, by reason.", "reason")
@@ -148,6 +136,10 @@ func histogramVec(name, help string, buckets []float64, labels ...string) *prome
 
 func counterVec(name, help string, labels ...string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+}
+
+func counter(name, help string) prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 }
 
 func gauge(name, help string) prometheus.Gauge {
@@ -313,6 +305,11 @@ func number(b bool) float64 {
 	return 0
 }
 
+// gaugeFunc registers a gauge that is asked for at each scrape.
+func (m *Metrics) gaugeFunc(name, help string, value func() float64) {
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
+}
+
 // SetPodSource sets the function that reports, at each scrape, whether the pod source is synced with the API
 // server, and the reasons by which its errors are counted.
 func (m *Metrics) SetPodSource(reasons []string, synced func() bool) {
@@ -320,10 +317,7 @@ func (m *Metrics) SetPodSource(reasons []string, synced func() bool) {
 	for _, r := range reasons {
 		m.sourceErrors.WithLabelValues(r) // 0 is a value too
 	}
-	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "pullgate_pod_source_synced",
-		Help: "1 while the pods of the node are known and watched at the API server, else 0. Absent without a pod source.",
-	}, func() float64 { return number(synced()) }))
+	m.gaugeFunc("pullgate_pod_source_synced", "1 while the pods of the node are known and watched at the API server, else 0. Absent without a pod source.", func() float64 { return number(synced()) })
 }
 
 // PodSourceError counts something that the pod source could not learn.
@@ -333,10 +327,7 @@ func (m *Metrics) PodSourceError(reason string) {
 
 // SetGrants gives the function that counts the grants at each scrape.
 func (m *Metrics) SetGrants(grants func() int) {
-	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "pullgate_grants",
-		Help: "Pods and images for which access is granted in memory.",
-	}, func() float64 { return float64(grants()) }))
+	m.gaugeFunc("pullgate_grants", "Pods and images for which access is granted in memory.", func() float64 { return float64(grants()) })
 }
 
 // StoreCounts are how much the store holds.
