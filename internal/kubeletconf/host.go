@@ -23,14 +23,17 @@ const maxSize = 1 << 20
 type Host struct {
 	// Root is the folder that replaces /; "" is / itself.
 	Root string
-	// Command runs a program and returns what it wrote to stdout; nil is Run.
+	// Command runs a program and returns what it wrote to stdout; nil runs it on this machine.
 	Command func(ctx context.Context, name string, args ...string) ([]byte, error)
 
 	changed map[string][]byte
 }
 
-// Run runs a program and returns what it wrote to stdout. An error ends with what it wrote to stderr.
-func Run(ctx context.Context, name string, args ...string) ([]byte, error) {
+// Run runs a program and returns what it wrote to stdout. An error of the default Command ends with what the program wrote to stderr.
+func (h Host) Run(ctx context.Context, name string, args ...string) ([]byte, error) {
+	if h.Command != nil {
+		return h.Command(ctx, name, args...)
+	}
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, name, args...) //nolint:gosec // systemctl and journalctl, which the callers name
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -39,13 +42,6 @@ func Run(ctx context.Context, name string, args ...string) ([]byte, error) {
 		return stdout.Bytes(), fmt.Errorf("%s: %w: %s", name, err, output)
 	}
 	return stdout.Bytes(), nil
-}
-
-func (h Host) command(ctx context.Context, name string, args ...string) ([]byte, error) {
-	if h.Command == nil {
-		return Run(ctx, name, args...)
-	}
-	return h.Command(ctx, name, args...)
 }
 
 // With returns the host as it would be if these files, by their absolute paths, had this content; nil stands for a

@@ -22,7 +22,10 @@ const (
 )
 
 // A Setting is a value and where it is set: the path of a file, or a few words.
-type Setting struct{ Value, From string }
+type Setting struct {
+	Value string `json:"endpoint"`
+	From  string `json:"from"`
+}
 
 // Settings are the settings of a kubelet that matter here.
 type Settings struct {

@@ -37,7 +37,7 @@ const unitProperties = "Id,LoadState,ActiveState,SubState,MainPID,NRestarts,Invo
 
 // Units returns the units of these names, one for each, whether there is one or not.
 func (h Host) Units(ctx context.Context, names ...string) ([]Unit, error) {
-	out, err := h.command(ctx, "systemctl", append([]string{"show", "--property=" + unitProperties, "--"}, names...)...)
+	out, err := h.Run(ctx, "systemctl", append([]string{"show", "--property=" + unitProperties, "--"}, names...)...)
 	if err != nil {
 		return nil, hint.Errorf("this requires a node on which systemd runs the kubelet; otherwise set the kubelet's endpoint by hand: see https://github.com/pullgate/pullgate/blob/main/docs/install.md",
 			"ask systemd for %s: %w", strings.Join(names, ", "), err)

@@ -123,8 +123,8 @@ func (s Enabler) rollBack(ctx context.Context, p Plan, began int, why error) err
 	unit := p.inspection.node.Unit.Name
 	back, err := s.Disable(ctx)
 	if err == nil {
-		if !restarted(p.Steps[:began]) {
-			back.Steps = withoutRestart(back.Steps)
+		if !slices.ContainsFunc(p.Steps[:began], Step.isRestart) { // nor is a restart needed to go back
+			back.Steps = slices.DeleteFunc(back.Steps, func(s Step) bool { return s.isRestart() || s.Action == Watch })
 		}
 		_, err = s.do(ctx, back)
 	}
@@ -139,21 +139,6 @@ func (s Enabler) rollBack(ctx context.Context, p Plan, began int, why error) err
 		Err:  fmt.Errorf("not enabled, all changes were reverted: %w", why),
 		Hint: "journalctl -u " + unit + " and journalctl -u pullgated have details",
 	}
-}
-
-func restarted(steps []Step) bool {
-	return slices.ContainsFunc(steps, Step.isRestart)
-}
-
-// withoutRestart omits the restart of a kubelet that has not been restarted with the changes.
-func withoutRestart(steps []Step) []Step {
-	var all []Step
-	for _, s := range steps {
-		if !s.isRestart() && s.Action != Watch {
-			all = append(all, s)
-		}
-	}
-	return all
 }
 
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

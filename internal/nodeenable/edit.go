@@ -65,8 +65,7 @@ func edit(h kubeletconf.Host, file, endpoint string) (change, error) {
 func undo(content []byte, lines []line) (before []byte, ok bool) {
 	text := string(content)
 	for _, l := range slices.Backward(lines) {
-		if count(text, l.Now) == 1 {
-			at := index(text, l.Now)
+		if at, ok := once(text, l.Now); ok {
 			text = text[:at] + l.Was + text[at+len(l.Now):]
 			continue
 		}
@@ -80,23 +79,17 @@ func undo(content []byte, lines []line) (before []byte, ok bool) {
 // takenBack reports whether the replaced line has already been restored.
 func takenBack(text string, l line) bool {
 	if l.Was != "" {
-		return count(text, l.Was) == 1
+		_, ok := once(text, l.Was)
+		return ok
 	}
 	key, _, _ := strings.Cut(strings.TrimSpace(l.Now), ":")
 	return index(text, key+":") < 0
 }
 
-// count returns how often lines occur in a text, from the beginning of a line.
-func count(text, lines string) int {
-	n := 0
-	for {
-		at := index(text, lines)
-		if at < 0 {
-			return n
-		}
-		n++
-		text = text[at+len(lines):]
-	}
+// once returns the position of lines that occur exactly once in a text, from the beginning of a line.
+func once(text, lines string) (at int, ok bool) {
+	at = index(text, lines)
+	return at, at >= 0 && index(text[at+len(lines):], lines) < 0
 }
 
 // index returns the first position of lines in a text, from the beginning of a line; -1 for none.

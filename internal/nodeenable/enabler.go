@@ -109,10 +109,6 @@ func (s Enabler) free(dir string) (uint64, error) {
 
 // command runs a program of the host.
 func (s Enabler) command(ctx context.Context, argv ...string) (string, error) {
-	run := s.Host.Command
-	if run == nil {
-		run = kubeletconf.Run
-	}
-	out, err := run(ctx, argv[0], argv[1:]...)
+	out, err := s.Host.Run(ctx, argv[0], argv[1:]...)
 	return strings.TrimSpace(string(out)), err
 }

@@ -3,6 +3,7 @@ package nodeenable
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 )
@@ -66,15 +67,10 @@ func (l *inspection) own(h kubeletconf.Host) error {
 		if err := l.ownLines(h, l.journal.File); err != nil {
 			return err
 		}
-	} else if l.journal != nil {
+	} else if l.journal != nil && !slices.Contains(candidates, l.journal.File.Path) {
 		candidates = append(candidates, l.journal.File.Path)
 	}
-	seen := map[string]bool{}
 	for _, file := range candidates {
-		if seen[file] {
-			continue
-		}
-		seen[file] = true
 		owner, err := ownerOf(h, file)
 		if err != nil {
 			return fmt.Errorf("find the owner of %s: %w", file, err)

@@ -15,25 +15,17 @@ type Status struct {
 	// Enabled reports whether the kubelet dials pullgated for both services, now and after its next start.
 	Enabled bool `json:"enabled"`
 	// Runtime and Image are what it dials for each service, and where that is configured.
-	Runtime Dialled `json:"runtime"`
-	Image   Dialled `json:"image"`
+	Runtime kubeletconf.Setting `json:"runtime"`
+	Image   kubeletconf.Setting `json:"image"`
 	// Files are the unchanged files that pullgatectl wrote.
 	Files []string `json:"files"`
 	// Journal is the phase of the journal; "" if there is none.
 	Journal string `json:"journal,omitempty"`
 	// Without is what the kubelet would dial without the changes of pullgatectl.
-	Without Dialled `json:"without"`
+	Without kubeletconf.Setting `json:"without"`
 	// Wrong are the problems that need attention, a sentence each.
 	Wrong []string `json:"wrong"`
 }
-
-// Dialled is an endpoint and where it is configured.
-type Dialled struct {
-	Endpoint string `json:"endpoint"`
-	From     string `json:"from"`
-}
-
-func dialled(s kubeletconf.Setting) Dialled { return Dialled{s.Value, s.From} }
 
 // Status inspects the node and changes nothing.
 func (s Enabler) Status(ctx context.Context) (Status, error) {
@@ -48,7 +40,7 @@ func (s Enabler) Status(ctx context.Context) (Status, error) {
 	st := Status{
 		Unit: l.node.Unit.Name, Kind: string(l.node.Kind), State: l.node.Unit.Active,
 		Enabled: s.enabled(l),
-		Runtime: dialled(d.Runtime), Image: dialled(d.Image), Without: dialled(l.base.Configured.Runtime),
+		Runtime: d.Runtime, Image: d.Image, Without: l.base.Configured.Runtime,
 		Files: []string{}, Wrong: s.wrong(ctx, l),
 	}
 	for _, f := range l.files {
@@ -102,12 +94,12 @@ func (st Status) Lines() []string {
 		all = append(all, fmt.Sprintf("  %-12s ", name)+fmt.Sprintf(format, args...))
 	}
 	row("unit", "%s (%s), %s", st.Unit, st.Kind, st.State)
-	row("dials", "%s, set by %s", st.Runtime.Endpoint, st.Runtime.From)
+	row("dials", "%s, set by %s", st.Runtime.Value, st.Runtime.From)
 	if st.Image != st.Runtime {
-		row("for images", "%s, set by %s", st.Image.Endpoint, st.Image.From)
+		row("for images", "%s, set by %s", st.Image.Value, st.Image.From)
 	}
-	if st.Without.Endpoint != st.Runtime.Endpoint {
-		row("disabled", "it would dial %s, set by %s", st.Without.Endpoint, st.Without.From)
+	if st.Without.Value != st.Runtime.Value {
+		row("disabled", "it would dial %s, set by %s", st.Without.Value, st.Without.From)
 	}
 	for _, f := range st.Files {
 		row("written", "%s", f)
