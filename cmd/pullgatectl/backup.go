@@ -17,10 +17,6 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func damaged(places int) error {
-	return hint.Errorf("check the disk; then see https://github.com/pullgate/pullgate/blob/main/docs/store.md#a-lost-or-damaged-store", "%s of the store cannot be read", output.Count(places, "place", "places"))
-}
-
 func storeBackupCommand(c *cli.Console) *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{

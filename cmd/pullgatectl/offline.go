@@ -114,7 +114,7 @@ func damagedIf(places int) error {
 	if places == 0 {
 		return nil
 	}
-	return damaged(places)
+	return hint.Errorf("check the disk; then see https://github.com/pullgate/pullgate/blob/main/docs/store.md#a-lost-or-damaged-store", "%s of the store cannot be read", output.Count(places, "place", "places"))
 }
 
 // offlineFailure adds a hint to an error of the file of a store.

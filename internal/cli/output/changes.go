@@ -26,7 +26,7 @@ func (v View) Revocation(p *Page, r *adminv1.RevokeResponse) {
 		p.Gap()
 		p.PaintProse(Heed, "", "%s preloaded and not touched by this: under a policy that exempts preloaded images every pod may still use marked images. `pullgatectl preloaded forget` ends that.",
 			Count(len(r.GetMarked()), "pair is", "pairs are"))
-		p.Table([]string{"REPOSITORY", "IMAGE ID", "SINCE", "SET BY"}, v.markRows(r.GetMarked()))
+		v.Marks(p, r.GetMarked())
 	}
 }
 
@@ -60,11 +60,9 @@ func (v View) Acceptance(p *Page, r *adminv1.AcceptPreloadedResponse) {
 		}
 		proved[rec.GetPair().GetImageId()+" "+rec.GetPair().GetRepository()] = by
 	}
-	rows := make([]Row, 0, len(r.GetAccepted()))
-	for _, pair := range r.GetAccepted() {
-		rows = append(rows, Row{Cells: []string{pair.GetRepository(), v.ID(pair.GetImageId()), proved[pair.GetImageId()+" "+pair.GetRepository()]}})
-	}
-	p.Table([]string{"REPOSITORY", "IMAGE ID", "PROVED BY"}, rows)
+	tableOf(p, []string{"REPOSITORY", "IMAGE ID", "PROVED BY"}, r.GetAccepted(), func(pair *adminv1.Pair) []string {
+		return []string{pair.GetRepository(), v.ID(pair.GetImageId()), proved[pair.GetImageId()+" "+pair.GetRepository()]}
+	})
 	p.Gap()
 	p.PaintProse(Heed, "", "Access to %s was proved with credentials. Accepting them opens them to every pod, and needs --including-proved.",
 		Count(len(r.GetProved()), "of these pairs", "of these pairs"))
@@ -127,9 +125,7 @@ func (View) Verification(p *Page, r *adminv1.VerifyStoreResponse) {
 		return
 	}
 	p.Paint(Bad, "%s read in %s, %s unreadable. Unreadable values need proof.", Count(r.GetValues(), "value", "values"), took, Count(len(r.GetProblems()), "place", "places"))
-	rows := make([]Row, 0, len(r.GetProblems()))
-	for _, problem := range r.GetProblems() {
-		rows = append(rows, Row{Cells: []string{problem.GetWhere(), problem.GetWhat()}})
-	}
-	p.Table([]string{"WHERE", "WHAT"}, rows)
+	tableOf(p, []string{"WHERE", "WHAT"}, r.GetProblems(), func(problem *adminv1.StoreProblem) []string {
+		return []string{problem.GetWhere(), problem.GetWhat()}
+	})
 }

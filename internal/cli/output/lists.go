@@ -83,14 +83,13 @@ func (v View) record(p *Page, r *adminv1.Record) {
 	if len(r.GetProofs()) == 0 {
 		return
 	}
-	rows := make([]Row, 0, len(r.GetProofs()))
-	for _, proof := range r.GetProofs() {
-		rows = append(rows, Row{Cells: []string{
+	head := []string{"  CREDENTIAL", "SECRETS", "FIRST PROVED", "LAST PROVED", "LAST USED", "EXPIRES", "REFUSED"}
+	tableOf(p, head, r.GetProofs(), func(proof *adminv1.Proof) []string {
+		return []string{
 			"  " + v.ID(proof.GetCredentialId()), secretNames(proof.GetSecrets()), v.age(proof.GetFirstProved()), v.age(proof.GetLastProved()),
 			v.age(proof.GetLastUsed()), v.expiry(proof.GetExpires()), v.age(proof.GetDenied()),
-		}})
-	}
-	p.Table([]string{"  CREDENTIAL", "SECRETS", "FIRST PROVED", "LAST PROVED", "LAST USED", "EXPIRES", "REFUSED"}, rows)
+		}
+	})
 }
 
 // expiry returns when a proof or an endorsement has to be renewed.
@@ -107,53 +106,37 @@ func (v View) expiry(expires *timestamppb.Timestamp) string {
 
 // Intents prints the pulls without a known result.
 func (v View) Intents(p *Page, intents []*adminv1.Intent) {
-	rows := make([]Row, 0, len(intents))
-	for _, i := range intents {
+	tableOf(p, []string{"REPOSITORY", "NAME", "STATE", "BEGUN", "ANSWER LOST"}, intents, func(i *adminv1.Intent) []string {
 		state := "in progress"
 		if i.GetEnded() != nil {
 			state = "answer lost"
 		}
-		rows = append(rows, Row{Cells: []string{i.GetRepository(), i.GetName(), state, v.age(i.GetBegun()), v.age(i.GetEnded())}})
-	}
-	p.Table([]string{"REPOSITORY", "NAME", "STATE", "BEGUN", "ANSWER LOST"}, rows)
+		return []string{i.GetRepository(), i.GetName(), state, v.age(i.GetBegun()), v.age(i.GetEnded())}
+	})
 }
 
 // Grants prints which pods may use which images.
 func (v View) Grants(p *Page, grants []*adminv1.Grant) {
-	p.Table([]string{"POD", "UID", "REPOSITORY", "IMAGE ID", "REASON", "CREDENTIAL"}, v.grantRows(grants))
-}
-
-func (v View) grantRows(grants []*adminv1.Grant) []Row {
-	rows := make([]Row, 0, len(grants))
-	for _, g := range grants {
+	tableOf(p, []string{"POD", "UID", "REPOSITORY", "IMAGE ID", "REASON", "CREDENTIAL"}, grants, func(g *adminv1.Grant) []string {
 		name := ""
 		if g.GetPod().GetName() != "" {
 			name = podName(g.GetPod())
 		}
-		rows = append(rows, Row{Cells: []string{
-			name, g.GetPod().GetUid(), g.GetPair().GetRepository(), v.ID(g.GetPair().GetImageId()), g.GetReason(), v.ID(g.GetCredentialId()),
-		}})
-	}
-	return rows
+		return []string{name, g.GetPod().GetUid(), g.GetPair().GetRepository(), v.ID(g.GetPair().GetImageId()), g.GetReason(), v.ID(g.GetCredentialId())}
+	})
 }
 
 // Marks prints the preloaded images.
 func (v View) Marks(p *Page, marks []*adminv1.Mark) {
-	p.Table([]string{"REPOSITORY", "IMAGE ID", "SINCE", "SET BY"}, v.markRows(marks))
-}
-
-func (v View) markRows(marks []*adminv1.Mark) []Row {
-	rows := make([]Row, 0, len(marks))
-	for _, m := range marks {
-		rows = append(rows, Row{Cells: []string{m.GetPair().GetRepository(), v.ID(m.GetPair().GetImageId()), v.age(m.GetSet()), m.GetOrigin()}})
-	}
-	return rows
+	tableOf(p, []string{"REPOSITORY", "IMAGE ID", "SINCE", "SET BY"}, marks, func(m *adminv1.Mark) []string {
+		return []string{m.GetPair().GetRepository(), v.ID(m.GetPair().GetImageId()), v.age(m.GetSet()), m.GetOrigin()}
+	})
 }
 
 // Endorsements prints for which images signatures were verified.
 func (v View) Endorsements(p *Page, endorsements []*adminv1.Endorsement) {
-	rows := make([]Row, 0, len(endorsements))
-	for _, e := range endorsements {
+	head := []string{"REPOSITORY", "IMAGE ID", "RULES", "REQUIREMENT", "SIGNERS", "VERIFIED", "EXPIRES"}
+	tableOf(p, head, endorsements, func(e *adminv1.Endorsement) []string {
 		rules, expires := strings.Join(e.GetRules(), "; "), v.expiry(e.GetExpires())
 		switch {
 		case e.GetVerified() == nil:
@@ -161,12 +144,11 @@ func (v View) Endorsements(p *Page, endorsements []*adminv1.Endorsement) {
 		case rules == "":
 			rules = "none in use"
 		}
-		rows = append(rows, Row{Cells: []string{
+		return []string{
 			e.GetPair().GetRepository(), v.ID(e.GetPair().GetImageId()), rules, v.requirement(e.GetRequirement()), strings.Join(e.GetSigners(), "; "),
 			v.age(e.GetVerified()), expires,
-		}})
-	}
-	p.Table([]string{"REPOSITORY", "IMAGE ID", "RULES", "REQUIREMENT", "SIGNERS", "VERIFIED", "EXPIRES"}, rows)
+		}
+	})
 }
 
 // requirement returns the hash of a requirement, which begins with the version of the hash.
@@ -179,11 +161,9 @@ func (v View) requirement(hash string) string {
 }
 
 func (v View) pairs(p *Page, pairs []*adminv1.Pair) {
-	rows := make([]Row, 0, len(pairs))
-	for _, pair := range pairs {
-		rows = append(rows, Row{Cells: []string{pair.GetRepository(), v.ID(pair.GetImageId())}})
-	}
-	p.Table([]string{"REPOSITORY", "IMAGE ID"}, rows)
+	tableOf(p, []string{"REPOSITORY", "IMAGE ID"}, pairs, func(pair *adminv1.Pair) []string {
+		return []string{pair.GetRepository(), v.ID(pair.GetImageId())}
+	})
 }
 
 // A repository contains the facts about one repository of an image.

@@ -113,6 +113,15 @@ func (p *Page) Table(head []string, rows []Row) {
 	}
 }
 
+// tableOf adds a table with a row for each entry.
+func tableOf[E any](p *Page, head []string, entries []E, cells func(E) []string) {
+	rows := make([]Row, 0, len(entries))
+	for _, e := range entries {
+		rows = append(rows, Row{Cells: cells(e)})
+	}
+	p.Table(head, rows)
+}
+
 // Row adds a line of a table with these column widths, for tables without a known end.
 func (p *Page) Row(r Row, widths []int) {
 	var line strings.Builder

@@ -73,8 +73,8 @@ func reviewBackends(p *Page, backends []*adminv1.Policy, below bool) {
 	if below {
 		p.Gap()
 	}
-	rows := make([]Row, 0, len(backends))
-	for _, policy := range backends {
+	head := []string{"KIND", "NAME", "DEFAULTALLOW", "ALLOWTTL", "DENYTTL", "IMAGE VOLUMES", "NAMESPACES"}
+	tableOf(p, head, backends, func(policy *adminv1.Policy) []string {
 		b := policy.GetReviewBackend()
 		byDefault := strconv.FormatBool(b.GetDefaultAllow())
 		if b.GetDefaultAllowAbsent() {
@@ -84,9 +84,8 @@ func reviewBackends(p *Page, backends []*adminv1.Policy, below bool) {
 		if !b.GetIncludeImageVolumes() {
 			volumes = "not reviewed"
 		}
-		rows = append(rows, Row{Cells: []string{policy.GetKind(), policy.GetName(), byDefault, kept(b.GetAllowTtl()), kept(b.GetDenyTtl()), volumes, boundTo(policy)}})
-	}
-	p.Table([]string{"KIND", "NAME", "DEFAULTALLOW", "ALLOWTTL", "DENYTTL", "IMAGE VOLUMES", "NAMESPACES"}, rows)
+		return []string{policy.GetKind(), policy.GetName(), byDefault, kept(b.GetAllowTtl()), kept(b.GetDenyTtl()), volumes, boundTo(policy)}
+	})
 }
 
 // signatureRules prints rules about signatures, below other policies if there are some.

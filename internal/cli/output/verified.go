@@ -24,8 +24,7 @@ func (v View) VerifiedImage(p *Page, image string, r *adminv1.VerifyImageRespons
 		return
 	}
 	p.Gap()
-	rows := make([]Row, 0, len(r.GetSignatures()))
-	for _, s := range r.GetSignatures() {
+	tableOf(p, []string{"COUNTS", "SIGNER", "SIGNS", "FOUND BY", "SIGNATURE", "WHY"}, r.GetSignatures(), func(s *adminv1.ImageSignature) []string {
 		counts := "no"
 		if s.GetCounts() {
 			counts = "yes"
@@ -34,9 +33,8 @@ func (v View) VerifiedImage(p *Page, image string, r *adminv1.VerifyImageRespons
 		if signer == "" {
 			signer = "unknown"
 		}
-		rows = append(rows, Row{Cells: []string{counts, signer, v.ID(s.GetSubject()), s.GetFoundBy(), v.ID(s.GetDigest()), s.GetReason()}})
-	}
-	p.Table([]string{"COUNTS", "SIGNER", "SIGNS", "FOUND BY", "SIGNATURE", "WHY"}, rows)
+		return []string{counts, signer, v.ID(s.GetSubject()), s.GetFoundBy(), v.ID(s.GetDigest()), s.GetReason()}
+	})
 }
 
 func defaultText(d *adminv1.VerifiedRule) string {
