@@ -171,9 +171,7 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 	}
 
 	bob := k.Pod("bob")
-	if got := k.Precheck(bob, app); got != "" {
-		t.Errorf("bob's pre-check = %q; want it hidden", got)
-	}
+	prechecked(t, k, "bob's pre-check", bob, app, "")
 	d, err := decisions.Recv()
 	if err != nil || d.GetCall() != "ImageStatus" || d.GetReason() != "not_proved" || d.GetPod().GetUid() != bob.UID || d.GetVerdict() != adminv1.Verdict_VERDICT_REVERIFY {
 		t.Errorf("WatchDecisions = %v, %v; want bob's pre-check", d, err)
@@ -306,18 +304,14 @@ func TestBackupRestoredIntoANewDaemonJudgesTheSame(t *testing.T) {
 	k := restored.kubelet()
 	serves(r, "repo.test/nothing:1", "", "") // the registry refuses everything
 	carol := k.Pod("carol")
-	if got := k.Precheck(carol, app); got != "" {
-		t.Errorf("carol's pre-check = %q; want it hidden", got)
-	}
+	prechecked(t, k, "carol's pre-check", carol, app, "")
 	if id, err := k.Pull(t.Context(), carol, app, canary); err != nil || id != id1 {
 		t.Errorf("carol's pull with the proved credential = %q, %v; want the image at once", id, err)
 	}
 	if id, err := k.Pull(t.Context(), k.Pod("dora"), app, "another"); err == nil {
 		t.Errorf("dora's pull with another = %q; want it refused", id)
 	}
-	if got := k.Precheck(carol, pre); got != id2 {
-		t.Errorf("pre-check of the preloaded image = %q; want it", got)
-	}
+	prechecked(t, k, "pre-check of the preloaded image", carol, pre, id2)
 }
 
 // A revocation ends a grant at once: the pod's next pre-check is hidden.

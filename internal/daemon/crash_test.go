@@ -119,9 +119,7 @@ func after(t *testing.T, r *criproxytest.Runtime, p *process, was answered, dist
 	bob, carol := k.Pod("bob"), k.Pod("carol")
 	present, err := k.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: app}})
 	must(t, err)
-	if got := k.Precheck(bob, app); got != "" {
-		t.Errorf("bob's pre-check of alice's image = %q; want it hidden", got)
-	}
+	prechecked(t, k, "bob's pre-check of alice's image", bob, app, "")
 	for _, password := range []string{"", "bad"} {
 		if id, err := k.Pull(ctx, bob, app, password); err == nil {
 			t.Errorf("bob's pull with %q = %q; want it refused", password, id)
@@ -133,9 +131,7 @@ func after(t *testing.T, r *criproxytest.Runtime, p *process, was answered, dist
 		}
 	}
 	if was.alicePulled {
-		if got := k.Precheck(carol, app); got != "" {
-			t.Errorf("carol's pre-check = %q; want it hidden until she shows her credential", got)
-		}
+		prechecked(t, k, "carol's pre-check", carol, app, "") // until she shows her credential
 		before := r.Calls("PullImage")
 		if id, err := k.Pull(ctx, carol, app, "good"); id != id1 || err != nil || r.Calls("PullImage") != before {
 			t.Errorf("carol's pull with the proved credential = %q, %v after %d calls; want the image at once", id, err, r.Calls("PullImage")-before)
@@ -145,9 +141,7 @@ func after(t *testing.T, r *criproxytest.Runtime, p *process, was answered, dist
 	if distrusted {
 		want = ""
 	}
-	if got := k.Precheck(bob, pre); got != want {
-		t.Errorf("bob's pre-check of the preloaded image = %q; want %q", got, want)
-	}
+	prechecked(t, k, "bob's pre-check of the preloaded image", bob, pre, want)
 	if got := p.metric("pullgate_store_distrusted") == 1; got != distrusted {
 		t.Errorf("distrusted = %v; want %v", got, distrusted)
 	}

@@ -106,14 +106,10 @@ func TestPullgatectlShowsAndCorrects(t *testing.T) {
 	c.prints(0, alice.UID, "revoke", "--repository", repositoryOf(app), "--dry-run")
 	c.prints(0, "may use", "explain", app, "--pod-uid", alice.UID)
 	c.run(2, "revoke", "--repository", repositoryOf(app))
-	if got := k.Precheck(alice, app); got != id1 {
-		t.Errorf("before the revocation the pre-check = %q; want the image", got)
-	}
+	prechecked(t, k, "before the revocation the pre-check", alice, app, id1)
 	c.prints(0, "Revoked 1 proof", "revoke", "--repository", repositoryOf(app), "--yes")
 	c.prints(4, "needs proof", "explain", app, "--pod-uid", alice.UID)
-	if got := k.Precheck(alice, app); got != "" {
-		t.Errorf("after the revocation the pre-check = %q; want it hidden", got)
-	}
+	prechecked(t, k, "after the revocation the pre-check", alice, app, "")
 	c.prints(0, "Nothing to revoke", "revoke", "--repository", repositoryOf(app), "--yes")
 
 	// Marks: removed, and set again.

@@ -269,16 +269,12 @@ func TestLostKeyMakesOldProofsMatchNothing(t *testing.T) {
 			}
 			k = p.kubelet()
 			carol := k.Pod("carol")
-			if got := k.Precheck(carol, app); got != "" {
-				t.Errorf("pre-check = %q; want it hidden", got)
-			}
+			prechecked(t, k, "pre-check", carol, app, "")
 			before := r.Calls("PullImage")
 			if _, err := k.Pull(t.Context(), carol, app, "good"); err != nil || r.Calls("PullImage") != before+1 {
 				t.Errorf("pull = %v after %d calls; want the registry asked again", err, r.Calls("PullImage")-before)
 			}
-			if got := k.Precheck(carol, pre); got != id2 {
-				t.Errorf("pre-check of a preloaded image = %q; want the image: a lost key is not a lost store", got)
-			}
+			prechecked(t, k, "pre-check of a preloaded image", carol, pre, id2) // a lost key is not a lost store
 			if got := p.metric("pullgate_store_distrusted"); got != 0 {
 				t.Errorf("pullgate_store_distrusted = %v; want 0", got)
 			}

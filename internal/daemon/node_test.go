@@ -152,9 +152,7 @@ func TestNodesFileOpensAndRotationNeedsNoRegistry(t *testing.T) {
 	n.runs("carol", app, true)
 	before := n.runtime.Calls("PullImage")
 	dave := n.k.Pod("dave")
-	if got := n.k.Precheck(dave, app); got != id1 {
-		t.Errorf("pre-check = %q; want the image", got)
-	}
+	prechecked(t, n.k, "pre-check", dave, app, id1)
 	if n.runtime.Calls("PullImage") != before {
 		t.Error("the registry was asked after the rotation")
 	}

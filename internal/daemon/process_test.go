@@ -220,3 +220,11 @@ func must(tb testing.TB, err error) {
 		tb.Fatal(err)
 	}
 }
+
+// prechecked compares the answer of a pre-check: an image ID, or "" for an image that is hidden.
+func prechecked(t *testing.T, k *criproxytest.Kubelet, what string, pod *criproxytest.Pod, image, want string) {
+	t.Helper()
+	if got := k.Precheck(pod, image); got != want {
+		t.Errorf("%s = %q; want %q", what, got, want)
+	}
+}

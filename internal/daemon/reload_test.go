@@ -78,9 +78,7 @@ func TestSIGHUPChangesVerdictsAndABadFileDoesNot(t *testing.T) {
 	p.configure(always)
 	p.hup(reloaded)
 	sees("AlwaysVerify", "alice", "")
-	if got := k.Precheck(holder, pre); got != id2 {
-		t.Errorf("pre-check of a pod with a grant = %q; want it to stand", got)
-	}
+	prechecked(t, k, "pre-check of a pod with a grant", holder, pre, id2) // the grant stands
 	read := p.metric("pullgate_config_last_reload_success_timestamp_seconds")
 	if now := float64(time.Now().Unix()); read < now-100 || read > now+1 || p.metric("pullgate_config_last_reload_success") != 1 {
 		t.Errorf("configuration read at %v, success %v; want now, 1", read, p.metric("pullgate_config_last_reload_success"))

@@ -72,15 +72,9 @@ func restoredNode(t *testing.T, r *criproxytest.Runtime, p *process, proved bool
 	serves(r, "repo.test/nothing:1", "", "") // the registry refuses everything
 	k := p.kubelet()
 	pod := k.Pod("frank")
-	if got := k.Precheck(pod, pre); got != id2 {
-		t.Errorf("pre-check of the preloaded image = %q; want it, by its mark", got)
-	}
-	if got := k.Precheck(pod, later); got != "" {
-		t.Errorf("pre-check of what came after the copy = %q; want it hidden", got)
-	}
-	if got := k.Precheck(pod, app); got != "" {
-		t.Errorf("pre-check of what was proved = %q; want it hidden", got)
-	}
+	prechecked(t, k, "pre-check of the preloaded image", pod, pre, id2) // by its mark
+	prechecked(t, k, "pre-check of what came after the copy", pod, later, "")
+	prechecked(t, k, "pre-check of what was proved", pod, app, "")
 	switch id, err := k.Pull(t.Context(), pod, app, canary); {
 	case proved && (err != nil || id != id1):
 		t.Errorf("pull with what was proved = %q, %v; want the image at once", id, err)
