@@ -1,0 +1,140 @@
+package checks
+
+import (
+	_ "embed"
+	"fmt"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path"
+	"strconv"
+	"strings"
+)
+
+const module = "github.com/pullgate/pullgate/"
+
+// table has the layers and the walls, each in two lines, the second of which is the reason:
+//
+//	layer FOLDERS: PACKAGES; tests PACKAGES   what files in the folders import beside their own folder, and what their tests import too
+//	wall PACKAGES: FOLDERS; tests             where the packages may be imported, and whether tests may import them everywhere
+//
+// A list names folders of this module and packages of others, each with all that lies below it; a "$" at the end excludes what lies
+// below, a "!" in front forbids. The longest entry that fits decides, and of several layers the one with the longest entry for a folder.
+// Packages of other modules are allowed in a layer unless forbidden. NAME = LIST gives a list a name.
+//
+//go:embed imports.txt
+var table string
+
+// A rule is a layer or a wall.
+type rule struct {
+	wall          bool
+	of, to        string
+	inTests       bool
+	tests, reason string
+}
+
+// rules reads the table.
+func rules() (all []rule, err error) {
+	named := map[string]string{}
+	expand := func(list string) string {
+		words := strings.Fields(list)
+		for i, w := range words {
+			if l, ok := named[w]; ok {
+				words[i] = l
+			}
+		}
+		return strings.Join(words, " ")
+	}
+	for line := range strings.Lines(table) {
+		line = strings.TrimSuffix(line, "\n")
+		name, list, isName := strings.Cut(line, " = ")
+		head, to, isRule := strings.Cut(line, ": ")
+		kind, of, _ := strings.Cut(head, " ")
+		switch {
+		case line == "" || line[0] == '#':
+		case line[0] == ' ' && len(all) > 0:
+			all[len(all)-1].reason = strings.TrimSpace(line)
+		case isName:
+			named[name] = list
+		case isRule && (kind == "layer" || kind == "wall"):
+			to, tests, inTests := strings.Cut(to, "; tests")
+			all = append(all, rule{wall: kind == "wall", of: expand(of), to: expand(to), tests: expand(tests), inTests: inTests})
+		default:
+			return nil, fmt.Errorf("imports.txt: not a rule: %s", line)
+		}
+	}
+	return all, nil
+}
+
+// Imports returns every import that the layers or the walls do not allow. The root of fsys is the root of the project.
+func Imports(fsys fs.FS) ([]string, error) {
+	all, err := rules()
+	if err != nil {
+		return nil, err
+	}
+	var wrong []string
+	err = walk(fsys, ".go", func(name string, src []byte) error {
+		f, err := parser.ParseFile(token.NewFileSet(), name, src, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		for _, spec := range f.Imports {
+			to, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return err
+			}
+			for _, reason := range forbidden(all, path.Dir(name), to, strings.HasSuffix(name, "_test.go")) {
+				wrong = append(wrong, fmt.Sprintf("%s imports %s: %s", name, to, reason))
+			}
+		}
+		return nil
+	})
+	return wrong, err
+}
+
+// forbidden returns why a file in the folder from, which may be a test, must not import the package to.
+func forbidden(all []rule, from, to string, test bool) (reasons []string) {
+	to, ours := strings.CutPrefix(to, module)
+	var layer rule
+	folder := ""
+	for _, r := range all {
+		if !r.wall {
+			if f, _ := longest(r.of, from); len(f) > len(folder) {
+				layer, folder = r, f
+			}
+			continue
+		}
+		inside, outside := longest(r.of, to)
+		open, _ := longest(r.to, from)
+		if len(inside) > len(outside) && open == "" && (!test || !r.inTests) {
+			reasons = append(reasons, r.reason)
+		}
+	}
+	if folder == "" {
+		return reasons
+	}
+	list := folder + " " + layer.to
+	if test {
+		list += " " + layer.tests
+	}
+	if allowed, denied := longest(list, to); denied != "" && len(denied) >= len(allowed) || ours && allowed == "" {
+		reasons = append(reasons, layer.reason)
+	}
+	return reasons
+}
+
+// longest returns the longest entries of a list that fit a path: of those that allow and of those that forbid.
+func longest(list, path string) (allowed, denied string) {
+	for entry := range strings.FieldsSeq(list) {
+		entry, deny := strings.CutPrefix(entry, "!")
+		entry, exact := strings.CutSuffix(entry, "$")
+		switch {
+		case path != entry && (exact || !strings.HasPrefix(path, entry+"/")):
+		case deny && len(entry) > len(denied):
+			denied = entry
+		case !deny && len(entry) > len(allowed):
+			allowed = entry
+		}
+	}
+	return allowed, denied
+}
