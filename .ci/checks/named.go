@@ -14,6 +14,21 @@ import (
 // document finds where a text names a page of docs/, and what precedes the name.
 var document = regexp.MustCompile(`(\S*/)?(docs/[a-z0-9/-]+\.md(?:#[a-z0-9-]+)?)`)
 
+// Programs calls f for every Go file of cmd, internal and pkg that is neither a test nor test data.
+func Programs(fsys fs.FS, f func(name string, fset *token.FileSet, file *ast.File) error) error {
+	return walk(fsys, ".go", func(name string, src []byte) error {
+		if top, _, _ := strings.Cut(name, "/"); top != "cmd" && top != "internal" && top != "pkg" || strings.HasSuffix(name, "_test.go") {
+			return nil
+		}
+		fset := token.NewFileSet()
+		file, err := parser.ParseFile(fset, name, src, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		return f(name, fset, file)
+	})
+}
+
 // Named returns every page of docs/ that a string of a program, a unit or a script of the packages names and that a
 // reader of an installed program would not find: without a URL or the directory of the package, or not in the tree.
 func Named(fsys fs.FS) ([]string, error) {
@@ -34,14 +49,7 @@ func Named(fsys fs.FS) ([]string, error) {
 		}
 		return nil
 	}
-	err := walk(fsys, ".go", func(name string, src []byte) error {
-		if top, _, _ := strings.Cut(name, "/"); top != "cmd" && top != "internal" && top != "pkg" || strings.HasSuffix(name, "_test.go") {
-			return nil
-		}
-		f, err := parser.ParseFile(token.NewFileSet(), name, src, parser.SkipObjectResolution)
-		if err != nil {
-			return err
-		}
+	err := Programs(fsys, func(name string, _ *token.FileSet, f *ast.File) (err error) {
 		ast.Inspect(f, func(n ast.Node) bool {
 			if l, ok := n.(*ast.BasicLit); ok && l.Kind == token.STRING && err == nil {
 				var text string

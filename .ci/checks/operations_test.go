@@ -2,14 +2,15 @@ package checks_test
 
 import (
 	"go/ast"
-	"go/parser"
 	"go/token"
-	"io/fs"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/pullgate/pullgate/checks"
 )
 
 // Operators see log messages, flags and metrics before the source, so each of them is documented: log messages in
@@ -33,33 +34,35 @@ func TestOperatorsDocumentationIsComplete(t *testing.T) {
 			t.Errorf("%s: docs/%s does not know %s %q", at, pages[what], what, text)
 		}
 	}
-	for _, dir := range []string{"pkg", "internal", "cmd"} {
-		eachFile(t, filepath.Join(root, dir), func(fset *token.FileSet, f *ast.File) {
-			ast.Inspect(f, func(n ast.Node) bool {
-				switch n := n.(type) {
-				case *ast.CallExpr:
-					if s, ok := n.Fun.(*ast.SelectorExpr); ok && s.Sel.Name == "Error" && len(n.Args) > 1 && !isNamed(s.X, "status") {
-						if text, ok := literal(n.Args[1]); ok {
-							know("log message", text, fset.Position(n.Pos()))
-						}
-					}
-					if s, ok := n.Fun.(*ast.SelectorExpr); ok && strings.Contains(s.Sel.Name, "Var") && len(n.Args) > 2 {
-						if name, ok := literal(n.Args[1]); ok && (f.Name.Name == "main" || f.Name.Name == "cli") {
-							know("flag of "+program(fset.Position(n.Pos())), "`-"+strings.Repeat("-", min(1, len(name)-1))+name, fset.Position(n.Pos()))
-						}
-					}
-				case *ast.BasicLit:
-					if text, ok := literal(n); ok && metric.MatchString(text) && f.Name.Name == "metrics" {
-						what, at := "metric", fset.Position(n.Pos())
-						if filepath.Base(filepath.Dir(filepath.Dir(at.Filename))) == "policyd" {
-							what = "metric of pullgate-policyd"
-						}
-						know(what, text, at)
+	err := checks.Programs(os.DirFS(root), func(_ string, fset *token.FileSet, f *ast.File) error {
+		ast.Inspect(f, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.CallExpr:
+				if s, ok := n.Fun.(*ast.SelectorExpr); ok && s.Sel.Name == "Error" && len(n.Args) > 1 && !isNamed(s.X, "status") {
+					if text, ok := literal(n.Args[1]); ok {
+						know("log message", text, fset.Position(n.Pos()))
 					}
 				}
-				return true
-			})
+				if s, ok := n.Fun.(*ast.SelectorExpr); ok && strings.Contains(s.Sel.Name, "Var") && len(n.Args) > 2 {
+					if name, ok := literal(n.Args[1]); ok && (f.Name.Name == "main" || f.Name.Name == "cli") {
+						know("flag of "+program(fset.Position(n.Pos())), "`-"+strings.Repeat("-", min(1, len(name)-1))+name, fset.Position(n.Pos()))
+					}
+				}
+			case *ast.BasicLit:
+				if text, ok := literal(n); ok && metric.MatchString(text) && f.Name.Name == "metrics" {
+					what, at := "metric", fset.Position(n.Pos())
+					if filepath.Base(filepath.Dir(filepath.Dir(at.Filename))) == "policyd" {
+						what = "metric of pullgate-policyd"
+					}
+					know(what, text, at)
+				}
+			}
+			return true
 		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 	for what := range pages {
 		if seen[what] == 0 {
@@ -89,28 +92,4 @@ func literal(e ast.Expr) (string, bool) {
 	}
 	text, err := strconv.Unquote(l.Value)
 	return text, err == nil
-}
-
-// eachFile calls f for every Go file below dir that is neither a test nor test data.
-func eachFile(t *testing.T, dir string, f func(*token.FileSet, *ast.File)) {
-	t.Helper()
-	err := filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && d.Name() == "testdata":
-			return fs.SkipDir
-		case d.IsDir() || filepath.Ext(name) != ".go" || strings.HasSuffix(name, "_test.go"):
-			return nil
-		}
-		fset := token.NewFileSet()
-		file, err := parser.ParseFile(fset, name, nil, parser.SkipObjectResolution)
-		if err == nil {
-			f(fset, file)
-		}
-		return err
-	})
-	if err != nil {
-		t.Error(err)
-	}
 }
