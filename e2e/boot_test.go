@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -52,17 +53,7 @@ func everythingIsKilledAtOnce(t runtimeTest) {
 	app, next := s.private("cut/app:1", node.Image{}), s.private("cut/next:1", node.Image{})
 	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
 	owner := pod("team-a", next, node.IfNotPresent, node.Alice())
-	s.must(s.k.Sandbox(t.Context(), owner))
-	asked, release := s.node.Private.HoldBlobs()
-	defer release()
-	pulled := make(chan node.Outcome, 1)
-	go func() { pulled <- s.k.EnsureImage(t.Context(), owner) }()
-	<-asked
-	s.must(s.gate.Kill())
-	s.must(s.node.Containerd.Kill())
-	if o := <-pulled; o.State == node.Running {
-		t.Errorf("the kubelet got %v for a pull that was killed", o)
-	}
+	release := s.killedPull(owner, func() error { return errors.Join(s.gate.Kill(), s.node.Containerd.Kill()) })
 	release()
 	s.must(s.node.Containerd.Start(t.Context()))
 	s.must(s.gate.Start(t.Context()))

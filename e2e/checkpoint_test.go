@@ -91,12 +91,11 @@ func checkpointImageWithAllowRestores(t runtimeTest) {
 	s.keep(owner, app, node.Running, -1)
 	s.claim("allowed/base", app.Digest)
 	trap := s.public("allowed/checkpoint:1", checkpointOf("trap", s.node.Public.Host()+"/allowed/base@"+app.Digest))
-	thief := pod("team-b", trap, node.IfNotPresent)
-	s.must(s.k.Sandbox(t.Context(), thief))
-	if o := s.k.Start(t.Context(), thief); o.State != node.CreateFailed || !strings.Contains(o.Text, "PermissionDenied") {
-		t.Errorf("checkpoint image of team B: %v; want CreateContainerError with PermissionDenied", o)
-	}
-	s.must(s.k.Remove(t.Context(), thief))
+	s.restore(s.k, trap, func(o node.Outcome) {
+		if o.State != node.CreateFailed || !strings.Contains(o.Text, "PermissionDenied") {
+			t.Errorf("checkpoint image of team B: %v; want CreateContainerError with PermissionDenied", o)
+		}
+	})
 	own := *owner
 	own.Image = trap.Name
 	if o := s.k.Start(t.Context(), &own); o.State == node.CreateFailed || imageOf(s, s.k, o.Container) != app.ID {
@@ -116,12 +115,11 @@ func checkpointImageInShadowMode(t runtimeTest) {
 	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
 	s.claim("evil/shadowed", app.Digest)
 	trap := s.public("evil/shadow:1", checkpointOf("trap", s.node.Public.Host()+"/evil/shadowed@"+app.Digest))
-	thief := pod("team-b", trap, node.IfNotPresent)
-	s.must(s.k.Sandbox(t.Context(), thief))
-	if o := s.k.Start(t.Context(), thief); imageOf(s, s.k, o.Container) != app.ID {
-		t.Errorf("checkpoint image in shadow mode: %v; want the container that containerd makes", o)
-	}
-	s.must(s.k.Remove(t.Context(), thief))
+	s.restore(s.k, trap, func(o node.Outcome) {
+		if imageOf(s, s.k, o.Container) != app.ID {
+			t.Errorf("checkpoint image in shadow mode: %v; want the container that containerd makes", o)
+		}
+	})
 	s.wantMetric(0, "pullgate_denials_total")
 }
 

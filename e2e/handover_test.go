@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -22,11 +23,7 @@ func (s *suite) keepSocket() {
 	s.Helper()
 	release, err := s.gate.KeepSocket(s.Context())
 	s.must(err)
-	s.Cleanup(func() {
-		if err := release(); err != nil {
-			s.Error(err)
-		}
-	})
+	host.AtEnd(s, release)
 }
 
 // end ends calls of which none may have failed.

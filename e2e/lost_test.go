@@ -48,7 +48,8 @@ func lostAnswersLeaveAnImageThatNeedsProof(t runtimeTest) {
 				t.Fatalf("round %d, lost after %v: the thief's pre-check = %q, %v; want the empty answer", round, after, id, err)
 			}
 		}
-		if s.present(app.Name) {
+		present, err := s.k.HasImage(t.Context(), app.Name)
+		if s.must(err); present {
 			landed++
 			longest -= longest / 8
 			if o := s.k.Start(t.Context(), thief); o.State != node.NeverPulled {
@@ -59,7 +60,7 @@ func lostAnswersLeaveAnImageThatNeedsProof(t runtimeTest) {
 		if round%40 == 39 {
 			s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, -1)
 		}
-		s.removeQuietly(app.Name)
+		s.must(s.k.RemoveImage(t.Context(), app.Name)) // which may not be there
 	}
 	t.Logf("in %d of %d rounds the image was there afterwards", landed, rounds)
 	if landed == 0 || landed == rounds {
@@ -119,17 +120,20 @@ func (s *suite) pullAndHangUp(p *node.Pod, after time.Duration) {
 	<-done
 }
 
-func (s *suite) present(name string) bool {
+// killedPull has a pod pull, and kills while the registry holds a blob back, until release is called.
+func (s *suite) killedPull(p *node.Pod, kill func() error) (release func()) {
 	s.Helper()
-	status, err := s.k.Images.ImageStatus(s.Context(), &runtimeapi.ImageSpec{Image: name}, false)
-	s.must(err)
-	return status.GetImage() != nil
-}
-
-// removeQuietly removes an image that may not be there.
-func (s *suite) removeQuietly(name string) {
-	s.Helper()
-	s.must(s.k.RemoveImage(s.Context(), name))
+	s.must(s.k.Sandbox(s.Context(), p))
+	asked, release := s.node.Private.HoldBlobs()
+	s.Cleanup(release)
+	pulled := make(chan node.Outcome, 1)
+	go func() { pulled <- s.k.EnsureImage(s.Context(), p) }()
+	<-asked
+	s.must(kill())
+	if o := <-pulled; o.State == node.Running {
+		s.Errorf("the kubelet got %v for a pull that was killed", o)
+	}
+	return release
 }
 
 // pullgated is killed while the registry holds a blob back. Whether containerd gets the blob before or
@@ -142,16 +146,7 @@ func killedInTheMiddleOfAPull(t runtimeTest) {
 			s := begin(t)
 			app := s.private("killed/app-"+when+":1", node.Image{})
 			owner := pod("team-a", app, node.IfNotPresent, node.Alice())
-			s.must(s.k.Sandbox(t.Context(), owner))
-			asked, release := s.node.Private.HoldBlobs()
-			defer release()
-			pulled := make(chan node.Outcome, 1)
-			go func() { pulled <- s.k.EnsureImage(t.Context(), owner) }()
-			<-asked
-			s.must(s.gate.Kill())
-			if o := <-pulled; o.State == node.Running {
-				t.Errorf("the kubelet got %v for a pull that was killed", o)
-			}
+			release := s.killedPull(owner, s.gate.Kill)
 			if when == "before" {
 				release()
 				time.Sleep(100 * time.Millisecond)

@@ -4,10 +4,8 @@ package e2e_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 
 	"github.com/pullgate/pullgate/e2e/host"
@@ -23,51 +21,19 @@ const (
 	containerd24 = release.Containerd24
 )
 
-// startNode returns the node with a containerd, and starts it at the first call.
-// closeNodes ends them all. Each test has a pullgated and image names of its own.
-var startNode, closeNodes = nodes()
+// nodes are those of the containerds. Each test has a pullgated and image names of its own.
+var nodes = host.NewShared(func(containerd string) (_ *node.Node, err error) {
+	ctx := context.Background() // the node outlives the test that starts it
+	program := ""
+	if containerd != debian {
+		if program, err = release.Containerd(ctx, containerd); err != nil {
+			return nil, err
+		}
+	}
+	return node.New(ctx, node.Options{Containerd: program})
+})
 
-func nodes() (start func(containerd string) (*node.Node, error), closeAll func() error) {
-	var mu sync.Mutex
-	started := map[string]*node.Node{}
-	start = func(containerd string) (_ *node.Node, err error) {
-		mu.Lock()
-		defer mu.Unlock()
-		if n := started[containerd]; n != nil {
-			return n, nil
-		}
-		ctx := context.Background() // the node outlives the test that starts it
-		program := ""
-		if containerd != debian {
-			if program, err = release.Containerd(ctx, containerd); err != nil {
-				return nil, err
-			}
-		}
-		n, err := node.New(ctx, node.Options{Containerd: program})
-		if err == nil {
-			started[containerd] = n
-		}
-		return n, err
-	}
-	closeAll = func() (err error) {
-		mu.Lock()
-		defer mu.Unlock()
-		for _, n := range started {
-			err = errors.Join(err, n.Close())
-		}
-		return err
-	}
-	return start, closeAll
-}
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if err := closeNodes(); err != nil {
-		fmt.Fprintln(os.Stderr, "e2e:", err)
-		code = 1
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(nodes.Main(m)) }
 
 // A runtimeTest is a test on one containerd.
 type runtimeTest struct {
@@ -119,11 +85,7 @@ func behindShim(t runtimeTest, rewrites node.Rewrites, settings ...string) (s *s
 	s.must(err)
 	shim, err := node.StartShim(t.Context(), dir, s.node.Containerd.Endpoint(), rewrites)
 	s.must(err)
-	t.Cleanup(func() {
-		if err := errors.Join(shim.Close(), os.RemoveAll(dir)); err != nil {
-			t.Error(err)
-		}
-	})
+	host.AtEnd(t, func() error { return errors.Join(shim.Close(), os.RemoveAll(dir)) })
 	s.protect(shim.Endpoint(), settings...)
 	return s, shim.Endpoint()
 }
@@ -150,7 +112,7 @@ func (s *suite) protect(runtime string, settings ...string) {
 // bare has no pullgated yet.
 func bare(t runtimeTest) *suite {
 	t.Helper()
-	n, err := startNode(t.containerd)
+	n, err := nodes.Get(t.containerd)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,21 +145,21 @@ func (s *suite) must(err error) {
 // private pushes an image that only alice and dora may pull.
 func (s *suite) private(name string, i node.Image) node.Pushed {
 	s.Helper()
-	if i.Content == "" {
-		i.Content = s.Name() + name
-	}
-	p, err := s.node.PushPrivate(s.Context(), name, i)
-	s.must(err)
-	return p
+	return s.push(s.node.PushPrivate, name, i)
 }
 
 // public pushes an image that needs no credential.
 func (s *suite) public(name string, i node.Image) node.Pushed {
 	s.Helper()
+	return s.push(s.node.PushPublic, name, i)
+}
+
+func (s *suite) push(push func(context.Context, string, node.Image) (node.Pushed, error), name string, i node.Image) node.Pushed {
+	s.Helper()
 	if i.Content == "" {
 		i.Content = s.Name() + name
 	}
-	p, err := s.node.PushPublic(s.Context(), name, i)
+	p, err := push(s.Context(), name, i)
 	s.must(err)
 	return p
 }
@@ -262,11 +224,7 @@ func (s *suite) noCanary() {
 	if err != nil {
 		page = "" // it may be stopped
 	}
-	leaks, err := node.Leaks(s.gate.Dir(), page)
-	if err != nil {
+	if err := node.Leaks(s.gate.Dir(), page); err != nil {
 		s.Error(err)
-	}
-	for _, l := range leaks {
-		s.Error(l)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -211,26 +212,16 @@ func containerThatEndsIsRestarted(t runtimeTest) {
 // back waits until calls pass again, at most the limit.
 func (s *suite) back(limit time.Duration) {
 	s.Helper()
-	began := time.Now()
-	for {
-		if err := s.k.RuntimeReady(s.Context()); err == nil {
-			return
-		} else if time.Since(began) > limit {
-			s.Fatalf("calls do not pass %v after the runtime is back: %v", limit, err)
-		}
-		time.Sleep(20 * time.Millisecond)
+	if !host.Within(limit, func() bool { return s.k.RuntimeReady(s.Context()) == nil }) {
+		s.Fatalf("calls do not pass %v after the runtime is back: %v", limit, s.k.RuntimeReady(s.Context()))
 	}
 }
 
 // ready waits until pullgated is synced with the runtime, which may answer with errors while it starts.
 func (s *suite) ready(limit time.Duration) {
 	s.Helper()
-	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
-		if err := s.gate.Ready(); err == nil {
-			return
-		} else if time.Since(began) > limit {
-			s.Fatalf("not ready %v after the runtime is back: %v", limit, err)
-		}
+	if !host.Within(limit, func() bool { return s.gate.Ready() == nil }) {
+		s.Fatalf("not ready %v after the runtime is back: %v", limit, s.gate.Ready())
 	}
 }
 

@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"crypto/ecdsa"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -44,18 +45,11 @@ spec:
 	r.policyd, err = node.StartPolicyd(t.Context(), filepath.Join(dir, "policyd"), policies)
 	r.must(err)
 	t.Cleanup(func() {
-		if err := r.policyd.Close(); err != nil {
+		if err := errors.Join(r.policyd.Close(), node.Leaks(r.policyd.Dir(), "")); err != nil {
 			t.Error(err)
 		}
 		if t.Failed() {
 			t.Logf("the last output of pullgate-policyd:\n%s", host.Tail(filepath.Join(r.policyd.Dir(), "policyd.log"), 20))
-		}
-		leaks, err := node.Leaks(r.policyd.Dir(), "")
-		if err != nil {
-			t.Error(err)
-		}
-		for _, l := range leaks {
-			t.Error(l)
 		}
 	})
 	r.settings = append(settings, "admission: {policies: "+policies+", policydSocket: "+r.policyd.Endpoint()+"}")

@@ -58,10 +58,10 @@ func TestHostileClients(t *testing.T) {
 		all.Wait()
 		answers(name)
 	}
-	if peak, err := h.PeakMemory(); err != nil || peak > maxMemory {
-		t.Errorf("the peak of the memory is %d MiB, %v; want at most %d MiB", peak>>20, err, maxMemory>>20)
+	if u, err := h.Usage(); err != nil || u.Peak > maxMemory {
+		t.Errorf("the peak of the memory is %d MiB, %v; want at most %d MiB", u.Peak>>20, err, maxMemory>>20)
 	} else {
-		t.Logf("the peak of the memory is %d MiB", peak>>20)
+		t.Logf("the peak of the memory is %d MiB", u.Peak>>20)
 	}
 }
 

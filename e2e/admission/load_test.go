@@ -1,14 +1,8 @@
 package admission_test
 
 import (
-	"bytes"
 	"context"
-	"crypto/tls"
-	"crypto/x509/pkix"
-	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,8 +10,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/pullgate/pullgate/internal/certtest"
 
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
@@ -49,64 +41,33 @@ func TestWebhookUnderLoad(t *testing.T) {
 	for range 200 { // connections and caches as in a process that runs for a while
 		must(t, post(t.Context(), body))
 	}
-	before, err := p.ProcessorTime()
+	before, err := p.Usage()
 	must(t, err)
 	took, failed := atRate(t.Context(), func(ctx context.Context) error { return post(ctx, body) })
 	for _, err := range failed[:min(3, len(failed))] {
 		t.Error(err)
 	}
-	used, err := p.ProcessorTime()
-	must(t, err)
-	peak, err := p.PeakMemory()
+	after, err := p.Usage()
 	must(t, err)
 	at := func(hundredth int) time.Duration { return took[len(took)*hundredth/100].Round(10 * time.Microsecond) }
 	t.Logf("%d restrictions, %d bytes, %d reviews in %v (%d failed): p50 %v, p90 %v, p99 %v, %v of a processor each, %.1f MB resident at most",
-		loadRestrictions, len(body), len(took), loadTime, len(failed), at(50), at(90), at(99), ((used - before) / time.Duration(len(took))).Round(time.Microsecond), float64(peak)/1e6)
-	if peak > loadedMemory {
-		t.Errorf("%.1f MB resident under load; at most 100 MB", float64(peak)/1e6)
+		loadRestrictions, len(body), len(took), loadTime, len(failed), at(50), at(90), at(99), ((after.Processor - before.Processor) / time.Duration(len(took))).Round(time.Microsecond), float64(after.Peak)/1e6)
+	if after.Peak > loadedMemory {
+		t.Errorf("%.1f MB resident under load; at most 100 MB", float64(after.Peak)/1e6)
 	}
 }
 
 // startLoaded starts a pullgate-policyd with 100 restrictions, and returns what sends a review to its webhook and wants it allowed.
 func startLoaded(t *testing.T) (p *node.Policyd, post func(ctx context.Context, body []byte) error) {
 	t.Helper()
-	authority, err := certtest.New("authority of the webhook")
-	must(t, err)
-	pair, err := authority.Issue(pkix.Name{CommonName: "webhook"}, time.Time{})
-	must(t, err)
 	dir := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(dir, "policies"), 0o700))
 	for i, text := range loadPolicies(t) {
 		must(t, os.WriteFile(filepath.Join(dir, "policies", fmt.Sprintf("%d.yaml", i)), []byte(text), 0o600))
 	}
-	must(t, os.WriteFile(filepath.Join(dir, "tls.crt"), pair.Certificate, 0o600))
-	must(t, os.WriteFile(filepath.Join(dir, "tls.key"), pair.Key, 0o600))
-	port, err := host.FreePort()
-	must(t, err)
-	p, err = node.StartPolicyd(t.Context(), filepath.Join(dir, "run"), filepath.Join(dir, "policies"),
-		fmt.Sprintf("https: {listen: '127.0.0.1:%d', certFile: %s/tls.crt, keyFile: %s/tls.key}", port, dir, dir))
-	must(t, err)
-	t.Cleanup(func() { check(t, p.Close()) })
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool()}, ForceAttemptHTTP2: true}
-	t.Cleanup(transport.CloseIdleConnections)
-	client := &http.Client{Transport: transport}
-	url := fmt.Sprintf("https://127.0.0.1:%d/admission/validate?timeout=10s", port)
-	return p, func(ctx context.Context, body []byte) error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
-		if err != nil {
-			return err
-		}
-		req.Header.Set("Content-Type", "application/json")
-		resp, err := client.Do(req)
-		if err != nil {
-			return err
-		}
-		answer, err := io.ReadAll(resp.Body)
-		err = errors.Join(err, resp.Body.Close())
-		if err == nil && !bytes.Contains(answer, []byte(`"allowed":true`)) {
-			err = fmt.Errorf("%s: %s", resp.Status, answer)
-		}
-		return err
+	h := node.StartWebhook(t, filepath.Join(dir, "run"), filepath.Join(dir, "policies"))
+	return h.Policyd, func(ctx context.Context, body []byte) error {
+		return h.Allows(ctx, "/admission/validate?timeout=10s", body)
 	}
 }
 
@@ -177,7 +138,7 @@ func atRate(ctx context.Context, call func(ctx context.Context) error) (took []t
 
 func resident(t *testing.T, p *node.Policyd) int {
 	t.Helper()
-	bytes, err := p.ResidentMemory()
+	u, err := p.Usage()
 	must(t, err)
-	return bytes
+	return u.Resident
 }

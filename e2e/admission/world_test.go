@@ -65,11 +65,8 @@ type world struct {
 // begin starts everything.
 func begin(t *testing.T, release string) *world {
 	t.Helper()
-	w := &world{dir: t.TempDir()}
+	w := &world{dir: t.TempDir(), backend: reviewbackend.New(t)}
 	var err error
-	w.backend, err = reviewbackend.Start()
-	must(t, err)
-	t.Cleanup(func() { check(t, w.backend.Close()) })
 	w.authority, err = certtest.New("authority of webhooks")
 	must(t, err)
 	for _, name := range []string{clusterOne, clusterTwo} {
@@ -214,10 +211,9 @@ func (w *world) startPolicyd(t *testing.T, name, policies, address string, pair 
 	t.Helper()
 	dir := w.path("policyd-" + name)
 	must(t, os.MkdirAll(dir, 0o700))
-	certificate, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
-	must(t, errors.Join(os.WriteFile(certificate, pair.Certificate, 0o600), os.WriteFile(key, pair.Key, 0o600)))
-	settings = append(settings, fmt.Sprintf("https: {listen: %q, certFile: %s, keyFile: %s}", address, certificate, key))
-	p, err := node.StartPolicyd(t.Context(), dir, policies, settings...)
+	https, err := node.HTTPS(dir, address, pair)
+	must(t, err)
+	p, err := node.StartPolicyd(t.Context(), dir, policies, append(settings, https)...)
 	must(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -339,14 +335,9 @@ var errAdmitted = errors.New("admitted")
 // until waits until there is no error.
 func (r *row) until(what string, f func() error) {
 	r.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(end) {
-			r.Fatalf("after %v still not: %s: %v", patience, what, err)
-		}
+	var err error
+	if !host.Within(patience, func() bool { err = f(); return err == nil }) {
+		r.Fatalf("after %v still not: %s: %v", patience, what, err)
 	}
 }
 

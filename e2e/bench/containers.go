@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -146,15 +145,7 @@ func (n *containerNode) startCluster(ctx context.Context, pods int) (uids []stri
 		return nil, "", err
 	}
 	login := node.Alice()
-	content, err := json.Marshal(map[string]any{"auths": map[string]any{n.Private.Host(): map[string]string{"username": login.Username, "password": login.Password}}})
-	if err != nil {
-		return nil, "", err
-	}
-	_, err = core.Secrets(team).Create(ctx, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: "registry"}, Type: corev1.SecretTypeDockerConfigJson,
-		Data: map[string][]byte{corev1.DockerConfigJsonKey: content},
-	}, metav1.CreateOptions{})
-	if err != nil {
+	if _, err := core.Secrets(team).Create(ctx, cluster.PullSecret("registry", n.Private.Host(), login.Username, login.Password), metav1.CreateOptions{}); err != nil {
 		return nil, "", err
 	}
 	for i := range pods + 1 {
@@ -193,15 +184,15 @@ func (n *containerNode) add(ctx context.Context, name, endpoint string, uids []s
 	w.kubelet.Images = w.pulls
 	n.ways = append(n.ways, w)
 	// The last pod is not measured: it pulls the image. Then it is started until it is as the others will be.
-	for end := time.Now().Add(sourceLimit); ; time.Sleep(100 * time.Millisecond) {
-		o, _, err := w.start(ctx, -1)
-		if err != nil || o.Pulls == w.wantPulls() {
-			return err
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("after %v a start takes %d calls of PullImage; want %d", sourceLimit, o.Pulls, w.wantPulls())
-		}
+	var o node.Outcome
+	asWanted := func() bool {
+		o, _, err = w.start(ctx, -1)
+		return err != nil || o.Pulls == w.wantPulls()
 	}
+	if !host.Within(sourceLimit, asWanted) {
+		return fmt.Errorf("after %v a start takes %d calls of PullImage; want %d", sourceLimit, o.Pulls, w.wantPulls())
+	}
+	return err
 }
 
 // wantPulls is how many calls of PullImage the start of a pod takes.

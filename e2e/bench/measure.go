@@ -82,7 +82,7 @@ func measure(ctx context.Context, targets []*target, o options) ([]result, error
 					return nil, fmt.Errorf("%s through %s: %w", c.name, t.name, err)
 				}
 				samples[key(c, t)] = append(samples[key(c, t)], s)
-				peaks[key(c, t)] = t.peak()
+				peaks[key(c, t)] = t.used().Peak >> 20
 			}
 		}
 	}
@@ -107,7 +107,7 @@ func (t *target) sample(ctx context.Context, c cell, duration time.Duration) (s 
 	var mu sync.Mutex
 	var times []time.Duration
 	var callers sync.WaitGroup
-	before, began := t.cpu(), time.Now()
+	before, began := t.used().Processor, time.Now()
 	for range c.callers {
 		callers.Go(func() {
 			var own []time.Duration
@@ -126,7 +126,7 @@ func (t *target) sample(ctx context.Context, c cell, duration time.Duration) (s 
 		})
 	}
 	callers.Wait()
-	s.took, s.cpu, s.calls = time.Since(began), t.cpu()-before, len(times)
+	s.took, s.cpu, s.calls = time.Since(began), t.used().Processor-before, len(times)
 	slices.Sort(times)
 	if len(times) == 0 {
 		return s, errors.New("every call fails")

@@ -35,24 +35,13 @@ func (r *result) cpuPerCall() float64 {
 	return float64(cpu.Microseconds()) / float64(max(1, calls))
 }
 
+// rate returns the median of the calls a second of the rounds.
 func (r *result) rate() float64 {
-	var rates []float64
-	for _, s := range r.samples {
-		rates = append(rates, float64(s.calls)/s.took.Seconds())
-	}
-	slices.Sort(rates)
-	return rates[len(rates)/2]
+	return middle(r.samples, func(s sample) float64 { return float64(s.calls) / s.took.Seconds() })
 }
 
 // median returns the median p50 of the rounds.
-func (r *result) median() time.Duration {
-	var all []time.Duration
-	for _, s := range r.samples {
-		all = append(all, s.p50)
-	}
-	slices.Sort(all)
-	return all[len(all)/2]
-}
+func (r *result) median() time.Duration { return middle(r.samples, p50) }
 
 func (r *result) failed() (calls int) {
 	for _, s := range r.samples {

@@ -1,10 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,7 +19,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// startLimit bounds the time of one start.
+// startLimit bounds the time of one start, of a target as well.
 const startLimit = time.Minute
 
 // storeSizes are the stores that pullgated is started with: ×1, ×10, ×50 and ×100.
@@ -134,7 +134,7 @@ func (n *startNode) start(ctx context.Context, program string) (s startSample, e
 		_ = p.Process.Signal(syscall.SIGTERM)
 		err = errors.Join(err, p.Wait(), conn.Close())
 	}()
-	if err := accepting(ctx, n.path("pullgated.sock")); err != nil {
+	if err := await(ctx, n.path("pullgated.sock")); err != nil {
 		return s, err
 	}
 	if err := t.once(ctx, runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}); err != nil {
@@ -145,22 +145,9 @@ func (n *startNode) start(ctx context.Context, program string) (s startSample, e
 		return s, err
 	}
 	s.judged = time.Since(began)
-	s.peak, s.private = t.peak(), t.memory("RssAnon")
+	used := t.used()
+	s.peak, s.private = used.Peak>>20, used.Anonymous>>20
 	return s, nil
-}
-
-// accepting waits until a socket accepts connections, as closely as await does not.
-func accepting(ctx context.Context, socket string) error {
-	for {
-		c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
-		if err == nil {
-			return c.Close()
-		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("%s: %w", socket, err)
-		}
-		time.Sleep(time.Millisecond)
-	}
 }
 
 // once makes a call that must return more than an empty answer: a hidden image is one.
@@ -200,9 +187,11 @@ func spread[T any](samples []T, of func(T) time.Duration) string {
 	return fmt.Sprintf("%s ms [%s–%s]", ms(all[len(all)/2]), ms(all[0]), ms(all[len(all)-1]))
 }
 
-func middle[T any](samples []T, of func(T) int) int { return sorted(samples, of)[len(samples)/2] }
+func middle[T any, V cmp.Ordered](samples []T, of func(T) V) V {
+	return sorted(samples, of)[len(samples)/2]
+}
 
-func sorted[T any, V int | time.Duration](samples []T, of func(T) V) []V {
+func sorted[T any, V cmp.Ordered](samples []T, of func(T) V) []V {
 	var all []V
 	for _, s := range samples {
 		all = append(all, of(s))

@@ -9,11 +9,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -159,51 +159,24 @@ func versionOf(ctx context.Context, program string, args []string) string {
 
 // await waits until a socket accepts connections.
 func await(ctx context.Context, socket string) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	for {
 		c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		if err == nil {
 			return c.Close()
 		}
-		select {
-		case <-ctx.Done():
+		if ctx.Err() != nil {
 			return fmt.Errorf("%s: %w", socket, err)
-		case <-time.NewTimer(10 * time.Millisecond).C:
 		}
+		time.Sleep(time.Millisecond)
 	}
 }
 
-// cpu returns the processor time of a target so far; 0 for the direct connection.
-func (t *target) cpu() time.Duration {
-	if t.process == nil {
-		return 0
+// used returns what a target has used so far; nothing for the direct connection.
+func (t *target) used() (u host.Usage) {
+	if t.process != nil {
+		u, _ = host.UsageOf(t.process.Process.Pid)
 	}
-	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", t.process.Process.Pid))
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	fields := strings.Fields(rest)
-	if len(fields) < 13 {
-		return 0
-	}
-	user, _ := strconv.ParseInt(fields[11], 10, 64)
-	system, _ := strconv.ParseInt(fields[12], 10, 64)
-	return time.Duration(user+system) * 10 * time.Millisecond
-}
-
-// peak returns the largest resident size of a target in MB.
-func (t *target) peak() int { return t.memory("VmHWM") }
-
-// memory returns a field of /proc/PID/status in MB.
-func (t *target) memory(field string) int {
-	if t.process == nil {
-		return 0
-	}
-	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", t.process.Process.Pid))
-	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, field+":"); ok {
-			kb, _ := strconv.Atoi(strings.Fields(rest)[0])
-			return kb / 1024
-		}
-	}
-	return 0
+	return u
 }

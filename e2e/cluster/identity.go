@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 )
 
@@ -38,4 +40,12 @@ current-context: x
 func (c *Cluster) NodeCertificate(node string, lifetime time.Duration, groups ...string) ([]byte, error) {
 	pair, err := c.ca.Issue(pkix.Name{CommonName: "system:node:" + node, Organization: groups}, time.Now().Add(lifetime))
 	return slices.Concat(pair.Certificate, pair.Key), err
+}
+
+// PullSecret is a Secret with a login for a registry.
+func PullSecret(name, registry, username, password string) *corev1.Secret {
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Type: corev1.SecretTypeDockerConfigJson,
+		Data: map[string][]byte{corev1.DockerConfigJsonKey: fmt.Appendf(nil, `{"auths": {%q: {"username": %q, "password": %q}}}`, registry, username, password)},
+	}
 }

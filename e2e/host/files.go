@@ -1,11 +1,13 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 )
 
 // Lock makes a file and waits for its lock.
@@ -21,6 +23,41 @@ func Lock(path string) (unlock func(), err error) {
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
 	}
 	return func() { _ = f.Close() }, nil
+}
+
+// cacheLimit is how long it may take on a slow machine to fill a folder of the cache, downloads included.
+const cacheLimit = 30 * time.Minute
+
+// Cached returns the folder with this name in the cache folder of the user, with what fill has written there. It is there whole or not at
+// all. Two at a time wait for each other.
+func Cached(ctx context.Context, what, name string, fill func(ctx context.Context, dir string) error) (dir string, err error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("where to keep %s: %w; set XDG_CACHE_HOME", what, err)
+	}
+	dir = filepath.Join(cache, "pullgate", name)
+	unlock, err := Lock(dir + ".lock")
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	if _, err := os.Stat(dir); err == nil {
+		return dir, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, cacheLimit)
+	defer cancel()
+	part, err := os.MkdirTemp(filepath.Dir(dir), "building-")
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = os.RemoveAll(part) }() // renamed if all went well
+	began := time.Now()
+	fmt.Fprintf(os.Stderr, "Building %s, which takes minutes the first time …\n", what)
+	if err := fill(ctx, part); err != nil {
+		return "", fmt.Errorf("build %s: %w", what, err)
+	}
+	fmt.Fprintf(os.Stderr, "Built %s in %v; it stays in %s\n", what, time.Since(began).Round(time.Second), dir)
+	return dir, os.Rename(part, dir)
 }
 
 // Upward looks for one of some paths in the working directory and in those above it.

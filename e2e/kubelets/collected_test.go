@@ -1,11 +1,10 @@
 package kubelets_test
 
 import (
-	"time"
-
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/pullgate/pullgate/e2e/cluster"
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -29,15 +28,13 @@ func collected(s *scenario) {
 		"localStorageCapacityIsolation": true,
 	}))
 	k := s.runtimeClient()
-	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
+	removed := func() bool {
 		there, err := k.HasImage(s.Context(), app.Name)
 		s.must(err)
-		if !there {
-			break
-		}
-		if time.Now().After(end) {
-			s.Fatalf("the kubelet does not remove %s\n%s", app.Name, s.lastOutput())
-		}
+		return !there
+	}
+	if !host.Within(patience, removed) {
+		s.Fatalf("the kubelet does not remove %s\n%s", app.Name, s.lastOutput())
 	}
 	s.must(s.restartKubelet(s.Context(), quick()))
 

@@ -86,22 +86,7 @@ type testCase struct {
 // testNode runs the scenarios of one node: without pullgate, with it, and on mainNode with the pod source.
 func testNode(t *testing.T, m *machine) {
 	t.Helper()
-	// At first nothing protects it.
-	must(t, m.unprotected(t.Context()))
-	if !t.Run("control", func(t *testing.T) { m.begin(t, "control", controlWithoutPullgate) }) {
-		t.Fatal("without pullgate no pod used an image of another tenant: the other results prove nothing")
-	}
-	if m.firstOfKubelet() {
-		m.run(t, testCase{"crowd-unprotected", crowdUnprotected})
-	}
-
-	// Then pullgate is installed, beside images that are on the node by then.
-	if !t.Run("installed", func(t *testing.T) { m.begin(t, "installed", installed) }) {
-		t.Fatal("without pullgated before the kubelet the rest is not protected")
-	}
-	m.run(t, testCase{"preloaded", preloaded})
-
-	m.runParallel(t, "together", m.together())
+	m.protectInUse(t)
 	// These test cases affect the whole node.
 	if m.firstOfKubelet() {
 		m.run(t, testCase{"crowd", crowdProtected})
@@ -151,10 +136,31 @@ func testNode(t *testing.T, m *machine) {
 	if m.ran == 0 {
 		t.Errorf("SCENARIO=%s matches no scenario on this node", m.wanted)
 	}
-	leaks, err := node.Leaks(m.gate.Dir(), m.page())
-	must(t, err)
-	for _, l := range leaks {
-		t.Error(l)
+	must(t, node.Leaks(m.gate.Dir(), m.page()))
+}
+
+// protectInUse runs the scenarios without pullgate, installs it on the node, and runs those that do not disturb each other.
+func (m *machine) protectInUse(t *testing.T) {
+	t.Helper()
+	// At first nothing protects it.
+	must(t, m.unprotected(t.Context()))
+	m.needs(t, testCase{"control", controlWithoutPullgate}, "without pullgate no pod used an image of another tenant: the other results prove nothing")
+	if m.firstOfKubelet() {
+		m.run(t, testCase{"crowd-unprotected", crowdUnprotected})
+	}
+
+	// Then pullgate is installed, beside images that are on the node by then.
+	m.needs(t, testCase{"installed", installed}, "without pullgated before the kubelet the rest is not protected")
+	m.run(t, testCase{"preloaded", preloaded})
+
+	m.runParallel(t, "together", m.together())
+}
+
+// needs runs a test case without which the following ones say nothing, whatever SCENARIO selects.
+func (m *machine) needs(t *testing.T, one testCase, why string) {
+	t.Helper()
+	if !t.Run(one.name, func(t *testing.T) { m.begin(t, one.name, one.run) }) {
+		t.Fatal(why)
 	}
 }
 
@@ -171,19 +177,9 @@ func (m *machine) firstOfKubelet() bool {
 // pod source, with an image ID.
 func testNodeAsCRIO(t *testing.T, m *machine) {
 	t.Helper()
-	must(t, m.unprotected(t.Context()))
-	if !t.Run("control", func(t *testing.T) { m.begin(t, "control", controlWithoutPullgate) }) {
-		t.Fatal("without pullgate no pod used an image of another tenant: the other results prove nothing")
-	}
-	if !t.Run("installed", func(t *testing.T) { m.begin(t, "installed", installed) }) {
-		t.Fatal("without pullgated before the kubelet the rest is not protected")
-	}
-	m.run(t, testCase{"preloaded", preloaded})
-	m.runParallel(t, "together", m.together())
+	m.protectInUse(t)
 	m.crio.PullAnswersID.Store(true)
-	if !t.Run("sourced", func(t *testing.T) { m.begin(t, "sourced", sourced) }) {
-		t.Fatal("without the pod source the rest is the same again")
-	}
+	m.needs(t, testCase{"sourced", sourced}, "without the pod source the rest is the same again")
 	m.run(t, testCase{"tenants-source", tenants})
 }
 
@@ -200,9 +196,7 @@ func (m *machine) signs() bool { return m.runtime == containerd24 || m.firstOfKu
 // withPodSource switches the pod source on and runs the test cases again, and those that need it.
 func (m *machine) withPodSource(t *testing.T) {
 	t.Helper()
-	if !t.Run("sourced", func(t *testing.T) { m.begin(t, "sourced", sourced) }) {
-		t.Fatal("without the pod source the rest is the same again")
-	}
+	m.needs(t, testCase{"sourced", sourced}, "without the pod source the rest is the same again")
 	again := append(m.together(), testCase{"exactly", exactly}, testCase{"rotation", rotation})
 	for i := range again {
 		again[i].name += "-source"
@@ -291,11 +285,7 @@ func (m *machine) run(t *testing.T, one testCase) {
 func (m *machine) begin(t *testing.T, name string, f func(*scenario)) {
 	t.Helper()
 	s := &scenario{T: t, machine: m, name: name}
-	t.Cleanup(func() {
-		for len(s.kept) > 0 {
-			s.drop(s.kept[0])
-		}
-	})
+	t.Cleanup(s.dropAll)
 	f(s)
 }
 

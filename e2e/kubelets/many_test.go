@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -85,14 +86,11 @@ func (s *scenario) crowdOf(wantB string) crowd {
 	c.calls = s.pullCalls() - calls
 	// B's pods try again and again; what is under way at the moment ends, what was lost stays. Only as long as
 	// the pods are there: to be deleted may cost a pull its answer.
-	for end := time.Now().Add(15 * time.Second); ; time.Sleep(100 * time.Millisecond) {
-		if c.intents = s.intents() - intents; c.intents <= 0 || time.Now().After(end) {
-			break
-		}
-	}
-	for len(s.kept) > 0 {
-		s.drop(s.kept[0])
-	}
+	host.Within(15*time.Second, func() bool {
+		c.intents = s.intents() - intents
+		return c.intents <= 0
+	})
+	s.dropAll()
 	s.gone("a", "b", "c")
 	return c
 }
@@ -164,19 +162,18 @@ func (s *scenario) pullsOf(p *corev1.Pod) (pulls, delayed int) {
 func (s *scenario) gone(teams ...string) {
 	s.Helper()
 	k := s.runtimeClient()
-	for end := time.Now().Add(patience); ; time.Sleep(500 * time.Millisecond) {
-		left := 0
+	left := 0
+	ended := func() bool {
+		left = 0
 		for _, team := range teams {
 			names, err := k.ReadySandboxes(s.Context(), s.namespace(team))
 			s.must(err)
 			left += len(names)
 		}
-		if left == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			s.Fatalf("%d pods are still on the node\n%s", left, s.lastOutput())
-		}
+		return left == 0
+	}
+	if !host.Within(patience, ended) {
+		s.Fatalf("%d pods are still on the node\n%s", left, s.lastOutput())
 	}
 }
 

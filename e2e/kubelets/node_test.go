@@ -34,6 +34,7 @@ type machine struct {
 	cluster   *cluster.Cluster
 	kubelet   *cluster.Kubelet
 	gate      *node.Pullgated
+	policyd   *node.Policyd // of the scenario that runs; nil without one
 	runtime   string
 	crio      *node.CRIO             // nil but for asCRIO
 	endpoint  string                 // of the runtime
@@ -136,6 +137,9 @@ func (m *machine) lastOutput() string {
 	text := "kubelet:\n" + host.Tail(filepath.Join(m.Dir, "kubelet", "kubelet.log"), 15)
 	if m.gate != nil {
 		text += "\npullgated:\n" + host.Tail(filepath.Join(m.gate.Dir(), "pullgated.log"), 25)
+	}
+	if m.policyd != nil {
+		text += "\npullgate-policyd:\n" + host.Tail(filepath.Join(m.policyd.Dir(), "policyd.log"), 15)
 	}
 	return text
 }

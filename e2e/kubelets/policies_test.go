@@ -6,10 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -82,10 +82,8 @@ func preloaded(s *scenario) {
 // cases.md. With WRITE_CASES=1 the page is written instead.
 func policies(s *scenario) {
 	listed := fmt.Sprintf("preloadedImagesVerificationAllowlist: [%q]", s.Private.Host()+"/listed/*")
-	s.Cleanup(func() {
-		if err := s.gate.Restart(context.WithoutCancel(s.Context()), s.settings("noPullImageSecretRecheck: false")...); err != nil {
-			s.Error(err)
-		}
+	host.AtEnd(s, func() error {
+		return s.gate.Restart(context.WithoutCancel(s.Context()), s.settings("noPullImageSecretRecheck: false")...)
 	})
 	var rows []string
 	for i, tc := range []struct {
@@ -161,18 +159,9 @@ func (s *scenario) matrix(prefix, policy string) []string {
 			cells[cell] = &outcome{image: p.image, pod: s.create(p)}
 		}
 	}
-	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
-		waiting := 0
-		for _, o := range cells {
-			if s.look(o); o.state == "" {
-				waiting++
-			}
-		}
-		if waiting == 0 {
-			break
-		}
-		if time.Now().After(end) {
-			s.Fatalf("under %s %d pods are not decided\n%s", policy, waiting, s.lastOutput())
+	for cell, o := range cells {
+		if s.await(o); o.state == "" {
+			s.Fatalf("under %s the pod %q is not decided\n%s", policy, cell, s.lastOutput())
 		}
 	}
 	s.Private.Mark() // so that the logs are whole

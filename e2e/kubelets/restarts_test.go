@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -59,8 +61,7 @@ func restarts(s *scenario) {
 	s.must(s.gate.Kill())
 	s.must(s.gate.Start(s.Context()))
 	check("a kill of pullgated")
-	s.must(s.Containerd.Stop())
-	s.must(s.Containerd.Start(s.Context()))
+	s.must(s.Containerd.Restart(s.Context()))
 	check("a restart of containerd")
 
 	s.powerCycle()
@@ -130,31 +131,25 @@ func kills(s *scenario) {
 		time.Sleep(time.Duration(rand.IntN(500)) * time.Millisecond)
 		s.must(s.gate.Start(s.Context()))
 	}
-	for end := time.Now().Add(3 * time.Minute); ; time.Sleep(500 * time.Millisecond) {
-		left := 0
-		for _, o := range good {
-			if s.look(o); o.state != running {
-				left++
-			}
-		}
-		for _, o := range bad {
+	left := 0
+	settled := func() bool {
+		left = 0
+		for _, o := range slices.Concat(good, bad) {
 			s.look(o)
-			if o.state == running {
+			if o.want != running && o.state == running {
 				s.Fatalf("%s; want it refused", o)
 			}
-			if o.state != pullFailed && o.state != neverPulled {
+			if o.state != running && (o.want == running || o.state != pullFailed && o.state != neverPulled) {
 				left++
 			}
 		}
-		if left == 0 {
-			return
+		return left == 0
+	}
+	if !host.Within(3*time.Minute, settled) {
+		for _, o := range slices.Concat(good, bad) {
+			s.Logf("%s; want %s", o, o.want)
 		}
-		if time.Now().After(end) {
-			for _, o := range append(good, bad...) {
-				s.Logf("%s; want %s", o, o.want)
-			}
-			s.Fatalf("%d pods are not what they should be\n%s", left, s.lastOutput())
-		}
+		s.Fatalf("%d pods are not what they should be\n%s", left, s.lastOutput())
 	}
 }
 
@@ -188,15 +183,13 @@ func (s *scenario) runsStatic(image node.Pushed, policy corev1.PullPolicy) {
 	s.Helper()
 	name := s.manifest(pod{team: "kube", image: image, policy: policy}).Name
 	k := s.runtimeClient()
-	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
+	runs := func() bool {
 		n, err := k.RunningIn(s.Context(), name+"-"+s.kubelet.Name())
 		s.must(err)
-		if n > 0 {
-			break
-		}
-		if time.Now().After(end) {
-			s.Fatalf("the static pod on %s, %s, does not run\n%s", image.Name, policy, s.lastOutput())
-		}
+		return n > 0
+	}
+	if !host.Within(patience, runs) {
+		s.Fatalf("the static pod on %s, %s, does not run\n%s", image.Name, policy, s.lastOutput())
 	}
 	s.must(s.kubelet.RemoveManifest(name))
 }

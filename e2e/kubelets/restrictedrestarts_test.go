@@ -9,9 +9,10 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // createFailed is the state of a container that a policy denies.
@@ -67,7 +68,7 @@ func restrictedRestarts(s *scenario) {
 	// These pods satisfy the policy that is in use when they start.
 	maps.Copy(stay, s.stay(readOnly, nothing, changed, invalid))
 	folder.write("no-root", noRoot)
-	folder.waitFor("pullgate_admission_policies", 2)
+	s.waitFor("pullgate_admission_policies", 2)
 	check := func(after string) {
 		s.Helper()
 		since := s.registryOf(app).Mark()
@@ -87,16 +88,14 @@ func restrictedRestarts(s *scenario) {
 
 	s.must(s.gate.Restart(s.Context()))
 	check(gate)
-	s.must(s.Containerd.Stop())
-	s.must(s.Containerd.Start(s.Context()))
+	s.must(s.Containerd.Restart(s.Context()))
 	check(runtime)
 	s.must(s.restartKubelet(s.Context(), quick()))
 	check(kubelet)
 
 	s.must(s.kubelet.Stop())
 	s.must(s.gate.Stop())
-	s.must(s.Containerd.Stop())
-	s.must(s.Containerd.Start(s.Context()))
+	s.must(s.Containerd.Restart(s.Context()))
 	s.must(s.gate.Start(s.Context()))
 	s.must(s.kubelet.Start(s.Context(), s.gate.Endpoint(), quick()))
 	check(all)
@@ -120,10 +119,8 @@ func restrictedRestarts(s *scenario) {
 // waitForEvent waits until the events of a pod match a pattern.
 func (s *scenario) waitForEvent(p *corev1.Pod, pattern string) {
 	s.Helper()
-	for end := time.Now().Add(patience); !regexp.MustCompile(pattern).MatchString(s.events(p)); time.Sleep(200 * time.Millisecond) {
-		if time.Now().After(end) {
-			s.Fatalf("the events of %s are %s; want one that matches %s\n%s", p.Name, s.events(p), pattern, s.lastOutput())
-		}
+	if !host.Within(patience, func() bool { return regexp.MustCompile(pattern).MatchString(s.events(p)) }) {
+		s.Fatalf("the events of %s are %s; want one that matches %s\n%s", p.Name, s.events(p), pattern, s.lastOutput())
 	}
 }
 
@@ -131,13 +128,10 @@ func (s *scenario) waitForEvent(p *corev1.Pod, pattern string) {
 func (s *scenario) replaced(o *outcome, after string) {
 	s.Helper()
 	before := o.pod.Status.ContainerStatuses[0].ContainerID
-	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
-		if s.look(o); o.state == running && o.pod.Status.ContainerStatuses[0].ContainerID != before {
-			return
-		}
-		if time.Now().After(end) {
-			s.Fatalf("after %s: %s%s; want it running with another container than %s\n%s", after, o, s.events(o.pod), before, s.lastOutput())
-		}
+	if !host.Within(patience, func() bool {
+		return s.look(o).state == running && o.pod.Status.ContainerStatuses[0].ContainerID != before
+	}) {
+		s.Fatalf("after %s: %s%s; want it running with another container than %s\n%s", after, o, s.events(o.pod), before, s.lastOutput())
 	}
 }
 
@@ -235,19 +229,15 @@ func (p policyFolder) signal() {
 	}
 	before := read()
 	p.s.must(syscall.Kill(p.s.gate.PID(), syscall.SIGHUP))
-	for end := time.Now().Add(patience); read() == before; time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(end) {
-			p.s.Fatalf("pullgated has not reloaded\n%s", p.s.lastOutput())
-		}
+	if !host.Within(patience, func() bool { return read() != before }) {
+		p.s.Fatalf("pullgated has not reloaded\n%s", p.s.lastOutput())
 	}
 }
 
-// waitFor waits until a metric has a value. pullgated reads the folder every few seconds.
-func (p policyFolder) waitFor(metric string, value float64) {
-	p.s.Helper()
-	for end := time.Now().Add(patience); p.s.metric(metric) != value; time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(end) {
-			p.s.Fatalf("%s is %v; want %v\n%s", metric, p.s.metric(metric), value, p.s.lastOutput())
-		}
+// waitFor waits until a metric has a value. pullgated reads the folder of policies every few seconds.
+func (s *scenario) waitFor(metric string, value float64) {
+	s.Helper()
+	if !host.Within(patience, func() bool { return s.metric(metric) == value }) {
+		s.Fatalf("%s is %v; want %v\n%s", metric, s.metric(metric), value, s.lastOutput())
 	}
 }

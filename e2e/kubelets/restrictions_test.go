@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -36,14 +37,14 @@ func restrictions(s *scenario) {
 	}}, running)
 	static := s.comeStatic(pod{team: "privileged", image: images.app, change: privileged()}, refused)
 	satisfying := s.judge(rows, images.app)
-	if s.awaitDenial(static, rowNamed(rows, "privileged")); static.state != notCreated {
+	if s.isDenied("the static pod", static, rowNamed(rows, "privileged").denial()); static.state != notCreated {
 		s.Errorf("the static pod: %s; want %s", static, notCreated)
 	}
 	s.neverRan(static)
 	s.leaveStatic(static)
 	row := rowNamed(rows, "ephemeral")
 	row.violates.container = "denied"
-	s.addEphemeral(satisfying["ephemeral"], images.app, images.number, row.denial().String(), "SYS_PTRACE")
+	s.addEphemeral(satisfying["ephemeral"], images.app, images.number, row.denial(), "SYS_PTRACE")
 	s.restarted(crashing, 1)
 	s.dropAll()
 }
@@ -75,12 +76,18 @@ func (s *scenario) restrictionImages() restrictionImages {
 		named:   s.push(s.Public, "named:1", node.Image{User: "app"}),
 		private: s.private("private:1"),
 	}
-	s.runSteps(step{name: "a pod of all images", want: running, requests: downloads, pod: pod{team: "pull", image: i.private, secrets: with(node.Alice()), change: func(p *corev1.Pod) {
-		for _, image := range []node.Pushed{i.app, i.number, i.named} {
+	s.pull(with(node.Alice()), i.private, i.app, i.number, i.named)
+	return i
+}
+
+// pull brings images on the node, so that no pod of a row waits for a pull. secrets are for the registry of the first one.
+func (s *scenario) pull(secrets []secret, images ...node.Pushed) {
+	s.Helper()
+	s.runSteps(step{name: "a pod of all images", want: running, requests: downloads, pod: pod{team: "pull", image: images[0], secrets: secrets, change: func(p *corev1.Pod) {
+		for _, image := range images[1:] {
 			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: fmt.Sprintf("c-%d", len(p.Spec.Containers)), Image: image.Name, ImagePullPolicy: ifNotPresent})
 		}
 	}}})
-	return i
 }
 
 // hostFolder makes a folder of the node for hostPath volumes. It has a folder "below".
@@ -152,7 +159,7 @@ func (s *scenario) judge(rows []restrictionRow, image node.Pushed) map[string]*o
 	}
 	began := time.Now()
 	for _, r := range rows {
-		s.awaitDenial(violating[r.name], r)
+		s.isDenied(r.name+": the pod that violates the policy", violating[r.name], r.denial())
 		o := satisfying[r.name]
 		if s.await(o); o.state != running {
 			s.Errorf("%s: the pod that satisfies the policy: %s%s; want it running", r.name, o, s.events(o.pod))
@@ -176,33 +183,26 @@ func (r restrictionRow) pod(p restrictedPod, image node.Pushed) pod {
 // await waits until a pod is decided.
 func (s *scenario) await(o *outcome) {
 	s.Helper()
-	for end := time.Now().Add(patience); o.state == "" && time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-		s.look(o)
-	}
+	host.Within(patience, func() bool { return s.look(o).state != "" })
 }
 
-// awaitDenial waits until the status or an event of a pod says that the policy of a row denies it.
-func (s *scenario) awaitDenial(o *outcome, r restrictionRow) {
+// isDenied waits until the status or an event of a pod that does not run matches a pattern.
+func (s *scenario) isDenied(name string, o *outcome, pattern string) {
 	s.Helper()
-	want := r.denial()
-	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+	want := regexp.MustCompile(pattern)
+	isUp := func() bool { return o.state == running || o.state == succeeded }
+	decided := func() bool {
 		s.look(o)
 		o.text += s.events(o.pod) // sooner than the status of a pod with init containers, which a kubelet reports with its next sync
-		switch {
-		case o.state == running, o.state == succeeded:
-			s.Errorf("%s: the pod that violates the policy: %s; want it refused", r.name, o)
-			return
-		case want.MatchString(o.text):
-			return
-		case time.Now().After(end):
-			s.Errorf("%s: the pod that violates the policy: %s; want %s", r.name, o, want)
-			return
-		}
+		return isUp() || want.MatchString(o.text)
+	}
+	if !host.Within(patience, decided) || isUp() {
+		s.Errorf("%s: %s; want it denied: %s\n%s", name, o, want, s.lastOutput())
 	}
 }
 
 // denial is the pattern of what a kubelet reports of a pod that violates the policy of a row.
-func (r restrictionRow) denial() *regexp.Regexp {
+func (r restrictionRow) denial() string {
 	container, value := r.violates.container, r.value+" is not allowed"
 	if container == "" {
 		container = "main"
@@ -215,7 +215,7 @@ func (r restrictionRow) denial() *regexp.Regexp {
 	if r.sandbox {
 		before = noSandbox + ": .*" + before
 	}
-	return regexp.MustCompile(before + regexp.QuoteMeta(path+value))
+	return before + regexp.QuoteMeta(path+value)
 }
 
 func rowNamed(rows []restrictionRow, name string) restrictionRow {
@@ -239,21 +239,17 @@ func (s *scenario) addEphemeral(o *outcome, allowed, denied node.Pushed, pattern
 	s.must(err)
 	o.want, o.image = refused, denied // which must not run
 	want := regexp.MustCompile(pattern)
-	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
-		s.look(o)
-		isDenied, isRunning := false, false
-		for _, c := range o.pod.Status.EphemeralContainerStatuses {
+	isDenied, isRunning := false, false
+	decided := func() bool {
+		for _, c := range s.look(o).pod.Status.EphemeralContainerStatuses {
 			w := c.State.Waiting
 			isDenied = isDenied || c.Name == "denied" && w != nil && want.MatchString(w.Reason+": "+w.Message)
 			isRunning = isRunning || c.Name == "allowed" && c.State.Running != nil
 		}
-		if isDenied && isRunning {
-			break
-		}
-		if time.Now().After(end) {
-			s.Errorf("the ephemeral containers: denied %v, the other one runs %v: %v%s", isDenied, isRunning, o.pod.Status.EphemeralContainerStatuses, s.events(o.pod))
-			break
-		}
+		return isDenied && isRunning
+	}
+	if !host.Within(patience, decided) {
+		s.Errorf("the ephemeral containers: denied %v, the other one runs %v: %v%s", isDenied, isRunning, o.pod.Status.EphemeralContainerStatuses, s.events(o.pod))
 	}
 	if o.state != running {
 		s.Errorf("after the ephemeral containers: %s; want the pod still running", o)
@@ -265,16 +261,15 @@ func (s *scenario) comeStatic(p pod, want string) *outcome {
 	s.Helper()
 	made := s.manifest(p)
 	o := &outcome{want: want, image: p.image}
-	pods := s.cluster.Client.CoreV1().Pods(made.Namespace)
-	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
-		var err error
-		if o.pod, err = pods.Get(s.Context(), made.Name+"-"+s.kubelet.Name(), metav1.GetOptions{}); err == nil {
-			return o
-		}
-		if !apierrors.IsNotFound(err) || time.Now().After(end) {
-			s.Fatalf("the API server has no copy of the static pod %s: %v\n%s", made.Name, err, s.lastOutput())
-		}
+	var err error
+	copied := func() bool {
+		o.pod, err = s.cluster.Client.CoreV1().Pods(made.Namespace).Get(s.Context(), made.Name+"-"+s.kubelet.Name(), metav1.GetOptions{})
+		return !apierrors.IsNotFound(err)
 	}
+	if host.Within(patience, copied); err != nil {
+		s.Fatalf("the API server has no copy of the static pod %s: %v\n%s", made.Name, err, s.lastOutput())
+	}
+	return o
 }
 
 // leaveStatic removes a static pod from the node.

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
@@ -22,7 +23,7 @@ func reviewedRestarts(s *scenario) {
 	)
 	app := s.public("app:1")
 	r := s.newReviewing()
-	r.pull(app)
+	r.pull(nil, app)
 	b := r.backend()
 	r.file("main", b, "defaultAllow: false, allowTTL: -1, denyTTL: -1")
 	r.hangup()
@@ -50,8 +51,7 @@ func reviewedRestarts(s *scenario) {
 	s.must(s.gate.Restart(s.Context()))
 	s.must(r.policyd.Start(s.Context()))
 	check(policyd)
-	s.must(s.Containerd.Stop())
-	s.must(s.Containerd.Start(s.Context()))
+	s.must(s.Containerd.Restart(s.Context()))
 	check(runtime)
 	s.must(s.restartKubelet(s.Context(), quick()))
 	check(kubelet)
@@ -86,7 +86,7 @@ func reviewedRestarts(s *scenario) {
 func reviewedKills(s *scenario) {
 	app, bad := s.public("app:1"), s.public("bad:1")
 	r := s.newReviewing()
-	r.pull(app, bad)
+	r.pull(nil, app, bad)
 	b := r.backend()
 	b.Set(bad.Name, reviewbackend.Answer{Deny: true, Reason: "not scanned"})
 	teams := []string{"true", "false", "absent"}
@@ -181,14 +181,7 @@ func reviewedKills(s *scenario) {
 // awaitDecision waits until a pod with a denied image has started, or is denied by the backend.
 func (r *reviewing) awaitDecision(o *outcome) {
 	r.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
-		r.look(o)
-		if o.state == running || o.state == createFailed {
-			return
-		}
-		if time.Now().After(end) {
-			r.Errorf("%s%s; want it decided", o, r.events(o.pod))
-			return
-		}
+	if !host.Within(patience, func() bool { return r.look(o).state == running || o.state == createFailed }) {
+		r.Errorf("%s%s; want it decided", o, r.events(o.pod))
 	}
 }

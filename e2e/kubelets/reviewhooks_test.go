@@ -9,9 +9,9 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"regexp"
+	"sync"
 	"time"
 
 	"github.com/pullgate/pullgate/internal/certtest"
@@ -34,22 +34,23 @@ const (
 	hookMutated  = "hook-mutated"
 )
 
+// validatePath is that of the webhook of pullgate-policyd.
+const validatePath = "/admission/validate"
+
 func hookTeams() []string { return []string{hookOn, hookDeleted, hookDown, hookExcluded, hookMutated} }
 
 // hooks are webhooks of the node's API server: that of a second pullgate-policyd with the same policy files, as a cluster has it, and one that
 // changes images.
 type hooks struct {
 	*reviewing
-	policyd   *node.Policyd
-	authority *certtest.Authority
-	url       string
+	policyd *node.Webhook
 }
 
 // comeBehindWebhooks creates pods with a denied image that pass the webhook of pullgate-policyd: while it is deleted, is down, or excludes their
 // namespace, and behind another webhook. It returns them by what has become of the webhook.
 func (r *reviewing) comeBehindWebhooks(app, bad node.Pushed) map[string]*outcome {
 	r.Helper()
-	h := r.newHooks()
+	h := &hooks{r, node.StartWebhook(r, filepath.Join(r.Dir, "webhook-of-"+r.name), r.policies)}
 	behind := map[string]*outcome{}
 	deleted := h.validate("deleted", in(r.namespace(hookDeleted)))
 	h.validate("down", in(r.namespace(hookDown)))
@@ -66,7 +67,7 @@ func (r *reviewing) comeBehindWebhooks(app, bad node.Pushed) map[string]*outcome
 
 	// A validating webhook sees what the mutating ones have left. pullgate's can be registered as a mutating one, which changes nothing; those are
 	// called once each, in the order of their names.
-	h.mutate("a-pullgate", h.url, h.authority)
+	h.mutate("a-pullgate", h.policyd.URL+validatePath, h.policyd.Authority)
 	h.denies(hookMutated, bad)
 	mirror, authority := r.mutatingWebhook(app.Name, bad.Name)
 	h.mutate("b-mirror", mirror, authority)
@@ -85,33 +86,6 @@ func (r *reviewing) comeBehindWebhooks(app, bad node.Pushed) map[string]*outcome
 	return behind
 }
 
-// newHooks starts a pullgate-policyd that serves a webhook.
-func (r *reviewing) newHooks() *hooks {
-	r.Helper()
-	dir := filepath.Join(r.Dir, "webhook-of-"+r.name)
-	r.must(os.Mkdir(dir, 0o700))
-	h := &hooks{reviewing: r}
-	var err error
-	h.authority, err = certtest.New("authority of the webhook")
-	r.must(err)
-	pair, err := h.authority.Issue(pkix.Name{CommonName: "webhook"}, time.Time{})
-	r.must(err)
-	certificate, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
-	r.must(errors.Join(os.WriteFile(certificate, pair.Certificate, 0o600), os.WriteFile(key, pair.Key, 0o600)))
-	port, err := host.FreePort()
-	r.must(err)
-	address := fmt.Sprintf("127.0.0.1:%d", port)
-	h.url = "https://" + address + "/admission/validate"
-	h.policyd, err = node.StartPolicyd(r.Context(), dir, r.policies, fmt.Sprintf("https: {listen: %q, certFile: %s, keyFile: %s}", address, certificate, key))
-	r.must(err)
-	r.Cleanup(func() {
-		if err := h.policyd.Close(); err != nil {
-			r.Error(err)
-		}
-	})
-	return h
-}
-
 // in selects namespaces by their names.
 func in(namespaces ...string) metav1.LabelSelectorRequirement {
 	return metav1.LabelSelectorRequirement{Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpIn, Values: namespaces}
@@ -124,6 +98,11 @@ func podRules() []registrationv1.RuleWithOperations {
 	}}
 }
 
+// client returns how the API server calls a webhook.
+func client(url string, authority *certtest.Authority) registrationv1.WebhookClientConfig {
+	return registrationv1.WebhookClientConfig{URL: &url, CABundle: authority.PEM()}
+}
+
 // validate registers the webhook for namespaces, as recommended: a failure is ignored. remove deletes it.
 func (h *hooks) validate(name string, namespaces ...metav1.LabelSelectorRequirement) (remove func() error) {
 	h.Helper()
@@ -132,24 +111,16 @@ func (h *hooks) validate(name string, namespaces ...metav1.LabelSelectorRequirem
 	_, err := registered.Create(h.Context(), &registrationv1.ValidatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Webhooks: []registrationv1.ValidatingWebhook{{
-			Name: "policies.pullgate.dev", ClientConfig: registrationv1.WebhookClientConfig{URL: &h.url, CABundle: h.authority.PEM()}, Rules: podRules(),
+			Name: "policies.pullgate.dev", ClientConfig: client(h.policyd.URL+validatePath, h.policyd.Authority), Rules: podRules(),
 			FailurePolicy: new(registrationv1.Ignore), SideEffects: new(registrationv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
 			NamespaceSelector: &metav1.LabelSelector{MatchExpressions: namespaces},
 		}},
 	}, metav1.CreateOptions{})
 	h.must(err)
-	remove = func() error {
-		err := registered.Delete(context.WithoutCancel(h.Context()), name, metav1.DeleteOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return err
-	}
-	h.Cleanup(func() {
-		if err := remove(); err != nil {
-			h.Error(err)
-		}
+	remove = sync.OnceValue(func() error {
+		return registered.Delete(context.WithoutCancel(h.Context()), name, metav1.DeleteOptions{})
 	})
+	host.AtEnd(h, remove)
 	return remove
 }
 
@@ -161,16 +132,14 @@ func (h *hooks) mutate(name, url string, authority *certtest.Authority) {
 	_, err := registered.Create(h.Context(), &registrationv1.MutatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Webhooks: []registrationv1.MutatingWebhook{{
-			Name: "pods.pullgate.dev", ClientConfig: registrationv1.WebhookClientConfig{URL: &url, CABundle: authority.PEM()}, Rules: podRules(),
+			Name: "pods.pullgate.dev", ClientConfig: client(url, authority), Rules: podRules(),
 			FailurePolicy: new(registrationv1.Fail), SideEffects: new(registrationv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
 			NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{in(h.namespace(hookMutated))}},
 		}},
 	}, metav1.CreateOptions{})
 	h.must(err)
-	h.Cleanup(func() {
-		if err := registered.Delete(context.WithoutCancel(h.Context()), name, metav1.DeleteOptions{}); err != nil {
-			h.Error(err)
-		}
+	host.AtEnd(h, func() error {
+		return registered.Delete(context.WithoutCancel(h.Context()), name, metav1.DeleteOptions{})
 	})
 }
 
@@ -179,34 +148,33 @@ func (h *hooks) mutate(name, url string, authority *certtest.Authority) {
 func (h *hooks) denies(team string, image node.Pushed) {
 	h.Helper()
 	want := regexp.MustCompile(`denied the request: .*denied by the image review backend main .*: not scanned`)
-	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
-		made, err := h.tryCreate(h.pod(team, image))
-		if apierrors.IsForbidden(err) && want.MatchString(err.Error()) {
-			return
-		}
-		if time.Now().After(end) {
-			h.Fatalf("the webhook for %s: %v; want 403 and %s\n%s", team, err, want, host.Tail(filepath.Join(h.policyd.Dir(), "policyd.log"), 10))
-		}
-		if err == nil {
+	var made *corev1.Pod
+	var err error
+	denied := func() bool {
+		if made, err = h.tryCreate(h.pod(team, image)); err == nil {
 			h.drop(&outcome{want: running, pod: made, image: image})
 		}
+		return apierrors.IsForbidden(err) && want.MatchString(err.Error())
+	}
+	if !host.Within(patience, denied) {
+		h.Fatalf("the webhook for %s: %v; want 403 and %s\n%s", team, err, want, host.Tail(filepath.Join(h.policyd.Dir(), "policyd.log"), 10))
 	}
 }
 
 // admits waits until the API server admits a pod with an image.
 func (h *hooks) admits(team string, image node.Pushed) *outcome {
 	h.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
-		made, err := h.tryCreate(h.pod(team, image))
-		if err == nil {
-			o := &outcome{want: refused, image: image, pod: made}
-			h.kept = append(h.kept, o)
-			return o
-		}
-		if time.Now().After(end) {
-			h.Fatalf("the API server denies a pod of %s: %v; want it admitted", team, err)
-		}
+	o := &outcome{want: refused, image: image}
+	var err error
+	admitted := func() bool {
+		o.pod, err = h.tryCreate(h.pod(team, image))
+		return err == nil
 	}
+	if !host.Within(patience, admitted) {
+		h.Fatalf("the API server denies a pod of %s: %v; want it admitted", team, err)
+	}
+	h.kept = append(h.kept, o)
+	return o
 }
 
 // mutatingWebhook starts a webhook that replaces an image by another one.

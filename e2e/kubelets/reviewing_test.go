@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
@@ -31,7 +32,6 @@ const override = "x.image-policy.k8s.io/break-glass"
 // everywhere.
 type reviewing struct {
 	*scenario
-	policyd  *node.Policyd
 	policies string // the folder
 	backends []*reviewbackend.Backend
 }
@@ -43,16 +43,17 @@ func (s *scenario) newReviewing() *reviewing {
 	r := &reviewing{scenario: s, policies: filepath.Join(s.Dir, "policies-of-"+s.name)}
 	s.must(os.Mkdir(r.policies, 0o755))
 	var err error
-	r.policyd, err = node.StartPolicyd(s.Context(), filepath.Join(s.Dir, "policyd-of-"+s.name), r.policies)
+	s.policyd, err = node.StartPolicyd(s.Context(), filepath.Join(s.Dir, "policyd-of-"+s.name), r.policies)
 	s.must(err)
 	s.Cleanup(func() {
 		s.dropAll() // before they can run
 		if err := s.gate.Restart(context.WithoutCancel(s.Context()), s.settings("admission: {policies: \"\"}")...); err != nil {
 			s.Error(err)
 		}
-		if err := r.policyd.Close(); err != nil {
+		if err := s.policyd.Close(); err != nil {
 			s.Error(err)
 		}
+		s.policyd = nil
 		r.noCanary()
 	})
 	return r
@@ -61,13 +62,7 @@ func (s *scenario) newReviewing() *reviewing {
 // backend starts a backend.
 func (r *reviewing) backend() *reviewbackend.Backend {
 	r.Helper()
-	b, err := reviewbackend.Start()
-	r.must(err)
-	r.Cleanup(func() {
-		if err := b.Close(); err != nil {
-			r.Error(err)
-		}
-	})
+	b := reviewbackend.New(r)
 	r.backends = append(r.backends, b)
 	return b
 }
@@ -76,17 +71,11 @@ func (r *reviewing) backend() *reviewbackend.Backend {
 // all if there is none.
 func (r *reviewing) file(name string, b *reviewbackend.Backend, fields string, teams ...string) {
 	r.Helper()
-	kubeconfig := filepath.Join(r.policyd.Dir(), name+".kubeconfig")
-	r.must(b.Kubeconfig(kubeconfig, r.kubelet.Name()))
-	text := fmt.Sprintf("imagePolicy: {kubeConfigFile: %s, retryBackoff: 1, %s}\n", kubeconfig, fields)
-	if len(teams) > 0 {
-		var names []string
-		for _, team := range teams {
-			names = append(names, r.namespace(team))
-		}
-		text += "match: {namespaces: [" + strings.Join(names, ", ") + "]}\n"
+	var namespaces []string
+	for _, team := range teams {
+		namespaces = append(namespaces, r.namespace(team))
 	}
-	r.must(os.WriteFile(filepath.Join(r.policies, name+".yaml"), []byte(text), 0o644))
+	r.must(b.PolicyFile(filepath.Join(r.policies, name+".yaml"), filepath.Join(r.policyd.Dir(), name+".kubeconfig"), r.kubelet.Name(), fields, namespaces...))
 }
 
 // enforce restarts pullgated with the policies, and with more settings of its section admission.
@@ -162,50 +151,12 @@ func (r *reviewing) noCanary() {
 	}
 }
 
-// pull brings images on the node, so that no pod of a row waits for a pull.
-func (r *reviewing) pull(images ...node.Pushed) {
-	r.Helper()
-	r.runSteps(step{name: "a pod of all images", want: running, requests: downloads, pod: pod{team: "pull", image: images[0], change: func(p *corev1.Pod) {
-		for _, image := range images[1:] {
-			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: fmt.Sprintf("c-%d", len(p.Spec.Containers)), Image: image.Name, ImagePullPolicy: ifNotPresent})
-		}
-	}}})
-}
-
 // runs waits until a pod runs.
 func (r *reviewing) runs(name string, o *outcome) {
 	r.Helper()
-	for end := time.Now().Add(patience); o.state != running; time.Sleep(100 * time.Millisecond) {
-		if r.look(o); time.Now().After(end) {
-			r.Errorf("%s: %s%s; want it running\n%s\n%s", name, o, r.events(o.pod), r.lastOutput(), r.policydOutput())
-			return
-		}
+	if !host.Within(patience, func() bool { return r.look(o).state == running }) {
+		r.Errorf("%s: %s%s; want it running\n%s", name, o, r.events(o.pod), r.lastOutput())
 	}
-}
-
-// isDenied waits until the status or an event of a pod that does not run matches a pattern.
-func (r *reviewing) isDenied(name string, o *outcome, pattern string) {
-	r.Helper()
-	want := regexp.MustCompile(pattern)
-	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
-		r.look(o)
-		text := o.text + r.events(o.pod)
-		switch {
-		case o.state == running, o.state == succeeded:
-			r.Errorf("%s: %s; want it denied", name, o)
-			return
-		case want.MatchString(text):
-			return
-		case time.Now().After(end):
-			r.Errorf("%s: %s%s; want %s\n%s\n%s", name, o, text, want, r.lastOutput(), r.policydOutput())
-			return
-		}
-	}
-}
-
-func (r *reviewing) policydOutput() string {
-	lines := strings.Split(r.policyd.Log(), "\n")
-	return "pullgate-policyd:\n" + strings.Join(lines[max(0, len(lines)-15):], "\n")
 }
 
 // A decision is what a test reads of a line of the decision log.
@@ -215,26 +166,23 @@ type decision struct {
 		UID  string `json:"uid"`
 		Name string `json:"name"`
 	} `json:"pod"`
-	Container string `json:"container"`
-	Verdict   string `json:"verdict"`
-	Policies  []struct {
-		Validator        string            `json:"validator"`
-		Policy           string            `json:"policy"`
-		Answer           string            `json:"answer"`
-		Reason           string            `json:"reason"`
-		FailedOpen       bool              `json:"failedOpen"`
-		AuditAnnotations map[string]string `json:"auditAnnotations"`
-	} `json:"policies"`
+	Container string         `json:"container"`
+	Verdict   string         `json:"verdict"`
+	Policies  []policyAnswer `json:"policies"`
+}
+
+type policyAnswer struct {
+	Validator        string            `json:"validator"`
+	Policy           string            `json:"policy"`
+	Answer           string            `json:"answer"`
+	Reason           string            `json:"reason"`
+	FailedOpen       bool              `json:"failedOpen"`
+	AuditAnnotations map[string]string `json:"auditAnnotations"`
 }
 
 // failedOpen reports whether the decision admits because a backend did not answer.
 func (d decision) failedOpen() bool {
-	for _, p := range d.Policies {
-		if p.FailedOpen {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(d.Policies, func(p policyAnswer) bool { return p.FailedOpen })
 }
 
 // decisions returns the decisions of pullgated about the containers of a pod.
@@ -253,22 +201,19 @@ func (r *reviewing) decisions(o *outcome) []decision {
 	return all
 }
 
+// logs waits until the decision log has a decision about a pod that is as wanted. No decision waits for the log.
+func (r *reviewing) logs(name string, o *outcome, want string, is func(decision) bool) {
+	r.Helper()
+	if !host.Within(10*time.Second, func() bool { return slices.ContainsFunc(r.decisions(o), is) }) {
+		r.Errorf("%s: the decision log has %+v; want %s", name, r.decisions(o), want)
+	}
+}
+
 // markedFailedOpen waits until the decision log has a container of a pod that was admitted because a backend did not answer, or one that was
-// not. No decision waits for the log.
+// not.
 func (r *reviewing) markedFailedOpen(name string, o *outcome, want bool) {
 	r.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		all := r.decisions(o)
-		for _, d := range all {
-			if d.Verdict == "Allow" && d.failedOpen() == want {
-				return
-			}
-		}
-		if time.Now().After(end) {
-			r.Errorf("%s: the decision log has %+v; want an admitted container with failedOpen %v", name, all, want)
-			return
-		}
-	}
+	r.logs(name, o, fmt.Sprintf("an admitted container with failedOpen %v", want), func(d decision) bool { return d.Verdict == "Allow" && d.failedOpen() == want })
 }
 
 // hangup makes pullgate-policyd read its folder.

@@ -2,7 +2,6 @@ package kubelets_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"regexp"
@@ -15,6 +14,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/pullgate/pullgate/e2e/cluster"
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -164,16 +165,15 @@ func (s *scenario) see(st step, p *corev1.Pod, since node.Mark) *outcome {
 func (s *scenario) prints(o *outcome, container, line string) {
 	s.Helper()
 	got := ""
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	printed := func() bool {
 		var err error
-		if got, err = s.kubelet.Output(o.pod.Namespace, o.pod.Name, string(o.pod.UID), container); err != nil {
-			s.Fatal(err)
-		}
-		if slices.Contains(strings.Split(got, "\n"), line) {
-			return
-		}
+		got, err = s.kubelet.Output(o.pod.Namespace, o.pod.Name, string(o.pod.UID), container)
+		s.must(err)
+		return slices.Contains(strings.Split(got, "\n"), line)
 	}
-	s.Errorf("container %s of %s/%s prints %q; want the line %q", container, o.pod.Namespace, o.pod.Name, got, line)
+	if !host.Within(10*time.Second, printed) {
+		s.Errorf("container %s of %s/%s prints %q; want the line %q", container, o.pod.Namespace, o.pod.Name, got, line)
+	}
 }
 
 func (s *scenario) registryOf(image node.Pushed) *node.Registry {
@@ -237,7 +237,7 @@ func (s *scenario) tryCreate(p pod) (*corev1.Pod, error) {
 		if sec.registry == "" {
 			sec.registry, _, _ = strings.Cut(p.image.Name, "/")
 		}
-		object := dockerSecret(made.Spec.ImagePullSecrets[i].Name, sec)
+		object := cluster.PullSecret(made.Spec.ImagePullSecrets[i].Name, sec.registry, sec.login.Username, sec.login.Password)
 		if _, err := core.Secrets(made.Namespace).Create(s.Context(), object, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 			s.Fatal(err)
 		}
@@ -275,37 +275,18 @@ func (s *scenario) spec(name string, p pod) *corev1.Pod {
 	return made
 }
 
-func dockerSecret(name string, s secret) *corev1.Secret {
-	data, err := json.Marshal(map[string]any{"auths": map[string]any{
-		s.registry: map[string]string{"username": s.login.Username, "password": s.login.Password},
-	}})
-	if err != nil {
-		panic(err) // strings always marshal
-	}
-	return &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Type: corev1.SecretTypeDockerConfigJson,
-		Data: map[string][]byte{corev1.DockerConfigJsonKey: data},
-	}
-}
-
 // wait waits until a pod has the expected state, or another final one.
 func (s *scenario) wait(p *corev1.Pod, image node.Pushed, want string) *outcome {
 	s.Helper()
 	o := &outcome{want: want, pod: p, image: image}
 	s.kept = append(s.kept, o)
-	end := time.Now().Add(patience)
-	for ; ; time.Sleep(100 * time.Millisecond) {
-		s.look(o)
-		decided := o.state != "" && (o.state != running || want != succeeded)
-		if decided || time.Now().After(end) {
-			o.text += s.events(p)
-			return o
-		}
-	}
+	host.Within(patience, func() bool { return s.look(o).state != "" && (o.state != running || want != succeeded) })
+	o.text += s.events(p)
+	return o
 }
 
-// look reads the present outcome of a pod.
-func (s *scenario) look(o *outcome) {
+// look reads the present outcome of a pod, and returns it.
+func (s *scenario) look(o *outcome) *outcome {
 	s.Helper()
 	p, err := s.cluster.Client.CoreV1().Pods(o.pod.Namespace).Get(s.Context(), o.pod.Name, metav1.GetOptions{})
 	if err != nil {
@@ -313,6 +294,7 @@ func (s *scenario) look(o *outcome) {
 	}
 	o.pod = p
 	o.state, o.text = stateOf(p)
+	return o
 }
 
 // stateOf returns the state of a pod in one word, "" if it is not decided yet.
@@ -447,10 +429,6 @@ func (s *scenario) registry() *node.Registry {
 	r, err := node.StartRegistry(s.Context(), filepath.Join(s.Dir, "registry-of-"+s.name), node.Alice(), node.Dora())
 	s.must(err)
 	s.registries = append(s.registries, r)
-	s.Cleanup(func() {
-		if err := r.Close(); err != nil {
-			s.Error(err)
-		}
-	})
+	host.AtEnd(s, r.Close)
 	return r
 }

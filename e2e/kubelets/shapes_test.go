@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -25,16 +26,14 @@ func crashLoop(s *scenario) {
 // restarted waits until the main container of a pod has been restarted a number of times.
 func (s *scenario) restarted(o *outcome, times int32) {
 	s.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
-		s.look(o)
-		if n := o.pod.Status.ContainerStatuses[0].RestartCount; n >= times {
-			return
-		}
-		if o.state == pullFailed || o.state == neverPulled || time.Now().After(end) {
-			s.Fatalf("after %d restarts: %s%s; want %d restarts\n%s", o.pod.Status.ContainerStatuses[0].RestartCount, o, s.events(o.pod), times, s.lastOutput())
-		}
+	decided := func() bool { return s.look(o).restarts() >= times || o.state == pullFailed || o.state == neverPulled }
+	if !host.Within(patience, decided) || o.restarts() < times {
+		s.Fatalf("after %d restarts: %s%s; want %d restarts\n%s", o.restarts(), o, s.events(o.pod), times, s.lastOutput())
 	}
 }
+
+// restarts returns how often the main container was restarted.
+func (o *outcome) restarts() int32 { return o.pod.Status.ContainerStatuses[0].RestartCount }
 
 // Init containers, and several containers with several images, are each judged by themselves.
 func severalContainers(s *scenario) {

@@ -7,11 +7,11 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"time"
 
 	"github.com/pullgate/pullgate/internal/sigstoretest"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 	"github.com/pullgate/pullgate/e2e/signing"
 )
@@ -105,11 +105,8 @@ func byPolicy(team string, image node.Pushed, policy corev1.PullPolicy) pod {
 func (r *signer) isUnsigned(name string, o *outcome) {
 	r.Helper()
 	r.isDenied(name, o, unsigned)
-	for end := time.Now().Add(patience); o.state != unverified && o.state != pullFailed; time.Sleep(100 * time.Millisecond) { // between two attempts, it shows another
-		if r.look(o); time.Now().After(end) {
-			r.Errorf("%s: %s; want the reason %s", name, o, unverified)
-			return
-		}
+	if !host.Within(patience, func() bool { return r.look(o).state == unverified || o.state == pullFailed }) { // between two attempts, it shows another
+		r.Errorf("%s: %s; want the reason %s", name, o, unverified)
 	}
 }
 

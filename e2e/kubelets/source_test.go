@@ -8,6 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/pullgate/pullgate/e2e/cluster"
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -41,11 +43,7 @@ func sourced(s *scenario) {
 // waitUntilSynced waits until the pod source is synced with the API server.
 func (s *scenario) waitUntilSynced() {
 	s.Helper()
-	for end := time.Now().Add(patience); s.metric("pullgate_pod_source_synced") != 1; time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(end) {
-			s.Fatalf("the pod source is not synced with the API server\n%s", s.lastOutput())
-		}
-	}
+	s.waitFor("pullgate_pod_source_synced", 1)
 }
 
 // Only with the pod source pullgated knows that a pod with Never has the credential, in any namespace.
@@ -104,7 +102,7 @@ func rotation(s *scenario) {
 func (s *scenario) content(name string, l node.Login, recreate bool) {
 	s.Helper()
 	secrets := s.cluster.Client.CoreV1().Secrets(s.namespace("a"))
-	next := dockerSecret(name, secret{login: l, registry: s.registries[0].Host()})
+	next := cluster.PullSecret(name, s.registries[0].Host(), l.Username, l.Password)
 	var err error
 	if recreate {
 		s.must(secrets.Delete(s.Context(), name, metav1.DeleteOptions{}))
@@ -131,10 +129,9 @@ func apiServerOutage(s *scenario) {
 	}
 	s.must(s.cluster.StopAPI())
 	for _, what := range []string{"stopped", "was down when pullgated started"} {
-		for before, end := starts(), time.Now().Add(2*patience); starts() == before; time.Sleep(200 * time.Millisecond) {
-			if time.Now().After(end) {
-				s.Fatalf("no container was started after the API server %s\n%s", what, s.lastOutput())
-			}
+		before := starts()
+		if !host.Within(2*patience, func() bool { return starts() != before }) {
+			s.Fatalf("no container was started after the API server %s\n%s", what, s.lastOutput())
 		}
 		if s.metric("pullgate_pod_source_synced") != 0 || s.metric("pullgate_pod_source_errors_total") == 0 {
 			s.Errorf("the metrics do not show that the API server %s", what)
@@ -165,12 +162,9 @@ func restartedKubelet(s *scenario) {
 	s.must(s.restartKubelet(s.Context(), quick()))
 	// A pod that has ended, but whose sandbox is still there, could be the one that asks.
 	s.must(s.runtimeClient().RemoveStopped(s.Context()))
-	s.look(o)
-	before := o.pod.Status.ContainerStatuses[0].RestartCount
-	for end := time.Now().Add(2 * patience); o.pod.Status.ContainerStatuses[0].RestartCount <= before; time.Sleep(200 * time.Millisecond) {
-		if s.look(o); time.Now().After(end) {
-			s.Fatalf("%s%s; want it still running\n%s", o, s.events(o.pod), s.lastOutput())
-		}
+	before := s.look(o).restarts()
+	if !host.Within(2*patience, func() bool { return s.look(o).restarts() > before }) {
+		s.Fatalf("%s%s; want it still running\n%s", o, s.events(o.pod), s.lastOutput())
 	}
 }
 

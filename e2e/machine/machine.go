@@ -83,12 +83,14 @@ func (m *Machine) Close() error {
 	if m.init == 0 {
 		return err
 	}
-	for end := time.Now().Add(closeLimit); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if _, statErr := os.Stat(fmt.Sprintf("/proc/%d", m.init)); statErr != nil {
-			return err // PID 1 goes last
-		}
+	ended := func() bool { // PID 1 goes last
+		_, err := os.Stat(fmt.Sprintf("/proc/%d", m.init))
+		return err != nil
 	}
-	return errors.Join(err, fmt.Errorf("the machine's PID 1, %d, does not end", m.init))
+	if !host.Within(closeLimit, ended) {
+		err = errors.Join(err, fmt.Errorf("the machine's PID 1, %d, does not end", m.init))
+	}
+	return err
 }
 
 // booted finds PID 1 and asks it.

@@ -1,34 +1,20 @@
 package monitoring_test
 
 import (
-	"bytes"
 	"context"
-	"crypto/tls"
-	"crypto/x509/pkix"
-	"fmt"
-	"io"
-	"net/http"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/pullgate/pullgate/internal/certtest"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 
-	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
 // The page of pullgate-policyd lists every metric of a real scrape with its labels, and no other.
 func TestPolicydPageIsARealScrape(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	p := startPolicyd(ctx, t, criproxytest.SocketDir(t), policies(t))
-	scraped := p.scrape(ctx, t)
+	scraped := labelsOf(t, node.StartWebhook(t, criproxytest.SocketDir(t), policies(t)).Policyd)
 	written := policydMetrics(t)
 	for name, labels := range written {
 		if got, ok := scraped[name]; !ok || !slices.Equal(got, labels) {
@@ -67,47 +53,8 @@ func policydMetrics(t *testing.T) map[string][]string {
 	return all
 }
 
-// A policyd is a pullgate-policyd that serves the webhook.
-type policyd struct {
-	*node.Policyd
-	https  string
-	client *http.Client
-}
-
-func startPolicyd(ctx context.Context, t *testing.T, dir, policies string) policyd {
-	t.Helper()
-	authority, err := certtest.New("authority of the webhook")
-	if err != nil {
-		t.Fatal(err)
-	}
-	pair, err := authority.Issue(pkix.Name{CommonName: "webhook"}, time.Now().Add(90*24*time.Hour))
-	if err != nil {
-		t.Fatal(err)
-	}
-	files := t.TempDir()
-	for name, content := range map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key} {
-		if err := os.WriteFile(filepath.Join(files, name), content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	port, err := host.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := policyd{https: fmt.Sprintf("127.0.0.1:%d", port)}
-	p.Policyd, err = node.StartPolicyd(ctx, dir, policies,
-		fmt.Sprintf("https: {listen: %q, certFile: %s/tls.crt, keyFile: %s/tls.key}", p.https, files, files))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = p.Close() })
-	p.client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool()}}}
-	t.Cleanup(p.client.CloseIdleConnections)
-	return p
-}
-
 // reviews makes a request to each path of the HTTPS server.
-func (p policyd) reviews(ctx context.Context, t *testing.T) {
+func reviews(ctx context.Context, t *testing.T, h *node.Webhook) {
 	t.Helper()
 	for path, body := range map[string]string{
 		"/imagereview": `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},"spec":{"containers":[{"image":"app:1"}],"namespace":"default"},"status":{"allowed":false}}`,
@@ -115,42 +62,22 @@ func (p policyd) reviews(ctx context.Context, t *testing.T) {
 			`"resource":{"group":"","version":"v1","resource":"pods"},"namespace":"default","operation":"CREATE","userInfo":{},` +
 			`"object":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","namespace":"default"},"spec":{"containers":[{"name":"c","image":"app:1"}]}}}}`,
 	} {
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+p.https+path, bytes.NewReader([]byte(body)))
-		if err != nil {
+		if err := h.Allows(ctx, path, []byte(body)); err != nil {
 			t.Fatal(err)
-		}
-		req.Header.Set("Content-Type", "application/json")
-		resp, err := p.client.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		answer, err := io.ReadAll(resp.Body)
-		_ = resp.Body.Close() // all was read
-		if err != nil || resp.StatusCode != http.StatusOK || !bytes.Contains(answer, []byte(`"allowed":true`)) {
-			t.Fatalf("POST %s = %s, %v: %s; want it allowed", path, resp.Status, err, answer)
 		}
 	}
 }
 
-// scrape returns the labels of all metrics of pullgate, without le of histograms.
-func (p policyd) scrape(ctx context.Context, t *testing.T) map[string][]string {
+// labelsOf returns the labels of all metrics of pullgate, without le of histograms.
+func labelsOf(t *testing.T, p *node.Policyd) map[string][]string {
 	t.Helper()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.MetricsAddress()+"/metrics", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	page, err := io.ReadAll(resp.Body)
-	_ = resp.Body.Close() // all was read
+	page, err := p.Scrape()
 	if err != nil {
 		t.Fatal(err)
 	}
 	all := map[string][]string{}
 	series := regexp.MustCompile(`^(pullgate_[a-z_]+?)(?:_bucket|_sum|_count)?(?:\{(.*)\})? `)
-	for line := range strings.Lines(string(page)) {
+	for line := range strings.Lines(page) {
 		m := series.FindStringSubmatch(line)
 		if m == nil {
 			continue

@@ -88,7 +88,7 @@ func TestDashboardAndRulesHoldOnARealScrape(t *testing.T) {
 type workload struct {
 	metrics string
 	kubelet *criproxytest.Kubelet
-	policyd
+	policyd *node.Webhook
 }
 
 func busyDaemon(ctx context.Context, t *testing.T) workload {
@@ -104,9 +104,9 @@ func busyDaemon(ctx context.Context, t *testing.T) workload {
 	})
 	dir := criproxytest.SocketDir(t)
 	folder := policies(t)
-	w := workload{policyd: startPolicyd(ctx, t, filepath.Join(dir, "policyd"), folder)}
+	w := workload{policyd: node.StartWebhook(t, filepath.Join(dir, "policyd"), folder)}
 	d, err := node.StartPullgated(ctx, dir, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true",
-		fmt.Sprintf("podSource: {kubeconfig: %q, nodeName: node}", emptyAPIServer(t)), fmt.Sprintf("admission: {policies: %q, policydSocket: %q}", folder, w.Endpoint()))
+		fmt.Sprintf("podSource: {kubeconfig: %q, nodeName: node}", emptyAPIServer(t)), fmt.Sprintf("admission: {policies: %q, policydSocket: %q}", folder, w.policyd.Endpoint()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,11 +125,7 @@ spec: {images: [{glob: repo.test/signed}], authorities: [{keyless: {identities: 
 // policies returns a folder with restrictions, image reviews and a rule about signatures.
 func policies(t *testing.T) string {
 	t.Helper()
-	backend, err := reviewbackend.Start()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = backend.Close() })
+	backend := reviewbackend.New(t)
 	dir := filepath.Join(t.TempDir(), "policies")
 	kubeconfig := filepath.Join(filepath.Dir(dir), "backend.kubeconfig")
 	for _, err := range []error{
@@ -150,7 +146,7 @@ func policies(t *testing.T) string {
 // each, and a request to each path of pullgate-policyd.
 func (w workload) calls(ctx context.Context, t *testing.T) {
 	t.Helper()
-	w.reviews(ctx, t)
+	reviews(ctx, t, w.policyd)
 	if _, err := w.kubelet.Runtime.Status(ctx, &runtimeapi.StatusRequest{}); err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // Calls are repeated by concurrent clients while the called program is restarted or killed.
@@ -66,9 +68,7 @@ func (c *Calls) Made() int {
 // Await waits until so many more calls have been made, half a minute at most.
 func (c *Calls) Await(more int) {
 	until := c.Made() + more
-	for end := time.Now().Add(30 * time.Second); c.Made() < until && time.Now().Before(end); {
-		time.Sleep(5 * time.Millisecond)
-	}
+	host.Within(30*time.Second, func() bool { return c.Made() >= until })
 }
 
 // Stop ends the calls, and returns a summary of the results, and the calls that failed.

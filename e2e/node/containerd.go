@@ -93,6 +93,14 @@ func (c *Containerd) Start(ctx context.Context) (err error) {
 	return err
 }
 
+// Restart stops and starts it.
+func (c *Containerd) Restart(ctx context.Context) error {
+	if err := c.Stop(); err != nil {
+		return err
+	}
+	return c.Start(ctx)
+}
+
 func (c *Containerd) path(name string) string { return filepath.Join(c.dir, name) }
 
 // Endpoint is where its CRI is served.

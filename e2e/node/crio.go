@@ -52,35 +52,26 @@ func (c *CRIO) Rewrites() Rewrites {
 					answered(i)
 				}
 			}),
-			runtimeapi.ImageService_PullImage_FullMethodName: Rewriting(func(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.PullImageResponse) (err error) {
+			runtimeapi.ImageService_PullImage_FullMethodName: Rewriting(func(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.PullImageResponse) error {
 				if c.PullAnswersID.Load() {
 					m.ImageRef = strings.TrimPrefix(m.GetImageRef(), idPrefix)
 					return nil
 				}
-				m.ImageRef, err = repoDigest(ctx, runtime, m.GetImageRef())
-				return err
+				return answerDigest(ctx, runtime, m)
 			}),
 			runtimeapi.RuntimeService_ListContainers_FullMethodName: Rewriting(func(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.ListContainersResponse) error {
 				for _, one := range m.GetContainers() {
 					if one.GetImage() != nil {
 						one.Image.UserSpecifiedImage = ""
 					}
-					if digest, err := repoDigest(ctx, runtime, one.GetImageId()); err == nil { // else the image is gone
-						one.ImageRef = digest
-					}
-					one.ImageId = strings.TrimPrefix(one.GetImageId(), idPrefix)
+					one.ImageId, one.ImageRef = usedImage(ctx, runtime, one)
 				}
 				return nil
 			}),
 			runtimeapi.RuntimeService_ContainerStatus_FullMethodName: Rewriting(func(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.ContainerStatusResponse) error {
-				one := m.GetStatus()
-				if one == nil {
-					return nil
+				if one := m.GetStatus(); one != nil {
+					one.ImageId, one.ImageRef = usedImage(ctx, runtime, one)
 				}
-				if digest, err := repoDigest(ctx, runtime, one.GetImageId()); err == nil {
-					one.ImageRef = digest
-				}
-				one.ImageId = strings.TrimPrefix(one.GetImageId(), idPrefix)
 				return nil
 			}),
 		},
@@ -114,6 +105,25 @@ func answered(i *runtimeapi.Image) {
 	if i.GetSpec() != nil {
 		i.Spec.Image = ""
 	}
+}
+
+// usedImage returns how CRI-O names the image of a container.
+func usedImage(ctx context.Context, runtime *grpc.ClientConn, c interface {
+	GetImageId() string
+	GetImageRef() string
+},
+) (id, ref string) {
+	ref = c.GetImageRef()
+	if digest, err := repoDigest(ctx, runtime, c.GetImageId()); err == nil { // else the image is gone
+		ref = digest
+	}
+	return strings.TrimPrefix(c.GetImageId(), idPrefix), ref
+}
+
+// answerDigest makes the answer to a pull a repo digest of the image.
+func answerDigest(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.PullImageResponse) (err error) {
+	m.ImageRef, err = repoDigest(ctx, runtime, m.GetImageRef())
+	return err
 }
 
 // repoDigest returns a repo digest of the image that containerd has under an ID.

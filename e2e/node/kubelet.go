@@ -12,11 +12,12 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/wait"
 	internalapi "k8s.io/cri-api/pkg/apis"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	cri "k8s.io/cri-client/pkg"
 	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // A Kubelet asks a CRI endpoint for containers, call by call what a kubelet sends for one container
@@ -339,45 +340,36 @@ func (k *Kubelet) Create(ctx context.Context, p *Pod, o Outcome) Outcome {
 // Output returns what the pod's last container has printed, once it has printed n lines.
 func (k *Kubelet) Output(ctx context.Context, p *Pod, n int) (string, error) {
 	path := filepath.Join(p.config.GetLogDirectory(), "main_"+strconv.Itoa(int(p.attempt))+".log")
-	deadline := time.Now().Add(10 * time.Second)
-	for {
-		text, err := os.ReadFile(path)
-		var lines []string
+	var lines []string
+	printed := func() bool {
+		text, _ := os.ReadFile(path) // it is not there at first
+		lines = nil
 		for line := range strings.Lines(string(text)) {
 			// time stream tag text
 			if fields := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 4); len(fields) == 4 {
 				lines = append(lines, fields[3])
 			}
 		}
-		if len(lines) >= n {
-			return strings.Join(lines, "\n"), nil
-		}
-		if time.Now().After(deadline) {
-			return "", fmt.Errorf("container printed %d lines, want %d: %q, %w", len(lines), n, text, err)
-		}
-		if err := ctx.Err(); err != nil {
-			return "", err
-		}
-		time.Sleep(20 * time.Millisecond)
+		return len(lines) >= n || ctx.Err() != nil
 	}
+	if !host.Within(10*time.Second, printed) || ctx.Err() != nil {
+		return "", errors.Join(fmt.Errorf("container printed %q; want %d lines", lines, n), ctx.Err())
+	}
+	return strings.Join(lines, "\n"), nil
 }
 
 // Wait waits for the end of a container and returns its exit code.
 func (k *Kubelet) Wait(ctx context.Context, container string) (int, error) {
-	deadline := time.Now().Add(30 * time.Second)
-	for {
-		status, err := k.Runtime.ContainerStatus(quiet(ctx), container, false)
-		if err != nil {
-			return 0, err
-		}
-		if s := status.GetStatus(); s.GetState() == runtimeapi.ContainerState_CONTAINER_EXITED {
-			return int(s.GetExitCode()), nil
-		}
-		if time.Now().After(deadline) {
-			return 0, fmt.Errorf("container %s is %v after 30 s; want it to have ended", container, status.GetStatus().GetState())
-		}
-		time.Sleep(20 * time.Millisecond)
+	var status *runtimeapi.ContainerStatusResponse
+	var err error
+	ended := func() bool {
+		status, err = k.Runtime.ContainerStatus(quiet(ctx), container, false)
+		return err != nil || status.GetStatus().GetState() == runtimeapi.ContainerState_CONTAINER_EXITED
 	}
+	if !host.Within(30*time.Second, ended) {
+		return 0, fmt.Errorf("container %s is %v after 30 s; want it to have ended", container, status.GetStatus().GetState())
+	}
+	return int(status.GetStatus().GetExitCode()), err
 }
 
 // Remove removes the pod with all its containers.
@@ -422,18 +414,18 @@ func (k *Kubelet) ReadySandboxes(ctx context.Context, namespace string) ([]strin
 // RemoveStopped removes every stopped sandbox, as a kubelet's garbage collection does once a minute. Like that one it tries again: containerd
 // refuses the removal of a container whose end it has not noticed yet.
 func (k *Kubelet) RemoveStopped(ctx context.Context) error {
-	var last error
-	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 10*time.Second, true, func(context.Context) (bool, error) {
-		all, err := k.Runtime.ListPodSandbox(quiet(ctx), &runtimeapi.PodSandboxFilter{
+	var err error
+	host.Within(10*time.Second, func() bool {
+		var all []*runtimeapi.PodSandbox
+		all, err = k.Runtime.ListPodSandbox(quiet(ctx), &runtimeapi.PodSandboxFilter{
 			State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY},
 		})
 		for _, s := range all {
 			err = errors.Join(err, k.Runtime.RemovePodSandbox(quiet(ctx), s.GetId()))
 		}
-		last = err
-		return err == nil, nil
+		return err == nil || ctx.Err() != nil
 	})
-	return errors.Join(err, last)
+	return err
 }
 
 // RunningIn returns how many containers of a pod run.

@@ -3,6 +3,7 @@ package node
 import (
 	"encoding/base64"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net/url"
@@ -11,9 +12,9 @@ import (
 	"strings"
 )
 
-// Leaks looks for the passwords of the logins in all files below a directory and in a text, and returns
-// where it has found one and in which form.
-func Leaks(dir, text string) ([]string, error) {
+// Leaks looks for the passwords of the logins in all files below a directory and in a text, and returns an
+// error for each place where it has found one, and in which form.
+func Leaks(dir, text string) error {
 	texts := map[string]string{"the text": text}
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
@@ -23,17 +24,16 @@ func Leaks(dir, text string) ([]string, error) {
 		texts[path] = string(data)
 		return err
 	})
-	var found []string
 	for _, l := range []Login{Alice(), Dora(), Mallory()} {
 		for form, needle := range forms(l.Password) {
 			for where, text := range texts {
 				if strings.Contains(text, needle) {
-					found = append(found, fmt.Sprintf("a password is in %s, %s", where, form))
+					err = errors.Join(err, fmt.Errorf("a password is in %s, %s", where, form))
 				}
 			}
 		}
 	}
-	return found, err
+	return err
 }
 
 // forms are the encodings in which a secret may be written by accident. Its base64 depends on the number of bytes before it, modulo

@@ -3,12 +3,9 @@ package node
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/pullgate/pullgate/e2e/host"
 )
@@ -82,44 +79,5 @@ func (p *Policyd) Dir() string { return p.dir }
 // Endpoint is admission.policydSocket of the pullgated that asks it.
 func (p *Policyd) Endpoint() string { return "unix://" + p.path("policy.sock") }
 
-// ResidentMemory returns how many bytes of memory its process has.
-func (p *Policyd) ResidentMemory() (int, error) { return p.memory("VmRSS:") }
-
-// PeakMemory returns the most that ResidentMemory was.
-func (p *Policyd) PeakMemory() (int, error) { return p.memory("VmHWM:") }
-
-func (p *Policyd) memory(field string) (int, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(text)) {
-		if fields := strings.Fields(line); fields[0] == field {
-			kibibytes, err := strconv.Atoi(fields[1])
-			return kibibytes << 10, err
-		}
-	}
-	return 0, fmt.Errorf("%s is missing", field)
-}
-
-// ProcessorTime returns how much time of processors its process has used.
-func (p *Policyd) ProcessorTime() (time.Duration, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID()))
-	if err != nil {
-		return 0, err
-	}
-	_, after, _ := strings.Cut(string(text), ") ") // the name can have spaces
-	fields := strings.Fields(after)
-	if len(fields) < 13 {
-		return 0, errors.New("stat is too short")
-	}
-	var ticks int
-	for _, f := range fields[11:13] { // in user mode and in the kernel
-		n, err := strconv.Atoi(f)
-		if err != nil {
-			return 0, err
-		}
-		ticks += n
-	}
-	return time.Duration(ticks) * 10 * time.Millisecond, nil
-}
+// Usage returns what its process has used.
+func (p *Policyd) Usage() (host.Usage, error) { return host.UsageOf(p.PID()) }

@@ -137,10 +137,5 @@ func Rewriting[M any, P message[M]](change func(ctx context.Context, runtime *gr
 
 // DigestAnswers makes a runtime answer a pull with a repo digest of the image, as CRI-O did up to 1.35.1.
 func DigestAnswers() Rewrites {
-	return Rewrites{Answers: map[string]Rewrite{
-		runtimeapi.ImageService_PullImage_FullMethodName: Rewriting(func(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.PullImageResponse) (err error) {
-			m.ImageRef, err = repoDigest(ctx, runtime, m.GetImageRef())
-			return err
-		}),
-	}}
+	return Rewrites{Answers: map[string]Rewrite{runtimeapi.ImageService_PullImage_FullMethodName: Rewriting(answerDigest)}}
 }

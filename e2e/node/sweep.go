@@ -157,17 +157,13 @@ func socketsOf(pids []int) []string {
 
 // gone waits for the end of processes that are not our children.
 func gone(pids []int) error {
-	end := time.Now().Add(10 * time.Second)
 	for _, pid := range pids {
-		for ended := false; !ended; {
+		ended := func() bool {
 			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-			ended = err != nil || bytes.Contains(stat, []byte(") Z "))
-			if !ended && time.Now().After(end) {
-				return fmt.Errorf("process %d does not end", pid)
-			}
-			if !ended {
-				time.Sleep(10 * time.Millisecond)
-			}
+			return err != nil || bytes.Contains(stat, []byte(") Z "))
+		}
+		if !host.Within(10*time.Second, ended) {
+			return fmt.Errorf("process %d does not end", pid)
 		}
 	}
 	return nil

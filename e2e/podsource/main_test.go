@@ -5,13 +5,11 @@ package podsource_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
-	"path/filepath"
-	"sync"
 	"testing"
 
 	"github.com/pullgate/pullgate/e2e/cluster"
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // Releases of Kubernetes. Before 1.32 a node may list the pods of others.
@@ -23,57 +21,28 @@ const (
 // tokenNode is the node that identifies itself with a token.
 const tokenNode = "token-node"
 
-// startCluster returns the control plane of a release, and starts it for the first test that asks.
-// Each test has a node and a namespace of its own.
-var startCluster, closeClusters = clusters()
-
-func clusters() (start func(release string) (*cluster.Cluster, error), closeAll func() error) {
-	var mu sync.Mutex
-	started := map[string]func() (*cluster.Cluster, error){}
-	dir := ""
-	start = func(release string) (*cluster.Cluster, error) {
-		mu.Lock()
-		if dir == "" {
-			var err error
-			if dir, err = os.MkdirTemp("", "pullgate-"); err != nil { // clusters outlive the test that starts them
-				mu.Unlock()
-				return nil, err
-			}
-		}
-		f := started[release]
-		if f == nil {
-			f = sync.OnceValues(func() (*cluster.Cluster, error) {
-				return cluster.Start(context.Background(), filepath.Join(dir, release), release, tokenNode)
-			})
-			started[release] = f
-		}
-		mu.Unlock()
-		return f()
-	}
-	closeAll = func() (err error) {
-		mu.Lock()
-		defer mu.Unlock()
-		for _, f := range started {
-			if c, failed := f(); failed == nil {
-				err = errors.Join(err, c.Close())
-			}
-		}
-		if dir != "" {
-			err = errors.Join(err, os.RemoveAll(dir))
-		}
-		return err
-	}
-	return start, closeAll
+// A controlPlane is a cluster in a folder that goes with it.
+type controlPlane struct {
+	*cluster.Cluster
+	dir string
 }
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if err := closeClusters(); err != nil {
-		fmt.Fprintln(os.Stderr, "podsource:", err)
-		code = 1
+func (c controlPlane) Close() error { return errors.Join(c.Cluster.Close(), os.RemoveAll(c.dir)) }
+
+// clusters are the control planes of the releases. Each test has a node and a namespace of its own.
+var clusters = host.NewShared(func(release string) (controlPlane, error) {
+	dir, err := os.MkdirTemp("", "pullgate-")
+	if err != nil {
+		return controlPlane{}, err
 	}
-	os.Exit(code)
-}
+	c, err := cluster.Start(context.Background(), dir, release, tokenNode) // it outlives the test that starts it
+	if err != nil {
+		return controlPlane{}, errors.Join(err, os.RemoveAll(dir))
+	}
+	return controlPlane{c, dir}, nil
+})
+
+func TestMain(m *testing.M) { os.Exit(clusters.Main(m)) }
 
 // onEach runs a test before each release.
 func onEach(t *testing.T, test func(*world)) {

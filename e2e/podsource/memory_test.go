@@ -2,7 +2,6 @@ package podsource_test
 
 import (
 	"fmt"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -101,16 +101,13 @@ func (w *world) measure(secrets int) {
 	before := w.secretsRead()
 	gate, err := node.StartPullgated(w.Context(), w.dir, "unix://"+w.dir+"/no-runtime.sock", "podSource: {kubeconfig: "+w.kubeconfig()+"}")
 	w.must(err)
-	w.Cleanup(func() {
-		if err := gate.Stop(); err != nil {
-			w.Error(err)
-		}
-	})
+	host.AtEnd(w, gate.Stop)
 	w.until("all Secrets are read", func() bool { return w.secretsRead()-before >= secrets })
-	now, most := w.resident(gate.PID())
-	w.Logf("Resident with %d pods and a Secret for each: %d MiB, at most %d MiB", secrets, now>>20, most>>20)
-	if most > memoryLimit {
-		w.Errorf("at most %d MiB were resident; want %d", most>>20, memoryLimit>>20)
+	used, err := host.UsageOf(gate.PID())
+	w.must(err)
+	w.Logf("Resident with %d pods and a Secret for each: %d MiB, at most %d MiB", secrets, used.Resident>>20, used.Peak>>20)
+	if used.Peak > memoryLimit {
+		w.Errorf("at most %d MiB were resident; want %d", used.Peak>>20, memoryLimit>>20)
 	}
 }
 
@@ -126,22 +123,4 @@ func (w *world) secretsRead() int {
 		total += n
 	}
 	return total
-}
-
-// resident returns how much memory of a process is resident, and was at most, in bytes.
-func (w *world) resident(pid int) (now, most int) {
-	w.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	w.must(err)
-	for field, at := range map[string]*int{"VmRSS": &now, "VmHWM": &most} {
-		m := regexp.MustCompile(field + `:\s+(\d+) kB`).FindSubmatch(status)
-		if m == nil {
-			w.Fatalf("no %s of process %d", field, pid)
-		}
-		if *at, err = strconv.Atoi(string(m[1])); err != nil {
-			w.Fatal(err)
-		}
-		*at <<= 10
-	}
-	return now, most
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/pullgate/pullgate/internal/podsource"
 
 	"github.com/pullgate/pullgate/e2e/cluster"
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // The API server stops, with all state of its watches, and etcd is compacted before it starts again.
@@ -16,11 +17,7 @@ func TestAnOutageOfTheAPIServerLosesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	host.AtEnd(t, c.Close)
 	w := beginOn(t, c)
 	own := w.secret("own", "own")
 	stays := w.pod("stays", "own")

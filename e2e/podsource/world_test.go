@@ -59,11 +59,11 @@ type world struct {
 // begin has no source yet.
 func begin(t *testing.T, release string) *world {
 	t.Helper()
-	c, err := startCluster(release)
+	c, err := clusters.Get(release)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return beginOn(t, c)
+	return beginOn(t, c.Cluster)
 }
 
 func beginOn(t *testing.T, c *cluster.Cluster) *world {
@@ -177,10 +177,8 @@ func (w *world) failed(r podsource.Reason) int {
 // until waits for something.
 func (w *world) until(what string, is func() bool) {
 	w.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			w.Fatalf("after %v still not: %s", patience, what)
-		}
+	if !host.Within(patience, is) {
+		w.Fatalf("after %v still not: %s", patience, what)
 	}
 }
 

@@ -31,7 +31,7 @@ func Former(ctx context.Context) (dir string, err error) {
 			return "", fmt.Errorf("%w: commit %s: %w", ErrNoHistory, former, err)
 		}
 	}
-	return once(ctx, "pullgate "+former[:7], strings.Join([]string{"pullgate", former[:7], runtime.Version(), runtime.GOARCH}, "-"),
+	return host.Cached(ctx, "pullgate "+former[:7], strings.Join([]string{"pullgate", former[:7], runtime.Version(), runtime.GOARCH}, "-"),
 		func(ctx context.Context, out string) error {
 			sources, err := os.MkdirTemp("", "former")
 			if err != nil {

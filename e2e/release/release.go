@@ -35,12 +35,8 @@ const (
 // cosign31 is the release of cosign, by the folder below tools that pins it.
 const cosign31 = "cosign-3.1"
 
-const (
-	// buildLimit is how long a build may take on a slow machine, downloads included.
-	buildLimit = 30 * time.Minute
-	// progressEvery is how often a build reports its progress.
-	progressEvery = 20 * time.Second
-)
+// progressEvery is how often a build reports its progress.
+const progressEvery = 20 * time.Second
 
 // A recipe defines how the programs of a folder below tools are built.
 type recipe struct {
@@ -51,16 +47,21 @@ type recipe struct {
 	stamp    func(version string) []string // what the linker writes into them
 }
 
-func containerdRecipe() recipe {
+// Containerd builds a containerd and its shim, once for each release, and returns the path of
+// containerd. What was built stays in the cache folder of the user. Two at a time wait for each other.
+func Containerd(ctx context.Context, release string) (string, error) {
 	const module = "github.com/containerd/containerd/v2"
-	return recipe{
+	dir, err := recipe{
 		what: "containerd", module: module, programs: []string{"containerd", "containerd-shim-runc-v2"},
 		tags:  "no_btrfs,no_zfs,no_devmapper",
 		stamp: func(version string) []string { return []string{module + "/version.Version=" + version} },
-	}
+	}.build(ctx, release)
+	return filepath.Join(dir, "containerd"), err
 }
 
-func kubernetesRecipe() recipe {
+// Kubernetes builds the kubelet and the kube-apiserver of a release such as "1.34", as
+// Containerd does, and returns the folder where they are.
+func Kubernetes(ctx context.Context, release string) (string, error) {
 	return recipe{
 		what: "kubelet and kube-apiserver", module: "k8s.io/kubernetes", programs: []string{"kubelet", "kube-apiserver"},
 		tags: "providerless",
@@ -70,34 +71,17 @@ func kubernetesRecipe() recipe {
 			minor, _, _ := strings.Cut(rest, ".")
 			return []string{v + "gitVersion=v" + version, v + "gitMajor=" + major, v + "gitMinor=" + minor}
 		},
-	}
-}
-
-// Containerd builds a containerd and its shim, once for each release, and returns the path of
-// containerd. What was built stays in the cache folder of the user. Two at a time wait for each other.
-func Containerd(ctx context.Context, release string) (string, error) {
-	dir, err := containerdRecipe().build(ctx, release)
-	return filepath.Join(dir, "containerd"), err
-}
-
-// Kubernetes builds the kubelet and the kube-apiserver of a release such as "1.34", as
-// Containerd does, and returns the folder where they are.
-func Kubernetes(ctx context.Context, release string) (string, error) {
-	return kubernetesRecipe().build(ctx, "kubernetes-"+release)
-}
-
-func cosignRecipe() recipe {
-	return recipe{
-		what: "cosign", module: "github.com/sigstore/cosign/v3", programs: []string{"cosign"},
-		stamp: func(version string) []string {
-			return []string{"sigs.k8s.io/release-utils/version.gitVersion=v" + version}
-		},
-	}
+	}.build(ctx, "kubernetes-"+release)
 }
 
 // Cosign builds cosign, as Containerd does, and returns its path.
 func Cosign(ctx context.Context) (string, error) {
-	dir, err := cosignRecipe().build(ctx, cosign31)
+	dir, err := recipe{
+		what: "cosign", module: "github.com/sigstore/cosign/v3", programs: []string{"cosign"},
+		stamp: func(version string) []string {
+			return []string{"sigs.k8s.io/release-utils/version.gitVersion=v" + version}
+		},
+	}.build(ctx, cosign31)
 	return filepath.Join(dir, "cosign"), err
 }
 
@@ -112,43 +96,12 @@ func (r recipe) build(ctx context.Context, folder string) (string, error) {
 		return "", err
 	}
 	name, _, _ := strings.Cut(folder, "-")
-	return once(ctx, r.what+" "+version, name+"-"+version+"-"+key, func(ctx context.Context, out string) error {
+	return host.Cached(ctx, r.what+" "+version, name+"-"+version+"-"+key, func(ctx context.Context, out string) error {
 		if err := r.compile(ctx, sources, version, out); err != nil {
 			return fmt.Errorf("from the module proxy: %w", err)
 		}
 		return nil
 	})
-}
-
-// once returns the folder with this name in the cache folder of the user, with what compile has written there. It is there whole or not at all.
-func once(ctx context.Context, what, name string, compile func(ctx context.Context, out string) error) (dir string, err error) {
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return "", fmt.Errorf("where to keep %s: %w; set XDG_CACHE_HOME", what, err)
-	}
-	dir = filepath.Join(cache, "pullgate", name)
-	unlock, err := host.Lock(dir + ".lock")
-	if err != nil {
-		return "", err
-	}
-	defer unlock()
-	if _, err := os.Stat(dir); err == nil {
-		return dir, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, buildLimit)
-	defer cancel()
-	out, err := os.MkdirTemp(filepath.Dir(dir), "building-")
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = os.RemoveAll(out) }() // renamed if all went well
-	began := time.Now()
-	fmt.Fprintf(os.Stderr, "Building %s, which takes minutes the first time …\n", what)
-	if err := compile(ctx, out); err != nil {
-		return "", fmt.Errorf("build %s: %w", what, err)
-	}
-	fmt.Fprintf(os.Stderr, "Built %s in %v; it stays in %s\n", what, time.Since(began).Round(time.Second), dir)
-	return dir, os.Rename(out, dir)
 }
 
 // pinned returns the version that a folder of tools pins, and a key for all that it pins with it.

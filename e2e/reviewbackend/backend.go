@@ -19,10 +19,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/pullgate/pullgate/internal/certtest"
 	"k8s.io/api/imagepolicy/v1alpha1"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // maxBody is what is read of a request.
@@ -75,39 +78,37 @@ func (r *Request) Images() []string {
 	return all
 }
 
-// Start starts a backend on a free port of the loopback address. It allows all images until Set is called.
-func Start() (*Backend, error) {
+// New starts a backend on a free port of the loopback address, which ends with the test. It allows all images until Set is called.
+func New(tb testing.TB) *Backend {
+	tb.Helper()
+	must := func(err error) {
+		tb.Helper()
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
 	b := &Backend{answers: map[string]Answer{}}
 	var err error
-	if b.authority, err = certtest.New("authority of the backend"); err != nil {
-		return nil, err
-	}
+	b.authority, err = certtest.New("authority of the backend")
+	must(err)
 	other, err := certtest.New("another authority")
-	if err != nil {
-		return nil, err
-	}
+	must(err)
 	for kind, from := range map[Certificate]struct {
 		authority *certtest.Authority
 		until     time.Time
 	}{Valid: {b.authority, time.Time{}}, OtherAuthority: {other, time.Time{}}, Expired: {b.authority, time.Now().Add(-time.Minute)}} {
 		pair, err := from.authority.Issue(pkix.Name{CommonName: "backend"}, from.until)
-		if err != nil {
-			return nil, err
-		}
-		if b.certificates[kind], err = pair.TLS(); err != nil {
-			return nil, err
-		}
+		must(err)
+		b.certificates[kind], err = pair.TLS()
+		must(err)
 		if kind == Valid {
 			b.pair = pair
 		}
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	b.address = l.Addr().String()
-	b.serve(l)
-	return b, nil
+	b.address = "127.0.0.1:0"
+	must(b.Restart())
+	host.AtEnd(tb, b.Stop)
+	return b
 }
 
 // Address is the host and port of the backend, the same after each Restart.
@@ -146,6 +147,16 @@ users: [{name: client, user: {%s}}]
 contexts: [{name: context, context: {cluster: backend, user: client}}]
 current-context: context
 `, "https://"+b.address+"/imagereview", base64.StdEncoding.EncodeToString(b.authority.PEM()), user), 0o600)
+}
+
+// PolicyFile writes a policy file that has a client ask the backend, by a kubeconfig that it writes as well. fields are those of imagePolicy beside
+// kubeConfigFile; with namespaces only their pods are reviewed.
+func (b *Backend) PolicyFile(path, kubeconfig, client, fields string, namespaces ...string) error {
+	text := fmt.Sprintf("imagePolicy: {kubeConfigFile: %s, retryBackoff: 1, %s}\n", kubeconfig, fields)
+	if len(namespaces) > 0 {
+		text += `match: {namespaces: ["` + strings.Join(namespaces, `", "`) + `"]}` + "\n"
+	}
+	return errors.Join(b.Kubeconfig(kubeconfig, client), os.WriteFile(path, []byte(text), 0o644))
 }
 
 // Set determines the answer for an image; for "" that for all images that have none.
@@ -197,6 +208,7 @@ func (b *Backend) Stop() error {
 func (b *Backend) Restart() error {
 	l, err := net.Listen("tcp", b.address)
 	if err == nil {
+		b.address = l.Addr().String()
 		b.serve(l)
 	}
 	return err
@@ -222,9 +234,6 @@ func (b *Backend) serve(l net.Listener) {
 	b.mu.Unlock()
 	go func() { served <- server.ServeTLS(l, "", "") }()
 }
-
-// Close ends the backend.
-func (b *Backend) Close() error { return b.Stop() }
 
 // answer records a request and answers it.
 func (b *Backend) answer(w http.ResponseWriter, r *http.Request) {

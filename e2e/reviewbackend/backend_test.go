@@ -18,20 +18,6 @@ import (
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
 
-func start(t *testing.T) *reviewbackend.Backend {
-	t.Helper()
-	b, err := reviewbackend.Start()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return b
-}
-
 // ask sends a review by a kubeconfig, and returns the status and what was read of the answer in half a second.
 func ask(t *testing.T, kubeconfig, body string) (int, string, error) {
 	t.Helper()
@@ -63,7 +49,7 @@ func body(image, annotations string) string {
 }
 
 func TestAnswers(t *testing.T) {
-	b := start(t)
+	b := reviewbackend.New(t)
 	token, certificate := filepath.Join(t.TempDir(), "a"), filepath.Join(t.TempDir(), "b")
 	if err := errors.Join(b.Kubeconfig(token, "one"), b.CertificateKubeconfig(certificate, "two")); err != nil {
 		t.Fatal(err)
@@ -89,7 +75,7 @@ func TestAnswers(t *testing.T) {
 }
 
 func TestFailures(t *testing.T) {
-	b := start(t)
+	b := reviewbackend.New(t)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := b.Kubeconfig(kubeconfig, "one"); err != nil {
 		t.Fatal(err)

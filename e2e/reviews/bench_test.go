@@ -4,13 +4,15 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+
+	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
 
 // BenchmarkCreateContainer measures what a cached review adds to CreateContainer, the socket of pullgate-policyd included.
 //
 //	go test -run '^$' -bench CreateContainer -benchtime 5000x ./reviews
 func BenchmarkCreateContainer(b *testing.B) {
-	main := backend(b)
+	main := reviewbackend.New(b)
 	w := start(b, func(w *world) { w.file(w.policies, "main", main, "defaultAllow: false", "reviewed") }, "", app)
 	create := func(p *criproxytest.Pod) func() {
 		return func() {

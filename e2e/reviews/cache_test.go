@@ -20,7 +20,7 @@ const app = "repo.test/app:1"
 // 50 pods with one image cost one request, also at the same time. What a pod has beside its image and its annotations for backends makes no difference.
 func TestFiftyPods(t *testing.T) {
 	t.Parallel()
-	b := backend(t)
+	b := reviewbackend.New(t)
 	w := start(t, func(w *world) { w.file(w.policies, "main", b, "defaultAllow: false") }, "", app)
 	pods := make([]*criproxytest.Pod, 50)
 	for i := range pods {
@@ -45,7 +45,7 @@ func TestFiftyPods(t *testing.T) {
 func TestCorrectedDenial(t *testing.T) {
 	t.Parallel()
 	const lifetime, late = 30 * time.Second, 3 * time.Second
-	b := backend(t)
+	b := reviewbackend.New(t)
 	b.Set(app, reviewbackend.Answer{Deny: true, Reason: "not scanned"})
 	w := start(t, func(w *world) { w.file(w.policies, "main", b, "defaultAllow: false") }, "", app)
 	p := w.kubelet.Pod("a")
@@ -73,7 +73,7 @@ func TestCorrectedDenial(t *testing.T) {
 // While pullgate-policyd has other policy files than pullgated, each backend fails as its file says. When they are the same again, it recovers.
 func TestOtherPolicies(t *testing.T) {
 	t.Parallel()
-	b := backend(t)
+	b := reviewbackend.New(t)
 	b.Set("repo.test/bad:1", reviewbackend.Answer{Deny: true, Reason: "not scanned"})
 	other := t.TempDir()
 	extra := filepath.Join(other, "extra.yaml")

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
 
@@ -23,7 +24,7 @@ const (
 // the goroutines of before, and its memory stays bounded all the time.
 func TestBackendFailures(t *testing.T) {
 	t.Parallel()
-	main, stopped, expired, unknown := backend(t), backend(t), backend(t), backend(t)
+	main, stopped, expired, unknown := reviewbackend.New(t), reviewbackend.New(t), reviewbackend.New(t), reviewbackend.New(t)
 	all := []*reviewbackend.Backend{main, stopped, expired, unknown}
 	if err := errors.Join(stopped.Stop(), expired.UseCertificate(reviewbackend.Expired), unknown.UseCertificate(reviewbackend.OtherAuthority)); err != nil {
 		t.Fatal(err)
@@ -112,16 +113,15 @@ func TestBackendFailures(t *testing.T) {
 func (w *world) goroutines(done func(int) bool) int {
 	w.Helper()
 	least := 0
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+	host.Within(10*time.Second, func() bool {
 		n, err := w.policyd.Metric("go_goroutines")
 		w.must(err)
 		if least == 0 || int(n) < least {
 			least = int(n)
 		}
-		if done(least) || time.Now().After(end) {
-			return least
-		}
-	}
+		return done(least)
+	})
+	return least
 }
 
 // sampleMemory returns a function that returns the most memory that pullgate-policyd had since.
@@ -131,8 +131,8 @@ func (w *world) sampleMemory() (most func() int) {
 	go func() {
 		defer close(stopped)
 		for {
-			if n, err := w.policyd.ResidentMemory(); err == nil && int64(n) > seen.Load() {
-				seen.Store(int64(n))
+			if u, err := w.policyd.Usage(); err == nil && int64(u.Resident) > seen.Load() {
+				seen.Store(int64(u.Resident))
 			}
 			select {
 			case <-stop:
@@ -150,14 +150,14 @@ func (w *world) sampleMemory() (most func() int) {
 
 // A pullgate-policyd that has done nothing needs little memory.
 func TestIdleMemory(t *testing.T) {
-	b := backend(t)
+	b := reviewbackend.New(t)
 	w := start(t, func(w *world) { w.file(w.policies, "main", b, "defaultAllow: false") }, "", "repo.test/app:1")
 	if denial := w.create(w.kubelet.Pod("a"), "repo.test/app:1"); denial != "" {
 		t.Fatal(denial)
 	}
-	n, err := w.policyd.ResidentMemory()
+	u, err := w.policyd.Usage()
 	w.must(err)
-	if t.Logf("%d MB", n>>20); n > maxIdle {
-		t.Errorf("pullgate-policyd has %d MB of memory; want at most %d", n>>20, maxIdle>>20)
+	if t.Logf("%d MB", u.Resident>>20); u.Resident > maxIdle {
+		t.Errorf("pullgate-policyd has %d MB of memory; want at most %d", u.Resident>>20, maxIdle>>20)
 	}
 }

@@ -35,7 +35,7 @@ func TestWithoutPolicyd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := backend(t)
+			b := reviewbackend.New(t)
 			b.Set(app, reviewbackend.Answer{Deny: true, Reason: "not scanned"})
 			policies := map[string]string{"true": "defaultAllow: true, denyTTL: -1", "false": "defaultAllow: false, denyTTL: -1", "absent": "denyTTL: -1"}
 			w := start(t, func(w *world) {

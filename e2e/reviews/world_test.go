@@ -3,10 +3,8 @@
 package reviews_test
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
@@ -47,11 +45,7 @@ func start(tb testing.TB, prepare func(*world), policydPolicies string, images .
 	var err error
 	w.policyd, err = node.StartPolicyd(tb.Context(), filepath.Join(dir, "policyd"), policydPolicies)
 	w.must(err)
-	tb.Cleanup(func() {
-		if err := w.policyd.Close(); err != nil {
-			tb.Error(err)
-		}
-	})
+	host.AtEnd(tb, w.policyd.Close)
 	w.gate, err = node.StartPullgated(tb.Context(), filepath.Join(dir, "pullgated"), runtime.Endpoint(),
 		"admission: {policies: "+w.policies+", policydSocket: "+w.policyd.Endpoint()+"}", "decisionLog: {path: "+filepath.Join(dir, "decisions.log")+"}")
 	w.must(err)
@@ -70,13 +64,7 @@ func start(tb testing.TB, prepare func(*world), policydPolicies string, images .
 // file writes a policy file for a backend. fields are those of imagePolicy beside kubeConfigFile; with namespaces only their pods are reviewed.
 func (w *world) file(folder, name string, b *reviewbackend.Backend, fields string, namespaces ...string) {
 	w.Helper()
-	kubeconfig := filepath.Join(w.dir, name+".kubeconfig")
-	w.must(b.Kubeconfig(kubeconfig, "node"))
-	text := fmt.Sprintf("imagePolicy: {kubeConfigFile: %s, retryBackoff: 1, %s}\n", kubeconfig, fields)
-	if len(namespaces) > 0 {
-		text += `match: {namespaces: ["` + strings.Join(namespaces, `", "`) + `"]}` + "\n"
-	}
-	w.must(os.WriteFile(filepath.Join(folder, name+".yaml"), []byte(text), 0o644))
+	w.must(b.PolicyFile(filepath.Join(folder, name+".yaml"), filepath.Join(w.dir, name+".kubeconfig"), "node", fields, namespaces...))
 }
 
 // create creates a container in a pod. It returns the message of a denial, "" if the container is created.
@@ -104,19 +92,4 @@ func (w *world) failedOpen() float64 {
 	n, err := w.gate.Metric("pullgate_admission_failed_open_total", `validator="review"`)
 	w.must(err)
 	return n
-}
-
-// backend starts a backend, which ends with the test.
-func backend(tb testing.TB) *reviewbackend.Backend {
-	tb.Helper()
-	b, err := reviewbackend.Start()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		if err := b.Close(); err != nil {
-			tb.Error(err)
-		}
-	})
-	return b
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/sigstoretest"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 	"github.com/pullgate/pullgate/e2e/signing"
 )
@@ -68,11 +69,7 @@ func TestOracle(t *testing.T) {
 	}
 	debian, err := node.StartRegistry(t.Context(), filepath.Join(t.TempDir(), "registry"), node.Alice())
 	must(t, err)
-	t.Cleanup(func() {
-		if err := debian.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	host.AtEnd(t, debian.Close)
 	alice := node.Alice()
 	for name, at := range map[string]struct {
 		host  string

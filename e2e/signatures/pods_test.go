@@ -10,6 +10,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/sigstoretest"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -29,11 +30,7 @@ func TestHundredPods(t *testing.T) {
 	}
 	n, err := node.New(t.Context(), node.Options{})
 	must(t, err)
-	t.Cleanup(func() {
-		if err := n.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	host.AtEnd(t, n.Close)
 	key := sigstoretest.NewKey(t)
 	image, err := n.PushPublic(t.Context(), "signed/app:1", node.Image{Content: t.Name(), Entrypoint: []string{"/bin/sleep", "3600"}})
 	must(t, err)

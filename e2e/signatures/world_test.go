@@ -26,6 +26,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/requirement"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 	"github.com/pullgate/pullgate/e2e/signing"
 )
@@ -73,11 +74,7 @@ func start(tb testing.TB, policies map[string]string, trustedRoot []byte, settin
 	})
 	w.client, err = policyclient.New(w.policyd.Endpoint(), policyclient.Options{})
 	w.must(err)
-	tb.Cleanup(func() {
-		if err := w.client.Close(); err != nil {
-			tb.Error(err)
-		}
-	})
+	host.AtEnd(tb, w.client.Close)
 	return w
 }
 

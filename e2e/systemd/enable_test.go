@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 const shadow = configuration + "noPullImageSecretRecheck: true\n"
@@ -100,13 +102,14 @@ func difference(before, after string) string {
 // dials is the endpoint that the kubelet of a unit printed last.
 func (s *site) dials(unit string) string {
 	s.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+	endpoint := ""
+	host.Within(10*time.Second, func() (printed bool) {
 		// It fails where nothing is found.
 		line, _ := s.machine.Run(s.Context(), "journalctl", "--unit="+unit, "--output=cat", "--no-pager", "--grep=stubkubelet dials", "--lines=1")
-		if _, endpoint, ok := strings.Cut(line, "dials "); ok || time.Now().After(end) {
-			return strings.TrimSpace(endpoint)
-		}
-	}
+		_, endpoint, printed = strings.Cut(line, "dials ")
+		return printed
+	})
+	return strings.TrimSpace(endpoint)
 }
 
 func (s *site) wantDials(unit, socket string) {
@@ -175,11 +178,7 @@ func killedMidway(s *site) {
 	enable := s.machine.Command(s.Context(), "pullgatectl", "node", "enable", "--yes")
 	enable.Stderr = &stderr
 	s.must(enable.Start())
-	for end := time.Now().Add(20 * time.Second); s.dials("kubelet.service") != "unix://"+through; time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(end) {
-			s.Fatalf("the kubelet is not restarted")
-		}
-	}
+	s.until("a restart of the kubelet", func() bool { return s.dials("kubelet.service") == "unix://"+through })
 	s.do("/bin/sh", "-c", "kill -KILL $(pidof pullgatectl)") // what was started here only waits for it
 	_ = enable.Wait()                                        // it was killed
 	if out := s.do("pullgatectl", "node", "status"); !strings.Contains(out, "was interrupted") {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -188,10 +189,8 @@ func reloaded(s *site) {
 
 func (s *site) until(what string, so func() bool) {
 	s.Helper()
-	for end := time.Now().Add(30 * time.Second); !so(); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(end) {
-			s.Fatalf("timed out waiting for %s", what)
-		}
+	if !host.Within(30*time.Second, so) {
+		s.Fatalf("timed out waiting for %s", what)
 	}
 }
 

@@ -55,11 +55,7 @@ func newSite(t *testing.T) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := n.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	host.AtEnd(t, n.Close)
 	dir := filepath.Join(n.Dir, "machine")
 	if err := os.MkdirAll(filepath.Join(dir, "packages"), 0o700); err != nil {
 		t.Fatal(err)

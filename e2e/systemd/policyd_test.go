@@ -3,7 +3,6 @@ package systemd_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -46,12 +45,11 @@ func (s *site) reviews(ctx context.Context, image string) error {
 // startBackend starts a backend that the machine reaches, at the address that its kubeconfig has.
 func (s *site) startBackend() {
 	s.Helper()
-	b, err := reviewbackend.Start()
-	s.must(err)
+	b := reviewbackend.New(s.outer)
 	inside, err := s.machine.Listen(s.Context(), b.Address())
 	s.must(err)
 	go forward(inside, b.Address())
-	s.outer.Cleanup(func() { s.must(errors.Join(inside.Close(), b.Close())) })
+	s.outer.Cleanup(func() { s.must(inside.Close()) })
 	s.backend = b
 	s.must(b.Kubeconfig(s.machine.Path("/etc/pullgate/scanner.kubeconfig"), "node"))
 }
