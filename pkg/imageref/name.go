@@ -54,6 +54,11 @@ func CanonicalRegistry(host string) string {
 	return strings.TrimSuffix(host, ":443")
 }
 
+// DockerHub returns the names of Docker Hub's registry, docker.io first. They serve the same repositories under the same paths.
+func DockerHub() []string {
+	return []string{"docker.io", "index.docker.io", "registry-1.docker.io", "registry.hub.docker.com"}
+}
+
 // IsDigest reports whether the name is a repository and a digest.
 func (n Name) IsDigest() bool { return strings.HasPrefix(n.suffix, "@") }
 

@@ -51,6 +51,8 @@ func ParsePattern(s string, syntax Syntax) (Pattern, error) {
 		return Pattern{}, errors.New("variables are not supported; write the pattern itself")
 	case strings.Contains(s, "@"):
 		return Pattern{}, errors.New("must not have a digest, because the same image can be named by a tag; leave it out")
+	case wildPort(s):
+		return Pattern{}, errors.New("must not have wildcards in a port; write the port, or leave it out")
 	case strings.Trim(s, letters+characters) != "":
 		return Pattern{}, errors.New("must have only letters, digits, the characters . _ - / : and the wildcards " + allowed)
 	}
@@ -71,6 +73,12 @@ func ParsePattern(s string, syntax Syntax) (Pattern, error) {
 	return p, nil
 }
 
+// wildPort reports whether the port of a registry has wildcards: names are compared without the port 443, so whether one matches is not clear.
+func wildPort(s string) bool {
+	registry, _, below := strings.Cut(s, "/")
+	return below && strings.ContainsAny(registry[strings.LastIndex(registry, ":")+1:], "*?") && strings.Contains(registry, ":")
+}
+
 // spellOut returns patterns of complete names. If the first segment can be a registry and a part of a name in docker.io, it returns both.
 func spellOut(s string, syntax Syntax) []string {
 	first, rest, below := strings.Cut(s, "/")
@@ -89,6 +97,9 @@ func spellOut(s string, syntax Syntax) []string {
 		crosses := syntax == KyvernoSyntax && (before == "" || strings.ContainsAny(before, ".:")) || syntax == SigstoreSyntax && strings.Contains(s, "**")
 		if crosses {
 			all = append(all, strings.ToLower(before)+s[len(before):])
+			if host, port, ok := strings.Cut(before, ":"); ok && strings.HasPrefix("443", port) { // names are compared without this port
+				all = append(all, strings.ToLower(host)+"/"+s[len(before):])
+			}
 		}
 	}
 	if below {
@@ -137,7 +148,7 @@ func spellings(n imageref.Name) []string {
 		return nil
 	}
 	host = imageref.CanonicalRegistry(host)
-	dockerHub := []string{"docker.io", "index.docker.io", "registry-1.docker.io"}
+	dockerHub := imageref.DockerHub()
 	if !slices.Contains(dockerHub, host) {
 		return []string{host + "/" + path}
 	}

@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/pullgate/pullgate/internal/strictyaml"
-	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
 // compile checks a policy and compiles its rules. The rules are for use only if there is no error.
@@ -292,8 +291,8 @@ func addedCapability(name string) string {
 func (c *compiler) image(at place, r *ImageRestriction) imageRule {
 	registry := c.strAs(at, "registry", r.Registry)
 	if registry != nil {
-		registry.whitelist = mapped(registry.whitelist, imageref.CanonicalRegistry)
-		registry.blacklist = mapped(registry.blacklist, imageref.CanonicalRegistry)
+		registry.whitelist = mapped(registry.whitelist, registryOf)
+		registry.blacklist = mapped(registry.blacklist, registryOf)
 	}
 	return imageRule{
 		registry: registry,

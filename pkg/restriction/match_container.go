@@ -1,6 +1,7 @@
 package restriction
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -169,5 +170,14 @@ func imageOf(v podview.Value[string]) imageName {
 	repository := name.Repository()
 	suffix := name.String()[len(repository)+1:] // without the colon or the @
 	registry, path, _ := strings.Cut(repository, "/")
-	return imageName{registry: podview.Set(imageref.CanonicalRegistry(registry)), name: podview.Set(path), tag: podview.Set(suffix), known: true}
+	return imageName{registry: podview.Set(registryOf(registry)), name: podview.Set(path), tag: podview.Set(suffix), known: true}
+}
+
+// registryOf returns one form of the names of a registry, docker.io for Docker Hub.
+func registryOf(host string) string {
+	host = imageref.CanonicalRegistry(host)
+	if hub := imageref.DockerHub(); slices.Contains(hub, host) {
+		return hub[0]
+	}
+	return host
 }
