@@ -420,6 +420,7 @@ func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
 		}
 		if err == nil {
 			j.late = true
+			j.restored = g.allowRestores.Load() // perhaps by a RestorePod whose answer was lost; not every runtime says so
 			_, err = g.clear(ctx, callName, who, c, j)
 		}
 	}

@@ -592,8 +592,20 @@ func TestRestoredContainersHaveNoEndorsementWhateverTheRuntimeSays(t *testing.T)
 	s.MustPull(x, app, "good")
 	config := ordinary()
 	config.Image = &runtimeapi.ImageSpec{Image: id1, UserSpecifiedImage: app}
-	_, err := s.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: x.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{config}})
+	request := &runtimeapi.RestorePodRequest{Config: x.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{config}}
+	_, err := s.Runtime.RestorePod(t.Context(), request)
 	s.wantCode(err, codes.PermissionDenied, "a restored pod that the runtime does not report as restored")
+
+	// A lost answer leaves such containers at the runtime.
+	lost, err := s.runtime.RestorePod(t.Context(), request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := lost.GetRestoredContainers()[0].GetContainerId()
+	s.wantCode(s.Start(t.Context(), id), codes.PermissionDenied, "the start of a restored container, the answer to RestorePod being lost")
+	if left, err := s.runtime.ListContainers(t.Context(), &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{Id: id}}); err != nil || len(left.GetContainers()) > 0 {
+		t.Errorf("the container after it was denied: %v, %v; want none", left, err)
+	}
 }
 
 // The image that a container has is judged, not the one that was asked for, also if the answer to its creation was lost.
