@@ -3,7 +3,6 @@ package cip
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -28,30 +27,21 @@ func Load(files []requirement.File, now time.Time) (*requirement.Policies, error
 
 // A compiler makes the rule of one policy.
 type compiler struct {
-	policyfile.Checker
+	policyfile.Policy
 	now time.Time
 }
 
 func parse(data []byte, now time.Time) policyfile.Policy {
-	var doc document
-	errs, err := newDecoder().Decode(data, &doc)
-	if err != nil {
-		return policyfile.Policy{Errs: []error{err}}
+	doc, p := policyfile.Decode[spec](newDecoder(), data, APIVersions(), Kind, "must have images and authorities")
+	c := compiler{Policy: p, now: now}
+	if doc.Spec != nil {
+		c.spec(field.NewPath("spec"), doc.Spec)
 	}
-	c := compiler{now: now, Checker: policyfile.Checker{Errs: errs, Incomplete: len(errs) > 0}}
-	c.Header(doc.APIVersion, doc.Kind, APIVersions(), Kind, doc.Metadata.Name)
-	p := policyfile.Policy{Name: doc.Metadata.Name}
-	if doc.Spec == nil {
-		c.Required(field.NewPath("spec"), "must have images and authorities")
-	} else if r, forPods := c.spec(field.NewPath("spec"), doc.Spec); forPods {
-		p.Rules = []requirement.Rule{r}
-	}
-	p.Notes, p.Errs = c.Notes, c.Errs
-	return p
+	return c.Policy
 }
 
-func (c *compiler) spec(at *field.Path, s *spec) (r requirement.Rule, forPods bool) {
-	r = requirement.Rule{Kind: Kind, Images: c.images(at.Child("images"), s.Images)}
+func (c *compiler) spec(at *field.Path, s *spec) {
+	r := requirement.Rule{Kind: Kind, Images: c.images(at.Child("images"), s.Images)}
 	if c.OneOf(at.Child("mode"), s.Mode, "enforce", "warn") == "warn" {
 		r.Mode = requirement.Audit
 	}
@@ -64,7 +54,9 @@ func (c *compiler) spec(at *field.Path, s *spec) (r requirement.Rule, forPods bo
 	}
 	oneOf := requirement.AtLeast(1, c.Distinct(nodes)...)
 	r.Requirement = &oneOf
-	return r, s.Match == nil || c.matchesPods(at.Child("match"), *s.Match)
+	if s.Match == nil || c.matchesPods(at.Child("match"), *s.Match) {
+		c.Rules = []requirement.Rule{r}
+	}
 }
 
 func (c *compiler) images(at *field.Path, list []image) []requirement.Pattern {
@@ -112,26 +104,13 @@ func (c *compiler) matchesPods(at *field.Path, list []match) bool {
 
 // authority returns the requirements of which one must be met: one for each identity and source.
 func (c *compiler) authority(at *field.Path, a *authority) []policyfile.Node {
-	var kinds []string
-	for _, k := range []struct {
-		name  string
-		given bool
-	}{{"key", a.Key != nil}, {"keyless", a.Keyless != nil}, {"static", a.Static != nil}} {
-		if k.given {
-			kinds = append(kinds, k.name)
-		}
-	}
-	const allowed = "must have one of key, keyless and static"
-	switch len(kinds) {
-	case 0:
-		c.Required(at, allowed)
+	kind, ok := c.Only(at, "must have one of key, keyless and static", []policyfile.Alternative{
+		{Name: "key", Given: a.Key != nil}, {Name: "keyless", Given: a.Keyless != nil}, {Name: "static", Given: a.Static != nil},
+	})
+	switch {
+	case !ok:
 		return nil
-	case 1:
-	default:
-		c.Invalid(at, strings.Join(kinds, ", "), allowed)
-		return nil
-	}
-	if a.Static != nil {
+	case kind == "static":
 		return c.static(at, a)
 	}
 	signers := c.signers(at, a)

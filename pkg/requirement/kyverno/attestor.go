@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -54,29 +53,18 @@ func (c *compiler) set(at *field.Path, s *attestorSet, repository string, depth 
 
 // entry returns the requirements of an entry: one for each key, which count as entries of their own.
 func (c *compiler) entry(at *field.Path, e *entry, repository string, depth int) []policyfile.Node {
-	var kinds []string
-	for _, k := range []struct {
-		name  string
-		given bool
-	}{{"keys", e.Keys != nil}, {"keyless", e.Keyless != nil}, {"attestor", e.Attestor != nil}} {
-		if k.given {
-			kinds = append(kinds, e.Written.Name(k.name))
-		}
-	}
-	const allowed = "must have one of keys (or staticKey), keyless and attestor (or attestors)"
-	switch len(kinds) {
-	case 0:
-		c.Required(at, allowed)
-		return nil
-	case 1:
-	default:
-		c.Invalid(at, strings.Join(kinds, ", "), allowed)
+	kind, ok := c.Only(at, "must have one of keys (or staticKey), keyless and attestor (or attestors)", []policyfile.Alternative{
+		{Name: e.Written.Name("keys"), Given: e.Keys != nil},
+		{Name: e.Written.Name("keyless"), Given: e.Keyless != nil},
+		{Name: e.Written.Name("attestor"), Given: e.Attestor != nil},
+	})
+	if !ok {
 		return nil
 	}
 	if e.Repository != nil {
 		repository = c.Repository(at.Child("repository"), *e.Repository)
 	}
-	at = at.Child(kinds[0])
+	at = at.Child(kind)
 	switch {
 	case e.Keys != nil:
 		return c.keys(at, e.Keys, repository)

@@ -43,33 +43,24 @@ func Load(files []requirement.File, now time.Time) (*requirement.Policies, error
 
 // A compiler makes rules of one policy.
 type compiler struct {
-	policyfile.Checker
+	policyfile.Policy
 	now      time.Time
 	mode     requirement.Mode
 	podsOnly bool
-	rules    []requirement.Rule
 }
 
 func parse(data []byte, now time.Time) policyfile.Policy {
-	var doc document
-	errs, err := newDecoder().Decode(data, &doc)
-	if err != nil {
-		return policyfile.Policy{Errs: []error{err}}
-	}
-	c := compiler{now: now, Checker: policyfile.Checker{Errs: errs, Incomplete: len(errs) > 0}}
-	c.Header(doc.APIVersion, doc.Kind, []string{APIVersion}, Kind, doc.Metadata.Name)
+	doc, p := policyfile.Decode[spec](newDecoder(), data, []string{APIVersion}, Kind, "must have rules")
+	c := compiler{Policy: p, now: now}
 	kinds, given := doc.Metadata.Annotations[autogenAnnotation]
 	c.podsOnly = kinds == "none"
 	if given && !c.podsOnly {
 		c.Note(field.NewPath("metadata", "annotations").Key(autogenAnnotation), "no effect; only none has one, and without it rules are for all pod templates")
 	}
-	at := field.NewPath("spec")
-	if doc.Spec == nil {
-		c.Required(at, "must have rules")
-	} else {
-		c.spec(at, doc.Spec)
+	if doc.Spec != nil {
+		c.spec(field.NewPath("spec"), doc.Spec)
 	}
-	return policyfile.Policy{Name: doc.Metadata.Name, Rules: c.rules, Notes: c.Notes, Errs: c.Errs}
+	return c.Policy
 }
 
 func (c *compiler) spec(at *field.Path, s *spec) {
@@ -187,7 +178,7 @@ func (c *compiler) verification(at *field.Path, v *verification, out requirement
 	hasEffect := out.Requirement != nil || out.RequireDigest || out.Default != requirement.NoDefault
 	switch {
 	case hasEffect && forPods:
-		c.rules = append(c.rules, out)
+		c.Rules = append(c.Rules, out)
 	case !hasEffect && !isTrue(v.MutateDigest):
 		c.Required(at.Child("attestors"), "must have at least one entry; the rule requires neither a signature nor a digest")
 	}

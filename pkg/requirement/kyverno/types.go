@@ -8,12 +8,7 @@ import (
 )
 
 // document is a policy as it is written.
-type document struct {
-	APIVersion string              `json:"apiVersion"`
-	Kind       string              `json:"kind"`
-	Metadata   policyfile.Metadata `json:"metadata"`
-	Spec       *spec               `json:"spec"`
-}
+type document = policyfile.Document[spec]
 
 type spec struct {
 	ValidationFailureAction *string               `json:"validationFailureAction"`

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -15,11 +16,9 @@ import (
 
 // A Policy is what one file gave.
 type Policy struct {
+	Checker
 	Name  string
 	Rules []requirement.Rule
-	// Notes begin with the path of the field.
-	Notes []error
-	Errs  []error
 }
 
 // Load reads files with parse: all of them or none. The error joins all errors of all files; each begins with the name of the file.
@@ -58,6 +57,29 @@ func Load(files []requirement.File, parse func(data []byte) Policy) (*requiremen
 	return loaded, nil
 }
 
+// A Document is a policy file as it is written. S is the type of its spec.
+type Document[S any] struct {
+	APIVersion string   `json:"apiVersion"`
+	Kind       string   `json:"kind"`
+	Metadata   Metadata `json:"metadata"`
+	Spec       *S       `json:"spec"`
+}
+
+// Decode decodes a file, and checks everything but the spec. Without a spec it reports noSpec.
+func Decode[S any](d *strictyaml.Decoder, data []byte, versions []string, kind, noSpec string) (Document[S], Policy) {
+	var doc Document[S]
+	errs, err := d.Decode(data, &doc)
+	if err != nil {
+		return doc, Policy{Checker: Checker{Errs: []error{err}}}
+	}
+	p := Policy{Name: doc.Metadata.Name, Checker: Checker{Errs: errs, Incomplete: len(errs) > 0}}
+	p.header(doc.APIVersion, doc.Kind, versions, kind, doc.Metadata.Name)
+	if doc.Spec == nil {
+		p.Required(field.NewPath("spec"), noSpec)
+	}
+	return doc, p
+}
+
 // Metadata is that of a policy. Fields that the API server sets are ignored.
 type Metadata struct {
 	Name        string            `json:"name"`
@@ -92,7 +114,9 @@ func Refuse(instead map[string]string) func(*strictyaml.Mapping) {
 
 // A Checker collects errors and notes of one policy.
 type Checker struct {
-	Errs, Notes []error
+	Errs []error
+	// Notes begin with the path of the field.
+	Notes []error
 	// Incomplete says that fields are missing because they have errors already. Missing fields are then not reported again.
 	Incomplete bool
 }
@@ -114,8 +138,8 @@ func (c *Checker) Note(at *field.Path, text string) {
 	c.Notes = append(c.Notes, fmt.Errorf("%s: %s", at, text))
 }
 
-// Header checks the header of a policy.
-func (c *Checker) Header(apiVersion, kind string, versions []string, wantKind, name string) {
+// header checks the header of a policy.
+func (c *Checker) header(apiVersion, kind string, versions []string, wantKind, name string) {
 	if !slices.Contains(versions, apiVersion) {
 		c.Errs = append(c.Errs, field.NotSupported(field.NewPath("apiVersion"), apiVersion, versions))
 	}
@@ -124,6 +148,32 @@ func (c *Checker) Header(apiVersion, kind string, versions []string, wantKind, n
 	}
 	for _, detail := range validation.IsDNS1123Subdomain(name) {
 		c.Invalid(field.NewPath("metadata", "name"), name, detail)
+	}
+}
+
+// An Alternative is a field beside which others must be absent.
+type Alternative struct {
+	Name  string
+	Given bool
+}
+
+// Only returns the name of the alternative that is given; ok is false, and an error reported, unless exactly one is.
+func (c *Checker) Only(at *field.Path, allowed string, all []Alternative) (name string, ok bool) {
+	var given []string
+	for _, a := range all {
+		if a.Given {
+			given = append(given, a.Name)
+		}
+	}
+	switch len(given) {
+	case 0:
+		c.Required(at, allowed)
+		return "", false
+	case 1:
+		return given[0], true
+	default:
+		c.Invalid(at, strings.Join(given, ", "), allowed)
+		return "", false
 	}
 }
 
