@@ -69,6 +69,14 @@ func (c *Chain) Set(r Rules) {
 	c.rules.Store(prepared)
 }
 
+// current returns the rules to decide by: those of a nil chain are empty.
+func (c *Chain) current() *rules {
+	if c == nil {
+		return &rules{}
+	}
+	return c.rules.Load()
+}
+
 // MarkAdmitted notes that a pod has started a container from an image, so that its restart is admitted, and a new sandbox for the pod. It does nothing if one of the
 // three is "". The number of noted containers is limited; those of a pod that exceeds the limit are judged again.
 func (c *Chain) MarkAdmitted(podUID, container, imageID string) {
@@ -99,24 +107,20 @@ func (c *Chain) ForgetPod(podUID string) {
 
 // Evaluate asks all validators, waits for them, and combines their findings. It asks none about a subject that is exempt.
 func (c *Chain) Evaluate(ctx context.Context, s Subject) Decision {
-	if c == nil {
+	if c == nil { // without the allocation of rules
 		return Decision{Answer: Admit, Exemption: NoPolicies}
 	}
-	return c.evaluate(ctx, c.rules.Load(), s)
+	return c.evaluate(ctx, c.current(), s)
 }
 
 // Ask asks one validator, which need not be in the rules, as Evaluate asks those that are: it is not asked about a subject that is exempt. It
 // serves questions between those of Evaluate, such as whether a pull of an image would help.
 func (c *Chain) Ask(ctx context.Context, v Named, s Subject) Decision {
-	if c == nil {
-		return Decision{Answer: Admit, Exemption: NoPolicies}
-	}
-	r := c.rules.Load()
+	r := c.current()
 	if e := c.exemption(r, &s); e != "" {
-		return Decision{Answer: Admit, Exemption: e, PolicyHash: r.PolicyHash}
+		return r.exempted(e)
 	}
-	findings := c.ask(ctx, v, r.AuditOnly, s)
-	return Decision{Answer: answerOf(findings), Findings: findings, PolicyHash: r.PolicyHash}
+	return r.decision(c.ask(ctx, v, r.AuditOnly, s))
 }
 
 // An Explanation is what a chain would decide about a subject. The zero value is about a container without a name, and denies.
@@ -136,11 +140,7 @@ func (c *Chain) Explain(ctx context.Context, s Subject) Explanation {
 	if s.Container != nil {
 		e.Container = s.Container.Name
 	}
-	if c == nil {
-		e.Decision = c.Evaluate(ctx, s)
-		return e
-	}
-	r := c.rules.Load()
+	r := c.current()
 	e.Decision = c.evaluate(ctx, r, s)
 	if !e.Admitted() {
 		s.AssumeUnknown = true
@@ -151,21 +151,27 @@ func (c *Chain) Explain(ctx context.Context, s Subject) Explanation {
 
 func (c *Chain) evaluate(ctx context.Context, r *rules, s Subject) Decision {
 	if e := c.exemption(r, &s); e != "" {
-		return Decision{Answer: Admit, Exemption: e, PolicyHash: r.PolicyHash}
+		return r.exempted(e)
 	}
-	findings := c.askAll(ctx, r, s)
+	return r.decision(c.askAll(ctx, r, s))
+}
+
+// exempted is the decision about a subject that no validator is asked about.
+func (r *rules) exempted(e Exemption) Decision {
+	return Decision{Answer: Admit, Exemption: e, PolicyHash: r.PolicyHash}
+}
+
+// decision combines the findings of validators.
+func (r *rules) decision(findings []Finding) Decision {
 	return Decision{Answer: answerOf(findings), Findings: findings, PolicyHash: r.PolicyHash}
 }
 
 // EvaluateEdited is Evaluate for a subject that is exempt as StartedBefore, and that was edited since then: before is the subject as it was
 // started. A finding about a policy and rule that before does not meet either is left out, because new policies stop no workload that runs.
 func (c *Chain) EvaluateEdited(ctx context.Context, before, edited Subject) Decision {
-	if c == nil {
-		return Decision{Answer: Admit, Exemption: NoPolicies}
-	}
-	r := c.rules.Load()
+	r := c.current()
 	if e := c.exemption(r, &edited); e != "" && e != StartedBefore {
-		return Decision{Answer: Admit, Exemption: e, PolicyHash: r.PolicyHash}
+		return r.exempted(e)
 	}
 	unmet := map[[3]string]bool{}
 	for _, f := range c.askAll(ctx, r, before) {
@@ -173,19 +179,15 @@ func (c *Chain) EvaluateEdited(ctx context.Context, before, edited Subject) Deci
 			unmet[[...]string{f.Validator, f.Policy, f.Rule}] = true
 		}
 	}
-	findings := slices.DeleteFunc(c.askAll(ctx, r, edited), func(f Finding) bool {
+	return r.decision(slices.DeleteFunc(c.askAll(ctx, r, edited), func(f Finding) bool {
 		return f.Answer != Admit && f.Reason != ValidatorFailed && unmet[[...]string{f.Validator, f.Policy, f.Rule}]
-	})
-	return Decision{Answer: answerOf(findings), Findings: findings, PolicyHash: r.PolicyHash}
+	}))
 }
 
 // Same reports whether two subjects of the same stage and namespace are the same in all fields that a validator judges, so that an update
 // from one to the other cannot change the answer.
 func (c *Chain) Same(a, b Subject) bool {
-	if c == nil {
-		return true
-	}
-	for _, v := range c.rules.Load().Validators {
+	for _, v := range c.current().Validators {
 		if comparer, ok := v.Validator.(Comparer); !ok || !comparer.Same(a, b) {
 			return false
 		}
@@ -194,12 +196,7 @@ func (c *Chain) Same(a, b Subject) bool {
 }
 
 // Exempts reports why the chain would ask no validator about a subject; "" if it would ask them.
-func (c *Chain) Exempts(s Subject) Exemption {
-	if c == nil {
-		return NoPolicies
-	}
-	return c.exemption(c.rules.Load(), &s)
-}
+func (c *Chain) Exempts(s Subject) Exemption { return c.exemption(c.current(), &s) }
 
 func (c *Chain) exemption(r *rules, s *Subject) Exemption {
 	switch {

@@ -64,10 +64,7 @@ func Of[P Policies](s *Set, kind string) P {
 // Read reads paths. It returns a complete set, or an error that joins all errors of all files, each with the path of the file. The set is
 // nil if Paths.Folder is "".
 func Read(p Paths, kinds []Kind) (*Set, error) {
-	if p.Folder == "" {
-		return nil, nil //nolint:nilnil // no folder is not an error
-	}
-	return scan(p).decode(p, kinds)
+	return NewWatcher(kinds).Load(p)
 }
 
 // decode returns the set of contents.

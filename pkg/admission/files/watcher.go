@@ -18,7 +18,7 @@ func (w *Watcher) Load(p Paths) (*Set, error) {
 	w.paths = p
 	w.decoded, w.pending = [sha256.Size]byte{}, [sha256.Size]byte{}
 	if p.Folder == "" {
-		return nil, nil //nolint:nilnil // as Read
+		return nil, nil //nolint:nilnil // no folder is not an error
 	}
 	return w.decode(scan(p))
 }
