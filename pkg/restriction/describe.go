@@ -1,6 +1,7 @@
 package restriction
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -59,10 +60,7 @@ func describeKeys(r *StringMapRestriction) string {
 			parts = append(parts, list.text+strings.Join(list.keys, ", "))
 		}
 	}
-	if len(parts) == 0 {
-		return "any keys"
-	}
-	return strings.Join(parts, "; ")
+	return cmp.Or(strings.Join(parts, "; "), "any keys")
 }
 
 func (c collection) describe() string {

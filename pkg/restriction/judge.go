@@ -115,7 +115,7 @@ func (v Violation) String() string {
 // the sandbox is, and fields that the CRI carries with containers are left to later judgements. A container is judged for itself there, so
 // two containers of a pod can be accepted by different Accept policies.
 func (s *Set) Judge(p *podview.Pod, containers []podview.Container, o Options) Decision {
-	if s == nil || len(s.policies) == 0 {
+	if s.Len() == 0 {
 		return Decision{Admitted: true}
 	}
 	answers := make([]answer, s.parts*(1+len(containers)))
@@ -220,31 +220,24 @@ func (j *judgement) violatedNumber(l *leaf, n int64) bool {
 
 // unknown is the answer for a field that the view does not have.
 func (j *judgement) unknown(l *leaf) bool {
-	switch {
-	case j.sandbox && l.field.ByContainer: // judged with each container
-		return true
-	case !j.Scope.has(l.field):
-		return true
-	case l.field.at(j.From) == Never:
+	if l.field.at(j.From) == Never {
 		return j.unjudged(l)
-	case j.AssumeUnknown:
-		return true
-	case j.report != nil:
-		j.add(Violation{Path: l.path, Unknown: true, Allowed: l.allowed})
 	}
-	return false
+	return j.leftOut(l) || j.AssumeUnknown || j.violatedByUnknown(l)
 }
 
 // unjudged is the answer for what the source never carries.
 func (j *judgement) unjudged(l *leaf) bool {
-	switch {
-	case j.sandbox && l.field.ByContainer, !j.Scope.has(l.field):
-		return true
-	case j.accept:
-		return false
-	case !j.Refuse:
-		return true
-	case j.report != nil:
+	return j.leftOut(l) || !j.accept && (!j.Refuse || j.violatedByUnknown(l))
+}
+
+// leftOut reports whether a field is left to another judgement: to that of each container, or by the scope.
+func (j *judgement) leftOut(l *leaf) bool {
+	return j.sandbox && l.field.ByContainer || !j.Scope.has(l.field)
+}
+
+func (j *judgement) violatedByUnknown(l *leaf) bool {
+	if j.report != nil {
 		j.add(Violation{Path: l.path, Unknown: true, Allowed: l.allowed})
 	}
 	return false

@@ -158,13 +158,16 @@ func (p *policy) restrictsImages() bool {
 	return slices.ContainsFunc(p.rule.containers, uses) || slices.ContainsFunc(p.rule.initContainers, uses)
 }
 
-// Len returns the number of policies.
-func (s *Set) Len() int {
+// all returns the policies; none of a nil Set.
+func (s *Set) all() []*policy {
 	if s == nil {
-		return 0
+		return nil
 	}
-	return len(s.policies)
+	return s.policies
 }
+
+// Len returns the number of policies.
+func (s *Set) Len() int { return len(s.all()) }
 
 // A Summary says what a policy is bound to and how it takes part in decisions.
 type Summary struct {
@@ -177,11 +180,8 @@ type Summary struct {
 
 // Policies returns a summary of each policy, by name.
 func (s *Set) Policies() []Summary {
-	if s == nil {
-		return nil
-	}
-	all := make([]Summary, 0, len(s.policies))
-	for _, p := range s.policies {
+	var all []Summary
+	for _, p := range s.all() {
 		all = append(all, Summary{Name: p.name, Audit: p.audit, Binding: p.source})
 	}
 	return all
@@ -194,11 +194,8 @@ type PolicyField struct {
 
 // Unjudged returns what the policies restrict and a source never carries, ordered by policy and path.
 func (s *Set) Unjudged(from Source) []PolicyField {
-	if s == nil {
-		return nil
-	}
 	var found []PolicyField
-	for _, p := range s.policies {
+	for _, p := range s.all() {
 		for _, l := range p.leaves {
 			exactness := l.field.at(from)
 			switch {
@@ -218,11 +215,8 @@ func (s *Set) Unjudged(from Source) []PolicyField {
 // Restricted returns the paths of the fields that at least one policy restricts, as Field.Path has them, in order. A source of views need
 // not keep any others.
 func (s *Set) Restricted() []string {
-	if s == nil {
-		return nil
-	}
 	var paths []string
-	for _, p := range s.policies {
+	for _, p := range s.all() {
 		for _, l := range p.leaves {
 			paths = append(paths, l.field.Path)
 		}

@@ -10,11 +10,8 @@ import (
 // Same reports whether two pods, which are in the same namespace, have the same values in all fields that policies of the namespace restrict. Judge then
 // gives the same answer for both. It returns false if it is in doubt.
 func (s *Set) Same(a, b *podview.Pod, containersOfA, containersOfB []podview.Container) bool {
-	if s == nil {
-		return true
-	}
 	var bound []*policy
-	for _, p := range s.policies {
+	for _, p := range s.all() {
 		included := p.binding.includes(a)
 		if included != p.binding.includes(b) {
 			return false
