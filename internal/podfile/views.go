@@ -1,6 +1,8 @@
 package podfile
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/pullgate/pullgate/pkg/podview"
@@ -68,21 +70,14 @@ func (n Node) complete(c *podview.Container, subPath []bool) {
 
 // subPaths reports for each mount of a view's container whether it has a subPath. index is that of the container in the view.
 func subPaths(s *corev1.PodSpec, index int) []bool {
-	var mounts []corev1.VolumeMount
-	var devices int
-	switch init, normal := len(s.InitContainers), len(s.InitContainers)+len(s.Containers); {
-	case index < init:
-		mounts, devices = s.InitContainers[index].VolumeMounts, len(s.InitContainers[index].VolumeDevices)
-	case index < normal:
-		c := &s.Containers[index-init]
-		mounts, devices = c.VolumeMounts, len(c.VolumeDevices)
-	default:
-		c := &s.EphemeralContainers[index-normal]
-		mounts, devices = c.VolumeMounts, len(c.VolumeDevices)
+	containers := slices.Concat(s.InitContainers, s.Containers)
+	for _, c := range s.EphemeralContainers {
+		containers = append(containers, corev1.Container(c.EphemeralContainerCommon))
 	}
-	all := make([]bool, 0, len(mounts)+devices)
-	for _, m := range mounts {
-		all = append(all, m.SubPath != "" || m.SubPathExpr != "")
+	c := &containers[index]
+	all := make([]bool, len(c.VolumeMounts)+len(c.VolumeDevices))
+	for i, m := range c.VolumeMounts {
+		all[i] = m.SubPath != "" || m.SubPathExpr != ""
 	}
-	return append(all, make([]bool, devices)...)
+	return all
 }
