@@ -1,6 +1,7 @@
 package podfile
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -12,28 +13,21 @@ import (
 
 // complete adds what the API server adds to a pod before admission webhooks see it, as far as a view has the fields.
 func complete(p *corev1.Pod) {
-	setDefault(&p.Namespace, corev1.NamespaceDefault)
+	p.Namespace = cmp.Or(p.Namespace, corev1.NamespaceDefault)
 	SetDefaults(&p.Spec)
 	mountToken(&p.Spec)
 }
 
 // SetDefaults sets the fields that the API server sets in each pod that lacks them, as far as a view has the fields.
 func SetDefaults(s *corev1.PodSpec) {
-	setDefault(&s.RestartPolicy, corev1.RestartPolicyAlways)
-	setDefault(&s.DNSPolicy, corev1.DNSClusterFirst)
+	s.RestartPolicy = cmp.Or(s.RestartPolicy, corev1.RestartPolicyAlways)
+	s.DNSPolicy = cmp.Or(s.DNSPolicy, corev1.DNSClusterFirst)
 	if s.TerminationGracePeriodSeconds == nil {
 		s.TerminationGracePeriodSeconds = new(int64(corev1.DefaultTerminationGracePeriodSeconds))
 	}
 	eachContainer(s, func(c *corev1.Container) {
-		setDefault(&c.ImagePullPolicy, pullPolicy(c.Image))
+		c.ImagePullPolicy = cmp.Or(c.ImagePullPolicy, pullPolicy(c.Image))
 	})
-}
-
-func setDefault[T comparable](field *T, v T) {
-	var zero T
-	if *field == zero {
-		*field = v
-	}
 }
 
 // eachContainer calls f for each container, but not for ephemeral ones, which no pod is created with.

@@ -3,6 +3,7 @@ package podfile
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -103,10 +104,7 @@ func readPod(data []byte) (Pod, error) {
 	if err := errors.Join(append(unknown, err)...); err != nil {
 		return Pod{}, err
 	}
-	name := p.Name
-	if name == "" {
-		name = p.GenerateName
-	}
+	name := cmp.Or(p.Name, p.GenerateName)
 	switch {
 	case name == "":
 		return Pod{}, errors.New("metadata.name: Required value")
