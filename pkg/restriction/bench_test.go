@@ -13,15 +13,11 @@ import (
 func many(tb testing.TB, n int, distinct bool) []restriction.File {
 	tb.Helper()
 	data, err := restriction.Preset("restricted")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	files := make([]restriction.File, n)
 	for i := range files {
 		p, err := restriction.Parse(data)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		must(tb, err)
 		p.Metadata.Name = fmt.Sprintf("policy-%d", i)
 		p.Spec.Metadata = &restriction.ObjectMetaRestriction{Labels: &restriction.StringMapRestriction{RequiredKeys: []string{"team"}}}
 		if i%10 == 0 {
@@ -34,9 +30,7 @@ func many(tb testing.TB, n int, distinct bool) []restriction.File {
 		}
 		p.Spec.Spec.Containers[0].Image = []restriction.ImageRestriction{{Registry: &restriction.StringRestriction{Whitelist: []string{own, "registry.test"}}}}
 		text, err := p.YAML()
-		if err != nil {
-			tb.Fatal(err)
-		}
+		must(tb, err)
 		files[i] = restriction.File{Name: p.Metadata.Name + ".yaml", Data: text}
 	}
 	return files

@@ -29,9 +29,7 @@ func TestDocumentedFields(t *testing.T) {
 	_, after, _ = strings.Cut(after, "\n\n")
 	want := before + table.String() + "\n" + after
 	if os.Getenv("UPDATE") != "" {
-		if err := os.WriteFile(page, []byte(want), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(page, []byte(want), 0o600))
 		return
 	}
 	if text != want {

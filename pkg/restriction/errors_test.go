@@ -139,13 +139,9 @@ func TestExamplesOfTheProposal(t *testing.T) {
 func golden(t *testing.T, name string, p *restriction.PodRestriction) {
 	t.Helper()
 	got, err := p.YAML()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if os.Getenv("UPDATE") != "" {
-		if err := os.WriteFile(name, got, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(name, got, 0o600))
 	}
 	if want := read(t, name); string(want) != string(got) {
 		t.Errorf("%s:\n%s\nwant\n%s", name, got, want)
@@ -155,9 +151,7 @@ func golden(t *testing.T, name string, p *restriction.PodRestriction) {
 func read(tb testing.TB, name string) []byte {
 	tb.Helper()
 	data, err := os.ReadFile(name)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return data
 }
 
@@ -185,12 +179,8 @@ func TestSpellings(t *testing.T) {
 func canonical(t *testing.T, data []byte) string {
 	t.Helper()
 	p, err := restriction.Parse(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	text, err := p.YAML()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(text)
 }

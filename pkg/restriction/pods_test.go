@@ -7,13 +7,18 @@ import (
 	"github.com/pullgate/pullgate/pkg/restriction"
 )
 
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
 // load returns a Set, and fails the test if a file is invalid.
 func load(tb testing.TB, files ...restriction.File) *restriction.Set {
 	tb.Helper()
 	set, err := restriction.Load(files)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return set
 }
 

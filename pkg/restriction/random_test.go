@@ -205,9 +205,7 @@ func roundTrip(t *testing.T, data []byte) {
 		return
 	}
 	text, err := p.YAML()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	again, err := restriction.Parse(text)
 	if err != nil {
 		t.Fatalf("%s\nis printed as\n%s\nwhich is invalid: %v", data, text, err)

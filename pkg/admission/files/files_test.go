@@ -79,9 +79,7 @@ func TestReadReadsAllKinds(t *testing.T) {
 		"README.md", "", "a.yaml~", "", "a.yaml.bak", "", "noext", "")
 	must(t, os.Mkdir(filepath.Join(dir, "folder.yaml"), 0o755), os.Mkdir(filepath.Join(dir, ".git"), 0o755))
 	s, err := read(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got := files.Of[notes](s, "Note")
 	if len(got) != 5 || got[0] != "a" || got[1] != "b" || s.Len("Note") != 5 || s.Len("Rule") != 1 || s.Len("Setting") != 2 || s.Len("Other") != 0 {
 		t.Errorf("notes %q, %d rules, %d settings; want five of all spellings in the order of the files, one and two", got, s.Len("Rule"), s.Len("Setting"))
@@ -245,9 +243,7 @@ func TestReadNeverMixesVersions(t *testing.T) {
 func TestHashIdentifiesNamesAndContents(t *testing.T) {
 	hash := func(pairs ...string) string {
 		s, err := read(folder(t, pairs...))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return s.Hash
 	}
 	same := hash("a.yaml", note("a"), "b.yaml", note("b"))

@@ -56,9 +56,8 @@ func TestPollReturnsChangesOnceTheyAreComplete(t *testing.T) {
 func TestPollReturnsAnErrorOnce(t *testing.T) {
 	dir := folder(t, "a.yaml", note("a"))
 	w := files.NewWatcher(kinds())
-	if _, err := w.Load(files.Paths{Folder: dir}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := w.Load(files.Paths{Folder: dir})
+	must(t, err)
 	poll := func(when, want string) {
 		t.Helper()
 		_, _, _ = w.Poll()

@@ -17,11 +17,13 @@ func load(texts ...string) (*requirement.Policies, error) {
 	return requirementtest.Reader(cip.Load).Load(texts...)
 }
 
+func valid(t *testing.T, texts ...string) *requirement.Policies {
+	t.Helper()
+	return requirementtest.Reader(cip.Load).Valid(t, texts...)
+}
+
 func TestEveryField(t *testing.T) {
-	p, err := load(requirementtest.Read(t, "testdata/every-field.yaml"), requirementtest.Read(t, "testdata/static.yaml"), requirementtest.Read(t, "testdata/pass.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := valid(t, requirementtest.Read(t, "testdata/every-field.yaml"), requirementtest.Read(t, "testdata/static.yaml"), requirementtest.Read(t, "testdata/pass.yaml"))
 	requirementtest.Golden(t, "testdata/every-field.golden", requirementtest.Describe(p))
 }
 
@@ -116,10 +118,7 @@ func TestMatch(t *testing.T) {
 
 // Regular expressions match the whole text, and each identity counts with its own issuer.
 func TestIdentities(t *testing.T) {
-	p, err := load(policy("images: [{glob: '**'}], authorities: [{keyless: {identities: [{issuerRegExp: 'https://a', subjectRegExp: 'x|y'}, {issuer: 'https://b.*', subject: z}]}}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := valid(t, policy("images: [{glob: '**'}], authorities: [{keyless: {identities: [{issuerRegExp: 'https://a', subjectRegExp: 'x|y'}, {issuer: 'https://b.*', subject: z}]}}]"))
 	signers := p.Rules[0].Requirement.Signers()
 	if len(signers) != 2 || p.Rules[0].Requirement.AtLeast != 1 {
 		t.Fatalf("requirement %s; want one of two", p.Rules[0].Requirement)
@@ -155,15 +154,9 @@ func TestDialectsHaveTheSameHash(t *testing.T) {
 		"{keyless: {identities: [{issuer: i, subjectRegExp: 's.*'}]}}":                           "{entries: [{keyless: {issuer: i, subjectRegExp: 's.*'}}]}",
 		"{ctlog: {}, keyless: {identities: [{issuer: i, subject: s}], insecureIgnoreSCT: true}}": "{entries: [{keyless: {issuer: i, subject: s, rekor: {ignoreTlog: true}, ctlog: {ignoreSCT: true}}}]}",
 	} {
-		p, err := load(policy("images: [{glob: '**'}], authorities: [" + ours + "]"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		q, err := requirementtest.Reader(kyverno.Load).Load("apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: p}\n" +
-			"spec: {rules: [{name: r, match: {resources: {kinds: [Pod]}}, verifyImages: [{imageReferences: ['*'], attestors: [" + theirs + "]}]}]}\n")
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := valid(t, policy("images: [{glob: '**'}], authorities: ["+ours+"]"))
+		q := requirementtest.Reader(kyverno.Load).Valid(t, "apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: p}\n"+
+			"spec: {rules: [{name: r, match: {resources: {kinds: [Pod]}}, verifyImages: [{imageReferences: ['*'], attestors: ["+theirs+"]}]}]}\n")
 		if x, y := p.Rules[0].Requirement.Hash("r"), q.Rules[0].Requirement.Hash("r"); x != y {
 			t.Errorf("%s and %s have the hashes %s, %s; want the same", ours, theirs, x, y)
 		}
@@ -172,15 +165,9 @@ func TestDialectsHaveTheSameHash(t *testing.T) {
 
 // All rules of both dialects that match an image apply, each in its own mode.
 func TestRulesOfBothDialects(t *testing.T) {
-	p, err := load(policy("mode: warn, images: [{glob: 'repo.test/**'}], authorities: [{key: {data: " + requirementtest.PEM(t, "a.pub") + "}}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	q, err := requirementtest.Reader(kyverno.Load).Load("apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: p}\n" +
-		"spec: {rules: [{name: r, match: {resources: {kinds: [Pod]}}, imageVerify: {images: ['repo.test/team/*'], default: deny, attestors: [{entries: [{keys: {publicKeys: " + requirementtest.PEM(t, "b.pub") + "}}]}]}}]}\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := valid(t, policy("mode: warn, images: [{glob: 'repo.test/**'}], authorities: [{key: {data: "+requirementtest.PEM(t, "a.pub")+"}}]"))
+	q := requirementtest.Reader(kyverno.Load).Valid(t, "apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: p}\n"+
+		"spec: {rules: [{name: r, match: {resources: {kinds: [Pod]}}, imageVerify: {images: ['repo.test/team/*'], default: deny, attestors: [{entries: [{keys: {publicKeys: "+requirementtest.PEM(t, "b.pub")+"}}]}]}}]}\n")
 	set := requirement.NewSet("", p, q)
 	for image, want := range map[string]string{
 		"repo.test/team/app": "ClusterImagePolicy/p/ Audit, ClusterPolicy/p/r Enforce, ",

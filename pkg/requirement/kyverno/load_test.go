@@ -16,6 +16,11 @@ func load(texts ...string) (*requirement.Policies, error) {
 	return requirementtest.Reader(kyverno.Load).Load(texts...)
 }
 
+func valid(t *testing.T, texts ...string) *requirement.Policies {
+	t.Helper()
+	return requirementtest.Reader(kyverno.Load).Valid(t, texts...)
+}
+
 func TestExamplesOfTheProposal(t *testing.T) {
 	for _, name := range []string{"digest-corrected", "key-corrected", "keyless", "one-of-three-corrected", "tekton-for-pods"} {
 		p, err := load(requirementtest.Read(t, "testdata/proposal-"+name+".yaml"))
@@ -42,10 +47,7 @@ func TestMalformedExamplesOfTheProposal(t *testing.T) {
 }
 
 func TestEveryField(t *testing.T) {
-	p, err := load(requirementtest.Read(t, "testdata/every-field.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := valid(t, requirementtest.Read(t, "testdata/every-field.yaml"))
 	requirementtest.Golden(t, "testdata/every-field.golden", requirementtest.Describe(p))
 }
 
@@ -197,9 +199,7 @@ func TestErrorsHaveLines(t *testing.T) {
 
 func TestExpiredRoot(t *testing.T) {
 	file := attestors("{entries: [{keyless: {issuer: i, subject: s, roots: " + requirementtest.PEM(t, "root.crt") + "}}]}")
-	if _, err := load(file); err != nil {
-		t.Fatal(err)
-	}
+	valid(t, file)
 	p, err := kyverno.Load([]requirement.File{{Name: "a.yaml", Data: []byte(file)}}, requirementtest.Now().AddDate(100, 0, 0))
 	if err != nil {
 		t.Fatal(err)
@@ -253,10 +253,7 @@ func TestSpellings(t *testing.T) {
 	a := requirementtest.PEM(t, "a.pub")
 	hash := func(file string) string {
 		t.Helper()
-		p, err := load(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := valid(t, file)
 		text := requirementtest.Describe(p)
 		before, _, _ := strings.Cut(text, "note ")
 		return before

@@ -24,6 +24,16 @@ func (r Reader) Load(texts ...string) (*requirement.Policies, error) {
 	return r(files, Now())
 }
 
+// Valid reads files, and fails the test if one is invalid.
+func (r Reader) Valid(t *testing.T, texts ...string) *requirement.Policies {
+	t.Helper()
+	p, err := r.Load(texts...)
+	if err != nil {
+		t.Fatalf("%v; files:\n%s", err, strings.Join(texts, "\n"))
+	}
+	return p
+}
+
 // Errors checks that each line of the error about a file has one of the texts, in their order, and that none has a value that may be secret.
 func (r Reader) Errors(t *testing.T, file string, texts []string) {
 	t.Helper()
