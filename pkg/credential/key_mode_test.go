@@ -22,9 +22,7 @@ func TestLoadKeyRefusesAnExposedKey(t *testing.T) {
 		if mode&0o400 == 0 {
 			continue // only root can read it, and the test may run as another user
 		}
-		if err := os.Chmod(path, mode); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chmod(path, mode))
 		_, err := credential.LoadKey(path)
 		if mode&0o077 == 0 {
 			if err != nil {
@@ -47,9 +45,7 @@ func TestLoadKeyRefusesAnExposedKey(t *testing.T) {
 // If a pipe without a writer were opened like a file, the start would block without a limit.
 func TestLoadKeyDoesNotWaitForAPipe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.key")
-	if err := syscall.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Mkfifo(path, 0o600))
 	if _, err := credential.LoadKey(path); !errors.Is(err, credential.ErrDamagedKey) {
 		t.Errorf("LoadKey of a pipe = %v; want ErrDamagedKey", err)
 	}

@@ -25,9 +25,7 @@ func mustBeAlone(t *testing.T, path string) {
 func TestCreateKeyWritesWhatLoadKeyReads(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.key")
 	created, err := credential.CreateKey(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	info, err := os.Stat(path)
 	if err != nil || info.Mode() != 0o600 || info.Size() != 65 {
 		t.Errorf("key file: mode %v, %d bytes, %v; want -rw-------, 65", info.Mode(), info.Size(), err)
@@ -42,9 +40,7 @@ func TestCreateKeyWritesWhatLoadKeyReads(t *testing.T) {
 
 func TestCreateKeyReplacesNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.key")
-	if err := os.WriteFile(path, []byte("garbage"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte("garbage"), 0o600))
 	if _, err := credential.CreateKey(path); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("CreateKey over a file = %v; want fs.ErrExist", err)
 	}
@@ -72,9 +68,7 @@ func TestCreateKeyOfManyOneWins(t *testing.T) {
 	close(begin)
 	wg.Wait()
 	loaded, err := credential.LoadKey(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	won := 0
 	for i, err := range errs {
 		switch {
@@ -121,9 +115,7 @@ func TestLoadKeyRefuses(t *testing.T) {
 		"zeros after loss": strings.Repeat("\x00", 65),
 	} {
 		path := filepath.Join(t.TempDir(), "node.key")
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(content), 0o600))
 		_, err := credential.LoadKey(path)
 		if !errors.Is(err, credential.ErrDamagedKey) || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: LoadKey = %v; want ErrDamagedKey with the path", name, err)
@@ -133,9 +125,7 @@ func TestLoadKeyRefuses(t *testing.T) {
 	}
 	for _, content := range []string{good, good + "\n"} {
 		path := filepath.Join(t.TempDir(), "node.key")
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(content), 0o600))
 		if _, err := credential.LoadKey(path); err != nil {
 			t.Errorf("LoadKey of %q = %v; want nil", content, err)
 		}
@@ -161,9 +151,7 @@ func FuzzLoadKey(f *testing.F) {
 	}
 	path := filepath.Join(f.TempDir(), "node.key")
 	f.Fuzz(func(t *testing.T, content []byte) {
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, content, 0o600))
 		k, err := credential.LoadKey(path)
 		digits := bytes.TrimSuffix(content, []byte("\n"))
 		valid := len(digits) == 64 && len(bytes.Trim(digits, "0123456789abcdefABCDEF")) == 0

@@ -29,14 +29,18 @@ func config(tb testing.TB, keys ...string) credential.Config {
 func parse(tb testing.TB, file any) credential.Config {
 	tb.Helper()
 	payload, err := json.Marshal(file)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	c, err := credential.ParseDockerConfigJSON(payload)
+	must(tb, err)
+	return c
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return c
 }
 
 // user returns the ID that config makes for a key.
@@ -247,9 +251,7 @@ func TestAnEmptyEntryIsAnonymousAndHasNoID(t *testing.T) {
 	}
 	// It still prevents the use of docker's alias, as in a kubelet.
 	c, err := credential.ParseDockercfg([]byte(`{"docker.io":{},"index.docker.io":{"username":"u"}}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ring := credential.SealedKeyring{c.Seal(credential.NewKey())}
 	if offers := ring.Lookup("docker.io/library/busybox"); len(offers) != 0 {
 		t.Errorf("%d sealed offers beside an empty one; want none", len(offers))

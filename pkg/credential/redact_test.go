@@ -207,21 +207,13 @@ func TestErrorsShowNothingOfAPayload(t *testing.T) {
 func TestNothingShowsAKey(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.key")
 	created, err := credential.CreateKey(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	secret, err := hex.DecodeString(strings.TrimSpace(string(text)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	loaded, err := credential.LoadKey(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	mustNotShow(t, "created key", secret, shapesOf(created))
 	mustNotShow(t, "loaded key", secret, shapesOf(loaded))
 	for name, s := range map[string]string{"fingerprint": loaded.Fingerprint(), "ID": string(loaded.ID(credential.New("u", canary, "", "", "", "")))} {

@@ -38,25 +38,27 @@ type table struct {
 func policies(tb testing.TB) table {
 	tb.Helper()
 	data, err := os.ReadFile("testdata/policies.yaml")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	var all table
-	if err := yaml.UnmarshalStrict(data, &all); err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, yaml.UnmarshalStrict(data, &all))
 	if got := [4]int{len(all.Valid), len(all.Invalid), len(all.Matches), len(all.Combined)}; got != [4]int{5, 10, 10, 3} {
 		tb.Fatalf("testdata/policies.yaml has %v lines; want 5, 10, 10 and 3, or this test runs too few of them", got)
 	}
 	return all
 }
 
-func mustNew(tb testing.TB, mode string, list ...string) policy.Policy {
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
 	tb.Helper()
-	p, err := policy.New(mode, list)
 	if err != nil {
 		tb.Fatal(err)
 	}
+}
+
+func mustNew(tb testing.TB, mode string, list ...string) policy.Policy {
+	tb.Helper()
+	p, err := policy.New(mode, list)
+	must(tb, err)
 	return p
 }
 
@@ -79,9 +81,7 @@ func TestConformanceOfSyntax(t *testing.T) {
 func TestConformanceOfMatching(t *testing.T) {
 	for _, l := range policies(t).Matches {
 		n, err := imageref.Parse(l.Image)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		p := mustNew(t, allowlisted, l.List...)
 		got := p.Judge(policy.Evidence{Repository: n.Repository(), ByID: l.ResolvedAsID})
 		if (got.Reason == policy.Allowlisted) != l.Match || (got.Verdict == policy.Allow) != l.Match {

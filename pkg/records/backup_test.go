@@ -46,9 +46,7 @@ func TestBackupOpensAndHoldsWhatTheStoreHeld(t *testing.T) {
 	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
 	under := begin(t, s, other) // a pull is under way
 	copied := backup(t, s)
-	if err := s.Prove(under, records.Result{Pair: pair(id2, other), Credential: bob, At: noon()}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Prove(under, records.Result{Pair: pair(id2, other), Credential: bob, At: noon()}))
 	wantFiles(t, path, filepath.Base(path))
 
 	r, report := open(t, copied, records.Options{KeyExists: true})
@@ -58,9 +56,7 @@ func TestBackupOpensAndHoldsWhatTheStoreHeld(t *testing.T) {
 	if diff := cmp.Diff(lookup(t, s, pair(id1, app)), lookup(t, r, pair(id1, app))); diff != "" {
 		t.Errorf("facts (-store +backup):\n%s", diff)
 	}
-	if err := r.Trust(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Trust())
 	if got := mark(t, r, pair(id2, other)); got != nil {
 		t.Errorf("what the pull brought is marked preloaded: %v", got)
 	}
@@ -121,9 +117,7 @@ func TestBackupIsNotMuchLargerThanTheStore(t *testing.T) {
 	}
 	mark(t, s, many...)
 	stats, err := s.Stats()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	info, err := os.Stat(backup(t, s))
 	if err != nil || info.Size() > stats.Bytes+1<<20 {
 		t.Errorf("the backup has %d bytes, %v; want hardly more than the store's %d", info.Size(), err, stats.Bytes)
@@ -270,9 +264,7 @@ func opened(t *testing.T, path string, times int) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); runtime.Gosched() {
 		links, err := filepath.Glob("/proc/self/fd/*")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		found := 0
 		for _, link := range links {
 			if to, err := os.Readlink(link); err == nil && to == path {
@@ -323,9 +315,7 @@ func TestOpenThatWaitsFollowsAFileThatIsReplaced(t *testing.T) {
 	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
 	replacement := backup(t, s)
 	waiting := wait(t, path)
-	if err := os.Rename(replacement, path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(replacement, path))
 	if err := s.Close(); err != nil { // the store whose file is not at the path any more
 		t.Error(err)
 	}
@@ -343,9 +333,7 @@ func TestOpenThatWaitsForAFileThatIsRemovedBeginsInDistrust(t *testing.T) {
 	path := newPath(t)
 	s, _ := open(t, path, records.Options{})
 	waiting := wait(t, path)
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(path))
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}

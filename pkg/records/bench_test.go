@@ -58,9 +58,7 @@ func BenchmarkSettle(b *testing.B) {
 			}
 		})
 		b.StartTimer()
-		if err := s.Settle(settlement(all...)); err != nil {
-			b.Fatal(err)
-		}
+		must(b, s.Settle(settlement(all...)))
 		b.StopTimer()
 		close(done)
 		pulls.Wait()
@@ -84,8 +82,6 @@ func BenchmarkBeginListed(b *testing.B) {
 		if err != nil || len(gone) > 0 {
 			b.Fatal(gone, err)
 		}
-		if err := s.Drop(in); err != nil {
-			b.Fatal(err)
-		}
+		must(b, s.Drop(in))
 	}
 }

@@ -30,9 +30,7 @@ func TestChild(t *testing.T) {
 		t.Skip("run by the crash tests")
 	}
 	s, report, err := records.Open(path, records.Options{Now: noon(), KeyExists: os.Getenv(childKey) != ""})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	fmt.Println("opened")
 	if report.Distrust == nil {
 		for round := range rounds {
@@ -40,9 +38,7 @@ func TestChild(t *testing.T) {
 				var intent records.Intent
 				for _, step := range scenario.steps {
 					fmt.Printf("try %s-%d\n", scenario.name, round)
-					if err := step(s, scenarioPair(scenario.name, round), &intent); err != nil {
-						t.Fatal(err)
-					}
+					must(t, step(s, scenarioPair(scenario.name, round), &intent))
 					fmt.Printf("ack %s-%d\n", scenario.name, round)
 				}
 			}

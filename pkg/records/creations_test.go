@@ -11,18 +11,14 @@ import (
 func scan(t *testing.T, s *records.Store, pairs ...records.Pair) []records.Pair {
 	t.Helper()
 	marked, err := s.MarkPreloaded(records.Scan{Pairs: pairs, Now: at(9), Unchanged: func() bool { return true }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return marked
 }
 
 func beginCreation(t *testing.T, s *records.Store, image string, listed ...records.Pair) uint64 {
 	t.Helper()
 	id, err := s.BeginCreation(records.Creation{Image: image, Listed: listed, Begun: noon()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return id
 }
 
@@ -37,9 +33,7 @@ func TestNothingIsMarkedThatWasNotListedBeforeEveryCreation(t *testing.T) {
 	if got := scan(t, s, before, between, after); !slices.Equal(got, []records.Pair{before}) {
 		t.Errorf("marked %v; want %v alone", got, before)
 	}
-	if err := s.DropCreation(one, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.DropCreation(one, ""))
 	if got := scan(t, s, between, after); !slices.Equal(got, []records.Pair{between}) {
 		t.Errorf("marked %v; want %v alone", got, between)
 	}
@@ -60,14 +54,10 @@ func TestDropCreationDropsLostOnesOfTheSameImage(t *testing.T) {
 	s, _ := open(t, newPath(t), records.Options{})
 	lost, again, another := beginCreation(t, s, "a"), beginCreation(t, s, "a"), beginCreation(t, s, "b")
 	for _, id := range []uint64{lost, another} {
-		if err := s.EndCreation(id, at(1)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.EndCreation(id, at(1)))
 	}
 	running := beginCreation(t, s, "a")
-	if err := s.DropCreation(again, "a"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.DropCreation(again, "a"))
 	left, err := s.Creations()
 	if err != nil || len(left) != 2 || left[0].ID != another || left[1].ID != running {
 		t.Errorf("Creations = %v, %v; want %d of another image and %d, which is in progress", left, err, another, running)
@@ -79,9 +69,7 @@ func TestLostCreationsOfAnImageAreOne(t *testing.T) {
 	s, _ := open(t, newPath(t), records.Options{})
 	both, first := pair(id1, app), pair(id2, app)
 	for _, listed := range [][]records.Pair{{both, first}, {both}, {both, first}} {
-		if err := s.EndCreation(beginCreation(t, s, "a", listed...), at(1)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.EndCreation(beginCreation(t, s, "a", listed...), at(1)))
 	}
 	left, err := s.Creations()
 	if err != nil || len(left) != 1 || !slices.Equal(left[0].Listed, []records.Pair{both}) {

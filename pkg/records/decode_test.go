@@ -56,9 +56,7 @@ func TestRecordsAreDecodedWithoutJSON(t *testing.T) {
 		"second proof longer than the first": {Pair: p, Created: at(0), Proofs: []records.Proof{{Credential: alice}, full, full, full}},
 	} {
 		payload, err := json.Marshal(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got, ok := records.RecordOf(string(payload))
 		want, err := decoded[records.Record](string(payload))
 		if diff := cmp.Diff(want, got); !ok || err != nil || diff != "" {
@@ -70,9 +68,7 @@ func TestRecordsAreDecodedWithoutJSON(t *testing.T) {
 // TestSecretsOfOneProofDoNotOverwriteThoseOfTheNext appends to the Secrets of a decoded proof.
 func TestSecretsOfOneProofDoNotOverwriteThoseOfTheNext(t *testing.T) {
 	payload, err := json.Marshal(manyProofs(pair(id1, app)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r, _ := records.RecordOf(string(payload))
 	for i := range r.Proofs {
 		_ = append(r.Proofs[i].Secrets, records.SecretRef{Name: "another"})
@@ -84,9 +80,7 @@ func TestSecretsOfOneProofDoNotOverwriteThoseOfTheNext(t *testing.T) {
 
 func TestWhatEncodeDoesNotWriteIsLeftToJSON(t *testing.T) {
 	whole, err := json.Marshal(records.Record{Pair: pair(id1, app), Created: at(0), Proofs: []records.Proof{{Credential: alice}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for old, changed := range map[string]string{
 		`"created":`:     `"created": `,
 		`team/app"`:      `team/\u0061pp"`,
@@ -130,9 +124,7 @@ func FuzzRecordOf(f *testing.F) {
 	r.Proofs[1].RotatedFrom, r.Proofs[1].Denied = []credential.ID{alice, bob}, at(9)
 	for _, r := range []records.Record{r, {}, {Pair: pair(id1, app), Open: true, Opened: at(1), Created: at(2), Revoked: at(3), Unlisted: true, Gone: at(4)}} {
 		payload, err := json.Marshal(r)
-		if err != nil {
-			f.Fatal(err)
-		}
+		must(f, err)
 		f.Add(payload)
 		f.Add(bytes.ReplaceAll(payload, []byte("Z\""), []byte("+02:00\"")))
 		f.Add(bytes.ReplaceAll(payload, []byte("Z\""), []byte(".5Z\"")))
@@ -158,9 +150,7 @@ func TestEndorsementsAreDecodedWithoutJSON(t *testing.T) {
 		"every field": {Pair: p, Requirement: signedByTeam, Digest: "sha256:d1", Signers: []string{"a", "", "b"}, At: at(1), Until: at(2)},
 	} {
 		payload, err := json.Marshal(e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got, ok := records.ReadEndorsement(string(payload))
 		want, err := decoded[records.Endorsement](string(payload))
 		if diff := cmp.Diff(want, got); !ok || err != nil || diff != "" {
@@ -180,9 +170,7 @@ func FuzzReadEndorsement(f *testing.F) {
 	e.Until, e.Signers = at(2), []string{"a", "b"}
 	for _, e := range []records.Endorsement{e, {}, endorsement(pair(id1, app), signedByTeam)} {
 		payload, err := json.Marshal(e)
-		if err != nil {
-			f.Fatal(err)
-		}
+		must(f, err)
 		f.Add(payload)
 		f.Add(bytes.ReplaceAll(payload, []byte("team"), []byte(`t\u0065am`)))
 		f.Add(bytes.ReplaceAll(payload, []byte("Z\""), []byte(".5Z\"")))
@@ -202,9 +190,7 @@ func FuzzReadEndorsement(f *testing.F) {
 func BenchmarkDecode100Proofs(b *testing.B) {
 	p := pair(id1, app)
 	value, err := records.Encode("records", key(p), manyProofs(p))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	b.SetBytes(int64(len(value)))
 	b.ReportAllocs()
 	for b.Loop() {

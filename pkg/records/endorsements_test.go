@@ -37,9 +37,7 @@ func endorse(tb testing.TB, s *records.Store, all ...records.Endorsement) {
 func endorsed(tb testing.TB, s *records.Store) (all []records.Endorsement) {
 	tb.Helper()
 	found, err := s.EndorsementsAfter("", 1<<20)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	for _, e := range found {
 		all = append(all, e.Value)
 	}
@@ -49,9 +47,7 @@ func endorsed(tb testing.TB, s *records.Store) (all []records.Endorsement) {
 func formatOf(tb testing.TB, s *records.Store) int {
 	tb.Helper()
 	stats, err := s.Stats()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return stats.Format
 }
 
@@ -570,9 +566,7 @@ func endorsedStore(tb testing.TB, n int) (path string, pairs []records.Pair) {
 	tb.Helper()
 	path = tb.TempDir() + "/records.db"
 	s, _, err := records.Open(path, records.Options{Now: noon()})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	var all []records.Endorsement
 	for i := range n {
 		p := pair(fmt.Sprintf("sha256:%064x", i), fmt.Sprintf("repo.test/team-%d/app", i%50))
@@ -596,9 +590,7 @@ func BenchmarkOpenWithEndorsements(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				s, _, err := records.Open(path, records.Options{KeyExists: true})
-				if err != nil {
-					b.Fatal(err)
-				}
+				must(b, err)
 				closeStore(b, s)
 			}
 		})

@@ -102,9 +102,7 @@ func TestProveEvictsTheLongestUnusedOfMaxProofs(t *testing.T) {
 	}
 	// The oldest is in use, the next one is not.
 	uses := map[records.Pair]records.Use{p: {At: at(500), Credentials: map[credential.ID]time.Time{id(0): at(500)}}}
-	if err := s.Touch(uses); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Touch(uses))
 	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(600)})
 	got := lookup(t, s, p).Record.Proofs
 	has := func(id credential.ID) bool {
@@ -141,9 +139,7 @@ func TestTouchMovesLastUsedForwardOnly(t *testing.T) {
 		return map[records.Pair]records.Use{p: u, absent: u}
 	}
 	for _, u := range []map[records.Pair]records.Use{uses(20, 15), uses(5, 5), nil} {
-		if err := s.Touch(u); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Touch(u))
 		got := lookup(t, s, p).Record
 		if !got.LastUsed.Equal(at(20)) || !got.Proofs[0].LastUsed.Equal(at(15)) || !got.Proofs[1].LastUsed.Equal(at(10)) {
 			t.Errorf("after %v: last used %v, alice %v, bob %v; want %v, %v, %v", u,
@@ -217,9 +213,7 @@ func TestTrustLetsTheNextScanBeTheFirst(t *testing.T) {
 	if _, err := s.MarkPreloaded(records.Scan{First: true, Now: noon(), Unchanged: func() bool { return true }}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Trust(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Trust())
 	if once, err := s.ScannedOnce(); once || err != nil {
 		t.Errorf("ScannedOnce() = %v, %v; want false, nil", once, err)
 	}
@@ -412,9 +406,7 @@ func TestPruneBoundsRecordsOfImagesThatAreGone(t *testing.T) {
 		pairs = append(pairs, pair(fmt.Sprintf("sha256:%d", n), app))
 	}
 	lost = append(lost, begin(t, s, app))
-	if err := s.Settle(records.Settlement{Intents: lost, Present: pairs, Now: noon()}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Settle(records.Settlement{Intents: lost, Present: pairs, Now: noon()}))
 	first := map[string]struct{}{"sha256:any": {}}
 	for _, p := range pairs[more:] {
 		first[p.ImageID] = struct{}{}
@@ -479,9 +471,7 @@ func TestFieldsAreFoundWithoutDecoding(t *testing.T) {
 					})
 				}
 				stored, err := records.Encode("records", key(r.Pair), r)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				unlisted, gone, mayBeAhead := records.Says(stored, noon())
 				if unlisted != r.Unlisted || gone == r.Gone.IsZero() || mayBeAhead != ahead {
 					t.Errorf("Says(%s) = %v, %v, %v; want %v, %v, %v", stored, unlisted, gone, mayBeAhead, r.Unlisted, !r.Gone.IsZero(), ahead)

@@ -45,30 +45,22 @@ func writeFormat(t *testing.T, path string, format int) {
 	listed(t, s)
 	lost := begin(t, s, "repo.test/lost")
 	settled := begin(t, s, "repo.test/settled")
-	if err := s.End(lost, at(3)); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Settle(records.Settlement{Intents: []records.Intent{settled}, Present: []records.Pair{pair(id2, "repo.test/settled")}, Now: at(4)}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.End(lost, at(3)))
+	must(t, s.Settle(records.Settlement{Intents: []records.Intent{settled}, Present: []records.Pair{pair(id2, "repo.test/settled")}, Now: at(4)}))
 	if _, err := s.MarkPreloaded(records.Scan{
 		Pairs: []records.Pair{pair("sha256:3", app)}, Origin: "start", Now: at(5), First: true,
 		Unchanged: func() bool { return true },
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.SetKeyFingerprint("f00d"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.SetKeyFingerprint("f00d"))
 	for _, end := range []func(id uint64) error{
 		func(id uint64) error { return s.DropCreation(id, "") },
 		func(id uint64) error { _, err := s.SettleCreations([]uint64{id}, nil, at(7)); return err },
 		func(id uint64) error { return s.EndCreation(id, at(7)) },
 	} {
 		id, err := s.BeginCreation(records.Creation{Image: "lost", Listed: []records.Pair{pair("sha256:4", app)}, Begun: at(6)})
-		if err := errors.Join(err, end(id)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(err, end(id)))
 	}
 	if format >= 2 {
 		endorse(t, s, endorsedInFormat2()...)

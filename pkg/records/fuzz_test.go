@@ -28,9 +28,7 @@ func stored(tb testing.TB) map[string][3][]byte {
 		"meta":         {[]byte("distrust"), records.Distrust{Since: noon(), Reason: "lost"}},
 	} {
 		b, err := records.Encode(bucket, value.key, value.v)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		must(tb, err)
 		all[bucket] = [3][]byte{[]byte(bucket), value.key, b}
 	}
 	return all

@@ -56,9 +56,7 @@ func TestIntentLivesUntilItIsProvedDroppedOrSettled(t *testing.T) {
 func TestEndNotesWhenThePullWasLost(t *testing.T) {
 	s := newStore(t)
 	in := begin(t, s, app)
-	if err := s.End(in, at(3)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.End(in, at(3)))
 	got, err := s.Intents()
 	want := []records.Intent{{ID: in.ID, Name: app + ":v1", Repository: app, Begun: noon(), Ended: at(3)}}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
@@ -113,9 +111,7 @@ func TestDropEndsOnlyItsIntent(t *testing.T) {
 	for i := range intents {
 		intents[i] = begin(t, s, fmt.Sprintf("r%d", i%7))
 	}
-	if err := s.Drop(intents[0]); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Drop(intents[0]))
 	all, err := s.Intents()
 	if err != nil || len(all) != 299 || slices.ContainsFunc(all, func(in records.Intent) bool { return in.ID == intents[0].ID }) {
 		t.Errorf("%d intents, %v; want all but the first", len(all), err)
@@ -148,9 +144,7 @@ func TestUnreadableIntentStillCounts(t *testing.T) {
 		t.Errorf("MarkPreloaded = %v; want none", got)
 	}
 	// End repairs it.
-	if err := s.End(damaged, at(2)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.End(damaged, at(2)))
 	if all, _ := s.Intents(); !slices.Contains(all, records.Intent{ID: damaged.ID, Repository: app, Ended: at(2)}) {
 		t.Errorf("Intents() after End = %v; want it ended", all)
 	}
@@ -172,9 +166,7 @@ func TestSettleRecordsPresentImagesWithoutProof(t *testing.T) {
 	want := lookup(t, s, known).Record
 	of := settlement(one, two, records.Intent{ID: 999, Repository: app})
 	of.Present = []records.Pair{known, marked, unheard, elsewhere}
-	if err := s.Settle(of); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Settle(of))
 	for p, want := range map[records.Pair]records.Facts{
 		known:     {Record: want, Rivals: false},
 		marked:    {Marked: true},
@@ -211,9 +203,7 @@ func TestEndKeepsOneIntentOfEachName(t *testing.T) {
 		}
 	}
 	inProgress, elsewhere := begin(t, s, app), begin(t, s, app+"/more")
-	if err := s.End(elsewhere, at(20)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.End(elsewhere, at(20)))
 	want := []records.Intent{
 		{ID: 9, Name: app + ":1", Repository: app, Begun: at(4), Ended: at(14)},
 		{ID: 10, Name: app + ":2", Repository: app, Begun: at(4), Ended: at(14)},
@@ -282,9 +272,7 @@ func TestSettleIsLinearAndInBatches(t *testing.T) {
 		asked := 0
 		of.Brought = func(records.Intent, records.Pair) bool { asked++; return true }
 		transactions = 0
-		if err := s.Settle(of); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Settle(of))
 		if want := (n + records.MaxBatch - 1) / records.MaxBatch; transactions != want || asked != len(of.Present) {
 			t.Errorf("settling %d intents took %d transactions and looked at %d pairs; want %d and %d", n, transactions, asked, want, len(of.Present))
 		}

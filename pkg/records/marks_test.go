@@ -23,9 +23,7 @@ func TestDueInDistrustIsWhatTheNextScanMarks(t *testing.T) {
 	if err != nil || len(due) != 1 || s.Distrusted() == nil {
 		t.Fatalf("Due = %v, %v, distrusted %v; want %s in distrust", due, err, s.Distrusted(), other)
 	}
-	if err := s.Trust(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Trust())
 	if got := mark(t, s, both...); len(got) != 1 || got[0] != due[0] {
 		t.Errorf("MarkPreloaded = %v; want %v", got, due)
 	}

@@ -230,9 +230,7 @@ func (m *model) unlisted(repository string, scan []records.Pair) bool {
 func (m *model) latest(t *testing.T, s *records.Store) (last records.Intent) {
 	t.Helper()
 	all, err := s.Intents()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, in := range all {
 		if in.ID > last.ID {
 			last = in

@@ -43,9 +43,7 @@ func TestReopenedStoreHoldsWhatWasWritten(t *testing.T) {
 	begin(t, s, other)
 	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
 	mark(t, s, pair(id2, app))
-	if err := s.SetKeyFingerprint("f1"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.SetKeyFingerprint("f1"))
 	want := []records.Facts{lookup(t, s, pair(id1, app)), lookup(t, s, pair(id2, app)), lookup(t, s, pair(id1, other))}
 	closeStore(t, s)
 
@@ -116,9 +114,7 @@ func TestOpenRefusesNewerFormat(t *testing.T) {
 func wantFiles(t *testing.T, path string, want ...string) {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Dir(path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var got []string
 	for _, e := range entries {
 		got = append(got, e.Name())
@@ -153,9 +149,7 @@ func TestOpenRefusesWhatIsNoRegularFile(t *testing.T) {
 		"dangling link": func(path string) error { return os.Symlink("nowhere", path) },
 	} {
 		path := newPath(t)
-		if err := put(path); err != nil {
-			t.Fatal(err)
-		}
+		must(t, put(path))
 		if s, _, err := records.Open(path, records.Options{}); err == nil {
 			t.Errorf("Open of a %s = nil; want an error", name)
 			closeStore(t, s)
@@ -337,9 +331,7 @@ func TestDamageSetsAsideBesideEarlierDamage(t *testing.T) {
 func TestStoreThatIsMissingBesideASetAsideOneBeginsInDistrust(t *testing.T) {
 	for _, dir := range []string{"plain", "with [brackets", "with [a-b] * ?"} {
 		path := filepath.Join(t.TempDir(), dir, "records.db")
-		if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(filepath.Dir(path), 0o700))
 		writeFile(t, path+".damaged-20260504T120000Z", nil)
 		_, report := open(t, path, records.Options{})
 		if !report.Created || report.Distrust == nil {

@@ -158,9 +158,7 @@ func TestTimesOfAProof(t *testing.T) {
 	}
 	deny := func(by credential.ID, when int) {
 		t.Helper()
-		if err := s.Deny(records.Intent{}, records.Denial{Pair: p, Credential: by, At: at(when)}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Deny(records.Intent{}, records.Denial{Pair: p, Credential: by, At: at(when)}))
 	}
 	deny(alice, 0)
 	if f := lookup(t, s, p); f.Record != nil {

@@ -24,13 +24,9 @@ func TestRotationNeitherGrowsARecordNorPushesOthersOut(t *testing.T) {
 		err := s.Touch(map[records.Pair]records.Use{p: {
 			At: at(2), Credentials: map[credential.ID]time.Time{alice: at(2)}, Secrets: map[credential.ID][]records.SecretRef{alice: {own}},
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		rotated, err := s.Rotate(records.Rotation{Pair: p, Secret: own, Credential: credential.ID(fmt.Sprintf("%04x", i)), At: at(3)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if !rotated {
 			refused++
 		}

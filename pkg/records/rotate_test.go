@@ -140,9 +140,7 @@ func TestTouchNotesSecrets(t *testing.T) {
 			At: at(i), Credentials: map[credential.ID]time.Time{alice: at(i)},
 			Secrets: map[credential.ID][]records.SecretRef{alice: {secret(fmt.Sprint(i), "n", "s"), pull}, bob: {pull}},
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	got := lookup(t, s, p).Record.Proofs
 	if len(got) != 1 || len(got[0].Secrets) != records.MaxSecrets || got[0].LastUsed != at(records.MaxSecrets-1) {

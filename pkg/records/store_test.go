@@ -108,15 +108,19 @@ func key(p records.Pair) []byte { return []byte(p.ImageID + "\x00" + p.Repositor
 func readFile(tb testing.TB, path string) []byte {
 	tb.Helper()
 	content, err := os.ReadFile(path)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return content
 }
 
 func writeFile(tb testing.TB, path string, content []byte) {
 	tb.Helper()
-	if err := os.WriteFile(path, content, 0o600); err != nil {
+	must(tb, os.WriteFile(path, content, 0o600))
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
 		tb.Fatal(err)
 	}
 }
@@ -192,9 +196,7 @@ func fill(tb testing.TB) filled {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "records.db")
 	s, _, err := records.Open(path, records.Options{Now: noon()})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	var all filled
 	n := func(n int, kind string) records.Pair {
 		p := pair(fmt.Sprintf("sha256:%064x", n), fmt.Sprintf("repo.test/%s/%d", kind, n))
@@ -211,9 +213,7 @@ func fill(tb testing.TB) filled {
 	for _, p := range unproved {
 		intents = append(intents, begin(tb, s, p.Repository))
 	}
-	if err := s.Settle(records.Settlement{Intents: intents, Present: unproved, Now: noon()}); err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, s.Settle(records.Settlement{Intents: intents, Present: unproved, Now: noon()}))
 	for i := range 20 {
 		prove(tb, s, records.Result{Pair: n(i, "open"), Open: true})
 		prove(tb, s, records.Result{Pair: n(i, "proved"), Credential: alice, Secrets: []records.SecretRef{
@@ -237,9 +237,7 @@ func fill(tb testing.TB) filled {
 	closeStore(tb, s)
 	content := readFile(tb, path)
 	m, err := boltfile.Newest(bytes.NewReader(content))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	// bbolt lets the file grow by 1 MiB at once. Damage after the used pages has no effect, so that two pages of the rest are
 	// enough.
 	all.used = m.Pages * m.PageSize
@@ -256,9 +254,7 @@ func pruning(present map[string]struct{}, before uint64) records.Pruning {
 func contents(tb testing.TB, s *records.Store) (all []records.Record, marks []records.Mark) {
 	tb.Helper()
 	images, err := s.Images("", math.MaxInt)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	for _, i := range images {
 		all, marks = append(all, i.Records...), append(marks, i.Marks...)
 	}
@@ -276,9 +272,7 @@ func listed(tb testing.TB, s *records.Store) {
 	if err == nil {
 		_, err = s.Prune(pruning(present, s.Written()))
 	}
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 }
 
 // A panic in a transaction fails the call, and is reported with its stack.

@@ -43,9 +43,7 @@ func failsAt(t *testing.T, what string, content []byte, n, burst int, fail func(
 	path := newPath(t)
 	writeFile(t, path, content) // made once: each write transaction waits for the disk
 	s, _, err := records.Open(path, records.Options{Now: noon()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	at, recovered := 0, false
 	early := state(t, s, pair(id1, app))
 	s.OnWrite(func(write records.WriteAt, b []byte, offset int64) (int, error) {

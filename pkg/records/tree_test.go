@@ -61,9 +61,7 @@ func TestFlippedBitOfAKeyLetsNothingBeMarked(t *testing.T) {
 			flipped[bit/8] ^= 1 << (bit % 8)
 			moveKey(t, path, bucket, sound, flipped)
 			s, _, err := records.Open(path, records.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			unrelated := pair(fmt.Sprintf("sha256:%d", bit), other)
 			if got := mark(t, s, p, unrelated); !slices.Equal(got, []records.Pair{unrelated}) {
 				t.Errorf("bit %d of the key in %s: MarkPreloaded = %v; want %v alone", bit, bucket, got, unrelated)

@@ -40,9 +40,7 @@ func TestVerifyCountsEveryValueOfASoundStore(t *testing.T) {
 		}
 	}
 	wantSound("new store")
-	if err := s.Trust(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Trust())
 	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
 	listed(t, s)
 	begin(t, s, other)
@@ -137,9 +135,7 @@ func TestVerifyOutlivesDamagedPagesOfAnOpenStore(t *testing.T) {
 		path := newPath(t)
 		writeFile(t, path, all.content)
 		s, _, err := records.Open(path, records.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		what := "all but four pages cut off"
 		if page < len(all.content)/size {
 			damaged := slices.Clone(all.content)
@@ -167,13 +163,9 @@ func TestVerifyOutlivesDamagedPagesOfAnOpenStore(t *testing.T) {
 func writeInto(t *testing.T, path string, content []byte) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, err = f.WriteAt(content, 0)
-	if err := errors.Join(err, f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, f.Close()))
 }
 
 func TestVerifyEndsWithItsContext(t *testing.T) {
@@ -289,9 +281,7 @@ func TestHugeStoreIsVerifiedAndBackedUpInBoundedMemory(t *testing.T) {
 func size(t *testing.T, path string) int64 {
 	t.Helper()
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return info.Size()
 }
 

@@ -23,9 +23,7 @@ func pagesAreTheModel(t *testing.T, s *records.Store, m *model, size int) {
 	var found, marked []records.Pair
 	for from, more := "", true; more; {
 		page, err := s.Images(from, size)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, i := range page {
 			from = records.After(i.ImageID)
 			for _, r := range i.Records {
@@ -43,9 +41,7 @@ func pagesAreTheModel(t *testing.T, s *records.Store, m *model, size int) {
 	marked = nil
 	for after, more := "", true; more; {
 		page, err := s.MarksAfter(after, size)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, mark := range page {
 			after = mark.Key
 			marked = append(marked, mark.Value.Pair)
@@ -56,9 +52,7 @@ func pagesAreTheModel(t *testing.T, s *records.Store, m *model, size int) {
 	intents := map[uint64]records.Intent{}
 	for after, more := "", true; more; {
 		page, err := s.IntentsAfter(after, size)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, in := range page {
 			intents[in.Value.ID], after = in.Value, in.Key
 		}
@@ -67,9 +61,7 @@ func pagesAreTheModel(t *testing.T, s *records.Store, m *model, size int) {
 	var endorsed, wantEndorsed []records.Endorsement
 	for after, more := "", true; more; {
 		page, err := s.EndorsementsAfter(after, size)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, e := range page {
 			endorsed, after = append(endorsed, e.Value), e.Key
 		}
@@ -107,9 +99,7 @@ func TestPagesTellWhatCannotBeRead(t *testing.T) {
 	}
 	closeStore(t, s)
 	db, err := bolt.Open(path, 0o600, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	err = db.Update(func(tx *bolt.Tx) (err error) {
 		for _, bucket := range []string{"records", "marks", "intents"} {
 			k, v := tx.Bucket([]byte(bucket)).Cursor().First()
@@ -119,9 +109,7 @@ func TestPagesTellWhatCannotBeRead(t *testing.T) {
 		}
 		return err
 	})
-	if err := errors.Join(err, db.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, db.Close()))
 	s, _ = open(t, path, records.Options{KeyExists: true})
 	images, err := s.Images("", 10)
 	if err != nil || len(images) != 2 || !slices.Equal(images[0].Unreadable, []string{app}) || !slices.Equal(images[1].Unreadable, []string{app}) {

@@ -35,9 +35,7 @@ func proofOf(i int) records.Proof {
 func writeRecords(b *testing.B, path string, all []records.Record) {
 	b.Helper()
 	db, err := bolt.Open(path, 0o600, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	err = db.Update(func(tx *bolt.Tx) error {
 		for _, r := range all {
 			payload, err := json.Marshal(r)
@@ -55,12 +53,8 @@ func writeRecords(b *testing.B, path string, all []records.Record) {
 		}
 		return nil
 	})
-	if err := db.Close(); err != nil {
-		b.Fatal(err)
-	}
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, db.Close())
+	must(b, err)
 }
 
 // newJudge returns a tracker on a store with images, each with a record of a number of proofs, and a request for each image by the
@@ -84,12 +78,8 @@ func newJudge(b *testing.B, images, proofs int, o tracker.Options) (*tracker.Tra
 	}
 	path := filepath.Join(b.TempDir(), "records.db")
 	store, _, err := records.Open(path, records.Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := store.Close(); err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
+	must(b, store.Close())
 	writeRecords(b, path, all)
 	if store, _, err = records.Open(path, records.Options{}); err != nil {
 		b.Fatal(err)

@@ -28,9 +28,7 @@ func (w *world) begun(img tracker.Image) *tracker.Create {
 
 func (w *world) scanned() {
 	w.t.Helper()
-	if err := w.Sync(w.t.Context()); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, w.Sync(w.t.Context()))
 }
 
 func (w *world) marks() (marked []records.Pair) {
@@ -96,14 +94,10 @@ func TestLostCreateIsSettledAfterAnHour(t *testing.T) {
 			if got := w.marks(); !slices.Equal(got, []records.Pair{pairOf(id3, "repo.test/before")}) {
 				t.Errorf("marked %v; want what was there before the create alone", got)
 			}
-			if err := w.SettleCreates(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.SettleCreates(t.Context()))
 			time.Sleep(2 * time.Hour)
 		}
-		if err := w.SettleCreates(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.SettleCreates(t.Context()))
 		w.want(w.check(pod("bob"), app+":2", brought), policy.Reverify, policy.NotProved)
 		if left, err := w.store.Creations(); err != nil || len(left) > 0 {
 			t.Errorf("Creations = %v, %v; want none", left, err)
@@ -128,9 +122,7 @@ func TestWhenAnImageIsOrdinary(t *testing.T) {
 	img := image(id1, app+":1", app+d1)
 	pulling := func(w *world, name string) *tracker.Pull {
 		p, err := w.BeginPull(w.t.Context(), imageref.New(name), tracker.Image{})
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must(w.t, err)
 		return p
 	}
 	for name, tc := range map[string]struct {
@@ -206,16 +198,12 @@ func TestCreateThatCannotBeWrittenHoldsScans(t *testing.T) {
 		c.Restored(t.Context())
 		full = false
 		w.want(w.check(pod("bob"), app+":2", brought), policy.Reverify, policy.Untracked)
-		if err := w.SettleCreates(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.SettleCreates(t.Context()))
 		w.want(w.check(pod("bob"), app+":2", brought), policy.Reverify, policy.Untracked)
 		w.restart()
 		w.want(w.check(pod("bob"), app+":2", brought), policy.Reverify, policy.Untracked)
 		time.Sleep(2 * time.Hour)
-		if err := w.SettleCreates(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.SettleCreates(t.Context()))
 		w.want(w.check(pod("bob"), app+":2", brought), policy.Reverify, policy.NotProved)
 	})
 }

@@ -16,9 +16,7 @@ import (
 // from a pod source. Where the coordinates of the Secrets are needed, the stricter verdict is correct without them.
 func TestDecisions(t *testing.T) {
 	table, err := conformance.Read()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ran := map[string]int{}
 	for _, c := range table.Cases {
 		ran[c.Needs]++
@@ -36,13 +34,9 @@ func TestDecisions(t *testing.T) {
 func decide(t *testing.T, table conformance.Decisions, c conformance.Case, bySecrets bool) {
 	t.Helper()
 	mode, allowlist, err := conformance.Policy(c.Policy)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p, err := policy.New(mode, allowlist)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	asks := tracker.Pod{UID: "uid-of-the-pod", Namespace: "team-of-the-pod"}
 	rules := tracker.Rules{Policy: p}
 	switch c.Exempt {
@@ -121,9 +115,7 @@ func (w *world) prepare(table conformance.Decisions, c conformance.Case) {
 	rec := table.Records[c.Record]
 	pair := records.Pair{ImageID: conformance.ImageID(rec.ID), Repository: rec.Repository}
 	intent, err := w.store.Begin(rec.Repository+":1", rec.Repository, time.Now())
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	result := records.Result{Pair: pair, Open: rec.Open, At: time.Now()}
 	for _, s := range rec.Secrets {
 		result.Credential = w.key.ID(credential.New(s.Username(), s.Content, "", "", "", ""))
@@ -134,9 +126,7 @@ func (w *world) prepare(table conformance.Decisions, c conformance.Case) {
 	} else {
 		err = w.store.Settle(records.Settlement{Intents: []records.Intent{intent}, Present: []records.Pair{pair}, Now: time.Now()})
 	}
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	if rec.Unreadable {
 		w.damage(pair)
 	}

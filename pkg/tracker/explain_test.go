@@ -42,9 +42,7 @@ type state struct {
 func (w *world) state() state {
 	w.t.Helper()
 	file, err := os.ReadFile(w.path)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	all := w.GrantsAfter(tracker.Grant{}, 1000, func(tracker.Grant) bool { return true })
 	return state{File: sha256.Sum256(file), Grants: all, Uses: w.Uses(), Holds: w.Holds()}
 }
@@ -72,18 +70,14 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 				list = []string{"repo.test/other"}
 			}
 			p, err := policy.New(string(mode), list)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			w.SetRules(tracker.Rules{
 				Policy: p, ExemptStaticPods: pick(2) == 0, ExemptNamespaces: []string{"team-exempt"},
 				Validity: time.Duration(pick(3)) * time.Hour, Grace: time.Duration(pick(2)) * time.Hour,
 			})
 		case 1, 2, 3:
 			pull, err := w.BeginPull(t.Context(), imageref.New(names[pick(3)]), images[pick(4)])
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			proof := tracker.Proof{ImageID: []string{id1, id2}[pick(2)], Pod: tracker.Pod{}}
 			if pick(4) > 0 {
 				pw := passwords[pick(3)]
@@ -100,9 +94,7 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 			default:
 				_, err = pull.Proved(proof)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 		case 4:
 			w.runtime.set(images[1+pick(3)])
 		case 5:
@@ -127,9 +119,7 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 			err := w.store.Prove(records.Intent{}, records.Result{
 				Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret(passwords[pick(3)])), At: time.Now().Add(time.Hour),
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 		case 11:
 			w.EndPod(fmt.Sprintf("pod-%d", pick(20)))
 		case 12:

@@ -76,9 +76,7 @@ func TestScanWithNothingToMarkWritesNothing(t *testing.T) {
 	img := image(id1, app+":1", "repo.test/lost:1") // the lost pull may have brought it
 	w.runtime.set(image(id3, "repo.test/any:1"), img)
 	before, err := w.store.LastWrite()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.Untracked)
 	if after, err := w.store.LastWrite(); after != before || err != nil {
 		t.Errorf("the scan wrote: transaction %d, then %d, %v", before, after, err)
@@ -202,9 +200,7 @@ func TestImageThatWasRemovedThroughPullgateCanBeImported(t *testing.T) {
 	done := w.BeginRemoval()
 	w.runtime.set(anyImage)
 	done()
-	if err := w.Removed(t.Context(), id1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Removed(t.Context(), id1))
 	w.runtime.set(anyImage, img)
 	w.want(w.check(pod("bob"), app+":1", img), policy.Allow, policy.Preloaded)
 }

@@ -14,23 +14,15 @@ import (
 func (w *world) handOver(between func(s *records.Store), change func(string) string) (int, error) {
 	w.t.Helper()
 	data, err := w.HandOver()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	w.close()
 	s, _, err := records.Open(w.path, records.Options{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	between(s)
-	if err := s.Close(); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, s.Close())
 	w.open()
 	last, err := w.store.LastWrite()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return w.TakeOver([]byte(change(string(data))), last)
 }
 

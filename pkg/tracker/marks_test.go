@@ -171,9 +171,7 @@ func TestAcceptRefusesProvedImages(t *testing.T) {
 	}
 	w.want(w.check(pod("bob"), app+":1", image(id1, app+":1")), policy.Reverify, policy.NotProved)
 	name, err := imageref.Parse(app + ":2")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got, err := w.AcceptMarks(t.Context(), tracker.Acceptance{Selection: of, Name: name})
 	if err != nil || !slices.Equal(got.Pairs, []records.Pair{pairOf(id2, app)}) {
 		t.Errorf("AcceptMarks of a tag = %+v, %v; want %s alone", got, err, id2)
@@ -235,18 +233,14 @@ func TestAcceptAllTakesOnlyWhatNothingIsKnownOf(t *testing.T) {
 	w.sync()
 	w.pulled(pod("alice"), app+":1", id1, "alice")
 	lost, err := w.BeginPull(t.Context(), imageref.New("repo.test/lost:1"), tracker.Image{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.runtime.set(image(id1, app+":1", "repo.test/evil:1"), image(id2, "repo.test/new:1"), image(id3, "repo.test/pre:1", "repo.test/lost:1"))
 	all := records.Selection{All: true}
 	want := []records.Pair{pairOf(id2, "repo.test/new")}
 	if got, err := w.accept(all, true); err != nil || !slices.Equal(got, want) {
 		t.Errorf("dry run while a pull is in progress = %v, %v; want %v", got, err, want)
 	}
-	if err := lost.Lost(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, lost.Lost())
 	for _, dryRun := range []bool{true, false} {
 		if got, err := w.accept(all, dryRun); err != nil || !slices.Equal(got, want) {
 			t.Errorf("AcceptMarks(all, dry run %v) = %v, %v; want %v", dryRun, got, err, want)

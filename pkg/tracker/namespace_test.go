@@ -62,9 +62,7 @@ func TestCredentialWithoutUserNameProvesForItsNamespace(t *testing.T) {
 	w, img := namespaceWorld(t)
 	token := credential.New("", "", "", "", "token", "")
 	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: token, Pod: inNamespace("a1", "team-a")}); err != nil {
 		t.Fatal(err)
 	}
@@ -118,20 +116,14 @@ func TestProofOfANamespaceExpiresAndLosesItsGrace(t *testing.T) {
 	err := w.store.Prove(records.Intent{}, records.Result{
 		Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.NamespaceID("team-a"), At: time.Now().Add(-90 * time.Minute),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ask := func() tracker.Verdict {
 		return w.Check(t.Context(), tracker.Request{Pod: inNamespace("", "team-a"), Name: imageref.New(app + ":1"), Image: img, Unasked: true})
 	}
 	w.want(ask(), policy.Allow, policy.ProvedInGrace)
 	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), img)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := pull.Denied(img, credential.Credential{}, inNamespace("a1", "team-a")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, pull.Denied(img, credential.Credential{}, inNamespace("a1", "team-a")))
 	w.want(ask(), policy.Reverify, policy.ProofExpired)
 }
 

@@ -71,9 +71,7 @@ func TestUsesOfManyJudgementsAreNoted(t *testing.T) {
 			t.Error(err)
 		}
 		f, err := w.store.Lookup(records.Pair{ImageID: id1, Repository: app})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		p := f.Record.Proofs[0]
 		if len(p.Secrets) != 1 || p.Secrets[0] != ref || p.LastUsed.Before(began) || f.Record.LastUsed.Before(began) {
 			t.Errorf("record = %+v; want the Secret, and times of use after %v", f.Record, began)

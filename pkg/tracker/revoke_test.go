@@ -90,9 +90,7 @@ func TestGrantDoesNotOutliveARevocationThatRacesWithIt(t *testing.T) {
 		close(start)
 		wg.Wait()
 		f, err := w.store.Lookup(records.Pair{ImageID: id1, Repository: app})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if len(f.Record.Proofs) == 0 && w.Grants() > 0 {
 			t.Fatalf("round %d: %d grants, and nothing is proved", round, w.Grants())
 		}
@@ -106,9 +104,7 @@ func TestGrantDoesNotOutliveARevocationThatRacesWithIt(t *testing.T) {
 func TestPullThatIsRevokedBeforeItsGrantLeavesNone(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.synced = func() {
 		w.synced = nil
 		w.revokes(records.Revocation{Repository: app})
@@ -150,9 +146,7 @@ func useBeforeRevocation(t *testing.T, between time.Duration) {
 		w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
 		time.Sleep(between)
 		w.pulled(tracker.Pod{}, app+":1", id1, "alice")
-		if err := w.Flush(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.Flush())
 		if got := by("b", "u2", "unseen"); got != policy.NotProved {
 			t.Errorf("by a credential that no registry has seen = %s; want not_proved", got)
 		}

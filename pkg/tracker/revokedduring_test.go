@@ -34,18 +34,14 @@ func TestPullDuringWhichItsProofIsRevokedProvesNothing(t *testing.T) {
 			w := newWorld(t, tracker.Options{VerifyUntracked: true})
 			if name == "a twin's Secret" { // it holds the same credential, and is noted with it
 				pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				held := []tracker.Secret{{Credential: key(w, "alice"), Ref: ref("u2")}}
 				if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("alice"), Secrets: held}); err != nil {
 					t.Fatal(err)
 				}
 			}
 			pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			w.revokes(tc.revoke(w))
 			v, err := pull.Proved(tracker.Proof{
 				ImageID: id1, Credential: secret(tc.password), Pod: pod("a"),
@@ -72,9 +68,7 @@ func TestPullDuringWhichItsProofIsRevokedProvesNothing(t *testing.T) {
 func TestRevokedPullWithoutARecordLeavesNoGrant(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
 	w.close()
 	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("alice"), Pod: pod("a")}); err == nil || w.Grants() > 0 {
@@ -102,9 +96,7 @@ func TestRestartDoesNotRestoreAGrantThatEndedWithoutAProof(t *testing.T) {
 			func(w *world) {
 				w.pulled(pod("a"), app+":1", id1, "alice")
 				w.runtime.set(image(id2, "repo.test/any:1"))
-				if err := w.Prune(w.t.Context()); err != nil {
-					w.t.Fatal(err)
-				}
+				must(w.t, w.Prune(w.t.Context()))
 			},
 			func(*world) records.Revocation { return records.Revocation{Repository: app} },
 		},
@@ -127,9 +119,7 @@ func TestRestartDoesNotRestoreAGrantThatEndedWithoutAProof(t *testing.T) {
 func TestRevocationLeavesMarkedPairsWithoutARecord(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	w.runtime.set(image(id1, app+":1"))
-	if err := w.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Sync(t.Context()))
 	w.want(w.check(pod("a"), app+":1", image(id1, app+":1")), policy.Allow, policy.Preloaded)
 	w.revokes(records.Revocation{Repository: app})
 	f, err := w.store.Lookup(records.Pair{ImageID: id1, Repository: app})
@@ -179,9 +169,7 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 	img, bob := image(id1, app+":1"), records.Revocation{Credential: w.key.ID(secret("bob"))}
 	removed := func() { // the record is removed too
 		w.runtime.set(image(id2, "repo.test/any:1"))
-		if err := w.Prune(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.Prune(t.Context()))
 	}
 	w.pulled(pod("bob"), app+":1", id1, "bob")
 	created := time.Now()
@@ -300,19 +288,13 @@ func TestRevocationIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
 		"which an earlier process has seen": func(w *world, created time.Time) {
 			_, err := w.handOver(func(*records.Store) {}, func(s string) string {
 				var handed map[string]any
-				if err := json.Unmarshal([]byte(s), &handed); err != nil {
-					t.Fatal(err)
-				}
+				must(t, json.Unmarshal([]byte(s), &handed))
 				handed["latest"] = created
 				data, err := json.Marshal(handed)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				return string(data)
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -26,9 +26,7 @@ func (w *world) holding(uid string, ref records.SecretRef, password string) trac
 func (w *world) pulledWith(uid string, ref records.SecretRef, password string) {
 	w.t.Helper()
 	pull, err := w.BeginPull(w.t.Context(), imageref.New(app+":1"), tracker.Image{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	from := []tracker.Secret{{Credential: w.key.ID(secret(password)), Ref: ref}}
 	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret(password), Secrets: from, Pod: pod(uid)}); err != nil {
 		w.t.Fatal(err)
@@ -38,9 +36,7 @@ func (w *world) pulledWith(uid string, ref records.SecretRef, password string) {
 func (w *world) revokeCredential(password string) tracker.Revoked {
 	w.t.Helper()
 	got, err := w.Revoke(w.t.Context(), tracker.Revocation{Revocation: records.Revocation{Credential: w.key.ID(secret(password))}})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return got
 }
 
@@ -114,9 +110,7 @@ func TestProofsOfOneNamespaceDoNotEvictOthers(t *testing.T) {
 func TestVerdictByPolicyLeavesNoGrantUntilTheImageIsUsed(t *testing.T) {
 	rules := func(policyName string, allowlist ...string) tracker.Rules {
 		p, err := policy.New(policyName, allowlist)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return tracker.Rules{Policy: p}
 	}
 	exempt := rules("AlwaysVerify")

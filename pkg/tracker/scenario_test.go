@@ -148,9 +148,7 @@ func (w *world) held(t *testing.T, d *datadriven.TestData) (held []tracker.Secre
 		}
 		for _, v := range a.Vals {
 			var s conformance.Secret
-			if err := s.UnmarshalText([]byte(v)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, s.UnmarshalText([]byte(v)))
 			held = append(held, tracker.Secret{
 				Credential: w.key.ID(secret(s.Content)),
 				Ref:        records.SecretRef{UID: s.UID, Namespace: s.Namespace, Name: s.Name},
@@ -225,9 +223,7 @@ func (w *world) password(id credential.ID) string {
 func span(t *testing.T, s string) time.Duration {
 	t.Helper()
 	d, err := time.ParseDuration(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return d
 }
 

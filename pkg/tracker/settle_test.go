@@ -44,12 +44,8 @@ func TestClockThatIsSetForwardSettlesNothingEarly(t *testing.T) {
 		w.lost(app + ":1")
 		setForward := func() { // as if the pull had ended two hours before now
 			all, err := w.store.Intents()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := w.store.EndAll(all, time.Now().Add(-2*time.Hour)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
+			must(t, w.store.EndAll(all, time.Now().Add(-2*time.Hour)))
 		}
 		setForward()
 		w.settle()
@@ -85,9 +81,7 @@ func TestFailedFlushKeepsEarlierAndLaterNotes(t *testing.T) {
 	if len(got) != 2 || got[0] != first || got[1] != second {
 		t.Errorf("noted Secrets = %v; want %v and %v", got, first, second)
 	}
-	if err := w.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Flush())
 	f, err := w.store.Lookup(pair)
 	if err != nil || len(f.Record.Proofs[0].Secrets) != 2 {
 		t.Errorf("Secrets on disk = %+v, %v; want both", f.Record, err)

@@ -14,9 +14,7 @@ import (
 // that needs proof.
 func TestNameFromACheckpointDoesNotExemptAProvedImage(t *testing.T) {
 	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}})
 	w.pulled(pod("alice"), app+":1", id1, "alice")
 	const added = "docker.io/library/added:1"
@@ -29,9 +27,7 @@ func TestNameFromACheckpointDoesNotExemptAProvedImage(t *testing.T) {
 	}
 	// A name that the image had before stays allowlisted, although a pod later pulls the image by another name.
 	w.runtime.set(image(id2, "docker.io/library/known:1"))
-	if err := w.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Sync(t.Context()))
 	w.pulled(pod("alice"), "repo.test/team/copy:1", id2, "alice")
 	known := image(id2, "docker.io/library/known:1", "repo.test/team/copy:1")
 	w.want(w.check(pod("bob"), "docker.io/library/known:1", known), policy.Allow, policy.Allowlisted)
@@ -50,12 +46,8 @@ func TestNameFromACheckpointDoesNotExemptAProvedImage(t *testing.T) {
 func TestNameThatALostPullDidNotAskForIsNotPreloaded(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := pull.Lost(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, pull.Lost())
 	img := image(id1, app+":1", "repo.test/mallory/x:1")
 	w.runtime.set(img, image(id2, "repo.test/any:1"))
 	if v := w.check(pod("mallory"), "repo.test/mallory/x:1", img); v.Allowed() {
@@ -67,9 +59,7 @@ func TestNameThatALostPullDidNotAskForIsNotPreloaded(t *testing.T) {
 	w.want(w.check(pod("bob"), "repo.test/any:1", image(id2, "repo.test/any:1")), policy.Allow, policy.Preloaded)
 
 	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"repo.test/mallory/*"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.SetRules(tracker.Rules{Policy: p})
 	if v := w.check(pod("dora"), "repo.test/mallory/x:1", img); v.Allowed() {
 		t.Errorf("pre-check of the other name on the allowlist: %v by %s; want Reverify", v.Verdict, v.Reason)
@@ -79,9 +69,7 @@ func TestNameThatALostPullDidNotAskForIsNotPreloaded(t *testing.T) {
 func TestGrantedPodsHasAPodThatEndedDuringItsPull(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.EndPod("alice")
 	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("a"), Pod: pod("alice")}); err != nil {
 		t.Fatal(err)
@@ -94,20 +82,14 @@ func TestGrantedPodsHasAPodThatEndedDuringItsPull(t *testing.T) {
 // A lost pull of the added name's repository settles as a record with nothing proved. That does not make the name trustworthy.
 func TestRecordWithNothingProvedDoesNotExemptANameFromACheckpoint(t *testing.T) {
 	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}})
 		w.pulled(pod("alice"), app+":1", id1, "alice")
 		const added = "docker.io/library/added:1"
 		pull, err := w.BeginPull(t.Context(), imageref.New(added), tracker.Image{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := pull.Lost(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, pull.Lost())
 		img := image(id1, app+":1", added)
 		w.runtime.set(img)
 		time.Sleep(2 * time.Hour)
@@ -125,9 +107,7 @@ func TestRecordWithNothingProvedDoesNotExemptANameFromACheckpoint(t *testing.T) 
 // image is not on the allowlist.
 func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.T) {
 	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*", "repo.test/listed/*"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	const given = "docker.io/library/given:1"
 	imported := image(id2, "repo.test/other:1")
 	for _, tc := range []struct {
@@ -142,9 +122,7 @@ func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.
 			} else {
 				w.runtime.set(private, imported)
 			}
-			if err := w.Sync(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.Sync(t.Context()))
 			w.runtime.set(private, imported)
 			if v := w.check(pod("mallory"), app+":1", private); v.Allowed() {
 				t.Fatalf("its own name: %v by %s; want Reverify", v.Verdict, v.Reason)
@@ -161,9 +139,7 @@ func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.
 		})
 	}
 	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}, VerifyUntracked: true})
-	if err := w.Sync(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Sync(t.Context()))
 	both := image(id3, given, "repo.test/listed/copy:1")
 	w.runtime.set(both)
 	w.want(w.check(pod("bob"), given, both), policy.Allow, policy.Allowlisted)

@@ -59,9 +59,7 @@ func TestConcurrentPullsAreJudgedEachByItself(t *testing.T) {
 func TestScanMarksOnlyWhatNoOperationCanHaveBrought(t *testing.T) {
 	begin := func(w *world, name string) *tracker.Pull {
 		pull, err := w.BeginPull(t.Context(), imageref.New(name), tracker.Image{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return pull
 	}
 	for _, tc := range []struct {
@@ -161,9 +159,7 @@ func TestStoreThatFailsOpensNothing(t *testing.T) {
 	w.pulled(pod("alice"), app+":1", id1, "alice")
 	w.want(w.check(pod("alice"), app+":1", img, "alice"), policy.Allow, policy.Granted)
 	pull, err := w.BeginPull(t.Context(), imageref.New(app+":2"), tracker.Image{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.close()
 
 	w.want(w.check(pod("bob"), app+":1", img, "alice"), policy.Reverify, policy.RecordUnreadable)
@@ -196,9 +192,7 @@ func TestStoreThatFailsOpensNothing(t *testing.T) {
 
 func TestNamesThatAreNoneAreExemptFromNothing(t *testing.T) {
 	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p, ExemptNamespaces: []string{"team-bob"}}})
 	hex := strings.Repeat("7", 64)
 	for _, name := range []string{hex, "Repo.test/App", "https://repo.test/app", "repo.test/app/"} {
@@ -286,9 +280,7 @@ func TestAJudgementSeesOldRulesOrNewOnes(t *testing.T) {
 	var both []tracker.Rules
 	for _, repository := range []string{"repo.test/a", "repo.test/b"} {
 		p, err := policy.New(string(policy.ModeNeverVerifyAllowlistedImages), []string{repository})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		both = append(both, tracker.Rules{Policy: p})
 	}
 	w.SetRules(both[0])

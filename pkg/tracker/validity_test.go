@@ -53,9 +53,7 @@ func overTime(t *testing.T, random *rand.Rand) {
 		switch random.IntN(8) {
 		case 0:
 			pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), img)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			held, bySecret := []tracker.Secret{}, random.IntN(2) == 0
 			if bySecret {
 				held = []tracker.Secret{{Credential: w.key.ID(secret(pw)), Ref: ref}}
@@ -73,12 +71,8 @@ func overTime(t *testing.T, random *rand.Rand) {
 			did = fmt.Sprintf("%s confirmed, by its Secret: %v", pw, bySecret)
 		case 1:
 			pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), img)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := pull.Denied(img, secret(pw), tracker.Pod{}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
+			must(t, pull.Denied(img, secret(pw), tracker.Pod{}))
 			if m := model[pw]; m != nil {
 				m.denied = true
 			}
@@ -87,9 +81,7 @@ func overTime(t *testing.T, random *rand.Rand) {
 			w.restart()
 			did = "restart"
 		case 3:
-			if err := w.Flush(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.Flush())
 			did = "flush"
 		default:
 			d := minutes(40)
@@ -140,9 +132,7 @@ func TestProofFromTheFutureIsValidNoLongerThanOneFromNow(t *testing.T) {
 		t.Helper()
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: validity, Grace: grace}, VerifyUntracked: true})
 		err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret("alice")), At: time.Now().Add(ahead)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return w
 	}
 	n := 0
@@ -182,16 +172,10 @@ func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: 2 * time.Hour, Grace: time.Hour}, VerifyUntracked: true})
 		img := image(id1, app+":1")
 		err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret("alice")), At: time.Now().Add(time.Hour)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), img)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := pull.Denied(img, secret("alice"), tracker.Pod{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, pull.Denied(img, secret("alice"), tracker.Pod{}))
 		time.Sleep(time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
@@ -225,9 +209,7 @@ func TestSecretThatStillHoldsTheCredentialIsNotRotated(t *testing.T) {
 func (w *world) pulledBy(p tracker.Pod, password, uid string) {
 	w.t.Helper()
 	pull, err := w.BeginPull(w.t.Context(), imageref.New(app+":1"), tracker.Image{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	held := []tracker.Secret{{Credential: w.key.ID(secret(password)), Ref: ref(uid)}}
 	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret(password), Secrets: held, Pod: p}); err != nil {
 		w.t.Fatal(err)

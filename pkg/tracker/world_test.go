@@ -117,9 +117,7 @@ func (w *world) loseStore() {
 	if err == nil {
 		err = store.Close()
 	}
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	w.open()
 }
 
@@ -127,9 +125,7 @@ func (w *world) loseStore() {
 func (w *world) contents() (all []records.Record, marks []records.Mark) {
 	w.t.Helper()
 	images, err := w.store.Images("", math.MaxInt)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	for _, i := range images {
 		all, marks = append(all, i.Records...), append(marks, i.Marks...)
 	}
@@ -148,9 +144,7 @@ func (w *world) damage(p records.Pair) {
 	w.t.Helper()
 	w.close()
 	db, err := bolt.Open(w.path, 0o600, nil)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	err = db.Update(func(tx *bolt.Tx) error {
 		b := tx.Bucket([]byte("records"))
 		if b == nil {
@@ -164,9 +158,7 @@ func (w *world) damage(p records.Pair) {
 		value[len(value)/2] ^= 0xff
 		return b.Put(key, value)
 	})
-	if err := errors.Join(err, db.Close()); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, errors.Join(err, db.Close()))
 	w.open()
 }
 

@@ -22,17 +22,13 @@ import (
 func loosen(t *testing.T, path string) {
 	t.Helper()
 	s, _, err := records.Open(path, records.Options{Now: noon()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for n := range 300 {
 		id, err := s.Begin("n", fmt.Sprintf("repo.test/%d/%0200d", n, 0), noon())
 		if err == nil && n%10 > 0 {
 			err = s.Drop(id)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	var pairs []records.Pair
 	for n := range 5000 {
@@ -42,9 +38,7 @@ func loosen(t *testing.T, path string) {
 	if err == nil {
 		_, err = s.Prune(records.Pruning{Images: map[string]struct{}{id1: {}, id2: {}}, Before: s.Written()})
 	}
-	if err := errors.Join(err, s.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, s.Close()))
 }
 
 // content returns what bbolt reads from a file.
@@ -64,19 +58,13 @@ func TestCompactKeepsEveryValueModeAndOwner(t *testing.T) {
 	path := newStore(t)
 	loosen(t, path)
 	change(t, path, damageValue) // an unreadable value is a fact, too
-	if err := os.Chmod(path, 0o640); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(path, 0o640))
 	owner := 0
 	if os.Getuid() == 0 {
 		owner = 1234
-		if err := os.Chown(path, owner, owner); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chown(path, owner, owner))
 	}
-	if err := os.WriteFile(path+".compact", []byte("left by a crash"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path+".compact", []byte("left by a crash"), 0o600))
 	before, was := content(t, path), stat(t, path)
 	c, err := offline.Compact(t.Context(), path)
 	if err != nil {
@@ -111,9 +99,7 @@ func TestCompactKeepsEveryValueModeAndOwner(t *testing.T) {
 func stat(t *testing.T, path string) os.FileInfo {
 	t.Helper()
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return info
 }
 
@@ -153,13 +139,9 @@ func TestCompactOnAFullDiskLeavesTheOldStore(t *testing.T) {
 	loosen(t, path)
 	before, failed := content(t, path), 0
 	var disk syscall.Statfs_t
-	if err := syscall.Statfs(dir, &disk); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Statfs(dir, &disk))
 	for room := int64(0); ; room += 8 << 10 { // from 0, until it suffices
-		if err := os.WriteFile(ballast, bytes.Repeat([]byte{1}, int(int64(disk.Bavail)*disk.Bsize-room)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(ballast, bytes.Repeat([]byte{1}, int(int64(disk.Bavail)*disk.Bsize-room)), 0o600))
 		_, err := offline.Compact(t.Context(), path)
 		if err == nil {
 			break
@@ -210,9 +192,7 @@ func TestCompactAndStartsOfADaemonLoseNothing(t *testing.T) {
 			t.Fatalf("Open = %+v, %v; want the store", report, err)
 		}
 		_, err = s.Begin("n", fmt.Sprintf("repo.test/written/%d", n), noon())
-		if err := errors.Join(err, s.Close()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(err, s.Close()))
 	}
 	close(stop)
 	for range 2 {
@@ -228,9 +208,7 @@ func TestCompactAndStartsOfADaemonLoseNothing(t *testing.T) {
 func TestCompactThatWaitedLeavesTheFileThatIsThereNow(t *testing.T) {
 	path, other := newStore(t), newStore(t)
 	s, _, err := records.Open(path, records.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	change(t, other, damageValue)
 	want := content(t, other)
 	ended := make(chan error)
@@ -241,9 +219,7 @@ func TestCompactThatWaitedLeavesTheFileThatIsThereNow(t *testing.T) {
 	for opened(t, path) < 2 {
 		runtime.Gosched()
 	}
-	if err := errors.Join(os.Rename(other, path), s.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.Rename(other, path), s.Close()))
 	if err := <-ended; !errors.Is(err, boltfile.ErrReplaced) {
 		t.Errorf("Compact = %v; want ErrReplaced", err)
 	}
@@ -256,9 +232,7 @@ func TestCompactThatWaitedLeavesTheFileThatIsThereNow(t *testing.T) {
 func opened(t *testing.T, path string) (n int) {
 	t.Helper()
 	links, err := filepath.Glob("/proc/self/fd/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, link := range links {
 		if to, err := os.Readlink(link); err == nil && to == path {
 			n++

@@ -42,9 +42,7 @@ func newStore(t *testing.T) (path string) {
 func fill(t *testing.T, path string) {
 	t.Helper()
 	s, _, err := records.Open(path, records.Options{Now: noon()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, err = s.MarkPreloaded(records.Scan{
 		Pairs: []records.Pair{{ImageID: id2, Repository: app}}, Origin: "start", Now: noon(), First: true,
 		Unchanged: func() bool { return true },
@@ -57,8 +55,14 @@ func fill(t *testing.T, path string) {
 	endorsed := records.Endorsement{Pair: proved.Pair, Requirement: "v1:team", Digest: "sha256:d1", Signers: []string{"key <team>"}, At: noon()}
 	err = errors.Join(err, beginErr, s.Prove(intent, proved), s.SetKeyFingerprint("f00d"), s.Endorse([]records.Endorsement{endorsed}))
 	_, beginErr = s.Begin("repo.test/lost:\u202ev1\u009b", "repo.test/lost", noon())
-	if err := errors.Join(err, beginErr, s.Close()); err != nil {
-		t.Fatal(err)
+	must(t, errors.Join(err, beginErr, s.Close()))
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }
 
@@ -66,12 +70,8 @@ func fill(t *testing.T, path string) {
 func change(t *testing.T, path string, f func(*bolt.Tx) error) {
 	t.Helper()
 	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(db.Update(f), db.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, errors.Join(db.Update(f), db.Close()))
 }
 
 func damageValue(tx *bolt.Tx) error {
@@ -81,33 +81,23 @@ func damageValue(tx *bolt.Tx) error {
 func edit(t *testing.T, path string, f func([]byte) []byte) {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, f(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.WriteFile(path, f(content), 0o600))
 }
 
 // state returns the visible state of a file and of the files in its directory.
 func state(t *testing.T, path string) string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Dir(path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var b strings.Builder
 	for _, e := range entries {
 		info, err := e.Info()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_, _ = fmt.Fprintln(&b, info.Name(), info.Mode(), info.Size(), info.ModTime())
 		if info.Mode().IsRegular() {
 			content, err := os.ReadFile(filepath.Join(filepath.Dir(path), e.Name()))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			b.Write(content)
 		}
 	}
@@ -176,36 +166,28 @@ func TestCheckReportsDamageAndChangesNothing(t *testing.T) {
 		"absent": {
 			damage: func(t *testing.T, path string) {
 				t.Helper()
-				if err := os.Remove(path); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.Remove(path))
 			},
 			wantErr: os.ErrNotExist, text: "no such file",
 		},
 		"link": {
 			damage: func(t *testing.T, path string) {
 				t.Helper()
-				if err := errors.Join(os.Rename(path, path+".real"), os.Symlink(path+".real", path)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errors.Join(os.Rename(path, path+".real"), os.Symlink(path+".real", path)))
 			},
 			text: "is a symbolic link",
 		},
 		"directory": {
 			damage: func(t *testing.T, path string) {
 				t.Helper()
-				if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o700)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errors.Join(os.Remove(path), os.Mkdir(path, 0o700)))
 			},
 			text: "not a regular file",
 		},
 		"pipe": {
 			damage: func(t *testing.T, path string) {
 				t.Helper()
-				if err := errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)))
 			},
 			text: "not a regular file",
 		},
@@ -250,13 +232,9 @@ func TestCheckReportsDamageAndChangesNothing(t *testing.T) {
 func TestCheckFindsWhatOpenFinds(t *testing.T) {
 	original := newStore(t)
 	content, err := os.ReadFile(original)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	m, err := boltfile.Newest(bytes.NewReader(content))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	// Damage in unused pages at the end of the file has no effect; two of those pages are enough.
 	content = content[:(m.Pages+2)*m.PageSize]
 	step := 31
@@ -281,9 +259,7 @@ func damageEach(t *testing.T, content []byte, first, step int) (found int) {
 		damaged := bytes.Clone(content)
 		damaged[at] ^= 0x24
 		path := filepath.Join(t.TempDir(), "records.db")
-		if err := os.WriteFile(path, damaged, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, damaged, 0o600))
 		v, checkErr := offline.Check(t.Context(), path)
 		s, report, err := records.Open(path, records.Options{Now: noon()})
 		if err == nil {
@@ -342,17 +318,13 @@ func TestDumpWritesEveryValueInALine(t *testing.T) {
 func TestDumpReportsDamageAndPrintsTheRest(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "records.db")
 	s, _, err := records.Open(path, records.Options{Now: noon()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for n := range 300 {
 		if _, err := s.Begin("n", fmt.Sprintf("repo.test/%03d/%0100d", n, 0), noon()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Close())
 	edit(t, path, func(b []byte) []byte { // one page with values in it
 		at := bytes.LastIndex(b, []byte("repo.test/150/")) &^ 4095
 		clear(b[at : at+4096])
@@ -417,9 +389,7 @@ func calls() map[string]func(ctx context.Context, path string) error {
 func TestStoreThatADaemonHasOpenIsInUse(t *testing.T) {
 	path := newStore(t)
 	s, _, err := records.Open(path, records.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	before := state(t, path)
 	began := time.Now()
 	var wg sync.WaitGroup // each waits for the lock, as long as the others

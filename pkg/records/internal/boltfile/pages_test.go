@@ -24,9 +24,7 @@ func write(tb testing.TB, changes ...func(tx *bolt.Tx) error) []byte {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "file.db")
 	db, err := bolt.Open(path, 0o600, nil)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	for _, change := range changes {
 		if err := db.Update(change); err != nil {
 			tb.Error(err)
@@ -36,10 +34,16 @@ func write(tb testing.TB, changes ...func(tx *bolt.Tx) error) []byte {
 		tb.Error(err)
 	}
 	content, err := os.ReadFile(path)
+	must(tb, err)
+	return content
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return content
 }
 
 // fill puts n values into a bucket.
@@ -93,13 +97,9 @@ func read(content []byte) (lines, damage []string) {
 func openCopy(tb testing.TB, content []byte) *bolt.DB {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "copy.db")
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, os.WriteFile(path, content, 0o600))
 	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return db
 }
 
@@ -278,9 +278,7 @@ func TestDamageThatBoltWouldFollow(t *testing.T) {
 				t.Fatalf("damage = %q; want … %s …", damage, tc.want)
 			}
 			m, err := boltfile.Newest(bytes.NewReader(damaged))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if err := boltfile.Walk(bytes.NewReader(damaged), m, boltfile.Visitor{}); err == nil || err.Error() != damage[0] {
 				t.Errorf("Walk without Damage = %v; want the first damage, %s", err, damage[0])
 			}
@@ -414,9 +412,7 @@ func TestNewestOfWhatIsNoBoltFile(t *testing.T) {
 func TestFunctionOfAVisitorEndsTheWalk(t *testing.T) {
 	content := bytes.NewReader(write(t, fill("a", 9, "v"), fill("b", 9, "v")))
 	m, err := boltfile.Newest(content)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	enough := errors.New("enough")
 	for name, v := range map[string]boltfile.Visitor{
 		"Bucket": {Bucket: func(string, uint64) error { return enough }},
